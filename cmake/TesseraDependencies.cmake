@@ -1,0 +1,13 @@
+# Everything the core needs comes from Debian; tools/setup installs it.
+find_package(Threads REQUIRED)
+find_package(ZLIB REQUIRED)
+find_package(PkgConfig REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(fmt REQUIRED)
+find_package(CLI11 REQUIRED)
+pkg_check_modules(libdeflate REQUIRED IMPORTED_TARGET libdeflate)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+if(TESSERA_TESTS)
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+endif()

@@ -1,0 +1,54 @@
+# One library, test or program a call; every folder's CMakeLists.txt is a few of these.
+include(GNUInstallDirs)
+
+set(TESSERA_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-unused-parameter)
+
+add_library(tessera_options INTERFACE)
+target_compile_features(tessera_options INTERFACE cxx_std_20)
+target_include_directories(tessera_options INTERFACE
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+  $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+if(TESSERA_SANITIZE)
+  target_compile_options(tessera_options INTERFACE
+    -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})
+endif()
+set_property(GLOBAL PROPERTY TESSERA_LIBRARIES tessera_options)
+
+# tessera_library(base SOURCES a.cpp DEPS ... PRIVATE_DEPS ...): the static library tessera_base, alias Tessera::base.
+function(tessera_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  set(target tessera_${name})
+  add_library(${target} STATIC ${ARG_SOURCES})
+  add_library(Tessera::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  target_compile_options(${target} PRIVATE ${TESSERA_WARNINGS})
+  target_link_libraries(${target} PUBLIC tessera_options ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+  set_property(GLOBAL APPEND PROPERTY TESSERA_LIBRARIES ${target})
+endfunction()
+
+# tessera_test(base SOURCES a_test.cpp DEPS tessera_base): the program base_test, each TEST one ctest entry.
+# WHOLE: one ctest entry for the program, for tests whose start is expensive (libtorch).
+function(tessera_test name)
+  if(NOT TESSERA_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "WHOLE" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  set(target ${name}_test)
+  add_executable(${target} ${ARG_SOURCES})
+  target_compile_options(${target} PRIVATE ${TESSERA_WARNINGS})
+  target_compile_definitions(${target} PRIVATE TESSERA_TEST_DATA="${PROJECT_SOURCE_DIR}/tests")
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${target} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  if(ARG_WHOLE)
+    add_test(NAME ${name} COMMAND ${target})
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  else()
+    gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+      PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  endif()
+endfunction()
