@@ -1,0 +1,77 @@
+// The one exception type of Tessera.
+//
+// Every failure that a file, a peer, a store or a caller can cause is an `Error` with one of a closed
+// set of codes. What is needed to act on it travels beside the code: the operation, the path or key it
+// was done to, the byte offset, and the cause. A library function never prints, exits or aborts.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+enum class ErrorCode : std::uint8_t {
+  invalid_argument,  // the caller asked for something that makes no sense
+  not_found,         // a path, key or tensor is not there
+  already_exists,    // the target is there and replacing it was not asked for
+  corrupt,           // bytes contradict the format, their checksum or each other
+  incomplete,        // a part of a whole is missing: a truncated file, a hole in a tensor
+  unsupported,       // well formed, but a variant that this version does not handle
+  unsafe,            // would execute code or leave the checkpoint's directory
+  limit,             // a size or count exceeds a stated cap
+  conflict,          // two writers, or two pieces that disagree
+  io,                // the operating system or the store refused
+  out_of_space,      // no room left on the device or quota reached
+  timeout,           // a deadline passed
+  peer_failed,       // other ranks failed; see Error::peers()
+  mismatch,          // shapes, dtypes, names or world sizes that should agree do not
+};
+
+// The code's name as written above.
+[[nodiscard]] std::string_view to_string(ErrorCode code) noexcept;
+
+class Error : public std::exception {
+ public:
+  // `what_failed` says what was found and what was expected, in one sentence without a final dot.
+  Error(ErrorCode code, std::string what_failed);
+
+  // Each returns *this, so that a throw site reads `throw Error(...).at_path(p).at_offset(o)`.
+  // A path or offset that is set already is kept: the innermost frame knows best.
+  Error& at_path(std::string path);             // file, object, store URL
+  Error& at_key(std::string key);               // tensor or state-dict key
+  Error& at_offset(std::uint64_t offset);       // byte offset inside the path
+  Error& while_doing(std::string operation);    // "loading a checkpoint", outermost last
+
+  [[nodiscard]] ErrorCode code() const noexcept { return code_; }
+  [[nodiscard]] const std::string& message() const noexcept { return message_; }
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] const std::string& key() const noexcept { return key_; }
+  [[nodiscard]] std::optional<std::uint64_t> offset() const noexcept { return offset_; }
+
+  // For an error raised on several ranks at once (spec P-03): the failure of each rank that failed.
+  // Empty when the error is local.
+  [[nodiscard]] const std::map<int, Error>& peers() const noexcept;
+  static Error from_peers(std::map<int, Error> failures);
+
+  // One line: `code: what failed [path, key, offset] (operation)`.
+  [[nodiscard]] const char* what() const noexcept override { return line_.c_str(); }
+
+ private:
+  void render();
+
+  ErrorCode code_;
+  std::string message_;                             // what was found, what was expected
+  std::string path_;                                // empty: unknown
+  std::string key_;                                 // empty: none
+  std::string operation_;                           // empty: unknown
+  std::optional<std::uint64_t> offset_;             // none: not about a byte
+  std::shared_ptr<const std::map<int, Error>> peers_;  // null: local failure
+  std::string line_;                                // what() points here
+};
+
+}  // namespace tessera

@@ -1,0 +1,82 @@
+#include "tessera/error.h"
+
+#include <array>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+constexpr std::array<std::string_view, 14> kNames = {
+    "invalid_argument", "not_found", "already_exists", "corrupt",  "incomplete",
+    "unsupported",      "unsafe",    "limit",          "conflict", "io",
+    "out_of_space",     "timeout",   "peer_failed",    "mismatch",
+};
+
+}  // namespace
+
+std::string_view to_string(ErrorCode code) noexcept {
+  const auto index = static_cast<std::size_t>(code);
+  return index < kNames.size() ? kNames[index] : std::string_view("unknown");
+}
+
+Error::Error(ErrorCode code, std::string what_failed)
+    : code_(code), message_(std::move(what_failed)) {
+  render();
+}
+
+Error& Error::at_path(std::string path) {
+  if (path_.empty()) path_ = std::move(path);
+  render();
+  return *this;
+}
+
+Error& Error::at_key(std::string key) {
+  if (key_.empty()) key_ = std::move(key);
+  render();
+  return *this;
+}
+
+Error& Error::at_offset(std::uint64_t offset) {
+  if (!offset_) offset_ = offset;
+  render();
+  return *this;
+}
+
+Error& Error::while_doing(std::string operation) {
+  operation_ = operation_.empty() ? std::move(operation) : operation_ + ", " + operation;
+  render();
+  return *this;
+}
+
+const std::map<int, Error>& Error::peers() const noexcept {
+  static const std::map<int, Error> none;
+  return peers_ ? *peers_ : none;
+}
+
+Error Error::from_peers(std::map<int, Error> failures) {
+  std::string text;
+  for (const auto& [rank, failure] : failures) {
+    if (!text.empty()) text += "; ";
+    text += "rank " + std::to_string(rank) + ": " + failure.what();
+  }
+  Error error(failures.size() == 1 ? failures.begin()->second.code() : ErrorCode::peer_failed,
+              std::move(text));
+  error.peers_ = std::make_shared<const std::map<int, Error>>(std::move(failures));
+  return error;
+}
+
+void Error::render() {
+  line_ = std::string(to_string(code_)) + ": " + message_;
+  std::string where;
+  const auto add = [&where](const std::string& part) {
+    if (!where.empty()) where += ", ";
+    where += part;
+  };
+  if (!path_.empty()) add(path_);
+  if (!key_.empty()) add("key '" + key_ + "'");
+  if (offset_) add("offset " + std::to_string(*offset_));
+  if (!where.empty()) line_ += " [" + where + "]";
+  if (!operation_.empty()) line_ += " (" + operation_ + ")";
+}
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#include "tessera/error.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+TEST(Error, TheLineNamesEverythingThatIsKnown) {
+  Error error(ErrorCode::corrupt, "found 3, expected 4");
+  EXPECT_STREQ(error.what(), "corrupt: found 3, expected 4");
+  error.at_path("a/b").at_key("w").at_offset(7).while_doing("loading");
+  EXPECT_STREQ(error.what(), "corrupt: found 3, expected 4 [a/b, key 'w', offset 7] (loading)");
+}
+
+TEST(Error, TheInnermostPlaceIsKept) {
+  Error error(ErrorCode::io, "x");
+  error.at_path("inner").at_path("outer").at_offset(1).at_offset(2).at_key("k").at_key("l");
+  EXPECT_EQ(error.path(), "inner");
+  EXPECT_EQ(error.offset(), 1U);
+  EXPECT_EQ(error.key(), "k");
+}
+
+TEST(Error, OffsetZeroIsAnOffset) {
+  EXPECT_STREQ(Error(ErrorCode::io, "x").at_offset(0).what(), "io: x [offset 0]");
+}
+
+TEST(Error, EveryCodeHasAName) {
+  EXPECT_EQ(to_string(ErrorCode::invalid_argument), "invalid_argument");
+  EXPECT_EQ(to_string(ErrorCode::out_of_space), "out_of_space");
+  EXPECT_EQ(to_string(ErrorCode::mismatch), "mismatch");
+}
+
+// P-03: one failing rank keeps its code, several become peer_failed; the map names each.
+TEST(Error, PeersKeepTheirFailures) {
+  EXPECT_TRUE(Error(ErrorCode::io, "x").peers().empty());
+  const Error one = Error::from_peers({{3, Error(ErrorCode::out_of_space, "full")}});
+  EXPECT_EQ(one.code(), ErrorCode::out_of_space);
+  EXPECT_EQ(one.peers().at(3).message(), "full");
+  const Error two = Error::from_peers(
+      {{0, Error(ErrorCode::io, "a")}, {2, Error(ErrorCode::corrupt, "b").at_path("p")}});
+  EXPECT_EQ(two.code(), ErrorCode::peer_failed);
+  EXPECT_STREQ(two.what(), "peer_failed: rank 0: io: a; rank 2: corrupt: b [p]");
+}
+
+}  // namespace
+}  // namespace tessera

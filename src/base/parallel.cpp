@@ -1,0 +1,43 @@
+#include "base/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace tessera {
+
+void parallel_for(int threads, std::size_t count, const std::function<void(std::size_t)>& work) {
+  std::atomic<std::size_t> next{0};
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+  std::exception_ptr failure;     // guarded by mutex
+  std::size_t failed_at = count;  // guarded by mutex
+  const auto run = [&] {
+    while (!failed.load(std::memory_order_relaxed)) {
+      const std::size_t index = next.fetch_add(1);
+      if (index >= count) return;
+      try {
+        work(index);
+      } catch (...) {
+        failed = true;
+        const std::lock_guard lock(mutex);
+        if (index < failed_at) {
+          failed_at = index;
+          failure = std::current_exception();
+        }
+      }
+    }
+  };
+  const auto wanted =
+      std::min<std::size_t>(threads > 1 ? static_cast<std::size_t>(threads) : 1, count);
+  std::vector<std::jthread> workers;
+  for (std::size_t i = 1; i < wanted; ++i) workers.emplace_back(run);
+  run();
+  workers.clear();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace tessera

@@ -1,0 +1,55 @@
+#include "base/parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+TEST(Parallel, EveryIndexOnce) {
+  for (const int threads : {-1, 0, 1, 3, 16}) {
+    std::vector<std::atomic<int>> calls(100);
+    parallel_for(threads, calls.size(), [&](std::size_t i) { ++calls[i]; });
+    for (const auto& count : calls) EXPECT_EQ(count, 1);
+  }
+  parallel_for(4, 0, [](std::size_t) { FAIL(); });
+}
+
+TEST(Parallel, TheLowestFailureIsRethrownAfterAllHaveEnded) {
+  std::atomic<int> running{0};
+  std::atomic<int> met{0};
+  const auto work = [&](std::size_t i) {
+    ++running;
+    // All four are under way before the first fails.
+    ++met;
+    while (met < 4) std::this_thread::yield();
+    --running;
+    if (i != 2) throw std::runtime_error(std::to_string(i));
+  };
+  try {
+    parallel_for(4, 4, work);
+    FAIL();
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "0");
+  }
+  EXPECT_EQ(running, 0);
+}
+
+TEST(Parallel, NothingIsHandedOutAfterAFailure) {
+  int calls = 0;
+  EXPECT_THROW(parallel_for(1, 1000,
+                            [&](std::size_t i) {
+                              ++calls;
+                              if (i == 3) throw std::runtime_error("stop");
+                            }),
+               std::runtime_error);
+  EXPECT_EQ(calls, 4);
+}
+
+}  // namespace
+}  // namespace tessera
