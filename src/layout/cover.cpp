@@ -1,0 +1,139 @@
+// Proof that pieces hold every element exactly once.
+//
+// All pieces become boxes; a flat range is at most 2 * dims - 1 of them. Along the first dimension
+// the edges of the boxes cut the tensor into slabs inside which the set of boxes does not change,
+// so each slab is judged by its first row, in the remaining dimensions. Slabs come in ascending
+// order: the first fault found is the first in row-major order. The work depends on the number of
+// pieces, never on the number of rows.
+#include <algorithm>
+#include <utility>
+
+#include "base/checked.h"
+#include "layout/element.h"
+#include "tessera/layout.h"
+
+namespace tessera {
+namespace {
+
+class Cover {
+ public:
+  explicit Cover(const Shape& shape) : shape_(shape) {
+    const Shape strides = contiguous_strides(shape);
+    for (std::size_t d = 0; d < shape.size(); ++d) {
+      if (shape[d] == 1) continue;
+      axes_.push_back(d);
+      sizes_.push_back(shape[d]);
+      strides_.push_back(strides[d]);
+    }
+  }
+
+  void add(const Slice& slice, std::size_t piece) {
+    if (numel(slice) == 0) return;
+    Box box = whole(sizes_);
+    if (const FlatRange* range = std::get_if<FlatRange>(&slice)) {
+      add_range(std::move(box), range->begin, range->end, 0, piece);
+      return;
+    }
+    for (std::size_t d = 0; d < axes_.size(); ++d) {
+      box.offsets[d] = std::get<Box>(slice).offsets[axes_[d]];
+      box.sizes[d] = std::get<Box>(slice).sizes[axes_[d]];
+    }
+    add_box(std::move(box), piece);
+  }
+
+  void prove() const {
+    std::vector<std::size_t> all(boxes_.size());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+    check(0, 0, std::move(all));
+  }
+
+ private:
+  // Inside one row of each dimension before `d`, the elements [begin, end) of the remaining ones: a
+  // partial first row, whole rows, a partial last row.
+  void add_range(Box box, std::int64_t begin, std::int64_t end, std::size_t d, std::size_t piece) {
+    if (d == sizes_.size()) return add_box(std::move(box), piece);
+    const std::int64_t stride = strides_[d];
+    const auto add_row = [&](std::int64_t row, std::int64_t from, std::int64_t to) {
+      Box rest = box;
+      rest.offsets[d] = row;
+      rest.sizes[d] = 1;
+      add_range(std::move(rest), from, to, d + 1, piece);
+    };
+    const std::int64_t first = begin / stride;
+    const std::int64_t last = end / stride;
+    if (first == last) return add_row(first, begin % stride, end % stride);
+    const std::int64_t first_whole = begin % stride == 0 ? first : first + 1;
+    if (first_whole > first) add_row(first, begin % stride, stride);
+    if (end % stride != 0) add_row(last, 0, end % stride);
+    if (first_whole < last) {
+      box.offsets[d] = first_whole;
+      box.sizes[d] = last - first_whole;
+      add_box(std::move(box), piece);
+    }
+  }
+
+  void add_box(Box box, std::size_t piece) {
+    boxes_.push_back(std::move(box));
+    pieces_.push_back(piece);
+  }
+
+  // `here` are the boxes that hold the row at global position `position` of the dimensions before
+  // `d`.
+  void check(std::size_t d, std::int64_t position, std::vector<std::size_t> here) const {
+    if (here.empty()) {
+      throw Error(ErrorCode::incomplete, element_name(shape_, position) + " is in no piece");
+    }
+    if (d == sizes_.size()) {
+      if (here.size() > 1) refuse_overlap(position, here);
+      return;
+    }
+    const auto begin = [&](std::size_t box) { return boxes_[box].offsets[d]; };
+    const auto end = [&](std::size_t box) { return begin(box) + boxes_[box].sizes[d]; };
+    std::vector<std::int64_t> cuts{0};
+    for (const std::size_t box : here) {
+      cuts.push_back(begin(box));
+      if (end(box) < sizes_[d]) cuts.push_back(end(box));
+    }
+    std::sort(cuts.begin(), cuts.end());
+    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+    std::sort(here.begin(), here.end(),
+              [&](std::size_t a, std::size_t b) { return begin(a) < begin(b); });
+    std::vector<std::size_t> active;
+    auto next = here.begin();
+    for (const std::int64_t cut : cuts) {
+      std::erase_if(active, [&](std::size_t box) { return end(box) <= cut; });
+      for (; next != here.end() && begin(*next) <= cut; ++next) active.push_back(*next);
+      check(d + 1, position + cut * strides_[d], active);
+    }
+  }
+
+  [[noreturn]] void refuse_overlap(std::int64_t position, std::span<const std::size_t> here) const {
+    std::vector<std::size_t> holders;
+    for (const std::size_t box : here) holders.push_back(pieces_[box]);
+    std::sort(holders.begin(), holders.end());
+    throw Error(ErrorCode::conflict, element_name(shape_, position) + " is in piece " +
+                                         std::to_string(holders[0]) + " and in piece " +
+                                         std::to_string(holders[1]));
+  }
+
+  // Dimensions of size 1 separate nothing and are left out; at most 62 remain, which bounds
+  // recursion.
+  const Shape& shape_;
+  std::vector<std::size_t> axes_;    // the dimensions kept
+  Shape sizes_;                      // their sizes
+  Shape strides_;                    // and global strides
+  std::vector<Box> boxes_;           // non-empty
+  std::vector<std::size_t> pieces_;  // which piece each box is of
+};
+
+}  // namespace
+
+void require_covered_once(const Shape& shape, std::span<const Slice> pieces) {
+  for (const Slice& piece : pieces) require_inside(piece, shape);
+  if (numel(shape) == 0) return;
+  Cover cover(shape);
+  for (std::size_t i = 0; i < pieces.size(); ++i) cover.add(pieces[i], i);
+  cover.prove();
+}
+
+}  // namespace tessera

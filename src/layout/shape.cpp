@@ -1,0 +1,76 @@
+#include <algorithm>
+
+#include "base/checked.h"
+#include "tessera/layout.h"
+
+namespace tessera {
+
+std::int64_t numel(const Shape& shape) {
+  // A zero size makes the product zero whatever the others are, so look for it before multiplying.
+  std::int64_t product = 1;
+  bool empty = false;
+  for (const std::int64_t size : shape) {
+    if (size < 0) throw Error(ErrorCode::corrupt, "negative size in shape " + to_string(shape));
+    empty = empty || size == 0;
+  }
+  if (empty) return 0;
+  for (const std::int64_t size : shape) product = checked_mul(product, size);
+  return product;
+}
+
+std::string to_string(const Shape& shape) {
+  std::string text = "[";
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (d > 0) text += ", ";
+    text += std::to_string(shape[d]);
+  }
+  return text + "]";
+}
+
+Shape contiguous_strides(const Shape& shape) {
+  Shape strides(shape.size());
+  std::int64_t stride = 1;
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride = checked_mul(stride, std::max<std::int64_t>(shape[d], 1));
+  }
+  return strides;
+}
+
+Box whole(const Shape& shape) {
+  return Box{Shape(shape.size(), 0), shape};
+}
+
+std::int64_t numel(const Slice& slice) {
+  if (const Box* box = std::get_if<Box>(&slice)) return numel(box->sizes);
+  const FlatRange& range = std::get<FlatRange>(slice);
+  return checked_sub(range.end, range.begin);
+}
+
+std::string to_string(const Slice& slice) {
+  if (const Box* box = std::get_if<Box>(&slice)) {
+    return to_string(box->sizes) + " at " + to_string(box->offsets);
+  }
+  const FlatRange& range = std::get<FlatRange>(slice);
+  return "elements " + std::to_string(range.begin) + " to " + std::to_string(range.end);
+}
+
+void require_inside(const Slice& slice, const Shape& shape) {
+  const auto refuse = [&] {
+    throw Error(ErrorCode::corrupt, "slice " + to_string(slice) +
+                                        " is not inside a tensor of shape " + to_string(shape));
+  };
+  if (const Box* box = std::get_if<Box>(&slice)) {
+    if (box->offsets.size() != shape.size() || box->sizes.size() != shape.size()) refuse();
+    for (std::size_t d = 0; d < shape.size(); ++d) {
+      const bool fits = box->offsets[d] >= 0 && box->sizes[d] >= 0 && box->offsets[d] <= shape[d] &&
+                        box->sizes[d] <= shape[d] - box->offsets[d];
+      if (!fits) refuse();
+    }
+    return;
+  }
+  const FlatRange& range = std::get<FlatRange>(slice);
+  if (range.begin < 0 || range.end < range.begin || range.end > numel(shape)) refuse();
+}
+
+}  // namespace tessera
