@@ -1,0 +1,49 @@
+// Bytes at rest: sources that are read at an offset, sinks that are written at an offset.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+using ByteView = std::span<const std::byte>;
+using MutableByteView = std::span<std::byte>;
+
+// An immutable object of known size. All members may be called from several threads at once.
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  [[nodiscard]] virtual std::uint64_t size() const = 0;
+  // Fills `out` from `offset`. Throws `incomplete` when the object ends before, `io` when the store
+  // refuses; then the content of `out` is unspecified.
+  virtual void read_at(std::uint64_t offset, MutableByteView out) const = 0;
+  // What to call it in an Error.
+  [[nodiscard]] virtual const std::string& name() const = 0;
+};
+
+// A new object under construction. `write_at` may be called from several threads for ranges that do not
+// overlap. Nothing is visible under the object's name before `commit` has returned. Destroyed without
+// commit, it leaves nothing behind.
+class ByteSink {
+ public:
+  virtual ~ByteSink() = default;
+  virtual void write_at(std::uint64_t offset, ByteView bytes) = 0;
+  // Makes all bytes durable and then the object visible, in one step. At most once; no write after it.
+  virtual void commit() = 0;
+  [[nodiscard]] virtual const std::string& name() const = 0;
+};
+
+// `offset` .. `offset + size` of `source` as a source of its own; shares ownership.
+// Throws `incomplete` when the source is shorter.
+[[nodiscard]] std::shared_ptr<ByteSource> slice_source(std::shared_ptr<const ByteSource> source,
+                                                       std::uint64_t offset, std::uint64_t size);
+// Bytes that live in memory; takes them over.
+[[nodiscard]] std::shared_ptr<ByteSource> memory_source(std::vector<std::byte> bytes, std::string name);
+// The whole of a small object. Throws `limit` when it is larger than `cap`.
+[[nodiscard]] std::vector<std::byte> read_all(const ByteSource& source, std::uint64_t cap);
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+// Store: a flat or nested directory of named objects, on disk, in memory, later in an object store.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/io.h"
+
+namespace tessera {
+
+struct ObjectInfo {
+  std::string name;         // relative to the store's root, '/' between parts
+  std::uint64_t size = 0;   // bytes
+};
+
+enum class IfExists { fail, replace };
+
+// Object names are relative, use '/', and never leave the root: a name that is absolute or has a ".."
+// part is refused with `unsafe` by every member. Members may be called from several threads.
+class Store {
+ public:
+  virtual ~Store() = default;
+  // What the store is called in an Error: its directory or URL.
+  [[nodiscard]] virtual const std::string& name() const = 0;
+  // Every object below `prefix` (a directory name or empty), sorted by name; an absent directory is empty.
+  [[nodiscard]] virtual std::vector<ObjectInfo> list(std::string_view prefix = {}) const = 0;
+  [[nodiscard]] virtual bool exists(std::string_view name) const = 0;
+  // Throws `not_found` when there is no such object.
+  [[nodiscard]] virtual std::shared_ptr<ByteSource> open(std::string_view name) const = 0;
+  // A new object, invisible until its commit. With IfExists::fail an object of that name is
+  // `already_exists`, checked again at commit. `size_hint` (0: unknown) lets the store reserve room.
+  [[nodiscard]] virtual std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                         std::uint64_t size_hint = 0) = 0;
+  // Absent is not an error.
+  virtual void remove(std::string_view name) = 0;
+  // Removes what writers that were killed left behind. Only while nobody writes to the store.
+  virtual void remove_unfinished() = 0;
+  // Makes the directory entries of all committed objects durable; objects committed before a sync
+  // survive a crash after it. A no-op where the store is durable by itself.
+  virtual void sync() = 0;
+};
+
+// Objects in this process's memory: the reference implementation.
+[[nodiscard]] std::shared_ptr<Store> memory_store(std::string name = "memory");
+// A local directory. It and its parents are made at the first create.
+[[nodiscard]] std::shared_ptr<Store> posix_store(const std::string& directory);
+// Writes a small object whole: create, write_at, commit.
+void put(Store& store, std::string_view name, ByteView bytes, IfExists if_exists);
+
+}  // namespace tessera

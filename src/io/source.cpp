@@ -1,0 +1,68 @@
+#include <cstring>
+#include <utility>
+
+#include "base/checked.h"
+#include "io/range.h"
+#include "tessera/io.h"
+
+namespace tessera {
+namespace {
+
+class MemorySource final : public ByteSource {
+ public:
+  MemorySource(std::vector<std::byte> bytes, std::string name)
+      : bytes_(std::move(bytes)), name_(std::move(name)) {}
+  [[nodiscard]] std::uint64_t size() const override { return bytes_.size(); }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    require_range(*this, offset, out.size());
+    if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
+  }
+  [[nodiscard]] const std::string& name() const override { return name_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::string name_;
+};
+
+class SliceSource final : public ByteSource {
+ public:
+  SliceSource(std::shared_ptr<const ByteSource> source, std::uint64_t offset, std::uint64_t size)
+      : source_(std::move(source)), offset_(offset), size_(size) {}
+  [[nodiscard]] std::uint64_t size() const override { return size_; }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    require_range(*this, offset, out.size(), offset_);
+    source_->read_at(offset_ + offset, out);
+  }
+  [[nodiscard]] const std::string& name() const override { return source_->name(); }
+
+ private:
+  std::shared_ptr<const ByteSource> source_;
+  std::uint64_t offset_;  // of our first byte in source_
+  std::uint64_t size_;
+};
+
+}  // namespace
+
+std::shared_ptr<ByteSource> slice_source(std::shared_ptr<const ByteSource> source,
+                                         std::uint64_t offset, std::uint64_t size) {
+  require_range(*source, offset, size);
+  return std::make_shared<SliceSource>(std::move(source), offset, size);
+}
+
+std::shared_ptr<ByteSource> memory_source(std::vector<std::byte> bytes, std::string name) {
+  return std::make_shared<MemorySource>(std::move(bytes), std::move(name));
+}
+
+std::vector<std::byte> read_all(const ByteSource& source, std::uint64_t cap) {
+  const std::uint64_t size = source.size();
+  if (size > cap) {
+    throw Error(ErrorCode::limit, "the object has " + std::to_string(size) + " bytes, the cap is " +
+                                      std::to_string(cap))
+        .at_path(source.name());
+  }
+  std::vector<std::byte> bytes(narrow<std::size_t>(size));
+  source.read_at(0, bytes);
+  return bytes;
+}
+
+}  // namespace tessera

@@ -1,0 +1,198 @@
+#include "storage/posix/atomic_file.h"
+
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <limits>
+
+#include "conformance/store_conformance.h"
+#include "storage/posix/system.h"
+#include "storage/posix/temporary_directory.h"
+
+namespace tessera {
+namespace {
+
+std::string content(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Files may not grow past `bytes` while this lives; the signal that comes with it is ignored.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &old_);
+    const rlimit limit{bytes, old_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &old_);
+    std::signal(SIGXFSZ, old_handler_);
+  }
+
+ private:
+  void (*old_handler_)(int);
+  rlimit old_{};
+};
+
+TEST(AtomicFile, TheNameAppearsAtCommitOnly) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a/b/x";
+  {
+    AtomicFile file(path, IfExists::fail, 0);
+    file.write_at(0, bytes_of("abc"));
+    EXPECT_FALSE(std::filesystem::exists(path));
+    file.commit();
+  }
+  EXPECT_EQ(content(path), "abc");
+  const auto entries = std::filesystem::directory_iterator(directory.path() + "/a/b");
+  EXPECT_EQ(std::distance(begin(entries), end(entries)), 1);
+}
+
+TEST(AtomicFile, TemporariesAreToldByTheirName) {
+  EXPECT_TRUE(is_temporary_name(".x.tmp-0123456789ab"));
+  EXPECT_TRUE(is_temporary_name("..metadata.tmp-0123456789ab"));
+  for (const char* name :
+       {".metadata", ".metadata.tmp", "x.tmp-0123456789ab", ".tmp-0123456789ab",
+        ".x.tmp-0123456789a", ".x.tmp-0123456789aB", ".x.tmp-0123456789ab.distcp"}) {
+    EXPECT_FALSE(is_temporary_name(name)) << name;
+  }
+  const TemporaryDirectory directory;
+  const AtomicFile file(directory.path() + "/x", IfExists::fail, 0);
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+    EXPECT_TRUE(is_temporary_name(entry.path().filename().native())) << entry.path();
+  }
+}
+
+TEST(AtomicFile, AReservationLeavesNoTrace) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/x";
+  AtomicFile file(path, IfExists::fail, 1 << 20);
+  file.write_at(0, bytes_of("abc"));
+  file.commit();
+  struct stat status {};
+  ASSERT_EQ(::stat(path.c_str(), &status), 0);
+  EXPECT_EQ(status.st_size, 3);
+  EXPECT_LT(status.st_blocks * 512, 1 << 20);
+}
+
+// 15 MiB, not in order: write-back is started along the way and changes nothing.
+TEST(AtomicFile, LargeWritesArrive) {
+  const TemporaryDirectory directory;
+  constexpr std::size_t kPart = 5 << 20;
+  AtomicFile file(directory.path() + "/x", IfExists::fail, 0);
+  std::string expected(3 * kPart, ' ');
+  for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<char>(i * i >> 7);
+  for (const std::size_t part : {2, 0, 1}) {
+    file.write_at(part * kPart, bytes_of(expected).subspan(part * kPart, kPart));
+  }
+  file.commit();
+  EXPECT_TRUE(content(file.name()) == expected);
+}
+
+// F08: EFBIG is an error, and nothing is left behind.
+TEST(AtomicFile, AFailedWriteLeavesNothing) {
+  const TemporaryDirectory directory;
+  const FileSizeLimit limit(1000);
+  {
+    AtomicFile file(directory.path() + "/x", IfExists::fail, 0);
+    file.write_at(0, bytes_of(std::string(900, 'x')));
+    EXPECT_EQ(code_of([&] { file.write_at(900, bytes_of(std::string(900, 'x'))); }), ErrorCode::io);
+  }
+  EXPECT_TRUE(directory.empty());
+}
+
+// A file system of 64 KiB, where this process may mount one.
+class SmallDisk {
+ public:
+  SmallDisk() : mounted_(::mount("tmpfs", path().c_str(), "tmpfs", 0, "size=64k") == 0) {}
+  ~SmallDisk() {
+    if (mounted_) ::umount2(path().c_str(), MNT_DETACH);
+  }
+  [[nodiscard]] bool mounted() const { return mounted_; }
+  [[nodiscard]] const std::string& path() const { return directory_.path(); }
+
+ private:
+  const TemporaryDirectory directory_;
+  const bool mounted_;
+};
+
+// F06: a full disk is told by the first call that needs room, and gets its room back.
+TEST(AtomicFile, AFullDiskIsOutOfSpace) {
+  const SmallDisk disk;
+  if (!disk.mounted()) GTEST_SKIP() << "no permission to mount";
+  const std::string text(100'000, 'x');
+  EXPECT_EQ(
+      code_of([&] { const AtomicFile file(disk.path() + "/x", IfExists::fail, text.size()); }),
+      ErrorCode::out_of_space);
+  {
+    AtomicFile file(disk.path() + "/x", IfExists::fail, 0);
+    EXPECT_EQ(code_of([&] { file.write_at(0, bytes_of(text)); }), ErrorCode::out_of_space);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(disk.path()));
+  AtomicFile file(disk.path() + "/x", IfExists::fail, 50'000);
+  file.commit();
+}
+
+TEST(AtomicFile, OffsetsThatNoFileHasAreLimit) {
+  const TemporaryDirectory directory;
+  constexpr auto kMax = std::numeric_limits<std::uint64_t>::max();
+  AtomicFile file(directory.path() + "/x", IfExists::fail, kMax);
+  EXPECT_EQ(code_of([&] { file.write_at(kMax, bytes_of("xx")); }), ErrorCode::limit);
+  EXPECT_EQ(code_of([&] { file.write_at(kMax / 2 + 1, bytes_of("xx")); }), ErrorCode::limit);
+}
+
+TEST(AtomicFile, LongNamesWorkUpToTheLimitOfTheFileSystem) {
+  const TemporaryDirectory directory;
+  AtomicFile file(directory.path() + "/" + std::string(255, 'x'), IfExists::fail, 0);
+  file.commit();
+  EXPECT_TRUE(std::filesystem::exists(file.name()));
+  EXPECT_EQ(code_of([&] {
+              const AtomicFile longer(directory.path() + "/" + std::string(256, 'x'),
+                                      IfExists::replace, 0);
+            }),
+            ErrorCode::io);
+}
+
+TEST(AtomicFile, ADirectoryIsNotReplaced) {
+  const TemporaryDirectory directory;
+  std::filesystem::create_directory(directory.path() + "/x");
+  {
+    AtomicFile file(directory.path() + "/x", IfExists::replace, 0);
+    EXPECT_EQ(code_of([&] { file.commit(); }), ErrorCode::io);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path() + "/x"));
+  const auto entries = std::filesystem::directory_iterator(directory.path());
+  EXPECT_EQ(std::distance(begin(entries), end(entries)), 1);
+}
+
+// F23: the way for file systems without RENAME_NOREPLACE.
+TEST(AtomicFile, LinkingRefusesATakenName) {
+  const TemporaryDirectory directory;
+  const std::string from = directory.path() + "/from";
+  const std::string to = directory.path() + "/to";
+  std::ofstream(from) << "new";
+  link_into_place(from, to);
+  EXPECT_EQ(content(to), "new");
+  EXPECT_FALSE(std::filesystem::exists(from));
+  std::ofstream(from) << "newer";
+  EXPECT_EQ(code_of([&] { link_into_place(from, to); }), ErrorCode::already_exists);
+  EXPECT_EQ(content(to), "new");
+}
+
+TEST(System, ErrnoBecomesACode) {
+  const auto code = [](int number) { return code_of([&] { throw_errno(number, "x", "p"); }); };
+  EXPECT_EQ(code(ENOENT), ErrorCode::not_found);
+  EXPECT_EQ(code(EEXIST), ErrorCode::already_exists);
+  EXPECT_EQ(code(ENOSPC), ErrorCode::out_of_space);
+  EXPECT_EQ(code(EDQUOT), ErrorCode::out_of_space);
+  EXPECT_EQ(code(EIO), ErrorCode::io);
+  EXPECT_EQ(code_of([] { sync_directory("/no/such/directory"); }), ErrorCode::not_found);
+}
+
+}  // namespace
+}  // namespace tessera

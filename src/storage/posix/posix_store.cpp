@@ -1,0 +1,149 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "base/fd.h"
+#include "io/range.h"
+#include "storage/names.h"
+#include "storage/posix/atomic_file.h"
+#include "storage/posix/system.h"
+#include "tessera/error.h"
+#include "tessera/storage.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+class FileSource final : public ByteSource {
+ public:
+  explicit FileSource(std::string path) : path_(std::move(path)) {
+    // O_NONBLOCK: a FIFO in the file's place would otherwise wait for a writer.
+    fd_ = Fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!fd_) throw_errno(errno, "open", path_);
+    struct stat status {};
+    if (::fstat(fd_.get(), &status) != 0) throw_errno(errno, "stat", path_);
+    if (!S_ISREG(status.st_mode)) throw Error(ErrorCode::io, "not a regular file").at_path(path_);
+    size_ = static_cast<std::uint64_t>(status.st_size);
+  }
+
+  [[nodiscard]] std::uint64_t size() const override { return size_; }
+
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    require_range(*this, offset, out.size());
+    while (!out.empty()) {
+      const ssize_t got = ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) throw_errno(errno, "read", path_);
+      if (got == 0) {
+        throw Error(ErrorCode::incomplete, "the file has become shorter, expected " +
+                                               std::to_string(out.size()) + " bytes more")
+            .at_path(path_)
+            .at_offset(offset);
+      }
+      out = out.subspan(static_cast<std::size_t>(got));
+      offset += static_cast<std::uint64_t>(got);
+    }
+  }
+
+  [[nodiscard]] const std::string& name() const override { return path_; }
+
+ private:
+  const std::string path_;
+  Fd fd_;
+  std::uint64_t size_ = 0;  // when it was opened
+};
+
+// Calls `visit` for every regular file below `directory`; links to directories are not followed.
+// None when there is no such directory.
+template <typename Visit>
+void for_each_file(const std::string& directory, Visit visit) {
+  std::error_code error;
+  fs::recursive_directory_iterator entry(directory, error);
+  if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return;
+  for (const fs::recursive_directory_iterator end; !error && entry != end; entry.increment(error)) {
+    std::error_code gone;
+    if (entry->is_regular_file(gone)) visit(*entry);
+  }
+  if (error) throw_errno(error.value(), "list", directory);
+}
+
+void remove_file(const std::string& path) {
+  const bool absent = ::unlink(path.c_str()) == 0 || errno == ENOENT || errno == ENOTDIR;
+  if (!absent) throw_errno(errno, "remove", path);
+}
+
+// Without slashes at the end; the root directory becomes empty, so that "/" and a name follow it.
+std::string plain_directory(std::string directory) {
+  if (directory.empty()) return ".";
+  while (directory.ends_with('/')) directory.pop_back();
+  return directory;
+}
+
+class PosixStore final : public Store {
+ public:
+  explicit PosixStore(std::string directory) : directory_(std::move(directory)) {}
+  [[nodiscard]] const std::string& name() const override { return directory_; }
+
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
+    const std::string start = prefix.empty() ? directory_ + "/" : full(prefix);
+    std::vector<ObjectInfo> found;
+    for_each_file(start, [&](const fs::directory_entry& entry) {
+      if (is_temporary_name(entry.path().filename().native())) return;
+      std::error_code error;
+      const std::uint64_t size = entry.file_size(error);
+      // A file that vanished between the listing and the stat is not there.
+      if (!error) found.push_back({entry.path().native().substr(directory_.size() + 1), size});
+    });
+    std::sort(found.begin(), found.end(),
+              [](const ObjectInfo& a, const ObjectInfo& b) { return a.name < b.name; });
+    return found;
+  }
+
+  [[nodiscard]] bool exists(std::string_view name) const override {
+    std::error_code error;
+    return fs::is_regular_file(full(name), error);
+  }
+
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    return std::make_shared<FileSource>(full(name));
+  }
+
+  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                 std::uint64_t size_hint) override {
+    return std::make_unique<AtomicFile>(full(name), if_exists, size_hint);
+  }
+
+  void remove(std::string_view name) override { remove_file(full(name)); }
+
+  void remove_unfinished() override {
+    std::vector<std::string> found;
+    for_each_file(directory_ + "/", [&](const fs::directory_entry& entry) {
+      if (is_temporary_name(entry.path().filename().native())) found.push_back(entry.path());
+    });
+    for (const std::string& path : found) remove_file(path);
+  }
+
+  // Every commit has synced its directory by itself.
+  void sync() override {}
+
+ private:
+  [[nodiscard]] std::string full(std::string_view name) const {
+    require_safe_name(name, directory_);
+    return directory_ + "/" + std::string(name);
+  }
+
+  const std::string directory_;  // no slash at the end
+};
+
+}  // namespace
+
+std::shared_ptr<Store> posix_store(const std::string& directory) {
+  return std::make_shared<PosixStore>(plain_directory(directory));
+}
+
+}  // namespace tessera

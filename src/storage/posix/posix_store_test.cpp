@@ -1,0 +1,96 @@
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "conformance/store_conformance.h"
+#include "storage/posix/temporary_directory.h"
+
+namespace tessera {
+
+struct PosixMaker {
+  std::shared_ptr<Store> make() { return posix_store(directory.path() + "/deep/store"); }
+  TemporaryDirectory directory;
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(Posix, StoreConformance, PosixMaker);
+
+namespace {
+
+void write_file(const std::string& path) {
+  std::ofstream(path) << "x";
+}
+
+TEST(PosixStore, AFileInPlaceOfADirectoryIsAnError) {
+  const TemporaryDirectory directory;
+  write_file(directory.path() + "/file");
+  const auto store = posix_store(directory.path() + "/file");
+  EXPECT_EQ(code_of([&] { (void)store->create("x", IfExists::fail); }), ErrorCode::already_exists);
+  EXPECT_EQ(code_of([&] { (void)store->open("x"); }), ErrorCode::not_found);
+  EXPECT_TRUE(store->list().empty());
+}
+
+// D07: only a regular file is an object; a FIFO must not block either.
+TEST(PosixStore, OnlyRegularFilesAreObjects) {
+  const TemporaryDirectory directory;
+  const auto store = posix_store(directory.path());
+  ASSERT_EQ(::mkfifo((directory.path() + "/fifo").c_str(), 0600), 0);
+  ASSERT_EQ(::mkdir((directory.path() + "/directory").c_str(), 0700), 0);
+  for (const char* name : {"fifo", "directory"}) {
+    EXPECT_EQ(code_of([&] { (void)store->open(name); }), ErrorCode::io) << name;
+    EXPECT_FALSE(store->exists(name)) << name;
+  }
+  EXPECT_EQ(code_of([&] { store->remove("directory"); }), ErrorCode::io);
+  EXPECT_EQ(code_of([&] { (void)store->create("directory", IfExists::fail); }),
+            ErrorCode::already_exists);
+  EXPECT_TRUE(store->list().empty());
+}
+
+// The caches of model hubs are directories of links to files.
+TEST(PosixStore, LinksToFilesAreObjects) {
+  const TemporaryDirectory directory;
+  write_file(directory.path() + "/file");
+  std::filesystem::create_directory(directory.path() + "/store");
+  std::filesystem::create_symlink("../file", directory.path() + "/store/link");
+  std::filesystem::create_symlink(".", directory.path() + "/store/loop");
+  const auto store = posix_store(directory.path() + "/store");
+  EXPECT_EQ(text_of(*store->open("link")), "x");
+  ASSERT_EQ(store->list().size(), 1U);
+  EXPECT_EQ(store->list()[0].name, "link");
+  EXPECT_EQ(store->list()[0].size, 1U);
+}
+
+TEST(PosixStore, ATruncatedFileIsIncomplete) {
+  const TemporaryDirectory directory;
+  const auto store = posix_store(directory.path());
+  put(*store, "x", bytes_of("abcdef"), IfExists::fail);
+  const auto source = store->open("x");
+  std::filesystem::resize_file(directory.path() + "/x", 2);
+  EXPECT_EQ(source->size(), 6U);
+  EXPECT_EQ(code_of([&] { (void)text_of(*source); }), ErrorCode::incomplete);
+}
+
+TEST(PosixStore, SlashesAtTheEndDoNotMatter) {
+  const TemporaryDirectory directory;
+  const auto store = posix_store(directory.path() + "//");
+  EXPECT_EQ(store->name(), directory.path());
+  put(*store, "a/b", bytes_of("x"), IfExists::fail);
+  ASSERT_EQ(store->list().size(), 1U);
+  EXPECT_EQ(store->list()[0].name, "a/b");
+}
+
+TEST(PosixStore, WhatKilledWritersLeftIsHiddenAndRemovable) {
+  const TemporaryDirectory directory;
+  const auto store = posix_store(directory.path());
+  put(*store, "a/x", bytes_of("kept"), IfExists::fail);
+  write_file(directory.path() + "/.x.tmp-0123456789ab");
+  write_file(directory.path() + "/a/..metadata.tmp-0123456789ab");
+  write_file(directory.path() + "/.theirs.tmp-1");
+  EXPECT_EQ(store->list().size(), 2U);
+  store->remove_unfinished();
+  EXPECT_EQ(store->list().size(), 2U);
+  EXPECT_FALSE(std::filesystem::exists(directory.path() + "/.x.tmp-0123456789ab"));
+  EXPECT_FALSE(std::filesystem::exists(directory.path() + "/a/..metadata.tmp-0123456789ab"));
+  posix_store(directory.path() + "/none")->remove_unfinished();
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,222 @@
+// What every store must do. A store's own test includes this suite and says how one is made, empty:
+//   struct MyMaker { std::shared_ptr<Store> make(); };   // lives as long as one test
+//   INSTANTIATE_TYPED_TEST_SUITE_P(My, StoreConformance, MyMaker);
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "tessera/error.h"
+#include "tessera/storage.h"
+
+namespace tessera {
+
+inline ByteView bytes_of(const std::string& text) {
+  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
+
+inline std::string text_of(const ByteSource& source) {
+  const auto bytes = read_all(source, 1 << 20);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+template <typename F>
+ErrorCode code_of(F&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  throw std::runtime_error("expected a tessera::Error");
+}
+
+template <typename Maker>
+class StoreConformance : public testing::Test {
+ protected:
+  Maker maker_;
+  std::shared_ptr<Store> store_ = maker_.make();
+};
+TYPED_TEST_SUITE_P(StoreConformance);
+
+TYPED_TEST_P(StoreConformance, WhatWasPutIsReadBack) {
+  put(*this->store_, "a/b.bin", bytes_of("hello"), IfExists::fail);
+  const auto source = this->store_->open("a/b.bin");
+  EXPECT_EQ(source->size(), 5U);
+  EXPECT_EQ(text_of(*source), "hello");
+  std::byte two[2];
+  source->read_at(3, two);
+  EXPECT_EQ(std::memcmp(two, "lo", 2), 0);
+}
+
+TYPED_TEST_P(StoreConformance, NothingIsVisibleBeforeCommit) {
+  {
+    const auto sink = this->store_->create("x", IfExists::fail);
+    sink->write_at(0, bytes_of("half"));
+    EXPECT_FALSE(this->store_->exists("x"));
+    EXPECT_TRUE(this->store_->list().empty());
+  }
+  EXPECT_FALSE(this->store_->exists("x"));
+  EXPECT_TRUE(this->store_->list().empty());
+}
+
+TYPED_TEST_P(StoreConformance, WritesInAnyOrderMakeOneObject) {
+  const auto sink = this->store_->create("x", IfExists::fail, 100);
+  sink->write_at(3, bytes_of("def"));
+  sink->write_at(0, bytes_of("abc"));
+  sink->commit();
+  EXPECT_EQ(text_of(*this->store_->open("x")), "abcdef");
+}
+
+TYPED_TEST_P(StoreConformance, AnExistingObjectIsKeptOrReplaced) {
+  put(*this->store_, "x", bytes_of("old"), IfExists::fail);
+  EXPECT_EQ(code_of([&] { put(*this->store_, "x", bytes_of("new"), IfExists::fail); }),
+            ErrorCode::already_exists);
+  EXPECT_EQ(text_of(*this->store_->open("x")), "old");
+  put(*this->store_, "x", bytes_of("new"), IfExists::replace);
+  EXPECT_EQ(text_of(*this->store_->open("x")), "new");
+}
+
+TYPED_TEST_P(StoreConformance, ALateRivalIsNoticedAtCommit) {
+  const auto sink = this->store_->create("x", IfExists::fail);
+  sink->write_at(0, bytes_of("late"));
+  put(*this->store_, "x", bytes_of("first"), IfExists::fail);
+  EXPECT_EQ(code_of([&] { sink->commit(); }), ErrorCode::already_exists);
+  EXPECT_EQ(text_of(*this->store_->open("x")), "first");
+}
+
+TYPED_TEST_P(StoreConformance, AnOpenSourceOutlivesAReplacement) {
+  put(*this->store_, "x", bytes_of("old"), IfExists::fail);
+  const auto source = this->store_->open("x");
+  put(*this->store_, "x", bytes_of("newer"), IfExists::replace);
+  EXPECT_EQ(text_of(*source), "old");
+}
+
+TYPED_TEST_P(StoreConformance, ListIsSortedAndBelowAPrefix) {
+  for (const char* name : {"b", "a/2", "a/1", "ab"})
+    put(*this->store_, name, bytes_of("."), IfExists::fail);
+  std::string all;
+  for (const ObjectInfo& object : this->store_->list()) all += object.name + " ";
+  EXPECT_EQ(all, "a/1 a/2 ab b ");
+  EXPECT_EQ(this->store_->list("a").size(), 2U);
+  EXPECT_TRUE(this->store_->list("none").empty());
+}
+
+TYPED_TEST_P(StoreConformance, AbsentAndShortObjectsAreErrors) {
+  EXPECT_EQ(code_of([&] { (void)this->store_->open("x"); }), ErrorCode::not_found);
+  this->store_->remove("x");
+  put(*this->store_, "x", bytes_of("abc"), IfExists::fail);
+  std::byte four[4];
+  EXPECT_EQ(code_of([&] { this->store_->open("x")->read_at(0, four); }), ErrorCode::incomplete);
+  this->store_->remove("x");
+  EXPECT_FALSE(this->store_->exists("x"));
+}
+
+TYPED_TEST_P(StoreConformance, AnObjectMayBeEmptyAndMayHaveGaps) {
+  put(*this->store_, "empty", {}, IfExists::fail);
+  EXPECT_EQ(this->store_->open("empty")->size(), 0U);
+  const auto sink = this->store_->create("gap", IfExists::fail, 1000);
+  sink->write_at(2, bytes_of("x"));
+  sink->commit();
+  EXPECT_EQ(text_of(*this->store_->open("gap")), std::string("\0\0x", 3));
+}
+
+TYPED_TEST_P(StoreConformance, ASinkIsUsedOnce) {
+  const auto sink = this->store_->create("x", IfExists::replace);
+  sink->write_at(0, bytes_of("abc"));
+  sink->commit();
+  EXPECT_EQ(code_of([&] { sink->write_at(0, bytes_of("d")); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { sink->commit(); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(text_of(*this->store_->open("x")), "abc");
+}
+
+TYPED_TEST_P(StoreConformance, ThreadsWriteOneObjectTogether) {
+  constexpr std::size_t kPart = 200'000;
+  const auto sink = this->store_->create("x", IfExists::fail, 4 * kPart);
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t part = 0; part < 4; ++part) {
+      threads.emplace_back([&sink, part] {
+        const std::string text(kPart / 10, static_cast<char>('a' + part));
+        for (std::size_t i = 0; i < 10; ++i) {
+          sink->write_at(part * kPart + i * text.size(), bytes_of(text));
+        }
+      });
+    }
+  }
+  sink->commit();
+  std::string expected;
+  for (const char c : {'a', 'b', 'c', 'd'}) expected += std::string(kPart, c);
+  EXPECT_EQ(text_of(*this->store_->open("x")), expected);
+}
+
+TYPED_TEST_P(StoreConformance, OfRivalsExactlyOneWins) {
+  std::atomic<int> won{0};
+  std::atomic<int> lost{0};
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&, text = std::string(1000, static_cast<char>('a' + i))] {
+        try {
+          put(*this->store_, "d/x", bytes_of(text), IfExists::fail);
+          ++won;
+        } catch (const Error& error) {
+          if (error.code() == ErrorCode::already_exists) ++lost;
+        }
+      });
+    }
+  }
+  EXPECT_EQ(won, 1);
+  EXPECT_EQ(lost, 3);
+  const std::string text = text_of(*this->store_->open("d/x"));
+  EXPECT_EQ(text, std::string(1000, text[0]));
+  EXPECT_EQ(this->store_->list().size(), 1U);
+}
+
+TYPED_TEST_P(StoreConformance, OddNamesAreNames) {
+  for (const char* name :
+       {".metadata", ".metadata.tmp", "..a", "a b", "\xc3\xa9", "x.tmp-0123456789ab"}) {
+    put(*this->store_, name, bytes_of(name), IfExists::fail);
+    EXPECT_EQ(text_of(*this->store_->open(name)), name);
+  }
+  EXPECT_EQ(this->store_->list().size(), 6U);
+  this->store_->remove_unfinished();
+  EXPECT_EQ(this->store_->list().size(), 6U);
+}
+
+TYPED_TEST_P(StoreConformance, ADirectoryIsNoObject) {
+  put(*this->store_, "a/b", bytes_of("x"), IfExists::fail);
+  EXPECT_FALSE(this->store_->exists("a"));
+  EXPECT_FALSE(this->store_->exists("a/b/c"));
+  EXPECT_TRUE(this->store_->list("a/b").empty());
+  this->store_->remove("a/b/c");
+  EXPECT_TRUE(this->store_->exists("a/b"));
+}
+
+TYPED_TEST_P(StoreConformance, NamesThatLeaveTheRootAreUnsafe) {
+  for (const char* name : {"", "/etc/x", "../x", "a/../../x", "a//b", "./a", "a/."}) {
+    EXPECT_EQ(code_of([&] { (void)this->store_->open(name); }), ErrorCode::unsafe) << name;
+    EXPECT_EQ(code_of([&] { (void)this->store_->create(name, IfExists::replace); }),
+              ErrorCode::unsafe)
+        << name;
+    EXPECT_EQ(code_of([&] { this->store_->remove(name); }), ErrorCode::unsafe) << name;
+    EXPECT_EQ(code_of([&] { (void)this->store_->exists(name); }), ErrorCode::unsafe) << name;
+  }
+  EXPECT_EQ(code_of([&] { (void)this->store_->list("../x"); }), ErrorCode::unsafe);
+  EXPECT_EQ(code_of([&] { (void)this->store_->open(std::string_view("a\0b", 3)); }),
+            ErrorCode::unsafe);
+}
+
+REGISTER_TYPED_TEST_SUITE_P(StoreConformance, WhatWasPutIsReadBack, NothingIsVisibleBeforeCommit,
+                            WritesInAnyOrderMakeOneObject, AnExistingObjectIsKeptOrReplaced,
+                            ALateRivalIsNoticedAtCommit, AnOpenSourceOutlivesAReplacement,
+                            ListIsSortedAndBelowAPrefix, AbsentAndShortObjectsAreErrors,
+                            AnObjectMayBeEmptyAndMayHaveGaps, ASinkIsUsedOnce,
+                            ThreadsWriteOneObjectTogether, OfRivalsExactlyOneWins, OddNamesAreNames,
+                            ADirectoryIsNoObject, NamesThatLeaveTheRootAreUnsafe);
+
+}  // namespace tessera
