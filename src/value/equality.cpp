@@ -1,0 +1,260 @@
+// Hash and deep equality. Both stay cheap for values in which nodes are shared many times over.
+#include <algorithm>
+#include <bit>
+#include <set>
+#include <unordered_map>
+
+#include "value/hash.h"
+
+namespace tessera {
+namespace {
+
+using Kind = Value::Kind;
+
+constexpr int kHashedNodes = 64;     // a longer value is known by its beginning
+constexpr int kHashedDictDepth = 2;  // and a deeper one by its outer layers
+constexpr std::size_t kHashedPairs = 16;
+
+class Hasher {
+ public:
+  explicit Hasher(int depth) : depth_(depth) {}
+
+  std::size_t finish(const Value& value) {
+    add(value);
+    return hash_;
+  }
+
+ private:
+  void mix(std::size_t more) {
+    hash_ ^= more + 0x9e3779b97f4a7c15ULL + (hash_ << 6U) + (hash_ >> 2U);
+  }
+
+  void add(const Value& value) {
+    if (left_-- <= 0) return;
+    mix(static_cast<std::size_t>(value.kind()));
+    switch (value.kind()) {
+      case Kind::none:
+        break;
+      case Kind::boolean:
+        mix(value.as_bool() ? 1 : 0);
+        break;
+      case Kind::integer: {
+        const Integer& integer = value.as_integer();
+        mix(static_cast<std::size_t>(integer.small));
+        for (const std::byte byte : integer.big) mix(std::to_integer<std::size_t>(byte));
+        break;
+      }
+      case Kind::real:
+        mix(std::bit_cast<std::uint64_t>(value.as_real()));
+        break;
+      case Kind::complex:
+        mix(std::bit_cast<std::uint64_t>(value.as_complex().real()));
+        mix(std::bit_cast<std::uint64_t>(value.as_complex().imag()));
+        break;
+      case Kind::string:
+        mix(hash_of(std::string_view(value.as_string())));
+        break;
+      case Kind::bytes:
+      case Kind::bytearray: {
+        const auto& bytes = value.as_bytes();
+        mix(hash_of({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+        break;
+      }
+      case Kind::list:
+      case Kind::tuple:
+        mix(value.size());
+        for (const Value& item : value.items()) {
+          if (left_ <= 0) break;
+          add(item);
+        }
+        break;
+      case Kind::set:
+      case Kind::frozenset:
+        mix(value.size());
+        break;
+      case Kind::dict:
+        add_dict(value);
+        break;
+      case Kind::tensor:
+        mix(static_cast<std::size_t>(value.as_tensor().dtype));
+        break;
+      case Kind::global:
+        mix(hash_of(std::string_view(value.global_module())));
+        mix(hash_of(std::string_view(value.global_name())));
+        break;
+      case Kind::object:
+        add(value.as_object().callable);
+        add(value.as_object().arguments);
+        if (value.as_object().state) add(*value.as_object().state);
+        break;
+    }
+  }
+
+  // The order of a dict does not count: each pair is hashed by itself, from the same bound.
+  void add_dict(const Value& dict) {
+    mix(dict.size());
+    if (depth_ >= kHashedDictDepth || dict.size() > kHashedPairs) return;
+    std::size_t sum = 0;
+    for (const auto& [key, value] : dict.pairs()) {
+      Hasher pair(depth_ + 1);
+      pair.add(key);
+      pair.add(value);
+      sum += pair.hash_;
+    }
+    mix(sum);
+  }
+
+  int depth_;
+  int left_ = kHashedNodes;
+  std::size_t hash_ = 0;
+};
+
+Shape strides_of(const Tensor& tensor) {
+  const Piece& piece = tensor.pieces.front();
+  if (!piece.strides.empty()) return piece.strides;
+  const Box* box = std::get_if<Box>(&piece.slice);
+  return box == nullptr ? Shape() : contiguous_strides(box->sizes);
+}
+
+bool same_tensor(const Tensor& a, const Tensor& b) {
+  if (a.dtype != b.dtype || a.shape != b.shape) return false;
+  if (a.pieces.size() != 1 || b.pieces.size() != 1) return true;
+  return strides_of(a) == strides_of(b);
+}
+
+// Compares two values node by node. Pairs of shared nodes that were compared before are not entered
+// again, so the work is bounded by the nodes, not by the paths to them.
+class Comparison {
+ public:
+  bool equal(const Value& a, const Value& b) {
+    if (a.identity() == b.identity() && a.kind() == b.kind()) return true;
+    if (a.kind() != b.kind()) return false;
+    switch (a.kind()) {
+      case Kind::none:
+        return true;
+      case Kind::boolean:
+        return a.as_bool() == b.as_bool();
+      case Kind::integer:
+        return a.as_integer() == b.as_integer();
+      case Kind::real:
+        return same_bits(a.as_real(), b.as_real());
+      case Kind::complex:
+        return same_bits(a.as_complex().real(), b.as_complex().real()) &&
+               same_bits(a.as_complex().imag(), b.as_complex().imag());
+      case Kind::string:
+        return a.as_string() == b.as_string();
+      case Kind::bytes:
+      case Kind::bytearray:
+        return a.as_bytes() == b.as_bytes();
+      case Kind::tensor:
+        return same_tensor(a.as_tensor(), b.as_tensor());
+      case Kind::global:
+        return a.global_module() == b.global_module() && a.global_name() == b.global_name();
+      default:
+        return seen(a, b) || equal_containers(a, b);
+    }
+  }
+
+ private:
+  static bool same_bits(double a, double b) {
+    return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+  }
+
+  // A pair that was seen is equal, or the comparison as a whole has ended or will end with false.
+  bool seen(const Value& a, const Value& b) {
+    return !seen_.emplace(a.identity(), b.identity()).second;
+  }
+
+  bool equal_containers(const Value& a, const Value& b) {
+    switch (a.kind()) {
+      case Kind::list:
+      case Kind::tuple:
+        return equal_lists(a.items(), b.items());
+      case Kind::set:
+      case Kind::frozenset:
+        return equal_sets(a, b);
+      case Kind::dict:
+        return equal_dicts(a, b);
+      default:
+        return equal_objects(a.as_object(), b.as_object());
+    }
+  }
+
+  bool equal_lists(const Value::List& a, const Value::List& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [this](const Value& x, const Value& y) { return equal(x, y); });
+  }
+
+  bool equal_pairs(const std::vector<Value::Pair>& a, const std::vector<Value::Pair>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [this](const auto& x, const auto& y) {
+      return equal(x.first, y.first) && equal(x.second, y.second);
+    });
+  }
+
+  bool equal_sets(const Value& a, const Value& b) {
+    if (a.size() != b.size()) return false;
+    std::unordered_multimap<std::size_t, const Value*> rest;
+    for (const Value& item : b.items()) rest.emplace(hash_of(item), &item);
+    return std::all_of(a.items().begin(), a.items().end(), [&rest](const Value& item) {
+      auto [first, last] = rest.equal_range(hash_of(item));
+      const auto found =
+          std::find_if(first, last, [&item](const auto& other) { return *other.second == item; });
+      if (found == last) return false;
+      rest.erase(found);
+      return true;
+    });
+  }
+
+  bool equal_dicts(const Value& a, const Value& b) {
+    if (a.dict_kind() != b.dict_kind() || a.size() != b.size()) return false;
+    if (!equal_options(a.container_state(), b.container_state())) return false;
+    if (!equal_options(a.default_factory(), b.default_factory())) return false;
+    if (equal_keys(a.pairs(), b.pairs())) return equal_pairs(a.pairs(), b.pairs());
+    if (a.dict_kind() == DictKind::ordered_dict) return false;
+    std::unordered_multimap<std::size_t, const Value::Pair*> others;
+    for (const auto& pair : b.pairs()) others.emplace(hash_of(pair.first), &pair);
+    return std::all_of(a.pairs().begin(), a.pairs().end(), [&](const Value::Pair& pair) {
+      auto [first, last] = others.equal_range(hash_of(pair.first));
+      const auto found = std::find_if(
+          first, last, [&pair](const auto& other) { return other.second->first == pair.first; });
+      return found != last && equal(pair.second, found->second->second);
+    });
+  }
+
+  static bool equal_keys(const std::vector<Value::Pair>& a, const std::vector<Value::Pair>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const auto& x, const auto& y) { return x.first == y.first; });
+  }
+
+  bool equal_options(const Value* a, const Value* b) {
+    if (a == nullptr || b == nullptr) return a == b;
+    return equal(*a, *b);
+  }
+
+  bool equal_options(const std::optional<Value>& a, const std::optional<Value>& b) {
+    return equal_options(a ? &*a : nullptr, b ? &*b : nullptr);
+  }
+
+  bool equal_objects(const Object& a, const Object& b) {
+    return a.by_new == b.by_new && equal(a.callable, b.callable) &&
+           equal(a.arguments, b.arguments) && equal_options(a.keywords, b.keywords) &&
+           equal_options(a.state, b.state) && equal_lists(a.list_items, b.list_items) &&
+           equal_pairs(a.dict_items, b.dict_items);
+  }
+
+  std::set<std::pair<const void*, const void*>> seen_;
+};
+
+}  // namespace
+
+std::size_t hash_of(const Value& value) {
+  if (value.is(Kind::string)) return hash_of(std::string_view(value.as_string()));
+  return Hasher(0).finish(value);
+}
+
+bool operator==(const Value& a, const Value& b) {
+  if (a.is(Kind::string) && b.is(Kind::string)) return a.as_string() == b.as_string();
+  return Comparison().equal(a, b);
+}
+
+}  // namespace tessera

@@ -1,0 +1,313 @@
+#include "value/render.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+
+#include "value/integer.h"
+
+namespace tessera {
+namespace {
+
+using Kind = Value::Kind;
+
+constexpr std::string_view kHex = "0123456789abcdef";
+
+// Length of the UTF-8 sequence at the start of `text` and its code point; length 0: not UTF-8.
+struct Rune {
+  std::size_t length = 0;
+  std::uint32_t code = 0;
+};
+
+Rune first_rune(std::string_view text) {
+  const auto byte = [&text](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return {1, lead};
+  const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return {};
+  std::uint32_t code = lead & (0x7fU >> length);
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0U) != 0x80U) return {};
+    code = (code << 6U) | (byte(i) & 0x3fU);
+  }
+  constexpr std::array<std::uint32_t, 5> kSmallest = {0, 0, 0x80, 0x800, 0x10000};
+  if (code < kSmallest[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return {};
+  return {length, code};
+}
+
+// Code points that move the cursor, change the direction of writing or end a line.
+bool obeyed(std::uint32_t code) {
+  return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x061c || code == 0x200e ||
+         code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
+         (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
+}
+
+void append_escape(std::string& out, std::uint32_t code) {
+  if (code == '\n') {
+    out += "\\n";
+  } else if (code == '\t') {
+    out += "\\t";
+  } else if (code == '\r') {
+    out += "\\r";
+  } else if (code < 0x100) {
+    out += "\\x";
+    out += kHex[code >> 4U];
+    out += kHex[code & 15U];
+  } else {
+    out += "\\u";
+    for (int shift = 12; shift >= 0; shift -= 4) {
+      out += kHex[(code >> static_cast<unsigned>(shift)) & 15U];
+    }
+  }
+}
+
+// Appends `text` printable, up to `cap` bytes of `out`; `quote` (0: none) and backslashes are
+// escaped too. Returns whether all of it went in.
+bool append_printable(std::string& out, std::string_view text, std::size_t cap, char quote) {
+  while (!text.empty()) {
+    if (out.size() >= cap) return false;
+    const Rune rune = first_rune(text);
+    if (rune.length == 0) {
+      append_escape(out, static_cast<unsigned char>(text.front()));
+      text.remove_prefix(1);
+      continue;
+    }
+    if (obeyed(rune.code)) {
+      append_escape(out, rune.code);
+    } else {
+      if (quote != 0 && rune.length == 1 && (text.front() == quote || text.front() == '\\')) {
+        out += '\\';
+      }
+      out += text.substr(0, rune.length);
+    }
+    text.remove_prefix(rune.length);
+  }
+  return true;
+}
+
+class Renderer {
+ public:
+  explicit Renderer(std::size_t cap) : cap_(cap) {}
+
+  std::string run(const Value& value) && {
+    add(value, 0);
+    if (full()) {
+      // Not in the middle of a UTF-8 sequence.
+      std::size_t end = std::min(cap_, out_.size());
+      while (end > 0 && end < out_.size() && (out_[end] & 0xc0) == 0x80) --end;
+      out_.resize(end);
+      out_ += "...";
+    }
+    return std::move(out_);
+  }
+
+ private:
+  static constexpr int kMaxDepth = 64;  // deeper is not readable on one line
+
+  [[nodiscard]] bool full() const { return out_.size() > cap_; }
+
+  void add(const Value& value, int depth) {
+    if (full()) return;
+    if (depth > kMaxDepth) {
+      out_ += "...";
+      return;
+    }
+    switch (value.kind()) {
+      case Kind::none:
+        out_ += "None";
+        break;
+      case Kind::boolean:
+        out_ += value.as_bool() ? "True" : "False";
+        break;
+      case Kind::integer:
+        out_ += to_decimal(value.as_integer());
+        break;
+      case Kind::real:
+        out_ += render_real(value.as_real());
+        break;
+      case Kind::complex:
+        add_complex(value.as_complex());
+        break;
+      case Kind::string:
+        out_ += '\'';
+        append_printable(out_, value.as_string(), cap_ + 1, '\'');
+        out_ += '\'';
+        break;
+      case Kind::bytes:
+        add_bytes(value.as_bytes());
+        break;
+      case Kind::bytearray:
+        out_ += "bytearray(";
+        add_bytes(value.as_bytes());
+        out_ += ')';
+        break;
+      case Kind::list:
+        add_items("[", value.items(), "]", depth);
+        break;
+      case Kind::tuple:
+        add_items("(", value.items(), value.size() == 1 ? ",)" : ")", depth);
+        break;
+      case Kind::set:
+        add_items("{", value.items(), "}", depth);
+        break;
+      case Kind::frozenset:
+        add_items("frozenset({", value.items(), "})", depth);
+        break;
+      case Kind::dict:
+        add_pairs("{", value.pairs(), "}", depth);
+        break;
+      case Kind::tensor:
+        add_tensor(value.as_tensor());
+        break;
+      case Kind::global:
+        append_printable(out_, value.global_module(), cap_ + 1, 0);
+        out_ += '.';
+        append_printable(out_, value.global_name(), cap_ + 1, 0);
+        break;
+      case Kind::object:
+        add_object(value.as_object(), depth);
+        break;
+    }
+  }
+
+  void add_complex(std::complex<double> value) {
+    out_ += '(' + render_real(value.real());
+    if (!std::signbit(value.imag())) out_ += '+';
+    out_ += render_real(value.imag()) + "j)";
+  }
+
+  void add_bytes(const std::vector<std::byte>& bytes) {
+    out_ += "b'";
+    for (const std::byte byte : bytes) {
+      if (full()) return;
+      const auto code = std::to_integer<std::uint32_t>(byte);
+      if (code == '\'' || code == '\\') out_ += '\\';
+      if (code < 0x20 || code >= 0x7f) {
+        append_escape(out_, code);
+      } else {
+        out_ += static_cast<char>(code);
+      }
+    }
+    out_ += '\'';
+  }
+
+  void add_items(std::string_view open, const Value::List& items, std::string_view close,
+                 int depth) {
+    out_ += open;
+    for (const Value& item : items) {
+      if (full()) return;
+      if (&item != &items.front()) out_ += ", ";
+      add(item, depth + 1);
+    }
+    out_ += close;
+  }
+
+  void add_pairs(std::string_view open, const std::vector<Value::Pair>& pairs,
+                 std::string_view close, int depth) {
+    out_ += open;
+    for (const auto& pair : pairs) {
+      if (full()) return;
+      if (&pair != &pairs.front()) out_ += ", ";
+      add(pair.first, depth + 1);
+      out_ += ": ";
+      add(pair.second, depth + 1);
+    }
+    out_ += close;
+  }
+
+  void add_tensor(const Tensor& tensor) {
+    out_ += "tensor(";
+    out_ += to_string(tensor.dtype);
+    out_ += ", " + to_string(tensor.shape) + ")";
+  }
+
+  void add_object(const Object& object, int depth) {
+    add(object.callable, depth + 1);
+    if (object.arguments.is(Kind::tuple)) {
+      add_items("(", object.arguments.items(), ")", depth);
+    } else {
+      out_ += "()";
+    }
+    if (object.state) {
+      out_ += " state ";
+      add(*object.state, depth + 1);
+    }
+    if (!object.list_items.empty()) add_items(" [", object.list_items, "]", depth);
+    if (!object.dict_items.empty()) add_pairs(" {", object.dict_items, "}", depth);
+  }
+
+  std::size_t cap_;
+  std::string out_;
+};
+
+}  // namespace
+
+std::string_view describe(Value::Kind kind) noexcept {
+  switch (kind) {
+    case Kind::none:
+      return "None";
+    case Kind::boolean:
+      return "a bool";
+    case Kind::integer:
+      return "an integer";
+    case Kind::real:
+      return "a float";
+    case Kind::complex:
+      return "a complex number";
+    case Kind::string:
+      return "a string";
+    case Kind::bytes:
+      return "bytes";
+    case Kind::bytearray:
+      return "a bytearray";
+    case Kind::list:
+      return "a list";
+    case Kind::tuple:
+      return "a tuple";
+    case Kind::set:
+      return "a set";
+    case Kind::frozenset:
+      return "a frozenset";
+    case Kind::dict:
+      return "a dict";
+    case Kind::tensor:
+      return "a tensor";
+    case Kind::global:
+      return "a global name";
+    case Kind::object:
+      return "an object";
+  }
+  return "a value";
+}
+
+std::string printable(std::string_view text, std::size_t cap) {
+  std::string out;
+  if (!append_printable(out, text, cap, 0)) out += "...";
+  return out;
+}
+
+std::string render(const Value& value, std::size_t cap) {
+  return Renderer(cap).run(value);
+}
+
+std::string render_real(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  std::array<char, 40> buffer{};
+  // Python changes to an exponent below 1e-4 and from 1e16 on.
+  const double size = std::fabs(value);
+  const bool plain = size == 0 || (size >= 1e-4 && size < 1e16);
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value,
+                                 plain ? std::chars_format::fixed : std::chars_format::scientific);
+  std::string text(buffer.data(), end.ptr);
+  if (plain && text.find('.') == std::string::npos) text += ".0";
+  return text;
+}
+
+std::string key_text(const Value& key) {
+  if (key.is(Kind::string)) return key.as_string();
+  return render(key, 1000);
+}
+
+}  // namespace tessera

@@ -1,0 +1,29 @@
+// Values as one line of text, safe to print: for messages, listings and names of keys.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "tessera/value.h"
+
+namespace tessera {
+
+// "a list", "a string": for messages.
+[[nodiscard]] std::string_view describe(Value::Kind kind) noexcept;
+
+// `text` without anything that a terminal could obey: control characters, direction marks and bytes
+// that are not UTF-8 become escapes. Cut to about `cap` bytes, with "..." in the place of the rest.
+[[nodiscard]] std::string printable(std::string_view text, std::size_t cap = 4096);
+
+// The value as Python would write it, printable, cut to about `cap` bytes. Work is bounded by
+// `cap`, not by the value.
+[[nodiscard]] std::string render(const Value& value, std::size_t cap = 200);
+
+// Python's repr of a float: the shortest text that reads back the same, "1.0", "1e-05", "inf".
+[[nodiscard]] std::string render_real(double value);
+
+// Python's str() of a dict key: strings as they are, 3 -> "3", True -> "True".
+[[nodiscard]] std::string key_text(const Value& key);
+
+}  // namespace tessera
