@@ -1,0 +1,79 @@
+// Reads a pickle's bytes forward, never past their end and never across the border of a frame.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "base/endian.h"
+#include "tessera/error.h"
+#include "tessera/io.h"
+
+namespace tessera::pickle {
+
+class Cursor {
+ public:
+  explicit Cursor(ByteView bytes) : bytes_(bytes) {}
+
+  [[nodiscard]] std::size_t at() const noexcept { return at_; }
+  [[nodiscard]] std::size_t left() const noexcept { return bytes_.size() - at_; }
+
+  // The opcode at the cursor. Leaves a frame that ends here.
+  [[nodiscard]] std::uint8_t opcode() {
+    if (at_ == frame_end_) frame_end_ = kNoFrame;
+    return number<std::uint8_t>();
+  }
+
+  template <class T>
+  [[nodiscard]] T number() {
+    return load_le<T>(take(sizeof(T)).data());
+  }
+
+  [[nodiscard]] ByteView take(std::uint64_t size) {
+    if (size > left()) truncated(size);
+    if (size > frame_end_ - at_) {
+      throw Error(ErrorCode::corrupt, "an opcode crosses the end of its frame");
+    }
+    const ByteView taken = bytes_.subspan(at_, size);
+    at_ += size;
+    return taken;
+  }
+
+  [[nodiscard]] std::string_view text(std::uint64_t size) {
+    const ByteView taken = take(size);
+    return {reinterpret_cast<const char*>(taken.data()), taken.size()};
+  }
+
+  // Up to the next newline, which is skipped.
+  [[nodiscard]] std::string_view line() {
+    const std::string_view rest(reinterpret_cast<const char*>(bytes_.data()) + at_, left());
+    const std::size_t end = rest.find('\n');
+    if (end == std::string_view::npos) {
+      throw Error(ErrorCode::incomplete, "the pickle ends inside a line of text");
+    }
+    std::string_view line = text(end + 1);
+    line.remove_suffix(1);
+    return line;
+  }
+
+  void enter_frame(std::uint64_t size) {
+    if (frame_end_ != kNoFrame) throw Error(ErrorCode::corrupt, "a frame begins inside a frame");
+    if (size > left()) truncated(size);
+    if (size != 0) frame_end_ = at_ + size;
+  }
+
+ private:
+  static constexpr std::size_t kNoFrame = std::numeric_limits<std::size_t>::max();
+
+  [[noreturn]] void truncated(std::uint64_t size) const {
+    throw Error(ErrorCode::incomplete, "the pickle has " + std::to_string(left()) +
+                                           " bytes left, expected " + std::to_string(size));
+  }
+
+  ByteView bytes_;
+  std::size_t at_ = 0;
+  std::size_t frame_end_ = kNoFrame;
+};
+
+}  // namespace tessera::pickle

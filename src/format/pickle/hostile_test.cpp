@@ -1,0 +1,216 @@
+// Hostile pickles: every row is refused with its code, or kept as data; nothing is executed,
+// nothing crashes, no claimed size is allocated.
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <ostream>
+
+#include "format/pickle/pickle.h"
+#include "format/test_support.h"
+#include "value/render.h"
+
+namespace tessera::pickle {
+namespace {
+
+using namespace std::string_literals;
+
+std::vector<std::byte> bytes_of(const std::string& text) {
+  const auto* data = reinterpret_cast<const std::byte*>(text.data());
+  return {data, data + text.size()};
+}
+
+Value parse(const std::string& text) {
+  return read(bytes_of(text)).value;
+}
+
+std::string repeat(const std::string& text, int count) {
+  std::string all;
+  for (int i = 0; i < count; ++i) all += text;
+  return all;
+}
+
+struct Row {
+  const char* what;
+  std::string pickle;
+  ErrorCode code;
+};
+
+void PrintTo(const Row& row, std::ostream* out) {
+  *out << row.what;
+}
+
+class Hostile : public ::testing::TestWithParam<Row> {};
+
+TEST_P(Hostile, IsRefused) {
+  try {
+    const Value value = parse(GetParam().pickle);
+    FAIL() << "was read as " << render(value);
+  } catch (const Error& error) {
+    EXPECT_EQ(to_string(error.code()), to_string(GetParam().code)) << error.what();
+    EXPECT_TRUE(error.offset().has_value());
+  }
+}
+
+constexpr auto kUnsafe = ErrorCode::unsafe;
+constexpr auto kCorrupt = ErrorCode::corrupt;
+constexpr auto kLimit = ErrorCode::limit;
+constexpr auto kIncomplete = ErrorCode::incomplete;
+constexpr auto kUnsupported = ErrorCode::unsupported;
+
+const Row kRows[] = {
+    {"P01 system", "cos\nsystem\n(Vid\ntR.", kUnsafe},
+    {"P01 posix", "cposix\nsystem\n(Vid\ntR.", kUnsafe},
+    {"P01 new object",
+     "\x80\x02"
+     "csubprocess\nPopen\n(Vid\nt\x81.",
+     kUnsafe},
+    {"P02 names by memo",
+     "\x80\x04\x8c\x02os\x94\x8c\x06system\x94"
+     "00h\0h\1\x93\x8c\x02id\x85R."s,
+     kUnsafe},
+    {"P03 inst", "(Vid\nios\nsystem\n.", kUnsafe},
+    {"P03 inst of any class", "(icollections\nOrderedDict\n.", kUnsafe},
+    {"P03 obj", "(cos\nsystem\nVid\no.", kUnsafe},
+    {"P04 attribute walk",
+     "\x80\x04\x8c\x0ctorch._utils\x8c\x1e_rebuild_tensor_v2.__globals__\x93)R."s, kUnsafe},
+    {"P04 walk to a module", "\x80\x04\x8c\x05torch\x8c\x09os.system\x93)R.", kUnsafe},
+    {"P05 python 2 eval",
+     "\x80\x02"
+     "c__builtin__\neval\n(V1\ntR.",
+     kUnsafe},
+    {"P05 reconstructor",
+     "\x80\x02"
+     "ccopy_reg\n_reconstructor\n(ca\nb\nc__builtin__\nobject\nNtR.",
+     kUnsafe},
+    {"P05 getattr",
+     "\x80\x02"
+     "c__builtin__\ngetattr\n(cos\nsystem\nVpopen\ntR.",
+     kUnsafe},
+    {"P05 getattr of a dunder",
+     "\x80\x02"
+     "c__builtin__\ngetattr\n(ctorch\nSize\nV__class__\ntR.",
+     kUnsafe},
+    {"P06 rot13", "c_codecs\nencode\n(Vx\nVrot13\ntR.", kCorrupt},
+    {"P06 ordered dict of text", "ccollections\nOrderedDict\n(Vx\ntR.", kCorrupt},
+    {"P07 items of a list", "\x80\x02](K\1K\2u.", kCorrupt},
+    {"P07 item of a tuple", "\x80\x02)K\1K\2s.", kCorrupt},
+    {"P08 append to a dict", "\x80\x02}K\1a.", kCorrupt},
+    {"P08 add to a list", "\x80\x04](K\1\x90.", kCorrupt},
+    {"P08 class of an ordered dict", "ccollections\nOrderedDict\n)R}V__class__\nNsb.", kCorrupt},
+    {"P08 state of a list", "\x80\x02]}b.", kCorrupt},
+    {"P08 call of a string", "\x80\x02U\x01x)R.", kCorrupt},
+    {"P08 arguments that are no tuple", "ca\nb\n]R.", kCorrupt},
+    {"P17 unset memo", "\x80\x02h\x05.", kCorrupt},
+    {"P17 negative put", "Np-1\n.", kCorrupt},
+    {"P18 long text",
+     "\x80\x02X\xff\xff\xff\xff"
+     "abc.",
+     kIncomplete},
+    {"P18 long bytes",
+     "\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f"
+     "abc.",
+     kIncomplete},
+    {"P18 long bytearray",
+     "\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\xff"
+     "abc.",
+     kIncomplete},
+    {"P18 long integer",
+     "\x80\x02\x8b\xff\xff\xff\x7f"
+     "abc.",
+     kIncomplete},
+    {"P18 negative length",
+     "\x80\x02\x8b\xff\xff\xff\xff"
+     "abc.",
+     kCorrupt},
+    {"P19 frame too long", "\x80\x04\x95\x63\0\0\0\0\0\0\0N."s, kIncomplete},
+    {"P19 frame crossed", "\x80\x04\x95\2\0\0\0\0\0\0\0\x8c\3abc."s, kCorrupt},
+    {"P19 nested frame", "\x80\x04\x95\x0c\0\0\0\0\0\0\0\x95\2\0\0\0\0\0\0\0NN0."s, kCorrupt},
+    {"P20 marks", repeat("(", 5'000'000) + ".", kLimit},
+    {"P20 pop of nothing", "0.", kCorrupt},
+    {"P20 mark of nothing", "t.", kCorrupt},
+    {"P21 deep lists", repeat("]", 200'000) + repeat("a", 199'999) + ".", kLimit},
+    {"P21 deep tuples", "N" + repeat("\x85", 200'000) + ".", kLimit},
+    {"P21 deep dicts", repeat("}N", 200'000) + "N" + repeat("s", 200'000) + ".", kLimit},
+    {"P22 list in itself", "\x80\x02]q\0h\0a."s, kUnsupported},
+    {"P22 list in its tuple",
+     "\x80\x02]q\0h\0\x85"
+     "a."s,
+     kUnsupported},
+    {"P22 dict in itself", "\x80\x02}q\0K\1h\0s."s, kUnsupported},
+    {"P22 object in its state",
+     "\x80\x02"
+     "ca\nb\n)\x81q\0}K\1h\0sb."s,
+     kUnsupported},
+    {"P23 shared doubling", "]" + repeat("2\x86", 60) + ".", kLimit},
+    {"P24 no stop", "\x80\x02N", kIncomplete},
+    {"P24 empty", "", kIncomplete},
+    {"P24 two left", "\x80\x02NN.", kCorrupt},
+    {"P24 none left", "\x80\x02.", kCorrupt},
+    {"P24 open mark", "\x80\x02(N.", kCorrupt},
+    {"P24 protocol 9", "\x80\x09N.", kUnsupported},
+    {"P24 protocol 255", "\x80\xffN.", kUnsupported},
+    {"P24 protocol in the middle", "N\x80\x02.", kCorrupt},
+    {"P24 buffer", "\x80\x05\x97.", kUnsupported},
+    {"P24 extension", "\x80\x02\x82\1.", kUnsupported},
+    {"P24 unknown opcode", "\x80\x02\xf0.", kCorrupt},
+    {"P25 key twice", "\x80\x02}(K\1NK\1Nu.", kCorrupt},
+    {"P25 NaN key", "\x80\x02}G\x7f\xf8\0\0\0\0\0\0Ns."s, kUnsupported},
+    {"P25 list as key", "\x80\x02}]Ns.", kCorrupt},
+    {"P25 key without value", "\x80\x02}(K\1u.", kCorrupt},
+    {"P26 not utf-8", "\x80\x02X\2\0\0\0\xc0\x80."s, kCorrupt},
+    {"P26 name not utf-8",
+     "\x80\x02"
+     "c\xff\nb\n.",
+     kCorrupt},
+    {"P27 long decimal", "L" + std::string(1'000'000, '9') + "L\n.", kLimit},
+    {"P27 large float", "F1e999999\n.", kCorrupt},
+    {"P27 hexadecimal", "I0x10\n.", kCorrupt},
+    {"state twice", "ca\nb\n)R}b}b.", kUnsupported},
+    {"persistent id", "Pxyz\n.", kUnsupported},
+};
+
+std::string test_name(const ::testing::TestParamInfo<Row>& row) {
+  std::string name = row.param.what;
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Pickle, Hostile, ::testing::ValuesIn(kRows), test_name);
+
+TEST(HostilePickle, HarmlessFormsAreData) {
+  EXPECT_EQ(render(parse("\x80\x02"
+                         "c__builtin__\ngetattr\n(ctorch\nSize\nVInner\ntR.")),
+            "builtins.getattr(torch.Size, 'Inner')");
+  // A dangerous name that nothing calls is only a name.
+  EXPECT_EQ(parse("cos\nsystem\n."), Value::global("os", "system"));
+  // A lone surrogate is what Python's "surrogatepass" lets through: kept as it is.
+  EXPECT_EQ(parse("\x80\x02X\3\0\0\0\xed\xa0\x80."s).as_string(), "\xed\xa0\x80");
+  EXPECT_EQ(parse("\x80\x02Nr\xff\xff\xff\xff"
+                  "0j\xff\xff\xff\xff."),
+            Value());
+}
+
+TEST(HostilePickle, NamesAreListedWithoutReading) {
+  EXPECT_EQ(globals(bytes_of("cos\nsystem\n(Vid\ntR.")), std::vector<std::string>{"os.system"});
+  EXPECT_EQ(globals(bytes_of("\x80\x04\x8c\x02os\x94\x8c\x06system\x94"
+                             "00h\0h\1\x93."s)),
+            std::vector<std::string>{"os.system"});
+  EXPECT_EQ(globals(bytes_of("(Vid\nios\nsystem\n.")), std::vector<std::string>{"os.system"});
+}
+
+TEST(HostilePickle, M15EveryPrefixAndManyFlipsAreSurvived) {
+  for (const char* name : {"dcp/c1.metadata", "dcp/hand.metadata", "pickle/objects.p2",
+                           "pickle/blobs.p0", "pickle/defaults.p4"}) {
+    SCOPED_TRACE(name);
+    const auto accepted = test::damage(test::golden(name), 2000, [](std::vector<std::byte> bytes) {
+      (void)read(bytes);
+      (void)globals(bytes);
+    });
+    EXPECT_TRUE(accepted.empty());
+  }
+}
+
+}  // namespace
+}  // namespace tessera::pickle

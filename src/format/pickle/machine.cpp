@@ -1,0 +1,509 @@
+#include "format/pickle/machine.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "format/pickle/text.h"
+#include "value/integer.h"
+#include "value/render.h"
+
+namespace tessera::pickle {
+namespace {
+
+using Kind = Value::Kind;
+
+constexpr int kNewestProtocol = 5;
+
+[[noreturn]] void corrupt(std::string what) {
+  throw Error(ErrorCode::corrupt, std::move(what));
+}
+
+[[noreturn]] void refuse_cycle() {
+  throw Error(
+      ErrorCode::unsupported,
+      "a container is put into itself, or changes after it was put into another: the values "
+      "form a cycle");
+}
+
+std::vector<std::byte> copy(ByteView bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+std::uint64_t saturating_add(std::uint64_t a, std::uint64_t b) {
+  return a + b < a ? ~std::uint64_t{0} : a + b;
+}
+
+}  // namespace
+
+Machine::Machine(ByteView bytes, const ReadOptions& options)
+    : cursor_(bytes), options_(options), cells_(1) {}
+
+Parsed Machine::run() {
+  std::size_t at = 0;
+  try {
+    while (!stopped_) {
+      at = cursor_.at();
+      const std::uint8_t code = cursor_.opcode();
+      if (!step(static_cast<Op>(code)))
+        corrupt("byte " + std::to_string(code) + " is not an opcode");
+    }
+    if (stack_.size() != 1 || !marks_.empty()) {
+      corrupt("the pickle ends with " + std::to_string(stack_.size()) +
+              " values on its stack, expected one");
+    }
+    if (cells_[stack_.front().cell].walked > options_.max_nodes) {
+      throw Error(ErrorCode::limit, "the pickle unfolds to more than " +
+                                        std::to_string(options_.max_nodes) + " values");
+    }
+  } catch (Error& error) {
+    error.at_offset(at);
+    throw;
+  }
+  return {std::move(stack_.front().value), cursor_.at()};
+}
+
+bool Machine::step(Op op) {
+  return step_scalar(op) || step_container(op) || step_stack(op) || step_object(op) ||
+         step_text(op);
+}
+
+bool Machine::step_scalar(Op op) {
+  const auto push_text = [this](std::uint64_t size) {
+    const std::string_view text = cursor_.text(size);
+    require_utf8(text);
+    push(Value(std::string(text)));
+  };
+  const auto push_long = [this](std::uint64_t size) {
+    push(Value::integer(integer_from_bytes(cursor_.take(size))));
+  };
+  const auto push_bytes = [this](std::uint64_t size) {
+    push(Value::bytes(copy(cursor_.take(size))));
+  };
+  switch (op) {
+    case Op::none:
+      push(Value());
+      return true;
+    case Op::newtrue:
+      push(Value(true));
+      return true;
+    case Op::newfalse:
+      push(Value(false));
+      return true;
+    case Op::binint:
+      push(Value(std::int64_t{cursor_.number<std::int32_t>()}));
+      return true;
+    case Op::binint1:
+      push(Value(std::int64_t{cursor_.number<std::uint8_t>()}));
+      return true;
+    case Op::binint2:
+      push(Value(std::int64_t{cursor_.number<std::uint16_t>()}));
+      return true;
+    case Op::long1:
+      push_long(cursor_.number<std::uint8_t>());
+      return true;
+    case Op::long4: {
+      const auto size = cursor_.number<std::int32_t>();
+      if (size < 0) corrupt("an integer of negative length");
+      push_long(static_cast<std::uint64_t>(size));
+      return true;
+    }
+    case Op::binfloat: {
+      const auto bits = __builtin_bswap64(cursor_.number<std::uint64_t>());
+      push(Value(std::bit_cast<double>(bits)));
+      return true;
+    }
+    case Op::short_binunicode:
+    case Op::short_binstring:
+      push_text(cursor_.number<std::uint8_t>());
+      return true;
+    case Op::binunicode:
+      push_text(cursor_.number<std::uint32_t>());
+      return true;
+    case Op::binunicode8:
+      push_text(cursor_.number<std::uint64_t>());
+      return true;
+    case Op::binstring: {
+      const auto size = cursor_.number<std::int32_t>();
+      if (size < 0) corrupt("a string of negative length");
+      push_text(static_cast<std::uint64_t>(size));
+      return true;
+    }
+    case Op::short_binbytes:
+      push_bytes(cursor_.number<std::uint8_t>());
+      return true;
+    case Op::binbytes:
+      push_bytes(cursor_.number<std::uint32_t>());
+      return true;
+    case Op::binbytes8:
+      push_bytes(cursor_.number<std::uint64_t>());
+      return true;
+    case Op::bytearray8:
+      push(Value::bytearray(copy(cursor_.take(cursor_.number<std::uint64_t>()))));
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool Machine::step_text(Op op) {
+  switch (op) {
+    case Op::int_text:
+    case Op::long_text:
+      push(parse_integer(cursor_.line()));
+      return true;
+    case Op::real_text:
+      push(Value(parse_real(cursor_.line())));
+      return true;
+    case Op::string:
+      push(Value(unquote(cursor_.line())));
+      return true;
+    case Op::unicode:
+      push(Value(decode_raw_unicode(cursor_.line())));
+      return true;
+    case Op::get:
+      recall(parse_index(cursor_.line()));
+      return true;
+    case Op::put:
+      memoize(parse_index(cursor_.line()));
+      return true;
+    case Op::persid:
+      load_persistent({Value(std::string(cursor_.line())), 0});
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool Machine::step_container(Op op) {
+  const auto of_top = [this](std::size_t count) {
+    require_above_mark(count);
+    return stack_.size() - count;
+  };
+  switch (op) {
+    case Op::empty_tuple:
+      push_tuple(stack_.size());
+      return true;
+    case Op::tuple1:
+      push_tuple(of_top(1));
+      return true;
+    case Op::tuple2:
+      push_tuple(of_top(2));
+      return true;
+    case Op::tuple3:
+      push_tuple(of_top(3));
+      return true;
+    case Op::tuple:
+      push_tuple(pop_mark());
+      return true;
+    case Op::empty_list:
+      push_container(Value::list());
+      return true;
+    case Op::list:
+      push_sequence(pop_mark(), Kind::list);
+      return true;
+    case Op::empty_set:
+      push_container(Value::set());
+      return true;
+    case Op::frozenset:
+      push_sequence(pop_mark(), Kind::frozenset);
+      return true;
+    case Op::empty_dict:
+      push_container(Value::dict());
+      return true;
+    case Op::dict: {
+      const std::size_t first = pop_mark();
+      stack_.insert(stack_.begin() + static_cast<std::ptrdiff_t>(first),
+                    {Value::dict(), new_cell()});
+      set_items(first + 1);
+      return true;
+    }
+    case Op::append:
+      append_items(of_top(1));
+      return true;
+    case Op::appends:
+      append_items(pop_mark());
+      return true;
+    case Op::additems:
+      add_to_set(pop_mark());
+      return true;
+    case Op::setitem:
+      set_items(of_top(2));
+      return true;
+    case Op::setitems:
+      set_items(pop_mark());
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool Machine::step_stack(Op op) {
+  switch (op) {
+    case Op::mark:
+      // Every open container has one mark, or two around a batch of items.
+      if (marks_.size() > 2 * std::size_t{options_.max_depth}) {
+        throw Error(ErrorCode::limit, "more than " + std::to_string(marks_.size()) + " open marks");
+      }
+      marks_.push_back(stack_.size());
+      return true;
+    case Op::pop:
+      if (!marks_.empty() && marks_.back() == stack_.size()) {
+        marks_.pop_back();
+      } else if (pop().value.is(Kind::object)) {
+        throw Error(ErrorCode::unsupported, "the result of a call is made for its effect");
+      }
+      return true;
+    case Op::pop_mark:
+      stack_.resize(pop_mark());
+      return true;
+    case Op::dup:
+      push_slot(top());
+      return true;
+    case Op::memoize:
+      memoize(memo_size_);
+      return true;
+    case Op::binput:
+      memoize(cursor_.number<std::uint8_t>());
+      return true;
+    case Op::long_binput:
+      memoize(cursor_.number<std::uint32_t>());
+      return true;
+    case Op::binget:
+      recall(cursor_.number<std::uint8_t>());
+      return true;
+    case Op::long_binget:
+      recall(cursor_.number<std::uint32_t>());
+      return true;
+    case Op::proto:
+      if (cursor_.at() != 1) corrupt("a protocol number in the middle of the pickle");
+      protocol_ = cursor_.number<std::uint8_t>();
+      if (protocol_ > kNewestProtocol) {
+        throw Error(ErrorCode::unsupported, "pickle protocol " + std::to_string(protocol_) +
+                                                ", expected at most " +
+                                                std::to_string(kNewestProtocol));
+      }
+      return true;
+    case Op::frame:
+      cursor_.enter_frame(cursor_.number<std::uint64_t>());
+      return true;
+    case Op::stop:
+      stopped_ = true;
+      return true;
+    default:
+      return false;
+  }
+}
+
+void Machine::count_value() {
+  if (++values_ > options_.max_nodes) {
+    throw Error(ErrorCode::limit,
+                "the pickle makes more than " + std::to_string(options_.max_nodes) + " values");
+  }
+}
+
+std::uint32_t Machine::new_cell() {
+  count_value();
+  if (cells_.size() >= kUnset) throw Error(ErrorCode::limit, "more than 2^32 containers");
+  cells_.push_back({1, false, 1});
+  return static_cast<std::uint32_t>(cells_.size() - 1);
+}
+
+void Machine::push(Value value) {
+  count_value();
+  stack_.push_back({std::move(value), 0});
+}
+
+void Machine::push_container(Value value) {
+  stack_.push_back({std::move(value), new_cell()});
+}
+
+void Machine::push_slot(Slot slot) {
+  count_value();
+  stack_.push_back(std::move(slot));
+}
+
+void Machine::require_above_mark(std::size_t count) const {
+  const std::size_t floor = marks_.empty() ? 0 : marks_.back();
+  if (stack_.size() < floor + count) {
+    corrupt("an opcode needs " + std::to_string(count) + " values, the stack has " +
+            std::to_string(stack_.size() - floor));
+  }
+}
+
+Machine::Slot Machine::pop() {
+  require_above_mark(1);
+  Slot slot = std::move(stack_.back());
+  stack_.pop_back();
+  return slot;
+}
+
+Machine::Slot& Machine::top() {
+  require_above_mark(1);
+  return stack_.back();
+}
+
+std::size_t Machine::pop_mark() {
+  if (marks_.empty()) corrupt("an opcode needs a mark, the stack has none");
+  const std::size_t first = marks_.back();
+  marks_.pop_back();
+  return first;
+}
+
+void Machine::contain(std::uint32_t parent, const Slot& child) {
+  Cell& outer = cells_[parent];
+  if (child.cell == 0) {
+    ++outer.walked;
+    return;
+  }
+  Cell& inner = cells_[child.cell];
+  if (child.cell == parent) refuse_cycle();
+  inner.contained = true;
+  outer.walked = saturating_add(outer.walked, inner.walked);
+  outer.depth = std::max(outer.depth, inner.depth + 1);
+  if (outer.depth > options_.max_depth) {
+    throw Error(ErrorCode::limit,
+                "containers nested deeper than " + std::to_string(options_.max_depth));
+  }
+}
+
+// A container that is in another one may hold it: changing it could close a cycle. Python's pickler
+// finishes every container before the one around it, so only trees with cycles need this.
+void Machine::require_changeable(const Slot& slot) const {
+  if (slot.cell == 0 || cells_[slot.cell].contained) refuse_cycle();
+}
+
+void Machine::push_tuple(std::size_t first) {
+  push_sequence(first, Kind::tuple);
+}
+
+void Machine::push_sequence(std::size_t first, Kind kind) {
+  const std::uint32_t cell = new_cell();
+  Value::List items;
+  items.reserve(stack_.size() - first);
+  for (std::size_t i = first; i < stack_.size(); ++i) {
+    contain(cell, stack_[i]);
+    items.push_back(std::move(stack_[i].value));
+  }
+  stack_.resize(first);
+  switch (kind) {
+    case Kind::tuple:
+      stack_.push_back({Value::tuple(std::move(items)), cell});
+      break;
+    case Kind::list:
+      stack_.push_back({Value::list(std::move(items)), cell});
+      break;
+    default:
+      stack_.push_back({Value::frozenset(std::move(items)), cell});
+      break;
+  }
+}
+
+void Machine::append_items(std::size_t first) {
+  const std::size_t floor = marks_.empty() ? 0 : marks_.back();
+  if (first <= floor) corrupt("items without a list");
+  Slot& target = stack_[first - 1];
+  const bool object = target.value.is(Kind::object);
+  if (!object && !target.value.is(Kind::list)) {
+    corrupt("items are appended to " + std::string(describe(target.value.kind())));
+  }
+  if (first == stack_.size()) return;
+  require_changeable(target);
+  auto& items = object ? target.value.as_object().list_items : target.value.items();
+  for (std::size_t i = first; i < stack_.size(); ++i) {
+    contain(target.cell, stack_[i]);
+    items.push_back(std::move(stack_[i].value));
+  }
+  stack_.resize(first);
+}
+
+void Machine::add_to_set(std::size_t first) {
+  const std::size_t floor = marks_.empty() ? 0 : marks_.back();
+  if (first <= floor || !stack_[first - 1].value.is(Kind::set)) corrupt("items without a set");
+  Slot& target = stack_[first - 1];
+  if (first == stack_.size()) return;
+  require_changeable(target);
+  for (std::size_t i = first; i < stack_.size(); ++i) {
+    contain(target.cell, stack_[i]);
+    target.value.items().push_back(std::move(stack_[i].value));
+  }
+  stack_.resize(first);
+}
+
+void Machine::set_items(std::size_t first) {
+  const std::size_t floor = marks_.empty() ? 0 : marks_.back();
+  if (first <= floor) corrupt("pairs without a dict");
+  if ((stack_.size() - first) % 2 != 0) corrupt("a key without a value");
+  Slot& target = stack_[first - 1];
+  if (!target.value.is(Kind::dict) && !target.value.is(Kind::object)) {
+    corrupt("pairs are set in " + std::string(describe(target.value.kind())));
+  }
+  if (first == stack_.size()) return;
+  require_changeable(target);
+  for (std::size_t i = first; i < stack_.size(); i += 2) {
+    set_item(target, std::move(stack_[i]), std::move(stack_[i + 1]));
+  }
+  stack_.resize(first);
+}
+
+void Machine::set_item(Slot& target, Slot key, Slot value) {
+  contain(target.cell, key);
+  contain(target.cell, value);
+  if (target.value.is(Kind::object)) {
+    auto& items = target.value.as_object().dict_items;
+    items.emplace_back(std::move(key.value), std::move(value.value));
+    return;
+  }
+  switch (key.value.kind()) {
+    case Kind::list:
+    case Kind::dict:
+    case Kind::set:
+    case Kind::bytearray:
+      corrupt(std::string(describe(key.value.kind())) + " as a key of a dict");
+    case Kind::tensor:
+      throw Error(ErrorCode::unsupported, "a tensor as a key of a dict");
+    case Kind::real:
+      if (key.value.as_real() != key.value.as_real()) {
+        throw Error(ErrorCode::unsupported, "NaN as a key of a dict");
+      }
+      break;
+    default:
+      break;
+  }
+  const std::size_t before = target.value.size();
+  const Value kept = key.value;
+  target.value.set_item(std::move(key.value), std::move(value.value));
+  if (target.value.size() == before) {
+    corrupt("a dict has a key twice: " + render(kept, 60));
+  }
+}
+
+void Machine::memoize(std::uint64_t index) {
+  const Slot& slot = top();
+  // Picklers count up; any other index has no claim to memory of its own size.
+  if (index <= memo_.size() + 1) {
+    if (index >= memo_.size()) memo_.resize(index + 1, Slot{Value(), kUnset});
+    if (memo_[index].cell == kUnset) ++memo_size_;
+    memo_[index] = slot;
+    return;
+  }
+  if (sparse_memo_.insert_or_assign(index, slot).second) ++memo_size_;
+}
+
+void Machine::recall(std::uint64_t index) {
+  if (index < memo_.size() && memo_[index].cell != kUnset) return push_slot(memo_[index]);
+  const auto found = sparse_memo_.find(index);
+  if (found == sparse_memo_.end()) {
+    corrupt("memo entry " + std::to_string(index) + " is used and was never set");
+  }
+  push_slot(found->second);
+}
+
+std::uint64_t Machine::parse_index(std::string_view text) {
+  const Value index = parse_integer(text);
+  if (!index.is(Kind::integer) || !index.as_integer().big.empty() || index.as_int() < 0) {
+    corrupt("a memo index is not a number that counts");
+  }
+  return static_cast<std::uint64_t>(index.as_int());
+}
+
+}  // namespace tessera::pickle

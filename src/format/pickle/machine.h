@@ -1,0 +1,95 @@
+// The stack machine that a pickle is a program for, with values instead of Python objects.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "format/pickle/cursor.h"
+#include "format/pickle/opcodes.h"
+#include "format/pickle/pickle.h"
+
+namespace tessera::pickle {
+
+class Machine {
+ public:
+  Machine(ByteView bytes, const ReadOptions& options);
+  // Runs to STOP.
+  [[nodiscard]] Parsed run();
+
+ private:
+  // What a container is known to be, beside its value. Index 0 stands for all values that hold
+  // nothing.
+  struct Cell {
+    std::uint32_t depth = 0;   // of containers, this one included
+    bool contained = false;    // in another container, or otherwise not to be changed any more
+    std::uint64_t walked = 1;  // nodes that a walk without a memo would visit
+  };
+  struct Slot {
+    Value value;
+    std::uint32_t cell = 0;
+  };
+  using Slots = std::vector<Slot>;
+
+  // The opcodes, by what they are about; each returns false for an opcode of another group.
+  bool step(Op op);
+  bool step_scalar(Op op);
+  bool step_text(Op op);
+  bool step_container(Op op);
+  bool step_stack(Op op);
+  bool step_object(Op op);
+
+  // Stack.
+  void push(Value value);            // something that holds nothing
+  void push_container(Value value);  // an empty container
+  void push_slot(Slot slot);
+  Slot pop();
+  Slot& top();
+  std::size_t pop_mark();  // index of the first slot above the topmost mark
+  Slots pop_to_mark();
+  void require_above_mark(std::size_t count) const;
+
+  // Containers.
+  void contain(std::uint32_t parent, const Slot& child);
+  void require_changeable(const Slot& slot) const;
+  void push_tuple(std::size_t first);  // of all slots from `first`
+  void push_sequence(std::size_t first, Value::Kind kind);
+  void append_items(std::size_t first);  // to the slot below `first`
+  void add_to_set(std::size_t first);
+  void set_items(std::size_t first);
+  void set_item(Slot& target, Slot key, Slot value);
+
+  // Memo.
+  void memoize(std::uint64_t index);
+  void recall(std::uint64_t index);
+  [[nodiscard]] static std::uint64_t parse_index(std::string_view text);
+
+  // Objects.
+  void push_global(Slot module, Slot name);
+  void reduce();
+  void new_object(bool with_keywords);
+  void build();
+  void load_persistent(Slot id);
+  void require_callable(const Value& callable) const;
+  // Result of `callable(*arguments)` for a name of the closed table; false: not in the table.
+  bool reduce_known(const Slot& callable, const Slot& arguments, Slot& result);
+  Slot ordered_dict_of(const Slot& arguments);
+  void count_value();
+  std::uint32_t new_cell();
+
+  Cursor cursor_;
+  const ReadOptions& options_;
+  int protocol_ = 0;
+  std::uint64_t values_ = 0;
+  bool stopped_ = false;
+  Slots stack_;
+  std::vector<std::size_t> marks_;  // heights of the stack
+  std::vector<Cell> cells_;
+  Slots memo_;  // dense indices; cell kUnset: never put
+  std::unordered_map<std::uint64_t, Slot> sparse_memo_;
+  std::size_t memo_size_ = 0;
+  static constexpr std::uint32_t kUnset = 0xffffffff;
+};
+
+}  // namespace tessera::pickle

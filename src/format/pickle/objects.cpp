@@ -1,0 +1,277 @@
+// The opcodes that would import, call and build in Python, and the closed table of names that
+// become values. Everything else is kept as an object node; nothing is ever called.
+#include <algorithm>
+
+#include "format/pickle/machine.h"
+#include "format/pickle/names.h"
+#include "format/pickle/text.h"
+#include "value/render.h"
+
+namespace tessera::pickle {
+namespace {
+
+using Kind = Value::Kind;
+
+[[noreturn]] void corrupt(std::string what) {
+  throw Error(ErrorCode::corrupt, std::move(what));
+}
+
+std::string name_of(const Value& global) {
+  return printable(global.global_module() + "." + global.global_name(), 200);
+}
+
+bool is_global(const Value& value, std::string_view module, std::string_view name) {
+  return value.is(Kind::global) && value.global_module() == module && value.global_name() == name;
+}
+
+// Nested classes are written as getattr(Outer, "Inner") below protocol 4. That form, and no other
+// use of getattr, only names something.
+bool is_nested_class(const Value& callable, const Value& arguments) {
+  if (!is_global(callable, "builtins", "getattr") || arguments.size() != 2) return false;
+  const Value& outer = arguments.items()[0];
+  const Value& inner = arguments.items()[1];
+  if (!inner.is(Kind::string) || is_dangerous_attribute(inner.as_string())) return false;
+  if (outer.is(Kind::object)) {
+    const Object& object = outer.as_object();
+    return is_nested_class(object.callable, object.arguments);
+  }
+  return outer.is(Kind::global) && !is_dangerous(outer.global_module(), outer.global_name());
+}
+
+[[noreturn]] void refuse(const Value& callable) {
+  throw Error(ErrorCode::unsafe,
+              "the pickle calls " + name_of(callable) + ", which could run code");
+}
+
+}  // namespace
+
+Parsed read(ByteView bytes, const ReadOptions& options) {
+  return Machine(bytes, options).run();
+}
+
+bool Machine::step_object(Op op) {
+  switch (op) {
+    case Op::global: {
+      std::string module(cursor_.line());
+      std::string name(cursor_.line());
+      require_utf8(module);
+      require_utf8(name);
+      if (protocol_ < 3) from_python2(module, name);
+      push(Value::global(std::move(module), std::move(name)));
+      return true;
+    }
+    case Op::stack_global: {
+      Slot name = pop();
+      Slot module = pop();
+      if (!name.value.is(Kind::string) || !module.value.is(Kind::string)) {
+        corrupt("a name is " + std::string(describe(name.value.kind())) + ", expected a string");
+      }
+      push(Value::global_of(std::move(module.value), std::move(name.value)));
+      return true;
+    }
+    case Op::reduce:
+      reduce();
+      return true;
+    case Op::newobj:
+      new_object(false);
+      return true;
+    case Op::newobj_ex:
+      new_object(true);
+      return true;
+    case Op::build:
+      build();
+      return true;
+    case Op::binpersid:
+      load_persistent(pop());
+      return true;
+    case Op::inst:
+    case Op::obj:
+      throw Error(ErrorCode::unsafe,
+                  "the pickle makes an instance as Python 2 did, by calling a class");
+    case Op::ext1:
+    case Op::ext2:
+    case Op::ext4:
+      throw Error(ErrorCode::unsupported, "the pickle uses a private extension number");
+    case Op::next_buffer:
+    case Op::readonly_buffer:
+      throw Error(ErrorCode::unsupported, "the pickle's buffers are kept outside of it");
+    default:
+      return false;
+  }
+}
+
+void Machine::load_persistent(Slot id) {
+  if (!options_.persistent_load) {
+    throw Error(ErrorCode::unsupported, "the pickle refers to something outside of it");
+  }
+  Value loaded = options_.persistent_load(id.value);
+  const std::uint32_t cell = new_cell();
+  contain(cell, id);
+  cells_[cell].contained = true;  // the caller may hand out one node many times
+  stack_.push_back({std::move(loaded), cell});
+}
+
+void Machine::require_callable(const Value& callable) const {
+  if (callable.is(Kind::global)) {
+    if (is_dangerous(callable.global_module(), callable.global_name())) refuse(callable);
+  } else if (!callable.is(Kind::object)) {
+    corrupt("the pickle calls " + std::string(describe(callable.kind())));
+  }
+}
+
+void Machine::reduce() {
+  Slot arguments = pop();
+  Slot callable = pop();
+  if (!arguments.value.is(Kind::tuple)) {
+    corrupt("arguments are " + std::string(describe(arguments.value.kind())) +
+            ", expected a tuple");
+  }
+  if (is_global(callable.value, "builtins", "getattr")) {
+    if (!is_nested_class(callable.value, arguments.value)) refuse(callable.value);
+  } else {
+    require_callable(callable.value);
+  }
+  Slot result;
+  Value made;
+  if (options_.reduce && options_.reduce(callable.value, arguments.value, made)) {
+    result = {std::move(made), new_cell()};
+    contain(result.cell, arguments);
+  } else if (!reduce_known(callable, arguments, result)) {
+    result.cell = new_cell();
+    contain(result.cell, callable);
+    contain(result.cell, arguments);
+    result.value = Value::object(
+        {.callable = std::move(callable.value), .arguments = std::move(arguments.value)});
+  }
+  stack_.push_back(std::move(result));
+}
+
+void Machine::new_object(bool with_keywords) {
+  Slot keywords;
+  if (with_keywords) keywords = pop();
+  Slot arguments = pop();
+  Slot callable = pop();
+  require_callable(callable.value);
+  if (!arguments.value.is(Kind::tuple) || (with_keywords && !keywords.value.is(Kind::dict))) {
+    corrupt("arguments of a new object are not a tuple and a dict");
+  }
+  const std::uint32_t cell = new_cell();
+  contain(cell, callable);
+  contain(cell, arguments);
+  Object object{.callable = std::move(callable.value),
+                .arguments = std::move(arguments.value),
+                .by_new = true};
+  if (with_keywords) {
+    contain(cell, keywords);
+    object.keywords = std::move(keywords.value);
+  }
+  stack_.push_back({Value::object(std::move(object)), cell});
+}
+
+void Machine::build() {
+  Slot state = pop();
+  Slot& target = top();
+  if (target.value.is(Kind::object)) {
+    require_changeable(target);
+    Object& object = target.value.as_object();
+    if (object.state) throw Error(ErrorCode::unsupported, "an object is given two states");
+    contain(target.cell, state);
+    object.state = std::move(state.value);
+    return;
+  }
+  if (!target.value.is(Kind::dict) || target.value.dict_kind() != DictKind::ordered_dict) {
+    corrupt("a state is given to " + std::string(describe(target.value.kind())) +
+            ", expected an object");
+  }
+  require_changeable(target);
+  if (!state.value.is(Kind::dict)) corrupt("the state of an OrderedDict is not a dict");
+  for (const auto& [key, value] : state.value.pairs()) {
+    if (!key.is(Kind::string) || key.as_string().starts_with("__")) {
+      corrupt("the state of an OrderedDict sets " + render(key, 60));
+    }
+  }
+  contain(target.cell, state);
+  target.value.set_container_state(std::move(state.value));
+}
+
+bool Machine::reduce_known(const Slot& callable, const Slot& arguments, Slot& result) {
+  if (!callable.value.is(Kind::global)) return false;
+  const std::string& module = callable.value.global_module();
+  const std::string& name = callable.value.global_name();
+  const auto& given = arguments.value.items();
+  const auto of_items = [&](Value made) {
+    result = {std::move(made), new_cell()};
+    contain(result.cell, arguments);
+    return true;
+  };
+  const auto refuse_arguments = [&]() {
+    corrupt("arguments of " + name_of(callable.value) + " are " + render(arguments.value, 80));
+  };
+  if (module == "collections" && name == "OrderedDict") {
+    result = ordered_dict_of(arguments);
+    return true;
+  }
+  if (module == "collections" && name == "defaultdict") {
+    if (given.size() > 1) return false;
+    Value made = Value::dict({}, DictKind::default_dict);
+    if (!given.empty() && !given[0].is(Kind::none)) made.set_default_factory(given[0]);
+    return of_items(std::move(made));
+  }
+  if (module == "_codecs" && name == "encode") {
+    if (given.size() != 2 || !given[0].is(Kind::string) || !given[1].is(Kind::string) ||
+        (given[1].as_string() != "latin1" && given[1].as_string() != "latin-1")) {
+      refuse_arguments();
+    }
+    return of_items(Value::bytes(latin1_to_bytes(given[0].as_string())));
+  }
+  if (module != "builtins") return false;
+  if (name == "set" || name == "frozenset") {
+    if (given.size() > 1 ||
+        (given.size() == 1 && !given[0].is(Kind::list) && !given[0].is(Kind::tuple))) {
+      refuse_arguments();
+    }
+    Value::List items = given.empty() ? Value::List() : given[0].items();
+    return of_items(name == "set" ? Value::set(std::move(items))
+                                  : Value::frozenset(std::move(items)));
+  }
+  if (name == "complex") {
+    const auto is_number = [](const Value& part) {
+      return part.is(Kind::real) || part.is(Kind::integer);
+    };
+    if (given.size() != 2 || !is_number(given[0]) || !is_number(given[1])) refuse_arguments();
+    return of_items(Value::complex({given[0].as_real(), given[1].as_real()}));
+  }
+  if (name == "bytes" && given.empty()) return of_items(Value::bytes({}));
+  if (name == "bytearray") {
+    if (given.empty()) return of_items(Value::bytearray({}));
+    if (given.size() == 1 && given[0].is(Kind::bytes))
+      return of_items(Value::bytearray(given[0].as_bytes()));
+    if (given.size() == 2 && given[0].is(Kind::string) && given[1].is(Kind::string) &&
+        given[1].as_string() == "latin-1") {
+      return of_items(Value::bytearray(latin1_to_bytes(given[0].as_string())));
+    }
+    refuse_arguments();
+  }
+  return false;
+}
+
+// OrderedDict() is filled by opcodes; Python 2 wrote OrderedDict([[key, value], ...]).
+Machine::Slot Machine::ordered_dict_of(const Slot& arguments) {
+  Slot result{Value::dict({}, DictKind::ordered_dict), new_cell()};
+  contain(result.cell, arguments);
+  const auto& given = arguments.value.items();
+  if (given.empty()) return result;
+  const auto is_sequence = [](const Value& value) {
+    return value.is(Kind::list) || value.is(Kind::tuple);
+  };
+  if (given.size() != 1 || !is_sequence(given[0]))
+    corrupt("an OrderedDict is made from no list of pairs");
+  for (const Value& pair : given[0].items()) {
+    if (!is_sequence(pair) || pair.size() != 2)
+      corrupt("an OrderedDict is made from no list of pairs");
+    set_item(result, {pair.items()[0], 0}, {pair.items()[1], 0});
+  }
+  return result;
+}
+
+}  // namespace tessera::pickle

@@ -1,0 +1,55 @@
+// Python's pickle as data (spec F-01, F-03): protocols 2 to 5 are read, 2 and 4 are written.
+//
+// Nothing is imported or called. Names of a closed table become values (dicts of every kind, sets,
+// sizes, bytes...); any other name becomes a Value::object that is kept and can be written back.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/io.h"
+#include "tessera/value.h"
+
+namespace tessera::pickle {
+
+struct ReadOptions {
+  // Gives meaning to a persistent id (torch.save's storages). Unset: a persistent id is
+  // `unsupported`.
+  std::function<Value(const Value& id)> persistent_load;
+  // Gives meaning to `callable(*arguments)` before the built-in table is asked; returns false to
+  // decline. torch.save's tensor rebuilders are handled here by format/torch.
+  std::function<bool(const Value& callable, const Value& arguments, Value& result)> reduce;
+  std::uint32_t max_depth = 1000;        // nesting of containers; deeper is `limit`
+  std::uint64_t max_nodes = 50'000'000;  // values made by one pickle; more is `limit`
+};
+
+struct Parsed {
+  Value value;
+  std::size_t consumed = 0;  // bytes up to and with the STOP opcode
+};
+
+// The first pickle in `bytes`. Every length is checked against what is left before it is used.
+// Throws `incomplete` for a truncated stream, `corrupt` for anything a Python unpickler would
+// refuse, `unsafe` for a name on the list of execution-capable globals that is reduced,
+// `unsupported` for cycles. Errors carry the offset.
+[[nodiscard]] Parsed read(ByteView bytes, const ReadOptions& options = {});
+
+struct WriteOptions {
+  int protocol = 2;  // 2 as torch.save, 4 as DCP's .metadata
+  // The persistent id of a value that is written by reference; returns false for all others.
+  std::function<bool(const Value& value, Value& id)> persistent_id;
+  // Rewrites a value into the one that is pickled in its place (a tensor into its rebuild object);
+  // returns false to keep it.
+  std::function<bool(const Value& value, Value& replacement)> reduce;
+};
+
+// What Python's own pickler writes for this tree: the same opcodes and memo use for a tree whose
+// identities are those of the Python objects.
+[[nodiscard]] std::vector<std::byte> write(const Value& value, const WriteOptions& options = {});
+
+// Every global name that the stream mentions, in order of first use, without building anything.
+[[nodiscard]] std::vector<std::string> globals(ByteView bytes);
+
+}  // namespace tessera::pickle

@@ -1,0 +1,170 @@
+#include "format/pickle/text.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "tessera/error.h"
+#include "value/integer.h"
+
+namespace tessera::pickle {
+namespace {
+
+// Length of the well-formed sequence at the start of `text`, surrogates included; 0: none.
+std::size_t sequence_length(std::string_view text) {
+  const auto byte = [text](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return 1;
+  if (lead < 0xc2 || lead > 0xf4) return 0;
+  const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (text.size() < length) return 0;
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0U) != 0x80U) return 0;
+  }
+  if (lead == 0xe0 && byte(1) < 0xa0) return 0;  // too long for its code point
+  if (lead == 0xf0 && byte(1) < 0x90) return 0;
+  if (lead == 0xf4 && byte(1) >= 0x90) return 0;  // above U+10FFFF
+  return length;
+}
+
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+// `count` hexadecimal digits at the start of `text`.
+std::uint32_t hex(std::string_view text, std::size_t count) {
+  std::uint32_t number = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const int digit = i < text.size() ? hex_digit(text[i]) : -1;
+    if (digit < 0) throw Error(ErrorCode::corrupt, "a string escape lacks hexadecimal digits");
+    number = number * 16 + static_cast<std::uint32_t>(digit);
+  }
+  return number;
+}
+
+void append_utf8(std::string& out, std::uint32_t code) {
+  const auto put = [&out](std::uint32_t byte) { out += static_cast<char>(byte); };
+  if (code < 0x80) {
+    put(code);
+  } else if (code < 0x800) {
+    put(0xc0U | (code >> 6U));
+    put(0x80U | (code & 0x3fU));
+  } else if (code < 0x10000) {
+    put(0xe0U | (code >> 12U));
+    put(0x80U | ((code >> 6U) & 0x3fU));
+    put(0x80U | (code & 0x3fU));
+  } else {
+    put(0xf0U | (code >> 18U));
+    put(0x80U | ((code >> 12U) & 0x3fU));
+    put(0x80U | ((code >> 6U) & 0x3fU));
+    put(0x80U | (code & 0x3fU));
+  }
+}
+
+}  // namespace
+
+void require_utf8(std::string_view text) {
+  // Nearly all text is ASCII.
+  const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
+  if (std::all_of(text.begin(), text.end(), is_ascii)) return;
+  while (!text.empty()) {
+    const std::size_t length = sequence_length(text);
+    if (length == 0) throw Error(ErrorCode::corrupt, "a string is not UTF-8");
+    text.remove_prefix(length);
+  }
+}
+
+std::vector<std::byte> latin1_to_bytes(std::string_view utf8) {
+  std::vector<std::byte> bytes;
+  bytes.reserve(utf8.size());
+  for (std::size_t i = 0; i < utf8.size(); ++i) {
+    const auto lead = static_cast<unsigned char>(utf8[i]);
+    if (lead < 0x80) {
+      bytes.push_back(static_cast<std::byte>(lead));
+    } else if ((lead == 0xc2 || lead == 0xc3) && i + 1 < utf8.size()) {
+      const auto next = static_cast<unsigned char>(utf8[++i]);
+      bytes.push_back(static_cast<std::byte>(((lead & 3U) << 6U) | (next & 0x3fU)));
+    } else {
+      throw Error(ErrorCode::corrupt, "bytes are written as a string that is not Latin-1");
+    }
+  }
+  return bytes;
+}
+
+std::string bytes_to_latin1(ByteView bytes) {
+  std::string text;
+  text.reserve(bytes.size());
+  for (const std::byte byte : bytes) append_utf8(text, std::to_integer<std::uint32_t>(byte));
+  return text;
+}
+
+std::string unquote(std::string_view literal) {
+  while (!literal.empty() && (literal.back() == '\r' || literal.back() == ' ')) {
+    literal.remove_suffix(1);
+  }
+  if (literal.size() < 2 || literal.front() != literal.back() ||
+      (literal.front() != '\'' && literal.front() != '"')) {
+    throw Error(ErrorCode::corrupt, "a string is not in quotes");
+  }
+  literal = literal.substr(1, literal.size() - 2);
+  constexpr std::string_view kLetters = "\\'\"abfnrtv";
+  constexpr std::string_view kMeanings = "\\'\"\a\b\f\n\r\t\v";
+  std::string text;
+  for (std::size_t i = 0; i < literal.size(); ++i) {
+    if (literal[i] != '\\') {
+      text += literal[i];
+      continue;
+    }
+    const char letter = ++i < literal.size() ? literal[i] : '\0';
+    const std::size_t known = kLetters.find(letter);
+    if (letter == 'x') {
+      text += static_cast<char>(hex(literal.substr(i + 1), 2));
+      i += 2;
+    } else if (known != std::string_view::npos) {
+      text += kMeanings[known];
+    } else {
+      throw Error(ErrorCode::corrupt, "a string has an escape that Python does not write");
+    }
+  }
+  require_utf8(text);
+  return text;
+}
+
+std::string decode_raw_unicode(std::string_view escaped) {
+  std::string text;
+  for (std::size_t i = 0; i < escaped.size(); ++i) {
+    const char next = i + 1 < escaped.size() ? escaped[i + 1] : '\0';
+    if (escaped[i] != '\\' || (next != 'u' && next != 'U')) {
+      append_utf8(text, static_cast<unsigned char>(escaped[i]));
+      continue;
+    }
+    const std::size_t digits = next == 'u' ? 4 : 8;
+    const std::uint32_t code = hex(escaped.substr(i + 2), digits);
+    if (code > 0x10ffff)
+      throw Error(ErrorCode::corrupt, "a string has a code point above U+10FFFF");
+    append_utf8(text, code);
+    i += digits + 1;
+  }
+  return text;
+}
+
+double parse_real(std::string_view text) {
+  double real = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), real);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw Error(ErrorCode::corrupt, "a float is not written as Python writes it");
+  }
+  return real;
+}
+
+Value parse_integer(std::string_view text) {
+  if (text == "00") return Value(false);
+  if (text == "01") return Value(true);
+  if (text.ends_with('L')) text.remove_suffix(1);
+  return Value::integer(integer_from_decimal(text));
+}
+
+}  // namespace tessera::pickle
