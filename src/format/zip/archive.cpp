@@ -1,0 +1,446 @@
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "base/crc32.h"
+#include "base/endian.h"
+#include "format/zip/records.h"
+#include "format/zip/zip.h"
+#include "tessera/error.h"
+
+namespace tessera::zip {
+namespace {
+
+constexpr std::uint64_t kTail = 4096;              // read first; holds a DCP item's whole directory
+constexpr std::uint64_t kCommentReach = 0xFFFF;    // how far a comment can move the end record
+constexpr std::uint64_t kNearby = 4096;            // headers closer than this are read together
+constexpr std::uint64_t kWindow = 64U << 10;       // ... up to so many bytes
+constexpr std::uint64_t kDirectoryCap = 1U << 30;  // bytes
+
+struct End {
+  std::uint64_t count = 0;
+  std::uint64_t directory_size = 0;
+  std::uint64_t directory_offset = 0;
+  std::uint64_t offset = 0;  // of the first end record: the directory ends here
+};
+
+struct Record {
+  Entry entry;
+  std::uint64_t header_offset = 0;
+  std::uint16_t flags = 0;
+};
+
+std::string text(const std::byte* bytes, std::size_t size) {
+  return {reinterpret_cast<const char*>(bytes), size};
+}
+
+}  // namespace
+
+// Hands out ranges of the source, reading as seldom as it can.
+class Archive::Loader {
+ public:
+  explicit Loader(const ByteSource& source) : source_(source), size_(source.size()) {
+    tail = read(size_ - std::min(size_, kTail), std::min(size_, kTail));
+  }
+
+  [[noreturn]] void fail(ErrorCode code, std::string what, std::uint64_t offset) const {
+    throw Error(code, std::move(what)).at_path(source_.name()).at_offset(offset);
+  }
+
+  // `size` bytes at `offset`, which lie inside the source. When they must be fetched, everything up
+  // to `until` is. Valid until the next call.
+  const std::byte* view(std::uint64_t offset, std::uint64_t size, std::uint64_t until) {
+    for (const Window* window : {&tail, &head, &current_}) {
+      if (holds(*window, offset, size)) return window->bytes.data() + (offset - window->offset);
+    }
+    Window& window = head.bytes.empty() ? head : current_;
+    window = read(offset, std::max(size, until - offset));
+    return window.bytes.data();
+  }
+
+  static bool holds(const Window& window, std::uint64_t offset, std::uint64_t size) {
+    return offset >= window.offset && size <= window.bytes.size() &&
+           offset - window.offset <= window.bytes.size() - size;
+  }
+
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+
+  End find_end();
+  std::vector<Record> directory(const End& end);
+  void locate(std::vector<Record>& records, std::uint64_t directory_offset);
+
+  Window head;
+  Window tail;
+
+ private:
+  Window read(std::uint64_t offset, std::uint64_t size) const {
+    Window window{offset, std::vector<std::byte>(size)};
+    source_.read_at(offset, window.bytes);
+    return window;
+  }
+  void explain_missing_end() const;
+  void widen(End& end, const std::byte* record, std::uint64_t record_offset);
+  std::uint64_t central(std::span<const std::byte> bytes, std::uint64_t base, Record& record) const;
+  void zip64(std::span<const std::byte> extra, Record& record, std::uint64_t offset) const;
+  void check_local(Record& record, const std::byte* header, std::uint64_t limit) const;
+  void check_gap(const Record& record, std::uint64_t end);
+
+  const ByteSource& source_;
+  std::uint64_t size_;
+  Window current_;
+};
+
+End Archive::Loader::find_end() {
+  if (size_ < kEndSize) {
+    fail(ErrorCode::incomplete,
+         "file of " + std::to_string(size_) + " bytes is too short for a zip archive", size_);
+  }
+  const std::uint64_t offset = size_ - kEndSize;
+  const std::byte* record = view(offset, kEndSize, size_);
+  if (load_le<std::uint32_t>(record) != kEnd || load_le<std::uint16_t>(record + 20) != 0) {
+    explain_missing_end();
+  }
+  End end;
+  end.offset = offset;
+  end.count = load_le<std::uint16_t>(record + 10);
+  end.directory_size = load_le<std::uint32_t>(record + 12);
+  end.directory_offset = load_le<std::uint32_t>(record + 16);
+  const bool one_disk =
+      load_le<std::uint32_t>(record + 4) == 0 && load_le<std::uint16_t>(record + 8) == end.count;
+  if (!one_disk) fail(ErrorCode::unsupported, "zip archive that spans several disks", offset);
+  if (offset >= kEnd64LocatorSize) {
+    const std::uint64_t locator = offset - kEnd64LocatorSize;
+    const std::byte* bytes = view(locator, kEnd64LocatorSize, size_);
+    if (load_le<std::uint32_t>(bytes) == kEnd64Locator) widen(end, bytes, locator);
+  }
+  if (end.directory_size > end.offset || end.directory_offset != end.offset - end.directory_size) {
+    fail(ErrorCode::corrupt,
+         "central directory of " + std::to_string(end.directory_size) + " bytes at " +
+             std::to_string(end.directory_offset) + ", expected to end at " +
+             std::to_string(end.offset),
+         offset);
+  }
+  if (end.count > kMaxEntries) {
+    fail(ErrorCode::limit,
+         "zip archive of " + std::to_string(end.count) + " entries, at most " +
+             std::to_string(kMaxEntries) + " are read",
+         offset);
+  }
+  if (end.directory_size < end.count * kCentralHeaderSize) {
+    fail(ErrorCode::corrupt,
+         "central directory of " + std::to_string(end.directory_size) + " bytes is too short for " +
+             std::to_string(end.count) + " entries",
+         offset);
+  }
+  if (end.directory_size > kDirectoryCap) {
+    fail(ErrorCode::limit, "central directory of " + std::to_string(end.directory_size) + " bytes",
+         offset);
+  }
+  return end;
+}
+
+// The file does not end in an end record: says whether one is further up.
+void Archive::Loader::explain_missing_end() const {
+  const std::uint64_t reach = std::min(size_, kEndSize + kCommentReach);
+  const Window window = read(size_ - reach, reach);
+  for (std::uint64_t i = reach - kEndSize + 1; i-- > 0;) {
+    if (load_le<std::uint32_t>(window.bytes.data() + i) != kEnd) continue;
+    const std::uint64_t comment = load_le<std::uint16_t>(window.bytes.data() + i + 20);
+    const std::uint64_t after = reach - i - kEndSize;
+    if (comment == after)
+      fail(ErrorCode::unsupported, "zip archive with a comment", window.offset + i);
+    if (comment < after) {
+      fail(ErrorCode::corrupt,
+           std::to_string(after - comment) + " bytes after the end of the zip archive",
+           window.offset + i + kEndSize + comment);
+    }
+  }
+  fail(ErrorCode::incomplete, "no end record: not a zip archive, or one that was cut short", size_);
+}
+
+// Takes the numbers of the zip64 end record that `locator` points to; where the old record has
+// numbers of its own they must agree.
+void Archive::Loader::widen(End& end, const std::byte* locator, std::uint64_t locator_offset) {
+  const auto offset = load_le<std::uint64_t>(locator + 8);
+  const bool one_disk =
+      load_le<std::uint32_t>(locator + 4) == 0 && load_le<std::uint32_t>(locator + 16) == 1;
+  if (!one_disk)
+    fail(ErrorCode::unsupported, "zip archive that spans several disks", locator_offset);
+  if (offset > locator_offset || locator_offset - offset < kEnd64Size) {
+    fail(ErrorCode::corrupt, "zip64 end record said to be at " + std::to_string(offset),
+         locator_offset);
+  }
+  const std::byte* record = view(offset, kEnd64Size, size_);
+  if (load_le<std::uint32_t>(record) != kEnd64 ||
+      load_le<std::uint64_t>(record + 4) != locator_offset - offset - 12) {
+    fail(ErrorCode::corrupt, "no zip64 end record where the locator says", offset);
+  }
+  const End old = end;
+  end.offset = offset;
+  end.count = load_le<std::uint64_t>(record + 32);
+  end.directory_size = load_le<std::uint64_t>(record + 40);
+  end.directory_offset = load_le<std::uint64_t>(record + 48);
+  if (load_le<std::uint64_t>(record + 16) != 0 ||
+      load_le<std::uint64_t>(record + 24) != end.count) {
+    fail(ErrorCode::unsupported, "zip archive that spans several disks", offset);
+  }
+  const bool agree =
+      (old.count == 0xFFFF || old.count == end.count) &&
+      (old.directory_size == kIn64 || old.directory_size == end.directory_size) &&
+      (old.directory_offset == kIn64 || old.directory_offset == end.directory_offset);
+  if (!agree) fail(ErrorCode::corrupt, "the two end records of the zip archive disagree", offset);
+}
+
+std::vector<Record> Archive::Loader::directory(const End& end) {
+  std::vector<std::byte> own;
+  std::span<const std::byte> bytes;
+  if (holds(tail, end.directory_offset, end.directory_size)) {
+    bytes = std::span(tail.bytes).subspan(end.directory_offset - tail.offset, end.directory_size);
+  } else {
+    own = read(end.directory_offset, end.directory_size).bytes;
+    bytes = own;
+  }
+  std::vector<Record> records(end.count);
+  std::uint64_t used = 0;
+  for (Record& record : records) {
+    used += central(bytes.subspan(used), end.directory_offset + used, record);
+  }
+  if (used != bytes.size()) {
+    fail(ErrorCode::corrupt,
+         std::to_string(bytes.size() - used) + " bytes after the last of " +
+             std::to_string(end.count) + " directory entries",
+         end.directory_offset + used);
+  }
+  return records;
+}
+
+// Parses the directory entry at the start of `bytes`, `base` in the file; returns its length.
+std::uint64_t Archive::Loader::central(std::span<const std::byte> bytes, std::uint64_t base,
+                                       Record& record) const {
+  if (bytes.size() < kCentralHeaderSize || load_le<std::uint32_t>(bytes.data()) != kCentralHeader) {
+    fail(ErrorCode::corrupt, "no directory entry where one is due", base);
+  }
+  const std::byte* at = bytes.data();
+  record.flags = load_le<std::uint16_t>(at + 8);
+  const auto method = load_le<std::uint16_t>(at + 10);
+  record.entry.crc32 = load_le<std::uint32_t>(at + 16);
+  const auto stored = load_le<std::uint32_t>(at + 20);
+  record.entry.size = load_le<std::uint32_t>(at + 24);
+  const std::size_t name = load_le<std::uint16_t>(at + 28);
+  const std::size_t extra = load_le<std::uint16_t>(at + 30);
+  const std::size_t comment = load_le<std::uint16_t>(at + 32);
+  const auto disk = load_le<std::uint16_t>(at + 34);
+  record.header_offset = load_le<std::uint32_t>(at + 42);
+  const std::uint64_t length = kCentralHeaderSize + name + extra + comment;
+  if (length > bytes.size() || name == 0) {
+    fail(ErrorCode::corrupt,
+         "directory entry of " + std::to_string(length) + " bytes with a name of " +
+             std::to_string(name) + ", " + std::to_string(bytes.size()) + " are left",
+         base);
+  }
+  record.entry.name = text(at + kCentralHeaderSize, name);
+  // Only these two flags change nothing about how data is stored.
+  if ((record.flags & ~(kFlagDescriptor | kFlagUtf8)) != 0 || method != 0 || disk != 0) {
+    fail(ErrorCode::unsupported,
+         "zip entry '" + record.entry.name + "' with method " + std::to_string(method) +
+             " and flags " + std::to_string(record.flags) + ", expected plain stored data",
+         base);
+  }
+  if (stored != record.entry.size) {
+    fail(ErrorCode::corrupt, "zip entry '" + record.entry.name + "' has two sizes", base);
+  }
+  zip64(bytes.subspan(kCentralHeaderSize + name, extra), record, base);
+  return length;
+}
+
+// Replaces the numbers that are in the 64-bit extra field.
+void Archive::Loader::zip64(std::span<const std::byte> extra, Record& record,
+                            std::uint64_t offset) const {
+  const bool wide_size = record.entry.size == kIn64;
+  const bool wide_offset = record.header_offset == kIn64;
+  if (!wide_size && !wide_offset) return;
+  const std::size_t need = (wide_size ? 16U : 0U) + (wide_offset ? 8U : 0U);
+  while (extra.size() >= 4) {
+    const auto id = load_le<std::uint16_t>(extra.data());
+    const std::size_t size = load_le<std::uint16_t>(extra.data() + 2);
+    extra = extra.subspan(4);
+    if (size > extra.size()) break;
+    if (id == kZip64Field && size >= need) {
+      const std::byte* at = extra.data();
+      if (wide_size) {
+        record.entry.size = load_le<std::uint64_t>(at);
+        if (load_le<std::uint64_t>(at + 8) != record.entry.size) break;
+        at += 16;
+      }
+      if (wide_offset) record.header_offset = load_le<std::uint64_t>(at);
+      return;
+    }
+    extra = extra.subspan(size);
+  }
+  fail(ErrorCode::corrupt, "zip entry '" + record.entry.name + "' without its 64-bit sizes",
+       offset);
+}
+
+// Finds every entry's data and proves that entries, with their headers and descriptors, tile the
+// file.
+void Archive::Loader::locate(std::vector<Record>& records, std::uint64_t directory_offset) {
+  std::vector<Record*> order(records.size());
+  std::transform(records.begin(), records.end(), order.begin(),
+                 [](Record& record) { return &record; });
+  std::stable_sort(order.begin(), order.end(), [](const Record* a, const Record* b) {
+    return a->header_offset < b->header_offset;
+  });
+  const auto header_end = [&](const Record& record) {
+    const std::uint64_t room = directory_offset - record.header_offset;
+    return record.header_offset + std::min(room, kLocalHeaderSize + record.entry.name.size());
+  };
+  std::uint64_t done = 0;  // everything before is accounted for, except a descriptor
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    Record& record = *order[i];
+    const std::uint64_t start = record.header_offset;
+    const std::uint64_t length = kLocalHeaderSize + record.entry.name.size();
+    if (start >= directory_offset || directory_offset - start < length) {
+      fail(ErrorCode::corrupt, "zip entry '" + record.entry.name + "' lies outside the file",
+           start);
+    }
+    if (start < done) {
+      fail(ErrorCode::corrupt, "zip entry '" + record.entry.name + "' overlaps the one before it",
+           start);
+    }
+    const std::uint64_t from = start - std::min(start - done, kDescriptor64Size);
+    std::uint64_t until = start + length;
+    for (std::size_t j = i + 1; j < order.size(); ++j) {
+      const std::uint64_t next = order[j]->header_offset;
+      if (next >= directory_offset || next < until || next - until > kNearby) break;
+      if (header_end(*order[j]) - from > kWindow) break;
+      until = header_end(*order[j]);
+    }
+    view(from, start + length - from, until);
+    if (i > 0) check_gap(*order[i - 1], start);
+    if (i == 0 && start != 0) fail(ErrorCode::corrupt, "bytes before the first zip entry", 0);
+    check_local(record, view(start, length, until), directory_offset);
+    done = record.entry.data_offset + record.entry.size;
+  }
+  if (order.empty() ? directory_offset != 0 : false) {
+    fail(ErrorCode::corrupt, "bytes before the directory of an empty zip archive", 0);
+  }
+  if (!order.empty()) check_gap(*order.back(), directory_offset);
+}
+
+// Compares the local header with the directory and sets the data's offset. `limit`: where data must
+// end.
+void Archive::Loader::check_local(Record& record, const std::byte* at, std::uint64_t limit) const {
+  Entry& entry = record.entry;
+  const std::uint64_t offset = record.header_offset;
+  const bool later = (record.flags & kFlagDescriptor) != 0;  // CRC and sizes may be 0 here
+  const auto says = [&](std::size_t where, std::uint64_t what) {
+    const auto value = load_le<std::uint32_t>(at + where);
+    return value == std::min<std::uint64_t>(what, kIn64) || (later && value == 0);
+  };
+  const std::size_t name = load_le<std::uint16_t>(at + 26);
+  const bool agrees = load_le<std::uint32_t>(at) == kLocalHeader &&
+                      load_le<std::uint16_t>(at + 6) == record.flags &&
+                      load_le<std::uint16_t>(at + 8) == 0 && says(14, entry.crc32) &&
+                      says(18, entry.size) && says(22, entry.size) && name == entry.name.size() &&
+                      std::memcmp(at + kLocalHeaderSize, entry.name.data(), name) == 0;
+  if (!agrees) {
+    fail(ErrorCode::corrupt,
+         "local header of zip entry '" + entry.name + "' contradicts the directory", offset);
+  }
+  const std::uint64_t header = kLocalHeaderSize + name + load_le<std::uint16_t>(at + 28);
+  if (header > limit - offset || entry.size > limit - offset - header) {
+    fail(ErrorCode::corrupt,
+         "zip entry '" + entry.name + "' of " + std::to_string(entry.size) +
+             " bytes runs into the directory",
+         offset);
+  }
+  entry.data_offset = offset + header;
+}
+
+// Between an entry's data and `end`, the start of what follows, there is its descriptor and nothing
+// else.
+void Archive::Loader::check_gap(const Record& record, std::uint64_t end) {
+  const Entry& entry = record.entry;
+  const std::uint64_t start = entry.data_offset + entry.size;
+  const std::uint64_t gap = end - start;
+  const bool announced = (record.flags & kFlagDescriptor) != 0;
+  if (gap == 0 && (!announced || entry.size == 0)) return;
+  bool right = announced && (gap == kDescriptorSize || gap == kDescriptor64Size);
+  if (right) {
+    const std::byte* at = view(start, gap, end);
+    right =
+        load_le<std::uint32_t>(at) == kDescriptor && load_le<std::uint32_t>(at + 4) == entry.crc32;
+    right = right && (gap == kDescriptorSize ? load_le<std::uint32_t>(at + 8) == entry.size &&
+                                                   load_le<std::uint32_t>(at + 12) == entry.size
+                                             : load_le<std::uint64_t>(at + 8) == entry.size &&
+                                                   load_le<std::uint64_t>(at + 16) == entry.size);
+  }
+  if (!right) {
+    fail(ErrorCode::corrupt,
+         std::to_string(gap) + " bytes after zip entry '" + entry.name +
+             "' are not the descriptor that the directory calls for",
+         start);
+  }
+}
+
+Archive::Archive(std::shared_ptr<const ByteSource> source) : source_(std::move(source)) {
+  Loader loader(*source_);
+  const End end = loader.find_end();
+  std::vector<Record> records = loader.directory(end);
+  loader.locate(records, end.directory_offset);
+  head_ = std::move(loader.head);
+  tail_ = std::move(loader.tail);
+
+  by_name_.resize(records.size());
+  std::iota(by_name_.begin(), by_name_.end(), 0U);
+  std::sort(by_name_.begin(), by_name_.end(),
+            [&](auto a, auto b) { return records[a].entry.name < records[b].entry.name; });
+  for (std::size_t i = 1; i < by_name_.size(); ++i) {
+    const Record& record = records[by_name_[i]];
+    if (record.entry.name == records[by_name_[i - 1]].entry.name) {
+      loader.fail(ErrorCode::corrupt, "two zip entries are called '" + record.entry.name + "'",
+                  record.header_offset);
+    }
+  }
+  entries_.reserve(records.size());
+  for (Record& record : records) entries_.push_back(std::move(record.entry));
+}
+
+const Entry* Archive::find(std::string_view name) const {
+  const auto found =
+      std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                       [&](auto index, auto wanted) { return entries_[index].name < wanted; });
+  return found != by_name_.end() && entries_[*found].name == name ? &entries_[*found] : nullptr;
+}
+
+std::vector<std::byte> Archive::read(const Entry& entry, std::uint64_t cap) const {
+  if (entry.size > cap) {
+    throw Error(ErrorCode::limit, "zip entry '" + entry.name + "' of " +
+                                      std::to_string(entry.size) + " bytes, at most " +
+                                      std::to_string(cap) + " are read")
+        .at_path(source_->name())
+        .at_offset(entry.data_offset);
+  }
+  std::vector<std::byte> bytes(entry.size);
+  const Window* held = Loader::holds(head_, entry.data_offset, entry.size)   ? &head_
+                       : Loader::holds(tail_, entry.data_offset, entry.size) ? &tail_
+                                                                             : nullptr;
+  if (held != nullptr) {
+    const auto* from = held->bytes.data() + (entry.data_offset - held->offset);
+    std::copy(from, from + entry.size, bytes.begin());
+  } else {
+    source_->read_at(entry.data_offset, bytes);
+  }
+  const std::uint32_t found = crc32(bytes);
+  if (entry.crc32 != 0 && found != entry.crc32) {
+    throw Error(ErrorCode::corrupt, "zip entry '" + entry.name + "' has CRC-32 " +
+                                        std::to_string(found) + ", recorded is " +
+                                        std::to_string(entry.crc32))
+        .at_path(source_->name())
+        .at_offset(entry.data_offset);
+  }
+  return bytes;
+}
+
+}  // namespace tessera::zip

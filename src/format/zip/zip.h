@@ -1,0 +1,98 @@
+// ZIP archives as torch.save writes them (spec F-01): entries stored, zip64, data at multiples
+// of 64.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/io.h"
+
+namespace tessera::zip {
+
+struct Entry {
+  std::string name;               // as in the archive, with the root folder
+  std::uint64_t data_offset = 0;  // of the first data byte from the archive's start
+  std::uint64_t size = 0;         // bytes
+  std::uint32_t crc32 = 0;        // as recorded in the central directory
+};
+
+// The archive's directory, in central-directory order. Reads the end record, the central directory
+// and the local headers with the descriptors between them, neighbours in one read; data is read
+// only where it lies between headers that are close together. Every byte of the file belongs to
+// something: refused (each with its offset) are compressed or encrypted entries, comments and
+// spanned archives
+// (`unsupported`), names that repeat, entries that overlap, leave holes or leave the file, local
+// headers and descriptors that contradict the directory (`corrupt`), a missing end record
+// (`incomplete`), and more than kMaxEntries entries (`limit`).
+class Archive {
+ public:
+  static constexpr std::uint64_t kMaxEntries = 1'000'000;
+
+  explicit Archive(std::shared_ptr<const ByteSource> source);
+  [[nodiscard]] const std::vector<Entry>& entries() const noexcept { return entries_; }
+  [[nodiscard]] const Entry* find(std::string_view name) const;  // null: absent
+  // The whole entry, CRC-32 checked (`corrupt` on a difference; a recorded 0 is "not computed").
+  // Throws `limit` when it is larger than `cap`.
+  [[nodiscard]] std::vector<std::byte> read(const Entry& entry, std::uint64_t cap) const;
+  [[nodiscard]] const std::shared_ptr<const ByteSource>& source() const noexcept { return source_; }
+
+ private:
+  // A range of the source that is in memory already.
+  struct Window {
+    std::uint64_t offset = 0;
+    std::vector<std::byte> bytes;
+  };
+  class Loader;
+
+  std::shared_ptr<const ByteSource> source_;
+  std::vector<Entry> entries_;
+  std::vector<std::uint32_t> by_name_;  // indices of entries_, sorted by name
+  Window head_;                         // the first headers and what lies between them
+  Window tail_;                         // the end of the file
+};
+
+// Plans and encodes an archive, byte for byte as PyTorch's own writer. The caller places the data:
+// add entries in order, write each one's `header` bytes, its data at `data_offset` and its
+// `descriptor`, and finally the `tail`. Sizes must be known when an entry is added, CRCs only
+// later.
+class Writer {
+ public:
+  struct Placed {
+    std::uint64_t header_offset = 0;  // where `header` goes
+    std::vector<std::byte> header;    // local header with padding: data follows it directly
+    std::uint64_t data_offset = 0;    // multiple of the alignment, from the archive's start
+    std::uint64_t size = 0;
+    std::uint64_t descriptor_offset = 0;
+    std::uint64_t end = 0;  // of the descriptor: the next entry's header_offset
+  };
+  // `alignment`: at most 32768, the reach of the padding field.
+  explicit Writer(std::uint64_t alignment = 64);
+  // `name`: 1 to 65535 bytes, not checked for repetition.
+  const Placed& add(std::string name, std::uint64_t size);
+  // Records the CRC and returns the data descriptor that follows entry `index`'s data; entries
+  // without data have none.
+  std::vector<std::byte> descriptor(std::size_t index, std::uint32_t crc32);
+  [[nodiscard]] const std::vector<Placed>& placed() const noexcept { return placed_; }
+  [[nodiscard]] std::uint64_t tail_offset() const noexcept { return cursor_; }
+  // The tail's length, before any CRC is known.
+  [[nodiscard]] std::uint64_t tail_size() const noexcept;
+  // Central directory and end records; every entry's CRC must have been recorded.
+  [[nodiscard]] std::vector<std::byte> tail() const;
+
+ private:
+  struct Directory {
+    std::string name;
+    std::uint32_t crc32 = 0;
+  };
+  std::uint64_t alignment_;
+  std::uint64_t cursor_ = 0;
+  std::uint64_t directory_size_ = 0;
+  std::vector<Placed> placed_;
+  std::vector<Directory> directory_;
+};
+
+}  // namespace tessera::zip
