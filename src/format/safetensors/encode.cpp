@@ -1,0 +1,194 @@
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "base/checked.h"
+#include "base/endian.h"
+#include "format/safetensors/safetensors.h"
+#include "tessera/error.h"
+
+namespace tessera::safetensors {
+namespace {
+
+// The reference library sorts by its own enumeration of dtypes, last first.
+constexpr std::array kOrder = {
+    DType::uint64,
+    DType::int64,
+    DType::float64,
+    DType::complex64,
+    DType::float32,
+    DType::uint32,
+    DType::int32,
+    DType::bfloat16,
+    DType::float16,
+    DType::uint16,
+    DType::int16,
+    DType::float8_e5m2fnuz,
+    DType::float8_e4m3fnuz,
+    DType::float8_e8m0fnu,
+    DType::float8_e4m3fn,
+    DType::float8_e5m2,
+    DType::int8,
+    DType::uint8,
+    DType::float4_e2m1fn_x2,
+    DType::bool8,
+};
+
+auto rank_of(DType dtype) {
+  return std::find(kOrder.begin(), kOrder.end(), dtype);
+}
+
+void check_type(const Entry& entry) {
+  if (rank_of(entry.dtype) == kOrder.end()) {
+    throw Error(ErrorCode::unsupported,
+                "safetensors has no dtype for " + std::string(to_string(entry.dtype)))
+        .at_key(entry.name);
+  }
+  if (entry.dtype == DType::float4_e2m1fn_x2 && entry.shape.empty()) {
+    throw Error(ErrorCode::unsupported, "safetensors has no F4 scalar").at_key(entry.name);
+  }
+}
+
+// Length of the UTF-8 sequence at the start of `text`; 0 when it is not one.
+std::size_t sequence(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  const std::size_t size = first < 0x80   ? 1
+                           : first < 0xC2 ? 0
+                           : first < 0xE0 ? 2
+                           : first < 0xF0 ? 3
+                           : first < 0xF5 ? 4
+                                          : 0;
+  if (size == 0 || size > text.size()) return 0;
+  for (std::size_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  }
+  // Overlong forms, surrogates and code points beyond U+10FFFF show in the second byte.
+  if (first == 0xE0 && byte(1) < 0xA0) return 0;
+  if (first == 0xED && byte(1) > 0x9F) return 0;
+  if (first == 0xF0 && byte(1) < 0x90) return 0;
+  if (first == 0xF4 && byte(1) > 0x8F) return 0;
+  return size;
+}
+
+void append_string(std::string& out, std::string_view text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  out += '"';
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t size = sequence(text.substr(i));
+    if (size == 0) {
+      throw Error(ErrorCode::invalid_argument, "a safetensors name that is not UTF-8")
+          .at_key(std::string(text));
+    }
+    const char c = text[i];
+    switch (c) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\b':
+        out += "\\b";
+        break;
+      case '\f':
+        out += "\\f";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      default:
+        if (size == 1 && static_cast<unsigned char>(c) < 0x20) {
+          out += "\\u00";
+          out += kHex[static_cast<unsigned char>(c) >> 4];
+          out += kHex[static_cast<unsigned char>(c) & 15];
+        } else {
+          out += text.substr(i, size);
+        }
+    }
+    i += size;
+  }
+  out += '"';
+}
+
+void append_entry(std::string& out, const Entry& entry) {
+  append_string(out, entry.name);
+  out += ":{\"dtype\":\"";
+  out += info(entry.dtype).safetensors;
+  out += "\",\"shape\":[";
+  for (std::size_t d = 0; d < entry.shape.size(); ++d) {
+    const bool pairs = entry.dtype == DType::float4_e2m1fn_x2 && d + 1 == entry.shape.size();
+    if (d != 0) out += ',';
+    out += std::to_string(pairs ? checked_mul<std::int64_t>(entry.shape[d], 2) : entry.shape[d]);
+  }
+  out +=
+      "],\"data_offsets\":[" + std::to_string(entry.begin) + ',' + std::to_string(entry.end) + "]}";
+}
+
+void check_names(const std::vector<Entry>& entries) {
+  std::vector<std::string_view> names;
+  names.reserve(entries.size());
+  for (const Entry& entry : entries) names.push_back(entry.name);
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) {
+    throw Error(ErrorCode::invalid_argument, "two safetensors of one name")
+        .at_key(std::string(*twice));
+  }
+  if (std::binary_search(names.begin(), names.end(), "__metadata__")) {
+    throw Error(ErrorCode::invalid_argument, "a name that safetensors reserves")
+        .at_key("__metadata__");
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte> encode_header(Header& header) {
+  check_names(header.entries);
+  for (const Entry& entry : header.entries) check_type(entry);
+  std::sort(header.entries.begin(), header.entries.end(), [](const Entry& a, const Entry& b) {
+    if (a.dtype != b.dtype) return rank_of(a.dtype) < rank_of(b.dtype);
+    return a.name < b.name;
+  });
+  std::string json = "{";
+  if (!header.metadata.empty()) {
+    json += "\"__metadata__\":{";
+    for (const auto& [key, value] : header.metadata) {
+      if (json.back() != '{') json += ',';
+      append_string(json, key);
+      json += ':';
+      append_string(json, value);
+    }
+    json += '}';
+  }
+  std::uint64_t offset = 0;
+  for (Entry& entry : header.entries) {
+    entry.begin = offset;
+    const auto count = narrow<std::uint64_t>(numel(entry.shape));
+    offset = checked_add(offset, checked_mul<std::uint64_t>(count, size_of(entry.dtype)));
+    entry.end = offset;
+    if (json.back() != '{') json += ',';
+    append_entry(json, entry);
+  }
+  json += '}';
+  json.append((8 - json.size() % 8) % 8, ' ');
+  if (json.size() > kHeaderLimit) {
+    throw Error(ErrorCode::limit, "safetensors header of " + std::to_string(json.size()) +
+                                      " bytes, readers take " + std::to_string(kHeaderLimit));
+  }
+  std::vector<std::byte> bytes;
+  bytes.reserve(8 + json.size());
+  append_le(bytes, static_cast<std::uint64_t>(json.size()));
+  const auto* text = reinterpret_cast<const std::byte*>(json.data());
+  bytes.insert(bytes.end(), text, text + json.size());
+  header.data_offset = bytes.size();
+  return bytes;
+}
+
+}  // namespace tessera::safetensors

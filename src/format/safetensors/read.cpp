@@ -1,0 +1,331 @@
+#include <rapidjson/encodedstream.h>
+#include <rapidjson/error/en.h>
+#include <rapidjson/memorystream.h>
+#include <rapidjson/reader.h>
+
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+#include <string_view>
+
+#include "base/checked.h"
+#include "base/endian.h"
+#include "format/safetensors/safetensors.h"
+#include "tessera/error.h"
+
+namespace tessera::safetensors {
+namespace {
+
+constexpr std::uint64_t kLengthSize = 8;
+constexpr int kMaxSkipDepth = 64;
+constexpr const char* kMetadata = "__metadata__";
+
+// Receives the header's JSON. A member that returns false stops the parser; `error` says why.
+class Handler {
+ public:
+  explicit Handler(Header& header) : header_(header) {}
+
+  bool Null() {
+    return skipping() || (where_ == Where::metadata && leave(Where::names)) || refuse("null");
+  }
+  bool Bool(bool) { return skipping() || refuse("a boolean"); }
+  bool RawNumber(const char* text, rapidjson::SizeType size, bool) {
+    if (skipping()) return true;
+    if (where_ != Where::shape && where_ != Where::offsets) return refuse("a number");
+    std::uint64_t value = 0;
+    const auto [end, problem] = std::from_chars(text, text + size, value);
+    if (problem != std::errc() || end != text + size) {
+      return fail(ErrorCode::corrupt, "'" + std::string(text, size) + "' where a count is due");
+    }
+    return number(value);
+  }
+  // With kParseNumbersAsStringsFlag numbers arrive in RawNumber only.
+  bool Int(int) { return false; }
+  bool Uint(unsigned) { return false; }
+  bool Int64(std::int64_t) { return false; }
+  bool Uint64(std::uint64_t) { return false; }
+  bool Double(double) { return false; }
+
+  bool String(const char* text, rapidjson::SizeType size, bool) {
+    if (skipping()) return true;
+    if (where_ == Where::metadata_value) {
+      header_.metadata.emplace(metadata_key_, std::string(text, size));
+      return leave(Where::metadata_keys);
+    }
+    if (where_ != Where::dtype) return refuse("a string");
+    try {
+      entry().dtype = dtype_from_safetensors({text, size});
+    } catch (const Error& found) {
+      return fail(found.code(), found.message());
+    }
+    return leave(Where::fields);
+  }
+
+  bool StartObject() {
+    if (where_ == Where::skip) return deeper();
+    if (where_ == Where::start) return leave(Where::names);
+    if (where_ == Where::metadata) return leave(Where::metadata_keys);
+    if (where_ == Where::entry) return leave(Where::fields);
+    return refuse("an object");
+  }
+  bool Key(const char* text, rapidjson::SizeType size, bool) {
+    const std::string_view key(text, size);
+    if (where_ == Where::skip) return true;
+    if (where_ == Where::names) return name(key);
+    if (where_ == Where::fields) return field(key);
+    metadata_key_ = key;
+    if (header_.metadata.contains(metadata_key_)) return repeated(key);
+    return leave(Where::metadata_value);
+  }
+  bool EndObject(rapidjson::SizeType) {
+    if (where_ == Where::skip) return shallower();
+    if (where_ == Where::metadata_keys) return leave(Where::names);
+    if (where_ == Where::fields) return finish_entry();
+    return leave(Where::end);
+  }
+  bool StartArray() {
+    if (where_ == Where::skip) return deeper();
+    if ((where_ == Where::shape || where_ == Where::offsets) && !in_array_) return in_array_ = true;
+    return refuse("an array");
+  }
+  bool EndArray(rapidjson::SizeType count) {
+    if (where_ == Where::skip) return shallower();
+    in_array_ = false;
+    if (where_ == Where::offsets && count != 2) {
+      return fail(ErrorCode::corrupt, std::to_string(count) + " data_offsets, expected 2");
+    }
+    return leave(Where::fields);
+  }
+
+  ErrorCode code = ErrorCode::corrupt;
+  std::string error;  // empty: the JSON itself is at fault
+
+  // The tensor that is being read; empty: none.
+  [[nodiscard]] std::string key() const {
+    const bool inside = where_ >= Where::entry && !header_.entries.empty();
+    return inside ? header_.entries.back().name : std::string();
+  }
+
+ private:
+  // What is due next. From `entry` on, the last entry is unfinished.
+  enum class Where {
+    start,
+    end,
+    names,
+    metadata,
+    metadata_keys,
+    metadata_value,
+    entry,
+    fields,
+    dtype,
+    shape,
+    offsets,
+    skip
+  };
+  // Fields of an entry, as bits.
+  static constexpr unsigned kDtype = 1, kShape = 2, kOffsets = 4, kAll = 7;
+
+  bool leave(Where to) {
+    where_ = to;
+    return true;
+  }
+  bool fail(ErrorCode with, std::string what) {
+    code = with;
+    error = std::move(what);
+    return false;
+  }
+  bool refuse(const char* what) {
+    return fail(ErrorCode::corrupt, std::string(what) + " where the header has something else");
+  }
+  bool repeated(std::string_view key) {
+    return fail(ErrorCode::corrupt, "'" + std::string(key) + "' appears twice");
+  }
+  // True for a scalar inside a field that is skipped.
+  bool skipping() {
+    if (where_ != Where::skip) return false;
+    if (depth_ == 0) where_ = Where::fields;
+    return true;
+  }
+  bool deeper() {
+    return ++depth_ <= kMaxSkipDepth ||
+           fail(ErrorCode::limit, "a field nested deeper than " + std::to_string(kMaxSkipDepth));
+  }
+  bool shallower() {
+    if (--depth_ == 0) where_ = Where::fields;
+    return true;
+  }
+
+  Entry& entry() { return header_.entries.back(); }
+
+  bool name(std::string_view key) {
+    if (key == kMetadata) {
+      if (saw_metadata_) return repeated(key);
+      saw_metadata_ = true;
+      return leave(Where::metadata);
+    }
+    header_.entries.emplace_back().name = key;
+    seen_ = 0;
+    return leave(Where::entry);
+  }
+
+  bool field(std::string_view key) {
+    const unsigned bit = key == "dtype"          ? kDtype
+                         : key == "shape"        ? kShape
+                         : key == "data_offsets" ? kOffsets
+                                                 : 0;
+    if (bit == 0) {
+      depth_ = 0;
+      return leave(Where::skip);
+    }
+    if ((seen_ & bit) != 0) return repeated(key);
+    seen_ |= bit;
+    offsets_ = 0;
+    return leave(bit == kDtype ? Where::dtype : bit == kShape ? Where::shape : Where::offsets);
+  }
+
+  bool number(std::uint64_t value) {
+    if (!in_array_) return refuse("a number");
+    if (where_ == Where::offsets) {
+      if (offsets_ < 2) (offsets_ == 0 ? entry().begin : entry().end) = value;
+      ++offsets_;
+      return true;
+    }
+    if (!std::in_range<std::int64_t>(value))
+      return fail(ErrorCode::corrupt, "a dimension of " + std::to_string(value));
+    if (entry().shape.size() == kMaxDimensions) {
+      return fail(ErrorCode::limit, "more than " + std::to_string(kMaxDimensions) + " dimensions");
+    }
+    entry().shape.push_back(static_cast<std::int64_t>(value));
+    return true;
+  }
+
+  bool finish_entry() {
+    if (seen_ != kAll) return fail(ErrorCode::corrupt, "dtype, shape or data_offsets is missing");
+    if (entry().dtype == DType::float4_e2m1fn_x2) {
+      if (entry().shape.empty() || entry().shape.back() % 2 != 0) {
+        return fail(ErrorCode::corrupt,
+                    "F4 values that do not fill bytes: shape " + to_string(entry().shape));
+      }
+      entry().shape.back() /= 2;
+    }
+    return leave(Where::names);
+  }
+
+  Header& header_;
+  Where where_ = Where::start;
+  std::string metadata_key_;
+  bool saw_metadata_ = false;
+  bool in_array_ = false;
+  unsigned seen_ = 0;  // fields of the entry
+  int offsets_ = 0;    // numbers read of data_offsets
+  int depth_ = 0;      // inside a skipped field
+};
+
+void parse(ByteView bytes, const ByteSource& source, Header& header) {
+  const auto* text = reinterpret_cast<const char*>(bytes.data());
+  Handler handler(header);
+  const auto fail = [&](ErrorCode code, std::string what, std::size_t at) {
+    Error error(code, "safetensors header: " + std::move(what));
+    if (!handler.key().empty()) error.at_key(handler.key());
+    throw error.at_path(source.name()).at_offset(kLengthSize + at);
+  };
+  if (bytes.empty() || text[0] != '{') fail(ErrorCode::corrupt, "does not begin with '{'", 0);
+  rapidjson::MemoryStream stream(text, bytes.size());
+  rapidjson::EncodedInputStream<rapidjson::UTF8<>, rapidjson::MemoryStream> input(stream);
+  rapidjson::Reader reader;
+  reader.Parse<rapidjson::kParseValidateEncodingFlag | rapidjson::kParseNumbersAsStringsFlag>(
+      input, handler);
+  if (reader.HasParseError()) {
+    const std::size_t at = std::min<std::size_t>(reader.GetErrorOffset(), bytes.size());
+    if (handler.error.empty())
+      handler.error = rapidjson::GetParseError_En(reader.GetParseErrorCode());
+    fail(handler.code, handler.error, at);
+  }
+  // The parser takes a NUL for the end.
+  if (input.Tell() != bytes.size())
+    fail(ErrorCode::corrupt, "text after the JSON object", input.Tell());
+}
+
+void check_names(const Header& header, const ByteSource& source) {
+  std::vector<std::uint32_t> order(header.entries.size());
+  std::iota(order.begin(), order.end(), 0U);
+  const auto name = [&](std::uint32_t i) -> const std::string& { return header.entries[i].name; };
+  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return name(a) < name(b); });
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    if (name(order[i - 1]) == name(order[i])) {
+      throw Error(ErrorCode::corrupt, "safetensors header: the name appears twice")
+          .at_key(name(order[i]))
+          .at_path(source.name());
+    }
+  }
+}
+
+// Sorts by place and proves that the tensors tile `size` bytes.
+void check_layout(Header& header, std::uint64_t size, const ByteSource& source) {
+  std::stable_sort(header.entries.begin(), header.entries.end(),
+                   [](const Entry& a, const Entry& b) {
+                     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+                   });
+  std::uint64_t done = 0;
+  for (const Entry& entry : header.entries) {
+    const auto fail = [&](ErrorCode code, const std::string& what) {
+      throw Error(code, what).at_key(entry.name).at_path(source.name());
+    };
+    if (entry.begin > entry.end) fail(ErrorCode::corrupt, "data ends before it begins");
+    const auto count = static_cast<std::uint64_t>(numel(entry.shape));
+    if (checked_mul<std::uint64_t>(count, size_of(entry.dtype)) != entry.end - entry.begin) {
+      fail(ErrorCode::corrupt, "data of " + std::to_string(entry.end - entry.begin) +
+                                   " bytes for " + std::string(to_string(entry.dtype)) + " " +
+                                   to_string(entry.shape));
+    }
+    if (entry.begin != done) {
+      fail(ErrorCode::corrupt, "data begins at " + std::to_string(entry.begin) + ", expected " +
+                                   std::to_string(done) + " where the one before ends");
+    }
+    if (entry.end > size) {
+      fail(ErrorCode::incomplete,
+           "data ends at " + std::to_string(entry.end) + " of " + std::to_string(size) + " bytes");
+    }
+    done = entry.end;
+  }
+  if (done != size) {
+    throw Error(ErrorCode::corrupt, std::to_string(size - done) + " bytes after the last tensor")
+        .at_path(source.name())
+        .at_offset(header.data_offset + done);
+  }
+}
+
+}  // namespace
+
+Header read_header(const ByteSource& source, std::uint64_t limit) {
+  const std::uint64_t size = source.size();
+  if (size < kLengthSize) {
+    throw Error(ErrorCode::incomplete,
+                "file of " + std::to_string(size) + " bytes is too short for safetensors")
+        .at_path(source.name());
+  }
+  std::vector<std::byte> bytes(kLengthSize);
+  source.read_at(0, bytes);
+  const auto length = load_le<std::uint64_t>(bytes.data());
+  if (length > limit) {
+    throw Error(ErrorCode::limit, "safetensors header of " + std::to_string(length) +
+                                      " bytes, at most " + std::to_string(limit) + " are read")
+        .at_path(source.name());
+  }
+  if (length > size - kLengthSize) {
+    throw Error(ErrorCode::incomplete, "safetensors header of " + std::to_string(length) +
+                                           " bytes in a file of " + std::to_string(size))
+        .at_path(source.name());
+  }
+  bytes.resize(length);
+  source.read_at(kLengthSize, bytes);
+  Header header;
+  header.data_offset = kLengthSize + length;
+  parse(bytes, source, header);
+  bytes = {};
+  check_names(header, source);
+  check_layout(header, size - header.data_offset, source);
+  return header;
+}
+
+}  // namespace tessera::safetensors

@@ -1,0 +1,189 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/crc32.h"
+#include "format/test_support.h"
+#include "format/torch/torch_file.h"
+#include "format/zip/zip.h"
+
+namespace tessera::torch_file {
+namespace {
+
+using Records = std::vector<std::pair<std::string, std::string>>;
+
+std::vector<std::byte> archive(const Records& records) {
+  zip::Writer writer;
+  std::vector<std::byte> file;
+  const auto append = [&](const auto& bytes) {
+    file.insert(file.end(), bytes.begin(), bytes.end());
+  };
+  for (const auto& [name, data] : records) {
+    const std::size_t index = writer.placed().size();
+    const auto bytes = std::as_bytes(std::span(data));
+    append(writer.add(name, data.size()).header);
+    append(bytes);
+    append(writer.descriptor(index, crc32(bytes)));
+  }
+  append(writer.tail());
+  return file;
+}
+
+ErrorCode code_of(std::vector<std::byte> file) {
+  const auto [code, threw] = test::thrown([&] { (void)read(test::source(std::move(file))); });
+  EXPECT_TRUE(threw);
+  return code;
+}
+
+ErrorCode code_of(const Records& records) {
+  return code_of(archive(records));
+}
+
+// A pickle of _rebuild_tensor_v2 over a storage of 4 floats; the parts that differ are given as
+// opcodes.
+std::string pickle(const std::string& offset, const std::string& size, const std::string& stride,
+                   const std::string& count = "K\4",
+                   const std::string& storage = "ctorch\nFloatStorage\n") {
+  return "\x80\2ctorch._utils\n_rebuild_tensor_v2\n((X\7" + std::string(3, '\0') + "storage" +
+         storage + "X\1" + std::string(3, '\0') + "0X\3" + std::string(3, '\0') + "cpu" + count +
+         "tQ" + offset + size + stride +
+         "\x89"
+         "ccollections\nOrderedDict\n)RtR.";
+}
+
+Records with(const std::string& data, std::size_t bytes = 16) {
+  return {{"a/data.pkl", data}, {"a/data/0", std::string(bytes, '\0')}, {"a/version", "3\n"}};
+}
+
+std::string number(int value) {
+  return std::string("K") + static_cast<char>(value);
+}
+std::string tuple1(const std::string& item) {
+  return item + "\x85";
+}
+std::string huge() {
+  return std::string("\x8a\x08\0\0\0\0\0\0\0\x40", 10);
+}  // 2^62
+
+// Rows P10-P14, Z17: geometry and storages that do not fit.
+TEST(TorchHostile, Geometry) {
+  const std::string zero = std::string("K\0", 2);
+  const auto good = pickle(zero, tuple1(number(4)), tuple1(number(1)));
+  const Value tensor = read(test::source(archive(with(good))));
+  EXPECT_EQ(tensor.as_tensor().shape, Shape{4});
+
+  const auto minus = std::string("J\xff\xff\xff\xff");
+  const auto corrupt = ErrorCode::corrupt;
+  EXPECT_EQ(code_of(with(pickle(zero, tuple1(number(5)), tuple1(number(1))))), corrupt);
+  EXPECT_EQ(code_of(with(pickle(number(1), tuple1(number(4)), tuple1(number(1))))), corrupt);
+  EXPECT_EQ(code_of(with(pickle(minus, tuple1(number(4)), tuple1(number(1))))), corrupt);
+  EXPECT_EQ(code_of(with(pickle(zero, tuple1(minus), tuple1(number(1))))), corrupt);
+  EXPECT_EQ(code_of(with(pickle(zero, tuple1(number(4)), tuple1(minus)))), corrupt);
+  EXPECT_EQ(code_of(with(pickle(zero, tuple1(number(4)), ")"))), corrupt);
+  EXPECT_EQ(code_of(with(pickle(zero, tuple1("N"), tuple1(number(1))))), corrupt);
+  EXPECT_EQ(code_of(with(pickle(zero, tuple1(huge()), tuple1(huge())))), ErrorCode::limit);
+  EXPECT_EQ(code_of(with(pickle(zero, huge() + huge() + "\x86", number(1) + number(1) + "\x86"))),
+            ErrorCode::limit);
+  EXPECT_EQ(code_of(with(pickle(zero, tuple1(number(4)), tuple1(number(1)), number(5)))), corrupt);
+  EXPECT_EQ(code_of(with(pickle(zero, tuple1(number(4)), tuple1(number(1)), minus))), corrupt);
+  EXPECT_EQ(code_of(with(pickle(zero, tuple1(number(4)), tuple1(number(1)), huge()))), corrupt);
+  EXPECT_EQ(code_of(with(good, 20)), corrupt);
+  EXPECT_EQ(code_of(with(good, 0)), corrupt);
+  EXPECT_EQ(code_of({{"a/data.pkl", good}, {"a/version", "3\n"}}), corrupt);
+  std::string ones = "(";
+  for (int i = 0; i < 65; ++i) ones += number(1);
+  EXPECT_EQ(code_of(with(pickle(zero, ones + "t", ones + "t"))), ErrorCode::limit);
+  // P14: a huge view of few bytes is only described.
+  const auto wide = read(test::source(archive(with(pickle(zero, tuple1(huge()), tuple1(zero))))));
+  EXPECT_EQ(wide.as_tensor().shape, Shape{std::int64_t{1} << 62});
+}
+
+TEST(TorchHostile, StorageIds) {
+  const std::string zero = std::string("K\0", 2);
+  const auto code = [&](const std::string& storage) {
+    return code_of(with(pickle(zero, tuple1(number(4)), tuple1(number(1)), "K\4", storage)));
+  };
+  EXPECT_EQ(code("ctorch\nNoStorage\n"), ErrorCode::unsupported);
+  EXPECT_EQ(code("cother\nFloatStorage\n"), ErrorCode::corrupt);
+  EXPECT_EQ(code("K\1"), ErrorCode::corrupt);
+  EXPECT_EQ(code_of(with("\x80\2K\1Q.")), ErrorCode::corrupt);
+  EXPECT_EQ(code_of(with("\x80\2K\1K\2\x86Q.")), ErrorCode::corrupt);
+}
+
+// Rows Z11, Z19, Z21: the archive around the pickle.
+TEST(TorchHostile, Records) {
+  const std::string none = "\x80\2N.";
+  EXPECT_TRUE(read(test::source(archive({{"a/data.pkl", none}, {"a/version", "3\n"}})))
+                  .is(Value::Kind::none));
+  EXPECT_TRUE(read(test::source(archive({{"a/data.pkl", none}, {"a/.data/version", "6\n"}})))
+                  .is(Value::Kind::none));
+  EXPECT_EQ(code_of(Records{}), ErrorCode::corrupt);
+  EXPECT_EQ(code_of({{"a/other", "x"}, {"a/version", "3\n"}}), ErrorCode::corrupt);
+  EXPECT_EQ(code_of({{"data.pkl", none}, {"version", "3\n"}}), ErrorCode::corrupt);
+  EXPECT_EQ(code_of({{"a/data.pkl", none}, {"b/version", "3\n"}}), ErrorCode::corrupt);
+  EXPECT_EQ(code_of({{"../data.pkl", none}, {"../version", "3\n"}}), ErrorCode::corrupt);
+  EXPECT_EQ(code_of({{"/data.pkl", none}, {"/version", "3\n"}}), ErrorCode::corrupt);
+  EXPECT_EQ(code_of({{"a/data.pkl", none}}), ErrorCode::corrupt);
+  EXPECT_EQ(code_of({{"a/data.pkl", none}, {"a/version", "abc"}}), ErrorCode::corrupt);
+  EXPECT_EQ(code_of({{"a/data.pkl", none}, {"a/version", "999999"}}), ErrorCode::unsupported);
+  const auto order = [&](const char* text) {
+    return code_of({{"a/data.pkl", none}, {"a/byteorder", text}, {"a/version", "3\n"}});
+  };
+  EXPECT_EQ(order("big"), ErrorCode::unsupported);
+  EXPECT_EQ(order("pdp"), ErrorCode::corrupt);
+  EXPECT_EQ(code_of({{"a/data.pkl", none + "x"}, {"a/version", "3\n"}}), ErrorCode::corrupt);
+  EXPECT_EQ(code_of({{"a/data.pkl", "\x80\2cos\nsystem\nX\1" + std::string(3, '\0') + "x\x85R."},
+                     {"a/version", "3\n"}}),
+            ErrorCode::unsafe);
+}
+
+TEST(TorchHostile, OtherFormats) {
+  EXPECT_EQ(code_of(test::golden("legacy.pt")), ErrorCode::unsupported);
+  EXPECT_EQ(code_of(test::golden("script.pt")), ErrorCode::unsupported);
+  EXPECT_EQ(code_of(test::golden("olmo.safetensors")), ErrorCode::corrupt);
+  std::vector<std::byte> tar(1024);
+  const auto magic = std::as_bytes(std::span("ustar", 5));
+  std::copy(magic.begin(), magic.end(), tar.begin() + 257);
+  EXPECT_EQ(code_of(tar), ErrorCode::unsupported);
+  EXPECT_EQ(code_of(std::vector<std::byte>{}), ErrorCode::incomplete);
+}
+
+TEST(TorchHostile, ErrorsSayWhere) {
+  try {
+    (void)read(test::source(archive(with("\x80\2K\1Q."))));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.path(), "bytes under test:a/data.pkl");
+    EXPECT_TRUE(error.offset().has_value());
+  }
+}
+
+TEST(TorchHostile, SurvivesDamage) {
+  const auto parse = [](std::vector<std::byte> bytes) {
+    (void)read(test::source(std::move(bytes)));
+  };
+  for (const char* name : {"fsdp1_uop0_ws2/optim.pt", "item.pt"}) {
+    EXPECT_THAT(test::damage(test::golden(name), 5000, parse), testing::IsEmpty()) << name;
+  }
+}
+
+// Damage that the zip's CRC would hide is done to the pickle before the archive is made.
+TEST(TorchHostile, SurvivesDamagedPickles) {
+  const zip::Archive kinds(test::source(test::golden("kinds.pt")));
+  Records records;
+  for (const zip::Entry& entry : kinds.entries()) {
+    const auto bytes = kinds.read(entry, 1 << 20);
+    records.emplace_back(entry.name,
+                         std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
+  const auto bytes = std::as_bytes(std::span(records[0].second));
+  const std::vector<std::byte> original(bytes.begin(), bytes.end());
+  const auto parse = [&](const std::vector<std::byte>& damaged) {
+    records[0].second.assign(reinterpret_cast<const char*>(damaged.data()), damaged.size());
+    const Value tree = read(test::source(archive(records)));
+    (void)Writer(tree, "kinds");
+  };
+  EXPECT_THAT(test::damage(original, 3000, parse), testing::IsEmpty());
+}
+
+}  // namespace
+}  // namespace tessera::torch_file

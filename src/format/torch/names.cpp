@@ -1,0 +1,79 @@
+#include "format/torch/names.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/checked.h"
+#include "tessera/error.h"
+
+namespace tessera::torch_file {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, DType>, 6> kWithoutDType = {{
+    {kUntyped, DType::uint8},
+    {"QInt8Storage", DType::int8},
+    {"QUInt8Storage", DType::uint8},
+    {"QInt32Storage", DType::int32},
+    {"QUInt4x2Storage", DType::uint8},
+    {"QUInt2x4Storage", DType::uint8},
+}};
+
+}  // namespace
+
+StorageClass storage_class(std::string_view name) {
+  for (const auto& [known, dtype] : kWithoutDType) {
+    if (name == known) return {dtype, std::string(name)};
+  }
+  return {dtype_from_storage(name), {}};
+}
+
+std::string_view class_name(DType dtype) {
+  const std::string_view own = info(dtype).storage;
+  return own.empty() ? kUntyped : own;
+}
+
+std::string_view class_name(const Storage& storage) {
+  return storage.torch_class.empty() ? class_name(storage.dtype) : storage.torch_class;
+}
+
+Value class_global(std::string_view name) {
+  return Value::global(name == kUntyped ? "torch.storage" : "torch", std::string(name));
+}
+
+Shape torch_strides(const Shape& shape) {
+  Shape strides(shape.size(), 1);
+  for (std::size_t d = shape.size(); d-- > 1;) {
+    strides[d - 1] = checked_mul(strides[d], std::max<std::int64_t>(shape[d], 1));
+  }
+  return strides;
+}
+
+void require_inside(const View& view, DType dtype, std::uint64_t storage_size) {
+  const auto fail = [&](const std::string& what) {
+    throw Error(ErrorCode::corrupt, what + ": offset " + std::to_string(view.offset) + ", shape " +
+                                        to_string(view.shape) + ", strides " +
+                                        to_string(view.strides));
+  };
+  if (view.shape.size() > kMaxDimensions) {
+    throw Error(ErrorCode::limit,
+                "a tensor of " + std::to_string(view.shape.size()) + " dimensions");
+  }
+  const auto negative = [](std::int64_t value) { return value < 0; };
+  if (view.strides.size() != view.shape.size() || view.offset < 0 ||
+      std::any_of(view.shape.begin(), view.shape.end(), negative) ||
+      std::any_of(view.strides.begin(), view.strides.end(), negative)) {
+    fail("a tensor of impossible geometry");
+  }
+  if (numel(view.shape) == 0) return;
+  std::int64_t last = view.offset;
+  for (std::size_t d = 0; d < view.shape.size(); ++d) {
+    last = checked_add(last, checked_mul(view.shape[d] - 1, view.strides[d]));
+  }
+  if (static_cast<std::uint64_t>(last) >= storage_size / size_of(dtype)) {
+    fail("a tensor that reaches element " + std::to_string(last) + " of a storage of " +
+         std::to_string(storage_size / size_of(dtype)));
+  }
+}
+
+}  // namespace tessera::torch_file

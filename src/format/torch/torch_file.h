@@ -1,0 +1,75 @@
+// torch.save archives (spec F-01, F-02): a pickled tree whose tensors are views of storages in a
+// zip.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "format/zip/zip.h"
+#include "tessera/io.h"
+#include "tessera/value.h"
+
+namespace tessera::torch_file {
+
+// The tree of a torch.save archive. Tensor leaves have one piece, the whole tensor, whose storage
+// lies in `source` (raw, with its recorded CRC-32); nothing of a storage is read. Views of one
+// storage share the Storage. Checks every tensor's extent against its storage and every storage
+// against its record.
+//
+// Tensors and parameters (with or without attributes of their own) become tensor leaves. Everything
+// else that mentions a storage - quantized tensors, unknown rebuilders, a storage saved by itself -
+// keeps the storage as a tensor leaf with `bare_storage`, where the persistent id was: inside the
+// object node, or as the tree itself. Sparse tensors, DTensors and ShardedTensors are object nodes
+// that hold tensor leaves.
+//
+// Throws `unsupported` for streams and tars of torch before 1.6, TorchScript and big-endian
+// archives.
+[[nodiscard]] Value read(std::shared_ptr<const ByteSource> source);
+
+// The tensor of a DCP item (F-03b), an archive of one tensor that may be a slice of a large file,
+// in two reads where the item was written by torch.save. Throws `mismatch` when the item is
+// something else.
+[[nodiscard]] Tensor read_tensor_item(std::shared_ptr<const ByteSource> item);
+
+// A torch.save archive laid out for writing: `fixed` bytes at their offsets, storages to be filled
+// by the caller, and `finish`, which needs the CRC-32 of each storage's bytes. For a tree that was
+// read from a file of torch.save the result is that file, byte for byte.
+class Writer {
+ public:
+  struct Segment {
+    std::uint64_t offset = 0;
+    std::vector<std::byte> bytes;
+  };
+  struct Slot {
+    std::uint64_t offset = 0;            // from the archive's start
+    std::uint64_t size = 0;              // bytes
+    std::vector<const Tensor*> tensors;  // leaves of the tree that are views of it
+    std::shared_ptr<Storage> storage;    // the storage that the leaves share; null: one fresh,
+                                       // contiguous tensor gathered from its pieces
+  };
+  // `root`: the archive's root folder: the file's stem up to its last dot; "archive" for DCP items
+  // and for names that are not ASCII. Leaves with a single piece over the whole tensor keep their
+  // storage, strides and sharing; all others become contiguous. `tree` must outlive the writer.
+  // Throws `invalid_argument` when tensors of two element types share a storage.
+  Writer(const Value& tree, const std::string& root);
+  [[nodiscard]] const std::vector<Segment>& fixed() const noexcept { return fixed_; }
+  [[nodiscard]] const std::vector<Slot>& slots() const noexcept { return slots_; }
+  // All bytes that are neither `fixed` nor a slot's, in ascending order: they depend on data. Once.
+  [[nodiscard]] std::vector<Segment> finish(const std::vector<std::uint32_t>& slot_crcs);
+  // Total size of the archive.
+  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+
+ private:
+  zip::Writer zip_;
+  std::vector<Segment> fixed_;
+  std::vector<Slot> slots_;
+  std::vector<std::uint32_t> fixed_crcs_;  // of the records before the slots
+  std::uint64_t size_ = 0;
+};
+
+// A whole archive in memory, for trees whose data is in memory and small.
+[[nodiscard]] std::vector<std::byte> write(const Value& tree, const std::string& root);
+
+}  // namespace tessera::torch_file

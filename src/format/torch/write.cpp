@@ -1,0 +1,267 @@
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/crc32.h"
+#include "format/pickle/pickle.h"
+#include "format/torch/names.h"
+#include "format/torch/torch_file.h"
+#include "tessera/error.h"
+
+namespace tessera::torch_file {
+namespace {
+
+using Kind = Value::Kind;
+
+constexpr const char* kPickle = "data.pkl";
+constexpr std::pair<const char*, const char*> kLabels[] = {
+    {".format_version", "1"}, {".storage_alignment", "64"}, {"byteorder", "little"}};
+constexpr std::pair<const char*, const char*> kVersion = {"version", "3\n"};
+constexpr const char* kSerializationId = ".data/serialization_id";
+constexpr std::size_t kSerializationIdSize = 40;
+
+ByteView view(std::string_view text) {
+  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
+
+void append(std::vector<std::byte>& to, ByteView bytes) {
+  to.insert(to.end(), bytes.begin(), bytes.end());
+}
+
+// Turns tensors into what torch.save pickles for them, and numbers their storages in order of first
+// use.
+class Pickler {
+ public:
+  explicit Pickler(std::vector<Writer::Slot>& slots) : slots_(slots) {}
+
+  std::vector<std::byte> run(const Value& tree) {
+    pickle::WriteOptions options;
+    options.persistent_id = [this](const Value& value, Value& id) {
+      if (!value.is(Kind::tensor) || !value.as_tensor().bare_storage) return false;
+      id = storage_id(value.as_tensor());
+      return true;
+    };
+    options.reduce = [this](const Value& value, Value& replacement) {
+      if (!value.is(Kind::tensor)) return false;
+      replacement = reduced(value.as_tensor());
+      return true;
+    };
+    return pickle::write(tree, options);
+  }
+
+ private:
+  // A storage that is written: what its persistent id says.
+  struct Known {
+    std::size_t slot = 0;
+    std::string_view class_name;
+    Value key;
+    std::string location;
+    std::shared_ptr<const Value> strings;  // as in Storage
+  };
+
+  Value storage_id(const Tensor& bare) {
+    const std::shared_ptr<Storage>& storage = bare.pieces.at(0).storage;
+    // The stand-in that `reduced` makes has no shape; a storage in the tree has one.
+    if (!bare.shape.empty()) known(storage, class_name(*storage), storage, bare);
+    Known& found = known_.at(storage.get());
+    const std::size_t size = size_of(storage_class(found.class_name).dtype);
+    const auto count = narrow<std::int64_t>(slots_[found.slot].size / size);
+    if (found.strings && found.strings->items()[1].as_string() == found.location) {
+      const Value::List& strings = found.strings->items();
+      return Value::tuple(
+          {strings[0], class_global(found.class_name), found.key, strings[1], Value(count)});
+    }
+    // torch has one string for "cpu" and makes "cuda:0" anew each time.
+    const Value location = found.location == "cpu" ? cpu_ : Value(found.location);
+    return Value::tuple(
+        {storage_, class_global(found.class_name), found.key, location, Value(count)});
+  }
+
+  // Registers `leaf` as a view of `storage`. `shared`: what the slot says, null for a gathered
+  // tensor.
+  void known(const std::shared_ptr<Storage>& storage, std::string_view name,
+             const std::shared_ptr<Storage>& shared, const Tensor& leaf) {
+    auto [found, added] = known_.try_emplace(storage.get());
+    if (added) {
+      found->second = {slots_.size(), name, Value(std::to_string(slots_.size())), storage->location,
+                       storage->id_strings};
+      slots_.push_back({0, storage->size, {}, shared});
+      alive_.push_back(storage);
+    }
+    if (found->second.class_name != name) {
+      throw Error(ErrorCode::invalid_argument,
+                  "tensors of two types share a storage: " + std::string(name) + " and " +
+                      std::string(found->second.class_name));
+    }
+    slots_[found->second.slot].tensors.push_back(&leaf);
+  }
+
+  // A tensor keeps its storage when the storage holds all of it as plain elements.
+  static bool keeps_storage(const Tensor& tensor) {
+    if (tensor.pieces.size() != 1) return false;
+    const Piece& piece = tensor.pieces[0];
+    const Box* box = std::get_if<Box>(&piece.slice);
+    return box != nullptr && *box == whole(tensor.shape) && piece.storage &&
+           piece.storage->encoding == Encoding::raw;
+  }
+
+  Value tensor_arguments(const Tensor& tensor, bool requires_grad) {
+    std::shared_ptr<Storage> storage;
+    std::int64_t offset = 0;
+    Shape strides;
+    if (keeps_storage(tensor)) {
+      const Piece& piece = tensor.pieces[0];
+      storage = piece.storage;
+      offset = piece.storage_offset;
+      strides = piece.strides.empty() ? torch_strides(tensor.shape) : piece.strides;
+      require_inside({offset, tensor.shape, strides}, tensor.dtype, storage->size);
+      known(storage, class_name(tensor.dtype), storage, tensor);
+    } else {
+      storage = std::make_shared<Storage>();
+      storage->size = checked_mul<std::uint64_t>(narrow<std::uint64_t>(numel(tensor.shape)),
+                                                 size_of(tensor.dtype));
+      strides = torch_strides(tensor.shape);
+      known(storage, class_name(tensor.dtype), nullptr, tensor);
+    }
+    Tensor stand_in;
+    stand_in.bare_storage = true;
+    stand_in.pieces = {{.slice = Box{}, .storage = std::move(storage), .strides = {}}};
+    Value::List arguments = {Value(std::move(stand_in)), Value(offset),
+                             tuple_of(tensor.shape),     tuple_of(strides),
+                             Value(requires_grad),       no_hooks()};
+    if (class_name(tensor.dtype) == kUntyped) {
+      arguments.push_back(Value::global("torch", std::string(info(tensor.dtype).torch)));
+    }
+    std::vector<Value::Pair> bits;
+    if (tensor.conj) bits.emplace_back("conj", true);
+    if (tensor.neg) bits.emplace_back("neg", true);
+    if (!bits.empty()) arguments.push_back(Value::dict(std::move(bits)));
+    return Value::tuple(std::move(arguments));
+  }
+
+  Value reduced(const Tensor& tensor) {
+    const Value& rebuild = class_name(tensor.dtype) == kUntyped ? rebuild_v3_ : rebuild_v2_;
+    Value arguments = tensor_arguments(tensor, tensor.requires_grad && !tensor.parameter);
+    if (tensor.parameter) {
+      Value::List outer = {call(rebuild, std::move(arguments)), Value(tensor.requires_grad),
+                           no_hooks()};
+      if (tensor.attributes) outer.push_back(*tensor.attributes);
+      return call(Value::global("torch._utils", tensor.attributes ? "_rebuild_parameter_with_state"
+                                                                  : "_rebuild_parameter"),
+                  Value::tuple(std::move(outer)));
+    }
+    if (!tensor.attributes) return call(rebuild, std::move(arguments));
+    return call(Value::global("torch._tensor", "_rebuild_from_type_v2"),
+                Value::tuple({rebuild, Value::global("torch", "Tensor"), std::move(arguments),
+                              *tensor.attributes}));
+  }
+
+  static Value call(Value callable, Value arguments) {
+    return Value::object({.callable = std::move(callable), .arguments = std::move(arguments)});
+  }
+  static Value no_hooks() { return Value::dict({}, DictKind::ordered_dict); }
+  static Value tuple_of(const Shape& shape) { return Value::tuple({shape.begin(), shape.end()}); }
+
+  std::vector<Writer::Slot>& slots_;
+  std::unordered_map<const Storage*, Known> known_;
+  std::vector<std::shared_ptr<Storage>> alive_;  // so that no address is used twice
+  // Strings and functions that are one object each in Python.
+  Value storage_ = "storage";
+  Value cpu_ = "cpu";
+  Value rebuild_v2_ = Value::global("torch._utils", "_rebuild_tensor_v2");
+  Value rebuild_v3_ = Value::global("torch._utils", "_rebuild_tensor_v3");
+};
+
+std::uint64_t combine(std::uint64_t seed, std::uint64_t value) {
+  return seed ^ (value + 0x9e3779b9U + (seed << 6U) + (seed >> 2U));
+}
+
+std::string twenty_digits(std::uint64_t value) {
+  const std::string digits = std::to_string(value);
+  return std::string(20 - digits.size(), '0') + digits;
+}
+
+// PyTorch's identity of an archive: a hash of the record names, in the order of a
+// std::unordered_set that they were put into one by one, then a hash of the CRCs in record order.
+std::string serialization_id(std::size_t slots, std::uint64_t crcs) {
+  std::unordered_set<std::string> names;
+  names.insert(kPickle);
+  for (const auto& [label, text] : kLabels) names.insert(label);
+  for (std::size_t i = 0; i < slots; ++i) names.insert("data/" + std::to_string(i));
+  names.insert(kVersion.first);
+  std::uint64_t hash = 0;
+  for (const std::string& name : names) hash = combine(hash, std::hash<std::string>{}(name));
+  return twenty_digits(hash) + twenty_digits(crcs);
+}
+
+}  // namespace
+
+Writer::Writer(const Value& tree, const std::string& root) {
+  if (root.empty() || root == "." || root == ".." ||
+      root.find_first_of(std::string("/\\\0", 3)) != std::string::npos) {
+    throw Error(ErrorCode::invalid_argument, "the archive folder '" + root + "' is not one name");
+  }
+  const std::vector<std::byte> pickle = Pickler(slots_).run(tree);
+  const std::string prefix = root + "/";
+  Segment front;
+  const auto add_fixed = [&](const char* name, ByteView bytes) {
+    const std::size_t index = fixed_crcs_.size();
+    append(front.bytes, zip_.add(prefix + name, bytes.size()).header);
+    append(front.bytes, bytes);
+    fixed_crcs_.push_back(crc32(bytes));
+    append(front.bytes, zip_.descriptor(index, fixed_crcs_.back()));
+  };
+  add_fixed(kPickle, pickle);
+  for (const auto& [label, text] : kLabels) add_fixed(label, view(text));
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const zip::Writer::Placed& placed =
+        zip_.add(prefix + "data/" + std::to_string(i), slots_[i].size);
+    slots_[i].offset = placed.data_offset;
+    if (i == 0) append(front.bytes, placed.header);
+  }
+  zip_.add(prefix + kVersion.first, view(kVersion.second).size());
+  zip_.add(prefix + kSerializationId, kSerializationIdSize);
+  size_ = checked_add(zip_.tail_offset(), zip_.tail_size());
+  fixed_.push_back(std::move(front));
+}
+
+std::vector<Writer::Segment> Writer::finish(const std::vector<std::uint32_t>& slot_crcs) {
+  if (slot_crcs.size() != slots_.size()) {
+    throw Error(ErrorCode::invalid_argument, std::to_string(slot_crcs.size()) + " checksums for " +
+                                                 std::to_string(slots_.size()) + " storages");
+  }
+  std::uint64_t crcs = 0;
+  for (const std::uint32_t crc : fixed_crcs_) crcs = combine(crcs, crc);
+  const std::vector<zip::Writer::Placed>& placed = zip_.placed();
+  std::size_t record = fixed_crcs_.size();
+  std::vector<Segment> segments;
+  for (std::size_t i = 0; i < slots_.size(); ++i, ++record) {
+    Segment& segment = segments.emplace_back();
+    segment.offset = placed[record].descriptor_offset;
+    segment.bytes = zip_.descriptor(record, slot_crcs[i]);
+    // A record without data has no descriptor, and counts for nothing.
+    if (slots_[i].size != 0) crcs = combine(crcs, slot_crcs[i]);
+    append(segment.bytes, placed[record + 1].header);
+  }
+  if (slots_.empty()) {
+    segments.push_back({placed[record].header_offset, placed[record].header});
+  }
+  std::vector<std::byte>& end = segments.back().bytes;
+  const auto close = [&](std::string_view text) {
+    const std::uint32_t crc = crc32(view(text));
+    append(end, view(text));
+    append(end, zip_.descriptor(record, crc));
+    crcs = combine(crcs, crc);
+    ++record;
+  };
+  close(kVersion.second);
+  append(end, placed[record].header);
+  close(serialization_id(slots_.size(), crcs));
+  append(end, zip_.tail());
+  return segments;
+}
+
+}  // namespace tessera::torch_file

@@ -1,0 +1,80 @@
+#include <algorithm>
+#include <cstring>
+
+#include "base/crc32.h"
+#include "format/torch/torch_file.h"
+#include "tessera/error.h"
+
+namespace tessera::torch_file {
+namespace {
+
+void read(const Storage& storage, std::uint64_t offset, MutableByteView out) {
+  if (out.empty()) return;
+  if (storage.data != nullptr) {
+    std::memcpy(out.data(), storage.data + offset, out.size());
+  } else if (storage.source) {
+    storage.source->read_at(storage.offset + offset, out);
+  } else {
+    throw Error(ErrorCode::invalid_argument, "a tensor whose bytes are not here");
+  }
+}
+
+// The tensor's elements, row-major, from all of its pieces.
+void gather(const Tensor& tensor, MutableByteView out) {
+  const auto size = static_cast<std::int64_t>(size_of(tensor.dtype));
+  std::vector<Slice> from;
+  for (const Piece& piece : tensor.pieces) {
+    if (!piece.storage || piece.storage->encoding != Encoding::raw) {
+      throw Error(ErrorCode::invalid_argument,
+                  "a tensor with a piece that is not plain elements here");
+    }
+    from.push_back(piece.slice);
+  }
+  const std::vector<Slice> to = {whole(tensor.shape)};
+  const std::vector<Copy> plan = plan_copies(tensor.shape, from, to);
+  require_filled(tensor.shape, to, plan);
+  for (const Copy& copy : plan) {
+    const Piece& piece = tensor.pieces[copy.from];
+    const Box* box = std::get_if<Box>(&piece.slice);
+    const Shape sizes = box != nullptr ? box->sizes : Shape{numel(piece.slice)};
+    const Shape strides = piece.strides.empty() ? contiguous_strides(sizes) : piece.strides;
+    std::int64_t to_element = copy.to_local;
+    for_each_strided_run(
+        sizes, strides, copy.from_local, copy.count,
+        [&](std::int64_t position, std::int64_t count) {
+          const auto target = out.subspan(static_cast<std::size_t>(to_element * size),
+                                          static_cast<std::size_t>(count * size));
+          read(*piece.storage, static_cast<std::uint64_t>((piece.storage_offset + position) * size),
+               target);
+          to_element += count;
+        });
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte> write(const Value& tree, const std::string& root) {
+  Writer writer(tree, root);
+  std::vector<std::byte> bytes(writer.size());
+  const auto place = [&](const std::vector<Writer::Segment>& segments) {
+    for (const Writer::Segment& segment : segments) {
+      std::copy(segment.bytes.begin(), segment.bytes.end(),
+                bytes.begin() + static_cast<std::ptrdiff_t>(segment.offset));
+    }
+  };
+  place(writer.fixed());
+  std::vector<std::uint32_t> crcs;
+  for (const Writer::Slot& slot : writer.slots()) {
+    const MutableByteView out = MutableByteView(bytes).subspan(slot.offset, slot.size);
+    if (slot.storage) {
+      read(*slot.storage, 0, out);
+    } else {
+      gather(*slot.tensors.front(), out);
+    }
+    crcs.push_back(crc32(out));
+  }
+  place(writer.finish(crcs));
+  return bytes;
+}
+
+}  // namespace tessera::torch_file
