@@ -1,0 +1,345 @@
+// Reads `.metadata` (spec F-03): the pickle as values, then entries, then their items.
+#include <map>
+#include <unordered_map>
+
+#include "base/checked.h"
+#include "format/dcp/dcp.h"
+#include "format/dcp/names.h"
+#include "format/pickle/pickle.h"
+#include "tessera/error.h"
+#include "value/render.h"
+#include "value/size.h"
+
+namespace tessera::dcp {
+namespace {
+
+using Kind = Value::Kind;
+
+constexpr std::size_t kMaxDims = 64;           // as in torch
+constexpr std::int64_t kLastMemoryFormat = 2;  // contiguous, channels last, preserve
+
+[[noreturn]] void corrupt(std::string what) {
+  throw Error(ErrorCode::corrupt, std::move(what));
+}
+
+// `value` as an instance of a class by one of its names. Other classes are not ours to guess at.
+bool is_instance(const Value& value, const char* module, const char* name) {
+  if (!value.is(Kind::object)) return false;
+  const Value& callable = value.as_object().callable;
+  return callable.is(Kind::global) && callable.global_name() == name &&
+         callable.global_module() == module;
+}
+
+void require_instance(const Value& value, const char* module, const char* name) {
+  if (is_instance(value, module, name)) return;
+  if (value.is(Kind::object)) {
+    throw Error(ErrorCode::unsupported, "found " + render(value.as_object().callable, 100) +
+                                            ", expected " + module + "." + name);
+  }
+  corrupt("found " + std::string(describe(value.kind())) + ", expected " + module + "." + name);
+}
+
+// The attributes of an instance.
+const Value& attributes(const Value& instance, const char* module, const char* name) {
+  require_instance(instance, module, name);
+  const auto& state = instance.as_object().state;
+  if (!state || !state->is(Kind::dict)) corrupt(std::string(name) + " has no attributes");
+  return *state;
+}
+
+const Value& attribute(const Value& attributes, const char* name, Kind kind) {
+  const Value* value = attributes.find(name);
+  if (value == nullptr) corrupt("attribute " + std::string(name) + " is missing");
+  if (value->kind() != kind) {
+    corrupt("attribute " + std::string(name) + " is " + std::string(describe(value->kind())) +
+            ", expected " + std::string(describe(kind)));
+  }
+  return *value;
+}
+
+// An attribute that may be absent or None.
+const Value* optional_attribute(const Value& attributes, const char* name) {
+  const Value* value = attributes.find(name);
+  return value == nullptr || value->is(Kind::none) ? nullptr : value;
+}
+
+Shape shape_of(const Value& attributes, const char* name) {
+  const Value* value = attributes.find(name);
+  auto shape = value == nullptr ? std::nullopt : size_from(*value);
+  if (!shape) corrupt("attribute " + std::string(name) + " is not a torch.Size");
+  if (shape->size() > kMaxDims) {
+    throw Error(ErrorCode::limit, std::to_string(shape->size()) + " dimensions, expected at most " +
+                                      std::to_string(kMaxDims));
+  }
+  return std::move(*shape);
+}
+
+std::uint64_t count_of(const Value& attributes, const char* name) {
+  const Integer& number = attribute(attributes, name, Kind::integer).as_integer();
+  if (!number.big.empty() || number.small < 0) {
+    corrupt("attribute " + std::string(name) + " is " + render(Value::integer(number), 40));
+  }
+  return static_cast<std::uint64_t>(number.small);
+}
+
+// A path stays below the checkpoint's directory whatever it is joined to.
+void require_contained(const std::string& path) {
+  const auto refuse = [&path](const char* why) {
+    throw Error(ErrorCode::unsafe, "data file path '" + printable(path, 200) + "' " + why);
+  };
+  if (path.empty()) refuse("is empty");
+  if (path.find('\0') != std::string::npos) refuse("holds a zero byte");
+  if (path.find("://") != std::string::npos) refuse("is a URL");
+  if (path.front() == '/' || path.front() == '\\') refuse("is absolute");
+  for (std::size_t begin = 0; begin <= path.size();) {
+    const std::size_t end = std::min(path.find_first_of("/\\", begin), path.size());
+    if (path.compare(begin, end - begin, "..") == 0) refuse("leaves the checkpoint's directory");
+    begin = end + 1;
+  }
+}
+
+class Decoder {
+ public:
+  Metadata run(ByteView bytes) && {
+    const pickle::Parsed parsed = pickle::read(bytes, options());
+    if (parsed.consumed != bytes.size()) {
+      throw Error(ErrorCode::corrupt, "bytes follow the end of the pickle")
+          .at_offset(parsed.consumed);
+    }
+    const Value& root = attributes(parsed.value, kMetadataModule, "Metadata");
+    read_entries(attribute(root, "state_dict_metadata", Kind::dict));
+    read_paths(optional_attribute(root, "planner_data"));
+    read_items(attribute(root, "storage_data", Kind::dict));
+    require_items();
+    if (const Value* version = optional_attribute(root, "version")) {
+      if (!version->is(Kind::string)) corrupt("attribute version is not a string");
+      metadata_.version = version->as_string();
+    }
+    read_storage_meta(optional_attribute(root, "storage_meta"));
+    return std::move(metadata_);
+  }
+
+ private:
+  // A large file has several sizes for every chunk: they are read as the tuples that they hold.
+  static pickle::ReadOptions options() {
+    pickle::ReadOptions options;
+    options.reduce = [](const Value& callable, const Value& arguments, Value& result) {
+      if (!callable.is(Kind::global) || callable.global_name() != "Size" ||
+          callable.global_module() != "torch" || arguments.size() != 1 ||
+          !arguments.items()[0].is(Kind::tuple)) {
+        return false;
+      }
+      result = arguments.items()[0];
+      return true;
+    };
+    return options;
+  }
+
+  void read_entries(const Value& dict) {
+    metadata_.entries.reserve(dict.size());
+    for (const auto& [key, value] : dict.pairs()) {
+      if (!key.is(Kind::string)) corrupt("a name is " + std::string(describe(key.kind())));
+      Entry entry;
+      entry.name = key.as_string();
+      try {
+        if (is_instance(value, kMetadataModule, "BytesStorageMetadata")) {
+          entry.is_tensor = false;
+        } else {
+          read_tensor(value, entry);
+        }
+      } catch (Error& error) {
+        error.at_key(printable(entry.name));
+        throw;
+      }
+      metadata_.entries.push_back(std::move(entry));
+    }
+    for (std::size_t i = 0; i < metadata_.entries.size(); ++i) {
+      by_name_.emplace(metadata_.entries[i].name, i);
+    }
+    found_.resize(metadata_.entries.size());
+  }
+
+  static void read_tensor(const Value& value, Entry& entry) {
+    const Value& tensor = attributes(value, kMetadataModule, "TensorStorageMetadata");
+    entry.is_tensor = true;
+    entry.shape = shape_of(tensor, "size");
+    (void)numel(entry.shape);
+    read_properties(attribute(tensor, "properties", Kind::object), entry);
+    const Value& chunks = attribute(tensor, "chunks", Kind::list);
+    entry.chunks.reserve(chunks.size());
+    for (const Value& item : chunks.items()) {
+      const Value& chunk = attributes(item, kMetadataModule, "ChunkStorageMetadata");
+      Box box{shape_of(chunk, "offsets"), shape_of(chunk, "sizes")};
+      require_inside(box, entry.shape);
+      entry.chunks.push_back({std::move(box), {}});
+    }
+  }
+
+  // (dtype, layout, requires_grad, memory format, pinned), or six with one more at the end.
+  static void read_properties(const Value& value, Entry& entry) {
+    const bool old = is_instance(value, kOldPropertiesModule, "TensorProperties");
+    if (!old) require_instance(value, kMetadataModule, "TensorProperties");
+    const auto& state = value.as_object().state;
+    if (!state || !state->is(Kind::tuple) || (state->size() != 5 && state->size() != 6)) {
+      corrupt("TensorProperties are not the five that are known");
+    }
+    const auto& fields = state->items();
+    if (!fields[0].is(Kind::global) || fields[0].global_module() != "torch") {
+      corrupt("the dtype is " + render(fields[0], 60));
+    }
+    entry.dtype = dtype_from_torch(fields[0].global_name());
+    if (!fields[2].is(Kind::boolean)) corrupt("requires_grad is " + render(fields[2], 60));
+    entry.requires_grad = fields[2].as_bool();
+    const bool format = is_instance(fields[3], kMetadataModule, "_MEM_FORMAT_ENCODING") ||
+                        is_instance(fields[3], kOldPropertiesModule, "MEM_FORMAT_ENCODING");
+    const Value& number = format ? fields[3].as_object().arguments : fields[3];
+    if (!format || number.size() != 1 || !number.items()[0].is(Kind::integer) ||
+        number.items()[0].as_integer().small < 0 ||
+        number.items()[0].as_integer().small > kLastMemoryFormat) {
+      corrupt("the memory format is " + render(fields[3], 80));
+    }
+  }
+
+  void read_paths(const Value* planner_data) {
+    metadata_.has_planner_data = planner_data != nullptr && planner_data->is(Kind::dict);
+    if (!metadata_.has_planner_data) return;  // what other planners keep is theirs
+    for (const auto& [key, value] : planner_data->pairs()) {
+      if (!key.is(Kind::string)) continue;
+      const auto found = by_name_.find(key.as_string());
+      if (found != by_name_.end()) metadata_.entries[found->second].path = path_of(value);
+    }
+  }
+
+  static std::optional<Path> path_of(const Value& value) {
+    if (!value.is(Kind::tuple) && !value.is(Kind::list)) return std::nullopt;
+    Path path;
+    for (const Value& part : value.items()) {
+      if (part.is(Kind::string)) {
+        path.emplace_back(part.as_string());
+      } else if (part.is(Kind::integer) && part.as_integer().big.empty()) {
+        path.emplace_back(part.as_integer().small);
+      } else {
+        return std::nullopt;
+      }
+    }
+    return path;
+  }
+
+  void read_items(const Value& dict) {
+    for (const auto& [key, value] : dict.pairs()) {
+      const Value& index = attributes(key, kMetadataModule, "MetadataIndex");
+      const std::string& name = attribute(index, "fqn", Kind::string).as_string();
+      try {
+        const auto entry = by_name_.find(name);
+        if (entry == by_name_.end()) corrupt("an item in a data file belongs to no entry");
+        place(entry->second, index, item_of(value));
+      } catch (Error& error) {
+        error.at_key(printable(name));
+        throw;
+      }
+    }
+  }
+
+  static Item item_of(const Value& value) {
+    const Value& info = attributes(value, kFilesystemModule, "_StorageInfo");
+    Item item;
+    item.path = attribute(info, "relative_path", Kind::string).as_string();
+    require_contained(item.path);
+    item.offset = count_of(info, "offset");
+    item.length = count_of(info, "length");
+    (void)checked_add(item.offset, item.length);
+    if (const Value* transforms = optional_attribute(info, "transform_descriptors")) {
+      if (!transforms->is(Kind::list) && !transforms->is(Kind::tuple)) {
+        corrupt("transform_descriptors are not a list");
+      }
+      for (const Value& transform : transforms->items()) {
+        if (!transform.is(Kind::string)) corrupt("a transform descriptor is not a string");
+        item.transforms.push_back(transform.as_string());
+      }
+    }
+    return item;
+  }
+
+  // Gives an item to the chunk that it is for. An index is known by name and offset; its number is
+  // a hint. A chunk that has an item has a path.
+  void place(std::size_t at, const Value& index, Item item) {
+    Entry& entry = metadata_.entries[at];
+    const bool has_offset = optional_attribute(index, "offset") != nullptr;
+    Item* slot = &entry.item;
+    if (entry.is_tensor) {
+      if (!has_offset && entry.chunks.size() != 1) corrupt("the item of a chunk has no offset");
+      const Shape offset = has_offset ? shape_of(index, "offset") : entry.chunks[0].box.offsets;
+      slot = &chunk_at(at, offset, optional_attribute(index, "index")).item;
+    } else if (has_offset) {
+      corrupt("the item of an object has an offset");
+    }
+    if (!slot->path.empty()) corrupt("two items in data files for one place");
+    *slot = std::move(item);
+  }
+
+  Chunk& chunk_at(std::size_t at, const Shape& offset, const Value* hint) {
+    auto& chunks = metadata_.entries[at].chunks;
+    if (hint != nullptr && hint->is(Kind::integer)) {
+      const Integer& number = hint->as_integer();
+      if (number.big.empty() && number.small >= 0 &&
+          static_cast<std::uint64_t>(number.small) < chunks.size()) {
+        Chunk& chunk = chunks[static_cast<std::size_t>(number.small)];
+        if (chunk.box.offsets == offset) return chunk;
+      }
+    }
+    auto& by_offset = found_[at];
+    if (by_offset.empty()) {
+      for (std::size_t i = 0; i < chunks.size(); ++i) by_offset.emplace(chunks[i].box.offsets, i);
+    }
+    const auto found = by_offset.find(offset);
+    if (found == by_offset.end()) corrupt("no chunk begins at " + to_string(offset));
+    return chunks[found->second];
+  }
+
+  void require_items() const {
+    for (const Entry& entry : metadata_.entries) {
+      const auto refuse = [&entry](const std::string& what) {
+        throw Error(ErrorCode::corrupt, what + " is in no data file").at_key(printable(entry.name));
+      };
+      if (!entry.is_tensor && entry.item.path.empty()) refuse("the object");
+      for (const Chunk& chunk : entry.chunks) {
+        if (chunk.item.path.empty()) refuse("the chunk at " + to_string(chunk.box.offsets));
+      }
+    }
+  }
+
+  void read_storage_meta(const Value* value) {
+    if (value == nullptr) return;
+    const Value& meta = attributes(*value, kMetadataModule, "StorageMeta");
+    if (const Value* id = optional_attribute(meta, "checkpoint_id")) {
+      metadata_.checkpoint_id = path_text(*id);
+    }
+    const Value* save_id = optional_attribute(meta, "save_id");
+    if (save_id != nullptr && save_id->is(Kind::string)) metadata_.save_id = save_id->as_string();
+  }
+
+  // A string, or pathlib.PosixPath("/", "a", "b").
+  static std::string path_text(const Value& value) {
+    if (value.is(Kind::string)) return value.as_string();
+    if (!value.is(Kind::object) || !value.as_object().name().starts_with("pathlib.")) return {};
+    std::string text;
+    for (const Value& part : value.as_object().arguments.items()) {
+      if (!part.is(Kind::string)) return {};
+      if (!text.empty() && !text.ends_with('/')) text += '/';
+      text += part.as_string();
+    }
+    return text;
+  }
+
+  Metadata metadata_;
+  std::unordered_map<std::string, std::size_t> by_name_;
+  std::vector<std::map<Shape, std::size_t>> found_;  // per entry, made when a hint fails
+};
+
+}  // namespace
+
+Metadata decode(ByteView bytes) {
+  return Decoder().run(bytes);
+}
+
+}  // namespace tessera::dcp

@@ -1,0 +1,12 @@
+// Names of the classes in a `.metadata` pickle (spec F-03).
+#pragma once
+
+namespace tessera::dcp {
+
+inline constexpr const char* kMetadataModule = "torch.distributed.checkpoint.metadata";
+inline constexpr const char* kFilesystemModule = "torch.distributed.checkpoint.filesystem";
+// Where older torch has TensorProperties and MEM_FORMAT_ENCODING.
+inline constexpr const char* kOldPropertiesModule =
+    "torch.distributed._shard.sharded_tensor.metadata";
+
+}  // namespace tessera::dcp
