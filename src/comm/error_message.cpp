@@ -1,0 +1,110 @@
+// The form: code (1 byte); message, path, key (each a 4-byte length and its text); 1 byte whether
+// an offset follows, the offset (8 bytes); the number of peers (4 bytes), and for each its rank (4
+// bytes) and its error (4-byte length, this form). Numbers are little-endian.
+#include "comm/error_message.h"
+
+#include <utility>
+
+#include "base/checked.h"
+#include "base/endian.h"
+
+namespace tessera {
+namespace {
+
+// Peers of peers do not occur: from_peers is given local errors.
+constexpr int kMaxDepth = 4;
+
+void append_text(Bytes& to, const std::string& text) {
+  append_le(to, narrow<std::uint32_t>(text.size()));
+  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+  to.insert(to.end(), bytes, bytes + text.size());
+}
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> rest) : rest_(rest) {}
+
+  template <typename T>
+  T number() {
+    return load_le<T>(take(sizeof(T)).data());
+  }
+
+  std::span<const std::byte> block() { return take(number<std::uint32_t>()); }
+
+  std::string text() {
+    const auto bytes = block();
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+
+  [[nodiscard]] bool at_end() const { return rest_.empty(); }
+
+ private:
+  std::span<const std::byte> take(std::size_t size) {
+    if (size > rest_.size()) {
+      throw Error(ErrorCode::corrupt,
+                  "an error message ends early: " + std::to_string(rest_.size()) +
+                      " bytes are left, " + std::to_string(size) + " are needed");
+    }
+    const auto taken = rest_.first(size);
+    rest_ = rest_.subspan(size);
+    return taken;
+  }
+
+  std::span<const std::byte> rest_;
+};
+
+ErrorCode known_code(std::uint8_t number) {
+  const auto code = static_cast<ErrorCode>(number);
+  if (to_string(code) == "unknown") {
+    throw Error(ErrorCode::corrupt,
+                "an error message has the unknown code " + std::to_string(number));
+  }
+  return code;
+}
+
+Error decode(std::span<const std::byte> bytes, int depth) {
+  if (depth > kMaxDepth) throw Error(ErrorCode::corrupt, "an error message is nested too deeply");
+  Reader reader(bytes);
+  const ErrorCode code = known_code(reader.number<std::uint8_t>());
+  Error error(code, reader.text());
+  std::string path = reader.text();
+  std::string key = reader.text();
+  const bool has_offset = reader.number<std::uint8_t>() != 0;
+  const auto offset = reader.number<std::uint64_t>();
+  std::map<int, Error> peers;
+  for (auto count = reader.number<std::uint32_t>(); count > 0; --count) {
+    const auto rank = reader.number<std::int32_t>();
+    peers.emplace(rank, decode(reader.block(), depth + 1));
+  }
+  if (!reader.at_end()) throw Error(ErrorCode::corrupt, "an error message has bytes after its end");
+  if (!peers.empty()) return Error::from_peers(std::move(peers));
+  error.at_path(std::move(path)).at_key(std::move(key));
+  if (has_offset) error.at_offset(offset);
+  return error;
+}
+
+}  // namespace
+
+Bytes encode_error(const Error& error) {
+  Bytes bytes;
+  append_le(bytes, static_cast<std::uint8_t>(error.code()));
+  append_text(bytes, error.message());
+  append_text(bytes, error.path());
+  append_text(bytes, error.key());
+  append_le(bytes, static_cast<std::uint8_t>(error.offset() ? 1 : 0));
+  append_le(bytes, error.offset().value_or(0));
+  append_le(bytes, narrow<std::uint32_t>(error.peers().size()));
+  for (const auto& [rank, failure] : error.peers()) {
+    append_le(bytes, static_cast<std::int32_t>(rank));
+    const Bytes encoded = encode_error(failure);
+    append_le(bytes, narrow<std::uint32_t>(encoded.size()));
+    bytes.insert(bytes.end(), encoded.begin(), encoded.end());
+  }
+  return bytes;
+}
+
+Error decode_error(std::span<const std::byte> bytes) {
+  return decode(bytes, 0);
+}
+
+}  // namespace tessera
