@@ -1,0 +1,153 @@
+// Checkpoints: open any kind, save and load a state tree by N ranks, convert, verify, compare.
+//
+// A checkpoint is a tree of values whose tensor leaves say which piece of which tensor lives where;
+// everything here is redistribution from one set of pieces to another.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm.h"
+#include "tessera/storage.h"
+#include "tessera/value.h"
+
+namespace tessera {
+
+enum class CheckpointKind : std::uint8_t { dcp, torch_file, safetensors };
+[[nodiscard]] std::string_view to_string(CheckpointKind kind) noexcept;
+
+// An opened checkpoint: metadata is in memory, tensor bytes stay where they are.
+struct Checkpoint {
+  CheckpointKind kind = CheckpointKind::dcp;
+  std::string path;
+  std::vector<Leaf> leaves;  // in the checkpoint's own order; tensors with pieces that cover them
+  std::vector<ObjectInfo> files;      // the objects that belong to it
+  std::string producer;               // what the files say of their origin; may be empty
+  std::string save_id;                // DCP: names this save; empty elsewhere or in old files
+  int world_size = 0;                 // ranks whose files are there; 0: not known
+  std::vector<std::string> warnings;  // what a careful reader should know (a stale side file, ...)
+  [[nodiscard]] const Leaf* find(std::string_view name) const;  // null: absent
+  // The whole as nested containers: a torch.save file's own tree, otherwise unflatten(leaves).
+  [[nodiscard]] Value tree() const { return root ? *root : unflatten(leaves); }
+
+  std::shared_ptr<Store> store;  // where `files` are
+  std::optional<Value> root;     // the tree, where the file holds one rather than names
+};
+
+// Detects the kind of a file or directory and reads its metadata. Proves that the pieces of every
+// tensor cover it exactly once (P-14) and that every file they name is there and long enough.
+// Throws `not_found` (no such path; a directory without a checkpoint in it), `corrupt`,
+// `incomplete`.
+[[nodiscard]] Checkpoint open_checkpoint(const std::string& path);
+// The same for a store whose root is a checkpoint directory.
+[[nodiscard]] Checkpoint open_checkpoint(std::shared_ptr<Store> store);
+
+// Progress of long work: called by working threads, one call at a time, about ten times a second.
+struct Progress {
+  std::uint64_t done = 0;   // bytes
+  std::uint64_t total = 0;  // bytes; 0: not known yet
+};
+using ProgressHook = std::function<void(const Progress&)>;
+
+struct IoReport {
+  std::uint64_t bytes_needed = 0;     // of the elements that were asked for
+  std::uint64_t bytes_read = 0;       // from the store, metadata apart
+  std::uint64_t bytes_unchecked = 0;  // read without a checksum over them
+  std::uint64_t bytes_written = 0;
+};
+
+// Saving ------------------------------------------------------------------------------------------
+
+struct SaveOptions {
+  bool overwrite = false;  // an existing checkpoint is `already_exists` otherwise
+  int threads = 2;         // writing threads a rank
+  ProgressHook progress;
+};
+
+// Saves `tree` as a PyTorch distributed checkpoint in `directory`. Collective over `group`. Each
+// rank gives its own tree of the same structure: tensor leaves carry the rank's own pieces (in
+// memory), `sharded` ones as chunks (boxes), others whole and the same on every rank. Replicas are
+// written once, by the rank with the least to write (P-13). All ranks see the failure of any
+// (P-03); until the commit, an older checkpoint in `directory` stays whole (docs/design/commit.md).
+IoReport save(const Value& tree, const std::string& directory, Group& group,
+              const SaveOptions& options = {});
+
+// Loading -----------------------------------------------------------------------------------------
+
+struct LoadOptions {
+  bool allow_missing = false;  // keys of `tree` that the checkpoint lacks are left alone (P-16)
+  bool allow_cast = true;      // dtypes may differ; elements are converted (P-16)
+  int threads = 2;             // reading threads a rank
+  ProgressHook progress;
+};
+
+// Loads from the checkpoint at `path`, of any kind, into `tree`: tensor leaves in place, into the
+// memory of their pieces; other leaves are replaced by the checkpoint's values. Extra keys of the
+// checkpoint are ignored. Collective over `group`; each rank asks for its own pieces, and any
+// layout is served from any other (P-17). Throws `mismatch` on another shape, `not_found` on a
+// missing key, before any memory is written. A failure later leaves the pieces with undefined
+// content.
+IoReport load(Value& tree, const std::string& path, Group& group, const LoadOptions& options = {});
+
+// A tree with every leaf of `checkpoint` in fresh memory owned by the tree.
+[[nodiscard]] Value load_all(const Checkpoint& checkpoint, const LoadOptions& options = {});
+
+// Converting --------------------------------------------------------------------------------------
+
+struct ConvertOptions {
+  CheckpointKind to = CheckpointKind::safetensors;
+  bool overwrite = false;  // replaces an existing target atomically
+  int threads = 2;
+  std::uint64_t memory = 64u << 20;  // bytes for all buffers together
+  std::vector<std::string> only;     // globs over names; empty: everything
+  ProgressHook progress;
+};
+
+struct ConvertReport {
+  IoReport io;
+  std::uint64_t tensors = 0;
+  std::uint64_t values_in_metadata = 0;  // non-tensors that travel as tagged JSON (docs/formats)
+};
+
+// Streams the checkpoint at `source` into `target` in bounded memory. Every byte of the source is
+// read and its checksum checked. `target` appears complete or not at all.
+ConvertReport convert(const std::string& source, const std::string& target,
+                      const ConvertOptions& options = {});
+
+// Checking ----------------------------------------------------------------------------------------
+
+struct Finding {
+  ErrorCode code;
+  std::string text;
+};
+
+struct VerifyReport {
+  std::vector<Finding> findings;  // empty: all is well
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;            // checked by a checksum
+  std::uint64_t bytes_unchecked = 0;  // no checksum in the format
+};
+
+// Structure, coverage, sizes, and every checksum there is. With `read_data` false only what the
+// metadata can prove. A checkpoint that cannot be opened is a finding, not an exception.
+[[nodiscard]] VerifyReport verify(const std::string& path, bool read_data = true, int threads = 2,
+                                  const ProgressHook& progress = {});
+
+struct Difference {
+  enum class Kind : std::uint8_t { missing, extra, shape, dtype, value, type };
+  Kind kind;
+  std::string name;
+  std::string text;  // both sides; for values: largest difference and first index
+};
+[[nodiscard]] std::string_view to_string(Difference::Kind kind) noexcept;
+
+// Compares by name, across kinds: `missing` is in `a` only, `extra` in `b` only. Tensors are
+// compared bit for bit.
+[[nodiscard]] std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
+                                           const ProgressHook& progress = {});
+
+}  // namespace tessera

@@ -1,0 +1,17 @@
+// Conversion of elements between dtypes, as torch's copy_ does it.
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/dtype.h"
+
+namespace tessera {
+
+// Whether cast() knows the pair: floating point of 16 bits and more, integers up to 64 bits, bool.
+[[nodiscard]] bool can_cast(DType from, DType to) noexcept;
+
+// `count` elements; `in` and `out` do not overlap. Floating point is rounded to nearest, ties to
+// even. Throws `unsupported` for a pair that can_cast refuses.
+void cast(DType from, const std::byte* in, DType to, std::byte* out, std::int64_t count);
+
+}  // namespace tessera

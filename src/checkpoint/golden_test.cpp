@@ -1,0 +1,66 @@
+// Checkpoints that PyTorch wrote, read here and compared with PyTorch's own reading
+// (tests/golden/make/checkpoint_expect.py): F-03, F-03b, P-17, P-21.
+#include <fstream>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "base/crc32.h"
+#include "checkpoint/test_support.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+
+const std::string kRoot = std::string(TESSERA_TEST_DATA) + "/golden/checkpoints/";
+
+nlohmann::json expected() {
+  std::ifstream file(kRoot + "expected.json");
+  return nlohmann::json::parse(file);
+}
+
+class Golden : public testing::TestWithParam<std::string> {};
+
+TEST_P(Golden, ReadsAsPyTorchReadsIt) {
+  const nlohmann::json names = expected().at(GetParam());
+  const Checkpoint checkpoint = open_checkpoint(kRoot + GetParam());
+  EXPECT_EQ(checkpoint.leaves.size(), names.size());
+  const auto loaded = flatten(load_all(checkpoint));
+  std::set<std::string> seen;
+  for (const Leaf& leaf : loaded) {
+    if (!names.contains(leaf.name)) continue;  // inside a value that DCP keeps whole
+    seen.insert(leaf.name);
+    const nlohmann::json& row = names.at(leaf.name);
+    if (!leaf.value.is(Value::Kind::tensor)) {
+      const std::string text = row.value("value", "tensor(");
+      if (text.find("tensor(") == std::string::npos && !leaf.value.is(Value::Kind::object)) {
+        EXPECT_EQ(render(leaf.value, 100000), text) << leaf.name;
+      }
+      continue;
+    }
+    const Tensor& tensor = leaf.value.as_tensor();
+    EXPECT_EQ(to_string(tensor.dtype), row.at("dtype").get<std::string>()) << leaf.name;
+    EXPECT_EQ(tensor.shape, row.at("shape").get<Shape>()) << leaf.name;
+    const Storage& storage = *tensor.pieces.at(0).storage;
+    EXPECT_EQ(crc32({storage.data, storage.size}), row.at("crc32").get<std::uint32_t>())
+        << leaf.name;
+  }
+  for (const auto& [name, row] : names.items()) {
+    EXPECT_TRUE(!row.contains("dtype") || seen.contains(name)) << name;
+  }
+}
+
+TEST_P(Golden, HasNoFindings) {
+  const VerifyReport report = verify(kRoot + GetParam());
+  EXPECT_TRUE(report.findings.empty()) << report.findings.at(0).text;
+  EXPECT_EQ(report.bytes_unchecked, 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(PyTorch, Golden,
+                         testing::Values("c1", "c2", "c2_lowest", "c2_thr", "fsdp1_uop0_ws2",
+                                         "fsdp1_uop1_ws2", "fsdp1_uop1_ws4", "g4_ws2", "hand"));
+
+}  // namespace
+}  // namespace tessera

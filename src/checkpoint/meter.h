@@ -1,0 +1,52 @@
+// Counts the bytes of long work and tells a progress hook now and then.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+
+#include "tessera/checkpoint.h"
+
+namespace tessera {
+
+class Meter {
+ public:
+  Meter(ProgressHook hook, std::uint64_t total) : hook_(std::move(hook)), total_(total) {}
+
+  // From any thread.
+  void add(std::uint64_t bytes) {
+    done_ += bytes;
+    if (!hook_) return;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    const auto now = std::chrono::steady_clock::now();
+    if (!lock || now - last_ < std::chrono::milliseconds(100)) return;
+    last_ = now;
+    hook_({done_.load(), total_});
+  }
+
+  // The last word: everything is done.
+  void finish() {
+    if (hook_) hook_({total_, total_});
+  }
+
+ private:
+  ProgressHook hook_;
+  std::uint64_t total_;
+  std::atomic<std::uint64_t> done_{0};
+  std::mutex mutex_;
+  std::chrono::steady_clock::time_point last_{};  // guarded by mutex_
+};
+
+// Bytes of all tensors of these leaves.
+[[nodiscard]] inline std::uint64_t tensor_bytes(const std::vector<Leaf>& leaves) {
+  std::uint64_t bytes = 0;
+  for (const Leaf& leaf : leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    const Tensor& tensor = leaf.value.as_tensor();
+    bytes += static_cast<std::uint64_t>(numel(tensor.shape)) * size_of(tensor.dtype);
+  }
+  return bytes;
+}
+
+}  // namespace tessera

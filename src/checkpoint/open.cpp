@@ -1,0 +1,110 @@
+#include "checkpoint/open.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+bool has_suffix(const ObjectInfo& file, std::string_view suffix) {
+  return file.name.ends_with(suffix);
+}
+
+// By content, not by name: a zip is torch.save's, a small little-endian length and a brace is
+// safetensors.
+CheckpointKind kind_of_file(const ByteSource& source) {
+  if (source.size() == 0)
+    throw Error(ErrorCode::incomplete, "the file is empty").at_path(source.name());
+  std::array<std::byte, 10> head{};
+  const auto have = std::min<std::uint64_t>(head.size(), source.size());
+  source.read_at(0, MutableByteView(head).first(have));
+  const auto at = [&head](std::size_t i) { return std::to_integer<unsigned char>(head[i]); };
+  if (at(0) == 'P' && at(1) == 'K') return CheckpointKind::torch_file;
+  if (have >= 9 && at(8) == '{') return CheckpointKind::safetensors;
+  if (source.name().ends_with(".safetensors")) return CheckpointKind::safetensors;
+  if (at(0) == 0x80) {
+    throw Error(ErrorCode::unsupported,
+                "a pickle without a zip around it: torch.save's format before 1.6")
+        .at_path(source.name());
+  }
+  if (source.name().ends_with(".pt") || source.name().ends_with(".pth"))
+    return CheckpointKind::torch_file;
+  throw Error(ErrorCode::corrupt, "neither a zip of torch.save nor a safetensors file")
+      .at_path(source.name());
+}
+
+}  // namespace
+
+std::string_view to_string(CheckpointKind kind) noexcept {
+  switch (kind) {
+    case CheckpointKind::dcp:
+      return "dcp";
+    case CheckpointKind::torch_file:
+      return "torch";
+    case CheckpointKind::safetensors:
+      return "safetensors";
+  }
+  return "unknown";
+}
+
+const Leaf* Checkpoint::find(std::string_view name) const {
+  const auto found = std::find_if(leaves.begin(), leaves.end(),
+                                  [name](const Leaf& leaf) { return leaf.name == name; });
+  return found == leaves.end() ? nullptr : &*found;
+}
+
+Checkpoint open_checkpoint(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
+  }
+  if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path));
+  const std::filesystem::path file(path);
+  const auto store = posix_store(file.parent_path().string());
+  const ObjectInfo object{file.filename().string(), static_cast<std::uint64_t>(status.st_size)};
+  Checkpoint checkpoint = kind_of_file(*store->open(object.name)) == CheckpointKind::torch_file
+                              ? open_torch(store, object)
+                              : open_safetensors(store, {object});
+  checkpoint.path = path;
+  return checkpoint;
+}
+
+Checkpoint open_checkpoint(std::shared_ptr<Store> store) {
+  if (store->exists(kDcpMetadata)) return open_dcp(std::move(store));
+  std::vector<ObjectInfo> files = store->list();
+  const bool unfinished = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
+    return has_suffix(file, ".distcp");
+  });
+  std::erase_if(files, [](const ObjectInfo& file) {
+    return !has_suffix(file, ".safetensors") || file.name.find('/') != std::string::npos;
+  });
+  if (!files.empty()) return open_safetensors(std::move(store), files);
+  if (unfinished) {
+    throw Error(ErrorCode::incomplete, "data files without a .metadata: the save never finished")
+        .at_path(store->name());
+  }
+  throw Error(ErrorCode::not_found,
+              "no checkpoint in this directory: no .metadata, no *.safetensors")
+      .at_path(store->name());
+}
+
+void require_coverage(const Checkpoint& checkpoint) {
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    const Tensor& tensor = leaf.value.as_tensor();
+    std::vector<Slice> slices;
+    for (const Piece& piece : tensor.pieces) slices.push_back(piece.slice);
+    try {
+      require_covered_once(tensor.shape, slices);
+    } catch (Error& error) {
+      throw error.at_key(leaf.name).at_path(checkpoint.path);
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,79 @@
+// Reads slices of a tensor from the pieces that a checkpoint holds: the executor of copy plans.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tessera/checkpoint.h"
+#include "tessera/layout.h"
+#include "tessera/value.h"
+
+namespace tessera {
+
+// Counters of one job, added to by several threads.
+struct IoCounters {
+  void add(const IoReport& part);
+  [[nodiscard]] IoReport report() const;
+
+ private:
+  mutable std::mutex mutex_;
+  IoReport total_;  // guarded by mutex_
+};
+
+// One tensor's pieces made ready to read. A reader belongs to one thread.
+//
+// Elements are asked for by target position; bytes of a piece that are read from its first to its
+// last in ascending order are followed by a running CRC-32, which is compared with the recorded one
+// when the last byte has passed: a difference is `corrupt`. Bytes that no such check covers are
+// counted.
+class TensorReader {
+ public:
+  // `tensor` must outlive the reader; its pieces lie in sources or in memory. `name` is for errors.
+  TensorReader(const Tensor& tensor, std::string name);
+  ~TensorReader();
+  TensorReader(const TensorReader&) = delete;
+  TensorReader& operator=(const TensorReader&) = delete;
+
+  // Fills `out`, the elements [begin, begin + count) of `target` in row-major order (element size
+  // of the tensor's dtype). Ascending calls for one target keep the CRC running.
+  void read(const Slice& target, std::int64_t begin, std::int64_t count, std::byte* out);
+
+  // Reads once more, and checks, every storage whose recorded CRC-32 the reads so far could not
+  // follow: strided views, views of a part. Afterwards nothing with a checksum is unchecked.
+  void check_rest();
+
+  // What was read since construction.
+  [[nodiscard]] IoReport report() const;
+
+ private:
+  struct Source;
+  void prepare_plan(const Slice& target);
+  Source& source(std::size_t piece);
+  void read_group(Source& source, std::span<const Copy> group, std::int64_t begin, std::byte* out);
+  void read_strided(Source& source, const Copy& copy, std::byte* out);
+
+  const Tensor& tensor_;
+  std::string name_;                              // the tensor's key
+  std::size_t element_;                           // bytes
+  std::vector<Slice> slices_;                     // of the pieces
+  std::vector<std::unique_ptr<Source>> sources_;  // by piece; null: not used yet
+  std::optional<Slice> planned_;                  // the target that plan_ is for
+  std::vector<Copy> plan_;                        // sorted by position in the target
+  std::vector<std::byte> scratch_;                // for runs that are read together
+  IoReport report_;
+};
+
+// Reads all bytes of a raw storage and compares their CRC-32 with the recorded one (`corrupt` on a
+// difference). Returns whether there was one to compare with.
+bool check_storage(const Storage& storage, const std::string& name);
+
+// The tensor inside an encoded DCP item (F-03b), or `piece` itself when its storage is raw: a piece
+// whose storage is raw and whose strides are known. Throws `mismatch` when the item holds another
+// shape or dtype than `tensor` says.
+[[nodiscard]] Piece decoded_piece(const Tensor& tensor, const Piece& piece,
+                                  const std::string& name);
+
+}  // namespace tessera

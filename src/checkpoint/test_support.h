@@ -1,0 +1,74 @@
+// Trees with known elements, split over ranks, for the tests of this folder.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint.h"
+#include "tessera/error.h"
+
+namespace tessera::testing_support {
+
+inline std::string temporary_directory() {
+  std::string name = testing::TempDir() + "tessera_XXXXXX";
+  return mkdtemp(name.data());
+}
+
+inline std::shared_ptr<Storage> memory(std::size_t bytes) {
+  auto storage = std::make_shared<Storage>();
+  const auto owner = std::make_shared<std::vector<std::byte>>(std::max<std::size_t>(bytes, 1));
+  storage->data = owner->data();
+  storage->owner = owner;
+  storage->size = bytes;
+  return storage;
+}
+
+// Piece `slice` of a float tensor whose element at global position i is `first + i`.
+inline Tensor counting(const Shape& shape, const Slice& slice, float first, bool fill = true) {
+  Tensor tensor;
+  tensor.shape = shape;
+  tensor.sharded = true;
+  Piece piece{slice, memory(static_cast<std::size_t>(numel(slice)) * 4), 0, {}, -1};
+  auto* data = reinterpret_cast<float*>(piece.storage->data);
+  const RunSequence runs(slice, shape);
+  for (std::int64_t r = 0; fill && r < runs.size(); ++r) {
+    const Run run = runs[r];
+    for (std::int64_t i = 0; i < run.count; ++i)
+      data[run.local + i] = first + static_cast<float>(run.global + i);
+  }
+  tensor.pieces.push_back(std::move(piece));
+  return tensor;
+}
+
+// Rank `rank`'s rows of a tensor split along `dim` as torch.chunk does (P-18).
+inline Box chunk(const Shape& shape, int rank, int ranks, std::size_t dim = 0) {
+  Box box = whole(shape);
+  const std::int64_t size = (shape[dim] + ranks - 1) / ranks;
+  box.offsets[dim] = std::min(size * rank, shape[dim]);
+  box.sizes[dim] = std::min(size, shape[dim] - box.offsets[dim]);
+  return box;
+}
+
+inline std::vector<float> floats(const Tensor& tensor) {
+  const Piece& piece = tensor.pieces.at(0);
+  std::vector<float> values(static_cast<std::size_t>(numel(piece.slice)));
+  if (!values.empty()) std::memcpy(values.data(), piece.storage->data, values.size() * 4);
+  return values;
+}
+
+template <typename F>
+ErrorCode code_of(F&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  throw std::runtime_error("expected a tessera::Error");
+}
+
+}  // namespace tessera::testing_support
