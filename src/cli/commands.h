@@ -1,0 +1,36 @@
+// The commands of `tessera`. Each adds itself to the command line; main runs the one that was
+// named.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "tessera/checkpoint.h"
+
+namespace tessera::cli {
+
+// Exit codes (stable).
+inline constexpr int kDone = 0;
+inline constexpr int kNo = 1;      // the answer is "no": verify, diff
+inline constexpr int kUsage = 2;   // wrong usage
+inline constexpr int kFailed = 3;  // could not: damaged input, I/O, unsupported, unsafe
+
+// Options that every command has.
+struct Common {
+  bool json = false;
+  bool quiet = false;
+};
+
+// What the chosen command does; returns the exit code.
+using Action = std::function<int()>;
+
+void add_common(CLI::App& command, Common& common);
+void add_ls(CLI::App& app, Common& common, Action& action);
+void add_stat(CLI::App& app, Common& common, Action& action);
+void add_verify(CLI::App& app, Common& common, Action& action);
+void add_diff(CLI::App& app, Common& common, Action& action);
+void add_convert(CLI::App& app, Common& common, Action& action);
+
+}  // namespace tessera::cli

@@ -1,0 +1,60 @@
+// tessera diff: two checkpoints of any kinds, by name.
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "value/render.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Options {
+  std::string a;
+  std::string b;
+};
+
+int diff(const Options& options, const Common& common) {
+  const Checkpoint a = open_checkpoint(options.a);
+  const Checkpoint b = open_checkpoint(options.b);
+  std::vector<Difference> differences;
+  {
+    ProgressBar bar("diff", common);
+    differences = tessera::diff(a, b, bar.hook());
+  }
+  if (common.json) {
+    auto list = nlohmann::ordered_json::array();
+    for (const Difference& difference : differences) {
+      list.push_back({{"kind", to_string(difference.kind)},
+                      {"name", difference.name},
+                      {"text", difference.text}});
+    }
+    fmt::print("{}\n", list.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+  } else if (differences.empty()) {
+    fmt::print("equal: {} leaves, bit for bit\n", a.leaves.size());
+  } else {
+    for (const Difference& difference : differences) {
+      fmt::print("{:<8} {}  {}\n", to_string(difference.kind), printable(difference.name),
+                 printable(difference.text));
+    }
+  }
+  return differences.empty() ? kDone : kNo;
+}
+
+}  // namespace
+
+void add_diff(CLI::App& app, Common& common, Action& action) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "diff", "Compares two checkpoints by name: missing, extra, shape, dtype, values");
+  command->add_option("a", options->a, "file or directory")->required();
+  command->add_option("b", options->b, "file or directory")->required();
+  add_common(*command, common);
+  command->callback(
+      [=, &common, &action] { action = [=, &common] { return diff(*options, common); }; });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,117 @@
+// tessera ls: one line a leaf.
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "value/render.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Options {
+  std::string path;
+  std::string only;
+};
+
+struct Row {
+  std::string name, dtype, shape, bytes, pieces, files;
+};
+
+std::size_t file_count(const Tensor& tensor) {
+  std::set<std::string> files;
+  for (const Piece& piece : tensor.pieces) {
+    if (piece.storage && piece.storage->source) files.insert(piece.storage->source->name());
+  }
+  return files.size();
+}
+
+Row row_of(const Leaf& leaf) {
+  if (!leaf.value.is(Value::Kind::tensor)) {
+    return {printable(leaf.name),
+            std::string(describe(leaf.value.kind())),
+            render(leaf.value, 60),
+            "",
+            "",
+            ""};
+  }
+  const Tensor& tensor = leaf.value.as_tensor();
+  const auto bytes = static_cast<std::uint64_t>(numel(tensor.shape)) * size_of(tensor.dtype);
+  return {printable(leaf.name),
+          std::string(to_string(tensor.dtype)),
+          to_string(tensor.shape),
+          std::to_string(bytes),
+          std::to_string(tensor.pieces.size()),
+          std::to_string(file_count(tensor))};
+}
+
+void print_json(const std::vector<const Leaf*>& leaves) {
+  auto list = nlohmann::ordered_json::array();
+  for (const Leaf* leaf : leaves) {
+    nlohmann::ordered_json item;
+    item["name"] = leaf->name;
+    if (leaf->value.is(Value::Kind::tensor)) {
+      const Tensor& tensor = leaf->value.as_tensor();
+      item["dtype"] = to_string(tensor.dtype);
+      item["shape"] = tensor.shape;
+      item["bytes"] = static_cast<std::uint64_t>(numel(tensor.shape)) * size_of(tensor.dtype);
+      item["pieces"] = tensor.pieces.size();
+      item["files"] = file_count(tensor);
+    } else {
+      item["value"] = render(leaf->value, 1000);
+    }
+    list.push_back(std::move(item));
+  }
+  fmt::print("{}\n", list.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+}
+
+void print_table(const std::vector<const Leaf*>& leaves) {
+  std::vector<Row> rows = {{"name", "dtype", "shape", "bytes", "pieces", "files"}};
+  for (const Leaf* leaf : leaves) rows.push_back(row_of(*leaf));
+  std::size_t name = 0, dtype = 0, shape = 0, bytes = 0;
+  for (const Row& row : rows) {
+    name = std::max(name, row.name.size());
+    dtype = std::max(dtype, row.dtype.size());
+    shape = std::max(shape, row.shape.size());
+    bytes = std::max(bytes, row.bytes.size());
+  }
+  for (const Row& row : rows) {
+    fmt::print("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:>6}  {:>5}\n", row.name, name, row.dtype, dtype,
+               row.shape, shape, row.bytes, bytes, row.pieces, row.files);
+  }
+}
+
+int ls(const Options& options, const Common& common) {
+  const Checkpoint checkpoint = open_checkpoint(options.path);
+  std::vector<const Leaf*> leaves;
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (options.only.empty() || ::fnmatch(options.only.c_str(), leaf.name.c_str(), 0) == 0) {
+      leaves.push_back(&leaf);
+    }
+  }
+  common.json ? print_json(leaves) : print_table(leaves);
+  return kDone;
+}
+
+}  // namespace
+
+void add_ls(CLI::App& app, Common& common, Action& action) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("ls", "One line a tensor: name, dtype, shape, bytes, pieces, files");
+  command->add_option("checkpoint", options->path, "file or directory")->required();
+  command->add_option("--only", options->only, "names that match this glob");
+  add_common(*command, common);
+  command->callback(
+      [=, &common, &action] { action = [=, &common] { return ls(*options, common); }; });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,40 @@
+// What people read: sizes, bars, and text from files made safe for a terminal.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "cli/commands.h"
+#include "tessera/checkpoint.h"
+
+namespace tessera::cli {
+
+// "1.5 GiB"
+[[nodiscard]] std::string human_bytes(std::uint64_t bytes);
+
+// A bar with bytes, rate and time left on a terminal; a line every few seconds elsewhere; nothing
+// with
+// --quiet. Writes to standard error.
+class ProgressBar {
+ public:
+  ProgressBar(std::string what, const Common& common);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+  // The hook may be used while the bar lives.
+  [[nodiscard]] ProgressHook hook();
+
+ private:
+  void show(const Progress& progress);
+
+  using Clock = std::chrono::steady_clock;
+  std::string what_;
+  bool quiet_;
+  bool terminal_;
+  bool drawn_ = false;  // a bar is on the screen
+  Clock::time_point begin_ = Clock::now();
+  Clock::time_point last_line_ = begin_;
+};
+
+}  // namespace tessera::cli

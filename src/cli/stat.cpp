@@ -1,0 +1,93 @@
+// tessera stat: what a checkpoint is, in a few lines.
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "value/render.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Facts {
+  std::uint64_t tensors = 0;
+  std::uint64_t values = 0;
+  std::uint64_t elements = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t file_bytes = 0;
+  bool optimizer = false;
+};
+
+// Optimizer state is below a step named "optim" or "optimizer", or is AdamW's by its own names.
+bool is_optimizer_state(const std::string& name) {
+  return name.starts_with("optim") || name.find(".optim") != std::string::npos ||
+         name.ends_with(".exp_avg");
+}
+
+Facts facts_of(const Checkpoint& checkpoint) {
+  Facts facts;
+  for (const Leaf& leaf : checkpoint.leaves) {
+    facts.optimizer = facts.optimizer || is_optimizer_state(leaf.name);
+    if (!leaf.value.is(Value::Kind::tensor)) {
+      ++facts.values;
+      continue;
+    }
+    const Tensor& tensor = leaf.value.as_tensor();
+    const auto elements = static_cast<std::uint64_t>(numel(tensor.shape));
+    ++facts.tensors;
+    facts.bytes += elements * size_of(tensor.dtype);
+    if (!is_optimizer_state(leaf.name)) facts.elements += elements;
+  }
+  for (const ObjectInfo& file : checkpoint.files) facts.file_bytes += file.size;
+  return facts;
+}
+
+int stat(const std::string& path, const Common& common) {
+  const Checkpoint checkpoint = open_checkpoint(path);
+  const Facts facts = facts_of(checkpoint);
+  if (common.json) {
+    nlohmann::ordered_json json;
+    json["kind"] = to_string(checkpoint.kind);
+    json["producer"] = checkpoint.producer;
+    json["save_id"] = checkpoint.save_id;
+    json["world_size"] = checkpoint.world_size;
+    json["parameters"] = facts.elements;
+    json["tensors"] = facts.tensors;
+    json["values"] = facts.values;
+    json["tensor_bytes"] = facts.bytes;
+    json["files"] = checkpoint.files.size();
+    json["file_bytes"] = facts.file_bytes;
+    json["optimizer"] = facts.optimizer;
+    json["complete"] = true;
+    fmt::print("{}\n", json.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+    return kDone;
+  }
+  fmt::print("kind        {}\n", to_string(checkpoint.kind));
+  if (!checkpoint.producer.empty()) fmt::print("producer    {}\n", printable(checkpoint.producer));
+  if (!checkpoint.save_id.empty()) fmt::print("save id     {}\n", printable(checkpoint.save_id));
+  if (checkpoint.world_size > 0) fmt::print("world size  {}\n", checkpoint.world_size);
+  fmt::print("parameters  {}\n", facts.elements);
+  fmt::print("tensors     {} ({})\n", facts.tensors, human_bytes(facts.bytes));
+  fmt::print("values      {}\n", facts.values);
+  fmt::print("files       {} ({})\n", checkpoint.files.size(), human_bytes(facts.file_bytes));
+  fmt::print("optimizer   {}\n", facts.optimizer ? "yes" : "no");
+  fmt::print("complete    yes: every tensor is covered once, every file is there\n");
+  return kDone;
+}
+
+}  // namespace
+
+void add_stat(CLI::App& app, Common& common, Action& action) {
+  const auto path = std::make_shared<std::string>();
+  CLI::App* command =
+      app.add_subcommand("stat", "Kind, producer, world size, parameters, bytes, completeness");
+  command->add_option("checkpoint", *path, "file or directory")->required();
+  add_common(*command, common);
+  command->callback(
+      [=, &common, &action] { action = [=, &common] { return stat(*path, common); }; });
+}
+
+}  // namespace tessera::cli

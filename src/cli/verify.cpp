@@ -1,0 +1,70 @@
+// tessera verify: structure, coverage and every checksum there is.
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Options {
+  std::string path;
+  int threads = 2;
+};
+
+// Nothing to verify is "could not", not "no".
+bool is_absence(const VerifyReport& report) {
+  return report.findings.size() == 1 && report.findings[0].code == ErrorCode::not_found;
+}
+
+int verify(const Options& options, const Common& common) {
+  VerifyReport report;
+  {
+    ProgressBar bar("verify", common);
+    report = tessera::verify(options.path, true, options.threads, bar.hook());
+  }
+  if (common.json) {
+    nlohmann::ordered_json json;
+    json["ok"] = report.findings.empty();
+    json["tensors"] = report.tensors;
+    json["bytes_checked"] = report.bytes;
+    json["bytes_without_checksum"] = report.bytes_unchecked;
+    json["findings"] = nlohmann::ordered_json::array();
+    for (const Finding& finding : report.findings) {
+      json["findings"].push_back({{"code", to_string(finding.code)}, {"text", finding.text}});
+    }
+    fmt::print("{}\n", json.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+  } else {
+    for (const Finding& finding : report.findings)
+      fmt::print(stderr, "tessera: {}\n", printable(finding.text));
+    if (report.findings.empty()) {
+      fmt::print("ok: {} tensors, {} checked", report.tensors, human_bytes(report.bytes));
+      if (report.bytes_unchecked > 0) {
+        fmt::print(", {} without a checksum in the file", human_bytes(report.bytes_unchecked));
+      }
+      fmt::print("\n");
+    }
+  }
+  if (is_absence(report)) return kFailed;
+  return report.findings.empty() ? kDone : kNo;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, Common& common, Action& action) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("verify", "Structure, coverage exactly once, checksums");
+  command->add_option("checkpoint", options->path, "file or directory")->required();
+  command->add_option("--threads", options->threads, "reading threads")->check(CLI::Range(1, 1024));
+  add_common(*command, common);
+  command->callback(
+      [=, &common, &action] { action = [=, &common] { return verify(*options, common); }; });
+}
+
+}  // namespace tessera::cli
