@@ -19,6 +19,13 @@ Names names(const Value& tree, FlattenRule rule = FlattenRule::current) {
   return result;
 }
 
+Path path(std::string key, PathPart next) {
+  Path made;
+  made.emplace_back(std::move(key));
+  made.push_back(std::move(next));
+  return made;
+}
+
 ErrorCode unflatten_error(const std::vector<Leaf>& leaves) {
   try {
     (void)unflatten(leaves);
@@ -46,7 +53,7 @@ TEST(Flatten, P10ListsAreDescendedOnlyForTensorsAndDicts) {
 TEST(Flatten, P10PathKeepsListIndices) {
   const auto leaves = flatten(Value::dict({{"a", Value::list({tensor()})}, {"b", 1}}));
   ASSERT_EQ(leaves.size(), 2U);
-  EXPECT_EQ(leaves[0].path, (Path{"a", std::int64_t{0}}));
+  EXPECT_EQ(leaves[0].path, path("a", std::int64_t{0}));
   EXPECT_EQ(leaves[1].path, (Path{"b"}));
 }
 
@@ -90,13 +97,14 @@ TEST(Unflatten, ALeafWithoutPathGoesUnderItsName) {
 
 TEST(Unflatten, HolesAndClashesAreErrors) {
   const std::int64_t one = 1;
-  EXPECT_EQ(unflatten_error({{"a.1", {"a", one}, 1}, {"b", {"b"}, 2}}), ErrorCode::incomplete);
-  EXPECT_EQ(unflatten_error({{"a.9", {"a", std::int64_t{1} << 60}, 1}}), ErrorCode::incomplete);
-  EXPECT_EQ(unflatten_error({{"a", {"a"}, 1}, {"a.b", {"a", "b"}, 2}}), ErrorCode::conflict);
-  EXPECT_EQ(unflatten_error({{"a", {"a"}, Value::dict()}, {"a.b", {"a", "b"}, 2}}),
+  EXPECT_EQ(unflatten_error({{"a.1", path("a", one), 1}, {"b", {"b"}, 2}}), ErrorCode::incomplete);
+  EXPECT_EQ(unflatten_error({{"a.9", path("a", std::int64_t{1} << 60), 1}}), ErrorCode::incomplete);
+  EXPECT_EQ(unflatten_error({{"a", {"a"}, 1}, {"a.b", path("a", "b"), 2}}), ErrorCode::conflict);
+  EXPECT_EQ(unflatten_error({{"a", {"a"}, Value::dict()}, {"a.b", path("a", "b"), 2}}),
             ErrorCode::conflict);
-  EXPECT_EQ(unflatten_error({{"a.b", {"a", "b"}, 2}, {"a", {"a"}, 1}}), ErrorCode::conflict);
-  EXPECT_EQ(unflatten_error({{"a.b", {"a", "b"}, 2}, {"a.1", {"a", one}, 1}}), ErrorCode::conflict);
+  EXPECT_EQ(unflatten_error({{"a.b", path("a", "b"), 2}, {"a", {"a"}, 1}}), ErrorCode::conflict);
+  EXPECT_EQ(unflatten_error({{"a.b", path("a", "b"), 2}, {"a.1", path("a", one), 1}}),
+            ErrorCode::conflict);
 }
 
 }  // namespace

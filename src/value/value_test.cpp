@@ -90,6 +90,16 @@ TEST(Value, DeepTreesAreDestroyedWithoutRecursion) {
   }
 }
 
+TEST(Value, TreesAsDeepAsReadersAllowAreComparedAndFlattened) {
+  const auto nested = [] {
+    Value value = Value(Tensor());
+    for (int i = 0; i < 1000; ++i) value = Value::list({value});
+    return value;
+  };
+  EXPECT_EQ(nested(), nested());
+  EXPECT_EQ(flatten(nested()).size(), 1U);
+}
+
 TEST(Value, SharedNodesDoNotMakeEqualityExplode) {
   Value a = Value::list({1});
   Value b = Value::list({1});
