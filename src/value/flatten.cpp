@@ -36,17 +36,19 @@ class Flattener {
 
   void descend(const Value& container) {
     if (container.is(Kind::dict)) {
-      for (const auto& [key, value] : container.pairs()) step(key_text(key), value);
-    } else {
-      std::int64_t index = 0;
-      for (const Value& value : container.items()) step(index++, value);
+      for (const auto& [key, value] : container.pairs()) {
+        path_.emplace_back(key_text(key));
+        visit(value);
+        path_.pop_back();
+      }
+      return;
     }
-  }
-
-  void step(PathPart part, const Value& value) {
-    path_.push_back(std::move(part));
-    visit(value);
-    path_.pop_back();
+    std::int64_t index = 0;
+    for (const Value& value : container.items()) {
+      path_.emplace_back(index++);
+      visit(value);
+      path_.pop_back();
+    }
   }
 
   void add(const Value& value) { leaves_.push_back({dotted(path_), path_, value}); }
@@ -95,7 +97,11 @@ class Unflattener {
   Value run() && {
     for (const Leaf& leaf : leaves_) {
       if (leaf.path.empty() && leaf.name.empty() && leaves_.size() == 1) return leaf.value;
-      put(leaf, leaf.path.empty() ? Path{leaf.name} : leaf.path);
+      if (leaf.path.empty()) {
+        put(leaf, Path(1, leaf.name));
+      } else {
+        put(leaf, leaf.path);
+      }
     }
     for (const auto& [list, name] : lists_) {
       for (const Value& item : list.items()) {

@@ -167,6 +167,7 @@ const Row kRows[] = {
     {"P27 hexadecimal", "I0x10\n.", kCorrupt},
     {"state twice", "ca\nb\n)R}b}b.", kUnsupported},
     {"persistent id", "Pxyz\n.", kUnsupported},
+    {"persistent id not utf-8", "P\xff\n.", kCorrupt},
 };
 
 std::string test_name(const ::testing::TestParamInfo<Row>& row) {

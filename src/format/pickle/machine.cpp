@@ -166,9 +166,12 @@ bool Machine::step_text(Op op) {
     case Op::put:
       memoize(parse_index(cursor_.line()));
       return true;
-    case Op::persid:
-      load_persistent({Value(std::string(cursor_.line())), 0});
+    case Op::persid: {
+      const std::string_view id = cursor_.line();
+      require_utf8(id);
+      load_persistent({Value(std::string(id)), 0});
       return true;
+    }
     default:
       return false;
   }

@@ -163,7 +163,7 @@ TEST(TorchRead, TensorItemRefusesOthers) {
   const auto code = [](const char* name) {
     return test::thrown([&] { (void)read_tensor_item(test::source(test::golden(name))); }).first;
   };
-  EXPECT_EQ(code("w1.pt"), ErrorCode::mismatch);
+  EXPECT_EQ(code("kinds.pt"), ErrorCode::mismatch);
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ TEST(ZipArchive, ListsAndReadsAPyTorchArchive) {
 
 // One read for a file of 4 KiB, two for a DCP item of any size.
 TEST(ZipArchive, ReadsHeadersTogether) {
-  const auto small = std::make_shared<test::CountingSource>(test::source(test::golden("fo.pt")));
+  const auto small = std::make_shared<test::CountingSource>(test::source(test::golden("item.pt")));
   const Archive first(small);
   EXPECT_EQ(small->reads, 1U);
   const auto item = std::make_shared<test::CountingSource>(
@@ -195,7 +195,7 @@ TEST(ZipArchive, SurvivesDamage) {
     const Archive archive(test::source(std::move(bytes)));
     for (const Entry& entry : archive.entries()) (void)archive.read(entry, 1 << 20);
   };
-  EXPECT_THAT(test::damage(test::golden("fo.pt"), 3000, parse), IsEmpty());
+  EXPECT_THAT(test::damage(test::golden("item.pt"), 3000, parse), IsEmpty());
 }
 
 }  // namespace
