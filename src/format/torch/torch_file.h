@@ -46,8 +46,9 @@ class Writer {
     std::uint64_t offset = 0;            // from the archive's start
     std::uint64_t size = 0;              // bytes
     std::vector<const Tensor*> tensors;  // leaves of the tree that are views of it
-    std::shared_ptr<Storage> storage;    // the storage that the leaves share; null: one fresh,
-                                       // contiguous tensor gathered from its pieces
+    // The storage that the leaves share; null: one fresh, contiguous tensor gathered from its
+    // pieces.
+    std::shared_ptr<Storage> storage;
   };
   // `root`: the archive's root folder: the file's stem up to its last dot; "archive" for DCP items
   // and for names that are not ASCII. Leaves with a single piece over the whole tensor keep their

@@ -1,7 +1,10 @@
-"""Writes dtypes.safetensors (every dtype, odd names) and empty.safetensors with the safetensors library.
+"""Writes dtypes.safetensors (every dtype, odd names), empty.safetensors and olmo.safetensors (names that are base64 of
+pickled key paths, as OLMo makes them) with the safetensors library.
 
 usage: safetensors_files.py OUT_DIRECTORY
 """
+import base64
+import pickle
 import sys
 
 import safetensors.torch
@@ -24,3 +27,15 @@ tensors["../../etc/passwd"] = torch.ones(1, dtype=torch.int8)
 out = sys.argv[1]
 safetensors.torch.save_file(tensors, f"{out}/dtypes.safetensors", {"format": 'p"t\n\x1f'})
 safetensors.torch.save_file({}, f"{out}/empty.safetensors")
+
+
+def olmo_name(keys, pickled):
+    return base64.urlsafe_b64encode(pickle.dumps((keys, pickled))).decode()
+
+
+groups = torch.frombuffer(bytearray(pickle.dumps([{"lr": 0.1, "params": [0]}])), dtype=torch.uint8)
+safetensors.torch.save_file({
+    olmo_name(("transformer.wte.weight",), False): torch.ones(2),
+    olmo_name(("state", 0, "step"), False): torch.tensor(1.0),
+    olmo_name(("param_groups",), True): groups,
+}, f"{out}/olmo.safetensors")

@@ -1,13 +1,16 @@
-"""Writes kinds.pt, many.pt, nocrc.pt, item.pt, legacy.pt and script.pt with torch.save.
+"""Writes kinds.pt, many.pt, a.b.c.pt, train.pt, nocrc.pt, item.pt, legacy.pt and script.pt with torch.save.
 
 usage: torch_files.py OUT_DIRECTORY
 """
 import collections
 import io
 import os
+import pathlib
+import random
 import sys
 import warnings
 
+import numpy
 import torch
 
 warnings.simplefilter("ignore")
@@ -58,6 +61,11 @@ kinds = {
 }
 torch.save(kinds, "kinds.pt")
 torch.save({f"layer.{i}": torch.full((1 + i % 3,), float(i)) for i in range(300)}, "many.pt")
+torch.save(1, "a.b.c.pt")
+torch.save({  # as OLMo's train.pt
+    "epoch": 0, "global_step": 5, "checkpoints": [pathlib.Path("/a/step5")],
+    "rng": {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.random.get_rng_state()},
+}, "train.pt")
 
 stream = io.BytesIO()
 torch.save(base[1:, 1:3].clone(), stream)
