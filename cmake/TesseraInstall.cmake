@@ -1,1 +1,89 @@
-# `cmake --install` and find_package(Tessera).
+# `cmake --install` and find_package(Tessera). Two components: Core (no libtorch) and Torch.
+include(CMakePackageConfigHelpers)
+
+set(TESSERA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Tessera)
+# Public headers of the runtime; all others belong to the core.
+set(TESSERA_TORCH_HEADERS fsdp.h mesh.h optim.h parameter.h train_state.h detail)
+
+# What the runtime links is the consumer's own libtorch, found again by the package file: this build's
+# paths into a wheel mean nothing elsewhere.
+function(tessera_rebind_libtorch)
+  foreach(property INTERFACE_INCLUDE_DIRECTORIES INTERFACE_SYSTEM_INCLUDE_DIRECTORIES
+                   INTERFACE_LINK_LIBRARIES)
+    get_target_property(values tessera_libtorch ${property})
+    if(values)
+      set_property(TARGET tessera_libtorch PROPERTY ${property} "$<BUILD_INTERFACE:${values}>")
+    endif()
+  endforeach()
+  set_property(TARGET tessera_libtorch APPEND PROPERTY
+               INTERFACE_LINK_LIBRARIES "$<INSTALL_INTERFACE:Tessera::found_libtorch>")
+endfunction()
+
+# Sorts the libraries into components: whatever links tessera_libtorch, itself or through others, is Torch.
+function(tessera_links_libtorch target result)
+  get_target_property(dependencies ${target} INTERFACE_LINK_LIBRARIES)
+  set(${result} FALSE PARENT_SCOPE)
+  foreach(dependency IN LISTS dependencies)
+    if(dependency STREQUAL tessera_libtorch)
+      set(${result} TRUE PARENT_SCOPE)
+    elseif(dependency MATCHES "^tessera_" AND TARGET ${dependency})
+      tessera_links_libtorch(${dependency} nested)
+      if(nested)
+        set(${result} TRUE PARENT_SCOPE)
+      endif()
+    endif()
+  endforeach()
+endfunction()
+
+# tessera_component(Core targets...): the target Tessera::Core, the export set and its file.
+function(tessera_component component)
+  string(TOLOWER tessera_${component} umbrella)
+  add_library(${umbrella}_all INTERFACE)
+  target_link_libraries(${umbrella}_all INTERFACE ${ARGN})
+  set_target_properties(${umbrella}_all PROPERTIES EXPORT_NAME ${component})
+  install(TARGETS ${umbrella}_all ${ARGN} EXPORT Tessera${component}
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component})
+  install(EXPORT Tessera${component} NAMESPACE Tessera:: FILE Tessera${component}Targets.cmake
+          DESTINATION ${TESSERA_PACKAGE_DIR} COMPONENT ${component})
+endfunction()
+
+get_property(_libraries GLOBAL PROPERTY TESSERA_LIBRARIES)
+set(_core_libraries)
+set(_torch_libraries)
+foreach(_library IN LISTS _libraries)
+  tessera_links_libtorch(${_library} _is_torch)
+  if(_is_torch)
+    list(APPEND _torch_libraries ${_library})
+  else()
+    list(APPEND _core_libraries ${_library})
+  endif()
+endforeach()
+
+tessera_component(Core ${_core_libraries})
+if(TESSERA_TORCH)
+  tessera_rebind_libtorch()
+  set_target_properties(tessera_libtorch PROPERTIES EXPORT_NAME libtorch)
+  tessera_component(Torch tessera_libtorch ${_torch_libraries})
+endif()
+
+set(_not_core)
+foreach(_header IN LISTS TESSERA_TORCH_HEADERS)
+  list(APPEND _not_core PATTERN ${_header} EXCLUDE)
+  if(TESSERA_TORCH)
+    if(IS_DIRECTORY ${PROJECT_SOURCE_DIR}/include/tessera/${_header})
+      install(DIRECTORY include/tessera/${_header}
+              DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera COMPONENT Torch)
+    else()
+      install(FILES include/tessera/${_header}
+              DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera COMPONENT Torch)
+    endif()
+  endif()
+endforeach()
+install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT Core ${_not_core})
+
+configure_package_config_file(cmake/TesseraConfig.cmake.in ${PROJECT_BINARY_DIR}/TesseraConfig.cmake
+                              INSTALL_DESTINATION ${TESSERA_PACKAGE_DIR})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/TesseraConfig.cmake ${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake
+        DESTINATION ${TESSERA_PACKAGE_DIR} COMPONENT Core)

@@ -1,0 +1,71 @@
+# Thin: what a person types. CMakePresets.json and tools/ hold the substance.
+.PHONY: help setup demo test build core bench lint format tidy fuzz asan tsan soak install clean
+.DEFAULT_GOAL := help
+
+# A libtorch file can take over 2 GB to compile; the number of jobs follows cores and memory.
+JOBS ?= $(shell n=$$(nproc); m=$$(awk '/MemAvailable/ {print int($$2 / 2500000)}' /proc/meminfo); \
+          [ "$$m" -lt "$$n" ] && n=$$m; [ "$$n" -lt 1 ] && n=1; echo $$n)
+PREFIX ?= /usr/local
+
+# ccache when it is there; it keeps objects across clean builds, and shares them between presets: paths
+# count from the checkout, and the build folder's name does not.
+CCACHE := $(shell command -v ccache)
+ifneq ($(CCACHE),)
+export CMAKE_CXX_COMPILER_LAUNCHER := $(CCACHE)
+export CCACHE_SLOPPINESS := pch_defines,time_macros
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := yes
+endif
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+setup: ## install the Debian packages and the venv that are missing
+	@tools/setup
+
+demo: build ## train, kill, resume, export on real text; PyTorch checks the results
+	@tools/demo
+
+test: setup ## build and run every test
+	@tools/build-and-test release $(JOBS)
+
+build: setup ## build everything
+	@tools/build release $(JOBS)
+
+core: ## build and test the part without libtorch
+	@tools/setup --core-only
+	@tools/build-and-test core $(JOBS)
+
+bench: build ## run the benchmarks
+	@bench/run
+
+lint: ## format, layers, budgets, and clang-tidy on what changed
+	@tools/setup --core-only
+	@tools/lint
+
+format: ## clang-format everything in place
+	@tools/lint --format
+
+tidy: ## clang-tidy on everything, libtorch code too
+	@tools/setup
+	@tools/lint --all
+
+fuzz: ## fuzz every parser for a minute each
+	@tools/setup --fuzz
+	@tools/build fuzz $(JOBS)
+	@tools/fuzz
+
+asan: setup ## build and test under AddressSanitizer and UBSan
+	@tools/build-and-test asan $(JOBS)
+
+tsan: setup ## build and test under ThreadSanitizer
+	@tools/build-and-test tsan $(JOBS)
+
+soak: build ## the long counts: 200 saves killed at a random moment
+	@tests/soak
+
+install: build ## install libraries, headers and the command under PREFIX
+	@cmake --install build/release --prefix $(PREFIX)
+
+clean: ## remove what was built; the venv stays
+	rm -rf build demo

@@ -1,0 +1,8 @@
+#include "format/torch/torch_file.h"
+#include "target.h"
+
+void tessera::fuzz::parse(ByteView input) {
+  const auto source = memory_source({input.begin(), input.end()}, "input");
+  (void)torch_file::read(source);
+  (void)torch_file::read_tensor_item(source);
+}

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""The tree is the dependency order: a folder includes only folders above it.
+
+Reads every #include of src/, include/, examples/, bench/ and tests/. A public header belongs to the
+layer that implements it (HEADERS). libtorch headers appear only below the bar (LIBTORCH_FOLDERS).
+Exit code 1 and one line per violation.
+"""
+
+import pathlib
+import sys
+
+import tree
+
+# A folder of src/ may include itself and what stands before it, less what NOT_FOR_EACH_OTHER forbids.
+LAYERS = ["base", "layout", "io", "value", "format", "storage", "comm", "checkpoint", "cli",
+          "torch", "optim", "fsdp", "checkpointer"]
+BAR = LAYERS.index("torch")  # from here on libtorch is allowed
+FORMATS = ["pickle", "zip", "torch", "safetensors", "dcp", "olmo"]
+
+# Every format works on every store because neither knows the other; nothing builds on the command.
+NOT_FOR_EACH_OTHER = {("storage", "format"), ("comm", "format"), ("comm", "storage")}
+NOBODY_INCLUDES = {"cli"}
+
+# The layer of each public header, or folder of them.
+HEADERS = {
+    "error.h": "base",
+    "dtype.h": "layout", "layout.h": "layout",
+    "value.h": "value",
+    "io.h": "io",
+    "storage.h": "storage",
+    "comm.h": "comm",
+    "checkpoint.h": "checkpoint",
+    "mesh.h": "torch", "parameter.h": "torch",
+    "optim.h": "optim", "train_state.h": "optim",
+    "fsdp.h": "fsdp", "detail": "fsdp",
+    "checkpointer.h": "checkpointer",
+}
+
+LIBTORCH_PREFIXES = ("torch/", "ATen/", "c10/", "caffe2/", "gloo/")
+LIBTORCH_FOLDERS = ("src/torch/", "src/optim/", "src/fsdp/", "src/checkpointer/", "examples/", "bench/",
+                    "tests/")
+# Programs that a user could have written: they see the public headers alone.
+PUBLIC_ONLY = ("examples/",)
+
+
+def layer_of(path):
+    """The layer of a file of ours, or None where no layer holds (tests, examples, bench)."""
+    parts = pathlib.PurePosixPath(path).parts
+    if parts[:2] == ("include", "tessera"):
+        return HEADERS.get(parts[2])
+    if parts[0] == "src" and len(parts) > 2:
+        return parts[1]
+    return None
+
+
+def target_of(included):
+    """The path of a quoted include relative to the checkout, as our include directories resolve it."""
+    return f"include/{included}" if included.startswith("tessera/") else f"src/{included}"
+
+
+def is_libtorch(angled, included):
+    return angled and included.startswith(LIBTORCH_PREFIXES)
+
+
+def check_layers(here, there):
+    if there in NOBODY_INCLUDES and here != there:
+        return f"nothing may include {there}"
+    if (here, there) in NOT_FOR_EACH_OTHER:
+        return f"{here} and {there} do not know each other"
+    if LAYERS.index(there) > LAYERS.index(here):
+        return f"{here} is above {there} in the tree"
+    return None
+
+
+def check_formats(path, included):
+    """Inside src/format: a format's folder includes itself and the formats listed before it."""
+    here, there = pathlib.PurePosixPath(path).parts, pathlib.PurePosixPath(included).parts
+    if here[:2] != ("src", "format") or there[0] != "format" or len(here) < 4:
+        return None
+    if len(there) < 3:
+        return None  # what all formats share
+    if {here[2], there[1]} <= set(FORMATS) and FORMATS.index(there[1]) > FORMATS.index(here[2]):
+        return f"format {here[2]} is above format {there[1]}"
+    return None
+
+
+def check_include(path, angled, included):
+    """The reason why `path` may not include this, or None."""
+    here = layer_of(path)
+    if is_libtorch(angled, included):
+        below = path.startswith(LIBTORCH_FOLDERS) or (here in LAYERS and LAYERS.index(here) >= BAR)
+        return None if below else "libtorch above the bar"
+    if angled or "/" not in included:
+        return None
+    target = target_of(included)
+    if path.startswith(PUBLIC_ONLY) and not target.startswith("include/"):
+        return "examples see the public headers alone" if included.split("/")[0] in LAYERS else None
+    if here is None:
+        return None
+    there = layer_of(target)
+    if there is None and target.startswith("include/"):
+        return "a public header without a layer: add it to HEADERS in tools/check_layers.py"
+    if there not in LAYERS:
+        return None  # a third-party header in quotes
+    if path.startswith("include/") and not target.startswith("include/"):
+        return "a public header includes a private one"
+    return check_layers(here, there) or check_formats(path, included)
+
+
+def violations(root):
+    found = []
+    for name in tree.sources(root):
+        if name.startswith("include/tessera/") and layer_of(name) is None:
+            found.append(f"{name}: a public header without a layer: add it to HEADERS in tools/check_layers.py")
+        if name.startswith("src/") and layer_of(name) not in LAYERS:
+            found.append(f"{name}: a folder of src/ without a place in LAYERS of tools/check_layers.py")
+            continue
+        for line, angled, included in tree.includes(tree.read(root, name)):
+            reason = check_include(name, angled, included)
+            if reason:
+                found.append(f"{name}:{line}: {included}: {reason}")
+    return found
+
+
+def main():
+    found = violations(tree.ROOT)
+    for line in found:
+        print(line)
+    print(f"layers: {len(found)} violations")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Proves that the checks of this folder can fail, and that they pass what they should."""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import check_budgets
+import check_layers
+import cpp_functions
+
+
+def make_tree(files):
+    folder = tempfile.TemporaryDirectory()
+    for name, text in files.items():
+        path = pathlib.Path(folder.name) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def layers(files):
+    with make_tree(files) as root:
+        return check_layers.violations(pathlib.Path(root))
+
+
+def budgets(files):
+    with make_tree(files) as root:
+        return check_budgets.violations(pathlib.Path(root))[0]
+
+
+def lines(count):
+    return "int x;\n" * count
+
+
+class Layers(unittest.TestCase):
+    def test_downward_includes_pass(self):
+        self.assertEqual(layers({
+            "src/io/a.cpp": '#include "base/b.h"\n#include "tessera/io.h"\n#include <vector>\n',
+            "src/format/torch/a.cpp": '#include "format/zip/zip.h"\n#include "format/registry.h"\n',
+            "src/torch/a.cpp": '#include <torch/torch.h>\n#include "checkpoint/c.h"\n'}), [])
+
+    def test_upward_include_fails(self):
+        found = layers({"src/base/a.cpp": '// why\n#include "layout/plan.h"\n'})
+        self.assertEqual(len(found), 1)
+        self.assertTrue(found[0].startswith("src/base/a.cpp:2:"), found)
+
+    def test_public_headers_have_layers(self):
+        self.assertEqual(len(layers({"src/base/a.cpp": '#include "tessera/checkpoint.h"\n'})), 1)
+        self.assertEqual(len(layers({"include/tessera/error.h": '#include "tessera/io.h"\n'})), 1)
+        self.assertEqual(len(layers({"include/tessera/io.h": '#include "base/fd.h"\n'})), 1)
+        self.assertEqual(len(layers({"include/tessera/unheard_of.h": "\n"})), 1)
+
+    def test_unknown_folder_fails(self):
+        self.assertEqual(len(layers({"src/misc/a.cpp": "\n"})), 1)
+
+    def test_libtorch_stays_below_the_bar(self):
+        for name in ("src/checkpoint/a.cpp", "src/cli/a.cpp", "include/tessera/io.h"):
+            self.assertEqual(len(layers({name: "#include <torch/torch.h>\n"})), 1, name)
+        for name in ("src/fsdp/a.cpp", "tests/a.cpp", "examples/a.cpp", "include/tessera/fsdp.h"):
+            self.assertEqual(layers({name: "#  include <ATen/ATen.h>\n"}), [], name)
+
+    def test_stores_and_formats_do_not_know_each_other(self):
+        self.assertEqual(len(layers({"src/storage/a.cpp": '#include "format/zip/zip.h"\n'})), 1)
+        self.assertEqual(len(layers({"src/format/a.cpp": '#include "tessera/storage.h"\n'})), 1)
+
+    def test_formats_have_an_order(self):
+        self.assertEqual(len(layers({"src/format/zip/a.cpp": '#include "format/torch/torch_file.h"\n'})), 1)
+
+    def test_nobody_includes_the_command(self):
+        self.assertEqual(len(layers({"src/fsdp/a.cpp": '#include "cli/main.h"\n'})), 1)
+
+    def test_examples_see_public_headers_alone(self):
+        self.assertEqual(len(layers({"examples/a.cpp": '#include "base/fd.h"\n'})), 1)
+        self.assertEqual(layers({"examples/a.cpp": '#include "tessera/io.h"\n#include "model.h"\n'}), [])
+
+
+class Budgets(unittest.TestCase):
+    def test_file_lines(self):
+        self.assertEqual(budgets({"a.cpp": lines(600), "a.h": lines(300), "a.txt": lines(5000)}), [])
+        self.assertEqual(len(budgets({"a.cpp": lines(601), "a.h": lines(301), "a.py": "x = 1\n" * 601})), 3)
+
+    def test_function_lines(self):
+        def body(count):
+            return "namespace n {\nvoid f(int a) {\n" + "  g();\n" * count + "}\n}\n"
+        self.assertEqual(budgets({"a.cpp": body(78)}), [])
+        self.assertEqual(len(budgets({"a.cpp": body(79)})), 1)
+
+    def test_parameters(self):
+        self.assertEqual(budgets({"a.h": "void f(int a, B<C, D> b, int c, int d, int e, int g = h(1, 2));\n"}), [])
+        self.assertEqual(len(budgets({"a.h": "void f(int a, int b, int c, int d, int e, int g, int h);\n"})), 1)
+
+    def test_unfinished_work(self):
+        for word in ("TO" "DO", "FIX" "ME", "XX" "X"):
+            self.assertEqual(len(budgets({"a.md": f"{word}: later\n"})), 1, word)
+
+    def test_machine_paths(self):
+        for folder in ("home", "root", "work"):
+            self.assertEqual(len(budgets({"a.md": f"see /{folder}/me/x\n"})), 1, folder)
+        self.assertEqual(budgets({"a.md": "see ../work/x and src/root/y\n"}), [])
+
+    def test_libtorch_units_are_counted_through_headers(self):
+        texts = {
+            "src/fsdp/a.h": "#include <torch/torch.h>\n",
+            "src/fsdp/b.h": '#include "fsdp/a.h"\n#include "fsdp/b.h"\n',
+            "src/fsdp/c.cpp": '#include "fsdp/b.h"\n',
+            "src/fsdp/d.cpp": '#include "a.h"\n',
+            "src/base/e.cpp": "#include <vector>\n"}
+        self.assertEqual(check_budgets.libtorch_units(texts), ["src/fsdp/c.cpp", "src/fsdp/d.cpp"])
+        many = {f"src/fsdp/{i}.cpp": "#include <torch/torch.h>\n" for i in range(61)}
+        self.assertEqual(len(budgets(many)), 1)
+
+
+class Functions(unittest.TestCase):
+    def found(self, text):
+        return [(f.name, f.line, f.lines, f.parameters) for f in cpp_functions.functions(text)]
+
+    def test_shapes_of_functions(self):
+        self.assertEqual(self.found("int f();\n"), [("f", 1, 0, 0)])
+        self.assertEqual(self.found("class A {\n public:\n  A(int x, int y) : x_{x}, y_(y) {\n  }\n};\n"),
+                         [("A", 3, 2, 2)])
+        self.assertEqual(self.found("struct A { bool operator()(int a, int b) const { return a < b; } };\n"),
+                         [("operator()", 1, 1, 2)])
+        self.assertEqual(self.found("bool A::operator==(const A& o) const\n{\n}\n"), [("operator==", 1, 3, 1)])
+        self.assertEqual(self.found("TEST(A, B) {\n  auto f = [](int x) { return x; };\n}\n"), [("TEST", 1, 3, 2)])
+
+    def test_templates_and_decorated_classes(self):
+        self.assertEqual(self.found("template <class T, int N = f(1)>\nvoid g(T a) {\n}\n"), [("g", 1, 3, 1)])
+        self.assertEqual(self.found("template <typename T = int>\nclass A {\n  void f(T a, T b);\n};\n"), [("f", 3, 0, 2)])
+        self.assertEqual(self.found("struct alignas(16) A {\n  int f() {\n  }\n};\n"), [("f", 2, 2, 0)])
+        self.assertEqual(self.found("class [[nodiscard]] A : B<int> {\n  int f(int x);\n};\n"), [("f", 2, 0, 1)])
+
+    def test_what_is_no_function(self):
+        self.assertEqual(self.found("constexpr std::array kTable = {\n  Row{f(1), 2},\n};\n"), [])
+        self.assertEqual(self.found("enum class E : std::uint8_t { a, b };\nstatic_assert(f(1));\n"), [])
+        self.assertEqual(self.found('const char* s = "void f(int a) {";  // g(int x) {\n'), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
