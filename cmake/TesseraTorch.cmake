@@ -20,8 +20,13 @@ target_link_libraries(tessera_pch PUBLIC tessera_options tessera_libtorch)
 target_compile_options(tessera_pch PRIVATE ${TESSERA_WARNINGS})
 target_precompile_headers(tessera_pch PRIVATE ${PROJECT_SOURCE_DIR}/src/torch/pch.h)
 function(tessera_torch_pch target)
-  # The reuse check wants equal flags; the executables' PIE differs from -fPIC otherwise.
+  # Flags have to be equal, or the compiler passes over the header: programs get -fPIE from CMake, and
+  # the last flag wins.
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL EXECUTABLE)
+    target_compile_options(${target} PRIVATE -fPIC)
+  endif()
   target_precompile_headers(${target} REUSE_FROM tessera_pch)
   target_link_libraries(${target} PUBLIC tessera_libtorch)
 endfunction()

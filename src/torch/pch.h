@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <ATen/native/Resize.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -11,4 +12,3 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <ATen/native/Resize.h>

@@ -1,0 +1,74 @@
+// Mesh: the ranks that train together, their device, and how they talk.
+//
+// A Mesh is a small handle; copies share one state. It owns the process group and the units that
+// fully_shard makes on it, so it has to outlive training with them; when the last copy goes, the
+// connections are closed. One thread a rank: a Mesh is not shared between threads.
+#pragma once
+
+#include <torch/types.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "tessera/comm.h"
+
+namespace tessera {
+
+struct MeshOptions {
+  // Where parameters live and compute runs; unset: CUDA device LOCAL_RANK where libtorch has CUDA
+  // and the machine a device, else CPU.
+  std::optional<torch::Device> device;
+  // How long a collective may take before the peers count as lost.
+  std::chrono::milliseconds deadline = std::chrono::minutes(5);
+  // Threads that Gloo runs collectives on; one is markedly slower than two.
+  int gloo_threads = 2;
+};
+
+namespace detail {
+struct MeshState;
+}  // namespace detail
+
+class Mesh {
+ public:
+  // One rank alone; no store, no sockets.
+  explicit Mesh(const MeshOptions& options = {});
+  // Rank `rank` of `size`, which find each other through `store`. Collective.
+  Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+       const MeshOptions& options = {});
+
+  // From RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them; one rank
+  // alone when neither RANK nor WORLD_SIZE is set. Throws `invalid_argument` naming a variable that
+  // is missing or makes no sense, `timeout` when the peers do not come. Collective.
+  [[nodiscard]] static Mesh from_environment(const MeshOptions& options = {});
+
+  [[nodiscard]] int rank() const noexcept;
+  [[nodiscard]] int size() const noexcept;
+  [[nodiscard]] int local_rank()
+      const noexcept;  // on this host; 0 when the environment does not say
+  [[nodiscard]] torch::Device device() const noexcept;
+
+  // The same ranks for small messages (plans, errors): what checkpoint save and load take.
+  [[nodiscard]] Group& group() const;
+  // Null for one rank alone.
+  [[nodiscard]] const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const noexcept;
+
+  // Adds up `values` over all ranks, in place. Collective; every rank gives the same shape and
+  // dtype. Throws `timeout` or `peer_failed` when the peers do not answer.
+  void all_reduce_sum(torch::Tensor& values) const;
+  // The same for one number.
+  [[nodiscard]] double all_reduce_sum(double value) const;
+
+  // Internal.
+  explicit Mesh(std::shared_ptr<detail::MeshState> state) noexcept : state_(std::move(state)) {}
+  [[nodiscard]] const std::shared_ptr<detail::MeshState>& state() const noexcept { return state_; }
+  [[nodiscard]] bool operator==(const Mesh&) const noexcept = default;
+
+ private:
+  std::shared_ptr<detail::MeshState> state_;
+};
+
+}  // namespace tessera

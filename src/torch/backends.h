@@ -1,0 +1,19 @@
+// Which c10d backends serve a process group. The only file that knows whether libtorch has CUDA.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "tessera/mesh.h"
+
+namespace tessera {
+
+// The device of a rank when nobody chose one.
+[[nodiscard]] torch::Device default_device(int local_rank);
+
+// A group of Gloo for tensors on the CPU and, for a mesh on CUDA, NCCL for those on the device.
+// Collective.
+[[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, torch::Device device,
+    const MeshOptions& options);
+
+}  // namespace tessera

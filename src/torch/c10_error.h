@@ -1,0 +1,24 @@
+// The one place where exceptions of libtorch's communication become Error.
+#pragma once
+
+#include <functional>
+#include <string_view>
+#include <utility>
+
+namespace tessera {
+
+// To be called inside a catch block: throws `timeout` when the exception in flight says that a
+// deadline passed and `peer_failed` for every other failure to talk. An Error goes on as it is.
+[[noreturn]] void throw_communication_error(std::string_view operation);
+
+// work(), with what it throws turned by the rule above.
+template <typename Work>
+decltype(auto) communicate(std::string_view operation, Work&& work) {
+  try {
+    return std::forward<Work>(work)();
+  } catch (...) {
+    throw_communication_error(operation);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,55 @@
+// The names that differ between libtorch versions (2.11 to 2.13), and nothing else.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace tessera::compat {
+
+// How libtorch holds a Node: an intrusive_ptr since 2.13, a shared_ptr before.
+using NodePtr =
+    decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
+template <typename NodeType, typename... Arguments>
+NodePtr make_node(Arguments&&... arguments) {
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
+    return NodePtr(new NodeType(std::forward<Arguments>(arguments)...),
+                   [](auto* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<NodeType>(std::forward<Arguments>(arguments)...);
+  }
+}
+
+template <typename Group = c10d::ProcessGroup>
+c10::intrusive_ptr<c10d::Work> all_gather(Group& group, at::Tensor& out, at::Tensor& in) {
+  if constexpr (requires { group.all_gather_single(out, in); }) {
+    return group.all_gather_single(out, in);
+  } else {
+    return group._allgather_base(out, in);
+  }
+}
+
+template <typename Group = c10d::ProcessGroup>
+c10::intrusive_ptr<c10d::Work> reduce_scatter(Group& group, at::Tensor& out, at::Tensor& in) {
+  if constexpr (requires { group.reduce_scatter_single(out, in); }) {
+    return group.reduce_scatter_single(out, in);
+  } else {
+    return group._reduce_scatter_base(out, in);
+  }
+}
+
+// A storage whose bytes must not be touched: every access throws a c10::Error with `text`.
+inline void forbid_access(c10::StorageImpl& storage, const std::string& text) {
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(text);
+}
+inline void allow_access(c10::StorageImpl& storage) {
+  storage.clear_data_ptr_access_error_msg_();
+}
+
+}  // namespace tessera::compat

@@ -1,0 +1,128 @@
+#include "tessera/mesh.h"
+
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <charconv>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "tessera/error.h"
+#include "torch/backends.h"
+#include "torch/c10_error.h"
+#include "torch/c10d_transport.h"
+#include "torch/mesh_state.h"
+#include "torch/torch_group.h"
+
+namespace tessera {
+namespace {
+
+// The number in environment variable `name`; throws unless it is one in [low, high].
+int number_from_environment(const char* name, int low, int high) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) {
+    throw Error(ErrorCode::invalid_argument, std::string("environment variable ") + name +
+                                                 " is not set, but others of torchrun's are");
+  }
+  const std::string_view view(text);
+  int value = 0;
+  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
+  if (error != std::errc() || end != view.data() + view.size() || value < low || value > high) {
+    throw Error(ErrorCode::invalid_argument, std::string(name) + "=" + text +
+                                                 ", expected a number from " + std::to_string(low) +
+                                                 " to " + std::to_string(high));
+  }
+  return value;
+}
+
+int local_rank_or_zero() {
+  return std::getenv("LOCAL_RANK") != nullptr ? number_from_environment("LOCAL_RANK", 0, 1 << 20)
+                                              : 0;
+}
+
+// Under torchrun the agent serves the store; otherwise rank 0 does.
+c10::intrusive_ptr<c10d::Store> store_from_environment(int rank, int size,
+                                                       const MeshOptions& options) {
+  const char* host = std::getenv("MASTER_ADDR");
+  if (host == nullptr)
+    throw Error(ErrorCode::invalid_argument, "environment variable MASTER_ADDR is not set");
+  const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  c10d::TCPStoreOptions store;
+  store.port = static_cast<std::uint16_t>(number_from_environment("MASTER_PORT", 1, 65535));
+  store.isServer = rank == 0 && (agent == nullptr || std::string_view(agent) != "True");
+  store.numWorkers = static_cast<std::size_t>(size);
+  // The agent's store counts no workers.
+  store.waitWorkers = agent == nullptr || std::string_view(agent) != "True";
+  store.timeout = options.deadline;
+  return communicate("meeting the other ranks",
+                     [&] { return c10::make_intrusive<c10d::TCPStore>(std::string(host), store); });
+}
+
+}  // namespace
+
+Mesh::Mesh(const MeshOptions& options) : state_(std::make_shared<detail::MeshState>()) {
+  state_->local_rank = local_rank_or_zero();
+  state_->device = options.device.value_or(default_device(state_->local_rank));
+  state_->group = solo_group();
+  state_->transport = make_solo_transport();
+}
+
+Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+           const MeshOptions& options)
+    : state_(std::make_shared<detail::MeshState>()) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    throw Error(ErrorCode::invalid_argument,
+                "rank " + std::to_string(rank) + " of " + std::to_string(size) + " ranks");
+  }
+  auto& state = *state_;
+  state.rank = rank;
+  state.size = size;
+  state.local_rank = local_rank_or_zero();
+  state.device = options.device.value_or(default_device(state.local_rank));
+  state.process_group = communicate("connecting the ranks", [&] {
+    return make_process_group(store, rank, size, state.device, options);
+  });
+  state.group = make_torch_group(state.process_group);
+  state.transport = make_c10d_transport(state.process_group);
+}
+
+Mesh Mesh::from_environment(const MeshOptions& options) {
+  if (std::getenv("RANK") == nullptr && std::getenv("WORLD_SIZE") == nullptr) return Mesh(options);
+  const int size = number_from_environment("WORLD_SIZE", 1, 1 << 20);
+  const int rank = number_from_environment("RANK", 0, size - 1);
+  return Mesh(store_from_environment(rank, size, options), rank, size, options);
+}
+
+int Mesh::rank() const noexcept {
+  return state_->rank;
+}
+int Mesh::size() const noexcept {
+  return state_->size;
+}
+int Mesh::local_rank() const noexcept {
+  return state_->local_rank;
+}
+torch::Device Mesh::device() const noexcept {
+  return state_->device;
+}
+Group& Mesh::group() const {
+  return *state_->group;
+}
+const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::process_group() const noexcept {
+  return state_->process_group;
+}
+
+void Mesh::all_reduce_sum(torch::Tensor& values) const {
+  if (!state_->process_group) return;
+  std::vector<at::Tensor> tensors{values};
+  communicate("all-reduce", [&] { state_->process_group->allreduce(tensors)->wait(); });
+}
+
+double Mesh::all_reduce_sum(double value) const {
+  auto tensor = torch::tensor({value}, torch::kFloat64).to(state_->device);
+  all_reduce_sum(tensor);
+  return tensor.item<double>();
+}
+
+}  // namespace tessera

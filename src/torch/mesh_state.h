@@ -1,0 +1,24 @@
+// What the copies of a Mesh share.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tessera/mesh.h"
+#include "torch/transport.h"
+
+namespace tessera::detail {
+
+struct MeshState {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  torch::Device device = torch::kCPU;
+  // Destroyed from the bottom up: units, then transport, then the connections.
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;  // null: one rank alone
+  std::unique_ptr<Group> group;
+  std::unique_ptr<Transport> transport;
+  std::vector<std::shared_ptr<void>> units;  // of fully_shard, owned here
+};
+
+}  // namespace tessera::detail

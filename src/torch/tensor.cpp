@@ -1,0 +1,102 @@
+#include "torch/tensor.h"
+
+#include <torch/torch.h>
+
+#include <array>
+#include <utility>
+
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::array kTypes{
+    std::pair{DType::float32, at::kFloat},
+    std::pair{DType::float64, at::kDouble},
+    std::pair{DType::float16, at::kHalf},
+    std::pair{DType::bfloat16, at::kBFloat16},
+    std::pair{DType::int64, at::kLong},
+    std::pair{DType::int32, at::kInt},
+    std::pair{DType::int16, at::kShort},
+    std::pair{DType::int8, at::kChar},
+    std::pair{DType::uint8, at::kByte},
+    std::pair{DType::bool8, at::kBool},
+    std::pair{DType::uint16, at::kUInt16},
+    std::pair{DType::uint32, at::kUInt32},
+    std::pair{DType::uint64, at::kUInt64},
+    std::pair{DType::complex32, at::kComplexHalf},
+    std::pair{DType::complex64, at::kComplexFloat},
+    std::pair{DType::complex128, at::kComplexDouble},
+    std::pair{DType::float8_e4m3fn, at::kFloat8_e4m3fn},
+    std::pair{DType::float8_e5m2, at::kFloat8_e5m2},
+    std::pair{DType::float8_e4m3fnuz, at::kFloat8_e4m3fnuz},
+    std::pair{DType::float8_e5m2fnuz, at::kFloat8_e5m2fnuz},
+    std::pair{DType::float8_e8m0fnu, at::kFloat8_e8m0fnu},
+    std::pair{DType::float4_e2m1fn_x2, at::kFloat4_e2m1fn_x2},
+};
+
+Piece piece_of(const at::Tensor& tensor, Box box) {
+  if (!tensor.is_cpu() || tensor.layout() != at::kStrided) {
+    throw Error(ErrorCode::unsupported,
+                "a tensor on " + tensor.device().str() + ", expected a dense one on the CPU");
+  }
+  const auto bytes = tensor.storage();
+  auto storage = std::make_shared<Storage>();
+  storage->data = static_cast<std::byte*>(bytes.mutable_data());
+  storage->size = bytes.nbytes();
+  storage->owner = std::make_shared<at::Tensor>(tensor);
+  storage->dtype = dtype_of(tensor.scalar_type());
+  Piece piece{std::move(box), std::move(storage), tensor.storage_offset(), {}, -1};
+  if (!tensor.is_contiguous()) piece.strides = tensor.strides().vec();
+  return piece;
+}
+
+}  // namespace
+
+DType dtype_of(at::ScalarType type) {
+  for (const auto& [dtype, scalar] : kTypes) {
+    if (scalar == type) return dtype;
+  }
+  throw Error(ErrorCode::unsupported, std::string("no dtype for torch's ") + c10::toString(type));
+}
+
+at::ScalarType scalar_type_of(DType dtype) {
+  for (const auto& [known, scalar] : kTypes) {
+    if (known == dtype) return scalar;
+  }
+  throw Error(ErrorCode::unsupported, "libtorch has no type for " + std::string(to_string(dtype)));
+}
+
+Tensor leaf_of(const at::Tensor& tensor) {
+  Tensor leaf;
+  leaf.dtype = dtype_of(tensor.scalar_type());
+  leaf.shape = tensor.sizes().vec();
+  leaf.pieces.push_back(piece_of(tensor.detach(), whole(leaf.shape)));
+  return leaf;
+}
+
+Tensor sharded_leaf_of(const at::Tensor& rows, const Shape& shape, std::int64_t offset) {
+  Tensor leaf;
+  leaf.dtype = dtype_of(rows.scalar_type());
+  leaf.shape = shape;
+  leaf.sharded = true;
+  Box box{Shape(shape.size(), 0), rows.sizes().vec()};
+  box.offsets.front() = offset;
+  leaf.pieces.push_back(piece_of(rows.detach(), std::move(box)));
+  return leaf;
+}
+
+at::Tensor tensor_of(const Tensor& leaf) {
+  const auto* piece = leaf.pieces.size() == 1 ? &leaf.pieces.front() : nullptr;
+  if (piece == nullptr || !piece->storage || piece->storage->data == nullptr ||
+      numel(piece->slice) != numel(leaf.shape)) {
+    throw Error(ErrorCode::unsupported, "a tensor that is not one piece in memory");
+  }
+  const auto size = static_cast<std::int64_t>(size_of(leaf.dtype));
+  const auto strides = piece->strides.empty() ? contiguous_strides(leaf.shape) : piece->strides;
+  return torch::from_blob(
+      piece->storage->data + piece->storage_offset * size, leaf.shape, strides,
+      [storage = piece->storage](void*) {}, at::TensorOptions(scalar_type_of(leaf.dtype)));
+}
+
+}  // namespace tessera

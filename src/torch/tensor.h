@@ -1,0 +1,25 @@
+// at::Tensor and the tensor leaves of value trees: the same memory under both names.
+#pragma once
+
+#include <torch/types.h>
+
+#include "tessera/value.h"
+
+namespace tessera {
+
+// Each throws `unsupported` for a type that the other side lacks.
+[[nodiscard]] DType dtype_of(at::ScalarType type);
+[[nodiscard]] at::ScalarType scalar_type_of(DType dtype);
+
+// A leaf whose one piece is all of `tensor`, which must be strided and on the CPU.
+[[nodiscard]] Tensor leaf_of(const at::Tensor& tensor);
+// A leaf of a tensor of `shape` whose rows from `offset` on are `rows`, contiguous: a chunk of a
+// DTensor.
+[[nodiscard]] Tensor sharded_leaf_of(const at::Tensor& rows, const Shape& shape,
+                                     std::int64_t offset);
+
+// A tensor over the memory of a leaf that one piece in memory covers; it keeps the memory alive.
+// Throws `unsupported` for leaves that are elsewhere or in parts.
+[[nodiscard]] at::Tensor tensor_of(const Tensor& leaf);
+
+}  // namespace tessera

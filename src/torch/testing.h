@@ -1,0 +1,52 @@
+// For tests: threads as ranks of one mesh.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <exception>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "tessera/error.h"
+#include "tessera/mesh.h"
+
+namespace tessera::testing {
+
+// Runs `body` on `ranks` threads, each with its own Mesh, and joins them. Rethrows the first
+// failure by rank, preferring one that is not merely the loss of a peer.
+inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
+                     std::chrono::milliseconds deadline = std::chrono::seconds(30)) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::exception_ptr> failures(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        at::set_num_threads(1);  // of this thread's own team: ranks share few cores
+        MeshOptions options;
+        options.deadline = deadline;
+        options.device = torch::kCPU;
+        Mesh mesh = ranks == 1 ? Mesh(options) : Mesh(store, rank, ranks, options);
+        body(mesh);
+      } catch (...) {
+        failures[rank] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  std::exception_ptr lost_peer;
+  for (const auto& failure : failures) {
+    if (!failure) continue;
+    try {
+      std::rethrow_exception(failure);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::peer_failed && e.code() != ErrorCode::timeout) throw;
+      if (!lost_peer) lost_peer = failure;
+    }
+  }
+  if (lost_peer) std::rethrow_exception(lost_peer);
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,157 @@
+#include "torch/torch_group.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "torch/c10_error.h"
+#include "torch/compat.h"
+
+namespace tessera {
+namespace {
+
+class TorchGroup final : public Group {
+  // After one failure the ranks no longer agree on what comes next: every later call throws at
+  // once.
+  template <typename Work>
+  auto collective(const char* operation, Work&& work) {
+    if (broken_) {
+      throw Error(ErrorCode::peer_failed, "the group was broken by an earlier failure")
+          .while_doing(operation);
+    }
+    try {
+      return communicate(operation, std::forward<Work>(work));
+    } catch (...) {
+      broken_ = true;
+      throw;
+    }
+  }
+
+ public:
+  explicit TorchGroup(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
+
+  int rank() const noexcept override { return group_->getRank(); }
+  int size() const noexcept override { return group_->getSize(); }
+
+  void barrier() override { all_gather_sizes(0); }
+
+  std::vector<Bytes> gather(const Bytes& mine, int root) override {
+    const auto sizes = all_gather_sizes(static_cast<std::int64_t>(mine.size()));
+    const auto widest = *std::max_element(sizes.begin(), sizes.end());
+    if (widest == 0) return std::vector<Bytes>(rank() == root ? size() : 0);
+    return collective("gather of messages", [&] {
+      std::vector<at::Tensor> in{tensor_of(mine, widest)};
+      std::vector<std::vector<at::Tensor>> out;
+      if (rank() == root) out.push_back(empty_tensors(size(), widest));
+      c10d::GatherOptions options;
+      options.rootRank = root;
+      group_->gather(out, in, options)->wait();
+      std::vector<Bytes> messages;
+      for (int r = 0; rank() == root && r < size(); ++r)
+        messages.push_back(bytes_of(out[0][r], sizes[r]));
+      return messages;
+    });
+  }
+
+  std::vector<Bytes> all_gather(const Bytes& mine) override {
+    const auto sizes = all_gather_sizes(static_cast<std::int64_t>(mine.size()));
+    const auto widest = *std::max_element(sizes.begin(), sizes.end());
+    if (widest == 0) return std::vector<Bytes>(size());
+    return collective("all-gather of messages", [&] {
+      auto in = tensor_of(mine, widest);
+      auto out = torch::empty({size() * widest}, torch::kUInt8);
+      compat::all_gather(*group_, out, in)->wait();
+      std::vector<Bytes> messages;
+      for (int r = 0; r < size(); ++r)
+        messages.push_back(bytes_of(out.narrow(0, r * widest, widest), sizes[r]));
+      return messages;
+    });
+  }
+
+  Bytes broadcast(const Bytes& message, int root) override {
+    return collective("broadcast of a message", [&] {
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      std::vector<at::Tensor> length{torch::tensor({static_cast<std::int64_t>(message.size())})};
+      group_->broadcast(length, options)->wait();
+      const auto count = length[0].item<std::int64_t>();
+      if (count == 0) return Bytes();
+      std::vector<at::Tensor> data{rank() == root ? tensor_of(message, count)
+                                                  : torch::empty({count}, torch::kUInt8)};
+      group_->broadcast(data, options)->wait();
+      return bytes_of(data[0], count);
+    });
+  }
+
+  Bytes scatter(const std::vector<Bytes>& messages, int root) override {
+    if (rank() == root && messages.size() != static_cast<std::size_t>(size())) {
+      throw Error(ErrorCode::invalid_argument, "scatter of " + std::to_string(messages.size()) +
+                                                   " messages over " + std::to_string(size()) +
+                                                   " ranks");
+    }
+    Bytes table(rank() == root ? messages.size() * sizeof(std::int64_t) : 0);
+    for (std::size_t r = 0; rank() == root && r < messages.size(); ++r) {
+      const auto count = static_cast<std::int64_t>(messages[r].size());
+      std::memcpy(table.data() + r * sizeof count, &count, sizeof count);
+    }
+    table = broadcast(table, root);
+    std::vector<std::int64_t> sizes(size());
+    std::memcpy(sizes.data(), table.data(), table.size());
+    const auto widest = *std::max_element(sizes.begin(), sizes.end());
+    if (widest == 0) return {};
+    return collective("scatter of messages", [&] {
+      std::vector<at::Tensor> out = empty_tensors(1, widest);
+      std::vector<std::vector<at::Tensor>> in;
+      if (rank() == root) {
+        in.emplace_back();
+        for (const auto& message : messages) in[0].push_back(tensor_of(message, widest));
+      }
+      c10d::ScatterOptions options;
+      options.rootRank = root;
+      group_->scatter(out, in, options)->wait();
+      return bytes_of(out[0], sizes[rank()]);
+    });
+  }
+
+ private:
+  // Messages differ in length but collectives do not: all are padded to the longest.
+  static at::Tensor tensor_of(const Bytes& message, std::int64_t width) {
+    auto tensor = torch::zeros({width}, torch::kUInt8);
+    if (!message.empty())
+      std::memcpy(tensor.data_ptr<std::uint8_t>(), message.data(), message.size());
+    return tensor;
+  }
+  static std::vector<at::Tensor> empty_tensors(int count, std::int64_t width) {
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < count; ++i) tensors.push_back(torch::empty({width}, torch::kUInt8));
+    return tensors;
+  }
+  static Bytes bytes_of(const at::Tensor& tensor, std::int64_t count) {
+    const auto* begin = reinterpret_cast<const std::byte*>(tensor.const_data_ptr<std::uint8_t>());
+    return Bytes(begin, begin + count);
+  }
+
+  std::vector<std::int64_t> all_gather_sizes(std::int64_t mine) {
+    return collective("all-gather of message sizes", [&] {
+      auto in = torch::tensor({mine});
+      auto out = torch::empty({size()}, torch::kInt64);
+      compat::all_gather(*group_, out, in)->wait();
+      const auto* begin = out.const_data_ptr<std::int64_t>();
+      return std::vector<std::int64_t>(begin, begin + size());
+    });
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  bool broken_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Group> make_torch_group(c10::intrusive_ptr<c10d::ProcessGroup> group) {
+  return std::make_unique<TorchGroup>(std::move(group));
+}
+
+}  // namespace tessera

@@ -1,0 +1,102 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdlib>
+
+#include "tessera/error.h"
+#include "tessera/mesh.h"
+#include "torch/tensor.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+using testing::run_mesh;
+
+Bytes text(const std::string& s) {
+  const auto* begin = reinterpret_cast<const std::byte*>(s.data());
+  return Bytes(begin, begin + s.size());
+}
+
+TEST(TorchGroup, CarriesMessagesOfAnyLength) {
+  for (const int world : {1, 2, 3}) {
+    run_mesh(world, [&](Mesh& mesh) {
+      auto& group = mesh.group();
+      const int rank = group.rank();
+      const auto mine =
+          text(std::string(rank * 1000, static_cast<char>('a' + rank)));  // rank 0: empty
+      const auto all = group.all_gather(mine);
+      ASSERT_EQ(all.size(), static_cast<std::size_t>(world));
+      for (int r = 0; r < world; ++r) EXPECT_EQ(all[r].size(), r * 1000u);
+      EXPECT_EQ(all[rank], mine);
+      const auto gathered = group.gather(mine, world - 1);
+      EXPECT_EQ(gathered.size(), rank == world - 1 ? world : 0u);
+      EXPECT_EQ(group.broadcast(rank == 0 ? text("hello") : Bytes(), 0), text("hello"));
+      std::vector<Bytes> parts;
+      for (int r = 0; rank == 0 && r < world; ++r) parts.push_back(text(std::string(r, 'x')));
+      EXPECT_EQ(group.scatter(parts, 0), text(std::string(rank, 'x')));
+      group.barrier();
+    });
+  }
+}
+
+TEST(TorchGroup, LostPeerIsAnErrorWithinTheDeadlineAndBreaksTheGroup) {
+  const auto start = std::chrono::steady_clock::now();
+  run_mesh(
+      2,
+      [](Mesh& mesh) {
+        if (mesh.rank() == 1) return;  // leaves
+        for (int i = 0; i < 2; ++i) {
+          try {
+            mesh.group().all_gather(text("x"));
+            ADD_FAILURE() << "answered by nobody";
+          } catch (const Error& e) {
+            EXPECT_TRUE(e.code() == ErrorCode::timeout || e.code() == ErrorCode::peer_failed)
+                << e.what();
+          }
+        }
+      },
+      std::chrono::seconds(3));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST(Mesh, AddsUpOverRanks) {
+  run_mesh(3, [](Mesh& mesh) { EXPECT_EQ(mesh.all_reduce_sum(mesh.rank() + 1.0), 6.0); });
+}
+
+TEST(Mesh, SaysWhichVariableIsWrong) {
+  unsetenv("WORLD_SIZE");
+  unsetenv("RANK");
+  EXPECT_EQ(Mesh::from_environment().size(), 1);
+  setenv("RANK", "0", 1);
+  const auto message = [] {
+    try {
+      static_cast<void>(Mesh::from_environment());
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(message(), ::testing::HasSubstr("WORLD_SIZE"));
+  setenv("WORLD_SIZE", "two", 1);
+  EXPECT_THAT(message(), ::testing::HasSubstr("WORLD_SIZE=two"));
+  unsetenv("WORLD_SIZE");
+  unsetenv("RANK");
+}
+
+TEST(Tensors, LeavesShareMemoryBothWays) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kLong, at::kBool, at::kComplexFloat}) {
+    auto tensor = torch::ones({3, 4}).to(type).t().narrow(0, 1, 2);
+    const auto leaf = leaf_of(tensor);
+    EXPECT_EQ(scalar_type_of(leaf.dtype), type);
+    auto back = tensor_of(leaf);
+    EXPECT_TRUE(torch::equal(back, tensor));
+    tensor.zero_();
+    EXPECT_TRUE(torch::equal(back, tensor));
+  }
+}
+
+}  // namespace
+}  // namespace tessera
