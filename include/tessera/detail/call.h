@@ -1,0 +1,122 @@
+// What a call of a sharded module does around forward. Internal; see tessera/fsdp.h.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "tessera/detail/tensors_of.h"
+
+namespace tessera::detail {
+
+class Unit;
+
+// The unit that fully_shard made of `module`; null when there is none.
+[[nodiscard]] std::shared_ptr<Unit> find_unit(const torch::nn::Module* module);
+
+// Throws Error: the tensors of a forward's result have to be found to prepare the backward.
+[[noreturn]] void throw_unknown_result(const Unit& unit, const std::type_info& result);
+
+// One call of one unit's module: enter, forward, leave. Left by an exception it marks the model as
+// needing a reset.
+class Call {
+ public:
+  explicit Call(std::shared_ptr<Unit> unit);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // Gathers the unit and replaces inputs by ones whose gradient tells when its backward is done.
+  void enter(const std::vector<at::Tensor*>& inputs);
+  // Frees the unit and has the results' gradients gather it again.
+  void leave(const std::vector<at::Tensor*>& results);
+  // Turns an exception of forward into the Error that explains it, or throws it on as it is.
+  [[noreturn]] void explain(std::exception_ptr failure) const;
+  [[nodiscard]] const Unit& unit() const { return *unit_; }
+
+ private:
+  std::shared_ptr<Unit> unit_;
+  bool left_ = false;
+};
+
+// The module behind a holder, a shared_ptr or a reference.
+template <typename Module>
+auto& impl_of(Module& module) {
+  using Plain = std::remove_const_t<Module>;
+  if constexpr (std::is_base_of_v<torch::detail::ModuleHolderIndicator, Plain>) {
+    return *module.ptr();
+  } else if constexpr (requires { typename Plain::element_type; }) {
+    return *module;
+  } else {
+    return module;
+  }
+}
+
+// Arguments with tensors inside travel as copies, which may be replaced; all others as they came.
+template <typename Argument>
+using Carried =
+    std::conditional_t<TensorsOf<std::decay_t<Argument>>::any, std::decay_t<Argument>, Argument&&>;
+
+template <typename Argument>
+decltype(auto) hand_over(Carried<Argument>& value) {
+  if constexpr (TensorsOf<std::decay_t<Argument>>::any && std::is_lvalue_reference_v<Argument>) {
+    return static_cast<std::decay_t<Argument>&>(value);
+  } else {
+    return static_cast<std::remove_reference_t<Argument>&&>(value);
+  }
+}
+
+template <typename Value>
+void collect_tensors(Value& value, std::vector<at::Tensor*>& into) {
+  using Trait = TensorsOf<std::decay_t<Value>>;
+  if constexpr (Trait::any) {
+    Trait::visit(value, [&](at::Tensor& tensor) { into.push_back(&tensor); });
+  }
+}
+
+template <typename Impl, typename... Arguments, std::size_t... I>
+auto call_unit(std::shared_ptr<Unit> unit, Impl& impl, std::index_sequence<I...>,
+               Arguments&&... arguments)
+    -> decltype(impl.forward(std::forward<Arguments>(arguments)...)) {
+  using Result = decltype(impl.forward(std::forward<Arguments>(arguments)...));
+  if constexpr (!TensorsOf<std::decay_t<Result>>::known)
+    throw_unknown_result(*unit, typeid(Result));
+  Call scope(std::move(unit));
+  try {
+    std::tuple<Carried<Arguments>...> carried(std::forward<Arguments>(arguments)...);
+    std::vector<at::Tensor*> tensors;
+    (collect_tensors(std::get<I>(carried), tensors), ...);
+    scope.enter(tensors);
+    if constexpr (std::is_void_v<Result>) {
+      impl.forward(hand_over<Arguments>(std::get<I>(carried))...);
+      scope.leave({});
+    } else {
+      Result result = impl.forward(hand_over<Arguments>(std::get<I>(carried))...);
+      tensors.clear();
+      collect_tensors(result, tensors);
+      scope.leave(tensors);
+      return result;
+    }
+  } catch (...) {
+    scope.explain(std::current_exception());
+  }
+}
+
+template <typename Impl, typename... Arguments>
+auto call_module(Impl& impl, Arguments&&... arguments)
+    -> decltype(impl.forward(std::forward<Arguments>(arguments)...)) {
+  auto unit = find_unit(&impl);
+  if (!unit) return impl.forward(std::forward<Arguments>(arguments)...);
+  return call_unit(std::move(unit), impl, std::index_sequence_for<Arguments...>(),
+                   std::forward<Arguments>(arguments)...);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,159 @@
+// fully_shard: train a model that no rank holds whole.
+//
+//   struct BlockImpl : torch::nn::Module { torch::Tensor forward(torch::Tensor x); ... };
+//   TESSERA_MODULE(Block);                            // instead of TORCH_MODULE(Block)
+//
+//   Mesh mesh = Mesh::from_environment();
+//   Gpt model(config);
+//   for (auto& block : model->blocks) fully_shard(block, mesh);   // inside out
+//   fully_shard(model, mesh);
+//   AdamW optimizer(sharded_parameters(model));
+//   auto loss = cross_entropy(model(input), target);
+//   loss.backward();
+//   optimizer.step();
+//
+// fully_shard turns a module's parameters, less those of modules it contains that are sharded
+// already, into one *unit*. Every rank keeps 1/N of each parameter: rows [r*c, (r+1)*c) of
+// dimension 0 with c = ceil(rows/N), so that the last ranks may hold fewer rows or none. The unit
+// is gathered when its module is called, freed when the call returns, gathered again for its
+// backward, and afterwards its gradients are averaged over the ranks, each rank getting the part
+// that it holds.
+//
+// Calls have to be seen. These are: a call of a TESSERA_MODULE holder, `model(x)`; `call(module,
+// x)` for every module, also torch's own; and a slot of a torch::nn::Sequential below a sharded
+// module. These are not: `module->forward(x)` and calls of a holder made by TORCH_MODULE. They find
+// a parameter without data and throw. The error is an `Error` inside a call that was seen, and a
+// c10::Error with the same text elsewhere; it names the unit and the fix. Nothing ever computes
+// with a shard by accident.
+//
+// Between calls the module's own parameter tensors keep their shape but have no data. What an
+// optimizer works on is `ShardedParameter::local`, which is also where gradients appear.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/detail/call.h"
+#include "tessera/detail/slot.h"
+#include "tessera/mesh.h"
+#include "tessera/parameter.h"
+
+namespace tessera {
+
+struct ShardOptions {
+  // Free the unit when its module's forward returns. Unset: yes, except for the root, whose
+  // backward comes at once.
+  std::optional<bool> reshard_after_forward;
+};
+
+// Makes the parameters of `module` that no unit has yet into one unit over `mesh`. Apply it inside
+// out. Ranks must have built the same module; the values of rank r's own rows are kept. Throws
+// `invalid_argument` for a module that is a unit already, a scalar parameter, parameters of mixed
+// dtype or device, or a parameter that a unit elsewhere holds too; `mismatch` when shapes differ
+// over the ranks. Collective.
+template <typename Impl>
+void fully_shard(const std::shared_ptr<Impl>& module, const Mesh& mesh,
+                 const ShardOptions& options = {}) {
+  detail::check_has_forward<Impl>();
+  detail::shard_module(module, mesh, options.reshard_after_forward,
+                       detail::make_slot_maker(module));
+}
+template <typename Impl>
+void fully_shard(const torch::nn::ModuleHolder<Impl>& module, const Mesh& mesh,
+                 const ShardOptions& options = {}) {
+  fully_shard(module.ptr(), mesh, options);
+}
+
+// module.forward(arguments...), with the steps of its unit before and after when it has one.
+// `module` is a holder or an Impl; the result is that of forward.
+template <typename Module, typename... Arguments>
+decltype(auto) call(Module&& module, Arguments&&... arguments) {
+  return detail::call_module(detail::impl_of(module), std::forward<Arguments>(arguments)...);
+}
+
+// Every parameter of `module`, each once, in the order of named_parameters(). A module that is not
+// sharded gives its parameters whole. The tensors stay the same for the module's life.
+[[nodiscard]] std::vector<ShardedParameter> sharded_parameters(const torch::nn::Module& module);
+template <typename Impl>
+[[nodiscard]] std::vector<ShardedParameter> sharded_parameters(
+    const torch::nn::ModuleHolder<Impl>& module) {
+  return sharded_parameters(static_cast<const torch::nn::Module&>(*module.ptr()));
+}
+
+// The following act on every unit at or below `module`.
+
+// False: backward keeps whole gradients on each rank, adds to them, and does not talk; the first
+// backward after it is true again reduces all of them. For accumulating over micro-batches.
+void set_requires_gradient_sync(const torch::nn::Module& module, bool sync);
+
+// After an exception in forward or backward: waits for what is under way, forgets gradients and
+// graphs, frees the gathered parameters. The model can be used again. On the root; every rank calls
+// it.
+void reset(const torch::nn::Module& module);
+
+// Gathers the parameters as they are now and keeps them, so that they can be read through the module;
+// `reshard` frees them (changes are lost). Collective.
+void unshard(const torch::nn::Module& module);
+void reshard(const torch::nn::Module& module);
+
+// The same for holders.
+template <typename Impl>
+void set_requires_gradient_sync(const torch::nn::ModuleHolder<Impl>& module, bool sync) {
+  set_requires_gradient_sync(static_cast<const torch::nn::Module&>(*module.ptr()), sync);
+}
+template <typename Impl>
+void reset(const torch::nn::ModuleHolder<Impl>& module) {
+  reset(static_cast<const torch::nn::Module&>(*module.ptr()));
+}
+template <typename Impl>
+void unshard(const torch::nn::ModuleHolder<Impl>& module) {
+  unshard(static_cast<const torch::nn::Module&>(*module.ptr()));
+}
+template <typename Impl>
+void reshard(const torch::nn::ModuleHolder<Impl>& module) {
+  reshard(static_cast<const torch::nn::Module&>(*module.ptr()));
+}
+
+// What a unit holds and has done, for tests and reports.
+struct UnitReport {
+  std::string name;                  // of its module below the module asked for; empty: itself
+  std::int64_t parameters = 0;       // elements, whole
+  std::uint64_t shard_bytes = 0;     // held always
+  std::uint64_t gathered_bytes = 0;  // held now for the gathered parameters; 0 when freed
+  std::uint64_t gathers = 0;         // since fully_shard
+  std::uint64_t reductions = 0;
+};
+[[nodiscard]] std::vector<UnitReport> unit_reports(const torch::nn::Module& module);
+template <typename Impl>
+[[nodiscard]] std::vector<UnitReport> unit_reports(const torch::nn::ModuleHolder<Impl>& module) {
+  return unit_reports(static_cast<const torch::nn::Module&>(*module.ptr()));
+}
+
+// A holder whose calls are seen; otherwise torch's.
+template <typename Impl>
+class ModuleHolder : public torch::nn::ModuleHolder<Impl> {
+ public:
+  using torch::nn::ModuleHolder<Impl>::ModuleHolder;
+  template <typename... Arguments>
+  auto operator()(Arguments&&... arguments)
+      -> torch::detail::return_type_of_forward_t<Impl, Arguments...> {
+    return call(*this, std::forward<Arguments>(arguments)...);
+  }
+};
+
+}  // namespace tessera
+
+// Defines class `Name`, the holder of `NameImpl`. Instead of TORCH_MODULE(Name).
+#define TESSERA_MODULE_IMPL(Name, ImplType)                                                        \
+  class Name : public ::tessera::ModuleHolder<ImplType> { /* NOLINT(bugprone-macro-parentheses) */ \
+   public:                                                                                         \
+    using ::tessera::ModuleHolder<ImplType>::ModuleHolder;                                         \
+    Name() = default;                                                                              \
+  }
+#define TESSERA_MODULE(Name) TESSERA_MODULE_IMPL(Name, Name##Impl)

@@ -1,0 +1,33 @@
+// ShardedParameter: a parameter as one rank holds it; what optimizers and checkpoints work on.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/mesh.h"
+
+namespace tessera {
+
+// A parameter as this rank holds it.
+struct ShardedParameter {
+  std::vector<std::string> names;   // as named_parameters() of the module asked for; several when
+                                    // modules share the parameter, the first one being its name
+  std::vector<std::int64_t> shape;  // of the whole parameter
+  std::int64_t offset = 0;          // first row held here; the row count when none is
+  torch::Tensor local;       // the rows held here, contiguous, a leaf; its grad() is the same
+                             // rows of the gradient averaged over the ranks
+  bool sharded = false;      // false: fully_shard did not take it; `local` is the whole of it
+  std::optional<Mesh> mesh;  // set when sharded
+
+  [[nodiscard]] const std::string& name() const { return names.front(); }
+};
+
+// The `local` tensors: what a torch::optim optimizer takes.
+[[nodiscard]] std::vector<torch::Tensor> local_tensors(
+    const std::vector<ShardedParameter>& parameters);
+
+}  // namespace tessera

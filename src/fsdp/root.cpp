@@ -1,0 +1,284 @@
+#include "fsdp/root.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <functional>
+#include <unordered_set>
+#include <utility>
+
+#include "fsdp/registry.h"
+#include "tessera/error.h"
+#include "torch/compat.h"
+
+namespace tessera::detail {
+namespace {
+
+// Reductions under way at once: one being filled while one travels. More only costs memory.
+constexpr std::size_t kReductionsUnderWay = 2;
+
+// Sits between a unit's inputs and what came before. Autograd runs it when the gradients of all
+// inputs are there: after everything of the unit's own backward, whose nodes are younger.
+class AfterBackward : public torch::autograd::Node {
+ public:
+  AfterBackward(torch::autograd::edge_list&& edges, std::function<void()> run)
+      : Node(std::move(edges)), run_(std::move(run)) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    run_();
+    return std::move(gradients);
+  }
+
+ private:
+  std::function<void()> run_;
+};
+
+bool inside_backward() {
+  return torch::autograd::get_current_graph_task_id() >= 0;
+}
+
+}  // namespace
+
+std::shared_ptr<Root> Root::make(Unit& top) {
+  auto root = std::make_shared<Root>();
+  const auto module = top.module();
+  std::unordered_set<const torch::nn::Module*> seen;
+  const auto join = [&](const std::string& name, const torch::nn::Module& below) {
+    if (!seen.insert(&below).second) return;
+    const auto unit = find_unit(&below);
+    if (!unit) return;
+    if (unit->root) {
+      throw Error(ErrorCode::invalid_argument,
+                  "FSDP state has already been lazily initialized for '" + name +
+                      "': FSDP requires running forward through the root module first");
+    }
+    unit->set_name(name);
+    unit->id = static_cast<int>(root->units_.size());
+    root->units_.push_back(unit);
+  };
+  join("", *module);
+  for (const auto& child : module->named_modules(std::string(), false))
+    join(child.key(), *child.value());
+  for (const auto& unit : root->units()) {
+    unit->root = root;
+    unit->share_pool(root->pool_);
+  }
+  return root;
+}
+
+std::vector<std::shared_ptr<Unit>> Root::units() const {
+  std::vector<std::shared_ptr<Unit>> alive;
+  for (const auto& weak : units_) {
+    if (auto unit = weak.lock()) alive.push_back(std::move(unit));
+  }
+  return alive;
+}
+
+void Root::check_usable() const {
+  if (!failed_ && (!in_backward_ || inside_backward())) return;
+  throw Error(ErrorCode::invalid_argument,
+              "an earlier forward or backward of this model ended with an exception; call "
+              "tessera::reset(model) on every rank to use it again");
+}
+
+// Parameters may have changed since the last pass (an optimizer, a checkpoint): what is still
+// gathered is gathered anew.
+void Root::begin_pass() {
+  pass_ = std::make_shared<Pass>();
+  entered_.clear();
+  if (inside_backward()) return;
+  for (const auto& unit : units()) unit->free();
+}
+
+void Root::end_pass() {
+  if (!inside_backward()) {
+    for (const auto& unit : units()) {
+      // Prefetched for nothing: the shard may change before anybody asks again.
+      if (unit->param_state() == ParamState::gathering) unit->free();
+      // No backward will come and free it.
+      if (!torch::GradMode::is_enabled() && !unit->pinned) unit->free();
+    }
+    last_entered_ = std::exchange(entered_, {});
+  }
+  pass_.reset();
+}
+
+bool Root::frees_after_forward(const Unit& unit) const {
+  if (unit.pinned || inside_backward()) return false;
+  const bool is_root = !units_.empty() && units_.front().lock().get() == &unit;
+  return unit.reshard_after_forward.value_or(!is_root);
+}
+
+void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
+  check_usable();
+  if (stack_.empty()) begin_pass();
+  stack_.push_back(&unit);
+  unit.gather();
+  entered_.push_back(unit.weak_from_this());
+  prefetch_forward();
+  if (torch::GradMode::is_enabled()) {
+    ++unit.backwards_due;
+    attach_to_inputs(unit, inputs);
+  }
+}
+
+// While the pass goes like the one before, the next unit is known.
+void Root::prefetch_forward() {
+  const auto at = entered_.size();
+  if (inside_backward() || at >= last_entered_.size()) return;
+  for (std::size_t i = 0; i < at; ++i) {
+    if (entered_[i].lock() != last_entered_[i].lock()) return;
+  }
+  if (const auto unit = last_entered_[at].lock()) unit->start_gather();
+}
+
+void Root::attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs) {
+  std::vector<at::Tensor*> wanted;
+  torch::autograd::edge_list edges;
+  for (auto* input : inputs) {
+    if (!input->defined() || !input->requires_grad()) continue;
+    wanted.push_back(input);
+    edges.push_back(torch::autograd::impl::gradient_edge(*input));
+  }
+  if (wanted.empty()) return;
+  auto node = compat::make_node<AfterBackward>(
+      std::move(edges), [root = weak_from_this(), weak = unit.weak_from_this()] {
+        const auto self = root.lock();
+        const auto alive = weak.lock();
+        if (self && alive) self->after_backward(*alive);
+      });
+  for (auto* input : wanted) {
+    at::Tensor seen;
+    {
+      torch::NoGradGuard no_grad;
+      seen = input->view_as(*input);
+    }
+    torch::autograd::create_gradient_edge(seen, node);
+    *input = std::move(seen);
+  }
+}
+
+void Root::leave(Unit& unit, const std::vector<at::Tensor*>& results) {
+  stack_.pop_back();
+  if (frees_after_forward(unit)) unit.free();
+  if (torch::GradMode::is_enabled()) attach_to_results(unit, results);
+  if (stack_.empty()) end_pass();
+}
+
+void Root::attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results) {
+  bool attached = false;
+  const auto index = pass_->order.size();
+  for (auto* result : results) {
+    if (!result->defined() || !result->requires_grad()) continue;
+    attached = true;
+    result->register_hook([root = weak_from_this(), weak = unit.weak_from_this(), pass = pass_,
+                           index, version = unit.shard_version()](const at::Tensor&) {
+      const auto self = root.lock();
+      const auto alive = weak.lock();
+      if (self && alive) self->before_backward(*alive, *pass, index, version);
+    });
+  }
+  if (attached) {
+    pass_->order.push_back(unit.weak_from_this());
+  } else {
+    --unit.backwards_due;
+  }
+}
+
+void Root::fail() noexcept {
+  stack_.clear();
+  pass_.reset();
+  entered_.clear();
+  failed_ = true;
+}
+
+// Backward ----------------------------------------------------------------------------------------
+
+void Root::begin_backward() {
+  if (in_backward_) return;
+  if (failed_) check_usable();
+  for (const auto& unit : units()) unit->hide_gradients();
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->finish_backward();
+  });
+  in_backward_ = true;
+}
+
+void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version) {
+  begin_backward();
+  if (unit.shard_version() != version) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        "parameters of unit '" + unit.name() +
+            "' were changed between a forward and its backward (an optimizer step in between?)");
+  }
+  unit.gather();
+  unit.enter_backward();
+  prefetch_backward(pass, index);
+}
+
+void Root::prefetch_backward(const Pass& pass, std::size_t index) {
+  if (index == 0) return;
+  if (const auto next = pass.order[index - 1].lock()) next->start_gather();
+}
+
+void Root::after_backward(Unit& unit) {
+  if (unit.grad_state() != GradState::collecting) return;
+  if (!unit.pinned) unit.free();
+  // Gradients of parameters used by several forwards are complete after the last of them only.
+  if (--unit.backwards_due > 0) return;
+  if (unit.sync_gradients) {
+    reduce(unit);
+  } else {
+    unit.keep_gradients();
+  }
+}
+
+void Root::reduce(Unit& unit) {
+  while (reducing_.size() >= kReductionsUnderWay) finish_oldest_reduction();
+  unit.start_reduce();
+  reducing_.push_back(unit.shared_from_this());
+}
+
+void Root::finish_oldest_reduction() {
+  const auto unit = std::move(reducing_.front());
+  reducing_.pop_front();
+  // A second backward of a unit within one pass finishes the first reduction itself.
+  if (unit->grad_state() == GradState::reducing) unit->finish_reduce();
+}
+
+void Root::finish_backward() {
+  for (const auto& unit : units()) {
+    if (unit->grad_state() == GradState::collecting) {
+      if (unit->sync_gradients) {
+        reduce(*unit);
+      } else {
+        unit->keep_gradients();
+      }
+    }
+    unit->backwards_due = 0;
+    if (!unit->pinned) unit->free();
+  }
+  while (!reducing_.empty()) finish_oldest_reduction();
+  for (const auto& unit : units()) unit->show_gradients();
+  in_backward_ = false;
+}
+
+void Root::reset() {
+  stack_.clear();
+  pass_.reset();
+  entered_.clear();
+  last_entered_.clear();
+  reducing_.clear();
+  for (const auto& unit : units()) {
+    unit->free();
+    unit->forget_gradients();
+    unit->pinned = false;
+    unit->backwards_due = 0;
+  }
+  in_backward_ = false;
+  failed_ = false;
+}
+
+}  // namespace tessera::detail

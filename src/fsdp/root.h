@@ -1,0 +1,71 @@
+// Root: the units of one model, in step with each other through forward and backward.
+//
+// It decides when a unit gathers, frees and reduces; docs/design/schedule.md draws it. All
+// decisions follow from the order of calls, which is the same on every rank, so collectives match
+// without talk. One thread a rank: a Root is not shared between threads.
+#pragma once
+
+#include <torch/types.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdp/unit.h"
+
+namespace tessera::detail {
+
+// One call of the outermost module: which units its graph went through, in the order their forwards
+// ended. Backward meets them in reverse. Kept alive by the graph's hooks.
+struct Pass {
+  std::vector<std::weak_ptr<Unit>> order;
+};
+
+class Root : public std::enable_shared_from_this<Root> {
+ public:
+  // Joins the units at and below `top`'s module. Throws `invalid_argument` when one of them has run
+  // under another root.
+  static std::shared_ptr<Root> make(Unit& top);
+
+  // Forward -------------------------------------------------------------------------------------
+  void enter(Unit& unit, const std::vector<at::Tensor*>& inputs);
+  void leave(Unit& unit, const std::vector<at::Tensor*>& results);
+  // The call of `unit` was left by an exception.
+  void fail() noexcept;
+  [[nodiscard]] bool idle() const noexcept { return stack_.empty(); }
+
+  // Waits for what is under way, forgets gradients and frees everything.
+  void reset();
+
+  [[nodiscard]] std::vector<std::shared_ptr<Unit>> units() const;
+
+ private:
+  void check_usable() const;
+  void begin_pass();
+  void end_pass();
+  void prefetch_forward();
+  void prefetch_backward(const Pass& pass, std::size_t index);
+  void attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs);
+  void attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results);
+  [[nodiscard]] bool frees_after_forward(const Unit& unit) const;
+
+  void before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version);
+  void after_backward(Unit& unit);
+  void begin_backward();
+  void finish_backward();
+  void reduce(Unit& unit);
+  void finish_oldest_reduction();
+
+  std::vector<std::weak_ptr<Unit>> units_;  // pre-order of modules; the first is the root's own
+  std::shared_ptr<StoragePool> pool_ = std::make_shared<StoragePool>();
+  std::vector<Unit*> stack_;                       // of calls under way
+  std::shared_ptr<Pass> pass_;                     // of the forward under way
+  std::vector<std::weak_ptr<Unit>> entered_;       // units in the order this forward entered them
+  std::vector<std::weak_ptr<Unit>> last_entered_;  // and the one before: what to prefetch
+  std::deque<std::shared_ptr<Unit>> reducing_;     // oldest first
+  bool in_backward_ = false;
+  bool failed_ = false;
+};
+
+}  // namespace tessera::detail

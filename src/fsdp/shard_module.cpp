@@ -1,0 +1,120 @@
+// fully_shard: which parameters a unit takes, and the slots of Sequentials on the way.
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/torch.h>
+
+#include <cstring>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "fsdp/registry.h"
+#include "fsdp/root.h"
+#include "tessera/error.h"
+#include "tessera/fsdp.h"
+
+namespace tessera::detail {
+namespace {
+
+// AnyModule has no way to be given a holder; an explicit instantiation may name its private member.
+struct ContentTag {
+  using Member = std::unique_ptr<torch::nn::AnyModulePlaceholder> torch::nn::AnyModule::*;
+  friend constexpr Member content_of(ContentTag);
+};
+template <ContentTag::Member kMember>
+struct ContentAccess {
+  friend constexpr ContentTag::Member content_of(ContentTag) { return kMember; }
+};
+template struct ContentAccess<&torch::nn::AnyModule::content_>;
+
+// A Sequential calls what its slots hold: slots whose module is a unit get a holder that is seen.
+void replace_slots(torch::nn::SequentialImpl& sequential) {
+  for (auto slot = sequential.begin(); slot != sequential.end(); ++slot) {
+    const auto unit = find_unit(slot->ptr().get());
+    if (!unit || !unit->slot_maker) continue;
+    auto holder = unit->slot_maker();
+    if (holder->type_info != slot->type_info()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "a Sequential holds a unit's module as another type than it was sharded as")
+          .at_key(unit->name());
+    }
+    (*slot).*content_of(ContentTag()) = std::move(holder);
+  }
+}
+
+struct Found {
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+};
+
+// The parameters of `module` and below that are in no unit yet. Modules that are units are not
+// descended into: a parameter found outside them that one of them holds is shared between units.
+void collect(const torch::nn::Module& module, const std::string& prefix,
+             std::unordered_set<const void*>& seen, Found& found) {
+  if (!seen.insert(&module).second) return;
+  for (const auto& entry : module.named_parameters(false)) {
+    const auto& tensor = entry.value();
+    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    const auto name = prefix + entry.key();
+    if (find_owner(tensor).unit) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          "Parameter '" + name +
+              "' is shared with a parameter already managed by another FSDP group; shard the "
+              "modules that share it as one unit");
+    }
+    if (tensor.dim() == 0) {
+      throw Error(ErrorCode::invalid_argument,
+                  "fully_shard doesn't support scalar parameters. Change " + name +
+                      " to a 1D tensor with numel equal to 1.");
+    }
+    found.names.push_back(name);
+    found.tensors.push_back(tensor);
+  }
+  for (const auto& child : module.named_children()) {
+    if (!find_unit(child.value().get()))
+      collect(*child.value(), prefix + child.key() + ".", seen, found);
+  }
+}
+
+// Ranks that built different modules would exchange rows of different things.
+void require_same_on_all_ranks(const Found& found, const Mesh& mesh) {
+  std::string text;
+  for (std::size_t i = 0; i < found.tensors.size(); ++i) {
+    text += found.names[i] + " " + c10::toString(found.tensors[i].scalar_type()) +
+            to_string(found.tensors[i].sizes().vec());
+    text += "\n";
+  }
+  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
+  const auto all = mesh.group().all_gather(Bytes(begin, begin + text.size()));
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    throw Error(ErrorCode::mismatch,
+                "rank " + std::to_string(r) +
+                    " shards other parameters than rank 0: the modules differ in "
+                    "names, shapes or dtypes");
+  }
+}
+
+}  // namespace
+
+void shard_module(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
+                  std::optional<bool> reshard_after_forward, SlotMaker slot_maker) {
+  if (find_unit(module.get())) {
+    throw Error(ErrorCode::invalid_argument,
+                "fully_shard was applied to this module already (" + module->name() + ")");
+  }
+  Found found;
+  std::unordered_set<const void*> seen;
+  collect(*module, "", seen, found);
+  require_same_on_all_ranks(found, mesh);
+  auto unit = std::make_shared<Unit>(module, mesh, found.tensors, reshard_after_forward);
+  unit->slot_maker = std::move(slot_maker);
+  unit->watch();
+  register_unit(unit, mesh);
+  for (const auto& below : module->modules(true)) {
+    if (auto* sequential = below->as<torch::nn::SequentialImpl>()) replace_slots(*sequential);
+  }
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,26 @@
+// A few freed blocks of memory, kept for the next unit of the same size: on the CPU fresh memory
+// costs a page fault every 4 KiB, which would dominate gathering.
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace tessera::detail {
+
+class StoragePool {
+ public:
+  // Gives `storage`, which has none, memory for its bytes.
+  void give(c10::StorageImpl& storage);
+  // Takes the memory of `storage`. Its nominal size stays: views of it can still be made, so that
+  // whoever uses a freed parameter gets as far as the access that explains what is wrong.
+  void take(c10::StorageImpl& storage);
+
+ private:
+  static constexpr std::size_t kKept = 2;
+  std::vector<std::pair<std::size_t, c10::DataPtr>> blocks_;
+};
+
+}  // namespace tessera::detail
