@@ -1,0 +1,202 @@
+#include <ATen/ops/_fused_adamw.h>
+#include <torch/torch.h>
+
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "tessera/error.h"
+#include "tessera/optim.h"
+
+namespace tessera {
+namespace {
+
+// What the kernel takes: lists of tensors of equal shapes.
+struct Batch {
+  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps;
+};
+
+// Elements of one parameter and of what belongs to it, as flat memory.
+struct Item {
+  at::Tensor parameter, gradient;
+  const AdamWState* state = nullptr;
+};
+
+bool follows(const at::Tensor& next, const at::Tensor& before) {
+  return next.is_contiguous() && before.is_contiguous() && next.is_alias_of(before) &&
+         next.storage_offset() == before.storage_offset() + before.numel();
+}
+
+// Neighbours in all four arrays and equally old: one run of memory for the kernel.
+bool joins(const Item& next, const Item& before) {
+  return follows(next.parameter, before.parameter) && follows(next.gradient, before.gradient) &&
+         follows(next.state->exp_avg, before.state->exp_avg) &&
+         follows(next.state->exp_avg_sq, before.state->exp_avg_sq) &&
+         next.state->step.item<float>() == before.state->step.item<float>();
+}
+
+at::Tensor flat(const at::Tensor& first, std::int64_t count) {
+  return first.detach().as_strided({count}, {1}, first.storage_offset());
+}
+
+void append_run(const std::vector<Item>& items, std::size_t begin, std::size_t end, Batch& batch) {
+  const auto& first = items[begin];
+  if (end == begin + 1 && !first.gradient.is_contiguous()) {
+    batch.parameters.push_back(first.parameter.detach());
+    batch.gradients.push_back(first.gradient);
+    batch.exp_avgs.push_back(first.state->exp_avg);
+    batch.exp_avg_sqs.push_back(first.state->exp_avg_sq);
+  } else {
+    std::int64_t count = 0;
+    for (auto i = begin; i < end; ++i) count += items[i].parameter.numel();
+    batch.parameters.push_back(flat(first.parameter, count));
+    batch.gradients.push_back(flat(first.gradient, count));
+    batch.exp_avgs.push_back(flat(first.state->exp_avg, count));
+    batch.exp_avg_sqs.push_back(flat(first.state->exp_avg_sq, count));
+  }
+  // On another device the kernel wants its counts there.
+  batch.steps.push_back(first.state->step.to(first.parameter.device()));
+}
+
+void run_kernel(Batch& batch, const AdamWOptions& o) {
+  if (batch.parameters.empty()) return;
+  at::_fused_adamw_(batch.parameters, batch.gradients, batch.exp_avgs, batch.exp_avg_sqs, {},
+                    batch.steps, o.lr, o.beta1, o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false,
+                    /*maximize=*/false);
+}
+
+}  // namespace
+
+struct AdamW::Impl {
+  struct Group {
+    std::vector<ShardedParameter> parameters;
+    AdamWOptions options;
+    std::vector<AdamWState> states;
+  };
+  std::vector<Group> groups;
+  // One array for the states of all parameters that share a storage, at the same places: what is
+  // one run of parameters is one run of states.
+  struct Twin {
+    at::Tensor exp_avg, exp_avg_sq;
+  };
+  std::unordered_map<const c10::StorageImpl*, Twin> twins;
+
+  void add_group(ParameterGroup group);
+  void make_state(const ShardedParameter& parameter, AdamWState& state);
+  void step(Group& group);
+};
+
+void AdamW::Impl::add_group(ParameterGroup group) {
+  Group added{{}, group.options, {}};
+  for (auto& parameter : group.parameters) {
+    if (!parameter.local.requires_grad()) continue;
+    for (const auto& other : groups) {
+      for (const auto& known : other.parameters) {
+        if (known.local.is_same(parameter.local)) {
+          throw Error(ErrorCode::invalid_argument, "a parameter is in two groups of the optimizer")
+              .at_key(parameter.name());
+        }
+      }
+    }
+    added.parameters.push_back(std::move(parameter));
+  }
+  added.states.resize(added.parameters.size());
+  groups.push_back(std::move(added));
+}
+
+void AdamW::Impl::make_state(const ShardedParameter& parameter, AdamWState& state) {
+  if (state.defined()) return;
+  const auto& local = parameter.local;
+  const auto& storage = local.storage();
+  auto& twin = twins[storage.unsafeGetStorageImpl()];
+  if (!twin.exp_avg.defined()) {
+    const auto count = static_cast<std::int64_t>(storage.nbytes() / local.element_size());
+    const auto options = local.options().requires_grad(false);
+    twin = {torch::zeros({count}, options), torch::zeros({count}, options)};
+  }
+  const auto strides = local.strides();
+  state.exp_avg = twin.exp_avg.as_strided(local.sizes(), strides, local.storage_offset());
+  state.exp_avg_sq = twin.exp_avg_sq.as_strided(local.sizes(), strides, local.storage_offset());
+  state.step = torch::zeros({}, torch::kFloat32);
+}
+
+void AdamW::Impl::step(Group& group) {
+  std::vector<Item> items;
+  for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+    const auto& local = group.parameters[i].local;
+    if (!local.grad().defined()) continue;
+    make_state(group.parameters[i], group.states[i]);
+    *group.states[i].step.data_ptr<float>() += 1;
+    // The kernel does not tell autograd; a graph that saved the parameter has to know.
+    torch::autograd::impl::bump_version(local);
+    if (local.numel() > 0) items.push_back({local, local.grad(), &group.states[i]});
+  }
+  Batch batch;
+  for (std::size_t begin = 0; begin < items.size();) {
+    auto end = begin + 1;
+    while (end < items.size() && joins(items[end], items[end - 1])) ++end;
+    append_run(items, begin, end, batch);
+    begin = end;
+  }
+  run_kernel(batch, group.options);
+}
+
+AdamW::AdamW(std::vector<ShardedParameter> parameters, const AdamWOptions& options)
+    : AdamW(std::vector<ParameterGroup>{{std::move(parameters), options}}) {}
+
+AdamW::AdamW(std::vector<ParameterGroup> groups) : impl_(std::make_unique<Impl>()) {
+  for (auto& group : groups) {
+    std::unordered_set<const c10::TensorImpl*> seen;
+    for (const auto& parameter : group.parameters) {
+      if (!seen.insert(parameter.local.unsafeGetTensorImpl()).second) {
+        throw Error(ErrorCode::invalid_argument, "a parameter is twice in a group of the optimizer")
+            .at_key(parameter.name());
+      }
+    }
+    impl_->add_group(std::move(group));
+  }
+}
+
+AdamW::~AdamW() = default;
+AdamW::AdamW(AdamW&&) noexcept = default;
+AdamW& AdamW::operator=(AdamW&&) noexcept = default;
+
+void AdamW::step() {
+  torch::NoGradGuard no_grad;
+  for (auto& group : impl_->groups) impl_->step(group);
+}
+
+void AdamW::zero_grad() {
+  for (auto& group : impl_->groups) {
+    for (auto& parameter : group.parameters) parameter.local.mutable_grad() = at::Tensor();
+  }
+}
+
+std::size_t AdamW::group_count() const noexcept {
+  return impl_->groups.size();
+}
+AdamWOptions& AdamW::options(std::size_t group) {
+  return impl_->groups.at(group).options;
+}
+const AdamWOptions& AdamW::options(std::size_t group) const {
+  return impl_->groups.at(group).options;
+}
+const std::vector<ShardedParameter>& AdamW::parameters(std::size_t group) const {
+  return impl_->groups.at(group).parameters;
+}
+void AdamW::set_lr(double lr) {
+  for (auto& group : impl_->groups) group.options.lr = lr;
+}
+const AdamWState& AdamW::state(std::size_t group, std::size_t index) const {
+  return impl_->groups.at(group).states.at(index);
+}
+void AdamW::make_state() {
+  torch::NoGradGuard no_grad;
+  for (auto& group : impl_->groups) {
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+      impl_->make_state(group.parameters[i], group.states[i]);
+    }
+  }
+}
+
+}  // namespace tessera
