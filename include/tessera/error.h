@@ -1,8 +1,9 @@
 // The one exception type of Tessera.
 //
-// Every failure that a file, a peer, a store or a caller can cause is an `Error` with one of a closed
-// set of codes. What is needed to act on it travels beside the code: the operation, the path or key it
-// was done to, the byte offset, and the cause. A library function never prints, exits or aborts.
+// Every failure that a file, a peer, a store or a caller can cause is an `Error` with one of a
+// closed set of codes. What is needed to act on it travels beside the code: the operation, the path
+// or key it was done to, the byte offset, and the cause. A library function never prints, exits or
+// aborts.
 #pragma once
 
 #include <cstdint>
@@ -42,10 +43,10 @@ class Error : public std::exception {
 
   // Each returns *this, so that a throw site reads `throw Error(...).at_path(p).at_offset(o)`.
   // A path or offset that is set already is kept: the innermost frame knows best.
-  Error& at_path(std::string path);             // file, object, store URL
-  Error& at_key(std::string key);               // tensor or state-dict key
-  Error& at_offset(std::uint64_t offset);       // byte offset inside the path
-  Error& while_doing(std::string operation);    // "loading a checkpoint", outermost last
+  Error& at_path(std::string path);           // file, object, store URL
+  Error& at_key(std::string key);             // tensor or state-dict key
+  Error& at_offset(std::uint64_t offset);     // byte offset inside the path
+  Error& while_doing(std::string operation);  // "loading a checkpoint", outermost last
 
   [[nodiscard]] ErrorCode code() const noexcept { return code_; }
   [[nodiscard]] const std::string& message() const noexcept { return message_; }
@@ -65,13 +66,13 @@ class Error : public std::exception {
   void render();
 
   ErrorCode code_;
-  std::string message_;                             // what was found, what was expected
-  std::string path_;                                // empty: unknown
-  std::string key_;                                 // empty: none
-  std::string operation_;                           // empty: unknown
-  std::optional<std::uint64_t> offset_;             // none: not about a byte
+  std::string message_;                                // what was found, what was expected
+  std::string path_;                                   // empty: unknown
+  std::string key_;                                    // empty: none
+  std::string operation_;                              // empty: unknown
+  std::optional<std::uint64_t> offset_;                // none: not about a byte
   std::shared_ptr<const std::map<int, Error>> peers_;  // null: local failure
-  std::string line_;                                // what() points here
+  std::string line_;                                   // what() points here
 };
 
 }  // namespace tessera

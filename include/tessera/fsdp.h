@@ -97,8 +97,8 @@ void set_requires_gradient_sync(const torch::nn::Module& module, bool sync);
 // it.
 void reset(const torch::nn::Module& module);
 
-// Gathers the parameters as they are now and keeps them, so that they can be read through the module;
-// `reshard` frees them (changes are lost). Collective.
+// Gathers the parameters as they are now and keeps them, so that they can be read through the
+// module; `reshard` frees them (changes are lost). Collective.
 void unshard(const torch::nn::Module& module);
 void reshard(const torch::nn::Module& module);
 

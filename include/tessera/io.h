@@ -25,14 +25,15 @@ class ByteSource {
   [[nodiscard]] virtual const std::string& name() const = 0;
 };
 
-// A new object under construction. `write_at` may be called from several threads for ranges that do not
-// overlap. Nothing is visible under the object's name before `commit` has returned. Destroyed without
-// commit, it leaves nothing behind.
+// A new object under construction. `write_at` may be called from several threads for ranges that do
+// not overlap. Nothing is visible under the object's name before `commit` has returned. Destroyed
+// without commit, it leaves nothing behind.
 class ByteSink {
  public:
   virtual ~ByteSink() = default;
   virtual void write_at(std::uint64_t offset, ByteView bytes) = 0;
-  // Makes all bytes durable and then the object visible, in one step. At most once; no write after it.
+  // Makes all bytes durable and then the object visible, in one step. At most once; no write after
+  // it.
   virtual void commit() = 0;
   [[nodiscard]] virtual const std::string& name() const = 0;
 };
@@ -42,7 +43,8 @@ class ByteSink {
 [[nodiscard]] std::shared_ptr<ByteSource> slice_source(std::shared_ptr<const ByteSource> source,
                                                        std::uint64_t offset, std::uint64_t size);
 // Bytes that live in memory; takes them over.
-[[nodiscard]] std::shared_ptr<ByteSource> memory_source(std::vector<std::byte> bytes, std::string name);
+[[nodiscard]] std::shared_ptr<ByteSource> memory_source(std::vector<std::byte> bytes,
+                                                        std::string name);
 // The whole of a small object. Throws `limit` when it is larger than `cap`.
 [[nodiscard]] std::vector<std::byte> read_all(const ByteSource& source, std::uint64_t cap);
 

@@ -1,8 +1,9 @@
-// Which part of which tensor lives where, and the exact runs that turn one arrangement into another.
+// Which part of which tensor lives where, and the exact runs that turn one arrangement into
+// another.
 //
-// Pure integers: no I/O, no ranks, no libtorch. All counts are elements unless a name says bytes. An
-// index into a whole tensor is its row-major ("global") position. Every function that combines numbers
-// throws `limit` on overflow of 64 bits instead of wrapping.
+// Pure integers: no I/O, no ranks, no libtorch. All counts are elements unless a name says bytes.
+// An index into a whole tensor is its row-major ("global") position. Every function that combines
+// numbers throws `limit` on overflow of 64 bits instead of wrapping.
 #pragma once
 
 #include <cstddef>
@@ -58,8 +59,8 @@ struct Run {
   bool operator==(const Run&) const = default;
 };
 
-// A slice as the ascending sequence of its maximal global runs: the common language of boxes and flat
-// ranges. Two slices of one tensor are intersected by merging their sequences.
+// A slice as the ascending sequence of its maximal global runs: the common language of boxes and
+// flat ranges. Two slices of one tensor are intersected by merging their sequences.
 class RunSequence {
  public:
   // `slice` must lie inside `shape`.
@@ -70,14 +71,15 @@ class RunSequence {
   [[nodiscard]] std::int64_t first_ending_after(std::int64_t global) const;
 
  private:
-  Shape outer_sizes_;     // sizes of the dimensions that separate runs, outermost first
-  Shape outer_strides_;   // their global strides
+  Shape outer_sizes_;        // sizes of the dimensions that separate runs, outermost first
+  Shape outer_strides_;      // their global strides
   std::int64_t base_ = 0;    // global position of the first run
   std::int64_t length_ = 0;  // elements a run
   std::int64_t count_ = 0;   // runs
 };
 
-// `count` elements go from element `from_local` of piece `from` to element `to_local` of piece `to`.
+// `count` elements go from element `from_local` of piece `from` to element `to_local` of piece
+// `to`.
 struct Copy {
   std::size_t from = 0;
   std::size_t to = 0;
@@ -87,25 +89,26 @@ struct Copy {
   bool operator==(const Copy&) const = default;
 };
 
-// The runs that fill every piece of `to` from the pieces of `from`, both slices of a tensor of `shape`.
-// Where pieces of `from` overlap (replicas) the one with the lowest index serves. Sorted by `to`, then
-// by `to_local`. Elements of `to` that no piece of `from` holds are absent: see `require_covered`.
+// The runs that fill every piece of `to` from the pieces of `from`, both slices of a tensor of
+// `shape`. Where pieces of `from` overlap (replicas) the one with the lowest index serves. Sorted
+// by `to`, then by `to_local`. Elements of `to` that no piece of `from` holds are absent: see
+// `require_covered`.
 [[nodiscard]] std::vector<Copy> plan_copies(const Shape& shape, std::span<const Slice> from,
                                             std::span<const Slice> to);
 
-// Proof that a plan fills every element of every piece of `to`. Throws `incomplete` naming the first
-// element that nothing fills.
+// Proof that a plan fills every element of every piece of `to`. Throws `incomplete` naming the
+// first element that nothing fills.
 void require_filled(const Shape& shape, std::span<const Slice> to, std::span<const Copy> plan);
 
-// Proof that `pieces` hold every element of a tensor of `shape` exactly once. Throws `incomplete` for a
-// hole and `conflict` for an overlap, naming the first element concerned.
+// Proof that `pieces` hold every element of a tensor of `shape` exactly once. Throws `incomplete`
+// for a hole and `conflict` for an overlap, naming the first element concerned.
 void require_covered_once(const Shape& shape, std::span<const Slice> pieces);
 
-// Calls `visit(position, count)` for the maximal runs of `count` elements with stride 1 that make up
-// elements [begin, begin + count) (row-major) of an array with these sizes and strides; `position` is
-// the element offset from the array's first element.
-void for_each_strided_run(const Shape& sizes, const Shape& strides, std::int64_t begin,
-                          std::int64_t count,
-                          const std::function<void(std::int64_t position, std::int64_t count)>& visit);
+// Calls `visit(position, count)` for the maximal runs of `count` elements with stride 1 that make
+// up elements [begin, begin + count) (row-major) of an array with these sizes and strides;
+// `position` is the element offset from the array's first element.
+void for_each_strided_run(
+    const Shape& sizes, const Shape& strides, std::int64_t begin, std::int64_t count,
+    const std::function<void(std::int64_t position, std::int64_t count)>& visit);
 
 }  // namespace tessera

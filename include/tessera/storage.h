@@ -12,26 +12,28 @@
 namespace tessera {
 
 struct ObjectInfo {
-  std::string name;         // relative to the store's root, '/' between parts
-  std::uint64_t size = 0;   // bytes
+  std::string name;        // relative to the store's root, '/' between parts
+  std::uint64_t size = 0;  // bytes
 };
 
 enum class IfExists { fail, replace };
 
-// Object names are relative, use '/', and never leave the root: a name that is absolute or has a ".."
-// part is refused with `unsafe` by every member. Members may be called from several threads.
+// Object names are relative, use '/', and never leave the root: a name that is absolute or has a
+// ".." part is refused with `unsafe` by every member. Members may be called from several threads.
 class Store {
  public:
   virtual ~Store() = default;
   // What the store is called in an Error: its directory or URL.
   [[nodiscard]] virtual const std::string& name() const = 0;
-  // Every object below `prefix` (a directory name or empty), sorted by name; an absent directory is empty.
+  // Every object below `prefix` (a directory name or empty), sorted by name; an absent directory is
+  // empty.
   [[nodiscard]] virtual std::vector<ObjectInfo> list(std::string_view prefix = {}) const = 0;
   [[nodiscard]] virtual bool exists(std::string_view name) const = 0;
   // Throws `not_found` when there is no such object.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open(std::string_view name) const = 0;
   // A new object, invisible until its commit. With IfExists::fail an object of that name is
-  // `already_exists`, checked again at commit. `size_hint` (0: unknown) lets the store reserve room.
+  // `already_exists`, checked again at commit. `size_hint` (0: unknown) lets the store reserve
+  // room.
   [[nodiscard]] virtual std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                          std::uint64_t size_hint = 0) = 0;
   // Absent is not an error.

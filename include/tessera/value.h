@@ -1,9 +1,9 @@
 // Value: the tree that a checkpoint is.
 //
-// A Value is a handle to a node; copying the handle shares the node, as names share objects in Python.
-// Identity (two places holding the same node) survives reading and writing. The tree holds plain data,
-// tensor leaves, and object nodes for everything that is not plain data: those are kept and written
-// back, never executed. A tree has no cycles: readers refuse them with `unsupported`.
+// A Value is a handle to a node; copying the handle shares the node, as names share objects in
+// Python. Identity (two places holding the same node) survives reading and writing. The tree holds
+// plain data, tensor leaves, and object nodes for everything that is not plain data: those are kept
+// and written back, never executed. A tree has no cycles: readers refuse them with `unsupported`.
 // Reading members may be called from several threads while nobody changes the tree.
 #pragma once
 
@@ -38,15 +38,15 @@ struct Storage {
   std::uint64_t offset = 0;                  // of the first byte in `source`
   std::uint64_t size = 0;                    // bytes; for encoded storages the encoded size
   Encoding encoding = Encoding::raw;
-  std::byte* data = nullptr;                 // the bytes in memory; null when in `source`
-  std::shared_ptr<void> owner;               // keeps `data` alive
-  std::optional<std::uint32_t> crc32;        // of all bytes as the file records it; 0 means not computed
-  std::string location = "cpu";              // torch.save's device tag
-  DType dtype = DType::float32;              // element type that torch.save's storage class names
-  std::string torch_class;                   // that class where the dtype does not say it: "UntypedStorage",
-                                             // "QInt8Storage"; empty: the dtype's own
-  // The strings "storage" and `location` as the file has them (a tuple): in Python they are single objects
-  // that other places of the tree may hold too. Null: strings of their own.
+  std::byte* data = nullptr;           // the bytes in memory; null when in `source`
+  std::shared_ptr<void> owner;         // keeps `data` alive
+  std::optional<std::uint32_t> crc32;  // of all bytes as the file records it; 0 means not computed
+  std::string location = "cpu";        // torch.save's device tag
+  DType dtype = DType::float32;        // element type that torch.save's storage class names
+  std::string torch_class;  // that class where the dtype does not say it: "UntypedStorage",
+                            // "QInt8Storage"; empty: the dtype's own
+  // The strings "storage" and `location` as the file has them (a tuple): in Python they are single
+  // objects that other places of the tree may hold too. Null: strings of their own.
   std::shared_ptr<const Value> id_strings;
 };
 
@@ -54,30 +54,32 @@ struct Storage {
 struct Piece {
   Slice slice;
   std::shared_ptr<Storage> storage;  // null: held by another rank
-  std::int64_t storage_offset = 0;   // elements from the storage's first byte (0 for encoded storages)
-  Shape strides;                     // elements, one a dimension of the box; empty: row-major
-  int rank = -1;                     // who holds it, when known
+  std::int64_t storage_offset =
+      0;          // elements from the storage's first byte (0 for encoded storages)
+  Shape strides;  // elements, one a dimension of the box; empty: row-major
+  int rank = -1;  // who holds it, when known
 };
 
-// A tensor leaf: what it is, and the pieces of it that are known here. In a checkpoint that was opened
-// the pieces cover the tensor; in a tree that one of N ranks saves they are that rank's own.
+// A tensor leaf: what it is, and the pieces of it that are known here. In a checkpoint that was
+// opened the pieces cover the tensor; in a tree that one of N ranks saves they are that rank's own.
 struct Tensor {
   DType dtype = DType::float32;
   Shape shape;
   std::vector<Piece> pieces;
   bool requires_grad = false;
-  bool parameter = false;            // torch.nn.Parameter around it
-  bool conj = false;                 // torch's lazy conjugate and negative bits
+  bool parameter = false;  // torch.nn.Parameter around it
+  bool conj = false;       // torch's lazy conjugate and negative bits
   bool neg = false;
-  bool sharded = false;              // pieces are chunks of a DTensor: saved as a sharded tensor
-  bool bare_storage = false;         // the storage itself, as torch.save refers to it: one-dimensional
+  bool sharded = false;       // pieces are chunks of a DTensor: saved as a sharded tensor
+  bool bare_storage = false;  // the storage itself, as torch.save refers to it: one-dimensional
   std::shared_ptr<const Value> attributes;  // of the Python object (its pickled state); null: none
 };
 
-// An integer of any size: `big` holds the two's complement, little end first, when it leaves 64 bits.
+// An integer of any size: `big` holds the two's complement, little end first, when it leaves 64
+// bits.
 struct Integer {
   std::int64_t small = 0;
-  std::vector<std::byte> big;        // empty: `small` is the value
+  std::vector<std::byte> big;  // empty: `small` is the value
   bool operator==(const Integer&) const = default;
 };
 
@@ -90,20 +92,34 @@ struct Object;
 class Value {
  public:
   enum class Kind : std::uint8_t {
-    none, boolean, integer, real, complex, string, bytes, bytearray,
-    list, tuple, set, frozenset, dict, tensor, global, object,
+    none,
+    boolean,
+    integer,
+    real,
+    complex,
+    string,
+    bytes,
+    bytearray,
+    list,
+    tuple,
+    set,
+    frozenset,
+    dict,
+    tensor,
+    global,
+    object,
   };
   using List = std::vector<Value>;
   using Pair = std::pair<Value, Value>;
 
-  Value();  // none
-  Value(bool value);                     // NOLINT(google-explicit-constructor): literals read as data
-  Value(int value);                      // NOLINT
-  Value(std::int64_t value);             // NOLINT
-  Value(double value);                   // NOLINT
-  Value(const char* value);              // NOLINT
-  Value(std::string value);              // NOLINT
-  Value(Tensor value);                   // NOLINT
+  Value();                    // none
+  Value(bool value);          // NOLINT(google-explicit-constructor): literals read as data
+  Value(int value);           // NOLINT
+  Value(std::int64_t value);  // NOLINT
+  Value(double value);        // NOLINT
+  Value(const char* value);   // NOLINT
+  Value(std::string value);   // NOLINT
+  Value(Tensor value);        // NOLINT
   static Value integer(Integer value);
   static Value complex(std::complex<double> value);
   static Value bytes(std::vector<std::byte> value);
@@ -115,7 +131,8 @@ class Value {
   static Value dict(std::vector<Pair> pairs = {}, DictKind kind = DictKind::dict);
   // A class or function by name, "module.name"; names a dtype when module is torch.
   static Value global(std::string module, std::string name);
-  // The same from two string nodes, whose identity is kept: protocol 4 writes names as shared strings.
+  // The same from two string nodes, whose identity is kept: protocol 4 writes names as shared
+  // strings.
   static Value global_of(Value module, Value name);
   static Value object(Object object);
 
@@ -126,13 +143,13 @@ class Value {
 
   // Each throws `mismatch` saying what was found when the node is of another kind.
   [[nodiscard]] bool as_bool() const;
-  [[nodiscard]] std::int64_t as_int() const;        // `limit` when it leaves 64 bits
+  [[nodiscard]] std::int64_t as_int() const;  // `limit` when it leaves 64 bits
   [[nodiscard]] const Integer& as_integer() const;
-  [[nodiscard]] double as_real() const;             // integers are taken too
+  [[nodiscard]] double as_real() const;  // integers are taken too
   [[nodiscard]] std::complex<double> as_complex() const;
   [[nodiscard]] const std::string& as_string() const;
   [[nodiscard]] const std::vector<std::byte>& as_bytes() const;  // bytes and bytearray
-  [[nodiscard]] const List& items() const;          // list, tuple, set, frozenset
+  [[nodiscard]] const List& items() const;                       // list, tuple, set, frozenset
   [[nodiscard]] List& items();
   [[nodiscard]] const Tensor& as_tensor() const;
   [[nodiscard]] Tensor& as_tensor();
@@ -146,12 +163,12 @@ class Value {
   // Dicts. Order of insertion is kept. Keys are compared by value.
   [[nodiscard]] const std::vector<Pair>& pairs() const;
   [[nodiscard]] DictKind dict_kind() const;
-  [[nodiscard]] const Value* find(std::string_view key) const;   // null: absent
-  [[nodiscard]] const Value& at(std::string_view key) const;     // `not_found` naming the key
-  void set_item(Value key, Value value);                         // replaces or appends
-  [[nodiscard]] std::size_t size() const;                        // dicts and sequences
+  [[nodiscard]] const Value* find(std::string_view key) const;  // null: absent
+  [[nodiscard]] const Value& at(std::string_view key) const;    // `not_found` naming the key
+  void set_item(Value key, Value value);                        // replaces or appends
+  [[nodiscard]] std::size_t size() const;                       // dicts and sequences
   // Attributes of the container itself: a module state dict's `_metadata`; default_dict's factory.
-  [[nodiscard]] const Value* container_state() const;            // null: none
+  [[nodiscard]] const Value* container_state() const;  // null: none
   void set_container_state(Value state);
   [[nodiscard]] const Value* default_factory() const;
   void set_default_factory(Value factory);
@@ -166,12 +183,12 @@ class Value {
 };
 
 struct Object {
-  Value callable;                    // a global, or for nested constructions an object
-  Value arguments;                   // tuple
-  bool by_new = false;               // NEWOBJ (cls.__new__) instead of REDUCE
-  std::optional<Value> keywords = {};   // NEWOBJ_EX
-  std::optional<Value> state = {};      // BUILD
-  std::vector<Value> list_items = {};   // APPEND(S)
+  Value callable;                      // a global, or for nested constructions an object
+  Value arguments;                     // tuple
+  bool by_new = false;                 // NEWOBJ (cls.__new__) instead of REDUCE
+  std::optional<Value> keywords = {};  // NEWOBJ_EX
+  std::optional<Value> state = {};     // BUILD
+  std::vector<Value> list_items = {};  // APPEND(S)
   std::vector<std::pair<Value, Value>> dict_items = {};  // SETITEM(S)
   // "module.name" of the callable when it is a global, else empty.
   [[nodiscard]] std::string name() const;
@@ -185,20 +202,20 @@ using Path = std::vector<PathPart>;
 [[nodiscard]] std::string dotted(const Path& path);  // "model.layers.0.weight"
 
 struct Leaf {
-  std::string name;   // dotted path, unique in a flattened tree
+  std::string name;  // dotted path, unique in a flattened tree
   Path path;
   Value value;
 };
 
-// The leaves of a tree by PyTorch DCP's rule (spec P-10): dicts are always descended, lists only when
-// they hold a tensor or a dict somewhere; tuples, sets and the rest are leaves; empty dicts disappear.
-// `descend_lists_always` false gives the rule before torch 2.4 (P-11). Throws `conflict` when two
-// leaves get one name.
+// The leaves of a tree by PyTorch DCP's rule (spec P-10): dicts are always descended, lists only
+// when they hold a tensor or a dict somewhere; tuples, sets and the rest are leaves; empty dicts
+// disappear. `descend_lists_always` false gives the rule before torch 2.4 (P-11). Throws `conflict`
+// when two leaves get one name.
 enum class FlattenRule { current, before_2_4 };
 [[nodiscard]] std::vector<Leaf> flatten(const Value& tree, FlattenRule rule = FlattenRule::current);
 
-// The inverse. A leaf without a path goes under its name as one key. Throws `conflict` when a path runs
-// through a leaf and `incomplete` when list indices leave a hole.
+// The inverse. A leaf without a path goes under its name as one key. Throws `conflict` when a path
+// runs through a leaf and `incomplete` when list indices leave a hole.
 [[nodiscard]] Value unflatten(const std::vector<Leaf>& leaves);
 
 }  // namespace tessera

@@ -39,22 +39,29 @@ bool same_kind(const WriteItem& a, const WriteItem& b) {
 
 }  // namespace
 
+WriteItem item_of(const Leaf& leaf, std::size_t index) {
+  WriteItem item;
+  item.name = leaf.name;
+  item.path = leaf.path;
+  item.leaf = index;
+  item.is_tensor = leaf.value.is(Value::Kind::tensor);
+  if (!item.is_tensor) return item;
+  const Tensor& tensor = leaf.value.as_tensor();
+  item.dtype = tensor.dtype;
+  item.shape = tensor.shape;
+  item.requires_grad = tensor.requires_grad;
+  return item;
+}
+
 std::vector<WriteItem> propose(const std::vector<Leaf>& leaves) {
   std::vector<WriteItem> items;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
-    WriteItem item;
-    item.name = leaves[i].name;
-    item.path = leaves[i].path;
-    item.leaf = i;
-    if (!leaves[i].value.is(Value::Kind::tensor)) {
+    WriteItem item = item_of(leaves[i], i);
+    if (!item.is_tensor) {
       items.push_back(std::move(item));
       continue;
     }
     const Tensor& tensor = leaves[i].value.as_tensor();
-    item.is_tensor = true;
-    item.dtype = tensor.dtype;
-    item.shape = tensor.shape;
-    item.requires_grad = tensor.requires_grad;
     for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
       const Box* box = std::get_if<Box>(&tensor.pieces[p].slice);
       if (box == nullptr) {

@@ -25,6 +25,9 @@ struct WriteItem {
   std::size_t piece = 0;  // index of the leaf's piece
 };
 
+// Leaf number `index` as an item, without its box and piece.
+[[nodiscard]] WriteItem item_of(const Leaf& leaf, std::size_t index);
+
 // What one rank proposes to write, in the order of its tree (P-12).
 [[nodiscard]] std::vector<WriteItem> propose(const std::vector<Leaf>& leaves);
 

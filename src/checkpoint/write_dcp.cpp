@@ -17,18 +17,8 @@ namespace {
 std::vector<WriteItem> whole_leaves(const std::vector<Leaf>& leaves) {
   std::vector<WriteItem> items;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
-    WriteItem item;
-    item.name = leaves[i].name;
-    item.path = leaves[i].path;
-    item.leaf = i;
-    if (leaves[i].value.is(Value::Kind::tensor)) {
-      const Tensor& tensor = leaves[i].value.as_tensor();
-      item.is_tensor = true;
-      item.dtype = tensor.dtype;
-      item.shape = tensor.shape;
-      item.box = whole(tensor.shape);
-      item.requires_grad = tensor.requires_grad;
-    }
+    WriteItem item = item_of(leaves[i], i);
+    if (item.is_tensor) item.box = whole(item.shape);
     items.push_back(std::move(item));
   }
   return items;
