@@ -1,0 +1,32 @@
+// The checkpoints of a training: SAVE/step{N}, each a PyTorch distributed checkpoint of
+// {"model": ..., "optim": ..., "trainer": ...}.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "options.h"
+#include "tessera/comm.h"
+#include "training.h"
+
+// What a training has behind it; with the seed it also says where in the data it is.
+struct Progress {
+  std::int64_t step = 0;
+  std::int64_t tokens = 0;
+  std::string checkpoint;  // the last one resumed from or saved; empty: none
+};
+
+// SAVE/step{N}
+[[nodiscard]] std::string checkpoint_path(const Options& options, std::int64_t step);
+
+// Loads model and optimizer in place from the checkpoint that --resume means: a directory, or for
+// "latest" the highest step of --save whose marker, structure, sizes and coverage check out. That
+// it is of another model is an error (`mismatch`) before any memory is written. Where a foreign
+// program saved it, progress is what the optimizer's own steps say. The optimizer's groups and
+// options are those of the checkpoint, as in PyTorch. Collective.
+Progress resume_training(Training& training, const Options& options, tessera::Group& group);
+
+// Writes the checkpoint of `progress` and, when that is complete, removes what --keep no longer
+// wants. Returns its path. Collective.
+std::string save_training(Training& training, const Progress& progress, const Options& options,
+                          tessera::Group& group);

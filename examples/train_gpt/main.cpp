@@ -1,0 +1,101 @@
+// Trains a byte-level GPT on a text, alone or sharded over ranks, and survives being killed.
+//
+//   train_gpt --data bible.txt --steps 300 --save run --save-every 50
+//   torchrun --no-python --nproc-per-node 2 train_gpt --data bible.txt --save run --resume latest
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <string>
+
+#include "bench.h"
+#include "checkpointing.h"
+#include "data.h"
+#include "metrics.h"
+#include "options.h"
+#include "schedule.h"
+#include "tessera/error.h"
+#include "training.h"
+
+namespace {
+
+// Rank 0 speaks; the others agree in silence.
+void say(const tessera::Mesh& mesh, const std::string& line) {
+  if (mesh.rank() == 0) std::cout << line << std::endl;
+}
+
+void save(Training& training, Progress& progress, const Options& options,
+          const tessera::Mesh& mesh) {
+  progress.checkpoint = save_training(training, progress, options, mesh.group());
+  say(mesh, "saved " + progress.checkpoint);
+}
+
+void train(const Options& options, const tessera::Mesh& mesh) {
+  const Text text(options.data, options.seq, options.seed);
+  Training training(options, mesh);
+  Progress progress;
+  if (!options.resume.empty()) {
+    progress = resume_training(training, options, mesh.group());
+    say(mesh,
+        "resumed from " + progress.checkpoint + " after step " + std::to_string(progress.step));
+  }
+  Metrics metrics(mesh.rank() == 0 ? options.metrics : "", progress.step);
+  const Schedule schedule{options.lr, options.warmup, options.steps};
+
+  while (progress.step < options.steps) {
+    const auto start = std::chrono::steady_clock::now();
+    StepRow row;
+    row.step = progress.step + 1;
+    row.lr = schedule.at(progress.step);
+    const StepResult result = training.step(text, progress.step, row.lr);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    const std::int64_t tokens = options.batch * options.seq;
+    progress.step = row.step;
+    progress.tokens += tokens;
+
+    const bool is_last = progress.step == options.steps;
+    row.loss = result.loss;
+    row.grad_norm = result.grad_norm;
+    row.tokens_per_second = static_cast<double>(tokens) / taken.count();
+    if (options.val_every > 0 && (is_last || progress.step % options.val_every == 0)) {
+      row.val_loss = training.validate(text);
+    }
+    metrics.add(row);
+    if (is_last || row.val_loss || progress.step % 10 == 0) say(mesh, to_line(row));
+
+    if (options.save_every > 0 && progress.step % options.save_every == 0) {
+      save(training, progress, options, mesh);
+    }
+  }
+  const bool is_saved = progress.checkpoint == checkpoint_path(options, progress.step);
+  if (!options.save.empty() && !is_saved) save(training, progress, options, mesh);
+  if (options.sample > 0) say(mesh, "\n" + training.sample(options.sample));
+}
+
+int run(const Options& options) {
+  try {
+    if (options.threads > 0) torch::set_num_threads(options.threads);
+    const auto mesh = tessera::Mesh::from_environment();
+    if (options.bench > 0) {
+      run_bench(options, mesh);
+    } else {
+      train(options, mesh);
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    const char* rank = std::getenv("RANK");
+    const std::string who = rank != nullptr ? std::string("rank ") + rank + ": " : "";
+    std::cerr << "train_gpt: " + who + what.substr(0, what.find('\n')) + "\n";
+    return 3;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const CommandLine command = read_command_line(argc, argv);
+  return command.exit_code ? *command.exit_code : run(command.options);
+}

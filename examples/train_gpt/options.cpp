@@ -1,0 +1,91 @@
+#include "options.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <map>
+#include <string>
+
+namespace {
+
+void add_model_flags(CLI::App& app, Options& o) {
+  app.add_option("--dim", o.dim, "Width of the model")->check(CLI::PositiveNumber);
+  app.add_option("--layers", o.layers, "Number of blocks")->check(CLI::PositiveNumber);
+  app.add_option("--heads", o.heads, "Attention heads; must divide --dim")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--seq", o.seq, "Context in bytes")->check(CLI::PositiveNumber);
+  app.add_flag("--tied", o.tied, "Use the embedding as the head's weight");
+}
+
+void add_training_flags(CLI::App& app, Options& o) {
+  const std::map<std::string, Precision> dtypes{{"fp32", Precision::fp32},
+                                                {"bf16", Precision::bf16}};
+  const std::map<std::string, Sharding> shardings{{"fsdp2", Sharding::fsdp2},
+                                                  {"none", Sharding::none}};
+  app.add_option("--data", o.data, "Text to learn, any file");
+  app.add_option("--steps", o.steps, "Steps of the whole training")->check(CLI::NonNegativeNumber);
+  app.add_option("--batch", o.batch, "Sequences a step, over all ranks")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--accumulate", o.accumulate, "Micro-batches a rank makes of its share")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--lr", o.lr, "Peak learning rate")->check(CLI::NonNegativeNumber);
+  app.add_option("--warmup", o.warmup, "Steps until the peak")->check(CLI::NonNegativeNumber);
+  app.add_option("--weight-decay", o.weight_decay, "Decay of weights and embeddings")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--clip", o.clip, "Largest gradient norm; 0: none")->check(CLI::NonNegativeNumber);
+  app.add_option("--seed", o.seed, "Of weights, data order and sample");
+  app.add_option("--threads", o.threads, "Threads of each rank; 0: libtorch's choice")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--dtype", o.dtype, "fp32, or bf16 for the computation (weights stay fp32)")
+      ->transform(CLI::CheckedTransformer(dtypes));
+  app.add_option("--sharding", o.sharding, "fsdp2, or none for one rank alone")
+      ->transform(CLI::CheckedTransformer(shardings));
+}
+
+void add_output_flags(CLI::App& app, Options& o) {
+  app.add_option("--save", o.save, "Directory of the checkpoints step{N}");
+  app.add_option("--save-every", o.save_every, "Steps; 0: only at the end")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--keep", o.keep, "Newest checkpoints to keep; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--resume", o.resume, "A checkpoint, or 'latest' of --save");
+  app.add_option("--val-every", o.val_every, "Steps between validations; 0: never")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--metrics", o.metrics, "CSV file, one row a step");
+  app.add_option("--sample", o.sample, "Bytes of text to write at the end")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--bench", o.bench, "Time N steps on random data instead of training")
+      ->check(CLI::NonNegativeNumber);
+}
+
+// What no single flag can check. Empty: all is well.
+std::string contradiction(const Options& o) {
+  if (o.dim % o.heads != 0) return "--heads must divide --dim";
+  if (o.bench == 0 && o.data.empty()) return "--data is required";
+  if (o.resume == "latest" && o.save.empty()) return "--resume latest needs --save";
+  if (o.save_every > 0 && o.save.empty()) return "--save-every needs --save";
+  const char* world = std::getenv("WORLD_SIZE");
+  if (o.sharding == Sharding::none && world != nullptr && std::string(world) != "1") {
+    return "--sharding none is for one rank alone";
+  }
+  if (o.keep > 0 && o.save.empty()) return "--keep needs --save";
+  return {};
+}
+
+}  // namespace
+
+CommandLine read_command_line(int argc, char** argv) {
+  CommandLine result;
+  CLI::App app("Trains a byte-level GPT, alone or sharded over the ranks of torchrun --no-python");
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  add_model_flags(app, result.options);
+  add_training_flags(app, result.options);
+  add_output_flags(app, result.options);
+  try {
+    app.parse(argc, argv);
+    const std::string problem = contradiction(result.options);
+    if (!problem.empty()) throw CLI::ValidationError(problem);
+  } catch (const CLI::ParseError& error) {
+    result.exit_code = app.exit(error) == 0 ? 0 : 2;
+  }
+  return result;
+}

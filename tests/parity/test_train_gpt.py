@@ -1,0 +1,243 @@
+"""train_gpt beside itself on other numbers of ranks, and beside Python's fully_shard with real checkpoints."""
+
+import json
+import random
+import shutil
+
+import pytest
+import torch
+
+from programs import PEERS, TESSERA, TRAIN_GPT, largest_difference, launch, losses, run
+
+# Nothing here is divisible by 2 or 3 that could be: uneven shards, uneven batches.
+MODEL = "--dim 40 --layers 2 --heads 4 --seq 31".split()
+SCHEDULE = "--batch 7 --lr 3e-3 --warmup 4 --weight-decay 0.1 --clip 1 --seed 5".split()
+TWIN = PEERS / "train_gpt.py"
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    words = ["".join(random.Random(i).choices("etaoinshrdlu", k=2 + i % 6)) for i in range(300)]
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text(" ".join(random.Random(0).choices(words, k=20000)), encoding="ascii")
+    return path
+
+
+@pytest.fixture(scope="module")
+def train(data):
+    """Runs train_gpt with the flags of these tests and more; returns the result."""
+
+    def start(ranks, *more, model=MODEL, launcher=run):
+        return launcher([TRAIN_GPT, *model, *SCHEDULE, "--data", data, "--threads", "1", *more], ranks)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def single(train, tmp_path_factory):
+    """Losses of 12 steps on one rank, without sharding."""
+    path = tmp_path_factory.mktemp("single") / "single.csv"
+    train(1, "--steps", "12", "--sharding", "none", "--metrics", path)
+    return losses(path)
+
+
+@pytest.fixture(scope="module")
+def saved(train, tmp_path_factory):
+    """A run of 12 steps on two ranks, with checkpoints every 4."""
+    folder = tmp_path_factory.mktemp("saved")
+    train(2, "--steps", "12", "--save", folder / "run", "--save-every", "4", "--metrics", folder / "run.csv")
+    return folder
+
+
+def check(ours, expected):
+    assert sorted(ours) == sorted(expected)
+    difference = largest_difference(ours, expected)
+    print(f"largest relative difference {difference:.2e}")
+    assert difference <= TOLERANCE
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(1, []), (2, []), (3, []), (1, ["--accumulate", "3"]),
+                                             (3, ["--accumulate", "4"])])
+def test_loss_does_not_depend_on_ranks_or_micro_batches(train, single, tmp_path, ranks, more):
+    train(ranks, "--steps", "12", "--metrics", tmp_path / "m.csv", *more)
+    check(losses(tmp_path / "m.csv"), single)
+
+
+def test_loss_with_a_tied_head_does_not_depend_on_ranks(train, tmp_path):
+    train(1, "--tied", "--steps", "8", "--sharding", "none", "--metrics", tmp_path / "one.csv")
+    train(2, "--tied", "--steps", "8", "--metrics", tmp_path / "two.csv")
+    check(losses(tmp_path / "two.csv"), losses(tmp_path / "one.csv"))
+
+
+def test_same_loss_as_python_from_the_same_seed(single, data, tmp_path):
+    run([TWIN, *MODEL, *SCHEDULE, "--data", data, "--steps", "12", "--metrics", tmp_path / "py.csv"], 2)
+    check(losses(tmp_path / "py.csv"), single)
+
+
+def test_resume_on_other_ranks_from_the_latest_complete_checkpoint(train, single, saved, tmp_path):
+    shutil.copytree(saved / "run", tmp_path / "run")
+    shutil.copy(saved / "run.csv", tmp_path / "run.csv")
+    (tmp_path / "run/step12/.metadata").unlink()  # what a kill during the save leaves
+    resumed = train(3, "--steps", "12", "--save", tmp_path / "run", "--resume", "latest", "--metrics",
+                    tmp_path / "run.csv")
+    assert "after step 8" in resumed.out[0]
+    check(losses(tmp_path / "run.csv"), single)
+    assert (tmp_path / "run/step12/.metadata").exists()
+
+
+def test_latest_passes_over_damaged_checkpoints(train, saved, tmp_path):
+    shutil.copytree(saved / "run", tmp_path / "run")
+    marker = tmp_path / "run/step12/.metadata"
+    marker.write_bytes(marker.read_bytes()[:-100])
+    next((tmp_path / "run/step8").glob("*.distcp")).unlink()
+    resumed = train(2, "--steps", "4", "--save", tmp_path / "run", "--resume", "latest")
+    assert "after step 4" in resumed.out[0]
+
+
+def test_keep_removes_older_checkpoints_and_what_kills_left(train, tmp_path):
+    (tmp_path / "step1").mkdir()
+    (tmp_path / "step1/__0_0_x.distcp").write_bytes(b"half")
+    train(2, "--steps", "6", "--save", tmp_path, "--save-every", "2", "--keep", "2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step4", "step6"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_pytorch_loads_what_train_gpt_saves(saved, tmp_path, ranks):
+    exported = tmp_path / "model.safetensors"
+    run([TESSERA, "convert", saved / "run/step12", exported, "--only", "model.*"])
+    result = run([PEERS / "load_checkpoint.py", saved / "run/step12", "--safetensors", exported, *MODEL], ranks)
+    report = json.loads(result.out[0].strip().splitlines()[-1])
+    parameters = 2 * 12 + 2 + 4
+    assert report["step"] == 12
+    assert report["safetensors"] == {"tensors": parameters, "values": 0}
+    assert report["dcp_to_torch"]["tensors"] == 4 * parameters  # weight, exp_avg, exp_avg_sq, step
+    assert report["dcp_to_torch"]["values"] == 2 * 12  # two groups
+
+
+def test_python_goes_on_from_what_train_gpt_saves(single, saved, data, tmp_path):
+    run([TWIN, *MODEL, *SCHEDULE, "--data", data, "--steps", "12", "--resume", saved / "run/step8", "--metrics",
+         tmp_path / "py.csv"], 2)
+    ours = losses(tmp_path / "py.csv")
+    check(ours, {step: single[step] for step in range(9, 13)})
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(1, []), (2, []), (4, []), (2, ["--one-group"]), (2, ["--tied"])])
+def test_train_gpt_takes_what_pytorch_saves(train, data, tmp_path, ranks, more):
+    python = [TWIN, *MODEL, *SCHEDULE, "--data", data, *more]
+    run([*python, "--steps", "5", "--schedule-steps", "8", "--save", tmp_path / "py/step5", "--dump",
+         tmp_path / "py.pt"], ranks)
+    ours = [word for word in more if word == "--tied"]
+    # Saved again without a step between: all tensors, steps and groups are the same.
+    again = train(2, *ours, "--steps", "5", "--resume", tmp_path / "py/step5", "--save", tmp_path / "ours")
+    assert "after step 5" in again.out[0]
+    run([PEERS / "load_checkpoint.py", tmp_path / "ours/step5", "--dump", tmp_path / "ours.pt", *MODEL, *more], 1)
+    require_same_state(tmp_path / "ours.pt", tmp_path / "py.pt")
+    # And training goes on as it does in Python.
+    run([*python, "--steps", "8", "--resume", tmp_path / "py/step5", "--metrics", tmp_path / "py.csv"], ranks)
+    train(3, *ours, "--steps", "8", "--resume", tmp_path / "py/step5", "--metrics", tmp_path / "ours.csv")
+    check(losses(tmp_path / "ours.csv"), losses(tmp_path / "py.csv"))
+
+
+def require_same_state(ours, python):
+    ours, python = (torch.load(path, weights_only=False) for path in (ours, python))
+    assert sorted(ours["model"]) == sorted(python["model"])
+    for name, tensor in python["model"].items():
+        assert torch.equal(ours["model"][name], tensor), name
+    assert sorted(ours["optim"]["state"]) == sorted(python["optim"]["state"])
+    for name, state in python["optim"]["state"].items():
+        for key, tensor in state.items():
+            assert torch.equal(ours["optim"]["state"][name][key], tensor), (name, key)
+    assert ours["optim"]["param_groups"] == python["optim"]["param_groups"]
+
+
+def test_bf16_learns(train, single, tmp_path):
+    train(2, "--dtype", "bf16", "--steps", "12", "--metrics", tmp_path / "m.csv")
+    assert largest_difference(losses(tmp_path / "m.csv"), single) < 0.02
+
+
+def test_bench_and_its_proof_that_blocks_are_freed(train):
+    for ranks in (1, 2):
+        assert "ms/step " in train(ranks, "--bench", "2").out[0]
+
+
+def copy_of(saved, tmp_path):
+    return shutil.copytree(saved / "run/step12", tmp_path / "bad")
+
+
+def missing(saved, tmp_path):
+    return tmp_path / "nowhere"
+
+
+def empty(saved, tmp_path):
+    (tmp_path / "bad").mkdir()
+    return tmp_path / "bad"
+
+
+def truncated_marker(saved, tmp_path):
+    directory = copy_of(saved, tmp_path)
+    data = (directory / ".metadata").read_bytes()
+    (directory / ".metadata").write_bytes(data[: len(data) // 2])
+    return directory
+
+
+def without_data_file(saved, tmp_path):
+    directory = copy_of(saved, tmp_path)
+    sorted(directory.glob("*.distcp"))[1].unlink()
+    return directory
+
+
+def truncated_data_file(saved, tmp_path):
+    directory = copy_of(saved, tmp_path)
+    path = sorted(directory.glob("*.distcp"))[1]
+    path.write_bytes(path.read_bytes()[:-1000])
+    return directory
+
+
+def good(saved, tmp_path):
+    return copy_of(saved, tmp_path)
+
+
+OTHER_WIDTH = "--dim 48 --layers 2 --heads 4 --seq 31".split()
+MORE_LAYERS = "--dim 40 --layers 3 --heads 4 --seq 31".split()
+FEWER_LAYERS = "--dim 40 --layers 1 --heads 4 --seq 31".split()
+OTHER_HEADS = "--dim 40 --layers 2 --heads 8 --seq 31".split()
+
+
+@pytest.mark.parametrize(("make", "model", "says"), [
+    (missing, MODEL, "not_found"),
+    (empty, MODEL, "not_found"),
+    (truncated_marker, MODEL, ""),
+    (without_data_file, MODEL, "incomplete"),
+    (truncated_data_file, MODEL, ""),
+    (good, OTHER_WIDTH, "mismatch"),
+    (good, MORE_LAYERS, "mismatch"),
+    (good, FEWER_LAYERS, "mismatch"),
+    (good, OTHER_HEADS, "mismatch"),
+])
+def test_bad_checkpoints_are_one_clear_error_on_every_rank(train, saved, tmp_path, make, model, says):
+    directory = make(saved, tmp_path)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    result = train(2, "--steps", "20", "--resume", directory, "--save", tmp_path / "new", "--metrics",
+                   tmp_path / "m.csv", model=model, launcher=lambda *args: launch(*args, timeout=30))
+    assert result.codes == [3, 3], str(result)
+    for err in result.err:
+        assert len(err.strip().splitlines()) == 1, err
+        assert err.startswith("train_gpt: rank ") and says in err and "bad" in err + "bad" * (make is missing), err
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("flags", [["--save", "x", "--resume", "latest"], ["--data", "nowhere.txt"]])
+def test_bad_input_without_a_checkpoint(train, tmp_path, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    result = train(2, *flags, launcher=lambda *args: launch(*args, timeout=30))
+    assert result.codes == [3, 3], str(result)
+    assert all("not_found" in err and len(err.strip().splitlines()) == 1 for err in result.err), str(result)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flags", [["--heads", "7"], ["--resume", "latest"], ["--keep", "2"], ["--dtype", "fp8"],
+                                   ["--nonsense"], ["--steps", "-1"]])
+def test_wrong_usage_is_exit_code_2(train, flags):
+    result = train(1, *flags, launcher=launch)
+    assert result.codes == [2] and result.err[0].strip(), str(result)
