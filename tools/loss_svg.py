@@ -23,7 +23,7 @@ def ticks(low, high, count):
     first = -(-low // step)
     values = []
     while first * step <= high + step * 1e-9:
-        values.append(first * step)
+        values.append(first * step + 0.0)  # not -0
         first += 1
     return values
 
