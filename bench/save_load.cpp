@@ -1,0 +1,116 @@
+// How long do save and load of a GPT's model and AdamW state take? Started by torchrun --no-python,
+// beside bench/peers/dcp_save_load.py, which holds the same tensors: rank 0 prints one line a
+// round.
+//   bench_save_load DIRECTORY ROUNDS
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tessera/checkpoint.h"
+#include "tessera/mesh.h"
+
+namespace {
+
+using tessera::Box;
+using tessera::Shape;
+using tessera::Value;
+
+constexpr int kLayers = 12;
+constexpr std::int64_t kDim = 1024;
+constexpr std::int64_t kVocabulary = 32000;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Peak resident memory of this process, MB.
+long peak_memory() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::atol(line.c_str() + 6) / 1024;
+  }
+  return 0;
+}
+
+// This rank's rows of a float tensor, filled with numbers that differ from row to row.
+Value rows(const Shape& shape, const tessera::Mesh& mesh) {
+  tessera::Tensor tensor;
+  tensor.shape = shape;
+  tensor.sharded = !shape.empty();
+  Box box = tessera::whole(shape);
+  if (!shape.empty()) {
+    const std::int64_t chunk = (shape[0] + mesh.size() - 1) / mesh.size();
+    box.offsets[0] = std::min(chunk * mesh.rank(), shape[0]);
+    box.sizes[0] = std::min(chunk, shape[0] - box.offsets[0]);
+  }
+  const std::int64_t count = tessera::numel(box.sizes);
+  auto storage = std::make_shared<tessera::Storage>();
+  storage->owner =
+      std::shared_ptr<void>(std::malloc(static_cast<std::size_t>(count) * 4 + 1), std::free);
+  storage->data = static_cast<std::byte*>(storage->owner.get());
+  storage->size = static_cast<std::uint64_t>(count) * 4;
+  auto* numbers = reinterpret_cast<float*>(storage->data);
+  for (std::int64_t i = 0; i < count; ++i)
+    numbers[i] = static_cast<float>((i * 2654435761) % 1000003) * 1e-6F;
+  tensor.pieces.push_back({box, std::move(storage), 0, {}, -1});
+  return Value(std::move(tensor));
+}
+
+Value state_tree(const tessera::Mesh& mesh) {
+  std::vector<std::pair<std::string, Shape>> shapes = {{"wte.weight", {kVocabulary, kDim}}};
+  for (int i = 0; i < kLayers; ++i) {
+    const std::string block = "h." + std::to_string(i) + ".";
+    shapes.push_back({block + "attn.qkv.weight", {3 * kDim, kDim}});
+    shapes.push_back({block + "attn.out.weight", {kDim, kDim}});
+    shapes.push_back({block + "mlp.up.weight", {4 * kDim, kDim}});
+    shapes.push_back({block + "mlp.down.weight", {kDim, 4 * kDim}});
+    shapes.push_back({block + "ln1.weight", {kDim}});
+    shapes.push_back({block + "ln2.weight", {kDim}});
+  }
+  Value model = Value::dict();
+  Value state = Value::dict();
+  for (const auto& [name, shape] : shapes) {
+    model.set_item(name, rows(shape, mesh));
+    state.set_item(name, Value::dict({{"exp_avg", rows(shape, mesh)},
+                                      {"exp_avg_sq", rows(shape, mesh)},
+                                      {"step", rows({}, mesh)}}));
+  }
+  Value group = Value::dict({{"lr", Value(1e-3)}});
+  return Value::dict(
+      {{"model", model},
+       {"optim", Value::dict({{"state", state}, {"param_groups", Value::list({group})}})}});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  const std::string directory = argv[1];
+  const tessera::Mesh mesh = tessera::Mesh::from_environment();
+  Value tree = state_tree(mesh);
+  for (int round = 0; round < std::atoi(argv[2]); ++round) {
+    tessera::SaveOptions options;
+    options.overwrite = true;
+    options.threads = 1;
+    mesh.group().barrier();
+    const double begin = now();
+    tessera::save(tree, directory, mesh.group(), options);
+    mesh.group().barrier();
+    const double saved = now();
+    tessera::LoadOptions how;
+    how.threads = 1;
+    tessera::load(tree, directory, mesh.group(), how);
+    mesh.group().barrier();
+    const double loaded = now();
+    if (mesh.rank() == 0) {
+      std::printf("save %.3f load %.3f peak_mb %ld\n", saved - begin, loaded - saved,
+                  peak_memory());
+      std::fflush(stdout);
+    }
+  }
+  return 0;
+}
