@@ -50,7 +50,7 @@ def read_dcp(directory):
 
 
 def is_plain(value):
-    if isinstance(value, (list, tuple)):
+    if type(value) in (list, tuple):
         return all(map(is_plain, value))
     return value is None or type(value) in (bool, int, float, str, bytes)
 
