@@ -1,4 +1,5 @@
 """PyTorch DCP saving and loading the tensors of bench/save_load.cpp: torchrun ... DIRECTORY ROUNDS."""
+import os
 import resource
 import sys
 import time
@@ -51,7 +52,9 @@ def main():
         if dist.get_rank() == 0:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             print(f"save {saved - begin:.3f} load {loaded - saved:.3f} peak_mb {peak}", flush=True)
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo's threads sometimes abort a Python process that ends in the ordinary way
 
 
 main()
