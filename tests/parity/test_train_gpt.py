@@ -34,6 +34,11 @@ def train(data):
     return start
 
 
+def own_lines(err):
+    """Standard error less what libtorch logs itself, such as a failed reverse look-up where there is no network."""
+    return [line for line in err.strip().splitlines() if not line.startswith("[W")]
+
+
 @pytest.fixture(scope="module")
 def single(train, tmp_path_factory):
     """Losses of 12 steps on one rank, without sharding."""
@@ -222,8 +227,8 @@ def test_bad_checkpoints_are_one_clear_error_on_every_rank(train, saved, tmp_pat
                    tmp_path / "m.csv", model=model, launcher=lambda *args: launch(*args, timeout=30))
     assert result.codes == [3, 3], str(result)
     for err in result.err:
-        assert len(err.strip().splitlines()) == 1, err
-        assert err.startswith("train_gpt: rank ") and says in err and "bad" in err + "bad" * (make is missing), err
+        assert len(own_lines(err)) == 1, err
+        assert own_lines(err)[0].startswith("train_gpt: rank ") and says in err and "bad" in err + "bad" * (make is missing), err
     assert sorted(path for path in tmp_path.rglob("*")) == before
 
 
@@ -232,7 +237,7 @@ def test_bad_input_without_a_checkpoint(train, tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     result = train(2, *flags, launcher=lambda *args: launch(*args, timeout=30))
     assert result.codes == [3, 3], str(result)
-    assert all("not_found" in err and len(err.strip().splitlines()) == 1 for err in result.err), str(result)
+    assert all("not_found" in err and len(own_lines(err)) == 1 for err in result.err), str(result)
     assert not list(tmp_path.iterdir())
 
 
