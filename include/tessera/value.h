@@ -149,8 +149,10 @@ class Value {
   [[nodiscard]] std::complex<double> as_complex() const;
   [[nodiscard]] const std::string& as_string() const;
   [[nodiscard]] const std::vector<std::byte>& as_bytes() const;  // bytes and bytearray
-  [[nodiscard]] const List& items() const;                       // list, tuple, set, frozenset
-  [[nodiscard]] List& items();
+  // list, tuple, set, frozenset. Of a temporary by value: a loop over them outlives it.
+  [[nodiscard]] const List& items() const&;
+  [[nodiscard]] List& items() &;
+  [[nodiscard]] List items() const&& { return this->items(); }
   [[nodiscard]] const Tensor& as_tensor() const;
   [[nodiscard]] Tensor& as_tensor();
   [[nodiscard]] const Object& as_object() const;
@@ -161,7 +163,8 @@ class Value {
   [[nodiscard]] const Value& global_name_node() const;
 
   // Dicts. Order of insertion is kept. Keys are compared by value.
-  [[nodiscard]] const std::vector<Pair>& pairs() const;
+  [[nodiscard]] const std::vector<Pair>& pairs() const&;
+  [[nodiscard]] std::vector<Pair> pairs() const&& { return this->pairs(); }
   [[nodiscard]] DictKind dict_kind() const;
   [[nodiscard]] const Value* find(std::string_view key) const;  // null: absent
   [[nodiscard]] const Value& at(std::string_view key) const;    // `not_found` naming the key

@@ -85,7 +85,7 @@ Value Value::dict(std::vector<Pair> pairs, DictKind kind) {
   return made;
 }
 
-const std::vector<Value::Pair>& Value::pairs() const {
+const std::vector<Value::Pair>& Value::pairs() const& {
   return Node::as<Node::OfDict>(*this, "a dict", Kind::dict).pairs;
 }
 

@@ -152,13 +152,13 @@ const std::vector<std::byte>& Value::as_bytes() const {
   return Node::as<Node::OfBytes>(*this, "bytes", Kind::bytes, Kind::bytearray).value;
 }
 
-const Value::List& Value::items() const {
+const Value::List& Value::items() const& {
   return Node::as<Node::OfSequence>(*this, "a sequence", Kind::list, Kind::tuple, Kind::set,
                                     Kind::frozenset)
       .items;
 }
 
-Value::List& Value::items() {
+Value::List& Value::items() & {
   return Node::as<Node::OfSequence>(*this, "a sequence", Kind::list, Kind::tuple, Kind::set,
                                     Kind::frozenset)
       .items;

@@ -100,6 +100,15 @@ TEST(Value, TreesAsDeepAsReadersAllowAreComparedAndFlattened) {
   EXPECT_EQ(flatten(nested()).size(), 1U);
 }
 
+TEST(Value, ALoopOverATemporarysItemsOutlivesIt) {
+  std::string text;
+  for (const Value& item : Value::list({std::string(100, 'a'), std::string(100, 'b')}).items())
+    text += item.as_string();
+  for (const auto& [key, value] : Value::dict({{Value(std::string(100, 'c')), Value(1)}}).pairs())
+    text += key.as_string();
+  EXPECT_EQ(text, std::string(100, 'a') + std::string(100, 'b') + std::string(100, 'c'));
+}
+
 TEST(Value, SharedNodesDoNotMakeEqualityExplode) {
   Value a = Value::list({1});
   Value b = Value::list({1});
