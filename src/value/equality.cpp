@@ -129,9 +129,28 @@ class Comparison {
   bool equal(const Value& a, const Value& b) {
     if (a.identity() == b.identity() && a.kind() == b.kind()) return true;
     if (a.kind() != b.kind()) return false;
-    switch (a.kind()) {
-      case Kind::none:
+    return is_container(a.kind()) ? seen(a, b) || equal_containers(a, b) : equal_leaves(a, b);
+  }
+
+ private:
+  static bool is_container(Kind kind) {
+    switch (kind) {
+      case Kind::list:
+      case Kind::tuple:
+      case Kind::set:
+      case Kind::frozenset:
+      case Kind::dict:
+      case Kind::object:
         return true;
+      default:
+        return false;
+    }
+  }
+
+  // Trees are as deep as readers allow: what a level needs of the stack stays small while the cases
+  // do not share one frame.
+  [[gnu::noinline]] static bool equal_leaves(const Value& a, const Value& b) {
+    switch (a.kind()) {
       case Kind::boolean:
         return a.as_bool() == b.as_bool();
       case Kind::integer:
@@ -151,11 +170,10 @@ class Comparison {
       case Kind::global:
         return a.global_module() == b.global_module() && a.global_name() == b.global_name();
       default:
-        return seen(a, b) || equal_containers(a, b);
+        return true;  // none
     }
   }
 
- private:
   static bool same_bits(double a, double b) {
     return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
   }
@@ -191,7 +209,7 @@ class Comparison {
     });
   }
 
-  bool equal_sets(const Value& a, const Value& b) {
+  [[gnu::noinline]] bool equal_sets(const Value& a, const Value& b) {
     if (a.size() != b.size()) return false;
     std::unordered_multimap<std::size_t, const Value*> rest;
     for (const Value& item : b.items()) rest.emplace(hash_of(item), &item);
@@ -205,7 +223,7 @@ class Comparison {
     });
   }
 
-  bool equal_dicts(const Value& a, const Value& b) {
+  [[gnu::noinline]] bool equal_dicts(const Value& a, const Value& b) {
     if (a.dict_kind() != b.dict_kind() || a.size() != b.size()) return false;
     if (!equal_options(a.container_state(), b.container_state())) return false;
     if (!equal_options(a.default_factory(), b.default_factory())) return false;
@@ -235,7 +253,7 @@ class Comparison {
     return equal_options(a ? &*a : nullptr, b ? &*b : nullptr);
   }
 
-  bool equal_objects(const Object& a, const Object& b) {
+  [[gnu::noinline]] bool equal_objects(const Object& a, const Object& b) {
     return a.by_new == b.by_new && equal(a.callable, b.callable) &&
            equal(a.arguments, b.arguments) && equal_options(a.keywords, b.keywords) &&
            equal_options(a.state, b.state) && equal_lists(a.list_items, b.list_items) &&
