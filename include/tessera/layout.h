@@ -24,6 +24,8 @@ using Shape = std::vector<std::int64_t>;  // sizes, outermost first; empty: a sc
 
 // Product of the sizes; throws `limit` on overflow and `corrupt` on a negative size.
 [[nodiscard]] std::int64_t numel(const Shape& shape);
+// Bytes of a dense tensor; throws as numel does.
+[[nodiscard]] std::uint64_t byte_size(DType dtype, const Shape& shape);
 [[nodiscard]] std::string to_string(const Shape& shape);  // "[3, 4]"
 // Row-major strides of `shape`.
 [[nodiscard]] Shape contiguous_strides(const Shape& shape);

@@ -193,7 +193,7 @@ Value load_all(const Checkpoint& checkpoint, const LoadOptions& options) {
   for (Leaf& leaf : leaves) {
     if (!leaf.value.is(Value::Kind::tensor)) continue;
     Tensor tensor = leaf.value.as_tensor();
-    const std::size_t bytes = static_cast<std::size_t>(numel(tensor.shape)) * size_of(tensor.dtype);
+    const std::size_t bytes = byte_size(tensor.dtype, tensor.shape);
     auto storage = std::make_shared<Storage>();
     storage->owner = std::shared_ptr<void>(std::malloc(std::max<std::size_t>(bytes, 1)), std::free);
     if (!storage->owner)

@@ -44,7 +44,7 @@ class Meter {
   for (const Leaf& leaf : leaves) {
     if (!leaf.value.is(Value::Kind::tensor)) continue;
     const Tensor& tensor = leaf.value.as_tensor();
-    bytes += static_cast<std::uint64_t>(numel(tensor.shape)) * size_of(tensor.dtype);
+    bytes += byte_size(tensor.dtype, tensor.shape);
   }
   return bytes;
 }

@@ -106,8 +106,7 @@ class Saver {
           static_cast<std::size_t>(std::min_element(load.begin(), load.end()) - load.begin());
       dealt[least].push_back(i);
       if (proposal_[i].is_tensor) {
-        load[least] +=
-            static_cast<std::uint64_t>(numel(proposal_[i].box.sizes)) * size_of(proposal_[i].dtype);
+        load[least] += byte_size(proposal_[i].dtype, proposal_[i].box.sizes);
       }
     }
     return dealt;

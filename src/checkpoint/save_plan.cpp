@@ -90,7 +90,7 @@ SavePlan plan_save(const std::vector<std::vector<WriteItem>>& proposals) {
       if (!same_kind(reference, item)) refuse_disagreement(reference, item, rank);
       Target& target = targets[{item.name, item.box.offsets}];
       if (item.is_tensor) {
-        const auto bytes = static_cast<std::uint64_t>(numel(item.box.sizes)) * size_of(item.dtype);
+        const auto bytes = byte_size(item.dtype, item.box.sizes);
         if (!target.candidates.empty()) {
           const Candidate& other = target.candidates.front();
           if (proposals[other.rank][other.item].box != item.box) {

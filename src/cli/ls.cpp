@@ -44,11 +44,10 @@ Row row_of(const Leaf& leaf) {
             ""};
   }
   const Tensor& tensor = leaf.value.as_tensor();
-  const auto bytes = static_cast<std::uint64_t>(numel(tensor.shape)) * size_of(tensor.dtype);
   return {printable(leaf.name),
           std::string(to_string(tensor.dtype)),
           to_string(tensor.shape),
-          std::to_string(bytes),
+          std::to_string(byte_size(tensor.dtype, tensor.shape)),
           std::to_string(tensor.pieces.size()),
           std::to_string(file_count(tensor))};
 }
@@ -62,7 +61,7 @@ void print_json(const std::vector<const Leaf*>& leaves) {
       const Tensor& tensor = leaf->value.as_tensor();
       item["dtype"] = to_string(tensor.dtype);
       item["shape"] = tensor.shape;
-      item["bytes"] = static_cast<std::uint64_t>(numel(tensor.shape)) * size_of(tensor.dtype);
+      item["bytes"] = byte_size(tensor.dtype, tensor.shape);
       item["pieces"] = tensor.pieces.size();
       item["files"] = file_count(tensor);
     } else {

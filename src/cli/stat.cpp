@@ -38,7 +38,7 @@ Facts facts_of(const Checkpoint& checkpoint) {
     const Tensor& tensor = leaf.value.as_tensor();
     const auto elements = static_cast<std::uint64_t>(numel(tensor.shape));
     ++facts.tensors;
-    facts.bytes += elements * size_of(tensor.dtype);
+    facts.bytes += byte_size(tensor.dtype, tensor.shape);
     if (!is_optimizer_state(leaf.name)) facts.elements += elements;
   }
   for (const ObjectInfo& file : checkpoint.files) facts.file_bytes += file.size;

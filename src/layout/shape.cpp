@@ -18,6 +18,10 @@ std::int64_t numel(const Shape& shape) {
   return product;
 }
 
+std::uint64_t byte_size(DType dtype, const Shape& shape) {
+  return checked_mul<std::uint64_t>(static_cast<std::uint64_t>(numel(shape)), size_of(dtype));
+}
+
 std::string to_string(const Shape& shape) {
   std::string text = "[";
   for (std::size_t d = 0; d < shape.size(); ++d) {
