@@ -3,20 +3,22 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "conformance/errors.h"
+#include "conformance/temporary_directory.h"
 #include "tessera/checkpoint.h"
-#include "tessera/error.h"
 
 namespace tessera::testing_support {
 
+// A new directory; removed with the process.
 inline std::string temporary_directory() {
-  std::string name = testing::TempDir() + "tessera_XXXXXX";
-  return mkdtemp(name.data());
+  static std::deque<TemporaryDirectory> made;
+  return made.emplace_back().path();
 }
 
 inline std::shared_ptr<Storage> memory(std::size_t bytes) {
@@ -61,14 +63,6 @@ inline std::vector<float> floats(const Tensor& tensor) {
   return values;
 }
 
-template <typename F>
-ErrorCode code_of(F&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.code();
-  }
-  throw std::runtime_error("expected a tessera::Error");
-}
+using tessera::code_of;
 
 }  // namespace tessera::testing_support

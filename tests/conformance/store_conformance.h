@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "tessera/error.h"
+#include "conformance/errors.h"
 #include "tessera/storage.h"
 
 namespace tessera {
@@ -23,16 +23,6 @@ inline ByteView bytes_of(const std::string& text) {
 inline std::string text_of(const ByteSource& source) {
   const auto bytes = read_all(source, 1 << 20);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-template <typename F>
-ErrorCode code_of(F&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.code();
-  }
-  throw std::runtime_error("expected a tessera::Error");
 }
 
 template <typename Maker>

@@ -10,8 +10,8 @@
 #include <limits>
 
 #include "conformance/store_conformance.h"
+#include "conformance/temporary_directory.h"
 #include "storage/posix/system.h"
-#include "storage/posix/temporary_directory.h"
 
 namespace tessera {
 namespace {
