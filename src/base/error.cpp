@@ -1,7 +1,9 @@
 #include "tessera/error.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 namespace tessera {
 namespace {
@@ -54,10 +56,22 @@ const std::map<int, Error>& Error::peers() const noexcept {
 }
 
 Error Error::from_peers(std::map<int, Error> failures) {
-  std::string text;
+  // One cause often fails every rank alike: it is said once, with all its ranks.
+  std::vector<std::pair<std::string, std::string>> causes;  // text, ranks
   for (const auto& [rank, failure] : failures) {
+    const auto known =
+        std::find_if(causes.begin(), causes.end(),
+                     [&failure = failure](auto& cause) { return cause.first == failure.what(); });
+    if (known == causes.end()) {
+      causes.emplace_back(failure.what(), "rank " + std::to_string(rank));
+    } else {
+      known->second += ", " + std::to_string(rank);
+    }
+  }
+  std::string text;
+  for (const auto& [cause, ranks] : causes) {
     if (!text.empty()) text += "; ";
-    text += "rank " + std::to_string(rank) + ": " + failure.what();
+    text += ranks + ": " + cause;
   }
   Error error(failures.size() == 1 ? failures.begin()->second.code() : ErrorCode::peer_failed,
               std::move(text));

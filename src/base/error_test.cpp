@@ -42,5 +42,12 @@ TEST(Error, PeersKeepTheirFailures) {
   EXPECT_STREQ(two.what(), "peer_failed: rank 0: io: a; rank 2: corrupt: b [p]");
 }
 
+TEST(Error, ACauseThatRanksShareIsSaidOnce) {
+  const Error same(ErrorCode::not_found, "gone");
+  const Error all = Error::from_peers({{0, same}, {1, Error(ErrorCode::io, "x")}, {2, same}});
+  EXPECT_STREQ(all.what(), "peer_failed: rank 0, 2: not_found: gone; rank 1: io: x");
+  EXPECT_EQ(all.peers().size(), 3U);
+}
+
 }  // namespace
 }  // namespace tessera
