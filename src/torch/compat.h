@@ -44,12 +44,23 @@ c10::intrusive_ptr<c10d::Work> reduce_scatter(Group& group, at::Tensor& out, at:
   }
 }
 
-// A storage whose bytes must not be touched: every access throws a c10::Error with `text`.
-inline void forbid_access(c10::StorageImpl& storage, const std::string& text) {
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(text);
-}
-inline void allow_access(c10::StorageImpl& storage) {
+// Whether libtorch lets a storage refuse access with a text of ours and take that back
+// (since 2.12). Before, a storage without memory is refused by libtorch's own check, in its own
+// words.
+template <typename Storage = c10::StorageImpl>
+inline constexpr bool kForbidsAccess = requires(Storage& storage) {
   storage.clear_data_ptr_access_error_msg_();
+};
+
+// A storage whose bytes must not be touched: every access throws a c10::Error with `text`.
+template <typename Storage = c10::StorageImpl>
+void forbid_access(Storage& storage, const std::string& text) {
+  if constexpr (kForbidsAccess<Storage>)
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(text);
+}
+template <typename Storage = c10::StorageImpl>
+void allow_access(Storage& storage) {
+  if constexpr (kForbidsAccess<Storage>) storage.clear_data_ptr_access_error_msg_();
 }
 
 }  // namespace tessera::compat
