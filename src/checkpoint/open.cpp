@@ -15,8 +15,8 @@ bool has_suffix(const ObjectInfo& file, std::string_view suffix) {
   return file.name.ends_with(suffix);
 }
 
-// By content, not by name: a zip is torch.save's, a small little-endian length and a brace is
-// safetensors.
+// By content, not by name: a zip or a pickle is torch.save's, a small little-endian length and a
+// brace is safetensors.
 CheckpointKind kind_of_file(const ByteSource& source) {
   if (source.size() == 0)
     throw Error(ErrorCode::incomplete, "the file is empty").at_path(source.name());
@@ -27,11 +27,7 @@ CheckpointKind kind_of_file(const ByteSource& source) {
   if (at(0) == 'P' && at(1) == 'K') return CheckpointKind::torch_file;
   if (have >= 9 && at(8) == '{') return CheckpointKind::safetensors;
   if (source.name().ends_with(".safetensors")) return CheckpointKind::safetensors;
-  if (at(0) == 0x80) {
-    throw Error(ErrorCode::unsupported,
-                "a pickle without a zip around it: torch.save's format before 1.6")
-        .at_path(source.name());
-  }
+  if (at(0) == 0x80) return CheckpointKind::torch_file;  // a stream from before torch 1.6
   if (source.name().ends_with(".pt") || source.name().ends_with(".pth"))
     return CheckpointKind::torch_file;
   throw Error(ErrorCode::corrupt, "neither a zip of torch.save nor a safetensors file")
