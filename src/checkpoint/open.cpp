@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 
+#include "checkpoint/rank_files.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -44,6 +45,12 @@ std::string_view to_string(CheckpointKind kind) noexcept {
       return "torch";
     case CheckpointKind::safetensors:
       return "safetensors";
+    case CheckpointKind::olmo_legacy:
+      return "olmo-legacy";
+    case CheckpointKind::olmo_local:
+      return "olmo-local";
+    case CheckpointKind::rank_files:
+      return "rank-files";
   }
   return "unknown";
 }
@@ -76,6 +83,9 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store) {
   const bool unfinished = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
     return has_suffix(file, ".distcp");
   });
+  if (has_local_files(files)) return open_local(std::move(store));
+  if (has_rank_files(files)) return open_rank_files(std::move(store));
+  if (has_world_size_files(files)) return open_world_size_files(std::move(store));
   std::erase_if(files, [](const ObjectInfo& file) {
     return !has_suffix(file, ".safetensors") || file.name.find('/') != std::string::npos;
   });
@@ -85,7 +95,7 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store) {
         .at_path(store->name());
   }
   throw Error(ErrorCode::not_found,
-              "no checkpoint in this directory: no .metadata, no *.safetensors")
+              "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt")
       .at_path(store->name());
 }
 

@@ -17,13 +17,16 @@
 
 namespace tessera::pickle {
 
-// Lists that a reader has no use for. A list that is the value of `key` in a dict being filled is
-// read as an empty one when it holds nothing but numbers, strings, containers and instances of
-// classes named in `classes` ("module name"); any other list is read as usual. What is skipped is
-// checked for well-formed opcodes and may be referred to from outside. Protocol 2 only, where
-// Python numbers what it may refer to.
+// Lists that a reader has no use for: attributes of objects. Such a list is read as an empty one
+// when it holds nothing but numbers, strings, containers and instances of `classes`; any other list
+// is read as usual. What is skipped is checked for well-formed opcodes and may be referred to from
+// outside. Protocol 2 only, where Python numbers what it may refer to. Classes are "module name".
 struct SkipRule {
-  std::string_view key;
+  struct Attribute {
+    std::string_view owner;  // the class
+    std::string_view name;
+  };
+  std::span<const Attribute> lists;
   std::span<const std::string_view> classes;
 };
 

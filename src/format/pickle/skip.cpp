@@ -14,6 +14,10 @@ namespace {
 
 using Kind = Value::Kind;
 
+std::string class_name(const Value& global) {
+  return global.global_module() + " " + global.global_name();
+}
+
 // Follows the items of a list from behind their mark to their APPENDS. Answers false, and the list
 // is read as usual, for anything that is not plain: the reader then says what is wrong, if
 // anything is.
@@ -185,14 +189,25 @@ bool Skipper::step(Op op) {
 
 }  // namespace
 
-// Before the mark's own values: a key, and the empty list that is its value.
+// On the stack: an object, the dict of its attributes, a mark, perhaps pairs, a key and the empty
+// list that is its value.
 bool Machine::may_skip() const {
   const std::size_t size = stack_.size();
-  if (size < 2 || cursor_.in_frame() || (!marks_.empty() && marks_.back() + 2 > size)) return false;
+  if (marks_.empty() || marks_.back() + 2 > size || marks_.back() < 2 || cursor_.in_frame()) {
+    return false;
+  }
   const Value& list = stack_[size - 1].value;
   const Value& key = stack_[size - 2].value;
-  return list.is(Kind::list) && list.size() == 0 && key.is(Kind::string) &&
-         key.as_string() == options_.skip->key;
+  const Value& owner = stack_[marks_.back() - 2].value;
+  if (!list.is(Kind::list) || list.size() != 0 || !key.is(Kind::string) ||
+      !owner.is(Kind::object) || !owner.as_object().callable.is(Kind::global)) {
+    return false;
+  }
+  return std::any_of(options_.skip->lists.begin(), options_.skip->lists.end(),
+                     [&](const SkipRule::Attribute& list_of) {
+                       return key.as_string() == list_of.name &&
+                              class_name(owner.as_object().callable) == list_of.owner;
+                     });
 }
 
 void Machine::skip_list() {
@@ -206,7 +221,7 @@ void Machine::skip_list() {
     // What no value was made for lies in a skipped list, where every name is one of the rule's.
     if (slot == nullptr) return !skipped_.empty();
     if (!slot->value.is(Kind::global)) return true;
-    const std::string name = slot->value.global_module() + " " + slot->value.global_name();
+    const std::string name = class_name(slot->value);
     const auto& classes = options_.skip->classes;
     return std::find(classes.begin(), classes.end(), name) != classes.end();
   });

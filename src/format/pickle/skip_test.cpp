@@ -10,11 +10,13 @@ namespace tessera::pickle {
 namespace {
 
 constexpr std::array<std::string_view, 2> kClasses = {"shard Shard", "torch device"};
+constexpr std::array<SkipRule::Attribute, 2> kLists = {
+    {{"shard Whole", "shards"}, {"shard Spec", "placements"}}};
 constexpr std::uint64_t kItems = 40;
 
 ReadOptions skipping() {
   ReadOptions options;
-  options.skip = SkipRule{"shards", kClasses};
+  options.skip = SkipRule{kLists, kClasses};
   return options;
 }
 
@@ -40,9 +42,23 @@ Value list_of_shards(const Value& cls = Value::global("shard", "Shard")) {
   return Value::list(std::move(items));
 }
 
+Value instance(const char* name, const char* attribute, Value list) {
+  Object object{
+      .callable = Value::global("shard", name), .arguments = Value::tuple(), .by_new = true};
+  object.state = Value::dict({{attribute, std::move(list)}, {"size", Value(7)}});
+  return Value::object(std::move(object));
+}
+
+Value whole(Value list) {
+  return instance("Whole", "shards", std::move(list));
+}
+
 Value tree_of(Value list, Value after) {
-  return Value::dict({{"first", Value::dict({{"shards", std::move(list)}, {"size", Value(7)}})},
-                      {"after", std::move(after)}});
+  return Value::dict({{"first", whole(std::move(list))}, {"after", std::move(after)}});
+}
+
+const Value& list_in(const Value& tree) {
+  return tree.at("first").as_object().state->at("shards");
 }
 
 TEST(PickleSkip, AListOfTheRuleIsReadAsAnEmptyOne) {
@@ -50,7 +66,7 @@ TEST(PickleSkip, AListOfTheRuleIsReadAsAnEmptyOne) {
   const Parsed parsed = read(bytes, skipping());
   EXPECT_EQ(parsed.consumed, bytes.size());
   EXPECT_EQ(parsed.value, tree_of(Value::list(), "text"));
-  EXPECT_EQ(read(bytes).value.at("first").at("shards").size(), kItems);
+  EXPECT_EQ(list_in(read(bytes).value).size(), kItems);
 }
 
 TEST(PickleSkip, WhatIsSkippedMayBeReferredToFromOutside) {
@@ -65,12 +81,16 @@ TEST(PickleSkip, ListsMayReferToEachOther) {
   const Value cls = Value::global("shard", "Shard");
   const Value first = list_of_shards(cls);
   const auto tree = [&](const Value& one, const Value& two) {
-    return Value::dict({{"a", Value::dict({{"shards", one}})},
-                        {"b", Value::dict({{"shards", two}})},
+    return Value::dict({{"a", whole(one)},
+                        {"b", whole(two)},
+                        {"c", instance("Spec", "placements", one)},
                         {"shared", first.items()[1]}});
   };
   const auto bytes = write(tree(first, list_of_shards(cls)));
-  EXPECT_EQ(read(bytes, skipping()).value, tree(Value::list(), Value::list()));
+  const Value read_back = read(bytes, skipping()).value;
+  EXPECT_EQ(read_back.at("a"), whole(Value::list()));
+  EXPECT_EQ(read_back.at("b"), whole(Value::list()));
+  EXPECT_EQ(read_back.at("shared"), first.items()[1]);
 }
 
 TEST(PickleSkip, OtherListsAreReadAsUsual) {
@@ -81,8 +101,11 @@ TEST(PickleSkip, OtherListsAreReadAsUsual) {
     const auto bytes = write(tree_of(list, "text"));
     EXPECT_EQ(read(bytes, skipping()).value, tree_of(list, "text"));
   }
-  const auto named = write(Value::dict({{"others", list_of_shards()}}));
-  EXPECT_EQ(read(named, skipping()).value.at("others").size(), kItems);
+  // Of no object, and an attribute of another name.
+  const Value others =
+      Value::tuple({Value::dict({{"shards", list_of_shards()}, {"size", Value(7)}}),
+                    instance("Whole", "others", list_of_shards())});
+  EXPECT_EQ(read(write(others), skipping()).value, others);
 }
 
 TEST(PickleSkip, ProtocolFourIsReadAsUsual) {
@@ -101,8 +124,7 @@ TEST(PickleSkip, DangerousCallsAreRefused) {
     const Value list = Value::list(
         {shard(1),
          Value::object({.callable = callable, .arguments = Value::tuple({Value("true")})})});
-    const auto bytes =
-        write(Value::dict({{"before", before}, {"in", Value::dict({{"shards", list}})}}));
+    const auto bytes = write(Value::dict({{"before", before}, {"in", whole(list)}}));
     const auto [code, threw] = test::thrown([&] { (void)read(bytes, skipping()); });
     ASSERT_TRUE(threw);
     EXPECT_EQ(code, ErrorCode::unsafe);

@@ -24,8 +24,12 @@ constexpr std::uint64_t kTextCap = 64;          // bytes of version and byteorde
 constexpr std::uint64_t kNewestVersion = 10;    // of the archive format, as PyTorch reads
 constexpr std::uint64_t kTarMagicOffset = 257;
 
-// The shard lists of F-04: what ShardedTensorMetadata says of all ranks.
-constexpr std::string_view kShardLists = "shards_metadata";
+// The shard lists of F-04: what a ShardedTensor says of all ranks.
+constexpr std::array<pickle::SkipRule::Attribute, 3> kShardLists = {{
+    {"torch.distributed._shard.sharded_tensor.metadata ShardedTensorMetadata", "shards_metadata"},
+    {"torch.distributed._shard.sharding_spec.chunk_sharding_spec ChunkShardingSpec", "placements"},
+    {"torch.distributed._shard.sharding_spec.api EnumerableShardingSpec", "shards"},
+}};
 constexpr std::array<std::string_view, 3> kShardClasses = {
     "torch.distributed._shard.metadata ShardMetadata",
     "torch.distributed.remote_device _remote_device",
@@ -75,7 +79,7 @@ class Reader {
     const zip::Entry& entry = *archive_.find(root_ + "data.pkl");
     const std::vector<std::byte> bytes = archive_.read(entry, kPickleCap);
     pickle::ReadOptions options;
-    if (wanted_.skip_shard_lists) options.skip = {kShardLists, kShardClasses};
+    if (wanted_.skip_shard_lists) options.skip = pickle::SkipRule{kShardLists, kShardClasses};
     options.persistent_load = [this](const Value& id) { return load_storage(id); };
     options.reduce = [](const Value& callable, const Value& arguments, Value& result) {
       return rebuild_tensor(callable, arguments, result);
