@@ -17,7 +17,14 @@
 
 namespace tessera {
 
-enum class CheckpointKind : std::uint8_t { dcp, torch_file, safetensors };
+enum class CheckpointKind : std::uint8_t {
+  dcp,
+  torch_file,
+  safetensors,
+  olmo_legacy,  // rank{r}.pt: sharded state dicts with "model"
+  olmo_local,   // {model,optim,train}/rank{r}.pt: flat parameters
+  rank_files,   // other files of one rank each: model_world_size_N_rank_R.pt, bare rank{r}.pt
+};
 [[nodiscard]] std::string_view to_string(CheckpointKind kind) noexcept;
 
 // An opened checkpoint: metadata is in memory, tensor bytes stay where they are.

@@ -116,6 +116,11 @@ ConvertReport convert(const std::string& source, const std::string& target,
     case CheckpointKind::safetensors:
       write_safetensors(job);
       break;
+    case CheckpointKind::olmo_legacy:
+    case CheckpointKind::olmo_local:
+    case CheckpointKind::rank_files:
+      throw Error(ErrorCode::unsupported, "checkpoints of this kind are read, not written: " +
+                                              std::string(to_string(options.to)));
   }
   meter.finish();
   report.io = counters.report();

@@ -17,6 +17,15 @@ struct Tree {
   std::unordered_map<const Tensor*, const Leaf*> sources;
 };
 
+// The source's own tree; tensors that have no storage to keep are streamed from their pieces.
+Tree own_tree(const ConvertJob& job) {
+  Tree tree{*job.source.root, {}};
+  for (const Leaf& leaf : job.leaves) {
+    if (leaf.value.is(Value::Kind::tensor)) tree.sources.emplace(&leaf.value.as_tensor(), &leaf);
+  }
+  return tree;
+}
+
 bool keeps_storages(const ConvertJob& job) {
   return job.source.root && job.leaves.size() == job.source.leaves.size();
 }
@@ -72,7 +81,7 @@ std::string root_of(const std::string& file) {
 }  // namespace
 
 void write_torch(const ConvertJob& job) {
-  const Tree tree = keeps_storages(job) ? Tree{*job.source.root, {}} : fresh_tree(job);
+  const Tree tree = keeps_storages(job) ? own_tree(job) : fresh_tree(job);
   torch_file::Writer archive(tree.value, root_of(job.name));
   const auto sink = job.store.create(job.name, job.if_exists, archive.size());
   for (const auto& segment : archive.fixed()) sink->write_at(segment.offset, segment.bytes);
