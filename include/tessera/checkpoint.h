@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,6 +38,9 @@ struct Checkpoint {
   std::string save_id;                // DCP: names this save; empty elsewhere or in old files
   int world_size = 0;                 // ranks whose files are there; 0: not known
   std::vector<std::string> warnings;  // what a careful reader should know (a stale side file, ...)
+  // What safetensors files say in `__metadata__`, where several differ the first one's; without
+  // what is about the files themselves.
+  std::map<std::string, std::string> metadata;
   [[nodiscard]] const Leaf* find(std::string_view name) const;  // null: absent
   // The whole as nested containers: a torch.save file's own tree, otherwise unflatten(leaves).
   [[nodiscard]] Value tree() const { return root ? *root : unflatten(leaves); }
@@ -45,13 +49,19 @@ struct Checkpoint {
   std::optional<Value> root;     // the tree, where the file holds one rather than names
 };
 
+struct OpenOptions {
+  // A longer safetensors header is `limit`; the reference library's own cap.
+  std::uint64_t header_limit = 100'000'000;  // bytes
+};
+
 // Detects the kind of a file or directory and reads its metadata. Proves that the pieces of every
 // tensor cover it exactly once (P-14) and that every file they name is there and long enough.
 // Throws `not_found` (no such path; a directory without a checkpoint in it), `corrupt`,
 // `incomplete`.
-[[nodiscard]] Checkpoint open_checkpoint(const std::string& path);
+[[nodiscard]] Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options = {});
 // The same for a store whose root is a checkpoint directory.
-[[nodiscard]] Checkpoint open_checkpoint(std::shared_ptr<Store> store);
+[[nodiscard]] Checkpoint open_checkpoint(std::shared_ptr<Store> store,
+                                         const OpenOptions& options = {});
 
 // Progress of long work: called by working threads, one call at a time, about ten times a second.
 struct Progress {

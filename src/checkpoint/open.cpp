@@ -61,35 +61,45 @@ const Leaf* Checkpoint::find(std::string_view name) const {
   return found == leaves.end() ? nullptr : &*found;
 }
 
-Checkpoint open_checkpoint(const std::string& path) {
+Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
     throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
   }
-  if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path));
+  if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path), options);
   const std::filesystem::path file(path);
   const auto store = posix_store(file.parent_path().string());
   const ObjectInfo object{file.filename().string(), static_cast<std::uint64_t>(status.st_size)};
+  if (object.name.ends_with(safetensors::kIndexSuffix))
+    return open_safetensors_index(store, object.name, options);
   Checkpoint checkpoint = kind_of_file(*store->open(object.name)) == CheckpointKind::torch_file
                               ? open_torch(store, object)
-                              : open_safetensors(store, {object});
+                              : open_safetensors(store, {object}, options);
   checkpoint.path = path;
   return checkpoint;
 }
 
-Checkpoint open_checkpoint(std::shared_ptr<Store> store) {
+Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options) {
   if (store->exists(kDcpMetadata)) return open_dcp(std::move(store));
   std::vector<ObjectInfo> files = store->list();
-  const bool unfinished = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
-    return has_suffix(file, ".distcp");
+  const auto any_ends_with = [&files](std::string_view suffix) {
+    return std::any_of(files.begin(), files.end(),
+                       [suffix](const ObjectInfo& file) { return has_suffix(file, suffix); });
+  };
+  const bool unfinished = any_ends_with(".distcp") || any_ends_with(".metadata.tmp");
+  const bool without_collectives =
+      std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
+        return file.name.starts_with("__") && has_suffix(file, kDcpMetadata);
+      });
+  if (without_collectives) return open_dcp(std::move(store));
+  const bool safetensors = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
+    return file.name.find('/') == std::string::npos &&
+           (has_suffix(file, ".safetensors") || has_suffix(file, safetensors::kIndexSuffix));
   });
   if (has_local_files(files)) return open_local(std::move(store));
   if (has_rank_files(files)) return open_rank_files(std::move(store));
   if (has_world_size_files(files)) return open_world_size_files(std::move(store));
-  std::erase_if(files, [](const ObjectInfo& file) {
-    return !has_suffix(file, ".safetensors") || file.name.find('/') != std::string::npos;
-  });
-  if (!files.empty()) return open_safetensors(std::move(store), files);
+  if (safetensors) return open_safetensors_directory(std::move(store), std::move(files), options);
   if (unfinished) {
     throw Error(ErrorCode::incomplete, "data files without a .metadata: the save never finished")
         .at_path(store->name());

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "format/dcp/dcp.h"
+#include "format/safetensors/index.h"
 #include "tessera/checkpoint.h"
 
 namespace tessera {
@@ -16,9 +18,23 @@ inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
 
 [[nodiscard]] Checkpoint open_dcp(std::shared_ptr<Store> store);
 [[nodiscard]] Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file);
-// One file, or all files of a directory: their tensors together.
+// All of these files together.
 [[nodiscard]] Checkpoint open_safetensors(std::shared_ptr<Store> store,
-                                          const std::vector<ObjectInfo>& files);
+                                          const std::vector<ObjectInfo>& files,
+                                          const OpenOptions& options = {});
+// The files that an index names.
+[[nodiscard]] Checkpoint open_safetensors_index(std::shared_ptr<Store> store,
+                                                const std::string& index,
+                                                const OpenOptions& options = {});
+// What a directory with these files holds: its index's set, its one file, or all of them.
+[[nodiscard]] Checkpoint open_safetensors_directory(std::shared_ptr<Store> store,
+                                                    std::vector<ObjectInfo> files,
+                                                    const OpenOptions& options = {});
+[[nodiscard]] safetensors::Index read_safetensors_index(const Store& store,
+                                                        const std::string& name);
+// What is wrong with the index's total_size; none: nothing, or it has none.
+[[nodiscard]] std::optional<std::string> index_total_fault(const safetensors::Index& index,
+                                                           const std::vector<Leaf>& leaves);
 
 [[nodiscard]] dcp::Metadata read_dcp_metadata(const Store& store);
 

@@ -3,6 +3,7 @@
 
 #include "base/parallel.h"
 #include "checkpoint/meter.h"
+#include "checkpoint/open.h"
 #include "checkpoint/reader.h"
 #include "tessera/error.h"
 
@@ -32,6 +33,12 @@ VerifyReport verify(const std::string& path, bool read_data, int threads,
   } catch (const Error& error) {
     report.findings.push_back({error.code(), error.what()});
     return report;
+  }
+  for (const ObjectInfo& file : checkpoint.files) {
+    if (!file.name.ends_with(safetensors::kIndexSuffix)) continue;
+    const safetensors::Index index = read_safetensors_index(*checkpoint.store, file.name);
+    if (auto fault = index_total_fault(index, checkpoint.leaves))
+      report.findings.push_back({ErrorCode::corrupt, std::move(*fault)});
   }
   std::vector<const Leaf*> tensors;
   for (const Leaf& leaf : checkpoint.leaves) {

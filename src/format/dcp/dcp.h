@@ -43,14 +43,20 @@ struct Metadata {
   std::string checkpoint_id;   // storage_meta; empty: none
   std::string save_id;
   bool has_planner_data = true;
+  std::vector<std::string> warnings;  // what decode() passed over
 };
 
-// Throws `corrupt` with the entry's name when items, chunks and entries do not fit together: an
-// item without an entry, a chunk without an item, a box outside its tensor, a path that leaves the
-// directory
-// (`unsafe`). `unsupported` for classes and dtypes that are not known. Coverage is not checked
-// here.
+// Throws `corrupt` with the entry's name when items, chunks and entries do not fit together: a box
+// outside its tensor, two items for a chunk; `incomplete` for a chunk without an item, `unsafe` for
+// a path that leaves the directory, `unsupported` for classes and dtypes that are not known. An
+// item without an entry is a warning. Coverage is not checked here.
 [[nodiscard]] Metadata decode(ByteView bytes);
+
+// What the ranks of a save without collectives (P-04) left together: entries in order of first
+// appearance, every chunk once, values and replicas from the lowest rank that has them. `ranks`
+// must not be empty. Throws `corrupt` when two ranks differ about a name's kind, shape, dtype or
+// chunks.
+[[nodiscard]] Metadata merge(std::vector<Metadata> ranks);
 
 // A `.metadata` that PyTorch loads (protocol 4).
 [[nodiscard]] std::vector<std::byte> encode(const Metadata& metadata);

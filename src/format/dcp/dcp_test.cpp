@@ -235,10 +235,40 @@ TEST(DcpMetadata, M07M08ItemsAndEntriesThatDoNotMatch) {
     return tree;
   };
   for (const std::size_t at : {0U, 1U, 2U}) {
-    EXPECT_EQ(refused(without("storage_data", at)), ErrorCode::corrupt);
+    EXPECT_EQ(refused(without("storage_data", at)), ErrorCode::incomplete);
   }
-  EXPECT_EQ(refused(without("state_dict_metadata", 0)), ErrorCode::corrupt);
-  EXPECT_EQ(refused(without("state_dict_metadata", 1)), ErrorCode::corrupt);
+  for (const std::size_t at : {0U, 1U}) {
+    const Metadata metadata = decode(pickle::write(
+        without("state_dict_metadata", at), {.protocol = 4, .persistent_id = {}, .reduce = {}}));
+    EXPECT_EQ(metadata.entries.size(), 1U);
+    EXPECT_EQ(metadata.warnings.size(), at == 0 ? 2U : 1U);  // the tensor has two items
+  }
+}
+
+// P-04: what the ranks of a save without collectives left.
+TEST(DcpMetadata, P04MergesRanks) {
+  const Metadata merged = merge({decode(test::golden("dcp/c2_nocoll_0.metadata")),
+                                 decode(test::golden("dcp/c2_nocoll_1.metadata"))});
+  ASSERT_EQ(merged.entries.size(), 9U);
+  EXPECT_EQ(merged.entries[0].name, "s0");
+  ASSERT_EQ(merged.entries[0].chunks.size(), 2U);
+  EXPECT_EQ(merged.entries[0].chunks[1].box, (Box{{3, 0}, {2, 3}}));
+  EXPECT_EQ(merged.entries[0].chunks[1].item.path, "__1_0.distcp");
+  EXPECT_EQ(merged.entries[2].chunks.size(), 1U);  // a replica
+  EXPECT_EQ(merged.entries[2].chunks[0].item.path, "__0_0.distcp");
+  EXPECT_EQ(merged.entries[6].item.path, "__0_0.distcp");  // a value
+}
+
+TEST(DcpMetadata, P04RanksThatContradictEachOther) {
+  const auto code = [](const std::function<void(Entry&)>& change) {
+    std::vector<Metadata> ranks = {small(), small()};
+    change(ranks[1].entries[0]);
+    return test::thrown([&] { (void)merge(std::move(ranks)); }).first;
+  };
+  EXPECT_EQ(code([](Entry& entry) { entry.dtype = DType::float16; }), ErrorCode::corrupt);
+  EXPECT_EQ(code([](Entry& entry) { entry.shape = {4, 2}; }), ErrorCode::corrupt);
+  EXPECT_EQ(code([](Entry& entry) { entry.is_tensor = false; }), ErrorCode::corrupt);
+  EXPECT_EQ(code([](Entry& entry) { entry.chunks[0].box.sizes = {1, 2}; }), ErrorCode::corrupt);
 }
 
 TEST(DcpMetadata, M01M11ClassesThatAreNotKnown) {

@@ -231,7 +231,11 @@ class Decoder {
       const std::string& name = attribute(index, "fqn", Kind::string).as_string();
       try {
         const auto entry = by_name_.find(name);
-        if (entry == by_name_.end()) corrupt("an item in a data file belongs to no entry");
+        if (entry == by_name_.end()) {
+          metadata_.warnings.push_back("an item in a data file belongs to no entry: " +
+                                       printable(name));
+          continue;
+        }
         place(entry->second, index, item_of(value));
       } catch (Error& error) {
         error.at_key(printable(name));
@@ -241,7 +245,9 @@ class Decoder {
   }
 
   static Item item_of(const Value& value) {
-    const Value& info = attributes(value, kFilesystemModule, "_StorageInfo");
+    const bool olmo = is_instance(value, kOlmoFilesystemModule, "_StorageInfo");
+    const Value& info =
+        attributes(value, olmo ? kOlmoFilesystemModule : kFilesystemModule, "_StorageInfo");
     Item item;
     item.path = attribute(info, "relative_path", Kind::string).as_string();
     require_contained(item.path);
@@ -299,7 +305,8 @@ class Decoder {
   void require_items() const {
     for (const Entry& entry : metadata_.entries) {
       const auto refuse = [&entry](const std::string& what) {
-        throw Error(ErrorCode::corrupt, what + " is in no data file").at_key(printable(entry.name));
+        throw Error(ErrorCode::incomplete, what + " is in no data file")
+            .at_key(printable(entry.name));
       };
       if (!entry.is_tensor && entry.item.path.empty()) refuse("the object");
       for (const Chunk& chunk : entry.chunks) {

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/endian.h"
+#include "format/safetensors/json_text.h"
 #include "format/safetensors/safetensors.h"
 #include "tessera/error.h"
 
@@ -49,76 +50,8 @@ void check_type(const Entry& entry) {
   }
 }
 
-// Length of the UTF-8 sequence at the start of `text`; 0 when it is not one.
-std::size_t sequence(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  const std::size_t size = first < 0x80   ? 1
-                           : first < 0xC2 ? 0
-                           : first < 0xE0 ? 2
-                           : first < 0xF0 ? 3
-                           : first < 0xF5 ? 4
-                                          : 0;
-  if (size == 0 || size > text.size()) return 0;
-  for (std::size_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  }
-  // Overlong forms, surrogates and code points beyond U+10FFFF show in the second byte.
-  if (first == 0xE0 && byte(1) < 0xA0) return 0;
-  if (first == 0xED && byte(1) > 0x9F) return 0;
-  if (first == 0xF0 && byte(1) < 0x90) return 0;
-  if (first == 0xF4 && byte(1) > 0x8F) return 0;
-  return size;
-}
-
-void append_string(std::string& out, std::string_view text) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  out += '"';
-  for (std::size_t i = 0; i < text.size();) {
-    const std::size_t size = sequence(text.substr(i));
-    if (size == 0) {
-      throw Error(ErrorCode::invalid_argument, "a safetensors name that is not UTF-8")
-          .at_key(std::string(text));
-    }
-    const char c = text[i];
-    switch (c) {
-      case '"':
-        out += "\\\"";
-        break;
-      case '\\':
-        out += "\\\\";
-        break;
-      case '\b':
-        out += "\\b";
-        break;
-      case '\f':
-        out += "\\f";
-        break;
-      case '\n':
-        out += "\\n";
-        break;
-      case '\r':
-        out += "\\r";
-        break;
-      case '\t':
-        out += "\\t";
-        break;
-      default:
-        if (size == 1 && static_cast<unsigned char>(c) < 0x20) {
-          out += "\\u00";
-          out += kHex[static_cast<unsigned char>(c) >> 4];
-          out += kHex[static_cast<unsigned char>(c) & 15];
-        } else {
-          out += text.substr(i, size);
-        }
-    }
-    i += size;
-  }
-  out += '"';
-}
-
 void append_entry(std::string& out, const Entry& entry) {
-  append_string(out, entry.name);
+  append_json(out, entry.name, JsonText::utf8);
   out += ":{\"dtype\":\"";
   out += info(entry.dtype).safetensors;
   out += "\",\"shape\":[";
@@ -161,9 +94,9 @@ std::vector<std::byte> encode_header(Header& header) {
     json += "\"__metadata__\":{";
     for (const auto& [key, value] : header.metadata) {
       if (json.back() != '{') json += ',';
-      append_string(json, key);
+      append_json(json, key, JsonText::utf8);
       json += ':';
-      append_string(json, value);
+      append_json(json, value, JsonText::utf8);
     }
     json += '}';
   }

@@ -1,0 +1,51 @@
+// What lies at the items of a DCP checkpoint (spec F-03b, P-21 to P-24).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "format/dcp/dcp.h"
+#include "format/safetensors/safetensors.h"
+#include "tessera/storage.h"
+#include "tessera/value.h"
+
+namespace tessera {
+
+// The data files that `.metadata` names, each opened at its first read.
+class DataFiles {
+ public:
+  explicit DataFiles(std::shared_ptr<Store> store);
+
+  // The chunk's bytes. Throws `incomplete` when the file is missing or ends before the item does,
+  // `io` when something else than a file has its name, `unsupported` for an unknown transform, and
+  // for chunks in the safetensors format `corrupt` when the file's own header says something else.
+  [[nodiscard]] std::shared_ptr<Storage> chunk(const dcp::Entry& entry, const dcp::Chunk& chunk);
+  // The value of a bytes item.
+  [[nodiscard]] Value value(const dcp::Entry& entry);
+  // Notes where an item ends that nobody reads.
+  void pass_over(const dcp::Item& item);
+  // The files that were asked for, sorted by name.
+  [[nodiscard]] std::vector<ObjectInfo> used() const;
+  // Files that go on after their last item.
+  [[nodiscard]] std::vector<std::string> warnings() const;
+
+ private:
+  // The header of the safetensors file that begins at an offset of a data file, and its end.
+  struct Body {
+    safetensors::Header header;
+    std::map<std::string, Shape> offsets;  // DCP_SHARDING_INFO's, by name
+  };
+  std::shared_ptr<const ByteSource> file(const dcp::Item& item, const std::string& key);
+  const Body& body(const dcp::Item& item, const std::shared_ptr<const ByteSource>& source);
+
+  std::shared_ptr<Store> store_;
+  std::map<std::string, std::uint64_t> sizes_;
+  std::map<std::string, std::shared_ptr<const ByteSource>> sources_;
+  std::map<std::string, std::uint64_t> ends_;  // of the last item in a file
+  std::map<std::pair<std::string, std::uint64_t>, Body> bodies_;
+};
+
+}  // namespace tessera

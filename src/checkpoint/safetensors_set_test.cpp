@@ -1,0 +1,179 @@
+// Sets of safetensors files: what an index and shards say, and what is wrong with damaged ones
+// (F-07, reliability J01 to J08).
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/test_support.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+
+const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
+const char* const kIndex = "/model.safetensors.index.json";
+const char* const kFirst = "/model-00001-of-00002.safetensors";
+const char* const kSecond = "/model-00002-of-00002.safetensors";
+
+std::string copy_of(const std::string& name) {
+  const std::string directory = temporary_directory() + "/c";
+  fs::copy(kGolden + name, directory, fs::copy_options::recursive);
+  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
+    fs::permissions(entry.path(), fs::perms::owner_write, fs::perm_options::add);
+  }
+  return directory;
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+void patch(const std::string& path, const std::string& from, const std::string& to) {
+  std::string text = text_of(path);
+  ASSERT_NE(text.find(from), std::string::npos);
+  write_text(path, text.replace(text.find(from), from.size(), to));
+}
+
+ErrorCode open_code(const std::string& path) {
+  return code_of([&] { (void)open_checkpoint(path); });
+}
+
+// The consolidated files come with the ranks' own in a folder: those are not counted again.
+TEST(SafetensorsSet, FollowsTheIndex) {
+  const Checkpoint checkpoint = open_checkpoint(kGolden + "c2_hf_cons");
+  EXPECT_EQ(checkpoint.leaves.size(), 7U);
+  EXPECT_EQ(checkpoint.files.size(), 3U);
+  EXPECT_TRUE(checkpoint.warnings.empty());
+  EXPECT_EQ(open_checkpoint(kGolden + "c2_hf_cons" + kIndex).leaves.size(), 7U);
+  EXPECT_TRUE(diff(checkpoint, open_checkpoint(kGolden + "c2_hf_cons/sharded")).size() ==
+              1U);
+}
+
+// consolidation turned the scalar 3 into 0; the shards still have it.
+TEST(SafetensorsSet, ShardsAreReadFromTheirOffsets) {
+  const Checkpoint checkpoint = open_checkpoint(kGolden + "c2_hf_dist");
+  EXPECT_EQ(checkpoint.world_size, 2);
+  const Value tree = load_all(checkpoint);
+  EXPECT_EQ(floats(tree.at("step").as_tensor()), std::vector<float>{3});
+  EXPECT_EQ(tree.at("s1").as_tensor().shape, (Shape{3, 4}));
+  EXPECT_EQ(floats(tree.at("s1").as_tensor()),
+            (std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  EXPECT_EQ(checkpoint.metadata, (std::map<std::string, std::string>{{"format", "pt"}}));
+}
+
+// P-27: PyTorch's reader counts both.
+TEST(SafetensorsSet, WholeTensorsComeBeforeShards) {
+  const std::string directory = copy_of("c2_hf_cons");
+  for (const auto& entry : fs::directory_iterator(directory + "/sharded")) {
+    fs::copy_file(entry.path(), directory / entry.path().filename());
+  }
+  const Checkpoint indexed = open_checkpoint(directory);
+  EXPECT_EQ(indexed.leaves.size(), 7U);
+  EXPECT_EQ(indexed.warnings.size(), 1U);
+  fs::remove(directory + kIndex);
+  const Checkpoint mixed = open_checkpoint(directory);
+  EXPECT_EQ(mixed.leaves.size(), 7U);
+  EXPECT_EQ(mixed.warnings.size(), 1U);
+  EXPECT_TRUE(diff(indexed, mixed).empty());
+}
+
+TEST(SafetensorsSet, ShardsOfTwoSavesInOneDirectory) {
+  const std::string missing = copy_of("c2_hf_dist");
+  fs::remove(missing + "/shard-00001-model-00001-of-00001.safetensors");
+  EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
+  const std::string twice = copy_of("c2_hf_dist");
+  fs::copy_file(twice + "/shard-00001-model-00001-of-00001.safetensors",
+                twice + "/old.safetensors");
+  EXPECT_EQ(open_code(twice), ErrorCode::conflict);
+  const std::string types = copy_of("c2_hf_dist");
+  patch(types + "/shard-00001-model-00001-of-00001.safetensors",
+        "\"dtype\":\"F32\",\"shape\":[3,3]", "\"dtype\":\"I32\",\"shape\":[3,3]");
+  EXPECT_EQ(open_code(types), ErrorCode::corrupt);
+}
+
+TEST(SafetensorsSet, J01AnIndexThatLeavesTheDirectory) {
+  const std::string directory = copy_of("c2_hf_cons");
+  patch(directory + kIndex, "model-00001-of-00002.safetensors", "../model.safetensors");
+  EXPECT_EQ(open_code(directory), ErrorCode::unsafe);
+}
+
+TEST(SafetensorsSet, J02FilesThatContradictTheIndex) {
+  const std::string two = copy_of("c2_hf_cons");
+  fs::copy_file(two + kFirst, two + kSecond, fs::copy_options::overwrite_existing);
+  EXPECT_EQ(open_code(two), ErrorCode::corrupt);
+  const std::string without = copy_of("c2_hf_cons");
+  patch(without + kIndex, "\"s0\"", "\"s9\"");
+  EXPECT_EQ(open_code(without), ErrorCode::incomplete);
+  const std::string elsewhere = copy_of("c2_hf_cons");
+  patch(elsewhere + kIndex, "\"s0\": \"model-00001", "\"s0\": \"model-00002");
+  EXPECT_EQ(open_code(elsewhere), ErrorCode::incomplete);
+  const std::string more = copy_of("c2_hf_cons");
+  patch(more + kIndex, "\"s0\": \"model-00001-of-00002.safetensors\",", "");
+  EXPECT_EQ(open_checkpoint(more).leaves.size(), 7U);
+  EXPECT_EQ(open_checkpoint(more).warnings.size(), 2U);  // and the sizes do not add up
+}
+
+TEST(SafetensorsSet, J03AWrongTotal) {
+  const std::string directory = copy_of("c2_hf_cons");
+  patch(directory + kIndex, "\"total_size\": 176", "\"total_size\": 177");
+  EXPECT_EQ(open_checkpoint(directory).warnings.size(), 1U);
+  const VerifyReport report = verify(directory);
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_EQ(report.findings[0].code, ErrorCode::corrupt);
+}
+
+TEST(SafetensorsSet, J07AShardThatIsTooShort) {
+  const std::string directory = copy_of("c2_hf_cons");
+  fs::resize_file(directory + kSecond, fs::file_size(directory + kSecond) - 1);
+  EXPECT_EQ(open_code(directory), ErrorCode::incomplete);
+}
+
+TEST(SafetensorsSet, J08FilesThatAreMissingOrTooMany) {
+  const std::string missing = copy_of("c2_hf_cons");
+  fs::remove(missing + kSecond);
+  EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
+  fs::remove(missing + kIndex);
+  EXPECT_EQ(open_code(missing), ErrorCode::incomplete);  // 1 of 2 by their names
+  fs::remove(missing + kFirst);
+  write_text(missing + kIndex, text_of(kGolden + "c2_hf_cons" + kIndex));
+  EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
+
+  const std::string both = copy_of("c2_hf_cons");
+  fs::copy_file(both + kFirst, both + "/model.safetensors");
+  const Checkpoint single = open_checkpoint(both);
+  EXPECT_EQ(single.leaves.size(), 2U);
+  EXPECT_EQ(single.warnings.size(), 1U);
+}
+
+TEST(SafetensorsSet, AnyNames) {
+  const std::string directory = copy_of("c2_hf_cons");
+  fs::rename(directory + kFirst, directory + "/one.safetensors");
+  fs::rename(directory + kSecond, directory + "/two.safetensors");
+  fs::remove(directory + kIndex);
+  EXPECT_EQ(open_checkpoint(directory).leaves.size(), 7U);
+}
+
+TEST(SafetensorsSet, SeveralIndices) {
+  const std::string directory = copy_of("c2_hf_cons");
+  fs::rename(directory + kIndex, directory + "/a.safetensors.index.json");
+  EXPECT_EQ(open_checkpoint(directory).leaves.size(), 7U);
+  fs::copy_file(directory + "/a.safetensors.index.json", directory + "/b.safetensors.index.json");
+  EXPECT_EQ(open_code(directory), ErrorCode::conflict);
+  EXPECT_EQ(open_checkpoint(directory + "/b.safetensors.index.json").leaves.size(), 7U);
+}
+
+TEST(SafetensorsSet, TheHeaderLimitIsTheCallers) {
+  OpenOptions options;
+  options.header_limit = 64;
+  EXPECT_EQ(code_of([&] { (void)open_checkpoint(kGolden + "c2_hf_cons", options); }),
+            ErrorCode::limit);
+}
+
+}  // namespace
+}  // namespace tessera
