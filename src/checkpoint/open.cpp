@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 
+#include "checkpoint/guard.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -65,8 +66,8 @@ Checkpoint open_checkpoint(const std::string& path) {
   }
   if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path));
   const std::filesystem::path file(path);
-  const auto store = posix_store(file.parent_path().string());
   const ObjectInfo object{file.filename().string(), static_cast<std::uint64_t>(status.st_size)};
+  const auto store = guard_file(posix_store(file.parent_path().string()), object);
   Checkpoint checkpoint = kind_of_file(*store->open(object.name)) == CheckpointKind::torch_file
                               ? open_torch(store, object)
                               : open_safetensors(store, {object});
@@ -76,6 +77,7 @@ Checkpoint open_checkpoint(const std::string& path) {
 
 Checkpoint open_checkpoint(std::shared_ptr<Store> store) {
   if (store->exists(kDcpMetadata)) return open_dcp(std::move(store));
+  store = guard_directory(std::move(store));
   std::vector<ObjectInfo> files = store->list();
   const bool unfinished = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
     return has_suffix(file, ".distcp");

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/checked.h"
+#include "checkpoint/guard.h"
 #include "checkpoint/lazy_source.h"
 #include "checkpoint/open.h"
 #include "format/torch/torch_file.h"
@@ -114,6 +115,7 @@ Checkpoint open_dcp(std::shared_ptr<Store> store) {
   checkpoint.producer =
       metadata.version.empty() ? "" : "torch.distributed.checkpoint " + metadata.version;
   checkpoint.save_id = metadata.save_id;
+  store = guard_dcp(std::move(store), metadata, checkpoint.warnings);
   DataFiles files(store);
   for (const dcp::Entry& entry : metadata.entries) {
     try {

@@ -3,6 +3,7 @@
 
 #include "checkpoint/lazy_source.h"
 #include "checkpoint/open.h"
+#include "checkpoint/seal.h"
 #include "checkpoint/value_json.h"
 #include "format/safetensors/safetensors.h"
 #include "format/torch/torch_file.h"
@@ -46,8 +47,9 @@ Checkpoint open_safetensors(std::shared_ptr<Store> store, const std::vector<Obje
   checkpoint.files = files;
   std::map<std::string, std::string> seen;  // tensor name -> file
   for (const ObjectInfo& file : files) {
-    const auto source = std::make_shared<LazySource>(store, file);
-    const safetensors::Header header = safetensors::read_header(*source);
+    const auto whole_file = std::make_shared<LazySource>(store, file);
+    const safetensors::Header header = safetensors::read_header(*whole_file);
+    const auto source = guard_safetensors(whole_file, header);
     for (const safetensors::Entry& entry : header.entries) {
       const auto [other, fresh] = seen.emplace(entry.name, file.name);
       if (!fresh) {
