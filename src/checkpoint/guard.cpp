@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include <fmt/format.h>
+
 #include "base/digest.h"
 #include "checkpoint/leftovers.h"
 #include "checkpoint/open.h"
@@ -67,8 +69,10 @@ void judge_other(const Store& store, const std::string& name, const dcp::Metadat
   }
   for (const std::string& file : named_files(metadata)) {
     if (!is_attempt_name(file) || !other.files.contains(file)) continue;
-    throw Error(ErrorCode::corrupt, "the side file " + name + " and .metadata both name " + file +
-                                        ", but are of different saves")
+    throw Error(
+        ErrorCode::corrupt,
+        fmt::format("the side file {} and .metadata both name {}, but are of different saves", name,
+                    file))
         .at_path(store.name() + "/" + std::string(kDcpMetadata));
   }
   warnings.push_back("the side file " + name + " belongs to another save and is ignored");
