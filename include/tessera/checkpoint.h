@@ -110,7 +110,8 @@ struct LoadOptions {
 // content.
 IoReport load(Value& tree, const std::string& path, Group& group, const LoadOptions& options = {});
 
-// A tree with every leaf of `checkpoint` in fresh memory owned by the tree.
+// A tree with every leaf of `checkpoint` in fresh memory owned by the tree. Every checksum of the
+// tensors' bytes is checked.
 [[nodiscard]] Value load_all(const Checkpoint& checkpoint, const LoadOptions& options = {});
 
 // Converting --------------------------------------------------------------------------------------
@@ -149,10 +150,26 @@ struct VerifyReport {
   std::uint64_t bytes_unchecked = 0;  // no checksum in the format
 };
 
-// Structure, coverage, sizes, and every checksum there is. With `read_data` false only what the
-// metadata can prove. A checkpoint that cannot be opened is a finding, not an exception.
+// Structure, coverage, sizes, and every checksum there is: all bytes of files with digests, the
+// CRC-32s of others. With `read_data` false only what the metadata can prove. A checkpoint that
+// cannot be opened is a finding, not an exception.
 [[nodiscard]] VerifyReport verify(const std::string& path, bool read_data = true, int threads = 2,
                                   const ProgressHook& progress = {});
+// The same for a checkpoint that is open.
+[[nodiscard]] VerifyReport verify(const Checkpoint& checkpoint, bool read_data = true,
+                                  int threads = 2, const ProgressHook& progress = {});
+
+struct SealReport {
+  bool was_sealed = false;  // all files had digests already: nothing was written
+  std::string side_file;    // its path; empty: the digests are inside the file
+  std::uint64_t files = 0;  // with digests
+  std::uint64_t bytes = 0;  // of these files
+};
+
+// Adds digests to a checkpoint that somebody else wrote: a side file in its directory, or beside a
+// single file (docs/formats/side-file.md). From then on every read of it is checked. Verifies it
+// first and throws the first finding: damage is not sealed. A second time only verifies.
+SealReport seal(const std::string& path, int threads = 2, const ProgressHook& progress = {});
 
 struct Difference {
   enum class Kind : std::uint8_t { missing, extra, shape, dtype, value, type };

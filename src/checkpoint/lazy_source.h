@@ -19,12 +19,17 @@ class LazySource final : public ByteSource {
 
   [[nodiscard]] std::uint64_t size() const override { return object_.size; }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
-    std::call_once(opened_, [this] { source_ = store_->open(object_.name); });
-    source_->read_at(offset, out);
+    source().read_at(offset, out);
   }
   [[nodiscard]] const std::string& name() const override { return name_; }
+  [[nodiscard]] bool checked() const override { return source().checked(); }
 
  private:
+  [[nodiscard]] const ByteSource& source() const {
+    std::call_once(opened_, [this] { source_ = store_->open(object_.name); });
+    return *source_;
+  }
+
   std::shared_ptr<const Store> store_;
   ObjectInfo object_;
   std::string name_;

@@ -1,39 +1,43 @@
 #include "checkpoint/leftovers.h"
 
 #include <algorithm>
-#include <set>
-#include <string>
+#include <optional>
 
+#include "checkpoint/guard.h"
 #include "checkpoint/open.h"
 
 namespace tessera {
-namespace {
 
 std::set<std::string> named_files(const dcp::Metadata& metadata) {
   std::set<std::string> named;
   for (const dcp::Entry& entry : metadata.entries) {
-    named.insert(entry.item.path);
+    if (!entry.is_tensor) named.insert(entry.item.path);
     for (const dcp::Chunk& chunk : entry.chunks) named.insert(chunk.item.path);
   }
   return named;
 }
 
-// `__{rank}_{n}_{attempt}.distcp`: torch's names lack the attempt.
-bool is_ours(const std::string& name) {
-  return std::count(name.begin(), name.end(), '_') == 4;
+bool is_attempt_name(std::string_view name) {
+  return name.starts_with("__") && name.ends_with(".distcp") &&
+         std::count(name.begin(), name.end(), '_') == 4;
 }
-
-}  // namespace
 
 void remove_leftovers(Store& store) {
   store.remove_unfinished();
-  const bool present = store.exists(kDcpMetadata);
-  const std::set<std::string> named =
-      present ? named_files(read_dcp_metadata(store)) : std::set<std::string>();
+  std::optional<std::set<std::string>> named;  // none: there is no `.metadata`
+  std::string side_file;
+  if (store.exists(kDcpMetadata)) {
+    const dcp::Metadata metadata = read_dcp_metadata(store);
+    named = named_files(metadata);
+    side_file = side_file_name(save_id_of(store, metadata));
+  }
+  const auto is_leftover = [&](const std::string& name) {
+    if (is_side_file_name(name)) return name != side_file;
+    if (!name.starts_with("__") || !name.ends_with(".distcp")) return false;
+    return named ? !named->contains(name) : is_attempt_name(name);
+  };
   for (const ObjectInfo& object : store.list()) {
-    if (!object.name.starts_with("__") || !object.name.ends_with(".distcp")) continue;
-    if (!named.contains(object.name) && (present || is_ours(object.name)))
-      store.remove(object.name);
+    if (is_leftover(object.name)) store.remove(object.name);
   }
 }
 

@@ -98,7 +98,9 @@ std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint) {
   return fits ? old : current;
 }
 
-void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, IoCounters& counters) {
+// With `whole` also what the reads could not check by themselves (views) is checked.
+void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, bool whole,
+          IoCounters& counters) {
   const Tensor& have = found.value.as_tensor();
   const Tensor& want = wanted.value.as_tensor();
   const std::int64_t count = numel(piece.slice);
@@ -130,6 +132,7 @@ void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, IoCounters&
           });
     }
   }
+  if (whole) reader.check_rest();
   counters.add(reader.report());
 }
 
@@ -150,7 +153,7 @@ void assign(Value& tree, const Path& path, const Value& value) {
   }
 }
 
-void read_tensors(const std::vector<Match>& matches, const LoadOptions& options,
+void read_tensors(const std::vector<Match>& matches, const LoadOptions& options, bool whole,
                   IoCounters& counters) {
   std::vector<Job> jobs;
   for (const Match& match : matches) {
@@ -161,7 +164,7 @@ void read_tensors(const std::vector<Match>& matches, const LoadOptions& options,
   }
   parallel_for(options.threads, jobs.size(), [&](std::size_t i) {
     const Match& match = *jobs[i].match;
-    fill(*match.found, *match.wanted, match.wanted->value.as_tensor().pieces[jobs[i].piece],
+    fill(*match.found, *match.wanted, match.wanted->value.as_tensor().pieces[jobs[i].piece], whole,
          counters);
   });
 }
@@ -179,7 +182,7 @@ IoReport load(Value& tree, const std::string& path, Group& group, const LoadOpti
   });
   IoCounters counters;
   agree(group, "reading a checkpoint", [&] {
-    read_tensors(matches, options, counters);
+    read_tensors(matches, options, false, counters);
     for (const Match& match : matches) {
       if (!match.wanted->value.is(Value::Kind::tensor))
         assign(tree, match.wanted->path, match.found->value);
@@ -205,7 +208,7 @@ Value load_all(const Checkpoint& checkpoint, const LoadOptions& options) {
     leaf.value = Value(std::move(tensor));
   }
   IoCounters counters;
-  read_tensors(match(leaves, checkpoint, options), options, counters);
+  read_tensors(match(leaves, checkpoint, options), options, true, counters);
   return unflatten(leaves);
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 
+#include "checkpoint/guard.h"
 #include "checkpoint/rank_files.h"
 #include "tessera/error.h"
 
@@ -68,8 +69,8 @@ Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) 
   }
   if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path), options);
   const std::filesystem::path file(path);
-  const auto store = posix_store(file.parent_path().string());
   const ObjectInfo object{file.filename().string(), static_cast<std::uint64_t>(status.st_size)};
+  const auto store = guard_file(posix_store(file.parent_path().string()), object);
   if (object.name.ends_with(safetensors::kIndexSuffix))
     return open_safetensors_index(store, object.name, options);
   Checkpoint checkpoint = kind_of_file(*store->open(object.name)) == CheckpointKind::torch_file
@@ -81,6 +82,7 @@ Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) 
 
 Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options) {
   if (store->exists(kDcpMetadata)) return open_dcp(std::move(store));
+  store = guard_directory(std::move(store));
   std::vector<ObjectInfo> files = store->list();
   const auto any_ends_with = [&files](std::string_view suffix) {
     return std::any_of(files.begin(), files.end(),

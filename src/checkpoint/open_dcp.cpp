@@ -3,6 +3,7 @@
 #include <set>
 
 #include "checkpoint/dcp_items.h"
+#include "checkpoint/guard.h"
 #include "checkpoint/open.h"
 #include "tessera/error.h"
 
@@ -106,6 +107,7 @@ Checkpoint open_dcp(std::shared_ptr<Store> store) {
   if (!merged && store->exists(rank_metadata(0))) {
     checkpoint.warnings.emplace_back("__{rank}.metadata files are passed over for .metadata");
   }
+  if (!merged) store = guard_dcp(std::move(store), metadata, checkpoint.warnings);
   DataFiles files(store);
   for (const dcp::Entry& entry : metadata.entries) {
     try {

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "checkpoint/lazy_source.h"
 #include "checkpoint/open.h"
+#include "checkpoint/seal.h"
 #include "checkpoint/sharding_info.h"
 #include "checkpoint/value_json.h"
 #include "format/safetensors/index.h"
@@ -40,6 +41,7 @@ Part read_part(const std::shared_ptr<Store>& store, const ObjectInfo& file,
                const OpenOptions& options) {
   Part part{file, std::make_shared<LazySource>(store, file), {}, {}};
   part.header = safetensors::read_header(*part.source, options.header_limit);
+  part.source = guard_safetensors(part.source, part.header);
   try {
     part.offsets = sharding_offsets(part.header.metadata);
   } catch (Error& error) {
@@ -120,7 +122,7 @@ Leaf leaf_of(const Found& found, bool indexed) {
 
 // Which metadata is about the files rather than about their content.
 bool is_about_files(const std::string& key) {
-  return key == kTreeKey || key == kShardingKey || key == "DCP_VERSION";
+  return key == kTreeKey || key == kShardingKey || key == "DCP_VERSION" || is_digest_key(key);
 }
 
 // `index` null: the files are all there is to it.

@@ -208,6 +208,7 @@ void TensorReader::read_strided(Source& source, const Copy& copy, std::byte* out
 void TensorReader::check_rest() {
   for (const auto& source : sources_) {
     if (!source || source->checked || source->piece.storage->data != nullptr) continue;
+    if (source->piece.storage->source->checked()) continue;  // by digests, whatever was read of it
     if (check_storage(*source->piece.storage, name_)) source->checked = true;
   }
 }
@@ -231,7 +232,9 @@ IoReport TensorReader::report() const {
   for (const auto& source : sources_) {
     if (!source) continue;
     report.bytes_read += source->read;
-    if (!source->checked) report.bytes_unchecked += source->read;
+    const Storage& storage = *source->piece.storage;
+    const bool checked = source->checked || (storage.source && storage.source->checked());
+    if (!checked) report.bytes_unchecked += source->read;
   }
   return report;
 }

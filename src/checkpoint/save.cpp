@@ -3,12 +3,14 @@
 //   (P-12..P-14);
 //   2. every rank writes its data files `__{rank}_{n}_{attempt}.distcp`, durable and complete;
 //   3. every rank reports where its items are;
-//   4. rank 0 publishes `.metadata` in one rename: the commit;
+//   4. rank 0 writes the side file with everybody's digests, durable, and then publishes
+//   `.metadata` in one rename: the commit.
 // Before 1, rank 0 removes what the save before last left: files that the present `.metadata` does
 // not name. What this save replaces stays until the next one, for readers that still follow it. A
 // failure in any step reaches every rank (P-03) before the next one begins. Until 4 an older
 // checkpoint in the directory is untouched, and a crash leaves at most files that nobody names.
 #include <algorithm>
+#include <mutex>
 
 #include "base/parallel.h"
 #include "base/random_id.h"
@@ -17,6 +19,7 @@
 #include "checkpoint/open.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/save_plan.h"
+#include "checkpoint/seal.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 
@@ -126,8 +129,8 @@ class Saver {
   std::vector<WrittenItem> write_file(std::size_t file, const std::vector<std::size_t>& items) {
     const std::string name = "__" + std::to_string(group_.rank()) + "_" + std::to_string(file) +
                              "_" + attempt_ + ".distcp";
-    const auto sink = store_->create(name, IfExists::fail);
-    ItemWriter writer(*sink, name, kWindow);
+    DigestSink sink(store_->create(name, IfExists::fail));
+    ItemWriter writer(sink, name, kWindow);
     std::vector<WrittenItem> written;
     for (const std::size_t index : items) {
       const WriteItem& item = proposal_[index];
@@ -141,15 +144,18 @@ class Saver {
       written.push_back({index, writer.tensor(item.dtype, item.box.sizes, item.requires_grad,
                                               elements_of(tensor, item, reader))});
     }
-    sink->commit();
+    sink.commit();
     IoReport report;
     report.bytes_written = writer.written();
     counters_.add(report);
+    const std::lock_guard lock(mutex_);
+    digests_[name] = {writer.written(), sink.digests(), 0};
     return written;
   }
 
   void commit() {
     const std::vector<Bytes> messages = group_.gather(encode_written(written_));
+    const std::vector<Bytes> digests_messages = group_.gather(encode_digests(digests_));
     agree(group_, "committing a checkpoint", [&] {
       if (!leads()) return;
       std::vector<std::vector<WrittenItem>> written;
@@ -157,9 +163,9 @@ class Saver {
       dcp::Metadata metadata = metadata_of(proposals_, written);
       metadata.version = "1.0.0";
       metadata.checkpoint_id = store_->name();
-      metadata.save_id = random_uuid();
-      put(*store_, kDcpMetadata, dcp::encode(metadata),
-          options_.overwrite ? IfExists::replace : IfExists::fail);
+      for (const Bytes& message : digests_messages) digests_.merge(decode_digests(message));
+      commit_dcp(*store_, metadata, std::move(digests_),
+                 options_.overwrite ? IfExists::replace : IfExists::fail);
     });
   }
 
@@ -173,6 +179,8 @@ class Saver {
   std::vector<WrittenItem> written_;
   std::vector<std::vector<WriteItem>> proposals_;  // rank 0: everybody's
   IoCounters counters_;
+  std::mutex mutex_;
+  DigestsByName digests_;  // of this rank's files; guarded by mutex_ while they are written
 };
 
 }  // namespace

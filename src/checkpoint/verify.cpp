@@ -1,39 +1,99 @@
 #include <algorithm>
+#include <map>
 #include <mutex>
 
 #include "base/parallel.h"
+#include "checkpoint/lazy_source.h"
 #include "checkpoint/meter.h"
 #include "checkpoint/open.h"
 #include "checkpoint/reader.h"
+#include "io/block_digests.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
-// Reads one tensor's storages whole; returns bytes with and without a checksum.
-std::pair<std::uint64_t, std::uint64_t> check_tensor(const Leaf& leaf) {
+constexpr std::uint64_t kPart = 64 * kDigestBlock;  // bytes of a file that one thread takes at once
+
+// Part of a file with digests.
+struct FilePart {
+  std::shared_ptr<const ByteSource> source;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+// The files whose bytes are checked by digests as they are read: those of the store, and those
+// whose digests only the tensors' sources know (safetensors).
+std::vector<FilePart> checked_parts(const Checkpoint& checkpoint) {
+  std::map<std::string, std::shared_ptr<const ByteSource>> sources;
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    for (const Piece& piece : leaf.value.as_tensor().pieces) {
+      if (piece.storage && piece.storage->source)
+        sources.emplace(piece.storage->source->name(), piece.storage->source);
+    }
+  }
+  for (const ObjectInfo& file : checkpoint.files) {
+    auto source = std::make_shared<LazySource>(checkpoint.store, file);
+    const std::string& name = source->name();
+    sources.emplace(name, std::move(source));
+  }
+  std::vector<FilePart> parts;
+  for (const auto& [name, source] : sources) {
+    if (!source->checked()) continue;
+    for (std::uint64_t at = 0; at < source->size(); at += kPart)
+      parts.push_back({source, at, std::min(at + kPart, source->size())});
+  }
+  return parts;
+}
+
+// What one piece of work found.
+struct Checked {
+  std::uint64_t bytes = 0;
+  std::uint64_t bytes_unchecked = 0;
+};
+
+Checked check_part(const FilePart& part) {
+  Checked checked;
+  std::vector<std::byte> window(static_cast<std::size_t>(kDigestBlock));
+  for (std::uint64_t at = part.begin; at < part.end; at += window.size()) {
+    const auto bytes = MutableByteView(window).first(
+        static_cast<std::size_t>(std::min<std::uint64_t>(window.size(), part.end - at)));
+    part.source->read_at(at, bytes);
+    checked.bytes += bytes.size();
+  }
+  return checked;
+}
+
+// Reads one tensor's storages whole, unless their files are checked as files.
+Checked check_tensor(const Leaf& leaf) {
   const Tensor& tensor = leaf.value.as_tensor();
-  std::pair<std::uint64_t, std::uint64_t> bytes{0, 0};
+  Checked checked;
   for (const Piece& piece : tensor.pieces) {
     const Piece raw = decoded_piece(tensor, piece, leaf.name);
-    const bool checked = check_storage(*raw.storage, leaf.name);
-    (checked ? bytes.first : bytes.second) += raw.storage->size;
+    if (raw.storage->source && raw.storage->source->checked()) continue;
+    const bool has_checksum = check_storage(*raw.storage, leaf.name);
+    (has_checksum ? checked.bytes : checked.bytes_unchecked) += raw.storage->size;
   }
-  return bytes;
+  return checked;
 }
 
 }  // namespace
 
 VerifyReport verify(const std::string& path, bool read_data, int threads,
                     const ProgressHook& progress) {
-  VerifyReport report;
-  Checkpoint checkpoint;
   try {
-    checkpoint = open_checkpoint(path);
+    return verify(open_checkpoint(path), read_data, threads, progress);
   } catch (const Error& error) {
+    VerifyReport report;
     report.findings.push_back({error.code(), error.what()});
     return report;
   }
+}
+
+VerifyReport verify(const Checkpoint& checkpoint, bool read_data, int threads,
+                    const ProgressHook& progress) {
+  VerifyReport report;
   for (const ObjectInfo& file : checkpoint.files) {
     if (!file.name.ends_with(safetensors::kIndexSuffix)) continue;
     const safetensors::Index index = read_safetensors_index(*checkpoint.store, file.name);
@@ -46,26 +106,27 @@ VerifyReport verify(const std::string& path, bool read_data, int threads,
   }
   report.tensors = tensors.size();
   if (!read_data) return report;
-  Meter meter(progress, tensor_bytes(checkpoint.leaves));
+  const std::vector<FilePart> parts = checked_parts(checkpoint);
+  std::uint64_t total = parts.empty() ? tensor_bytes(checkpoint.leaves) : 0;
+  for (const FilePart& part : parts) total += part.end - part.begin;
+  Meter meter(progress, total);
   std::mutex mutex;
-  std::vector<std::pair<std::string, Finding>> found;  // guarded by mutex
-  parallel_for(threads, tensors.size(), [&](std::size_t i) {
-    std::pair<std::uint64_t, std::uint64_t> bytes{0, 0};
-    std::optional<Finding> finding;
+  std::vector<std::optional<Finding>> found(parts.size() + tensors.size());  // by piece of work
+  parallel_for(threads, found.size(), [&](std::size_t i) {
+    Checked checked;
     try {
-      bytes = check_tensor(*tensors[i]);
+      checked = i < parts.size() ? check_part(parts[i]) : check_tensor(*tensors[i - parts.size()]);
     } catch (const Error& error) {
-      finding = Finding{error.code(), error.what()};
+      found[i] = Finding{error.code(), error.what()};
     }
-    meter.add(bytes.first + bytes.second);
+    meter.add(checked.bytes + checked.bytes_unchecked);
     const std::lock_guard lock(mutex);
-    report.bytes += bytes.first;
-    report.bytes_unchecked += bytes.second;
-    if (finding) found.emplace_back(tensors[i]->name, *finding);
+    report.bytes += checked.bytes;
+    report.bytes_unchecked += checked.bytes_unchecked;
   });
-  std::sort(found.begin(), found.end(),
-            [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (auto& [name, finding] : found) report.findings.push_back(std::move(finding));
+  for (auto& finding : found) {
+    if (finding) report.findings.push_back(std::move(*finding));
+  }
   meter.finish();
   return report;
 }

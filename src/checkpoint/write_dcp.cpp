@@ -7,6 +7,7 @@
 #include "checkpoint/leftovers.h"
 #include "checkpoint/open.h"
 #include "checkpoint/save_plan.h"
+#include "checkpoint/seal.h"
 #include "checkpoint/targets.h"
 #include "tessera/error.h"
 
@@ -60,17 +61,21 @@ void write_dcp(const ConvertJob& job) {
   const std::size_t files = std::min<std::size_t>(static_cast<std::size_t>(job.threads),
                                                   std::max<std::size_t>(items.size(), 1));
   std::vector<std::vector<WrittenItem>> by_file(files);
+  DigestsByName digests;
+  std::mutex mutex;  // guards digests
   parallel_for(job.threads, files, [&](std::size_t file) {
     const std::string name = "__0_" + std::to_string(file) + "_" + attempt + ".distcp";
-    const auto sink = job.store.create(name, IfExists::fail);
-    ItemWriter writer(*sink, name, job.window);
+    DigestSink sink(job.store.create(name, IfExists::fail));
+    ItemWriter writer(sink, name, job.window);
     for (std::size_t i = file; i < items.size(); i += files) {
       by_file[file].push_back(write_item(job, items[i], i, writer));
     }
-    sink->commit();
+    sink.commit();
     IoReport report;
     report.bytes_written = writer.written();
     job.counters.add(report);
+    const std::lock_guard lock(mutex);
+    digests[name] = {writer.written(), sink.digests(), 0};
   });
   std::vector<std::vector<WrittenItem>> written(1);
   for (const auto& part : by_file) written[0].insert(written[0].end(), part.begin(), part.end());
@@ -79,8 +84,7 @@ void write_dcp(const ConvertJob& job) {
   dcp::Metadata metadata = metadata_of(proposals, written);
   metadata.version = "1.0.0";
   metadata.checkpoint_id = job.store.name();
-  metadata.save_id = random_uuid();
-  put(job.store, kDcpMetadata, dcp::encode(metadata), job.if_exists);
+  commit_dcp(job.store, metadata, std::move(digests), job.if_exists);
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #include <map>
 
 #include "base/parallel.h"
+#include "checkpoint/seal.h"
 #include "checkpoint/targets.h"
 #include "checkpoint/value_json.h"
 #include "format/safetensors/safetensors.h"
@@ -24,17 +25,18 @@ void write_safetensors(const ConvertJob& job) {
   }
   header.metadata["format"] = "pt";
   header.metadata[kTreeKey] = encode_tree(job.leaves, job.report.values_in_metadata);
-  const std::vector<std::byte> head = safetensors::encode_header(header);
+  reserve_digests(header);
+  std::vector<std::byte> head = safetensors::encode_header(header);
   const std::uint64_t size =
       header.data_offset + (header.entries.empty() ? 0 : header.entries.back().end);
-  const auto sink = job.store.create(job.name, job.if_exists, size);
-  sink->write_at(0, head);
+  DigestSink sink(job.store.create(job.name, job.if_exists, size), header.data_offset);
   parallel_for(job.threads, header.entries.size(), [&](std::size_t i) {
     const safetensors::Entry& entry = header.entries[i];
-    stream_tensor(job, entry.name, *tensors.at(entry.name), *sink,
-                  header.data_offset + entry.begin);
+    stream_tensor(job, entry.name, *tensors.at(entry.name), sink, header.data_offset + entry.begin);
   });
-  sink->commit();
+  fill_digests(head, sink.digests());
+  sink.write_at(0, head);
+  sink.commit();
   IoReport report;
   report.bytes_written = size;
   job.counters.add(report);

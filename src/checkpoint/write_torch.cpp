@@ -65,6 +65,8 @@ std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, Byte
   }
   IoReport report;
   report.bytes_needed = report.bytes_read = storage.size;
+  const bool has_crc = storage.crc32 && *storage.crc32 != 0;
+  if (!has_crc && !storage.source->checked()) report.bytes_unchecked = storage.size;
   job.counters.add(report);
   return crc;
 }

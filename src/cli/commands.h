@@ -31,6 +31,7 @@ void add_ls(CLI::App& app, Common& common, Action& action);
 void add_stat(CLI::App& app, Common& common, Action& action);
 void add_verify(CLI::App& app, Common& common, Action& action);
 void add_diff(CLI::App& app, Common& common, Action& action);
+void add_seal(CLI::App& app, Common& common, Action& action);
 void add_convert(CLI::App& app, Common& common, Action& action);
 
 }  // namespace tessera::cli

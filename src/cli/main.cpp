@@ -18,6 +18,7 @@ constexpr const char* kExamples = R"(
 Examples:
   tessera ls checkpoint/                         one line a tensor
   tessera verify checkpoint/                     structure, coverage, checksums
+  tessera seal checkpoint/                       digests for what PyTorch wrote
   tessera convert checkpoint/ model.safetensors  one file, streamed, bounded memory
   tessera convert model.pt checkpoint/ --to dcp  a distributed checkpoint
   tessera diff checkpoint/ model.safetensors     by name, bit for bit
@@ -39,6 +40,7 @@ int run(int argc, char** argv) {
   add_ls(app, common, action);
   add_stat(app, common, action);
   add_verify(app, common, action);
+  add_seal(app, common, action);
   add_diff(app, common, action);
   add_convert(app, common, action);
   try {

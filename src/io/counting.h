@@ -20,6 +20,7 @@ class CountingSource final : public ByteSource {
     source_->read_at(offset, out);
   }
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
+  [[nodiscard]] bool checked() const override { return source_->checked(); }
 
   // What was asked for so far, failed reads included.
   [[nodiscard]] std::uint64_t calls() const noexcept { return calls_; }

@@ -55,6 +55,7 @@ class FaultySource final : public ByteSource {
     source_->read_at(offset, out);
   }
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
+  [[nodiscard]] bool checked() const override { return source_->checked(); }
 
  private:
   std::shared_ptr<const ByteSource> source_;

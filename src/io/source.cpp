@@ -34,6 +34,7 @@ class SliceSource final : public ByteSource {
     source_->read_at(offset_ + offset, out);
   }
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
+  [[nodiscard]] bool checked() const override { return source_->checked(); }
 
  private:
   std::shared_ptr<const ByteSource> source_;

@@ -108,6 +108,19 @@ class CommandLine(unittest.TestCase):
             found += done.returncode != 0
         self.assertGreater(found, 10)
 
+    def test_seal_and_then_every_read_is_checked(self):
+        done = tessera("seal", self.dcp)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertTrue(done.stdout.startswith("sealed: digests of 3 files"), done.stdout)
+        self.assertTrue(json.loads(tessera("seal", self.dcp, "--json").stdout)["was_sealed"])
+        rows = json.loads(tessera("verify", self.dcp, "--json").stdout)
+        self.assertEqual((rows["ok"], rows["bytes_without_checksum"]), (True, 0))
+        data = self.dcp / "__1_0.distcp"
+        data.write_bytes(data.read_bytes()[:-1] + b"\xff")  # the end of a zip, which no CRC-32 covers
+        self.refused("corrupt", "verify", self.dcp, exit_code=1)
+        self.refused("corrupt", "convert", self.dcp, self.work / "a.pt")
+        self.refused("corrupt", "seal", self.dcp)
+
     def test_control_characters_stay_out_of_the_terminal(self):
         source = self.work / "evil.safetensors"
         header = json.dumps({"a\u001b[31m\u202eb": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()

@@ -1,0 +1,53 @@
+// The side file: what Tessera knows of a checkpoint and the checkpoint's own format cannot say
+// (docs/formats/side-file.md).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/block_digests.h"
+#include "tessera/io.h"
+
+namespace tessera {
+
+struct FileDigests {
+  std::uint64_t size = 0;    // bytes
+  Digests blocks;            // of `size` bytes, or of those behind `origin`
+  std::uint64_t origin = 0;  // where block 0 begins; always 0 in a side file
+};
+// What we call ourselves in the files that we write.
+[[nodiscard]] std::string own_producer();
+
+using DigestsByName = std::map<std::string, FileDigests>;  // object name -> digests
+
+struct SideFile {
+  std::string save_id;   // the save it belongs to; empty where saves have no id
+  std::string producer;  // who computed the digests
+  DigestsByName files;
+};
+
+// Beside a `.metadata` whose save has this id.
+[[nodiscard]] std::string side_file_name(const std::string& save_id);
+[[nodiscard]] bool is_side_file_name(std::string_view name);  // of any save
+// In a directory without `.metadata`, and beside a single file.
+inline constexpr std::string_view kDirectorySideFile = "tessera-digests.json";
+inline constexpr std::string_view kSideFileSuffix = ".tessera.json";
+
+[[nodiscard]] std::string encode_side_file(const SideFile& side_file);
+// Throws `corrupt` for anything that encode_side_file did not write, a changed byte included, and
+// `unsupported` for a later version.
+[[nodiscard]] SideFile decode_side_file(std::string_view text);
+
+// `text` with the digest of itself in the place of the 16 digits at `at`, which count as zeros.
+void stamp_checksum(std::string& text, std::size_t at);
+// Whether those digits are the digest.
+[[nodiscard]] bool has_checksum(std::string_view text, std::size_t at);
+
+// Digests as 16 hex digits each, in one string, and back; `corrupt` for anything else.
+[[nodiscard]] std::string digests_text(const Digests& digests);
+[[nodiscard]] Digests digests_of_text(std::string_view text);
+
+}  // namespace tessera

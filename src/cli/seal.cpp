@@ -1,0 +1,65 @@
+// tessera seal: digests for a checkpoint that somebody else wrote.
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "value/render.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Options {
+  std::string path;
+  int threads = 2;
+};
+
+int seal(const Options& options, const Common& common) {
+  SealReport report;
+  {
+    ProgressBar bar("seal", common);
+    report = tessera::seal(options.path, options.threads, bar.hook());
+  }
+  if (common.json) {
+    nlohmann::ordered_json json;
+    json["was_sealed"] = report.was_sealed;
+    json["side_file"] = report.side_file;
+    json["files"] = report.files;
+    json["bytes"] = report.bytes;
+    fmt::print("{}\n", json.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+  } else if (report.was_sealed) {
+    fmt::print("ok: sealed already, {} checked\n", human_bytes(report.bytes));
+  } else {
+    fmt::print("sealed: digests of {} files, {}, in {}\n", report.files, human_bytes(report.bytes),
+               printable(report.side_file));
+  }
+  return kDone;
+}
+
+constexpr const char* kExamples = R"(
+Writes one file of digests beside the checkpoint's own files, which stay as they are. From then on
+every read of the checkpoint by tessera is checked, also of parts of a tensor. A checkpoint with
+damage is refused; one that is sealed already is only verified.
+
+Examples:
+  tessera seal checkpoint/        tessera-SAVE_ID.json in the directory
+  tessera seal model.safetensors  model.safetensors.tessera.json beside the file)";
+
+}  // namespace
+
+void add_seal(CLI::App& app, Common& common, Action& action) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("seal", "Adds digests to a checkpoint that someone else wrote");
+  command->footer(kExamples);
+  command->add_option("checkpoint", options->path, "file or directory")->required();
+  command->add_option("--threads", options->threads, "reading threads")->check(CLI::Range(1, 1024));
+  add_common(*command, common);
+  command->callback(
+      [=, &common, &action] { action = [=, &common] { return seal(*options, common); }; });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,106 @@
+#include "io/checked_source.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/digest.h"
+#include "io/range.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+// The block that a thread read last, of whichever source.
+struct LastBlock {
+  std::uint64_t source = 0;  // its id; 0: none
+  std::uint64_t block = 0;
+  std::vector<std::byte> bytes;
+};
+
+LastBlock& last_block() {
+  thread_local LastBlock last;
+  return last;
+}
+
+std::uint64_t fresh_id() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1);
+}
+
+}  // namespace
+
+CheckedSource::CheckedSource(std::shared_ptr<const ByteSource> source, Digests digests,
+                             std::uint64_t origin)
+    : source_(std::move(source)),
+      digests_(std::move(digests)),
+      origin_(origin),
+      id_(fresh_id()),
+      good_(digests_.size()) {
+  const std::uint64_t size = source_->size();
+  const std::uint64_t blocks = size < origin_ ? 0 : digest_blocks(size - origin_);
+  if (size < origin_ || blocks != digests_.size()) {
+    throw Error(blocks < digests_.size() ? ErrorCode::incomplete : ErrorCode::corrupt,
+                "there are digests for " + std::to_string(digests_.size()) +
+                    " blocks, the object has " + std::to_string(blocks))
+        .at_path(source_->name());
+  }
+}
+
+void CheckedSource::check(std::uint64_t block, ByteView bytes) const {
+  if (digest64(bytes) != digests_[block]) {
+    throw Error(ErrorCode::corrupt, "the block of " + std::to_string(bytes.size()) +
+                                        " bytes here differs from its recorded digest")
+        .at_path(name())
+        .at_offset(origin_ + block * kDigestBlock);
+  }
+  good_[block].store(true, std::memory_order_relaxed);
+}
+
+void CheckedSource::read_at(std::uint64_t offset, MutableByteView out) const {
+  require_range(*this, offset, out.size());
+  if (offset < origin_) {
+    const auto head =
+        out.first(static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), origin_ - offset)));
+    source_->read_at(offset, head);
+    out = out.subspan(head.size());
+    offset += head.size();
+  }
+  while (!out.empty()) {
+    const std::uint64_t block = (offset - origin_) / kDigestBlock;
+    const std::uint64_t within = (offset - origin_) % kDigestBlock;
+    const std::uint64_t block_size =
+        std::min(kDigestBlock, size() - origin_ - block * kDigestBlock);
+    const auto part = out.first(
+        static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), block_size - within)));
+    if (part.size() == block_size) {
+      source_->read_at(offset, part);
+      check(block, part);
+    } else {
+      read_part(block, within, part);
+    }
+    out = out.subspan(part.size());
+    offset += part.size();
+  }
+}
+
+void CheckedSource::read_part(std::uint64_t block, std::uint64_t within,
+                              MutableByteView out) const {
+  const std::uint64_t begin = origin_ + block * kDigestBlock;
+  LastBlock& last = last_block();
+  if (last.source != id_ || last.block != block) {
+    if (good_[block].load(std::memory_order_relaxed)) {
+      source_->read_at(begin + within, out);
+      return;
+    }
+    last.source = 0;  // until the bytes are found good
+    last.bytes.resize(static_cast<std::size_t>(std::min(kDigestBlock, size() - begin)));
+    source_->read_at(begin, last.bytes);
+    check(block, last.bytes);
+    last.source = id_;
+    last.block = block;
+  }
+  std::memcpy(out.data(), last.bytes.data() + within, out.size());
+}
+
+}  // namespace tessera

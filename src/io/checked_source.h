@@ -1,0 +1,41 @@
+// A source that compares what it reads with recorded digests.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "io/block_digests.h"
+#include "tessera/io.h"
+
+namespace tessera {
+
+// Reads are rounded out to blocks of 1 MiB and a block's digest is compared before its bytes are
+// given out: a difference is `corrupt` at the block's offset. What a thread needs of a block next
+// is kept, so reading onwards reads and digests each block once; a part of a block that was found
+// good before is read without its rest.
+class CheckedSource final : public ByteSource {
+ public:
+  // Block 0 begins at byte `origin`; bytes before it are given out unchecked. Throws `incomplete`
+  // or `corrupt` when the digests are not those of an object of this size.
+  CheckedSource(std::shared_ptr<const ByteSource> source, Digests digests,
+                std::uint64_t origin = 0);
+
+  [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
+  void read_at(std::uint64_t offset, MutableByteView out) const override;
+  [[nodiscard]] const std::string& name() const override { return source_->name(); }
+  [[nodiscard]] bool checked() const override { return true; }
+
+ private:
+  void check(std::uint64_t block, ByteView bytes) const;
+  void read_part(std::uint64_t block, std::uint64_t within, MutableByteView out) const;
+
+  std::shared_ptr<const ByteSource> source_;
+  Digests digests_;
+  std::uint64_t origin_;
+  std::uint64_t id_;  // of this source in the threads' caches; never used twice
+  mutable std::vector<std::atomic<bool>> good_;  // by block: was read and found good
+};
+
+}  // namespace tessera

@@ -1,0 +1,157 @@
+// Digests of blocks while writing, and checked while reading.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <stdexcept>
+
+#include "base/digest.h"
+#include "base/parallel.h"
+#include "io/block_digests.h"
+#include "io/checked_source.h"
+#include "io/counting.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+Bytes random_bytes(std::size_t size, unsigned seed) {
+  std::mt19937 random(seed);
+  Bytes bytes(size);
+  std::generate(bytes.begin(), bytes.end(), [&] { return std::byte(random()); });
+  return bytes;
+}
+
+Digests digests_of(ByteView bytes) {
+  Digests digests;
+  for (std::size_t at = 0; at < bytes.size(); at += kDigestBlock)
+    digests.push_back(
+        digest64(bytes.subspan(at, std::min<std::size_t>(kDigestBlock, bytes.size() - at))));
+  return digests;
+}
+
+Error error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  throw std::runtime_error("expected a tessera::Error");
+}
+
+// The bytes cut into parts of random sizes, blocks and more among them.
+std::vector<std::pair<std::size_t, std::size_t>> parts_of(std::size_t size, std::mt19937& random) {
+  std::vector<std::pair<std::size_t, std::size_t>> parts;
+  for (std::size_t at = 0; at < size;) {
+    const std::size_t longest = std::size_t{1} << (random() % 23);
+    const std::size_t part = std::min(size - at, 1 + random() % longest);
+    parts.emplace_back(at, part);
+    at += part;
+  }
+  return parts;
+}
+
+TEST(BlockDigests, AnyOrderOfPartsGivesTheSame) {
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    std::mt19937 random(seed);
+    const Bytes bytes = random_bytes(3 * kDigestBlock + seed * 1000, seed);
+    auto parts = parts_of(bytes.size(), random);
+    if (seed % 2 == 1) std::shuffle(parts.begin(), parts.end(), random);
+    BlockDigests blocks;
+    parallel_for(3, parts.size(), [&](std::size_t i) {
+      blocks.add(parts[i].first, ByteView(bytes).subspan(parts[i].first, parts[i].second));
+    });
+    EXPECT_EQ(blocks.finish(bytes.size()), digests_of(bytes)) << seed;
+  }
+}
+
+TEST(BlockDigests, WhatNobodyWroteIsZero) {
+  Bytes bytes(2 * kDigestBlock + 5);
+  bytes[10] = bytes[20] = std::byte{7};
+  BlockDigests blocks;
+  blocks.add(20, ByteView(bytes).subspan(20, 1));
+  blocks.add(10, ByteView(bytes).subspan(10, 1));
+  blocks.add(kDigestBlock, ByteView(bytes).subspan(kDigestBlock));
+  EXPECT_EQ(blocks.finish(bytes.size()), digests_of(bytes));
+}
+
+class Checked : public testing::Test {
+ protected:
+  std::shared_ptr<CheckedSource> source(const Bytes& content) {
+    counting_ = std::make_shared<CountingSource>(memory_source(content, "file"));
+    return std::make_shared<CheckedSource>(counting_, digests_of(ByteView(bytes_).subspan(origin_)),
+                                           origin_);
+  }
+
+  void expect_reads(const CheckedSource& source, std::uint64_t offset, std::size_t size) {
+    Bytes out(size);
+    source.read_at(offset, out);
+    EXPECT_TRUE(
+        std::equal(out.begin(), out.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(offset)));
+  }
+
+  Bytes bytes_ = random_bytes(2 * kDigestBlock + 777, 1);
+  std::size_t origin_ = 0;
+  std::shared_ptr<CountingSource> counting_;
+};
+
+TEST_F(Checked, GivesTheSameBytes) {
+  std::mt19937 random(3);
+  for (const std::size_t origin : {0, 5, 4096}) {
+    origin_ = origin;
+    const auto checked = source(bytes_);
+    for (int i = 0; i < 200; ++i) {
+      const std::size_t at = random() % bytes_.size();
+      expect_reads(*checked, at, random() % (bytes_.size() - at + 1));
+    }
+  }
+}
+
+TEST_F(Checked, ReadingOnwardsReadsEachByteOnce) {
+  const auto checked = source(bytes_);
+  for (std::size_t at = 0; at < bytes_.size(); at += 1000)
+    expect_reads(*checked, at, std::min<std::size_t>(1000, bytes_.size() - at));
+  EXPECT_EQ(counting_->bytes(), bytes_.size());
+  EXPECT_EQ(counting_->calls(), 3U);
+}
+
+TEST_F(Checked, APartOfABlockThatWasGoodIsReadAlone) {
+  const auto checked = source(bytes_);
+  expect_reads(*checked, 100, 1);
+  expect_reads(*checked, kDigestBlock + 100, 1);
+  EXPECT_EQ(counting_->bytes(), 2 * kDigestBlock);
+  expect_reads(*checked, 200, 10);
+  EXPECT_EQ(counting_->bytes(), 2 * kDigestBlock + 10);
+}
+
+TEST_F(Checked, AnyChangedByteOfABlockRefusesAllOfIt) {
+  for (const std::size_t damage : {std::size_t{0}, std::size_t{kDigestBlock}, bytes_.size() - 1}) {
+    Bytes changed = bytes_;
+    changed[damage] ^= std::byte{1};
+    const auto checked = source(changed);
+    const std::size_t block = damage / kDigestBlock * kDigestBlock;
+    for (const std::size_t at : {block, block + 700}) {
+      for (int again = 0; again < 2; ++again) {
+        Bytes out(10);
+        const Error error = error_of([&] { checked->read_at(at, out); });
+        EXPECT_EQ(error.code(), ErrorCode::corrupt);
+        EXPECT_EQ(error.path(), "file");
+        EXPECT_EQ(error.offset(), block);
+      }
+    }
+  }
+}
+
+TEST_F(Checked, ASizeThatTheDigestsDoNotFitIsRefused) {
+  Bytes shorter(bytes_.begin(), bytes_.begin() + 10);
+  EXPECT_EQ(error_of([&] { (void)source(shorter); }).code(), ErrorCode::incomplete);
+  Bytes longer = bytes_;
+  longer.resize(5 * kDigestBlock);
+  EXPECT_EQ(error_of([&] { (void)source(longer); }).code(), ErrorCode::corrupt);
+}
+
+}  // namespace
+}  // namespace tessera
