@@ -35,7 +35,9 @@ class DataFiles {
           .at_offset(item.offset);
     }
     auto& source = sources_[item.path];
-    if (!source) source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, size->second});
+    if (!source) {
+      source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, size->second}, open_);
+    }
     return source;
   }
 
@@ -48,6 +50,7 @@ class DataFiles {
 
  private:
   std::shared_ptr<Store> store_;
+  std::shared_ptr<OpenFiles> open_ = std::make_shared<OpenFiles>();
   std::map<std::string, std::uint64_t> sizes_;
   std::map<std::string, std::shared_ptr<const ByteSource>> sources_;
 };

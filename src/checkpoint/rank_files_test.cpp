@@ -1,6 +1,7 @@
 // Files of one rank each: what is missing, too many, or does not fit together (L01, L02, L03, O-60
 // to O-77). Their values are compared with PyTorch's in golden_test.cpp.
 #include <filesystem>
+#include <map>
 
 #include "checkpoint/lazy_source.h"
 #include "checkpoint/test_support.h"
@@ -327,6 +328,52 @@ TEST_F(RankFiles, PlacementsMustFit) {
     std::swap(placements.items()[0], placements.items()[1]);
   });
   EXPECT_EQ(code(), ErrorCode::corrupt);
+}
+
+std::size_t open_descriptors() {
+  const fs::directory_iterator all("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(fs::begin(all), fs::end(all)));
+}
+
+// More files than a process may have open.
+TEST_F(RankFiles, FewFilesAreOpenAtOnce) {
+  const auto store = posix_store(kRoot + "fsdp1_uop0_ws2_old_local/model");
+  const auto files = std::make_shared<OpenFiles>(2);
+  std::vector<std::unique_ptr<LazySource>> sources;
+  for (const ObjectInfo& object : store->list()) {
+    sources.push_back(std::make_unique<LazySource>(store, object, files));
+  }
+  ASSERT_EQ(sources.size(), 5U);
+  const std::size_t before = open_descriptors();
+  for (int round = 0; round < 3; ++round) {
+    for (const auto& source : sources) {
+      std::byte first{};
+      source->read_at(0, {&first, 1});
+      EXPECT_EQ(first, std::byte{'P'});
+    }
+  }
+  EXPECT_EQ(open_descriptors(), before + 2);
+  sources.clear();
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+// Parameters are views of one flat parameter: its checksum is compared once.
+TEST_F(RankFiles, SharedStoragesAreCheckedOnce) {
+  const std::string golden = kRoot + "fsdp1_uop1_ws2_local";
+  const Checkpoint checkpoint = open_checkpoint(golden);
+  std::map<const Storage*, std::uint64_t> storages;
+  std::size_t pieces = 0;
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (!leaf.value.is(Kind::tensor)) continue;
+    for (const Piece& piece : leaf.value.as_tensor().pieces) {
+      storages.emplace(piece.storage.get(), piece.storage->size);
+      ++pieces;
+    }
+  }
+  EXPECT_LT(storages.size(), pieces);
+  std::uint64_t bytes = 0;
+  for (const auto& [storage, size] : storages) bytes += size;
+  EXPECT_EQ(verify(golden).bytes, bytes);
 }
 
 // Every kind as one torch.save file, and that file is the same checkpoint.

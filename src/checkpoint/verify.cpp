@@ -9,11 +9,13 @@
 namespace tessera {
 namespace {
 
-// Reads one tensor's storages whole; returns bytes with and without a checksum.
-std::pair<std::uint64_t, std::uint64_t> check_tensor(const Leaf& leaf) {
+// Reads one tensor's storages whole, less those that another tensor's check has read; returns bytes
+// with and without a checksum.
+std::pair<std::uint64_t, std::uint64_t> check_tensor(const Leaf& leaf, CheckedStorages& done) {
   const Tensor& tensor = leaf.value.as_tensor();
   std::pair<std::uint64_t, std::uint64_t> bytes{0, 0};
   for (const Piece& piece : tensor.pieces) {
+    if (!done.claim(*piece.storage)) continue;
     const Piece raw = decoded_piece(tensor, piece, leaf.name);
     const bool checked = check_storage(*raw.storage, leaf.name);
     (checked ? bytes.first : bytes.second) += raw.storage->size;
@@ -40,13 +42,14 @@ VerifyReport verify(const std::string& path, bool read_data, int threads,
   report.tensors = tensors.size();
   if (!read_data) return report;
   Meter meter(progress, tensor_bytes(checkpoint.leaves));
+  CheckedStorages done;
   std::mutex mutex;
   std::vector<std::pair<std::string, Finding>> found;  // guarded by mutex
   parallel_for(threads, tensors.size(), [&](std::size_t i) {
     std::pair<std::uint64_t, std::uint64_t> bytes{0, 0};
     std::optional<Finding> finding;
     try {
-      bytes = check_tensor(*tensors[i]);
+      bytes = check_tensor(*tensors[i], done);
     } catch (const Error& error) {
       finding = Finding{error.code(), error.what()};
     }
