@@ -76,7 +76,7 @@ std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, cons
         return ByteView(buffer).first(bytes);
       },
       scratch);
-  reader.check_rest();
+  reader.check_rest(job.checked);
   job.counters.add(reader.report());
   return crc;
 }
@@ -94,6 +94,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
       }));
   Meter meter(options.progress, tensor_bytes(leaves));
   IoCounters counters;
+  CheckedStorages checked;
   const int threads = std::max(options.threads, 1);
   const std::uint64_t share = options.memory / (2 * static_cast<std::uint64_t>(threads));
   ConvertJob job{checkpoint,
@@ -105,7 +106,8 @@ ConvertReport convert(const std::string& source, const std::string& target,
                  static_cast<std::size_t>(std::clamp<std::uint64_t>(share, 64 << 10, 1 << 20)),
                  meter,
                  counters,
-                 report};
+                 report,
+                 checked};
   switch (options.to) {
     case CheckpointKind::dcp:
       write_dcp(job);

@@ -37,7 +37,8 @@ bool is_safetensors(const dcp::Entry& entry, const dcp::Chunk& chunk) {
 
 }  // namespace
 
-DataFiles::DataFiles(std::shared_ptr<Store> store) : store_(std::move(store)) {
+DataFiles::DataFiles(std::shared_ptr<Store> store)
+    : store_(std::move(store)), open_(std::make_shared<OpenFiles>()) {
   for (ObjectInfo& object : store_->list()) sizes_.emplace(object.name, object.size);
 }
 
@@ -64,7 +65,7 @@ std::shared_ptr<const ByteSource> DataFiles::file(const dcp::Item& item, const s
   }
   pass_over(item);
   auto& source = sources_[item.path];
-  if (!source) source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, size->second});
+  if (!source) source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, size->second}, open_);
   return source;
 }
 

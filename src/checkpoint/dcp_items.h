@@ -14,6 +14,8 @@
 
 namespace tessera {
 
+class OpenFiles;
+
 // The data files that `.metadata` names, each opened at its first read.
 class DataFiles {
  public:
@@ -42,6 +44,7 @@ class DataFiles {
   const Body& body(const dcp::Item& item, const std::shared_ptr<const ByteSource>& source);
 
   std::shared_ptr<Store> store_;
+  std::shared_ptr<OpenFiles> open_;
   std::map<std::string, std::uint64_t> sizes_;
   std::map<std::string, std::shared_ptr<const ByteSource>> sources_;
   std::map<std::string, std::uint64_t> ends_;  // of the last item in a file

@@ -1,7 +1,9 @@
 // An object of a store that is opened when it is first read.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -10,31 +12,86 @@
 
 namespace tessera {
 
+class LazySource;
+
+// Keeps at most `capacity` of its sources open: checkpoints have more files than a process may
+// have descriptors. The one that was opened first is closed, and opened again at its next read.
+class OpenFiles {
+ public:
+  static constexpr std::size_t kCapacity = 256;
+  explicit OpenFiles(std::size_t capacity = kCapacity) : capacity_(capacity) {}
+
+ private:
+  friend class LazySource;
+  void opened(const LazySource& source);
+  void gone(const LazySource& source);
+
+  const std::size_t capacity_;
+  std::mutex mutex_;                    // taken before a source's
+  std::list<const LazySource*> order_;  // guarded by mutex_
+};
+
 class LazySource final : public ByteSource {
  public:
-  LazySource(std::shared_ptr<const Store> store, ObjectInfo object)
+  // Without `files` it stays open once it is.
+  LazySource(std::shared_ptr<const Store> store, ObjectInfo object,
+             std::shared_ptr<OpenFiles> files = nullptr)
       : store_(std::move(store)),
         object_(std::move(object)),
-        name_(store_->name() + "/" + object_.name) {}
+        name_(store_->name() + "/" + object_.name),
+        files_(std::move(files)) {}
+  ~LazySource() override {
+    if (files_) files_->gone(*this);
+  }
+  LazySource(const LazySource&) = delete;
+  LazySource& operator=(const LazySource&) = delete;
 
   [[nodiscard]] std::uint64_t size() const override { return object_.size; }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
-    source().read_at(offset, out);
+    current()->read_at(offset, out);
   }
   [[nodiscard]] const std::string& name() const override { return name_; }
-  [[nodiscard]] bool checked() const override { return source().checked(); }
+  [[nodiscard]] bool checked() const override { return current()->checked(); }
 
  private:
-  [[nodiscard]] const ByteSource& source() const {
-    std::call_once(opened_, [this] { source_ = store_->open(object_.name); });
-    return *source_;
+  friend class OpenFiles;
+
+  std::shared_ptr<ByteSource> current() const {
+    std::shared_ptr<ByteSource> source;
+    {
+      const std::lock_guard lock(mutex_);
+      if (source_) return source_;
+      source = source_ = store_->open(object_.name);
+    }
+    if (files_) files_->opened(*this);
+    return source;
+  }
+  // Reads under way keep it open until they are done.
+  void close() const {
+    const std::lock_guard lock(mutex_);
+    source_.reset();
   }
 
   std::shared_ptr<const Store> store_;
   ObjectInfo object_;
   std::string name_;
-  mutable std::once_flag opened_;
-  mutable std::shared_ptr<ByteSource> source_;  // set under opened_
+  std::shared_ptr<OpenFiles> files_;  // null: no bound
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<ByteSource> source_;  // guarded by mutex_; null: closed
 };
+
+inline void OpenFiles::opened(const LazySource& source) {
+  const std::lock_guard lock(mutex_);
+  order_.push_back(&source);
+  while (order_.size() > capacity_) {
+    order_.front()->close();
+    order_.pop_front();
+  }
+}
+
+inline void OpenFiles::gone(const LazySource& source) {
+  const std::lock_guard lock(mutex_);
+  order_.remove(&source);
+}
 
 }  // namespace tessera

@@ -276,10 +276,11 @@ Checkpoint open_local(std::shared_ptr<Store> store) {
           .at_path(checkpoint.path);
     }
   }
+  const RankStore from{store};
   std::vector<Value> geometry;  // rank 0's
   const auto with_path = [&](const ObjectInfo& file, const auto& work) {
     try {
-      return work(read_rank_file(store, file));
+      return work(read_rank_file(from, file));
     } catch (Error& error) {
       throw error.at_path(checkpoint.path + "/" + file.name);
     }

@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "base/parallel.h"
-#include "checkpoint/lazy_source.h"
 #include "checkpoint/open.h"
 #include "checkpoint/rank_files.h"
 #include "format/sharded/sharded.h"
@@ -85,13 +84,12 @@ Value with_train_state(const Value& tree) {
   return arranged;
 }
 
-Value resolved(const std::shared_ptr<Store>& store, const ObjectInfo& file,
-               const sharded::Rank& rank) {
-  Value tree = read_rank_file(store, file);
+Value resolved(const RankStore& from, const ObjectInfo& file, const sharded::Rank& rank) {
+  Value tree = read_rank_file(from, file);
   try {
     sharded::resolve(tree, rank);
   } catch (Error& error) {
-    throw error.at_path(store->name() + "/" + file.name);
+    throw error.at_path(from.store->name() + "/" + file.name);
   }
   return tree;
 }
@@ -125,10 +123,10 @@ std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files, const s
   return ordered;
 }
 
-Value read_rank_file(const std::shared_ptr<Store>& store, const ObjectInfo& file) {
+Value read_rank_file(const RankStore& from, const ObjectInfo& file) {
   torch_file::ReadOptions options;
   options.skip_shard_lists = true;
-  return torch_file::read(std::make_shared<LazySource>(store, file), options);
+  return torch_file::read(std::make_shared<LazySource>(from.store, file, from.files), options);
 }
 
 void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(int rank)>& tree_of) {
@@ -160,8 +158,9 @@ Checkpoint open_rank_files(std::shared_ptr<Store> store) {
   const int world = static_cast<int>(files.size());
   Checkpoint checkpoint = rank_checkpoint(store, CheckpointKind::rank_files, world);
   checkpoint.files = files;
+  const RankStore from{store};
   merge_ranks(checkpoint, world, [&](int rank) {
-    return with_train_state(resolved(store, files[static_cast<std::size_t>(rank)], {rank, world}));
+    return with_train_state(resolved(from, files[static_cast<std::size_t>(rank)], {rank, world}));
   });
   const Value* model = checkpoint.root->is(Kind::dict) ? checkpoint.root->find("model") : nullptr;
   if (model != nullptr && model->is(Kind::dict)) checkpoint.kind = CheckpointKind::olmo_legacy;
@@ -194,11 +193,12 @@ Checkpoint open_world_size_files(std::shared_ptr<Store> store) {
     checkpoint.files.insert(checkpoint.files.end(), files.begin(), files.end());
     parts.emplace(part == "extra_state" ? std::string(kTrainState) : name, std::move(files));
   }
+  const RankStore from{store};
   merge_ranks(checkpoint, world, [&](int rank) {
     Value tree = Value::dict();
     for (const auto& [name, files] : parts) {
       tree.set_item(Value(name),
-                    resolved(store, files[static_cast<std::size_t>(rank)], {rank, world}));
+                    resolved(from, files[static_cast<std::size_t>(rank)], {rank, world}));
     }
     return tree;
   });

@@ -38,8 +38,8 @@ struct Found {
 };
 
 Part read_part(const std::shared_ptr<Store>& store, const ObjectInfo& file,
-               const OpenOptions& options) {
-  Part part{file, std::make_shared<LazySource>(store, file), {}, {}};
+               const OpenOptions& options, const std::shared_ptr<OpenFiles>& open) {
+  Part part{file, std::make_shared<LazySource>(store, file, open), {}, {}};
   part.header = safetensors::read_header(*part.source, options.header_limit);
   part.source = guard_safetensors(part.source, part.header);
   try {
@@ -134,7 +134,8 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<Objec
   checkpoint.files = files;
   std::vector<Part> parts;
   parts.reserve(files.size());
-  for (const ObjectInfo& file : files) parts.push_back(read_part(store, file, options));
+  const auto open = std::make_shared<OpenFiles>();
+  for (const ObjectInfo& file : files) parts.push_back(read_part(store, file, options, open));
   bool both = false;
   for (const Found& found : by_name(parts)) {
     both = both || (!found.whole.empty() && !found.shards.empty());

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/lazy_source.h"
 #include "checkpoint/rank_merge.h"
 #include "tessera/checkpoint.h"
 
@@ -18,8 +19,14 @@ namespace tessera {
                                                  const std::string& suffix,
                                                  const std::string& where);
 
+// Where the ranks' files are.
+struct RankStore {
+  std::shared_ptr<Store> store;
+  std::shared_ptr<OpenFiles> files = std::make_shared<OpenFiles>();
+};
+
 // The tree of one rank's file, without the shard lists that it does not need.
-[[nodiscard]] Value read_rank_file(const std::shared_ptr<Store>& store, const ObjectInfo& file);
+[[nodiscard]] Value read_rank_file(const RankStore& from, const ObjectInfo& file);
 
 // Merges what `tree_of` gives for every rank, several at a time, each dropped when its pieces are
 // taken; then the tree becomes the checkpoint's, and its coverage is proved.

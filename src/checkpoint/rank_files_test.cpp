@@ -1,6 +1,7 @@
 // Files of one rank each: what is missing, too many, or does not fit together (L01, L02, L03, O-60
 // to O-77). Their values are compared with PyTorch's in golden_test.cpp.
 #include <filesystem>
+#include <map>
 
 #include "checkpoint/lazy_source.h"
 #include "checkpoint/test_support.h"
@@ -37,6 +38,7 @@ class RankFiles : public testing::Test {
   void rename(const std::string& from, const std::string& to) const {
     fs::rename(directory_ + "/" + from, directory_ + "/" + to);
   }
+  [[nodiscard]] const std::string& path() const { return directory_; }
   void remove(const std::string& name) const { fs::remove(directory_ + "/" + name); }
 
   // Rewrites a file of the copy after `change` had its tree.
@@ -256,10 +258,128 @@ TEST_F(RankFiles, HolesAreIncomplete) {
   EXPECT_NE(text().find("model.l1.weight"), std::string::npos) << text();
 }
 
+TEST_F(RankFiles, WorldSizeFilesMustAllBeThere) {
+  const std::string directory = copy_of("ranks_fsdp2_ws3");
+  EXPECT_EQ(open_checkpoint(directory).kind, CheckpointKind::rank_files);
+  remove("extra_state_world_size_3_rank_1.pt");
+  EXPECT_EQ(code(), ErrorCode::incomplete);
+  copy_of("ranks_fsdp2_ws3");
+  remove("model_world_size_3_rank_2.pt");
+  EXPECT_EQ(code(), ErrorCode::incomplete);
+  copy_of("ranks_fsdp2_ws3");
+  rename("model_world_size_3_rank_2.pt", "model_world_size_4_rank_2.pt");
+  EXPECT_EQ(code(), ErrorCode::conflict);
+}
+
+TEST_F(RankFiles, DTensorOfAnotherRank) {
+  copy_of("ranks_fsdp2_ws2");
+  rename("model_world_size_2_rank_0.pt", "other");
+  rename("model_world_size_2_rank_1.pt", "model_world_size_2_rank_0.pt");
+  rename("other", "model_world_size_2_rank_1.pt");
+  EXPECT_EQ(code(), ErrorCode::corrupt);
+}
+
+Value& spec_of(Value& tree, const char* name) {
+  const Value tensor = tree.at("values").at(name);
+  const Value state = tensor.as_object().arguments.items()[3].items()[1];
+  const Value spec = state.at("_spec");
+  return const_cast<Value&>(*spec.as_object().state);
+}
+
+// Up to torch 2.8 a mesh had a tensor of ranks in the place of its layout.
+TEST_F(RankFiles, OlderMeshes) {
+  copy_of("ranks_mesh_ws4");
+  for (int rank = 0; rank < 4; ++rank) {
+    change("rank" + std::to_string(rank) + ".pt", [](Value& tree) {
+      for (const char* name : {"v0", "v3", "v4"}) {
+        Value mesh = spec_of(tree, name).at("mesh");
+        const Value state = *mesh.as_object().state;
+        if (state.find("mesh") != nullptr) continue;  // one mesh for several tensors
+        const Value map = state.at("_rank_map");
+        Tensor ranks = map.as_tensor();
+        ranks.shape = {2, 2};
+        ranks.pieces[0].slice = whole(ranks.shape);
+        mesh.as_object().state = Value::dict({{"device_type", "cpu"}, {"mesh", Value(ranks)}});
+      }
+    });
+  }
+  const Checkpoint old = open_checkpoint(text().empty() ? path() : "");
+  EXPECT_TRUE(diff(old, open_checkpoint(kRoot + "ranks_mesh_ws4")).empty());
+}
+
+TEST_F(RankFiles, PlacementsThatHoldNoPart) {
+  copy_of("ranks_mesh_ws4");
+  change("rank2.pt", [](Value& tree) {
+    Value placements = spec_of(tree, "v0").at("placements");
+    placements.items()[0] = Value::object(
+        {.callable = Value::global("torch.distributed.tensor.placement_types", "Partial"),
+         .arguments = Value::tuple(),
+         .by_new = true});
+  });
+  EXPECT_EQ(code(), ErrorCode::unsupported);
+}
+
+// A shard over three of four ranks leaves a hole or an overlap that the proof of coverage sees, or
+// does not have the shape of its place.
+TEST_F(RankFiles, PlacementsMustFit) {
+  copy_of("ranks_mesh_ws4");
+  change("rank1.pt", [](Value& tree) {
+    Value placements = spec_of(tree, "v3").at("placements");
+    std::swap(placements.items()[0], placements.items()[1]);
+  });
+  EXPECT_EQ(code(), ErrorCode::corrupt);
+}
+
+std::size_t open_descriptors() {
+  const fs::directory_iterator all("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(fs::begin(all), fs::end(all)));
+}
+
+// More files than a process may have open.
+TEST_F(RankFiles, FewFilesAreOpenAtOnce) {
+  const auto store = posix_store(kRoot + "fsdp1_uop0_ws2_old_local/model");
+  const auto files = std::make_shared<OpenFiles>(2);
+  std::vector<std::unique_ptr<LazySource>> sources;
+  for (const ObjectInfo& object : store->list()) {
+    sources.push_back(std::make_unique<LazySource>(store, object, files));
+  }
+  ASSERT_EQ(sources.size(), 5U);
+  const std::size_t before = open_descriptors();
+  for (int round = 0; round < 3; ++round) {
+    for (const auto& source : sources) {
+      std::byte first{};
+      source->read_at(0, {&first, 1});
+      EXPECT_EQ(first, std::byte{'P'});
+    }
+  }
+  EXPECT_EQ(open_descriptors(), before + 2);
+  sources.clear();
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+// Parameters are views of one flat parameter: its checksum is compared once.
+TEST_F(RankFiles, SharedStoragesAreCheckedOnce) {
+  const std::string golden = kRoot + "fsdp1_uop1_ws2_local";
+  const Checkpoint checkpoint = open_checkpoint(golden);
+  std::map<const Storage*, std::uint64_t> storages;
+  std::size_t pieces = 0;
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (!leaf.value.is(Kind::tensor)) continue;
+    for (const Piece& piece : leaf.value.as_tensor().pieces) {
+      storages.emplace(piece.storage.get(), piece.storage->size);
+      ++pieces;
+    }
+  }
+  EXPECT_LT(storages.size(), pieces);
+  std::uint64_t bytes = 0;
+  for (const auto& [storage, size] : storages) bytes += size;
+  EXPECT_EQ(verify(golden).bytes, bytes);
+}
+
 // Every kind as one torch.save file, and that file is the same checkpoint.
 TEST_F(RankFiles, ConvertToTorchAndSafetensors) {
-  for (const char* golden :
-       {"fsdp1_uop1_ws4_legacy", "fsdp1_uop1_ws2_local", "fsdp1_uop0_ws2_old_local"}) {
+  for (const char* golden : {"fsdp1_uop1_ws4_legacy", "fsdp1_uop1_ws2_local",
+                             "fsdp1_uop0_ws2_old_local", "ranks_mesh_ws4"}) {
     for (const CheckpointKind kind :
          {CheckpointKind::torch_file, CheckpointKind::safetensors, CheckpointKind::dcp}) {
       const std::string directory = temporary_directory();

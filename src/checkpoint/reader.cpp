@@ -205,12 +205,22 @@ void TensorReader::read_strided(Source& source, const Copy& copy, std::byte* out
                        });
 }
 
-void TensorReader::check_rest() {
-  for (const auto& source : sources_) {
-    if (!source || source->checked || source->piece.storage->data != nullptr) continue;
-    if (source->piece.storage->source->checked()) continue;  // by digests, whatever was read of it
-    if (check_storage(*source->piece.storage, name_)) source->checked = true;
+void TensorReader::check_rest(CheckedStorages& done) {
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    Source* source = sources_[i].get();
+    if (source == nullptr || source->checked || source->piece.storage->data != nullptr) continue;
+    const Storage& storage = *source->piece.storage;
+    if (storage.source->checked()) continue;  // by digests, whatever was read of it
+    if (!has_crc(storage)) continue;
+    // What an item holds belongs to this reader alone; the tensor's own storage may be shared.
+    const bool first = done.claim(*tensor_.pieces[i].storage);
+    source->checked = !first || check_storage(storage, name_);
   }
+}
+
+bool CheckedStorages::claim(const Storage& storage) {
+  const std::lock_guard lock(mutex_);
+  return claimed_.insert(&storage).second;
 }
 
 bool check_storage(const Storage& storage, const std::string& name) {

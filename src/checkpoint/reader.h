@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <unordered_set>
 #include <vector>
 
 #include "tessera/checkpoint.h"
@@ -21,6 +22,18 @@ struct IoCounters {
  private:
   mutable std::mutex mutex_;
   IoReport total_;  // guarded by mutex_
+};
+
+// Storages whose checksums were compared in one job. Several tensors may be views of one storage;
+// it is read whole for its checksum once. Storages must outlive this; used by several threads.
+class CheckedStorages {
+ public:
+  // Whether the caller is the first with this storage, and has to check it.
+  [[nodiscard]] bool claim(const Storage& storage);
+
+ private:
+  std::mutex mutex_;
+  std::unordered_set<const Storage*> claimed_;  // guarded by mutex_
 };
 
 // One tensor's pieces made ready to read. A reader belongs to one thread.
@@ -42,8 +55,9 @@ class TensorReader {
   void read(const Slice& target, std::int64_t begin, std::int64_t count, std::byte* out);
 
   // Reads once more, and checks, every storage whose recorded CRC-32 the reads so far could not
-  // follow: strided views, views of a part. Afterwards nothing with a checksum is unchecked.
-  void check_rest();
+  // follow: strided views, views of a part. Those that `done` knows are left to who claimed them.
+  // Afterwards nothing with a checksum is unchecked.
+  void check_rest(CheckedStorages& done);
 
   // What was read since construction.
   [[nodiscard]] IoReport report() const;

@@ -22,6 +22,7 @@ struct ConvertJob {
   Meter& meter;
   IoCounters& counters;
   ConvertReport& report;
+  CheckedStorages& checked;
 };
 
 void write_safetensors(const ConvertJob& job);

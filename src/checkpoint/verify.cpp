@@ -65,11 +65,13 @@ Checked check_part(const FilePart& part) {
   return checked;
 }
 
-// Reads one tensor's storages whole, unless their files are checked as files.
-Checked check_tensor(const Leaf& leaf) {
+// Reads one tensor's storages whole, less those that another tensor's check has read and those
+// whose files are checked as files.
+Checked check_tensor(const Leaf& leaf, CheckedStorages& done) {
   const Tensor& tensor = leaf.value.as_tensor();
   Checked checked;
   for (const Piece& piece : tensor.pieces) {
+    if (!done.claim(*piece.storage)) continue;
     const Piece raw = decoded_piece(tensor, piece, leaf.name);
     if (raw.storage->source && raw.storage->source->checked()) continue;
     const bool has_checksum = check_storage(*raw.storage, leaf.name);
@@ -110,12 +112,14 @@ VerifyReport verify(const Checkpoint& checkpoint, bool read_data, int threads,
   std::uint64_t total = parts.empty() ? tensor_bytes(checkpoint.leaves) : 0;
   for (const FilePart& part : parts) total += part.end - part.begin;
   Meter meter(progress, total);
+  CheckedStorages done;
   std::mutex mutex;
   std::vector<std::optional<Finding>> found(parts.size() + tensors.size());  // by piece of work
   parallel_for(threads, found.size(), [&](std::size_t i) {
     Checked checked;
     try {
-      checked = i < parts.size() ? check_part(parts[i]) : check_tensor(*tensors[i - parts.size()]);
+      checked = i < parts.size() ? check_part(parts[i])
+                                 : check_tensor(*tensors[i - parts.size()], done);
     } catch (const Error& error) {
       found[i] = Finding{error.code(), error.what()};
     }

@@ -41,7 +41,7 @@ WrittenItem write_item(const ConvertJob& job, const WriteItem& item, std::size_t
                              job.meter.add(bytes);
                              return ByteView(buffer).first(bytes);
                            })};
-  reader.check_rest();
+  reader.check_rest(job.checked);
   job.counters.add(reader.report());
   return written;
 }

@@ -48,6 +48,20 @@ class CommandLine(unittest.TestCase):
         self.assertEqual((facts["kind"], facts["world_size"], facts["parameters"]), ("dcp", 2, 408))
         self.assertTrue(facts["optimizer"])
 
+    def test_files_of_one_rank_each(self):
+        """L01: every command takes the ranks' files as one checkpoint, or says which one is missing."""
+        for name, kind, world in (("fsdp1_uop1_ws4_legacy", "olmo-legacy", 4), ("ranks_fsdp2_ws3", "rank-files", 3),
+                                  ("fsdp1_uop0_ws2_old_local", "olmo-local", 5)):
+            ranks = self.work / name
+            shutil.copytree(GOLDEN / "checkpoints" / name, ranks)
+            facts = json.loads(tessera("stat", ranks, "--json").stdout)
+            self.assertEqual((facts["kind"], facts["world_size"]), (kind, world))
+            self.assertEqual(tessera("verify", ranks).returncode, 0)
+            self.assertEqual(tessera("convert", ranks, self.work / f"{name}.pt").returncode, 0)
+            self.assertEqual(tessera("diff", ranks, self.work / f"{name}.pt").returncode, 0)
+            next(iter(sorted(ranks.rglob("*rank*1.pt")))).unlink()
+            self.refused("incomplete", "ls", ranks)
+
     def test_convert_there_and_back(self):
         done = tessera("convert", self.dcp, self.work / "a.safetensors")
         self.assertEqual(done.returncode, 0, done.stderr)

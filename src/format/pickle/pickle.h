@@ -17,10 +17,11 @@
 
 namespace tessera::pickle {
 
-// Lists that a reader has no use for: attributes of objects. Such a list is read as an empty one
-// when it holds nothing but numbers, strings, containers and instances of `classes`; any other list
-// is read as usual. What is skipped is checked for well-formed opcodes and may be referred to from
-// outside. Protocol 2 only, where Python numbers what it may refer to. Classes are "module name".
+// Lists that a reader has no use for: attributes of objects. Such a list is an empty one, wherever
+// it is referred to, when it holds nothing but numbers, strings, containers and instances of
+// `classes`; any other list is read as usual. What is skipped is checked for well-formed opcodes,
+// and its items may be referred to from outside. Protocol 2 only, where Python numbers what it may
+// refer to. Classes are "module name".
 struct SkipRule {
   struct Attribute {
     std::string_view owner;  // the class

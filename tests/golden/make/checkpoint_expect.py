@@ -3,7 +3,8 @@
     python checkpoint_expect.py tests/golden/checkpoints
 
 The checkpoints were made by e1.py, e2.py, e3.py (c1), mp1.py (c2*), mp2.py (fsdp1*), g4.py, hand.py, qz.py,
-olmo_st.py, the small files by e5.py and legfmt.py, streams by stream.py, *_old_local by old_local.py.
+olmo_st.py, the small files by e5.py and legfmt.py, streams by stream.py, *_old_local by old_local.py,
+ranks_* by dtensor_ranks.py, with what PyTorch gathers from them in ranks_*_full.pt.
 The ranks' files of mp2.py (*_legacy, *_local) are expected to hold what PyTorch itself gathered into *_model.pt and, for
 the optimizer, saved as DCP: the exp_avg of the gathered *_optim.pt are those of exp_avg_sq with use_orig_params=True, a
 defect of torch 2.13 on CPU.
@@ -37,6 +38,8 @@ def read(path):
         return read_legacy(path)
     if path.name.endswith("_local"):
         return read_local(path)
+    if path.is_dir() and path.name.startswith("ranks_"):
+        return read(root / f"{path.name}_full.pt")
     if path.suffix == ".pt":
         tree = torch.load(path, weights_only=False)
         return flatten_state_dict(tree)[0] if isinstance(tree, dict) else {}
