@@ -168,6 +168,79 @@ TEST(SafetensorsSet, SeveralIndices) {
   EXPECT_EQ(open_checkpoint(directory + "/b.safetensors.index.json").leaves.size(), 7U);
 }
 
+ConvertOptions sharded(std::uint64_t bytes) {
+  ConvertOptions options;
+  options.max_shard_size = bytes;
+  return options;
+}
+
+// 36 + 48 + 12 + 4 ... bytes of float: the next tensor never makes a file larger than asked for.
+TEST(SafetensorsSet, IsWrittenWithAnIndex) {
+  const std::string target = temporary_directory() + "/set";
+  const std::string source = kGolden + "c2_hf_dist";
+  (void)convert(source, target, sharded(64));
+  const Checkpoint checkpoint = open_checkpoint(target);
+  EXPECT_TRUE(checkpoint.warnings.empty());
+  EXPECT_TRUE(diff(open_checkpoint(source), checkpoint).empty());
+  EXPECT_TRUE(verify(target).findings.empty());
+  std::size_t files = 0;
+  for (const ObjectInfo& file : checkpoint.files) {
+    if (!file.name.ends_with(".safetensors")) continue;
+    std::uint64_t bytes = 0;
+    const Checkpoint one = open_checkpoint(target + "/" + file.name);
+    for (const Leaf& leaf : one.leaves)
+      bytes += static_cast<std::uint64_t>(numel(leaf.value.as_tensor().shape)) * 4;
+    EXPECT_TRUE(bytes <= 64) << file.name;
+    ++files;
+  }
+  EXPECT_EQ(files, 3U);
+  EXPECT_TRUE(fs::exists(target + "/model-00001-of-00003.safetensors"));
+  EXPECT_EQ(code_of([&] { (void)convert(source, target, sharded(64)); }),
+            ErrorCode::already_exists);
+}
+
+TEST(SafetensorsSet, OneFileHasNoIndex) {
+  const std::string target = temporary_directory() + "/set";
+  (void)convert(kGolden + "c2_hf_dist", target, sharded(1 << 20));
+  EXPECT_TRUE(fs::exists(target + "/model.safetensors"));
+  EXPECT_FALSE(fs::exists(target + kIndex));
+}
+
+// A tree of containers and values in several files.
+TEST(SafetensorsSet, KeepsTheTree) {
+  const std::string root = temporary_directory();
+  const std::string source = kGolden + "checkpoints/c1";
+  (void)convert(source, root + "/set", sharded(16));
+  const Checkpoint set = open_checkpoint(root + "/set");
+  EXPECT_TRUE(diff(open_checkpoint(source), set).empty());
+  EXPECT_TRUE(set.tree() == open_checkpoint(source).tree());
+}
+
+TEST(SafetensorsSet, AFailureLeavesNothing) {
+  const std::string root = temporary_directory();
+  const std::string source = copy_of("checkpoints/c1");
+  std::string text = text_of(source + "/__0_0.distcp");
+  const std::size_t at = text.find("archive/data/0");
+  ASSERT_NE(at, std::string::npos);
+  for (std::size_t i = text.size() / 2; i < text.size() / 2 + 2000; ++i) text[i] = 'x';
+  write_text(source + "/__0_0.distcp", text);
+  EXPECT_THROW((void)convert(source, root, sharded(16)), Error);
+  EXPECT_TRUE(fs::is_empty(root));
+}
+
+TEST(SafetensorsSet, ATargetThatNamesAFileIsRefused) {
+  const std::string target = temporary_directory() + "/a.safetensors";
+  EXPECT_EQ(code_of([&] { (void)convert(kGolden + "c2_hf_dist", target, sharded(64)); }),
+            ErrorCode::invalid_argument);
+}
+
+// The reference library's file, with metadata of its own, is the same after a conversion.
+TEST(SafetensorsSet, MetadataIsKept) {
+  const std::string target = temporary_directory() + "/a.safetensors";
+  (void)convert(kGolden + "dtypes.safetensors", target);
+  EXPECT_EQ(text_of(target), text_of(kGolden + "dtypes.safetensors"));
+}
+
 TEST(SafetensorsSet, TheHeaderLimitIsTheCallers) {
   OpenOptions options;
   options.header_limit = 64;
