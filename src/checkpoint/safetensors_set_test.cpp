@@ -103,6 +103,21 @@ TEST(SafetensorsSet, J01AnIndexThatLeavesTheDirectory) {
   EXPECT_EQ(open_code(directory), ErrorCode::unsafe);
 }
 
+// Links out of the directory, except those of the hub's cache.
+TEST(SafetensorsSet, J01LinksThatLeaveTheDirectory) {
+  const std::string root = temporary_directory() + "/models--x";
+  fs::create_directories(root + "/blobs");
+  fs::create_directories(root + "/snapshots");
+  fs::copy(kGolden + "c2_hf_cons", root + "/snapshots/revision", fs::copy_options::recursive);
+  const std::string directory = root + "/snapshots/revision";
+  fs::rename(directory + kFirst, root + "/blobs/0123");
+  fs::create_symlink("../../blobs/0123", directory + kFirst);
+  EXPECT_EQ(open_checkpoint(directory).leaves.size(), 7U);
+  EXPECT_EQ(open_checkpoint(directory + kFirst).leaves.size(), 2U);
+  fs::rename(root + "/snapshots", root + "/other");
+  EXPECT_EQ(open_code(root + "/other/revision"), ErrorCode::unsafe);
+}
+
 TEST(SafetensorsSet, J02FilesThatContradictTheIndex) {
   const std::string two = copy_of("c2_hf_cons");
   fs::copy_file(two + kFirst, two + kSecond, fs::copy_options::overwrite_existing);
