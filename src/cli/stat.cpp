@@ -62,6 +62,7 @@ int stat(const std::string& path, const Common& common) {
     json["file_bytes"] = facts.file_bytes;
     json["optimizer"] = facts.optimizer;
     json["complete"] = true;
+    json["warnings"] = checkpoint.warnings;
     fmt::print("{}\n", json.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
     return kDone;
   }
@@ -75,6 +76,8 @@ int stat(const std::string& path, const Common& common) {
   fmt::print("files       {} ({})\n", checkpoint.files.size(), human_bytes(facts.file_bytes));
   fmt::print("optimizer   {}\n", facts.optimizer ? "yes" : "no");
   fmt::print("complete    yes: every tensor is covered once, every file is there\n");
+  for (const std::string& warning : checkpoint.warnings)
+    fmt::print("warning     {}\n", printable(warning));
   return kDone;
 }
 
