@@ -122,6 +122,13 @@ struct ConvertOptions {
   int threads = 2;
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
   std::vector<std::string> only;     // globs over names; empty: everything
+  // Safetensors: tensors of more bytes together go into several files and an index, as huggingface
+  // does it; the target is a directory then. 0: one file. A tensor is never divided.
+  std::uint64_t max_shard_size = 0;
+  // Quantized weights (docs/formats/safetensors.md) are written as this floating type, without
+  // their scales; `only` chooses among the names that come out. Unset: they are copied as they are.
+  std::optional<DType> dequantize;
+  OpenOptions open;
   ProgressHook progress;
 };
 

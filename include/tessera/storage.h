@@ -29,7 +29,7 @@ class Store {
   // empty.
   [[nodiscard]] virtual std::vector<ObjectInfo> list(std::string_view prefix = {}) const = 0;
   [[nodiscard]] virtual bool exists(std::string_view name) const = 0;
-  // Throws `not_found` when there is no such object.
+  // Throws `not_found` when there is no such object, `unsafe` for a link that leaves the root.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open(std::string_view name) const = 0;
   // A new object, invisible until its commit. With IfExists::fail an object of that name is
   // `already_exists`, checked again at commit. `size_hint` (0: unknown) lets the store reserve

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "checkpoint/dequantize.h"
 #include "checkpoint/item_writer.h"
 #include "checkpoint/targets.h"
 #include "tessera/error.h"
@@ -17,10 +18,11 @@ bool selected(const std::string& name, const std::vector<std::string>& globs) {
          });
 }
 
-std::vector<Leaf> select(const Checkpoint& checkpoint, const std::vector<std::string>& globs) {
-  std::vector<Leaf> leaves;
-  std::copy_if(checkpoint.leaves.begin(), checkpoint.leaves.end(), std::back_inserter(leaves),
-               [&globs](const Leaf& leaf) { return selected(leaf.name, globs); });
+std::vector<Leaf> select(const Checkpoint& checkpoint, const ConvertOptions& options) {
+  const std::vector<std::string>& globs = options.only;
+  std::vector<Leaf> leaves =
+      options.dequantize ? dequantized(checkpoint.leaves, *options.dequantize) : checkpoint.leaves;
+  std::erase_if(leaves, [&globs](const Leaf& leaf) { return !selected(leaf.name, globs); });
   if (leaves.empty() && !globs.empty()) {
     throw Error(ErrorCode::not_found, "no tensor or value matches the selection")
         .at_path(checkpoint.path);
@@ -83,9 +85,15 @@ std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, cons
 
 ConvertReport convert(const std::string& source, const std::string& target,
                       const ConvertOptions& options) {
-  const Checkpoint checkpoint = open_checkpoint(source);
-  const std::vector<Leaf> leaves = select(checkpoint, options.only);
+  const Checkpoint checkpoint = open_checkpoint(source, options.open);
+  const std::vector<Leaf> leaves = select(checkpoint, options);
   const Target where = target_of(target, options.to);
+  const bool names_file = std::filesystem::path(target).extension() == ".safetensors";
+  if (options.max_shard_size > 0 && (options.to != CheckpointKind::safetensors || names_file)) {
+    throw Error(ErrorCode::invalid_argument,
+                "a size for each file makes a set of safetensors, whose target is a directory")
+        .at_path(target);
+  }
   const auto store = posix_store(where.directory);
   ConvertReport report;
   report.tensors =
@@ -99,6 +107,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
   const std::uint64_t share = options.memory / (2 * static_cast<std::uint64_t>(threads));
   ConvertJob job{checkpoint,
                  leaves,
+                 options,
                  *store,
                  where.file,
                  options.overwrite ? IfExists::replace : IfExists::fail,

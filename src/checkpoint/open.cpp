@@ -68,7 +68,10 @@ Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) 
     throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
   }
   if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path), options);
-  const std::filesystem::path file(path);
+  // Who names a link means what it leads to, wherever that is.
+  const std::filesystem::path file = std::filesystem::is_symlink(path)
+                                         ? std::filesystem::canonical(path)
+                                         : std::filesystem::path(path);
   const ObjectInfo object{file.filename().string(), static_cast<std::uint64_t>(status.st_size)};
   const auto store = guard_file(posix_store(file.parent_path().string()), object);
   if (object.name.ends_with(safetensors::kIndexSuffix))

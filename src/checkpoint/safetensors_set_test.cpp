@@ -103,6 +103,21 @@ TEST(SafetensorsSet, J01AnIndexThatLeavesTheDirectory) {
   EXPECT_EQ(open_code(directory), ErrorCode::unsafe);
 }
 
+// Links out of the directory, except those of the hub's cache.
+TEST(SafetensorsSet, J01LinksThatLeaveTheDirectory) {
+  const std::string root = temporary_directory() + "/models--x";
+  fs::create_directories(root + "/blobs");
+  fs::create_directories(root + "/snapshots");
+  fs::copy(kGolden + "c2_hf_cons", root + "/snapshots/revision", fs::copy_options::recursive);
+  const std::string directory = root + "/snapshots/revision";
+  fs::rename(directory + kFirst, root + "/blobs/0123");
+  fs::create_symlink("../../blobs/0123", directory + kFirst);
+  EXPECT_EQ(open_checkpoint(directory).leaves.size(), 7U);
+  EXPECT_EQ(open_checkpoint(directory + kFirst).leaves.size(), 2U);
+  fs::rename(root + "/snapshots", root + "/other");
+  EXPECT_EQ(open_code(root + "/other/revision"), ErrorCode::unsafe);
+}
+
 TEST(SafetensorsSet, J02FilesThatContradictTheIndex) {
   const std::string two = copy_of("c2_hf_cons");
   fs::copy_file(two + kFirst, two + kSecond, fs::copy_options::overwrite_existing);
@@ -166,6 +181,79 @@ TEST(SafetensorsSet, SeveralIndices) {
   fs::copy_file(directory + "/a.safetensors.index.json", directory + "/b.safetensors.index.json");
   EXPECT_EQ(open_code(directory), ErrorCode::conflict);
   EXPECT_EQ(open_checkpoint(directory + "/b.safetensors.index.json").leaves.size(), 7U);
+}
+
+ConvertOptions sharded(std::uint64_t bytes) {
+  ConvertOptions options;
+  options.max_shard_size = bytes;
+  return options;
+}
+
+// 36 + 48 + 12 + 4 ... bytes of float: the next tensor never makes a file larger than asked for.
+TEST(SafetensorsSet, IsWrittenWithAnIndex) {
+  const std::string target = temporary_directory() + "/set";
+  const std::string source = kGolden + "c2_hf_dist";
+  (void)convert(source, target, sharded(64));
+  const Checkpoint checkpoint = open_checkpoint(target);
+  EXPECT_TRUE(checkpoint.warnings.empty());
+  EXPECT_TRUE(diff(open_checkpoint(source), checkpoint).empty());
+  EXPECT_TRUE(verify(target).findings.empty());
+  std::size_t files = 0;
+  for (const ObjectInfo& file : checkpoint.files) {
+    if (!file.name.ends_with(".safetensors")) continue;
+    std::uint64_t bytes = 0;
+    const Checkpoint one = open_checkpoint(target + "/" + file.name);
+    for (const Leaf& leaf : one.leaves)
+      bytes += static_cast<std::uint64_t>(numel(leaf.value.as_tensor().shape)) * 4;
+    EXPECT_TRUE(bytes <= 64) << file.name;
+    ++files;
+  }
+  EXPECT_EQ(files, 3U);
+  EXPECT_TRUE(fs::exists(target + "/model-00001-of-00003.safetensors"));
+  EXPECT_EQ(code_of([&] { (void)convert(source, target, sharded(64)); }),
+            ErrorCode::already_exists);
+}
+
+TEST(SafetensorsSet, OneFileHasNoIndex) {
+  const std::string target = temporary_directory() + "/set";
+  (void)convert(kGolden + "c2_hf_dist", target, sharded(1 << 20));
+  EXPECT_TRUE(fs::exists(target + "/model.safetensors"));
+  EXPECT_FALSE(fs::exists(target + kIndex));
+}
+
+// A tree of containers and values in several files.
+TEST(SafetensorsSet, KeepsTheTree) {
+  const std::string root = temporary_directory();
+  const std::string source = kGolden + "checkpoints/c1";
+  (void)convert(source, root + "/set", sharded(16));
+  const Checkpoint set = open_checkpoint(root + "/set");
+  EXPECT_TRUE(diff(open_checkpoint(source), set).empty());
+  EXPECT_TRUE(set.tree() == open_checkpoint(source).tree());
+}
+
+TEST(SafetensorsSet, AFailureLeavesNothing) {
+  const std::string root = temporary_directory();
+  const std::string source = copy_of("checkpoints/c1");
+  std::string text = text_of(source + "/__0_0.distcp");
+  const std::size_t at = text.find("archive/data/0");
+  ASSERT_NE(at, std::string::npos);
+  for (std::size_t i = text.size() / 2; i < text.size() / 2 + 2000; ++i) text[i] = 'x';
+  write_text(source + "/__0_0.distcp", text);
+  EXPECT_THROW((void)convert(source, root, sharded(16)), Error);
+  EXPECT_TRUE(fs::is_empty(root));
+}
+
+TEST(SafetensorsSet, ATargetThatNamesAFileIsRefused) {
+  const std::string target = temporary_directory() + "/a.safetensors";
+  EXPECT_EQ(code_of([&] { (void)convert(kGolden + "c2_hf_dist", target, sharded(64)); }),
+            ErrorCode::invalid_argument);
+}
+
+// The reference library's file, with metadata of its own, is the same after a conversion.
+TEST(SafetensorsSet, MetadataIsKept) {
+  const std::string target = temporary_directory() + "/a.safetensors";
+  (void)convert(kGolden + "dtypes.safetensors", target);
+  EXPECT_EQ(text_of(target), text_of(kGolden + "dtypes.safetensors"));
 }
 
 TEST(SafetensorsSet, TheHeaderLimitIsTheCallers) {

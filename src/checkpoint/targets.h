@@ -14,8 +14,9 @@ namespace tessera {
 struct ConvertJob {
   const Checkpoint& source;
   const std::vector<Leaf>& leaves;  // of `source`, after selection
-  Store& store;                     // where the target goes
-  std::string name;                 // the target file, for single files
+  const ConvertOptions& options;
+  Store& store;      // where the target goes
+  std::string name;  // the target file, for single files
   IfExists if_exists = IfExists::fail;
   int threads = 1;
   std::size_t window = 1 << 20;  // bytes of one buffer

@@ -267,6 +267,10 @@ TEST(DcpVariant, SomethingElseInADataFilesPlace) {
   fs::remove(fifo + "/__1_0.distcp");
   ASSERT_EQ(::mkfifo((fifo + "/__1_0.distcp").c_str(), 0600), 0);
   EXPECT_EQ(open_code(fifo), ErrorCode::io);
+  const std::string link = copy_of("variants/m2d");
+  fs::rename(link + "/__1_0.distcp", link + "/../elsewhere.distcp");
+  fs::create_symlink("../elsewhere.distcp", link + "/__1_0.distcp");
+  EXPECT_EQ(read_code(link), ErrorCode::unsafe);
   const std::string directory = copy_of("variants/m2d");
   fs::remove(directory + "/__1_0.distcp");
   fs::create_directory(directory + "/__1_0.distcp");

@@ -20,6 +20,8 @@ struct Options {
   std::string target;
   std::string to;
   ConvertOptions convert;
+  bool dequantize = false;
+  std::string dtype = "float32";  // of dequantized weights
 };
 
 CheckpointKind kind_of(const Options& options) {
@@ -40,6 +42,7 @@ CheckpointKind kind_of(const Options& options) {
 int convert(const Options& options, const Common& common) {
   ConvertOptions how = options.convert;
   how.to = kind_of(options);
+  if (options.dequantize) how.dequantize = dtype_from_torch(options.dtype);
   const auto begin = std::chrono::steady_clock::now();
   ConvertReport report;
   {
@@ -88,6 +91,20 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
       ->check(CLI::Range(1, 1024));
   command->add_option("--memory", options->convert.memory, "all buffers together, e.g. 64MiB")
       ->transform(CLI::AsSizeValue(false));
+  command
+      ->add_option("--max-shard-size", options->convert.max_shard_size,
+                   "safetensors: several files of at most this size and an index, e.g. 5GB")
+      ->transform(CLI::AsSizeValue(true));
+  CLI::Option* dequantize =
+      command->add_flag("--dequantize", options->dequantize,
+                        "block-scaled float8 and MXFP4 weights become floating point");
+  command->add_option("--dtype", options->dtype, "of dequantized weights; default: float32")
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16", "float64"}))
+      ->needs(dequantize);
+  command
+      ->add_option("--header-limit", options->convert.open.header_limit,
+                   "longest safetensors header that is read; default: 100MB")
+      ->transform(CLI::AsSizeValue(true));
   command->add_flag("--overwrite", options->convert.overwrite,
                     "replace an existing target, atomically");
   add_common(*command, common);

@@ -77,9 +77,8 @@ int stat(const std::string& path, const Common& common) {
   fmt::print("files       {} ({})\n", checkpoint.files.size(), human_bytes(facts.file_bytes));
   fmt::print("optimizer   {}\n", facts.optimizer ? "yes" : "no");
   fmt::print("complete    yes: every tensor is covered once, every file is there\n");
-  for (const std::string& warning : checkpoint.warnings) {
-    fmt::print("note        {}\n", printable(warning));
-  }
+  for (const std::string& warning : checkpoint.warnings)
+    fmt::print("warning     {}\n", printable(warning));
   return kDone;
 }
 

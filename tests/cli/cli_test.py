@@ -72,6 +72,32 @@ class CommandLine(unittest.TestCase):
             done = tessera("diff", self.dcp, self.work / other)
             self.assertEqual((done.returncode, done.stdout), (0, "equal: 28 leaves, bit for bit\n"))
 
+    def test_a_set_of_safetensors(self):
+        target = self.work / "set"
+        done = tessera("convert", self.dcp, target, "--to", "safetensors", "--max-shard-size", "1KB")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        index = json.loads((target / "model.safetensors.index.json").read_text())
+        self.assertEqual(set(index["weight_map"].values()), {path.name for path in target.glob("*.safetensors")})
+        self.assertIn("model-00001-of-00006.safetensors", index["weight_map"].values())
+        self.assertEqual(tessera("diff", self.dcp, target).stdout, "equal: 28 leaves, bit for bit\n")
+        self.refused("already_exists", "convert", self.dcp, target, "--to", "safetensors", "--max-shard-size", "1KB")
+        self.assertEqual(json.loads(tessera("stat", target, "--json").stdout)["warnings"], [])
+        shutil.copy(target / "model-00002-of-00006.safetensors", target / "other.safetensors")
+        self.assertIn("warning     1 safetensors files are not in the index", tessera("stat", target).stdout)
+        (target / "model-00002-of-00006.safetensors").unlink()
+        self.refused("incomplete", "ls", target)
+
+    def test_dequantize(self):
+        source = GOLDEN / "quantized"
+        done = tessera("convert", source, self.work / "a.safetensors", "--dequantize", "--dtype", "bfloat16")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = json.loads(tessera("ls", self.work / "a.safetensors", "--json").stdout)
+        dtypes = {row["name"]: row["dtype"] for row in rows}
+        self.assertEqual((dtypes["a.weight"], dtypes["experts"], dtypes["n"]), ("bfloat16", "bfloat16", "float32"))
+        self.assertNotIn("a.weight_scale_inv", dtypes)
+        self.assertEqual(tessera("convert", source, self.work / "b", "--to", "dcp", "--dtype", "float16").returncode, 2)
+        self.refused("limit", "convert", source, self.work / "c.pt", "--header-limit", "100")
+
     def test_an_existing_target_is_kept(self):
         target = self.work / "a.safetensors"
         target.write_text("mine")

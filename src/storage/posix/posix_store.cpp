@@ -77,6 +77,27 @@ void remove_file(const std::string& path) {
   if (!absent) throw_errno(errno, "remove", path);
 }
 
+bool is_below(const fs::path& path, const fs::path& directory) {
+  const auto [end, at] =
+      std::mismatch(directory.begin(), directory.end(), path.begin(), path.end());
+  return end == directory.end() && at != path.end();
+}
+
+// A link inside the store leads to a file inside it. The cache of the huggingface hub is let pass:
+// its NAME/snapshots/REVISION holds links to NAME/blobs.
+void require_inside(const std::string& path, const std::string& directory) {
+  std::error_code error;
+  const fs::path file = fs::canonical(path, error);
+  if (error) return;  // opening it will say what is wrong
+  const fs::path root = fs::canonical(directory.empty() ? "/" : directory);
+  if (is_below(file, root)) return;
+  const fs::path revisions = root.parent_path();
+  const bool hub =
+      revisions.filename() == "snapshots" && is_below(file, revisions.parent_path() / "blobs");
+  if (hub) return;
+  throw Error(ErrorCode::unsafe, "a link that leaves the directory").at_path(path);
+}
+
 // Without slashes at the end; the root directory becomes empty, so that "/" and a name follow it.
 std::string plain_directory(std::string directory) {
   if (directory.empty()) return ".";
@@ -110,7 +131,9 @@ class PosixStore final : public Store {
   }
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
-    return std::make_shared<FileSource>(full(name));
+    const std::string path = full(name);
+    require_inside(path, directory_);
+    return std::make_shared<FileSource>(path);
   }
 
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,

@@ -47,15 +47,33 @@ TEST(PosixStore, OnlyRegularFilesAreObjects) {
 // The caches of model hubs are directories of links to files.
 TEST(PosixStore, LinksToFilesAreObjects) {
   const TemporaryDirectory directory;
+  const std::string revision = directory.path() + "/snapshots/revision";
+  std::filesystem::create_directories(directory.path() + "/blobs");
+  std::filesystem::create_directories(revision);
+  write_file(directory.path() + "/blobs/file");
+  std::filesystem::create_symlink("../../blobs/file", revision + "/link");
+  std::filesystem::create_symlink("link", revision + "/inside");
+  std::filesystem::create_symlink(".", revision + "/loop");
+  const auto store = posix_store(revision);
+  EXPECT_EQ(text_of(*store->open("link")), "x");
+  EXPECT_EQ(text_of(*store->open("inside")), "x");
+  ASSERT_EQ(store->list().size(), 2U);
+  EXPECT_EQ(store->list()[1].name, "link");
+  EXPECT_EQ(store->list()[1].size, 1U);
+}
+
+// M03, D07: no other link leads out of the store.
+TEST(PosixStore, LinksThatLeaveTheStore) {
+  const TemporaryDirectory directory;
   write_file(directory.path() + "/file");
   std::filesystem::create_directory(directory.path() + "/store");
   std::filesystem::create_symlink("../file", directory.path() + "/store/link");
-  std::filesystem::create_symlink(".", directory.path() + "/store/loop");
   const auto store = posix_store(directory.path() + "/store");
-  EXPECT_EQ(text_of(*store->open("link")), "x");
-  ASSERT_EQ(store->list().size(), 1U);
-  EXPECT_EQ(store->list()[0].name, "link");
-  EXPECT_EQ(store->list()[0].size, 1U);
+  EXPECT_EQ(code_of([&] { (void)store->open("link"); }), ErrorCode::unsafe);
+  std::filesystem::create_directory_symlink(directory.path() + "/store",
+                                            directory.path() + "/same");
+  write_file(directory.path() + "/store/own");
+  EXPECT_EQ(text_of(*posix_store(directory.path() + "/same")->open("own")), "x");
 }
 
 TEST(PosixStore, ATruncatedFileIsIncomplete) {
