@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,14 @@ inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
 // One file, or all files of a directory: their tensors together.
 [[nodiscard]] Checkpoint open_safetensors(std::shared_ptr<Store> store,
                                           const std::vector<ObjectInfo>& files);
+
+// The OLMo kind that a directory with these files is (by their names), if any.
+[[nodiscard]] std::optional<CheckpointKind> olmo_kind_of(const std::vector<ObjectInfo>& files);
+[[nodiscard]] Checkpoint open_olmo_full(std::shared_ptr<Store> store);
+[[nodiscard]] Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store);
+// The state dict in a safetensors file with OLMo's names (F-06). Throws `unsupported` for other
+// names.
+[[nodiscard]] Value read_olmo_safetensors(const std::shared_ptr<const ByteSource>& source);
 
 [[nodiscard]] dcp::Metadata read_dcp_metadata(const Store& store);
 
