@@ -15,7 +15,7 @@ import tree
 LAYERS = ["base", "layout", "io", "value", "format", "storage", "comm", "checkpoint", "cli",
           "torch", "optim", "fsdp", "checkpointer"]
 BAR = LAYERS.index("torch")  # from here on libtorch is allowed
-FORMATS = ["pickle", "zip", "torch", "safetensors", "dcp", "olmo"]
+FORMATS = ["pickle", "zip", "torch", "safetensors", "dcp", "sharded", "olmo"]
 
 # Every format works on every store because neither knows the other; nothing builds on the command.
 NOT_FOR_EACH_OTHER = {("storage", "format"), ("comm", "format"), ("comm", "storage")}

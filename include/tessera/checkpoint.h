@@ -25,8 +25,9 @@ enum class CheckpointKind : std::uint8_t {
   safetensors,
   olmo_full,
   olmo_torch_new,
-  olmo_legacy,
-  olmo_local,
+  olmo_legacy,  // rank{r}.pt: sharded state dicts with "model"
+  olmo_local,   // {model,optim,train}/rank{r}.pt: flat parameters
+  rank_files,   // other files of one rank each: model_world_size_N_rank_R.pt, bare rank{r}.pt
 };
 [[nodiscard]] std::string_view to_string(CheckpointKind kind) noexcept;
 

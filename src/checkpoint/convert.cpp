@@ -144,6 +144,9 @@ ConvertReport convert(const std::string& source, const std::string& target,
     case CheckpointKind::safetensors:
       write_safetensors(job);
       break;
+    case CheckpointKind::rank_files:
+      throw Error(ErrorCode::unsupported, "checkpoints of this kind are read, not written: " +
+                                              std::string(to_string(options.to)));
     default:
       write_olmo(job);
       whole->commit();

@@ -57,6 +57,7 @@ TEST_P(Golden, HasNoFindings) {
   const VerifyReport report = verify(kRoot + GetParam());
   EXPECT_TRUE(report.findings.empty()) << report.findings.at(0).text;
   const bool has_checksums =
+      !GetParam().starts_with("stream") &&
       open_checkpoint(kRoot + GetParam()).kind != CheckpointKind::safetensors;
   EXPECT_EQ(has_checksums, report.bytes_unchecked == 0);
 }

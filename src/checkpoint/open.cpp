@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 
+#include "checkpoint/rank_files.h"
 #include "storage/posix/replaced_directory.h"
 #include "tessera/error.h"
 
@@ -16,8 +17,8 @@ bool has_suffix(const ObjectInfo& file, std::string_view suffix) {
   return file.name.ends_with(suffix);
 }
 
-// By content, not by name: a zip is torch.save's, a small little-endian length and a brace is
-// safetensors.
+// By content, not by name: a zip or a pickle is torch.save's, a small little-endian length and a
+// brace is safetensors.
 CheckpointKind kind_of_file(const ByteSource& source) {
   if (source.size() == 0)
     throw Error(ErrorCode::incomplete, "the file is empty").at_path(source.name());
@@ -28,11 +29,7 @@ CheckpointKind kind_of_file(const ByteSource& source) {
   if (at(0) == 'P' && at(1) == 'K') return CheckpointKind::torch_file;
   if (have >= 9 && at(8) == '{') return CheckpointKind::safetensors;
   if (source.name().ends_with(".safetensors")) return CheckpointKind::safetensors;
-  if (at(0) == 0x80) {
-    throw Error(ErrorCode::unsupported,
-                "a pickle without a zip around it: torch.save's format before 1.6")
-        .at_path(source.name());
-  }
+  if (at(0) == 0x80) return CheckpointKind::torch_file;  // a stream from before torch 1.6
   if (source.name().ends_with(".pt") || source.name().ends_with(".pth"))
     return CheckpointKind::torch_file;
   throw Error(ErrorCode::corrupt, "neither a zip of torch.save nor a safetensors file")
@@ -57,6 +54,8 @@ std::string_view to_string(CheckpointKind kind) noexcept {
       return "olmo-legacy";
     case CheckpointKind::olmo_local:
       return "olmo-local";
+    case CheckpointKind::rank_files:
+      return "rank-files";
   }
   return "unknown";
 }
@@ -96,6 +95,9 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store) {
   const bool unfinished = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
     return has_suffix(file, ".distcp");
   });
+  if (has_local_files(files)) return open_local(std::move(store));
+  if (has_rank_files(files)) return open_rank_files(std::move(store));
+  if (has_world_size_files(files)) return open_world_size_files(std::move(store));
   std::erase_if(files, [](const ObjectInfo& file) {
     return !has_suffix(file, ".safetensors") || file.name.find('/') != std::string::npos;
   });
@@ -105,7 +107,7 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store) {
         .at_path(store->name());
   }
   throw Error(ErrorCode::not_found,
-              "no checkpoint in this directory: no .metadata, no *.safetensors")
+              "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt")
       .at_path(store->name());
 }
 

@@ -19,6 +19,16 @@ Archive fresh_archive(const ConvertJob& job) {
   return archive;
 }
 
+// The source's own tree. Tensors that have no storage to keep are streamed from their pieces.
+Archive own_archive(const ConvertJob& job) {
+  Archive archive{job.name, *job.source.root, {}};
+  for (const Leaf& leaf : job.leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    archive.parts.emplace(&leaf.value.as_tensor(), std::vector{whole_part(leaf)});
+  }
+  return archive;
+}
+
 }  // namespace
 
 bool keeps_tree(const ConvertJob& job) {
@@ -26,8 +36,7 @@ bool keeps_tree(const ConvertJob& job) {
 }
 
 void write_torch(const ConvertJob& job) {
-  write_archive(job, keeps_tree(job) ? Archive{job.name, *job.source.root, {}} : fresh_archive(job),
-                job.threads);
+  write_archive(job, keeps_tree(job) ? own_archive(job) : fresh_archive(job), job.threads);
 }
 
 }  // namespace tessera

@@ -39,7 +39,8 @@ Facts facts_of(const Checkpoint& checkpoint) {
     const auto elements = static_cast<std::uint64_t>(numel(tensor.shape));
     ++facts.tensors;
     facts.bytes += elements * size_of(tensor.dtype);
-    if (!is_optimizer_state(leaf.name)) facts.elements += elements;
+    const bool trainers = leaf.name.starts_with("train.");
+    if (!trainers && !is_optimizer_state(leaf.name)) facts.elements += elements;
   }
   for (const ObjectInfo& file : checkpoint.files) facts.file_bytes += file.size;
   return facts;
@@ -62,6 +63,7 @@ int stat(const std::string& path, const Common& common) {
     json["file_bytes"] = facts.file_bytes;
     json["optimizer"] = facts.optimizer;
     json["complete"] = true;
+    json["warnings"] = checkpoint.warnings;
     fmt::print("{}\n", json.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
     return kDone;
   }
@@ -75,6 +77,9 @@ int stat(const std::string& path, const Common& common) {
   fmt::print("files       {} ({})\n", checkpoint.files.size(), human_bytes(facts.file_bytes));
   fmt::print("optimizer   {}\n", facts.optimizer ? "yes" : "no");
   fmt::print("complete    yes: every tensor is covered once, every file is there\n");
+  for (const std::string& warning : checkpoint.warnings) {
+    fmt::print("note        {}\n", printable(warning));
+  }
   return kDone;
 }
 

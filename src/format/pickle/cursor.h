@@ -45,6 +45,12 @@ class Cursor {
     return {reinterpret_cast<const char*>(taken.data()), taken.size()};
   }
 
+  // What lies ahead, without moving.
+  [[nodiscard]] ByteView rest() const { return bytes_.subspan(at_); }
+  // Goes to `at`, inside the bytes and outside of every frame.
+  void jump(std::size_t at) noexcept { at_ = at; }
+  [[nodiscard]] bool in_frame() const noexcept { return frame_end_ != kNoFrame; }
+
   // Up to the next newline, which is skipped.
   [[nodiscard]] std::string_view line() {
     const std::string_view rest(reinterpret_cast<const char*>(bytes_.data()) + at_, left());

@@ -36,7 +36,7 @@ std::uint64_t saturating_add(std::uint64_t a, std::uint64_t b) {
 }  // namespace
 
 Machine::Machine(ByteView bytes, const ReadOptions& options)
-    : cursor_(bytes), options_(options), cells_(1) {}
+    : cursor_(bytes), options_(options), cells_(1), skipping_(options.skip.has_value()) {}
 
 Parsed Machine::run() {
   std::size_t at = 0;
@@ -247,7 +247,11 @@ bool Machine::step_stack(Op op) {
       if (marks_.size() > 2 * std::size_t{options_.max_depth}) {
         throw Error(ErrorCode::limit, "more than " + std::to_string(marks_.size()) + " open marks");
       }
-      marks_.push_back(stack_.size());
+      if (skipping_ && may_skip()) {
+        skip_list();
+      } else {
+        marks_.push_back(stack_.size());
+      }
       return true;
     case Op::pop:
       if (!marks_.empty() && marks_.back() == stack_.size()) {
@@ -263,6 +267,7 @@ bool Machine::step_stack(Op op) {
       push_slot(top());
       return true;
     case Op::memoize:
+      if (!skipped_.empty()) read_skipped();
       memoize(memo_size_);
       return true;
     case Op::binput:
@@ -481,6 +486,8 @@ void Machine::set_item(Slot& target, Slot key, Slot value) {
 }
 
 void Machine::memoize(std::uint64_t index) {
+  if (index < memo_end_ && !skipped_.empty()) read_skipped();
+  memo_end_ = std::max(memo_end_, saturating_add(index, 1));
   const Slot& slot = top();
   // Picklers count up; any other index has no claim to memory of its own size.
   if (index <= memo_.size() + 1) {
@@ -496,6 +503,10 @@ void Machine::recall(std::uint64_t index) {
   if (index < memo_.size() && memo_[index].cell != kUnset) return push_slot(memo_[index]);
   const auto found = sparse_memo_.find(index);
   if (found == sparse_memo_.end()) {
+    if (!skipped_.empty()) {
+      read_skipped();
+      return recall(index);
+    }
     corrupt("memo entry " + std::to_string(index) + " is used and was never set");
   }
   push_slot(found->second);

@@ -65,6 +65,15 @@ class Machine {
   void recall(std::uint64_t index);
   [[nodiscard]] static std::uint64_t parse_index(std::string_view text);
 
+  // Skipped lists (skip.cpp).
+  struct Region {
+    std::size_t begin = 0;  // of the MARK before the items, up to the end of their APPENDS
+    std::size_t end = 0;
+  };
+  [[nodiscard]] bool may_skip() const;
+  void skip_list();
+  void read_skipped();
+
   // Objects.
   void push_global(Slot module, Slot name);
   void reduce();
@@ -89,6 +98,9 @@ class Machine {
   Slots memo_;  // dense indices; cell kUnset: never put
   std::unordered_map<std::uint64_t, Slot> sparse_memo_;
   std::size_t memo_size_ = 0;
+  std::uint64_t memo_end_ = 0;   // above every index that was ever put
+  bool skipping_ = false;        // lists of options_.skip are skipped
+  std::vector<Region> skipped_;  // whose memo entries have not been made, in order
   static constexpr std::uint32_t kUnset = 0xffffffff;
 };
 

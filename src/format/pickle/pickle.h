@@ -6,13 +6,30 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/io.h"
 #include "tessera/value.h"
 
 namespace tessera::pickle {
+
+// Lists that a reader has no use for: attributes of objects. Such a list is an empty one, wherever
+// it is referred to, when it holds nothing but numbers, strings, containers and instances of
+// `classes`; any other list is read as usual. What is skipped is checked for well-formed opcodes,
+// and its items may be referred to from outside. Protocol 2 only, where Python numbers what it may
+// refer to. Classes are "module name".
+struct SkipRule {
+  struct Attribute {
+    std::string_view owner;  // the class
+    std::string_view name;
+  };
+  std::span<const Attribute> lists;
+  std::span<const std::string_view> classes;
+};
 
 struct ReadOptions {
   // Gives meaning to a persistent id (torch.save's storages). Unset: a persistent id is
@@ -21,6 +38,7 @@ struct ReadOptions {
   // Gives meaning to `callable(*arguments)` before the built-in table is asked; returns false to
   // decline. torch.save's tensor rebuilders are handled here by format/torch.
   std::function<bool(const Value& callable, const Value& arguments, Value& result)> reduce;
+  std::optional<SkipRule> skip;          // unset: everything is read
   std::uint32_t max_depth = 1000;        // nesting of containers; deeper is `limit`
   std::uint64_t max_nodes = 50'000'000;  // values made by one pickle; more is `limit`
 };

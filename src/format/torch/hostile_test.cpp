@@ -137,7 +137,6 @@ TEST(TorchHostile, Records) {
 }
 
 TEST(TorchHostile, OtherFormats) {
-  EXPECT_EQ(code_of(test::golden("legacy.pt")), ErrorCode::unsupported);
   EXPECT_EQ(code_of(test::golden("script.pt")), ErrorCode::unsupported);
   EXPECT_EQ(code_of(test::golden("olmo.safetensors")), ErrorCode::corrupt);
   std::vector<std::byte> tar(1024);

@@ -1,5 +1,5 @@
-// torch.save archives (spec F-01, F-02): a pickled tree whose tensors are views of storages in a
-// zip.
+// torch.save files (spec F-01, F-02): a pickled tree whose tensors are views of storages, in a zip
+// archive or, before torch 1.6, in a stream (docs/formats/torch-stream.md).
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,16 @@
 
 namespace tessera::torch_file {
 
-// The tree of a torch.save archive. Tensor leaves have one piece, the whole tensor, whose storage
-// lies in `source` (raw, with its recorded CRC-32); nothing of a storage is read. Views of one
-// storage share the Storage. Checks every tensor's extent against its storage and every storage
-// against its record.
+struct ReadOptions {
+  // The lists of all ranks' shards in ShardedTensors (F-04) are read as empty ones where they hold
+  // nothing unusual: each rank's file repeats them, and they are most of it.
+  bool skip_shard_lists = false;
+};
+
+// The tree of a torch.save file. Tensor leaves have one piece, the whole tensor, whose storage
+// lies in `source` (raw, with its recorded CRC-32 where there is one); nothing of a storage is
+// read. Views of one storage share the Storage. Checks every tensor's extent against its storage
+// and every storage against its record.
 //
 // Tensors and parameters (with or without attributes of their own) become tensor leaves. Everything
 // else that mentions a storage - quantized tensors, unknown rebuilders, a storage saved by itself -
@@ -24,9 +30,8 @@ namespace tessera::torch_file {
 // object node, or as the tree itself. Sparse tensors, DTensors and ShardedTensors are object nodes
 // that hold tensor leaves.
 //
-// Throws `unsupported` for streams and tars of torch before 1.6, TorchScript and big-endian
-// archives.
-[[nodiscard]] Value read(std::shared_ptr<const ByteSource> source);
+// Throws `unsupported` for tars of torch before 0.1.10, TorchScript and big-endian files.
+[[nodiscard]] Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options = {});
 
 // The tensor of a DCP item (F-03b), an archive of one tensor that may be a slice of a large file,
 // in two reads where the item was written by torch.save. Throws `mismatch` when the item is

@@ -1,0 +1,46 @@
+// N ranks' trees of one state become one tree: pieces of sharded tensors are put together, other
+// values must agree.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tessera/value.h"
+
+namespace tessera {
+
+// Values below this name are each rank's own (its random numbers, its place in the data): rank 0's
+// are kept (O-62).
+inline constexpr std::string_view kTrainState = "train";
+
+class RankMerge {
+ public:
+  // Adds a rank's tree, whose sharded tensors carry that rank's pieces. Rank 0 comes first; the
+  // others may come in any order and from several threads. Throws, naming both ranks and the leaf,
+  // `corrupt` when shape, dtype or kind of a sharded tensor differ, and `mismatch` when another
+  // value does.
+  void add(int rank, Value tree);
+
+  // The tree, with the structure of rank 0's and what only other ranks have. Pieces are in the
+  // order of ranks; of replicas the lowest rank's stays. `warnings` is told which of the train
+  // state's values differ. Once.
+  [[nodiscard]] Value finish(std::vector<std::string>& warnings);
+
+ private:
+  void merge(int rank, const Leaf& leaf, const Leaf& known);
+  void insert(int rank, const Leaf& leaf);
+
+  std::mutex mutex_;
+  Value tree_;
+  std::map<std::string, Leaf, std::less<>> leaves_;  // of tree_; guarded by mutex_
+  struct Late {
+    int rank = 0;
+    Leaf leaf;
+  };
+  std::vector<Late> late_;           // what rank 0 lacks; guarded by mutex_
+  std::vector<std::string> differ_;  // of the train state; guarded by mutex_
+};
+
+}  // namespace tessera

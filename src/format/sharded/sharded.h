@@ -1,0 +1,58 @@
+// What one rank of N saved of tensors that all of them share (spec F-04, F-05): ShardedTensors,
+// DTensors and FSDP1's flat parameters, as the values that a torch.save file holds. Each rank's
+// part becomes pieces of the whole tensor; putting the ranks together is the caller's.
+// docs/formats/rank-files.md and docs/formats/flat-parameters.md have the bytes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/layout.h"
+#include "tessera/value.h"
+
+namespace tessera::sharded {
+
+// Whose file it is.
+struct Rank {
+  int rank = 0;
+  int world = 1;  // number of ranks whose files are there
+};
+
+// Replaces every ShardedTensor and DTensor below `tree` by a tensor leaf of the global shape and
+// dtype (`Tensor::sharded`), whose pieces are the ones that this rank holds: none, where it holds
+// no elements. Nodes of `tree` are changed in place; it may be replaced itself. Throws `corrupt`
+// for a tensor that says it is of another rank or of fewer ranks than there are files, and for
+// shards that do not fit; `incomplete` when it is of more ranks; `unsupported` for placements that
+// hold no part of the values (Partial).
+void resolve(Value& tree, const Rank& rank);
+
+// One original parameter in a flat parameter.
+struct FlatEntry {
+  std::string name;         // with its module's, free of FSDP's wrappers
+  Shape shape;              // of the whole parameter
+  FlatRange range;          // the elements that this rank holds; empty: none
+  std::int64_t offset = 0;  // of the first of them in `FlatHandle::data`
+};
+
+// A flat parameter: this rank's shard of one or more parameters, one after another.
+struct FlatHandle {
+  Tensor data;                     // one-dimensional, dense
+  std::vector<FlatEntry> entries;  // in the order of the flat parameter
+  Value geometry;                  // what must be the same on all ranks
+};
+
+// The flat parameters of a `model/rank{r}.pt` (O-70), in the file's order. Both encodings are read:
+// `_shard_param_infos`, and `_shard_indices` with `_shard_param_offsets` of torch up to 2.0.
+// Elements of the shard that belong to no parameter are padding: those at its end that
+// `_shard_numel_padded` counts must be zeros, others (42 where parameters are aligned) are not
+// looked at. Throws `corrupt`.
+[[nodiscard]] std::vector<FlatHandle> flat_handles(const Value& model);
+
+// The piece of `tensor`'s elements `range` that lies in `data` from element `offset` on.
+[[nodiscard]] Piece flat_piece(const Tensor& data, const FlatRange& range, std::int64_t offset,
+                               int rank);
+
+// A parameter's name without what FSDP puts between modules: every "_fsdp_wrapped_module.".
+[[nodiscard]] std::string clean_name(std::string name);
+
+}  // namespace tessera::sharded

@@ -1,0 +1,20 @@
+// The stream that torch.save wrote before 1.6: pickles one after another, then the storages' bytes.
+#pragma once
+
+#include <memory>
+
+#include "tessera/io.h"
+#include "tessera/value.h"
+
+namespace tessera::torch_file {
+
+// Whether the file begins as a pickle does.
+[[nodiscard]] bool is_stream(const ByteSource& source);
+
+// The tree, as read() of torch_file.h gives it; storages have no checksum. The pickles are read in
+// growing windows, nothing of a storage is. Throws `corrupt` when the first pickle is not the
+// format's number, `unsupported` for another version or byte order and for what follows the last
+// storage.
+[[nodiscard]] Value read_stream(std::shared_ptr<const ByteSource> source);
+
+}  // namespace tessera::torch_file
