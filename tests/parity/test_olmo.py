@@ -244,6 +244,32 @@ def test_numbers_of_an_optimizer_become_names(full, tmp_path):
     same(unsharded(full)[1], torch.load(tmp_path / "names/optim.pt"))
 
 
+@pytest.mark.parametrize("kind", ["olmo-local", "olmo-legacy"])
+def test_resharded_checkpoints_unshard_alike(full, tmp_path, kind):
+    """Five ranks -> two, units kept; OLMo's unsharding of the result and Tessera's own give the source."""
+    more = ["--unit", r"transformer\.blocks\.[01]|transformer\.wte"]
+    tessera("convert", full, tmp_path / "five", "--to", kind, "--ranks", 5, *more)
+    tessera("reshard", tmp_path / "five", tmp_path / "two", "--ranks", 2)
+    assert tessera("stat", tmp_path / "two").splitlines()[0].split() == ["kind", kind]
+    expected = unsharded(full)
+    if kind == "olmo-local":
+        names = [m["name"].replace("_fsdp_wrapped_module.", "") for m in torch.load(tmp_path / "two/model/rank1.pt")["modules"]]
+        assert names == ["", "transformer.wte", "transformer.blocks.0", "transformer.blocks.1"]
+        model, optim, _ = checkpointer(checkpoint.LocalShardedCheckpointer).unshard_checkpoint(tmp_path / "two")
+        same(expected[1], by_name(optim))
+    else:
+        model, optim, _ = checkpointer(checkpoint.TorchLegacyShardedCheckpointer).unshard_checkpoint(tmp_path / "two")
+        same(expected[1], optim)
+    same(expected[0], model)
+    for directory in ("five", "two"):
+        tessera("unshard", tmp_path / directory, tmp_path / f"{directory}-whole")
+        found = unsharded(tmp_path / f"{directory}-whole")
+        for group in found[1]["param_groups"]:
+            group["param_names"] = [n.replace("_fsdp_wrapped_module.", "") for n in group["param_names"]]
+        for part, whole in zip(expected, found):
+            same(part, dict(whole))
+
+
 @pytest.mark.parametrize("golden", ["fsdp1_uop0_ws2", "fsdp1_uop1_ws2", "fsdp1_uop1_ws4"])
 @pytest.mark.parametrize("kind", ["local", "legacy"])
 def test_a_checkpoint_of_fsdp_through_tessera(golden, kind, tmp_path):
