@@ -18,10 +18,14 @@
 
 namespace tessera {
 
+// The OLMo kinds are directories (docs/formats/olmo.md) whose leaves are named alike: "model.NAME",
+// "optim.state.NAME.KEY", "optim.param_groups...", "train.KEY".
 enum class CheckpointKind : std::uint8_t {
   dcp,
   torch_file,
   safetensors,
+  olmo_full,
+  olmo_torch_new,
   olmo_legacy,  // rank{r}.pt: sharded state dicts with "model"
   olmo_local,   // {model,optim,train}/rank{r}.pt: flat parameters
   rank_files,   // other files of one rank each: model_world_size_N_rank_R.pt, bare rank{r}.pt
@@ -116,8 +120,23 @@ IoReport load(Value& tree, const std::string& path, Group& group, const LoadOpti
 
 // Converting --------------------------------------------------------------------------------------
 
+// How the OLMo kinds are laid out.
+struct OlmoOptions {
+  // olmo_local: a module whose whole path matches (ECMAScript) has a flat parameter of its own; the
+  // root has what remains. Empty: one a block, "(.*\.)?blocks\.[0-9]+"; from a source of this
+  // kind, the units that it has.
+  std::string unit;
+  // olmo_local: FSDP's use_orig_params. Unset: as the source, else yes, which is what OLMo does.
+  std::optional<bool> orig_params;
+  bool safetensors = false;  // olmo_full: model and optim as safetensors with OLMo's names
+  bool model_only = false;   // olmo_full: no optimizer, no trainer state
+  std::string config;        // a config.yaml to copy; empty: the source's, if it has one
+};
+
 struct ConvertOptions {
   CheckpointKind to = CheckpointKind::safetensors;
+  int ranks = 1;  // dcp, olmo_torch_new, olmo_legacy, olmo_local: how many share the target
+  OlmoOptions olmo;
   bool overwrite = false;  // replaces an existing target atomically
   int threads = 2;
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
@@ -136,6 +155,7 @@ struct ConvertReport {
   IoReport io;
   std::uint64_t tensors = 0;
   std::uint64_t values_in_metadata = 0;  // non-tensors that travel as tagged JSON (docs/formats)
+  std::vector<std::string> notes;        // what the caller should hear of: no config.yaml, ...
 };
 
 // Streams the checkpoint at `source` into `target` in bounded memory. Every byte of the source is

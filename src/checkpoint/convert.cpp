@@ -7,6 +7,7 @@
 #include "checkpoint/dequantize.h"
 #include "checkpoint/item_writer.h"
 #include "checkpoint/targets.h"
+#include "storage/posix/replaced_directory.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -30,7 +31,25 @@ std::vector<Leaf> select(const Checkpoint& checkpoint, const ConvertOptions& opt
   return leaves;
 }
 
-// The directory that becomes the store, and the file in it (empty for DCP).
+bool is_olmo(CheckpointKind kind) {
+  return kind == CheckpointKind::olmo_full || kind == CheckpointKind::olmo_torch_new ||
+         kind == CheckpointKind::olmo_legacy || kind == CheckpointKind::olmo_local;
+}
+
+// Only a checkpoint is replaced by a directory: whatever else has the name stays.
+void require_checkpoint(const std::string& path) {
+  const std::vector<ObjectInfo> files = posix_store(path)->list();
+  const bool known = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
+    return file.name == "config.yaml" || file.name == "rank0.pt" || file.name == "model.pt" ||
+           file.name == "model.safetensors" || file.name == "model/rank0.pt" ||
+           file.name.ends_with(".metadata");
+  });
+  if (known || files.empty()) return;
+  throw Error(ErrorCode::already_exists, "a directory that holds no checkpoint is there already")
+      .at_path(path);
+}
+
+// The directory that becomes the store, and the file in it (empty for kinds that are directories).
 struct Target {
   std::string directory;
   std::string file;
@@ -40,10 +59,11 @@ Target target_of(const std::string& path, CheckpointKind kind) {
   const std::filesystem::path as_path(path);
   const std::string extension = as_path.extension().string();
   const bool names_file = extension == ".safetensors" || extension == ".pt" || extension == ".pth";
-  if (kind == CheckpointKind::dcp) {
+  if (kind == CheckpointKind::dcp || is_olmo(kind)) {
     if (names_file) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a DCP checkpoint is a directory, the target names a file")
+      throw Error(ErrorCode::invalid_argument, "a checkpoint of kind " +
+                                                   std::string(to_string(kind)) +
+                                                   " is a directory, the target names a file")
           .at_path(path);
     }
     return {path, ""};
@@ -94,7 +114,13 @@ ConvertReport convert(const std::string& source, const std::string& target,
                 "a size for each file makes a set of safetensors, whose target is a directory")
         .at_path(target);
   }
-  const auto store = posix_store(where.directory);
+  const IfExists if_exists = options.overwrite ? IfExists::replace : IfExists::fail;
+  std::optional<ReplacedDirectory> whole;
+  if (is_olmo(options.to)) {
+    if (options.overwrite) require_checkpoint(where.directory);
+    whole.emplace(where.directory, if_exists);
+  }
+  const auto store = posix_store(whole ? whole->working() : where.directory);
   ConvertReport report;
   report.tensors =
       static_cast<std::uint64_t>(std::count_if(leaves.begin(), leaves.end(), [](const Leaf& leaf) {
@@ -110,7 +136,8 @@ ConvertReport convert(const std::string& source, const std::string& target,
                  options,
                  *store,
                  where.file,
-                 options.overwrite ? IfExists::replace : IfExists::fail,
+                 where.directory,
+                 if_exists,
                  threads,
                  static_cast<std::size_t>(std::clamp<std::uint64_t>(share, 64 << 10, 1 << 20)),
                  meter,
@@ -127,11 +154,13 @@ ConvertReport convert(const std::string& source, const std::string& target,
     case CheckpointKind::safetensors:
       write_safetensors(job);
       break;
-    case CheckpointKind::olmo_legacy:
-    case CheckpointKind::olmo_local:
     case CheckpointKind::rank_files:
       throw Error(ErrorCode::unsupported, "checkpoints of this kind are read, not written: " +
                                               std::string(to_string(options.to)));
+    default:
+      write_olmo(job);
+      whole->commit();
+      break;
   }
   meter.finish();
   report.io = counters.report();

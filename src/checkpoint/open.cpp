@@ -8,6 +8,7 @@
 
 #include "checkpoint/guard.h"
 #include "checkpoint/rank_files.h"
+#include "storage/posix/replaced_directory.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -46,6 +47,10 @@ std::string_view to_string(CheckpointKind kind) noexcept {
       return "torch";
     case CheckpointKind::safetensors:
       return "safetensors";
+    case CheckpointKind::olmo_full:
+      return "olmo-full";
+    case CheckpointKind::olmo_torch_new:
+      return "olmo-torch-new";
     case CheckpointKind::olmo_legacy:
       return "olmo-legacy";
     case CheckpointKind::olmo_local:
@@ -65,6 +70,9 @@ const Leaf* Checkpoint::find(std::string_view name) const {
 Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
+    // A crash while an OLMo directory was replaced may have left the old one under another name.
+    const std::string replaced = replaced_directory_of(path);
+    if (!replaced.empty()) return open_checkpoint(posix_store(replaced), options);
     throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
   }
   if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path), options);
@@ -87,6 +95,10 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& opti
   if (store->exists(kDcpMetadata)) return open_dcp(std::move(store));
   store = guard_directory(std::move(store));
   std::vector<ObjectInfo> files = store->list();
+  if (const auto olmo = olmo_kind_of(files)) {
+    return *olmo == CheckpointKind::olmo_torch_new ? open_olmo_torch_new(std::move(store))
+                                                   : open_olmo_full(std::move(store));
+  }
   const auto any_ends_with = [&files](std::string_view suffix) {
     return std::any_of(files.begin(), files.end(),
                        [suffix](const ObjectInfo& file) { return has_suffix(file, suffix); });

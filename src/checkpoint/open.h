@@ -36,6 +36,14 @@ inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
 [[nodiscard]] std::optional<std::string> index_total_fault(const safetensors::Index& index,
                                                            const std::vector<Leaf>& leaves);
 
+// The OLMo kind that a directory with these files is (by their names), if any.
+[[nodiscard]] std::optional<CheckpointKind> olmo_kind_of(const std::vector<ObjectInfo>& files);
+[[nodiscard]] Checkpoint open_olmo_full(std::shared_ptr<Store> store);
+[[nodiscard]] Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store);
+// The state dict in a safetensors file with OLMo's names (F-06). Throws `unsupported` for other
+// names.
+[[nodiscard]] Value read_olmo_safetensors(const std::shared_ptr<const ByteSource>& source);
+
 [[nodiscard]] dcp::Metadata read_dcp_metadata(const Store& store);
 
 // Proves P-14 for every tensor of an opened checkpoint.

@@ -1,10 +1,10 @@
 // OLMo's local checkpoints: every rank's flat parameters and optimizer state as they were in memory
 // (F-05, O-70 to O-77).
 #include <algorithm>
-#include <charconv>
 #include <map>
 
 #include "checkpoint/rank_files.h"
+#include "format/olmo/config.h"
 #include "format/sharded/sharded.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -25,18 +25,11 @@ constexpr std::string_view kWorldFile = "metadata.yaml";
 // `world_size: N`, the only thing that is in metadata.yaml (F-08, O-77).
 int world_size_in(const Store& store) {
   const auto source = store.open(kWorldFile);
-  const auto bytes = read_all(*source, 4096);
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  constexpr std::string_view kKey = "world_size:";
-  const std::size_t key = text.find(kKey);
-  std::string_view number = key == std::string_view::npos ? "" : text.substr(key + kKey.size());
-  number.remove_prefix(std::min(number.find_first_not_of(' '), number.size()));
-  int world = 0;
-  const auto [end, problem] = std::from_chars(number.data(), number.data() + number.size(), world);
-  if (problem != std::errc() || world <= 0) {
-    throw Error(ErrorCode::corrupt, "expected 'world_size: N'").at_path(source->name());
+  try {
+    return olmo::world_size_of(read_all(*source, olmo::kYamlLimit));
+  } catch (Error& error) {
+    throw error.at_path(source->name());
   }
-  return world;
 }
 
 // Names and places of one rank's parameters.

@@ -9,20 +9,30 @@
 #include "checkpoint/save_plan.h"
 #include "checkpoint/seal.h"
 #include "checkpoint/targets.h"
+#include "checkpoint/write_archive.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
-// The leaves as one rank's proposal: every tensor one chunk.
-std::vector<WriteItem> whole_leaves(const std::vector<Leaf>& leaves) {
-  std::vector<WriteItem> items;
+// The leaves as one proposal a rank: rows are shared, what has none is the first rank's.
+std::vector<std::vector<WriteItem>> proposals_of(const std::vector<Leaf>& leaves, int ranks) {
+  std::vector<std::vector<WriteItem>> proposals(static_cast<std::size_t>(ranks));
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     WriteItem item = item_of(leaves[i], i);
-    if (item.is_tensor) item.box = whole(item.shape);
-    items.push_back(std::move(item));
+    const bool has_rows = item.is_tensor && !item.shape.empty() && numel(item.shape) > 0;
+    if (!has_rows) {
+      if (item.is_tensor) item.box = whole(item.shape);
+      proposals[0].push_back(std::move(item));
+      continue;
+    }
+    const std::vector<Box> chunks = row_chunks(item.shape, ranks);
+    for (std::size_t rank = 0; rank < chunks.size(); ++rank) {
+      item.box = chunks[rank];
+      proposals[rank].push_back(item);
+    }
   }
-  return items;
+  return proposals;
 }
 
 WrittenItem write_item(const ConvertJob& job, const WriteItem& item, std::size_t index,
@@ -33,7 +43,7 @@ WrittenItem write_item(const ConvertJob& job, const WriteItem& item, std::size_t
   TensorReader reader(tensor, leaf.name);
   const Slice all = item.box;
   WrittenItem written{
-      index, writer.tensor(item.dtype, item.shape, item.requires_grad,
+      index, writer.tensor(item.dtype, item.box.sizes, item.requires_grad,
                            [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
                              reader.read(all, begin, count, buffer.data());
                              const std::size_t bytes =
@@ -41,33 +51,67 @@ WrittenItem write_item(const ConvertJob& job, const WriteItem& item, std::size_t
                              job.meter.add(bytes);
                              return ByteView(buffer).first(bytes);
                            })};
-  reader.check_rest(job.checked);
-  job.counters.add(reader.report());
+  const bool compared = job.compared.contains(&tensor);
+  if (!compared) reader.check_rest(job.checked);
+  IoReport report = reader.report();
+  if (compared) report.bytes_unchecked = 0;
+  job.counters.add(report);
   return written;
+}
+
+std::vector<const Leaf*> tensors_of(const std::vector<Leaf>& leaves) {
+  std::vector<const Leaf*> tensors;
+  for (const Leaf& leaf : leaves) {
+    if (leaf.value.is(Value::Kind::tensor)) tensors.push_back(&leaf);
+  }
+  return tensors;
 }
 
 }  // namespace
 
-void write_dcp(const ConvertJob& job) {
+std::vector<Box> row_chunks(const Shape& shape, int ranks) {
+  const std::int64_t rows = shape.at(0);
+  const std::int64_t step = rows / ranks + (rows % ranks == 0 ? 0 : 1);
+  std::vector<Box> chunks;
+  for (std::int64_t begin = 0; begin < rows; begin += step) {
+    Box box = whole(shape);
+    box.offsets[0] = begin;
+    box.sizes[0] = std::min(step, rows - begin);
+    chunks.push_back(std::move(box));
+  }
+  return chunks;
+}
+
+void write_dcp(ConvertJob& job) {
   if (job.if_exists == IfExists::fail && job.store.exists(kDcpMetadata)) {
     throw Error(ErrorCode::already_exists, "a checkpoint is there already")
         .at_path(job.store.name());
   }
   remove_leftovers(job.store);
   const std::string attempt = random_attempt();
-  const std::vector<std::vector<WriteItem>> proposals = {whole_leaves(job.leaves)};
-  const std::vector<WriteItem>& items = proposals[0];
-  // File f takes items f, f + files, f + 2 files...: the order of the leaves spreads large ones.
-  const std::size_t files = std::min<std::size_t>(static_cast<std::size_t>(job.threads),
-                                                  std::max<std::size_t>(items.size(), 1));
+  const std::vector<std::vector<WriteItem>> proposals = proposals_of(job.leaves, job.options.ranks);
+  const std::size_t ranks = proposals.size();
+  // Slices of one checksummed storage go to several files: it is checked on its own.
+  if (ranks > 1) check_sources(job, tensors_of(job.leaves));
+  // A file a rank. One rank has a file a thread: file f takes items f, f + files, f + 2 files...,
+  // which spreads large ones.
+  const std::size_t files =
+      ranks > 1
+          ? ranks
+          : std::clamp<std::size_t>(proposals[0].size(), 1, static_cast<std::size_t>(job.threads));
   std::vector<std::vector<WrittenItem>> by_file(files);
   DigestsByName digests;
   std::mutex mutex;  // guards digests
   parallel_for(job.threads, files, [&](std::size_t file) {
-    const std::string name = "__0_" + std::to_string(file) + "_" + attempt + ".distcp";
+    const std::size_t rank = ranks > 1 ? file : 0;
+    const std::size_t number = ranks > 1 ? 0 : file;
+    const std::string name =
+        "__" + std::to_string(rank) + "_" + std::to_string(number) + "_" + attempt + ".distcp";
     DigestSink sink(job.store.create(name, IfExists::fail));
     ItemWriter writer(sink, name, job.window);
-    for (std::size_t i = file; i < items.size(); i += files) {
+    const std::vector<WriteItem>& items = proposals[rank];
+    const std::size_t step = ranks > 1 ? 1 : files;
+    for (std::size_t i = number; i < items.size(); i += step) {
       by_file[file].push_back(write_item(job, items[i], i, writer));
     }
     sink.commit();
@@ -77,13 +121,16 @@ void write_dcp(const ConvertJob& job) {
     const std::lock_guard lock(mutex);
     digests[name] = {writer.written(), sink.digests(), 0};
   });
-  std::vector<std::vector<WrittenItem>> written(1);
-  for (const auto& part : by_file) written[0].insert(written[0].end(), part.begin(), part.end());
+  std::vector<std::vector<WrittenItem>> written(ranks);
+  for (std::size_t file = 0; file < files; ++file) {
+    auto& items = written[ranks > 1 ? file : 0];
+    items.insert(items.end(), by_file[file].begin(), by_file[file].end());
+  }
   std::sort(written[0].begin(), written[0].end(),
             [](const WrittenItem& a, const WrittenItem& b) { return a.item < b.item; });
   dcp::Metadata metadata = metadata_of(proposals, written);
   metadata.version = "1.0.0";
-  metadata.checkpoint_id = job.store.name();
+  metadata.checkpoint_id = job.final_name;
   commit_dcp(job.store, metadata, std::move(digests), job.if_exists);
 }
 

@@ -33,5 +33,15 @@ void add_verify(CLI::App& app, Common& common, Action& action);
 void add_diff(CLI::App& app, Common& common, Action& action);
 void add_seal(CLI::App& app, Common& common, Action& action);
 void add_convert(CLI::App& app, Common& common, Action& action);
+void add_unshard(CLI::App& app, Common& common, Action& action);
+void add_reshard(CLI::App& app, Common& common, Action& action);
+
+// Options of the commands that convert: threads, memory, overwriting; and how OLMo kinds are laid
+// out.
+void add_work(CLI::App& command, ConvertOptions& options);
+void add_olmo(CLI::App& command, ConvertOptions& options);
+// Converts with a progress bar called `verb`, and prints the report.
+int run_conversion(const std::string& verb, const std::string& source, const std::string& target,
+                   ConvertOptions how, const Common& common);
 
 }  // namespace tessera::cli

@@ -11,9 +11,13 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "tessera/error.h"
+#include "value/render.h"
 
 namespace tessera::cli {
 namespace {
+
+constexpr CheckpointKind kOlmoKinds[] = {CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new,
+                                         CheckpointKind::olmo_legacy, CheckpointKind::olmo_local};
 
 struct Options {
   std::string source;
@@ -25,6 +29,9 @@ struct Options {
 };
 
 CheckpointKind kind_of(const Options& options) {
+  for (const CheckpointKind kind : kOlmoKinds) {
+    if (options.to == to_string(kind)) return kind;
+  }
   const std::string extension = std::filesystem::path(options.target).extension().string();
   if (options.to == "safetensors" || (options.to.empty() && extension == ".safetensors")) {
     return CheckpointKind::safetensors;
@@ -35,7 +42,7 @@ CheckpointKind kind_of(const Options& options) {
   }
   if (options.to == "dcp") return CheckpointKind::dcp;
   throw Error(ErrorCode::invalid_argument,
-              "say --to dcp, torch or safetensors: the target's name does not tell")
+              "say --to dcp, torch, safetensors or olmo-...: the target's name does not tell")
       .at_path(options.target);
 }
 
@@ -43,12 +50,19 @@ int convert(const Options& options, const Common& common) {
   ConvertOptions how = options.convert;
   how.to = kind_of(options);
   if (options.dequantize) how.dequantize = dtype_from_torch(options.dtype);
+  return run_conversion("convert", options.source, options.target, how, common);
+}
+
+}  // namespace
+
+int run_conversion(const std::string& verb, const std::string& source, const std::string& target,
+                   ConvertOptions how, const Common& common) {
   const auto begin = std::chrono::steady_clock::now();
   ConvertReport report;
   {
-    ProgressBar bar("convert", common);
+    ProgressBar bar(verb, common);
     how.progress = bar.hook();
-    report = tessera::convert(options.source, options.target, how);
+    report = tessera::convert(source, target, how);
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -60,21 +74,40 @@ int convert(const Options& options, const Common& common) {
     json["bytes_read"] = report.io.bytes_read;
     json["bytes_unchecked"] = report.io.bytes_unchecked;
     json["bytes_written"] = report.io.bytes_written;
+    json["notes"] = report.notes;
     json["seconds"] = seconds;
     fmt::print("{}\n", json.dump(1));
   } else if (!common.quiet) {
-    fmt::print("{}: {} tensors, {} read, {} written in {:.2f} s", options.target, report.tensors,
+    fmt::print("{}: {} tensors, {} read, {} written in {:.2f} s", target, report.tensors,
                human_bytes(report.io.bytes_read), human_bytes(report.io.bytes_written), seconds);
     if (report.values_in_metadata > 0) {
       fmt::print("; {} values that are not tensors travel in the file's metadata",
                  report.values_in_metadata);
     }
     fmt::print("\n");
+    for (const std::string& note : report.notes) fmt::print("note: {}\n", printable(note));
   }
   return kDone;
 }
 
-}  // namespace
+void add_work(CLI::App& command, ConvertOptions& options) {
+  command.add_option("--threads", options.threads, "working threads")->check(CLI::Range(1, 1024));
+  command.add_option("--memory", options.memory, "all buffers together, e.g. 64MiB")
+      ->transform(CLI::AsSizeValue(false));
+  command.add_flag("--overwrite", options.overwrite, "replace an existing target, atomically");
+}
+
+void add_olmo(CLI::App& command, ConvertOptions& options) {
+  command.add_option("--unit", options.olmo.unit,
+                     "olmo-local: regular expression of the modules with a flat parameter of "
+                     "their own; default: each blocks.N, or as the source");
+  command.add_flag_function(
+      "--orig-params,!--no-orig-params",
+      [&options](std::int64_t count) { options.olmo.orig_params = count > 0; },
+      "olmo-local: parameters aligned to 16 bytes, as use_orig_params=True does; default: as the "
+      "source, else yes");
+  command.add_option("--config", options.olmo.config, "config.yaml to copy; default: the source's");
+}
 
 void add_convert(CLI::App& app, Common& common, Action& action) {
   const auto options = std::make_shared<Options>();
@@ -84,13 +117,14 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
   command->add_option("target", options->target, "file (.safetensors, .pt) or directory")
       ->required();
   command->add_option("--to", options->to, "kind of the target; default: by its extension")
-      ->check(CLI::IsMember({"dcp", "torch", "safetensors"}));
+      ->check(CLI::IsMember({"dcp", "torch", "safetensors", "olmo-full", "olmo-torch-new",
+                             "olmo-legacy", "olmo-local"}));
   command->add_option("--only", options->convert.only,
                       "names that match this glob; may be repeated");
-  command->add_option("--threads", options->convert.threads, "working threads")
-      ->check(CLI::Range(1, 1024));
-  command->add_option("--memory", options->convert.memory, "all buffers together, e.g. 64MiB")
-      ->transform(CLI::AsSizeValue(false));
+  command
+      ->add_option("--ranks", options->convert.ranks,
+                   "dcp and olmo kinds but olmo-full: for this many ranks")
+      ->check(CLI::Range(1, 1 << 20));
   command
       ->add_option("--max-shard-size", options->convert.max_shard_size,
                    "safetensors: several files of at most this size and an index, e.g. 5GB")
@@ -105,8 +139,8 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
       ->add_option("--header-limit", options->convert.open.header_limit,
                    "longest safetensors header that is read; default: 100MB")
       ->transform(CLI::AsSizeValue(true));
-  command->add_flag("--overwrite", options->convert.overwrite,
-                    "replace an existing target, atomically");
+  add_olmo(*command, options->convert);
+  add_work(*command, options->convert);
   add_common(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return convert(*options, common); }; });

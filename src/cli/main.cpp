@@ -21,6 +21,8 @@ Examples:
   tessera seal checkpoint/                       digests for what PyTorch wrote
   tessera convert checkpoint/ model.safetensors  one file, streamed, bounded memory
   tessera convert model.pt checkpoint/ --to dcp  a distributed checkpoint
+  tessera unshard step1000/ step1000-unsharded/  model.pt, optim.pt, train.pt, config.yaml
+  tessera reshard step1000/ step1000-on-8/ --ranks 8
   tessera diff checkpoint/ model.safetensors     by name, bit for bit
 
 Exit codes: 0 done; 1 the answer is no (verify, diff); 2 wrong usage; 3 could not.)";
@@ -43,6 +45,8 @@ int run(int argc, char** argv) {
   add_seal(app, common, action);
   add_diff(app, common, action);
   add_convert(app, common, action);
+  add_unshard(app, common, action);
+  add_reshard(app, common, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

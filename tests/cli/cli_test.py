@@ -98,6 +98,35 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(tessera("convert", source, self.work / "b", "--to", "dcp", "--dtype", "float16").returncode, 2)
         self.refused("limit", "convert", source, self.work / "c.pt", "--header-limit", "100")
 
+    def test_unshard_and_reshard(self):
+        done = tessera("convert", self.dcp, self.work / "step1", "--to", "olmo-legacy", "--ranks", 3)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("note: no config.yaml", done.stdout)
+        (self.work / "step1/config.yaml").write_text("run_name: x\nsharded_checkpointer: torch_legacy\n")
+        self.assertEqual(tessera("reshard", self.work / "step1", self.work / "step1-on-2", "--ranks", 2).returncode, 0)
+        self.assertEqual(sorted(p.name for p in (self.work / "step1-on-2").iterdir()),
+                         ["config.yaml", "rank0.pt", "rank1.pt"])
+        done = tessera("unshard", self.work / "step1-on-2", self.work / "whole")
+        self.assertEqual((done.returncode, done.stdout.count("note:")), (0, 0), done.stderr)
+        self.assertEqual(sorted(p.name for p in (self.work / "whole").iterdir()),
+                         ["config.yaml", "model.pt", "optim.pt"])
+        for other in ("step1-on-2", "whole"):
+            done = tessera("diff", self.work / "step1", self.work / other)
+            self.assertEqual((done.returncode, done.stdout), (0, "equal: 28 leaves, bit for bit\n"))
+        self.refused("already_exists", "unshard", self.work / "step1", self.work / "whole")
+        done = tessera("convert", self.work / "step1", self.work / "whole", "--to", "olmo-local", "--ranks", 2,
+                       "--overwrite", "--unit", "net1")
+        self.assertIn("note: config.yaml says sharded_checkpointer: torch_legacy, this is local", done.stdout)
+        self.assertEqual((self.work / "whole/metadata.yaml").read_text(), "world_size: 2\n")
+        done = tessera("reshard", self.work / "whole", self.work / "on-5", "--ranks", 5, "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(json.loads(done.stdout)["notes"]), 1)
+        tessera("reshard", self.dcp, self.work / "dcp-on-3", "--ranks", 3)
+        self.assertEqual(json.loads(tessera("stat", self.work / "dcp-on-3", "--json").stdout)["world_size"], 3)
+        self.assertEqual(tessera("diff", self.dcp, self.work / "dcp-on-3").returncode, 0)
+        self.refused("invalid_argument", "reshard", GOLDEN / "train.pt", self.work / "x", "--ranks", 2, exit_code=2)
+        self.assertEqual(tessera("reshard", self.dcp, self.work / "x").returncode, 2)
+
     def test_an_existing_target_is_kept(self):
         target = self.work / "a.safetensors"
         target.write_text("mine")

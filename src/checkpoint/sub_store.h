@@ -1,0 +1,59 @@
+// A directory of a store as a store of its own.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tessera/storage.h"
+
+namespace tessera {
+
+// Keeps the parent alive only when given as a shared pointer.
+class SubStore final : public Store {
+ public:
+  SubStore(Store& parent, std::string directory)
+      : parent_(parent), prefix_(std::move(directory) + "/"), name_(parent.name() + "/" + prefix_) {
+    name_.pop_back();
+  }
+  SubStore(std::shared_ptr<Store> parent, std::string directory)
+      : SubStore(*parent, std::move(directory)) {
+    owner_ = std::move(parent);
+  }
+
+  [[nodiscard]] const std::string& name() const override { return name_; }
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
+    std::string directory = prefix_ + std::string(prefix);
+    while (directory.ends_with('/')) directory.pop_back();
+    std::vector<ObjectInfo> objects = parent_.list(directory);
+    for (ObjectInfo& object : objects) object.name.erase(0, prefix_.size());
+    return objects;
+  }
+  [[nodiscard]] bool exists(std::string_view name) const override {
+    return parent_.exists(full(name));
+  }
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    return parent_.open(full(name));
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                 std::uint64_t size_hint) override {
+    return parent_.create(full(name), if_exists, size_hint);
+  }
+  void remove(std::string_view name) override { parent_.remove(full(name)); }
+  // Those of the whole parent: a store does not say which are whose.
+  void remove_unfinished() override { parent_.remove_unfinished(); }
+  void sync() override { parent_.sync(); }
+
+ private:
+  // The parent refuses an absolute name only at its own root.
+  [[nodiscard]] std::string full(std::string_view name) const {
+    return prefix_ + std::string(name);
+  }
+
+  Store& parent_;
+  std::string prefix_;  // ends with a slash
+  std::string name_;
+  std::shared_ptr<Store> owner_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,50 @@
+// tessera reshard: the same kind of checkpoint for another number of ranks.
+#include <memory>
+
+#include "cli/commands.h"
+#include "tessera/error.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Options {
+  std::string source;
+  std::string target;
+  ConvertOptions convert;
+};
+
+int reshard(const Options& options, const Common& common) {
+  ConvertOptions how = options.convert;
+  how.to = open_checkpoint(options.source).kind;
+  if (how.to == CheckpointKind::torch_file || how.to == CheckpointKind::safetensors ||
+      how.to == CheckpointKind::olmo_full) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        "a checkpoint of kind " + std::string(to_string(how.to)) + " has no ranks: use convert")
+        .at_path(options.source);
+  }
+  return run_conversion("reshard", options.source, options.target, how, common);
+}
+
+}  // namespace
+
+void add_reshard(CLI::App& app, Common& common, Action& action) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "reshard", "Writes the same kind of checkpoint (DCP, OLMo) for another number of ranks");
+  command->footer(R"(
+Examples:
+  tessera reshard step1000/ step1000-on-8/ --ranks 8)");
+  command->add_option("source", options->source, "DCP or OLMo checkpoint")->required();
+  command->add_option("target", options->target, "directory")->required();
+  command->add_option("--ranks", options->convert.ranks, "the new number of ranks")
+      ->required()
+      ->check(CLI::Range(1, 1 << 20));
+  add_olmo(*command, options->convert);
+  add_work(*command, options->convert);
+  add_common(*command, common);
+  command->callback(
+      [=, &common, &action] { action = [=, &common] { return reshard(*options, common); }; });
+}
+
+}  // namespace tessera::cli

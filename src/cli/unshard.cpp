@@ -1,0 +1,45 @@
+// tessera unshard: a sharded training checkpoint into OLMo's unsharded files.
+#include <memory>
+
+#include "cli/commands.h"
+#include "tessera/error.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Options {
+  std::string source;
+  std::string target;
+  ConvertOptions convert;
+};
+
+}  // namespace
+
+void add_unshard(CLI::App& app, Common& common, Action& action) {
+  const auto options = std::make_shared<Options>();
+  options->convert.to = CheckpointKind::olmo_full;
+  CLI::App* command = app.add_subcommand(
+      "unshard",
+      "Writes model.pt, optim.pt, train.pt and config.yaml of an OLMo or DCP checkpoint");
+  command->footer(R"(
+Examples:
+  tessera unshard step1000/ step1000-unsharded/
+  tessera unshard step1000/ model/ --model-only --safetensors)");
+  command->add_option("source", options->source, "OLMo or DCP checkpoint")->required();
+  command->add_option("target", options->target, "directory")->required();
+  command->add_flag("--safetensors", options->convert.olmo.safetensors,
+                    "model and optim as safetensors, with the names that OLMo gives");
+  command->add_flag("--model-only", options->convert.olmo.model_only,
+                    "no optimizer, no trainer state");
+  command->add_option("--config", options->convert.olmo.config,
+                      "config.yaml to copy; default: the source's");
+  add_work(*command, options->convert);
+  add_common(*command, common);
+  command->callback([=, &common, &action] {
+    action = [=, &common] {
+      return run_conversion("unshard", options->source, options->target, options->convert, common);
+    };
+  });
+}
+
+}  // namespace tessera::cli

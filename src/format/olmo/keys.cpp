@@ -1,0 +1,89 @@
+#include "format/olmo/keys.h"
+
+#include <algorithm>
+
+#include "format/pickle/pickle.h"
+#include "tessera/error.h"
+
+namespace tessera::olmo {
+namespace {
+
+constexpr std::string_view kAlphabet =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+constexpr std::size_t kLongestName = 1 << 16;  // a longer one is no name of ours
+
+std::string to_base64(ByteView bytes) {
+  std::string text;
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    std::uint32_t group = 0;
+    for (std::size_t j = 0; j < 3; ++j) {
+      group =
+          group << 8U | (i + j < bytes.size() ? std::to_integer<std::uint32_t>(bytes[i + j]) : 0U);
+    }
+    for (std::size_t j = 0; j < 4; ++j) {
+      const bool padding = i + j > bytes.size();
+      text += padding ? '=' : kAlphabet[group >> (18 - 6 * j) & 63U];
+    }
+  }
+  return text;
+}
+
+std::optional<std::vector<std::byte>> from_base64(std::string_view text) {
+  if (text.empty() || text.size() % 4 != 0 || text.size() > kLongestName) return std::nullopt;
+  std::size_t padding = 0;
+  while (padding < 2 && text[text.size() - 1 - padding] == '=') ++padding;
+  std::vector<std::byte> bytes;
+  std::uint32_t group = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool is_padding = i >= text.size() - padding;
+    const std::size_t digit = is_padding ? 0 : kAlphabet.find(text[i]);
+    if (digit == std::string_view::npos) return std::nullopt;
+    group = group << 6U | static_cast<std::uint32_t>(digit);
+    if (i % 4 != 3) continue;
+    for (int shift = 16; shift >= 0; shift -= 8) {
+      bytes.push_back(static_cast<std::byte>(group >> static_cast<unsigned>(shift) & 255U));
+    }
+    group = 0;
+  }
+  bytes.resize(bytes.size() - padding);
+  return bytes;
+}
+
+bool is_key(const Value& value) {
+  return value.is(Value::Kind::string) || value.is(Value::Kind::integer);
+}
+
+}  // namespace
+
+std::string encode_key(const Key& key) {
+  const Value pair = Value::tuple({Value::tuple(key.keys), key.pickled});
+  return to_base64(pickle::write(pair, {.protocol = 4, .persistent_id = {}, .reduce = {}}));
+}
+
+std::optional<Key> decode_key(std::string_view name) {
+  const auto bytes = from_base64(name);
+  if (!bytes || bytes->front() != std::byte{0x80}) return std::nullopt;
+  try {
+    const pickle::Parsed parsed = pickle::read(*bytes);
+    if (!parsed.value.is(Value::Kind::tuple) || parsed.value.size() != 2) return std::nullopt;
+    const Value& keys = parsed.value.items()[0];
+    const Value& flag = parsed.value.items()[1];
+    if (!keys.is(Value::Kind::tuple) || keys.size() == 0 || !flag.is(Value::Kind::boolean) ||
+        !std::all_of(keys.items().begin(), keys.items().end(), is_key)) {
+      return std::nullopt;
+    }
+    return Key{keys.items(), flag.as_bool()};
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::vector<std::byte> encode_value(const Value& value) {
+  return pickle::write(value, {.protocol = 4, .persistent_id = {}, .reduce = {}});
+}
+
+Value decode_value(ByteView bytes) {
+  return pickle::read(bytes).value;
+}
+
+}  // namespace tessera::olmo

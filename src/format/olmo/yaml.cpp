@@ -1,0 +1,246 @@
+// yaml-cpp finds the structure, event by event; what the events become is decided here.
+#include <algorithm>
+#include <istream>
+#include <map>
+#include <optional>
+#include <streambuf>
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/mark.h>
+#include <yaml-cpp/parser.h>
+
+#include "format/olmo/config.h"
+#include "format/olmo/yaml_scalar.h"
+#include "format/pickle/text.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera::olmo {
+namespace {
+
+using Kind = Value::Kind;
+
+constexpr std::size_t kDeepest = 100;
+constexpr std::size_t kMultiplied = 10;  // how far aliases may multiply a document
+constexpr std::string_view kCore = "tag:yaml.org,2002:";
+
+[[noreturn]] void refuse(ErrorCode code, const std::string& what, const YAML::Mark& mark) {
+  Error error(code, what);
+  if (mark.pos >= 0) error.at_offset(static_cast<std::uint64_t>(mark.pos));
+  throw error;
+}
+
+[[noreturn]] void refuse_tag(const std::string& tag, const YAML::Mark& mark) {
+  if (tag.starts_with(std::string(kCore) + "python/") || tag.starts_with("!python/")) {
+    refuse(ErrorCode::unsafe, "the YAML tag " + printable(tag, 100) + " names a Python object",
+           mark);
+  }
+  refuse(ErrorCode::unsupported, "the YAML tag " + printable(tag, 100) + " is not known", mark);
+}
+
+// Reading memory as a stream, which is what the parser takes.
+class MemoryBuffer final : public std::streambuf {
+ public:
+  explicit MemoryBuffer(ByteView bytes) {
+    // A get area is not written to.
+    auto* begin = reinterpret_cast<char*>(const_cast<std::byte*>(bytes.data()));
+    setg(begin, begin, begin + bytes.size());
+  }
+};
+
+class Builder final : public YAML::EventHandler {
+ public:
+  explicit Builder(std::size_t size) : most_nodes_(size * kMultiplied) {}
+
+  [[nodiscard]] const Value& root() const { return root_; }
+
+  void OnDocumentStart(const YAML::Mark& mark) override {}
+  void OnDocumentEnd() override {}
+
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { add({}, 1, anchor, mark); }
+
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    add(scalar(tag, value, mark), 1, anchor, mark);
+  }
+
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    const auto found = anchors_.find(anchor);
+    if (found == anchors_.end()) {
+      refuse(ErrorCode::corrupt, "a YAML alias of nothing, or of what it stands in", mark);
+    }
+    const Anchored known = found->second;
+    add(known.value, known.nodes, YAML::NullAnchor, mark);
+  }
+
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value style) override {
+    require_tag(tag, "seq", mark);
+    push(Value::list(), anchor, mark);
+  }
+  void OnSequenceEnd() override { pop(); }
+
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value style) override {
+    require_tag(tag, "map", mark);
+    push(Value::dict(), anchor, mark);
+  }
+  void OnMapEnd() override { pop(); }
+
+ private:
+  struct Anchored {
+    Value value;
+    std::size_t nodes = 0;  // in the subtree, aliases counted in full
+  };
+  struct Frame {
+    Value value;
+    YAML::anchor_t anchor = YAML::NullAnchor;
+    YAML::Mark mark;
+    std::size_t nodes = 1;
+    std::optional<Value> key;  // of a dict, while its value is awaited
+  };
+
+  static void require_tag(const std::string& tag, std::string_view own, const YAML::Mark& mark) {
+    if (!tag.empty() && tag != "?" && tag != "!" && tag != std::string(kCore) + std::string(own))
+      refuse_tag(tag, mark);
+  }
+
+  static Value scalar(const std::string& tag, const std::string& text, const YAML::Mark& mark) {
+    if (tag == "?") return plain_scalar(text);
+    if (tag.empty() || tag == "!" || tag == std::string(kCore) + "str") return text;
+    if (!tag.starts_with(kCore)) refuse_tag(tag, mark);
+    const std::string_view type = std::string_view(tag).substr(kCore.size());
+    const Value value = plain_scalar(text);
+    const Kind wanted = type == "int"     ? Kind::integer
+                        : type == "float" ? Kind::real
+                        : type == "bool"  ? Kind::boolean
+                                          : Kind::none;
+    if (wanted == Kind::none && type != "null") refuse_tag(tag, mark);
+    if (wanted == Kind::real && value.is(Kind::integer)) return value.as_real();
+    if (!value.is(wanted)) {
+      refuse(ErrorCode::corrupt,
+             "the YAML value " + printable(text, 60) + " is no " + std::string(type), mark);
+    }
+    return value;
+  }
+
+  void push(Value container, YAML::anchor_t anchor, const YAML::Mark& mark) {
+    if (frames_.size() >= kDeepest) {
+      refuse(ErrorCode::limit, "YAML nested deeper than " + std::to_string(kDeepest), mark);
+    }
+    Frame& frame = frames_.emplace_back();
+    frame.value = std::move(container);
+    frame.anchor = anchor;
+    frame.mark = mark;
+  }
+
+  void pop() {
+    const Frame frame = std::move(frames_.back());
+    frames_.pop_back();
+    add(frame.value, frame.nodes, frame.anchor, frame.mark);
+  }
+
+  void add(const Value& value, std::size_t nodes, YAML::anchor_t anchor, const YAML::Mark& mark) {
+    if (anchor != YAML::NullAnchor) anchors_[anchor] = {value, nodes};
+    if (frames_.empty()) {
+      root_ = value;
+      return;
+    }
+    Frame& frame = frames_.back();
+    frame.nodes += nodes;
+    if (frame.nodes > most_nodes_) {
+      refuse(ErrorCode::limit, "YAML aliases multiply the document more than tenfold", mark);
+    }
+    if (frame.value.is(Kind::list)) {
+      frame.value.items().push_back(value);
+    } else if (!frame.key) {
+      set_key(frame, value, mark);
+    } else {
+      frame.value.set_item(*frame.key, value);
+      frame.key.reset();
+    }
+  }
+
+  static void set_key(Frame& frame, const Value& key, const YAML::Mark& mark) {
+    if (key.is(Kind::list) || key.is(Kind::dict) || key.is(Kind::none)) {
+      refuse(ErrorCode::corrupt, "a YAML key is " + std::string(describe(key.kind())), mark);
+    }
+    if (key.is(Kind::string) && key.as_string() == "<<") {
+      refuse(ErrorCode::unsupported, "a YAML merge key", mark);
+    }
+    const auto same = [&key](const Value::Pair& pair) { return pair.first == key; };
+    const auto& pairs = frame.value.pairs();
+    const bool twice = key.is(Kind::string) ? frame.value.find(key.as_string()) != nullptr
+                                            : std::any_of(pairs.begin(), pairs.end(), same);
+    if (twice) refuse(ErrorCode::corrupt, "the YAML key " + render(key, 60) + " is twice", mark);
+    frame.key = key;
+  }
+
+  const std::size_t most_nodes_;
+  Value root_;
+  std::vector<Frame> frames_;
+  std::map<YAML::anchor_t, Anchored> anchors_;  // those that are complete
+};
+
+void require_text(ByteView bytes) {
+  if (bytes.size() > kYamlLimit) {
+    throw Error(ErrorCode::limit, "YAML of " + std::to_string(bytes.size()) +
+                                      " bytes, expected at most " + std::to_string(kYamlLimit));
+  }
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (text.starts_with("\xef\xbb\xbf")) {
+    throw Error(ErrorCode::corrupt, "YAML that begins with a byte order mark").at_offset(0);
+  }
+  // Everything but tab and line ends below space; UTF-16 has NULs.
+  const auto control = std::find_if(text.begin(), text.end(), [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n' && c != '\r';
+  });
+  if (control != text.end()) {
+    throw Error(ErrorCode::corrupt, "a control character in YAML")
+        .at_offset(static_cast<std::uint64_t>(control - text.begin()));
+  }
+  pickle::require_utf8(text);
+}
+
+}  // namespace
+
+Value parse_yaml(ByteView text) {
+  require_text(text);
+  MemoryBuffer buffer(text);
+  std::istream stream(&buffer);
+  Builder builder(text.size());
+  try {
+    YAML::Parser parser(stream);
+    if (!parser.HandleNextDocument(builder)) return {};
+    Builder second(text.size());
+    if (parser.HandleNextDocument(second)) {
+      throw Error(ErrorCode::corrupt, "several YAML documents, expected one");
+    }
+  } catch (const YAML::Exception& error) {
+    refuse(ErrorCode::corrupt, "not YAML: " + error.msg, error.mark);
+  }
+  return builder.root();
+}
+
+int world_size_of(ByteView metadata_yaml) {
+  const Value root = parse_yaml(metadata_yaml);
+  const Value* size = root.is(Kind::dict) ? root.find("world_size") : nullptr;
+  if (size == nullptr) throw Error(ErrorCode::corrupt, "no world_size in the metadata");
+  if (!size->is(Kind::integer) || !size->as_integer().big.empty() || size->as_int() < 1 ||
+      size->as_int() > kMostRanks) {
+    throw Error(ErrorCode::corrupt, "a world_size of " + render(*size, 60) +
+                                        ", expected a number from 1 to " +
+                                        std::to_string(kMostRanks));
+  }
+  return static_cast<int>(size->as_int());
+}
+
+std::optional<std::string> sharded_checkpointer_of(ByteView config_yaml) {
+  const Value root = parse_yaml(config_yaml);
+  const Value* name = root.is(Kind::dict) ? root.find("sharded_checkpointer") : nullptr;
+  if (name == nullptr || !name->is(Kind::string)) return std::nullopt;
+  return name->as_string();
+}
+
+}  // namespace tessera::olmo

@@ -1,0 +1,140 @@
+#include "storage/posix/replaced_directory.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <vector>
+
+#include "base/random_id.h"
+#include "storage/posix/system.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kOldMark = ".old-";
+
+std::string without_slashes(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path;
+}
+
+std::string parent_of(const std::string& path) {
+  const std::string parent = fs::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+bool is_there(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) == 0) return true;
+  if (errno != ENOENT) throw_errno(errno, "look for", path);
+  return false;
+}
+
+// A plain rename takes the place of an empty directory, and of no other; without `empty_too` of
+// none, where the file system can promise that.
+void rename_to(const std::string& from, const std::string& to, bool empty_too) {
+  const unsigned flags = empty_too ? 0U : RENAME_NOREPLACE;
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return;
+  const bool no_such_flag = flags != 0 && (errno == EINVAL || errno == ENOSYS);
+  if (no_such_flag && ::rename(from.c_str(), to.c_str()) == 0) return;
+  throw_errno(errno == ENOTEMPTY ? EEXIST : errno, "rename into place", to);
+}
+
+void sync_tree(const std::string& directory) {
+  std::error_code error;
+  fs::recursive_directory_iterator entry(directory, error);
+  for (const fs::recursive_directory_iterator end; !error && entry != end; entry.increment(error)) {
+    if (entry->is_directory()) sync_directory(entry->path().string());
+  }
+  if (error) throw_errno(error.value(), "list", directory);
+  sync_directory(directory);
+}
+
+void remove_tree(const std::string& directory) {
+  std::error_code error;
+  fs::remove_all(directory, error);
+  if (error) throw_errno(error.value(), "remove what was replaced", directory);
+}
+
+}  // namespace
+
+ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists)
+    : path_(without_slashes(path)), if_exists_(if_exists) {
+  if (is_there(path_)) {
+    std::error_code error;
+    const bool directory = fs::is_directory(fs::symlink_status(path_, error));
+    if (!directory || (if_exists == IfExists::fail && !fs::is_empty(path_, error))) {
+      throw Error(ErrorCode::already_exists,
+                  directory ? "a directory with files in it is there already"
+                            : "something that is not a directory is there already")
+          .at_path(path_);
+    }
+  }
+  make_directories(parent_of(path_));
+  const std::string working = path_ + "-tmp-" + random_attempt();
+  if (::mkdir(working.c_str(), 0777) != 0) throw_errno(errno, "make directory", working);
+  working_ = working;
+}
+
+ReplacedDirectory::~ReplacedDirectory() {
+  std::error_code ignored;
+  if (!working_.empty()) fs::remove_all(working_, ignored);
+}
+
+void ReplacedDirectory::commit() {
+  if (working_.empty())
+    throw Error(ErrorCode::invalid_argument, "already committed").at_path(path_);
+  sync_tree(working_);
+  if (is_there(path_)) {
+    if (if_exists_ == IfExists::replace) {
+      exchange();
+      return;
+    }
+    rename_to(working_, path_, true);
+  } else {
+    rename_to(working_, path_, false);
+  }
+  working_.clear();
+  sync_directory(parent_of(path_));
+}
+
+void ReplacedDirectory::exchange() {
+  std::string old = working_;
+  if (::renameat2(AT_FDCWD, working_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) != 0) {
+    if (errno != EINVAL && errno != ENOSYS) throw_errno(errno, "exchange with", path_);
+    old = exchange_in_two_steps(working_, path_);
+  }
+  working_.clear();
+  sync_directory(parent_of(path_));
+  remove_tree(old);
+}
+
+std::string exchange_in_two_steps(const std::string& new_path, const std::string& old_path) {
+  const std::string aside = old_path + std::string(kOldMark) + random_attempt();
+  rename_to(old_path, aside, false);
+  sync_directory(parent_of(old_path));
+  rename_to(new_path, old_path, false);
+  return aside;
+}
+
+std::string replaced_directory_of(const std::string& path) {
+  const std::string plain = without_slashes(path);
+  const std::string start = fs::path(plain).filename().string() + std::string(kOldMark);
+  std::vector<std::string> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(parent_of(plain), error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with(start) && entry->is_directory(error)) found.push_back(entry->path());
+  }
+  return found.size() == 1 ? found.front() : std::string();
+}
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+// A directory that appears whole under its name, or not at all.
+//
+// Everything is written into a sibling, NAME-tmp-<attempt>; commit gives it the name. What had the
+// name before stays whole until then and is removed afterwards. See docs/design/commit.md.
+#pragma once
+
+#include <string>
+
+#include "tessera/storage.h"
+
+namespace tessera {
+
+class ReplacedDirectory {
+ public:
+  // Makes the sibling. With IfExists::fail a file, or a directory that is not empty, under the name
+  // is `already_exists`, checked again at commit; with IfExists::replace a file is.
+  ReplacedDirectory(const std::string& path, IfExists if_exists);
+  ReplacedDirectory(const ReplacedDirectory&) = delete;
+  ReplacedDirectory& operator=(const ReplacedDirectory&) = delete;
+  // Without commit the sibling is removed with all that is in it.
+  ~ReplacedDirectory();
+
+  // The sibling: write here.
+  [[nodiscard]] const std::string& working() const noexcept { return working_; }
+  // Makes all directories below durable (files must be, as those of a posix store are), gives the
+  // sibling the name in one step, and removes what had it before. At most once. A failure before
+  // that step leaves the old directory; one after it is reported, with the new one in place.
+  void commit();
+
+ private:
+  void exchange();
+
+  std::string path_;
+  IfExists if_exists_;
+  std::string working_;  // empty after commit
+};
+
+// Moves `old_path` out of the way and `new_path` to its name, on file systems that cannot exchange
+// two names. A crash between the two steps leaves only PATH.old-<id>, which `replaced_directory_of`
+// finds. Returns where the old one is now.
+[[nodiscard]] std::string exchange_in_two_steps(const std::string& new_path,
+                                                const std::string& old_path);
+// The one directory that a crash left as PATH.old-<id> when nothing has the name PATH; empty when
+// there is none, or several.
+[[nodiscard]] std::string replaced_directory_of(const std::string& path);
+
+}  // namespace tessera

@@ -1,0 +1,137 @@
+#include "storage/posix/replaced_directory.h"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "conformance/store_conformance.h"
+#include "storage/posix/temporary_directory.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+void write(const std::string& path, const std::string& text) {
+  fs::create_directories(fs::path(path).parent_path());
+  std::ofstream(path) << text;
+}
+
+std::string content(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::size_t entries(const std::string& directory) {
+  return static_cast<std::size_t>(
+      std::distance(fs::directory_iterator(directory), fs::directory_iterator()));
+}
+
+ErrorCode code_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  throw std::runtime_error("expected an Error");
+}
+
+TEST(ReplacedDirectory, AppearsAtCommitOnly) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a/step1";
+  ReplacedDirectory target(path + "/", IfExists::fail);
+  write(target.working() + "/model/rank0.pt", "new");
+  EXPECT_FALSE(fs::exists(path));
+  EXPECT_TRUE(target.working().starts_with(path + "-tmp-"));
+  target.commit();
+  EXPECT_EQ(content(path + "/model/rank0.pt"), "new");
+  EXPECT_EQ(entries(directory.path() + "/a"), 1U);
+  EXPECT_EQ(code_of([&] { target.commit(); }), ErrorCode::invalid_argument);
+}
+
+TEST(ReplacedDirectory, WithoutCommitNothingChanges) {
+  const TemporaryDirectory directory;
+  write(directory.path() + "/step1/old", "old");
+  {
+    const ReplacedDirectory target(directory.path() + "/step1", IfExists::replace);
+    write(target.working() + "/new", "new");
+  }
+  EXPECT_EQ(entries(directory.path()), 1U);
+  EXPECT_EQ(content(directory.path() + "/step1/old"), "old");
+}
+
+TEST(ReplacedDirectory, ReplacesTheWholeDirectory) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/step1";
+  write(path + "/model/old", "old");
+  ReplacedDirectory target(path, IfExists::replace);
+  write(target.working() + "/new", "new");
+  EXPECT_EQ(content(path + "/model/old"), "old");
+  target.commit();
+  EXPECT_EQ(content(path + "/new"), "new");
+  EXPECT_FALSE(fs::exists(path + "/model"));
+  EXPECT_EQ(entries(directory.path()), 1U);
+}
+
+TEST(ReplacedDirectory, WhatIsThereIsKept) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/step1";
+  write(path + "/old", "old");
+  EXPECT_EQ(code_of([&] { ReplacedDirectory(path, IfExists::fail); }), ErrorCode::already_exists);
+  write(directory.path() + "/file", "old");
+  for (const IfExists if_exists : {IfExists::fail, IfExists::replace}) {
+    EXPECT_EQ(code_of([&] { ReplacedDirectory(directory.path() + "/file", if_exists); }),
+              ErrorCode::already_exists);
+  }
+  EXPECT_EQ(entries(directory.path()), 2U);
+}
+
+// O-30: a directory without entries does not count. One that gets entries meanwhile does.
+TEST(ReplacedDirectory, AnEmptyDirectoryIsTaken) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/step1";
+  fs::create_directory(path);
+  {
+    ReplacedDirectory target(path, IfExists::fail);
+    write(target.working() + "/new", "new");
+    write(path + "/other", "other");
+    EXPECT_EQ(code_of([&] { target.commit(); }), ErrorCode::already_exists);
+  }
+  EXPECT_EQ(content(path + "/other"), "other");
+  fs::remove(path + "/other");
+  ReplacedDirectory target(path, IfExists::fail);
+  write(target.working() + "/new", "new");
+  target.commit();
+  EXPECT_EQ(content(path + "/new"), "new");
+}
+
+TEST(ReplacedDirectory, SomebodyElseWasFaster) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/step1";
+  ReplacedDirectory target(path, IfExists::fail);
+  write(target.working() + "/new", "new");
+  write(path + "/other", "other");
+  EXPECT_EQ(code_of([&] { target.commit(); }), ErrorCode::already_exists);
+  EXPECT_EQ(content(path + "/other"), "other");
+}
+
+TEST(ReplacedDirectory, InTwoStepsWhereNamesCannotBeExchanged) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/step1";
+  write(path + "/old", "old");
+  write(path + "-tmp-1/new", "new");
+  const std::string aside = exchange_in_two_steps(path + "-tmp-1", path);
+  EXPECT_EQ(content(path + "/new"), "new");
+  EXPECT_EQ(content(aside + "/old"), "old");
+  EXPECT_TRUE(aside.starts_with(path + ".old-"));
+  // Killed between the two steps: the old one is found under its other name.
+  fs::remove_all(path);
+  EXPECT_EQ(replaced_directory_of(path), aside);
+  EXPECT_EQ(replaced_directory_of(path + "2"), "");
+  fs::create_directory(path + ".old-2");
+  EXPECT_EQ(replaced_directory_of(path), "");
+}
+
+}  // namespace
+}  // namespace tessera
