@@ -104,7 +104,9 @@ struct ConvertOptions {
   bool overwrite = false;  // replaces an existing target atomically
   int threads = 2;
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
-  std::vector<std::string> only;     // globs over names; empty: everything
+  std::vector<std::string> only;     // "model", "optim", globs over names; empty: everything
+  std::vector<std::string> rename;   // rules "RE=>TO" over names; two that become one: `conflict`
+  std::optional<DType> dtype;        // of all floating tensors; rounded to nearest, ties to even
   ProgressHook progress;
 };
 

@@ -1,31 +1,26 @@
-#include <fnmatch.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
 
 #include "checkpoint/item_writer.h"
+#include "checkpoint/select.h"
 #include "checkpoint/targets.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
-bool selected(const std::string& name, const std::vector<std::string>& globs) {
-  return globs.empty() || std::any_of(globs.begin(), globs.end(), [&name](const std::string& glob) {
-           return ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
-         });
-}
-
-std::vector<Leaf> select(const Checkpoint& checkpoint, const std::vector<std::string>& globs) {
-  std::vector<Leaf> leaves;
-  std::copy_if(checkpoint.leaves.begin(), checkpoint.leaves.end(), std::back_inserter(leaves),
-               [&globs](const Leaf& leaf) { return selected(leaf.name, globs); });
-  if (leaves.empty() && !globs.empty()) {
-    throw Error(ErrorCode::not_found, "no tensor or value matches the selection")
-        .at_path(checkpoint.path);
+// What the target gets of the source.
+std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions& options) {
+  try {
+    std::vector<Leaf> leaves = select(checkpoint.leaves, options.only);
+    rename(leaves, options.rename);
+    if (options.dtype) convert_floating(leaves, *options.dtype);
+    return leaves;
+  } catch (Error& error) {
+    throw error.at_path(checkpoint.path);
   }
-  return leaves;
 }
 
 // The directory that becomes the store, and the file in it (empty for DCP).
@@ -84,7 +79,7 @@ std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, cons
 ConvertReport convert(const std::string& source, const std::string& target,
                       const ConvertOptions& options) {
   const Checkpoint checkpoint = open_checkpoint(source);
-  const std::vector<Leaf> leaves = select(checkpoint, options.only);
+  const std::vector<Leaf> leaves = leaves_for(checkpoint, options);
   const Target where = target_of(target, options.to);
   const auto store = posix_store(where.directory);
   ConvertReport report;
@@ -98,6 +93,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
   const std::uint64_t share = options.memory / (2 * static_cast<std::uint64_t>(threads));
   ConvertJob job{checkpoint,
                  leaves,
+                 options.rename.empty() && !options.dtype,
                  *store,
                  where.file,
                  options.overwrite ? IfExists::replace : IfExists::fail,

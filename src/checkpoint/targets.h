@@ -13,7 +13,8 @@ namespace tessera {
 
 struct ConvertJob {
   const Checkpoint& source;
-  const std::vector<Leaf>& leaves;  // of `source`, after selection
+  const std::vector<Leaf>& leaves;  // of `source`, selected, renamed, with their new types
+  bool as_they_are = true;          // names and types are the source's own
   Store& store;                     // where the target goes
   std::string name;                 // the target file, for single files
   IfExists if_exists = IfExists::fail;

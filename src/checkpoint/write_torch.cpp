@@ -18,7 +18,7 @@ struct Tree {
 };
 
 bool keeps_storages(const ConvertJob& job) {
-  return job.source.root && job.leaves.size() == job.source.leaves.size();
+  return job.as_they_are && job.source.root && job.leaves.size() == job.source.leaves.size();
 }
 
 // Tensors without pieces: the writer gives each a fresh, dense storage.

@@ -146,8 +146,8 @@ void read_box(const Leaf& leaf, const Box& box, const std::function<void(ByteVie
   }
 }
 
-// Two files may differ in how a name ends: "w[0]" can be a name of its own.
-const Leaf& leaf_of(const Checkpoint& checkpoint, std::string name, std::string& slices) {
+// "w[0]" can be a name of its own: then it is not a slice of "w".
+const Leaf& leaf_of(const Checkpoint& checkpoint, const std::string& name, std::string& slices) {
   const Leaf* leaf = checkpoint.find(name);
   const std::size_t open = name.rfind('[');
   if (leaf == nullptr && name.ends_with(']') && open != std::string::npos) {

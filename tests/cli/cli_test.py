@@ -62,6 +62,38 @@ class CommandLine(unittest.TestCase):
             done = tessera("diff", self.dcp, self.work / other)
             self.assertEqual((done.returncode, done.stdout), (0, "equal: 28 leaves, bit for bit\n"))
 
+    def test_convert_selects_renames_and_changes_types(self):
+        target = self.work / "a.safetensors"
+        done = tessera("convert", self.dcp, target, "--only", "model", "--rename", r"^app\.model\.=>", "--rename", r"net(\d)=>block.$1",
+                       "--dtype", "bf16", "--threads", "1", "--memory", "1MiB", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads(done.stdout)
+        self.assertEqual((report["tensors"], report["bytes_needed"], report["bytes_unchecked"]), (4, 408 * 4, 0))
+        rows = json.loads(tessera("ls", target, "--json").stdout)
+        self.assertEqual(sorted((row["name"], row["dtype"]) for row in rows),
+                         [(f"block.{n}.{p}", "bfloat16") for n in (1, 2) for p in ("bias", "weight")])
+        optim = self.work / "optim.pt"
+        self.assertEqual(tessera("convert", self.dcp, optim, "--only", "optim").returncode, 0)
+        self.assertEqual(len(json.loads(tessera("ls", optim, "--json").stdout)), 24)
+        self.refused("conflict", "convert", self.dcp, self.work / "b.pt", "--rename", ".*weight=>w")
+        self.refused("invalid_argument", "convert", self.dcp, self.work / "b.pt", "--rename", "(=>w", exit_code=2)
+        self.refused("not_found", "convert", self.dcp, self.work / "b.pt", "--only", "none")
+        self.assertFalse((self.work / "b.pt").exists())
+
+    def test_convert_stays_below_its_memory(self):
+        # 400 MB of zeros, of which the disk has none; the promise is 64 MB and --memory.
+        source = self.work / "large.safetensors"
+        header = json.dumps({f"w{i}": {"dtype": "F32", "shape": [10**7], "data_offsets": [i * 4 * 10**7, (i + 1) * 4 * 10**7]}
+                             for i in range(10)}).encode()
+        source.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(source, 8 + len(header) + 4 * 10**8)
+        for target in ("out.pt", "out.safetensors"):
+            peak = subprocess.run([sys.executable, "-c", "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
+                                   "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)", TESSERA, "convert", source,
+                                   self.work / target, "--dtype", "bf16", "--memory", "8MiB", "--threads", "4", "--quiet"],
+                                  capture_output=True, text=True, check=True).stdout
+            self.assertLess(int(peak), 64 + 8)
+
     def test_an_existing_target_is_kept(self):
         target = self.work / "a.safetensors"
         target.write_text("mine")
