@@ -140,12 +140,15 @@ struct ConvertOptions {
   bool overwrite = false;  // replaces an existing target atomically
   int threads = 2;
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
-  std::vector<std::string> only;     // globs over names; empty: everything
+  std::vector<std::string> only;     // "model", "optim", globs over names; empty: everything
+  std::vector<std::string> rename;   // rules "RE=>TO" over names; two that become one: `conflict`
+  std::optional<DType> dtype;        // of all floating tensors; rounded to nearest, ties to even
   // Safetensors: tensors of more bytes together go into several files and an index, as huggingface
   // does it; the target is a directory then. 0: one file. A tensor is never divided.
   std::uint64_t max_shard_size = 0;
   // Quantized weights (docs/formats/safetensors.md) are written as this floating type, without
-  // their scales; `only` chooses among the names that come out. Unset: they are copied as they are.
+  // their scales; `only` and `rename` see the names that come out. Unset: they are copied as they
+  // are.
   std::optional<DType> dequantize;
   OpenOptions open;
   ProgressHook progress;

@@ -72,6 +72,9 @@ struct Tensor {
   bool neg = false;
   bool sharded = false;       // pieces are chunks of a DTensor: saved as a sharded tensor
   bool bare_storage = false;  // the storage itself, as torch.save refers to it: one-dimensional
+  // Element type of the pieces' bytes where it is not `dtype`: readers convert. Only while a
+  // conversion runs.
+  std::optional<DType> stored;
   std::shared_ptr<const Value> attributes;  // of the Python object (its pickled state); null: none
 };
 

@@ -1,4 +1,3 @@
-#include <fnmatch.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -6,6 +5,7 @@
 
 #include "checkpoint/dequantize.h"
 #include "checkpoint/item_writer.h"
+#include "checkpoint/select.h"
 #include "checkpoint/targets.h"
 #include "storage/posix/replaced_directory.h"
 #include "tessera/error.h"
@@ -13,22 +13,19 @@
 namespace tessera {
 namespace {
 
-bool selected(const std::string& name, const std::vector<std::string>& globs) {
-  return globs.empty() || std::any_of(globs.begin(), globs.end(), [&name](const std::string& glob) {
-           return ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
-         });
-}
-
-std::vector<Leaf> select(const Checkpoint& checkpoint, const ConvertOptions& options) {
-  const std::vector<std::string>& globs = options.only;
-  std::vector<Leaf> leaves =
-      options.dequantize ? dequantized(checkpoint.leaves, *options.dequantize) : checkpoint.leaves;
-  std::erase_if(leaves, [&globs](const Leaf& leaf) { return !selected(leaf.name, globs); });
-  if (leaves.empty() && !globs.empty()) {
-    throw Error(ErrorCode::not_found, "no tensor or value matches the selection")
-        .at_path(checkpoint.path);
+// What the target gets of the source.
+std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions& options) {
+  try {
+    std::vector<Leaf> leaves = options.dequantize
+                                   ? dequantized(checkpoint.leaves, *options.dequantize)
+                                   : checkpoint.leaves;
+    leaves = select(leaves, options.only);
+    rename(leaves, options.rename);
+    if (options.dtype) convert_floating(leaves, *options.dtype);
+    return leaves;
+  } catch (Error& error) {
+    throw error.at_path(checkpoint.path);
   }
-  return leaves;
 }
 
 bool is_olmo(CheckpointKind kind) {
@@ -106,7 +103,7 @@ std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, cons
 ConvertReport convert(const std::string& source, const std::string& target,
                       const ConvertOptions& options) {
   const Checkpoint checkpoint = open_checkpoint(source, options.open);
-  const std::vector<Leaf> leaves = select(checkpoint, options);
+  const std::vector<Leaf> leaves = leaves_for(checkpoint, options);
   const Target where = target_of(target, options.to);
   const bool names_file = std::filesystem::path(target).extension() == ".safetensors";
   if (options.max_shard_size > 0 && (options.to != CheckpointKind::safetensors || names_file)) {

@@ -65,7 +65,8 @@ std::shared_ptr<const ByteSource> DataFiles::file(const dcp::Item& item, const s
   }
   pass_over(item);
   auto& source = sources_[item.path];
-  if (!source) source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, size->second}, open_);
+  if (!source)
+    source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, size->second}, open_);
   return source;
 }
 

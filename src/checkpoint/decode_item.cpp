@@ -56,9 +56,10 @@ Piece decoded_piece(const Tensor& tensor, const Piece& piece, const std::string&
                to_string(expected),
            piece, name);
   }
-  if (item.dtype != tensor.dtype) {
+  const DType stored = tensor.stored.value_or(tensor.dtype);
+  if (item.dtype != stored) {
     refuse("the item holds " + std::string(to_string(item.dtype)) + ", .metadata says " +
-               std::string(to_string(tensor.dtype)),
+               std::string(to_string(stored)),
            piece, name);
   }
   Piece raw = item.pieces.at(0);

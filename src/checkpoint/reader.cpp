@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/crc32.h"
+#include "checkpoint/cast.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -83,7 +84,10 @@ struct TensorReader::Source {
 };
 
 TensorReader::TensorReader(const Tensor& tensor, std::string name)
-    : tensor_(tensor), name_(std::move(name)), element_(size_of(tensor.dtype)) {
+    : tensor_(tensor),
+      name_(std::move(name)),
+      stored_(tensor.stored.value_or(tensor.dtype)),
+      element_(size_of(stored_)) {
   for (const Piece& piece : tensor.pieces) slices_.push_back(piece.slice);
   sources_.resize(tensor.pieces.size());
 }
@@ -113,6 +117,22 @@ void TensorReader::prepare_plan(const Slice& target) {
 
 void TensorReader::read(const Slice& target, std::int64_t begin, std::int64_t count,
                         std::byte* out) {
+  if (stored_ == tensor_.dtype) {
+    read_stored(target, begin, count, out);
+    return;
+  }
+  const auto step = kSpanBytes / static_cast<std::int64_t>(element_);
+  unconverted_.resize(static_cast<std::size_t>(std::min(step, count)) * element_);
+  for (std::int64_t done = 0; done < count; done += step) {
+    const std::int64_t part = std::min(step, count - done);
+    read_stored(target, begin + done, part, unconverted_.data());
+    cast(stored_, unconverted_.data(), tensor_.dtype,
+         out + static_cast<std::size_t>(done) * size_of(tensor_.dtype), part);
+  }
+}
+
+void TensorReader::read_stored(const Slice& target, std::int64_t begin, std::int64_t count,
+                               std::byte* out) {
   prepare_plan(target);
   const std::int64_t end = begin + count;
   auto copy =

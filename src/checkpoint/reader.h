@@ -51,7 +51,8 @@ class TensorReader {
   TensorReader& operator=(const TensorReader&) = delete;
 
   // Fills `out`, the elements [begin, begin + count) of `target` in row-major order (element size
-  // of the tensor's dtype). Ascending calls for one target keep the CRC running.
+  // of the tensor's dtype). Ascending calls for one target keep the CRC running. Elements that are
+  // stored as another type are converted.
   void read(const Slice& target, std::int64_t begin, std::int64_t count, std::byte* out);
 
   // Reads once more, and checks, every storage whose recorded CRC-32 the reads so far could not
@@ -64,6 +65,7 @@ class TensorReader {
 
  private:
   struct Source;
+  void read_stored(const Slice& target, std::int64_t begin, std::int64_t count, std::byte* out);
   void prepare_plan(const Slice& target);
   Source& source(std::size_t piece);
   void read_group(Source& source, std::span<const Copy> group, std::int64_t begin, std::byte* out);
@@ -71,12 +73,14 @@ class TensorReader {
 
   const Tensor& tensor_;
   std::string name_;                              // the tensor's key
-  std::size_t element_;                           // bytes
+  DType stored_;                                  // type of the elements in the pieces
+  std::size_t element_;                           // bytes of one
   std::vector<Slice> slices_;                     // of the pieces
   std::vector<std::unique_ptr<Source>> sources_;  // by piece; null: not used yet
   std::optional<Slice> planned_;                  // the target that plan_ is for
   std::vector<Copy> plan_;                        // sorted by position in the target
   std::vector<std::byte> scratch_;                // for runs that are read together
+  std::vector<std::byte> unconverted_;            // elements as they are stored
   IoReport report_;
 };
 

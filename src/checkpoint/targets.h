@@ -14,7 +14,7 @@ namespace tessera {
 
 struct ConvertJob {
   const Checkpoint& source;
-  const std::vector<Leaf>& leaves;  // of `source`, after selection
+  const std::vector<Leaf>& leaves;  // of `source`, selected, renamed, with their new types
   const ConvertOptions& options;
   Store& store;            // where the target goes
   std::string name;        // the target file, for single files
@@ -33,7 +33,8 @@ struct ConvertJob {
   [[nodiscard]] ConvertJob with(const std::vector<Leaf>& part, Store& into,
                                 const std::string& directory) const {
     return {source,    part,    options, into,  "",       final_name + "/" + directory,
-            if_exists, threads, window,  meter, counters, report, checked};
+            if_exists, threads, window,  meter, counters, report,
+            checked};
   }
 };
 

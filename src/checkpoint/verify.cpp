@@ -118,8 +118,8 @@ VerifyReport verify(const Checkpoint& checkpoint, bool read_data, int threads,
   parallel_for(threads, found.size(), [&](std::size_t i) {
     Checked checked;
     try {
-      checked = i < parts.size() ? check_part(parts[i])
-                                 : check_tensor(*tensors[i - parts.size()], done);
+      checked =
+          i < parts.size() ? check_part(parts[i]) : check_tensor(*tensors[i - parts.size()], done);
     } catch (const Error& error) {
       found[i] = Finding{error.code(), error.what()};
     }

@@ -32,7 +32,9 @@ Archive own_archive(const ConvertJob& job) {
 }  // namespace
 
 bool keeps_tree(const ConvertJob& job) {
-  return job.source.root && job.leaves.size() == job.source.leaves.size();
+  const ConvertOptions& options = job.options;
+  const bool as_they_are = options.rename.empty() && !options.dtype && !options.dequantize;
+  return as_they_are && job.source.root && job.leaves.size() == job.source.leaves.size();
 }
 
 void write_torch(const ConvertJob& job) {

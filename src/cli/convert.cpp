@@ -19,13 +19,24 @@ namespace {
 constexpr CheckpointKind kOlmoKinds[] = {CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new,
                                          CheckpointKind::olmo_legacy, CheckpointKind::olmo_local};
 
+constexpr const char* kExamples = R"(
+Every byte of the source is read once and its checksums are checked; the target appears whole or not
+at all. Values that a target cannot hold natively travel in its metadata, so the way back gives the
+same tree.
+
+Examples:
+  tessera convert checkpoint/ model.safetensors
+  tessera convert checkpoint/ model.safetensors --only model --dtype bf16 --rename '^model\.=>'
+  tessera convert model.pt checkpoint/ --to dcp --threads 8 --memory 256MiB
+  tessera convert run/step100 copy.pt --only 'model.layers.[0-3].*' --json)";
+
 struct Options {
   std::string source;
   std::string target;
   std::string to;
+  std::string dtype;
   ConvertOptions convert;
   bool dequantize = false;
-  std::string dtype = "float32";  // of dequantized weights
 };
 
 CheckpointKind kind_of(const Options& options) {
@@ -46,10 +57,23 @@ CheckpointKind kind_of(const Options& options) {
       .at_path(options.target);
 }
 
+DType dtype_of(const std::string& name) {
+  if (name == "bf16") return DType::bfloat16;
+  return name == "fp16" ? DType::float16 : DType::float32;
+}
+
+// Bytes read for a byte that was needed.
+double amplification(const IoReport& io) {
+  return io.bytes_needed == 0
+             ? 1.0
+             : static_cast<double>(io.bytes_read) / static_cast<double>(io.bytes_needed);
+}
+
 int convert(const Options& options, const Common& common) {
   ConvertOptions how = options.convert;
+  if (!options.dtype.empty()) how.dtype = dtype_of(options.dtype);
+  if (options.dequantize) how.dequantize = how.dtype.value_or(DType::float32);
   how.to = kind_of(options);
-  if (options.dequantize) how.dequantize = dtype_from_torch(options.dtype);
   return run_conversion("convert", options.source, options.target, how, common);
 }
 
@@ -72,14 +96,16 @@ int run_conversion(const std::string& verb, const std::string& source, const std
     json["values_in_metadata"] = report.values_in_metadata;
     json["bytes_needed"] = report.io.bytes_needed;
     json["bytes_read"] = report.io.bytes_read;
+    json["read_per_needed"] = amplification(report.io);
     json["bytes_unchecked"] = report.io.bytes_unchecked;
     json["bytes_written"] = report.io.bytes_written;
     json["notes"] = report.notes;
     json["seconds"] = seconds;
     fmt::print("{}\n", json.dump(1));
   } else if (!common.quiet) {
-    fmt::print("{}: {} tensors, {} read, {} written in {:.2f} s", target, report.tensors,
-               human_bytes(report.io.bytes_read), human_bytes(report.io.bytes_written), seconds);
+    fmt::print("{}: {} tensors, {} read ({:.2f} of what was needed), {} written in {:.2f} s",
+               printable(target), report.tensors, human_bytes(report.io.bytes_read),
+               amplification(report.io), human_bytes(report.io.bytes_written), seconds);
     if (report.values_in_metadata > 0) {
       fmt::print("; {} values that are not tensors travel in the file's metadata",
                  report.values_in_metadata);
@@ -113,6 +139,7 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
   const auto options = std::make_shared<Options>();
   CLI::App* command =
       app.add_subcommand("convert", "Streams a checkpoint into another kind, in bounded memory");
+  command->footer(kExamples);
   command->add_option("source", options->source, "file or directory")->required();
   command->add_option("target", options->target, "file (.safetensors, .pt) or directory")
       ->required();
@@ -120,7 +147,14 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
       ->check(CLI::IsMember({"dcp", "torch", "safetensors", "olmo-full", "olmo-torch-new",
                              "olmo-legacy", "olmo-local"}));
   command->add_option("--only", options->convert.only,
-                      "names that match this glob; may be repeated");
+                      "model, optim, or names that match this glob; may be repeated");
+  command->add_option("--rename", options->convert.rename,
+                      "RE=>TO: all matches in names become TO; may be repeated");
+  command->add_option("--dtype", options->dtype, "element type of all floating tensors")
+      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+  command->add_flag(
+      "--dequantize", options->dequantize,
+      "block-scaled float8 and MXFP4 weights become floating point: --dtype, else fp32");
   command
       ->add_option("--ranks", options->convert.ranks,
                    "dcp and olmo kinds but olmo-full: for this many ranks")
@@ -129,12 +163,6 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
       ->add_option("--max-shard-size", options->convert.max_shard_size,
                    "safetensors: several files of at most this size and an index, e.g. 5GB")
       ->transform(CLI::AsSizeValue(true));
-  CLI::Option* dequantize =
-      command->add_flag("--dequantize", options->dequantize,
-                        "block-scaled float8 and MXFP4 weights become floating point");
-  command->add_option("--dtype", options->dtype, "of dequantized weights; default: float32")
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16", "float64"}))
-      ->needs(dequantize);
   command
       ->add_option("--header-limit", options->convert.open.header_limit,
                    "longest safetensors header that is read; default: 100MB")

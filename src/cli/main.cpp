@@ -17,6 +17,9 @@ using namespace tessera::cli;  // NOLINT(google-build-using-namespace)
 constexpr const char* kExamples = R"(
 Examples:
   tessera ls checkpoint/                         one line a tensor
+  tessera cat checkpoint/ 'model.w[0:2,:3]'      values of a tensor
+  tessera map checkpoint/                        which file holds which piece
+  tessera scan downloaded.pt                     what its pickles mention
   tessera verify checkpoint/                     structure, coverage, checksums
   tessera seal checkpoint/                       digests for what PyTorch wrote
   tessera convert checkpoint/ model.safetensors  one file, streamed, bounded memory
@@ -25,7 +28,7 @@ Examples:
   tessera reshard step1000/ step1000-on-8/ --ranks 8
   tessera diff checkpoint/ model.safetensors     by name, bit for bit
 
-Exit codes: 0 done; 1 the answer is no (verify, diff); 2 wrong usage; 3 could not.)";
+Exit codes: 0 done; 1 the answer is no (verify, scan, diff); 2 wrong usage; 3 could not.)";
 
 int report(const std::string& line) {
   fmt::print(stderr, "tessera: {}\n", printable(line));
@@ -41,12 +44,16 @@ int run(int argc, char** argv) {
   Action action;
   add_ls(app, common, action);
   add_stat(app, common, action);
+  add_cat(app, common, action);
+  add_map(app, common, action);
   add_verify(app, common, action);
+  add_scan(app, common, action);
   add_seal(app, common, action);
   add_diff(app, common, action);
   add_convert(app, common, action);
   add_unshard(app, common, action);
   add_reshard(app, common, action);
+  add_completion(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -3,10 +3,14 @@
 
     cli_test.py TESSERA GOLDEN_DIRECTORY
 """
+import ast
 import json
+import math
 import os
 import pathlib
+import pickle
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -89,13 +93,12 @@ class CommandLine(unittest.TestCase):
 
     def test_dequantize(self):
         source = GOLDEN / "quantized"
-        done = tessera("convert", source, self.work / "a.safetensors", "--dequantize", "--dtype", "bfloat16")
+        done = tessera("convert", source, self.work / "a.safetensors", "--dequantize", "--dtype", "bf16")
         self.assertEqual(done.returncode, 0, done.stderr)
         rows = json.loads(tessera("ls", self.work / "a.safetensors", "--json").stdout)
         dtypes = {row["name"]: row["dtype"] for row in rows}
-        self.assertEqual((dtypes["a.weight"], dtypes["experts"], dtypes["n"]), ("bfloat16", "bfloat16", "float32"))
+        self.assertEqual((dtypes["a.weight"], dtypes["experts"], dtypes["n"]), ("bfloat16", "bfloat16", "bfloat16"))
         self.assertNotIn("a.weight_scale_inv", dtypes)
-        self.assertEqual(tessera("convert", source, self.work / "b", "--to", "dcp", "--dtype", "float16").returncode, 2)
         self.refused("limit", "convert", source, self.work / "c.pt", "--header-limit", "100")
 
     def test_unshard_and_reshard(self):
@@ -126,6 +129,38 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(tessera("diff", self.dcp, self.work / "dcp-on-3").returncode, 0)
         self.refused("invalid_argument", "reshard", GOLDEN / "train.pt", self.work / "x", "--ranks", 2, exit_code=2)
         self.assertEqual(tessera("reshard", self.dcp, self.work / "x").returncode, 2)
+
+    def test_convert_selects_renames_and_changes_types(self):
+        target = self.work / "a.safetensors"
+        done = tessera("convert", self.dcp, target, "--only", "model", "--rename", r"^app\.model\.=>", "--rename", r"net(\d)=>block.$1",
+                       "--dtype", "bf16", "--threads", "1", "--memory", "1MiB", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads(done.stdout)
+        self.assertEqual((report["tensors"], report["bytes_needed"], report["bytes_unchecked"]), (4, 408 * 4, 0))
+        rows = json.loads(tessera("ls", target, "--json").stdout)
+        self.assertEqual(sorted((row["name"], row["dtype"]) for row in rows),
+                         [(f"block.{n}.{p}", "bfloat16") for n in (1, 2) for p in ("bias", "weight")])
+        optim = self.work / "optim.pt"
+        self.assertEqual(tessera("convert", self.dcp, optim, "--only", "optim").returncode, 0)
+        self.assertEqual(len(json.loads(tessera("ls", optim, "--json").stdout)), 24)
+        self.refused("conflict", "convert", self.dcp, self.work / "b.pt", "--rename", ".*weight=>w")
+        self.refused("invalid_argument", "convert", self.dcp, self.work / "b.pt", "--rename", "(=>w", exit_code=2)
+        self.refused("not_found", "convert", self.dcp, self.work / "b.pt", "--only", "none")
+        self.assertFalse((self.work / "b.pt").exists())
+
+    def test_convert_stays_below_its_memory(self):
+        # 400 MB of zeros, of which the disk has none; the promise is 64 MB and --memory.
+        source = self.work / "large.safetensors"
+        header = json.dumps({f"w{i}": {"dtype": "F32", "shape": [10**7], "data_offsets": [i * 4 * 10**7, (i + 1) * 4 * 10**7]}
+                             for i in range(10)}).encode()
+        source.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(source, 8 + len(header) + 4 * 10**8)
+        for target in ("out.pt", "out.safetensors"):
+            peak = subprocess.run([sys.executable, "-c", "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
+                                   "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)", TESSERA, "convert", source,
+                                   self.work / target, "--dtype", "bf16", "--memory", "8MiB", "--threads", "4", "--quiet"],
+                                  capture_output=True, text=True, check=True).stdout
+            self.assertLess(int(peak), 64 + 8)
 
     def test_an_existing_target_is_kept(self):
         target = self.work / "a.safetensors"
@@ -190,13 +225,100 @@ class CommandLine(unittest.TestCase):
         self.refused("corrupt", "convert", self.dcp, self.work / "a.pt")
         self.refused("corrupt", "seal", self.dcp)
 
+    def safetensors(self, name, tensors):
+        """A file made by hand: name -> (dtype, shape, bytes)."""
+        header, data = {}, b""
+        for key, (dtype, shape, content) in tensors.items():
+            header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+            data += content
+        text = json.dumps(header).encode()
+        path = self.work / name
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        return path
+
+    def test_cat_prints_values_and_slices(self):
+        source = self.safetensors("a.safetensors", {
+            "w": ("F32", [2, 3], struct.pack("<6f", 0.5, -1, 2, 1e-8, math.inf, 0.1)),
+            "i[0]": ("I64", [2], struct.pack("<2q", -(2**63), 2**63 - 1)),
+            "u": ("U64", [1], struct.pack("<Q", 2**64 - 1)), "s": ("BOOL", [], b"\1"),
+            "h": ("BF16", [2], struct.pack("<2H", 0x3f80, 0xc000)), "e": ("F8_E4M3", [2], b"\x38\xff"),
+            "none": ("F32", [0, 2], b"")})
+        for name, text in {"w": "0.5 -1 2\n1e-08 inf 0.1\n", "w[1]": "1e-08 inf 0.1\n", "w[:,1:]": "-1 2\ninf 0.1\n",
+                           "w[-1,-2:-1]": "inf\n", "w[5:]": "", "i[0]": f"{-2**63} {2**63 - 1}\n", "u": f"{2**64 - 1}\n",
+                           "s": "True\n", "h": "1 -2\n", "e": "0x38 0xff\n", "none": "", "w[0:2,:2]": "0.5 -1\n1e-08 inf\n"}.items():
+            done = tessera("cat", source, name)
+            self.assertEqual((done.stdout, done.stderr, done.returncode), (text, "", 0), name)
+        row = json.loads(tessera("cat", source, "w[1]", "--json").stdout)
+        self.assertEqual((row["shape"], row["values"]), ([1, 3], [1e-08, "inf", 0.1]))
+        self.refused("not_found", "cat", source, "x")
+        for bad in ("w[2]", "w[0,0,0]", "w[a]", "w[-3]"):
+            self.refused("invalid_argument", "cat", source, bad, exit_code=2)
+        self.assertEqual(tessera("cat", self.dcp, "app.optim.param_groups.0.betas").stdout, "(0.9, 0.999)\n")
+        self.refused("invalid_argument", "cat", self.dcp, "app.optim.param_groups.0.betas[0]", exit_code=2)
+
+    def test_cat_writes_npy(self):
+        source = self.safetensors("a.safetensors", {"h": ("BF16", [2, 2], struct.pack("<4H", 0x3f80, 0xc000, 0, 0x3f00))})
+        target = self.work / "h.npy"
+        self.assertEqual(tessera("cat", source, "h[1:]", "--npy", target).returncode, 0)
+        content = target.read_bytes()
+        self.assertEqual(content[:8], b"\x93NUMPY\1\0")
+        size = int.from_bytes(content[8:10], "little")
+        self.assertEqual((10 + size) % 64, 0)
+        self.assertEqual(ast.literal_eval(content[10:10 + size].decode()), {"descr": "<f4", "fortran_order": False, "shape": (1, 2)})
+        self.assertEqual(content[10 + size:], struct.pack("<2f", 0, 0.5))
+        self.refused("already_exists", "cat", source, "h", "--npy", target)
+
+    def test_map_draws_who_holds_what(self):
+        lines = tessera("map", self.dcp, "app.model.net1.weight").stdout.splitlines()
+        self.assertEqual([line.split()[0] for line in lines[1:]], ["#" * 20 + "." * 20, "." * 20 + "#" * 20])
+        self.assertIn("rank 1", lines[2])
+        pieces = json.loads(tessera("map", self.dcp, "app.model.net1.weight", "--json").stdout)[0]["pieces"]
+        self.assertEqual([(p["rank"], p["offsets"], p["sizes"], p["file"]) for p in pieces],
+                         [(0, [0, 0], [8, 16], "__0_0.distcp"), (1, [8, 0], [8, 16], "__1_0.distcp")])
+        self.assertIn("12 pieces  __0_0.distcp", tessera("map", self.dcp).stdout)
+        self.refused("not_found", "map", self.dcp, "none")
+
+    def test_scan_says_what_pickles_mention(self):
+        done = tessera("scan", self.dcp)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("opaque     pathlib.PosixPath  in 1 pickle, first .metadata", done.stdout)
+        self.assertIn("16 names in 41 pickles, 0 dangerous", done.stdout)  # .metadata, 40 items
+        self.assertEqual(json.loads(tessera("scan", GOLDEN / "legacy.pt", "--json").stdout)["pickles"], 5)
+        self.refused("not_found", "scan", self.work / "none")
+
+    def test_scan_finds_what_would_run(self):
+        class Evil:
+            def __reduce__(self):
+                return os.system, ("true",)
+
+        evil = self.work / "evil.pkl"
+        for content in (pickle.dumps(Evil(), 4), pickle.dumps({"a": [1, Evil()]}, 2), pickle.dumps(Evil(), 0),
+                        pickle.dumps(Evil())[:-1] + b"\xff"):  # what Python runs before it fails
+            evil.write_bytes(content)
+            done = tessera("scan", evil)
+            self.assertEqual(done.returncode, 1, content)
+            self.assertRegex(done.stdout, r"^dangerous  (posix|os)\.system  in 1 pickle, first evil.pkl\n")
+        shutil.copy(evil, self.dcp / "extra.pt")
+        self.assertEqual(tessera("scan", self.dcp).returncode, 1)
+        (self.work / "text.pt").write_text("no pickle")
+        self.assertEqual(tessera("scan", self.work / "text.pt").returncode, 3)
+
+    def test_completion_is_a_script_for_bash(self):
+        script = tessera("completion").stdout
+        ask = "\nCOMP_WORDS=(tessera {}); COMP_CWORD={}; _tessera; echo ${{COMPREPLY[@]}}"
+        bash = lambda words, at: subprocess.run(["bash", "-c", script + ask.format(words, at)], capture_output=True, text=True,
+                                                check=True).stdout.split()
+        self.assertEqual(bash("s", 1), ["stat", "scan", "seal"])
+        self.assertEqual(bash("convert --ov", 2), ["--overwrite"])
+
     def test_control_characters_stay_out_of_the_terminal(self):
         source = self.work / "evil.safetensors"
         header = json.dumps({"a\u001b[31m\u202eb": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
         source.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
-        output = tessera("ls", source).stdout
-        self.assertNotIn("\x1b", output)
-        self.assertNotIn("\u202e", output)
+        for verb in ("ls", "map", "scan", "stat", "verify"):
+            output = tessera(verb, source).stdout
+            self.assertNotIn("\x1b", output)
+            self.assertNotIn("\u202e", output)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,19 @@ struct WriteOptions {
 // identities are those of the Python objects.
 [[nodiscard]] std::vector<std::byte> write(const Value& value, const WriteOptions& options = {});
 
-// Every global name that the stream mentions, in order of first use, without building anything.
+// A global name; protocols below 3 give it as Python 3 does.
+struct Mention {
+  std::string module;
+  std::string name;
+};
+struct Mentions {
+  std::vector<Mention> names;  // each once, in order of first use
+  std::size_t consumed = 0;    // bytes up to and with the STOP opcode
+};
+// Adds every global name that the first pickle in `bytes` mentions, without building anything. When
+// it throws, `found` has the names before the place of the error: Python would have used them.
+void find_mentions(ByteView bytes, Mentions& found);
+// The same as "module.name".
 [[nodiscard]] std::vector<std::string> globals(ByteView bytes);
 
 }  // namespace tessera::pickle

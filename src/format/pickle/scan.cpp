@@ -14,9 +14,9 @@ namespace {
 
 class Scanner {
  public:
-  explicit Scanner(ByteView bytes) : cursor_(bytes) {}
+  Scanner(ByteView bytes, Mentions& found) : cursor_(bytes), found_(found) {}
 
-  std::vector<std::string> run() && {
+  void run() {
     std::size_t at = 0;
     try {
       for (Op op = Op::mark; op != Op::stop;) {
@@ -30,7 +30,7 @@ class Scanner {
       error.at_offset(at);
       throw;
     }
-    return std::move(names_);
+    found_.consumed = cursor_.at();
   }
 
  private:
@@ -221,8 +221,8 @@ class Scanner {
     std::string of_module(module);
     std::string of_name(name);
     if (protocol_ < 3) from_python2(of_module, of_name);
-    std::string full = std::move(of_module) + "." + std::move(of_name);
-    if (known_.insert(full).second) names_.push_back(std::move(full));
+    if (known_.insert(of_module + "\n" + of_name).second)
+      found_.names.push_back({std::move(of_module), std::move(of_name)});
     push({});
   }
 
@@ -265,14 +265,22 @@ class Scanner {
   std::vector<Text> stack_;
   std::vector<std::size_t> marks_;
   std::unordered_map<std::uint64_t, Text> memo_;
-  std::unordered_set<std::string> known_;
-  std::vector<std::string> names_;
+  std::unordered_set<std::string> known_;  // what found_ has: module, line end, name
+  Mentions& found_;
 };
 
 }  // namespace
 
+void find_mentions(ByteView bytes, Mentions& found) {
+  Scanner(bytes, found).run();
+}
+
 std::vector<std::string> globals(ByteView bytes) {
-  return Scanner(bytes).run();
+  std::vector<std::string> names;
+  Mentions found;
+  find_mentions(bytes, found);
+  for (const Mention& mention : found.names) names.push_back(mention.module + "." + mention.name);
+  return names;
 }
 
 }  // namespace tessera::pickle

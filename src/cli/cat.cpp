@@ -1,0 +1,242 @@
+// tessera cat: the values of one tensor or object.
+#include <charconv>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/cast.h"
+#include "checkpoint/npy.h"
+#include "checkpoint/reader.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::int64_t kWindow = 1 << 20;  // bytes of a tensor in memory at once
+
+struct Options {
+  std::string path;
+  std::string name;  // with or without [slices]
+  std::string npy;   // a file to write instead of printing
+};
+
+[[noreturn]] void refuse(const std::string& slices, const std::string& why) {
+  throw Error(ErrorCode::invalid_argument, "the slice " + printable(slices, 100) + " " + why);
+}
+
+std::optional<std::int64_t> number(std::string_view text, const std::string& slices) {
+  if (text.empty()) return std::nullopt;
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size())
+    refuse(slices, "has something else than numbers and ':'");
+  return value;
+}
+
+// Python's meaning: negative numbers count from the end, what leaves the tensor is cut.
+std::int64_t clamp_index(std::optional<std::int64_t> index, std::int64_t size,
+                         std::int64_t otherwise) {
+  if (!index) return otherwise;
+  if (*index < 0) return *index < -size ? 0 : *index + size;
+  return std::min(*index, size);
+}
+
+// "[0:2,:3]" as a box; a single number keeps its dimension with one element.
+Box box_of(const std::string& slices, const Shape& shape) {
+  Box box = whole(shape);
+  std::string_view rest = slices;
+  if (rest.empty()) return box;
+  rest = rest.substr(1, rest.size() - 2);
+  for (std::size_t d = 0; !rest.empty(); ++d) {
+    if (d == shape.size()) refuse(slices, "has more dimensions than " + to_string(shape));
+    const std::size_t comma = std::min(rest.find(','), rest.size());
+    const std::string_view part = rest.substr(0, comma);
+    const std::size_t colon = part.find(':');
+    std::int64_t begin = 0;
+    std::int64_t end = shape[d];
+    if (colon == std::string_view::npos) {
+      const auto index = number(part, slices);
+      if (!index || *index >= shape[d] || *index < -shape[d])
+        refuse(slices, "has an index outside of " + to_string(shape));
+      begin = clamp_index(index, shape[d], 0);
+      end = begin + 1;
+    } else {
+      begin = clamp_index(number(part.substr(0, colon), slices), shape[d], 0);
+      end = clamp_index(number(part.substr(colon + 1), slices), shape[d], shape[d]);
+    }
+    box.offsets[d] = begin;
+    box.sizes[d] = std::max<std::int64_t>(0, end - begin);
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+  }
+  return box;
+}
+
+// One element as text: integers as they are, floats by the shortest text, what C++ has no type for
+// by its bytes.
+std::string element_text(DType dtype, const std::byte* at) {
+  if (dtype == DType::bool8) return *at == std::byte{0} ? "False" : "True";
+  if (dtype == DType::uint64) {
+    std::uint64_t value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return std::to_string(value);
+  }
+  if (!can_cast(dtype, DType::float64)) {
+    std::string text = "0x";
+    for (std::size_t i = size_of(dtype); i-- > 0;)
+      text += fmt::format("{:02x}", std::to_integer<unsigned>(at[i]));
+    return text;
+  }
+  if (info(dtype).floating) {
+    if (dtype != DType::float64) {
+      float value = 0;
+      cast(dtype, at, DType::float32, reinterpret_cast<std::byte*>(&value), 1);
+      return fmt::format("{}", value);
+    }
+    double value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return render_real(value);
+  }
+  std::int64_t value = 0;
+  cast(dtype, at, DType::int64, reinterpret_cast<std::byte*>(&value), 1);
+  return std::to_string(value);
+}
+
+// Prints elements in row-major order, a line a row of the last dimension.
+class Printer {
+ public:
+  Printer(const Box& box, DType dtype) : dtype_(dtype) {
+    if (!box.sizes.empty()) row_ = std::max<std::int64_t>(1, box.sizes.back());
+  }
+
+  void add(ByteView bytes) {
+    std::string text;
+    const std::size_t element = size_of(dtype_);
+    for (std::size_t at = 0; at < bytes.size(); at += element) {
+      text += element_text(dtype_, bytes.data() + at);
+      text += ++column_ == row_ ? '\n' : ' ';
+      if (column_ == row_) column_ = 0;
+    }
+    fmt::print("{}", text);
+  }
+
+ private:
+  DType dtype_;
+  std::int64_t row_ = 1;
+  std::int64_t column_ = 0;
+};
+
+void read_box(const Leaf& leaf, const Box& box, const std::function<void(ByteView)>& take) {
+  const Tensor& tensor = leaf.value.as_tensor();
+  TensorReader reader(tensor, leaf.name);
+  const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
+  const std::int64_t count = numel(box.sizes);
+  const std::int64_t step = kWindow / element;
+  std::vector<std::byte> window(static_cast<std::size_t>(std::min(step, count) * element));
+  for (std::int64_t begin = 0; begin < count; begin += step) {
+    const std::int64_t part = std::min(step, count - begin);
+    reader.read(box, begin, part, window.data());
+    take(ByteView(window).first(static_cast<std::size_t>(part * element)));
+  }
+}
+
+// "w[0]" can be a name of its own: then it is not a slice of "w".
+const Leaf& leaf_of(const Checkpoint& checkpoint, const std::string& name, std::string& slices) {
+  const Leaf* leaf = checkpoint.find(name);
+  const std::size_t open = name.rfind('[');
+  if (leaf == nullptr && name.ends_with(']') && open != std::string::npos) {
+    slices = name.substr(open);
+    leaf = checkpoint.find(name.substr(0, open));
+  }
+  if (leaf == nullptr) {
+    throw Error(ErrorCode::not_found, "the checkpoint has no such tensor or value")
+        .at_key(name)
+        .at_path(checkpoint.path);
+  }
+  return *leaf;
+}
+
+void print_json(const Leaf& leaf, const Box& box) {
+  const DType dtype = leaf.value.as_tensor().dtype;
+  auto values = nlohmann::ordered_json::array();
+  read_box(leaf, box, [&](ByteView bytes) {
+    for (std::size_t at = 0; at < bytes.size(); at += size_of(dtype)) {
+      const std::string text = element_text(dtype, bytes.data() + at);
+      auto number = nlohmann::ordered_json::parse(text, nullptr, false);
+      if (number.is_number()) {
+        values.push_back(std::move(number));
+      } else {
+        values.push_back(text);  // inf, nan, True, bytes
+      }
+    }
+  });
+  nlohmann::ordered_json json;
+  json["name"] = leaf.name;
+  json["dtype"] = to_string(dtype);
+  json["shape"] = box.sizes;
+  json["values"] = std::move(values);
+  fmt::print("{}\n", json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
+}
+
+int cat(const Options& options, const Common& common) {
+  const Checkpoint checkpoint = open_checkpoint(options.path);
+  std::string slices;
+  const Leaf& leaf = leaf_of(checkpoint, options.name, slices);
+  if (!leaf.value.is(Value::Kind::tensor)) {
+    if (!slices.empty() || !options.npy.empty()) refuse(slices, "is of a value, not of a tensor");
+    const std::string text = render(leaf.value, 1 << 20);
+    if (common.json) {
+      fmt::print("{}\n", nlohmann::ordered_json{{"name", leaf.name}, {"value", text}}.dump(
+                             -1, ' ', true, nlohmann::json::error_handler_t::replace));
+    } else {
+      fmt::print("{}\n", text);
+    }
+    return kDone;
+  }
+  const Tensor& tensor = leaf.value.as_tensor();
+  const Box box = box_of(slices, tensor.shape);
+  if (!options.npy.empty()) {
+    NpyWriter file(options.npy, tensor.dtype, box.sizes);
+    read_box(leaf, box, [&file](ByteView bytes) { file.add(bytes); });
+    file.commit();
+  } else if (common.json) {
+    print_json(leaf, box);
+  } else {
+    Printer printer(box, tensor.dtype);
+    read_box(leaf, box, [&printer](ByteView bytes) { printer.add(bytes); });
+  }
+  return kDone;
+}
+
+constexpr const char* kExamples = R"(
+Prints a line a row of the last dimension. Slices are Python's, without steps; a single index keeps
+its dimension. Only the bytes of the slice are read. Types that neither C++ nor numpy has (8-bit
+floats) are printed by their bytes and written to .npy as unsigned integers; bfloat16 as float32.
+
+Examples:
+  tessera cat checkpoint/ model.norm.weight
+  tessera cat checkpoint/ 'model.embed.weight[0:2,:3]'
+  tessera cat model.pt optim.param_groups.0.lr
+  tessera cat model.safetensors w --npy w.npy)";
+
+}  // namespace
+
+void add_cat(CLI::App& app, Common& common, Action& action) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("cat", "Values of one tensor or object");
+  command->footer(kExamples);
+  command->add_option("checkpoint", options->path, "file or directory")->required();
+  command->add_option("name", options->name, "as ls prints it; [slices] after it")->required();
+  command->add_option("--npy", options->npy, "write a .npy file instead; it must not exist");
+  add_common(*command, common);
+  command->callback(
+      [=, &common, &action] { action = [=, &common] { return cat(*options, common); }; });
+}
+
+}  // namespace tessera::cli

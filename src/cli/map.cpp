@@ -1,0 +1,157 @@
+// tessera map: which file, and which rank, holds which piece.
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr int kWidth = 40;  // characters of a drawn tensor
+
+struct Options {
+  std::string path;
+  std::string name;
+};
+
+std::string file_of(const Piece& piece) {
+  if (!piece.storage || !piece.storage->source) return "";
+  return std::filesystem::path(piece.storage->source->name()).filename().string();
+}
+
+// Of the piece, or told by the name of its file, `__{rank}_...`; -1: not known.
+int rank_of(const Piece& piece) {
+  if (piece.rank >= 0) return piece.rank;
+  int rank = -1;
+  if (std::sscanf(file_of(piece).c_str(), "__%d_", &rank) == 1) return rank;
+  return -1;
+}
+
+std::string owner_of(const Piece& piece) {
+  const int rank = rank_of(piece);
+  return rank >= 0 ? "rank " + std::to_string(rank) : file_of(piece);
+}
+
+// Where a slice lies among all elements in row-major order, drawn: '#' where it has elements.
+std::string drawn(const Slice& slice, const Shape& shape) {
+  const auto total = static_cast<double>(std::max<std::int64_t>(1, numel(shape)));
+  std::string line(kWidth, '.');
+  const RunSequence runs(slice, shape);
+  // More runs than characters cannot be told apart: a sample of them draws the same line.
+  const std::int64_t step = std::max<std::int64_t>(1, runs.size() / (4 * kWidth));
+  for (std::int64_t r = 0; r < runs.size(); r += step) {
+    const Run run = runs[r];
+    const auto begin = static_cast<int>(static_cast<double>(run.global) / total * kWidth);
+    const auto end =
+        static_cast<int>(static_cast<double>(run.global + run.count - 1) / total * kWidth);
+    for (int i = begin; i <= std::min(end, kWidth - 1); ++i)
+      line[static_cast<std::size_t>(i)] = '#';
+  }
+  return line;
+}
+
+nlohmann::ordered_json json_of(const Leaf& leaf) {
+  const Tensor& tensor = leaf.value.as_tensor();
+  auto pieces = nlohmann::ordered_json::array();
+  for (const Piece& piece : tensor.pieces) {
+    nlohmann::ordered_json row;
+    if (rank_of(piece) >= 0) row["rank"] = rank_of(piece);
+    row["file"] = file_of(piece);
+    if (piece.storage) row["offset"] = piece.storage->offset;
+    if (const Box* box = std::get_if<Box>(&piece.slice)) {
+      row["offsets"] = box->offsets;
+      row["sizes"] = box->sizes;
+    } else {
+      const auto& range = std::get<FlatRange>(piece.slice);
+      row["range"] = {range.begin, range.end};
+    }
+    pieces.push_back(std::move(row));
+  }
+  return {{"name", leaf.name}, {"shape", tensor.shape}, {"pieces", std::move(pieces)}};
+}
+
+void print_tensor(const Leaf& leaf) {
+  const Tensor& tensor = leaf.value.as_tensor();
+  fmt::print("{}  {} {}\n", printable(leaf.name), to_string(tensor.dtype), to_string(tensor.shape));
+  for (const Piece& piece : tensor.pieces) {
+    fmt::print("  {}  {}  {}  {}\n", drawn(piece.slice, tensor.shape), printable(owner_of(piece)),
+               to_string(piece.slice), printable(file_of(piece)));
+  }
+}
+
+// Bytes of tensors a file, over all of them: where a reader will spend its time.
+void print_files(const std::vector<const Leaf*>& leaves) {
+  std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> files;  // pieces and bytes
+  std::uint64_t largest = 1;
+  for (const Leaf* leaf : leaves) {
+    const Tensor& tensor = leaf->value.as_tensor();
+    for (const Piece& piece : tensor.pieces) {
+      auto& [pieces, bytes] = files[file_of(piece)];
+      ++pieces;
+      bytes += static_cast<std::uint64_t>(numel(piece.slice)) * size_of(tensor.dtype);
+      largest = std::max(largest, bytes);
+    }
+  }
+  for (const auto& [name, file] : files) {
+    const auto filled = static_cast<std::size_t>(static_cast<double>(file.second) /
+                                                 static_cast<double>(largest) * kWidth);
+    fmt::print("{:.<{}}  {}  {} pieces  {}\n", std::string(filled, '#'), kWidth,
+               human_bytes(file.second), file.first, printable(name));
+  }
+}
+
+int map(const Options& options, const Common& common) {
+  const Checkpoint checkpoint = open_checkpoint(options.path);
+  std::vector<const Leaf*> leaves;
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (leaf.value.is(Value::Kind::tensor) && (options.name.empty() || leaf.name == options.name))
+      leaves.push_back(&leaf);
+  }
+  if (leaves.empty() && !options.name.empty()) {
+    throw Error(ErrorCode::not_found, "the checkpoint has no such tensor")
+        .at_key(options.name)
+        .at_path(checkpoint.path);
+  }
+  if (common.json) {
+    auto list = nlohmann::ordered_json::array();
+    for (const Leaf* leaf : leaves) list.push_back(json_of(*leaf));
+    fmt::print("{}\n", list.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+    return kDone;
+  }
+  for (const Leaf* leaf : leaves) print_tensor(*leaf);
+  if (options.name.empty()) print_files(leaves);
+  return kDone;
+}
+
+constexpr const char* kExamples = R"(
+A line a piece: where its elements lie in the tensor (left: first, right: last, in row-major order),
+who wrote it, offsets and sizes, and its file. Without a name also a line a file.
+
+Examples:
+  tessera map checkpoint/
+  tessera map checkpoint/ model.embed.weight --json)";
+
+}  // namespace
+
+void add_map(CLI::App& app, Common& common, Action& action) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("map", "Which rank and file holds which piece, drawn");
+  command->footer(kExamples);
+  command->add_option("checkpoint", options->path, "file or directory")->required();
+  command->add_option("name", options->name, "one tensor only");
+  add_common(*command, common);
+  command->callback(
+      [=, &common, &action] { action = [=, &common] { return map(*options, common); }; });
+}
+
+}  // namespace tessera::cli
