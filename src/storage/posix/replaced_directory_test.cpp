@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "conformance/store_conformance.h"
-#include "storage/posix/temporary_directory.h"
+#include "conformance/temporary_directory.h"
 
 namespace tessera {
 namespace {
