@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "checkpoint/olmo_units.h"
 #include "checkpoint/test_support.h"
 #include "checkpoint/training_state.h"
 #include "format/torch/torch_file.h"
@@ -47,6 +48,9 @@ struct Case {
   int ranks;
   bool aligned;
 };
+void PrintTo(const Case& row, std::ostream* out) {
+  *out << row.golden;
+}
 
 class OlmoLocal : public testing::TestWithParam<Case> {};
 
@@ -234,6 +238,12 @@ TEST(OlmoTorchNew, IsADcpCheckpointAndTrainFiles) {
     EXPECT_EQ(written.find("model.l1.weight")->value.as_tensor().pieces.size(),
               static_cast<std::size_t>(ranks));
   }
+}
+
+// A name from a file that a recursive matcher would overflow the stack with.
+TEST(OlmoTargets, RefuseNamesWithoutEnd) {
+  const std::vector<std::string> names = {std::string(1 << 20, 'a') + ".weight"};
+  EXPECT_EQ(code_of([&] { (void)UnitPlan::by_expression(names, "(a|b)*c"); }), ErrorCode::limit);
 }
 
 // What makes one checkpoint of another is tested by diff; what must not happen, here.

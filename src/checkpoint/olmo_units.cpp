@@ -12,6 +12,7 @@ namespace {
 
 constexpr const char* kFirstRank = "model/rank0.pt";
 constexpr const char* kWrapper = "_fsdp_wrapped_module.";
+constexpr std::size_t kLongestName = 1024;  // std::regex recurses with the length of what it reads
 
 // The paths of the modules around `name`, outermost first: "a", "a.b" for "a.b.weight".
 std::vector<std::string> modules_around(const std::string& name) {
@@ -43,6 +44,10 @@ UnitPlan UnitPlan::by_expression(const std::vector<std::string>& names, const st
   plan.units_.push_back({});
   std::map<std::string, std::size_t> index;  // path -> units_
   for (const std::string& name : names) {
+    if (name.size() > kLongestName) {
+      throw Error(ErrorCode::limit, "a parameter's name of " + std::to_string(name.size()) +
+                                        " bytes, expected at most " + std::to_string(kLongestName));
+    }
     std::size_t owner = 0;
     for (const std::string& path : modules_around(name)) {
       if (!std::regex_match(path, expression)) continue;

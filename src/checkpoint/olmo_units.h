@@ -18,7 +18,7 @@ class UnitPlan {
  public:
   // `names` in the model's order, `unit` as in OlmoOptions (not empty). The root comes first, the
   // others in order of their first parameter, a module before those inside it. Throws
-  // `invalid_argument` for a malformed expression.
+  // `invalid_argument` for a malformed expression, `limit` for a name of more than 1024 bytes.
   static UnitPlan by_expression(const std::vector<std::string>& names, const std::string& unit);
   // The units of the local checkpoint in `store`, as its first rank's file lists them. Throws
   // `mismatch` when they do not hold exactly `names`.

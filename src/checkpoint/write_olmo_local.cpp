@@ -1,4 +1,6 @@
 // model/, optim/ and train/rank{r}.pt with FSDP1's flat parameters (F-05, O-70..O-72).
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -270,11 +272,12 @@ std::optional<Value> OptimFile::of_unit(std::size_t unit) {
     const FlatModel::Param& param = model.params[p];
     const Value* own = state.find(param.name);
     if (own == nullptr) continue;
-    for (const auto& [name, value] : own->pairs()) {
-      const auto same = [&](const auto& entry) { return entry.first == name.as_string(); };
+    for (const auto& pair : own->pairs()) {
+      const std::string& name = pair.first.as_string();
+      const auto same = [&name](const auto& entry) { return entry.first == name; };
       auto found = std::find_if(entries.begin(), entries.end(), same);
-      if (found == entries.end()) found = entries.insert(entries.end(), {name.as_string(), {}});
-      found->second.emplace(param.name, &value);
+      if (found == entries.end()) found = entries.insert(entries.end(), {name, {}});
+      found->second.emplace(param.name, &pair.second);
     }
   }
   if (entries.empty()) return std::nullopt;
