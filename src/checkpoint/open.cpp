@@ -96,7 +96,7 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& opti
     return file.name.find('/') == std::string::npos &&
            (has_suffix(file, ".safetensors") || has_suffix(file, safetensors::kIndexSuffix));
   });
-  if (safetensors) return open_safetensors_directory(std::move(store), std::move(files), options);
+  if (safetensors) return open_safetensors_directory(store, std::move(files), options);
   if (unfinished) {
     throw Error(ErrorCode::incomplete, "data files without a .metadata: the save never finished")
         .at_path(store->name());
