@@ -133,7 +133,7 @@ class BlockScaled final : public Computed {
     std::vector<float> known;
     for (std::int64_t done = 0; done < count;) {
       const std::int64_t row = (begin + done) / columns_;
-      const std::int64_t column = (begin + done) % columns_;
+      const std::int64_t column = column_of(begin + done);
       const std::int64_t run = std::min(count - done, columns_ - column);
       const std::int64_t first = column / kBlock;
       const std::int64_t last = (column + run - 1) / kBlock;
@@ -144,13 +144,20 @@ class BlockScaled final : public Computed {
         known_first = first;
         known = scales(known_row * scale_columns + first, last - first + 1);
       }
-      for (std::int64_t i = 0; i < run; ++i, ++done) {
-        const float scale = known[static_cast<std::size_t>((column + i) / kBlock - known_first)];
-        const auto byte = std::to_integer<std::size_t>(bytes[static_cast<std::size_t>(done)]);
-        out[static_cast<std::size_t>(done)] = values_[byte] * scale;
+      const std::int64_t end = done + run;
+      for (std::int64_t block = first; done < end; ++block) {
+        const float scale = known[static_cast<std::size_t>(block - known_first)];
+        const std::int64_t stop =
+            std::min(end, done + (block + 1) * kBlock - column_of(begin + done));
+        for (; done < stop; ++done) {
+          const auto byte = std::to_integer<std::size_t>(bytes[static_cast<std::size_t>(done)]);
+          out[static_cast<std::size_t>(done)] = values_[byte] * scale;
+        }
       }
     }
   }
+
+  [[nodiscard]] std::int64_t column_of(std::int64_t element) const { return element % columns_; }
 
   std::int64_t columns_;
   std::array<float, 256> values_;

@@ -19,15 +19,15 @@ inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
 [[nodiscard]] Checkpoint open_dcp(std::shared_ptr<Store> store);
 [[nodiscard]] Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file);
 // All of these files together.
-[[nodiscard]] Checkpoint open_safetensors(std::shared_ptr<Store> store,
+[[nodiscard]] Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
                                           const std::vector<ObjectInfo>& files,
                                           const OpenOptions& options = {});
 // The files that an index names.
-[[nodiscard]] Checkpoint open_safetensors_index(std::shared_ptr<Store> store,
+[[nodiscard]] Checkpoint open_safetensors_index(const std::shared_ptr<Store>& store,
                                                 const std::string& index,
                                                 const OpenOptions& options = {});
 // What a directory with these files holds: its index's set, its one file, or all of them.
-[[nodiscard]] Checkpoint open_safetensors_directory(std::shared_ptr<Store> store,
+[[nodiscard]] Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
                                                     std::vector<ObjectInfo> files,
                                                     const OpenOptions& options = {});
 [[nodiscard]] safetensors::Index read_safetensors_index(const Store& store,

@@ -295,18 +295,18 @@ std::optional<std::string> index_total_fault(const safetensors::Index& index,
          " bytes, they have " + std::to_string(bytes);
 }
 
-Checkpoint open_safetensors(std::shared_ptr<Store> store, const std::vector<ObjectInfo>& files,
-                            const OpenOptions& options) {
+Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
+                            const std::vector<ObjectInfo>& files, const OpenOptions& options) {
   return open_set(store, files, nullptr, options);
 }
 
-Checkpoint open_safetensors_index(std::shared_ptr<Store> store, const std::string& index,
+Checkpoint open_safetensors_index(const std::shared_ptr<Store>& store, const std::string& index,
                                   const OpenOptions& options) {
   return open_index(store, index, store->list(), options);
 }
 
-Checkpoint open_safetensors_directory(std::shared_ptr<Store> store, std::vector<ObjectInfo> files,
-                                      const OpenOptions& options) {
+Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
+                                      std::vector<ObjectInfo> files, const OpenOptions& options) {
   std::erase_if(files,
                 [](const ObjectInfo& file) { return file.name.find('/') != std::string::npos; });
   const std::string index = find_index(files, *store);
