@@ -83,9 +83,9 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store) {
   const bool unfinished = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
     return has_suffix(file, ".distcp");
   });
-  if (has_local_files(files)) return open_local(std::move(store));
-  if (has_rank_files(files)) return open_rank_files(std::move(store));
-  if (has_world_size_files(files)) return open_world_size_files(std::move(store));
+  if (has_local_files(files)) return open_local(store);
+  if (has_rank_files(files)) return open_rank_files(store);
+  if (has_world_size_files(files)) return open_world_size_files(store);
   std::erase_if(files, [](const ObjectInfo& file) {
     return !has_suffix(file, ".safetensors") || file.name.find('/') != std::string::npos;
   });
