@@ -113,10 +113,10 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& opti
     return file.name.find('/') == std::string::npos &&
            (has_suffix(file, ".safetensors") || has_suffix(file, safetensors::kIndexSuffix));
   });
-  if (has_local_files(files)) return open_local(std::move(store));
-  if (has_rank_files(files)) return open_rank_files(std::move(store));
-  if (has_world_size_files(files)) return open_world_size_files(std::move(store));
-  if (safetensors) return open_safetensors_directory(std::move(store), std::move(files), options);
+  if (has_local_files(files)) return open_local(store);
+  if (has_rank_files(files)) return open_rank_files(store);
+  if (has_world_size_files(files)) return open_world_size_files(store);
+  if (safetensors) return open_safetensors_directory(store, std::move(files), options);
   if (unfinished) {
     throw Error(ErrorCode::incomplete, "data files without a .metadata: the save never finished")
         .at_path(store->name());

@@ -248,7 +248,7 @@ bool has_local_files(const std::vector<ObjectInfo>& files) {
   });
 }
 
-Checkpoint open_local(std::shared_ptr<Store> store) {
+Checkpoint open_local(const std::shared_ptr<Store>& store) {
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::olmo_local;
   checkpoint.path = store->name();

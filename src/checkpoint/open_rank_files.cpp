@@ -114,9 +114,9 @@ std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files, const s
   std::vector<ObjectInfo> ordered;
   for (auto& [rank, file] : found) {
     if (rank != static_cast<int>(ordered.size())) {
-      throw Error(ErrorCode::incomplete, "there is " + file.name + ", but not " + prefix +
-                                             std::to_string(ordered.size()) + suffix)
-          .at_path(where);
+      std::string what = "there is " + file.name + ", but not " + prefix;
+      what += std::to_string(ordered.size()) + suffix;
+      throw Error(ErrorCode::incomplete, std::move(what)).at_path(where);
     }
     ordered.push_back(std::move(file));
   }
@@ -153,7 +153,7 @@ bool has_rank_files(const std::vector<ObjectInfo>& files) {
   });
 }
 
-Checkpoint open_rank_files(std::shared_ptr<Store> store) {
+Checkpoint open_rank_files(const std::shared_ptr<Store>& store) {
   const auto files = rank_files(store->list(), "rank", ".pt", store->name());
   const int world = static_cast<int>(files.size());
   Checkpoint checkpoint = rank_checkpoint(store, CheckpointKind::rank_files, world);
@@ -173,7 +173,7 @@ bool has_world_size_files(const std::vector<ObjectInfo>& files) {
   });
 }
 
-Checkpoint open_world_size_files(std::shared_ptr<Store> store) {
+Checkpoint open_world_size_files(const std::shared_ptr<Store>& store) {
   const std::vector<ObjectInfo> all = store->list();
   const int world = *world_of(all, kParts[0], store->name());
   Checkpoint checkpoint = rank_checkpoint(store, CheckpointKind::rank_files, world);

@@ -57,7 +57,7 @@ void explain_other_format(const ByteSource& source) {
 }
 
 // None: the file begins as a stream does.
-std::optional<zip::Archive> open_archive(std::shared_ptr<const ByteSource> source) {
+std::optional<zip::Archive> open_archive(const std::shared_ptr<const ByteSource>& source) {
   try {
     return zip::Archive(source);
   } catch (const Error&) {
