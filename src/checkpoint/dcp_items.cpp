@@ -30,9 +30,8 @@ Encoding encoding_of(const dcp::Item& item) {
 // A chunk in the safetensors format has a length of its elements alone; a torch.save archive of
 // them is always longer.
 bool is_safetensors(const dcp::Entry& entry, const dcp::Chunk& chunk) {
-  const auto count = narrow<std::uint64_t>(numel(chunk.box.sizes));
   return chunk.item.transforms.empty() &&
-         chunk.item.length == checked_mul<std::uint64_t>(count, size_of(entry.dtype));
+         chunk.item.length == byte_size(entry.dtype, chunk.box.sizes);
 }
 
 }  // namespace

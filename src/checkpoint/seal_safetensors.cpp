@@ -28,8 +28,7 @@ bool is_digest_key(std::string_view key) noexcept {
 void reserve_digests(safetensors::Header& header) {
   std::uint64_t size = 0;
   for (const safetensors::Entry& entry : header.entries) {
-    const auto count = narrow<std::uint64_t>(numel(entry.shape));
-    size = checked_add(size, checked_mul<std::uint64_t>(count, size_of(entry.dtype)));
+    size = checked_add(size, byte_size(entry.dtype, entry.shape));
   }
   const std::uint64_t digits = (1 + digest_blocks(size)) * kDigestDigits;
   header.metadata[kKey] = std::string(narrow<std::size_t>(digits), '0');

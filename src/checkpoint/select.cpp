@@ -26,8 +26,8 @@ bool has_step(const Leaf& leaf, const std::set<std::string_view>& names) {
 
 // Trees name their model's part; a file without such a part is a model but for its optimizer's.
 bool is_model_state(const Leaf& leaf, bool named) {
-  static const std::set<std::string_view> kNames = {"model", "state_dict", "model_state_dict"};
-  return named ? has_step(leaf, kNames) : !is_optimizer_state(leaf);
+  static const std::set<std::string_view> names = {"model", "state_dict", "model_state_dict"};
+  return named ? has_step(leaf, names) : !is_optimizer_state(leaf);
 }
 
 bool selected(const Leaf& leaf, const std::string& what, bool named) {
@@ -105,9 +105,9 @@ std::string applied(const std::vector<Rule>& rules, std::string name) {
 }  // namespace
 
 bool is_optimizer_state(const Leaf& leaf) {
-  static const std::set<std::string_view> kNames = {"optim", "optimizer", "optim_state_dict",
-                                                    "optimizer_state_dict"};
-  return has_step(leaf, kNames) || leaf.name.starts_with("optim") ||
+  static const std::set<std::string_view> names = {"optim", "optimizer", "optim_state_dict",
+                                                   "optimizer_state_dict"};
+  return has_step(leaf, names) || leaf.name.starts_with("optim") ||
          leaf.name.find(".optim") != std::string::npos || leaf.name.ends_with(".exp_avg") ||
          leaf.name.ends_with(".exp_avg_sq");
 }

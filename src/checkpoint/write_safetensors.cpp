@@ -22,11 +22,6 @@ struct File {
   safetensors::Header header;
 };
 
-std::uint64_t bytes_of(const Tensor& tensor) {
-  return checked_mul<std::uint64_t>(narrow<std::uint64_t>(numel(tensor.shape)),
-                                    size_of(tensor.dtype));
-}
-
 // Whether the tree says no more than the names do: then a file of the reference library stays as it
 // is.
 bool is_flat(const ConvertJob& job) {
@@ -49,7 +44,7 @@ std::vector<File> plan_files(const ConvertJob& job) {
                   "safetensors has no element type for " + std::string(to_string(tensor.dtype)))
           .at_key(leaf.name);
     }
-    const std::uint64_t size = bytes_of(tensor);
+    const std::uint64_t size = byte_size(tensor.dtype, tensor.shape);
     if (limit > 0 && bytes > 0 && checked_add(bytes, size) > limit) {
       files.emplace_back();
       bytes = 0;
@@ -99,7 +94,7 @@ safetensors::Index index_of(const std::vector<File>& files, const Tensors& tenso
   for (const File& file : files) {
     for (const safetensors::Entry& entry : file.header.entries) {
       index.files.emplace(entry.name, file.name);
-      total = checked_add(total, bytes_of(*tensors.at(entry.name)));
+      total = checked_add(total, byte_size(entry.dtype, entry.shape));
     }
   }
   index.total_size = total;

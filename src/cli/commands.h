@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -27,6 +28,10 @@ struct Common {
 using Action = std::function<int()>;
 
 void add_common(CLI::App& command, Common& common);
+// The option --only of commands that look at a part.
+void add_only(CLI::App& command, std::vector<std::string>& only);
+// Leaves only what it selects in the checkpoint, and of the files only those that it lies in.
+void keep_only(Checkpoint& checkpoint, const std::vector<std::string>& only);
 void add_ls(CLI::App& app, Common& common, Action& action);
 void add_stat(CLI::App& app, Common& common, Action& action);
 void add_cat(CLI::App& app, Common& common, Action& action);

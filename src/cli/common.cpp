@@ -1,10 +1,27 @@
+#include "checkpoint/select.h"
 #include "cli/commands.h"
+#include "tessera/error.h"
 
 namespace tessera::cli {
 
 void add_common(CLI::App& command, Common& common) {
   command.add_flag("--json", common.json, "machine-readable output");
   command.add_flag("--quiet", common.quiet, "no progress");
+}
+
+void add_only(CLI::App& command, std::vector<std::string>& only) {
+  command.add_option("--only", only,
+                     "model, optim, or names that match this glob; may be repeated");
+}
+
+void keep_only(Checkpoint& checkpoint, const std::vector<std::string>& only) {
+  if (only.empty()) return;
+  try {
+    checkpoint.leaves = select(checkpoint.leaves, only);
+  } catch (Error& error) {
+    throw error.at_path(checkpoint.path);
+  }
+  checkpoint.files.clear();  // those that tensors lie in are known by their pieces
 }
 
 }  // namespace tessera::cli

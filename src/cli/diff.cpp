@@ -15,11 +15,14 @@ namespace {
 struct Options {
   std::string a;
   std::string b;
+  std::vector<std::string> only;
 };
 
 int diff(const Options& options, const Common& common) {
-  const Checkpoint a = open_checkpoint(options.a);
-  const Checkpoint b = open_checkpoint(options.b);
+  Checkpoint a = open_checkpoint(options.a);
+  Checkpoint b = open_checkpoint(options.b);
+  keep_only(a, options.only);
+  keep_only(b, options.only);
   std::vector<Difference> differences;
   {
     ProgressBar bar("diff", common);
@@ -44,12 +47,21 @@ int diff(const Options& options, const Common& common) {
   return differences.empty() ? kDone : kNo;
 }
 
+constexpr const char* kExamples = R"(
+Kinds may differ; tensors are compared bit for bit. Exit code 1 when there is a difference.
+
+Examples:
+  tessera diff checkpoint/ model.safetensors
+  tessera diff step100/ step200/ --only model --json)";
+
 }  // namespace
 
 void add_diff(CLI::App& app, Common& common, Action& action) {
   const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
       "diff", "Compares two checkpoints by name: missing, extra, shape, dtype, values");
+  command->footer(kExamples);
+  add_only(*command, options->only);
   command->add_option("a", options->a, "file or directory")->required();
   command->add_option("b", options->b, "file or directory")->required();
   add_common(*command, common);

@@ -1,6 +1,4 @@
 // tessera ls: one line a leaf.
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <memory>
 #include <set>
@@ -19,7 +17,7 @@ namespace {
 
 struct Options {
   std::string path;
-  std::string only;
+  std::vector<std::string> only;
 };
 
 struct Row {
@@ -89,16 +87,18 @@ void print_table(const std::vector<const Leaf*>& leaves) {
 }
 
 int ls(const Options& options, const Common& common) {
-  const Checkpoint checkpoint = open_checkpoint(options.path);
+  Checkpoint checkpoint = open_checkpoint(options.path);
+  keep_only(checkpoint, options.only);
   std::vector<const Leaf*> leaves;
-  for (const Leaf& leaf : checkpoint.leaves) {
-    if (options.only.empty() || ::fnmatch(options.only.c_str(), leaf.name.c_str(), 0) == 0) {
-      leaves.push_back(&leaf);
-    }
-  }
+  for (const Leaf& leaf : checkpoint.leaves) leaves.push_back(&leaf);
   common.json ? print_json(leaves) : print_table(leaves);
   return kDone;
 }
+
+constexpr const char* kExamples = R"(
+Examples:
+  tessera ls checkpoint/
+  tessera ls model.pt --only 'layers.0.*' --json)";
 
 }  // namespace
 
@@ -106,8 +106,9 @@ void add_ls(CLI::App& app, Common& common, Action& action) {
   const auto options = std::make_shared<Options>();
   CLI::App* command =
       app.add_subcommand("ls", "One line a tensor: name, dtype, shape, bytes, pieces, files");
+  command->footer(kExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
-  command->add_option("--only", options->only, "names that match this glob");
+  add_only(*command, options->only);
   add_common(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return ls(*options, common); }; });

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/select.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "value/render.h"
@@ -21,16 +22,10 @@ struct Facts {
   bool optimizer = false;
 };
 
-// Optimizer state is below a step named "optim" or "optimizer", or is AdamW's by its own names.
-bool is_optimizer_state(const std::string& name) {
-  return name.starts_with("optim") || name.find(".optim") != std::string::npos ||
-         name.ends_with(".exp_avg");
-}
-
 Facts facts_of(const Checkpoint& checkpoint) {
   Facts facts;
   for (const Leaf& leaf : checkpoint.leaves) {
-    facts.optimizer = facts.optimizer || is_optimizer_state(leaf.name);
+    facts.optimizer = facts.optimizer || is_optimizer_state(leaf);
     if (!leaf.value.is(Value::Kind::tensor)) {
       ++facts.values;
       continue;
@@ -40,7 +35,7 @@ Facts facts_of(const Checkpoint& checkpoint) {
     ++facts.tensors;
     facts.bytes += byte_size(tensor.dtype, tensor.shape);
     const bool trainers = leaf.name.starts_with("train.");
-    if (!trainers && !is_optimizer_state(leaf.name)) facts.elements += elements;
+    if (!trainers && !is_optimizer_state(leaf)) facts.elements += elements;
   }
   for (const ObjectInfo& file : checkpoint.files) facts.file_bytes += file.size;
   return facts;

@@ -15,6 +15,7 @@ namespace {
 
 struct Options {
   std::string path;
+  std::vector<std::string> only;
   int threads = 2;
 };
 
@@ -23,11 +24,18 @@ bool is_absence(const VerifyReport& report) {
   return report.findings.size() == 1 && report.findings[0].code == ErrorCode::not_found;
 }
 
+VerifyReport verify_part(const Options& options, const ProgressHook& progress) {
+  if (options.only.empty()) return tessera::verify(options.path, true, options.threads, progress);
+  Checkpoint checkpoint = open_checkpoint(options.path);
+  keep_only(checkpoint, options.only);
+  return tessera::verify(checkpoint, true, options.threads, progress);
+}
+
 int verify(const Options& options, const Common& common) {
   VerifyReport report;
   {
     ProgressBar bar("verify", common);
-    report = tessera::verify(options.path, true, options.threads, bar.hook());
+    report = verify_part(options, bar.hook());
   }
   if (common.json) {
     nlohmann::ordered_json json;
@@ -55,11 +63,22 @@ int verify(const Options& options, const Common& common) {
   return report.findings.empty() ? kDone : kNo;
 }
 
+constexpr const char* kExamples = R"(
+Structure, coverage of every tensor exactly once, and every checksum there is: the digests of what
+tessera wrote or sealed, the CRC-32s of torch.save archives. Exit code 1 when something is wrong.
+
+Examples:
+  tessera verify checkpoint/
+  tessera verify model.pt --json
+  tessera verify checkpoint/ --only model)";
+
 }  // namespace
 
 void add_verify(CLI::App& app, Common& common, Action& action) {
   const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("verify", "Structure, coverage exactly once, checksums");
+  command->footer(kExamples);
+  add_only(*command, options->only);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("--threads", options->threads, "reading threads")->check(CLI::Range(1, 1024));
   add_common(*command, common);

@@ -148,6 +148,13 @@ class CommandLine(unittest.TestCase):
         self.refused("not_found", "convert", self.dcp, self.work / "b.pt", "--only", "none")
         self.assertFalse((self.work / "b.pt").exists())
 
+    def test_filters_look_at_a_part(self):
+        self.assertEqual(len(tessera("ls", self.dcp, "--only", "model", "--only", "*.step").stdout.splitlines()), 1 + 4 + 4)
+        self.assertEqual(tessera("diff", self.dcp, self.dcp, "--only", "model").stdout, "equal: 4 leaves, bit for bit\n")
+        self.refused("not_found", "ls", self.dcp, "--only", "none")
+        rows = json.loads(tessera("verify", self.dcp, "--only", "model", "--json").stdout)
+        self.assertEqual((rows["ok"], rows["tensors"], rows["bytes_checked"]), (True, 4, 408 * 4))
+
     def test_convert_stays_below_its_memory(self):
         # 400 MB of zeros, of which the disk has none; the promise is 64 MB and --memory.
         source = self.work / "large.safetensors"
