@@ -83,8 +83,8 @@ class Computed : public ByteSource {
       offset += part;
     }
     if (offset == size()) {
-      elements_.check_rest();
-      scale_elements_.check_rest();
+      elements_.check_rest(checked_);
+      scale_elements_.check_rest(checked_);
     }
   }
 
@@ -114,6 +114,7 @@ class Computed : public ByteSource {
   std::int64_t count_;
   DType to_;
   std::string name_;
+  mutable CheckedStorages checked_;  // of both tensors
 };
 
 class BlockScaled final : public Computed {

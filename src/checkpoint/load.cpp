@@ -98,8 +98,8 @@ std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint) {
   return fits ? old : current;
 }
 
-// With `whole` also what the reads could not check by themselves (views) is checked.
-void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, bool whole,
+// With `rest` also what the reads could not check by themselves (views) is checked.
+void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, CheckedStorages* rest,
           IoCounters& counters) {
   const Tensor& have = found.value.as_tensor();
   const Tensor& want = wanted.value.as_tensor();
@@ -132,7 +132,7 @@ void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, bool whole,
           });
     }
   }
-  if (whole) reader.check_rest();
+  if (rest != nullptr) reader.check_rest(*rest);
   counters.add(reader.report());
 }
 
@@ -153,8 +153,8 @@ void assign(Value& tree, const Path& path, const Value& value) {
   }
 }
 
-void read_tensors(const std::vector<Match>& matches, const LoadOptions& options, bool whole,
-                  IoCounters& counters) {
+void read_tensors(const std::vector<Match>& matches, const LoadOptions& options,
+                  CheckedStorages* rest, IoCounters& counters) {
   std::vector<Job> jobs;
   for (const Match& match : matches) {
     if (!match.wanted->value.is(Value::Kind::tensor)) continue;
@@ -164,7 +164,7 @@ void read_tensors(const std::vector<Match>& matches, const LoadOptions& options,
   }
   parallel_for(options.threads, jobs.size(), [&](std::size_t i) {
     const Match& match = *jobs[i].match;
-    fill(*match.found, *match.wanted, match.wanted->value.as_tensor().pieces[jobs[i].piece], whole,
+    fill(*match.found, *match.wanted, match.wanted->value.as_tensor().pieces[jobs[i].piece], rest,
          counters);
   });
 }
@@ -182,7 +182,7 @@ IoReport load(Value& tree, const std::string& path, Group& group, const LoadOpti
   });
   IoCounters counters;
   agree(group, "reading a checkpoint", [&] {
-    read_tensors(matches, options, false, counters);
+    read_tensors(matches, options, nullptr, counters);
     for (const Match& match : matches) {
       if (!match.wanted->value.is(Value::Kind::tensor))
         assign(tree, match.wanted->path, match.found->value);
@@ -208,7 +208,8 @@ Value load_all(const Checkpoint& checkpoint, const LoadOptions& options) {
     leaf.value = Value(std::move(tensor));
   }
   IoCounters counters;
-  read_tensors(match(leaves, checkpoint, options), options, true, counters);
+  CheckedStorages checked;
+  read_tensors(match(leaves, checkpoint, options), options, &checked, counters);
   return unflatten(leaves);
 }
 

@@ -288,7 +288,7 @@ std::optional<std::string> index_total_fault(const safetensors::Index& index,
   for (const Leaf& leaf : leaves) {
     if (!index.files.contains(leaf.name) || !leaf.value.is(Value::Kind::tensor)) continue;
     const Tensor& tensor = leaf.value.as_tensor();
-    bytes += static_cast<std::uint64_t>(numel(tensor.shape)) * size_of(tensor.dtype);
+    bytes += byte_size(tensor.dtype, tensor.shape);
   }
   if (!index.total_size || *index.total_size == bytes) return std::nullopt;
   return "the index says that the tensors have " + std::to_string(*index.total_size) +
