@@ -189,7 +189,8 @@ TEST_F(RankFiles, FlatPlacesMustFit) {
   change("model/rank0.pt", [](Value& model) {
     Value infos = handle(model, 1).at("flat_param._shard_param_infos");
     Value info = infos.items().at(0);
-    Value(info.as_object().arguments).items()[1] = Value(5);  // offset_in_shard
+    Value arguments = info.as_object().arguments;
+    arguments.items()[1] = Value(5);  // offset_in_shard
   });
   EXPECT_EQ(code(), ErrorCode::corrupt);
 }

@@ -69,7 +69,7 @@ def test_shards_of_ranks_become_a_set_that_everybody_reads(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_float8_blocks_are_pytorch_s_own(dtype, tmp_path):
-    convert(GOLDEN / "checkpoints/qz", tmp_path / "a.safetensors", "--dequantize", "--dtype", dtype)
+    convert(GOLDEN / "checkpoints/qz", tmp_path / "a.safetensors", "--dequantize", "--dtype", {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype])
     ours = safetensors.torch.load_file(tmp_path / "a.safetensors")
     theirs = {"l.weight": torch.zeros(130, 200, dtype=getattr(torch, dtype))}
     reader = dcp.QuantizedHuggingFaceStorageReader(str(GOLDEN / "checkpoints/qz"), target_dtype=getattr(torch, dtype))
