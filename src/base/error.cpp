@@ -71,7 +71,7 @@ Error Error::from_peers(std::map<int, Error> failures) {
   std::string text;
   for (const auto& [cause, ranks] : causes) {
     if (!text.empty()) text += "; ";
-    text += ranks + ": " + cause;
+    text.append(ranks).append(": ").append(cause);
   }
   Error error(failures.size() == 1 ? failures.begin()->second.code() : ErrorCode::peer_failed,
               std::move(text));

@@ -38,7 +38,7 @@ void require_checkpoint(const std::string& path) {
   const std::vector<ObjectInfo> files = posix_store(path)->list();
   const bool known = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
     return file.name == "config.yaml" || file.name == "rank0.pt" || file.name == "model.pt" ||
-           file.name == "model.safetensors" || file.name == "model/rank0.pt" ||
+           file.name.ends_with(".safetensors") || file.name == "model/rank0.pt" ||
            file.name.ends_with(".metadata");
   });
   if (known || files.empty()) return;
@@ -112,8 +112,9 @@ ConvertReport convert(const std::string& source, const std::string& target,
         .at_path(target);
   }
   const IfExists if_exists = options.overwrite ? IfExists::replace : IfExists::fail;
+  // Directories of several files that have no marker of their own appear whole.
   std::optional<ReplacedDirectory> whole;
-  if (is_olmo(options.to)) {
+  if (is_olmo(options.to) || options.max_shard_size > 0) {
     if (options.overwrite) require_checkpoint(where.directory);
     whole.emplace(where.directory, if_exists);
   }
@@ -156,9 +157,9 @@ ConvertReport convert(const std::string& source, const std::string& target,
                                               std::string(to_string(options.to)));
     default:
       write_olmo(job);
-      whole->commit();
       break;
   }
+  if (whole) whole->commit();
   meter.finish();
   report.io = counters.report();
   return report;

@@ -62,7 +62,8 @@ TEST_P(Dequantize, GivesWhatTheFormatsDefine) {
     ConvertOptions options;
     options.dequantize = dtype_from_torch(dtype);
     options.memory = 1;  // the smallest windows
-    const std::string target = root + "/" + dtype + ".safetensors";
+    std::string target = root;
+    target.append("/").append(dtype).append(".safetensors");
     (void)convert(source, target, options);
     const Checkpoint checkpoint = open_checkpoint(target);
     EXPECT_EQ(checkpoint.leaves.size(), names.size() + 2);

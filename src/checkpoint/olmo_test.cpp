@@ -48,8 +48,13 @@ struct Case {
   int ranks;
   bool aligned;
 };
+// The name is GoogleTest's. NOLINTNEXTLINE(readability-identifier-naming)
 void PrintTo(const Case& row, std::ostream* out) {
   *out << row.golden;
+}
+
+std::string rank_file(const std::string& folder, int rank) {
+  return folder + "/rank" + std::to_string(rank) + ".pt";
 }
 
 class OlmoLocal : public testing::TestWithParam<Case> {};
@@ -63,9 +68,9 @@ TEST_P(OlmoLocal, ModelFilesAreThoseOfFsdp) {
   ConvertOptions options = to(CheckpointKind::olmo_local, row.ranks);
   options.olmo.orig_params = row.aligned;
   (void)convert(torch_new_of(row.golden, work + "/in"), work + "/out", options);
+  const std::string theirs = kGolden + row.golden + "/local/model";
   for (int rank = 0; rank < row.ranks; ++rank) {
-    const std::string name = "/model/rank" + std::to_string(rank) + ".pt";
-    EXPECT_EQ(content(work + "/out" + name), content(kGolden + row.golden + "/local" + name));
+    EXPECT_EQ(content(rank_file(work + "/out/model", rank)), content(rank_file(theirs, rank)));
   }
   EXPECT_EQ(content(work + "/out/metadata.yaml"),
             "world_size: " + std::to_string(row.ranks) + "\n");
@@ -111,10 +116,10 @@ TEST_P(OlmoLocal, OptimizerStateIsThatOfFsdp) {
   ConvertOptions options = to(CheckpointKind::olmo_local, row.ranks);
   options.olmo.orig_params = row.aligned;
   (void)convert(torch_new_of(row.golden, work + "/in"), work + "/out", options);
+  const std::string theirs = kGolden + row.golden + "/local/optim";
   for (int rank = 0; rank < row.ranks; ++rank) {
-    const std::string name = "/optim/rank" + std::to_string(rank) + ".pt";
-    const Value found = read_file(work + "/out" + name);
-    const Value wanted = read_file(kGolden + row.golden + "/local" + name);
+    const Value found = read_file(rank_file(work + "/out/optim", rank));
+    const Value wanted = read_file(rank_file(theirs, rank));
     expect_same_state(found.at("state"), wanted.at("state"));
     const Value& groups = wanted.at("param_groups");
     ASSERT_EQ(found.at("param_groups").size(), groups.size());
@@ -135,7 +140,7 @@ class OlmoLegacy : public testing::TestWithParam<Case> {};
 TEST_P(OlmoLegacy, FilesAreThoseOfTorch) {
   const Case& row = GetParam();
   const std::string work = temporary_directory();
-  const std::string legacy = kGolden + row.golden + "/legacy/";
+  const std::string legacy = kGolden + row.golden + "/legacy";
   // model.pt brings the order of names and the module's metadata, the rank's file the rest.
   fs::create_directories(work + "/in");
   fs::copy_file(kGolden + row.golden + "/model.pt", work + "/in/model.pt");
@@ -143,9 +148,8 @@ TEST_P(OlmoLegacy, FilesAreThoseOfTorch) {
   write(work + "/in/config.yaml", "run_name: x\n");
   (void)convert(work + "/in", work + "/out", options);
   for (int rank = 0; rank < row.ranks; ++rank) {
-    const std::string name = "rank" + std::to_string(rank) + ".pt";
-    const Value found = read_file(work + "/out/" + name);
-    const Value wanted = read_file(legacy + name);
+    const Value found = read_file(rank_file(work + "/out", rank));
+    const Value wanted = read_file(rank_file(legacy, rank));
     EXPECT_EQ(found.at("model"), wanted.at("model"));
     ASSERT_EQ(found.at("model").size(), wanted.at("model").size());
     for (const auto& [key, value] : wanted.at("model").pairs()) {

@@ -283,7 +283,7 @@ TEST_F(RankFiles, DTensorOfAnotherRank) {
 Value& spec_of(Value& tree, const char* name) {
   const Value tensor = tree.at("values").at(name);
   const Value state = tensor.as_object().arguments.items()[3].items()[1];
-  const Value spec = state.at("_spec");
+  const Value& spec = state.at("_spec");
   return const_cast<Value&>(*spec.as_object().state);
 }
 
@@ -296,7 +296,7 @@ TEST_F(RankFiles, OlderMeshes) {
         Value mesh = spec_of(tree, name).at("mesh");
         const Value state = *mesh.as_object().state;
         if (state.find("mesh") != nullptr) continue;  // one mesh for several tensors
-        const Value map = state.at("_rank_map");
+        const Value& map = state.at("_rank_map");
         Tensor ranks = map.as_tensor();
         ranks.shape = {2, 2};
         ranks.pieces[0].slice = whole(ranks.shape);

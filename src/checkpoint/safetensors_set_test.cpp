@@ -214,6 +214,10 @@ TEST(SafetensorsSet, IsWrittenWithAnIndex) {
   EXPECT_TRUE(fs::exists(target + "/model-00001-of-00003.safetensors"));
   EXPECT_EQ(code_of([&] { (void)convert(source, target, sharded(64)); }),
             ErrorCode::already_exists);
+  ConvertOptions larger = sharded(1 << 20);
+  larger.overwrite = true;  // the whole directory is replaced
+  (void)convert(source, target, larger);
+  EXPECT_EQ(open_checkpoint(target).files.size(), 1U);
 }
 
 TEST(SafetensorsSet, OneFileHasNoIndex) {

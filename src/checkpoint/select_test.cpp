@@ -11,7 +11,7 @@ namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 
-Leaf leaf(Path path) {
+Leaf leaf(const Path& path) {
   return {dotted(path), path, Value(1)};
 }
 

@@ -101,37 +101,13 @@ safetensors::Index index_of(const std::vector<File>& files, const Tensors& tenso
   return index;
 }
 
-// A set replaces nothing: its files could not appear in one step.
-void require_room(const ConvertJob& job) {
-  for (const ObjectInfo& file : job.store.list()) {
-    const bool taken =
-        file.name.find('/') == std::string::npos &&
-        (file.name.ends_with(".safetensors") || file.name.ends_with(safetensors::kIndexSuffix));
-    if (!taken) continue;
-    throw Error(ErrorCode::already_exists,
-                "safetensors files are there, and a set of files is not mixed with or put in the "
-                "place of others")
-        .at_path(job.store.name() + "/" + file.name);
-  }
-}
-
-// The index comes first: a set that is cut off by a crash is then missing files, and no reader
-// takes it for less than it should be.
 void write_set(const ConvertJob& job, std::vector<File>& files, const Tensors& tensors) {
-  require_room(job);
+  for (File& file : files) write_file(job, file, tensors);
   const std::string index =
       job.name.substr(0, job.name.rfind('.')) + std::string(safetensors::kIndexSuffix);
   const std::string text = safetensors::encode_index(index_of(files, tensors));
   put(job.store, index, {reinterpret_cast<const std::byte*>(text.data()), text.size()},
       IfExists::fail);
-  std::size_t done = 0;
-  try {
-    for (; done < files.size(); ++done) write_file(job, files[done], tensors);
-  } catch (...) {
-    for (std::size_t i = 0; i < done; ++i) job.store.remove(files[i].name);
-    job.store.remove(index);
-    throw;
-  }
   IoReport report;
   report.bytes_written = text.size();
   job.counters.add(report);
