@@ -38,9 +38,7 @@ void run_bench(const Options& options, const tessera::Mesh& mesh) {
   for (std::int64_t i = 0; i < kWarmup + options.bench; ++i) {
     const auto start = std::chrono::steady_clock::now();
     const auto loss = training.loss_sum(windows) / static_cast<double>(batch * options.seq);
-    // One rank alone has everything and nothing to free.
-    const bool is_freed = training.is_sharded() && mesh.size() > 1;
-    if (i == 0 && is_freed) require_freed(training.model());
+    if (i == 0 && training.is_sharded()) require_freed(training.model());
     loss.backward();
     training.optimizer().step();
     training.optimizer().zero_grad();
