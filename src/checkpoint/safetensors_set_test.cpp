@@ -18,24 +18,6 @@ const char* const kIndex = "/model.safetensors.index.json";
 const char* const kFirst = "/model-00001-of-00002.safetensors";
 const char* const kSecond = "/model-00002-of-00002.safetensors";
 
-std::string copy_of(const std::string& name) {
-  const std::string directory = temporary_directory() + "/c";
-  fs::copy(kGolden + name, directory, fs::copy_options::recursive);
-  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
-    fs::permissions(entry.path(), fs::perms::owner_write, fs::perm_options::add);
-  }
-  return directory;
-}
-
-std::string text_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void write_text(const std::string& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
 void patch(const std::string& path, const std::string& from, const std::string& to) {
   std::string text = text_of(path);
   ASSERT_NE(text.find(from), std::string::npos);
@@ -71,7 +53,7 @@ TEST(SafetensorsSet, ShardsAreReadFromTheirOffsets) {
 
 // P-27: PyTorch's reader counts both.
 TEST(SafetensorsSet, WholeTensorsComeBeforeShards) {
-  const std::string directory = copy_of("c2_hf_cons");
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
   for (const auto& entry : fs::directory_iterator(directory + "/sharded")) {
     fs::copy_file(entry.path(), directory / entry.path().filename());
   }
@@ -86,21 +68,21 @@ TEST(SafetensorsSet, WholeTensorsComeBeforeShards) {
 }
 
 TEST(SafetensorsSet, ShardsOfTwoSavesInOneDirectory) {
-  const std::string missing = copy_of("c2_hf_dist");
+  const std::string missing = copy_of(kGolden + "c2_hf_dist");
   fs::remove(missing + "/shard-00001-model-00001-of-00001.safetensors");
   EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
-  const std::string twice = copy_of("c2_hf_dist");
+  const std::string twice = copy_of(kGolden + "c2_hf_dist");
   fs::copy_file(twice + "/shard-00001-model-00001-of-00001.safetensors",
                 twice + "/old.safetensors");
   EXPECT_EQ(open_code(twice), ErrorCode::conflict);
-  const std::string types = copy_of("c2_hf_dist");
+  const std::string types = copy_of(kGolden + "c2_hf_dist");
   patch(types + "/shard-00001-model-00001-of-00001.safetensors",
         "\"dtype\":\"F32\",\"shape\":[3,3]", "\"dtype\":\"I32\",\"shape\":[3,3]");
   EXPECT_EQ(open_code(types), ErrorCode::corrupt);
 }
 
 TEST(SafetensorsSet, J01AnIndexThatLeavesTheDirectory) {
-  const std::string directory = copy_of("c2_hf_cons");
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
   patch(directory + kIndex, "model-00001-of-00002.safetensors", "../model.safetensors");
   EXPECT_EQ(open_code(directory), ErrorCode::unsafe);
 }
@@ -121,23 +103,23 @@ TEST(SafetensorsSet, J01LinksThatLeaveTheDirectory) {
 }
 
 TEST(SafetensorsSet, J02FilesThatContradictTheIndex) {
-  const std::string two = copy_of("c2_hf_cons");
+  const std::string two = copy_of(kGolden + "c2_hf_cons");
   fs::copy_file(two + kFirst, two + kSecond, fs::copy_options::overwrite_existing);
   EXPECT_EQ(open_code(two), ErrorCode::corrupt);
-  const std::string without = copy_of("c2_hf_cons");
+  const std::string without = copy_of(kGolden + "c2_hf_cons");
   patch(without + kIndex, "\"s0\"", "\"s9\"");
   EXPECT_EQ(open_code(without), ErrorCode::incomplete);
-  const std::string elsewhere = copy_of("c2_hf_cons");
+  const std::string elsewhere = copy_of(kGolden + "c2_hf_cons");
   patch(elsewhere + kIndex, "\"s0\": \"model-00001", "\"s0\": \"model-00002");
   EXPECT_EQ(open_code(elsewhere), ErrorCode::incomplete);
-  const std::string more = copy_of("c2_hf_cons");
+  const std::string more = copy_of(kGolden + "c2_hf_cons");
   patch(more + kIndex, "\"s0\": \"model-00001-of-00002.safetensors\",", "");
   EXPECT_EQ(open_checkpoint(more).leaves.size(), 7U);
   EXPECT_EQ(open_checkpoint(more).warnings.size(), 2U);  // and the sizes do not add up
 }
 
 TEST(SafetensorsSet, J03AWrongTotal) {
-  const std::string directory = copy_of("c2_hf_cons");
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
   patch(directory + kIndex, "\"total_size\": 176", "\"total_size\": 177");
   EXPECT_EQ(open_checkpoint(directory).warnings.size(), 1U);
   const VerifyReport report = verify(directory);
@@ -146,13 +128,13 @@ TEST(SafetensorsSet, J03AWrongTotal) {
 }
 
 TEST(SafetensorsSet, J07AShardThatIsTooShort) {
-  const std::string directory = copy_of("c2_hf_cons");
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
   fs::resize_file(directory + kSecond, fs::file_size(directory + kSecond) - 1);
   EXPECT_EQ(open_code(directory), ErrorCode::incomplete);
 }
 
 TEST(SafetensorsSet, J08FilesThatAreMissingOrTooMany) {
-  const std::string missing = copy_of("c2_hf_cons");
+  const std::string missing = copy_of(kGolden + "c2_hf_cons");
   fs::remove(missing + kSecond);
   EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
   fs::remove(missing + kIndex);
@@ -161,7 +143,7 @@ TEST(SafetensorsSet, J08FilesThatAreMissingOrTooMany) {
   write_text(missing + kIndex, text_of(kGolden + "c2_hf_cons" + kIndex));
   EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
 
-  const std::string both = copy_of("c2_hf_cons");
+  const std::string both = copy_of(kGolden + "c2_hf_cons");
   fs::copy_file(both + kFirst, both + "/model.safetensors");
   const Checkpoint single = open_checkpoint(both);
   EXPECT_EQ(single.leaves.size(), 2U);
@@ -169,7 +151,7 @@ TEST(SafetensorsSet, J08FilesThatAreMissingOrTooMany) {
 }
 
 TEST(SafetensorsSet, AnyNames) {
-  const std::string directory = copy_of("c2_hf_cons");
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
   fs::rename(directory + kFirst, directory + "/one.safetensors");
   fs::rename(directory + kSecond, directory + "/two.safetensors");
   fs::remove(directory + kIndex);
@@ -177,7 +159,7 @@ TEST(SafetensorsSet, AnyNames) {
 }
 
 TEST(SafetensorsSet, SeveralIndices) {
-  const std::string directory = copy_of("c2_hf_cons");
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
   fs::rename(directory + kIndex, directory + "/a.safetensors.index.json");
   EXPECT_EQ(open_checkpoint(directory).leaves.size(), 7U);
   fs::copy_file(directory + "/a.safetensors.index.json", directory + "/b.safetensors.index.json");
@@ -239,7 +221,7 @@ TEST(SafetensorsSet, KeepsTheTree) {
 
 TEST(SafetensorsSet, AFailureLeavesNothing) {
   const std::string root = temporary_directory();
-  const std::string source = copy_of("checkpoints/c1");
+  const std::string source = copy_of(kGolden + "checkpoints/c1");
   std::string text = text_of(source + "/__0_0.distcp");
   const std::size_t at = text.find("archive/data/0");
   ASSERT_NE(at, std::string::npos);

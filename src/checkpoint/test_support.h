@@ -5,6 +5,9 @@
 
 #include <cstring>
 #include <deque>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -64,5 +67,25 @@ inline std::vector<float> floats(const Tensor& tensor) {
 }
 
 using tessera::code_of;
+
+// A copy of a golden directory, `golden` with its path, that a test may damage.
+inline std::string copy_of(const std::string& golden) {
+  namespace fs = std::filesystem;
+  const std::string directory = temporary_directory() + "/c";
+  fs::copy(golden, directory, fs::copy_options::recursive);
+  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
+    fs::permissions(entry.path(), fs::perms::owner_write, fs::perm_options::add);
+  }
+  return directory;
+}
+
+inline std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+inline void write_text(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 }  // namespace tessera::testing_support

@@ -85,25 +85,6 @@ std::vector<std::string> all_names() {
 
 INSTANTIATE_TEST_SUITE_P(PyTorch, Variant, testing::ValuesIn(all_names()));
 
-// A copy that a test may damage.
-std::string copy_of(const std::string& name) {
-  const std::string directory = temporary_directory() + "/c";
-  fs::copy(kGolden + name, directory, fs::copy_options::recursive);
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    fs::permissions(entry.path(), fs::perms::owner_write, fs::perm_options::add);
-  }
-  return directory;
-}
-
-std::string text_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void write_text(const std::string& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
 // Replaces the only occurrence of `from` by as many bytes.
 void patch(const std::string& path, const std::string& from, const std::string& to) {
   std::string text = text_of(path);
@@ -165,31 +146,31 @@ TEST(DcpVariant, LoadsContainersThatWereOneItem) {
 
 // P-04: one rank's file is missing in the middle, or at the end.
 TEST(DcpVariant, ARankWithoutMetadata) {
-  const std::string directory = copy_of("variants/c2_nocoll");
+  const std::string directory = copy_of(kGolden + "variants/c2_nocoll");
   fs::remove(directory + "/__0.metadata");
   EXPECT_EQ(open_code(directory), ErrorCode::incomplete);
-  const std::string last = copy_of("variants/c2_nocoll");
+  const std::string last = copy_of(kGolden + "variants/c2_nocoll");
   fs::remove(last + "/__1.metadata");
   EXPECT_EQ(open_code(last), ErrorCode::incomplete);
 }
 
 TEST(DcpVariant, RanksThatContradictEachOther) {
-  const std::string directory = copy_of("variants/c2_nocoll");
+  const std::string directory = copy_of(kGolden + "variants/c2_nocoll");
   fs::copy_file(kGolden + "variants/m2d/.metadata", directory + "/__2.metadata");
   EXPECT_EQ(open_code(directory), ErrorCode::corrupt);  // `tiny` has another shape
 }
 
 // M16.
 TEST(DcpVariant, MetadataThatIsTemporaryOrDouble) {
-  const std::string unfinished = copy_of("variants/m2d");
+  const std::string unfinished = copy_of(kGolden + "variants/m2d");
   fs::rename(unfinished + "/.metadata", unfinished + "/.metadata.tmp");
   EXPECT_EQ(open_code(unfinished), ErrorCode::incomplete);
 
-  const std::string both = copy_of("variants/m2d");
+  const std::string both = copy_of(kGolden + "variants/m2d");
   fs::copy_file(both + "/.metadata", both + "/.metadata.tmp");
   EXPECT_EQ(open_checkpoint(both).leaves.size(), 5U);
 
-  const std::string ranks = copy_of("variants/m2d");
+  const std::string ranks = copy_of(kGolden + "variants/m2d");
   fs::copy_file(kGolden + "variants/c2_nocoll/__0.metadata", ranks + "/__0.metadata");
   const Checkpoint checkpoint = open_checkpoint(ranks);
   EXPECT_EQ(checkpoint.leaves.size(), 5U);
@@ -199,7 +180,7 @@ TEST(DcpVariant, MetadataThatIsTemporaryOrDouble) {
 // M12.
 TEST(DcpVariant, UnknownTransformsAreRefused) {
   for (const char* name : {"stream.zstd/2", "stream.lz4/1", "stream.zstd/10"}) {
-    const std::string directory = copy_of("variants/c_zstd");
+    const std::string directory = copy_of(kGolden + "variants/c_zstd");
     rewrite_metadata(directory, [&](dcp::Metadata& metadata) {
       entry_of(metadata, "a").chunks[0].item.transforms = {name};
     });
@@ -208,18 +189,18 @@ TEST(DcpVariant, UnknownTransformsAreRefused) {
 }
 
 TEST(DcpVariant, DamagedZstd) {
-  const std::string changed = copy_of("variants/c_zstd");
+  const std::string changed = copy_of(kGolden + "variants/c_zstd");
   const int fd = ::open((changed + "/__0_0.distcp").c_str(), O_RDWR);
   ASSERT_EQ(::pwrite(fd, "XXXXXXXX", 8, 453 + 600), 8);
   ::close(fd);
   EXPECT_EQ(read_code(changed), ErrorCode::corrupt);
 
-  const std::string cut = copy_of("variants/c_zstd");
+  const std::string cut = copy_of(kGolden + "variants/c_zstd");
   rewrite_metadata(
       cut, [](dcp::Metadata& metadata) { entry_of(metadata, "z").chunks[0].item.length -= 3; });
   EXPECT_EQ(read_code(cut), ErrorCode::incomplete);
 
-  const std::string other = copy_of("variants/c_zstd");
+  const std::string other = copy_of(kGolden + "variants/c_zstd");
   rewrite_metadata(other, [](dcp::Metadata& metadata) {
     entry_of(metadata, "z").chunks[0].item.offset += 4;
     entry_of(metadata, "z").chunks[0].item.length -= 4;
@@ -230,7 +211,7 @@ TEST(DcpVariant, DamagedZstd) {
 // M10, D02, D03: an item that is something else than its entry says.
 TEST(DcpVariant, ItemsThatAreNotWhatTheyShouldBe) {
   const auto code = [](const std::function<void(dcp::Metadata&)>& change) {
-    const std::string directory = copy_of("variants/m2d");
+    const std::string directory = copy_of(kGolden + "variants/m2d");
     rewrite_metadata(directory, change);
     return read_code(directory);
   };
@@ -247,31 +228,31 @@ TEST(DcpVariant, ItemsThatAreNotWhatTheyShouldBe) {
 
 // D01.
 TEST(DcpVariant, DataFilesThatAreMissingCutOrTooLong) {
-  const std::string missing = copy_of("variants/m2d");
+  const std::string missing = copy_of(kGolden + "variants/m2d");
   fs::remove(missing + "/__1_0.distcp");
   EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
-  const std::string empty = copy_of("variants/m2d");
+  const std::string empty = copy_of(kGolden + "variants/m2d");
   fs::resize_file(empty + "/__1_0.distcp", 0);
   EXPECT_EQ(open_code(empty), ErrorCode::incomplete);
-  const std::string cut = copy_of("variants/m2d");
+  const std::string cut = copy_of(kGolden + "variants/m2d");
   fs::resize_file(cut + "/__1_0.distcp", 4096);
   EXPECT_EQ(open_code(cut), ErrorCode::incomplete);
-  const std::string longer = copy_of("variants/m2d");
+  const std::string longer = copy_of(kGolden + "variants/m2d");
   fs::resize_file(longer + "/__1_0.distcp", 20000);
   EXPECT_EQ(open_checkpoint(longer).warnings.size(), 1U);
 }
 
 // D07.
 TEST(DcpVariant, SomethingElseInADataFilesPlace) {
-  const std::string fifo = copy_of("variants/m2d");
+  const std::string fifo = copy_of(kGolden + "variants/m2d");
   fs::remove(fifo + "/__1_0.distcp");
   ASSERT_EQ(::mkfifo((fifo + "/__1_0.distcp").c_str(), 0600), 0);
   EXPECT_EQ(open_code(fifo), ErrorCode::io);
-  const std::string link = copy_of("variants/m2d");
+  const std::string link = copy_of(kGolden + "variants/m2d");
   fs::rename(link + "/__1_0.distcp", link + "/../elsewhere.distcp");
   fs::create_symlink("../elsewhere.distcp", link + "/__1_0.distcp");
   EXPECT_EQ(read_code(link), ErrorCode::unsafe);
-  const std::string directory = copy_of("variants/m2d");
+  const std::string directory = copy_of(kGolden + "variants/m2d");
   fs::remove(directory + "/__1_0.distcp");
   fs::create_directory(directory + "/__1_0.distcp");
   EXPECT_EQ(open_code(directory), ErrorCode::io);
@@ -279,14 +260,14 @@ TEST(DcpVariant, SomethingElseInADataFilesPlace) {
 
 // D06.
 TEST(DcpVariant, SafetensorsThatContradictMetadata) {
-  const std::string offsets = copy_of("variants/c2_st");
+  const std::string offsets = copy_of(kGolden + "variants/c2_st");
   patch(offsets + "/__1_0.distcp", "\\\"saved_offsets\\\": [3, 0]",
         "\\\"saved_offsets\\\": [2, 0]");
   EXPECT_EQ(open_code(offsets), ErrorCode::corrupt);
-  const std::string json = copy_of("variants/c2_st");
+  const std::string json = copy_of(kGolden + "variants/c2_st");
   patch(json + "/__1_0.distcp", "\\\"saved_offsets\\\": [3, 0]", "\\\"saved_offsets\\\": {3, 0]");
   EXPECT_EQ(open_code(json), ErrorCode::corrupt);
-  const std::string shape = copy_of("variants/c2_st");
+  const std::string shape = copy_of(kGolden + "variants/c2_st");
   patch(shape + "/__0_0.distcp", "\"shape\":[3,3]", "\"shape\":[9,1]");
   EXPECT_EQ(open_code(shape), ErrorCode::corrupt);
 }
