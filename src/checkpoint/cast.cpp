@@ -29,6 +29,12 @@ struct Half {
   static Half from(float value) { return {static_cast<_Float16>(value)}; }
 };
 
+// Any byte but 0 is true: a C++ bool must not hold what another program left in a file.
+struct Bool8 {
+  std::uint8_t bits;
+  operator std::uint8_t() const { return bits != 0 ? 1 : 0; }  // NOLINT
+};
+
 // C++'s own conversion, except where it is undefined: a float outside an integer's range wraps
 // through 64 bits as torch's does on common hardware, and NaN becomes zero's bit pattern of that
 // route.
@@ -38,8 +44,10 @@ To convert(From from) {
     return To::from(static_cast<float>(from));
   } else if constexpr (std::is_same_v<From, BFloat16> || std::is_same_v<From, Half>) {
     return convert<To>(static_cast<float>(from));
-  } else if constexpr (std::is_same_v<To, bool>) {
-    return from != From{};
+  } else if constexpr (std::is_same_v<From, Bool8>) {
+    return convert<To>(static_cast<std::uint8_t>(from));
+  } else if constexpr (std::is_same_v<To, Bool8>) {
+    return {from != From{} ? std::uint8_t{1} : std::uint8_t{0}};
   } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
     constexpr auto kLimit = static_cast<From>(9223372036854775808.0);
     const bool fits = from > -kLimit && from < kLimit;
@@ -91,7 +99,7 @@ bool with_type(DType dtype, F&& f) {
       f(std::uint64_t{});
       return true;
     case DType::bool8:
-      f(bool{});
+      f(Bool8{});
       return true;
     default:
       return false;

@@ -22,6 +22,12 @@ std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions&
     leaves = select(leaves, options.only);
     rename(leaves, options.rename);
     if (options.dtype) convert_floating(leaves, *options.dtype);
+    // A torch.save file keeps views as they are; whatever it writes anew goes through a reader.
+    for (const Leaf& leaf : leaves) {
+      const bool dense = options.to != CheckpointKind::torch_file;
+      if (dense && leaf.value.is(Value::Kind::tensor))
+        require_bounded(leaf.value.as_tensor(), leaf.name);
+    }
     return leaves;
   } catch (Error& error) {
     throw error.at_path(checkpoint.path);

@@ -41,7 +41,8 @@ DataFiles::DataFiles(std::shared_ptr<Store> store)
   for (ObjectInfo& object : store_->list()) sizes_.emplace(object.name, object.size);
 }
 
-std::shared_ptr<const ByteSource> DataFiles::file(const dcp::Item& item, const std::string& key) {
+std::shared_ptr<const ByteSource> DataFiles::file(const dcp::Item& item, const std::string& key,
+                                                  bool apart) {
   const auto refuse = [&](ErrorCode code, const std::string& what) {
     throw Error(code, what)
         .at_path(store_->name() + "/" + item.path)
@@ -62,7 +63,9 @@ std::shared_ptr<const ByteSource> DataFiles::file(const dcp::Item& item, const s
     refuse(ErrorCode::incomplete, "the data file has " + std::to_string(size->second) +
                                       " bytes, an item reaches to " + std::to_string(end));
   }
-  pass_over(item);
+  Use& use = uses_[item.path];
+  use.end = std::max(use.end, end);
+  if (apart) use.extents.push_back({item.offset, end, &key});
   auto& source = sources_[item.path];
   if (!source)
     source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, size->second}, open_);
@@ -70,8 +73,25 @@ std::shared_ptr<const ByteSource> DataFiles::file(const dcp::Item& item, const s
 }
 
 void DataFiles::pass_over(const dcp::Item& item) {
-  std::uint64_t& end = ends_[item.path];
+  std::uint64_t& end = uses_[item.path].end;
   end = std::max(end, checked_add(item.offset, item.length));
+}
+
+void DataFiles::require_apart() {
+  for (auto& [path, use] : uses_) {
+    std::sort(use.extents.begin(), use.extents.end(),
+              [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+    for (std::size_t i = 1; i < use.extents.size(); ++i) {
+      const Extent& before = use.extents[i - 1];
+      const Extent& extent = use.extents[i];
+      if (extent.begin >= before.end) continue;
+      throw Error(ErrorCode::corrupt,
+                  "the item lies on bytes of an item of '" + printable(*before.key, 200) + "'")
+          .at_path(store_->name() + "/" + path)
+          .at_key(*extent.key)
+          .at_offset(extent.begin);
+    }
+  }
 }
 
 const DataFiles::Body& DataFiles::body(const dcp::Item& item,
@@ -86,14 +106,15 @@ const DataFiles::Body& DataFiles::body(const dcp::Item& item,
 }
 
 std::shared_ptr<Storage> DataFiles::chunk(const dcp::Entry& entry, const dcp::Chunk& chunk) {
-  const std::shared_ptr<const ByteSource> source = file(chunk.item, entry.name);
+  const bool plain = is_safetensors(entry, chunk);
+  const std::shared_ptr<const ByteSource> source = file(chunk.item, entry.name, !plain);
   auto storage = std::make_shared<Storage>();
   storage->source = source;
   storage->offset = chunk.item.offset;
   storage->size = chunk.item.length;
   storage->encoding = encoding_of(chunk.item);
   storage->dtype = entry.dtype;
-  if (!is_safetensors(entry, chunk)) return storage;
+  if (!plain) return storage;
   const auto refuse = [&](const std::string& what) {
     throw Error(ErrorCode::corrupt, "the data file has " + what + ", .metadata says " +
                                         std::string(to_string(entry.dtype)) + " " +
@@ -114,7 +135,7 @@ std::shared_ptr<Storage> DataFiles::chunk(const dcp::Entry& entry, const dcp::Ch
   if (at != inside.offsets.end() && at->second != chunk.box.offsets) {
     refuse("a tensor that was saved from " + to_string(at->second));
   }
-  ends_[chunk.item.path] = source->size();
+  uses_[chunk.item.path].end = source->size();
   storage->encoding = Encoding::raw;
   storage->offset += inside.header.data_offset + found->begin;
   return storage;
@@ -123,7 +144,7 @@ std::shared_ptr<Storage> DataFiles::chunk(const dcp::Entry& entry, const dcp::Ch
 Value DataFiles::value(const dcp::Entry& entry) {
   const Encoding encoding = encoding_of(entry.item);
   std::shared_ptr<const ByteSource> bytes =
-      slice_source(file(entry.item, entry.name), entry.item.offset, entry.item.length);
+      slice_source(file(entry.item, entry.name, true), entry.item.offset, entry.item.length);
   if (encoding == Encoding::torch_item_zstd) bytes = zstd_source(std::move(bytes), kValueCap);
   return torch_file::read(std::move(bytes));
 }
@@ -137,7 +158,7 @@ std::vector<ObjectInfo> DataFiles::used() const {
 std::vector<std::string> DataFiles::warnings() const {
   std::vector<std::string> warnings;
   for (const auto& [name, source] : sources_) {
-    const std::uint64_t end = ends_.at(name);
+    const std::uint64_t end = uses_.at(name).end;
     if (end >= source->size()) continue;
     warnings.push_back(printable(name) + " has " + std::to_string(source->size() - end) +
                        " bytes after its last item");

@@ -16,7 +16,7 @@ namespace tessera {
 
 class OpenFiles;
 
-// The data files that `.metadata` names, each opened at its first read.
+// The data files that `.metadata` names, each opened at its first read. Entries must outlive it.
 class DataFiles {
  public:
   explicit DataFiles(std::shared_ptr<Store> store);
@@ -27,6 +27,9 @@ class DataFiles {
   [[nodiscard]] std::shared_ptr<Storage> chunk(const dcp::Entry& entry, const dcp::Chunk& chunk);
   // The value of a bytes item.
   [[nodiscard]] Value value(const dcp::Entry& entry);
+  // Throws `corrupt` when two of the items that were asked for lie on the same bytes: every item is
+  // an archive of its own. Those in the safetensors format share one file, whose header is checked.
+  void require_apart();
   // Notes where an item ends that nobody reads.
   void pass_over(const dcp::Item& item);
   // The files that were asked for, sorted by name.
@@ -40,14 +43,25 @@ class DataFiles {
     safetensors::Header header;
     std::map<std::string, Shape> offsets;  // DCP_SHARDING_INFO's, by name
   };
-  std::shared_ptr<const ByteSource> file(const dcp::Item& item, const std::string& key);
+  // The bytes [begin, end) of a data file are an item's.
+  struct Extent {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    const std::string* key = nullptr;  // the entry's name
+  };
+  struct Use {
+    std::uint64_t end = 0;  // of the last item
+    std::vector<Extent> extents;
+  };
+  // `apart`: nothing else lies on the item's bytes.
+  std::shared_ptr<const ByteSource> file(const dcp::Item& item, const std::string& key, bool apart);
   const Body& body(const dcp::Item& item, const std::shared_ptr<const ByteSource>& source);
 
   std::shared_ptr<Store> store_;
   std::shared_ptr<OpenFiles> open_;
   std::map<std::string, std::uint64_t> sizes_;
   std::map<std::string, std::shared_ptr<const ByteSource>> sources_;
-  std::map<std::string, std::uint64_t> ends_;  // of the last item in a file
+  std::map<std::string, Use> uses_;
   std::map<std::pair<std::string, std::uint64_t>, Body> bodies_;
 };
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 
+#include "tessera/error.h"
 #include "tessera/storage.h"
 
 namespace tessera {
@@ -61,7 +62,14 @@ class LazySource final : public ByteSource {
     {
       const std::lock_guard lock(mutex_);
       if (source_) return source_;
-      source = source_ = store_->open(object_.name);
+      source = store_->open(object_.name);
+      if (source->size() != object_.size) {
+        throw Error(ErrorCode::conflict, "the file has " + std::to_string(source->size()) +
+                                             " bytes, it had " + std::to_string(object_.size) +
+                                             " when the checkpoint was opened")
+            .at_path(name_);
+      }
+      source_ = source;
     }
     if (files_) files_->opened(*this);
     return source;

@@ -196,6 +196,7 @@ Value load_all(const Checkpoint& checkpoint, const LoadOptions& options) {
   for (Leaf& leaf : leaves) {
     if (!leaf.value.is(Value::Kind::tensor)) continue;
     Tensor tensor = leaf.value.as_tensor();
+    require_bounded(tensor, leaf.name);
     const std::size_t bytes = byte_size(tensor.dtype, tensor.shape);
     auto storage = std::make_shared<Storage>();
     storage->owner = std::shared_ptr<void>(std::malloc(std::max<std::size_t>(bytes, 1)), std::free);
@@ -210,7 +211,11 @@ Value load_all(const Checkpoint& checkpoint, const LoadOptions& options) {
   IoCounters counters;
   CheckedStorages checked;
   read_tensors(match(leaves, checkpoint, options), options, &checked, counters);
-  return unflatten(leaves);
+  try {
+    return unflatten(leaves);
+  } catch (Error& error) {
+    throw error.at_path(checkpoint.path);
+  }
 }
 
 }  // namespace tessera

@@ -229,6 +229,10 @@ TEST(OlmoTorchNew, IsADcpCheckpointAndTrainFiles) {
   const std::string source = torch_new_of("fsdp1_uop1_ws2", work + "/in");
   fs::create_directories(work + "/in/train");
   fs::copy_file(kGolden + "train.pt", work + "/in/train/rank0.pt");
+  EXPECT_EQ(code_of([&] { (void)open_checkpoint(source); }), ErrorCode::incomplete);  // L03
+  fs::copy_file(kGolden + "train.pt", work + "/in/train/rank2.pt");
+  EXPECT_EQ(code_of([&] { (void)open_checkpoint(source); }), ErrorCode::incomplete);
+  fs::rename(work + "/in/train/rank2.pt", work + "/in/train/rank1.pt");
   const Checkpoint opened = open_checkpoint(source);
   EXPECT_EQ(opened.kind, CheckpointKind::olmo_torch_new);
   EXPECT_EQ(opened.world_size, 2);

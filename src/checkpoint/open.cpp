@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <filesystem>
 
 #include "checkpoint/guard.h"
 #include "checkpoint/rank_files.h"
 #include "storage/posix/replaced_directory.h"
+#include "storage/posix/system.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -18,8 +20,9 @@ bool has_suffix(const ObjectInfo& file, std::string_view suffix) {
   return file.name.ends_with(suffix);
 }
 
-// By content, not by name: a zip or a pickle is torch.save's, a small little-endian length and a
-// brace is safetensors.
+// By content, not by name: a little-endian length and a brace is safetensors, a zip or a pickle is
+// torch.save's. The brace comes first: a length may begin with the bytes of "PK", while a zip has
+// its first method there, and no method has that number.
 CheckpointKind kind_of_file(const ByteSource& source) {
   if (source.size() == 0)
     throw Error(ErrorCode::incomplete, "the file is empty").at_path(source.name());
@@ -27,8 +30,8 @@ CheckpointKind kind_of_file(const ByteSource& source) {
   const auto have = std::min<std::uint64_t>(head.size(), source.size());
   source.read_at(0, MutableByteView(head).first(have));
   const auto at = [&head](std::size_t i) { return std::to_integer<unsigned char>(head[i]); };
-  if (at(0) == 'P' && at(1) == 'K') return CheckpointKind::torch_file;
   if (have >= 9 && at(8) == '{') return CheckpointKind::safetensors;
+  if (at(0) == 'P' && at(1) == 'K') return CheckpointKind::torch_file;
   if (source.name().ends_with(".safetensors")) return CheckpointKind::safetensors;
   if (at(0) == 0x80) return CheckpointKind::torch_file;  // a stream from before torch 1.6
   if (source.name().ends_with(".pt") || source.name().ends_with(".pth"))
@@ -70,6 +73,7 @@ const Leaf* Checkpoint::find(std::string_view name) const {
 Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR) throw_errno(errno, "open", path);
     // A crash while an OLMo directory was replaced may have left the old one under another name.
     const std::string replaced = replaced_directory_of(path);
     if (!replaced.empty()) return open_checkpoint(posix_store(replaced), options);

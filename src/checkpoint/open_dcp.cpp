@@ -120,6 +120,7 @@ Checkpoint open_dcp(std::shared_ptr<Store> store) {
       throw error.at_key(entry.name);
     }
   }
+  files.require_apart();
   checkpoint.files = files.used();
   // Of a merged save the replicas of higher ranks are not read: their files go on.
   checkpoint.world_size =

@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "checkpoint/lazy_source.h"
 #include "checkpoint/open.h"
+#include "checkpoint/rank_files.h"
 #include "checkpoint/sub_store.h"
 #include "checkpoint/training_state.h"
 #include "format/olmo/config.h"
@@ -93,10 +94,6 @@ void note_config(const Store& store, Checkpoint& checkpoint) {
   }
 }
 
-bool is_rank_file(const ObjectInfo& file) {
-  return file.name.starts_with("train/rank") && file.name.ends_with(".pt");
-}
-
 }  // namespace
 
 Value read_olmo_safetensors(const std::shared_ptr<const ByteSource>& source) {
@@ -160,16 +157,21 @@ Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store) {
   checkpoint.kind = CheckpointKind::olmo_torch_new;
   checkpoint.path = store->name();
   for (ObjectInfo& file : checkpoint.files) file.name = "model_and_optim/" + file.name;
-  int ranks = 0;
-  for (const ObjectInfo& file : store->list("train")) {
-    if (!is_rank_file(file)) continue;
-    ++ranks;
-    checkpoint.files.push_back(file);
-    if (file.name != "train/rank0.pt") continue;
-    const Value train = torch_file::read(std::make_shared<LazySource>(store, file));
+  const auto trains = rank_files(store->list("train"), "train/rank", ".pt", checkpoint.path);
+  const int ranks = static_cast<int>(trains.size());
+  if (ranks > 0) {
+    // OLMo would go on with rank 0's state where another rank's is missing.
+    if (ranks < checkpoint.world_size) {
+      throw Error(ErrorCode::incomplete, "there are " + std::to_string(ranks) +
+                                             " files train/rank*.pt, data files are of " +
+                                             std::to_string(checkpoint.world_size) + " ranks")
+          .at_path(checkpoint.path);
+    }
+    const Value train = torch_file::read(std::make_shared<LazySource>(store, trains[0]));
     const std::vector<Leaf> leaves = flatten(Value::dict({{"train", train}}));
     checkpoint.leaves.insert(checkpoint.leaves.end(), leaves.begin(), leaves.end());
   }
+  checkpoint.files.insert(checkpoint.files.end(), trains.begin(), trains.end());
   checkpoint.world_size = std::max(checkpoint.world_size, ranks);
   note_config(*store, checkpoint);
   checkpoint.store = std::move(store);

@@ -17,6 +17,9 @@ namespace {
 constexpr std::int64_t kGapBytes = 16 << 10;
 constexpr std::int64_t kSpanBytes = 1 << 20;
 
+constexpr std::uint64_t kUnfoldedBytes = std::uint64_t{16} << 30;
+constexpr std::uint64_t kUnfoldedTimes = 1000;
+
 Shape piece_shape(const Slice& slice) {
   if (const Box* box = std::get_if<Box>(&slice)) return box->sizes;
   return {numel(slice)};
@@ -83,11 +86,32 @@ struct TensorReader::Source {
   }
 };
 
+void require_bounded(const Tensor& tensor, const std::string& name) {
+  const std::size_t element = size_of(tensor.stored.value_or(tensor.dtype));
+  for (const Piece& piece : tensor.pieces) {
+    const Storage* storage = piece.storage.get();
+    // What is compressed may well be a thousand times smaller.
+    const bool known = storage != nullptr && storage->data == nullptr &&
+                       storage->encoding != Encoding::torch_item_zstd;
+    if (!known) continue;
+    const auto count = narrow<std::uint64_t>(numel(piece.slice));
+    if (count <= kUnfoldedBytes / element || count / kUnfoldedTimes <= storage->size / element) {
+      continue;
+    }
+    throw Error(ErrorCode::limit, std::to_string(count) + " elements of " +
+                                      std::to_string(element) + " bytes are made of " +
+                                      std::to_string(storage->size) + " stored bytes")
+        .at_path(storage->source ? storage->source->name() : "memory")
+        .at_key(name);
+  }
+}
+
 TensorReader::TensorReader(const Tensor& tensor, std::string name)
     : tensor_(tensor),
       name_(std::move(name)),
       stored_(tensor.stored.value_or(tensor.dtype)),
       element_(size_of(stored_)) {
+  require_bounded(tensor, name_);
   for (const Piece& piece : tensor.pieces) slices_.push_back(piece.slice);
   sources_.resize(tensor.pieces.size());
 }

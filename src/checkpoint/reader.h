@@ -36,6 +36,11 @@ class CheckedStorages {
   std::unordered_set<const Storage*> claimed_;  // guarded by mutex_
 };
 
+// Throws `limit` for a tensor that unfolds a few stored bytes to more than any disk or memory would
+// take: a view whose strides are 0, of 16 GiB and of a thousand times its storage. Describing it
+// costs nothing, reading it would not end.
+void require_bounded(const Tensor& tensor, const std::string& name);
+
 // One tensor's pieces made ready to read. A reader belongs to one thread.
 //
 // Elements are asked for by target position; bytes of a piece that are read from its first to its
@@ -44,7 +49,8 @@ class CheckedStorages {
 // counted.
 class TensorReader {
  public:
-  // `tensor` must outlive the reader; its pieces lie in sources or in memory. `name` is for errors.
+  // `tensor` must outlive the reader and be bounded; its pieces lie in sources or in memory. `name`
+  // is for errors.
   TensorReader(const Tensor& tensor, std::string name);
   ~TensorReader();
   TensorReader(const TensorReader&) = delete;

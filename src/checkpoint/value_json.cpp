@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/checked.h"
 #include "format/torch/torch_file.h"
 #include "tessera/error.h"
 
@@ -14,6 +15,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kVersion = 1;  // of the entry's schema
+constexpr int kMaxDepth =
+    4096;  // of the JSON: containers are at most 1000 deep, each two of its own
 
 std::string to_hex(const std::vector<std::byte>& bytes) {
   static constexpr char kDigits[] = "0123456789abcdef";
@@ -97,7 +100,8 @@ Value::List decode_items(const Json& array) {
 }
 
 Value decode_tagged(const Json& json) {
-  const std::string name = json.size() == 1 ? json.begin().key() : "";
+  if (json.size() != 1) throw Error(ErrorCode::corrupt, "a tagged value without one tag");
+  const std::string name = json.begin().key();
   const Json& content = json.begin().value();
   if (name == "tuple") return Value::tuple(decode_items(content));
   if (name == "bytes") return Value::bytes(from_hex(content.get<std::string>()));
@@ -123,8 +127,9 @@ Value decode(const Json& json) {
     case Json::value_t::boolean:
       return Value(json.get<bool>());
     case Json::value_t::number_integer:
-    case Json::value_t::number_unsigned:
       return Value(json.get<std::int64_t>());
+    case Json::value_t::number_unsigned:
+      return Value(narrow<std::int64_t>(json.get<std::uint64_t>()));
     case Json::value_t::number_float:
       return Value(json.get<double>());
     case Json::value_t::string:
@@ -214,8 +219,13 @@ void add_from_metadata(const std::map<std::string, std::string>& metadata,
                        std::vector<Leaf>& leaves) {
   const auto entry = metadata.find(kTreeKey);
   if (entry == metadata.end()) return;
+  const auto shallow = [](int depth, Json::parse_event_t, Json&) {
+    if (depth <= kMaxDepth) return true;
+    throw Error(ErrorCode::limit,
+                std::string("the metadata entry '") + kTreeKey + "' is nested too deep");
+  };
   try {
-    leaves = decode_tree(Json::parse(entry->second), leaves);
+    leaves = decode_tree(Json::parse(entry->second, shallow), leaves);
   } catch (const Json::exception& error) {
     throw Error(ErrorCode::corrupt,
                 std::string("the metadata entry '") + kTreeKey + "' is malformed: " + error.what());

@@ -97,9 +97,16 @@ const Row kRows[] = {
     {"P08 append to a dict", "\x80\x02}K\1a.", kCorrupt},
     {"P08 add to a list", "\x80\x04](K\1\x90.", kCorrupt},
     {"P08 class of an ordered dict", "ccollections\nOrderedDict\n)R}V__class__\nNsb.", kCorrupt},
+    {"P08 dict of an ordered dict", "ccollections\nOrderedDict\n)R}V__dict__\n}sb.", kCorrupt},
     {"P08 state of a list", "\x80\x02]}b.", kCorrupt},
     {"P08 call of a string", "\x80\x02U\x01x)R.", kCorrupt},
     {"P08 arguments that are no tuple", "ca\nb\n]R.", kCorrupt},
+    {"P09 new object with keywords", "\x80\x04\x8c\x0asubprocess\x8c\x05Popen\x93)}\x92.", kUnsafe},
+    {"P09 keywords that are no dict", "\x80\x04\x8c\1a\x8c\1b\x93)]\x92.", kCorrupt},
+    {"P10 storage outside of an archive",
+     "\x80\x02("
+     "X\7\0\0\0storagetQ."s,
+     kUnsupported},
     {"P17 unset memo", "\x80\x02h\x05.", kCorrupt},
     {"P17 negative put", "Np-1\n.", kCorrupt},
     {"P18 long text",
@@ -126,6 +133,10 @@ const Row kRows[] = {
     {"P19 frame crossed", "\x80\x04\x95\2\0\0\0\0\0\0\0\x8c\3abc."s, kCorrupt},
     {"P19 nested frame", "\x80\x04\x95\x0c\0\0\0\0\0\0\0\x95\2\0\0\0\0\0\0\0NN0."s, kCorrupt},
     {"P20 marks", repeat("(", 5'000'000) + ".", kLimit},
+    {"P20 copies of one value", "N" + repeat("2", 1'500'000) + ".", kLimit},
+    {"P20 values", repeat("N", 1'500'000) + ".", kLimit},
+    {"P20 one value memoized often", "\x80\x04N" + repeat("\x94", 1'500'000) + ".", kLimit},
+    {"P20 pop to no mark", "N1.", kCorrupt},
     {"P20 pop of nothing", "0.", kCorrupt},
     {"P20 mark of nothing", "t.", kCorrupt},
     {"P21 deep lists", repeat("]", 200'000) + repeat("a", 199'999) + ".", kLimit},
@@ -152,6 +163,9 @@ const Row kRows[] = {
     {"P24 protocol in the middle", "N\x80\x02.", kCorrupt},
     {"P24 buffer", "\x80\x05\x97.", kUnsupported},
     {"P24 extension", "\x80\x02\x82\1.", kUnsupported},
+    {"P24 read-only buffer", "\x80\x05N\x98.", kUnsupported},
+    {"P24 extension of two bytes", "\x80\x02\x83\1\0."s, kUnsupported},
+    {"P24 extension of four bytes", "\x80\x02\x84\1\0\0\0."s, kUnsupported},
     {"P24 unknown opcode", "\x80\x02\xf0.", kCorrupt},
     {"P25 key twice", "\x80\x02}(K\1NK\1Nu.", kCorrupt},
     {"P25 NaN key", "\x80\x02}G\x7f\xf8\0\0\0\0\0\0Ns."s, kUnsupported},
@@ -191,6 +205,24 @@ TEST(HostilePickle, HarmlessFormsAreData) {
   EXPECT_EQ(parse("\x80\x02Nr\xff\xff\xff\xff"
                   "0j\xff\xff\xff\xff."),
             Value());
+}
+
+// P06, P09, P17, P24, P25, P26: odd, and harmless as data.
+TEST(HostilePickle, OddFormsAreKept) {
+  EXPECT_EQ(render(parse("ctorch\ndevice\n(Vcuda:999999\ntR.")), "torch.device('cuda:999999')");
+  EXPECT_EQ(parse("\x80\x02"
+                  "ca\nb\n)\x81.")
+                .as_object()
+                .name(),
+            "a.b");
+  EXPECT_EQ(parse("Np99999999999\n0g99999999999\n."), Value());
+  EXPECT_EQ(parse("N."), Value());
+  EXPECT_EQ(render(parse("\x80\x02}(K\1NNNK\1K\2\x86Nu.")), "{1: None, None: None, (1, 2): None}");
+  const std::string odd = "a\0\x1b[31mb"s;
+  EXPECT_EQ(parse("\x80\x02X\x08\0\0\0"s + odd + ".").as_string(), odd);
+  EXPECT_EQ(render(Value(odd)), "'a\\x00\\x1b[31mb'");
+  const std::string long_key(1 << 20, 'k');
+  EXPECT_NE(parse("\x80\x02}X\0\0\x10\0"s + long_key + "Ns.").find(long_key), nullptr);
 }
 
 TEST(HostilePickle, NamesAreListedWithoutReading) {

@@ -307,6 +307,10 @@ void Machine::count_value() {
     throw Error(ErrorCode::limit,
                 "the pickle makes more than " + std::to_string(options_.max_nodes) + " values");
   }
+  if (stack_.size() >= options_.max_stack) {
+    throw Error(ErrorCode::limit, "the pickle has more than " + std::to_string(options_.max_stack) +
+                                      " values on its stack");
+  }
 }
 
 std::uint32_t Machine::new_cell() {
@@ -492,11 +496,19 @@ void Machine::memoize(std::uint64_t index) {
   // Picklers count up; any other index has no claim to memory of its own size.
   if (index <= memo_.size() + 1) {
     if (index >= memo_.size()) memo_.resize(index + 1, Slot{Value(), kUnset});
-    if (memo_[index].cell == kUnset) ++memo_size_;
+    if (memo_[index].cell == kUnset) count_entry();
     memo_[index] = slot;
     return;
   }
-  if (sparse_memo_.insert_or_assign(index, slot).second) ++memo_size_;
+  if (sparse_memo_.insert_or_assign(index, slot).second) count_entry();
+}
+
+// A pickler numbers a value once: a memo that is larger than all values is there to fill memory.
+void Machine::count_entry() {
+  if (++memo_size_ > values_) {
+    throw Error(ErrorCode::limit, "the pickle numbers " + std::to_string(memo_size_) +
+                                      " values and makes " + std::to_string(values_));
+  }
 }
 
 void Machine::recall(std::uint64_t index) {

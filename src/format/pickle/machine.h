@@ -62,6 +62,7 @@ class Machine {
 
   // Memo.
   void memoize(std::uint64_t index);
+  void count_entry();
   void recall(std::uint64_t index);
   [[nodiscard]] static std::uint64_t parse_index(std::string_view text);
 

@@ -41,6 +41,8 @@ struct ReadOptions {
   std::optional<SkipRule> skip;          // unset: everything is read
   std::uint32_t max_depth = 1000;        // nesting of containers; deeper is `limit`
   std::uint64_t max_nodes = 50'000'000;  // values made by one pickle; more is `limit`
+  // Values on the stack, that is in tuples, sets and batches under way; more is `limit`.
+  std::size_t max_stack = 1'000'000;
 };
 
 struct Parsed {

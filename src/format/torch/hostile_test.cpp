@@ -109,6 +109,38 @@ TEST(TorchHostile, StorageIds) {
   EXPECT_EQ(code_of(with("\x80\2K\1K\2\x86Q.")), ErrorCode::corrupt);
 }
 
+// P11, P13: counts and dimensions that no storage has.
+TEST(TorchHostile, CountsAndDimensions) {
+  const std::string zero = std::string("K\0", 2);
+  const auto with_count = [&](const std::string& count, std::size_t bytes) {
+    return code_of(with(pickle(zero, tuple1(zero), tuple1(number(1)), count), bytes));
+  };
+  EXPECT_EQ(with_count(zero, 16), ErrorCode::corrupt);
+  EXPECT_EQ(with_count(std::string("\x8a\x09\0\0\0\0\0\0\0\x80\0", 11), 16), ErrorCode::limit);
+  EXPECT_EQ(with_count("N", 16), ErrorCode::corrupt);
+  std::string many = "(";
+  for (int i = 0; i < 900'000; ++i) many += 'I' + std::string("1\n");
+  EXPECT_EQ(code_of(with(pickle(zero, many + "t", many + "t"))), ErrorCode::limit);
+  EXPECT_EQ(code_of(with(pickle(zero, tuple1(number(4)), number(1) + number(1) + "\x86"))),
+            ErrorCode::corrupt);
+  EXPECT_EQ(code_of(with(pickle(huge(), tuple1(number(4)), tuple1(number(1))))),
+            ErrorCode::corrupt);
+}
+
+// P15, P16: sparse and quantized tensors are object nodes. Their indices, scales and axes are never
+// used to reach anything, so whatever they say is kept and no element is read by them.
+TEST(TorchHostile, SparseAndQuantizedTensorsAreNodes) {
+  const std::string zero = std::string("K\0", 2);
+  const std::string inner = pickle(zero, tuple1(number(4)), tuple1(number(1)));
+  const std::string tensor = inner.substr(2, inner.size() - 3);  // without PROTO and STOP
+  for (const std::string name : {"_rebuild_sparse_tensor", "_rebuild_qtensor"}) {
+    const std::string call = "\x80\2ctorch._utils\n" + name + "\n(" + tensor + huge() + "tR.";
+    const Value tree = read(test::source(archive(with(call))));
+    ASSERT_TRUE(tree.is(Value::Kind::object));
+    EXPECT_EQ(tree.as_object().name(), "torch._utils." + name);
+  }
+}
+
 // Rows Z11, Z19, Z21: the archive around the pickle.
 TEST(TorchHostile, Records) {
   const std::string none = "\x80\2N.";
@@ -136,6 +168,20 @@ TEST(TorchHostile, Records) {
             ErrorCode::unsafe);
 }
 
+TEST(TorchHostile, Z11NamesOfTheFolder) {
+  const std::string none = "\x80\2N.";
+  const auto code = [&](const std::string& root) {
+    return code_of({{root + "/data.pkl", none}, {root + "/version", "3\n"}});
+  };
+  EXPECT_EQ(code("a\\b"), ErrorCode::corrupt);
+  EXPECT_EQ(code(std::string("a\0b", 3)), ErrorCode::corrupt);
+  EXPECT_EQ(code("."), ErrorCode::corrupt);
+  EXPECT_EQ(code("a\xff"), ErrorCode::corrupt);
+  EXPECT_EQ(code(std::string(60'000, 'a')), ErrorCode::limit);
+  EXPECT_EQ(code_of({{"a/data.pkl", none}, {"a/\xc0\x80", ""}, {"a/version", "3\n"}}),
+            ErrorCode::corrupt);
+}
+
 TEST(TorchHostile, OtherFormats) {
   EXPECT_EQ(code_of(test::golden("script.pt")), ErrorCode::unsupported);
   EXPECT_EQ(code_of(test::golden("olmo.safetensors")), ErrorCode::corrupt);
@@ -144,6 +190,13 @@ TEST(TorchHostile, OtherFormats) {
   std::copy(magic.begin(), magic.end(), tar.begin() + 257);
   EXPECT_EQ(code_of(tar), ErrorCode::unsupported);
   EXPECT_EQ(code_of(std::vector<std::byte>{}), ErrorCode::incomplete);
+  // Z21: 7z, gzip, a plain pickle, a pickle of protocol 0.
+  for (const std::string start : {"7z\xbc\xaf\x27\x1c", "\x1f\x8b\x08", "\x80\2}.", "(dp0\n."}) {
+    const std::string text = start + std::string(600, '\0');
+    const auto bytes = std::as_bytes(std::span(text));
+    EXPECT_EQ(code_of(std::vector<std::byte>(bytes.begin(), bytes.end())), ErrorCode::corrupt)
+        << start;
+  }
 }
 
 TEST(TorchHostile, ErrorsSayWhere) {

@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "format/pickle/pickle.h"
+#include "format/pickle/text.h"
 #include "format/torch/rebuild.h"
 #include "format/torch/stream.h"
 #include "format/torch/torch_file.h"
@@ -22,6 +23,7 @@ using Kind = Value::Kind;
 constexpr std::uint64_t kPickleCap = 1U << 30;  // bytes
 constexpr std::uint64_t kTextCap = 64;          // bytes of version and byteorder
 constexpr std::uint64_t kNewestVersion = 10;    // of the archive format, as PyTorch reads
+constexpr std::size_t kNameCap = 4096;          // bytes of an entry's name
 constexpr std::uint64_t kTarMagicOffset = 257;
 
 // The shard lists of F-04: what a ShardedTensor says of all ranks.
@@ -126,6 +128,15 @@ void Reader::find_root() {
     fail(ErrorCode::corrupt, "zip entry '" + first + "' is not in a folder of torch.save");
   }
   for (const zip::Entry& entry : archive_.entries()) {
+    if (entry.name.size() > kNameCap) {
+      fail(ErrorCode::limit,
+           "a zip entry with a name of " + std::to_string(entry.name.size()) + " bytes");
+    }
+    try {
+      pickle::require_utf8(entry.name);
+    } catch (Error& error) {
+      throw error.at_path(name());
+    }
     if (!entry.name.starts_with(root_)) {
       fail(ErrorCode::corrupt,
            "zip entry '" + entry.name + "' is outside of the folder '" + root_ + "'");

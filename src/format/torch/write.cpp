@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/crc32.h"
 #include "format/pickle/pickle.h"
+#include "format/pickle/text.h"
 #include "format/torch/names.h"
 #include "format/torch/torch_file.h"
 #include "tessera/error.h"
@@ -203,6 +204,11 @@ Writer::Writer(const Value& tree, const std::string& root) {
   if (root.empty() || root == "." || root == ".." ||
       root.find_first_of(std::string("/\\\0", 3)) != std::string::npos) {
     throw Error(ErrorCode::invalid_argument, "the archive folder '" + root + "' is not one name");
+  }
+  try {
+    pickle::require_utf8(root);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::invalid_argument, "the archive folder is not UTF-8");
   }
   const std::vector<std::byte> pickle = Pickler(slots_).run(tree);
   const std::string prefix = root + "/";

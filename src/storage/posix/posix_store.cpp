@@ -29,6 +29,7 @@ class FileSource final : public ByteSource {
     if (::fstat(fd_.get(), &status) != 0) throw_errno(errno, "stat", path_);
     if (!S_ISREG(status.st_mode)) throw Error(ErrorCode::io, "not a regular file").at_path(path_);
     size_ = static_cast<std::uint64_t>(status.st_size);
+    changed_ = status.st_mtim;
   }
 
   [[nodiscard]] std::uint64_t size() const override { return size_; }
@@ -48,14 +49,28 @@ class FileSource final : public ByteSource {
       out = out.subspan(static_cast<std::size_t>(got));
       offset += static_cast<std::uint64_t>(got);
     }
+    require_unchanged();
   }
 
   [[nodiscard]] const std::string& name() const override { return path_; }
 
  private:
+  // What was read before and what is read now are of one file. One that was replaced stays open as
+  // it was; one that was written into would give a mixture.
+  void require_unchanged() const {
+    struct stat status {};
+    if (::fstat(fd_.get(), &status) != 0) throw_errno(errno, "stat", path_);
+    if (static_cast<std::uint64_t>(status.st_size) == size_ &&
+        status.st_mtim.tv_sec == changed_.tv_sec && status.st_mtim.tv_nsec == changed_.tv_nsec) {
+      return;
+    }
+    throw Error(ErrorCode::conflict, "the file was changed while it was open").at_path(path_);
+  }
+
   const std::string path_;
   Fd fd_;
   std::uint64_t size_ = 0;  // when it was opened
+  timespec changed_{};      // the time of its last change, then
 };
 
 // Calls `visit` for every regular file below `directory`; links to directories are not followed.

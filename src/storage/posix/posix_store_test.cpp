@@ -86,6 +86,26 @@ TEST(PosixStore, ATruncatedFileIsIncomplete) {
   EXPECT_EQ(code_of([&] { (void)text_of(*source); }), ErrorCode::incomplete);
 }
 
+// T18: what was opened stays what it was, or reading it fails.
+TEST(PosixStore, AFileThatIsReplacedOrRewritten) {
+  const TemporaryDirectory directory;
+  const auto store = posix_store(directory.path());
+  put(*store, "x", bytes_of("abcdef"), IfExists::fail);
+  const auto source = store->open("x");
+  put(*store, "x", bytes_of("ABCDEF"), IfExists::replace);
+  EXPECT_EQ(text_of(*source), "abcdef");
+  const auto newer = store->open("x");
+  std::filesystem::last_write_time(
+      directory.path() + "/x",
+      std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  EXPECT_EQ(code_of([&] { (void)text_of(*newer); }), ErrorCode::conflict);
+  const auto newest = store->open("x");
+  std::ofstream(directory.path() + "/x", std::ios::app) << "more";
+  EXPECT_EQ(code_of([&] { (void)text_of(*newest); }), ErrorCode::conflict);
+  std::filesystem::remove(directory.path() + "/x");
+  EXPECT_EQ(code_of([&] { (void)store->open("x"); }), ErrorCode::not_found);
+}
+
 TEST(PosixStore, SlashesAtTheEndDoNotMatter) {
   const TemporaryDirectory directory;
   const auto store = posix_store(directory.path() + "//");
