@@ -25,13 +25,7 @@ ByteView view(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-std::string text_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-std::string text_of(const std::vector<std::byte>& bytes) {
+std::string text_in(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
@@ -83,7 +77,7 @@ void expect_read(const Files& files, const std::function<void(const Checkpoint&)
 Files with_metadata(Files files, const std::function<void(dcp::Metadata&)>& change) {
   dcp::Metadata metadata = dcp::decode(view(files.at(".metadata")));
   change(metadata);
-  files[".metadata"] = text_of(dcp::encode(metadata));
+  files[".metadata"] = text_in(dcp::encode(metadata));
   return files;
 }
 
@@ -185,7 +179,7 @@ TEST(HostileDcp, D03AViewOfALargerStorage) {
     storage->dtype = entry.dtype;
     tensor.pieces = {
         {.slice = whole(shape), .storage = storage, .storage_offset = 5, .strides = {}}};
-    expect_read(with_item(text_of(torch_file::write(Value(tensor), "archive"))),
+    expect_read(with_item(text_in(torch_file::write(Value(tensor), "archive"))),
                 [](const Checkpoint& checkpoint) { EXPECT_EQ(checkpoint.leaves.size(), 5U); });
   }
 }
@@ -198,7 +192,7 @@ Value call(const char* module, const char* name) {
 // D04: PyTorch reads these with weights_only=False.
 TEST(HostileDcp, D04ObjectsInByteItems) {
   const auto with_object = [](const Value& value) {
-    const std::string bytes = text_of(torch_file::write(value, "archive"));
+    const std::string bytes = text_in(torch_file::write(value, "archive"));
     std::string path;
     Files files = golden("checkpoints/c1");
     files = with_metadata(files, [&](dcp::Metadata& metadata) {
@@ -247,7 +241,7 @@ TEST(HostileDcp, M14PathsThatCollide) {
 std::string safetensors(const std::string& header, const std::string& data) {
   std::vector<std::byte> bytes;
   append_le(bytes, static_cast<std::uint64_t>(header.size()));
-  return text_of(bytes) + header + data;
+  return text_in(bytes) + header + data;
 }
 
 Files one_file(const std::string& header, const std::string& data = "") {
