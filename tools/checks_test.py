@@ -9,6 +9,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import check_budgets
+import check_hostile
 import check_layers
 import cpp_functions
 
@@ -30,6 +31,13 @@ def layers(files):
 def budgets(files):
     with make_tree(files) as root:
         return check_budgets.violations(pathlib.Path(root))[0]
+
+
+def hostile(page, files=None):
+    tests = {"src/a_test.cpp": "TEST(A, Works) {\n}\nTEST_P(B, Works) {\n}\n",
+             "tests/cli/c.py": "class C:\n    def test_works(self):\n"}
+    with make_tree({"docs/hostile-cases.md": page, **(files or tests)}) as root:
+        return check_hostile.violations(pathlib.Path(root))
 
 
 def lines(count):
@@ -112,6 +120,27 @@ class Budgets(unittest.TestCase):
         self.assertEqual(check_budgets.libtorch_units(texts), ["src/fsdp/c.cpp", "src/fsdp/d.cpp"])
         many = {f"src/fsdp/{i}.cpp": "#include <torch/torch.h>\n" for i in range(61)}
         self.assertEqual(len(budgets(many)), 1)
+
+
+class HostileCases(unittest.TestCase):
+    rows = [f"| {case} | what | corrupt | `A.Works` `C.test_works` | |\n" for case in check_hostile.case_ids()]
+
+    def test_a_full_list_passes(self):
+        self.assertEqual(len(self.rows), 118)
+        self.assertEqual(hostile("".join(self.rows)), [])
+        self.assertEqual(hostile("".join(self.rows[:-1]) + "| L06 | what | | not yet: there is none | |\n"), [])
+
+    def test_a_missing_or_double_case_fails(self):
+        for i in (0, 50, 117):
+            self.assertEqual(len(hostile("".join(self.rows[:i] + self.rows[i + 1:]))), 1)
+        self.assertEqual(len(hostile("".join(self.rows) + self.rows[3])), 1)
+        self.assertEqual(len(hostile("".join(self.rows) + self.rows[3].replace("P04", "P29"))), 1)
+        self.assertEqual(len(hostile("", {"a": ""})), 118)
+
+    def test_a_test_that_is_not_there_fails(self):
+        for wrong in ("`A.Fails`", "`B.works`", "`C.Works`", "", "A.Works"):
+            row = self.rows[5].replace("`A.Works` `C.test_works`", wrong)
+            self.assertEqual(len(hostile("".join(self.rows[:5] + [row] + self.rows[6:]))), 1, wrong)
 
 
 class Functions(unittest.TestCase):

@@ -61,7 +61,7 @@ struct OpenOptions {
 // Detects the kind of a file or directory and reads its metadata. Proves that the pieces of every
 // tensor cover it exactly once (P-14) and that every file they name is there and long enough.
 // Throws `not_found` (no such path; a directory without a checkpoint in it), `corrupt`,
-// `incomplete`.
+// `incomplete`; docs/hostile-cases.md has every case.
 [[nodiscard]] Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options = {});
 // The same for a store whose root is a checkpoint directory.
 [[nodiscard]] Checkpoint open_checkpoint(std::shared_ptr<Store> store,

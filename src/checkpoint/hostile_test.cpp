@@ -308,6 +308,48 @@ TEST(HostileSafetensors, T13BoolsThatAreNeitherOfTwo) {
   EXPECT_EQ(floats(tree.at("b").as_tensor()), (std::vector<float>{1, 0, 1}));
 }
 
+// torch.save --------------------------------------------------------------------------------------
+
+// P01, Z03, Z17, Z18, P28: a file and the same bytes in memory are refused alike.
+TEST(HostileTorch, TheSameOnEveryPath) {
+  const std::string good = text_of(kGolden + "checkpoints/c1.pt");
+  const Checkpoint checkpoint = open_checkpoint(kGolden + "checkpoints/c1.pt");
+  std::uint64_t payload = 0;
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    const Storage& storage = *leaf.value.as_tensor().pieces.at(0).storage;
+    if (storage.size > 0) payload = storage.offset;
+  }
+  std::string flipped = good;
+  flipped.at(payload) ^= 1;
+  std::string tar(1024, '\0');
+  tar.replace(257, 5, "ustar");
+  const std::vector<std::tuple<const char*, std::string, ErrorCode>> rows = {
+      {"bytes after the end", good + "x", ErrorCode::corrupt},
+      {"bytes before the start", "x" + good, ErrorCode::corrupt},
+      {"cut", good.substr(0, good.size() - 1), ErrorCode::incomplete},
+      {"a flipped bit of a tensor", flipped, ErrorCode::corrupt},
+      {"tar", tar, ErrorCode::unsupported},
+      {"a call", text_of(torch_file::write(call("os", "system"), "a")), ErrorCode::unsafe},
+      {"nothing", "", ErrorCode::incomplete},
+  };
+  for (const auto& [what, text, code] : rows) {
+    const std::string root = on_disk({{"a.pt", text}});
+    const auto read = [](Checkpoint opened) { (void)load_all(opened); };
+    EXPECT_EQ(code_of([&] { read(open_checkpoint(root + "/a.pt")); }), code) << what;
+    EXPECT_EQ(code_of([&] {
+                Checkpoint opened;
+                opened.path = "memory";
+                const auto bytes = std::as_bytes(std::span(text));
+                opened.root = torch_file::read(memory_source({bytes.begin(), bytes.end()}, "a.pt"));
+                opened.leaves = flatten(*opened.root);
+                read(opened);
+              }),
+              code)
+        << what;
+  }
+}
+
 // Files -------------------------------------------------------------------------------------------
 
 ErrorCode open_code(const std::string& path) {

@@ -318,6 +318,19 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(bash("s", 1), ["stat", "scan", "seal"])
         self.assertEqual(bash("convert --ov", 2), ["--overwrite"])
 
+    def test_many_small_tensors(self):
+        """T15: what a header costs in memory is a multiple of its size, 64 MB apart."""
+        count = 400_000
+        header = json.dumps({f"layer.{i}": {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]}
+                             for i in range(count)}, separators=(",", ":")).encode()
+        source = self.work / "many.safetensors"
+        source.write_bytes(struct.pack("<Q", len(header)) + header + bytes(count))
+        script = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, capture_output=True); "
+                  "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+        peak = int(subprocess.run([sys.executable, "-c", script, TESSERA, "stat", source], capture_output=True, text=True,
+                                  check=True).stdout) * 1024
+        self.assertLess(peak, (64 << 20) + 14 * len(header))
+
     def test_control_characters_stay_out_of_the_terminal(self):
         source = self.work / "evil.safetensors"
         header = json.dumps({"a\u001b[31m\u202eb": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()

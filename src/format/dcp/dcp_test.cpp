@@ -206,6 +206,16 @@ TEST(DcpMetadata, M04NumbersThatAreNotCounts) {
   EXPECT_EQ(refused(with_offset(1.0)), ErrorCode::corrupt);
   EXPECT_EQ(refused(with_offset(Value::integer({0, std::vector<std::byte>(12, std::byte{1})}))),
             ErrorCode::corrupt);
+  const auto with_length = [](const Value& number) {
+    const Value tree = tree_of(small());
+    const auto& infos = state(tree).at("storage_data").pairs();
+    state(infos.back().second).set_item("length", number);
+    return tree;
+  };
+  EXPECT_EQ(refused(with_length(-1)), ErrorCode::corrupt);
+  EXPECT_EQ(refused(with_length(false)), ErrorCode::corrupt);
+  EXPECT_EQ(refused(with_length("100")), ErrorCode::corrupt);
+  EXPECT_EQ(refused(with_length(Value())), ErrorCode::corrupt);
 }
 
 TEST(DcpMetadata, M06ChunksThatDoNotFit) {
@@ -281,6 +291,10 @@ TEST(DcpMetadata, M01M11ClassesThatAreNotKnown) {
   EXPECT_EQ(refused(with_class(Value::global("my.module", "Metadata"))), ErrorCode::unsupported);
   EXPECT_EQ(refused(with_class(Value::global("os", "system"))), ErrorCode::unsafe);
   EXPECT_EQ(refused(Value::dict()), ErrorCode::corrupt);
+  // P09: an instance that is made and never filled.
+  const Value bare = tree_of(small());
+  const_cast<Object&>(bare.as_object()).state.reset();
+  EXPECT_EQ(refused(bare), ErrorCode::corrupt);
 }
 
 TEST(DcpMetadata, ErrorsNameTheEntry) {

@@ -118,6 +118,9 @@ TEST(SafetensorsRead, Hostile) {
       {one("U8", "[0x1]", "[0,1]"), 1, corrupt},  // T19
       {one("U8", "[NaN]", "[0,1]"), 1, corrupt},
       {one("U8", "[1,]", "[0,1]"), 1, corrupt},
+      {one("U8", "[1/*one*/]", "[0,1]"), 1, corrupt},
+      {one("U8", "[1]", "[0,Infinity]"), 1, corrupt},
+      {"{}//", 0, corrupt},
       {one("U8", many + "]", "[0,1]"), 1, ErrorCode::limit},   // T11
       {one("Q8", "[1]", "[0,1]"), 1, ErrorCode::unsupported},  // T12
       {one("F4", "[3]", "[0,2]"), 2, corrupt},
@@ -161,6 +164,11 @@ TEST(SafetensorsRead, HeaderLength) {
   EXPECT_EQ(code(kHeaderLimit + 1, kHeaderLimit), ErrorCode::limit);
   EXPECT_EQ(code(1000, kHeaderLimit), ErrorCode::incomplete);
   EXPECT_EQ(code(12, 11), ErrorCode::limit);
+  for (std::size_t size = 0; size < 8; ++size) {
+    const auto [found, threw] =
+        test::thrown([&] { (void)read_header(*test::source(std::vector<std::byte>(size))); });
+    EXPECT_TRUE(threw && found == ErrorCode::incomplete) << size;
+  }
 }
 
 TEST(SafetensorsRead, SurvivesDamage) {
