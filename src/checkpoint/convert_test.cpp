@@ -86,6 +86,16 @@ TEST(Convert, ADamagedSourceLeavesNoTarget) {
   EXPECT_TRUE(std::filesystem::is_empty(root));
 }
 
+// PyTorch's loader of distributed checkpoints fails on a root that is no dict.
+TEST(Convert, ADistributedCheckpointIsADict) {
+  const std::string number = std::string(TESSERA_TEST_DATA) + "/golden/checkpoints/i7.pt";
+  const std::string root = temporary_directory();
+  EXPECT_EQ(code_of([&] { convert_to(number, root + "/a", CheckpointKind::dcp); }),
+            ErrorCode::mismatch);
+  EXPECT_TRUE(std::filesystem::is_empty(root));
+  EXPECT_NO_THROW(convert_to(number, root + "/a.pt", CheckpointKind::torch_file));
+}
+
 TEST(Convert, TheTargetsNameAndKindMustAgree) {
   const std::string dcp = two_rank_checkpoint();
   const std::string root = temporary_directory();

@@ -11,9 +11,22 @@
 #include "checkpoint/targets.h"
 #include "checkpoint/write_archive.h"
 #include "tessera/error.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
+
+// PyTorch's loader fills a dict; it fails on a leaf that has no key or begins with an index.
+void check_root(const std::vector<Leaf>& leaves) {
+  for (const Leaf& leaf : leaves) {
+    if (!leaf.path.empty() && std::holds_alternative<std::string>(leaf.path.front())) continue;
+    throw Error(ErrorCode::mismatch, leaf.path.empty()
+                                         ? "the checkpoint is " +
+                                               std::string(describe(leaf.value.kind())) +
+                                               ", expected a dict of names"
+                                         : "the checkpoint is a list, expected a dict of names");
+  }
+}
 
 // The leaves as one proposal a rank: rows are shared, what has none is the first rank's.
 std::vector<std::vector<WriteItem>> proposals_of(const std::vector<Leaf>& leaves, int ranks) {
@@ -87,6 +100,7 @@ void write_dcp(ConvertJob& job) {
     throw Error(ErrorCode::already_exists, "a checkpoint is there already")
         .at_path(job.store.name());
   }
+  check_root(job.leaves);
   remove_leftovers(job.store);
   const std::string attempt = random_attempt();
   const std::vector<std::vector<WriteItem>> proposals = proposals_of(job.leaves, job.options.ranks);
