@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 warnings.simplefilter("ignore")
-LAYERS, DIM, VOCABULARY = 12, 1024, 32000
+LAYERS, DIM, VOCABULARY = map(int, os.environ.get("BENCH_SHAPE", "12,1024,32000").split(","))
 
 
 def shapes():

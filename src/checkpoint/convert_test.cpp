@@ -107,7 +107,9 @@ TEST(Convert, TheTargetsNameAndKindMustAgree) {
 
 TEST(Diff, NamesEveryKindOfDifference) {
   const auto group = solo_group();
-  const auto one = [&](const std::string& directory, Value tree) { save(tree, directory, *group); };
+  const auto one = [&](const std::string& directory, const Value& tree) {
+    save(tree, directory, *group);
+  };
   const std::string root = temporary_directory();
   one(root + "/a", Value::dict({{Value("same"), Value(counting({3}, whole({3}), 0))},
                                 {Value("shape"), Value(counting({3}, whole({3}), 0))},

@@ -1,0 +1,73 @@
+// How long do reading a torch.save file into memory and writing it from memory take? Beside
+// bench/peers/torch_file.py. Prints one line; reading checks every CRC-32, which `crc` does alone.
+//   bench_torch_file IN OUT
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/crc32.h"
+#include "base/parallel.h"
+#include "format/torch/torch_file.h"
+#include "tessera/checkpoint.h"
+
+namespace {
+
+constexpr int kThreads = 2;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// As torch.save does it from a tree in memory; durable when it returns.
+void write(const tessera::Value& tree, const std::filesystem::path& out) {
+  tessera::torch_file::Writer writer(tree, out.stem().string());
+  const auto store = tessera::posix_store(out.parent_path().string());
+  const auto sink =
+      store->create(out.filename().string(), tessera::IfExists::replace, writer.size());
+  for (const auto& segment : writer.fixed()) sink->write_at(segment.offset, segment.bytes);
+  std::vector<std::uint32_t> crcs(writer.slots().size());
+  tessera::parallel_for(kThreads, crcs.size(), [&](std::size_t i) {
+    const auto& slot = writer.slots()[i];
+    const tessera::ByteView bytes(slot.storage->data, slot.size);
+    crcs[i] = tessera::crc32(bytes);
+    sink->write_at(slot.offset, bytes);
+  });
+  for (const auto& segment : writer.finish(crcs)) sink->write_at(segment.offset, segment.bytes);
+  sink->commit();
+  store->sync();
+}
+
+void measure(const std::string& in, const std::string& out) {
+  const double begin = now();
+  const tessera::Value tree = tessera::load_all(tessera::open_checkpoint(in));
+  const double loaded = now();
+  write(tree, out);
+  const double saved = now();
+  const tessera::torch_file::Writer layout(tree, "archive");
+  std::uint32_t all = 0;
+  for (const auto& slot : layout.slots()) {
+    all = tessera::crc32({slot.storage->data, slot.size}, all);
+  }
+  const double checked = now();
+  std::printf("read %.4f write %.4f write_durable %.4f crc %.4f of %08x\n", loaded - begin,
+              saved - loaded, saved - loaded, checked - saved, all);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: bench_torch_file IN OUT\n");
+    return 2;
+  }
+  try {
+    measure(argv[1], argv[2]);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_torch_file: %s\n", error.what());
+    return 3;
+  }
+}
