@@ -244,11 +244,16 @@ std::string safetensors(const std::string& header, const std::string& data) {
   return text_in(bytes) + header + data;
 }
 
+// A header of one tensor of one byte.
+std::string one_tensor(const std::string& name) {
+  std::string header = "{\"";
+  header += name;
+  return header += R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+}
+
 Files one_file(const std::string& header, const std::string& data = "") {
   return {{"model.safetensors", safetensors(header, data)}};
 }
-
-const std::string kByte = R"("dtype":"U8","shape":[1],"data_offsets":[0,1]})";
 
 TEST(HostileSafetensors, T14DeepMetadata) {
   const auto tree = [](const std::string& text) {
@@ -268,18 +273,18 @@ TEST(HostileSafetensors, T14DeepMetadata) {
 // T16: names are data.
 TEST(HostileSafetensors, T16Names) {
   for (const std::string name : {"", "\\u0000", "../../etc/passwd", "/etc/passwd", "\\u001b[31m"}) {
-    expect_read(one_file("{\"" + name + "\":{" + kByte + "}", "x"),
+    expect_read(one_file(one_tensor(name), "x"),
                 [](const Checkpoint& checkpoint) { EXPECT_EQ(checkpoint.leaves.size(), 1U); });
   }
   const std::string long_name(1 << 20, 'n');
-  expect_read(
-      one_file("{\"" + long_name + "\":{" + kByte + "}", "x"),
-      [&](const Checkpoint& checkpoint) { EXPECT_NE(checkpoint.find(long_name), nullptr); });
+  expect_read(one_file(one_tensor(long_name), "x"), [&](const Checkpoint& checkpoint) {
+    EXPECT_NE(checkpoint.find(long_name), nullptr);
+  });
 }
 
 // T20: one parser decides what a file is: a length may begin with "PK", a header may hold anything.
 TEST(HostileSafetensors, T20OtherFormatsInside) {
-  std::string header = "{\"w\":{" + kByte + "}";
+  std::string header = one_tensor("w");
   header.resize(0x4B50, ' ');
   const Files files = one_file(header, "x");
   ASSERT_TRUE(files.begin()->second.starts_with("PK"));
@@ -289,7 +294,7 @@ TEST(HostileSafetensors, T20OtherFormatsInside) {
   EXPECT_EQ(open_checkpoint(on_disk(files) + "/model.safetensors").kind,
             CheckpointKind::safetensors);
   const std::string pickle = R"({"__metadata__":{"a":"cos\nsystem\n(Vid\ntR."},)";
-  expect_read(one_file(pickle + "\"w\":{" + kByte + "}", "x"), [](const Checkpoint& checkpoint) {
+  expect_read(one_file(pickle + one_tensor("w").substr(1), "x"), [](const Checkpoint& checkpoint) {
     EXPECT_EQ(checkpoint.leaves.size(), 1U);
     EXPECT_EQ(checkpoint.metadata.at("a"), "cos\nsystem\n(Vid\ntR.");
   });
@@ -330,12 +335,15 @@ TEST(HostileTorch, TheSameOnEveryPath) {
       {"cut", good.substr(0, good.size() - 1), ErrorCode::incomplete},
       {"a flipped bit of a tensor", flipped, ErrorCode::corrupt},
       {"tar", tar, ErrorCode::unsupported},
-      {"a call", text_of(torch_file::write(call("os", "system"), "a")), ErrorCode::unsafe},
+      {"a call", text_in(torch_file::write(call("os", "system"), "a")), ErrorCode::unsafe},
       {"nothing", "", ErrorCode::incomplete},
   };
-  for (const auto& [what, text, code] : rows) {
+  for (const auto& row : rows) {
+    const char* const what = std::get<0>(row);
+    const std::string& text = std::get<1>(row);
+    const ErrorCode code = std::get<2>(row);
     const std::string root = on_disk({{"a.pt", text}});
-    const auto read = [](Checkpoint opened) { (void)load_all(opened); };
+    const auto read = [](const Checkpoint& opened) { (void)load_all(opened); };
     EXPECT_EQ(code_of([&] { read(open_checkpoint(root + "/a.pt")); }), code) << what;
     EXPECT_EQ(code_of([&] {
                 Checkpoint opened;
@@ -416,10 +424,11 @@ TEST(HostilePath, P14ViewsOfAFewBytes) {
   EXPECT_EQ(code_of([&] { (void)diff(checkpoint, open_checkpoint(source)); }), ErrorCode::limit);
   for (const auto& [name, kind] : {std::pair("/dcp", CheckpointKind::dcp),
                                    std::pair("/b.safetensors", CheckpointKind::safetensors)}) {
+    const std::string target = root + name;
     ConvertOptions options;
     options.to = kind;
-    EXPECT_EQ(code_of([&] { (void)convert(source, root + name, options); }), ErrorCode::limit);
-    EXPECT_FALSE(fs::exists(root + name)) << name;
+    EXPECT_EQ(code_of([&] { (void)convert(source, target, options); }), ErrorCode::limit);
+    EXPECT_FALSE(fs::exists(target)) << target;
   }
   EXPECT_TRUE(verify(source).findings.empty());
   ConvertOptions same;
