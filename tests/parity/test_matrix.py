@@ -188,7 +188,8 @@ def built(tmp_path_factory):
     shutil.copy(CONFIG, root / "full/config.yaml")
     shutil.copytree(GOLDEN / "checkpoints/fsdp1_uop1_ws2", root / "new/model_and_optim")
     (root / "new/train").mkdir()
-    shutil.copy(GOLDEN / "checkpoints/w2.pt", root / "new/train/rank0.pt")
+    for rank in (0, 1):  # every rank has its own (L03)
+        shutil.copy(GOLDEN / "checkpoints/w2.pt", root / f"new/train/rank{rank}.pt")
     return root
 
 
