@@ -144,7 +144,8 @@ struct ConvertOptions {
   std::vector<std::string> rename;   // rules "RE=>TO" over names; two that become one: `conflict`
   std::optional<DType> dtype;        // of all floating tensors; rounded to nearest, ties to even
   // Safetensors: tensors of more bytes together go into several files and an index, as huggingface
-  // does it; the target is a directory then, and appears whole. 0: one file. A tensor is never divided.
+  // does it; the target is a directory then, and appears whole. 0: one file. A tensor is never
+  // divided.
   std::uint64_t max_shard_size = 0;
   // Quantized weights (docs/formats/safetensors.md) are written as this floating type, without
   // their scales; `only` and `rename` see the names that come out. Unset: they are copied as they

@@ -18,9 +18,9 @@ class ByteSource {
  public:
   virtual ~ByteSource() = default;
   [[nodiscard]] virtual std::uint64_t size() const = 0;
-  // Fills `out` from `offset`. Throws `incomplete` when the object ends before, `conflict` when it was
-  // changed since it was opened and the store can tell, `io` when the store refuses; then the content
-  // of `out` is unspecified.
+  // Fills `out` from `offset`. Throws `incomplete` when the object ends before, `conflict` when it
+  // was changed since it was opened and the store can tell, `io` when the store refuses; then the
+  // content of `out` is unspecified.
   virtual void read_at(std::uint64_t offset, MutableByteView out) const = 0;
   // What to call it in an Error.
   [[nodiscard]] virtual const std::string& name() const = 0;
