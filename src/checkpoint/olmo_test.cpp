@@ -3,9 +3,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/olmo_units.h"
+#include "checkpoint/open/olmo_units.h"
+#include "checkpoint/open/training_state.h"
 #include "checkpoint/test_support.h"
-#include "checkpoint/training_state.h"
 #include "format/torch/torch_file.h"
 #include "tessera/layout.h"
 

@@ -8,9 +8,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/cast.h"
-#include "checkpoint/npy.h"
-#include "checkpoint/reader.h"
+#include "checkpoint/read/cast.h"
+#include "checkpoint/read/npy.h"
+#include "checkpoint/read/reader.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "tessera/error.h"

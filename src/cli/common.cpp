@@ -1,4 +1,4 @@
-#include "checkpoint/select.h"
+#include "checkpoint/read/select.h"
 #include "cli/commands.h"
 #include "tessera/error.h"
 

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/scan.h"
+#include "checkpoint/check/scan.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "value/render.h"

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/select.h"
+#include "checkpoint/read/select.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "value/render.h"

@@ -8,8 +8,8 @@
 #include <stdexcept>
 
 #include "base/digest.h"
-#include "checkpoint/open.h"
-#include "checkpoint/reader.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/read/reader.h"
 #include "value/render.h"
 
 namespace tessera::corruption {

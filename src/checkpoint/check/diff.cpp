@@ -1,0 +1,126 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "checkpoint/read/cast.h"
+#include "checkpoint/read/meter.h"
+#include "checkpoint/read/reader.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kWindow = 1 << 20;  // bytes compared at once
+
+// What two tensors of one shape and dtype have against each other; empty: nothing, bit for bit.
+std::string compare_elements(const Leaf& a, const Leaf& b, Meter& meter) {
+  const Tensor& tensor = a.value.as_tensor();
+  const std::size_t element = size_of(tensor.dtype);
+  const std::int64_t count = numel(tensor.shape);
+  const std::int64_t step = kWindow / static_cast<std::int64_t>(element);
+  const Slice all = whole(tensor.shape);
+  TensorReader reader_a(tensor, a.name);
+  TensorReader reader_b(b.value.as_tensor(), b.name);
+  std::vector<std::byte> bytes_a(static_cast<std::size_t>(step) * element);
+  std::vector<std::byte> bytes_b(bytes_a.size());
+  const bool numeric = can_cast(tensor.dtype, DType::float64);
+  std::int64_t first = -1;
+  std::int64_t different = 0;
+  double largest = 0;
+  for (std::int64_t begin = 0; begin < count; begin += step) {
+    const std::int64_t part = std::min(step, count - begin);
+    const std::size_t size = static_cast<std::size_t>(part) * element;
+    reader_a.read(all, begin, part, bytes_a.data());
+    reader_b.read(all, begin, part, bytes_b.data());
+    meter.add(size);
+    if (std::memcmp(bytes_a.data(), bytes_b.data(), size) == 0) continue;
+    for (std::int64_t i = 0; i < part; ++i) {
+      const std::byte* x = bytes_a.data() + static_cast<std::size_t>(i) * element;
+      const std::byte* y = bytes_b.data() + static_cast<std::size_t>(i) * element;
+      if (std::memcmp(x, y, element) == 0) continue;
+      if (first < 0) first = begin + i;
+      ++different;
+      if (!numeric) continue;
+      double values[2];
+      cast(tensor.dtype, x, DType::float64, reinterpret_cast<std::byte*>(&values[0]), 1);
+      cast(tensor.dtype, y, DType::float64, reinterpret_cast<std::byte*>(&values[1]), 1);
+      const double distance = std::abs(values[0] - values[1]);
+      if (!(distance <= largest)) largest = distance;  // NaN is the largest of all
+    }
+  }
+  if (first < 0) return "";
+  std::string text = std::to_string(different) + " of " + std::to_string(count) +
+                     " elements differ, first at " + std::to_string(first);
+  if (numeric) text += ", largest difference " + std::to_string(largest);
+  return text;
+}
+
+std::optional<Difference> compare(const Leaf& a, const Leaf& b, Meter& meter) {
+  using Kind = Difference::Kind;
+  const bool tensors = a.value.is(Value::Kind::tensor) && b.value.is(Value::Kind::tensor);
+  if (!tensors) {
+    if (a.value == b.value) return std::nullopt;
+    const Kind kind = a.value.kind() == b.value.kind() ? Kind::value : Kind::type;
+    return Difference{kind, a.name, render(a.value) + " / " + render(b.value)};
+  }
+  const Tensor& x = a.value.as_tensor();
+  const Tensor& y = b.value.as_tensor();
+  if (x.shape != y.shape) {
+    return Difference{Kind::shape, a.name, to_string(x.shape) + " / " + to_string(y.shape)};
+  }
+  if (x.dtype != y.dtype) {
+    return Difference{Kind::dtype, a.name,
+                      std::string(to_string(x.dtype)) + " / " + std::string(to_string(y.dtype))};
+  }
+  const std::string text = compare_elements(a, b, meter);
+  if (text.empty()) return std::nullopt;
+  return Difference{Kind::value, a.name, text};
+}
+
+}  // namespace
+
+std::string_view to_string(Difference::Kind kind) noexcept {
+  switch (kind) {
+    case Difference::Kind::missing:
+      return "missing";
+    case Difference::Kind::extra:
+      return "extra";
+    case Difference::Kind::shape:
+      return "shape";
+    case Difference::Kind::dtype:
+      return "dtype";
+    case Difference::Kind::value:
+      return "value";
+    case Difference::Kind::type:
+      return "type";
+  }
+  return "unknown";
+}
+
+std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
+                             const ProgressHook& progress) {
+  std::map<std::string, const Leaf*> in_a;
+  std::map<std::string, const Leaf*> in_b;
+  for (const Leaf& leaf : a.leaves) in_a.emplace(leaf.name, &leaf);
+  for (const Leaf& leaf : b.leaves) in_b.emplace(leaf.name, &leaf);
+  Meter meter(progress, tensor_bytes(a.leaves));
+  std::vector<Difference> differences;
+  for (const auto& [name, leaf] : in_a) {
+    const auto other = in_b.find(name);
+    if (other == in_b.end()) {
+      differences.push_back({Difference::Kind::missing, name, "only in " + a.path});
+    } else if (auto difference = compare(*leaf, *other->second, meter)) {
+      differences.push_back(std::move(*difference));
+    }
+  }
+  for (const auto& [name, leaf] : in_b) {
+    if (!in_a.contains(name))
+      differences.push_back({Difference::Kind::extra, name, "only in " + b.path});
+  }
+  meter.finish();
+  return differences;
+}
+
+}  // namespace tessera

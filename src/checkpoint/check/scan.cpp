@@ -1,0 +1,216 @@
+#include "checkpoint/check/scan.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <map>
+
+#include "checkpoint/open/open.h"
+#include "format/pickle/names.h"
+#include "format/pickle/pickle.h"
+#include "format/torch/names.h"
+#include "format/zip/zip.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kPickleLimit = std::uint64_t{4} << 30;  // bytes of one pickle
+constexpr int kStreamPickles = 5;  // of torch's stream before 1.6; raw storages follow
+
+// What has a meaning for our readers, dtypes and storage classes of torch apart.
+constexpr auto kKnown = std::to_array<std::string_view>({
+    "_codecs.encode",
+    "builtins.bytearray",
+    "builtins.bytes",
+    "builtins.complex",
+    "builtins.frozenset",
+    "builtins.set",
+    "collections.OrderedDict",
+    "collections.defaultdict",
+    "torch.Size",
+    "torch.Tensor",
+    "torch._tensor._rebuild_from_type_v2",
+    "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_parameter_with_state",
+    "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_tensor_v3",
+    "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+    "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "torch.distributed.checkpoint.metadata.BytesStorageMetadata",
+    "torch.distributed.checkpoint.metadata.ChunkStorageMetadata",
+    "torch.distributed.checkpoint.metadata.Metadata",
+    "torch.distributed.checkpoint.metadata.MetadataIndex",
+    "torch.distributed.checkpoint.metadata.StorageMeta",
+    "torch.distributed.checkpoint.metadata.TensorProperties",
+    "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
+    "torch.serialization._get_layout",
+});
+
+template <typename Call>
+bool succeeds(Call call) {
+  try {
+    call();
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+NameKind kind_of(const pickle::Mention& mention) {
+  const auto& [module, name] = mention;
+  if (pickle::is_dangerous(module, name)) return NameKind::dangerous;
+  const std::string full = module + "." + name;
+  bool known = std::find(kKnown.begin(), kKnown.end(), full) != kKnown.end();
+  if (module == "torch" || module == "torch.storage") {
+    known = known || succeeds([&name = name] { (void)torch_file::storage_class(name); }) ||
+            succeeds([&name = name] { (void)dtype_from_torch(name); });
+  }
+  return known ? NameKind::known : NameKind::opaque;
+}
+
+class Scan {
+ public:
+  explicit Scan(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+
+  // Any file, by its content; with `must` one that is no pickle is a problem.
+  void file(const std::string& name, bool must) {
+    guarded(name, [&] {
+      const auto source = store_->open(name);
+      std::array<std::byte, 9> head{};
+      const auto have = std::min<std::uint64_t>(head.size(), source->size());
+      source->read_at(0, MutableByteView(head).first(static_cast<std::size_t>(have)));
+      if (have >= 2 && head[0] == std::byte{'P'} && head[1] == std::byte{'K'}) {
+        archive(source, name);
+      } else if (have == head.size() && head[8] == std::byte{'{'}) {
+        return;  // safetensors: JSON and raw tensors
+      } else if (must || (have > 0 && head[0] == std::byte{0x80})) {
+        stream(read_all(*source, kPickleLimit), name);
+      }
+    });
+  }
+
+  // Every item that a DCP directory's `.metadata` names.
+  void items() {
+    guarded(std::string(kDcpMetadata), [&] {
+      const dcp::Metadata metadata = read_dcp_metadata(*store_);
+      for (const dcp::Entry& entry : metadata.entries) {
+        if (!entry.is_tensor) item(entry.item, entry.name);
+        for (const dcp::Chunk& chunk : entry.chunks) item(chunk.item, entry.name);
+      }
+    });
+  }
+
+  [[nodiscard]] ScanReport report() && {
+    for (auto& [name, found] : names_) report_.names.push_back(std::move(found));
+    std::stable_sort(report_.names.begin(), report_.names.end(),
+                     [](const ScannedName& a, const ScannedName& b) { return a.kind > b.kind; });
+    return std::move(report_);
+  }
+
+ private:
+  template <typename Call>
+  void guarded(const std::string& where, Call call) {
+    try {
+      call();
+    } catch (Error& error) {
+      error.at_path(store_->name() + "/" + where);
+      report_.problems.emplace_back(error.what());
+    }
+  }
+
+  void item(const dcp::Item& item, const std::string& key) {
+    guarded(item.path, [&] {
+      auto& source = sources_[item.path];
+      if (!source) source = store_->open(item.path);
+      archive(slice_source(source, item.offset, item.length), item.path + ":" + key);
+    });
+  }
+
+  void archive(const std::shared_ptr<const ByteSource>& source, const std::string& where) {
+    const zip::Archive archive(source);
+    for (const zip::Entry& entry : archive.entries()) {
+      if (entry.name.ends_with(".pkl"))
+        pickle(archive.read(entry, kPickleLimit), where + ":" + entry.name);
+    }
+  }
+
+  // One pickle, or torch's stream of several.
+  void stream(ByteView bytes, const std::string& where) {
+    for (int i = 0; i < kStreamPickles; ++i) {
+      bytes = bytes.subspan(pickle(bytes, where));
+      if (bytes.empty() || bytes[0] != std::byte{0x80}) return;
+    }
+  }
+
+  std::size_t pickle(ByteView bytes, const std::string& where) {
+    ++report_.pickles;
+    pickle::Mentions found;
+    const auto add = [&] {
+      for (const pickle::Mention& mention : found.names) {
+        const std::string full = mention.module + "." + mention.name;
+        ScannedName& row = names_[full];
+        if (row.pickles++ == 0) row = {full, kind_of(mention), 1, where};
+      }
+    };
+    try {
+      pickle::find_mentions(bytes, found);
+    } catch (...) {
+      add();
+      throw;
+    }
+    add();
+    return found.consumed;
+  }
+
+  std::shared_ptr<Store> store_;
+  std::map<std::string, std::shared_ptr<const ByteSource>> sources_;  // data files, by name
+  std::map<std::string, ScannedName> names_;
+  ScanReport report_;
+};
+
+bool has_pickle_suffix(const std::string& name) {
+  constexpr std::array<std::string_view, 8> kSuffixes = {".pt",  ".pth",    ".bin",      ".ckpt",
+                                                         ".pkl", ".pickle", ".metadata", ".th"};
+  return std::any_of(kSuffixes.begin(), kSuffixes.end(),
+                     [&name](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+}  // namespace
+
+std::string_view to_string(NameKind kind) noexcept {
+  switch (kind) {
+    case NameKind::known:
+      return "known";
+    case NameKind::opaque:
+      return "opaque";
+    case NameKind::dangerous:
+      return "dangerous";
+  }
+  return "unknown";
+}
+
+ScanReport scan(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::exists(path, error))
+    throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
+  if (!fs::is_directory(path, error)) {
+    const fs::path file(path);
+    Scan scan(posix_store(file.parent_path().string()));
+    scan.file(file.filename().string(), true);
+    return std::move(scan).report();
+  }
+  const auto store = posix_store(path);
+  Scan scan(store);
+  for (const ObjectInfo& object : store->list()) {
+    if (!object.name.ends_with(".distcp") && !object.name.ends_with(".json"))
+      scan.file(object.name, has_pickle_suffix(object.name));
+  }
+  if (store->exists(kDcpMetadata)) scan.items();
+  return std::move(scan).report();
+}
+
+}  // namespace tessera

@@ -1,0 +1,90 @@
+#include "checkpoint/digests/seal.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <mutex>
+
+#include "base/parallel.h"
+#include "checkpoint/digests/guard.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/read/meter.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+// One part of a file to digest: whole blocks, and the end.
+constexpr std::uint64_t kPart = 64 * kDigestBlock;
+
+bool is_checked(const Checkpoint& checkpoint) {
+  const auto has_digests = [](const Leaf& leaf) {
+    if (!leaf.value.is(Value::Kind::tensor)) return true;
+    const auto& pieces = leaf.value.as_tensor().pieces;
+    return std::all_of(pieces.begin(), pieces.end(), [](const Piece& piece) {
+      return piece.storage && piece.storage->source && piece.storage->source->checked();
+    });
+  };
+  const auto is_guarded = [&](const ObjectInfo& file) {
+    return checkpoint.store->open(file.name)->checked();
+  };
+  if (std::all_of(checkpoint.files.begin(), checkpoint.files.end(), is_guarded)) return true;
+  return checkpoint.kind == CheckpointKind::safetensors && !checkpoint.leaves.empty() &&
+         std::all_of(checkpoint.leaves.begin(), checkpoint.leaves.end(), has_digests);
+}
+
+FileDigests digest_file(const ByteSource& source, int threads, Meter& meter) {
+  BlockDigests blocks;
+  const std::uint64_t size = source.size();
+  parallel_for(threads, static_cast<std::size_t>((size + kPart - 1) / kPart), [&](std::size_t i) {
+    std::vector<std::byte> window(static_cast<std::size_t>(kDigestBlock));
+    const std::uint64_t begin = i * kPart;
+    for (std::uint64_t at = begin; at < std::min(begin + kPart, size); at += kDigestBlock) {
+      const auto bytes = MutableByteView(window).first(
+          static_cast<std::size_t>(std::min(kDigestBlock, size - at)));
+      source.read_at(at, bytes);
+      blocks.add(at, bytes);
+      meter.add(bytes.size());
+    }
+  });
+  return {size, blocks.finish(size), 0};
+}
+
+// The name of the side file that readers of this checkpoint look for.
+std::string side_file_of(const Checkpoint& checkpoint, const std::string& path, std::string& id) {
+  if (checkpoint.kind == CheckpointKind::dcp) {
+    id = save_id_of(*checkpoint.store, read_dcp_metadata(*checkpoint.store));
+    return side_file_name(id);
+  }
+  if (std::filesystem::is_directory(path)) return std::string(kDirectorySideFile);
+  return checkpoint.files.at(0).name + std::string(kSideFileSuffix);
+}
+
+}  // namespace
+
+SealReport seal(const std::string& path, int threads, const ProgressHook& progress) {
+  const Checkpoint checkpoint = open_checkpoint(path);
+  const VerifyReport found = verify(checkpoint, true, threads, progress);
+  if (!found.findings.empty())
+    throw Error(found.findings[0].code, "damage is not sealed: " + found.findings[0].text);
+  SealReport report;
+  report.files = checkpoint.files.size();
+  for (const ObjectInfo& file : checkpoint.files) report.bytes += file.size;
+  SideFile side_file;
+  const std::string name = side_file_of(checkpoint, path, side_file.save_id);
+  report.was_sealed = is_checked(checkpoint);
+  if (!report.was_sealed || checkpoint.store->exists(name))
+    report.side_file = checkpoint.store->name() + "/" + name;
+  if (report.was_sealed) return report;
+  side_file.producer = own_producer();
+  Meter meter(progress, report.bytes);
+  for (const ObjectInfo& file : checkpoint.files) {
+    side_file.files[file.name] = digest_file(*checkpoint.store->open(file.name), threads, meter);
+  }
+  const std::string text = encode_side_file(side_file);
+  put(*checkpoint.store, name, std::as_bytes(std::span(text.data(), text.size())),
+      IfExists::replace);
+  meter.finish();
+  return report;
+}
+
+}  // namespace tessera

@@ -1,0 +1,70 @@
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/digest.h"
+#include "checkpoint/digests/seal.h"
+#include "io/checked_source.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kKey = "tessera.digests";  // our entry of __metadata__
+// A second entry, which says that the first one must be there: damage to its name would hide it.
+constexpr const char* kMark = "tessera.sealed";
+// What stands before the entry's value in a header; names with a quote in them are escaped.
+constexpr std::string_view kBefore = "\"tessera.digests\":\"";
+
+std::string_view text_of(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+bool is_digest_key(std::string_view key) noexcept {
+  return key == kKey || key == kMark;
+}
+
+void reserve_digests(safetensors::Header& header) {
+  std::uint64_t size = 0;
+  for (const safetensors::Entry& entry : header.entries) {
+    size = checked_add(size, byte_size(entry.dtype, entry.shape));
+  }
+  const std::uint64_t digits = (1 + digest_blocks(size)) * kDigestDigits;
+  header.metadata[kKey] = std::string(narrow<std::size_t>(digits), '0');
+  header.metadata[kMark] = "1";
+}
+
+void fill_digests(std::vector<std::byte>& head, const Digests& digests) {
+  std::string text(text_of(head));
+  const std::size_t at = text.find(kBefore) + kBefore.size();
+  const std::string value = digests_text(digests);
+  text.replace(at + kDigestDigits, value.size(), value);
+  stamp_checksum(text, at);
+  std::transform(text.begin(), text.end(), head.begin(), [](char c) { return std::byte(c); });
+}
+
+std::shared_ptr<const ByteSource> guard_safetensors(std::shared_ptr<const ByteSource> source,
+                                                    const safetensors::Header& header) {
+  const auto entry = header.metadata.find(kKey);
+  if (entry == header.metadata.end()) {
+    if (!header.metadata.contains(kMark)) return source;
+    throw Error(ErrorCode::corrupt, "the metadata says that there are digests, and has none")
+        .at_path(source->name());
+  }
+  const std::string& value = entry->second;
+  const auto head = read_all(*slice_source(source, 0, header.data_offset), header.data_offset);
+  const std::size_t at = text_of(head).find(kBefore);
+  if (at == std::string_view::npos || value.size() < kDigestDigits ||
+      !has_checksum(text_of(head), at + kBefore.size())) {
+    throw Error(
+        ErrorCode::corrupt,
+        "the header differs from its own checksum: it was changed, or another program copied "
+        "our entry tessera.digests into it")
+        .at_path(source->name());
+  }
+  Digests digests = digests_of_text(std::string_view(value).substr(kDigestDigits));
+  return std::make_shared<CheckedSource>(std::move(source), std::move(digests), header.data_offset);
+}
+
+}  // namespace tessera

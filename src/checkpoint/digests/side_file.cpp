@@ -1,0 +1,122 @@
+#include "checkpoint/digests/side_file.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/digest.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kVersion = 1;
+constexpr std::string_view kPrefix = "tessera-";
+constexpr std::string_view kSuffix = ".json";
+// Where the checksum's digits are: the text begins with exactly this.
+constexpr std::string_view kHead = "{\n \"checksum\": \"";
+constexpr const char* kZeros = "0000000000000000";
+
+ByteView bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+SideFile from_json(const Json& json) {
+  if (json.at("version").get<int>() != kVersion) {
+    throw Error(ErrorCode::unsupported,
+                "the side file has version " + json.at("version").dump() + ", known is 1");
+  }
+  if (json.at("block").get<std::uint64_t>() != kDigestBlock) {
+    throw Error(ErrorCode::unsupported,
+                "the side file has blocks of " + json.at("block").dump() + " bytes");
+  }
+  SideFile side_file;
+  side_file.save_id = json.at("save_id").get<std::string>();
+  side_file.producer = json.at("producer").get<std::string>();
+  for (const auto& [name, row] : json.at("files").items()) {
+    FileDigests file;
+    file.size = row.at(0).get<std::uint64_t>();
+    file.blocks = digests_of_text(row.at(1).get_ref<const std::string&>());
+    if (digest_blocks(file.size) != file.blocks.size()) {
+      throw Error(ErrorCode::corrupt, "the side file has " + std::to_string(file.blocks.size()) +
+                                          " digests for a file of " + std::to_string(file.size) +
+                                          " bytes")
+          .at_key(name);
+    }
+    side_file.files.emplace(name, std::move(file));
+  }
+  return side_file;
+}
+
+}  // namespace
+
+std::string own_producer() {
+  return "tessera " TESSERA_VERSION;
+}
+
+std::string side_file_name(const std::string& save_id) {
+  return std::string(kPrefix) + save_id + std::string(kSuffix);
+}
+
+bool is_side_file_name(std::string_view name) {
+  return name.starts_with(kPrefix) && name.ends_with(kSuffix) && name != kDirectorySideFile &&
+         name.find('/') == std::string_view::npos;
+}
+
+void stamp_checksum(std::string& text, std::size_t at) {
+  text.replace(at, kDigestDigits, kZeros);
+  text.replace(at, kDigestDigits, digest_text(digest64(bytes_of(text))));
+}
+
+bool has_checksum(std::string_view text, std::size_t at) {
+  if (at > text.size() || text.size() - at < kDigestDigits) return false;
+  std::string stamped(text);
+  stamp_checksum(stamped, at);
+  return stamped == text;
+}
+
+std::string digests_text(const Digests& digests) {
+  std::string text;
+  text.reserve(digests.size() * kDigestDigits);
+  for (const std::uint64_t digest : digests) text += digest_text(digest);
+  return text;
+}
+
+Digests digests_of_text(std::string_view text) {
+  if (text.size() % kDigestDigits != 0)
+    throw Error(ErrorCode::corrupt, "a list of digests ends within a digest");
+  Digests digests;
+  digests.reserve(text.size() / kDigestDigits);
+  for (std::size_t at = 0; at < text.size(); at += kDigestDigits)
+    digests.push_back(digest_of_text(text.substr(at, kDigestDigits)));
+  return digests;
+}
+
+std::string encode_side_file(const SideFile& side_file) {
+  Json json;
+  json["checksum"] = kZeros;
+  json["version"] = kVersion;
+  json["save_id"] = side_file.save_id;
+  json["producer"] = side_file.producer;
+  json["block"] = kDigestBlock;
+  json["files"] = Json::object();
+  for (const auto& [name, file] : side_file.files)
+    json["files"][name] = {file.size, digests_text(file.blocks)};
+  std::string text = json.dump(1, ' ', true, Json::error_handler_t::replace) + "\n";
+  stamp_checksum(text, kHead.size());
+  return text;
+}
+
+SideFile decode_side_file(std::string_view text) {
+  if (!text.starts_with(kHead) || !has_checksum(text, kHead.size())) {
+    throw Error(ErrorCode::corrupt,
+                "the side file differs from its own checksum: it was changed or is damaged");
+  }
+  try {
+    return from_json(Json::parse(text));
+  } catch (const Json::exception& error) {
+    throw Error(ErrorCode::corrupt, std::string("the side file is malformed: ") + error.what());
+  }
+}
+
+}  // namespace tessera

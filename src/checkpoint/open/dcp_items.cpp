@@ -1,0 +1,169 @@
+#include "checkpoint/open/dcp_items.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "checkpoint/open/lazy_source.h"
+#include "checkpoint/open/sharding_info.h"
+#include "checkpoint/open/zstd_source.h"
+#include "format/torch/torch_file.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kZstd = "stream.zstd/";    // and a version; all of major version 1 are alike
+constexpr std::uint64_t kValueCap = 1ULL << 30;  // bytes of a decompressed value
+
+Encoding encoding_of(const dcp::Item& item) {
+  if (item.transforms.empty()) return Encoding::torch_item;
+  const std::string& name = item.transforms.front();
+  const std::string prefix = std::string(kZstd) + "1";
+  const bool zstd = name == prefix || name.starts_with(prefix + ".");
+  if (zstd && item.transforms.size() == 1) return Encoding::torch_item_zstd;
+  throw Error(ErrorCode::unsupported, "the item went through the stream extension '" +
+                                          printable(zstd ? item.transforms.at(1) : name) + "'")
+      .at_path(item.path);
+}
+
+// A chunk in the safetensors format has a length of its elements alone; a torch.save archive of
+// them is always longer.
+bool is_safetensors(const dcp::Entry& entry, const dcp::Chunk& chunk) {
+  return chunk.item.transforms.empty() &&
+         chunk.item.length == byte_size(entry.dtype, chunk.box.sizes);
+}
+
+}  // namespace
+
+DataFiles::DataFiles(std::shared_ptr<Store> store)
+    : store_(std::move(store)), open_(std::make_shared<OpenFiles>()) {
+  for (ObjectInfo& object : store_->list()) sizes_.emplace(object.name, object.size);
+}
+
+std::shared_ptr<const ByteSource> DataFiles::file(const dcp::Item& item, const std::string& key,
+                                                  bool apart) {
+  const auto refuse = [&](ErrorCode code, const std::string& what) {
+    throw Error(code, what)
+        .at_path(store_->name() + "/" + item.path)
+        .at_key(key)
+        .at_offset(item.offset);
+  };
+  const auto size = sizes_.find(item.path);
+  if (size == sizes_.end()) {
+    try {
+      (void)store_->open(item.path);  // says so when something else has the name
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::not_found) throw;
+    }
+    refuse(ErrorCode::incomplete, "a data file that .metadata names is missing");
+  }
+  const std::uint64_t end = checked_add(item.offset, item.length);
+  if (end > size->second) {
+    refuse(ErrorCode::incomplete, "the data file has " + std::to_string(size->second) +
+                                      " bytes, an item reaches to " + std::to_string(end));
+  }
+  Use& use = uses_[item.path];
+  use.end = std::max(use.end, end);
+  if (apart) use.extents.push_back({item.offset, end, &key});
+  auto& source = sources_[item.path];
+  if (!source)
+    source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, size->second}, open_);
+  return source;
+}
+
+void DataFiles::pass_over(const dcp::Item& item) {
+  std::uint64_t& end = uses_[item.path].end;
+  end = std::max(end, checked_add(item.offset, item.length));
+}
+
+void DataFiles::require_apart() {
+  for (auto& [path, use] : uses_) {
+    std::sort(use.extents.begin(), use.extents.end(),
+              [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+    for (std::size_t i = 1; i < use.extents.size(); ++i) {
+      const Extent& before = use.extents[i - 1];
+      const Extent& extent = use.extents[i];
+      if (extent.begin >= before.end) continue;
+      throw Error(ErrorCode::corrupt,
+                  "the item lies on bytes of an item of '" + printable(*before.key, 200) + "'")
+          .at_path(store_->name() + "/" + path)
+          .at_key(*extent.key)
+          .at_offset(extent.begin);
+    }
+  }
+}
+
+const DataFiles::Body& DataFiles::body(const dcp::Item& item,
+                                       const std::shared_ptr<const ByteSource>& source) {
+  const auto [found, fresh] = bodies_.try_emplace({item.path, item.offset});
+  if (fresh) {
+    const auto rest = slice_source(source, item.offset, source->size() - item.offset);
+    found->second.header = safetensors::read_header(*rest);
+    found->second.offsets = sharding_offsets(found->second.header.metadata);
+  }
+  return found->second;
+}
+
+std::shared_ptr<Storage> DataFiles::chunk(const dcp::Entry& entry, const dcp::Chunk& chunk) {
+  const bool plain = is_safetensors(entry, chunk);
+  const std::shared_ptr<const ByteSource> source = file(chunk.item, entry.name, !plain);
+  auto storage = std::make_shared<Storage>();
+  storage->source = source;
+  storage->offset = chunk.item.offset;
+  storage->size = chunk.item.length;
+  storage->encoding = encoding_of(chunk.item);
+  storage->dtype = entry.dtype;
+  if (!plain) return storage;
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorCode::corrupt, "the data file has " + what + ", .metadata says " +
+                                        std::string(to_string(entry.dtype)) + " " +
+                                        to_string(chunk.box.sizes) + " at " +
+                                        to_string(chunk.box.offsets))
+        .at_path(source->name());
+  };
+  const Body& inside = body(chunk.item, source);
+  const auto& entries = inside.header.entries;
+  const auto found = std::find_if(entries.begin(), entries.end(), [&](const auto& candidate) {
+    return candidate.name == entry.name;
+  });
+  if (found == entries.end()) refuse("no such tensor");
+  if (found->dtype != entry.dtype || found->shape != chunk.box.sizes) {
+    refuse(std::string(to_string(found->dtype)) + " " + to_string(found->shape));
+  }
+  const auto at = inside.offsets.find(entry.name);
+  if (at != inside.offsets.end() && at->second != chunk.box.offsets) {
+    refuse("a tensor that was saved from " + to_string(at->second));
+  }
+  uses_[chunk.item.path].end = source->size();
+  storage->encoding = Encoding::raw;
+  storage->offset += inside.header.data_offset + found->begin;
+  return storage;
+}
+
+Value DataFiles::value(const dcp::Entry& entry) {
+  const Encoding encoding = encoding_of(entry.item);
+  std::shared_ptr<const ByteSource> bytes =
+      slice_source(file(entry.item, entry.name, true), entry.item.offset, entry.item.length);
+  if (encoding == Encoding::torch_item_zstd) bytes = zstd_source(std::move(bytes), kValueCap);
+  return torch_file::read(std::move(bytes));
+}
+
+std::vector<ObjectInfo> DataFiles::used() const {
+  std::vector<ObjectInfo> files;
+  for (const auto& [name, source] : sources_) files.push_back({name, source->size()});
+  return files;
+}
+
+std::vector<std::string> DataFiles::warnings() const {
+  std::vector<std::string> warnings;
+  for (const auto& [name, source] : sources_) {
+    const std::uint64_t end = uses_.at(name).end;
+    if (end >= source->size()) continue;
+    warnings.push_back(printable(name) + " has " + std::to_string(source->size() - end) +
+                       " bytes after its last item");
+  }
+  return warnings;
+}
+
+}  // namespace tessera

@@ -1,0 +1,110 @@
+#include "checkpoint/open/olmo_units.h"
+
+#include <map>
+#include <regex>
+
+#include "checkpoint/open/training_state.h"
+#include "format/torch/torch_file.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kFirstRank = "model/rank0.pt";
+constexpr const char* kWrapper = "_fsdp_wrapped_module.";
+constexpr std::size_t kLongestName = 1024;  // std::regex recurses with the length of what it reads
+
+// The paths of the modules around `name`, outermost first: "a", "a.b" for "a.b.weight".
+std::vector<std::string> modules_around(const std::string& name) {
+  std::vector<std::string> paths;
+  for (std::size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
+    paths.push_back(name.substr(0, dot));
+  }
+  return paths;
+}
+
+std::regex compiled(const std::string& unit) {
+  try {
+    return std::regex(unit, std::regex::ECMAScript | std::regex::optimize);
+  } catch (const std::regex_error&) {
+    throw Error(ErrorCode::invalid_argument, "not a regular expression of a unit: " + unit);
+  }
+}
+
+bool has_alignment(const Value& handle) {
+  const Value* padded = handle.find("flat_param._numels_with_padding");
+  return padded != nullptr && padded->size() > handle.at("flat_param._numels").size();
+}
+
+}  // namespace
+
+UnitPlan UnitPlan::by_expression(const std::vector<std::string>& names, const std::string& unit) {
+  const std::regex expression = compiled(unit);
+  UnitPlan plan;
+  plan.units_.push_back({});
+  std::map<std::string, std::size_t> index;  // path -> units_
+  for (const std::string& name : names) {
+    if (name.size() > kLongestName) {
+      throw Error(ErrorCode::limit, "a parameter's name of " + std::to_string(name.size()) +
+                                        " bytes, expected at most " + std::to_string(kLongestName));
+    }
+    std::size_t owner = 0;
+    for (const std::string& path : modules_around(name)) {
+      if (!std::regex_match(path, expression)) continue;
+      const auto [found, added] = index.emplace(path, plan.units_.size());
+      if (added) plan.units_.push_back({path, {}});
+      plan.modules_.insert(path);
+      owner = found->second;
+    }
+    plan.units_[owner].names.push_back(name);
+  }
+  return plan;
+}
+
+UnitPlan UnitPlan::of_local(const Store& store, const std::vector<std::string>& names) {
+  const Value file = torch_file::read(store.open(kFirstRank));
+  UnitPlan plan;
+  std::set<std::string> missing(names.begin(), names.end());
+  bool longer = false;
+  bool zeros = false;
+  for (const Value& module : file.at("modules").items()) {
+    FlatUnit unit{clean_name(module.at("name").as_string() + "."), {}};
+    if (!unit.path.empty()) unit.path.pop_back();
+    for (const Value& handle : module.at("handles").items()) {
+      for (const Value& fqn : handle.at("flat_param._fqns").items()) {
+        const std::string inner = clean_name(fqn.as_string());
+        unit.names.push_back(unit.path.empty() ? inner : unit.path + "." + inner);
+        if (missing.erase(unit.names.back()) == 0) {
+          throw Error(ErrorCode::mismatch,
+                      "the source's flat parameters hold a parameter that is "
+                      "not converted, or twice")
+              .at_key(unit.names.back());
+        }
+      }
+      longer = longer || has_alignment(handle);
+      zeros = zeros || handle.at("flat_param._shard_numel_padded").as_int() > 0;
+    }
+    if (!unit.path.empty()) plan.modules_.insert(unit.path);
+    plan.units_.push_back(std::move(unit));
+  }
+  if (!missing.empty()) {
+    throw Error(ErrorCode::mismatch, "no flat parameter of the source holds this parameter")
+        .at_key(*missing.begin());
+  }
+  plan.aligned_ = longer || !zeros;
+  return plan;
+}
+
+std::string UnitPlan::wrapped(const std::string& path) const {
+  if (path.empty()) return "";
+  std::string result = kWrapper;
+  std::size_t done = 0;
+  for (const std::string& module : modules_around(path)) {
+    if (!modules_.contains(module)) continue;
+    result += path.substr(done, module.size() + 1 - done) + kWrapper;
+    done = module.size() + 1;
+  }
+  return result + path.substr(done);
+}
+
+}  // namespace tessera

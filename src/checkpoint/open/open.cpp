@@ -1,0 +1,147 @@
+#include "checkpoint/open/open.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <filesystem>
+
+#include "checkpoint/digests/guard.h"
+#include "checkpoint/open/rank_files.h"
+#include "storage/posix/replaced_directory.h"
+#include "storage/posix/system.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+bool has_suffix(const ObjectInfo& file, std::string_view suffix) {
+  return file.name.ends_with(suffix);
+}
+
+// By content, not by name: a little-endian length and a brace is safetensors, a zip or a pickle is
+// torch.save's. The brace comes first: a length may begin with the bytes of "PK", while a zip has
+// its first method there, and no method has that number.
+CheckpointKind kind_of_file(const ByteSource& source) {
+  if (source.size() == 0)
+    throw Error(ErrorCode::incomplete, "the file is empty").at_path(source.name());
+  std::array<std::byte, 10> head{};
+  const auto have = std::min<std::uint64_t>(head.size(), source.size());
+  source.read_at(0, MutableByteView(head).first(have));
+  const auto at = [&head](std::size_t i) { return std::to_integer<unsigned char>(head[i]); };
+  if (have >= 9 && at(8) == '{') return CheckpointKind::safetensors;
+  if (at(0) == 'P' && at(1) == 'K') return CheckpointKind::torch_file;
+  if (source.name().ends_with(".safetensors")) return CheckpointKind::safetensors;
+  if (at(0) == 0x80) return CheckpointKind::torch_file;  // a stream from before torch 1.6
+  if (source.name().ends_with(".pt") || source.name().ends_with(".pth"))
+    return CheckpointKind::torch_file;
+  throw Error(ErrorCode::corrupt, "neither a zip of torch.save nor a safetensors file")
+      .at_path(source.name());
+}
+
+}  // namespace
+
+std::string_view to_string(CheckpointKind kind) noexcept {
+  switch (kind) {
+    case CheckpointKind::dcp:
+      return "dcp";
+    case CheckpointKind::torch_file:
+      return "torch";
+    case CheckpointKind::safetensors:
+      return "safetensors";
+    case CheckpointKind::olmo_full:
+      return "olmo-full";
+    case CheckpointKind::olmo_torch_new:
+      return "olmo-torch-new";
+    case CheckpointKind::olmo_legacy:
+      return "olmo-legacy";
+    case CheckpointKind::olmo_local:
+      return "olmo-local";
+    case CheckpointKind::rank_files:
+      return "rank-files";
+  }
+  return "unknown";
+}
+
+const Leaf* Checkpoint::find(std::string_view name) const {
+  const auto found = std::find_if(leaves.begin(), leaves.end(),
+                                  [name](const Leaf& leaf) { return leaf.name == name; });
+  return found == leaves.end() ? nullptr : &*found;
+}
+
+Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR) throw_errno(errno, "open", path);
+    // A crash while an OLMo directory was replaced may have left the old one under another name.
+    const std::string replaced = replaced_directory_of(path);
+    if (!replaced.empty()) return open_checkpoint(posix_store(replaced), options);
+    throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
+  }
+  if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path), options);
+  // Who names a link means what it leads to, wherever that is.
+  const std::filesystem::path file = std::filesystem::is_symlink(path)
+                                         ? std::filesystem::canonical(path)
+                                         : std::filesystem::path(path);
+  const ObjectInfo object{file.filename().string(), static_cast<std::uint64_t>(status.st_size)};
+  const auto store = guard_file(posix_store(file.parent_path().string()), object);
+  if (object.name.ends_with(safetensors::kIndexSuffix))
+    return open_safetensors_index(store, object.name, options);
+  Checkpoint checkpoint = kind_of_file(*store->open(object.name)) == CheckpointKind::torch_file
+                              ? open_torch(store, object)
+                              : open_safetensors(store, {object}, options);
+  checkpoint.path = path;
+  return checkpoint;
+}
+
+Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options) {
+  if (store->exists(kDcpMetadata)) return open_dcp(std::move(store));
+  store = guard_directory(std::move(store));
+  std::vector<ObjectInfo> files = store->list();
+  if (const auto olmo = olmo_kind_of(files)) {
+    return *olmo == CheckpointKind::olmo_torch_new ? open_olmo_torch_new(std::move(store))
+                                                   : open_olmo_full(std::move(store));
+  }
+  const auto any_ends_with = [&files](std::string_view suffix) {
+    return std::any_of(files.begin(), files.end(),
+                       [suffix](const ObjectInfo& file) { return has_suffix(file, suffix); });
+  };
+  const bool unfinished = any_ends_with(".distcp") || any_ends_with(".metadata.tmp");
+  const bool without_collectives =
+      std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
+        return file.name.starts_with("__") && has_suffix(file, kDcpMetadata);
+      });
+  if (without_collectives) return open_dcp(std::move(store));
+  const bool safetensors = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
+    return file.name.find('/') == std::string::npos &&
+           (has_suffix(file, ".safetensors") || has_suffix(file, safetensors::kIndexSuffix));
+  });
+  if (has_local_files(files)) return open_local(store);
+  if (has_rank_files(files)) return open_rank_files(store);
+  if (has_world_size_files(files)) return open_world_size_files(store);
+  if (safetensors) return open_safetensors_directory(store, std::move(files), options);
+  if (unfinished) {
+    throw Error(ErrorCode::incomplete, "data files without a .metadata: the save never finished")
+        .at_path(store->name());
+  }
+  throw Error(ErrorCode::not_found,
+              "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt")
+      .at_path(store->name());
+}
+
+void require_coverage(const Checkpoint& checkpoint) {
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    const Tensor& tensor = leaf.value.as_tensor();
+    std::vector<Slice> slices;
+    for (const Piece& piece : tensor.pieces) slices.push_back(piece.slice);
+    try {
+      require_covered_once(tensor.shape, slices);
+    } catch (Error& error) {
+      throw error.at_key(leaf.name).at_path(checkpoint.path);
+    }
+  }
+}
+
+}  // namespace tessera

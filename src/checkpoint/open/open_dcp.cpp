@@ -1,0 +1,138 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "checkpoint/digests/guard.h"
+#include "checkpoint/open/dcp_items.h"
+#include "checkpoint/open/open.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+Value tensor_leaf(const dcp::Entry& entry, DataFiles& files) {
+  Tensor tensor;
+  tensor.dtype = entry.dtype;
+  tensor.shape = entry.shape;
+  tensor.requires_grad = entry.requires_grad;
+  for (const dcp::Chunk& chunk : entry.chunks) {
+    // Empty chunks hold nothing to read (P-18); an empty tensor keeps its first one.
+    if (numel(chunk.box.sizes) == 0 && (numel(entry.shape) > 0 || !tensor.pieces.empty())) {
+      files.pass_over(chunk.item);
+      continue;
+    }
+    tensor.pieces.push_back(Piece{chunk.box, files.chunk(entry, chunk), 0, {}, -1});
+  }
+  return Value(std::move(tensor));
+}
+
+// The number of ranks, from file names `__{rank}_{n}...`; 0 when the names say nothing.
+int world_size_of(const std::vector<ObjectInfo>& files) {
+  std::set<int> ranks;
+  for (const ObjectInfo& file : files) {
+    int rank = -1;
+    if (std::sscanf(file.name.c_str(), "__%d_", &rank) == 1 && rank >= 0) ranks.insert(rank);
+  }
+  return ranks.empty() ? 0 : *ranks.rbegin() + 1;
+}
+
+dcp::Metadata read_metadata(const Store& store, std::string_view name) {
+  const auto source = store.open(name);
+  try {
+    return dcp::decode(read_all(*source, kMetadataLimit));
+  } catch (Error& error) {
+    throw error.at_path(source->name());
+  }
+}
+
+std::string rank_metadata(std::size_t rank) {
+  return "__" + std::to_string(rank) + std::string(kDcpMetadata);
+}
+
+// The `__{rank}.metadata` of a save without collectives (P-04), in the order of ranks.
+std::vector<ObjectInfo> rank_metadata_files(const Store& store) {
+  std::vector<ObjectInfo> files;
+  std::map<std::string, ObjectInfo> found;
+  for (const ObjectInfo& object : store.list()) {
+    if (object.name.starts_with("__") && object.name.ends_with(kDcpMetadata))
+      found.emplace(object.name, object);
+  }
+  for (std::size_t rank = 0; found.contains(rank_metadata(rank)); ++rank) {
+    files.push_back(found.at(rank_metadata(rank)));
+  }
+  if (files.size() != found.size()) {
+    throw Error(ErrorCode::incomplete, "there are " + std::to_string(found.size()) +
+                                           " files __{rank}.metadata, but not that of rank " +
+                                           std::to_string(files.size()))
+        .at_path(store.name());
+  }
+  return files;
+}
+
+dcp::Metadata merged_metadata(const Store& store, const std::vector<ObjectInfo>& files) {
+  std::vector<dcp::Metadata> ranks;
+  ranks.reserve(files.size());
+  for (const ObjectInfo& file : files) ranks.push_back(read_metadata(store, file.name));
+  try {
+    return dcp::merge(std::move(ranks));
+  } catch (Error& error) {
+    throw error.at_path(store.name());
+  }
+}
+
+}  // namespace
+
+dcp::Metadata read_dcp_metadata(const Store& store) {
+  return read_metadata(store, kDcpMetadata);
+}
+
+Checkpoint open_dcp(std::shared_ptr<Store> store) {
+  // `.metadata` comes first where both are, as for PyTorch's reader.
+  const bool merged = !store->exists(kDcpMetadata);
+  std::vector<ObjectInfo> metadata_files;
+  if (merged) {
+    metadata_files = rank_metadata_files(*store);
+  } else {
+    metadata_files.push_back({std::string(kDcpMetadata), store->open(kDcpMetadata)->size()});
+  }
+  const dcp::Metadata metadata =
+      merged ? merged_metadata(*store, metadata_files) : read_dcp_metadata(*store);
+  Checkpoint checkpoint;
+  checkpoint.kind = CheckpointKind::dcp;
+  checkpoint.path = store->name();
+  checkpoint.producer =
+      metadata.version.empty() ? "" : "torch.distributed.checkpoint " + metadata.version;
+  checkpoint.save_id = metadata.save_id;
+  checkpoint.warnings = metadata.warnings;
+  if (!merged && store->exists(rank_metadata(0))) {
+    checkpoint.warnings.emplace_back("__{rank}.metadata files are passed over for .metadata");
+  }
+  if (!merged) store = guard_dcp(std::move(store), metadata, checkpoint.warnings);
+  DataFiles files(store);
+  for (const dcp::Entry& entry : metadata.entries) {
+    try {
+      Leaf leaf;
+      leaf.name = entry.name;
+      leaf.path = entry.path ? *entry.path : Path{entry.name};
+      leaf.value = entry.is_tensor ? tensor_leaf(entry, files) : files.value(entry);
+      checkpoint.leaves.push_back(std::move(leaf));
+    } catch (Error& error) {
+      throw error.at_key(entry.name);
+    }
+  }
+  files.require_apart();
+  checkpoint.files = files.used();
+  // Of a merged save the replicas of higher ranks are not read: their files go on.
+  checkpoint.world_size =
+      merged ? static_cast<int>(metadata_files.size()) : world_size_of(checkpoint.files);
+  if (!merged) {
+    const std::vector<std::string> more = files.warnings();
+    checkpoint.warnings.insert(checkpoint.warnings.end(), more.begin(), more.end());
+  }
+  checkpoint.files.insert(checkpoint.files.begin(), metadata_files.begin(), metadata_files.end());
+  checkpoint.store = std::move(store);
+  require_coverage(checkpoint);
+  return checkpoint;
+}
+
+}  // namespace tessera

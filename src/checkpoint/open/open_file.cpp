@@ -1,0 +1,20 @@
+#include "checkpoint/open/lazy_source.h"
+#include "checkpoint/open/open.h"
+#include "format/torch/torch_file.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file) {
+  Checkpoint checkpoint;
+  checkpoint.kind = CheckpointKind::torch_file;
+  checkpoint.path = store->name() + "/" + file.name;
+  checkpoint.files = {file};
+  checkpoint.root = torch_file::read(std::make_shared<LazySource>(store, file));
+  checkpoint.leaves = flatten(*checkpoint.root);
+  checkpoint.store = std::move(store);
+  require_coverage(checkpoint);
+  return checkpoint;
+}
+
+}  // namespace tessera

@@ -1,0 +1,308 @@
+// OLMo's local checkpoints: every rank's flat parameters and optimizer state as they were in memory
+// (F-05, O-70 to O-77).
+#include <algorithm>
+#include <map>
+
+#include "checkpoint/open/rank_files.h"
+#include "format/olmo/config.h"
+#include "format/sharded/sharded.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+using Kind = Value::Kind;
+using sharded::FlatEntry;
+using sharded::FlatHandle;
+
+constexpr std::string_view kWorldFile = "metadata.yaml";
+
+[[noreturn]] void corrupt(const std::string& what) {
+  throw Error(ErrorCode::corrupt, what);
+}
+
+// `world_size: N`, the only thing that is in metadata.yaml (F-08, O-77).
+int world_size_in(const Store& store) {
+  const auto source = store.open(kWorldFile);
+  try {
+    return olmo::world_size_of(read_all(*source, olmo::kYamlLimit));
+  } catch (Error& error) {
+    throw error.at_path(source->name());
+  }
+}
+
+// Names and places of one rank's parameters.
+class RankState {
+ public:
+  RankState(std::vector<FlatHandle> handles, int rank) : handles_(std::move(handles)), rank_(rank) {
+    for (const FlatHandle& handle : handles_) {
+      for (const FlatEntry& entry : handle.entries) {
+        if (!by_name_.emplace(entry.name, &entry).second) {
+          corrupt("parameter '" + printable(entry.name, 200) + "' is in two flat parameters");
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] const std::vector<FlatHandle>& handles() const { return handles_; }
+
+  [[nodiscard]] Value model() const {
+    Value made = Value::dict();
+    for (const FlatHandle& handle : handles_) {
+      for (const FlatEntry& entry : handle.entries) {
+        made.set_item(Value(entry.name), sharded_leaf(entry, handle.data, entry.offset));
+      }
+    }
+    return made;
+  }
+
+  [[nodiscard]] Value optimizer(const Value& file) const;
+
+ private:
+  using Names = std::vector<std::pair<std::int64_t, std::string>>;
+
+  // The elements that this rank holds of the parameter, from element `offset` of `data` on.
+  [[nodiscard]] Value sharded_leaf(const FlatEntry& entry, const Tensor& data,
+                                   std::int64_t offset) const {
+    Tensor tensor;
+    tensor.dtype = data.dtype;
+    tensor.shape = entry.shape;
+    tensor.sharded = true;
+    if (numel(entry.range) > 0) {
+      tensor.pieces.push_back(sharded::flat_piece(data, entry.range, offset, rank_));
+    }
+    return Value(std::move(tensor));
+  }
+
+  [[nodiscard]] Value state_of(const Value& values, const FlatEntry& entry, std::int64_t offset,
+                               std::int64_t expected) const;
+  [[nodiscard]] Value by_ids(const Value& state, const Names& names) const;
+  [[nodiscard]] Value by_handles(const Value& state) const;
+
+  std::vector<FlatHandle> handles_;
+  std::map<std::string, const FlatEntry*> by_name_;
+  int rank_;
+};
+
+// One parameter's optimizer state: tensors of `expected` elements hold this rank's of it from
+// `offset` on, scalars are the same everywhere.
+Value RankState::state_of(const Value& values, const FlatEntry& entry, std::int64_t offset,
+                          std::int64_t expected) const {
+  if (!values.is(Kind::dict)) corrupt("a parameter's optimizer state is not a dict");
+  Value made = Value::dict();
+  for (const auto& [key, value] : values.pairs()) {
+    if (!value.is(Kind::tensor) || value.as_tensor().shape.empty()) {
+      made.set_item(key, value);
+      continue;
+    }
+    const Tensor& tensor = value.as_tensor();
+    if (tensor.bare_storage || tensor.shape != Shape{expected} ||
+        !tensor.pieces.at(0).strides.empty()) {
+      throw Error(ErrorCode::corrupt, "the state has shape " + to_string(tensor.shape) +
+                                          ", this rank holds " + std::to_string(expected) +
+                                          " elements of the parameter")
+          .at_key(printable(entry.name + "." + key_text(key)));
+    }
+    made.set_item(key, sharded_leaf(entry, tensor, offset));
+  }
+  return made;
+}
+
+// Ids and names of all groups (O-76), or none where a group has no names: then parameters were
+// flat.
+std::vector<std::pair<std::int64_t, std::string>> names_of(const Value& groups) {
+  std::vector<std::pair<std::int64_t, std::string>> names;
+  for (const Value& group : groups.items()) {
+    const Value* ids = group.is(Kind::dict) ? group.find("params") : nullptr;
+    if (ids == nullptr || !ids->is(Kind::list)) corrupt("a group of parameters without a list");
+    const Value* given = group.find("param_names");
+    if (given == nullptr) return {};
+    if (!given->is(Kind::list) || given->size() != ids->size()) {
+      corrupt("a group has other numbers of params and of param_names");
+    }
+    for (std::size_t i = 0; i < ids->size(); ++i) {
+      if (!given->items()[i].is(Kind::string)) corrupt("a parameter's name is not a string");
+      names.emplace_back(ids->items()[i].as_int(),
+                         sharded::clean_name(given->items()[i].as_string()));
+    }
+  }
+  return names;
+}
+
+// The groups with clean names; where ids stand for flat parameters, with the names instead.
+Value clean_groups(const Value& groups, const std::vector<FlatHandle>* by_handle) {
+  Value made = Value::list();
+  for (const Value& group : groups.items()) {
+    Value copy = Value::dict(group.pairs(), group.dict_kind());
+    if (const Value* names = group.find("param_names")) {
+      Value clean = Value::list();
+      for (const Value& name : names->items()) {
+        clean.items().emplace_back(sharded::clean_name(name.as_string()));
+      }
+      copy.set_item("param_names", clean);
+    }
+    if (by_handle != nullptr) {
+      Value names = Value::list();
+      for (const Value& id : group.at("params").items()) {
+        for (const FlatEntry& entry :
+             by_handle->at(static_cast<std::size_t>(id.as_int())).entries) {
+          names.items().emplace_back(entry.name);
+        }
+      }
+      copy.set_item("params", names);
+    }
+    made.items().push_back(std::move(copy));
+  }
+  return made;
+}
+
+Value RankState::by_ids(const Value& state, const Names& names) const {
+  Value made = Value::dict();
+  // Every id, so that ids are in one order whichever ranks hold them.
+  for (const auto& [id, name] : names) made.set_item(Value(id), Value::dict());
+  const std::map<std::int64_t, std::string> name_of(names.begin(), names.end());
+  for (const auto& [id, values] : state.pairs()) {
+    const auto name = id.is(Kind::integer) ? name_of.find(id.as_int()) : name_of.end();
+    const auto entry = name == name_of.end() ? by_name_.end() : by_name_.find(name->second);
+    if (entry == by_name_.end()) {
+      corrupt("optimizer state " + render(id, 60) + " is of no parameter in the model's file");
+    }
+    made.set_item(id, state_of(values, *entry->second, 0, numel(entry->second->range)));
+  }
+  return made;
+}
+
+// Without original parameters an optimizer counts flat parameters, in the order of modules; their
+// state is split like them, under the names that PyTorch's full state has.
+Value RankState::by_handles(const Value& state) const {
+  Value made = Value::dict();
+  for (const auto& [id, values] : state.pairs()) {
+    const std::int64_t index = id.is(Kind::integer) ? id.as_int() : -1;
+    if (index < 0 || index >= std::ssize(handles_)) {
+      corrupt("optimizer state " + render(id, 60) + " is of no flat parameter");
+    }
+    const FlatHandle& handle = handles_[static_cast<std::size_t>(index)];
+    for (const FlatEntry& entry : handle.entries) {
+      made.set_item(Value(entry.name), state_of(values, entry, entry.offset, handle.data.shape[0]));
+    }
+  }
+  return made;
+}
+
+Value RankState::optimizer(const Value& file) const {
+  const Value* state = file.is(Kind::dict) ? file.find("state") : nullptr;
+  const Value* groups = file.is(Kind::dict) ? file.find("param_groups") : nullptr;
+  if (state == nullptr || groups == nullptr || !state->is(Kind::dict) || !groups->is(Kind::list)) {
+    corrupt("not an optimizer's state: expected state and param_groups");
+  }
+  const Names names = names_of(*groups);
+  bool by_handle = names.empty();
+  for (const Value& group : groups->items()) {
+    for (const Value& id : group.at("params").items()) {
+      by_handle = by_handle && id.is(Kind::integer) && id.as_int() < std::ssize(handles_) &&
+                  id.as_int() >= 0;
+    }
+  }
+  if (names.empty() && !by_handle) {
+    throw Error(ErrorCode::unsupported,
+                "the optimizer's groups have no param_names and more ids than flat parameters");
+  }
+  return Value::dict({{"state", by_handle ? by_handles(*state) : by_ids(*state, names)},
+                      {"param_groups", clean_groups(*groups, by_handle ? &handles_ : nullptr)}});
+}
+
+// The files of one kind, for all ranks or none.
+std::vector<ObjectInfo> files_of(const std::vector<ObjectInfo>& all, const char* part,
+                                 std::size_t world, Checkpoint& checkpoint) {
+  auto files = rank_files(all, std::string(part) + "/rank", ".pt", checkpoint.path);
+  if (files.empty()) {
+    checkpoint.warnings.push_back("there are no " + std::string(part) + "/rank*.pt");
+  } else if (files.size() != world) {
+    throw Error(ErrorCode::incomplete, "there are " + std::to_string(files.size()) + " files " +
+                                           part + "/rank*.pt, " + std::to_string(world) +
+                                           " of the model")
+        .at_path(checkpoint.path);
+  }
+  checkpoint.files.insert(checkpoint.files.end(), files.begin(), files.end());
+  return files;
+}
+
+// Dicts that no rank filled.
+void drop_empty_states(Value& root) {
+  const Value* optim = root.find("optim");
+  if (optim == nullptr) return;
+  Value kept = Value::dict();
+  const Value state = optim->at("state");
+  for (const auto& [id, values] : state.pairs()) {
+    if (!values.is(Kind::dict) || values.size() > 0) kept.set_item(id, values);
+  }
+  Value(*optim).set_item("state", kept);
+}
+
+}  // namespace
+
+bool has_local_files(const std::vector<ObjectInfo>& files) {
+  return std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
+    return file.name.starts_with("model/rank") && file.name.ends_with(".pt");
+  });
+}
+
+Checkpoint open_local(const std::shared_ptr<Store>& store) {
+  Checkpoint checkpoint;
+  checkpoint.kind = CheckpointKind::olmo_local;
+  checkpoint.path = store->name();
+  checkpoint.store = store;
+  const std::vector<ObjectInfo> all = store->list();
+  const auto models = rank_files(all, "model/rank", ".pt", checkpoint.path);
+  const std::size_t world = models.size();
+  checkpoint.files = models;
+  const auto optims = files_of(all, "optim", world, checkpoint);
+  const auto trains = files_of(all, "train", world, checkpoint);
+  checkpoint.world_size = static_cast<int>(world);
+  if (store->exists(kWorldFile)) {
+    const int said = world_size_in(*store);
+    if (said != checkpoint.world_size) {
+      throw Error(said > checkpoint.world_size ? ErrorCode::incomplete : ErrorCode::corrupt,
+                  "metadata.yaml says " + std::to_string(said) + " ranks, there are files of " +
+                      std::to_string(world))
+          .at_path(checkpoint.path);
+    }
+  }
+  const RankStore from{store};
+  std::vector<Value> geometry;  // rank 0's
+  const auto with_path = [&](const ObjectInfo& file, const auto& work) {
+    try {
+      return work(read_rank_file(from, file));
+    } catch (Error& error) {
+      throw error.at_path(checkpoint.path + "/" + file.name);
+    }
+  };
+  merge_ranks(checkpoint, checkpoint.world_size, [&](int rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    const RankState state(with_path(models[at], sharded::flat_handles), rank);
+    std::vector<Value> own;
+    for (const FlatHandle& handle : state.handles()) own.push_back(handle.geometry);
+    if (rank == 0) geometry = own;
+    if (own != geometry) {
+      throw Error(ErrorCode::corrupt, "names, shapes or padding of the flat parameters of rank " +
+                                          std::to_string(rank) + " are not those of rank 0")
+          .at_path(checkpoint.path);
+    }
+    Value tree = Value::dict({{"model", state.model()}});
+    if (!optims.empty()) {
+      tree.set_item(
+          "optim", with_path(optims[at], [&](const Value& file) { return state.optimizer(file); }));
+    }
+    if (!trains.empty()) {
+      tree.set_item(Value(std::string(kTrainState)),
+                    with_path(trains[at], [](Value file) { return file; }));
+    }
+    return tree;
+  });
+  drop_empty_states(*checkpoint.root);
+  checkpoint.leaves = flatten(*checkpoint.root);
+  return checkpoint;
+}
+
+}  // namespace tessera

@@ -1,0 +1,181 @@
+// The OLMo kinds whose parts are whole files or a DCP checkpoint: olmo_full, olmo_torch_new.
+#include <algorithm>
+#include <set>
+
+#include "base/checked.h"
+#include "checkpoint/open/lazy_source.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/open/rank_files.h"
+#include "checkpoint/open/sub_store.h"
+#include "checkpoint/open/training_state.h"
+#include "format/olmo/config.h"
+#include "format/olmo/keys.h"
+#include "format/safetensors/safetensors.h"
+#include "format/torch/torch_file.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using Kind = Value::Kind;
+
+constexpr std::uint64_t kPickledLimit = 64 << 20;  // bytes of a value beside the tensors
+
+const ObjectInfo* find_file(const std::vector<ObjectInfo>& files, std::string_view name) {
+  const auto found = std::find_if(files.begin(), files.end(),
+                                  [name](const ObjectInfo& file) { return file.name == name; });
+  return found == files.end() ? nullptr : &*found;
+}
+
+Value value_of(const safetensors::Entry& entry, const olmo::Key& key,
+               const std::shared_ptr<Storage>& storage) {
+  if (!key.pickled) {
+    Tensor tensor;
+    tensor.dtype = entry.dtype;
+    tensor.shape = entry.shape;
+    tensor.pieces.push_back(Piece{whole(entry.shape), storage, 0, {}, -1});
+    return Value(std::move(tensor));
+  }
+  if (storage->size > kPickledLimit) {
+    throw Error(ErrorCode::limit, "a pickled value of " + std::to_string(storage->size) + " bytes");
+  }
+  std::vector<std::byte> bytes(storage->size);
+  storage->source->read_at(storage->offset, bytes);
+  return olmo::decode_value(bytes);
+}
+
+const Value* find_key(const Value& dict, const Value& key) {
+  if (key.is(Kind::string)) return dict.find(key.as_string());
+  const auto& pairs = dict.pairs();
+  const auto found = std::find_if(pairs.begin(), pairs.end(),
+                                  [&key](const Value::Pair& pair) { return pair.first == key; });
+  return found == pairs.end() ? nullptr : &found->second;
+}
+
+// Puts `value` where `keys` lead, through dicts that are made on the way.
+void put_at(Value dict, const Value::List& keys, const Value& value) {
+  for (std::size_t i = 0;; ++i) {
+    const Value* found = find_key(dict, keys[i]);
+    const bool last = i + 1 == keys.size();
+    if (found != nullptr && (last || !found->is(Kind::dict))) {
+      throw Error(ErrorCode::conflict, "two names of the file lead to one place");
+    }
+    if (last) return dict.set_item(keys[i], value);
+    Value next = found == nullptr ? Value::dict() : *found;
+    if (found == nullptr) dict.set_item(keys[i], next);
+    dict = std::move(next);
+  }
+}
+
+// A part of the training state; null when no file has it.
+std::optional<Value> read_part(const std::shared_ptr<Store>& store,
+                               const std::vector<ObjectInfo>& files, const std::string& name,
+                               std::vector<ObjectInfo>& used) {
+  // As OLMo looks: safetensors first (O-15).
+  if (const ObjectInfo* file = find_file(files, name + ".safetensors")) {
+    used.push_back(*file);
+    return read_olmo_safetensors(std::make_shared<LazySource>(store, *file));
+  }
+  const ObjectInfo* file = find_file(files, name + ".pt");
+  if (file == nullptr) return std::nullopt;
+  used.push_back(*file);
+  return torch_file::read(std::make_shared<LazySource>(store, *file));
+}
+
+// What the config says, as far as it can be read: a checkpoint does not depend on it.
+void note_config(const Store& store, Checkpoint& checkpoint) {
+  if (!store.exists("config.yaml")) return;
+  const auto source = store.open("config.yaml");
+  checkpoint.files.push_back({"config.yaml", source->size()});
+  try {
+    (void)olmo::sharded_checkpointer_of(read_all(*source, olmo::kYamlLimit));
+  } catch (const Error& error) {
+    checkpoint.warnings.push_back("config.yaml cannot be read: " + std::string(error.what()));
+  }
+}
+
+}  // namespace
+
+Value read_olmo_safetensors(const std::shared_ptr<const ByteSource>& source) {
+  const safetensors::Header header = safetensors::read_header(*source);
+  Value root = Value::dict();
+  for (const safetensors::Entry& entry : header.entries) {
+    const std::optional<olmo::Key> key = olmo::decode_key(entry.name);
+    if (!key) {
+      throw Error(ErrorCode::unsupported, "the name is not one that OLMo gives")
+          .at_path(source->name())
+          .at_key(entry.name);
+    }
+    auto storage = std::make_shared<Storage>();
+    storage->source = source;
+    storage->offset = checked_add(header.data_offset, entry.begin);
+    storage->size = entry.end - entry.begin;
+    storage->dtype = entry.dtype;
+    try {
+      put_at(root, key->keys, value_of(entry, *key, storage));
+    } catch (Error& error) {
+      throw error.at_path(source->name()).at_key(entry.name);
+    }
+  }
+  return root;
+}
+
+std::optional<CheckpointKind> olmo_kind_of(const std::vector<ObjectInfo>& files) {
+  const auto has = [&files](std::string_view name) { return find_file(files, name) != nullptr; };
+  if (has("model_and_optim/.metadata")) return CheckpointKind::olmo_torch_new;
+  if (has("model.pt")) return CheckpointKind::olmo_full;
+  const bool other = has("optim.safetensors") || has("optim.pt") || has("train.pt") ||
+                     has("other.pt") || has("config.yaml");
+  if (has("model.safetensors") && other) return CheckpointKind::olmo_full;
+  return std::nullopt;
+}
+
+Checkpoint open_olmo_full(std::shared_ptr<Store> store) {
+  const std::vector<ObjectInfo> files = store->list();
+  Checkpoint checkpoint;
+  checkpoint.kind = CheckpointKind::olmo_full;
+  checkpoint.path = store->name();
+  Value model = *read_part(store, files, "model", checkpoint.files);
+  const bool alone = files.size() == 1 && model.is(Kind::dict) && model.find("model") != nullptr;
+  if (alone) return open_torch(std::move(store), files.front());
+  TrainingState state = training_state_of(Value::dict({{"model", std::move(model)}}));
+  if (auto optim = read_part(store, files, "optim", checkpoint.files)) {
+    state.optim = named_optim(*optim);
+  }
+  state.train = read_part(store, files, "train", checkpoint.files);
+  if (!state.train) state.train = read_part(store, files, "other", checkpoint.files);
+  checkpoint.root = state.tree();
+  checkpoint.leaves = flatten(*checkpoint.root);
+  note_config(*store, checkpoint);
+  checkpoint.store = std::move(store);
+  require_coverage(checkpoint);
+  return checkpoint;
+}
+
+Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store) {
+  Checkpoint checkpoint = open_dcp(std::make_shared<SubStore>(store, "model_and_optim"));
+  checkpoint.kind = CheckpointKind::olmo_torch_new;
+  checkpoint.path = store->name();
+  for (ObjectInfo& file : checkpoint.files) file.name = "model_and_optim/" + file.name;
+  const auto trains = rank_files(store->list("train"), "train/rank", ".pt", checkpoint.path);
+  const int ranks = static_cast<int>(trains.size());
+  if (ranks > 0) {
+    // OLMo would go on with rank 0's state where another rank's is missing.
+    if (ranks < checkpoint.world_size) {
+      throw Error(ErrorCode::incomplete, "there are " + std::to_string(ranks) +
+                                             " files train/rank*.pt, data files are of " +
+                                             std::to_string(checkpoint.world_size) + " ranks")
+          .at_path(checkpoint.path);
+    }
+    const Value train = torch_file::read(std::make_shared<LazySource>(store, trains[0]));
+    const std::vector<Leaf> leaves = flatten(Value::dict({{"train", train}}));
+    checkpoint.leaves.insert(checkpoint.leaves.end(), leaves.begin(), leaves.end());
+  }
+  checkpoint.files.insert(checkpoint.files.end(), trains.begin(), trains.end());
+  checkpoint.world_size = std::max(checkpoint.world_size, ranks);
+  note_config(*store, checkpoint);
+  checkpoint.store = std::move(store);
+  return checkpoint;
+}
+
+}  // namespace tessera

@@ -1,0 +1,208 @@
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <thread>
+
+#include "base/parallel.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/open/rank_files.h"
+#include "format/sharded/sharded.h"
+#include "format/torch/torch_file.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using Kind = Value::Kind;
+
+constexpr int kMaxRanks = 1 << 20;
+constexpr unsigned kMaxThreads = 8;
+constexpr std::string_view kWorldSize = "_world_size_";
+// The parts that FSDP trainers write into files of their own.
+constexpr std::string_view kParts[] = {"model", "optim", "extra_state"};
+
+// A number as programs write it: no sign, no zeros in front.
+std::optional<int> number_of(std::string_view text) {
+  int number = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool plain = problem == std::errc() && end == text.data() + text.size() && number >= 0 &&
+                     number < kMaxRanks && std::to_string(number) == text;
+  return plain ? std::optional(number) : std::nullopt;
+}
+
+// What stands between `prefix` and `suffix` in `name`, when it is a number.
+std::optional<int> rank_in(std::string_view name, std::string_view prefix,
+                           std::string_view suffix) {
+  if (name.size() <= prefix.size() + suffix.size() || !name.starts_with(prefix) ||
+      !name.ends_with(suffix)) {
+    return std::nullopt;
+  }
+  name.remove_prefix(prefix.size());
+  name.remove_suffix(suffix.size());
+  return number_of(name);
+}
+
+// "model_world_size_" and N of a file that is named so.
+std::optional<int> world_in(std::string_view name, std::string_view part) {
+  const std::string prefix = std::string(part) + std::string(kWorldSize);
+  const std::size_t rank = name.find("_rank_");
+  if (!name.starts_with(prefix) || rank == std::string_view::npos || rank < prefix.size() ||
+      !name.ends_with(".pt")) {
+    return std::nullopt;
+  }
+  return number_of(name.substr(prefix.size(), rank - prefix.size()));
+}
+
+std::optional<int> world_of(const std::vector<ObjectInfo>& files, std::string_view part,
+                            const std::string& where) {
+  std::optional<int> world;
+  for (const ObjectInfo& file : files) {
+    const auto found = world_in(file.name, part);
+    if (found && world && *found != *world) {
+      throw Error(ErrorCode::conflict, "files of " + std::to_string(*world) + " and of " +
+                                           std::to_string(*found) + " ranks")
+          .at_path(where);
+    }
+    if (found) world = found;
+  }
+  return world;
+}
+
+// {"model", "optim", **trainer state} of OLMo: what is the trainer's own goes below "train".
+Value with_train_state(const Value& tree) {
+  if (!tree.is(Kind::dict)) return tree;
+  const Value* model = tree.find("model");
+  if (model == nullptr || !model->is(Kind::dict)) return tree;
+  Value arranged = Value::dict();
+  Value train = Value::dict();
+  for (const auto& [key, value] : tree.pairs()) {
+    const bool own = key != Value("model") && key != Value("optim");
+    (own ? train : arranged).set_item(key, value);
+  }
+  if (train.size() > 0) arranged.set_item(Value(std::string(kTrainState)), train);
+  return arranged;
+}
+
+Value resolved(const RankStore& from, const ObjectInfo& file, const sharded::Rank& rank) {
+  Value tree = read_rank_file(from, file);
+  try {
+    sharded::resolve(tree, rank);
+  } catch (Error& error) {
+    throw error.at_path(from.store->name() + "/" + file.name);
+  }
+  return tree;
+}
+
+Checkpoint rank_checkpoint(std::shared_ptr<Store> store, CheckpointKind kind, int world) {
+  Checkpoint checkpoint;
+  checkpoint.kind = kind;
+  checkpoint.path = store->name();
+  checkpoint.store = std::move(store);
+  checkpoint.world_size = world;
+  return checkpoint;
+}
+
+}  // namespace
+
+std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files, const std::string& prefix,
+                                   const std::string& suffix, const std::string& where) {
+  std::map<int, ObjectInfo> found;
+  for (const ObjectInfo& file : files) {
+    if (const auto rank = rank_in(file.name, prefix, suffix)) found.emplace(*rank, file);
+  }
+  std::vector<ObjectInfo> ordered;
+  for (auto& [rank, file] : found) {
+    if (rank != static_cast<int>(ordered.size())) {
+      std::string what = "there is " + file.name + ", but not " + prefix;
+      what += std::to_string(ordered.size()) + suffix;
+      throw Error(ErrorCode::incomplete, std::move(what)).at_path(where);
+    }
+    ordered.push_back(std::move(file));
+  }
+  return ordered;
+}
+
+Value read_rank_file(const RankStore& from, const ObjectInfo& file) {
+  torch_file::ReadOptions options;
+  options.skip_shard_lists = true;
+  return torch_file::read(std::make_shared<LazySource>(from.store, file, from.files), options);
+}
+
+void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(int rank)>& tree_of) {
+  RankMerge merge;
+  merge.add(0, tree_of(0));
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  parallel_for(static_cast<int>(std::min(cores, kMaxThreads)), static_cast<std::size_t>(world - 1),
+               [&](std::size_t i) {
+                 const int rank = static_cast<int>(i) + 1;
+                 merge.add(rank, tree_of(rank));
+               });
+  try {
+    checkpoint.root = merge.finish(checkpoint.warnings);
+    checkpoint.leaves = flatten(*checkpoint.root);
+  } catch (Error& error) {
+    throw error.at_path(checkpoint.path);
+  }
+  require_coverage(checkpoint);
+}
+
+bool has_rank_files(const std::vector<ObjectInfo>& files) {
+  return std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
+    return rank_in(file.name, "rank", ".pt").has_value();
+  });
+}
+
+Checkpoint open_rank_files(const std::shared_ptr<Store>& store) {
+  const auto files = rank_files(store->list(), "rank", ".pt", store->name());
+  const int world = static_cast<int>(files.size());
+  Checkpoint checkpoint = rank_checkpoint(store, CheckpointKind::rank_files, world);
+  checkpoint.files = files;
+  const RankStore from{store};
+  merge_ranks(checkpoint, world, [&](int rank) {
+    return with_train_state(resolved(from, files[static_cast<std::size_t>(rank)], {rank, world}));
+  });
+  const Value* model = checkpoint.root->is(Kind::dict) ? checkpoint.root->find("model") : nullptr;
+  if (model != nullptr && model->is(Kind::dict)) checkpoint.kind = CheckpointKind::olmo_legacy;
+  return checkpoint;
+}
+
+bool has_world_size_files(const std::vector<ObjectInfo>& files) {
+  return std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
+    return world_in(file.name, kParts[0]).has_value();
+  });
+}
+
+Checkpoint open_world_size_files(const std::shared_ptr<Store>& store) {
+  const std::vector<ObjectInfo> all = store->list();
+  const int world = *world_of(all, kParts[0], store->name());
+  Checkpoint checkpoint = rank_checkpoint(store, CheckpointKind::rank_files, world);
+  std::map<std::string, std::vector<ObjectInfo>> parts;
+  for (const std::string_view part : kParts) {
+    const std::string name(part);
+    const auto of_part = world_of(all, part, store->name());
+    if (!of_part) continue;
+    const std::string prefix = name + std::string(kWorldSize) + std::to_string(*of_part) + "_rank_";
+    auto files = rank_files(all, prefix, ".pt", store->name());
+    if (*of_part != world || std::ssize(files) != world) {
+      throw Error(ErrorCode::incomplete, "there are " + std::to_string(files.size()) +
+                                             " files of " + name + ", for " +
+                                             std::to_string(world) + " ranks")
+          .at_path(store->name());
+    }
+    checkpoint.files.insert(checkpoint.files.end(), files.begin(), files.end());
+    parts.emplace(part == "extra_state" ? std::string(kTrainState) : name, std::move(files));
+  }
+  const RankStore from{store};
+  merge_ranks(checkpoint, world, [&](int rank) {
+    Value tree = Value::dict();
+    for (const auto& [name, files] : parts) {
+      tree.set_item(Value(name),
+                    resolved(from, files[static_cast<std::size_t>(rank)], {rank, world}));
+    }
+    return tree;
+  });
+  return checkpoint;
+}
+
+}  // namespace tessera

@@ -1,0 +1,332 @@
+// One safetensors file, or a set: with an index as huggingface writes it, shards of ranks as
+// PyTorch writes them, or simply all files of a directory (docs/formats/safetensors.md).
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "base/checked.h"
+#include "checkpoint/digests/seal.h"
+#include "checkpoint/open/lazy_source.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/open/sharding_info.h"
+#include "checkpoint/open/value_json.h"
+#include "format/safetensors/index.h"
+#include "format/safetensors/safetensors.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kSuffix = ".safetensors";
+constexpr std::string_view kUsualIndex = "model.safetensors.index.json";
+
+// One file of the set.
+struct Part {
+  ObjectInfo file;
+  std::shared_ptr<const ByteSource> source;
+  safetensors::Header header;
+  std::map<std::string, Shape> offsets;  // of the tensors that are shards
+};
+
+// Everything that the files have under one name.
+struct Found {
+  std::string name;
+  std::vector<std::pair<const Part*, const safetensors::Entry*>> whole;
+  std::vector<std::pair<const Part*, const safetensors::Entry*>> shards;
+};
+
+Part read_part(const std::shared_ptr<Store>& store, const ObjectInfo& file,
+               const OpenOptions& options, const std::shared_ptr<OpenFiles>& open) {
+  Part part{file, std::make_shared<LazySource>(store, file, open), {}, {}};
+  part.header = safetensors::read_header(*part.source, options.header_limit);
+  part.source = guard_safetensors(part.source, part.header);
+  try {
+    part.offsets = sharding_offsets(part.header.metadata);
+  } catch (Error& error) {
+    throw error.at_path(part.source->name());
+  }
+  return part;
+}
+
+std::vector<Found> by_name(const std::vector<Part>& parts) {
+  std::vector<Found> all;
+  std::unordered_map<std::string_view, std::size_t> known;
+  for (const Part& part : parts) {
+    for (const safetensors::Entry& entry : part.header.entries) {
+      const auto [at, fresh] = known.try_emplace(entry.name, all.size());
+      if (fresh) all.push_back({entry.name, {}, {}});
+      Found& found = all[at->second];
+      const bool shard = part.offsets.contains(entry.name);
+      (shard ? found.shards : found.whole).emplace_back(&part, &entry);
+    }
+  }
+  return all;
+}
+
+Piece piece_of(const Part& part, const safetensors::Entry& entry, Shape offsets) {
+  auto storage = std::make_shared<Storage>();
+  storage->source = part.source;
+  storage->offset = part.header.data_offset + entry.begin;
+  storage->size = entry.end - entry.begin;
+  storage->dtype = entry.dtype;
+  return Piece{Box{std::move(offsets), entry.shape}, std::move(storage), 0, {}, -1};
+}
+
+// The shards of one tensor; its shape is what they reach to.
+Tensor sharded_tensor(const Found& found) {
+  Tensor tensor;
+  tensor.dtype = found.shards.front().second->dtype;
+  tensor.shape.assign(found.shards.front().second->shape.size(), 0);
+  for (const auto& [part, entry] : found.shards) {
+    const Shape& offsets = part->offsets.at(entry->name);
+    if (entry->dtype != tensor.dtype || entry->shape.size() != tensor.shape.size() ||
+        offsets.size() != tensor.shape.size()) {
+      throw Error(ErrorCode::corrupt, "a shard of " + std::string(to_string(entry->dtype)) + " " +
+                                          to_string(entry->shape) + " at " + to_string(offsets) +
+                                          " among others of " +
+                                          std::string(to_string(tensor.dtype)))
+          .at_path(part->source->name());
+    }
+    for (std::size_t d = 0; d < offsets.size(); ++d) {
+      tensor.shape[d] = std::max(tensor.shape[d], checked_add(offsets[d], entry->shape[d]));
+    }
+  }
+  for (const auto& [part, entry] : found.shards) {
+    // Ranks without data leave empty shards (P-18); an empty tensor keeps its first one.
+    if (numel(entry->shape) == 0 && (numel(tensor.shape) > 0 || !tensor.pieces.empty())) continue;
+    tensor.pieces.push_back(piece_of(*part, *entry, part->offsets.at(entry->name)));
+  }
+  return tensor;
+}
+
+Leaf leaf_of(const Found& found, bool indexed) {
+  if (found.whole.size() > 1) {
+    // An index says that every name is in one file.
+    throw Error(indexed ? ErrorCode::corrupt : ErrorCode::conflict,
+                "the tensor is in " + found.whole[0].first->file.name + " and in " +
+                    found.whole[1].first->file.name);
+  }
+  Tensor tensor;
+  if (found.whole.empty()) {
+    tensor = sharded_tensor(found);
+  } else {
+    const auto& [part, entry] = found.whole.front();
+    tensor.dtype = entry->dtype;
+    tensor.shape = entry->shape;
+    tensor.pieces.push_back(piece_of(*part, *entry, Shape(entry->shape.size(), 0)));
+  }
+  return {found.name, Path{found.name}, Value(std::move(tensor))};
+}
+
+// Which metadata is about the files rather than about their content.
+bool is_about_files(const std::string& key) {
+  return key == kTreeKey || key == kShardingKey || key == "DCP_VERSION" || is_digest_key(key);
+}
+
+// `index` null: the files are all there is to it.
+Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<ObjectInfo>& files,
+                    const safetensors::Index* index, const OpenOptions& options) {
+  Checkpoint checkpoint;
+  checkpoint.kind = CheckpointKind::safetensors;
+  checkpoint.path = store->name();
+  checkpoint.files = files;
+  std::vector<Part> parts;
+  parts.reserve(files.size());
+  const auto open = std::make_shared<OpenFiles>();
+  for (const ObjectInfo& file : files) parts.push_back(read_part(store, file, options, open));
+  bool both = false;
+  for (const Found& found : by_name(parts)) {
+    both = both || (!found.whole.empty() && !found.shards.empty());
+    try {
+      checkpoint.leaves.push_back(leaf_of(found, index != nullptr));
+    } catch (Error& error) {
+      throw error.at_path(store->name()).at_key(found.name);
+    }
+  }
+  if (both) {
+    checkpoint.warnings.emplace_back(
+        "some tensors are there whole and in shards of ranks: the whole ones are read");
+  }
+  for (const Part& part : parts) {
+    for (const auto& [key, value] : part.header.metadata) {
+      if (!is_about_files(key)) checkpoint.metadata.emplace(key, value);
+    }
+    try {
+      add_from_metadata(part.header.metadata, checkpoint.leaves);
+    } catch (Error& error) {
+      throw error.at_path(part.source->name());
+    }
+  }
+  checkpoint.store = store;
+  require_coverage(checkpoint);
+  return checkpoint;
+}
+
+void check_against(const safetensors::Index& index, Checkpoint& checkpoint) {
+  std::map<std::string_view, std::string_view> holders;  // tensor -> the store's file
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    const auto& pieces = leaf.value.as_tensor().pieces;
+    if (!pieces.empty()) holders.emplace(leaf.name, pieces[0].storage->source->name());
+  }
+  for (const auto& [name, file] : index.files) {
+    const auto holder = holders.find(name);
+    if (holder != holders.end() && holder->second.ends_with("/" + file)) {
+      holders.erase(holder);
+      continue;
+    }
+    throw Error(ErrorCode::incomplete, "the index says that the tensor is in this file")
+        .at_path(checkpoint.path + "/" + file)
+        .at_key(name);
+  }
+  for (const auto& [name, file] : holders) {
+    checkpoint.warnings.push_back("the index does not name a tensor that the files have: " +
+                                  printable(std::string(name)));
+  }
+  if (const auto wrong = index_total_fault(index, checkpoint.leaves)) {
+    checkpoint.warnings.push_back(*wrong);
+  }
+}
+
+// NAME-00002-of-00005.safetensors: 2 and 5; zeros for other names. DCP's rank shards count in two
+// ways, and each file may be left out.
+std::pair<int, int> number_in_set(std::string_view name) {
+  int number = 0;
+  int count = 0;
+  int end = 0;
+  const std::size_t tail = std::string_view("00001-of-00001.safetensors").size();
+  if (name.size() <= tail || name.starts_with("shard-")) return {0, 0};
+  const std::string text(name.substr(name.size() - tail));
+  const int got = std::sscanf(text.c_str(), "%5d-of-%5d.safetensors%n", &number, &count, &end);
+  const bool whole = got == 2 && end == static_cast<int>(tail);
+  return whole ? std::pair(number, count) : std::pair(0, 0);
+}
+
+// Without an index the names alone tell that a file of a set is missing.
+void require_all_numbers(const std::vector<ObjectInfo>& files, const Store& store) {
+  std::map<std::pair<std::string, int>, std::set<int>> sets;
+  for (const ObjectInfo& file : files) {
+    const auto [number, count] = number_in_set(file.name);
+    if (count > 0) sets[{file.name.substr(0, file.name.rfind("-of-") - 5), count}].insert(number);
+  }
+  for (const auto& [set, numbers] : sets) {
+    if (numbers.size() == static_cast<std::size_t>(set.second)) continue;
+    throw Error(ErrorCode::incomplete, "there are " + std::to_string(numbers.size()) + " of the " +
+                                           std::to_string(set.second) + " files " +
+                                           printable(set.first) + "*")
+        .at_path(store.name());
+  }
+}
+
+int ranks_of(const std::vector<ObjectInfo>& files) {
+  int ranks = 0;
+  for (const ObjectInfo& file : files) {
+    int rank = 0;  // counted from 1
+    if (std::sscanf(file.name.c_str(), "shard-%5d-", &rank) == 1) ranks = std::max(ranks, rank);
+  }
+  return ranks;
+}
+
+Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& name,
+                      const std::vector<ObjectInfo>& present, const OpenOptions& options) {
+  const safetensors::Index index = read_safetensors_index(*store, name);
+  std::map<std::string, ObjectInfo> by_file;
+  for (const ObjectInfo& file : present) by_file.emplace(file.name, file);
+  std::set<std::string> named;
+  for (const auto& [tensor, file] : index.files) {
+    if (!named.insert(file).second || by_file.contains(file)) continue;
+    throw Error(ErrorCode::incomplete, "a file that the index names is missing")
+        .at_path(store->name() + "/" + file)
+        .at_key(tensor);
+  }
+  std::vector<ObjectInfo> files;
+  files.reserve(named.size());
+  for (const std::string& file : named) files.push_back(by_file.at(file));
+  Checkpoint checkpoint = open_set(store, files, &index, options);
+  check_against(index, checkpoint);
+  checkpoint.files.insert(checkpoint.files.begin(), by_file.at(name));
+  const auto passed_over = std::count_if(present.begin(), present.end(), [&](const auto& file) {
+    return file.name.ends_with(kSuffix) && !named.contains(file.name);
+  });
+  if (passed_over > 0) {
+    checkpoint.warnings.push_back(std::to_string(passed_over) +
+                                  " safetensors files are not in the index and passed over");
+  }
+  return checkpoint;
+}
+
+// The index that speaks for the directory; empty: none.
+std::string find_index(const std::vector<ObjectInfo>& files, const Store& store) {
+  std::vector<std::string> found;
+  for (const ObjectInfo& file : files) {
+    if (file.name.ends_with(safetensors::kIndexSuffix)) found.push_back(file.name);
+  }
+  if (found.empty()) return "";
+  if (std::find(found.begin(), found.end(), kUsualIndex) != found.end())
+    return std::string(kUsualIndex);
+  if (found.size() == 1) return found.front();
+  throw Error(ErrorCode::conflict, "several indices: open the one that you mean")
+      .at_path(store.name());
+}
+
+}  // namespace
+
+safetensors::Index read_safetensors_index(const Store& store, const std::string& name) {
+  const auto source = store.open(name);
+  try {
+    return safetensors::read_index(read_all(*source, safetensors::kIndexLimit));
+  } catch (Error& error) {
+    throw error.at_path(source->name());
+  }
+}
+
+std::optional<std::string> index_total_fault(const safetensors::Index& index,
+                                             const std::vector<Leaf>& leaves) {
+  std::uint64_t bytes = 0;
+  for (const Leaf& leaf : leaves) {
+    if (!index.files.contains(leaf.name) || !leaf.value.is(Value::Kind::tensor)) continue;
+    const Tensor& tensor = leaf.value.as_tensor();
+    bytes += byte_size(tensor.dtype, tensor.shape);
+  }
+  if (!index.total_size || *index.total_size == bytes) return std::nullopt;
+  return "the index says that the tensors have " + std::to_string(*index.total_size) +
+         " bytes, they have " + std::to_string(bytes);
+}
+
+Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
+                            const std::vector<ObjectInfo>& files, const OpenOptions& options) {
+  return open_set(store, files, nullptr, options);
+}
+
+Checkpoint open_safetensors_index(const std::shared_ptr<Store>& store, const std::string& index,
+                                  const OpenOptions& options) {
+  return open_index(store, index, store->list(), options);
+}
+
+Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
+                                      std::vector<ObjectInfo> files, const OpenOptions& options) {
+  std::erase_if(files,
+                [](const ObjectInfo& file) { return file.name.find('/') != std::string::npos; });
+  const std::string index = find_index(files, *store);
+  const std::string single = index.substr(
+      0, index.size() - std::min(index.size(), std::string_view(".index.json").size()));
+  const auto lone = std::find_if(files.begin(), files.end(), [&](const ObjectInfo& file) {
+    return !index.empty() && file.name == single;
+  });
+  // As huggingface's loaders have it: the one file comes first where both are.
+  if (lone != files.end()) {
+    Checkpoint checkpoint = open_set(store, {*lone}, nullptr, options);
+    checkpoint.warnings.push_back(printable(index) + " is passed over for " + printable(single));
+    return checkpoint;
+  }
+  if (!index.empty()) return open_index(store, index, files, options);
+  std::erase_if(files, [](const ObjectInfo& file) { return !file.name.ends_with(kSuffix); });
+  require_all_numbers(files, *store);
+  Checkpoint checkpoint = open_set(store, files, nullptr, options);
+  checkpoint.world_size = ranks_of(files);
+  return checkpoint;
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+// Directories of one torch.save file a rank.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/open/lazy_source.h"
+#include "checkpoint/open/rank_merge.h"
+#include "tessera/checkpoint.h"
+
+namespace tessera {
+
+// The files named `prefix`, a rank, `suffix`, in the order of ranks. Throws `incomplete`, naming
+// the first file that is missing, when the ranks are not 0 to their number less one. Empty: none.
+[[nodiscard]] std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files,
+                                                 const std::string& prefix,
+                                                 const std::string& suffix,
+                                                 const std::string& where);
+
+// Where the ranks' files are.
+struct RankStore {
+  std::shared_ptr<Store> store;
+  std::shared_ptr<OpenFiles> files = std::make_shared<OpenFiles>();
+};
+
+// The tree of one rank's file, without the shard lists that it does not need.
+[[nodiscard]] Value read_rank_file(const RankStore& from, const ObjectInfo& file);
+
+// Merges what `tree_of` gives for every rank, several at a time, each dropped when its pieces are
+// taken; then the tree becomes the checkpoint's, and its coverage is proved.
+void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(int rank)>& tree_of);
+
+// rank{r}.pt: sharded state dicts, as OLMo's torch_legacy checkpointer writes them (O-60).
+[[nodiscard]] bool has_rank_files(const std::vector<ObjectInfo>& files);
+[[nodiscard]] Checkpoint open_rank_files(const std::shared_ptr<Store>& store);
+// {model,optim,extra_state}_world_size_{N}_rank_{r}.pt.
+[[nodiscard]] bool has_world_size_files(const std::vector<ObjectInfo>& files);
+[[nodiscard]] Checkpoint open_world_size_files(const std::shared_ptr<Store>& store);
+// {model,optim,train}/rank{r}.pt: flat parameters (O-70).
+[[nodiscard]] bool has_local_files(const std::vector<ObjectInfo>& files);
+[[nodiscard]] Checkpoint open_local(const std::shared_ptr<Store>& store);
+
+}  // namespace tessera

@@ -1,0 +1,402 @@
+// Files of one rank each: what is missing, too many, or does not fit together (L01, L02, L03, O-60
+// to O-77). Their values are compared with PyTorch's in golden_test.cpp.
+#include <filesystem>
+#include <map>
+
+#include "checkpoint/open/lazy_source.h"
+#include "checkpoint/test_support.h"
+#include "format/torch/torch_file.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+namespace fs = std::filesystem;
+using Kind = Value::Kind;
+
+const std::string kRoot = std::string(TESSERA_TEST_DATA) + "/golden/checkpoints/";
+
+class RankFiles : public testing::Test {
+ protected:
+  // A copy of a golden that may be changed.
+  std::string copy_of(const std::string& golden) {
+    directory_ = temporary_directory() + "/" + golden;
+    fs::copy(kRoot + golden, directory_, fs::copy_options::recursive);
+    return directory_;
+  }
+  [[nodiscard]] ErrorCode code() const {
+    return code_of([&] { (void)open_checkpoint(directory_); });
+  }
+  [[nodiscard]] std::string text() const {
+    try {
+      (void)open_checkpoint(directory_);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+  void rename(const std::string& from, const std::string& to) const {
+    fs::rename(directory_ + "/" + from, directory_ + "/" + to);
+  }
+  [[nodiscard]] const std::string& path() const { return directory_; }
+  void remove(const std::string& name) const { fs::remove(directory_ + "/" + name); }
+
+  // Rewrites a file of the copy after `change` had its tree.
+  void change(const std::string& name, const std::function<void(Value&)>& change) const {
+    const auto store = posix_store(directory_);
+    Value tree = torch_file::read(store->open(name));
+    change(tree);
+    to_memory(tree);
+    put(*store, name, torch_file::write(tree, "rank"), IfExists::replace);
+  }
+
+ private:
+  static void to_memory(Value value) {
+    if (value.is(Kind::tensor)) {
+      Storage& storage = *value.as_tensor().pieces.at(0).storage;
+      if (storage.data != nullptr) return;
+      const auto bytes = std::make_shared<std::vector<std::byte>>(storage.size);
+      storage.source->read_at(storage.offset, *bytes);
+      storage.data = bytes->data();
+      storage.owner = bytes;
+    } else if (value.is(Kind::dict)) {
+      for (const auto& [key, item] : value.pairs()) to_memory(item);
+    } else if (value.is(Kind::list) || value.is(Kind::tuple)) {
+      for (const Value& item : value.items()) to_memory(item);
+    } else if (value.is(Kind::object)) {
+      to_memory(value.as_object().arguments);
+      if (value.as_object().state) to_memory(*value.as_object().state);
+      for (const Value& item : value.as_object().list_items) to_memory(item);
+    }
+  }
+
+  std::string directory_;
+};
+
+Value& handle(Value& model, std::size_t module) {
+  Value modules = model.at("modules");
+  Value handles = modules.items().at(module).at("handles");
+  return handles.items().at(0);
+}
+
+TEST_F(RankFiles, KindsAndWorldSizes) {
+  const Checkpoint legacy = open_checkpoint(kRoot + "fsdp1_uop1_ws4_legacy");
+  EXPECT_EQ(legacy.kind, CheckpointKind::olmo_legacy);
+  EXPECT_EQ(to_string(legacy.kind), "olmo-legacy");
+  EXPECT_EQ(legacy.world_size, 4);
+  EXPECT_EQ(legacy.files.size(), 4U);
+  const Checkpoint local = open_checkpoint(kRoot + "fsdp1_uop0_ws2_old_local");
+  EXPECT_EQ(to_string(local.kind), "olmo-local");
+  EXPECT_EQ(local.world_size, 5);
+  EXPECT_EQ(local.files.size(), 15U);
+}
+
+// F-04: pieces are the ranks' own, in the order of ranks; a rank without rows has none (P-18).
+TEST_F(RankFiles, PiecesSayWhoHoldsThem) {
+  const Checkpoint legacy = open_checkpoint(kRoot + "fsdp1_uop1_ws4_legacy");
+  const Tensor& tensor = legacy.find("model.l1.weight")->value.as_tensor();
+  ASSERT_EQ(tensor.pieces.size(), 3U);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(tensor.pieces[static_cast<std::size_t>(rank)].rank, rank);
+  }
+  EXPECT_EQ(std::get<Box>(tensor.pieces[2].slice), (Box{{4, 0}, {1, 3}}));
+}
+
+TEST_F(RankFiles, L01MissingRank) {
+  copy_of("fsdp1_uop1_ws4_legacy");
+  remove("rank3.pt");
+  EXPECT_EQ(code(), ErrorCode::incomplete);
+  EXPECT_NE(text().find("of 4 ranks, there are files of 3"), std::string::npos) << text();
+  remove("rank1.pt");
+  EXPECT_EQ(code(), ErrorCode::incomplete);
+  EXPECT_NE(text().find("not rank1.pt"), std::string::npos) << text();
+}
+
+TEST_F(RankFiles, L01ExtraRank) {
+  const std::string directory = copy_of("fsdp1_uop0_ws2_legacy");
+  fs::copy(directory + "/rank1.pt", directory + "/rank2.pt");
+  EXPECT_EQ(code(), ErrorCode::corrupt);
+  rename("rank2.pt", "rank7.pt");  // O-63: an index above the count
+  EXPECT_EQ(code(), ErrorCode::incomplete);
+}
+
+TEST_F(RankFiles, L01WrongRankInside) {
+  copy_of("fsdp1_uop0_ws2_legacy");
+  rename("rank0.pt", "other");
+  rename("rank1.pt", "rank0.pt");
+  rename("other", "rank1.pt");
+  EXPECT_EQ(code(), ErrorCode::corrupt);
+  EXPECT_NE(text().find("is rank 1's, the file rank 0's"), std::string::npos) << text();
+}
+
+// A shard that says it is of another rank than its process group.
+TEST_F(RankFiles, L01ShardOfAnotherRank) {
+  copy_of("fsdp1_uop0_ws2_legacy");
+  change("rank1.pt", [](Value& tree) {
+    const Value tensor = tree.at("model").at("l1.weight");
+    const Value shards = tensor.as_object().arguments.items()[3].items()[0];
+    const Value shard = shards.items().at(0);
+    const Value metadata = shard.as_object().state->items()[1].at("metadata");
+    const Value placement = metadata.as_object().state->items()[1].at("placement");
+    Value(*placement.as_object().state).set_item("_rank", Value(0));
+  });
+  EXPECT_EQ(code(), ErrorCode::corrupt);
+}
+
+TEST_F(RankFiles, OptimizerValuesMustAgree) {
+  copy_of("fsdp1_uop0_ws2_legacy");
+  change("rank1.pt", [](Value& tree) {
+    Value group = tree.at("optim").at("param_groups").items().at(0);
+    group.set_item("lr", Value(0.5));
+  });
+  EXPECT_EQ(code(), ErrorCode::mismatch);
+  EXPECT_NE(text().find("rank 0 has 0.001, rank 1 has 0.5"), std::string::npos) << text();
+}
+
+// O-62: what the trainer keeps for itself may differ; rank 0's is taken, and it is said.
+TEST_F(RankFiles, TrainStateIsRankZeros) {
+  const Checkpoint local = open_checkpoint(kRoot + "fsdp1_uop0_ws2_old_local");
+  EXPECT_EQ(local.find("train.rng.python")->value.items()[1].items()[0], Value(0));
+  ASSERT_EQ(local.warnings.size(), 1U);
+  EXPECT_EQ(local.warnings[0],
+            "rank 0's values are kept where ranks differ: train.rng.python and 1 more");
+}
+
+TEST_F(RankFiles, L02GeometryMustAgree) {
+  for (const char* name : {"_shapes", "_numels_with_padding", "_fqns"}) {
+    copy_of("fsdp1_uop1_ws2_local");
+    change("model/rank1.pt", [name](Value& model) {
+      const std::string key = std::string("flat_param.") + name;
+      Value changed = Value::list();
+      const Value old = handle(model, 1).at(key);
+      for (const Value& item : old.items()) changed.items().push_back(item);
+      if (changed.items()[0].is(Kind::string)) {
+        changed.items()[0] = Value("other");
+      } else if (changed.items()[0].is(Kind::integer)) {
+        changed.items()[0] = Value(16);
+      } else {
+        changed.items()[0] = Value::tuple({Value(3), Value(5)});
+      }
+      handle(model, 1).set_item(Value(key), changed);
+    });
+    EXPECT_EQ(code(), ErrorCode::corrupt);
+    EXPECT_NE(text().find("of rank 1 are not those of rank 0"), std::string::npos) << text();
+  }
+}
+
+TEST_F(RankFiles, FlatPlacesMustFit) {
+  copy_of("fsdp1_uop1_ws2_local");
+  change("model/rank0.pt", [](Value& model) {
+    Value infos = handle(model, 1).at("flat_param._shard_param_infos");
+    Value info = infos.items().at(0);
+    Value arguments = info.as_object().arguments;
+    arguments.items()[1] = Value(5);  // offset_in_shard
+  });
+  EXPECT_EQ(code(), ErrorCode::corrupt);
+}
+
+// O-74: the padding at the end is zeros.
+TEST_F(RankFiles, PaddingMustBeZero) {
+  copy_of("fsdp1_uop0_ws2_old_local");
+  change("model/rank4.pt", [](Value& model) {
+    const Tensor& tensor = handle(model, 0).at("flat_param.data").as_tensor();
+    const auto bytes = std::make_shared<std::vector<std::byte>>(8, std::byte{1});
+    tensor.pieces[0].storage->data = bytes->data();
+    tensor.pieces[0].storage->owner = bytes;
+  });
+  EXPECT_EQ(code(), ErrorCode::corrupt);
+}
+
+// O-76
+TEST_F(RankFiles, LocalOptimizerMustAgree) {
+  copy_of("fsdp1_uop1_ws2_local");
+  change("optim/rank1.pt", [](Value& optim) {
+    Value group = optim.at("param_groups").items().at(0);
+    group.set_item("weight_decay", Value(0.25));
+  });
+  EXPECT_EQ(code(), ErrorCode::mismatch);
+  copy_of("fsdp1_uop1_ws2_local");
+  change("optim/rank1.pt", [](Value& optim) {
+    const Value state = optim.at("state").pairs().at(0).second;
+    const auto bytes = std::make_shared<std::vector<std::byte>>(4, std::byte{1});
+    Storage& storage = *state.at("step").as_tensor().pieces[0].storage;
+    storage.data = bytes->data();
+    storage.owner = bytes;
+  });
+  EXPECT_EQ(code(), ErrorCode::mismatch);
+}
+
+TEST_F(RankFiles, LocalFilesMustBeThere) {
+  copy_of("fsdp1_uop0_ws2_old_local");
+  remove("train/rank4.pt");  // L03: OLMo would take rank 0's
+  EXPECT_EQ(code(), ErrorCode::incomplete);
+  copy_of("fsdp1_uop0_ws2_old_local");
+  remove("optim/rank2.pt");
+  EXPECT_EQ(code(), ErrorCode::incomplete);
+  copy_of("fsdp1_uop0_ws2_old_local");
+  for (const char* part : {"model", "optim", "train"}) remove(std::string(part) + "/rank4.pt");
+  EXPECT_EQ(code(), ErrorCode::incomplete);  // O-77: metadata.yaml says 5
+  EXPECT_NE(text().find("metadata.yaml says 5 ranks"), std::string::npos) << text();
+}
+
+TEST_F(RankFiles, LocalWithoutOptimizerIsAModel) {
+  const std::string directory = copy_of("fsdp1_uop0_ws2_local");
+  fs::remove_all(directory + "/optim");
+  const Checkpoint checkpoint = open_checkpoint(directory);
+  EXPECT_EQ(checkpoint.leaves.size(), 6U);
+  EXPECT_EQ(checkpoint.warnings.size(), 2U);
+}
+
+// A hole is seen by the proof of coverage, not by NaNs.
+TEST_F(RankFiles, HolesAreIncomplete) {
+  copy_of("fsdp1_uop0_ws2_legacy");
+  change("rank1.pt", [](Value& tree) {
+    const Value tensor = tree.at("model").at("l1.weight");
+    Value shards = tensor.as_object().arguments.items()[3].items()[0];
+    shards.items().clear();
+  });
+  EXPECT_EQ(code(), ErrorCode::incomplete);
+  EXPECT_NE(text().find("model.l1.weight"), std::string::npos) << text();
+}
+
+TEST_F(RankFiles, WorldSizeFilesMustAllBeThere) {
+  const std::string directory = copy_of("ranks_fsdp2_ws3");
+  EXPECT_EQ(open_checkpoint(directory).kind, CheckpointKind::rank_files);
+  remove("extra_state_world_size_3_rank_1.pt");
+  EXPECT_EQ(code(), ErrorCode::incomplete);
+  copy_of("ranks_fsdp2_ws3");
+  remove("model_world_size_3_rank_2.pt");
+  EXPECT_EQ(code(), ErrorCode::incomplete);
+  copy_of("ranks_fsdp2_ws3");
+  rename("model_world_size_3_rank_2.pt", "model_world_size_4_rank_2.pt");
+  EXPECT_EQ(code(), ErrorCode::conflict);
+}
+
+TEST_F(RankFiles, DTensorOfAnotherRank) {
+  copy_of("ranks_fsdp2_ws2");
+  rename("model_world_size_2_rank_0.pt", "other");
+  rename("model_world_size_2_rank_1.pt", "model_world_size_2_rank_0.pt");
+  rename("other", "model_world_size_2_rank_1.pt");
+  EXPECT_EQ(code(), ErrorCode::corrupt);
+}
+
+Value& spec_of(Value& tree, const char* name) {
+  const Value tensor = tree.at("values").at(name);
+  const Value state = tensor.as_object().arguments.items()[3].items()[1];
+  const Value& spec = state.at("_spec");
+  return const_cast<Value&>(*spec.as_object().state);
+}
+
+// Up to torch 2.8 a mesh had a tensor of ranks in the place of its layout.
+TEST_F(RankFiles, OlderMeshes) {
+  copy_of("ranks_mesh_ws4");
+  for (int rank = 0; rank < 4; ++rank) {
+    change("rank" + std::to_string(rank) + ".pt", [](Value& tree) {
+      for (const char* name : {"v0", "v3", "v4"}) {
+        Value mesh = spec_of(tree, name).at("mesh");
+        const Value state = *mesh.as_object().state;
+        if (state.find("mesh") != nullptr) continue;  // one mesh for several tensors
+        const Value& map = state.at("_rank_map");
+        Tensor ranks = map.as_tensor();
+        ranks.shape = {2, 2};
+        ranks.pieces[0].slice = whole(ranks.shape);
+        mesh.as_object().state = Value::dict({{"device_type", "cpu"}, {"mesh", Value(ranks)}});
+      }
+    });
+  }
+  const Checkpoint old = open_checkpoint(text().empty() ? path() : "");
+  EXPECT_TRUE(diff(old, open_checkpoint(kRoot + "ranks_mesh_ws4")).empty());
+}
+
+TEST_F(RankFiles, PlacementsThatHoldNoPart) {
+  copy_of("ranks_mesh_ws4");
+  change("rank2.pt", [](Value& tree) {
+    Value placements = spec_of(tree, "v0").at("placements");
+    placements.items()[0] = Value::object(
+        {.callable = Value::global("torch.distributed.tensor.placement_types", "Partial"),
+         .arguments = Value::tuple(),
+         .by_new = true});
+  });
+  EXPECT_EQ(code(), ErrorCode::unsupported);
+}
+
+// A shard over three of four ranks leaves a hole or an overlap that the proof of coverage sees, or
+// does not have the shape of its place.
+TEST_F(RankFiles, PlacementsMustFit) {
+  copy_of("ranks_mesh_ws4");
+  change("rank1.pt", [](Value& tree) {
+    Value placements = spec_of(tree, "v3").at("placements");
+    std::swap(placements.items()[0], placements.items()[1]);
+  });
+  EXPECT_EQ(code(), ErrorCode::corrupt);
+}
+
+std::size_t open_descriptors() {
+  const fs::directory_iterator all("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(fs::begin(all), fs::end(all)));
+}
+
+// More files than a process may have open.
+TEST_F(RankFiles, FewFilesAreOpenAtOnce) {
+  const auto store = posix_store(kRoot + "fsdp1_uop0_ws2_old_local/model");
+  const auto files = std::make_shared<OpenFiles>(2);
+  std::vector<std::unique_ptr<LazySource>> sources;
+  for (const ObjectInfo& object : store->list()) {
+    sources.push_back(std::make_unique<LazySource>(store, object, files));
+  }
+  ASSERT_EQ(sources.size(), 5U);
+  const std::size_t before = open_descriptors();
+  for (int round = 0; round < 3; ++round) {
+    for (const auto& source : sources) {
+      std::byte first{};
+      source->read_at(0, {&first, 1});
+      EXPECT_EQ(first, std::byte{'P'});
+    }
+  }
+  EXPECT_EQ(open_descriptors(), before + 2);
+  sources.clear();
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+// Parameters are views of one flat parameter: its checksum is compared once.
+TEST_F(RankFiles, SharedStoragesAreCheckedOnce) {
+  const std::string golden = kRoot + "fsdp1_uop1_ws2_local";
+  const Checkpoint checkpoint = open_checkpoint(golden);
+  std::map<const Storage*, std::uint64_t> storages;
+  std::size_t pieces = 0;
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (!leaf.value.is(Kind::tensor)) continue;
+    for (const Piece& piece : leaf.value.as_tensor().pieces) {
+      storages.emplace(piece.storage.get(), piece.storage->size);
+      ++pieces;
+    }
+  }
+  EXPECT_LT(storages.size(), pieces);
+  std::uint64_t bytes = 0;
+  for (const auto& [storage, size] : storages) bytes += size;
+  EXPECT_EQ(verify(golden).bytes, bytes);
+}
+
+// Every kind as one torch.save file, and that file is the same checkpoint.
+TEST_F(RankFiles, ConvertToTorchAndSafetensors) {
+  for (const char* golden : {"fsdp1_uop1_ws4_legacy", "fsdp1_uop1_ws2_local",
+                             "fsdp1_uop0_ws2_old_local", "ranks_mesh_ws4"}) {
+    for (const CheckpointKind kind :
+         {CheckpointKind::torch_file, CheckpointKind::safetensors, CheckpointKind::dcp}) {
+      const std::string directory = temporary_directory();
+      const std::string target = kind == CheckpointKind::torch_file ? directory + "/all.pt"
+                                 : kind == CheckpointKind::safetensors
+                                     ? directory + "/all.safetensors"
+                                     : directory + "/dcp";
+      ConvertOptions options;
+      options.to = kind;
+      convert(kRoot + golden, target, options);
+      const auto differences = diff(open_checkpoint(kRoot + golden), open_checkpoint(target));
+      EXPECT_TRUE(differences.empty()) << golden << " " << to_string(kind) << ": "
+                                       << differences[0].name << " " << differences[0].text;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

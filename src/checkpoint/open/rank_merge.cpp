@@ -1,0 +1,206 @@
+#include "checkpoint/open/rank_merge.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "checkpoint/read/reader.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+using Kind = Value::Kind;
+
+bool is_train_state(const std::string& name) {
+  return name.starts_with(kTrainState) && name.size() > kTrainState.size() &&
+         name[kTrainState.size()] == '.';
+}
+
+bool is_sharded(const Value& value) {
+  return value.is(Kind::tensor) && value.as_tensor().sharded;
+}
+
+// Whether both are views of the same kind of whole storages, so that these can stand for them.
+bool are_alike(const Piece& a, const Piece& b) {
+  const Storage& x = *a.storage;
+  const Storage& y = *b.storage;
+  return x.size == y.size && a.storage_offset == b.storage_offset && a.strides == b.strides &&
+         x.crc32 && y.crc32 && *x.crc32 != 0 && *y.crc32 != 0;
+}
+
+// By the checksums where the files have them, else by the elements.
+bool same_elements(const Leaf& a, const Leaf& b) {
+  const Tensor& x = a.value.as_tensor();
+  const Tensor& y = b.value.as_tensor();
+  if (x.shape != y.shape || x.dtype != y.dtype) return false;
+  if (are_alike(x.pieces.at(0), y.pieces.at(0)) &&
+      *x.pieces[0].storage->crc32 == *y.pieces[0].storage->crc32) {
+    return true;
+  }
+  constexpr std::int64_t kWindow = 64 << 10;  // elements
+  const std::size_t size = size_of(x.dtype);
+  const Slice all = whole(x.shape);
+  TensorReader left(x, a.name);
+  TensorReader right(y, b.name);
+  std::vector<std::byte> bytes[2];
+  for (std::int64_t at = 0; at < numel(x.shape); at += kWindow) {
+    const std::int64_t count = std::min(kWindow, numel(x.shape) - at);
+    for (auto& half : bytes) half.resize(static_cast<std::size_t>(count) * size);
+    left.read(all, at, count, bytes[0].data());
+    right.read(all, at, count, bytes[1].data());
+    if (bytes[0] != bytes[1]) return false;
+  }
+  return true;
+}
+
+bool same(const Leaf& a, const Leaf& b) {
+  const bool tensors = a.value.is(Kind::tensor) && b.value.is(Kind::tensor);
+  return tensors ? same_elements(a, b) : a.value == b.value;
+}
+
+std::string described(const Value& value) {
+  if (!value.is(Kind::tensor)) return render(value, 60);
+  const Tensor& tensor = value.as_tensor();
+  return std::string(to_string(tensor.dtype)) + " " + to_string(tensor.shape);
+}
+
+[[noreturn]] void refuse(ErrorCode code, int rank, const Leaf& leaf, const Leaf& known) {
+  throw Error(code, "rank 0 has " + described(known.value) + ", rank " + std::to_string(rank) +
+                        " has " + described(leaf.value))
+      .at_key(leaf.name);
+}
+
+// The order of slices that puts equal ones side by side.
+bool before(const Slice& a, const Slice& b) {
+  if (a.index() != b.index()) return a.index() < b.index();
+  if (const auto* range = std::get_if<FlatRange>(&a)) {
+    const auto& other = std::get<FlatRange>(b);
+    return std::pair(range->begin, range->end) < std::pair(other.begin, other.end);
+  }
+  const Box& box = std::get<Box>(a);
+  const Box& other = std::get<Box>(b);
+  return std::tie(box.offsets, box.sizes) < std::tie(other.offsets, other.sizes);
+}
+
+// By rank, without those that a lower rank has too. A tensor without elements keeps an empty piece.
+void put_in_order(Tensor& tensor) {
+  auto& pieces = tensor.pieces;
+  if (pieces.empty() && numel(tensor.shape) == 0) {
+    auto nothing = std::make_shared<Storage>();
+    nothing->dtype = tensor.dtype;
+    nothing->source = memory_source({}, "no elements");
+    pieces.push_back(Piece{whole(tensor.shape), std::move(nothing), 0, {}, -1});
+    return;
+  }
+  const auto rank_less = [](const Piece& a, const Piece& b) { return a.rank < b.rank; };
+  std::stable_sort(pieces.begin(), pieces.end(), rank_less);
+  const auto slice_less = [](const Slice* a, const Slice* b) { return before(*a, *b); };
+  std::set<const Slice*, decltype(slice_less)> seen(slice_less);
+  std::vector<bool> keep;
+  for (const Piece& piece : pieces) keep.push_back(seen.insert(&piece.slice).second);
+  std::size_t at = 0;
+  std::vector<Piece> kept;
+  for (Piece& piece : pieces) {
+    if (keep[at++]) kept.push_back(std::move(piece));
+  }
+  pieces = std::move(kept);
+}
+
+}  // namespace
+
+void RankMerge::add(int rank, Value tree) {
+  std::vector<Leaf> leaves = flatten(tree);
+  const std::lock_guard lock(mutex_);
+  if (rank == 0) {
+    tree_ = std::move(tree);
+    for (Leaf& leaf : leaves) leaves_.emplace(leaf.name, std::move(leaf));
+    return;
+  }
+  for (Leaf& leaf : leaves) {
+    const auto known = leaves_.find(leaf.name);
+    if (known == leaves_.end()) {
+      late_.push_back({rank, std::move(leaf)});
+    } else {
+      merge(rank, leaf, known->second);
+    }
+  }
+}
+
+void RankMerge::merge(int rank, const Leaf& leaf, const Leaf& known) {
+  if (is_sharded(leaf.value) || is_sharded(known.value)) {
+    if (!is_sharded(leaf.value) || !is_sharded(known.value)) {
+      refuse(ErrorCode::corrupt, rank, leaf, known);
+    }
+    const Tensor& more = leaf.value.as_tensor();
+    Value handle = known.value;
+    Tensor& tensor = handle.as_tensor();
+    if (tensor.shape != more.shape || tensor.dtype != more.dtype) {
+      refuse(ErrorCode::corrupt, rank, leaf, known);
+    }
+    tensor.pieces.insert(tensor.pieces.end(), more.pieces.begin(), more.pieces.end());
+    return;
+  }
+  if (same(known, leaf)) return;
+  if (!is_train_state(leaf.name)) refuse(ErrorCode::mismatch, rank, leaf, known);
+  differ_.push_back(leaf.name);
+}
+
+// A rank without elements of a tensor may lack it altogether.
+void RankMerge::insert(int rank, const Leaf& leaf) {
+  Value at = tree_;
+  for (std::size_t i = 0; i + 1 < leaf.path.size(); ++i) {
+    const auto* key = std::get_if<std::string>(&leaf.path[i]);
+    const Value* next = nullptr;
+    if (key != nullptr && at.is(Kind::dict)) {
+      for (const auto& [name, value] : at.pairs()) {
+        if (key_text(name) == *key) next = &value;
+      }
+      if (next == nullptr) {
+        at.set_item(Value(*key), Value::dict());
+        next = at.find(*key);
+      }
+    }
+    if (next == nullptr) break;
+    at = Value(*next);
+  }
+  const auto* key = leaf.path.empty() ? nullptr : std::get_if<std::string>(&leaf.path.back());
+  if (key == nullptr || !at.is(Kind::dict)) {
+    throw Error(ErrorCode::mismatch, "rank " + std::to_string(rank) + " has it, rank 0 does not")
+        .at_key(leaf.name);
+  }
+  at.set_item(Value(*key), leaf.value);
+  leaves_.emplace(leaf.name, leaf);
+}
+
+Value RankMerge::finish(std::vector<std::string>& warnings) {
+  const std::lock_guard lock(mutex_);
+  std::stable_sort(late_.begin(), late_.end(),
+                   [](const Late& a, const Late& b) { return a.rank < b.rank; });
+  for (const Late& late : late_) {
+    if (is_train_state(late.leaf.name)) {
+      differ_.push_back(late.leaf.name);
+      continue;
+    }
+    const auto known = leaves_.find(late.leaf.name);
+    if (known == leaves_.end()) {
+      insert(late.rank, late.leaf);
+    } else {
+      merge(late.rank, late.leaf, known->second);
+    }
+  }
+  for (auto& [name, leaf] : leaves_) {
+    if (is_sharded(leaf.value)) put_in_order(leaf.value.as_tensor());
+  }
+  std::sort(differ_.begin(), differ_.end());
+  differ_.erase(std::unique(differ_.begin(), differ_.end()), differ_.end());
+  if (!differ_.empty()) {
+    std::string text = "rank 0's values are kept where ranks differ: " + differ_[0];
+    if (differ_.size() > 1) text += " and " + std::to_string(differ_.size() - 1) + " more";
+    warnings.push_back(std::move(text));
+  }
+  return std::move(tree_);
+}
+
+}  // namespace tessera

@@ -1,0 +1,139 @@
+#include "checkpoint/read/cast.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+struct BFloat16 {
+  std::uint16_t bits;
+  operator float() const { return std::bit_cast<float>(std::uint32_t{bits} << 16); }  // NOLINT
+  static BFloat16 from(float value) {
+    std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+    if (std::isnan(value)) return {static_cast<std::uint16_t>(0x7FC0)};
+    bits += 0x7FFF + ((bits >> 16) & 1);  // nearest, ties to even
+    return {static_cast<std::uint16_t>(bits >> 16)};
+  }
+};
+
+struct Half {
+  _Float16 value;
+  operator float() const { return static_cast<float>(value); }  // NOLINT
+  static Half from(float value) { return {static_cast<_Float16>(value)}; }
+};
+
+// Any byte but 0 is true: a C++ bool must not hold what another program left in a file.
+struct Bool8 {
+  std::uint8_t bits;
+  operator std::uint8_t() const { return bits != 0 ? 1 : 0; }  // NOLINT
+};
+
+// C++'s own conversion, except where it is undefined: a float outside an integer's range wraps
+// through 64 bits as torch's does on common hardware, and NaN becomes zero's bit pattern of that
+// route.
+template <typename To, typename From>
+To convert(From from) {
+  if constexpr (std::is_same_v<To, BFloat16> || std::is_same_v<To, Half>) {
+    return To::from(static_cast<float>(from));
+  } else if constexpr (std::is_same_v<From, BFloat16> || std::is_same_v<From, Half>) {
+    return convert<To>(static_cast<float>(from));
+  } else if constexpr (std::is_same_v<From, Bool8>) {
+    return convert<To>(static_cast<std::uint8_t>(from));
+  } else if constexpr (std::is_same_v<To, Bool8>) {
+    return {from != From{} ? std::uint8_t{1} : std::uint8_t{0}};
+  } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
+    constexpr auto kLimit = static_cast<From>(9223372036854775808.0);
+    const bool fits = from > -kLimit && from < kLimit;
+    return static_cast<To>(fits ? static_cast<std::int64_t>(from)
+                                : std::numeric_limits<std::int64_t>::min());
+  } else {
+    return static_cast<To>(from);
+  }
+}
+
+// Calls f with a value of the C++ type that stands for `dtype`; false when there is none.
+template <typename F>
+bool with_type(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::float32:
+      f(float{});
+      return true;
+    case DType::float64:
+      f(double{});
+      return true;
+    case DType::float16:
+      f(Half{});
+      return true;
+    case DType::bfloat16:
+      f(BFloat16{});
+      return true;
+    case DType::int64:
+      f(std::int64_t{});
+      return true;
+    case DType::int32:
+      f(std::int32_t{});
+      return true;
+    case DType::int16:
+      f(std::int16_t{});
+      return true;
+    case DType::int8:
+      f(std::int8_t{});
+      return true;
+    case DType::uint8:
+      f(std::uint8_t{});
+      return true;
+    case DType::uint16:
+      f(std::uint16_t{});
+      return true;
+    case DType::uint32:
+      f(std::uint32_t{});
+      return true;
+    case DType::uint64:
+      f(std::uint64_t{});
+      return true;
+    case DType::bool8:
+      f(Bool8{});
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool can_cast(DType from, DType to) noexcept {
+  const auto ignore = [](auto) {};
+  return from == to || (with_type(from, ignore) && with_type(to, ignore));
+}
+
+void cast(DType from, const std::byte* in, DType to, std::byte* out, std::int64_t count) {
+  if (from == to) {
+    std::memcpy(out, in, static_cast<std::size_t>(count) * size_of(from));
+    return;
+  }
+  if (!can_cast(from, to)) {
+    throw Error(ErrorCode::unsupported, "no conversion from " + std::string(to_string(from)) +
+                                            " to " + std::string(to_string(to)));
+  }
+  with_type(from, [&](auto from_tag) {
+    with_type(to, [&](auto to_tag) {
+      using From = decltype(from_tag);
+      using To = decltype(to_tag);
+      for (std::int64_t i = 0; i < count; ++i) {
+        From value;
+        std::memcpy(&value, in + static_cast<std::size_t>(i) * sizeof(From), sizeof value);
+        const To result = convert<To>(value);
+        std::memcpy(out + static_cast<std::size_t>(i) * sizeof(To), &result, sizeof result);
+      }
+    });
+  });
+}
+
+}  // namespace tessera

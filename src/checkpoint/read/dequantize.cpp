@@ -1,0 +1,309 @@
+#include "checkpoint/read/dequantize.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/checked.h"
+#include "checkpoint/read/cast.h"
+#include "checkpoint/read/reader.h"
+#include "checkpoint/read/small_float.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kBlock = 128;      // rows and columns that share a scale
+constexpr std::int64_t kStep = 64 << 10;  // elements computed at once
+constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kWeightScale = ".weight_scale_inv";
+constexpr std::string_view kBlocks = "_blocks";
+constexpr std::string_view kScales = "_scales";
+
+std::vector<float> scale_values(DType dtype, std::span<const std::byte> bytes) {
+  std::vector<float> values(bytes.size() / size_of(dtype));
+  if (is_small_float(dtype)) {
+    const auto table = float8_values(dtype);
+    std::transform(bytes.begin(), bytes.end(), values.begin(),
+                   [&table](std::byte byte) { return table[std::to_integer<std::size_t>(byte)]; });
+  } else {
+    cast(dtype, bytes.data(), DType::float32, reinterpret_cast<std::byte*>(values.data()),
+         static_cast<std::int64_t>(values.size()));
+  }
+  return values;
+}
+
+// Elements of a tensor that are computed from those of two others. The bytes of both that carry a
+// checksum are checked when the last element has been read.
+class Computed : public ByteSource {
+ public:
+  Computed(const Leaf& quantized, const Leaf& scales, std::int64_t count, DType to)
+      : quantized_(quantized.value),
+        scales_(scales.value),
+        elements_(quantized_.as_tensor(), quantized.name),
+        scale_elements_(scales_.as_tensor(), scales.name),
+        count_(count),
+        to_(to),
+        name_(quantized.name) {}
+
+  [[nodiscard]] std::uint64_t size() const override {
+    return checked_mul<std::uint64_t>(static_cast<std::uint64_t>(count_), size_of(to_));
+  }
+  [[nodiscard]] const std::string& name() const override { return name_; }
+
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    const auto element = static_cast<std::uint64_t>(size_of(to_));
+    if (offset > size() || out.size() > size() - offset)
+      throw Error(ErrorCode::incomplete, "elements behind the last one").at_path(name_);
+    const std::lock_guard lock(mutex_);
+    std::vector<float> values;
+    std::vector<std::byte> raw;
+    while (!out.empty()) {
+      const auto begin = static_cast<std::int64_t>(offset / element);
+      const std::uint64_t skip = offset % element;
+      const std::int64_t want =
+          static_cast<std::int64_t>((skip + out.size() + element - 1) / element);
+      const std::int64_t count = std::min(want, kStep);
+      values.resize(static_cast<std::size_t>(count));
+      compute(begin, values);
+      raw.resize(static_cast<std::size_t>(count) * element);
+      cast(DType::float32, reinterpret_cast<const std::byte*>(values.data()), to_, raw.data(),
+           count);
+      const std::size_t part = std::min<std::size_t>(raw.size() - skip, out.size());
+      std::memcpy(out.data(), raw.data() + skip, part);
+      out = out.subspan(part);
+      offset += part;
+    }
+    if (offset == size()) {
+      elements_.check_rest(checked_);
+      scale_elements_.check_rest(checked_);
+    }
+  }
+
+ protected:
+  // Fills `out` with the elements from `begin` on.
+  virtual void compute(std::int64_t begin, std::span<float> out) const = 0;
+
+  // Row-major ranges of the two tensors.
+  std::vector<std::byte> elements(std::int64_t begin, std::int64_t count) const {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(count));
+    elements_.read(whole(quantized_.as_tensor().shape), begin, count, bytes.data());
+    return bytes;
+  }
+  std::vector<float> scales(std::int64_t begin, std::int64_t count) const {
+    const Tensor& tensor = scales_.as_tensor();
+    std::vector<std::byte> bytes(static_cast<std::size_t>(count) * size_of(tensor.dtype));
+    scale_elements_.read(whole(tensor.shape), begin, count, bytes.data());
+    return scale_values(tensor.dtype, bytes);
+  }
+
+ private:
+  Value quantized_;
+  Value scales_;
+  mutable std::mutex mutex_;  // guards the readers
+  mutable TensorReader elements_;
+  mutable TensorReader scale_elements_;
+  std::int64_t count_;
+  DType to_;
+  std::string name_;
+  mutable CheckedStorages checked_;  // of both tensors
+};
+
+class BlockScaled final : public Computed {
+ public:
+  BlockScaled(const Leaf& weight, const Leaf& scales, DType to)
+      : Computed(weight, scales, numel(weight.value.as_tensor().shape), to),
+        columns_(weight.value.as_tensor().shape[1]),
+        values_(float8_values(weight.value.as_tensor().dtype)) {}
+
+ private:
+  void compute(std::int64_t begin, std::span<float> out) const override {
+    const auto count = static_cast<std::int64_t>(out.size());
+    const std::vector<std::byte> bytes = elements(begin, count);
+    const std::int64_t scale_columns = (columns_ + kBlock - 1) / kBlock;
+    std::int64_t known_row = -1;  // of blocks, whose scales from known_first on are in `known`
+    std::int64_t known_first = 0;
+    std::vector<float> known;
+    for (std::int64_t done = 0; done < count;) {
+      const std::int64_t row = (begin + done) / columns_;
+      const std::int64_t column = column_of(begin + done);
+      const std::int64_t run = std::min(count - done, columns_ - column);
+      const std::int64_t first = column / kBlock;
+      const std::int64_t last = (column + run - 1) / kBlock;
+      const bool covered = row / kBlock == known_row && first >= known_first &&
+                           last < known_first + static_cast<std::int64_t>(known.size());
+      if (!covered) {
+        known_row = row / kBlock;
+        known_first = first;
+        known = scales(known_row * scale_columns + first, last - first + 1);
+      }
+      const std::int64_t end = done + run;
+      for (std::int64_t block = first; done < end; ++block) {
+        const float scale = known[static_cast<std::size_t>(block - known_first)];
+        const std::int64_t stop =
+            std::min(end, done + (block + 1) * kBlock - column_of(begin + done));
+        for (; done < stop; ++done) {
+          const auto byte = std::to_integer<std::size_t>(bytes[static_cast<std::size_t>(done)]);
+          out[static_cast<std::size_t>(done)] = values_[byte] * scale;
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] std::int64_t column_of(std::int64_t element) const { return element % columns_; }
+
+  std::int64_t columns_;
+  std::array<float, 256> values_;
+};
+
+// Two values a byte, the low nibble first; a scale, the exponent of a power of two, for the values
+// of the last dimension of the blocks.
+class Mxfp4 final : public Computed {
+ public:
+  Mxfp4(const Leaf& blocks, const Leaf& scales, DType to)
+      : Computed(blocks, scales,
+                 checked_mul<std::int64_t>(numel(blocks.value.as_tensor().shape), 2), to),
+        group_(blocks.value.as_tensor().shape.back()),
+        as_bytes_(scales.value.as_tensor().dtype == DType::uint8),
+        powers_(float8_values(DType::float8_e8m0fnu)) {}
+
+ private:
+  void compute(std::int64_t begin, std::span<float> out) const override {
+    const auto count = static_cast<std::int64_t>(out.size());
+    const std::int64_t first = begin / 2;
+    const std::int64_t end = (begin + count + 1) / 2;
+    const std::vector<std::byte> bytes = elements(first, end - first);
+    const std::int64_t first_group = first / group_;
+    const std::vector<float> known = powers(first_group, (end - 1) / group_ - first_group + 1);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t byte = (begin + i) / 2;
+      const auto both = std::to_integer<unsigned>(bytes[static_cast<std::size_t>(byte - first)]);
+      const unsigned nibble = (begin + i) % 2 == 0 ? both & 15U : both >> 4U;
+      const float power = known[static_cast<std::size_t>(byte / group_ - first_group)];
+      out[static_cast<std::size_t>(i)] = kFloat4Values[nibble] * power;
+    }
+  }
+
+  std::vector<float> powers(std::int64_t begin, std::int64_t count) const {
+    std::vector<float> values = scales(begin, count);
+    if (!as_bytes_) return values;
+    for (float& value : values) value = powers_[static_cast<std::size_t>(value)];
+    return values;
+  }
+
+  std::int64_t group_;  // bytes that share a scale
+  bool as_bytes_;       // the scales are float8_e8m0fnu by another name
+  std::array<float, 256> powers_;
+};
+
+[[noreturn]] void refuse(ErrorCode code, const Leaf& quantized, const Leaf& scales,
+                         const std::string& why) {
+  const auto text = [](const Leaf& leaf) {
+    const Tensor& tensor = leaf.value.as_tensor();
+    return std::string(to_string(tensor.dtype)) + " " + to_string(tensor.shape);
+  };
+  throw Error(code, text(quantized) + " with scales " + text(scales) + ": " + why)
+      .at_key(quantized.name);
+}
+
+Leaf computed_leaf(std::string name, Shape shape, DType to, std::shared_ptr<Computed> source,
+                   const Leaf& from) {
+  auto storage = std::make_shared<Storage>();
+  storage->size = source->size();
+  storage->dtype = to;
+  storage->source = std::move(source);
+  Tensor tensor;
+  tensor.dtype = to;
+  tensor.shape = std::move(shape);
+  tensor.pieces.push_back(Piece{whole(tensor.shape), std::move(storage), 0, {}, -1});
+  Path path = from.path;
+  const auto* last = path.empty() ? nullptr : std::get_if<std::string>(&path.back());
+  if (last != nullptr && last->size() >= from.name.size() - name.size()) {
+    path.back() = last->substr(0, last->size() - (from.name.size() - name.size()));
+  }
+  return {std::move(name), std::move(path), Value(std::move(tensor))};
+}
+
+Leaf block_scaled(const Leaf& weight, const Leaf& scales, DType to) {
+  const Tensor& tensor = weight.value.as_tensor();
+  const Tensor& scale = scales.value.as_tensor();
+  if (!is_small_float(tensor.dtype) ||
+      !(is_small_float(scale.dtype) || can_cast(scale.dtype, DType::float32))) {
+    refuse(ErrorCode::unsupported, weight, scales, "expected float8 and floating point");
+  }
+  const auto blocks = [](std::int64_t size) {
+    return size / kBlock + (size % kBlock != 0 ? 1 : 0);
+  };
+  if (tensor.shape.size() != 2 ||
+      scale.shape != Shape{blocks(tensor.shape[0]), blocks(tensor.shape[1])}) {
+    refuse(ErrorCode::mismatch, weight, scales, "expected a scale for every block of 128 x 128");
+  }
+  return computed_leaf(weight.name, tensor.shape, to,
+                       std::make_shared<BlockScaled>(weight, scales, to), weight);
+}
+
+Leaf mxfp4(const Leaf& blocks, const Leaf& scales, DType to) {
+  const Tensor& tensor = blocks.value.as_tensor();
+  const Tensor& scale = scales.value.as_tensor();
+  const bool packed = tensor.dtype == DType::uint8 || tensor.dtype == DType::float4_e2m1fn_x2;
+  const bool exponents = scale.dtype == DType::float8_e8m0fnu;
+  if (!packed || !(exponents || scale.dtype == DType::uint8))
+    refuse(ErrorCode::unsupported, blocks, scales, "expected bytes");
+  Shape groups = tensor.shape;
+  if (groups.size() >= 2) groups.pop_back();
+  if (tensor.shape.size() < 2 || tensor.shape.back() == 0 || scale.shape != groups)
+    refuse(ErrorCode::mismatch, blocks, scales, "expected a scale for every last dimension");
+  Shape shape = groups;
+  shape.back() =
+      checked_mul(checked_mul<std::int64_t>(groups.back(), tensor.shape.back()), std::int64_t{2});
+  return computed_leaf(blocks.name.substr(0, blocks.name.size() - kBlocks.size()), std::move(shape),
+                       to, std::make_shared<Mxfp4>(blocks, scales, to), blocks);
+}
+
+}  // namespace
+
+std::vector<Leaf> dequantized(const std::vector<Leaf>& leaves, DType to) {
+  if (!info(to).floating || !can_cast(DType::float32, to)) {
+    throw Error(ErrorCode::invalid_argument,
+                "weights are not dequantized into " + std::string(to_string(to)));
+  }
+  std::unordered_map<std::string_view, const Leaf*> tensors;
+  for (const Leaf& leaf : leaves) {
+    if (leaf.value.is(Value::Kind::tensor)) tensors.emplace(leaf.name, &leaf);
+  }
+  // The other half of a pair: the leaf whose name has another ending.
+  const auto partner = [&](const Leaf& leaf, std::string_view ending,
+                           std::string_view other) -> const Leaf* {
+    if (!leaf.name.ends_with(ending) || !tensors.contains(leaf.name)) return nullptr;
+    const std::string name = leaf.name.substr(0, leaf.name.size() - ending.size());
+    const auto found = tensors.find(name + std::string(other));
+    return found == tensors.end() ? nullptr : found->second;
+  };
+  std::vector<Leaf> result;
+  std::unordered_set<std::string> names;
+  for (const Leaf& leaf : leaves) {
+    if (partner(leaf, kWeightScale, kWeight) || partner(leaf, kScales, kBlocks)) continue;
+    if (const Leaf* scales = partner(leaf, kWeight, kWeightScale)) {
+      result.push_back(block_scaled(leaf, *scales, to));
+    } else if (const Leaf* exponents = partner(leaf, kBlocks, kScales)) {
+      result.push_back(mxfp4(leaf, *exponents, to));
+    } else {
+      result.push_back(leaf);
+    }
+    if (!names.insert(result.back().name).second) {
+      throw Error(ErrorCode::conflict, "a dequantized tensor and another one have this name")
+          .at_key(result.back().name);
+    }
+  }
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,81 @@
+#include "checkpoint/read/npy.h"
+
+#include <filesystem>
+#include <vector>
+
+#include "checkpoint/read/cast.h"
+
+namespace tessera {
+namespace {
+
+// numpy's name of the type that stands for `dtype`.
+std::string descr_of(DType dtype) {
+  switch (dtype) {
+    case DType::bool8:
+      return "|b1";
+    case DType::int8:
+      return "|i1";
+    case DType::int16:
+      return "<i2";
+    case DType::int32:
+      return "<i4";
+    case DType::int64:
+      return "<i8";
+    case DType::float16:
+      return "<f2";
+    case DType::bfloat16:
+    case DType::float32:
+      return "<f4";
+    case DType::float64:
+      return "<f8";
+    case DType::complex64:
+      return "<c8";
+    case DType::complex128:
+      return "<c16";
+    default:
+      return (size_of(dtype) == 1 ? "|u" : "<u") + std::to_string(size_of(dtype));
+  }
+}
+
+std::string header_of(DType dtype, const Shape& shape) {
+  std::string text = "{'descr': '" + descr_of(dtype) + "', 'fortran_order': False, 'shape': (";
+  for (const std::int64_t size : shape) text += std::to_string(size) + ", ";
+  if (shape.size() > 1) text.erase(text.size() - 2);
+  if (shape.size() == 1) text.pop_back();
+  text += "), }";
+  // Magic, version and length take 10 bytes; the whole is a multiple of 64 and ends a line.
+  text.append(63 - (10 + text.size()) % 64, ' ');
+  text += '\n';
+  const auto size = static_cast<std::uint16_t>(text.size());
+  std::string head = "\x93NUMPY";
+  head += '\x01';
+  head += '\0';
+  head += static_cast<char>(size & 0xFF);
+  head += static_cast<char>(size >> 8);
+  return head + text;
+}
+
+}  // namespace
+
+NpyWriter::NpyWriter(const std::string& path, DType dtype, const Shape& shape) : dtype_(dtype) {
+  const std::filesystem::path file(path);
+  const auto store = posix_store(file.parent_path().string());
+  sink_ = store->create(file.filename().string(), IfExists::fail);
+  const std::string head = header_of(dtype, shape);
+  sink_->write_at(0, std::as_bytes(std::span(head.data(), head.size())));
+  at_ = head.size();
+}
+
+void NpyWriter::add(ByteView bytes) {
+  std::vector<std::byte> wide;
+  if (dtype_ == DType::bfloat16) {
+    wide.resize(bytes.size() * 2);
+    cast(dtype_, bytes.data(), DType::float32, wide.data(),
+         static_cast<std::int64_t>(bytes.size() / 2));
+    bytes = wide;
+  }
+  sink_->write_at(at_, bytes);
+  at_ += bytes.size();
+}
+
+}  // namespace tessera

@@ -1,0 +1,161 @@
+#include "checkpoint/read/select.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <map>
+#include <regex>
+#include <set>
+
+#include "checkpoint/read/cast.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kArrow = "=>";
+constexpr std::size_t kLongestName =
+    4096;  // bytes; the library's matcher recurses a byte at a time
+
+bool has_step(const Leaf& leaf, const std::set<std::string_view>& names) {
+  return std::any_of(leaf.path.begin(), leaf.path.end(), [&names](const PathPart& part) {
+    const auto* key = std::get_if<std::string>(&part);
+    return key != nullptr && names.contains(*key);
+  });
+}
+
+// Trees name their model's part; a file without such a part is a model but for its optimizer's.
+bool is_model_state(const Leaf& leaf, bool named) {
+  static const std::set<std::string_view> names = {"model", "state_dict", "model_state_dict"};
+  return named ? has_step(leaf, names) : !is_optimizer_state(leaf);
+}
+
+bool selected(const Leaf& leaf, const std::string& what, bool named) {
+  if (what == "model") return is_model_state(leaf, named);
+  if (what == "optim") return is_optimizer_state(leaf);
+  return ::fnmatch(what.c_str(), leaf.name.c_str(), 0) == 0;
+}
+
+std::string text_of(const PathPart& part) {
+  if (const auto* key = std::get_if<std::string>(&part)) return *key;
+  return std::to_string(std::get<std::int64_t>(part));
+}
+
+Path renamed_path(const Path& path, const std::string& name) {
+  std::string_view rest = name;
+  Path front;
+  std::size_t begin = 0;
+  for (; begin < path.size(); ++begin) {
+    const std::string step = text_of(path[begin]) + ".";
+    if (!rest.starts_with(step)) break;
+    front.push_back(path[begin]);
+    rest.remove_prefix(step.size());
+  }
+  Path back;
+  for (std::size_t end = path.size(); end > begin; --end) {
+    const std::string step = text_of(path[end - 1]);
+    if (rest == step) {
+      back.push_back(path[end - 1]);
+      rest = {};
+      break;
+    }
+    if (!rest.ends_with("." + step)) break;
+    back.push_back(path[end - 1]);
+    rest.remove_suffix(step.size() + 1);
+  }
+  if (!rest.empty()) front.emplace_back(std::string(rest));
+  front.insert(front.end(), back.rbegin(), back.rend());
+  return front;
+}
+
+struct Rule {
+  std::regex pattern;
+  std::string replacement;
+};
+
+Rule rule_of(const std::string& text) {
+  const std::size_t arrow = text.find(kArrow);
+  if (arrow == std::string::npos || arrow == 0)
+    throw Error(ErrorCode::invalid_argument, "the rule '" + text + "' is not RE=>TO");
+  try {
+    return {std::regex(text.substr(0, arrow)), text.substr(arrow + kArrow.size())};
+  } catch (const std::regex_error& error) {
+    throw Error(ErrorCode::invalid_argument,
+                "the rule '" + text + "' has no regular expression: " + error.what());
+  }
+}
+
+std::string applied(const std::vector<Rule>& rules, std::string name) {
+  for (const Rule& rule : rules) {
+    if (name.size() > kLongestName) {
+      throw Error(ErrorCode::limit,
+                  "names of more than " + std::to_string(kLongestName) + " bytes are not renamed")
+          .at_key(name.substr(0, 100));
+    }
+    try {
+      name = std::regex_replace(name, rule.pattern, rule.replacement);
+    } catch (const std::regex_error& error) {
+      throw Error(ErrorCode::limit, std::string("a rule is too much work: ") + error.what())
+          .at_key(name);
+    }
+  }
+  return name;
+}
+
+}  // namespace
+
+bool is_optimizer_state(const Leaf& leaf) {
+  static const std::set<std::string_view> names = {"optim", "optimizer", "optim_state_dict",
+                                                   "optimizer_state_dict"};
+  return has_step(leaf, names) || leaf.name.starts_with("optim") ||
+         leaf.name.find(".optim") != std::string::npos || leaf.name.ends_with(".exp_avg") ||
+         leaf.name.ends_with(".exp_avg_sq");
+}
+
+std::vector<Leaf> select(const std::vector<Leaf>& leaves, const std::vector<std::string>& only) {
+  if (only.empty()) return leaves;
+  const bool named = std::any_of(leaves.begin(), leaves.end(),
+                                 [](const Leaf& leaf) { return is_model_state(leaf, true); });
+  std::vector<Leaf> chosen;
+  std::copy_if(leaves.begin(), leaves.end(), std::back_inserter(chosen), [&](const Leaf& leaf) {
+    return std::any_of(only.begin(), only.end(),
+                       [&](const std::string& what) { return selected(leaf, what, named); });
+  });
+  if (chosen.empty()) throw Error(ErrorCode::not_found, "no tensor or value matches the selection");
+  return chosen;
+}
+
+void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules) {
+  if (rules.empty()) return;
+  std::vector<Rule> parsed;
+  for (const std::string& rule : rules) parsed.push_back(rule_of(rule));
+  std::map<std::string, std::string> origins;  // new name -> old name
+  for (Leaf& leaf : leaves) {
+    std::string name = applied(parsed, leaf.name);
+    if (name.empty())
+      throw Error(ErrorCode::conflict, "the rules leave nothing of the name").at_key(leaf.name);
+    const auto [other, fresh] = origins.emplace(name, leaf.name);
+    if (!fresh) {
+      throw Error(ErrorCode::conflict,
+                  "the rules give '" + other->second + "' and '" + leaf.name + "' one name")
+          .at_key(name);
+    }
+    if (name == leaf.name) continue;
+    leaf.path = renamed_path(leaf.path, name);
+    leaf.name = std::move(name);
+  }
+}
+
+void convert_floating(std::vector<Leaf>& leaves, DType dtype) {
+  for (Leaf& leaf : leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    Tensor tensor = leaf.value.as_tensor();
+    if (tensor.dtype == dtype || !info(tensor.dtype).floating || !can_cast(tensor.dtype, dtype))
+      continue;
+    if (!tensor.stored) tensor.stored = tensor.dtype;
+    tensor.dtype = dtype;
+    leaf.value = Value(std::move(tensor));
+  }
+}
+
+}  // namespace tessera

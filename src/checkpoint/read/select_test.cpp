@@ -1,0 +1,123 @@
+// Selection, renaming and conversion of types on the way into a target.
+#include "checkpoint/read/select.h"
+
+#include <cmath>
+
+#include "checkpoint/read/cast.h"
+#include "checkpoint/test_support.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+
+Leaf leaf(const Path& path) {
+  return {dotted(path), path, Value(1)};
+}
+
+std::vector<std::string> names(const std::vector<Leaf>& leaves) {
+  std::vector<std::string> names;
+  for (const Leaf& leaf : leaves) names.push_back(leaf.name);
+  return names;
+}
+
+TEST(Select, PartsOfATrainingState) {
+  const std::vector<Leaf> leaves = {leaf({"app", "model", "w"}),
+                                    leaf({"app", "optim", "state", "w", "exp_avg"}),
+                                    leaf({"app", "step"})};
+  const auto chosen = [&](const std::vector<std::string>& only) {
+    return names(select(leaves, only));
+  };
+  EXPECT_EQ(chosen({}).size(), 3U);
+  EXPECT_EQ(chosen({"model"}), std::vector<std::string>{"app.model.w"});
+  EXPECT_EQ(chosen({"optim"}), std::vector<std::string>{"app.optim.state.w.exp_avg"});
+  EXPECT_EQ(chosen({"model", "*.step"}), (std::vector<std::string>{"app.model.w", "app.step"}));
+  EXPECT_EQ(code_of([&] { (void)chosen({"none*"}); }), ErrorCode::not_found);
+  // A file that is a model.
+  EXPECT_EQ(names(select({leaf({"h.0.w"}), leaf({"h.0.w.exp_avg"})}, {"model"})),
+            std::vector<std::string>{"h.0.w"});
+}
+
+TEST(Rename, RulesApplyInOrderAndKeepTheTree) {
+  std::vector<Leaf> leaves = {leaf({"model", "net1.weight"}),
+                              leaf({"optim", "state", "net1.weight", "exp_avg"}),
+                              leaf({"groups", std::int64_t{0}, "lr"})};
+  rename(leaves, {"net(\\d)=>block.$1", "block\\.=>b."});
+  EXPECT_EQ(names(leaves),
+            (std::vector<std::string>{"model.b.1.weight", "optim.state.b.1.weight.exp_avg",
+                                      "groups.0.lr"}));
+  EXPECT_EQ(leaves[0].path, (Path{"model", "b.1.weight"}));
+  EXPECT_EQ(leaves[1].path, (Path{"optim", "state", "b.1.weight", "exp_avg"}));
+  EXPECT_EQ(leaves[2].path, (Path{"groups", std::int64_t{0}, "lr"}));
+  rename(leaves, {"^model\\.=>"});
+  EXPECT_EQ(leaves[0].path, (Path{"b.1.weight"}));
+}
+
+TEST(Rename, TwoThatBecomeOneAreAConflict) {
+  std::vector<Leaf> leaves = {leaf({"a", "w"}), leaf({"b", "w"})};
+  EXPECT_EQ(code_of([&] { rename(leaves, {"^[ab]=>c"}); }), ErrorCode::conflict);
+  EXPECT_EQ(code_of([&] { rename(leaves, {".*=>"}); }), ErrorCode::conflict);
+  for (const char* bad : {"a", "=>b", "(=>b"})
+    EXPECT_EQ(code_of([&] { rename(leaves, {bad}); }), ErrorCode::invalid_argument) << bad;
+}
+
+// Two ranks' float rows and a vector of integers.
+std::string saved() {
+  const std::string directory = temporary_directory() + "/c";
+  run_ranks(2, [&](Group& group) {
+    const Shape shape = {600, 1001};
+    Tensor steps = counting({4}, whole({4}), 0);
+    steps.dtype = DType::int32;
+    steps.sharded = false;
+    save(Value::dict({{Value("w"), Value(counting(shape, chunk(shape, group.rank(), 2), 0.37F))},
+                      {Value("steps"), Value(std::move(steps))}}),
+         directory, group);
+  });
+  return directory;
+}
+
+TEST(ConvertOptions, FloatingTensorsAreRoundedIntoEveryKind) {
+  const std::string source = saved();
+  const std::string root = temporary_directory();
+  const Value original = load_all(open_checkpoint(source));
+  for (const auto& [name, kind] : std::vector<std::pair<std::string, CheckpointKind>>{
+           {"a.safetensors", CheckpointKind::safetensors},
+           {"a.pt", CheckpointKind::torch_file},
+           {"dcp", CheckpointKind::dcp}}) {
+    ConvertOptions options;
+    options.to = kind;
+    options.dtype = DType::bfloat16;
+    options.rename = {"^w$=>model.w"};
+    const std::string target = (root + "/").append(name);
+    convert(source, target, options);
+    EXPECT_TRUE(verify(target).findings.empty()) << name;
+    const Checkpoint result = open_checkpoint(target);
+    const Tensor& tensor = result.find("model.w")->value.as_tensor();
+    EXPECT_EQ(tensor.dtype, DType::bfloat16);
+    EXPECT_EQ(result.find("steps")->value.as_tensor().dtype, DType::int32);
+    const std::vector<Leaf> loaded = flatten(load_all(result));
+    const auto w = std::find_if(loaded.begin(), loaded.end(),
+                                [](const Leaf& leaf) { return leaf.name == "model.w"; });
+    const Storage& bytes = *w->value.as_tensor().pieces.at(0).storage;
+    const std::vector<float> exact = floats(original.at("w").as_tensor());
+    std::vector<std::byte> expected(exact.size() * 2);
+    cast(DType::float32, reinterpret_cast<const std::byte*>(exact.data()), DType::bfloat16,
+         expected.data(), static_cast<std::int64_t>(exact.size()));
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), bytes.data, bytes.data + bytes.size))
+        << name;
+  }
+}
+
+TEST(ConvertOptions, ATorchFileKeepsItsTreeUnderARename) {
+  const std::string root = temporary_directory();
+  ConvertOptions options;
+  options.to = CheckpointKind::torch_file;
+  convert(saved(), root + "/a.pt", options);
+  options.rename = {"w=>v"};
+  convert(root + "/a.pt", root + "/b.pt", options);
+  EXPECT_EQ(names(open_checkpoint(root + "/b.pt").leaves),
+            (std::vector<std::string>{"v", "steps"}));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,196 @@
+// Saving by N ranks:
+//   1. every rank proposes what it holds; rank 0 plans and tells each rank what to write
+//   (P-12..P-14);
+//   2. every rank writes its data files `__{rank}_{n}_{attempt}.distcp`, durable and complete;
+//   3. every rank reports where its items are;
+//   4. rank 0 writes the side file with everybody's digests, durable, and then publishes
+//   `.metadata` in one rename: the commit.
+// Before 1, rank 0 removes what the save before last left: files that the present `.metadata` does
+// not name. What this save replaces stays until the next one, for readers that still follow it. A
+// failure in any step reaches every rank (P-03) before the next one begins. Until 4 an older
+// checkpoint in the directory is untouched, and a crash leaves at most files that nobody names.
+#include <algorithm>
+#include <mutex>
+
+#include "base/parallel.h"
+#include "base/random_id.h"
+#include "checkpoint/digests/seal.h"
+#include "checkpoint/open/leftovers.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/read/reader.h"
+#include "checkpoint/save/save_plan.h"
+#include "checkpoint/write/item_writer.h"
+#include "tessera/checkpoint.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kWindow = 1 << 20;  // bytes: stays in the cache between checksum and write
+
+Bytes to_bytes(const std::string& text) {
+  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
+  return {begin, begin + text.size()};
+}
+
+std::string to_text(const Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// The elements of one piece in memory, without a copy where they lie densely.
+ElementSource elements_of(const Tensor& tensor, const WriteItem& item, TensorReader& reader) {
+  const Piece& piece = tensor.pieces[item.piece];
+  const std::size_t element = size_of(tensor.dtype);
+  const bool dense = piece.strides.empty() || piece.strides == contiguous_strides(item.box.sizes);
+  if (dense && piece.storage->data != nullptr) {
+    const std::byte* first =
+        piece.storage->data + static_cast<std::size_t>(piece.storage_offset) * element;
+    return [first, element](std::int64_t begin, std::int64_t count, MutableByteView) {
+      return ByteView(first + static_cast<std::size_t>(begin) * element,
+                      static_cast<std::size_t>(count) * element);
+    };
+  }
+  return
+      [&reader, &item, element](std::int64_t begin, std::int64_t count, MutableByteView scratch) {
+        reader.read(item.box, begin, count, scratch.data());
+        return ByteView(scratch).first(static_cast<std::size_t>(count) * element);
+      };
+}
+
+class Saver {
+ public:
+  Saver(const Value& tree, const std::string& directory, Group& group, const SaveOptions& options)
+      : leaves_(flatten(tree)), store_(posix_store(directory)), group_(group), options_(options) {}
+
+  IoReport run() {
+    plan();
+    agree(group_, "writing a checkpoint", [this] { write(); });
+    commit();
+    return counters_.report();
+  }
+
+ private:
+  [[nodiscard]] bool leads() const { return group_.rank() == 0; }
+
+  void plan() {
+    agree(group_, "planning a checkpoint", [this] {
+      if (!leads()) return;
+      if (!options_.overwrite && store_->exists(kDcpMetadata)) {
+        throw Error(ErrorCode::already_exists, "a checkpoint is there already")
+            .at_path(store_->name());
+      }
+      remove_leftovers(*store_);
+      attempt_ = random_attempt();
+    });
+    agree(group_, "planning a checkpoint", [this] { proposal_ = propose(leaves_); });
+    attempt_ = to_text(group_.broadcast(to_bytes(attempt_)));
+    const std::vector<Bytes> messages = group_.gather(encode_proposal(proposal_));
+    std::vector<Bytes> answers;
+    agree(group_, "planning a checkpoint", [&] {
+      if (!leads()) return;
+      for (const Bytes& message : messages) proposals_.push_back(decode_proposal(message));
+      for (const auto& items : plan_save(proposals_).assignment)
+        answers.push_back(encode_indices(items));
+    });
+    assigned_ = decode_indices(group_.scatter(answers));
+  }
+
+  // The rank's items dealt to files: each to the file with the fewest bytes so far, values first.
+  [[nodiscard]] std::vector<std::vector<std::size_t>> deal() const {
+    const auto files = static_cast<std::size_t>(std::max(options_.threads, 1));
+    std::vector<std::vector<std::size_t>> dealt(
+        std::min(files, std::max<std::size_t>(assigned_.size(), 1)));
+    std::vector<std::uint64_t> load(dealt.size(), 0);
+    std::vector<std::size_t> order = assigned_;
+    std::stable_partition(order.begin(), order.end(),
+                          [this](std::size_t i) { return !proposal_[i].is_tensor; });
+    for (const std::size_t i : order) {
+      const auto least =
+          static_cast<std::size_t>(std::min_element(load.begin(), load.end()) - load.begin());
+      dealt[least].push_back(i);
+      if (proposal_[i].is_tensor) {
+        load[least] += byte_size(proposal_[i].dtype, proposal_[i].box.sizes);
+      }
+    }
+    return dealt;
+  }
+
+  void write() {
+    if (assigned_.empty()) return;
+    const auto dealt = deal();
+    std::vector<std::vector<WrittenItem>> written(dealt.size());
+    parallel_for(options_.threads, dealt.size(),
+                 [&](std::size_t file) { written[file] = write_file(file, dealt[file]); });
+    for (const auto& items : written) written_.insert(written_.end(), items.begin(), items.end());
+    std::sort(written_.begin(), written_.end(),
+              [](const WrittenItem& a, const WrittenItem& b) { return a.item < b.item; });
+  }
+
+  std::vector<WrittenItem> write_file(std::size_t file, const std::vector<std::size_t>& items) {
+    const std::string name = "__" + std::to_string(group_.rank()) + "_" + std::to_string(file) +
+                             "_" + attempt_ + ".distcp";
+    DigestSink sink(store_->create(name, IfExists::fail));
+    ItemWriter writer(sink, name, kWindow);
+    std::vector<WrittenItem> written;
+    for (const std::size_t index : items) {
+      const WriteItem& item = proposal_[index];
+      const Leaf& leaf = leaves_[item.leaf];
+      if (!item.is_tensor) {
+        written.push_back({index, writer.value(leaf.value)});
+        continue;
+      }
+      const Tensor& tensor = leaf.value.as_tensor();
+      TensorReader reader(tensor, leaf.name);
+      written.push_back({index, writer.tensor(item.dtype, item.box.sizes, item.requires_grad,
+                                              elements_of(tensor, item, reader))});
+    }
+    sink.commit();
+    IoReport report;
+    report.bytes_written = writer.written();
+    counters_.add(report);
+    const std::lock_guard lock(mutex_);
+    digests_[name] = {writer.written(), sink.digests(), 0};
+    return written;
+  }
+
+  void commit() {
+    const std::vector<Bytes> messages = group_.gather(encode_written(written_));
+    const std::vector<Bytes> digests_messages = group_.gather(encode_digests(digests_));
+    agree(group_, "committing a checkpoint", [&] {
+      if (!leads()) return;
+      std::vector<std::vector<WrittenItem>> written;
+      for (const Bytes& message : messages) written.push_back(decode_written(message));
+      dcp::Metadata metadata = metadata_of(proposals_, written);
+      metadata.version = "1.0.0";
+      metadata.checkpoint_id = store_->name();
+      for (const Bytes& message : digests_messages) digests_.merge(decode_digests(message));
+      commit_dcp(*store_, metadata, std::move(digests_),
+                 options_.overwrite ? IfExists::replace : IfExists::fail);
+    });
+  }
+
+  std::vector<Leaf> leaves_;
+  std::shared_ptr<Store> store_;
+  Group& group_;
+  const SaveOptions& options_;
+  std::string attempt_;                // part of every data file's name
+  std::vector<WriteItem> proposal_;    // this rank's
+  std::vector<std::size_t> assigned_;  // of proposal_, what this rank writes
+  std::vector<WrittenItem> written_;
+  std::vector<std::vector<WriteItem>> proposals_;  // rank 0: everybody's
+  IoCounters counters_;
+  std::mutex mutex_;
+  DigestsByName digests_;  // of this rank's files; guarded by mutex_ while they are written
+};
+
+}  // namespace
+
+IoReport save(const Value& tree, const std::string& directory, Group& group,
+              const SaveOptions& options) {
+  std::unique_ptr<Saver> saver;
+  agree(group, "planning a checkpoint",
+        [&] { saver = std::make_unique<Saver>(tree, directory, group, options); });
+  return saver->run();
+}
+
+}  // namespace tessera

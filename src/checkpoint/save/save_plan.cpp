@@ -1,0 +1,163 @@
+#include "checkpoint/save/save_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <unordered_map>
+
+#include "base/checked.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+// The place of a replica: a rank and an index into its proposal.
+struct Candidate {
+  std::size_t rank = 0;
+  std::size_t item = 0;
+};
+
+// All proposals of one chunk, or of one value.
+struct Target {
+  std::vector<Candidate> candidates;  // ascending by rank
+  std::uint64_t bytes = 0;
+};
+
+[[noreturn]] void refuse_disagreement(const WriteItem& a, const WriteItem& b, std::size_t rank) {
+  const auto describe = [](const WriteItem& item) {
+    return item.is_tensor ? std::string(to_string(item.dtype)) + " " + to_string(item.shape)
+                          : std::string("a value");
+  };
+  throw Error(ErrorCode::mismatch, "rank 0's side has " + describe(a) + ", rank " +
+                                       std::to_string(rank) + " has " + describe(b))
+      .at_key(a.name);
+}
+
+bool same_kind(const WriteItem& a, const WriteItem& b) {
+  return a.is_tensor == b.is_tensor && (!a.is_tensor || (a.dtype == b.dtype && a.shape == b.shape));
+}
+
+}  // namespace
+
+WriteItem item_of(const Leaf& leaf, std::size_t index) {
+  WriteItem item;
+  item.name = leaf.name;
+  item.path = leaf.path;
+  item.leaf = index;
+  item.is_tensor = leaf.value.is(Value::Kind::tensor);
+  if (!item.is_tensor) return item;
+  const Tensor& tensor = leaf.value.as_tensor();
+  item.dtype = tensor.dtype;
+  item.shape = tensor.shape;
+  item.requires_grad = tensor.requires_grad;
+  return item;
+}
+
+std::vector<WriteItem> propose(const std::vector<Leaf>& leaves) {
+  std::vector<WriteItem> items;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    WriteItem item = item_of(leaves[i], i);
+    if (!item.is_tensor) {
+      items.push_back(std::move(item));
+      continue;
+    }
+    const Tensor& tensor = leaves[i].value.as_tensor();
+    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+      const Box* box = std::get_if<Box>(&tensor.pieces[p].slice);
+      if (box == nullptr) {
+        throw Error(ErrorCode::unsupported,
+                    "a flat range cannot be a chunk of a DCP checkpoint: give boxes")
+            .at_key(leaves[i].name);
+      }
+      require_inside(*box, tensor.shape);
+      if (numel(*box) == 0 && numel(tensor.shape) > 0) continue;
+      item.box = *box;
+      item.piece = p;
+      items.push_back(item);
+    }
+  }
+  return items;
+}
+
+SavePlan plan_save(const std::vector<std::vector<WriteItem>>& proposals) {
+  std::map<std::pair<std::string, Shape>, Target> targets;
+  std::unordered_map<std::string, const WriteItem*> first;
+  std::map<std::string, std::vector<Slice>> slices;
+  for (std::size_t rank = 0; rank < proposals.size(); ++rank) {
+    for (std::size_t i = 0; i < proposals[rank].size(); ++i) {
+      const WriteItem& item = proposals[rank][i];
+      const WriteItem& reference = *first.emplace(item.name, &item).first->second;
+      if (!same_kind(reference, item)) refuse_disagreement(reference, item, rank);
+      Target& target = targets[{item.name, item.box.offsets}];
+      if (item.is_tensor) {
+        const auto bytes = byte_size(item.dtype, item.box.sizes);
+        if (!target.candidates.empty()) {
+          const Candidate& other = target.candidates.front();
+          if (proposals[other.rank][other.item].box != item.box) {
+            throw Error(ErrorCode::conflict, "two chunks begin at " + to_string(item.box.offsets) +
+                                                 " with different sizes")
+                .at_key(item.name);
+          }
+        } else {
+          slices[item.name].push_back(item.box);
+        }
+        target.bytes = bytes;
+      }
+      const bool twice = !target.candidates.empty() && target.candidates.back().rank == rank;
+      if (!twice) target.candidates.push_back({rank, i});
+    }
+  }
+  for (const auto& [name, boxes] : slices) {
+    try {
+      require_covered_once(first.at(name)->shape, boxes);
+    } catch (Error& error) {
+      throw error.at_key(name);
+    }
+  }
+  SavePlan plan;
+  plan.assignment.resize(proposals.size());
+  std::vector<std::uint64_t> load(proposals.size(), 0);
+  for (const auto& [key, target] : targets) {
+    Candidate chosen = target.candidates.front();
+    for (const Candidate& candidate : target.candidates) {
+      if (target.bytes > 0 && load[candidate.rank] < load[chosen.rank]) chosen = candidate;
+    }
+    load[chosen.rank] += target.bytes;
+    plan.assignment[chosen.rank].push_back(chosen.item);
+  }
+  for (auto& items : plan.assignment) std::sort(items.begin(), items.end());
+  return plan;
+}
+
+dcp::Metadata metadata_of(const std::vector<std::vector<WriteItem>>& proposals,
+                          const std::vector<std::vector<WrittenItem>>& written) {
+  dcp::Metadata metadata;
+  std::unordered_map<std::string, std::size_t> index;
+  for (const auto& items : proposals) {
+    for (const WriteItem& item : items) {
+      if (!index.emplace(item.name, metadata.entries.size()).second) continue;
+      dcp::Entry entry;
+      entry.name = item.name;
+      entry.path = item.path;
+      entry.is_tensor = item.is_tensor;
+      entry.dtype = item.dtype;
+      entry.shape = item.shape;
+      entry.requires_grad = item.requires_grad;
+      metadata.entries.push_back(std::move(entry));
+    }
+  }
+  for (std::size_t rank = 0; rank < proposals.size(); ++rank) {
+    for (const WrittenItem& done : written[rank]) {
+      const WriteItem& item = proposals[rank].at(done.item);
+      dcp::Entry& entry = metadata.entries[index.at(item.name)];
+      if (item.is_tensor) {
+        entry.chunks.push_back({item.box, done.where});
+      } else {
+        entry.item = done.where;
+      }
+    }
+  }
+  return metadata;
+}
+
+}  // namespace tessera

@@ -1,0 +1,274 @@
+// Sets of safetensors files: what an index and shards say, and what is wrong with damaged ones
+// (F-07, reliability J01 to J08).
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/digests/seal.h"
+#include "checkpoint/test_support.h"
+#include "format/safetensors/safetensors.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+
+const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
+const char* const kIndex = "/model.safetensors.index.json";
+const char* const kFirst = "/model-00001-of-00002.safetensors";
+const char* const kSecond = "/model-00002-of-00002.safetensors";
+
+void patch(const std::string& path, const std::string& from, const std::string& to) {
+  std::string text = text_of(path);
+  ASSERT_NE(text.find(from), std::string::npos);
+  write_text(path, text.replace(text.find(from), from.size(), to));
+}
+
+ErrorCode open_code(const std::string& path) {
+  return code_of([&] { (void)open_checkpoint(path); });
+}
+
+// The consolidated files come with the ranks' own in a folder: those are not counted again.
+TEST(SafetensorsSet, FollowsTheIndex) {
+  const Checkpoint checkpoint = open_checkpoint(kGolden + "c2_hf_cons");
+  EXPECT_EQ(checkpoint.leaves.size(), 7U);
+  EXPECT_EQ(checkpoint.files.size(), 3U);
+  EXPECT_TRUE(checkpoint.warnings.empty());
+  EXPECT_EQ(open_checkpoint(kGolden + "c2_hf_cons" + kIndex).leaves.size(), 7U);
+  EXPECT_TRUE(diff(checkpoint, open_checkpoint(kGolden + "c2_hf_cons/sharded")).size() ==
+              1U);
+}
+
+// consolidation turned the scalar 3 into 0; the shards still have it.
+TEST(SafetensorsSet, ShardsAreReadFromTheirOffsets) {
+  const Checkpoint checkpoint = open_checkpoint(kGolden + "c2_hf_dist");
+  EXPECT_EQ(checkpoint.world_size, 2);
+  const Value tree = load_all(checkpoint);
+  EXPECT_EQ(floats(tree.at("step").as_tensor()), std::vector<float>{3});
+  EXPECT_EQ(tree.at("s1").as_tensor().shape, (Shape{3, 4}));
+  EXPECT_EQ(floats(tree.at("s1").as_tensor()),
+            (std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  EXPECT_EQ(checkpoint.metadata, (std::map<std::string, std::string>{{"format", "pt"}}));
+}
+
+// P-27: PyTorch's reader counts both.
+TEST(SafetensorsSet, WholeTensorsComeBeforeShards) {
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
+  for (const auto& entry : fs::directory_iterator(directory + "/sharded")) {
+    fs::copy_file(entry.path(), directory / entry.path().filename());
+  }
+  const Checkpoint indexed = open_checkpoint(directory);
+  EXPECT_EQ(indexed.leaves.size(), 7U);
+  EXPECT_EQ(indexed.warnings.size(), 1U);
+  fs::remove(directory + kIndex);
+  const Checkpoint mixed = open_checkpoint(directory);
+  EXPECT_EQ(mixed.leaves.size(), 7U);
+  EXPECT_EQ(mixed.warnings.size(), 1U);
+  EXPECT_TRUE(diff(indexed, mixed).empty());
+}
+
+TEST(SafetensorsSet, ShardsOfTwoSavesInOneDirectory) {
+  const std::string missing = copy_of(kGolden + "c2_hf_dist");
+  fs::remove(missing + "/shard-00001-model-00001-of-00001.safetensors");
+  EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
+  const std::string twice = copy_of(kGolden + "c2_hf_dist");
+  fs::copy_file(twice + "/shard-00001-model-00001-of-00001.safetensors",
+                twice + "/old.safetensors");
+  EXPECT_EQ(open_code(twice), ErrorCode::conflict);
+  const std::string types = copy_of(kGolden + "c2_hf_dist");
+  patch(types + "/shard-00001-model-00001-of-00001.safetensors",
+        "\"dtype\":\"F32\",\"shape\":[3,3]", "\"dtype\":\"I32\",\"shape\":[3,3]");
+  EXPECT_EQ(open_code(types), ErrorCode::corrupt);
+}
+
+TEST(SafetensorsSet, J01AnIndexThatLeavesTheDirectory) {
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
+  patch(directory + kIndex, "model-00001-of-00002.safetensors", "../model.safetensors");
+  EXPECT_EQ(open_code(directory), ErrorCode::unsafe);
+}
+
+// Links out of the directory, except those of the hub's cache.
+TEST(SafetensorsSet, J01LinksThatLeaveTheDirectory) {
+  const std::string root = temporary_directory() + "/models--x";
+  fs::create_directories(root + "/blobs");
+  fs::create_directories(root + "/snapshots");
+  fs::copy(kGolden + "c2_hf_cons", root + "/snapshots/revision", fs::copy_options::recursive);
+  const std::string directory = root + "/snapshots/revision";
+  fs::rename(directory + kFirst, root + "/blobs/0123");
+  fs::create_symlink("../../blobs/0123", directory + kFirst);
+  EXPECT_EQ(open_checkpoint(directory).leaves.size(), 7U);
+  EXPECT_EQ(open_checkpoint(directory + kFirst).leaves.size(), 2U);
+  fs::rename(root + "/snapshots", root + "/other");
+  EXPECT_EQ(open_code(root + "/other/revision"), ErrorCode::unsafe);
+}
+
+TEST(SafetensorsSet, J02FilesThatContradictTheIndex) {
+  const std::string two = copy_of(kGolden + "c2_hf_cons");
+  fs::copy_file(two + kFirst, two + kSecond, fs::copy_options::overwrite_existing);
+  EXPECT_EQ(open_code(two), ErrorCode::corrupt);
+  const std::string without = copy_of(kGolden + "c2_hf_cons");
+  patch(without + kIndex, "\"s0\"", "\"s9\"");
+  EXPECT_EQ(open_code(without), ErrorCode::incomplete);
+  const std::string elsewhere = copy_of(kGolden + "c2_hf_cons");
+  patch(elsewhere + kIndex, "\"s0\": \"model-00001", "\"s0\": \"model-00002");
+  EXPECT_EQ(open_code(elsewhere), ErrorCode::incomplete);
+  const std::string more = copy_of(kGolden + "c2_hf_cons");
+  patch(more + kIndex, "\"s0\": \"model-00001-of-00002.safetensors\",", "");
+  EXPECT_EQ(open_checkpoint(more).leaves.size(), 7U);
+  EXPECT_EQ(open_checkpoint(more).warnings.size(), 2U);  // and the sizes do not add up
+}
+
+TEST(SafetensorsSet, J03AWrongTotal) {
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
+  patch(directory + kIndex, "\"total_size\": 176", "\"total_size\": 177");
+  EXPECT_EQ(open_checkpoint(directory).warnings.size(), 1U);
+  const VerifyReport report = verify(directory);
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_EQ(report.findings[0].code, ErrorCode::corrupt);
+}
+
+TEST(SafetensorsSet, J07AShardThatIsTooShort) {
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
+  fs::resize_file(directory + kSecond, fs::file_size(directory + kSecond) - 1);
+  EXPECT_EQ(open_code(directory), ErrorCode::incomplete);
+}
+
+TEST(SafetensorsSet, J08FilesThatAreMissingOrTooMany) {
+  const std::string missing = copy_of(kGolden + "c2_hf_cons");
+  fs::remove(missing + kSecond);
+  EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
+  fs::remove(missing + kIndex);
+  EXPECT_EQ(open_code(missing), ErrorCode::incomplete);  // 1 of 2 by their names
+  fs::remove(missing + kFirst);
+  write_text(missing + kIndex, text_of(kGolden + "c2_hf_cons" + kIndex));
+  EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
+
+  const std::string both = copy_of(kGolden + "c2_hf_cons");
+  fs::copy_file(both + kFirst, both + "/model.safetensors");
+  const Checkpoint single = open_checkpoint(both);
+  EXPECT_EQ(single.leaves.size(), 2U);
+  EXPECT_EQ(single.warnings.size(), 1U);
+}
+
+TEST(SafetensorsSet, AnyNames) {
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
+  fs::rename(directory + kFirst, directory + "/one.safetensors");
+  fs::rename(directory + kSecond, directory + "/two.safetensors");
+  fs::remove(directory + kIndex);
+  EXPECT_EQ(open_checkpoint(directory).leaves.size(), 7U);
+}
+
+TEST(SafetensorsSet, SeveralIndices) {
+  const std::string directory = copy_of(kGolden + "c2_hf_cons");
+  fs::rename(directory + kIndex, directory + "/a.safetensors.index.json");
+  EXPECT_EQ(open_checkpoint(directory).leaves.size(), 7U);
+  fs::copy_file(directory + "/a.safetensors.index.json", directory + "/b.safetensors.index.json");
+  EXPECT_EQ(open_code(directory), ErrorCode::conflict);
+  EXPECT_EQ(open_checkpoint(directory + "/b.safetensors.index.json").leaves.size(), 7U);
+}
+
+ConvertOptions sharded(std::uint64_t bytes) {
+  ConvertOptions options;
+  options.max_shard_size = bytes;
+  return options;
+}
+
+// 36 + 48 + 12 + 4 ... bytes of float: the next tensor never makes a file larger than asked for.
+TEST(SafetensorsSet, IsWrittenWithAnIndex) {
+  const std::string target = temporary_directory() + "/set";
+  const std::string source = kGolden + "c2_hf_dist";
+  (void)convert(source, target, sharded(64));
+  const Checkpoint checkpoint = open_checkpoint(target);
+  EXPECT_TRUE(checkpoint.warnings.empty());
+  EXPECT_TRUE(diff(open_checkpoint(source), checkpoint).empty());
+  EXPECT_TRUE(verify(target).findings.empty());
+  std::size_t files = 0;
+  for (const ObjectInfo& file : checkpoint.files) {
+    if (!file.name.ends_with(".safetensors")) continue;
+    std::uint64_t bytes = 0;
+    const Checkpoint one = open_checkpoint(target + "/" + file.name);
+    for (const Leaf& leaf : one.leaves)
+      bytes += static_cast<std::uint64_t>(numel(leaf.value.as_tensor().shape)) * 4;
+    EXPECT_TRUE(bytes <= 64) << file.name;
+    ++files;
+  }
+  EXPECT_EQ(files, 3U);
+  EXPECT_TRUE(fs::exists(target + "/model-00001-of-00003.safetensors"));
+  EXPECT_EQ(code_of([&] { (void)convert(source, target, sharded(64)); }),
+            ErrorCode::already_exists);
+  ConvertOptions larger = sharded(1 << 20);
+  larger.overwrite = true;  // the whole directory is replaced
+  (void)convert(source, target, larger);
+  EXPECT_EQ(open_checkpoint(target).files.size(), 1U);
+}
+
+TEST(SafetensorsSet, OneFileHasNoIndex) {
+  const std::string target = temporary_directory() + "/set";
+  (void)convert(kGolden + "c2_hf_dist", target, sharded(1 << 20));
+  EXPECT_TRUE(fs::exists(target + "/model.safetensors"));
+  EXPECT_FALSE(fs::exists(target + kIndex));
+}
+
+// A tree of containers and values in several files.
+TEST(SafetensorsSet, KeepsTheTree) {
+  const std::string root = temporary_directory();
+  const std::string source = kGolden + "checkpoints/c1";
+  (void)convert(source, root + "/set", sharded(16));
+  const Checkpoint set = open_checkpoint(root + "/set");
+  EXPECT_TRUE(diff(open_checkpoint(source), set).empty());
+  EXPECT_TRUE(set.tree() == open_checkpoint(source).tree());
+}
+
+TEST(SafetensorsSet, AFailureLeavesNothing) {
+  const std::string root = temporary_directory();
+  const std::string source = copy_of(kGolden + "checkpoints/c1");
+  std::string text = text_of(source + "/__0_0.distcp");
+  const std::size_t at = text.find("archive/data/0");
+  ASSERT_NE(at, std::string::npos);
+  for (std::size_t i = text.size() / 2; i < text.size() / 2 + 2000; ++i) text[i] = 'x';
+  write_text(source + "/__0_0.distcp", text);
+  EXPECT_THROW((void)convert(source, root, sharded(16)), Error);
+  EXPECT_TRUE(fs::is_empty(root));
+}
+
+TEST(SafetensorsSet, ATargetThatNamesAFileIsRefused) {
+  const std::string target = temporary_directory() + "/a.safetensors";
+  EXPECT_EQ(code_of([&] { (void)convert(kGolden + "c2_hf_dist", target, sharded(64)); }),
+            ErrorCode::invalid_argument);
+}
+
+// A file of the reference library keeps its metadata, the order of its tensors and their bytes;
+// the digests are all that is added.
+TEST(SafetensorsSet, MetadataIsKept) {
+  const std::string target = temporary_directory() + "/a.safetensors";
+  const std::string source = kGolden + "dtypes.safetensors";
+  (void)convert(source, target);
+  const auto header_of = [](const std::string& path) {
+    const fs::path file(path);
+    return safetensors::read_header(
+        *posix_store(file.parent_path())->open(file.filename().string()));
+  };
+  safetensors::Header theirs = header_of(source);
+  safetensors::Header ours = header_of(target);
+  EXPECT_EQ(
+      std::erase_if(ours.metadata, [](const auto& entry) { return is_digest_key(entry.first); }),
+      2U);
+  EXPECT_EQ(ours.metadata, theirs.metadata);
+  const auto order = [](const safetensors::Header& header) {
+    std::vector<std::pair<std::string, std::uint64_t>> names;
+    for (const auto& entry : header.entries) names.emplace_back(entry.name, entry.begin);
+    return names;
+  };
+  EXPECT_EQ(order(ours), order(theirs));
+  EXPECT_EQ(text_of(target).substr(ours.data_offset), text_of(source).substr(theirs.data_offset));
+}
+
+TEST(SafetensorsSet, TheHeaderLimitIsTheCallers) {
+  OpenOptions options;
+  options.header_limit = 64;
+  EXPECT_EQ(code_of([&] { (void)open_checkpoint(kGolden + "c2_hf_cons", options); }),
+            ErrorCode::limit);
+}
+
+}  // namespace
+}  // namespace tessera

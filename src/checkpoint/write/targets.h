@@ -1,0 +1,61 @@
+// The kinds that convert() writes. Each streams `leaves` of an opened checkpoint into a store.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "checkpoint/read/meter.h"
+#include "checkpoint/read/reader.h"
+#include "tessera/checkpoint.h"
+
+namespace tessera {
+
+struct ConvertJob {
+  const Checkpoint& source;
+  const std::vector<Leaf>& leaves;  // of `source`, selected, renamed, with their new types
+  const ConvertOptions& options;
+  Store& store;            // where the target goes
+  std::string name;        // the target file, for single files
+  std::string final_name;  // what the target directory is called when all is done
+  IfExists if_exists = IfExists::fail;
+  int threads = 1;
+  std::size_t window = 1 << 20;  // bytes of one buffer
+  Meter& meter;
+  IoCounters& counters;
+  ConvertReport& report;
+  CheckedStorages& checked;  // whose checksums were compared in this job
+  // Tensors of which every byte has been compared with a checksum already.
+  std::unordered_set<const Tensor*> compared = {};
+
+  // A part of this job: other leaves of the source, into a directory of its own.
+  [[nodiscard]] ConvertJob with(const std::vector<Leaf>& part, Store& into,
+                                const std::string& directory) const {
+    return {source,    part,    options, into,  "",       final_name + "/" + directory,
+            if_exists, threads, window,  meter, counters, report,
+            checked};
+  }
+};
+
+void write_safetensors(const ConvertJob& job);
+void write_torch(const ConvertJob& job);
+// `ranks` of the options: the data files are those of so many ranks, tensors split along dimension
+// 0 as torch.chunk does.
+void write_dcp(ConvertJob& job);
+// The OLMo kinds (docs/formats/olmo.md); `store` is a directory that the caller commits afterwards.
+void write_olmo(ConvertJob& job);
+
+// Whether the whole of a source that has a tree of its own is converted: then the tree is kept,
+// with what its objects share.
+[[nodiscard]] bool keeps_tree(const ConvertJob& job);
+// The rows of `shape` that each rank has when `ranks` share dimension 0 as torch.chunk does: there
+// may be fewer chunks than ranks.
+[[nodiscard]] std::vector<Box> row_chunks(const Shape& shape, int ranks);
+
+// Streams a whole tensor to `sink` from `at` on in row-major order; returns the CRC-32 of its
+// bytes.
+std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, const Tensor& tensor,
+                            ByteSink& sink, std::uint64_t at);
+
+}  // namespace tessera

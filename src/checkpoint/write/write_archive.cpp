@@ -1,0 +1,175 @@
+#include "checkpoint/write/write_archive.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <unordered_set>
+
+#include "base/crc32.h"
+#include "base/parallel.h"
+#include "checkpoint/read/cast.h"
+#include "checkpoint/write/item_writer.h"
+#include "format/torch/torch_file.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, ByteSink& sink,
+                             std::uint64_t at) {
+  std::vector<std::byte> scratch(job.window);
+  const std::uint32_t crc = write_elements(
+      sink, at, static_cast<std::int64_t>(storage.size), 1,
+      [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
+        const auto first = static_cast<std::uint64_t>(begin);
+        const MutableByteView bytes = buffer.first(static_cast<std::size_t>(count));
+        if (storage.data != nullptr) {
+          std::memcpy(bytes.data(), storage.data + first, bytes.size());
+        } else {
+          storage.source->read_at(storage.offset + first, bytes);
+        }
+        job.meter.add(bytes.size());
+        return ByteView(bytes);
+      },
+      scratch);
+  if (has_crc(storage) && *storage.crc32 != crc) {
+    throw Error(ErrorCode::corrupt, "the storage's bytes have CRC-32 " + std::to_string(crc) +
+                                        ", the file records " + std::to_string(*storage.crc32))
+        .at_path(storage.source->name())
+        .at_offset(storage.offset);
+  }
+  IoReport report;
+  report.bytes_needed = report.bytes_read = storage.size;
+  const bool in_file = storage.data == nullptr;
+  if (in_file && !has_crc(storage) && !storage.source->checked())
+    report.bytes_unchecked = storage.size;
+  job.counters.add(report);
+  return crc;
+}
+
+// `count` times the value `fill`.
+std::vector<std::byte> filled(DType dtype, double fill, std::int64_t count) {
+  const std::vector<double> values(static_cast<std::size_t>(count), fill);
+  std::vector<std::byte> bytes(values.size() * size_of(dtype));
+  cast(DType::float64, reinterpret_cast<const std::byte*>(values.data()), dtype, bytes.data(),
+       count);
+  return bytes;
+}
+
+// Writes one part at `at`; `crc` is that of the slot's bytes before it.
+std::uint32_t stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part,
+                          ByteSink& sink, std::uint64_t at, std::uint32_t crc) {
+  const std::size_t element = size_of(dtype);
+  std::vector<std::byte> scratch(job.window);
+  const auto step = static_cast<std::int64_t>(std::max<std::size_t>(scratch.size() / element, 1));
+  std::optional<TensorReader> reader;
+  if (part.source != nullptr) reader.emplace(part.source->value.as_tensor(), part.source->name);
+  for (std::int64_t begin = 0; begin < part.count; begin += step) {
+    const std::int64_t count = std::min(step, part.count - begin);
+    const auto bytes = MutableByteView(scratch).first(static_cast<std::size_t>(count) * element);
+    if (reader) {
+      reader->read(part.slice, begin, count, bytes.data());
+      job.meter.add(bytes.size());
+    } else {
+      const std::vector<std::byte> values = filled(dtype, part.fill, count);
+      std::copy(values.begin(), values.end(), bytes.begin());
+    }
+    crc = crc32(bytes, crc);
+    sink.write_at(at, bytes);
+    at += bytes.size();
+  }
+  if (!reader) return crc;
+  IoReport report = reader->report();
+  if (job.compared.contains(&part.source->value.as_tensor())) report.bytes_unchecked = 0;
+  job.counters.add(report);
+  return crc;
+}
+
+// The folder inside the archive: the file's stem, as torch.save names it (F-01).
+std::string root_of(const std::string& file) {
+  const std::string stem = std::filesystem::path(file).stem().string();
+  for (const char c : stem) {
+    if (static_cast<unsigned char>(c) >= 0x80) return "archive";
+  }
+  return stem;
+}
+
+std::uint32_t stream_slot(const ConvertJob& job, const Archive& archive,
+                          const torch_file::Writer::Slot& slot, ByteSink& sink) {
+  if (slot.storage) return stream_storage(job, *slot.storage, sink, slot.offset);
+  const Tensor& tensor = *slot.tensors.at(0);
+  const auto parts = archive.parts.find(&tensor);
+  if (parts == archive.parts.end()) return stream_tensor(job, "", tensor, sink, slot.offset);
+  const std::vector<ArchivePart>& list = parts->second;
+  if (const Leaf* source = list.empty() ? nullptr : list[0].source) {
+    const Tensor& from = source->value.as_tensor();
+    // One tensor whole: its checksum is followed on the way.
+    if (list.size() == 1 && !job.compared.contains(&from) &&
+        list[0].slice == Slice(whole(from.shape))) {
+      return stream_tensor(job, source->name, from, sink, slot.offset);
+    }
+  }
+  std::uint32_t crc = 0;
+  std::uint64_t at = slot.offset;
+  for (const ArchivePart& part : list) {
+    crc = stream_part(job, tensor.dtype, part, sink, at, crc);
+    at += static_cast<std::uint64_t>(part.count) * size_of(tensor.dtype);
+  }
+  return crc;
+}
+
+}  // namespace
+
+ArchivePart whole_part(const Leaf& source) {
+  const Shape& shape = source.value.as_tensor().shape;
+  return {&source, whole(shape), 0, numel(shape)};
+}
+
+Value planned_tensor(DType dtype, Shape shape) {
+  Tensor tensor;
+  tensor.dtype = dtype;
+  tensor.shape = std::move(shape);
+  return Value(std::move(tensor));
+}
+
+void write_archive(const ConvertJob& job, const Archive& archive, int threads) {
+  torch_file::Writer writer(archive.tree, root_of(archive.file));
+  const auto sink = job.store.create(archive.file, job.if_exists, writer.size());
+  for (const auto& segment : writer.fixed()) sink->write_at(segment.offset, segment.bytes);
+  std::vector<std::uint32_t> crcs(writer.slots().size());
+  parallel_for(threads, writer.slots().size(), [&](std::size_t i) {
+    crcs[i] = stream_slot(job, archive, writer.slots()[i], *sink);
+  });
+  for (const auto& segment : writer.finish(crcs)) sink->write_at(segment.offset, segment.bytes);
+  sink->commit();
+  IoReport report;
+  report.bytes_written = writer.size();
+  job.counters.add(report);
+}
+
+void check_sources(ConvertJob& job, const std::vector<const Leaf*>& tensors) {
+  std::mutex mutex;  // guards job.compared
+  parallel_for(job.threads, tensors.size(), [&](std::size_t i) {
+    const std::string& name = tensors[i]->name;
+    const Tensor& tensor = tensors[i]->value.as_tensor();
+    bool all = true;
+    for (const Piece& piece : tensor.pieces) {
+      const Piece raw = decoded_piece(tensor, piece, name);
+      const Storage& storage = *raw.storage;
+      if (storage.data != nullptr || storage.source->checked()) continue;
+      all = all && has_crc(storage);
+      if (!has_crc(storage)) continue;
+      // What an item holds belongs to this piece alone; the tensor's own storage may be shared.
+      if (!job.checked.claim(*piece.storage)) continue;
+      check_storage(storage, name);
+      IoReport report;
+      report.bytes_read = storage.size;
+      job.counters.add(report);
+    }
+    const std::lock_guard lock(mutex);
+    if (all) job.compared.insert(&tensor);
+  });
+}
+
+}  // namespace tessera

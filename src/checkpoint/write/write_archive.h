@@ -1,0 +1,42 @@
+// Writes one torch.save archive whose tensors are put together from slices of the source's tensors.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/write/targets.h"
+
+namespace tessera {
+
+// Elements of a tensor that is being written: a slice of a tensor of the source, or one value
+// again and again.
+struct ArchivePart {
+  const Leaf* source = nullptr;  // a tensor; null: `fill`
+  Slice slice = FlatRange{};     // of `source`
+  double fill = 0;
+  std::int64_t count = 0;  // elements
+};
+
+struct Archive {
+  std::string file;  // object of the store
+  Value tree;
+  // What the tensor leaves of `tree` that have no pieces hold, in row-major order.
+  std::unordered_map<const Tensor*, std::vector<ArchivePart>> parts;
+};
+
+// The part that is all of `source`.
+[[nodiscard]] ArchivePart whole_part(const Leaf& source);
+// A leaf for an archive's tree: a tensor of this dtype and shape without pieces.
+[[nodiscard]] Value planned_tensor(DType dtype, Shape shape);
+
+// Leaves with a piece that is the whole tensor as plain elements keep their storage and share it as
+// in the tree; those with other pieces become dense; those without are filled by `parts`.
+void write_archive(const ConvertJob& job, const Archive& archive, int threads);
+
+// Reads every storage of these tensors that has a recorded CRC-32 once, and compares: slices that
+// are written to several files cannot follow it. Adds the tensors all of whose bytes were checked
+// to job.compared.
+void check_sources(ConvertJob& job, const std::vector<const Leaf*>& tensors);
+
+}  // namespace tessera

@@ -1,0 +1,151 @@
+#include <algorithm>
+#include <mutex>
+
+#include "base/parallel.h"
+#include "base/random_id.h"
+#include "checkpoint/digests/seal.h"
+#include "checkpoint/open/leftovers.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/save/save_plan.h"
+#include "checkpoint/write/item_writer.h"
+#include "checkpoint/write/targets.h"
+#include "checkpoint/write/write_archive.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+// PyTorch's loader fills a dict; it fails on a leaf that has no key or begins with an index.
+void check_root(const std::vector<Leaf>& leaves) {
+  for (const Leaf& leaf : leaves) {
+    if (!leaf.path.empty() && std::holds_alternative<std::string>(leaf.path.front())) continue;
+    throw Error(ErrorCode::mismatch, leaf.path.empty()
+                                         ? "the checkpoint is " +
+                                               std::string(describe(leaf.value.kind())) +
+                                               ", expected a dict of names"
+                                         : "the checkpoint is a list, expected a dict of names");
+  }
+}
+
+// The leaves as one proposal a rank: rows are shared, what has none is the first rank's.
+std::vector<std::vector<WriteItem>> proposals_of(const std::vector<Leaf>& leaves, int ranks) {
+  std::vector<std::vector<WriteItem>> proposals(static_cast<std::size_t>(ranks));
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    WriteItem item = item_of(leaves[i], i);
+    const bool has_rows = item.is_tensor && !item.shape.empty() && numel(item.shape) > 0;
+    if (!has_rows) {
+      if (item.is_tensor) item.box = whole(item.shape);
+      proposals[0].push_back(std::move(item));
+      continue;
+    }
+    const std::vector<Box> chunks = row_chunks(item.shape, ranks);
+    for (std::size_t rank = 0; rank < chunks.size(); ++rank) {
+      item.box = chunks[rank];
+      proposals[rank].push_back(item);
+    }
+  }
+  return proposals;
+}
+
+WrittenItem write_item(const ConvertJob& job, const WriteItem& item, std::size_t index,
+                       ItemWriter& writer) {
+  const Leaf& leaf = job.leaves[item.leaf];
+  if (!item.is_tensor) return {index, writer.value(leaf.value)};
+  const Tensor& tensor = leaf.value.as_tensor();
+  TensorReader reader(tensor, leaf.name);
+  const Slice all = item.box;
+  WrittenItem written{
+      index, writer.tensor(item.dtype, item.box.sizes, item.requires_grad,
+                           [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
+                             reader.read(all, begin, count, buffer.data());
+                             const std::size_t bytes =
+                                 static_cast<std::size_t>(count) * size_of(item.dtype);
+                             job.meter.add(bytes);
+                             return ByteView(buffer).first(bytes);
+                           })};
+  const bool compared = job.compared.contains(&tensor);
+  if (!compared) reader.check_rest(job.checked);
+  IoReport report = reader.report();
+  if (compared) report.bytes_unchecked = 0;
+  job.counters.add(report);
+  return written;
+}
+
+std::vector<const Leaf*> tensors_of(const std::vector<Leaf>& leaves) {
+  std::vector<const Leaf*> tensors;
+  for (const Leaf& leaf : leaves) {
+    if (leaf.value.is(Value::Kind::tensor)) tensors.push_back(&leaf);
+  }
+  return tensors;
+}
+
+}  // namespace
+
+std::vector<Box> row_chunks(const Shape& shape, int ranks) {
+  const std::int64_t rows = shape.at(0);
+  const std::int64_t step = rows / ranks + (rows % ranks == 0 ? 0 : 1);
+  std::vector<Box> chunks;
+  for (std::int64_t begin = 0; begin < rows; begin += step) {
+    Box box = whole(shape);
+    box.offsets[0] = begin;
+    box.sizes[0] = std::min(step, rows - begin);
+    chunks.push_back(std::move(box));
+  }
+  return chunks;
+}
+
+void write_dcp(ConvertJob& job) {
+  if (job.if_exists == IfExists::fail && job.store.exists(kDcpMetadata)) {
+    throw Error(ErrorCode::already_exists, "a checkpoint is there already")
+        .at_path(job.store.name());
+  }
+  check_root(job.leaves);
+  remove_leftovers(job.store);
+  const std::string attempt = random_attempt();
+  const std::vector<std::vector<WriteItem>> proposals = proposals_of(job.leaves, job.options.ranks);
+  const std::size_t ranks = proposals.size();
+  // Slices of one checksummed storage go to several files: it is checked on its own.
+  if (ranks > 1) check_sources(job, tensors_of(job.leaves));
+  // A file a rank. One rank has a file a thread: file f takes items f, f + files, f + 2 files...,
+  // which spreads large ones.
+  const std::size_t files =
+      ranks > 1
+          ? ranks
+          : std::clamp<std::size_t>(proposals[0].size(), 1, static_cast<std::size_t>(job.threads));
+  std::vector<std::vector<WrittenItem>> by_file(files);
+  DigestsByName digests;
+  std::mutex mutex;  // guards digests
+  parallel_for(job.threads, files, [&](std::size_t file) {
+    const std::size_t rank = ranks > 1 ? file : 0;
+    const std::size_t number = ranks > 1 ? 0 : file;
+    const std::string name =
+        "__" + std::to_string(rank) + "_" + std::to_string(number) + "_" + attempt + ".distcp";
+    DigestSink sink(job.store.create(name, IfExists::fail));
+    ItemWriter writer(sink, name, job.window);
+    const std::vector<WriteItem>& items = proposals[rank];
+    const std::size_t step = ranks > 1 ? 1 : files;
+    for (std::size_t i = number; i < items.size(); i += step) {
+      by_file[file].push_back(write_item(job, items[i], i, writer));
+    }
+    sink.commit();
+    IoReport report;
+    report.bytes_written = writer.written();
+    job.counters.add(report);
+    const std::lock_guard lock(mutex);
+    digests[name] = {writer.written(), sink.digests(), 0};
+  });
+  std::vector<std::vector<WrittenItem>> written(ranks);
+  for (std::size_t file = 0; file < files; ++file) {
+    auto& items = written[ranks > 1 ? file : 0];
+    items.insert(items.end(), by_file[file].begin(), by_file[file].end());
+  }
+  std::sort(written[0].begin(), written[0].end(),
+            [](const WrittenItem& a, const WrittenItem& b) { return a.item < b.item; });
+  dcp::Metadata metadata = metadata_of(proposals, written);
+  metadata.version = "1.0.0";
+  metadata.checkpoint_id = job.final_name;
+  commit_dcp(job.store, metadata, std::move(digests), job.if_exists);
+}
+
+}  // namespace tessera

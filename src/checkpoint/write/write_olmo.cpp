@@ -1,0 +1,177 @@
+#include "checkpoint/write/write_olmo.h"
+
+#include <filesystem>
+
+#include "base/parallel.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/open/sub_store.h"
+#include "format/olmo/config.h"
+#include "format/olmo/sharded_tensor.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+using Kind = Value::Kind;
+
+constexpr const char* kConfig = "config.yaml";
+
+// What OLMo calls the checkpointer that reads a kind; empty: none is named.
+std::string_view checkpointer_of(CheckpointKind kind) {
+  switch (kind) {
+    case CheckpointKind::olmo_torch_new:
+      return "torch_new";
+    case CheckpointKind::olmo_legacy:
+      return "torch_legacy";
+    case CheckpointKind::olmo_local:
+      return "local";
+    default:
+      return "";
+  }
+}
+
+std::vector<std::byte> config_of(const ConvertJob& job) {
+  const std::string& given = job.options.olmo.config;
+  if (!given.empty()) {
+    const std::filesystem::path path(given);
+    const std::string parent = path.parent_path().string();
+    return read_all(*posix_store(parent.empty() ? "." : parent)->open(path.filename().string()),
+                    olmo::kYamlLimit);
+  }
+  const Store& store = *job.source.store;
+  if (!store.exists(kConfig)) return {};
+  return read_all(*store.open(kConfig), olmo::kYamlLimit);
+}
+
+// Copied byte for byte: it is the user's description of the run, and the last file to appear
+// (O-31).
+void copy_config(const ConvertJob& job) {
+  const std::vector<std::byte> config = config_of(job);
+  if (config.empty()) {
+    job.report.notes.emplace_back("no config.yaml: the source has none, --config names one");
+    return;
+  }
+  const std::string_view wanted = checkpointer_of(job.options.to);
+  const auto named = olmo::sharded_checkpointer_of(config);
+  if (named && !wanted.empty() && *named != wanted) {
+    job.report.notes.push_back("config.yaml says sharded_checkpointer: " + *named + ", this is " +
+                               std::string(wanted));
+  }
+  put(job.store, kConfig, config, job.if_exists);
+}
+
+}  // namespace
+
+SourceTensors::SourceTensors(const TrainingState& state) {
+  add("model", state.model);
+  if (state.optim) add("optim", *state.optim);
+}
+
+void SourceTensors::add(const std::string& name, const Value& value) {
+  if (value.is(Kind::tensor)) {
+    leaves_.push_back({name, {}, value});
+    by_tensor_.emplace(&value.as_tensor(), &leaves_.back());
+  } else if (value.is(Kind::dict)) {
+    for (const auto& [key, item] : value.pairs()) {
+      add(name + "." + key_text(key), item);
+    }
+  } else if (value.is(Kind::list)) {
+    std::size_t index = 0;
+    for (const Value& item : value.items()) add(name + "." + std::to_string(index++), item);
+  }
+}
+
+std::vector<const Leaf*> SourceTensors::all() const {
+  std::vector<const Leaf*> leaves;
+  for (const Leaf& leaf : leaves_) leaves.push_back(&leaf);
+  return leaves;
+}
+
+Value with_tensors(const Value& tree, const std::function<Value(const Tensor&)>& replace) {
+  if (tree.is(Kind::tensor)) return replace(tree.as_tensor());
+  if (tree.is(Kind::list)) {
+    Value copy = Value::list();
+    for (const Value& item : tree.items()) copy.items().push_back(with_tensors(item, replace));
+    return copy;
+  }
+  if (!tree.is(Kind::dict) || tree.dict_kind() == DictKind::default_dict) return tree;
+  std::vector<Value::Pair> pairs;
+  for (const auto& [key, item] : tree.pairs()) pairs.emplace_back(key, with_tensors(item, replace));
+  Value copy = Value::dict(std::move(pairs), tree.dict_kind());
+  if (const Value* state = tree.container_state()) copy.set_container_state(*state);
+  return copy;
+}
+
+Value whole_tensor(const SourceTensors& sources, const Tensor& tensor, Archive& archive) {
+  Value leaf = planned_tensor(tensor.dtype, tensor.shape);
+  archive.parts.emplace(&leaf.as_tensor(), std::vector{whole_part(sources.of(tensor))});
+  return leaf;
+}
+
+void write_train(const ConvertJob& job, const TrainingState& state, const std::string& name) {
+  if (state.train) write_archive(job, {name, *state.train, {}}, 1);
+}
+
+void write_olmo_torch_new(ConvertJob& job, const TrainingState& state) {
+  TrainingState part{state.model, state.optim, {}};
+  const std::vector<Leaf> leaves = flatten(part.tree());
+  SubStore store(job.store, "model_and_optim");
+  ConvertJob inner = job.with(leaves, store, "model_and_optim");
+  write_dcp(inner);
+  for (int rank = 0; rank < job.options.ranks; ++rank) {
+    write_train(job, state, "train/rank" + std::to_string(rank) + ".pt");
+  }
+}
+
+void write_olmo_legacy(ConvertJob& job, const TrainingState& state) {
+  const SourceTensors sources(state);
+  check_sources(job, sources.all());
+  const int ranks = job.options.ranks;
+  parallel_for(job.threads, static_cast<std::size_t>(ranks), [&](std::size_t index) {
+    const auto rank = static_cast<int>(index);
+    const olmo::ShardedTensorMaker maker(rank, ranks);
+    Archive archive{"rank" + std::to_string(rank) + ".pt", Value::dict(), {}};
+    const auto shard = [&](const Tensor& tensor) -> Value {
+      if (tensor.shape.empty() || numel(tensor.shape) == 0) {
+        return whole_tensor(sources, tensor, archive);
+      }
+      const std::vector<Box> chunks = row_chunks(tensor.shape, ranks);
+      if (index >= chunks.size()) return maker.make(tensor.dtype, tensor.shape, chunks, nullptr);
+      const Box& mine = chunks[index];
+      const Value local = planned_tensor(tensor.dtype, mine.sizes);
+      archive.parts.emplace(&local.as_tensor(),
+                            std::vector{ArchivePart{&sources.of(tensor), mine, 0, numel(mine)}});
+      return maker.make(tensor.dtype, tensor.shape, chunks, &local);
+    };
+    archive.tree.set_item("model", with_tensors(state.model, shard));
+    if (state.optim) archive.tree.set_item("optim", with_tensors(*state.optim, shard));
+    if (state.train) {
+      for (const auto& [key, value] : state.train->pairs()) archive.tree.set_item(key, value);
+    }
+    write_archive(job, archive, 1);
+  });
+}
+
+void write_olmo(ConvertJob& job) {
+  if (job.options.ranks < 1) throw Error(ErrorCode::invalid_argument, "a target for no ranks");
+  const TrainingState state =
+      training_state_of(keeps_tree(job) ? *job.source.root : unflatten(job.leaves));
+  switch (job.options.to) {
+    case CheckpointKind::olmo_full:
+      write_olmo_full(job, state);
+      break;
+    case CheckpointKind::olmo_torch_new:
+      write_olmo_torch_new(job, state);
+      break;
+    case CheckpointKind::olmo_legacy:
+      write_olmo_legacy(job, state);
+      break;
+    default:
+      write_olmo_local(job, state);
+      break;
+  }
+  copy_config(job);
+}
+
+}  // namespace tessera

@@ -1,0 +1,101 @@
+// model.pt, optim.pt, train.pt, or the first two as safetensors with OLMo's names (F-00, F-06).
+#include "base/parallel.h"
+#include "checkpoint/write/write_olmo.h"
+#include "format/olmo/keys.h"
+#include "format/safetensors/safetensors.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+using Kind = Value::Kind;
+
+// Tensors of a state dict, and everything else as the bytes of its pickle, by OLMo's names.
+struct Encoded {
+  std::map<std::string, const Leaf*> tensors;
+  std::map<std::string, std::vector<std::byte>> values;
+};
+
+void encode(const Value& dict, const SourceTensors& sources, Value::List& keys, Encoded& out) {
+  for (const auto& [key, value] : dict.pairs()) {
+    if (!key.is(Kind::string) && !key.is(Kind::integer)) {
+      throw Error(ErrorCode::unsupported, "a key that is neither a string nor a number")
+          .at_key(render(key, 60));
+    }
+    keys.push_back(key);
+    if (value.is(Kind::dict)) {
+      encode(value, sources, keys, out);
+    } else if (value.is(Kind::tensor)) {
+      out.tensors.emplace(olmo::encode_key({keys, false}), &sources.of(value.as_tensor()));
+    } else {
+      out.values.emplace(olmo::encode_key({keys, true}), olmo::encode_value(value));
+    }
+    keys.pop_back();
+  }
+}
+
+void write_encoded(const ConvertJob& job, const std::string& file, const Encoded& encoded) {
+  safetensors::Header header;
+  for (const auto& [name, leaf] : encoded.tensors) {
+    const Tensor& tensor = leaf->value.as_tensor();
+    if (info(tensor.dtype).safetensors.empty()) {
+      throw Error(ErrorCode::unsupported,
+                  "safetensors has no element type for " + std::string(to_string(tensor.dtype)))
+          .at_key(leaf->name);
+    }
+    header.entries.push_back({name, tensor.dtype, tensor.shape, 0, 0});
+  }
+  for (const auto& [name, bytes] : encoded.values) {
+    header.entries.push_back(
+        {name, DType::uint8, Shape{static_cast<std::int64_t>(bytes.size())}, 0, 0});
+  }
+  const std::vector<std::byte> head = safetensors::encode_header(header);
+  IoReport report;
+  report.bytes_written =
+      header.data_offset + (header.entries.empty() ? 0 : header.entries.back().end);
+  const auto sink = job.store.create(file, job.if_exists, report.bytes_written);
+  sink->write_at(0, head);
+  parallel_for(job.threads, header.entries.size(), [&](std::size_t i) {
+    const safetensors::Entry& entry = header.entries[i];
+    const std::uint64_t at = header.data_offset + entry.begin;
+    if (const auto value = encoded.values.find(entry.name); value != encoded.values.end()) {
+      sink->write_at(at, value->second);
+    } else {
+      const Leaf& leaf = *encoded.tensors.at(entry.name);
+      stream_tensor(job, leaf.name, leaf.value.as_tensor(), *sink, at);
+    }
+  });
+  sink->commit();
+  job.counters.add(report);
+}
+
+// `name` without extension, holding `dict`.
+void write_part(const ConvertJob& job, const SourceTensors& sources, const std::string& name,
+                const Value& dict) {
+  if (job.options.olmo.safetensors) {
+    Encoded encoded;
+    Value::List keys;
+    encode(dict, sources, keys, encoded);
+    write_encoded(job, name + ".safetensors", encoded);
+    return;
+  }
+  Archive archive{name + ".pt", dict, {}};
+  if (!keeps_tree(job)) {
+    archive.tree = with_tensors(
+        dict, [&](const Tensor& tensor) { return whole_tensor(sources, tensor, archive); });
+  }
+  write_archive(job, archive, job.threads);
+}
+
+}  // namespace
+
+void write_olmo_full(ConvertJob& job, const TrainingState& state) {
+  const SourceTensors sources(state);
+  write_part(job, sources, "model", state.model);
+  if (job.options.olmo.model_only) return;
+  if (state.optim) write_part(job, sources, "optim", *state.optim);
+  write_train(job, state, "train.pt");
+}
+
+}  // namespace tessera

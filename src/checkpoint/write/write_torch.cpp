@@ -1,0 +1,45 @@
+#include "checkpoint/write/targets.h"
+#include "checkpoint/write/write_archive.h"
+
+namespace tessera {
+namespace {
+
+// Tensors without pieces: the writer gives each a fresh, dense storage.
+Archive fresh_archive(const ConvertJob& job) {
+  Archive archive{job.name, {}, {}};
+  std::vector<Leaf> leaves = job.leaves;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (!leaves[i].value.is(Value::Kind::tensor)) continue;
+    Tensor tensor = leaves[i].value.as_tensor();
+    require_bounded(tensor, leaves[i].name);
+    tensor.pieces.clear();
+    leaves[i].value = Value(std::move(tensor));
+    archive.parts.emplace(&leaves[i].value.as_tensor(), std::vector{whole_part(job.leaves[i])});
+  }
+  archive.tree = unflatten(leaves);
+  return archive;
+}
+
+// The source's own tree. Tensors that have no storage to keep are streamed from their pieces.
+Archive own_archive(const ConvertJob& job) {
+  Archive archive{job.name, *job.source.root, {}};
+  for (const Leaf& leaf : job.leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    archive.parts.emplace(&leaf.value.as_tensor(), std::vector{whole_part(leaf)});
+  }
+  return archive;
+}
+
+}  // namespace
+
+bool keeps_tree(const ConvertJob& job) {
+  const ConvertOptions& options = job.options;
+  const bool as_they_are = options.rename.empty() && !options.dtype && !options.dequantize;
+  return as_they_are && job.source.root && job.leaves.size() == job.source.leaves.size();
+}
+
+void write_torch(const ConvertJob& job) {
+  write_archive(job, keeps_tree(job) ? own_archive(job) : fresh_archive(job), job.threads);
+}
+
+}  // namespace tessera
