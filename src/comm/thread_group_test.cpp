@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "conformance/errors.h"
 #include "tessera/comm.h"
 
 namespace tessera {
@@ -18,15 +19,6 @@ Bytes message(int value) {
 }
 
 // The error of a call that must fail.
-Error error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  throw std::runtime_error("expected a tessera::Error");
-}
-
 TEST(ThreadGroup, CollectivesKeepRankOrder) {
   std::atomic<int> checked{0};
   run_ranks(5, [&](Group& group) {

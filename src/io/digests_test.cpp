@@ -2,12 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <random>
-#include <stdexcept>
 
 #include "base/digest.h"
 #include "base/parallel.h"
+#include "conformance/errors.h"
 #include "io/block_digests.h"
 #include "io/checked_source.h"
 #include "io/counting.h"
@@ -31,15 +30,6 @@ Digests digests_of(ByteView bytes) {
     digests.push_back(
         digest64(bytes.subspan(at, std::min<std::size_t>(kDigestBlock, bytes.size() - at))));
   return digests;
-}
-
-Error error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  throw std::runtime_error("expected a tessera::Error");
 }
 
 // The bytes cut into parts of random sizes, blocks and more among them.

@@ -1,9 +1,8 @@
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <map>
-#include <stdexcept>
 
+#include "conformance/errors.h"
 #include "io/counting.h"
 #include "io/faulty.h"
 #include "tessera/error.h"
@@ -25,15 +24,6 @@ std::string read(const ByteSource& source, std::uint64_t offset, std::size_t siz
   std::string text(size, '?');
   source.read_at(offset, std::as_writable_bytes(std::span(text.data(), size)));
   return text;
-}
-
-Error error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  throw std::runtime_error("expected a tessera::Error");
 }
 
 constexpr auto kMax = std::numeric_limits<std::uint64_t>::max();

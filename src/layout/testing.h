@@ -3,22 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
-#include <stdexcept>
-
+#include "conformance/errors.h"
 #include "tessera/error.h"
 #include "tessera/layout.h"
 
 namespace tessera {
-
-inline Error error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  throw std::runtime_error("expected a tessera::Error");
-}
 
 inline std::vector<Run> runs_of(const Slice& slice, const Shape& shape) {
   const RunSequence sequence(slice, shape);

@@ -1,4 +1,4 @@
-// The code of the Error that a call throws.
+// The Error that a call throws, and its code.
 #pragma once
 
 #include <stdexcept>
@@ -8,13 +8,18 @@
 namespace tessera {
 
 template <typename F>
-ErrorCode code_of(F&& call) {
+Error error_of(F&& call) {
   try {
     call();
   } catch (const Error& error) {
-    return error.code();
+    return error;
   }
   throw std::runtime_error("expected a tessera::Error");
+}
+
+template <typename F>
+ErrorCode code_of(F&& call) {
+  return error_of(call).code();
 }
 
 }  // namespace tessera
