@@ -18,7 +18,6 @@ import subprocess
 import sys
 import types
 import zipfile
-import zlib
 
 import pytest
 import safetensors.torch
@@ -26,13 +25,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.distributed.tensor  # DTensors in the files
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 # OLMo 0.6 calls torch.load as it was before 2.6 (Q-07).
 os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 TESSERA = os.environ["TESSERA_COMMAND"]
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+sys.path.insert(0, str(GOLDEN / "make"))
+
+from expected import dcp_tree, describe  # noqa: E402  (beside the makers of expected.json)
+
 # special.pt names it.
 sys.modules["__main__"].Point = collections.namedtuple("Point", "x y", module="__main__")
 
@@ -196,20 +197,6 @@ def built(tmp_path_factory):
 # What is expected --------------------------------------------------------------------------------
 
 
-def is_plain(value):
-    if type(value) in (list, tuple):
-        return all(map(is_plain, value))
-    return value is None or type(value) in (bool, int, float, str, bytes)
-
-
-def describe(value):
-    """As expected.json says it (tests/golden/make/checkpoint_expect.py)."""
-    if type(value) not in (torch.Tensor, torch.nn.Parameter):
-        return {"value": repr(value)} if is_plain(value) else {"object": type(value).__name__}
-    raw = bytes(value.detach().clone(memory_format=torch.contiguous_format).untyped_storage())
-    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "crc32": zlib.crc32(raw)}
-
-
 def flat(tree):
     return {name: describe(value) for name, value in flatten_state_dict(tree)[0].items()}
 
@@ -270,10 +257,7 @@ def in_olmo(source, rows):
 
 
 def load_dcp(directory):
-    tree = {}
-    reader = dcp.FileSystemReader(directory)
-    _load_state_dict(tree, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    return tree
+    return dcp_tree(dcp.FileSystemReader(directory))
 
 
 def load_set(directory):

@@ -15,7 +15,6 @@ import logging
 import pathlib
 import sys
 import warnings
-import zlib
 
 import torch
 import torch.distributed as dist
@@ -23,9 +22,9 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.tensor  # DTensors in the files
 from safetensors.torch import load_file
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from expected import dcp_leaves, dcp_tree, describe
 
 warnings.simplefilter("ignore")
 logging.disable(logging.CRITICAL)
@@ -33,7 +32,7 @@ logging.disable(logging.CRITICAL)
 
 def read(path):
     if path.is_dir() and (path / ".metadata").exists():
-        return read_dcp(path)
+        return dcp_leaves(dcp.FileSystemReader(path))
     if path.name.endswith("_legacy"):
         return read_legacy(path)
     if path.name.endswith("_local"):
@@ -59,7 +58,7 @@ def in_group(world, work):
 def full_state(directory):
     base = directory.parent / directory.name.removesuffix("_legacy").removesuffix("_local").removesuffix("_old")
     model, gathered = [torch.load(f"{base}_{part}.pt", weights_only=False) for part in ("model", "optim")]
-    optim = read_dcp_tree(base)["optim"]
+    optim = dcp_tree(dcp.FileSystemReader(base))["optim"]
     for name, state in optim["state"].items():
         assert all(torch.equal(state[key], gathered["state"][name][key]) for key in ("step", "exp_avg_sq"))
     return model, optim
@@ -87,38 +86,6 @@ def read_local(directory):
     if (directory / "train").exists():
         tree["train"] = torch.load(directory / "train/rank0.pt", weights_only=False)
     return flatten_state_dict(tree)[0]
-
-
-def read_dcp_tree(directory):
-    tree = {}
-    planner = _EmptyStateDictLoadPlanner()
-    _load_state_dict(tree, storage_reader=dcp.FileSystemReader(directory), planner=planner, no_dist=True)
-    return tree
-
-
-def read_dcp(directory):
-    tree = read_dcp_tree(directory)
-    mappings = dcp.FileSystemReader(directory).read_metadata().planner_data
-    flat = {}
-    for name, path in mappings.items():
-        value = tree
-        for part in path:
-            value = value[part]
-        flat[name] = value
-    return flat
-
-
-def is_plain(value):
-    if type(value) in (list, tuple):
-        return all(map(is_plain, value))
-    return value is None or type(value) in (bool, int, float, str, bytes)
-
-
-def describe(value):
-    if type(value) not in (torch.Tensor, torch.nn.Parameter):
-        return {"value": repr(value)} if is_plain(value) else {"object": type(value).__name__}
-    raw = bytes(value.detach().clone(memory_format=torch.contiguous_format).untyped_storage())
-    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "crc32": zlib.crc32(raw)}
 
 
 root = pathlib.Path(sys.argv[1])

@@ -15,30 +15,15 @@ import shutil
 import sys
 import tempfile
 import warnings
-import zlib
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from expected import dcp_leaves, describe
 
 warnings.simplefilter("ignore")
 logging.disable(logging.CRITICAL)
-
-
-def flat(reader):
-    """Every leaf by its name."""
-    tree = {}
-    _load_state_dict(tree, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    paths = reader.read_metadata().planner_data or {name: (name,) for name in tree}
-    leaves = {}
-    for name, path in paths.items():
-        value = tree
-        for part in path:
-            value = value[part]
-        leaves[name] = value
-    return leaves
 
 
 def merged(directory, scratch):
@@ -64,7 +49,7 @@ def merged(directory, scratch):
                 chunks = [chunk for chunk in entry.chunks if chunk.offsets == index.offset]
                 whole.state_dict_metadata[index.fqn].chunks += chunks
     (scratch / ".metadata").write_bytes(pickle.dumps(whole))
-    return flat(dcp.FileSystemReader(scratch))
+    return dcp_leaves(dcp.FileSystemReader(scratch))
 
 
 def from_safetensors(directory, scratch):
@@ -77,7 +62,7 @@ def from_safetensors(directory, scratch):
             leaves[index.fqn] = torch.load(io.BytesIO(item), weights_only=False)
     for file in directory.glob("*.distcp"):
         (scratch / (file.stem + ".safetensors")).write_bytes(file.read_bytes()[ends.get(file.name, 0):])
-    return {**leaves, **flat(dcp.HuggingFaceStorageReader(scratch))}
+    return {**leaves, **dcp_leaves(dcp.HuggingFaceStorageReader(scratch))}
 
 
 def read(directory):
@@ -87,14 +72,7 @@ def read(directory):
         if directory.name.startswith("c2_st"):
             return from_safetensors(directory, pathlib.Path(scratch))
     is_dcp = (directory / ".metadata").exists()
-    return flat(dcp.FileSystemReader(directory) if is_dcp else dcp.HuggingFaceStorageReader(directory))
-
-
-def describe(value):
-    if not isinstance(value, torch.Tensor):
-        return {"value": repr(value)}
-    raw = bytes(value.detach().clone(memory_format=torch.contiguous_format).untyped_storage())
-    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "crc32": zlib.crc32(raw)}
+    return dcp_leaves(dcp.FileSystemReader(directory) if is_dcp else dcp.HuggingFaceStorageReader(directory))
 
 
 golden = pathlib.Path(sys.argv[1])
