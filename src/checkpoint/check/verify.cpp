@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <unordered_set>
 
 #include "base/parallel.h"
 #include "checkpoint/open/lazy_source.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/read/storage_checks.h"
 #include "io/block_digests.h"
 #include "tessera/error.h"
 
@@ -65,13 +67,26 @@ Checked check_part(const FilePart& part) {
   return checked;
 }
 
+// Storages that some thread has taken upon itself: several tensors may be views of one.
+class Claims {
+ public:
+  [[nodiscard]] bool is_first(const Storage& storage) {
+    const std::lock_guard lock(mutex_);
+    return claimed_.insert(&storage).second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_set<const Storage*> claimed_;  // guarded by mutex_
+};
+
 // Reads one tensor's storages whole, less those that another tensor's check has read and those
 // whose files are checked as files.
-Checked check_tensor(const Leaf& leaf, CheckedStorages& done) {
+Checked check_tensor(const Leaf& leaf, Claims& claims) {
   const Tensor& tensor = leaf.value.as_tensor();
   Checked checked;
   for (const Piece& piece : tensor.pieces) {
-    if (!done.claim(*piece.storage)) continue;
+    if (!claims.is_first(*piece.storage)) continue;
     const Piece raw = decoded_piece(tensor, piece, leaf.name);
     if (raw.storage->source && raw.storage->source->checked()) continue;
     const bool has_checksum = check_storage(*raw.storage, leaf.name);
@@ -112,14 +127,14 @@ VerifyReport verify(const Checkpoint& checkpoint, bool read_data, int threads,
   std::uint64_t total = parts.empty() ? tensor_bytes(checkpoint.leaves) : 0;
   for (const FilePart& part : parts) total += part.end - part.begin;
   Meter meter(progress, total);
-  CheckedStorages done;
+  Claims claims;
   std::mutex mutex;
   std::vector<std::optional<Finding>> found(parts.size() + tensors.size());  // by piece of work
   parallel_for(threads, found.size(), [&](std::size_t i) {
     Checked checked;
     try {
-      checked =
-          i < parts.size() ? check_part(parts[i]) : check_tensor(*tensors[i - parts.size()], done);
+      checked = i < parts.size() ? check_part(parts[i])
+                                 : check_tensor(*tensors[i - parts.size()], claims);
     } catch (const Error& error) {
       found[i] = Finding{error.code(), error.what()};
     }

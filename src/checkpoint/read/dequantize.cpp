@@ -83,8 +83,9 @@ class Computed : public ByteSource {
       offset += part;
     }
     if (offset == size()) {
-      elements_.check_rest(checked_);
-      scale_elements_.check_rest(checked_);
+      elements_.hand_over(checks_);
+      scale_elements_.hand_over(checks_);
+      checks_.read_rest(1);
     }
   }
 
@@ -114,7 +115,7 @@ class Computed : public ByteSource {
   std::int64_t count_;
   DType to_;
   std::string name_;
-  mutable CheckedStorages checked_;  // of both tensors
+  mutable StorageChecks checks_;  // of both tensors
 };
 
 class BlockScaled final : public Computed {

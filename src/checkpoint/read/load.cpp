@@ -98,8 +98,8 @@ std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint) {
   return fits ? old : current;
 }
 
-// With `rest` also what the reads could not check by themselves (views) is checked.
-void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, CheckedStorages* rest,
+// What the reads could not check by themselves (views) is left to `checks`, if there are any.
+void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, StorageChecks* checks,
           IoCounters& counters) {
   const Tensor& have = found.value.as_tensor();
   const Tensor& want = wanted.value.as_tensor();
@@ -132,7 +132,7 @@ void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, CheckedStor
           });
     }
   }
-  if (rest != nullptr) reader.check_rest(*rest);
+  if (checks != nullptr) reader.hand_over(*checks);
   counters.add(reader.report());
 }
 
@@ -154,7 +154,7 @@ void assign(Value& tree, const Path& path, const Value& value) {
 }
 
 void read_tensors(const std::vector<Match>& matches, const LoadOptions& options,
-                  CheckedStorages* rest, IoCounters& counters) {
+                  StorageChecks* checks, IoCounters& counters) {
   std::vector<Job> jobs;
   for (const Match& match : matches) {
     if (!match.wanted->value.is(Value::Kind::tensor)) continue;
@@ -164,7 +164,7 @@ void read_tensors(const std::vector<Match>& matches, const LoadOptions& options,
   }
   parallel_for(options.threads, jobs.size(), [&](std::size_t i) {
     const Match& match = *jobs[i].match;
-    fill(*match.found, *match.wanted, match.wanted->value.as_tensor().pieces[jobs[i].piece], rest,
+    fill(*match.found, *match.wanted, match.wanted->value.as_tensor().pieces[jobs[i].piece], checks,
          counters);
   });
 }
@@ -209,8 +209,9 @@ Value load_all(const Checkpoint& checkpoint, const LoadOptions& options) {
     leaf.value = Value(std::move(tensor));
   }
   IoCounters counters;
-  CheckedStorages checked;
-  read_tensors(match(leaves, checkpoint, options), options, &checked, counters);
+  StorageChecks checks;
+  read_tensors(match(leaves, checkpoint, options), options, &checks, counters);
+  checks.read_rest(options.threads);
   try {
     return unflatten(leaves);
   } catch (Error& error) {

@@ -17,6 +17,9 @@ namespace {
 constexpr std::int64_t kGapBytes = 16 << 10;
 constexpr std::int64_t kSpanBytes = 1 << 20;
 
+// Runs of one storage that a reader's checksum follows: of more the storage is read again.
+constexpr std::size_t kMaxFollowed = 1024;
+
 constexpr std::uint64_t kUnfoldedBytes = std::uint64_t{16} << 30;
 constexpr std::uint64_t kUnfoldedTimes = 1000;
 
@@ -34,19 +37,7 @@ bool is_dense(const Shape& sizes, const Shape& strides) {
   return true;
 }
 
-[[noreturn]] void refuse_crc(const Storage& storage, std::uint32_t found, const std::string& key) {
-  throw Error(ErrorCode::corrupt, "the tensor's bytes have CRC-32 " + std::to_string(found) +
-                                      ", the file records " + std::to_string(*storage.crc32))
-      .at_path(storage.source ? storage.source->name() : "memory")
-      .at_key(key)
-      .at_offset(storage.offset);
-}
-
 }  // namespace
-
-bool has_crc(const Storage& storage) {
-  return storage.crc32 && *storage.crc32 != 0;
-}
 
 void IoCounters::add(const IoReport& part) {
   const std::lock_guard lock(mutex_);
@@ -67,20 +58,28 @@ struct TensorReader::Source {
   Shape sizes;                   // of the piece's own array
   bool dense = true;             // row-major without gaps
   std::uint64_t first_byte = 0;  // of the piece in its storage
-  std::uint64_t followed = 0;    // bytes of the storage under the running CRC
-  std::uint32_t crc = 0;         // the running CRC
+  std::vector<ReadRun> runs;     // under running CRCs, in the order of reading
+  bool followed = true;          // false: they were too many
   std::uint64_t read = 0;        // bytes read from the source
-  bool checked = false;          // the whole storage passed its CRC
+  bool checked = false;          // the storage passed its CRC, or the job sees to it
 
   // Bytes [at, at + bytes.size()) of the storage have just been read.
   void follow(std::uint64_t at, ByteView bytes, const std::string& key) {
-    read += bytes.size();
     const Storage& storage = *piece.storage;
-    if (!has_crc(storage) || at != followed) return;
-    crc = tessera::crc32(bytes, crc);
-    followed += bytes.size();
-    if (followed != storage.size) return;
-    if (crc != *storage.crc32) refuse_crc(storage, crc, key);
+    if (!followed || checked || !has_crc(storage)) return;
+    if (runs.empty() || runs.back().end() != at) {
+      if (runs.size() == kMaxFollowed) {
+        followed = false;
+        runs.clear();
+        return;
+      }
+      runs.push_back({at, 0, 0});
+    }
+    ReadRun& run = runs.back();
+    run.crc = tessera::crc32(bytes, run.crc);
+    run.size += bytes.size();
+    if (run.size != storage.size) return;
+    require_crc(storage, run.crc, key);
     checked = true;
   }
 };
@@ -216,6 +215,7 @@ void TensorReader::read_group(Source& source, std::span<const Copy> group, std::
     const MutableByteView bytes(place(group[0]),
                                 static_cast<std::size_t>(group[0].count) * element_);
     storage.source->read_at(storage.offset + at(group[0].from_local), bytes);
+    source.read += bytes.size();
     source.follow(at(group[0].from_local), bytes, name_);
     return;
   }
@@ -223,11 +223,14 @@ void TensorReader::read_group(Source& source, std::span<const Copy> group, std::
   const std::int64_t count = group.back().from_local + group.back().count - first;
   scratch_.resize(static_cast<std::size_t>(count) * element_);
   storage.source->read_at(storage.offset + at(first), scratch_);
-  source.follow(at(first), scratch_, name_);
+  source.read += scratch_.size();
   for (const Copy& copy : group) {
-    std::memcpy(place(copy),
-                scratch_.data() + static_cast<std::size_t>(copy.from_local - first) * element_,
-                static_cast<std::size_t>(copy.count) * element_);
+    // What lies between the runs is not followed: who needs it reads it, too.
+    const ByteView bytes =
+        ByteView(scratch_).subspan(static_cast<std::size_t>(copy.from_local - first) * element_,
+                                   static_cast<std::size_t>(copy.count) * element_);
+    source.follow(at(copy.from_local), bytes, name_);
+    std::memcpy(place(copy), bytes.data(), bytes.size());
   }
 }
 
@@ -242,42 +245,22 @@ void TensorReader::read_strided(Source& source, const Copy& copy, std::byte* out
                            std::memcpy(out, storage.data + at, size);
                          } else {
                            storage.source->read_at(storage.offset + at, {out, size});
+                           source.read += size;
                            source.follow(at, {out, size}, name_);
                          }
                          out += size;
                        });
 }
 
-void TensorReader::check_rest(CheckedStorages& done) {
+void TensorReader::hand_over(StorageChecks& checks) {
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     Source* source = sources_[i].get();
-    if (source == nullptr || source->checked || source->piece.storage->data != nullptr) continue;
-    const Storage& storage = *source->piece.storage;
-    if (storage.source->checked()) continue;  // by digests, whatever was read of it
-    if (!has_crc(storage)) continue;
-    // What an item holds belongs to this reader alone; the tensor's own storage may be shared.
-    const bool first = done.claim(*tensor_.pieces[i].storage);
-    source->checked = !first || check_storage(storage, name_);
+    if (source == nullptr || source->checked || source->read == 0) continue;
+    const std::shared_ptr<Storage>& storage = source->piece.storage;
+    if (storage->source->checked() || !has_crc(*storage)) continue;
+    checks.add(*tensor_.pieces[i].storage, storage, source->runs, name_);
+    source->checked = true;
   }
-}
-
-bool CheckedStorages::claim(const Storage& storage) {
-  const std::lock_guard lock(mutex_);
-  return claimed_.insert(&storage).second;
-}
-
-bool check_storage(const Storage& storage, const std::string& name) {
-  std::vector<std::byte> window(static_cast<std::size_t>(kSpanBytes));
-  std::uint32_t crc = 0;
-  for (std::uint64_t at = 0; at < storage.size; at += window.size()) {
-    const auto part = std::min<std::uint64_t>(window.size(), storage.size - at);
-    const MutableByteView bytes = MutableByteView(window).first(part);
-    storage.source->read_at(storage.offset + at, bytes);
-    crc = tessera::crc32(bytes, crc);
-  }
-  if (!has_crc(storage)) return false;
-  if (crc != *storage.crc32) refuse_crc(storage, crc, name);
-  return true;
 }
 
 IoReport TensorReader::report() const {

@@ -5,9 +5,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <unordered_set>
 #include <vector>
 
+#include "checkpoint/read/storage_checks.h"
 #include "tessera/checkpoint.h"
 #include "tessera/layout.h"
 #include "tessera/value.h"
@@ -24,18 +24,6 @@ struct IoCounters {
   IoReport total_;  // guarded by mutex_
 };
 
-// Storages whose checksums were compared in one job. Several tensors may be views of one storage;
-// it is read whole for its checksum once. Storages must outlive this; used by several threads.
-class CheckedStorages {
- public:
-  // Whether the caller is the first with this storage, and has to check it.
-  [[nodiscard]] bool claim(const Storage& storage);
-
- private:
-  std::mutex mutex_;
-  std::unordered_set<const Storage*> claimed_;  // guarded by mutex_
-};
-
 // Throws `limit` for a tensor that unfolds a few stored bytes to more than any disk or memory would
 // take: a view whose strides are 0, of 16 GiB and of a thousand times its storage. Describing it
 // costs nothing, reading it would not end.
@@ -43,10 +31,10 @@ void require_bounded(const Tensor& tensor, const std::string& name);
 
 // One tensor's pieces made ready to read. A reader belongs to one thread.
 //
-// Elements are asked for by target position; bytes of a piece that are read from its first to its
-// last in ascending order are followed by a running CRC-32, which is compared with the recorded one
-// when the last byte has passed: a difference is `corrupt`. Bytes that no such check covers are
-// counted.
+// Elements are asked for by target position; a running CRC-32 follows the bytes of a piece as they
+// are read in ascending order, and is compared with the recorded one when all have passed: a
+// difference is `corrupt`. Of storages that are read in part `hand_over` gives it to the job. Bytes
+// that no such check covers are counted.
 class TensorReader {
  public:
   // `tensor` must outlive the reader and be bounded; its pieces lie in sources or in memory. `name`
@@ -61,10 +49,9 @@ class TensorReader {
   // stored as another type are converted.
   void read(const Slice& target, std::int64_t begin, std::int64_t count, std::byte* out);
 
-  // Reads once more, and checks, every storage whose recorded CRC-32 the reads so far could not
-  // follow: strided views, views of a part. Those that `done` knows are left to who claimed them.
-  // Afterwards nothing with a checksum is unchecked.
-  void check_rest(CheckedStorages& done);
+  // Leaves the checksums of storages that were read in part, or out of order, to `checks`; they
+  // count as checked from now on. To be called after the last read.
+  void hand_over(StorageChecks& checks);
 
   // What was read since construction.
   [[nodiscard]] IoReport report() const;
@@ -89,14 +76,6 @@ class TensorReader {
   std::vector<std::byte> unconverted_;            // elements as they are stored
   IoReport report_;
 };
-
-// Whether the storage has a checksum to compare with. A recorded 0 means that the writer did not
-// compute one.
-[[nodiscard]] bool has_crc(const Storage& storage);
-
-// Reads all bytes of a raw storage and compares their CRC-32 with the recorded one (`corrupt` on a
-// difference). Returns whether there was one to compare with.
-bool check_storage(const Storage& storage, const std::string& name);
 
 // The tensor inside an encoded DCP item (F-03b), or `piece` itself when its storage is raw: a piece
 // whose storage is raw and whose strides are known. Throws `corrupt` when the item holds another

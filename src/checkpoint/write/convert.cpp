@@ -101,7 +101,7 @@ std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, cons
         return ByteView(buffer).first(bytes);
       },
       scratch);
-  reader.check_rest(job.checked);
+  reader.hand_over(job.checks);
   job.counters.add(reader.report());
   return crc;
 }
@@ -132,7 +132,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
       }));
   Meter meter(options.progress, tensor_bytes(leaves));
   IoCounters counters;
-  CheckedStorages checked;
+  StorageChecks checks;
   const int threads = std::max(options.threads, 1);
   const std::uint64_t share = options.memory / (2 * static_cast<std::uint64_t>(threads));
   ConvertJob job{checkpoint,
@@ -147,7 +147,8 @@ ConvertReport convert(const std::string& source, const std::string& target,
                  meter,
                  counters,
                  report,
-                 checked};
+                 checks,
+                 whole.has_value()};
   switch (options.to) {
     case CheckpointKind::dcp:
       write_dcp(job);
@@ -165,7 +166,10 @@ ConvertReport convert(const std::string& source, const std::string& target,
       write_olmo(job);
       break;
   }
-  if (whole) whole->commit();
+  if (whole) {
+    counters.add(checks.read_rest(threads));
+    whole->commit();
+  }
   meter.finish();
   report.io = counters.report();
   return report;

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/read/meter.h"
@@ -25,16 +24,22 @@ struct ConvertJob {
   Meter& meter;
   IoCounters& counters;
   ConvertReport& report;
-  CheckedStorages& checked;  // whose checksums were compared in this job
-  // Tensors of which every byte has been compared with a checksum already.
-  std::unordered_set<const Tensor*> compared = {};
+  StorageChecks& checks;  // of what was read in this job
+  bool appears_whole =
+      false;  // `store` is a directory that the caller makes visible when all is done
+
+  // Compares the checksums that are still open. To be called before a file or a set of files is
+  // made visible.
+  void before_visible() const {
+    if (!appears_whole) counters.add(checks.read_rest(threads));
+  }
 
   // A part of this job: other leaves of the source, into a directory of its own.
   [[nodiscard]] ConvertJob with(const std::vector<Leaf>& part, Store& into,
                                 const std::string& directory) const {
-    return {source,    part,    options, into,  "",       final_name + "/" + directory,
-            if_exists, threads, window,  meter, counters, report,
-            checked};
+    return {source,    part,         options, into,  "",       final_name + "/" + directory,
+            if_exists, threads,      window,  meter, counters, report,
+            checks,    appears_whole};
   }
 };
 

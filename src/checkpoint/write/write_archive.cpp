@@ -33,12 +33,7 @@ std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, Byte
         return ByteView(bytes);
       },
       scratch);
-  if (has_crc(storage) && *storage.crc32 != crc) {
-    throw Error(ErrorCode::corrupt, "the storage's bytes have CRC-32 " + std::to_string(crc) +
-                                        ", the file records " + std::to_string(*storage.crc32))
-        .at_path(storage.source->name())
-        .at_offset(storage.offset);
-  }
+  if (has_crc(storage)) require_crc(storage, crc, "");
   IoReport report;
   report.bytes_needed = report.bytes_read = storage.size;
   const bool in_file = storage.data == nullptr;
@@ -80,9 +75,8 @@ std::uint32_t stream_part(const ConvertJob& job, DType dtype, const ArchivePart&
     at += bytes.size();
   }
   if (!reader) return crc;
-  IoReport report = reader->report();
-  if (job.compared.contains(&part.source->value.as_tensor())) report.bytes_unchecked = 0;
-  job.counters.add(report);
+  reader->hand_over(job.checks);
+  job.counters.add(reader->report());
   return crc;
 }
 
@@ -101,18 +95,9 @@ std::uint32_t stream_slot(const ConvertJob& job, const Archive& archive,
   const Tensor& tensor = *slot.tensors.at(0);
   const auto parts = archive.parts.find(&tensor);
   if (parts == archive.parts.end()) return stream_tensor(job, "", tensor, sink, slot.offset);
-  const std::vector<ArchivePart>& list = parts->second;
-  if (const Leaf* source = list.empty() ? nullptr : list[0].source) {
-    const Tensor& from = source->value.as_tensor();
-    // One tensor whole: its checksum is followed on the way.
-    if (list.size() == 1 && !job.compared.contains(&from) &&
-        list[0].slice == Slice(whole(from.shape))) {
-      return stream_tensor(job, source->name, from, sink, slot.offset);
-    }
-  }
   std::uint32_t crc = 0;
   std::uint64_t at = slot.offset;
-  for (const ArchivePart& part : list) {
+  for (const ArchivePart& part : parts->second) {
     crc = stream_part(job, tensor.dtype, part, sink, at, crc);
     at += static_cast<std::uint64_t>(part.count) * size_of(tensor.dtype);
   }
@@ -142,34 +127,11 @@ void write_archive(const ConvertJob& job, const Archive& archive, int threads) {
     crcs[i] = stream_slot(job, archive, writer.slots()[i], *sink);
   });
   for (const auto& segment : writer.finish(crcs)) sink->write_at(segment.offset, segment.bytes);
+  job.before_visible();
   sink->commit();
   IoReport report;
   report.bytes_written = writer.size();
   job.counters.add(report);
-}
-
-void check_sources(ConvertJob& job, const std::vector<const Leaf*>& tensors) {
-  std::mutex mutex;  // guards job.compared
-  parallel_for(job.threads, tensors.size(), [&](std::size_t i) {
-    const std::string& name = tensors[i]->name;
-    const Tensor& tensor = tensors[i]->value.as_tensor();
-    bool all = true;
-    for (const Piece& piece : tensor.pieces) {
-      const Piece raw = decoded_piece(tensor, piece, name);
-      const Storage& storage = *raw.storage;
-      if (storage.data != nullptr || storage.source->checked()) continue;
-      all = all && has_crc(storage);
-      if (!has_crc(storage)) continue;
-      // What an item holds belongs to this piece alone; the tensor's own storage may be shared.
-      if (!job.checked.claim(*piece.storage)) continue;
-      check_storage(storage, name);
-      IoReport report;
-      report.bytes_read = storage.size;
-      job.counters.add(report);
-    }
-    const std::lock_guard lock(mutex);
-    if (all) job.compared.insert(&tensor);
-  });
 }
 
 }  // namespace tessera

@@ -34,9 +34,4 @@ struct Archive {
 // in the tree; those with other pieces become dense; those without are filled by `parts`.
 void write_archive(const ConvertJob& job, const Archive& archive, int threads);
 
-// Reads every storage of these tensors that has a recorded CRC-32 once, and compares: slices that
-// are written to several files cannot follow it. Adds the tensors all of whose bytes were checked
-// to job.compared.
-void check_sources(ConvertJob& job, const std::vector<const Leaf*>& tensors);
-
 }  // namespace tessera

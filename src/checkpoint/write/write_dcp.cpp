@@ -64,20 +64,9 @@ WrittenItem write_item(const ConvertJob& job, const WriteItem& item, std::size_t
                              job.meter.add(bytes);
                              return ByteView(buffer).first(bytes);
                            })};
-  const bool compared = job.compared.contains(&tensor);
-  if (!compared) reader.check_rest(job.checked);
-  IoReport report = reader.report();
-  if (compared) report.bytes_unchecked = 0;
-  job.counters.add(report);
+  reader.hand_over(job.checks);
+  job.counters.add(reader.report());
   return written;
-}
-
-std::vector<const Leaf*> tensors_of(const std::vector<Leaf>& leaves) {
-  std::vector<const Leaf*> tensors;
-  for (const Leaf& leaf : leaves) {
-    if (leaf.value.is(Value::Kind::tensor)) tensors.push_back(&leaf);
-  }
-  return tensors;
 }
 
 }  // namespace
@@ -105,8 +94,6 @@ void write_dcp(ConvertJob& job) {
   const std::string attempt = random_attempt();
   const std::vector<std::vector<WriteItem>> proposals = proposals_of(job.leaves, job.options.ranks);
   const std::size_t ranks = proposals.size();
-  // Slices of one checksummed storage go to several files: it is checked on its own.
-  if (ranks > 1) check_sources(job, tensors_of(job.leaves));
   // A file a rank. One rank has a file a thread: file f takes items f, f + files, f + 2 files...,
   // which spreads large ones.
   const std::size_t files =
@@ -145,6 +132,7 @@ void write_dcp(ConvertJob& job) {
   dcp::Metadata metadata = metadata_of(proposals, written);
   metadata.version = "1.0.0";
   metadata.checkpoint_id = job.final_name;
+  job.before_visible();
   commit_dcp(job.store, metadata, std::move(digests), job.if_exists);
 }
 

@@ -82,12 +82,6 @@ void SourceTensors::add(const std::string& name, const Value& value) {
   }
 }
 
-std::vector<const Leaf*> SourceTensors::all() const {
-  std::vector<const Leaf*> leaves;
-  for (const Leaf& leaf : leaves_) leaves.push_back(&leaf);
-  return leaves;
-}
-
 Value with_tensors(const Value& tree, const std::function<Value(const Tensor&)>& replace) {
   if (tree.is(Kind::tensor)) return replace(tree.as_tensor());
   if (tree.is(Kind::list)) {
@@ -126,7 +120,6 @@ void write_olmo_torch_new(ConvertJob& job, const TrainingState& state) {
 
 void write_olmo_legacy(ConvertJob& job, const TrainingState& state) {
   const SourceTensors sources(state);
-  check_sources(job, sources.all());
   const int ranks = job.options.ranks;
   parallel_for(job.threads, static_cast<std::size_t>(ranks), [&](std::size_t index) {
     const auto rank = static_cast<int>(index);

@@ -19,7 +19,6 @@ class SourceTensors {
   explicit SourceTensors(const TrainingState& state);
   // `tensor` must be a leaf of the state's model or optimizer.
   [[nodiscard]] const Leaf& of(const Tensor& tensor) const { return *by_tensor_.at(&tensor); }
-  [[nodiscard]] std::vector<const Leaf*> all() const;
 
  private:
   void add(const std::string& name, const Value& value);

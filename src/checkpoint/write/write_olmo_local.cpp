@@ -339,7 +339,6 @@ void write_olmo_local(ConvertJob& job, const TrainingState& state) {
   const SourceTensors sources(state);
   std::optional<Numbered> numbered;
   if (state.optim) numbered = numbered_groups(model, state.optim->at("param_groups"));
-  check_sources(job, sources.all());
   const int ranks = job.options.ranks;
   parallel_for(job.threads, static_cast<std::size_t>(ranks), [&](std::size_t index) {
     const auto rank = static_cast<int>(index);

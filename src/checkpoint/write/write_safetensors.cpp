@@ -82,6 +82,7 @@ void write_file(const ConvertJob& job, File& file, const Tensors& tensors) {
   });
   fill_digests(head, sink.digests());
   sink.write_at(0, head);
+  job.before_visible();
   sink.commit();
   IoReport report;
   report.bytes_written = size;

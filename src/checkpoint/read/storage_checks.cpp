@@ -1,0 +1,111 @@
+#include "checkpoint/read/storage_checks.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/crc32.h"
+#include "base/parallel.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kWindow = 1 << 20;
+// Runs of one storage that are kept: beyond these, reading it again costs less than following it.
+constexpr std::size_t kMaxRuns = 4096;
+
+using Runs = std::map<std::uint64_t, ReadRun>;
+
+void join(ReadRun& first, const ReadRun& second) {
+  first.crc = crc32_combine(first.crc, second.crc, second.size);
+  first.size += second.size;
+}
+
+// Adds a run and joins it with its neighbours. False: some of its bytes are there already.
+bool insert(Runs& runs, const ReadRun& run) {
+  const auto next = runs.lower_bound(run.at);
+  if (next != runs.end() && next->first < run.end()) return false;
+  const auto before = next == runs.begin() ? runs.end() : std::prev(next);
+  if (before != runs.end() && before->second.end() > run.at) return false;
+  ReadRun whole = run;
+  if (next != runs.end() && next->first == run.end()) {
+    join(whole, next->second);
+    runs.erase(next);
+  }
+  if (before != runs.end() && before->second.end() == run.at) {
+    join(before->second, whole);
+  } else {
+    runs.emplace(whole.at, whole);
+  }
+  return true;
+}
+
+}  // namespace
+
+bool has_crc(const Storage& storage) {
+  return storage.crc32 && *storage.crc32 != 0;
+}
+
+void require_crc(const Storage& storage, std::uint32_t found, const std::string& key) {
+  if (found == *storage.crc32) return;
+  throw Error(ErrorCode::corrupt, "the tensor's bytes have CRC-32 " + std::to_string(found) +
+                                      ", the file records " + std::to_string(*storage.crc32))
+      .at_path(storage.source ? storage.source->name() : "memory")
+      .at_key(key)
+      .at_offset(storage.offset);
+}
+
+bool check_storage(const Storage& storage, const std::string& key) {
+  std::vector<std::byte> window(kWindow);
+  std::uint32_t crc = 0;
+  for (std::uint64_t at = 0; at < storage.size; at += window.size()) {
+    const auto part = std::min<std::uint64_t>(window.size(), storage.size - at);
+    const MutableByteView bytes = MutableByteView(window).first(part);
+    storage.source->read_at(storage.offset + at, bytes);
+    crc = tessera::crc32(bytes, crc);
+  }
+  if (!has_crc(storage)) return false;
+  require_crc(storage, crc, key);
+  return true;
+}
+
+void StorageChecks::add(const Storage& stored, const std::shared_ptr<Storage>& raw,
+                        std::span<const ReadRun> runs, const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  const auto [at, is_new] = parts_.try_emplace(&stored);
+  Parts& parts = at->second;
+  if (is_new) {
+    parts.raw = raw;
+    parts.key = key;
+  }
+  if (!parts.raw || parts.whole) return;
+  parts.whole = runs.empty() || !std::all_of(runs.begin(), runs.end(), [&](const ReadRun& run) {
+                  return insert(parts.runs, run);
+                });
+  parts.whole = parts.whole || parts.runs.size() > kMaxRuns;
+  if (parts.whole) {
+    parts.runs.clear();
+    return;
+  }
+  const ReadRun& first = parts.runs.begin()->second;
+  if (first.size != raw->size) return;
+  require_crc(*raw, first.crc, key);
+  parts = {};
+}
+
+IoReport StorageChecks::read_rest(int threads) {
+  const std::lock_guard lock(mutex_);
+  std::vector<const Parts*> rest;
+  IoReport report;
+  for (const auto& [stored, parts] : parts_) {
+    if (!parts.raw) continue;
+    rest.push_back(&parts);
+    report.bytes_read += parts.raw->size;
+  }
+  parallel_for(threads, rest.size(),
+               [&](std::size_t i) { check_storage(*rest[i]->raw, rest[i]->key); });
+  parts_.clear();
+  return report;
+}
+
+}  // namespace tessera
