@@ -7,15 +7,11 @@
 #include "base/checked.h"
 #include "base/crc32.h"
 #include "checkpoint/read/cast.h"
+#include "checkpoint/read/coalesce.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-// Runs of one piece that lie closer than this are read together: a second request costs more than
-// the bytes between them. The span of one request is capped so that scratch memory stays small.
-constexpr std::int64_t kGapBytes = 16 << 10;
-constexpr std::int64_t kSpanBytes = 1 << 20;
 
 // Runs of one storage that a reader's checksum follows: of more the storage is read again.
 constexpr std::size_t kMaxFollowed = 1024;
@@ -134,6 +130,7 @@ void TensorReader::prepare_plan(const Slice& target) {
   const Slice targets[] = {target};
   plan_ = plan_copies(tensor_.shape, slices_, targets);
   require_filled(tensor_.shape, targets, plan_);
+  gaps_ = gaps_to_close(plan_, slices_.size(), element_);
   planned_ = target;
 }
 
@@ -174,14 +171,14 @@ void TensorReader::read_stored(const Slice& target, std::int64_t begin, std::int
     return std::pair(a.from, a.from_local) < std::pair(b.from, b.from_local);
   });
   report_.bytes_needed += static_cast<std::uint64_t>(count) * element_;
-  const auto gap = kGapBytes / static_cast<std::int64_t>(element_);
   const auto span = kSpanBytes / static_cast<std::int64_t>(element_);
   for (std::size_t first = 0; first < window.size();) {
     std::size_t last = first + 1;
     const Copy& head = window[first];
     while (last < window.size() && window[last].from == head.from) {
       const Copy& previous = window[last - 1];
-      const bool near = window[last].from_local - (previous.from_local + previous.count) <= gap;
+      const bool near =
+          window[last].from_local - (previous.from_local + previous.count) <= gaps_[head.from];
       const bool small = window[last].from_local + window[last].count - head.from_local <= span;
       if (!near || !small) break;
       ++last;

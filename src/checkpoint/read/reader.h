@@ -72,6 +72,7 @@ class TensorReader {
   std::vector<std::unique_ptr<Source>> sources_;  // by piece; null: not used yet
   std::optional<Slice> planned_;                  // the target that plan_ is for
   std::vector<Copy> plan_;                        // sorted by position in the target
+  std::vector<std::int64_t> gaps_;                // by piece: the longest that is read over
   std::vector<std::byte> scratch_;                // for runs that are read together
   std::vector<std::byte> unconverted_;            // elements as they are stored
   IoReport report_;
