@@ -37,6 +37,9 @@ CheckedSource::CheckedSource(std::shared_ptr<const ByteSource> source, Digests d
       origin_(origin),
       id_(fresh_id()),
       good_(digests_.size()) {
+  if (source_->checked())
+    throw Error(ErrorCode::invalid_argument, "a checked source in another one")
+        .at_path(source_->name());
   const std::uint64_t size = source_->size();
   const std::uint64_t blocks = size < origin_ ? 0 : digest_blocks(size - origin_);
   if (size < origin_ || blocks != digests_.size()) {

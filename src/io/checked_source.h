@@ -15,6 +15,9 @@ namespace tessera {
 // given out: a difference is `corrupt` at the block's offset. What a thread needs of a block next
 // is kept, so reading onwards reads and digests each block once; a part of a block that was found
 // good before is read without its rest.
+//
+// Both would keep their blocks in one place of the thread, so one around another is
+// `invalid_argument`.
 class CheckedSource final : public ByteSource {
  public:
   // Block 0 begins at byte `origin`; bytes before it are given out unchecked. Throws `incomplete`

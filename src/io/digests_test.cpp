@@ -135,6 +135,11 @@ TEST_F(Checked, AnyChangedByteOfABlockRefusesAllOfIt) {
   }
 }
 
+TEST_F(Checked, OneAroundAnotherIsRefused) {
+  const std::shared_ptr<const ByteSource> once = source(bytes_);
+  EXPECT_EQ(code_of([&] { CheckedSource(once, digests_of(bytes_)); }), ErrorCode::invalid_argument);
+}
+
 TEST_F(Checked, ASizeThatTheDigestsDoNotFitIsRefused) {
   Bytes shorter(bytes_.begin(), bytes_.begin() + 10);
   EXPECT_EQ(error_of([&] { (void)source(shorter); }).code(), ErrorCode::incomplete);

@@ -108,11 +108,11 @@ class CommandLine(unittest.TestCase):
         (self.work / "step1/config.yaml").write_text("run_name: x\nsharded_checkpointer: torch_legacy\n")
         self.assertEqual(tessera("reshard", self.work / "step1", self.work / "step1-on-2", "--ranks", 2).returncode, 0)
         self.assertEqual(sorted(p.name for p in (self.work / "step1-on-2").iterdir()),
-                         ["config.yaml", "rank0.pt", "rank1.pt"])
+                         ["config.yaml", "rank0.pt", "rank1.pt", "tessera-digests.json"])
         done = tessera("unshard", self.work / "step1-on-2", self.work / "whole")
         self.assertEqual((done.returncode, done.stdout.count("note:")), (0, 0), done.stderr)
         self.assertEqual(sorted(p.name for p in (self.work / "whole").iterdir()),
-                         ["config.yaml", "model.pt", "optim.pt"])
+                         ["config.yaml", "model.pt", "optim.pt", "tessera-digests.json"])
         for other in ("step1-on-2", "whole"):
             done = tessera("diff", self.work / "step1", self.work / other)
             self.assertEqual((done.returncode, done.stdout), (0, "equal: 28 leaves, bit for bit\n"))

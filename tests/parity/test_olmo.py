@@ -212,9 +212,10 @@ def test_olmo_loads_full_checkpoints(full, tmp_path):
         same(expected[1], optim)
         same(expected[2], torch.load(tmp_path / name / "train.pt"))
     assert sorted(p.name for p in (tmp_path / "st").iterdir()) == ["config.yaml", "model.safetensors",
-                                                                  "optim.safetensors", "train.pt"]
+                                                                  "optim.safetensors", "tessera-digests.json",
+                                                                  "train.pt"]
     tessera("unshard", full, tmp_path / "only", "--model-only")
-    assert sorted(p.name for p in (tmp_path / "only").iterdir()) == ["config.yaml", "model.pt"]
+    assert sorted(p.name for p in (tmp_path / "only").iterdir()) == ["config.yaml", "model.pt", "tessera-digests.json"]
 
 
 def test_safetensors_are_those_that_olmo_writes(full, tmp_path):

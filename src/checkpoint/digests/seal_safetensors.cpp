@@ -63,6 +63,8 @@ std::shared_ptr<const ByteSource> guard_safetensors(std::shared_ptr<const ByteSo
         "our entry tessera.digests into it")
         .at_path(source->name());
   }
+  // One whose directory's side file has its digests is not checked twice.
+  if (source->checked()) return source;
   Digests digests = digests_of_text(std::string_view(value).substr(kDigestDigits));
   return std::make_shared<CheckedSource>(std::move(source), std::move(digests), header.data_offset);
 }

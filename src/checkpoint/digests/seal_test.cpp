@@ -198,6 +198,58 @@ TEST(Sealed, ASafetensorsFileCarriesItsDigests) {
   }
 }
 
+struct Directory {
+  CheckpointKind kind;
+  std::uint64_t max_shard_size;
+  const char* damaged;  // part of the name of a file with elements
+};
+
+class SealedDirectory : public testing::TestWithParam<Directory> {
+ protected:
+  // A model whose elements begin with `first`, as this kind of directory.
+  static std::string written(float first) {
+    const std::string source = temporary_directory() + "/source";
+    const Shape shape = {kRows, kColumns};
+    const auto group = solo_group();
+    Value model = Value::dict();
+    model.set_item("a", Value(counting(shape, whole(shape), first)));
+    model.set_item("b", Value(counting(shape, whole(shape), first)));
+    save(Value::dict({{Value("model"), model}}), source, *group);
+    ConvertOptions options;
+    options.to = GetParam().kind;
+    options.max_shard_size = GetParam().max_shard_size;
+    options.ranks = 2;
+    const std::string target = temporary_directory() + "/target";
+    convert(source, target, options);
+    return target;
+  }
+};
+
+TEST_P(SealedDirectory, FilesThatAreWholeButOfAnotherCheckpointAreRefused) {  // D05, D08
+  const std::string older = written(0);
+  const std::string newer = written(1);
+  const VerifyReport report = verify(newer);
+  EXPECT_TRUE(report.findings.empty()) << report.findings[0].text;
+  EXPECT_EQ(report.bytes_unchecked, 0U);
+  const std::string file = GetParam().damaged;
+  fs::copy_file(older + "/" + file, newer + "/" + file, fs::copy_options::overwrite_existing);
+  expect_refused(newer, ErrorCode::corrupt);
+}
+
+TEST_P(SealedDirectory, ItsConfigurationMayBeEdited) {
+  const std::string directory = written(0);
+  write_text(directory + "/config.yaml", "run_name: another\n");
+  EXPECT_TRUE(verify(directory).findings.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, SealedDirectory,
+                         testing::Values(Directory{CheckpointKind::safetensors, 2'500'000,
+                                                   "model-00001-of-00002.safetensors"},
+                                         Directory{CheckpointKind::olmo_full, 0, "model.pt"},
+                                         Directory{CheckpointKind::olmo_legacy, 0, "rank1.pt"},
+                                         Directory{CheckpointKind::olmo_local, 0,
+                                                   "model/rank0.pt"}));
+
 class Seal : public testing::TestWithParam<const char*> {
  protected:
   Seal() : path_(temporary_directory() + "/" + fs::path(GetParam()).filename().string()) {

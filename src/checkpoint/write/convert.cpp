@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "checkpoint/digests/digesting_store.h"
 #include "checkpoint/read/dequantize.h"
 #include "checkpoint/read/select.h"
 #include "checkpoint/write/item_writer.h"
@@ -125,6 +126,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
     whole.emplace(where.directory, if_exists);
   }
   const auto store = posix_store(whole ? whole->working() : where.directory);
+  DigestingStore digested(*store);
   ConvertReport report;
   report.tensors =
       static_cast<std::uint64_t>(std::count_if(leaves.begin(), leaves.end(), [](const Leaf& leaf) {
@@ -138,7 +140,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
   ConvertJob job{checkpoint,
                  leaves,
                  options,
-                 *store,
+                 whole ? static_cast<Store&>(digested) : *store,
                  where.file,
                  where.directory,
                  if_exists,
@@ -168,6 +170,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
   }
   if (whole) {
     counters.add(checks.read_rest(threads));
+    digested.write_side_file("config.yaml");
     whole->commit();
   }
   meter.finish();
