@@ -4,6 +4,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "value/equality.h"
 #include "value/hash.h"
 
 namespace tessera {
@@ -126,6 +127,9 @@ bool same_tensor(const Tensor& a, const Tensor& b) {
 // again, so the work is bounded by the nodes, not by the paths to them.
 class Comparison {
  public:
+  // `same`, if there is one, compares tensors' elements. It must outlive this.
+  explicit Comparison(const SameElements* same) : same_(same) {}
+
   bool equal(const Value& a, const Value& b) {
     if (a.identity() == b.identity() && a.kind() == b.kind()) return true;
     if (a.kind() != b.kind()) return false;
@@ -149,7 +153,7 @@ class Comparison {
 
   // Trees are as deep as readers allow: what a level needs of the stack stays small while the cases
   // do not share one frame.
-  [[gnu::noinline]] static bool equal_leaves(const Value& a, const Value& b) {
+  [[gnu::noinline]] bool equal_leaves(const Value& a, const Value& b) const {
     switch (a.kind()) {
       case Kind::boolean:
         return a.as_bool() == b.as_bool();
@@ -166,7 +170,8 @@ class Comparison {
       case Kind::bytearray:
         return a.as_bytes() == b.as_bytes();
       case Kind::tensor:
-        return same_tensor(a.as_tensor(), b.as_tensor());
+        return same_tensor(a.as_tensor(), b.as_tensor()) &&
+               (same_ == nullptr || (*same_)(a.as_tensor(), b.as_tensor()));
       case Kind::global:
         return a.global_module() == b.global_module() && a.global_name() == b.global_name();
       default:
@@ -213,10 +218,12 @@ class Comparison {
     if (a.size() != b.size()) return false;
     std::unordered_multimap<std::size_t, const Value*> rest;
     for (const Value& item : b.items()) rest.emplace(hash_of(item), &item);
-    return std::all_of(a.items().begin(), a.items().end(), [&rest](const Value& item) {
+    return std::all_of(a.items().begin(), a.items().end(), [&](const Value& item) {
       auto [first, last] = rest.equal_range(hash_of(item));
-      const auto found =
-          std::find_if(first, last, [&item](const auto& other) { return *other.second == item; });
+      // Each trial by itself: what differs in one of them may be equal elsewhere.
+      const auto found = std::find_if(first, last, [&](const auto& other) {
+        return Comparison(same_).equal(*other.second, item);
+      });
       if (found == last) return false;
       rest.erase(found);
       return true;
@@ -260,6 +267,7 @@ class Comparison {
            equal_pairs(a.dict_items, b.dict_items);
   }
 
+  const SameElements* same_;
   std::set<std::pair<const void*, const void*>> seen_;
 };
 
@@ -272,7 +280,11 @@ std::size_t hash_of(const Value& value) {
 
 bool operator==(const Value& a, const Value& b) {
   if (a.is(Kind::string) && b.is(Kind::string)) return a.as_string() == b.as_string();
-  return Comparison().equal(a, b);
+  return Comparison(nullptr).equal(a, b);
+}
+
+bool equal_with_elements(const Value& a, const Value& b, const SameElements& same) {
+  return Comparison(&same).equal(a, b);
 }
 
 }  // namespace tessera

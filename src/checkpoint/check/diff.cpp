@@ -7,6 +7,7 @@
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "tessera/error.h"
+#include "value/equality.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -14,15 +15,22 @@ namespace {
 
 constexpr std::int64_t kWindow = 1 << 20;  // bytes compared at once
 
+// A tensor of one of the two checkpoints.
+struct Side {
+  const Tensor& tensor;
+  const std::string& name;
+  StorageChecks& checks;
+};
+
 // What two tensors of one shape and dtype have against each other; empty: nothing, bit for bit.
-std::string compare_elements(const Leaf& a, const Leaf& b, Meter& meter) {
-  const Tensor& tensor = a.value.as_tensor();
+std::string compare_elements(const Side& a, const Side& b, Meter& meter) {
+  const Tensor& tensor = a.tensor;
   const std::size_t element = size_of(tensor.dtype);
   const std::int64_t count = numel(tensor.shape);
   const std::int64_t step = kWindow / static_cast<std::int64_t>(element);
   const Slice all = whole(tensor.shape);
   TensorReader reader_a(tensor, a.name);
-  TensorReader reader_b(b.value.as_tensor(), b.name);
+  TensorReader reader_b(b.tensor, b.name);
   std::vector<std::byte> bytes_a(static_cast<std::size_t>(step) * element);
   std::vector<std::byte> bytes_b(bytes_a.size());
   const bool numeric = can_cast(tensor.dtype, DType::float64);
@@ -50,6 +58,8 @@ std::string compare_elements(const Leaf& a, const Leaf& b, Meter& meter) {
       if (!(distance <= largest)) largest = distance;  // NaN is the largest of all
     }
   }
+  reader_a.hand_over(a.checks);
+  reader_b.hand_over(b.checks);
   if (first < 0) return "";
   std::string text = std::to_string(different) + " of " + std::to_string(count) +
                      " elements differ, first at " + std::to_string(first);
@@ -57,11 +67,22 @@ std::string compare_elements(const Leaf& a, const Leaf& b, Meter& meter) {
   return text;
 }
 
-std::optional<Difference> compare(const Leaf& a, const Leaf& b, Meter& meter) {
+std::optional<Difference> compare(const Leaf& a, const Leaf& b, StorageChecks& checks_a,
+                                  StorageChecks& checks_b, Meter& meter) {
   using Kind = Difference::Kind;
+  const auto compare_tensors = [&](const Tensor& x, const Tensor& y) {
+    return compare_elements({x, a.name, checks_a}, {y, b.name, checks_b}, meter);
+  };
   const bool tensors = a.value.is(Value::Kind::tensor) && b.value.is(Value::Kind::tensor);
   if (!tensors) {
-    if (a.value == b.value) return std::nullopt;
+    // Tuples and objects may hold tensors.
+    std::string text;
+    const bool equal = equal_with_elements(a.value, b.value, [&](const Tensor& x, const Tensor& y) {
+      text = compare_tensors(x, y);
+      return text.empty();
+    });
+    if (equal) return std::nullopt;
+    if (!text.empty()) return Difference{Kind::value, a.name, "a tensor in it: " + text};
     const Kind kind = a.value.kind() == b.value.kind() ? Kind::value : Kind::type;
     return Difference{kind, a.name, render(a.value) + " / " + render(b.value)};
   }
@@ -74,7 +95,7 @@ std::optional<Difference> compare(const Leaf& a, const Leaf& b, Meter& meter) {
     return Difference{Kind::dtype, a.name,
                       std::string(to_string(x.dtype)) + " / " + std::string(to_string(y.dtype))};
   }
-  const std::string text = compare_elements(a, b, meter);
+  const std::string text = compare_tensors(x, y);
   if (text.empty()) return std::nullopt;
   return Difference{Kind::value, a.name, text};
 }
@@ -106,12 +127,14 @@ std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
   for (const Leaf& leaf : a.leaves) in_a.emplace(leaf.name, &leaf);
   for (const Leaf& leaf : b.leaves) in_b.emplace(leaf.name, &leaf);
   Meter meter(progress, tensor_bytes(a.leaves));
+  StorageChecks checks_a;
+  StorageChecks checks_b;
   std::vector<Difference> differences;
   for (const auto& [name, leaf] : in_a) {
     const auto other = in_b.find(name);
     if (other == in_b.end()) {
       differences.push_back({Difference::Kind::missing, name, "only in " + a.path});
-    } else if (auto difference = compare(*leaf, *other->second, meter)) {
+    } else if (auto difference = compare(*leaf, *other->second, checks_a, checks_b, meter)) {
       differences.push_back(std::move(*difference));
     }
   }
@@ -119,6 +142,8 @@ std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
     if (!in_a.contains(name))
       differences.push_back({Difference::Kind::extra, name, "only in " + b.path});
   }
+  checks_a.read_rest(1);
+  checks_b.read_rest(1);
   meter.finish();
   return differences;
 }

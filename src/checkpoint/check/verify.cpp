@@ -11,6 +11,7 @@
 #include "checkpoint/read/storage_checks.h"
 #include "io/block_digests.h"
 #include "tessera/error.h"
+#include "value/inner_tensors.h"
 
 namespace tessera {
 namespace {
@@ -95,6 +96,21 @@ Checked check_tensor(const Leaf& leaf, Claims& claims) {
   return checked;
 }
 
+// The tensors inside tuples and objects, and those that are attributes of tensors.
+std::vector<Leaf> inner_tensors_of(const Checkpoint& checkpoint) {
+  std::vector<Leaf> tensors;
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (leaf.value.is(Value::Kind::tensor) && !leaf.value.as_tensor().attributes) continue;
+    for (const InnerTensor& inner : inner_tensors(leaf.value)) {
+      const auto& pieces = inner.tensor->as_tensor().pieces;
+      const bool here = std::all_of(pieces.begin(), pieces.end(),
+                                    [](const Piece& piece) { return piece.storage != nullptr; });
+      if (here) tensors.push_back({leaf.name + inner.path, {}, *inner.tensor});
+    }
+  }
+  return tensors;
+}
+
 }  // namespace
 
 VerifyReport verify(const std::string& path, bool read_data, int threads,
@@ -117,10 +133,12 @@ VerifyReport verify(const Checkpoint& checkpoint, bool read_data, int threads,
     if (auto fault = index_total_fault(index, checkpoint.leaves))
       report.findings.push_back({ErrorCode::corrupt, std::move(*fault)});
   }
+  const std::vector<Leaf> inner = inner_tensors_of(checkpoint);
   std::vector<const Leaf*> tensors;
   for (const Leaf& leaf : checkpoint.leaves) {
     if (leaf.value.is(Value::Kind::tensor)) tensors.push_back(&leaf);
   }
+  for (const Leaf& leaf : inner) tensors.push_back(&leaf);
   report.tensors = tensors.size();
   if (!read_data) return report;
   const std::vector<FilePart> parts = checked_parts(checkpoint);

@@ -1,0 +1,20 @@
+// Tensors inside values that are no tensors: in tuples, in objects, as keys.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/value.h"
+
+namespace tessera {
+
+struct InnerTensor {
+  std::string path;               // the way to it, ".1.state._scale", for messages
+  const Value* tensor = nullptr;  // a node of the value
+};
+
+// Every tensor below `value`, itself left out, at any depth; a node that is there several times
+// comes once. Valid while `value` is not changed.
+[[nodiscard]] std::vector<InnerTensor> inner_tensors(const Value& value);
+
+}  // namespace tessera
