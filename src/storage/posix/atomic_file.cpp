@@ -35,6 +35,7 @@ constexpr std::size_t kAttemptDigits = 12;          // of random_attempt()
 constexpr std::size_t kLongestName = 255;           // what Linux file systems take
 constexpr std::uint64_t kWriteBackStep = 8 << 20;   // bytes that start write-back
 constexpr std::uint64_t kWriteBackLeast = 1 << 20;  // less than this is not worth a call
+constexpr std::size_t kWriters = 16;                // whose runs are followed at once
 
 std::string temporary_name(const std::string& file_name) {
   const std::size_t room = kLongestName - 1 - kTemporaryMark.size() - kAttemptDigits;
@@ -117,25 +118,27 @@ void AtomicFile::write_at(std::uint64_t offset, ByteView bytes) {
 }
 
 void AtomicFile::note_written(std::uint64_t begin, std::uint64_t end) {
-  std::uint64_t start_begin = 0;
-  std::uint64_t start_end = 0;
+  Run start;
   {
     const std::lock_guard lock(mutex_);
     end_ = std::max(end_, end);
-    const bool goes_on = begin == pending_end_;
-    if (goes_on) pending_end_ = end;
-    const std::uint64_t pending = pending_end_ - pending_begin_;
-    if (pending >= (goes_on ? kWriteBackStep : kWriteBackLeast)) {
-      start_begin = pending_begin_;
-      start_end = pending_end_;
-      pending_begin_ = pending_end_;
+    auto run = std::find_if(pending_.begin(), pending_.end(),
+                            [begin](const Run& candidate) { return candidate.end == begin; });
+    if (run == pending_.end()) {
+      if (pending_.size() == kWriters) {
+        start = pending_.front();
+        pending_.erase(pending_.begin());
+      }
+      run = pending_.insert(pending_.end(), {begin, begin});
     }
-    if (!goes_on) {
-      pending_begin_ = begin;
-      pending_end_ = end;
+    run->end = end;
+    if (run->end - run->begin >= kWriteBackStep) {
+      start = *run;
+      run->begin = run->end;  // where this writer goes on
     }
   }
-  if (start_begin < start_end) start_write_back(fd_.get(), start_begin, start_end);
+  if (start.end - start.begin >= kWriteBackLeast)
+    start_write_back(fd_.get(), start.begin, start.end);
 }
 
 void AtomicFile::commit() {

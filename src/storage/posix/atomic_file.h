@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/fd.h"
 #include "tessera/storage.h"
@@ -23,6 +24,11 @@ class AtomicFile final : public ByteSink {
   [[nodiscard]] const std::string& name() const override { return path_; }
 
  private:
+  struct Run {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+  };
+
   void require_open() const;
   void reserve(std::uint64_t size);
   // Counts bytes [begin, end) as written, and starts their write-back when enough lie together.
@@ -35,9 +41,9 @@ class AtomicFile final : public ByteSink {
   Fd fd_;                  // none after commit
   std::mutex mutex_;       // guards everything below
   std::uint64_t end_ = 0;  // one past the last byte written
-  // Written last, one after another, and not yet on its way to the device.
-  std::uint64_t pending_begin_ = 0;
-  std::uint64_t pending_end_ = 0;
+  // Written one after another, each run by one thread as a rule, and not yet on its way to the
+  // device. Oldest first.
+  std::vector<Run> pending_;
 };
 
 // Whether this is what AtomicFile calls a file until its commit: ".NAME.tmp-" and 12 hex digits.
