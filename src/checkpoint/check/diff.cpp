@@ -27,7 +27,8 @@ std::string compare_elements(const Side& a, const Side& b, Meter& meter) {
   const Tensor& tensor = a.tensor;
   const std::size_t element = size_of(tensor.dtype);
   const std::int64_t count = numel(tensor.shape);
-  const std::int64_t step = kWindow / static_cast<std::int64_t>(element);
+  const std::int64_t step =
+      std::min(kWindow / static_cast<std::int64_t>(element), std::max<std::int64_t>(count, 1));
   const Slice all = whole(tensor.shape);
   TensorReader reader_a(tensor, a.name);
   TensorReader reader_b(b.tensor, b.name);

@@ -56,7 +56,7 @@ void require_crc(const Storage& storage, std::uint32_t found, const std::string&
 }
 
 bool check_storage(const Storage& storage, const std::string& key) {
-  std::vector<std::byte> window(kWindow);
+  std::vector<std::byte> window(std::min<std::uint64_t>(kWindow, storage.size));
   std::uint32_t crc = 0;
   for (std::uint64_t at = 0; at < storage.size; at += window.size()) {
     const auto part = std::min<std::uint64_t>(window.size(), storage.size - at);

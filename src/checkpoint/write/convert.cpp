@@ -91,8 +91,8 @@ std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, cons
                             ByteSink& sink, std::uint64_t at) {
   TensorReader reader(tensor, name);
   const Slice all = whole(tensor.shape);
-  std::vector<std::byte> scratch(job.window);
   const std::size_t element = size_of(tensor.dtype);
+  std::vector<std::byte> scratch = job.buffer_for(byte_size(tensor.dtype, tensor.shape));
   const std::uint32_t crc = write_elements(
       sink, at, numel(tensor.shape), element,
       [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {

@@ -1,6 +1,8 @@
 // The kinds that convert() writes. Each streams `leaves` of an opened checkpoint into a store.
 #pragma once
 
+#include <algorithm>
+#include <complex>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -32,6 +34,14 @@ struct ConvertJob {
   // made visible.
   void before_visible() const {
     if (!appears_whole) counters.add(checks.read_rest(threads));
+  }
+
+  // A buffer for `bytes` that are worked on a window at a time. Zeroing a whole window for each of
+  // many small tensors would cost more than their bytes.
+  [[nodiscard]] std::vector<std::byte> buffer_for(std::uint64_t bytes) const {
+    const std::uint64_t least = sizeof(std::complex<double>);  // one element of any type
+    return std::vector<std::byte>(
+        static_cast<std::size_t>(std::clamp<std::uint64_t>(bytes, least, window)));
   }
 
   // A part of this job: other leaves of the source, into a directory of its own.

@@ -18,7 +18,7 @@ namespace {
 
 std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, ByteSink& sink,
                              std::uint64_t at) {
-  std::vector<std::byte> scratch(job.window);
+  std::vector<std::byte> scratch = job.buffer_for(storage.size);
   const std::uint32_t crc = write_elements(
       sink, at, static_cast<std::int64_t>(storage.size), 1,
       [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
@@ -56,7 +56,7 @@ std::vector<std::byte> filled(DType dtype, double fill, std::int64_t count) {
 std::uint32_t stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part,
                           ByteSink& sink, std::uint64_t at, std::uint32_t crc) {
   const std::size_t element = size_of(dtype);
-  std::vector<std::byte> scratch(job.window);
+  std::vector<std::byte> scratch = job.buffer_for(static_cast<std::uint64_t>(part.count) * element);
   const auto step = static_cast<std::int64_t>(std::max<std::size_t>(scratch.size() / element, 1));
   std::optional<TensorReader> reader;
   if (part.source != nullptr) reader.emplace(part.source->value.as_tensor(), part.source->name);
