@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <utility>
 #include <vector>
 
 #include "base/random_id.h"
@@ -67,25 +68,34 @@ void remove_tree(const std::string& directory) {
 
 ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists)
     : path_(without_slashes(path)), if_exists_(if_exists) {
-  if (is_there(path_)) {
-    std::error_code error;
-    const bool directory = fs::is_directory(fs::symlink_status(path_, error));
-    if (!directory || (if_exists == IfExists::fail && !fs::is_empty(path_, error))) {
-      throw Error(ErrorCode::already_exists,
-                  directory ? "a directory with files in it is there already"
-                            : "something that is not a directory is there already")
-          .at_path(path_);
-    }
-  }
+  require_room();
   make_directories(parent_of(path_));
   const std::string working = path_ + "-tmp-" + random_attempt();
   if (::mkdir(working.c_str(), 0777) != 0) throw_errno(errno, "make directory", working);
   working_ = working;
+  is_ours_ = true;
+}
+
+ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists,
+                                     std::string working)
+    : path_(without_slashes(path)), if_exists_(if_exists), working_(std::move(working)) {
+  require_room();
+}
+
+void ReplacedDirectory::require_room() const {
+  if (!is_there(path_)) return;
+  std::error_code error;
+  const bool directory = fs::is_directory(fs::symlink_status(path_, error));
+  if (directory && (if_exists_ == IfExists::replace || fs::is_empty(path_, error))) return;
+  throw Error(ErrorCode::already_exists, directory
+                                             ? "a directory with files in it is there already"
+                                             : "something that is not a directory is there already")
+      .at_path(path_);
 }
 
 ReplacedDirectory::~ReplacedDirectory() {
   std::error_code ignored;
-  if (!working_.empty()) fs::remove_all(working_, ignored);
+  if (is_ours_ && !working_.empty()) fs::remove_all(working_, ignored);
 }
 
 void ReplacedDirectory::commit() {

@@ -1,7 +1,8 @@
 // A directory that appears whole under its name, or not at all.
 //
 // Everything is written into a sibling, NAME-tmp-<attempt>; commit gives it the name. What had the
-// name before stays whole until then and is removed afterwards. See docs/design/commit.md.
+// name before stays whole until then and is removed afterwards. See docs/design/commit.md. Work
+// that may be interrupted brings a working directory of its own (docs/design/resume.md).
 #pragma once
 
 #include <string>
@@ -15,9 +16,11 @@ class ReplacedDirectory {
   // Makes the sibling. With IfExists::fail a file, or a directory that is not empty, under the name
   // is `already_exists`, checked again at commit; with IfExists::replace a file is.
   ReplacedDirectory(const std::string& path, IfExists if_exists);
+  // Takes the directory `working`, on the same file system, instead of a new sibling.
+  ReplacedDirectory(const std::string& path, IfExists if_exists, std::string working);
   ReplacedDirectory(const ReplacedDirectory&) = delete;
   ReplacedDirectory& operator=(const ReplacedDirectory&) = delete;
-  // Without commit the sibling is removed with all that is in it.
+  // Without commit the sibling is removed with all that is in it; a given directory stays.
   ~ReplacedDirectory();
 
   // The sibling: write here.
@@ -28,11 +31,13 @@ class ReplacedDirectory {
   void commit();
 
  private:
+  void require_room() const;
   void exchange();
 
   std::string path_;
   IfExists if_exists_;
-  std::string working_;  // empty after commit
+  std::string working_;   // empty after commit
+  bool is_ours_ = false;  // `working_` was made here
 };
 
 // Moves `old_path` out of the way and `new_path` to its name, on file systems that cannot exchange

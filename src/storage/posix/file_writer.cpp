@@ -1,0 +1,90 @@
+#include "storage/posix/file_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/checked.h"
+#include "storage/posix/system.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kWriteBackStep = 8 << 20;   // bytes that start write-back
+constexpr std::uint64_t kWriteBackLeast = 1 << 20;  // less than this is not worth a call
+constexpr std::size_t kWriters = 16;                // whose runs are followed at once
+
+// Only starts the write: waiting here would take the write's error away from fsync.
+void start_write_back(int fd, std::uint64_t begin, std::uint64_t end) {
+  ::sync_file_range(fd, static_cast<off_t>(begin), static_cast<off_t>(end - begin),
+                    SYNC_FILE_RANGE_WRITE);
+}
+
+}  // namespace
+
+void FileWriter::reserve(std::uint64_t size) {
+  if (size == 0 || !std::in_range<off_t>(size)) return;
+  if (::fallocate(fd_.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size)) == 0) return;
+  if (errno == ENOSPC || errno == EDQUOT) {
+    throw_errno(errno, "reserve " + std::to_string(size) + " bytes", path_);
+  }
+}
+
+void FileWriter::write_at(std::uint64_t offset, ByteView bytes) {
+  (void)narrow<off_t>(checked_add<std::uint64_t>(offset, bytes.size()));
+  while (!bytes.empty()) {
+    const auto part = bytes.first(std::min<std::size_t>(bytes.size(), kWriteBackStep));
+    const ssize_t wrote = ::pwrite(fd_.get(), part.data(), part.size(), static_cast<off_t>(offset));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) throw_errno(errno, "write", path_);
+    if (wrote == 0) {
+      throw Error(ErrorCode::io, "a write made no progress").at_path(path_).at_offset(offset);
+    }
+    const auto count = static_cast<std::uint64_t>(wrote);
+    note_written(offset, offset + count);
+    bytes = bytes.subspan(count);
+    offset += count;
+  }
+}
+
+void FileWriter::note_written(std::uint64_t begin, std::uint64_t end) {
+  Run start;
+  {
+    const std::lock_guard lock(mutex_);
+    end_ = std::max(end_, end);
+    auto run = std::find_if(pending_.begin(), pending_.end(),
+                            [begin](const Run& candidate) { return candidate.end == begin; });
+    if (run == pending_.end()) {
+      if (pending_.size() == kWriters) {
+        start = pending_.front();
+        pending_.erase(pending_.begin());
+      }
+      run = pending_.insert(pending_.end(), {begin, begin});
+    }
+    run->end = end;
+    if (run->end - run->begin >= kWriteBackStep) {
+      start = *run;
+      run->begin = run->end;  // where this writer goes on
+    }
+  }
+  if (start.end - start.begin >= kWriteBackLeast)
+    start_write_back(fd_.get(), start.begin, start.end);
+}
+
+void FileWriter::keep(std::uint64_t end) {
+  const std::lock_guard lock(mutex_);
+  end_ = std::max(end_, end);
+}
+
+void FileWriter::finish() {
+  // The reservation may reach past what was written.
+  if (::ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) throw_errno(errno, "truncate", path_);
+  if (::fsync(fd_.get()) != 0) throw_errno(errno, "fsync", path_);
+  fd_ = Fd();
+}
+
+}  // namespace tessera
