@@ -35,6 +35,9 @@ class ByteSink {
  public:
   virtual ~ByteSink() = default;
   virtual void write_at(std::uint64_t offset, ByteView bytes) = 0;
+  // `bytes` are at `offset` already, left there by a writer that was interrupted: counts as if they
+  // were written. A sink that begins empty writes them.
+  virtual void keep_at(std::uint64_t offset, ByteView bytes) { write_at(offset, bytes); }
   // Makes all bytes durable and then the object visible, in one step. At most once; no write after
   // it.
   virtual void commit() = 0;

@@ -13,6 +13,7 @@ class DigestingStore::Sink final : public ByteSink {
       : store_(store), object_(std::move(object)), sink_(std::move(sink)) {}
 
   void write_at(std::uint64_t offset, ByteView bytes) override { sink_.write_at(offset, bytes); }
+  void keep_at(std::uint64_t offset, ByteView bytes) override { sink_.keep_at(offset, bytes); }
   void commit() override {
     sink_.commit();
     FileDigests file{sink_.size(), sink_.digests(), 0};
