@@ -138,6 +138,12 @@ struct ConvertOptions {
   int ranks = 1;  // dcp, olmo_torch_new, olmo_legacy, olmo_local: how many share the target
   OlmoOptions olmo;
   bool overwrite = false;  // replaces an existing target atomically
+  // Goes on where an earlier conversion with this option, the same source and the same options was
+  // interrupted, and leaves its own work to a later one when it is (docs/design/resume.md): in
+  // ".NAME.resume" beside the target, for dcp in ".resume" inside it. Nothing that was left is used
+  // before its bytes were read and compared. What another conversion left there is removed; while
+  // one works there, it is `conflict`.
+  bool resume = false;
   int threads = 2;
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
   std::vector<std::string> only;     // "model", "optim", globs over names; empty: everything
@@ -159,7 +165,8 @@ struct ConvertReport {
   IoReport io;
   std::uint64_t tensors = 0;
   std::uint64_t values_in_metadata = 0;  // non-tensors that travel as tagged JSON (docs/formats)
-  std::vector<std::string> notes;        // what the caller should hear of: no config.yaml, ...
+  std::uint64_t bytes_resumed = 0;  // of the target, made by an interrupted run and found right
+  std::vector<std::string> notes;   // what the caller should hear of: no config.yaml, ...
 };
 
 // Streams the checkpoint at `source` into `target` in bounded memory. Every byte of the source is

@@ -21,14 +21,16 @@ constexpr CheckpointKind kOlmoKinds[] = {CheckpointKind::olmo_full, CheckpointKi
 
 constexpr const char* kExamples = R"(
 Every byte of the source is read once and its checksums are checked; the target appears whole or not
-at all. Values that a target cannot hold natively travel in its metadata, so the way back gives the
-same tree.
+at all. Interrupted with --resume it leaves .NAME.resume beside the target (.resume in a directory of
+DCP); the next run with --resume keeps what it finds there to be right. Values that a target cannot
+hold natively travel in its metadata, so the way back gives the same tree.
 
 Examples:
   tessera convert checkpoint/ model.safetensors
   tessera convert checkpoint/ model.safetensors --only model --dtype bf16 --rename '^model\.=>'
   tessera convert model.pt checkpoint/ --to dcp --threads 8 --memory 256MiB
-  tessera convert run/step100 copy.pt --only 'model.layers.[0-3].*' --json)";
+  tessera convert run/step100 copy.pt --only 'model.layers.[0-3].*' --json
+  until tessera convert checkpoint/ model.safetensors --resume; do sleep 60; done)";
 
 struct Options {
   std::string source;
@@ -99,6 +101,7 @@ int run_conversion(const std::string& verb, const std::string& source, const std
     json["read_per_needed"] = amplification(report.io);
     json["bytes_unchecked"] = report.io.bytes_unchecked;
     json["bytes_written"] = report.io.bytes_written;
+    json["bytes_resumed"] = report.bytes_resumed;
     json["notes"] = report.notes;
     json["seconds"] = seconds;
     fmt::print("{}\n", json.dump(1));
@@ -106,6 +109,9 @@ int run_conversion(const std::string& verb, const std::string& source, const std
     fmt::print("{}: {} tensors, {} read ({:.2f} of what was needed), {} written in {:.2f} s",
                printable(target), report.tensors, human_bytes(report.io.bytes_read),
                amplification(report.io), human_bytes(report.io.bytes_written), seconds);
+    if (report.bytes_resumed > 0) {
+      fmt::print("; {} were there from an interrupted run", human_bytes(report.bytes_resumed));
+    }
     if (report.values_in_metadata > 0) {
       fmt::print("; {} values that are not tensors travel in the file's metadata",
                  report.values_in_metadata);
@@ -121,6 +127,8 @@ void add_work(CLI::App& command, ConvertOptions& options) {
   command.add_option("--memory", options.memory, "all buffers together, e.g. 64MiB")
       ->transform(CLI::AsSizeValue(false));
   command.add_flag("--overwrite", options.overwrite, "replace an existing target, atomically");
+  command.add_flag("--resume", options.resume,
+                   "go on where such a command was interrupted; if this one is, leave its work");
 }
 
 void add_olmo(CLI::App& command, ConvertOptions& options) {

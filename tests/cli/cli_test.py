@@ -4,12 +4,15 @@
     cli_test.py TESSERA GOLDEN_DIRECTORY
 """
 import ast
+import fcntl
 import json
 import math
 import os
 import pathlib
 import pickle
+import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -168,6 +171,29 @@ class CommandLine(unittest.TestCase):
                                    self.work / target, "--dtype", "bf16", "--memory", "8MiB", "--threads", "4", "--quiet"],
                                   capture_output=True, text=True, check=True).stdout
             self.assertLess(int(peak), 64 + 8)
+
+    def test_resume_goes_on_where_a_run_was_interrupted(self):
+        source, target = self.work / "source.safetensors", self.work / "target"
+        header = json.dumps({f"w{i}": {"dtype": "U8", "shape": [10**5], "data_offsets": [i * 10**5, (i + 1) * 10**5]}
+                             for i in range(10)}).encode()
+        source.write_bytes(len(header).to_bytes(8, "little") + header + bytes(i * i >> 9 & 255 for i in range(10**6)))
+        command = ["convert", source, target, "--to", "dcp", "--threads", "1", "--resume"]
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6 * 10**5, 6 * 10**5))  # the signal of a longer file kills
+        self.assertEqual(tessera(*command, preexec_fn=limit).returncode, -signal.SIGXFSZ)
+        self.assertEqual([path.name for path in target.iterdir()], [".resume"])
+        self.refused("incomplete", "ls", target)
+        with open(target / ".resume/journal", "rb") as journal:
+            fcntl.flock(journal, fcntl.LOCK_EX)
+            self.refused("conflict", *command)
+        report = json.loads(tessera(*command, "--json").stdout)
+        self.assertEqual((report["bytes_resumed"], report["bytes_needed"]), (5 * 10**5, 5 * 10**5))
+        self.assertFalse((target / ".resume").exists())
+        self.assertEqual(tessera("diff", source, target).returncode, 0)
+        self.refused("already_exists", *command)
+        self.assertFalse((target / ".resume").exists())
+        done = tessera("unshard", self.dcp, self.work / "whole", "--resume")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("interrupted", done.stdout)
 
     def test_an_existing_target_is_kept(self):
         target = self.work / "a.safetensors"

@@ -249,15 +249,19 @@ void TensorReader::read_strided(Source& source, const Copy& copy, std::byte* out
                        });
 }
 
-void TensorReader::hand_over(StorageChecks& checks) {
+std::vector<HandedOver> TensorReader::hand_over(StorageChecks& checks) {
+  std::vector<HandedOver> handed;
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     Source* source = sources_[i].get();
     if (source == nullptr || source->checked || source->read == 0) continue;
     const std::shared_ptr<Storage>& storage = source->piece.storage;
     if (storage->source->checked() || !has_crc(*storage)) continue;
-    checks.add(*tensor_.pieces[i].storage, storage, source->runs, name_);
+    const Storage& stored = *tensor_.pieces[i].storage;
+    checks.add(stored, storage, source->runs, name_);
     source->checked = true;
+    handed.push_back({&stored, std::move(source->runs)});
   }
+  return handed;
 }
 
 IoReport TensorReader::report() const {

@@ -50,8 +50,8 @@ class TensorReader {
   void read(const Slice& target, std::int64_t begin, std::int64_t count, std::byte* out);
 
   // Leaves the checksums of storages that were read in part, or out of order, to `checks`; they
-  // count as checked from now on. To be called after the last read.
-  void hand_over(StorageChecks& checks);
+  // count as checked from now on. To be called after the last read. Returns what was left.
+  std::vector<HandedOver> hand_over(StorageChecks& checks);
 
   // What was read since construction.
   [[nodiscard]] IoReport report() const;

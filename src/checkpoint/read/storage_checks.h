@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "tessera/checkpoint.h"
 #include "tessera/value.h"
@@ -21,6 +22,13 @@ struct ReadRun {
   std::uint32_t crc = 0;
 
   [[nodiscard]] std::uint64_t end() const { return at + size; }
+};
+
+// What a reader read of a storage (the one of the tensor's piece) whose checksum it could not
+// compare. No runs: they were too many to follow.
+struct HandedOver {
+  const Storage* stored = nullptr;
+  std::vector<ReadRun> runs;
 };
 
 // Whether the storage has a checksum to compare with. A recorded 0 means that the writer did not

@@ -6,7 +6,7 @@
 #include "checkpoint/digests/digesting_store.h"
 #include "checkpoint/read/dequantize.h"
 #include "checkpoint/read/select.h"
-#include "checkpoint/write/item_writer.h"
+#include "checkpoint/write/resume.h"
 #include "checkpoint/write/targets.h"
 #include "storage/posix/replaced_directory.h"
 #include "tessera/error.h"
@@ -53,13 +53,18 @@ void require_checkpoint(const std::string& path) {
       .at_path(path);
 }
 
-// The directory that becomes the store, and the file in it (empty for kinds that are directories).
-struct Target {
-  std::string directory;
-  std::string file;
-};
+std::uint64_t count_tensors(const std::vector<Leaf>& leaves) {
+  return static_cast<std::uint64_t>(
+      std::count_if(leaves.begin(), leaves.end(),
+                    [](const Leaf& leaf) { return leaf.value.is(Value::Kind::tensor); }));
+}
 
-Target target_of(const std::string& path, CheckpointKind kind) {
+// `in_parts`: safetensors of several files.
+Target target_of(const std::string& path, CheckpointKind kind, bool in_parts) {
+  if (kind == CheckpointKind::rank_files) {
+    throw Error(ErrorCode::unsupported,
+                "checkpoints of this kind are read, not written: " + std::string(to_string(kind)));
+  }
   const std::filesystem::path as_path(path);
   const std::string extension = as_path.extension().string();
   const bool names_file = extension == ".safetensors" || extension == ".pt" || extension == ".pth";
@@ -70,10 +75,12 @@ Target target_of(const std::string& path, CheckpointKind kind) {
                                                    " is a directory, the target names a file")
           .at_path(path);
     }
-    return {path, ""};
+    return {path, "", kind == CheckpointKind::dcp ? Publishing::marker : Publishing::directory};
   }
   const std::string wanted = kind == CheckpointKind::safetensors ? ".safetensors" : ".pt";
-  if (!names_file) return {path, "model" + wanted};
+  if (!names_file) {
+    return {path, "model" + wanted, in_parts ? Publishing::directory : Publishing::file};
+  }
   const bool fits =
       kind == CheckpointKind::safetensors ? extension == wanted : extension != ".safetensors";
   if (!fits) {
@@ -82,76 +89,12 @@ Target target_of(const std::string& path, CheckpointKind kind) {
         .at_path(path);
   }
   const std::string directory = as_path.parent_path().string();
-  return {directory.empty() ? "." : directory, as_path.filename().string()};
+  return {directory.empty() ? "." : directory, as_path.filename().string(), Publishing::file};
 }
 
-}  // namespace
-
-std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, const Tensor& tensor,
-                            ByteSink& sink, std::uint64_t at) {
-  TensorReader reader(tensor, name);
-  const Slice all = whole(tensor.shape);
-  const std::size_t element = size_of(tensor.dtype);
-  std::vector<std::byte> scratch = job.buffer_for(byte_size(tensor.dtype, tensor.shape));
-  const std::uint32_t crc = write_elements(
-      sink, at, numel(tensor.shape), element,
-      [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
-        reader.read(all, begin, count, buffer.data());
-        const std::size_t bytes = static_cast<std::size_t>(count) * element;
-        job.meter.add(bytes);
-        return ByteView(buffer).first(bytes);
-      },
-      scratch);
-  reader.hand_over(job.checks);
-  job.counters.add(reader.report());
-  return crc;
-}
-
-ConvertReport convert(const std::string& source, const std::string& target,
-                      const ConvertOptions& options) {
-  const Checkpoint checkpoint = open_checkpoint(source, options.open);
-  const std::vector<Leaf> leaves = leaves_for(checkpoint, options);
-  const Target where = target_of(target, options.to);
-  const bool names_file = std::filesystem::path(target).extension() == ".safetensors";
-  if (options.max_shard_size > 0 && (options.to != CheckpointKind::safetensors || names_file)) {
-    throw Error(ErrorCode::invalid_argument,
-                "a size for each file makes a set of safetensors, whose target is a directory")
-        .at_path(target);
-  }
-  const IfExists if_exists = options.overwrite ? IfExists::replace : IfExists::fail;
-  // Directories of several files that have no marker of their own appear whole.
-  std::optional<ReplacedDirectory> whole;
-  if (is_olmo(options.to) || options.max_shard_size > 0) {
-    if (options.overwrite) require_checkpoint(where.directory);
-    whole.emplace(where.directory, if_exists);
-  }
-  const auto store = posix_store(whole ? whole->working() : where.directory);
-  DigestingStore digested(*store);
-  ConvertReport report;
-  report.tensors =
-      static_cast<std::uint64_t>(std::count_if(leaves.begin(), leaves.end(), [](const Leaf& leaf) {
-        return leaf.value.is(Value::Kind::tensor);
-      }));
-  Meter meter(options.progress, tensor_bytes(leaves));
-  IoCounters counters;
-  StorageChecks checks;
-  const int threads = std::max(options.threads, 1);
-  const std::uint64_t share = options.memory / (2 * static_cast<std::uint64_t>(threads));
-  ConvertJob job{checkpoint,
-                 leaves,
-                 options,
-                 whole ? static_cast<Store&>(digested) : *store,
-                 where.file,
-                 where.directory,
-                 if_exists,
-                 threads,
-                 static_cast<std::size_t>(std::clamp<std::uint64_t>(share, 64 << 10, 1 << 20)),
-                 meter,
-                 counters,
-                 report,
-                 checks,
-                 whole.has_value()};
-  switch (options.to) {
+// Writes everything that is not yet visible afterwards, and ends all checks.
+void write_target(ConvertJob& job) {
+  switch (job.options.to) {
     case CheckpointKind::dcp:
       write_dcp(job);
       break;
@@ -161,20 +104,94 @@ ConvertReport convert(const std::string& source, const std::string& target,
     case CheckpointKind::safetensors:
       write_safetensors(job);
       break;
-    case CheckpointKind::rank_files:
-      throw Error(ErrorCode::unsupported, "checkpoints of this kind are read, not written: " +
-                                              std::string(to_string(options.to)));
     default:
       write_olmo(job);
       break;
   }
-  if (whole) {
-    counters.add(checks.read_rest(threads));
-    digested.write_side_file("config.yaml");
-    whole->commit();
+  if (job.appears_whole) job.counters.add(job.checks.read_rest(job.threads));
+}
+
+// Whatever a run that went on found done has been checked by the one that was interrupted.
+ConvertReport finished_report(const std::vector<Leaf>& leaves) {
+  ConvertReport report;
+  report.tensors = count_tensors(leaves);
+  report.bytes_resumed = tensor_bytes(leaves);
+  report.notes.emplace_back("an interrupted run had finished the target");
+  return report;
+}
+
+}  // namespace
+
+ConvertReport convert(const std::string& source, const std::string& target,
+                      const ConvertOptions& options) {
+  const Checkpoint checkpoint = open_checkpoint(source, options.open);
+  const std::vector<Leaf> leaves = leaves_for(checkpoint, options);
+  const bool in_parts = options.max_shard_size > 0;
+  const Target where = target_of(target, options.to, in_parts);
+  const bool names_file = std::filesystem::path(target).extension() == ".safetensors";
+  if (in_parts && (options.to != CheckpointKind::safetensors || names_file)) {
+    throw Error(ErrorCode::invalid_argument,
+                "a size for each file makes a set of safetensors, whose target is a directory")
+        .at_path(target);
+  }
+  const IfExists if_exists = options.overwrite ? IfExists::replace : IfExists::fail;
+  const bool as_directory = where.publishing == Publishing::directory;
+  if (as_directory && options.overwrite) require_checkpoint(where.directory);
+  // Directories of several files that have no marker of their own appear whole; so does everything
+  // that may be interrupted.
+  std::optional<ReplacedDirectory> whole;
+  std::optional<Resumption> resumption;
+  std::shared_ptr<Store> store;
+  if (options.resume) {
+    resumption.emplace(checkpoint, leaves, where, options);
+    if (resumption->is_finished()) return finished_report(leaves);
+  } else {
+    if (as_directory) whole.emplace(where.directory, if_exists);
+    store = posix_store(whole ? whole->working() : where.directory);
+  }
+  Store& files = resumption ? resumption->store() : *store;
+  DigestingStore digested(files);
+  ConvertReport report;
+  report.tensors = count_tensors(leaves);
+  Meter meter(options.progress, tensor_bytes(leaves));
+  IoCounters counters;
+  StorageChecks checks;
+  const int threads = std::max(options.threads, 1);
+  const std::uint64_t share = options.memory / (2 * static_cast<std::uint64_t>(threads));
+  ConvertJob job{checkpoint,
+                 leaves,
+                 options,
+                 as_directory ? digested : files,
+                 where.file,
+                 where.directory,
+                 if_exists,
+                 threads,
+                 static_cast<std::size_t>(std::clamp<std::uint64_t>(share, 64 << 10, 1 << 20)),
+                 meter,
+                 counters,
+                 report,
+                 checks,
+                 whole || resumption,
+                 resumption ? &*resumption : nullptr};
+  try {
+    write_target(job);
+    if (as_directory) digested.write_side_file("config.yaml");
+    if (whole) whole->commit();
+    if (resumption) resumption->publish();
+  } catch (const Error& error) {
+    if (resumption) resumption->failed(error.code() == ErrorCode::corrupt);
+    throw;
   }
   meter.finish();
   report.io = counters.report();
+  if (resumption) {
+    report.bytes_resumed = resumption->bytes_kept();
+    report.io.bytes_written -= std::min(report.io.bytes_written, report.bytes_resumed);
+    if (resumption->was_foreign()) {
+      report.notes.emplace_back(
+          "what was left behind was of another conversion or damaged, and is made anew");
+    }
+  }
   return report;
 }
 

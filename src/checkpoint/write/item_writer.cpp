@@ -24,6 +24,14 @@ std::uint32_t write_elements(ByteSink& sink, std::uint64_t at, std::int64_t coun
 
 dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, bool requires_grad,
                              const ElementSource& elements) {
+  scratch_.resize(window_);
+  return tensor(dtype, shape, requires_grad, [&](ByteSink& sink, std::uint64_t at) {
+    return write_elements(sink, at, numel(shape), size_of(dtype), elements, scratch_);
+  });
+}
+
+dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, bool requires_grad,
+                             const ElementWriter& elements) {
   Tensor tensor;
   tensor.dtype = dtype;
   tensor.shape = shape;
@@ -33,10 +41,7 @@ dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, bool requires_grad
   for (const auto& segment : archive.fixed())
     sink_.write_at(offset_ + segment.offset, segment.bytes);
   std::vector<std::uint32_t> crcs;
-  for (const auto& slot : archive.slots()) {
-    crcs.push_back(write_elements(sink_, offset_ + slot.offset, numel(shape), size_of(dtype),
-                                  elements, scratch_));
-  }
+  for (const auto& slot : archive.slots()) crcs.push_back(elements(sink_, offset_ + slot.offset));
   for (const auto& segment : archive.finish(crcs))
     sink_.write_at(offset_ + segment.offset, segment.bytes);
   dcp::Item item{path_, offset_, archive.size(), {}};

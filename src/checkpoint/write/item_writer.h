@@ -16,15 +16,21 @@ namespace tessera {
 using ElementSource =
     std::function<ByteView(std::int64_t begin, std::int64_t count, MutableByteView scratch)>;
 
+// Writes the elements of the tensor that is being written at `at` of `sink`, and returns the CRC-32
+// of their bytes.
+using ElementWriter = std::function<std::uint32_t(ByteSink& sink, std::uint64_t at)>;
+
 class ItemWriter {
  public:
   // `window`: bytes per step.
   ItemWriter(ByteSink& sink, std::string path, std::size_t window)
-      : sink_(sink), path_(std::move(path)), scratch_(window) {}
+      : sink_(sink), path_(std::move(path)), window_(window) {}
 
   // A torch.save archive of one tensor of this dtype and shape.
   dcp::Item tensor(DType dtype, const Shape& shape, bool requires_grad,
                    const ElementSource& elements);
+  dcp::Item tensor(DType dtype, const Shape& shape, bool requires_grad,
+                   const ElementWriter& elements);
   // A torch.save archive of a value without tensors outside memory.
   dcp::Item value(const Value& value);
   [[nodiscard]] std::uint64_t written() const noexcept { return offset_; }
@@ -33,6 +39,7 @@ class ItemWriter {
   ByteSink& sink_;
   std::string path_;          // of the data file, as .metadata names it
   std::uint64_t offset_ = 0;  // where the next item begins
+  std::size_t window_;
   std::vector<std::byte> scratch_;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <complex>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,8 @@
 #include "tessera/checkpoint.h"
 
 namespace tessera {
+
+class Resumption;
 
 struct ConvertJob {
   const Checkpoint& source;
@@ -29,6 +32,7 @@ struct ConvertJob {
   StorageChecks& checks;  // of what was read in this job
   bool appears_whole =
       false;  // `store` is a directory that the caller makes visible when all is done
+  Resumption* resumption = nullptr;  // null: an interrupted conversion leaves nothing
 
   // Compares the checksums that are still open. To be called before a file or a set of files is
   // made visible.
@@ -47,9 +51,9 @@ struct ConvertJob {
   // A part of this job: other leaves of the source, into a directory of its own.
   [[nodiscard]] ConvertJob with(const std::vector<Leaf>& part, Store& into,
                                 const std::string& directory) const {
-    return {source,    part,         options, into,  "",       final_name + "/" + directory,
-            if_exists, threads,      window,  meter, counters, report,
-            checks,    appears_whole};
+    return {source,    part,          options,   into,  "",       final_name + "/" + directory,
+            if_exists, threads,       window,    meter, counters, report,
+            checks,    appears_whole, resumption};
   }
 };
 
@@ -68,9 +72,32 @@ void write_olmo(ConvertJob& job);
 // may be fewer chunks than ranks.
 [[nodiscard]] std::vector<Box> row_chunks(const Shape& shape, int ranks);
 
-// Streams a whole tensor to `sink` from `at` on in row-major order; returns the CRC-32 of its
+// Bytes of a file that one thread makes in one go, in ascending order.
+struct Unit {
+  std::uint64_t at = 0;    // of the file
+  std::uint64_t size = 0;  // bytes
+  std::string what;        // tells what the bytes are from what others at this place would be
+  bool resumable = true;   // they depend on nothing that only this run knows
+};
+struct MadeUnit {
+  std::uint32_t crc = 0;         // CRC-32 of the bytes
+  std::vector<HandedOver> open;  // what of the source is not yet checked
+};
+using UnitMaker = std::function<MadeUnit(ByteSink& sink)>;
+
+// Lets `make` write the unit, or keeps what an interrupted run left of it; returns its CRC-32.
+std::uint32_t write_unit(const ConvertJob& job, ByteSink& sink, const Unit& unit,
+                         const UnitMaker& make);
+
+// Streams a slice of a tensor to `sink` from `at` on in row-major order; returns the CRC-32 of its
 // bytes.
+std::uint32_t stream_slice(const ConvertJob& job, const std::string& name, const Tensor& tensor,
+                           const Slice& slice, ByteSink& sink, std::uint64_t at);
+// The same for a whole tensor.
 std::uint32_t stream_tensor(const ConvertJob& job, const std::string& name, const Tensor& tensor,
                             ByteSink& sink, std::uint64_t at);
+// Whether an interrupted run may leave such a slice: the checks of weights that are computed end
+// with the whole of them.
+[[nodiscard]] bool is_resumable(const ConvertJob& job, const Tensor& tensor, const Slice& slice);
 
 }  // namespace tessera

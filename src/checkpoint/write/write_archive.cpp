@@ -52,9 +52,9 @@ std::vector<std::byte> filled(DType dtype, double fill, std::int64_t count) {
   return bytes;
 }
 
-// Writes one part at `at`; `crc` is that of the slot's bytes before it.
-std::uint32_t stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part,
-                          ByteSink& sink, std::uint64_t at, std::uint32_t crc) {
+// Writes one part at `at`; adds to `made`, which is of the slot's bytes before it.
+void stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part, ByteSink& sink,
+                 std::uint64_t at, MadeUnit& made) {
   const std::size_t element = size_of(dtype);
   std::vector<std::byte> scratch = job.buffer_for(static_cast<std::uint64_t>(part.count) * element);
   const auto step = static_cast<std::int64_t>(std::max<std::size_t>(scratch.size() / element, 1));
@@ -70,14 +70,14 @@ std::uint32_t stream_part(const ConvertJob& job, DType dtype, const ArchivePart&
       const std::vector<std::byte> values = filled(dtype, part.fill, count);
       std::copy(values.begin(), values.end(), bytes.begin());
     }
-    crc = crc32(bytes, crc);
+    made.crc = crc32(bytes, made.crc);
     sink.write_at(at, bytes);
     at += bytes.size();
   }
-  if (!reader) return crc;
-  reader->hand_over(job.checks);
+  if (!reader) return;
+  const std::vector<HandedOver> open = reader->hand_over(job.checks);
+  made.open.insert(made.open.end(), open.begin(), open.end());
   job.counters.add(reader->report());
-  return crc;
 }
 
 // The folder inside the archive: the file's stem, as torch.save names it (F-01).
@@ -89,19 +89,44 @@ std::string root_of(const std::string& file) {
   return stem;
 }
 
+// The slot of a tensor that is put together from `parts`.
+std::uint32_t stream_parts(const ConvertJob& job, const Tensor& tensor,
+                           const std::vector<ArchivePart>& parts, ByteSink& sink,
+                           const torch_file::Writer::Slot& slot) {
+  Unit unit{slot.offset, slot.size, {}, true};
+  for (const ArchivePart& part : parts) {
+    unit.what += std::to_string(part.count) + " of ";
+    if (part.source == nullptr) {
+      unit.what += std::to_string(part.fill) + "; ";
+      continue;
+    }
+    unit.what += part.source->name + " " + to_string(part.slice) + "; ";
+    unit.resumable =
+        unit.resumable && is_resumable(job, part.source->value.as_tensor(), part.slice);
+  }
+  return write_unit(job, sink, unit, [&](ByteSink& out) {
+    MadeUnit made;
+    std::uint64_t at = slot.offset;
+    for (const ArchivePart& part : parts) {
+      stream_part(job, tensor.dtype, part, out, at, made);
+      at += static_cast<std::uint64_t>(part.count) * size_of(tensor.dtype);
+    }
+    return made;
+  });
+}
+
 std::uint32_t stream_slot(const ConvertJob& job, const Archive& archive,
                           const torch_file::Writer::Slot& slot, ByteSink& sink) {
-  if (slot.storage) return stream_storage(job, *slot.storage, sink, slot.offset);
+  if (slot.storage) {
+    const Unit unit{slot.offset, slot.size, "storage", true};
+    return write_unit(job, sink, unit, [&](ByteSink& out) -> MadeUnit {
+      return {stream_storage(job, *slot.storage, out, slot.offset), {}};
+    });
+  }
   const Tensor& tensor = *slot.tensors.at(0);
   const auto parts = archive.parts.find(&tensor);
-  if (parts == archive.parts.end()) return stream_tensor(job, "", tensor, sink, slot.offset);
-  std::uint32_t crc = 0;
-  std::uint64_t at = slot.offset;
-  for (const ArchivePart& part : parts->second) {
-    crc = stream_part(job, tensor.dtype, part, sink, at, crc);
-    at += static_cast<std::uint64_t>(part.count) * size_of(tensor.dtype);
-  }
-  return crc;
+  return parts == archive.parts.end() ? stream_tensor(job, "", tensor, sink, slot.offset)
+                                      : stream_parts(job, tensor, parts->second, sink, slot);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "checkpoint/open/open.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/write/item_writer.h"
+#include "checkpoint/write/resume.h"
 #include "checkpoint/write/targets.h"
 #include "checkpoint/write/write_archive.h"
 #include "tessera/error.h"
@@ -52,21 +53,10 @@ WrittenItem write_item(const ConvertJob& job, const WriteItem& item, std::size_t
                        ItemWriter& writer) {
   const Leaf& leaf = job.leaves[item.leaf];
   if (!item.is_tensor) return {index, writer.value(leaf.value)};
-  const Tensor& tensor = leaf.value.as_tensor();
-  TensorReader reader(tensor, leaf.name);
-  const Slice all = item.box;
-  WrittenItem written{
-      index, writer.tensor(item.dtype, item.box.sizes, item.requires_grad,
-                           [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
-                             reader.read(all, begin, count, buffer.data());
-                             const std::size_t bytes =
-                                 static_cast<std::size_t>(count) * size_of(item.dtype);
-                             job.meter.add(bytes);
-                             return ByteView(buffer).first(bytes);
-                           })};
-  reader.hand_over(job.checks);
-  job.counters.add(reader.report());
-  return written;
+  const auto elements = [&](ByteSink& sink, std::uint64_t at) {
+    return stream_slice(job, leaf.name, leaf.value.as_tensor(), item.box, sink, at);
+  };
+  return {index, writer.tensor(item.dtype, item.box.sizes, item.requires_grad, elements)};
 }
 
 }  // namespace
@@ -91,7 +81,7 @@ void write_dcp(ConvertJob& job) {
   }
   check_root(job.leaves);
   remove_leftovers(job.store);
-  const std::string attempt = random_attempt();
+  const std::string attempt = job.resumption ? job.resumption->attempt() : random_attempt();
   const std::vector<std::vector<WriteItem>> proposals = proposals_of(job.leaves, job.options.ranks);
   const std::size_t ranks = proposals.size();
   // A file a rank. One rank has a file a thread: file f takes items f, f + files, f + 2 files...,

@@ -1,0 +1,78 @@
+// What an interruptible conversion has done, in a file that says nothing false after any kill.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/read/storage_checks.h"
+
+namespace tessera {
+
+// Parts of a source's storage that were read for a unit while the storage's checksum could not be
+// compared yet. `storage` is its number among the source's.
+struct OpenCheck {
+  std::uint64_t storage = 0;
+  std::vector<ReadRun> runs;
+};
+
+// Bytes of the target that one thread makes in one go: a tensor's elements, mostly.
+struct JournalUnit {
+  std::string file;        // of the work directory
+  std::uint64_t what = 0;  // digest of what the bytes are
+  std::uint64_t at = 0;    // of the file
+  std::uint64_t size = 0;  // bytes
+  std::uint64_t digest = 0;
+  std::uint32_t crc = 0;
+  std::vector<OpenCheck> open;
+};
+
+// A text of lines, each behind a digest of it and of the conversion's fingerprint: a line that is
+// torn, damaged or of another conversion does not count. Lines are appended when the bytes they
+// speak of were written; whether those are still there is for the reader to find out.
+class Journal {
+ public:
+  // Reads what is in the file `fd`, which stays the caller's and is this process's alone. A journal
+  // that does not begin as this conversion's is emptied, and gets `attempt`. `path` is for errors.
+  Journal(int fd, std::string path, std::uint64_t fingerprint, const std::string& attempt);
+
+  // Whether the file held a journal of this conversion; of another one, or something else.
+  [[nodiscard]] bool goes_on() const noexcept { return goes_on_; }
+  [[nodiscard]] bool was_foreign() const noexcept { return was_foreign_; }
+  // The random part of data files' names, drawn when the conversion first began.
+  [[nodiscard]] const std::string& attempt() const noexcept { return attempt_; }
+  // What earlier runs say of the unit that begins here; null: nothing.
+  [[nodiscard]] const JournalUnit* find(const std::string& file, std::uint64_t at) const;
+  [[nodiscard]] bool has_units() const noexcept { return !units_.empty(); }
+  // The identity that an earlier run gave to a finished target before it published it.
+  [[nodiscard]] const std::optional<std::uint64_t>& published() const noexcept {
+    return published_;
+  }
+
+  // From any thread.
+  void append(const JournalUnit& unit);
+  // Durable when it returns.
+  void append_published(std::uint64_t identity);
+
+ private:
+  void read(const std::string& text);
+  void begin(const std::string& attempt);
+  void append_line(const std::string& payload);
+  [[nodiscard]] std::string stamp(const std::string& payload) const;
+
+  int fd_;
+  std::string path_;
+  std::uint64_t fingerprint_;
+  bool goes_on_ = false;
+  bool was_foreign_ = false;
+  std::string attempt_;
+  std::map<std::pair<std::string, std::uint64_t>, JournalUnit> units_;  // by file and place
+  std::optional<std::uint64_t> published_;
+  std::mutex mutex_;  // one line at a time
+};
+
+}  // namespace tessera

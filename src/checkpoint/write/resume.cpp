@@ -1,0 +1,294 @@
+#include "checkpoint/write/resume.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "base/crc32.h"
+#include "base/digest.h"
+#include "base/fd.h"
+#include "base/random_id.h"
+#include "checkpoint/open/leftovers.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/write/fingerprint.h"
+#include "storage/posix/atomic_file.h"
+#include "storage/posix/system.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kMark = ".resume";
+constexpr std::size_t kLongestName = 255;  // what Linux file systems take
+// Runs of open checks that one unit's line may list: a unit with more is made again.
+constexpr std::size_t kMaxRuns = 256;
+
+std::string without_slashes(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path;
+}
+
+// Beside the target, under a name that a later run finds; of a directory that may hold other things
+// already, and may be on a file system of its own, inside.
+std::string work_path(const Target& target) {
+  if (target.publishing == Publishing::marker) return target.directory + "/" + std::string(kMark);
+  const fs::path path(target.publishing == Publishing::file ? target.directory + "/" + target.file
+                                                            : without_slashes(target.directory));
+  const std::string name = path.filename().string().substr(0, kLongestName - 1 - kMark.size());
+  const std::string parent = path.parent_path().string();
+  return (parent.empty() ? "." : parent) + "/." + name + std::string(kMark);
+}
+
+// Follows what a unit's maker writes, which must come in order.
+class FollowedSink final : public ByteSink {
+ public:
+  FollowedSink(ByteSink& sink, std::uint64_t at) : sink_(sink), next_(at) {}
+
+  void write_at(std::uint64_t offset, ByteView bytes) override {
+    in_order_ = in_order_ && offset == next_;
+    next_ += bytes.size();
+    digest_.add(bytes);
+    sink_.write_at(offset, bytes);
+  }
+  void commit() override { sink_.commit(); }
+  [[nodiscard]] const std::string& name() const override { return sink_.name(); }
+
+  // The digest of what came, when that is all up to `end`.
+  [[nodiscard]] std::optional<std::uint64_t> digest(std::uint64_t end) const {
+    if (!in_order_ || next_ != end) return std::nullopt;
+    return digest_.value();
+  }
+
+ private:
+  ByteSink& sink_;
+  std::uint64_t next_;
+  bool in_order_ = true;
+  RunningDigest digest_;
+};
+
+std::uint64_t text_digest(std::string_view text) {
+  return digest64(std::as_bytes(std::span(text)));
+}
+
+// Calls `visit` with the unit's bytes in the file, window by window. False: the file is too short.
+template <typename Visit>
+bool read_left(const std::string& path, const JournalUnit& unit, MutableByteView window,
+               Visit visit) {
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd) return false;
+  for (std::uint64_t done = 0; done < unit.size;) {
+    const auto want = std::min<std::uint64_t>(window.size(), unit.size - done);
+    const ssize_t got = ::pread(fd.get(), window.data(), want, static_cast<off_t>(unit.at + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;  // what cannot be read is made again
+    visit(unit.at + done, ByteView(window).first(static_cast<std::size_t>(got)));
+    done += static_cast<std::uint64_t>(got);
+  }
+  return true;
+}
+
+}  // namespace
+
+std::uint32_t write_unit(const ConvertJob& job, ByteSink& sink, const Unit& unit,
+                         const UnitMaker& make) {
+  const bool follow = job.resumption != nullptr && unit.resumable && unit.size > 0;
+  return follow ? job.resumption->write(job, sink, unit, make) : make(sink).crc;
+}
+
+Resumption::Resumption(const Checkpoint& source, const std::vector<Leaf>& leaves, Target target,
+                       const ConvertOptions& options)
+    : target_(std::move(target)),
+      if_exists_(options.overwrite ? IfExists::replace : IfExists::fail),
+      work_(work_path(target_)),
+      journal_(work_.journal(), work_.path() + "/journal",
+               fingerprint_of(source, leaves, target_.directory + "/" + target_.file, options),
+               random_attempt()),
+      store_(work_.content()) {
+  number_storages(leaves);
+  has_units_ = journal_.has_units();
+  finished_ = journal_.published() && journal_.published() == identity_in(target_.directory);
+  if (finished_) {
+    work_.remove();
+    return;
+  }
+  try {
+    begin();
+  } catch (...) {
+    failed(false);
+    throw;
+  }
+}
+
+void Resumption::number_storages(const std::vector<Leaf>& leaves) {
+  for (const Leaf& leaf : leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    const auto& pieces = leaf.value.as_tensor().pieces;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      if (numbers_.emplace(pieces[i].storage.get(), storages_.size()).second) {
+        storages_.push_back({&leaf, i});
+      }
+    }
+  }
+}
+
+void Resumption::begin() {
+  if (!journal_.goes_on()) work_.clear();
+  switch (target_.publishing) {
+    case Publishing::file:
+      if (if_exists_ == IfExists::fail && fs::exists(target_.directory + "/" + target_.file)) {
+        throw Error(ErrorCode::already_exists, "a file is there already")
+            .at_path(target_.directory + "/" + target_.file);
+      }
+      break;
+    case Publishing::marker: {
+      const auto there = posix_store(target_.directory);
+      if (if_exists_ == IfExists::fail && there->exists(kDcpMetadata)) {
+        throw Error(ErrorCode::already_exists, "a checkpoint is there already")
+            .at_path(target_.directory);
+      }
+      bring_back();
+      remove_leftovers(*there);
+      break;
+    }
+    case Publishing::directory:
+      make_directories(work_.content());
+      whole_.emplace(target_.directory, if_exists_, work_.content());
+      break;
+  }
+}
+
+// A run that was killed while it moved its data files into place left some there.
+void Resumption::bring_back() {
+  if (!journal_.goes_on()) return;
+  const auto there = posix_store(target_.directory);
+  std::set<std::string> named;
+  if (there->exists(kDcpMetadata)) named = named_files(read_dcp_metadata(*there));
+  for (const ObjectInfo& object : there->list()) {
+    const bool moved = is_attempt_name(object.name) &&
+                       object.name.ends_with("_" + attempt() + ".distcp") &&
+                       !named.contains(object.name);
+    if (!moved) continue;
+    make_directories(work_.content());
+    move_into_place(target_.directory + "/" + object.name, work_.content() + "/" + object.name,
+                    IfExists::replace);
+  }
+}
+
+std::optional<std::uint64_t> Resumption::identity_in(const std::string& directory) const {
+  std::vector<std::string> names;
+  if (target_.publishing == Publishing::file) names.push_back(target_.file);
+  if (target_.publishing == Publishing::marker) names.emplace_back(kDcpMetadata);
+  if (target_.publishing == Publishing::directory) {
+    for (const ObjectInfo& object : posix_store(directory)->list()) names.push_back(object.name);
+  }
+  return identity_of(directory, names);
+}
+
+std::string Resumption::file_of(const ByteSink& sink) const {
+  return sink.name().substr(work_.content().size() + 1);
+}
+
+std::uint32_t Resumption::write(const ConvertJob& job, ByteSink& sink, const Unit& unit,
+                                const UnitMaker& make) {
+  JournalUnit made{file_of(sink), text_digest(unit.what), unit.at, unit.size, 0, 0, {}};
+  const JournalUnit* left = journal_.find(made.file, unit.at);
+  const bool same = left != nullptr && left->what == made.what && left->size == unit.size;
+  if (same && keep(job, sink, *left)) return left->crc;
+  FollowedSink followed(sink, unit.at);
+  const MadeUnit result = make(followed);
+  if (const auto digest = followed.digest(unit.at + unit.size)) {
+    made.digest = *digest;
+    made.crc = result.crc;
+    note(std::move(made), result.open);
+  }
+  return result.crc;
+}
+
+// Writes the unit's line, unless its source could not be checked by a later run.
+void Resumption::note(JournalUnit unit, const std::vector<HandedOver>& open) {
+  std::size_t runs = 0;
+  for (const HandedOver& handed : open) {
+    const auto number = numbers_.find(handed.stored);
+    if (number == numbers_.end() || handed.runs.empty()) return;
+    runs += handed.runs.size();
+    unit.open.push_back({number->second, handed.runs});
+  }
+  if (runs > kMaxRuns) return;
+  journal_.append(unit);
+  has_units_ = true;
+}
+
+bool Resumption::keep(const ConvertJob& job, ByteSink& sink, const JournalUnit& left) {
+  std::vector<std::byte> window(std::min<std::uint64_t>(job.window, left.size));
+  RunningDigest digest;
+  std::uint32_t crc = 0;
+  const bool whole = read_left(sink.name(), left, window, [&](std::uint64_t, ByteView bytes) {
+    digest.add(bytes);
+    crc = crc32(bytes, crc);
+  });
+  if (!whole || digest.value() != left.digest || crc != left.crc) return false;
+  // What the earlier run read of storages that it had not read to the end takes part in their
+  // checks.
+  for (const OpenCheck& check : left.open) {
+    if (check.storage >= storages_.size()) return false;
+    const auto& [leaf, index] = storages_[check.storage];
+    const Tensor& tensor = leaf->value.as_tensor();
+    const Piece& piece = tensor.pieces[index];
+    const Piece raw = decoded_piece(tensor, piece, leaf->name);
+    job.checks.add(*piece.storage, raw.storage, check.runs, leaf->name);
+  }
+  const auto follow = [&](std::uint64_t at, ByteView bytes) { sink.keep_at(at, bytes); };
+  if (left.size <= window.size()) {
+    follow(left.at, window);
+  } else if (!read_left(sink.name(), left, window, follow)) {
+    throw Error(ErrorCode::io, "what an earlier run left cannot be read a second time")
+        .at_path(sink.name())
+        .at_offset(left.at);
+  }
+  bytes_kept_ += left.size;
+  job.meter.add(left.size);
+  return true;
+}
+
+void Resumption::publish() {
+  store_.remove_strays();
+  if (const auto identity = identity_in(work_.content())) journal_.append_published(*identity);
+  switch (target_.publishing) {
+    case Publishing::file:
+      move_into_place(work_.content() + "/" + target_.file, target_.directory + "/" + target_.file,
+                      if_exists_);
+      break;
+    case Publishing::marker:
+      publish_marked();
+      break;
+    case Publishing::directory:
+      whole_->commit();
+      break;
+  }
+  work_.remove();
+}
+
+// Data files first, durable under their names, then what makes them a checkpoint.
+void Resumption::publish_marked() {
+  for (const ObjectInfo& object : store_.list({})) {
+    if (object.name == kDcpMetadata) continue;
+    move_into_place(work_.content() + "/" + object.name, target_.directory + "/" + object.name,
+                    IfExists::fail);
+  }
+  const std::string marker = "/" + std::string(kDcpMetadata);
+  move_into_place(work_.content() + marker, target_.directory + marker, if_exists_);
+}
+
+void Resumption::failed(bool source_is_damaged) {
+  if (source_is_damaged || !has_units_) work_.remove();
+}
+
+}  // namespace tessera
