@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/random_id.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 
@@ -17,18 +18,32 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Who the file system says that our files belong to: not always who we are, where it is remote.
+uid_t owner_of_ours(const std::string& directory) {
+  const std::string probe = directory + "/probe-" + random_attempt();
+  if (::mkdir(probe.c_str(), 0700) != 0) return ::geteuid();
+  struct stat status {};
+  const bool known = ::lstat(probe.c_str(), &status) == 0;
+  ::rmdir(probe.c_str());
+  return known ? status.st_uid : ::geteuid();
+}
+
 void make_own_directory(const std::string& path) {
   make_directories(fs::path(path).parent_path().string());
   if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) {
     throw_errno(errno, "make directory", path);
   }
   struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) throw_errno(errno, "look for", path);
-  if (S_ISDIR(status.st_mode) && status.st_uid == ::geteuid()) return;
-  throw Error(ErrorCode::unsafe, S_ISDIR(status.st_mode)
-                                     ? "unfinished work of another user is in the way"
-                                     : "something is where unfinished work is kept")
-      .at_path(path);
+  if (::lstat(path.c_str(), &status) != 0) {
+    if (errno == ENOENT) return;  // its owner is done: the next turn makes it
+    throw_errno(errno, "look for", path);
+  }
+  if (!S_ISDIR(status.st_mode)) {
+    throw Error(ErrorCode::unsafe, "something is where unfinished work is kept").at_path(path);
+  }
+  if (status.st_uid != ::geteuid() && status.st_uid != owner_of_ours(path)) {
+    throw Error(ErrorCode::unsafe, "unfinished work of another user is in the way").at_path(path);
+  }
 }
 
 // The locked journal; none when the process that had it until now has removed it.

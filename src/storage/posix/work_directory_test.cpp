@@ -50,5 +50,15 @@ TEST(WorkDirectory, WhatIsNotADirectoryOfOursStays) {
   EXPECT_TRUE(std::filesystem::is_empty(directory.path() + "/other"));
 }
 
+TEST(WorkDirectory, WhatIsAnothersStays) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root gives files away";
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/.x.resume";
+  std::filesystem::create_directory(path);
+  ASSERT_EQ(::chown(path.c_str(), 12345, 12345), 0);
+  EXPECT_EQ(code_of([&] { const WorkDirectory work(path); }), ErrorCode::unsafe);
+  EXPECT_TRUE(std::filesystem::is_empty(path));
+}
+
 }  // namespace
 }  // namespace tessera
