@@ -226,6 +226,31 @@ TEST_F(ResumeTest, DamageInWhatWasConvertedBeforeIsFound) {
   EXPECT_FALSE(fs::exists(target + "/.resume"));
 }
 
+// What the first run read wrong stays wrong when the source reads right again: its checksums tell.
+TEST_F(ResumeTest, WhatWasReadWrongBeforeIsFound) {
+  const std::string archive = temporary_directory() + "/a.pt";
+  ConvertOptions to_torch;
+  to_torch.to = CheckpointKind::torch_file;
+  convert(source_, archive, to_torch);
+  source_ = archive;
+  options_.to = CheckpointKind::dcp;
+  options_.ranks = 2;
+  const std::string target = root_ + "/a";
+  const Checkpoint opened = open_checkpoint(archive);
+  const Piece& piece = opened.find("model.blocks.1.w")->value.as_tensor().pieces.at(0);
+  const auto flip_unnoticed = [&] {
+    const auto time = fs::last_write_time(archive);
+    flip(archive, static_cast<std::size_t>(piece.storage->offset) + 100);
+    fs::last_write_time(archive, time);
+  };
+  flip_unnoticed();
+  interrupt(target, 3 * kTensorBytes);
+  flip_unnoticed();
+  EXPECT_EQ(code_of([&] { (void)resume(target); }), ErrorCode::corrupt);
+  EXPECT_EQ(resume(target).bytes_resumed, 0U);
+  expect_equal(target);
+}
+
 TEST_F(ResumeTest, TwoAtATimeAreRefused) {
   const std::string target = root_ + "/a.safetensors";
   const WorkDirectory other(root_ + "/.a.safetensors.resume");
