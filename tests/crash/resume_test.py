@@ -90,9 +90,14 @@ class Job:
 
 
 def damage(job, rng):
-    """Changes what was left as a disk or a person might; returns what was done."""
-    files = sorted(path for path in (job.left / "new").rglob("*") if path.is_file() and path.stat().st_size > 0)
+    """Changes what was left as a disk or a person might; returns what was done.
+
+    Not the journal of a target that may have its name: without it the target is somebody else's, and stays.
+    """
     journal = job.left / "journal"
+    if not journal.exists() or b'"published"' in journal.read_bytes():
+        return "published"
+    files = sorted(path for path in (job.left / "new").rglob("*") if path.is_file() and path.stat().st_size > 0)
     how = rng.choice(["nothing", "nothing", "flip", "cut", "journal cut", "journal flip", "journal of another"])
     if how in ("flip", "cut") and files:
         path = rng.choice(files)
@@ -106,7 +111,7 @@ def damage(job, rng):
                     byte = file.read(1)
                     file.seek(at)
                     file.write(bytes([byte[0] ^ 1 << rng.randrange(8)]))
-    elif how.startswith("journal") and journal.exists():
+    elif how.startswith("journal"):
         text = bytearray(journal.read_bytes())
         if how == "journal cut":
             text = text[:rng.randrange(len(text) + 1)]
