@@ -38,19 +38,18 @@ bool is_safetensors(const dcp::Entry& entry, const dcp::Chunk& chunk) {
 
 DataFiles::DataFiles(std::shared_ptr<Store> store)
     : store_(std::move(store)), open_(std::make_shared<OpenFiles>()) {
-  for (ObjectInfo& object : store_->list()) sizes_.emplace(object.name, object.size);
+  for (ObjectInfo& object : store_->list()) files_[object.name].size = object.size;
 }
 
-std::shared_ptr<const ByteSource> DataFiles::file(const dcp::Item& item, const std::string& key,
-                                                  bool apart) {
+DataFiles::File& DataFiles::file(const dcp::Item& item, const std::string& key, bool apart) {
   const auto refuse = [&](ErrorCode code, const std::string& what) {
     throw Error(code, what)
         .at_path(store_->name() + "/" + item.path)
         .at_key(key)
         .at_offset(item.offset);
   };
-  const auto size = sizes_.find(item.path);
-  if (size == sizes_.end()) {
+  const auto found = files_.find(item.path);
+  if (found == files_.end()) {
     try {
       (void)store_->open(item.path);  // says so when something else has the name
     } catch (const Error& error) {
@@ -58,32 +57,32 @@ std::shared_ptr<const ByteSource> DataFiles::file(const dcp::Item& item, const s
     }
     refuse(ErrorCode::incomplete, "a data file that .metadata names is missing");
   }
+  File& file = found->second;
   const std::uint64_t end = checked_add(item.offset, item.length);
-  if (end > size->second) {
-    refuse(ErrorCode::incomplete, "the data file has " + std::to_string(size->second) +
+  if (end > file.size) {
+    refuse(ErrorCode::incomplete, "the data file has " + std::to_string(file.size) +
                                       " bytes, an item reaches to " + std::to_string(end));
   }
-  Use& use = uses_[item.path];
-  use.end = std::max(use.end, end);
-  if (apart) use.extents.push_back({item.offset, end, &key});
-  auto& source = sources_[item.path];
-  if (!source)
-    source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, size->second}, open_);
-  return source;
+  file.end = std::max(file.end, end);
+  if (apart) file.extents.push_back({item.offset, end, &key});
+  if (!file.source)
+    file.source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, file.size}, open_);
+  return file;
 }
 
 void DataFiles::pass_over(const dcp::Item& item) {
-  std::uint64_t& end = uses_[item.path].end;
-  end = std::max(end, checked_add(item.offset, item.length));
+  const auto file = files_.find(item.path);
+  if (file == files_.end()) return;
+  file->second.end = std::max(file->second.end, checked_add(item.offset, item.length));
 }
 
 void DataFiles::require_apart() {
-  for (auto& [path, use] : uses_) {
-    std::sort(use.extents.begin(), use.extents.end(),
+  for (auto& [path, file] : files_) {
+    std::sort(file.extents.begin(), file.extents.end(),
               [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-    for (std::size_t i = 1; i < use.extents.size(); ++i) {
-      const Extent& before = use.extents[i - 1];
-      const Extent& extent = use.extents[i];
+    for (std::size_t i = 1; i < file.extents.size(); ++i) {
+      const Extent& before = file.extents[i - 1];
+      const Extent& extent = file.extents[i];
       if (extent.begin >= before.end) continue;
       throw Error(ErrorCode::corrupt,
                   "the item lies on bytes of an item of '" + printable(*before.key, 200) + "'")
@@ -107,7 +106,8 @@ const DataFiles::Body& DataFiles::body(const dcp::Item& item,
 
 std::shared_ptr<Storage> DataFiles::chunk(const dcp::Entry& entry, const dcp::Chunk& chunk) {
   const bool plain = is_safetensors(entry, chunk);
-  const std::shared_ptr<const ByteSource> source = file(chunk.item, entry.name, !plain);
+  File& holder = file(chunk.item, entry.name, !plain);
+  const std::shared_ptr<const ByteSource>& source = holder.source;
   auto storage = std::make_shared<Storage>();
   storage->source = source;
   storage->offset = chunk.item.offset;
@@ -135,7 +135,7 @@ std::shared_ptr<Storage> DataFiles::chunk(const dcp::Entry& entry, const dcp::Ch
   if (at != inside.offsets.end() && at->second != chunk.box.offsets) {
     refuse("a tensor that was saved from " + to_string(at->second));
   }
-  uses_[chunk.item.path].end = source->size();
+  holder.end = source->size();
   storage->encoding = Encoding::raw;
   storage->offset += inside.header.data_offset + found->begin;
   return storage;
@@ -144,23 +144,24 @@ std::shared_ptr<Storage> DataFiles::chunk(const dcp::Entry& entry, const dcp::Ch
 Value DataFiles::value(const dcp::Entry& entry) {
   const Encoding encoding = encoding_of(entry.item);
   std::shared_ptr<const ByteSource> bytes =
-      slice_source(file(entry.item, entry.name, true), entry.item.offset, entry.item.length);
+      slice_source(file(entry.item, entry.name, true).source, entry.item.offset, entry.item.length);
   if (encoding == Encoding::torch_item_zstd) bytes = zstd_source(std::move(bytes), kValueCap);
   return torch_file::read(std::move(bytes));
 }
 
 std::vector<ObjectInfo> DataFiles::used() const {
   std::vector<ObjectInfo> files;
-  for (const auto& [name, source] : sources_) files.push_back({name, source->size()});
+  for (const auto& [name, file] : files_) {
+    if (file.source) files.push_back({name, file.size});
+  }
   return files;
 }
 
 std::vector<std::string> DataFiles::warnings() const {
   std::vector<std::string> warnings;
-  for (const auto& [name, source] : sources_) {
-    const std::uint64_t end = uses_.at(name).end;
-    if (end >= source->size()) continue;
-    warnings.push_back(printable(name) + " has " + std::to_string(source->size() - end) +
+  for (const auto& [name, file] : files_) {
+    if (!file.source || file.end >= file.size) continue;
+    warnings.push_back(printable(name) + " has " + std::to_string(file.size - file.end) +
                        " bytes after its last item");
   }
   return warnings;

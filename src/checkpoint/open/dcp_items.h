@@ -49,19 +49,19 @@ class DataFiles {
     std::uint64_t end = 0;
     const std::string* key = nullptr;  // the entry's name
   };
-  struct Use {
+  struct File {
+    std::uint64_t size = 0;
     std::uint64_t end = 0;  // of the last item
     std::vector<Extent> extents;
+    std::shared_ptr<const ByteSource> source;  // null: nobody asked for it
   };
   // `apart`: nothing else lies on the item's bytes.
-  std::shared_ptr<const ByteSource> file(const dcp::Item& item, const std::string& key, bool apart);
+  File& file(const dcp::Item& item, const std::string& key, bool apart);
   const Body& body(const dcp::Item& item, const std::shared_ptr<const ByteSource>& source);
 
   std::shared_ptr<Store> store_;
   std::shared_ptr<OpenFiles> open_;
-  std::map<std::string, std::uint64_t> sizes_;
-  std::map<std::string, std::shared_ptr<const ByteSource>> sources_;
-  std::map<std::string, Use> uses_;
+  std::map<std::string, File> files_;  // all of the store, by name
   std::map<std::pair<std::string, std::uint64_t>, Body> bodies_;
 };
 

@@ -10,19 +10,23 @@
 namespace tessera {
 namespace {
 
-Value tensor_leaf(const dcp::Entry& entry, DataFiles& files) {
+// Takes the boxes out of the entry: there may be a million.
+Value tensor_leaf(dcp::Entry& entry, DataFiles& files) {
   Tensor tensor;
   tensor.dtype = entry.dtype;
   tensor.shape = entry.shape;
   tensor.requires_grad = entry.requires_grad;
-  for (const dcp::Chunk& chunk : entry.chunks) {
+  tensor.pieces.reserve(entry.chunks.size());
+  for (dcp::Chunk& chunk : entry.chunks) {
     // Empty chunks hold nothing to read (P-18); an empty tensor keeps its first one.
     if (numel(chunk.box.sizes) == 0 && (numel(entry.shape) > 0 || !tensor.pieces.empty())) {
       files.pass_over(chunk.item);
       continue;
     }
-    tensor.pieces.push_back(Piece{chunk.box, files.chunk(entry, chunk), 0, {}, -1});
+    auto storage = files.chunk(entry, chunk);
+    tensor.pieces.push_back(Piece{std::move(chunk.box), std::move(storage), 0, {}, -1});
   }
+  entry.chunks = {};
   return Value(std::move(tensor));
 }
 
@@ -95,7 +99,7 @@ Checkpoint open_dcp(std::shared_ptr<Store> store) {
   } else {
     metadata_files.push_back({std::string(kDcpMetadata), store->open(kDcpMetadata)->size()});
   }
-  const dcp::Metadata metadata =
+  dcp::Metadata metadata =
       merged ? merged_metadata(*store, metadata_files) : read_dcp_metadata(*store);
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::dcp;
@@ -109,7 +113,7 @@ Checkpoint open_dcp(std::shared_ptr<Store> store) {
   }
   if (!merged) store = guard_dcp(std::move(store), metadata, checkpoint.warnings);
   DataFiles files(store);
-  for (const dcp::Entry& entry : metadata.entries) {
+  for (dcp::Entry& entry : metadata.entries) {
     try {
       Leaf leaf;
       leaf.name = entry.name;

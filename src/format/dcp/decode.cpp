@@ -1,10 +1,8 @@
 // Reads `.metadata` (spec F-03): the pickle as values, then entries, then their items.
-#include <map>
-#include <unordered_map>
-
-#include "base/checked.h"
+#include "format/dcp/assemble.h"
 #include "format/dcp/dcp.h"
 #include "format/dcp/names.h"
+#include "format/dcp/quick_decode.h"
 #include "format/pickle/pickle.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -15,7 +13,6 @@ namespace {
 
 using Kind = Value::Kind;
 
-constexpr std::size_t kMaxDims = 64;           // as in torch
 constexpr std::int64_t kLastMemoryFormat = 2;  // contiguous, channels last, preserve
 
 [[noreturn]] void corrupt(std::string what) {
@@ -67,10 +64,7 @@ Shape shape_of(const Value& attributes, const char* name) {
   const Value* value = attributes.find(name);
   auto shape = value == nullptr ? std::nullopt : size_from(*value);
   if (!shape) corrupt("attribute " + std::string(name) + " is not a torch.Size");
-  if (shape->size() > kMaxDims) {
-    throw Error(ErrorCode::limit, std::to_string(shape->size()) + " dimensions, expected at most " +
-                                      std::to_string(kMaxDims));
-  }
+  require_dimensions(shape->size());
   return std::move(*shape);
 }
 
@@ -80,22 +74,6 @@ std::uint64_t count_of(const Value& attributes, const char* name) {
     corrupt("attribute " + std::string(name) + " is " + render(Value::integer(number), 40));
   }
   return static_cast<std::uint64_t>(number.small);
-}
-
-// A path stays below the checkpoint's directory whatever it is joined to.
-void require_contained(const std::string& path) {
-  const auto refuse = [&path](const char* why) {
-    throw Error(ErrorCode::unsafe, "data file path '" + printable(path, 200) + "' " + why);
-  };
-  if (path.empty()) refuse("is empty");
-  if (path.find('\0') != std::string::npos) refuse("holds a zero byte");
-  if (path.find("://") != std::string::npos) refuse("is a URL");
-  if (path.front() == '/' || path.front() == '\\') refuse("is absolute");
-  for (std::size_t begin = 0; begin <= path.size();) {
-    const std::size_t end = std::min(path.find_first_of("/\\", begin), path.size());
-    if (path.compare(begin, end - begin, "..") == 0) refuse("leaves the checkpoint's directory");
-    begin = end + 1;
-  }
 }
 
 class Decoder {
@@ -110,13 +88,13 @@ class Decoder {
     read_entries(attribute(root, "state_dict_metadata", Kind::dict));
     read_paths(optional_attribute(root, "planner_data"));
     read_items(attribute(root, "storage_data", Kind::dict));
-    require_items();
+    Metadata metadata = assembler_.finish();
     if (const Value* version = optional_attribute(root, "version")) {
       if (!version->is(Kind::string)) corrupt("attribute version is not a string");
-      metadata_.version = version->as_string();
+      metadata.version = version->as_string();
     }
-    read_storage_meta(optional_attribute(root, "storage_meta"));
-    return std::move(metadata_);
+    read_storage_meta(optional_attribute(root, "storage_meta"), metadata);
+    return metadata;
   }
 
  private:
@@ -136,7 +114,7 @@ class Decoder {
   }
 
   void read_entries(const Value& dict) {
-    metadata_.entries.reserve(dict.size());
+    assembler_.metadata.entries.reserve(dict.size());
     for (const auto& [key, value] : dict.pairs()) {
       if (!key.is(Kind::string)) corrupt("a name is " + std::string(describe(key.kind())));
       Entry entry;
@@ -151,27 +129,20 @@ class Decoder {
         error.at_key(printable(entry.name));
         throw;
       }
-      metadata_.entries.push_back(std::move(entry));
+      assembler_.add_entry(std::move(entry));
     }
-    for (std::size_t i = 0; i < metadata_.entries.size(); ++i) {
-      by_name_.emplace(metadata_.entries[i].name, i);
-    }
-    found_.resize(metadata_.entries.size());
   }
 
   static void read_tensor(const Value& value, Entry& entry) {
     const Value& tensor = attributes(value, kMetadataModule, "TensorStorageMetadata");
     entry.is_tensor = true;
     entry.shape = shape_of(tensor, "size");
-    (void)numel(entry.shape);
     read_properties(attribute(tensor, "properties", Kind::object), entry);
     const Value& chunks = attribute(tensor, "chunks", Kind::list);
     entry.chunks.reserve(chunks.size());
     for (const Value& item : chunks.items()) {
       const Value& chunk = attributes(item, kMetadataModule, "ChunkStorageMetadata");
-      Box box{shape_of(chunk, "offsets"), shape_of(chunk, "sizes")};
-      require_inside(box, entry.shape);
-      entry.chunks.push_back({std::move(box), {}});
+      entry.chunks.push_back({Box{shape_of(chunk, "offsets"), shape_of(chunk, "sizes")}, {}});
     }
   }
 
@@ -201,12 +172,12 @@ class Decoder {
   }
 
   void read_paths(const Value* planner_data) {
-    metadata_.has_planner_data = planner_data != nullptr && planner_data->is(Kind::dict);
-    if (!metadata_.has_planner_data) return;  // what other planners keep is theirs
+    const bool has_paths = planner_data != nullptr && planner_data->is(Kind::dict);
+    assembler_.metadata.has_planner_data = has_paths;
+    if (!has_paths) return;  // what other planners keep is theirs
     for (const auto& [key, value] : planner_data->pairs()) {
       if (!key.is(Kind::string)) continue;
-      const auto found = by_name_.find(key.as_string());
-      if (found != by_name_.end()) metadata_.entries[found->second].path = path_of(value);
+      if (auto path = path_of(value)) assembler_.set_path(key.as_string(), std::move(*path));
     }
   }
 
@@ -229,18 +200,20 @@ class Decoder {
     for (const auto& [key, value] : dict.pairs()) {
       const Value& index = attributes(key, kMetadataModule, "MetadataIndex");
       const std::string& name = attribute(index, "fqn", Kind::string).as_string();
+      Item item;
+      Assembler::Index place;
       try {
-        const auto entry = by_name_.find(name);
-        if (entry == by_name_.end()) {
-          metadata_.warnings.push_back("an item in a data file belongs to no entry: " +
-                                       printable(name));
-          continue;
-        }
-        place(entry->second, index, item_of(value));
+        item = item_of(value);
+        if (optional_attribute(index, "offset") != nullptr)
+          place.offset = shape_of(index, "offset");
+        const Value* hint = optional_attribute(index, "index");
+        if (hint != nullptr && hint->is(Kind::integer) && hint->as_integer().big.empty())
+          place.hint = hint->as_integer().small;
       } catch (Error& error) {
         error.at_key(printable(name));
         throw;
       }
+      assembler_.add_item(name, place, std::move(item));
     }
   }
 
@@ -250,10 +223,8 @@ class Decoder {
         attributes(value, olmo ? kOlmoFilesystemModule : kFilesystemModule, "_StorageInfo");
     Item item;
     item.path = attribute(info, "relative_path", Kind::string).as_string();
-    require_contained(item.path);
     item.offset = count_of(info, "offset");
     item.length = count_of(info, "length");
-    (void)checked_add(item.offset, item.length);
     if (const Value* transforms = optional_attribute(info, "transform_descriptors")) {
       if (!transforms->is(Kind::list) && !transforms->is(Kind::tuple)) {
         corrupt("transform_descriptors are not a list");
@@ -266,63 +237,14 @@ class Decoder {
     return item;
   }
 
-  // Gives an item to the chunk that it is for. An index is known by name and offset; its number is
-  // a hint. A chunk that has an item has a path.
-  void place(std::size_t at, const Value& index, Item item) {
-    Entry& entry = metadata_.entries[at];
-    const bool has_offset = optional_attribute(index, "offset") != nullptr;
-    Item* slot = &entry.item;
-    if (entry.is_tensor) {
-      if (!has_offset && entry.chunks.size() != 1) corrupt("the item of a chunk has no offset");
-      const Shape offset = has_offset ? shape_of(index, "offset") : entry.chunks[0].box.offsets;
-      slot = &chunk_at(at, offset, optional_attribute(index, "index")).item;
-    } else if (has_offset) {
-      corrupt("the item of an object has an offset");
-    }
-    if (!slot->path.empty()) corrupt("two items in data files for one place");
-    *slot = std::move(item);
-  }
-
-  Chunk& chunk_at(std::size_t at, const Shape& offset, const Value* hint) {
-    auto& chunks = metadata_.entries[at].chunks;
-    if (hint != nullptr && hint->is(Kind::integer)) {
-      const Integer& number = hint->as_integer();
-      if (number.big.empty() && number.small >= 0 &&
-          static_cast<std::uint64_t>(number.small) < chunks.size()) {
-        Chunk& chunk = chunks[static_cast<std::size_t>(number.small)];
-        if (chunk.box.offsets == offset) return chunk;
-      }
-    }
-    auto& by_offset = found_[at];
-    if (by_offset.empty()) {
-      for (std::size_t i = 0; i < chunks.size(); ++i) by_offset.emplace(chunks[i].box.offsets, i);
-    }
-    const auto found = by_offset.find(offset);
-    if (found == by_offset.end()) corrupt("no chunk begins at " + to_string(offset));
-    return chunks[found->second];
-  }
-
-  void require_items() const {
-    for (const Entry& entry : metadata_.entries) {
-      const auto refuse = [&entry](const std::string& what) {
-        throw Error(ErrorCode::incomplete, what + " is in no data file")
-            .at_key(printable(entry.name));
-      };
-      if (!entry.is_tensor && entry.item.path.empty()) refuse("the object");
-      for (const Chunk& chunk : entry.chunks) {
-        if (chunk.item.path.empty()) refuse("the chunk at " + to_string(chunk.box.offsets));
-      }
-    }
-  }
-
-  void read_storage_meta(const Value* value) {
+  static void read_storage_meta(const Value* value, Metadata& metadata) {
     if (value == nullptr) return;
     const Value& meta = attributes(*value, kMetadataModule, "StorageMeta");
     if (const Value* id = optional_attribute(meta, "checkpoint_id")) {
-      metadata_.checkpoint_id = path_text(*id);
+      metadata.checkpoint_id = path_text(*id);
     }
     const Value* save_id = optional_attribute(meta, "save_id");
-    if (save_id != nullptr && save_id->is(Kind::string)) metadata_.save_id = save_id->as_string();
+    if (save_id != nullptr && save_id->is(Kind::string)) metadata.save_id = save_id->as_string();
   }
 
   // A string, or pathlib.PosixPath("/", "a", "b").
@@ -338,14 +260,17 @@ class Decoder {
     return text;
   }
 
-  Metadata metadata_;
-  std::unordered_map<std::string, std::size_t> by_name_;
-  std::vector<std::map<Shape, std::size_t>> found_;  // per entry, made when a hint fails
+  Assembler assembler_;
 };
 
 }  // namespace
 
 Metadata decode(ByteView bytes) {
+  if (auto metadata = quick_decode(bytes)) return std::move(*metadata);
+  return decode_values(bytes);
+}
+
+Metadata decode_values(ByteView bytes) {
   return Decoder().run(bytes);
 }
 

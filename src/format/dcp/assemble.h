@@ -1,0 +1,54 @@
+// Puts the parts of a `.metadata` together and refuses those that do not fit (spec F-03).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "format/dcp/dcp.h"
+
+namespace tessera::dcp {
+
+// Throws `limit` for more dimensions than torch has.
+void require_dimensions(std::size_t count);
+
+// First all entries, then paths and items, then finish. Every function throws as decode() does,
+// with the entry's name.
+class Assembler {
+ public:
+  // `entry` has its boxes and no items yet. Names are unique.
+  void add_entry(Entry entry);
+  // A path of a name without an entry is passed over.
+  void set_path(const std::string& name, Path path);
+
+  // Where the item of an entry, or of the chunk at `offset`, is. `hint`: the chunk's number, to be
+  // trusted only when the offset agrees. No offset: an object, or a tensor of one chunk.
+  struct Index {
+    std::optional<Shape> offset;
+    std::optional<std::int64_t> hint;
+  };
+  void add_item(const std::string& name, const Index& index, Item item);
+
+  // Every object and chunk has its item. To be called once.
+  [[nodiscard]] Metadata finish();
+
+  Metadata metadata;  // the rest of it is filled in by the caller
+
+ private:
+  void place(std::size_t at, const Index& index, Item item);
+  Chunk& chunk_at(std::size_t at, const Shape& offset, std::optional<std::int64_t> hint);
+  // The entry's number, kept from one call to the next: items of one entry follow each other.
+  std::optional<std::size_t> number_of(const std::string& name);
+
+  std::unordered_map<std::string_view, std::size_t> by_name_;  // into the entries' own names
+  std::vector<std::map<Shape, std::size_t>> found_;            // per entry, made when a hint fails
+  std::size_t last_ = 0;                                       // the entry of the latest item
+  std::size_t next_chunk_ = 0;  // of that entry, where the next item goes as a rule
+};
+
+}  // namespace tessera::dcp

@@ -1,0 +1,94 @@
+// The two ways to read a `.metadata` agree: the one without values, and the one that knows all.
+#include "format/dcp/quick_decode.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <random>
+#include <span>
+
+#include "base/endian.h"
+#include "format/test_support.h"
+
+namespace tessera::dcp {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> goldens() {
+  std::vector<std::string> names;
+  for (const auto& file : fs::directory_iterator(std::string(TESSERA_TEST_DATA) + "/golden/dcp")) {
+    // One of them is cut short.
+    if (file.path().extension() == ".metadata" && file.path().stem() != "c1t")
+      names.push_back("dcp/" + file.path().filename().string());
+  }
+  return names;
+}
+
+// What quick_decode reads, decode_values reads and finds the same.
+bool agrees(ByteView bytes) {
+  const auto quick = quick_decode(bytes);
+  return !quick || encode(*quick) == encode(decode_values(bytes));
+}
+
+TEST(QuickDecode, ReadsWhatPyTorchWrote) {
+  const std::vector<std::string> names = goldens();
+  EXPECT_GT(names.size(), 8U);
+  for (const std::string& name : names) {
+    SCOPED_TRACE(name);
+    const auto bytes = test::golden(name);
+    EXPECT_TRUE(quick_decode(bytes).has_value());
+    EXPECT_TRUE(agrees(bytes));
+  }
+}
+
+TEST(QuickDecode, ReadsWhatWeWrite) {
+  for (const std::string& name : goldens()) {
+    const auto bytes = encode(decode_values(test::golden(name)));
+    EXPECT_TRUE(quick_decode(bytes).has_value()) << name;
+    EXPECT_TRUE(agrees(bytes)) << name;
+  }
+}
+
+TEST(QuickDecode, DamageIsLeftToTheOtherReader) {
+  std::mt19937 random(7);
+  for (const std::string& name : goldens()) {
+    auto bytes = test::golden(name);
+    for (std::size_t size = 0; size < bytes.size(); ++size)
+      EXPECT_FALSE(quick_decode(ByteView(bytes).first(size)).has_value()) << name << " " << size;
+    for (int i = 0; i < 300; ++i) {
+      const std::size_t at = random() % bytes.size();
+      const std::byte before = bytes[at];
+      bytes[at] ^= std::byte(1U << random() % 8);
+      EXPECT_TRUE(agrees(bytes)) << name << " " << at;
+      bytes[at] = before;
+    }
+  }
+}
+
+// A list that nobody looks at gets a member: every entry of the memo in turn, itself among them.
+TEST(QuickDecode, ACycleIsLeftToTheOtherReader) {
+  const auto golden = test::golden("dcp/c1.metadata");
+  std::string text(reinterpret_cast<const char*>(golden.data()), golden.size());
+  const std::size_t list = text.find("modules\x94]\x94");
+  ASSERT_NE(list, std::string::npos);
+  constexpr std::size_t kInserted = 6;  // LONG_BINGET with its number, and APPEND
+  const std::size_t frame = 3;          // where the length of the only frame stands
+  const std::uint64_t length = load_le<std::uint64_t>(golden.data() + frame) + kInserted;
+  for (std::size_t i = 0; i < 8; ++i) text[frame + i] = static_cast<char>(length >> 8 * i);
+  int cycles = 0;
+  for (std::uint16_t entry = 0; entry < 320; ++entry) {
+    std::string changed = text;
+    const char get[] = {'j', static_cast<char>(entry), static_cast<char>(entry >> 8U), 0, 0, 'a'};
+    changed.insert(list + 10, std::string(get, kInserted));
+    const auto bytes = std::as_bytes(std::span(changed));
+    const bool is_cycle = test::thrown([&] { (void)decode_values(bytes); }) ==
+                          std::pair(ErrorCode::unsupported, true);
+    cycles += is_cycle ? 1 : 0;
+    EXPECT_TRUE(is_cycle ? !quick_decode(bytes) : agrees(bytes)) << entry;
+  }
+  EXPECT_GT(cycles, 0);
+}
+
+}  // namespace
+}  // namespace tessera::dcp

@@ -1,0 +1,510 @@
+#include "format/dcp/quick_machine.h"
+
+#include <algorithm>
+#include <array>
+
+#include "format/dcp/names.h"
+#include "format/pickle/text.h"
+
+namespace tessera::dcp {
+namespace {
+
+using Kind = Lite::Kind;
+using pickle::Op;
+
+struct Known {
+  std::string_view module;
+  std::string_view name;
+  Name is;
+};
+
+constexpr std::array<Known, 15> kKnown{{
+    {kMetadataModule, "Metadata", Name::metadata},
+    {kMetadataModule, "TensorStorageMetadata", Name::tensor},
+    {kMetadataModule, "BytesStorageMetadata", Name::bytes},
+    {kMetadataModule, "ChunkStorageMetadata", Name::chunk},
+    {kMetadataModule, "TensorProperties", Name::properties},
+    {kOldPropertiesModule, "TensorProperties", Name::properties},
+    {kMetadataModule, "MetadataIndex", Name::index},
+    {kMetadataModule, "StorageMeta", Name::storage_meta},
+    {kFilesystemModule, "_StorageInfo", Name::storage_info},
+    {kOlmoFilesystemModule, "_StorageInfo", Name::storage_info},
+    {kMetadataModule, "_MEM_FORMAT_ENCODING", Name::memory_format},
+    {kOldPropertiesModule, "MEM_FORMAT_ENCODING", Name::memory_format},
+    {"torch", "Size", Name::size},
+    {"torch.serialization", "_get_layout", Name::layout},
+    {"pathlib", "PosixPath", Name::path},
+}};
+
+// `count` of a list, dict or object that the memo gave out: it may not be changed any more.
+constexpr std::uint32_t kComplete = 1;
+
+bool is_container(const Lite& value) {
+  return value.kind == Kind::list || value.kind == Kind::dict || value.kind == Kind::object;
+}
+
+// Bytes of an opcode's argument that has a fixed length; -1: another kind of opcode.
+int argument_size(Op op) {
+  switch (op) {
+    case Op::proto:
+    case Op::binint1:
+    case Op::binput:
+      return 1;
+    case Op::binint2:
+      return 2;
+    case Op::binint:
+    case Op::long_binput:
+      return 4;
+    case Op::frame:
+      return 8;
+    case Op::memoize:
+    case Op::stack_global:
+    case Op::empty_tuple:
+    case Op::tuple1:
+    case Op::tuple2:
+    case Op::tuple3:
+    case Op::tuple:
+    case Op::mark:
+    case Op::empty_dict:
+    case Op::empty_list:
+    case Op::append:
+    case Op::appends:
+    case Op::setitem:
+    case Op::setitems:
+    case Op::newobj:
+    case Op::reduce:
+    case Op::build:
+    case Op::none:
+    case Op::newtrue:
+    case Op::newfalse:
+    case Op::stop:
+      return 0;
+    default:
+      return -1;
+  }
+}
+
+}  // namespace
+
+// Which memo entries the pickle refers to: few, while it numbers every part of every object.
+bool QuickMachine::find_wanted() {
+  pickle::Cursor cursor(bytes_);
+  for (;;) {
+    const auto op = static_cast<Op>(cursor.opcode());
+    if (op == Op::stop) return cursor.left() == 0;
+    if (const int size = argument_size(op); size >= 0) {
+      (void)cursor.take(static_cast<std::uint64_t>(size));
+      continue;
+    }
+    switch (op) {
+      case Op::short_binunicode:
+      case Op::long1:
+        (void)cursor.take(cursor.number<std::uint8_t>());
+        break;
+      case Op::binunicode:
+        (void)cursor.take(cursor.number<std::uint32_t>());
+        break;
+      case Op::global:
+        (void)cursor.line();
+        (void)cursor.line();
+        break;
+      case Op::binget:
+      case Op::long_binget: {
+        const std::uint64_t index =
+            op == Op::binget ? cursor.number<std::uint8_t>() : cursor.number<std::uint32_t>();
+        if (index >= bytes_.size()) return false;
+        if (index >= wanted_.size()) wanted_.resize(std::max(index + 1, 2 * wanted_.size()));
+        wanted_[index] = true;
+        break;
+      }
+      default:
+        return false;
+    }
+  }
+}
+
+std::optional<Lite> QuickMachine::run() {
+  if (!find_wanted()) return std::nullopt;
+  for (;;) {
+    const auto op = static_cast<Op>(cursor_.opcode());
+    if (op == Op::frame) {
+      cursor_.enter_frame(cursor_.number<std::uint64_t>());
+    } else if (op == Op::stop) {
+      break;
+    } else if (!step(op)) {
+      return std::nullopt;
+    }
+  }
+  if (stack_.size() != 1 || !marks_.empty()) return std::nullopt;
+  return stack_.front();
+}
+
+bool QuickMachine::step(Op op) {
+  switch (op) {
+    case Op::memoize:
+      return memoize();
+    case Op::binput:
+      return put(cursor_.number<std::uint8_t>());
+    case Op::long_binput:
+      return put(cursor_.number<std::uint32_t>());
+    case Op::binget:
+      return recall(cursor_.number<std::uint8_t>());
+    case Op::long_binget:
+      return recall(cursor_.number<std::uint32_t>());
+    default:
+      return step_scalar(op) || step_container(op) || step_object(op);
+  }
+}
+
+bool QuickMachine::step_scalar(Op op) {
+  switch (op) {
+    case Op::none:
+      stack_.push_back({});
+      return true;
+    case Op::newtrue:
+    case Op::newfalse:
+      stack_.push_back({Kind::boolean, 0, op == Op::newtrue ? 1U : 0U});
+      return true;
+    case Op::binint:
+      return push_integer(cursor_.number<std::int32_t>());
+    case Op::binint1:
+      return push_integer(cursor_.number<std::uint8_t>());
+    case Op::binint2:
+      return push_integer(cursor_.number<std::uint16_t>());
+    case Op::long1: {
+      const ByteView bytes = cursor_.take(cursor_.number<std::uint8_t>());
+      if (bytes.empty() || bytes.size() > sizeof(std::int64_t)) return false;
+      // Two's complement, little end first.
+      std::uint64_t value = std::to_integer<unsigned>(bytes.back()) >= 0x80 ? ~std::uint64_t{0} : 0;
+      for (std::size_t i = bytes.size(); i-- > 0;)
+        value = value << 8U | std::to_integer<std::uint64_t>(bytes[i]);
+      return push_integer(static_cast<std::int64_t>(value));
+    }
+    case Op::short_binunicode:
+      return push_text(cursor_.number<std::uint8_t>());
+    case Op::binunicode:
+      return push_text(cursor_.number<std::uint32_t>());
+    case Op::proto:
+      return cursor_.number<std::uint8_t>() <= 5;
+    default:
+      return false;
+  }
+}
+
+bool QuickMachine::push_integer(std::int64_t value) {
+  stack_.push_back({Kind::integer, 0, static_cast<std::uint64_t>(value)});
+  return true;
+}
+
+bool QuickMachine::push_text(std::uint64_t size) {
+  const std::string_view text = cursor_.text(size);
+  pickle::require_utf8(text);
+  const auto begin = text.data() - reinterpret_cast<const char*>(bytes_.data());
+  stack_.push_back(
+      {Kind::text, static_cast<std::uint32_t>(size), static_cast<std::uint64_t>(begin)});
+  return true;
+}
+
+bool QuickMachine::step_container(Op op) {
+  std::size_t first = 0;
+  switch (op) {
+    case Op::mark:
+      marks_.push_back(stack_.size());
+      return true;
+    case Op::empty_tuple:
+      return push_tuple(0);
+    case Op::tuple1:
+      return push_tuple(1);
+    case Op::tuple2:
+      return push_tuple(2);
+    case Op::tuple3:
+      return push_tuple(3);
+    case Op::tuple:
+      return pop_mark(first) && push_tuple(stack_.size() - first);
+    case Op::empty_list:
+      stack_.push_back({Kind::list, 0, lists.size()});
+      lists.emplace_back();
+      return true;
+    case Op::empty_dict:
+      if (open_dicts_ == dicts.size()) dicts.emplace_back();
+      stack_.push_back({Kind::dict, 0, open_dicts_++});
+      return true;
+    case Op::append:
+      return above_mark() >= 2 && append(stack_.size() - 1);
+    case Op::appends:
+      return pop_mark(first) && above_mark() > stack_.size() - first && append(first);
+    case Op::setitem:
+      return above_mark() >= 3 && set_items(stack_.size() - 2);
+    case Op::setitems:
+      return pop_mark(first) && above_mark() > stack_.size() - first && set_items(first);
+    default:
+      return false;
+  }
+}
+
+bool QuickMachine::pop_mark(std::size_t& first) {
+  if (marks_.empty()) return false;
+  first = marks_.back();
+  marks_.pop_back();
+  return true;
+}
+
+bool QuickMachine::push_tuple(std::size_t count) {
+  if (above_mark() < count) return false;
+  const Lite tuple{Kind::tuple, static_cast<std::uint32_t>(count), items.size()};
+  items.insert(items.end(), stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
+  stack_.resize(stack_.size() - count);
+  stack_.push_back(tuple);
+  return true;
+}
+
+bool QuickMachine::append(std::size_t first) {
+  const Lite target = stack_[first - 1];
+  if (target.kind != Kind::list || target.count == kComplete) return false;
+  auto& list = lists[target.number];
+  list.insert(list.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
+  stack_.resize(first);
+  return true;
+}
+
+bool QuickMachine::set_items(std::size_t first) {
+  const Lite target = stack_[first - 1];
+  if (target.kind != Kind::dict || target.count == kComplete || (stack_.size() - first) % 2 != 0)
+    return false;
+  auto& pairs = dicts[target.number].pairs;
+  pairs.insert(pairs.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
+  stack_.resize(first);
+  return true;
+}
+
+bool QuickMachine::memoize() {
+  const std::uint64_t index = memo_size_++;
+  if (above_mark() == 0) return false;
+  if (index >= wanted_.size() || !wanted_[index]) return true;
+  const Lite& top = stack_.back();
+  memo_.emplace(index, top);
+  // What is given out again must stay where it is.
+  if (top.kind == Kind::tuple) kept_items_ = items.size();
+  if (top.kind == Kind::dict) dicts[top.number].wanted = true;
+  if (top.kind == Kind::object) objects[top.number].wanted = true;
+  return true;
+}
+
+bool QuickMachine::recall(std::uint64_t index) {
+  const auto found = memo_.find(index);
+  if (found == memo_.end()) return false;
+  Lite value = found->second;
+  if (is_container(value)) {
+    // While it is on the stack it is not complete: in another container the two could form a cycle.
+    const bool open = std::any_of(stack_.begin(), stack_.end(), [&value](const Lite& slot) {
+      return slot.kind == value.kind && slot.number == value.number;
+    });
+    if (open) return false;
+    value.count = kComplete;
+  }
+  stack_.push_back(value);
+  return true;
+}
+
+bool QuickMachine::step_object(Op op) {
+  switch (op) {
+    case Op::global: {
+      const std::string_view module = cursor_.line();
+      return push_name(module, cursor_.line());
+    }
+    case Op::stack_global: {
+      if (above_mark() < 2) return false;
+      const Lite name = stack_.back();
+      const Lite module = stack_[stack_.size() - 2];
+      if (name.kind != Kind::text || module.kind != Kind::text) return false;
+      stack_.resize(stack_.size() - 2);
+      return push_name(text(module), text(name));
+    }
+    case Op::newobj:
+      return make(true);
+    case Op::reduce:
+      return make(false);
+    case Op::build:
+      return build();
+    default:
+      return false;
+  }
+}
+
+bool QuickMachine::push_name(std::string_view module, std::string_view name) {
+  for (const Known& known : kKnown) {
+    if (known.name != name || known.module != module) continue;
+    stack_.push_back({Kind::name, static_cast<std::uint32_t>(known.is), 0});
+    return true;
+  }
+  if (module != "torch") return false;
+  stack_.push_back({Kind::name, static_cast<std::uint32_t>(Name::torch_name), torch_names.size()});
+  torch_names.push_back(name);
+  return true;
+}
+
+bool QuickMachine::make(bool by_new) {
+  if (above_mark() < 2) return false;
+  const Lite arguments = stack_.back();
+  const Lite callable = stack_[stack_.size() - 2];
+  if (callable.kind != Kind::name || arguments.kind != Kind::tuple) return false;
+  const Name name{static_cast<std::uint8_t>(callable.count)};
+  stack_.resize(stack_.size() - 2);
+  if (name == Name::size) return !by_new && make_size(arguments);
+  const bool is_function =
+      name == Name::layout || name == Name::memory_format || name == Name::path;
+  if (is_function == by_new || name == Name::torch_name) return false;
+  stack_.push_back({Kind::object, 0, objects.size()});
+  objects.push_back({name, arguments, {}});
+  return true;
+}
+
+// torch.Size((...)): its numbers move to `dims`, and its tuples are forgotten.
+bool QuickMachine::make_size(const Lite& arguments) {
+  if (arguments.count != 1) return false;
+  const Lite numbers = items[arguments.number];
+  if (numbers.kind != Kind::tuple) return false;
+  const Lite size{Kind::size, numbers.count, dims.size()};
+  for (std::size_t i = 0; i < numbers.count; ++i) {
+    const Lite& number = items[numbers.number + i];
+    if (number.kind != Kind::integer) return false;
+    dims.push_back(static_cast<std::int64_t>(number.number));
+  }
+  const bool on_top =
+      arguments.number + 1 == items.size() && numbers.number + numbers.count == arguments.number;
+  if (on_top && numbers.number >= kept_items_) items.resize(numbers.number);
+  stack_.push_back(size);
+  return true;
+}
+
+bool QuickMachine::build() {
+  if (above_mark() < 2) return false;
+  const Lite state = stack_.back();
+  const Lite target = stack_[stack_.size() - 2];
+  if (target.kind != Kind::object || target.count == kComplete || objects[target.number].has_state)
+    return false;
+  Object& object = objects[target.number];
+  stack_.pop_back();
+  object.state = state;
+  object.has_state = true;
+  const bool is_record =
+      object.name == Name::chunk || object.name == Name::index || object.name == Name::storage_info;
+  if (!is_record) return true;
+  Lite record;
+  if (object.wanted || !build_record(object, state, record)) return false;
+  forget(target, state);
+  stack_.back() = record;
+  return true;
+}
+
+bool QuickMachine::build_record(const Object& object, const Lite& state, Lite& record) {
+  if (state.kind != Kind::dict || object.arguments.count != 0) return false;
+  const Dict& dict = dicts[state.number];
+  // A dict that is in the memo could still be changed.
+  if (dict.wanted) return false;
+  if (object.name == Name::chunk) return build_chunk(dict, record);
+  return object.name == Name::index ? build_index(dict, record) : build_info(dict, record);
+}
+
+// Gives back the places of an object that became a record and of its state.
+void QuickMachine::forget(const Lite& object, const Lite& state) {
+  if (object.number + 1 == objects.size()) objects.pop_back();
+  if (state.number + 1 != open_dicts_) return;
+  dicts[state.number].pairs.clear();
+  --open_dicts_;
+}
+
+bool QuickMachine::build_chunk(const Dict& dict, Lite& record) {
+  Chunk chunk;
+  for (std::size_t i = 0; i + 1 < dict.pairs.size(); i += 2) {
+    if (dict.pairs[i].kind != Kind::text || dict.pairs[i + 1].kind != Kind::size) return false;
+    const std::string_view key = text(dict.pairs[i]);
+    Lite* const field =
+        key == "offsets" ? &chunk.offsets : (key == "sizes" ? &chunk.sizes : nullptr);
+    if (field == nullptr || field->kind != Kind::none) return false;
+    *field = dict.pairs[i + 1];
+  }
+  if (chunk.offsets.kind != Kind::size || chunk.sizes.kind != Kind::size) return false;
+  record = {Kind::chunk, 0, chunks.size()};
+  chunks.push_back(chunk);
+  return true;
+}
+
+// Classes without a value for an attribute leave it out, or say None.
+bool QuickMachine::build_index(const Dict& dict, Lite& record) {
+  Index index;
+  unsigned seen = 0;
+  for (std::size_t i = 0; i + 1 < dict.pairs.size(); i += 2) {
+    const Lite& value = dict.pairs[i + 1];
+    if (dict.pairs[i].kind != Kind::text) return false;
+    const std::string_view key = text(dict.pairs[i]);
+    unsigned field = 0;
+    if (key == "fqn" && value.kind == Kind::text) {
+      field = 1;
+      index.name = value;
+    } else if (key == "offset" && (value.kind == Kind::size || value.kind == Kind::none)) {
+      field = 2;
+      index.offset = value;
+    } else if (key == "index" && (value.kind == Kind::integer || value.kind == Kind::none)) {
+      field = 4;
+      index.hint = value;
+    }
+    if (field == 0 || (seen & field) != 0) return false;
+    seen |= field;
+  }
+  if ((seen & 1U) == 0) return false;
+  record = {Kind::index, 0, indices.size()};
+  indices.push_back(index);
+  return true;
+}
+
+bool QuickMachine::build_info(const Dict& dict, Lite& record) {
+  Info info{};
+  unsigned seen = 0;
+  for (std::size_t i = 0; i + 1 < dict.pairs.size(); i += 2) {
+    const Lite& value = dict.pairs[i + 1];
+    if (dict.pairs[i].kind != Kind::text) return false;
+    const std::string_view key = text(dict.pairs[i]);
+    const bool is_count = key == "offset" || key == "length";
+    if (is_count && (value.kind != Kind::integer || static_cast<std::int64_t>(value.number) < 0))
+      return false;
+    unsigned field = 0;
+    if (key == "relative_path" && value.kind == Kind::text) {
+      field = 1;
+      info.path = value;
+    } else if (is_count) {
+      field = key == "offset" ? 2 : 4;
+      (key == "offset" ? info.offset : info.length) = value.number;
+    } else if (key == "transform_descriptors" &&
+               (value.kind == Kind::none || value.kind == Kind::list ||
+                value.kind == Kind::tuple)) {
+      field = 8;
+      info.transforms = value;
+    }
+    if (field == 0 || (seen & field) != 0) return false;
+    seen |= field;
+  }
+  if ((seen & 7U) != 7U) return false;
+  record = {Kind::info, 0, infos.size()};
+  infos.push_back(info);
+  return true;
+}
+
+std::vector<Lite> QuickMachine::items_of(const Lite& lite) const {
+  if (lite.kind == Kind::list) return lists[lite.number];
+  const auto first = items.begin() + static_cast<std::ptrdiff_t>(lite.number);
+  return {first, first + static_cast<std::ptrdiff_t>(lite.count)};
+}
+
+const Lite* QuickMachine::find(const Lite& dict, std::string_view key, bool& known) const {
+  const Lite* found = nullptr;
+  const auto& pairs = dicts[dict.number].pairs;
+  for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
+    if (pairs[i].kind != Kind::text || text(pairs[i]) != key) continue;
+    known = known && found == nullptr;
+    found = &pairs[i + 1];
+  }
+  return found;
+}
+
+}  // namespace tessera::dcp

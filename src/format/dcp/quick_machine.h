@@ -1,0 +1,154 @@
+// A pickle machine for `.metadata` alone: small values by number, records for what there is most
+// of.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "format/pickle/cursor.h"
+#include "format/pickle/opcodes.h"
+#include "tessera/io.h"
+
+namespace tessera::dcp {
+
+// The classes and functions that a `.metadata` names.
+enum class Name : std::uint8_t {
+  metadata,
+  tensor,
+  bytes,
+  chunk,
+  properties,
+  index,
+  storage_info,
+  storage_meta,
+  size,
+  layout,
+  memory_format,
+  path,
+  torch_name,  // a dtype, by its text
+};
+
+// A value. `number` is itself, an index into one of the machine's arenas, or where a text begins.
+struct Lite {
+  enum class Kind : std::uint8_t {
+    none,
+    boolean,
+    integer,
+    text,    // `count` bytes of the pickle from `number` on
+    name,    // `count`: a Name; torch_name: `number` is where its text begins in `torch_names`
+    tuple,   // `count` items of `items` from `number` on
+    size,    // `count` integers of `dims` from `number` on
+    list,    // of `lists`; `count` of a container says whether it is complete
+    dict,    // of `dicts`: keys and values in turns
+    object,  // of `objects`
+    chunk,   // of `chunks`
+    index,   // of `indices`
+    info,    // of `infos`
+  };
+  Kind kind = Kind::none;
+  std::uint32_t count = 0;
+  std::uint64_t number = 0;
+};
+
+class QuickMachine {
+ public:
+  struct Object {
+    Name name;
+    Lite arguments;
+    Lite state;
+    bool has_state = false;
+    bool wanted = false;  // the memo gives it out again
+  };
+  struct Dict {
+    std::vector<Lite> pairs;
+    bool wanted = false;
+  };
+  struct Chunk {
+    Lite offsets;  // both sizes
+    Lite sizes;
+  };
+  struct Index {
+    Lite name;    // a text
+    Lite offset;  // a size or none
+    Lite hint;    // an integer or none
+  };
+  struct Info {
+    Lite path;  // a text
+    std::uint64_t offset;
+    std::uint64_t length;
+    Lite transforms;  // a list or tuple, or none
+  };
+
+  explicit QuickMachine(ByteView bytes) : bytes_(bytes), cursor_(bytes) {}
+
+  // The pickle's value, or nullopt at the first thing that is not expected. May throw an Error
+  // instead.
+  [[nodiscard]] std::optional<Lite> run();
+
+  [[nodiscard]] std::string_view text(const Lite& lite) const {
+    return {reinterpret_cast<const char*>(bytes_.data()) + lite.number, lite.count};
+  }
+
+  // The items of a tuple or list.
+  [[nodiscard]] std::vector<Lite> items_of(const Lite& lite) const;
+  // The value of a key in a dict; null: absent. False in `known`: there are two.
+  [[nodiscard]] const Lite* find(const Lite& dict, std::string_view key, bool& known) const;
+
+  std::vector<std::string_view> torch_names;
+  std::vector<std::int64_t> dims;
+  std::vector<Lite> items;
+  std::vector<std::vector<Lite>> lists;
+  std::vector<Dict> dicts;
+  std::vector<Object> objects;
+  std::vector<Chunk> chunks;
+  std::vector<Index> indices;
+  std::vector<Info> infos;
+
+ private:
+  using Op = pickle::Op;
+
+  bool find_wanted();
+  bool step(Op op);
+  bool step_scalar(Op op);
+  bool step_container(Op op);
+  bool step_object(Op op);
+
+  bool push_integer(std::int64_t value);
+  bool push_text(std::uint64_t size);
+  bool push_tuple(std::size_t count);
+  bool pop_mark(std::size_t& first);
+  bool append(std::size_t first);
+  bool set_items(std::size_t first);
+  bool memoize();
+  bool put(std::uint64_t index) { return index == memo_size_ && memoize(); }
+  bool recall(std::uint64_t index);
+  bool push_name(std::string_view module, std::string_view name);
+  bool make(bool by_new);  // NEWOBJ and REDUCE
+  bool make_size(const Lite& arguments);
+  bool build();
+  bool build_record(const Object& object, const Lite& state, Lite& record);
+  bool build_chunk(const Dict& dict, Lite& record);
+  bool build_index(const Dict& dict, Lite& record);
+  bool build_info(const Dict& dict, Lite& record);
+  void forget(const Lite& object, const Lite& state);
+  // The number of values above the topmost mark.
+  [[nodiscard]] std::size_t above_mark() const {
+    return stack_.size() - (marks_.empty() ? 0 : marks_.back());
+  }
+
+  ByteView bytes_;
+  pickle::Cursor cursor_;
+  std::vector<Lite> stack_;
+  std::vector<std::size_t> marks_;
+  std::vector<bool> wanted_;                      // memo entries that are given out again
+  std::unordered_map<std::uint64_t, Lite> memo_;  // those alone
+  std::uint64_t memo_size_ = 0;
+  std::size_t kept_items_ = 0;  // items below are wanted
+  std::size_t open_dicts_ = 0;  // of `dicts`; those behind wait to be used again
+};
+
+}  // namespace tessera::dcp
