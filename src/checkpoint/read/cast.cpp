@@ -1,33 +1,15 @@
 #include "checkpoint/read/cast.h"
 
-#include <bit>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <type_traits>
 
+#include "base/small_float.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-struct BFloat16 {
-  std::uint16_t bits;
-  operator float() const { return std::bit_cast<float>(std::uint32_t{bits} << 16); }  // NOLINT
-  static BFloat16 from(float value) {
-    std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-    if (std::isnan(value)) return {static_cast<std::uint16_t>(0x7FC0)};
-    bits += 0x7FFF + ((bits >> 16) & 1);  // nearest, ties to even
-    return {static_cast<std::uint16_t>(bits >> 16)};
-  }
-};
-
-struct Half {
-  _Float16 value;
-  operator float() const { return static_cast<float>(value); }  // NOLINT
-  static Half from(float value) { return {static_cast<_Float16>(value)}; }
-};
 
 // Any byte but 0 is true: a C++ bool must not hold what another program left in a file.
 struct Bool8 {
