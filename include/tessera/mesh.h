@@ -26,6 +26,12 @@ struct MeshOptions {
   std::chrono::milliseconds deadline = std::chrono::minutes(5);
   // Threads that Gloo runs collectives on; one is markedly slower than two.
   int gloo_threads = 2;
+  // Collectives of a mesh on the CPU go through shared memory when all its ranks are on one host
+  // and can map it, which they find out together; false on any rank, or TESSERA_SAME_HOST=0 in its
+  // environment, keeps Gloo for all. Gloo does in any case what shared memory does not (point to
+  // point, all-to-all). Through shared memory a dead peer is noticed within a fraction of a second,
+  // and collectives make progress inside this rank's calls only.
+  bool same_host = true;
 };
 
 namespace detail {

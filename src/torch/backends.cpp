@@ -9,8 +9,10 @@
 
 #include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include "tessera/error.h"
+#include "torch/same_host_backend.h"
 
 namespace tessera {
 namespace {
@@ -27,6 +29,16 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store
   gloo->devices.push_back(interface != nullptr ? Gloo::createDeviceForInterface(interface)
                                                : Gloo::createDefaultDevice());
   return c10::make_intrusive<Gloo>(store, rank, size, gloo);
+}
+
+bool wants_same_host(const MeshOptions& options) {
+  const char* text = std::getenv("TESSERA_SAME_HOST");
+  const std::string_view choice = text != nullptr ? text : "1";
+  if (choice != "0" && choice != "1") {
+    throw Error(ErrorCode::invalid_argument,
+                "TESSERA_SAME_HOST=" + std::string(choice) + ", expected 0 or 1");
+  }
+  return options.same_host && choice == "1";
 }
 
 #ifdef USE_C10D_NCCL
@@ -56,8 +68,18 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(
     const MeshOptions& options) {
   auto group = c10::make_intrusive<ProcessGroup>(store, rank, size);
   const auto cpu_store = c10::make_intrusive<c10d::PrefixStore>("tessera/gloo", store);
-  group->setBackend(torch::kCPU, ProcessGroup::BackendType::GLOO,
-                    make_gloo(cpu_store, rank, size, options));
+  const auto gloo = make_gloo(cpu_store, rank, size, options);
+  if (device.is_cpu()) {
+    const auto same_host = make_same_host_backend(
+        c10::make_intrusive<c10d::PrefixStore>("tessera/same_host", store), rank, size,
+        {.wanted = wants_same_host(options), .deadline = options.deadline, .others = gloo});
+    if (same_host) {
+      group->setBackend(torch::kCPU, ProcessGroup::BackendType::CUSTOM, same_host);
+      group->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
+      return group;
+    }
+  }
+  group->setBackend(torch::kCPU, ProcessGroup::BackendType::GLOO, gloo);
   group->setDefaultBackend(ProcessGroup::BackendType::GLOO);
   if (device.is_cuda()) {
 #ifdef USE_C10D_NCCL

@@ -1,6 +1,7 @@
 #include "tessera/mesh.h"
 
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <charconv>
@@ -47,16 +48,23 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(int rank, int size,
   const char* host = std::getenv("MASTER_ADDR");
   if (host == nullptr)
     throw Error(ErrorCode::invalid_argument, "environment variable MASTER_ADDR is not set");
-  const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  const char* agent_text = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  const bool agent = agent_text != nullptr && std::string_view(agent_text) == "True";
   c10d::TCPStoreOptions store;
   store.port = static_cast<std::uint16_t>(number_from_environment("MASTER_PORT", 1, 65535));
-  store.isServer = rank == 0 && (agent == nullptr || std::string_view(agent) != "True");
+  store.isServer = rank == 0 && !agent;
   store.numWorkers = static_cast<std::size_t>(size);
   // The agent's store counts no workers.
-  store.waitWorkers = agent == nullptr || std::string_view(agent) != "True";
+  store.waitWorkers = !agent;
   store.timeout = options.deadline;
-  return communicate("meeting the other ranks",
-                     [&] { return c10::make_intrusive<c10d::TCPStore>(std::string(host), store); });
+  const auto tcp = communicate("meeting the other ranks", [&] {
+    return c10::make_intrusive<c10d::TCPStore>(std::string(host), store);
+  });
+  if (!agent) return tcp;
+  // The agent's store outlives a restart of the ranks: what the dead ones left is not for us.
+  const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return c10::make_intrusive<c10d::PrefixStore>(
+      std::string("tessera/attempt/") + (restarts != nullptr ? restarts : "0"), tcp);
 }
 
 }  // namespace

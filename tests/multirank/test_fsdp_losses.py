@@ -77,18 +77,23 @@ def train_peer(directory):
     dist.destroy_process_group()
 
 
-def torchrun(world, *command):
+def torchrun(world, *command, **environment):
     launch = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone",
               "--nproc-per-node", str(world)]
-    subprocess.run([*launch, *command], check=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run([*launch, *command], check=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_losses_and_norms_equal(tmp_path, world):
+    """Through shared memory, and through Gloo: for two ranks the same bits."""
     weights = b"".join(p.detach().numpy().tobytes() for p in make_net().parameters())
     (tmp_path / "weights").write_bytes(weights)
     (tmp_path / "tokens").write_bytes(make_tokens(world).numpy().tobytes())
-    torchrun(world, os.environ["TESSERA_FSDP_LOSSES"], str(tmp_path))
+    torchrun(world, os.environ["TESSERA_FSDP_LOSSES"], str(tmp_path), TESSERA_SAME_HOST="0")
+    through_gloo = [(tmp_path / f"ours.{rank}").read_bytes() for rank in range(world)]
+    torchrun(world, os.environ["TESSERA_FSDP_LOSSES"], str(tmp_path), TESSERA_SAME_HOST="1")
+    if world == 2:
+        assert through_gloo == [(tmp_path / f"ours.{rank}").read_bytes() for rank in range(world)]
     torchrun(world, sys.executable, __file__, "--peer", str(tmp_path))
     for rank in range(world):
         ours, peer = ([[float(x) for x in line.split()] for line in (tmp_path / f"{side}.{rank}").open()]

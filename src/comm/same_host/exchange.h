@@ -53,6 +53,8 @@ struct Call {
   std::function<void(std::int64_t round, std::byte* slot)> put = {};
   // Reads `slots`, one a rank, of which those of `source` are filled; empty: nothing to read.
   std::function<void(std::int64_t round, std::span<const std::byte* const> slots)> take = {};
+  // Keeps alive what `put` and `take` use; may be null.
+  std::shared_ptr<const void> owner = {};
 };
 
 class Exchange {
@@ -69,8 +71,7 @@ class Exchange {
   [[nodiscard]] std::size_t slot_bytes() const noexcept { return ring_.slot_bytes; }
 
   // Queues a call and does what can be done of the queue without waiting. Answers the call's
-  // number. What `put` and `take` use has to live, and what they read to stay as it is, until the
-  // call is done.
+  // number. What `put` reads has to stay as it is until the call is done.
   std::uint64_t start(Call call);
   // Whether a call is complete; does what can be done without waiting.
   [[nodiscard]] bool done(std::uint64_t number);

@@ -1,0 +1,36 @@
+// A c10d backend for ranks that share a host: collectives through shared memory.
+//
+// Works make progress inside calls of this rank: when the next collective starts, and in
+// isCompleted and wait of any work; there is no thread behind them. getFuture waits. A deadline
+// counts from the wait on. Tensors are dense, contiguous and on the CPU. After the first failure
+// (Error `timeout`, `peer_failed` or `mismatch`) every later collective throws it again.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+
+#include "comm/same_host/exchange.h"
+
+namespace tessera {
+
+struct SameHostOptions {
+  bool wanted = true;  // false: this rank does not take part
+  std::chrono::milliseconds deadline{5 * 60 * 1000};
+  same_host::RingSize ring = {};
+  // Does what shared memory does not: point to point, all-to-all, coalesced and sparse calls,
+  // reductions to one rank, by product or by bits, and those of types that same_host::can_reduce
+  // refuses. Null: these throw `unsupported`.
+  c10::intrusive_ptr<c10d::Backend> others = {};
+};
+
+inline constexpr const char* kSameHostName = "tessera-same-host";
+
+// Null, on all ranks, when one does not want it or they do not all share a host; the log says why.
+// Collective.
+[[nodiscard]] c10::intrusive_ptr<c10d::Backend> make_same_host_backend(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+    const SameHostOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,96 @@
+"""Ranks of one host, as processes: a killed one is noticed by the others and leaves nothing behind.
+
+TESSERA_SAME_HOST_LOOP names the program.
+"""
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+
+NAME = "tessera-same-host"
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(*same_host):
+    """A rank for each value of TESSERA_SAME_HOST."""
+    port = str(free_port())
+    return [subprocess.Popen(
+        [os.environ["TESSERA_SAME_HOST_LOOP"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(len(same_host)),
+             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TESSERA_SAME_HOST": choice})
+        for rank, choice in enumerate(same_host)]
+
+
+def shared_memory(pid):
+    """Inodes of the memory that a process shares by ours."""
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            return {line.split()[4] for line in maps if "memfd:tessera" in line}
+    except OSError:
+        return set()
+
+
+def all_shared_memory():
+    return set().union(*(shared_memory(pid) for pid in os.listdir("/proc") if pid.isdigit()))
+
+
+def names():
+    """What a kill could leave behind, if ours had names."""
+    return {name for name in os.listdir("/dev/shm") if "tessera" in name}
+
+
+def end(ranks):
+    for rank in ranks:
+        rank.kill()
+        rank.communicate()
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_killed_rank_is_noticed(victim):
+    before = names()
+    ranks = start("1", "1", "1")
+    try:
+        for rank in ranks:
+            assert [rank.stdout.readline().strip(), rank.stdout.readline().strip()] == [NAME, "going"]
+        memory = shared_memory(ranks[0].pid)
+        assert len(memory) == 1 and all(shared_memory(rank.pid) == memory for rank in ranks)
+        begin = time.monotonic()
+        ranks[victim].send_signal(signal.SIGKILL)
+        for number, rank in enumerate(ranks):
+            if number != victim:
+                _, error = rank.communicate(timeout=20)
+                assert rank.returncode == 3
+                assert error.startswith("peer_failed") and f"the process of rank {victim} has ended" in error
+        assert time.monotonic() - begin < 10  # of a deadline of 60 s
+    finally:
+        end(ranks)
+    assert names() == before and not memory & all_shared_memory()
+
+
+def test_kills_while_the_ranks_meet_leave_nothing():
+    before = names()
+    draw = random.Random(11)
+    for _ in range(6):
+        ranks = start("1", "1")
+        time.sleep(draw.uniform(0.05, 0.6))
+        memory = shared_memory(ranks[0].pid) | shared_memory(ranks[1].pid)
+        end(ranks)
+        assert names() == before and not memory & all_shared_memory()
+
+
+def test_one_rank_that_switches_it_off_decides():
+    ranks = start("1", "0")
+    try:
+        for rank in ranks:
+            assert [rank.stdout.readline().strip(), rank.stdout.readline().strip()] == ["gloo", "going"]
+    finally:
+        end(ranks)
