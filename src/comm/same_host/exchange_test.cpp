@@ -210,7 +210,7 @@ int add_up_until_a_peer_ends(const std::filesystem::path& directory, int rank, i
   try {
     const auto meeting = meet(board, rank, ranks, {.deadline = 500ms, .ring = kTiny});
     if (!meeting.exchange) return 2;
-    std::ofstream(directory / ("met." + std::to_string(rank)));
+    const std::ofstream met(directory / ("met." + std::to_string(rank)));
     for (int seed = 0;; ++seed) {
       std::vector<std::int64_t> sums;
       auto& exchange = *meeting.exchange;
