@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -94,3 +95,24 @@ def test_one_rank_that_switches_it_off_decides():
             assert [rank.stdout.readline().strip(), rank.stdout.readline().strip()] == ["gloo", "going"]
     finally:
         end(ranks)
+
+
+def test_ranks_that_torchrun_restarts_meet_again():
+    """The agent's store still has what the ranks of the first attempt wrote."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node", "2",
+         "--max-restarts", "1", os.environ["TESSERA_SAME_HOST_LOOP"]],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_SAME_HOST": "1"})
+    try:
+        for attempt in range(2):
+            lines = sorted(run.stdout.readline().strip() for _ in range(4))
+            assert lines == ["going", "going", NAME, NAME]
+            with open(f"/proc/{run.pid}/task/{run.pid}/children") as children:
+                ranks = [int(pid) for pid in children.read().split() if shared_memory(pid)]
+            assert len(ranks) == 2
+            os.kill(ranks[0], signal.SIGKILL)
+        assert run.wait(timeout=60) != 0
+    finally:
+        run.kill()
+        run.communicate()
