@@ -15,6 +15,8 @@ namespace {
 
 // Runs of one storage that a reader's checksum follows: of more the storage is read again.
 constexpr std::size_t kMaxFollowed = 1024;
+// Bytes that are read at once when a checksum follows.
+constexpr std::size_t kFollowedBytes = 256 << 10;
 
 constexpr std::uint64_t kUnfoldedBytes = std::uint64_t{16} << 30;
 constexpr std::uint64_t kUnfoldedTimes = 1000;
@@ -59,10 +61,13 @@ struct TensorReader::Source {
   std::uint64_t read = 0;        // bytes read from the source
   bool checked = false;          // the storage passed its CRC, or the job sees to it
 
+  // Whether follow() looks at bytes.
+  [[nodiscard]] bool follows() const { return followed && !checked && has_crc(*piece.storage); }
+
   // Bytes [at, at + bytes.size()) of the storage have just been read.
   void follow(std::uint64_t at, ByteView bytes, const std::string& key) {
+    if (!follows()) return;
     const Storage& storage = *piece.storage;
-    if (!followed || checked || !has_crc(storage)) return;
     if (runs.empty() || runs.back().end() != at) {
       if (runs.size() == kMaxFollowed) {
         followed = false;
@@ -209,11 +214,18 @@ void TensorReader::read_group(Source& source, std::span<const Copy> group, std::
     return;
   }
   if (group.size() == 1) {
-    const MutableByteView bytes(place(group[0]),
-                                static_cast<std::size_t>(group[0].count) * element_);
-    storage.source->read_at(storage.offset + at(group[0].from_local), bytes);
-    source.read += bytes.size();
-    source.follow(at(group[0].from_local), bytes, name_);
+    MutableByteView bytes(place(group[0]), static_cast<std::size_t>(group[0].count) * element_);
+    std::uint64_t from = at(group[0].from_local);
+    // In steps that are still in the cache when the checksum goes over them.
+    const std::size_t step = source.follows() ? kFollowedBytes : bytes.size();
+    while (!bytes.empty()) {
+      const MutableByteView part = bytes.first(std::min(step, bytes.size()));
+      storage.source->read_at(storage.offset + from, part);
+      source.read += part.size();
+      source.follow(from, part, name_);
+      bytes = bytes.subspan(part.size());
+      from += part.size();
+    }
     return;
   }
   const std::int64_t first = group.front().from_local;
