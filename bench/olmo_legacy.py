@@ -18,15 +18,13 @@ def jobs_for(bench, kind, source, most):
     }
 
 
-def measure(bench):
-    for ranks, most in ((64, 3), (256, 1)):
-        if ranks == 256 and not bench.long:
-            continue
-        if bench.small:
-            ranks //= 16
-        source = bench.work / f"legacy-{ranks}"
-        run([PYTHON, PEERS / "make_legacy.py", ranks, source, *bench.shape])
-        rows = alternate(jobs_for(bench, "legacy", source, most), bench.rounds)
-        title = f"OLMo legacy, {ranks} ranks, {size_of(source) / 1e9:.2f} GB, to full, seconds"
-        rate(f"{title} (peer: at most {most} rounds)", rows, "ai2-olmo unshard and save")
-        fresh(source)
+def measure(bench, ranks, most):
+    """`most`: rounds of the peer."""
+    if bench.small:
+        ranks //= 16
+    source = bench.work / f"legacy-{ranks}"
+    run([PYTHON, PEERS / "make_legacy.py", ranks, source, *bench.shape])
+    rows = alternate(jobs_for(bench, "legacy", source, most), bench.rounds)
+    title = f"OLMo legacy, {ranks} ranks, {size_of(source) / 1e9:.2f} GB, to full, seconds"
+    rate(f"{title} (peer: at most {most} rounds)", rows, "ai2-olmo unshard and save")
+    fresh(source)

@@ -20,7 +20,6 @@ class Bench:
     work: pathlib.Path  # scratch, on the disk to measure
     rounds: int
     small: bool  # sizes that only show that everything works
-    long: bool  # also peers that take many minutes
 
     @property
     def command(self):
