@@ -66,6 +66,15 @@ TEST(QuickDecode, DamageIsLeftToTheOtherReader) {
   }
 }
 
+TEST(QuickDecode, AProtocolNumberInTheMiddleIsLeftToTheOtherReader) {
+  auto bytes = test::golden("dcp/c1.metadata");
+  const std::size_t behind_frame = 11;  // PROTO and FRAME with their arguments
+  bytes.insert(bytes.begin() + behind_frame, {std::byte{0x80}, std::byte{4}});
+  bytes[3] = std::byte(std::to_integer<unsigned>(bytes[3]) + 2);  // the frame's length
+  EXPECT_EQ(test::thrown([&] { (void)decode_values(bytes); }).first, ErrorCode::corrupt);
+  EXPECT_FALSE(quick_decode(bytes).has_value());
+}
+
 // A list that nobody looks at gets a member: every entry of the memo in turn, itself among them.
 TEST(QuickDecode, ACycleIsLeftToTheOtherReader) {
   const auto golden = test::golden("dcp/c1.metadata");

@@ -184,8 +184,8 @@ bool QuickMachine::step_scalar(Op op) {
       return push_text(cursor_.number<std::uint8_t>());
     case Op::binunicode:
       return push_text(cursor_.number<std::uint32_t>());
-    case Op::proto:
-      return cursor_.number<std::uint8_t>() <= 5;
+    case Op::proto:  // the first opcode, or none
+      return cursor_.at() == 1 && cursor_.number<std::uint8_t>() <= 5;
     default:
       return false;
   }
