@@ -46,7 +46,7 @@ TEST_F(StorageChecksTest, TheLastPartShowsTheDamage) {
   damaged.crc ^= 1;
   const Error error = error_of([&] { add({damaged}); });
   EXPECT_EQ(error.code(), ErrorCode::corrupt);
-  EXPECT_NE(std::string(error.what()).find("w"), std::string::npos);
+  EXPECT_NE(std::string(error.what()).find('w'), std::string::npos);
 }
 
 TEST_F(StorageChecksTest, MissingPartsOverlapsAndUnfollowedReadsAreReadAgain) {
