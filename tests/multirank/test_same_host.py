@@ -70,7 +70,9 @@ def test_a_killed_rank_is_noticed(victim):
             if number != victim:
                 _, error = rank.communicate(timeout=20)
                 assert rank.returncode == 3
-                assert error.startswith("peer_failed") and f"the process of rank {victim} has ended" in error
+                # Without a network libtorch logs that names do not resolve.
+                said = [line for line in error.splitlines() if not line.startswith("[W")]
+                assert said[0].startswith("peer_failed") and f"the process of rank {victim} has ended" in error
         assert time.monotonic() - begin < 10  # of a deadline of 60 s
     finally:
         end(ranks)
