@@ -13,8 +13,6 @@ namespace {
 
 using Kind = Value::Kind;
 
-constexpr std::int64_t kLastMemoryFormat = 2;  // contiguous, channels last, preserve
-
 [[noreturn]] void corrupt(std::string what) {
   throw Error(ErrorCode::corrupt, std::move(what));
 }

@@ -1,5 +1,7 @@
-// Names of the classes in a `.metadata` pickle (spec F-03).
+// Names of the classes in a `.metadata` pickle, and their numbers (spec F-03).
 #pragma once
+
+#include <cstdint>
 
 namespace tessera::dcp {
 
@@ -10,5 +12,8 @@ inline constexpr const char* kOlmoFilesystemModule = "olmo_core.distributed.chec
 // Where older torch has TensorProperties and MEM_FORMAT_ENCODING.
 inline constexpr const char* kOldPropertiesModule =
     "torch.distributed._shard.sharded_tensor.metadata";
+
+// The largest argument of MEM_FORMAT_ENCODING: contiguous, channels last, preserve.
+inline constexpr std::int64_t kLastMemoryFormat = 2;
 
 }  // namespace tessera::dcp

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "format/dcp/assemble.h"
+#include "format/dcp/names.h"
 #include "format/dcp/quick_machine.h"
 #include "tessera/error.h"
 
@@ -11,8 +12,6 @@ namespace tessera::dcp {
 namespace {
 
 using Kind = Lite::Kind;
-
-constexpr std::int64_t kLastMemoryFormat = 2;
 
 // Every function answers false for what is not laid out as expected.
 class QuickDecoder {
