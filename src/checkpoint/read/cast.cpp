@@ -5,7 +5,7 @@
 #include <string>
 #include <type_traits>
 
-#include "base/small_float.h"
+#include "base/half.h"
 #include "tessera/error.h"
 
 namespace tessera {

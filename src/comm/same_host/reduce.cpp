@@ -4,7 +4,7 @@
 #include <string>
 #include <type_traits>
 
-#include "base/small_float.h"
+#include "base/half.h"
 #include "tessera/error.h"
 
 namespace tessera::same_host {

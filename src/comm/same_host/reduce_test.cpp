@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "base/small_float.h"
+#include "base/half.h"
 #include "conformance/errors.h"
 
 namespace tessera::same_host {
