@@ -1,0 +1,41 @@
+#include "layout/boxes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(BoxesOf, CutsARangeIntoItsRowsAndEnds) {
+  // Elements 2 to 10 of rows of 3: the end of row 0, rows 1 and 2, the begin of row 3.
+  EXPECT_THAT(boxes_of({2, 10}, {5, 3}),
+              ElementsAre(Box{{0, 2}, {1, 1}}, Box{{1, 0}, {2, 3}}, Box{{3, 0}, {1, 1}}));
+  EXPECT_THAT(boxes_of({1, 2}, {5, 3}), ElementsAre(Box{{0, 1}, {1, 1}}));
+  EXPECT_THAT(boxes_of({3, 9}, {5, 3}), ElementsAre(Box{{1, 0}, {2, 3}}));
+  EXPECT_THAT(boxes_of({4, 7}, {9}), ElementsAre(Box{{4}, {3}}));
+  EXPECT_THAT(boxes_of({0, 1}, {}), ElementsAre(Box{{}, {}}));
+  EXPECT_TRUE(boxes_of({4, 4}, {5, 3}).empty());
+  EXPECT_ANY_THROW(static_cast<void>(boxes_of({4, 16}, {5, 3})));
+}
+
+TEST(BoxesOf, OfEveryRangeCoverItInOrder) {
+  const Shape shape{3, 2, 4};
+  for (std::int64_t begin = 0; begin <= 24; ++begin) {
+    for (std::int64_t end = begin; end <= 24; ++end) {
+      std::int64_t at = begin;
+      for (const auto& box : boxes_of({begin, end}, shape)) {
+        const RunSequence runs(box, shape);
+        for (std::int64_t r = 0; r < runs.size(); ++r) {
+          EXPECT_EQ(runs[r].global, at);
+          at += runs[r].count;
+        }
+      }
+      EXPECT_EQ(at, end) << begin;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
