@@ -50,7 +50,7 @@ tidy: ## clang-tidy on everything, libtorch code too
 	@tools/setup
 	@tools/lint --all
 
-fuzz: ## fuzz every parser for a minute each
+fuzz: ## fuzz every parser, 200,000 inputs each
 	@tools/setup --fuzz
 	@tools/build fuzz $(JOBS)
 	@tools/fuzz
