@@ -11,6 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import check_budgets
 import check_hostile
 import check_layers
+import check_rows
 import cpp_functions
 
 
@@ -38,6 +39,16 @@ def hostile(page, files=None):
              "tests/cli/c.py": "class C:\n    def test_works(self):\n"}
     with make_tree({"docs/hostile-cases.md": page, **(files or tests)}) as root:
         return check_hostile.violations(pathlib.Path(root))
+
+
+def rows(page, ids="F1 F2 P1\n"):
+    files = {"src/a_test.cpp": "TEST(A, Works) {\n}\nTEST_P(B, Works) {\n}\n", "src/b.cpp": "TEST(C, Works) {\n}\n",
+             "tests/cli/c.py": "    def test_works(self):\n"}
+    for name, spec in check_rows.SPECS.items():
+        files.update({spec.page: page, f"docs/rows/{name}.ids": ids})
+    with make_tree(files) as root:
+        found, states = check_rows.violations(pathlib.Path(root))
+    return len(found) // len(check_rows.SPECS), states
 
 
 def lines(count):
@@ -141,6 +152,74 @@ class HostileCases(unittest.TestCase):
         for wrong in ("`A.Fails`", "`B.works`", "`C.Works`", "", "A.Works"):
             row = self.rows[5].replace("`A.Works` `C.test_works`", wrong)
             self.assertEqual(len(hostile("".join(self.rows[:5] + [row] + self.rows[6:]))), 1, wrong)
+
+
+class Rows(unittest.TestCase):
+    good = ["| F1 | what | test | `A.Works` and in C++ `B.Works` |\n",
+            "| F2 | what | open | half of it `c.py::test_works` |\n", "| P1 | what | none | no kwargs |\n"]
+    page = "| row | what | state | test or reason |\n|---|---|---|---|\n"
+
+    def test_a_full_page_passes(self):
+        found, states = rows(self.page + "".join(self.good))
+        self.assertEqual((found, set(states)), (0, set(check_rows.STATES)))
+
+    def test_a_missing_double_or_unknown_row_fails(self):
+        for i in range(3):
+            self.assertEqual(rows(self.page + "".join(self.good[:i] + self.good[i + 1:]))[0], 1)
+        self.assertEqual(rows(self.page + "".join(self.good) + self.good[1])[0], 1)
+        self.assertEqual(rows(self.page + "".join(self.good) + self.good[2].replace("P1", "P2"))[0], 1)
+        self.assertEqual(rows("", "")[0], 0)
+        self.assertEqual(rows("")[0], 3)
+
+    def test_a_wrong_state_test_or_reason_fails(self):
+        page = self.page + "".join(self.good)
+        for right, wrong in (("`A.Works`", "`A.Fails`"), ("`B.Works`", "`C.Works`"), ("::test_works", "::test_fails"),
+                             ("`A.Works` and in C++ `B.Works`", "A.Works"), ("half of it `c.py::test_works`", ""),
+                             ("no kwargs", ""), ("| none |", "| never |"), ("| open |", "| |"),
+                             ("| what | open", "| open")):
+            self.assertIn(right, page)
+            self.assertEqual(rows(page.replace(right, wrong))[0], 1, wrong)
+
+    def test_a_file_that_is_not_there_fails(self):
+        with make_tree({}) as root:
+            self.assertEqual(len(check_rows.violations(pathlib.Path(root))[0]), 2 * len(check_rows.SPECS))
+
+    def test_names_of_rows(self):
+        spec = check_rows.Spec("a.md", ["1", "6", "7", "9"], "7", {"Type": "SDT"})
+        self.assertEqual(check_rows.extract(spec, """# 0 Title
+E9  before the first section
+## 1. Values
+| ID | Name |
+|---|---|
+| E1 | one (as E7) |
+| | goes on |
+| R-02b | two |
+## 2. Not asked for
+L1  this
+## 6. Topics
+### 6.1 Lines
+L1  first; see L2 and L3. L2 second. L4 is elsewhere
+L30 third (L31)
+NS1 one. NS2 two, as M6. NS4 is out of turn. NS3 three.
+### 6.2 Nothing named
+Only words.
+### 6.3 Table
+| Type | What |
+|---|---|
+| FULL save | x |
+| NO_SHARD (2.13) | x |
+## 7. Errors
+Construction
+- ValueError "one; of (two" (a; b); warn "two"
+- three
+Limits: four; five.
+## Reading
+E8  no section
+## 9. More
+### 9.3 Order
+1 first
+2 second, then P1
+""".strip()), """E1 R-02b L1 L2 L30 NS1 NS2 NS3 6.2 SDT-full-save SDT-no-shard X1 X2 X3 X4 X5 R1 R2""".split())
 
 
 class Functions(unittest.TestCase):

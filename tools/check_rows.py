@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Every row of a specification has its line in a page of docs/, and every test that a line names exists.
+
+A line is `| F1 | what | state | test or reason |`. The state is `test` (the tests named in backquotes, as
+`Suite.Name` or `file.py::function`, assert the row), `none` (C++ cannot have it, or the project excludes it:
+the reason) or `open` (what is missing). The specifications are not in the repository; docs/rows/ has the
+names of their rows, as `check_rows.py --extract SPEC.md` prints them.
+
+Exit code 1 and one line per violation.
+"""
+
+import collections
+import pathlib
+import re
+import sys
+
+import check_hostile
+import tree
+
+# sections: of the specification, those that count. errors: the section in which each message is a row, X1, X2, ...
+# tables: for a table whose rows have no names, by its first header, what their names begin with.
+Spec = collections.namedtuple("Spec", "page sections errors tables")
+SPECS = {
+    "fsdp-runtime": Spec("docs/fsdp-rows.md", ["1", "2", "3", "4", "5", "6", "7", "9"], "7",
+                         {"Type": "SDT", "API": "OSA"}),
+}
+
+STATES = ["test", "none", "open"]
+LINE = re.compile(r"^\|(.*)\| *$", re.MULTILINE)
+NAMED = re.compile(r"`([A-Z]\w*\.[A-Z]\w*|\w+\.py::\w+)`")
+PYTHON_TEST = re.compile(r"^ *def (test_\w+)", re.MULTILINE)
+
+HEADING = re.compile(r"##+ ((\d+)(?:\.\d+)?)")
+IN_CELL = re.compile(r"\| *([A-Z]{1,3}-?\d+[a-z]?)\b")
+IN_PROSE = re.compile(r"(?:\*\*)?(([A-Z]{1,3}-?)(\d+)[a-z]?)[ .]")
+STEP = re.compile(r"(\d+) \w")
+
+
+def rows_in_table(line, header, tables):
+    if IN_CELL.match(line):
+        return [IN_CELL.match(line)[1]]
+    name = line.split("|")[1].strip()
+    if header not in tables or name == header or not name.strip("-"):
+        return []
+    return [tables[header] + "-" + re.sub(r"\W+|_", "-", re.split(r"[(/]", name.lower())[0]).strip("-")]
+
+
+def rows_in_prose(line):
+    """Of a line that begins with a row's name: it, and inside the line those that count on from it."""
+    if STEP.match(line):
+        return [f"R{STEP.match(line)[1]}"]
+    first = at = IN_PROSE.match(line)
+    found = []
+    while at:
+        found.append(f"{first[2]}{int(first[3]) + len(found)}" if found else first[1])
+        at = re.compile(rf"[.;] {first[2]}{int(first[3]) + len(found)} ").search(line, at.end())
+    return found
+
+
+def messages_in(line):
+    """How many messages, separated by semicolons, a line lists; a heading, without a full stop, lists none."""
+    is_list = line.startswith("- ") or line.endswith(".")
+    return re.sub(r'"[^"]*"|\([^()]*\)', "", line).count(";") + 1 if is_list else 0
+
+
+def extract(spec, text):
+    """The names of the rows, in their order. A subsection without any is a row itself, named by its number."""
+    found, section, header, messages = {}, "", "", 0
+    for line in text.splitlines():
+        if line.startswith("##"):
+            number, section = HEADING.match(line).groups() if HEADING.match(line) else ("", "")
+            rows = [number] if "." in number else []
+        elif line.startswith("|"):
+            header = header or line.split("|")[1].strip()
+            rows = rows_in_table(line, header, spec.tables)
+        elif section == spec.errors:
+            rows = [f"X{messages + i + 1}" for i in range(messages_in(line))]
+            messages += len(rows)
+        else:
+            rows = rows_in_prose(line)
+        header = header if line.startswith("|") else ""
+        if section in spec.sections:
+            found.update((row, number) for row in rows)
+    named = {number for row, number in found.items() if row != number}
+    return [row for row in found if row not in named]
+
+
+def tests_of(root):
+    """All tests: Suite.Name of the C++ ones, file.py::function of those in tests/."""
+    found = set()
+    for name in tree.files(root):
+        if name.startswith("src/") and name.endswith("_test.cpp"):
+            found.update(f"{suite}.{test}" for suite, test in check_hostile.GTEST.findall(tree.read(root, name)))
+        elif name.startswith("tests/") and name.endswith(".py"):
+            file = pathlib.PurePosixPath(name).name
+            found.update(f"{file}::{test}" for test in PYTHON_TEST.findall(tree.read(root, name)))
+    return found
+
+
+def check_page(root, page, ids, tests):
+    """(violations, how many lines have each state)."""
+    text = tree.read(root, page)
+    found, seen, states = [], collections.Counter(), collections.Counter()
+    for line in LINE.finditer(text):
+        cells = [cell.strip() for cell in line[1].split("|")]
+        if cells[0] == "row" or not cells[0].strip("-"):
+            continue
+        place = f"{page}:{text.count(chr(10), 0, line.start()) + 1}: {cells[0]}"
+        seen[cells[0]] += 1
+        if len(cells) != 4 or cells[2] not in STATES:
+            found.append(f"{place} needs four cells, the third one of {', '.join(STATES)}")
+            continue
+        states[cells[2]] += 1
+        named = NAMED.findall(cells[3])
+        if not (named if cells[2] == "test" else cells[3]):
+            found.append(f"{place} names no {'test' if cells[2] == 'test' else 'reason'}")
+        found += [f"{place} names {test}, which is not in the tree" for test in named if test not in tests]
+    found += [f"{page}: {row} is missing" for row in ids if row not in seen]
+    found += [f"{page}: {row} is there {count} times" for row, count in seen.items() if count > 1]
+    found += [f"{page}: there is no row {row}" for row in seen if row not in ids]
+    return found, states
+
+
+def violations(root):
+    tests, found, states = tests_of(root), [], collections.Counter()
+    for name, spec in SPECS.items():
+        ids = f"docs/rows/{name}.ids"
+        absent = [f"{file}: there is no such file" for file in (ids, spec.page) if not (root / file).is_file()]
+        wrong, counts = (absent, {}) if absent else check_page(root, spec.page, tree.read(root, ids).split(), tests)
+        found += wrong
+        states.update(counts)
+    return found, states
+
+
+def main():
+    if len(sys.argv) == 3 and sys.argv[1] == "--extract":
+        path = pathlib.Path(sys.argv[2])
+        print("\n".join(extract(SPECS[path.stem], path.read_text(encoding="utf-8"))))
+        return 0
+    found, n = violations(tree.ROOT)
+    for line in found:
+        print(line)
+    print(f"rows: {n.total()} rows, {n['test']} with a test, {n['none']} not in C++, {n['open']} open")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
