@@ -32,7 +32,7 @@ HEADERS = {
     "checkpoint.h": "checkpoint",
     "mesh.h": "torch", "parameter.h": "torch",
     "optim.h": "optim", "train_state.h": "optim",
-    "fsdp.h": "fsdp", "detail": "fsdp",
+    "fsdp.h": "fsdp", "activation_checkpoint.h": "fsdp", "ddp.h": "fsdp", "full_params.h": "fsdp", "fully_sharded_data_parallel.h": "fsdp", "shard_options.h": "fsdp", "detail": "fsdp",
     "checkpointer.h": "checkpointer",
 }
 

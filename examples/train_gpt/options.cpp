@@ -20,6 +20,8 @@ void add_training_flags(CLI::App& app, Options& o) {
   const std::map<std::string, Precision> dtypes{{"fp32", Precision::fp32},
                                                 {"bf16", Precision::bf16}};
   const std::map<std::string, Sharding> shardings{{"fsdp2", Sharding::fsdp2},
+                                                  {"fsdp1", Sharding::fsdp1},
+                                                  {"ddp", Sharding::ddp},
                                                   {"none", Sharding::none}};
   app.add_option("--data", o.data, "Text to learn, any file");
   app.add_option("--steps", o.steps, "Steps of the whole training")->check(CLI::NonNegativeNumber);
@@ -37,7 +39,7 @@ void add_training_flags(CLI::App& app, Options& o) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--dtype", o.dtype, "fp32, or bf16 for the computation (weights stay fp32)")
       ->transform(CLI::CheckedTransformer(dtypes));
-  app.add_option("--sharding", o.sharding, "fsdp2, or none for one rank alone")
+  app.add_option("--sharding", o.sharding, "fsdp2, fsdp1, ddp, or none for one rank alone")
       ->transform(CLI::CheckedTransformer(shardings));
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 
 enum class Precision { fp32, bf16 };
-enum class Sharding { fsdp2, none };
+enum class Sharding { fsdp2, fsdp1, ddp, none };
 
 struct Options {
   std::string data;           // a text file; any bytes will do

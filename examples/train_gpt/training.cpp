@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/ddp.h"
 #include "tessera/error.h"
+#include "tessera/fully_sharded_data_parallel.h"
 
 namespace {
 
@@ -35,9 +37,21 @@ class ComputePrecision {
 Gpt build(const Options& o, const tessera::Mesh& mesh) {
   Gpt model = make_gpt({o.dim, o.layers, o.heads, o.seq, o.tied}, o.seed);
   model->to(mesh.device());
-  if (o.sharding == Sharding::fsdp2) {
-    for (Block& block : model->blocks) tessera::fully_shard(block, mesh);
-    tessera::fully_shard(model, mesh);
+  switch (o.sharding) {
+    case Sharding::fsdp2:
+      for (Block& block : model->blocks) tessera::fully_shard(block, mesh);
+      tessera::fully_shard(model, mesh);
+      return model;
+    case Sharding::fsdp1:
+      return tessera::FullyShardedDataParallel<Gpt>(
+                 model, mesh,
+                 {.auto_wrap_policy = tessera::module_wrap_policy<BlockImpl>(),
+                  .use_orig_params = true})
+          .module();
+    case Sharding::ddp:
+      return tessera::DistributedDataParallel<Gpt>(model, mesh).module();
+    case Sharding::none:
+      break;
   }
   return model;
 }

@@ -36,7 +36,11 @@ class Training {
 
   Gpt& model() { return model_; }
   tessera::AdamW& optimizer() { return optimizer_; }
-  [[nodiscard]] bool is_sharded() const { return options_.sharding == Sharding::fsdp2; }
+  // Parameters are freed after forward: FSDP1 leaves those of one rank alone in their place.
+  [[nodiscard]] bool is_sharded() const {
+    return options_.sharding == Sharding::fsdp2 ||
+           (options_.sharding == Sharding::fsdp1 && mesh_.size() > 1);
+  }
   // Names of the parameters of each of the optimizer's groups.
   using Groups = std::vector<std::vector<std::string>>;
   // A new optimizer whose groups hold these parameters. Throws `mismatch` when that is not each

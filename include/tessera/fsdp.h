@@ -37,20 +37,16 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/detail/call.h"
 #include "tessera/detail/slot.h"
 #include "tessera/mesh.h"
 #include "tessera/parameter.h"
+#include "tessera/shard_options.h"
 
 namespace tessera {
-
-struct ShardOptions {
-  // Free the unit when its module's forward returns. Unset: yes, except for the root, whose
-  // backward comes at once.
-  std::optional<bool> reshard_after_forward;
-};
 
 // Makes the parameters of `module` that no unit has yet into one unit over `mesh`. Apply it inside
 // out. Ranks must have built the same module; the values of rank r's own rows are kept. Throws
@@ -61,7 +57,7 @@ template <typename Impl>
 void fully_shard(const std::shared_ptr<Impl>& module, const Mesh& mesh,
                  const ShardOptions& options = {}) {
   detail::check_has_forward<Impl>();
-  detail::shard_module(module, mesh, options.reshard_after_forward,
+  detail::shard_module(module, {mesh, mesh, std::nullopt, options, {}},
                        detail::make_slot_maker(module));
 }
 template <typename Impl>
@@ -69,6 +65,44 @@ void fully_shard(const torch::nn::ModuleHolder<Impl>& module, const Mesh& mesh,
                  const ShardOptions& options = {}) {
   fully_shard(module.ptr(), mesh, options);
 }
+
+// The same over two dimensions: parameters are sharded over `mesh.shard`, and copies of them are
+// kept in step over `mesh.replicate`; gradients are averaged over all ranks (PyTorch's HSDP).
+template <typename Impl>
+void fully_shard(const std::shared_ptr<Impl>& module, const HybridMesh& mesh,
+                 const ShardOptions& options = {}) {
+  detail::check_has_forward<Impl>();
+  detail::shard_module(module, {mesh.all, mesh.shard, mesh.replicate, options, {}},
+                       detail::make_slot_maker(module));
+}
+template <typename Impl>
+void fully_shard(const torch::nn::ModuleHolder<Impl>& module, const HybridMesh& mesh,
+                 const ShardOptions& options = {}) {
+  fully_shard(module.ptr(), mesh, options);
+}
+
+// Leaves the parameters whole and where they are, on every rank, and averages their gradients:
+// data parallel training (PyTorch's `replicate`; FSDP's NO_SHARD). Any optimizer on
+// module->parameters() works. Calls have to be seen as above. A parameter that no rank used keeps
+// the gradient it had. When the module is the only unit of its model, gradients travel in buckets
+// while backward goes on. Ranks must have the same values, see sync_module_states. Collective.
+template <typename Impl>
+void replicate(const std::shared_ptr<Impl>& module, const Mesh& mesh,
+               const ReplicateOptions& options = {}) {
+  detail::check_has_forward<Impl>();
+  detail::shard_module(module, {mesh, std::nullopt, mesh, {}, options},
+                       detail::make_slot_maker(module));
+}
+template <typename Impl>
+void replicate(const torch::nn::ModuleHolder<Impl>& module, const Mesh& mesh,
+               const ReplicateOptions& options = {}) {
+  replicate(module.ptr(), mesh, options);
+}
+
+// Gives every rank rank 0's parameters and buffers. Before sharding. Collective.
+void sync_module_states(const torch::nn::Module& module, const Mesh& mesh);
+// The same for buffers alone, at any time.
+void sync_buffers(const torch::nn::Module& module, const Mesh& mesh);
 
 // module.forward(arguments...), with the steps of its unit before and after when it has one.
 // `module` is a holder or an Impl; the result is that of forward.
@@ -92,6 +126,22 @@ template <typename Impl>
 // backward after it is true again reduces all of them. For accumulating over micro-batches.
 void set_requires_gradient_sync(const torch::nn::Module& module, bool sync);
 
+// Within its life that is false for the units below `module`; afterwards it is what it was, also
+// after an exception. PyTorch's no_sync().
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(const torch::nn::Module& module);
+  template <typename Impl>
+  explicit NoSync(const torch::nn::ModuleHolder<Impl>& module)
+      : NoSync(static_cast<const torch::nn::Module&>(*module.ptr())) {}
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  std::vector<std::pair<std::weak_ptr<detail::Unit>, bool>> before_;
+};
+
 // After an exception in forward or backward: waits for what is under way, forgets gradients and
 // graphs, frees the gathered parameters. The model can be used again. On the root; every rank calls
 // it.
@@ -103,6 +153,14 @@ void unshard(const torch::nn::Module& module);
 void reshard(const torch::nn::Module& module);
 
 // The same for holders.
+template <typename Impl>
+void sync_module_states(const torch::nn::ModuleHolder<Impl>& module, const Mesh& mesh) {
+  sync_module_states(static_cast<const torch::nn::Module&>(*module.ptr()), mesh);
+}
+template <typename Impl>
+void sync_buffers(const torch::nn::ModuleHolder<Impl>& module, const Mesh& mesh) {
+  sync_buffers(static_cast<const torch::nn::Module&>(*module.ptr()), mesh);
+}
 template <typename Impl>
 void set_requires_gradient_sync(const torch::nn::ModuleHolder<Impl>& module, bool sync) {
   set_requires_gradient_sync(static_cast<const torch::nn::Module&>(*module.ptr()), sync);

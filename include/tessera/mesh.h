@@ -38,6 +38,8 @@ namespace detail {
 struct MeshState;
 }  // namespace detail
 
+struct HybridMesh;
+
 class Mesh {
  public:
   // One rank alone; no store, no sockets.
@@ -67,6 +69,14 @@ class Mesh {
   void all_reduce_sum(torch::Tensor& values) const;
   // The same for one number.
   [[nodiscard]] double all_reduce_sum(double value) const;
+  // The largest of the ranks' numbers.
+  [[nodiscard]] double all_reduce_max(double value) const;
+
+  // The ranks in two dimensions: rank r shards with the `shard_size` ranks that have the same
+  // r / shard_size and replicates with those that have the same r % shard_size. Ranks of one host
+  // have neighbouring numbers under torchrun, so shards travel within hosts. Throws
+  // `invalid_argument` when `shard_size` does not divide the number of ranks. Collective.
+  [[nodiscard]] HybridMesh split(int shard_size) const;
 
   // Internal.
   explicit Mesh(std::shared_ptr<detail::MeshState> state) noexcept : state_(std::move(state)) {}
@@ -75,6 +85,13 @@ class Mesh {
 
  private:
   std::shared_ptr<detail::MeshState> state_;
+};
+
+// Made by Mesh::split. `all` owns the other two: it has to outlive training with them.
+struct HybridMesh {
+  Mesh all;
+  Mesh shard;      // the ranks that hold one copy of the parameters together
+  Mesh replicate;  // the ranks that hold the same part of it as this one
 };
 
 }  // namespace tessera

@@ -71,10 +71,11 @@ class AdamW {
   std::unique_ptr<Impl> impl_;
 };
 
-// Scales the gradients so that their global 2-norm is at most `max_norm`, and returns the norm
+// Scales the gradients so that their global norm is at most `max_norm`, and returns the norm
 // before. As torch.nn.utils.clip_grad_norm_: the factor is min(1, max_norm / (norm + 1e-6)).
-// Collective: every rank of the mesh gets the same number. Gradients that are missing count as
-// zero.
-double clip_grad_norm(const std::vector<ShardedParameter>& parameters, double max_norm);
+// `norm_type` is the p of the p-norm, above 0; infinity: the largest magnitude. Collective: every
+// rank of the mesh gets the same number. Gradients that are missing count as zero.
+double clip_grad_norm(const std::vector<ShardedParameter>& parameters, double max_norm,
+                      double norm_type = 2.0);
 
 }  // namespace tessera

@@ -12,16 +12,30 @@
 
 namespace tessera {
 
+// What a flat parameter holds on this rank of one of the module's parameters: its elements
+// [param_offset, +count) in row-major order, from element `local_offset` of `local` on.
+struct FlatPiece {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::int64_t param_offset = 0;
+  std::int64_t local_offset = 0;
+  std::int64_t count = 0;  // 0: nothing
+};
+
 // A parameter as this rank holds it.
 struct ShardedParameter {
   std::vector<std::string> names;   // as named_parameters() of the module asked for; several when
                                     // modules share the parameter, the first one being its name
   std::vector<std::int64_t> shape;  // of the whole parameter
-  std::int64_t offset = 0;          // first row held here; the row count when none is
+  bool flat = false;         // FSDP1: `local` is one-dimensional and counts elements, not rows
+  std::int64_t offset = 0;   // first row (flat: element) held here; the row count when none is
   torch::Tensor local;       // the rows held here, contiguous, a leaf; its grad() is the same
                              // rows of the gradient averaged over the ranks
   bool sharded = false;      // false: fully_shard did not take it; `local` is the whole of it
   std::optional<Mesh> mesh;  // set when sharded
+  // Of FSDP1's flat parameter (without use_orig_params): the module's parameters in it, in their
+  // order. Its own name ends in _flat_param.
+  std::vector<FlatPiece> pieces;
 
   [[nodiscard]] const std::string& name() const { return names.front(); }
 };

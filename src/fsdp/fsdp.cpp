@@ -1,60 +1,77 @@
 #include "tessera/fsdp.h"
 
-#include <functional>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "fsdp/registry.h"
 #include "fsdp/root.h"
 #include "tessera/error.h"
+#include "torch/c10_error.h"
 
 namespace tessera {
 namespace {
 
 using detail::Unit;
+using detail::units_below;
 
-// The units at and below `module` with their names, each once, in module order.
-std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units_below(
-    const torch::nn::Module& module) {
-  std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units;
-  const auto add = [&](const std::string& name, const torch::nn::Module* below) {
-    auto unit = detail::find_unit(below);
-    if (!unit) return;
-    for (const auto& known : units) {
-      if (known.second == unit) return;
-    }
-    units.emplace_back(name, std::move(unit));
-  };
-  // named_modules() would want to own the module itself.
-  add("", &module);
-  const std::function<void(const torch::nn::Module&, const std::string&)> descend =
-      [&](const torch::nn::Module& at, const std::string& prefix) {
-        for (const auto& child : at.named_children()) {
-          add(prefix + child.key(), child.value().get());
-          descend(*child.value(), prefix + child.key() + ".");
-        }
-      };
-  descend(module, "");
-  return units;
+// What the optimizer works on may have been frozen or thawed through the module.
+void follow_requires_grad(const at::Tensor& local, const at::Tensor& full) {
+  if (local.requires_grad() != full.requires_grad()) local.set_requires_grad(full.requires_grad());
 }
 
-ShardedParameter describe(const at::Tensor& tensor) {
+ShardedParameter describe(const at::Tensor& tensor, const detail::ParamOwner& owner) {
   ShardedParameter parameter;
   parameter.shape = tensor.sizes().vec();
-  const auto owner = detail::find_owner(tensor);
   if (!owner.unit) {
     parameter.local = tensor;
     return parameter;
   }
-  auto& param = owner.unit->params()[owner.index];
-  if (param.local.requires_grad() != tensor.requires_grad()) {
-    param.local.set_requires_grad(tensor.requires_grad());
-  }
-  parameter.local = param.local;
-  parameter.mesh = owner.unit->mesh();
-  parameter.offset = param.place.first_row(parameter.mesh->rank());
+  const auto& unit = *owner.unit;
+  parameter.local = unit.params()[owner.index].local;
+  follow_requires_grad(parameter.local, tensor);
+  if (!unit.is_sharded()) return parameter;
+  parameter.mesh = unit.mesh();
   parameter.sharded = true;
+  parameter.flat = unit.geometry() != detail::Geometry::rows;
+  parameter.offset = unit.held_from(owner.index);
+  if (unit.geometry() == detail::Geometry::flat) {
+    parameter.shape = {unit.layout().gathered_elements};
+    parameter.offset = parameter.mesh->rank() * unit.layout().shard_elements;
+  }
   return parameter;
+}
+
+FlatPiece piece_of(const std::string& name, const detail::ParamOwner& owner) {
+  const auto& unit = *owner.unit;
+  const auto held = unit.held(owner.index);
+  return {name, unit.layout().params[owner.index].shape, unit.held_from(owner.index),
+          held.storage_offset() - unit.params()[owner.index].local.storage_offset(), held.numel()};
+}
+
+// The name of the flat parameter beside the first parameter in it.
+std::string flat_name(const torch::nn::Module& module, const std::shared_ptr<Unit>& unit) {
+  for (const auto& [name, below] : units_below(module)) {
+    if (below == unit) return name.empty() ? "_flat_param" : name + "._flat_param";
+  }
+  return "_flat_param";
+}
+
+// Rank 0's values to all ranks. libtorch lists what modules share once for each of them.
+void broadcast(std::vector<at::Tensor> tensors, const Mesh& mesh) {
+  constexpr std::size_t kMessageBytes = 250 << 20;  // spec K4
+  std::unordered_set<const c10::TensorImpl*> known;
+  std::erase_if(tensors, [&](const at::Tensor& tensor) {
+    return !tensor.defined() || !known.insert(tensor.unsafeGetTensorImpl()).second;
+  });
+  if (!mesh.process_group() || tensors.empty()) return;
+  const torch::NoGradGuard no_grad;
+  for (auto& tensor : tensors) tensor = tensor.detach();
+  communicate("broadcast of a module's state",
+              [&] { c10d::broadcast_coalesced(mesh.process_group(), tensors, kMessageBytes, 0); });
 }
 
 }  // namespace
@@ -62,17 +79,60 @@ ShardedParameter describe(const at::Tensor& tensor) {
 std::vector<ShardedParameter> sharded_parameters(const torch::nn::Module& module) {
   std::vector<ShardedParameter> parameters;
   std::unordered_map<const c10::TensorImpl*, std::size_t> known;
+  std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& entry : module.named_parameters()) {
-    if (!entry.value().defined()) continue;
-    const auto [at, fresh] = known.emplace(entry.value().unsafeGetTensorImpl(), parameters.size());
-    if (fresh) parameters.push_back(describe(entry.value()));
-    parameters[at->second].names.push_back(entry.key());
+    const auto& tensor = entry.value();
+    if (!tensor.defined()) continue;
+    const auto owner = detail::find_owner(tensor);
+    const bool is_part =
+        owner.unit && owner.unit->is_sharded() && owner.unit->geometry() == detail::Geometry::flat;
+    const auto& key = is_part ? owner.unit->params()[owner.index].local : tensor;
+    const auto [at, fresh] = known.emplace(key.unsafeGetTensorImpl(), parameters.size());
+    if (fresh) parameters.push_back(describe(tensor, owner));
+    auto& parameter = parameters[at->second];
+    if (!is_part) {
+      parameter.names.push_back(entry.key());
+      continue;
+    }
+    if (fresh) parameter.names.push_back(flat_name(module, owner.unit));
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second)
+      parameter.pieces.push_back(piece_of(entry.key(), owner));
   }
   return parameters;
 }
 
 void set_requires_gradient_sync(const torch::nn::Module& module, bool sync) {
   for (const auto& [name, unit] : units_below(module)) unit->sync_gradients = sync;
+}
+
+NoSync::NoSync(const torch::nn::Module& module) {
+  for (const auto& [name, unit] : units_below(module)) {
+    before_.emplace_back(unit, std::exchange(unit->sync_gradients, false));
+  }
+}
+
+NoSync::~NoSync() {
+  for (const auto& [weak, sync] : before_) {
+    if (const auto unit = weak.lock()) unit->sync_gradients = sync;
+  }
+}
+
+void sync_module_states(const torch::nn::Module& module, const Mesh& mesh) {
+  std::vector<at::Tensor> states;
+  for (const auto& parameter : module.parameters()) {
+    if (!parameter.defined()) continue;
+    if (detail::find_owner(parameter).unit) {
+      throw Error(ErrorCode::invalid_argument,
+                  "sync_module_states has to come before the module is sharded");
+    }
+    states.push_back(parameter);
+  }
+  for (const auto& buffer : module.buffers()) states.push_back(buffer);
+  broadcast(std::move(states), mesh);
+}
+
+void sync_buffers(const torch::nn::Module& module, const Mesh& mesh) {
+  broadcast(module.buffers(), mesh);
 }
 
 void reset(const torch::nn::Module& module) {

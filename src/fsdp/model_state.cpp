@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "fsdp/registry.h"
 #include "tessera/fsdp.h"
 #include "tessera/train_state.h"
 #include "torch/tensor.h"
@@ -12,6 +13,14 @@ namespace tessera {
 namespace {
 
 using Leaves = std::unordered_map<const c10::TensorImpl*, Value>;
+
+Tensor parameter_leaf(const at::Tensor& tensor) {
+  const auto owner = detail::find_owner(tensor);
+  if (!owner.unit || !owner.unit->is_sharded()) return leaf_of(tensor);
+  const auto& unit = *owner.unit;
+  const auto make = unit.geometry() == detail::Geometry::rows ? sharded_leaf_of : flat_leaf_of;
+  return make(unit.held(owner.index), tensor.sizes().vec(), unit.held_from(owner.index));
+}
 
 // As Python's state_dict(): a module's own parameters, its buffers, then its children.
 void append(const torch::nn::Module& module, const std::string& prefix, const Leaves& leaves,
@@ -31,18 +40,10 @@ void append(const torch::nn::Module& module, const std::string& prefix, const Le
 }  // namespace
 
 Value model_state(const torch::nn::Module& module) {
-  const auto parameters = sharded_parameters(module);
-  std::unordered_map<std::string, const ShardedParameter*> by_name;
-  for (const auto& parameter : parameters) by_name.emplace(parameter.name(), &parameter);
   Leaves leaves;
   for (const auto& entry : module.named_parameters()) {
-    const auto found = by_name.find(entry.key());
-    if (found == by_name.end()) continue;  // another name of one that was there before
-    const auto& parameter = *found->second;
-    leaves.emplace(entry.value().unsafeGetTensorImpl(),
-                   parameter.sharded
-                       ? sharded_leaf_of(parameter.local, parameter.shape, parameter.offset)
-                       : leaf_of(parameter.local));
+    const auto& tensor = entry.value();
+    if (tensor.defined()) leaves.try_emplace(tensor.unsafeGetTensorImpl(), parameter_leaf(tensor));
   }
   std::vector<Value::Pair> pairs;
   append(module, "", leaves, pairs);

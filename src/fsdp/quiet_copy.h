@@ -10,10 +10,11 @@
 
 namespace tessera::detail {
 
+// Casts where the dtypes differ.
 inline void copy_quietly(const at::Tensor& to, std::int64_t to_offset, const at::Tensor& from,
                          std::int64_t from_offset, std::int64_t count) {
   if (count == 0) return;
-  if (to.is_cpu()) {
+  if (to.is_cpu() && to.scalar_type() == from.scalar_type()) {
     const auto size = to.element_size();
     std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + to_offset * size,
                 static_cast<const char*>(from.const_data_ptr()) + from_offset * size, count * size);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -53,6 +54,30 @@ ParamOwner find_owner(const at::Tensor& parameter) {
   if (found == all.parameters.end()) return {};
   // A living unit holds its parameters, so no other tensor can have their address.
   return {found->second.unit.lock(), found->second.index};
+}
+
+std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units_below(
+    const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units;
+  const auto add = [&](const std::string& name, const torch::nn::Module* below) {
+    auto unit = find_unit(below);
+    if (!unit) return;
+    for (const auto& known : units) {
+      if (known.second == unit) return;
+    }
+    units.emplace_back(name, std::move(unit));
+  };
+  // named_modules() would want to own the module itself.
+  add("", &module);
+  const std::function<void(const torch::nn::Module&, const std::string&)> descend =
+      [&](const torch::nn::Module& at, const std::string& prefix) {
+        for (const auto& child : at.named_children()) {
+          add(prefix + child.key(), child.value().get());
+          descend(*child.value(), prefix + child.key() + ".");
+        }
+      };
+  descend(module, "");
+  return units;
 }
 
 void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh) {

@@ -8,7 +8,9 @@
 
 #include <cstddef>
 #include <memory>
-#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "fsdp/unit.h"
 
@@ -22,6 +24,10 @@ struct ParamOwner {
 };
 // Null unit: not a parameter of any.
 [[nodiscard]] ParamOwner find_owner(const at::Tensor& parameter);
+
+// The units at and below `module` with their names below it, each once, in module order.
+[[nodiscard]] std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units_below(
+    const torch::nn::Module& module);
 
 // Enters `unit`, and forgets units whose module or mesh is gone.
 void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh);

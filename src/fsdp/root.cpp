@@ -34,6 +34,13 @@ class AfterBackward : public torch::autograd::Node {
   std::function<void()> run_;
 };
 
+// Only floating-point tensors are ever cast (spec MP10).
+void cast_floating(const std::vector<at::Tensor*>& tensors, at::ScalarType dtype) {
+  for (auto* tensor : tensors) {
+    if (tensor->defined() && tensor->is_floating_point()) *tensor = tensor->to(dtype);
+  }
+}
+
 bool inside_backward() {
   return torch::autograd::get_current_graph_task_id() >= 0;
 }
@@ -60,10 +67,12 @@ std::shared_ptr<Root> Root::make(Unit& top) {
   join("", *module);
   for (const auto& child : module->named_modules(std::string(), false))
     join(child.key(), *child.value());
-  for (const auto& unit : root->units()) {
+  const auto units = root->units();
+  for (const auto& unit : units) {
     unit->root = root;
     unit->share_pool(root->pool_);
   }
+  if (units.size() == 1) units.front()->allow_early_reduction();
   return root;
 }
 
@@ -83,12 +92,14 @@ void Root::check_usable() const {
 }
 
 // Parameters may have changed since the last pass (an optimizer, a checkpoint): what is still
-// gathered is gathered anew.
+// gathered is gathered anew, unless it was asked to stay and no operator changed it.
 void Root::begin_pass() {
   pass_ = std::make_shared<Pass>();
   entered_.clear();
   if (inside_backward()) return;
-  for (const auto& unit : units()) unit->free();
+  for (const auto& unit : units()) {
+    if (!unit->is_kept || unit->is_stale()) unit->free();
+  }
 }
 
 void Root::end_pass() {
@@ -107,20 +118,37 @@ void Root::end_pass() {
 bool Root::frees_after_forward(const Unit& unit) const {
   if (unit.pinned || inside_backward()) return false;
   const bool is_root = !units_.empty() && units_.front().lock().get() == &unit;
-  return unit.reshard_after_forward.value_or(!is_root);
+  return unit.options().reshard_after_forward.value_or(!is_root);
+}
+
+// What stays gathered after forward also does between micro-batches (spec NS3).
+bool Root::frees_after_backward(const Unit& unit) {
+  if (unit.pinned || !unit.options().reshard_after_backward) return false;
+  return unit.sync_gradients || unit.options().reshard_after_forward.value_or(true);
 }
 
 void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   check_usable();
   if (stack_.empty()) begin_pass();
   stack_.push_back(&unit);
+  cast_inputs(unit, inputs);
   unit.gather();
   entered_.push_back(unit.weak_from_this());
-  prefetch_forward();
+  if (inside_backward()) {
+    prefetch_before(unit);
+  } else if (unit.options().forward_prefetch) {
+    prefetch_forward();
+  }
   if (torch::GradMode::is_enabled()) {
     ++unit.backwards_due;
     attach_to_inputs(unit, inputs);
   }
+}
+
+void Root::cast_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs) {
+  const auto& precision = unit.options().mixed_precision;
+  if (!precision.param_dtype || !precision.cast_forward_inputs) return;
+  cast_floating(inputs, *precision.param_dtype);
 }
 
 // While the pass goes like the one before, the next unit is known.
@@ -131,6 +159,17 @@ void Root::prefetch_forward() {
     if (entered_[i].lock() != last_entered_[i].lock()) return;
   }
   if (const auto unit = last_entered_[at].lock()) unit->start_gather();
+}
+
+// What an activation checkpoint computes again does not stand in the pass's order of backwards: the
+// unit that the last forward entered before it comes next.
+void Root::prefetch_before(const Unit& unit) {
+  if (entered_.size() != 1 || !unit.options().backward_prefetch) return;
+  for (std::size_t i = 1; i < last_entered_.size(); ++i) {
+    if (last_entered_[i].lock().get() != &unit) continue;
+    if (const auto before = last_entered_[i - 1].lock()) before->start_gather();
+    return;
+  }
 }
 
 void Root::attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs) {
@@ -163,6 +202,8 @@ void Root::leave(Unit& unit, const std::vector<at::Tensor*>& results) {
   stack_.pop_back();
   if (frees_after_forward(unit)) unit.free();
   if (torch::GradMode::is_enabled()) attach_to_results(unit, results);
+  if (const auto dtype = unit.options().mixed_precision.output_dtype)
+    cast_floating(results, *dtype);
   if (stack_.empty()) end_pass();
 }
 
@@ -215,17 +256,18 @@ void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std:
   }
   unit.gather();
   unit.enter_backward();
-  prefetch_backward(pass, index);
+  unit.next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
+  if (unit.options().backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
 }
 
-void Root::prefetch_backward(const Pass& pass, std::size_t index) {
-  if (index == 0) return;
-  if (const auto next = pass.order[index - 1].lock()) next->start_gather();
+void Root::prefetch_backward(const Unit& unit) {
+  if (const auto next = unit.next_in_backward.lock()) next->start_gather();
 }
 
 void Root::after_backward(Unit& unit) {
   if (unit.grad_state() != GradState::collecting) return;
-  if (!unit.pinned) unit.free();
+  if (frees_after_backward(unit)) unit.free();
+  if (unit.options().backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
   // Gradients of parameters used by several forwards are complete after the last of them only.
   if (--unit.backwards_due > 0) return;
   if (unit.sync_gradients) {
@@ -237,6 +279,7 @@ void Root::after_backward(Unit& unit) {
 
 void Root::reduce(Unit& unit) {
   while (reducing_.size() >= kReductionsUnderWay) finish_oldest_reduction();
+  for (const auto& before : reducing_) before->advance_reduce();
   unit.start_reduce();
   reducing_.push_back(unit.shared_from_this());
 }
@@ -258,7 +301,8 @@ void Root::finish_backward() {
       }
     }
     unit->backwards_due = 0;
-    if (!unit->pinned) unit->free();
+    unit->is_kept = !frees_after_backward(*unit);
+    if (!unit->is_kept) unit->free();
   }
   while (!reducing_.empty()) finish_oldest_reduction();
   for (const auto& unit : units()) unit->show_gradients();
@@ -275,6 +319,7 @@ void Root::reset() {
     unit->free();
     unit->forget_gradients();
     unit->pinned = false;
+    unit->is_kept = false;
     unit->backwards_due = 0;
   }
   in_backward_ = false;

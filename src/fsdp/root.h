@@ -33,7 +33,8 @@ class Root : public std::enable_shared_from_this<Root> {
   void leave(Unit& unit, const std::vector<at::Tensor*>& results);
   // The call of `unit` was left by an exception.
   void fail() noexcept;
-  [[nodiscard]] bool idle() const noexcept { return stack_.empty(); }
+  // Neither in a forward nor in a backward.
+  [[nodiscard]] bool is_quiet() const noexcept { return stack_.empty() && !in_backward_; }
 
   // Waits for what is under way, forgets gradients and frees everything.
   void reset();
@@ -45,10 +46,13 @@ class Root : public std::enable_shared_from_this<Root> {
   void begin_pass();
   void end_pass();
   void prefetch_forward();
-  void prefetch_backward(const Pass& pass, std::size_t index);
+  void prefetch_before(const Unit& unit);
+  static void prefetch_backward(const Unit& unit);
   void attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs);
   void attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results);
   [[nodiscard]] bool frees_after_forward(const Unit& unit) const;
+  [[nodiscard]] static bool frees_after_backward(const Unit& unit);
+  static void cast_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs);
 
   void before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version);
   void after_backward(Unit& unit);

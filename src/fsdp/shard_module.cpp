@@ -49,8 +49,9 @@ struct Found {
 
 // The parameters of `module` and below that are in no unit yet. Modules that are units are not
 // descended into: a parameter found outside them that one of them holds is shared between units.
+// `seen` holds what was met before, and what is to be passed over.
 void collect(const torch::nn::Module& module, const std::string& prefix,
-             std::unordered_set<const void*>& seen, Found& found) {
+             std::unordered_set<const void*>& seen, Found& found, bool is_sharded) {
   if (!seen.insert(&module).second) return;
   for (const auto& entry : module.named_parameters(false)) {
     const auto& tensor = entry.value();
@@ -63,7 +64,7 @@ void collect(const torch::nn::Module& module, const std::string& prefix,
               "' is shared with a parameter already managed by another FSDP group; shard the "
               "modules that share it as one unit");
     }
-    if (tensor.dim() == 0) {
+    if (is_sharded && tensor.dim() == 0) {
       throw Error(ErrorCode::invalid_argument,
                   "fully_shard doesn't support scalar parameters. Change " + name +
                       " to a 1D tensor with numel equal to 1.");
@@ -73,7 +74,7 @@ void collect(const torch::nn::Module& module, const std::string& prefix,
   }
   for (const auto& child : module.named_children()) {
     if (!find_unit(child.value().get()))
-      collect(*child.value(), prefix + child.key() + ".", seen, found);
+      collect(*child.value(), prefix + child.key() + ".", seen, found, is_sharded);
   }
 }
 
@@ -98,20 +99,22 @@ void require_same_on_all_ranks(const Found& found, const Mesh& mesh) {
 
 }  // namespace
 
-void shard_module(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
-                  std::optional<bool> reshard_after_forward, SlotMaker slot_maker) {
+void shard_module(const std::shared_ptr<torch::nn::Module>& module, const UnitSpec& spec,
+                  SlotMaker slot_maker) {
   if (find_unit(module.get())) {
     throw Error(ErrorCode::invalid_argument,
                 "fully_shard was applied to this module already (" + module->name() + ")");
   }
   Found found;
   std::unordered_set<const void*> seen;
-  collect(*module, "", seen, found);
-  require_same_on_all_ranks(found, mesh);
-  auto unit = std::make_shared<Unit>(module, mesh, found.tensors, reshard_after_forward);
+  for (const auto& ignored : spec.options.ignored_parameters)
+    seen.insert(ignored.unsafeGetTensorImpl());
+  collect(*module, "", seen, found, spec.shard.has_value());
+  require_same_on_all_ranks(found, spec.mesh);
+  auto unit = std::make_shared<Unit>(module, spec, found.tensors);
   unit->slot_maker = std::move(slot_maker);
   unit->watch();
-  register_unit(unit, mesh);
+  register_unit(unit, spec.mesh);
   for (const auto& below : module->modules(true)) {
     if (auto* sequential = below->as<torch::nn::SequentialImpl>()) replace_slots(*sequential);
   }

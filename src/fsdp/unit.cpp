@@ -3,9 +3,11 @@
 #include <c10/util/Type.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <utility>
 
-#include "fsdp/quiet_copy.h"
+#include "fsdp/bucket_reducer.h"
+#include "fsdp/shard_reducer.h"
 #include "tessera/error.h"
 #include "torch/compat.h"
 #include "torch/mesh_state.h"
@@ -16,10 +18,7 @@ namespace {
 // Rows of the gathered array begin where the allocator would put a tensor, so that kernels take
 // the same paths as for a module that is not sharded.
 constexpr std::int64_t kAlignmentBytes = 64;
-
-Shape shape_of(const at::Tensor& tensor) {
-  return tensor.sizes().vec();
-}
+constexpr std::int64_t kFlatAlignmentBytes = 16;  // spec K9
 
 c10::StorageImpl& storage_of(const at::Tensor& tensor) {
   return *tensor.storage().unsafeGetStorageImpl();
@@ -39,56 +38,137 @@ void require_uniform(const std::vector<at::Tensor>& parameters) {
   }
 }
 
+// `element_size`: of the type that gathered parameters have (spec K9).
+UnitLayout layout_of(const std::vector<Shape>& shapes, Geometry geometry, int world,
+                     std::size_t element_size) {
+  const auto size = static_cast<std::int64_t>(element_size);
+  switch (geometry) {
+    case Geometry::rows:
+      return rows_layout(shapes, world, kAlignmentBytes / size);
+    case Geometry::flat:
+      return flat_layout(shapes, world, 0);
+    case Geometry::flat_original:
+      return flat_layout(shapes, world, kFlatAlignmentBytes / size);
+  }
+  return {};
+}
+
+void require_flattenable(const std::vector<at::Tensor>& parameters, Geometry geometry) {
+  if (geometry == Geometry::rows) return;
+  for (const auto& parameter : parameters) {
+    if (!parameter.is_floating_point())
+      throw Error(ErrorCode::invalid_argument, "Cannot flatten integer dtype tensors");
+    if (geometry == Geometry::flat &&
+        parameter.requires_grad() != parameters.front().requires_grad()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
+    }
+  }
+}
+
+// Integer parameters are never cast (spec MP10).
+at::ScalarType compute_type(at::ScalarType own, const MixedPrecision& precision) {
+  return c10::isFloatingType(own) ? precision.param_dtype.value_or(own) : own;
+}
+
 }  // namespace
 
-Unit::Unit(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
-           std::vector<at::Tensor> parameters, std::optional<bool> reshard)
-    : reshard_after_forward(reshard),
-      module_(module),
-      mesh_(mesh.state()),
-      rank_(mesh.rank()),
-      world_(mesh.size()),
+Unit::Unit(std::shared_ptr<torch::nn::Module> module, const UnitSpec& spec,
+           const std::vector<at::Tensor>& parameters)
+    : module_(module),
+      mesh_(spec.shard.value_or(spec.mesh).state()),
+      is_sharded_(spec.shard.has_value()),
+      geometry_(spec.geometry),
+      options_(spec.options),
       type_(c10::demangle(typeid(*module).name())),
       pool_(std::make_shared<StoragePool>()) {
   if (parameters.empty()) return;
   require_uniform(parameters);
-  torch::NoGradGuard no_grad;
-  take_over(parameters);
+  if (is_sharded_) require_flattenable(parameters, geometry_);
+  const torch::NoGradGuard no_grad;
+  const auto own_type = parameters.front().scalar_type();
+  for (const auto& parameter : parameters) element_count_ += parameter.numel();
+  make_store(spec, parameters);
+  make_reducer(spec, own_type);
   make_dead_gradients();
   set_name("");
 }
 
-void Unit::take_over(const std::vector<at::Tensor>& parameters) {
-  std::vector<Shape> shapes;
-  for (const auto& parameter : parameters) shapes.push_back(shape_of(parameter));
-  const auto options = parameters.front().options().device(mesh().device()).requires_grad(false);
-  layout_ = make_flat_layout(shapes, world_, kAlignmentBytes / parameters.front().element_size());
-  channel_ = mesh().state()->transport->open(layout_.shard_elements, options);
-  gathered_ = at::empty({layout_.gathered_elements}, options);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto& place = layout_.entries[i];
-    const auto& whole = parameters[i];
-    UnitParam param{whole, {}, {}, place};
-    auto shape = shapes[i];
-    shape[0] = place.row_count(rank_);
-    param.local =
-        channel_->shard().narrow(0, place.shard_offset, shape[0] * place.row).view(shape).detach();
-    param.local.copy_(whole.narrow(0, place.first_row(rank_), shape[0]));
-    param.local.set_requires_grad(whole.requires_grad());
-    whole.set_data(
-        gathered_.narrow(0, place.gathered_offset, place.rows * place.row).view(shapes[i]));
-    whole.mutable_grad() = at::Tensor();
-    params_.push_back(std::move(param));
+void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& parameters) {
+  if (!is_sharded_) {
+    for (const auto& parameter : parameters) params_.push_back({parameter, parameter, {}});
+    return;
   }
-  StoragePool().take(storage_of(gathered_));
+  std::vector<Shape> shapes;
+  for (const auto& parameter : parameters) shapes.push_back(parameter.sizes().vec());
+  const auto& mesh = *spec.shard;
+  const auto compute = compute_type(parameters.front().scalar_type(), options_.mixed_precision);
+  store_ = std::make_unique<ParamStore>(
+      layout_of(shapes, geometry_, mesh.size(), c10::elementSize(compute)), mesh.rank(),
+      *mesh.state()->transport, spec.mesh.device(), compute, parameters);
+  if (geometry_ == Geometry::flat) {
+    const auto flat = store_->shard().view({-1}).detach();
+    flat.set_requires_grad(parameters.front().requires_grad());
+    for (const auto& parameter : parameters) params_.push_back({parameter, flat, {}});
+    return;
+  }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    auto local = store_->local(i);
+    local.set_requires_grad(parameters[i].requires_grad());
+    params_.push_back({parameters[i], std::move(local), {}});
+  }
+}
+
+std::int64_t Unit::held_from(std::size_t index) const {
+  const auto& layout = store_->layout();
+  const auto& shape = layout.params[index].shape;
+  if (geometry_ == Geometry::rows) {
+    return first_row(shape.front(), static_cast<int>(layout.runs.size()), store_->rank());
+  }
+  for (const auto& run : layout.runs[store_->rank()]) {
+    if (run.param == index) return run.param_offset;
+  }
+  return layout.params[index].elements;
+}
+
+void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
+  const int ranks = spec.mesh.size();
+  const auto dtype = options_.mixed_precision.reduce_dtype.value_or(
+      compute_type(parameter_type, options_.mixed_precision));
+  const double divisor = options_.gradient_divide_factor.value_or(ranks);
+  if (!store_) {
+    const auto& mesh = spec.replicate.value_or(spec.mesh);
+    auto buckets = std::make_unique<BucketReducer>(
+        params_, BucketReducerOptions{.ranks = ranks,
+                                      .transport = mesh.state()->transport.get(),
+                                      .buckets = spec.buckets,
+                                      .dtype = dtype,
+                                      .divisor = divisor});
+    buckets_ = buckets.get();
+    reducer_ = std::move(buckets);
+    return;
+  }
+  const bool has_replicas = spec.replicate && spec.replicate->size() > 1;
+  reducer_ = std::make_unique<ShardReducer>(
+      params_, *store_,
+      ShardReducerOptions{
+          .ranks = ranks,
+          .shard_world = spec.shard->size(),
+          .replicas = has_replicas ? spec.replicate->state()->transport.get() : nullptr,
+          .dtype = dtype,
+          .divisor = divisor,
+          .geometry = geometry_});
 }
 
 void Unit::make_dead_gradients() {
-  dead_ = at::empty({layout_.gathered_elements}, gathered_.options());
-  for (auto& param : params_) {
-    param.dead_grad =
-        dead_.narrow(0, param.place.gathered_offset, param.place.rows * param.place.row)
-            .view(param.full.sizes())
+  if (!store_) return;
+  const auto& layout = store_->layout();
+  dead_ = at::empty({layout.gathered_elements}, params_.front().full.options());
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto& place = layout.params[i];
+    params_[i].dead_grad =
+        dead_.narrow(0, place.gathered_offset, place.elements)
+            .view(place.shape)
             .detach();  // a view could not be detached in place, as zero_grad does
   }
   StoragePool().take(storage_of(dead_));
@@ -96,14 +176,14 @@ void Unit::make_dead_gradients() {
 
 void Unit::set_name(std::string name) {
   name_ = std::move(name);
+  if (!store_) return;
   const auto unit = "unit '" + name_ + "' (" + type_ + ")";
   bypass_text_ = "tessera: parameters of " + unit +
                  " were used while they are sharded: a call went past fully_shard. Call the module "
                  "through a TESSERA_MODULE holder or tessera::call(module, ...), not "
                  "module->forward(...); give optimizers sharded_parameters(model), not "
                  "model->parameters()";
-  if (param_state_ != ParamState::full) forbid_access();
-  if (!dead_.defined()) return;
+  if (param_state_ != ParamState::full) store_->forbid_access(bypass_text_);
   compat::forbid_access(
       storage_of(dead_),
       "tessera: a gradient was read from the module's own parameters in " + unit +
@@ -117,74 +197,109 @@ Mesh Unit::mesh() const {
   return Mesh(std::move(state));
 }
 
-void Unit::forbid_access() {
-  if (gathered_.defined()) compat::forbid_access(storage_of(gathered_), bypass_text_);
-}
-
 void Unit::start_gather() {
   if (param_state_ != ParamState::sharded) return;
-  if (channel_) channel_->start_gather();
+  if (is_shown_) {
+    throw Error(ErrorCode::invalid_argument,
+                "a forward of unit '" + name_ + "' while its parameters are shown whole");
+  }
+  if (store_) {
+    store_->start_gather();
+    gathered_version_ = shard_version();
+    ++gathers;
+  }
   param_state_ = next(param_state_, ParamStep::start_gather);
-  ++gathers;
 }
 
 void Unit::gather() {
   if (param_state_ == ParamState::full) return;
   start_gather();
-  if (channel_) {
-    // Memory is taken when the shards are here: a prefetched unit costs its buffers only.
-    channel_->finish_gather([&](int rank, const at::Tensor& shard) {
-      if (!has_memory()) allocate();
-      copy_shard(rank, shard);
-    });
-  }
+  if (store_) store_->finish_gather(*pool_);
   param_state_ = next(param_state_, ParamStep::finish_gather);
-}
-
-bool Unit::has_memory() const {
-  return gathered_.defined() &&
-         storage_of(gathered_)._mutable_data_ptr_no_checks().get() != nullptr;
-}
-
-void Unit::allocate() {
-  auto& storage = storage_of(gathered_);
-  compat::allow_access(storage);
-  pool_->give(storage);
-}
-
-void Unit::copy_shard(int rank, const at::Tensor& shard) {
-  for (const auto& place : layout_.entries) {
-    copy_quietly(gathered_, place.gathered_offset + place.first_row(rank) * place.row, shard,
-                 place.shard_offset, place.row_count(rank) * place.row);
-  }
 }
 
 void Unit::free() {
   if (param_state_ == ParamState::sharded) return;
   if (param_state_ == ParamState::gathering) {
-    if (channel_) channel_->finish_gather([](int, const at::Tensor&) {});
+    if (store_) store_->drop_gather();
     param_state_ = next(param_state_, ParamStep::finish_gather);
-  } else if (channel_) {
-    pool_->take(storage_of(gathered_));
-    forbid_access();
+  } else if (store_) {
+    store_->free(*pool_);
+    store_->forbid_access(bypass_text_);
   }
   param_state_ = next(param_state_, ParamStep::free);
 }
 
+at::Tensor Unit::gather_whole(const at::Tensor& mine) const {
+  const auto all = store_->channel().exchange(mine);
+  const auto& layout = store_->layout();
+  auto whole = at::empty({layout.gathered_elements}, mine.options());
+  for (std::size_t rank = 0; rank < layout.runs.size(); ++rank) {
+    const auto base = static_cast<std::int64_t>(rank) * layout.shard_elements;
+    for (const auto& run : layout.runs[rank]) {
+      whole.narrow(0, layout.params[run.param].gathered_offset + run.param_offset, run.count)
+          .copy_(all.narrow(0, base + run.shard_offset, run.count));
+    }
+  }
+  return whole;
+}
+
+at::Tensor Unit::whole_view(const at::Tensor& whole, std::size_t param) const {
+  const auto& place = store_->layout().params[param];
+  return whole.narrow(0, place.gathered_offset, place.elements).view(place.shape).detach();
+}
+
+at::Tensor Unit::gather_flags(const at::Tensor& mine) const {
+  return store_->channel().exchange(mine).view({-1, mine.numel()}).sum(0);
+}
+
+void Unit::keep_own(const at::Tensor& whole, const at::Tensor& to) const {
+  const auto& layout = store_->layout();
+  for (const auto& run : layout.runs[store_->rank()]) {
+    const auto from = layout.params[run.param].gathered_offset + run.param_offset;
+    to.narrow(0, run.shard_offset, run.count).copy_(whole.narrow(0, from, run.count));
+  }
+}
+
+void Unit::take_own(std::size_t param, const at::Tensor& whole) const {
+  const auto flat = whole.detach().contiguous().view({-1});
+  for (const auto& run : store_->layout().runs[store_->rank()]) {
+    if (run.param != param) continue;
+    shard()
+        .narrow(0, run.shard_offset, run.count)
+        .copy_(flat.narrow(0, run.param_offset, run.count));
+  }
+}
+
+void Unit::show(const at::Tensor& whole) {
+  if (is_shown_)
+    throw Error(ErrorCode::invalid_argument, "its parameters are shown whole already")
+        .at_key(name_);
+  free();
+  pinned = false;
+  is_shown_ = true;
+  if (!whole.defined()) return;
+  for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(whole_view(whole, i));
+}
+
+void Unit::hide() {
+  is_shown_ = false;
+  for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(store_->full(i));
+}
+
 std::uint32_t Unit::shard_version() const {
-  return channel_ ? static_cast<std::uint32_t>(channel_->shard()._version()) : 0;
+  return store_ ? static_cast<std::uint32_t>(store_->shard()._version()) : 0;
 }
 
 std::uint64_t Unit::gathered_bytes() const {
-  return has_memory() ? gathered_.storage().nbytes() : 0;
+  return store_ ? store_->gathered_bytes() : 0;
 }
+
 std::uint64_t Unit::shard_bytes() const {
-  return channel_ ? channel_->shard().nbytes() : 0;
-}
-std::int64_t Unit::element_count() const noexcept {
-  std::int64_t count = 0;
-  for (const auto& place : layout_.entries) count += place.rows * place.row;
-  return count;
+  if (store_) return store_->shard().nbytes();
+  std::uint64_t bytes = 0;
+  for (const auto& param : params_) bytes += param.full.nbytes();
+  return bytes;
 }
 
 }  // namespace tessera::detail

@@ -1,9 +1,5 @@
-// Unit: parameters that are gathered, freed and reduced together.
-//
-// The module's own tensors (`full`) are permanent views of one storage, made once, so that
-// autograd's accumulators and saved tensors never go stale. Freeing takes the storage's memory away
-// and marks the storage so that any access throws; gathering gives it memory again. What the rank
-// keeps is the flat shard, of which every `local` is a view.
+// Unit: parameters that are gathered, freed and reduced together, or, where every rank keeps them
+// whole, only reduced together.
 //
 // A unit knows its own states and nothing of order, hooks or other units: that is Root's.
 #pragma once
@@ -16,46 +12,51 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/flat_layout.h"
+#include "fsdp/grad_reducer.h"
+#include "fsdp/param_store.h"
 #include "fsdp/schedule.h"
 #include "fsdp/storage_pool.h"
 #include "tessera/detail/slot.h"
 #include "tessera/mesh.h"
-#include "torch/transport.h"
+#include "tessera/shard_options.h"
 
 namespace tessera::detail {
 
+class BucketReducer;
 class Root;
-
-struct UnitParam {
-  at::Tensor full;   // the module's tensor
-  at::Tensor local;  // this rank's rows, a leaf of the optimizer
-  at::Tensor
-      dead_grad;  // stands for a gradient that is in local.grad(): no bytes, throws on access
-  FlatEntry place;
-  bool mirrored = false;  // full.grad() is dead_grad
-};
 
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   // Takes over `parameters` (whole, the same shapes on every rank). Collective.
-  Unit(std::shared_ptr<torch::nn::Module> module, const Mesh& mesh,
-       std::vector<at::Tensor> parameters, std::optional<bool> reshard_after_forward);
+  Unit(std::shared_ptr<torch::nn::Module> module, const UnitSpec& spec,
+       const std::vector<at::Tensor>& parameters);
 
   // Who it is -----------------------------------------------------------------------------------
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const { return module_.lock(); }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   void set_name(std::string name);  // of the module below the root
-  [[nodiscard]] Mesh mesh() const;  // the unit itself does not keep its mesh alive
+  // The ranks that share the parameters; the unit itself does not keep its meshes alive.
+  [[nodiscard]] Mesh mesh() const;
+  [[nodiscard]] bool is_sharded() const noexcept { return is_sharded_; }
+  [[nodiscard]] Geometry geometry() const noexcept { return geometry_; }
   [[nodiscard]] const std::vector<UnitParam>& params() const noexcept { return params_; }
   [[nodiscard]] std::vector<UnitParam>& params() noexcept { return params_; }
+  [[nodiscard]] const ShardOptions& options() const noexcept { return options_; }
+  [[nodiscard]] ShardOptions& options() noexcept { return options_; }
   SlotMaker slot_maker;        // null when no Sequential can hold the module
   std::shared_ptr<Root> root;  // null until the first forward
-  std::optional<bool> reshard_after_forward;
-  bool pinned = false;  // unshard() was asked for: stays gathered until reshard()
+  bool pinned = false;         // unshard() was asked for: stays gathered until reshard()
+  bool is_kept = false;        // stays gathered from the last backward on
   bool sync_gradients = true;
-  int id = 0;             // place in the root's list, the same on every rank
-  int backwards_due = 0;  // forwards whose backward has not come yet
+  std::weak_ptr<Unit> next_in_backward;  // whose forward ended before this one's
+  int id = 0;                            // place in the root's list, the same on every rank
+  int backwards_due = 0;                 // forwards whose backward has not come yet
+
+  // What this rank holds of parameter `index`: its elements as a view of the shard, and which they
+  // are: the first row, or with flat geometries the first element. Only when sharded.
+  [[nodiscard]] at::Tensor held(std::size_t index) const { return store_->local(index); }
+  [[nodiscard]] std::int64_t held_from(std::size_t index) const;
+  [[nodiscard]] const UnitLayout& layout() const { return store_->layout(); }
 
   // Parameters ----------------------------------------------------------------------------------
   [[nodiscard]] ParamState param_state() const noexcept { return param_state_; }
@@ -63,17 +64,38 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void gather();        // until full, whatever the state
   void free();          // until sharded, whatever the state
   void share_pool(std::shared_ptr<StoragePool> pool) { pool_ = std::move(pool); }
+  // An operator has changed the shard since it was gathered.
+  [[nodiscard]] bool is_stale() const { return shard_version() != gathered_version_; }
   // Changes when the shard changes by an operation that autograd knows of (an optimizer's step).
   [[nodiscard]] std::uint32_t shard_version() const;
+
+  // Whole, while nobody computes (tessera/full_params.h) -----------------------------------------
+  [[nodiscard]] const at::Tensor& shard() const { return store_->shard(); }
+  // All parameters out of what every rank gives, laid out as its shard: one-dimensional.
+  // Collective.
+  [[nodiscard]] at::Tensor gather_whole(const at::Tensor& mine) const;
+  [[nodiscard]] at::Tensor whole_view(const at::Tensor& whole, std::size_t param) const;
+  // The sums over the ranks of what each gives. Collective.
+  [[nodiscard]] at::Tensor gather_flags(const at::Tensor& mine) const;
+  // Copies this rank's part of `whole` to `to`, laid out as the shard.
+  void keep_own(const at::Tensor& whole, const at::Tensor& to) const;
+  // The same from one whole parameter to the shard.
+  void take_own(std::size_t param, const at::Tensor& whole) const;
+  // The module's tensors are views of `whole`; undefined: they stay without data. Until hide().
+  void show(const at::Tensor& whole);
+  void hide();
 
   // Gradients -----------------------------------------------------------------------------------
   [[nodiscard]] GradState grad_state() const noexcept { return grad_state_; }
   // From here on every gradient that reaches a parameter at another time is refused.
   void watch();
+  // The only unit of its root: its gradients may leave while its backward goes on.
+  void allow_early_reduction();
   void enter_backward();  // nothing when collecting already
-  // Sends the gradients of `full` off to be summed and forgets them there.
+  // Sends the gradients of `full` off to be averaged.
   void start_reduce();
-  // Adds the average over the ranks to local.grad().
+  void advance_reduce();
+  // Until the average is in local.grad().
   void finish_reduce();
   // Leaves the gradients whole on this rank, for a later reduction.
   void keep_gradients();
@@ -87,33 +109,30 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::uint64_t reductions = 0;
   [[nodiscard]] std::uint64_t gathered_bytes() const;
   [[nodiscard]] std::uint64_t shard_bytes() const;
-  [[nodiscard]] std::int64_t element_count() const noexcept;
+  [[nodiscard]] std::int64_t element_count() const noexcept { return element_count_; }
 
  private:
-  void take_over(const std::vector<at::Tensor>& parameters);
+  void make_store(const UnitSpec& spec, const std::vector<at::Tensor>& parameters);
+  void make_reducer(const UnitSpec& spec, at::ScalarType parameter_type);
   void make_dead_gradients();
-  void forbid_access();
-  void allocate();
-  [[nodiscard]] bool has_memory() const;
-  void copy_shard(int rank, const at::Tensor& shard);
-  void fill_slice(int rank, const std::vector<at::Tensor>& gradients, at::Tensor& slice) const;
-  [[nodiscard]] at::Tensor gradient_of(const UnitParam& param) const;
-  void check_same_unit(double sum_of_ids) const;
 
   std::weak_ptr<torch::nn::Module> module_;
   std::weak_ptr<MeshState> mesh_;
-  int rank_ = 0;
-  int world_ = 1;
+  bool is_sharded_;
+  bool is_shown_ = false;
+  Geometry geometry_;
+  ShardOptions options_;
   std::string type_;
   std::string name_;
   std::string bypass_text_;  // said when parameters are used while they are not there
-  FlatLayout layout_;
+  std::int64_t element_count_ = 0;
   std::vector<UnitParam> params_;
-  std::unique_ptr<Channel> channel_;   // null: a unit without parameters
-  at::Tensor gathered_;                // one-dimensional, all parameters; memory only while full
-  at::Tensor dead_;                    // the storage behind dead_grad
-  std::vector<std::size_t> reducing_;  // the parameters whose gradients are under way
-  std::shared_ptr<StoragePool> pool_;  // of the root, one of its own until there is one
+  std::unique_ptr<ParamStore> store_;     // null: parameters stay where they are, or there are none
+  std::unique_ptr<GradReducer> reducer_;  // null: no parameters
+  BucketReducer* buckets_ = nullptr;      // the reducer, when parameters stay where they are
+  at::Tensor dead_;                       // the storage behind dead_grad
+  std::shared_ptr<StoragePool> pool_;     // of the root, one of its own until there is one
+  std::uint32_t gathered_version_ = 0;    // of the shard, when it was last gathered
   ParamState param_state_ = ParamState::sharded;
   GradState grad_state_ = GradState::idle;
 };

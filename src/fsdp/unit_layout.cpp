@@ -1,38 +1,97 @@
-#include "fsdp/flat_layout.h"
+#include "fsdp/unit_layout.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "tessera/error.h"
 
 namespace tessera {
+namespace {
 
-std::int64_t FlatEntry::first_row(int rank) const noexcept {
-  return std::min(rank * chunk, rows);
+std::int64_t chunk_of(std::int64_t rows, int world) noexcept {
+  return (rows + world - 1) / world;
 }
 
-std::int64_t FlatEntry::row_count(int rank) const noexcept {
+std::int64_t row_count(std::int64_t rows, int world, int rank) noexcept {
+  const auto chunk = chunk_of(rows, world);
   return std::clamp<std::int64_t>(rows - rank * chunk, 0, chunk);
 }
 
-FlatLayout make_flat_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment) {
-  FlatLayout layout;
+}  // namespace
+
+std::int64_t first_row(std::int64_t rows, int world, int rank) noexcept {
+  return std::min(rank * chunk_of(rows, world), rows);
+}
+
+UnitLayout flat_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment) {
+  UnitLayout layout;
+  std::int64_t end = 0;
+  std::vector<std::pair<std::int64_t, std::int64_t>> gaps;  // [begin, end) in the flat array
+  const auto fill_up = [&](std::int64_t multiple) {
+    const auto begin = std::exchange(end, (end + multiple - 1) / multiple * multiple);
+    if (begin != end) gaps.emplace_back(begin, end);
+  };
   for (const auto& shape : shapes) {
+    if (alignment > 0) fill_up(alignment);
+    layout.params.push_back({shape, numel(shape), end});
+    end += numel(shape);
+  }
+  if (alignment > 0) fill_up(world);
+  const auto chunk = (end + world - 1) / world;
+  layout.gathered_elements = chunk * world;
+  layout.shard_elements = chunk;
+  for (int rank = 0; rank < world; ++rank) {
+    const auto begin = rank * chunk, limit = begin + chunk;
+    auto& runs = layout.runs.emplace_back();
+    auto& local = layout.local.emplace_back();
+    auto& padding = layout.padding.emplace_back();
+    for (std::size_t param = 0; param < layout.params.size(); ++param) {
+      const auto& place = layout.params[param];
+      const auto first = std::max(place.gathered_offset, begin);
+      const auto last = std::min(place.gathered_offset + place.elements, limit);
+      if (first >= last) {
+        local.push_back({{0}, 0});
+        continue;
+      }
+      runs.push_back({param, first - place.gathered_offset, first - begin, last - first});
+      local.push_back({{last - first}, first - begin});
+    }
+    for (const auto& [from, to] : gaps) {
+      const auto first = std::max(from, begin), last = std::min(to, limit);
+      if (first < last) padding.push_back({first - begin, last - first});
+    }
+  }
+  return layout;
+}
+
+UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment) {
+  UnitLayout layout;
+  layout.runs.resize(world);
+  layout.local.resize(world);
+  layout.padding.resize(world);
+  for (std::size_t param = 0; param < shapes.size(); ++param) {
+    const auto& shape = shapes[param];
     if (shape.empty()) {
       throw Error(
           ErrorCode::invalid_argument,
           "fully_shard doesn't support scalar parameters; make it a 1D tensor of one element");
     }
-    FlatEntry entry;
-    entry.rows = shape.front();
-    entry.row = 1;
-    for (std::size_t d = 1; d < shape.size(); ++d) entry.row *= shape[d];
-    entry.chunk = (entry.rows + world - 1) / world;
-    entry.gathered_offset = layout.gathered_elements;
-    entry.shard_offset = layout.shard_elements;
-    const auto aligned = (entry.rows * entry.row + alignment - 1) / alignment * alignment;
-    layout.gathered_elements += aligned;
-    layout.shard_elements += entry.chunk_elements();
-    layout.entries.push_back(entry);
+    const auto rows = shape.front();
+    std::int64_t row = 1;
+    for (std::size_t d = 1; d < shape.size(); ++d) row *= shape[d];
+    for (int rank = 0; rank < world; ++rank) {
+      const auto count = row_count(rows, world, rank);
+      if (count * row > 0) {
+        layout.runs[rank].push_back(
+            {param, first_row(rows, world, rank) * row, layout.shard_elements, count * row});
+      }
+      auto held = shape;
+      held.front() = count;
+      layout.local[rank].push_back({std::move(held), layout.shard_elements});
+    }
+    layout.params.push_back({shape, rows * row, layout.gathered_elements});
+    layout.gathered_elements += (rows * row + alignment - 1) / alignment * alignment;
+    layout.shard_elements += chunk_of(rows, world) * row;
   }
   return layout;
 }

@@ -1,11 +1,12 @@
-// Where the parameters of a unit lie in its two arrays: the gathered one and a rank's flat shard.
+// Where the parameters of a unit lie in its two arrays: the gathered one and a rank's shard.
 //
-// Parameter i has `rows` rows of `row` elements. Rank r holds rows [r*chunk, (r+1)*chunk) that
-// exist, chunk = ceil(rows/world) as torch.chunk cuts (spec P2). In a flat shard every parameter
-// has room for a whole chunk, so that all ranks' shards have the same length; what a rank does not
-// hold is zero. Pure integers.
+// The gathered array holds every parameter whole. A shard has the same length on every rank, so
+// that one collective moves all of them; what of it no parameter fills is padding. `runs` says
+// which elements of which parameter a rank holds where, and is all that copies need: gathering,
+// cutting gradients and taking over a module's parameters know of no other rule. Pure integers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -13,27 +14,58 @@
 
 namespace tessera {
 
-struct FlatEntry {
-  std::int64_t rows = 0;
-  std::int64_t row = 0;              // elements a row
-  std::int64_t chunk = 0;            // rows a rank holds at most
-  std::int64_t gathered_offset = 0;  // elements
-  std::int64_t shard_offset = 0;     // elements
-
-  [[nodiscard]] std::int64_t first_row(int rank) const noexcept;
-  [[nodiscard]] std::int64_t row_count(int rank) const noexcept;  // 0 beyond the last row
-  [[nodiscard]] std::int64_t chunk_elements() const noexcept { return chunk * row; }
+// Elements [param_offset, +count) of parameter `param`, at shard_offset of a rank's shard.
+struct ShardRun {
+  std::size_t param = 0;
+  std::int64_t param_offset = 0;
+  std::int64_t shard_offset = 0;
+  std::int64_t count = 0;
 };
 
-struct FlatLayout {
-  std::vector<FlatEntry> entries;
+struct ParamPlace {
+  Shape shape;
+  std::int64_t elements = 0;
+  std::int64_t gathered_offset = 0;
+};
+
+// What a rank holds of one parameter, as a tensor of its shard.
+struct LocalPlace {
+  Shape shape;
+  std::int64_t shard_offset = 0;
+};
+
+// Elements of a rank's shard that belong to no parameter and are not zero.
+struct Padding {
+  std::int64_t shard_offset = 0;
+  std::int64_t count = 0;
+};
+inline constexpr double kPaddingValue = 42;
+
+struct UnitLayout {
+  std::vector<ParamPlace> params;
+  std::vector<std::vector<ShardRun>> runs;     // [rank], ascending in shard_offset, none empty
+  std::vector<std::vector<LocalPlace>> local;  // [rank][parameter]
+  std::vector<std::vector<Padding>> padding;   // [rank]; empty: only zeros
   std::int64_t gathered_elements = 0;
   std::int64_t shard_elements = 0;
 };
 
-// `alignment`: elements that every parameter of the gathered array starts at a multiple of. Throws
-// `invalid_argument` for a shape without dimensions.
-[[nodiscard]] FlatLayout make_flat_layout(const std::vector<Shape>& shapes, int world,
-                                          std::int64_t alignment);
+// FSDP2: rank r holds rows [r*chunk, (r+1)*chunk) of dimension 0 of every parameter that exist,
+// chunk = ceil(rows/world) as torch.chunk cuts (spec P2). Every parameter has room for a whole
+// chunk in every shard; what a rank does not hold is padding. `alignment`: elements that every
+// parameter of the gathered array starts at a multiple of. Throws `invalid_argument` for a shape
+// without dimensions.
+[[nodiscard]] UnitLayout rows_layout(const std::vector<Shape>& shapes, int world,
+                                     std::int64_t alignment);
+
+// FSDP1: parameters lie end to end in one flat array, which is cut into `world` equal ranges, the
+// last ones shorter or empty (spec T2); what is missing at their end is zero. With `alignment`
+// above 0 (use_orig_params) parameters start at multiples of it, and the array's length is a
+// multiple of `world` (UO4); what fills the gaps is 42 (K8). Alignment in elements: 16 bytes (K9).
+[[nodiscard]] UnitLayout flat_layout(const std::vector<Shape>& shapes, int world,
+                                     std::int64_t alignment);
+
+// Of the rows of one parameter: the first that `rank` holds (their count when it holds none).
+[[nodiscard]] std::int64_t first_row(std::int64_t rows, int world, int rank) noexcept;
 
 }  // namespace tessera

@@ -1,13 +1,34 @@
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "tessera/error.h"
 #include "tessera/optim.h"
 
 namespace tessera {
 
-double clip_grad_norm(const std::vector<ShardedParameter>& parameters, double max_norm) {
+namespace {
+
+// Of |g|^p over all elements; for the largest magnitude p is infinity and the sum a maximum.
+double power_sum(const std::vector<at::Tensor>& gradients, double p) {
+  if (gradients.empty()) return 0;
+  // In float32 at least: sums in bfloat16 would be too rough (spec CG2).
+  const auto type = at::promote_types(gradients.front().scalar_type(), at::kFloat);
+  const auto norms =
+      at::stack(at::_foreach_norm(gradients, p, type)).to(torch::kCPU, torch::kFloat64);
+  return std::isinf(p) ? norms.max().item<double>() : norms.pow(p).sum().item<double>();
+}
+
+}  // namespace
+
+double clip_grad_norm(const std::vector<ShardedParameter>& parameters, double max_norm,
+                      double norm_type) {
+  if (!(norm_type > 0)) {
+    throw Error(ErrorCode::invalid_argument,
+                "a norm of type " + std::to_string(norm_type) + ", expected one above 0");
+  }
   torch::NoGradGuard no_grad;
   std::vector<at::Tensor> shards, wholes;
   std::optional<Mesh> mesh;
@@ -22,15 +43,15 @@ double clip_grad_norm(const std::vector<ShardedParameter>& parameters, double ma
     if (!parameter.local.grad().defined()) continue;
     (parameter.sharded ? shards : wholes).push_back(parameter.local.grad());
   }
-  const auto sum_of_squares = [](const std::vector<at::Tensor>& gradients) {
-    double sum = 0;
-    if (gradients.empty()) return sum;
-    const auto norms = at::stack(at::_foreach_norm(gradients)).to(torch::kCPU, torch::kFloat64);
-    return norms.square().sum().item<double>();
-  };
-  double total = sum_of_squares(shards);
-  if (mesh) total = mesh->all_reduce_sum(total);
-  const double norm = std::sqrt(total + sum_of_squares(wholes));
+  double total = power_sum(shards, norm_type);
+  double norm = 0;
+  if (std::isinf(norm_type)) {
+    total = std::max(total, power_sum(wholes, norm_type));
+    norm = mesh ? mesh->all_reduce_max(total) : total;
+  } else {
+    if (mesh) total = mesh->all_reduce_sum(total);
+    norm = std::pow(total + power_sum(wholes, norm_type), 1 / norm_type);
+  }
   // As torch: written so that a norm that is not a number reaches the gradients and is noticed.
   const double factor = max_norm / (norm + 1e-6);
   if (!(factor >= 1.0)) {

@@ -10,15 +10,45 @@
 namespace tessera {
 namespace {
 
-Tensor state_leaf(const at::Tensor& rows, const ShardedParameter& parameter) {
-  return parameter.sharded ? sharded_leaf_of(rows, parameter.shape, parameter.offset)
-                           : leaf_of(rows);
+Tensor state_leaf(const at::Tensor& held, const ShardedParameter& parameter) {
+  if (!parameter.sharded) return leaf_of(held);
+  const auto make = parameter.flat ? flat_leaf_of : sharded_leaf_of;
+  return make(held, parameter.shape, parameter.offset);
+}
+
+// Names as in the module: a flat parameter stands for those in it.
+std::vector<std::string> names_of(const std::vector<ShardedParameter>& parameters) {
+  std::vector<std::string> names;
+  for (const auto& parameter : parameters) {
+    if (parameter.pieces.empty()) names.push_back(parameter.name());
+    for (const auto& piece : parameter.pieces) names.push_back(piece.name);
+  }
+  return names;
+}
+
+void add_state(Value& state, const AdamWState& of, const ShardedParameter& parameter) {
+  const auto entry = [&](Tensor exp_avg, Tensor exp_avg_sq) {
+    return Value::dict({{"step", leaf_of(of.step)},
+                        {"exp_avg", std::move(exp_avg)},
+                        {"exp_avg_sq", std::move(exp_avg_sq)}});
+  };
+  if (parameter.pieces.empty()) {
+    state.set_item(parameter.name(),
+                   entry(state_leaf(of.exp_avg, parameter), state_leaf(of.exp_avg_sq, parameter)));
+  }
+  for (const auto& piece : parameter.pieces) {
+    const auto part = [&](const at::Tensor& flat) {
+      return flat_leaf_of(flat.narrow(0, piece.local_offset, piece.count), piece.shape,
+                          piece.param_offset);
+    };
+    state.set_item(piece.name, entry(part(of.exp_avg), part(of.exp_avg_sq)));
+  }
 }
 
 // A group as torch.optim.AdamW writes it, in its order.
 Value group_value(const AdamWOptions& options, const std::vector<ShardedParameter>& parameters) {
   Value::List names;
-  for (const auto& parameter : parameters) names.emplace_back(parameter.name());
+  for (auto& name : names_of(parameters)) names.emplace_back(std::move(name));
   return Value::dict({
       {"lr", options.lr},
       {"betas", Value::tuple({options.beta1, options.beta2})},
@@ -53,14 +83,15 @@ void require_off(const Value& group, const char* option) {
 void require_same_parameters(const Value& names, const std::vector<ShardedParameter>& parameters,
                              std::size_t group) {
   const auto& listed = names.items();
-  bool same = listed.size() == parameters.size();
+  const auto ours = names_of(parameters);
+  bool same = listed.size() == ours.size();
   for (std::size_t i = 0; same && i < listed.size(); ++i) {
-    same = listed[i].is(Value::Kind::string) && listed[i].as_string() == parameters[i].name();
+    same = listed[i].is(Value::Kind::string) && listed[i].as_string() == ours[i];
   }
   if (same) return;
   throw Error(ErrorCode::mismatch, "the group holds other parameters in the checkpoint (" +
                                        std::to_string(listed.size()) + ") than in the optimizer (" +
-                                       std::to_string(parameters.size()) + ")")
+                                       std::to_string(ours.size()) + ")")
       .at_key("param_groups." + std::to_string(group) + ".params");
 }
 
@@ -73,11 +104,7 @@ Value optim_state(AdamW& optimizer) {
   for (std::size_t g = 0; g < optimizer.group_count(); ++g) {
     const auto& parameters = optimizer.parameters(g);
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const auto& of = optimizer.state(g, i);
-      state.set_item(parameters[i].name(),
-                     Value::dict({{"step", leaf_of(of.step)},
-                                  {"exp_avg", state_leaf(of.exp_avg, parameters[i])},
-                                  {"exp_avg_sq", state_leaf(of.exp_avg_sq, parameters[i])}}));
+      add_state(state, optimizer.state(g, i), parameters[i]);
     }
     groups.push_back(group_value(optimizer.options(g), parameters));
   }

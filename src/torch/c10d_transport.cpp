@@ -11,35 +11,46 @@ namespace {
 class C10dChannel final : public Channel {
  public:
   C10dChannel(c10::intrusive_ptr<c10d::ProcessGroup> group, std::int64_t elements,
-              const at::TensorOptions& options)
-      : group_(std::move(group)), shard_(torch::zeros({elements}, options)) {}
+              const at::TensorOptions& options, at::ScalarType gathered_as)
+      : group_(std::move(group)),
+        shard_(torch::zeros({elements}, options)),
+        gathered_as_(gathered_as) {}
 
   const at::Tensor& shard() const override { return shard_; }
 
   // Buffers live from start to finish only: a unit at rest costs its shard.
   void start_gather() override {
-    gathered_ = torch::empty({group_->getSize() * shard_.numel()}, shard_.options());
+    sent_ = shard_.to(gathered_as_);
+    gathered_ = torch::empty({group_->getSize() * shard_.numel()}, sent_.options());
     gather_ = communicate("gather of parameters",
-                          [&] { return compat::all_gather(*group_, gathered_, shard_); });
+                          [&] { return compat::all_gather(*group_, gathered_, sent_); });
   }
 
   void finish_gather(const Take& take) override {
     communicate("gather of parameters", [&] { gather_->wait(); });
     const auto gathered = std::exchange(gathered_, {});
+    const auto sent = std::exchange(sent_, {});
     gather_.reset();
     const auto count = shard_.numel();
     for (int r = 0; r < group_->getSize(); ++r) {
-      take(r, r == group_->getRank() ? shard_ : gathered.narrow(0, r * count, count));
+      take(r, r == group_->getRank() ? sent : gathered.narrow(0, r * count, count));
     }
   }
 
-  void start_reduce(std::int64_t elements, const Fill& fill) override {
-    contributed_ = torch::empty({group_->getSize() * elements}, shard_.options());
+  at::Tensor exchange(const at::Tensor& mine) override {
+    auto sent = mine.contiguous();
+    auto all = torch::empty({group_->getSize() * mine.numel()}, mine.options());
+    communicate("exchange of parameters", [&] { compat::all_gather(*group_, all, sent)->wait(); });
+    return all;
+  }
+
+  void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) override {
+    contributed_ = torch::empty({group_->getSize() * elements}, shard_.options().dtype(dtype));
     for (int r = 0; r < group_->getSize(); ++r) {
       auto slice = contributed_.narrow(0, r * elements, elements);
       fill(r, slice);
     }
-    sum_ = torch::empty({elements}, shard_.options());
+    sum_ = torch::empty({elements}, contributed_.options());
     reduce_ = communicate("reduction of gradients",
                           [&] { return compat::reduce_scatter(*group_, sum_, contributed_); });
   }
@@ -54,6 +65,8 @@ class C10dChannel final : public Channel {
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::Tensor shard_;
+  at::ScalarType gathered_as_;
+  at::Tensor sent_;         // the shard as it travels, while a gather is under way
   at::Tensor gathered_;     // the shards of all ranks, while a gather is under way
   at::Tensor contributed_;  // slices for all ranks, while a reduction is under way
   at::Tensor sum_;
@@ -61,11 +74,29 @@ class C10dChannel final : public Channel {
   c10::intrusive_ptr<c10d::Work> reduce_;
 };
 
+class C10dSum final : public PendingSum {
+ public:
+  C10dSum(c10d::ProcessGroup& group, at::Tensor values) : tensors_{std::move(values)} {
+    work_ = communicate("sum of gradients", [&] { return group.allreduce(tensors_); });
+  }
+  void finish() override {
+    communicate("sum of gradients", [&] { work_->wait(); });
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
 class C10dTransport final : public Transport {
  public:
   explicit C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
-  std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& options) override {
-    return std::make_unique<C10dChannel>(group_, elements, options);
+  std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& options,
+                                at::ScalarType gathered_as) override {
+    return std::make_unique<C10dChannel>(group_, elements, options, gathered_as);
+  }
+  std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) override {
+    return std::make_unique<C10dSum>(*group_, values);
   }
 
  private:
@@ -78,9 +109,11 @@ class SoloChannel final : public Channel {
       : shard_(torch::zeros({elements}, options)) {}
   const at::Tensor& shard() const override { return shard_; }
   void start_gather() override {}
+  // Whoever takes it casts.
   void finish_gather(const Take& take) override { take(0, shard_); }
-  void start_reduce(std::int64_t elements, const Fill& fill) override {
-    sum_ = torch::empty({elements}, shard_.options());
+  at::Tensor exchange(const at::Tensor& mine) override { return mine.clone(); }
+  void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) override {
+    sum_ = torch::empty({elements}, shard_.options().dtype(dtype));
     fill(0, sum_);
   }
   at::Tensor finish_reduce() override { return std::exchange(sum_, {}); }
@@ -90,10 +123,19 @@ class SoloChannel final : public Channel {
   at::Tensor sum_;
 };
 
+class SoloSum final : public PendingSum {
+ public:
+  void finish() override {}
+};
+
 class SoloTransport final : public Transport {
  public:
-  std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& options) override {
+  std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& options,
+                                at::ScalarType) override {
     return std::make_unique<SoloChannel>(elements, options);
+  }
+  std::unique_ptr<PendingSum> start_sum(const at::Tensor&) override {
+    return std::make_unique<SoloSum>();
   }
 };
 

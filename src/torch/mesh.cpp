@@ -72,6 +72,7 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(int rank, int size,
 Mesh::Mesh(const MeshOptions& options) : state_(std::make_shared<detail::MeshState>()) {
   state_->local_rank = local_rank_or_zero();
   state_->device = options.device.value_or(default_device(state_->local_rank));
+  state_->options = options;
   state_->group = solo_group();
   state_->transport = make_solo_transport();
 }
@@ -88,6 +89,8 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   state.size = size;
   state.local_rank = local_rank_or_zero();
   state.device = options.device.value_or(default_device(state.local_rank));
+  state.options = options;
+  state.store = store;
   state.process_group = communicate("connecting the ranks", [&] {
     return make_process_group(store, rank, size, state.device, options);
   });
@@ -100,6 +103,29 @@ Mesh Mesh::from_environment(const MeshOptions& options) {
   const int size = number_from_environment("WORLD_SIZE", 1, 1 << 20);
   const int rank = number_from_environment("RANK", 0, size - 1);
   return Mesh(store_from_environment(rank, size, options), rank, size, options);
+}
+
+HybridMesh Mesh::split(int shard_size) const {
+  auto& state = *state_;
+  if (shard_size < 1 || state.size % shard_size != 0) {
+    throw Error(ErrorCode::invalid_argument, "shards over " + std::to_string(shard_size) +
+                                                 " ranks, expected a factor of " +
+                                                 std::to_string(state.size));
+  }
+  const auto number = std::to_string(state.splits++);
+  const auto part = [&](const char* what, int index, int rank, int size) {
+    auto options = state.options;
+    options.device = state.device;
+    if (size == 1) return Mesh(options);
+    const auto prefix = "tessera/split/" + number + "/" + what + "/" + std::to_string(index);
+    return Mesh(c10::make_intrusive<c10d::PrefixStore>(prefix, state.store), rank, size, options);
+  };
+  const int place = state.rank % shard_size, replica = state.rank / shard_size;
+  HybridMesh hybrid{*this, part("shard", replica, place, shard_size),
+                    part("replicate", place, replica, state.size / shard_size)};
+  state.parts.push_back(hybrid.shard.state());
+  state.parts.push_back(hybrid.replicate.state());
+  return hybrid;
 }
 
 int Mesh::rank() const noexcept {
@@ -125,6 +151,15 @@ void Mesh::all_reduce_sum(torch::Tensor& values) const {
   if (!state_->process_group) return;
   std::vector<at::Tensor> tensors{values};
   communicate("all-reduce", [&] { state_->process_group->allreduce(tensors)->wait(); });
+}
+
+double Mesh::all_reduce_max(double value) const {
+  if (!state_->process_group) return value;
+  std::vector<at::Tensor> tensors{torch::tensor({value}, torch::kFloat64).to(state_->device)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  communicate("all-reduce", [&] { state_->process_group->allreduce(tensors, options)->wait(); });
+  return tensors.front().item<double>();
 }
 
 double Mesh::all_reduce_sum(double value) const {

@@ -14,10 +14,15 @@ struct MeshState {
   int size = 1;
   int local_rank = 0;
   torch::Device device = torch::kCPU;
-  // Destroyed from the bottom up: units, then transport, then the connections.
+  MeshOptions options;                    // for the meshes that are split off
+  c10::intrusive_ptr<c10d::Store> store;  // null: one rank alone
+  int splits = 0;                         // so far, the same on every rank
+  // Destroyed from the bottom up: units, then what was split off for them, then transport, then
+  // the connections.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;  // null: one rank alone
   std::unique_ptr<Group> group;
   std::unique_ptr<Transport> transport;
+  std::vector<std::shared_ptr<MeshState>> parts;
   std::vector<std::shared_ptr<void>> units;  // of fully_shard, owned here
 };
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "layout/boxes.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -83,6 +84,21 @@ Tensor sharded_leaf_of(const at::Tensor& rows, const Shape& shape, std::int64_t 
   Box box{Shape(shape.size(), 0), rows.sizes().vec()};
   box.offsets.front() = offset;
   leaf.pieces.push_back(piece_of(rows.detach(), std::move(box)));
+  return leaf;
+}
+
+Tensor flat_leaf_of(const at::Tensor& elements, const Shape& shape, std::int64_t begin) {
+  Tensor leaf;
+  leaf.dtype = dtype_of(elements.scalar_type());
+  leaf.shape = shape;
+  leaf.sharded = true;
+  const auto flat = elements.detach().view({-1});
+  std::int64_t at = 0;
+  for (auto& box : boxes_of({begin, begin + flat.numel()}, shape)) {
+    const auto count = numel(box);
+    leaf.pieces.push_back(piece_of(flat.narrow(0, at, count), std::move(box)));
+    at += count;
+  }
   return leaf;
 }
 

@@ -18,6 +18,11 @@ namespace tessera {
 [[nodiscard]] Tensor sharded_leaf_of(const at::Tensor& rows, const Shape& shape,
                                      std::int64_t offset);
 
+// The same of a tensor whose elements from `begin` on, in row-major order, are `elements`,
+// contiguous: part of an FSDP1 shard. Its pieces are boxes, as DCP has them.
+[[nodiscard]] Tensor flat_leaf_of(const at::Tensor& elements, const Shape& shape,
+                                  std::int64_t begin);
+
 // A tensor over the memory of a leaf that one piece in memory covers; it keeps the memory alive.
 // Throws `unsupported` for leaves that are elsewhere or in parts.
 [[nodiscard]] at::Tensor tensor_of(const Tensor& leaf);

@@ -17,7 +17,7 @@ namespace tessera {
 // The traffic of one unit. At most one gather and one reduction are under way at a time.
 class Channel {
  public:
-  // Called by finish_gather once a rank, with that rank's flat shard.
+  // Called by finish_gather once a rank, with that rank's flat shard, in the dtype it travels in.
   using Take = std::function<void(int rank, const at::Tensor& shard)>;
   // Called by start_reduce once a rank, to write into `slice` this rank's gradients of what `rank`
   // holds.
@@ -35,18 +35,36 @@ class Channel {
   virtual void start_gather() = 0;
   virtual void finish_gather(const Take& take) = 0;
 
-  // `elements`: of each rank's slice; the same on all ranks.
-  virtual void start_reduce(std::int64_t elements, const Fill& fill) = 0;
+  // What every rank gives, one after the other; of the same shape (one dimension) and dtype on all.
+  // Waits.
+  [[nodiscard]] virtual at::Tensor exchange(const at::Tensor& mine) = 0;
+
+  // `elements`: of each rank's slice, `dtype`: what they travel and are summed in; both the same on
+  // all ranks.
+  virtual void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) = 0;
   // The sum over the ranks of the slices meant for this one, in memory of its own.
   [[nodiscard]] virtual at::Tensor finish_reduce() = 0;
+};
+
+// A sum over the ranks that is under way.
+class PendingSum {
+ public:
+  virtual ~PendingSum() = default;
+  // Until the tensor that was given holds the sum.
+  virtual void finish() = 0;
 };
 
 class Transport {
  public:
   virtual ~Transport() = default;
-  // A channel for flat shards of `elements` elements a rank. Collective.
+  // A channel for flat shards of `elements` elements a rank, which travel as `gathered_as` (casts
+  // are the sender's). Collective.
   [[nodiscard]] virtual std::unique_ptr<Channel> open(std::int64_t elements,
-                                                      const at::TensorOptions& options) = 0;
+                                                      const at::TensorOptions& options,
+                                                      at::ScalarType gathered_as) = 0;
+  // Starts to add `values`, contiguous and of the same shape and dtype on all ranks, up in place;
+  // they may not be touched before the sum is finished.
+  [[nodiscard]] virtual std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) = 0;
 };
 
 // One rank alone: nothing travels.

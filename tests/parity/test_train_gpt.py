@@ -63,7 +63,8 @@ def check(ours, expected):
 
 
 @pytest.mark.parametrize(("ranks", "more"), [(1, []), (2, []), (3, []), (1, ["--accumulate", "3"]),
-                                             (3, ["--accumulate", "4"])])
+                                             (3, ["--accumulate", "4"]), (3, ["--sharding", "fsdp1"]),
+                                             (2, ["--sharding", "ddp", "--accumulate", "2"])])
 def test_loss_does_not_depend_on_ranks_or_micro_batches(train, single, tmp_path, ranks, more):
     train(ranks, "--steps", "12", "--metrics", tmp_path / "m.csv", *more)
     check(losses(tmp_path / "m.csv"), single)
@@ -89,6 +90,18 @@ def test_resume_on_other_ranks_from_the_latest_complete_checkpoint(train, single
     assert "after step 8" in resumed.out[0]
     check(losses(tmp_path / "run.csv"), single)
     assert (tmp_path / "run/step12/.metadata").exists()
+
+
+def test_resume_across_ways_of_sharding(train, single, tmp_path):
+    """A checkpoint does not say how it was sharded; PyTorch's FSDP2 loads that of FSDP1's flat parameters."""
+    flags = ["--save", tmp_path / "run", "--metrics", tmp_path / "run.csv", "--steps"]
+    train(3, *flags, "4", "--sharding", "fsdp1")
+    train(2, *flags, "8", "--sharding", "ddp", "--resume", "latest")
+    train(2, *flags, "10", "--sharding", "fsdp1", "--resume", "latest")
+    train(3, *flags, "12", "--sharding", "fsdp2", "--resume", "latest")
+    check(losses(tmp_path / "run.csv"), single)
+    result = run([PEERS / "load_checkpoint.py", tmp_path / "run/step4", *MODEL], 2)
+    assert json.loads(result.out[0].strip().splitlines()[-1])["step"] == 4
 
 
 def test_latest_passes_over_damaged_checkpoints(train, saved, tmp_path):
@@ -162,8 +175,9 @@ def test_bf16_learns(train, single, tmp_path):
 
 
 def test_bench_and_its_proof_that_blocks_are_freed(train):
-    for ranks in (1, 2):
-        assert "ms/step " in train(ranks, "--bench", "2").out[0]
+    for sharding in ("fsdp2", "fsdp1", "ddp"):
+        for ranks in (1, 2):
+            assert "ms/step " in train(ranks, "--bench", "2", "--sharding", sharding).out[0]
 
 
 def copy_of(saved, tmp_path):

@@ -8,12 +8,11 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "tessera/detail/call.h"
-#include "tessera/mesh.h"
+#include "tessera/shard_options.h"
 
 namespace tessera::detail {
 
@@ -87,7 +86,7 @@ constexpr void check_has_forward() {
                 "fully_shard needs the module's own type: pass its holder or shared_ptr<NameImpl>");
 }
 
-void shard_module(const std::shared_ptr<torch::nn::Module>& module, const Mesh& mesh,
-                  std::optional<bool> reshard_after_forward, SlotMaker slot_maker);
+void shard_module(const std::shared_ptr<torch::nn::Module>& module, const UnitSpec& spec,
+                  SlotMaker slot_maker);
 
 }  // namespace tessera::detail

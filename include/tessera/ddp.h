@@ -1,0 +1,53 @@
+// DistributedDataParallel: every rank holds the whole model and gradients are averaged.
+//
+//   DistributedDataParallel<Gpt> model(Gpt(config), mesh);
+//   torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+//   cross_entropy(model(input), target).backward();
+//   optimizer.step();
+//
+// A wrapper of `replicate`: it gives every rank rank 0's parameters first and, as PyTorch does,
+// rank 0's buffers before each forward in training. `model->` is the module itself, so names in its
+// state do not change.
+#pragma once
+
+#include <utility>
+
+#include "tessera/fsdp.h"
+
+namespace tessera {
+
+struct DistributedDataParallelOptions : ReplicateOptions {
+  bool broadcast_buffers = true;
+};
+
+template <typename Holder>
+class DistributedDataParallel {
+ public:
+  // Takes over `module`, a holder. Collective.
+  DistributedDataParallel(Holder module, const Mesh& mesh,
+                          const DistributedDataParallelOptions& options = {})
+      : module_(std::move(module)), mesh_(mesh), broadcast_buffers_(options.broadcast_buffers) {
+    sync_module_states(module_, mesh_);
+    replicate(module_, mesh_, options);
+  }
+
+  template <typename... Arguments>
+  decltype(auto) operator()(Arguments&&... arguments) {
+    if (broadcast_buffers_ && module_->is_training()) sync_buffers(module_, mesh_);
+    return call(module_, std::forward<Arguments>(arguments)...);
+  }
+
+  [[nodiscard]] Holder& module() noexcept { return module_; }
+  auto* operator->() { return module_.get(); }
+  auto* operator->() const { return module_.get(); }
+
+  // Within the life of what it returns, backward accumulates gradients on this rank.
+  [[nodiscard]] NoSync no_sync() const { return NoSync(module_); }
+
+ private:
+  Holder module_;
+  Mesh mesh_;
+  bool broadcast_buffers_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,148 @@
+// FullyShardedDataParallel: PyTorch's FSDP1 for modules written in C++.
+//
+//   FullyShardedDataParallel<Gpt> model(Gpt(config), mesh,
+//       {.auto_wrap_policy = module_wrap_policy<BlockImpl>(), .use_orig_params = true});
+//   AdamW optimizer(model.parameters());
+//   cross_entropy(model(input), target).backward();
+//   model.clip_grad_norm_(1.0);
+//   optimizer.step();
+//
+// Each unit's parameters lie end to end in one flat array that is cut into equal parts, one a
+// rank: the geometry that FSDP1's checkpoints show, to the byte. Without `use_orig_params` the
+// optimizer sees one flat parameter a unit, with it a flat part of each parameter. All else is
+// fully_shard's engine, and its rules on which calls are seen hold: units chosen by a policy have
+// to be called through TESSERA_MODULE holders or tessera::call, or lie in a Sequential when the
+// policy knows their type. Modules are not replaced: names stay what they are.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tessera/fsdp.h"
+#include "tessera/optim.h"
+
+namespace tessera {
+
+// Spec E1. What is sharded, and how long parameters stay gathered.
+enum class ShardingStrategy : std::uint8_t {
+  full_shard,          // parameters, gradients, optimizer state; freed after forward
+  shard_grad_op,       // the same, but gathered from forward until after backward
+  no_shard,            // nothing: data parallel
+  hybrid_shard,        // full_shard within mesh.shard, copies over mesh.replicate
+  hybrid_shard_zero2,  // shard_grad_op, likewise
+};
+
+// Which modules below the one that is wrapped become units of their own (spec WP1-WP5).
+struct WrapPolicy {
+  // Asked with `recurse` whether to look inside a module, then without whether it becomes a unit;
+  // `unwrapped` counts the elements below it that are in no unit yet. Empty: no module does.
+  std::function<bool(const torch::nn::Module& module, bool recurse, std::int64_t unwrapped)>
+      decide = {};
+  // For a module in a slot of a Sequential, null when the policy does not know its type.
+  std::function<detail::SlotMaker(const std::shared_ptr<torch::nn::Module>& module)> slot_maker =
+      {};
+};
+
+[[nodiscard]] WrapPolicy always_wrap_policy();
+// Modules of at least `min_num_params` elements. ModuleList and ModuleDict are not units, and
+// MultiheadAttention is not looked into.
+[[nodiscard]] WrapPolicy size_based_auto_wrap_policy(std::int64_t min_num_params = 100'000'000);
+[[nodiscard]] WrapPolicy lambda_auto_wrap_policy(
+    std::function<bool(const torch::nn::Module&)> choose);
+// What any of them chooses.
+[[nodiscard]] WrapPolicy or_policy(std::vector<WrapPolicy> policies);
+
+// Modules of these types: `module_wrap_policy<BlockImpl>()`.
+template <typename... Impls>
+[[nodiscard]] WrapPolicy module_wrap_policy() {
+  WrapPolicy policy;
+  policy.decide = [](const torch::nn::Module& module, bool recurse, std::int64_t) {
+    return recurse || ((dynamic_cast<const Impls*>(&module) != nullptr) || ...);
+  };
+  policy.slot_maker = [](const std::shared_ptr<torch::nn::Module>& module) {
+    detail::SlotMaker maker;
+    const auto try_type = [&]<typename Impl>(std::type_identity<Impl>) {
+      if (auto typed = std::dynamic_pointer_cast<Impl>(module); typed && !maker)
+        maker = detail::make_slot_maker(typed);
+    };
+    (try_type(std::type_identity<Impls>()), ...);
+    return maker;
+  };
+  return policy;
+}
+
+// The constructor's arguments C3-C15, as far as C++ has them; device and process group are the
+// mesh's.
+struct FullyShardedOptions {
+  ShardingStrategy sharding_strategy = ShardingStrategy::full_shard;
+  WrapPolicy auto_wrap_policy = {};
+  std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::pre;
+  MixedPrecision mixed_precision = {.cast_forward_inputs = false};
+  bool cast_root_forward_inputs = true;  // O6
+  std::vector<torch::Tensor> ignored_parameters = {};
+  std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules = {};
+  bool sync_module_states = false;
+  bool forward_prefetch = false;
+  bool use_orig_params = false;
+};
+
+namespace detail {
+
+// Makes `module` and what the policy chooses below it units. Collective.
+void wrap_module(const std::shared_ptr<torch::nn::Module>& module, const HybridMesh& mesh,
+                 bool is_hybrid, const FullyShardedOptions& options, SlotMaker slot_maker);
+
+}  // namespace detail
+
+template <typename Holder>
+class FullyShardedDataParallel {
+ public:
+  // Takes over `module`, a holder. Throws `invalid_argument` for a hybrid strategy, which needs a
+  // HybridMesh, a module that has units already, and what fully_shard refuses. With one rank, or
+  // hybrid with one rank a shard, every strategy is no_shard. Collective.
+  FullyShardedDataParallel(Holder module, const Mesh& mesh, const FullyShardedOptions& options = {})
+      : FullyShardedDataParallel(std::move(module), {mesh, mesh, mesh}, false, options) {}
+  FullyShardedDataParallel(Holder module, const HybridMesh& mesh,
+                           const FullyShardedOptions& options = {})
+      : FullyShardedDataParallel(std::move(module), mesh, true, options) {}
+
+  template <typename... Arguments>
+  decltype(auto) operator()(Arguments&&... arguments) {
+    return call(module_, std::forward<Arguments>(arguments)...);
+  }
+
+  [[nodiscard]] Holder& module() noexcept { return module_; }
+  [[nodiscard]] const Holder& module() const noexcept { return module_; }
+  auto* operator->() { return module_.get(); }
+  auto* operator->() const { return module_.get(); }
+
+  // What an optimizer takes: a flat parameter a unit, or with use_orig_params a flat part of every
+  // parameter.
+  [[nodiscard]] std::vector<ShardedParameter> parameters() const {
+    return sharded_parameters(module_);
+  }
+  // Within the life of what it returns, backward accumulates gradients on this rank (M15).
+  [[nodiscard]] NoSync no_sync() const { return NoSync(module_); }
+  // M17; see clip_grad_norm of tessera/optim.h. Collective.
+  double clip_grad_norm_(double max_norm, double norm_type = 2.0) const {
+    return clip_grad_norm(parameters(), max_norm, norm_type);
+  }
+
+ private:
+  FullyShardedDataParallel(Holder module, const HybridMesh& mesh, bool is_hybrid,
+                           const FullyShardedOptions& options)
+      : module_(std::move(module)) {
+    detail::wrap_module(module_.ptr(), mesh, is_hybrid, options,
+                        detail::make_slot_maker(module_.ptr()));
+  }
+
+  Holder module_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,175 @@
+#include "tessera/activation_checkpoint.h"
+
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/torch.h>
+
+#include <mutex>
+
+#include "tessera/error.h"
+#include "torch/compat.h"
+
+namespace tessera::detail {
+namespace {
+
+// What a computation depends on besides its inputs.
+class Surroundings {
+ public:
+  explicit Surroundings(at::Device device) : device_(device) {
+    for (auto generator : generators()) {
+      const std::lock_guard lock(generator.mutex());
+      states_.push_back(generator.get_state());
+    }
+    for (const auto type : types()) {
+      autocast_.emplace_back(at::autocast::is_autocast_enabled(type),
+                             at::autocast::get_autocast_dtype(type));
+    }
+  }
+
+  [[nodiscard]] at::Device device() const { return device_; }
+
+  void restore() const {
+    const auto all = generators();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      auto generator = all[i];
+      const std::lock_guard lock(generator.mutex());
+      generator.set_state(states_[i]);
+    }
+    const auto kinds = types();
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      at::autocast::set_autocast_enabled(kinds[i], autocast_[i].first);
+      at::autocast::set_autocast_dtype(kinds[i], autocast_[i].second);
+    }
+  }
+
+ private:
+  [[nodiscard]] std::vector<at::DeviceType> types() const {
+    if (device_.is_cpu() || device_.is_meta()) return {at::kCPU};
+    return {at::kCPU, device_.type()};
+  }
+  [[nodiscard]] std::vector<at::Generator> generators() const {
+    std::vector<at::Generator> all;
+    for (const auto type : types())
+      all.push_back(at::globalContext().defaultGenerator(type == at::kCPU ? at::kCPU : device_));
+    return all;
+  }
+
+  at::Device device_;
+  std::vector<at::Tensor> states_;
+  std::vector<std::pair<bool, at::ScalarType>> autocast_;
+};
+
+// Within its life others' surroundings hold.
+class SurroundingsGuard {
+ public:
+  explicit SurroundingsGuard(const Surroundings& others) : own_(others.device()) {
+    others.restore();
+  }
+  ~SurroundingsGuard() { own_.restore(); }
+  SurroundingsGuard(const SurroundingsGuard&) = delete;
+  SurroundingsGuard& operator=(const SurroundingsGuard&) = delete;
+
+ private:
+  Surroundings own_;
+};
+
+// Computes again and sends the gradients through what was computed.
+class Checkpoint : public torch::autograd::Node {
+ public:
+  Checkpoint(Recompute compute, const std::vector<at::Tensor>& inputs, Surroundings surroundings,
+             torch::autograd::edge_list&& edges)
+      : Node(std::move(edges)),
+        compute_(std::move(compute)),
+        surroundings_(std::move(surroundings)) {
+    for (const auto& input : inputs) {
+      saved_.emplace_back(input, /*is_output=*/false);
+      requires_grad_.push_back(input.defined() && input.requires_grad());
+    }
+  }
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    if (!compute_) {
+      throw Error(ErrorCode::invalid_argument,
+                  "a checkpointed part was run backward a second time; retain_graph=true keeps it");
+    }
+    std::vector<at::Tensor> inputs;
+    for (std::size_t i = 0; i < saved_.size(); ++i) {
+      auto input = saved_[i].unpack();
+      if (input.defined()) input = input.detach().set_requires_grad(requires_grad_[i]);
+      inputs.push_back(std::move(input));
+    }
+    backward_through(compute_again(inputs), gradients);
+    torch::autograd::variable_list into;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (requires_grad_[i]) into.push_back(inputs[i].grad());
+    }
+    return into;
+  }
+
+  void release_variables() override {
+    saved_.clear();
+    compute_ = nullptr;
+  }
+
+ private:
+  std::vector<at::Tensor> compute_again(const std::vector<at::Tensor>& inputs) const {
+    const at::AutoGradMode enabled(true);
+    const SurroundingsGuard guard(surroundings_);
+    return compute_(inputs);
+  }
+
+  static void backward_through(const std::vector<at::Tensor>& outputs,
+                               const torch::autograd::variable_list& gradients) {
+    std::vector<at::Tensor> roots, seeds;
+    std::size_t next = 0;
+    for (const auto& output : outputs) {
+      if (!output.defined() || !output.is_floating_point()) continue;
+      const auto& gradient = gradients[next++];
+      if (!output.requires_grad() || !gradient.defined()) continue;
+      roots.push_back(output);
+      seeds.push_back(gradient);
+    }
+    if (!roots.empty()) torch::autograd::backward(roots, seeds);
+  }
+
+  Recompute compute_;
+  std::vector<torch::autograd::SavedVariable> saved_;
+  std::vector<bool> requires_grad_;
+  Surroundings surroundings_;
+};
+
+at::Device device_of(const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && !tensor.is_cpu()) return tensor.device();
+  }
+  return at::kCPU;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> run_checkpointed(Recompute compute, std::vector<at::Tensor> inputs) {
+  if (!torch::GradMode::is_enabled()) return compute(inputs);
+  const Surroundings surroundings(device_of(inputs));
+  std::vector<at::Tensor> outputs;
+  {
+    const torch::NoGradGuard no_grad;
+    outputs = compute(inputs);
+  }
+  torch::autograd::edge_list edges;
+  for (const auto& input : inputs) {
+    if (input.defined() && input.requires_grad())
+      edges.push_back(torch::autograd::impl::gradient_edge(input));
+  }
+  // Also without such inputs: the parameters of what was computed may want gradients.
+  const auto node =
+      compat::make_node<Checkpoint>(std::move(compute), inputs, surroundings, std::move(edges));
+  for (auto& output : outputs) {
+    if (!output.defined()) continue;
+    output = output.detach();
+    if (output.is_floating_point()) torch::autograd::create_gradient_edge(output, node);
+  }
+  return outputs;
+}
+
+}  // namespace tessera::detail

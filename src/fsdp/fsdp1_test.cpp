@@ -1,0 +1,379 @@
+// FullyShardedDataParallel: FSDP1's geometry, strategies and wrap policies.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+
+#include "fsdp/test_model.h"
+#include "tessera/error.h"
+#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/train_state.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+namespace nn = torch::nn;
+using testing::Block;
+using testing::BlockImpl;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::kWidth;
+using testing::make_net;
+using testing::Net;
+using testing::run_mesh;
+
+template <typename F>
+std::string error_of(F&& work) {
+  try {
+    work();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no Error";
+}
+
+// Micro-batch `micro` of step `step`, of three rows for each of `world` ranks.
+torch::Tensor batch(int step, int micro, int world) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(2000 + 10 * step + micro);
+  return torch::randint(0, testing::kVocabulary, {3 * world, 5}, generator, torch::kInt64);
+}
+
+template <typename Model>
+torch::Tensor loss_of(Model& net, const torch::Tensor& tokens) {
+  const auto logits = net(tokens.narrow(1, 0, 4));
+  return torch::cross_entropy_loss(logits.reshape({-1, testing::kVocabulary}),
+                                   tokens.narrow(1, 1, 4).reshape({-1}));
+}
+
+FullyShardedDataParallel<Net> wrap(Net net, const Mesh& mesh, FullyShardedOptions options) {
+  options.auto_wrap_policy = module_wrap_policy<BlockImpl>();
+  const bool hybrid = options.sharding_strategy == ShardingStrategy::hybrid_shard ||
+                      options.sharding_strategy == ShardingStrategy::hybrid_shard_zero2;
+  if (!hybrid) return {std::move(net), mesh, options};
+  return {std::move(net), mesh.split(mesh.size() % 2 == 0 ? 2 : 1), options};
+}
+
+constexpr int kSteps = 3;
+
+struct Reference {
+  std::vector<double> losses, norms;
+  std::map<std::string, torch::Tensor> parameters;
+};
+Reference reference(int world, int micros, bool tied) {
+  auto net = make_net({.tied = tied});
+  const auto named = sharded_parameters(net);
+  torch::optim::SGD optimizer(local_tensors(named), torch::optim::SGDOptions(0.2).momentum(0.9));
+  Reference result;
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    double sum = 0;
+    for (int micro = 0; micro < micros; ++micro) {
+      auto loss = loss_of(net, batch(step, micro, world));
+      loss.backward();
+      sum += loss.item<double>();
+    }
+    result.losses.push_back(sum);
+    result.norms.push_back(nn::utils::clip_grad_norm_(local_tensors(named), 1.0));
+    optimizer.step();
+  }
+  for (const auto& parameter : named)
+    result.parameters[parameter.name()] = parameter.local.detach().view({-1});
+  return result;
+}
+
+// What this rank holds of each parameter of the module: name, first element, elements.
+struct Held {
+  std::string name;
+  std::int64_t begin = 0;
+  torch::Tensor elements;
+};
+std::vector<Held> held_by(const ShardedParameter& parameter) {
+  const auto local = parameter.local.detach();
+  if (!parameter.sharded || (parameter.pieces.empty() && parameter.flat))
+    return {{parameter.name(), parameter.sharded ? parameter.offset : 0, local.view({-1})}};
+  std::vector<Held> all;
+  for (const auto& piece : parameter.pieces) {
+    all.push_back(
+        {piece.name, piece.param_offset, local.narrow(0, piece.local_offset, piece.count)});
+  }
+  return all;
+}
+
+using Case = std::tuple<int, ShardingStrategy, bool, bool>;
+class Fsdp1 : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Fsdp1, EqualsSingleProcessOnAllRanksData_T1) {
+  const auto [world, strategy, use_orig_params, no_sync] = GetParam();
+  const int micros = no_sync ? 3 : 1;
+  const bool tied = use_orig_params;
+  const auto expected = reference(world, micros, tied);
+  run_mesh(world, [&](Mesh& mesh) {
+    auto net = wrap(make_net({.tied = tied}), mesh,
+                    {.sharding_strategy = strategy, .use_orig_params = use_orig_params});
+    const auto parameters = net.parameters();
+    torch::optim::SGD optimizer(local_tensors(parameters),
+                                torch::optim::SGDOptions(0.2).momentum(0.9));
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      double sum = 0;
+      for (int micro = 0; micro < micros; ++micro) {
+        const auto rows = batch(step, micro, world).narrow(0, 3 * mesh.rank(), 3);
+        std::optional<NoSync> quiet;
+        if (micro + 1 < micros) quiet.emplace(net.module());
+        auto loss = loss_of(net, rows);
+        loss.backward();
+        sum += loss.item<double>();
+      }
+      ASSERT_NEAR(mesh.all_reduce_sum(sum) / world, expected.losses[step],
+                  2e-6 * expected.losses[step]);
+      ASSERT_NEAR(net.clip_grad_norm_(1.0), expected.norms[step], 2e-6);
+      optimizer.step();
+    }
+    for (const auto& parameter : parameters) {
+      for (const auto& held : held_by(parameter)) {
+        const auto mine =
+            expected.parameters.at(held.name).narrow(0, held.begin, held.elements.numel());
+        EXPECT_TRUE(torch::allclose(held.elements, mine, 1e-5, 1e-6)) << held.name;
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Fsdp1,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                                            ::testing::Values(ShardingStrategy::full_shard,
+                                                              ShardingStrategy::shard_grad_op,
+                                                              ShardingStrategy::no_shard,
+                                                              ShardingStrategy::hybrid_shard,
+                                                              ShardingStrategy::hybrid_shard_zero2),
+                                            ::testing::Bool(), ::testing::Bool()));
+
+TEST(Fsdp1Geometry, FlatParametersHoldTheUnitsEndToEnd_T2_FH2) {
+  run_mesh(3, [](Mesh& mesh) {
+    auto plain = make_net({.blocks = 1});
+    auto net = wrap(make_net({.blocks = 1}), mesh, {});
+    const auto parameters = net.parameters();
+    ASSERT_EQ(parameters.size(), 2u);
+    EXPECT_EQ(parameters[0].name(), "_flat_param");
+    EXPECT_EQ(parameters[1].name(), "block0._flat_param");
+    std::vector<std::string> names;
+    for (const auto& piece : parameters[1].pieces) names.push_back(piece.name);
+    EXPECT_THAT(names, ElementsAre("block0.norm.weight", "block0.norm.bias", "block0.up.weight",
+                                   "block0.up.bias", "block0.down.weight", "block0.down.bias"));
+    std::vector<torch::Tensor> flat;
+    for (const auto& parameter : plain->blocks[0]->parameters())
+      flat.push_back(parameter.detach().view({-1}));
+    auto whole = torch::cat(flat);
+    const auto chunk = (whole.numel() + 2) / 3;
+    whole = torch::constant_pad_nd(whole, {0, 3 * chunk - whole.numel()});
+    EXPECT_TRUE(
+        torch::equal(parameters[1].local.detach(), whole.narrow(0, chunk * mesh.rank(), chunk)));
+  });
+}
+
+TEST(Fsdp1Geometry, OriginalParametersAreAlignedWith42_UO4_K8) {
+  run_mesh(2, [](Mesh& mesh) {
+    nn::Linear linear(3, 1);  // 3 elements, one of padding, 1, and one more for two ranks: 6
+    auto model = FullyShardedDataParallel<nn::Linear>(linear, mesh, {.use_orig_params = true});
+    const auto parameters = model.parameters();
+    EXPECT_THAT(parameters[0].shape, ElementsAre(1, 3));
+    EXPECT_EQ(parameters[0].local.numel(), mesh.rank() == 0 ? 3 : 0);
+    EXPECT_EQ(parameters[1].local.numel(), mesh.rank() == 0 ? 0 : 1);
+    const auto& any = parameters[mesh.rank()].local;
+    const auto shard = any.detach().as_strided({3}, {1}, 0);
+    if (mesh.rank() == 1) {
+      EXPECT_EQ(shard[0].item<float>(), 42);
+      EXPECT_EQ(shard[2].item<float>(), 42);
+    }
+  });
+}
+
+TEST(Fsdp1State, HasOriginalNamesAndBoxes) {
+  for (const bool use_orig_params : {false, true}) {
+    run_mesh(3, [&](Mesh& mesh) {
+      auto plain = make_net({.blocks = 1});
+      auto net = wrap(make_net({.blocks = 1}), mesh, {.use_orig_params = use_orig_params});
+      AdamW optimizer(net.parameters());
+      loss_of(net, batch(0, 0, 1)).backward();
+      const auto state = model_state(*net.module());
+      const auto moments = optim_state(optimizer);
+      for (const auto& whole : sharded_parameters(plain)) {
+        const auto flat = whole.local.detach().view({-1});
+        const auto& leaf = state.at(whole.name()).as_tensor();
+        EXPECT_EQ(leaf.shape, whole.shape) << whole.name();
+        EXPECT_TRUE(leaf.sharded);
+        std::int64_t count = 0;
+        for (const auto& piece : leaf.pieces) {
+          const RunSequence runs(piece.slice, leaf.shape);
+          const auto* elements =
+              reinterpret_cast<const float*>(piece.storage->data) + piece.storage_offset;
+          for (std::int64_t r = 0; r < runs.size(); ++r) {
+            for (std::int64_t i = 0; i < runs[r].count; ++i) {
+              EXPECT_EQ(elements[runs[r].local + i], flat[runs[r].global + i].item<float>());
+            }
+            count += runs[r].count;
+          }
+        }
+        EXPECT_EQ(mesh.all_reduce_sum(static_cast<double>(count)), flat.numel()) << whole.name();
+        const auto& moment = moments.at("state").at(whole.name()).at("exp_avg").as_tensor();
+        EXPECT_EQ(moment.shape, whole.shape);
+        EXPECT_EQ(moment.pieces.size(), leaf.pieces.size());
+      }
+      const auto& names = moments.at("param_groups").items().at(0).at("params").items();
+      EXPECT_EQ(names.size(), sharded_parameters(plain).size());
+      set_optim_state(optimizer, moments);
+    });
+  }
+}
+
+struct StackImpl : nn::Module {
+  nn::Sequential body;
+  nn::Linear head{nullptr};
+  StackImpl() {
+    body = register_module("body", nn::Sequential(nn::Linear(4, 8), nn::Tanh(), nn::Linear(8, 4)));
+    head = register_module("head", nn::Linear(4, 2));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return call(head, body->forward(x)); }
+};
+TESSERA_MODULE(Stack);
+
+std::vector<std::string> units_of(const nn::Module& module) {
+  std::vector<std::string> names;
+  for (const auto& unit : unit_reports(module)) names.push_back(unit.name);
+  return names;
+}
+
+TEST(WrapPolicies, ChooseByTypeSizeAndFunction_WP3_WP4_WP5) {
+  run_mesh(2, [](Mesh& mesh) {
+    {
+      FullyShardedDataParallel<Stack> model(
+          Stack(), mesh, {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>()});
+      EXPECT_THAT(units_of(*model.module()), ElementsAre("", "body.0", "body.2", "head"));
+      model(torch::ones({1, 4})).sum().backward();  // slots of the Sequential are seen
+      for (const auto& unit : unit_reports(model.module()))
+        EXPECT_EQ(unit.reductions, unit.parameters > 0 ? 1u : 0u) << unit.name;
+    }
+    {
+      FullyShardedDataParallel<Stack> model(Stack(), mesh,
+                                            {.auto_wrap_policy = size_based_auto_wrap_policy(70)});
+      EXPECT_THAT(units_of(*model.module()), ElementsAre("", "body"));
+    }
+    const auto is_head = [](const nn::Module& module) {
+      const auto* linear = dynamic_cast<const nn::LinearImpl*>(&module);
+      return linear != nullptr && linear->options.out_features() == 2;
+    };
+    const auto either =
+        or_policy({lambda_auto_wrap_policy(is_head), module_wrap_policy<nn::TanhImpl>()});
+    FullyShardedDataParallel<Stack> model(Stack(), mesh, {.auto_wrap_policy = either});
+    EXPECT_THAT(units_of(*model.module()), ElementsAre("", "body.1", "head"));
+  });
+}
+
+TEST(Fsdp1Options, IgnoredParametersStayAsTheyAre_IG3) {
+  run_mesh(2, [](Mesh& mesh) {
+    Stack stack;
+    FullyShardedOptions options;
+    options.ignored_modules = {stack->head.ptr()};
+    options.ignored_parameters = {stack->body->ptr<nn::LinearImpl>(0)->bias};
+    FullyShardedDataParallel<Stack> model(stack, mesh, options);
+    const auto parameters = model.parameters();
+    ASSERT_EQ(parameters.size(), 4u);  // the flat one, a bias, weight and bias of the head
+    EXPECT_EQ(parameters[0].pieces.size(), 3u);
+    EXPECT_FALSE(parameters[1].sharded);
+    model(torch::full({1, 4}, mesh.rank() + 1.0f)).sum().backward();
+    // Not reduced: each rank has its own.
+    const auto own = stack->head->weight.grad().abs().sum().item<double>();
+    EXPECT_NE(2 * own, mesh.all_reduce_sum(own));
+  });
+}
+
+TEST(Fsdp1Options, RefusesWhatPytorchRefuses) {
+  run_mesh(2, [](Mesh& mesh) {
+    using Wrapped = FullyShardedDataParallel<Stack>;
+    EXPECT_THAT(error_of([&] {
+                  Wrapped(Stack(), mesh, {.sharding_strategy = ShardingStrategy::hybrid_shard});
+                }),
+                HasSubstr("requires explicit specification of process group or device_mesh"));
+    EXPECT_THAT(error_of([&] {
+                  Stack stack;
+                  stack->head->bias.set_requires_grad(false);
+                  Wrapped(stack, mesh);
+                }),
+                HasSubstr("Must flatten tensors with uniform `requires_grad`"));
+    EXPECT_THAT(error_of([&] {
+                  Stack stack;
+                  fully_shard(stack->head, mesh);
+                  Wrapped(stack, mesh, {.auto_wrap_policy = always_wrap_policy()});
+                }),
+                HasSubstr("not already have FSDP applied"));
+    EXPECT_THAT(error_of([&] {
+                  Stack stack;
+                  fully_shard(stack->head, mesh);
+                  Wrapped(stack, mesh, {.ignored_modules = {stack->head.ptr()}});
+                }),
+                HasSubstr("should not include FSDP modules"));
+  });
+}
+
+TEST(Fsdp1Options, PrefetchModesGiveTheSameNumbers_E3) {
+  run_mesh(2, [](Mesh& mesh) {
+    std::vector<double> losses;
+    for (const auto& mode :
+         {std::optional<BackwardPrefetch>(), std::optional(BackwardPrefetch::pre),
+          std::optional(BackwardPrefetch::post)}) {
+      auto net = wrap(make_net({}), mesh,
+                      {.backward_prefetch = mode, .forward_prefetch = mode.has_value()});
+      AdamW optimizer(net.parameters(), {.lr = 1e-2});
+      double loss = 0;
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        auto now = loss_of(net, batch(step, 0, 1));
+        now.backward();
+        optimizer.step();
+        loss = now.item<double>();
+      }
+      losses.push_back(loss);
+      for (const auto& unit : unit_reports(net.module())) EXPECT_EQ(unit.gathered_bytes, 0u);
+    }
+    EXPECT_EQ(losses[0], losses[1]);
+    EXPECT_EQ(losses[0], losses[2]);
+  });
+}
+
+TEST(Fsdp1Options, NoSyncKeepsWhatShardGradOpGathered_NS2_NS3) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = wrap(make_net({}), mesh, {.sharding_strategy = ShardingStrategy::shard_grad_op});
+    {
+      const auto quiet = net.no_sync();
+      for (int micro = 0; micro < 2; ++micro) loss_of(net, batch(0, micro, 1)).backward();
+      for (const auto& unit : unit_reports(net.module())) {
+        EXPECT_GT(unit.gathered_bytes, 0u) << unit.name;
+        EXPECT_EQ(unit.reductions, 0u) << unit.name;
+      }
+    }
+    loss_of(net, batch(0, 2, 1)).backward();
+    for (const auto& unit : unit_reports(net.module())) {
+      EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;
+      EXPECT_EQ(unit.gathers, 1u) << unit.name;
+      EXPECT_EQ(unit.reductions, 1u) << unit.name;
+    }
+  });
+}
+
+TEST(Fsdp1Options, CastsRootInputsAndKeepsShardsWhole_O6) {
+  run_mesh(2, [](Mesh& mesh) {
+    FullyShardedDataParallel<Stack> model(
+        Stack(), mesh,
+        {.mixed_precision = {.param_dtype = torch::kBFloat16, .cast_forward_inputs = false}});
+    const auto y = model(torch::ones({1, 4}));
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    y.sum().backward();
+    EXPECT_EQ(model.parameters()[0].local.scalar_type(), at::kFloat);
+    EXPECT_EQ(model.parameters()[0].local.grad().scalar_type(), at::kFloat);
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,74 @@
+// GradReducer: from the gradients of a unit's parameters on each rank to their average, where the
+// optimizer looks for it. Unit says when; both kinds treat what is special in the same way:
+//
+// - Behind the gradients travels one element a parameter, 1 where this rank has a gradient. A
+//   parameter that no rank has one for keeps the gradient it had: none, as in torch.
+// - After those travels the unit's number: ranks that reduce different units at the same time get
+//   `mismatch`, not numbers.
+// - Sums are divided by the number of ranks, by a part before the sum where it could overflow.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace tessera::detail {
+
+struct UnitParam {
+  at::Tensor full;  // the module's tensor
+  at::Tensor
+      local;  // what the optimizer works on, a leaf; the same tensor where nothing is sharded
+  at::Tensor
+      dead_grad;  // stands for a gradient that is in local.grad(): no bytes, throws on access
+  bool mirrored = false;  // full.grad() is dead_grad
+};
+
+// What gradients are divided by, before and after they are summed (spec GD1-GD4, 9.4).
+struct GradScale {
+  double before = 1;
+  double after = 1;
+  // Sums in float32, float64 and bfloat16 cannot overflow where the mean does not.
+  [[nodiscard]] static GradScale make(double divisor, at::ScalarType reduced_in);
+};
+
+class GradReducer {
+ public:
+  virtual ~GradReducer() = default;
+  GradReducer() = default;
+  GradReducer(const GradReducer&) = delete;
+  GradReducer& operator=(const GradReducer&) = delete;
+
+  // A backward of the unit with number `id` begins; `sync`: it will be reduced.
+  virtual void begin(bool sync, int id) = 0;
+  // The gradient of parameter `param` is complete for this backward.
+  virtual void arrived(std::size_t param) = 0;
+  // All gradients are there: sends them off. False: there is nothing to send.
+  virtual bool start() = 0;
+  // Starts the next stage of what is under way, if there is one.
+  virtual void advance() = 0;
+  // Until the averages are in `local.grad()`.
+  virtual void finish() = 0;
+  // The gradients stay on this rank, for a later start.
+  virtual void keep() = 0;
+  // Waits for what is under way and forgets all gradients of this rank.
+  virtual void forget() = 0;
+};
+
+// The numbers that travel behind the gradients of some parameters, and what their sums say.
+class Trailer {
+ public:
+  // `gradients`: of the parameters of one message; undefined where this rank has none.
+  [[nodiscard]] static std::int64_t size(std::size_t parameters) {
+    return static_cast<std::int64_t>(parameters) + 1;
+  }
+  // Writes it to the end of `slice`.
+  static void write(const std::vector<at::Tensor>& gradients, int id, at::Tensor& slice);
+  // Of the summed slice: which parameters some rank had a gradient for. Throws `mismatch` when
+  // the `ranks` reduced different units.
+  [[nodiscard]] static std::vector<bool> read(const at::Tensor& sum, std::size_t parameters, int id,
+                                              int ranks);
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,82 @@
+#include "fsdp/param_store.h"
+
+#include <torch/torch.h>
+
+#include <utility>
+
+#include "fsdp/quiet_copy.h"
+#include "torch/compat.h"
+
+namespace tessera::detail {
+namespace {
+
+c10::StorageImpl& storage_of(const at::Tensor& tensor) {
+  return *tensor.storage().unsafeGetStorageImpl();
+}
+
+}  // namespace
+
+ParamStore::ParamStore(UnitLayout layout, int rank, Transport& transport, torch::Device device,
+                       at::ScalarType compute, const std::vector<at::Tensor>& parameters)
+    : layout_(std::move(layout)), rank_(rank) {
+  const auto options = parameters.front().options().device(device).requires_grad(false);
+  channel_ = transport.open(layout_.shard_elements, options, compute);
+  gathered_ = at::empty({layout_.gathered_elements}, options.dtype(compute));
+  for (const auto& run : layout_.runs[rank_]) {
+    const auto whole = parameters[run.param].detach().contiguous().view({-1});
+    copy_quietly(shard(), run.shard_offset, whole.to(device), run.param_offset, run.count);
+  }
+  for (const auto& padding : layout_.padding[rank_])
+    shard().narrow(0, padding.shard_offset, padding.count).fill_(kPaddingValue);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].set_data(full(i));
+    parameters[i].mutable_grad() = at::Tensor();
+  }
+  StoragePool().take(storage_of(gathered_));
+}
+
+at::Tensor ParamStore::local(std::size_t param) const {
+  const auto& place = layout_.local[rank_][param];
+  return shard().narrow(0, place.shard_offset, numel(place.shape)).view(place.shape).detach();
+}
+
+at::Tensor ParamStore::full(std::size_t param) const {
+  const auto& place = layout_.params[param];
+  return gathered_.narrow(0, place.gathered_offset, place.elements).view(place.shape);
+}
+
+// Memory is taken when the shards are here: a prefetched unit costs its buffers only.
+void ParamStore::finish_gather(StoragePool& pool) {
+  channel_->finish_gather([&](int rank, const at::Tensor& shard) {
+    if (!has_memory()) {
+      compat::allow_access(storage_of(gathered_));
+      pool.give(storage_of(gathered_));
+    }
+    for (const auto& run : layout_.runs[rank]) {
+      copy_quietly(gathered_, layout_.params[run.param].gathered_offset + run.param_offset, shard,
+                   run.shard_offset, run.count);
+    }
+  });
+}
+
+void ParamStore::drop_gather() {
+  channel_->finish_gather([](int, const at::Tensor&) {});
+}
+
+void ParamStore::free(StoragePool& pool) {
+  pool.take(storage_of(gathered_));
+}
+
+void ParamStore::forbid_access(const std::string& text) {
+  compat::forbid_access(storage_of(gathered_), text);
+}
+
+bool ParamStore::has_memory() const {
+  return storage_of(gathered_)._mutable_data_ptr_no_checks().get() != nullptr;
+}
+
+std::uint64_t ParamStore::gathered_bytes() const {
+  return has_memory() ? gathered_.storage().nbytes() : 0;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,181 @@
+// Mixed precision: what is computed, reduced and kept in which dtype (spec F5, T7).
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "fsdp/test_model.h"
+#include "tessera/error.h"
+#include "tessera/fsdp.h"
+#include "tessera/optim.h"
+#include "tessera/train_state.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+namespace nn = torch::nn;
+using testing::run_mesh;
+
+// Remembers the dtypes that its forward saw.
+struct ProbeImpl : nn::Module {
+  nn::Linear linear{nullptr};
+  torch::Tensor table;
+  at::ScalarType input = at::kDouble, weight = at::kDouble, index = at::kDouble;
+  ProbeImpl() {
+    linear = register_module("linear", nn::Linear(4, 3));
+    table = register_buffer("table", torch::ones({3}));
+  }
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& places) {
+    input = x.scalar_type();
+    weight = linear->weight.scalar_type();
+    index = places.scalar_type();
+    return linear->forward(x).index_select(0, places) * table.to(weight);
+  }
+};
+TESSERA_MODULE(Probe);
+
+Probe make_probe() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  torch::manual_seed(11);
+  return Probe();
+}
+
+torch::Tensor input_of(int rank) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(40 + rank);
+  return torch::randn({2, 4}, generator);
+}
+
+TEST(MixedPrecision, ComputesLowAndKeepsShardsWhole_F5_T7) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto probe = make_probe();
+    fully_shard(probe, mesh,
+                {.mixed_precision = {.param_dtype = torch::kBFloat16,
+                                     .reduce_dtype = torch::kFloat,
+                                     .output_dtype = torch::kFloat}});
+    auto x = input_of(mesh.rank()).requires_grad_();
+    const auto y = probe(x, torch::tensor({1, 0}));
+    EXPECT_EQ(probe->input, at::kBFloat16);
+    EXPECT_EQ(probe->weight, at::kBFloat16);
+    EXPECT_EQ(probe->index, at::kLong);  // only floating-point inputs are cast
+    EXPECT_EQ(probe->table.scalar_type(), at::kFloat);
+    EXPECT_EQ(y.scalar_type(), at::kFloat);
+    y.square().sum().backward();
+    EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
+    for (const auto& parameter : sharded_parameters(probe)) {
+      EXPECT_EQ(parameter.local.scalar_type(), at::kFloat);
+      EXPECT_EQ(parameter.local.grad().scalar_type(), at::kFloat);
+    }
+    const auto state = model_state(probe);
+    EXPECT_EQ(state.at("linear.weight").as_tensor().dtype, DType::float32);
+  });
+}
+
+// The average of both ranks' bfloat16 gradients, reduced in `reduce`.
+std::vector<torch::Tensor> expected_gradients(at::ScalarType reduce) {
+  std::vector<torch::Tensor> sums;
+  for (int rank = 0; rank < 2; ++rank) {
+    auto probe = make_probe();
+    probe->to(torch::kBFloat16);
+    probe(input_of(rank).to(torch::kBFloat16), torch::tensor({1, 0})).square().sum().backward();
+    const auto parameters = probe->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto gradient = parameters[i].grad().to(reduce);
+      if (rank == 0) {
+        sums.push_back(gradient);
+      } else {
+        sums[i] = ((sums[i] + gradient).to(torch::kFloat) / 2);
+      }
+    }
+  }
+  return sums;
+}
+
+TEST(MixedPrecision, ReducesInTheReduceDtype_MP1) {
+  for (const auto reduce : {at::kFloat, at::kBFloat16}) {
+    const auto expected = expected_gradients(reduce);
+    run_mesh(2, [&](Mesh& mesh) {
+      auto probe = make_probe();
+      MixedPrecision precision{.param_dtype = torch::kBFloat16};
+      if (reduce == at::kFloat) precision.reduce_dtype = reduce;
+      fully_shard(probe, mesh, {.mixed_precision = precision});
+      probe(input_of(mesh.rank()), torch::tensor({1, 0})).square().sum().backward();
+      const auto parameters = sharded_parameters(probe);
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const auto mine = expected[i].narrow(0, parameters[i].offset, parameters[i].local.size(0));
+        EXPECT_TRUE(torch::equal(parameters[i].local.grad(), mine)) << parameters[i].name();
+      }
+    });
+  }
+}
+
+TEST(MixedPrecision, AccumulatesInTheReduceDtypeWithoutSync_P10) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto probe = make_probe();
+    fully_shard(
+        probe, mesh,
+        {.mixed_precision = {.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat}});
+    const auto backward = [&](double scale) {
+      (probe(input_of(mesh.rank()), torch::tensor({1, 0})).sum() * scale).backward();
+    };
+    // 256 + 1 is 256 in bfloat16: the small gradient would be lost.
+    {
+      const NoSync quiet(probe);
+      backward(256);
+      EXPECT_EQ(unit_reports(probe)[0].reductions, 0u);
+    }
+    backward(1);
+    const auto bias = sharded_parameters(probe)[1];
+    EXPECT_TRUE(torch::equal(bias.local.grad(), torch::full_like(bias.local, 2 * 257.0)));
+  });
+}
+
+TEST(MixedPrecision, InputsStayWhenAskedTo_O5) {
+  run_mesh(1, [](Mesh& mesh) {
+    auto probe = make_probe();
+    fully_shard(
+        probe, mesh,
+        {.mixed_precision = {.param_dtype = torch::kBFloat16, .cast_forward_inputs = false}});
+    EXPECT_ANY_THROW(probe(input_of(0), torch::tensor({1, 0})));  // float times bfloat16
+    EXPECT_EQ(probe->input, at::kFloat);
+  });
+}
+
+TEST(MixedPrecision, HalfSumsAreDividedOnBothSides_GD1) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto probe = make_probe();
+    fully_shard(probe, mesh, {.mixed_precision = {.param_dtype = torch::kHalf}});
+    // Two ranks' 40000 overflow half as a sum and not as a mean.
+    (probe(input_of(mesh.rank()), torch::tensor({1, 0})).sum() * 20000.0).backward();
+    const auto bias = sharded_parameters(probe)[1];
+    EXPECT_TRUE(torch::equal(bias.local.grad(), torch::full_like(bias.local, 40000.0)));
+  });
+}
+
+TEST(Options, UnitsStayGatheredBetweenMicroBatches_F27) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = testing::make_net({});
+    ShardOptions options{.reshard_after_forward = false, .reshard_after_backward = false};
+    for (auto& block : net->blocks) fully_shard(block, mesh, options);
+    fully_shard(net, mesh, options);
+    AdamW optimizer(sharded_parameters(net), {.lr = 1e-2});
+    const auto tokens = torch::arange(6).view({2, 3});
+    for (int micro = 0; micro < 3; ++micro) net(tokens).sum().backward();
+    for (const auto& unit : unit_reports(net)) EXPECT_EQ(unit.gathers, 1u) << unit.name;
+    optimizer.step();  // what is gathered is old now
+    net(tokens).sum().backward();
+    for (const auto& unit : unit_reports(net)) EXPECT_EQ(unit.gathers, 2u) << unit.name;
+  });
+}
+
+TEST(Options, GradientsAreDividedByTheFactorAsked_F32) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto probe = make_probe();
+    fully_shard(probe, mesh, {.gradient_divide_factor = 1.0});
+    probe(input_of(mesh.rank()), torch::tensor({1, 0})).sum().backward();
+    const auto bias = sharded_parameters(probe)[1];
+    EXPECT_TRUE(torch::equal(bias.local.grad(), torch::full_like(bias.local, 4.0)));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

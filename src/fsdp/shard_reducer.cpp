@@ -1,0 +1,147 @@
+#include "fsdp/shard_reducer.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "fsdp/quiet_copy.h"
+#include "tessera/error.h"
+
+namespace tessera::detail {
+namespace {
+
+// Detached: optimizers detach gradients in place, which views do not allow.
+void accumulate(const at::Tensor& local, const at::Tensor& mine) {
+  auto& gradient = local.mutable_grad();
+  if (gradient.defined()) {
+    gradient.add_(mine);
+  } else {
+    gradient = mine.detach();
+  }
+}
+
+}  // namespace
+
+ShardReducer::ShardReducer(std::vector<UnitParam>& params, ParamStore& store,
+                           const ShardReducerOptions& options)
+    : params_(params),
+      store_(store),
+      options_(options),
+      scale_(GradScale::make(options.divisor, options.dtype)),
+      kept_(params.size()) {}
+
+// This rank's gradient, flat, with what earlier backwards left; undefined when there is none.
+at::Tensor ShardReducer::gradient_of(std::size_t param) {
+  auto gradient = std::exchange(params_[param].full.mutable_grad(), {});
+  auto kept = std::exchange(kept_[param], {});
+  if (!gradient.defined()) return kept.defined() ? kept.view({-1}) : kept;
+  if (gradient.layout() != at::kStrided)
+    throw Error(ErrorCode::unsupported, "sparse gradients are not reduced");
+  if (kept.defined()) gradient = kept.add_(gradient);
+  return gradient.contiguous().view({-1});
+}
+
+// Of rows frozen parameters do not travel, so slices are those of the others alone. A flat array
+// travels as a whole.
+void ShardReducer::choose_slices(std::vector<std::size_t> travelling) {
+  if (!slices_.runs.empty() && travelling == travelling_) return;
+  travelling_ = std::move(travelling);
+  if (options_.geometry != Geometry::rows) {
+    slices_ = store_.layout();
+    return;
+  }
+  std::vector<Shape> shapes;
+  for (const auto param : travelling_) shapes.push_back(store_.layout().params[param].shape);
+  slices_ = rows_layout(shapes, options_.shard_world, 1);
+}
+
+bool ShardReducer::start() {
+  std::vector<std::size_t> travelling;
+  std::vector<at::Tensor> gradients;
+  bool any = false;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const bool is_frozen = !params_[i].full.requires_grad();
+    any = any || !is_frozen;
+    if (is_frozen && options_.geometry == Geometry::rows) continue;
+    travelling.push_back(i);
+    gradients.push_back(is_frozen ? at::Tensor() : gradient_of(i));
+  }
+  if (!any) return false;
+  choose_slices(std::move(travelling));
+  under_way_ = true;
+  store_.channel().start_reduce(slices_.shard_elements + Trailer::size(travelling_.size()),
+                                options_.dtype,
+                                [&](int rank, at::Tensor& slice) { fill(rank, gradients, slice); });
+  return true;
+}
+
+void ShardReducer::fill(int rank, const std::vector<at::Tensor>& gradients,
+                        at::Tensor& slice) const {
+  std::int64_t done = 0;
+  for (const auto& run : slices_.runs[rank]) {
+    if (!gradients[run.param].defined()) continue;
+    zero_quietly(slice, done, run.shard_offset - done);
+    copy_quietly(slice, run.shard_offset, gradients[run.param], run.param_offset, run.count);
+    done = run.shard_offset + run.count;
+  }
+  zero_quietly(slice, done, slices_.shard_elements - done);
+  if (scale_.before != 1) slice.narrow(0, 0, slices_.shard_elements).div_(scale_.before);
+  Trailer::write(gradients, id_, slice);
+}
+
+void ShardReducer::advance() {
+  if (!under_way_ || sum_.defined()) return;
+  sum_ = store_.channel().finish_reduce();
+  if (options_.replicas != nullptr) over_replicas_ = options_.replicas->start_sum(sum_);
+}
+
+void ShardReducer::finish() {
+  if (!under_way_) return;
+  const torch::NoGradGuard no_grad;
+  advance();
+  if (over_replicas_) over_replicas_->finish();
+  over_replicas_.reset();
+  under_way_ = false;
+  const auto sum = std::exchange(sum_, {});
+  const auto present = Trailer::read(sum, travelling_.size(), id_, options_.ranks);
+  auto gradients = sum.narrow(0, 0, slices_.shard_elements).to(store_.shard().scalar_type());
+  if (scale_.after != 1) gradients.div_(scale_.after);
+  if (options_.geometry == Geometry::flat) {
+    if (std::ranges::count(present, true) > 0) accumulate(params_.front().local, gradients);
+    return;
+  }
+  for (std::size_t k = 0; k < travelling_.size(); ++k) {
+    if (!present[k]) continue;
+    const auto& local = params_[travelling_[k]].local;
+    const auto offset = slices_.local[store_.rank()][k].shard_offset;
+    accumulate(local, gradients.narrow(0, offset, local.numel()).view(local.sizes()));
+  }
+}
+
+// In the dtype of reductions, which may be wider than that of the computation (spec P10).
+void ShardReducer::keep() {
+  const torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto& gradient = params_[i].full.grad();
+    if (!gradient.defined() || gradient.scalar_type() == options_.dtype) continue;
+    if (kept_[i].defined()) {
+      kept_[i].add_(gradient);
+    } else {
+      kept_[i] = gradient.to(options_.dtype);
+    }
+    params_[i].full.mutable_grad() = at::Tensor();
+  }
+}
+
+void ShardReducer::forget() {
+  if (std::exchange(under_way_, false)) {
+    if (!sum_.defined()) sum_ = store_.channel().finish_reduce();
+    if (over_replicas_) over_replicas_->finish();
+  }
+  over_replicas_.reset();
+  sum_ = at::Tensor();
+  for (auto& kept : kept_) kept = at::Tensor();
+}
+
+}  // namespace tessera::detail
