@@ -73,7 +73,7 @@ def whole_parameters(net, kind):
     if kind.startswith("fsdp1"):
         with FullyShardedDataParallel.summon_full_params(net):
             return [p.detach().clone() for p in net.parameters()]
-    return [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in net.parameters()]
+    return [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for p in net.parameters()]
 
 
 def local(tensor):
@@ -109,7 +109,7 @@ def train_peer(directory, modes):
                     nn.utils.clip_grad_norm_, net.parameters())
                 norm = clip(1.0)
                 norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-                dtype = str(next(net.parameters()).grad.dtype)
+                dtype = str(next(p.grad.dtype for p in net.parameters() if p.grad is not None))
                 optimizer.step()
                 optimizer.zero_grad()
                 print("%.9g %.9g %s" % (loss.item(), norm.item(), dtype), file=out)
