@@ -94,12 +94,13 @@ def test_resume_on_other_ranks_from_the_latest_complete_checkpoint(train, single
 
 def test_resume_across_ways_of_sharding(train, single, tmp_path):
     """A checkpoint does not say how it was sharded; PyTorch's FSDP2 loads that of FSDP1's flat parameters."""
-    flags = ["--save", tmp_path / "run", "--metrics", tmp_path / "run.csv", "--steps"]
-    train(3, *flags, "4", "--sharding", "fsdp1")
-    train(2, *flags, "8", "--sharding", "ddp", "--resume", "latest")
-    train(2, *flags, "10", "--sharding", "fsdp1", "--resume", "latest")
-    train(3, *flags, "12", "--sharding", "fsdp2", "--resume", "latest")
-    check(losses(tmp_path / "run.csv"), single)
+    flags = ["--steps", "12", "--save", tmp_path / "run", "--save-every", "4", "--metrics", tmp_path / "run.csv"]
+    train(3, *flags, "--sharding", "fsdp1")
+    for steps, ranks, sharding in (([8, 12], 2, "ddp"), ([12], 3, "fsdp1"), ([8, 12], 2, "fsdp2")):
+        for step in steps:
+            shutil.rmtree(tmp_path / f"run/step{step}")
+        train(ranks, *flags, "--sharding", sharding, "--resume", "latest")
+        check(losses(tmp_path / "run.csv"), single)
     result = run([PEERS / "load_checkpoint.py", tmp_path / "run/step4", *MODEL], 2)
     assert json.loads(result.out[0].strip().splitlines()[-1])["step"] == 4
 
