@@ -15,6 +15,7 @@ namespace {
 namespace nn = torch::nn;
 using testing::Block;
 using testing::BlockImpl;
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::kWidth;
 using testing::run_mesh;
@@ -91,16 +92,6 @@ void expect_gradients(const Model& model, const std::vector<torch::Tensor>& whol
     const auto rows = whole[i].narrow(0, parameters[i].offset, parameters[i].local.size(0));
     EXPECT_TRUE(torch::allclose(mine, rows, 1e-5, 1e-7)) << parameters[i].name();
   }
-}
-
-template <typename F>
-std::string error_of(F&& work) {
-  try {
-    work();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no Error";
 }
 
 template <typename F>

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "fsdp/test_model.h"
+#include "fsdp/test_training.h"
 #include "tessera/error.h"
 #include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/train_state.h"
@@ -15,37 +15,20 @@ namespace tessera {
 namespace {
 
 namespace nn = torch::nn;
+using testing::batch;
+using testing::batch_of;
 using testing::Block;
 using testing::BlockImpl;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
+using testing::kSteps;
 using testing::kWidth;
+using testing::loss_of;
 using testing::make_net;
 using testing::Net;
+using testing::reference;
 using testing::run_mesh;
-
-template <typename F>
-std::string error_of(F&& work) {
-  try {
-    work();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no Error";
-}
-
-// Micro-batch `micro` of step `step`, of three rows for each of `world` ranks.
-torch::Tensor batch(int step, int micro, int world) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(2000 + 10 * step + micro);
-  return torch::randint(0, testing::kVocabulary, {3 * world, 5}, generator, torch::kInt64);
-}
-
-template <typename Model>
-torch::Tensor loss_of(Model& net, const torch::Tensor& tokens) {
-  const auto logits = net(tokens.narrow(1, 0, 4));
-  return torch::cross_entropy_loss(logits.reshape({-1, testing::kVocabulary}),
-                                   tokens.narrow(1, 1, 4).reshape({-1}));
-}
 
 FullyShardedDataParallel<Net> wrap(Net net, const Mesh& mesh, FullyShardedOptions options) {
   options.auto_wrap_policy = module_wrap_policy<BlockImpl>();
@@ -53,34 +36,6 @@ FullyShardedDataParallel<Net> wrap(Net net, const Mesh& mesh, FullyShardedOption
                       options.sharding_strategy == ShardingStrategy::hybrid_shard_zero2;
   if (!hybrid) return {std::move(net), mesh, options};
   return {std::move(net), mesh.split(mesh.size() % 2 == 0 ? 2 : 1), options};
-}
-
-constexpr int kSteps = 3;
-
-struct Reference {
-  std::vector<double> losses, norms;
-  std::map<std::string, torch::Tensor> parameters;
-};
-Reference reference(int world, int micros, bool tied) {
-  auto net = make_net({.tied = tied});
-  const auto named = sharded_parameters(net);
-  torch::optim::SGD optimizer(local_tensors(named), torch::optim::SGDOptions(0.2).momentum(0.9));
-  Reference result;
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    double sum = 0;
-    for (int micro = 0; micro < micros; ++micro) {
-      auto loss = loss_of(net, batch(step, micro, world));
-      loss.backward();
-      sum += loss.item<double>();
-    }
-    result.losses.push_back(sum);
-    result.norms.push_back(nn::utils::clip_grad_norm_(local_tensors(named), 1.0));
-    optimizer.step();
-  }
-  for (const auto& parameter : named)
-    result.parameters[parameter.name()] = parameter.local.detach().view({-1});
-  return result;
 }
 
 // What this rank holds of each parameter of the module: name, first element, elements.
@@ -113,13 +68,12 @@ TEST_P(Fsdp1, EqualsSingleProcessOnAllRanksData_T1) {
     auto net = wrap(make_net({.tied = tied}), mesh,
                     {.sharding_strategy = strategy, .use_orig_params = use_orig_params});
     const auto parameters = net.parameters();
-    torch::optim::SGD optimizer(local_tensors(parameters),
-                                torch::optim::SGDOptions(0.2).momentum(0.9));
+    torch::optim::SGD optimizer(local_tensors(parameters), testing::sgd_options());
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
       double sum = 0;
       for (int micro = 0; micro < micros; ++micro) {
-        const auto rows = batch(step, micro, world).narrow(0, 3 * mesh.rank(), 3);
+        const auto rows = batch_of(step, micro, mesh);
         std::optional<NoSync> quiet;
         if (micro + 1 < micros) quiet.emplace(net.module());
         auto loss = loss_of(net, rows);
@@ -133,8 +87,8 @@ TEST_P(Fsdp1, EqualsSingleProcessOnAllRanksData_T1) {
     }
     for (const auto& parameter : parameters) {
       for (const auto& held : held_by(parameter)) {
-        const auto mine =
-            expected.parameters.at(held.name).narrow(0, held.begin, held.elements.numel());
+        const auto mine = expected.parameters.at(held.name).view({-1}).narrow(
+            0, held.begin, held.elements.numel());
         EXPECT_TRUE(torch::allclose(held.elements, mine, 1e-5, 1e-6)) << held.name;
       }
     }

@@ -4,44 +4,35 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "fsdp/test_model.h"
+#include "fsdp/test_training.h"
 #include "tessera/optim.h"
 #include "torch/testing.h"
 
 namespace tessera {
 namespace {
 
+using testing::batch;
+using testing::batch_of;
+using testing::loss_of;
 using testing::make_net;
 using testing::Net;
 using testing::run_mesh;
 using testing::shard;
 
-// Batch `step`, of `rows` rows for each of `world` ranks.
-torch::Tensor batch(int step, int world) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(1000 + step);
-  return torch::randint(0, testing::kVocabulary, {3 * world, 5}, generator, torch::kInt64);
-}
-
-torch::Tensor loss_of(Net& net, const torch::Tensor& tokens) {
-  const auto logits = net(tokens.narrow(1, 0, 4));
-  return torch::cross_entropy_loss(logits.reshape({-1, testing::kVocabulary}),
-                                   tokens.narrow(1, 1, 4).reshape({-1}));
-}
-
 // Losses and final parameters of `steps` steps on all ranks' batches together, not sharded.
-struct Reference {
+struct Expected {
   std::vector<double> losses;
   std::vector<torch::Tensor> parameters;
 };
-Reference reference(int world, int steps, const testing::NetOptions& options) {
+Expected expected_of(int world, int steps, const testing::NetOptions& options) {
   auto net = make_net(options);
   // parameters() of libtorch names a shared parameter twice.
   torch::optim::AdamW optimizer(local_tensors(sharded_parameters(net)),
                                 torch::optim::AdamWOptions(1e-2));
-  Reference result;
+  Expected result;
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
-    auto loss = loss_of(net, batch(step, world));
+    auto loss = loss_of(net, batch(step, 0, world));
     loss.backward();
     optimizer.step();
     result.losses.push_back(loss.item<double>());
@@ -57,7 +48,7 @@ TEST_P(Training, EqualsSingleProcessOnAllRanksData_T1) {
   const auto [world, tied] = GetParam();
   testing::NetOptions options;
   options.tied = tied;
-  const auto expected = reference(world, 4, options);
+  const auto expected = expected_of(world, 4, options);
   run_mesh(world, [&](Mesh& mesh) {
     auto net = make_net(options);
     shard(net, mesh);
@@ -65,7 +56,7 @@ TEST_P(Training, EqualsSingleProcessOnAllRanksData_T1) {
     AdamW optimizer(parameters, {.lr = 1e-2});
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
-      auto loss = loss_of(net, batch(step, mesh.size()).narrow(0, 3 * mesh.rank(), 3));
+      auto loss = loss_of(net, batch_of(step, 0, mesh));
       loss.backward();
       optimizer.step();
       const double mean = mesh.all_reduce_sum(loss.item<double>()) / mesh.size();
@@ -89,7 +80,7 @@ TEST(FullyShard, GathersTwiceAndFreesAfterForward_T4_T6) {
     auto net = make_net({});
     shard(net, mesh);
     const auto step = [&] {
-      auto loss = loss_of(net, batch(0, 1));
+      auto loss = loss_of(net, batch(0, 0, 1));
       for (const auto& unit : unit_reports(net)) {
         EXPECT_EQ(unit.gathered_bytes == 0, !unit.name.empty()) << "after forward: " << unit.name;
       }

@@ -16,6 +16,7 @@ namespace {
 
 namespace nn = torch::nn;
 using testing::BlockImpl;
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::make_net;
 using testing::Net;
@@ -53,16 +54,6 @@ Net sharded(const Mesh& mesh, Kind kind, bool tied = false) {
 
 void backward(Net& net) {
   net(torch::arange(6).view({2, 3})).to(torch::kFloat).square().mean().backward();
-}
-
-template <typename F>
-std::string error_of(F&& work) {
-  try {
-    work();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no Error";
 }
 
 TEST(FullParams, ShowsTheModulesValuesAndKeepsChangesOfOwnParts_T8_SF7) {
@@ -177,8 +168,9 @@ TEST(FullState, RoundTripsBetweenWorldsAndKinds_T9) {
           EXPECT_TRUE(torch::equal(state[i].value(), saved[i].value())) << saved[i].key();
         }
         const auto alone = full_state_dict(net, {.rank0_only = true});
-        if (kind != Kind::replicated && kind != Kind::hybrid && mesh.size() > 1)
+        if (kind != Kind::replicated && kind != Kind::hybrid && mesh.size() > 1) {
           EXPECT_EQ(alone.size(), mesh.rank() == 0 ? saved.size() : 0u);
+        }
       });
     }
   }

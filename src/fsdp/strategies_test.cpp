@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "fsdp/test_model.h"
+#include "fsdp/test_training.h"
 #include "tessera/ddp.h"
 #include "tessera/error.h"
 #include "tessera/optim.h"
@@ -16,8 +16,13 @@ namespace tessera {
 namespace {
 
 namespace nn = torch::nn;
+using testing::batch;
+using testing::batch_of;
+using testing::kSteps;
+using testing::loss_of;
 using testing::make_net;
 using testing::Net;
+using testing::reference;
 using testing::run_mesh;
 
 enum class Strategy {
@@ -59,45 +64,6 @@ void shard(Net& net, const Mesh& mesh, Strategy strategy) {
   }
 }
 
-// Micro-batch `micro` of step `step`, of three rows for each of `world` ranks.
-torch::Tensor batch(int step, int micro, int world) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(1000 + 10 * step + micro);
-  return torch::randint(0, testing::kVocabulary, {3 * world, 5}, generator, torch::kInt64);
-}
-
-torch::Tensor loss_of(Net& net, const torch::Tensor& tokens) {
-  const auto logits = net(tokens.narrow(1, 0, 4));
-  return torch::cross_entropy_loss(logits.reshape({-1, testing::kVocabulary}),
-                                   tokens.narrow(1, 1, 4).reshape({-1}));
-}
-
-constexpr int kSteps = 3;
-
-struct Reference {
-  std::vector<double> losses, norms;
-  std::vector<torch::Tensor> parameters;
-};
-Reference reference(int world, int micros, bool tied) {
-  auto net = make_net({.tied = tied});
-  const auto parameters = local_tensors(sharded_parameters(net));
-  torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.2).momentum(0.9));
-  Reference result;
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    double sum = 0;
-    for (int micro = 0; micro < micros; ++micro) {
-      auto loss = loss_of(net, batch(step, micro, world));
-      loss.backward();
-      sum += loss.item<double>();
-    }
-    result.losses.push_back(sum);
-    result.norms.push_back(nn::utils::clip_grad_norm_(parameters, 1.0));
-    optimizer.step();
-  }
-  for (const auto& parameter : parameters) result.parameters.push_back(parameter.detach());
-  return result;
-}
-
 using Case = std::tuple<int, Strategy, Accumulate, bool>;
 class Strategies : public ::testing::TestWithParam<Case> {};
 
@@ -109,13 +75,12 @@ TEST_P(Strategies, EqualSingleProcessOnAllRanksData_T1_T5) {
     auto net = make_net({.tied = tied});
     shard(net, mesh, strategy);
     const auto parameters = sharded_parameters(net);
-    torch::optim::SGD optimizer(local_tensors(parameters),
-                                torch::optim::SGDOptions(0.2).momentum(0.9));
+    torch::optim::SGD optimizer(local_tensors(parameters), testing::sgd_options());
     for (int step = 0; step < kSteps; ++step) {
       net->zero_grad();
       double sum = 0;
       for (int micro = 0; micro < micros; ++micro) {
-        const auto rows = batch(step, micro, world).narrow(0, 3 * mesh.rank(), 3);
+        const auto rows = batch_of(step, micro, mesh);
         std::optional<NoSync> quiet;
         if (accumulate == Accumulate::no_sync && micro + 1 < micros) quiet.emplace(net);
         auto loss = loss_of(net, rows);
@@ -127,11 +92,11 @@ TEST_P(Strategies, EqualSingleProcessOnAllRanksData_T1_T5) {
       ASSERT_NEAR(clip_grad_norm(parameters, 1.0), expected.norms[step], 2e-6) << "step " << step;
       optimizer.step();
     }
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      auto mine = expected.parameters[i];
-      const auto& local = parameters[i].local.detach();
-      if (parameters[i].sharded) mine = mine.narrow(0, parameters[i].offset, local.size(0));
-      EXPECT_TRUE(torch::allclose(local, mine, 1e-5, 1e-6)) << parameters[i].name();
+    for (const auto& parameter : parameters) {
+      auto mine = expected.parameters.at(parameter.name());
+      const auto& local = parameter.local.detach();
+      if (parameter.sharded) mine = mine.narrow(0, parameter.offset, local.size(0));
+      EXPECT_TRUE(torch::allclose(local, mine, 1e-5, 1e-6)) << parameter.name();
     }
     for (const auto& unit : unit_reports(net)) {
       EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;
@@ -294,7 +259,7 @@ TEST(Clip, EveryNormEqualsTorch_T10) {
       run_mesh(2, [&](Mesh& mesh) {
         auto net = make_net({});
         shard(net, mesh, strategy);
-        loss_of(net, batch(0, 0, 2).narrow(0, 3 * mesh.rank(), 3)).backward();
+        loss_of(net, batch_of(0, 0, mesh)).backward();
         const auto mine = sharded_parameters(net);
         EXPECT_NEAR(clip_grad_norm(mine, 0.1, p), expected, 1e-5 * expected) << p;
         for (std::size_t i = 0; i < mine.size(); ++i) {

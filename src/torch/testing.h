@@ -1,4 +1,4 @@
-// For tests: threads as ranks of one mesh.
+// For tests: threads as ranks of one mesh, and what they throw.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -6,6 +6,7 @@
 
 #include <exception>
 #include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -13,6 +14,17 @@
 #include "tessera/mesh.h"
 
 namespace tessera::testing {
+
+// What an Error that `work` throws says.
+template <typename Work>
+std::string error_of(Work&& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no Error";
+}
 
 // Runs `body` on `ranks` threads, each with its own Mesh, and joins them. Rethrows the first
 // failure by rank, preferring one that is not merely the loss of a peer.
