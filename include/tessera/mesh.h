@@ -2,7 +2,8 @@
 //
 // A Mesh is a small handle; copies share one state. It owns the process group and the units that
 // fully_shard makes on it, so it has to outlive training with them; when the last copy goes, the
-// connections are closed. One thread a rank: a Mesh is not shared between threads.
+// connections are closed. One thread a rank: a Mesh is not shared between threads. A mesh of
+// several ranks ignores SIGPIPE in this process, unless the program handles it.
 #pragma once
 
 #include <torch/types.h>
@@ -75,7 +76,8 @@ class Mesh {
   // The ranks in two dimensions: rank r shards with the `shard_size` ranks that have the same
   // r / shard_size and replicates with those that have the same r % shard_size. Ranks of one host
   // have neighbouring numbers under torchrun, so shards travel within hosts. Throws
-  // `invalid_argument` when `shard_size` does not divide the number of ranks. Collective.
+  // `invalid_argument` when `shard_size` does not divide the number of ranks. Asked again for the
+  // same size it gives the same meshes. Collective.
   [[nodiscard]] HybridMesh split(int shard_size) const;
 
   // Internal.

@@ -4,6 +4,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <signal.h>
+
 #include <charconv>
 #include <cstdlib>
 #include <string>
@@ -37,6 +39,14 @@ int number_from_environment(const char* name, int low, int high) {
   return value;
 }
 
+// Writing to a peer that is gone must be an error and not the end of this process, as in Python,
+// which does the same. A handler of the program's own stays.
+void survive_broken_pipes() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL)
+    ::signal(SIGPIPE, SIG_IGN);
+}
+
 int local_rank_or_zero() {
   return std::getenv("LOCAL_RANK") != nullptr ? number_from_environment("LOCAL_RANK", 0, 1 << 20)
                                               : 0;
@@ -57,6 +67,7 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(int rank, int size,
   // The agent's store counts no workers.
   store.waitWorkers = !agent;
   store.timeout = options.deadline;
+  survive_broken_pipes();
   const auto tcp = communicate("meeting the other ranks", [&] {
     return c10::make_intrusive<c10d::TCPStore>(std::string(host), store);
   });
@@ -91,6 +102,7 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   state.device = options.device.value_or(default_device(state.local_rank));
   state.options = options;
   state.store = store;
+  survive_broken_pipes();
   state.process_group = communicate("connecting the ranks", [&] {
     return make_process_group(store, rank, size, state.device, options);
   });
@@ -112,19 +124,20 @@ HybridMesh Mesh::split(int shard_size) const {
                                                  " ranks, expected a factor of " +
                                                  std::to_string(state.size));
   }
-  const auto number = std::to_string(state.splits++);
+  if (const auto known = state.splits.find(shard_size); known != state.splits.end())
+    return {*this, Mesh(known->second.first), Mesh(known->second.second)};
   const auto part = [&](const char* what, int index, int rank, int size) {
     auto options = state.options;
     options.device = state.device;
     if (size == 1) return Mesh(options);
-    const auto prefix = "tessera/split/" + number + "/" + what + "/" + std::to_string(index);
+    const auto prefix =
+        "tessera/split/" + std::to_string(shard_size) + "/" + what + "/" + std::to_string(index);
     return Mesh(c10::make_intrusive<c10d::PrefixStore>(prefix, state.store), rank, size, options);
   };
   const int place = state.rank % shard_size, replica = state.rank / shard_size;
   HybridMesh hybrid{*this, part("shard", replica, place, shard_size),
                     part("replicate", place, replica, state.size / shard_size)};
-  state.parts.push_back(hybrid.shard.state());
-  state.parts.push_back(hybrid.replicate.state());
+  state.splits.emplace(shard_size, std::pair(hybrid.shard.state(), hybrid.replicate.state()));
   return hybrid;
 }
 

@@ -1,7 +1,9 @@
 // What the copies of a Mesh share.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tessera/mesh.h"
@@ -16,13 +18,13 @@ struct MeshState {
   torch::Device device = torch::kCPU;
   MeshOptions options;                    // for the meshes that are split off
   c10::intrusive_ptr<c10d::Store> store;  // null: one rank alone
-  int splits = 0;                         // so far, the same on every rank
   // Destroyed from the bottom up: units, then what was split off for them, then transport, then
   // the connections.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;  // null: one rank alone
   std::unique_ptr<Group> group;
   std::unique_ptr<Transport> transport;
-  std::vector<std::shared_ptr<MeshState>> parts;
+  std::map<int, std::pair<std::shared_ptr<MeshState>, std::shared_ptr<MeshState>>>
+      splits;                                // by shard size: shard, replicate
   std::vector<std::shared_ptr<void>> units;  // of fully_shard, owned here
 };
 

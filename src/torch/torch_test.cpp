@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -40,6 +41,25 @@ TEST(TorchGroup, CarriesMessagesOfAnyLength) {
       group.barrier();
     });
   }
+}
+
+// A rank of a soak ended without a word, by writing to a peer that had left.
+TEST(Mesh, OfSeveralRanksSurvivesBrokenPipesButLeavesAHandler) {
+  const auto handler = [] {
+    struct sigaction now {};
+    ::sigaction(SIGPIPE, nullptr, &now);
+    return now.sa_handler;
+  };
+  const auto before = ::signal(SIGPIPE, SIG_DFL);
+  run_mesh(1, [](Mesh&) {});
+  EXPECT_EQ(handler(), SIG_DFL);
+  run_mesh(2, [](Mesh&) {});
+  EXPECT_EQ(handler(), SIG_IGN);
+  const auto own = [](int) {};
+  ::signal(SIGPIPE, own);
+  run_mesh(2, [](Mesh&) {});
+  EXPECT_EQ(handler(), static_cast<void (*)(int)>(own));
+  ::signal(SIGPIPE, before);
 }
 
 TEST(TorchGroup, LostPeerIsAnErrorWithinTheDeadlineAndBreaksTheGroup) {
