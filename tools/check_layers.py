@@ -30,9 +30,10 @@ HEADERS = {
     "storage.h": "storage",
     "comm.h": "comm",
     "checkpoint.h": "checkpoint",
-    "mesh.h": "torch", "parameter.h": "torch",
+    "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch",
     "optim.h": "optim", "train_state.h": "optim",
-    "fsdp.h": "fsdp", "activation_checkpoint.h": "fsdp", "ddp.h": "fsdp", "full_params.h": "fsdp", "fully_sharded_data_parallel.h": "fsdp", "shard_options.h": "fsdp", "detail": "fsdp",
+    "fsdp.h": "fsdp", "comm_hooks.h": "fsdp", "activation_checkpoint.h": "fsdp", "ddp.h": "fsdp", "full_params.h": "fsdp", "fully_sharded_data_parallel.h": "fsdp", "shard_options.h": "fsdp",
+    "trace.h": "fsdp", "unit_controls.h": "fsdp", "detail": "fsdp",
     "checkpointer.h": "checkpointer",
 }
 

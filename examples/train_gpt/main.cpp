@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "bench.h"
 #include "checkpointing.h"
@@ -17,6 +19,7 @@
 #include "options.h"
 #include "schedule.h"
 #include "tessera/error.h"
+#include "tessera/trace.h"
 #include "training.h"
 
 namespace {
@@ -32,6 +35,25 @@ void save(Training& training, Progress& progress, const Options& options,
   say(mesh, "saved " + progress.checkpoint);
 }
 
+// The timeline of three steps; not of the first one, which has costs of its own.
+class Timeline {
+ public:
+  explicit Timeline(std::string path) : path_(std::move(path)) {}
+  void before_step(const Training& training) {
+    if (!path_.empty() && ++step_ == 2) trace_.emplace(training.model());
+  }
+  void after_step(const tessera::Mesh& mesh) {
+    if (!trace_ || step_ != 4) return;
+    trace_->write(path_, mesh);
+    trace_.reset();
+  }
+
+ private:
+  std::string path_;
+  int step_ = 0;
+  std::optional<tessera::Trace> trace_;
+};
+
 void train(const Options& options, const tessera::Mesh& mesh) {
   const Text text(options.data, options.seq, options.seed);
   Training training(options, mesh);
@@ -43,13 +65,16 @@ void train(const Options& options, const tessera::Mesh& mesh) {
   }
   Metrics metrics(mesh.rank() == 0 ? options.metrics : "", progress.step);
   const Schedule schedule{options.lr, options.warmup, options.steps};
+  Timeline timeline(options.trace);
 
   while (progress.step < options.steps) {
     const auto start = std::chrono::steady_clock::now();
     StepRow row;
     row.step = progress.step + 1;
     row.lr = schedule.at(progress.step);
+    timeline.before_step(training);
     const StepResult result = training.step(text, progress.step, row.lr);
+    timeline.after_step(mesh);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     const std::int64_t tokens = options.batch * options.seq;
     progress.step = row.step;

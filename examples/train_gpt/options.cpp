@@ -53,6 +53,7 @@ void add_output_flags(CLI::App& app, Options& o) {
   app.add_option("--val-every", o.val_every, "Steps between validations; 0: never")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--metrics", o.metrics, "CSV file, one row a step");
+  app.add_option("--trace", o.trace, "Timeline of steps 2 to 4 of this run, for chrome://tracing");
   app.add_option("--sample", o.sample, "Bytes of text to write at the end")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--bench", o.bench, "Time N steps on random data instead of training")

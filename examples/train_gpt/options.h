@@ -35,6 +35,7 @@ struct Options {
   std::string resume;           // a checkpoint, or "latest" of `save`
   std::int64_t val_every = 0;   // steps; 0: never
   std::string metrics;          // a CSV file
+  std::string trace;            // a timeline of steps 2 to 4, see tessera/trace.h
   std::int64_t sample = 0;      // bytes of text to write after training
   std::int64_t bench = 0;       // timed steps; 0: train
 };

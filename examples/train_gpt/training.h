@@ -35,6 +35,7 @@ class Training {
   torch::Tensor loss_sum(const torch::Tensor& windows);
 
   Gpt& model() { return model_; }
+  [[nodiscard]] const Gpt& model() const { return model_; }
   tessera::AdamW& optimizer() { return optimizer_; }
   // Parameters are freed after forward: FSDP1 leaves those of one rank alone in their place.
   [[nodiscard]] bool is_sharded() const {

@@ -19,6 +19,10 @@
 // backward, and afterwards its gradients are averaged over the ranks, each rank getting the part
 // that it holds.
 //
+// Gradients of gradients are not supported: backward(create_graph) is an error. Names of modules
+// and parameters may not change after fully_shard. In the first training pass the ranks compare the
+// order in which they call units, and throw `mismatch` where it differs.
+//
 // Calls have to be seen. These are: a call of a TESSERA_MODULE holder, `model(x)`; `call(module,
 // x)` for every module, also torch's own; and a slot of a torch::nn::Sequential below a sharded
 // module. These are not: `module->forward(x)` and calls of a holder made by TORCH_MODULE. They find
@@ -43,6 +47,7 @@
 #include "tessera/detail/call.h"
 #include "tessera/detail/slot.h"
 #include "tessera/mesh.h"
+#include "tessera/module_ref.h"
 #include "tessera/parameter.h"
 #include "tessera/shard_options.h"
 
@@ -100,9 +105,9 @@ void replicate(const torch::nn::ModuleHolder<Impl>& module, const Mesh& mesh,
 }
 
 // Gives every rank rank 0's parameters and buffers. Before sharding. Collective.
-void sync_module_states(const torch::nn::Module& module, const Mesh& mesh);
+void sync_module_states(ModuleRef module, const Mesh& mesh);
 // The same for buffers alone, at any time.
-void sync_buffers(const torch::nn::Module& module, const Mesh& mesh);
+void sync_buffers(ModuleRef module, const Mesh& mesh);
 
 // module.forward(arguments...), with the steps of its unit before and after when it has one.
 // `module` is a holder or an Impl; the result is that of forward.
@@ -111,29 +116,31 @@ decltype(auto) call(Module&& module, Arguments&&... arguments) {
   return detail::call_module(detail::impl_of(module), std::forward<Arguments>(arguments)...);
 }
 
-// Every parameter of `module`, each once, in the order of named_parameters(). A module that is not
-// sharded gives its parameters whole. The tensors stay the same for the module's life.
-[[nodiscard]] std::vector<ShardedParameter> sharded_parameters(const torch::nn::Module& module);
-template <typename Impl>
-[[nodiscard]] std::vector<ShardedParameter> sharded_parameters(
-    const torch::nn::ModuleHolder<Impl>& module) {
-  return sharded_parameters(static_cast<const torch::nn::Module&>(*module.ptr()));
+// The same with another method than forward: call_method(&GptImpl::encode, model, tokens). What
+// PyTorch's register_fsdp_forward_method is for (spec F42).
+template <typename Method, typename Module, typename... Arguments>
+decltype(auto) call_method(Method method, Module&& module, Arguments&&... arguments) {
+  return detail::call_method(method, detail::impl_of(module),
+                             std::forward<Arguments>(arguments)...);
 }
 
-// The following act on every unit at or below `module`.
+// Every parameter of `module`, each once, in the order of named_parameters(). A module that is not
+// sharded gives its parameters whole. The tensors stay the same for the module's life.
+[[nodiscard]] std::vector<ShardedParameter> sharded_parameters(ModuleRef module);
+
+// The following act on every unit at or below `module`. More can be changed about units while they
+// train: tessera/unit_controls.h.
 
 // False: backward keeps whole gradients on each rank, adds to them, and does not talk; the first
-// backward after it is true again reduces all of them. For accumulating over micro-batches.
-void set_requires_gradient_sync(const torch::nn::Module& module, bool sync);
+// backward after it is true again reduces all of them. For accumulating over micro-batches. Every
+// rank has to do it alike (spec NS8). Without `recurse`: the unit of `module` alone.
+void set_requires_gradient_sync(ModuleRef module, bool sync, bool recurse = true);
 
 // Within its life that is false for the units below `module`; afterwards it is what it was, also
-// after an exception. PyTorch's no_sync().
+// after an exception. PyTorch's no_sync(). Throws `invalid_argument` in a forward or backward.
 class [[nodiscard]] NoSync {
  public:
-  explicit NoSync(const torch::nn::Module& module);
-  template <typename Impl>
-  explicit NoSync(const torch::nn::ModuleHolder<Impl>& module)
-      : NoSync(static_cast<const torch::nn::Module&>(*module.ptr())) {}
+  explicit NoSync(ModuleRef module);
   ~NoSync();
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
@@ -145,38 +152,12 @@ class [[nodiscard]] NoSync {
 // After an exception in forward or backward: waits for what is under way, forgets gradients and
 // graphs, frees the gathered parameters. The model can be used again. On the root; every rank calls
 // it.
-void reset(const torch::nn::Module& module);
+void reset(ModuleRef module);
 
 // Gathers the parameters as they are now and keeps them, so that they can be read through the
-// module; `reshard` frees them (changes are lost). Collective.
-void unshard(const torch::nn::Module& module);
-void reshard(const torch::nn::Module& module);
-
-// The same for holders.
-template <typename Impl>
-void sync_module_states(const torch::nn::ModuleHolder<Impl>& module, const Mesh& mesh) {
-  sync_module_states(static_cast<const torch::nn::Module&>(*module.ptr()), mesh);
-}
-template <typename Impl>
-void sync_buffers(const torch::nn::ModuleHolder<Impl>& module, const Mesh& mesh) {
-  sync_buffers(static_cast<const torch::nn::Module&>(*module.ptr()), mesh);
-}
-template <typename Impl>
-void set_requires_gradient_sync(const torch::nn::ModuleHolder<Impl>& module, bool sync) {
-  set_requires_gradient_sync(static_cast<const torch::nn::Module&>(*module.ptr()), sync);
-}
-template <typename Impl>
-void reset(const torch::nn::ModuleHolder<Impl>& module) {
-  reset(static_cast<const torch::nn::Module&>(*module.ptr()));
-}
-template <typename Impl>
-void unshard(const torch::nn::ModuleHolder<Impl>& module) {
-  unshard(static_cast<const torch::nn::Module&>(*module.ptr()));
-}
-template <typename Impl>
-void reshard(const torch::nn::ModuleHolder<Impl>& module) {
-  reshard(static_cast<const torch::nn::Module&>(*module.ptr()));
-}
+// module and forwards need not gather; `reshard` frees them (changes are lost). Collective.
+void unshard(ModuleRef module);
+void reshard(ModuleRef module);
 
 // What a unit holds and has done, for tests and reports.
 struct UnitReport {
@@ -187,11 +168,7 @@ struct UnitReport {
   std::uint64_t gathers = 0;         // since fully_shard
   std::uint64_t reductions = 0;
 };
-[[nodiscard]] std::vector<UnitReport> unit_reports(const torch::nn::Module& module);
-template <typename Impl>
-[[nodiscard]] std::vector<UnitReport> unit_reports(const torch::nn::ModuleHolder<Impl>& module) {
-  return unit_reports(static_cast<const torch::nn::Module&>(*module.ptr()));
-}
+[[nodiscard]] std::vector<UnitReport> unit_reports(ModuleRef module);
 
 // A holder whose calls are seen; otherwise torch's.
 template <typename Impl>

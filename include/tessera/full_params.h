@@ -10,14 +10,14 @@
 // backward.
 #pragma once
 
-#include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 #include <torch/ordered_dict.h>
 #include <torch/types.h>
 
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "tessera/module_ref.h"
 
 namespace tessera {
 
@@ -31,17 +31,13 @@ struct FullParamsOptions {
 };
 
 // Within its life the parameters of the units at and below `module` have all their data; what
-// unshard() gathered is freed afterwards. Parameters
-// that stay where they are (`replicate`) have it anyway, and changes to them always last. Throws
+// unshard() gathered is freed afterwards. Parameters that stay where they are (`replicate`) have it
+// anyway, and changes to them always last. Throws
 // `invalid_argument` in forward or backward, inside another one's life, for `writeback` with
 // `rank0_only`. Collective.
 class [[nodiscard]] FullParams {
  public:
-  explicit FullParams(const torch::nn::Module& module, const FullParamsOptions& options = {});
-  template <typename Impl>
-  explicit FullParams(const torch::nn::ModuleHolder<Impl>& module,
-                      const FullParamsOptions& options = {})
-      : FullParams(static_cast<const torch::nn::Module&>(*module.ptr()), options) {}
+  explicit FullParams(ModuleRef module, const FullParamsOptions& options = {});
   ~FullParams();
   FullParams(const FullParams&) = delete;
   FullParams& operator=(const FullParams&) = delete;
@@ -60,21 +56,10 @@ struct FullStateOptions {
 // order, copies of the values; what modules share stands under each of its names. One unit at a
 // time is gathered. Collective.
 using FullState = torch::OrderedDict<std::string, torch::Tensor>;
-[[nodiscard]] FullState full_state_dict(const torch::nn::Module& module,
-                                        const FullStateOptions& options = {});
+[[nodiscard]] FullState full_state_dict(ModuleRef module, const FullStateOptions& options = {});
 // The reverse: every rank gives the whole dict and takes its own part. Throws `mismatch` naming a
 // parameter or buffer that is missing, too many, or of another shape; then nothing was changed.
 // Local.
-void load_full_state_dict(const torch::nn::Module& module, const FullState& state);
-
-template <typename Impl>
-[[nodiscard]] FullState full_state_dict(const torch::nn::ModuleHolder<Impl>& module,
-                                        const FullStateOptions& options = {}) {
-  return full_state_dict(static_cast<const torch::nn::Module&>(*module.ptr()), options);
-}
-template <typename Impl>
-void load_full_state_dict(const torch::nn::ModuleHolder<Impl>& module, const FullState& state) {
-  load_full_state_dict(static_cast<const torch::nn::Module&>(*module.ptr()), state);
-}
+void load_full_state_dict(ModuleRef module, const FullState& state);
 
 }  // namespace tessera

@@ -21,10 +21,13 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "tessera/comm_hooks.h"
 #include "tessera/fsdp.h"
+#include "tessera/full_params.h"
 #include "tessera/optim.h"
 
 namespace tessera {
@@ -98,6 +101,12 @@ namespace detail {
 void wrap_module(const std::shared_ptr<torch::nn::Module>& module, const HybridMesh& mesh,
                  bool is_hybrid, const FullyShardedOptions& options, SlotMaker slot_maker);
 
+// Joins the units below `module` when no forward has done so yet (spec L31).
+[[nodiscard]] bool is_root(const torch::nn::Module& module);
+// Throws `invalid_argument` with the text `otherwise`.
+void require_root(const torch::nn::Module& module, const std::string& otherwise);
+void register_comm_hook(const torch::nn::Module& module, const CommHook& hook);
+
 }  // namespace detail
 
 template <typename Holder>
@@ -127,12 +136,30 @@ class FullyShardedDataParallel {
   [[nodiscard]] std::vector<ShardedParameter> parameters() const {
     return sharded_parameters(module_);
   }
-  // Within the life of what it returns, backward accumulates gradients on this rank (M15).
-  [[nodiscard]] NoSync no_sync() const { return NoSync(module_); }
-  // M17; see clip_grad_norm of tessera/optim.h. Collective.
+  // No unit's module contains this one (M4).
+  [[nodiscard]] bool is_root() const { return detail::is_root(*module_); }
+  // Within the life of what it returns, backward accumulates gradients on this rank (M15). Throws
+  // `invalid_argument` on a module inside another one, and in a forward or backward.
+  [[nodiscard]] NoSync no_sync() const {
+    detail::require_root(*module_, "`no_sync()` on inner FSDP instances is not supported");
+    return NoSync(module_);
+  }
+  // M17; see clip_grad_norm of tessera/optim.h. Throws as no_sync does. Collective.
   double clip_grad_norm_(double max_norm, double norm_type = 2.0) const {
+    detail::require_root(*module_,
+                         "clip_grad_norm should only be called on the root (parent) instance");
     return clip_grad_norm(parameters(), max_norm, norm_type);
   }
+  // M6: calls `initialize` with the module and every module below it, while all
+  // parameters are whole; each rank keeps its own part of the changes. Collective.
+  void apply(const std::function<void(torch::nn::Module&)>& initialize) {
+    const FullParams whole(module_);
+    const torch::NoGradGuard no_grad;
+    module_->apply(initialize);
+  }
+  // M25: another way to average gradients, see tessera/comm_hooks.h. Throws `invalid_argument` on a
+  // module inside another one, for a hybrid strategy, for an empty hook, and when there is one.
+  void register_comm_hook(const CommHook& hook) { detail::register_comm_hook(*module_, hook); }
 
  private:
   FullyShardedDataParallel(Holder module, const HybridMesh& mesh, bool is_hybrid,

@@ -28,6 +28,7 @@ struct ShardedParameter {
                                     // modules share the parameter, the first one being its name
   std::vector<std::int64_t> shape;  // of the whole parameter
   bool flat = false;         // FSDP1: `local` is one-dimensional and counts elements, not rows
+  int dim = 0;               // that is sharded; "rows" are slices of it
   std::int64_t offset = 0;   // first row (flat: element) held here; the row count when none is
   torch::Tensor local;       // the rows held here, contiguous, a leaf; its grad() is the same
                              // rows of the gradient averaged over the ranks

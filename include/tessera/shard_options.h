@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -14,14 +15,20 @@ namespace tessera {
 // PyTorch's MixedPrecisionPolicy (spec F5). Shards, their gradients and checkpoints keep the
 // parameters' own dtype; nothing set changes nothing.
 struct MixedPrecision {
-  std::optional<torch::Dtype> param_dtype =
-      {};  // of gathered parameters: what travels and computes
-  std::optional<torch::Dtype> reduce_dtype =
-      {};  // gradients are reduced in, and accumulated in while
-           // they are not synchronised; unset: param_dtype
-  std::optional<torch::Dtype> output_dtype =
-      {};                           // floating-point results of forward are cast to it
-  bool cast_forward_inputs = true;  // floating-point inputs to param_dtype
+  // Of gathered parameters: what travels and computes.
+  std::optional<torch::Dtype> param_dtype = {};
+  // Gradients are reduced in, and accumulated in while they are not synchronised; unset:
+  // param_dtype.
+  std::optional<torch::Dtype> reduce_dtype = {};
+  // Floating-point results of forward are cast to it.
+  std::optional<torch::Dtype> output_dtype = {};
+  // Floating-point inputs are cast to param_dtype.
+  bool cast_forward_inputs = true;
+  // Floating-point buffers are cast to it by the first forward and stay so; full_state_dict has
+  // them in their own (spec O3).
+  std::optional<torch::Dtype> buffer_dtype = {};
+  // Averaged gradients stay in param_dtype (spec O4).
+  bool keep_low_precision_grads = false;
 };
 
 // When the unit whose backward comes next is gathered (spec E3): at the begin of this one's
@@ -39,6 +46,17 @@ struct ShardOptions {
   std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::pre;
   // Gather the unit that came next in the last pass while this one computes.
   bool forward_prefetch = true;
+  // With a number k: after forward a rank keeps 1/k of the unit instead of freeing down to its
+  // shard, and gathers it for backward from its k neighbours, which are on its host when k is their
+  // number (spec F3: reshard_after_forward as an int). A factor of the ranks that share the unit;
+  // 0, 1 and all of them are what reshard_after_forward says.
+  int reshard_after_forward_ranks = 0;
+  // The dimension that a parameter is sharded along; unset or nothing: 0. Others than 0 need sizes
+  // that the ranks divide (F4).
+  std::function<std::optional<int>(const torch::Tensor& parameter)> shard_placement = {};
+  // Shards, their gradients and with them the optimizer's state stay on the CPU, in pinned memory
+  // where there is a device, and travel to the mesh's device to be gathered (F6).
+  bool offload_to_cpu = false;
   // Parameters that stay as they are: not sharded, their gradients not reduced (spec F7).
   std::vector<torch::Tensor> ignored_parameters = {};
   // Gradients are divided by it instead of by the number of ranks (spec F32).

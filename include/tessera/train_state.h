@@ -8,13 +8,12 @@
 //
 // Saved as a DCP, the tree is what torch.distributed.checkpoint.state_dict.get_state_dict gives for
 // fully_shard and AdamW. Tensor leaves point into the memory of this rank's own rows: changing the
-// tree's elements changes the model. Take trees between steps, not between a forward and its
-// backward.
+// tree's elements changes the model. Take a new tree for every save and load, between steps
+// and not between a forward and its backward: taking it is what tells a unit that stays gathered
+// that its shard may change.
 #pragma once
 
-#include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
-
+#include "tessera/module_ref.h"
 #include "tessera/optim.h"
 #include "tessera/value.h"
 
@@ -23,11 +22,7 @@ namespace tessera {
 // {name: tensor} of all parameters and buffers, in the order of Python's state_dict(); a parameter
 // that modules share is there under each of its names. Throws `unsupported` for tensors that are
 // not on the CPU.
-[[nodiscard]] Value model_state(const torch::nn::Module& module);
-template <typename Impl>
-[[nodiscard]] Value model_state(const torch::nn::ModuleHolder<Impl>& module) {
-  return model_state(static_cast<const torch::nn::Module&>(*module.ptr()));
-}
+[[nodiscard]] Value model_state(ModuleRef module);
 
 // {"state": {name: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups": [{"lr", "betas", ...,
 // "params": [name, ...]}]}. Makes the state of parameters that have had no step yet.

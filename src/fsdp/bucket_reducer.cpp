@@ -33,9 +33,9 @@ BucketReducer::BucketReducer(std::vector<UnitParam>& params, const BucketReducer
   }
 }
 
-void BucketReducer::begin(bool sync, int id) {
-  id_ = id;
-  sync_ = sync;
+void BucketReducer::begin(const BackwardPlan& plan) {
+  id_ = plan.id;
+  sync_ = plan.sync;
   launched_ = 0;
   for (auto& bucket : buckets_) {
     bucket.missing = 0;
@@ -63,9 +63,10 @@ void BucketReducer::launch(std::size_t index) {
   const torch::NoGradGuard no_grad;
   auto& bucket = buckets_[index];
   ++launched_;
-  if (options_.ranks == 1) return;
+  if (options_.ranks == 1 && !comm_hook()) return;
   std::vector<at::Tensor> gradients;
-  bucket.values = torch::empty({bucket.elements + Trailer::size(bucket.params.size())},
+  const auto trailer = comm_hook() ? 0 : Trailer::size(bucket.params.size());
+  bucket.values = torch::empty({bucket.elements + trailer},
                                params_.front().full.options().dtype(options_.dtype));
   std::int64_t at = 0;
   for (const auto param : bucket.params) {
@@ -73,12 +74,16 @@ void BucketReducer::launch(std::size_t index) {
     const auto& gradient = gradients.emplace_back(params_[param].full.grad());
     if (!gradient.defined()) {
       zero_quietly(bucket.values, at, count);
-    } else if (gradient.layout() != at::kStrided) {
-      throw Error(ErrorCode::unsupported, "sparse gradients are not reduced");
     } else {
+      require_reducible(gradient);
       copy_quietly(bucket.values, at, gradient.contiguous().view({-1}), 0, count);
     }
     at += count;
+  }
+  if (comm_hook()) {
+    at::Tensor whole;
+    comm_hook()(bucket.values, whole);
+    return;
   }
   if (scale_.before != 1) bucket.values.narrow(0, 0, bucket.elements).div_(scale_.before);
   Trailer::write(gradients, number_of(id_, index), bucket.values);
@@ -93,18 +98,22 @@ bool BucketReducer::start() {
 void BucketReducer::finish() {
   const torch::NoGradGuard no_grad;
   for (auto& bucket : buckets_) {
-    if (bucket.sum) take_back(bucket);
+    if (bucket.values.defined()) take_back(bucket);
   }
 }
 
 // The bucket becomes the memory of the gradients: nothing is copied back.
 void BucketReducer::take_back(Bucket& bucket) {
-  std::exchange(bucket.sum, nullptr)->finish();
+  if (const auto sum = std::exchange(bucket.sum, nullptr)) sum->finish();
   const auto values = std::exchange(bucket.values, {});
-  const auto number = number_of(id_, &bucket - buckets_.data());
-  const auto present = Trailer::read(values, bucket.params.size(), number, options_.ranks);
   auto gradients = values.narrow(0, 0, bucket.elements);
-  if (scale_.after != 1) gradients.div_(scale_.after);
+  std::vector<bool> present(bucket.params.size(), true);
+  if (!comm_hook()) {
+    const auto number = number_of(id_, &bucket - buckets_.data());
+    present = Trailer::read(values, bucket.params.size(), number, options_.ranks);
+    call_hook(gradients);
+    if (scale_.after != 1) gradients.div_(scale_.after);
+  }
   std::int64_t at = 0;
   for (std::size_t k = 0; k < bucket.params.size(); ++k) {
     const auto& full = params_[bucket.params[k]].full;

@@ -31,7 +31,8 @@ class BucketReducer final : public GradReducer {
   // differ would send the buckets of two units in different orders.
   void allow_early() { early_ = true; }
 
-  void begin(bool sync, int id) override;
+  void set_divisor(double divisor) override { scale_ = GradScale::make(divisor, options_.dtype); }
+  void begin(const BackwardPlan& plan) override;
   void arrived(std::size_t param) override;
   bool start() override;
   void advance() override {}

@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/log.h"
 #include "fsdp/registry.h"
 #include "fsdp/root.h"
 #include "tessera/error.h"
@@ -37,6 +38,7 @@ ShardedParameter describe(const at::Tensor& tensor, const detail::ParamOwner& ow
   parameter.mesh = unit.mesh();
   parameter.sharded = true;
   parameter.flat = unit.geometry() != detail::Geometry::rows;
+  parameter.dim = unit.layout().params[owner.index].dim;
   parameter.offset = unit.held_from(owner.index);
   if (unit.geometry() == detail::Geometry::flat) {
     parameter.shape = {unit.layout().gathered_elements};
@@ -76,7 +78,8 @@ void broadcast(std::vector<at::Tensor> tensors, const Mesh& mesh) {
 
 }  // namespace
 
-std::vector<ShardedParameter> sharded_parameters(const torch::nn::Module& module) {
+std::vector<ShardedParameter> sharded_parameters(ModuleRef module_ref) {
+  const auto& module = module_ref.get();
   std::vector<ShardedParameter> parameters;
   std::unordered_map<const c10::TensorImpl*, std::size_t> known;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -101,23 +104,37 @@ std::vector<ShardedParameter> sharded_parameters(const torch::nn::Module& module
   return parameters;
 }
 
-void set_requires_gradient_sync(const torch::nn::Module& module, bool sync) {
-  for (const auto& [name, unit] : units_below(module)) unit->sync_gradients = sync;
+void set_requires_gradient_sync(ModuleRef module, bool sync, bool recurse) {
+  for (const auto& [name, unit] : units_below(module.get())) {
+    if (recurse || name.empty()) unit->sync_gradients = sync;
+  }
 }
 
-NoSync::NoSync(const torch::nn::Module& module) {
-  for (const auto& [name, unit] : units_below(module)) {
+NoSync::NoSync(ModuleRef module) {
+  const auto units = units_below(module.get());
+  for (const auto& [name, unit] : units) {
+    if (unit->root && !unit->root->is_quiet())
+      throw Error(ErrorCode::invalid_argument, "no_sync was asked for in a forward or backward");
+  }
+  for (const auto& [name, unit] : units) {
     before_.emplace_back(unit, std::exchange(unit->sync_gradients, false));
   }
 }
 
 NoSync::~NoSync() {
   for (const auto& [weak, sync] : before_) {
-    if (const auto unit = weak.lock()) unit->sync_gradients = sync;
+    const auto unit = weak.lock();
+    if (!unit) continue;
+    if (unit->sync_gradients) {
+      log(LogLevel::warning,
+          "gradient synchronisation of unit '" + unit->name() + "' was switched on within no_sync");
+    }
+    unit->sync_gradients = sync;
   }
 }
 
-void sync_module_states(const torch::nn::Module& module, const Mesh& mesh) {
+void sync_module_states(ModuleRef module_ref, const Mesh& mesh) {
+  const auto& module = module_ref.get();
   std::vector<at::Tensor> states;
   for (const auto& parameter : module.parameters()) {
     if (!parameter.defined()) continue;
@@ -131,34 +148,34 @@ void sync_module_states(const torch::nn::Module& module, const Mesh& mesh) {
   broadcast(std::move(states), mesh);
 }
 
-void sync_buffers(const torch::nn::Module& module, const Mesh& mesh) {
-  broadcast(module.buffers(), mesh);
+void sync_buffers(ModuleRef module, const Mesh& mesh) {
+  broadcast(module.get().buffers(), mesh);
 }
 
-void reset(const torch::nn::Module& module) {
-  for (const auto& [name, unit] : units_below(module)) {
+void reset(ModuleRef module) {
+  for (const auto& [name, unit] : units_below(module.get())) {
     if (unit->root) unit->root->reset();
   }
 }
 
-void unshard(const torch::nn::Module& module) {
-  for (const auto& [name, unit] : units_below(module)) {
+void unshard(ModuleRef module) {
+  for (const auto& [name, unit] : units_below(module.get())) {
     unit->free();  // what is gathered may be older than the shards
     unit->gather();
     unit->pinned = true;
   }
 }
 
-void reshard(const torch::nn::Module& module) {
-  for (const auto& [name, unit] : units_below(module)) {
+void reshard(ModuleRef module) {
+  for (const auto& [name, unit] : units_below(module.get())) {
     unit->pinned = false;
     unit->free();
   }
 }
 
-std::vector<UnitReport> unit_reports(const torch::nn::Module& module) {
+std::vector<UnitReport> unit_reports(ModuleRef module) {
   std::vector<UnitReport> reports;
-  for (const auto& [name, unit] : units_below(module)) {
+  for (const auto& [name, unit] : units_below(module.get())) {
     reports.push_back({name, unit->element_count(), unit->shard_bytes(), unit->gathered_bytes(),
                        unit->gathers, unit->reductions});
   }

@@ -6,13 +6,17 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/log.h"
 #include "fsdp/registry.h"
 #include "fsdp/root.h"
+#include "fsdp/state_entries.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
+using detail::state_entries;
+using detail::StateEntry;
 using detail::Unit;
 
 void require_quiet(const Unit& unit) {
@@ -22,31 +26,20 @@ void require_quiet(const Unit& unit) {
       .at_key(unit.name());
 }
 
-// A module's parameters, buffers and children in the order of Python's state_dict().
-struct Entry {
-  std::string name;
-  at::Tensor tensor;
-};
-void append(const torch::nn::Module& module, const std::string& prefix, std::vector<Entry>& into) {
-  for (const auto& entry : module.named_parameters(false)) {
-    if (entry.value().defined()) into.push_back({prefix + entry.key(), entry.value()});
-  }
-  for (const auto& entry : module.named_buffers(false)) {
-    if (entry.value().defined()) into.push_back({prefix + entry.key(), entry.value()});
-  }
-  for (const auto& child : module.named_children())
-    append(*child.value(), prefix + child.key() + ".", into);
-}
-
-std::vector<Entry> entries_of(const torch::nn::Module& module) {
-  std::vector<Entry> entries;
-  append(module, "", entries);
-  return entries;
-}
-
 at::Tensor copied(const at::Tensor& tensor, bool to_cpu) {
   const auto whole = tensor.detach();
   return to_cpu && !whole.is_cpu() ? whole.to(at::kCPU) : whole.clone();
+}
+
+// Of those that mixed precision has cast: what they were.
+std::unordered_map<const c10::TensorImpl*, at::ScalarType> types_of_buffers(
+    const torch::nn::Module& module) {
+  std::unordered_map<const c10::TensorImpl*, at::ScalarType> types;
+  for (const auto& [name, unit] : detail::units_below(module)) {
+    for (const auto& [buffer, type] : unit->cast_buffers())
+      types.emplace(buffer.unsafeGetTensorImpl(), type);
+  }
+  return types;
 }
 
 bool is_sharded(const detail::ParamOwner& owner) {
@@ -54,7 +47,7 @@ bool is_sharded(const detail::ParamOwner& owner) {
 }
 
 // All of them, before anything is changed.
-void require_same(const std::vector<Entry>& entries, const FullState& state) {
+void require_same(const std::vector<StateEntry>& entries, const FullState& state) {
   std::unordered_set<std::string> known;
   for (const auto& [name, tensor] : entries) {
     known.insert(name);
@@ -145,7 +138,7 @@ class FullParams::Shown {
   std::vector<bool> has_gradient_;
 };
 
-FullParams::FullParams(const torch::nn::Module& module, const FullParamsOptions& options) {
+FullParams::FullParams(ModuleRef module, const FullParamsOptions& options) {
   if (options.writeback && options.rank0_only) {
     throw Error(ErrorCode::invalid_argument,
                 "writeback=True and rank0_only=True is not supported, as model parameter shards "
@@ -153,7 +146,12 @@ FullParams::FullParams(const torch::nn::Module& module, const FullParamsOptions&
   }
   if (options.with_grads && options.offload_to_cpu)
     throw Error(ErrorCode::unsupported, "with_grads=True and offload_to_cpu=True");
-  for (const auto& [name, unit] : detail::units_below(module)) {
+  if (options.offload_to_cpu && !options.rank0_only) {
+    log(LogLevel::warning,
+        "offload_to_cpu=True and rank0_only=False copies all parameters to the CPU once for every "
+        "rank of a host; rank0_only=True copies them once");
+  }
+  for (const auto& [name, unit] : detail::units_below(module.get())) {
     if (!options.recurse && !name.empty()) continue;
     require_quiet(*unit);
     if (unit->is_sharded() && !unit->params().empty())
@@ -163,10 +161,10 @@ FullParams::FullParams(const torch::nn::Module& module, const FullParamsOptions&
 
 FullParams::~FullParams() = default;
 
-FullState full_state_dict(const torch::nn::Module& module, const FullStateOptions& options) {
+FullState full_state_dict(ModuleRef module, const FullStateOptions& options) {
   const torch::NoGradGuard no_grad;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
-  for (const auto& [name, unit] : detail::units_below(module)) {
+  for (const auto& [name, unit] : detail::units_below(module.get())) {
     require_quiet(*unit);
     if (!unit->is_sharded() || unit->params().empty()) continue;
     const auto whole = unit->gather_whole(unit->shard());
@@ -176,9 +174,10 @@ FullState full_state_dict(const torch::nn::Module& module, const FullStateOption
                      copied(unit->whole_view(whole, i), options.offload_to_cpu));
     }
   }
+  const auto own_types = types_of_buffers(module.get());
   FullState state;
   bool is_dropped = false;
-  for (const auto& [name, tensor] : entries_of(module)) {
+  for (const auto& [name, tensor] : state_entries(module.get())) {
     const auto* impl = tensor.unsafeGetTensorImpl();
     auto copy = copies.find(impl);
     if (copy == copies.end()) {
@@ -187,15 +186,18 @@ FullState full_state_dict(const torch::nn::Module& module, const FullStateOption
         is_dropped = true;
         continue;
       }
-      copy = copies.emplace(impl, copied(tensor, options.offload_to_cpu)).first;
+      auto own = copied(tensor, options.offload_to_cpu);
+      if (const auto type = own_types.find(impl); type != own_types.end())
+        own = own.to(type->second);
+      copy = copies.emplace(impl, std::move(own)).first;
     }
     state.insert(name, copy->second);
   }
   return is_dropped ? FullState() : state;
 }
 
-void load_full_state_dict(const torch::nn::Module& module, const FullState& state) {
-  const auto entries = entries_of(module);
+void load_full_state_dict(ModuleRef module, const FullState& state) {
+  const auto entries = state_entries(module.get());
   require_same(entries, state);
   const torch::NoGradGuard no_grad;
   for (const auto& [name, tensor] : entries) {

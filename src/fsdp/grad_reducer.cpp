@@ -24,6 +24,16 @@ GradScale GradScale::make(double divisor, at::ScalarType reduced_in) {
   return {before, divisor / before};
 }
 
+void require_reducible(const at::Tensor& gradient) {
+  if (gradient.layout() != at::kStrided)
+    throw Error(ErrorCode::unsupported, "sparse gradients are not reduced");
+  if (gradient.requires_grad()) {
+    throw Error(ErrorCode::unsupported,
+                "FSDP only works with gradients that don't require gradients: backward was called "
+                "with create_graph");
+  }
+}
+
 void Trailer::write(const std::vector<at::Tensor>& gradients, int id, at::Tensor& slice) {
   std::vector<double> numbers;
   for (const auto& gradient : gradients) numbers.push_back(gradient.defined() ? 1.0 : 0.0);

@@ -11,8 +11,12 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
+
+#include "tessera/comm_hooks.h"
 
 namespace tessera::detail {
 
@@ -33,6 +37,19 @@ struct GradScale {
   [[nodiscard]] static GradScale make(double divisor, at::ScalarType reduced_in);
 };
 
+// Called with a sum before it is divided, which it may change in place.
+using ReduceHook = std::function<void(at::Tensor& sum)>;
+
+// Throws when a gradient is of a kind that is not reduced.
+void require_reducible(const at::Tensor& gradient);
+
+// One backward of a unit.
+struct BackwardPlan {
+  int id = 0;            // the unit's number
+  bool sync = true;      // its gradients will be reduced
+  bool replicas = true;  // over the copies too, not only over the ranks that share the parameters
+};
+
 class GradReducer {
  public:
   virtual ~GradReducer() = default;
@@ -40,8 +57,12 @@ class GradReducer {
   GradReducer(const GradReducer&) = delete;
   GradReducer& operator=(const GradReducer&) = delete;
 
-  // A backward of the unit with number `id` begins; `sync`: it will be reduced.
-  virtual void begin(bool sync, int id) = 0;
+  // From the next reduction on.
+  virtual void set_divisor(double divisor) = 0;
+  void set_hook(ReduceHook hook) { hook_ = std::move(hook); }
+  void set_comm_hook(CommHook hook) { comm_hook_ = std::move(hook); }
+
+  virtual void begin(const BackwardPlan& plan) = 0;
   // The gradient of parameter `param` is complete for this backward.
   virtual void arrived(std::size_t param) = 0;
   // All gradients are there: sends them off. False: there is nothing to send.
@@ -54,6 +75,17 @@ class GradReducer {
   virtual void keep() = 0;
   // Waits for what is under way and forgets all gradients of this rank.
   virtual void forget() = 0;
+
+ protected:
+  void call_hook(at::Tensor& sum) const {
+    if (hook_) hook_(sum);
+  }
+  // Does the whole of a reduction, when there is one.
+  [[nodiscard]] const CommHook& comm_hook() const noexcept { return comm_hook_; }
+
+ private:
+  ReduceHook hook_;
+  CommHook comm_hook_;
 };
 
 // The numbers that travel behind the gradients of some parameters, and what their sums say.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "fsdp/registry.h"
+#include "fsdp/state_entries.h"
 #include "tessera/fsdp.h"
 #include "tessera/train_state.h"
 #include "torch/tensor.h"
@@ -12,41 +13,30 @@
 namespace tessera {
 namespace {
 
-using Leaves = std::unordered_map<const c10::TensorImpl*, Value>;
-
-Tensor parameter_leaf(const at::Tensor& tensor) {
+// Parameters are handed out: whoever gets the leaf may write to the shard.
+Tensor leaf(const at::Tensor& tensor) {
   const auto owner = detail::find_owner(tensor);
   if (!owner.unit || !owner.unit->is_sharded()) return leaf_of(tensor);
-  const auto& unit = *owner.unit;
-  const auto make = unit.geometry() == detail::Geometry::rows ? sharded_leaf_of : flat_leaf_of;
-  return make(unit.held(owner.index), tensor.sizes().vec(), unit.held_from(owner.index));
-}
-
-// As Python's state_dict(): a module's own parameters, its buffers, then its children.
-void append(const torch::nn::Module& module, const std::string& prefix, const Leaves& leaves,
-            std::vector<Value::Pair>& into) {
-  for (const auto& entry : module.named_parameters(false)) {
-    if (!entry.value().defined()) continue;
-    into.emplace_back(prefix + entry.key(), leaves.at(entry.value().unsafeGetTensorImpl()));
-  }
-  for (const auto& entry : module.named_buffers(false)) {
-    if (entry.value().defined()) into.emplace_back(prefix + entry.key(), leaf_of(entry.value()));
-  }
-  for (const auto& child : module.named_children()) {
-    append(*child.value(), prefix + child.key() + ".", leaves, into);
-  }
+  auto& unit = *owner.unit;
+  unit.hand_out();
+  const auto held = unit.held(owner.index);
+  const auto from = unit.held_from(owner.index);
+  if (unit.geometry() != detail::Geometry::rows)
+    return flat_leaf_of(held, tensor.sizes().vec(), from);
+  return sharded_leaf_of(held, tensor.sizes().vec(), from, unit.layout().params[owner.index].dim);
 }
 
 }  // namespace
 
-Value model_state(const torch::nn::Module& module) {
-  Leaves leaves;
-  for (const auto& entry : module.named_parameters()) {
-    const auto& tensor = entry.value();
-    if (tensor.defined()) leaves.try_emplace(tensor.unsafeGetTensorImpl(), parameter_leaf(tensor));
-  }
+Value model_state(ModuleRef module) {
+  std::unordered_map<const c10::TensorImpl*, Value> leaves;
   std::vector<Value::Pair> pairs;
-  append(module, "", leaves, pairs);
+  for (const auto& [name, tensor] : detail::state_entries(module.get())) {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    auto known = leaves.find(impl);
+    if (known == leaves.end()) known = leaves.emplace(impl, leaf(tensor)).first;
+    pairs.emplace_back(name, known->second);
+  }
   return Value::dict(std::move(pairs), DictKind::ordered_dict);
 }
 

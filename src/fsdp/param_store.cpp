@@ -16,15 +16,19 @@ c10::StorageImpl& storage_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-ParamStore::ParamStore(UnitLayout layout, int rank, Transport& transport, torch::Device device,
-                       at::ScalarType compute, const std::vector<at::Tensor>& parameters)
-    : layout_(std::move(layout)), rank_(rank) {
-  const auto options = parameters.front().options().device(device).requires_grad(false);
-  channel_ = transport.open(layout_.shard_elements, options, compute);
-  gathered_ = at::empty({layout_.gathered_elements}, options.dtype(compute));
+ParamStore::ParamStore(UnitLayout layout, const ParamStoreOptions& options,
+                       const std::vector<at::Tensor>& parameters)
+    : layout_(std::move(layout)), rank_(options.rank) {
+  const auto own = parameters.front().options().requires_grad(false);
+  const auto travelling = own.device(options.device).dtype(options.compute);
+  const bool pins = options.shard_device.is_cpu() && !options.device.is_cpu();
+  channel_ = options.transport->open(
+      layout_.shard_elements, own.device(options.shard_device).pinned_memory(pins), travelling);
+  gathered_ = at::empty({layout_.gathered_elements}, travelling);
   for (const auto& run : layout_.runs[rank_]) {
     const auto whole = parameters[run.param].detach().contiguous().view({-1});
-    copy_quietly(shard(), run.shard_offset, whole.to(device), run.param_offset, run.count);
+    copy_quietly(shard(), run.shard_offset, whole.to(shard().device()), run.param_offset,
+                 run.count);
   }
   for (const auto& padding : layout_.padding[rank_])
     shard().narrow(0, padding.shard_offset, padding.count).fill_(kPaddingValue);
@@ -45,14 +49,29 @@ at::Tensor ParamStore::full(std::size_t param) const {
   return gathered_.narrow(0, place.gathered_offset, place.elements).view(place.shape);
 }
 
+void ParamStore::open_parking(UnitLayout layout, int rank, Transport& transport) {
+  const auto options = gathered_.options();
+  auto channel = transport.open(layout.shard_elements, options, options);
+  parking_ = Parking{std::move(layout), rank, std::move(channel)};
+}
+
+Channel& ParamStore::source() const {
+  return is_parked_ ? *parking_->channel : *channel_;
+}
+
+void ParamStore::start_gather() {
+  source().start_gather();
+}
+
 // Memory is taken when the shards are here: a prefetched unit costs its buffers only.
 void ParamStore::finish_gather(StoragePool& pool) {
-  channel_->finish_gather([&](int rank, const at::Tensor& shard) {
+  const auto& from = is_parked_ ? parking_->layout : layout_;
+  source().finish_gather([&](int rank, const at::Tensor& shard) {
     if (!has_memory()) {
       compat::allow_access(storage_of(gathered_));
       pool.give(storage_of(gathered_));
     }
-    for (const auto& run : layout_.runs[rank]) {
+    for (const auto& run : from.runs[rank]) {
       copy_quietly(gathered_, layout_.params[run.param].gathered_offset + run.param_offset, shard,
                    run.shard_offset, run.count);
     }
@@ -60,11 +79,20 @@ void ParamStore::finish_gather(StoragePool& pool) {
 }
 
 void ParamStore::drop_gather() {
-  channel_->finish_gather([](int, const at::Tensor&) {});
+  source().finish_gather([](int, const at::Tensor&) {});
 }
 
 void ParamStore::free(StoragePool& pool) {
   pool.take(storage_of(gathered_));
+}
+
+void ParamStore::park(StoragePool& pool) {
+  for (const auto& run : parking_->layout.runs[parking_->rank]) {
+    copy_quietly(parking_->channel->shard(), run.shard_offset, gathered_,
+                 layout_.params[run.param].gathered_offset + run.param_offset, run.count);
+  }
+  is_parked_ = true;
+  free(pool);
 }
 
 void ParamStore::forbid_access(const std::string& text) {
@@ -76,7 +104,11 @@ bool ParamStore::has_memory() const {
 }
 
 std::uint64_t ParamStore::gathered_bytes() const {
-  return has_memory() ? gathered_.storage().nbytes() : 0;
+  return has_memory() ? whole_bytes() : 0;
+}
+
+std::uint64_t ParamStore::whole_bytes() const {
+  return gathered_.storage().nbytes();
 }
 
 }  // namespace tessera::detail

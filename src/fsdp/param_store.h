@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,12 +23,20 @@
 
 namespace tessera::detail {
 
+struct ParamStoreOptions {
+  int rank = 0;
+  Transport* transport = nullptr;
+  torch::Device device = torch::kCPU;        // of gathered parameters
+  torch::Device shard_device = torch::kCPU;  // of shards; pinned when it is the CPU of another
+  at::ScalarType compute = at::kFloat;       // of gathered parameters
+};
+
 class ParamStore {
  public:
   // Takes over `parameters`, whole and of the same shapes on every rank, which become views of the
-  // gathered array in dtype `compute`. Collective.
-  ParamStore(UnitLayout layout, int rank, Transport& transport, torch::Device device,
-             at::ScalarType compute, const std::vector<at::Tensor>& parameters);
+  // gathered array. Collective.
+  ParamStore(UnitLayout layout, const ParamStoreOptions& options,
+             const std::vector<at::Tensor>& parameters);
 
   [[nodiscard]] const UnitLayout& layout() const noexcept { return layout_; }
   [[nodiscard]] int rank() const noexcept { return rank_; }
@@ -39,19 +48,38 @@ class ParamStore {
   // The module's own tensor: a view of the gathered array.
   [[nodiscard]] at::Tensor full(std::size_t param) const;
 
-  void start_gather() { channel_->start_gather(); }
+  // Opens a second home of the parameters, over fewer ranks, laid out as `layout` says. Collective.
+  void open_parking(UnitLayout layout, int rank, Transport& transport);
+  [[nodiscard]] bool has_parking() const noexcept { return parking_.has_value(); }
+
+  // Gathers come from the shards, or from where the parameters were parked.
+  void start_gather();
   void finish_gather(StoragePool& pool);
   void drop_gather();
   void free(StoragePool& pool);
+  // Keeps this rank's part of what is gathered, and frees the rest.
+  void park(StoragePool& pool);
+  void unpark() noexcept { is_parked_ = false; }
   // What an access says while the parameters are not there.
   void forbid_access(const std::string& text);
   [[nodiscard]] bool has_memory() const;
-  [[nodiscard]] std::uint64_t gathered_bytes() const;
+  [[nodiscard]] torch::Device device() const { return gathered_.device(); }
+  [[nodiscard]] std::uint64_t gathered_bytes() const;  // held now
+  [[nodiscard]] std::uint64_t whole_bytes() const;     // while gathered
 
  private:
+  struct Parking {
+    UnitLayout layout;
+    int rank;
+    std::unique_ptr<Channel> channel;
+  };
+  [[nodiscard]] Channel& source() const;
+
   UnitLayout layout_;
   int rank_;
   std::unique_ptr<Channel> channel_;
+  std::optional<Parking> parking_;
+  bool is_parked_ = false;
   at::Tensor gathered_;  // one-dimensional; memory only while gathered
 };
 

@@ -5,6 +5,7 @@
 #include "fsdp/test_model.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
+#include "tessera/full_params.h"
 #include "tessera/optim.h"
 #include "tessera/train_state.h"
 #include "torch/testing.h"
@@ -148,6 +149,44 @@ TEST(MixedPrecision, HalfSumsAreDividedOnBothSides_GD1) {
     (probe(input_of(mesh.rank()), torch::tensor({1, 0})).sum() * 20000.0).backward();
     const auto bias = sharded_parameters(probe)[1];
     EXPECT_TRUE(torch::equal(bias.local.grad(), torch::full_like(bias.local, 40000.0)));
+  });
+}
+
+TEST(MixedPrecision, CastsBuffersAtTheFirstForwardAndStateHasTheirOwn_O3_MP6_IG6) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto probe = make_probe();
+    const auto places = probe->register_buffer("places", torch::tensor({1, 0}));
+    fully_shard(
+        probe, mesh,
+        {.mixed_precision = {.param_dtype = torch::kBFloat16, .buffer_dtype = torch::kHalf}});
+    EXPECT_EQ(probe->table.scalar_type(), at::kFloat);
+    probe(input_of(0), places);
+    EXPECT_EQ(probe->table.scalar_type(), at::kHalf);
+    EXPECT_EQ(places.scalar_type(), at::kLong);  // floating point only
+    EXPECT_EQ(full_state_dict(probe)["table"].scalar_type(), at::kFloat);
+    EXPECT_EQ(probe->table.scalar_type(), at::kHalf);  // and stays
+  });
+}
+
+TEST(MixedPrecision, GradientsStayLowWhenAskedTo_O4_MP9) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto probe = make_probe();
+    fully_shard(probe, mesh,
+                {.mixed_precision = {.param_dtype = torch::kBFloat16,
+                                     .reduce_dtype = torch::kFloat,
+                                     .keep_low_precision_grads = true}});
+    const auto parameters = sharded_parameters(probe);
+    torch::optim::SGD optimizer(local_tensors(parameters), 1.0);
+    const auto before = parameters[1].local.detach().clone();
+    for (int micro = 0; micro < 2; ++micro)
+      probe(input_of(mesh.rank()), torch::tensor({1, 0})).sum().backward();
+    for (const auto& parameter : parameters) {
+      EXPECT_EQ(parameter.local.scalar_type(), at::kFloat);
+      EXPECT_EQ(parameter.local.grad().scalar_type(), at::kBFloat16);
+    }
+    optimizer.step();
+    EXPECT_TRUE(
+        torch::allclose(before - parameters[1].local.detach(), torch::full_like(before, 4.0f)));
   });
 }
 

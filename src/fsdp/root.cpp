@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -41,6 +42,24 @@ void cast_floating(const std::vector<at::Tensor*>& tensors, at::ScalarType dtype
   }
 }
 
+// The optimizer sees flat parameters or original ones, not both (spec X28).
+void require_one_geometry(const std::vector<std::shared_ptr<Unit>>& units) {
+  std::set<Geometry> flat;
+  for (const auto& unit : units) {
+    if (unit->is_sharded() && unit->geometry() != Geometry::rows) flat.insert(unit->geometry());
+  }
+  if (flat.size() > 1) {
+    throw Error(ErrorCode::invalid_argument,
+                "Expects one homogeneous value for use_orig_params but got true and false");
+  }
+}
+
+void start_gathers(const std::vector<std::weak_ptr<Unit>>& units) {
+  for (const auto& weak : units) {
+    if (const auto unit = weak.lock()) unit->start_gather();
+  }
+}
+
 bool inside_backward() {
   return torch::autograd::get_current_graph_task_id() >= 0;
 }
@@ -68,9 +87,11 @@ std::shared_ptr<Root> Root::make(Unit& top) {
   for (const auto& child : module->named_modules(std::string(), false))
     join(child.key(), *child.value());
   const auto units = root->units();
+  require_one_geometry(units);
   for (const auto& unit : units) {
     unit->root = root;
     unit->share_pool(root->pool_);
+    unit->place_buffers();
   }
   if (units.size() == 1) units.front()->allow_early_reduction();
   return root;
@@ -98,8 +119,9 @@ void Root::begin_pass() {
   entered_.clear();
   if (inside_backward()) return;
   for (const auto& unit : units()) {
-    if (!unit->is_kept || unit->is_stale()) unit->free();
+    if ((!unit->is_kept && !unit->pinned) || unit->is_stale()) unit->free();
   }
+  order_.begin_pass(torch::GradMode::is_enabled());
 }
 
 void Root::end_pass() {
@@ -111,6 +133,7 @@ void Root::end_pass() {
       if (!torch::GradMode::is_enabled() && !unit->pinned) unit->free();
     }
     last_entered_ = std::exchange(entered_, {});
+    order_.end_pass();
   }
   pass_.reset();
 }
@@ -132,13 +155,15 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   if (stack_.empty()) begin_pass();
   stack_.push_back(&unit);
   cast_inputs(unit, inputs);
+  if (unit.is_sharded() && !inside_backward()) order_.enter(unit);
   unit.gather();
   entered_.push_back(unit.weak_from_this());
   if (inside_backward()) {
     prefetch_before(unit);
-  } else if (unit.options().forward_prefetch) {
-    prefetch_forward();
+  } else {
+    prefetch_forward(unit);
   }
+  unit.note(TraceStep::enter_forward);
   if (torch::GradMode::is_enabled()) {
     ++unit.backwards_due;
     attach_to_inputs(unit, inputs);
@@ -152,18 +177,20 @@ void Root::cast_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs)
 }
 
 // While the pass goes like the one before, the next unit is known.
-void Root::prefetch_forward() {
+void Root::prefetch_forward(const Unit& unit) {
+  if (!unit.forward_prefetch.empty()) return start_gathers(unit.forward_prefetch);
   const auto at = entered_.size();
-  if (inside_backward() || at >= last_entered_.size()) return;
+  if (!unit.options().forward_prefetch || at >= last_entered_.size()) return;
   for (std::size_t i = 0; i < at; ++i) {
     if (entered_[i].lock() != last_entered_[i].lock()) return;
   }
-  if (const auto unit = last_entered_[at].lock()) unit->start_gather();
+  if (const auto next = last_entered_[at].lock()) next->start_gather();
 }
 
 // What an activation checkpoint computes again does not stand in the pass's order of backwards: the
 // unit that the last forward entered before it comes next.
 void Root::prefetch_before(const Unit& unit) {
+  if (!unit.backward_prefetch.empty()) return start_gathers(unit.backward_prefetch);
   if (entered_.size() != 1 || !unit.options().backward_prefetch) return;
   for (std::size_t i = 1; i < last_entered_.size(); ++i) {
     if (last_entered_[i].lock().get() != &unit) continue;
@@ -199,8 +226,15 @@ void Root::attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs) 
 }
 
 void Root::leave(Unit& unit, const std::vector<at::Tensor*>& results) {
+  unit.note(TraceStep::leave_forward);
   stack_.pop_back();
-  if (frees_after_forward(unit)) unit.free();
+  if (frees_after_forward(unit)) {
+    if (torch::GradMode::is_enabled()) {
+      unit.park();
+    } else {
+      unit.free();
+    }
+  }
   if (torch::GradMode::is_enabled()) attach_to_results(unit, results);
   if (const auto dtype = unit.options().mixed_precision.output_dtype)
     cast_floating(results, *dtype);
@@ -254,18 +288,22 @@ void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std:
         "parameters of unit '" + unit.name() +
             "' were changed between a forward and its backward (an optimizer step in between?)");
   }
-  unit.gather();
+  if (unit.unshard_in_backward) unit.gather();
   unit.enter_backward();
   unit.next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
   if (unit.options().backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
+  unit.note(TraceStep::enter_backward);
 }
 
 void Root::prefetch_backward(const Unit& unit) {
-  if (const auto next = unit.next_in_backward.lock()) next->start_gather();
+  if (!unit.backward_prefetch.empty()) return start_gathers(unit.backward_prefetch);
+  const auto next = unit.next_in_backward.lock();
+  if (next && next->unshard_in_backward) next->start_gather();
 }
 
 void Root::after_backward(Unit& unit) {
   if (unit.grad_state() != GradState::collecting) return;
+  unit.note(TraceStep::leave_backward);
   if (frees_after_backward(unit)) unit.free();
   if (unit.options().backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
   // Gradients of parameters used by several forwards are complete after the last of them only.
@@ -294,6 +332,7 @@ void Root::finish_oldest_reduction() {
 void Root::finish_backward() {
   for (const auto& unit : units()) {
     if (unit->grad_state() == GradState::collecting) {
+      unit->note(TraceStep::leave_backward);
       if (unit->sync_gradients) {
         reduce(*unit);
       } else {
@@ -304,9 +343,10 @@ void Root::finish_backward() {
     unit->is_kept = !frees_after_backward(*unit);
     if (!unit->is_kept) unit->free();
   }
+  in_backward_ = false;
+  if (!is_last_backward) return;
   while (!reducing_.empty()) finish_oldest_reduction();
   for (const auto& unit : units()) unit->show_gradients();
-  in_backward_ = false;
 }
 
 void Root::reset() {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/forward_order.h"
 #include "fsdp/unit.h"
 
 namespace tessera::detail {
@@ -39,13 +40,16 @@ class Root : public std::enable_shared_from_this<Root> {
   // Waits for what is under way, forgets gradients and frees everything.
   void reset();
 
+  // False: reductions stay under way when backward returns.
+  bool is_last_backward = true;
+
   [[nodiscard]] std::vector<std::shared_ptr<Unit>> units() const;
 
  private:
   void check_usable() const;
   void begin_pass();
   void end_pass();
-  void prefetch_forward();
+  void prefetch_forward(const Unit& unit);
   void prefetch_before(const Unit& unit);
   static void prefetch_backward(const Unit& unit);
   void attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs);
@@ -67,6 +71,7 @@ class Root : public std::enable_shared_from_this<Root> {
   std::shared_ptr<Pass> pass_;                     // of the forward under way
   std::vector<std::weak_ptr<Unit>> entered_;       // units in the order this forward entered them
   std::vector<std::weak_ptr<Unit>> last_entered_;  // and the one before: what to prefetch
+  ForwardOrder order_;                             // of the first training pass
   std::deque<std::shared_ptr<Unit>> reducing_;     // oldest first
   bool in_backward_ = false;
   bool failed_ = false;

@@ -45,6 +45,7 @@ void replace_slots(torch::nn::SequentialImpl& sequential) {
 struct Found {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
+  std::vector<at::Tensor> buffers;
 };
 
 // The parameters of `module` and below that are in no unit yet. Modules that are units are not
@@ -71,6 +72,10 @@ void collect(const torch::nn::Module& module, const std::string& prefix,
     }
     found.names.push_back(name);
     found.tensors.push_back(tensor);
+  }
+  for (const auto& buffer : module.buffers(false)) {
+    if (buffer.defined() && seen.insert(buffer.unsafeGetTensorImpl()).second)
+      found.buffers.push_back(buffer);
   }
   for (const auto& child : module.named_children()) {
     if (!find_unit(child.value().get()))
@@ -113,6 +118,7 @@ void shard_module(const std::shared_ptr<torch::nn::Module>& module, const UnitSp
   require_same_on_all_ranks(found, spec.mesh);
   auto unit = std::make_shared<Unit>(module, spec, found.tensors);
   unit->slot_maker = std::move(slot_maker);
+  unit->take_buffers(std::move(found.buffers));
   unit->watch();
   register_unit(unit, spec.mesh);
   for (const auto& below : module->modules(true)) {

@@ -36,8 +36,7 @@ at::Tensor ShardReducer::gradient_of(std::size_t param) {
   auto gradient = std::exchange(params_[param].full.mutable_grad(), {});
   auto kept = std::exchange(kept_[param], {});
   if (!gradient.defined()) return kept.defined() ? kept.view({-1}) : kept;
-  if (gradient.layout() != at::kStrided)
-    throw Error(ErrorCode::unsupported, "sparse gradients are not reduced");
+  require_reducible(gradient);
   if (kept.defined()) gradient = kept.add_(gradient);
   return gradient.contiguous().view({-1});
 }
@@ -52,8 +51,12 @@ void ShardReducer::choose_slices(std::vector<std::size_t> travelling) {
     return;
   }
   std::vector<Shape> shapes;
-  for (const auto param : travelling_) shapes.push_back(store_.layout().params[param].shape);
-  slices_ = rows_layout(shapes, options_.shard_world, 1);
+  std::vector<int> dims;
+  for (const auto param : travelling_) {
+    shapes.push_back(store_.layout().params[param].shape);
+    dims.push_back(store_.layout().params[param].dim);
+  }
+  slices_ = rows_layout(shapes, options_.shard_world, 1, dims);
 }
 
 bool ShardReducer::start() {
@@ -70,10 +73,30 @@ bool ShardReducer::start() {
   if (!any) return false;
   choose_slices(std::move(travelling));
   under_way_ = true;
+  if (comm_hook()) {
+    reduce_by_hook(gradients);
+    return true;
+  }
   store_.channel().start_reduce(slices_.shard_elements + Trailer::size(travelling_.size()),
                                 options_.dtype,
                                 [&](int rank, at::Tensor& slice) { fill(rank, gradients, slice); });
   return true;
+}
+
+// The hook gets what a reduce-scatter would: the slices of all ranks end to end, and room for this
+// rank's sum. What follows gradients otherwise does not go through it, so every parameter counts as
+// having a gradient.
+void ShardReducer::reduce_by_hook(const std::vector<at::Tensor>& gradients) {
+  const torch::NoGradGuard no_grad;
+  const auto count = slices_.shard_elements;
+  const auto options = at::TensorOptions(store_.device()).dtype(options_.dtype);
+  auto whole = at::empty({options_.shard_world * count}, options);
+  for (int rank = 0; rank < options_.shard_world; ++rank) {
+    auto slice = whole.narrow(0, rank * count, count);
+    fill(rank, gradients, slice);
+  }
+  sum_ = at::empty({count}, options);
+  comm_hook()(whole, sum_);
 }
 
 void ShardReducer::fill(int rank, const std::vector<at::Tensor>& gradients,
@@ -86,27 +109,60 @@ void ShardReducer::fill(int rank, const std::vector<at::Tensor>& gradients,
     done = run.shard_offset + run.count;
   }
   zero_quietly(slice, done, slices_.shard_elements - done);
+  if (comm_hook()) return;
   if (scale_.before != 1) slice.narrow(0, 0, slices_.shard_elements).div_(scale_.before);
-  Trailer::write(gradients, id_, slice);
+  Trailer::write(gradients, plan_.id, slice);
 }
 
 void ShardReducer::advance() {
   if (!under_way_ || sum_.defined()) return;
+  const torch::NoGradGuard no_grad;
   sum_ = store_.channel().finish_reduce();
-  if (options_.replicas != nullptr) over_replicas_ = options_.replicas->start_sum(sum_);
+  if (options_.replicas == nullptr) return;
+  add_waiting();
+  if (plan_.replicas) over_replicas_ = options_.replicas->start_sum(sum_);
+}
+
+void ShardReducer::add_waiting() {
+  if (!waiting_.defined()) return;
+  if (waiting_.numel() != sum_.numel()) {
+    throw Error(ErrorCode::invalid_argument,
+                "parameters were frozen or thawed between backwards whose gradients have not been "
+                "summed over the copies yet");
+  }
+  sum_.add_(std::exchange(waiting_, {}));
 }
 
 void ShardReducer::finish() {
   if (!under_way_) return;
   const torch::NoGradGuard no_grad;
+  if (comm_hook()) {
+    under_way_ = false;
+    give(std::exchange(sum_, {}), std::vector<bool>(travelling_.size(), true));
+    return;
+  }
   advance();
+  under_way_ = false;
+  ++waiting_count_;
+  if (options_.replicas != nullptr && !over_replicas_) {
+    waiting_ = std::exchange(sum_, {});
+    return;
+  }
   if (over_replicas_) over_replicas_->finish();
   over_replicas_.reset();
-  under_way_ = false;
   const auto sum = std::exchange(sum_, {});
-  const auto present = Trailer::read(sum, travelling_.size(), id_, options_.ranks);
-  auto gradients = sum.narrow(0, 0, slices_.shard_elements).to(store_.shard().scalar_type());
-  if (scale_.after != 1) gradients.div_(scale_.after);
+  const auto present = Trailer::read(sum, travelling_.size(), plan_.id,
+                                     options_.ranks * std::exchange(waiting_count_, 0));
+  auto reduced = sum.narrow(0, 0, slices_.shard_elements);
+  call_hook(reduced);
+  auto average = reduced.to(options_.kept_dtype);
+  if (scale_.after != 1) average.div_(scale_.after);
+  give(average, present);
+}
+
+void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& present) {
+  // Where parameters are offloaded the shard is on another device.
+  const auto gradients = average.to(store_.shard().device(), options_.kept_dtype);
   if (options_.geometry == Geometry::flat) {
     if (std::ranges::count(present, true) > 0) accumulate(params_.front().local, gradients);
     return;
@@ -141,6 +197,8 @@ void ShardReducer::forget() {
   }
   over_replicas_.reset();
   sum_ = at::Tensor();
+  waiting_ = at::Tensor();
+  waiting_count_ = 0;
   for (auto& kept : kept_) kept = at::Tensor();
 }
 

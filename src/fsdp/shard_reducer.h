@@ -14,10 +14,11 @@
 namespace tessera::detail {
 
 struct ShardReducerOptions {
-  int ranks = 1;                      // that contribute: sharding times replicas
-  int shard_world = 1;                // ranks that share the parameters
-  Transport* replicas = nullptr;      // null: one copy only
-  at::ScalarType dtype = at::kFloat;  // gradients travel in
+  int ranks = 1;                           // that contribute: sharding times replicas
+  int shard_world = 1;                     // ranks that share the parameters
+  Transport* replicas = nullptr;           // null: one copy only
+  at::ScalarType dtype = at::kFloat;       // gradients travel in
+  at::ScalarType kept_dtype = at::kFloat;  // averages are given in
   double divisor = 1;
   Geometry geometry = Geometry::rows;
 };
@@ -28,7 +29,8 @@ class ShardReducer final : public GradReducer {
   ShardReducer(std::vector<UnitParam>& params, ParamStore& store,
                const ShardReducerOptions& options);
 
-  void begin(bool, int id) override { id_ = id; }
+  void set_divisor(double divisor) override { scale_ = GradScale::make(divisor, options_.dtype); }
+  void begin(const BackwardPlan& plan) override { plan_ = plan; }
   void arrived(std::size_t) override {}
   bool start() override;
   void advance() override;
@@ -38,8 +40,11 @@ class ShardReducer final : public GradReducer {
 
  private:
   [[nodiscard]] at::Tensor gradient_of(std::size_t param);
+  void add_waiting();
   void choose_slices(std::vector<std::size_t> travelling);
   void fill(int rank, const std::vector<at::Tensor>& gradients, at::Tensor& slice) const;
+  void reduce_by_hook(const std::vector<at::Tensor>& gradients);
+  void give(const at::Tensor& average, const std::vector<bool>& present);
 
   std::vector<UnitParam>& params_;
   ParamStore& store_;
@@ -48,9 +53,12 @@ class ShardReducer final : public GradReducer {
   std::vector<std::size_t> travelling_;  // parameters whose gradients travel
   UnitLayout slices_;                    // of those: where they lie in a slice
   std::vector<at::Tensor> kept_;         // [parameter] not yet reduced, in the dtype of reductions
-  int id_ = 0;                           // of the unit
+  BackwardPlan plan_;
   bool under_way_ = false;
   at::Tensor sum_;
+  // Sums over the ranks that share the parameters which have not been summed over the copies yet.
+  at::Tensor waiting_;
+  int waiting_count_ = 0;
   std::unique_ptr<PendingSum> over_replicas_;
 };
 

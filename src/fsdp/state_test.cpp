@@ -75,6 +75,24 @@ TEST(ModelState, HasPythonsNamesAndThisRanksRows) {
   });
 }
 
+// What stays gathered would otherwise compute with the values before the load.
+TEST(ModelState, ALoadIsSeenByUnitsThatStayGathered) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = testing::make_net({.blocks = 1});
+    const ShardOptions options{.reshard_after_forward = false, .reshard_after_backward = false};
+    for (auto& block : net->blocks) fully_shard(block, mesh, options);
+    fully_shard(net, mesh, options);
+    const auto tokens = torch::arange(6).view({2, 3});
+    net(tokens).sum().backward();
+    ASSERT_GT(unit_reports(net)[0].gathered_bytes, 0u);
+    const auto state = model_state(net);
+    const auto& head = state.at("head.weight").as_tensor();
+    std::memset(head.pieces[0].storage->data + head.pieces[0].storage_offset * sizeof(float), 0,
+                sharded_parameters(net).back().local.nbytes());
+    EXPECT_EQ(net(tokens).abs().sum().item<float>(), 0);
+  });
+}
+
 TEST(ModelState, RankWithoutRowsHasAnEmptyChunkAtTheEnd_P18) {
   run_mesh(3, [](Mesh& mesh) {
     torch::nn::Linear linear(3, 2);

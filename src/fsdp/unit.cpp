@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "fsdp/bucket_reducer.h"
 #include "fsdp/shard_reducer.h"
 #include "tessera/error.h"
@@ -29,6 +30,11 @@ void require_uniform(const std::vector<at::Tensor>& parameters) {
     if (parameter.layout() != at::kStrided || parameter.is_meta()) {
       throw Error(ErrorCode::unsupported, "fully_shard takes dense parameters with data only");
     }
+    if (parameter.device() != parameters.front().device()) {
+      throw Error(ErrorCode::invalid_argument, "a unit's parameters must be on one device, found " +
+                                                   parameters.front().device().str() + " and " +
+                                                   parameter.device().str());
+    }
     if (parameter.scalar_type() != parameters.front().scalar_type()) {
       throw Error(ErrorCode::invalid_argument,
                   std::string("a unit's parameters must have one dtype, found ") +
@@ -39,18 +45,42 @@ void require_uniform(const std::vector<at::Tensor>& parameters) {
 }
 
 // `element_size`: of the type that gathered parameters have (spec K9).
-UnitLayout layout_of(const std::vector<Shape>& shapes, Geometry geometry, int world,
-                     std::size_t element_size) {
+UnitLayout layout_of(const std::vector<Shape>& shapes, const std::vector<int>& dims,
+                     Geometry geometry, int world, std::size_t element_size) {
   const auto size = static_cast<std::int64_t>(element_size);
   switch (geometry) {
     case Geometry::rows:
-      return rows_layout(shapes, world, kAlignmentBytes / size);
+      return rows_layout(shapes, world, kAlignmentBytes / size, dims);
     case Geometry::flat:
       return flat_layout(shapes, world, 0);
     case Geometry::flat_original:
       return flat_layout(shapes, world, kFlatAlignmentBytes / size);
   }
   return {};
+}
+
+// The dimension that each parameter is sharded along (spec F4).
+std::vector<int> dims_of(const std::vector<at::Tensor>& parameters, const ShardOptions& options,
+                         int world) {
+  std::vector<int> dims;
+  for (const auto& parameter : parameters) {
+    const auto asked = options.shard_placement ? options.shard_placement(parameter) : std::nullopt;
+    const int dim =
+        asked.value_or(0) + (asked.value_or(0) < 0 ? static_cast<int>(parameter.dim()) : 0);
+    if (dim < 0 || dim >= parameter.dim()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "shard_placement gave dimension " + std::to_string(asked.value_or(0)) +
+                      " for a parameter of shape " + to_string(parameter.sizes().vec()));
+    }
+    if (dim != 0 && parameter.size(dim) % world != 0) {
+      throw Error(ErrorCode::unsupported, "FSDP does not support uneven sharding on dim " +
+                                              std::to_string(dim) + ": " +
+                                              to_string(parameter.sizes().vec()) +
+                                              " (world size: " + std::to_string(world) + ")");
+    }
+    dims.push_back(dim);
+  }
+  return dims;
 }
 
 void require_flattenable(const std::vector<at::Tensor>& parameters, Geometry geometry) {
@@ -78,6 +108,7 @@ Unit::Unit(std::shared_ptr<torch::nn::Module> module, const UnitSpec& spec,
     : module_(module),
       mesh_(spec.shard.value_or(spec.mesh).state()),
       is_sharded_(spec.shard.has_value()),
+      is_hybrid_(spec.shard && spec.replicate && spec.replicate->size() > 1),
       geometry_(spec.geometry),
       options_(spec.options),
       type_(c10::demangle(typeid(*module).name())),
@@ -104,8 +135,16 @@ void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& param
   const auto& mesh = *spec.shard;
   const auto compute = compute_type(parameters.front().scalar_type(), options_.mixed_precision);
   store_ = std::make_unique<ParamStore>(
-      layout_of(shapes, geometry_, mesh.size(), c10::elementSize(compute)), mesh.rank(),
-      *mesh.state()->transport, spec.mesh.device(), compute, parameters);
+      layout_of(shapes, dims_of(parameters, options_, mesh.size()), geometry_, mesh.size(),
+                c10::elementSize(compute)),
+      ParamStoreOptions{
+          .rank = mesh.rank(),
+          .transport = mesh.state()->transport.get(),
+          .device = spec.mesh.device(),
+          .shard_device = options_.offload_to_cpu ? torch::Device(at::kCPU) : spec.mesh.device(),
+          .compute = compute},
+      parameters);
+  make_parking(spec, shapes);
   if (geometry_ == Geometry::flat) {
     const auto flat = store_->shard().view({-1}).detach();
     flat.set_requires_grad(parameters.front().requires_grad());
@@ -119,16 +158,35 @@ void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& param
   }
 }
 
+void Unit::make_parking(const UnitSpec& spec, const std::vector<Shape>& shapes) {
+  const int ranks = options_.reshard_after_forward_ranks;
+  const int world = spec.shard->size();
+  if (ranks == 0) return;
+  if (ranks < 1 || world % ranks != 0 || geometry_ != Geometry::rows) {
+    throw Error(ErrorCode::invalid_argument, "reshard_after_forward=" + std::to_string(ranks) +
+                                                 " should be a factor of " + std::to_string(world) +
+                                                 ", the ranks that share the parameters");
+  }
+  if (ranks == world) return;
+  if (ranks == 1) {
+    log(LogLevel::warning, "reshard_after_forward=1 keeps all parameters, as false does");
+    options_.reshard_after_forward = false;
+    return;
+  }
+  const auto part = spec.shard->split(ranks).shard;
+  store_->open_parking(rows_layout(shapes, ranks, 1), part.rank(), *part.state()->transport);
+}
+
 std::int64_t Unit::held_from(std::size_t index) const {
   const auto& layout = store_->layout();
-  const auto& shape = layout.params[index].shape;
+  const auto& place = layout.params[index];
   if (geometry_ == Geometry::rows) {
-    return first_row(shape.front(), static_cast<int>(layout.runs.size()), store_->rank());
+    return first_row(place.shape[place.dim], static_cast<int>(layout.runs.size()), store_->rank());
   }
   for (const auto& run : layout.runs[store_->rank()]) {
     if (run.param == index) return run.param_offset;
   }
-  return layout.params[index].elements;
+  return place.elements;
 }
 
 void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
@@ -156,8 +214,22 @@ void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
           .shard_world = spec.shard->size(),
           .replicas = has_replicas ? spec.replicate->state()->transport.get() : nullptr,
           .dtype = dtype,
+          .kept_dtype = options_.mixed_precision.keep_low_precision_grads
+                            ? compute_type(parameter_type, options_.mixed_precision)
+                            : parameter_type,
           .divisor = divisor,
           .geometry = geometry_});
+}
+
+void Unit::place_buffers() {
+  const auto device = mesh().device();
+  const auto dtype = options_.mixed_precision.buffer_dtype;
+  for (const auto& buffer : buffers_) {
+    const auto own = buffer.scalar_type();
+    const auto wanted = dtype && buffer.is_floating_point() ? *dtype : own;
+    if (wanted != own) cast_buffers_.emplace_back(buffer, own);
+    if (wanted != own || buffer.device() != device) buffer.set_data(buffer.to(device, wanted));
+  }
 }
 
 void Unit::make_dead_gradients() {
@@ -197,6 +269,12 @@ Mesh Unit::mesh() const {
   return Mesh(std::move(state));
 }
 
+void Unit::note(TraceStep step) const {
+  if (!trace) return;
+  const auto bytes = store_ ? store_->whole_bytes() : 0;
+  trace->push_back({step, name_, bytes, std::chrono::steady_clock::now()});
+}
+
 void Unit::start_gather() {
   if (param_state_ != ParamState::sharded) return;
   if (is_shown_) {
@@ -204,8 +282,10 @@ void Unit::start_gather() {
                 "a forward of unit '" + name_ + "' while its parameters are shown whole");
   }
   if (store_) {
+    note(TraceStep::start_gather);
     store_->start_gather();
     gathered_version_ = shard_version();
+    handed_out_ = false;
     ++gathers;
   }
   param_state_ = next(param_state_, ParamStep::start_gather);
@@ -214,19 +294,39 @@ void Unit::start_gather() {
 void Unit::gather() {
   if (param_state_ == ParamState::full) return;
   start_gather();
-  if (store_) store_->finish_gather(*pool_);
+  if (store_) {
+    note(TraceStep::wait_gather);
+    store_->finish_gather(*pool_);
+    note(TraceStep::finish_gather);
+  }
   param_state_ = next(param_state_, ParamStep::finish_gather);
 }
 
 void Unit::free() {
-  if (param_state_ == ParamState::sharded) return;
+  if (param_state_ == ParamState::sharded) {
+    if (store_) store_->unpark();
+    return;
+  }
   if (param_state_ == ParamState::gathering) {
     if (store_) store_->drop_gather();
+    if (store_) note(TraceStep::finish_gather);
     param_state_ = next(param_state_, ParamStep::finish_gather);
   } else if (store_) {
     store_->free(*pool_);
     store_->forbid_access(bypass_text_);
   }
+  if (store_) {
+    store_->unpark();
+    note(TraceStep::free);
+  }
+  param_state_ = next(param_state_, ParamStep::free);
+}
+
+void Unit::park() {
+  if (!store_ || !store_->has_parking() || param_state_ != ParamState::full) return free();
+  store_->park(*pool_);
+  store_->forbid_access(bypass_text_);
+  note(TraceStep::free);
   param_state_ = next(param_state_, ParamStep::free);
 }
 

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/grad_reducer.h"
@@ -19,6 +20,7 @@
 #include "tessera/detail/slot.h"
 #include "tessera/mesh.h"
 #include "tessera/shard_options.h"
+#include "tessera/trace.h"
 
 namespace tessera::detail {
 
@@ -31,6 +33,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Unit(std::shared_ptr<torch::nn::Module> module, const UnitSpec& spec,
        const std::vector<at::Tensor>& parameters);
 
+  // Buffers of its module that are no other unit's.
+  void take_buffers(std::vector<at::Tensor> buffers) { buffers_ = std::move(buffers); }
+  // To the mesh's device and the dtype asked for.
+  void place_buffers();
+  // The dtype that each buffer had before; those that were not cast are not listed.
+  [[nodiscard]] const std::vector<std::pair<at::Tensor, at::ScalarType>>& cast_buffers() const {
+    return cast_buffers_;
+  }
+
   // Who it is -----------------------------------------------------------------------------------
   [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const { return module_.lock(); }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
@@ -38,6 +49,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // The ranks that share the parameters; the unit itself does not keep its meshes alive.
   [[nodiscard]] Mesh mesh() const;
   [[nodiscard]] bool is_sharded() const noexcept { return is_sharded_; }
+  // Sharded, with copies.
+  [[nodiscard]] bool is_hybrid() const noexcept { return is_hybrid_; }
   [[nodiscard]] Geometry geometry() const noexcept { return geometry_; }
   [[nodiscard]] const std::vector<UnitParam>& params() const noexcept { return params_; }
   [[nodiscard]] std::vector<UnitParam>& params() noexcept { return params_; }
@@ -48,9 +61,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool pinned = false;         // unshard() was asked for: stays gathered until reshard()
   bool is_kept = false;        // stays gathered from the last backward on
   bool sync_gradients = true;
+  bool sync_replicas = true;  // of what is reduced: over the copies too
+  bool unshard_in_backward = true;
+  // What to gather next, when the user has said so.
+  std::vector<std::weak_ptr<Unit>> forward_prefetch, backward_prefetch;
   std::weak_ptr<Unit> next_in_backward;  // whose forward ended before this one's
   int id = 0;                            // place in the root's list, the same on every rank
   int backwards_due = 0;                 // forwards whose backward has not come yet
+  // What is done is recorded there, when there is one.
+  std::shared_ptr<std::vector<TraceEvent>> trace;
+  void note(TraceStep step) const;
 
   // What this rank holds of parameter `index`: its elements as a view of the shard, and which they
   // are: the first row, or with flat geometries the first element. Only when sharded.
@@ -63,9 +83,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void start_gather();  // nothing unless sharded
   void gather();        // until full, whatever the state
   void free();          // until sharded, whatever the state
+  // The same after forward: where the options say so a larger part stays here, and the next gather
+  // takes fewer ranks, until free().
+  void park();
   void share_pool(std::shared_ptr<StoragePool> pool) { pool_ = std::move(pool); }
-  // An operator has changed the shard since it was gathered.
-  [[nodiscard]] bool is_stale() const { return shard_version() != gathered_version_; }
+  // The shard may have changed since it was gathered: by an operator, or its memory was handed out.
+  [[nodiscard]] bool is_stale() const {
+    return handed_out_ || shard_version() != gathered_version_;
+  }
+  // Somebody may write to the shard's memory past libtorch.
+  void hand_out() noexcept { handed_out_ = true; }
   // Changes when the shard changes by an operation that autograd knows of (an optimizer's step).
   [[nodiscard]] std::uint32_t shard_version() const;
 
@@ -92,6 +119,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // The only unit of its root: its gradients may leave while its backward goes on.
   void allow_early_reduction();
   void enter_backward();  // nothing when collecting already
+  void set_divide_factor(double factor);
+  void set_reduce_hook(ReduceHook hook);
+  // Before the first forward; once.
+  void set_comm_hook(CommHook hook);
   // Sends the gradients of `full` off to be averaged.
   void start_reduce();
   void advance_reduce();
@@ -113,13 +144,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
  private:
   void make_store(const UnitSpec& spec, const std::vector<at::Tensor>& parameters);
+  void make_parking(const UnitSpec& spec, const std::vector<Shape>& shapes);
   void make_reducer(const UnitSpec& spec, at::ScalarType parameter_type);
   void make_dead_gradients();
 
   std::weak_ptr<torch::nn::Module> module_;
   std::weak_ptr<MeshState> mesh_;
   bool is_sharded_;
+  bool is_hybrid_;
   bool is_shown_ = false;
+  bool handed_out_ = false;
   Geometry geometry_;
   ShardOptions options_;
   std::string type_;
@@ -127,6 +161,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::string bypass_text_;  // said when parameters are used while they are not there
   std::int64_t element_count_ = 0;
   std::vector<UnitParam> params_;
+  std::vector<at::Tensor> buffers_;
+  std::vector<std::pair<at::Tensor, at::ScalarType>> cast_buffers_;
+  bool has_comm_hook_ = false;
   std::unique_ptr<ParamStore> store_;     // null: parameters stay where they are, or there are none
   std::unique_ptr<GradReducer> reducer_;  // null: no parameters
   BucketReducer* buckets_ = nullptr;      // the reducer, when parameters stay where they are

@@ -56,10 +56,27 @@ void Unit::enter_backward() {
   if (grad_state_ == GradState::collecting) return;
   if (grad_state_ == GradState::reducing) finish_reduce();
   grad_state_ = next(grad_state_, GradStep::enter_backward);
-  if (reducer_) reducer_->begin(sync_gradients, id);
+  if (reducer_) reducer_->begin({.id = id, .sync = sync_gradients, .replicas = sync_replicas});
+}
+
+void Unit::set_divide_factor(double factor) {
+  options_.gradient_divide_factor = factor;
+  if (reducer_) reducer_->set_divisor(factor);
+}
+
+void Unit::set_reduce_hook(ReduceHook hook) {
+  if (reducer_) reducer_->set_hook(std::move(hook));
+}
+
+void Unit::set_comm_hook(CommHook hook) {
+  if (std::exchange(has_comm_hook_, true))
+    throw Error(ErrorCode::invalid_argument, "A communication hook is already registered")
+        .at_key(name_);
+  if (reducer_) reducer_->set_comm_hook(std::move(hook));
 }
 
 void Unit::start_reduce() {
+  note(TraceStep::start_reduce);
   grad_state_ = next(grad_state_, GradStep::start_reduce);
   if (reducer_ && reducer_->start()) ++reductions;
 }
@@ -71,11 +88,13 @@ void Unit::advance_reduce() {
 void Unit::finish_reduce() {
   grad_state_ = next(grad_state_, GradStep::finish_reduce);
   if (!reducer_) return;
+  note(TraceStep::wait_reduce);
   try {
     reducer_->finish();
   } catch (Error& error) {
     throw error.at_key(name_);
   }
+  note(TraceStep::finish_reduce);
 }
 
 void Unit::keep_gradients() {

@@ -64,7 +64,8 @@ UnitLayout flat_layout(const std::vector<Shape>& shapes, int world, std::int64_t
   return layout;
 }
 
-UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment) {
+UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment,
+                       const std::vector<int>& dims) {
   UnitLayout layout;
   layout.runs.resize(world);
   layout.local.resize(world);
@@ -76,22 +77,26 @@ UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t
           ErrorCode::invalid_argument,
           "fully_shard doesn't support scalar parameters; make it a 1D tensor of one element");
     }
-    const auto rows = shape.front();
-    std::int64_t row = 1;
-    for (std::size_t d = 1; d < shape.size(); ++d) row *= shape[d];
+    const int dim = param < dims.size() ? dims[param] : 0;
+    const auto size = shape[dim];
+    std::int64_t outer = 1, inner = 1;
+    for (int d = 0; d < dim; ++d) outer *= shape[d];
+    for (std::size_t d = dim + 1; d < shape.size(); ++d) inner *= shape[d];
     for (int rank = 0; rank < world; ++rank) {
-      const auto count = row_count(rows, world, rank);
-      if (count * row > 0) {
+      const auto count = row_count(size, world, rank) * inner;
+      const auto first = first_row(size, world, rank) * inner;
+      for (std::int64_t o = 0; o < outer && count > 0; ++o) {
         layout.runs[rank].push_back(
-            {param, first_row(rows, world, rank) * row, layout.shard_elements, count * row});
+            {param, o * size * inner + first, layout.shard_elements + o * count, count});
       }
       auto held = shape;
-      held.front() = count;
+      held[dim] = row_count(size, world, rank);
       layout.local[rank].push_back({std::move(held), layout.shard_elements});
     }
-    layout.params.push_back({shape, rows * row, layout.gathered_elements});
-    layout.gathered_elements += (rows * row + alignment - 1) / alignment * alignment;
-    layout.shard_elements += chunk_of(rows, world) * row;
+    const auto elements = outer * size * inner;
+    layout.params.push_back({shape, elements, layout.gathered_elements, dim});
+    layout.gathered_elements += (elements + alignment - 1) / alignment * alignment;
+    layout.shard_elements += outer * chunk_of(size, world) * inner;
   }
   return layout;
 }

@@ -26,6 +26,7 @@ struct ParamPlace {
   Shape shape;
   std::int64_t elements = 0;
   std::int64_t gathered_offset = 0;
+  int dim = 0;  // that shards are cut along
 };
 
 // What a rank holds of one parameter, as a tensor of its shard.
@@ -50,13 +51,14 @@ struct UnitLayout {
   std::int64_t shard_elements = 0;
 };
 
-// FSDP2: rank r holds rows [r*chunk, (r+1)*chunk) of dimension 0 of every parameter that exist,
-// chunk = ceil(rows/world) as torch.chunk cuts (spec P2). Every parameter has room for a whole
+// FSDP2: rank r holds slices [r*chunk, (r+1)*chunk) of one dimension of every parameter that exist,
+// chunk = ceil(size/world) as torch.chunk cuts (spec P2). The dimension is `dims[parameter]`, 0
+// where `dims` ends (F4). Every parameter has room for a whole
 // chunk in every shard; what a rank does not hold is padding. `alignment`: elements that every
 // parameter of the gathered array starts at a multiple of. Throws `invalid_argument` for a shape
 // without dimensions.
 [[nodiscard]] UnitLayout rows_layout(const std::vector<Shape>& shapes, int world,
-                                     std::int64_t alignment);
+                                     std::int64_t alignment, const std::vector<int>& dims = {});
 
 // FSDP1: parameters lie end to end in one flat array, which is cut into `world` equal ranges, the
 // last ones shorter or empty (spec T2); what is missing at their end is zero. With `alignment`

@@ -12,8 +12,8 @@ namespace {
 
 Tensor state_leaf(const at::Tensor& held, const ShardedParameter& parameter) {
   if (!parameter.sharded) return leaf_of(held);
-  const auto make = parameter.flat ? flat_leaf_of : sharded_leaf_of;
-  return make(held, parameter.shape, parameter.offset);
+  if (parameter.flat) return flat_leaf_of(held, parameter.shape, parameter.offset);
+  return sharded_leaf_of(held, parameter.shape, parameter.offset, parameter.dim);
 }
 
 // Names as in the module: a flat parameter stands for those in it.

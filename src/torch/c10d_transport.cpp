@@ -11,16 +11,16 @@ namespace {
 class C10dChannel final : public Channel {
  public:
   C10dChannel(c10::intrusive_ptr<c10d::ProcessGroup> group, std::int64_t elements,
-              const at::TensorOptions& options, at::ScalarType gathered_as)
+              const at::TensorOptions& shard, const at::TensorOptions& travelling)
       : group_(std::move(group)),
-        shard_(torch::zeros({elements}, options)),
-        gathered_as_(gathered_as) {}
+        shard_(torch::zeros({elements}, shard)),
+        travelling_(travelling) {}
 
   const at::Tensor& shard() const override { return shard_; }
 
   // Buffers live from start to finish only: a unit at rest costs its shard.
   void start_gather() override {
-    sent_ = shard_.to(gathered_as_);
+    sent_ = shard_.to(travelling_, /*non_blocking=*/shard_.is_pinned());
     gathered_ = torch::empty({group_->getSize() * shard_.numel()}, sent_.options());
     gather_ = communicate("gather of parameters",
                           [&] { return compat::all_gather(*group_, gathered_, sent_); });
@@ -45,7 +45,7 @@ class C10dChannel final : public Channel {
   }
 
   void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) override {
-    contributed_ = torch::empty({group_->getSize() * elements}, shard_.options().dtype(dtype));
+    contributed_ = torch::empty({group_->getSize() * elements}, travelling_.dtype(dtype));
     for (int r = 0; r < group_->getSize(); ++r) {
       auto slice = contributed_.narrow(0, r * elements, elements);
       fill(r, slice);
@@ -65,7 +65,7 @@ class C10dChannel final : public Channel {
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   at::Tensor shard_;
-  at::ScalarType gathered_as_;
+  at::TensorOptions travelling_;
   at::Tensor sent_;         // the shard as it travels, while a gather is under way
   at::Tensor gathered_;     // the shards of all ranks, while a gather is under way
   at::Tensor contributed_;  // slices for all ranks, while a reduction is under way
@@ -91,9 +91,9 @@ class C10dSum final : public PendingSum {
 class C10dTransport final : public Transport {
  public:
   explicit C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
-  std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& options,
-                                at::ScalarType gathered_as) override {
-    return std::make_unique<C10dChannel>(group_, elements, options, gathered_as);
+  std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& shard,
+                                const at::TensorOptions& travelling) override {
+    return std::make_unique<C10dChannel>(group_, elements, shard, travelling);
   }
   std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) override {
     return std::make_unique<C10dSum>(*group_, values);
@@ -105,21 +105,23 @@ class C10dTransport final : public Transport {
 
 class SoloChannel final : public Channel {
  public:
-  SoloChannel(std::int64_t elements, const at::TensorOptions& options)
-      : shard_(torch::zeros({elements}, options)) {}
+  SoloChannel(std::int64_t elements, const at::TensorOptions& shard,
+              const at::TensorOptions& travelling)
+      : shard_(torch::zeros({elements}, shard)), travelling_(travelling) {}
   const at::Tensor& shard() const override { return shard_; }
   void start_gather() override {}
-  // Whoever takes it casts.
+  // Whoever takes it casts and copies.
   void finish_gather(const Take& take) override { take(0, shard_); }
   at::Tensor exchange(const at::Tensor& mine) override { return mine.clone(); }
   void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) override {
-    sum_ = torch::empty({elements}, shard_.options().dtype(dtype));
+    sum_ = torch::empty({elements}, travelling_.dtype(dtype));
     fill(0, sum_);
   }
   at::Tensor finish_reduce() override { return std::exchange(sum_, {}); }
 
  private:
   at::Tensor shard_;
+  at::TensorOptions travelling_;
   at::Tensor sum_;
 };
 
@@ -130,9 +132,9 @@ class SoloSum final : public PendingSum {
 
 class SoloTransport final : public Transport {
  public:
-  std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& options,
-                                at::ScalarType) override {
-    return std::make_unique<SoloChannel>(elements, options);
+  std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& shard,
+                                const at::TensorOptions& travelling) override {
+    return std::make_unique<SoloChannel>(elements, shard, travelling);
   }
   std::unique_ptr<PendingSum> start_sum(const at::Tensor&) override {
     return std::make_unique<SoloSum>();

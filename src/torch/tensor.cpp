@@ -76,13 +76,13 @@ Tensor leaf_of(const at::Tensor& tensor) {
   return leaf;
 }
 
-Tensor sharded_leaf_of(const at::Tensor& rows, const Shape& shape, std::int64_t offset) {
+Tensor sharded_leaf_of(const at::Tensor& rows, const Shape& shape, std::int64_t offset, int dim) {
   Tensor leaf;
   leaf.dtype = dtype_of(rows.scalar_type());
   leaf.shape = shape;
   leaf.sharded = true;
   Box box{Shape(shape.size(), 0), rows.sizes().vec()};
-  box.offsets.front() = offset;
+  box.offsets[dim] = offset;
   leaf.pieces.push_back(piece_of(rows.detach(), std::move(box)));
   return leaf;
 }

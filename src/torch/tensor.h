@@ -13,10 +13,10 @@ namespace tessera {
 
 // A leaf whose one piece is all of `tensor`, which must be strided and on the CPU.
 [[nodiscard]] Tensor leaf_of(const at::Tensor& tensor);
-// A leaf of a tensor of `shape` whose rows from `offset` on are `rows`, contiguous: a chunk of a
-// DTensor.
+// A leaf of a tensor of `shape` whose slices of dimension `dim` from `offset` on are `rows`,
+// contiguous: a chunk of a DTensor.
 [[nodiscard]] Tensor sharded_leaf_of(const at::Tensor& rows, const Shape& shape,
-                                     std::int64_t offset);
+                                     std::int64_t offset, int dim = 0);
 
 // The same of a tensor whose elements from `begin` on, in row-major order, are `elements`,
 // contiguous: part of an FSDP1 shard. Its pieces are boxes, as DCP has them.

@@ -57,11 +57,12 @@ class PendingSum {
 class Transport {
  public:
   virtual ~Transport() = default;
-  // A channel for flat shards of `elements` elements a rank, which travel as `gathered_as` (casts
-  // are the sender's). Collective.
+  // A channel for flat shards of `elements` elements a rank, which are kept as `shard` says and
+  // travel as `travelling` says (dtype and device; casts and copies are the sender's). Sums travel
+  // on that device too. Collective.
   [[nodiscard]] virtual std::unique_ptr<Channel> open(std::int64_t elements,
-                                                      const at::TensorOptions& options,
-                                                      at::ScalarType gathered_as) = 0;
+                                                      const at::TensorOptions& shard,
+                                                      const at::TensorOptions& travelling) = 0;
   // Starts to add `values`, contiguous and of the same shape and dtype on all ranks, up in place;
   // they may not be touched before the sum is finished.
   [[nodiscard]] virtual std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) = 0;

@@ -82,11 +82,12 @@ void collect_tensors(Value& value, std::vector<at::Tensor*>& into) {
   }
 }
 
-template <typename Impl, typename... Arguments, std::size_t... I>
-auto call_unit(std::shared_ptr<Unit> unit, Impl& impl, std::index_sequence<I...>,
+// `forward`: what is called between the unit's steps.
+template <typename Forward, typename... Arguments, std::size_t... I>
+auto call_unit(std::shared_ptr<Unit> unit, Forward&& forward, std::index_sequence<I...>,
                Arguments&&... arguments)
-    -> decltype(impl.forward(std::forward<Arguments>(arguments)...)) {
-  using Result = decltype(impl.forward(std::forward<Arguments>(arguments)...));
+    -> decltype(forward(std::forward<Arguments>(arguments)...)) {
+  using Result = decltype(forward(std::forward<Arguments>(arguments)...));
   if constexpr (!TensorsOf<std::decay_t<Result>>::known)
     throw_unknown_result(*unit, typeid(Result));
   Call scope(std::move(unit));
@@ -96,10 +97,10 @@ auto call_unit(std::shared_ptr<Unit> unit, Impl& impl, std::index_sequence<I...>
     (collect_tensors(std::get<I>(carried), tensors), ...);
     scope.enter(tensors);
     if constexpr (std::is_void_v<Result>) {
-      impl.forward(hand_over<Arguments>(std::get<I>(carried))...);
+      forward(hand_over<Arguments>(std::get<I>(carried))...);
       scope.leave({});
     } else {
-      Result result = impl.forward(hand_over<Arguments>(std::get<I>(carried))...);
+      Result result = forward(hand_over<Arguments>(std::get<I>(carried))...);
       tensors.clear();
       collect_tensors(result, tensors);
       scope.leave(tensors);
@@ -115,7 +116,21 @@ auto call_module(Impl& impl, Arguments&&... arguments)
     -> decltype(impl.forward(std::forward<Arguments>(arguments)...)) {
   auto unit = find_unit(&impl);
   if (!unit) return impl.forward(std::forward<Arguments>(arguments)...);
-  return call_unit(std::move(unit), impl, std::index_sequence_for<Arguments...>(),
+  const auto forward = [&](auto&&... passed) -> decltype(auto) {
+    return impl.forward(std::forward<decltype(passed)>(passed)...);
+  };
+  return call_unit(std::move(unit), forward, std::index_sequence_for<Arguments...>(),
+                   std::forward<Arguments>(arguments)...);
+}
+
+template <typename Method, typename Impl, typename... Arguments>
+decltype(auto) call_method(Method method, Impl& impl, Arguments&&... arguments) {
+  const auto forward = [&](auto&&... passed) -> decltype(auto) {
+    return (impl.*method)(std::forward<decltype(passed)>(passed)...);
+  };
+  auto unit = find_unit(&impl);
+  if (!unit) return forward(std::forward<Arguments>(arguments)...);
+  return call_unit(std::move(unit), forward, std::index_sequence_for<Arguments...>(),
                    std::forward<Arguments>(arguments)...);
 }
 

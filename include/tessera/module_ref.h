@@ -1,0 +1,28 @@
+// ModuleRef: a module in any of the ways that one is held.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+
+namespace tessera {
+
+// Made where a function is called, and not kept: it does not own the module.
+class ModuleRef {
+ public:
+  ModuleRef(const torch::nn::Module& module) : module_(module) {}  // NOLINT(*-explicit-*)
+  template <typename Impl>
+  ModuleRef(const torch::nn::ModuleHolder<Impl>& holder)  // NOLINT(*-explicit-*)
+      : module_(*holder.ptr()) {}
+  template <typename Impl>
+  ModuleRef(const std::shared_ptr<Impl>& module)  // NOLINT(*-explicit-*)
+      : module_(*module) {}
+
+  [[nodiscard]] const torch::nn::Module& get() const noexcept { return module_; }
+
+ private:
+  const torch::nn::Module& module_;
+};
+
+}  // namespace tessera

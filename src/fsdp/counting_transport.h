@@ -1,0 +1,106 @@
+// A transport and a group that count what passes through them, for tests of schedules (spec T6).
+#pragma once
+
+#include <memory>
+#include <ostream>
+#include <utility>
+
+#include "torch/mesh_state.h"
+#include "torch/transport.h"
+
+namespace tessera::testing {
+
+struct Counts {
+  int gathers = 0;
+  int exchanges = 0;
+  int reductions = 0;
+  int sums = 0;
+  int messages = 0;  // of the group
+  friend bool operator==(const Counts&, const Counts&) = default;
+};
+
+// For messages of tests.
+inline std::ostream& operator<<(std::ostream& out, const Counts& counts) {
+  return out << counts.gathers << " gathers, " << counts.exchanges << " exchanges, "
+             << counts.reductions << " reductions, " << counts.sums << " sums, " << counts.messages
+             << " messages";
+}
+
+class CountingChannel final : public Channel {
+ public:
+  CountingChannel(std::unique_ptr<Channel> inner, Counts& counts)
+      : inner_(std::move(inner)), counts_(counts) {}
+  const at::Tensor& shard() const override { return inner_->shard(); }
+  void start_gather() override {
+    ++counts_.gathers;
+    inner_->start_gather();
+  }
+  void finish_gather(const Take& take) override { inner_->finish_gather(take); }
+  at::Tensor exchange(const at::Tensor& mine) override {
+    ++counts_.exchanges;
+    return inner_->exchange(mine);
+  }
+  void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) override {
+    ++counts_.reductions;
+    inner_->start_reduce(elements, dtype, fill);
+  }
+  at::Tensor finish_reduce() override { return inner_->finish_reduce(); }
+
+ private:
+  std::unique_ptr<Channel> inner_;
+  Counts& counts_;
+};
+
+class CountingTransport final : public Transport {
+ public:
+  CountingTransport(std::unique_ptr<Transport> inner, Counts& counts)
+      : inner_(std::move(inner)), counts_(counts) {}
+  std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& shard,
+                                const at::TensorOptions& travelling) override {
+    return std::make_unique<CountingChannel>(inner_->open(elements, shard, travelling), counts_);
+  }
+  std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) override {
+    ++counts_.sums;
+    return inner_->start_sum(values);
+  }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+  Counts& counts_;
+};
+
+class CountingGroup final : public Group {
+ public:
+  CountingGroup(std::unique_ptr<Group> inner, Counts& counts)
+      : inner_(std::move(inner)), counts_(counts) {}
+  int rank() const noexcept override { return inner_->rank(); }
+  int size() const noexcept override { return inner_->size(); }
+  void barrier() override { count().barrier(); }
+  std::vector<Bytes> gather(const Bytes& mine, int root) override {
+    return count().gather(mine, root);
+  }
+  std::vector<Bytes> all_gather(const Bytes& mine) override { return count().all_gather(mine); }
+  Bytes broadcast(const Bytes& message, int root) override {
+    return count().broadcast(message, root);
+  }
+  Bytes scatter(const std::vector<Bytes>& messages, int root) override {
+    return count().scatter(messages, root);
+  }
+
+ private:
+  Group& count() {
+    ++counts_.messages;
+    return *inner_;
+  }
+  std::unique_ptr<Group> inner_;
+  Counts& counts_;
+};
+
+// From here on `counts`, which outlives the mesh, sees all that passes through `mesh`.
+inline void count(const Mesh& mesh, Counts& counts) {
+  auto& state = *mesh.state();
+  state.transport = std::make_unique<CountingTransport>(std::move(state.transport), counts);
+  state.group = std::make_unique<CountingGroup>(std::move(state.group), counts);
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,75 @@
+#include "fsdp/forward_order.h"
+
+#include <cstring>
+#include <string>
+
+#include "base/log.h"
+#include "tessera/error.h"
+
+namespace tessera::detail {
+namespace {
+
+std::string quoted(const std::string& name) {
+  return "unit '" + name + "'";
+}
+
+Bytes bytes_of(const std::string& text) {
+  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
+  return {begin, begin + text.size()};
+}
+
+void require_same_on_all_ranks(const Unit& unit) {
+  const auto names = unit.mesh().group().all_gather(bytes_of(unit.name()));
+  const auto text = [&](std::size_t rank) {
+    return std::string(reinterpret_cast<const char*>(names[rank].data()), names[rank].size());
+  };
+  for (std::size_t rank = 1; rank < names.size(); ++rank) {
+    if (names[rank] == names[0]) continue;
+    throw Error(ErrorCode::mismatch,
+                "Forward order differs across ranks: rank 0 is all-gathering "
+                "parameters for " +
+                    quoted(text(0)) + " while rank " + std::to_string(rank) +
+                    " is all-gathering parameters for " + quoted(text(rank)));
+  }
+}
+
+}  // namespace
+
+void ForwardOrder::begin_pass(bool is_training) {
+  entered_ = 0;
+  mode_ = !is_training ? Mode::off : first_.empty() ? Mode::first : Mode::later;
+}
+
+void ForwardOrder::enter(const Unit& unit) {
+  if (mode_ == Mode::off) return;
+  const auto at = entered_++;
+  if (mode_ == Mode::first) {
+    require_same_on_all_ranks(unit);
+    first_.push_back(&unit);
+  } else if (!has_warned_ && (at >= first_.size() || first_[at] != &unit)) {
+    warn(unit);
+  }
+}
+
+void ForwardOrder::warn(const Unit& unit) {
+  deviates_ = true;
+  const auto at = entered_ - 1;
+  const auto expected =
+      at < first_.size()
+          ? "Expected to all-gather for " + quoted(first_[at]->name()) + " but trying to all-gather"
+          : std::string(
+                "Expected to not all-gather any more parameters in the forward but trying to "
+                "all-gather");
+  log(LogLevel::warning,
+      "Forward order differs from that of the first iteration on rank " +
+          std::to_string(unit.mesh().rank()) +
+          ". Collectives are unchecked and may give incorrect results or hang.\n" + expected +
+          " parameters for " + quoted(unit.name()));
+}
+
+void ForwardOrder::end_pass() {
+  if (deviates_) has_warned_ = true;
+  mode_ = Mode::off;
+}
+
+}  // namespace tessera::detail

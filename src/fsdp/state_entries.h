@@ -1,0 +1,36 @@
+// What Python's state_dict() of a module lists, in its order.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <string>
+#include <vector>
+
+namespace tessera::detail {
+
+struct StateEntry {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// A module's own parameters, its buffers, then its children; those without a tensor are left out.
+inline void append_state_entries(const torch::nn::Module& module, const std::string& prefix,
+                                 std::vector<StateEntry>& into) {
+  const auto append = [&](const auto& entries) {
+    for (const auto& entry : entries) {
+      if (entry.value().defined()) into.push_back({prefix + entry.key(), entry.value()});
+    }
+  };
+  append(module.named_parameters(false));
+  append(module.named_buffers(false));
+  for (const auto& child : module.named_children())
+    append_state_entries(*child.value(), prefix + child.key() + ".", into);
+}
+
+inline std::vector<StateEntry> state_entries(const torch::nn::Module& module) {
+  std::vector<StateEntry> entries;
+  append_state_entries(module, "", entries);
+  return entries;
+}
+
+}  // namespace tessera::detail
