@@ -136,6 +136,12 @@ class FullyShardedDataParallel {
   [[nodiscard]] std::vector<ShardedParameter> parameters() const {
     return sharded_parameters(module_);
   }
+  // Those whose gradient is there (M16).
+  [[nodiscard]] std::vector<ShardedParameter> params_with_grad() const {
+    auto with = parameters();
+    std::erase_if(with, [](const auto& parameter) { return !parameter.local.grad().defined(); });
+    return with;
+  }
   // No unit's module contains this one (M4).
   [[nodiscard]] bool is_root() const { return detail::is_root(*module_); }
   // Within the life of what it returns, backward accumulates gradients on this rank (M15). Throws

@@ -205,6 +205,15 @@ TEST(Fsdp1Methods, NoSyncPutsFlagsBack_M15_NS2_NS6) {
   });
 }
 
+TEST(Fsdp1Methods, ParametersWithGradients_M16) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto model = wrap(mesh);
+    EXPECT_TRUE(model.params_with_grad().empty());
+    loss_of(model, batch_of(0, 0, mesh)).backward();
+    EXPECT_EQ(model.params_with_grad().size(), model.parameters().size());
+  });
+}
+
 TEST(Fsdp1Methods, ApplyChangesWholeParameters_M6) {
   run_mesh(2, [](Mesh& mesh) {
     auto model = wrap(mesh);

@@ -20,6 +20,7 @@
 #include "tessera/detail/slot.h"
 #include "tessera/mesh.h"
 #include "tessera/shard_options.h"
+#include "tessera/state_dict.h"
 #include "tessera/trace.h"
 
 namespace tessera::detail {
@@ -63,6 +64,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool sync_gradients = true;
   bool sync_replicas = true;  // of what is reduced: over the copies too
   bool unshard_in_backward = true;
+  StateDictOptions state_dict_options;
   // What to gather next, when the user has said so.
   std::vector<std::weak_ptr<Unit>> forward_prefetch, backward_prefetch;
   std::weak_ptr<Unit> next_in_backward;  // whose forward ended before this one's

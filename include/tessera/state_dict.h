@@ -1,0 +1,70 @@
+// The state of a sharded model in the kind that was chosen for it: FSDP1's state_dict_type (spec
+// 6.11).
+//
+//   const StateDictTypeScope scope(model, {.type = StateDictType::sharded});
+//   Value state = state_dict(model);
+//
+// Training needs none of this: model_state of tessera/train_state.h is the sharded kind,
+// full_state_dict of tessera/full_params.h the full one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/module_ref.h"
+#include "tessera/value.h"
+
+namespace tessera {
+
+namespace detail {
+class Unit;
+}  // namespace detail
+
+enum class StateDictType : std::uint8_t {
+  full,     // whole tensors under the module's own names
+  local,    // a rank's part of each unit's flat parameter, without padding; FSDP1's units alone
+  sharded,  // a rank's part of each parameter, under the module's own names
+};
+
+// A kind with its options (spec O9 to O12, O17).
+struct StateDictOptions {
+  StateDictType type = StateDictType::full;
+  bool offload_to_cpu = false;
+  bool rank0_only = false;  // other ranks get an empty dict; of the full kind alone
+  bool operator==(const StateDictOptions&) const = default;
+};
+
+// From here on state_dict and load_state_dict of the units at and below `module` are of that kind.
+// Throws `invalid_argument` for options that the kind does not have.
+void set_state_dict_type(ModuleRef module, const StateDictOptions& options);
+// Of the units at and below `module`; full when there are none. Throws `invalid_argument` when they
+// differ.
+[[nodiscard]] StateDictOptions get_state_dict_type(ModuleRef module);
+
+// Within its life; afterwards every unit has the kind that it had, also after an exception.
+class [[nodiscard]] StateDictTypeScope {
+ public:
+  StateDictTypeScope(ModuleRef module, const StateDictOptions& options);
+  ~StateDictTypeScope();
+  StateDictTypeScope(const StateDictTypeScope&) = delete;
+  StateDictTypeScope& operator=(const StateDictTypeScope&) = delete;
+
+ private:
+  std::vector<std::pair<std::weak_ptr<detail::Unit>, StateDictOptions>> before_;
+};
+
+// {name: tensor}. Full: copies, one unit at a time is gathered; every rank has to call it, or the
+// others wait until the deadline. Local and sharded: the shards' own memory. Buffers are as they
+// are, in the full kind in their own dtype. Where nothing is sharded (NO_SHARD) every kind is the
+// full one, with a warning. Throws `invalid_argument` for the local kind of units without a flat
+// parameter. Collective for the full kind.
+[[nodiscard]] Value state_dict(ModuleRef module);
+// The reverse, of the same kind and, but for the full one, from as many ranks: resharding goes
+// through a checkpoint. Throws `mismatch` naming an entry that is missing, too many, or of another
+// shape or part; then nothing was changed. Local.
+void load_state_dict(ModuleRef module, const Value& state);
+
+}  // namespace tessera

@@ -1,0 +1,170 @@
+// Kinds of model state: full, local, sharded (spec 6.11).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+
+#include "base/log.h"
+#include "fsdp/test_training.h"
+#include "tessera/error.h"
+#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/state_dict.h"
+#include "torch/tensor.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+namespace nn = torch::nn;
+using testing::BlockImpl;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::make_net;
+using testing::Net;
+using testing::run_mesh;
+
+Net wrapped(const Mesh& mesh, bool original,
+            ShardingStrategy strategy = ShardingStrategy::full_shard) {
+  return FullyShardedDataParallel<Net>(make_net({}), mesh,
+                                       {.sharding_strategy = strategy,
+                                        .auto_wrap_policy = module_wrap_policy<BlockImpl>(),
+                                        .use_orig_params = original})
+      .module();
+}
+
+void zero(Net& net) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& parameter : sharded_parameters(net)) parameter.local.detach().zero_();
+}
+
+TEST(StateDict, IsFullUnlessChosenAndGoesBack_E6_M7_M8_SD3_O18) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = wrapped(mesh, false);
+    EXPECT_EQ(get_state_dict_type(net), StateDictOptions{});
+    {
+      const StateDictTypeScope local(net, {.type = StateDictType::local});
+      EXPECT_EQ(get_state_dict_type(net).type, StateDictType::local);
+      try {
+        const StateDictTypeScope sharded(net->blocks[0], {.type = StateDictType::sharded});
+        EXPECT_THAT(error_of([&] { static_cast<void>(state_dict(net)); }),
+                    HasSubstr("All FSDP module should the same state_dict_type"));
+        throw std::runtime_error("in between");
+      } catch (const std::runtime_error&) {
+      }
+      EXPECT_EQ(get_state_dict_type(net).type, StateDictType::local);
+    }
+    EXPECT_EQ(get_state_dict_type(net).type, StateDictType::full);
+    set_state_dict_type(net, {.offload_to_cpu = true});
+    set_state_dict_type(net->blocks[0], {.rank0_only = true});
+    EXPECT_THAT(error_of([&] { static_cast<void>(get_state_dict_type(net)); }),
+                HasSubstr("same type of state_dict_config"));
+    EXPECT_THAT(error_of([&] {
+                  set_state_dict_type(net, {.type = StateDictType::local, .rank0_only = true});
+                }),
+                HasSubstr("rank0_only"));
+  });
+}
+
+TEST(StateDict, OfEveryKindLoadsWhatItSaved_M9_M10_M11_SDT) {
+  for (const int world : {2, 3, 4}) {
+    for (const bool original : {false, true}) {
+      run_mesh(world, [&](Mesh& mesh) {
+        auto net = wrapped(mesh, original);
+        const auto before = full_state_dict(net);
+        for (const auto type :
+             {StateDictType::full, StateDictType::local, StateDictType::sharded}) {
+          set_state_dict_type(net, {.type = type});
+          // Of local and sharded states the memory is the shards' own.
+          auto other = wrapped(mesh, original);
+          set_state_dict_type(other, {.type = type});
+          const auto state = state_dict(other);
+          zero(net);
+          EXPECT_EQ(full_state_dict(net)["block0.up.weight"].abs().sum().item<float>(), 0);
+          load_state_dict(net, state);
+          for (const auto& entry : full_state_dict(net)) {
+            EXPECT_TRUE(torch::equal(entry.value(), before[entry.key()]))
+                << entry.key() << " of kind " << static_cast<int>(type);
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(StateDict, OfTheFullKindIsTheModules_O10_SDT) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = wrapped(mesh, true);
+    const auto plain = make_net({});
+    set_state_dict_type(net, {.rank0_only = true});
+    const auto state = state_dict(net);
+    if (mesh.rank() != 0) {
+      EXPECT_TRUE(state.pairs().empty());
+      return;
+    }
+    for (const auto& entry : plain->named_parameters()) {
+      const auto* leaf = state.find(entry.key());
+      ASSERT_NE(leaf, nullptr) << entry.key();
+      EXPECT_TRUE(torch::equal(tensor_of(leaf->as_tensor()), entry.value().detach()));
+    }
+  });
+}
+
+TEST(StateDict, OfTheLocalKindIsTheFlatParameterWithoutPadding_SDT) {
+  run_mesh(4, [](Mesh& mesh) {
+    nn::Linear linear(2, 2);
+    auto model = FullyShardedDataParallel<nn::Linear>(linear, mesh);
+    const StateDictTypeScope local(model.module(), {.type = StateDictType::local});
+    const auto state = state_dict(model.module());
+    ASSERT_EQ(state.pairs().size(), 1u);
+    const auto& leaf = state.at("_flat_param").as_tensor();
+    EXPECT_EQ(leaf.shape, (Shape{6}));  // 2, 2, 2 and nothing
+    EXPECT_EQ(leaf.pieces.size(), mesh.rank() == 3 ? 0u : 1u);
+    if (mesh.rank() == 3) return;
+    const auto& box = std::get<Box>(leaf.pieces[0].slice);
+    EXPECT_EQ(box.offsets, (Shape{2 * mesh.rank()}));
+    EXPECT_EQ(box.sizes, (Shape{2}));
+  });
+}
+
+TEST(StateDict, ThatDoesNotFitChangesNothing_X48_X51_X53) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = wrapped(mesh, false);
+    auto rows = make_net({});
+    testing::shard(rows, mesh);
+    set_state_dict_type(rows, {.type = StateDictType::local});
+    EXPECT_THAT(error_of([&] { static_cast<void>(state_dict(rows)); }),
+                HasSubstr("can only be called when parameters are flatten and sharded"));
+    set_state_dict_type(rows, {.type = StateDictType::sharded});
+    set_state_dict_type(net, {.type = StateDictType::sharded});
+    const auto before = full_state_dict(net);
+    // Rows are not the parts of a flat parameter.
+    EXPECT_THAT(error_of([&] { load_state_dict(net, state_dict(rows)); }),
+                HasSubstr("load it through a checkpoint"));
+    auto pairs = state_dict(net).pairs();
+    pairs.pop_back();
+    EXPECT_THAT(error_of([&] { load_state_dict(net, Value::dict(pairs)); }),
+                HasSubstr("lacks this name"));
+    pairs = state_dict(net).pairs();
+    pairs.emplace_back("more", pairs.back().second);
+    EXPECT_THAT(error_of([&] { load_state_dict(net, Value::dict(pairs)); }),
+                HasSubstr("the module lacks this name"));
+    for (const auto& entry : full_state_dict(net))
+      EXPECT_TRUE(torch::equal(entry.value(), before[entry.key()])) << entry.key();
+  });
+}
+
+TEST(StateDict, OfWhatIsNotShardedIsFullWithAWarning_SDT) {
+  std::vector<std::string> warnings;
+  set_log([&](LogLevel, std::string_view text) { warnings.emplace_back(text); });
+  run_mesh(1, [](Mesh& mesh) {
+    auto net = wrapped(mesh, false, ShardingStrategy::no_shard);
+    const StateDictTypeScope sharded(net, {.type = StateDictType::sharded});
+    EXPECT_FALSE(state_dict(net).at("head.weight").as_tensor().sharded);
+  });
+  set_log({});
+  EXPECT_THAT(warnings.back(), HasSubstr("full_state_dict will be returned"));
+}
+
+}  // namespace
+}  // namespace tessera
