@@ -32,8 +32,9 @@ HEADERS = {
     "checkpoint.h": "checkpoint",
     "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch",
     "grad_scaler.h": "optim", "optim.h": "optim", "train_state.h": "optim",
-    "activation_checkpoint.h": "fsdp", "comm_hooks.h": "fsdp", "ddp.h": "fsdp", "fsdp.h": "fsdp",
-    "full_params.h": "fsdp", "fully_sharded_data_parallel.h": "fsdp", "shard_options.h": "fsdp", "state_dict.h": "fsdp",
+    "activation_checkpoint.h": "fsdp", "comm_hooks.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp",
+    "fsdp.h": "fsdp", "full_params.h": "fsdp", "fully_sharded_data_parallel.h": "fsdp",
+    "shard_options.h": "fsdp", "state_dict.h": "fsdp",
     "trace.h": "fsdp", "unit_controls.h": "fsdp", "detail": "fsdp",
     "checkpointer.h": "checkpointer",
 }

@@ -12,6 +12,7 @@
 
 #include <utility>
 
+#include "tessera/deferred_init.h"
 #include "tessera/fsdp.h"
 
 namespace tessera {
@@ -27,6 +28,7 @@ class DistributedDataParallel {
   DistributedDataParallel(Holder module, const Mesh& mesh,
                           const DistributedDataParallelOptions& options = {})
       : module_(std::move(module)), mesh_(mesh), broadcast_buffers_(options.broadcast_buffers) {
+    materialize(module_, mesh_.device());
     sync_module_states(module_, mesh_);
     replicate(module_, mesh_, options);
   }

@@ -57,7 +57,8 @@ namespace tessera {
 // out. Ranks must have built the same module; the values of rank r's own rows are kept. Throws
 // `invalid_argument` for a module that is a unit already, a scalar parameter, parameters of mixed
 // dtype or device, or a parameter that a unit elsewhere holds too; `mismatch` when shapes differ
-// over the ranks. Collective.
+// over the ranks. What is on the meta device gets its data first, see tessera/deferred_init.h;
+// ignored parameters do not. Collective.
 template <typename Impl>
 void fully_shard(const std::shared_ptr<Impl>& module, const Mesh& mesh,
                  const ShardOptions& options = {}) {
@@ -104,7 +105,8 @@ void replicate(const torch::nn::ModuleHolder<Impl>& module, const Mesh& mesh,
   replicate(module.ptr(), mesh, options);
 }
 
-// Gives every rank rank 0's parameters and buffers. Before sharding. Collective.
+// Gives every rank rank 0's parameters and buffers. Before sharding. Throws `invalid_argument` for
+// what is on the meta device. Collective.
 void sync_module_states(ModuleRef module, const Mesh& mesh);
 // The same for buffers alone, at any time.
 void sync_buffers(ModuleRef module, const Mesh& mesh);

@@ -81,7 +81,8 @@ template <typename... Impls>
 }
 
 // The constructor's arguments C3-C15, as far as C++ has them; device and process group are the
-// mesh's.
+// mesh's. `sync_module_states` sends rank 0's values unit by unit, so a module may be on the meta
+// device; only rank 0's needs to have values, those of others come from `param_init_fn` then.
 struct FullyShardedOptions {
   ShardingStrategy sharding_strategy = ShardingStrategy::full_shard;
   WrapPolicy auto_wrap_policy = {};
@@ -90,6 +91,7 @@ struct FullyShardedOptions {
   bool cast_root_forward_inputs = true;  // O6
   std::vector<torch::Tensor> ignored_parameters = {};
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules = {};
+  std::function<void(torch::nn::Module&)> param_init_fn = {};
   bool sync_module_states = false;
   bool forward_prefetch = false;
   bool use_orig_params = false;

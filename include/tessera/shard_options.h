@@ -1,11 +1,13 @@
 // How fully_shard and replicate treat a module: options, with PyTorch's names.
 #pragma once
 
+#include <torch/nn/module.h>
 #include <torch/types.h>
 
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <unordered_set>
 #include <vector>
 
 #include "tessera/mesh.h"
@@ -61,6 +63,9 @@ struct ShardOptions {
   std::vector<torch::Tensor> ignored_parameters = {};
   // Gradients are divided by it instead of by the number of ranks (spec F32).
   std::optional<double> gradient_divide_factor = {};
+  // Fills the unit's modules that are on the meta device (spec C9), as `materialize` of
+  // tessera/deferred_init.h says. Unset: what deferred_init recorded does.
+  std::function<void(torch::nn::Module&)> param_init_fn = {};
 };
 
 // Options of replicate and DistributedDataParallel.
@@ -88,6 +93,8 @@ struct UnitSpec {
   ShardOptions options = {};
   ReplicateOptions buckets = {};
   Geometry geometry = Geometry::rows;
+  std::unordered_set<const torch::nn::Module*> ignored_modules = {};  // and all below each
+  bool sync_states = false;  // parameters and buffers are rank 0's
 };
 
 }  // namespace detail

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "fsdp/registry.h"
 #include "fsdp/root.h"
+#include "fsdp/unit_values.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
 
@@ -62,21 +63,27 @@ std::string flat_name(const torch::nn::Module& module, const std::shared_ptr<Uni
   return "_flat_param";
 }
 
-// Rank 0's values to all ranks. libtorch lists what modules share once for each of them.
-void broadcast(std::vector<at::Tensor> tensors, const Mesh& mesh) {
+}  // namespace
+
+void detail::broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh) {
   constexpr std::size_t kMessageBytes = 250 << 20;  // spec K4
   std::unordered_set<const c10::TensorImpl*> known;
   std::erase_if(tensors, [&](const at::Tensor& tensor) {
     return !tensor.defined() || !known.insert(tensor.unsafeGetTensorImpl()).second;
   });
+  for (const auto& tensor : tensors) {
+    if (!tensor.is_meta()) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "a module's states cannot be synchronised while they have no data: materialize() "
+                "the module first, or let FullyShardedDataParallel do it unit by unit with its "
+                "option sync_module_states");
+  }
   if (!mesh.process_group() || tensors.empty()) return;
   const torch::NoGradGuard no_grad;
   for (auto& tensor : tensors) tensor = tensor.detach();
   communicate("broadcast of a module's state",
               [&] { c10d::broadcast_coalesced(mesh.process_group(), tensors, kMessageBytes, 0); });
 }
-
-}  // namespace
 
 std::vector<ShardedParameter> sharded_parameters(ModuleRef module_ref) {
   const auto& module = module_ref.get();
@@ -145,11 +152,11 @@ void sync_module_states(ModuleRef module_ref, const Mesh& mesh) {
     states.push_back(parameter);
   }
   for (const auto& buffer : module.buffers()) states.push_back(buffer);
-  broadcast(std::move(states), mesh);
+  detail::broadcast_from_first(std::move(states), mesh);
 }
 
 void sync_buffers(ModuleRef module, const Mesh& mesh) {
-  broadcast(module.get().buffers(), mesh);
+  detail::broadcast_from_first(module.get().buffers(), mesh);
 }
 
 void reset(ModuleRef module) {

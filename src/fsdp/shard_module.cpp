@@ -2,14 +2,16 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/torch.h>
 
-#include <cstring>
+#include <exception>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "fsdp/registry.h"
 #include "fsdp/root.h"
+#include "fsdp/unit_values.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 
@@ -83,17 +85,47 @@ void collect(const torch::nn::Module& module, const std::string& prefix,
   }
 }
 
-// Ranks that built different modules would exchange rows of different things.
-void require_same_on_all_ranks(const Found& found, const Mesh& mesh) {
+// Data for what the unit takes over where it has none; what went wrong, if anything.
+std::exception_ptr fill_unit(torch::nn::Module& module, const UnitSpec& spec) try {
+  const auto modules = modules_below(module, [&](const torch::nn::Module& child) {
+    return !find_unit(&child) && !spec.ignored_modules.contains(&child);
+  });
+  FillOptions options{spec.mesh.device(), spec.options.param_init_fn, {}};
+  for (const auto& ignored : spec.options.ignored_parameters)
+    options.ignored.insert(ignored.unsafeGetTensorImpl());
+  fill(modules, options);
+  return nullptr;
+} catch (...) {
+  return std::current_exception();
+}
+
+void sync_unit(const Found& found, const Mesh& mesh) {
+  auto states = found.buffers;
+  states.insert(states.end(), found.tensors.begin(), found.tensors.end());
+  broadcast_from_first(std::move(states), mesh);
+}
+
+// Ranks that built different modules would exchange rows of different things. Throws `failure` of
+// this rank on after the others have heard of it: they would wait.
+void require_same_on_all_ranks(const Found& found, const std::exception_ptr& failure,
+                               const Mesh& mesh) {
+  constexpr std::string_view kFailed = "failed";
   std::string text;
   for (std::size_t i = 0; i < found.tensors.size(); ++i) {
     text += found.names[i] + " " + c10::toString(found.tensors[i].scalar_type()) +
             to_string(found.tensors[i].sizes().vec());
     text += "\n";
   }
+  if (failure) text = kFailed;
   const auto* begin = reinterpret_cast<const std::byte*>(text.data());
   const auto all = mesh.group().all_gather(Bytes(begin, begin + text.size()));
+  if (failure) std::rethrow_exception(failure);
   for (std::size_t r = 0; r < all.size(); ++r) {
+    const std::string_view theirs(reinterpret_cast<const char*>(all[r].data()), all[r].size());
+    if (theirs == kFailed) {
+      throw Error(ErrorCode::peer_failed,
+                  "rank " + std::to_string(r) + " could not give a unit's parameters their data");
+    }
     if (all[r] == all[0]) continue;
     throw Error(ErrorCode::mismatch,
                 "rank " + std::to_string(r) +
@@ -110,12 +142,14 @@ void shard_module(const std::shared_ptr<torch::nn::Module>& module, const UnitSp
     throw Error(ErrorCode::invalid_argument,
                 "fully_shard was applied to this module already (" + module->name() + ")");
   }
+  const auto failure = fill_unit(*module, spec);
   Found found;
-  std::unordered_set<const void*> seen;
+  std::unordered_set<const void*> seen(spec.ignored_modules.begin(), spec.ignored_modules.end());
   for (const auto& ignored : spec.options.ignored_parameters)
     seen.insert(ignored.unsafeGetTensorImpl());
   collect(*module, "", seen, found, spec.shard.has_value());
-  require_same_on_all_ranks(found, spec.mesh);
+  require_same_on_all_ranks(found, failure, spec.mesh);
+  if (spec.sync_states) sync_unit(found, spec.mesh);
   auto unit = std::make_shared<Unit>(module, spec, found.tensors);
   unit->slot_maker = std::move(slot_maker);
   unit->take_buffers(std::move(found.buffers));

@@ -35,7 +35,7 @@ class Wrapper {
         throw Error(ErrorCode::invalid_argument,
                     "`ignored_modules` should not include FSDP modules");
       }
-      for (const auto& below : module->modules()) ignored_.insert(below.get());
+      for (const auto& below : module->modules()) spec_.ignored_modules.insert(below.get());
       for (const auto& parameter : module->parameters())
         spec_.options.ignored_parameters.push_back(parameter);
     }
@@ -67,7 +67,7 @@ class Wrapper {
   }
 
   std::int64_t wrap_below(const std::shared_ptr<torch::nn::Module>& module) {
-    if (ignored_.contains(module.get())) return 0;
+    if (spec_.ignored_modules.contains(module.get())) return 0;
     const auto all = count_of(*module);
     if (!policy_.decide || !policy_.decide(*module, /*recurse=*/true, all)) {
       wrap_nothing(*module);
@@ -100,7 +100,6 @@ class Wrapper {
 
   const WrapPolicy& policy_;
   detail::UnitSpec spec_;
-  std::unordered_set<const torch::nn::Module*> ignored_;
   std::unordered_set<const c10::TensorImpl*> ignored_parameters_;
   std::unordered_set<const c10::TensorImpl*> counted_;
 };
@@ -122,6 +121,8 @@ detail::UnitSpec spec_of(const HybridMesh& mesh, bool is_hybrid,
   spec.options.backward_prefetch = options.backward_prefetch;
   spec.options.forward_prefetch = options.forward_prefetch;
   spec.options.ignored_parameters = options.ignored_parameters;
+  spec.options.param_init_fn = options.param_init_fn;
+  spec.sync_states = options.sync_module_states;
   if (strategy == ShardingStrategy::shard_grad_op ||
       strategy == ShardingStrategy::hybrid_shard_zero2) {
     spec.options.reshard_after_forward = false;
@@ -201,7 +202,6 @@ void wrap_module(const std::shared_ptr<torch::nn::Module>& module, const HybridM
           .at_key(below.key());
     }
   }
-  if (options.sync_module_states) sync_module_states(*module, mesh.all);
   Wrapper wrapper(options.auto_wrap_policy, spec_of(mesh, is_hybrid, options),
                   options.ignored_modules);
   wrapper.wrap_children(*module);

@@ -1,0 +1,88 @@
+// deferred_init: build a model that is larger than one rank's memory.
+//
+//   torch::manual_seed(seed);
+//   auto model = deferred_init([&] { return Gpt(config); });      // no data yet
+//   for (auto& block : model->blocks) fully_shard(block, mesh);   // each gets its own now
+//   fully_shard(model, mesh);
+//
+// Inside, every tensor that a constructor makes is on the meta device, and how it was made is
+// recorded. fully_shard, replicate, FullyShardedDataParallel and DistributedDataParallel
+// materialise what they take over: a unit's parameters and buffers get their data, whole, on the
+// mesh's device; then the shard is cut out and the whole freed. A rank holds its shards and one
+// whole unit at most.
+//
+// The values are those of the same code without deferred_init, bit for bit, in whatever order units
+// are materialised: operators that draw random numbers are carried out inside too, on memory that
+// is freed at once, so the generator goes on as it would have; when they are repeated they start
+// from the generator's state of the first time, and leave the default generator as it is. It costs
+// the time of drawing twice, and memory for the tensor that is drawn.
+//
+// What is more: tensors that share memory share it afterwards. `model->to(torch::kBFloat16)` works
+// inside, not between deferred_init and materialising. Operators whose results are no tensors
+// (item(), equal()) or depend on values (nonzero()) compute what they need on the spot. Data as
+// ever have tensors that are there already, torch::tensor({...}), and torch::empty of at most 2^17
+// elements with torch::kCPU given; a large one that operators take from must not be changed before
+// the result is materialised. Reading another tensor through data_ptr<T>() throws a c10::Error;
+// asking for a device other than the CPU an Error (`unsupported`).
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "tessera/detail/call.h"
+
+namespace tessera {
+
+namespace detail {
+
+class Recording;
+
+// Within its life this thread's operators are recorded. Inside another one it does nothing.
+class DeferredScope {
+ public:
+  DeferredScope();
+  ~DeferredScope();
+  DeferredScope(const DeferredScope&) = delete;
+  DeferredScope& operator=(const DeferredScope&) = delete;
+
+  // Changes to the module's tensors from here on are noticed.
+  void seal(const torch::nn::Module& module) const;
+
+ private:
+  bool is_outermost_;
+};
+
+}  // namespace detail
+
+// What `make` returns: a holder or a shared_ptr of a module.
+template <typename Make>
+auto deferred_init(Make&& make) {
+  const detail::DeferredScope scope;
+  auto module = std::forward<Make>(make)();
+  scope.seal(detail::impl_of(module));
+  return module;
+}
+
+// Whether `tensor` has no data but a record of how to make it.
+[[nodiscard]] bool is_deferred(const torch::Tensor& tensor);
+
+// Gives the parameters and buffers at and below `module` that are on the meta device data on
+// `device`. They stay the tensors they are: copies of them, optimizers and holders see the data.
+// With `param_init_fn` nothing is repeated: each module that has such tensors of its own, from the
+// outermost on, gets memory for them, and then `param_init_fn(module)` fills it. Throws
+// `invalid_argument`, and changes nothing, for tensors that deferred_init has not made, and for
+// those that were changed since it returned, unless there is a `param_init_fn`. Local.
+void materialize(torch::nn::Module& module, torch::Device device = torch::kCPU,
+                 const std::function<void(torch::nn::Module&)>& param_init_fn = {});
+template <typename Impl>
+void materialize(const torch::nn::ModuleHolder<Impl>& module, torch::Device device = torch::kCPU,
+                 const std::function<void(torch::nn::Module&)>& param_init_fn = {}) {
+  materialize(static_cast<torch::nn::Module&>(*module.ptr()), device, param_init_fn);
+}
+
+}  // namespace tessera
