@@ -129,7 +129,7 @@ class Budgets(unittest.TestCase):
             "src/fsdp/d.cpp": '#include "a.h"\n',
             "src/base/e.cpp": "#include <vector>\n"}
         self.assertEqual(check_budgets.libtorch_units(texts), ["src/fsdp/c.cpp", "src/fsdp/d.cpp"])
-        many = {f"src/fsdp/{i}.cpp": "#include <torch/torch.h>\n" for i in range(61)}
+        many = {f"src/fsdp/{i}.cpp": "#include <torch/torch.h>\n" for i in range(check_budgets.LIBTORCH_UNITS + 1)}
         self.assertEqual(len(budgets(many)), 1)
 
 

@@ -9,7 +9,7 @@
 namespace tessera::detail {
 namespace {
 
-std::string quoted(const std::string& name) {
+std::string unit_called(const std::string& name) {
   return "unit '" + name + "'";
 }
 
@@ -28,8 +28,8 @@ void require_same_on_all_ranks(const Unit& unit) {
     throw Error(ErrorCode::mismatch,
                 "Forward order differs across ranks: rank 0 is all-gathering "
                 "parameters for " +
-                    quoted(text(0)) + " while rank " + std::to_string(rank) +
-                    " is all-gathering parameters for " + quoted(text(rank)));
+                    unit_called(text(0)) + " while rank " + std::to_string(rank) +
+                    " is all-gathering parameters for " + unit_called(text(rank)));
   }
 }
 
@@ -45,8 +45,8 @@ void ForwardOrder::enter(const Unit& unit) {
   const auto at = entered_++;
   if (mode_ == Mode::first) {
     require_same_on_all_ranks(unit);
-    first_.push_back(&unit);
-  } else if (!has_warned_ && (at >= first_.size() || first_[at] != &unit)) {
+    first_.push_back(unit.name());
+  } else if (!has_warned_ && (at >= first_.size() || first_[at] != unit.name())) {
     warn(unit);
   }
 }
@@ -56,7 +56,7 @@ void ForwardOrder::warn(const Unit& unit) {
   const auto at = entered_ - 1;
   const auto expected =
       at < first_.size()
-          ? "Expected to all-gather for " + quoted(first_[at]->name()) + " but trying to all-gather"
+          ? "Expected to all-gather for " + unit_called(first_[at]) + " but trying to all-gather"
           : std::string(
                 "Expected to not all-gather any more parameters in the forward but trying to "
                 "all-gather");
@@ -64,7 +64,7 @@ void ForwardOrder::warn(const Unit& unit) {
       "Forward order differs from that of the first iteration on rank " +
           std::to_string(unit.mesh().rank()) +
           ". Collectives are unchecked and may give incorrect results or hang.\n" + expected +
-          " parameters for " + quoted(unit.name()));
+          " parameters for " + unit_called(unit.name()));
 }
 
 void ForwardOrder::end_pass() {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "fsdp/unit.h"
@@ -21,6 +22,8 @@ class ForwardOrder {
   // unit. Collective in the first training pass.
   void enter(const Unit& unit);
   void end_pass();
+  // Of what was seen so far; on every rank.
+  void forget() { *this = {}; }
 
  private:
   enum class Mode : std::uint8_t { off, first, later };
@@ -31,7 +34,7 @@ class ForwardOrder {
   bool has_warned_ = false;
   bool deviates_ = false;           // this pass does
   std::size_t entered_ = 0;         // units of this pass
-  std::vector<const Unit*> first_;  // units of the first training pass
+  std::vector<std::string> first_;  // names of the units of the first training pass
 };
 
 }  // namespace tessera::detail

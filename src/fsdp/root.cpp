@@ -354,6 +354,7 @@ void Root::reset() {
   pass_.reset();
   entered_.clear();
   last_entered_.clear();
+  order_.forget();
   reducing_.clear();
   for (const auto& unit : units()) {
     unit->free();
