@@ -208,9 +208,11 @@ TEST(Memory, OfAStepIsBoundedByTwoUnits) {
     const auto shards =
         (kWide * kUnit + kRoot) / 2;  // of gradients; those of parameters were there
     const auto activations = (kWide + 2) * 3 * kRows * kWidth * 4;
-    // libtorch's Gloo sums up in a copy of what it is given.
+    // libtorch's Gloo sums up in a copy of what it is given, and its thread frees the copy of the
+    // reduction before when it gets to it.
     const bool is_gloo = mesh.process_group()->getDefaultBackend()->getBackendName() == "gloo";
-    const auto bound = shards + kRoot + 2 * kUnit + 2 * kUnit + activations + (is_gloo ? kUnit : 0);
+    const auto bound =
+        shards + kRoot + 2 * kUnit + 2 * kUnit + activations + (is_gloo ? 2 * kUnit : 0);
     EXPECT_LE(tally.peak, bound) << "rank " << mesh.rank();
     EXPECT_GT(tally.peak, shards + kUnit);  // it counts
     model->zero_grad();
