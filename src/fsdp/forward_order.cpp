@@ -1,9 +1,9 @@
 #include "fsdp/forward_order.h"
 
-#include <cstring>
 #include <string>
 
 #include "base/log.h"
+#include "comm/text.h"
 #include "tessera/error.h"
 
 namespace tessera::detail {
@@ -13,23 +13,15 @@ std::string unit_called(const std::string& name) {
   return "unit '" + name + "'";
 }
 
-Bytes bytes_of(const std::string& text) {
-  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
-  return {begin, begin + text.size()};
-}
-
 void require_same_on_all_ranks(const Unit& unit) {
-  const auto names = unit.mesh().group().all_gather(bytes_of(unit.name()));
-  const auto text = [&](std::size_t rank) {
-    return std::string(reinterpret_cast<const char*>(names[rank].data()), names[rank].size());
-  };
+  const auto names = unit.mesh().group().all_gather(to_bytes(unit.name()));
   for (std::size_t rank = 1; rank < names.size(); ++rank) {
     if (names[rank] == names[0]) continue;
     throw Error(ErrorCode::mismatch,
                 "Forward order differs across ranks: rank 0 is all-gathering "
                 "parameters for " +
-                    unit_called(text(0)) + " while rank " + std::to_string(rank) +
-                    " is all-gathering parameters for " + unit_called(text(rank)));
+                    unit_called(to_text(names[0])) + " while rank " + std::to_string(rank) +
+                    " is all-gathering parameters for " + unit_called(to_text(names[rank])));
   }
 }
 

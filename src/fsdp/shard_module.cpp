@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/text.h"
 #include "fsdp/registry.h"
 #include "fsdp/root.h"
 #include "fsdp/unit_values.h"
@@ -117,12 +118,10 @@ void require_same_on_all_ranks(const Found& found, const std::exception_ptr& fai
     text += "\n";
   }
   if (failure) text = kFailed;
-  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
-  const auto all = mesh.group().all_gather(Bytes(begin, begin + text.size()));
+  const auto all = mesh.group().all_gather(to_bytes(text));
   if (failure) std::rethrow_exception(failure);
   for (std::size_t r = 0; r < all.size(); ++r) {
-    const std::string_view theirs(reinterpret_cast<const char*>(all[r].data()), all[r].size());
-    if (theirs == kFailed) {
+    if (to_text(all[r]) == kFailed) {
       throw Error(ErrorCode::peer_failed,
                   "rank " + std::to_string(r) + " could not give a unit's parameters their data");
     }

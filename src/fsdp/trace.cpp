@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "comm/text.h"
 #include "fsdp/registry.h"
 #include "tessera/error.h"
 
@@ -107,8 +108,7 @@ class ChromeEvents {
 void write_file(const std::string& path, const std::vector<Bytes>& ranks) {
   auto all = Json::array();
   for (const auto& bytes : ranks) {
-    const auto* text = reinterpret_cast<const char*>(bytes.data());
-    for (auto& event : Json::parse(text, text + bytes.size())) all.push_back(std::move(event));
+    for (auto& event : Json::parse(to_text(bytes))) all.push_back(std::move(event));
   }
   std::ofstream file(path);
   file << Json{{"traceEvents", std::move(all)}, {"displayTimeUnit", "ms"}}.dump() << "\n";
@@ -144,9 +144,7 @@ Trace::~Trace() {
 void Trace::write(const std::string& path, const Mesh& mesh) const {
   ChromeEvents mine(mesh.rank());
   for (const auto& event : *events_) mine.add(event);
-  const auto text = mine.all().dump();
-  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
-  const auto ranks = mesh.group().gather(Bytes(begin, begin + text.size()));
+  const auto ranks = mesh.group().gather(to_bytes(mine.all().dump()));
   agree(mesh.group(), "writing a trace", [&] {
     if (mesh.rank() == 0) write_file(path, ranks);
   });

@@ -20,6 +20,7 @@
 #include "checkpoint/read/reader.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/write/item_writer.h"
+#include "comm/text.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 
@@ -27,15 +28,6 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kWindow = 1 << 20;  // bytes: stays in the cache between checksum and write
-
-Bytes to_bytes(const std::string& text) {
-  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
-  return {begin, begin + text.size()};
-}
-
-std::string to_text(const Bytes& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 // The elements of one piece in memory, without a copy where they lie densely.
 ElementSource elements_of(const Tensor& tensor, const WriteItem& item, TensorReader& reader) {
