@@ -114,7 +114,7 @@ struct LoadOptions {
 // content.
 IoReport load(Value& tree, const std::string& path, Group& group, const LoadOptions& options = {});
 
-// A tree with every leaf of `checkpoint` in fresh memory owned by the tree. Every checksum of the
+// checkpoint.tree() with every leaf in fresh memory owned by the tree. Every checksum of the
 // tensors' bytes is checked.
 [[nodiscard]] Value load_all(const Checkpoint& checkpoint, const LoadOptions& options = {});
 

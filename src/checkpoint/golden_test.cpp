@@ -53,6 +53,17 @@ TEST_P(Golden, ReadsAsPyTorchReadsIt) {
   }
 }
 
+// A torch.save file holds a tree, not names: keys that are numbers, containers that are empty.
+TEST(LoadAll, KeepsTheTreeOfATorchFile) {
+  const auto tree =
+      load_all(open_checkpoint(std::string(TESSERA_TEST_DATA) + "/golden/optimizers.pt"));
+  const auto& states = tree.at("Adam").at("state").at("state").pairs();
+  ASSERT_EQ(states.size(), 2U);
+  EXPECT_TRUE(states[1].first == Value(1));
+  EXPECT_NE(states[1].second.at("exp_avg").as_tensor().pieces.at(0).storage->data, nullptr);
+  EXPECT_EQ(tree.at("SGD without momentum").at("state").at("state").size(), 0U);
+}
+
 TEST_P(Golden, HasNoFindings) {
   const VerifyReport report = verify(kRoot + GetParam());
   EXPECT_TRUE(report.findings.empty()) << report.findings.at(0).text;

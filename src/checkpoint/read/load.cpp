@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <unordered_map>
 
 #include "base/parallel.h"
 #include "checkpoint/read/cast.h"
@@ -169,6 +170,24 @@ void read_tensors(const std::vector<Match>& matches, const LoadOptions& options,
   });
 }
 
+// `tree` with other values in the place of some of its nodes; containers on the way are new ones of
+// the same kind, keys and attributes.
+Value replaced(const Value& tree, const std::unordered_map<const void*, Value>& by) {
+  if (const auto found = by.find(tree.identity()); found != by.end()) return found->second;
+  if (tree.is(Value::Kind::list)) {
+    Value::List items;
+    for (const auto& item : tree.items()) items.push_back(replaced(item, by));
+    return Value::list(std::move(items));
+  }
+  if (!tree.is(Value::Kind::dict)) return tree;
+  std::vector<Value::Pair> pairs;
+  for (const auto& [key, value] : tree.pairs()) pairs.emplace_back(key, replaced(value, by));
+  auto made = Value::dict(std::move(pairs), tree.dict_kind());
+  if (const auto* state = tree.container_state()) made.set_container_state(*state);
+  if (const auto* factory = tree.default_factory()) made.set_default_factory(*factory);
+  return made;
+}
+
 }  // namespace
 
 IoReport load(Value& tree, const std::string& path, Group& group, const LoadOptions& options) {
@@ -212,6 +231,12 @@ Value load_all(const Checkpoint& checkpoint, const LoadOptions& options) {
   StorageChecks checks;
   read_tensors(match(leaves, checkpoint, options), options, &checks, counters);
   checks.read_rest(options.threads);
+  if (checkpoint.root) {
+    std::unordered_map<const void*, Value> loaded;
+    for (std::size_t i = 0; i < leaves.size(); ++i)
+      loaded.emplace(checkpoint.leaves[i].value.identity(), leaves[i].value);
+    return replaced(*checkpoint.root, loaded);
+  }
   try {
     return unflatten(leaves);
   } catch (Error& error) {
