@@ -2,7 +2,7 @@
 """Sizes that keep the code readable, and words and paths that must not be in it.
 
 A source file has at most 600 lines, a header 300; a function 80 lines and 6 parameters (beyond that an
-options struct); at most 75 translation units include libtorch, directly or through our headers: each
+options struct); at most 100 translation units include libtorch, directly or through our headers: each
 costs half a minute of build. Exit code 1 and one line per violation.
 """
 
@@ -17,7 +17,7 @@ import tree
 FILE_LINES = {".cpp": 600, ".h": 300, ".py": 600}
 FUNCTION_LINES = 80
 PARAMETERS = 6
-LIBTORCH_UNITS = 75
+LIBTORCH_UNITS = 100
 
 # Put together here, so that this file does not hold what it looks for.
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" "DO", "FIX" "ME", "XX" "X"]) + r")\b")

@@ -65,6 +65,9 @@ class AdamW {
   // Makes the state of every parameter, zeros, where it is missing: what loading a checkpoint
   // needs.
   void make_state();
+  // Copies `state` into the state of that parameter; an undefined one: forgets it. Throws
+  // `mismatch` for tensors of another shape than the parameter's `local`.
+  void set_state(std::size_t group, std::size_t index, const AdamWState& state);
 
  private:
   struct Impl;

@@ -190,6 +190,24 @@ void AdamW::set_lr(double lr) {
 const AdamWState& AdamW::state(std::size_t group, std::size_t index) const {
   return impl_->groups.at(group).states.at(index);
 }
+void AdamW::set_state(std::size_t group, std::size_t index, const AdamWState& state) {
+  const torch::NoGradGuard no_grad;
+  const auto& parameter = impl_->groups.at(group).parameters.at(index);
+  auto& own = impl_->groups[group].states[index];
+  if (!state.defined()) {
+    own = {};
+    return;
+  }
+  for (const auto& tensor : {state.exp_avg, state.exp_avg_sq}) {
+    if (tensor.defined() && tensor.sizes() == parameter.local.sizes()) continue;
+    throw Error(ErrorCode::mismatch, "a state of AdamW has another shape than its parameter")
+        .at_key(parameter.name());
+  }
+  impl_->make_state(parameter, own);
+  own.step.copy_(state.step);
+  own.exp_avg.copy_(state.exp_avg);
+  own.exp_avg_sq.copy_(state.exp_avg_sq);
+}
 void AdamW::make_state() {
   torch::NoGradGuard no_grad;
   for (auto& group : impl_->groups) {

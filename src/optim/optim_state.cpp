@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "optim/adamw_group.h"
+#include "optim/fields.h"
 #include "tessera/error.h"
 #include "tessera/train_state.h"
 #include "torch/tensor.h"
@@ -45,41 +47,6 @@ void add_state(Value& state, const AdamWState& of, const ShardedParameter& param
   }
 }
 
-// A group as torch.optim.AdamW writes it, in its order.
-Value group_value(const AdamWOptions& options, const std::vector<ShardedParameter>& parameters) {
-  Value::List names;
-  for (auto& name : names_of(parameters)) names.emplace_back(std::move(name));
-  return Value::dict({
-      {"lr", options.lr},
-      {"betas", Value::tuple({options.beta1, options.beta2})},
-      {"eps", options.eps},
-      {"weight_decay", options.weight_decay},
-      {"amsgrad", false},
-      {"maximize", false},
-      {"foreach", Value()},
-      {"capturable", false},
-      {"differentiable", false},
-      {"fused", Value()},
-      {"decoupled_weight_decay", true},
-      {"params", Value::list(std::move(names))},
-  });
-}
-
-// Numbers come back as what was saved; a learning rate may be saved as a scalar tensor.
-double number(const Value& value) {
-  return value.is(Value::Kind::tensor) ? tensor_of(value.as_tensor()).item<double>()
-                                       : value.as_real();
-}
-
-void require_off(const Value& group, const char* option) {
-  const auto* value = group.find(option);
-  if (value != nullptr && value->is(Value::Kind::boolean) && value->as_bool()) {
-    throw Error(ErrorCode::unsupported,
-                "the checkpoint's optimizer uses an option that AdamW lacks")
-        .at_key(std::string("param_groups.") + option);
-  }
-}
-
 void require_same_parameters(const Value& names, const std::vector<ShardedParameter>& parameters,
                              std::size_t group) {
   const auto& listed = names.items();
@@ -97,6 +64,40 @@ void require_same_parameters(const Value& names, const std::vector<ShardedParame
 
 }  // namespace
 
+Value detail::group_value(const AdamWOptions& options) {
+  return Value::dict({
+      {"lr", options.lr},
+      {"betas", Value::tuple({options.beta1, options.beta2})},
+      {"eps", options.eps},
+      {"weight_decay", options.weight_decay},
+      {"amsgrad", false},
+      {"maximize", false},
+      {"foreach", Value()},
+      {"capturable", false},
+      {"differentiable", false},
+      {"fused", Value()},
+      {"decoupled_weight_decay", true},
+  });
+}
+
+AdamWOptions detail::group_options(const Value& group) {
+  for (const auto* option : {"amsgrad", "maximize"}) {
+    const auto* value = group.find(option);
+    if (value == nullptr || !value->is(Value::Kind::boolean) || !value->as_bool()) continue;
+    throw Error(ErrorCode::unsupported,
+                "the checkpoint's optimizer uses an option that AdamW lacks")
+        .at_key(std::string("param_groups.") + option);
+  }
+  const auto& betas = group.at("betas").items();
+  if (betas.size() != 2)
+    throw Error(ErrorCode::corrupt, "betas are not a pair").at_key("param_groups");
+  return {.lr = number_of(group.at("lr")),
+          .beta1 = number_of(betas[0]),
+          .beta2 = number_of(betas[1]),
+          .eps = number_of(group.at("eps")),
+          .weight_decay = number_of(group.at("weight_decay"))};
+}
+
 Value optim_state(AdamW& optimizer) {
   optimizer.make_state();
   auto state = Value::dict();
@@ -106,7 +107,11 @@ Value optim_state(AdamW& optimizer) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       add_state(state, optimizer.state(g, i), parameters[i]);
     }
-    groups.push_back(group_value(optimizer.options(g), parameters));
+    auto group = detail::group_value(optimizer.options(g));
+    Value::List names;
+    for (auto& name : names_of(parameters)) names.emplace_back(std::move(name));
+    group.set_item("params", Value::list(std::move(names)));
+    groups.push_back(std::move(group));
   }
   return Value::dict(
       {{"state", std::move(state)}, {"param_groups", Value::list(std::move(groups))}});
@@ -123,17 +128,8 @@ void set_optim_state(AdamW& optimizer, const Value& tree) {
   std::vector<AdamWOptions> loaded;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& group = groups[g];
-    require_off(group, "amsgrad");
-    require_off(group, "maximize");
     require_same_parameters(group.at("params"), optimizer.parameters(g), g);
-    const auto& betas = group.at("betas").items();
-    if (betas.size() != 2)
-      throw Error(ErrorCode::corrupt, "betas are not a pair").at_key("param_groups");
-    loaded.push_back({.lr = number(group.at("lr")),
-                      .beta1 = number(betas[0]),
-                      .beta2 = number(betas[1]),
-                      .eps = number(group.at("eps")),
-                      .weight_decay = number(group.at("weight_decay"))});
+    loaded.push_back(detail::group_options(group));
   }
   for (std::size_t g = 0; g < loaded.size(); ++g) optimizer.options(g) = loaded[g];
 }

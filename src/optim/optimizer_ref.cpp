@@ -1,0 +1,225 @@
+#include "tessera/optimizer_ref.h"
+
+#include <c10/util/Type.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "base/log.h"
+#include "optim/adamw_group.h"
+#include "optim/fields.h"
+#include "optim/optimizer_formats.h"
+#include "tessera/error.h"
+#include "torch/tensor.h"
+
+namespace tessera {
+namespace {
+
+class TorchAccess final : public OptimizerAccess {
+ public:
+  explicit TorchAccess(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {
+    const auto& type = typeid(optimizer);
+    format_ = detail::find_format(type);
+    if (format_ != nullptr) return;
+    throw Error(ErrorCode::unsupported, "optimizer " + c10::demangle(type.name()) +
+                                            " is not described: see register_optimizer of "
+                                            "tessera/optimizer_ref.h");
+  }
+
+  std::vector<std::vector<at::Tensor>> parameters() const override {
+    std::vector<std::vector<at::Tensor>> groups;
+    for (const auto& group : optimizer_.param_groups()) groups.push_back(group.params());
+    return groups;
+  }
+
+  Value group(std::size_t index) const override {
+    detail::FieldsToDict fields;
+    format_->options(fields, optimizer_.param_groups().at(index).options());
+    return fields.take();
+  }
+
+  void check_group(std::size_t index, const Value& options) const override {
+    const auto scratch = optimizer_.param_groups().at(index).options().clone();
+    detail::DictToFields fields(options, {}, false);
+    format_->options(fields, *scratch);
+  }
+
+  void set_group(std::size_t index, const Value& options) override {
+    detail::DictToFields fields(options, {}, false);
+    format_->options(fields, optimizer_.param_groups().at(index).options());
+    for (const auto& name : fields.left_over()) {
+      log(LogLevel::warning, "optimizer " + format_->name + " has no option '" + name +
+                                 "': what was loaded for it is not kept");
+    }
+  }
+
+  Value state(const at::Tensor& parameter) const override {
+    const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
+    if (found == optimizer_.state().end()) return {};
+    // Those that others described: once a tensor is there that the first check did not see.
+    if (format_->make_options && !is_checked_.exchange(true))
+      detail::require_complete(*format_, *found->second);
+    detail::FieldsToDict fields;
+    format_->state(fields, *found->second);
+    return fields.take();
+  }
+
+  void check_state(const at::Tensor& parameter, const Value& state) const override {
+    if (!state.is(Value::Kind::none)) (void)parsed(parameter, state, true);
+  }
+
+  void set_state(const at::Tensor& parameter, const Value& state, bool keep) override {
+    auto* key = parameter.unsafeGetTensorImpl();
+    if (state.is(Value::Kind::none)) {
+      optimizer_.state().erase(key);
+    } else {
+      optimizer_.state()[key] = parsed(parameter, state, keep);
+    }
+  }
+
+ private:
+  std::unique_ptr<torch::optim::OptimizerParamState> parsed(const at::Tensor& parameter,
+                                                            const Value& state, bool keep) const {
+    auto made = format_->make_state();
+    detail::DictToFields fields(state, parameter, keep);
+    format_->state(fields, *made);
+    return made;
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  const OptimizerFormat* format_;
+  mutable std::atomic<bool> is_checked_ = false;
+};
+
+class AdamWAccess final : public OptimizerAccess {
+ public:
+  explicit AdamWAccess(AdamW& optimizer) : optimizer_(optimizer) {
+    for (std::size_t g = 0; g < optimizer.group_count(); ++g) {
+      const auto& parameters = optimizer.parameters(g);
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        places_.emplace(parameters[i].local.unsafeGetTensorImpl(), std::pair{g, i});
+    }
+  }
+
+  std::vector<std::vector<at::Tensor>> parameters() const override {
+    std::vector<std::vector<at::Tensor>> groups;
+    for (std::size_t g = 0; g < optimizer_.group_count(); ++g)
+      groups.push_back(local_tensors(optimizer_.parameters(g)));
+    return groups;
+  }
+  Value group(std::size_t index) const override {
+    return detail::group_value(optimizer_.options(index));
+  }
+  void check_group(std::size_t /*index*/, const Value& options) const override {
+    (void)detail::group_options(options);
+  }
+  void set_group(std::size_t index, const Value& options) override {
+    optimizer_.options(index) = detail::group_options(options);
+  }
+
+  Value state(const at::Tensor& parameter) const override {
+    const auto [group, index] = place_of(parameter);
+    const auto& state = optimizer_.state(group, index);
+    if (!state.defined()) return {};
+    detail::FieldsToDict fields;
+    auto copy = state;
+    copy.step = state.step.clone();
+    fields.value("step", [&] { return Value(leaf_of(copy.step)); }, {});
+    fields.tensor("exp_avg", copy.exp_avg);
+    fields.tensor("exp_avg_sq", copy.exp_avg_sq);
+    return fields.take();
+  }
+
+  void check_state(const at::Tensor& parameter, const Value& state) const override {
+    if (!state.is(Value::Kind::none)) (void)parsed(parameter, state);
+  }
+  void set_state(const at::Tensor& parameter, const Value& state, bool /*keep*/) override {
+    const auto [group, index] = place_of(parameter);
+    optimizer_.set_state(group, index,
+                         state.is(Value::Kind::none) ? AdamWState{} : parsed(parameter, state));
+  }
+
+ private:
+  [[nodiscard]] std::pair<std::size_t, std::size_t> place_of(const at::Tensor& parameter) const {
+    return places_.at(parameter.unsafeGetTensorImpl());
+  }
+
+  // Views of what was given; AdamW copies them.
+  static AdamWState parsed(const at::Tensor& parameter, const Value& state) {
+    AdamWState made;
+    std::int64_t step = 0;
+    detail::DictToFields fields(state, parameter, /*keep=*/true);
+    fields.count("step", step);
+    fields.tensor("exp_avg", made.exp_avg);
+    fields.tensor("exp_avg_sq", made.exp_avg_sq);
+    for (const auto* name : {"step", "exp_avg", "exp_avg_sq"}) {
+      if (state.find(name) == nullptr)
+        throw Error(ErrorCode::mismatch, "the state of AdamW lacks this entry").at_key(name);
+    }
+    made.step = torch::tensor(static_cast<float>(step), torch::kFloat32);
+    return made;
+  }
+
+  AdamW& optimizer_;
+  std::unordered_map<const c10::TensorImpl*, std::pair<std::size_t, std::size_t>> places_;
+};
+
+}  // namespace
+
+OptimizerRef::OptimizerRef(torch::optim::Optimizer& optimizer)
+    : access_(std::make_shared<TorchAccess>(optimizer)) {}
+OptimizerRef::OptimizerRef(AdamW& optimizer) : access_(std::make_shared<AdamWAccess>(optimizer)) {}
+OptimizerRef::OptimizerRef(std::shared_ptr<OptimizerAccess> access) : access_(std::move(access)) {}
+
+OptimizerRef OptimizerRef::with_names(std::shared_ptr<const Names> names) const {
+  auto named = *this;
+  named.names_ = std::move(names);
+  return named;
+}
+
+std::vector<std::vector<OptimizerRef::Key>> OptimizerRef::keys() const {
+  std::vector<std::vector<Key>> groups;
+  std::int64_t number = 0;
+  for (const auto& group : access_->parameters()) {
+    auto& keys = groups.emplace_back();
+    for (const auto& parameter : group) {
+      Value key(number++);
+      if (names_) {
+        const auto name = names_->find(parameter.unsafeGetTensorImpl());
+        if (name == names_->end()) {
+          throw Error(ErrorCode::invalid_argument,
+                      "the optimizer has a parameter that is not one of the model's");
+        }
+        key = Value(name->second);
+      }
+      keys.push_back({std::move(key), parameter});
+    }
+  }
+  return groups;
+}
+
+Value optimizer_state_dict(const OptimizerRef& optimizer) {
+  std::vector<Value::Pair> state;
+  Value::List groups;
+  auto& access = optimizer.access();
+  const auto keys = optimizer.keys();
+  for (std::size_t g = 0; g < keys.size(); ++g) {
+    Value::List params;
+    for (const auto& [key, parameter] : keys[g]) {
+      params.push_back(key);
+      auto entry = access.state(parameter);
+      if (!entry.is(Value::Kind::none)) state.emplace_back(key, std::move(entry));
+    }
+    if (optimizer.is_named()) {
+      std::ranges::sort(params, {}, [](const Value& name) { return name.as_string(); });
+    }
+    auto group = access.group(g);
+    group.set_item("params", Value::list(std::move(params)));
+    groups.push_back(std::move(group));
+  }
+  return Value::dict(
+      {{"state", Value::dict(std::move(state))}, {"param_groups", Value::list(std::move(groups))}});
+}
+
+}  // namespace tessera

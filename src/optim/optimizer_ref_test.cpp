@@ -1,0 +1,329 @@
+// The state of torch::optim's optimizers beside that of torch.optim's, which
+// tests/golden/make/optimizers.py wrote.
+#include "tessera/optimizer_ref.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "tessera/checkpoint.h"
+#include "torch/tensor.h"
+#include "torch/testing.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+using testing::error_of;
+using ::testing::HasSubstr;
+
+torch::Tensor values(int step, at::IntArrayRef shape) {
+  std::vector<float> made;
+  for (std::int64_t i = 0; i < c10::multiply_integers(shape); ++i)
+    made.push_back(static_cast<float>(std::sin(1.0 + 10 * step + static_cast<double>(i))));
+  return torch::tensor(made).reshape(shape);
+}
+
+struct Training {
+  std::vector<torch::Tensor> params;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+
+  void steps(int first, int count) const {
+    for (int step = first; step < first + count; ++step) {
+      optimizer->step([&] {
+        for (const auto& p : params) p.mutable_grad() = values(step, p.sizes()) + 0.1 * p.detach();
+        return torch::tensor(1.0F);
+      });
+    }
+  }
+};
+
+template <typename Optimizer, typename Options>
+Training make(Options options) {
+  Training made;
+  for (const auto& shape : {std::vector<std::int64_t>{3, 2}, {4}})
+    made.params.push_back(values(0, shape).requires_grad_());
+  if constexpr (std::is_same_v<Options, torch::optim::LBFGSOptions>) {
+    made.optimizer = std::make_unique<Optimizer>(made.params, options);
+  } else {
+    auto second = std::make_unique<Options>(options);
+    second->weight_decay(0.25);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(std::vector{made.params[0]}, std::make_unique<Options>(options));
+    groups.emplace_back(std::vector{made.params[1]}, std::move(second));
+    made.optimizer = std::make_unique<Optimizer>(groups, options);
+  }
+  return made;
+}
+
+Training make(const std::string& kind) {
+  using namespace torch::optim;  // NOLINT(*-using-namespace*)
+  if (kind == "Adam") return make<Adam>(AdamOptions(0.02).betas({0.8, 0.95}).amsgrad(true));
+  if (kind == "AdamW")
+    return make<torch::optim::AdamW>(torch::optim::AdamWOptions(0.02).weight_decay(0.1));
+  if (kind == "SGD") return make<SGD>(SGDOptions(0.1).momentum(0.9).nesterov(true));
+  if (kind == "SGD without momentum") return make<SGD>(SGDOptions(0.1));
+  if (kind == "Adagrad")
+    return make<Adagrad>(AdagradOptions(0.1).lr_decay(0.01).initial_accumulator_value(0.5));
+  if (kind == "RMSprop") return make<RMSprop>(RMSpropOptions(0.01).momentum(0.5).centered(true));
+  return make<LBFGS>(LBFGSOptions(0.5).max_iter(2).history_size(3));
+}
+
+Value golden(const std::string& kind) {
+  static const Value all =
+      load_all(open_checkpoint(std::string(TESSERA_TEST_DATA) + "/golden/optimizers.pt"));
+  return all.at(kind);
+}
+
+void expect_near(const Value& ours, const Value& theirs, const std::string& path) {
+  const auto is_number = [](const Value& v) {
+    return v.is(Value::Kind::real) || v.is(Value::Kind::integer);
+  };
+  if (is_number(theirs)) {
+    ASSERT_TRUE(is_number(ours)) << path;
+    EXPECT_NEAR(ours.as_real(), theirs.as_real(), 1e-6) << path;
+    return;
+  }
+  ASSERT_EQ(ours.kind(), theirs.kind()) << path;
+  if (theirs.is(Value::Kind::tensor)) {
+    const auto a = tensor_of(ours.as_tensor()), b = tensor_of(theirs.as_tensor());
+    ASSERT_EQ(a.dtype(), b.dtype()) << path;
+    ASSERT_EQ(a.sizes(), b.sizes()) << path;
+    EXPECT_TRUE(torch::allclose(a, b, 1e-5, 1e-6)) << path << "\n" << a << "\n" << b;
+  } else if (theirs.is(Value::Kind::dict)) {
+    ASSERT_EQ(ours.size(), theirs.size()) << path;
+    // In any order: in Python that of a group's options depends on which of them were given.
+    for (const auto& [key, value] : theirs.pairs()) {
+      const auto name = path + "." + render(key);
+      const auto found = std::ranges::find_if(
+          ours.pairs(), [&, wanted = key](const auto& pair) { return pair.first == wanted; });
+      ASSERT_NE(found, ours.pairs().end()) << name;
+      expect_near(found->second, value, name);
+    }
+  } else if (theirs.is(Value::Kind::list) || theirs.is(Value::Kind::tuple)) {
+    ASSERT_EQ(ours.size(), theirs.size()) << path;
+    for (std::size_t i = 0; i < theirs.size(); ++i)
+      expect_near(ours.items()[i], theirs.items()[i], path + "." + std::to_string(i));
+  } else {
+    EXPECT_TRUE(ours == theirs) << path;
+  }
+}
+
+class OptimizerState : public ::testing::TestWithParam<std::string> {};
+
+// Keys, dtypes and shapes are PyTorch's (spec L-1).
+TEST_P(OptimizerState, IsPythons) {
+  const auto training = make(GetParam());
+  training.steps(1, 3);
+  const auto expected = golden(GetParam());
+  expect_near(optimizer_state_dict(*training.optimizer), expected.at("state"), "state");
+  for (std::size_t i = 0; i < training.params.size(); ++i)
+    expect_near(leaf_of(training.params[i].detach()), expected.at("params").items()[i], "params");
+}
+
+TEST_P(OptimizerState, OfPythonIsLoadedAndGoesOn) {
+  const auto expected = golden(GetParam());
+  const auto training = make(GetParam());
+  training.steps(7, 1);  // another state, which is replaced
+  for (std::size_t i = 0; i < training.params.size(); ++i) {
+    const torch::NoGradGuard no_grad;
+    training.params[i].copy_(tensor_of(expected.at("params").items()[i].as_tensor()));
+  }
+  load_optimizer_state_dict(*training.optimizer, expected.at("state"));
+  expect_near(optimizer_state_dict(*training.optimizer), expected.at("state"), "state");
+  training.steps(4, 2);
+  for (std::size_t i = 0; i < training.params.size(); ++i)
+    expect_near(leaf_of(training.params[i].detach()), expected.at("later").items()[i], "later");
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, OptimizerState,
+                         ::testing::Values("Adam", "AdamW", "SGD", "SGD without momentum",
+                                           "Adagrad", "RMSprop", "LBFGS"),
+                         [](const auto& of) {
+                           return of.param.substr(0, of.param.find(' ')) +
+                                  (of.param.find(' ') == std::string::npos ? "" : "Plain");
+                         });
+
+Value with_state(const Value& tree, const char* name, const Value& value) {
+  auto first = Value::dict(tree.at("state").pairs().front().second.pairs());
+  first.set_item(name, value);
+  auto states = Value::dict(tree.at("state").pairs());
+  states.set_item(tree.at("state").pairs().front().first, first);
+  return Value::dict({{"state", states}, {"param_groups", tree.at("param_groups")}});
+}
+
+Value with_option(const Value& tree, const char* name, const Value& value) {
+  auto groups = tree.at("param_groups").items();
+  auto group = Value::dict(groups.back().pairs());
+  group.set_item(name, value);
+  groups.back() = group;
+  return Value::dict({{"state", tree.at("state")}, {"param_groups", Value::list(groups)}});
+}
+
+// What cannot be loaded changes nothing.
+TEST(OptimizerStateErrors, LeaveTheOptimizerAsItWas) {
+  const auto training = make("Adam");
+  training.steps(1, 2);
+  const auto before = optimizer_state_dict(*training.optimizer);
+  const auto other = make("Adam");
+  other.steps(5, 3);
+  const auto given = optimizer_state_dict(*other.optimizer);
+  const auto refused = [&](const Value& tree) {
+    const auto text = error_of([&] { load_optimizer_state_dict(*training.optimizer, tree); });
+    expect_near(optimizer_state_dict(*training.optimizer), before, "unchanged");
+    return text;
+  };
+  EXPECT_THAT(refused(Value::dict({{"state", given.at("state")}})), HasSubstr("param_groups"));
+  EXPECT_THAT(refused(with_option(given, "maximize", true)), HasSubstr("maximize"));
+  EXPECT_THAT(refused(with_option(given, "params", Value::list({Value(1), Value(2)}))),
+              HasSubstr("doesn't match the size of optimizer's group"));
+  EXPECT_THAT(refused(with_state(given, "exp_avg", leaf_of(torch::zeros({2})))),
+              HasSubstr("the state has shape [2], the optimizer's parameter [3, 2]"));
+  EXPECT_THAT(refused(with_state(given, "step", Value("three"))), HasSubstr("mismatch"));
+  auto groups = given.at("param_groups").items();
+  groups.pop_back();
+  EXPECT_THAT(
+      refused(Value::dict({{"state", given.at("state")}, {"param_groups", Value::list(groups)}})),
+      HasSubstr("different number of parameter groups"));
+}
+
+TEST(OptimizerStateErrors, SayWhatIsNotKept) {
+  const auto training = make("Adam");
+  training.steps(1, 1);
+  std::string said;
+  set_log([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::warning) said += std::string(text) + "\n";
+  });
+  const auto tree = with_option(optimizer_state_dict(*training.optimizer), "initial_lr", 0.5);
+  load_optimizer_state_dict(*training.optimizer, tree);
+  set_log({});
+  EXPECT_THAT(said, HasSubstr("'initial_lr'"));
+}
+
+TEST(OptimizerStateOwn, OfAdamWHereIsThatOfPython) {
+  const auto params = make("AdamW").params;
+  std::vector<ParameterGroup> groups;
+  for (const auto& p : params) {
+    ShardedParameter parameter;
+    parameter.names = {"p"};
+    parameter.shape = p.sizes().vec();
+    parameter.local = p;
+    groups.push_back({{parameter}, {.lr = 0.02, .weight_decay = groups.empty() ? 0.1 : 0.25}});
+  }
+  AdamW optimizer(groups);
+  const auto steps = [&](int first, int count) {
+    for (int step = first; step < first + count; ++step) {
+      for (const auto& p : params) p.mutable_grad() = values(step, p.sizes()) + 0.1 * p.detach();
+      optimizer.step();
+    }
+  };
+  EXPECT_EQ(optimizer_state_dict(optimizer).at("state").size(), 0U);
+  steps(1, 3);
+  const auto expected = golden("AdamW");
+  expect_near(optimizer_state_dict(optimizer), expected.at("state"), "state");
+  steps(9, 1);
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const torch::NoGradGuard no_grad;
+    params[i].copy_(tensor_of(expected.at("params").items()[i].as_tensor()));
+  }
+  load_optimizer_state_dict(optimizer, expected.at("state"));
+  steps(4, 2);
+  for (std::size_t i = 0; i < params.size(); ++i)
+    expect_near(leaf_of(params[i].detach()), expected.at("later").items()[i], "later");
+}
+
+// An optimizer of one's own, with a field that its description may forget.
+struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions> {
+  TORCH_ARG(double, lr) = 0.5;
+
+ public:
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    archive.write("lr", torch::IValue(lr()));
+  }
+};
+struct OwnState : torch::optim::OptimizerCloneableParamState<OwnState> {
+  TORCH_ARG(std::int64_t, step) = 0;
+  TORCH_ARG(torch::Tensor, sum);
+
+ public:
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    archive.write("step", torch::IValue(step()));
+    if (sum().defined()) archive.write("sum", torch::IValue(sum()));
+  }
+};
+template <int kNumber>  // each test has its own type
+class OwnOptimizer : public torch::optim::Optimizer {
+ public:
+  explicit OwnOptimizer(std::vector<torch::Tensor> params)
+      : Optimizer({torch::optim::OptimizerParamGroup(std::move(params))},
+                  std::make_unique<OwnOptions>()) {}
+  torch::Tensor step(LossClosure /*closure*/ = nullptr) override {
+    for (const auto& p : param_groups()[0].params()) {
+      auto& state = state_[p.unsafeGetTensorImpl()];
+      if (!state) state = std::make_unique<OwnState>();
+      auto& own = static_cast<OwnState&>(*state);
+      own.step(own.step() + 1);
+      own.sum(own.sum().defined() ? own.sum() + p.grad() : p.grad().clone());
+    }
+    return {};
+  }
+};
+
+TEST(OwnOptimizers, AreDescribedByTheirFields) {
+  using Own = OwnOptimizer<1>;
+  const auto p = torch::ones({2}).requires_grad_();
+  p.mutable_grad() = torch::full({2}, 3.0F);
+  Own optimizer({p});
+  EXPECT_THAT(error_of([&] { (void)optimizer_state_dict(optimizer); }),
+              HasSubstr("is not described"));
+  register_optimizer<Own, OwnState, OwnOptions>(
+      [](StateFields& fields, OwnState& state) {
+        fields.count("step", state.step());
+        fields.tensor("sum", state.sum());
+      },
+      [](StateFields& fields, OwnOptions& options) { fields.number("lr", options.lr()); });
+  optimizer.step();
+  optimizer.step();
+  const auto saved = optimizer_state_dict(optimizer);
+  const auto& entry = saved.at("state").pairs().front().second;
+  EXPECT_EQ(tensor_of(entry.at("step").as_tensor()).item<float>(), 2);
+  EXPECT_TRUE(torch::equal(tensor_of(entry.at("sum").as_tensor()), torch::full({2}, 6.0F)));
+  Own other({p});
+  load_optimizer_state_dict(other, saved);
+  other.step();
+  EXPECT_EQ(
+      tensor_of(
+          optimizer_state_dict(other).at("state").pairs().front().second.at("step").as_tensor())
+          .item<float>(),
+      3);
+}
+
+TEST(OwnOptimizers, MayNotForgetAField) {
+  EXPECT_THAT(
+      error_of([] {
+        register_optimizer<OwnOptimizer<2>, OwnState, OwnOptions>(
+            [](StateFields& fields, OwnState& state) { fields.tensor("sum", state.sum()); },
+            [](StateFields& fields, OwnOptions& options) { fields.number("lr", options.lr()); });
+      }),
+      HasSubstr("lacks a field of its state [key 'step']"));
+  // A tensor that is not there yet is noticed when it is.
+  using Own = OwnOptimizer<3>;
+  register_optimizer<Own, OwnState, OwnOptions>(
+      [](StateFields& fields, OwnState& state) { fields.count("step", state.step()); },
+      [](StateFields& fields, OwnOptions& options) { fields.number("lr", options.lr()); });
+  const auto p = torch::ones({2}).requires_grad_();
+  p.mutable_grad() = torch::ones({2});
+  Own optimizer({p});
+  optimizer.step();
+  EXPECT_THAT(error_of([&] { (void)optimizer_state_dict(optimizer); }),
+              HasSubstr("lacks a field of its state [key 'sum']"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,97 @@
+// load_optimizer_state_dict: an optimizer's own form of state into the optimizer.
+#include <torch/torch.h>
+
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "base/log.h"
+#include "optim/state_key.h"
+#include "tessera/error.h"
+#include "tessera/optimizer_ref.h"
+
+namespace tessera {
+namespace {
+
+using detail::state_key;
+using Keys = std::vector<std::vector<OptimizerRef::Key>>;
+using Parameters = std::unordered_map<std::string, at::Tensor>;  // by the loaded tree's keys
+
+void require_same_size(std::size_t ours, std::size_t given, const char* message,
+                       const std::string& place) {
+  if (ours == given) return;
+  throw Error(ErrorCode::mismatch, std::string(message) + ": " + std::to_string(given) +
+                                       " in the state, " + std::to_string(ours) +
+                                       " in the optimizer")
+      .at_key(place);
+}
+
+// By place, as PyTorch does; named ones by name.
+Parameters match(const Keys& keys, const Value::List& groups, bool is_named) {
+  require_same_size(keys.size(), groups.size(),
+                    "loaded state dict has a different number of parameter groups", "param_groups");
+  Parameters found;
+  for (std::size_t g = 0; g < keys.size(); ++g) {
+    const auto place = "param_groups." + std::to_string(g) + ".params";
+    const auto& listed = groups[g].at("params").items();
+    require_same_size(keys[g].size(), listed.size(),
+                      "loaded state dict contains a parameter group that doesn't match the size "
+                      "of optimizer's group",
+                      place);
+    Parameters named;
+    for (const auto& [key, parameter] : keys[g]) named.emplace(state_key(key), parameter);
+    for (std::size_t i = 0; i < listed.size(); ++i) {
+      const auto key = state_key(listed[i]);
+      if (is_named && !named.contains(key)) {
+        throw Error(ErrorCode::mismatch,
+                    "the state's group lists a parameter that the "
+                    "optimizer's group does not have: " +
+                        key)
+            .at_key(place);
+      }
+      const auto& parameter = is_named ? named.at(key) : keys[g][i].parameter;
+      if (!found.emplace(key, parameter).second)
+        throw Error(ErrorCode::mismatch, "the state's groups list a parameter twice: " + key)
+            .at_key(place);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+void load_optimizer_state_dict(const OptimizerRef& optimizer, const Value& state_dict, bool keep) {
+  const auto keys = optimizer.keys();
+  const auto& groups = state_dict.at("param_groups").items();
+  const auto parameters = match(keys, groups, optimizer.is_named());
+  auto& access = optimizer.access();
+
+  std::unordered_map<const c10::TensorImpl*, const Value*> states;
+  for (const auto& [key, value] : state_dict.at("state").pairs()) {
+    const auto found = parameters.find(state_key(key));
+    if (found == parameters.end()) {
+      log(LogLevel::warning, "state of " + state_key(key) +
+                                 " belongs to no parameter of the optimizer: it is not loaded");
+      continue;
+    }
+    try {
+      access.check_state(found->second, value);
+    } catch (Error& error) {
+      error.while_doing("loading the state of parameter " + state_key(key));
+      throw;
+    }
+    states.emplace(found->second.unsafeGetTensorImpl(), &value);
+  }
+  for (std::size_t g = 0; g < groups.size(); ++g) access.check_group(g, groups[g]);
+
+  const torch::NoGradGuard no_grad;
+  for (const auto& group : keys) {
+    for (const auto& [key, parameter] : group) {
+      const auto given = states.find(parameter.unsafeGetTensorImpl());
+      access.set_state(parameter, given == states.end() ? Value() : *given->second, keep);
+    }
+  }
+  for (std::size_t g = 0; g < groups.size(); ++g) access.set_group(g, groups[g]);
+}
+
+}  // namespace tessera
