@@ -170,6 +170,9 @@ void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& pres
   for (std::size_t k = 0; k < travelling_.size(); ++k) {
     if (!present[k]) continue;
     const auto& local = params_[travelling_[k]].local;
+    // FSDP1 leaves what a rank does not hold without a gradient, so that optimizers keep no state
+    // of it (optimizer-state L-3).
+    if (options_.geometry == Geometry::flat_original && local.numel() == 0) continue;
     const auto offset = slices_.local[store_.rank()][k].shard_offset;
     accumulate(local, gradients.narrow(0, offset, local.numel()).view(local.sizes()));
   }
