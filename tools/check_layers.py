@@ -13,7 +13,7 @@ import tree
 
 # A folder of src/ may include itself and what stands before it, less what NOT_FOR_EACH_OTHER forbids.
 LAYERS = ["base", "layout", "io", "value", "format", "storage", "comm", "checkpoint", "cli",
-          "torch", "optim", "fsdp", "checkpointer"]
+          "torch", "optim", "fsdp", "optim_state", "checkpointer"]
 BAR = LAYERS.index("torch")  # from here on libtorch is allowed
 FORMATS = ["pickle", "zip", "torch", "safetensors", "dcp", "sharded", "olmo"]
 
@@ -31,16 +31,17 @@ HEADERS = {
     "comm.h": "comm",
     "checkpoint.h": "checkpoint",
     "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch",
-    "grad_scaler.h": "optim", "optim.h": "optim", "train_state.h": "optim",
+    "grad_scaler.h": "optim", "optim.h": "optim", "optimizer_ref.h": "optim", "train_state.h": "optim",
     "activation_checkpoint.h": "fsdp", "comm_hooks.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp",
     "fsdp.h": "fsdp", "full_params.h": "fsdp", "fully_sharded_data_parallel.h": "fsdp",
     "shard_options.h": "fsdp", "state_dict.h": "fsdp",
     "trace.h": "fsdp", "unit_controls.h": "fsdp", "detail": "fsdp",
+    "optim_state_dict.h": "optim_state",
     "checkpointer.h": "checkpointer",
 }
 
 LIBTORCH_PREFIXES = ("torch/", "ATen/", "c10/", "caffe2/", "gloo/")
-LIBTORCH_FOLDERS = ("src/torch/", "src/optim/", "src/fsdp/", "src/checkpointer/", "examples/", "bench/",
+LIBTORCH_FOLDERS = ("src/torch/", "src/optim/", "src/fsdp/", "src/optim_state/", "src/checkpointer/", "examples/", "bench/",
                     "tests/")
 # Programs that a user could have written: they see the public headers alone.
 PUBLIC_ONLY = ("examples/",)

@@ -23,6 +23,7 @@ Spec = collections.namedtuple("Spec", "page sections errors tables")
 SPECS = {
     "fsdp-runtime": Spec("docs/fsdp-rows.md", ["1", "2", "3", "4", "5", "6", "7", "9"], "7",
                          {"Type": "SDT", "API": "OSA"}),
+    "optimizer-state": Spec("docs/optimizer-rows.md", ["1", "4", "7", "8", "11"], "", {}),
 }
 
 STATES = ["test", "none", "open"]

@@ -29,11 +29,19 @@ enum class StateDictType : std::uint8_t {
   sharded,  // a rank's part of each parameter, under the module's own names
 };
 
+// Of the optimizer's state, see tessera/optim_state_dict.h (spec O13 to O16).
+struct OptimStateDictOptions {
+  bool offload_to_cpu = true;
+  bool rank0_only = false;  // as below
+  bool operator==(const OptimStateDictOptions&) const = default;
+};
+
 // A kind with its options (spec O9 to O12, O17).
 struct StateDictOptions {
   StateDictType type = StateDictType::full;
   bool offload_to_cpu = false;
   bool rank0_only = false;  // other ranks get an empty dict; of the full kind alone
+  OptimStateDictOptions optim = {};
   bool operator==(const StateDictOptions&) const = default;
 };
 

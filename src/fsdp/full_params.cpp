@@ -208,7 +208,7 @@ void load_full_state_dict(ModuleRef module, const FullState& state) {
       continue;
     }
     require_quiet(*owner.unit);
-    owner.unit->take_own(owner.index, given);
+    owner.unit->take_own(owner.index, given, owner.unit->shard());
   }
 }
 

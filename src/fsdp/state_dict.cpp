@@ -20,7 +20,7 @@ using detail::Unit;
 using Pairs = std::vector<Value::Pair>;
 
 void require_possible(const StateDictOptions& options) {
-  if (options.rank0_only && options.type != StateDictType::full)
+  if ((options.rank0_only || options.optim.rank0_only) && options.type != StateDictType::full)
     throw Error(ErrorCode::invalid_argument,
                 "rank0_only is an option of the full state dict alone");
 }

@@ -101,12 +101,19 @@ at::ScalarType compute_type(at::ScalarType own, const MixedPrecision& precision)
   return c10::isFloatingType(own) ? precision.param_dtype.value_or(own) : own;
 }
 
+Mesh alive(const std::weak_ptr<MeshState>& weak) {
+  auto state = weak.lock();
+  if (!state) throw Error(ErrorCode::invalid_argument, "the mesh of a sharded module is gone");
+  return Mesh(std::move(state));
+}
+
 }  // namespace
 
 Unit::Unit(std::shared_ptr<torch::nn::Module> module, const UnitSpec& spec,
            const std::vector<at::Tensor>& parameters)
     : module_(module),
       mesh_(spec.shard.value_or(spec.mesh).state()),
+      all_ranks_(spec.mesh.state()),
       is_sharded_(spec.shard.has_value()),
       is_hybrid_(spec.shard && spec.replicate && spec.replicate->size() > 1),
       geometry_(spec.geometry),
@@ -264,9 +271,11 @@ void Unit::set_name(std::string name) {
 }
 
 Mesh Unit::mesh() const {
-  auto state = mesh_.lock();
-  if (!state) throw Error(ErrorCode::invalid_argument, "the mesh of a sharded module is gone");
-  return Mesh(std::move(state));
+  return alive(mesh_);
+}
+
+Mesh Unit::all_ranks() const {
+  return alive(all_ranks_);
 }
 
 void Unit::note(TraceStep step) const {
@@ -330,8 +339,12 @@ void Unit::park() {
   param_state_ = next(param_state_, ParamStep::free);
 }
 
+at::Tensor Unit::exchange(const at::Tensor& mine) const {
+  return store_->channel().exchange(mine);
+}
+
 at::Tensor Unit::gather_whole(const at::Tensor& mine) const {
-  const auto all = store_->channel().exchange(mine);
+  const auto all = exchange(mine);
   const auto& layout = store_->layout();
   auto whole = at::empty({layout.gathered_elements}, mine.options());
   for (std::size_t rank = 0; rank < layout.runs.size(); ++rank) {
@@ -361,14 +374,11 @@ void Unit::keep_own(const at::Tensor& whole, const at::Tensor& to) const {
   }
 }
 
-void Unit::take_own(std::size_t param, const at::Tensor& whole) const {
+void Unit::take_own(std::size_t param, const at::Tensor& whole, const at::Tensor& to) const {
   const auto flat = whole.detach().contiguous().view({-1});
-  for (const auto& run : store_->layout().runs[store_->rank()]) {
-    if (run.param != param) continue;
-    shard()
-        .narrow(0, run.shard_offset, run.count)
-        .copy_(flat.narrow(0, run.param_offset, run.count));
-  }
+  const auto& runs = store_->layout().runs[store_->rank()];
+  for (const auto& run : std::ranges::equal_range(runs, param, {}, &ShardRun::param))
+    to.narrow(0, run.shard_offset, run.count).copy_(flat.narrow(0, run.param_offset, run.count));
 }
 
 void Unit::show(const at::Tensor& whole) {

@@ -49,6 +49,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void set_name(std::string name);  // of the module below the root
   // The ranks that share the parameters; the unit itself does not keep its meshes alive.
   [[nodiscard]] Mesh mesh() const;
+  // All that train together: with copies more than those.
+  [[nodiscard]] Mesh all_ranks() const;
   [[nodiscard]] bool is_sharded() const noexcept { return is_sharded_; }
   // Sharded, with copies.
   [[nodiscard]] bool is_hybrid() const noexcept { return is_hybrid_; }
@@ -100,6 +102,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // Whole, while nobody computes (tessera/full_params.h) -----------------------------------------
   [[nodiscard]] const at::Tensor& shard() const { return store_->shard(); }
+  // What every rank gives, one after the other. Collective.
+  [[nodiscard]] at::Tensor exchange(const at::Tensor& mine) const;
   // All parameters out of what every rank gives, laid out as its shard: one-dimensional.
   // Collective.
   [[nodiscard]] at::Tensor gather_whole(const at::Tensor& mine) const;
@@ -108,8 +112,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] at::Tensor gather_flags(const at::Tensor& mine) const;
   // Copies this rank's part of `whole` to `to`, laid out as the shard.
   void keep_own(const at::Tensor& whole, const at::Tensor& to) const;
-  // The same from one whole parameter to the shard.
-  void take_own(std::size_t param, const at::Tensor& whole) const;
+  // The same from one whole parameter.
+  void take_own(std::size_t param, const at::Tensor& whole, const at::Tensor& to) const;
   // The module's tensors are views of `whole`; undefined: they stay without data. Until hide().
   void show(const at::Tensor& whole);
   void hide();
@@ -151,7 +155,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void make_dead_gradients();
 
   std::weak_ptr<torch::nn::Module> module_;
-  std::weak_ptr<MeshState> mesh_;
+  std::weak_ptr<MeshState> mesh_, all_ranks_;
   bool is_sharded_;
   bool is_hybrid_;
   bool is_shown_ = false;

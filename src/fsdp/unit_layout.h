@@ -44,7 +44,8 @@ inline constexpr double kPaddingValue = 42;
 
 struct UnitLayout {
   std::vector<ParamPlace> params;
-  std::vector<std::vector<ShardRun>> runs;     // [rank], ascending in shard_offset, none empty
+  std::vector<std::vector<ShardRun>>
+      runs;  // [rank], ascending in param and shard_offset, none empty
   std::vector<std::vector<LocalPlace>> local;  // [rank][parameter]
   std::vector<std::vector<Padding>> padding;   // [rank]; empty: only zeros
   std::int64_t gathered_elements = 0;

@@ -1,0 +1,110 @@
+#include "optim_state/chunks.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "fsdp/quiet_copy.h"
+#include "tessera/error.h"
+#include "torch/c10_error.h"
+#include "torch/compat.h"
+#include "torch/tensor.h"
+
+namespace tessera::detail {
+namespace {
+
+std::int64_t elements_of(const Tensor* tensor) {
+  std::int64_t elements = 0;
+  if (tensor == nullptr) return 0;
+  for (const auto& piece : tensor->pieces) elements += numel(piece.slice);
+  return elements;
+}
+
+at::Tensor flat_piece(const Tensor& tensor, const Piece& piece) {
+  Tensor part;
+  part.dtype = tensor.dtype;
+  part.shape = std::get<Box>(piece.slice).sizes;
+  part.pieces = {{.slice = whole(part.shape),
+                  .storage = piece.storage,
+                  .storage_offset = piece.storage_offset,
+                  .strides = piece.strides}};
+  return tensor_of(part).contiguous().view({-1});
+}
+
+}  // namespace
+
+ChunkArray::ChunkArray(std::vector<Scattered> tensors) : tensors_(std::move(tensors)) {
+  const Tensor* first = nullptr;
+  for (const auto& scattered : tensors_) {
+    const Tensor* of_this = nullptr;
+    for (const auto* tensor : scattered) {
+      if (tensor == nullptr) continue;
+      if (first == nullptr) first = tensor;
+      if (of_this == nullptr) of_this = tensor;
+      if (tensor->shape != of_this->shape || tensor->dtype != first->dtype) {
+        throw Error(ErrorCode::mismatch,
+                    "the ranks have parts of different tensors: " + to_string(tensor->shape) +
+                        " and " + to_string(of_this->shape));
+      }
+    }
+  }
+  if (first != nullptr) dtype_ = first->dtype;
+  const std::size_t world = tensors_.empty() ? 0 : tensors_.front().size();
+  for (std::size_t rank = 0; rank < world; ++rank) {
+    auto& bases = bases_.emplace_back();
+    std::int64_t end = 0;
+    for (const auto& scattered : tensors_)
+      bases.push_back(std::exchange(end, end + elements_of(scattered[rank])));
+    elements_ = std::max(elements_, end);
+  }
+}
+
+at::Tensor ChunkArray::give(int rank, const std::vector<const Tensor*>& held) const {
+  auto mine = at::zeros({elements_}, scalar_type_of(dtype_));
+  for (std::size_t i = 0; i < held.size(); ++i) {
+    auto base = bases_[rank][i];
+    if (held[i] == nullptr) continue;
+    for (const auto& piece : held[i]->pieces) {
+      const auto elements = flat_piece(*held[i], piece);
+      copy_quietly(mine, base, elements, 0, elements.numel());
+      base += elements.numel();
+    }
+  }
+  return mine;
+}
+
+std::vector<Part> ChunkArray::own_parts(std::size_t index, int rank) const {
+  std::vector<Part> parts;
+  const auto* tensor = tensors_[index][rank];
+  if (tensor == nullptr) return parts;
+  auto base = bases_[rank][index];
+  for (const auto& piece : tensor->pieces) {
+    parts.push_back({piece.slice, base});
+    base += numel(piece.slice);
+  }
+  return parts;
+}
+
+std::vector<Part> ChunkArray::parts(std::size_t index) const {
+  std::vector<Part> all;
+  for (std::size_t rank = 0; rank < bases_.size(); ++rank) {
+    for (auto& part : own_parts(index, static_cast<int>(rank))) {
+      part.base += static_cast<std::int64_t>(rank) * elements_;
+      all.push_back(std::move(part));
+    }
+  }
+  return all;
+}
+
+at::Tensor exchange_over(const Mesh& mesh, const at::Tensor& mine) {
+  const auto& group = mesh.process_group();
+  if (!group) return mine.clone();
+  auto sent = mine.to(mesh.device());
+  auto all = at::empty({mesh.size() * mine.numel()}, sent.options());
+  communicate("exchange of optimizer state",
+              [&] { compat::all_gather(*group, all, sent)->wait(); });
+  return all.cpu();
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,94 @@
+#include "optim_state/optim_model.h"
+
+#include <utility>
+
+#include "base/log.h"
+#include "fsdp/registry.h"
+#include "tessera/error.h"
+
+namespace tessera::detail {
+
+OptimModel::OptimModel(const torch::nn::Module& module) {
+  std::unordered_map<const Unit*, std::string> unit_names;
+  for (const auto& [name, unit] : units_below(module)) {
+    unit_names.emplace(unit.get(), name);
+    if (!all_ranks_) all_ranks_ = unit->all_ranks();
+  }
+  std::unordered_map<const c10::TensorImpl*, std::string> seen;
+  for (const auto& entry : module.named_parameters()) {
+    const auto& tensor = entry.value();
+    if (!tensor.defined()) continue;
+    const auto [first, is_new] = seen.emplace(tensor.unsafeGetTensorImpl(), entry.key());
+    aliases_.emplace(entry.key(), first->second);
+    if (!is_new) continue;
+    const auto owner = find_owner(tensor);
+    const auto& held = owner.unit ? owner.unit->params()[owner.index].local : tensor;
+    const auto [at, is_first] = by_tensor_.emplace(held.unsafeGetTensorImpl(), params_.size());
+    if (is_first) params_.push_back({held, entry.key(), {}, {}, owner.unit, {}});
+    auto& param = params_[at->second];
+    param.names.push_back(entry.key());
+    param.shapes.push_back(tensor.sizes().vec());
+    param.places.push_back(owner.index);
+    if (!is_first || !param.is_flat()) continue;
+    has_flat_ = true;
+    const auto name = unit_names.find(owner.unit.get());
+    const bool is_top = name == unit_names.end() || name->second.empty();
+    param.own_name = is_top ? "_flat_param" : name->second + "._flat_param";
+  }
+}
+
+const ModelParam* OptimModel::find(const at::Tensor& tensor) const {
+  const auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
+  return found == by_tensor_.end() ? nullptr : &params_[found->second];
+}
+
+std::string OptimModel::first_name(const std::string& name) const {
+  const auto found = aliases_.find(name);
+  return found == aliases_.end() ? "" : found->second;
+}
+
+std::shared_ptr<const OptimizerRef::Names> OptimModel::own_names() const {
+  auto names = std::make_shared<OptimizerRef::Names>();
+  for (const auto& param : params_)
+    names->emplace(param.tensor.unsafeGetTensorImpl(), param.own_name);
+  return names;
+}
+
+namespace {
+
+const ModelParam* require_known(const OptimModel& model, const at::Tensor& tensor) {
+  if (const auto* param = model.find(tensor)) return param;
+  throw Error(ErrorCode::invalid_argument,
+              "the optimizer has a parameter that is not one of the model's: it was made before "
+              "the model was sharded, or from module->parameters() instead of "
+              "sharded_parameters(model)");
+}
+
+}  // namespace
+
+std::vector<OptimKey> keys_of(const OptimModel& model, const std::optional<OptimizerRef>& optim,
+                              const std::optional<OptimInput>& optim_input) {
+  std::vector<OptimKey> keys;
+  std::int64_t number = 0;
+  if (optim_input) {
+    log(LogLevel::warning,
+        "The `optim_input` argument is deprecated and will be removed after PyTorch 1.13. You may "
+        "remove it from your code without changing its functionality.");
+    for (const auto& group : *optim_input) {
+      for (const auto& tensor : group) keys.push_back({number++, require_known(model, tensor)});
+    }
+    if (keys.empty())
+      throw Error(ErrorCode::invalid_argument, "Optimizer input should not be empty");
+    return keys;
+  }
+  if (!optim) {
+    for (const auto& param : model.params()) keys.push_back({number++, &param});
+    return keys;
+  }
+  for (const auto& group : optim->keys()) {
+    for (const auto& [key, tensor] : group) keys.push_back({key, require_known(model, tensor)});
+  }
+  return keys;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,205 @@
+#include "optim_state/state_message.h"
+
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "comm/error_message.h"
+#include "format/pickle/pickle.h"
+#include "tessera/error.h"
+
+namespace tessera::detail {
+namespace {
+
+// A tensor travels as a call of a name that nothing else has.
+constexpr const char* kModule = "tessera";
+constexpr const char* kName = "tensor";
+
+Value shape_value(const Shape& shape) {
+  Value::List sizes;
+  for (const auto size : shape) sizes.emplace_back(size);
+  return Value::tuple(std::move(sizes));
+}
+
+Shape shape_of(const Value& value) {
+  Shape shape;
+  for (const auto& size : value.items()) shape.push_back(size.as_int());
+  return shape;
+}
+
+Value packed_tensor(const Tensor& tensor, bool with_data) {
+  Value data;
+  Value::List boxes;
+  if (with_data) {
+    data = Value::bytes(bytes_of(tensor));
+  } else {
+    for (const auto& piece : tensor.pieces) {
+      const auto& box = std::get<Box>(piece.slice);
+      boxes.push_back(Value::tuple({shape_value(box.offsets), shape_value(box.sizes)}));
+    }
+  }
+  Object object;
+  object.callable = Value::global(kModule, kName);
+  object.arguments = Value::tuple({std::string(to_string(tensor.dtype)), shape_value(tensor.shape),
+                                   tensor.sharded, std::move(data), Value::list(std::move(boxes))});
+  return Value::object(std::move(object));
+}
+
+// `inside`: in a list or tuple, where tensors are plain values.
+Value packed(const Value& tree, bool inside) {
+  const auto all = [&](const Value::List& items, bool within) {
+    Value::List made;
+    for (const auto& item : items) made.push_back(packed(item, within));
+    return made;
+  };
+  switch (tree.kind()) {
+    case Value::Kind::tensor: {
+      const auto& tensor = tree.as_tensor();
+      return packed_tensor(tensor, inside || tensor.shape.empty());
+    }
+    case Value::Kind::dict: {
+      std::vector<Value::Pair> pairs;
+      for (const auto& [key, value] : tree.pairs()) pairs.emplace_back(key, packed(value, inside));
+      return Value::dict(std::move(pairs), tree.dict_kind());
+    }
+    case Value::Kind::list:
+      return Value::list(all(tree.items(), true));
+    case Value::Kind::tuple:
+      return Value::tuple(all(tree.items(), true));
+    default:
+      return tree;
+  }
+}
+
+Bytes pickled(const Value& tree) {
+  pickle::WriteOptions options;
+  options.protocol = 4;
+  return pickle::write(tree, options);
+}
+
+Value unpacked_tensor(const Value::List& fields) {
+  if (fields.size() != 5)
+    throw Error(ErrorCode::corrupt, "a tensor's description is not five fields");
+  Tensor tensor;
+  tensor.dtype = dtype_from_torch(fields[0].as_string());
+  tensor.shape = shape_of(fields[1]);
+  tensor.sharded = fields[2].as_bool();
+  if (fields[3].is(Value::Kind::none)) {
+    for (const auto& box : fields[4].items()) {
+      const auto& pair = box.items();
+      Piece piece;
+      piece.slice = Box{shape_of(pair.at(0)), shape_of(pair.at(1))};
+      tensor.pieces.push_back(std::move(piece));
+      require_inside(tensor.pieces.back().slice, tensor.shape);
+    }
+    return tensor;
+  }
+  auto data = std::make_shared<std::vector<std::byte>>(fields[3].as_bytes());
+  if (data->size() != byte_size(tensor.dtype, tensor.shape))
+    throw Error(ErrorCode::corrupt, "a tensor's bytes do not fit its shape");
+  auto storage = std::make_shared<Storage>();
+  storage->size = data->size();
+  storage->data = data->data();
+  storage->owner = data;
+  storage->dtype = tensor.dtype;
+  Piece piece;
+  piece.slice = whole(tensor.shape);
+  piece.storage = std::move(storage);
+  tensor.pieces.push_back(std::move(piece));
+  return tensor;
+}
+
+std::optional<Error> failure_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return Error(ErrorCode::io, error.what());
+  }
+  return std::nullopt;
+}
+
+// One byte that says which, then a tree or an Error.
+constexpr std::byte kTree{0}, kFailure{1};
+
+Bytes report_of(const std::function<Value()>& describe) {
+  Bytes report{kTree};
+  const auto append = [&](const Bytes& bytes) {
+    report.insert(report.end(), bytes.begin(), bytes.end());
+  };
+  if (const auto failure = failure_of([&] { append(pack_tree(describe())); })) {
+    report = {kFailure};
+    append(encode_error(*failure));
+  }
+  return report;
+}
+
+std::vector<Value> trees_of(const std::vector<Bytes>& reports, const char* operation) {
+  std::vector<Value> trees;
+  std::map<int, Error> failures;
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    const auto& report = reports[rank];
+    if (report.empty()) throw Error(ErrorCode::corrupt, "an empty message").while_doing(operation);
+    const Bytes rest(report.begin() + 1, report.end());
+    if (report.front() == kFailure) {
+      failures.emplace(static_cast<int>(rank), decode_error(rest));
+    } else if (failures.empty()) {
+      trees.push_back(unpack_tree(rest));
+    }
+  }
+  if (!failures.empty()) throw Error::from_peers(std::move(failures)).while_doing(operation);
+  return trees;
+}
+
+}  // namespace
+
+std::vector<std::byte> bytes_of(const Tensor& tensor) {
+  std::vector<std::byte> bytes(byte_size(tensor.dtype, tensor.shape));
+  if (bytes.empty()) return bytes;
+  const auto& piece = tensor.pieces.at(0);
+  if (tensor.pieces.size() != 1 || !piece.storage || piece.storage->data == nullptr ||
+      !piece.strides.empty())
+    throw Error(ErrorCode::unsupported, "a tensor that is not one contiguous piece in memory");
+  const auto from = static_cast<std::uint64_t>(piece.storage_offset) * size_of(tensor.dtype);
+  std::memcpy(bytes.data(), piece.storage->data + from, bytes.size());
+  return bytes;
+}
+
+bool same_value(const Value& a, const Value& b) {
+  if (a.identity() == b.identity()) return true;
+  return pickled(packed(Value::list({a}), true)) == pickled(packed(Value::list({b}), true));
+}
+
+Bytes pack_tree(const Value& tree) {
+  return pickled(packed(tree, false));
+}
+
+Value unpack_tree(const Bytes& message) {
+  pickle::ReadOptions options;
+  options.reduce = [](const Value& callable, const Value& arguments, Value& result) {
+    if (!callable.is(Value::Kind::global) || callable.global_module() != kModule ||
+        callable.global_name() != kName)
+      return false;
+    result = unpacked_tensor(arguments.items());
+    return true;
+  };
+  auto parsed = pickle::read(message, options);
+  if (parsed.consumed != message.size())
+    throw Error(ErrorCode::corrupt, "bytes after the tree").at_offset(parsed.consumed);
+  return std::move(parsed.value);
+}
+
+std::vector<Value> all_trees(Group& group, const char* operation,
+                             const std::function<Value()>& describe) {
+  return trees_of(group.all_gather(report_of(describe)), operation);
+}
+
+Value first_tree(Group& group, const char* operation, const std::function<Value()>& describe) {
+  const auto mine = group.rank() == 0 ? report_of(describe) : Bytes{};
+  return trees_of({group.broadcast(mine)}, operation).front();
+}
+
+}  // namespace tessera::detail

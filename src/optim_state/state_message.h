@@ -1,0 +1,34 @@
+// Trees of state as messages between ranks: what there is, with the small values themselves.
+//
+// A tensor with dimensions travels as its dtype, its shape and the boxes of its pieces; a tensor
+// without is there with its bytes, as are all tensors inside lists and tuples, which no unit
+// shards. Failures travel too: a rank that cannot say what it has says why.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "tessera/comm.h"
+#include "tessera/value.h"
+
+namespace tessera::detail {
+
+[[nodiscard]] Bytes pack_tree(const Value& tree);
+// Tensors of which only the description travelled have pieces without storage. Throws `corrupt` for
+// what pack_tree did not make.
+[[nodiscard]] Value unpack_tree(const Bytes& message);
+
+// The bytes of a tensor in one piece in memory, row by row.
+[[nodiscard]] std::vector<std::byte> bytes_of(const Tensor& tensor);
+// Equal data, NaN being equal to itself (spec Q-16); tensors by all their bytes.
+[[nodiscard]] bool same_value(const Value& a, const Value& b);
+
+// What `describe` gives on every rank, in rank order. Where it throws on some, all ranks throw that
+// (Error::from_peers). One collective.
+[[nodiscard]] std::vector<Value> all_trees(Group& group, const char* operation,
+                                           const std::function<Value()>& describe);
+// What it gives on rank 0; it is called there alone. One collective.
+[[nodiscard]] Value first_tree(Group& group, const char* operation,
+                               const std::function<Value()>& describe);
+
+}  // namespace tessera::detail
