@@ -15,8 +15,12 @@ struct Counts {
   int exchanges = 0;
   int reductions = 0;
   int sums = 0;
-  int messages = 0;  // of the group
-  friend bool operator==(const Counts&, const Counts&) = default;
+  int messages = 0;               // of the group
+  std::size_t message_bytes = 0;  // that this rank gave to all_gather; not compared
+  friend bool operator==(const Counts& a, const Counts& b) {
+    return a.gathers == b.gathers && a.exchanges == b.exchanges && a.reductions == b.reductions &&
+           a.sums == b.sums && a.messages == b.messages;
+  }
 };
 
 // For messages of tests.
@@ -79,7 +83,10 @@ class CountingGroup final : public Group {
   std::vector<Bytes> gather(const Bytes& mine, int root) override {
     return count().gather(mine, root);
   }
-  std::vector<Bytes> all_gather(const Bytes& mine) override { return count().all_gather(mine); }
+  std::vector<Bytes> all_gather(const Bytes& mine) override {
+    counts_.message_bytes += mine.size();
+    return count().all_gather(mine);
+  }
   Bytes broadcast(const Bytes& message, int root) override {
     return count().broadcast(message, root);
   }

@@ -167,6 +167,12 @@ void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& pres
     if (std::ranges::count(present, true) > 0) accumulate(params_.front().local, gradients);
     return;
   }
+  // FSDP1's backward takes away what a frozen parameter has left of earlier ones.
+  if (options_.geometry == Geometry::flat_original) {
+    for (const auto& param : params_) {
+      if (!param.full.requires_grad()) param.local.mutable_grad() = at::Tensor();
+    }
+  }
   for (std::size_t k = 0; k < travelling_.size(); ++k) {
     if (!present[k]) continue;
     const auto& local = params_[travelling_[k]].local;

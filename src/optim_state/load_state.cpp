@@ -151,8 +151,13 @@ void Loader::make_batches() {
 void Loader::load(const Batch& batch) {
   const bool is_sharded = batch.unit && batch.unit->is_sharded();
   at::Tensor to;  // laid out as the unit's shard
-  if (is_sharded)
-    to = at::zeros({batch.unit->layout().shard_elements}, scalar_type_of(batch.dtype));
+  if (is_sharded) {
+    const auto elements = batch.unit->layout().shard_elements;
+    const auto type = scalar_type_of(batch.dtype);
+    // Of a flat parameter the optimizer sees what fills it up, too.
+    to = batch.unit->geometry() == Geometry::flat ? at::zeros({elements}, type)
+                                                  : at::empty({elements}, type);
+  }
   std::vector<at::Tensor> made;  // without a shard: a tensor of each slot
   if (request_.source == LoadSource::chunks && batch.unit) {
     load_chunks(batch, to, made);

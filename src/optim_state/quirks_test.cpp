@@ -327,6 +327,21 @@ TEST_P(OptimStateQuirks, CollectivesAreFew) {
   });
 }
 
+// They describe tensors; data travels between units.
+TEST(OptimStateMessages, CarryNoData) {
+  run_mesh(2, [](Mesh& mesh) {
+    torch::nn::Linear net(200, 200);
+    fully_shard(net, mesh);
+    torch::optim::Adam optimizer(local_tensors(sharded_parameters(net)));
+    call(net, torch::ones({1, 200})).sum().backward();
+    optimizer.step();
+    Counts counts;
+    testing::count(mesh, counts);
+    (void)full_optim_state_dict(net, optimizer);
+    EXPECT_LT(counts.message_bytes, 4000U);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, OptimStateQuirks,
                          ::testing::Values(Way::rows, Way::flat, Way::original),
                          [](const auto& of) { return testing::name_of(of.param); });

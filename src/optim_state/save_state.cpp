@@ -147,30 +147,50 @@ void Output::add_own_chunks(const Unit& unit, const std::string& name, DType dty
   }
 }
 
+// This rank's part of the state, laid out as the unit's shard.
+at::Tensor own_part(const Unit& unit, const std::string& name, DType dtype,
+                    const std::vector<TableRow*>& rows) {
+  const auto held = [&](const TableRow& row) -> at::Tensor {
+    const auto* value = row.mine.is(Value::Kind::none) ? nullptr : row.mine.find(name);
+    return value == nullptr ? at::Tensor() : tensor_of(value->as_tensor()).contiguous().view({-1});
+  };
+  if (rows.front()->param->is_flat()) return held(*rows.front());
+  if (const auto only = held(*rows.front());
+      rows.size() == 1 && only.defined() && only.numel() == unit.layout().shard_elements)
+    return only;
+  const int rank = unit.mesh().rank();
+  auto mine = at::zeros({unit.layout().shard_elements}, scalar_type_of(dtype));
+  for (const auto* row : rows) {
+    const auto elements = held(*row);
+    if (!elements.defined()) continue;
+    const auto base = part_of(unit, row->param->places.front(), rank).base;
+    copy_quietly(mine, base, elements, 0, elements.numel());
+  }
+  return mine;
+}
+
 void Output::gather_state(Unit& unit, const std::string& name, DType dtype, const UnitRows& rows,
                           bool wanted) {
-  const int rank = unit.mesh().rank();
-  const auto options = unit.shard().options().dtype(scalar_type_of(dtype)).pinned_memory(false);
-  auto mine = at::zeros({unit.layout().shard_elements}, options);
-  for (const auto* row : rows) {
-    const auto* value = row->mine.is(Value::Kind::none) ? nullptr : row->mine.find(name);
-    if (value == nullptr) continue;
-    const auto held = tensor_of(value->as_tensor()).contiguous().view({-1});
-    const auto base =
-        row->param->is_flat() ? 0 : part_of(unit, row->param->places.front(), rank).base;
-    copy_quietly(mine, base, held, 0, held.numel());
-  }
+  const auto mine = own_part(unit, name, dtype, rows).to(unit.mesh().device());
   const auto all = unit.exchange(mine).cpu();
   if (!wanted) return;
+  const int rank = unit.mesh().rank();
   for (const auto* row : rows) {
     const auto& param = *row->param;
     for (std::size_t i = 0; i < param.names.size(); ++i) {
       const auto& shape = param.shapes[i];
+      auto& tensors = entries_[param.names[i]].tensors;
+      // The shards of a flat parameter end to end are that parameter.
+      if (!in_chunks_ && unit.geometry() != Geometry::rows) {
+        const auto& place = unit.layout().params[param.places[i]];
+        tensors.emplace_back(
+            name, leaf_of(all.narrow(0, place.gathered_offset, place.elements).view(shape)));
+        continue;
+      }
       const auto box = in_chunks_ ? chunk_of(shape, unit.mesh().size(), rank) : whole(shape);
       auto made = at::empty(box.sizes, all.options());
       redistribute(shape, all, parts_of(unit, param.places[i]), made.view({-1}), {box, 0});
-      entries_[param.names[i]].tensors.emplace_back(
-          name, in_chunks_ ? chunk_leaf(made, shape, box) : Value(leaf_of(made)));
+      tensors.emplace_back(name, in_chunks_ ? chunk_leaf(made, shape, box) : Value(leaf_of(made)));
     }
   }
 }

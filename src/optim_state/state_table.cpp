@@ -162,7 +162,8 @@ void join(Row& row) {
 Value describe_state(const Value& state, const std::vector<OptimKey>& keys) {
   std::unordered_map<std::string, const Value*> states;
   for (const auto& [key, value] : state.pairs()) states.emplace(state_key(key), &value);
-  Value::List told;
+  // Dicts all the way: of tensors in lists all data would travel.
+  std::vector<Value::Pair> told;
   for (const auto& [key, param] : keys) {
     const auto found = states.find(state_key(key));
     // A sharded parameter is told of also where nothing is known of its state: the others have to
@@ -171,10 +172,13 @@ Value describe_state(const Value& state, const std::vector<OptimKey>& keys) {
     Value::List names;
     for (const auto& name : param->names) names.emplace_back(name);
     const int shard_rank = param->is_sharded() ? param->unit->mesh().rank() : -1;
-    told.push_back(Value::tuple({Value::list(std::move(names)), param->is_sharded(), shard_rank,
-                                 found == states.end() ? Value() : *found->second}));
+    told.emplace_back(Value(static_cast<std::int64_t>(told.size())),
+                      Value::dict({{"names", Value::list(std::move(names))},
+                                   {"sharded", param->is_sharded()},
+                                   {"rank", shard_rank},
+                                   {"state", found == states.end() ? Value() : *found->second}}));
   }
-  return Value::list(std::move(told));
+  return Value::dict(std::move(told));
 }
 
 std::vector<TableRow> make_table(const OptimModel& model, const Value& state,
@@ -182,12 +186,12 @@ std::vector<TableRow> make_table(const OptimModel& model, const Value& state,
                                  const std::vector<Value>& trees) {
   Rows rows;
   for (std::size_t rank = 0; rank < trees.size(); ++rank) {
-    for (const auto& told : trees[rank].items()) {
-      const auto& fields = told.items();
-      auto& row = rows[{fields.at(1).as_bool(), names_in(fields.at(0))}];
+    for (const auto& [number, told] : trees[rank].pairs()) {
+      auto& row = rows[{told.at("sharded").as_bool(), names_in(told.at("names"))}];
       row.ranks.resize(trees.size(), {nullptr, -1});
-      row.ranks[rank].shard_rank = static_cast<int>(fields.at(2).as_int());
-      if (!fields.at(3).is(Value::Kind::none)) row.ranks[rank].state = &fields[3];
+      row.ranks[rank].shard_rank = static_cast<int>(told.at("rank").as_int());
+      const auto& told_state = told.at("state");
+      if (!told_state.is(Value::Kind::none)) row.ranks[rank].state = &told_state;
     }
   }
   // What no rank has a state of is no row: parameters without gradients, before the first step.
@@ -225,7 +229,7 @@ std::vector<TableRow> make_table(const OptimModel& model, const Value& state,
 
 std::vector<std::vector<std::string>> told_order(const Value& tree) {
   std::vector<std::vector<std::string>> order;
-  for (const auto& told : tree.items()) order.push_back(names_in(told.items().at(0)));
+  for (const auto& [number, told] : tree.pairs()) order.push_back(names_in(told.at("names")));
   return order;
 }
 
