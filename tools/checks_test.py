@@ -43,6 +43,7 @@ def hostile(page, files=None):
 
 def rows(page, ids="F1 F2 P1\n"):
     files = {"src/a_test.cpp": "TEST(A, Works) {\n}\nTEST_P(B, Works) {\n}\n", "src/b.cpp": "TEST(C, Works) {\n}\n",
+             "src/d_test.cpp": 'register_cases({{"test_a_name" + flag("wrap"), works}});\n',
              "tests/cli/c.py": "    def test_works(self):\n"}
     for name, spec in check_rows.SPECS.items():
         files.update({spec.page: page, f"docs/rows/{name}.ids": ids})
@@ -156,7 +157,8 @@ class HostileCases(unittest.TestCase):
 
 class Rows(unittest.TestCase):
     good = ["| F1 | what | test | `A.Works` and in C++ `B.Works` |\n",
-            "| F2 | what | open | half of it `c.py::test_works` |\n", "| P1 | what | none | no kwargs |\n"]
+            "| F2 | what | open | half: `c.py::test_works`, `FsdpOptimState.test_a_name` |\n",
+            "| P1 | what | none | no kwargs |\n"]
     page = "| row | what | state | test or reason |\n|---|---|---|---|\n"
 
     def test_a_full_page_passes(self):
@@ -174,7 +176,9 @@ class Rows(unittest.TestCase):
     def test_a_wrong_state_test_or_reason_fails(self):
         page = self.page + "".join(self.good)
         for right, wrong in (("`A.Works`", "`A.Fails`"), ("`B.Works`", "`C.Works`"), ("::test_works", "::test_fails"),
-                             ("`A.Works` and in C++ `B.Works`", "A.Works"), ("half of it `c.py::test_works`", ""),
+                             (".test_a_name", ".test_a_nam"),
+                             ("`A.Works` and in C++ `B.Works`", "A.Works"),
+                             ("half: `c.py::test_works`, `FsdpOptimState.test_a_name`", ""),
                              ("no kwargs", ""), ("| none |", "| never |"), ("| open |", "| |"),
                              ("| what | open", "| open")):
             self.assertIn(right, page)
