@@ -39,6 +39,7 @@ struct Slot {
 };
 struct Batch {
   std::shared_ptr<Unit> unit;
+  bool in_chunks;
   std::string name;
   DType dtype;
   std::vector<Slot> slots;
@@ -119,8 +120,8 @@ Loader::Loader(const OptimModel& model, const LoadRequest& request, const GroupO
     if (in_chunks) {
       std::set<const MeshState*> seen;
       for (const auto& param : model.params()) {
-        if (!param.unit) continue;
-        const auto mesh = param.unit->mesh();
+        if (!param.unit && !group.mesh()) continue;
+        const auto mesh = param.unit ? param.unit->mesh() : *group.mesh();
         if (!seen.insert(mesh.state().get()).second) continue;
         auto& told = told_[mesh.state().get()];
         for (auto& described : all_trees(mesh.group(), kOperation, prepare))
@@ -134,15 +135,20 @@ Loader::Loader(const OptimModel& model, const LoadRequest& request, const GroupO
 
 void Loader::make_batches() {
   loaded_.resize(plan_.size());
-  std::map<std::tuple<const Unit*, std::string, DType>, std::size_t> places;
+  std::map<std::tuple<const Unit*, bool, std::string, DType>, std::size_t> places;
   for (std::size_t i = 0; i < plan_.size(); ++i) {
     const auto& item = plan_[i];
     for (const auto& entry : item.entries) {
       if (!entry.is_tensor) continue;
       const auto& unit = item.param->unit;
-      const auto [place, is_new] =
-          places.emplace(std::tuple{unit.get(), entry.name, entry.dtype}, batches_.size());
-      if (is_new) batches_.push_back({unit, entry.name, entry.dtype, {}});
+      const bool in_chunks =
+          request_.source == LoadSource::chunks &&
+          (unit || std::ranges::any_of(entry.tensors, [](const Value* value) {
+             return value != nullptr && value->as_tensor().sharded;
+           }));
+      const auto [place, is_new] = places.emplace(
+          std::tuple{unit.get(), in_chunks, entry.name, entry.dtype}, batches_.size());
+      if (is_new) batches_.push_back({unit, in_chunks, entry.name, entry.dtype, {}});
       batches_[place->second].slots.push_back({i, &entry});
     }
   }
@@ -159,7 +165,7 @@ void Loader::load(const Batch& batch) {
                                                   : at::empty({elements}, type);
   }
   std::vector<at::Tensor> made;  // without a shard: a tensor of each slot
-  if (request_.source == LoadSource::chunks && batch.unit) {
+  if (batch.in_chunks) {
     load_chunks(batch, to, made);
   } else {
     load_whole(batch, to, made);
@@ -217,7 +223,7 @@ bool is_own_sharding(const Unit& unit, std::size_t place, const Scattered& scatt
 }
 
 void Loader::load_chunks(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made) {
-  const auto mesh = batch.unit->mesh();
+  const auto mesh = batch.unit ? batch.unit->mesh() : group_.mesh().value();
   const auto& trees = told_.at(mesh.state().get());
   struct Target {
     const ModelParam* param;
@@ -237,7 +243,7 @@ void Loader::load_chunks(const Batch& batch, const at::Tensor& to, std::vector<a
         const auto* value = state == nullptr ? nullptr : state->find(batch.name);
         of_ranks.push_back(value != nullptr && is_shaped(*value) ? &value->as_tensor() : nullptr);
       }
-      is_here = is_here && is_own_sharding(*batch.unit, param.places[i], of_ranks);
+      is_here = is_here && batch.unit && is_own_sharding(*batch.unit, param.places[i], of_ranks);
       held.push_back(&slot.entry->tensors[i]->as_tensor());
       targets.push_back({&param, i});
     }

@@ -103,6 +103,7 @@ Tensor flat_leaf_of(const at::Tensor& elements, const Shape& shape, std::int64_t
 }
 
 at::Tensor tensor_of(const Tensor& leaf) {
+  if (numel(leaf.shape) == 0) return at::empty(leaf.shape, scalar_type_of(leaf.dtype));
   const auto* piece = leaf.pieces.size() == 1 ? &leaf.pieces.front() : nullptr;
   if (piece == nullptr || !piece->storage || piece->storage->data == nullptr ||
       numel(piece->slice) != numel(leaf.shape)) {
