@@ -2,8 +2,9 @@
 """Every row of a specification has its line in a page of docs/, and every test that a line names exists.
 
 A line is `| F1 | what | state | test or reason |`. The state is `test` (the tests named in backquotes, as
-`Suite.Name` or `file.py::function`, assert the row), `none` (C++ cannot have it, or the project excludes it:
-the reason) or `open` (what is missing). The specifications are not in the repository; docs/rows/ has the
+`Suite.Name` or `file.py::function`, assert the row), `device` (built; tests named assert what can be seen
+without a second device and the rest, which they skip where there is none), `none` (C++ cannot have it, or the
+project excludes it: the reason) or `open` (what is missing). The specifications are not in the repository; docs/rows/ has the
 names of their rows, as `check_rows.py --extract SPEC.md` prints them.
 
 Exit code 1 and one line per violation.
@@ -26,7 +27,8 @@ SPECS = {
     "optimizer-state": Spec("docs/optimizer-rows.md", ["1", "4", "7", "8", "11"], "", {}),
 }
 
-STATES = ["test", "none", "open"]
+STATES = ["test", "device", "none", "open"]
+NAMES_A_TEST = ["test", "device"]
 LINE = re.compile(r"^\|(.*)\| *$", re.MULTILINE)
 NAMED = re.compile(r"`([A-Z]\w*\.(?:[A-Z]\w*|test_\w+)|\w+\.py::\w+)`")
 # Cases that keep PyTorch's names, without what says which parameters one is for.
@@ -119,8 +121,9 @@ def check_page(root, page, ids, tests):
             continue
         states[cells[2]] += 1
         named = NAMED.findall(cells[3])
-        if not (named if cells[2] == "test" else cells[3]):
-            found.append(f"{place} names no {'test' if cells[2] == 'test' else 'reason'}")
+        is_tested = cells[2] in NAMES_A_TEST
+        if not (named if is_tested else cells[3]):
+            found.append(f"{place} names no {'test' if is_tested else 'reason'}")
         found += [f"{place} names {test}, which is not in the tree" for test in named if test not in tests]
     found += [f"{page}: {row} is missing" for row in ids if row not in seen]
     found += [f"{page}: {row} is there {count} times" for row, count in seen.items() if count > 1]
@@ -147,7 +150,8 @@ def main():
     found, n = violations(tree.ROOT)
     for line in found:
         print(line)
-    print(f"rows: {n.total()} rows, {n['test']} with a test, {n['none']} not in C++, {n['open']} open")
+    print(f"rows: {n.total()} rows, {n['test']} with a test, {n['device']} that need a device, "
+          f"{n['none']} not in C++, {n['open']} open")
     return 1 if found else 0
 
 

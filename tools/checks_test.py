@@ -41,8 +41,8 @@ def hostile(page, files=None):
         return check_hostile.violations(pathlib.Path(root))
 
 
-def rows(page, ids="F1 F2 P1\n"):
-    files = {"src/a_test.cpp": "TEST(A, Works) {\n}\nTEST_P(B, Works) {\n}\n", "src/b.cpp": "TEST(C, Works) {\n}\n",
+def rows(page, ids="F1 F2 P1 P2\n"):
+    files = {"src/a_test.cpp": "TEST(A, Works) {\n}\nTEST_P(B, Works) {\n}\nTEST(C, Skips) {\n}\n", "src/b.cpp": "TEST(C, Works) {\n}\n",
              "src/d_test.cpp": 'register_cases({{"test_a_name" + flag("wrap"), works}});\n',
              "tests/cli/c.py": "    def test_works(self):\n"}
     for name, spec in check_rows.SPECS.items():
@@ -158,7 +158,8 @@ class HostileCases(unittest.TestCase):
 class Rows(unittest.TestCase):
     good = ["| F1 | what | test | `A.Works` and in C++ `B.Works` |\n",
             "| F2 | what | open | half: `c.py::test_works`, `FsdpOptimState.test_a_name` |\n",
-            "| P1 | what | none | no kwargs |\n"]
+            "| P1 | what | none | no kwargs |\n",
+            "| P2 | what | device | skipped without one `C.Skips` |\n"]
     page = "| row | what | state | test or reason |\n|---|---|---|---|\n"
 
     def test_a_full_page_passes(self):
@@ -166,12 +167,12 @@ class Rows(unittest.TestCase):
         self.assertEqual((found, set(states)), (0, set(check_rows.STATES)))
 
     def test_a_missing_double_or_unknown_row_fails(self):
-        for i in range(3):
+        for i in range(4):
             self.assertEqual(rows(self.page + "".join(self.good[:i] + self.good[i + 1:]))[0], 1)
         self.assertEqual(rows(self.page + "".join(self.good) + self.good[1])[0], 1)
-        self.assertEqual(rows(self.page + "".join(self.good) + self.good[2].replace("P1", "P2"))[0], 1)
+        self.assertEqual(rows(self.page + "".join(self.good) + self.good[2].replace("P1", "P3"))[0], 1)
         self.assertEqual(rows("", "")[0], 0)
-        self.assertEqual(rows("")[0], 3)
+        self.assertEqual(rows("")[0], 4)
 
     def test_a_wrong_state_test_or_reason_fails(self):
         page = self.page + "".join(self.good)
@@ -179,7 +180,7 @@ class Rows(unittest.TestCase):
                              (".test_a_name", ".test_a_nam"),
                              ("`A.Works` and in C++ `B.Works`", "A.Works"),
                              ("half: `c.py::test_works`, `FsdpOptimState.test_a_name`", ""),
-                             ("no kwargs", ""), ("| none |", "| never |"), ("| open |", "| |"),
+                             ("no kwargs", ""), ("`C.Skips`", ""), ("| none |", "| never |"), ("| open |", "| |"),
                              ("| what | open", "| open")):
             self.assertIn(right, page)
             self.assertEqual(rows(page.replace(right, wrong))[0], 1, wrong)
