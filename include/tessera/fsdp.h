@@ -87,6 +87,32 @@ void fully_shard(const torch::nn::ModuleHolder<Impl>& module, const HybridMesh& 
   fully_shard(module.ptr(), mesh, options);
 }
 
+// One of several modules; made where fully_shard is called.
+class UnitMember {
+ public:
+  template <typename Impl>
+  UnitMember(const std::shared_ptr<Impl>& module)  // NOLINT(*-explicit-*)
+      : module_{module, detail::make_slot_maker(module)} {
+    detail::check_has_forward<Impl>();
+  }
+  template <typename Impl>
+  UnitMember(const torch::nn::ModuleHolder<Impl>& module)  // NOLINT(*-explicit-*)
+      : UnitMember(module.ptr()) {}
+  [[nodiscard]] const detail::UnitModule& module() const noexcept { return module_; }
+
+ private:
+  detail::UnitModule module_;
+};
+
+// Several modules as one unit, `fully_shard({norm, head}, mesh)`: gathered by the call of the first
+// of them and freed when all have been called, or with the outermost call; reduced when the
+// backwards of all that were called are done (spec F1). None of them can be the model's outermost
+// module. Those that another one contains count with it.
+void fully_shard(const std::vector<UnitMember>& modules, const Mesh& mesh,
+                 const ShardOptions& options = {});
+void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
+                 const ShardOptions& options = {});
+
 // Leaves the parameters whole and where they are, on every rank, and averages their gradients:
 // data parallel training (PyTorch's `replicate`; FSDP's NO_SHARD). Any optimizer on
 // module->parameters() works. Calls have to be seen as above. A parameter that no rank used keeps

@@ -31,6 +31,10 @@ struct MixedPrecision {
   std::optional<torch::Dtype> buffer_dtype = {};
   // Averaged gradients stay in param_dtype (spec O4).
   bool keep_low_precision_grads = false;
+  // A module in evaluation, module->eval(), computes in its parameters' and buffers' own dtype
+  // (spec MP3; PyTorch's FSDP_USE_FULL_PREC_IN_EVAL). For forwards without gradients: with them it
+  // is an error.
+  bool full_precision_in_eval = false;
 };
 
 // When the unit whose backward comes next is gathered (spec E3): at the begin of this one's
@@ -94,7 +98,8 @@ struct UnitSpec {
   ReplicateOptions buckets = {};
   Geometry geometry = Geometry::rows;
   std::unordered_set<const torch::nn::Module*> ignored_modules = {};  // and all below each
-  bool sync_states = false;  // parameters and buffers are rank 0's
+  bool sync_states = false;       // parameters and buffers are rank 0's
+  bool cast_root_inputs = false;  // where the unit is the root, whatever cast_forward_inputs says
 };
 
 }  // namespace detail

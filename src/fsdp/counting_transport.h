@@ -4,6 +4,7 @@
 #include <memory>
 #include <ostream>
 #include <utility>
+#include <vector>
 
 #include "torch/mesh_state.h"
 #include "torch/transport.h"
@@ -16,7 +17,10 @@ struct Counts {
   int reductions = 0;
   int sums = 0;
   int messages = 0;               // of the group
-  std::size_t message_bytes = 0;  // that this rank gave to all_gather; not compared
+  std::size_t message_bytes = 0;  // that this rank gave to all_gather
+  // What travelled, of every gather and reduction.
+  std::vector<at::ScalarType> gathered_in = {}, reduced_in = {};
+  // Numbers of calls alone.
   friend bool operator==(const Counts& a, const Counts& b) {
     return a.gathers == b.gathers && a.exchanges == b.exchanges && a.reductions == b.reductions &&
            a.sums == b.sums && a.messages == b.messages;
@@ -39,13 +43,19 @@ class CountingChannel final : public Channel {
     ++counts_.gathers;
     inner_->start_gather();
   }
-  void finish_gather(const Take& take) override { inner_->finish_gather(take); }
+  void finish_gather(const Take& take) override {
+    inner_->finish_gather([&](int rank, const at::Tensor& shard) {
+      if (rank == 0) counts_.gathered_in.push_back(shard.scalar_type());
+      take(rank, shard);
+    });
+  }
   at::Tensor exchange(const at::Tensor& mine) override {
     ++counts_.exchanges;
     return inner_->exchange(mine);
   }
   void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) override {
     ++counts_.reductions;
+    counts_.reduced_in.push_back(dtype);
     inner_->start_reduce(elements, dtype, fill);
   }
   at::Tensor finish_reduce() override { return inner_->finish_reduce(); }

@@ -65,8 +65,8 @@ std::string flat_name(const torch::nn::Module& module, const std::shared_ptr<Uni
 
 }  // namespace
 
-void detail::broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh) {
-  constexpr std::size_t kMessageBytes = 250 << 20;  // spec K4
+void detail::broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
+                                  std::size_t message_bytes) {
   std::unordered_set<const c10::TensorImpl*> known;
   std::erase_if(tensors, [&](const at::Tensor& tensor) {
     return !tensor.defined() || !known.insert(tensor.unsafeGetTensorImpl()).second;
@@ -82,7 +82,27 @@ void detail::broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& m
   const torch::NoGradGuard no_grad;
   for (auto& tensor : tensors) tensor = tensor.detach();
   communicate("broadcast of a module's state",
-              [&] { c10d::broadcast_coalesced(mesh.process_group(), tensors, kMessageBytes, 0); });
+              [&] { c10d::broadcast_coalesced(mesh.process_group(), tensors, message_bytes, 0); });
+}
+
+namespace {
+
+void shard_members(const std::vector<UnitMember>& members, const detail::UnitSpec& spec) {
+  std::vector<detail::UnitModule> modules;
+  for (const auto& member : members) modules.push_back(member.module());
+  detail::shard_modules(std::move(modules), spec);
+}
+
+}  // namespace
+
+void fully_shard(const std::vector<UnitMember>& modules, const Mesh& mesh,
+                 const ShardOptions& options) {
+  shard_members(modules, {mesh, mesh, std::nullopt, options, {}});
+}
+
+void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
+                 const ShardOptions& options) {
+  shard_members(modules, {mesh.all, mesh.shard, mesh.replicate, options, {}});
 }
 
 std::vector<ShardedParameter> sharded_parameters(ModuleRef module_ref) {

@@ -74,6 +74,7 @@ class FullParams::Shown {
   Shown(std::shared_ptr<Unit> unit, const FullParamsOptions& options)
       : unit_(std::move(unit)), options_(options) {
     const torch::NoGradGuard no_grad;
+    unit_->adopt_replaced();
     whole_ = unit_->gather_whole(unit_->shard());
     if (options_.with_grads) gather_gradients();
     const bool wanted = !options_.rank0_only || unit_->mesh().rank() == 0;
@@ -167,6 +168,7 @@ FullState full_state_dict(ModuleRef module, const FullStateOptions& options) {
   for (const auto& [name, unit] : detail::units_below(module.get())) {
     require_quiet(*unit);
     if (!unit->is_sharded() || unit->params().empty()) continue;
+    unit->adopt_replaced();
     const auto whole = unit->gather_whole(unit->shard());
     if (options.rank0_only && unit->mesh().rank() != 0) continue;
     for (std::size_t i = 0; i < unit->params().size(); ++i) {

@@ -201,5 +201,86 @@ TEST(FullState, ThatDoesNotFitChangesNothing) {
   });
 }
 
+TEST(FullParams, OfOneUnitAloneLeaveTheOthers_SF1_M13) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto plain = make_net({});
+    auto net = sharded(mesh, Kind::flat);
+    const FullParams whole(net, {.recurse = false});
+    EXPECT_TRUE(torch::equal(net->embed->weight, plain->embed->weight));
+    EXPECT_ANY_THROW(static_cast<void>(net->blocks[0]->up->weight.sum().item<double>()));
+  });
+}
+
+// Two roots below a module that is none.
+struct TwinsImpl : nn::Module {
+  nn::Linear first{nullptr}, second{nullptr};
+  TwinsImpl() {
+    first = register_module("first", nn::Linear(2, 2));
+    second = register_module("second", nn::Linear(2, 2));
+  }
+};
+TORCH_MODULE(Twins);
+
+TEST(FullParams, OfSeveralRootsUnwindWhenOneFails_SF1) {
+  run_mesh(2, [](Mesh& mesh) {
+    Twins twins;
+    const auto expected = twins->first->weight.detach().clone();
+    sync_module_states(twins, mesh);
+    fully_shard(twins->first, mesh);
+    fully_shard(twins->second, mesh);
+    const auto reads = [](const nn::Linear& linear) {
+      return error_of([&] { call(linear, torch::ones({1, 2})); });
+    };
+    {
+      const FullParams whole(twins);
+      EXPECT_EQ(twins->first->weight.detach().numel(), expected.numel());
+      EXPECT_GT(twins->second->weight.abs().sum().item<double>(), 0);
+    }
+    {
+      const FullParams second(twins->second);
+      EXPECT_THAT(error_of([&] { const FullParams both(twins); }),
+                  HasSubstr("shown whole already"));
+      // The first is as it was.
+      EXPECT_ANY_THROW(static_cast<void>(twins->first->weight.sum().item<double>()));
+      EXPECT_EQ(reads(twins->first), "no Error");
+    }
+    EXPECT_EQ(reads(twins->second), "no Error");
+  });
+}
+
+// On the CPU the copy is the gathered array itself.
+TEST(FullParams, OnTheCpuAreWrittenBack_SF6_FH4) {
+  for (const auto kind : {Kind::rows, Kind::flat, Kind::flat_original}) {
+    run_mesh(2, [&](Mesh& mesh) {
+      auto net = sharded(mesh, kind);
+      {
+        const FullParams whole(net, {.offload_to_cpu = true});
+        const torch::NoGradGuard no_grad;
+        EXPECT_TRUE(net->head->weight.is_cpu());
+        EXPECT_TRUE(net->head->weight.requires_grad());
+        net->head->weight.fill_(2);
+      }
+      EXPECT_EQ(full_state_dict(net)["head.weight"].min().item<float>(), 2);
+    });
+  }
+}
+
+TEST(FullParams, WithGradientsLeaveOutThoseThatNoRankHas_SF9) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    net->blocks[1]->up->bias.requires_grad_(false);
+    net = FullyShardedDataParallel<Net>(net, mesh, {.use_orig_params = true}).module();
+    backward(net);
+    const FullParams whole(net, {.with_grads = true});
+    EXPECT_FALSE(net->blocks[1]->up->bias.grad().defined());
+    EXPECT_TRUE(net->blocks[1]->up->weight.grad().defined());
+    EXPECT_EQ(net->blocks[1]->up->weight.grad().sizes(), net->blocks[1]->up->weight.sizes());
+    EXPECT_THAT(error_of([&] {
+                  const FullParams offloaded(net, {.offload_to_cpu = true, .with_grads = true});
+                }),
+                HasSubstr("with_grads=True and offload_to_cpu=True"));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -1,14 +1,20 @@
 // What happens to units in the less usual lives: frozen, partly ignored, inside other modules,
 // moved.
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/log.h"
+#include "fsdp/registry.h"
 #include "fsdp/test_training.h"
+#include "fsdp/unit_values.h"
 #include "tessera/error.h"
 #include "tessera/fully_sharded_data_parallel.h"
 #include "torch/testing.h"
@@ -197,6 +203,179 @@ TEST(LifeCycle, WholeParametersOfAllRanksOnTheCpuWarn_SF2_X47) {
   set_log({});
   ASSERT_EQ(warnings.size(), 2u);
   EXPECT_THAT(warnings[0], HasSubstr("offload_to_cpu=True and rank0_only=False"));
+}
+
+// Several modules as one unit ---------------------------------------------------------------------
+
+// An output layer and the norm before it, or the embedding whose weight it has, may be one unit.
+struct TailImpl : nn::Module {
+  nn::Embedding embed{nullptr};
+  testing::Block block{nullptr};
+  nn::LayerNorm norm{nullptr};
+  testing::Head head{nullptr};
+  bool uses_norm = true;
+  explicit TailImpl(bool tied) {
+    embed = register_module("embed", nn::Embedding(testing::kVocabulary, testing::kWidth));
+    block = register_module("block", testing::Block());
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({testing::kWidth})));
+    const auto own = torch::ones({testing::kVocabulary, testing::kWidth}) * 0.1;
+    head = register_module("head", testing::Head(tied ? embed->weight : own));
+  }
+  torch::Tensor forward(const torch::Tensor& tokens) {
+    auto x = block(call(embed, tokens));
+    return head(uses_norm ? call(norm, x) : x);
+  }
+};
+TESSERA_MODULE(Tail);
+
+Tail make_tail(bool tied) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  torch::manual_seed(5);
+  return Tail(tied);
+}
+
+void expect_gradients_of(const Tail& plain, const Tail& sharded) {
+  const auto expected = sharded_parameters(plain);
+  for (const auto& parameter : sharded_parameters(sharded)) {
+    const auto whole = named(expected, parameter.name()).local.grad();
+    const auto& mine = parameter.local.grad();
+    ASSERT_TRUE(mine.defined()) << parameter.name();
+    EXPECT_TRUE(torch::allclose(mine, whole.narrow(0, parameter.offset, mine.size(0)), 1e-4, 1e-6))
+        << parameter.name();
+  }
+}
+
+TEST(SeveralModules, AreGatheredAndReducedTogether_F1) {
+  for (const bool tied : {false, true}) {
+    auto plain = make_tail(tied);
+    loss_of(plain, batch(0, 0, 2)).backward();
+    run_mesh(2, [&](Mesh& mesh) {
+      auto tail = make_tail(tied);
+      fully_shard(tail->block, mesh);
+      if (tied) {
+        fully_shard({tail->embed, tail->head}, mesh);
+      } else {
+        fully_shard({tail->norm, tail->head}, mesh);
+      }
+      fully_shard(tail, mesh);
+      loss_of(tail, batch_of(0, 0, mesh)).backward();
+      const auto reports = unit_reports(tail);
+      ASSERT_EQ(reports.size(), 3u);
+      const auto& group = reports[tied ? 1 : 2];
+      EXPECT_EQ(group.name, tied ? "embed" : "norm");
+      EXPECT_EQ(group.gathers, 2u);
+      EXPECT_EQ(group.reductions, 1u);
+      for (const auto& unit : reports) EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;
+      expect_gradients_of(plain, tail);
+    });
+  }
+}
+
+TEST(SeveralModules, OfWhichOnlySomeAreCalledAreFreedWithTheOutermostCall_F1) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto tail = make_tail(false);
+    tail->uses_norm = false;
+    fully_shard({tail->norm, tail->head}, mesh);
+    fully_shard(tail, mesh);
+    const auto loss = loss_of(tail, batch_of(0, 0, mesh));
+    EXPECT_EQ(unit_reports(tail)[1].gathered_bytes, 0u);
+    loss.backward();
+    EXPECT_EQ(unit_reports(tail)[1].reductions, 1u);
+    EXPECT_FALSE(named(sharded_parameters(tail), "norm.weight").local.grad().defined());
+    EXPECT_TRUE(named(sharded_parameters(tail), "head.weight").local.grad().defined());
+    for (const auto& unit : unit_reports(tail)) EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;
+  });
+}
+
+TEST(SeveralModules, CountContainedOnesOnceAndAreNoRoot_F1) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto tail = make_tail(false);
+    fully_shard({tail->block, tail->block->up, tail->norm}, mesh);
+    EXPECT_EQ(unit_reports(tail).size(), 1u);
+    EXPECT_EQ(unit_reports(tail->block).size(), 1u);
+    EXPECT_THAT(error_of([&] { fully_shard(tail->norm, mesh); }), HasSubstr("already"));
+    EXPECT_THAT(error_of([&] {
+                  call(tail->norm, torch::ones({1, testing::kWidth}));
+                }),
+                HasSubstr("FSDP requires a single root module"));
+  });
+}
+
+// Messages, storages, types -----------------------------------------------------------------------
+
+thread_local int broadcasts = 0;  // of this thread's libtorch operators
+std::unique_ptr<at::ObserverContext> count_broadcast(const at::RecordFunction& function) {
+  if (std::string_view(function.name()) == "c10d::broadcast_") ++broadcasts;
+  return nullptr;
+}
+
+TEST(Broadcast, SplitsWhatIsTooLargeForAMessage_K4) {
+  static_assert(detail::kBroadcastBytes == 250u * 1024 * 1024);
+  run_mesh(2, [](Mesh& mesh) {
+    const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count_broadcast));
+    for (const auto& [bytes, messages] : {std::pair{4000u, 3}, std::pair{1u << 20, 1}}) {
+      std::vector<at::Tensor> tensors;
+      for (int i = 0; i < 3; ++i) tensors.push_back(torch::full({1000}, 10.f * mesh.rank() + i));
+      broadcasts = 0;
+      detail::broadcast_from_first(tensors, mesh, bytes);
+      EXPECT_EQ(broadcasts, messages);
+      for (int i = 0; i < 3; ++i)
+        EXPECT_TRUE(torch::equal(tensors[i], torch::full({1000}, static_cast<float>(i))));
+    }
+    at::removeCallback(handle);
+  });
+}
+
+TEST(LifeCycle, UnitsAreNumberedInModuleOrder_L35) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    testing::shard(net, mesh);
+    loss_of(net, batch(0, 0, 1));
+    const auto units = detail::units_below(*net);
+    ASSERT_EQ(units.size(), 4u);
+    for (std::size_t i = 0; i < units.size(); ++i) {
+      EXPECT_EQ(units[i].second->id, static_cast<int>(i));
+      EXPECT_EQ(units[i].second->name(), units[i].first);
+    }
+  });
+}
+
+TEST(LifeCycle, AViewThatIsKeptThrowsWhileItsUnitIsFreed_FH5) {
+  run_mesh(2, [](Mesh& mesh) {
+    nn::Linear linear(3, 4);
+    fully_shard(linear, mesh);
+    unshard(linear);
+    const auto view = linear->weight.detach().narrow(0, 1, 2);
+    const double sum = view.sum().item<double>();
+    reshard(linear);
+    EXPECT_ANY_THROW(static_cast<void>(view.sum().item<double>()));
+    unshard(linear);
+    EXPECT_EQ(view.sum().item<double>(), sum);
+  });
+}
+
+struct TableImpl : nn::Module {
+  torch::Tensor places;
+  explicit TableImpl(const torch::Tensor& given) {
+    places = register_parameter("places", given, /*requires_grad=*/false);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return x.take(places); }
+};
+
+TEST(LifeCycle, IntegersAreNeitherCastNorReduced_P6) {
+  run_mesh(2, [](Mesh& mesh) {
+    const auto places = torch::arange(6).view({3, 2});
+    auto table = std::make_shared<TableImpl>(places.clone());
+    fully_shard(table, mesh, {.mixed_precision = {.param_dtype = torch::kBFloat16}});
+    auto x = torch::arange(6, torch::kFloat).requires_grad_();
+    const auto y = call(table, x);
+    EXPECT_EQ(sharded_parameters(table)[0].local.scalar_type(), at::kLong);
+    y.to(torch::kFloat).sum().backward();
+    EXPECT_TRUE(torch::equal(x.grad(), torch::ones({6})));
+    EXPECT_EQ(unit_reports(table)[0].reductions, 0u);
+    EXPECT_TRUE(torch::equal(full_state_dict(table)["places"], places));
+  });
 }
 
 // FSDP1 -------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 
 #include "fsdp/quiet_copy.h"
 #include "torch/compat.h"
+#include "torch/device.h"
 
 namespace tessera::detail {
 namespace {
@@ -21,7 +22,9 @@ ParamStore::ParamStore(UnitLayout layout, const ParamStoreOptions& options,
     : layout_(std::move(layout)), rank_(options.rank) {
   const auto own = parameters.front().options().requires_grad(false);
   const auto travelling = own.device(options.device).dtype(options.compute);
-  const bool pins = options.shard_device.is_cpu() && !options.device.is_cpu();
+  // What a real device copies from; the meta device copies nothing.
+  const bool pins =
+      options.shard_device.is_cpu() && !options.device.is_cpu() && !options.device.is_meta();
   channel_ = options.transport->open(
       layout_.shard_elements, own.device(options.shard_device).pinned_memory(pins), travelling);
   gathered_ = at::empty({layout_.gathered_elements}, travelling);
@@ -33,10 +36,14 @@ ParamStore::ParamStore(UnitLayout layout, const ParamStoreOptions& options,
   for (const auto& padding : layout_.padding[rank_])
     shard().narrow(0, padding.shard_offset, padding.count).fill_(kPaddingValue);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    parameters[i].set_data(full(i));
+    replace_data(parameters[i], full(i));
     parameters[i].mutable_grad() = at::Tensor();
   }
   StoragePool().take(storage_of(gathered_));
+}
+
+void ParamStore::wrap_channel(const ChannelWrapper& wrap) {
+  channel_ = wrap(std::move(channel_), static_cast<int>(layout_.runs.size()), gathered_.options());
 }
 
 at::Tensor ParamStore::local(std::size_t param) const {
@@ -47,6 +54,10 @@ at::Tensor ParamStore::local(std::size_t param) const {
 at::Tensor ParamStore::full(std::size_t param) const {
   const auto& place = layout_.params[param];
   return gathered_.narrow(0, place.gathered_offset, place.elements).view(place.shape);
+}
+
+bool ParamStore::owns(const at::Tensor& full) const {
+  return full.has_storage() && &storage_of(full) == &storage_of(gathered_);
 }
 
 void ParamStore::open_parking(UnitLayout layout, int rank, Transport& transport) {

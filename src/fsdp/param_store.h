@@ -12,6 +12,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,6 +32,10 @@ struct ParamStoreOptions {
   at::ScalarType compute = at::kFloat;       // of gathered parameters
 };
 
+// Gives a channel in the place of the one that it gets.
+using ChannelWrapper = std::function<std::unique_ptr<Channel>(
+    std::unique_ptr<Channel> channel, int ranks, const at::TensorOptions& travelling)>;
+
 class ParamStore {
  public:
   // Takes over `parameters`, whole and of the same shapes on every rank, which become views of the
@@ -41,12 +46,14 @@ class ParamStore {
   [[nodiscard]] const UnitLayout& layout() const noexcept { return layout_; }
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] Channel& channel() const { return *channel_; }
+  void wrap_channel(const ChannelWrapper& wrap);
   [[nodiscard]] const at::Tensor& shard() const { return channel_->shard(); }
   // This rank's part of a parameter, a view of the shard without history.
   [[nodiscard]] at::Tensor local(std::size_t param) const;
 
   // The module's own tensor: a view of the gathered array.
   [[nodiscard]] at::Tensor full(std::size_t param) const;
+  [[nodiscard]] bool owns(const at::Tensor& full) const;  // it is such a view
 
   // Opens a second home of the parameters, over fewer ranks, laid out as `layout` says. Collective.
   void open_parking(UnitLayout layout, int rank, Transport& transport);

@@ -1,11 +1,17 @@
 // Mixed precision: what is computed, reduced and kept in which dtype (spec F5, T7).
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <array>
+#include <vector>
+
+#include "fsdp/counting_transport.h"
 #include "fsdp/test_model.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "tessera/full_params.h"
+#include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/optim.h"
 #include "tessera/train_state.h"
 #include "torch/testing.h"
@@ -214,6 +220,86 @@ TEST(Options, GradientsAreDividedByTheFactorAsked_F32) {
     const auto bias = sharded_parameters(probe)[1];
     EXPECT_TRUE(torch::equal(bias.local.grad(), torch::full_like(bias.local, 4.0)));
   });
+}
+
+// With one rank nothing travels and the shard is handed out as it is.
+TEST(MixedPrecision, TravelsInItsDtypes_MP2) {
+  std::array<testing::Counts, 2> all;
+  run_mesh(2, [&](Mesh& mesh) {
+    auto& counts = all[mesh.rank()];
+    testing::count(mesh, counts);
+    auto probe = make_probe();
+    fully_shard(
+        probe, mesh,
+        {.mixed_precision = {.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kHalf}});
+    probe(input_of(mesh.rank()), torch::tensor({1, 0})).square().sum().backward();
+    EXPECT_EQ(counts.gathered_in, std::vector{at::kBFloat16});
+    EXPECT_EQ(counts.reduced_in, std::vector{at::kHalf});
+    // What is asked for whole comes from the shards as they are (MP3).
+    const auto before = make_probe();
+    EXPECT_TRUE(torch::equal(full_state_dict(probe)["linear.weight"], before->linear->weight));
+  });
+}
+
+TEST(MixedPrecision, IsOffInEvaluationWhereAskedTo_MP3_L42_L43) {
+  const auto places = torch::tensor({1, 0});
+  const torch::NoGradGuard no_grad;
+  const auto expected = make_probe()(input_of(0), places);
+  run_mesh(2, [&](Mesh& mesh) {
+    auto probe = make_probe();
+    fully_shard(probe, mesh,
+                {.mixed_precision = {.param_dtype = torch::kBFloat16,
+                                     .buffer_dtype = torch::kBFloat16,
+                                     .full_precision_in_eval = true}});
+    const auto train = [&] {
+      probe->train();
+      const torch::AutoGradMode with_gradients(true);
+      probe(input_of(0), places).to(torch::kFloat).sum().backward();
+      EXPECT_EQ(probe->weight, at::kBFloat16);
+      EXPECT_EQ(probe->table.scalar_type(), at::kBFloat16);
+    };
+    train();
+    probe->eval();
+    const torch::NoGradGuard no_grad_here;
+    EXPECT_TRUE(torch::equal(probe(input_of(0), places), expected));
+    EXPECT_EQ(probe->weight, at::kFloat);
+    EXPECT_EQ(probe->input, at::kFloat);
+    EXPECT_EQ(probe->table.scalar_type(), at::kFloat);
+    EXPECT_EQ(unit_reports(probe)[0].gathered_bytes, 0u);
+    train();
+    probe->eval();
+    const torch::AutoGradMode with_gradients(true);
+    EXPECT_THAT(testing::error_of([&] { probe(input_of(0), places); }),
+                ::testing::HasSubstr("full_precision_in_eval is for forwards without gradients"));
+    reset(probe);
+    train();
+  });
+}
+
+TEST(MixedPrecision, OfWholeParametersSumsInTheReduceDtype_L56_MP9) {
+  for (const auto reduce : {at::kFloat, at::kBFloat16}) {
+    for (const bool keep_low : {false, true}) {
+      const auto gradients = expected_gradients(reduce);
+      run_mesh(2, [&](Mesh& mesh) {
+        FullyShardedDataParallel<Probe> model(
+            make_probe(), mesh,
+            {.sharding_strategy = ShardingStrategy::no_shard,
+             .mixed_precision = {.param_dtype = torch::kBFloat16,
+                                 .reduce_dtype = reduce,
+                                 .keep_low_precision_grads = keep_low},
+             .use_orig_params = true});
+        model(input_of(mesh.rank()), torch::tensor({1, 0})).square().sum().backward();
+        const auto parameters = model.parameters();
+        ASSERT_EQ(parameters.size(), gradients.size());
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          const auto& mine = parameters[i].local.grad();
+          EXPECT_EQ(mine.scalar_type(), keep_low ? at::kBFloat16 : at::kFloat);
+          const auto expected = gradients[i].view({-1}).to(mine.scalar_type());
+          EXPECT_TRUE(torch::equal(mine.view({-1}), expected)) << parameters[i].name();
+        }
+      });
+    }
+  }
 }
 
 }  // namespace

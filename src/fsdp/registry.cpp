@@ -31,7 +31,7 @@ Tables& tables() {
 
 bool is_gone(const std::weak_ptr<Unit>& weak) {
   const auto unit = weak.lock();
-  return !unit || !unit->module();
+  return !unit || unit->modules().empty();
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ std::shared_ptr<Unit> find_unit(const torch::nn::Module* module) {
   if (found == all.modules.end()) return nullptr;
   auto unit = found->second.lock();
   // Another module may live where one that was a unit has died.
-  return unit && unit->module().get() == module ? unit : nullptr;
+  return unit && unit->has_module(module) ? unit : nullptr;
 }
 
 ParamOwner find_owner(const at::Tensor& parameter) {
@@ -86,14 +86,14 @@ void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh) {
   const std::unique_lock lock(all.mutex);
   auto& owned = mesh.state()->units;
   const auto dead = std::stable_partition(owned.begin(), owned.end(), [](const auto& entry) {
-    return std::static_pointer_cast<Unit>(entry)->module() != nullptr;
+    return !std::static_pointer_cast<Unit>(entry)->modules().empty();
   });
   dropped.assign(dead, owned.end());
   owned.erase(dead, owned.end());
   owned.push_back(unit);
   std::erase_if(all.modules, [](const auto& entry) { return is_gone(entry.second); });
   std::erase_if(all.parameters, [](const auto& entry) { return is_gone(entry.second.unit); });
-  all.modules[unit->module().get()] = unit;
+  for (const auto& module : unit->modules()) all.modules[module.get()] = unit;
   for (std::size_t i = 0; i < unit->params().size(); ++i) {
     all.parameters[unit->params()[i].full.unsafeGetTensorImpl()] = {unit, i};
   }

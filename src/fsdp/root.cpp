@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/log.h"
 #include "fsdp/registry.h"
 #include "tessera/error.h"
 #include "torch/compat.h"
@@ -42,22 +43,45 @@ void cast_floating(const std::vector<at::Tensor*>& tensors, at::ScalarType dtype
   }
 }
 
-// The optimizer sees flat parameters or original ones, not both (spec X28).
-void require_one_geometry(const std::vector<std::shared_ptr<Unit>>& units) {
-  std::set<Geometry> flat;
+// The optimizer sees flat parameters or original ones, not both; a model is evaluated in one way
+// (spec X28, L36). Of FSDP1's units.
+void require_homogeneous(const std::vector<std::shared_ptr<Unit>>& units) {
+  std::set<bool> original, full_precision;
   for (const auto& unit : units) {
-    if (unit->is_sharded() && unit->geometry() != Geometry::rows) flat.insert(unit->geometry());
+    if (!unit->is_sharded() || unit->geometry() == Geometry::rows) continue;
+    original.insert(unit->geometry() == Geometry::flat_original);
+    full_precision.insert(unit->options().mixed_precision.full_precision_in_eval);
   }
-  if (flat.size() > 1) {
+  const auto require_one = [](const std::set<bool>& values, const std::string& name) {
+    if (values.size() < 2) return;
     throw Error(ErrorCode::invalid_argument,
-                "Expects one homogeneous value for use_orig_params but got true and false");
-  }
+                "Expects one homogeneous value for " + name + " but got true and false");
+  };
+  require_one(original, "use_orig_params");
+  require_one(full_precision, "full_precision_in_eval");
 }
 
-void start_gathers(const std::vector<std::weak_ptr<Unit>>& units) {
-  for (const auto& weak : units) {
-    if (const auto unit = weak.lock()) unit->start_gather();
-  }
+void prefetch(const std::shared_ptr<Unit>& unit, const RangeName& name) {
+  // What is computed in another dtype is gathered in it when it is needed.
+  if (!unit || unit->param_state() != ParamState::sharded || unit->computes_in_own_type()) return;
+  const Range range(*unit, name);
+  unit->start_gather();
+}
+
+void prefetch(const std::vector<std::weak_ptr<Unit>>& units, const RangeName& name) {
+  for (const auto& weak : units) prefetch(weak.lock(), name);
+}
+
+// As FSDP2 does, once a unit.
+void warn_of_view(Unit& unit) {
+  if (!unit.is_sharded() || unit.geometry() != Geometry::rows) return;
+  if (std::exchange(unit.has_warned_of_views, true)) return;
+  log(LogLevel::warning,
+      "FSDP2-wrapped module ('" + unit.name() +
+          "') returned a view tensor. An in-place op on this view (e.g., `x += y`) will silently "
+          "drop the pre-backward hook and skip the all-gather, which can cause backward to fail or "
+          "produce wrong gradients. Use out-of-place ops (`out = out + y`, not `out += y`) or "
+          "`.clone()` the output before any in-place op.");
 }
 
 bool inside_backward() {
@@ -69,11 +93,16 @@ bool inside_backward() {
 std::shared_ptr<Root> Root::make(Unit& top) {
   auto root = std::make_shared<Root>();
   const auto module = top.module();
-  std::unordered_set<const torch::nn::Module*> seen;
+  if (top.module_count() > 1) {
+    throw Error(ErrorCode::invalid_argument,
+                "FSDP requires a single root module but got the unit of " +
+                    std::to_string(top.module_count()) + " modules that begins with " +
+                    module->name() + ": make a unit of the module around them");
+  }
+  std::unordered_set<const Unit*> seen;
   const auto join = [&](const std::string& name, const torch::nn::Module& below) {
-    if (!seen.insert(&below).second) return;
     const auto unit = find_unit(&below);
-    if (!unit) return;
+    if (!unit || !seen.insert(unit.get()).second) return;
     if (unit->root) {
       throw Error(ErrorCode::invalid_argument,
                   "FSDP state has already been lazily initialized for '" + name +
@@ -87,7 +116,7 @@ std::shared_ptr<Root> Root::make(Unit& top) {
   for (const auto& child : module->named_modules(std::string(), false))
     join(child.key(), *child.value());
   const auto units = root->units();
-  require_one_geometry(units);
+  require_homogeneous(units);
   for (const auto& unit : units) {
     unit->root = root;
     unit->share_pool(root->pool_);
@@ -119,6 +148,8 @@ void Root::begin_pass() {
   entered_.clear();
   if (inside_backward()) return;
   for (const auto& unit : units()) {
+    unit->modules_to_run = 0;
+    unit->adopt_replaced();
     if ((!unit->is_kept && !unit->pinned) || unit->is_stale()) unit->free();
   }
   order_.begin_pass(torch::GradMode::is_enabled());
@@ -129,6 +160,8 @@ void Root::end_pass() {
     for (const auto& unit : units()) {
       // Prefetched for nothing: the shard may change before anybody asks again.
       if (unit->param_state() == ParamState::gathering) unit->free();
+      // Only some of its modules were called.
+      if (std::exchange(unit->modules_to_run, 0) > 0 && frees_after_forward(*unit)) unit->park();
       // No backward will come and free it.
       if (!torch::GradMode::is_enabled() && !unit->pinned) unit->free();
     }
@@ -138,10 +171,13 @@ void Root::end_pass() {
   pass_.reset();
 }
 
+bool Root::is_outermost(const Unit& unit) const {
+  return !units_.empty() && units_.front().lock().get() == &unit;
+}
+
 bool Root::frees_after_forward(const Unit& unit) const {
   if (unit.pinned || inside_backward()) return false;
-  const bool is_root = !units_.empty() && units_.front().lock().get() == &unit;
-  return unit.options().reshard_after_forward.value_or(!is_root);
+  return unit.options().reshard_after_forward.value_or(!is_outermost(unit));
 }
 
 // What stays gathered after forward also does between micro-batches (spec NS3).
@@ -152,16 +188,26 @@ bool Root::frees_after_backward(const Unit& unit) {
 
 void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   check_usable();
-  if (stack_.empty()) begin_pass();
-  stack_.push_back(&unit);
-  cast_inputs(unit, inputs);
-  if (unit.is_sharded() && !inside_backward()) order_.enter(unit);
-  unit.gather();
-  entered_.push_back(unit.weak_from_this());
-  if (inside_backward()) {
-    prefetch_before(unit);
-  } else {
-    prefetch_forward(unit);
+  if (stack_.empty()) {
+    const Range range(unit, kRangeRootPreForward);
+    begin_pass();
+  }
+  stack_.push_back({&unit, std::make_unique<Range>(unit, kRangeForward)});
+  const Range range(unit, kRangePreForward);
+  prepare_inputs(unit, inputs);
+  // Of several modules the first one gathers for all.
+  const bool is_one = unit.module_count() == 1;
+  const bool is_first = is_one || unit.modules_to_run == 0;
+  if (is_first && !is_one) unit.modules_to_run = unit.module_count();
+  if (unit.is_sharded() && !inside_backward() && is_first) order_.enter(unit);
+  make_whole(unit);
+  if (is_first) {
+    entered_.push_back(unit.weak_from_this());
+    if (inside_backward()) {
+      prefetch_before(unit);
+    } else {
+      prefetch_forward(unit);
+    }
   }
   unit.note(TraceStep::enter_forward);
   if (torch::GradMode::is_enabled()) {
@@ -170,32 +216,52 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   }
 }
 
-void Root::cast_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs) {
+void Root::make_whole(Unit& unit) {
+  const bool own = unit.computes_in_own_type();
+  unit.use_own_buffers(own);
+  if (own) {
+    unit.show_own_type();
+  } else {
+    unit.gather();
+  }
+}
+
+// To the device of the computation, the model's inputs, and to its dtype.
+void Root::prepare_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs) const {
+  if (stack_.size() == 1 && !unit.device().is_cpu()) {
+    const Range range(unit, kRangeInputs);
+    for (auto* input : inputs) {
+      if (input->defined() && input->device() != unit.device()) *input = input->to(unit.device());
+    }
+  }
   const auto& precision = unit.options().mixed_precision;
-  if (!precision.param_dtype || !precision.cast_forward_inputs) return;
-  cast_floating(inputs, *precision.param_dtype);
+  const bool casts =
+      precision.cast_forward_inputs || (unit.casts_root_inputs() && is_outermost(unit));
+  if (precision.param_dtype && casts && !unit.computes_in_own_type())
+    cast_floating(inputs, *precision.param_dtype);
 }
 
 // While the pass goes like the one before, the next unit is known.
 void Root::prefetch_forward(const Unit& unit) {
-  if (!unit.forward_prefetch.empty()) return start_gathers(unit.forward_prefetch);
+  if (!unit.forward_prefetch.empty())
+    return prefetch(unit.forward_prefetch, kRangePreForwardPrefetch);
   const auto at = entered_.size();
   if (!unit.options().forward_prefetch || at >= last_entered_.size()) return;
   for (std::size_t i = 0; i < at; ++i) {
     if (entered_[i].lock() != last_entered_[i].lock()) return;
   }
-  if (const auto next = last_entered_[at].lock()) next->start_gather();
+  prefetch(last_entered_[at].lock(), kRangePreForwardPrefetch);
 }
 
 // What an activation checkpoint computes again does not stand in the pass's order of backwards: the
 // unit that the last forward entered before it comes next.
 void Root::prefetch_before(const Unit& unit) {
-  if (!unit.backward_prefetch.empty()) return start_gathers(unit.backward_prefetch);
+  if (!unit.backward_prefetch.empty())
+    return prefetch(unit.backward_prefetch, kRangePreBackwardPrefetch);
   if (entered_.size() != 1 || !unit.options().backward_prefetch) return;
   for (std::size_t i = 1; i < last_entered_.size(); ++i) {
     if (last_entered_[i].lock().get() != &unit) continue;
-    if (const auto before = last_entered_[i - 1].lock()) before->start_gather();
-    return;
+    return prefetch(last_entered_[i - 1].lock(), kRangePreBackwardPrefetch);
   }
 }
 
@@ -228,7 +294,10 @@ void Root::attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs) 
 void Root::leave(Unit& unit, const std::vector<at::Tensor*>& results) {
   unit.note(TraceStep::leave_forward);
   stack_.pop_back();
-  if (frees_after_forward(unit)) {
+  const Range range(unit, kRangePostForward);
+  unit.hide_own_type();
+  const bool is_last = unit.module_count() == 1 || --unit.modules_to_run == 0;
+  if (is_last && frees_after_forward(unit)) {
     if (torch::GradMode::is_enabled()) {
       unit.park();
     } else {
@@ -247,6 +316,7 @@ void Root::attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results
   for (auto* result : results) {
     if (!result->defined() || !result->requires_grad()) continue;
     attached = true;
+    if (result->is_view()) warn_of_view(unit);
     result->register_hook([root = weak_from_this(), weak = unit.weak_from_this(), pass = pass_,
                            index, version = unit.shard_version()](const at::Tensor&) {
       const auto self = root.lock();
@@ -281,8 +351,9 @@ void Root::begin_backward() {
 }
 
 void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version) {
+  const Range range(unit, kRangePreBackward);
   begin_backward();
-  if (unit.shard_version() != version) {
+  if (unit.shard_version() != version || unit.is_replaced()) {
     throw Error(
         ErrorCode::invalid_argument,
         "parameters of unit '" + unit.name() +
@@ -291,21 +362,26 @@ void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std:
   if (unit.unshard_in_backward) unit.gather();
   unit.enter_backward();
   unit.next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
-  if (unit.options().backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
+  if (unit.options().backward_prefetch == BackwardPrefetch::pre)
+    prefetch_backward(unit, kRangePreBackwardPrefetch);
   unit.note(TraceStep::enter_backward);
 }
 
-void Root::prefetch_backward(const Unit& unit) {
-  if (!unit.backward_prefetch.empty()) return start_gathers(unit.backward_prefetch);
+void Root::prefetch_backward(const Unit& unit, const RangeName& name) {
+  if (!unit.backward_prefetch.empty()) return prefetch(unit.backward_prefetch, name);
   const auto next = unit.next_in_backward.lock();
-  if (next && next->unshard_in_backward) next->start_gather();
+  if (next && next->unshard_in_backward) prefetch(next, name);
 }
 
 void Root::after_backward(Unit& unit) {
   if (unit.grad_state() != GradState::collecting) return;
+  const Range range(unit, kRangePostBackward);
   unit.note(TraceStep::leave_backward);
-  if (frees_after_backward(unit)) unit.free();
-  if (unit.options().backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
+  // Others of its modules need what is gathered.
+  const bool is_last = unit.module_count() == 1 || unit.backwards_due <= 1;
+  if (is_last && frees_after_backward(unit)) unit.free();
+  if (unit.options().backward_prefetch == BackwardPrefetch::post)
+    prefetch_backward(unit, kRangePostBackwardPrefetch);
   // Gradients of parameters used by several forwards are complete after the last of them only.
   if (--unit.backwards_due > 0) return;
   if (unit.sync_gradients) {
@@ -316,10 +392,16 @@ void Root::after_backward(Unit& unit) {
 }
 
 void Root::reduce(Unit& unit) {
-  while (reducing_.size() >= kReductionsUnderWay) finish_oldest_reduction();
+  while (reducing_.size() >= reduction_limit()) finish_oldest_reduction();
   for (const auto& before : reducing_) before->advance_reduce();
   unit.start_reduce();
   reducing_.push_back(unit.shared_from_this());
+}
+
+std::size_t Root::reduction_limit() const {
+  int limit = 0;
+  for (const auto& unit : units()) limit = std::max(limit, unit->reduction_limit.value_or(0));
+  return limit > 0 ? static_cast<std::size_t>(limit) : kReductionsUnderWay;
 }
 
 void Root::finish_oldest_reduction() {
@@ -357,6 +439,8 @@ void Root::reset() {
   order_.forget();
   reducing_.clear();
   for (const auto& unit : units()) {
+    unit->hide_own_type();
+    unit->modules_to_run = 0;
     unit->free();
     unit->forget_gradients();
     unit->pinned = false;

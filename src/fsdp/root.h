@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fsdp/forward_order.h"
+#include "fsdp/profiler_range.h"
 #include "fsdp/unit.h"
 
 namespace tessera::detail {
@@ -46,17 +47,26 @@ class Root : public std::enable_shared_from_this<Root> {
   [[nodiscard]] std::vector<std::shared_ptr<Unit>> units() const;
 
  private:
+  // A call under way.
+  struct Call {
+    Unit* unit;
+    std::unique_ptr<Range> range;  // of the profiler, around the module's forward
+  };
+
   void check_usable() const;
   void begin_pass();
   void end_pass();
+  void make_whole(Unit& unit);
   void prefetch_forward(const Unit& unit);
   void prefetch_before(const Unit& unit);
-  static void prefetch_backward(const Unit& unit);
+  static void prefetch_backward(const Unit& unit, const RangeName& name);
   void attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs);
   void attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results);
   [[nodiscard]] bool frees_after_forward(const Unit& unit) const;
   [[nodiscard]] static bool frees_after_backward(const Unit& unit);
-  static void cast_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs);
+  [[nodiscard]] bool is_outermost(const Unit& unit) const;
+  void prepare_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs) const;
+  [[nodiscard]] std::size_t reduction_limit() const;
 
   void before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version);
   void after_backward(Unit& unit);
@@ -67,7 +77,7 @@ class Root : public std::enable_shared_from_this<Root> {
 
   std::vector<std::weak_ptr<Unit>> units_;  // pre-order of modules; the first is the root's own
   std::shared_ptr<StoragePool> pool_ = std::make_shared<StoragePool>();
-  std::vector<Unit*> stack_;                       // of calls under way
+  std::vector<Call> stack_;                        // innermost last
   std::shared_ptr<Pass> pass_;                     // of the forward under way
   std::vector<std::weak_ptr<Unit>> entered_;       // units in the order this forward entered them
   std::vector<std::weak_ptr<Unit>> last_entered_;  // and the one before: what to prefetch

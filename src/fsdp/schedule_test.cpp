@@ -1,5 +1,6 @@
 // When units are gathered, freed and reduced: what a Trace of one step shows (spec 6.3, PF, RL,
 // T6).
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -7,9 +8,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "base/log.h"
 #include "fsdp/test_training.h"
@@ -17,6 +21,7 @@
 #include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/trace.h"
 #include "tessera/unit_controls.h"
+#include "torch/compat.h"
 #include "torch/testing.h"
 
 namespace tessera {
@@ -182,8 +187,7 @@ TEST(Schedule, AnotherOrderGivesTheSameNumbersAndOneMoreGatherAtMost_PF7) {
   });
 }
 
-// Order over ranks and iterations
-// ------------------------------------------------------------------
+// Order over ranks and iterations -----------------------------------------------------------------
 
 TEST(ForwardOrder, ThatDiffersAmongRanksIsAnErrorOnAll_EO3_X43_T12) {
   run_mesh(3, [](Mesh& mesh) {
@@ -232,8 +236,7 @@ TEST(ForwardOrder, OfALaterIterationWarnsInTheFirstOneOnly_EO4_X44_E8) {
                                           "all-gather parameters for unit 'block1'"));
 }
 
-// What users may change
-// ----------------------------------------------------------------------------
+// What users may change ---------------------------------------------------------------------------
 
 TEST(UnitControls, PrefetchListsAreFollowed_F28) {
   run_mesh(2, [](Mesh& mesh) {
@@ -370,6 +373,76 @@ TEST(UnitControls, UnshardInTheBackgroundIsUsedByTheNextForward_F21_M26) {
     reshard(net);
     for (const auto& unit : unit_reports(net)) EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;
   });
+}
+
+// Ranges of the profiler --------------------------------------------------------------------------
+
+thread_local std::vector<std::string>* ranges = nullptr;  // of this thread, while it records
+std::unique_ptr<at::ObserverContext> record_range(const at::RecordFunction& function) {
+  if (ranges != nullptr) ranges->emplace_back(function.name());
+  return nullptr;
+}
+
+template <typename Step>
+std::vector<std::string> ranges_of(Step&& step) {
+  std::vector<std::string> names;
+  ranges = &names;
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(record_range).scopes({at::RecordScope::USER_SCOPE}));
+  step();
+  at::removeCallback(handle);
+  ranges = nullptr;
+  return names;
+}
+
+TEST(ProfilerRanges, HavePytorchsNames_6_21) {
+  run_mesh(2, [](Mesh& mesh) {
+    FullyShardedDataParallel<Net> wrapped(
+        make_net({.blocks = 2}), mesh,
+        {.auto_wrap_policy = module_wrap_policy<BlockImpl>(), .forward_prefetch = true});
+    auto net = wrapped.module();
+    train(net, mesh);
+    const auto first = ranges_of([&] { train(net, mesh); });
+    for (const auto* name : {".forward", "._root_pre_forward", "._pre_forward", "._post_forward",
+                             "._pre_forward_prefetch", "._pre_backward_hook",
+                             "._pre_backward_prefetch", "._post_backward_hook"}) {
+      EXPECT_THAT(first, ::testing::Contains("FullyShardedDataParallel" + std::string(name)));
+    }
+    EXPECT_EQ(std::ranges::count(first, "FullyShardedDataParallel.forward"), 3);
+    auto sharded = small(mesh, {.backward_prefetch = BackwardPrefetch::post});
+    train(sharded, mesh);
+    const auto second = ranges_of([&] { train(sharded, mesh); });
+    for (const auto* name :
+         {"FSDP::root_pre_forward", "FSDP::pre_forward", "FSDP::pre_forward (block1)",
+          "FSDP::post_forward (block0)", "FSDP::pre_backward (block0)",
+          "FSDP::post_backward (block1)", "FSDP::backward_prefetch (block0)"}) {
+      EXPECT_THAT(second, ::testing::Contains(std::string(name)));
+    }
+  });
+}
+
+struct ViewingImpl : torch::nn::Module {
+  torch::nn::Linear linear{nullptr};
+  ViewingImpl() { linear = register_module("linear", torch::nn::Linear(2, 2)); }
+  torch::Tensor forward(const torch::Tensor& x) { return linear(x).view({-1}); }
+};
+TESSERA_MODULE(Viewing);
+
+TEST(Schedule, ResultsThatAreViewsWarnOnce_R5) {
+  std::vector<std::string> warnings;
+  std::mutex mutex;
+  set_log([&](LogLevel level, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    if (level == LogLevel::warning) warnings.emplace_back(text);
+  });
+  run_mesh(2, [](Mesh& mesh) {
+    Viewing viewing;
+    fully_shard(viewing, mesh);
+    for (int i = 0; i < 2; ++i) viewing(torch::ones({1, 2})).sum().backward();
+  });
+  set_log({});
+  ASSERT_EQ(warnings.size(), 2u);  // one a rank
+  EXPECT_THAT(warnings[0], HasSubstr("returned a view tensor"));
 }
 
 // The file ----------------------------------------------------------------------------------------

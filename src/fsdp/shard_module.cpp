@@ -15,6 +15,7 @@
 #include "fsdp/unit_values.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
+#include "torch/device.h"
 
 namespace tessera::detail {
 namespace {
@@ -34,8 +35,8 @@ template struct ContentAccess<&torch::nn::AnyModule::content_>;
 void replace_slots(torch::nn::SequentialImpl& sequential) {
   for (auto slot = sequential.begin(); slot != sequential.end(); ++slot) {
     const auto unit = find_unit(slot->ptr().get());
-    if (!unit || !unit->slot_maker) continue;
-    auto holder = unit->slot_maker();
+    auto holder = unit ? unit->make_slot(slot->ptr().get()) : nullptr;
+    if (!holder) continue;
     if (holder->type_info != slot->type_info()) {
       throw Error(ErrorCode::invalid_argument,
                   "a Sequential holds a unit's module as another type than it was sharded as")
@@ -86,18 +87,56 @@ void collect(const torch::nn::Module& module, const std::string& prefix,
   }
 }
 
-// Data for what the unit takes over where it has none; what went wrong, if anything.
-std::exception_ptr fill_unit(torch::nn::Module& module, const UnitSpec& spec) try {
-  const auto modules = modules_below(module, [&](const torch::nn::Module& child) {
-    return !find_unit(&child) && !spec.ignored_modules.contains(&child);
-  });
-  FillOptions options{spec.mesh.device(), spec.options.param_init_fn, {}};
-  for (const auto& ignored : spec.options.ignored_parameters)
-    options.ignored.insert(ignored.unsafeGetTensorImpl());
-  fill(modules, options);
+// What `spec` and the units below `modules` leave as it is (spec L2, L3, IG4).
+struct Ignored {
+  std::unordered_set<const void*> modules;
+  std::unordered_set<const void*> tensors;
+
+  Ignored(const std::vector<UnitModule>& given, const UnitSpec& spec) {
+    take(spec.ignored_modules, spec.options);
+    for (const auto& [module, slot_maker] : given) {
+      for (const auto& [name, unit] : units_below(*module))
+        take(unit->ignored_modules(), unit->options());
+    }
+  }
+
+ private:
+  void take(const std::unordered_set<const torch::nn::Module*>& more, const ShardOptions& options) {
+    modules.insert(more.begin(), more.end());
+    for (const auto& parameter : options.ignored_parameters)
+      tensors.insert(parameter.unsafeGetTensorImpl());
+  }
+};
+
+// What work() throws, if anything.
+template <typename Work>
+std::exception_ptr failure_of(Work&& work) try {
+  work();
   return nullptr;
 } catch (...) {
   return std::current_exception();
+}
+
+// Data for what the unit takes over where it has none.
+void fill_unit(const std::vector<UnitModule>& given, const UnitSpec& spec, const Ignored& ignored) {
+  for (const auto& [module, slot_maker] : given) {
+    const auto modules = modules_below(*module, [&](const torch::nn::Module& child) {
+      return !find_unit(&child) && !ignored.modules.contains(&child);
+    });
+    fill(modules, {spec.mesh.device(), spec.options.param_init_fn, ignored.tensors});
+  }
+}
+
+// To the mesh's device, which those that stay whole do not get to by being cut.
+void place_unit(const Found& found, const UnitSpec& spec) {
+  std::vector<torch::Device> devices;
+  for (const auto& tensor : found.tensors) devices.push_back(tensor.device());
+  require_movable(devices, spec.mesh.device(), spec.mesh.rank());
+  if (spec.shard) return;
+  for (const auto& tensor : found.tensors) {
+    if (tensor.device() != spec.mesh.device())
+      replace_data(tensor, tensor.detach().to(spec.mesh.device()));
+  }
 }
 
 void sync_unit(const Found& found, const Mesh& mesh) {
@@ -133,29 +172,49 @@ void require_same_on_all_ranks(const Found& found, const std::exception_ptr& fai
   }
 }
 
+// Those that another one contains, and repetitions: their parameters are the other one's.
+void drop_contained(std::vector<UnitModule>& modules) {
+  std::unordered_set<const torch::nn::Module*> contained, kept;
+  for (const auto& [module, slot_maker] : modules) {
+    for (const auto& below : module->modules(false)) contained.insert(below.get());
+  }
+  std::erase_if(modules, [&](const UnitModule& one) {
+    return contained.contains(one.module.get()) || !kept.insert(one.module.get()).second;
+  });
+}
+
 }  // namespace
 
-void shard_module(const std::shared_ptr<torch::nn::Module>& module, const UnitSpec& spec,
-                  SlotMaker slot_maker) {
-  if (find_unit(module.get())) {
+void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
+  if (modules.empty()) throw Error(ErrorCode::invalid_argument, "fully_shard of no modules");
+  drop_contained(modules);
+  for (const auto& [module, slot_maker] : modules) {
+    if (!find_unit(module.get())) continue;
     throw Error(ErrorCode::invalid_argument,
                 "fully_shard was applied to this module already (" + module->name() + ")");
   }
-  const auto failure = fill_unit(*module, spec);
+  const Ignored ignored(modules, spec);
   Found found;
-  std::unordered_set<const void*> seen(spec.ignored_modules.begin(), spec.ignored_modules.end());
-  for (const auto& ignored : spec.options.ignored_parameters)
-    seen.insert(ignored.unsafeGetTensorImpl());
-  collect(*module, "", seen, found, spec.shard.has_value());
+  auto failure = failure_of([&] { fill_unit(modules, spec, ignored); });
+  auto seen = ignored.modules;
+  seen.insert(ignored.tensors.begin(), ignored.tensors.end());
+  int place = 0;
+  for (const auto& [module, slot_maker] : modules) {
+    const auto prefix = modules.size() == 1 ? "" : std::to_string(place++) + ".";
+    collect(*module, prefix, seen, found, spec.shard.has_value());
+  }
+  if (!failure) failure = failure_of([&] { place_unit(found, spec); });
   require_same_on_all_ranks(found, failure, spec.mesh);
   if (spec.sync_states) sync_unit(found, spec.mesh);
-  auto unit = std::make_shared<Unit>(module, spec, found.tensors);
-  unit->slot_maker = std::move(slot_maker);
+  const auto given = modules;
+  auto unit = std::make_shared<Unit>(std::move(modules), spec, found.tensors);
   unit->take_buffers(std::move(found.buffers));
   unit->watch();
   register_unit(unit, spec.mesh);
-  for (const auto& below : module->modules(true)) {
-    if (auto* sequential = below->as<torch::nn::SequentialImpl>()) replace_slots(*sequential);
+  for (const auto& [module, slot_maker] : given) {
+    for (const auto& below : module->modules(true)) {
+      if (auto* sequential = below->as<torch::nn::SequentialImpl>()) replace_slots(*sequential);
+    }
   }
 }
 

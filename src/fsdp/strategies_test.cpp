@@ -272,5 +272,51 @@ TEST(Clip, EveryNormEqualsTorch_T10) {
   }
 }
 
+// One module's parameters are shared by all ranks, another one's by two.
+TEST(Hybrid, GroupsMayDifferAmongUnits_HY9) {
+  auto plain = make_net({});
+  loss_of(plain, batch(0, 0, 4)).backward();
+  const auto expected = sharded_parameters(plain);
+  run_mesh(4, [&](Mesh& mesh) {
+    auto net = make_net({});
+    const auto hybrid = mesh.split(2);
+    fully_shard(net->blocks[0], mesh);
+    fully_shard(net->blocks[1], hybrid);
+    fully_shard(net, hybrid);
+    loss_of(net, batch_of(0, 0, mesh)).backward();
+    const auto parameters = sharded_parameters(net);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto& mine = parameters[i].local.grad();
+      const auto whole = expected[i].local.grad().narrow(0, parameters[i].offset, mine.size(0));
+      EXPECT_TRUE(torch::allclose(mine, whole, 1e-4, 1e-6)) << parameters[i].name();
+      EXPECT_EQ(parameters[i].mesh->size(), parameters[i].name().starts_with("block0") ? 4 : 2);
+    }
+  });
+}
+
+// A loss in chunks, each with its own backward: the output layer is reduced once a chunk.
+TEST(ChunkedLoss, IsOneReductionACall_9_5) {
+  constexpr int kChunks = 3;
+  const auto x = torch::arange(24, torch::kFloat).view({6, 4}) / 24;
+  run_mesh(2, [&](Mesh& mesh) {
+    nn::Linear plain(4, 5);
+    sync_module_states(plain, mesh);
+    nn::Linear head(4, 5);
+    {
+      const torch::NoGradGuard no_grad;
+      head->weight.copy_(plain->weight);
+      head->bias.copy_(plain->bias);
+    }
+    fully_shard(head, mesh);
+    plain(x).square().sum().backward();
+    for (const auto& chunk : x.chunk(kChunks)) call(head, chunk).square().sum().backward();
+    EXPECT_EQ(unit_reports(head)[0].reductions, static_cast<std::uint64_t>(kChunks));
+    const auto weight = sharded_parameters(head)[0];
+    EXPECT_TRUE(torch::allclose(weight.local.grad(),
+                                plain->weight.grad().narrow(0, weight.offset, weight.local.size(0)),
+                                1e-5, 1e-6));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

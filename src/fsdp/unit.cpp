@@ -11,6 +11,7 @@
 #include "fsdp/shard_reducer.h"
 #include "tessera/error.h"
 #include "torch/compat.h"
+#include "torch/device.h"
 #include "torch/mesh_state.h"
 
 namespace tessera::detail {
@@ -25,21 +26,17 @@ c10::StorageImpl& storage_of(const at::Tensor& tensor) {
   return *tensor.storage().unsafeGetStorageImpl();
 }
 
-void require_uniform(const std::vector<at::Tensor>& parameters) {
+void require_uniform(const std::vector<at::Tensor>& parameters, torch::Device device) {
   for (const auto& parameter : parameters) {
-    if (parameter.layout() != at::kStrided || parameter.is_meta()) {
+    if (parameter.layout() != at::kStrided || (parameter.is_meta() && !device.is_meta())) {
       throw Error(ErrorCode::unsupported, "fully_shard takes dense parameters with data only");
-    }
-    if (parameter.device() != parameters.front().device()) {
-      throw Error(ErrorCode::invalid_argument, "a unit's parameters must be on one device, found " +
-                                                   parameters.front().device().str() + " and " +
-                                                   parameter.device().str());
     }
     if (parameter.scalar_type() != parameters.front().scalar_type()) {
       throw Error(ErrorCode::invalid_argument,
-                  std::string("a unit's parameters must have one dtype, found ") +
+                  std::string("Must flatten tensors with uniform dtype but got ") +
                       c10::toString(parameters.front().scalar_type()) + " and " +
-                      c10::toString(parameter.scalar_type()));
+                      c10::toString(parameter.scalar_type()) +
+                      ": a unit's parameters must have one dtype");
     }
   }
 }
@@ -96,6 +93,10 @@ void require_flattenable(const std::vector<at::Tensor>& parameters, Geometry geo
   }
 }
 
+std::string type_of(const torch::nn::Module& module) {
+  return c10::demangle(typeid(module).name());
+}
+
 // Integer parameters are never cast (spec MP10).
 at::ScalarType compute_type(at::ScalarType own, const MixedPrecision& precision) {
   return c10::isFloatingType(own) ? precision.param_dtype.value_or(own) : own;
@@ -109,19 +110,26 @@ Mesh alive(const std::weak_ptr<MeshState>& weak) {
 
 }  // namespace
 
-Unit::Unit(std::shared_ptr<torch::nn::Module> module, const UnitSpec& spec,
+Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
            const std::vector<at::Tensor>& parameters)
-    : module_(module),
-      mesh_(spec.shard.value_or(spec.mesh).state()),
+    : mesh_(spec.shard.value_or(spec.mesh).state()),
       all_ranks_(spec.mesh.state()),
+      device_(spec.mesh.device()),
       is_sharded_(spec.shard.has_value()),
       is_hybrid_(spec.shard && spec.replicate && spec.replicate->size() > 1),
+      casts_root_inputs_(spec.cast_root_inputs),
       geometry_(spec.geometry),
       options_(spec.options),
-      type_(c10::demangle(typeid(*module).name())),
+      type_(type_of(*modules.front().module)),
       pool_(std::make_shared<StoragePool>()) {
+  for (auto& [module, slot_maker] : modules) {
+    for (const auto& below : module->modules()) {
+      if (spec.ignored_modules.contains(below.get())) ignored_modules_.insert(below.get());
+    }
+    modules_.push_back({module, std::move(slot_maker)});
+  }
   if (parameters.empty()) return;
-  require_uniform(parameters);
+  require_uniform(parameters, device_);
   if (is_sharded_) require_flattenable(parameters, geometry_);
   const torch::NoGradGuard no_grad;
   const auto own_type = parameters.front().scalar_type();
@@ -130,6 +138,27 @@ Unit::Unit(std::shared_ptr<torch::nn::Module> module, const UnitSpec& spec,
   make_reducer(spec, own_type);
   make_dead_gradients();
   set_name("");
+}
+
+std::vector<std::shared_ptr<torch::nn::Module>> Unit::modules() const {
+  std::vector<std::shared_ptr<torch::nn::Module>> alive;
+  for (const auto& member : modules_) {
+    if (auto module = member.module.lock()) alive.push_back(std::move(module));
+  }
+  return alive;
+}
+
+bool Unit::has_module(const torch::nn::Module* module) const {
+  return std::ranges::any_of(
+      modules_, [&](const Member& member) { return member.module.lock().get() == module; });
+}
+
+std::unique_ptr<torch::nn::AnyModulePlaceholder> Unit::make_slot(
+    const torch::nn::Module* module) const {
+  for (const auto& member : modules_) {
+    if (member.slot_maker && member.module.lock().get() == module) return member.slot_maker();
+  }
+  return nullptr;
 }
 
 void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& parameters) {
@@ -229,14 +258,20 @@ void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
 }
 
 void Unit::place_buffers() {
-  const auto device = mesh().device();
   const auto dtype = options_.mixed_precision.buffer_dtype;
   for (const auto& buffer : buffers_) {
     const auto own = buffer.scalar_type();
     const auto wanted = dtype && buffer.is_floating_point() ? *dtype : own;
     if (wanted != own) cast_buffers_.emplace_back(buffer, own);
-    if (wanted != own || buffer.device() != device) buffer.set_data(buffer.to(device, wanted));
+    if (wanted != own || buffer.device() != device_)
+      replace_data(buffer, buffer.to(device_, wanted));
   }
+}
+
+void Unit::use_own_buffers(bool own) {
+  if (std::exchange(has_own_buffers_, own) == own) return;
+  for (const auto& [buffer, type] : cast_buffers_)
+    buffer.set_data(buffer.to(own ? type : *options_.mixed_precision.buffer_dtype));
 }
 
 void Unit::make_dead_gradients() {
@@ -343,6 +378,11 @@ at::Tensor Unit::exchange(const at::Tensor& mine) const {
   return store_->channel().exchange(mine);
 }
 
+void Unit::wrap_channel(const ChannelWrapper& wrap) {
+  free();
+  store_->wrap_channel(wrap);
+}
+
 at::Tensor Unit::gather_whole(const at::Tensor& mine) const {
   const auto all = exchange(mine);
   const auto& layout = store_->layout();
@@ -395,6 +435,81 @@ void Unit::show(const at::Tensor& whole) {
 void Unit::hide() {
   is_shown_ = false;
   for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(store_->full(i));
+}
+
+bool Unit::computes_in_own_type() const {
+  if (!store_ || !options_.mixed_precision.full_precision_in_eval) return false;
+  const auto first = module();
+  return first && !first->is_training() &&
+         params_.front().local.scalar_type() !=
+             compute_type(params_.front().local.scalar_type(), options_.mixed_precision);
+}
+
+void Unit::show_own_type() {
+  if (torch::GradMode::is_enabled()) {
+    throw Error(ErrorCode::unsupported,
+                "full_precision_in_eval is for forwards without gradients; use torch::NoGradGuard")
+        .at_key(name_);
+  }
+  note(TraceStep::start_gather);
+  show(gather_whole(shard()));
+  note(TraceStep::finish_gather);
+  ++gathers;
+  is_shown_in_own_type_ = true;
+}
+
+void Unit::hide_own_type() {
+  if (!std::exchange(is_shown_in_own_type_, false)) return;
+  hide();
+  note(TraceStep::free);
+}
+
+bool Unit::is_replaced() const {
+  if (!store_ || is_shown_) return false;
+  return std::ranges::any_of(params_, [&](const UnitParam& param) {
+    return !store_->owns(param.full) || !param.local.is_alias_of(shard());
+  });
+}
+
+void Unit::adopt_replaced() {
+  if (!is_replaced()) return;
+  const torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto& [full, local, dead, mirrored] = params_[i];
+    if (!local.is_alias_of(shard())) {
+      const auto home =
+          geometry_ == Geometry::flat ? store_->shard().view({-1}).detach() : store_->local(i);
+      require_home(local, home);
+      home.copy_(local.detach());
+      replace_data(local, home);
+    }
+    if (store_->owns(full)) continue;
+    const auto home = store_->full(i);
+    require_home(full, home);
+    take_own(i, full.detach());
+    full.set_data(home);
+  }
+}
+
+void Unit::require_home(const at::Tensor& tensor, const at::Tensor& home) const {
+  const auto found = tensor.device().str(), expected = home.device().str();
+  if (found != expected) {
+    throw Error(ErrorCode::invalid_argument,
+                options_.offload_to_cpu && home.is_alias_of(shard())
+                    ? "An FSDP-managed module with parameter CPU offloading enabled has parameters "
+                      "on " +
+                          found +
+                          ". Make sure to not move the module from CPU when offloading parameters."
+                    : "An FSDP-managed module unexpectedly has parameters on " + found +
+                          ". Make sure to move the module to " + expected + " before training.")
+        .at_key(name_);
+  }
+  if (tensor.sizes() != home.sizes()) {
+    throw Error(ErrorCode::invalid_argument,
+                "Cannot writeback when the parameter shape changes: expects " +
+                    to_string(home.sizes().vec()) + " but got " + to_string(tensor.sizes().vec()))
+        .at_key(name_);
+  }
 }
 
 std::uint32_t Unit::shard_version() const {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -30,23 +31,39 @@ class Root;
 
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
-  // Takes over `parameters` (whole, the same shapes on every rank). Collective.
-  Unit(std::shared_ptr<torch::nn::Module> module, const UnitSpec& spec,
+  // Takes over `parameters` of `modules` (whole, the same shapes on every rank). Collective.
+  Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
        const std::vector<at::Tensor>& parameters);
 
   // Buffers of its module that are no other unit's.
   void take_buffers(std::vector<at::Tensor> buffers) { buffers_ = std::move(buffers); }
   // To the mesh's device and the dtype asked for.
   void place_buffers();
+  // Those that were cast, in their own dtype or in the one asked for.
+  void use_own_buffers(bool own);
   // The dtype that each buffer had before; those that were not cast are not listed.
   [[nodiscard]] const std::vector<std::pair<at::Tensor, at::ScalarType>>& cast_buffers() const {
     return cast_buffers_;
   }
 
   // Who it is -----------------------------------------------------------------------------------
-  [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const { return module_.lock(); }
+  // Its module, of several the first one.
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> module() const {
+    return modules_.front().module.lock();
+  }
+  [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> modules() const;  // that are alive
+  [[nodiscard]] std::size_t module_count() const noexcept { return modules_.size(); }
+  [[nodiscard]] bool has_module(const torch::nn::Module* module) const;
+  // A holder for the slot of a Sequential; null when none can hold the module.
+  [[nodiscard]] std::unique_ptr<torch::nn::AnyModulePlaceholder> make_slot(
+      const torch::nn::Module* module) const;
+  // Modules at and below its own whose parameters and buffers no unit takes.
+  [[nodiscard]] const std::unordered_set<const torch::nn::Module*>& ignored_modules() const {
+    return ignored_modules_;
+  }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   void set_name(std::string name);  // of the module below the root
+  [[nodiscard]] torch::Device device() const noexcept { return device_; }  // that it computes on
   // The ranks that share the parameters; the unit itself does not keep its meshes alive.
   [[nodiscard]] Mesh mesh() const;
   // All that train together: with copies more than those.
@@ -59,7 +76,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] std::vector<UnitParam>& params() noexcept { return params_; }
   [[nodiscard]] const ShardOptions& options() const noexcept { return options_; }
   [[nodiscard]] ShardOptions& options() noexcept { return options_; }
-  SlotMaker slot_maker;        // null when no Sequential can hold the module
+  [[nodiscard]] bool casts_root_inputs() const noexcept { return casts_root_inputs_; }
   std::shared_ptr<Root> root;  // null until the first forward
   bool pinned = false;         // unshard() was asked for: stays gathered until reshard()
   bool is_kept = false;        // stays gathered from the last backward on
@@ -71,7 +88,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<std::weak_ptr<Unit>> forward_prefetch, backward_prefetch;
   std::weak_ptr<Unit> next_in_backward;  // whose forward ended before this one's
   int id = 0;                            // place in the root's list, the same on every rank
-  int backwards_due = 0;                 // forwards whose backward has not come yet
+  std::optional<int> reduction_limit;    // buffers of reductions at once, when the user has said so
+  bool has_warned_of_views = false;
+  std::size_t modules_to_run = 0;  // of several, in this pass; 0: none was called yet
+  int backwards_due = 0;           // forwards whose backward has not come yet
   // What is done is recorded there, when there is one.
   std::shared_ptr<std::vector<TraceEvent>> trace;
   void note(TraceStep step) const;
@@ -91,6 +111,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // takes fewer ranks, until free().
   void park();
   void share_pool(std::shared_ptr<StoragePool> pool) { pool_ = std::move(pool); }
+  // Collectives of the user's own in the place of the transport's; only when sharded.
+  void wrap_channel(const ChannelWrapper& wrap);
+  // Takes over what a user put in the place of tensors (spec UO7), each rank its own part. Throws
+  // for other shapes and for another device (X29).
+  void adopt_replaced();
+  [[nodiscard]] bool is_replaced() const;
   // The shard may have changed since it was gathered: by an operator, or its memory was handed out.
   [[nodiscard]] bool is_stale() const {
     return handed_out_ || shard_version() != gathered_version_;
@@ -108,6 +134,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // Collective.
   [[nodiscard]] at::Tensor gather_whole(const at::Tensor& mine) const;
   [[nodiscard]] at::Tensor whole_view(const at::Tensor& whole, std::size_t param) const;
+  // What every rank gives, one after the other. Collective.
+  [[nodiscard]] at::Tensor exchange(const at::Tensor& mine) const {
+    return store_->channel().exchange(mine);
+  }
   // The sums over the ranks of what each gives. Collective.
   [[nodiscard]] at::Tensor gather_flags(const at::Tensor& mine) const;
   // Copies this rank's part of `whole` to `to`, laid out as the shard.
@@ -117,6 +147,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // The module's tensors are views of `whole`; undefined: they stay without data. Until hide().
   void show(const at::Tensor& whole);
   void hide();
+  // It is in evaluation and computes in its own dtype then (spec MP3): shown whole from the begin
+  // of its forward to the end.
+  [[nodiscard]] bool computes_in_own_type() const;
+  void show_own_type();
+  void hide_own_type();  // nothing when it is not shown so
 
   // Gradients -----------------------------------------------------------------------------------
   [[nodiscard]] GradState grad_state() const noexcept { return grad_state_; }
@@ -153,12 +188,23 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void make_parking(const UnitSpec& spec, const std::vector<Shape>& shapes);
   void make_reducer(const UnitSpec& spec, at::ScalarType parameter_type);
   void make_dead_gradients();
+  // `tensor` can be taken over in the place of `home`.
+  void require_home(const at::Tensor& tensor, const at::Tensor& home) const;
 
-  std::weak_ptr<torch::nn::Module> module_;
+  struct Member {
+    std::weak_ptr<torch::nn::Module> module;
+    SlotMaker slot_maker;
+  };
+  std::vector<Member> modules_;
+  std::unordered_set<const torch::nn::Module*> ignored_modules_;
   std::weak_ptr<MeshState> mesh_, all_ranks_;
+  torch::Device device_;
   bool is_sharded_;
   bool is_hybrid_;
+  bool casts_root_inputs_;
   bool is_shown_ = false;
+  bool is_shown_in_own_type_ = false;
+  bool has_own_buffers_ = false;  // of those that were cast, for a while
   bool handed_out_ = false;
   Geometry geometry_;
   ShardOptions options_;

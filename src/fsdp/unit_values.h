@@ -30,8 +30,10 @@ struct FillOptions {
 // `materialize` of tessera/deferred_init.h for the own tensors of these modules.
 void fill(const std::vector<NamedModule>& modules, const FillOptions& options);
 
-// Rank 0's values to all ranks, in messages of bounded size; what is listed twice goes once.
-// Throws `invalid_argument` for a tensor without data. Collective.
-void broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh);
+constexpr std::size_t kBroadcastBytes = 250 << 20;  // spec K4
+// Rank 0's values to all ranks, in messages of about `message_bytes`; what is listed twice goes
+// once. Throws `invalid_argument` for a tensor without data. Collective.
+void broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
+                          std::size_t message_bytes = kBroadcastBytes);
 
 }  // namespace tessera::detail

@@ -1,5 +1,6 @@
 #include "tessera/mesh.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -15,6 +16,7 @@
 #include "torch/backends.h"
 #include "torch/c10_error.h"
 #include "torch/c10d_transport.h"
+#include "torch/device.h"
 #include "torch/mesh_state.h"
 #include "torch/torch_group.h"
 
@@ -52,6 +54,18 @@ int local_rank_or_zero() {
                                               : 0;
 }
 
+torch::Device device_of(const MeshOptions& options, int rank, int local_rank) {
+  if (!options.device) return default_device(local_rank);
+  const auto type = options.device->type();
+  return resolve_device(*options.device, rank, [&] {
+    if (!c10::impl::hasDeviceGuardImpl(type)) {
+      throw Error(ErrorCode::unsupported,
+                  "this libtorch has no devices of type " + c10::DeviceTypeName(type, true));
+    }
+    return static_cast<int>(c10::impl::VirtualGuardImpl(type).getDevice().index());
+  });
+}
+
 // Under torchrun the agent serves the store; otherwise rank 0 does.
 c10::intrusive_ptr<c10d::Store> store_from_environment(int rank, int size,
                                                        const MeshOptions& options) {
@@ -82,7 +96,7 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(int rank, int size,
 
 Mesh::Mesh(const MeshOptions& options) : state_(std::make_shared<detail::MeshState>()) {
   state_->local_rank = local_rank_or_zero();
-  state_->device = options.device.value_or(default_device(state_->local_rank));
+  state_->device = device_of(options, 0, state_->local_rank);
   state_->options = options;
   state_->group = solo_group();
   state_->transport = make_solo_transport();
@@ -99,7 +113,7 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   state.rank = rank;
   state.size = size;
   state.local_rank = local_rank_or_zero();
-  state.device = options.device.value_or(default_device(state.local_rank));
+  state.device = device_of(options, rank, state.local_rank);
   state.options = options;
   state.store = store;
   survive_broken_pipes();

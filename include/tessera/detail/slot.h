@@ -78,15 +78,27 @@ SlotMaker make_slot_maker(const std::shared_ptr<Impl>& module) {
 }
 
 template <typename Impl>
+inline constexpr bool kHasForward = !std::is_same_v<Impl, torch::nn::ModuleListImpl> &&
+                                    !std::is_same_v<Impl, torch::nn::ModuleDictImpl>;
+
+template <typename Impl>
 constexpr void check_has_forward() {
-  static_assert(!std::is_same_v<Impl, torch::nn::ModuleListImpl> &&
-                    !std::is_same_v<Impl, torch::nn::ModuleDictImpl>,
+  static_assert(kHasForward<Impl>,
                 "fully_shard does not support containers that do not implement forward");
   static_assert(!std::is_same_v<Impl, torch::nn::Module>,
                 "fully_shard needs the module's own type: pass its holder or shared_ptr<NameImpl>");
 }
 
-void shard_module(const std::shared_ptr<torch::nn::Module>& module, const UnitSpec& spec,
-                  SlotMaker slot_maker);
+struct UnitModule {
+  std::shared_ptr<torch::nn::Module> module;
+  SlotMaker slot_maker = nullptr;
+};
+
+// Makes one unit of the modules, less those that another one of them contains.
+void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec);
+inline void shard_module(const std::shared_ptr<torch::nn::Module>& module, const UnitSpec& spec,
+                         SlotMaker slot_maker) {
+  shard_modules({{module, std::move(slot_maker)}}, spec);
+}
 
 }  // namespace tessera::detail

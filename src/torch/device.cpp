@@ -1,0 +1,64 @@
+#include "torch/device.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <string>
+
+#include "base/log.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+torch::Device resolve_device(torch::Device asked, int rank, const std::function<int()>& current) {
+  if (asked.has_index() || asked.is_cpu() || asked.is_meta()) return asked;
+  const torch::Device found(asked.type(), static_cast<c10::DeviceIndex>(current()));
+  log(LogLevel::warning,
+      "FSDP got the argument `device_id` " + asked.str() + " on rank " + std::to_string(rank) +
+          ", which does not have an explicit index. FSDP will use the current device " +
+          found.str() + ". If this is incorrect, give MeshOptions::device its index.");
+  return found;
+}
+
+void require_movable(const std::vector<torch::Device>& parameters, torch::Device mesh, int rank) {
+  std::vector<torch::Device> found;
+  for (const auto& device : parameters) {
+    if (std::ranges::find(found, device) == found.end()) found.push_back(device);
+  }
+  const auto is_elsewhere = [](const torch::Device& device) { return !device.is_cpu(); };
+  const auto first = std::ranges::find_if(found, is_elsewhere);
+  if (first == found.end()) return;
+  for (const auto& device : found) {
+    if (device.is_cpu() || device.type() == first->type()) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "FSDP does not support modules with different device types but got params on " +
+                    c10::DeviceTypeName(first->type(), true) + " and " +
+                    c10::DeviceTypeName(device.type(), true));
+  }
+  if (std::ranges::count_if(found, is_elsewhere) > 1) {
+    std::string all;
+    for (const auto& device : found) all += (all.empty() ? "" : ", ") + device.str();
+    throw Error(ErrorCode::invalid_argument,
+                "FSDP only supports single device modules but got params on " + all);
+  }
+  if (*first == mesh) return;
+  if (found.size() > 1) {
+    throw Error(ErrorCode::invalid_argument,
+                "To support a module with both CPU and GPU params, please pass in device_id "
+                "argument: make the mesh with MeshOptions::device = " +
+                    first->str());
+  }
+  throw Error(ErrorCode::invalid_argument, "Inconsistent compute device and `device_id` on rank " +
+                                               std::to_string(rank) + ": " + first->str() + " vs " +
+                                               mesh.str());
+}
+
+void replace_data(const at::Tensor& tensor, const at::Tensor& data) {
+  if (tensor.is_meta() == data.is_meta()) {
+    tensor.set_data(data);
+  } else {
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
+  }
+}
+
+}  // namespace tessera

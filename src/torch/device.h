@@ -1,0 +1,23 @@
+// Which device a mesh computes on, and whether a module's parameters can get there.
+#pragma once
+
+#include <torch/types.h>
+
+#include <functional>
+#include <vector>
+
+namespace tessera {
+
+// The device asked for; without an index the current one of its type, with a warning (spec X9).
+// `current` gives that one's index; it is not asked for the CPU or the meta device.
+[[nodiscard]] torch::Device resolve_device(torch::Device asked, int rank,
+                                           const std::function<int()>& current);
+
+// Parameters on the CPU are moved to the mesh's device, others have to be there. Throws
+// `invalid_argument` otherwise, in PyTorch's words (spec L9, X6-X8, C10).
+void require_movable(const std::vector<torch::Device>& parameters, torch::Device mesh, int rank);
+
+// set_data, also to and from the meta device, which set_data refuses.
+void replace_data(const at::Tensor& tensor, const at::Tensor& data);
+
+}  // namespace tessera
