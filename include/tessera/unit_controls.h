@@ -7,6 +7,7 @@
 #pragma once
 
 #include <torch/types.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <functional>
 #include <memory>
@@ -51,6 +52,22 @@ void set_all_reduce_hook(ModuleRef module, AllReduceHook hook, bool recurse = tr
 // False: the unit is not gathered for backward, because its operators do not need the parameters
 // there, such as those of an embedding (F37).
 void set_unshard_in_backward(ModuleRef module, bool unshard);
+
+// How many units' gradients may be under way to their average at once (F35): memory against overlap
+// with backward. Two unless said otherwise; the largest number of a model's units counts. Throws
+// `invalid_argument` below 1.
+void set_reduce_scatter_max_input_buffers(ModuleRef module, int count, bool recurse = true);
+
+// Collectives of one's own for the unit of `module` (F29), called on every rank in the same order.
+// They return what is waited for before `output` is read, null when it is written already. `input`
+// and `output` stay alive until then.
+// Gather: `output` holds the inputs of all ranks that share the parameters, in their order.
+// Reduce-scatter: `input` holds a slice for each of them; `output` is the sum of the slices that
+// are for this one, nothing divided. Both throw `invalid_argument` where nothing is sharded.
+using Collective =
+    std::function<c10::intrusive_ptr<c10d::Work>(torch::Tensor& output, torch::Tensor& input)>;
+void set_custom_all_gather(ModuleRef module, Collective all_gather);
+void set_custom_reduce_scatter(ModuleRef module, Collective reduce_scatter);
 
 // What start_unshard returns. A forward of the unit waits by itself.
 class UnshardHandle {

@@ -375,6 +375,65 @@ TEST(UnitControls, UnshardInTheBackgroundIsUsedByTheNextForward_F21_M26) {
   });
 }
 
+TEST(UnitControls, ReductionsUnderWayAreLimited_F35) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({.blocks = 6});
+    testing::shard(net, mesh);
+    train(net, mesh);
+    const auto most_under_way = [&] {
+      const Trace trace(net);
+      train(net, mesh);
+      int under_way = 0, most = 0;
+      for (const auto& event : trace.events()) {
+        if (event.step == TraceStep::start_reduce) most = std::max(most, ++under_way);
+        if (event.step == TraceStep::finish_reduce) --under_way;
+      }
+      return most;
+    };
+    EXPECT_EQ(most_under_way(), 2);
+    for (const int limit : {1, 3}) {
+      set_reduce_scatter_max_input_buffers(net, limit);
+      EXPECT_EQ(most_under_way(), limit);
+    }
+    set_reduce_scatter_max_input_buffers(net->blocks[0], 4, /*recurse=*/false);  // the largest
+    EXPECT_EQ(most_under_way(), 4);
+    EXPECT_THAT(error_of([&] { set_reduce_scatter_max_input_buffers(net, 0); }),
+                HasSubstr("1 or more"));
+  });
+}
+
+TEST(UnitControls, CollectivesMayBeTheUsers_F29) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto expected = make_net({});
+    testing::shard(expected, mesh);
+    train(expected, mesh);
+    auto net = make_net({});
+    testing::shard(net, mesh);
+    int gathers = 0, reductions = 0;
+    auto& group = *mesh.process_group();
+    set_custom_all_gather(net->blocks[0], [&](torch::Tensor& output, torch::Tensor& input) {
+      ++gathers;
+      EXPECT_EQ(output.numel(), 2 * input.numel());
+      return compat::all_gather(group, output, input);
+    });
+    set_custom_reduce_scatter(net->blocks[0], [&](torch::Tensor& output, torch::Tensor& input) {
+      ++reductions;
+      compat::reduce_scatter(group, output, input)->wait();
+      return c10::intrusive_ptr<c10d::Work>();  // done already
+    });
+    train(net, mesh);
+    EXPECT_EQ(gathers, 2);
+    EXPECT_EQ(reductions, 1);
+    const auto mine = sharded_parameters(net), theirs = sharded_parameters(expected);
+    for (std::size_t i = 0; i < mine.size(); ++i)
+      EXPECT_TRUE(torch::equal(mine[i].local.grad(), theirs[i].local.grad())) << mine[i].name();
+    auto whole = make_net({});
+    replicate(whole, mesh);
+    EXPECT_THAT(error_of([&] { set_custom_all_gather(whole, {}); }),
+                HasSubstr("whose parameters are sharded"));
+  });
+}
+
 // Ranges of the profiler --------------------------------------------------------------------------
 
 thread_local std::vector<std::string>* ranges = nullptr;  // of this thread, while it records

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "fsdp/custom_channel.h"
 #include "fsdp/registry.h"
 #include "fsdp/root.h"
 #include "tessera/error.h"
@@ -18,6 +19,13 @@ std::shared_ptr<Unit> unit_of(ModuleRef module, const std::string& what) {
   if (unit) return unit;
   throw Error(ErrorCode::invalid_argument,
               what + " takes a module that fully_shard was applied to, got " + module.get().name());
+}
+
+std::shared_ptr<Unit> sharded_unit_of(ModuleRef module, const std::string& what) {
+  auto unit = unit_of(module, what);
+  if (unit->is_sharded() && !unit->params().empty()) return unit;
+  throw Error(ErrorCode::invalid_argument,
+              what + " takes a module whose parameters are sharded, got " + module.get().name());
 }
 
 std::vector<std::shared_ptr<Unit>> units_of(ModuleRef module, bool recurse,
@@ -85,6 +93,26 @@ void set_all_reduce_hook(ModuleRef module, AllReduceHook hook, bool recurse) {
 
 void set_unshard_in_backward(ModuleRef module, bool unshard) {
   unit_of(module, "set_unshard_in_backward")->unshard_in_backward = unshard;
+}
+
+void set_reduce_scatter_max_input_buffers(ModuleRef module, int count, bool recurse) {
+  if (count < 1) {
+    throw Error(ErrorCode::invalid_argument,
+                "set_reduce_scatter_max_input_buffers takes a number of 1 or more, got " +
+                    std::to_string(count));
+  }
+  for (const auto& unit : units_of(module, recurse, "set_reduce_scatter_max_input_buffers"))
+    unit->reduction_limit = count;
+}
+
+void set_custom_all_gather(ModuleRef module, Collective all_gather) {
+  sharded_unit_of(module, "set_custom_all_gather")
+      ->wrap_channel(detail::custom_channels(std::move(all_gather), nullptr));
+}
+
+void set_custom_reduce_scatter(ModuleRef module, Collective reduce_scatter) {
+  sharded_unit_of(module, "set_custom_reduce_scatter")
+      ->wrap_channel(detail::custom_channels(nullptr, std::move(reduce_scatter)));
 }
 
 UnshardHandle::UnshardHandle(std::vector<std::weak_ptr<Unit>> units) : units_(std::move(units)) {}
