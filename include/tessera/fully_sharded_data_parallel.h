@@ -41,7 +41,16 @@ enum class ShardingStrategy : std::uint8_t {
   hybrid_shard_zero2,  // shard_grad_op, likewise
 };
 
-// Which modules below the one that is wrapped become units of their own (spec WP1-WP5).
+// Shards, their gradients and the optimizer's state on the CPU (spec O8): fully_shard's
+// offload_to_cpu.
+struct CPUOffload {
+  bool offload_params = false;
+};
+
+struct FullyShardedOptions;
+using ModulePredicate = std::function<bool(const torch::nn::Module& module)>;
+
+// Which modules below the one that is wrapped become units of their own (spec WP1-WP6).
 struct WrapPolicy {
   // Asked with `recurse` whether to look inside a module, then without whether it becomes a unit;
   // `unwrapped` counts the elements below it that are in no unit yet. Empty: no module does.
@@ -50,14 +59,22 @@ struct WrapPolicy {
   // For a module in a slot of a Sequential, null when the policy does not know its type.
   std::function<detail::SlotMaker(const std::shared_ptr<torch::nn::Module>& module)> slot_maker =
       {};
+  // Changes what is the root's for a module that becomes a unit. Empty: nothing.
+  std::function<void(const torch::nn::Module& module, FullyShardedOptions& options)> adjust = {};
 };
 
 [[nodiscard]] WrapPolicy always_wrap_policy();
-// Modules of at least `min_num_params` elements. ModuleList and ModuleDict are not units, and
-// MultiheadAttention is not looked into.
-[[nodiscard]] WrapPolicy size_based_auto_wrap_policy(std::int64_t min_num_params = 100'000'000);
-[[nodiscard]] WrapPolicy lambda_auto_wrap_policy(
-    std::function<bool(const torch::nn::Module&)> choose);
+// Modules of at least `min_num_params` elements. Those that `force_leaf` names are not looked into,
+// those that `exclude` names are no units; empty: MultiheadAttention, and ModuleList and
+// ModuleDict, which are none in any case.
+[[nodiscard]] WrapPolicy size_based_auto_wrap_policy(std::int64_t min_num_params = 100'000'000,
+                                                     ModulePredicate force_leaf = {},
+                                                     ModulePredicate exclude = {});
+[[nodiscard]] WrapPolicy lambda_auto_wrap_policy(ModulePredicate choose);
+// Modules for which `choose` is true, with options of their own: it gets the root's to change.
+// PyTorch's CustomPolicy. It is asked more than once.
+[[nodiscard]] WrapPolicy custom_policy(
+    std::function<bool(const torch::nn::Module& module, FullyShardedOptions& options)> choose);
 // What any of them chooses.
 [[nodiscard]] WrapPolicy or_policy(std::vector<WrapPolicy> policies);
 
@@ -88,7 +105,8 @@ struct FullyShardedOptions {
   WrapPolicy auto_wrap_policy = {};
   std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::pre;
   MixedPrecision mixed_precision = {.cast_forward_inputs = false};
-  bool cast_root_forward_inputs = true;  // O6
+  bool cast_root_forward_inputs = true;  // O6: where the module is the root
+  CPUOffload cpu_offload = {};
   std::vector<torch::Tensor> ignored_parameters = {};
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules = {};
   std::function<void(torch::nn::Module&)> param_init_fn = {};
@@ -111,12 +129,19 @@ void register_comm_hook(const torch::nn::Module& module, const CommHook& hook);
 
 }  // namespace detail
 
+// The modules at and below `module` that are units, in the order of modules(), each once; with
+// `root_only` those that are roots (M5). Modules below one that `replicate` was applied to are
+// passed over.
+[[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> fsdp_modules(ModuleRef module,
+                                                                           bool root_only = false);
+
 template <typename Holder>
 class FullyShardedDataParallel {
  public:
-  // Takes over `module`, a holder. Throws `invalid_argument` for a hybrid strategy, which needs a
-  // HybridMesh, a module that has units already, and what fully_shard refuses. With one rank, or
-  // hybrid with one rank a shard, every strategy is no_shard. Collective.
+  // Takes over `module`, a holder. A hybrid strategy needs a HybridMesh or, with a policy, shards
+  // over the ranks of each host (spec HY1, tessera/wrap_scope.h). Throws `invalid_argument` for one
+  // with neither, a module that has units already under a policy, and what fully_shard refuses.
+  // With one rank, or hybrid with one rank a shard, every strategy is no_shard. Collective.
   FullyShardedDataParallel(Holder module, const Mesh& mesh, const FullyShardedOptions& options = {})
       : FullyShardedDataParallel(std::move(module), {mesh, mesh, mesh}, false, options) {}
   FullyShardedDataParallel(Holder module, const HybridMesh& mesh,

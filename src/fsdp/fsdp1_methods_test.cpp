@@ -3,13 +3,17 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdlib>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "base/log.h"
 #include "fsdp/grad_reducer.h"
 #include "fsdp/test_training.h"
 #include "tessera/error.h"
 #include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/wrap_scope.h"
 #include "torch/testing.h"
 
 namespace tessera {
@@ -256,6 +260,276 @@ TEST(GradScale, IsPyTorchsTable_GD1_GD2_GD3_T3) {
     EXPECT_EQ(single.before, 1) << ranks;
     EXPECT_EQ(single.after, ranks);
   }
+}
+
+// Modules and options -----------------------------------------------------------------------------
+
+TEST(Fsdp1Modules, AreListedOnceInModuleOrder_M5) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto model = wrap(mesh);
+    const auto all = fsdp_modules(model.module());
+    ASSERT_EQ(all.size(), 4u);
+    EXPECT_EQ(all[0].get(), model.module().get());
+    EXPECT_EQ(all[2].get(), model->blocks[1].get());
+    const auto roots = fsdp_modules(model.module(), /*root_only=*/true);
+    ASSERT_EQ(roots.size(), 1u);
+    EXPECT_EQ(roots[0], all[0]);
+    // Below what is replicated nothing is FSDP's.
+    auto whole = make_net({.blocks = 1});
+    replicate(whole, mesh);
+    EXPECT_TRUE(fsdp_modules(whole).empty());
+    Outer outer(mesh, FullyShardedOptions{});
+    EXPECT_EQ(fsdp_modules(outer).size(), 1u);
+  });
+}
+
+std::vector<std::string> warnings_of(const std::function<void(Mesh&)>& body) {
+  std::vector<std::string> warnings;
+  std::mutex mutex;
+  set_log([&](LogLevel level, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    if (level == LogLevel::warning) warnings.emplace_back(text);
+  });
+  run_mesh(2, body);
+  set_log({});
+  return warnings;
+}
+
+TEST(Fsdp1Modules, WithoutForwardOrIgnoredAsAWholeWarn_C1_L2_X5) {
+  const auto containers = warnings_of([](Mesh& mesh) {
+    nn::ModuleList list(nn::Linear(2, 2));
+    const FullyShardedDataParallel<nn::ModuleList> model(list, mesh);
+  });
+  ASSERT_EQ(containers.size(), 2u);
+  EXPECT_THAT(containers[0], HasSubstr("containers that do not implement forward"));
+  const auto ignored = warnings_of([](Mesh& mesh) {
+    nn::Linear linear(2, 2);
+    const FullyShardedDataParallel<nn::Linear> model(linear, mesh,
+                                                     {.ignored_modules = {linear.ptr()}});
+    for (const auto& parameter : model.parameters()) EXPECT_FALSE(parameter.sharded);
+  });
+  ASSERT_EQ(ignored.size(), 2u);
+  EXPECT_THAT(ignored[0], HasSubstr("Trying to ignore the top-level module"));
+  // The same of fully_shard does not compile.
+  static_assert(!detail::kHasForward<nn::ModuleListImpl> &&
+                !detail::kHasForward<nn::ModuleDictImpl>);
+  static_assert(detail::kHasForward<nn::LinearImpl>);
+}
+
+// Remembers what its forward got.
+struct InnerImpl : nn::Module {
+  nn::Linear linear{nullptr};
+  at::ScalarType seen = at::kDouble;
+  InnerImpl() { linear = register_module("linear", nn::Linear(3, 3)); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    seen = x.scalar_type();
+    return linear->forward(x.to(linear->weight.scalar_type()));
+  }
+};
+TESSERA_MODULE(Inner);
+
+struct AroundInnerImpl : nn::Module {
+  FullyShardedDataParallel<Inner> inner;
+  torch::Tensor scale;
+  at::ScalarType seen = at::kDouble;
+  AroundInnerImpl(const Mesh& mesh, const FullyShardedOptions& options)
+      : inner(Inner(), mesh, options) {
+    register_module("inner", inner.module());
+    scale = register_parameter("scale", torch::ones({3}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    seen = x.scalar_type();
+    return inner(x.to(torch::kFloat)) * scale;
+  }
+};
+TESSERA_MODULE(AroundInner);
+
+TEST(Fsdp1Options, InputsAreCastByTheRootAndWhereInnerUnitsAreAskedTo_O5_O6) {
+  struct Case {
+    bool root_casts, all_cast;
+    at::ScalarType outer, inner;
+  };
+  for (const auto& c : {Case{true, false, at::kBFloat16, at::kFloat},
+                        Case{true, true, at::kBFloat16, at::kBFloat16},
+                        Case{false, false, at::kFloat, at::kFloat}}) {
+    run_mesh(2, [&](Mesh& mesh) {
+      const FullyShardedOptions options{
+          .mixed_precision = {.param_dtype = torch::kBFloat16, .cast_forward_inputs = c.all_cast},
+          .cast_root_forward_inputs = c.root_casts};
+      FullyShardedDataParallel<AroundInner> model(AroundInner(mesh, options), mesh, options);
+      model(torch::ones({1, 3}));
+      EXPECT_EQ(model->seen, c.outer);
+      EXPECT_EQ(model->inner->seen, c.inner);
+    });
+  }
+}
+
+TEST(Fsdp1Options, OfUnitsOfOneModelMayDiffer_O19) {
+  run_mesh(2, [](Mesh& mesh) {
+    for (const bool inner_stays : {true, false}) {
+      const auto strategy = [](bool stays) {
+        return FullyShardedOptions{.sharding_strategy = stays ? ShardingStrategy::shard_grad_op
+                                                              : ShardingStrategy::full_shard};
+      };
+      FullyShardedDataParallel<AroundInner> model(AroundInner(mesh, strategy(inner_stays)), mesh,
+                                                  strategy(!inner_stays));
+      model(torch::ones({1, 3})).sum().backward();
+      const auto reports = unit_reports(model.module());
+      EXPECT_EQ(reports[1].gathers, inner_stays ? 1u : 2u);
+      for (const auto& unit : reports) EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;
+    }
+  });
+}
+
+TEST(Fsdp1Options, OfEvaluationAreAlikeInAModel_L36) {
+  run_mesh(2, [](Mesh& mesh) {
+    const FullyShardedOptions inner{
+        .mixed_precision = {.param_dtype = torch::kBFloat16, .full_precision_in_eval = true}};
+    FullyShardedDataParallel<AroundInner> model(AroundInner(mesh, inner), mesh);
+    EXPECT_THAT(error_of([&] {
+                  model(torch::ones({1, 3}));
+                }),
+                HasSubstr("Expects one homogeneous value for full_precision_in_eval"));
+  });
+}
+
+// A unit inside a module that is ignored, and one that ignores something itself.
+struct PartsImpl : nn::Module {
+  FullyShardedDataParallel<nn::Linear> unit;
+  nn::BatchNorm1d norm{nullptr};
+  PartsImpl(const Mesh& mesh, const nn::Linear& linear, const FullyShardedOptions& options)
+      : unit(linear, mesh, options) {
+    register_module("unit", unit.module());
+    norm = register_module("norm", nn::BatchNorm1d(2));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return norm(unit(x)); }
+};
+TESSERA_MODULE(Parts);
+
+struct OverPartsImpl : nn::Module {
+  Parts parts{nullptr};
+  nn::Linear last{nullptr};
+  explicit OverPartsImpl(Parts below) {
+    parts = register_module("parts", std::move(below));
+    last = register_module("last", nn::Linear(2, 2));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return call(last, parts(x)); }
+};
+TESSERA_MODULE(OverParts);
+
+std::vector<std::string> sharded_names(const nn::Module& module) {
+  std::vector<std::string> names;
+  for (const auto& parameter : sharded_parameters(module)) {
+    if (parameter.sharded) names.push_back(parameter.name());
+  }
+  return names;
+}
+
+TEST(Fsdp1Ignored, ModulesLeaveOutUnitsBelowThem_IG2_IG6) {
+  run_mesh(2, [](Mesh& mesh) {
+    Parts parts(mesh, nn::Linear(2, 2), FullyShardedOptions{.use_orig_params = true});
+    FullyShardedDataParallel<OverParts> model(
+        OverParts(parts), mesh,
+        {.mixed_precision = {.cast_forward_inputs = false, .buffer_dtype = torch::kBFloat16},
+         .ignored_modules = {parts.ptr()},
+         .use_orig_params = true});
+    EXPECT_THAT(
+        sharded_names(*model.module()),
+        ::testing::ElementsAre("parts.unit.weight", "parts.unit.bias", "last.weight", "last.bias"));
+    model(torch::randn({4, 2})).sum().backward();
+    EXPECT_EQ(parts->norm->running_mean.scalar_type(), at::kFloat);
+    EXPECT_EQ(unit_reports(model.module())[1].reductions, 1u);
+    EXPECT_TRUE(parts->norm->weight.grad().defined());
+  });
+}
+
+// The layer's weight is the head's too.
+struct SharingImpl : nn::Module {
+  FullyShardedDataParallel<nn::Linear> unit;
+  testing::Head head{nullptr};
+  SharingImpl(const Mesh& mesh, const nn::Linear& linear, const FullyShardedOptions& options)
+      : unit(linear, mesh, options) {
+    register_module("unit", unit.module());
+    head = register_module("head", testing::Head(linear->weight));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return head(unit(x)); }
+};
+TESSERA_MODULE(Sharing);
+
+TEST(Fsdp1Ignored, WhatAUnitIgnoresUnitsAroundItIgnoreToo_IG4_L2_L3) {
+  run_mesh(2, [](Mesh& mesh) {
+    nn::Linear shared(2, 2);
+    const FullyShardedOptions ignoring{.ignored_parameters = {shared->weight}};
+    FullyShardedDataParallel<Sharing> sharing(Sharing(mesh, shared, ignoring), mesh);
+    EXPECT_THAT(sharded_names(*sharing.module()), ::testing::ElementsAre("unit._flat_param"));
+    sharing(torch::ones({1, 2})).sum().backward();
+    EXPECT_TRUE(shared->weight.grad().defined());
+    nn::Linear linear(2, 2);
+    Parts parts(mesh, linear, FullyShardedOptions{.ignored_parameters = {linear->bias}});
+    EXPECT_THAT(sharded_names(*parts), ::testing::ElementsAre("unit._flat_param"));
+    const FullyShardedDataParallel<Parts> inner(parts, mesh,
+                                                {.ignored_modules = {parts->norm.ptr()}});
+    FullyShardedDataParallel<OverParts> model(OverParts(parts), mesh);
+    EXPECT_THAT(sharded_names(*model.module()),
+                ::testing::ElementsAre("parts.unit._flat_param", "_flat_param"));
+    model(torch::randn({4, 2})).sum().backward();
+    EXPECT_TRUE(linear->bias.grad().defined());
+  });
+}
+
+// Scopes and hosts --------------------------------------------------------------------------------
+
+struct ScopedImpl : nn::Module {
+  Block block{nullptr};
+  Inner inner{nullptr};
+  ScopedImpl() {
+    block = register_module("block", tessera::wrap(Block()));
+    inner = register_module("inner", tessera::wrap(Inner(), [](FullyShardedOptions& options) {
+                              options.sharding_strategy = ShardingStrategy::shard_grad_op;
+                            }));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return inner(block(x).narrow(-1, 0, 3)); }
+};
+TESSERA_MODULE(Scoped);
+
+TEST(WrapScope, WrapsWhereModulesAreMade_WP7) {
+  run_mesh(2, [](Mesh& mesh) {
+    EXPECT_TRUE(unit_reports(*Scoped()).empty());
+    Scoped made{nullptr};
+    {
+      const EnableWrap scope(mesh, {.use_orig_params = true});
+      made = Scoped();
+      EXPECT_THAT(error_of([&] { const EnableWrap nested(mesh); }),
+                  HasSubstr("already within an autowrap context"));
+    }
+    EXPECT_TRUE(unit_reports(*Scoped()).empty());
+    FullyShardedDataParallel<Scoped> model(made, mesh, {.use_orig_params = true});
+    model(torch::ones({2, kWidth})).sum().backward();
+    const auto reports = unit_reports(model.module());
+    ASSERT_EQ(reports.size(), 3u);
+    EXPECT_EQ(reports[1].gathers, 2u);
+    EXPECT_EQ(reports[2].gathers, 1u);  // its own strategy
+  });
+}
+
+TEST(Hybrid, ShardsOverTheRanksOfAHost_HY1) {
+  const auto shard_size = [](Mesh& mesh) {
+    auto model = wrap(mesh, {.sharding_strategy = ShardingStrategy::hybrid_shard});
+    loss_of(model, batch_of(0, 0, mesh)).backward();
+    return model.parameters()[0].mesh->size();
+  };
+  run_mesh(4, [&](Mesh& mesh) {
+    EXPECT_EQ(ranks_of_host(mesh), 4);  // all are here
+    EXPECT_EQ(shard_size(mesh), 4);
+  });
+  setenv("LOCAL_WORLD_SIZE", "2", 1);
+  run_mesh(4, [&](Mesh& mesh) { EXPECT_EQ(shard_size(mesh), 2); });
+  setenv("LOCAL_WORLD_SIZE", "3", 1);
+  run_mesh(4, [&](Mesh& mesh) {
+    EXPECT_THAT(error_of([&] { static_cast<void>(ranks_of_host(mesh)); }),
+                HasSubstr("LOCAL_WORLD_SIZE=3"));
+  });
+  unsetenv("LOCAL_WORLD_SIZE");
 }
 
 }  // namespace

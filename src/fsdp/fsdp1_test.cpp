@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <mutex>
 #include <string>
+#include <vector>
 
+#include "base/log.h"
 #include "fsdp/test_training.h"
 #include "tessera/error.h"
 #include "tessera/fully_sharded_data_parallel.h"
@@ -56,18 +59,23 @@ std::vector<Held> held_by(const ShardedParameter& parameter) {
   return all;
 }
 
-using Case = std::tuple<int, ShardingStrategy, bool, bool>;
+using Case = std::tuple<int, ShardingStrategy, bool, bool, bool>;
 class Fsdp1 : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Fsdp1, EqualsSingleProcessOnAllRanksData_T1) {
-  const auto [world, strategy, use_orig_params, no_sync] = GetParam();
+  const auto [world, strategy, use_orig_params, no_sync, offload] = GetParam();
   const int micros = no_sync ? 3 : 1;
   const bool tied = use_orig_params;
   const auto expected = reference(world, micros, tied);
   run_mesh(world, [&](Mesh& mesh) {
     auto net = wrap(make_net({.tied = tied}), mesh,
-                    {.sharding_strategy = strategy, .use_orig_params = use_orig_params});
+                    {.sharding_strategy = strategy,
+                     .cpu_offload = {.offload_params = offload},
+                     .use_orig_params = use_orig_params});
     const auto parameters = net.parameters();
+    if (offload) {
+      for (const auto& parameter : parameters) EXPECT_TRUE(parameter.sharded) << parameter.name();
+    }
     torch::optim::SGD optimizer(local_tensors(parameters), testing::sgd_options());
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
@@ -75,7 +83,9 @@ TEST_P(Fsdp1, EqualsSingleProcessOnAllRanksData_T1) {
       for (int micro = 0; micro < micros; ++micro) {
         const auto rows = batch_of(step, micro, mesh);
         std::optional<NoSync> quiet;
-        if (micro + 1 < micros) quiet.emplace(net.module());
+        // Offloaded gradients accumulate without no_sync too, which PyTorch's do not (CO9).
+        const bool synchronises = offload && world % 2 != 0;
+        if (micro + 1 < micros && !synchronises) quiet.emplace(net.module());
         auto loss = loss_of(net, rows);
         loss.backward();
         sum += loss.item<double>();
@@ -95,14 +105,16 @@ TEST_P(Fsdp1, EqualsSingleProcessOnAllRanksData_T1) {
   });
 }
 
+const auto kStrategies = ::testing::Values(
+    ShardingStrategy::full_shard, ShardingStrategy::shard_grad_op, ShardingStrategy::no_shard,
+    ShardingStrategy::hybrid_shard, ShardingStrategy::hybrid_shard_zero2);
 INSTANTIATE_TEST_SUITE_P(All, Fsdp1,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
-                                            ::testing::Values(ShardingStrategy::full_shard,
-                                                              ShardingStrategy::shard_grad_op,
-                                                              ShardingStrategy::no_shard,
-                                                              ShardingStrategy::hybrid_shard,
-                                                              ShardingStrategy::hybrid_shard_zero2),
-                                            ::testing::Bool(), ::testing::Bool()));
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4), kStrategies,
+                                            ::testing::Bool(), ::testing::Bool(),
+                                            ::testing::Values(false)));
+INSTANTIATE_TEST_SUITE_P(Offload, Fsdp1,
+                         ::testing::Combine(::testing::Values(2, 3), kStrategies, ::testing::Bool(),
+                                            ::testing::Bool(), ::testing::Values(true)));
 
 TEST(Fsdp1Geometry, FlatParametersHoldTheUnitsEndToEnd_T2_FH2) {
   run_mesh(3, [](Mesh& mesh) {
@@ -140,6 +152,78 @@ TEST(Fsdp1Geometry, OriginalParametersAreAlignedWith42_UO4_K8) {
     if (mesh.rank() == 1) {
       EXPECT_EQ(shard[0].item<float>(), 42);
       EXPECT_EQ(shard[2].item<float>(), 42);
+    }
+  });
+}
+
+// 16 bytes are 8 elements of what is gathered: weight, 5 of padding, bias, one more for two ranks.
+TEST(Fsdp1Geometry, AlignmentCountsElementsOfTheParamDtype_K9) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto model = FullyShardedDataParallel<nn::Linear>(
+        nn::Linear(3, 1), mesh,
+        {.mixed_precision = {.param_dtype = torch::kBFloat16}, .use_orig_params = true});
+    const auto parameters = model.parameters();
+    EXPECT_EQ(parameters[0].local.numel(), mesh.rank() == 0 ? 3 : 0);
+    EXPECT_EQ(parameters[1].local.numel(), mesh.rank() == 0 ? 0 : 1);
+    const auto shard = parameters[mesh.rank()].local.detach().as_strided({5}, {1}, 0);
+    for (const int i : mesh.rank() == 0 ? std::vector{3, 4} : std::vector{0, 1, 2, 4})
+      EXPECT_EQ(shard[i].item<float>(), 42) << i;
+  });
+}
+
+TEST(Fsdp1Geometry, NamesInAFlatParameterAreThoseBelowTheModuleAsked_NM3) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = wrap(make_net({}), mesh, {});
+    const auto parameters = sharded_parameters(net->blocks[1]);
+    ASSERT_EQ(parameters.size(), 1u);
+    EXPECT_EQ(parameters[0].name(), "_flat_param");
+    std::vector<std::string> names;
+    for (const auto& piece : parameters[0].pieces) names.push_back(piece.name);
+    EXPECT_THAT(names, ElementsAre("norm.weight", "norm.bias", "up.weight", "up.bias",
+                                   "down.weight", "down.bias"));
+  });
+}
+
+TEST(Fsdp1Geometry, RefusesWhatCannotBeFlattened_FH1_X23) {
+  run_mesh(2, [](Mesh& mesh) {
+    const auto with = [&](const torch::Tensor& parameter) {
+      nn::Linear linear(2, 2);
+      linear->register_parameter("more", parameter, /*requires_grad=*/false);
+      linear->weight.requires_grad_(false);
+      linear->bias.requires_grad_(false);
+      return error_of([&] { FullyShardedDataParallel<nn::Linear>(linear, mesh); });
+    };
+    EXPECT_THAT(with(torch::ones({2}, torch::kHalf)),
+                HasSubstr("Must flatten tensors with uniform dtype but got Float and Half"));
+    EXPECT_EQ(with(torch::ones({2})), "no Error");
+    nn::Module integers;
+    auto module = std::make_shared<nn::Module>(integers);
+    module->register_parameter("index", torch::arange(4), /*requires_grad=*/false);
+    EXPECT_THAT(error_of([&] {
+                  detail::wrap_module(module, {mesh, mesh, mesh}, false, {}, nullptr);
+                }),
+                HasSubstr("Cannot flatten integer dtype tensors"));
+  });
+}
+
+// As in 1.13 they lie in the flat array in row-major order.
+TEST(Fsdp1Geometry, ParametersThatAreNotContiguousKeepTheirValues_FH1_FH2_P1) {
+  run_mesh(2, [](Mesh& mesh) {
+    for (const bool flat : {true, false}) {
+      nn::Linear linear(3, 5);
+      const auto values = torch::arange(15, torch::kFloat).view({3, 5}).t();
+      linear->weight.set_data(values);
+      ASSERT_FALSE(linear->weight.is_contiguous());
+      if (flat) {
+        FullyShardedDataParallel<nn::Linear>(linear, mesh);
+      } else {
+        fully_shard(linear, mesh);
+      }
+      EXPECT_TRUE(torch::equal(full_state_dict(linear)["weight"], values));
+      const auto expected = torch::linear(torch::ones({1, 3}), values);
+      const torch::NoGradGuard no_grad;
+      EXPECT_TRUE(torch::allclose(
+          call(linear, torch::ones({1, 3})) - full_state_dict(linear)["bias"], expected));
     }
   });
 }
@@ -223,6 +307,133 @@ TEST(WrapPolicies, ChooseByTypeSizeAndFunction_WP3_WP4_WP5) {
     FullyShardedDataParallel<Stack> model(Stack(), mesh, {.auto_wrap_policy = either});
     EXPECT_THAT(units_of(*model.module()), ElementsAre("", "body.1", "head"));
   });
+}
+
+TEST(WrapPolicies, AlwaysWrapsAllThatHasAForward_WP2) {
+  run_mesh(2, [](Mesh& mesh) {
+    const FullyShardedDataParallel<Stack> model(Stack(), mesh,
+                                                {.auto_wrap_policy = always_wrap_policy()});
+    EXPECT_THAT(units_of(*model.module()),
+                ElementsAre("", "body", "body.0", "body.1", "body.2", "head"));
+  });
+}
+
+// Two layers that share a weight of 64 elements.
+struct TiedImpl : nn::Module {
+  testing::Head first{nullptr}, second{nullptr};
+  TiedImpl() {
+    first = register_module("first", testing::Head(torch::ones({8, 8})));
+    second = register_module("second", testing::Head(first->weight));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return second(first(x)); }
+};
+TESSERA_MODULE(Tied);
+
+struct NestImpl : nn::Module {
+  Tied tied{nullptr};
+  nn::Linear last{nullptr};
+  NestImpl() {
+    tied = register_module("tied", Tied());
+    last = register_module("last", nn::Linear(8, 2));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return call(last, tied(x)); }
+};
+TESSERA_MODULE(Nest);
+
+TEST(WrapPolicies, AreAskedFromTheOutsideInAndThenAboutTheRest_WP1) {
+  run_mesh(2, [](Mesh& mesh) {
+    std::vector<std::string> asked;
+    WrapPolicy policy;
+    policy.decide = [&](const nn::Module& module, bool recurse, std::int64_t unwrapped) {
+      const bool is_linear = dynamic_cast<const nn::LinearImpl*>(&module) != nullptr;
+      const auto* kind = is_linear                                           ? "linear"
+                         : dynamic_cast<const TiedImpl*>(&module) != nullptr ? "tied"
+                         : dynamic_cast<const NestImpl*>(&module) != nullptr ? "nest"
+                                                                             : "head";
+      asked.push_back(kind + std::string(recurse ? " in " : " rest ") + std::to_string(unwrapped));
+      return recurse || is_linear;
+    };
+    nn::Sequential around;
+    around->push_back(Nest());
+    const FullyShardedDataParallel<nn::Sequential> model(around, mesh,
+                                                         {.auto_wrap_policy = policy});
+    // 64 shared elements of two heads, 18 of the linear layer, which becomes a unit.
+    EXPECT_THAT(asked, ElementsAre("nest in 82", "tied in 64", "head in 64", "head rest 64",
+                                   "head in 64", "head rest 64", "tied rest 64", "linear in 18",
+                                   "linear rest 18", "nest rest 64"));
+    EXPECT_THAT(units_of(*around), ElementsAre("", "0.last"));
+  });
+}
+
+TEST(WrapPolicies, CountSharedParametersOnceAndKnowLeaves_WP1_WP3) {
+  run_mesh(2, [](Mesh& mesh) {
+    const auto units = [&](const WrapPolicy& policy) {
+      const FullyShardedDataParallel<Nest> model(Nest(), mesh, {.auto_wrap_policy = policy});
+      return units_of(*model.module());
+    };
+    const auto is_head = [](const nn::Module& module) {
+      return dynamic_cast<const testing::HeadImpl*>(&module) != nullptr;
+    };
+    const auto is_tied = [](const nn::Module& module) {
+      return dynamic_cast<const TiedImpl*>(&module) != nullptr;
+    };
+    // 64 shared elements are not 128.
+    EXPECT_THAT(units(size_based_auto_wrap_policy(65)), ElementsAre(""));
+    EXPECT_THAT(units(size_based_auto_wrap_policy(64, {}, is_head)), ElementsAre("", "tied"));
+    EXPECT_THAT(units(size_based_auto_wrap_policy(64, is_tied)), ElementsAre(""));
+  });
+}
+
+TEST(WrapPolicies, AFunctionMayGiveOptions_WP5_C5) {
+  run_mesh(2, [](Mesh& mesh) {
+    const auto heads_stay = [](const nn::Module& module, FullyShardedOptions& options) {
+      const auto* linear = dynamic_cast<const nn::LinearImpl*>(&module);
+      if (linear == nullptr) return false;
+      if (linear->options.out_features() == 2)
+        options.sharding_strategy = ShardingStrategy::shard_grad_op;
+      return true;
+    };
+    const auto policy =
+        or_policy({custom_policy(heads_stay), module_wrap_policy<nn::LinearImpl>()});
+    FullyShardedDataParallel<Stack> model(Stack(), mesh, {.auto_wrap_policy = policy});
+    EXPECT_THAT(units_of(*model.module()), ElementsAre("", "body.0", "body.2", "head"));
+    model(torch::ones({1, 4})).sum().backward();
+    for (const auto& unit : unit_reports(model.module())) {
+      if (unit.name.empty()) continue;
+      EXPECT_EQ(unit.gathers, unit.name == "head" ? 1u : 2u) << unit.name;
+    }
+  });
+}
+
+TEST(WrapPolicies, FrozenParametersBesideOthersAreRefusedOrWarnedOf_WP8) {
+  for (const bool original : {false, true}) {
+    std::vector<std::string> warnings;
+    std::mutex mutex;
+    set_log([&](LogLevel level, std::string_view text) {
+      const std::lock_guard lock(mutex);
+      if (level == LogLevel::warning) warnings.emplace_back(text);
+    });
+    run_mesh(2, [&](Mesh& mesh) {
+      Stack stack;
+      stack->head->bias.requires_grad_(false);
+      const auto text = error_of([&] {
+        FullyShardedDataParallel<Stack>(stack, mesh,
+                                        {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>(),
+                                         .use_orig_params = original});
+      });
+      if (original) {
+        EXPECT_EQ(text, "no Error");
+      } else {
+        EXPECT_THAT(text, HasSubstr("head has both parameters with requires_grad=True and False"));
+        EXPECT_THAT(text, HasSubstr("requires_grad=False: head.bias"));
+      }
+    });
+    set_log({});
+    ASSERT_EQ(warnings.size(), original ? 2u : 0u);
+    if (original) {
+      EXPECT_THAT(warnings[0], HasSubstr("10 numel instead of 8 numel"));
+    }
+  }
 }
 
 TEST(Fsdp1Options, IgnoredParametersStayAsTheyAre_IG3) {

@@ -1,5 +1,7 @@
 // What FullyShardedDataParallel does with its units after they are made.
 #include <string>
+#include <unordered_set>
+#include <utility>
 
 #include "fsdp/registry.h"
 #include "fsdp/root.h"
@@ -36,3 +38,41 @@ void register_comm_hook(const torch::nn::Module& module, const CommHook& hook) {
 }
 
 }  // namespace tessera::detail
+
+namespace tessera {
+namespace {
+
+using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
+
+// Parameters that `replicate` left whole are no unit of FSDP's.
+bool is_replicated(const torch::nn::Module& module) {
+  const auto unit = detail::find_unit(&module);
+  return unit && !unit->is_sharded() && unit->geometry() == detail::Geometry::rows;
+}
+
+void append_units(const torch::nn::Module& parent,
+                  std::unordered_set<const torch::nn::Module*>& seen, Modules& into) {
+  for (const auto& module : parent.children()) {
+    if (!seen.insert(module.get()).second || is_replicated(*module)) continue;
+    if (detail::find_unit(module.get())) into.push_back(module);
+    append_units(*module, seen, into);
+  }
+}
+
+}  // namespace
+
+Modules fsdp_modules(ModuleRef module, bool root_only) {
+  Modules found;
+  if (is_replicated(module.get())) return found;
+  std::unordered_set<const torch::nn::Module*> seen{&module.get()};
+  if (const auto unit = detail::find_unit(&module.get())) {
+    for (auto& own : unit->modules()) {
+      if (own.get() == &module.get()) found.push_back(std::move(own));
+    }
+  }
+  append_units(module.get(), seen, found);
+  if (root_only) std::erase_if(found, [](const auto& one) { return !detail::is_root(*one); });
+  return found;
+}
+
+}  // namespace tessera

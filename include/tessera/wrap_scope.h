@@ -1,0 +1,55 @@
+// Wrapping where modules are made (spec WP7), and the ranks of a host (HY1).
+//
+//   struct GptImpl : torch::nn::Module {
+//     GptImpl() { block = register_module("block", wrap(Block())); }
+//     ...
+//   };
+//   {
+//     const EnableWrap scope(mesh, {.use_orig_params = true});
+//     gpt = Gpt();               // its blocks are units
+//   }
+//   Gpt plain;                   // outside of the scope `wrap` does nothing
+#pragma once
+
+#include <functional>
+
+#include "tessera/fully_sharded_data_parallel.h"
+
+namespace tessera {
+
+// Within its life wrap() on this thread makes units with these options. Throws `unsupported` inside
+// another one's life.
+class [[nodiscard]] EnableWrap {
+ public:
+  explicit EnableWrap(const Mesh& mesh, const FullyShardedOptions& options = {});
+  explicit EnableWrap(const HybridMesh& mesh, const FullyShardedOptions& options = {});
+  ~EnableWrap();
+  EnableWrap(const EnableWrap&) = delete;
+  EnableWrap& operator=(const EnableWrap&) = delete;
+
+ private:
+  EnableWrap(const HybridMesh& mesh, bool is_hybrid, const FullyShardedOptions& options);
+};
+
+namespace detail {
+
+void wrap_in_scope(const std::shared_ptr<torch::nn::Module>& module, SlotMaker slot_maker,
+                   const std::function<void(FullyShardedOptions&)>& override_options);
+
+}  // namespace detail
+
+// What FullyShardedDataParallel does to `module`, a holder, in the life of an EnableWrap, with its
+// options as `override_options` changes them; nothing outside. Returns the holder. Collective
+// inside.
+template <typename Holder>
+Holder wrap(Holder module, const std::function<void(FullyShardedOptions&)>& override_options = {}) {
+  detail::wrap_in_scope(module.ptr(), detail::make_slot_maker(module.ptr()), override_options);
+  return module;
+}
+
+// How many ranks of `mesh` each host has: LOCAL_WORLD_SIZE, as torchrun sets it, else counted.
+// Throws `invalid_argument` when hosts have different numbers of ranks or those of one host are not
+// neighbours. Collective.
+[[nodiscard]] int ranks_of_host(const Mesh& mesh);
+
+}  // namespace tessera
