@@ -4,8 +4,9 @@
 //   const StateDictTypeScope scope(model, {.type = StateDictType::sharded});
 //   Value state = state_dict(model);
 //
-// Training needs none of this: model_state of tessera/train_state.h is the sharded kind,
-// full_state_dict of tessera/full_params.h the full one.
+// Training needs none of this: checkpoints take model_state of tessera/train_state.h, which has
+// this rank's own parts without communication; full_state_dict of tessera/full_params.h is the full
+// kind.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ class Unit;
 enum class StateDictType : std::uint8_t {
   full,     // whole tensors under the module's own names
   local,    // a rank's part of each unit's flat parameter, without padding; FSDP1's units alone
-  sharded,  // a rank's part of each parameter, under the module's own names
+  sharded,  // a chunk of each parameter's dimension 0, under the module's own names
 };
 
 // Of the optimizer's state, see tessera/optim_state_dict.h (spec O13 to O16).
@@ -65,14 +66,26 @@ class [[nodiscard]] StateDictTypeScope {
 };
 
 // {name: tensor}. Full: copies, one unit at a time is gathered; every rank has to call it, or the
-// others wait until the deadline. Local and sharded: the shards' own memory. Buffers are as they
-// are, in the full kind in their own dtype. Where nothing is sharded (NO_SHARD) every kind is the
-// full one, with a warning. Throws `invalid_argument` for the local kind of units without a flat
-// parameter. Collective for the full kind.
+// others wait until the deadline. Local: the shards' own memory. Sharded: chunk r of dimension 0,
+// as torch.chunk cuts, on rank r, no piece where there is none; for FSDP1's units a copy, gathered
+// unit by unit, for fully_shard's the shards' own memory. Buffers are as they are, in the full kind
+// in their own dtype. Where nothing is sharded (NO_SHARD) every kind is the full one, with a
+// warning. Throws `invalid_argument` for the local kind of units without a flat parameter.
+// Collective for the full and, with FSDP1's units, the sharded kind.
 [[nodiscard]] Value state_dict(ModuleRef module);
 // The reverse, of the same kind and, but for the full one, from as many ranks: resharding goes
 // through a checkpoint. Throws `mismatch` naming an entry that is missing, too many, or of another
-// shape or part; then nothing was changed. Local.
+// shape or part, on the other ranks `peer_failed`; then nothing was changed. Collective where
+// state_dict is, but local for the full kind.
 void load_state_dict(ModuleRef module, const Value& state);
+
+// One rank's chunk of a tensor of the sharded kind: what Python's ShardMetadata says (spec SD9).
+struct ShardMetadata {
+  std::vector<std::int64_t> offsets, sizes;
+  int rank = 0;  // of those that share the parameters
+};
+// The chunks of all `ranks` ranks of a tensor of `shape`; ranks without one are left out.
+[[nodiscard]] std::vector<ShardMetadata> shard_metadata(const std::vector<std::int64_t>& shape,
+                                                        int ranks);
 
 }  // namespace tessera

@@ -11,6 +11,8 @@
 #include "fsdp/counting_transport.h"
 #include "fsdp/test_training.h"
 #include "tessera/ddp.h"
+#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/state_dict.h"
 #include "torch/testing.h"
 
 namespace tessera {
@@ -221,6 +223,36 @@ TEST(Memory, OfAStepIsBoundedByTwoUnits) {
     EXPECT_LE(tally.peak, bound) << "second step, rank " << mesh.rank();
     CountingAllocator::current = nullptr;
   });
+}
+
+// Besides the state itself: the shards of a unit as they came, and the unit made of them.
+TEST(Memory, OfAFullStateIsOneUnitBesideIt_SD2) {
+  constexpr std::int64_t kWidth = 256;
+  constexpr int kWide = 12;
+  constexpr std::int64_t kUnit = kWidth * kWidth * 4;
+  static CountingAllocator::Tally tallies[2];
+  const CountingAllocator allocator;
+  for (const bool is_sharded_kind : {false, true}) {
+    run_mesh(2, [&](Mesh& mesh) {
+      auto model = FullyShardedDataParallel<Stack>(
+          Stack(kWide, kWidth), mesh, {.auto_wrap_policy = module_wrap_policy<WideImpl>()});
+      set_state_dict_type(model.module(),
+                          {.type = is_sharded_kind ? StateDictType::sharded : StateDictType::full});
+      auto& tally = tallies[mesh.rank()];
+      CountingAllocator::current = &tally;
+      const auto before = tally.live.load();
+      tally.peak = before;
+      {
+        const auto state = state_dict(model.module());
+        const auto whole = kWide * kUnit + (kWidth + 1) * kWidth / 2 * 4;
+        const auto held = is_sharded_kind ? whole / 2 : whole;
+        const bool is_gloo = mesh.process_group()->getDefaultBackend()->getBackendName() == "gloo";
+        EXPECT_LE(tally.peak - before, held + (is_gloo ? 4 : 3) * kUnit);
+        EXPECT_GE(tally.peak - before, held);
+      }
+      CountingAllocator::current = nullptr;
+    });
+  }
 }
 
 }  // namespace

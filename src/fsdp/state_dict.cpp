@@ -3,6 +3,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <exception>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "base/log.h"
@@ -91,48 +93,217 @@ struct Copy {
   at::Tensor to, from;
 };
 
+void require_shape(const std::string& name, const Tensor& mine, const Tensor& given) {
+  if (given.shape == mine.shape) return;
+  throw Error(ErrorCode::mismatch, "the state has shape " + to_string(given.shape) +
+                                       ", the module " + to_string(mine.shape))
+      .at_key(name);
+}
+
+// The piece of `given` that lies where `piece` does.
+const Piece& same_piece(const std::string& name, const Piece& piece, const Tensor& given) {
+  const auto same = std::ranges::find_if(given.pieces, [&](const Piece& other) {
+    return other.slice == piece.slice && other.storage != nullptr;
+  });
+  if (same != given.pieces.end()) return *same;
+  throw Error(ErrorCode::mismatch,
+              "the state has no part that is this rank's: it was made by other ranks or another "
+              "kind of sharding; load it through a checkpoint")
+      .at_key(name);
+}
+
 // What `given` has for each piece of `mine`.
 void plan(const std::string& name, const Tensor& mine, const Tensor& given,
           std::vector<Copy>& copies) {
-  if (given.shape != mine.shape) {
-    throw Error(ErrorCode::mismatch, "the state has shape " + to_string(given.shape) +
-                                         ", the module " + to_string(mine.shape))
-        .at_key(name);
-  }
+  require_shape(name, mine, given);
   for (const auto& piece : mine.pieces) {
-    const auto same = std::ranges::find_if(given.pieces, [&](const Piece& other) {
-      return other.slice == piece.slice && other.storage != nullptr;
-    });
-    if (same == given.pieces.end()) {
-      throw Error(
-          ErrorCode::mismatch,
-          "the state has no part that is this rank's: it was made by other ranks or another "
-          "kind of sharding; load it through a checkpoint")
-          .at_key(name);
-    }
-    copies.push_back({tensor_of_piece(mine, piece), tensor_of_piece(given, *same)});
+    copies.push_back(
+        {tensor_of_piece(mine, piece), tensor_of_piece(given, same_piece(name, piece, given))});
   }
 }
 
-void require_no_more(const Value& mine, const Value& state) {
+// What `given` has for the only piece of `mine`; undefined when there is none.
+at::Tensor piece_for(const std::string& name, const Tensor& mine, const Tensor& given) {
+  require_shape(name, mine, given);
+  if (mine.pieces.empty()) return {};
+  return tensor_of_piece(given, same_piece(name, mine.pieces.front(), given));
+}
+
+// This rank's part of what is no flat unit's, in its own memory.
+Tensor rows_leaf(const at::Tensor& tensor) {
+  const auto owner = detail::find_owner(tensor);
+  if (!owner.unit || !owner.unit->is_sharded()) return leaf_of(tensor);
+  auto& unit = *owner.unit;
+  unit.hand_out();
+  return sharded_leaf_of(unit.held(owner.index), tensor.sizes().vec(), unit.held_from(owner.index),
+                         unit.layout().params[owner.index].dim);
+}
+
+void require_no_more(const std::unordered_set<std::string>& known, const Value& state) {
   for (const auto& [name, value] : state.pairs()) {
-    if (mine.find(name.as_string()) == nullptr)
+    if (!known.contains(name.as_string()))
       throw Error(ErrorCode::mismatch, "the module lacks this name").at_key(name.as_string());
   }
 }
 
+const Value& entry_of(const Value& state, const std::string& name) {
+  const auto* given = state.find(name);
+  if (given == nullptr) throw Error(ErrorCode::mismatch, "the state lacks this name").at_key(name);
+  return *given;
+}
+
 void load_parts(const Value& mine, const Value& state) {
   std::vector<Copy> copies;
+  std::unordered_set<std::string> known;
   for (const auto& [key, value] : mine.pairs()) {
     const auto name = key.as_string();
-    const auto* given = state.find(name);
-    if (given == nullptr)
-      throw Error(ErrorCode::mismatch, "the state lacks this name").at_key(name);
-    plan(name, value.as_tensor(), given->as_tensor(), copies);
+    known.insert(name);
+    plan(name, value.as_tensor(), entry_of(state, name).as_tensor(), copies);
   }
-  require_no_more(mine, state);
+  require_no_more(known, state);
   const torch::NoGradGuard no_grad;
   for (auto& copy : copies) copy.to.copy_(copy.from);
+}
+
+// Units whose sharded kind is gathered: FSDP1's, of which a rank holds other parts than chunks.
+bool is_flat(const Unit* unit) {
+  return unit != nullptr && unit->is_sharded() && unit->geometry() != detail::Geometry::rows;
+}
+
+Tensor chunk_leaf(const at::Tensor& whole, int ranks, int rank) {
+  const auto rows = whole.size(0);
+  const auto first = first_row(rows, ranks, rank);
+  const auto count = first_row(rows, ranks, rank + 1) - first;
+  auto leaf = sharded_leaf_of(whole.narrow(0, first, count)
+                                  .to(at::kCPU, whole.scalar_type(),
+                                      /*non_blocking=*/false,
+                                      /*copy=*/true),
+                              whole.sizes().vec(), first);
+  if (count == 0) leaf.pieces.clear();
+  return leaf;
+}
+
+Value sharded_state(ModuleRef module) {
+  const torch::NoGradGuard no_grad;
+  std::unordered_map<const c10::TensorImpl*, Tensor> chunks;
+  for (const auto& [name, unit] : detail::units_below(module.get())) {
+    if (!is_flat(unit.get()) || unit->params().empty()) continue;
+    unit->adopt_replaced();
+    const auto whole = unit->gather_whole(unit->shard());
+    for (std::size_t i = 0; i < unit->params().size(); ++i) {
+      chunks.emplace(
+          unit->params()[i].full.unsafeGetTensorImpl(),
+          chunk_leaf(unit->whole_view(whole, i), unit->mesh().size(), unit->mesh().rank()));
+    }
+  }
+  if (chunks.empty()) return model_state(module);
+  Pairs pairs;
+  for (const auto& [name, tensor] : detail::state_entries(module.get())) {
+    const auto chunk = chunks.find(tensor.unsafeGetTensorImpl());
+    pairs.emplace_back(name, chunk != chunks.end() ? chunk->second : rows_leaf(tensor));
+  }
+  return Value::dict(std::move(pairs), DictKind::ordered_dict);
+}
+
+// What a sharded state brings: copies into this rank's own memory, and for each flat unit the
+// chunks of its parameters.
+struct ShardedLoad {
+  std::vector<Copy> copies;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> chunks;  // undefined: none on this rank
+};
+
+at::Tensor chunk_of(const std::string& name, const at::Tensor& parameter, const Unit& unit,
+                    const Tensor& given) {
+  const auto shape = parameter.sizes().vec();
+  const auto mesh = unit.mesh();
+  const auto first = first_row(shape[0], mesh.size(), mesh.rank());
+  Box box{Shape(shape.size(), 0), shape};
+  box.offsets[0] = first;
+  box.sizes[0] = first_row(shape[0], mesh.size(), mesh.rank() + 1) - first;
+  Tensor mine;
+  mine.shape = shape;
+  if (numel(box) > 0) mine.pieces.push_back({box, nullptr, 0, {}, -1});
+  return piece_for(name, mine, given);
+}
+
+ShardedLoad plan_sharded(const torch::nn::Module& module, const Value& state) {
+  ShardedLoad load;
+  std::unordered_set<std::string> known;
+  for (const auto& [name, tensor] : detail::state_entries(module)) {
+    known.insert(name);
+    const auto& given = entry_of(state, name).as_tensor();
+    const auto owner = detail::find_owner(tensor);
+    if (is_flat(owner.unit.get())) {
+      load.chunks[tensor.unsafeGetTensorImpl()] = chunk_of(name, tensor, *owner.unit, given);
+    } else {
+      plan(name, rows_leaf(tensor), given, load.copies);
+    }
+  }
+  require_no_more(known, state);
+  return load;
+}
+
+// The chunks of all ranks, exchanged, make the parameters whole; each rank keeps its own part.
+void load_chunks(const Unit& unit, const ShardedLoad& load) {
+  std::vector<Shape> shapes;
+  for (const auto& place : unit.layout().params) shapes.push_back(place.shape);
+  const auto mesh = unit.mesh();
+  const auto rows = rows_layout(shapes, mesh.size(), 1);
+  const auto mine = at::zeros({rows.shard_elements}, unit.shard().options());
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const auto& chunk = load.chunks.at(unit.params()[i].full.unsafeGetTensorImpl());
+    if (!chunk.defined()) continue;
+    mine.narrow(0, rows.local[mesh.rank()][i].shard_offset, chunk.numel())
+        .copy_(chunk.contiguous().view({-1}));
+  }
+  const auto all = unit.exchange(mine);
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const auto whole = at::empty({numel(shapes[i])}, mine.options());
+    for (int rank = 0; rank < mesh.size(); ++rank) {
+      for (const auto& run : rows.runs[rank]) {
+        if (run.param != i) continue;
+        whole.narrow(0, run.param_offset, run.count)
+            .copy_(all.narrow(0, rank * rows.shard_elements + run.shard_offset, run.count));
+      }
+    }
+    unit.take_own(i, whole);
+  }
+}
+
+// A rank whose state does not fit says so to the others, which would wait for its chunks.
+template <typename Work>
+void agreed(const Mesh& mesh, Work&& work) {
+  std::exception_ptr mine;
+  try {
+    agree(mesh.group(), "loading a sharded state", [&] {
+      try {
+        work();
+      } catch (...) {
+        mine = std::current_exception();
+        throw;
+      }
+    });
+  } catch (...) {
+    if (mine) std::rethrow_exception(mine);
+    throw;
+  }
+}
+
+void load_sharded(ModuleRef module, const Value& state) {
+  std::vector<std::shared_ptr<Unit>> flat;
+  for (auto& [name, unit] : detail::units_below(module.get())) {
+    if (is_flat(unit.get()) && !unit->params().empty()) flat.push_back(std::move(unit));
+  }
+  ShardedLoad load;
+  const auto make_plan = [&] { load = plan_sharded(module.get(), state); };
+  if (flat.empty()) {
+    make_plan();
+  } else {
+    agreed(flat.front()->mesh(), make_plan);
+  }
+  const torch::NoGradGuard no_grad;
+  for (auto& copy : load.copies) copy.to.copy_(copy.from);
+  for (const auto& unit : flat) load_chunks(*unit, load);
 }
 
 }  // namespace
@@ -180,19 +351,33 @@ Value state_dict(ModuleRef module) {
     case StateDictType::sharded:
       break;
   }
-  return model_state(module);
+  return sharded_state(module);
 }
 
 void load_state_dict(ModuleRef module, const Value& state) {
   const auto options = get_state_dict_type(module);
   const auto kind = kind_of(module, options);
-  if (kind != StateDictType::full)
-    return load_parts(
-        kind == StateDictType::local ? local_state(module.get()) : model_state(module), state);
+  if (kind == StateDictType::local) return load_parts(local_state(module.get()), state);
+  if (kind == StateDictType::sharded) return load_sharded(module, state);
   FullState whole;
   for (const auto& [name, value] : state.pairs())
     whole.insert(name.as_string(), tensor_of(value.as_tensor()));
   load_full_state_dict(module, whole);
+}
+
+std::vector<ShardMetadata> shard_metadata(const std::vector<std::int64_t>& shape, int ranks) {
+  if (shape.empty() || ranks < 1) {
+    throw Error(ErrorCode::invalid_argument, "chunks of a tensor without dimensions, or over " +
+                                                 std::to_string(ranks) + " ranks");
+  }
+  std::vector<ShardMetadata> chunks;
+  for (int rank = 0; rank < ranks; ++rank) {
+    ShardMetadata chunk{Shape(shape.size(), 0), shape, rank};
+    chunk.offsets[0] = first_row(shape[0], ranks, rank);
+    chunk.sizes[0] = first_row(shape[0], ranks, rank + 1) - chunk.offsets[0];
+    if (chunk.sizes[0] > 0) chunks.push_back(std::move(chunk));
+  }
+  return chunks;
 }
 
 }  // namespace tessera

@@ -138,8 +138,14 @@ TEST(StateDict, ThatDoesNotFitChangesNothing_X48_X51_X53) {
     set_state_dict_type(rows, {.type = StateDictType::sharded});
     set_state_dict_type(net, {.type = StateDictType::sharded});
     const auto before = full_state_dict(net);
-    // Rows are not the parts of a flat parameter.
-    EXPECT_THAT(error_of([&] { load_state_dict(net, state_dict(rows)); }),
+    // Chunks of columns are not chunks of rows. Rank 1's alone: both ranks refuse.
+    auto columns = state_dict(net).pairs();
+    if (mesh.rank() == 1) {
+      auto leaf = columns.back().second.as_tensor();
+      std::get<Box>(leaf.pieces[0].slice).offsets[0] -= 1;
+      columns.back().second = Value(leaf);
+    }
+    EXPECT_THAT(error_of([&] { load_state_dict(net, Value::dict(columns)); }),
                 HasSubstr("load it through a checkpoint"));
     auto pairs = state_dict(net).pairs();
     pairs.pop_back();
@@ -166,6 +172,109 @@ TEST(StateDict, OfWhatIsNotShardedIsFullWithAWarning_SDT) {
   });
   set_log({});
   EXPECT_THAT(warnings.back(), HasSubstr("full_state_dict will be returned"));
+}
+
+// What torch.chunk gives, whichever part of the flat parameter a rank holds.
+TEST(StateDict, OfTheShardedKindIsChunksOfRows_SDT_SD9) {
+  for (const int world : {2, 3, 4}) {
+    for (const bool original : {false, true}) {
+      run_mesh(world, [&](Mesh& mesh) {
+        const auto plain = make_net({});
+        auto net = wrapped(mesh, original);
+        set_state_dict_type(net, {.type = StateDictType::sharded});
+        const auto state = state_dict(net);
+        for (const auto& entry : plain->named_parameters()) {
+          const auto& leaf = state.at(entry.key()).as_tensor();
+          const auto shape = entry.value().sizes().vec();
+          EXPECT_EQ(leaf.shape, shape);
+          EXPECT_TRUE(leaf.sharded);
+          const auto chunks = entry.value().chunk(world, 0);
+          const auto all = shard_metadata(shape, world);
+          ASSERT_EQ(all.size(), chunks.size());
+          for (std::size_t r = 0; r < all.size(); ++r) {
+            EXPECT_EQ(all[r].sizes, chunks[r].sizes().vec());
+            EXPECT_EQ(all[r].rank, static_cast<int>(r));
+          }
+          const auto rank = static_cast<std::size_t>(mesh.rank());
+          ASSERT_EQ(leaf.pieces.size(), rank < chunks.size() ? 1u : 0u) << entry.key();
+          if (leaf.pieces.empty()) continue;
+          const auto& box = std::get<Box>(leaf.pieces[0].slice);
+          EXPECT_EQ(box.offsets, all[rank].offsets);
+          EXPECT_EQ(box.sizes, all[rank].sizes);
+          Tensor mine{.dtype = leaf.dtype, .shape = box.sizes, .pieces = leaf.pieces};
+          std::get<Box>(mine.pieces[0].slice).offsets.assign(shape.size(), 0);
+          EXPECT_TRUE(torch::equal(tensor_of(mine), chunks[rank])) << entry.key();
+        }
+      });
+    }
+  }
+}
+
+TEST(StateDict, OfTheShardedKindIsTheSameForEveryWayOfSharding_SDT) {
+  run_mesh(3, [](Mesh& mesh) {
+    auto rows = make_net({});
+    testing::shard(rows, mesh);
+    set_state_dict_type(rows, {.type = StateDictType::sharded});
+    const auto expected = full_state_dict(rows);
+    auto original = wrapped(mesh, true), flat = wrapped(mesh, false);
+    for (auto* net : {&original, &flat}) {
+      set_state_dict_type(*net, {.type = StateDictType::sharded});
+      zero(*net);
+      load_state_dict(*net, state_dict(rows));
+      for (const auto& entry : full_state_dict(*net))
+        EXPECT_TRUE(torch::equal(entry.value(), expected[entry.key()])) << entry.key();
+    }
+  });
+}
+
+struct MixtureImpl : nn::Module {
+  nn::Linear linear{nullptr};
+  nn::BatchNorm1d norm{nullptr};
+  torch::Tensor own;
+  MixtureImpl() {
+    linear = register_module("linear", nn::Linear(3, 4));
+    norm = register_module("norm", nn::BatchNorm1d(4));
+    own = register_parameter("own", torch::full({2}, 3.0));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return norm(linear(x)) * own.sum(); }
+};
+TESSERA_MODULE(Mixture);
+
+TEST(StateDict, OfTheFullKindHasBuffersAndIgnoredOnesAsCopies_SDT) {
+  run_mesh(2, [](Mesh& mesh) {
+    Mixture mixture;
+    FullyShardedOptions options;
+    options.ignored_parameters = {mixture->own};
+    FullyShardedDataParallel<Mixture> model(mixture, mesh, options);
+    set_state_dict_type(model.module(), {.offload_to_cpu = true});
+    const auto state = state_dict(model.module());
+    std::vector<std::string> names;
+    for (const auto& pair : state.pairs()) names.push_back(pair.first.as_string());
+    EXPECT_THAT(names, ::testing::ElementsAre("own", "linear.weight", "linear.bias", "norm.weight",
+                                              "norm.bias", "norm.running_mean", "norm.running_var",
+                                              "norm.num_batches_tracked"));
+    for (const auto& [name, value] : state.pairs()) {
+      auto tensor = tensor_of(value.as_tensor());
+      EXPECT_TRUE(tensor.is_cpu());
+      tensor.fill_(77);
+    }
+    EXPECT_EQ(mixture->own[0].item<float>(), 3);
+    EXPECT_EQ(mixture->norm->running_var[0].item<float>(), 1);
+    EXPECT_EQ(full_state_dict(model.module())["norm.weight"][0].item<float>(), 1);
+  });
+}
+
+TEST(StateDict, OfHybridShardsHasOneSaverACopy_HY8) {
+  run_mesh(4, [](Mesh& mesh) {
+    FullyShardedDataParallel<Net> model(make_net({}), mesh.split(2),
+                                        {.sharding_strategy = ShardingStrategy::hybrid_shard});
+    set_state_dict_type(model.module(), {.rank0_only = true});
+    EXPECT_EQ(state_dict(model.module()).pairs().empty(), mesh.rank() % 2 != 0);
+    set_state_dict_type(model.module(), {.type = StateDictType::sharded});
+    const auto state = state_dict(model.module());
+    const auto& box = std::get<Box>(state.at("head.weight").as_tensor().pieces[0].slice);
+    EXPECT_EQ(box.offsets[0], mesh.rank() % 2 == 0 ? 0 : 6);  // 11 rows over two ranks
+  });
 }
 
 }  // namespace
