@@ -13,6 +13,7 @@
 #include "fsdp/test_training.h"
 #include "tessera/error.h"
 #include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/optimizer_in_backward.h"
 #include "tessera/wrap_scope.h"
 #include "torch/testing.h"
 
@@ -530,6 +531,58 @@ TEST(Hybrid, ShardsOverTheRanksOfAHost_HY1) {
                 HasSubstr("LOCAL_WORLD_SIZE=3"));
   });
   unsetenv("LOCAL_WORLD_SIZE");
+}
+
+// Optimizers inside of backward -------------------------------------------------------------------
+
+MakeOptimizer make_sgd() {
+  return [](std::vector<torch::Tensor> parameters) {
+    return std::make_unique<torch::optim::SGD>(std::move(parameters), testing::sgd_options());
+  };
+}
+
+TEST(OptimizerInBackward, StepsAsOneAfterIt_UO10_L58) {
+  for (const bool rows : {true, false}) {
+    run_mesh(2, [&](Mesh& mesh) {
+      const auto make = [&] {
+        auto net = make_net({});
+        if (!rows) return wrap(mesh, {.use_orig_params = true}).module();
+        testing::shard(net, mesh);
+        return net;
+      };
+      auto inside = make(), after = make();
+      const auto parameters = sharded_parameters(inside);
+      apply_optimizer_in_backward(parameters, make_sgd());
+      torch::optim::SGD optimizer(local_tensors(sharded_parameters(after)), testing::sgd_options());
+      for (int step = 0; step < testing::kSteps; ++step) {
+        optimizer.zero_grad();
+        loss_of(after, batch_of(step, 0, mesh)).backward();
+        optimizer.step();
+        loss_of(inside, batch_of(step, 0, mesh)).backward();
+        for (const auto& parameter : parameters)
+          EXPECT_FALSE(parameter.local.grad().defined()) << parameter.name();
+      }
+      const auto state = full_state_dict(inside);
+      for (const auto& entry : full_state_dict(after))
+        EXPECT_TRUE(torch::equal(state[entry.key()], entry.value())) << entry.key();
+    });
+  }
+}
+
+TEST(OptimizerInBackward, IsRefusedWhereGradientsHaveAnotherHome_UO10_L36) {
+  run_mesh(2, [](Mesh& mesh) {
+    EXPECT_THAT(error_of([&] { apply_optimizer_in_backward(wrap(mesh).parameters(), make_sgd()); }),
+                HasSubstr("only supported with use_orig_params=True"));
+    auto whole = wrap(mesh, {.sharding_strategy = ShardingStrategy::no_shard});
+    EXPECT_THAT(error_of([&] { apply_optimizer_in_backward(whole.parameters(), make_sgd()); }),
+                HasSubstr("takes parameters that"));
+    // Of no unit: libtorch runs the hook.
+    nn::Linear linear(2, 1);
+    apply_optimizer_in_backward(sharded_parameters(linear), make_sgd());
+    const auto before = linear->weight.detach().clone();
+    linear(torch::ones({1, 2})).sum().backward();
+    EXPECT_TRUE(torch::allclose(linear->weight, before - 0.2));
+  });
 }
 
 }  // namespace

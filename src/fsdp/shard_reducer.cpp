@@ -11,7 +11,8 @@
 namespace tessera::detail {
 namespace {
 
-// Detached: optimizers detach gradients in place, which views do not allow.
+// Detached: optimizers detach gradients in place, which views do not allow. What the user hung
+// behind the parameter's accumulation runs, as it does in PyTorch (9.3, step 8).
 void accumulate(const at::Tensor& local, const at::Tensor& mine) {
   auto& gradient = local.mutable_grad();
   if (gradient.defined()) {
@@ -19,6 +20,7 @@ void accumulate(const at::Tensor& local, const at::Tensor& mine) {
   } else {
     gradient = mine.detach();
   }
+  if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(local)) (*hook)(local);
 }
 
 }  // namespace
