@@ -43,11 +43,11 @@ struct BlockImpl : torch::nn::Module {
     const auto batch = qkv_of_x.size(0);
     const auto time = qkv_of_x.size(1);
     const auto dim = qkv_of_x.size(2) / 3;
-    const auto heads_first =
-        qkv_of_x.view({batch, time, 3, heads, dim / heads}).permute({2, 0, 3, 1, 4});
+    // Not three times [i]: backward would fill and add up three arrays of zeros.
+    const auto parts =
+        qkv_of_x.view({batch, time, 3, heads, dim / heads}).permute({2, 0, 3, 1, 4}).unbind(0);
     const auto mixed = torch::scaled_dot_product_attention(
-        heads_first[0], heads_first[1], heads_first[2], /*attn_mask=*/{}, /*dropout_p=*/0.0,
-        /*is_causal=*/true);
+        parts[0], parts[1], parts[2], /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true);
     return mixed.transpose(1, 2).reshape({batch, time, dim});
   }
 
