@@ -133,6 +133,18 @@ void Exchange::require_whole() const {
   if (broken_) throw *broken_;
 }
 
+// The others must not wait for a round that this rank cannot finish.
+template <typename Work>
+void Exchange::carry_out(const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    fail(error);
+  } catch (const std::exception& error) {
+    fail(Error(ErrorCode::peer_failed, error.what()));
+  }
+}
+
 void Exchange::progress() {
   if (aborted_.load(std::memory_order_acquire)) {
     fail(Error(ErrorCode::peer_failed, "the collectives of this rank were aborted"));
@@ -148,7 +160,7 @@ bool Exchange::put_one() {
   auto& pending = calls_[putting_];
   auto* slot = slot_of(rank_, rounds_put_);
   write_text(reinterpret_cast<SlotHead*>(slot)->name, pending.call.name);
-  if (pending.call.put) pending.call.put(pending.put, slot + sizeof(SlotHead));
+  if (pending.call.put) carry_out([&] { pending.call.put(pending.put, slot + sizeof(SlotHead)); });
   auto& word = state_of(rank_).put;
   word.store(++rounds_put_, std::memory_order_release);
   wake_all(word);
@@ -165,7 +177,7 @@ bool Exchange::take_one() {
     if (call.source == kEveryone || call.source == peer) check_name(call, peer);
     slots_[static_cast<std::size_t>(peer)] = slot_of(peer, rounds_taken_) + sizeof(SlotHead);
   }
-  if (call.take) call.take(pending.taken, slots_);
+  if (call.take) carry_out([&] { call.take(pending.taken, slots_); });
   auto& word = state_of(rank_).taken;
   word.store(++rounds_taken_, std::memory_order_release);
   wake_all(word);

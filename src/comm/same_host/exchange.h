@@ -53,6 +53,7 @@ struct Call {
   std::function<void(std::int64_t round, std::byte* slot)> put = {};
   // Reads `slots`, one a rank, of which those of `source` are filled; empty: nothing to read.
   std::function<void(std::int64_t round, std::span<const std::byte* const> slots)> take = {};
+  // What they throw breaks the exchange.
   // Keeps alive what `put` and `take` use; may be null.
   std::shared_ptr<const void> owner = {};
 };
@@ -105,6 +106,8 @@ class Exchange {
   [[nodiscard]] RankState& state_of(int rank) const noexcept;
   [[nodiscard]] std::byte* slot_of(int rank, std::uint32_t round) const noexcept;
 
+  template <typename Work>
+  void carry_out(const Work& work);
   void require_whole() const;
   void progress();
   [[nodiscard]] bool put_one();

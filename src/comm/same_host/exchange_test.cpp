@@ -147,6 +147,28 @@ TEST(Exchange, AFailureTravelsToRanksThatAwaitOthers) {
   });
 }
 
+TEST(Exchange, WhatACallThrowsIsAFailureOfItsRank) {
+  for (const bool in_put : {true, false}) {
+    run_exchange(2, kTiny, [&](Exchange& exchange) {
+      Call call{.name = "call"};
+      if (exchange.rank() == 0) {
+        const auto refuse = [] { throw std::runtime_error("no memory left"); };
+        if (in_put) {
+          call.put = [=](std::int64_t, std::byte*) { refuse(); };
+        } else {
+          call.take = [=](std::int64_t, std::span<const std::byte* const>) { refuse(); };
+        }
+      }
+      const auto error = error_of([&] {
+        exchange.wait(exchange.start(call), 10s);
+        add_up(exchange, 5, 1);
+      });
+      EXPECT_EQ(error.code(), ErrorCode::peer_failed);
+      EXPECT_THAT(error.message(), HasSubstr("no memory left"));
+    });
+  }
+}
+
 TEST(Exchange, AbortEndsAWaitOfAnotherThread) {
   run_exchange(2, kTiny, [](Exchange& exchange) {
     if (exchange.rank() == 1) return std::this_thread::sleep_for(1s);
