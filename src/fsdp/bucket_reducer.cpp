@@ -10,8 +10,10 @@
 namespace tessera::detail {
 namespace {
 
-int number_of(int unit, std::size_t bucket) {
-  return unit * 32 + static_cast<int>(bucket % 32);
+// Nobody else sees its memory, so that it may be summed where it is: gradients of two parameters
+// can be views of one array. Autograd itself holds one that is just arriving once more.
+bool is_alone(const at::Tensor& gradient, bool arriving) {
+  return gradient.is_contiguous() && gradient.storage().use_count() <= (arriving ? 2U : 1U);
 }
 
 }  // namespace
@@ -56,7 +58,37 @@ void BucketReducer::arrived(std::size_t param) {
   if (has_arrived_[param]) return;
   has_arrived_[param] = true;
   --buckets_[bucket_of_[param]].missing;
+  arriving_ = param;
   while (launched_ < buckets_.size() && buckets_[launched_].missing == 0) launch(launched_);
+  arriving_.reset();
+}
+
+// Sent along, so that ranks do not add up different buckets.
+int BucketReducer::number_of(const Bucket& bucket) const {
+  return id_ * 32 + static_cast<int>((&bucket - buckets_.data()) % 32);
+}
+
+// Without an array for the bucket, where the transport can and nobody wants to see the sum.
+bool BucketReducer::launch_in_place(Bucket& bucket) {
+  const bool is_exact = options_.dtype == at::kFloat || options_.dtype == at::kDouble;
+  if (comm_hook() || has_hook() || !is_exact || scale_.after != options_.ranks) return false;
+  std::vector<at::Tensor> gradients, parts;
+  for (const auto param : bucket.params) {
+    const auto& full = params_[param].full;
+    const auto& gradient = gradients.emplace_back(full.grad());
+    if (gradient.defined()) require_reducible(gradient);
+    parts.push_back(gradient.defined()
+                        ? gradient
+                        : at::zeros(full.sizes(), full.options().requires_grad(false)));
+    if (parts.back().scalar_type() != options_.dtype || !is_alone(parts.back(), param == arriving_))
+      return false;
+  }
+  auto trailer = Trailer::make(gradients, number_of(bucket), parts.front().options());
+  bucket.sum = options_.transport->start_average(parts, trailer);
+  if (!bucket.sum) return false;
+  bucket.gradients = std::move(parts);
+  bucket.trailer = std::move(trailer);
+  return true;
 }
 
 void BucketReducer::launch(std::size_t index) {
@@ -64,6 +96,7 @@ void BucketReducer::launch(std::size_t index) {
   auto& bucket = buckets_[index];
   ++launched_;
   if (options_.ranks == 1 && !comm_hook()) return;
+  if (launch_in_place(bucket)) return;
   std::vector<at::Tensor> gradients;
   const auto trailer = comm_hook() ? 0 : Trailer::size(bucket.params.size());
   bucket.values = torch::empty({bucket.elements + trailer},
@@ -86,7 +119,8 @@ void BucketReducer::launch(std::size_t index) {
     return;
   }
   if (scale_.before != 1) bucket.values.narrow(0, 0, bucket.elements).div_(scale_.before);
-  Trailer::write(gradients, number_of(id_, index), bucket.values);
+  copy_quietly(bucket.values, bucket.elements,
+               Trailer::make(gradients, number_of(bucket), bucket.values.options()), 0, trailer);
   bucket.sum = options_.transport->start_sum(bucket.values);
 }
 
@@ -98,7 +132,20 @@ bool BucketReducer::start() {
 void BucketReducer::finish() {
   const torch::NoGradGuard no_grad;
   for (auto& bucket : buckets_) {
+    if (!bucket.gradients.empty()) take_back_in_place(bucket);
     if (bucket.values.defined()) take_back(bucket);
+  }
+}
+
+void BucketReducer::take_back_in_place(Bucket& bucket) {
+  std::exchange(bucket.sum, nullptr)->finish();
+  const auto trailer = std::exchange(bucket.trailer, {});
+  const auto gradients = std::exchange(bucket.gradients, {});
+  const auto present =
+      Trailer::read(trailer, bucket.params.size(), number_of(bucket), options_.ranks);
+  for (std::size_t k = 0; k < gradients.size(); ++k) {
+    const auto& full = params_[bucket.params[k]].full;
+    if (present[k] && !full.grad().defined()) full.mutable_grad() = gradients[k];
   }
 }
 
@@ -109,8 +156,7 @@ void BucketReducer::take_back(Bucket& bucket) {
   auto gradients = values.narrow(0, 0, bucket.elements);
   std::vector<bool> present(bucket.params.size(), true);
   if (!comm_hook()) {
-    const auto number = number_of(id_, &bucket - buckets_.data());
-    present = Trailer::read(values, bucket.params.size(), number, options_.ranks);
+    present = Trailer::read(values, bucket.params.size(), number_of(bucket), options_.ranks);
     call_hook(gradients);
     if (scale_.after != 1) gradients.div_(scale_.after);
   }
@@ -127,6 +173,8 @@ void BucketReducer::forget() {
   for (auto& bucket : buckets_) {
     if (bucket.sum) std::exchange(bucket.sum, nullptr)->finish();
     bucket.values = at::Tensor();
+    bucket.gradients.clear();
+    bucket.trailer = at::Tensor();
   }
 }
 

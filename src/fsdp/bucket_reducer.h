@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "fsdp/grad_reducer.h"
@@ -45,20 +46,27 @@ class BucketReducer final : public GradReducer {
     std::vector<std::size_t> params;
     std::int64_t elements = 0;
     std::size_t missing = 0;  // of those that require a gradient, in this backward
-    at::Tensor values;        // while under way: gradients and trailer
+    // While under way: gradients and trailer in one array, or where they are.
+    at::Tensor values;
+    std::vector<at::Tensor> gradients;
+    at::Tensor trailer;
     std::unique_ptr<PendingSum> sum;
   };
   void launch(std::size_t bucket);
+  [[nodiscard]] bool launch_in_place(Bucket& bucket);
   void take_back(Bucket& bucket);
+  void take_back_in_place(Bucket& bucket);
+  [[nodiscard]] int number_of(const Bucket& bucket) const;
 
   std::vector<UnitParam>& params_;
   BucketReducerOptions options_;
   GradScale scale_;
   std::vector<Bucket> buckets_;
-  std::vector<std::size_t> bucket_of_;  // [parameter]
-  std::vector<bool> has_arrived_;       // [parameter] in this backward
-  std::size_t launched_ = 0;            // buckets, in this backward
-  int id_ = 0;                          // of the unit
+  std::vector<std::size_t> bucket_of_;   // [parameter]
+  std::vector<bool> has_arrived_;        // [parameter] in this backward
+  std::optional<std::size_t> arriving_;  // parameter, while `arrived` runs
+  std::size_t launched_ = 0;             // buckets, in this backward
+  int id_ = 0;                           // of the unit
   bool early_ = false;
   bool sync_ = false;
 };

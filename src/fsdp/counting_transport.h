@@ -39,24 +39,23 @@ class CountingChannel final : public Channel {
   CountingChannel(std::unique_ptr<Channel> inner, Counts& counts)
       : inner_(std::move(inner)), counts_(counts) {}
   const at::Tensor& shard() const override { return inner_->shard(); }
-  void start_gather() override {
+  void start_gather(Take take) override {
     ++counts_.gathers;
-    inner_->start_gather();
+    inner_->start_gather(
+        [&counts = counts_, take = std::move(take)](int rank, std::int64_t begin, const auto& part) {
+          if (rank == 0 && begin == 0) counts.gathered_in.push_back(part.scalar_type());
+          take(rank, begin, part);
+        });
   }
-  void finish_gather(const Take& take) override {
-    inner_->finish_gather([&](int rank, const at::Tensor& shard) {
-      if (rank == 0) counts_.gathered_in.push_back(shard.scalar_type());
-      take(rank, shard);
-    });
-  }
+  void finish_gather() override { inner_->finish_gather(); }
   at::Tensor exchange(const at::Tensor& mine) override {
     ++counts_.exchanges;
     return inner_->exchange(mine);
   }
-  void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) override {
+  void start_reduce(const SliceSum& sum, Fill fill) override {
     ++counts_.reductions;
-    counts_.reduced_in.push_back(dtype);
-    inner_->start_reduce(elements, dtype, fill);
+    counts_.reduced_in.push_back(sum.dtype);
+    inner_->start_reduce(sum, std::move(fill));
   }
   at::Tensor finish_reduce() override { return inner_->finish_reduce(); }
 
@@ -76,6 +75,12 @@ class CountingTransport final : public Transport {
   std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) override {
     ++counts_.sums;
     return inner_->start_sum(values);
+  }
+  std::unique_ptr<PendingSum> start_average(const std::vector<at::Tensor>& parts,
+                                            const at::Tensor& flags) override {
+    auto sum = inner_->start_average(parts, flags);
+    if (sum) ++counts_.sums;
+    return sum;
   }
 
  private:

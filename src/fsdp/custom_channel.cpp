@@ -22,31 +22,32 @@ class CustomChannel final : public Channel {
   const at::Tensor& shard() const override { return inner_->shard(); }
   at::Tensor exchange(const at::Tensor& mine) override { return inner_->exchange(mine); }
 
-  void start_gather() override {
-    if (!all_gather_) return inner_->start_gather();
+  void start_gather(Take take) override {
+    if (!all_gather_) return inner_->start_gather(std::move(take));
     const torch::NoGradGuard no_grad;
+    take_ = std::move(take);
     input_ = shard().to(travelling_, /*non_blocking=*/false, /*copy=*/true);
     output_ = at::empty({ranks_ * input_.numel()}, travelling_);
     gather_ = communicate("custom all-gather", [&] { return all_gather_(output_, input_); });
   }
 
-  void finish_gather(const Take& take) override {
-    if (!all_gather_) return inner_->finish_gather(take);
+  void finish_gather() override {
+    if (!all_gather_) return inner_->finish_gather();
+    const auto take = std::exchange(take_, {});
     wait(gather_, "custom all-gather");
     const auto count = std::exchange(input_, {}).numel();
     const auto all = std::exchange(output_, {});
-    for (int rank = 0; rank < ranks_; ++rank) take(rank, all.narrow(0, rank * count, count));
+    for (int rank = 0; rank < ranks_; ++rank) take(rank, 0, all.narrow(0, rank * count, count));
   }
 
-  void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) override {
-    if (!reduce_scatter_) return inner_->start_reduce(elements, dtype, fill);
+  void start_reduce(const SliceSum& sum, Fill fill) override {
+    if (!reduce_scatter_) return inner_->start_reduce(sum, std::move(fill));
     const torch::NoGradGuard no_grad;
-    slices_ = at::empty({ranks_ * elements}, travelling_.dtype(dtype));
-    for (int rank = 0; rank < ranks_; ++rank) {
-      auto slice = slices_.narrow(0, rank * elements, elements);
-      fill(rank, slice);
-    }
-    sum_ = at::empty({elements}, slices_.options());
+    slices_ = at::empty({ranks_ * sum.elements}, travelling_.dtype(sum.dtype));
+    for (int rank = 0; rank < ranks_; ++rank)
+      fill(rank, 0, slices_.narrow(0, rank * sum.elements, sum.elements));
+    sum_ = at::empty({sum.elements}, slices_.options());
+    averaged_ = sum.averaged;
     reduce_ = communicate("custom reduce-scatter", [&] { return reduce_scatter_(sum_, slices_); });
   }
 
@@ -54,6 +55,7 @@ class CustomChannel final : public Channel {
     if (!reduce_scatter_) return inner_->finish_reduce();
     wait(reduce_, "custom reduce-scatter");
     slices_ = at::Tensor();
+    if (averaged_ > 0) sum_.narrow(0, 0, averaged_).div_(ranks_);
     return std::exchange(sum_, {});
   }
 
@@ -70,6 +72,8 @@ class CustomChannel final : public Channel {
   Collective all_gather_, reduce_scatter_;
   at::Tensor input_, output_;  // while a gather is under way
   at::Tensor slices_, sum_;    // while a reduction is under way
+  std::int64_t averaged_ = 0;  // of the sum
+  Take take_;                  // while a gather is under way
   WorkPtr gather_, reduce_;
 };
 

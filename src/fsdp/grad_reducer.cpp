@@ -4,7 +4,6 @@
 
 #include <cmath>
 
-#include "fsdp/quiet_copy.h"
 #include "tessera/error.h"
 
 namespace tessera::detail {
@@ -34,12 +33,13 @@ void require_reducible(const at::Tensor& gradient) {
   }
 }
 
-void Trailer::write(const std::vector<at::Tensor>& gradients, int id, at::Tensor& slice) {
-  std::vector<double> numbers;
-  for (const auto& gradient : gradients) numbers.push_back(gradient.defined() ? 1.0 : 0.0);
-  numbers.push_back(id % kIdRange);
-  const auto count = static_cast<std::int64_t>(numbers.size());
-  copy_quietly(slice, slice.numel() - count, torch::tensor(numbers, slice.options()), 0, count);
+at::Tensor Trailer::make(const std::vector<at::Tensor>& gradients, int id,
+                         const at::TensorOptions& options) {
+  auto numbers = at::empty({size(gradients.size())}, at::kFloat);
+  auto* number = numbers.mutable_data_ptr<float>();
+  for (const auto& gradient : gradients) *number++ = gradient.defined() ? 1.0F : 0.0F;
+  *number = static_cast<float>(id % kIdRange);
+  return numbers.to(options);
 }
 
 std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters, int id, int ranks) {

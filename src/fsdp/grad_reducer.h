@@ -77,6 +77,7 @@ class GradReducer {
   virtual void forget() = 0;
 
  protected:
+  [[nodiscard]] bool has_hook() const noexcept { return static_cast<bool>(hook_); }
   void call_hook(at::Tensor& sum) const {
     if (hook_) hook_(sum);
   }
@@ -95,8 +96,8 @@ class Trailer {
   [[nodiscard]] static std::int64_t size(std::size_t parameters) {
     return static_cast<std::int64_t>(parameters) + 1;
   }
-  // Writes it to the end of `slice`.
-  static void write(const std::vector<at::Tensor>& gradients, int id, at::Tensor& slice);
+  [[nodiscard]] static at::Tensor make(const std::vector<at::Tensor>& gradients, int id,
+                                       const at::TensorOptions& options);
   // Of the summed slice: which parameters some rank had a gradient for. Throws `mismatch` when
   // the `ranks` reduced different units.
   [[nodiscard]] static std::vector<bool> read(const at::Tensor& sum, std::size_t parameters, int id,

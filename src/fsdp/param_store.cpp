@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "fsdp/quiet_copy.h"
@@ -70,27 +71,44 @@ Channel& ParamStore::source() const {
   return is_parked_ ? *parking_->channel : *channel_;
 }
 
-void ParamStore::start_gather() {
-  source().start_gather();
-}
-
-// Memory is taken when the shards are here: a prefetched unit costs its buffers only.
-void ParamStore::finish_gather(StoragePool& pool) {
+void ParamStore::start_gather(std::shared_ptr<StoragePool> pool) {
   const auto& from = is_parked_ ? parking_->layout : layout_;
-  source().finish_gather([&](int rank, const at::Tensor& shard) {
-    if (!has_memory()) {
-      compat::allow_access(storage_of(gathered_));
-      pool.give(storage_of(gathered_));
-    }
-    for (const auto& run : from.runs[rank]) {
-      copy_quietly(gathered_, layout_.params[run.param].gathered_offset + run.param_offset, shard,
-                   run.shard_offset, run.count);
-    }
-  });
+  source().start_gather(
+      [this, &from, pool = std::move(pool)](int rank, std::int64_t begin, const at::Tensor& part) {
+        // Taken when the first part is here: until then a prefetched unit costs its buffers only.
+        if (!filling_.defined()) filling_ = pool->make_like(gathered_);
+        take(from, rank, begin, part);
+      });
 }
 
-void ParamStore::drop_gather() {
-  source().finish_gather([](int, const at::Tensor&) {});
+void ParamStore::take(const UnitLayout& from, int rank, std::int64_t begin,
+                      const at::Tensor& part) {
+  const auto end = begin + part.numel();
+  const auto& runs = from.runs[rank];
+  for (auto run = first_run(runs, begin); run != runs.end() && run->shard_offset < end; ++run) {
+    const auto first = std::max(begin, run->shard_offset);
+    const auto last = std::min(end, run->shard_offset + run->count);
+    copy_quietly(
+        filling_,
+        layout_.params[run->param].gathered_offset + run->param_offset + first - run->shard_offset,
+        part, first - begin, last - first);
+  }
+}
+
+// The memory moves under the module's tensors.
+void ParamStore::finish_gather() {
+  source().finish_gather();
+  auto& storage = storage_of(gathered_);
+  compat::allow_access(storage);
+  storage.set_data_ptr_noswap(
+      storage_of(filling_).set_data_ptr(c10::DataPtr(nullptr, storage.device())));
+  filling_ = at::Tensor();
+}
+
+void ParamStore::drop_gather(StoragePool& pool) {
+  source().finish_gather();
+  pool.take(storage_of(filling_));
+  filling_ = at::Tensor();
 }
 
 void ParamStore::free(StoragePool& pool) {

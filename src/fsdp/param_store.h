@@ -59,10 +59,11 @@ class ParamStore {
   void open_parking(UnitLayout layout, int rank, Transport& transport);
   [[nodiscard]] bool has_parking() const noexcept { return parking_.has_value(); }
 
-  // Gathers come from the shards, or from where the parameters were parked.
-  void start_gather();
-  void finish_gather(StoragePool& pool);
-  void drop_gather();
+  // Gathers come from the shards, or from where the parameters were parked. The parameters are
+  // there after finish_gather; the memory for them may be taken earlier.
+  void start_gather(std::shared_ptr<StoragePool> pool);
+  void finish_gather();
+  void drop_gather(StoragePool& pool);
   void free(StoragePool& pool);
   // Keeps this rank's part of what is gathered, and frees the rest.
   void park(StoragePool& pool);
@@ -81,6 +82,7 @@ class ParamStore {
     std::unique_ptr<Channel> channel;
   };
   [[nodiscard]] Channel& source() const;
+  void take(const UnitLayout& from, int rank, std::int64_t begin, const at::Tensor& part);
 
   UnitLayout layout_;
   int rank_;
@@ -88,6 +90,7 @@ class ParamStore {
   std::optional<Parking> parking_;
   bool is_parked_ = false;
   at::Tensor gathered_;  // one-dimensional; memory only while gathered
+  at::Tensor filling_;   // the same, filled by a gather under way
 };
 
 }  // namespace tessera::detail

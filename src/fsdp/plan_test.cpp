@@ -39,6 +39,17 @@ TEST(RowsLayout, PacksShardsAndAlignsGatheredParameters) {
   EXPECT_EQ(layout.runs[3][0].count, 2);
 }
 
+TEST(RowsLayout, FindsTheFirstRunThatAPartTouches) {
+  const auto layout = rows_layout({{8}, {8}}, 4, 1);  // runs [0, 2) and [2, 4) on every rank
+  const auto& runs = layout.runs[1];
+  const auto index = [&](std::int64_t begin) { return first_run(runs, begin) - runs.begin(); };
+  EXPECT_EQ(index(0), 0);
+  EXPECT_EQ(index(1), 0);
+  EXPECT_EQ(index(2), 1);
+  EXPECT_EQ(index(3), 1);
+  EXPECT_EQ(index(4), 2);
+}
+
 TEST(RowsLayout, RefusesScalars_P1) {
   EXPECT_THROW(static_cast<void>(rows_layout({{}}, 2, 16)), Error);
 }

@@ -46,10 +46,10 @@ at::Tensor ShardReducer::gradient_of(std::size_t param) {
 // Of rows frozen parameters do not travel, so slices are those of the others alone. A flat array
 // travels as a whole.
 void ShardReducer::choose_slices(std::vector<std::size_t> travelling) {
-  if (!slices_.runs.empty() && travelling == travelling_) return;
+  if (slices_ && travelling == travelling_) return;
   travelling_ = std::move(travelling);
   if (options_.geometry != Geometry::rows) {
-    slices_ = store_.layout();
+    slices_ = std::make_shared<const UnitLayout>(store_.layout());
     return;
   }
   std::vector<Shape> shapes;
@@ -58,7 +58,7 @@ void ShardReducer::choose_slices(std::vector<std::size_t> travelling) {
     shapes.push_back(store_.layout().params[param].shape);
     dims.push_back(store_.layout().params[param].dim);
   }
-  slices_ = rows_layout(shapes, options_.shard_world, 1, dims);
+  slices_ = std::make_shared<const UnitLayout>(rows_layout(shapes, options_.shard_world, 1, dims));
 }
 
 bool ShardReducer::start() {
@@ -76,44 +76,62 @@ bool ShardReducer::start() {
   choose_slices(std::move(travelling));
   under_way_ = true;
   if (comm_hook()) {
-    reduce_by_hook(gradients);
+    reduce_by_hook(std::move(gradients));
     return true;
   }
-  store_.channel().start_reduce(slices_.shard_elements + Trailer::size(travelling_.size()),
-                                options_.dtype,
-                                [&](int rank, at::Tensor& slice) { fill(rank, gradients, slice); });
+  // Whoever wants the sum before it is divided, or divided by something else, does it at the end.
+  averages_ = !has_hook() && options_.replicas == nullptr &&
+              options_.kept_dtype == options_.dtype && scale_.after == options_.shard_world;
+  const auto elements = slices_->shard_elements;
+  store_.channel().start_reduce({.elements = elements + Trailer::size(travelling_.size()),
+                                 .dtype = options_.dtype,
+                                 .averaged = averages_ ? elements : 0},
+                                fill_of(std::move(gradients)));
   return true;
 }
 
 // The hook gets what a reduce-scatter would: the slices of all ranks end to end, and room for this
 // rank's sum. What follows gradients otherwise does not go through it, so every parameter counts as
 // having a gradient.
-void ShardReducer::reduce_by_hook(const std::vector<at::Tensor>& gradients) {
+void ShardReducer::reduce_by_hook(std::vector<at::Tensor> gradients) {
   const torch::NoGradGuard no_grad;
-  const auto count = slices_.shard_elements;
+  const auto count = slices_->shard_elements;
   const auto options = at::TensorOptions(store_.device()).dtype(options_.dtype);
   auto whole = at::empty({options_.shard_world * count}, options);
-  for (int rank = 0; rank < options_.shard_world; ++rank) {
-    auto slice = whole.narrow(0, rank * count, count);
-    fill(rank, gradients, slice);
-  }
+  const auto fill = fill_of(std::move(gradients));
+  for (int rank = 0; rank < options_.shard_world; ++rank)
+    fill(rank, 0, whole.narrow(0, rank * count, count));
   sum_ = at::empty({count}, options);
   comm_hook()(whole, sum_);
 }
 
-void ShardReducer::fill(int rank, const std::vector<at::Tensor>& gradients,
-                        at::Tensor& slice) const {
-  std::int64_t done = 0;
-  for (const auto& run : slices_.runs[rank]) {
-    if (!gradients[run.param].defined()) continue;
-    zero_quietly(slice, done, run.shard_offset - done);
-    copy_quietly(slice, run.shard_offset, gradients[run.param], run.param_offset, run.count);
-    done = run.shard_offset + run.count;
-  }
-  zero_quietly(slice, done, slices_.shard_elements - done);
-  if (comm_hook()) return;
-  if (scale_.before != 1) slice.narrow(0, 0, slices_.shard_elements).div_(scale_.before);
-  Trailer::write(gradients, plan_.id, slice);
+// Self-contained: the transport may call it when this unit is gone.
+Channel::Fill ShardReducer::fill_of(std::vector<at::Tensor> gradients) const {
+  const auto trailer =
+      Trailer::make(gradients, plan_.id, at::TensorOptions(store_.device()).dtype(options_.dtype));
+  // A hook divides by itself.
+  const double divisor = comm_hook() ? 1 : scale_.before;
+  return [slices = slices_, gradients = std::move(gradients), trailer, divisor](
+             int rank, std::int64_t begin, const at::Tensor& part) {
+    const torch::NoGradGuard no_grad;
+    const auto end = begin + part.numel();
+    const auto body = std::max(begin, std::min(end, slices->shard_elements));
+    const auto& runs = slices->runs[rank];
+    auto done = begin;
+    for (auto run = first_run(runs, begin); run != runs.end() && run->shard_offset < end; ++run) {
+      const auto& gradient = gradients[run->param];
+      if (!gradient.defined()) continue;
+      const auto first = std::max(begin, run->shard_offset);
+      const auto last = std::min(end, run->shard_offset + run->count);
+      zero_quietly(part, done - begin, first - done);
+      copy_quietly(part, first - begin, gradient, run->param_offset + first - run->shard_offset,
+                   last - first);
+      done = last;
+    }
+    zero_quietly(part, done - begin, body - done);
+    if (divisor != 1) part.narrow(0, 0, body - begin).div_(divisor);
+    copy_quietly(part, body - begin, trailer, body - slices->shard_elements, end - body);
+  };
 }
 
 void ShardReducer::advance() {
@@ -155,7 +173,8 @@ void ShardReducer::finish() {
   const auto sum = std::exchange(sum_, {});
   const auto present = Trailer::read(sum, travelling_.size(), plan_.id,
                                      options_.ranks * std::exchange(waiting_count_, 0));
-  auto reduced = sum.narrow(0, 0, slices_.shard_elements);
+  auto reduced = sum.narrow(0, 0, slices_->shard_elements);
+  if (averages_) return give(reduced, present);
   call_hook(reduced);
   auto average = reduced.to(options_.kept_dtype);
   if (scale_.after != 1) average.div_(scale_.after);
@@ -181,7 +200,7 @@ void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& pres
     // FSDP1 leaves what a rank does not hold without a gradient, so that optimizers keep no state
     // of it (optimizer-state L-3).
     if (options_.geometry == Geometry::flat_original && local.numel() == 0) continue;
-    const auto offset = slices_.local[store_.rank()][k].shard_offset;
+    const auto offset = slices_->local[store_.rank()][k].shard_offset;
     accumulate(local, gradients.narrow(0, offset, local.numel()).view(local.sizes()));
   }
 }

@@ -42,8 +42,8 @@ class ShardReducer final : public GradReducer {
   [[nodiscard]] at::Tensor gradient_of(std::size_t param);
   void add_waiting();
   void choose_slices(std::vector<std::size_t> travelling);
-  void fill(int rank, const std::vector<at::Tensor>& gradients, at::Tensor& slice) const;
-  void reduce_by_hook(const std::vector<at::Tensor>& gradients);
+  [[nodiscard]] Channel::Fill fill_of(std::vector<at::Tensor> gradients) const;
+  void reduce_by_hook(std::vector<at::Tensor> gradients);
   void give(const at::Tensor& average, const std::vector<bool>& present);
 
   std::vector<UnitParam>& params_;
@@ -51,10 +51,12 @@ class ShardReducer final : public GradReducer {
   ShardReducerOptions options_;
   GradScale scale_;
   std::vector<std::size_t> travelling_;  // parameters whose gradients travel
-  UnitLayout slices_;                    // of those: where they lie in a slice
-  std::vector<at::Tensor> kept_;         // [parameter] not yet reduced, in the dtype of reductions
+  // Of those: where they lie in a slice. A reduction keeps the one that it began with.
+  std::shared_ptr<const UnitLayout> slices_;
+  std::vector<at::Tensor> kept_;  // [parameter] not yet reduced, in the dtype of reductions
   BackwardPlan plan_;
   bool under_way_ = false;
+  bool averages_ = false;  // what is under way
   at::Tensor sum_;
   // Sums over the ranks that share the parameters which have not been summed over the copies yet.
   at::Tensor waiting_;

@@ -1,16 +1,23 @@
 #include "fsdp/storage_pool.h"
 
+#include <torch/torch.h>
+
 namespace tessera::detail {
 
-void StoragePool::give(c10::StorageImpl& storage) {
-  const auto bytes = storage.nbytes();
+at::Tensor StoragePool::make_like(const at::Tensor& array) {
+  auto& model = *array.storage().unsafeGetStorageImpl();
+  const auto bytes = model.nbytes();
+  c10::DataPtr memory;
   for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {
-    if (block->first != bytes || block->second.device() != storage.device()) continue;
-    storage.set_data_ptr_noswap(std::move(block->second));
+    if (block->first != bytes || block->second.device() != model.device()) continue;
+    memory = std::move(block->second);
     blocks_.erase(block);
-    return;
+    break;
   }
-  storage.set_data_ptr_noswap(storage.allocator()->allocate(bytes));
+  if (!memory) memory = model.allocator()->allocate(bytes);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory), model.allocator(),
+                       /*resizable=*/false);
+  return at::empty({0}, array.options()).set_(std::move(storage), 0, array.sizes(), {});
 }
 
 void StoragePool::take(c10::StorageImpl& storage) {

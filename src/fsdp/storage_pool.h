@@ -2,7 +2,7 @@
 // costs a page fault every 4 KiB, which would dominate gathering.
 #pragma once
 
-#include <c10/core/Storage.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <utility>
@@ -12,8 +12,8 @@ namespace tessera::detail {
 
 class StoragePool {
  public:
-  // Gives `storage`, which has none, memory for its bytes.
-  void give(c10::StorageImpl& storage);
+  // An array like `array`, which has no memory of its own, with memory.
+  [[nodiscard]] at::Tensor make_like(const at::Tensor& array);
   // Takes the memory of `storage`. Its nominal size stays: views of it can still be made, so that
   // whoever uses a freed parameter gets as far as the access that explains what is wrong.
   void take(c10::StorageImpl& storage);

@@ -9,6 +9,7 @@
 #include "fsdp/test_training.h"
 #include "tessera/ddp.h"
 #include "tessera/error.h"
+#include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/optim.h"
 #include "torch/testing.h"
 
@@ -199,6 +200,85 @@ TEST(Replicate, UsesOfSomeRanksCountAndOfNoneDoNot) {
       EXPECT_TRUE(torch::equal(pick->a.grad(), torch::ones({3})));
       EXPECT_FALSE(pick->b.grad().defined());
     }
+  });
+}
+
+struct LargeImpl : nn::Module {
+  nn::Linear first{nullptr}, last{nullptr};
+  torch::Tensor unused;
+  LargeImpl() {
+    first = register_module("first", nn::Linear(601, 503));
+    unused = register_parameter("unused", torch::ones({300, 401}));
+    last = register_module("last", nn::Linear(503, 307));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(first(x)); }
+};
+TESSERA_MODULE(Large);
+
+// Units of many rounds of shared memory, whose parts end anywhere in a parameter.
+TEST(LargeUnits, GradientsAreTheAveragesOfAllRanks) {
+  for (const std::string kind : {"rows", "flat", "whole"}) {
+    run_mesh(3, [&](Mesh& mesh) {
+      Large model, alone;
+      {
+        const torch::NoGradGuard no_grad;
+        for (auto* large : {&model, &alone}) {
+          double value = 0;
+          for (auto& parameter : (*large)->parameters())
+            parameter.copy_(
+                torch::arange(parameter.numel()).view_as(parameter).remainder(7 + value++) * 0.01);
+        }
+      }
+      const auto input = [](int rank) {
+        return torch::arange(2 * 601).view({2, 601}).remainder(5 + rank) * 0.1;
+      };
+      auto loss = alone(input(0)).square().mean();
+      for (int rank = 1; rank < 3; ++rank) loss = loss + alone(input(rank)).square().mean();
+      (loss / 3).backward();
+      if (kind == "whole") replicate(model, mesh);
+      if (kind == "rows") fully_shard(model, mesh);
+      std::optional<FullyShardedDataParallel<Large>> wrapped;
+      if (kind == "flat")
+        wrapped.emplace(model, mesh, FullyShardedOptions{.use_orig_params = true});
+      for (int step = 0; step < 2; ++step) {
+        model->zero_grad();
+        (wrapped ? (*wrapped)(input(mesh.rank())) : model(input(mesh.rank())))
+            .square()
+            .mean()
+            .backward();
+        const auto expected = alone->named_parameters();
+        for (const auto& parameter : sharded_parameters(model)) {
+          const auto& mine = parameter.local.grad();
+          auto whole = expected[parameter.name()].grad();
+          ASSERT_EQ(mine.defined(), whole.defined()) << kind << " " << parameter.name();
+          if (!whole.defined()) continue;
+          if (kind == "rows") whole = whole.narrow(0, parameter.offset, mine.size(0));
+          if (kind == "flat") whole = whole.view({-1}).narrow(0, parameter.offset, mine.numel());
+          EXPECT_TRUE(torch::allclose(mine, whole, 1e-5, 1e-6)) << kind << " " << parameter.name();
+        }
+      }
+    });
+  }
+}
+
+// Autograd gives both parameters views of one gradient.
+struct PairImpl : nn::Module {
+  torch::Tensor a, b;
+  PairImpl() {
+    a = register_parameter("a", torch::ones({2, 3}));
+    b = register_parameter("b", torch::ones({6}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return ((a.view({6}) + b) * x).sum(); }
+};
+TESSERA_MODULE(Pair);
+
+TEST(Replicate, GradientsThatShareMemoryAreAveragedOnce) {
+  run_mesh(2, [](Mesh& mesh) {
+    Pair pair;
+    replicate(pair, mesh);
+    pair(torch::full({6}, 1.0F + 2 * mesh.rank())).backward();
+    EXPECT_TRUE(torch::equal(pair->a.grad(), torch::full({2, 3}, 2.0F))) << pair->a.grad();
+    EXPECT_TRUE(torch::equal(pair->b.grad(), torch::full({6}, 2.0F))) << pair->b.grad();
   });
 }
 

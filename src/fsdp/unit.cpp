@@ -327,7 +327,7 @@ void Unit::start_gather() {
   }
   if (store_) {
     note(TraceStep::start_gather);
-    store_->start_gather();
+    store_->start_gather(pool_);
     gathered_version_ = shard_version();
     handed_out_ = false;
     ++gathers;
@@ -340,7 +340,7 @@ void Unit::gather() {
   start_gather();
   if (store_) {
     note(TraceStep::wait_gather);
-    store_->finish_gather(*pool_);
+    store_->finish_gather();
     note(TraceStep::finish_gather);
   }
   param_state_ = next(param_state_, ParamStep::finish_gather);
@@ -352,7 +352,7 @@ void Unit::free() {
     return;
   }
   if (param_state_ == ParamState::gathering) {
-    if (store_) store_->drop_gather();
+    if (store_) store_->drop_gather(*pool_);
     if (store_) note(TraceStep::finish_gather);
     param_state_ = next(param_state_, ParamStep::finish_gather);
   } else if (store_) {

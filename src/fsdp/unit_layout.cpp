@@ -19,6 +19,12 @@ std::int64_t row_count(std::int64_t rows, int world, int rank) noexcept {
 
 }  // namespace
 
+std::vector<ShardRun>::const_iterator first_run(const std::vector<ShardRun>& runs,
+                                                std::int64_t begin) noexcept {
+  return std::ranges::partition_point(
+      runs, [&](const ShardRun& run) { return run.shard_offset + run.count <= begin; });
+}
+
 std::int64_t first_row(std::int64_t rows, int world, int rank) noexcept {
   return std::min(rank * chunk_of(rows, world), rows);
 }

@@ -22,6 +22,10 @@ struct ShardRun {
   std::int64_t count = 0;
 };
 
+// The first of `runs`, ascending in shard_offset, that ends behind element `begin` of the shard.
+[[nodiscard]] std::vector<ShardRun>::const_iterator first_run(const std::vector<ShardRun>& runs,
+                                                              std::int64_t begin) noexcept;
+
 struct ParamPlace {
   Shape shape;
   std::int64_t elements = 0;

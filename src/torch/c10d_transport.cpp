@@ -19,21 +19,23 @@ class C10dChannel final : public Channel {
   const at::Tensor& shard() const override { return shard_; }
 
   // Buffers live from start to finish only: a unit at rest costs its shard.
-  void start_gather() override {
+  void start_gather(Take take) override {
+    take_ = std::move(take);
     sent_ = shard_.to(travelling_, /*non_blocking=*/shard_.is_pinned());
     gathered_ = torch::empty({group_->getSize() * shard_.numel()}, sent_.options());
     gather_ = communicate("gather of parameters",
                           [&] { return compat::all_gather(*group_, gathered_, sent_); });
   }
 
-  void finish_gather(const Take& take) override {
+  void finish_gather() override {
+    const auto take = std::exchange(take_, {});
     communicate("gather of parameters", [&] { gather_->wait(); });
     const auto gathered = std::exchange(gathered_, {});
     const auto sent = std::exchange(sent_, {});
     gather_.reset();
     const auto count = shard_.numel();
     for (int r = 0; r < group_->getSize(); ++r) {
-      take(r, r == group_->getRank() ? sent : gathered.narrow(0, r * count, count));
+      take(r, 0, r == group_->getRank() ? sent : gathered.narrow(0, r * count, count));
     }
   }
 
@@ -44,13 +46,12 @@ class C10dChannel final : public Channel {
     return all;
   }
 
-  void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) override {
-    contributed_ = torch::empty({group_->getSize() * elements}, travelling_.dtype(dtype));
-    for (int r = 0; r < group_->getSize(); ++r) {
-      auto slice = contributed_.narrow(0, r * elements, elements);
-      fill(r, slice);
-    }
-    sum_ = torch::empty({elements}, contributed_.options());
+  void start_reduce(const SliceSum& sum, Fill fill) override {
+    contributed_ = torch::empty({group_->getSize() * sum.elements}, travelling_.dtype(sum.dtype));
+    for (int r = 0; r < group_->getSize(); ++r)
+      fill(r, 0, contributed_.narrow(0, r * sum.elements, sum.elements));
+    sum_ = torch::empty({sum.elements}, contributed_.options());
+    averaged_ = sum.averaged;
     reduce_ = communicate("reduction of gradients",
                           [&] { return compat::reduce_scatter(*group_, sum_, contributed_); });
   }
@@ -59,6 +60,7 @@ class C10dChannel final : public Channel {
     communicate("reduction of gradients", [&] { reduce_->wait(); });
     reduce_.reset();
     contributed_.reset();
+    if (averaged_ > 0) sum_.narrow(0, 0, averaged_).div_(group_->getSize());
     return std::exchange(sum_, {});
   }
 
@@ -70,6 +72,8 @@ class C10dChannel final : public Channel {
   at::Tensor gathered_;     // the shards of all ranks, while a gather is under way
   at::Tensor contributed_;  // slices for all ranks, while a reduction is under way
   at::Tensor sum_;
+  std::int64_t averaged_ = 0;  // of the sum
+  Take take_;                  // while a gather is under way
   c10::intrusive_ptr<c10d::Work> gather_;
   c10::intrusive_ptr<c10d::Work> reduce_;
 };
@@ -109,13 +113,13 @@ class SoloChannel final : public Channel {
               const at::TensorOptions& travelling)
       : shard_(torch::zeros({elements}, shard)), travelling_(travelling) {}
   const at::Tensor& shard() const override { return shard_; }
-  void start_gather() override {}
   // Whoever takes it casts and copies.
-  void finish_gather(const Take& take) override { take(0, shard_); }
+  void start_gather(Take take) override { take_ = std::move(take); }
+  void finish_gather() override { std::exchange(take_, {})(0, 0, shard_); }
   at::Tensor exchange(const at::Tensor& mine) override { return mine.clone(); }
-  void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) override {
-    sum_ = torch::empty({elements}, travelling_.dtype(dtype));
-    fill(0, sum_);
+  void start_reduce(const SliceSum& sum, Fill fill) override {
+    sum_ = torch::empty({sum.elements}, travelling_.dtype(sum.dtype));
+    fill(0, 0, sum_);
   }
   at::Tensor finish_reduce() override { return std::exchange(sum_, {}); }
 
@@ -123,6 +127,7 @@ class SoloChannel final : public Channel {
   at::Tensor shard_;
   at::TensorOptions travelling_;
   at::Tensor sum_;
+  Take take_;  // while a gather is under way
 };
 
 class SoloSum final : public PendingSum {

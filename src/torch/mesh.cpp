@@ -18,6 +18,7 @@
 #include "torch/c10d_transport.h"
 #include "torch/device.h"
 #include "torch/mesh_state.h"
+#include "torch/same_host_transport.h"
 #include "torch/torch_group.h"
 
 namespace tessera {
@@ -121,7 +122,8 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     return make_process_group(store, rank, size, state.device, options);
   });
   state.group = make_torch_group(state.process_group);
-  state.transport = make_c10d_transport(state.process_group);
+  state.transport = make_same_host_transport(state.process_group);
+  if (!state.transport) state.transport = make_c10d_transport(state.process_group);
 }
 
 Mesh Mesh::from_environment(const MeshOptions& options) {

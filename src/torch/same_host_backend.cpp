@@ -115,7 +115,7 @@ std::optional<Reducing> reducing_of(const at::Tensor& tensor, const c10d::Reduce
   return reducing;
 }
 
-class SameHostBackend final : public DelegatingBackend {
+class SameHostBackend final : public DelegatingBackend, public SameHostCalls {
  public:
   SameHostBackend(std::unique_ptr<Exchange> exchange, const SameHostOptions& options)
       : DelegatingBackend(exchange->rank(), exchange->size(), options.others),
@@ -131,6 +131,11 @@ class SameHostBackend final : public DelegatingBackend {
   void abort() override {
     exchange_->abort();
     DelegatingBackend::abort();
+  }
+
+  const Exchange& exchange() const override { return *exchange_; }
+  WorkPtr start(Call call, c10d::OpType type) override {
+    return start(std::move(call), {}, {type, c10d::kUnsetTimeout, {}});
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {

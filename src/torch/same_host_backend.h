@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <memory>
 
 #include "comm/same_host/exchange.h"
 
@@ -23,6 +24,16 @@ struct SameHostOptions {
   // reductions to one rank, by product or by bits, and those of types that same_host::can_reduce
   // refuses. Null: these throw `unsupported`.
   c10::intrusive_ptr<c10d::Backend> others = {};
+};
+
+// What the backend also is: calls that read and write where the data is, without arrays in between.
+class SameHostCalls {
+ public:
+  virtual ~SameHostCalls() = default;
+  [[nodiscard]] virtual const same_host::Exchange& exchange() const = 0;
+  // The call and its work own what they use.
+  [[nodiscard]] virtual c10::intrusive_ptr<c10d::Work> start(same_host::Call call,
+                                                             c10d::OpType type) = 0;
 };
 
 inline constexpr const char* kSameHostName = "tessera-same-host";

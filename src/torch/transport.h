@@ -11,17 +11,28 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace tessera {
+
+// What a reduction adds up, the same on all ranks.
+struct SliceSum {
+  std::int64_t elements = 0;          // of each rank's slice
+  at::ScalarType dtype = at::kFloat;  // that they travel and are summed in
+  std::int64_t averaged = 0;          // of them, the first: divided by the number of ranks
+};
 
 // The traffic of one unit. At most one gather and one reduction are under way at a time.
 class Channel {
  public:
-  // Called by finish_gather once a rank, with that rank's flat shard, in the dtype it travels in.
-  using Take = std::function<void(int rank, const at::Tensor& shard)>;
-  // Called by start_reduce once a rank, to write into `slice` this rank's gradients of what `rank`
-  // holds.
-  using Fill = std::function<void(int rank, at::Tensor& slice)>;
+  // Called between the start and the end of a gather, until every element of every rank's flat
+  // shard was given once: `part` are those from `begin` on, in the dtype they travel or are kept
+  // in, gone after the call.
+  using Take = std::function<void(int rank, std::int64_t begin, const at::Tensor& part)>;
+  // Called between the start and the end of a reduction, once for every element of every rank's
+  // slice: writes this rank's gradients of what `rank` holds from `begin` on into `part`. It owns
+  // what it reads, and may be called when the channel is gone.
+  using Fill = std::function<void(int rank, std::int64_t begin, const at::Tensor& part)>;
 
   virtual ~Channel() = default;
   Channel() = default;
@@ -32,16 +43,14 @@ class Channel {
   // change between the start and the finish of a gather.
   [[nodiscard]] virtual const at::Tensor& shard() const = 0;
 
-  virtual void start_gather() = 0;
-  virtual void finish_gather(const Take& take) = 0;
+  virtual void start_gather(Take take) = 0;
+  virtual void finish_gather() = 0;
 
   // What every rank gives, one after the other; of the same shape (one dimension) and dtype on all.
   // Waits.
   [[nodiscard]] virtual at::Tensor exchange(const at::Tensor& mine) = 0;
 
-  // `elements`: of each rank's slice, `dtype`: what they travel and are summed in; both the same on
-  // all ranks.
-  virtual void start_reduce(std::int64_t elements, at::ScalarType dtype, const Fill& fill) = 0;
+  virtual void start_reduce(const SliceSum& sum, Fill fill) = 0;
   // The sum over the ranks of the slices meant for this one, in memory of its own.
   [[nodiscard]] virtual at::Tensor finish_reduce() = 0;
 };
@@ -66,6 +75,13 @@ class Transport {
   // Starts to add `values`, contiguous and of the same shape and dtype on all ranks, up in place;
   // they may not be touched before the sum is finished.
   [[nodiscard]] virtual std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) = 0;
+  // The average of many arrays, in place, and the sum of `flags`, as one operation that matches a
+  // start_sum of all of them, end to end, on another rank. Null: this transport wants one array.
+  // `parts` and `flags`: contiguous, of one dtype, float or double.
+  [[nodiscard]] virtual std::unique_ptr<PendingSum> start_average(
+      const std::vector<at::Tensor>& /*parts*/, const at::Tensor& /*flags*/) {
+    return {};
+  }
 };
 
 // One rank alone: nothing travels.

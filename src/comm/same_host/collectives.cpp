@@ -14,37 +14,6 @@ using Slots = std::span<const std::byte* const>;
 // Elements are not cut: no type is longer.
 constexpr std::size_t kWhole = 16;
 
-// How an array of `bytes` is cut into rounds of at most `most`.
-struct Slices {
-  std::size_t bytes;
-  std::size_t most;
-
-  // An empty array takes a round too: whoever calls it meets the others.
-  [[nodiscard]] std::int64_t rounds() const {
-    return std::max<std::int64_t>(1, static_cast<std::int64_t>((bytes + most - 1) / most));
-  }
-  [[nodiscard]] std::size_t begin(std::int64_t round) const {
-    return static_cast<std::size_t>(round) * most;
-  }
-  [[nodiscard]] std::size_t size(std::int64_t round) const {
-    return std::min(most, bytes - begin(round));
-  }
-};
-
-// A slot for one rank, or parts of it for each.
-Slices whole_slots(const Exchange& exchange, std::size_t bytes) {
-  return {bytes, exchange.slot_bytes()};
-}
-Slices shared_slots(const Exchange& exchange, std::size_t bytes) {
-  const auto part = exchange.slot_bytes() / static_cast<std::size_t>(exchange.size());
-  if (part < kWhole) {
-    throw Error(ErrorCode::unsupported, "slots of " + std::to_string(exchange.slot_bytes()) +
-                                            " bytes are too small for " +
-                                            std::to_string(exchange.size()) + " ranks");
-  }
-  return {bytes, part / kWhole * kWhole};
-}
-
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   // Null pointers of empty arrays are not for memcpy.
   if (to != from && bytes > 0) std::memcpy(to, from, bytes);
@@ -65,6 +34,19 @@ void reduce_slice(const ReduceArguments& args, std::span<const std::byte* const>
 }
 
 }  // namespace
+
+Slices whole_slots(const Exchange& exchange, std::size_t bytes) {
+  return {bytes, exchange.slot_bytes()};
+}
+Slices shared_slots(const Exchange& exchange, std::size_t bytes) {
+  const auto part = exchange.slot_bytes() / static_cast<std::size_t>(exchange.size());
+  if (part < kWhole) {
+    throw Error(ErrorCode::unsupported, "slots of " + std::to_string(exchange.slot_bytes()) +
+                                            " bytes are too small for " +
+                                            std::to_string(exchange.size()) + " ranks");
+  }
+  return {bytes, part / kWhole * kWhole};
+}
 
 Call barrier_call() {
   return {.name = "barrier"};

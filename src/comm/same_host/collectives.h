@@ -5,7 +5,9 @@
 // `owner` is for the caller to set.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,26 @@
 #include "tessera/dtype.h"
 
 namespace tessera::same_host {
+
+// How an array of `bytes` is cut into rounds of at most `most`.
+struct Slices {
+  std::size_t bytes;
+  std::size_t most;
+
+  // An empty array takes a round too: whoever calls it meets the others.
+  [[nodiscard]] std::int64_t rounds() const noexcept {
+    return bytes == 0 ? 1 : static_cast<std::int64_t>((bytes + most - 1) / most);
+  }
+  [[nodiscard]] std::size_t begin(std::int64_t round) const noexcept {
+    return static_cast<std::size_t>(round) * most;
+  }
+  [[nodiscard]] std::size_t size(std::int64_t round) const noexcept {
+    return std::min(most, bytes - begin(round));
+  }
+};
+// Each round a slot, or a slot in equal parts for each rank.
+[[nodiscard]] Slices whole_slots(const Exchange& exchange, std::size_t bytes);
+[[nodiscard]] Slices shared_slots(const Exchange& exchange, std::size_t bytes);
 
 // Every rank waits for every other.
 [[nodiscard]] Call barrier_call();
