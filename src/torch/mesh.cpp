@@ -18,6 +18,7 @@
 #include "torch/c10d_transport.h"
 #include "torch/device.h"
 #include "torch/mesh_state.h"
+#include "torch/pairwise_transport.h"
 #include "torch/same_host_transport.h"
 #include "torch/torch_group.h"
 
@@ -123,6 +124,7 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   });
   state.group = make_torch_group(state.process_group);
   state.transport = make_same_host_transport(state.process_group);
+  if (!state.transport) state.transport = make_pairwise_transport(state.process_group);
   if (!state.transport) state.transport = make_c10d_transport(state.process_group);
 }
 
