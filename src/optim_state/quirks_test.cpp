@@ -490,6 +490,16 @@ TEST(RekeyedOptimState, RefusesMixedKeysAndSharesWhatFits_L8) {
                 (void)rekey_optim_state_dict(mixed, OptimStateKeyType::PARAM_NAME, net, target);
               }),
               HasSubstr("Invalid parameter keys"));
+  // A flat parameter has no one name (X60).
+  run_mesh(2, [](Mesh& mesh) {
+    auto [flat, optimizer] = trained(Way::flat, mesh);
+    EXPECT_THAT(error_of([&, &optim = *optimizer, &model = flat] {
+                  (void)rekey_optim_state_dict(optimizer_state_dict(optim),
+                                               OptimStateKeyType::PARAM_NAME, model,
+                                               {.optim = OptimizerRef(optim)});
+                }),
+                HasSubstr("Each parameter should only map to one parameter name"));
+  });
 }
 
 TEST(OptimStateWarnings, AreGivenForInputsAndForeignKeys_E30_T16) {

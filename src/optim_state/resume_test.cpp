@@ -1,0 +1,164 @@
+// A training that is saved and goes on under another way of sharding, another number of ranks, or
+// both: its losses are those of the training that was never interrupted.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "conformance/temporary_directory.h"
+#include "fsdp/test_training.h"
+#include "optim_state/testing.h"
+#include "tessera/checkpoint.h"
+#include "tessera/full_params.h"
+#include "tessera/optim_state_dict.h"
+#include "tessera/state_dict.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+using testing::make_net;
+using testing::make_optimizer;
+using testing::Net;
+using testing::run_mesh;
+using testing::shard;
+using testing::train;
+using testing::Way;
+
+constexpr int kBefore = 3, kAfter = 3;
+
+std::vector<double> losses_of(Net& net, torch::optim::Optimizer& optimizer, int first, int count) {
+  std::vector<double> losses;
+  for (int i = 0; i < count; ++i) losses.push_back(train(net, optimizer, first + i, 1));
+  return losses;
+}
+
+std::vector<double> uninterrupted() {
+  auto net = make_net({});
+  auto optimizer = make_optimizer(net);
+  train(net, *optimizer, 0, kBefore);
+  return losses_of(net, *optimizer, kBefore, kAfter);
+}
+
+void expect_near(const std::vector<double>& mine, const std::vector<double>& expected,
+                 const std::string& what) {
+  ASSERT_EQ(mine.size(), expected.size());
+  for (std::size_t i = 0; i < mine.size(); ++i)
+    EXPECT_NEAR(mine[i], expected[i], 1e-5 * std::abs(expected[i])) << what << " step " << i;
+}
+
+// A model whose parameters are not those that were saved.
+Net other_net() {
+  auto net = make_net({});
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : net->parameters()) parameter.fill_(0.5);
+  return net;
+}
+
+enum class Api { full, sharded, kinds, scattered };
+
+// What rank 0 has of a training of `world` ranks, whole.
+struct Saved {
+  FullState model;
+  Value optim;
+};
+
+Saved saved_whole(Way way, int world, Api api) {
+  Saved saved;
+  run_mesh(world, [&](Mesh& mesh) {
+    auto net = make_net({});
+    shard(net, way, mesh);
+    auto optimizer = make_optimizer(net);
+    train(net, *optimizer, 0, kBefore);
+    auto model = full_state_dict(net, {.rank0_only = true});
+    Value optim;
+    if (api == Api::kinds) {
+      const StateDictTypeScope scope(net, {.optim = {.rank0_only = true}});
+      optim = optim_state_dict(net, *optimizer);
+    } else {
+      optim = full_optim_state_dict(net, *optimizer, {.group = mesh});
+    }
+    if (mesh.rank() == 0) saved = {std::move(model), std::move(optim)};
+  });
+  return saved;
+}
+
+std::vector<double> resumed(const Saved& saved, Way way, const Mesh& mesh, Api api) {
+  auto net = other_net();
+  shard(net, way, mesh);
+  load_full_state_dict(net, saved.model);
+  auto optimizer = make_optimizer(net);
+  const OptimTarget target{.optim = OptimizerRef(*optimizer), .group = mesh};
+  if (api == Api::scattered) {
+    const auto given = mesh.rank() == 0 ? std::optional(saved.optim) : std::nullopt;
+    load_optimizer_state_dict(*optimizer, scatter_full_optim_state_dict(given, net, target));
+  } else if (api == Api::kinds) {
+    optim_state_dict_to_load(net, *optimizer, saved.optim, {.load_directly = true});
+  } else {
+    load_optimizer_state_dict(*optimizer, shard_full_optim_state_dict(saved.optim, net, target));
+  }
+  return losses_of(net, *optimizer, kBefore, kAfter);
+}
+
+class Resume : public ::testing::TestWithParam<std::tuple<Way, Way>> {};
+
+TEST_P(Resume, WholeStatesGoOnElsewhere) {
+  const auto [from, to] = GetParam();
+  const auto expected = uninterrupted();
+  for (const auto api : {Api::full, Api::kinds, Api::scattered}) {
+    const auto saved = saved_whole(from, 3, api);
+    for (const int world : {1, 2, 4}) {
+      run_mesh(world, [&, to = to](Mesh& mesh) {
+        expect_near(resumed(saved, to, mesh, api), expected, std::to_string(world) + " ranks");
+      });
+    }
+  }
+}
+
+// Through a checkpoint of the sharded states, into the memory of the new ones.
+TEST_P(Resume, ShardedCheckpointsGoOnElsewhere) {
+  const auto [from, to] = GetParam();
+  const auto expected = uninterrupted();
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(3, [&, from = from](Mesh& mesh) {
+    auto net = make_net({});
+    shard(net, from, mesh);
+    auto optimizer = make_optimizer(net);
+    train(net, *optimizer, 0, kBefore);
+    const StateDictTypeScope scope(net, {.type = StateDictType::sharded});
+    save(Value::dict({{"model", state_dict(net)},
+                      {"optim", sharded_optim_state_dict(net, *optimizer, {.group = mesh})}}),
+         path, mesh.group());
+  });
+  for (const int world : {2, 4}) {
+    run_mesh(world, [&, to = to](Mesh& mesh) {
+      auto net = other_net();
+      shard(net, to, mesh);
+      auto optimizer = make_optimizer(net);
+      const StateDictTypeScope scope(net, {.type = StateDictType::sharded});
+      train(net, *optimizer, 50, 1);  // so that there are states to load into
+      auto tree = Value::dict({{"model", state_dict(net)},
+                               {"optim", sharded_optim_state_dict(net, *optimizer, {.group = mesh})}});
+      load(tree, path, mesh.group());
+      load_state_dict(net, tree.at("model"));
+      load_optimizer_state_dict(
+          *optimizer, flatten_sharded_optim_state_dict(tree.at("optim"), net, *optimizer,
+                                                       {.group = mesh}));
+      expect_near(losses_of(net, *optimizer, kBefore, kAfter), expected,
+                  std::to_string(world) + " ranks");
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways, Resume,
+    ::testing::Combine(::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original),
+                       ::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original)),
+    [](const auto& of) {
+      return testing::name_of(std::get<0>(of.param)) + "To" + testing::name_of(std::get<1>(of.param));
+    });
+
+}  // namespace
+}  // namespace tessera
