@@ -266,7 +266,7 @@ void load_chunks(const Unit& unit, const ShardedLoad& load) {
             .copy_(all.narrow(0, rank * rows.shard_elements + run.shard_offset, run.count));
       }
     }
-    unit.take_own(i, whole);
+    unit.take_own(i, whole, unit.shard());
   }
 }
 

@@ -486,7 +486,7 @@ void Unit::adopt_replaced() {
     if (store_->owns(full)) continue;
     const auto home = store_->full(i);
     require_home(full, home);
-    take_own(i, full.detach());
+    take_own(i, full.detach(), shard());
     full.set_data(home);
   }
 }

@@ -134,10 +134,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // Collective.
   [[nodiscard]] at::Tensor gather_whole(const at::Tensor& mine) const;
   [[nodiscard]] at::Tensor whole_view(const at::Tensor& whole, std::size_t param) const;
-  // What every rank gives, one after the other. Collective.
-  [[nodiscard]] at::Tensor exchange(const at::Tensor& mine) const {
-    return store_->channel().exchange(mine);
-  }
   // The sums over the ranks of what each gives. Collective.
   [[nodiscard]] at::Tensor gather_flags(const at::Tensor& mine) const;
   // Copies this rank's part of `whole` to `to`, laid out as the shard.
