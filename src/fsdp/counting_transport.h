@@ -41,11 +41,11 @@ class CountingChannel final : public Channel {
   const at::Tensor& shard() const override { return inner_->shard(); }
   void start_gather(Take take) override {
     ++counts_.gathers;
-    inner_->start_gather(
-        [&counts = counts_, take = std::move(take)](int rank, std::int64_t begin, const auto& part) {
-          if (rank == 0 && begin == 0) counts.gathered_in.push_back(part.scalar_type());
-          take(rank, begin, part);
-        });
+    inner_->start_gather([&counts = counts_, take = std::move(take)](int rank, std::int64_t begin,
+                                                                     const auto& part) {
+      if (rank == 0 && begin == 0) counts.gathered_in.push_back(part.scalar_type());
+      take(rank, begin, part);
+    });
   }
   void finish_gather() override { inner_->finish_gather(); }
   at::Tensor exchange(const at::Tensor& mine) override {

@@ -141,11 +141,10 @@ void Loader::make_batches() {
     for (const auto& entry : item.entries) {
       if (!entry.is_tensor) continue;
       const auto& unit = item.param->unit;
-      const bool in_chunks =
-          request_.source == LoadSource::chunks &&
-          (unit || std::ranges::any_of(entry.tensors, [](const Value* value) {
-             return value != nullptr && value->as_tensor().sharded;
-           }));
+      const bool in_chunks = request_.source == LoadSource::chunks &&
+                             (unit || std::ranges::any_of(entry.tensors, [](const Value* value) {
+                                return value != nullptr && value->as_tensor().sharded;
+                              }));
       const auto [place, is_new] = places.emplace(
           std::tuple{unit.get(), in_chunks, entry.name, entry.dtype}, batches_.size());
       if (is_new) batches_.push_back({unit, in_chunks, entry.name, entry.dtype, {}});
@@ -250,7 +249,12 @@ void Loader::load_chunks(const Batch& batch, const at::Tensor& to, std::vector<a
   }
   const ChunkArray chunks(std::move(scattered));
   const auto mine = chunks.give(mesh.rank(), held);
-  const auto all = is_here ? mine : exchange_over(mesh, mine);
+  const bool has_channel = batch.unit && batch.unit->is_sharded();
+  const auto exchange = [&] {
+    return has_channel ? batch.unit->exchange(mine.to(mesh.device())).cpu()
+                       : exchange_over(mesh, mine);
+  };
+  const auto all = is_here ? mine : exchange();
   for (std::size_t t = 0; t < targets.size(); ++t) {
     const auto& [param, index] = targets[t];
     const auto& shape = param->shapes[index];

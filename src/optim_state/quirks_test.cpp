@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "base/log.h"
 #include "fsdp/counting_transport.h"
@@ -309,34 +310,44 @@ TEST_P(OptimStateQuirks, UsersNamesMakeNoNamedOptimizer_Q23) {
 
 // Data moves once a state of a unit; less than section 9 counts.
 TEST_P(OptimStateQuirks, CollectivesAreFew) {
-  run_mesh(2, [](Mesh& mesh) {
+  std::vector<Counts> of_ranks(2);
+  run_mesh(2, [&](Mesh& mesh) {
+    auto& counts = of_ranks[mesh.rank()];
+    testing::count(mesh, counts);
     auto [net, optimizer] = trained(GetParam(), mesh);
     const auto whole = full_optim_state_dict(net, *optimizer, {.rank0_only = false});
     const auto chunks = sharded_optim_state_dict(net, *optimizer);
-    Counts counts;
-    testing::count(mesh, counts);
     // exp_avg, exp_avg_sq and max_exp_avg_sq of four units.
+    counts = {};
     (void)full_optim_state_dict(net, *optimizer);
-    EXPECT_EQ(counts.messages, 1);
-    EXPECT_LE(counts.exchanges, 12);
+    EXPECT_EQ(counts, (Counts{.exchanges = 12, .messages = 1}));
+    counts = {};
+    (void)sharded_optim_state_dict(net, *optimizer);
+    const bool is_cut_alike = GetParam() == Way::rows;
+    EXPECT_EQ(counts, (Counts{.exchanges = is_cut_alike ? 0 : 12, .messages = 1}));
     counts = {};
     (void)shard_full_optim_state_dict(whole, net, {.optim = OptimizerRef(*optimizer)});
     EXPECT_EQ(counts, Counts{});
     (void)flatten_sharded_optim_state_dict(chunks, net, *optimizer);
-    EXPECT_EQ(counts.messages, 1);
+    EXPECT_EQ(counts, (Counts{.exchanges = is_cut_alike ? 0 : 12, .messages = 1}));
+    counts = {};
+    (void)scatter_full_optim_state_dict(whole, net, {.optim = OptimizerRef(*optimizer)});
+    EXPECT_EQ(counts, Counts{.messages = 1});
   });
 }
 
 // They describe tensors; data travels between units.
 TEST(OptimStateMessages, CarryNoData) {
-  run_mesh(2, [](Mesh& mesh) {
+  std::vector<Counts> of_ranks(2);
+  run_mesh(2, [&](Mesh& mesh) {
+    auto& counts = of_ranks[mesh.rank()];
+    testing::count(mesh, counts);
     torch::nn::Linear net(200, 200);
     fully_shard(net, mesh);
     torch::optim::Adam optimizer(local_tensors(sharded_parameters(net)));
     call(net, torch::ones({1, 200})).sum().backward();
     optimizer.step();
-    Counts counts;
-    testing::count(mesh, counts);
+    counts = {};
     (void)full_optim_state_dict(net, optimizer);
     EXPECT_LT(counts.message_bytes, 4000U);
   });

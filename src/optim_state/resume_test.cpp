@@ -139,13 +139,14 @@ TEST_P(Resume, ShardedCheckpointsGoOnElsewhere) {
       auto optimizer = make_optimizer(net);
       const StateDictTypeScope scope(net, {.type = StateDictType::sharded});
       train(net, *optimizer, 50, 1);  // so that there are states to load into
-      auto tree = Value::dict({{"model", state_dict(net)},
-                               {"optim", sharded_optim_state_dict(net, *optimizer, {.group = mesh})}});
+      auto tree =
+          Value::dict({{"model", state_dict(net)},
+                       {"optim", sharded_optim_state_dict(net, *optimizer, {.group = mesh})}});
       load(tree, path, mesh.group());
       load_state_dict(net, tree.at("model"));
       load_optimizer_state_dict(
-          *optimizer, flatten_sharded_optim_state_dict(tree.at("optim"), net, *optimizer,
-                                                       {.group = mesh}));
+          *optimizer,
+          flatten_sharded_optim_state_dict(tree.at("optim"), net, *optimizer, {.group = mesh}));
       expect_near(losses_of(net, *optimizer, kBefore, kAfter), expected,
                   std::to_string(world) + " ranks");
     });
@@ -157,7 +158,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original),
                        ::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original)),
     [](const auto& of) {
-      return testing::name_of(std::get<0>(of.param)) + "To" + testing::name_of(std::get<1>(of.param));
+      return testing::name_of(std::get<0>(of.param)) + "To" +
+             testing::name_of(std::get<1>(of.param));
     });
 
 }  // namespace
