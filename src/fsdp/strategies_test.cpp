@@ -261,27 +261,6 @@ TEST(LargeUnits, GradientsAreTheAveragesOfAllRanks) {
   }
 }
 
-// Autograd gives both parameters views of one gradient.
-struct PairImpl : nn::Module {
-  torch::Tensor a, b;
-  PairImpl() {
-    a = register_parameter("a", torch::ones({2, 3}));
-    b = register_parameter("b", torch::ones({6}));
-  }
-  torch::Tensor forward(const torch::Tensor& x) { return ((a.view({6}) + b) * x).sum(); }
-};
-TESSERA_MODULE(Pair);
-
-TEST(Replicate, GradientsThatShareMemoryAreAveragedOnce) {
-  run_mesh(2, [](Mesh& mesh) {
-    Pair pair;
-    replicate(pair, mesh);
-    pair(torch::full({6}, 1.0F + 2 * mesh.rank())).backward();
-    EXPECT_TRUE(torch::equal(pair->a.grad(), torch::full({2, 3}, 2.0F))) << pair->a.grad();
-    EXPECT_TRUE(torch::equal(pair->b.grad(), torch::full({6}, 2.0F))) << pair->b.grad();
-  });
-}
-
 struct NormedImpl : nn::Module {
   nn::BatchNorm1d norm{nullptr};
   NormedImpl() { norm = register_module("norm", nn::BatchNorm1d(2)); }
