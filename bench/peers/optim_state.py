@@ -56,6 +56,8 @@ def main():
     optimizer.step()
     at_rest = peak_memory()
     fsdp = FullyShardedDataParallel
+    optimizer.load_state_dict(fsdp.shard_full_optim_state_dict(
+        fsdp.full_optim_state_dict(model, optimizer, rank0_only=False), model, optim=optimizer))
     for _ in range(int(sys.argv[3])):
         full_save, full = seconds(lambda: fsdp.full_optim_state_dict(model, optimizer, rank0_only=False))
         full_load, _ = seconds(lambda full=full: optimizer.load_state_dict(

@@ -5,6 +5,7 @@
 namespace tessera::detail {
 
 at::Tensor StoragePool::make_like(const at::Tensor& array) {
+  if (array.is_meta()) return at::empty_like(array);  // a shape, without memory
   auto& model = *array.storage().unsafeGetStorageImpl();
   const auto bytes = model.nbytes();
   c10::DataPtr memory;

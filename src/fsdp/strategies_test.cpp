@@ -250,6 +250,10 @@ TEST(LargeUnits, GradientsAreTheAveragesOfAllRanks) {
         for (const auto& parameter : sharded_parameters(model)) {
           const auto& mine = parameter.local.grad();
           auto whole = expected[parameter.name()].grad();
+          if (kind == "flat" && parameter.local.numel() == 0) {
+            EXPECT_FALSE(mine.defined()) << parameter.name();
+            continue;
+          }
           ASSERT_EQ(mine.defined(), whole.defined()) << kind << " " << parameter.name();
           if (!whole.defined()) continue;
           if (kind == "rows") whole = whole.narrow(0, parameter.offset, mine.size(0));
