@@ -312,13 +312,13 @@ void expect_same_order(const Value& mine, const Value& theirs, const std::string
   }
 }
 
-using Parameters = std::tuple<const char*, bool>;
+using Parameters = std::tuple<std::string, bool>;
 class OptimStateBesidePytorch : public ::testing::TestWithParam<Parameters> {};
 
 TEST_P(OptimStateBesidePytorch, IsTheSameAfterTheSameSteps_L4) {
   const auto [name, original] = GetParam();
   const Golden golden(name);
-  run_mesh(2, [&, name = std::string(name), original = original](Mesh& mesh) {
+  run_mesh(2, [&, name = name, original = original](Mesh& mesh) {
     auto peer = make_peer(name, golden.tree.at("weights"), mesh, original);
     const auto& batches = golden.tree.at("batches").items();
     for (std::size_t step = 0; step < batches.size(); ++step) {
@@ -339,7 +339,7 @@ TEST_P(OptimStateBesidePytorch, IsTheSameAfterTheSameSteps_L4) {
 TEST_P(OptimStateBesidePytorch, GoesThroughUnchanged_R18_R23) {
   const auto [name, original] = GetParam();
   const Golden golden(name);
-  run_mesh(2, [&, name = std::string(name), original = original](Mesh& mesh) {
+  run_mesh(2, [&, name = name, original = original](Mesh& mesh) {
     const auto& expected = golden.state_dict(original);
     // Of either way of sharding: the two files have the same values.
     for (const bool from_original : kBoth) {
@@ -363,7 +363,8 @@ TEST_P(OptimStateBesidePytorch, GoesThroughUnchanged_R18_R23) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OptimStateBesidePytorch,
-                         ::testing::Combine(::testing::Values("nested", "dummy", "transformer"),
+                         ::testing::Combine(::testing::Values<std::string>("nested", "dummy",
+                                                                           "transformer"),
                                             ::testing::Bool()),
                          [](const auto& of) {
                            return std::string(std::get<0>(of.param)) +
