@@ -28,9 +28,19 @@ std::vector<std::string> names_of(const std::vector<ShardedParameter>& parameter
   return names;
 }
 
+// Who holds nothing of an original parameter of FSDP1 has no gradients of it and does not count
+// its steps: other ranks say how many there were.
+Tensor step_leaf(const AdamWState& of, const ShardedParameter& parameter) {
+  auto leaf = leaf_of(of.step);
+  const bool counts = !parameter.flat || !parameter.pieces.empty() || parameter.local.numel() > 0 ||
+                      numel(parameter.shape) == 0;
+  if (!counts) leaf.pieces.clear();
+  return leaf;
+}
+
 void add_state(Value& state, const AdamWState& of, const ShardedParameter& parameter) {
   const auto entry = [&](Tensor exp_avg, Tensor exp_avg_sq) {
-    return Value::dict({{"step", leaf_of(of.step)},
+    return Value::dict({{"step", step_leaf(of, parameter)},
                         {"exp_avg", std::move(exp_avg)},
                         {"exp_avg_sq", std::move(exp_avg_sq)}});
   };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "base/log.h"
@@ -206,17 +207,20 @@ void Loader::load_whole(const Batch& batch, const at::Tensor& to, std::vector<at
   }
 }
 
-// FSDP2 shards as chunks are cut: then everything is here already.
-bool is_own_sharding(const Unit& unit, std::size_t place, const Scattered& scattered) {
-  if (!unit.is_sharded() || unit.geometry() != Geometry::rows) return false;
+// Every rank has what its own part needs: FSDP2 shards as chunks are cut.
+bool is_all_here(const Unit& unit, std::size_t place, const Scattered& scattered) {
+  if (!unit.is_sharded()) return false;
   for (std::size_t rank = 0; rank < scattered.size(); ++rank) {
     const auto part = part_of(unit, place, static_cast<int>(rank));
-    const auto* tensor = scattered[rank];
-    if (tensor == nullptr) return false;
-    const bool is_same = numel(part.slice) == 0 ? tensor->pieces.empty()
-                                                : tensor->pieces.size() == 1 &&
-                                                      tensor->pieces.front().slice == part.slice;
-    if (!is_same) return false;
+    std::vector<Slice> own;
+    if (scattered[rank] != nullptr) {
+      for (const auto& piece : scattered[rank]->pieces) own.push_back(piece.slice);
+    }
+    std::int64_t count = 0;
+    const std::span<const Slice> wanted(&part.slice, 1);
+    for (const auto& copy : plan_copies(unit.layout().params[place].shape, own, wanted))
+      count += copy.count;
+    if (count != numel(part.slice)) return false;
   }
   return true;
 }
@@ -242,7 +246,7 @@ void Loader::load_chunks(const Batch& batch, const at::Tensor& to, std::vector<a
         const auto* value = state == nullptr ? nullptr : state->find(batch.name);
         of_ranks.push_back(value != nullptr && is_shaped(*value) ? &value->as_tensor() : nullptr);
       }
-      is_here = is_here && batch.unit && is_own_sharding(*batch.unit, param.places[i], of_ranks);
+      is_here = is_here && batch.unit && is_all_here(*batch.unit, param.places[i], of_ranks);
       held.push_back(&slot.entry->tensors[i]->as_tensor());
       targets.push_back({&param, i});
     }

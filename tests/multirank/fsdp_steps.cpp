@@ -7,6 +7,7 @@
 // DIR/MODE.final (all parameters after the last).
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <optional>
@@ -135,7 +136,10 @@ void train(const std::string& directory, const std::string& mode, const tessera:
                                           batch.narrow(1, 1, kLength - 1).reshape({-1}));
     loss.backward();
     const double norm = tessera::clip_grad_norm(parameters, 1.0);
-    const std::string dtype = c10::toString(parameters.front().local.grad().scalar_type());
+    // What a rank holds nothing of may have no gradient.
+    const auto with_gradient = std::ranges::find_if(
+        parameters, [](const auto& parameter) { return parameter.local.grad().defined(); });
+    const std::string dtype = c10::toString(with_gradient->local.grad().scalar_type());
     optimizer.step();
     std::fprintf(out, "%.9g %.9g %s\n", loss.item<double>(), norm, dtype.c_str());
   }
