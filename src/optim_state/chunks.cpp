@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "fsdp/quiet_copy.h"
+#include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/compat.h"
@@ -19,17 +20,6 @@ std::int64_t elements_of(const Tensor* tensor) {
   if (tensor == nullptr) return 0;
   for (const auto& piece : tensor->pieces) elements += numel(piece.slice);
   return elements;
-}
-
-at::Tensor flat_piece(const Tensor& tensor, const Piece& piece) {
-  Tensor part;
-  part.dtype = tensor.dtype;
-  part.shape = std::get<Box>(piece.slice).sizes;
-  part.pieces = {{.slice = whole(part.shape),
-                  .storage = piece.storage,
-                  .storage_offset = piece.storage_offset,
-                  .strides = piece.strides}};
-  return tensor_of(part).contiguous().view({-1});
 }
 
 }  // namespace
@@ -66,7 +56,7 @@ at::Tensor ChunkArray::give(int rank, const std::vector<const Tensor*>& held) co
     auto base = bases_[rank][i];
     if (held[i] == nullptr) continue;
     for (const auto& piece : held[i]->pieces) {
-      const auto elements = flat_piece(*held[i], piece);
+      const auto elements = tensor_of_piece(*held[i], piece).contiguous().view({-1});
       copy_quietly(mine, base, elements, 0, elements.numel());
       base += elements.numel();
     }

@@ -13,14 +13,7 @@ Value copy_of_tensor(const Tensor& tensor) {
   auto copy = tensor;
   for (auto& piece : copy.pieces) {
     if (!piece.storage) continue;
-    Tensor part;
-    part.dtype = tensor.dtype;
-    part.shape = std::get<Box>(piece.slice).sizes;
-    part.pieces = {{.slice = whole(part.shape),
-                    .storage = piece.storage,
-                    .storage_offset = piece.storage_offset,
-                    .strides = piece.strides}};
-    const auto cloned = leaf_of(tensor_of(part).clone(at::MemoryFormat::Contiguous));
+    const auto cloned = leaf_of(tensor_of_piece(tensor, piece).clone(at::MemoryFormat::Contiguous));
     piece.storage = cloned.pieces.front().storage;
     piece.storage_offset = 0;
     piece.strides = {};
@@ -29,6 +22,17 @@ Value copy_of_tensor(const Tensor& tensor) {
 }
 
 }  // namespace
+
+at::Tensor tensor_of_piece(const Tensor& tensor, const Piece& piece) {
+  Tensor part;
+  part.dtype = tensor.dtype;
+  part.shape = std::get<Box>(piece.slice).sizes;
+  part.pieces = {{.slice = whole(part.shape),
+                  .storage = piece.storage,
+                  .storage_offset = piece.storage_offset,
+                  .strides = piece.strides}};
+  return tensor_of(part);
+}
 
 Value deep_copy(const Value& tree) {
   const auto all = [](const Value::List& items) {

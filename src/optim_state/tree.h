@@ -14,6 +14,9 @@ namespace tessera::detail {
 // (spec ).
 [[nodiscard]] Value deep_copy(const Value& tree);
 
+// The piece, a box in memory, as a tensor over that memory.
+[[nodiscard]] at::Tensor tensor_of_piece(const Tensor& tensor, const Piece& piece);
+
 // `tensor` as a leaf of a tensor of `shape`, of which it is `box`, with sharded tensors' rule: what
 // holds nothing is no piece.
 [[nodiscard]] Value chunk_leaf(const at::Tensor& tensor, const Shape& shape, const Box& box);
