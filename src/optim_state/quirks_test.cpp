@@ -146,7 +146,8 @@ TEST_P(OptimStateQuirks, AnyValueIsScattered_Q01_Q02) {
       state.set_item("text", "abc");
       state.set_item("list", Value::list({Value(1), leaf_of(torch::arange(3))}));
     };
-    for (const auto& [name, state] : full.at("state").pairs()) full = changed(full, name, add);
+    const auto unchanged = full;
+    for (const auto& [name, state] : unchanged.at("state").pairs()) full = changed(full, name, add);
     full = with_key(full, "mine", leaf_of(torch::arange(6).view({2, 3})));
     full = with_key(full, "nested", Value::dict({{"deep", leaf_of(torch::ones({4}))}}));
     const auto before = full;
@@ -250,8 +251,9 @@ TEST_P(OptimStateQuirks, MissingPartsAreFoundByAllRanks_E17_E28_Q10) {
 TEST_P(OptimStateQuirks, NanAndListsAreValues_Q16_Q17) {
   run_mesh(2, [](Mesh& mesh) {
     auto [net, optimizer] = trained(GetParam(), mesh);
-    auto own = optimizer_state_dict(*optimizer);
-    for (const auto& [key, state] : own.at("state").pairs()) {
+    const auto unchanged = optimizer_state_dict(*optimizer);
+    auto own = unchanged;
+    for (const auto& [key, state] : unchanged.at("state").pairs()) {
       own = changed(own, key, [](Value& s) {
         s.set_item("nan", leaf_of(torch::tensor(std::nanf(""))));
         s.set_item("list", Value::list({Value(1), Value::dict({{"a", 2}})}));
@@ -421,9 +423,10 @@ TEST(FlatOptimState, TakesWhatOneTensorCanHold_E08_E09_E10) {
 TEST(OriginalOptimState, KeepsDtypesOfEachParameter_Q05) {
   run_mesh(2, [](Mesh& mesh) {
     auto [net, optimizer] = trained(Way::original, mesh);
-    auto own = optimizer_state_dict(*optimizer);
+    const auto unchanged = optimizer_state_dict(*optimizer);
+    auto own = unchanged;
     std::size_t at = 0;
-    for (const auto& [key, state] : own.at("state").pairs()) {
+    for (const auto& [key, state] : unchanged.at("state").pairs()) {
       // The same parameters on both ranks: by their number.
       if (key.as_int() % 2 == 0) continue;
       ++at;
@@ -503,8 +506,8 @@ TEST(RekeyedOptimState, RefusesMixedKeysAndSharesWhatFits_L8) {
               HasSubstr("Invalid parameter keys"));
   // A flat parameter has no one name (X60).
   run_mesh(2, [](Mesh& mesh) {
-    auto [flat, optimizer] = trained(Way::flat, mesh);
-    EXPECT_THAT(error_of([&, &optim = *optimizer, &model = flat] {
+    auto [flat, of_flat] = trained(Way::flat, mesh);
+    EXPECT_THAT(error_of([&, &optim = *of_flat, &model = flat] {
                   (void)rekey_optim_state_dict(optimizer_state_dict(optim),
                                                OptimStateKeyType::PARAM_NAME, model,
                                                {.optim = OptimizerRef(optim)});

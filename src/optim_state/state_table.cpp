@@ -147,7 +147,7 @@ void join(Row& row) {
       require_fitting(row, name, rank, *value, *first);
       require_size(row, name, rank, *value, expected[rank]);
     }
-    StateEntry entry{.name = name, .is_tensor = is_shaped(*first)};
+    TableEntry entry{.name = name, .is_tensor = is_shaped(*first)};
     if (entry.is_tensor) {
       entry.dtype = first->as_tensor().dtype;
     } else {

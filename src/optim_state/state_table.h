@@ -11,7 +11,7 @@
 namespace tessera::detail {
 
 // One state of a parameter.
-struct StateEntry {
+struct TableEntry {
   std::string name;
   bool is_tensor = false;  // with dimensions: the ranks hold parts of it
   DType dtype = DType::float32;
@@ -24,7 +24,7 @@ struct TableRow {
   bool is_sharded = false;
   const ModelParam* param = nullptr;  // null: not a parameter of this rank's model
   Value mine;                         // this rank's state, with data; none: it has none
-  std::vector<StateEntry> entries;    // by name; of sharded parameters alone
+  std::vector<TableEntry> entries;    // by name; of sharded parameters alone
 };
 
 // What a rank tells the others: of each parameter with a state its names, whether it is sharded,
