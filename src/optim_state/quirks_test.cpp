@@ -129,7 +129,8 @@ TEST_P(OptimStateQuirks, StepsCountOnByOne_Q15) {
                               rekey_optim_state_dict(full, OptimStateKeyType::PARAM_ID, whole,
                                                      {.optim = OptimizerRef(*other)}));
     train(whole, *other, 2, 1);
-    for (const auto& [key, state] : optimizer_state_dict(*other).at("state").pairs())
+    const auto own = optimizer_state_dict(*other);
+    for (const auto& [key, state] : own.at("state").pairs())
       EXPECT_EQ(tensor_of(state.at("step").as_tensor()).item<float>(), 3);
   });
 }
