@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "base/log.h"
+#include "fsdp/redistribute.h"
 #include "fsdp/registry.h"
 #include "fsdp/state_entries.h"
 #include "tessera/error.h"
@@ -79,16 +80,6 @@ Value full_state(ModuleRef module, const StateDictOptions& options) {
   return Value::dict(std::move(pairs), DictKind::ordered_dict);
 }
 
-// One piece as a tensor over its memory.
-at::Tensor tensor_of_piece(const Tensor& leaf, const Piece& piece) {
-  Tensor part;
-  part.dtype = leaf.dtype;
-  part.shape = std::get<Box>(piece.slice).sizes;
-  part.pieces = {piece};
-  std::get<Box>(part.pieces.front().slice).offsets.assign(part.shape.size(), 0);
-  return tensor_of(part);
-}
-
 struct Copy {
   at::Tensor to, from;
 };
@@ -117,8 +108,8 @@ void plan(const std::string& name, const Tensor& mine, const Tensor& given,
           std::vector<Copy>& copies) {
   require_shape(name, mine, given);
   for (const auto& piece : mine.pieces) {
-    copies.push_back(
-        {tensor_of_piece(mine, piece), tensor_of_piece(given, same_piece(name, piece, given))});
+    copies.push_back({detail::tensor_of_piece(mine, piece),
+                      detail::tensor_of_piece(given, same_piece(name, piece, given))});
   }
 }
 
@@ -126,7 +117,7 @@ void plan(const std::string& name, const Tensor& mine, const Tensor& given,
 at::Tensor piece_for(const std::string& name, const Tensor& mine, const Tensor& given) {
   require_shape(name, mine, given);
   if (mine.pieces.empty()) return {};
-  return tensor_of_piece(given, same_piece(name, mine.pieces.front(), given));
+  return detail::tensor_of_piece(given, same_piece(name, mine.pieces.front(), given));
 }
 
 // This rank's part of what is no flat unit's, in its own memory.
@@ -170,17 +161,13 @@ bool is_flat(const Unit* unit) {
   return unit != nullptr && unit->is_sharded() && unit->geometry() != detail::Geometry::rows;
 }
 
-Tensor chunk_leaf(const at::Tensor& whole, int ranks, int rank) {
-  const auto rows = whole.size(0);
-  const auto first = first_row(rows, ranks, rank);
-  const auto count = first_row(rows, ranks, rank + 1) - first;
-  auto leaf = sharded_leaf_of(whole.narrow(0, first, count)
-                                  .to(at::kCPU, whole.scalar_type(),
-                                      /*non_blocking=*/false,
-                                      /*copy=*/true),
-                              whole.sizes().vec(), first);
-  if (count == 0) leaf.pieces.clear();
-  return leaf;
+// What this rank's chunk of a gathered parameter is, copied.
+Tensor own_chunk(const at::Tensor& whole, const Mesh& mesh) {
+  const auto shape = whole.sizes().vec();
+  const auto box = detail::chunk_of(shape, mesh.size(), mesh.rank());
+  const auto rows = whole.narrow(0, box.offsets[0], box.sizes[0])
+                        .to(at::kCPU, whole.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  return detail::chunk_leaf(rows, shape, box);
 }
 
 Value sharded_state(ModuleRef module) {
@@ -191,9 +178,8 @@ Value sharded_state(ModuleRef module) {
     unit->adopt_replaced();
     const auto whole = unit->gather_whole(unit->shard());
     for (std::size_t i = 0; i < unit->params().size(); ++i) {
-      chunks.emplace(
-          unit->params()[i].full.unsafeGetTensorImpl(),
-          chunk_leaf(unit->whole_view(whole, i), unit->mesh().size(), unit->mesh().rank()));
+      chunks.emplace(unit->params()[i].full.unsafeGetTensorImpl(),
+                     own_chunk(unit->whole_view(whole, i), unit->mesh()));
     }
   }
   if (chunks.empty()) return model_state(module);
@@ -212,16 +198,12 @@ struct ShardedLoad {
   std::unordered_map<const c10::TensorImpl*, at::Tensor> chunks;  // undefined: none on this rank
 };
 
-at::Tensor chunk_of(const std::string& name, const at::Tensor& parameter, const Unit& unit,
-                    const Tensor& given) {
-  const auto shape = parameter.sizes().vec();
-  const auto mesh = unit.mesh();
-  const auto first = first_row(shape[0], mesh.size(), mesh.rank());
-  Box box{Shape(shape.size(), 0), shape};
-  box.offsets[0] = first;
-  box.sizes[0] = first_row(shape[0], mesh.size(), mesh.rank() + 1) - first;
+at::Tensor given_chunk(const std::string& name, const at::Tensor& parameter, const Unit& unit,
+                       const Tensor& given) {
   Tensor mine;
-  mine.shape = shape;
+  mine.shape = parameter.sizes().vec();
+  const auto mesh = unit.mesh();
+  const auto box = detail::chunk_of(mine.shape, mesh.size(), mesh.rank());
   if (numel(box) > 0) mine.pieces.push_back({box, nullptr, 0, {}, -1});
   return piece_for(name, mine, given);
 }
@@ -234,7 +216,7 @@ ShardedLoad plan_sharded(const torch::nn::Module& module, const Value& state) {
     const auto& given = entry_of(state, name).as_tensor();
     const auto owner = detail::find_owner(tensor);
     if (is_flat(owner.unit.get())) {
-      load.chunks[tensor.unsafeGetTensorImpl()] = chunk_of(name, tensor, *owner.unit, given);
+      load.chunks[tensor.unsafeGetTensorImpl()] = given_chunk(name, tensor, *owner.unit, given);
     } else {
       plan(name, rows_leaf(tensor), given, load.copies);
     }
@@ -243,7 +225,7 @@ ShardedLoad plan_sharded(const torch::nn::Module& module, const Value& state) {
   return load;
 }
 
-// The chunks of all ranks, exchanged, make the parameters whole; each rank keeps its own part.
+// Each rank takes its own parts out of the chunks of all.
 void load_chunks(const Unit& unit, const ShardedLoad& load) {
   std::vector<Shape> shapes;
   for (const auto& place : unit.layout().params) shapes.push_back(place.shape);
@@ -258,16 +240,16 @@ void load_chunks(const Unit& unit, const ShardedLoad& load) {
   }
   const auto all = unit.exchange(mine);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
-    const auto whole = at::empty({numel(shapes[i])}, mine.options());
+    std::vector<detail::Part> chunks;
     for (int rank = 0; rank < mesh.size(); ++rank) {
-      for (const auto& run : rows.runs[rank]) {
-        if (run.param != i) continue;
-        whole.narrow(0, run.param_offset, run.count)
-            .copy_(all.narrow(0, rank * rows.shard_elements + run.shard_offset, run.count));
-      }
+      chunks.push_back({detail::chunk_of(shapes[i], mesh.size(), rank),
+                        rank * rows.shard_elements + rows.local[rank][i].shard_offset});
     }
-    unit.take_own(i, whole, unit.shard());
+    detail::redistribute(shapes[i], all, chunks, unit.shard(),
+                         detail::part_of(unit, i, mesh.rank()));
   }
+  // Nothing of this tells autograd, nor the unit that its shard has changed.
+  torch::autograd::impl::bump_version(unit.shard());
 }
 
 // A rank whose state does not fit says so to the others, which would wait for its chunks.
@@ -372,9 +354,8 @@ std::vector<ShardMetadata> shard_metadata(const std::vector<std::int64_t>& shape
   }
   std::vector<ShardMetadata> chunks;
   for (int rank = 0; rank < ranks; ++rank) {
-    ShardMetadata chunk{Shape(shape.size(), 0), shape, rank};
-    chunk.offsets[0] = first_row(shape[0], ranks, rank);
-    chunk.sizes[0] = first_row(shape[0], ranks, rank + 1) - chunk.offsets[0];
+    auto box = detail::chunk_of(shape, ranks, rank);
+    ShardMetadata chunk{std::move(box.offsets), std::move(box.sizes), rank};
     if (chunk.sizes[0] > 0) chunks.push_back(std::move(chunk));
   }
   return chunks;

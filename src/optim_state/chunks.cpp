@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "fsdp/quiet_copy.h"
-#include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/compat.h"

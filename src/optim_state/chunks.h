@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "optim_state/redistribute.h"
+#include "fsdp/redistribute.h"
 #include "tessera/mesh.h"
 #include "tessera/value.h"
 

@@ -13,7 +13,6 @@
 #include "optim/state_key.h"
 #include "optim_state/chunks.h"
 #include "optim_state/load_plan.h"
-#include "optim_state/save_state.h"
 #include "optim_state/state_message.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"

@@ -54,6 +54,12 @@ std::shared_ptr<const OptimizerRef::Names> OptimModel::own_names() const {
   return names;
 }
 
+GroupOf::GroupOf(const std::optional<Mesh>& asked, const OptimModel& model)
+    : mesh_(asked ? asked : model.all_ranks()) {
+  if (!mesh_) solo_ = solo_group();
+  group_ = mesh_ ? &mesh_->group() : solo_.get();
+}
+
 namespace {
 
 const ModelParam* require_known(const OptimModel& model, const at::Tensor& tensor) {

@@ -53,6 +53,20 @@ class OptimModel {
   std::optional<Mesh> all_ranks_;
 };
 
+// Who takes part: the ranks of the mesh asked for, else of the model's, else this one alone.
+class GroupOf {
+ public:
+  GroupOf(const std::optional<Mesh>& asked, const OptimModel& model);
+  [[nodiscard]] Group& get() const noexcept { return *group_; }
+  // Null: this rank alone.
+  [[nodiscard]] const std::optional<Mesh>& mesh() const noexcept { return mesh_; }
+
+ private:
+  std::optional<Mesh> mesh_;
+  std::unique_ptr<Group> solo_;
+  Group* group_;
+};
+
 // A key of an optimizer's state and what it is of.
 struct OptimKey {
   Value key;

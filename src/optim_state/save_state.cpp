@@ -10,8 +10,8 @@
 
 #include "base/log.h"
 #include "fsdp/quiet_copy.h"
+#include "fsdp/redistribute.h"
 #include "optim/state_key.h"
-#include "optim_state/redistribute.h"
 #include "optim_state/state_message.h"
 #include "optim_state/state_table.h"
 #include "optim_state/tree.h"
@@ -190,7 +190,7 @@ void Output::gather_state(Unit& unit, const std::string& name, DType dtype, cons
       const auto box = in_chunks_ ? chunk_of(shape, unit.mesh().size(), rank) : whole(shape);
       auto made = at::empty(box.sizes, all.options());
       redistribute(shape, all, parts_of(unit, param.places[i]), made.view({-1}), {box, 0});
-      tensors.emplace_back(name, in_chunks_ ? chunk_leaf(made, shape, box) : Value(leaf_of(made)));
+      tensors.emplace_back(name, in_chunks_ ? chunk_leaf(made, shape, box) : leaf_of(made));
     }
   }
 }
@@ -281,12 +281,6 @@ bool is_by_name(const Value& state, const OptimizerRef::Names& own_names) {
 }
 
 }  // namespace
-
-GroupOf::GroupOf(const std::optional<Mesh>& asked, const OptimModel& model)
-    : mesh_(asked ? asked : model.all_ranks()) {
-  if (!mesh_) solo_ = solo_group();
-  group_ = mesh_ ? &mesh_->group() : solo_.get();
-}
 
 Value save_state(const torch::nn::Module& module, const OptimizerRef& optim,
                  const SaveRequest& request) {

@@ -19,18 +19,4 @@ struct SaveRequest {
 [[nodiscard]] Value save_state(const torch::nn::Module& module, const OptimizerRef& optim,
                                const SaveRequest& request);
 
-// The group of `mesh`, or of this rank alone.
-class GroupOf {
- public:
-  GroupOf(const std::optional<Mesh>& asked, const OptimModel& model);
-  [[nodiscard]] Group& get() const noexcept { return *group_; }
-  // Null: this rank alone.
-  [[nodiscard]] const std::optional<Mesh>& mesh() const noexcept { return mesh_; }
-
- private:
-  std::optional<Mesh> mesh_;
-  std::unique_ptr<Group> solo_;
-  Group* group_;
-};
-
 }  // namespace tessera::detail

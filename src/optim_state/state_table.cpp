@@ -5,9 +5,10 @@
 #include <unordered_map>
 #include <utility>
 
+#include "fsdp/redistribute.h"
 #include "optim/state_key.h"
-#include "optim_state/redistribute.h"
 #include "optim_state/state_message.h"
+#include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "value/render.h"
 
@@ -24,6 +25,22 @@ struct Row {
 };
 using RowKey = std::pair<bool, std::vector<std::string>>;  // sharded, names
 using Rows = std::map<RowKey, Row>;
+
+// Of an optimizer's state, each by its key; valid as long as that is.
+class StateByKey {
+ public:
+  explicit StateByKey(const Value& state) {
+    for (const auto& [key, value] : state.pairs()) states_.emplace(state_key(key), &value);
+  }
+  // Null: nothing.
+  [[nodiscard]] const Value* find(const Value& key) const {
+    const auto found = states_.find(state_key(key));
+    return found == states_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::unordered_map<std::string, const Value*> states_;
+};
 
 std::vector<std::string> names_in(const Value& list) {
   std::vector<std::string> names;
@@ -61,10 +78,6 @@ std::int64_t expected_elements(const ModelParam& param, int shard_rank) {
   const auto& unit = *param.unit;
   if (param.is_flat()) return unit.layout().shard_elements;
   return numel(part_of(unit, param.places.front(), shard_rank).slice);
-}
-
-bool is_shaped(const Value& value) {
-  return value.is(Value::Kind::tensor) && !value.as_tensor().shape.empty();
 }
 
 std::string shown(const Value& value) {
@@ -160,15 +173,14 @@ void join(Row& row) {
 }  // namespace
 
 Value describe_state(const Value& state, const std::vector<OptimKey>& keys) {
-  std::unordered_map<std::string, const Value*> states;
-  for (const auto& [key, value] : state.pairs()) states.emplace(state_key(key), &value);
+  const StateByKey states(state);
   // Dicts all the way: of tensors in lists all data would travel.
   std::vector<Value::Pair> told;
   for (const auto& [key, param] : keys) {
-    const auto found = states.find(state_key(key));
+    const auto* mine = states.find(key);
     // A sharded parameter is told of also where nothing is known of its state: the others have to
     // know which part is this rank's.
-    if (found == states.end() && !param->is_sharded()) continue;
+    if (mine == nullptr && !param->is_sharded()) continue;
     Value::List names;
     for (const auto& name : param->names) names.emplace_back(name);
     const int shard_rank = param->is_sharded() ? param->unit->mesh().rank() : -1;
@@ -176,7 +188,7 @@ Value describe_state(const Value& state, const std::vector<OptimKey>& keys) {
                       Value::dict({{"names", Value::list(std::move(names))},
                                    {"sharded", param->is_sharded()},
                                    {"rank", shard_rank},
-                                   {"state", found == states.end() ? Value() : *found->second}}));
+                                   {"state", mine == nullptr ? Value() : *mine}}));
   }
   return Value::dict(std::move(told));
 }
@@ -201,8 +213,7 @@ std::vector<TableRow> make_table(const OptimModel& model, const Value& state,
   });
   if (model.has_flat()) require_all_told(rows, trees.size());
 
-  std::unordered_map<std::string, const Value*> states;
-  for (const auto& [key, value] : state.pairs()) states.emplace(state_key(key), &value);
+  const StateByKey states(state);
   for (auto& [key, row] : rows) {
     row.row.is_sharded = key.first;
     row.row.names = key.second;
@@ -211,8 +222,7 @@ std::vector<TableRow> make_table(const OptimModel& model, const Value& state,
     const auto row = rows.find({param->is_sharded(), param->names});
     if (row == rows.end()) continue;
     row->second.row.param = param;
-    if (const auto found = states.find(state_key(key)); found != states.end())
-      row->second.row.mine = *found->second;
+    if (const auto* mine = states.find(key)) row->second.row.mine = *mine;
   }
   // A unit that this rank's optimizer does not have may still be gathered by its peers.
   for (const auto& param : model.params()) {

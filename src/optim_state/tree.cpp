@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "fsdp/redistribute.h"
 #include "torch/tensor.h"
 
 namespace tessera::detail {
@@ -22,17 +23,6 @@ Value copy_of_tensor(const Tensor& tensor) {
 }
 
 }  // namespace
-
-at::Tensor tensor_of_piece(const Tensor& tensor, const Piece& piece) {
-  Tensor part;
-  part.dtype = tensor.dtype;
-  part.shape = std::get<Box>(piece.slice).sizes;
-  part.pieces = {{.slice = whole(part.shape),
-                  .storage = piece.storage,
-                  .storage_offset = piece.storage_offset,
-                  .strides = piece.strides}};
-  return tensor_of(part);
-}
 
 Value deep_copy(const Value& tree) {
   const auto all = [](const Value::List& items) {
@@ -55,15 +45,6 @@ Value deep_copy(const Value& tree) {
     default:
       return tree;
   }
-}
-
-Value chunk_leaf(const at::Tensor& tensor, const Shape& shape, const Box& box) {
-  auto leaf = leaf_of(tensor);
-  leaf.shape = shape;
-  leaf.sharded = true;
-  leaf.pieces.front().slice = box;
-  if (numel(box) == 0) leaf.pieces.clear();
-  return leaf;
 }
 
 }  // namespace tessera::detail

@@ -1,10 +1,5 @@
-// Trees of state: copies, and the order of entries.
+// Trees of state.
 #pragma once
-
-#include <torch/types.h>
-
-#include <string>
-#include <vector>
 
 #include "tessera/value.h"
 
@@ -14,13 +9,7 @@ namespace tessera::detail {
 // (spec ).
 [[nodiscard]] Value deep_copy(const Value& tree);
 
-// The piece, a box in memory, as a tensor over that memory.
-[[nodiscard]] at::Tensor tensor_of_piece(const Tensor& tensor, const Piece& piece);
-
-// `tensor` as a leaf of a tensor of `shape`, of which it is `box`, with sharded tensors' rule: what
-// holds nothing is no piece.
-[[nodiscard]] Value chunk_leaf(const at::Tensor& tensor, const Shape& shape, const Box& box);
-
+// Whether this state has elements like its parameter; a step of no dimensions has not.
 [[nodiscard]] inline bool is_shaped(const Value& value) {
   return value.is(Value::Kind::tensor) && !value.as_tensor().shape.empty();
 }

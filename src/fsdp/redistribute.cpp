@@ -1,8 +1,9 @@
-#include "optim_state/redistribute.h"
+#include "fsdp/redistribute.h"
 
 #include <algorithm>
 
 #include "fsdp/quiet_copy.h"
+#include "torch/tensor.h"
 
 namespace tessera::detail {
 
@@ -53,6 +54,26 @@ Box chunk_of(const Shape& shape, int world, int rank) {
   box.offsets[0] = first_row(shape[0], world, rank);
   box.sizes[0] = first_row(shape[0], world, rank + 1) - box.offsets[0];
   return box;
+}
+
+Tensor chunk_leaf(const at::Tensor& tensor, const Shape& shape, const Box& box) {
+  auto leaf = leaf_of(tensor);
+  leaf.shape = shape;
+  leaf.sharded = true;
+  leaf.pieces.front().slice = box;
+  if (numel(box) == 0) leaf.pieces.clear();
+  return leaf;
+}
+
+at::Tensor tensor_of_piece(const Tensor& tensor, const Piece& piece) {
+  Tensor part;
+  part.dtype = tensor.dtype;
+  part.shape = std::get<Box>(piece.slice).sizes;
+  part.pieces = {{.slice = whole(part.shape),
+                  .storage = piece.storage,
+                  .storage_offset = piece.storage_offset,
+                  .strides = piece.strides}};
+  return tensor_of(part);
 }
 
 }  // namespace tessera::detail

@@ -1,4 +1,5 @@
-// Copies parts of tensors between arrays, as a plan of src/layout says.
+// Parts of tensors: what a rank holds of a unit's parameters, chunks of rows, and copies between
+// arrays of them, as a plan of src/layout says.
 #pragma once
 
 #include <torch/types.h>
@@ -10,6 +11,7 @@
 
 #include "fsdp/unit.h"
 #include "tessera/layout.h"
+#include "tessera/value.h"
 
 namespace tessera::detail {
 
@@ -29,8 +31,13 @@ void redistribute(const Shape& shape, const at::Tensor& from_array, std::span<co
 // The same of all ranks, in an array of all shards, one after the other.
 [[nodiscard]] std::vector<Part> parts_of(const Unit& unit, std::size_t index);
 
-// What torch.chunk gives `rank` of `world` of a tensor along dimension 0; sizes 0: nothing. Of one
-// without dimensions rank 0 gets all.
+// What torch.chunk gives `rank` of `world` of a tensor along dimension 0; sizes 0: nothing. Every
+// rank gets all of one without dimensions.
 [[nodiscard]] Box chunk_of(const Shape& shape, int world, int rank);
+// `tensor` as the part `box` of a tensor of `shape` that is sharded; what holds nothing is no
+// piece.
+[[nodiscard]] Tensor chunk_leaf(const at::Tensor& tensor, const Shape& shape, const Box& box);
+// The piece, a box in memory, as a tensor over that memory.
+[[nodiscard]] at::Tensor tensor_of_piece(const Tensor& tensor, const Piece& piece);
 
 }  // namespace tessera::detail
