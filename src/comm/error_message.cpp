@@ -107,4 +107,22 @@ Error decode_error(std::span<const std::byte> bytes) {
   return decode(bytes, 0);
 }
 
+std::optional<Error> failure_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return Error(ErrorCode::io, error.what());
+  } catch (...) {
+    return Error(ErrorCode::io, "an exception that is no std::exception");
+  }
+  return std::nullopt;
+}
+
+void add_failure(std::map<int, Error>& failures, int rank, const Error& failure) {
+  for (const auto& [peer, error] : failure.peers()) failures.emplace(peer, error);
+  if (failure.peers().empty()) failures.emplace(rank, failure);
+}
+
 }  // namespace tessera

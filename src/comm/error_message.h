@@ -1,6 +1,9 @@
-// An Error as a message to other ranks.
+// A rank's failure, and an Error as a message to other ranks.
 #pragma once
 
+#include <functional>
+#include <map>
+#include <optional>
 #include <span>
 
 #include "tessera/comm.h"
@@ -11,5 +14,11 @@ namespace tessera {
 [[nodiscard]] Bytes encode_error(const Error& error);
 // Throws `corrupt` for bytes that encode_error did not make.
 [[nodiscard]] Error decode_error(std::span<const std::byte> bytes);
+
+// What `work` throws, as an Error.
+[[nodiscard]] std::optional<Error> failure_of(const std::function<void()>& work);
+// Adds what `rank` reported. What it learnt of others by agreeing with them itself counts instead
+// of its own words.
+void add_failure(std::map<int, Error>& failures, int rank, const Error& failure);
 
 }  // namespace tessera

@@ -2,7 +2,6 @@
 
 #include <cstring>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -111,17 +110,6 @@ Value unpacked_tensor(const Value::List& fields) {
   return tensor;
 }
 
-std::optional<Error> failure_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error;
-  } catch (const std::exception& error) {
-    return Error(ErrorCode::io, error.what());
-  }
-  return std::nullopt;
-}
-
 // One byte that says which, then a tree or an Error.
 constexpr std::byte kTree{0}, kFailure{1};
 
@@ -145,7 +133,7 @@ std::vector<Value> trees_of(const std::vector<Bytes>& reports, const char* opera
     if (report.empty()) throw Error(ErrorCode::corrupt, "an empty message").while_doing(operation);
     const Bytes rest(report.begin() + 1, report.end());
     if (report.front() == kFailure) {
-      failures.emplace(static_cast<int>(rank), decode_error(rest));
+      add_failure(failures, static_cast<int>(rank), decode_error(rest));
     } else if (failures.empty()) {
       trees.push_back(unpack_tree(rest));
     }
