@@ -3,32 +3,20 @@
 //   bench_optim_state wide|small flat|original ROUNDS
 #include <torch/torch.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <string>
 
+#include "measure.h"
 #include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/optim_state_dict.h"
 
 namespace {
 
 using tessera::Value;
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Peak resident memory of this process, MB.
-long peak_memory() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("VmHWM:")) return std::atol(line.c_str() + 6) / 1024;
-  }
-  return 0;
-}
+using tessera::bench::now;
+using tessera::bench::peak_memory;
 
 struct BlockImpl : torch::nn::Module {
   BlockImpl(int count, std::int64_t size) {

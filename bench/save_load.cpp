@@ -2,14 +2,13 @@
 // beside bench/peers/dcp_save_load.py, which holds the same tensors: rank 0 prints one line a
 // round.
 //   bench_save_load DIRECTORY ROUNDS
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
 
+#include "measure.h"
 #include "tessera/checkpoint.h"
 #include "tessera/mesh.h"
 
@@ -18,23 +17,12 @@ namespace {
 using tessera::Box;
 using tessera::Shape;
 using tessera::Value;
+using tessera::bench::now;
+using tessera::bench::peak_memory;
 
 constexpr int kLayers = 12;
 constexpr std::int64_t kDim = 1024;
 constexpr std::int64_t kVocabulary = 32000;
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Peak resident memory of this process, MB.
-long peak_memory() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("VmHWM:")) return std::atol(line.c_str() + 6) / 1024;
-  }
-  return 0;
-}
 
 // This rank's rows of a float tensor, filled with numbers that differ from row to row.
 Value rows(const Shape& shape, const tessera::Mesh& mesh) {

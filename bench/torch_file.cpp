@@ -1,7 +1,6 @@
 // How long do reading a torch.save file into memory and writing it from memory take? Beside
 // bench/peers/torch_file.py. Prints one line; reading checks every CRC-32 that the file has.
 //   bench_torch_file IN OUT
-#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -11,15 +10,14 @@
 #include "base/crc32.h"
 #include "base/parallel.h"
 #include "format/torch/torch_file.h"
+#include "measure.h"
 #include "tessera/checkpoint.h"
 
 namespace {
 
-constexpr int kThreads = 2;
+using tessera::bench::now;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+constexpr int kThreads = 2;
 
 // As torch.save does it from a tree in memory; durable when it returns.
 void write(const tessera::Value& tree, const std::filesystem::path& out) {
