@@ -203,6 +203,27 @@ TEST(Replicate, UsesOfSomeRanksCountAndOfNoneDoNot) {
   });
 }
 
+// A gradient's memory that somebody else sees is not averaged in place.
+TEST(Replicate, GradientsThatAHookKeepStayThoseOfTheirRank) {
+  run_mesh(2, [](Mesh& mesh) {
+    nn::Linear linear(3, 2);
+    std::vector<torch::Tensor> kept;
+    for (const auto& parameter : linear->parameters()) {
+      parameter.register_hook([&kept](const torch::Tensor& gradient) {
+        kept.push_back(gradient.detach());
+        return gradient;
+      });
+    }
+    replicate(linear, mesh);
+    call(linear, torch::ones({mesh.rank() + 1, 3})).sum().backward();
+    ASSERT_EQ(kept.size(), 2);
+    for (const auto& gradient : kept)
+      EXPECT_TRUE(torch::equal(gradient, torch::full_like(gradient, mesh.rank() + 1)));
+    for (const auto& parameter : linear->parameters())
+      EXPECT_TRUE(torch::equal(parameter.grad(), torch::full_like(parameter, 1.5)));
+  });
+}
+
 struct LargeImpl : nn::Module {
   nn::Linear first{nullptr}, last{nullptr};
   torch::Tensor unused;
