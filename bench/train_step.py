@@ -16,7 +16,9 @@ def jobs_of(bench, config):
     train = bench.build / "examples/train_gpt/train_gpt"
     flags = ["--data", data, "--dim", dim, "--layers", layers, "--heads", heads, "--seq", seq, "--threads", "1",
              "--bench", "20"]
-    jobs = {"tessera, 1 rank": [train, *flags, "--batch", batch, "--sharding", "none"],
+    alone = [train, *flags, "--batch", batch, "--sharding", "none"]
+    # The second shows what it costs that both cores work, without a word between them.
+    jobs = {"tessera, 1 rank": alone, "tessera, twice 1 rank": ["sh", "-c", '"$@" & "$@"; wait', "sh", *alone],
             "torch, 1 rank": [PYTHON, PEERS / "train_step.py", "single"]}
     for kind in KINDS:
         ours = torchrun(2, train, *flags, "--batch", 2 * int(batch), "--sharding", kind, python=False)
