@@ -31,23 +31,21 @@ Kind kind_of(const Value* value) {
 // E-08. The names of the states that those have that have any, in their order.
 std::vector<std::string> state_names(const ModelParam& param,
                                      const std::vector<const Value*>& given) {
-  std::vector<std::string> names;
-  std::set<std::string> first;
-  bool is_first = true;
+  const Value* first = nullptr;
   for (const auto* state : given) {
     if (state == nullptr) continue;
-    std::set<std::string> own;
-    for (const auto& [key, value] : state->pairs()) {
-      own.insert(key.as_string());
-      if (is_first) names.push_back(key.as_string());
-    }
-    if (is_first) first = own;
-    if (own != first) {
+    if (first == nullptr) first = state;
+    const auto has = [&](const Value::Pair& pair) {
+      return state->find(pair.first.as_string()) != nullptr;
+    };
+    if (state->size() != first->size() || !std::ranges::all_of(first->pairs(), has)) {
       throw refused(param, "Differing optimizer state names for the unflattened parameters: " +
                                joined(param.names));
     }
-    is_first = false;
   }
+  std::vector<std::string> names;
+  if (first == nullptr) return names;
+  for (const auto& [key, value] : first->pairs()) names.push_back(key.as_string());
   return names;
 }
 

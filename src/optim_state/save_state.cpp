@@ -169,12 +169,24 @@ at::Tensor own_part(const Unit& unit, const std::string& name, DType dtype,
   return mine;
 }
 
+// Elements of a one-dimensional tensor as one of `shape`, in the same memory.
+Tensor stretch_of(const Tensor& array, std::int64_t from, const Shape& shape) {
+  Tensor stretch;
+  stretch.dtype = array.dtype;
+  stretch.shape = shape;
+  stretch.pieces = array.pieces;
+  stretch.pieces.front().slice = whole(shape);
+  stretch.pieces.front().storage_offset += from;
+  return stretch;
+}
+
 void Output::gather_state(Unit& unit, const std::string& name, DType dtype, const UnitRows& rows,
                           bool wanted) {
   const auto mine = own_part(unit, name, dtype, rows).to(unit.mesh().device());
   const auto all = unit.exchange(mine).cpu();
   if (!wanted) return;
   const int rank = unit.mesh().rank();
+  const auto gathered = leaf_of(all);
   for (const auto* row : rows) {
     const auto& param = *row->param;
     for (std::size_t i = 0; i < param.names.size(); ++i) {
@@ -182,9 +194,9 @@ void Output::gather_state(Unit& unit, const std::string& name, DType dtype, cons
       auto& tensors = entries_[param.names[i]].tensors;
       // The shards of a flat parameter end to end are that parameter.
       if (!in_chunks_ && unit.geometry() != Geometry::rows) {
-        const auto& place = unit.layout().params[param.places[i]];
         tensors.emplace_back(
-            name, leaf_of(all.narrow(0, place.gathered_offset, place.elements).view(shape)));
+            name,
+            stretch_of(gathered, unit.layout().params[param.places[i]].gathered_offset, shape));
         continue;
       }
       const auto box = in_chunks_ ? chunk_of(shape, unit.mesh().size(), rank) : whole(shape);

@@ -1,7 +1,8 @@
 #include "optim_state/state_message.h"
 
-#include <cstring>
+#include <algorithm>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -26,6 +27,17 @@ Shape shape_of(const Value& value) {
   Shape shape;
   for (const auto& size : value.items()) shape.push_back(size.as_int());
   return shape;
+}
+
+std::span<const std::byte> memory_of(const Tensor& tensor) {
+  const auto size = byte_size(tensor.dtype, tensor.shape);
+  if (size == 0) return {};
+  const auto& piece = tensor.pieces.at(0);
+  if (tensor.pieces.size() != 1 || !piece.storage || piece.storage->data == nullptr ||
+      !piece.strides.empty())
+    throw Error(ErrorCode::unsupported, "a tensor that is not one contiguous piece in memory");
+  const auto from = static_cast<std::uint64_t>(piece.storage_offset) * size_of(tensor.dtype);
+  return {piece.storage->data + from, size};
 }
 
 Value packed_tensor(const Tensor& tensor, bool with_data) {
@@ -145,15 +157,8 @@ std::vector<Value> trees_of(const std::vector<Bytes>& reports, const char* opera
 }  // namespace
 
 std::vector<std::byte> bytes_of(const Tensor& tensor) {
-  std::vector<std::byte> bytes(byte_size(tensor.dtype, tensor.shape));
-  if (bytes.empty()) return bytes;
-  const auto& piece = tensor.pieces.at(0);
-  if (tensor.pieces.size() != 1 || !piece.storage || piece.storage->data == nullptr ||
-      !piece.strides.empty())
-    throw Error(ErrorCode::unsupported, "a tensor that is not one contiguous piece in memory");
-  const auto from = static_cast<std::uint64_t>(piece.storage_offset) * size_of(tensor.dtype);
-  std::memcpy(bytes.data(), piece.storage->data + from, bytes.size());
-  return bytes;
+  const auto memory = memory_of(tensor);
+  return {memory.begin(), memory.end()};
 }
 
 bool same_value(const Value& a, const Value& b) {
@@ -161,7 +166,8 @@ bool same_value(const Value& a, const Value& b) {
   if (a.kind() != b.kind()) return false;
   if (a.is(Value::Kind::tensor)) {
     const auto &x = a.as_tensor(), &y = b.as_tensor();
-    return x.dtype == y.dtype && x.shape == y.shape && bytes_of(x) == bytes_of(y);
+    return x.dtype == y.dtype && x.shape == y.shape &&
+           std::ranges::equal(memory_of(x), memory_of(y));
   }
   return pickled(packed(Value::list({a}), true)) == pickled(packed(Value::list({b}), true));
 }
