@@ -26,6 +26,11 @@ constexpr const char* kOperation = "gathering optimizer state";
 // The states of one parameter of the module, by what they are.
 struct Entries {
   std::vector<Value::Pair> tensors, scalars, others;  // each by name
+
+  // A copy of what has not the parameter's elements.
+  void add_plain(const Value& name, const Value& value) {
+    (value.is(Value::Kind::tensor) ? scalars : others).emplace_back(name, deep_copy(value));
+  }
 };
 using Names = std::vector<std::string>;
 
@@ -89,8 +94,7 @@ void Output::add_whole(const TableRow& row) {
   auto& entries = entries_[row.names.front()];
   for (const auto& [name, value] : row.mine.pairs()) {
     if (!is_shaped(value)) {
-      (value.is(Value::Kind::tensor) ? entries.scalars : entries.others)
-          .emplace_back(name, deep_copy(value));
+      entries.add_plain(name, value);
       continue;
     }
     if (!chunks || value.as_tensor().shape != param->shapes.front()) {
@@ -109,9 +113,7 @@ void Output::add_values(const TableRow& row) {
   for (const auto& name : row.names) {
     auto& entries = entries_[name];
     for (const auto& entry : row.entries) {
-      if (entry.is_tensor) continue;
-      (entry.value.is(Value::Kind::tensor) ? entries.scalars : entries.others)
-          .emplace_back(entry.name, deep_copy(entry.value));
+      if (!entry.is_tensor) entries.add_plain(entry.name, entry.value);
     }
   }
 }
@@ -246,8 +248,8 @@ Value Output::states(const OptimModel& model, const std::vector<Names>& told) co
 
 // Keys of no parameter: nothing is known of them but that somebody wants to keep them.
 void add_user_state(const Value& state, const std::vector<OptimKey>& keys, Value& into) {
-  std::unordered_map<std::string, bool> known;
-  for (const auto& [key, param] : keys) known.emplace(state_key(key), true);
+  std::unordered_set<std::string> known;
+  for (const auto& [key, param] : keys) known.insert(state_key(key));
   for (const auto& [key, value] : state.pairs()) {
     if (known.contains(state_key(key))) continue;
     log(LogLevel::warning, "Found a optim state, " + state_key(key) +
