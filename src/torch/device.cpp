@@ -61,4 +61,21 @@ void replace_data(const at::Tensor& tensor, const at::Tensor& data) {
   }
 }
 
+void settle_vector_math() {
+  using Function = at::Tensor (*)(const at::Tensor&);
+  // Those that ATen/cpu/vml.h gives to MKL.
+  constexpr Function functions[] = {at::acos, at::asin, at::atan,   at::cos,   at::erf, at::erfc,
+                                    at::exp,  at::log,  at::erfinv, at::log10, at::sin, at::sqrt,
+                                    at::tan,  at::tanh, at::trunc,  at::log2};
+  static const bool settled = [&] {
+    const torch::NoGradGuard no_grad;
+    for (const auto type : {at::kFloat, at::kDouble}) {
+      const auto half = at::full({1}, 0.5, at::device(at::kCPU).dtype(type));
+      for (const auto function : functions) function(half);
+    }
+    return true;
+  }();
+  static_cast<void>(settled);
+}
+
 }  // namespace tessera

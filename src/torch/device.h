@@ -1,4 +1,5 @@
-// Which device a mesh computes on, and whether a module's parameters can get there.
+// Which device a mesh computes on, whether a module's parameters can get there, and what has to
+// have happened there before ranks compute.
 #pragma once
 
 #include <torch/types.h>
@@ -19,5 +20,11 @@ void require_movable(const std::vector<torch::Device>& parameters, torch::Device
 
 // set_data, also to and from the meta device, which set_data refuses.
 void replace_data(const at::Tensor& tensor, const at::Tensor& data);
+
+// libtorch hands sqrt, exp and the like of CPU tensors to MKL, which chooses a kernel at the first
+// call of each, without a lock: when two threads make it at once, ranks or workers of one rank, one
+// may get a kernel with an error of 2e-4 for that call (pytorch/pytorch#188792). Makes these first
+// calls, once a process; other threads that come here wait for the end.
+void settle_vector_math();
 
 }  // namespace tessera

@@ -97,6 +97,7 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(int rank, int size,
 }  // namespace
 
 Mesh::Mesh(const MeshOptions& options) : state_(std::make_shared<detail::MeshState>()) {
+  settle_vector_math();
   state_->local_rank = local_rank_or_zero();
   state_->device = device_of(options, 0, state_->local_rank);
   state_->options = options;
@@ -111,6 +112,7 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     throw Error(ErrorCode::invalid_argument,
                 "rank " + std::to_string(rank) + " of " + std::to_string(size) + " ranks");
   }
+  settle_vector_math();
   auto& state = *state_;
   state.rank = rank;
   state.size = size;
