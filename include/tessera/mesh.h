@@ -50,8 +50,8 @@ class Mesh {
        const MeshOptions& options = {});
 
   // From RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them; one rank
-  // alone when neither RANK nor WORLD_SIZE is set. Throws `invalid_argument` naming a variable that
-  // is missing or makes no sense, `timeout` when the peers do not come. Collective.
+  // alone without RANK and WORLD_SIZE. Throws `invalid_argument` naming a variable that is missing
+  // or wrong, `timeout` when the peers do not come, `io` when the port is taken. Collective.
   [[nodiscard]] static Mesh from_environment(const MeshOptions& options = {});
 
   [[nodiscard]] int rank() const noexcept;

@@ -17,13 +17,20 @@ bool says_timeout(const std::string& text) {
   return false;
 }
 
+// What this rank's own system refused, before any peer was asked.
+bool says_refused(const std::string& text) {
+  return text.find("EADDRINUSE") != std::string::npos || text.find("EACCES") != std::string::npos;
+}
+
 // The first line; the rest is a stack of C++ frames.
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
 [[noreturn]] void throw_as_error(const std::string& text, std::string_view operation) {
-  const auto code = says_timeout(text) ? ErrorCode::timeout : ErrorCode::peer_failed;
+  const auto code = says_refused(text)   ? ErrorCode::io
+                    : says_timeout(text) ? ErrorCode::timeout
+                                         : ErrorCode::peer_failed;
   throw Error(code, first_line(text)).while_doing(std::string(operation));
 }
 

@@ -1,7 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -107,6 +110,29 @@ TEST(Mesh, SaysWhichVariableIsWrong) {
   EXPECT_THAT(message(), ::testing::HasSubstr("WORLD_SIZE=two"));
   unsetenv("WORLD_SIZE");
   unsetenv("RANK");
+}
+
+TEST(Mesh, SaysThatThePortIsTaken) {
+  const int taken = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t size = sizeof address;
+  auto* any = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::bind(taken, any, size), 0);
+  ASSERT_EQ(::getsockname(taken, any, &size), 0);
+  setenv("RANK", "0", 1);
+  setenv("WORLD_SIZE", "2", 1);
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+  setenv("MASTER_PORT", std::to_string(ntohs(address.sin_port)).c_str(), 1);
+  try {
+    static_cast<void>(Mesh::from_environment());
+    ADD_FAILURE() << "two ranks on one port";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::io);
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("address already in use"));
+  }
+  for (const auto* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) unsetenv(name);
+  ::close(taken);
 }
 
 // Exit code 1 when a root is not the one that the next call gives.
