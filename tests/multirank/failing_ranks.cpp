@@ -2,9 +2,11 @@
 //   failing_ranks RUNS SEED
 // Each run forks two to four ranks that train under a random kind of sharding, over shared memory
 // or Gloo. One of them throws, leaves or is killed in the forward or backward of a random unit.
-// Every other rank has to end with `peer_failed` or `timeout`, within the limit. Prints one line a
-// failure and a summary; exits with 1 when a run went wrong.
+// That rank has to get there, every other one has to end with `peer_failed` or `timeout`, within
+// the limit. Prints one line a failure and a summary; exits with 1 when a run went wrong.
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -29,7 +31,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kDeadline = std::chrono::seconds(5);  // of a collective
 constexpr auto kLimit = std::chrono::seconds(25);    // of a run
-constexpr int kNoticed = 3;
+constexpr int kNoticed = 3, kFailedAsMeant = 7;
 constexpr int kBlocks = 3;
 
 enum class Kind { fsdp2, fsdp1, hybrid, ddp };
@@ -59,7 +61,7 @@ std::string describe(const Run& run) {
 
 void fail(Way way) {
   if (way == Way::killed) ::raise(SIGKILL);
-  if (way == Way::leaves) ::_exit(7);
+  if (way == Way::leaves) ::_exit(kFailedAsMeant);
   throw std::runtime_error("bad batch");
 }
 
@@ -142,7 +144,7 @@ int train(const Run& run, int rank) {
     return noticed ? kNoticed : 1;
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    if (rank == run.victim && text == "bad batch") return 7;
+    if (rank == run.victim && text == "bad batch") return kFailedAsMeant;
     std::fprintf(stderr, "rank %d: %s\n", rank, text.c_str());
     return 1;
   }
@@ -155,6 +157,12 @@ std::optional<int> wait_until(pid_t child, Clock::time_point end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return std::nullopt;
+}
+
+bool as_meant(const Run& run, int rank, int status) {
+  if (rank != run.victim) return WIFEXITED(status) && WEXITSTATUS(status) == kNoticed;
+  if (run.way == Way::killed) return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+  return WIFEXITED(status) && WEXITSTATUS(status) == kFailedAsMeant;
 }
 
 // What went wrong; empty: nothing.
@@ -176,7 +184,7 @@ std::string carry_out(const Run& run) {
       wrong += " rank " + std::to_string(rank) + " hangs;";
       ::kill(ranks[rank], SIGKILL);
       ::waitpid(ranks[rank], nullptr, 0);
-    } else if (rank != run.victim && !(WIFEXITED(*status) && WEXITSTATUS(*status) == kNoticed)) {
+    } else if (!as_meant(run, rank, *status)) {
       wrong +=
           " rank " + std::to_string(rank) + " ended with status " + std::to_string(*status) + ";";
     }
@@ -184,7 +192,23 @@ std::string carry_out(const Run& run) {
   return wrong;
 }
 
-Run draw(std::mt19937& random, int port) {
+// The system's choice: a port of ours could still be that of a connection that closed a minute ago.
+int free_port() {
+  const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* any = reinterpret_cast<sockaddr*>(&address);
+  if (probe < 0 || ::bind(probe, any, size) != 0 || ::getsockname(probe, any, &size) != 0) {
+    std::perror("failing_ranks: no port");
+    std::exit(2);
+  }
+  ::close(probe);
+  return ntohs(address.sin_port);
+}
+
+Run draw(std::mt19937& random) {
   const auto below = [&](int count) {
     return static_cast<int>(std::uniform_int_distribution<>(0, count - 1)(random));
   };
@@ -198,7 +222,7 @@ Run draw(std::mt19937& random, int port) {
   run.in_backward = below(2) == 0;
   run.unit = below(kBlocks);
   run.step = below(4);
-  run.port = port;
+  run.port = free_port();
   return run;
 }
 
@@ -211,11 +235,10 @@ int main(int argc, char** argv) {
   }
   const int runs = std::atoi(argv[1]);
   std::mt19937 random(static_cast<unsigned>(std::atoi(argv[2])));
-  const int first_port = 20000 + static_cast<int>(::getpid() % 20000);
   int wrong = 0;
   double longest = 0;
   for (int i = 0; i < runs; ++i) {
-    const Run run = draw(random, first_port + i % 5000);
+    const Run run = draw(random);
     const auto begin = Clock::now();
     const auto text = carry_out(run);
     longest = std::max(longest, std::chrono::duration<double>(Clock::now() - begin).count());
