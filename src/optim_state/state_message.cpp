@@ -29,6 +29,7 @@ Shape shape_of(const Value& value) {
   return shape;
 }
 
+// The bytes of a tensor in one piece in memory, row by row.
 std::span<const std::byte> memory_of(const Tensor& tensor) {
   const auto size = byte_size(tensor.dtype, tensor.shape);
   if (size == 0) return {};
@@ -44,7 +45,8 @@ Value packed_tensor(const Tensor& tensor, bool with_data) {
   Value data;
   Value::List boxes;
   if (with_data) {
-    data = Value::bytes(bytes_of(tensor));
+    const auto memory = memory_of(tensor);
+    data = Value::bytes({memory.begin(), memory.end()});
   } else {
     for (const auto& piece : tensor.pieces) {
       const auto& box = std::get<Box>(piece.slice);
@@ -155,11 +157,6 @@ std::vector<Value> trees_of(const std::vector<Bytes>& reports, const char* opera
 }
 
 }  // namespace
-
-std::vector<std::byte> bytes_of(const Tensor& tensor) {
-  const auto memory = memory_of(tensor);
-  return {memory.begin(), memory.end()};
-}
 
 bool same_value(const Value& a, const Value& b) {
   if (a.identity() == b.identity()) return true;

@@ -18,8 +18,6 @@ namespace tessera::detail {
 // what pack_tree did not make.
 [[nodiscard]] Value unpack_tree(const Bytes& message);
 
-// The bytes of a tensor in one piece in memory, row by row.
-[[nodiscard]] std::vector<std::byte> bytes_of(const Tensor& tensor);
 // Equal data, NaN being equal to itself (spec Q-16); tensors by all their bytes.
 [[nodiscard]] bool same_value(const Value& a, const Value& b);
 
