@@ -1,10 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <torch/torch.h>
-#include <unistd.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -113,17 +111,15 @@ TEST(Mesh, SaysWhichVariableIsWrong) {
 }
 
 TEST(Mesh, SaysThatThePortIsTaken) {
-  const int taken = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  socklen_t size = sizeof address;
-  auto* any = reinterpret_cast<sockaddr*>(&address);
-  ASSERT_EQ(::bind(taken, any, size), 0);
-  ASSERT_EQ(::getsockname(taken, any, &size), 0);
+  c10d::TCPStoreOptions options;
+  options.port = 0;  // the system's choice
+  options.isServer = true;
+  options.waitWorkers = false;
+  const auto taken = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   setenv("RANK", "0", 1);
   setenv("WORLD_SIZE", "2", 1);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
-  setenv("MASTER_PORT", std::to_string(ntohs(address.sin_port)).c_str(), 1);
+  setenv("MASTER_PORT", std::to_string(taken->getPort()).c_str(), 1);
   try {
     static_cast<void>(Mesh::from_environment());
     ADD_FAILURE() << "two ranks on one port";
@@ -132,7 +128,6 @@ TEST(Mesh, SaysThatThePortIsTaken) {
     EXPECT_THAT(e.what(), ::testing::HasSubstr("address already in use"));
   }
   for (const auto* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) unsetenv(name);
-  ::close(taken);
 }
 
 // Exit code 1 when a root is not the one that the next call gives.
