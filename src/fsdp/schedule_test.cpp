@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -507,7 +508,8 @@ TEST(Schedule, ResultsThatAreViewsWarnOnce_R5) {
 // The file ----------------------------------------------------------------------------------------
 
 TEST(TraceFile, HasAProcessARankWithAllLanes) {
-  const auto path = ::testing::TempDir() + "tessera_trace.json";
+  // Of this process alone: `fsdp` and `fsdp_gloo` run beside each other.
+  const auto path = ::testing::TempDir() + "tessera_trace." + std::to_string(getpid()) + ".json";
   run_mesh(2, [&](Mesh& mesh) {
     auto net = small(mesh, {});
     const Trace trace(net);
