@@ -16,6 +16,7 @@ namespace {
 
 namespace nn = torch::nn;
 using testing::run_mesh;
+using testing::with_values;
 
 // What an intermediate of the last forward became.
 struct WitnessImpl : nn::Module {
@@ -51,10 +52,7 @@ struct ModelImpl : nn::Module {
 TESSERA_MODULE(Model);
 
 Model make_model(bool checkpointed) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(5);
-  Model model;
+  auto model = with_values(Model(), 5);
   model->checkpointed = checkpointed;
   return model;
 }

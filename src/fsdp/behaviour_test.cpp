@@ -19,6 +19,7 @@ using testing::error_of;
 using ::testing::HasSubstr;
 using testing::kWidth;
 using testing::run_mesh;
+using testing::with_values;
 
 // Rows of input for `rank`: every rank has its own, or a peer's ignored gradient would go unseen.
 torch::Tensor input_of(int rank) {
@@ -58,10 +59,7 @@ struct ModelImpl : nn::Module {
 TESSERA_MODULE(Model);
 
 Model make_model() {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(3);
-  return Model();
+  return with_values(Model(), 3);
 }
 
 void shard(Model& model, const Mesh& mesh) {

@@ -32,6 +32,7 @@ using testing::loss_of;
 using testing::make_net;
 using testing::Net;
 using testing::run_mesh;
+using testing::with_values;
 
 bool is_freed(const Net& net) {
   for (const auto& unit : unit_reports(net)) {
@@ -229,10 +230,7 @@ struct TailImpl : nn::Module {
 TESSERA_MODULE(Tail);
 
 Tail make_tail(bool tied) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(5);
-  return Tail(tied);
+  return with_values(Tail(tied), 5);
 }
 
 void expect_gradients_of(const Tail& plain, const Tail& sharded) {

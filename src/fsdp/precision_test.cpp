@@ -21,6 +21,7 @@ namespace {
 
 namespace nn = torch::nn;
 using testing::run_mesh;
+using testing::with_values;
 
 // Remembers the dtypes that its forward saw.
 struct ProbeImpl : nn::Module {
@@ -41,10 +42,7 @@ struct ProbeImpl : nn::Module {
 TESSERA_MODULE(Probe);
 
 Probe make_probe() {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(11);
-  return Probe();
+  return with_values(Probe(), 11);
 }
 
 torch::Tensor input_of(int rank) {

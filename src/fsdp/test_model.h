@@ -3,10 +3,10 @@
 
 #include <torch/torch.h>
 
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "fsdp/test_values.h"
 #include "tessera/fsdp.h"
 
 namespace tessera::testing {
@@ -60,11 +60,7 @@ struct NetImpl : torch::nn::Module {
 TESSERA_MODULE(Net);
 
 inline Net make_net(const NetOptions& options) {
-  // libtorch's default generator is one for all threads.
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(7);
-  return Net(options);
+  return with_values(Net(options), 7);
 }
 
 inline void shard(Net& net, const Mesh& mesh) {
