@@ -13,19 +13,15 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from ports import free_port
+
 RANKS = 2
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def start(program, directory):
@@ -33,7 +29,7 @@ def start(program, directory):
     ranks = []
     for rank in range(RANKS):
         env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank),
-                   MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1")
+                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
         ranks.append(subprocess.Popen([program, directory], env=env, stdout=subprocess.PIPE,
                                       stderr=subprocess.DEVNULL, text=True))
     return ranks

@@ -3,27 +3,24 @@
 TESSERA_GRAD_SCALER_STEPS names the C++ program. Run with --peer DIR this file is one rank of the PyTorch side.
 """
 import os
+import pathlib
 import random
-import socket
 import subprocess
 import sys
 
 import pytest
 import torch
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from ports import free_port
+
 PARAMETERS = [(3, torch.float32), (0, torch.float32), (5, torch.float16), (4, torch.bfloat16)]
 ELEMENTS, STEPS = 12, 40
 START = {"scale": 512.0, "growth_factor": 3.0, "backoff_factor": 0.5, "growth_interval": 3, "_growth_tracker": 2}
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
-
-
 def run_ranks(world, *command):
-    port = free_port()
+    port = str(free_port())
     ranks = [subprocess.Popen(command, env={
         **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for rank in range(world)]

@@ -3,22 +3,19 @@
 TESSERA_SAME_HOST_LOOP names the program.
 """
 import os
+import pathlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from ports import free_port
+
 NAME = "tessera-same-host"
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def start(*same_host):

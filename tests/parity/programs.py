@@ -2,10 +2,12 @@
 
 import csv
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("TESSERA_BUILD", ROOT / "build/release"))
@@ -13,12 +15,6 @@ TRAIN_GPT = BUILD / "examples/train_gpt/train_gpt"
 DCP_GUIDE = BUILD / "examples/dcp_guide/dcp_guide"
 TESSERA = BUILD / "src/cli/tessera"
 PEERS = ROOT / "examples/peers"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Result:
