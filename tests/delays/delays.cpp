@@ -1,6 +1,7 @@
 // A library to preload (LD_PRELOAD): threads wait at random at locks and at calls on files and
 // sockets, so that a few runs see orders of events that thousands would not.
-//   TESSERA_DELAYS=N,US,SEED   one call of N waits up to US microseconds (locks: of 10 N)
+//   TESSERA_DELAYS=N,US,SEED   before and after a call, once in N (locks: 10 N), up to US
+//                              microseconds
 // At its end the process says how often it waited.
 #include <dlfcn.h>
 #include <pthread.h>
@@ -42,7 +43,7 @@ const Settings& settings() {
 
 // Not the main thread: libtorch takes thousands of locks as it begins and ends, alone.
 void maybe_wait(unsigned weight) {
-  static const Settings& chosen = settings();
+  const Settings& chosen = settings();
   thread_local const bool is_main = gettid() == getpid();
   if (chosen.one_in == 0 || is_main) return;
   thread_local std::minstd_rand random(chosen.seed + 7919 * ++threads);
