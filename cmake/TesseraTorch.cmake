@@ -14,11 +14,20 @@ target_include_directories(tessera_libtorch SYSTEM INTERFACE ${TORCH_INCLUDE_DIR
 target_compile_definitions(tessera_libtorch INTERFACE USE_C10D_GLOO)
 target_link_libraries(tessera_libtorch INTERFACE ${TORCH_LIBRARIES})
 
-# The precompiled header is built once, by tessera_pch; tessera_torch_pch(target) reuses it.
-add_library(tessera_pch STATIC ${PROJECT_SOURCE_DIR}/src/torch/pch.cpp)
-target_link_libraries(tessera_pch PUBLIC tessera_options tessera_libtorch)
-target_compile_options(tessera_pch PRIVATE ${TESSERA_WARNINGS})
-target_precompile_headers(tessera_pch PRIVATE ${PROJECT_SOURCE_DIR}/src/torch/pch.h)
+# The precompiled header is built twice, for libraries and for what is quick to build;
+# tessera_torch_pch(target) reuses the one whose flags are the target's.
+function(tessera_make_pch target)
+  add_library(${target} STATIC ${PROJECT_SOURCE_DIR}/src/torch/pch.cpp)
+  target_link_libraries(${target} PUBLIC tessera_options tessera_libtorch)
+  target_compile_options(${target} PRIVATE ${TESSERA_WARNINGS})
+  target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src/torch/pch.h)
+endfunction()
+tessera_make_pch(tessera_pch)
+if(TESSERA_TESTS)
+  tessera_make_pch(tessera_quick_pch)
+  tessera_quick_to_build(tessera_quick_pch)
+endif()
+
 function(tessera_torch_pch target)
   # Flags have to be equal, or the compiler passes over the header: programs get -fPIE from CMake, and
   # the last flag wins.
@@ -27,6 +36,11 @@ function(tessera_torch_pch target)
   if(type STREQUAL EXECUTABLE)
     target_compile_options(${target} PRIVATE -fPIC)
   endif()
-  target_precompile_headers(${target} REUSE_FROM tessera_pch)
+  get_target_property(quick ${target} TESSERA_QUICK_TO_BUILD)
+  if(quick)
+    target_precompile_headers(${target} REUSE_FROM tessera_quick_pch)
+  else()
+    target_precompile_headers(${target} REUSE_FROM tessera_pch)
+  endif()
   target_link_libraries(${target} PUBLIC tessera_libtorch)
 endfunction()
