@@ -2,22 +2,19 @@
 """Sizes that keep the code readable, and words and paths that must not be in it.
 
 A source file has at most 600 lines, a header 300; a function 80 lines and 6 parameters (beyond that an
-options struct); at most 100 translation units include libtorch, directly or through our headers: each
-costs half a minute of build. Exit code 1 and one line per violation.
+options struct). Exit code 1 and one line per violation.
 """
 
 import pathlib
 import re
 import sys
 
-import check_layers
 import cpp_functions
 import tree
 
 FILE_LINES = {".cpp": 600, ".h": 300, ".py": 600}
 FUNCTION_LINES = 80
 PARAMETERS = 6
-LIBTORCH_UNITS = 100
 
 # Put together here, so that this file does not hold what it looks for.
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" "DO", "FIX" "ME", "XX" "X"]) + r")\b")
@@ -56,43 +53,19 @@ def word_violations(name, text):
     return found
 
 
-def libtorch_units(texts):
-    """The .cpp files that reach a libtorch header through any chain of our own headers."""
-    reaches = {}
-
-    def visit(name):
-        if name not in reaches:
-            reaches[name] = False  # a cycle ends here
-            included = tree.includes(texts[name])
-            reaches[name] = any(check_layers.is_libtorch(angled, inc) for _, angled, inc in included) or any(
-                visit(path) for _, angled, inc in included if not angled
-                for path in candidates(name, inc) if path in texts)
-        return reaches[name]
-
-    def candidates(name, included):
-        return check_layers.target_of(included), str(pathlib.PurePosixPath(name).parent / included)
-
-    return [name for name in texts if name.endswith(".cpp") and visit(name)]
-
-
 def violations(root):
-    found, texts = [], {}
+    found = []
     for name in tree.files(root):
         text = tree.read(root, name)
-        if name.endswith((".cpp", ".h")):
-            texts[name] = text
         found += size_violations(name, text) + word_violations(name, text)
-    units = libtorch_units(texts)
-    if len(units) > LIBTORCH_UNITS:
-        found.append(f"{len(units)} translation units include libtorch, the ceiling is {LIBTORCH_UNITS}")
-    return found, len(units)
+    return found
 
 
 def main():
-    found, units = violations(tree.ROOT)
+    found = violations(tree.ROOT)
     for line in found:
         print(line)
-    print(f"budgets: {len(found)} violations; {units} of {LIBTORCH_UNITS} libtorch units")
+    print(f"budgets: {len(found)} violations")
     return 1 if found else 0
 
 

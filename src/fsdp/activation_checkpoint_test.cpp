@@ -37,10 +37,10 @@ struct WitnessImpl : nn::Module {
 };
 TESSERA_MODULE(Witness);
 
-struct ModelImpl : nn::Module {
+struct CheckpointedStackImpl : nn::Module {
   std::vector<Witness> parts;
   bool checkpointed = false;
-  ModelImpl() {
+  CheckpointedStackImpl() {
     for (int i = 0; i < 3; ++i)
       parts.push_back(register_module("part" + std::to_string(i), Witness()));
   }
@@ -49,22 +49,22 @@ struct ModelImpl : nn::Module {
     return x;
   }
 };
-TESSERA_MODULE(Model);
+TESSERA_MODULE(CheckpointedStack);
 
-Model make_model(bool checkpointed) {
-  auto model = with_values(Model(), 5);
+CheckpointedStack make_stack(bool checkpointed) {
+  auto model = with_values(CheckpointedStack(), 5);
   model->checkpointed = checkpointed;
   return model;
 }
 
-torch::Tensor input_of(int rank) {
+torch::Tensor stack_input(int rank) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(60 + rank);
   return torch::randn({4, 6}, generator);
 }
 
 TEST(Checkpoint, FreesActivationsAndGivesTheSameGradients) {
-  auto plain = make_model(false), model = make_model(true);
-  auto x = input_of(0).requires_grad_(), y = input_of(0).requires_grad_();
+  auto plain = make_stack(false), model = make_stack(true);
+  auto x = stack_input(0).requires_grad_(), y = stack_input(0).requires_grad_();
   auto expected = plain(x).square().sum();
   auto loss = model(y).square().sum();
   EXPECT_FALSE(plain->parts[0]->hidden.expired());
@@ -79,11 +79,11 @@ TEST(Checkpoint, FreesActivationsAndGivesTheSameGradients) {
 }
 
 TEST(Checkpoint, DrawsTheSameRandomNumbersAgain) {
-  auto plain = make_model(false), model = make_model(true);
+  auto plain = make_stack(false), model = make_stack(true);
   for (auto* one : {&plain, &model}) {
     for (auto& part : (*one)->parts) part->dropout = 0.5;
     torch::manual_seed(9);
-    (*one)(input_of(0)).square().sum().backward();
+    (*one)(stack_input(0)).square().sum().backward();
     // What is drawn after a backward does not depend on what it computed again.
     (*one)->parts[0]->dropout = torch::rand({1}).item<double>();
   }
@@ -93,15 +93,15 @@ TEST(Checkpoint, DrawsTheSameRandomNumbersAgain) {
 }
 
 TEST(Checkpoint, ComputesAgainUnderTheSameAutocast) {
-  auto model = make_model(true);
+  auto model = make_stack(true);
   at::autocast::set_autocast_enabled(at::kCPU, true);
   at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
   at::autocast::set_autocast_cache_enabled(false);
-  auto y = model(input_of(0));
+  auto y = model(stack_input(0));
   at::autocast::set_autocast_enabled(at::kCPU, false);
-  auto plain = make_model(false);
+  auto plain = make_stack(false);
   at::autocast::set_autocast_enabled(at::kCPU, true);
-  auto expected = plain(input_of(0));
+  auto expected = plain(stack_input(0));
   at::autocast::set_autocast_enabled(at::kCPU, false);
   at::autocast::set_autocast_cache_enabled(true);
   y.sum().backward();
@@ -128,14 +128,14 @@ TEST(Checkpoint, TakesFunctionsAndTuplesAndInputsWithoutGradients) {
 TEST(Checkpoint, GathersShardedUnitsAgain) {
   for (const int world : {1, 2, 3}) {
     run_mesh(world, [&](Mesh& mesh) {
-      auto plain = make_model(false), model = make_model(true);
+      auto plain = make_stack(false), model = make_stack(true);
       for (auto& part : model->parts) fully_shard(part, mesh);
       fully_shard(model, mesh);
       for (int round = 0; round < 3; ++round) {
         plain->zero_grad();
-        for (int r = 0; r < world; ++r) (plain(input_of(r)).square().sum() / world).backward();
+        for (int r = 0; r < world; ++r) (plain(stack_input(r)).square().sum() / world).backward();
         model->zero_grad();
-        model(input_of(mesh.rank())).square().sum().backward();
+        model(stack_input(mesh.rank())).square().sum().backward();
         const auto whole = sharded_parameters(plain), mine = sharded_parameters(model);
         for (std::size_t i = 0; i < mine.size(); ++i) {
           const auto rows = whole[i].local.grad().narrow(0, mine[i].offset, mine[i].local.size(0));

@@ -28,13 +28,13 @@ torch::Tensor input_of(int rank) {
 }
 
 // A model of one kind of slot; `path` is how forward calls the blocks.
-enum class Path { holder, call_impl, torch_holder, list_forward };
+enum class CallForm { holder, call_impl, torch_holder, list_forward };
 struct ModelImpl : nn::Module {
   std::vector<Block> blocks;
   nn::ModuleList list;
   nn::Linear last{nullptr};
   nn::Sequential tail;
-  Path path = Path::holder;
+  CallForm path = CallForm::holder;
   bool skip_second = false;
   bool fail = false;
   ModelImpl() {
@@ -50,9 +50,9 @@ struct ModelImpl : nn::Module {
     x = blocks[0](x);
     if (fail) throw std::runtime_error("bad batch");
     if (!skip_second) x = blocks[1](x);
-    x = path == Path::list_forward ? list[0]->as<BlockImpl>()->forward(x)
-                                   : call(list->ptr<BlockImpl>(0), x);
-    x = path == Path::torch_holder ? last(x) : call(last, x);
+    x = path == CallForm::list_forward ? list[0]->as<BlockImpl>()->forward(x)
+                                       : call(list->ptr<BlockImpl>(0), x);
+    x = path == CallForm::torch_holder ? last(x) : call(last, x);
     return tail->forward(x);
   }
 };
@@ -157,16 +157,16 @@ TEST(Bypass, IsAnErrorNamingUnitAndFixNeverNumbers) {
         const torch::AutoGradMode mode(train);
         auto model = make_model();
         shard(model, mesh);
-        model->path = Path::list_forward;
+        model->path = CallForm::list_forward;
         auto text = error_of([&] { model(input_of(mesh.rank())); });
         EXPECT_THAT(text, HasSubstr("unit 'list.0'"));
         EXPECT_THAT(text, HasSubstr("tessera::call"));
         reset(model);
-        model->path = Path::torch_holder;
+        model->path = CallForm::torch_holder;
         EXPECT_THAT(error_of([&] { model(input_of(mesh.rank())); }), HasSubstr("unit 'last'"));
         reset(model);
         // Outside any call that was seen libtorch throws, with the same text.
-        model->path = Path::holder;
+        model->path = CallForm::holder;
         model(input_of(mesh.rank()));
         EXPECT_THAT(torch_error_of([&] { model->blocks[0]->forward(input_of(0)); }),
                     HasSubstr("unit 'block0'"));

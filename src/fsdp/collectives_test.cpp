@@ -173,10 +173,10 @@ struct WideImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Wide);
 
-struct StackImpl : torch::nn::Module {
+struct WideStackImpl : torch::nn::Module {
   std::vector<Wide> blocks;
   torch::nn::Linear last{nullptr};
-  StackImpl(int count, std::int64_t width) {
+  WideStackImpl(int count, std::int64_t width) {
     for (int i = 0; i < count; ++i)
       blocks.push_back(register_module("block" + std::to_string(i), Wide(width)));
     last = register_module("last", torch::nn::Linear(width, width / 2));
@@ -186,7 +186,7 @@ struct StackImpl : torch::nn::Module {
     return last(x);
   }
 };
-TESSERA_MODULE(Stack);
+TESSERA_MODULE(WideStack);
 
 // Shards of parameters and gradients, the root's parameters, two gathered units, two unit-sized
 // buffers of gradients or reductions, activations: whatever the number of units.
@@ -200,7 +200,7 @@ TEST(Memory, OfAStepIsBoundedByTwoUnits) {
   static CountingAllocator::Tally tallies[2];
   const CountingAllocator allocator;
   run_mesh(2, [&](Mesh& mesh) {
-    Stack model(kWide, kWidth);
+    WideStack model(kWide, kWidth);
     for (auto& block : model->blocks) fully_shard(block, mesh);
     fully_shard(model, mesh);
     auto& tally = tallies[mesh.rank()];
@@ -234,8 +234,8 @@ TEST(Memory, OfAFullStateIsOneUnitBesideIt_SD2) {
   const CountingAllocator allocator;
   for (const bool is_sharded_kind : {false, true}) {
     run_mesh(2, [&](Mesh& mesh) {
-      auto model = FullyShardedDataParallel<Stack>(
-          Stack(kWide, kWidth), mesh, {.auto_wrap_policy = module_wrap_policy<WideImpl>()});
+      auto model = FullyShardedDataParallel<WideStack>(
+          WideStack(kWide, kWidth), mesh, {.auto_wrap_policy = module_wrap_policy<WideImpl>()});
       set_state_dict_type(model.module(),
                           {.type = is_sharded_kind ? StateDictType::sharded : StateDictType::full});
       auto& tally = tallies[mesh.rank()];

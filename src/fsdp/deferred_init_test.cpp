@@ -36,7 +36,7 @@ using testing::run_mesh;
 
 // The code of the Error that `act` throws, its text in `what`.
 template <typename Act>
-std::optional<ErrorCode> error_of(const Act& act, std::string* what = nullptr) {
+std::optional<ErrorCode> failure_of(const Act& act, std::string* what = nullptr) {
   try {
     act();
   } catch (const Error& e) {
@@ -190,13 +190,13 @@ TEST(DeferredInit, RefusesWhatItCannotKeep) {
     linear->bias.fill_(1);
   }
   std::string what;
-  EXPECT_EQ(error_of([&] { materialize(linear); }, &what), ErrorCode::invalid_argument);
+  EXPECT_EQ(failure_of([&] { materialize(linear); }, &what), ErrorCode::invalid_argument);
   EXPECT_THAT(what, HasSubstr("changed after deferred_init had returned"));
   EXPECT_TRUE(is_deferred(linear->weight)) << "nothing may have changed";
 
   const auto on_gpu = [] { return nn::Linear(torch::zeros({2}, torch::kCUDA).size(0), 2); };
-  EXPECT_EQ(error_of([&] { deferred_init(on_gpu); }), ErrorCode::unsupported);
-  EXPECT_EQ(error_of([&] {
+  EXPECT_EQ(failure_of([&] { deferred_init(on_gpu); }), ErrorCode::unsupported);
+  EXPECT_EQ(failure_of([&] {
               deferred_init([&] {
                 linear->weight.mul(2);
                 return linear;
@@ -211,7 +211,7 @@ TEST(DeferredInit, RefusesWhatItCannotKeep) {
     return module;
   });
   large.add_(1);
-  EXPECT_EQ(error_of([&] { materialize(copy); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(failure_of([&] { materialize(copy); }), ErrorCode::invalid_argument);
   EXPECT_TRUE(torch::zeros({2}).is_cpu()) << "an exception inside ends it";
 }
 
@@ -247,8 +247,8 @@ void shard(Net& net, const Mesh& mesh, Kind kind) {
   }
 }
 
-using Case = std::tuple<Kind, bool>;
-class DeferredTraining : public ::testing::TestWithParam<Case> {};
+using DeferredCase = std::tuple<Kind, bool>;
+class DeferredTraining : public ::testing::TestWithParam<DeferredCase> {};
 
 TEST_P(DeferredTraining, EqualsTrainingOfAnEagerModel_C9_L11) {
   const auto [kind, tied] = GetParam();
@@ -284,7 +284,7 @@ TEST_P(DeferredTraining, EqualsTrainingOfAnEagerModel_C9_L11) {
   });
 }
 
-std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+std::string place_name_of(const ::testing::TestParamInfo<DeferredCase>& info) {
   const auto [kind, tied] = info.param;
   return std::string(kKinds[static_cast<std::size_t>(kind)]) + (tied ? "Tied" : "");
 }
@@ -294,7 +294,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeferredTraining,
                                                               Kind::flat_original, Kind::replicated,
                                                               Kind::data_parallel),
                                             ::testing::Bool()),
-                         name_of);
+                         place_name_of);
 
 TEST(DeferredUnits, GetTheirDataOneAfterTheOther_L11) {
   run_mesh(2, [](Mesh& mesh) {
@@ -346,7 +346,7 @@ TEST(DeferredUnits, WithoutRecordTheyAreRefused_X11_R2) {
     const auto refused = [&](const auto& act) {
       std::string what;
       auto module = on_meta();
-      EXPECT_EQ(error_of([&] { act(module); }, &what), ErrorCode::invalid_argument);
+      EXPECT_EQ(failure_of([&] { act(module); }, &what), ErrorCode::invalid_argument);
       EXPECT_THAT(what, HasSubstr("Unable to call `reset_parameters()` for module on meta device"));
       EXPECT_THAT(what, HasSubstr("FSDP parameters should be materialized from meta device before "
                                   "training"));
@@ -368,7 +368,7 @@ TEST(DeferredUnits, AFailureOfOneRankReachesTheOthersAtOnce) {
     options.param_init_fn = [&](nn::Module&) {
       if (mesh.rank() == 1) throw Error(ErrorCode::limit, "no room");
     };
-    codes[mesh.rank()] = error_of([&] { fully_shard(module, mesh, options); });
+    codes[mesh.rank()] = failure_of([&] { fully_shard(module, mesh, options); });
   });
   EXPECT_THAT(codes, ElementsAre(ErrorCode::peer_failed, ErrorCode::limit, ErrorCode::peer_failed));
 }
@@ -434,7 +434,7 @@ TEST(SyncModuleStates, NeedsData_C11) {
   run_mesh(2, [](Mesh& mesh) {
     std::string what;
     auto module = deferred_init([] { return Normed(); });
-    EXPECT_EQ(error_of([&] { sync_module_states(module, mesh); }, &what),
+    EXPECT_EQ(failure_of([&] { sync_module_states(module, mesh); }, &what),
               ErrorCode::invalid_argument);
     EXPECT_THAT(what, HasSubstr("materialize()"));
   });
@@ -467,9 +467,9 @@ TEST(SyncModuleStates, OfFullyShardedDataParallelGoesUnitByUnit_C11_HY6) {
 
 // A model of 128 MiB where a process may have 110 MiB more than it begins with.
 
-struct WideImpl : nn::Module {
+struct LargeImpl : nn::Module {
   std::vector<nn::Linear> layers;
-  WideImpl() {
+  LargeImpl() {
     for (int i = 0; i < 32; ++i) {
       layers.push_back(register_module(std::to_string(i),
                                        nn::Linear(nn::LinearOptions(1024, 1024).bias(false))));
@@ -480,7 +480,7 @@ struct WideImpl : nn::Module {
     return x;
   }
 };
-TESSERA_MODULE(Wide);
+TESSERA_MODULE(Large);
 
 constexpr int kDone = 0, kFailed = 1, kNoMemory = 2;
 
@@ -503,13 +503,13 @@ int build_in_little_memory(const std::string& role, const std::string& directory
   torch::manual_seed(1);
   if (role == "eager") {
     limit_memory();
-    const Wide wide;
+    const Large wide;
     return kDone;
   }
   const Mesh mesh(c10::make_intrusive<c10d::FileStore>(directory + "/store", 2), std::stoi(role), 2,
                   {.device = torch::kCPU, .same_host = false});
   limit_memory();
-  auto wide = deferred_init([] { return Wide(); });
+  auto wide = deferred_init([] { return Large(); });
   for (auto& layer : wide->layers) fully_shard(layer, mesh);
   fully_shard(wide, mesh);
   const torch::NoGradGuard no_grad;

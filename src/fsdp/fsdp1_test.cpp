@@ -59,8 +59,8 @@ std::vector<Held> held_by(const ShardedParameter& parameter) {
   return all;
 }
 
-using Case = std::tuple<int, ShardingStrategy, bool, bool, bool>;
-class Fsdp1 : public ::testing::TestWithParam<Case> {};
+using Fsdp1Case = std::tuple<int, ShardingStrategy, bool, bool, bool>;
+class Fsdp1 : public ::testing::TestWithParam<Fsdp1Case> {};
 
 TEST_P(Fsdp1, EqualsSingleProcessOnAllRanksData_T1) {
   const auto [world, strategy, use_orig_params, no_sync, offload] = GetParam();

@@ -22,29 +22,30 @@ using testing::make_net;
 using testing::Net;
 using testing::run_mesh;
 
-enum class Kind { rows, rows_bf16, flat, flat_original, hybrid, replicated };
-constexpr std::array kKinds{Kind::rows,          Kind::rows_bf16, Kind::flat,
-                            Kind::flat_original, Kind::hybrid,    Kind::replicated};
+enum class SummonKind { rows, rows_bf16, flat, flat_original, hybrid, replicated };
+constexpr std::array kSummonKinds{SummonKind::rows,   SummonKind::rows_bf16,
+                                  SummonKind::flat,   SummonKind::flat_original,
+                                  SummonKind::hybrid, SummonKind::replicated};
 
-Net sharded(const Mesh& mesh, Kind kind, bool tied = false) {
+Net sharded(const Mesh& mesh, SummonKind kind, bool tied = false) {
   auto net = make_net({.tied = tied});
-  if (kind == Kind::flat || kind == Kind::flat_original) {
+  if (kind == SummonKind::flat || kind == SummonKind::flat_original) {
     return FullyShardedDataParallel<Net>(net, mesh,
                                          {.auto_wrap_policy = module_wrap_policy<BlockImpl>(),
-                                          .use_orig_params = kind == Kind::flat_original})
+                                          .use_orig_params = kind == SummonKind::flat_original})
         .module();
   }
-  if (kind == Kind::replicated) {
+  if (kind == SummonKind::replicated) {
     replicate(net, mesh);
     return net;
   }
   ShardOptions options;
-  if (kind == Kind::rows_bf16) options.mixed_precision.param_dtype = torch::kBFloat16;
+  if (kind == SummonKind::rows_bf16) options.mixed_precision.param_dtype = torch::kBFloat16;
   const auto apply = [&](const auto& where) {
     for (auto& block : net->blocks) fully_shard(block, where, options);
     fully_shard(net, where, options);
   };
-  if (kind == Kind::hybrid) {
+  if (kind == SummonKind::hybrid) {
     apply(mesh.split(mesh.size() == 4 ? 2 : 1));
   } else {
     apply(mesh);
@@ -58,7 +59,7 @@ void backward(Net& net) {
 
 TEST(FullParams, ShowsTheModulesValuesAndKeepsChangesOfOwnParts_T8_SF7) {
   for (const int world : {1, 2, 3, 4}) {
-    for (const auto kind : kKinds) {
+    for (const auto kind : kSummonKinds) {
       run_mesh(world, [&](Mesh& mesh) {
         auto plain = make_net({.tied = true});
         auto net = sharded(mesh, kind, true);
@@ -97,7 +98,7 @@ TEST(FullParams, ShowsTheModulesValuesAndKeepsChangesOfOwnParts_T8_SF7) {
 TEST(FullParams, OfRankZeroOnlyLeaveOthersWithoutData_SF5) {
   run_mesh(2, [](Mesh& mesh) {
     auto plain = make_net({});
-    auto net = sharded(mesh, Kind::rows);
+    auto net = sharded(mesh, SummonKind::rows);
     const FullParams whole(net, {.writeback = false, .rank0_only = true});
     const auto read = [&] { return net->embed->weight.detach().sum().item<double>(); };
     if (mesh.rank() == 0) {
@@ -109,7 +110,7 @@ TEST(FullParams, OfRankZeroOnlyLeaveOthersWithoutData_SF5) {
 }
 
 TEST(FullParams, WithGradientsShowAndKeepThem_SF9) {
-  for (const auto kind : {Kind::rows, Kind::flat_original, Kind::flat}) {
+  for (const auto kind : {SummonKind::rows, SummonKind::flat_original, SummonKind::flat}) {
     run_mesh(2, [&](Mesh& mesh) {
       auto plain = make_net({});
       auto net = sharded(mesh, kind);
@@ -127,7 +128,8 @@ TEST(FullParams, WithGradientsShowAndKeepThem_SF9) {
       for (const auto& parameter : sharded_parameters(net)) {
         const auto& gradient = parameter.local.grad();
         // With original parameters there is none of what this rank does not hold.
-        EXPECT_EQ(gradient.defined(), kind != Kind::flat_original || parameter.local.numel() > 0);
+        EXPECT_EQ(gradient.defined(),
+                  kind != SummonKind::flat_original || parameter.local.numel() > 0);
         if (gradient.defined()) sum += gradient.sum().item<double>();
       }
       for (const auto& parameter : plain->parameters())
@@ -139,7 +141,7 @@ TEST(FullParams, WithGradientsShowAndKeepThem_SF9) {
 
 TEST(FullParams, AreRefusedWhereTheyWouldBeWrong_SF2_SF3) {
   run_mesh(2, [](Mesh& mesh) {
-    auto net = sharded(mesh, Kind::rows);
+    auto net = sharded(mesh, SummonKind::rows);
     EXPECT_THAT(error_of([&] { const FullParams whole(net, {.rank0_only = true}); }),
                 HasSubstr("writeback=True and rank0_only=True is not supported"));
     {
@@ -161,7 +163,7 @@ TEST(FullState, RoundTripsBetweenWorldsAndKinds_T9) {
     saved = full_state_dict(plain);
   }
   for (const int world : {1, 2, 3, 4}) {
-    for (const auto kind : kKinds) {
+    for (const auto kind : kSummonKinds) {
       run_mesh(world, [&](Mesh& mesh) {
         auto net = sharded(mesh, kind, true);
         load_full_state_dict(net, saved);
@@ -172,7 +174,7 @@ TEST(FullState, RoundTripsBetweenWorldsAndKinds_T9) {
           EXPECT_TRUE(torch::equal(state[i].value(), saved[i].value())) << saved[i].key();
         }
         const auto alone = full_state_dict(net, {.rank0_only = true});
-        if (kind != Kind::replicated && kind != Kind::hybrid && mesh.size() > 1) {
+        if (kind != SummonKind::replicated && kind != SummonKind::hybrid && mesh.size() > 1) {
           EXPECT_EQ(alone.size(), mesh.rank() == 0 ? saved.size() : 0u);
         }
       });
@@ -182,7 +184,7 @@ TEST(FullState, RoundTripsBetweenWorldsAndKinds_T9) {
 
 TEST(FullState, ThatDoesNotFitChangesNothing) {
   run_mesh(2, [](Mesh& mesh) {
-    auto net = sharded(mesh, Kind::flat);
+    auto net = sharded(mesh, SummonKind::flat);
     const auto before = full_state_dict(net);
     auto missing = full_state_dict(net);
     missing.erase("block1.up.bias");
@@ -204,7 +206,7 @@ TEST(FullState, ThatDoesNotFitChangesNothing) {
 TEST(FullParams, OfOneUnitAloneLeaveTheOthers_SF1_M13) {
   run_mesh(2, [](Mesh& mesh) {
     auto plain = make_net({});
-    auto net = sharded(mesh, Kind::flat);
+    auto net = sharded(mesh, SummonKind::flat);
     const FullParams whole(net, {.recurse = false});
     EXPECT_TRUE(torch::equal(net->embed->weight, plain->embed->weight));
     EXPECT_ANY_THROW(static_cast<void>(net->blocks[0]->up->weight.sum().item<double>()));
@@ -250,7 +252,7 @@ TEST(FullParams, OfSeveralRootsUnwindWhenOneFails_SF1) {
 
 // On the CPU the copy is the gathered array itself.
 TEST(FullParams, OnTheCpuAreWrittenBack_SF6_FH4) {
-  for (const auto kind : {Kind::rows, Kind::flat, Kind::flat_original}) {
+  for (const auto kind : {SummonKind::rows, SummonKind::flat, SummonKind::flat_original}) {
     run_mesh(2, [&](Mesh& mesh) {
       auto net = sharded(mesh, kind);
       {

@@ -45,7 +45,7 @@ Probe make_probe() {
   return with_values(Probe(), 11);
 }
 
-torch::Tensor input_of(int rank) {
+torch::Tensor half_input_of(int rank) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(40 + rank);
   return torch::randn({2, 4}, generator);
 }
@@ -57,7 +57,7 @@ TEST(MixedPrecision, ComputesLowAndKeepsShardsWhole_F5_T7) {
                 {.mixed_precision = {.param_dtype = torch::kBFloat16,
                                      .reduce_dtype = torch::kFloat,
                                      .output_dtype = torch::kFloat}});
-    auto x = input_of(mesh.rank()).requires_grad_();
+    auto x = half_input_of(mesh.rank()).requires_grad_();
     const auto y = probe(x, torch::tensor({1, 0}));
     EXPECT_EQ(probe->input, at::kBFloat16);
     EXPECT_EQ(probe->weight, at::kBFloat16);
@@ -81,7 +81,10 @@ std::vector<torch::Tensor> expected_gradients(at::ScalarType reduce) {
   for (int rank = 0; rank < 2; ++rank) {
     auto probe = make_probe();
     probe->to(torch::kBFloat16);
-    probe(input_of(rank).to(torch::kBFloat16), torch::tensor({1, 0})).square().sum().backward();
+    probe(half_input_of(rank).to(torch::kBFloat16), torch::tensor({1, 0}))
+        .square()
+        .sum()
+        .backward();
     const auto parameters = probe->parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto gradient = parameters[i].grad().to(reduce);
@@ -103,7 +106,7 @@ TEST(MixedPrecision, ReducesInTheReduceDtype_MP1) {
       MixedPrecision precision{.param_dtype = torch::kBFloat16};
       if (reduce == at::kFloat) precision.reduce_dtype = reduce;
       fully_shard(probe, mesh, {.mixed_precision = precision});
-      probe(input_of(mesh.rank()), torch::tensor({1, 0})).square().sum().backward();
+      probe(half_input_of(mesh.rank()), torch::tensor({1, 0})).square().sum().backward();
       const auto parameters = sharded_parameters(probe);
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         const auto mine = expected[i].narrow(0, parameters[i].offset, parameters[i].local.size(0));
@@ -120,7 +123,7 @@ TEST(MixedPrecision, AccumulatesInTheReduceDtypeWithoutSync_P10) {
         probe, mesh,
         {.mixed_precision = {.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat}});
     const auto backward = [&](double scale) {
-      (probe(input_of(mesh.rank()), torch::tensor({1, 0})).sum() * scale).backward();
+      (probe(half_input_of(mesh.rank()), torch::tensor({1, 0})).sum() * scale).backward();
     };
     // 256 + 1 is 256 in bfloat16: the small gradient would be lost.
     {
@@ -140,7 +143,7 @@ TEST(MixedPrecision, InputsStayWhenAskedTo_O5) {
     fully_shard(
         probe, mesh,
         {.mixed_precision = {.param_dtype = torch::kBFloat16, .cast_forward_inputs = false}});
-    EXPECT_ANY_THROW(probe(input_of(0), torch::tensor({1, 0})));  // float times bfloat16
+    EXPECT_ANY_THROW(probe(half_input_of(0), torch::tensor({1, 0})));  // float times bfloat16
     EXPECT_EQ(probe->input, at::kFloat);
   });
 }
@@ -150,7 +153,7 @@ TEST(MixedPrecision, HalfSumsAreDividedOnBothSides_GD1) {
     auto probe = make_probe();
     fully_shard(probe, mesh, {.mixed_precision = {.param_dtype = torch::kHalf}});
     // Two ranks' 40000 overflow half as a sum and not as a mean.
-    (probe(input_of(mesh.rank()), torch::tensor({1, 0})).sum() * 20000.0).backward();
+    (probe(half_input_of(mesh.rank()), torch::tensor({1, 0})).sum() * 20000.0).backward();
     const auto bias = sharded_parameters(probe)[1];
     EXPECT_TRUE(torch::equal(bias.local.grad(), torch::full_like(bias.local, 40000.0)));
   });
@@ -164,7 +167,7 @@ TEST(MixedPrecision, CastsBuffersAtTheFirstForwardAndStateHasTheirOwn_O3_MP6_IG6
         probe, mesh,
         {.mixed_precision = {.param_dtype = torch::kBFloat16, .buffer_dtype = torch::kHalf}});
     EXPECT_EQ(probe->table.scalar_type(), at::kFloat);
-    probe(input_of(0), places);
+    probe(half_input_of(0), places);
     EXPECT_EQ(probe->table.scalar_type(), at::kHalf);
     EXPECT_EQ(places.scalar_type(), at::kLong);  // floating point only
     EXPECT_EQ(full_state_dict(probe)["table"].scalar_type(), at::kFloat);
@@ -183,7 +186,7 @@ TEST(MixedPrecision, GradientsStayLowWhenAskedTo_O4_MP9) {
     torch::optim::SGD optimizer(local_tensors(parameters), 1.0);
     const auto before = parameters[1].local.detach().clone();
     for (int micro = 0; micro < 2; ++micro)
-      probe(input_of(mesh.rank()), torch::tensor({1, 0})).sum().backward();
+      probe(half_input_of(mesh.rank()), torch::tensor({1, 0})).sum().backward();
     for (const auto& parameter : parameters) {
       EXPECT_EQ(parameter.local.scalar_type(), at::kFloat);
       EXPECT_EQ(parameter.local.grad().scalar_type(), at::kBFloat16);
@@ -214,7 +217,7 @@ TEST(Options, GradientsAreDividedByTheFactorAsked_F32) {
   run_mesh(2, [](Mesh& mesh) {
     auto probe = make_probe();
     fully_shard(probe, mesh, {.gradient_divide_factor = 1.0});
-    probe(input_of(mesh.rank()), torch::tensor({1, 0})).sum().backward();
+    probe(half_input_of(mesh.rank()), torch::tensor({1, 0})).sum().backward();
     const auto bias = sharded_parameters(probe)[1];
     EXPECT_TRUE(torch::equal(bias.local.grad(), torch::full_like(bias.local, 4.0)));
   });
@@ -230,7 +233,7 @@ TEST(MixedPrecision, TravelsInItsDtypes_MP2) {
     fully_shard(
         probe, mesh,
         {.mixed_precision = {.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kHalf}});
-    probe(input_of(mesh.rank()), torch::tensor({1, 0})).square().sum().backward();
+    probe(half_input_of(mesh.rank()), torch::tensor({1, 0})).square().sum().backward();
     EXPECT_EQ(counts.gathered_in, std::vector{at::kBFloat16});
     EXPECT_EQ(counts.reduced_in, std::vector{at::kHalf});
     // What is asked for whole comes from the shards as they are (MP3).
@@ -242,7 +245,7 @@ TEST(MixedPrecision, TravelsInItsDtypes_MP2) {
 TEST(MixedPrecision, IsOffInEvaluationWhereAskedTo_MP3_L42_L43) {
   const auto places = torch::tensor({1, 0});
   const torch::NoGradGuard no_grad;
-  const auto expected = make_probe()(input_of(0), places);
+  const auto expected = make_probe()(half_input_of(0), places);
   run_mesh(2, [&](Mesh& mesh) {
     auto probe = make_probe();
     fully_shard(probe, mesh,
@@ -252,14 +255,14 @@ TEST(MixedPrecision, IsOffInEvaluationWhereAskedTo_MP3_L42_L43) {
     const auto train = [&] {
       probe->train();
       const torch::AutoGradMode with_gradients(true);
-      probe(input_of(0), places).to(torch::kFloat).sum().backward();
+      probe(half_input_of(0), places).to(torch::kFloat).sum().backward();
       EXPECT_EQ(probe->weight, at::kBFloat16);
       EXPECT_EQ(probe->table.scalar_type(), at::kBFloat16);
     };
     train();
     probe->eval();
     const torch::NoGradGuard no_grad_here;
-    EXPECT_TRUE(torch::equal(probe(input_of(0), places), expected));
+    EXPECT_TRUE(torch::equal(probe(half_input_of(0), places), expected));
     EXPECT_EQ(probe->weight, at::kFloat);
     EXPECT_EQ(probe->input, at::kFloat);
     EXPECT_EQ(probe->table.scalar_type(), at::kFloat);
@@ -267,7 +270,7 @@ TEST(MixedPrecision, IsOffInEvaluationWhereAskedTo_MP3_L42_L43) {
     train();
     probe->eval();
     const torch::AutoGradMode with_gradients(true);
-    EXPECT_THAT(testing::error_of([&] { probe(input_of(0), places); }),
+    EXPECT_THAT(testing::error_of([&] { probe(half_input_of(0), places); }),
                 ::testing::HasSubstr("full_precision_in_eval is for forwards without gradients"));
     reset(probe);
     train();
@@ -286,7 +289,7 @@ TEST(MixedPrecision, OfWholeParametersSumsInTheReduceDtype_L56_MP9) {
                                  .reduce_dtype = reduce,
                                  .keep_low_precision_grads = keep_low},
              .use_orig_params = true});
-        model(input_of(mesh.rank()), torch::tensor({1, 0})).square().sum().backward();
+        model(half_input_of(mesh.rank()), torch::tensor({1, 0})).square().sum().backward();
         const auto parameters = model.parameters();
         ASSERT_EQ(parameters.size(), gradients.size());
         for (std::size_t i = 0; i < parameters.size(); ++i) {

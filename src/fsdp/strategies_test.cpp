@@ -65,8 +65,8 @@ void shard(Net& net, const Mesh& mesh, Strategy strategy) {
   }
 }
 
-using Case = std::tuple<int, Strategy, Accumulate, bool>;
-class Strategies : public ::testing::TestWithParam<Case> {};
+using StrategyCase = std::tuple<int, Strategy, Accumulate, bool>;
+class Strategies : public ::testing::TestWithParam<StrategyCase> {};
 
 TEST_P(Strategies, EqualSingleProcessOnAllRanksData_T1_T5) {
   const auto [world, strategy, accumulate, tied] = GetParam();
@@ -106,7 +106,7 @@ TEST_P(Strategies, EqualSingleProcessOnAllRanksData_T1_T5) {
   });
 }
 
-std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+std::string name_of(const ::testing::TestParamInfo<StrategyCase>& info) {
   constexpr std::array kNames{"FullShard",    "ShardGradOp", "HybridShard", "HybridZero2",
                               "HybridCopies", "NoShard",     "DataParallel"};
   constexpr std::array kAccumulate{"", "NoSync", "Synced"};

@@ -20,7 +20,6 @@
 namespace tessera {
 namespace {
 
-using testing::error_of;
 using ::testing::HasSubstr;
 
 torch::Tensor values(int step, at::IntArrayRef shape) {
@@ -175,7 +174,8 @@ TEST(OptimizerStateErrors, LeaveTheOptimizerAsItWas) {
   other.steps(5, 3);
   const auto given = optimizer_state_dict(*other.optimizer);
   const auto refused = [&](const Value& tree) {
-    const auto text = error_of([&] { load_optimizer_state_dict(*training.optimizer, tree); });
+    const auto text =
+        testing::error_of([&] { load_optimizer_state_dict(*training.optimizer, tree); });
     expect_near(optimizer_state_dict(*training.optimizer), before, "unchanged");
     return text;
   };
@@ -280,7 +280,7 @@ TEST(OwnOptimizers, AreDescribedByTheirFields) {
   const auto p = torch::ones({2}).requires_grad_();
   p.mutable_grad() = torch::full({2}, 3.0F);
   Own optimizer({p});
-  EXPECT_THAT(error_of([&] { (void)optimizer_state_dict(optimizer); }),
+  EXPECT_THAT(testing::error_of([&] { (void)optimizer_state_dict(optimizer); }),
               HasSubstr("is not described"));
   register_optimizer<Own, OwnState, OwnOptions>(
       [](StateFields& fields, OwnState& state) {
@@ -306,7 +306,7 @@ TEST(OwnOptimizers, AreDescribedByTheirFields) {
 
 TEST(OwnOptimizers, MayNotForgetAField) {
   EXPECT_THAT(
-      error_of([] {
+      testing::error_of([] {
         register_optimizer<OwnOptimizer<2>, OwnState, OwnOptions>(
             [](StateFields& fields, OwnState& state) { fields.tensor("sum", state.sum()); },
             [](StateFields& fields, OwnOptions& options) { fields.number("lr", options.lr()); });
@@ -321,7 +321,7 @@ TEST(OwnOptimizers, MayNotForgetAField) {
   p.mutable_grad() = torch::ones({2});
   Own optimizer({p});
   optimizer.step();
-  EXPECT_THAT(error_of([&] { (void)optimizer_state_dict(optimizer); }),
+  EXPECT_THAT(testing::error_of([&] { (void)optimizer_state_dict(optimizer); }),
               HasSubstr("lacks a field of its state [key 'sum']"));
 }
 

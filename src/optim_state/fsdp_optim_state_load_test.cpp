@@ -18,7 +18,6 @@ namespace {
 
 using ::testing::UnorderedElementsAre;
 
-constexpr bool kBoth[] = {false, true};
 constexpr int kSteps = 3;
 
 // Which functions carry a state from the first model to the second.
@@ -455,7 +454,7 @@ std::vector<Case> option_cases() {
   };
 }
 
-const bool registered = register_cases(load_cases()) && register_cases(option_cases());
+const bool load_cases_registered = register_cases(load_cases()) && register_cases(option_cases());
 
 // PyTorch's test has this way too and never goes it.
 TEST(FsdpOptimStateWays, ToLoadWithoutAGroup_Q26) {

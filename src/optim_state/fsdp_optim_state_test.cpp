@@ -20,8 +20,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAreArray;
 
-constexpr bool kBoth[] = {false, true};
-
 std::string type_flag(bool sharded) {
   return sharded ? "_state_dict_type_SHARDED_STATE_DICT" : "_state_dict_type_FULL_STATE_DICT";
 }
@@ -348,7 +346,7 @@ std::vector<Case> other_cases() {
   return cases;
 }
 
-const bool registered = register_cases(nested_cases()) && register_cases(other_cases());
+const bool save_cases_registered = register_cases(nested_cases()) && register_cases(other_cases());
 
 }  // namespace
 }  // namespace tessera::testing

@@ -24,8 +24,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 
-constexpr bool kBoth[] = {false, true};
-
 // Layouts -------------------------------------------------------------------------------------
 
 // A unit's shard on 2 and on 4 ranks.

@@ -19,6 +19,9 @@
 
 namespace tessera::testing {
 
+// The values of an option that is on or off.
+inline constexpr bool kBoth[] = {false, true};
+
 // Where the threads of one run meet.
 struct Lobby;
 

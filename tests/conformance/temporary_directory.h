@@ -12,7 +12,7 @@ namespace tessera {
 
 class TemporaryDirectory {
  public:
-  TemporaryDirectory() : path_(testing::TempDir() + "tessera_XXXXXX") {
+  TemporaryDirectory() : path_(::testing::TempDir() + "tessera_XXXXXX") {
     if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
   }
   TemporaryDirectory(const TemporaryDirectory&) = delete;
