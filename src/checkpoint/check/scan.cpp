@@ -36,6 +36,9 @@ constexpr auto kKnown = std::to_array<std::string_view>({
     "torch._utils._rebuild_tensor_v2",
     "torch._utils._rebuild_tensor_v3",
     "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+    "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST",
+    "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT",
+    "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT",
     "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
     "torch.distributed.checkpoint.filesystem._StorageInfo",
     "torch.distributed.checkpoint.metadata.BytesStorageMetadata",
@@ -46,6 +49,9 @@ constexpr auto kKnown = std::to_array<std::string_view>({
     "torch.distributed.checkpoint.metadata.TensorProperties",
     "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
     "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST",
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT",
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT",
     "torch.serialization._get_layout",
 });
 

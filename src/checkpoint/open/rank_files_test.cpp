@@ -398,5 +398,16 @@ TEST_F(RankFiles, ConvertToTorchAndSafetensors) {
   }
 }
 
+// Python 3.11.2 writes the memory format of a ShardedTensor, and the class of its group, by
+// getattr.
+TEST_F(RankFiles, AShardedTensorOfPython3112) {
+  const auto checkpoint = open_checkpoint(copy_of("../sharded_forms"));
+  EXPECT_EQ(checkpoint.kind, CheckpointKind::rank_files);
+  const Value tree = load_all(checkpoint);
+  const Tensor& tensor = tree.at("w").as_tensor();
+  EXPECT_EQ(tensor.shape, (Shape{3, 2}));
+  EXPECT_EQ(reinterpret_cast<const float*>(tensor.pieces.at(0).storage->data)[5], 5.0F);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <ctime>
+#include <filesystem>
 
+#include "format/dcp/quick_decode.h"
 #include "format/pickle/pickle.h"
 #include "format/test_support.h"
 
@@ -71,6 +73,47 @@ TEST(DcpMetadata, F03DecodesWhatPyTorchWrote) {
     SCOPED_TRACE(name);
     EXPECT_EQ(listing(decode(test::golden("dcp/" + name + ".metadata"))),
               text_of(test::golden("dcp/" + name + ".txt")));
+  }
+}
+
+// The same metadata as Python 3.9 to 3.14 pickle it, by protocols 2 to 5.
+TEST(DcpMetadata, F03EveryPythonWritesTheSame) {
+  const std::string expected = text_of(test::golden("dcp_forms/forms.txt"));
+  int forms = 0;
+  for (const auto& file :
+       std::filesystem::directory_iterator(std::string(TESSERA_TEST_DATA) + "/golden/dcp_forms")) {
+    if (file.path().extension() != ".metadata") continue;
+    SCOPED_TRACE(file.path().filename().string());
+    const auto bytes = test::golden("dcp_forms/" + file.path().filename().string());
+    EXPECT_EQ(listing(decode_values(bytes)), expected);
+    const auto quick = quick_decode(bytes);
+    ASSERT_TRUE(quick.has_value());
+    EXPECT_EQ(listing(*quick), expected);
+    ++forms;
+  }
+  EXPECT_GE(forms, 33);
+}
+
+// getattr is read of a memory format's class with the name of a format, and of nothing else.
+TEST(DcpMetadata, F03GetattrOfAnythingElseIsRefused) {
+  const std::string good = text_of(test::golden("dcp_forms/py3.11.2-p4.metadata"));
+  const auto with = [&good](const std::string& from, const std::string& to) {
+    std::string text = good;
+    EXPECT_EQ(from.size(), to.size());
+    text.replace(text.find(from), from.size(), to);
+    return text;
+  };
+  const std::pair<std::string, ErrorCode> cases[] = {
+      {with("TORCH_CHANNELS_LAST", "TORCH_CHANNELS_NONE"), ErrorCode::corrupt},
+      {with("TORCH_CHANNELS_LAST", "__class_getitem__xx"), ErrorCode::unsafe},
+      {with("_MEM_FORMAT_ENCODING", "TensorStorageMetadat"), ErrorCode::corrupt},
+      {with("_MEM_FORMAT_ENCODING", "_MEM_FORMAT.ENCODING"), ErrorCode::corrupt},
+      {with("getattr", "setattr"), ErrorCode::unsafe},
+  };
+  for (const auto& [text, code] : cases) {
+    const auto bytes = std::as_bytes(std::span(text));
+    EXPECT_FALSE(quick_decode(bytes).has_value());
+    EXPECT_EQ(test::thrown([&] { (void)decode(bytes); }), std::pair(code, true));
   }
 }
 

@@ -3,6 +3,7 @@
 #include "format/dcp/dcp.h"
 #include "format/dcp/names.h"
 #include "format/dcp/quick_decode.h"
+#include "format/pickle/names.h"
 #include "format/pickle/pickle.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -23,6 +24,33 @@ bool is_instance(const Value& value, const char* module, const char* name) {
   const Value& callable = value.as_object().callable;
   return callable.is(Kind::global) && callable.global_name() == name &&
          callable.global_module() == module;
+}
+
+// Whether `value` is a member of MEM_FORMAT_ENCODING in one of the forms in which Python writes it:
+// CLASS(value), getattr(CLASS, 'NAME'), or a global.
+bool is_memory_format(const Value& value) {
+  if (value.is(Kind::global))
+    return is_memory_format_name(value.global_module(), value.global_name());
+  if (!value.is(Kind::object) || !value.as_object().callable.is(Kind::global)) return false;
+  const Value& callable = value.as_object().callable;
+  const Value& arguments = value.as_object().arguments;
+  const auto is_class = [](const Value& global) {
+    return global.is(Kind::global) &&
+           is_memory_format_class(global.global_module(), global.global_name());
+  };
+  if (is_class(callable)) {
+    if (arguments.size() != 1 || !arguments.items()[0].is(Kind::integer)) return false;
+    const Integer& number = arguments.items()[0].as_integer();
+    return number.big.empty() && number.small >= 0 && number.small <= kLastMemoryFormat;
+  }
+  if (callable.global_module() != "builtins" || callable.global_name() != "getattr" ||
+      arguments.size() != 2) {
+    return false;
+  }
+  const Value& owner = arguments.items()[0];
+  const Value& name = arguments.items()[1];
+  return is_class(owner) && name.is(Kind::string) &&
+         pickle::is_known_member(owner.global_module(), owner.global_name(), name.as_string());
 }
 
 void require_instance(const Value& value, const char* module, const char* name) {
@@ -159,14 +187,7 @@ class Decoder {
     entry.dtype = dtype_from_torch(fields[0].global_name());
     if (!fields[2].is(Kind::boolean)) corrupt("requires_grad is " + render(fields[2], 60));
     entry.requires_grad = fields[2].as_bool();
-    const bool format = is_instance(fields[3], kMetadataModule, "_MEM_FORMAT_ENCODING") ||
-                        is_instance(fields[3], kOldPropertiesModule, "MEM_FORMAT_ENCODING");
-    const Value& number = format ? fields[3].as_object().arguments : fields[3];
-    if (!format || number.size() != 1 || !number.items()[0].is(Kind::integer) ||
-        number.items()[0].as_integer().small < 0 ||
-        number.items()[0].as_integer().small > kLastMemoryFormat) {
-      corrupt("the memory format is " + render(fields[3], 80));
-    }
+    if (!is_memory_format(fields[3])) corrupt("the memory format is " + render(fields[3], 80));
   }
 
   void read_paths(const Value* planner_data) {
@@ -245,7 +266,7 @@ class Decoder {
     if (save_id != nullptr && save_id->is(Kind::string)) metadata.save_id = save_id->as_string();
   }
 
-  // A string, or pathlib.PosixPath("/", "a", "b").
+  // A string, or pathlib.PosixPath("/", "a", "b"); from Python 3.13 on PosixPath("/a/b").
   static std::string path_text(const Value& value) {
     if (value.is(Kind::string)) return value.as_string();
     if (!value.is(Kind::object) || !value.as_object().name().starts_with("pathlib.")) return {};
@@ -262,6 +283,15 @@ class Decoder {
 };
 
 }  // namespace
+
+bool is_memory_format_name(std::string_view module, std::string_view name) {
+  const bool old = module == kOldPropertiesModule;
+  if (!old && module != kMetadataModule) return false;
+  const std::string_view owner = old ? "MEM_FORMAT_ENCODING" : "_MEM_FORMAT_ENCODING";
+  if (name.size() > owner.size() && name.starts_with(owner) && name[owner.size()] == '.')
+    name.remove_prefix(owner.size() + 1);
+  return pickle::is_known_member(module, owner, name);
+}
 
 Metadata decode(ByteView bytes) {
   if (auto metadata = quick_decode(bytes)) return std::move(*metadata);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace tessera::dcp {
 
@@ -15,5 +16,13 @@ inline constexpr const char* kOldPropertiesModule =
 
 // The largest argument of MEM_FORMAT_ENCODING: contiguous, channels last, preserve.
 inline constexpr std::int64_t kLastMemoryFormat = 2;
+
+// The class of the memory formats, by both of its names.
+[[nodiscard]] inline bool is_memory_format_class(std::string_view module, std::string_view name) {
+  return (module == kMetadataModule && name == "_MEM_FORMAT_ENCODING") ||
+         (module == kOldPropertiesModule && name == "MEM_FORMAT_ENCODING");
+}
+// One of its members as a global: CLASS.NAME, or NAME of the module.
+[[nodiscard]] bool is_memory_format_name(std::string_view module, std::string_view name);
 
 }  // namespace tessera::dcp

@@ -42,6 +42,10 @@ class QuickDecoder {
     return value.kind == Kind::object && machine_.objects[value.number].name == name;
   }
 
+  static bool is_name(const Lite& value, Name name) {
+    return value.kind == Kind::name && Name{static_cast<std::uint8_t>(value.count)} == name;
+  }
+
   // The dict of an instance's attributes.
   bool state_of(const Lite& value, Name name, Lite& state) const {
     if (!is_object(value, name)) return false;
@@ -111,13 +115,10 @@ class QuickDecoder {
     if (!object.has_state || object.state.kind != Kind::tuple) return false;
     const std::vector<Lite> fields = machine_.items_of(object.state);
     if (fields.size() != 5 && fields.size() != 6) return false;
-    const auto is_dtype = [](const Lite& field) {
-      return field.kind == Kind::name &&
-             Name{static_cast<std::uint8_t>(field.count)} == Name::torch_name;
-    };
-    if (!is_dtype(fields[0]) || fields[2].kind != Kind::boolean) return false;
+    if (!is_name(fields[0], Name::torch_name) || fields[2].kind != Kind::boolean) return false;
     entry.dtype = dtype_from_torch(std::string(machine_.torch_names[fields[0].number]));
     entry.requires_grad = fields[2].number != 0;
+    if (is_name(fields[3], Name::memory_member) || is_object(fields[3], Name::getattr)) return true;
     if (!is_object(fields[3], Name::memory_format)) return false;
     const std::vector<Lite> format =
         machine_.items_of(machine_.objects[fields[3].number].arguments);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "format/dcp/names.h"
+#include "format/pickle/names.h"
 #include "format/pickle/text.h"
 
 namespace tessera::dcp {
@@ -18,7 +19,7 @@ struct Known {
   Name is;
 };
 
-constexpr std::array<Known, 15> kKnown{{
+constexpr std::array<Known, 17> kKnown{{
     {kMetadataModule, "Metadata", Name::metadata},
     {kMetadataModule, "TensorStorageMetadata", Name::tensor},
     {kMetadataModule, "BytesStorageMetadata", Name::bytes},
@@ -34,6 +35,8 @@ constexpr std::array<Known, 15> kKnown{{
     {"torch", "Size", Name::size},
     {"torch.serialization", "_get_layout", Name::layout},
     {"pathlib", "PosixPath", Name::path},
+    {"pathlib._local", "PosixPath", Name::path},
+    {"builtins", "getattr", Name::getattr},
 }};
 
 // `count` of a list, dict or object that the memo gave out: it may not be changed any more.
@@ -185,7 +188,9 @@ bool QuickMachine::step_scalar(Op op) {
     case Op::binunicode:
       return push_text(cursor_.number<std::uint32_t>());
     case Op::proto:  // the first opcode, or none
-      return cursor_.at() == 1 && cursor_.number<std::uint8_t>() <= 5;
+      if (cursor_.at() != 1) return false;
+      protocol_ = cursor_.number<std::uint8_t>();
+      return protocol_ <= 5;
     default:
       return false;
   }
@@ -332,9 +337,14 @@ bool QuickMachine::step_object(Op op) {
 }
 
 bool QuickMachine::push_name(std::string_view module, std::string_view name) {
+  if (protocol_ < 3 && module == "__builtin__") module = "builtins";
   for (const Known& known : kKnown) {
     if (known.name != name || known.module != module) continue;
     stack_.push_back({Kind::name, static_cast<std::uint32_t>(known.is), 0});
+    return true;
+  }
+  if (is_memory_format_name(module, name)) {
+    stack_.push_back({Kind::name, static_cast<std::uint32_t>(Name::memory_member), 0});
     return true;
   }
   if (module != "torch") return false;
@@ -351,12 +361,25 @@ bool QuickMachine::make(bool by_new) {
   const Name name{static_cast<std::uint8_t>(callable.count)};
   stack_.resize(stack_.size() - 2);
   if (name == Name::size) return !by_new && make_size(arguments);
-  const bool is_function =
-      name == Name::layout || name == Name::memory_format || name == Name::path;
-  if (is_function == by_new || name == Name::torch_name) return false;
+  const bool is_function = name == Name::layout || name == Name::memory_format ||
+                           name == Name::path || name == Name::getattr;
+  if (is_function == by_new || name == Name::torch_name || name == Name::memory_member)
+    return false;
+  if (name == Name::getattr && !is_member(arguments)) return false;
   stack_.push_back({Kind::object, 0, objects.size()});
   objects.push_back({name, arguments, {}});
   return true;
+}
+
+// Of getattr: a class of memory formats, and the name of one.
+bool QuickMachine::is_member(const Lite& arguments) const {
+  if (arguments.count != 2) return false;
+  const Lite& owner = items[arguments.number];
+  const Lite& name = items[arguments.number + 1];
+  return owner.kind == Kind::name &&
+         Name{static_cast<std::uint8_t>(owner.count)} == Name::memory_format &&
+         name.kind == Kind::text &&
+         pickle::is_known_member(kMetadataModule, "_MEM_FORMAT_ENCODING", text(name));
 }
 
 // torch.Size((...)): its numbers move to `dims`, and its tuples are forgotten.

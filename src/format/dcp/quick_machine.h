@@ -28,6 +28,8 @@ enum class Name : std::uint8_t {
   size,
   layout,
   memory_format,
+  memory_member,  // a memory format by its name
+  getattr,        // of nothing but memory formats
   path,
   torch_name,  // a dtype, by its text
 };
@@ -129,6 +131,7 @@ class QuickMachine {
   bool push_name(std::string_view module, std::string_view name);
   bool make(bool by_new);  // NEWOBJ and REDUCE
   bool make_size(const Lite& arguments);
+  [[nodiscard]] bool is_member(const Lite& arguments) const;
   bool build();
   bool build_record(const Object& object, const Lite& state, Lite& record);
   bool build_chunk(const Dict& dict, Lite& record);
@@ -147,6 +150,7 @@ class QuickMachine {
   std::vector<bool> wanted_;                      // memo entries that are given out again
   std::unordered_map<std::uint64_t, Lite> memo_;  // those alone
   std::uint64_t memo_size_ = 0;
+  std::uint8_t protocol_ = 0;
   std::size_t kept_items_ = 0;  // items below are wanted
   std::size_t open_dicts_ = 0;  // of `dicts`; those behind wait to be used again
 };

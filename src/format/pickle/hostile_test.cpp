@@ -233,6 +233,42 @@ TEST(HostilePickle, NamesAreListedWithoutReading) {
   EXPECT_EQ(globals(bytes_of("(Vid\nios\nsystem\n.")), std::vector<std::string>{"os.system"});
 }
 
+// getattr of a class and a member that are known is the member's name; everything else is getattr.
+TEST(HostilePickle, P05OnlyKnownMembersAreNoGetattr) {
+  const std::string get = "c__builtin__\ngetattr\n";
+  const std::string cls = "ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n";
+  const std::string member = "VTORCH_CHANNELS_LAST\n";
+  const auto says_getattr = [](const std::string& text) {
+    const std::vector<std::string> names = globals(bytes_of("\x80\x02" + text + "."));
+    return std::find(names.begin(), names.end(), "builtins.getattr") != names.end();
+  };
+  const std::string name = "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING";
+  EXPECT_EQ(globals(bytes_of("\x80\x02" + get + cls + member + "\x86R.")),
+            (std::vector<std::string>{name, name + ".TORCH_CHANNELS_LAST"}));
+  EXPECT_FALSE(says_getattr(get + "(" + cls + member + "tR"));
+  EXPECT_FALSE(
+      says_getattr("(" + get + "q\1" + cls + "q\2" + member + "\x86Rh\1h\2" + member + "\x86Rt"));
+  EXPECT_FALSE(says_getattr(get + "ctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n" +
+                            "VProcessGroupState\n\x86R"));
+  const std::string hostile[] = {
+      get + cls + "V__class__\n\x86R",
+      get + cls + "Vmro\n\x86R",
+      get + "ctorch\nSize\n" + member + "\x86R",
+      get + "cos\n_MEM_FORMAT_ENCODING\n" + member + "\x86R",
+      get + get + cls + member + "\x86R" + "V__class__\n\x86R",          // of the result
+      get + cls + "ca\nb\n)R\x86R",                                      // a name that is computed
+      get + cls + member + "N\x87R",                                     // with a default
+      get + "(" + cls + member + "lR",                                   // no tuple
+      get + cls + member + "\x86\x81",                                   // as a class
+      get + "2" + cls + member + "\x86R\x86",                            // one is left over
+      get + "q\1" + cls + member + "\x86Rh\1\x86",                       // one from the memo
+      "cfunctools\npartial\n" + get + "\x85R" + cls + member + "\x86R",  // hidden in a call
+      "(" + cls + member + "i__builtin__\ngetattr\n",                    // called by INST
+      get + "0N",                                                        // not used at all
+  };
+  for (const std::string& text : hostile) EXPECT_TRUE(says_getattr(text)) << text;
+}
+
 TEST(HostilePickle, M15EveryPrefixAndManyFlipsAreSurvived) {
   for (const char* name : {"dcp/c1.metadata", "dcp/hand.metadata", "pickle/objects.p2",
                            "pickle/blobs.p0", "pickle/defaults.p4"}) {

@@ -176,6 +176,24 @@ constexpr auto kNames = std::to_array<Name>({
     {"pandas.io.pickle", "read_pickle"},
 });
 
+struct Member {
+  Name owner;
+  std::string_view name;
+};
+
+constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata";
+constexpr std::string_view kShardedMetadata = "torch.distributed._shard.sharded_tensor.metadata";
+
+constexpr auto kMembers = std::to_array<Member>({
+    {{kMetadata, "_MEM_FORMAT_ENCODING"}, "TORCH_CONTIGUOUS_FORMAT"},
+    {{kMetadata, "_MEM_FORMAT_ENCODING"}, "TORCH_CHANNELS_LAST"},
+    {{kMetadata, "_MEM_FORMAT_ENCODING"}, "TORCH_PRESERVE_FORMAT"},
+    {{kShardedMetadata, "MEM_FORMAT_ENCODING"}, "TORCH_CONTIGUOUS_FORMAT"},
+    {{kShardedMetadata, "MEM_FORMAT_ENCODING"}, "TORCH_CHANNELS_LAST"},
+    {{kShardedMetadata, "MEM_FORMAT_ENCODING"}, "TORCH_PRESERVE_FORMAT"},
+    {{"torch.distributed._shard.sharded_tensor.api", "ShardedTensor"}, "ProcessGroupState"},
+});
+
 constexpr bool is_below(std::string_view name, std::string_view module) {
   return name.starts_with(module) && (name.size() == module.size() || name[module.size()] == '.');
 }
@@ -248,6 +266,12 @@ bool is_dangerous(std::string_view module, std::string_view name) {
   const std::string_view first = name.substr(0, name.find('.'));
   return std::any_of(kNames.begin(), kNames.end(), [module, first](const Name& row) {
     return row.module == module && row.name == first;
+  });
+}
+
+bool is_known_member(std::string_view module, std::string_view owner, std::string_view name) {
+  return std::any_of(kMembers.begin(), kMembers.end(), [&](const Member& member) {
+    return member.name == name && member.owner.name == owner && member.owner.module == module;
   });
 }
 

@@ -12,6 +12,12 @@ namespace tessera::pickle {
 // Whether an attribute of this name may lead out of the object that has it.
 [[nodiscard]] bool is_dangerous_attribute(std::string_view name);
 
+// Whether getattr(owner, name) names a member of an Enum or a nested class that checkpoints have:
+// a closed list. Python 3.11.0 to 3.11.3 write members so, all Pythons nested classes below
+// protocol 4. No other use of getattr is known to be harmless.
+[[nodiscard]] bool is_known_member(std::string_view module, std::string_view owner,
+                                   std::string_view name);
+
 // Protocols below 3 write Python 2's names: `__builtin__` for builtins and so on. Each changes both
 // strings in place when the table has the name.
 void from_python2(std::string& module, std::string& name);

@@ -1,5 +1,5 @@
-// Lists the names in a pickle. Follows only which strings are where on the stack and in the memo,
-// so that names put together through the memo are found too.
+// Lists the names in a pickle. Follows which strings are where on the stack and in the memo, so
+// that names put together through the memo are found too, and what getattr is called with.
 #include <unordered_map>
 #include <unordered_set>
 
@@ -27,14 +27,24 @@ class Scanner {
         }
       }
     } catch (Error& error) {
+      mention_getattr();
       error.at_offset(at);
       throw;
     }
+    mention_getattr();
     found_.consumed = cursor_.at();
   }
 
  private:
-  using Text = std::string_view;  // data() null: not a string
+  using Text = std::string_view;
+
+  // What is known of a value on the stack.
+  struct Item {
+    enum class Kind : std::uint8_t { other, text, global, getattr, pair } kind = Kind::other;
+    Text text;               // text: itself; pair, of a global and a text: the text
+    std::size_t global = 0;  // global and pair: the number in `globals_`
+  };
+  using Kind = Item::Kind;
 
   bool step_name(Op op) {
     switch (op) {
@@ -43,36 +53,36 @@ class Scanner {
         const Text module = cursor_.line();
         const Text name = cursor_.line();
         if (op == Op::inst) pop_to_mark();
-        mention(module, name);
+        push_global(module, name);
         return true;
       }
       case Op::stack_global: {
-        const Text name = pop();
-        const Text module = pop();
-        if (name.data() == nullptr || module.data() == nullptr) {
+        const Item name = pop();
+        const Item module = pop();
+        if (name.kind != Kind::text || module.kind != Kind::text) {
           throw Error(ErrorCode::corrupt, "a name is not a string");
         }
-        mention(module, name);
+        push_global(module.text, name.text);
         return true;
       }
       case Op::short_binunicode:
       case Op::short_binstring:
-        push(cursor_.text(cursor_.number<std::uint8_t>()));
+        push_text(cursor_.text(cursor_.number<std::uint8_t>()));
         return true;
       case Op::binunicode:
       case Op::binstring:
-        push(cursor_.text(cursor_.number<std::uint32_t>()));
+        push_text(cursor_.text(cursor_.number<std::uint32_t>()));
         return true;
       case Op::binunicode8:
-        push(cursor_.text(cursor_.number<std::uint64_t>()));
+        push_text(cursor_.text(cursor_.number<std::uint64_t>()));
         return true;
       case Op::unicode:
-        push(cursor_.line());
+        push_text(cursor_.line());
         return true;
       case Op::string: {
         Text quoted = cursor_.line();
         if (quoted.size() >= 2) quoted = quoted.substr(1, quoted.size() - 2);
-        push(quoted);
+        push_text(quoted);
         return true;
       }
       case Op::proto:
@@ -99,9 +109,7 @@ class Scanner {
         }
         return true;
       case Op::dup: {
-        const Text text = pop();
-        push(text);
-        push(text);
+        push(top());
         return true;
       }
       case Op::memoize:
@@ -126,6 +134,7 @@ class Scanner {
         push(memo_[index(cursor_.line())]);
         return true;
       case Op::tuple:
+        return make_tuple(marks_.empty() ? 0 : stack_.size() - marks_.back(), true);
       case Op::list:
       case Op::dict:
       case Op::frozenset:
@@ -138,8 +147,10 @@ class Scanner {
         pop_to_mark();
         return true;
       case Op::reduce:
-      case Op::newobj:
+        return reduce();
       case Op::tuple2:
+        return make_tuple(2, false);
+      case Op::newobj:
         return replace(2);
       case Op::newobj_ex:
       case Op::tuple3:
@@ -217,24 +228,73 @@ class Scanner {
     return true;
   }
 
-  void mention(Text module, Text name) {
-    std::string of_module(module);
-    std::string of_name(name);
-    if (protocol_ < 3) from_python2(of_module, of_name);
-    if (known_.insert(of_module + "\n" + of_name).second)
-      found_.names.push_back({std::move(of_module), std::move(of_name)});
+  void push_text(Text text) { push({Kind::text, text, 0}); }
+
+  void push_global(Text module, Text name) {
+    Mention global{std::string(module), std::string(name)};
+    if (protocol_ < 3) from_python2(global.module, global.name);
+    if (global.module == "builtins" && global.name == "getattr")
+      return push({Kind::getattr, {}, 0});
+    mention(global);
+    globals_.push_back(std::move(global));
+    push({Kind::global, {}, globals_.size() - 1});
+  }
+
+  void mention(const Mention& global) {
+    if (known_.insert(global.module + "\n" + global.name).second) found_.names.push_back(global);
+  }
+
+  // A getattr is harmless where a known member is what it gives. One that went anywhere else
+  // counts.
+  void mention_getattr() {
+    if (getattrs_ > 0) mention({"builtins", "getattr"});
+    getattrs_ = 0;
+  }
+
+  // A tuple of the topmost `count`.
+  bool make_tuple(std::size_t count, bool to_mark) {
+    Item pair;
+    if (count == 2 && stack_.size() >= 2) {
+      const Item& owner = stack_[stack_.size() - 2];
+      if (owner.kind == Kind::global && stack_.back().kind == Kind::text)
+        pair = {Kind::pair, stack_.back().text, owner.global};
+    }
+    if (to_mark) {
+      pop_to_mark();
+    } else {
+      drop(count);
+    }
+    push(pair);
+    return true;
+  }
+
+  bool reduce() {
+    const Item arguments = pop();
+    const Item callable = pop();
+    if (callable.kind == Kind::getattr && arguments.kind == Kind::pair) {
+      const Mention& owner = globals_[arguments.global];
+      const std::string name(arguments.text);
+      if (is_known_member(owner.module, owner.name, name)) {
+        --getattrs_;
+        mention({owner.module, owner.name + "." + name});
+      }
+    }
     push({});
+    return true;
   }
 
-  void push(Text text) { stack_.push_back(text); }
+  void push(Item item) {
+    if (item.kind == Kind::getattr) ++getattrs_;
+    stack_.push_back(item);
+  }
 
-  Text pop() {
-    const Text text = top();
+  Item pop() {
+    const Item item = top();
     stack_.pop_back();
-    return text;
+    return item;
   }
 
-  Text top() const {
+  [[nodiscard]] Item top() const {
     if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) {
       throw Error(ErrorCode::corrupt, "an opcode finds the stack empty");
     }
@@ -254,17 +314,23 @@ class Scanner {
     return true;
   }
 
-  bool replace(int count) {
-    for (int i = 0; i < count; ++i) pop();
+  bool replace(std::size_t count) {
+    drop(count);
     push({});
     return true;
   }
 
+  void drop(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) pop();
+  }
+
   Cursor cursor_;
   int protocol_ = 0;
-  std::vector<Text> stack_;
+  std::vector<Item> stack_;
   std::vector<std::size_t> marks_;
-  std::unordered_map<std::uint64_t, Text> memo_;
+  std::unordered_map<std::uint64_t, Item> memo_;
+  std::vector<Mention> globals_;           // every use of a global but getattr
+  std::uint64_t getattrs_ = 0;             // pushed, and not called for a known member
   std::unordered_set<std::string> known_;  // what found_ has: module, line end, name
   Mentions& found_;
 };
