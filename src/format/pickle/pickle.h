@@ -80,8 +80,8 @@ struct Mentions {
 };
 // Adds every global name that the first pickle in `bytes` mentions, without building anything. When
 // it throws, `found` has the names before the place of the error: Python would have used them.
-// getattr(CLASS, 'NAME') of a known member (names.h) is the name CLASS.NAME; any other use of getattr
-// is the name getattr.
+// getattr(CLASS, 'NAME') of a known member (names.h) is the name CLASS.NAME; any other use of
+// getattr is the name getattr.
 void find_mentions(ByteView bytes, Mentions& found);
 // The same as "module.name".
 [[nodiscard]] std::vector<std::string> globals(ByteView bytes);
