@@ -21,7 +21,7 @@
 namespace tessera::detail {
 namespace {
 
-constexpr const char* kOperation = "loading optimizer state";
+constexpr const char* kLoading = "loading optimizer state";
 
 const Value& require_state(const Value* tree) {
   const auto* state =
@@ -98,7 +98,7 @@ Loader::Loader(const OptimModel& model, const LoadRequest& request, const GroupO
     : model_(model), request_(request), group_(group) {
   if (request.source == LoadSource::first_rank) {
     // The description first, so that what is wrong with it is every rank's to say.
-    tree_ = first_tree(group.get(), kOperation, [&] {
+    tree_ = first_tree(group.get(), kLoading, [&] {
       (void)require_state(tree);
       return message_of(model, *tree);
     });
@@ -124,7 +124,7 @@ Loader::Loader(const OptimModel& model, const LoadRequest& request, const GroupO
         const auto mesh = param.unit ? param.unit->mesh() : *group.mesh();
         if (!seen.insert(mesh.state().get()).second) continue;
         auto& told = told_[mesh.state().get()];
-        for (auto& described : all_trees(mesh.group(), kOperation, prepare))
+        for (auto& described : all_trees(mesh.group(), kLoading, prepare))
           told.push_back({described, NamedStates(model, described.at("state"))});
       }
     }

@@ -21,7 +21,7 @@
 namespace tessera::detail {
 namespace {
 
-constexpr const char* kOperation = "gathering optimizer state";
+constexpr const char* kGathering = "gathering optimizer state";
 
 // The states of one parameter of the module, by what they are.
 struct Entries {
@@ -303,7 +303,7 @@ Value save_state(const torch::nn::Module& module, const OptimizerRef& optim,
   const GroupOf group(request.group, model);
   Value tree, state, groups;
   std::vector<OptimKey> keys;
-  const auto trees = all_trees(group.get(), kOperation, [&] {
+  const auto trees = all_trees(group.get(), kGathering, [&] {
     tree = request.state ? *request.state : optimizer_state_dict(optim);
     state = tree.at("state");
     const auto names = model.own_names();
