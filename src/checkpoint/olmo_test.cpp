@@ -137,6 +137,35 @@ INSTANTIATE_TEST_SUITE_P(Golden, OlmoLocal,
 class OlmoLegacy : public testing::TestWithParam<Case> {};
 
 // The golden's first file, taken apart and given back as one rank's whole tensors.
+// One optimizer of two blocks and a root, in an order that is not the modules', of which a block
+// has no state. With and without the groups' param_names it comes back under its own names.
+TEST(OlmoLocalFlat, StateStaysWithItsParameters) {
+  for (const bool names : {false, true}) {
+    const auto four = [](float first) { return Value(counting({4}, whole({4}), first)); };
+    Value group = Value::dict({{"params", Value::list({"l1.w", "out", "l0.w"})}, {"lr", 0.5}});
+    if (names) group.set_item("param_names", group.at("params"));
+    const Value tree = Value::dict(
+        {{"model", Value::dict({{"l0.w", four(0)}, {"l1.w", four(10)}, {"out", four(20)}})},
+         {"optim",
+          Value::dict({{"state", Value::dict({{"l1.w", Value::dict({{"exp_avg", four(30)}})},
+                                              {"out", Value::dict({{"exp_avg", four(40)}})}})},
+                       {"param_groups", Value::list({group})}})}});
+    const std::string work = temporary_directory();
+    save(tree, work + "/dcp", *solo_group());
+    ConvertOptions options = to(CheckpointKind::olmo_local, 2);
+    options.olmo.orig_params = false;
+    (void)convert(work + "/dcp", work + "/local", options);
+    EXPECT_TRUE(verify(work + "/local").findings.empty());
+    const Value all = load_all(open_checkpoint(work + "/local"));
+    const Value& state = all.at("optim").at("state");
+    EXPECT_EQ(floats(state.at("l1.w").at("exp_avg").as_tensor()),
+              (std::vector<float>{30, 31, 32, 33}));
+    EXPECT_EQ(floats(state.at("out").at("exp_avg").as_tensor()),
+              (std::vector<float>{40, 41, 42, 43}));
+    EXPECT_EQ(state.find("l0.w"), nullptr);
+  }
+}
+
 TEST_P(OlmoLegacy, FilesAreThoseOfTorch) {
   const Case& row = GetParam();
   const std::string work = temporary_directory();

@@ -2,6 +2,7 @@
 // (F-05, O-70 to O-77).
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "checkpoint/open/rank_files.h"
 #include "format/olmo/config.h"
@@ -61,6 +62,7 @@ class RankState {
 
  private:
   using Names = std::vector<std::pair<std::int64_t, std::string>>;
+  using HandleOfId = std::map<std::int64_t, std::size_t>;  // index into handles_
 
   // The elements that this rank holds of the parameter, from element `offset` of `data` on.
   [[nodiscard]] Value sharded_leaf(const FlatEntry& entry, const Tensor& data,
@@ -78,7 +80,8 @@ class RankState {
   [[nodiscard]] Value state_of(const Value& values, const FlatEntry& entry, std::int64_t offset,
                                std::int64_t expected) const;
   [[nodiscard]] Value by_ids(const Value& state, const Names& names) const;
-  [[nodiscard]] Value by_handles(const Value& state) const;
+  [[nodiscard]] Value by_handles(const Value& state, const HandleOfId& handle_of) const;
+  [[nodiscard]] std::optional<HandleOfId> handles_of(const Value& groups, const Names& names) const;
 
   std::vector<FlatHandle> handles_;
   std::map<std::string, const FlatEntry*> by_name_;
@@ -130,8 +133,10 @@ std::vector<std::pair<std::int64_t, std::string>> names_of(const Value& groups) 
   return names;
 }
 
-// The groups with clean names; where ids stand for flat parameters, with the names instead.
-Value clean_groups(const Value& groups, const std::vector<FlatHandle>* by_handle) {
+// The groups with clean names; where ids stand for flat parameters (`handle_of` is given), with the
+// names of what is in them instead.
+Value clean_groups(const Value& groups, const std::vector<FlatHandle>& handles,
+                   const std::map<std::int64_t, std::size_t>* handle_of) {
   Value made = Value::list();
   for (const Value& group : groups.items()) {
     Value copy = Value::dict(group.pairs(), group.dict_kind());
@@ -142,15 +147,15 @@ Value clean_groups(const Value& groups, const std::vector<FlatHandle>* by_handle
       }
       copy.set_item("param_names", clean);
     }
-    if (by_handle != nullptr) {
+    if (handle_of != nullptr) {
       Value names = Value::list();
       for (const Value& id : group.at("params").items()) {
-        for (const FlatEntry& entry :
-             by_handle->at(static_cast<std::size_t>(id.as_int())).entries) {
+        for (const FlatEntry& entry : handles.at(handle_of->at(id.as_int())).entries) {
           names.items().emplace_back(entry.name);
         }
       }
       copy.set_item("params", names);
+      if (group.find("param_names") != nullptr) copy.set_item("param_names", names);
     }
     made.items().push_back(std::move(copy));
   }
@@ -173,21 +178,48 @@ Value RankState::by_ids(const Value& state, const Names& names) const {
   return made;
 }
 
-// Without original parameters an optimizer counts flat parameters, in the order of modules; their
-// state is split like them, under the names that PyTorch's full state has.
-Value RankState::by_handles(const Value& state) const {
+// Without original parameters an optimizer's parameters are flat ones, whose state is split like
+// them. It comes under the names that PyTorch's full state has.
+Value RankState::by_handles(const Value& state, const HandleOfId& handle_of) const {
   Value made = Value::dict();
   for (const auto& [id, values] : state.pairs()) {
-    const std::int64_t index = id.is(Kind::integer) ? id.as_int() : -1;
-    if (index < 0 || index >= std::ssize(handles_)) {
+    const auto found = id.is(Kind::integer) ? handle_of.find(id.as_int()) : handle_of.end();
+    if (found == handle_of.end()) {
       corrupt("optimizer state " + render(id, 60) + " is of no flat parameter");
     }
-    const FlatHandle& handle = handles_[static_cast<std::size_t>(index)];
+    const FlatHandle& handle = handles_[found->second];
     for (const FlatEntry& entry : handle.entries) {
       made.set_item(Value(entry.name), state_of(values, entry, entry.offset, handle.data.shape[0]));
     }
   }
   return made;
+}
+
+// Which flat parameter an id stands for: by its name, "MODULE._flat_param", or where groups have no
+// names by its number, in the order of modules. None: ids stand for parameters.
+std::optional<RankState::HandleOfId> RankState::handles_of(const Value& groups,
+                                                           const Names& names) const {
+  HandleOfId found;
+  if (names.empty()) {
+    for (std::size_t i = 0; i < handles_.size(); ++i) found.emplace(i, i);
+    for (const Value& group : groups.items()) {
+      for (const Value& id : group.at("params").items()) {
+        if (id.is(Kind::integer) && found.contains(id.as_int())) continue;
+        throw Error(ErrorCode::unsupported,
+                    "the optimizer's groups have no param_names and more ids than flat parameters");
+      }
+    }
+    return found;
+  }
+  for (const auto& [id, name] : names) {
+    const auto named = [&name = name](const FlatHandle& handle) {
+      return name == (handle.module.empty() ? "" : handle.module + ".") + "_flat_param";
+    };
+    const auto handle = std::find_if(handles_.begin(), handles_.end(), named);
+    if (handle == handles_.end()) return std::nullopt;
+    found.emplace(id, static_cast<std::size_t>(handle - handles_.begin()));
+  }
+  return found;
 }
 
 Value RankState::optimizer(const Value& file) const {
@@ -197,19 +229,10 @@ Value RankState::optimizer(const Value& file) const {
     corrupt("not an optimizer's state: expected state and param_groups");
   }
   const Names names = names_of(*groups);
-  bool by_handle = names.empty();
-  for (const Value& group : groups->items()) {
-    for (const Value& id : group.at("params").items()) {
-      by_handle = by_handle && id.is(Kind::integer) && id.as_int() < std::ssize(handles_) &&
-                  id.as_int() >= 0;
-    }
-  }
-  if (names.empty() && !by_handle) {
-    throw Error(ErrorCode::unsupported,
-                "the optimizer's groups have no param_names and more ids than flat parameters");
-  }
-  return Value::dict({{"state", by_handle ? by_handles(*state) : by_ids(*state, names)},
-                      {"param_groups", clean_groups(*groups, by_handle ? &handles_ : nullptr)}});
+  const std::optional<HandleOfId> handles = handles_of(*groups, names);
+  return Value::dict(
+      {{"state", handles ? by_handles(*state, *handles) : by_ids(*state, names)},
+       {"param_groups", clean_groups(*groups, handles_, handles ? &*handles : nullptr)}});
 }
 
 // The files of one kind, for all ranks or none.

@@ -36,6 +36,11 @@ struct FlatModel {
   std::vector<DType> dtype;                         // a unit's
 
   [[nodiscard]] double fill() const { return aligned ? kAlignmentFill : 0; }
+  // The number of a unit's flat parameter: those that there are, in the order of modules.
+  [[nodiscard]] std::int64_t flat_number(std::size_t unit) const {
+    return std::count_if(layout.begin(), layout.begin() + static_cast<std::ptrdiff_t>(unit),
+                         [](const auto& one) { return one.has_value(); });
+  }
 };
 
 UnitPlan plan_of(const ConvertJob& job, const std::vector<std::string>& names) {
@@ -144,10 +149,11 @@ void write_model(const ConvertJob& job, const FlatModel& model, const SourceTens
   write_archive(job, archive, 1);
 }
 
-// The optimizer's parameters by number, in the order of its groups.
+// The optimizer's parameters by number. Aligned, they count in the order of the groups; flat
+// parameters count in the order of modules, which is what readers go by where groups have no names.
 struct Numbered {
-  Value groups;                       // with numbers, and wrapped names
-  std::vector<std::size_t> numbered;  // aligned: indices into params, else into units
+  Value groups;                                 // with numbers, and wrapped names
+  std::map<std::int64_t, std::size_t> numbers;  // aligned: to indices into params, else into units
 };
 
 const FlatModel::Param& param_of(const FlatModel& model, const std::string& name) {
@@ -159,30 +165,42 @@ const FlatModel::Param& param_of(const FlatModel& model, const std::string& name
   return model.params[found->second];
 }
 
+// What the parameters of a group become: their numbers, in ascending order where they are flat.
+std::map<std::int64_t, std::size_t> number_group(const FlatModel& model, const Value& group,
+                                                 std::size_t first, std::set<std::size_t>& taken) {
+  std::map<std::int64_t, std::size_t> numbers;
+  std::set<std::size_t> in_group;
+  for (const Value& name : group.at("params").items()) {
+    const FlatModel::Param& param = param_of(model, name.as_string());
+    const std::size_t item = model.aligned ? model.by_name.at(param.name) : param.unit;
+    if (!model.aligned && in_group.contains(item)) continue;
+    if (!taken.insert(item).second) {
+      throw Error(ErrorCode::unsupported,
+                  "parameters of one flat parameter are in two groups of the optimizer")
+          .at_key("optim." + param.name);
+    }
+    in_group.insert(item);
+    const auto next = static_cast<std::int64_t>(first + numbers.size());
+    numbers.emplace(model.aligned ? next : model.flat_number(item), item);
+  }
+  return numbers;
+}
+
 Numbered numbered_groups(const FlatModel& model, const Value& groups) {
   Numbered result{Value::list(), {}};
   std::set<std::size_t> taken;
   for (const Value& group : groups.items()) {
     Value ids = Value::list();
     Value names = Value::list();
-    std::set<std::size_t> in_group;
-    for (const Value& name : group.at("params").items()) {
-      const FlatModel::Param& param = param_of(model, name.as_string());
-      const std::size_t item = model.aligned ? model.by_name.at(param.name) : param.unit;
-      if (!model.aligned && in_group.contains(item)) continue;
-      if (!taken.insert(item).second) {
-        throw Error(ErrorCode::unsupported,
-                    "parameters of one flat parameter are in two groups of the optimizer")
-            .at_key("optim." + param.name);
-      }
-      in_group.insert(item);
-      ids.items().emplace_back(static_cast<std::int64_t>(result.numbered.size()));
-      const std::string& path = model.plan.units()[param.unit].path;
-      names.items().emplace_back(model.plan.wrapped(model.aligned  ? param.name
+    const auto numbers = number_group(model, group, result.numbers.size(), taken);
+    for (const auto& [id, item] : numbers) {
+      ids.items().emplace_back(id);
+      const std::string path = model.aligned ? "" : model.plan.units()[item].path;
+      names.items().emplace_back(model.plan.wrapped(model.aligned  ? model.params[item].name
                                                     : path.empty() ? "_flat_param"
                                                                    : path + "._flat_param"));
-      result.numbered.push_back(item);
     }
+    result.numbers.insert(numbers.begin(), numbers.end());
     Value copy = Value::dict();
     for (const auto& [key, value] : group.pairs()) {
       const bool text = key.is(Kind::string);
@@ -313,11 +331,10 @@ void write_optim(const ConvertJob& job, const FlatModel& model, const SourceTens
   OptimFile file{model, sources, state == nullptr ? no_state : *state, rank, {}, {}};
   file.archive.file = "optim/rank" + std::to_string(rank) + ".pt";
   Value by_number = Value::dict();
-  for (std::size_t id = 0; id < numbered.numbered.size(); ++id) {
-    const std::size_t item = numbered.numbered[id];
+  for (const auto& [id, item] : numbered.numbers) {
     std::optional<Value> own =
         model.aligned ? file.of_param(model.params[item]) : file.of_unit(item);
-    if (own) by_number.set_item(static_cast<std::int64_t>(id), std::move(*own));
+    if (own) by_number.set_item(id, std::move(*own));
   }
   Value groups = with_tensors(numbered.groups, [&](const Tensor& tensor) {
     return whole_tensor(sources, tensor, file.archive);

@@ -179,6 +179,7 @@ std::vector<FlatHandle> flat_handles(const Value& model) {
     for (const Value& handle : sequence(attribute(module, "handles"), "handles")) {
       try {
         handles.push_back(read_handle(handle, prefix));
+        handles.back().module = prefix.substr(0, prefix.empty() ? 0 : prefix.size() - 1);
       } catch (Error& error) {
         throw error.at_key(printable(name.as_string()));
       }

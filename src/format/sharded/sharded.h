@@ -38,7 +38,8 @@ struct FlatEntry {
 struct FlatHandle {
   Tensor data;                     // one-dimensional, dense
   std::vector<FlatEntry> entries;  // in the order of the flat parameter
-  Value geometry;                  // what must be the same on all ranks
+  std::string module;  // whose parameters they are, without FSDP's wrappers; the root: ""
+  Value geometry;      // what must be the same on all ranks
 };
 
 // The flat parameters of a `model/rank{r}.pt` (O-70), in the file's order. Both encodings are read:
