@@ -23,7 +23,8 @@ help: ## this list
 setup: ## install the Debian packages and the venv that are missing
 	@tools/setup
 
-demo: build ## train, kill, resume, export on real text; PyTorch checks the results
+demo: setup ## train, kill, resume, export on real text; PyTorch checks the results
+	@tools/build release $(JOBS) train_gpt dcp_guide tessera_command
 	@tools/demo
 
 test: setup ## build and run every test
