@@ -20,8 +20,10 @@
 // that it holds.
 //
 // Gradients of gradients are not supported: backward(create_graph) is an error. Names of modules
-// and parameters may not change after fully_shard. In the first training pass the ranks compare the
-// order in which they call units, and throw `mismatch` where it differs.
+// and parameters may not change after fully_shard. Ranks have to call the same units in the same
+// order and freeze the same parameters. The first training pass compares both, and each gather and
+// reduction its unit: where ranks differ they throw `mismatch`, and no rank computes with another
+// unit's numbers.
 //
 // Calls have to be seen. These are: a call of a TESSERA_MODULE holder, `model(x)`; `call(module,
 // x)` for every module, also torch's own; and a slot of a torch::nn::Sequential below a sharded

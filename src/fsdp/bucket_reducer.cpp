@@ -37,6 +37,7 @@ BucketReducer::BucketReducer(std::vector<UnitParam>& params, const BucketReducer
 
 void BucketReducer::begin(const BackwardPlan& plan) {
   id_ = plan.id;
+  trained_ = digest_of_trained(params_);
   sync_ = plan.sync;
   launched_ = 0;
   for (auto& bucket : buckets_) {
@@ -64,8 +65,9 @@ void BucketReducer::arrived(std::size_t param) {
 }
 
 // Sent along, so that ranks do not add up different buckets.
-int BucketReducer::number_of(const Bucket& bucket) const {
-  return id_ * 32 + static_cast<int>((&bucket - buckets_.data()) % 32);
+Reduced BucketReducer::reduced_of(const Bucket& bucket) const {
+  const auto place = static_cast<std::uint32_t>(&bucket - buckets_.data());
+  return {.id = id_ * 32 + place % 32, .trained = trained_};
 }
 
 // Without an array for the bucket, where the transport can and nobody wants to see the sum.
@@ -83,7 +85,7 @@ bool BucketReducer::launch_in_place(Bucket& bucket) {
     if (parts.back().scalar_type() != options_.dtype || !is_alone(parts.back(), param == arriving_))
       return false;
   }
-  auto trailer = Trailer::make(gradients, number_of(bucket), parts.front().options());
+  auto trailer = Trailer::make(gradients, reduced_of(bucket), parts.front().options());
   bucket.sum = options_.transport->start_average(parts, trailer);
   if (!bucket.sum) return false;
   bucket.gradients = std::move(parts);
@@ -120,7 +122,7 @@ void BucketReducer::launch(std::size_t index) {
   }
   if (scale_.before != 1) bucket.values.narrow(0, 0, bucket.elements).div_(scale_.before);
   copy_quietly(bucket.values, bucket.elements,
-               Trailer::make(gradients, number_of(bucket), bucket.values.options()), 0, trailer);
+               Trailer::make(gradients, reduced_of(bucket), bucket.values.options()), 0, trailer);
   bucket.sum = options_.transport->start_sum(bucket.values);
 }
 
@@ -142,7 +144,7 @@ void BucketReducer::take_back_in_place(Bucket& bucket) {
   const auto trailer = std::exchange(bucket.trailer, {});
   const auto gradients = std::exchange(bucket.gradients, {});
   const auto present =
-      Trailer::read(trailer, bucket.params.size(), number_of(bucket), options_.ranks);
+      Trailer::read(trailer, bucket.params.size(), reduced_of(bucket), options_.ranks);
   for (std::size_t k = 0; k < gradients.size(); ++k) {
     const auto& full = params_[bucket.params[k]].full;
     if (present[k] && !full.grad().defined()) full.mutable_grad() = gradients[k];
@@ -156,7 +158,7 @@ void BucketReducer::take_back(Bucket& bucket) {
   auto gradients = values.narrow(0, 0, bucket.elements);
   std::vector<bool> present(bucket.params.size(), true);
   if (!comm_hook()) {
-    present = Trailer::read(values, bucket.params.size(), number_of(bucket), options_.ranks);
+    present = Trailer::read(values, bucket.params.size(), reduced_of(bucket), options_.ranks);
     call_hook(gradients);
     if (scale_.after != 1) gradients.div_(scale_.after);
   }

@@ -56,7 +56,7 @@ class BucketReducer final : public GradReducer {
   [[nodiscard]] bool launch_in_place(Bucket& bucket);
   void take_back(Bucket& bucket);
   void take_back_in_place(Bucket& bucket);
-  [[nodiscard]] int number_of(const Bucket& bucket) const;
+  [[nodiscard]] Reduced reduced_of(const Bucket& bucket) const;
 
   std::vector<UnitParam>& params_;
   BucketReducerOptions options_;
@@ -66,7 +66,8 @@ class BucketReducer final : public GradReducer {
   std::vector<bool> has_arrived_;        // [parameter] in this backward
   std::optional<std::size_t> arriving_;  // parameter, while `arrived` runs
   std::size_t launched_ = 0;             // buckets, in this backward
-  int id_ = 0;                           // of the unit
+  std::uint32_t id_ = 0;                 // of the unit
+  std::uint32_t trained_ = 0;            // which of its parameters, when this backward began
   bool early_ = false;
   bool sync_ = false;
 };

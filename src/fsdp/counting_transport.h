@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <ostream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,7 @@ class CountingChannel final : public Channel {
   CountingChannel(std::unique_ptr<Channel> inner, Counts& counts)
       : inner_(std::move(inner)), counts_(counts) {}
   const at::Tensor& shard() const override { return inner_->shard(); }
+  void set_label(std::string label) override { inner_->set_label(std::move(label)); }
   void start_gather(Take take) override {
     ++counts_.gathers;
     inner_->start_gather([&counts = counts_, take = std::move(take)](int rank, std::int64_t begin,

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <string>
 #include <utility>
 
 #include "torch/c10_error.h"
@@ -20,6 +21,7 @@ class CustomChannel final : public Channel {
         reduce_scatter_(std::move(reduce_scatter)) {}
 
   const at::Tensor& shard() const override { return inner_->shard(); }
+  void set_label(std::string label) override { inner_->set_label(std::move(label)); }
   at::Tensor exchange(const at::Tensor& mine) override { return inner_->exchange(mine); }
 
   void start_gather(Take take) override {

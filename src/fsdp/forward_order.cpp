@@ -1,5 +1,6 @@
 #include "fsdp/forward_order.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/log.h"
@@ -13,15 +14,37 @@ std::string unit_called(const std::string& name) {
   return "unit '" + name + "'";
 }
 
+// The unit's name, and for each of its parameters whether it is trained.
+std::string text_of(const Unit& unit) {
+  std::string text = unit.name() + '\n';
+  for (const auto& param : unit.params()) text += param.full.requires_grad() ? '1' : '0';
+  return text;
+}
+
+std::string name_in(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
 void require_same_on_all_ranks(const Unit& unit) {
-  const auto names = unit.mesh().group().all_gather(to_bytes(unit.name()));
-  for (std::size_t rank = 1; rank < names.size(); ++rank) {
-    if (names[rank] == names[0]) continue;
+  // Copies too: they meet in the sums of gradients.
+  const auto all = unit.all_ranks().group().all_gather(to_bytes(text_of(unit)));
+  const auto first = to_text(all[0]);
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const auto other = to_text(all[rank]);
+    if (other == first) continue;
+    if (name_in(other) != name_in(first)) {
+      throw Error(ErrorCode::mismatch,
+                  "Forward order differs across ranks: rank 0 is all-gathering "
+                  "parameters for " +
+                      unit_called(name_in(first)) + " while rank " + std::to_string(rank) +
+                      " is all-gathering parameters for " + unit_called(name_in(other)));
+    }
+    const auto differs = std::ranges::mismatch(first, other).in1 - first.begin();
+    const auto index = static_cast<std::size_t>(differs) - unit.name().size() - 1;
     throw Error(ErrorCode::mismatch,
-                "Forward order differs across ranks: rank 0 is all-gathering "
-                "parameters for " +
-                    unit_called(to_text(names[0])) + " while rank " + std::to_string(rank) +
-                    " is all-gathering parameters for " + unit_called(to_text(names[rank])));
+                "rank 0 and rank " + std::to_string(rank) +
+                    " do not both train this parameter: freeze the same ones on every rank")
+        .at_key(unit.param_name(index));
   }
 }
 

@@ -2,8 +2,9 @@
 //
 // Gathers match by order alone: two ranks that enter units of equal sizes in different orders would
 // compute with each other's parameters. So in the first training pass the ranks compare, before
-// each gather, which unit it is for. Later passes are compared with this rank's first one, without
-// talk; going another way is legitimate when all ranks do, so that warns, once.
+// each gather, which unit it is for and which of its parameters are trained. Later passes are
+// compared with this rank's first one, without talk; going another way is legitimate when all ranks
+// do, so that warns, once. (The channels compare the unit of every gather and reduction.)
 #pragma once
 
 #include <cstddef>

@@ -3,16 +3,36 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstdint>
 
 #include "tessera/error.h"
 
 namespace tessera::detail {
 namespace {
 
-// Numbers stay small enough for their sums to be exact.
-constexpr int kIdRange = 1024;
+// Up to here all types that gradients travel in count exactly.
+constexpr int kExactRanks = 256;
+
+// Of ranks that all gave `number`, bit by bit. Who has a 0 sees any 1 of the others.
+bool all_gave(std::uint32_t number, const double* sums, int ranks) {
+  const double least = ranks <= kExactRanks ? ranks - 0.5 : ranks * 0.98;
+  for (int bit = 0; bit < Trailer::kBits; ++bit) {
+    const bool is_set = ((number >> bit) & 1U) != 0;
+    if (is_set ? sums[bit] < least : sums[bit] != 0) return false;
+  }
+  return true;
+}
 
 }  // namespace
+
+std::uint32_t digest_of_trained(const std::vector<UnitParam>& params) {
+  std::uint32_t digest = 2166136261U;  // FNV-1a
+  for (const auto& param : params) {
+    digest ^= param.full.requires_grad() ? 1U : 2U;
+    digest *= 16777619U;
+  }
+  return digest ^ digest >> Trailer::kBits;
+}
 
 GradScale GradScale::make(double divisor, at::ScalarType reduced_in) {
   const bool safe =
@@ -33,27 +53,33 @@ void require_reducible(const at::Tensor& gradient) {
   }
 }
 
-at::Tensor Trailer::make(const std::vector<at::Tensor>& gradients, int id,
+at::Tensor Trailer::make(const std::vector<at::Tensor>& gradients, const Reduced& what,
                          const at::TensorOptions& options) {
   auto numbers = at::empty({size(gradients.size())}, at::kFloat);
   auto* number = numbers.mutable_data_ptr<float>();
   for (const auto& gradient : gradients) *number++ = gradient.defined() ? 1.0F : 0.0F;
-  *number = static_cast<float>(id % kIdRange);
+  for (const auto value : {what.id, what.trained}) {
+    for (int bit = 0; bit < kBits; ++bit) *number++ = ((value >> bit) & 1U) != 0 ? 1.0F : 0.0F;
+  }
   return numbers.to(options);
 }
 
-std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters, int id, int ranks) {
+std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters, const Reduced& what,
+                                int ranks) {
   const auto count = size(parameters);
   const auto trailer =
       sum.narrow(0, sum.numel() - count, count).to(at::kCPU, at::kDouble).contiguous();
   const auto* numbers = trailer.const_data_ptr<double>();
-  // Sums in shorter types are rounded.
-  const bool exact = sum.scalar_type() == at::kFloat || sum.scalar_type() == at::kDouble;
-  if (exact && std::lround(numbers[count - 1]) != static_cast<long>(ranks) * (id % kIdRange)) {
+  if (!all_gave(what.id, numbers + parameters, ranks)) {
     throw Error(
         ErrorCode::mismatch,
         "the ranks reduced different units at the same time; their forwards must call the same "
         "modules in the same order");
+  }
+  if (!all_gave(what.trained, numbers + parameters + kBits, ranks)) {
+    throw Error(ErrorCode::mismatch,
+                "the ranks require gradients of different parameters of this unit: freeze and thaw "
+                "the same ones on every rank");
   }
   std::vector<bool> present;
   for (std::size_t i = 0; i < parameters; ++i) present.push_back(numbers[i] != 0);

@@ -3,8 +3,9 @@
 //
 // - Behind the gradients travels one element a parameter, 1 where this rank has a gradient. A
 //   parameter that no rank has one for keeps the gradient it had: none, as in torch.
-// - After those travels the unit's number: ranks that reduce different units at the same time get
-//   `mismatch`, not numbers.
+// - After those travels the unit's number and which of its parameters require a gradient, bit by
+//   bit: ranks that reduce different units at the same time, or froze different parameters, get
+//   `mismatch`, not numbers. Sums of few bits are exact in every type.
 // - Sums are divided by the number of ranks, by a part before the sum where it could overflow.
 #pragma once
 
@@ -29,6 +30,9 @@ struct UnitParam {
   bool mirrored = false;  // full.grad() is dead_grad
 };
 
+// Which of the parameters require a gradient: equal where it is the same ones.
+[[nodiscard]] std::uint32_t digest_of_trained(const std::vector<UnitParam>& params);
+
 // What gradients are divided by, before and after they are summed (spec GD1-GD4, 9.4).
 struct GradScale {
   double before = 1;
@@ -45,7 +49,7 @@ void require_reducible(const at::Tensor& gradient);
 
 // One backward of a unit.
 struct BackwardPlan {
-  int id = 0;            // the unit's number
+  std::uint32_t id = 0;  // the unit's number
   bool sync = true;      // its gradients will be reduced
   bool replicas = true;  // over the copies too, not only over the ranks that share the parameters
 };
@@ -89,19 +93,26 @@ class GradReducer {
   CommHook comm_hook_;
 };
 
+// What has to be the same on all ranks that reduce together; of both the lowest 16 bits count.
+struct Reduced {
+  std::uint32_t id = 0;       // of the unit or bucket
+  std::uint32_t trained = 0;  // digest_of_trained
+};
+
 // The numbers that travel behind the gradients of some parameters, and what their sums say.
 class Trailer {
  public:
+  static constexpr int kBits = 16;  // of each number
   // `gradients`: of the parameters of one message; undefined where this rank has none.
   [[nodiscard]] static std::int64_t size(std::size_t parameters) {
-    return static_cast<std::int64_t>(parameters) + 1;
+    return static_cast<std::int64_t>(parameters) + 2 * kBits;
   }
-  [[nodiscard]] static at::Tensor make(const std::vector<at::Tensor>& gradients, int id,
-                                       const at::TensorOptions& options);
+  [[nodiscard]] static at::Tensor make(const std::vector<at::Tensor>& gradients,
+                                       const Reduced& what, const at::TensorOptions& options);
   // Of the summed slice: which parameters some rank had a gradient for. Throws `mismatch` when
-  // the `ranks` reduced different units.
-  [[nodiscard]] static std::vector<bool> read(const at::Tensor& sum, std::size_t parameters, int id,
-                                              int ranks);
+  // the `ranks` reduced different things.
+  [[nodiscard]] static std::vector<bool> read(const at::Tensor& sum, std::size_t parameters,
+                                              const Reduced& what, int ranks);
 };
 
 }  // namespace tessera::detail

@@ -43,6 +43,11 @@ ParamStore::ParamStore(UnitLayout layout, const ParamStoreOptions& options,
   StoragePool().take(storage_of(gathered_));
 }
 
+void ParamStore::set_label(const std::string& label) {
+  channel_->set_label(label);
+  if (parking_) parking_->channel->set_label(label + ", among fewer ranks");
+}
+
 void ParamStore::wrap_channel(const ChannelWrapper& wrap) {
   channel_ = wrap(std::move(channel_), static_cast<int>(layout_.runs.size()), gathered_.options());
 }
@@ -107,7 +112,7 @@ void ParamStore::finish_gather() {
 
 void ParamStore::drop_gather(StoragePool& pool) {
   source().finish_gather();
-  pool.take(storage_of(filling_));
+  if (filling_.defined()) pool.take(storage_of(filling_));  // not after a failure
   filling_ = at::Tensor();
 }
 

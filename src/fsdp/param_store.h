@@ -47,6 +47,7 @@ class ParamStore {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] Channel& channel() const { return *channel_; }
   void wrap_channel(const ChannelWrapper& wrap);
+  void set_label(const std::string& label);  // of what travels
   [[nodiscard]] const at::Tensor& shard() const { return channel_->shard(); }
   // This rank's part of a parameter, a view of the shard without history.
   [[nodiscard]] at::Tensor local(std::size_t param) const;

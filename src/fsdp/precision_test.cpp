@@ -197,6 +197,22 @@ TEST(MixedPrecision, GradientsStayLowWhenAskedTo_O4_MP9) {
   });
 }
 
+// Divided before they are cast, as in PyTorch: one rounding.
+TEST(MixedPrecision, GradientsThatStayLowAreRoundedOnce_O4) {
+  run_mesh(3, [](Mesh& mesh) {
+    nn::Linear linear(nn::LinearOptions(1, 63).bias(false));
+    fully_shard(linear, mesh,
+                {.mixed_precision = {.param_dtype = torch::kBFloat16,
+                                     .reduce_dtype = torch::kFloat,
+                                     .keep_low_precision_grads = true}});
+    // Exact in bfloat16, and three times as much is not.
+    const auto mine = torch::arange(193, 256, torch::kFloat);
+    (call(linear, torch::ones({1, 1})) * mine.to(torch::kBFloat16)).sum().backward();
+    const auto once = mine.narrow(0, 21 * mesh.rank(), 21).to(torch::kBFloat16);
+    EXPECT_TRUE(torch::equal(sharded_parameters(linear)[0].local.grad().view({-1}), once));
+  });
+}
+
 TEST(Options, UnitsStayGatheredBetweenMicroBatches_F27) {
   run_mesh(2, [](Mesh& mesh) {
     auto net = testing::make_net({});

@@ -154,7 +154,7 @@ void require_same_on_all_ranks(const Found& found, const std::exception_ptr& fai
   for (std::size_t i = 0; i < found.tensors.size(); ++i) {
     text += found.names[i] + " " + c10::toString(found.tensors[i].scalar_type()) +
             to_string(found.tensors[i].sizes().vec());
-    text += "\n";
+    text += found.tensors[i].requires_grad() ? "\n" : " frozen\n";
   }
   if (failure) text = kFailed;
   const auto all = mesh.group().all_gather(to_bytes(text));
@@ -168,7 +168,7 @@ void require_same_on_all_ranks(const Found& found, const std::exception_ptr& fai
     throw Error(ErrorCode::mismatch,
                 "rank " + std::to_string(r) +
                     " shards other parameters than rank 0: the modules differ in "
-                    "names, shapes or dtypes");
+                    "names, shapes, dtypes or in what is frozen");
   }
 }
 

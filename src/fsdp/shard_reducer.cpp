@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "fsdp/quiet_copy.h"
@@ -74,6 +75,7 @@ bool ShardReducer::start() {
   }
   if (!any) return false;
   choose_slices(std::move(travelling));
+  reduced_ = {.id = plan_.id, .trained = digest_of_trained(params_)};
   under_way_ = true;
   if (comm_hook()) {
     reduce_by_hook(std::move(gradients));
@@ -85,7 +87,9 @@ bool ShardReducer::start() {
   const auto elements = slices_->shard_elements;
   store_.channel().start_reduce({.elements = elements + Trailer::size(travelling_.size()),
                                  .dtype = options_.dtype,
-                                 .averaged = averages_ ? elements : 0},
+                                 .averaged = averages_ ? elements : 0,
+                                 .what = "gradients of " + std::to_string(travelling_.size()) +
+                                         " of " + std::to_string(params_.size()) + " parameters"},
                                 fill_of(std::move(gradients)));
   return true;
 }
@@ -108,7 +112,7 @@ void ShardReducer::reduce_by_hook(std::vector<at::Tensor> gradients) {
 // Self-contained: the transport may call it when this unit is gone.
 Channel::Fill ShardReducer::fill_of(std::vector<at::Tensor> gradients) const {
   const auto trailer =
-      Trailer::make(gradients, plan_.id, at::TensorOptions(store_.device()).dtype(options_.dtype));
+      Trailer::make(gradients, reduced_, at::TensorOptions(store_.device()).dtype(options_.dtype));
   // A hook divides by itself.
   const double divisor = comm_hook() ? 1 : scale_.before;
   return [slices = slices_, gradients = std::move(gradients), trailer, divisor](
@@ -145,7 +149,7 @@ void ShardReducer::advance() {
 
 void ShardReducer::add_waiting() {
   if (!waiting_.defined()) return;
-  if (waiting_.numel() != sum_.numel()) {
+  if (waiting_for_.id != reduced_.id || waiting_for_.trained != reduced_.trained) {
     throw Error(ErrorCode::invalid_argument,
                 "parameters were frozen or thawed between backwards whose gradients have not been "
                 "summed over the copies yet");
@@ -166,17 +170,20 @@ void ShardReducer::finish() {
   ++waiting_count_;
   if (options_.replicas != nullptr && !over_replicas_) {
     waiting_ = std::exchange(sum_, {});
+    waiting_for_ = reduced_;
     return;
   }
   if (over_replicas_) over_replicas_->finish();
   over_replicas_.reset();
   const auto sum = std::exchange(sum_, {});
-  const auto present = Trailer::read(sum, travelling_.size(), plan_.id,
+  const auto present = Trailer::read(sum, travelling_.size(), reduced_,
                                      options_.ranks * std::exchange(waiting_count_, 0));
   auto reduced = sum.narrow(0, 0, slices_->shard_elements);
   if (averages_) return give(reduced, present);
   call_hook(reduced);
-  auto average = reduced.to(options_.kept_dtype);
+  // Divided in the wider of the two types: one rounding, as in PyTorch, where what is kept is
+  // narrower than what was summed.
+  auto average = reduced.to(at::promote_types(options_.dtype, options_.kept_dtype));
   if (scale_.after != 1) average.div_(scale_.after);
   give(average, present);
 }

@@ -55,11 +55,13 @@ class ShardReducer final : public GradReducer {
   std::shared_ptr<const UnitLayout> slices_;
   std::vector<at::Tensor> kept_;  // [parameter] not yet reduced, in the dtype of reductions
   BackwardPlan plan_;
+  Reduced reduced_;  // by the last reduction
   bool under_way_ = false;
   bool averages_ = false;  // what is under way
   at::Tensor sum_;
   // Sums over the ranks that share the parameters which have not been summed over the copies yet.
   at::Tensor waiting_;
+  Reduced waiting_for_;  // what they are
   int waiting_count_ = 0;
   std::unique_ptr<PendingSum> over_replicas_;
 };

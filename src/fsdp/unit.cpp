@@ -115,6 +115,7 @@ Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
     : mesh_(spec.shard.value_or(spec.mesh).state()),
       all_ranks_(spec.mesh.state()),
       device_(spec.mesh.device()),
+      number_(spec.mesh.state()->units_made++),
       is_sharded_(spec.shard.has_value()),
       is_hybrid_(spec.shard && spec.replicate && spec.replicate->size() > 1),
       casts_root_inputs_(spec.cast_root_inputs),
@@ -292,6 +293,7 @@ void Unit::set_name(std::string name) {
   name_ = std::move(name);
   if (!store_) return;
   const auto unit = "unit '" + name_ + "' (" + type_ + ")";
+  store_->set_label("unit " + std::to_string(number_) + " '" + name_ + "'");
   bypass_text_ = "tessera: parameters of " + unit +
                  " were used while they are sharded: a call went past fully_shard. Call the module "
                  "through a TESSERA_MODULE holder or tessera::call(module, ...), not "
@@ -462,54 +464,6 @@ void Unit::hide_own_type() {
   if (!std::exchange(is_shown_in_own_type_, false)) return;
   hide();
   note(TraceStep::free);
-}
-
-bool Unit::is_replaced() const {
-  if (!store_ || is_shown_) return false;
-  return std::ranges::any_of(params_, [&](const UnitParam& param) {
-    return !store_->owns(param.full) || !param.local.is_alias_of(shard());
-  });
-}
-
-void Unit::adopt_replaced() {
-  if (!is_replaced()) return;
-  const torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < params_.size(); ++i) {
-    const auto& [full, local, dead, mirrored] = params_[i];
-    if (!local.is_alias_of(shard())) {
-      const auto home =
-          geometry_ == Geometry::flat ? store_->shard().view({-1}).detach() : store_->local(i);
-      require_home(local, home);
-      home.copy_(local.detach());
-      replace_data(local, home);
-    }
-    if (store_->owns(full)) continue;
-    const auto home = store_->full(i);
-    require_home(full, home);
-    take_own(i, full.detach(), shard());
-    full.set_data(home);
-  }
-}
-
-void Unit::require_home(const at::Tensor& tensor, const at::Tensor& home) const {
-  const auto found = tensor.device().str(), expected = home.device().str();
-  if (found != expected) {
-    throw Error(ErrorCode::invalid_argument,
-                options_.offload_to_cpu && home.is_alias_of(shard())
-                    ? "An FSDP-managed module with parameter CPU offloading enabled has parameters "
-                      "on " +
-                          found +
-                          ". Make sure to not move the module from CPU when offloading parameters."
-                    : "An FSDP-managed module unexpectedly has parameters on " + found +
-                          ". Make sure to move the module to " + expected + " before training.")
-        .at_key(name_);
-  }
-  if (tensor.sizes() != home.sizes()) {
-    throw Error(ErrorCode::invalid_argument,
-                "Cannot writeback when the parameter shape changes: expects " +
-                    to_string(home.sizes().vec()) + " but got " + to_string(tensor.sizes().vec()))
-        .at_key(name_);
-  }
 }
 
 std::uint32_t Unit::shard_version() const {

@@ -62,6 +62,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
     return ignored_modules_;
   }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  // Of a parameter, below the root.
+  [[nodiscard]] std::string param_name(std::size_t index) const;
   void set_name(std::string name);  // of the module below the root
   [[nodiscard]] torch::Device device() const noexcept { return device_; }  // that it computes on
   // The ranks that share the parameters; the unit itself does not keep its meshes alive.
@@ -185,7 +187,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void make_reducer(const UnitSpec& spec, at::ScalarType parameter_type);
   void make_dead_gradients();
   // `tensor` can be taken over in the place of `home`.
-  void require_home(const at::Tensor& tensor, const at::Tensor& home) const;
+  void require_home(const at::Tensor& tensor, const at::Tensor& home, std::size_t param) const;
 
   struct Member {
     std::weak_ptr<torch::nn::Module> module;
@@ -195,6 +197,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::unordered_set<const torch::nn::Module*> ignored_modules_;
   std::weak_ptr<MeshState> mesh_, all_ranks_;
   torch::Device device_;
+  std::uint32_t number_;  // of the units that were made over its mesh; the same on every rank
   bool is_sharded_;
   bool is_hybrid_;
   bool casts_root_inputs_;

@@ -56,7 +56,7 @@ void Unit::enter_backward() {
   if (grad_state_ == GradState::collecting) return;
   if (grad_state_ == GradState::reducing) finish_reduce();
   grad_state_ = next(grad_state_, GradStep::enter_backward);
-  if (reducer_) reducer_->begin({.id = id, .sync = sync_gradients, .replicas = sync_replicas});
+  if (reducer_) reducer_->begin({.id = number_, .sync = sync_gradients, .replicas = sync_replicas});
 }
 
 void Unit::set_divide_factor(double factor) {

@@ -1,6 +1,7 @@
 // What the copies of a Mesh share.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <utility>
@@ -26,6 +27,7 @@ struct MeshState {
   std::map<int, std::pair<std::shared_ptr<MeshState>, std::shared_ptr<MeshState>>>
       splits;                                // by shard size: shard, replicate
   std::vector<std::shared_ptr<void>> units;  // of fully_shard, owned here
+  std::uint32_t units_made = 0;              // ever, the same on all ranks
 };
 
 }  // namespace tessera::detail

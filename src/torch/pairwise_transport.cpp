@@ -2,9 +2,16 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/c10d_transport.h"
 #include "torch/slice_sums.h"
@@ -22,31 +29,99 @@ int tag_of(Kind kind, std::int64_t elements) {
   return (1 << 30) | static_cast<int>(elements % (1 << 28)) << 1 | (kind == Kind::gather ? 0 : 1);
 }
 
-// Slices under way to and from all others.
-class Messages {
+// What ranks do, by name: compared before what they sent is used. Names have a tag of their own and
+// one length, so those of the n-th operation meet whatever the operations are, and two ranks that
+// do different things learn it at once, where their slices might match by chance or never come.
+constexpr int kNameTag = (1 << 30) | (1 << 29);
+constexpr std::int64_t kNameBytes = 128;
+
+class Names {
  public:
-  // `outgoing`: a slice for each rank, all of one length and type.
-  void start(c10d::ProcessGroup& group, Kind kind, std::vector<at::Tensor> outgoing) {
-    const int size = group.getSize(), rank = group.getRank();
-    outgoing_ = std::move(outgoing);
-    incoming_ = std::vector<at::Tensor>(outgoing_.size());
-    for (int distance = 1; distance < size; ++distance) {
-      const int from = (rank + size - distance) % size, to = (rank + distance) % size;
-      const int tag = tag_of(kind, outgoing_[to].numel());
-      incoming_[from] = torch::empty_like(outgoing_[to]);
-      std::vector<at::Tensor> in{incoming_[from]}, out{outgoing_[to]};
-      works_.push_back(group.recv(in, from, tag));
-      works_.push_back(group.send(out, to, tag));
+  explicit Names(GroupPtr group) : group_(std::move(group)) {}
+
+  struct Pending {
+    at::Tensor mine;
+    std::vector<at::Tensor> theirs;  // by rank; none in this one's place
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  };
+  [[nodiscard]] Pending start(const std::string& name) {
+    if (broken_) throw *broken_;
+    Pending pending{torch::zeros({kNameBytes}, torch::kChar), {}, {}};
+    std::memcpy(pending.mine.mutable_data_ptr(), name.data(),
+                std::min(name.size(), static_cast<std::size_t>(kNameBytes)));
+    const int size = group_->getSize(), rank = group_->getRank();
+    pending.theirs.resize(size);
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      pending.theirs[peer] = torch::empty({kNameBytes}, torch::kChar);
+      std::vector<at::Tensor> in{pending.theirs[peer]}, out{pending.mine};
+      pending.works.push_back(group_->recv(in, peer, kNameTag));
+      pending.works.push_back(group_->send(out, peer, kNameTag));
     }
+    return pending;
   }
-  // What the others sent, by rank; nothing in this one's place.
-  std::vector<at::Tensor> finish() {
-    for (const auto& work : std::exchange(works_, {})) work->wait();
-    outgoing_.clear();
-    return std::exchange(incoming_, {});
+  // Throws `mismatch` when a rank does something else; from then on every start does: slices that
+  // nobody took are still under way and would match later ones.
+  void compare(Pending pending) {
+    for (const auto& work : pending.works) work->wait();
+    const auto mine = text_of(pending.mine);
+    for (std::size_t peer = 0; peer < pending.theirs.size(); ++peer) {
+      if (!pending.theirs[peer].defined() || text_of(pending.theirs[peer]) == mine) continue;
+      broken_ =
+          Error(ErrorCode::mismatch, "rank " + std::to_string(group_->getRank()) + " called " +
+                                         std::string(mine) + ", rank " + std::to_string(peer) +
+                                         " called " + std::string(text_of(pending.theirs[peer])));
+      throw *broken_;
+    }
   }
 
  private:
+  static std::string_view text_of(const at::Tensor& name) {
+    const auto* text = static_cast<const char*>(name.const_data_ptr());
+    return {text, ::strnlen(text, kNameBytes)};
+  }
+  GroupPtr group_;
+  std::optional<Error> broken_;
+};
+
+// Slices under way to and from all others.
+class Messages {
+ public:
+  Messages(c10d::ProcessGroup& group, Names& names) : group_(group), names_(names) {}
+
+  // `outgoing`: a slice for each rank, all of one length and type. `incoming`: where those of the
+  // others go; empty: into new memory.
+  void start(const std::string& name, Kind kind, std::vector<at::Tensor> outgoing,
+             std::vector<at::Tensor> incoming = {}) {
+    name_ = names_.start(name);
+    const int size = group_.getSize(), rank = group_.getRank();
+    outgoing_ = std::move(outgoing);
+    incoming_ = std::move(incoming);
+    incoming_.resize(outgoing_.size());
+    for (int distance = 1; distance < size; ++distance) {
+      const int from = (rank + size - distance) % size, to = (rank + distance) % size;
+      const int tag = tag_of(kind, outgoing_[to].numel());
+      if (!incoming_[from].defined()) incoming_[from] = torch::empty_like(outgoing_[to]);
+      std::vector<at::Tensor> in{incoming_[from]}, out{outgoing_[to]};
+      works_.push_back(group_.recv(in, from, tag));
+      works_.push_back(group_.send(out, to, tag));
+    }
+  }
+  // What the others sent, by rank; nothing in this one's place. After a failure there is nothing
+  // left to wait for.
+  std::vector<at::Tensor> finish() {
+    const auto works = std::exchange(works_, {});
+    const auto outgoing = std::exchange(outgoing_, {});
+    auto incoming = std::exchange(incoming_, {});
+    names_.compare(std::exchange(name_, {}));
+    for (const auto& work : works) work->wait();
+    return incoming;
+  }
+
+ private:
+  c10d::ProcessGroup& group_;
+  Names& names_;
+  Names::Pending name_;
   std::vector<at::Tensor> outgoing_, incoming_;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
@@ -54,24 +129,46 @@ class Messages {
 class PairwiseChannel final : public Channel {
  public:
   // `plain`: has the shard, and does what is rare.
-  PairwiseChannel(GroupPtr group, std::unique_ptr<Channel> plain,
+  PairwiseChannel(GroupPtr group, std::shared_ptr<Names> names, std::unique_ptr<Channel> plain,
                   const at::TensorOptions& travelling)
-      : group_(std::move(group)), plain_(std::move(plain)), travelling_(travelling) {}
+      : group_(std::move(group)),
+        names_(std::move(names)),
+        plain_(std::move(plain)),
+        travelling_(travelling),
+        gather_(*group_, *names_),
+        reduction_(*group_, *names_) {}
 
   const at::Tensor& shard() const override { return plain_->shard(); }
-  at::Tensor exchange(const at::Tensor& mine) override { return plain_->exchange(mine); }
+  at::Tensor exchange(const at::Tensor& mine) override {
+    if (!mine.device().is_cpu()) return plain_->exchange(mine);
+    const auto sent = mine.contiguous();
+    const auto name = name_of("exchange", sent.numel(), sent.scalar_type());
+    auto all = torch::empty({group_->getSize() * sent.numel()}, sent.options());
+    std::vector<at::Tensor> parts;
+    for (int r = 0; r < group_->getSize(); ++r)
+      parts.push_back(all.narrow(0, r * sent.numel(), sent.numel()));
+    parts[group_->getRank()].copy_(sent);
+    communicate("exchange of parameters", [&] {
+      Messages messages(*group_, *names_);
+      messages.start(name, Kind::gather, std::vector<at::Tensor>(group_->getSize(), sent), parts);
+      static_cast<void>(messages.finish());
+    });
+    return all;
+  }
 
   // Buffers live from start to finish only: a unit at rest costs its shard.
   void start_gather(Take take) override {
     take_ = std::move(take);
     sent_ = shard().to(travelling_);
     communicate("gather of parameters", [&] {
-      gather_.start(*group_, Kind::gather, std::vector<at::Tensor>(group_->getSize(), sent_));
+      gather_.start(name_of("gather", sent_.numel(), sent_.scalar_type()), Kind::gather,
+                    std::vector<at::Tensor>(group_->getSize(), sent_));
     });
   }
 
   void finish_gather() override {
     const auto take = std::exchange(take_, {});
+    if (!take) return;  // it has failed before
     auto shards = communicate("gather of parameters", [&] { return gather_.finish(); });
     shards[group_->getRank()] = std::exchange(sent_, {});
     for (int r = 0; r < group_->getSize(); ++r) take(r, 0, std::exchange(shards[r], {}));
@@ -86,13 +183,16 @@ class PairwiseChannel final : public Channel {
       fill(r, 0, slices.back());
     }
     sum_ = slices[group_->getRank()];
-    communicate("reduction of gradients",
-                [&] { reduction_.start(*group_, Kind::reduction, std::move(slices)); });
+    communicate("reduction of gradients", [&] {
+      reduction_.start(name_of("reduction", sum.elements, sum.dtype, sum.what), Kind::reduction,
+                       std::move(slices));
+    });
   }
 
   at::Tensor finish_reduce() override {
-    if (!sum_.defined()) return plain_->finish_reduce();
+    if (!summable(what_.dtype)) return plain_->finish_reduce();
     auto sum = std::exchange(sum_, {});
+    if (!sum.defined()) return sum;  // it has failed before
     const auto slices = communicate("reduction of gradients", [&] { return reduction_.finish(); });
     std::vector<const std::byte*> sources;
     for (const auto& slice : slices) {
@@ -106,6 +206,7 @@ class PairwiseChannel final : public Channel {
 
  private:
   GroupPtr group_;
+  std::shared_ptr<Names> names_;  // of the transport: all channels' operations have one order
   std::unique_ptr<Channel> plain_;
   at::TensorOptions travelling_;
   Take take_;        // while a gather is under way
@@ -119,13 +220,15 @@ class PairwiseChannel final : public Channel {
 class PairwiseTransport final : public Transport {
  public:
   explicit PairwiseTransport(GroupPtr group)
-      : group_(std::move(group)), plain_(make_c10d_transport(group_)) {}
+      : group_(std::move(group)),
+        names_(std::make_shared<Names>(group_)),
+        plain_(make_c10d_transport(group_)) {}
 
   std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& shard,
                                 const at::TensorOptions& travelling) override {
     auto plain = plain_->open(elements, shard, travelling);
     if (!travelling.device().is_cpu()) return plain;
-    return std::make_unique<PairwiseChannel>(group_, std::move(plain), travelling);
+    return std::make_unique<PairwiseChannel>(group_, names_, std::move(plain), travelling);
   }
   std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) override {
     return plain_->start_sum(values);
@@ -133,6 +236,7 @@ class PairwiseTransport final : public Transport {
 
  private:
   GroupPtr group_;
+  std::shared_ptr<Names> names_;
   std::unique_ptr<Transport> plain_;
 };
 

@@ -58,7 +58,7 @@ class SameHostChannel final : public Channel {
   }
 
   const at::Tensor& shard() const override { return plain_->shard(); }
-  at::Tensor exchange(const at::Tensor& mine) override { return plain_->exchange(mine); }
+  at::Tensor exchange(const at::Tensor& mine) override;
 
   void start_gather(Take take) override;
   void finish_gather() override {
@@ -81,12 +81,30 @@ class SameHostChannel final : public Channel {
   WorkPtr gather_, reduce_;
 };
 
+at::Tensor SameHostChannel::exchange(const at::Tensor& mine) {
+  if (!mine.device().is_cpu()) return plain_->exchange(mine);
+  const auto sent = mine.contiguous();
+  const auto& exchange = calls_.exchange();
+  auto all = torch::empty({exchange.size() * sent.numel()}, sent.options());
+  std::vector<std::byte*> outs;
+  for (int r = 0; r < exchange.size(); ++r)
+    outs.push_back(static_cast<std::byte*>(all.mutable_data_ptr()) + r * sent.nbytes());
+  auto call = same_host::gather_call(exchange,
+                                     Channel::name_of("exchange", sent.numel(), sent.scalar_type()),
+                                     {static_cast<const std::byte*>(sent.const_data_ptr()),
+                                      std::move(outs), sent.nbytes(), same_host::kEveryone});
+  communicate("exchange of parameters",
+              [&] { calls_.start(std::move(call), c10d::OpType::_ALLGATHER_BASE)->wait(); });
+  return all;
+}
+
 void SameHostChannel::start_gather(Take take) {
   const auto sent = shard().to(travelling_);
   const auto& exchange = calls_.exchange();
   const auto slices = same_host::whole_slots(exchange, sent.nbytes());
   taker_ = std::make_shared<Take>(std::move(take));
-  Call call{.name = name_of("gather", sent.numel(), travelling_), .rounds = slices.rounds()};
+  Call call{.name = Channel::name_of("gather", sent.numel(), travelling_),
+            .rounds = slices.rounds()};
   call.put = [slices, sent](std::int64_t round, std::byte* slot) {
     const auto bytes = slices.size(round);
     if (bytes == 0) return;
@@ -117,7 +135,8 @@ void SameHostChannel::start_reduce(const SliceSum& sum, Fill fill) {
       exchange, static_cast<std::size_t>(sum.elements) * c10::elementSize(sum.dtype));
   what_ = sum;
   sum_ = std::make_shared<at::Tensor>();
-  Call call{.name = name_of("reduction", sum.elements, sum.dtype), .rounds = slices.rounds()};
+  Call call{.name = Channel::name_of("reduction", sum.elements, sum.dtype, sum.what),
+            .rounds = slices.rounds()};
   const int own = exchange.rank(), ranks = exchange.size();
   call.put = [=](std::int64_t round, std::byte* slot) {
     const auto bytes = slices.size(round);

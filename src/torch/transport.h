@@ -6,11 +6,14 @@
 // `peer_failed`.
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <torch/types.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera {
@@ -20,6 +23,7 @@ struct SliceSum {
   std::int64_t elements = 0;          // of each rank's slice
   at::ScalarType dtype = at::kFloat;  // that they travel and are summed in
   std::int64_t averaged = 0;          // of them, the first: divided by the number of ranks
+  std::string what = {};              // they are, for who reads that the ranks differ
 };
 
 // The traffic of one unit. At most one gather and one reduction are under way at a time.
@@ -39,6 +43,12 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
+  // Whose traffic this is, the same on all ranks. It travels with every operation, and ranks that
+  // do the same for different units get `mismatch`, not each other's numbers. (Where NCCL carries
+  // the parameters only their order in the first training pass and the reductions are compared:
+  // to read a name from the device would cost more than the gather.)
+  virtual void set_label(std::string label) { label_ = std::move(label); }
+
   // This rank's flat shard, one-dimensional, zeros at first. Parameters live in it. It may not
   // change between the start and the finish of a gather.
   [[nodiscard]] virtual const at::Tensor& shard() const = 0;
@@ -53,6 +63,19 @@ class Channel {
   virtual void start_reduce(const SliceSum& sum, Fill fill) = 0;
   // The sum over the ranks of the slices meant for this one, in memory of its own.
   [[nodiscard]] virtual at::Tensor finish_reduce() = 0;
+
+ protected:
+  // "gather of 12 Float, LABEL"
+  [[nodiscard]] std::string name_of(const char* operation, std::int64_t elements,
+                                    at::ScalarType type, const std::string& what = {}) const {
+    auto name =
+        operation + std::string(" of ") + std::to_string(elements) + " " + c10::toString(type);
+    if (!what.empty()) name += ", " + what;
+    return label_.empty() ? name : name + ", " + label_;
+  }
+
+ private:
+  std::string label_;
 };
 
 // A sum over the ranks that is under way.
