@@ -156,6 +156,13 @@ decltype(auto) call_method(Method method, Module&& module, Arguments&&... argume
 
 // Every parameter of `module`, each once, in the order of named_parameters(). A module that is not
 // sharded gives its parameters whole. The tensors stay the same for the module's life.
+//
+// Parameters may be frozen and thawed through the module or through `local` (set_requires_grad),
+// alike on every rank. Values may be put into the module with set_data, whole, on every rank: they
+// are taken over when the module is next called or saved, when this function is called, and by
+// AdamW::step. (An optimizer of torch::optim that steps before that changes the old values, and the
+// new ones win.) Throws `invalid_argument` naming the parameter when they have another shape or
+// device.
 [[nodiscard]] std::vector<ShardedParameter> sharded_parameters(ModuleRef module);
 
 // The following act on every unit at or below `module`. More can be changed about units while they

@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,16 @@
 #include "tessera/mesh.h"
 
 namespace tessera {
+
+namespace detail {
+// Where a parameter belongs: its unit.
+class ParameterHome {
+ public:
+  virtual ~ParameterHome() = default;
+  // Takes over what was done to the module's own tensors since.
+  virtual void refresh() = 0;
+};
+}  // namespace detail
 
 // What a flat parameter holds on this rank of one of the module's parameters: its elements
 // [param_offset, +count) in row-major order, from element `local_offset` of `local` on.
@@ -37,6 +48,7 @@ struct ShardedParameter {
   // Of FSDP1's flat parameter (without use_orig_params): the module's parameters in it, in their
   // order. Its own name ends in _flat_param.
   std::vector<FlatPiece> pieces;
+  std::weak_ptr<detail::ParameterHome> home = {};  // for optimizers
 
   [[nodiscard]] const std::string& name() const { return names.front(); }
 };

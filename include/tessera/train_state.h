@@ -19,9 +19,9 @@
 
 namespace tessera {
 
-// {name: tensor} of all parameters and buffers, in the order of Python's state_dict(); a parameter
-// that modules share is there under each of its names. Throws `unsupported` for tensors that are
-// not on the CPU.
+// {name: tensor} of all parameters and buffers (what was put into the module by set_data included),
+// in the order of Python's state_dict(); a parameter that modules share is there under each of its
+// names. Throws `unsupported` for tensors that are not on the CPU.
 [[nodiscard]] Value model_state(ModuleRef module);
 
 // {"state": {name: {"step", "exp_avg", "exp_avg_sq"}}, "param_groups": [{"lr", "betas", ...,

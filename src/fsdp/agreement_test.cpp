@@ -161,5 +161,119 @@ INSTANTIATE_TEST_SUITE_P(All, FrozenLater,
                            return std::string(info.param.first) + c10::toString(info.param.second);
                          });
 
+TEST(Frozen, ThroughLocalStaysAsItIs) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    testing::shard(net, mesh);
+    AdamW optimizer(sharded_parameters(net), {.lr = 0.1});
+    const auto train = [&](int number) {
+      optimizer.zero_grad();
+      backward_of(net, mesh, number);
+      optimizer.step();
+    };
+    train(0);
+    auto local = local_of(net, "block1.up.weight");
+    local.requires_grad_(false);
+    EXPECT_FALSE(local_of(net, "block1.up.weight").requires_grad());
+    EXPECT_FALSE(net->blocks[1]->up->weight.requires_grad());
+    const auto before = local.detach().clone();
+    const auto other = local_of(net, "block1.down.weight").detach().clone();
+    train(1);
+    EXPECT_TRUE(torch::equal(local.detach(), before));
+    EXPECT_FALSE(local.grad().defined());
+    EXPECT_FALSE(torch::equal(local_of(net, "block1.down.weight").detach(), other));
+    local.requires_grad_(true);
+    train(2);
+    EXPECT_TRUE(net->blocks[1]->up->weight.requires_grad());
+    EXPECT_FALSE(torch::equal(local.detach(), before));
+  });
+}
+
+TEST(Frozen, ThroughLocalBetweenForwardAndBackwardGetsNoGradient) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    testing::shard(net, mesh);
+    const auto loss = loss_of(net, batch_of(0, 0, mesh));
+    auto local = local_of(net, "block1.up.weight");
+    local.requires_grad_(false);
+    loss.backward();
+    EXPECT_FALSE(local.grad().defined());
+    EXPECT_TRUE(local_of(net, "block1.up.bias").grad().defined());
+  });
+}
+
+// A parameter that was frozen when its unit was made is watched from its thawing on.
+TEST(Frozen, AndThawedTrainsLikeAModelThatWasNotSharded) {
+  run_mesh(2, [](Mesh& mesh) {
+    for (const bool whole : {false, true}) {
+      auto net = make_net({}), plain = make_net({});
+      for (auto* model : {&net, &plain}) (*model)->head->weight.requires_grad_(false);
+      if (whole) {
+        replicate(net, mesh);
+      } else {
+        testing::shard(net, mesh);
+      }
+      backward_of(net, mesh);
+      for (auto* model : {&net, &plain}) (*model)->head->weight.requires_grad_(true);
+      net->zero_grad();
+      backward_of(net, mesh, 1);
+      loss_of(plain, batch(1, 0, mesh.size())).backward();
+      auto mine = local_of(net, "head.weight").grad();
+      const auto& expected = plain->head->weight.grad();
+      if (!whole) {
+        const auto rows = (expected.size(0) + 1) / 2;
+        EXPECT_TRUE(torch::allclose(mine, expected.narrow(0, mesh.rank() * rows, mine.size(0)),
+                                    1e-5, 1e-7));
+      } else {
+        EXPECT_TRUE(torch::allclose(mine, expected, 1e-5, 1e-7));
+      }
+    }
+  });
+}
+
+// What was put into the module --------------------------------------------------------------------
+
+TEST(Replaced, ValuesAreInTheNextCheckpoint) {
+  run_mesh(2, [](Mesh& mesh) {
+    nn::Linear linear(3, 4);
+    fully_shard(linear, mesh);
+    linear->weight.set_data(torch::full({4, 3}, 3.f));
+    const auto leaf = model_state(linear).at("weight").as_tensor();
+    const auto held = local_of(linear, "weight");
+    EXPECT_TRUE(torch::equal(held.detach(), torch::full({2, 3}, 3.f)));
+    ASSERT_EQ(leaf.pieces.size(), 1u);
+    const auto* data = reinterpret_cast<const float*>(leaf.pieces[0].storage->data);
+    EXPECT_EQ(data[leaf.pieces[0].storage_offset], 3.f);
+  });
+}
+
+TEST(Replaced, ValuesAreWhatTheOptimizerUpdates) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = with_values(nn::Linear(3, 4), 3), plain = with_values(nn::Linear(3, 4), 3);
+    fully_shard(net, mesh);
+    AdamW mine(sharded_parameters(net), {.lr = 0.1});
+    AdamW expected(sharded_parameters(plain), {.lr = 0.1});
+    call(net, torch::ones({1, 3})).sum().backward();
+    plain->forward(torch::ones({1, 3})).sum().backward();
+    const auto values = torch::full({4, 3}, 3.f);
+    net->weight.set_data(values.clone());
+    plain->weight.set_data(values.clone());
+    mine.step();
+    expected.step();
+    EXPECT_TRUE(torch::allclose(full_state_dict(net)["weight"], plain->weight.detach()));
+    EXPECT_TRUE(torch::allclose(full_state_dict(net)["bias"], plain->bias.detach()));
+  });
+}
+
+TEST(Replaced, ByAnotherShapeIsAnErrorThatNamesTheParameter) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    testing::shard(net, mesh);
+    net->blocks[1]->up->weight.set_data(torch::ones({2, 2}));
+    EXPECT_THAT(error_of([&] { static_cast<void>(model_state(net)); }), HasSubstr("up.weight"));
+    EXPECT_THAT(error_of([&] { backward_of(net, mesh); }), HasSubstr("block1.up.weight"));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -20,11 +20,6 @@ namespace {
 using detail::Unit;
 using detail::units_below;
 
-// What the optimizer works on may have been frozen or thawed through the module.
-void follow_requires_grad(const at::Tensor& local, const at::Tensor& full) {
-  if (local.requires_grad() != full.requires_grad()) local.set_requires_grad(full.requires_grad());
-}
-
 ShardedParameter describe(const at::Tensor& tensor, const detail::ParamOwner& owner) {
   ShardedParameter parameter;
   parameter.shape = tensor.sizes().vec();
@@ -34,7 +29,7 @@ ShardedParameter describe(const at::Tensor& tensor, const detail::ParamOwner& ow
   }
   const auto& unit = *owner.unit;
   parameter.local = unit.params()[owner.index].local;
-  follow_requires_grad(parameter.local, tensor);
+  parameter.home = owner.unit;
   if (!unit.is_sharded()) return parameter;
   parameter.mesh = unit.mesh();
   parameter.sharded = true;
@@ -107,6 +102,7 @@ void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
 
 std::vector<ShardedParameter> sharded_parameters(ModuleRef module_ref) {
   const auto& module = module_ref.get();
+  for (const auto& [name, unit] : units_below(module)) unit->refresh();
   std::vector<ShardedParameter> parameters;
   std::unordered_map<const c10::TensorImpl*, std::size_t> known;
   std::unordered_set<const c10::TensorImpl*> seen;

@@ -28,6 +28,8 @@ struct UnitParam {
   at::Tensor
       dead_grad;  // stands for a gradient that is in local.grad(): no bytes, throws on access
   bool mirrored = false;  // full.grad() is dead_grad
+  bool trains = false;    // requires a gradient, as `full` and `local` last agreed
+  bool watched = false;   // Unit::watch has seen it
 };
 
 // Which of the parameters require a gradient: equal where it is the same ones.

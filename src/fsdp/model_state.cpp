@@ -29,6 +29,7 @@ Tensor leaf(const at::Tensor& tensor) {
 }  // namespace
 
 Value model_state(ModuleRef module) {
+  for (const auto& [name, unit] : detail::units_below(module.get())) unit->refresh();
   std::unordered_map<const c10::TensorImpl*, Value> leaves;
   std::vector<Value::Pair> pairs;
   for (const auto& [name, tensor] : detail::state_entries(module.get())) {

@@ -149,6 +149,7 @@ void Root::begin_pass() {
   if (inside_backward()) return;
   for (const auto& unit : units()) {
     unit->modules_to_run = 0;
+    unit->follow_requires_grad();
     unit->adopt_replaced();
     if ((!unit->is_kept && !unit->pinned) || unit->is_stale()) unit->free();
   }
@@ -343,7 +344,10 @@ void Root::fail() noexcept {
 void Root::begin_backward() {
   if (in_backward_) return;
   if (failed_) check_usable();
-  for (const auto& unit : units()) unit->hide_gradients();
+  for (const auto& unit : units()) {
+    unit->follow_requires_grad();
+    unit->hide_gradients();
+  }
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->finish_backward();
   });

@@ -192,7 +192,8 @@ void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& pres
   // Where parameters are offloaded the shard is on another device.
   const auto gradients = average.to(store_.shard().device(), options_.kept_dtype);
   if (options_.geometry == Geometry::flat) {
-    if (std::ranges::count(present, true) > 0) accumulate(params_.front().local, gradients);
+    if (std::ranges::count(present, true) > 0)
+      accumulate(params_.front().local, gradients);
     return;
   }
   // FSDP1's backward takes away what a frozen parameter has left of earlier ones.

@@ -20,6 +20,7 @@
 #include "fsdp/storage_pool.h"
 #include "tessera/detail/slot.h"
 #include "tessera/mesh.h"
+#include "tessera/parameter.h"
 #include "tessera/shard_options.h"
 #include "tessera/state_dict.h"
 #include "tessera/trace.h"
@@ -29,7 +30,7 @@ namespace tessera::detail {
 class BucketReducer;
 class Root;
 
-class Unit : public std::enable_shared_from_this<Unit> {
+class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
  public:
   // Takes over `parameters` of `modules` (whole, the same shapes on every rank). Collective.
   Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
@@ -115,6 +116,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void share_pool(std::shared_ptr<StoragePool> pool) { pool_ = std::move(pool); }
   // Collectives of the user's own in the place of the transport's; only when sharded.
   void wrap_channel(const ChannelWrapper& wrap);
+  // What a user did to the tensors since, unless a pass is under way: follow_requires_grad and
+  // adopt_replaced.
+  void refresh() override;
+  // Parameters are frozen and thawed through the module or through `local`: the other follows.
+  void follow_requires_grad();
   // Takes over what a user put in the place of tensors (spec UO7), each rank its own part. Throws
   // for other shapes and for another device (X29).
   void adopt_replaced();
@@ -155,6 +161,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   [[nodiscard]] GradState grad_state() const noexcept { return grad_state_; }
   // From here on every gradient that reaches a parameter at another time is refused.
   void watch();
+  void watch(std::size_t param);  // nothing when it is frozen or watched already
   // The only unit of its root: its gradients may leave while its backward goes on.
   void allow_early_reduction();
   void enter_backward();  // nothing when collecting already

@@ -1,13 +1,20 @@
-// What a user does to a unit's tensors between passes.
+// What a user does to a unit's tensors between passes: replaces them, freezes and thaws them.
 #include <torch/torch.h>
 
 #include <algorithm>
 
+#include "fsdp/root.h"
 #include "fsdp/unit.h"
 #include "tessera/error.h"
 #include "torch/device.h"
 
 namespace tessera::detail {
+
+void Unit::refresh() {
+  if (root && !root->is_quiet()) return;
+  follow_requires_grad();
+  adopt_replaced();
+}
 
 std::string Unit::param_name(std::size_t index) const {
   const auto* wanted = params_[index].full.unsafeGetTensorImpl();
@@ -18,6 +25,23 @@ std::string Unit::param_name(std::size_t index) const {
     }
   }
   return prefix + std::to_string(index);
+}
+
+// A flat parameter is trained when one of those in it is.
+void Unit::follow_requires_grad() {
+  bool any = false;
+  for (auto& param : params_) {
+    // Said of what the optimizer works on: the module's tensor is the one that gets gradients.
+    if (param.local.requires_grad() != param.trains)
+      param.full.set_requires_grad(param.local.requires_grad());
+    any = any || param.full.requires_grad();
+  }
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    auto& param = params_[i];
+    param.trains = geometry_ == Geometry::flat && is_sharded_ ? any : param.full.requires_grad();
+    if (param.local.requires_grad() != param.trains) param.local.set_requires_grad(param.trains);
+    watch(i);
+  }
 }
 
 bool Unit::is_replaced() const {

@@ -30,22 +30,27 @@ class Arrival : public torch::autograd::PostAccumulateGradHook {
 
 void Unit::watch() {
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    const auto& full = params_[i].full;
-    if (!full.requires_grad()) continue;
-    full.register_hook([unit = weak_from_this()](const at::Tensor&) {
-      const auto self = unit.lock();
-      if (self && self->grad_state_ != GradState::collecting) {
-        throw Error(
-            ErrorCode::invalid_argument,
-            "a gradient reached unit '" + self->name_ + "' (" + self->type_ +
-                ") outside its backward: its forward was called past fully_shard, or the loss "
-                "uses a tensor that its forward did not return");
-      }
-    });
-    if (buckets_ == nullptr) continue;
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        full, std::make_unique<Arrival>(weak_from_this(), *reducer_, i));
+    params_[i].trains = params_[i].local.requires_grad();
+    watch(i);
   }
+}
+
+void Unit::watch(std::size_t param) {
+  const auto& full = params_[param].full;
+  if (!full.requires_grad() || std::exchange(params_[param].watched, true)) return;
+  full.register_hook([unit = weak_from_this()](const at::Tensor&) {
+    const auto self = unit.lock();
+    if (self && self->grad_state_ != GradState::collecting) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          "a gradient reached unit '" + self->name_ + "' (" + self->type_ +
+              ") outside its backward: its forward was called past fully_shard, or the loss "
+              "uses a tensor that its forward did not return");
+    }
+  });
+  if (buckets_ == nullptr) return;
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      full, std::make_unique<Arrival>(weak_from_this(), *reducer_, param));
 }
 
 void Unit::allow_early_reduction() {

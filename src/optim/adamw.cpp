@@ -1,6 +1,7 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <torch/torch.h>
 
+#include <memory>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -84,7 +85,21 @@ struct AdamW::Impl {
   void add_group(ParameterGroup group);
   void make_state(const ShardedParameter& parameter, AdamWState& state);
   void step(Group& group);
+  void refresh() const;
 };
+
+// Values that were put in the place of parameters since the last pass are what is updated.
+void AdamW::Impl::refresh() const {
+  std::shared_ptr<detail::ParameterHome> last;
+  for (const auto& group : groups) {
+    for (const auto& parameter : group.parameters) {
+      auto home = parameter.home.lock();
+      if (!home || home == last) continue;
+      home->refresh();
+      last = std::move(home);
+    }
+  }
+}
 
 void AdamW::Impl::add_group(ParameterGroup group) {
   Group added{{}, group.options, {}};
@@ -163,6 +178,7 @@ AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 
 void AdamW::step() {
   torch::NoGradGuard no_grad;
+  impl_->refresh();
   for (auto& group : impl_->groups) impl_->step(group);
 }
 
