@@ -275,5 +275,31 @@ TEST(Replaced, ByAnotherShapeIsAnErrorThatNamesTheParameter) {
   });
 }
 
+// What no unit has --------------------------------------------------------------------------------
+
+TEST(Forgotten, ParametersAreNamedOnce) {
+  std::mutex mutex;
+  std::vector<std::string> warnings;
+  set_log([&](LogLevel level, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    if (level == LogLevel::warning) warnings.emplace_back(text);
+  });
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    for (auto& block : net->blocks) fully_shard(block, mesh);  // and not the model
+    AdamW optimizer(sharded_parameters(net));
+    static_cast<void>(model_state(net));
+    // What was meant to stay out is not forgotten, nor what is frozen.
+    auto other = make_net({});
+    other->embed->weight.requires_grad_(false);
+    for (auto& block : other->blocks)
+      fully_shard(block, mesh, {.ignored_parameters = {other->head->weight}});
+    AdamW second(sharded_parameters(other));
+  });
+  set_log({});
+  ASSERT_EQ(warnings.size(), 2u);  // on two ranks
+  EXPECT_THAT(warnings.front(), HasSubstr("parameter 'embed.weight' and 1 more are in no unit"));
+}
+
 }  // namespace
 }  // namespace tessera

@@ -30,6 +30,7 @@ Tensor leaf(const at::Tensor& tensor) {
 
 Value model_state(ModuleRef module) {
   for (const auto& [name, unit] : detail::units_below(module.get())) unit->refresh();
+  detail::warn_of_forgotten(module.get());
   std::unordered_map<const c10::TensorImpl*, Value> leaves;
   std::vector<Value::Pair> pairs;
   for (const auto& [name, tensor] : detail::state_entries(module.get())) {

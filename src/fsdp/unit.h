@@ -93,6 +93,7 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   int id = 0;                            // place in the root's list, the same on every rank
   std::optional<int> reduction_limit;    // buffers of reductions at once, when the user has said so
   bool has_warned_of_views = false;
+  bool has_warned_of_forgotten = false;
   std::size_t modules_to_run = 0;  // of several, in this pass; 0: none was called yet
   int backwards_due = 0;           // forwards whose backward has not come yet
   // What is done is recorded there, when there is one.
