@@ -12,6 +12,13 @@
 //   loss.backward();
 //   optimizer.step();
 //
+// What an optimizer sees is this rank's part of parameters and gradients. Elementwise optimizers
+// (Adam, SGD and the like) are right on parts; whatever takes norms or dot products is not. Refused
+// with an `Error` are torch::optim::LBFGS, torch::nn::utils::clip_grad_norm_ (call
+// tessera::clip_grad_norm) and torch::autograd::grad of parameters (call backward). Not noticed are
+// sums and means that an optimizer of your own takes over a parameter or its gradient, and norms of
+// parameters: they are those of the part.
+//
 // fully_shard turns a module's parameters, less those of modules it contains that are sharded
 // already, into one *unit*. Every rank keeps 1/N of each parameter: rows [r*c, (r+1)*c) of
 // dimension 0 with c = ceil(rows/N), so that the last ranks may hold fewer rows or none. The unit

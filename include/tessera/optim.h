@@ -1,4 +1,5 @@
-// AdamW and gradient clipping on sharded parameters.
+// AdamW and gradient clipping on sharded parameters. torch::nn::utils::clip_grad_norm_ would clip
+// each rank by the norm of its own part, and is refused: call tessera::clip_grad_norm.
 //
 // Each rank updates the rows it holds; nothing is communicated but one number in clip_grad_norm.
 // State and groups carry PyTorch's own names, so that a checkpoint of them is one of

@@ -42,7 +42,8 @@ struct ShardedParameter {
   int dim = 0;               // that is sharded; "rows" are slices of it
   std::int64_t offset = 0;   // first row (flat: element) held here; the row count when none is
   torch::Tensor local;       // the rows held here, contiguous, a leaf; its grad() is the same
-                             // rows of the gradient averaged over the ranks
+                             // rows of the gradient averaged over the ranks, and refuses norms,
+                             // dot products and cat, which would be those of the rows alone
   bool sharded = false;      // false: fully_shard did not take it; `local` is the whole of it
   std::optional<Mesh> mesh;  // set when sharded
   // Of FSDP1's flat parameter (without use_orig_params): the module's parameters in it, in their

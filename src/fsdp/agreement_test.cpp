@@ -275,6 +275,98 @@ TEST(Replaced, ByAnotherShapeIsAnErrorThatNamesTheParameter) {
   });
 }
 
+// Parts are not wholes ----------------------------------------------------------------------------
+
+TEST(Parts, OptimizersThatAreNotElementwiseAreRefused) {
+  run_mesh(2, [](Mesh& mesh) {
+    for (const bool flat : {false, true}) {
+      auto net = make_net({});
+      std::unique_ptr<FullyShardedDataParallel<testing::Net>> wrapped;
+      if (flat) {
+        wrapped = std::make_unique<FullyShardedDataParallel<testing::Net>>(net, mesh);
+      } else {
+        testing::shard(net, mesh);
+      }
+      torch::optim::LBFGS optimizer(local_tensors(sharded_parameters(net)));
+      const auto closure = [&] {
+        optimizer.zero_grad();
+        auto loss = loss_of(net, batch_of(0, 0, mesh));
+        loss.backward();
+        return loss;
+      };
+      EXPECT_THAT(error_of([&] { optimizer.step(closure); }), HasSubstr("torch::optim::LBFGS"));
+    }
+  });
+}
+
+// Where every rank has all of it, it is right.
+TEST(Parts, OptimizersThatAreNotElementwiseWorkOnWholeParameters) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({}), plain = make_net({});
+    replicate(net, mesh);
+    const auto train = [](auto& model, const torch::Tensor& tokens) {
+      torch::optim::LBFGS optimizer(local_tensors(sharded_parameters(model)),
+                                    torch::optim::LBFGSOptions(0.1).max_iter(3));
+      optimizer.step([&] {
+        optimizer.zero_grad();
+        auto loss = loss_of(model, tokens);
+        loss.backward();
+        return loss;
+      });
+    };
+    train(net, batch_of(0, 0, mesh));
+    train(plain, batch(0, 0, mesh.size()));
+    EXPECT_TRUE(torch::allclose(net->head->weight, plain->head->weight, 1e-4, 1e-6));
+  });
+}
+
+TEST(Parts, NormsOfTorchAreRefused) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    testing::shard(net, mesh);
+    backward_of(net, mesh);
+    const auto parameters = sharded_parameters(net);
+    for (const double type : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
+      EXPECT_THAT(error_of([&] {
+                    torch::nn::utils::clip_grad_norm_(local_tensors(parameters), 1.0, type);
+                  }),
+                  HasSubstr("tessera::clip_grad_norm"));
+    }
+    EXPECT_GT(clip_grad_norm(parameters, 1e-3), 1e-3);
+    // What the part alone is asked for, and what is right on parts.
+    const auto& gradient = parameters.front().local.grad();
+    EXPECT_GT(gradient.clone().norm().item<double>(), 0);
+    EXPECT_GT(gradient.abs().sum().item<double>(), 0);
+    EXPECT_TRUE(torch::equal(gradient, gradient.clone()));
+  });
+}
+
+TEST(Parts, AutogradsGradOfParametersIsRefused) {
+  run_mesh(2, [](Mesh& mesh) {
+    for (const bool whole : {false, true}) {
+      auto net = make_net({});
+      if (whole) {
+        replicate(net, mesh);
+      } else {
+        testing::shard(net, mesh);
+      }
+      const auto loss = loss_of(net, batch_of(0, 0, mesh));
+      const auto& weight = net->blocks[1]->up->weight;
+      const auto text = error_of([&] { torch::autograd::grad({loss}, {weight}); });
+      EXPECT_THAT(text, HasSubstr("unsupported"));
+      EXPECT_THAT(text, HasSubstr("block1.up.weight"));
+      reset(net);
+      EXPECT_EQ(error_of([&] { backward_of(net, mesh); }), "no Error");
+    }
+    // Of inputs it is this rank's own, as it should be.
+    auto linear = with_values(nn::Linear(3, 4), 3);
+    fully_shard(linear, mesh);
+    const auto x = torch::ones({1, 3}).requires_grad_();
+    const auto gradient = torch::autograd::grad({call(linear, x).sum()}, {x});
+    EXPECT_EQ(gradient.front().sizes(), x.sizes());
+  });
+}
+
 // What no unit has --------------------------------------------------------------------------------
 
 TEST(Forgotten, ParametersAreNamedOnce) {

@@ -345,6 +345,7 @@ void Root::begin_backward() {
   if (in_backward_) return;
   if (failed_) check_usable();
   for (const auto& unit : units()) {
+    unit->require_accumulated();
     unit->follow_requires_grad();
     unit->hide_gradients();
   }

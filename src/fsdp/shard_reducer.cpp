@@ -8,18 +8,20 @@
 
 #include "fsdp/quiet_copy.h"
 #include "tessera/error.h"
+#include "torch/rank_local.h"
 
 namespace tessera::detail {
 namespace {
 
 // Detached: optimizers detach gradients in place, which views do not allow. What the user hung
-// behind the parameter's accumulation runs, as it does in PyTorch (9.3, step 8).
-void accumulate(const at::Tensor& local, const at::Tensor& mine) {
+// behind the parameter's accumulation runs, as it does in PyTorch (9.3, step 8). `is_part`: of a
+// gradient, which norms and the like are to refuse.
+void accumulate(const at::Tensor& local, const at::Tensor& mine, bool is_part) {
   auto& gradient = local.mutable_grad();
   if (gradient.defined()) {
     gradient.add_(mine);
   } else {
-    gradient = mine.detach();
+    gradient = is_part ? as_rank_local(mine) : mine.detach();
   }
   if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(local)) (*hook)(local);
 }
@@ -191,9 +193,10 @@ void ShardReducer::finish() {
 void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& present) {
   // Where parameters are offloaded the shard is on another device.
   const auto gradients = average.to(store_.shard().device(), options_.kept_dtype);
+  const bool is_part = options_.shard_world > 1;
   if (options_.geometry == Geometry::flat) {
     if (std::ranges::count(present, true) > 0)
-      accumulate(params_.front().local, gradients);
+      accumulate(params_.front().local, gradients, is_part);
     return;
   }
   // FSDP1's backward takes away what a frozen parameter has left of earlier ones.
@@ -209,7 +212,7 @@ void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& pres
     // of it (optimizer-state L-3).
     if (options_.geometry == Geometry::flat_original && local.numel() == 0) continue;
     const auto offset = slices_->local[store_.rank()][k].shard_offset;
-    accumulate(local, gradients.narrow(0, offset, local.numel()).view(local.sizes()));
+    accumulate(local, gradients.narrow(0, offset, local.numel()).view(local.sizes()), is_part);
   }
 }
 

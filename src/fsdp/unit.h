@@ -166,6 +166,8 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   // The only unit of its root: its gradients may leave while its backward goes on.
   void allow_early_reduction();
   void enter_backward();  // nothing when collecting already
+  // Throws `unsupported` when the backward that begins captures a parameter's gradient.
+  void require_accumulated() const;
   void set_divide_factor(double factor);
   void set_reduce_hook(ReduceHook hook);
   // Before the first forward; once.

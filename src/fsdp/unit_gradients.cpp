@@ -1,4 +1,5 @@
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/torch.h>
 
 #include <memory>
@@ -51,6 +52,23 @@ void Unit::watch(std::size_t param) {
   if (buckets_ == nullptr) return;
   torch::autograd::impl::set_post_acc_grad_hooks(
       full, std::make_unique<Arrival>(weak_from_this(), *reducer_, param));
+}
+
+// torch::autograd::grad captures gradients on their way to grad(), where they would be averaged.
+void Unit::require_accumulated() const {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr || wanted->empty()) return;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto& full = params_[i].full;
+    if (!full.requires_grad()) continue;
+    const auto found = wanted->find(torch::autograd::impl::grad_accumulator(full).get());
+    if (found == wanted->end() || !found->second.captures_) continue;
+    throw Error(
+        ErrorCode::unsupported,
+        "torch::autograd::grad of a unit's parameter gives the gradient of this rank alone; "
+        "call backward() and take the average from sharded_parameters(model)")
+        .at_key(param_name(i));
+  }
 }
 
 void Unit::allow_early_reduction() {

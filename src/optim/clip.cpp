@@ -6,6 +6,7 @@
 
 #include "tessera/error.h"
 #include "tessera/optim.h"
+#include "torch/rank_local.h"
 
 namespace tessera {
 
@@ -29,7 +30,8 @@ double clip_grad_norm(const std::vector<ShardedParameter>& parameters, double ma
     throw Error(ErrorCode::invalid_argument,
                 "a norm of type " + std::to_string(norm_type) + ", expected one above 0");
   }
-  torch::NoGradGuard no_grad;
+  const torch::NoGradGuard no_grad;
+  const TakesParts takes_parts;
   std::vector<at::Tensor> shards, wholes;
   std::optional<Mesh> mesh;
   for (const auto& parameter : parameters) {
