@@ -44,6 +44,9 @@ std::vector<File> plan_files(const ConvertJob& job) {
                   "safetensors has no element type for " + std::string(to_string(tensor.dtype)))
           .at_key(leaf.name);
     }
+    if (leaf.name == "__metadata__") {
+      throw Error(ErrorCode::unsupported, "a name that safetensors reserves").at_key(leaf.name);
+    }
     const std::uint64_t size = byte_size(tensor.dtype, tensor.shape);
     if (limit > 0 && bytes > 0 && checked_add(bytes, size) > limit) {
       files.emplace_back();
