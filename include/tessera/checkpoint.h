@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -67,12 +68,20 @@ struct OpenOptions {
 [[nodiscard]] Checkpoint open_checkpoint(std::shared_ptr<Store> store,
                                          const OpenOptions& options = {});
 
-// Progress of long work: called by working threads, one call at a time, about ten times a second.
+// Progress of long work: called by working threads, one call at a time, about ten times a second,
+// and by the caller's own thread when all is done. Of a job of several ranks each rank hears of its
+// own part. What the hook throws ends the work.
 struct Progress {
-  std::uint64_t done = 0;   // bytes
+  std::uint64_t done = 0;   // bytes of tensors
   std::uint64_t total = 0;  // bytes; 0: not known yet
 };
 using ProgressHook = std::function<void(const Progress&)>;
+
+// Each of save, load, load_all and convert has a token in its options that ends it, from any
+// thread: it throws `cancelled` within a second, and the time that the store takes for what is
+// under way. On several ranks one rank's token is enough: all of them throw. Nothing has been made
+// visible then, and what a load was to fill has undefined content. After the step that makes the
+// result visible a request has no effect any more.
 
 struct IoReport {
   std::uint64_t bytes_needed = 0;     // of the elements that were asked for
@@ -87,6 +96,7 @@ struct SaveOptions {
   bool overwrite = false;  // an existing checkpoint is `already_exists` otherwise
   int threads = 2;         // writing threads a rank
   ProgressHook progress;
+  std::stop_token stop = {};
 };
 
 // Saves `tree` as a PyTorch distributed checkpoint in `directory`. Collective over `group`. Each
@@ -104,6 +114,7 @@ struct LoadOptions {
   bool allow_cast = true;      // dtypes may differ; elements are converted (P-16)
   int threads = 2;             // reading threads a rank
   ProgressHook progress;
+  std::stop_token stop = {};
 };
 
 // Loads from the checkpoint at `path`, of any kind, into `tree`: tensor leaves in place, into the
@@ -159,6 +170,8 @@ struct ConvertOptions {
   std::optional<DType> dequantize;
   OpenOptions open;
   ProgressHook progress;
+  // With `resume` what is done so far stays for a later run, without it nothing.
+  std::stop_token stop = {};
 };
 
 struct ConvertReport {

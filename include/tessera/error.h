@@ -31,6 +31,7 @@ enum class ErrorCode : std::uint8_t {
   timeout,           // a deadline passed
   peer_failed,       // other ranks failed; see Error::peers()
   mismatch,          // shapes, dtypes, names or world sizes that should agree do not
+  cancelled,         // the caller asked for the work to end before it was done
 };
 
 // The code's name as written above.

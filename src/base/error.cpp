@@ -8,10 +8,10 @@
 namespace tessera {
 namespace {
 
-constexpr std::array<std::string_view, 14> kNames = {
+constexpr std::array<std::string_view, 15> kNames = {
     "invalid_argument", "not_found", "already_exists", "corrupt",  "incomplete",
     "unsupported",      "unsafe",    "limit",          "conflict", "io",
-    "out_of_space",     "timeout",   "peer_failed",    "mismatch",
+    "out_of_space",     "timeout",   "peer_failed",    "mismatch", "cancelled",
 };
 
 }  // namespace

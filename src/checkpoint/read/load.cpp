@@ -11,7 +11,9 @@
 
 #include "base/parallel.h"
 #include "checkpoint/read/cast.h"
+#include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
+#include "comm/long_work.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 
@@ -19,7 +21,7 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kWindow =
-    1 << 20;  // bytes of elements that are converted or scattered at once
+    1 << 20;  // bytes of elements that are read, converted or scattered at once
 
 // A leaf of the tree and what the checkpoint has for it.
 struct Match {
@@ -99,9 +101,14 @@ std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint) {
   return fits ? old : current;
 }
 
-// What the reads could not check by themselves (views) is left to `checks`, if there are any.
-void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, StorageChecks* checks,
-          IoCounters& counters) {
+// What all jobs of one load share.
+struct Shared {
+  StorageChecks* checks;  // gets what the reads could not check by themselves; null: nobody does
+  IoCounters& counters;
+  Meter& meter;
+};
+
+void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, const Shared& shared) {
   const Tensor& have = found.value.as_tensor();
   const Tensor& want = wanted.value.as_tensor();
   const std::int64_t count = numel(piece.slice);
@@ -113,11 +120,15 @@ void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, StorageChec
   const Shape strides = piece.strides.empty() ? contiguous_strides(sizes) : piece.strides;
   std::byte* const first =
       piece.storage->data + static_cast<std::size_t>(piece.storage_offset) * element;
+  const std::int64_t step =
+      kWindow / static_cast<std::int64_t>(std::max(element, size_of(have.dtype)));
   if (want.dtype == have.dtype && strides == contiguous_strides(sizes)) {
-    reader.read(piece.slice, 0, count, first);
+    for (std::int64_t begin = 0; begin < count; begin += step) {
+      const std::int64_t part = std::min(step, count - begin);
+      reader.read(piece.slice, begin, part, first + static_cast<std::size_t>(begin) * element);
+      shared.meter.add(static_cast<std::uint64_t>(part) * element);
+    }
   } else {
-    const std::int64_t step =
-        kWindow / static_cast<std::int64_t>(std::max(element, size_of(have.dtype)));
     std::vector<std::byte> raw(static_cast<std::size_t>(step) * size_of(have.dtype));
     std::vector<std::byte> converted(static_cast<std::size_t>(step) * element);
     for (std::int64_t begin = 0; begin < count; begin += step) {
@@ -131,10 +142,11 @@ void fill(const Leaf& found, const Leaf& wanted, const Piece& piece, StorageChec
             std::memcpy(first + static_cast<std::size_t>(position) * element, from, bytes);
             from += bytes;
           });
+      shared.meter.add(static_cast<std::uint64_t>(part) * element);
     }
   }
-  if (checks != nullptr) reader.hand_over(*checks);
-  counters.add(reader.report());
+  if (shared.checks != nullptr) reader.hand_over(*shared.checks);
+  shared.counters.add(reader.report());
 }
 
 // Replaces the leaf at `path` of `tree`.
@@ -154,8 +166,19 @@ void assign(Value& tree, const Path& path, const Value& value) {
   }
 }
 
-void read_tensors(const std::vector<Match>& matches, const LoadOptions& options,
-                  StorageChecks* checks, IoCounters& counters) {
+// Bytes of the pieces that are to be filled.
+std::uint64_t wanted_bytes(const std::vector<Match>& matches) {
+  std::uint64_t bytes = 0;
+  for (const Match& match : matches) {
+    if (!match.wanted->value.is(Value::Kind::tensor)) continue;
+    const Tensor& tensor = match.wanted->value.as_tensor();
+    for (const Piece& piece : tensor.pieces)
+      bytes += static_cast<std::uint64_t>(numel(piece.slice)) * size_of(tensor.dtype);
+  }
+  return bytes;
+}
+
+void read_tensors(const std::vector<Match>& matches, int threads, const Shared& shared) {
   std::vector<Job> jobs;
   for (const Match& match : matches) {
     if (!match.wanted->value.is(Value::Kind::tensor)) continue;
@@ -163,10 +186,10 @@ void read_tensors(const std::vector<Match>& matches, const LoadOptions& options,
       jobs.push_back({&match, p});
     }
   }
-  parallel_for(options.threads, jobs.size(), [&](std::size_t i) {
+  parallel_for(threads, jobs.size(), [&](std::size_t i) {
     const Match& match = *jobs[i].match;
-    fill(*match.found, *match.wanted, match.wanted->value.as_tensor().pieces[jobs[i].piece], checks,
-         counters);
+    fill(*match.found, *match.wanted, match.wanted->value.as_tensor().pieces[jobs[i].piece],
+         shared);
   });
 }
 
@@ -195,18 +218,23 @@ IoReport load(Value& tree, const std::string& path, Group& group, const LoadOpti
   std::vector<Leaf> leaves;
   std::vector<Match> matches;
   agree(group, "opening a checkpoint", [&] {
+    require_going_on(options.stop);
     checkpoint = open_checkpoint(path);
     leaves = leaves_for(tree, checkpoint);
     matches = match(leaves, checkpoint, options);
   });
   IoCounters counters;
-  agree(group, "reading a checkpoint", [&] {
-    read_tensors(matches, options, nullptr, counters);
-    for (const Match& match : matches) {
-      if (!match.wanted->value.is(Value::Kind::tensor))
-        assign(tree, match.wanted->path, match.found->value);
-    }
-  });
+  std::optional<Meter> meter;
+  const auto read = [&](const std::stop_token& stop) {
+    meter.emplace(options.progress, wanted_bytes(matches), stop);
+    read_tensors(matches, options.threads, {nullptr, counters, *meter});
+  };
+  agree_on_long_work(group, "reading a checkpoint", options.stop, read);
+  for (const Match& match : matches) {
+    if (!match.wanted->value.is(Value::Kind::tensor))
+      assign(tree, match.wanted->path, match.found->value);
+  }
+  meter->finish();
   return counters.report();
 }
 
@@ -229,8 +257,10 @@ Value load_all(const Checkpoint& checkpoint, const LoadOptions& options) {
   }
   IoCounters counters;
   StorageChecks checks;
-  read_tensors(match(leaves, checkpoint, options), options, &checks, counters);
-  checks.read_rest(options.threads);
+  Meter meter(options.progress, tensor_bytes(leaves), options.stop);
+  read_tensors(match(leaves, checkpoint, options), options.threads, {&checks, counters, meter});
+  checks.read_rest(options.threads, options.stop);
+  meter.finish();
   if (checkpoint.root) {
     std::unordered_map<const void*, Value> loaded;
     for (std::size_t i = 0; i < leaves.size(); ++i)

@@ -1,21 +1,25 @@
-// Counts the bytes of long work and tells a progress hook now and then.
+// Counts the bytes of long work, tells a progress hook now and then, and ends it when asked to.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <stop_token>
 
+#include "base/stop.h"
 #include "tessera/checkpoint.h"
 
 namespace tessera {
 
 class Meter {
  public:
-  Meter(ProgressHook hook, std::uint64_t total) : hook_(std::move(hook)), total_(total) {}
+  Meter(ProgressHook hook, std::uint64_t total, std::stop_token stop = {})
+      : hook_(std::move(hook)), total_(total), stop_(std::move(stop)) {}
 
-  // From any thread.
+  // From any thread. Throws `cancelled` once the work is to end.
   void add(std::uint64_t bytes) {
+    require_going_on(stop_);
     done_ += bytes;
     if (!hook_) return;
     const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -30,9 +34,12 @@ class Meter {
     if (hook_) hook_({total_, total_});
   }
 
+  [[nodiscard]] const std::stop_token& stop() const { return stop_; }
+
  private:
   ProgressHook hook_;
   std::uint64_t total_;
+  std::stop_token stop_;
   std::atomic<std::uint64_t> done_{0};
   std::mutex mutex_;
   std::chrono::steady_clock::time_point last_{};  // guarded by mutex_

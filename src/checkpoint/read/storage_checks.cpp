@@ -5,6 +5,7 @@
 
 #include "base/crc32.h"
 #include "base/parallel.h"
+#include "base/stop.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -55,10 +56,11 @@ void require_crc(const Storage& storage, std::uint32_t found, const std::string&
       .at_offset(storage.offset);
 }
 
-bool check_storage(const Storage& storage, const std::string& key) {
+bool check_storage(const Storage& storage, const std::string& key, const std::stop_token& stop) {
   std::vector<std::byte> window(std::min<std::uint64_t>(kWindow, storage.size));
   std::uint32_t crc = 0;
   for (std::uint64_t at = 0; at < storage.size; at += window.size()) {
+    require_going_on(stop);
     const auto part = std::min<std::uint64_t>(window.size(), storage.size - at);
     const MutableByteView bytes = MutableByteView(window).first(part);
     storage.source->read_at(storage.offset + at, bytes);
@@ -93,7 +95,7 @@ void StorageChecks::add(const Storage& stored, const std::shared_ptr<Storage>& r
   parts = {};
 }
 
-IoReport StorageChecks::read_rest(int threads) {
+IoReport StorageChecks::read_rest(int threads, const std::stop_token& stop) {
   const std::lock_guard lock(mutex_);
   std::vector<const Parts*> rest;
   IoReport report;
@@ -103,7 +105,7 @@ IoReport StorageChecks::read_rest(int threads) {
     report.bytes_read += parts.raw->size;
   }
   parallel_for(threads, rest.size(),
-               [&](std::size_t i) { check_storage(*rest[i]->raw, rest[i]->key); });
+               [&](std::size_t i) { check_storage(*rest[i]->raw, rest[i]->key, stop); });
   parts_.clear();
   return report;
 }

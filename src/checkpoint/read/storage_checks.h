@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -40,8 +41,9 @@ struct HandedOver {
 void require_crc(const Storage& storage, std::uint32_t found, const std::string& key);
 
 // Reads all bytes of a raw storage and compares their CRC-32 with the recorded one. Returns whether
-// there was one to compare with.
-bool check_storage(const Storage& storage, const std::string& key);
+// there was one to compare with. Throws `cancelled` when `stop` is requested.
+bool check_storage(const Storage& storage, const std::string& key,
+                   const std::stop_token& stop = {});
 
 // The parts of checksummed storages that the readers of one job have read, in any order and by any
 // thread. Checksums of parts that lie end to end are combined, so slices that go to several files
@@ -58,7 +60,7 @@ class StorageChecks {
   // Reads and compares every storage of which parts are still missing, or overlapped. Afterwards no
   // storage that `add` has seen is unchecked. Returns what was read. To be called once, before what
   // the job wrote is made visible.
-  IoReport read_rest(int threads);
+  IoReport read_rest(int threads, const std::stop_token& stop = {});
 
  private:
   struct Parts {

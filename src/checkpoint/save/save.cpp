@@ -14,12 +14,15 @@
 
 #include "base/parallel.h"
 #include "base/random_id.h"
+#include "base/stop.h"
 #include "checkpoint/digests/seal.h"
 #include "checkpoint/open/leftovers.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/write/item_writer.h"
+#include "comm/long_work.h"
 #include "comm/text.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
@@ -30,23 +33,27 @@ namespace {
 constexpr std::size_t kWindow = 1 << 20;  // bytes: stays in the cache between checksum and write
 
 // The elements of one piece in memory, without a copy where they lie densely.
-ElementSource elements_of(const Tensor& tensor, const WriteItem& item, TensorReader& reader) {
+ElementSource elements_of(const Tensor& tensor, const WriteItem& item, TensorReader& reader,
+                          Meter& meter) {
   const Piece& piece = tensor.pieces[item.piece];
   const std::size_t element = size_of(tensor.dtype);
   const bool dense = piece.strides.empty() || piece.strides == contiguous_strides(item.box.sizes);
   if (dense && piece.storage->data != nullptr) {
     const std::byte* first =
         piece.storage->data + static_cast<std::size_t>(piece.storage_offset) * element;
-    return [first, element](std::int64_t begin, std::int64_t count, MutableByteView) {
-      return ByteView(first + static_cast<std::size_t>(begin) * element,
-                      static_cast<std::size_t>(count) * element);
+    return [first, element, &meter](std::int64_t begin, std::int64_t count, MutableByteView) {
+      const std::size_t bytes = static_cast<std::size_t>(count) * element;
+      meter.add(bytes);
+      return ByteView(first + static_cast<std::size_t>(begin) * element, bytes);
     };
   }
-  return
-      [&reader, &item, element](std::int64_t begin, std::int64_t count, MutableByteView scratch) {
-        reader.read(item.box, begin, count, scratch.data());
-        return ByteView(scratch).first(static_cast<std::size_t>(count) * element);
-      };
+  return [&reader, &item, element, &meter](std::int64_t begin, std::int64_t count,
+                                           MutableByteView scratch) {
+    const std::size_t bytes = static_cast<std::size_t>(count) * element;
+    reader.read(item.box, begin, count, scratch.data());
+    meter.add(bytes);
+    return ByteView(scratch).first(bytes);
+  };
 }
 
 class Saver {
@@ -56,8 +63,15 @@ class Saver {
 
   IoReport run() {
     plan();
-    agree(group_, "writing a checkpoint", [this] { write(); });
+    try {
+      agree_on_long_work(group_, "writing a checkpoint", options_.stop,
+                         [this](const std::stop_token& stop) { write(stop); });
+    } catch (...) {
+      remove_written();
+      throw;
+    }
     commit();
+    meter_->finish();
     return counters_.report();
   }
 
@@ -66,6 +80,7 @@ class Saver {
 
   void plan() {
     agree(group_, "planning a checkpoint", [this] {
+      require_going_on(options_.stop);
       if (!leads()) return;
       if (!options_.overwrite && store_->exists(kDcpMetadata)) {
         throw Error(ErrorCode::already_exists, "a checkpoint is there already")
@@ -107,7 +122,17 @@ class Saver {
     return dealt;
   }
 
-  void write() {
+  [[nodiscard]] std::uint64_t assigned_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const std::size_t i : assigned_) {
+      const WriteItem& item = proposal_[i];
+      if (item.is_tensor) bytes += byte_size(item.dtype, item.box.sizes);
+    }
+    return bytes;
+  }
+
+  void write(const std::stop_token& stop) {
+    meter_.emplace(options_.progress, assigned_bytes(), stop);
     if (assigned_.empty()) return;
     const auto dealt = deal();
     std::vector<std::vector<WrittenItem>> written(dealt.size());
@@ -134,8 +159,9 @@ class Saver {
       const Tensor& tensor = leaf.value.as_tensor();
       TensorReader reader(tensor, leaf.name);
       written.push_back({index, writer.tensor(item.dtype, item.box.sizes, item.requires_grad,
-                                              elements_of(tensor, item, reader))});
+                                              elements_of(tensor, item, reader, *meter_))});
     }
+    require_going_on(meter_->stop());
     sink.commit();
     IoReport report;
     report.bytes_written = writer.written();
@@ -143,6 +169,17 @@ class Saver {
     const std::lock_guard lock(mutex_);
     digests_[name] = {writer.written(), sink.digests(), 0};
     return written;
+  }
+
+  // Of a save that ended early; what cannot be removed is left to the next save.
+  void remove_written() noexcept {
+    for (const auto& [name, digests] : digests_) {
+      try {
+        store_->remove(name);
+      } catch (const Error&) {
+        continue;
+      }
+    }
   }
 
   void commit() {
@@ -171,6 +208,7 @@ class Saver {
   std::vector<WrittenItem> written_;
   std::vector<std::vector<WriteItem>> proposals_;  // rank 0: everybody's
   IoCounters counters_;
+  std::optional<Meter> meter_;  // of what this rank writes
   std::mutex mutex_;
   DigestsByName digests_;  // of this rank's files; guarded by mutex_ while they are written
 };

@@ -108,7 +108,7 @@ void write_target(ConvertJob& job) {
       write_olmo(job);
       break;
   }
-  if (job.appears_whole) job.counters.add(job.checks.read_rest(job.threads));
+  if (job.appears_whole) job.counters.add(job.checks.read_rest(job.threads, job.meter.stop()));
 }
 
 // Whatever a run that went on found done has been checked by the one that was interrupted.
@@ -124,6 +124,7 @@ ConvertReport finished_report(const std::vector<Leaf>& leaves) {
 
 ConvertReport convert(const std::string& source, const std::string& target,
                       const ConvertOptions& options) {
+  require_going_on(options.stop);
   const Checkpoint checkpoint = open_checkpoint(source, options.open);
   const std::vector<Leaf> leaves = leaves_for(checkpoint, options);
   const bool in_parts = options.max_shard_size > 0;
@@ -153,7 +154,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
   DigestingStore digested(files);
   ConvertReport report;
   report.tensors = count_tensors(leaves);
-  Meter meter(options.progress, tensor_bytes(leaves));
+  Meter meter(options.progress, tensor_bytes(leaves), options.stop);
   IoCounters counters;
   StorageChecks checks;
   const int threads = std::max(options.threads, 1);
@@ -176,6 +177,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
   try {
     write_target(job);
     if (as_directory) digested.write_side_file("config.yaml");
+    if (job.appears_whole) require_going_on(options.stop);
     if (whole) whole->commit();
     if (resumption) resumption->publish();
   } catch (const Error& error) {

@@ -231,6 +231,7 @@ bool Resumption::keep(const ConvertJob& job, ByteSink& sink, const JournalUnit& 
   RunningDigest digest;
   std::uint32_t crc = 0;
   const bool whole = read_left(sink.name(), left, window, [&](std::uint64_t, ByteView bytes) {
+    require_going_on(job.meter.stop());
     digest.add(bytes);
     crc = crc32(bytes, crc);
   });

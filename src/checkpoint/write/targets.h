@@ -35,9 +35,10 @@ struct ConvertJob {
   Resumption* resumption = nullptr;  // null: an interrupted conversion leaves nothing
 
   // Compares the checksums that are still open. To be called before a file or a set of files is
-  // made visible.
+  // made visible. Throws `cancelled` when the work is to end: later it is too late.
   void before_visible() const {
-    if (!appears_whole) counters.add(checks.read_rest(threads));
+    if (!appears_whole) counters.add(checks.read_rest(threads, meter.stop()));
+    require_going_on(meter.stop());
   }
 
   // A buffer for `bytes` that are worked on a window at a time. Zeroing a whole window for each of

@@ -67,6 +67,7 @@ void stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part, By
       reader->read(part.slice, begin, count, bytes.data());
       job.meter.add(bytes.size());
     } else {
+      require_going_on(job.meter.stop());
       const std::vector<std::byte> values = filled(dtype, part.fill, count);
       std::copy(values.begin(), values.end(), bytes.begin());
     }

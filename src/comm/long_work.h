@@ -1,0 +1,20 @@
+// Work of many seconds that all ranks do at once, each its own part.
+#pragma once
+
+#include <functional>
+#include <stop_token>
+#include <string>
+
+#include "tessera/comm.h"
+
+namespace tessera {
+
+// As agree() does, for work that takes long: a failure of one rank, or a request on its `stop`,
+// ends the work of all within a second, and ranks that are done wait for slower ones however long
+// these take. While `work` runs on a thread of its own, the calling thread tells the other ranks a
+// few times a second that this one goes on. `work` is given the token to watch and throws when that
+// is requested. Collective.
+void agree_on_long_work(Group& group, const std::string& operation, const std::stop_token& stop,
+                        const std::function<void(const std::stop_token&)>& work);
+
+}  // namespace tessera
