@@ -53,7 +53,8 @@ void run_ranks(int ranks, const std::function<void(Group&)>& body,
 
 // Runs `work` on every rank and then lets all ranks agree (spec P-03): returns when it succeeded
 // everywhere; otherwise throws on every rank Error::from_peers with the failures of the ranks that
-// failed. Exceptions other than Error are reported as `io` with their text. Collective.
+// failed: with their code where they share one, else `peer_failed`. Exceptions other than Error are
+// reported as `io` with their text. Collective.
 void agree(Group& group, const std::string& operation, const std::function<void()>& work);
 
 }  // namespace tessera

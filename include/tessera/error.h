@@ -56,15 +56,20 @@ class Error : public std::exception {
   [[nodiscard]] std::optional<std::uint64_t> offset() const noexcept { return offset_; }
 
   // For an error raised on several ranks at once (spec P-03): the failure of each rank that failed.
-  // Empty when the error is local.
+  // Empty when the error is local. In a group of one rank the error is that rank's own.
   [[nodiscard]] const std::map<int, Error>& peers() const noexcept;
-  static Error from_peers(std::map<int, Error> failures);
+  // The failures of `ranks` ranks as one error. Code, path, key and offset are those that all
+  // failures share; where the codes differ it is `peer_failed`. So "there is no checkpoint" is
+  // `not_found` on every rank, whether one or all of them missed it.
+  static Error from_peers(std::map<int, Error> failures, int ranks);
 
-  // One line: `code: what failed [path, key, offset] (operation)`.
+  // One line: `code: what failed [path, key, offset] (operation)`. Of several ranks the failures
+  // tell where.
   [[nodiscard]] const char* what() const noexcept override { return line_.c_str(); }
 
  private:
   void render();
+  [[nodiscard]] std::string where() const;  // "path, key 'k', offset 3"; empty: unknown
 
   ErrorCode code_;
   std::string message_;                                // what was found, what was expected
@@ -73,6 +78,7 @@ class Error : public std::exception {
   std::string operation_;                              // empty: unknown
   std::optional<std::uint64_t> offset_;                // none: not about a byte
   std::shared_ptr<const std::map<int, Error>> peers_;  // null: local failure
+  std::string told_;                                   // of where(): what the message says already
   std::string line_;                                   // what() points here
 };
 

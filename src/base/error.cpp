@@ -14,6 +14,27 @@ constexpr std::array<std::string_view, 15> kNames = {
     "out_of_space",     "timeout",   "peer_failed",    "mismatch", "cancelled",
 };
 
+// One cause often fails every rank alike: it is said once, with all its ranks.
+std::string causes_of(const std::map<int, Error>& failures) {
+  std::vector<std::pair<std::string, std::string>> causes;  // text, ranks
+  for (const auto& [rank, failure] : failures) {
+    const auto known =
+        std::find_if(causes.begin(), causes.end(),
+                     [&failure = failure](auto& cause) { return cause.first == failure.what(); });
+    if (known == causes.end()) {
+      causes.emplace_back(failure.what(), "rank " + std::to_string(rank));
+    } else {
+      known->second += ", " + std::to_string(rank);
+    }
+  }
+  std::string text;
+  for (const auto& [cause, ranks] : causes) {
+    if (!text.empty()) text += "; ";
+    text.append(ranks).append(": ").append(cause);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string_view to_string(ErrorCode code) noexcept {
@@ -55,41 +76,43 @@ const std::map<int, Error>& Error::peers() const noexcept {
   return peers_ ? *peers_ : none;
 }
 
-Error Error::from_peers(std::map<int, Error> failures) {
-  // One cause often fails every rank alike: it is said once, with all its ranks.
-  std::vector<std::pair<std::string, std::string>> causes;  // text, ranks
-  for (const auto& [rank, failure] : failures) {
-    const auto known =
-        std::find_if(causes.begin(), causes.end(),
-                     [&failure = failure](auto& cause) { return cause.first == failure.what(); });
-    if (known == causes.end()) {
-      causes.emplace_back(failure.what(), "rank " + std::to_string(rank));
-    } else {
-      known->second += ", " + std::to_string(rank);
-    }
+Error Error::from_peers(std::map<int, Error> failures, int ranks) {
+  const Error& first = failures.begin()->second;
+  Error error = first;
+  error.told_.clear();
+  if (ranks > 1) {
+    const auto all = [&failures](const auto& same) {
+      return std::all_of(failures.begin(), failures.end(),
+                         [&same](const auto& failure) { return same(failure.second); });
+    };
+    const bool one_code = all([&](const Error& e) { return e.code() == first.code(); });
+    error = Error(one_code ? first.code() : ErrorCode::peer_failed, causes_of(failures));
+    if (all([&](const Error& e) { return e.path() == first.path(); })) error.path_ = first.path();
+    if (all([&](const Error& e) { return e.key() == first.key(); })) error.key_ = first.key();
+    if (all([&](const Error& e) { return e.offset() == first.offset(); }))
+      error.offset_ = first.offset();
+    error.told_ = error.where();
   }
-  std::string text;
-  for (const auto& [cause, ranks] : causes) {
-    if (!text.empty()) text += "; ";
-    text.append(ranks).append(": ").append(cause);
-  }
-  Error error(failures.size() == 1 ? failures.begin()->second.code() : ErrorCode::peer_failed,
-              std::move(text));
   error.peers_ = std::make_shared<const std::map<int, Error>>(std::move(failures));
+  error.render();
   return error;
 }
 
-void Error::render() {
-  line_ = std::string(to_string(code_)) + ": " + message_;
-  std::string where;
-  const auto add = [&where](const std::string& part) {
-    if (!where.empty()) where += ", ";
-    where += part;
+std::string Error::where() const {
+  std::string text;
+  const auto add = [&text](const std::string& part) {
+    if (!text.empty()) text += ", ";
+    text += part;
   };
   if (!path_.empty()) add(path_);
   if (!key_.empty()) add("key '" + key_ + "'");
   if (offset_) add("offset " + std::to_string(*offset_));
-  if (!where.empty()) line_ += " [" + where + "]";
+  return text;
+}
+
+void Error::render() {
+  line_ = std::string(to_string(code_)) + ": " + message_;
+  if (const std::string where = this->where(); where != told_) line_ += " [" + where + "]";
   if (!operation_.empty()) line_ += " (" + operation_ + ")";
 }
 

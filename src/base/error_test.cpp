@@ -33,20 +33,52 @@ TEST(Error, EveryCodeHasAName) {
 // P-03: one failing rank keeps its code, several become peer_failed; the map names each.
 TEST(Error, PeersKeepTheirFailures) {
   EXPECT_TRUE(Error(ErrorCode::io, "x").peers().empty());
-  const Error one = Error::from_peers({{3, Error(ErrorCode::out_of_space, "full")}});
+  const Error one = Error::from_peers({{3, Error(ErrorCode::out_of_space, "full")}}, 4);
   EXPECT_EQ(one.code(), ErrorCode::out_of_space);
   EXPECT_EQ(one.peers().at(3).message(), "full");
   const Error two = Error::from_peers(
-      {{0, Error(ErrorCode::io, "a")}, {2, Error(ErrorCode::corrupt, "b").at_path("p")}});
+      {{0, Error(ErrorCode::io, "a")}, {2, Error(ErrorCode::corrupt, "b").at_path("p")}}, 3);
   EXPECT_EQ(two.code(), ErrorCode::peer_failed);
   EXPECT_STREQ(two.what(), "peer_failed: rank 0: io: a; rank 2: corrupt: b [p]");
 }
 
 TEST(Error, ACauseThatRanksShareIsSaidOnce) {
   const Error same(ErrorCode::not_found, "gone");
-  const Error all = Error::from_peers({{0, same}, {1, Error(ErrorCode::io, "x")}, {2, same}});
+  const Error all = Error::from_peers({{0, same}, {1, Error(ErrorCode::io, "x")}, {2, same}}, 3);
   EXPECT_STREQ(all.what(), "peer_failed: rank 0, 2: not_found: gone; rank 1: io: x");
   EXPECT_EQ(all.peers().size(), 3U);
+}
+
+// Issue 15, 6.3: "start afresh when there is none" can be written.
+TEST(Error, WhatAllFailuresShareIsKept) {
+  const auto missing = [](const char* key) {
+    return Error(ErrorCode::not_found, "gone").at_path("p").at_key(key);
+  };
+  const Error all = Error::from_peers({{0, missing("a")}, {1, missing("b")}}, 2);
+  EXPECT_EQ(all.code(), ErrorCode::not_found);
+  EXPECT_EQ(all.path(), "p");
+  EXPECT_EQ(all.key(), "");
+  EXPECT_STREQ(
+      all.what(),
+      "not_found: rank 0: not_found: gone [p, key 'a']; rank 1: not_found: gone [p, key 'b']");
+  EXPECT_EQ(Error::from_peers({{0, missing("a")}, {1, missing("a")}}, 2).key(), "a");
+}
+
+// Issue 15, 7.5.
+TEST(Error, OfOneRankIsItsOwn) {
+  Error error = Error::from_peers(
+      {{0, Error(ErrorCode::corrupt, "bad").at_path("p").at_key("k").at_offset(3)}}, 1);
+  EXPECT_EQ(error.path(), "p");
+  EXPECT_EQ(error.key(), "k");
+  EXPECT_EQ(error.offset(), 3U);
+  EXPECT_STREQ(error.while_doing("reading").what(),
+               "corrupt: bad [p, key 'k', offset 3] (reading)");
+  EXPECT_EQ(error.peers().at(0).key(), "k");
+}
+
+TEST(Error, APlaceThatIsAddedToFailuresOfRanksIsTold) {
+  Error error = Error::from_peers({{1, Error(ErrorCode::io, "x")}}, 2);
+  EXPECT_STREQ(error.at_path("p").what(), "io: rank 1: io: x [p]");
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ void agree(Group& group, const std::string& operation, const std::function<void(
     if (reports[rank].empty()) continue;
     add_failure(failures, static_cast<int>(rank), decode_error(reports[rank]));
   }
-  if (!failures.empty()) throw Error::from_peers(std::move(failures)).while_doing(operation);
+  if (failures.empty()) return;
+  throw Error::from_peers(std::move(failures), group.size()).while_doing(operation);
 }
 
 }  // namespace tessera

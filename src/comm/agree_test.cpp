@@ -82,6 +82,29 @@ TEST(Agree, AloneTheErrorKeepsItsCode) {
   }
 }
 
+// Issue 15, 6.3.
+TEST(Agree, ACodeThatAllFailuresShareIsKept) {
+  const auto seen =
+      outcomes(3, [](Group&) { throw Error(ErrorCode::not_found, "none").at_path("p"); });
+  ASSERT_EQ(seen.size(), 3U);
+  for (const auto& [rank, error] : seen) {
+    EXPECT_EQ(error.code(), ErrorCode::not_found);
+    EXPECT_EQ(error.path(), "p");
+    EXPECT_EQ(error.peers().size(), 3U);
+  }
+}
+
+TEST(Agree, WhatARankAgreedOnAloneIsItsOwnFailure) {
+  const auto seen = outcomes(3, [](Group& group) {
+    const auto alone = solo_group();
+    if (group.rank() == 2)
+      agree(*alone, "inner", [] { throw Error(ErrorCode::io, "disk").at_path("p"); });
+  });
+  ASSERT_EQ(seen.size(), 3U);
+  ASSERT_EQ(seen.at(0).peers().size(), 1U);
+  EXPECT_EQ(seen.at(0).peers().at(2).path(), "p");
+}
+
 TEST(Agree, WhenPeersAreGoneTheLocalFailureIsTold) {
   try {
     run_ranks(2, [](Group& group) {

@@ -53,6 +53,11 @@ class Reader {
   std::span<const std::byte> rest_;
 };
 
+// Of a group of one rank: the failure is that rank's own.
+bool is_of_one(const std::string& message, const std::map<int, Error>& peers) {
+  return peers.size() == 1 && peers.begin()->second.message() == message;
+}
+
 ErrorCode known_code(std::uint8_t number) {
   const auto code = static_cast<ErrorCode>(number);
   if (to_string(code) == "unknown") {
@@ -77,7 +82,10 @@ Error decode(std::span<const std::byte> bytes, int depth) {
     peers.emplace(rank, decode(reader.block(), depth + 1));
   }
   if (!reader.at_end()) throw Error(ErrorCode::corrupt, "an error message has bytes after its end");
-  if (!peers.empty()) return Error::from_peers(std::move(peers));
+  if (!peers.empty()) {
+    const int ranks = is_of_one(error.message(), peers) ? 1 : 2;
+    return Error::from_peers(std::move(peers), ranks);
+  }
   error.at_path(std::move(path)).at_key(std::move(key));
   if (has_offset) error.at_offset(offset);
   return error;
@@ -121,8 +129,14 @@ std::optional<Error> failure_of(const std::function<void()>& work) {
 }
 
 void add_failure(std::map<int, Error>& failures, int rank, const Error& failure) {
-  for (const auto& [peer, error] : failure.peers()) failures.emplace(peer, error);
-  if (failure.peers().empty()) failures.emplace(rank, failure);
+  const std::map<int, Error>& peers = failure.peers();
+  if (peers.empty()) {
+    failures.emplace(rank, failure);
+  } else if (is_of_one(failure.message(), peers)) {
+    failures.emplace(rank, peers.begin()->second);
+  } else {
+    failures.insert(peers.begin(), peers.end());
+  }
 }
 
 }  // namespace tessera

@@ -18,7 +18,7 @@ namespace tessera {
 // What `work` throws, as an Error.
 [[nodiscard]] std::optional<Error> failure_of(const std::function<void()>& work);
 // Adds what `rank` reported. What it learnt of others by agreeing with them itself counts instead
-// of its own words.
+// of its own words; what it agreed on with nobody else is its own.
 void add_failure(std::map<int, Error>& failures, int rank, const Error& failure);
 
 }  // namespace tessera

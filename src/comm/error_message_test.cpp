@@ -19,7 +19,8 @@ TEST(ErrorMessage, KeepsWhatTheErrorKnows) {
 
 TEST(ErrorMessage, KeepsThePeers) {
   const Error sent = Error::from_peers({{1, Error(ErrorCode::io, "x").at_path("p")},
-                                        {5, Error(ErrorCode::corrupt, "y").at_offset(3)}});
+                                        {5, Error(ErrorCode::corrupt, "y").at_offset(3)}},
+                                       6);
   const Error got = decode_error(encode_error(sent));
   EXPECT_STREQ(got.what(), sent.what());
   EXPECT_EQ(got.peers().at(5).offset(), 3U);
@@ -27,7 +28,7 @@ TEST(ErrorMessage, KeepsThePeers) {
 
 TEST(ErrorMessage, EveryCutIsRefused) {
   const Bytes whole =
-      encode_error(Error::from_peers({{1, Error(ErrorCode::io, "text").at_path("path")}}));
+      encode_error(Error::from_peers({{1, Error(ErrorCode::io, "text").at_path("path")}}, 2));
   for (std::size_t size = 0; size < whole.size(); ++size) {
     EXPECT_THROW((void)decode_error(std::span(whole).first(size)), Error) << size;
   }

@@ -89,7 +89,8 @@ void agree_on_long_work(Group& group, const std::string& operation, const std::s
       add_failure(failures, static_cast<int>(rank), decode_error(error));
     }
   }
-  if (!failures.empty()) throw Error::from_peers(std::move(failures)).while_doing(operation);
+  if (failures.empty()) return;
+  throw Error::from_peers(std::move(failures), group.size()).while_doing(operation);
 }
 
 }  // namespace tessera

@@ -152,7 +152,10 @@ std::vector<Value> trees_of(const std::vector<Bytes>& reports, const char* opera
       trees.push_back(unpack_tree(rest));
     }
   }
-  if (!failures.empty()) throw Error::from_peers(std::move(failures)).while_doing(operation);
+  if (!failures.empty()) {
+    throw Error::from_peers(std::move(failures), static_cast<int>(reports.size()))
+        .while_doing(operation);
+  }
   return trees;
 }
 
