@@ -3,11 +3,13 @@
 // A Value is a handle to a node; copying the handle shares the node, as names share objects in
 // Python. Identity (two places holding the same node) survives reading and writing. The tree holds
 // plain data, tensor leaves, and object nodes for everything that is not plain data: those are kept
-// and written back, never executed. A tree has no cycles: readers refuse them with `unsupported`.
+// and written back, never executed. A tree has no cycles: readers refuse them with `unsupported`,
+// what takes a caller's tree with `invalid_argument`.
 // Reading members may be called from several threads while nobody changes the tree.
 #pragma once
 
 #include <complex>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -120,9 +122,11 @@ class Value {
   Value(int value);           // NOLINT
   Value(std::int64_t value);  // NOLINT
   Value(double value);        // NOLINT
-  Value(const char* value);   // NOLINT
-  Value(std::string value);   // NOLINT
-  Value(Tensor value);        // NOLINT
+  Value(const char* value);   // NOLINT; null is `invalid_argument`
+  Value(std::nullptr_t) = delete;
+  Value(const void*) = delete;  // other pointers would be taken for a bool
+  Value(std::string value);     // NOLINT
+  Value(Tensor value);          // NOLINT
   static Value integer(Integer value);
   static Value complex(std::complex<double> value);
   static Value bytes(std::vector<std::byte> value);
@@ -144,39 +148,56 @@ class Value {
   // Equal for two handles of one node only.
   [[nodiscard]] const void* identity() const noexcept;
 
-  // Each throws `mismatch` saying what was found when the node is of another kind.
+  // Each throws `mismatch` saying what was found when the node is of another kind. References and
+  // pointers into the tree live as long as the node that they lead into. Of a temporary there are
+  // none: what is asked of it comes as a value, which outlives it, as in
+  // `load_all(checkpoint).at("w").as_tensor()`.
   [[nodiscard]] bool as_bool() const;
   [[nodiscard]] std::int64_t as_int() const;  // `limit` when it leaves 64 bits
-  [[nodiscard]] const Integer& as_integer() const;
+  [[nodiscard]] const Integer& as_integer() const&;
+  [[nodiscard]] Integer as_integer() const&& { return this->as_integer(); }
   [[nodiscard]] double as_real() const;  // integers are taken too
   [[nodiscard]] std::complex<double> as_complex() const;
-  [[nodiscard]] const std::string& as_string() const;
-  [[nodiscard]] const std::vector<std::byte>& as_bytes() const;  // bytes and bytearray
-  // list, tuple, set, frozenset. Of a temporary by value: a loop over them outlives it.
+  [[nodiscard]] const std::string& as_string() const&;
+  [[nodiscard]] std::string as_string() const&& { return this->as_string(); }
+  [[nodiscard]] const std::vector<std::byte>& as_bytes() const&;  // bytes and bytearray
+  [[nodiscard]] std::vector<std::byte> as_bytes() const&& { return this->as_bytes(); }
+  // list, tuple, set, frozenset
   [[nodiscard]] const List& items() const&;
   [[nodiscard]] List& items() &;
   [[nodiscard]] List items() const&& { return this->items(); }
-  [[nodiscard]] const Tensor& as_tensor() const;
-  [[nodiscard]] Tensor& as_tensor();
-  [[nodiscard]] const Object& as_object() const;
-  [[nodiscard]] Object& as_object();
-  [[nodiscard]] const std::string& global_module() const;
-  [[nodiscard]] const std::string& global_name() const;
-  [[nodiscard]] const Value& global_module_node() const;
-  [[nodiscard]] const Value& global_name_node() const;
+  [[nodiscard]] const Tensor& as_tensor() const&;
+  [[nodiscard]] Tensor& as_tensor() &;
+  [[nodiscard]] const Tensor as_tensor() const&&;  // NOLINT(readability-const-return-type): a
+                                                   // change to it would be lost
+  [[nodiscard]] const Object& as_object() const&;
+  [[nodiscard]] Object& as_object() &;
+  [[nodiscard]] const Object as_object() const&&;  // NOLINT(readability-const-return-type)
+  [[nodiscard]] const std::string& global_module() const&;
+  [[nodiscard]] std::string global_module() const&& { return this->global_module(); }
+  [[nodiscard]] const std::string& global_name() const&;
+  [[nodiscard]] std::string global_name() const&& { return this->global_name(); }
+  [[nodiscard]] const Value& global_module_node() const&;
+  [[nodiscard]] Value global_module_node() const&& { return this->global_module_node(); }
+  [[nodiscard]] const Value& global_name_node() const&;
+  [[nodiscard]] Value global_name_node() const&& { return this->global_name_node(); }
 
   // Dicts. Order of insertion is kept. Keys are compared by value.
   [[nodiscard]] const std::vector<Pair>& pairs() const&;
   [[nodiscard]] std::vector<Pair> pairs() const&& { return this->pairs(); }
   [[nodiscard]] DictKind dict_kind() const;
-  [[nodiscard]] const Value* find(std::string_view key) const;  // null: absent
-  [[nodiscard]] const Value& at(std::string_view key) const;    // `not_found` naming the key
-  void set_item(Value key, Value value);                        // replaces or appends
-  [[nodiscard]] std::size_t size() const;                       // dicts and sequences
+  [[nodiscard]] const Value* find(std::string_view key) const&;  // null: absent
+  const Value* find(std::string_view key) const&& = delete;
+  [[nodiscard]] const Value& at(std::string_view key) const&;  // `not_found` naming the key
+  [[nodiscard]] Value at(std::string_view key) const&& { return this->at(key); }
+  void set_item(Value key, Value value);   // replaces or appends
+  [[nodiscard]] std::size_t size() const;  // dicts and sequences
   // Attributes of the container itself: a module state dict's `_metadata`; default_dict's factory.
-  [[nodiscard]] const Value* container_state() const;  // null: none
+  [[nodiscard]] const Value* container_state() const&;  // null: none
+  const Value* container_state() const&& = delete;
   void set_container_state(Value state);
-  [[nodiscard]] const Value* default_factory() const;
+  [[nodiscard]] const Value* default_factory() const&;
+  const Value* default_factory() const&& = delete;
   void set_default_factory(Value factory);
 
   // Deep equality of data; tensors compare dtype, shape and strides but not their elements.
@@ -216,7 +237,8 @@ struct Leaf {
 // The leaves of a tree by PyTorch DCP's rule (spec P-10): dicts are always descended, lists only
 // when they hold a tensor or a dict somewhere; tuples, sets and the rest are leaves; empty dicts
 // disappear. `descend_lists_always` false gives the rule before torch 2.4 (P-11). Throws `conflict`
-// when two leaves get one name.
+// when two leaves get one name, `invalid_argument` for a tree that contains itself and `limit` for
+// one of more than 2000 levels.
 enum class FlattenRule { current, before_2_4 };
 [[nodiscard]] std::vector<Leaf> flatten(const Value& tree, FlattenRule rule = FlattenRule::current);
 

@@ -93,13 +93,13 @@ DictKind Value::dict_kind() const {
   return Node::as<Node::OfDict>(*this, "a dict", Kind::dict).dict_kind;
 }
 
-const Value* Value::find(std::string_view key) const {
+const Value* Value::find(std::string_view key) const& {
   const auto& dict = Node::as<Node::OfDict>(*this, "a dict", Kind::dict);
   const std::size_t at = dict.position(key);
   return at < dict.pairs.size() ? &dict.pairs[at].second : nullptr;
 }
 
-const Value& Value::at(std::string_view key) const {
+const Value& Value::at(std::string_view key) const& {
   const Value* found = find(key);
   if (found == nullptr) {
     throw Error(ErrorCode::not_found, "no such key in a dict of " + std::to_string(size()))
@@ -118,7 +118,7 @@ void Value::set_item(Value key, Value value) {
   }
 }
 
-const Value* Value::container_state() const {
+const Value* Value::container_state() const& {
   const auto& dict = Node::as<Node::OfDict>(*this, "a dict", Kind::dict);
   return dict.extras && dict.extras->has_state ? &dict.extras->state : nullptr;
 }
@@ -130,7 +130,7 @@ void Value::set_container_state(Value state) {
   dict.extras->has_state = true;
 }
 
-const Value* Value::default_factory() const {
+const Value* Value::default_factory() const& {
   const auto& dict = Node::as<Node::OfDict>(*this, "a dict", Kind::dict);
   return dict.extras && dict.extras->has_factory ? &dict.extras->factory : nullptr;
 }

@@ -4,6 +4,8 @@
 #include <set>
 #include <unordered_map>
 
+#include "tessera/error.h"
+#include "value/depth.h"
 #include "value/equality.h"
 #include "value/hash.h"
 
@@ -133,7 +135,12 @@ class Comparison {
   bool equal(const Value& a, const Value& b) {
     if (a.identity() == b.identity() && a.kind() == b.kind()) return true;
     if (a.kind() != b.kind()) return false;
-    return is_container(a.kind()) ? seen(a, b) || equal_containers(a, b) : equal_leaves(a, b);
+    if (!is_container(a.kind())) return equal_leaves(a, b);
+    if (seen(a, b)) return true;
+    if (++levels_ > kMaxLevels) refuse_depth();
+    const bool same = equal_containers(a, b);
+    --levels_;
+    return same;
   }
 
  private:
@@ -151,8 +158,12 @@ class Comparison {
     }
   }
 
-  // Trees are as deep as readers allow: what a level needs of the stack stays small while the cases
-  // do not share one frame.
+  [[noreturn, gnu::noinline]] static void refuse_depth() {
+    throw Error(ErrorCode::limit, "values that are compared are nested deeper than " +
+                                      std::to_string(kMaxLevels) + " levels");
+  }
+
+  // What a level needs of the stack stays small while the cases do not share one frame.
   [[gnu::noinline]] bool equal_leaves(const Value& a, const Value& b) const {
     switch (a.kind()) {
       case Kind::boolean:
@@ -268,6 +279,7 @@ class Comparison {
   }
 
   const SameElements* same_;
+  std::size_t levels_ = 0;  // on the way to the nodes that are compared now
   std::set<std::pair<const void*, const void*>> seen_;
 };
 

@@ -3,6 +3,7 @@
 
 #include "tessera/error.h"
 #include "tessera/value.h"
+#include "value/depth.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -15,6 +16,7 @@ class Flattener {
   explicit Flattener(FlattenRule rule) : rule_(rule) {}
 
   std::vector<Leaf> run(const Value& tree) && {
+    require_walkable(tree);
     // The outermost dict is always descended, under either rule.
     if (tree.is(Kind::dict)) {
       descend(tree);

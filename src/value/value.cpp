@@ -58,7 +58,12 @@ Value::Value(std::int64_t value) {
 }
 
 Value::Value(double value) : node_(std::make_shared<Node::OfReal>(value)) {}
-Value::Value(const char* value) : Value(std::string(value)) {}
+Value::Value(const char* value) {
+  if (value == nullptr) {
+    throw Error(ErrorCode::invalid_argument, "a null pointer, expected a string");
+  }
+  *this = Value(std::string(value));
+}
 Value::Value(std::string value) : node_(std::make_shared<Node::OfString>(std::move(value))) {}
 Value::Value(Tensor value) : node_(std::make_shared<Node::OfTensor>(std::move(value))) {}
 
@@ -122,7 +127,7 @@ bool Value::as_bool() const {
   return Node::as<Node::OfBool>(*this, "a bool", Kind::boolean).value;
 }
 
-const Integer& Value::as_integer() const {
+const Integer& Value::as_integer() const& {
   return Node::as<Node::OfInteger>(*this, "an integer", Kind::integer).value;
 }
 
@@ -144,11 +149,11 @@ std::complex<double> Value::as_complex() const {
   return Node::as<Node::OfComplex>(*this, "a complex number", Kind::complex).value;
 }
 
-const std::string& Value::as_string() const {
+const std::string& Value::as_string() const& {
   return Node::as<Node::OfString>(*this, "a string", Kind::string).value;
 }
 
-const std::vector<std::byte>& Value::as_bytes() const {
+const std::vector<std::byte>& Value::as_bytes() const& {
   return Node::as<Node::OfBytes>(*this, "bytes", Kind::bytes, Kind::bytearray).value;
 }
 
@@ -164,34 +169,44 @@ Value::List& Value::items() & {
       .items;
 }
 
-const Tensor& Value::as_tensor() const {
+const Tensor& Value::as_tensor() const& {
   return Node::as<Node::OfTensor>(*this, "a tensor", Kind::tensor).value;
 }
 
-Tensor& Value::as_tensor() {
+Tensor& Value::as_tensor() & {
   return Node::as<Node::OfTensor>(*this, "a tensor", Kind::tensor).value;
 }
 
-const Object& Value::as_object() const {
+// NOLINTNEXTLINE(readability-const-return-type)
+const Tensor Value::as_tensor() const&& {
+  return this->as_tensor();
+}
+
+const Object& Value::as_object() const& {
   return Node::as<Node::OfObject>(*this, "an object", Kind::object).value;
 }
 
-Object& Value::as_object() {
+Object& Value::as_object() & {
   return Node::as<Node::OfObject>(*this, "an object", Kind::object).value;
 }
 
-const Value& Value::global_module_node() const {
+// NOLINTNEXTLINE(readability-const-return-type)
+const Object Value::as_object() const&& {
+  return this->as_object();
+}
+
+const Value& Value::global_module_node() const& {
   return Node::as<Node::OfGlobal>(*this, "a global name", Kind::global).module;
 }
 
-const Value& Value::global_name_node() const {
+const Value& Value::global_name_node() const& {
   return Node::as<Node::OfGlobal>(*this, "a global name", Kind::global).name;
 }
 
-const std::string& Value::global_module() const {
+const std::string& Value::global_module() const& {
   return global_module_node().as_string();
 }
-const std::string& Value::global_name() const {
+const std::string& Value::global_name() const& {
   return global_name_node().as_string();
 }
 

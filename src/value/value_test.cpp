@@ -162,5 +162,35 @@ TEST(Size, IsReadFromWhatPythonWrites) {
   EXPECT_EQ(size_from("2"), std::nullopt);
 }
 
+// Issue 15, 7.2.
+TEST(Value, ANullPointerIsNoString) {
+  const char* const nothing = nullptr;
+  EXPECT_EQ(code_of([&] { (void)Value(nothing); }), ErrorCode::invalid_argument);
+  static_assert(!std::is_constructible_v<Value, std::nullptr_t>);
+  static_assert(!std::is_constructible_v<Value, const int*>);  // would be true
+}
+
+// Issue 15, 7.6: what is asked of a temporary tree outlives it.
+TEST(Value, WhatATemporaryGivesOutlivesIt) {
+  const auto tree = [] {
+    Tensor tensor;
+    tensor.shape = {3};
+    return Value::dict({{"w", tensor},
+                        {"s", std::string(100, 's')},
+                        {"d", Value::dict({{"x", Value::list({7})}})},
+                        {"o", Value::object({.callable = Value::global("module", "name"),
+                                             .arguments = Value::tuple({1})})}});
+  };
+  const Tensor& tensor = tree().at("w").as_tensor();
+  const std::string& text = tree().at("s").as_string();
+  const Value& inner = tree().at("d").at("x");
+  const Object& object = tree().at("o").as_object();
+  EXPECT_EQ(tensor.shape, Shape{3});
+  EXPECT_EQ(text, std::string(100, 's'));
+  EXPECT_EQ(inner.items()[0].as_int(), 7);
+  EXPECT_EQ(object.arguments.size(), 1U);
+  EXPECT_EQ(object.name(), "module.name");
+}
+
 }  // namespace
 }  // namespace tessera
