@@ -47,8 +47,10 @@ struct Checkpoint {
   // what is about the files themselves.
   std::map<std::string, std::string> metadata;
   [[nodiscard]] const Leaf* find(std::string_view name) const;  // null: absent
-  // The whole as nested containers: a torch.save file's own tree, otherwise unflatten(leaves).
-  [[nodiscard]] Value tree() const { return root ? *root : unflatten(leaves); }
+  // What `leaves` are, as nested containers: the file's own tree where it holds one, as long as no
+  // leaf was taken away or replaced, otherwise unflatten(leaves), with what that throws. A tree of
+  // its own: the checkpoint stays as it is when it is changed.
+  [[nodiscard]] Value tree() const;
 
   std::shared_ptr<Store> store;  // where `files` are
   std::optional<Value> root;     // the tree, where the file holds one rather than names
@@ -83,6 +85,8 @@ using ProgressHook = std::function<void(const Progress&)>;
 // visible then, and what a load was to fill has undefined content. After the step that makes the
 // result visible a request has no effect any more.
 
+// Every `threads` is from 1 to 1024, everything else is `invalid_argument`.
+
 struct IoReport {
   std::uint64_t bytes_needed = 0;     // of the elements that were asked for
   std::uint64_t bytes_read = 0;       // from the store, metadata apart
@@ -102,31 +106,50 @@ struct SaveOptions {
 // Saves `tree` as a PyTorch distributed checkpoint in `directory`. Collective over `group`. Each
 // rank gives its own tree of the same structure: tensor leaves carry the rank's own pieces (in
 // memory), `sharded` ones as chunks (boxes), others whole and the same on every rank. Replicas are
-// written once, by the rank with the least to write (P-13). All ranks see the failure of any
-// (P-03); until the commit, an older checkpoint in `directory` stays whole (docs/design/commit.md).
+// written once, by the rank with the least to write (P-13). Every piece is proved to lie in its
+// storage, and the tree to contain itself nowhere, before anything is read: `invalid_argument` with
+// the key and both numbers. Pieces without a storage are other ranks'. All ranks see the failure of
+// any (P-03); until the commit, an older checkpoint in `directory` stays whole
+// (docs/design/commit.md).
 IoReport save(const Value& tree, const std::string& directory, Group& group,
               const SaveOptions& options = {});
 
 // Loading -----------------------------------------------------------------------------------------
 
 struct LoadOptions {
-  bool allow_missing = false;  // keys of `tree` that the checkpoint lacks are left alone (P-16)
-  bool allow_cast = true;      // dtypes may differ; elements are converted (P-16)
-  int threads = 2;             // reading threads a rank
+  // Keys of `tree` that the checkpoint lacks are left alone and reported (P-16).
+  bool allow_missing = false;
+  bool allow_cast = true;  // dtypes may differ; elements are converted (P-16)
+  int threads = 2;  // reading threads a rank
   ProgressHook progress;
   std::stop_token stop = {};
 };
 
-// Loads from the checkpoint at `path`, of any kind, into `tree`: tensor leaves in place, into the
-// memory of their pieces; other leaves are replaced by the checkpoint's values. Extra keys of the
-// checkpoint are ignored. Collective over `group`; each rank asks for its own pieces, and any
-// layout is served from any other (P-17). Throws `mismatch` on another shape, `not_found` on a
-// missing key, before any memory is written. A failure later leaves the pieces with undefined
-// content.
-IoReport load(Value& tree, const std::string& path, Group& group, const LoadOptions& options = {});
+struct LoadReport : IoReport {
+  std::vector<std::string> missing;  // keys of `tree` that the checkpoint lacks, sorted
+};
 
-// checkpoint.tree() with every leaf in fresh memory owned by the tree. Every checksum of the
-// tensors' bytes is checked.
+// Loads from the checkpoint at `path`, of any kind, into `tree`: tensor leaves in place, into the
+// memory of their pieces; other leaves are replaced by the checkpoint's values, where these are or
+// hold tensors in fresh memory that the tree owns. Extra keys of the checkpoint are ignored.
+// Collective over `group`; each rank asks for its own pieces, and any layout is served from any
+// other (P-17).
+//
+// Before any memory is written it throws
+//   `not_found`         a missing key; `path` itself
+//   `mismatch`          another shape; a value for a tensor; another dtype without allow_cast
+//   `unsupported`       dtypes between which there is no conversion
+//   `invalid_argument`  a tree that contains itself; a piece that is not inside its tensor or its
+//                       storage, with both numbers, or of which several elements have one place;
+//                       two keys whose memory overlaps.
+// One tensor may have two keys (tied weights). The memory is filled once and compared with what the
+// checkpoint has for the other key: a difference is `mismatch`. A failure after the beginning
+// leaves the pieces with undefined content.
+LoadReport load(Value& tree, const std::string& path, Group& group,
+                const LoadOptions& options = {});
+
+// checkpoint.tree() with every tensor, also inside of tuples and objects, in fresh memory owned by
+// the tree. Every checksum of the tensors' bytes is checked.
 [[nodiscard]] Value load_all(const Checkpoint& checkpoint, const LoadOptions& options = {});
 
 // Converting --------------------------------------------------------------------------------------
@@ -146,7 +169,8 @@ struct OlmoOptions {
 
 struct ConvertOptions {
   CheckpointKind to = CheckpointKind::safetensors;
-  int ranks = 1;  // dcp, olmo_torch_new, olmo_legacy, olmo_local: how many share the target
+  // dcp, olmo_torch_new, olmo_legacy, olmo_local: how many share the target, 1 to 2^20.
+  int ranks = 1;
   OlmoOptions olmo;
   bool overwrite = false;  // replaces an existing target atomically
   // Goes on where an earlier conversion with this option, the same source and the same options was

@@ -106,6 +106,11 @@ void require_filled(const Shape& shape, std::span<const Slice> to, std::span<con
 // for a hole and `conflict` for an overlap, naming the first element concerned.
 void require_covered_once(const Shape& shape, std::span<const Slice> pieces);
 
+// Elements between the first of an array with these sizes and strides and one past its last: 0 when
+// it has none. Throws `invalid_argument` when sizes and strides are not equally many or one of them
+// is negative.
+[[nodiscard]] std::int64_t strided_reach(const Shape& sizes, const Shape& strides);
+
 // Calls `visit(position, count)` for the maximal runs of `count` elements with stride 1 that make
 // up elements [begin, begin + count) (row-major) of an array with these sizes and strides;
 // `position` is the element offset from the array's first element.

@@ -4,10 +4,19 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "tessera/error.h"
+
 namespace tessera {
+
+void require_threads(int threads) {
+  if (threads >= 1 && threads <= kMostThreads) return;
+  throw Error(ErrorCode::invalid_argument,
+              std::to_string(threads) + " threads, expected 1 to " + std::to_string(kMostThreads));
+}
 
 void parallel_for(int threads, std::size_t count, const std::function<void(std::size_t)>& work) {
   std::atomic<std::size_t> next{0};

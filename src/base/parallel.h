@@ -6,6 +6,11 @@
 
 namespace tessera {
 
+// The most threads that one call takes.
+inline constexpr int kMostThreads = 1024;
+// Throws `invalid_argument` for a number that a caller cannot mean: below 1 or above kMostThreads.
+void require_threads(int threads);
+
 // Calls work(i) for every i in [0, count) on up to `threads` threads, the calling one among them,
 // and returns when all calls have. Indices are handed out in ascending order. After a call throws
 // no new index is handed out; the exception of the lowest index is rethrown.

@@ -34,6 +34,20 @@ void refuse_overflow(const Shape& sizes, const Shape& strides) {
 
 }  // namespace
 
+std::int64_t strided_reach(const Shape& sizes, const Shape& strides) {
+  const auto is_negative = [](std::int64_t n) { return n < 0; };
+  if (sizes.size() != strides.size() || std::any_of(sizes.begin(), sizes.end(), is_negative) ||
+      std::any_of(strides.begin(), strides.end(), is_negative)) {
+    throw Error(ErrorCode::invalid_argument,
+                "strides " + to_string(strides) + " for the sizes " + to_string(sizes));
+  }
+  if (numel(sizes) == 0) return 0;
+  std::int64_t last = 0;
+  for (std::size_t d = 0; d < sizes.size(); ++d)
+    last = checked_add(last, checked_mul(sizes[d] - 1, strides[d]));
+  return checked_add<std::int64_t>(last, 1);
+}
+
 void for_each_strided_run(const Shape& sizes, const Shape& strides, std::int64_t begin,
                           std::int64_t count,
                           const std::function<void(std::int64_t, std::int64_t)>& visit) {

@@ -115,6 +115,7 @@ std::vector<Leaf> inner_tensors_of(const Checkpoint& checkpoint) {
 
 VerifyReport verify(const std::string& path, bool read_data, int threads,
                     const ProgressHook& progress) {
+  require_threads(threads);
   try {
     return verify(open_checkpoint(path), read_data, threads, progress);
   } catch (const Error& error) {
@@ -126,6 +127,7 @@ VerifyReport verify(const std::string& path, bool read_data, int threads,
 
 VerifyReport verify(const Checkpoint& checkpoint, bool read_data, int threads,
                     const ProgressHook& progress) {
+  require_threads(threads);
   VerifyReport report;
   for (const ObjectInfo& file : checkpoint.files) {
     if (!file.name.ends_with(safetensors::kIndexSuffix)) continue;

@@ -35,6 +35,10 @@ Piece decoded_piece(const Tensor& tensor, const Piece& piece, const std::string&
     throw Error(ErrorCode::invalid_argument, "this rank does not hold the piece").at_key(name);
   }
   const Storage& storage = *piece.storage;
+  if (storage.data == nullptr && !storage.source) {
+    throw Error(ErrorCode::invalid_argument, "the piece has neither memory nor a source")
+        .at_key(name);
+  }
   if (storage.encoding == Encoding::raw) return piece;
   Tensor item;
   try {

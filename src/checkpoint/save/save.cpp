@@ -18,6 +18,7 @@
 #include "checkpoint/digests/seal.h"
 #include "checkpoint/open/leftovers.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/read/memory.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/save/save_plan.h"
@@ -81,6 +82,10 @@ class Saver {
   void plan() {
     agree(group_, "planning a checkpoint", [this] {
       require_going_on(options_.stop);
+      require_threads(options_.threads);
+      for (const Leaf& leaf : leaves_) {
+        if (leaf.value.is(Value::Kind::tensor)) require_readable(leaf.value.as_tensor(), leaf.name);
+      }
       if (!leads()) return;
       if (!options_.overwrite && store_->exists(kDcpMetadata)) {
         throw Error(ErrorCode::already_exists, "a checkpoint is there already")
@@ -104,7 +109,7 @@ class Saver {
 
   // The rank's items dealt to files: each to the file with the fewest bytes so far, values first.
   [[nodiscard]] std::vector<std::vector<std::size_t>> deal() const {
-    const auto files = static_cast<std::size_t>(std::max(options_.threads, 1));
+    const auto files = static_cast<std::size_t>(options_.threads);
     std::vector<std::vector<std::size_t>> dealt(
         std::min(files, std::max<std::size_t>(assigned_.size(), 1)));
     std::vector<std::uint64_t> load(dealt.size(), 0);

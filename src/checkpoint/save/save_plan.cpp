@@ -63,6 +63,7 @@ std::vector<WriteItem> propose(const std::vector<Leaf>& leaves) {
     }
     const Tensor& tensor = leaves[i].value.as_tensor();
     for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+      if (!tensor.pieces[p].storage && numel(tensor.pieces[p].slice) > 0) continue;
       const Box* box = std::get_if<Box>(&tensor.pieces[p].slice);
       if (box == nullptr) {
         throw Error(ErrorCode::unsupported,

@@ -28,7 +28,8 @@ struct WriteItem {
 // Leaf number `index` as an item, without its box and piece.
 [[nodiscard]] WriteItem item_of(const Leaf& leaf, std::size_t index);
 
-// What one rank proposes to write, in the order of its tree (P-12).
+// What one rank proposes to write, in the order of its tree (P-12): pieces that others hold are not
+// among it.
 [[nodiscard]] std::vector<WriteItem> propose(const std::vector<Leaf>& leaves);
 
 // Where a written item ended up.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/parallel.h"
 #include "checkpoint/digests/digesting_store.h"
 #include "checkpoint/read/dequantize.h"
 #include "checkpoint/read/select.h"
@@ -13,6 +14,17 @@
 
 namespace tessera {
 namespace {
+
+constexpr int kMostRanks = 1 << 20;
+
+void require_sensible(const ConvertOptions& options) {
+  require_threads(options.threads);
+  if (options.ranks < 1 || options.ranks > kMostRanks) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        std::to_string(options.ranks) + " ranks, expected 1 to " + std::to_string(kMostRanks));
+  }
+}
 
 // What the target gets of the source.
 std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions& options) {
@@ -125,6 +137,7 @@ ConvertReport finished_report(const std::vector<Leaf>& leaves) {
 ConvertReport convert(const std::string& source, const std::string& target,
                       const ConvertOptions& options) {
   require_going_on(options.stop);
+  require_sensible(options);
   const Checkpoint checkpoint = open_checkpoint(source, options.open);
   const std::vector<Leaf> leaves = leaves_for(checkpoint, options);
   const bool in_parts = options.max_shard_size > 0;
@@ -157,7 +170,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
   Meter meter(options.progress, tensor_bytes(leaves), options.stop);
   IoCounters counters;
   StorageChecks checks;
-  const int threads = std::max(options.threads, 1);
+  const int threads = options.threads;
   const std::uint64_t share = options.memory / (2 * static_cast<std::uint64_t>(threads));
   ConvertJob job{checkpoint,
                  leaves,

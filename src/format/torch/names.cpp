@@ -66,10 +66,7 @@ void require_inside(const View& view, DType dtype, std::uint64_t storage_size) {
     fail("a tensor of impossible geometry");
   }
   if (numel(view.shape) == 0) return;
-  std::int64_t last = view.offset;
-  for (std::size_t d = 0; d < view.shape.size(); ++d) {
-    last = checked_add(last, checked_mul(view.shape[d] - 1, view.strides[d]));
-  }
+  const std::int64_t last = checked_add(view.offset, strided_reach(view.shape, view.strides) - 1);
   if (static_cast<std::uint64_t>(last) >= storage_size / size_of(dtype)) {
     fail("a tensor that reaches element " + std::to_string(last) + " of a storage of " +
          std::to_string(storage_size / size_of(dtype)));

@@ -1,0 +1,94 @@
+// Arguments that make no sense end in an Error, not in a crash (issue 15, 7.2).
+#include <filesystem>
+
+#include "checkpoint/test_support.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+
+Value small_tree() {
+  return Value::dict({{"w", counting({4}, whole({4}), 0)}});
+}
+
+TEST(Misuse, NumbersOfThreadsAndRanksHaveBounds) {
+  const std::string root = temporary_directory();
+  const auto group = solo_group();
+  Value tree = small_tree();
+  save(tree, root + "/c", *group);
+  const Checkpoint checkpoint = open_checkpoint(root + "/c");
+  for (const int number : {0, -1, 1 << 30}) {
+    const auto refused = [&](const auto& call) {
+      EXPECT_EQ(code_of(call), ErrorCode::invalid_argument) << number;
+    };
+    SaveOptions to;
+    to.threads = number;
+    refused([&] { save(tree, root + "/d", *group, to); });
+    LoadOptions from;
+    from.threads = number;
+    refused([&] { load(tree, root + "/c", *group, from); });
+    refused([&] { (void)load_all(checkpoint, from); });
+    refused([&] { (void)verify(root + "/c", true, number); });
+    refused([&] { (void)verify(checkpoint, true, number); });
+    refused([&] { (void)seal(root + "/c", number); });
+    ConvertOptions how;
+    how.threads = number;
+    refused([&] { convert(root + "/c", root + "/d.safetensors", how); });
+    for (const auto kind : {CheckpointKind::dcp, CheckpointKind::olmo_torch_new,
+                            CheckpointKind::olmo_legacy, CheckpointKind::olmo_local}) {
+      ConvertOptions ranks;
+      ranks.to = kind;
+      ranks.ranks = number;
+      refused([&] { convert(root + "/c", root + "/d", ranks); });
+    }
+  }
+  EXPECT_FALSE(std::filesystem::exists(root + "/d"));
+  EXPECT_FALSE(std::filesystem::exists(root + "/d.safetensors"));
+}
+
+TEST(Misuse, TreesThatCannotBeWalkedAreRefused) {
+  const std::string root = temporary_directory();
+  const auto group = solo_group();
+  save(small_tree(), root + "/c", *group);
+  Value deep(1);
+  Value tuples(1);
+  for (int i = 0; i < 100'000; ++i) {
+    deep = Value::dict({{"a", deep}});
+    tuples = Value::tuple({tuples});
+  }
+  Value with_tuples = Value::dict({{"a", tuples}});
+  Value cyclic = small_tree();
+  cyclic.set_item("self", Value::list({cyclic}));
+  for (Value* tree : {&deep, &with_tuples, &cyclic}) {
+    const ErrorCode code = tree == &cyclic ? ErrorCode::invalid_argument : ErrorCode::limit;
+    EXPECT_EQ(code_of([&] { save(*tree, root + "/d", *group); }), code);
+    EXPECT_EQ(code_of([&] { load(*tree, root + "/c", *group); }), code);
+  }
+  EXPECT_FALSE(std::filesystem::exists(root + "/d"));
+  cyclic.set_item("self", 0);  // or it would never be freed
+}
+
+// One tensor of `dtype` with room for `count` elements of at most 8 bytes.
+Value tree_of(DType dtype, std::int64_t count) {
+  Tensor tensor;
+  tensor.dtype = dtype;
+  tensor.shape = {count};
+  tensor.pieces.push_back({whole({count}), memory(static_cast<std::size_t>(count) * 8), 0, {}, -1});
+  return Value::dict({{"w", std::move(tensor)}});
+}
+
+// Issue 15, 7.5.
+TEST(Misuse, APairWithoutAConversionIsUnsupported) {
+  const std::string directory = temporary_directory() + "/c";
+  const auto group = solo_group();
+  save(tree_of(DType::complex64, 2), directory, *group);
+  Value tree = tree_of(DType::float32, 2);
+  const Error error = error_of([&] { load(tree, directory, *group); });
+  EXPECT_EQ(error.code(), ErrorCode::unsupported);
+  EXPECT_EQ(error.key(), "w");
+  EXPECT_EQ(error.path(), directory);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,12 @@
+// A checkpoint as one tree.
+#pragma once
+
+#include "tessera/checkpoint.h"
+
+namespace tessera {
+
+// The file's own tree where it has one and `leaves` are still all of it, otherwise unflatten of
+// `leaves`. Its nodes are the checkpoint's own: see Checkpoint::tree() for a copy.
+[[nodiscard]] Value shared_tree(const Checkpoint& checkpoint);
+
+}  // namespace tessera

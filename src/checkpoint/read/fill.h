@@ -1,0 +1,49 @@
+// Fills tensors in memory with what a checkpoint has for them: the second half of a load.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/read/meter.h"
+#include "checkpoint/read/reader.h"
+#include "tessera/value.h"
+
+namespace tessera {
+
+// A tensor whose pieces are to be filled, and the same tensor in the checkpoint. Both are tensor
+// leaves of one shape, with dtypes that can be cast (cast.h), and `wanted` may be written
+// (memory.h).
+struct Filling {
+  std::string key;
+  Value wanted;
+  Value found;
+};
+
+// Bytes of the pieces that are to be filled.
+[[nodiscard]] std::uint64_t bytes_of(const std::vector<Filling>& fillings);
+
+// Keys that share memory. Throws `invalid_argument` naming both keys when pieces share a part of
+// their memory. Pieces that are one tensor under two keys (tied weights) are told from that: index
+// i of the result says for each piece of filling i whose memory it is.
+struct PieceOf {
+  std::size_t filling = 0;
+  std::size_t piece = 0;
+};
+using Owners = std::vector<std::vector<PieceOf>>;
+[[nodiscard]] Owners owners_of(const std::vector<Filling>& fillings);
+
+// Fills every piece. A piece that is another key's memory is compared with it instead: `mismatch`
+// naming both keys when the checkpoint has other elements for it. What the reads could not check by
+// themselves (views) goes to `checks`, if there are any.
+struct FillJob {
+  const std::vector<Filling>& fillings;
+  const Owners& owners;
+  int threads = 1;
+  StorageChecks* checks = nullptr;
+  IoCounters& counters;
+  Meter& meter;
+};
+void fill_all(const FillJob& job);
+
+}  // namespace tessera

@@ -1,0 +1,96 @@
+#include "checkpoint/read/memory.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorCode::invalid_argument, what);
+}
+
+bool has_negative(const Shape& numbers) {
+  return std::any_of(numbers.begin(), numbers.end(), [](std::int64_t n) { return n < 0; });
+}
+
+// Bytes that the piece's elements span from the storage's first byte on.
+std::uint64_t bytes_reached(const Piece& piece, std::size_t element) {
+  const std::int64_t end =
+      checked_add(piece.storage_offset, strided_reach(array_of(piece.slice), strides_of(piece)));
+  return checked_mul<std::uint64_t>(static_cast<std::uint64_t>(end), element);
+}
+
+void require_piece(const Tensor& tensor, const Piece& piece) {
+  require_inside(piece.slice, tensor.shape);
+  if (numel(piece.slice) == 0 || !piece.storage) return;
+  const Storage& storage = *piece.storage;
+  if (storage.data == nullptr && !storage.source)
+    refuse("the storage of a piece has neither memory nor a source");
+  if (storage.encoding != Encoding::raw) return;  // what is in it is proved when it is decoded
+  const Shape sizes = array_of(piece.slice);
+  if (!piece.strides.empty() && piece.strides.size() != sizes.size())
+    refuse("strides " + to_string(piece.strides) + " for a piece of sizes " + to_string(sizes));
+  if (has_negative(piece.strides)) refuse("negative strides " + to_string(piece.strides));
+  if (piece.storage_offset < 0)
+    refuse("a piece begins at element " + std::to_string(piece.storage_offset) + " of its storage");
+  const std::uint64_t needed = bytes_reached(piece, size_of(tensor.stored.value_or(tensor.dtype)));
+  if (needed > storage.size) {
+    refuse("a piece reaches to byte " + std::to_string(needed) + " of a storage of " +
+           std::to_string(storage.size) + " bytes");
+  }
+}
+
+void require_pieces(const Tensor& tensor) {
+  if (has_negative(tensor.shape)) refuse("negative size in shape " + to_string(tensor.shape));
+  for (const Piece& piece : tensor.pieces) require_piece(tensor, piece);
+}
+
+// Runs `proof`; whatever is wrong with a caller's tree is a wrong argument.
+template <typename Proof>
+void prove(const std::string& key, Proof proof) {
+  try {
+    proof();
+  } catch (const Error& error) {
+    throw Error(ErrorCode::invalid_argument, error.message()).at_key(key);
+  }
+}
+
+}  // namespace
+
+Shape array_of(const Slice& slice) {
+  if (const Box* box = std::get_if<Box>(&slice)) return box->sizes;
+  return {numel(slice)};
+}
+
+Shape strides_of(const Piece& piece) {
+  return piece.strides.empty() ? contiguous_strides(array_of(piece.slice)) : piece.strides;
+}
+
+void require_readable(const Tensor& tensor, const std::string& key) {
+  prove(key, [&] { require_pieces(tensor); });
+}
+
+void require_writable(const Tensor& tensor, const std::string& key) {
+  prove(key, [&] {
+    require_pieces(tensor);
+    for (const Piece& piece : tensor.pieces) {
+      if (numel(piece.slice) == 0) continue;
+      if (!piece.storage || piece.storage->data == nullptr)
+        refuse("a piece to load into has no memory");
+      if (piece.storage->encoding != Encoding::raw)
+        refuse("a piece to load into is encoded, expected plain elements");
+      const Shape sizes = array_of(piece.slice);
+      const Shape strides = strides_of(piece);
+      for (std::size_t d = 0; d < sizes.size(); ++d) {
+        if (sizes[d] > 1 && strides[d] == 0)
+          refuse("a piece to load into has " + std::to_string(sizes[d]) +
+                 " elements at one place: strides " + to_string(strides));
+      }
+    }
+  });
+}
+
+}  // namespace tessera
