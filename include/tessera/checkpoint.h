@@ -120,6 +120,8 @@ struct LoadOptions {
   // Keys of `tree` that the checkpoint lacks are left alone and reported (P-16).
   bool allow_missing = false;
   bool allow_cast = true;  // dtypes may differ; elements are converted (P-16)
+  // With allow_cast: also into integer types that do not hold every value (docs/design/casts.md).
+  bool allow_wrap = false;
   int threads = 2;  // reading threads a rank
   ProgressHook progress;
   std::stop_token stop = {};
@@ -137,7 +139,8 @@ struct LoadReport : IoReport {
 //
 // Before any memory is written it throws
 //   `not_found`         a missing key; `path` itself
-//   `mismatch`          another shape; a value for a tensor; another dtype without allow_cast
+//   `mismatch`          another shape; a value for a tensor; another dtype without allow_cast,
+//                       or one that needs allow_wrap
 //   `unsupported`       dtypes between which there is no conversion
 //   `invalid_argument`  a tree that contains itself; a piece that is not inside its tensor or its
 //                       storage, with both numbers, or of which several elements have one place;
@@ -183,7 +186,11 @@ struct ConvertOptions {
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
   std::vector<std::string> only;     // "model", "optim", globs over names; empty: everything
   std::vector<std::string> rename;   // rules "RE=>TO" over names; two that become one: `conflict`
-  std::optional<DType> dtype;        // of all floating tensors; rounded to nearest, ties to even
+  // Of all floating tensors of 16 bits and more; rounded to nearest, ties to even. float8, float4
+  // and complex types are `unsupported` here. Integer types cut fractions off and wrap what does
+  // not fit: without `allow_wrap` they are `invalid_argument` (docs/design/casts.md).
+  std::optional<DType> dtype;
+  bool allow_wrap = false;
   // Safetensors: tensors of more bytes together go into several files and an index, as huggingface
   // does it; the target is a directory then, and appears whole. 0: one file. A tensor is never
   // divided.

@@ -78,6 +78,51 @@ Value tree_of(DType dtype, std::int64_t count) {
   return Value::dict({{"w", std::move(tensor)}});
 }
 
+// Issue 15, 7.3.
+TEST(Misuse, IntegersWrapOnlyWhenAskedForByName) {
+  const std::string directory = temporary_directory() + "/c";
+  const auto group = solo_group();
+  Value saved = tree_of(DType::int32, 1);
+  const std::int32_t number = 300;
+  std::memcpy(saved.at("w").as_tensor().pieces[0].storage->data, &number, sizeof number);
+  save(saved, directory, *group);
+  Value narrow = tree_of(DType::int8, 1);
+  const Error error = error_of([&] { load(narrow, directory, *group); });
+  EXPECT_EQ(error.code(), ErrorCode::mismatch);
+  EXPECT_NE(error.message().find("allow_wrap"), std::string::npos);
+  LoadOptions options;
+  options.allow_wrap = true;
+  load(narrow, directory, *group, options);
+  const auto byte_of = [](const Value& tree) {
+    return std::to_integer<int>(*tree.at("w").as_tensor().pieces[0].storage->data);
+  };
+  EXPECT_EQ(byte_of(narrow), 44);
+  Value wide = tree_of(DType::int64, 1);
+  load(wide, directory, *group);
+  EXPECT_EQ(byte_of(wide), 44);  // of 300
+}
+
+TEST(Misuse, WeightsBecomeIntegersOnlyWhenAskedForByName) {
+  const std::string root = temporary_directory();
+  save(small_tree(), root + "/c", *solo_group());
+  ConvertOptions options;
+  const auto run = [&] { convert(root + "/c", root + "/d.safetensors", options); };
+  for (const DType dtype : {DType::int8, DType::uint64, DType::bool8}) {
+    options.dtype = dtype;
+    EXPECT_EQ(code_of(run), ErrorCode::invalid_argument);
+  }
+  for (const DType dtype : {DType::float8_e4m3fn, DType::complex64}) {
+    options.dtype = dtype;
+    EXPECT_EQ(code_of(run), ErrorCode::unsupported);
+  }
+  EXPECT_FALSE(std::filesystem::exists(root + "/d.safetensors"));
+  options.dtype = DType::int8;
+  options.allow_wrap = true;
+  run();
+  EXPECT_EQ(open_checkpoint(root + "/d.safetensors").find("w")->value.as_tensor().dtype,
+            DType::int8);
+}
+
 // Issue 15, 7.5.
 TEST(Misuse, APairWithoutAConversionIsUnsupported) {
   const std::string directory = temporary_directory() + "/c";

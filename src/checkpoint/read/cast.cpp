@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "base/half.h"
 #include "tessera/error.h"
@@ -88,11 +89,34 @@ bool with_type(DType dtype, F&& f) {
   }
 }
 
+template <typename From, typename To>
+constexpr bool wraps_between() {
+  constexpr bool kFromInteger = std::is_integral_v<From>;
+  if constexpr (std::is_same_v<From, To> ||
+                !(std::is_integral_v<To> || std::is_same_v<To, Bool8>)) {
+    return false;
+  } else if constexpr (kFromInteger && std::is_integral_v<To>) {
+    return std::cmp_less(std::numeric_limits<From>::min(), std::numeric_limits<To>::min()) ||
+           std::cmp_greater(std::numeric_limits<From>::max(), std::numeric_limits<To>::max());
+  } else {
+    return !std::is_same_v<From, Bool8>;
+  }
+}
+
 }  // namespace
 
 bool can_cast(DType from, DType to) noexcept {
   const auto ignore = [](auto) {};
   return from == to || (with_type(from, ignore) && with_type(to, ignore));
+}
+
+bool can_wrap(DType from, DType to) noexcept {
+  bool wraps = false;
+  with_type(from, [&](auto from_tag) {
+    with_type(to,
+              [&](auto to_tag) { wraps = wraps_between<decltype(from_tag), decltype(to_tag)>(); });
+  });
+  return wraps;
 }
 
 void cast(DType from, const std::byte* in, DType to, std::byte* out, std::int64_t count) {

@@ -42,6 +42,12 @@ void require_dtype(DType have, DType want, const LoadOptions& options) {
     throw Error(ErrorCode::unsupported,
                 "no conversion between these: the checkpoint's dtype is " + both);
   }
+  if (can_wrap(have, want) && !options.allow_wrap) {
+    throw Error(ErrorCode::mismatch,
+                "allow_wrap is needed, what does not fit would become another number: the "
+                "checkpoint's dtype is " +
+                    both);
+  }
 }
 
 void require_match(const Tensor& want, const Value& found, const LoadOptions& options) {

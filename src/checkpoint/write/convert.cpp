@@ -5,6 +5,7 @@
 
 #include "base/parallel.h"
 #include "checkpoint/digests/digesting_store.h"
+#include "checkpoint/read/cast.h"
 #include "checkpoint/read/dequantize.h"
 #include "checkpoint/read/select.h"
 #include "checkpoint/write/resume.h"
@@ -23,6 +24,14 @@ void require_sensible(const ConvertOptions& options) {
     throw Error(
         ErrorCode::invalid_argument,
         std::to_string(options.ranks) + " ranks, expected 1 to " + std::to_string(kMostRanks));
+  }
+  if (!options.dtype) return;
+  const std::string wanted(to_string(*options.dtype));
+  if (!can_cast(DType::float32, *options.dtype))
+    throw Error(ErrorCode::unsupported, "no conversion of floating tensors to " + wanted);
+  if (can_wrap(DType::float32, *options.dtype) && !options.allow_wrap) {
+    throw Error(ErrorCode::invalid_argument,
+                "allow_wrap is needed: " + wanted + " holds few of the values of floating tensors");
   }
 }
 
