@@ -32,7 +32,10 @@ bool is_known(const Tensor& tensor) {
 
 FreshMemory::FreshMemory(const std::vector<Leaf>& leaves) {
   for (const Leaf& leaf : leaves) {
-    if (leaf.value.is(Value::Kind::tensor)) names_.emplace(leaf.value.identity(), leaf.name);
+    if (leaf.value.is(Value::Kind::tensor)) {
+      names_.emplace(leaf.value.identity(), leaf.name);
+      if (!leaf.value.as_tensor().attributes) continue;
+    }
     for (const InnerTensor& inner : inner_tensors(leaf.value))
       names_.emplace(inner.tensor->identity(), leaf.name + inner.path);
   }

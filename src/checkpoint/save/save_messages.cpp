@@ -58,7 +58,7 @@ Bytes encode_proposal(const std::vector<WriteItem>& items) {
     list.push_back(Value::tuple({Value(item.name), path_value(item.path), Value(item.is_tensor),
                                  Value(static_cast<int>(item.dtype)), integers(item.shape),
                                  integers(item.box.offsets), integers(item.box.sizes),
-                                 Value(item.requires_grad)}));
+                                 Value(item.requires_grad), Value(item.held)}));
   }
   return pickle::write(Value::list(std::move(list)));
 }
@@ -76,6 +76,7 @@ std::vector<WriteItem> decode_proposal(const Bytes& message) {
     item.shape = to_shape(cells.at(4));
     item.box = Box{to_shape(cells.at(5)), to_shape(cells.at(6))};
     item.requires_grad = cells.at(7).as_bool();
+    item.held = cells.at(8).as_bool();
     items.push_back(std::move(item));
   }
   return items;

@@ -62,6 +62,7 @@ std::vector<WriteItem> propose(const std::vector<Leaf>& leaves) {
       continue;
     }
     const Tensor& tensor = leaves[i].value.as_tensor();
+    const std::size_t before = items.size();
     for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
       if (!tensor.pieces[p].storage && numel(tensor.pieces[p].slice) > 0) continue;
       const Box* box = std::get_if<Box>(&tensor.pieces[p].slice);
@@ -76,6 +77,9 @@ std::vector<WriteItem> propose(const std::vector<Leaf>& leaves) {
       item.piece = p;
       items.push_back(item);
     }
+    if (items.size() > before || numel(tensor.shape) == 0) continue;
+    item.held = false;
+    items.push_back(std::move(item));
   }
   return items;
 }
@@ -89,6 +93,10 @@ SavePlan plan_save(const std::vector<std::vector<WriteItem>>& proposals) {
       const WriteItem& item = proposals[rank][i];
       const WriteItem& reference = *first.emplace(item.name, &item).first->second;
       if (!same_kind(reference, item)) refuse_disagreement(reference, item, rank);
+      if (!item.held) {
+        slices.try_emplace(item.name);
+        continue;
+      }
       Target& target = targets[{item.name, item.box.offsets}];
       if (item.is_tensor) {
         const auto bytes = byte_size(item.dtype, item.box.sizes);
@@ -136,6 +144,7 @@ dcp::Metadata metadata_of(const std::vector<std::vector<WriteItem>>& proposals,
   std::unordered_map<std::string, std::size_t> index;
   for (const auto& items : proposals) {
     for (const WriteItem& item : items) {
+      if (!item.held) continue;
       if (!index.emplace(item.name, metadata.entries.size()).second) continue;
       dcp::Entry entry;
       entry.name = item.name;

@@ -21,6 +21,7 @@ struct WriteItem {
   Shape shape;
   Box box;  // the chunk
   bool requires_grad = false;
+  bool held = true;       // false: a tensor of which the proposer holds nothing, others have to
   std::size_t leaf = 0;   // index of the leaf in the proposer's flattened tree
   std::size_t piece = 0;  // index of the leaf's piece
 };
@@ -28,8 +29,8 @@ struct WriteItem {
 // Leaf number `index` as an item, without its box and piece.
 [[nodiscard]] WriteItem item_of(const Leaf& leaf, std::size_t index);
 
-// What one rank proposes to write, in the order of its tree (P-12): pieces that others hold are not
-// among it.
+// What one rank proposes to write, in the order of its tree (P-12): of a tensor
+// of which others hold all pieces it says so, in an item that is never assigned.
 [[nodiscard]] std::vector<WriteItem> propose(const std::vector<Leaf>& leaves);
 
 // Where a written item ended up.
