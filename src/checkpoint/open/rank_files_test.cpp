@@ -20,7 +20,7 @@ class RankFiles : public testing::Test {
  protected:
   // A copy of a golden that may be changed.
   std::string copy_of(const std::string& golden) {
-    directory_ = temporary_directory() + "/" + golden;
+    directory_ = temporary_directory() + "/" + fs::path(golden).filename().string();
     fs::copy(kRoot + golden, directory_, fs::copy_options::recursive);
     return directory_;
   }
