@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+import draws
 import values
 import worlds
 
@@ -49,9 +50,12 @@ def failure(step, text):
 class Tools:
     """The command under test, and a folder for the files of one case."""
 
-    def __init__(self, command, layouts=None):
-        self.command, self.layouts = command, layouts
+    def __init__(self, command, layouts):
+        # They run in another folder.
+        self.command = pathlib.Path(command).resolve(strict=True)
+        self.layouts = pathlib.Path(layouts).resolve(strict=True)
         self.outcomes = collections.Counter()
+        self.without = draws.KNOWN
         base = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="generated-", dir=base))
         self.root = self.home / "case"
@@ -306,7 +310,7 @@ def elements_differ(tensor, raw, cast):
 def check_layouts(tools, folder, want, allowed, case):
     """Into random layouts on random ranks, and saved from others."""
     tensors = flat(want)
-    if tensors is None or tools.layouts is None:
+    if tensors is None:
         return "names clash"
     source = "a" if "mesh" in case.more else "a.pt"
     done = subprocess.run([tools.layouts, source, str(case.more["seed"]), "pieces", "saved"], capture_output=True,

@@ -6,6 +6,7 @@
 
 #include "base/parallel.h"
 #include "checkpoint/open/olmo_units.h"
+#include "checkpoint/read/cast.h"
 #include "checkpoint/write/write_olmo.h"
 #include "format/olmo/flat_param.h"
 #include "tessera/error.h"
@@ -58,9 +59,10 @@ void add_unit(FlatModel& model, const FlatUnit& unit, int ranks) {
   for (const std::string& name : unit.names) {
     FlatModel::Param& param = model.params[model.by_name.at(name)];
     if (shapes.empty()) dtype = param.tensor->dtype;
-    if (param.tensor->dtype != dtype || !info(dtype).floating) {
+    // Padding has a value, which types of 8 bits have no conversion for.
+    if (param.tensor->dtype != dtype || !info(dtype).floating || !can_cast(DType::float64, dtype)) {
       throw Error(ErrorCode::unsupported,
-                  "a flat parameter holds one floating-point type, this unit has " +
+                  "a flat parameter holds one floating-point type of 16 bits or more, here are " +
                       std::string(to_string(dtype)) + " and " +
                       std::string(to_string(param.tensor->dtype)))
           .at_key("model." + name);
