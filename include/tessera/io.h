@@ -13,6 +13,12 @@ namespace tessera {
 using ByteView = std::span<const std::byte>;
 using MutableByteView = std::span<std::byte>;
 
+// Bytes of an object and where they go.
+struct ReadRange {
+  std::uint64_t offset = 0;
+  MutableByteView out;
+};
+
 // An immutable object of known size. All members may be called from several threads at once.
 class ByteSource {
  public:
@@ -22,6 +28,10 @@ class ByteSource {
   // was changed since it was opened and the store can tell, `io` when the store refuses; then the
   // content of `out` is unspecified.
   virtual void read_at(std::uint64_t offset, MutableByteView out) const = 0;
+  // The same for several ranges, for the price of one where a request has a price of its own.
+  virtual void read_ranges(std::span<const ReadRange> ranges) const {
+    for (const ReadRange& range : ranges) read_at(range.offset, range.out);
+  }
   // What to call it in an Error.
   [[nodiscard]] virtual const std::string& name() const = 0;
   // Whether read_at compares what it gives with digests recorded for it: a difference is `corrupt`.

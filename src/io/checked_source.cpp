@@ -87,6 +87,29 @@ void CheckedSource::read_at(std::uint64_t offset, MutableByteView out) const {
   }
 }
 
+// Whether the range lies in blocks that were found good before.
+bool CheckedSource::is_good(const ReadRange& range) const {
+  if (range.out.empty() || range.offset < origin_) return false;
+  const std::uint64_t first = (range.offset - origin_) / kDigestBlock;
+  const std::uint64_t last = (range.offset - origin_ + range.out.size() - 1) / kDigestBlock;
+  for (std::uint64_t block = first; block <= last; ++block) {
+    if (block >= good_.size() || !good_[block].load(std::memory_order_relaxed)) return false;
+  }
+  return true;
+}
+
+void CheckedSource::read_ranges(std::span<const ReadRange> ranges) const {
+  std::vector<ReadRange> good;
+  for (const ReadRange& range : ranges) {
+    if (is_good(range)) {
+      good.push_back(range);
+    } else {
+      read_at(range.offset, range.out);
+    }
+  }
+  source_->read_ranges(good);
+}
+
 void CheckedSource::read_part(std::uint64_t block, std::uint64_t within,
                               MutableByteView out) const {
   const std::uint64_t begin = origin_ + block * kDigestBlock;

@@ -27,11 +27,13 @@ class CheckedSource final : public ByteSource {
 
   [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
   void read_at(std::uint64_t offset, MutableByteView out) const override;
+  void read_ranges(std::span<const ReadRange> ranges) const override;
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
   [[nodiscard]] bool checked() const override { return true; }
 
  private:
   void check(std::uint64_t block, ByteView bytes) const;
+  [[nodiscard]] bool is_good(const ReadRange& range) const;
   void read_part(std::uint64_t block, std::uint64_t within, MutableByteView out) const;
 
   std::shared_ptr<const ByteSource> source_;

@@ -33,6 +33,14 @@ class SliceSource final : public ByteSource {
     require_range(*this, offset, out.size(), offset_);
     source_->read_at(offset_ + offset, out);
   }
+  void read_ranges(std::span<const ReadRange> ranges) const override {
+    std::vector<ReadRange> moved(ranges.begin(), ranges.end());
+    for (ReadRange& range : moved) {
+      require_range(*this, range.offset, range.out.size(), offset_);
+      range.offset += offset_;
+    }
+    source_->read_ranges(moved);
+  }
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
   [[nodiscard]] bool checked() const override { return source_->checked(); }
 

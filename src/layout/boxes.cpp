@@ -59,4 +59,16 @@ std::vector<Box> boxes_of(const FlatRange& range, const Shape& shape) {
   return std::move(cutter.boxes);
 }
 
+std::optional<Box> common_box(const Box& a, const Box& b) {
+  Box common;
+  for (std::size_t d = 0; d < a.offsets.size(); ++d) {
+    const std::int64_t begin = std::max(a.offsets[d], b.offsets[d]);
+    const std::int64_t end = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]);
+    if (begin >= end) return std::nullopt;
+    common.offsets.push_back(begin);
+    common.sizes.push_back(end - begin);
+  }
+  return common;
+}
+
 }  // namespace tessera

@@ -51,6 +51,9 @@ class LazySource final : public ByteSource {
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     current()->read_at(offset, out);
   }
+  void read_ranges(std::span<const ReadRange> ranges) const override {
+    current()->read_ranges(ranges);
+  }
   [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] bool checked() const override { return current()->checked(); }
 

@@ -1,20 +1,20 @@
 #include "checkpoint/read/reader.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "base/checked.h"
-#include "base/crc32.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/coalesce.h"
+#include "checkpoint/read/reader_source.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
-// Runs of one storage that a reader's checksum follows: of more the storage is read again.
-constexpr std::size_t kMaxFollowed = 1024;
 // Bytes that are read at once when a checksum follows.
 constexpr std::size_t kFollowedBytes = 256 << 10;
 
@@ -24,6 +24,18 @@ constexpr std::uint64_t kUnfoldedTimes = 1000;
 Shape piece_shape(const Slice& slice) {
   if (const Box* box = std::get_if<Box>(&slice)) return box->sizes;
   return {numel(slice)};
+}
+
+// Whether elements that follow each other lie in the other order, so that a window of the tensor
+// is scattered over the file.
+bool is_scattered(const Shape& sizes, const Shape& strides) {
+  std::int64_t before = std::numeric_limits<std::int64_t>::max();
+  for (std::size_t d = 0; d < strides.size(); ++d) {
+    if (sizes[d] == 1 || strides[d] == 0) continue;
+    if (std::abs(strides[d]) > before) return true;
+    before = std::abs(strides[d]);
+  }
+  return false;
 }
 
 bool is_dense(const Shape& sizes, const Shape& strides) {
@@ -50,41 +62,6 @@ IoReport IoCounters::report() const {
   return total_;
 }
 
-// A piece with raw bytes, and how far its checksum has been followed.
-struct TensorReader::Source {
-  Piece piece;
-  Shape sizes;                   // of the piece's own array
-  bool dense = true;             // row-major without gaps
-  std::uint64_t first_byte = 0;  // of the piece in its storage
-  std::vector<ReadRun> runs;     // under running CRCs, in the order of reading
-  bool followed = true;          // false: they were too many
-  std::uint64_t read = 0;        // bytes read from the source
-  bool checked = false;          // the storage passed its CRC, or the job sees to it
-
-  // Whether follow() looks at bytes.
-  [[nodiscard]] bool follows() const { return followed && !checked && has_crc(*piece.storage); }
-
-  // Bytes [at, at + bytes.size()) of the storage have just been read.
-  void follow(std::uint64_t at, ByteView bytes, const std::string& key) {
-    if (!follows()) return;
-    const Storage& storage = *piece.storage;
-    if (runs.empty() || runs.back().end() != at) {
-      if (runs.size() == kMaxFollowed) {
-        followed = false;
-        runs.clear();
-        return;
-      }
-      runs.push_back({at, 0, 0});
-    }
-    ReadRun& run = runs.back();
-    run.crc = tessera::crc32(bytes, run.crc);
-    run.size += bytes.size();
-    if (run.size != storage.size) return;
-    require_crc(storage, run.crc, key);
-    checked = true;
-  }
-};
-
 void require_bounded(const Tensor& tensor, const std::string& name) {
   const std::size_t element = size_of(tensor.stored.value_or(tensor.dtype));
   for (const Piece& piece : tensor.pieces) {
@@ -105,11 +82,12 @@ void require_bounded(const Tensor& tensor, const std::string& name) {
   }
 }
 
-TensorReader::TensorReader(const Tensor& tensor, std::string name)
+TensorReader::TensorReader(const Tensor& tensor, std::string name, std::size_t tile_bytes)
     : tensor_(tensor),
       name_(std::move(name)),
       stored_(tensor.stored.value_or(tensor.dtype)),
-      element_(size_of(stored_)) {
+      element_(size_of(stored_)),
+      tile_bytes_(tile_bytes) {
   require_bounded(tensor, name_);
   for (const Piece& piece : tensor.pieces) slices_.push_back(piece.slice);
   sources_.resize(tensor.pieces.size());
@@ -123,6 +101,8 @@ TensorReader::Source& TensorReader::source(std::size_t index) {
     made->piece = decoded_piece(tensor_, tensor_.pieces[index], name_);
     made->sizes = piece_shape(made->piece.slice);
     made->dense = is_dense(made->sizes, made->piece.strides);
+    made->scattered = !made->dense && made->piece.storage->data == nullptr &&
+                      is_scattered(made->sizes, made->piece.strides);
     made->first_byte =
         checked_mul<std::uint64_t>(narrow<std::uint64_t>(made->piece.storage_offset), element_);
     sources_[index] = std::move(made);
@@ -137,6 +117,13 @@ void TensorReader::prepare_plan(const Slice& target) {
   require_filled(tensor_.shape, targets, plan_);
   gaps_ = gaps_to_close(plan_, slices_.size(), element_);
   planned_ = target;
+  taken_.assign(slices_.size(), 0);
+  for (const Copy& copy : plan_) taken_[copy.from] += copy.count;
+  tiled_ = false;
+  tile_ = {};
+  for (const auto& source : sources_) {
+    if (source) source->takes_all.reset();
+  }
 }
 
 void TensorReader::read(const Slice& target, std::int64_t begin, std::int64_t count,
@@ -158,6 +145,21 @@ void TensorReader::read(const Slice& target, std::int64_t begin, std::int64_t co
 void TensorReader::read_stored(const Slice& target, std::int64_t begin, std::int64_t count,
                                std::byte* out) {
   prepare_plan(target);
+  report_.bytes_needed += static_cast<std::uint64_t>(count) * element_;
+  if (!tiled_) {
+    const std::vector<Copy> window = window_of(begin, count);
+    tiled_ = std::any_of(window.begin(), window.end(),
+                         [this](const Copy& copy) { return source(copy.from).scattered; });
+  }
+  if (tiled_) {
+    read_tiled(begin, count, out);
+  } else {
+    read_window(begin, count, out);
+  }
+}
+
+// The parts of the plan's copies that lie in a window of the target.
+std::vector<Copy> TensorReader::window_of(std::int64_t begin, std::int64_t count) const {
   const std::int64_t end = begin + count;
   auto copy =
       std::upper_bound(plan_.begin(), plan_.end(), begin,
@@ -171,25 +173,45 @@ void TensorReader::read_stored(const Slice& target, std::int64_t begin, std::int
     part.count = std::min(part.count - skip, end - part.to_local);
     window.push_back(part);
   }
+  return window;
+}
+
+void TensorReader::read_window(std::int64_t begin, std::int64_t count, std::byte* out) {
+  std::vector<Copy> window = window_of(begin, count);
   // By piece, and within a piece in its own order: that is the order of its bytes.
   std::stable_sort(window.begin(), window.end(), [](const Copy& a, const Copy& b) {
     return std::pair(a.from, a.from_local) < std::pair(b.from, b.from_local);
   });
-  report_.bytes_needed += static_cast<std::uint64_t>(count) * element_;
-  const auto span = kSpanBytes / static_cast<std::int64_t>(element_);
   for (std::size_t first = 0; first < window.size();) {
     std::size_t last = first + 1;
-    const Copy& head = window[first];
-    while (last < window.size() && window[last].from == head.from) {
-      const Copy& previous = window[last - 1];
-      const bool near =
-          window[last].from_local - (previous.from_local + previous.count) <= gaps_[head.from];
-      const bool small = window[last].from_local + window[last].count - head.from_local <= span;
-      if (!near || !small) break;
-      ++last;
+    while (last < window.size() && window[last].from == window[first].from) ++last;
+    Source& from = source(window[first].from);
+    const auto copies = std::span<const Copy>(window).subspan(first, last - first);
+    if (from.dense) {
+      read_dense(from, copies, begin, out);
+    } else {
+      read_strided(from, copies, begin, count, out);
     }
-    read_group(source(head.from), std::span(window).subspan(first, last - first), begin, out);
     first = last;
+  }
+}
+
+void TensorReader::read_dense(Source& source, std::span<const Copy> copies, std::int64_t begin,
+                              std::byte* out) {
+  const std::int64_t span = kSpanBytes / static_cast<std::int64_t>(element_);
+  const std::int64_t gap = gaps_[copies.front().from];
+  while (!copies.empty()) {
+    const std::int64_t first = copies.front().from_local;
+    std::size_t taken = 1;
+    for (; taken < copies.size(); ++taken) {
+      const Copy& previous = copies[taken - 1];
+      const Copy& copy = copies[taken];
+      const bool near = copy.from_local - (previous.from_local + previous.count) <= gap;
+      const bool small = copy.from_local + copy.count - first <= span;
+      if (!near || !small) break;
+    }
+    read_group(source, copies.first(taken), begin, out);
+    copies = copies.subspan(taken);
   }
 }
 
@@ -199,10 +221,6 @@ void TensorReader::read_group(Source& source, std::span<const Copy> group, std::
   const auto place = [&](const Copy& copy) {
     return out + static_cast<std::size_t>(copy.to_local - begin) * element_;
   };
-  if (!source.dense) {
-    for (const Copy& copy : group) read_strided(source, copy, place(copy));
-    return;
-  }
   const auto at = [&](std::int64_t local) {
     return source.first_byte + static_cast<std::uint64_t>(local) * element_;
   };
@@ -241,24 +259,6 @@ void TensorReader::read_group(Source& source, std::span<const Copy> group, std::
     source.follow(at(copy.from_local), bytes, name_);
     std::memcpy(place(copy), bytes.data(), bytes.size());
   }
-}
-
-void TensorReader::read_strided(Source& source, const Copy& copy, std::byte* out) {
-  const Storage& storage = *source.piece.storage;
-  for_each_strided_run(source.sizes, source.piece.strides, copy.from_local, copy.count,
-                       [&](std::int64_t position, std::int64_t count) {
-                         const std::uint64_t at =
-                             source.first_byte + static_cast<std::uint64_t>(position) * element_;
-                         const std::size_t size = static_cast<std::size_t>(count) * element_;
-                         if (storage.data != nullptr) {
-                           std::memcpy(out, storage.data + at, size);
-                         } else {
-                           storage.source->read_at(storage.offset + at, {out, size});
-                           source.read += size;
-                           source.follow(at, {out, size}, name_);
-                         }
-                         out += size;
-                       });
 }
 
 std::vector<HandedOver> TensorReader::hand_over(StorageChecks& checks) {

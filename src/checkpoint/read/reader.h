@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "checkpoint/read/gather.h"
 #include "checkpoint/read/storage_checks.h"
 #include "tessera/checkpoint.h"
 #include "tessera/layout.h"
@@ -37,9 +38,14 @@ void require_bounded(const Tensor& tensor, const std::string& name);
 // that no such check covers are counted.
 class TensorReader {
  public:
+  // Bytes of elements that are brought into order ahead of what is asked for.
+  static constexpr std::size_t kTileBytes = 16 << 20;
+
   // `tensor` must outlive the reader and be bounded; its pieces lie in sources or in memory. `name`
-  // is for errors.
-  TensorReader(const Tensor& tensor, std::string name);
+  // is for errors. Elements that lie in another order in a file than in the tensor, as those of a
+  // transposed one do, are put into order by tiles of `tile_bytes`: each goes over the file once,
+  // so more memory means fewer and longer reads.
+  TensorReader(const Tensor& tensor, std::string name, std::size_t tile_bytes = kTileBytes);
   ~TensorReader();
   TensorReader(const TensorReader&) = delete;
   TensorReader& operator=(const TensorReader&) = delete;
@@ -58,11 +64,26 @@ class TensorReader {
 
  private:
   struct Source;
+  // Elements of the planned target that have been put into order.
+  struct Tile {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    std::unique_ptr<std::byte[]> bytes;
+  };
   void read_stored(const Slice& target, std::int64_t begin, std::int64_t count, std::byte* out);
+  std::vector<Copy> window_of(std::int64_t begin, std::int64_t count) const;
+  void read_window(std::int64_t begin, std::int64_t count, std::byte* out);
+  void read_tiled(std::int64_t begin, std::int64_t count, std::byte* out);
+  [[nodiscard]] std::int64_t tile_end(std::int64_t begin) const;
   void prepare_plan(const Slice& target);
   Source& source(std::size_t piece);
   void read_group(Source& source, std::span<const Copy> group, std::int64_t begin, std::byte* out);
-  void read_strided(Source& source, const Copy& copy, std::byte* out);
+  void read_dense(Source& source, std::span<const Copy> copies, std::int64_t begin, std::byte* out);
+  void read_strided(Source& source, std::span<const Copy> copies, std::int64_t begin,
+                    std::int64_t count, std::byte* out);
+  void read_box(Source& source, const Box& box, const Shape& strides, std::int64_t first,
+                std::byte* out);
+  [[nodiscard]] bool takes_all_common(std::size_t piece) const;
 
   const Tensor& tensor_;
   std::string name_;                              // the tensor's key
@@ -73,8 +94,13 @@ class TensorReader {
   std::optional<Slice> planned_;                  // the target that plan_ is for
   std::vector<Copy> plan_;                        // sorted by position in the target
   std::vector<std::int64_t> gaps_;                // by piece: the longest that is read over
-  std::vector<std::byte> scratch_;                // for runs that are read together
-  std::vector<std::byte> unconverted_;            // elements as they are stored
+  std::vector<std::int64_t> taken_;               // by piece: elements that plan_ takes from it
+  std::size_t tile_bytes_;
+  bool tiled_ = false;  // the planned target's elements need tiles
+  Tile tile_;
+  std::vector<std::byte> scratch_;  // for runs that are read together
+  GatherScratch gather_;
+  std::vector<std::byte> unconverted_;  // elements as they are stored
   IoReport report_;
 };
 

@@ -15,7 +15,7 @@ std::uint32_t stream_slice(const ConvertJob& job, const std::string& name, const
   const std::uint64_t size = static_cast<std::uint64_t>(elements) * element;
   const Unit unit{at, size, name + " " + to_string(slice), is_resumable(job, tensor, slice)};
   return write_unit(job, sink, unit, [&](ByteSink& out) -> MadeUnit {
-    TensorReader reader(tensor, name);
+    TensorReader reader(tensor, name, job.tile);
     std::vector<std::byte> scratch = job.buffer_for(size);
     const std::uint32_t crc = write_elements(
         out, at, elements, element,

@@ -25,7 +25,8 @@ struct ConvertJob {
   std::string final_name;  // what the target directory is called when all is done
   IfExists if_exists = IfExists::fail;
   int threads = 1;
-  std::size_t window = 1 << 20;  // bytes of one buffer
+  std::size_t window = 1 << 20;                 // bytes of one buffer
+  std::size_t tile = TensorReader::kTileBytes;  // bytes of a thread's elements put into order
   Meter& meter;
   IoCounters& counters;
   ConvertReport& report;
@@ -52,9 +53,9 @@ struct ConvertJob {
   // A part of this job: other leaves of the source, into a directory of its own.
   [[nodiscard]] ConvertJob with(const std::vector<Leaf>& part, Store& into,
                                 const std::string& directory) const {
-    return {source,    part,          options,   into,  "",       final_name + "/" + directory,
-            if_exists, threads,       window,    meter, counters, report,
-            checks,    appears_whole, resumption};
+    return {source,    part,    options,       into,      "",    final_name + "/" + directory,
+            if_exists, threads, window,        tile,      meter, counters,
+            report,    checks,  appears_whole, resumption};
   }
 };
 

@@ -59,7 +59,8 @@ void stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part, By
   std::vector<std::byte> scratch = job.buffer_for(static_cast<std::uint64_t>(part.count) * element);
   const auto step = static_cast<std::int64_t>(std::max<std::size_t>(scratch.size() / element, 1));
   std::optional<TensorReader> reader;
-  if (part.source != nullptr) reader.emplace(part.source->value.as_tensor(), part.source->name);
+  if (part.source != nullptr)
+    reader.emplace(part.source->value.as_tensor(), part.source->name, job.tile);
   for (std::int64_t begin = 0; begin < part.count; begin += step) {
     const std::int64_t count = std::min(step, part.count - begin);
     const auto bytes = MutableByteView(scratch).first(static_cast<std::size_t>(count) * element);

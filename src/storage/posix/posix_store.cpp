@@ -35,6 +35,20 @@ class FileSource final : public ByteSource {
   [[nodiscard]] std::uint64_t size() const override { return size_; }
 
   void read_at(std::uint64_t offset, MutableByteView out) const override {
+    read(offset, out);
+    require_unchanged();
+  }
+
+  // Whether the file was changed is asked once, when all is read.
+  void read_ranges(std::span<const ReadRange> ranges) const override {
+    for (const ReadRange& range : ranges) read(range.offset, range.out);
+    if (!ranges.empty()) require_unchanged();
+  }
+
+  [[nodiscard]] const std::string& name() const override { return path_; }
+
+ private:
+  void read(std::uint64_t offset, MutableByteView out) const {
     require_range(*this, offset, out.size());
     while (!out.empty()) {
       const ssize_t got = ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset));
@@ -49,12 +63,8 @@ class FileSource final : public ByteSource {
       out = out.subspan(static_cast<std::size_t>(got));
       offset += static_cast<std::uint64_t>(got);
     }
-    require_unchanged();
   }
 
-  [[nodiscard]] const std::string& name() const override { return path_; }
-
- private:
   // What was read before and what is read now are of one file. One that was replaced stays open as
   // it was; one that was written into would give a mixture.
   void require_unchanged() const {

@@ -1,0 +1,195 @@
+#include "checkpoint/read/gather.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "checkpoint/read/coalesce.h"
+
+namespace tessera {
+namespace {
+
+// A range takes at least so much of the scratch memory: it bounds how many there are at a time.
+constexpr std::int64_t kLeastRange = 256;
+// Ranges whose places in the scratch memory are a multiple of this apart would share few sets of
+// the cache.
+constexpr std::int64_t kSetStride = 512;
+constexpr std::int64_t kLine = 64;
+
+class Gather {
+ public:
+  Gather(const StridedMove& move, std::size_t element, std::uint64_t origin,
+         const RangeReader& read, std::byte* out, GatherScratch& scratch)
+      : move_(normalized(move)),
+        element_(static_cast<std::int64_t>(element)),
+        origin_(origin),
+        read_(read),
+        out_(out),
+        scratch_(scratch) {
+    leading_ = move_.dims.size();
+    while (leading_ > 0 && move_.dims[leading_ - 1].from == 0) --leading_;
+    measure();
+  }
+
+  void run() {
+    if (chunked_ == 0) return read_batch(move_.from, move_.to, 1, 1);
+    // One dimension in steps, those before it one index at a time.
+    const std::size_t outer = chunked_ - 1;
+    const StridedDim& chunk = move_.dims[outer];
+    std::vector<std::int64_t> index(outer);
+    std::int64_t from = move_.from;
+    std::int64_t to = move_.to;
+    while (true) {
+      for (std::int64_t i = 0; i < chunk.size; i += step_) {
+        const std::int64_t left = chunk.size - i;
+        read_batch(from + i * chunk.from, to + i * chunk.to, std::min(step_, left), left);
+      }
+      std::size_t d = outer;
+      for (; d > 0; --d) {
+        const StridedDim& dim = move_.dims[d - 1];
+        if (++index[d - 1] < dim.size) {
+          from += dim.from;
+          to += dim.to;
+          break;
+        }
+        from -= (dim.size - 1) * dim.from;
+        to -= (dim.size - 1) * dim.to;
+        index[d - 1] = 0;
+      }
+      if (d == 0) return;
+    }
+  }
+
+ private:
+  // Elements from the first to the last of dimensions `d` and on.
+  [[nodiscard]] std::int64_t extent(std::size_t d) const {
+    std::int64_t elements = 1;
+    for (; d < leading_; ++d)
+      elements = checked_add(elements, checked_mul(move_.dims[d].size - 1, move_.dims[d].from));
+    return elements;
+  }
+
+  // Finds which dimensions lie in one range, and which of these ranges are read at a time.
+  void measure() {
+    within_ = leading_;
+    while (within_ > 0) {
+      const std::int64_t gap = move_.dims[within_ - 1].from - extent(within_);
+      if (gap > kFreeGapBytes / element_) break;
+      --within_;
+    }
+    const std::int64_t span = kSpanBytes / element_;
+    chunked_ = leading_;
+    range_ = extent(within_);
+    place_ = std::max(range_, kLeastRange / element_);
+    if (place_ * element_ % kSetStride == 0) place_ += kLine / element_;
+    std::int64_t size = 1;  // elements of scratch memory for what is read at a time
+    while (chunked_ > 0) {
+      const std::size_t d = chunked_ - 1;
+      // Whoever gets to the dimensions before `within_` has found that a range is no longer.
+      if (d + 1 == within_) size = place_;
+      const std::int64_t larger = d >= within_ ? extent(d) : checked_mul(size, move_.dims[d].size);
+      if (larger > span) break;
+      size = larger;
+      --chunked_;
+    }
+    if (chunked_ == 0) return;
+    const std::size_t d = chunked_ - 1;
+    if (d >= within_) {
+      step_ = (span - extent(chunked_)) / move_.dims[d].from + 1;
+    } else {
+      step_ = std::max<std::int64_t>(span / size, 1);
+    }
+  }
+
+  // Reads and copies `count` indices of the chunked dimension from position `from` on; `left`: how
+  // many there are to its end, these included.
+  void read_batch(std::int64_t from, std::int64_t to, std::int64_t count, std::int64_t left) {
+    scratch_.ranges.clear();
+    copy_.dims.clear();
+    if (chunked_ > within_ || within_ == 0) {
+      read_one(from, count, left);
+    } else {
+      read_several(from, count);
+    }
+    for (std::size_t d = std::max(within_, chunked_); d < move_.dims.size(); ++d)
+      copy_.dims.push_back(move_.dims[d]);
+    copy_strided(normalized({0, to, copy_.dims}), scratch_.bytes.data(), out_,
+                 static_cast<std::size_t>(element_));
+  }
+
+  // A part of one range. What lies between it and the next part is read along, so that the parts
+  // together are the whole range.
+  void read_one(std::int64_t from, std::int64_t count, std::int64_t left) {
+    std::int64_t size = extent(chunked_);
+    if (chunked_ > 0) {
+      const StridedDim& chunk = move_.dims[chunked_ - 1];
+      const std::int64_t to_last = (count - 1) * chunk.from;
+      size = count < left ? std::max(size + to_last, to_last + chunk.from) : size + to_last;
+      copy_.dims.push_back({count, chunk.from, chunk.to});
+    }
+    grow(size);
+    add_range(from, 0, size);
+    read_(scratch_.ranges);
+  }
+
+  // Whole ranges, each at its place in the scratch memory.
+  void read_several(std::int64_t from, std::int64_t count) {
+    const std::size_t first = chunked_ == 0 ? 0 : chunked_ - 1;
+    for (std::size_t d = first; d < within_; ++d) copy_.dims.push_back(move_.dims[d]);
+    if (chunked_ > 0) copy_.dims[0].size = count;
+    std::int64_t places = 1;
+    for (std::size_t d = copy_.dims.size(); d-- > 0;) {
+      copy_.dims[d].from = places * place_;
+      places *= copy_.dims[d].size;
+    }
+    grow(places * place_);
+    std::vector<std::int64_t> index(copy_.dims.size());
+    for (std::int64_t place = 0; place < places; ++place) {
+      add_range(from, place * place_, range_);
+      for (std::size_t d = index.size(); d-- > 0;) {
+        const StridedDim& dim = move_.dims[first + d];
+        if (++index[d] < copy_.dims[d].size) {
+          from += dim.from;
+          break;
+        }
+        from -= (copy_.dims[d].size - 1) * dim.from;
+        index[d] = 0;
+      }
+    }
+    read_(scratch_.ranges);
+  }
+
+  void grow(std::int64_t elements) {
+    const auto bytes = static_cast<std::size_t>(elements * element_);
+    if (scratch_.bytes.size() < bytes) scratch_.bytes.resize(bytes);
+  }
+
+  void add_range(std::int64_t position, std::int64_t place, std::int64_t size) {
+    scratch_.ranges.push_back({origin_ + static_cast<std::uint64_t>(position * element_),
+                               MutableByteView(scratch_.bytes)
+                                   .subspan(static_cast<std::size_t>(place * element_),
+                                            static_cast<std::size_t>(size * element_))});
+  }
+
+  const StridedMove move_;
+  const std::int64_t element_;
+  const std::uint64_t origin_;
+  const RangeReader& read_;
+  std::byte* const out_;
+  GatherScratch& scratch_;
+  std::size_t leading_ = 0;  // dimensions that lead on in the storage; the rest repeat elements
+  std::size_t within_ = 0;   // dimensions from here on lie in one range
+  std::size_t chunked_ = 0;  // dimensions from here on are read whole, the one before in steps
+  std::int64_t step_ = 1;    // indices of that one
+  std::int64_t range_ = 1;   // elements of one range
+  std::int64_t place_ = 1;   // elements of scratch memory for it
+  StridedMove copy_;         // of the batch
+};
+
+}  // namespace
+
+void gather(const StridedMove& move, std::size_t element, std::uint64_t origin,
+            const RangeReader& read, std::byte* out, GatherScratch& scratch) {
+  Gather(move, element, origin, read, out, scratch).run();
+}
+
+}  // namespace tessera

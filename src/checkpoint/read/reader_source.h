@@ -1,0 +1,54 @@
+// One piece of a tensor as TensorReader reads it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/crc32.h"
+#include "checkpoint/read/reader.h"
+
+namespace tessera {
+
+// A piece with raw bytes, and how far its checksum has been followed.
+struct TensorReader::Source {
+  // Runs of one storage that a reader's checksum follows: of more the storage is read again.
+  static constexpr std::size_t kMaxFollowed = 1024;
+
+  Piece piece;
+  Shape sizes;                    // of the piece's own array
+  bool dense = true;              // row-major without gaps
+  bool scattered = false;         // in a file, in another order
+  std::uint64_t first_byte = 0;   // of the piece in its storage
+  std::optional<bool> takes_all;  // see takes_all_common; of the planned target
+  std::vector<ReadRun> runs;      // under running CRCs, in the order of reading
+  bool followed = true;           // false: they were too many
+  std::uint64_t read = 0;         // bytes read from the source
+  bool checked = false;           // the storage passed its CRC, or the job sees to it
+
+  // Whether follow() looks at bytes.
+  [[nodiscard]] bool follows() const { return followed && !checked && has_crc(*piece.storage); }
+
+  // Bytes [at, at + bytes.size()) of the storage have just been read.
+  void follow(std::uint64_t at, ByteView bytes, const std::string& key) {
+    if (!follows()) return;
+    const Storage& storage = *piece.storage;
+    if (runs.empty() || runs.back().end() != at) {
+      if (runs.size() == kMaxFollowed) {
+        followed = false;
+        runs.clear();
+        return;
+      }
+      runs.push_back({at, 0, 0});
+    }
+    ReadRun& run = runs.back();
+    run.crc = tessera::crc32(bytes, run.crc);
+    run.size += bytes.size();
+    if (run.size != storage.size) return;
+    require_crc(storage, run.crc, key);
+    checked = true;
+  }
+};
+
+}  // namespace tessera
