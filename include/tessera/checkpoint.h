@@ -214,7 +214,10 @@ struct ConvertReport {
 };
 
 // Streams the checkpoint at `source` into `target` in bounded memory. Every byte of the source is
-// read and its checksum checked. `target` appears complete or not at all.
+// read and its checksum checked. `target` appears complete or not at all; when it does not, nothing
+// else is left either, directories that were made for it included (docs/design/commit.md has what a
+// killed process may leave). Throws `conflict` while another process converts into the same
+// directory of DCP.
 ConvertReport convert(const std::string& source, const std::string& target,
                       const ConvertOptions& options = {});
 

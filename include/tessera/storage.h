@@ -28,6 +28,8 @@ class Store {
   // Every object below `prefix` (a directory name or empty), sorted by name; an absent directory is
   // empty.
   [[nodiscard]] virtual std::vector<ObjectInfo> list(std::string_view prefix = {}) const = 0;
+  // Those directly in `prefix`, none of directories in it.
+  [[nodiscard]] virtual std::vector<ObjectInfo> list_level(std::string_view prefix = {}) const = 0;
   [[nodiscard]] virtual bool exists(std::string_view name) const = 0;
   // Throws `not_found` when there is no such object, `unsafe` for a link that leaves the root.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open(std::string_view name) const = 0;

@@ -268,5 +268,40 @@ TEST(Verify, AWholeCheckpointHasNoFindings) {
   EXPECT_EQ(report.bytes_unchecked, 0U);
 }
 
+// A store in which whatever lies below what was asked for must not be looked at.
+class LevelStore final : public Store {
+ public:
+  [[nodiscard]] const std::string& name() const override { return store_->name(); }
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view) const override {
+    throw std::logic_error("the whole directory was listed");
+  }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    return store_->list_level(prefix);
+  }
+  [[nodiscard]] bool exists(std::string_view name) const override { return store_->exists(name); }
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    return store_->open(name);
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                 std::uint64_t size_hint) override {
+    return store_->create(name, if_exists, size_hint);
+  }
+  void remove(std::string_view name) override { store_->remove(name); }
+  void remove_unfinished() override {}
+  void sync() override {}
+
+ private:
+  std::shared_ptr<Store> store_ = memory_store("home");
+};
+
+TEST(OpenCheckpoint, OneLevelTellsThatADirectoryIsNone) {
+  const auto store = std::make_shared<LevelStore>();
+  for (const char* name : {"notes.txt", "a/b/c/model.safetensors", "model/x/rank0.pt"})
+    put(*store, name, {}, IfExists::fail);
+  EXPECT_EQ(code_of([&] { (void)open_checkpoint(store); }), ErrorCode::not_found);
+  put(*store, "x.distcp", {}, IfExists::fail);
+  EXPECT_EQ(code_of([&] { (void)open_checkpoint(store); }), ErrorCode::incomplete);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/stop.h"
 #include "tessera/error.h"
 #include "value/render.h"
 
@@ -21,7 +22,7 @@ constexpr CheckpointKind kOlmoKinds[] = {CheckpointKind::olmo_full, CheckpointKi
 
 constexpr const char* kExamples = R"(
 Every byte of the source is read once and its checksums are checked; the target appears whole or not
-at all. Interrupted with --resume it leaves .NAME.resume beside the target (.resume in a directory of
+at all. Interrupted (SIGINT, SIGTERM, SIGHUP) it leaves nothing. Interrupted with --resume it leaves .NAME.resume beside the target (.resume in a directory of
 DCP); the next run with --resume keeps what it finds there to be right. Values that a target cannot
 hold natively travel in its metadata, so the way back gives the same tree.
 
@@ -85,10 +86,15 @@ int run_conversion(const std::string& verb, const std::string& source, const std
                    ConvertOptions how, const Common& common) {
   const auto begin = std::chrono::steady_clock::now();
   ConvertReport report;
-  {
+  const StopOnSignal signals;
+  how.stop = signals.token();
+  try {
     ProgressBar bar(verb, common);
     how.progress = bar.hook();
     report = tessera::convert(source, target, how);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::cancelled) signals.end_by_signal();
+    throw;
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -4,6 +4,7 @@
     cli_test.py TESSERA GOLDEN_DIRECTORY
 """
 import ast
+import collections
 import fcntl
 import json
 import math
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 TESSERA = GOLDEN = None
 SANITIZED = bool(os.environ.get("TESSERA_SANITIZE"))
@@ -25,6 +27,42 @@ SANITIZED = bool(os.environ.get("TESSERA_SANITIZE"))
 
 def tessera(*arguments, **extra):
     return subprocess.run([TESSERA, *map(str, arguments)], capture_output=True, text=True, check=False, **extra)
+
+
+def write_strided(path, shape, strides, elements):
+    """A torch.save file of one float32 tensor with these strides, whose storage counts from 0 to 3999, again and again."""
+    import array
+    import io
+    import types
+    import zipfile
+
+    def rebuild(*_):
+        pass
+
+    rebuild.__module__, rebuild.__qualname__ = "torch._utils", "_rebuild_tensor_v2"
+    floats = type("FloatStorage", (), {"__module__": "torch"})
+    modules = {"torch": types.ModuleType("torch"), "torch._utils": types.ModuleType("torch._utils")}
+    modules["torch"].FloatStorage, modules["torch._utils"]._rebuild_tensor_v2 = floats, rebuild
+
+    class Bare:
+        pass
+
+    class Rebuilt:
+        def __reduce__(self):
+            return rebuild, (Bare(), 0, shape, strides, False, collections.OrderedDict())
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value):
+            return ("storage", floats, "0", "cpu", elements) if isinstance(value, Bare) else None
+
+    stream = io.BytesIO()
+    with unittest.mock.patch.dict(sys.modules, modules):
+        Pickler(stream, protocol=2).dump({"w": Rebuilt()})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/data.pkl", stream.getvalue())
+        archive.writestr("a/byteorder", "little")
+        archive.writestr("a/data/0", (array.array("f", range(4000)) * (elements // 4000 + 1))[:elements].tobytes())
+        archive.writestr("a/version", "3\n")
 
 
 class CommandLine(unittest.TestCase):
@@ -173,6 +211,26 @@ class CommandLine(unittest.TestCase):
                                    self.work / target, "--dtype", "bf16", "--memory", "8MiB", "--threads", "4", "--quiet"],
                                   capture_output=True, text=True, check=True).stdout
             self.assertLess(int(peak), 64 + 8)
+
+    @unittest.skipIf(SANITIZED, "sanitizers take memory of their own")
+    def test_tensors_at_strides_stay_below_the_memory_too(self):
+        rows, columns = 4000, 6000
+        layouts = {"transposed": ((columns, rows), (1, columns), rows * columns),
+                   "permuted": ((60, rows, 100), (1, 6000, 60), rows * columns),
+                   "expanded": ((rows * 4, columns), (0, 1), columns)}
+        for name, (shape, strides, elements) in layouts.items():
+            source, target = self.work / f"{name}.pt", self.work / f"{name}.safetensors"
+            write_strided(source, shape, strides, elements)
+            peak = subprocess.run([sys.executable, "-c", "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
+                                   "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)", TESSERA, "convert", source,
+                                   target, "--memory", "8MiB", "--threads", "4", "--quiet"],
+                                  capture_output=True, text=True, check=True).stdout
+            self.assertLess(int(peak), 64 + 8, name)
+            for index in ([0, 0], [1, 2], [59, 3999]):
+                at = index + [1] * (len(shape) - 2)
+                found = tessera("cat", target, "w[" + ",".join(map(str, at)) + "]").stdout.split()
+                expected = sum(i * stride for i, stride in zip(at, strides))
+                self.assertEqual(float(found[-1]), expected % 4000, (name, at))
 
     def test_resume_goes_on_where_a_run_was_interrupted(self):
         source, target = self.work / "source.safetensors", self.work / "target"

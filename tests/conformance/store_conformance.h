@@ -71,6 +71,22 @@ TYPED_TEST_P(StoreConformance, AnExistingObjectIsKeptOrReplaced) {
   EXPECT_EQ(text_of(*this->store_->open("x")), "new");
 }
 
+TYPED_TEST_P(StoreConformance, ALevelIsListedWithoutWhatIsBelow) {
+  for (const char* name : {"b", "a", "d/x", "d/e/y", "f/z"}) {
+    put(*this->store_, name, bytes_of(name), IfExists::fail);
+  }
+  const auto names = [this](std::string_view prefix) {
+    std::string text;
+    for (const ObjectInfo& object : this->store_->list_level(prefix))
+      text += object.name + ":" + std::to_string(object.size) + " ";
+    return text;
+  };
+  EXPECT_EQ(names(""), "a:1 b:1 ");
+  EXPECT_EQ(names("d"), "d/x:3 ");
+  EXPECT_EQ(names("a"), "");
+  EXPECT_EQ(names("none"), "");
+}
+
 TYPED_TEST_P(StoreConformance, ALateRivalIsNoticedAtCommit) {
   const auto sink = this->store_->create("x", IfExists::fail);
   sink->write_at(0, bytes_of("late"));
@@ -203,10 +219,10 @@ TYPED_TEST_P(StoreConformance, NamesThatLeaveTheRootAreUnsafe) {
 
 REGISTER_TYPED_TEST_SUITE_P(StoreConformance, WhatWasPutIsReadBack, NothingIsVisibleBeforeCommit,
                             WritesInAnyOrderMakeOneObject, AnExistingObjectIsKeptOrReplaced,
-                            ALateRivalIsNoticedAtCommit, AnOpenSourceOutlivesAReplacement,
-                            ListIsSortedAndBelowAPrefix, AbsentAndShortObjectsAreErrors,
-                            AnObjectMayBeEmptyAndMayHaveGaps, ASinkIsUsedOnce,
-                            ThreadsWriteOneObjectTogether, OfRivalsExactlyOneWins, OddNamesAreNames,
-                            ADirectoryIsNoObject, NamesThatLeaveTheRootAreUnsafe);
+                            ALevelIsListedWithoutWhatIsBelow, ALateRivalIsNoticedAtCommit,
+                            AnOpenSourceOutlivesAReplacement, ListIsSortedAndBelowAPrefix,
+                            AbsentAndShortObjectsAreErrors, AnObjectMayBeEmptyAndMayHaveGaps,
+                            ASinkIsUsedOnce, ThreadsWriteOneObjectTogether, OfRivalsExactlyOneWins,
+                            OddNamesAreNames, ADirectoryIsNoObject, NamesThatLeaveTheRootAreUnsafe);
 
 }  // namespace tessera

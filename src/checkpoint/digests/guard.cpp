@@ -26,6 +26,9 @@ class GuardedStore final : public Store {
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
     return store_->list(prefix);
   }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    return store_->list_level(prefix);
+  }
   [[nodiscard]] bool exists(std::string_view name) const override { return store_->exists(name); }
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
     auto source = store_->open(name);

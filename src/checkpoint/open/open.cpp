@@ -98,7 +98,12 @@ Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) 
 Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options) {
   if (store->exists(kDcpMetadata)) return open_dcp(std::move(store));
   store = guard_directory(std::move(store));
-  std::vector<ObjectInfo> files = store->list();
+  // One level decides, and that of the directories where the OLMo kinds have files: below a
+  // directory that is no checkpoint there may be anything.
+  std::vector<ObjectInfo> files = store->list_level();
+  for (const char* part : {"model", "model_and_optim"}) {
+    for (ObjectInfo& file : store->list_level(part)) files.push_back(std::move(file));
+  }
   if (const auto olmo = olmo_kind_of(files)) {
     return *olmo == CheckpointKind::olmo_torch_new ? open_olmo_torch_new(std::move(store))
                                                    : open_olmo_full(std::move(store));
@@ -107,7 +112,9 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& opti
     return std::any_of(files.begin(), files.end(),
                        [suffix](const ObjectInfo& file) { return has_suffix(file, suffix); });
   };
-  const bool unfinished = any_ends_with(".distcp") || any_ends_with(".metadata.tmp");
+  // The last one: an interrupted conversion that is to be resumed (docs/design/resume.md).
+  const bool unfinished = any_ends_with(".distcp") || any_ends_with(".metadata.tmp") ||
+                          store->exists(".resume/journal");
   const bool without_collectives =
       std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
         return file.name.starts_with("__") && has_suffix(file, kDcpMetadata);

@@ -23,11 +23,10 @@ class SubStore final : public Store {
 
   [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
-    std::string directory = prefix_ + std::string(prefix);
-    while (directory.ends_with('/')) directory.pop_back();
-    std::vector<ObjectInfo> objects = parent_.list(directory);
-    for (ObjectInfo& object : objects) object.name.erase(0, prefix_.size());
-    return objects;
+    return renamed(parent_.list(directory(prefix)));
+  }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    return renamed(parent_.list_level(directory(prefix)));
   }
   [[nodiscard]] bool exists(std::string_view name) const override {
     return parent_.exists(full(name));
@@ -45,6 +44,15 @@ class SubStore final : public Store {
   void sync() override { parent_.sync(); }
 
  private:
+  [[nodiscard]] std::string directory(std::string_view prefix) const {
+    std::string directory = prefix_ + std::string(prefix);
+    while (directory.ends_with('/')) directory.pop_back();
+    return directory;
+  }
+  [[nodiscard]] std::vector<ObjectInfo> renamed(std::vector<ObjectInfo> objects) const {
+    for (ObjectInfo& object : objects) object.name.erase(0, prefix_.size());
+    return objects;
+  }
   // The parent refuses an absolute name only at its own root.
   [[nodiscard]] std::string full(std::string_view name) const {
     return prefix_ + std::string(name);

@@ -6,11 +6,16 @@
 #include "base/parallel.h"
 #include "checkpoint/digests/digesting_store.h"
 #include "checkpoint/read/cast.h"
+#include "checkpoint/read/coalesce.h"
 #include "checkpoint/read/dequantize.h"
 #include "checkpoint/read/select.h"
 #include "checkpoint/write/resume.h"
 #include "checkpoint/write/targets.h"
+#include "storage/posix/atomic_file.h"
+#include "storage/posix/lock.h"
+#include "storage/posix/new_directories.h"
 #include "storage/posix/replaced_directory.h"
+#include "storage/posix/system.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -113,6 +118,25 @@ Target target_of(const std::string& path, CheckpointKind kind, bool in_parts) {
   return {directory.empty() ? "." : directory, as_path.filename().string(), Publishing::file};
 }
 
+// What each of the working threads may take of all memory: a window and a tile of its own, and one
+// request's bytes (kSpanBytes) besides.
+struct Buffers {
+  std::size_t window;
+  std::size_t tile;
+};
+
+Buffers buffers_for(std::uint64_t memory, std::uint64_t workers) {
+  constexpr std::uint64_t kLeast = 64 << 10;
+  constexpr std::uint64_t kLargestWindow = 1 << 20;
+  constexpr std::uint64_t kLargestTile = 1 << 30;
+  const std::uint64_t share = memory / std::max<std::uint64_t>(workers, 1);
+  const std::uint64_t window = std::clamp(share / 2, kLeast, kLargestWindow);
+  const std::uint64_t besides = window + static_cast<std::uint64_t>(kSpanBytes);
+  const std::uint64_t tile = std::max(share / 2, share - std::min(share, besides));
+  return {static_cast<std::size_t>(window),
+          static_cast<std::size_t>(std::clamp(tile, kLeast, kLargestTile))};
+}
+
 // Writes everything that is not yet visible afterwards, and ends all checks.
 void write_target(ConvertJob& job) {
   switch (job.options.to) {
@@ -141,6 +165,21 @@ ConvertReport finished_report(const std::vector<Leaf>& leaves) {
   return report;
 }
 
+// Where the target comes into being.
+struct Place {
+  Fd lock;  // one conversion at a time into a directory that is not replaced whole
+  NewDirectories made;
+
+  explicit Place(const Target& where) : made(where.directory) {
+    if (where.publishing == Publishing::marker) {
+      make_directories(where.directory);
+      lock = locked_directory(where.directory);
+    } else if (where.publishing == Publishing::file) {
+      remove_abandoned_temporaries(where.directory + "/" + where.file);
+    }
+  }
+};
+
 }  // namespace
 
 ConvertReport convert(const std::string& source, const std::string& target,
@@ -160,14 +199,17 @@ ConvertReport convert(const std::string& source, const std::string& target,
   const IfExists if_exists = options.overwrite ? IfExists::replace : IfExists::fail;
   const bool as_directory = where.publishing == Publishing::directory;
   if (as_directory && options.overwrite) require_checkpoint(where.directory);
-  // Directories of several files that have no marker of their own appear whole; so does everything
-  // that may be interrupted.
+  Place place(where);
+  // Directories without a marker of their own appear whole, as does what may be interrupted.
   std::optional<ReplacedDirectory> whole;
   std::optional<Resumption> resumption;
   std::shared_ptr<Store> store;
   if (options.resume) {
     resumption.emplace(checkpoint, leaves, where, options);
-    if (resumption->is_finished()) return finished_report(leaves);
+    if (resumption->is_finished()) {
+      place.made.keep();
+      return finished_report(leaves);
+    }
   } else {
     if (as_directory) whole.emplace(where.directory, if_exists);
     store = posix_store(whole ? whole->working() : where.directory);
@@ -179,8 +221,8 @@ ConvertReport convert(const std::string& source, const std::string& target,
   Meter meter(options.progress, tensor_bytes(leaves), options.stop);
   IoCounters counters;
   StorageChecks checks;
-  const int threads = options.threads;
-  const std::uint64_t share = options.memory / (2 * static_cast<std::uint64_t>(threads));
+  const Buffers buffers = buffers_for(
+      options.memory, std::min(static_cast<std::uint64_t>(options.threads), report.tensors));
   ConvertJob job{checkpoint,
                  leaves,
                  options,
@@ -188,9 +230,9 @@ ConvertReport convert(const std::string& source, const std::string& target,
                  where.file,
                  where.directory,
                  if_exists,
-                 threads,
-                 static_cast<std::size_t>(std::clamp<std::uint64_t>(share, 64 << 10, 1 << 20)),
-                 static_cast<std::size_t>(std::clamp<std::uint64_t>(share, 64 << 10, 1 << 30)),
+                 options.threads,
+                 buffers.window,
+                 buffers.tile,
                  meter,
                  counters,
                  report,
@@ -207,6 +249,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
     if (resumption) resumption->failed(error.code() == ErrorCode::corrupt);
     throw;
   }
+  place.made.keep();
   meter.finish();
   report.io = counters.report();
   if (resumption) {

@@ -20,9 +20,10 @@ class KeptStore final : public Store {
 
   [[nodiscard]] const std::string& name() const override { return files_->name(); }
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
-    std::vector<ObjectInfo> objects = files_->list(prefix);
-    std::erase_if(objects, [this](const ObjectInfo& object) { return !exists(object.name); });
-    return objects;
+    return created_now(files_->list(prefix));
+  }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    return created_now(files_->list_level(prefix));
   }
   [[nodiscard]] bool exists(std::string_view name) const override {
     const std::lock_guard lock(mutex_);
@@ -54,6 +55,11 @@ class KeptStore final : public Store {
   }
 
  private:
+  [[nodiscard]] std::vector<ObjectInfo> created_now(std::vector<ObjectInfo> objects) const {
+    std::erase_if(objects, [this](const ObjectInfo& object) { return !exists(object.name); });
+    return objects;
+  }
+
   std::shared_ptr<Store> files_;
   mutable std::mutex mutex_;
   std::set<std::string, std::less<>> created_;  // guarded by mutex_

@@ -59,6 +59,51 @@ WrittenItem write_item(const ConvertJob& job, const WriteItem& item, std::size_t
   return {index, writer.tensor(item.dtype, item.box.sizes, item.requires_grad, elements)};
 }
 
+// Writes all items into the data files `names`; returns what was written by each rank.
+std::vector<std::vector<WrittenItem>> write_files(
+    const ConvertJob& job, const std::vector<std::vector<WriteItem>>& proposals,
+    const std::vector<std::string>& names, DigestsByName& digests) {
+  const std::size_t ranks = proposals.size();
+  std::vector<std::vector<WrittenItem>> by_file(names.size());
+  std::mutex mutex;  // guards digests
+  parallel_for(job.threads, names.size(), [&](std::size_t file) {
+    const std::string& name = names[file];
+    DigestSink sink(job.store.create(name, IfExists::fail));
+    ItemWriter writer(sink, name, job.window);
+    const std::vector<WriteItem>& items = proposals[ranks > 1 ? file : 0];
+    const std::size_t step = ranks > 1 ? 1 : names.size();
+    for (std::size_t i = ranks > 1 ? 0 : file; i < items.size(); i += step) {
+      by_file[file].push_back(write_item(job, items[i], i, writer));
+    }
+    sink.commit();
+    IoReport report;
+    report.bytes_written = writer.written();
+    job.counters.add(report);
+    const std::lock_guard lock(mutex);
+    digests[name] = {writer.written(), sink.digests(), 0};
+  });
+  std::vector<std::vector<WrittenItem>> written(ranks);
+  for (std::size_t file = 0; file < names.size(); ++file) {
+    auto& items = written[ranks > 1 ? file : 0];
+    items.insert(items.end(), by_file[file].begin(), by_file[file].end());
+  }
+  std::sort(written[0].begin(), written[0].end(),
+            [](const WrittenItem& a, const WrittenItem& b) { return a.item < b.item; });
+  return written;
+}
+
+// The files of a conversion that failed, unless its checkpoint had become visible before.
+void remove_own(Store& store, const std::vector<std::string>& names, const std::string& save_id) {
+  try {
+    const bool visible = store.exists(kDcpMetadata) && read_dcp_metadata(store).save_id == save_id;
+    if (visible && !save_id.empty()) return;
+    for (const std::string& name : names) store.remove(name);
+    if (!save_id.empty()) store.remove(side_file_name(save_id));
+  } catch (const Error&) {
+    // What is left is removed by the next conversion; the failure before this one is what counts.
+  }
+}
+
 }  // namespace
 
 std::vector<Box> row_chunks(const Shape& shape, int ranks) {
@@ -90,40 +135,24 @@ void write_dcp(ConvertJob& job) {
       ranks > 1
           ? ranks
           : std::clamp<std::size_t>(proposals[0].size(), 1, static_cast<std::size_t>(job.threads));
-  std::vector<std::vector<WrittenItem>> by_file(files);
-  DigestsByName digests;
-  std::mutex mutex;  // guards digests
-  parallel_for(job.threads, files, [&](std::size_t file) {
-    const std::size_t rank = ranks > 1 ? file : 0;
-    const std::size_t number = ranks > 1 ? 0 : file;
-    const std::string name =
-        "__" + std::to_string(rank) + "_" + std::to_string(number) + "_" + attempt + ".distcp";
-    DigestSink sink(job.store.create(name, IfExists::fail));
-    ItemWriter writer(sink, name, job.window);
-    const std::vector<WriteItem>& items = proposals[rank];
-    const std::size_t step = ranks > 1 ? 1 : files;
-    for (std::size_t i = number; i < items.size(); i += step) {
-      by_file[file].push_back(write_item(job, items[i], i, writer));
-    }
-    sink.commit();
-    IoReport report;
-    report.bytes_written = writer.written();
-    job.counters.add(report);
-    const std::lock_guard lock(mutex);
-    digests[name] = {writer.written(), sink.digests(), 0};
-  });
-  std::vector<std::vector<WrittenItem>> written(ranks);
+  std::vector<std::string> names;
   for (std::size_t file = 0; file < files; ++file) {
-    auto& items = written[ranks > 1 ? file : 0];
-    items.insert(items.end(), by_file[file].begin(), by_file[file].end());
+    const std::string numbers =
+        ranks > 1 ? std::to_string(file) + "_0" : "0_" + std::to_string(file);
+    names.push_back("__" + numbers + "_" + attempt + ".distcp");
   }
-  std::sort(written[0].begin(), written[0].end(),
-            [](const WrittenItem& a, const WrittenItem& b) { return a.item < b.item; });
-  dcp::Metadata metadata = metadata_of(proposals, written);
-  metadata.version = "1.0.0";
-  metadata.checkpoint_id = job.final_name;
-  job.before_visible();
-  commit_dcp(job.store, metadata, std::move(digests), job.if_exists);
+  dcp::Metadata metadata;
+  try {
+    DigestsByName digests;
+    metadata = metadata_of(proposals, write_files(job, proposals, names, digests));
+    metadata.version = "1.0.0";
+    metadata.checkpoint_id = job.final_name;
+    job.before_visible();
+    commit_dcp(job.store, metadata, std::move(digests), job.if_exists);
+  } catch (...) {
+    if (job.resumption == nullptr) remove_own(job.store, names, metadata.save_id);
+    throw;
+  }
 }
 
 }  // namespace tessera

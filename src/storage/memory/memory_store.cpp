@@ -83,6 +83,15 @@ class MemoryStore final : public Store {
     return found;
   }
 
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    std::vector<ObjectInfo> found = list(prefix);
+    const std::size_t below = prefix.empty() ? 0 : prefix.size() + 1;
+    std::erase_if(found, [below](const ObjectInfo& object) {
+      return object.name.find('/', below) != std::string::npos;
+    });
+    return found;
+  }
+
   [[nodiscard]] bool exists(std::string_view name) const override {
     require_safe_name(name, name_);
     const std::lock_guard lock(objects_->mutex);

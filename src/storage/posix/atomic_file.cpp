@@ -1,16 +1,16 @@
 // The one way a file of ours comes into being:
 //   1. make the missing directories, each synced into its parent;
-//   2. open a temporary name in the file's own directory, exclusively;
+//   2. open a file without a name in the directory (O_TMPFILE), or exclusively under a temporary
+//   name where the file system has no such files;
 //   3. write; write-back starts early, so that step 4 is short;
 //   4. fsync the file, once: after a failed fsync the kernel may have dropped the pages and a
-//   second one
-//      would succeed without them, so a failure ends the attempt;
-//   5. rename it to its name: RENAME_NOREPLACE when the name must be free, plain rename when what
-//   has
-//      it is replaced;
+//   second one would succeed without them, so a failure ends the attempt;
+//   5. give it its name: linkat, or a rename with RENAME_NOREPLACE, when the name must be free; a
+//   plain rename when what has it is replaced;
 //   6. fsync the directory.
-// A crash before 5 leaves the old file, if any, and a temporary that no reader looks at; after 5
-// the new file is whole. When 6 fails the file is there but may not survive a crash: commit throws.
+// A crash before 5 leaves the old file, if any, and at most a temporary that no reader looks at;
+// after 5 the new file is whole. When 6 fails the file is there but may not survive a crash: commit
+// throws.
 #include "storage/posix/atomic_file.h"
 
 #include <fcntl.h>
@@ -20,8 +20,10 @@
 #include <cstdio>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "base/random_id.h"
+#include "storage/posix/lock.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 
@@ -37,7 +39,38 @@ std::string temporary_name(const std::string& file_name) {
   return "." + file_name.substr(0, room) + std::string(kTemporaryMark) + random_attempt();
 }
 
+std::string directory_of(const std::string& path) {
+  const std::string directory = std::filesystem::path(path).parent_path().string();
+  return directory.empty() ? "." : directory;
+}
+
+// How the kernel finds an open file that has no name.
+std::string link_of(int fd) {
+  return "/proc/self/fd/" + std::to_string(fd);
+}
+
+// None where the file system has no such files, or where nobody could name them afterwards.
+Fd open_unnamed(const std::string& directory) {
+  Fd fd(::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666));
+  if (!fd || ::access(link_of(fd.get()).c_str(), F_OK) != 0) return {};
+  return fd;
+}
+
 }  // namespace
+
+void remove_abandoned_temporaries(const std::string& path) {
+  const std::string name = temporary_name(std::filesystem::path(path).filename().string());
+  const std::string start = name.substr(0, name.size() - kAttemptDigits);
+  std::vector<std::string> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory_of(path), error), end;
+       !error && entry != end; entry.increment(error)) {
+    const std::string other = entry->path().filename().string();
+    if (other.size() == name.size() && other.starts_with(start) && is_temporary_name(other))
+      found.push_back(entry->path().string());
+  }
+  for (const std::string& left : found) remove_abandoned(left);
+}
 
 bool is_temporary_name(std::string_view file_name) {
   const std::size_t tail = kTemporaryMark.size() + kAttemptDigits;
@@ -59,32 +92,39 @@ void move_into_place(const std::string& temporary, const std::string& path, IfEx
     if (!no_such_flag) throw_errno(errno, "rename into place", path);
     link_into_place(temporary, path);
   }
-  const std::string directory = std::filesystem::path(path).parent_path().string();
-  sync_directory(directory.empty() ? "." : directory);
+  sync_directory(directory_of(path));
 }
 
-AtomicFile::AtomicFile(std::string path, IfExists if_exists, std::uint64_t size_hint)
+AtomicFile::AtomicFile(std::string path, IfExists if_exists, std::uint64_t size_hint,
+                       UntilCommit until_commit)
     : path_(std::move(path)), if_exists_(if_exists) {
-  const std::filesystem::path as_path(path_);
-  std::string directory = as_path.parent_path().string();
-  if (directory.empty()) directory = ".";
+  const std::string directory = directory_of(path_);
   make_directories(directory);
   if (::access(path_.c_str(), F_OK) == 0) {
     if (if_exists == IfExists::fail) throw_errno(EEXIST, "create", path_);
   } else if (errno != ENOENT) {
     throw_errno(errno, "create", path_);
   }
-  const std::string temporary = directory + "/" + temporary_name(as_path.filename().string());
-  Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (!fd) throw_errno(errno, "create", path_);
-  temporary_ = temporary;
-  file_.emplace(std::move(fd), path_);
+  if (until_commit == UntilCommit::unnamed_if_possible) {
+    if (Fd fd = open_unnamed(directory)) file_.emplace(std::move(fd), path_);
+  }
+  if (!file_) open_named();
   try {
     file_->reserve(size_hint);
   } catch (...) {
-    ::unlink(temporary_.c_str());
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
     throw;
   }
+}
+
+void AtomicFile::open_named() {
+  const std::string name = std::filesystem::path(path_).filename().string();
+  const std::string temporary = directory_of(path_) + "/" + temporary_name(name);
+  Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!fd) throw_errno(errno, "create", path_);
+  temporary_ = temporary;
+  (void)try_lock(fd.get());
+  file_.emplace(std::move(fd), path_);
 }
 
 AtomicFile::~AtomicFile() {
@@ -96,9 +136,32 @@ void AtomicFile::write_at(std::uint64_t offset, ByteView bytes) {
 }
 
 void AtomicFile::commit() {
-  open_file().finish();
-  move_into_place(temporary_, path_, if_exists_);
+  const Fd fd = open_file().finish();
+  if (temporary_.empty()) {
+    link(fd.get());
+  } else {
+    move_into_place(temporary_, path_, if_exists_);
+  }
   temporary_.clear();
+}
+
+// Gives the file without a name the one it is to have. A link never replaces: where there is
+// something to replace, a rename ends it.
+void AtomicFile::link(int fd) {
+  const auto link_to = [fd](const std::string& name) {
+    return ::linkat(AT_FDCWD, link_of(fd).c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  };
+  if (link_to(path_)) {
+    sync_directory(directory_of(path_));
+    return;
+  }
+  if (errno != EEXIST || if_exists_ == IfExists::fail) throw_errno(errno, "link into place", path_);
+  (void)try_lock(fd);
+  const std::string name = std::filesystem::path(path_).filename().string();
+  const std::string temporary = directory_of(path_) + "/" + temporary_name(name);
+  if (!link_to(temporary)) throw_errno(errno, "link", path_);
+  temporary_ = temporary;
+  move_into_place(temporary_, path_, if_exists_);
 }
 
 FileWriter& AtomicFile::open_file() {

@@ -11,9 +11,17 @@
 
 namespace tessera {
 
+// What a file is called until its commit.
+enum class UntilCommit : std::uint8_t {
+  unnamed_if_possible,  // nothing: it ends with the process (O_TMPFILE)
+  temporary_name,       // ".NAME.tmp-" and 12 hex digits; the writer has its lock
+};
+
 class AtomicFile final : public ByteSink {
  public:
-  AtomicFile(std::string path, IfExists if_exists, std::uint64_t size_hint);
+  // `until_commit`: for file systems that have no files without names, and for tests.
+  AtomicFile(std::string path, IfExists if_exists, std::uint64_t size_hint,
+             UntilCommit until_commit = UntilCommit::unnamed_if_possible);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile() override;
@@ -24,12 +32,18 @@ class AtomicFile final : public ByteSink {
 
  private:
   FileWriter& open_file();
+  void open_named();
+  void link(int fd);
 
   const std::string path_;  // the name it gets
   const IfExists if_exists_;
-  std::string temporary_;  // the name it has until commit; empty: nothing to remove
+  std::string temporary_;  // the name it has until commit; empty: none, nothing to remove
   std::optional<FileWriter> file_;
 };
+
+// Removes what killed writers of the file `path` left under temporary names. To be called before
+// work on the file begins; it looks through its directory.
+void remove_abandoned_temporaries(const std::string& path);
 
 // Whether this is what AtomicFile calls a file until its commit: ".NAME.tmp-" and 12 hex digits.
 [[nodiscard]] bool is_temporary_name(std::string_view file_name);

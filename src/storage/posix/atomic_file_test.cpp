@@ -3,6 +3,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -62,10 +63,66 @@ TEST(AtomicFile, TemporariesAreToldByTheirName) {
     EXPECT_FALSE(is_temporary_name(name)) << name;
   }
   const TemporaryDirectory directory;
-  const AtomicFile file(directory.path() + "/x", IfExists::fail, 0);
+  const AtomicFile file(directory.path() + "/x", IfExists::fail, 0, UntilCommit::temporary_name);
+  EXPECT_FALSE(directory.empty());
   for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
     EXPECT_TRUE(is_temporary_name(entry.path().filename().native())) << entry.path();
   }
+}
+
+// What a process leaves that is killed while it writes: nothing where files may be without a name.
+void die_while_writing(const std::string& path, UntilCommit until_commit) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    AtomicFile file(path, IfExists::replace, 0, until_commit);
+    file.write_at(0, bytes_of("half"));
+    ::kill(::getpid(), SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+}
+
+TEST(AtomicFile, AKilledWriterLeavesNothingOrWhatTheNextOneRemoves) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/x";
+  die_while_writing(path, UntilCommit::unnamed_if_possible);
+  EXPECT_TRUE(directory.empty());
+  die_while_writing(path, UntilCommit::temporary_name);
+  EXPECT_FALSE(directory.empty());
+  {
+    // One that is still written stays.
+    AtomicFile other(path, IfExists::fail, 0, UntilCommit::temporary_name);
+    remove_abandoned_temporaries(path);
+    other.write_at(0, bytes_of("whole"));
+    other.commit();
+  }
+  EXPECT_EQ(content(path), "whole");
+  std::size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+    files += entry.exists() ? 1 : 0;
+  }
+  EXPECT_EQ(files, 1U);
+}
+
+TEST(AtomicFile, BothWaysToCommitReplaceOrRefuse) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/x";
+  for (const UntilCommit until : {UntilCommit::unnamed_if_possible, UntilCommit::temporary_name}) {
+    for (const char* text : {"first", "second"}) {
+      AtomicFile file(path, IfExists::replace, 0, until);
+      file.write_at(0, bytes_of(text));
+      file.commit();
+      EXPECT_EQ(content(path), text);
+    }
+    std::filesystem::remove(path);
+    AtomicFile late(path, IfExists::fail, 0, until);
+    AtomicFile first(path, IfExists::fail, 0, until);
+    first.commit();
+    EXPECT_EQ(code_of([&] { late.commit(); }), ErrorCode::already_exists);
+    std::filesystem::remove(path);
+  }
+  EXPECT_TRUE(directory.empty());
 }
 
 TEST(AtomicFile, AReservationLeavesNoTrace) {

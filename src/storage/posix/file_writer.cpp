@@ -80,11 +80,11 @@ void FileWriter::keep(std::uint64_t end) {
   end_ = std::max(end_, end);
 }
 
-void FileWriter::finish() {
+Fd FileWriter::finish() {
   // The reservation may reach past what was written.
   if (::ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) throw_errno(errno, "truncate", path_);
   if (::fsync(fd_.get()) != 0) throw_errno(errno, "fsync", path_);
-  fd_ = Fd();
+  return std::exchange(fd_, Fd());
 }
 
 }  // namespace tessera

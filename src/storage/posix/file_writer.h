@@ -23,9 +23,9 @@ class FileWriter {
   void write_at(std::uint64_t offset, ByteView bytes);
   // The file has its bytes up to `end` already.
   void keep(std::uint64_t end);
-  // Cuts the file behind the last byte that was written or kept, makes it durable and closes it:
-  // once. After a failure the bytes may be lost, whatever a second fsync says.
-  void finish();
+  // Cuts the file behind the last byte that was written or kept, makes it durable and gives it
+  // back: once. After a failure the bytes may be lost, whatever a second fsync says.
+  Fd finish();
   [[nodiscard]] bool is_open() const { return static_cast<bool>(fd_); }
 
  private:

@@ -10,6 +10,7 @@
 #include "io/range.h"
 #include "storage/names.h"
 #include "storage/posix/atomic_file.h"
+#include "storage/posix/lock.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 #include "tessera/storage.h"
@@ -138,15 +139,23 @@ class PosixStore final : public Store {
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
     const std::string start = prefix.empty() ? directory_ + "/" : full(prefix);
     std::vector<ObjectInfo> found;
-    for_each_file(start, [&](const fs::directory_entry& entry) {
-      if (is_temporary_name(entry.path().filename().native())) return;
-      std::error_code error;
-      const std::uint64_t size = entry.file_size(error);
-      // A file that vanished between the listing and the stat is not there.
-      if (!error) found.push_back({entry.path().native().substr(directory_.size() + 1), size});
-    });
-    std::sort(found.begin(), found.end(),
-              [](const ObjectInfo& a, const ObjectInfo& b) { return a.name < b.name; });
+    for_each_file(start, [&](const fs::directory_entry& entry) { add_object(entry, found); });
+    std::sort(found.begin(), found.end(), by_name);
+    return found;
+  }
+
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    const std::string start = prefix.empty() ? directory_ + "/" : full(prefix);
+    std::vector<ObjectInfo> found;
+    std::error_code error;
+    fs::directory_iterator entry(start, error);
+    if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory)
+      return found;
+    for (const fs::directory_iterator end; !error && entry != end; entry.increment(error)) {
+      add_object(*entry, found);
+    }
+    if (error) throw_errno(error.value(), "list", start);
+    std::sort(found.begin(), found.end(), by_name);
     return found;
   }
 
@@ -173,13 +182,24 @@ class PosixStore final : public Store {
     for_each_file(directory_ + "/", [&](const fs::directory_entry& entry) {
       if (is_temporary_name(entry.path().filename().native())) found.push_back(entry.path());
     });
-    for (const std::string& path : found) remove_file(path);
+    for (const std::string& path : found) remove_abandoned(path);
   }
 
   // Every commit has synced its directory by itself.
   void sync() override {}
 
  private:
+  static bool by_name(const ObjectInfo& a, const ObjectInfo& b) { return a.name < b.name; }
+
+  void add_object(const fs::directory_entry& entry, std::vector<ObjectInfo>& found) const {
+    std::error_code error;
+    if (!entry.is_regular_file(error)) return;
+    if (is_temporary_name(entry.path().filename().native())) return;
+    const std::uint64_t size = entry.file_size(error);
+    // A file that vanished between the listing and the stat is not there.
+    if (!error) found.push_back({entry.path().native().substr(directory_.size() + 1), size});
+  }
+
   [[nodiscard]] std::string full(std::string_view name) const {
     require_safe_name(name, directory_);
     return directory_ + "/" + std::string(name);

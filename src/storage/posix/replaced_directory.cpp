@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/random_id.h"
+#include "storage/posix/lock.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 
@@ -20,6 +21,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kOldMark = ".old-";
+constexpr std::string_view kWorkMark = "-tmp-";
+constexpr std::size_t kAttemptDigits = 12;  // of random_attempt()
 
 std::string without_slashes(std::string path) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
@@ -36,6 +39,21 @@ bool is_there(const std::string& path) {
   if (::lstat(path.c_str(), &status) == 0) return true;
   if (errno != ENOENT) throw_errno(errno, "look for", path);
   return false;
+}
+
+// Directories NAME-tmp-<attempt> that nobody works in any more.
+void remove_abandoned_siblings(const std::string& path) {
+  const std::string start = fs::path(path).filename().string() + std::string(kWorkMark);
+  std::vector<std::string> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(parent_of(path), error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    const bool named = name.size() == start.size() + kAttemptDigits && name.starts_with(start) &&
+                       name.find_first_not_of("0123456789abcdef", start.size()) == name.npos;
+    if (named && entry->is_directory(error)) found.push_back(entry->path().string());
+  }
+  for (const std::string& left : found) remove_abandoned(left);
 }
 
 // A plain rename takes the place of an empty directory, and of no other; without `empty_too` of
@@ -70,10 +88,19 @@ ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists
     : path_(without_slashes(path)), if_exists_(if_exists) {
   require_room();
   make_directories(parent_of(path_));
-  const std::string working = path_ + "-tmp-" + random_attempt();
+  remove_abandoned_siblings(path_);
+  while (!lock_) make_sibling();
+  is_ours_ = true;
+}
+
+// Without a lock afterwards: somebody took the new directory for an abandoned one.
+void ReplacedDirectory::make_sibling() {
+  const std::string working = path_ + std::string(kWorkMark) + random_attempt();
   if (::mkdir(working.c_str(), 0777) != 0) throw_errno(errno, "make directory", working);
   working_ = working;
-  is_ours_ = true;
+  Fd fd(::open(working.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd && errno != ENOENT) throw_errno(errno, "open directory", working);
+  if (fd && try_lock(fd.get()) && is_there(working)) lock_ = std::move(fd);
 }
 
 ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists,

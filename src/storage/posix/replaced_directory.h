@@ -7,14 +7,16 @@
 
 #include <string>
 
+#include "base/fd.h"
 #include "tessera/storage.h"
 
 namespace tessera {
 
 class ReplacedDirectory {
  public:
-  // Makes the sibling. With IfExists::fail a file, or a directory that is not empty, under the name
-  // is `already_exists`, checked again at commit; with IfExists::replace a file is.
+  // Makes the sibling, and removes those that killed processes left. With IfExists::fail a file, or
+  // a directory that is not empty, under the name is `already_exists`, checked again at commit;
+  // with IfExists::replace a file is.
   ReplacedDirectory(const std::string& path, IfExists if_exists);
   // Takes the directory `working`, on the same file system, instead of a new sibling.
   ReplacedDirectory(const std::string& path, IfExists if_exists, std::string working);
@@ -32,12 +34,14 @@ class ReplacedDirectory {
 
  private:
   void require_room() const;
+  void make_sibling();
   void exchange();
 
   std::string path_;
   IfExists if_exists_;
   std::string working_;   // empty after commit
   bool is_ours_ = false;  // `working_` was made here
+  Fd lock_;               // of the sibling, while we live
 };
 
 // Moves `old_path` out of the way and `new_path` to its name, on file systems that cannot exchange

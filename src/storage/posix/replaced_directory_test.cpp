@@ -61,6 +61,19 @@ TEST(ReplacedDirectory, WithoutCommitNothingChanges) {
   EXPECT_EQ(content(directory.path() + "/step1/old"), "old");
 }
 
+TEST(ReplacedDirectory, WhatAKilledProcessLeftIsRemovedByTheNext) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/d";
+  const std::string left = path + "-tmp-0123456789ab";
+  write(left + "/half", "half");
+  write(path + "-tmp-0123456789ag/other", "not ours");
+  const ReplacedDirectory first(path, IfExists::fail);
+  EXPECT_FALSE(std::filesystem::exists(left));
+  EXPECT_TRUE(std::filesystem::exists(path + "-tmp-0123456789ag"));
+  const ReplacedDirectory second(path, IfExists::fail);
+  EXPECT_TRUE(std::filesystem::exists(first.working()));
+}
+
 TEST(ReplacedDirectory, ReplacesTheWholeDirectory) {
   const TemporaryDirectory directory;
   const std::string path = directory.path() + "/step1";
