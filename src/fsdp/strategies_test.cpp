@@ -325,6 +325,19 @@ TEST(Clip, RefusesANormOfNoType_CG9) {
   EXPECT_THROW(clip_grad_norm(sharded_parameters(linear), 1.0, -1.0), Error);
 }
 
+// Four ranks share three rows: the last one has none, of a model that has no others.
+TEST(Clip, RanksThatHoldNothingHaveTheLargestMagnitudeToo_CG2) {
+  run_mesh(4, [](Mesh& mesh) {
+    nn::Linear linear(4, 3);
+    sync_module_states(linear, mesh);
+    fully_shard(linear, mesh);
+    call(linear, torch::full({1, 4}, 2.0F)).sum().backward();
+    EXPECT_NEAR(
+        clip_grad_norm(sharded_parameters(linear), 1.0, std::numeric_limits<double>::infinity()),
+        2.0, 1e-6);
+  });
+}
+
 TEST(Clip, TakesNormsOfShortTypesInFloat_CG2) {
   nn::Linear linear(300, 900);
   linear->to(torch::kBFloat16);

@@ -42,7 +42,8 @@ double clip_grad_norm(const std::vector<ShardedParameter>& parameters, double ma
       }
       mesh = parameter.mesh;
     }
-    if (!parameter.local.grad().defined()) continue;
+    // Of no elements libtorch knows no largest one.
+    if (!parameter.local.grad().defined() || parameter.local.grad().numel() == 0) continue;
     (parameter.sharded ? shards : wholes).push_back(parameter.local.grad());
   }
   double total = power_sum(shards, norm_type);
