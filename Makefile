@@ -62,7 +62,7 @@ asan: setup ## build and test under AddressSanitizer and UBSan
 tsan: setup ## build and test under ThreadSanitizer
 	@tools/build-and-test tsan $(JOBS)
 
-soak: build ## the long counts: killed saves, conversions and ranks, delayed threads, 100,000 damages, 20,000 round trips
+soak: build ## the long counts: killed saves, conversions and ranks, delayed threads, damages, round trips, trainings
 	@tests/soak
 
 install: build ## install libraries, headers and the command under PREFIX

@@ -1,0 +1,91 @@
+// What the ends of all ranks mean.
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+#include "generated/run.h"
+
+namespace tessera::generated {
+namespace {
+
+using Kind = Outcome::Kind;
+
+std::string at_rank(std::size_t rank, const std::string& text) {
+  return "rank " + std::to_string(rank) + ": " + text;
+}
+
+// The first one of a kind; empty: none.
+std::string first_of(const std::vector<Outcome>& outcomes, Kind kind) {
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+    if (outcomes[rank].kind == kind) return at_rank(rank, outcomes[rank].text);
+  }
+  return {};
+}
+
+// Says who or what it was.
+bool names_cause(const std::string& text) {
+  const auto has = [&](const char* part) { return text.find(part) != std::string::npos; };
+  return has("unit '") || has("rank ") || has("step ") || has("block") || has("unit of");
+}
+
+Verdict judge_alike(const std::vector<Outcome>& outcomes) {
+  // What one rank saw is the cause of what others say of it.
+  for (const auto kind : {Kind::differs, Kind::other_exception, Kind::failed_as_meant}) {
+    if (auto text = first_of(outcomes, kind); !text.empty()) return {text, {}};
+  }
+  std::string lost;
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+    if (outcomes[rank].kind != Kind::error) continue;
+    const auto& text = outcomes[rank].text;
+    if (!text.starts_with("peer_failed") && !text.starts_with("timeout"))
+      return {at_rank(rank, text), {}};
+    if (lost.empty()) lost = at_rank(rank, text);
+  }
+  return {lost, {}};
+}
+
+// Messages of a group do not say what they are for, so two things are left (docs/soak.md): a rank
+// that is through with its steps passes its last barrier when others exchange names there, and one
+// that saves alone reads such a name as if it were a rank's state.
+bool may_finish(const Case& drawn, std::size_t rank) {
+  const bool leaves_out = drawn.odd == Odd::skips_forward || drawn.odd == Odd::skips_backward;
+  return leaves_out && static_cast<int>(rank) == drawn.odd_rank;
+}
+bool has_to_name_cause(const Case& drawn) {
+  return drawn.odd != Odd::saves_alone;
+}
+
+Verdict judge_odd(const Case& drawn, const std::vector<Outcome>& outcomes) {
+  if (auto text = first_of(outcomes, Kind::differs); !text.empty())
+    return {"other numbers instead of an error: " + text, {}};
+  const auto finished = std::ranges::count(outcomes, Kind::finished, &Outcome::kind);
+  if (finished == static_cast<std::ptrdiff_t>(outcomes.size())) return {{}, "equal"};
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+    const auto& [kind, text] = outcomes[rank];
+    const bool is_odd = static_cast<int>(rank) == drawn.odd_rank;
+    if (kind == Kind::finished && may_finish(drawn, rank)) continue;
+    if (kind == Kind::finished)
+      return {"rank " + std::to_string(rank) + " finished: " + judge_alike(outcomes).failure, {}};
+    if (kind == Kind::other_exception) return {"no Error: " + at_rank(rank, text), {}};
+    if (!is_odd && kind != Kind::error) return {"no Error: " + at_rank(rank, text), {}};
+    if (kind == Kind::error && has_to_name_cause(drawn) && !names_cause(text))
+      return {"the error names nothing: " + at_rank(rank, text), {}};
+  }
+  return {{}, "error"};
+}
+
+}  // namespace
+
+Verdict judge(const Case& drawn, const std::string& directory) {
+  constexpr auto kLimit = std::chrono::seconds(20);
+  at::set_num_threads(1);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto expected = run_plain(drawn);
+  const auto outcomes = run_sharded(drawn, expected, directory);
+  if (drawn.odd == Odd::nothing) return judge_alike(outcomes);
+  if (std::chrono::steady_clock::now() - begin > kLimit)
+    return {"took longer than " + std::to_string(kLimit.count()) + " s", {}};
+  return judge_odd(drawn, outcomes);
+}
+
+}  // namespace tessera::generated

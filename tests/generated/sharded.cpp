@@ -1,0 +1,423 @@
+// The same training on ranks that are threads, compared after every step.
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "generated/run.h"
+#include "tessera/checkpoint.h"
+#include "tessera/error.h"
+#include "tessera/full_params.h"
+#include "tessera/optim_state_dict.h"
+#include "tessera/state_dict.h"
+#include "tessera/train_state.h"
+#include "torch/testing.h"
+
+namespace tessera::generated {
+namespace {
+
+using torch::Tensor;
+
+// Other numbers than one process has.
+struct Differs : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+// A rank leaves in the middle, as it was drawn to.
+struct Leaves {};
+
+// A state as all ranks have it in memory.
+struct Whole {
+  FullState model;
+  Value optimizer;
+};
+struct Saved {
+  Form form = Form::whole;
+  std::optional<Whole> whole;
+  std::string path;            // of a checkpoint
+  bool has_optimizer = false;  // whether the optimizer had any state
+};
+
+class Trainer {
+ public:
+  Trainer(OptimizerKind kind, const std::vector<ShardedParameter>& parameters) {
+    std::vector<ShardedParameter> trained;
+    for (const auto& parameter : parameters) {
+      if (parameter.local.requires_grad()) trained.push_back(parameter);
+    }
+    if (kind == OptimizerKind::own_adamw) {
+      own_.emplace(trained, own_adamw_options());
+    } else {
+      torchs_ = make_optimizer(kind, local_tensors(trained));
+    }
+  }
+  void step() {
+    if (own_) return own_->step();
+    torchs_->step();
+  }
+  void zero_grad() {
+    if (own_) return own_->zero_grad();
+    torchs_->zero_grad();
+  }
+  OptimizerRef ref() { return own_ ? OptimizerRef(*own_) : OptimizerRef(*torchs_); }
+  std::optional<AdamW>& own() { return own_; }
+
+ private:
+  std::optional<AdamW> own_;
+  std::unique_ptr<torch::optim::Optimizer> torchs_;
+};
+
+// One rank in one phase.
+class Rank {
+ public:
+  Rank(const Case& drawn, int phase, Mesh& mesh, const PhaseResult& expected,
+       const std::string& directory)
+      : drawn_(drawn),
+        phase_(phase),
+        mesh_(mesh),
+        expected_(expected),
+        directory_(directory),
+        root_(make_root(drawn, is_odd(Odd::other_width) ? drawn.width + 2 : drawn.width)) {
+    shard(root_, drawn, layout(), mesh, is_odd(Odd::other_units) ? drawn.odd_block : -1);
+    parameters_ = sharded_parameters(root_);
+    trainer_.emplace(drawn.optimizer, parameters_);
+  }
+
+  void load_from(const std::optional<Saved>& saved) {
+    saved_ = saved;
+    load();
+  }
+  const std::optional<Saved>& saved() const { return saved_; }
+
+  void run() {
+    const auto& steps = drawn_.phases[phase_].steps;
+    for (int s = 0; s < static_cast<int>(steps.size()); ++s) {
+      step_ = s;
+      before_step();
+      run_step(steps[s]);
+      // Who left out a part of a step has other parameters by itself; what counts is what follows.
+      const auto odd = odd_now();
+      if (odd != Odd::skips_forward && odd != Odd::skips_backward) compare_parameters();
+    }
+    mesh_.group().barrier();
+  }
+
+ private:
+  bool is_odd(Odd odd) const {
+    return phase_ == 0 && mesh_.rank() == drawn_.odd_rank && drawn_.odd == odd;
+  }
+  Odd odd_now() const { return odd_of(drawn_, phase_, step_, mesh_.rank()); }
+
+  void before_step() {
+    switch (odd_now()) {
+      case Odd::leaves:
+        throw Leaves();
+      case Odd::freezes:
+        for (auto& named : block_parameters(*root_, drawn_.odd_block))
+          named.tensor.requires_grad_(false);
+        break;
+      case Odd::evaluates_alone:
+        evaluate();
+        break;
+      case Odd::saves_alone:
+        save({.form = Form::checkpoint});
+        break;
+      case Odd::clips_alone:
+        static_cast<void>(clip_grad_norm(parameters_, 1.0));
+        break;
+      default:
+        break;
+    }
+  }
+
+  void run_step(const Step& step) {
+    switch (step.action) {
+      case Action::train:
+      case Action::train_twice_forward:
+      case Action::no_step:
+        return train(step);
+      case Action::train_unsharded:
+        unshard(root_);
+        train(step);
+        return reshard(root_);
+      case Action::forward_only:
+        zero(step.zero);
+        return compare_loss(loss(0).item<double>());
+      case Action::evaluate: {
+        const double mine = evaluate();
+        return compare_loss(mine);
+      }
+      case Action::freeze:
+      case Action::thaw:
+        for (auto& named : block_parameters(*root_, step.block))
+          named.tensor.requires_grad_(step.action == Action::thaw);
+        return;
+      case Action::save:
+        return save(step);
+      case Action::load:
+        return load();
+      case Action::change:
+        return change();
+      case Action::look:
+        return look();
+      case Action::fail_and_reset:
+        return fail_and_reset(step);
+    }
+  }
+
+  void train(const Step& step) {
+    const auto odd = odd_now();
+    if (odd == Odd::skips_forward) return;
+    zero(step.zero);
+    double total = 0;
+    for (int micro = 0; micro < step.micros; ++micro) {
+      const bool is_last = micro + 1 == step.micros;
+      const bool quiet =
+          odd == Odd::accumulates_alone || (!is_last && step.accumulate != Accumulate::synced);
+      std::optional<NoSync> no_sync;
+      if (quiet && step.accumulate != Accumulate::flag) no_sync.emplace(root_);
+      if (step.accumulate == Accumulate::flag) set_requires_gradient_sync(root_, !quiet);
+      auto sum = loss(micro);
+      if (step.action == Action::train_twice_forward) sum = sum + loss(micro + 5);
+      total += sum.item<double>();
+      if (odd == Odd::skips_backward) return;
+      sum.backward();
+    }
+    compare_loss(total);
+    if (step.action == Action::no_step) return;
+    if (step.clip > 0) compare_norm(clip_grad_norm(parameters_, step.clip, norm_type(step)));
+    trainer_->step();
+  }
+
+  Tensor loss(int micro) {
+    auto route = route_of(drawn_, phase_, step_, mesh_.rank());
+    if (odd_now() == Odd::throws_in_forward) route.throw_forward = drawn_.odd_block;
+    if (odd_now() == Odd::throws_in_backward) route.throw_backward = drawn_.odd_block;
+    return loss(micro, route);
+  }
+  Tensor loss(int micro, const Route& route) {
+    const auto batch = batch_of(drawn_, batch_number(phase_, step_), micro, mesh_.rank(),
+                                rows_of(drawn_, phase_, step_, mesh_.rank()));
+    return loss_of(root_(batch.input, route), batch.target);
+  }
+
+  double evaluate() {
+    const torch::NoGradGuard no_grad;
+    root_->eval();
+    const double value = loss(0).item<double>();
+    root_->train();
+    return value;
+  }
+
+  void zero(Zero kind) {
+    if (kind == Zero::model) root_->zero_grad();
+    if (kind == Zero::optimizer) trainer_->zero_grad();
+    if (kind != Zero::to_zero) return;
+    for (const auto& parameter : parameters_) {
+      if (parameter.local.grad().defined()) parameter.local.grad().zero_();
+    }
+  }
+
+  void change() {
+    const FullParams whole(root_);
+    const torch::NoGradGuard no_grad;
+    for (auto& named : own_parameters(*root_)) named.tensor.mul_(0.9);
+  }
+
+  void look() {
+    for (const auto& entry : full_state_dict(root_)) {
+      const auto& all = expected_[step_].parameters;
+      const auto found = all.find(entry.key());
+      if (found != all.end()) compare(entry.value(), found->second, "whole " + entry.key());
+    }
+  }
+
+  void fail_and_reset(const Step& step) {
+    Route route{.step = step_, .rank = mesh_.rank()};
+    (step.in_backward ? route.throw_backward : route.throw_forward) = step.block;
+    try {
+      loss(0, route).backward();
+    } catch (const std::exception&) {
+    }
+    reset(root_);
+  }
+
+  // Saving ---------------------------------------------------------------------------------------
+
+  Value state_of_optimizer() {
+    return full_optim_state_dict(root_, trainer_->ref(), {.rank0_only = false, .group = mesh_});
+  }
+
+  void save(const Step& step) {
+    Saved saved;
+    saved.form = step.form;
+    if (step.form == Form::whole) {
+      saved.whole = Whole{full_state_dict(root_), state_of_optimizer()};
+    } else {
+      saved.path = directory_ + "/" + std::to_string(phase_) + "." + std::to_string(step_);
+      tessera::save(state_tree(step.form, saved), saved.path, mesh_.group());
+    }
+    saved_ = saved;
+  }
+
+  // A dict without entries is no part of a checkpoint.
+  Value state_tree(Form form, Saved& saved) {
+    const bool sharded = form == Form::sharded_checkpoint;
+    std::optional<StateDictTypeScope> scope;
+    if (sharded) scope.emplace(root_, StateDictOptions{.type = StateDictType::sharded});
+    auto tree = Value::dict({{"model", sharded ? state_dict(root_) : model_state(root_)}});
+    const auto state = sharded ? sharded_optim_state_dict(root_, trainer_->ref(), {.group = mesh_})
+                       : trainer_->own() ? optim_state(*trainer_->own())
+                                         : state_of_optimizer();
+    saved.has_optimizer = !state.at("state").pairs().empty();
+    tree.set_item("optim", state);
+    return tree;
+  }
+
+  void load() {
+    if (!saved_) return;
+    if (saved_->form == Form::whole) {
+      load_full_state_dict(root_, saved_->whole->model);
+      return load_optimizer(saved_->whole->optimizer);
+    }
+    const bool sharded = saved_->form == Form::sharded_checkpoint;
+    std::optional<StateDictTypeScope> scope;
+    if (sharded) scope.emplace(root_, StateDictOptions{.type = StateDictType::sharded});
+    auto tree = Value::dict({{"model", sharded ? state_dict(root_) : model_state(root_)}});
+    const bool in_place = !sharded && trainer_->own() && saved_->has_optimizer;
+    if (in_place) tree.set_item("optim", optim_state(*trainer_->own()));
+    tessera::load(tree, saved_->path, mesh_.group());
+    if (sharded) load_state_dict(root_, tree.at("model"));
+    if (in_place) return set_optim_state(*trainer_->own(), tree.at("optim"));
+    auto optimizer = load_all(open_checkpoint(saved_->path)).at("optim");
+    if (!saved_->has_optimizer) optimizer.set_item("state", Value::dict({}));
+    load_optimizer(optimizer);
+  }
+
+  void load_optimizer(const Value& state) {
+    const auto ref = trainer_->ref();
+    load_optimizer_state_dict(
+        ref, shard_full_optim_state_dict(state, root_, {.optim = ref, .group = mesh_}));
+  }
+
+  // Comparing ------------------------------------------------------------------------------------
+
+  double tolerance() const {
+    if (drawn_.precision == Precision::fp64) return 1e-10;
+    return is_low(drawn_.precision) ? 5e-2 : 1e-6;
+  }
+  std::string where() const {
+    return "phase " + std::to_string(phase_) + " step " + std::to_string(step_) + ": ";
+  }
+
+  void compare_loss(double mine) {
+    const double theirs = expected_[step_].losses[mesh_.rank()];
+    if (std::abs(mine - theirs) <= tolerance() * std::max(1.0, std::abs(theirs))) return;
+    throw Differs(where() + "the loss is " + std::to_string(mine) + ", in one process " +
+                  std::to_string(theirs));
+  }
+
+  void compare_norm(double mine) {
+    const double theirs = expected_[step_].norm;
+    if (std::abs(mine - theirs) <= tolerance() * std::max(1.0, theirs)) return;
+    throw Differs(where() + "the gradients' norm is " + std::to_string(mine) + ", in one process " +
+                  std::to_string(theirs));
+  }
+
+  void compare(const Tensor& mine, const Tensor& theirs, const std::string& name) {
+    if (mine.sizes() != theirs.sizes()) throw Differs(where() + name + " has another shape");
+    if (mine.numel() == 0) return;
+    const auto scale = std::max(1.0, theirs.abs().max().item<double>());
+    const auto difference = (mine - theirs).abs().max().item<double>();
+    // Not a number is no number below the tolerance either.
+    if (difference <= tolerance() * scale) return;
+    throw Differs(where() + name + " differs by " + std::to_string(difference));
+  }
+
+  void compare_parameters() {
+    const torch::NoGradGuard no_grad;
+    const auto& expected = expected_[step_].parameters;
+    for (const auto& parameter : parameters_) {
+      const auto local = parameter.local.detach();
+      for (const auto& piece : parameter.pieces) {
+        const auto theirs = expected.at(piece.name).flatten();
+        compare(local.narrow(0, piece.local_offset, piece.count),
+                theirs.narrow(0, piece.param_offset, piece.count), piece.name);
+      }
+      if (!parameter.pieces.empty()) continue;
+      auto theirs = expected.at(parameter.name());
+      if (parameter.sharded && parameter.flat) {
+        theirs = theirs.flatten().narrow(0, parameter.offset, local.numel());
+      } else if (parameter.sharded) {
+        theirs = theirs.narrow(parameter.dim, parameter.offset, local.size(parameter.dim));
+      }
+      compare(local, theirs, parameter.name());
+    }
+  }
+
+  const Layout& layout() const { return drawn_.phases[phase_].layout; }
+
+  const Case& drawn_;
+  int phase_;
+  int step_ = 0;
+  Mesh& mesh_;
+  const PhaseResult& expected_;
+  const std::string& directory_;
+  Root root_;
+  std::vector<ShardedParameter> parameters_;
+  std::optional<Trainer> trainer_;
+  std::optional<Saved> saved_;
+};
+
+Outcome outcome_of(const std::function<void()>& work) {
+  try {
+    work();
+    return {};
+  } catch (const Leaves&) {
+    return {Outcome::Kind::left, "left"};
+  } catch (const Differs& differs) {
+    return {Outcome::Kind::differs, differs.what()};
+  } catch (const Error& error) {
+    return {Outcome::Kind::error, error.what()};
+  } catch (const std::exception& other) {
+    const std::string text = other.what();
+    return {text == "bad batch" ? Outcome::Kind::failed_as_meant : Outcome::Kind::other_exception,
+            text};
+  }
+}
+
+}  // namespace
+
+std::vector<Outcome> run_sharded(const Case& drawn, const std::vector<PhaseResult>& expected,
+                                 const std::string& directory) {
+  const auto deadline = std::chrono::seconds(drawn.odd == Odd::nothing ? 60 : 4);
+  std::optional<Saved> saved;
+  std::vector<Outcome> outcomes;
+  for (int phase = 0; phase < static_cast<int>(drawn.phases.size()); ++phase) {
+    outcomes.assign(drawn.phases[phase].layout.world, {});
+    std::optional<Saved> next;  // written by rank 0
+    testing::run_mesh(
+        static_cast<int>(outcomes.size()),
+        [&](Mesh& mesh) {
+          outcomes[mesh.rank()] = outcome_of([&] {
+            Rank rank(drawn, phase, mesh, expected[phase], directory);
+            if (phase > 0) rank.load_from(saved);
+            rank.run();
+            if (mesh.rank() == 0) next = rank.saved();
+          });
+        },
+        deadline);
+    saved = std::move(next);
+    const bool all_finished = std::ranges::all_of(
+        outcomes, [](const Outcome& outcome) { return outcome.kind == Outcome::Kind::finished; });
+    if (!all_finished) break;
+  }
+  return outcomes;
+}
+
+}  // namespace tessera::generated
