@@ -222,7 +222,8 @@ TEST(HostilePickle, OddFormsAreKept) {
   EXPECT_EQ(parse("\x80\x02X\x08\0\0\0"s + odd + ".").as_string(), odd);
   EXPECT_EQ(render(Value(odd)), "'a\\x00\\x1b[31mb'");
   const std::string long_key(1 << 20, 'k');
-  EXPECT_NE(parse("\x80\x02}X\0\0\x10\0"s + long_key + "Ns.").find(long_key), nullptr);
+  const Value long_dict = parse("\x80\x02}X\0\0\x10\0"s + long_key + "Ns.");
+  EXPECT_NE(long_dict.find(long_key), nullptr);
 }
 
 TEST(HostilePickle, NamesAreListedWithoutReading) {
