@@ -8,10 +8,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/read/cast.h"
 #include "checkpoint/read/npy.h"
 #include "checkpoint/read/reader.h"
 #include "cli/commands.h"
+#include "cli/json_value.h"
 #include "cli/output.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -19,7 +19,8 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::int64_t kWindow = 1 << 20;  // bytes of a tensor in memory at once
+constexpr std::int64_t kWindow = 1 << 20;     // bytes of a tensor in memory at once
+constexpr std::size_t kMostValues = 1 << 20;  // of an object, as JSON
 
 struct Options {
   std::string path;
@@ -78,36 +79,6 @@ Box box_of(const std::string& slices, const Shape& shape) {
   return box;
 }
 
-// One element as text: integers as they are, floats by the shortest text, what C++ has no type for
-// by its bytes.
-std::string element_text(DType dtype, const std::byte* at) {
-  if (dtype == DType::bool8) return *at == std::byte{0} ? "False" : "True";
-  if (dtype == DType::uint64) {
-    std::uint64_t value = 0;
-    std::memcpy(&value, at, sizeof value);
-    return std::to_string(value);
-  }
-  if (!can_cast(dtype, DType::float64)) {
-    std::string text = "0x";
-    for (std::size_t i = size_of(dtype); i-- > 0;)
-      text += fmt::format("{:02x}", std::to_integer<unsigned>(at[i]));
-    return text;
-  }
-  if (info(dtype).floating) {
-    if (dtype != DType::float64) {
-      float value = 0;
-      cast(dtype, at, DType::float32, reinterpret_cast<std::byte*>(&value), 1);
-      return fmt::format("{}", value);
-    }
-    double value = 0;
-    std::memcpy(&value, at, sizeof value);
-    return render_real(value);
-  }
-  std::int64_t value = 0;
-  cast(dtype, at, DType::int64, reinterpret_cast<std::byte*>(&value), 1);
-  return std::to_string(value);
-}
-
 // Prints elements in row-major order, a line a row of the last dimension.
 class Printer {
  public:
@@ -162,18 +133,12 @@ const Leaf& leaf_of(const Checkpoint& checkpoint, const std::string& name, std::
   return *leaf;
 }
 
-void print_json(const Leaf& leaf, const Box& box) {
+void print_elements(const Leaf& leaf, const Box& box) {
   const DType dtype = leaf.value.as_tensor().dtype;
   auto values = nlohmann::ordered_json::array();
   read_box(leaf, box, [&](ByteView bytes) {
     for (std::size_t at = 0; at < bytes.size(); at += size_of(dtype)) {
-      const std::string text = element_text(dtype, bytes.data() + at);
-      auto number = nlohmann::ordered_json::parse(text, nullptr, false);
-      if (number.is_number()) {
-        values.push_back(std::move(number));
-      } else {
-        values.push_back(text);  // inf, nan, True, bytes
-      }
+      values.push_back(element_json(dtype, bytes.data() + at));
     }
   });
   nlohmann::ordered_json json;
@@ -181,7 +146,7 @@ void print_json(const Leaf& leaf, const Box& box) {
   json["dtype"] = to_string(dtype);
   json["shape"] = box.sizes;
   json["values"] = std::move(values);
-  fmt::print("{}\n", json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
+  print_json(json, -1);
 }
 
 int cat(const Options& options, const Common& common) {
@@ -190,12 +155,13 @@ int cat(const Options& options, const Common& common) {
   const Leaf& leaf = leaf_of(checkpoint, options.name, slices);
   if (!leaf.value.is(Value::Kind::tensor)) {
     if (!slices.empty() || !options.npy.empty()) refuse(slices, "is of a value, not of a tensor");
-    const std::string text = render(leaf.value, 1 << 20);
     if (common.json) {
-      fmt::print("{}\n", nlohmann::ordered_json{{"name", leaf.name}, {"value", text}}.dump(
-                             -1, ' ', true, nlohmann::json::error_handler_t::replace));
+      nlohmann::ordered_json json;
+      json["name"] = leaf.name;
+      json["value"] = json_of(leaf.value, kMostValues);
+      print_json(json, -1);
     } else {
-      fmt::print("{}\n", text);
+      fmt::print("{}\n", render(leaf.value, 1 << 20));
     }
     return kDone;
   }
@@ -206,7 +172,7 @@ int cat(const Options& options, const Common& common) {
     read_box(leaf, box, [&file](ByteView bytes) { file.add(bytes); });
     file.commit();
   } else if (common.json) {
-    print_json(leaf, box);
+    print_elements(leaf, box);
   } else {
     Printer printer(box, tensor.dtype);
     read_box(leaf, box, [&printer](ByteView bytes) { printer.add(bytes); });
@@ -218,6 +184,8 @@ constexpr const char* kExamples = R"(
 Prints a line a row of the last dimension. Slices are Python's, without steps; a single index keeps
 its dimension. Only the bytes of the slice are read. Types that neither C++ nor numpy has (8-bit
 floats) are printed by their bytes and written to .npy as unsigned integers; bfloat16 as float32.
+Complex numbers are printed as 1+2j. With --json booleans, numbers and text have JSON's types; inf,
+nan and complex numbers, for which JSON has no word, are strings.
 
 Examples:
   tessera cat checkpoint/ model.norm.weight

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/json_value.h"
 #include "cli/output.h"
 #include "value/render.h"
 
@@ -35,7 +36,7 @@ int diff(const Options& options, const Common& common) {
                       {"name", difference.name},
                       {"text", difference.text}});
     }
-    fmt::print("{}\n", list.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+    print_json(list);
   } else if (differences.empty()) {
     fmt::print("equal: {} leaves, bit for bit\n", a.leaves.size());
   } else {

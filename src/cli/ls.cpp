@@ -11,11 +11,14 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/json_value.h"
 #include "cli/output.h"
 #include "value/render.h"
 
 namespace tessera::cli {
 namespace {
+
+constexpr std::size_t kMostValues = 1000;  // of an object, as JSON
 
 struct Options {
   std::string path;
@@ -54,7 +57,7 @@ Row row_of(const Leaf& leaf) {
           std::to_string(file_count(tensor))};
 }
 
-void print_json(const std::vector<const Leaf*>& leaves) {
+void print_leaves(const std::vector<const Leaf*>& leaves) {
   auto list = nlohmann::ordered_json::array();
   for (const Leaf* leaf : leaves) {
     nlohmann::ordered_json item;
@@ -67,11 +70,11 @@ void print_json(const std::vector<const Leaf*>& leaves) {
       item["pieces"] = tensor.pieces.size();
       item["files"] = file_count(tensor);
     } else {
-      item["value"] = render(leaf->value, 1000);
+      item["value"] = json_of(leaf->value, kMostValues);
     }
     list.push_back(std::move(item));
   }
-  fmt::print("{}\n", list.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+  print_json(list);
 }
 
 void print_table(const std::vector<const Leaf*>& leaves) {
@@ -96,7 +99,7 @@ int ls(const Options& options, const Common& common) {
   keep_only(checkpoint, options.only);
   std::vector<const Leaf*> leaves;
   for (const Leaf& leaf : checkpoint.leaves) leaves.push_back(&leaf);
-  common.json ? print_json(leaves) : print_table(leaves);
+  common.json ? print_leaves(leaves) : print_table(leaves);
   return kDone;
 }
 

@@ -1,11 +1,17 @@
 // tessera: inspects, checks, compares and converts checkpoints.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <iostream>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "cli/commands.h"
+#include "cli/json_value.h"
+#include "cli/suggest.h"
 #include "tessera/error.h"
 #include "value/render.h"
 
@@ -13,6 +19,7 @@ namespace {
 
 using namespace tessera;       // NOLINT(google-build-using-namespace): this is the program
 using namespace tessera::cli;  // NOLINT(google-build-using-namespace)
+using std::string_view_literals::operator""sv;
 
 constexpr const char* kExamples = R"(
 Examples:
@@ -28,11 +35,39 @@ Examples:
   tessera reshard step1000/ step1000-on-8/ --ranks 8
   tessera diff checkpoint/ model.safetensors     by name, bit for bit
 
+With --json a failure is a document too: {"error": {"code": ..., "message": ..., "path": ...}}.
 Exit codes: 0 done; 1 the answer is no (verify, scan, diff); 2 wrong usage; 3 could not.)";
 
-int report(const std::string& line) {
-  fmt::print(stderr, "tessera: {}\n", printable(line));
-  return kFailed;
+// A failure: a line for people, and with --json a document for programs. Returns the exit code.
+int report(const Error& error, bool json) {
+  if (json) print_json(json_of(error));
+  fmt::print(stderr, "tessera: {}\n", printable(error.what()));
+  return error.code() == ErrorCode::invalid_argument ? kUsage : kFailed;
+}
+
+bool asks_for_json(int argc, char** argv) {
+  return std::any_of(argv, argv + argc, [](const char* word) { return word == "--json"sv; });
+}
+
+// Throws when the first word is no command.
+void require_command(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  const std::string typed = argv[1];
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+  if (std::find(names.begin(), names.end(), typed) != names.end()) return;
+  const std::string meant = nearest(typed, names);
+  throw Error(ErrorCode::invalid_argument,
+              "unknown command '" + typed + "', " +
+                  (meant.empty() ? "tessera --help lists them" : "did you mean " + meant + "?"));
+}
+
+// What CLI11 says of a wrong command line, and for programs the same as a document.
+int report_usage(const CLI::App& app, const CLI::ParseError& error, bool json) {
+  const int code = app.exit(error);
+  if (code == 0) return kDone;
+  if (json) print_json(json_of(Error(ErrorCode::invalid_argument, error.what())));
+  return kUsage;
 }
 
 int run(int argc, char** argv) {
@@ -54,10 +89,11 @@ int run(int argc, char** argv) {
   add_unshard(app, common, action);
   add_reshard(app, common, action);
   add_completion(app, action);
+  require_command(app, argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kDone : kUsage;
+    return report_usage(app, error, asks_for_json(argc, argv));
   }
   return action();
 }
@@ -65,14 +101,14 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const bool json = asks_for_json(argc, argv);
   try {
     return run(argc, argv);
   } catch (const Error& error) {
-    const int code = report(error.what());
-    return error.code() == ErrorCode::invalid_argument ? kUsage : code;
+    return report(error, json);
   } catch (const std::bad_alloc&) {
-    return report("limit: out of memory");
+    return report(Error(ErrorCode::limit, "out of memory"), json);
   } catch (const std::exception& error) {
-    return report(std::string("io: ") + error.what());
+    return report(Error(ErrorCode::io, error.what()), json);
   }
 }

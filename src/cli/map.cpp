@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/json_value.h"
 #include "cli/output.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -125,7 +126,7 @@ int map(const Options& options, const Common& common) {
   if (common.json) {
     auto list = nlohmann::ordered_json::array();
     for (const Leaf* leaf : leaves) list.push_back(json_of(*leaf));
-    fmt::print("{}\n", list.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+    print_json(list);
     return kDone;
   }
   for (const Leaf* leaf : leaves) print_tensor(*leaf);

@@ -7,6 +7,7 @@
 
 #include "checkpoint/read/select.h"
 #include "cli/commands.h"
+#include "cli/json_value.h"
 #include "cli/output.h"
 #include "value/render.h"
 
@@ -59,7 +60,7 @@ int stat(const std::string& path, const Common& common) {
     json["optimizer"] = facts.optimizer;
     json["complete"] = true;
     json["warnings"] = checkpoint.warnings;
-    fmt::print("{}\n", json.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+    print_json(json);
     return kDone;
   }
   fmt::print("kind        {}\n", to_string(checkpoint.kind));

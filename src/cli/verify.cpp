@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/json_value.h"
 #include "cli/output.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -47,7 +48,7 @@ int verify(const Options& options, const Common& common) {
     for (const Finding& finding : report.findings) {
       json["findings"].push_back({{"code", to_string(finding.code)}, {"text", finding.text}});
     }
-    fmt::print("{}\n", json.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+    print_json(json);
   } else {
     for (const Finding& finding : report.findings)
       fmt::print(stderr, "tessera: {}\n", printable(finding.text));

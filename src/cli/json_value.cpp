@@ -1,0 +1,183 @@
+#include "cli/json_value.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "checkpoint/read/cast.h"
+#include "value/render.h"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Kind = Value::Kind;
+
+constexpr std::size_t kLongestText = 1 << 20;  // bytes of a value that JSON has no word for
+
+// No more than `left` values; nullopt: there are more.
+std::optional<Json> bounded(const Value& value, std::size_t& left);
+
+std::optional<Json> array_of(const Value& value, std::size_t& left) {
+  Json array = Json::array();
+  for (const Value& item : value.items()) {
+    auto made = bounded(item, left);
+    if (!made) return std::nullopt;
+    array.push_back(std::move(*made));
+  }
+  return array;
+}
+
+std::optional<Json> dict_of(const Value& value, std::size_t& left) {
+  const auto& pairs = value.pairs();
+  const bool named = std::all_of(pairs.begin(), pairs.end(),
+                                 [](const auto& pair) { return pair.first.is(Kind::string); });
+  Json json = named ? Json::object() : Json::array();
+  for (const auto& [key, item] : pairs) {
+    auto made = bounded(item, left);
+    if (!made) return std::nullopt;
+    if (named) {
+      json[key.as_string()] = std::move(*made);
+      continue;
+    }
+    auto made_key = bounded(key, left);
+    if (!made_key) return std::nullopt;
+    json.push_back(Json::array({std::move(*made_key), std::move(*made)}));
+  }
+  return json;
+}
+
+std::optional<Json> bounded(const Value& value, std::size_t& left) {
+  if (left == 0) return std::nullopt;
+  --left;
+  switch (value.kind()) {
+    case Kind::none:
+      return Json(nullptr);
+    case Kind::boolean:
+      return Json(value.as_bool());
+    case Kind::integer:
+      if (value.as_integer().big.empty()) return Json(value.as_int());
+      break;
+    case Kind::real:
+      if (std::isfinite(value.as_real())) return Json(value.as_real());
+      break;
+    case Kind::string:
+      return Json(value.as_string());
+    case Kind::list:
+    case Kind::tuple:
+    case Kind::set:
+    case Kind::frozenset:
+      return array_of(value, left);
+    case Kind::dict:
+      return dict_of(value, left);
+    default:
+      break;
+  }
+  return Json(render(value, kLongestText));
+}
+
+std::string float_text(DType dtype, const std::byte* at) {
+  if (dtype == DType::float64) {
+    double value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return render_real(value);
+  }
+  float value = 0;
+  cast(dtype, at, DType::float32, reinterpret_cast<std::byte*>(&value), 1);
+  return fmt::format("{}", value);
+}
+
+// The type of the real and of the imaginary part; nullopt: not complex.
+std::optional<DType> part_of(DType dtype) {
+  switch (dtype) {
+    case DType::complex32:
+      return DType::float16;
+    case DType::complex64:
+      return DType::float32;
+    case DType::complex128:
+      return DType::float64;
+    default:
+      return std::nullopt;
+  }
+}
+
+// As Python writes it, without the brackets: 1+2j, -0-infj, nan+0j.
+std::string complex_text(DType part, const std::byte* at) {
+  const auto text = [part](const std::byte* from) {
+    double value = 0;
+    if (part == DType::float64) {
+      std::memcpy(&value, from, sizeof value);
+      return std::isnan(value) ? std::string("nan") : fmt::format("{}", value);
+    }
+    std::string made = float_text(part, from);
+    return made == "-nan" ? std::string("nan") : made;
+  };
+  const std::string imaginary = text(at + size_of(part));
+  return text(at) + (imaginary.starts_with('-') ? "" : "+") + imaginary + "j";
+}
+
+std::string bytes_text(DType dtype, const std::byte* at) {
+  std::string text = "0x";
+  for (std::size_t i = size_of(dtype); i-- > 0;)
+    text += fmt::format("{:02x}", std::to_integer<unsigned>(at[i]));
+  return text;
+}
+
+std::int64_t integer_of(DType dtype, const std::byte* at) {
+  std::int64_t value = 0;
+  cast(dtype, at, DType::int64, reinterpret_cast<std::byte*>(&value), 1);
+  return value;
+}
+
+std::uint64_t unsigned_of(const std::byte* at) {
+  std::uint64_t value = 0;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+}  // namespace
+
+nlohmann::ordered_json json_of(const Value& value, std::size_t most) {
+  std::size_t left = most;
+  auto made = bounded(value, left);
+  return made ? std::move(*made) : Json(render(value, most));
+}
+
+std::string element_text(DType dtype, const std::byte* at) {
+  if (dtype == DType::bool8) return *at == std::byte{0} ? "False" : "True";
+  if (dtype == DType::uint64) return std::to_string(unsigned_of(at));
+  if (const auto part = part_of(dtype)) return complex_text(*part, at);
+  if (!can_cast(dtype, DType::float64)) return bytes_text(dtype, at);
+  return info(dtype).floating ? float_text(dtype, at) : std::to_string(integer_of(dtype, at));
+}
+
+nlohmann::ordered_json element_json(DType dtype, const std::byte* at) {
+  if (dtype == DType::bool8) return *at != std::byte{0};
+  if (dtype == DType::uint64) return unsigned_of(at);
+  if (part_of(dtype) || !can_cast(dtype, DType::float64)) return element_text(dtype, at);
+  if (!info(dtype).floating) return integer_of(dtype, at);
+  // The shortest text of a float is shorter than that of the double it is converted to.
+  const std::string text = float_text(dtype, at);
+  const double value = std::strtod(text.c_str(), nullptr);
+  return std::isfinite(value) ? Json(value) : Json(text);
+}
+
+nlohmann::ordered_json json_of(const Error& error) {
+  Json facts = Json::object();
+  facts["code"] = to_string(error.code());
+  facts["message"] = error.message();
+  if (!error.path().empty()) facts["path"] = error.path();
+  if (!error.key().empty()) facts["key"] = error.key();
+  if (error.offset()) facts["offset"] = *error.offset();
+  return {{"error", std::move(facts)}};
+}
+
+void print_json(const nlohmann::ordered_json& json, int indent) {
+  fmt::print("{}\n", json.dump(indent, ' ', true, Json::error_handler_t::replace));
+}
+
+}  // namespace tessera::cli

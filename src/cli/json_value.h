@@ -1,0 +1,33 @@
+// Values and elements as JSON: what --json prints.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/dtype.h"
+#include "tessera/error.h"
+#include "tessera/value.h"
+
+namespace tessera::cli {
+
+// None, booleans, integers of 64 bits, finite floats and strings as JSON's own; lists, tuples and
+// sets as arrays; dicts as objects, or as an array of pairs when a key is no string. Everything
+// else (inf and nan, larger integers, complex numbers, bytes, objects) as the text that `render`
+// gives, and so the whole value when it is made of more than `most` values.
+[[nodiscard]] nlohmann::ordered_json json_of(const Value& value, std::size_t most);
+
+// One element of a tensor as text: integers as they are, floats by the shortest text, complex
+// numbers as 1+2j, what C++ has no type for by its bytes.
+[[nodiscard]] std::string element_text(DType dtype, const std::byte* at);
+// The same as JSON: true, -0.0, "inf", "1+2j".
+[[nodiscard]] nlohmann::ordered_json element_json(DType dtype, const std::byte* at);
+
+// {"error": {"code", "message", "path", "key", "offset"}}; the last three where they are known.
+[[nodiscard]] nlohmann::ordered_json json_of(const Error& error);
+
+// The document as --json prints it, on standard output; bytes that are no UTF-8 are replaced.
+void print_json(const nlohmann::ordered_json& json, int indent = 1);
+
+}  // namespace tessera::cli

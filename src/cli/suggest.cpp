@@ -1,0 +1,43 @@
+#include "cli/suggest.h"
+
+#include <algorithm>
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::size_t kFarthest = 2;       // edits
+constexpr std::size_t kLongestTyped = 32;  // letters; no command is as long
+
+// Damerau's distance, where a swapped pair is one edit.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) edits[i][0] = i;
+  for (std::size_t j = 0; j <= b.size(); ++j) edits[0][j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t changed = edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      edits[i][j] = std::min({edits[i - 1][j] + 1, edits[i][j - 1] + 1, changed});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
+    }
+  }
+  return edits[a.size()][b.size()];
+}
+
+}  // namespace
+
+std::string nearest(std::string_view typed, const std::vector<std::string>& names) {
+  std::string best;
+  if (typed.size() > kLongestTyped) return best;
+  std::size_t least = kFarthest + 1;
+  for (const std::string& name : names) {
+    const std::size_t edits = distance(typed, name);
+    if (edits < least && 2 * edits < std::max(typed.size(), name.size())) {
+      least = edits;
+      best = name;
+    }
+  }
+  return best;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,14 @@
+// What somebody may have meant who typed a name that is not there.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::cli {
+
+// The name nearest to `typed`: at most two letters inserted, left out, changed or swapped with
+// their neighbour, and fewer than half of it. Empty: none is that near.
+[[nodiscard]] std::string nearest(std::string_view typed, const std::vector<std::string>& names);
+
+}  // namespace tessera::cli

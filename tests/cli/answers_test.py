@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""What the tessera command prints for programs and people: JSON, values, scan, seal, help, completion.
+
+    answers_test.py TESSERA GOLDEN_DIRECTORY
+"""
+import io
+import json
+import math
+import os
+import pathlib
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+
+TESSERA = GOLDEN = None
+
+
+def tessera(*arguments, **extra):
+    return subprocess.run([TESSERA, *map(str, arguments)], capture_output=True, text=True, check=False, **extra)
+
+
+def answer(*arguments):
+    return json.loads(tessera(*arguments, "--json").stdout)
+
+
+class Answers(unittest.TestCase):
+    def setUp(self):
+        self.work = pathlib.Path(tempfile.mkdtemp(prefix="tessera-cli-"))
+
+    def tearDown(self):
+        shutil.rmtree(self.work)
+
+    def refused(self, code, *arguments, exit_code=3):
+        done = tessera(*arguments)
+        self.assertEqual(done.returncode, exit_code, done.stderr)
+        self.assertTrue(done.stderr.startswith(f"tessera: {code}: "), done.stderr)
+        return done.stderr
+
+    def safetensors(self, name, tensors, metadata=None):
+        header, data = {}, b""
+        if metadata:
+            header["__metadata__"] = metadata
+        for key, (dtype, shape, content) in tensors.items():
+            header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+            data += content
+        text = json.dumps(header).encode()
+        path = self.work / name
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        return path
+
+    def archive(self, pickled):
+        """What torch.save writes around a pickle."""
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as out:
+            out.writestr("archive/data.pkl", pickled)
+            out.writestr("archive/version", "3\n")
+        return file.getvalue()
+
+    def torch_file(self, value):
+        path = self.work / "value.pt"
+        path.write_bytes(self.archive(pickle.dumps(value, 2)))
+        return path
+
+    def tree(self, value):
+        """A safetensors file whose tree entry has this tagged value."""
+        entry = {"version": 1, "leaves": [{"path": ["v"], "value": value}]}
+        return self.safetensors("tree.safetensors", {}, {"tessera.tree": json.dumps(entry)})
+
+    # Values ----------------------------------------------------------------------------------------
+
+    def test_complex_numbers_as_python_writes_them(self):
+        source = self.safetensors("c.safetensors", {"c": ("C64", [4], struct.pack(
+            "<8f", 1, 2, -0.0, -1.5, math.nan, math.inf, 0.1, -0.0))})
+        self.assertEqual(tessera("cat", source, "c").stdout, "1+2j -0-1.5j nan+infj 0.1-0j\n")
+        self.assertEqual(answer("cat", source, "c")["values"], ["1+2j", "-0-1.5j", "nan+infj", "0.1-0j"])
+
+    def test_elements_have_the_types_of_json(self):
+        source = self.safetensors("a.safetensors", {
+            "f": ("F32", [6], struct.pack("<6f", 0.1, -0.0, 2, -math.inf, math.nan, 3e38)),
+            "d": ("F64", [3], struct.pack("<3d", -0.0, 1e300, 0.1)), "b": ("BOOL", [2], b"\0\1"),
+            "u": ("U64", [1], struct.pack("<Q", 2**64 - 1)), "i": ("I8", [2], b"\xff\x05"), "e": ("F8_E4M3", [1], b"\x38")})
+        done = tessera("cat", source, "f", "--json").stdout
+        self.assertIn("[0.1,-0.0,2.0,\"-inf\",\"nan\",", done)
+        self.assertEqual(json.loads(done)["values"][5], 3e38)
+        doubles = answer("cat", source, "d")["values"]
+        self.assertEqual((doubles, math.copysign(1, doubles[0])), ([-0.0, 1e300, 0.1], -1.0))
+        for name, values in {"b": [False, True], "u": [2**64 - 1], "i": [-1, 5], "e": ["0x38"]}.items():
+            found = answer("cat", source, name)["values"]
+            self.assertEqual((found, list(map(type, found))), (values, list(map(type, values))))
+
+    def test_values_have_the_types_of_json(self):
+        values = {"flag": True, "none": None, "zero": -0.0, "text": "1", "n": 7, "big": 2**70, "inf": math.inf,
+                  "pair": (1, [2.5, "x"], {}), "z": 1 + 2j, "raw": b"ab", "keys": ({1: "a", "1": "b"}, {"k": (False,)})}
+        source = self.torch_file(values)
+        found = {row["name"]: row["value"] for row in answer("ls", source)}
+        self.assertIs(found["flag"], True)
+        self.assertIsNone(found["none"])
+        self.assertEqual((found["zero"], math.copysign(1, found["zero"])), (0, -1))
+        self.assertEqual((found["text"], found["n"], found["big"], found["inf"]), ("1", 7, str(2**70), "inf"))
+        self.assertEqual((found["z"], found["raw"]), ("(1+2j)", "b'ab'"))
+        self.assertEqual(found["pair"], [1, [2.5, "x"], {}])
+        self.assertEqual(found["keys"], [[[1, "a"], ["1", "b"]], {"k": [False]}])
+        for name in found:
+            self.assertEqual(answer("cat", source, name)["value"], found[name], name)
+
+    # Errors ----------------------------------------------------------------------------------------
+
+    def test_an_error_is_a_document_too(self):
+        done = tessera("ls", self.work / "none", "--json")
+        error = json.loads(done.stdout)["error"]
+        self.assertEqual((done.returncode, error["code"], error["path"]), (3, "not_found", str(self.work / "none")))
+        self.assertTrue(done.stderr.startswith("tessera: not_found: " + error["message"]))
+        broken = self.work / "broken.safetensors"
+        broken.write_bytes(struct.pack("<Q", 50) + b"{" + b" " * 20)
+        for command in (("ls", broken), ("stat", broken), ("cat", broken, "w"), ("map", broken), ("seal", broken),
+                        ("diff", broken, broken), ("convert", broken, self.work / "x.pt")):
+            self.assertEqual(json.loads(tessera(*command, "--json").stdout)["error"]["code"], "incomplete", command)
+        source = self.safetensors("a.safetensors", {"w": ("U8", [1], b"x")})
+        self.assertEqual(answer("cat", source, "v")["error"]["key"], "v")
+        for usage in (("cat", source), ("ls", source, "--frobnicate"), ("convrt", source)):
+            done = tessera(*usage, "--json")
+            self.assertEqual((done.returncode, json.loads(done.stdout)["error"]["code"]), (2, "invalid_argument"))
+        self.assertEqual(tessera("ls", self.work / "none").stdout, "")
+
+    def test_an_unknown_command_names_the_one_that_was_meant(self):
+        for typed, meant in (("convrt", "convert"), ("sacn", "scan"), ("veriffy", "verify"), ("rehsard", "reshard")):
+            text = self.refused("invalid_argument", typed, "a", "b", exit_code=2)
+            self.assertIn(f"unknown command '{typed}', did you mean {meant}?", text)
+        self.assertIn("unknown command 'frobnicate', tessera --help lists them",
+                      self.refused("invalid_argument", "frobnicate", exit_code=2))
+
+    # Scan ------------------------------------------------------------------------------------------
+
+    # Seal, convert, help -----------------------------------------------------------------------------
+
+
+
+class Plain:
+    """An object for pickle protocol 1."""
+
+
+if __name__ == "__main__":
+    TESSERA, GOLDEN = os.path.abspath(sys.argv[1]), pathlib.Path(sys.argv[2]).resolve()
+    unittest.main(argv=sys.argv[:1])
