@@ -134,6 +134,26 @@ class Answers(unittest.TestCase):
         self.assertIn("unknown command 'frobnicate', tessera --help lists them",
                       self.refused("invalid_argument", "frobnicate", exit_code=2))
 
+    def test_kinds_that_are_not_read_are_named(self):
+        cases = {"torchscript.pt": ({"m/data.pkl": b"\x80\2N.", "m/constants.pkl": b"\x80\2).", "m/version": b"3\n"}, "TorchScript"),
+                 "lite.ptl": ({"m/bytecode.pkl": b"\x80\2N.", "m/constants.pkl": b"\x80\2).", "m/version": b"3\n"}, "TorchScript"),
+                 "script_1_0.pt": ({"m/version": b"1\n", "m/model.json": b"{}"}, "TorchScript archive, as torch wrote before 1.4"),
+                 "package.pt": ({"p/.data/extern_modules": b"", "p/m/model.pkl": b"\x80\2N."}, "torch.package"),
+                 "export.pt2": ({"e/archive_format": b"pt2", "e/models/model.json": b"{}"}, "torch.export")}
+        for name, (records, text) in cases.items():
+            with zipfile.ZipFile(self.work / name, "w") as out:
+                for record, content in records.items():
+                    out.writestr(record, content)
+            self.assertIn(text, self.refused("unsupported", "ls", self.work / name))
+        self.assertIn("TorchScript", self.refused("unsupported", "ls", GOLDEN / "script.pt"))
+        for protocol in (0, 1):
+            for name in ("old.pt", "old.bin"):
+                (self.work / name).write_bytes(b"".join(pickle.dumps(part, protocol) for part in (
+                    0x1950a86a20f9469cfc6c, 1001, {"little_endian": True}, {"n": 3}, [])))
+                self.assertIn("a stream of torch.save by pickle protocol 0 or 1", self.refused("unsupported", "ls", self.work / name))
+        (self.work / "object.pt").write_bytes(self.archive(pickle.dumps(Plain(), 1)))
+        self.assertIn("an object of pickle protocol 0 or 1", self.refused("unsupported", "ls", self.work / "object.pt"))
+
     # Scan ------------------------------------------------------------------------------------------
 
     # Seal, convert, help -----------------------------------------------------------------------------

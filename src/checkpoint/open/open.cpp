@@ -9,6 +9,7 @@
 
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/open/rank_files.h"
+#include "format/torch/stream.h"
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
@@ -34,6 +35,7 @@ CheckpointKind kind_of_file(const ByteSource& source) {
   if (at(0) == 'P' && at(1) == 'K') return CheckpointKind::torch_file;
   if (source.name().ends_with(".safetensors")) return CheckpointKind::safetensors;
   if (at(0) == 0x80) return CheckpointKind::torch_file;  // a stream from before torch 1.6
+  if (torch_file::is_text_stream(source)) return CheckpointKind::torch_file;  // says what it is
   if (source.name().ends_with(".pt") || source.name().ends_with(".pth"))
     return CheckpointKind::torch_file;
   throw Error(ErrorCode::corrupt, "neither a zip of torch.save nor a safetensors file")

@@ -126,6 +126,10 @@ void Machine::reduce() {
     corrupt("arguments are " + std::string(describe(arguments.value.kind())) +
             ", expected a tuple");
   }
+  if (protocol_ < 2 && is_global(callable.value, "copyreg", "_reconstructor")) {
+    throw Error(ErrorCode::unsupported,
+                "an object of pickle protocol 0 or 1; objects of protocols 2 to 5 are read");
+  }
   if (is_global(callable.value, "builtins", "getattr")) {
     if (!is_nested_class(callable.value, arguments.value)) refuse(callable.value);
   } else {

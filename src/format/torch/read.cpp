@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <utility>
 
@@ -38,6 +39,15 @@ constexpr std::array<std::string_view, 3> kShardClasses = {
     "torch device",
 };
 
+// Zip archives of PyTorch that torch.save did not write, by the record that each has.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kOthers = {{
+    {"constants.pkl", "a TorchScript archive"},
+    {"model.json", "a TorchScript archive, as torch wrote before 1.4"},
+    {".data/extern_modules", "an archive of torch.package"},
+    {"archive_format", "an archive of torch.export"},
+}};
+constexpr std::uint64_t kDirectoryReach = 1 << 20;  // bytes at the end in which they are looked for
+
 [[noreturn]] void corrupt(std::string what) {
   throw Error(ErrorCode::corrupt, std::move(what));
 }
@@ -54,17 +64,30 @@ void explain_other_format(const ByteSource& source) {
   if (std::memcmp(start.data() + kTarMagicOffset, "ustar", 5) == 0) {
     fail(ErrorCode::unsupported, "a tar archive, as torch.save wrote before 0.1.10");
   }
+  if (is_text_stream(source))
+    fail(ErrorCode::unsupported, "a stream of torch.save by pickle protocol 0 or 1");
   if (size >= 4 && std::memcmp(start.data(), "PK", 2) != 0)
     fail(ErrorCode::corrupt, "not a torch.save file");
+}
+
+// Says what an archive is whose entries are compressed, as TorchScript's are: by its directory.
+void explain_other_archive(const ByteSource& source) {
+  std::string end(std::min(source.size(), kDirectoryReach), '\0');
+  source.read_at(source.size() - end.size(), std::as_writable_bytes(std::span(end)));
+  for (const auto& [record, kind] : kOthers) {
+    if (end.find("/" + std::string(record)) != std::string::npos)
+      throw Error(ErrorCode::unsupported, std::string(kind)).at_path(source.name());
+  }
 }
 
 // None: the file begins as a stream does.
 std::optional<zip::Archive> open_archive(const std::shared_ptr<const ByteSource>& source) {
   try {
     return zip::Archive(source);
-  } catch (const Error&) {
+  } catch (const Error& error) {
     if (is_stream(*source)) return std::nullopt;
     explain_other_format(*source);
+    if (error.code() == ErrorCode::unsupported) explain_other_archive(*source);
     throw;
   }
 }
@@ -106,6 +129,7 @@ class Reader {
 
   void find_root();
   void check_records() const;
+  [[nodiscard]] std::string_view other_kind() const;
   [[nodiscard]] std::string text(std::string_view record) const;
   Value load_storage(const Value& id);
 
@@ -151,12 +175,19 @@ std::string Reader::text(std::string_view record) const {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+std::string_view Reader::other_kind() const {
+  for (const auto& [record, kind] : kOthers) {
+    if (archive_.find(root_ + std::string(record)) != nullptr) return kind;
+  }
+  return {};
+}
+
 void Reader::check_records() const {
+  if (const std::string_view other = other_kind(); !other.empty())
+    fail(ErrorCode::unsupported, std::string(other));
   if (archive_.find(root_ + "data.pkl") == nullptr) {
     fail(ErrorCode::corrupt, "a zip archive without data.pkl: not written by torch.save");
   }
-  if (archive_.find(root_ + "constants.pkl") != nullptr)
-    fail(ErrorCode::unsupported, "a TorchScript archive");
   std::string version = text("version");
   if (version.empty()) version = text(".data/version");
   while (!version.empty() && version.back() == '\n') version.pop_back();

@@ -22,6 +22,8 @@ constexpr std::int64_t kProtocol = 1001;          // of the stream; there was ne
 constexpr std::array<unsigned char, 10> kMagic = {0x6c, 0xfc, 0x9c, 0x46, 0xf9,
                                                   0x20, 0x6a, 0xa8, 0x50, 0x19};
 
+constexpr std::string_view kMagicText = "L119547037146038801333356L\n.";  // the same in digits
+
 [[noreturn]] void fail(ErrorCode code, std::string what) {
   throw Error(code, std::move(what));
 }
@@ -223,6 +225,14 @@ bool is_stream(const ByteSource& source) {
   if (source.size() == 0) return false;
   source.read_at(0, first);
   return first[0] == std::byte{0x80};
+}
+
+bool is_text_stream(const ByteSource& source) {
+  std::array<std::byte, kMagicText.size()> start{};
+  if (source.size() < start.size()) return false;
+  source.read_at(0, start);
+  return std::equal(start.begin(), start.end(), kMagicText.begin(),
+                    [](std::byte a, char b) { return a == std::byte(b); });
 }
 
 Value read_stream(std::shared_ptr<const ByteSource> source) {

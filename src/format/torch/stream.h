@@ -11,6 +11,10 @@ namespace tessera::torch_file {
 // Whether the file begins as a pickle does.
 [[nodiscard]] bool is_stream(const ByteSource& source);
 
+// Whether it begins with the format's number as pickle protocols 0 and 1 write it, in digits. Such
+// streams are not read.
+[[nodiscard]] bool is_text_stream(const ByteSource& source);
+
 // The tree, as read() of torch_file.h gives it; storages have no checksum. The pickles are read in
 // growing windows, nothing of a storage is. Throws `corrupt` when the first pickle is not the
 // format's number, `unsupported` for another version or byte order and for what follows the last
