@@ -154,6 +154,19 @@ class Answers(unittest.TestCase):
         (self.work / "object.pt").write_bytes(self.archive(pickle.dumps(Plain(), 1)))
         self.assertIn("an object of pickle protocol 0 or 1", self.refused("unsupported", "ls", self.work / "object.pt"))
 
+    def test_damaged_tags_of_the_tree_are_corrupt(self):
+        whole = self.archive(pickle.dumps({1, 2}, 2)).hex()
+        self.assertEqual(answer("cat", self.tree({"torch": whole}), "v")["value"], [1, 2])
+        for value in ({"float": "infinity"}, {"float": 1}, {"float": ""}, {"tuple": 5}, {"tuple": {"a": 1}}, {"tuple": None},
+                      {"dict": 5}, {"dict": {"a": [1, 2]}}, {"dict": [[1, 2, 3]]}, {"dict": [[1]]}, {"dict": [["a", 1], ["a", 2]]},
+                      {"dict": [[[1], 2]]}, {"bytes": "0"}, {"bytes": "0g"}, {"bytes": 5}, {"torch": whole[:-2]}, {"torch": whole[:90]},
+                      {"torch": ""}, {"torch": "00" * 40}, {"torch": [1]}, {"other": 1}, {}, {"tuple": [], "bytes": ""}, {"torch": "zz"}):
+            self.refused("corrupt", "ls", self.tree(value))
+        for entry in ('{"version": 1}', "5", '{"version": 1, "leaves": 5}', '{"version": 1, "leaves": [{"path": 5, "value": 1}]}',
+                      '{"version": 1, "leaves": [{"path": [true], "value": 1}]}', '{"version": 1, "leaves": [{"path": [1.5], "value": 1}]}',
+                      '{"version": 1, "leaves": {"a": {"path": ["v"], "value": 1}}}', '{"version": "1", "leaves": []}', "{"):
+            self.refused("corrupt", "ls", self.safetensors("entry.safetensors", {}, {"tessera.tree": entry}))
+
     # Scan ------------------------------------------------------------------------------------------
 
     # Seal, convert, help -----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #include "checkpoint/open/value_json.h"
 
 #include <cmath>
+#include <functional>
 #include <unordered_map>
 
 #include <nlohmann/json.hpp>
@@ -93,29 +94,72 @@ Json encode(const Value& value) {
 
 Value decode(const Json& json);
 
+[[noreturn]] void malformed(const std::string& name) {
+  throw Error(ErrorCode::corrupt, "the content of tag '" + name + "' is malformed");
+}
+
 Value::List decode_items(const Json& array) {
   Value::List items;
   for (const Json& item : array) items.push_back(decode(item));
   return items;
 }
 
+// An archive that is damaged, cut short or no archive at all is damage of the entry. One of a kind
+// that is refused elsewhere too (`unsafe`, `unsupported`, `limit`) stays so.
+Value decode_archive(const std::string& hex) {
+  try {
+    return torch_file::read(memory_source(from_hex(hex), kTreeKey));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::incomplete && error.code() != ErrorCode::mismatch) throw;
+    throw Error(ErrorCode::corrupt, "the archive in tag 'torch' is damaged: " + error.message());
+  }
+}
+
+// What Python takes as a key.
+bool is_key(const Value& value) {
+  switch (value.kind()) {
+    case Value::Kind::list:
+    case Value::Kind::dict:
+    case Value::Kind::set:
+    case Value::Kind::bytearray:
+    case Value::Kind::tensor:
+      return false;
+    default:
+      return true;
+  }
+}
+
+Value decode_dict(const Json& content) {
+  if (!content.is_array()) malformed("dict");
+  Value dict = Value::dict();
+  for (const Json& pair : content) {
+    if (!pair.is_array() || pair.size() != 2) malformed("dict");
+    Value key = decode(pair[0]);
+    const std::size_t before = dict.size();
+    if (is_key(key)) dict.set_item(std::move(key), decode(pair[1]));
+    if (dict.size() == before) malformed("dict");  // no key, or one that was there
+  }
+  return dict;
+}
+
 Value decode_tagged(const Json& json) {
   if (json.size() != 1) throw Error(ErrorCode::corrupt, "a tagged value without one tag");
   const std::string name = json.begin().key();
   const Json& content = json.begin().value();
-  if (name == "tuple") return Value::tuple(decode_items(content));
+  if (name == "tuple") {
+    if (!content.is_array()) malformed(name);
+    return Value::tuple(decode_items(content));
+  }
   if (name == "bytes") return Value::bytes(from_hex(content.get<std::string>()));
-  if (name == "torch")
-    return torch_file::read(memory_source(from_hex(content.get<std::string>()), kTreeKey));
+  if (name == "torch") return decode_archive(content.get<std::string>());
   if (name == "float") {
     const auto text = content.get<std::string>();
     if (text == "nan") return Value(std::nan(""));
+    if (text != "inf" && text != "-inf") malformed(name);
     return Value(text == "inf" ? HUGE_VAL : -HUGE_VAL);
   }
   if (name == "dict") {
-    Value dict = Value::dict();
-    for (const Json& pair : content) dict.set_item(decode(pair.at(0)), decode(pair.at(1)));
-    return dict;
+    return decode_dict(content);
   }
   throw Error(ErrorCode::corrupt, "unknown tag '" + name + "' in a tagged value");
 }
@@ -152,12 +196,15 @@ Json encode_path(const Path& path) {
 }
 
 Path decode_path(const Json& array) {
+  if (!array.is_array()) throw Error(ErrorCode::corrupt, "a path in the tree is no list");
   Path path;
   for (const Json& step : array) {
     if (step.is_string()) {
       path.emplace_back(step.get<std::string>());
-    } else {
+    } else if (step.is_number_integer()) {
       path.emplace_back(step.get<std::int64_t>());
+    } else {
+      throw Error(ErrorCode::corrupt, "a step of a path in the tree is " + step.dump());
     }
   }
   return path;
@@ -167,6 +214,8 @@ std::vector<Leaf> decode_tree(const Json& tree, std::vector<Leaf>& tensors) {
   if (tree.at("version").get<int>() != kVersion) {
     throw Error(ErrorCode::unsupported, "the tree entry has version " + tree.at("version").dump());
   }
+  if (!tree.at("leaves").is_array())
+    throw Error(ErrorCode::corrupt, "the tree's leaves are no list");
   std::unordered_map<std::string, Leaf*> by_name;
   for (Leaf& leaf : tensors) by_name.emplace(leaf.name, &leaf);
   std::vector<Leaf> ordered;
@@ -188,6 +237,37 @@ std::vector<Leaf> decode_tree(const Json& tree, std::vector<Leaf>& tensors) {
     if (by_name.contains(leaf.name)) ordered.push_back(std::move(leaf));
   }
   return ordered;
+}
+
+// Calls `use` with the entry as JSON, when there is one.
+void with_entry(const std::map<std::string, std::string>& metadata,
+                const std::function<void(const Json& tree)>& use) {
+  const auto entry = metadata.find(kTreeKey);
+  if (entry == metadata.end()) return;
+  const auto shallow = [](int depth, Json::parse_event_t, Json&) {
+    if (depth <= kMaxDepth) return true;
+    throw Error(ErrorCode::limit,
+                std::string("the metadata entry '") + kTreeKey + "' is nested too deep");
+  };
+  try {
+    use(Json::parse(entry->second, shallow));
+  } catch (const Json::exception& error) {
+    throw Error(ErrorCode::corrupt,
+                std::string("the metadata entry '") + kTreeKey + "' is malformed: " + error.what());
+  }
+}
+
+// Wherever the tag stands: what is not read as a value today may be tomorrow.
+void take_archives(const Json& json,
+                   const std::function<void(std::vector<std::byte> bytes)>& take) {
+  if (!json.is_structured()) return;
+  for (const auto& [name, content] : json.items()) {
+    if (json.is_object() && name == "torch" && content.is_string()) {
+      take(from_hex(content.get_ref<const std::string&>()));
+    } else {
+      take_archives(content, take);
+    }
+  }
 }
 
 }  // namespace
@@ -217,19 +297,12 @@ std::string encode_tree(const std::vector<Leaf>& leaves, std::uint64_t& values) 
 
 void add_from_metadata(const std::map<std::string, std::string>& metadata,
                        std::vector<Leaf>& leaves) {
-  const auto entry = metadata.find(kTreeKey);
-  if (entry == metadata.end()) return;
-  const auto shallow = [](int depth, Json::parse_event_t, Json&) {
-    if (depth <= kMaxDepth) return true;
-    throw Error(ErrorCode::limit,
-                std::string("the metadata entry '") + kTreeKey + "' is nested too deep");
-  };
-  try {
-    leaves = decode_tree(Json::parse(entry->second, shallow), leaves);
-  } catch (const Json::exception& error) {
-    throw Error(ErrorCode::corrupt,
-                std::string("the metadata entry '") + kTreeKey + "' is malformed: " + error.what());
-  }
+  with_entry(metadata, [&leaves](const Json& tree) { leaves = decode_tree(tree, leaves); });
+}
+
+void for_each_archive(const std::map<std::string, std::string>& metadata,
+                      const std::function<void(std::vector<std::byte> bytes)>& take) {
+  with_entry(metadata, [&take](const Json& tree) { take_archives(tree, take); });
 }
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 // tagged JSON.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -22,5 +23,10 @@ inline constexpr const char* kTreeKey = "tessera.tree";  // our one entry of __m
 // malformed.
 void add_from_metadata(const std::map<std::string, std::string>& metadata,
                        std::vector<Leaf>& leaves);
+
+// Hands out the archives of torch.save that the entry holds, without reading them. Throws as
+// add_from_metadata does.
+void for_each_archive(const std::map<std::string, std::string>& metadata,
+                      const std::function<void(std::vector<std::byte> bytes)>& take);
 
 }  // namespace tessera
