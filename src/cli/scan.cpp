@@ -7,13 +7,14 @@
 
 #include "checkpoint/check/scan.h"
 #include "cli/commands.h"
+#include "cli/json_value.h"
 #include "cli/output.h"
 #include "value/render.h"
 
 namespace tessera::cli {
 namespace {
 
-void print_json(const ScanReport& report) {
+void print_report(const ScanReport& report) {
   nlohmann::ordered_json json;
   json["pickles"] = report.pickles;
   json["names"] = nlohmann::ordered_json::array();
@@ -24,7 +25,7 @@ void print_json(const ScanReport& report) {
                              {"first", name.first}});
   }
   json["problems"] = report.problems;
-  fmt::print("{}\n", json.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+  print_json(json);
 }
 
 int scan(const std::string& path, const Common& common) {
@@ -32,7 +33,7 @@ int scan(const std::string& path, const Common& common) {
   std::size_t dangerous = 0;
   for (const ScannedName& name : report.names) dangerous += name.kind == NameKind::dangerous;
   if (common.json) {
-    print_json(report);
+    print_report(report);
   } else {
     for (const ScannedName& name : report.names) {
       fmt::print("{:<9}  {}  in {} pickle{}, first {}\n", to_string(name.kind),
@@ -52,7 +53,8 @@ constexpr const char* kExamples = R"(
 known: has a meaning here and becomes a value. opaque: any other class, kept as data and never used.
 dangerous: in Python it could run code, open files or reach the system. Nothing is run or imported.
 Every pickle is scanned: archives and streams of torch.save, .metadata and each item of a
-distributed checkpoint. Exit code 1 when a name is dangerous.
+distributed checkpoint, and the archives in a safetensors file's tessera.tree. Exit code 1 when a
+name is dangerous.
 
 Examples:
   tessera scan downloaded.pt

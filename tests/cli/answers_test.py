@@ -169,6 +169,41 @@ class Answers(unittest.TestCase):
 
     # Scan ------------------------------------------------------------------------------------------
 
+    def test_scan_reads_items_of_every_form(self):
+        for name, pickles in (("c_zstd", 4), ("c2_st", 1), ("c2_st_obj", 2), ("c2_multi", 9), ("c2_nocoll", 7)):
+            done = tessera("scan", GOLDEN / "variants" / name, "--json")
+            report = json.loads(done.stdout)
+            self.assertEqual((done.returncode, report["problems"]), (0, []), name)
+            self.assertGreaterEqual(report["pickles"], pickles, name)
+
+    def test_scan_reads_the_pickles_in_the_tree_entry(self):
+        evil = self.archive(b"\x80\x02cos\nsystem\nX\x04\0\0\0true\x85R.").hex()
+        for value in ({"torch": evil}, {"tuple": [1, {"dict": [["a", {"torch": evil}]]}]}, [{"other": {"torch": evil}}]):
+            done = tessera("scan", self.tree(value))
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("dangerous  os.system  in 1 pickle, first tree.safetensors:tessera.tree", done.stdout)
+        self.assertEqual(tessera("scan", self.tree({"torch": self.archive(pickle.dumps({1}, 2)).hex()})).returncode, 0)
+        self.assertEqual(tessera("scan", self.tree({"torch": "00"})).returncode, 3)
+
+    def test_scan_takes_the_getattr_of_enums_for_what_it_is(self):
+        for name in ("torch-3.11.2-p4", "torch-3.11.2-p2", "torch-3.11.2-old-p4", "hand-dotted-p4"):
+            directory = self.work / name
+            directory.mkdir()
+            shutil.copy(GOLDEN / "dcp_forms" / f"{name}.metadata", directory / ".metadata")
+            names = {row["name"]: row["kind"] for row in answer("scan", directory)["names"]}
+            self.assertNotIn("dangerous", names.values(), name)
+            self.assertIn("known", [kind for found, kind in names.items() if found.endswith("TORCH_CHANNELS_LAST")])
+        for legacy in ("fsdp1_uop1_ws4_legacy", "fsdp1_uop0_ws2_legacy"):
+            self.assertIn(" 0 dangerous\n", tessera("scan", GOLDEN / "checkpoints" / legacy).stdout)
+        self.assertIn(" 0 dangerous\n", tessera("scan", GOLDEN / "sharded_forms/rank0.pt").stdout)
+        hostile = self.work / "hostile.pkl"
+        for owner, name in (("torch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING", "__class__"),
+                            ("torch.distributed.checkpoint.metadata\nMetadata", "TORCH_CHANNELS_LAST"),
+                            ("torch.distributed._shard.sharded_tensor.api\nShardedTensor", "__init__"), ("a\nB", "C")):
+            hostile.write_bytes(f"\x80\x02c__builtin__\ngetattr\nc{owner}\nV{name}\n".encode("latin1") + b"\x86R.")
+            done = tessera("scan", hostile)
+            self.assertEqual((done.returncode, done.stdout.split()[:2]), (1, ["dangerous", "builtins.getattr"]), done.stdout)
+
     # Seal, convert, help -----------------------------------------------------------------------------
 
 

@@ -5,9 +5,13 @@
 #include <filesystem>
 #include <map>
 
+#include "checkpoint/open/dcp_items.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/value_json.h"
+#include "checkpoint/open/zstd_source.h"
 #include "format/pickle/names.h"
 #include "format/pickle/pickle.h"
+#include "format/safetensors/safetensors.h"
 #include "format/torch/names.h"
 #include "format/zip/zip.h"
 #include "tessera/error.h"
@@ -55,6 +59,14 @@ constexpr auto kKnown = std::to_array<std::string_view>({
     "torch.serialization._get_layout",
 });
 
+// A length and a brace. A zip has its first method in the brace's place, and none has that number.
+bool is_safetensors(const ByteSource& source, std::uint64_t at) {
+  std::byte brace{};
+  if (source.size() <= 8 || at > source.size() - 9) return false;
+  source.read_at(at + 8, {&brace, 1});
+  return brace == std::byte{'{'};
+}
+
 template <typename Call>
 bool succeeds(Call call) {
   try {
@@ -85,23 +97,22 @@ class Scan {
   void file(const std::string& name, bool must) {
     guarded(name, [&] {
       const auto source = store_->open(name);
-      std::array<std::byte, 9> head{};
+      if (is_safetensors(*source, 0)) return tree_entry(*source, name);
+      std::array<std::byte, 2> head{};
       const auto have = std::min<std::uint64_t>(head.size(), source->size());
       source->read_at(0, MutableByteView(head).first(static_cast<std::size_t>(have)));
-      if (have >= 2 && head[0] == std::byte{'P'} && head[1] == std::byte{'K'}) {
+      if (have == 2 && head[0] == std::byte{'P'} && head[1] == std::byte{'K'}) {
         archive(source, name);
-      } else if (have == head.size() && head[8] == std::byte{'{'}) {
-        return;  // safetensors: JSON and raw tensors
       } else if (must || (have > 0 && head[0] == std::byte{0x80})) {
         stream(read_all(*source, kPickleLimit), name);
       }
     });
   }
 
-  // Every item that a DCP directory's `.metadata` names.
-  void items() {
-    guarded(std::string(kDcpMetadata), [&] {
-      const dcp::Metadata metadata = read_dcp_metadata(*store_);
+  // Every item that a `.metadata` of a DCP directory names.
+  void items(const std::string& name) {
+    guarded(name, [&] {
+      const dcp::Metadata metadata = dcp::decode(read_all(*store_->open(name), kMetadataLimit));
       for (const dcp::Entry& entry : metadata.entries) {
         if (!entry.is_tensor) item(entry.item, entry.name);
         for (const dcp::Chunk& chunk : entry.chunks) item(chunk.item, entry.name);
@@ -131,7 +142,20 @@ class Scan {
     guarded(item.path, [&] {
       auto& source = sources_[item.path];
       if (!source) source = store_->open(item.path);
-      archive(slice_source(source, item.offset, item.length), item.path + ":" + key);
+      // A data file in the safetensors format: the length is one of raw elements.
+      if (item.transforms.empty() && is_safetensors(*source, item.offset)) return;
+      std::shared_ptr<const ByteSource> bytes = slice_source(source, item.offset, item.length);
+      if (encoding_of(item) == Encoding::torch_item_zstd)
+        bytes = zstd_source(std::move(bytes), kPickleLimit);
+      archive(bytes, item.path + ":" + key);
+    });
+  }
+
+  // JSON and raw tensors, and in our own entry of the JSON archives of torch.save.
+  void tree_entry(const ByteSource& source, const std::string& where) {
+    const safetensors::Header header = safetensors::read_header(source);
+    for_each_archive(header.metadata, [&](std::vector<std::byte> bytes) {
+      archive(memory_source(std::move(bytes), where), where + ":" + kTreeKey);
     });
   }
 
@@ -211,11 +235,15 @@ ScanReport scan(const std::string& path) {
   }
   const auto store = posix_store(path);
   Scan scan(store);
+  // As its readers do: where there is no `.metadata`, the ranks' own count.
+  const bool merged = !store->exists(kDcpMetadata);
   for (const ObjectInfo& object : store->list()) {
     if (!object.name.ends_with(".distcp") && !object.name.ends_with(".json"))
       scan.file(object.name, has_pickle_suffix(object.name));
+    if (merged && object.name.starts_with("__") && object.name.ends_with(kDcpMetadata))
+      scan.items(object.name);
   }
-  if (store->exists(kDcpMetadata)) scan.items();
+  if (!merged) scan.items(std::string(kDcpMetadata));
   return std::move(scan).report();
 }
 

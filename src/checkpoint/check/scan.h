@@ -29,9 +29,10 @@ struct ScanReport {
 };
 
 // Every pickle of a file (a torch.save archive, a bare pickle, torch's stream before 1.6) or of a
-// directory: its `.metadata` and each item that this names, and every file with a suffix of a
-// pickle. Damage is a problem in the report, not an exception: what comes before it is still
-// listed. Throws `not_found`.
+// directory: its `.metadata` (or those of the ranks) and each item that they name, and every file
+// with a suffix of a pickle; in a safetensors file the archives of its entry tessera.tree. Damage
+// is a problem in the report, not an exception: what comes before it is still listed. Throws
+// `not_found`.
 [[nodiscard]] ScanReport scan(const std::string& path);
 
 }  // namespace tessera

@@ -16,6 +16,15 @@ namespace {
 constexpr const char* kZstd = "stream.zstd/";    // and a version; all of major version 1 are alike
 constexpr std::uint64_t kValueCap = 1ULL << 30;  // bytes of a decompressed value
 
+// A chunk in the safetensors format has a length of its elements alone; a torch.save archive of
+// them is always longer.
+bool is_safetensors(const dcp::Entry& entry, const dcp::Chunk& chunk) {
+  return chunk.item.transforms.empty() &&
+         chunk.item.length == byte_size(entry.dtype, chunk.box.sizes);
+}
+
+}  // namespace
+
 Encoding encoding_of(const dcp::Item& item) {
   if (item.transforms.empty()) return Encoding::torch_item;
   const std::string& name = item.transforms.front();
@@ -26,15 +35,6 @@ Encoding encoding_of(const dcp::Item& item) {
                                           printable(zstd ? item.transforms.at(1) : name) + "'")
       .at_path(item.path);
 }
-
-// A chunk in the safetensors format has a length of its elements alone; a torch.save archive of
-// them is always longer.
-bool is_safetensors(const dcp::Entry& entry, const dcp::Chunk& chunk) {
-  return chunk.item.transforms.empty() &&
-         chunk.item.length == byte_size(entry.dtype, chunk.box.sizes);
-}
-
-}  // namespace
 
 DataFiles::DataFiles(std::shared_ptr<Store> store)
     : store_(std::move(store)), open_(std::make_shared<OpenFiles>()) {

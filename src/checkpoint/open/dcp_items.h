@@ -16,6 +16,9 @@ namespace tessera {
 
 class OpenFiles;
 
+// How an item's archive is kept. Throws `unsupported` for an unknown transform.
+[[nodiscard]] Encoding encoding_of(const dcp::Item& item);
+
 // The data files that `.metadata` names, each opened at its first read. Entries must outlive it.
 class DataFiles {
  public:
