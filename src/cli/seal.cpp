@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/json_value.h"
 #include "cli/output.h"
 #include "value/render.h"
 
@@ -29,7 +30,7 @@ int seal(const Options& options, const Common& common) {
     json["side_file"] = report.side_file;
     json["files"] = report.files;
     json["bytes"] = report.bytes;
-    fmt::print("{}\n", json.dump(1, ' ', true, nlohmann::json::error_handler_t::replace));
+    print_json(json);
   } else if (report.was_sealed) {
     fmt::print("ok: sealed already, {} checked\n", human_bytes(report.bytes));
   } else {
@@ -45,7 +46,8 @@ every read of the checkpoint by tessera is checked, also of parts of a tensor. A
 damage is refused; one that is sealed already is only verified.
 
 Examples:
-  tessera seal checkpoint/        tessera-SAVE_ID.json in the directory
+  tessera seal checkpoint/        tessera-SAVE_ID.json in the directory; tessera-digests.json
+                                  where there is no .metadata
   tessera seal model.safetensors  model.safetensors.tessera.json beside the file)";
 
 }  // namespace

@@ -206,6 +206,22 @@ class Answers(unittest.TestCase):
 
     # Seal, convert, help -----------------------------------------------------------------------------
 
+    def test_seal_takes_a_save_without_collectives(self):
+        directory = self.work / "nocoll"
+        shutil.copytree(GOLDEN / "variants/c2_nocoll", directory)
+        done = tessera("seal", directory)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("tessera-digests.json", done.stdout)
+        self.assertTrue(answer("seal", directory)["was_sealed"])
+        self.assertEqual(answer("verify", directory)["bytes_without_checksum"], 0)
+        for name in ("__0.metadata", "__1_0.distcp"):
+            path = directory / name
+            before = path.read_bytes()
+            path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+            self.assertNotEqual(tessera("verify", directory).returncode, 0, name)
+            path.write_bytes(before)
+        self.assertEqual(tessera("verify", directory).returncode, 0)
+
 
 
 class Plain:

@@ -51,7 +51,8 @@ FileDigests digest_file(const ByteSource& source, int threads, Meter& meter) {
 
 // The name of the side file that readers of this checkpoint look for.
 std::string side_file_of(const Checkpoint& checkpoint, const std::string& path, std::string& id) {
-  if (checkpoint.kind == CheckpointKind::dcp) {
+  // Saves without collectives have no `.metadata` and no id of the whole: the directory's file.
+  if (checkpoint.kind == CheckpointKind::dcp && checkpoint.store->exists(kDcpMetadata)) {
     id = save_id_of(*checkpoint.store, read_dcp_metadata(*checkpoint.store));
     return side_file_name(id);
   }
