@@ -38,9 +38,11 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--threads", o.threads, "Threads of each rank; 0: libtorch's choice")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--dtype", o.dtype, "fp32, or bf16 for the computation (weights stay fp32)")
-      ->transform(CLI::CheckedTransformer(dtypes));
+      ->transform(CLI::CheckedTransformer(dtypes).description(""))
+      ->type_name("fp32|bf16");
   app.add_option("--sharding", o.sharding, "fsdp2, fsdp1, ddp, or none for one rank alone")
-      ->transform(CLI::CheckedTransformer(shardings));
+      ->transform(CLI::CheckedTransformer(shardings).description(""))
+      ->type_name("fsdp2|fsdp1|ddp|none");
 }
 
 void add_output_flags(CLI::App& app, Options& o) {

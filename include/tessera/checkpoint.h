@@ -207,6 +207,7 @@ struct ConvertOptions {
 
 struct ConvertReport {
   IoReport io;
+  std::string target;  // what was written: the file, or the directory of a kind that is one
   std::uint64_t tensors = 0;
   std::uint64_t values_in_metadata = 0;  // non-tensors that travel as tagged JSON (docs/formats)
   std::uint64_t bytes_resumed = 0;  // of the target, made by an interrupted run and found right

@@ -28,6 +28,8 @@ struct Common {
 using Action = std::function<int()>;
 
 void add_common(CLI::App& command, Common& common);
+// Lets an option have one of these values; --help reads a|b|c.
+void one_of(CLI::Option* option, const std::vector<std::string>& values);
 // The option --only of commands that look at a part.
 void add_only(CLI::App& command, std::vector<std::string>& only);
 // Leaves only what it selects in the checkpoint, and of the files only those that it lies in.

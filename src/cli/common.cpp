@@ -9,6 +9,12 @@ void add_common(CLI::App& command, Common& common) {
   command.add_flag("--quiet", common.quiet, "no progress");
 }
 
+void one_of(CLI::Option* option, const std::vector<std::string>& values) {
+  std::string names;
+  for (const std::string& value : values) names += (names.empty() ? "" : "|") + value;
+  option->check(CLI::IsMember(values).description(""))->type_name(names);
+}
+
 void add_only(CLI::App& command, std::vector<std::string>& only) {
   command.add_option("--only", only,
                      "model, optim, or names that match this glob; may be repeated");

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/json_value.h"
 #include "cli/output.h"
 #include "cli/stop.h"
 #include "tessera/error.h"
@@ -100,6 +101,7 @@ int run_conversion(const std::string& verb, const std::string& source, const std
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (common.json) {
     nlohmann::ordered_json json;
+    json["target"] = report.target;
     json["tensors"] = report.tensors;
     json["values_in_metadata"] = report.values_in_metadata;
     json["bytes_needed"] = report.io.bytes_needed;
@@ -110,10 +112,10 @@ int run_conversion(const std::string& verb, const std::string& source, const std
     json["bytes_resumed"] = report.bytes_resumed;
     json["notes"] = report.notes;
     json["seconds"] = seconds;
-    fmt::print("{}\n", json.dump(1));
+    print_json(json);
   } else if (!common.quiet) {
     fmt::print("{}: {} tensors, {} read ({:.2f} of what was needed), {} written in {:.2f} s",
-               printable(target), report.tensors, human_bytes(report.io.bytes_read),
+               printable(report.target), report.tensors, human_bytes(report.io.bytes_read),
                amplification(report.io), human_bytes(report.io.bytes_written), seconds);
     if (report.bytes_resumed > 0) {
       fmt::print("; {} were there from an interrupted run", human_bytes(report.bytes_resumed));
@@ -157,15 +159,19 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
   command->add_option("source", options->source, "file or directory")->required();
   command->add_option("target", options->target, "file (.safetensors, .pt) or directory")
       ->required();
-  command->add_option("--to", options->to, "kind of the target; default: by its extension")
-      ->check(CLI::IsMember({"dcp", "torch", "safetensors", "olmo-full", "olmo-torch-new",
-                             "olmo-legacy", "olmo-local"}));
+  one_of(
+      command->add_option("--to", options->to,
+                          "kind of the target; default: by its extension. torch and safetensors "
+                          "write model.pt and model.safetensors into a target without one"),
+      {"dcp", "torch", "safetensors", "olmo-full", "olmo-torch-new", "olmo-legacy", "olmo-local"});
   command->add_option("--only", options->convert.only,
                       "model, optim, or names that match this glob; may be repeated");
   command->add_option("--rename", options->convert.rename,
                       "RE=>TO: all matches in names become TO; may be repeated");
-  command->add_option("--dtype", options->dtype, "element type of all floating tensors")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+  one_of(command->add_option("--dtype", options->dtype,
+                             "element type of all floating tensors; float8 and smaller stay as "
+                             "they are, see --dequantize"),
+         {"bf16", "fp16", "fp32"});
   command->add_flag(
       "--dequantize", options->dequantize,
       "block-scaled float8 and MXFP4 weights become floating point: --dtype, else fp32");

@@ -222,6 +222,26 @@ class Answers(unittest.TestCase):
             path.write_bytes(before)
         self.assertEqual(tessera("verify", directory).returncode, 0)
 
+    def test_convert_names_the_file_that_it_writes(self):
+        source = self.safetensors("a.safetensors", {"w": ("U8", [1], b"x")})
+        for kind, extension in (("torch", ".pt"), ("safetensors", ".safetensors")):
+            written = self.work / "out" / f"model{extension}"
+            done = tessera("convert", source, self.work / "out", "--to", kind)
+            self.assertTrue(done.stdout.startswith(f"{written}: 1 tensors"), done.stdout)
+            self.assertTrue(written.is_file())
+        self.assertEqual(answer("convert", source, self.work / "b.pt")["target"], str(self.work / "b.pt"))
+        self.assertEqual(answer("convert", source, self.work / "d", "--to", "dcp")["target"], str(self.work / "d"))
+
+    def test_help_reads_like_prose(self):
+        text = " ".join(tessera("convert", "--help").stdout.split())
+        self.assertIn("--dtype bf16|fp16|fp32", text)
+        self.assertIn("--to dcp|torch|safetensors|olmo-full|olmo-torch-new|olmo-legacy|olmo-local", text)
+        self.assertIn("float8 and smaller stay as they are", text)
+        commands = [line.split()[0] for line in tessera("--help").stdout.split("Subcommands:")[-1].splitlines() if line.strip()]
+        for command in ("ls", "cat", "convert", "unshard", "reshard", "completion"):
+            self.assertIn(command, commands)
+            self.assertNotIn("->", tessera(command, "--help").stdout.split("Examples:")[0].replace("=>", ""))
+
 
 
 class Plain:

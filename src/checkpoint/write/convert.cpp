@@ -137,6 +137,11 @@ Buffers buffers_for(std::uint64_t memory, std::uint64_t workers) {
           static_cast<std::size_t>(std::clamp(tile, kLeast, kLargestTile))};
 }
 
+std::string written_path(const Target& target) {
+  if (target.publishing != Publishing::file) return target.directory;
+  return (std::filesystem::path(target.directory) / target.file).lexically_normal().string();
+}
+
 // Writes everything that is not yet visible afterwards, and ends all checks.
 void write_target(ConvertJob& job) {
   switch (job.options.to) {
@@ -156,10 +161,17 @@ void write_target(ConvertJob& job) {
   if (job.appears_whole) job.counters.add(job.checks.read_rest(job.threads, job.meter.stop()));
 }
 
-// Whatever a run that went on found done has been checked by the one that was interrupted.
-ConvertReport finished_report(const std::vector<Leaf>& leaves) {
+// The report of a conversion that has read and written nothing yet.
+ConvertReport report_of(const std::vector<Leaf>& leaves, const Target& target) {
   ConvertReport report;
+  report.target = written_path(target);
   report.tensors = count_tensors(leaves);
+  return report;
+}
+
+// Whatever a run that went on found done has been checked by the one that was interrupted.
+ConvertReport finished_report(const std::vector<Leaf>& leaves, const Target& target) {
+  ConvertReport report = report_of(leaves, target);
   report.bytes_resumed = tensor_bytes(leaves);
   report.notes.emplace_back("an interrupted run had finished the target");
   return report;
@@ -208,7 +220,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
     resumption.emplace(checkpoint, leaves, where, options);
     if (resumption->is_finished()) {
       place.made.keep();
-      return finished_report(leaves);
+      return finished_report(leaves, where);
     }
   } else {
     if (as_directory) whole.emplace(where.directory, if_exists);
@@ -216,8 +228,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
   }
   Store& files = resumption ? resumption->store() : *store;
   DigestingStore digested(files);
-  ConvertReport report;
-  report.tensors = count_tensors(leaves);
+  ConvertReport report = report_of(leaves, where);
   Meter meter(options.progress, tensor_bytes(leaves), options.stop);
   IoCounters counters;
   StorageChecks checks;
