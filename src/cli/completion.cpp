@@ -1,6 +1,8 @@
-// tessera completion: a script that completes commands and options in bash.
+// tessera completion: scripts that complete commands and options in a shell.
+#include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -9,22 +11,36 @@
 namespace tessera::cli {
 namespace {
 
-std::string options_of(const CLI::App& command) {
-  std::set<std::string> names;
-  for (const CLI::Option* option : command.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.insert("--" + name);
+struct Entry {
+  std::string name;
+  std::string description;
+  std::set<std::string> options;  // with their dashes
+};
+
+std::vector<Entry> entries_of(const CLI::App& app) {
+  std::vector<Entry> entries;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    Entry entry{command->get_name(), command->get_description(), {}};
+    for (const CLI::Option* option : command->get_options()) {
+      for (const std::string& name : option->get_lnames()) entry.options.insert("--" + name);
+    }
+    entries.push_back(std::move(entry));
   }
+  return entries;
+}
+
+std::string joined(const std::set<std::string>& words) {
   std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : " ") + name;
+  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
   return text;
 }
 
-int completion(const CLI::App& app) {
+void print_bash(const std::vector<Entry>& entries) {
   std::string commands;
   std::string cases;
-  for (const CLI::App* command : app.get_subcommands(nullptr)) {
-    commands += (commands.empty() ? "" : " ") + command->get_name();
-    cases += fmt::format("    {}) words=\"{}\" ;;\n", command->get_name(), options_of(*command));
+  for (const Entry& entry : entries) {
+    commands += (commands.empty() ? "" : " ") + entry.name;
+    cases += fmt::format("    {}) words=\"{}\" ;;\n", entry.name, joined(entry.options));
   }
   fmt::print(R"(_tessera() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} words=
@@ -39,20 +55,83 @@ int completion(const CLI::App& app) {
 complete -o default -o bashdefault -F _tessera tessera
 )",
              commands, cases);
+}
+
+// Descriptions stand in the shells' single quotes, and none of ours has one.
+void print_zsh(const std::vector<Entry>& entries) {
+  std::string commands;
+  std::string cases;
+  for (const Entry& entry : entries) {
+    commands += fmt::format("    '{}:{}'\n", entry.name, entry.description);
+    cases += fmt::format("    {}) offered=({}) ;;\n", entry.name, joined(entry.options));
+  }
+  fmt::print(R"(#compdef tessera
+_tessera() {{
+  local -a commands offered
+  commands=(
+{}  )
+  if (( CURRENT == 2 )); then
+    _describe command commands
+    compadd -- --help --version
+    return
+  fi
+  case ${{words[2]}} in
+{}  esac
+  if [[ ${{words[CURRENT]}} == -* ]]; then
+    compadd -- $offered
+  else
+    _files
+  fi
+}}
+if [[ ${{zsh_eval_context[-1]}} == loadautofunc ]]; then
+  _tessera "$@"
+else
+  compdef _tessera tessera
+fi
+)",
+             commands, cases);
+}
+
+void print_fish(const std::vector<Entry>& entries) {
+  fmt::print("complete -c tessera -n __fish_use_subcommand -l help\n");
+  fmt::print("complete -c tessera -n __fish_use_subcommand -l version\n");
+  for (const Entry& entry : entries) {
+    fmt::print("complete -c tessera -n __fish_use_subcommand -f -a {} -d '{}'\n", entry.name,
+               entry.description);
+    for (const std::string& option : entry.options) {
+      fmt::print("complete -c tessera -n '__fish_seen_subcommand_from {}' -l {}\n", entry.name,
+                 option.substr(2));
+    }
+  }
+}
+
+int completion(const CLI::App& app, const std::string& shell) {
+  const std::vector<Entry> entries = entries_of(app);
+  if (shell == "zsh") {
+    print_zsh(entries);
+  } else if (shell == "fish") {
+    print_fish(entries);
+  } else {
+    print_bash(entries);
+  }
   return kDone;
 }
 
 constexpr const char* kExamples = R"(
 Examples:
   source <(tessera completion)
-  tessera completion > ~/.local/share/bash-completion/completions/tessera)";
+  tessera completion bash > ~/.local/share/bash-completion/completions/tessera
+  tessera completion zsh > ~/.zsh/completions/_tessera       a directory of $fpath
+  tessera completion fish > ~/.config/fish/completions/tessera.fish)";
 
 }  // namespace
 
 void add_completion(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("completion", "Prints completion for bash");
+  const auto shell = std::make_shared<std::string>("bash");
+  CLI::App* command = app.add_subcommand("completion", "Prints completion for bash, zsh or fish");
   command->footer(kExamples);
-  command->callback([&app, &action] { action = [&app] { return completion(app); }; });
+  one_of(command->add_option("shell", *shell, "default: bash"), {"bash", "zsh", "fish"});
+  command->callback([=, &app, &action] { action = [=, &app] { return completion(app, *shell); }; });
 }
 
 }  // namespace tessera::cli

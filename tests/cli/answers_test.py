@@ -242,6 +242,29 @@ class Answers(unittest.TestCase):
             self.assertIn(command, commands)
             self.assertNotIn("->", tessera(command, "--help").stdout.split("Examples:")[0].replace("=>", ""))
 
+    def test_completion_for_zsh_and_fish(self):
+        zsh, fish = tessera("completion", "zsh").stdout, tessera("completion", "fish").stdout
+        self.assertTrue(zsh.startswith("#compdef tessera\n"))
+        for command in ("ls", "convert", "completion"):
+            self.assertIn(f"    '{command}:", zsh)
+            self.assertIn(f"complete -c tessera -n __fish_use_subcommand -f -a {command} -d '", fish)
+        self.assertIn("complete -c tessera -n '__fish_seen_subcommand_from convert' -l overwrite\n", fish)
+        self.assertRegex(zsh, r"\n    convert\) offered=\(.*--overwrite.*\) ;;")
+        if shutil.which("zsh"):
+            stand_ins = ("compdef() { :; }; _describe() { print $commands; }; compadd() { shift; print -- $@; }; "
+                         "_files() { print files; }\n")
+            offered = lambda words, at: subprocess.run(
+                ["zsh", "-c", f"{stand_ins}{zsh}\nwords=(tessera {words}); CURRENT={at}; _tessera"],
+                capture_output=True, text=True, check=True).stdout
+            self.assertIn("ls:", offered("''", 2))
+            self.assertIn("--overwrite", offered("convert --o", 3))
+            self.assertEqual(offered("convert a", 3), "files\n")
+        if shutil.which("fish"):
+            script = fish + "\ncomplete -C 'tessera convert --over'"
+            done = subprocess.run(["fish", "-c", script], capture_output=True, text=True, check=True)
+            self.assertIn("--overwrite", done.stdout)
+        self.assertEqual(tessera("completion").stdout, tessera("completion", "bash").stdout)
+        self.assertEqual(tessera("completion", "csh").returncode, 2)
 
 
 class Plain:
