@@ -60,6 +60,10 @@ struct Piece {
       0;          // elements from the storage's first byte (0 for encoded storages)
   Shape strides;  // elements, one a dimension of the box; empty: row-major
   int rank = -1;  // who holds it, when known
+  // torch's lazy bits: an element is the conjugate, the negative, of what the storage holds.
+  // Whoever reads elements gets them resolved; only torch.save files write the bits as they are.
+  bool conj = false;  // says nothing of elements that are not complex
+  bool neg = false;
 };
 
 // A tensor leaf: what it is, and the pieces of it that are known here. In a checkpoint that was
@@ -69,9 +73,7 @@ struct Tensor {
   Shape shape;
   std::vector<Piece> pieces;
   bool requires_grad = false;
-  bool parameter = false;  // torch.nn.Parameter around it
-  bool conj = false;       // torch's lazy conjugate and negative bits
-  bool neg = false;
+  bool parameter = false;     // torch.nn.Parameter around it
   bool sharded = false;       // pieces are chunks of a DTensor: saved as a sharded tensor
   bool bare_storage = false;  // the storage itself, as torch.save refers to it: one-dimensional
   // Element type of the pieces' bytes where it is not `dtype`: readers convert. Only while a

@@ -49,6 +49,8 @@ Piece piece_of(const at::Tensor& tensor, Box box) {
   storage->dtype = dtype_of(tensor.scalar_type());
   Piece piece{std::move(box), std::move(storage), tensor.storage_offset(), {}, -1};
   if (!tensor.is_contiguous()) piece.strides = tensor.strides().vec();
+  piece.conj = tensor.is_conj();
+  piece.neg = tensor.is_neg();
   return piece;
 }
 

@@ -10,6 +10,7 @@
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/memory.h"
 #include "tessera/error.h"
+#include "value/lazy_bits.h"
 
 namespace tessera {
 namespace {
@@ -102,7 +103,9 @@ class PieceJob {
     for (std::int64_t begin = 0; begin < count; begin += step) {
       const std::int64_t part = std::min(step, count - begin);
       if (in_place) {
-        reader.read(piece_.slice, begin, part, first_ + static_cast<std::size_t>(begin) * element_);
+        std::byte* const place = first_ + static_cast<std::size_t>(begin) * element_;
+        reader.read(piece_.slice, begin, part, place);
+        resolve_bits(piece_, want_.dtype, place, part);  // each bit is its own inverse
       } else {
         spread(reader, begin, part, visit);
       }
@@ -118,6 +121,7 @@ class PieceJob {
     converted_.resize(count * element_);
     reader.read(piece_.slice, begin, part, raw_.data());
     cast(have_.dtype, raw_.data(), want_.dtype, converted_.data(), part);
+    resolve_bits(piece_, want_.dtype, converted_.data(), part);
     const std::byte* from = converted_.data();
     for_each_strided_run(
         sizes_, strides_, begin, part, [&](std::int64_t position, std::int64_t run) {

@@ -11,6 +11,7 @@
 #include "checkpoint/read/coalesce.h"
 #include "checkpoint/read/reader_source.h"
 #include "tessera/error.h"
+#include "value/lazy_bits.h"
 
 namespace tessera {
 namespace {
@@ -191,6 +192,10 @@ void TensorReader::read_window(std::int64_t begin, std::int64_t count, std::byte
       read_dense(from, copies, begin, out);
     } else {
       read_strided(from, copies, begin, count, out);
+    }
+    for (const Copy& part : copies) {
+      resolve_bits(from.piece, stored_,
+                   out + static_cast<std::size_t>(part.to_local - begin) * element_, part.count);
     }
     first = last;
   }

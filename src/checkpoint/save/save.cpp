@@ -39,7 +39,7 @@ ElementSource elements_of(const Tensor& tensor, const WriteItem& item, TensorRea
   const Piece& piece = tensor.pieces[item.piece];
   const std::size_t element = size_of(tensor.dtype);
   const bool dense = piece.strides.empty() || piece.strides == contiguous_strides(item.box.sizes);
-  if (dense && piece.storage->data != nullptr) {
+  if (dense && !piece.conj && !piece.neg && piece.storage->data != nullptr) {
     const std::byte* first =
         piece.storage->data + static_cast<std::size_t>(piece.storage_offset) * element;
     return [first, element, &meter](std::int64_t begin, std::int64_t count, MutableByteView) {

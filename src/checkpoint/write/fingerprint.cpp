@@ -57,6 +57,7 @@ void add_leaf(Fields& fields, const Leaf& leaf) {
   fields.add(tensor.dtype).add(tensor.stored).add(tensor.shape).add(tensor.pieces.size());
   for (const Piece& piece : tensor.pieces) {
     fields.add(to_string(piece.slice)).add(piece.storage_offset).add(piece.strides);
+    fields.add(piece.conj).add(piece.neg);
     if (!piece.storage) continue;
     const Storage& storage = *piece.storage;
     fields.add(storage.source ? storage.source->name() : std::string());

@@ -56,14 +56,10 @@ std::vector<std::byte> elements(const Tensor& tensor) {
 }
 
 json described(const Tensor& tensor) {
-  return {{"dtype", to_string(tensor.dtype)},
-          {"shape", tensor.shape},
-          {"strides", strides_of(tensor)},
-          {"offset", tensor.pieces.at(0).storage_offset},
-          {"requires_grad", tensor.requires_grad},
-          {"parameter", tensor.parameter},
-          {"conj", tensor.conj},
-          {"neg", tensor.neg},
+  return {{"dtype", to_string(tensor.dtype)},      {"shape", tensor.shape},
+          {"strides", strides_of(tensor)},         {"offset", tensor.pieces.at(0).storage_offset},
+          {"requires_grad", tensor.requires_grad}, {"parameter", tensor.parameter},
+          {"conj", tensor.pieces.at(0).conj},      {"neg", tensor.pieces.at(0).neg},
           {"crc32", crc32(elements(tensor))}};
 }
 

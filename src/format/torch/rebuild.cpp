@@ -33,14 +33,14 @@ bool is_empty_ordered_dict(const Value& value) {
 }
 
 // Sets conj and neg from the last argument; false when it says more than those.
-bool take_bits(const Value& metadata, Tensor& tensor) {
+bool take_bits(const Value& metadata, Piece& piece) {
   if (!metadata.is(Kind::dict)) return false;
   for (const auto& [key, value] : metadata.pairs()) {
     if (!key.is(Kind::string) || !value.is(Kind::boolean)) return false;
     if (key.as_string() == "conj") {
-      tensor.conj = value.as_bool();
+      piece.conj = value.as_bool();
     } else if (key.as_string() == "neg") {
-      tensor.neg = value.as_bool();
+      piece.neg = value.as_bool();
     } else {
       return false;
     }
@@ -62,7 +62,8 @@ bool rebuild_plain(const Value::List& arguments, bool v3, Tensor& tensor) {
   if ((storage->torch_class == kUntyped) != v3 || (!v3 && !storage->torch_class.empty()))
     return false;
   if (!is_empty_ordered_dict(arguments[5])) return false;
-  if (arguments.size() > fixed && !take_bits(arguments[fixed], tensor)) return false;
+  Piece piece;
+  if (arguments.size() > fixed && !take_bits(arguments[fixed], piece)) return false;
   tensor.dtype = storage->dtype;
   if (v3) {
     if (!arguments[6].is(Kind::global) || arguments[6].global_module() != "torch")
@@ -76,10 +77,11 @@ bool rebuild_plain(const Value::List& arguments, bool v3, Tensor& tensor) {
   require_inside({offset, tensor.shape, strides}, tensor.dtype, storage->size);
   if (strides == torch_strides(tensor.shape)) strides.clear();
   tensor.requires_grad = arguments[4].as_bool();
-  tensor.pieces = {{.slice = whole(tensor.shape),
-                    .storage = storage,
-                    .storage_offset = offset,
-                    .strides = std::move(strides)}};
+  piece.slice = whole(tensor.shape);
+  piece.storage = storage;
+  piece.storage_offset = offset;
+  piece.strides = std::move(strides);
+  tensor.pieces.push_back(std::move(piece));
   return true;
 }
 

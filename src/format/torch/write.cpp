@@ -113,8 +113,11 @@ class Pickler {
     std::shared_ptr<Storage> storage;
     std::int64_t offset = 0;
     Shape strides;
+    std::vector<Value::Pair> bits;  // of elements that are gathered there are none left
     if (keeps_storage(tensor)) {
       const Piece& piece = tensor.pieces[0];
+      if (piece.conj) bits.emplace_back("conj", true);
+      if (piece.neg) bits.emplace_back("neg", true);
       storage = piece.storage;
       offset = piece.storage_offset;
       strides = piece.strides.empty() ? torch_strides(tensor.shape) : piece.strides;
@@ -136,9 +139,6 @@ class Pickler {
     if (class_name(tensor.dtype) == kUntyped) {
       arguments.push_back(Value::global("torch", std::string(info(tensor.dtype).torch)));
     }
-    std::vector<Value::Pair> bits;
-    if (tensor.conj) bits.emplace_back("conj", true);
-    if (tensor.neg) bits.emplace_back("neg", true);
     if (!bits.empty()) arguments.push_back(Value::dict(std::move(bits)));
     return Value::tuple(std::move(arguments));
   }

@@ -4,6 +4,7 @@
 #include "base/crc32.h"
 #include "format/torch/torch_file.h"
 #include "tessera/error.h"
+#include "value/lazy_bits.h"
 
 namespace tessera::torch_file {
 namespace {
@@ -46,6 +47,7 @@ void gather(const Tensor& tensor, MutableByteView out) {
                                           static_cast<std::size_t>(count * size));
           read(*piece.storage, static_cast<std::uint64_t>((piece.storage_offset + position) * size),
                target);
+          resolve_bits(piece, tensor.dtype, target.data(), count);
           to_element += count;
         });
   }

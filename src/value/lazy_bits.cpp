@@ -1,0 +1,85 @@
+#include "value/lazy_bits.h"
+
+#include <cstring>
+
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+// How a type is negated.
+enum class Negation : std::uint8_t { sign_bit, complement, none };
+
+Negation negation_of(DType dtype) {
+  switch (dtype) {
+    case DType::float32:
+    case DType::float64:
+    case DType::float16:
+    case DType::bfloat16:
+    case DType::complex32:
+    case DType::complex64:
+    case DType::complex128:
+      return Negation::sign_bit;
+    case DType::int64:
+    case DType::int32:
+    case DType::int16:
+    case DType::int8:
+    case DType::uint8:
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64:
+      return Negation::complement;
+    default:
+      return Negation::none;
+  }
+}
+
+bool is_complex(DType dtype) {
+  return dtype == DType::complex32 || dtype == DType::complex64 || dtype == DType::complex128;
+}
+
+// Flips the sign of every number of `size` bytes, `step` bytes from one to the next.
+void flip_signs(std::byte* first, std::size_t size, std::size_t step, std::int64_t count) {
+  std::byte* sign = first + size - 1;  // the last of the little-endian bytes
+  for (std::int64_t i = 0; i < count; ++i, sign += step) *sign ^= std::byte{0x80};
+}
+
+template <typename Unsigned>
+void negate_integers(std::byte* first, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i, first += sizeof(Unsigned)) {
+    Unsigned number = 0;
+    std::memcpy(&number, first, sizeof number);
+    number = static_cast<Unsigned>(Unsigned{0} - number);
+    std::memcpy(first, &number, sizeof number);
+  }
+}
+
+}  // namespace
+
+void resolve_bits(const Piece& piece, DType dtype, std::byte* elements, std::int64_t count) {
+  const bool conj = piece.conj && is_complex(dtype);
+  if (!conj && !piece.neg) return;
+  const std::size_t size = size_of(dtype);
+  const Negation negation = negation_of(dtype);
+  if (negation == Negation::none) {
+    throw Error(ErrorCode::unsupported,
+                "the negative of elements of type " + std::string(to_string(dtype)));
+  }
+  if (is_complex(dtype)) {
+    const std::size_t part = size / 2;
+    if (piece.neg) flip_signs(elements, part, size, count);
+    if (piece.neg != conj) flip_signs(elements + part, part, size, count);
+  } else if (negation == Negation::sign_bit) {
+    flip_signs(elements, size, size, count);
+  } else if (size == 8) {
+    negate_integers<std::uint64_t>(elements, count);
+  } else if (size == 4) {
+    negate_integers<std::uint32_t>(elements, count);
+  } else if (size == 2) {
+    negate_integers<std::uint16_t>(elements, count);
+  } else {
+    negate_integers<std::uint8_t>(elements, count);
+  }
+}
+
+}  // namespace tessera
