@@ -38,10 +38,13 @@ struct Checkpoint {
   CheckpointKind kind = CheckpointKind::dcp;
   std::string path;
   std::vector<Leaf> leaves;  // in the checkpoint's own order; tensors with pieces that cover them
-  std::vector<ObjectInfo> files;      // the objects that belong to it
-  std::string producer;               // what the files say of their origin; may be empty
-  std::string save_id;                // DCP: names this save; empty elsewhere or in old files
-  int world_size = 0;                 // ranks whose files are there; 0: not known
+  std::vector<ObjectInfo> files;  // the objects that belong to it
+  std::string producer;           // what the files say of their origin; may be empty
+  std::string save_id;            // DCP: names this save; empty elsewhere or in old files
+  int world_size = 0;             // ranks whose files are there; 0: not known
+  // Whether the types of dicts and keys and what is a parameter are known: files of torch.save say
+  // it, and what Tessera wrote. Elsewhere every dict is a plain one, every key a string.
+  bool has_types = false;
   std::vector<std::string> warnings;  // what a careful reader should know (a stale side file, ...)
   // What safetensors files say in `__metadata__`, where several differ the first one's; without
   // what is about the files themselves.
@@ -266,7 +269,8 @@ struct Difference {
 [[nodiscard]] std::string_view to_string(Difference::Kind kind) noexcept;
 
 // Compares by name, across kinds: `missing` is in `a` only, `extra` in `b` only. Tensors are
-// compared bit for bit.
+// compared bit for bit. Where both have types, those of dicts, of their keys and of tensors
+// (parameters, requires_grad) are compared too: `type`, once a container.
 [[nodiscard]] std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
                                            const ProgressHook& progress = {});
 

@@ -99,6 +99,12 @@ const Value* Value::find(std::string_view key) const& {
   return at < dict.pairs.size() ? &dict.pairs[at].second : nullptr;
 }
 
+const Value* Value::find_key(const Value& key) const& {
+  const auto& dict = Node::as<Node::OfDict>(*this, "a dict", Kind::dict);
+  const std::size_t at = dict.position(key);
+  return at < dict.pairs.size() ? &dict.pairs[at].second : nullptr;
+}
+
 const Value& Value::at(std::string_view key) const& {
   const Value* found = find(key);
   if (found == nullptr) {

@@ -1,4 +1,7 @@
 // From a tree to named leaves and back, by PyTorch DCP's rule (spec P-10, P-11).
+#include <map>
+#include <set>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "tessera/error.h"
@@ -11,9 +14,30 @@ namespace {
 
 using Kind = Value::Kind;
 
+// More holes than this are no list that somebody saved.
+constexpr std::int64_t kMostHoles = 1 << 16;
+
+// What names cannot say of a dict; null: nothing.
+std::shared_ptr<const Container> container_of(const Value& dict) {
+  const Value* state = dict.container_state();
+  const Value* factory = dict.default_factory();
+  if (dict.dict_kind() == DictKind::dict && state == nullptr && factory == nullptr) return nullptr;
+  Container made{dict.dict_kind()};
+  if (state != nullptr) made.state = *state;
+  if (factory != nullptr) made.default_factory = *factory;
+  return std::make_shared<const Container>(std::move(made));
+}
+
+PathPart part_of(const Value& key) {
+  if (key.is(Kind::string)) return key.as_string();
+  return DictKey{key_text(key), key};
+}
+
 class Flattener {
  public:
-  explicit Flattener(FlattenRule rule) : rule_(rule) {}
+  // `empty_dicts`: they are leaves.
+  explicit Flattener(FlattenRule rule, bool empty_dicts = false)
+      : rule_(rule), empty_dicts_(empty_dicts) {}
 
   std::vector<Leaf> run(const Value& tree) && {
     require_walkable(tree);
@@ -23,7 +47,6 @@ class Flattener {
     } else {
       visit(tree);
     }
-    require_unique();
     return std::move(leaves_);
   }
 
@@ -31,29 +54,42 @@ class Flattener {
   void visit(const Value& value) {
     const bool dict = value.is(Kind::dict);
     if (!dict && !value.is(Kind::list)) return add(value);
+    if (dict && empty_dicts_ && value.size() == 0) return add(value);
     if (dict && rule_ == FlattenRule::current) return descend(value);
     if (holds_tensor_or_dict(value)) return descend(value);
     add(value);
   }
 
   void descend(const Value& container) {
-    if (container.is(Kind::dict)) {
+    const bool dict = container.is(Kind::dict);
+    containers_.push_back(dict ? container_of(container) : nullptr);
+    const std::shared_ptr<const Containers> outer = std::exchange(shared_, shared());
+    if (dict) {
       for (const auto& [key, value] : container.pairs()) {
-        path_.emplace_back(key_text(key));
+        path_.push_back(part_of(key));
         visit(value);
         path_.pop_back();
       }
-      return;
+    } else {
+      std::int64_t index = 0;
+      for (const Value& value : container.items()) {
+        path_.emplace_back(index++);
+        visit(value);
+        path_.pop_back();
+      }
     }
-    std::int64_t index = 0;
-    for (const Value& value : container.items()) {
-      path_.emplace_back(index++);
-      visit(value);
-      path_.pop_back();
-    }
+    shared_ = outer;
+    containers_.pop_back();
   }
 
-  void add(const Value& value) { leaves_.push_back({dotted(path_), path_, value}); }
+  // What all leaves of the innermost container have.
+  [[nodiscard]] std::shared_ptr<const Containers> shared() const {
+    const bool plain = std::all_of(containers_.begin(), containers_.end(),
+                                   [](const auto& container) { return container == nullptr; });
+    return plain ? nullptr : std::make_shared<const Containers>(containers_);
+  }
+
+  void add(const Value& value) { leaves_.push_back({dotted(path_), path_, value, shared_}); }
 
   // Whether a list (before torch 2.4: or a dict) is more than one leaf.
   bool holds_tensor_or_dict(const Value& container) const {
@@ -76,21 +112,60 @@ class Flattener {
     return false;
   }
 
-  void require_unique() const {
-    std::unordered_set<std::string_view> names;
-    names.reserve(leaves_.size());
-    for (const Leaf& leaf : leaves_) {
-      if (!names.insert(leaf.name).second) {
-        throw Error(ErrorCode::conflict, "two leaves of the tree have this name, expected one")
-            .at_key(printable(leaf.name));
-      }
-    }
-  }
-
   FlattenRule rule_;
+  bool empty_dicts_;
   Path path_;
+  Containers containers_;                     // on the way, as Leaf::containers
+  std::shared_ptr<const Containers> shared_;  // the same, of the leaves that are met now
   std::vector<Leaf> leaves_;
 };
+
+void require_unique(const std::vector<Leaf>& leaves) {
+  std::unordered_set<std::string_view> names;
+  names.reserve(leaves.size());
+  for (const Leaf& leaf : leaves) {
+    if (!names.insert(leaf.name).second) {
+      throw Error(ErrorCode::conflict, "two leaves of the tree have this name, expected one")
+          .at_key(printable(leaf.name));
+    }
+  }
+}
+
+// The path as Python's subscripts: no two paths of a tree have the same.
+std::string subscripts(const Path& path) {
+  std::string name;
+  for (const PathPart& part : path) {
+    if (const auto* index = std::get_if<std::int64_t>(&part)) {
+      name += "[" + std::to_string(*index) + "]";
+      continue;
+    }
+    const auto* key = std::get_if<DictKey>(&part);
+    const Value value = key != nullptr ? key->key : Value(std::get<std::string>(part));
+    name += "[" + render(value, std::size_t{1} << 20) + "]";
+  }
+  return name;
+}
+
+// Names by subscripts what shares its name. A new name may be that of another leaf, which then gets
+// a new one too.
+void tell_apart(std::vector<Leaf>& leaves) {
+  for (bool changed = true; changed;) {
+    changed = false;
+    std::unordered_map<std::string_view, std::size_t> first;
+    std::set<std::size_t> shared;
+    first.reserve(leaves.size());
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+      const auto [other, fresh] = first.emplace(leaves[i].name, i);
+      if (!fresh) shared.insert({other->second, i});
+    }
+    first.clear();
+    for (const std::size_t i : shared) {
+      std::string name = subscripts(leaves[i].path);
+      changed = changed || name != leaves[i].name;
+      leaves[i].name = std::move(name);
+    }
+  }
+}
 
 class Unflattener {
  public:
@@ -118,7 +193,7 @@ class Unflattener {
 
  private:
   void put(const Leaf& leaf, const Path& path) {
-    if (!root_) root_ = container_for(path.front(), leaf);
+    if (!root_) root_ = container_for(path, 0, leaf);
     Value at = *root_;
     for (std::size_t i = 0; i < path.size(); ++i) {
       Value* slot = slot_of(at, path[i], leaf);
@@ -132,7 +207,7 @@ class Unflattener {
         assign(at, path[i], leaf.value);
         return;
       }
-      Value next = slot->identity() == hole_.identity() ? container_for(path[i + 1], leaf) : *slot;
+      Value next = slot->identity() == hole_.identity() ? container_for(path, i + 1, leaf) : *slot;
       assign(at, path[i], next);
       at = std::move(next);
     }
@@ -141,13 +216,16 @@ class Unflattener {
   // Where `part` leads from a container that was made here, the hole when nothing is there yet,
   // null when the container is of the other kind.
   Value* slot_of(Value& container, const PathPart& part, const Leaf& leaf) {
-    if (const auto* key = std::get_if<std::string>(&part)) {
+    const auto* number = std::get_if<std::int64_t>(&part);
+    if (number == nullptr) {
       if (!container.is(Kind::dict)) return nullptr;
-      const Value* found = container.find(*key);
+      const auto* key = std::get_if<DictKey>(&part);
+      const Value* found = key != nullptr ? container.find_key(key->key)
+                                          : container.find(std::get<std::string>(part));
       return found == nullptr ? &hole_ : const_cast<Value*>(found);
     }
     if (!container.is(Kind::list)) return nullptr;
-    const std::int64_t index = std::get<std::int64_t>(part);
+    const std::int64_t index = *number;
     // Every index below a list's largest is a leaf too, so an index beyond the leaves leaves a
     // hole.
     if (index < 0 || static_cast<std::uint64_t>(index) >= leaves_.size()) {
@@ -165,14 +243,24 @@ class Unflattener {
   static void assign(Value& container, const PathPart& part, const Value& value) {
     if (const auto* key = std::get_if<std::string>(&part)) {
       container.set_item(Value(*key), value);
+    } else if (const auto* odd = std::get_if<DictKey>(&part)) {
+      container.set_item(odd->key, value);
     } else {
       container.items()[static_cast<std::size_t>(std::get<std::int64_t>(part))] = value;
     }
   }
 
-  Value container_for(const PathPart& part, const Leaf& leaf) {
-    const bool list = std::holds_alternative<std::int64_t>(part);
-    Value made = list ? Value::list() : Value::dict();
+  // The container that has `path[step]`.
+  Value container_for(const Path& path, std::size_t step, const Leaf& leaf) {
+    const bool list = std::holds_alternative<std::int64_t>(path[step]);
+    const Container* more = nullptr;
+    if (leaf.containers && step < leaf.containers->size()) more = (*leaf.containers)[step].get();
+    if (list) more = nullptr;
+    Value made = list              ? Value::list()
+                 : more != nullptr ? Value::dict({}, more->kind)
+                                   : Value::dict();
+    if (more != nullptr && more->state) made.set_container_state(*more->state);
+    if (more != nullptr && more->default_factory) made.set_default_factory(*more->default_factory);
     if (list) lists_.emplace_back(made, leaf.name);
     containers_.insert(made.identity());
     return made;
@@ -192,21 +280,69 @@ class Unflattener {
 
 }  // namespace
 
+std::string step_text(const PathPart& part) {
+  if (const auto* key = std::get_if<std::string>(&part)) return *key;
+  if (const auto* key = std::get_if<DictKey>(&part)) return key->text;
+  return std::to_string(std::get<std::int64_t>(part));
+}
+
 std::string dotted(const Path& path) {
   std::string name;
   for (const PathPart& part : path) {
     if (&part != &path.front()) name += '.';
-    if (const auto* key = std::get_if<std::string>(&part)) {
-      name += *key;
-    } else {
-      name += std::to_string(std::get<std::int64_t>(part));
-    }
+    name += step_text(part);
   }
   return name;
 }
 
 std::vector<Leaf> flatten(const Value& tree, FlattenRule rule) {
-  return Flattener(rule).run(tree);
+  std::vector<Leaf> leaves = Flattener(rule).run(tree);
+  require_unique(leaves);
+  return leaves;
+}
+
+std::vector<Leaf> leaves_of(const Value& tree) {
+  std::vector<Leaf> leaves = Flattener(FlattenRule::current, true).run(tree);
+  tell_apart(leaves);
+  return leaves;
+}
+
+std::vector<std::string> fill_holes(std::vector<Leaf>& leaves) {
+  // By the way to a list: a leaf below it, and the indices that there are.
+  std::map<std::string, std::pair<std::size_t, std::set<std::int64_t>>> lists;
+  const auto is_index = [](const PathPart& part) {
+    return std::holds_alternative<std::int64_t>(part);
+  };
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const Path& path = leaves[i].path;
+    if (std::none_of(path.begin(), path.end(), is_index)) continue;
+    std::string way;
+    for (const PathPart& part : leaves[i].path) {
+      if (const auto* index = std::get_if<std::int64_t>(&part)) {
+        lists.try_emplace(way, i, std::set<std::int64_t>()).first->second.second.insert(*index);
+      }
+      way += step_text(part) + '\0';
+    }
+  }
+  std::vector<std::string> added;
+  std::int64_t left = kMostHoles;
+  for (const auto& [way, list] : lists) {
+    const auto& [example, indices] = list;
+    const std::int64_t holes = *indices.rbegin() + 1 - std::ssize(indices);
+    if (*indices.begin() < 0 || holes <= 0 || holes > left) continue;
+    left -= holes;
+    const auto depth = std::count(way.begin(), way.end(), '\0');
+    const Path path(leaves[example].path.begin(), leaves[example].path.begin() + depth);
+    for (std::int64_t index = 0; index < *indices.rbegin(); ++index) {
+      if (indices.contains(index)) continue;
+      Leaf leaf{"", path, Value::dict(), leaves[example].containers};
+      leaf.path.emplace_back(index);
+      leaf.name = dotted(leaf.path);
+      added.push_back(leaf.name);
+      leaves.push_back(std::move(leaf));
+    }
+  }
+  return added;
 }
 
 Value unflatten(const std::vector<Leaf>& leaves) {

@@ -95,4 +95,19 @@ std::vector<InnerTensor> inner_tensors(const Value& value) {
   return Walk().finish(value);
 }
 
+std::vector<Value> all_tensors(const std::vector<Leaf>& leaves) {
+  std::vector<Value> tensors;
+  std::unordered_set<const void*> known;
+  const auto add = [&](const Value& tensor) {
+    if (known.insert(tensor.identity()).second) tensors.push_back(tensor);
+  };
+  for (const Leaf& leaf : leaves) {
+    const bool tensor = leaf.value.is(Value::Kind::tensor);
+    if (tensor) add(leaf.value);
+    if (tensor && !leaf.value.as_tensor().attributes) continue;
+    for (const InnerTensor& inner : inner_tensors(leaf.value)) add(*inner.tensor);
+  }
+  return tensors;
+}
+
 }  // namespace tessera

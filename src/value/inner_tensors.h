@@ -17,4 +17,7 @@ struct InnerTensor {
 // comes once. Valid while `value` is not changed.
 [[nodiscard]] std::vector<InnerTensor> inner_tensors(const Value& value);
 
+// Every tensor node of these leaves, themselves and what is inside of them, once.
+[[nodiscard]] std::vector<Value> all_tensors(const std::vector<Leaf>& leaves);
+
 }  // namespace tessera

@@ -1,7 +1,9 @@
 """Trees of PyTorch's objects through every kind of file and back: what they were is what comes out."""
+import collections
 import json
 import os
 import subprocess
+import sys
 import warnings
 
 import pytest
@@ -25,7 +27,7 @@ def tessera(*arguments, code=0):
 
 
 def convert(source, target, *options):
-    tessera("convert", source, target, "--quiet", *(["--to", "dcp"] if "." not in target.name else []), *options)
+    tessera("convert", source, target, "--quiet", *([] if target.suffix in (".pt", ".safetensors") else ["--to", "dcp"]), *options)
 
 
 def load_dcp(directory):
@@ -80,3 +82,157 @@ def test_conjugate_and_negative_bits_are_resolved(tmp_path):
     tessera("diff", tmp_path / "x.pt", tmp_path / "y.pt")
     torch.save({name: t.resolve_conj().resolve_neg().conj() for name, t in tree.items()}, tmp_path / "other.pt")
     assert "conj" in tessera("diff", tmp_path / "x.pt", tmp_path / "other.pt", code=1)
+
+
+def typed(value):
+    """A tree with its types: what == passes over."""
+    if isinstance(value, torch.nn.Parameter):
+        return ("Parameter", value.requires_grad, value.dtype, value.tolist())
+    if isinstance(value, torch.Tensor):
+        return ("Tensor", value.requires_grad, value.dtype, value.tolist())
+    if isinstance(value, dict):
+        more = (value.default_factory,) if isinstance(value, collections.defaultdict) else ()
+        more += (typed(vars(value)),) if getattr(value, "__dict__", None) else ()
+        return (type(value), more, [(type(key), key, typed(item)) for key, item in value.items()])
+    if isinstance(value, (list, tuple, set)):
+        return (type(value), [typed(item) for item in value])
+    return (type(value), value)
+
+
+def there_and_back(source, kind):
+    """Through a file of `kind` and back, without a difference."""
+    middle, back = source.parent / kind, source.parent / f"{kind}-back.pt"
+    convert(source, middle)
+    tessera("diff", source, middle)
+    tessera("verify", middle)
+    convert(middle, back)
+    tessera("diff", source, back)
+    return back
+
+
+def trained():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("kind", KINDS + ["half.pt"])
+def test_an_optimizer_takes_its_state_after_a_round_trip(kind, tmp_path):
+    _, optimizer = trained()
+    torch.save(optimizer.state_dict(), tmp_path / "x.pt")
+    if kind == "half.pt":
+        convert(tmp_path / "x.pt", tmp_path / "b.pt", "--dtype", "bf16")
+    else:
+        (there_and_back(tmp_path / "x.pt", kind)).rename(tmp_path / "b.pt")
+    state = torch.load(tmp_path / "b.pt", weights_only=True)
+    _, other = trained()
+    other.state.clear()
+    other.load_state_dict(state)
+    assert len(other.state) == 4 and all(isinstance(key, torch.nn.Parameter) for key in other.state)
+    if kind == "half.pt":
+        return
+    assert typed(state) == typed(optimizer.state_dict())
+    for a, b in zip(optimizer.state.values(), other.state.values()):
+        assert torch.equal(a["exp_avg"], b["exp_avg"]) and torch.equal(a["step"], b["step"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_types_of_dicts_keys_and_parameters_survive(kind, tmp_path):
+    model, _ = trained()
+    factory = collections.defaultdict(list, {"a": torch.ones(2)})
+    tree = {
+        "state dict": model.state_dict(),
+        "ordered": collections.OrderedDict([("b", torch.ones(1)), ("a", 1)]),
+        "default": factory,
+        "keys": {0: torch.zeros(1), None: 1, 2.5: 2, (1, "a"): 3, b"x": 4, True: 5, -(2**70): 6},
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "frozen": torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        "grad": torch.ones(2, requires_grad=True),
+        "empty": {"a": {}, "b": collections.OrderedDict(), "l": [1, {}, 2, {}], "d": {"e": {}}},
+    }
+    torch.save(tree, tmp_path / "x.pt")
+    back = torch.load(there_and_back(tmp_path / "x.pt", kind), weights_only=False)
+    assert typed(back) == typed(tree)
+    # PyTorch's own readers see what they know of.
+    if kind == "dcp":
+        theirs = {"keys": {"0": torch.ones(1)}, "parameter": torch.zeros(2)}
+        dcp.load(theirs, checkpoint_id=tmp_path / kind, no_dist=True)
+        assert torch.equal(theirs["keys"]["0"], torch.zeros(1)) and torch.equal(theirs["parameter"], torch.ones(2))
+    else:
+        assert torch.equal(safetensors.torch.load_file(tmp_path / kind)["keys.0"], torch.zeros(1))
+
+
+def test_diff_compares_types_where_both_sides_have_them(tmp_path):
+    torch.save({"s": {0: torch.ones(1)}, "p": torch.nn.Parameter(torch.ones(1))}, tmp_path / "a.pt")
+    torch.save({"s": collections.OrderedDict({"0": torch.ones(1)}), "p": torch.ones(1)}, tmp_path / "b.pt")
+    found = tessera("diff", tmp_path / "a.pt", tmp_path / "b.pt", code=1)
+    assert "dict / OrderedDict" in found and "key 0 / key '0'" in found and "Parameter that requires grad / Tensor" in found
+    safetensors.torch.save_file({"s.0": torch.ones(1), "p": torch.ones(1)}, tmp_path / "c.safetensors")
+    tessera("diff", tmp_path / "a.pt", tmp_path / "c.safetensors")
+
+
+def test_a_hole_that_pytorch_left_is_an_empty_dict(tmp_path):
+    dcp.save({"l": [1, {}, torch.ones(2)], "m": [{"x": {}}, {"y": 1}]}, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    convert(tmp_path / "theirs", tmp_path / "x.pt")
+    back = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert back == {"l": [1, {}, back["l"][2]], "m": [{}, {"y": 1}]} and torch.equal(back["l"][2], torch.ones(2))
+    convert(tmp_path / "theirs", tmp_path / "a.safetensors")
+    tessera("diff", tmp_path / "theirs", tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("tree", [{"a.b": 0, "a": {"b": 1}}, {0: 0, "0": 1}, {"x": [{"a.b": 0, "a": {"b": 1}}]}])
+def test_equal_names_are_a_conflict_of_flat_targets_only(tree, tmp_path):
+    fill = lambda v: {k: fill(i) for k, i in v.items()} if isinstance(v, dict) else [fill(i) for i in v] if isinstance(v, list) else torch.full((2,), float(v))  # noqa: E731
+    tree = fill(tree)
+    torch.save(tree, tmp_path / "x.pt")
+    rows = json.loads(tessera("ls", tmp_path / "x.pt", "--json"))
+    assert len({row["name"] for row in rows}) == 2
+    assert sorted(cat(tmp_path / "x.pt", row["name"] + "[0:1]") for row in rows) == [[0.0], [1.0]]
+    tessera("verify", tmp_path / "x.pt")
+    convert(tmp_path / "x.pt", tmp_path / "y.pt")
+    convert(tmp_path / "x.pt", tmp_path / "z.pt", "--dtype", "bf16")
+    tessera("diff", tmp_path / "x.pt", tmp_path / "y.pt")
+    assert typed(torch.load(tmp_path / "y.pt", weights_only=True)) == typed(tree)
+    for target in ["a.safetensors", "dcp"]:
+        refused = tessera("convert", tmp_path / "x.pt", tmp_path / target, "--quiet", *(["--to", "dcp"] if target == "dcp" else []), code=3)
+        assert refused.startswith("tessera: conflict") and not (tmp_path / target).exists()
+
+
+Pair = collections.namedtuple("Pair", "x y")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_inside_of_values_stay_tensors(kind, tmp_path):
+    shared = torch.arange(4.0)
+    tree = {"t": (shared, [torch.ones(2), "a"]), "p": Pair(torch.zeros(3), shared), "s": torch.Size([1, 2])}
+    torch.save(tree, tmp_path / "x.pt")
+    back = torch.load(there_and_back(tmp_path / "x.pt", kind), weights_only=False)
+    assert type(back["p"]) is Pair and torch.equal(back["t"][1][0], torch.ones(2)) and back["s"] == torch.Size([1, 2])
+    assert torch.equal(back["t"][0], shared) and torch.equal(back["p"].y, shared)
+    if kind == "dcp":
+        theirs = torch.load(tmp_path / "x.pt", weights_only=False)
+        ours = load_dcp(tmp_path / kind)
+        assert typed(ours["t"]) == typed(theirs["t"]) and type(ours["p"]) is Pair
+    else:
+        assert set(safetensors.torch.load_file(tmp_path / kind)) == {"t.0", "t.1.0", "p.arguments.0"}
+
+
+def test_a_whole_module_becomes_a_file_of_its_tensors(tmp_path):
+    model, _ = trained()
+    torch.save(model, tmp_path / "x.pt")
+    back = torch.load(there_and_back(tmp_path / "x.pt", "a.safetensors"), weights_only=False)
+    assert torch.equal(back(torch.ones(1, 3)), model(torch.ones(1, 3)))
+    assert all(type(p) is torch.nn.Parameter and p.requires_grad for p in back.parameters())
+    found = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    assert sorted(t.shape for t in found.values()) == sorted(p.shape for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_stays_bounded_with_tensors_inside_of_values(kind, tmp_path):
+    torch.save({"t": (torch.arange(25_000_000.0),)}, tmp_path / "x.pt")  # 100 MB
+    target = ["--to", "dcp"] if kind == "dcp" else []
+    program = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    done = subprocess.run([sys.executable, "-c", program, TESSERA, "convert", tmp_path / "x.pt", tmp_path / kind, "--quiet", *target], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 80_000  # KiB: the buffers of 64 MiB are not all used

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/meter.h"
@@ -101,6 +102,58 @@ std::optional<Difference> compare(const Leaf& a, const Leaf& b, StorageChecks& c
   return Difference{Kind::value, a.name, text};
 }
 
+std::string described(const Container* container) {
+  const DictKind kind = container == nullptr ? DictKind::dict : container->kind;
+  std::string text = kind == DictKind::ordered_dict   ? "OrderedDict"
+                     : kind == DictKind::default_dict ? "defaultdict"
+                                                      : "dict";
+  if (container != nullptr && container->default_factory)
+    text += "(" + render(*container->default_factory) + ")";
+  if (container != nullptr && container->state) text += " with " + render(*container->state);
+  return text;
+}
+
+std::string described(const PathPart& part) {
+  if (const auto* index = std::get_if<std::int64_t>(&part))
+    return "index " + std::to_string(*index);
+  const auto* odd = std::get_if<DictKey>(&part);
+  return "key " + render(odd != nullptr ? odd->key : Value(std::get<std::string>(part)));
+}
+
+std::string described(const Tensor& tensor) {
+  return std::string(tensor.parameter ? "Parameter" : "Tensor") +
+         (tensor.requires_grad ? " that requires grad" : "");
+}
+
+// What differs in the types of two leaves of one name and of the dicts around them. Dicts and keys
+// that `known` has been told of are passed over.
+void compare_types(const Leaf& a, const Leaf& b, std::set<std::string>& known,
+                   std::vector<Difference>& differences) {
+  const auto differ = [&](std::string name, const std::string& x, const std::string& y) {
+    const std::string text = x + " / " + y;
+    if (x != y && known.insert(name + '\0' + text).second)
+      differences.push_back({Difference::Kind::type, std::move(name), text});
+  };
+  const auto container = [](const Leaf& leaf, std::size_t step) -> const Container* {
+    const bool there = leaf.containers && step < leaf.containers->size();
+    return there ? (*leaf.containers)[step].get() : nullptr;
+  };
+  if (a.path.size() == b.path.size()) {
+    Path way;
+    for (std::size_t step = 0; step < a.path.size(); ++step) {
+      const Container* x = container(a, step);
+      const Container* y = container(b, step);
+      const bool same = x == y || (x != nullptr && y != nullptr && *x == *y);
+      if (!same) differ(dotted(way), described(x), described(y));
+      way.push_back(a.path[step]);
+      if (a.path[step] != b.path[step])
+        differ(dotted(way), described(a.path[step]), described(b.path[step]));
+    }
+  }
+  if (a.value.is(Value::Kind::tensor) && b.value.is(Value::Kind::tensor))
+    differ(a.name, described(a.value.as_tensor()), described(b.value.as_tensor()));
+}
+
 }  // namespace
 
 std::string_view to_string(Difference::Kind kind) noexcept {
@@ -131,12 +184,15 @@ std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
   StorageChecks checks_a;
   StorageChecks checks_b;
   std::vector<Difference> differences;
+  std::set<std::string> known_types;
   for (const auto& [name, leaf] : in_a) {
     const auto other = in_b.find(name);
     if (other == in_b.end()) {
       differences.push_back({Difference::Kind::missing, name, "only in " + a.path});
     } else if (auto difference = compare(*leaf, *other->second, checks_a, checks_b, meter)) {
       differences.push_back(std::move(*difference));
+    } else if (a.has_types && b.has_types) {
+      compare_types(*leaf, *other->second, known_types, differences);
     }
   }
   for (const auto& [name, leaf] : in_b) {

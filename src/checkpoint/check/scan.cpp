@@ -7,7 +7,7 @@
 
 #include "checkpoint/open/dcp_items.h"
 #include "checkpoint/open/open.h"
-#include "checkpoint/open/value_json.h"
+#include "checkpoint/open/tree_json.h"
 #include "checkpoint/open/zstd_source.h"
 #include "format/pickle/names.h"
 #include "format/pickle/pickle.h"

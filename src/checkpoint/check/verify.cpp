@@ -29,9 +29,8 @@ struct FilePart {
 // whose digests only the tensors' sources know (safetensors).
 std::vector<FilePart> checked_parts(const Checkpoint& checkpoint) {
   std::map<std::string, std::shared_ptr<const ByteSource>> sources;
-  for (const Leaf& leaf : checkpoint.leaves) {
-    if (!leaf.value.is(Value::Kind::tensor)) continue;
-    for (const Piece& piece : leaf.value.as_tensor().pieces) {
+  for (const Value& tensor : all_tensors(checkpoint.leaves)) {
+    for (const Piece& piece : tensor.as_tensor().pieces) {
       if (piece.storage && piece.storage->source)
         sources.emplace(piece.storage->source->name(), piece.storage->source);
     }

@@ -112,7 +112,7 @@ std::string save_id_of(const Store& store, const dcp::Metadata& metadata) {
 }
 
 std::shared_ptr<Store> guard_dcp(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
-                                 std::vector<std::string>& warnings) {
+                                 std::vector<std::string>& warnings, std::string& types) {
   const std::vector<ObjectInfo> objects = store->list();
   const std::string id = save_id_of(*store, metadata);
   const std::string wanted = side_file_name(id);
@@ -129,6 +129,7 @@ std::shared_ptr<Store> guard_dcp(std::shared_ptr<Store> store, const dcp::Metada
     throw Error(ErrorCode::corrupt, "the side file says that it is of another save")
         .at_path(store->name() + "/" + wanted);
   }
+  types = std::move(side_file.types);
   auto guarded = guarded_store(store, objects, std::move(side_file.files));
   (void)read_all(*guarded->open(kDcpMetadata), kMetadataLimit);
   return guarded;

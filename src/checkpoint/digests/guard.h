@@ -24,10 +24,11 @@ namespace tessera {
 // A DCP directory: the side file of `metadata`'s save. `.metadata` itself is compared first. One
 // that belongs to another save is ignored with a line in `warnings`, unless it holds digests of
 // data files that `metadata` names and whose names are used by one save only: then one of the two
-// was changed, which is `corrupt`.
+// was changed, which is `corrupt`. `types` becomes what the side file says of them.
 [[nodiscard]] std::shared_ptr<Store> guard_dcp(std::shared_ptr<Store> store,
                                                const dcp::Metadata& metadata,
-                                               std::vector<std::string>& warnings);
+                                               std::vector<std::string>& warnings,
+                                               std::string& types);
 // A directory without `.metadata`.
 [[nodiscard]] std::shared_ptr<Store> guard_directory(std::shared_ptr<Store> store);
 // A single file.

@@ -9,6 +9,7 @@
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/meter.h"
 #include "tessera/error.h"
+#include "value/inner_tensors.h"
 
 namespace tessera {
 namespace {
@@ -17,9 +18,8 @@ namespace {
 constexpr std::uint64_t kPart = 64 * kDigestBlock;
 
 bool is_checked(const Checkpoint& checkpoint) {
-  const auto has_digests = [](const Leaf& leaf) {
-    if (!leaf.value.is(Value::Kind::tensor)) return true;
-    const auto& pieces = leaf.value.as_tensor().pieces;
+  const auto has_digests = [](const Value& tensor) {
+    const auto& pieces = tensor.as_tensor().pieces;
     return std::all_of(pieces.begin(), pieces.end(), [](const Piece& piece) {
       return piece.storage && piece.storage->source && piece.storage->source->checked();
     });
@@ -28,8 +28,9 @@ bool is_checked(const Checkpoint& checkpoint) {
     return checkpoint.store->open(file.name)->checked();
   };
   if (std::all_of(checkpoint.files.begin(), checkpoint.files.end(), is_guarded)) return true;
+  const std::vector<Value> tensors = all_tensors(checkpoint.leaves);
   return checkpoint.kind == CheckpointKind::safetensors && !checkpoint.leaves.empty() &&
-         std::all_of(checkpoint.leaves.begin(), checkpoint.leaves.end(), has_digests);
+         std::all_of(tensors.begin(), tensors.end(), has_digests);
 }
 
 FileDigests digest_file(const ByteSource& source, int threads, Meter& meter) {

@@ -15,7 +15,9 @@ namespace tessera {
 
 // DCP: publishes `.metadata` of a save whose data files are durable and have these digests. The
 // side file becomes durable first; `.metadata` is the commit. `metadata.save_id` is drawn here.
-void commit_dcp(Store& store, dcp::Metadata& metadata, DigestsByName digests, IfExists if_exists);
+// `types`: as encode_types has them.
+void commit_dcp(Store& store, dcp::Metadata& metadata, DigestsByName digests, std::string types,
+                IfExists if_exists);
 
 // The digests of some files as a message between ranks.
 [[nodiscard]] Bytes encode_digests(const DigestsByName& digests);

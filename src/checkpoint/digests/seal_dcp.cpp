@@ -11,14 +11,15 @@ ByteView bytes_of(const std::string& text) {
 
 }  // namespace
 
-void commit_dcp(Store& store, dcp::Metadata& metadata, DigestsByName digests, IfExists if_exists) {
+void commit_dcp(Store& store, dcp::Metadata& metadata, DigestsByName digests, std::string types,
+                IfExists if_exists) {
   metadata.save_id = random_uuid();
   const std::vector<std::byte> bytes = dcp::encode(metadata);
   BlockDigests blocks;
   blocks.add(0, bytes);
   digests[std::string(kDcpMetadata)] = {bytes.size(), blocks.finish(bytes.size()), 0};
   const std::string side_file =
-      encode_side_file({metadata.save_id, own_producer(), std::move(digests)});
+      encode_side_file({metadata.save_id, own_producer(), std::move(digests), std::move(types)});
   put(store, side_file_name(metadata.save_id), bytes_of(side_file), IfExists::fail);
   put(store, kDcpMetadata, bytes, if_exists);
 }

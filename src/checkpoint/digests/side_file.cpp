@@ -45,6 +45,7 @@ SideFile from_json(const Json& json) {
     }
     side_file.files.emplace(name, std::move(file));
   }
+  if (json.contains("tree")) side_file.types = json.at("tree").dump(-1, ' ', true);
   return side_file;
 }
 
@@ -99,6 +100,7 @@ std::string encode_side_file(const SideFile& side_file) {
   json["save_id"] = side_file.save_id;
   json["producer"] = side_file.producer;
   json["block"] = kDigestBlock;
+  if (!side_file.types.empty()) json["tree"] = Json::parse(side_file.types);
   json["files"] = Json::object();
   for (const auto& [name, file] : side_file.files)
     json["files"][name] = {file.size, digests_text(file.blocks)};

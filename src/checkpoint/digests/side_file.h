@@ -27,6 +27,7 @@ struct SideFile {
   std::string save_id;   // the save it belongs to; empty where saves have no id
   std::string producer;  // who computed the digests
   DigestsByName files;
+  std::string types = {};  // of the tree, as encode_types has it; empty: nothing is said
 };
 
 // Beside a `.metadata` whose save has this id.

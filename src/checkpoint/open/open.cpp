@@ -13,6 +13,7 @@
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
@@ -137,6 +138,13 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& opti
   throw Error(ErrorCode::not_found,
               "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt")
       .at_path(store->name());
+}
+
+void warn_of_holes(const std::vector<std::string>& names, std::vector<std::string>& warnings) {
+  if (names.empty()) return;
+  std::string text = "the file has nothing for " + printable(names[0], 200);
+  if (names.size() > 1) text += " and " + std::to_string(names.size() - 1) + " more";
+  warnings.push_back(text + ": taken for empty dicts, which PyTorch leaves out of lists");
 }
 
 void require_coverage(const Checkpoint& checkpoint) {

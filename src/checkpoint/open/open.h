@@ -46,6 +46,9 @@ inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
 
 [[nodiscard]] dcp::Metadata read_dcp_metadata(const Store& store);
 
+// Tells of what fill_holes has added.
+void warn_of_holes(const std::vector<std::string>& names, std::vector<std::string>& warnings);
+
 // Proves P-14 for every tensor of an opened checkpoint.
 void require_coverage(const Checkpoint& checkpoint);
 

@@ -5,6 +5,7 @@
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/open/dcp_items.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/tree_json.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -111,7 +112,8 @@ Checkpoint open_dcp(std::shared_ptr<Store> store) {
   if (!merged && store->exists(rank_metadata(0))) {
     checkpoint.warnings.emplace_back("__{rank}.metadata files are passed over for .metadata");
   }
-  if (!merged) store = guard_dcp(std::move(store), metadata, checkpoint.warnings);
+  std::string types;
+  if (!merged) store = guard_dcp(std::move(store), metadata, checkpoint.warnings, types);
   DataFiles files(store);
   for (dcp::Entry& entry : metadata.entries) {
     try {
@@ -125,6 +127,9 @@ Checkpoint open_dcp(std::shared_ptr<Store> store) {
     }
   }
   files.require_apart();
+  if (!types.empty()) add_types(types, checkpoint.leaves);
+  checkpoint.has_types = !types.empty();
+  warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);
   checkpoint.files = files.used();
   // Of a merged save the replicas of higher ranks are not read: their files go on.
   checkpoint.world_size =

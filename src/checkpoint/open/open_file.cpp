@@ -11,7 +11,8 @@ Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file) {
   checkpoint.path = store->name() + "/" + file.name;
   checkpoint.files = {file};
   checkpoint.root = torch_file::read(std::make_shared<LazySource>(store, file));
-  checkpoint.leaves = flatten(*checkpoint.root);
+  checkpoint.leaves = leaves_of(*checkpoint.root);
+  checkpoint.has_types = true;
   checkpoint.store = std::move(store);
   require_coverage(checkpoint);
   return checkpoint;

@@ -324,7 +324,7 @@ Checkpoint open_local(const std::shared_ptr<Store>& store) {
     return tree;
   });
   drop_empty_states(*checkpoint.root);
-  checkpoint.leaves = flatten(*checkpoint.root);
+  checkpoint.leaves = leaves_of(*checkpoint.root);
   return checkpoint;
 }
 

@@ -145,7 +145,7 @@ Checkpoint open_olmo_full(std::shared_ptr<Store> store) {
   state.train = read_part(store, files, "train", checkpoint.files);
   if (!state.train) state.train = read_part(store, files, "other", checkpoint.files);
   checkpoint.root = state.tree();
-  checkpoint.leaves = flatten(*checkpoint.root);
+  checkpoint.leaves = leaves_of(*checkpoint.root);
   note_config(*store, checkpoint);
   checkpoint.store = std::move(store);
   require_coverage(checkpoint);
@@ -155,6 +155,7 @@ Checkpoint open_olmo_full(std::shared_ptr<Store> store) {
 Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store) {
   Checkpoint checkpoint = open_dcp(std::make_shared<SubStore>(store, "model_and_optim"));
   checkpoint.kind = CheckpointKind::olmo_torch_new;
+  checkpoint.has_types = false;  // OLMo has its own for each part
   checkpoint.path = store->name();
   for (ObjectInfo& file : checkpoint.files) file.name = "model_and_optim/" + file.name;
   const auto trains = rank_files(store->list("train"), "train/rank", ".pt", checkpoint.path);
@@ -168,7 +169,7 @@ Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store) {
           .at_path(checkpoint.path);
     }
     const Value train = torch_file::read(std::make_shared<LazySource>(store, trains[0]));
-    const std::vector<Leaf> leaves = flatten(Value::dict({{"train", train}}));
+    const std::vector<Leaf> leaves = leaves_of(Value::dict({{"train", train}}));
     checkpoint.leaves.insert(checkpoint.leaves.end(), leaves.begin(), leaves.end());
   }
   checkpoint.files.insert(checkpoint.files.end(), trains.begin(), trains.end());

@@ -140,7 +140,7 @@ void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(in
                });
   try {
     checkpoint.root = merge.finish(checkpoint.warnings);
-    checkpoint.leaves = flatten(*checkpoint.root);
+    checkpoint.leaves = leaves_of(*checkpoint.root);
   } catch (Error& error) {
     throw error.at_path(checkpoint.path);
   }

@@ -10,10 +10,11 @@
 #include "checkpoint/open/lazy_source.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/sharding_info.h"
-#include "checkpoint/open/value_json.h"
+#include "checkpoint/open/tree_json.h"
 #include "format/safetensors/index.h"
 #include "format/safetensors/safetensors.h"
 #include "tessera/error.h"
+#include "value/inner_tensors.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -125,45 +126,7 @@ bool is_about_files(const std::string& key) {
   return key == kTreeKey || key == kShardingKey || key == "DCP_VERSION" || is_digest_key(key);
 }
 
-// `index` null: the files are all there is to it.
-Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<ObjectInfo>& files,
-                    const safetensors::Index* index, const OpenOptions& options) {
-  Checkpoint checkpoint;
-  checkpoint.kind = CheckpointKind::safetensors;
-  checkpoint.path = store->name();
-  checkpoint.files = files;
-  std::vector<Part> parts;
-  parts.reserve(files.size());
-  const auto open = std::make_shared<OpenFiles>();
-  for (const ObjectInfo& file : files) parts.push_back(read_part(store, file, options, open));
-  bool both = false;
-  for (const Found& found : by_name(parts)) {
-    both = both || (!found.whole.empty() && !found.shards.empty());
-    try {
-      checkpoint.leaves.push_back(leaf_of(found, index != nullptr));
-    } catch (Error& error) {
-      throw error.at_path(store->name()).at_key(found.name);
-    }
-  }
-  if (both) {
-    checkpoint.warnings.emplace_back(
-        "some tensors are there whole and in shards of ranks: the whole ones are read");
-  }
-  for (const Part& part : parts) {
-    for (const auto& [key, value] : part.header.metadata) {
-      if (!is_about_files(key)) checkpoint.metadata.emplace(key, value);
-    }
-    try {
-      add_from_metadata(part.header.metadata, checkpoint.leaves);
-    } catch (Error& error) {
-      throw error.at_path(part.source->name());
-    }
-  }
-  checkpoint.store = store;
-  require_coverage(checkpoint);
-  return checkpoint;
-}
-
+// What the files hold under their names, before any of it finds its place in a tree.
 void check_against(const safetensors::Index& index, Checkpoint& checkpoint) {
   std::map<std::string_view, std::string_view> holders;  // tensor -> the store's file
   for (const Leaf& leaf : checkpoint.leaves) {
@@ -188,6 +151,48 @@ void check_against(const safetensors::Index& index, Checkpoint& checkpoint) {
   if (const auto wrong = index_total_fault(index, checkpoint.leaves)) {
     checkpoint.warnings.push_back(*wrong);
   }
+}
+
+// `index` null: the files are all there is to it.
+Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<ObjectInfo>& files,
+                    const safetensors::Index* index, const OpenOptions& options) {
+  Checkpoint checkpoint;
+  checkpoint.kind = CheckpointKind::safetensors;
+  checkpoint.path = store->name();
+  checkpoint.files = files;
+  std::vector<Part> parts;
+  parts.reserve(files.size());
+  const auto open = std::make_shared<OpenFiles>();
+  for (const ObjectInfo& file : files) parts.push_back(read_part(store, file, options, open));
+  bool both = false;
+  for (const Found& found : by_name(parts)) {
+    both = both || (!found.whole.empty() && !found.shards.empty());
+    try {
+      checkpoint.leaves.push_back(leaf_of(found, index != nullptr));
+    } catch (Error& error) {
+      throw error.at_path(store->name()).at_key(found.name);
+    }
+  }
+  if (both) {
+    checkpoint.warnings.emplace_back(
+        "some tensors are there whole and in shards of ranks: the whole ones are read");
+  }
+  if (index != nullptr) check_against(*index, checkpoint);
+  for (const Part& part : parts) {
+    for (const auto& [key, value] : part.header.metadata) {
+      if (!is_about_files(key)) checkpoint.metadata.emplace(key, value);
+    }
+    try {
+      const bool types = add_from_metadata(part.header.metadata, checkpoint.leaves);
+      checkpoint.has_types = checkpoint.has_types || types;
+    } catch (Error& error) {
+      throw error.at_path(part.source->name());
+    }
+  }
+  warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);
+  checkpoint.store = store;
+  require_coverage(checkpoint);
+  return checkpoint;
 }
 
 // NAME-00002-of-00005.safetensors: 2 and 5; zeros for other names. DCP's rank shards count in two
@@ -245,7 +250,6 @@ Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& na
   files.reserve(named.size());
   for (const std::string& file : named) files.push_back(by_file.at(file));
   Checkpoint checkpoint = open_set(store, files, &index, options);
-  check_against(index, checkpoint);
   checkpoint.files.insert(checkpoint.files.begin(), by_file.at(name));
   const auto passed_over = std::count_if(present.begin(), present.end(), [&](const auto& file) {
     return file.name.ends_with(kSuffix) && !named.contains(file.name);
@@ -285,9 +289,14 @@ safetensors::Index read_safetensors_index(const Store& store, const std::string&
 std::optional<std::string> index_total_fault(const safetensors::Index& index,
                                              const std::vector<Leaf>& leaves) {
   std::uint64_t bytes = 0;
+  std::vector<Leaf> named;
   for (const Leaf& leaf : leaves) {
-    if (!index.files.contains(leaf.name) || !leaf.value.is(Value::Kind::tensor)) continue;
-    const Tensor& tensor = leaf.value.as_tensor();
+    // Tensors inside of values are in the files under names of their own.
+    if (!leaf.value.is(Value::Kind::tensor) || index.files.contains(leaf.name))
+      named.push_back(leaf);
+  }
+  for (const Value& value : all_tensors(named)) {
+    const Tensor& tensor = value.as_tensor();
     bytes += byte_size(tensor.dtype, tensor.shape);
   }
   if (!index.total_size || *index.total_size == bytes) return std::nullopt;

@@ -72,6 +72,13 @@ std::string described(const Value& value) {
       .at_key(leaf.name);
 }
 
+// None: an index of a list.
+std::optional<Value> key_of(const PathPart& part) {
+  if (std::holds_alternative<std::int64_t>(part)) return std::nullopt;
+  const auto* odd = std::get_if<DictKey>(&part);
+  return odd != nullptr ? odd->key : Value(std::get<std::string>(part));
+}
+
 // The order of slices that puts equal ones side by side.
 bool before(const Slice& a, const Slice& b) {
   if (a.index() != b.index()) return a.index() < b.index();
@@ -151,26 +158,24 @@ void RankMerge::merge(int rank, const Leaf& leaf, const Leaf& known) {
 void RankMerge::insert(int rank, const Leaf& leaf) {
   Value at = tree_;
   for (std::size_t i = 0; i + 1 < leaf.path.size(); ++i) {
-    const auto* key = std::get_if<std::string>(&leaf.path[i]);
+    const std::optional<Value> key = key_of(leaf.path[i]);
     const Value* next = nullptr;
-    if (key != nullptr && at.is(Kind::dict)) {
-      for (const auto& [name, value] : at.pairs()) {
-        if (key_text(name) == *key) next = &value;
-      }
+    if (key && at.is(Kind::dict)) {
+      next = at.find_key(*key);
       if (next == nullptr) {
-        at.set_item(Value(*key), Value::dict());
-        next = at.find(*key);
+        at.set_item(*key, Value::dict());
+        next = at.find_key(*key);
       }
     }
     if (next == nullptr) break;
     at = Value(*next);
   }
-  const auto* key = leaf.path.empty() ? nullptr : std::get_if<std::string>(&leaf.path.back());
-  if (key == nullptr || !at.is(Kind::dict)) {
+  const std::optional<Value> key = leaf.path.empty() ? std::nullopt : key_of(leaf.path.back());
+  if (!key || !at.is(Kind::dict)) {
     throw Error(ErrorCode::mismatch, "rank " + std::to_string(rank) + " has it, rank 0 does not")
         .at_key(leaf.name);
   }
-  at.set_item(Value(*key), leaf.value);
+  at.set_item(*key, leaf.value);
   leaves_.emplace(leaf.name, leaf);
 }
 

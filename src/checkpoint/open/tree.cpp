@@ -13,7 +13,7 @@ namespace {
 bool has_all_leaves(const Checkpoint& checkpoint) {
   std::map<std::string_view, const void*> nodes;
   for (const Leaf& leaf : checkpoint.leaves) nodes.emplace(leaf.name, leaf.value.identity());
-  for (const Leaf& leaf : flatten(*checkpoint.root)) {
+  for (const Leaf& leaf : leaves_of(*checkpoint.root)) {
     const auto found = nodes.find(leaf.name);
     if (found == nodes.end() || found->second != leaf.value.identity()) return false;
   }

@@ -1,32 +1,38 @@
-// How a tree travels in the string-to-string metadata of a safetensors file
-// (docs/formats/safetensors.md): the paths of tensors, and everything that is not a tensor as
-// tagged JSON.
+// Values as tagged JSON, the schema of docs/formats/safetensors.md.
 #pragma once
 
+#include <cstddef>
 #include <functional>
-#include <map>
 #include <string>
+#include <unordered_map>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "tessera/value.h"
 
 namespace tessera {
 
-inline constexpr const char* kTreeKey = "tessera.tree";  // our one entry of __metadata__
+using Json = nlohmann::ordered_json;
 
-// The entry for these leaves; `values` counts the non-tensors in it. Leaves are tensors, plain
-// data, or objects (kept as an archive of torch.save).
-[[nodiscard]] std::string encode_tree(const std::vector<Leaf>& leaves, std::uint64_t& values);
+// Tensors that lie beside the JSON. By node: their names.
+using TensorNames = std::unordered_map<const void*, std::string>;
+// And by name: what they are.
+using TensorsByName = std::unordered_map<std::string, Value>;
 
-// Gives tensors their paths back and appends the other leaves, in the order of the tree that was
-// encoded. Without our entry the leaves stay as they are. Throws `corrupt` when the entry is
-// malformed.
-void add_from_metadata(const std::map<std::string, std::string>& metadata,
-                       std::vector<Leaf>& leaves);
+// A tensor in `names` becomes a reference to it, any other one is copied whole, into memory.
+[[nodiscard]] Json encode_value(const Value& value, const TensorNames& names = {});
 
-// Hands out the archives of torch.save that the entry holds, without reading them. Throws as
-// add_from_metadata does.
-void for_each_archive(const std::map<std::string, std::string>& metadata,
+// The inverse. Throws `corrupt` for JSON that encode_value does not write and for a reference that
+// `tensors` lacks.
+[[nodiscard]] Value decode_value(const Json& json, const TensorsByName& tensors = {});
+
+// Hands out the archives of torch.save inside of `json`, without reading them.
+void for_each_archive(const Json& json,
                       const std::function<void(std::vector<std::byte> bytes)>& take);
+
+// Steps of a path: strings, list indices, and other keys as {"key": value}.
+[[nodiscard]] Json encode_path(const Path& path);
+[[nodiscard]] Path decode_path(const Json& array);
 
 }  // namespace tessera

@@ -230,7 +230,7 @@ Leaf computed_leaf(std::string name, Shape shape, DType to, std::shared_ptr<Comp
   if (last != nullptr && last->size() >= from.name.size() - name.size()) {
     path.back() = last->substr(0, last->size() - (from.name.size() - name.size()));
   }
-  return {std::move(name), std::move(path), Value(std::move(tensor))};
+  return {std::move(name), std::move(path), Value(std::move(tensor)), from.containers};
 }
 
 Leaf block_scaled(const Leaf& weight, const Leaf& scales, DType to) {

@@ -19,7 +19,6 @@
 #include "comm/long_work.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "value/render.h"
 
 namespace tessera {
 namespace {
@@ -120,23 +119,16 @@ Plan plan_of(const Value& tree, Checkpoint checkpoint, const LoadOptions& option
   return plan;
 }
 
-// The key of `dict` that leaves are named by `text` after.
-Value key_of(const Value& dict, const std::string& text) {
-  if (dict.find(text) != nullptr) return Value(text);
-  for (const auto& [key, value] : dict.pairs()) {
-    if (key_text(key) == text) return key;
-  }
-  return Value(text);
+// Of a step that is no list's index.
+Value key_of(const PathPart& part) {
+  const auto* odd = std::get_if<DictKey>(&part);
+  return odd != nullptr ? odd->key : Value(std::get<std::string>(part));
 }
 
 Value child_of(const Value& container, const PathPart& part) {
-  if (const auto* text = std::get_if<std::string>(&part)) {
-    const Value key = key_of(container, *text);
-    for (const auto& [other, value] : container.pairs()) {
-      if (other == key) return value;
-    }
-  }
-  return container.items().at(static_cast<std::size_t>(std::get<std::int64_t>(part)));
+  if (const auto* index = std::get_if<std::int64_t>(&part))
+    return container.items().at(static_cast<std::size_t>(*index));
+  return *container.find_key(key_of(part));
 }
 
 // Replaces the leaf at `path` of `tree`.
@@ -147,10 +139,10 @@ void assign(Value& tree, const Path& path, const Value& value) {
   }
   Value at = tree;
   for (std::size_t i = 0; i + 1 < path.size(); ++i) at = child_of(at, path[i]);
-  if (const auto* text = std::get_if<std::string>(&path.back())) {
-    at.set_item(key_of(at, *text), value);
+  if (const auto* index = std::get_if<std::int64_t>(&path.back())) {
+    at.items().at(static_cast<std::size_t>(*index)) = value;
   } else {
-    at.items().at(static_cast<std::size_t>(std::get<std::int64_t>(path.back()))) = value;
+    at.set_item(key_of(path.back()), value);
   }
 }
 

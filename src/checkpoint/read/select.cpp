@@ -36,24 +36,25 @@ bool selected(const Leaf& leaf, const std::string& what, bool named) {
   return ::fnmatch(what.c_str(), leaf.name.c_str(), 0) == 0;
 }
 
-std::string text_of(const PathPart& part) {
-  if (const auto* key = std::get_if<std::string>(&part)) return *key;
-  return std::to_string(std::get<std::int64_t>(part));
-}
-
-Path renamed_path(const Path& path, const std::string& name) {
+// Gives the leaf its new name.
+void apply_name(Leaf& leaf, std::string name) {
+  const Path& path = leaf.path;
+  const std::size_t known = leaf.containers ? leaf.containers->size() : 0;
+  const auto container = [&](std::size_t step) {
+    return step < known ? (*leaf.containers)[step] : nullptr;
+  };
   std::string_view rest = name;
   Path front;
   std::size_t begin = 0;
   for (; begin < path.size(); ++begin) {
-    const std::string step = text_of(path[begin]) + ".";
+    const std::string step = step_text(path[begin]) + ".";
     if (!rest.starts_with(step)) break;
     front.push_back(path[begin]);
     rest.remove_prefix(step.size());
   }
   Path back;
   for (std::size_t end = path.size(); end > begin; --end) {
-    const std::string step = text_of(path[end - 1]);
+    const std::string step = step_text(path[end - 1]);
     if (rest == step) {
       back.push_back(path[end - 1]);
       rest = {};
@@ -63,9 +64,20 @@ Path renamed_path(const Path& path, const std::string& name) {
     back.push_back(path[end - 1]);
     rest.remove_suffix(step.size() + 1);
   }
-  if (!rest.empty()) front.emplace_back(std::string(rest));
+  Containers containers;
+  for (std::size_t step = 0; step < front.size(); ++step) containers.push_back(container(step));
+  if (!rest.empty()) {
+    containers.push_back(container(front.size()));
+    front.emplace_back(std::string(rest));
+  }
+  for (std::size_t step = path.size() - back.size(); step < path.size(); ++step) {
+    const bool moved = !rest.empty() && step == begin;  // into a new dict
+    containers.push_back(moved ? nullptr : container(step));
+  }
   front.insert(front.end(), back.rbegin(), back.rend());
-  return front;
+  if (known > 0) leaf.containers = std::make_shared<const Containers>(std::move(containers));
+  leaf.path = std::move(front);
+  leaf.name = std::move(name);
 }
 
 struct Rule {
@@ -141,8 +153,7 @@ void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules) {
           .at_key(name);
     }
     if (name == leaf.name) continue;
-    leaf.path = renamed_path(leaf.path, name);
-    leaf.name = std::move(name);
+    apply_name(leaf, std::move(name));
   }
 }
 

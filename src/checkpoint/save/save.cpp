@@ -18,6 +18,7 @@
 #include "checkpoint/digests/seal.h"
 #include "checkpoint/open/leftovers.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/tree_json.h"
 #include "checkpoint/read/memory.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
@@ -198,7 +199,7 @@ class Saver {
       metadata.version = "1.0.0";
       metadata.checkpoint_id = store_->name();
       for (const Bytes& message : digests_messages) digests_.merge(decode_digests(message));
-      commit_dcp(*store_, metadata, std::move(digests_),
+      commit_dcp(*store_, metadata, std::move(digests_), encode_types(leaves_),
                  options_.overwrite ? IfExists::replace : IfExists::fail);
     });
   }

@@ -21,7 +21,8 @@ Shape to_shape(const Value& list) {
 Value path_value(const Path& path) {
   Value::List steps;
   for (const PathPart& part : path) {
-    std::visit([&steps](const auto& step) { steps.emplace_back(step); }, part);
+    const auto* index = std::get_if<std::int64_t>(&part);
+    steps.push_back(index != nullptr ? Value(*index) : Value(step_text(part)));
   }
   return Value::list(std::move(steps));
 }

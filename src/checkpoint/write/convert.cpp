@@ -9,6 +9,7 @@
 #include "checkpoint/read/coalesce.h"
 #include "checkpoint/read/dequantize.h"
 #include "checkpoint/read/select.h"
+#include "checkpoint/write/flat_leaves.h"
 #include "checkpoint/write/resume.h"
 #include "checkpoint/write/targets.h"
 #include "storage/posix/atomic_file.h"
@@ -49,6 +50,8 @@ std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions&
     leaves = select(leaves, options.only);
     rename(leaves, options.rename);
     if (options.dtype) convert_floating(leaves, *options.dtype);
+    if (options.to != CheckpointKind::torch_file) require_flat_names(leaves);
+    if (options.to == CheckpointKind::safetensors) add_inner_tensors(leaves);
     // A torch.save file keeps views as they are; whatever it writes anew goes through a reader.
     for (const Leaf& leaf : leaves) {
       const bool dense = options.to != CheckpointKind::torch_file;

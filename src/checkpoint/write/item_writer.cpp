@@ -1,9 +1,11 @@
 #include "checkpoint/write/item_writer.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/crc32.h"
-#include "format/torch/torch_file.h"
+#include "checkpoint/read/reader.h"
+#include "checkpoint/read/storage_checks.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -22,6 +24,29 @@ std::uint32_t write_elements(ByteSink& sink, std::uint64_t at, std::int64_t coun
   return crc;
 }
 
+std::uint32_t write_storage(ByteSink& sink, std::uint64_t at, const Storage& storage,
+                            MutableByteView scratch,
+                            const std::function<void(std::size_t)>& progress) {
+  if (storage.data == nullptr && !storage.source && storage.size > 0)
+    throw Error(ErrorCode::invalid_argument, "a tensor whose bytes are not here");
+  const std::uint32_t crc = write_elements(
+      sink, at, static_cast<std::int64_t>(storage.size), 1,
+      [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
+        const auto first = static_cast<std::uint64_t>(begin);
+        const MutableByteView bytes = buffer.first(static_cast<std::size_t>(count));
+        if (storage.data != nullptr) {
+          std::memcpy(bytes.data(), storage.data + first, bytes.size());
+        } else {
+          storage.source->read_at(storage.offset + first, bytes);
+        }
+        if (progress) progress(bytes.size());
+        return ByteView(bytes);
+      },
+      scratch);
+  if (has_crc(storage)) require_crc(storage, crc, "");
+  return crc;
+}
+
 dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, bool requires_grad,
                              const ElementSource& elements) {
   scratch_.resize(window_);
@@ -36,24 +61,38 @@ dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, bool requires_grad
   tensor.dtype = dtype;
   tensor.shape = shape;
   tensor.requires_grad = requires_grad;
-  const Value tree{Tensor(tensor)};
+  return archive(Value(std::move(tensor)),
+                 [&](const auto& slot) { return elements(sink_, offset_ + slot.offset); });
+}
+
+dcp::Item ItemWriter::value(const Value& value) {
+  return archive(value, [&](const torch_file::Writer::Slot& slot) {
+    scratch_.resize(window_);
+    const std::uint64_t at = offset_ + slot.offset;
+    if (slot.storage) return write_storage(sink_, at, *slot.storage, scratch_);
+    const Tensor& tensor = *slot.tensors.at(0);
+    TensorReader reader(tensor, "");
+    const std::size_t element = size_of(tensor.dtype);
+    return write_elements(
+        sink_, at, numel(tensor.shape), element,
+        [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
+          reader.read(whole(tensor.shape), begin, count, buffer.data());
+          return ByteView(buffer).first(static_cast<std::size_t>(count) * element);
+        },
+        scratch_);
+  });
+}
+
+dcp::Item ItemWriter::archive(const Value& tree, const SlotWriter& write_slot) {
   torch_file::Writer archive(tree, "archive");
   for (const auto& segment : archive.fixed())
     sink_.write_at(offset_ + segment.offset, segment.bytes);
   std::vector<std::uint32_t> crcs;
-  for (const auto& slot : archive.slots()) crcs.push_back(elements(sink_, offset_ + slot.offset));
+  for (const auto& slot : archive.slots()) crcs.push_back(write_slot(slot));
   for (const auto& segment : archive.finish(crcs))
     sink_.write_at(offset_ + segment.offset, segment.bytes);
   dcp::Item item{path_, offset_, archive.size(), {}};
   offset_ += archive.size();
-  return item;
-}
-
-dcp::Item ItemWriter::value(const Value& value) {
-  const std::vector<std::byte> bytes = torch_file::write(value, "archive");
-  sink_.write_at(offset_, bytes);
-  dcp::Item item{path_, offset_, bytes.size(), {}};
-  offset_ += bytes.size();
   return item;
 }
 

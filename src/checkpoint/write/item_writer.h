@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "format/dcp/dcp.h"
+#include "format/torch/torch_file.h"
 #include "tessera/io.h"
 #include "tessera/value.h"
 
@@ -31,11 +32,15 @@ class ItemWriter {
                    const ElementSource& elements);
   dcp::Item tensor(DType dtype, const Shape& shape, bool requires_grad,
                    const ElementWriter& elements);
-  // A torch.save archive of a value without tensors outside memory.
+  // A torch.save archive of a value. Tensors in it are copied window by window, wherever they are.
   dcp::Item value(const Value& value);
   [[nodiscard]] std::uint64_t written() const noexcept { return offset_; }
 
  private:
+  // Writes the bytes of a slot of the archive that begins at offset_; returns their CRC-32.
+  using SlotWriter = std::function<std::uint32_t(const torch_file::Writer::Slot& slot)>;
+  dcp::Item archive(const Value& tree, const SlotWriter& write_slot);
+
   ByteSink& sink_;
   std::string path_;          // of the data file, as .metadata names it
   std::uint64_t offset_ = 0;  // where the next item begins
@@ -48,5 +53,11 @@ class ItemWriter {
 std::uint32_t write_elements(ByteSink& sink, std::uint64_t at, std::int64_t count,
                              std::size_t element, const ElementSource& elements,
                              MutableByteView scratch);
+
+// Copies a storage of plain bytes to `at` of `sink` and returns its CRC-32, after comparing it with
+// the recorded one. `progress` hears of the bytes as they go.
+std::uint32_t write_storage(ByteSink& sink, std::uint64_t at, const Storage& storage,
+                            MutableByteView scratch,
+                            const std::function<void(std::size_t)>& progress = {});
 
 }  // namespace tessera

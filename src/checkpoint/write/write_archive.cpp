@@ -1,7 +1,6 @@
 #include "checkpoint/write/write_archive.h"
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <unordered_set>
@@ -19,21 +18,8 @@ namespace {
 std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, ByteSink& sink,
                              std::uint64_t at) {
   std::vector<std::byte> scratch = job.buffer_for(storage.size);
-  const std::uint32_t crc = write_elements(
-      sink, at, static_cast<std::int64_t>(storage.size), 1,
-      [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
-        const auto first = static_cast<std::uint64_t>(begin);
-        const MutableByteView bytes = buffer.first(static_cast<std::size_t>(count));
-        if (storage.data != nullptr) {
-          std::memcpy(bytes.data(), storage.data + first, bytes.size());
-        } else {
-          storage.source->read_at(storage.offset + first, bytes);
-        }
-        job.meter.add(bytes.size());
-        return ByteView(bytes);
-      },
-      scratch);
-  if (has_crc(storage)) require_crc(storage, crc, "");
+  const std::uint32_t crc = write_storage(sink, at, storage, scratch,
+                                          [&job](std::size_t bytes) { job.meter.add(bytes); });
   IoReport report;
   report.bytes_needed = report.bytes_read = storage.size;
   const bool in_file = storage.data == nullptr;

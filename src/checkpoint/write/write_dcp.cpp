@@ -6,12 +6,14 @@
 #include "checkpoint/digests/seal.h"
 #include "checkpoint/open/leftovers.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/tree_json.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/write/item_writer.h"
 #include "checkpoint/write/resume.h"
 #include "checkpoint/write/targets.h"
 #include "checkpoint/write/write_archive.h"
 #include "tessera/error.h"
+#include "value/inner_tensors.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -29,10 +31,22 @@ void check_root(const std::vector<Leaf>& leaves) {
   }
 }
 
+// A chunk has no room for what a Python object has besides its elements.
+void note_attributes(const ConvertJob& job) {
+  const auto lost = std::count_if(job.leaves.begin(), job.leaves.end(), [](const Leaf& leaf) {
+    return leaf.value.is(Value::Kind::tensor) && leaf.value.as_tensor().attributes &&
+           !inner_tensors(leaf.value).empty();
+  });
+  if (lost == 0) return;
+  job.report.notes.push_back("attributes that hold tensors are left out, as PyTorch does: of " +
+                             std::to_string(lost) + " tensors");
+}
+
 // The leaves as one proposal a rank: rows are shared, what has none is the first rank's.
 std::vector<std::vector<WriteItem>> proposals_of(const std::vector<Leaf>& leaves, int ranks) {
   std::vector<std::vector<WriteItem>> proposals(static_cast<std::size_t>(ranks));
   for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (is_empty_dict(leaves[i])) continue;  // the side file has it
     WriteItem item = item_of(leaves[i], i);
     const bool has_rows = item.is_tensor && !item.shape.empty() && numel(item.shape) > 0;
     if (!has_rows) {
@@ -125,6 +139,7 @@ void write_dcp(ConvertJob& job) {
         .at_path(job.store.name());
   }
   check_root(job.leaves);
+  note_attributes(job);
   remove_leftovers(job.store);
   const std::string attempt = job.resumption ? job.resumption->attempt() : random_attempt();
   const std::vector<std::vector<WriteItem>> proposals = proposals_of(job.leaves, job.options.ranks);
@@ -148,7 +163,8 @@ void write_dcp(ConvertJob& job) {
     metadata.version = "1.0.0";
     metadata.checkpoint_id = job.final_name;
     job.before_visible();
-    commit_dcp(job.store, metadata, std::move(digests), job.if_exists);
+    commit_dcp(job.store, metadata, std::move(digests), encode_types(job.leaves),
+               job.if_exists);
   } catch (...) {
     if (job.resumption == nullptr) remove_own(job.store, names, metadata.save_id);
     throw;

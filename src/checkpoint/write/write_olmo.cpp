@@ -109,7 +109,7 @@ void write_train(const ConvertJob& job, const TrainingState& state, const std::s
 
 void write_olmo_torch_new(ConvertJob& job, const TrainingState& state) {
   TrainingState part{state.model, state.optim, {}};
-  const std::vector<Leaf> leaves = flatten(part.tree());
+  const std::vector<Leaf> leaves = leaves_of(part.tree());
   SubStore store(job.store, "model_and_optim");
   ConvertJob inner = job.with(leaves, store, "model_and_optim");
   write_dcp(inner);

@@ -7,7 +7,7 @@
 #include "base/checked.h"
 #include "base/parallel.h"
 #include "checkpoint/digests/seal.h"
-#include "checkpoint/open/value_json.h"
+#include "checkpoint/open/tree_json.h"
 #include "checkpoint/write/targets.h"
 #include "format/safetensors/index.h"
 #include "format/safetensors/safetensors.h"
@@ -27,7 +27,9 @@ struct File {
 bool is_flat(const ConvertJob& job) {
   return job.source.kind == CheckpointKind::safetensors &&
          std::all_of(job.leaves.begin(), job.leaves.end(), [](const Leaf& leaf) {
-           return leaf.value.is(Value::Kind::tensor) && leaf.path == Path{leaf.name};
+           if (!leaf.value.is(Value::Kind::tensor) || leaf.path != Path{leaf.name}) return false;
+           const Tensor& tensor = leaf.value.as_tensor();
+           return !leaf.containers && !tensor.parameter && !tensor.requires_grad;
          });
 }
 

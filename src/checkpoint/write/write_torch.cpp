@@ -11,6 +11,7 @@ Archive fresh_archive(const ConvertJob& job) {
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     if (!leaves[i].value.is(Value::Kind::tensor)) continue;
     Tensor tensor = leaves[i].value.as_tensor();
+    if (tensor.bare_storage) continue;  // its bytes are copied as they are
     require_bounded(tensor, leaves[i].name);
     tensor.pieces.clear();
     leaves[i].value = Value(std::move(tensor));

@@ -87,7 +87,9 @@ class Encoder {
     if (!entry.path) return Value::tuple({name});
     Value::List parts;
     for (const PathPart& part : *entry.path) {
-      parts.push_back(std::visit([](const auto& step) { return Value(step); }, part));
+      // An integer is the index of a list to PyTorch: keys are strings.
+      const auto* index = std::get_if<std::int64_t>(&part);
+      parts.push_back(index != nullptr ? Value(*index) : Value(step_text(part)));
     }
     return Value::tuple(std::move(parts));
   }
