@@ -119,6 +119,10 @@ int run(const Options& options) {
     keep_freed_memory();
     if (options.threads > 0) torch::set_num_threads(options.threads);
     const auto mesh = tessera::Mesh::from_environment();
+    if (options.sharding == Sharding::none && mesh.size() > 1) {
+      throw tessera::Error(tessera::ErrorCode::invalid_argument,
+                           "--sharding none is for one rank alone");
+    }
     if (options.bench > 0) {
       run_bench(options, mesh);
     } else {

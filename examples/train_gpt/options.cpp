@@ -80,7 +80,9 @@ std::string contradiction(const Options& o) {
 
 CommandLine read_command_line(int argc, char** argv) {
   CommandLine result;
-  CLI::App app("Trains a byte-level GPT, alone or sharded over the ranks of torchrun --no-python");
+  CLI::App app(
+      "Trains a byte-level GPT, alone or sharded over ranks that torchrun --no-python, mpirun or "
+      "srun starts");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_model_flags(app, result.options);
   add_training_flags(app, result.options);

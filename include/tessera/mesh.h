@@ -49,9 +49,12 @@ class Mesh {
   Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
        const MeshOptions& options = {});
 
-  // From RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them; one rank
-  // alone without RANK and WORLD_SIZE. Throws `invalid_argument` naming a variable that is missing
-  // or wrong, `timeout` when the peers do not come, `io` when the port is taken. Collective.
+  // What the program that started this process says: torchrun (RANK, WORLD_SIZE, LOCAL_RANK), Open
+  // MPI's mpirun (OMPI_COMM_WORLD_RANK, ...), launchers that speak PMI (PMI_RANK, PMI_SIZE), srun
+  // (SLURM_PROCID, ... of a job step); one rank alone when none of them says anything. Several
+  // ranks meet at MASTER_ADDR and MASTER_PORT, which only torchrun sets by itself. Throws
+  // `invalid_argument` naming a variable that is missing or wrong, `timeout` when the peers do not
+  // come, `io` when the port is taken. Collective.
   [[nodiscard]] static Mesh from_environment(const MeshOptions& options = {});
 
   [[nodiscard]] int rank() const noexcept;

@@ -7,11 +7,11 @@
 
 #include <signal.h>
 
-#include <charconv>
 #include <cstdlib>
 #include <string>
 #include <string_view>
 
+#include "comm/launcher.h"
 #include "tessera/error.h"
 #include "torch/backends.h"
 #include "torch/c10_error.h"
@@ -25,35 +25,12 @@
 namespace tessera {
 namespace {
 
-// The number in environment variable `name`; throws unless it is one in [low, high].
-int number_from_environment(const char* name, int low, int high) {
-  const char* text = std::getenv(name);
-  if (text == nullptr) {
-    throw Error(ErrorCode::invalid_argument, std::string("environment variable ") + name +
-                                                 " is not set, but others of torchrun's are");
-  }
-  const std::string_view view(text);
-  int value = 0;
-  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
-  if (error != std::errc() || end != view.data() + view.size() || value < low || value > high) {
-    throw Error(ErrorCode::invalid_argument, std::string(name) + "=" + text +
-                                                 ", expected a number from " + std::to_string(low) +
-                                                 " to " + std::to_string(high));
-  }
-  return value;
-}
-
 // Writing to a peer that is gone must be an error and not the end of this process, as in Python,
 // which does the same. A handler of the program's own stays.
 void survive_broken_pipes() {
   struct sigaction now {};
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL)
     ::signal(SIGPIPE, SIG_IGN);
-}
-
-int local_rank_or_zero() {
-  return std::getenv("LOCAL_RANK") != nullptr ? number_from_environment("LOCAL_RANK", 0, 1 << 20)
-                                              : 0;
 }
 
 torch::Device device_of(const MeshOptions& options, int rank, int local_rank) {
@@ -68,16 +45,29 @@ torch::Device device_of(const MeshOptions& options, int rank, int local_rank) {
   });
 }
 
+// torchrun names the place itself; to other launchers the user says it.
+void require_meeting_place(const LaunchedRank& launched) {
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
+    if (std::getenv(name) != nullptr) continue;
+    throw Error(ErrorCode::invalid_argument,
+                std::string("environment variable ") + name + " is not set, and " +
+                    launched.launcher + " started " + std::to_string(launched.size) +
+                    " ranks: MASTER_ADDR is the host of rank 0, MASTER_PORT a free port there, the "
+                    "same on all ranks");
+  }
+}
+
 // Under torchrun the agent serves the store; otherwise rank 0 does.
-c10::intrusive_ptr<c10d::Store> store_from_environment(int rank, int size,
+c10::intrusive_ptr<c10d::Store> store_from_environment(const LaunchedRank& launched,
                                                        const MeshOptions& options) {
+  const int rank = launched.rank, size = launched.size;
+  require_meeting_place(launched);
   const char* host = std::getenv("MASTER_ADDR");
-  if (host == nullptr)
-    throw Error(ErrorCode::invalid_argument, "environment variable MASTER_ADDR is not set");
   const char* agent_text = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   const bool agent = agent_text != nullptr && std::string_view(agent_text) == "True";
   c10d::TCPStoreOptions store;
-  store.port = static_cast<std::uint16_t>(number_from_environment("MASTER_PORT", 1, 65535));
+  store.port = static_cast<std::uint16_t>(
+      number_of(environment_of_process, "MASTER_PORT", launched.launcher, 1, 65535));
   store.isServer = rank == 0 && !agent;
   store.numWorkers = static_cast<std::size_t>(size);
   // The agent's store counts no workers.
@@ -98,7 +88,7 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(int rank, int size,
 
 Mesh::Mesh(const MeshOptions& options) : state_(std::make_shared<detail::MeshState>()) {
   settle_vector_math();
-  state_->local_rank = local_rank_or_zero();
+  state_->local_rank = local_rank_of();
   state_->device = device_of(options, 0, state_->local_rank);
   state_->options = options;
   state_->group = solo_group();
@@ -116,7 +106,7 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   auto& state = *state_;
   state.rank = rank;
   state.size = size;
-  state.local_rank = local_rank_or_zero();
+  state.local_rank = local_rank_of();
   state.device = device_of(options, rank, state.local_rank);
   state.options = options;
   state.store = store;
@@ -131,10 +121,11 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
 }
 
 Mesh Mesh::from_environment(const MeshOptions& options) {
-  if (std::getenv("RANK") == nullptr && std::getenv("WORLD_SIZE") == nullptr) return Mesh(options);
-  const int size = number_from_environment("WORLD_SIZE", 1, 1 << 20);
-  const int rank = number_from_environment("RANK", 0, size - 1);
-  return Mesh(store_from_environment(rank, size, options), rank, size, options);
+  const auto launched = launched_rank();
+  // torchrun's group of one is a group all the same.
+  if (!launched || (launched->size == 1 && std::getenv("WORLD_SIZE") == nullptr))
+    return Mesh(options);
+  return Mesh(store_from_environment(*launched, options), launched->rank, launched->size, options);
 }
 
 HybridMesh Mesh::split(int shard_size) const {

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from programs import PEERS, TESSERA, TRAIN_GPT, largest_difference, launch, losses, run
+from programs import PEERS, TESSERA, TRAIN_GPT, free_port, largest_difference, launch, losses, run
 
 # Nothing here is divisible by 2 or 3 that could be: uneven shards, uneven batches.
 MODEL = "--dim 40 --layers 2 --heads 4 --seq 31".split()
@@ -112,6 +112,19 @@ def test_latest_passes_over_damaged_checkpoints(train, saved, tmp_path):
     next((tmp_path / "run/step8").glob("*.distcp")).unlink()
     resumed = train(2, "--steps", "4", "--save", tmp_path / "run", "--resume", "latest")
     assert "after step 4" in resumed.out[0]
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")
+def test_mpirun_starts_ranks(train, single, tmp_path):
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    start = lambda more: lambda command, ranks: launch([*mpirun, *more, *command], ranks)
+    place = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()}"]
+    result = train(1, "--steps", "12", "--metrics", tmp_path / "m.csv", launcher=start(place))
+    assert result.codes == [0], str(result)
+    check(losses(tmp_path / "m.csv"), single)
+    # Without a place to meet nobody trains alone.
+    result = train(1, "--steps", "1", launcher=start([]))
+    assert result.codes != [0] and "MASTER_ADDR is not set, and mpirun started 2 ranks" in result.err[0], str(result)
 
 
 def test_keep_removes_older_checkpoints_and_what_kills_left(train, tmp_path):
