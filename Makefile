@@ -6,6 +6,8 @@
 JOBS ?= $(shell n=$$(nproc); m=$$(awk '/MemAvailable/ {print int($$2 / 2500000)}' /proc/meminfo); \
           [ "$$m" -lt "$$n" ] && n=$$m; [ "$$n" -lt 1 ] && n=1; echo $$n)
 PREFIX ?= /usr/local
+# What is installed.
+BUILD ?= build/release
 
 # ccache when it is there; it keeps objects across clean builds, and shares them between presets: paths
 # count from the checkout, and the build folder's name does not.
@@ -65,8 +67,8 @@ tsan: setup ## build and test under ThreadSanitizer
 soak: build ## the long counts: killed saves, conversions and ranks, delayed threads, damages, round trips, trainings
 	@tests/soak
 
-install: build ## install libraries, headers and the command under PREFIX
-	@cmake --install build/release --prefix $(PREFIX)
+install: build ## install libraries, headers and the stripped command under PREFIX
+	@cmake --install $(BUILD) --prefix $(PREFIX) --strip
 
 clean: ## remove what was built; the venv stays
 	rm -rf build demo

@@ -69,6 +69,8 @@ if(TESSERA_TORCH)
   tessera_rebind_libtorch()
   set_target_properties(tessera_libtorch PROPERTIES EXPORT_NAME libtorch)
   tessera_component(Torch tessera_libtorch ${_torch_libraries})
+  # A trainer saves and loads: Tessera::Torch is all that it has to link.
+  target_link_libraries(tessera_torch_all INTERFACE tessera_core_all)
 endif()
 
 set(_not_core)

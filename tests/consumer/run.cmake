@@ -1,5 +1,5 @@
-# Installs the core of TESSERA_BUILD into a fresh prefix, builds PROJECT against it in a fresh folder, and
-# runs it on CHECKPOINT.
+# Installs TESSERA_BUILD into a fresh prefix as `make install` does; builds PROJECT against each of COMPONENTS alone,
+# in fresh folders, and runs it on CHECKPOINT.
 file(REMOVE_RECURSE ${SCRATCH})
 
 function(run)
@@ -10,12 +10,20 @@ function(run)
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
-run(${CMAKE_COMMAND} --install ${TESSERA_BUILD} --prefix ${SCRATCH}/prefix --component Core)
-run(${CMAKE_COMMAND} -S ${PROJECT} -B ${SCRATCH}/build -G ${GENERATOR}
-    -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_PREFIX_PATH=${SCRATCH}/prefix)
-run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
-run(${SCRATCH}/build/consumer ${CHECKPOINT})
-if(NOT output MATCHES "^[1-9][0-9]* tensors")
-  message(FATAL_ERROR "the consumer printed: ${output}")
+# -o: the build is there.
+run(make -C ${TESSERA_SOURCE} -o build install PREFIX=${SCRATCH}/prefix BUILD=${TESSERA_BUILD})
+run(readelf --section-headers --wide ${SCRATCH}/prefix/bin/tessera)
+if(output MATCHES "debug_info")
+  message(FATAL_ERROR "the installed command has debug information")
 endif()
+foreach(component IN LISTS COMPONENTS)
+  set(folder ${SCRATCH}/${component})
+  run(${CMAKE_COMMAND} -S ${PROJECT} -B ${folder} -G ${GENERATOR} -D COMPONENT=${component}
+      -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_PREFIX_PATH=${SCRATCH}/prefix -D Torch_DIR=${Torch_DIR})
+  run(${CMAKE_COMMAND} --build ${folder})
+  run(${folder}/consumer ${CHECKPOINT} ${folder}/saved)
+  if(NOT output MATCHES "^[1-9][0-9]* tensors.*step 7")
+    message(FATAL_ERROR "the consumer printed: ${output}")
+  endif()
+endforeach()
 file(REMOVE_RECURSE ${SCRATCH})
