@@ -35,10 +35,8 @@ std::vector<StepDirectory> step_directories(const std::string& save) {
     const auto parsed = std::from_chars(name.data() + 4, end, directory.step);
     if (parsed.ec == std::errc() && parsed.ptr == end) found.push_back(std::move(directory));
   }
-  if (failure) {
-    const bool absent = failure == std::errc::no_such_file_or_directory;
-    throw Error(absent ? ErrorCode::not_found : ErrorCode::io,
-                "the directory of checkpoints cannot be read: " + failure.message())
+  if (failure && failure != std::errc::no_such_file_or_directory) {
+    throw Error(ErrorCode::io, "the directory of checkpoints cannot be read: " + failure.message())
         .at_path(save);
   }
   std::ranges::sort(found, std::ranges::greater(), &StepDirectory::step);
@@ -49,11 +47,20 @@ bool is_complete(const StepDirectory& directory) {
   return tessera::verify(directory.path, /*read_data=*/false).findings.empty();
 }
 
+// What a save leaves that never got as far as its marker was no checkpoint yet.
+bool is_marked(const StepDirectory& directory) {
+  return fs::exists(fs::path(directory.path) / ".metadata");
+}
+
+// Empty: there is none yet.
 std::string latest(const std::string& save) {
-  for (const StepDirectory& directory : step_directories(save)) {
+  const auto directories = step_directories(save);
+  for (const StepDirectory& directory : directories) {
     if (is_complete(directory)) return directory.path;
   }
-  throw Error(ErrorCode::not_found, "no complete checkpoint step{N} to resume from").at_path(save);
+  if (std::ranges::none_of(directories, is_marked)) return {};
+  throw Error(ErrorCode::corrupt, "every checkpoint step{N} to resume from is damaged")
+      .at_path(save);
 }
 
 // Shape alone does not tell how many heads a model has, so the trainer's part says it all.
@@ -176,6 +183,7 @@ std::string checkpoint_path(const Options& options, std::int64_t step) {
 
 Progress resume_training(Training& training, const Options& options, tessera::Group& group) {
   Progress progress{.checkpoint = find_checkpoint(options, group)};
+  if (progress.checkpoint.empty()) return progress;
   bool has_trainer = false;
   tessera::agree(group, "opening the checkpoint to resume from", [&] {
     const Checkpoint checkpoint = tessera::open_checkpoint(progress.checkpoint);

@@ -20,10 +20,12 @@ struct Progress {
 [[nodiscard]] std::string checkpoint_path(const Options& options, std::int64_t step);
 
 // Loads model and optimizer in place from the checkpoint that --resume means: a directory, or for
-// "latest" the highest step of --save whose marker, structure, sizes and coverage check out. That
-// it is of another model is an error (`mismatch`) before any memory is written. Where a foreign
-// program saved it, progress is what the optimizer's own steps say. The optimizer's groups and
-// options are those of the checkpoint, as in PyTorch. Collective.
+// "latest" the highest step of --save whose marker, structure, sizes and coverage check out; before
+// the first checkpoint the answer is no progress, so that one command line serves the first start
+// and every restart; `corrupt` when all that are there are damaged. That it is of another model is
+// an error (`mismatch`) before any memory is written. Where a foreign program saved it, progress is
+// what the optimizer's own steps say. The optimizer's groups and options are those of the
+// checkpoint, as in PyTorch. Collective.
 Progress resume_training(Training& training, const Options& options, tessera::Group& group);
 
 // Writes the checkpoint of `progress` and, when that is complete, removes what --keep no longer

@@ -1,7 +1,8 @@
 // Trains a byte-level GPT on a text, alone or sharded over ranks, and survives being killed.
 //
 //   train_gpt --data bible.txt --steps 300 --save run --save-every 50
-//   torchrun --no-python --nproc-per-node 2 train_gpt --data bible.txt --save run --resume latest
+//   torchrun --no-python --nproc-per-node 2 --max-restarts 3 \
+//     train_gpt --data bible.txt --save run --save-every 50 --resume latest
 #include <torch/torch.h>
 
 #ifdef __GLIBC__
@@ -65,8 +66,10 @@ void train(const Options& options, const tessera::Mesh& mesh) {
   Progress progress;
   if (!options.resume.empty()) {
     progress = resume_training(training, options, mesh.group());
-    say(mesh,
-        "resumed from " + progress.checkpoint + " after step " + std::to_string(progress.step));
+    say(mesh, progress.checkpoint.empty()
+                  ? "no checkpoint in " + options.save + " yet: starting afresh"
+                  : "resumed from " + progress.checkpoint + " after step " +
+                        std::to_string(progress.step));
   }
   Metrics metrics(mesh.rank() == 0 ? options.metrics : "", progress.step);
   const Schedule schedule{options.lr, options.warmup, options.steps};

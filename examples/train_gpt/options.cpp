@@ -51,7 +51,9 @@ void add_output_flags(CLI::App& app, Options& o) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--keep", o.keep, "Newest checkpoints to keep; 0: all")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--resume", o.resume, "A checkpoint, or 'latest' of --save");
+  app.add_option(
+      "--resume", o.resume,
+      "A checkpoint, or 'latest' of --save: before the first one the training starts afresh");
   app.add_option("--val-every", o.val_every, "Steps between validations; 0: never")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--metrics", o.metrics, "CSV file, one row a step");

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import sys
 
 import pytest
 import torch
@@ -112,6 +113,38 @@ def test_latest_passes_over_damaged_checkpoints(train, saved, tmp_path):
     next((tmp_path / "run/step8").glob("*.distcp")).unlink()
     resumed = train(2, "--steps", "4", "--save", tmp_path / "run", "--resume", "latest")
     assert "after step 4" in resumed.out[0]
+
+
+def test_latest_of_damaged_checkpoints_alone_is_an_error(train, saved, tmp_path):
+    shutil.copytree(saved / "run/step12", tmp_path / "run/step12")
+    next((tmp_path / "run/step12").glob("*.distcp")).unlink()
+    result = train(2, "--steps", "4", "--save", tmp_path / "run", "--resume", "latest", launcher=launch)
+    assert result.codes == [3, 3] and all("corrupt: every checkpoint" in err for err in result.err), str(result)
+    # What is no checkpoint at all does not count: a killed first save leaves it.
+    (tmp_path / "run/step12/.metadata").unlink()
+    afresh = train(2, "--steps", "4", "--save", tmp_path / "run", "--resume", "latest")
+    assert "starting afresh" in afresh.out[0] and (tmp_path / "run/step4/.metadata").exists()
+
+
+# Ends twice: before the ranks have met, and when the first checkpoint is the only one.
+UNLUCKY = """
+[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 9
+"$@" --steps 12
+[ $TORCHELASTIC_RESTART_COUNT = 2 ] || [ $RANK = 1 ] && exit 0
+rm -r "$RUN/step8" "$RUN/step12"
+exit 9
+"""
+
+
+def test_one_command_line_serves_torchrun_and_its_restarts(train, single, tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN", str(tmp_path / "run"))
+    flags = ["--save", tmp_path / "run", "--save-every", "4", "--resume", "latest", "--metrics", tmp_path / "run.csv"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2",
+                "--max-restarts", "2", "--master-port", str(free_port()), "sh", "-c", UNLUCKY, "sh"]
+    result = train(1, *flags, launcher=lambda command, ranks: run([*torchrun, *command], ranks))
+    assert result.out[0].count("starting afresh") == 1, str(result)
+    assert result.out[0].count("after step 4") == 1, str(result)
+    check(losses(tmp_path / "run.csv"), single)
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")
@@ -260,7 +293,7 @@ def test_bad_checkpoints_are_one_clear_error_on_every_rank(train, saved, tmp_pat
     assert sorted(path for path in tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("flags", [["--save", "x", "--resume", "latest"], ["--data", "nowhere.txt"]])
+@pytest.mark.parametrize("flags", [["--data", "nowhere.txt"]])
 def test_bad_input_without_a_checkpoint(train, tmp_path, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     result = train(2, *flags, launcher=lambda *args: launch(*args, timeout=30))
