@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -13,6 +14,8 @@
 #include "fsdp/unit_values.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
+#include "torch/call_names.h"
+#include "torch/mesh_state.h"
 
 namespace tessera {
 namespace {
@@ -76,8 +79,11 @@ void detail::broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& m
   if (!mesh.process_group() || tensors.empty()) return;
   const torch::NoGradGuard no_grad;
   for (auto& tensor : tensors) tensor = tensor.detach();
-  communicate("broadcast of a module's state",
-              [&] { c10d::broadcast_coalesced(mesh.process_group(), tensors, message_bytes, 0); });
+  communicate("broadcast of a module's state", [&] {
+    require_same_call(mesh.state()->names.get(),
+                      "broadcast of " + std::to_string(tensors.size()) + " states of a module");
+    c10d::broadcast_coalesced(mesh.process_group(), tensors, message_bytes, 0);
+  });
 }
 
 namespace {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "comm/whereabouts.h"
 #include "fsdp/registry.h"
 #include "tessera/error.h"
 #include "torch/compat.h"
@@ -153,7 +154,15 @@ void Root::begin_pass() {
     unit->adopt_replaced();
     if ((!unit->is_kept && !unit->pinned) || unit->is_stale()) unit->free();
   }
+  if (torch::GradMode::is_enabled()) ++steps_;
   order_.begin_pass(torch::GradMode::is_enabled());
+}
+
+void Root::tell(const std::string& where, const Unit* unit) const {
+  auto text = where + " of step " + std::to_string(steps_);
+  if (unit != nullptr)
+    text += unit->name().empty() ? ", at the root" : ", at '" + unit->name() + "'";
+  set_whereabouts(std::move(text));
 }
 
 void Root::end_pass() {
@@ -168,6 +177,7 @@ void Root::end_pass() {
     }
     last_entered_ = std::exchange(entered_, {});
     order_.end_pass();
+    tell(torch::GradMode::is_enabled() ? "after the forward" : "after a forward without gradients");
   }
   pass_.reset();
 }
@@ -194,6 +204,10 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
     begin_pass();
   }
   stack_.push_back({&unit, std::make_unique<Range>(unit, kRangeForward)});
+  tell(inside_backward()               ? "the backward"
+       : torch::GradMode::is_enabled() ? "the forward"
+                                       : "a forward without gradients",
+       &unit);
   const Range range(unit, kRangePreForward);
   prepare_inputs(unit, inputs);
   // Of several modules the first one gathers for all.
@@ -357,6 +371,7 @@ void Root::begin_backward() {
 
 void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version) {
   const Range range(unit, kRangePreBackward);
+  tell("the backward", &unit);
   begin_backward();
   if (unit.shard_version() != version || unit.is_replaced()) {
     throw Error(
@@ -417,6 +432,7 @@ void Root::finish_oldest_reduction() {
 }
 
 void Root::finish_backward() {
+  tell("the end of the backward");
   for (const auto& unit : units()) {
     if (unit->grad_state() == GradState::collecting) {
       unit->note(TraceStep::leave_backward);
@@ -431,9 +447,11 @@ void Root::finish_backward() {
     if (!unit->is_kept) unit->free();
   }
   in_backward_ = false;
-  if (!is_last_backward) return;
-  while (!reducing_.empty()) finish_oldest_reduction();
-  for (const auto& unit : units()) unit->show_gradients();
+  if (is_last_backward) {
+    while (!reducing_.empty()) finish_oldest_reduction();
+    for (const auto& unit : units()) unit->show_gradients();
+  }
+  tell("after the backward");
 }
 
 void Root::reset() {

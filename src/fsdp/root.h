@@ -7,6 +7,7 @@
 
 #include <torch/types.h>
 
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
@@ -58,6 +59,8 @@ class Root : public std::enable_shared_from_this<Root> {
   void end_pass();
   void make_whole(Unit& unit);
   void prefetch_forward(const Unit& unit);
+  // Tells other ranks where this one is, should they do something else (comm/whereabouts.h).
+  void tell(const std::string& where, const Unit* unit = nullptr) const;
   void prefetch_before(const Unit& unit);
   static void prefetch_backward(const Unit& unit, const RangeName& name);
   void attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs);
@@ -88,3 +91,4 @@ class Root : public std::enable_shared_from_this<Root> {
 };
 
 }  // namespace tessera::detail
+  std::int64_t steps_ = 0;                         // passes with gradients

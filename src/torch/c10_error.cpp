@@ -3,7 +3,9 @@
 #include <c10/util/Exception.h>
 
 #include <string>
+#include <utility>
 
+#include "comm/whereabouts.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -31,7 +33,9 @@ std::string first_line(const std::string& text) {
   const auto code = says_refused(text)   ? ErrorCode::io
                     : says_timeout(text) ? ErrorCode::timeout
                                          : ErrorCode::peer_failed;
-  throw Error(code, first_line(text)).while_doing(std::string(operation));
+  auto where = std::string(operation);
+  if (!whereabouts().empty()) where += ", " + whereabouts();
+  throw Error(code, first_line(text)).while_doing(std::move(where));
 }
 
 }  // namespace

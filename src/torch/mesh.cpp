@@ -114,9 +114,10 @@ Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   state.process_group = communicate("connecting the ranks", [&] {
     return make_process_group(store, rank, size, state.device, options);
   });
-  state.group = make_torch_group(state.process_group);
+  state.names = make_call_names(state.process_group);
+  state.group = make_torch_group(state.process_group, state.names);
   state.transport = make_same_host_transport(state.process_group);
-  if (!state.transport) state.transport = make_pairwise_transport(state.process_group);
+  if (!state.transport) state.transport = make_pairwise_transport(state.process_group, state.names);
   if (!state.transport) state.transport = make_c10d_transport(state.process_group);
 }
 
@@ -174,7 +175,12 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::process_group() const noexce
 void Mesh::all_reduce_sum(torch::Tensor& values) const {
   if (!state_->process_group) return;
   std::vector<at::Tensor> tensors{values};
-  communicate("all-reduce", [&] { state_->process_group->allreduce(tensors)->wait(); });
+  communicate("all-reduce", [&] {
+    require_same_call(state_->names.get(), "all-reduce by sum of " +
+                                               std::to_string(values.numel()) + " " +
+                                               c10::toString(values.scalar_type()));
+    state_->process_group->allreduce(tensors)->wait();
+  });
 }
 
 double Mesh::all_reduce_max(double value) const {
@@ -182,7 +188,10 @@ double Mesh::all_reduce_max(double value) const {
   std::vector<at::Tensor> tensors{torch::tensor({value}, torch::kFloat64).to(state_->device)};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MAX;
-  communicate("all-reduce", [&] { state_->process_group->allreduce(tensors, options)->wait(); });
+  communicate("all-reduce", [&] {
+    require_same_call(state_->names.get(), "all-reduce by maximum of a number");
+    state_->process_group->allreduce(tensors, options)->wait();
+  });
   return tensors.front().item<double>();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/mesh.h"
+#include "torch/call_names.h"
 #include "torch/transport.h"
 
 namespace tessera::detail {
@@ -22,6 +23,7 @@ struct MeshState {
   // Destroyed from the bottom up: units, then what was split off for them, then transport, then
   // the connections.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;  // null: one rank alone
+  std::shared_ptr<CallNames> names;  // null: what is called is compared elsewhere, or not at all
   std::unique_ptr<Group> group;
   std::unique_ptr<Transport> transport;
   std::map<int, std::pair<std::shared_ptr<MeshState>, std::shared_ptr<MeshState>>>

@@ -2,16 +2,10 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/c10d_transport.h"
 #include "torch/slice_sums.h"
@@ -29,65 +23,10 @@ int tag_of(Kind kind, std::int64_t elements) {
   return (1 << 30) | static_cast<int>(elements % (1 << 28)) << 1 | (kind == Kind::gather ? 0 : 1);
 }
 
-// What ranks do, by name: compared before what they sent is used. Names have a tag of their own and
-// one length, so those of the n-th operation meet whatever the operations are, and two ranks that
-// do different things learn it at once, where their slices might match by chance or never come.
-constexpr int kNameTag = (1 << 30) | (1 << 29);
-constexpr std::int64_t kNameBytes = 128;
-
-class Names {
- public:
-  explicit Names(GroupPtr group) : group_(std::move(group)) {}
-
-  struct Pending {
-    at::Tensor mine;
-    std::vector<at::Tensor> theirs;  // by rank; none in this one's place
-    std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  };
-  [[nodiscard]] Pending start(const std::string& name) {
-    if (broken_) throw *broken_;
-    Pending pending{torch::zeros({kNameBytes}, torch::kChar), {}, {}};
-    std::memcpy(pending.mine.mutable_data_ptr(), name.data(),
-                std::min(name.size(), static_cast<std::size_t>(kNameBytes)));
-    const int size = group_->getSize(), rank = group_->getRank();
-    pending.theirs.resize(size);
-    for (int peer = 0; peer < size; ++peer) {
-      if (peer == rank) continue;
-      pending.theirs[peer] = torch::empty({kNameBytes}, torch::kChar);
-      std::vector<at::Tensor> in{pending.theirs[peer]}, out{pending.mine};
-      pending.works.push_back(group_->recv(in, peer, kNameTag));
-      pending.works.push_back(group_->send(out, peer, kNameTag));
-    }
-    return pending;
-  }
-  // Throws `mismatch` when a rank does something else; from then on every start does: slices that
-  // nobody took are still under way and would match later ones.
-  void compare(Pending pending) {
-    for (const auto& work : pending.works) work->wait();
-    const auto mine = text_of(pending.mine);
-    for (std::size_t peer = 0; peer < pending.theirs.size(); ++peer) {
-      if (!pending.theirs[peer].defined() || text_of(pending.theirs[peer]) == mine) continue;
-      broken_ =
-          Error(ErrorCode::mismatch, "rank " + std::to_string(group_->getRank()) + " called " +
-                                         std::string(mine) + ", rank " + std::to_string(peer) +
-                                         " called " + std::string(text_of(pending.theirs[peer])));
-      throw *broken_;
-    }
-  }
-
- private:
-  static std::string_view text_of(const at::Tensor& name) {
-    const auto* text = static_cast<const char*>(name.const_data_ptr());
-    return {text, ::strnlen(text, kNameBytes)};
-  }
-  GroupPtr group_;
-  std::optional<Error> broken_;
-};
-
 // Slices under way to and from all others.
 class Messages {
  public:
-  Messages(c10d::ProcessGroup& group, Names& names) : group_(group), names_(names) {}
+  Messages(c10d::ProcessGroup& group, CallNames& names) : group_(group), names_(names) {}
 
   // `outgoing`: a slice for each rank, all of one length and type. `incoming`: where those of the
   // others go; empty: into new memory.
@@ -120,8 +59,8 @@ class Messages {
 
  private:
   c10d::ProcessGroup& group_;
-  Names& names_;
-  Names::Pending name_;
+  CallNames& names_;
+  CallNames::Pending name_;
   std::vector<at::Tensor> outgoing_, incoming_;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
@@ -129,7 +68,7 @@ class Messages {
 class PairwiseChannel final : public Channel {
  public:
   // `plain`: has the shard, and does what is rare.
-  PairwiseChannel(GroupPtr group, std::shared_ptr<Names> names, std::unique_ptr<Channel> plain,
+  PairwiseChannel(GroupPtr group, std::shared_ptr<CallNames> names, std::unique_ptr<Channel> plain,
                   const at::TensorOptions& travelling)
       : group_(std::move(group)),
         names_(std::move(names)),
@@ -206,7 +145,7 @@ class PairwiseChannel final : public Channel {
 
  private:
   GroupPtr group_;
-  std::shared_ptr<Names> names_;  // of the transport: all channels' operations have one order
+  std::shared_ptr<CallNames> names_;  // of the transport: all channels' operations have one order
   std::unique_ptr<Channel> plain_;
   at::TensorOptions travelling_;
   Take take_;        // while a gather is under way
@@ -217,12 +156,31 @@ class PairwiseChannel final : public Channel {
   Messages reduction_;
 };
 
+class NamedSum final : public PendingSum {
+ public:
+  NamedSum(std::shared_ptr<CallNames> names, Transport& plain, const at::Tensor& values)
+      : names_(std::move(names)) {
+    name_ = communicate("sum of gradients", [&] {
+      return names_->start("sum of " + std::to_string(values.numel()) + " " +
+                           c10::toString(values.scalar_type()));
+    });
+    sum_ = plain.start_sum(values);
+  }
+  void finish() override {
+    communicate("sum of gradients", [&] { names_->compare(std::exchange(name_, {})); });
+    sum_->finish();
+  }
+
+ private:
+  std::shared_ptr<CallNames> names_;
+  CallNames::Pending name_;
+  std::unique_ptr<PendingSum> sum_;
+};
+
 class PairwiseTransport final : public Transport {
  public:
-  explicit PairwiseTransport(GroupPtr group)
-      : group_(std::move(group)),
-        names_(std::make_shared<Names>(group_)),
-        plain_(make_c10d_transport(group_)) {}
+  PairwiseTransport(GroupPtr group, std::shared_ptr<CallNames> names)
+      : group_(std::move(group)), names_(std::move(names)), plain_(make_c10d_transport(group_)) {}
 
   std::unique_ptr<Channel> open(std::int64_t elements, const at::TensorOptions& shard,
                                 const at::TensorOptions& travelling) override {
@@ -231,20 +189,21 @@ class PairwiseTransport final : public Transport {
     return std::make_unique<PairwiseChannel>(group_, names_, std::move(plain), travelling);
   }
   std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) override {
-    return plain_->start_sum(values);
+    return std::make_unique<NamedSum>(names_, *plain_, values);
   }
 
  private:
   GroupPtr group_;
-  std::shared_ptr<Names> names_;
+  std::shared_ptr<CallNames> names_;
   std::unique_ptr<Transport> plain_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_pairwise_transport(GroupPtr group) {
-  if (group->getDefaultBackend()->getBackendName() != "gloo") return {};
-  return std::make_unique<PairwiseTransport>(std::move(group));
+std::unique_ptr<Transport> make_pairwise_transport(GroupPtr group,
+                                                   std::shared_ptr<CallNames> names) {
+  if (!names) return {};
+  return std::make_unique<PairwiseTransport>(std::move(group), std::move(names));
 }
 
 }  // namespace tessera

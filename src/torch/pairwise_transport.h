@@ -7,12 +7,13 @@
 
 #include <memory>
 
+#include "torch/call_names.h"
 #include "torch/transport.h"
 
 namespace tessera {
 
-// Null unless `group` is Gloo's.
+// Null without `names`: unless `group` is Gloo's.
 [[nodiscard]] std::unique_ptr<Transport> make_pairwise_transport(
-    c10::intrusive_ptr<c10d::ProcessGroup> group);
+    c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<CallNames> names);
 
 }  // namespace tessera

@@ -17,13 +17,16 @@ class TorchGroup final : public Group {
   // After one failure the ranks no longer agree on what comes next: every later call throws at
   // once.
   template <typename Work>
-  auto collective(const char* operation, Work&& work) {
+  auto collective(const char* operation, const Work& work) {
     if (broken_) {
       throw Error(ErrorCode::peer_failed, "the group was broken by an earlier failure")
           .while_doing(operation);
     }
     try {
-      return communicate(operation, std::forward<Work>(work));
+      return communicate(operation, [&] {
+        require_same_call(names_.get(), operation);
+        return work();
+      });
     } catch (...) {
       broken_ = true;
       throw;
@@ -31,7 +34,8 @@ class TorchGroup final : public Group {
   }
 
  public:
-  explicit TorchGroup(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
+  TorchGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<CallNames> names)
+      : group_(std::move(group)), names_(std::move(names)) {}
 
   int rank() const noexcept override { return group_->getRank(); }
   int size() const noexcept override { return group_->getSize(); }
@@ -145,13 +149,15 @@ class TorchGroup final : public Group {
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::shared_ptr<CallNames> names_;
   bool broken_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Group> make_torch_group(c10::intrusive_ptr<c10d::ProcessGroup> group) {
-  return std::make_unique<TorchGroup>(std::move(group));
+std::unique_ptr<Group> make_torch_group(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                                        std::shared_ptr<CallNames> names) {
+  return std::make_unique<TorchGroup>(std::move(group), std::move(names));
 }
 
 }  // namespace tessera

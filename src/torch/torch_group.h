@@ -6,9 +6,12 @@
 #include <memory>
 
 #include "tessera/comm.h"
+#include "torch/call_names.h"
 
 namespace tessera {
 
-[[nodiscard]] std::unique_ptr<Group> make_torch_group(c10::intrusive_ptr<c10d::ProcessGroup> group);
+// `names`: of the group, or null.
+[[nodiscard]] std::unique_ptr<Group> make_torch_group(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                                                      std::shared_ptr<CallNames> names);
 
 }  // namespace tessera

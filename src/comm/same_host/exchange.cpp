@@ -6,14 +6,16 @@
 #include <thread>
 #include <utility>
 
+#include "comm/whereabouts.h"
+
 namespace tessera::same_host {
 namespace {
 
 using std::chrono::milliseconds;
 
 constexpr std::size_t kLine = 64;
-// Of names and reasons; longer ones are cut.
-constexpr std::size_t kNameBytes = 128, kReasonBytes = 124;
+// Of names with whereabouts, and of reasons; longer ones are cut.
+constexpr std::size_t kNameBytes = kCalledBytes + 1, kReasonBytes = 15 * kLine - 4;
 constexpr std::uint32_t kHere = 0, kLeft = 1, kFailed = 2;
 
 // Between two looks at whether the awaited rank still lives.
@@ -58,7 +60,7 @@ struct alignas(kLine) Exchange::SlotHead {
 
 std::size_t segment_bytes(int ranks, const RingSize& ring) {
   // RankState and SlotHead are private: their sizes are fixed here and asserted below.
-  constexpr std::size_t kRankState = 4 * kLine, kSlotHead = 2 * kLine;
+  constexpr std::size_t kRankState = 17 * kLine, kSlotHead = 4 * kLine;
   return kSecretBytes + static_cast<std::size_t>(ranks) *
                             (kRankState + ring.slots * (kSlotHead + ring.slot_bytes));
 }
@@ -71,7 +73,7 @@ Exchange::Exchange(Segment segment, int rank, const RingSize& ring, std::vector<
       // With more ranks than cores the awaited rank may need this one's core.
       spins_(watches_.size() <= std::thread::hardware_concurrency() ? kSpins : 0),
       slots_(watches_.size()) {
-  static_assert(sizeof(RankState) == 4 * kLine && sizeof(SlotHead) == 2 * kLine);
+  static_assert(sizeof(RankState) == 17 * kLine && sizeof(SlotHead) == 4 * kLine);
 }
 
 Exchange::~Exchange() {
@@ -92,6 +94,7 @@ std::byte* Exchange::slot_of(int rank, std::uint32_t round) const noexcept {
 std::uint64_t Exchange::start(Call call) {
   const std::lock_guard lock(mutex_);
   require_whole();
+  call.name = called_here(call.name);
   calls_.push_back({std::move(call)});
   progress();
   return started_++;
@@ -213,10 +216,8 @@ std::optional<Exchange::Need> Exchange::missing_bytes(const Pending& pending) co
 void Exchange::check_name(const Call& call, int peer) {
   const auto* head = reinterpret_cast<const SlotHead*>(slot_of(peer, rounds_taken_));
   const std::string_view theirs(head->name, ::strnlen(head->name, sizeof head->name));
-  if (std::string_view(call.name).substr(0, sizeof head->name - 1) == theirs) return;
-  fail(Error(ErrorCode::mismatch, "rank " + std::to_string(rank_) + " called " + call.name +
-                                      ", rank " + std::to_string(peer) + " called " +
-                                      std::string(theirs)));
+  if (compared_part(call.name) != compared_part(theirs))
+    fail(different_calls(rank_, call.name, peer, theirs));
 }
 
 void Exchange::wait_for(const Need& need, Clock::time_point end, milliseconds deadline) {
@@ -230,7 +231,8 @@ void Exchange::wait_for(const Need& need, Clock::time_point end, milliseconds de
     if (left.count() <= 0) {
       fail(Error(ErrorCode::timeout, "timed out after " + std::to_string(deadline.count()) +
                                          " ms: rank " + std::to_string(need.rank) +
-                                         " did not come to " + calls_.front().call.name));
+                                         " did not come to " +
+                                         to_sentence(calls_.front().call.name)));
     }
     sleep_while(*need.word, need.value, std::min(left + milliseconds(1), kLook));
     if (same()) check_alive(need);

@@ -44,7 +44,7 @@ inline constexpr int kNobody = -2;
 
 struct Call {
   // What is called, with all that has to be equal on all ranks: compared with the name that
-  // `source` gives, the first 127 bytes of it.
+  // `source` gives, the first kComparedBytes of it. The starting thread's whereabouts travel along.
   std::string name;
   std::int64_t rounds = 1;
   // Whose slots `take` reads: a rank, kEveryone or kNobody. A round waits for those only.

@@ -1,0 +1,55 @@
+#include "comm/whereabouts.h"
+
+#include <utility>
+
+namespace tessera {
+namespace {
+
+constexpr char kBetween = '\n';
+
+std::string& text_of_thread() {
+  thread_local std::string text;
+  return text;
+}
+
+}  // namespace
+
+void set_whereabouts(std::string text) {
+  text_of_thread() = std::move(text);
+}
+
+const std::string& whereabouts() noexcept {
+  return text_of_thread();
+}
+
+std::string called_here(std::string_view name) {
+  std::string called(name.substr(0, kComparedBytes));
+  if (!whereabouts().empty()) called += kBetween + whereabouts();
+  return called.substr(0, kCalledBytes);
+}
+
+std::string_view compared_part(std::string_view called) {
+  return called.substr(0, called.find(kBetween));
+}
+
+std::string to_sentence(std::string_view called) {
+  const auto name = compared_part(called);
+  if (name.size() == called.size()) return std::string(name);
+  return std::string(name) + " (" + std::string(called.substr(name.size() + 1)) + ")";
+}
+
+Error different_calls(int rank, std::string_view called, int peer, std::string_view peer_called) {
+  auto text = "rank " + std::to_string(rank) + " called " + to_sentence(called) + ", rank " +
+              std::to_string(peer) + " called " + to_sentence(peer_called);
+  const auto is_plain = [](std::string_view one) { return compared_part(one) == one; };
+  if (!is_plain(called) || !is_plain(peer_called)) {
+    text +=
+        ": not every rank did the same forwards, backwards and steps; look for a step that one "
+        "rank "
+        "leaves out (a `continue` where the loss is NaN, data that ends earlier) and for modules "
+        "that one rank does not call (an expert without tokens)";
+  }
+  return {ErrorCode::mismatch, std::move(text)};
+}
+
+}  // namespace tessera

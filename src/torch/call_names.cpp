@@ -1,0 +1,61 @@
+#include "torch/call_names.h"
+
+#include <torch/torch.h>
+
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "comm/whereabouts.h"
+
+namespace tessera {
+namespace {
+
+// Beside the tags of slices; the high bit keeps away from tags of the user's own.
+constexpr int kNameTag = (1 << 30) | (1 << 29);
+constexpr std::int64_t kNameBytes = kCalledBytes + 1;
+
+std::string_view name_in(const at::Tensor& message) {
+  const auto* text = static_cast<const char*>(message.const_data_ptr());
+  return {text, ::strnlen(text, kNameBytes)};
+}
+
+}  // namespace
+
+CallNames::Pending CallNames::start(const std::string& name) {
+  if (broken_) throw *broken_;
+  const auto called = called_here(name);
+  Pending pending;
+  pending.mine_ = torch::zeros({kNameBytes}, torch::kChar);
+  std::memcpy(pending.mine_.mutable_data_ptr(), called.data(), called.size());
+  const int size = group_->getSize(), rank = group_->getRank();
+  pending.theirs_.resize(size);
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;
+    pending.theirs_[peer] = torch::empty({kNameBytes}, torch::kChar);
+    std::vector<at::Tensor> in{pending.theirs_[peer]}, out{pending.mine_};
+    pending.works_.push_back(group_->recv(in, peer, kNameTag));
+    pending.works_.push_back(group_->send(out, peer, kNameTag));
+  }
+  return pending;
+}
+
+void CallNames::compare(Pending pending) {
+  for (const auto& work : pending.works_) work->wait();
+  if (!pending.mine_.defined()) return;
+  const auto mine = name_in(pending.mine_);
+  for (std::size_t peer = 0; peer < pending.theirs_.size(); ++peer) {
+    if (!pending.theirs_[peer].defined()) continue;
+    const auto theirs = name_in(pending.theirs_[peer]);
+    if (compared_part(theirs) == compared_part(mine)) continue;
+    broken_ = different_calls(group_->getRank(), mine, static_cast<int>(peer), theirs);
+    throw *broken_;
+  }
+}
+
+std::shared_ptr<CallNames> make_call_names(c10::intrusive_ptr<c10d::ProcessGroup> group) {
+  if (group->getDefaultBackend()->getBackendName() != "gloo") return {};
+  return std::make_shared<CallNames>(std::move(group));
+}
+
+}  // namespace tessera

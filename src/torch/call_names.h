@@ -1,0 +1,55 @@
+// Where messages between ranks do not say what they are for (Gloo): before a rank uses what a
+// collective brings, all ranks tell each other what they called, and those that called different
+// things learn it at once instead of waiting until the deadline.
+//
+// Names have a tag of their own and one length, so that those of the n-th operation meet whatever
+// the operations are. All operations of a group have one order, so they share one CallNames.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/error.h"
+
+namespace tessera {
+
+class CallNames {
+ public:
+  // Names under way to and from all others.
+  class Pending {
+    friend class CallNames;
+    at::Tensor mine_;
+    std::vector<at::Tensor> theirs_;  // by rank; none in this one's place
+    std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  };
+
+  explicit CallNames(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
+
+  // Of what has to be equal on all ranks, the first kComparedBytes; whereabouts travel along
+  // (comm/whereabouts.h). Throws the mismatch that compare found before.
+  [[nodiscard]] Pending start(const std::string& name);
+  // Waits for the others' names. Throws `mismatch` when a rank called something else; from then on
+  // every start does: messages that nobody took are still under way and would match later ones.
+  void compare(Pending pending);
+
+ private:
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::optional<Error> broken_;
+};
+
+// Null where the group's own collectives compare what is called, or it is not Gloo's.
+[[nodiscard]] std::shared_ptr<CallNames> make_call_names(
+    c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+// Tells the others of an operation that is waited for at once. `names` may be null.
+inline void require_same_call(CallNames* names, const std::string& name) {
+  if (names != nullptr) names->compare(names->start(name));
+}
+
+}  // namespace tessera
