@@ -67,10 +67,10 @@ namespace tessera {
 
 // Makes the parameters of `module` that no unit has yet into one unit over `mesh`. Apply it inside
 // out. Ranks must have built the same module; the values of rank r's own rows are kept. Throws
-// `invalid_argument` for a module that is a unit already, a scalar parameter, parameters of mixed
-// dtype or device, or a parameter that a unit elsewhere holds too; `mismatch` when shapes differ
-// over the ranks. What is on the meta device gets its data first, see tessera/deferred_init.h;
-// ignored parameters do not. Collective.
+// `invalid_argument` for a module that is a unit already, or is inside of one whose unit was made
+// before, a scalar parameter, parameters of mixed dtype or device, or a parameter that a unit
+// elsewhere holds too; `mismatch` when shapes differ over the ranks. What is on the meta device
+// gets its data first, see tessera/deferred_init.h; ignored parameters do not. Collective.
 template <typename Impl>
 void fully_shard(const std::shared_ptr<Impl>& module, const Mesh& mesh,
                  const ShardOptions& options = {}) {
@@ -196,9 +196,16 @@ class [[nodiscard]] NoSync {
   std::vector<std::pair<std::weak_ptr<detail::Unit>, bool>> before_;
 };
 
-// After an exception in forward or backward: waits for what is under way, forgets gradients and
-// graphs, frees the gathered parameters. The model can be used again. On the root; every rank calls
-// it.
+// After an exception in forward or backward that every rank has thrown: waits for what is under
+// way, forgets gradients and graphs, frees the gathered parameters. The model can be used again. On
+// the root; every rank calls it, at any time.
+//
+// An exception that only one rank has thrown leaves the others in a collective: they get `mismatch`
+// when this rank next calls another one, else `timeout`, and then the mesh is of no use any more:
+// what it is asked for throws. Ranks are brought together again by new processes alone: let the
+// exception end this one, and torchrun --max-restarts starts all of them, which resume from the
+// last checkpoint. What only one rank may throw and calls no unit (reading a batch) can be agreed
+// on before (`agree` of tessera/comm.h): then all ranks throw.
 void reset(ModuleRef module);
 
 // Gathers the parameters as they are now and keeps them, so that they can be read through the

@@ -30,7 +30,7 @@ class BucketReducer final : public GradReducer {
 
   // Buckets may leave before `start`. Only where no other unit communicates: ranks whose graphs
   // differ would send the buckets of two units in different orders.
-  void allow_early() { early_ = true; }
+  void allow_early(bool early) { early_ = early; }
 
   void set_divisor(double divisor) override { scale_ = GradScale::make(divisor, options_.dtype); }
   void begin(const BackwardPlan& plan) override;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "fsdp/quiet_copy.h"
+#include "tessera/error.h"
 #include "torch/compat.h"
 #include "torch/device.h"
 
@@ -110,8 +111,12 @@ void ParamStore::finish_gather() {
   filling_ = at::Tensor();
 }
 
+// Nobody wants what comes: of a failure whoever needs the transport next is told.
 void ParamStore::drop_gather(StoragePool& pool) {
-  source().finish_gather();
+  try {
+    source().finish_gather();
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  }
   if (filling_.defined()) pool.take(storage_of(filling_));  // not after a failure
   filling_ = at::Tensor();
 }

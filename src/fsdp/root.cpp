@@ -89,6 +89,25 @@ bool inside_backward() {
   return torch::autograd::get_current_graph_task_id() >= 0;
 }
 
+// `unit` can join those of `others`: no root has it yet, or one of these units alone, whose module
+// was called before the model was.
+void require_free(const std::string& name, const Unit& unit,
+                  const std::unordered_set<const Unit*>& others) {
+  if (!unit.root) return;
+  const auto same_root = unit.root->units();
+  if (!std::ranges::all_of(same_root,
+                           [&](const auto& one) { return others.contains(one.get()); })) {
+    throw Error(ErrorCode::invalid_argument,
+                "FSDP state has already been lazily initialized for '" + name +
+                    "': FSDP requires running forward through the root module first");
+  }
+  if (unit.root->is_at_rest()) return;
+  throw Error(ErrorCode::invalid_argument,
+              "'" + name +
+                  "' was called by itself and is in its forward or backward, or left it by an "
+                  "exception; call tessera::reset(model) on every rank to use the model");
+}
+
 }  // namespace
 
 std::shared_ptr<Root> Root::make(Unit& top) {
@@ -100,31 +119,36 @@ std::shared_ptr<Root> Root::make(Unit& top) {
                     std::to_string(top.module_count()) + " modules that begins with " +
                     module->name() + ": make a unit of the module around them");
   }
+  std::vector<std::pair<std::string, std::shared_ptr<Unit>>> found;
   std::unordered_set<const Unit*> seen;
   const auto join = [&](const std::string& name, const torch::nn::Module& below) {
-    const auto unit = find_unit(&below);
-    if (!unit || !seen.insert(unit.get()).second) return;
-    if (unit->root) {
-      throw Error(ErrorCode::invalid_argument,
-                  "FSDP state has already been lazily initialized for '" + name +
-                      "': FSDP requires running forward through the root module first");
-    }
-    unit->set_name(name);
-    unit->id = static_cast<int>(root->units_.size());
-    root->units_.push_back(unit);
+    auto unit = find_unit(&below);
+    if (unit && seen.insert(unit.get()).second) found.emplace_back(name, std::move(unit));
   };
   join("", *module);
   for (const auto& child : module->named_modules(std::string(), false))
     join(child.key(), *child.value());
-  const auto units = root->units();
-  require_homogeneous(units);
-  for (const auto& unit : units) {
-    unit->root = root;
-    unit->share_pool(root->pool_);
-    unit->place_buffers();
+  for (const auto& [name, unit] : found) require_free(name, *unit, seen);
+  std::vector<std::shared_ptr<Unit>> units;
+  for (const auto& [name, unit] : found) {
+    unit->set_name(name);
+    units.push_back(unit);
   }
-  if (units.size() == 1) units.front()->allow_early_reduction();
+  require_homogeneous(units);
+  root->take(std::move(units));
   return root;
+}
+
+void Root::take(std::vector<std::shared_ptr<Unit>> units) {
+  for (const auto& unit : units) {
+    unit->id = static_cast<int>(units_.size());
+    units_.push_back(unit);
+    unit->root = shared_from_this();
+    unit->backwards_due = 0;  // of a root before
+    unit->share_pool(pool_);
+    unit->place_buffers();
+    unit->allow_early_reduction(units.size() == 1);
+  }
 }
 
 std::vector<std::shared_ptr<Unit>> Root::units() const {

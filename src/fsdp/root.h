@@ -27,8 +27,9 @@ struct Pass {
 
 class Root : public std::enable_shared_from_this<Root> {
  public:
-  // Joins the units at and below `top`'s module. Throws `invalid_argument` when one of them has run
-  // under another root.
+  // Joins the units at and below `top`'s module, also those that were called by themselves before.
+  // Throws `invalid_argument` when one of them belongs to a root of modules elsewhere, or to one
+  // that has something under way.
   static std::shared_ptr<Root> make(Unit& top);
 
   // Forward -------------------------------------------------------------------------------------
@@ -38,6 +39,10 @@ class Root : public std::enable_shared_from_this<Root> {
   void fail() noexcept;
   // Neither in a forward nor in a backward.
   [[nodiscard]] bool is_quiet() const noexcept { return stack_.empty() && !in_backward_; }
+  // Nor has it anything under way, and no exception ended what it did last.
+  [[nodiscard]] bool is_at_rest() const noexcept {
+    return is_quiet() && !failed_ && reducing_.empty();
+  }
 
   // Waits for what is under way, forgets gradients and frees everything.
   void reset();
@@ -54,13 +59,14 @@ class Root : public std::enable_shared_from_this<Root> {
     std::unique_ptr<Range> range;  // of the profiler, around the module's forward
   };
 
+  void take(std::vector<std::shared_ptr<Unit>> units);
+  // Tells other ranks where this one is, should they do something else (comm/whereabouts.h).
+  void tell(const std::string& where, const Unit* unit = nullptr) const;
   void check_usable() const;
   void begin_pass();
   void end_pass();
   void make_whole(Unit& unit);
   void prefetch_forward(const Unit& unit);
-  // Tells other ranks where this one is, should they do something else (comm/whereabouts.h).
-  void tell(const std::string& where, const Unit* unit = nullptr) const;
   void prefetch_before(const Unit& unit);
   static void prefetch_backward(const Unit& unit, const RangeName& name);
   void attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs);
@@ -86,9 +92,9 @@ class Root : public std::enable_shared_from_this<Root> {
   std::vector<std::weak_ptr<Unit>> last_entered_;  // and the one before: what to prefetch
   ForwardOrder order_;                             // of the first training pass
   std::deque<std::shared_ptr<Unit>> reducing_;     // oldest first
+  std::int64_t steps_ = 0;                         // passes with gradients
   bool in_backward_ = false;
   bool failed_ = false;
 };
 
 }  // namespace tessera::detail
-  std::int64_t steps_ = 0;                         // passes with gradients

@@ -2,6 +2,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -46,6 +47,29 @@ void replace_slots(torch::nn::SequentialImpl& sequential) {
   }
 }
 
+// `unit` is of a module around `module`.
+bool is_around(const Unit& unit, const torch::nn::Module& module) {
+  return std::ranges::any_of(unit.modules(), [&](const auto& outer) {
+    return std::ranges::any_of(outer->modules(false),
+                               [&](const auto& below) { return below.get() == &module; });
+  });
+}
+
+// Why a parameter of `module` that `unit` has can be in no other unit.
+[[noreturn]] void throw_taken(const std::string& parameter, const Unit& unit,
+                              const torch::nn::Module& module) {
+  if (is_around(unit, module)) {
+    throw Error(ErrorCode::invalid_argument,
+                "fully_shard was applied to a module around this one before (" +
+                    unit.module()->name() + "), whose unit has parameter '" + parameter +
+                    "' already: the order is inside out, first the blocks, then the model");
+  }
+  throw Error(ErrorCode::invalid_argument,
+              "Parameter '" + parameter +
+                  "' is shared with a parameter already managed by another FSDP group; shard the "
+                  "modules that share it as one unit");
+}
+
 struct Found {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
@@ -62,13 +86,7 @@ void collect(const torch::nn::Module& module, const std::string& prefix,
     const auto& tensor = entry.value();
     if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     const auto name = prefix + entry.key();
-    if (find_owner(tensor).unit) {
-      throw Error(
-          ErrorCode::invalid_argument,
-          "Parameter '" + name +
-              "' is shared with a parameter already managed by another FSDP group; shard the "
-              "modules that share it as one unit");
-    }
+    if (const auto owner = find_owner(tensor).unit) throw_taken(name, *owner, module);
     if (is_sharded && tensor.dim() == 0) {
       throw Error(ErrorCode::invalid_argument,
                   "fully_shard doesn't support scalar parameters. Change " + name +

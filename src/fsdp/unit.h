@@ -163,8 +163,8 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   // From here on every gradient that reaches a parameter at another time is refused.
   void watch();
   void watch(std::size_t param);  // nothing when it is frozen or watched already
-  // The only unit of its root: its gradients may leave while its backward goes on.
-  void allow_early_reduction();
+  // Its gradients may leave while its backward goes on: it is the only unit of its root.
+  void allow_early_reduction(bool allowed);
   void enter_backward();  // nothing when collecting already
   // Throws `unsupported` when the backward that begins captures a parameter's gradient.
   void require_accumulated() const;

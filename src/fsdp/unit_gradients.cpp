@@ -71,8 +71,8 @@ void Unit::require_accumulated() const {
   }
 }
 
-void Unit::allow_early_reduction() {
-  if (buckets_ != nullptr) buckets_->allow_early();
+void Unit::allow_early_reduction(bool allowed) {
+  if (buckets_ != nullptr) buckets_->allow_early(allowed);
 }
 
 void Unit::enter_backward() {

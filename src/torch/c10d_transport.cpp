@@ -29,10 +29,11 @@ class C10dChannel final : public Channel {
 
   void finish_gather() override {
     const auto take = std::exchange(take_, {});
-    communicate("gather of parameters", [&] { gather_->wait(); });
     const auto gathered = std::exchange(gathered_, {});
     const auto sent = std::exchange(sent_, {});
-    gather_.reset();
+    const auto gather = std::exchange(gather_, {});
+    if (!gather) return;  // it has failed before
+    communicate("gather of parameters", [&] { gather->wait(); });
     const auto count = shard_.numel();
     for (int r = 0; r < group_->getSize(); ++r) {
       take(r, 0, r == group_->getRank() ? sent : gathered.narrow(0, r * count, count));

@@ -62,9 +62,10 @@ class SameHostChannel final : public Channel {
 
   void start_gather(Take take) override;
   void finish_gather() override {
-    communicate("gather of parameters", [&] { gather_->wait(); });
-    gather_.reset();
-    taker_.reset();
+    const auto gather = std::exchange(gather_, {});
+    const auto taker = std::exchange(taker_, {});
+    // After a failure there is nothing left to wait for.
+    if (gather) communicate("gather of parameters", [&] { gather->wait(); });
   }
 
   void start_reduce(const SliceSum& sum, Fill fill) override;

@@ -1,0 +1,98 @@
+// Ways to make and call units that used to end in a model that could not be used any more.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "fsdp/test_training.h"
+#include "tessera/error.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+using testing::batch;
+using testing::batch_of;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::kWidth;
+using testing::loss_of;
+using testing::make_net;
+using testing::Net;
+using testing::run_mesh;
+
+TEST(Wrapping, OutsideInSaysThatTheOrderIsInsideOut) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    fully_shard(net, mesh);
+    const auto text = error_of([&] { fully_shard(net->blocks[0], mesh); });
+    EXPECT_THAT(text, HasSubstr("the order is inside out"));
+    EXPECT_THAT(text, HasSubstr("NetImpl"));
+    EXPECT_THAT(text, HasSubstr("'norm.weight'"));
+  });
+}
+
+// One step of `net` beside one of a model that is whole.
+void expect_whole_gradients(Net& net, const Mesh& mesh) {
+  auto plain = make_net({});
+  loss_of(plain, batch(0, 0, mesh.size())).backward();
+  loss_of(net, batch_of(0, 0, mesh)).backward();
+  const auto expected = sharded_parameters(plain);
+  const auto parameters = sharded_parameters(net);
+  ASSERT_EQ(parameters.size(), expected.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& mine = parameters[i].local.grad();
+    ASSERT_TRUE(mine.defined()) << parameters[i].name();
+    const auto whole = expected[i].local.grad();
+    const auto part =
+        parameters[i].sharded ? whole.narrow(0, parameters[i].offset, mine.size(0)) : whole;
+    EXPECT_TRUE(torch::allclose(mine, part, 1e-4, 1e-6)) << parameters[i].name();
+  }
+}
+
+TEST(Wrapping, AUnitThatWasCalledBeforeItsModelJoinsIt) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    testing::shard(net, mesh);
+    const auto x = torch::ones({2, kWidth});
+    {
+      const torch::NoGradGuard no_grad;
+      net->blocks[0](x);
+    }
+    net->blocks[1](x).sum().backward();
+    static_cast<void>(net->blocks[2](x));  // no backward comes
+    for (auto& parameter : sharded_parameters(net))
+      parameter.local.mutable_grad() = torch::Tensor();
+    net->zero_grad();
+    expect_whole_gradients(net, mesh);
+  });
+}
+
+// What is the only unit of its model sends its buckets early, which one of several may not.
+TEST(Wrapping, AReplicatedUnitThatWasCalledBeforeItsModelJoinsIt) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    for (auto& block : net->blocks) replicate(block, mesh);
+    replicate(net, mesh);
+    net->blocks[1](torch::ones({2, kWidth})).sum().backward();
+    net->zero_grad();
+    expect_whole_gradients(net, mesh);
+  });
+}
+
+TEST(Wrapping, AUnitThatFailedBeforeItsModelRanNeedsAReset) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({});
+    testing::shard(net, mesh);
+    EXPECT_THROW(net->blocks[1](torch::ones({2, kWidth + 1})), c10::Error);
+    EXPECT_THAT(error_of([&] { loss_of(net, batch_of(0, 0, mesh)); }),
+                ::testing::AllOf(HasSubstr("'block1'"), HasSubstr("tessera::reset(model)")));
+    reset(net);
+    expect_whole_gradients(net, mesh);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
