@@ -37,10 +37,11 @@
 //
 // Calls have to be seen. These are: a call of a TESSERA_MODULE holder, `model(x)`; `call(module,
 // x)` for every module, also torch's own; and a slot of a torch::nn::Sequential below a sharded
-// module. These are not: `module->forward(x)` and calls of a holder made by TORCH_MODULE. They find
-// a parameter without data and throw. The error is an `Error` inside a call that was seen, and a
-// c10::Error with the same text elsewhere; it names the unit and the fix. Nothing ever computes
-// with a shard by accident.
+// module. These are not: `module->forward(x)`, calls of a holder made by TORCH_MODULE or of an
+// AnyModule that is a member, and those that libtorch's own modules make (the layers of a
+// Transformer; refused when the module around them is sharded). They find a parameter without data
+// and throw. The error is an `Error` inside a call that was seen, and a c10::Error with the same
+// text elsewhere; it names the unit and the fix. Nothing ever computes with a shard by accident.
 //
 // Between calls the module's own parameter tensors keep their shape but have no data. What an
 // optimizer works on is `ShardedParameter::local`, which is also where gradients appear.

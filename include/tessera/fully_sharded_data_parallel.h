@@ -63,6 +63,9 @@ struct WrapPolicy {
   std::function<void(const torch::nn::Module& module, FullyShardedOptions& options)> adjust = {};
 };
 
+// Whatever the policy, what one of libtorch's own modules calls by itself (the layers of a
+// Transformer) is no unit: policies by size and `always` pass over it, those that name it are
+// refused.
 [[nodiscard]] WrapPolicy always_wrap_policy();
 // Modules of at least `min_num_params` elements. Those that `force_leaf` names are not looked into,
 // those that `exclude` names are no units; empty: MultiheadAttention, and ModuleList and

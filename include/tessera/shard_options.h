@@ -22,7 +22,7 @@ struct MixedPrecision {
   // Gradients are reduced in, and accumulated in while they are not synchronised; unset:
   // param_dtype.
   std::optional<torch::Dtype> reduce_dtype = {};
-  // Floating-point results of forward are cast to it.
+  // Floating-point results of forward are cast to it; of FSDP1's units those of the root alone.
   std::optional<torch::Dtype> output_dtype = {};
   // Floating-point inputs are cast to param_dtype.
   bool cast_forward_inputs = true;

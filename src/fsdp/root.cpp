@@ -344,7 +344,9 @@ void Root::leave(Unit& unit, const std::vector<at::Tensor*>& results) {
     }
   }
   if (torch::GradMode::is_enabled()) attach_to_results(unit, results);
-  if (const auto dtype = unit.options().mixed_precision.output_dtype)
+  // FSDP1 casts what the model returns, and not what its layers hand on.
+  const auto& dtype = unit.options().mixed_precision.output_dtype;
+  if (dtype && (unit.geometry() == Geometry::rows || is_outermost(unit)))
     cast_floating(results, *dtype);
   if (stack_.empty()) end_pass();
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/text.h"
+#include "fsdp/past_holders.h"
 #include "fsdp/registry.h"
 #include "fsdp/root.h"
 #include "fsdp/unit_values.h"
@@ -211,6 +212,7 @@ void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
     throw Error(ErrorCode::invalid_argument,
                 "fully_shard was applied to this module already (" + module->name() + ")");
   }
+  for (const auto& [module, slot_maker] : modules) require_callable_units(*module);
   const Ignored ignored(modules, spec);
   Found found;
   auto failure = failure_of([&] { fill_unit(modules, spec, ignored); });

@@ -294,11 +294,13 @@ void Unit::set_name(std::string name) {
   if (!store_) return;
   const auto unit = "unit '" + name_ + "' (" + type_ + ")";
   store_->set_label("unit " + std::to_string(number_) + " '" + name_ + "'");
-  bypass_text_ = "tessera: parameters of " + unit +
-                 " were used while they are sharded: a call went past fully_shard. Call the module "
-                 "through a TESSERA_MODULE holder or tessera::call(module, ...), not "
-                 "module->forward(...); give optimizers sharded_parameters(model), not "
-                 "model->parameters()";
+  bypass_text_ =
+      "tessera: parameters of " + unit +
+      " were used while they are sharded: a call went past fully_shard. Call the module "
+      "through a TESSERA_MODULE holder or tessera::call(module, ...), not "
+      "module->forward(...); one that an AnyModule or a module of libtorch's own calls "
+      "cannot be a unit, the module around it can; give optimizers sharded_parameters(model), not "
+      "model->parameters()";
   if (param_state_ != ParamState::full) store_->forbid_access(bypass_text_);
   compat::forbid_access(
       storage_of(dead_),

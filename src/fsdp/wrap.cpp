@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "fsdp/past_holders.h"
 #include "fsdp/registry.h"
 #include "tessera/error.h"
 #include "tessera/fully_sharded_data_parallel.h"
@@ -18,6 +19,9 @@ bool has_no_forward(const torch::nn::Module& module) {
   return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
          dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr;
 }
+
+// Fewer elements than any policy by size asks for.
+constexpr std::int64_t kNoSize = -1;
 
 bool is_hybrid_strategy(ShardingStrategy strategy) {
   return strategy == ShardingStrategy::hybrid_shard ||
@@ -95,7 +99,8 @@ class Wrapper {
   }
 
   // Makes units below `module`; how many elements they have.
-  std::int64_t wrap_children(const torch::nn::Module& module) {
+  std::int64_t wrap_children(const torch::nn::Module& module, const std::string& name = "") {
+    if (detail::calls_past_holders(module)) return leave_whole(module, name);
     std::int64_t wrapped = 0;
     for (const auto& child : module.named_children())
       wrapped += wrap_below(child.value(), child.key());
@@ -134,7 +139,7 @@ class Wrapper {
     const auto& policy = options_.auto_wrap_policy;
     const auto all = count_of(*module);
     if (!policy.decide(*module, /*recurse=*/true, all)) return 0;
-    const auto wrapped = wrap_children(*module);
+    const auto wrapped = wrap_children(*module, name);
     if (detail::find_unit(module.get()) || has_no_forward(*module) ||
         !policy.decide(*module, /*recurse=*/false, all - wrapped)) {
       return wrapped;
@@ -144,6 +149,15 @@ class Wrapper {
     require_alike(*module, name, options);
     shard(module, options, policy.slot_maker ? policy.slot_maker(module) : nullptr);
     return all;
+  }
+
+  // What libtorch calls by itself is no unit. Throws when the policy names it, and does not go by
+  // sizes alone, which nothing has here.
+  std::int64_t leave_whole(const torch::nn::Module& module, const std::string& name) const {
+    detail::refuse_below_callers(module, name, [&](const torch::nn::Module& below) {
+      return options_.auto_wrap_policy.decide(below, /*recurse=*/false, kNoSize);
+    });
+    return 0;
   }
 
   // What modules below `module` share counts once.
@@ -234,7 +248,9 @@ void warn_about(const torch::nn::Module& module, const FullyShardedOptions& opti
 }  // namespace
 
 WrapPolicy always_wrap_policy() {
-  return {.decide = [](const torch::nn::Module&, bool, std::int64_t) { return true; }};
+  return {.decide = [](const torch::nn::Module&, bool, std::int64_t unwrapped) {
+    return unwrapped != kNoSize;
+  }};
 }
 
 WrapPolicy size_based_auto_wrap_policy(std::int64_t min_num_params, ModulePredicate force_leaf,

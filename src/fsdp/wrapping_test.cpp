@@ -8,11 +8,13 @@
 
 #include "fsdp/test_training.h"
 #include "tessera/error.h"
+#include "tessera/fully_sharded_data_parallel.h"
 #include "torch/testing.h"
 
 namespace tessera {
 namespace {
 
+namespace nn = torch::nn;
 using testing::batch;
 using testing::batch_of;
 using testing::error_of;
@@ -91,6 +93,63 @@ TEST(Wrapping, AUnitThatFailedBeforeItsModelRanNeedsAReset) {
                 ::testing::AllOf(HasSubstr("'block1'"), HasSubstr("tessera::reset(model)")));
     reset(net);
     expect_whole_gradients(net, mesh);
+  });
+}
+
+struct ReaderImpl : nn::Module {
+  nn::TransformerEncoder encoder{nullptr};
+  nn::Linear head{nullptr};
+  ReaderImpl() {
+    const auto layer = nn::TransformerEncoderLayer(
+        nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(16).dropout(0));
+    encoder = register_module("encoder", nn::TransformerEncoder(layer, 2));
+    head = register_module("head", nn::Linear(8, 3));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return call(head, call(encoder, x)); }
+};
+TESSERA_MODULE(Reader);
+
+TEST(Wrapping, LayersThatATransformerCallsByItselfAreRefusedByName) {
+  run_mesh(2, [](Mesh& mesh) {
+    Reader reader;
+    for (std::size_t i = 0; i < 2; ++i)
+      fully_shard(reader->encoder->layers->ptr<nn::TransformerEncoderLayerImpl>(i), mesh);
+    const auto text = error_of([&] { fully_shard(reader, mesh); });
+    EXPECT_THAT(text, HasSubstr("'encoder.layers.0'"));
+    EXPECT_THAT(text, HasSubstr("TransformerEncoderImpl calls it by itself"));
+
+    FullyShardedOptions options;
+    options.auto_wrap_policy = module_wrap_policy<nn::TransformerEncoderLayerImpl>();
+    EXPECT_THAT(error_of([&] { FullyShardedDataParallel<Reader>(Reader(), mesh, options); }),
+                HasSubstr("'encoder.layers.0'"));
+  });
+}
+
+TEST(Wrapping, PoliciesBySizePassOverWhatATransformerCalls) {
+  run_mesh(2, [](Mesh& mesh) {
+    for (const auto& policy : {size_based_auto_wrap_policy(1), always_wrap_policy()}) {
+      FullyShardedOptions options;
+      options.auto_wrap_policy = policy;
+      FullyShardedDataParallel<Reader> reader(testing::with_values(Reader(), 3), mesh, options);
+      const auto units = fsdp_modules(reader.module());
+      EXPECT_EQ(units.size(), 3U);  // itself, the encoder, the head
+      reader(torch::ones({4, 2, 8})).sum().backward();
+      for (const auto& parameter : reader.parameters())
+        EXPECT_TRUE(parameter.local.grad().defined()) << parameter.name();
+    }
+  });
+}
+
+TEST(Wrapping, OutputDtypeOfFsdp1IsTheModelsAlone) {
+  run_mesh(2, [](Mesh& mesh) {
+    FullyShardedOptions options;
+    options.auto_wrap_policy = module_wrap_policy<testing::BlockImpl>();
+    options.mixed_precision.param_dtype = torch::kBFloat16;
+    options.mixed_precision.output_dtype = torch::kDouble;
+    FullyShardedDataParallel<Net> net(make_net({}), mesh, options);
+    const auto result = net(batch_of(0, 0, mesh));
+    EXPECT_EQ(result.scalar_type(), torch::kDouble);
+    result.sum().backward();
   });
 }
 
