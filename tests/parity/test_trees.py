@@ -164,6 +164,14 @@ def test_types_of_dicts_keys_and_parameters_survive(kind, tmp_path):
         assert torch.equal(safetensors.torch.load_file(tmp_path / kind)["keys.0"], torch.zeros(1))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_of_the_root_and_views_inside_of_values(kind, tmp_path):
+    tree = {0: torch.ones(2), "a": {}, 1: (torch.ones(3, 2).t(), torch.zeros(1).expand(4))}
+    torch.save(tree, tmp_path / "x.pt")
+    back = torch.load(there_and_back(tmp_path / "x.pt", kind), weights_only=True)
+    assert typed(back) == typed(tree)
+
+
 def test_diff_compares_types_where_both_sides_have_them(tmp_path):
     torch.save({"s": {0: torch.ones(1)}, "p": torch.nn.Parameter(torch.ones(1))}, tmp_path / "a.pt")
     torch.save({"s": collections.OrderedDict({"0": torch.ones(1)}), "p": torch.ones(1)}, tmp_path / "b.pt")

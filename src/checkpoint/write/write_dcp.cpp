@@ -22,7 +22,7 @@ namespace {
 // PyTorch's loader fills a dict; it fails on a leaf that has no key or begins with an index.
 void check_root(const std::vector<Leaf>& leaves) {
   for (const Leaf& leaf : leaves) {
-    if (!leaf.path.empty() && std::holds_alternative<std::string>(leaf.path.front())) continue;
+    if (!leaf.path.empty() && !std::holds_alternative<std::int64_t>(leaf.path.front())) continue;
     throw Error(ErrorCode::mismatch, leaf.path.empty()
                                          ? "the checkpoint is " +
                                                std::string(describe(leaf.value.kind())) +
@@ -163,8 +163,7 @@ void write_dcp(ConvertJob& job) {
     metadata.version = "1.0.0";
     metadata.checkpoint_id = job.final_name;
     job.before_visible();
-    commit_dcp(job.store, metadata, std::move(digests), encode_types(job.leaves),
-               job.if_exists);
+    commit_dcp(job.store, metadata, std::move(digests), encode_types(job.leaves), job.if_exists);
   } catch (...) {
     if (job.resumption == nullptr) remove_own(job.store, names, metadata.save_id);
     throw;
