@@ -100,9 +100,10 @@ class Rank {
       step_ = s;
       before_step();
       run_step(steps[s]);
-      // Who left out a part of a step has other parameters by itself; what counts is what follows.
-      const auto odd = odd_now();
-      if (odd != Odd::skips_forward && odd != Odd::skips_backward) compare_parameters();
+      // Who left out a part of a step has other parameters by itself; what counts is what the
+      // others have.
+      const bool left_out = is_odd(Odd::skips_forward) || is_odd(Odd::skips_backward);
+      if (!left_out || s < drawn_.odd_step) compare_parameters();
     }
     mesh_.group().barrier();
   }
