@@ -164,7 +164,7 @@ class Saver {
       }
       const Tensor& tensor = leaf.value.as_tensor();
       TensorReader reader(tensor, leaf.name);
-      written.push_back({index, writer.tensor(item.dtype, item.box.sizes, item.requires_grad,
+      written.push_back({index, writer.tensor(item.dtype, item.box.sizes,
                                               elements_of(tensor, item, reader, *meter_))});
     }
     require_going_on(meter_->stop());

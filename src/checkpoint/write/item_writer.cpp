@@ -47,20 +47,17 @@ std::uint32_t write_storage(ByteSink& sink, std::uint64_t at, const Storage& sto
   return crc;
 }
 
-dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, bool requires_grad,
-                             const ElementSource& elements) {
+dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, const ElementSource& elements) {
   scratch_.resize(window_);
-  return tensor(dtype, shape, requires_grad, [&](ByteSink& sink, std::uint64_t at) {
+  return tensor(dtype, shape, [&](ByteSink& sink, std::uint64_t at) {
     return write_elements(sink, at, numel(shape), size_of(dtype), elements, scratch_);
   });
 }
 
-dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, bool requires_grad,
-                             const ElementWriter& elements) {
+dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, const ElementWriter& elements) {
   Tensor tensor;
   tensor.dtype = dtype;
   tensor.shape = shape;
-  tensor.requires_grad = requires_grad;
   return archive(Value(std::move(tensor)),
                  [&](const auto& slot) { return elements(sink_, offset_ + slot.offset); });
 }

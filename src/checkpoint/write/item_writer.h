@@ -27,11 +27,10 @@ class ItemWriter {
   ItemWriter(ByteSink& sink, std::string path, std::size_t window)
       : sink_(sink), path_(std::move(path)), window_(window) {}
 
-  // A torch.save archive of one tensor of this dtype and shape.
-  dcp::Item tensor(DType dtype, const Shape& shape, bool requires_grad,
-                   const ElementSource& elements);
-  dcp::Item tensor(DType dtype, const Shape& shape, bool requires_grad,
-                   const ElementWriter& elements);
+  // A torch.save archive of one tensor of this dtype and shape. As in what PyTorch writes it needs
+  // no gradient, which .metadata alone says: torch.load fails for a few dtypes where it does.
+  dcp::Item tensor(DType dtype, const Shape& shape, const ElementSource& elements);
+  dcp::Item tensor(DType dtype, const Shape& shape, const ElementWriter& elements);
   // A torch.save archive of a value. Tensors in it are copied window by window, wherever they are.
   dcp::Item value(const Value& value);
   [[nodiscard]] std::uint64_t written() const noexcept { return offset_; }

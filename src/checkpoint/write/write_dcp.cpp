@@ -70,7 +70,7 @@ WrittenItem write_item(const ConvertJob& job, const WriteItem& item, std::size_t
   const auto elements = [&](ByteSink& sink, std::uint64_t at) {
     return stream_slice(job, leaf.name, leaf.value.as_tensor(), item.box, sink, at);
   };
-  return {index, writer.tensor(item.dtype, item.box.sizes, item.requires_grad, elements)};
+  return {index, writer.tensor(item.dtype, item.box.sizes, elements)};
 }
 
 // Writes all items into the data files `names`; returns what was written by each rank.
