@@ -8,8 +8,10 @@ FLOATS = ["float32", "bfloat16", "float16", "float64"]
 SMALL_FLOATS = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
 COMPLEX = ["complex64", "complex128", "complex32"]
 INTEGERS = ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool"]
-# What is not drawn yet, because it is known to fail. Empty is the aim.
-KNOWN = frozenset({"lazy", "keys", "kinds", "empty", "param", "conflict", "json zeros"})
+# What is not drawn yet. Empty is the aim: the oracle has to learn that NaN is no key, that flat kinds refuse keys with one
+# name, and that a tensor needs a gradient where a `.metadata` of PyTorch says so, though PyTorch's loader passes over it.
+KNOWN = frozenset({"keys", "conflict", "param"})
+MOST_ELEMENTS = 1 << 22  # of a view that sees elements several times
 DTYPES = FLOATS + INTEGERS + COMPLEX + SMALL_FLOATS + ["float4_e2m1fn_x2"]
 NAMES = ["a", "b", "weight", "0", "1", "", ".", "a.b", "a.", ".a", "a..b", "a/b", "..", "../x", "/etc", "a b", "é", "重み",
          "😀", "e\u0301", "a\nb", "a\x00b", "\u202e", "__metadata__", "tessera.tree", "state_dict", "[0]", "w[0:2]",
@@ -87,7 +89,9 @@ def one_view(draw, now, option):
     if option == "select" and size > 0:
         return f".select({dim}, {draw(st.integers(0, size - 1))})"
     if option == "unfold" and size > 0:
-        return f".unfold({dim}, {draw(st.integers(1, size))}, {draw(st.integers(1, 3))})"
+        # Of a long tensor windows of windows would have more elements than any memory.
+        window = min(size, max(1, MOST_ELEMENTS // now.numel()) if now.numel() else size)
+        return f".unfold({dim}, {draw(st.integers(1, window))}, {draw(st.integers(1, 3))})"
     start = draw(st.integers(0, max(size - 1, 0)))
     index = ":, " * dim + f"{start}:{draw(st.integers(min(start + 1, size), size))}:{draw(st.integers(1, 3))}"
     return f"[{index}]"
