@@ -19,7 +19,6 @@ namespace {
 
 using namespace tessera;       // NOLINT(google-build-using-namespace): this is the program
 using namespace tessera::cli;  // NOLINT(google-build-using-namespace)
-using std::string_view_literals::operator""sv;
 
 constexpr const char* kExamples = R"(
 Examples:

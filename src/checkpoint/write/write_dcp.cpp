@@ -154,7 +154,8 @@ void write_dcp(ConvertJob& job) {
   for (std::size_t file = 0; file < files; ++file) {
     const std::string numbers =
         ranks > 1 ? std::to_string(file) + "_0" : "0_" + std::to_string(file);
-    names.push_back("__" + numbers + "_" + attempt + ".distcp");
+    names.push_back(
+        std::string("__").append(numbers).append("_").append(attempt).append(".distcp"));
   }
   dcp::Metadata metadata;
   try {

@@ -80,7 +80,7 @@ class Machine {
   void reduce();
   void new_object(bool with_keywords);
   void build();
-  void load_persistent(Slot id);
+  void load_persistent(const Slot& id);
   void require_callable(const Value& callable) const;
   // Result of `callable(*arguments)` for a name of the closed table; false: not in the table.
   bool reduce_known(const Slot& callable, const Slot& arguments, Slot& result);

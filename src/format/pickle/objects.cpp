@@ -100,7 +100,7 @@ bool Machine::step_object(Op op) {
   }
 }
 
-void Machine::load_persistent(Slot id) {
+void Machine::load_persistent(const Slot& id) {
   if (!options_.persistent_load) {
     throw Error(ErrorCode::unsupported, "the pickle refers to something outside of it");
   }
