@@ -45,7 +45,8 @@ int report(const Error& error, bool json) {
 }
 
 bool asks_for_json(int argc, char** argv) {
-  return std::any_of(argv, argv + argc, [](const char* word) { return word == "--json"sv; });
+  return std::any_of(argv, argv + argc,
+                     [](const char* word) { return std::string_view(word) == "--json"; });
 }
 
 // Throws when the first word is no command.
