@@ -2,6 +2,7 @@
 
 optim_state.py wide|small flat|original ROUNDS, under torchrun.
 """
+import pathlib
 import re
 import sys
 import time
@@ -12,6 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples/peers"))
+from ranks import finish
 
 warnings.simplefilter("ignore")
 
@@ -70,7 +74,7 @@ def main():
         if dist.get_rank() == 0:
             print(f"full_save {full_save:.5f} full_load {full_load:.5f} sharded_save {sharded_save:.5f} "
                   f"sharded_load {sharded_load:.5f} above_mb {peak_memory() - at_rest} peak_mb {peak_memory()}", flush=True)
-    dist.destroy_process_group()
+    finish()
 
 
 main()

@@ -3,6 +3,7 @@
 TESSERA_FSDP_STEPS names the C++ program. Run with --peer DIR MODE... this file is one rank of the PyTorch side.
 """
 import os
+import pathlib
 import subprocess
 import sys
 from functools import partial
@@ -11,6 +12,9 @@ import numpy
 import pytest
 import torch
 from torch import nn
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples/peers"))
+from ranks import finish
 
 V, D, F, ROWS, LENGTH, STEPS = 17, 10, 13, 2, 7, 10
 
@@ -118,7 +122,7 @@ def train_peer(directory, modes):
             with open(f"{directory}/{mode}.peer_final", "wb") as out:
                 for p in whole:
                     out.write(p.contiguous().numpy().tobytes())
-    dist.destroy_process_group()
+    finish()
 
 
 def torchrun(world, *command, **environment):

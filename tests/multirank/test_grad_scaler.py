@@ -14,6 +14,9 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from ports import free_port
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples/peers"))
+from ranks import finish
+
 PARAMETERS = [(3, torch.float32), (0, torch.float32), (5, torch.float16), (4, torch.bfloat16)]
 ELEMENTS, STEPS = 12, 40
 START = {"scale": 512.0, "growth_factor": 3.0, "backoff_factor": 0.5, "growth_interval": 3, "_growth_tracker": 2}
@@ -59,7 +62,7 @@ def peer(directory):
             print(" ".join("%.9g" % value for value in [loss, *values]), file=out)
     if rank == 0:
         torch.save(scaler.state_dict(), f"{directory}/end.pt")
-    dist.destroy_process_group()
+    finish()
 
 
 def make_gradients(world):

@@ -12,7 +12,7 @@ import tempfile
 import pytest
 
 GOLDEN = pathlib.Path(os.environ["TESSERA_GOLDEN"])
-sys.path.insert(0, str(GOLDEN / "make"))
+sys.path[:0] = [str(GOLDEN / "make"), str(pathlib.Path(__file__).resolve().parents[2] / "examples/peers")]
 NAMES = ["nested", "dummy", "transformer"]
 KINDS = ["flat", "original"]
 CASES = [(name, kind) for name in NAMES for kind in KINDS]
@@ -46,6 +46,7 @@ def run_peer(rank, world, store, directory):
     import optim_state
     import torch
     import torch.distributed as dist
+    from ranks import finish
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -61,7 +62,7 @@ def run_peer(rank, world, store, directory):
             assert optimizer.param_groups[0]["lr"] == 0.01
             losses = optim_state.train(plain, model, optimizer, batches[:MORE_STEPS])
             pathlib.Path(f"{directory}/{name}.{kind}.{form}.peer{rank}").write_text(" ".join(map(repr, losses)))
-    dist.destroy_process_group()
+    finish()
 
 
 @pytest.fixture(scope="module")
