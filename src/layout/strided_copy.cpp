@@ -65,10 +65,8 @@ std::size_t smallest(const std::vector<StridedDim>& dims, std::int64_t StridedDi
 
 template <typename Element>
 void copy_elements(const StridedMove& move, const Element* from, Element* to) {
-  from += move.from;
-  to += move.to;
   if (move.dims.empty()) {
-    *to = *from;
+    to[move.to] = from[move.from];
     return;
   }
   const std::size_t along = smallest(move.dims, &StridedDim::to);
@@ -80,30 +78,32 @@ void copy_elements(const StridedMove& move, const Element* from, Element* to) {
   const StridedDim& line = move.dims[along];
   const bool plane = along != across && move.dims[across].from != 0 && line.from != 0;
   if (!plane && along != across) outer.push_back(move.dims[across]);
-  std::vector<std::int64_t> index(outer.size());
-  while (true) {
+  StridedWalk walk(outer, move.from, move.to);
+  do {
     if (plane) {
-      copy_plane(from, to, line, move.dims[across]);
+      copy_plane(from + walk.from, to + walk.to, line, move.dims[across]);
     } else {
-      copy_line(from, line.from, to, line.to, line.size);
+      copy_line(from + walk.from, line.from, to + walk.to, line.to, line.size);
     }
-    std::size_t d = outer.size();
-    for (; d > 0; --d) {
-      const StridedDim& dim = outer[d - 1];
-      if (++index[d - 1] < dim.size) {
-        from += dim.from;
-        to += dim.to;
-        break;
-      }
-      from -= (dim.size - 1) * dim.from;
-      to -= (dim.size - 1) * dim.to;
-      index[d - 1] = 0;
-    }
-    if (d == 0) return;
-  }
+  } while (walk.next());
 }
 
 }  // namespace
+
+bool StridedWalk::next() {
+  for (std::size_t d = dims_.size(); d-- > 0;) {
+    const StridedDim& dim = dims_[d];
+    if (++index_[d] < dim.size) {
+      from += dim.from;
+      to += dim.to;
+      return true;
+    }
+    from -= (dim.size - 1) * dim.from;
+    to -= (dim.size - 1) * dim.to;
+    index_[d] = 0;
+  }
+  return false;
+}
 
 StridedMove normalized(StridedMove move) {
   std::erase_if(move.dims, [](const StridedDim& dim) { return dim.size == 1; });

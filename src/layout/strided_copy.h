@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace tessera {
@@ -21,6 +22,22 @@ struct StridedMove {
   std::int64_t from = 0;
   std::int64_t to = 0;
   std::vector<StridedDim> dims;
+};
+
+// Goes through the indices of `dims`, the last one first. The dimensions must outlive it.
+class StridedWalk {
+ public:
+  StridedWalk(std::span<const StridedDim> dims, std::int64_t from, std::int64_t to)
+      : from(from), to(to), dims_(dims), index_(dims.size()) {}
+
+  std::int64_t from;  // the positions of the index that the walk is at; index 0 at first
+  std::int64_t to;
+  // To the next index; false after the last one.
+  bool next();
+
+ private:
+  std::span<const StridedDim> dims_;
+  std::vector<std::int64_t> index_;
 };
 
 // The same move in the fewest dimensions and in the order of what is read: no dimension of one

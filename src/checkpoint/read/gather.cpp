@@ -35,28 +35,13 @@ class Gather {
     // One dimension in steps, those before it one index at a time.
     const std::size_t outer = chunked_ - 1;
     const StridedDim& chunk = move_.dims[outer];
-    std::vector<std::int64_t> index(outer);
-    std::int64_t from = move_.from;
-    std::int64_t to = move_.to;
-    while (true) {
+    StridedWalk walk(std::span(move_.dims).first(outer), move_.from, move_.to);
+    do {
       for (std::int64_t i = 0; i < chunk.size; i += step_) {
         const std::int64_t left = chunk.size - i;
-        read_batch(from + i * chunk.from, to + i * chunk.to, std::min(step_, left), left);
+        read_batch(walk.from + i * chunk.from, walk.to + i * chunk.to, std::min(step_, left), left);
       }
-      std::size_t d = outer;
-      for (; d > 0; --d) {
-        const StridedDim& dim = move_.dims[d - 1];
-        if (++index[d - 1] < dim.size) {
-          from += dim.from;
-          to += dim.to;
-          break;
-        }
-        from -= (dim.size - 1) * dim.from;
-        to -= (dim.size - 1) * dim.to;
-        index[d - 1] = 0;
-      }
-      if (d == 0) return;
-    }
+    } while (walk.next());
   }
 
  private:
@@ -142,19 +127,14 @@ class Gather {
       places *= copy_.dims[d].size;
     }
     grow(places * place_);
-    std::vector<std::int64_t> index(copy_.dims.size());
-    for (std::int64_t place = 0; place < places; ++place) {
-      add_range(from, place * place_, range_);
-      for (std::size_t d = index.size(); d-- > 0;) {
-        const StridedDim& dim = move_.dims[first + d];
-        if (++index[d] < copy_.dims[d].size) {
-          from += dim.from;
-          break;
-        }
-        from -= (copy_.dims[d].size - 1) * dim.from;
-        index[d] = 0;
-      }
-    }
+    // Where each range is in the file, and its place.
+    std::vector<StridedDim> ranges = copy_.dims;
+    for (std::size_t d = 0; d < ranges.size(); ++d)
+      ranges[d] = {copy_.dims[d].size, move_.dims[first + d].from, copy_.dims[d].from};
+    StridedWalk walk(ranges, from, 0);
+    do {
+      add_range(walk.from, walk.to, range_);
+    } while (walk.next());
     read_(scratch_.ranges);
   }
 
