@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/coalesce.h"
+#include "checkpoint/read/memory.h"
 #include "checkpoint/read/reader_source.h"
 #include "tessera/error.h"
 #include "value/lazy_bits.h"
@@ -21,11 +22,6 @@ constexpr std::size_t kFollowedBytes = 256 << 10;
 
 constexpr std::uint64_t kUnfoldedBytes = std::uint64_t{16} << 30;
 constexpr std::uint64_t kUnfoldedTimes = 1000;
-
-Shape piece_shape(const Slice& slice) {
-  if (const Box* box = std::get_if<Box>(&slice)) return box->sizes;
-  return {numel(slice)};
-}
 
 // Whether elements that follow each other lie in the other order, so that a window of the tensor
 // is scattered over the file.
@@ -100,7 +96,7 @@ TensorReader::Source& TensorReader::source(std::size_t index) {
   if (!sources_[index]) {
     auto made = std::make_unique<Source>();
     made->piece = decoded_piece(tensor_, tensor_.pieces[index], name_);
-    made->sizes = piece_shape(made->piece.slice);
+    made->sizes = array_of(made->piece.slice);
     made->dense = is_dense(made->sizes, made->piece.strides);
     made->scattered = !made->dense && made->piece.storage->data == nullptr &&
                       is_scattered(made->sizes, made->piece.strides);
