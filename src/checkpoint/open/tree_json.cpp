@@ -213,6 +213,19 @@ Json parsed(const std::string& text, const std::string& what) {
   return json;
 }
 
+// Calls `use` with our entry, when there is one.
+template <typename Use>
+void with_entry(const std::map<std::string, std::string>& metadata, Use use) {
+  const auto entry = metadata.find(kTreeKey);
+  if (entry == metadata.end()) return;
+  const std::string what = std::string("the metadata entry '") + kTreeKey + "'";
+  try {
+    use(parsed(entry->second, what));
+  } catch (const Json::exception& error) {
+    throw Error(ErrorCode::corrupt, what + " is malformed: " + error.what());
+  }
+}
+
 std::string text_of_json(const Json& json) {
   try {
     return json.dump(-1, ' ', true);
@@ -256,30 +269,18 @@ std::string encode_tree(const std::vector<Leaf>& leaves, std::uint64_t& values) 
 
 bool add_from_metadata(const std::map<std::string, std::string>& metadata,
                        std::vector<Leaf>& leaves) {
-  const auto entry = metadata.find(kTreeKey);
-  if (entry == metadata.end()) return false;
-  const std::string what = std::string("the metadata entry '") + kTreeKey + "'";
-  try {
-    const Json tree = parsed(entry->second, what);
+  bool has_types = false;
+  with_entry(metadata, [&](const Json& tree) {
     leaves = TreeReader(tree, leaves).run();
-    if (!tree.contains("containers")) return false;
-    add_containers(tree.at("containers"), leaves);
-    return true;
-  } catch (const Json::exception& error) {
-    throw Error(ErrorCode::corrupt, what + " is malformed: " + error.what());
-  }
+    has_types = tree.contains("containers");
+    if (has_types) add_containers(tree.at("containers"), leaves);
+  });
+  return has_types;
 }
 
 void for_each_archive(const std::map<std::string, std::string>& metadata,
                       const std::function<void(std::vector<std::byte> bytes)>& take) {
-  const auto entry = metadata.find(kTreeKey);
-  if (entry == metadata.end()) return;
-  const std::string what = std::string("the metadata entry '") + kTreeKey + "'";
-  try {
-    for_each_archive(parsed(entry->second, what), take);
-  } catch (const Json::exception& error) {
-    throw Error(ErrorCode::corrupt, what + " is malformed: " + error.what());
-  }
+  with_entry(metadata, [&take](const Json& tree) { for_each_archive(tree, take); });
 }
 
 bool is_empty_dict(const Leaf& leaf) {
