@@ -27,8 +27,8 @@ struct StridedMove {
 // Goes through the indices of `dims`, the last one first. The dimensions must outlive it.
 class StridedWalk {
  public:
-  StridedWalk(std::span<const StridedDim> dims, std::int64_t from, std::int64_t to)
-      : from(from), to(to), dims_(dims), index_(dims.size()) {}
+  StridedWalk(std::span<const StridedDim> dims, std::int64_t first_from, std::int64_t first_to)
+      : from(first_from), to(first_to), dims_(dims), index_(dims.size()) {}
 
   std::int64_t from;  // the positions of the index that the walk is at; index 0 at first
   std::int64_t to;
