@@ -31,7 +31,12 @@ std::array<std::uint64_t, 2> random_words() {
 }  // namespace
 
 std::string random_attempt() {
-  return fmt::format("{:016x}", random_words()[0]).substr(0, 12);
+  return fmt::format("{:016x}", random_words()[0]).substr(0, kAttemptDigits);
+}
+
+bool is_attempt(std::string_view text) {
+  return text.size() == kAttemptDigits &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 std::string random_uuid() {

@@ -20,7 +20,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <utility>
-#include <vector>
 
 #include "base/random_id.h"
 #include "storage/posix/lock.h"
@@ -31,8 +30,7 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kTemporaryMark = ".tmp-";
-constexpr std::size_t kAttemptDigits = 12;  // of random_attempt()
-constexpr std::size_t kLongestName = 255;   // what Linux file systems take
+constexpr std::size_t kLongestName = 255;  // what Linux file systems take
 
 std::string temporary_name(const std::string& file_name) {
   const std::size_t room = kLongestName - 1 - kTemporaryMark.size() - kAttemptDigits;
@@ -61,23 +59,14 @@ Fd open_unnamed(const std::string& directory) {
 void remove_abandoned_temporaries(const std::string& path) {
   const std::string name = temporary_name(std::filesystem::path(path).filename().string());
   const std::string start = name.substr(0, name.size() - kAttemptDigits);
-  std::vector<std::string> found;
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(directory_of(path), error), end;
-       !error && entry != end; entry.increment(error)) {
-    const std::string other = entry->path().filename().string();
-    if (other.size() == name.size() && other.starts_with(start) && is_temporary_name(other))
-      found.push_back(entry->path().string());
-  }
-  for (const std::string& left : found) remove_abandoned(left);
+  remove_abandoned_attempts(directory_of(path), start, std::filesystem::file_type::regular);
 }
 
 bool is_temporary_name(std::string_view file_name) {
   const std::size_t tail = kTemporaryMark.size() + kAttemptDigits;
   if (!file_name.starts_with('.') || file_name.size() <= 1 + tail) return false;
   const std::string_view end = file_name.substr(file_name.size() - tail);
-  return end.starts_with(kTemporaryMark) &&
-         end.find_first_not_of("0123456789abcdef", kTemporaryMark.size()) == std::string_view::npos;
+  return end.starts_with(kTemporaryMark) && is_attempt(end.substr(kTemporaryMark.size()));
 }
 
 void link_into_place(const std::string& temporary, const std::string& path) {

@@ -7,7 +7,9 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <vector>
 
+#include "base/random_id.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 
@@ -33,6 +35,22 @@ void remove_abandoned(const std::string& path) {
   if (!try_lock(fd.get())) return;
   std::error_code ignored;
   std::filesystem::remove_all(path, ignored);
+}
+
+void remove_abandoned_attempts(const std::string& directory, std::string_view start,
+                               std::filesystem::file_type type) {
+  std::vector<std::string> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    const bool named =
+        name.starts_with(start) && is_attempt(std::string_view(name).substr(start.size()));
+    std::error_code unknown;
+    if (named && entry->symlink_status(unknown).type() == type)
+      found.push_back(entry->path().string());
+  }
+  for (const std::string& left : found) remove_abandoned(left);
 }
 
 }  // namespace tessera

@@ -1,7 +1,9 @@
 // Locks that end with the process that holds them, however it ends.
 #pragma once
 
+#include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "base/fd.h"
 
@@ -18,5 +20,9 @@ namespace tessera {
 // Removes the file or directory `path`, with all that is in it, when it is ours and nobody has its
 // lock: what a killed process left behind. Absent is not an error.
 void remove_abandoned(const std::string& path);
+// The same for whatever of that type is in `directory`, named `start` and an attempt
+// (base/random_id.h).
+void remove_abandoned_attempts(const std::string& directory, std::string_view start,
+                               std::filesystem::file_type type);
 
 }  // namespace tessera

@@ -22,7 +22,6 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kOldMark = ".old-";
 constexpr std::string_view kWorkMark = "-tmp-";
-constexpr std::size_t kAttemptDigits = 12;  // of random_attempt()
 
 std::string without_slashes(std::string path) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
@@ -39,21 +38,6 @@ bool is_there(const std::string& path) {
   if (::lstat(path.c_str(), &status) == 0) return true;
   if (errno != ENOENT) throw_errno(errno, "look for", path);
   return false;
-}
-
-// Directories NAME-tmp-<attempt> that nobody works in any more.
-void remove_abandoned_siblings(const std::string& path) {
-  const std::string start = fs::path(path).filename().string() + std::string(kWorkMark);
-  std::vector<std::string> found;
-  std::error_code error;
-  for (fs::directory_iterator entry(parent_of(path), error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    const bool named = name.size() == start.size() + kAttemptDigits && name.starts_with(start) &&
-                       name.find_first_not_of("0123456789abcdef", start.size()) == name.npos;
-    if (named && entry->is_directory(error)) found.push_back(entry->path().string());
-  }
-  for (const std::string& left : found) remove_abandoned(left);
 }
 
 // A plain rename takes the place of an empty directory, and of no other; without `empty_too` of
@@ -88,7 +72,9 @@ ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists
     : path_(without_slashes(path)), if_exists_(if_exists) {
   require_room();
   make_directories(parent_of(path_));
-  remove_abandoned_siblings(path_);
+  remove_abandoned_attempts(parent_of(path_),
+                            fs::path(path_).filename().string() + std::string(kWorkMark),
+                            fs::file_type::directory);
   while (!lock_) make_sibling();
   is_ours_ = true;
 }
