@@ -98,6 +98,10 @@ def resolved(tensor):
     tensor = getattr(tensor, "_local_tensor", tensor).detach()
     if tensor.is_conj():
         tensor = tensor.resolve_conj()
+    if tensor.is_neg() and tensor.dtype in (torch.float16, torch.bfloat16):
+        # The sign alone: torch goes through float32, which gives NaNs other bits, and others in vectors than in scalars.
+        raw = torch._neg_view(tensor).contiguous().view(torch.int16) ^ -(1 << 15)
+        return raw.view(tensor.dtype)
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 

@@ -254,3 +254,13 @@ def test_parameters_of_every_dtype_load_from_our_dcp(tmp_path):
     found = load_dcp(tmp_path / "dcp")
     assert all(torch.equal(torch.view_as_real(found[n]) if t.is_complex() else found[n],
                            torch.view_as_real(t.detach()) if t.is_complex() else t) for n, t in tree.items())
+
+
+def test_a_dcp_of_parameters_of_every_dtype_converts_to_a_file_that_loads(tmp_path):
+    """torch.load fails for a plain tensor of these dtypes that needs a gradient, and their `.metadata` says so."""
+    tree = {str(dtype): torch.nn.Parameter(torch.ones(2).to(dtype)) for dtype in (torch.complex32, torch.float8_e4m3fn, torch.float32)}
+    dcp.save(tree, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    convert(tmp_path / "dcp", tmp_path / "x.pt")
+    found = torch.load(tmp_path / "x.pt", weights_only=False)
+    assert {name: (t.dtype, t.requires_grad) for name, t in found.items()} == {
+        name: (t.dtype, t.dtype == torch.float32) for name, t in tree.items()}

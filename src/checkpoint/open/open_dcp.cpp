@@ -6,6 +6,7 @@
 #include "checkpoint/open/dcp_items.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/tree_json.h"
+#include "format/torch/names.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -16,7 +17,10 @@ Value tensor_leaf(dcp::Entry& entry, DataFiles& files) {
   Tensor tensor;
   tensor.dtype = entry.dtype;
   tensor.shape = entry.shape;
-  tensor.requires_grad = entry.requires_grad;
+  // Of types without a storage class of their own torch cannot load a plain tensor that needs a
+  // gradient: a torch.save file of such a one would be lost to it, and its DCP loader drops the
+  // need.
+  tensor.requires_grad = entry.requires_grad && torch_file::has_storage_class(entry.dtype);
   tensor.pieces.reserve(entry.chunks.size());
   for (dcp::Chunk& chunk : entry.chunks) {
     // Empty chunks hold nothing to read (P-18); an empty tensor keeps its first one.

@@ -33,6 +33,10 @@ std::string_view class_name(DType dtype) {
   return own.empty() ? kUntyped : own;
 }
 
+bool has_storage_class(DType dtype) {
+  return !info(dtype).storage.empty();
+}
+
 std::string_view class_name(const Storage& storage) {
   return storage.torch_class.empty() ? class_name(storage.dtype) : storage.torch_class;
 }

@@ -25,6 +25,8 @@ struct StorageClass {
 
 // The class that a tensor of `dtype` is saved with.
 [[nodiscard]] std::string_view class_name(DType dtype);
+// Whether that is a class of its own, and not bytes that the tensor says the type of.
+[[nodiscard]] bool has_storage_class(DType dtype);
 [[nodiscard]] std::string_view class_name(const Storage& storage);
 // The class as the pickle names it.
 [[nodiscard]] Value class_global(std::string_view name);
