@@ -3,6 +3,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "value/children.h"
+
 namespace tessera {
 namespace {
 
@@ -24,18 +26,7 @@ class Copier {
  private:
   // Others are never changed in place: both trees may hold them.
   static bool is_changeable(const Value& value) {
-    switch (value.kind()) {
-      case Kind::list:
-      case Kind::tuple:
-      case Kind::set:
-      case Kind::frozenset:
-      case Kind::dict:
-      case Kind::object:
-      case Kind::tensor:
-        return true;
-      default:
-        return false;
-    }
+    return is_container(value.kind()) || value.is(Kind::tensor);
   }
 
   Value copy_node(const Value& value) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/error.h"
+#include "value/children.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -13,49 +14,14 @@ namespace {
 
 using Kind = Value::Kind;
 
-bool is_sequence(const Value& value) {
-  return value.is(Kind::list) || value.is(Kind::tuple) || value.is(Kind::set) ||
-         value.is(Kind::frozenset);
-}
-
-// Calls `visit(child, name)` for the children that may hold others; `name()` is made when asked
-// for.
+// Calls visit(child, name) for the children that may hold others.
 template <typename Visit>
 void for_each_container(const Value& value, Visit visit) {
-  const auto offer = [&visit](const Value& child, const auto& name) {
-    const bool holds = is_sequence(child) || child.is(Kind::dict) || child.is(Kind::object) ||
-                       (child.is(Kind::tensor) && child.as_tensor().attributes);
+  for_each_child(value, [&visit](const Value& child, const auto& name) {
+    const bool holds =
+        is_container(child.kind()) || (child.is(Kind::tensor) && child.as_tensor().attributes);
     if (holds) visit(child, name);
-  };
-  const auto offer_all = [&offer](const std::vector<Value>& children) {
-    for (std::size_t i = 0; i < children.size(); ++i)
-      offer(children[i], [i] { return std::to_string(i); });
-  };
-  const auto offer_pairs = [&offer](const std::vector<Value::Pair>& pairs) {
-    for (const auto& [key, child] : pairs) {
-      offer(key, [] { return std::string("a key"); });
-      offer(child, [&key = key] { return key_text(key); });
-    }
-  };
-  const auto named = [](const char* name) { return [name] { return std::string(name); }; };
-  if (is_sequence(value)) {
-    offer_all(value.items());
-  } else if (value.is(Kind::dict)) {
-    offer_pairs(value.pairs());
-    if (const Value* state = value.container_state()) offer(*state, named("state"));
-    if (const Value* factory = value.default_factory()) offer(*factory, named("default_factory"));
-  } else if (value.is(Kind::tensor)) {
-    if (const auto& attributes = value.as_tensor().attributes)
-      offer(*attributes, named("attributes"));
-  } else if (value.is(Kind::object)) {
-    const Object& object = value.as_object();
-    offer(object.callable, named("callable"));
-    offer(object.arguments, named("arguments"));
-    if (object.keywords) offer(*object.keywords, named("keywords"));
-    if (object.state) offer(*object.state, named("state"));
-    offer_all(object.list_items);
-    offer_pairs(object.dict_items);
-  }
+  });
 }
 
 // A walk that keeps its way on the heap.

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "tessera/error.h"
+#include "value/children.h"
 #include "value/depth.h"
 #include "value/equality.h"
 #include "value/hash.h"
@@ -146,20 +147,6 @@ class Comparison {
   }
 
  private:
-  static bool is_container(Kind kind) {
-    switch (kind) {
-      case Kind::list:
-      case Kind::tuple:
-      case Kind::set:
-      case Kind::frozenset:
-      case Kind::dict:
-      case Kind::object:
-        return true;
-      default:
-        return false;
-    }
-  }
-
   [[noreturn, gnu::noinline]] static void refuse_depth() {
     throw Error(ErrorCode::limit, "values that are compared are nested deeper than " +
                                       std::to_string(kMaxLevels) + " levels");

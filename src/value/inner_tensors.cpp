@@ -4,7 +4,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "value/render.h"
+#include "value/children.h"
 
 namespace tessera {
 namespace {
@@ -40,48 +40,11 @@ class Walk {
     return path;
   }
 
-  void add(const Value& child, std::size_t parent, std::string name) {
-    const bool can_hold = child.is(Kind::tensor) || child.is(Kind::object) ||
-                          child.is(Kind::dict) || is_sequence(child);
-    if (can_hold && seen_.insert(child.identity()).second)
-      steps_.push_back({&child, parent, std::move(name)});
-  }
-
-  void add_all(const std::vector<Value>& children, std::size_t parent, const std::string& prefix) {
-    std::size_t index = 0;
-    for (const Value& child : children) add(child, parent, prefix + std::to_string(index++));
-  }
-
-  void add_pairs(const std::vector<Value::Pair>& pairs, std::size_t parent) {
-    for (const auto& [key, value] : pairs) {
-      add(key, parent, "key");
-      add(value, parent, key_text(key));
-    }
-  }
-
-  static bool is_sequence(const Value& value) {
-    return value.is(Kind::list) || value.is(Kind::tuple) || value.is(Kind::set) ||
-           value.is(Kind::frozenset);
-  }
-
   void visit(const Value& value, std::size_t at) {
-    if (is_sequence(value)) {
-      add_all(value.items(), at, "");
-    } else if (value.is(Kind::dict)) {
-      add_pairs(value.pairs(), at);
-      if (const Value* state = value.container_state()) add(*state, at, "state");
-      if (const Value* factory = value.default_factory()) add(*factory, at, "default_factory");
-    } else if (value.is(Kind::tensor)) {
-      if (const auto& attributes = value.as_tensor().attributes) add(*attributes, at, "attributes");
-    } else if (value.is(Kind::object)) {
-      const Object& object = value.as_object();
-      add(object.callable, at, "callable");
-      add(object.arguments, at, "arguments");
-      if (object.keywords) add(*object.keywords, at, "keywords");
-      if (object.state) add(*object.state, at, "state");
-      add_all(object.list_items, at, "item");
-      add_pairs(object.dict_items, at);
-    }
+    for_each_child(value, [this, at](const Value& child, const auto& name) {
+      const bool can_hold = child.is(Kind::tensor) || is_container(child.kind());
+      if (can_hold && seen_.insert(child.identity()).second) steps_.push_back({&child, at, name()});
+    });
   }
 
   std::vector<Step> steps_;
@@ -95,17 +58,17 @@ std::vector<InnerTensor> inner_tensors(const Value& value) {
   return Walk().finish(value);
 }
 
-std::vector<Value> all_tensors(const std::vector<Leaf>& leaves) {
-  std::vector<Value> tensors;
+std::vector<NamedTensor> all_tensors(const std::vector<Leaf>& leaves) {
+  std::vector<NamedTensor> tensors;
   std::unordered_set<const void*> known;
-  const auto add = [&](const Value& tensor) {
-    if (known.insert(tensor.identity()).second) tensors.push_back(tensor);
+  const auto add = [&](const Value& tensor, const Leaf& leaf, const std::string& path) {
+    if (known.insert(tensor.identity()).second) tensors.push_back({leaf.name + path, tensor});
   };
   for (const Leaf& leaf : leaves) {
-    const bool tensor = leaf.value.is(Value::Kind::tensor);
-    if (tensor) add(leaf.value);
+    const bool tensor = leaf.value.is(Kind::tensor);
+    if (tensor) add(leaf.value, leaf, "");
     if (tensor && !leaf.value.as_tensor().attributes) continue;
-    for (const InnerTensor& inner : inner_tensors(leaf.value)) add(*inner.tensor);
+    for (const InnerTensor& inner : inner_tensors(leaf.value)) add(*inner.tensor, leaf, inner.path);
   }
   return tensors;
 }

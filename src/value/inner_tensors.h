@@ -17,7 +17,13 @@ struct InnerTensor {
 // comes once. Valid while `value` is not changed.
 [[nodiscard]] std::vector<InnerTensor> inner_tensors(const Value& value);
 
-// Every tensor node of these leaves, themselves and what is inside of them, once.
-[[nodiscard]] std::vector<Value> all_tensors(const std::vector<Leaf>& leaves);
+struct NamedTensor {
+  std::string name;  // of the leaf, and the way from it
+  Value tensor;
+};
+
+// Every tensor node of these leaves, themselves and what is inside of them, once: under the first
+// name that leads to it.
+[[nodiscard]] std::vector<NamedTensor> all_tensors(const std::vector<Leaf>& leaves);
 
 }  // namespace tessera

@@ -29,7 +29,7 @@ struct FilePart {
 // whose digests only the tensors' sources know (safetensors).
 std::vector<FilePart> checked_parts(const Checkpoint& checkpoint) {
   std::map<std::string, std::shared_ptr<const ByteSource>> sources;
-  for (const Value& tensor : all_tensors(checkpoint.leaves)) {
+  for (const auto& [name, tensor] : all_tensors(checkpoint.leaves)) {
     for (const Piece& piece : tensor.as_tensor().pieces) {
       if (piece.storage && piece.storage->source)
         sources.emplace(piece.storage->source->name(), piece.storage->source);

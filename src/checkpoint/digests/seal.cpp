@@ -18,8 +18,8 @@ namespace {
 constexpr std::uint64_t kPart = 64 * kDigestBlock;
 
 bool is_checked(const Checkpoint& checkpoint) {
-  const auto has_digests = [](const Value& tensor) {
-    const auto& pieces = tensor.as_tensor().pieces;
+  const auto has_digests = [](const NamedTensor& named) {
+    const auto& pieces = named.tensor.as_tensor().pieces;
     return std::all_of(pieces.begin(), pieces.end(), [](const Piece& piece) {
       return piece.storage && piece.storage->source && piece.storage->source->checked();
     });
@@ -28,7 +28,7 @@ bool is_checked(const Checkpoint& checkpoint) {
     return checkpoint.store->open(file.name)->checked();
   };
   if (std::all_of(checkpoint.files.begin(), checkpoint.files.end(), is_guarded)) return true;
-  const std::vector<Value> tensors = all_tensors(checkpoint.leaves);
+  const std::vector<NamedTensor> tensors = all_tensors(checkpoint.leaves);
   return checkpoint.kind == CheckpointKind::safetensors && !checkpoint.leaves.empty() &&
          std::all_of(tensors.begin(), tensors.end(), has_digests);
 }

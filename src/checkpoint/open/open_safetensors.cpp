@@ -295,7 +295,7 @@ std::optional<std::string> index_total_fault(const safetensors::Index& index,
     if (!leaf.value.is(Value::Kind::tensor) || index.files.contains(leaf.name))
       named.push_back(leaf);
   }
-  for (const Value& value : all_tensors(named)) {
+  for (const auto& [name, value] : all_tensors(named)) {
     const Tensor& tensor = value.as_tensor();
     bytes += byte_size(tensor.dtype, tensor.shape);
   }

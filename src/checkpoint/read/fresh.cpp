@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "tessera/error.h"
 #include "value/copy.h"
@@ -31,14 +32,8 @@ bool is_known(const Tensor& tensor) {
 }  // namespace
 
 FreshMemory::FreshMemory(const std::vector<Leaf>& leaves) {
-  for (const Leaf& leaf : leaves) {
-    if (leaf.value.is(Value::Kind::tensor)) {
-      names_.emplace(leaf.value.identity(), leaf.name);
-      if (!leaf.value.as_tensor().attributes) continue;
-    }
-    for (const InnerTensor& inner : inner_tensors(leaf.value))
-      names_.emplace(inner.tensor->identity(), leaf.name + inner.path);
-  }
+  for (NamedTensor& named : all_tensors(leaves))
+    names_.emplace(named.tensor.identity(), std::move(named.name));
 }
 
 Value FreshMemory::of(const Value& tree) {
