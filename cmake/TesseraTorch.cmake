@@ -5,7 +5,7 @@ if(NOT Torch_DIR AND EXISTS ${PROJECT_SOURCE_DIR}/.venv/lib)
     set(Torch_DIR ${_torch_config} CACHE PATH "Where TorchConfig.cmake is")
   endif()
 endif()
-find_package(Torch REQUIRED)
+include(${CMAKE_CURRENT_LIST_DIR}/TesseraFindTorch.cmake)
 find_path(GLOO_INCLUDE_DIR gloo/config.h REQUIRED)
 
 # All code that includes libtorch links this; Torch's own include paths are system ones: no warnings from there.
