@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "base/freed_memory.h"
 #include "fsdp/recording.h"
 #include "fsdp/unit_values.h"
 #include "tessera/error.h"
@@ -203,7 +204,11 @@ void Interception::run() {
   }
   // The generator has to go on as it would have, and what is only kept for later has to be
   // possible.
-  if (before || !is_known) static_cast<void>(recording_.compute(op_, kept_));
+  if (before || !is_known) {
+    std::uint64_t freed = 0;
+    for (const auto& drawn : flatten(recording_.compute(op_, kept_))) freed += drawn.nbytes();
+    note_freed(freed);
+  }
   record(std::move(before), flatten(*results));
   give_back(std::move(*results));
 }

@@ -1,17 +1,9 @@
 // Models that are built without data get the values of models that are built with it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <malloc.h>
-#include <spawn.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <array>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -463,106 +455,6 @@ TEST(SyncModuleStates, OfFullyShardedDataParallelGoesUnitByUnit_C11_HY6) {
     const FullyShardedDataParallel<Net> hybrid(make(), mesh.split(2), options);
     check(hybrid.module());
   });
-}
-
-// A model of 128 MiB where a process may have 110 MiB more than it begins with.
-
-struct LargeImpl : nn::Module {
-  std::vector<nn::Linear> layers;
-  LargeImpl() {
-    for (int i = 0; i < 32; ++i) {
-      layers.push_back(register_module(std::to_string(i),
-                                       nn::Linear(nn::LinearOptions(1024, 1024).bias(false))));
-    }
-  }
-  torch::Tensor forward(torch::Tensor x) {
-    for (auto& layer : layers) x = call(layer, x);
-    return x;
-  }
-};
-TESSERA_MODULE(Large);
-
-constexpr int kDone = 0, kFailed = 1, kNoMemory = 2;
-
-void limit_memory() {
-  std::ifstream file("/proc/self/statm");
-  std::uint64_t pages = 0;
-  file >> pages;
-  const auto bytes = pages * 4096 + (110 << 20);
-  const rlimit limit{bytes, bytes};
-  if (!file || setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(kFailed);
-}
-
-// `role`: "eager", or the number of one of two ranks that share the files in `directory`.
-int build_in_little_memory(const std::string& role, const std::string& directory) {
-  // Address space is to be what tensors take: no arena for each thread, and what is freed goes
-  // back.
-  mallopt(M_ARENA_MAX, 1);
-  mallopt(M_MMAP_THRESHOLD, 1 << 20);
-  at::set_num_threads(1);
-  torch::manual_seed(1);
-  if (role == "eager") {
-    limit_memory();
-    const Large wide;
-    return kDone;
-  }
-  const Mesh mesh(c10::make_intrusive<c10d::FileStore>(directory + "/store", 2), std::stoi(role), 2,
-                  {.device = torch::kCPU, .same_host = false});
-  limit_memory();
-  auto wide = deferred_init([] { return Large(); });
-  for (auto& layer : wide->layers) fully_shard(layer, mesh);
-  fully_shard(wide, mesh);
-  const torch::NoGradGuard no_grad;
-  const auto result = wide(torch::ones({1, 1024}));
-  torch::manual_seed(1);
-  auto first = nn::Linear(nn::LinearOptions(1024, 1024).bias(false));
-  const auto mine = first->weight.narrow(0, 512 * mesh.rank(), 512);
-  return torch::equal(sharded_parameters(wide)[0].local, mine) &&
-                 result.isfinite().all().item<bool>()
-             ? kDone
-             : kFailed;
-}
-
-// This program once more, for this test alone.
-pid_t start(const std::string& role, const std::string& directory) {
-  setenv("TESSERA_TEST_ROLE", role.c_str(), 1);
-  setenv("TESSERA_TEST_DIRECTORY", directory.c_str(), 1);
-  std::string program = "/proc/self/exe", filter = "--gtest_filter=DeferredMemory.*";
-  std::array<char*, 3> arguments{program.data(), filter.data(), nullptr};
-  pid_t child = 0;
-  EXPECT_EQ(posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments.data(), environ), 0);
-  unsetenv("TESSERA_TEST_ROLE");
-  return child;
-}
-
-int exit_code(pid_t child) {
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-TEST(DeferredMemory, BuildsAModelThatIsLargerThanARanksMemory) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers take any address space";
-#endif
-  if (const auto* role = std::getenv("TESSERA_TEST_ROLE")) {
-    int code = kFailed;
-    try {
-      code = build_in_little_memory(role, std::getenv("TESSERA_TEST_DIRECTORY"));
-    } catch (const std::exception& e) {
-      const std::string what = e.what();
-      if (what.find("can't allocate memory") != std::string::npos) code = kNoMemory;
-      std::fprintf(stderr, "%s: %s\n", role, what.substr(0, 300).c_str());
-    }
-    std::_Exit(code);
-  }
-  std::string directory = ::testing::TempDir() + "tessera_deferred_XXXXXX";
-  ASSERT_NE(mkdtemp(directory.data()), nullptr);
-  EXPECT_EQ(exit_code(start("eager", directory)), kNoMemory);
-  const auto first = start("0", directory), second = start("1", directory);
-  EXPECT_EQ(exit_code(first), kDone);
-  EXPECT_EQ(exit_code(second), kDone);
-  std::filesystem::remove_all(directory);
 }
 
 }  // namespace

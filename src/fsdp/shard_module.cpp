@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/freed_memory.h"
 #include "comm/text.h"
 #include "fsdp/past_holders.h"
 #include "fsdp/registry.h"
@@ -227,10 +228,13 @@ void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
   require_same_on_all_ranks(found, failure, spec.mesh);
   if (spec.sync_states) sync_unit(found, spec.mesh);
   const auto given = modules;
+  std::uint64_t whole_bytes = 0;
+  for (const auto& tensor : found.tensors) whole_bytes += tensor.nbytes();
   auto unit = std::make_shared<Unit>(std::move(modules), spec, found.tensors);
   unit->take_buffers(std::move(found.buffers));
   unit->watch();
   register_unit(unit, spec.mesh);
+  if (spec.shard) note_freed(whole_bytes);
   for (const auto& [module, slot_maker] : given) {
     for (const auto& below : module->modules(true)) {
       if (auto* sequential = below->as<torch::nn::SequentialImpl>()) replace_slots(*sequential);
