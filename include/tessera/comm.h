@@ -1,10 +1,11 @@
 // Group: the ranks that do something together, without saying how they talk.
 //
 // Messages here are small (plans, errors, results); tensors travel by the runtime's own transport.
-// Every member is collective: all ranks of the group call it, in the same order. A call that cannot
-// finish because a peer is gone or late throws `timeout` or `peer_failed` within the deadline, on
-// every rank that is still there; after that the group is broken and every later call throws at
-// once. One thread a rank; a Group is not shared between threads.
+// Every member is collective: all ranks of the group call it, in the same order; ranks that call
+// different members, or the same for different ends (one saves, one trains), get `mismatch`. A call
+// that cannot finish because a peer is gone or late throws `timeout` or `peer_failed` within the
+// deadline, on every rank that is still there; after that the group is broken and every later call
+// throws at once. One thread a rank; a Group is not shared between threads.
 #pragma once
 
 #include <chrono>

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "comm/error_message.h"
+#include "comm/whereabouts.h"
 #include "tessera/comm.h"
 
 namespace tessera {
@@ -10,6 +11,8 @@ void agree(Group& group, const std::string& operation, const std::function<void(
   const std::optional<Error> mine = failure_of(work);
   std::vector<Bytes> reports;
   try {
+    // Not `operation`, which may say something of this rank alone.
+    const Purpose purpose("an agreement");
     reports = group.all_gather(mine ? encode_error(*mine) : Bytes());
   } catch (const Error&) {
     // The peers cannot be heard any more: what went wrong here says more than that.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/error_message.h"
+#include "comm/whereabouts.h"
 
 namespace tessera {
 namespace {
@@ -71,6 +72,7 @@ void agree_on_long_work(Group& group, const std::string& operation, const std::s
   }
   std::map<int, Error> failures;
   Running running(stop, work);
+  const Purpose purpose("an agreement on long work");
   for (bool working = true; working && failures.empty();) {
     std::vector<Bytes> reports;
     try {

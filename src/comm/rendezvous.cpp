@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/whereabouts.h"
+
 namespace tessera {
 
 Rendezvous::Rendezvous(int ranks, std::chrono::milliseconds deadline)
@@ -10,7 +12,8 @@ Rendezvous::Rendezvous(int ranks, std::chrono::milliseconds deadline)
       contributions_(static_cast<std::size_t>(ranks)),
       calls_(static_cast<std::size_t>(ranks)) {}
 
-Rendezvous::Round Rendezvous::meet(int rank, const std::string& what, Contribution contribution) {
+Rendezvous::Round Rendezvous::meet(int rank, const std::string& call, Contribution contribution) {
+  const auto what = with_purpose(call);
   Lock lock(mutex_);
   if (broken_) throw *broken_;
   const auto mine = static_cast<std::size_t>(rank);

@@ -22,10 +22,10 @@ class Rendezvous {
   Rendezvous(int ranks, std::chrono::milliseconds deadline);
 
   // Hands in rank's contribution and returns those of all ranks, in rank order, when all have come.
-  // Throws `mismatch` when ranks call with different `what`, `timeout` when one does not come
-  // within the deadline, `peer_failed` when one has left. The first such failure breaks the
-  // rendezvous: all ranks that wait, and every later call, get it too.
-  [[nodiscard]] Round meet(int rank, const std::string& what, Contribution contribution);
+  // Throws `mismatch` when ranks call different things or for different purposes, `timeout` when
+  // one does not come within the deadline, `peer_failed` when one has left. The first such failure
+  // breaks the rendezvous: all ranks that wait, and every later call, get it too.
+  [[nodiscard]] Round meet(int rank, const std::string& call, Contribution contribution);
 
   // The rank comes no more, because its body has returned or failed (`reason`).
   void leave(int rank, const std::string& reason);

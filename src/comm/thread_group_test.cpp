@@ -158,5 +158,19 @@ TEST(ThreadGroup, AnyExceptionComesBack) {
                std::logic_error);
 }
 
+TEST(ThreadGroup, MessagesForDifferentPurposesDoNotMeet) {
+  try {
+    run_ranks(3, [](Group& group) {
+      if (group.rank() == 1) return agree(group, "op", [] {});
+      static_cast<void>(group.all_gather(message(1)));
+    });
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_STREQ(error.what(),
+                 "mismatch: rank 0 called all_gather, rank 1 called all_gather for an agreement");
+  }
+}
+
 }  // namespace
 }  // namespace tessera

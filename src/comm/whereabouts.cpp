@@ -12,7 +12,32 @@ std::string& text_of_thread() {
   return text;
 }
 
+// " for a barrier in saving a checkpoint"
+constexpr std::string_view kFor = " for ", kIn = " in ";
+std::string& purpose_of_thread() {
+  thread_local std::string text;
+  return text;
+}
+
 }  // namespace
+
+Purpose::Purpose(std::string_view text) : around_(purpose_of_thread()) {
+  std::string all(kFor);
+  all += text;
+  if (!around_.empty()) {
+    all += kIn;
+    all += std::string_view(around_).substr(kFor.size());
+  }
+  purpose_of_thread() = std::move(all);
+}
+
+Purpose::~Purpose() {
+  purpose_of_thread() = std::move(around_);
+}
+
+std::string with_purpose(std::string_view name) {
+  return std::string(name) + purpose_of_thread();
+}
 
 void set_whereabouts(std::string text) {
   text_of_thread() = std::move(text);
@@ -23,7 +48,7 @@ const std::string& whereabouts() noexcept {
 }
 
 std::string called_here(std::string_view name) {
-  std::string called(name.substr(0, kComparedBytes));
+  auto called = with_purpose(name).substr(0, kComparedBytes);
   if (!whereabouts().empty()) called += kBetween + whereabouts();
   return called.substr(0, kCalledBytes);
 }

@@ -1,7 +1,9 @@
-// Where in its program a rank is, in words, and what ranks are told that did different things.
+// What a rank's collectives are for and where in its program it is, in words, and what ranks are
+// told that did different things.
 //
-// Beside the name of what a rank calls, which has to be equal on all ranks, travels where it is:
-// "gather of 12 Float, unit 'h.2'" and "the forward of step 3". Only people read the latter.
+// The name of what a rank calls and its purpose have to be equal on all ranks: "gather of 12 Float,
+// unit 'h.2'", "all_gather of 1 Long for a barrier". Beside them travels where the rank is: "the
+// forward of step 3". Only people read that.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +14,32 @@
 
 namespace tessera {
 
+// What the collectives of this thread are for, while it lives: ranks whose purposes differ get
+// `mismatch` and not each other's messages. Said with those around it, from the inside out: "a
+// barrier in saving a checkpoint".
+class [[nodiscard]] Purpose {
+ public:
+  explicit Purpose(std::string_view text);
+  ~Purpose();
+  Purpose(const Purpose&) = delete;
+  Purpose& operator=(const Purpose&) = delete;
+
+ private:
+  std::string around_;
+};
+// The name and what it is for, when that was said.
+[[nodiscard]] std::string with_purpose(std::string_view name);
+
 // Of this thread, which is its rank's. Empty at first: nothing is known.
 void set_whereabouts(std::string text);
 [[nodiscard]] const std::string& whereabouts() noexcept;
 
 // The bytes that a name with its whereabouts takes at most; the first kComparedBytes of a name
-// count.
+// and its purpose count.
 inline constexpr std::size_t kComparedBytes = 127, kCalledBytes = 255;
-// What travels: the name and, when they are known, this thread's whereabouts.
+// What travels: the name, what it is for and, when they are known, this thread's whereabouts.
 [[nodiscard]] std::string called_here(std::string_view name);
-// The name in what travelled.
+// The name and purpose in what travelled.
 [[nodiscard]] std::string_view compared_part(std::string_view called);
 // The same for a person to read: "gather of 12 Float, unit 'h.2' (the forward of step 3)".
 [[nodiscard]] std::string to_sentence(std::string_view called);

@@ -21,6 +21,21 @@ TEST(Whereabouts, TravelBesideTheNameAndAreNotCompared) {
   EXPECT_EQ(to_sentence(plain), plain);
 }
 
+TEST(Whereabouts, PurposesAreComparedWithTheName) {
+  {
+    const Purpose outer("saving a checkpoint");
+    EXPECT_EQ(called_here("all_gather"), "all_gather for saving a checkpoint");
+    const Purpose inner("a barrier");
+    set_whereabouts("after the backward of step 2");
+    const auto called = called_here("all_gather");
+    set_whereabouts("");
+    EXPECT_EQ(compared_part(called), "all_gather for a barrier in saving a checkpoint");
+    EXPECT_EQ(to_sentence(called),
+              "all_gather for a barrier in saving a checkpoint (after the backward of step 2)");
+  }
+  EXPECT_EQ(called_here("all_gather"), "all_gather");
+}
+
 TEST(Whereabouts, LongNamesAreCutAndStillTellWhere) {
   const std::string name(1000, 'n');
   set_whereabouts("the forward of step 4, " + std::string(1000, 'w'));

@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "comm/text.h"
+#include "comm/whereabouts.h"
 #include "tessera/error.h"
 
 namespace tessera::detail {
@@ -26,6 +27,7 @@ std::string name_in(const std::string& text) {
 }
 
 void require_same_on_all_ranks(const Unit& unit) {
+  const Purpose purpose("comparing units in the first training pass");
   // Copies too: they meet in the sums of gradients.
   const auto all = unit.all_ranks().group().all_gather(to_bytes(text_of(unit)));
   const auto first = to_text(all[0]);

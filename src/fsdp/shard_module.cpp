@@ -12,6 +12,7 @@
 
 #include "base/freed_memory.h"
 #include "comm/text.h"
+#include "comm/whereabouts.h"
 #include "fsdp/past_holders.h"
 #include "fsdp/registry.h"
 #include "fsdp/root.h"
@@ -170,6 +171,7 @@ void sync_unit(const Found& found, const Mesh& mesh) {
 void require_same_on_all_ranks(const Found& found, const std::exception_ptr& failure,
                                const Mesh& mesh) {
   constexpr std::string_view kFailed = "failed";
+  const Purpose purpose("sharding a module");
   std::string text;
   for (std::size_t i = 0; i < found.tensors.size(); ++i) {
     text += found.names[i] + " " + c10::toString(found.tensors[i].scalar_type()) +

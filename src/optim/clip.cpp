@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "comm/whereabouts.h"
 #include "tessera/error.h"
 #include "tessera/optim.h"
 #include "torch/rank_local.h"
@@ -32,6 +33,7 @@ double clip_grad_norm(const std::vector<ShardedParameter>& parameters, double ma
   }
   const torch::NoGradGuard no_grad;
   const TakesParts takes_parts;
+  const Purpose purpose("the norm of gradients");
   std::vector<at::Tensor> shards, wholes;
   std::optional<Mesh> mesh;
   for (const auto& parameter : parameters) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/error_message.h"
+#include "comm/whereabouts.h"
 #include "format/pickle/pickle.h"
 #include "tessera/error.h"
 
@@ -193,10 +194,12 @@ Value unpack_tree(const Bytes& message) {
 
 std::vector<Value> all_trees(Group& group, const char* operation,
                              const std::function<Value()>& describe) {
+  const Purpose purpose(operation);
   return trees_of(group.all_gather(report_of(describe)), operation);
 }
 
 Value first_tree(Group& group, const char* operation, const std::function<Value()>& describe) {
+  const Purpose purpose(operation);
   const auto mine = group.rank() == 0 ? report_of(describe) : Bytes{};
   return trees_of({group.broadcast(mine)}, operation).front();
 }

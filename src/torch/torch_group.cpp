@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/whereabouts.h"
 #include "torch/c10_error.h"
 #include "torch/compat.h"
 
@@ -40,9 +41,13 @@ class TorchGroup final : public Group {
   int rank() const noexcept override { return group_->getRank(); }
   int size() const noexcept override { return group_->getSize(); }
 
-  void barrier() override { all_gather_sizes(0); }
+  void barrier() override {
+    const Purpose purpose("a barrier");
+    all_gather_sizes(0);
+  }
 
   std::vector<Bytes> gather(const Bytes& mine, int root) override {
+    const Purpose purpose("a message to rank " + std::to_string(root));
     const auto sizes = all_gather_sizes(static_cast<std::int64_t>(mine.size()));
     const auto widest = *std::max_element(sizes.begin(), sizes.end());
     if (widest == 0) return std::vector<Bytes>(rank() == root ? size() : 0);
@@ -61,6 +66,7 @@ class TorchGroup final : public Group {
   }
 
   std::vector<Bytes> all_gather(const Bytes& mine) override {
+    const Purpose purpose("a message to all ranks");
     const auto sizes = all_gather_sizes(static_cast<std::int64_t>(mine.size()));
     const auto widest = *std::max_element(sizes.begin(), sizes.end());
     if (widest == 0) return std::vector<Bytes>(size());
@@ -76,6 +82,7 @@ class TorchGroup final : public Group {
   }
 
   Bytes broadcast(const Bytes& message, int root) override {
+    const Purpose purpose("a message from rank " + std::to_string(root));
     return collective("broadcast of a message", [&] {
       c10d::BroadcastOptions options;
       options.rootRank = root;
@@ -96,6 +103,7 @@ class TorchGroup final : public Group {
                                                    " messages over " + std::to_string(size()) +
                                                    " ranks");
     }
+    const Purpose purpose("messages to each rank");
     Bytes table(rank() == root ? messages.size() * sizeof(std::int64_t) : 0);
     for (std::size_t r = 0; rank() == root && r < messages.size(); ++r) {
       const auto count = static_cast<std::int64_t>(messages[r].size());

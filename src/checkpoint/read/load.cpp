@@ -17,6 +17,7 @@
 #include "checkpoint/read/fresh.h"
 #include "checkpoint/read/memory.h"
 #include "comm/long_work.h"
+#include "comm/whereabouts.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 
@@ -149,6 +150,7 @@ void assign(Value& tree, const Path& path, const Value& value) {
 }  // namespace
 
 LoadReport load(Value& tree, const std::string& path, Group& group, const LoadOptions& options) {
+  const Purpose purpose("loading a checkpoint");
   Plan plan;
   agree(group, "opening a checkpoint", [&] {
     require_going_on(options.stop);

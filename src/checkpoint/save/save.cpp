@@ -26,6 +26,7 @@
 #include "checkpoint/write/item_writer.h"
 #include "comm/long_work.h"
 #include "comm/text.h"
+#include "comm/whereabouts.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 
@@ -223,6 +224,7 @@ class Saver {
 
 IoReport save(const Value& tree, const std::string& directory, Group& group,
               const SaveOptions& options) {
+  const Purpose purpose("saving a checkpoint");
   std::unique_ptr<Saver> saver;
   agree(group, "planning a checkpoint",
         [&] { saver = std::make_unique<Saver>(tree, directory, group, options); });

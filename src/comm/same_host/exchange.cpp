@@ -247,9 +247,10 @@ void Exchange::check_alive(const Need& need) {
   // What it did before it went counts.
   if (need.word->load(std::memory_order_acquire) != need.value) return;
   const auto who = "rank " + std::to_string(need.rank);
-  if (state == kHere) fail(Error(ErrorCode::peer_failed, "the process of " + who + " has ended"));
   const std::string reason(peer.reason, ::strnlen(peer.reason, sizeof peer.reason));
-  fail(Error(ErrorCode::peer_failed, who + " " + reason));
+  const auto what = state == kHere ? "the process of " + who + " has ended" : who + " " + reason;
+  fail(Error(ErrorCode::peer_failed, what + "; rank " + std::to_string(rank_) + " waits in " +
+                                         to_sentence(calls_.front().call.name)));
 }
 
 void Exchange::fail(Error error) {
