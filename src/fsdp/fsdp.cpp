@@ -3,11 +3,13 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "base/digest.h"
 #include "base/log.h"
 #include "fsdp/registry.h"
 #include "fsdp/root.h"
@@ -61,6 +63,18 @@ std::string flat_name(const torch::nn::Module& module, const std::shared_ptr<Uni
   return "_flat_param";
 }
 
+// Tells tensors of other sizes apart, which Gloo does not survive.
+std::string name_of_all(const std::vector<at::Tensor>& tensors) {
+  std::int64_t elements = 0;
+  std::string all;
+  for (const auto& tensor : tensors) {
+    elements += tensor.numel();
+    all += std::to_string(tensor.numel()) + c10::toString(tensor.scalar_type()) + ' ';
+  }
+  return std::to_string(tensors.size()) + " states of a module with " + std::to_string(elements) +
+         " elements, digest " + digest_text(digest64(std::as_bytes(std::span(all))));
+}
+
 }  // namespace
 
 void detail::broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
@@ -80,8 +94,7 @@ void detail::broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& m
   const torch::NoGradGuard no_grad;
   for (auto& tensor : tensors) tensor = tensor.detach();
   communicate("broadcast of a module's state", [&] {
-    require_same_call(mesh.state()->names.get(),
-                      "broadcast of " + std::to_string(tensors.size()) + " states of a module");
+    require_same_call(mesh.state()->names.get(), "broadcast of " + name_of_all(tensors));
     c10d::broadcast_coalesced(mesh.process_group(), tensors, message_bytes, 0);
   });
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/whereabouts.h"
+#include "torch/c10_error.h"
 
 namespace tessera {
 namespace {
@@ -23,7 +24,7 @@ std::string_view name_in(const at::Tensor& message) {
 }  // namespace
 
 CallNames::Pending CallNames::start(const std::string& name) {
-  if (broken_) throw *broken_;
+  begin_held();
   const auto called = called_here(name);
   Pending pending;
   pending.mine_ = torch::zeros({kNameBytes}, torch::kChar);
@@ -34,22 +35,55 @@ CallNames::Pending CallNames::start(const std::string& name) {
     if (peer == rank) continue;
     pending.theirs_[peer] = torch::empty({kNameBytes}, torch::kChar);
     std::vector<at::Tensor> in{pending.theirs_[peer]}, out{pending.mine_};
-    pending.works_.push_back(group_->recv(in, peer, kNameTag));
-    pending.works_.push_back(group_->send(out, peer, kNameTag));
+    pending.works_.emplace_back(peer, group_->recv(in, peer, kNameTag));
+    pending.works_.emplace_back(peer, group_->send(out, peer, kNameTag));
   }
   return pending;
 }
 
+void CallNames::start_before(const std::string& name, std::function<void()> begin) {
+  auto pending = start(name);
+  held_ = [this, pending = std::move(pending), begin = std::move(begin)] {
+    compare(pending);
+    try {
+      communicate("beginning what was called", begin);
+    } catch (const Error& error) {
+      fail(error);
+    }
+  };
+}
+
+void CallNames::begin_held() {
+  if (const auto held = std::exchange(held_, {})) held();
+  if (broken_) throw *broken_;
+}
+
+void CallNames::fail(Error error) {
+  broken_ = std::move(error);
+  throw *broken_;
+}
+
+// Gloo says which address and nothing else.
+void CallNames::wait_for_all(const Pending& pending) {
+  for (const auto& [peer, work] : pending.works_) {
+    try {
+      communicate("telling what is called", [&] { work->wait(); });
+    } catch (const Error& error) {
+      fail(Error(error.code(), "rank " + std::to_string(peer) + " did not come to " +
+                                   to_sentence(name_in(pending.mine_)) + ": " + error.message()));
+    }
+  }
+}
+
 void CallNames::compare(Pending pending) {
-  for (const auto& work : pending.works_) work->wait();
+  wait_for_all(pending);
   if (!pending.mine_.defined()) return;
   const auto mine = name_in(pending.mine_);
   for (std::size_t peer = 0; peer < pending.theirs_.size(); ++peer) {
     if (!pending.theirs_[peer].defined()) continue;
     const auto theirs = name_in(pending.theirs_[peer]);
     if (compared_part(theirs) == compared_part(mine)) continue;
-    broken_ = different_calls(group_->getRank(), mine, static_cast<int>(peer), theirs);
-    throw *broken_;
+    fail(different_calls(group_->getRank(), mine, static_cast<int>(peer), theirs));
   }
 }
 

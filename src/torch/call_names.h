@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,20 +27,32 @@ class CallNames {
     friend class CallNames;
     at::Tensor mine_;
     std::vector<at::Tensor> theirs_;  // by rank; none in this one's place
-    std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+    std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> works_;  // with which rank
   };
 
   explicit CallNames(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
 
   // Of what has to be equal on all ranks, the first kComparedBytes; whereabouts travel along
-  // (comm/whereabouts.h). Throws the mismatch that compare found before.
+  // (comm/whereabouts.h). Throws what compare has thrown before.
   [[nodiscard]] Pending start(const std::string& name);
-  // Waits for the others' names. Throws `mismatch` when a rank called something else; from then on
-  // every start does: messages that nobody took are still under way and would match later ones.
+  // For what Gloo does not survive when ranks called different things, since it ends the process
+  // where messages have other lengths: `begin` runs once the names were compared, which is when the
+  // next operation starts or when begin_held is called, whatever comes first. That is the same on
+  // all ranks.
+  void start_before(const std::string& name, std::function<void()> begin);
+  // Throws what compare throws.
+  void begin_held();
+  // Waits for the others' names. Throws `mismatch` when a rank called something else, `timeout` or
+  // `peer_failed` naming a rank that does not come. From then on every start throws the same:
+  // messages that nobody took are still under way and would match later ones.
   void compare(Pending pending);
 
  private:
+  void wait_for_all(const Pending& pending);
+  [[noreturn]] void fail(Error error);
+
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::function<void()> held_;  // compares the last names and begins; empty: nothing waits for them
   std::optional<Error> broken_;
 };
 

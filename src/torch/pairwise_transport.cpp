@@ -160,21 +160,22 @@ class NamedSum final : public PendingSum {
  public:
   NamedSum(std::shared_ptr<CallNames> names, Transport& plain, const at::Tensor& values)
       : names_(std::move(names)) {
-    name_ = communicate("sum of gradients", [&] {
-      return names_->start("sum of " + std::to_string(values.numel()) + " " +
-                           c10::toString(values.scalar_type()));
+    const auto name =
+        "sum of " + std::to_string(values.numel()) + " " + c10::toString(values.scalar_type());
+    communicate("sum of gradients", [&] {
+      names_->start_before(name, [sum = sum_, &plain, values] { *sum = plain.start_sum(values); });
     });
-    sum_ = plain.start_sum(values);
   }
   void finish() override {
-    communicate("sum of gradients", [&] { names_->compare(std::exchange(name_, {})); });
-    sum_->finish();
+    communicate("sum of gradients", [&] { names_->begin_held(); });
+    (*sum_)->finish();
   }
 
  private:
   std::shared_ptr<CallNames> names_;
-  CallNames::Pending name_;
-  std::unique_ptr<PendingSum> sum_;
+  // Empty until the ranks are known to sum the same, which is when the names have nothing held.
+  std::shared_ptr<std::unique_ptr<PendingSum>> sum_ =
+      std::make_shared<std::unique_ptr<PendingSum>>();
 };
 
 class PairwiseTransport final : public Transport {
