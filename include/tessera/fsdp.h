@@ -28,9 +28,9 @@
 //
 // Gradients of gradients are not supported: backward(create_graph) is an error. Names of modules
 // and parameters may not change after fully_shard. Ranks have to call the same units in the same
-// order and freeze the same parameters. The first training pass compares both, and each gather and
-// reduction its unit: where ranks differ they throw `mismatch`, and no rank computes with another
-// unit's numbers.
+// order and freeze the same parameters. The first training pass compares both, each gather and
+// reduction its unit, and each reduction the number of training passes since the last reset: where
+// ranks differ they throw `mismatch`, and no rank computes with another unit's or step's numbers.
 //
 // Apply it to the outermost module too: what no unit holds is trained by each rank for itself. A
 // warning in the log names such parameters when sharded_parameters or model_state is asked.
@@ -131,6 +131,11 @@ void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
 // module->parameters() works. Calls have to be seen as above. A parameter that no rank used keeps
 // the gradient it had. When the module is the only unit of its model, gradients travel in buckets
 // while backward goes on. Ranks must have the same values, see sync_module_states. Collective.
+//
+// A forward talks to nobody, so one rank may evaluate alone, in eval() or without gradients. In
+// training each rank has to call the model as often as the others: who did not, and left out a
+// backward, gets `mismatch` at the next reduction, as all others do. A rank that leaves out whole
+// steps goes through the others' ones with its later batches, until it comes to its end first.
 template <typename Impl>
 void replicate(const std::shared_ptr<Impl>& module, const Mesh& mesh,
                const ReplicateOptions& options = {}) {

@@ -37,8 +37,10 @@ BucketReducer::BucketReducer(std::vector<UnitParam>& params, const BucketReducer
 
 void BucketReducer::begin(const BackwardPlan& plan) {
   id_ = plan.id;
+  pass_ = plan.pass;
   trained_ = digest_of_trained(params_);
   sync_ = plan.sync;
+  begun_ = true;
   launched_ = 0;
   for (auto& bucket : buckets_) {
     bucket.missing = 0;
@@ -67,7 +69,7 @@ void BucketReducer::arrived(std::size_t param) {
 // Sent along, so that ranks do not add up different buckets.
 Reduced BucketReducer::reduced_of(const Bucket& bucket) const {
   const auto place = static_cast<std::uint32_t>(&bucket - buckets_.data());
-  return {.id = id_ * 32 + place % 32, .trained = trained_};
+  return {.id = id_ * 32 + place % 32, .pass = pass_, .trained = trained_};
 }
 
 // Without an array for the bucket, where the transport can and nobody wants to see the sum.
@@ -133,6 +135,7 @@ bool BucketReducer::start() {
 
 void BucketReducer::finish() {
   const torch::NoGradGuard no_grad;
+  begun_ = false;
   for (auto& bucket : buckets_) {
     if (!bucket.gradients.empty()) take_back_in_place(bucket);
     if (bucket.values.defined()) take_back(bucket);
@@ -171,8 +174,13 @@ void BucketReducer::take_back(Bucket& bucket) {
   }
 }
 
-// Nobody wants what comes: of a failure whoever needs the transport next is told.
+// Nobody wants what comes: of a failure whoever needs the transport next is told. Which buckets
+// left before the exception depends on the rank, so those that did not leave now.
 void BucketReducer::forget() {
+  try {
+    if (std::exchange(begun_, false) && sync_ && early_) static_cast<void>(start());
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  }
   for (auto& bucket : buckets_) {
     try {
       if (const auto sum = std::exchange(bucket.sum, nullptr)) sum->finish();

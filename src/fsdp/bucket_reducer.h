@@ -67,9 +67,11 @@ class BucketReducer final : public GradReducer {
   std::optional<std::size_t> arriving_;  // parameter, while `arrived` runs
   std::size_t launched_ = 0;             // buckets, in this backward
   std::uint32_t id_ = 0;                 // of the unit
+  std::uint32_t pass_ = 0;               // this backward's
   std::uint32_t trained_ = 0;            // which of its parameters, when this backward began
   bool early_ = false;
   bool sync_ = false;
+  bool begun_ = false;  // a backward, and not finished
 };
 
 }  // namespace tessera::detail

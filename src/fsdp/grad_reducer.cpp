@@ -4,7 +4,10 @@
 
 #include <cmath>
 #include <cstdint>
+#include <string>
+#include <utility>
 
+#include "comm/whereabouts.h"
 #include "tessera/error.h"
 
 namespace tessera::detail {
@@ -21,6 +24,11 @@ bool all_gave(std::uint32_t number, const double* sums, int ranks) {
     if (is_set ? sums[bit] < least : sums[bit] != 0) return false;
   }
   return true;
+}
+
+[[noreturn]] void throw_mismatch(std::string text) {
+  if (!whereabouts().empty()) text += "; this rank is at " + whereabouts();
+  throw Error(ErrorCode::mismatch, std::move(text));
 }
 
 }  // namespace
@@ -58,7 +66,7 @@ at::Tensor Trailer::make(const std::vector<at::Tensor>& gradients, const Reduced
   auto numbers = at::empty({size(gradients.size())}, at::kFloat);
   auto* number = numbers.mutable_data_ptr<float>();
   for (const auto& gradient : gradients) *number++ = gradient.defined() ? 1.0F : 0.0F;
-  for (const auto value : {what.id, what.trained}) {
+  for (const auto value : {what.id, what.pass, what.trained}) {
     for (int bit = 0; bit < kBits; ++bit) *number++ = ((value >> bit) & 1U) != 0 ? 1.0F : 0.0F;
   }
   return numbers.to(options);
@@ -71,15 +79,21 @@ std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters, c
       sum.narrow(0, sum.numel() - count, count).to(at::kCPU, at::kDouble).contiguous();
   const auto* numbers = trailer.const_data_ptr<double>();
   if (!all_gave(what.id, numbers + parameters, ranks)) {
-    throw Error(
-        ErrorCode::mismatch,
+    throw_mismatch(
         "the ranks reduced different units at the same time; their forwards must call the same "
         "modules in the same order");
   }
-  if (!all_gave(what.trained, numbers + parameters + kBits, ranks)) {
-    throw Error(ErrorCode::mismatch,
-                "the ranks require gradients of different parameters of this unit: freeze and thaw "
-                "the same ones on every rank");
+  // Where parameters are whole nothing else tells that a rank is behind.
+  if (!all_gave(what.pass, numbers + parameters + kBits, ranks)) {
+    throw_mismatch(
+        "the ranks reduced gradients of different passes of the model: one of them left out a "
+        "backward or a step (a `continue` where the loss is NaN), called the model with gradients "
+        "more often than the others, or called reset alone");
+  }
+  if (!all_gave(what.trained, numbers + parameters + 2 * kBits, ranks)) {
+    throw_mismatch(
+        "the ranks require gradients of different parameters of this unit: freeze and thaw the "
+        "same ones on every rank");
   }
   std::vector<bool> present;
   for (std::size_t i = 0; i < parameters; ++i) present.push_back(numbers[i] != 0);

@@ -3,9 +3,9 @@
 //
 // - Behind the gradients travels one element a parameter, 1 where this rank has a gradient. A
 //   parameter that no rank has one for keeps the gradient it had: none, as in torch.
-// - After those travels the unit's number and which of its parameters require a gradient, bit by
-//   bit: ranks that reduce different units at the same time, or froze different parameters, get
-//   `mismatch`, not numbers. Sums of few bits are exact in every type.
+// - After those travels the unit's number, that of the pass and which of its parameters require a
+//   gradient, bit by bit: ranks that reduce different units or passes at the same time, or froze
+//   different parameters, get `mismatch`, not numbers. Sums of few bits are exact in every type.
 // - Sums are divided by the number of ranks, by a part before the sum where it could overflow.
 #pragma once
 
@@ -51,9 +51,10 @@ void require_reducible(const at::Tensor& gradient);
 
 // One backward of a unit.
 struct BackwardPlan {
-  std::uint32_t id = 0;  // the unit's number
-  bool sync = true;      // its gradients will be reduced
-  bool replicas = true;  // over the copies too, not only over the ranks that share the parameters
+  std::uint32_t id = 0;    // the unit's number
+  std::uint32_t pass = 0;  // Root::pass_number
+  bool sync = true;        // its gradients will be reduced
+  bool replicas = true;    // over the copies too, not only over the ranks that share the parameters
 };
 
 class GradReducer {
@@ -95,9 +96,10 @@ class GradReducer {
   CommHook comm_hook_;
 };
 
-// What has to be the same on all ranks that reduce together; of both the lowest 16 bits count.
+// What has to be the same on all ranks that reduce together; of each the lowest 16 bits count.
 struct Reduced {
   std::uint32_t id = 0;       // of the unit or bucket
+  std::uint32_t pass = 0;     // Root::pass_number
   std::uint32_t trained = 0;  // digest_of_trained
 };
 
@@ -107,7 +109,7 @@ class Trailer {
   static constexpr int kBits = 16;  // of each number
   // `gradients`: of the parameters of one message; undefined where this rank has none.
   [[nodiscard]] static std::int64_t size(std::size_t parameters) {
-    return static_cast<std::int64_t>(parameters) + 2 * kBits;
+    return static_cast<std::int64_t>(parameters) + 3 * kBits;
   }
   [[nodiscard]] static at::Tensor make(const std::vector<at::Tensor>& gradients,
                                        const Reduced& what, const at::TensorOptions& options);

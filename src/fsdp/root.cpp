@@ -178,7 +178,10 @@ void Root::begin_pass() {
     unit->adopt_replaced();
     if ((!unit->is_kept && !unit->pinned) || unit->is_stale()) unit->free();
   }
-  if (torch::GradMode::is_enabled()) ++steps_;
+  if (torch::GradMode::is_enabled()) {
+    ++steps_;
+    if (is_training()) ++passes_;
+  }
   order_.begin_pass(torch::GradMode::is_enabled());
 }
 
@@ -204,6 +207,12 @@ void Root::end_pass() {
     tell(torch::GradMode::is_enabled() ? "after the forward" : "after a forward without gradients");
   }
   pass_.reset();
+}
+
+bool Root::is_training() const {
+  const auto top = units_.empty() ? nullptr : units_.front().lock();
+  const auto module = top ? top->module() : nullptr;
+  return module && module->is_training();
 }
 
 bool Root::is_outermost(const Unit& unit) const {
@@ -406,7 +415,7 @@ void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std:
             "' were changed between a forward and its backward (an optimizer step in between?)");
   }
   if (unit.unshard_in_backward) unit.gather();
-  unit.enter_backward();
+  unit.enter_backward(pass_number());
   unit.next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
   if (unit.options().backward_prefetch == BackwardPrefetch::pre)
     prefetch_backward(unit, kRangePreBackwardPrefetch);
@@ -498,6 +507,13 @@ void Root::reset() {
   }
   in_backward_ = false;
   failed_ = false;
+  passes_ = 0;
+  ++resets_;
+}
+
+std::uint32_t Root::pass_number() const noexcept {
+  constexpr std::uint32_t kPassesBetweenResets = 4099;  // few resets and many passes do not meet
+  return passes_ + kPassesBetweenResets * resets_;
 }
 
 }  // namespace tessera::detail

@@ -74,8 +74,11 @@ class Root : public std::enable_shared_from_this<Root> {
   [[nodiscard]] bool frees_after_forward(const Unit& unit) const;
   [[nodiscard]] static bool frees_after_backward(const Unit& unit);
   [[nodiscard]] bool is_outermost(const Unit& unit) const;
+  [[nodiscard]] bool is_training() const;  // the model; one rank may evaluate alone
   void prepare_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs) const;
   [[nodiscard]] std::size_t reduction_limit() const;
+  // Which training pass it is, the same on all ranks that did the same; travels with gradients.
+  [[nodiscard]] std::uint32_t pass_number() const noexcept;
 
   void before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version);
   void after_backward(Unit& unit);
@@ -93,6 +96,8 @@ class Root : public std::enable_shared_from_this<Root> {
   ForwardOrder order_;                             // of the first training pass
   std::deque<std::shared_ptr<Unit>> reducing_;     // oldest first
   std::int64_t steps_ = 0;                         // passes with gradients
+  std::uint32_t passes_ = 0;                       // of those in training, since the last reset
+  std::uint32_t resets_ = 0;
   bool in_backward_ = false;
   bool failed_ = false;
 };

@@ -77,7 +77,9 @@ bool ShardReducer::start() {
   }
   if (!any) return false;
   choose_slices(std::move(travelling));
-  reduced_ = {.id = plan_.id, .trained = digest_of_trained(params_)};
+  // Sums that wait are of several passes; the first one's number stands for them.
+  const auto pass = waiting_.defined() ? waiting_for_.pass : plan_.pass;
+  reduced_ = {.id = plan_.id, .pass = pass, .trained = digest_of_trained(params_)};
   under_way_ = true;
   if (comm_hook()) {
     reduce_by_hook(std::move(gradients));

@@ -165,7 +165,8 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   void watch(std::size_t param);  // nothing when it is frozen or watched already
   // Its gradients may leave while its backward goes on: it is the only unit of its root.
   void allow_early_reduction(bool allowed);
-  void enter_backward();  // nothing when collecting already
+  // Of the root's pass; nothing when collecting already.
+  void enter_backward(std::uint32_t pass);
   // Throws `unsupported` when the backward that begins captures a parameter's gradient.
   void require_accumulated() const;
   void set_divide_factor(double factor);

@@ -75,11 +75,12 @@ void Unit::allow_early_reduction(bool allowed) {
   if (buckets_ != nullptr) buckets_->allow_early(allowed);
 }
 
-void Unit::enter_backward() {
+void Unit::enter_backward(std::uint32_t pass) {
   if (grad_state_ == GradState::collecting) return;
   if (grad_state_ == GradState::reducing) finish_reduce();
   grad_state_ = next(grad_state_, GradStep::enter_backward);
-  if (reducer_) reducer_->begin({.id = number_, .sync = sync_gradients, .replicas = sync_replicas});
+  if (!reducer_) return;
+  reducer_->begin({.id = number_, .pass = pass, .sync = sync_gradients, .replicas = sync_replicas});
 }
 
 void Unit::set_divide_factor(double factor) {
