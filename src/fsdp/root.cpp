@@ -172,11 +172,13 @@ void Root::begin_pass() {
   pass_ = std::make_shared<Pass>();
   entered_.clear();
   if (inside_backward()) return;
+  const bool is_old = has_kept_changed();
   for (const auto& unit : units()) {
     unit->modules_to_run = 0;
     unit->follow_requires_grad();
     unit->adopt_replaced();
-    if ((!unit->is_kept && !unit->pinned) || unit->is_stale()) unit->free();
+    const bool is_kept = unit->is_kept || unit->pinned;
+    if (!is_kept || unit->is_stale() || (is_old && unit->is_remembered())) unit->free();
   }
   if (torch::GradMode::is_enabled()) {
     ++steps_;
@@ -207,6 +209,18 @@ void Root::end_pass() {
     tell(torch::GradMode::is_enabled() ? "after the forward" : "after a forward without gradients");
   }
   pass_.reset();
+}
+
+// Of what stays gathered after a backward. A rank whose part is as it was gathers with the others.
+bool Root::has_kept_changed() const {
+  std::vector<std::shared_ptr<Unit>> kept;
+  for (const auto& unit : units()) {
+    if ((unit->is_kept || unit->pinned) && unit->is_remembered()) kept.push_back(unit);
+  }
+  if (kept.empty()) return false;
+  const bool here = std::ranges::any_of(kept, [](const auto& unit) { return unit->has_changed(); });
+  const Purpose purpose("comparing what stays gathered");
+  return kept.front()->all_ranks().all_reduce_max(here ? 1.0 : 0.0) > 0;
 }
 
 bool Root::is_training() const {
@@ -415,6 +429,7 @@ void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std:
             "' were changed between a forward and its backward (an optimizer step in between?)");
   }
   if (unit.unshard_in_backward) unit.gather();
+  if (!frees_after_backward(unit)) unit.remember_shard();
   unit.enter_backward(pass_number());
   unit.next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
   if (unit.options().backward_prefetch == BackwardPrefetch::pre)

@@ -74,6 +74,7 @@ class Root : public std::enable_shared_from_this<Root> {
   [[nodiscard]] bool frees_after_forward(const Unit& unit) const;
   [[nodiscard]] static bool frees_after_backward(const Unit& unit);
   [[nodiscard]] bool is_outermost(const Unit& unit) const;
+  [[nodiscard]] bool has_kept_changed() const;
   [[nodiscard]] bool is_training() const;  // the model; one rank may evaluate alone
   void prepare_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs) const;
   [[nodiscard]] std::size_t reduction_limit() const;

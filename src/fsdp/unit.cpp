@@ -333,6 +333,7 @@ void Unit::start_gather() {
     note(TraceStep::start_gather);
     store_->start_gather(pool_);
     gathered_version_ = shard_version();
+    remembered_.reset();
     handed_out_ = false;
     ++gathers;
   }

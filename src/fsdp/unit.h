@@ -130,6 +130,12 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   [[nodiscard]] bool is_stale() const {
     return handed_out_ || shard_version() != gathered_version_;
   }
+  // What the shard holds, until it is gathered again: torch::optim::SGD changes it through data(),
+  // which leaves no version behind. On the CPU; elsewhere it is copied there.
+  void remember_shard();
+  [[nodiscard]] bool is_remembered() const noexcept { return remembered_.has_value(); }
+  // On this rank, since it was remembered.
+  [[nodiscard]] bool has_changed() const;
   // Somebody may write to the shard's memory past libtorch.
   void hand_out() noexcept { handed_out_ = true; }
   // Changes when the shard changes by an operation that autograd knows of (an optimizer's step).
@@ -232,6 +238,7 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   at::Tensor dead_;                       // the storage behind dead_grad
   std::shared_ptr<StoragePool> pool_;     // of the root, one of its own until there is one
   std::uint32_t gathered_version_ = 0;    // of the shard, when it was last gathered
+  std::optional<std::uint64_t> remembered_;  // digest of the shard as it was gathered
   ParamState param_state_ = ParamState::sharded;
   GradState grad_state_ = GradState::idle;
 };

@@ -3,12 +3,21 @@
 
 #include <algorithm>
 
+#include "base/digest.h"
 #include "fsdp/root.h"
 #include "fsdp/unit.h"
 #include "tessera/error.h"
 #include "torch/device.h"
 
 namespace tessera::detail {
+namespace {
+
+std::uint64_t digest_of(const at::Tensor& shard) {
+  const auto here = shard.detach().cpu();
+  return digest64({static_cast<const std::byte*>(here.const_data_ptr()), here.nbytes()});
+}
+
+}  // namespace
 
 void Unit::refresh() {
   if (root && !root->is_quiet()) return;
@@ -91,6 +100,14 @@ void Unit::require_home(const at::Tensor& tensor, const at::Tensor& home, std::s
                     to_string(home.sizes().vec()) + " but got " + to_string(tensor.sizes().vec()))
         .at_key(param_name(index));
   }
+}
+
+void Unit::remember_shard() {
+  if (store_ && !remembered_) remembered_ = digest_of(store_->shard());
+}
+
+bool Unit::has_changed() const {
+  return is_stale() || (remembered_ && *remembered_ != digest_of(store_->shard()));
 }
 
 }  // namespace tessera::detail
