@@ -44,17 +44,6 @@ Verdict judge_alike(const std::vector<Outcome>& outcomes) {
   return {lost, {}};
 }
 
-// Messages of a group do not say what they are for, so two things are left (docs/soak.md): a rank
-// that is through with its steps passes its last barrier when others exchange names there, and one
-// that saves alone reads such a name as if it were a rank's state.
-bool may_finish(const Case& drawn, std::size_t rank) {
-  const bool leaves_out = drawn.odd == Odd::skips_forward || drawn.odd == Odd::skips_backward;
-  return leaves_out && static_cast<int>(rank) == drawn.odd_rank;
-}
-bool has_to_name_cause(const Case& drawn) {
-  return drawn.odd != Odd::saves_alone;
-}
-
 Verdict judge_odd(const Case& drawn, const std::vector<Outcome>& outcomes) {
   if (auto text = first_of(outcomes, Kind::differs); !text.empty())
     return {"other numbers instead of an error: " + text, {}};
@@ -63,12 +52,11 @@ Verdict judge_odd(const Case& drawn, const std::vector<Outcome>& outcomes) {
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     const auto& [kind, text] = outcomes[rank];
     const bool is_odd = static_cast<int>(rank) == drawn.odd_rank;
-    if (kind == Kind::finished && may_finish(drawn, rank)) continue;
     if (kind == Kind::finished)
       return {"rank " + std::to_string(rank) + " finished: " + judge_alike(outcomes).failure, {}};
     if (kind == Kind::other_exception) return {"no Error: " + at_rank(rank, text), {}};
     if (!is_odd && kind != Kind::error) return {"no Error: " + at_rank(rank, text), {}};
-    if (kind == Kind::error && has_to_name_cause(drawn) && !names_cause(text))
+    if (kind == Kind::error && !names_cause(text))
       return {"the error names nothing: " + at_rank(rank, text), {}};
   }
   return {{}, "error"};
