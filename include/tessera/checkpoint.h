@@ -102,6 +102,8 @@ struct IoReport {
 struct SaveOptions {
   bool overwrite = false;  // an existing checkpoint is `already_exists` otherwise
   int threads = 2;         // writing threads a rank
+  // Ranks that hold one chunk with different values: `mismatch`, nothing saved; else a warning.
+  bool require_equal_copies = false;
   ProgressHook progress;
   std::stop_token stop = {};
 };
@@ -109,11 +111,13 @@ struct SaveOptions {
 // Saves `tree` as a PyTorch distributed checkpoint in `directory`. Collective over `group`. Each
 // rank gives its own tree of the same structure: tensor leaves carry the rank's own pieces (in
 // memory), `sharded` ones as chunks (boxes), others whole and the same on every rank. Replicas are
-// written once, by the rank with the least to write (P-13). Every piece is proved to lie in its
-// storage, and the tree to contain itself nowhere, before anything is read: `invalid_argument` with
-// the key and both numbers. Pieces without a storage are other ranks'. All ranks see the failure of
-// any (P-03); until the commit, an older checkpoint in `directory` stays whole
-// (docs/design/commit.md).
+// written once, by the rank with the least to write (P-13), and compared: by their bytes up to
+// 64 KiB, above that by 64 KiB spread over them; as rank 0's options say, other values than the
+// writer's are a warning or `mismatch` with the key and the ranks, nothing saved. Every piece is
+// proved to lie in its storage, and the tree to contain itself nowhere, before anything is read:
+// `invalid_argument` with the key and both numbers. Pieces without a storage are other ranks'. All
+// ranks see the failure of any (P-03); until the commit, an older checkpoint in `directory` stays
+// whole (docs/design/commit.md).
 IoReport save(const Value& tree, const std::string& directory, Group& group,
               const SaveOptions& options = {});
 

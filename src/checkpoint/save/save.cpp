@@ -2,7 +2,8 @@
 //   1. every rank proposes what it holds; rank 0 plans and tells each rank what to write
 //   (P-12..P-14);
 //   2. every rank writes its data files `__{rank}_{n}_{attempt}.distcp`, durable and complete;
-//   3. every rank reports where its items are;
+//   3. every rank reports where its items are, with a sample of each chunk that others hold too;
+//   rank 0 compares the samples;
 //   4. rank 0 writes the side file with everybody's digests, durable, and then publishes
 //   `.metadata` in one rename: the commit.
 // Before 1, rank 0 removes what the save before last left: files that the present `.metadata` does
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "base/log.h"
 #include "base/parallel.h"
 #include "base/random_id.h"
 #include "base/stop.h"
@@ -22,6 +24,7 @@
 #include "checkpoint/read/memory.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/save/copies.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/write/item_writer.h"
 #include "comm/long_work.h"
@@ -36,26 +39,32 @@ namespace {
 constexpr std::size_t kWindow = 1 << 20;  // bytes: stays in the cache between checksum and write
 
 // The elements of one piece in memory, without a copy where they lie densely.
-ElementSource elements_of(const Tensor& tensor, const WriteItem& item, TensorReader& reader,
-                          Meter& meter) {
+ElementSource elements_of(const Tensor& tensor, const WriteItem& item, TensorReader& reader) {
   const Piece& piece = tensor.pieces[item.piece];
   const std::size_t element = size_of(tensor.dtype);
   const bool dense = piece.strides.empty() || piece.strides == contiguous_strides(item.box.sizes);
   if (dense && !piece.conj && !piece.neg && piece.storage->data != nullptr) {
     const std::byte* first =
         piece.storage->data + static_cast<std::size_t>(piece.storage_offset) * element;
-    return [first, element, &meter](std::int64_t begin, std::int64_t count, MutableByteView) {
-      const std::size_t bytes = static_cast<std::size_t>(count) * element;
-      meter.add(bytes);
-      return ByteView(first + static_cast<std::size_t>(begin) * element, bytes);
+    return [first, element](std::int64_t begin, std::int64_t count, MutableByteView) {
+      return ByteView(first + static_cast<std::size_t>(begin) * element,
+                      static_cast<std::size_t>(count) * element);
     };
   }
-  return [&reader, &item, element, &meter](std::int64_t begin, std::int64_t count,
-                                           MutableByteView scratch) {
-    const std::size_t bytes = static_cast<std::size_t>(count) * element;
-    reader.read(item.box, begin, count, scratch.data());
-    meter.add(bytes);
-    return ByteView(scratch).first(bytes);
+  return
+      [&reader, &item, element](std::int64_t begin, std::int64_t count, MutableByteView scratch) {
+        reader.read(item.box, begin, count, scratch.data());
+        return ByteView(scratch).first(static_cast<std::size_t>(count) * element);
+      };
+}
+
+// The same, and `meter` hears of the bytes.
+ElementSource counted(ElementSource elements, Meter& meter) {
+  return [elements = std::move(elements), &meter](std::int64_t begin, std::int64_t count,
+                                                  MutableByteView scratch) {
+    const ByteView bytes = elements(begin, count, scratch);
+    meter.add(bytes.size());
+    return bytes;
   };
 }
 
@@ -103,19 +112,22 @@ class Saver {
     agree(group_, "planning a checkpoint", [&] {
       if (!leads()) return;
       for (const Bytes& message : messages) proposals_.push_back(decode_proposal(message));
-      for (const auto& items : plan_save(proposals_).assignment)
-        answers.push_back(encode_indices(items));
+      plan_ = plan_save(proposals_);
+      for (std::size_t rank = 0; rank < proposals_.size(); ++rank) {
+        answers.push_back(encode_orders(
+            {plan_.assignment[rank], plan_.copied[rank], options_.require_equal_copies}));
+      }
     });
-    assigned_ = decode_indices(group_.scatter(answers));
+    orders_ = decode_orders(group_.scatter(answers));
   }
 
   // The rank's items dealt to files: each to the file with the fewest bytes so far, values first.
   [[nodiscard]] std::vector<std::vector<std::size_t>> deal() const {
     const auto files = static_cast<std::size_t>(options_.threads);
     std::vector<std::vector<std::size_t>> dealt(
-        std::min(files, std::max<std::size_t>(assigned_.size(), 1)));
+        std::min(files, std::max<std::size_t>(orders_.assigned.size(), 1)));
     std::vector<std::uint64_t> load(dealt.size(), 0);
-    std::vector<std::size_t> order = assigned_;
+    std::vector<std::size_t> order = orders_.assigned;
     std::stable_partition(order.begin(), order.end(),
                           [this](std::size_t i) { return !proposal_[i].is_tensor; });
     for (const std::size_t i : order) {
@@ -131,7 +143,7 @@ class Saver {
 
   [[nodiscard]] std::uint64_t assigned_bytes() const {
     std::uint64_t bytes = 0;
-    for (const std::size_t i : assigned_) {
+    for (const std::size_t i : orders_.assigned) {
       const WriteItem& item = proposal_[i];
       if (item.is_tensor) bytes += byte_size(item.dtype, item.box.sizes);
     }
@@ -140,14 +152,28 @@ class Saver {
 
   void write(const std::stop_token& stop) {
     meter_.emplace(options_.progress, assigned_bytes(), stop);
-    if (assigned_.empty()) return;
+    take_samples();
+    if (orders_.assigned.empty()) return;
     const auto dealt = deal();
     std::vector<std::vector<WrittenItem>> written(dealt.size());
     parallel_for(options_.threads, dealt.size(),
                  [&](std::size_t file) { written[file] = write_file(file, dealt[file]); });
-    for (const auto& items : written) written_.insert(written_.end(), items.begin(), items.end());
-    std::sort(written_.begin(), written_.end(),
+    auto& all = written_.items;
+    for (const auto& items : written) all.insert(all.end(), items.begin(), items.end());
+    std::sort(all.begin(), all.end(),
               [](const WrittenItem& a, const WrittenItem& b) { return a.item < b.item; });
+  }
+
+  void take_samples() {
+    written_.samples.resize(orders_.copied.size());
+    parallel_for(options_.threads, orders_.copied.size(), [&](std::size_t i) {
+      require_going_on(meter_->stop());
+      const WriteItem& item = proposal_[orders_.copied[i]];
+      const Tensor& tensor = leaves_[item.leaf].value.as_tensor();
+      TensorReader reader(tensor, item.name);
+      written_.samples[i] =
+          sample_of(elements_of(tensor, item, reader), numel(item.box), size_of(item.dtype));
+    });
   }
 
   std::vector<WrittenItem> write_file(std::size_t file, const std::vector<std::size_t>& items) {
@@ -165,8 +191,9 @@ class Saver {
       }
       const Tensor& tensor = leaf.value.as_tensor();
       TensorReader reader(tensor, leaf.name);
-      written.push_back({index, writer.tensor(item.dtype, item.box.sizes,
-                                              elements_of(tensor, item, reader, *meter_))});
+      written.push_back(
+          {index, writer.tensor(item.dtype, item.box.sizes,
+                                counted(elements_of(tensor, item, reader), *meter_))});
     }
     require_going_on(meter_->stop());
     sink.commit();
@@ -189,13 +216,44 @@ class Saver {
     }
   }
 
+  // What ranks hold alike by their trees' word, and not in fact.
+  [[nodiscard]] std::optional<UnlikeCopies> unlike_copies(
+      const std::vector<Written>& reports) const {
+    std::vector<std::vector<std::uint64_t>> samples;
+    for (const Written& report : reports) samples.push_back(report.samples);
+    return compare_copies(proposals_, plan_, samples);
+  }
+
+  // Before the last gather: a rank that removes its files here can take part in no commit.
+  void require_equal_copies(const std::vector<Bytes>& messages) try {
+    agree(group_, "comparing what several ranks hold", [&] {
+      if (!leads()) return;
+      if (const auto unlike = unlike_copies(decode_all(messages)))
+        throw Error(ErrorCode::mismatch, to_string(*unlike)).at_key(unlike->key);
+    });
+  } catch (...) {
+    remove_written();
+    throw;
+  }
+
+  [[nodiscard]] static std::vector<Written> decode_all(const std::vector<Bytes>& messages) {
+    std::vector<Written> reports;
+    for (const Bytes& message : messages) reports.push_back(decode_written(message));
+    return reports;
+  }
+
   void commit() {
     const std::vector<Bytes> messages = group_.gather(encode_written(written_));
+    if (orders_.equal_copies) require_equal_copies(messages);
     const std::vector<Bytes> digests_messages = group_.gather(encode_digests(digests_));
     agree(group_, "committing a checkpoint", [&] {
       if (!leads()) return;
+      const std::vector<Written> reports = decode_all(messages);
+      if (!orders_.equal_copies) {
+        if (const auto unlike = unlike_copies(reports)) log(LogLevel::warning, to_string(*unlike));
+      }
       std::vector<std::vector<WrittenItem>> written;
-      for (const Bytes& message : messages) written.push_back(decode_written(message));
+      for (const Written& report : reports) written.push_back(report.items);
       dcp::Metadata metadata = metadata_of(proposals_, written);
       metadata.version = "1.0.0";
       metadata.checkpoint_id = store_->name();
@@ -209,11 +267,12 @@ class Saver {
   std::shared_ptr<Store> store_;
   Group& group_;
   const SaveOptions& options_;
-  std::string attempt_;                // part of every data file's name
-  std::vector<WriteItem> proposal_;    // this rank's
-  std::vector<std::size_t> assigned_;  // of proposal_, what this rank writes
-  std::vector<WrittenItem> written_;
+  std::string attempt_;              // part of every data file's name
+  std::vector<WriteItem> proposal_;  // this rank's
+  Orders orders_;                    // to this rank
+  Written written_;
   std::vector<std::vector<WriteItem>> proposals_;  // rank 0: everybody's
+  SavePlan plan_;                                  // rank 0
   IoCounters counters_;
   std::optional<Meter> meter_;  // of what this rank writes
   std::mutex mutex_;

@@ -1,4 +1,5 @@
 // The messages of a save: plain values, pickled.
+#include "base/digest.h"
 #include "checkpoint/save/save_plan.h"
 #include "format/pickle/pickle.h"
 #include "tessera/error.h"
@@ -51,6 +52,18 @@ Value from_index(std::uint64_t index) {
   return Value(static_cast<std::int64_t>(index));
 }
 
+Value indices(const std::vector<std::size_t>& numbers) {
+  Value::List list;
+  for (const std::size_t index : numbers) list.push_back(from_index(index));
+  return Value::list(std::move(list));
+}
+
+std::vector<std::size_t> to_indices(const Value& list) {
+  std::vector<std::size_t> numbers;
+  for (const Value& index : list.items()) numbers.push_back(to_index(index));
+  return numbers;
+}
+
 }  // namespace
 
 Bytes encode_proposal(const std::vector<WriteItem>& items) {
@@ -83,41 +96,44 @@ std::vector<WriteItem> decode_proposal(const Bytes& message) {
   return items;
 }
 
-Bytes encode_indices(const std::vector<std::size_t>& indices) {
-  Value::List list;
-  for (const std::size_t index : indices) list.push_back(from_index(index));
-  return pickle::write(Value::list(std::move(list)));
+Bytes encode_orders(const Orders& orders) {
+  return pickle::write(
+      Value::tuple({indices(orders.assigned), indices(orders.copied), Value(orders.equal_copies)}));
 }
 
-std::vector<std::size_t> decode_indices(const Bytes& message) {
-  std::vector<std::size_t> indices;
-  const Value list = read_message(message);
-  for (const Value& index : list.items()) indices.push_back(to_index(index));
-  return indices;
+Orders decode_orders(const Bytes& message) {
+  const Value row = read_message(message);
+  const Value::List& cells = row.items();
+  return {to_indices(cells.at(0)), to_indices(cells.at(1)), cells.at(2).as_bool()};
 }
 
-Bytes encode_written(const std::vector<WrittenItem>& items) {
-  Value::List list;
-  for (const WrittenItem& item : items) {
-    list.push_back(Value::tuple({from_index(item.item), Value(item.where.path),
-                                 from_index(item.where.offset), from_index(item.where.length)}));
+Bytes encode_written(const Written& written) {
+  Value::List items;
+  for (const WrittenItem& item : written.items) {
+    items.push_back(Value::tuple({from_index(item.item), Value(item.where.path),
+                                  from_index(item.where.offset), from_index(item.where.length)}));
   }
-  return pickle::write(Value::list(std::move(list)));
+  Value::List samples;
+  for (const std::uint64_t sample : written.samples) samples.emplace_back(digest_text(sample));
+  return pickle::write(
+      Value::tuple({Value::list(std::move(items)), Value::list(std::move(samples))}));
 }
 
-std::vector<WrittenItem> decode_written(const Bytes& message) {
-  std::vector<WrittenItem> items;
-  const Value list = read_message(message);
-  for (const Value& row : list.items()) {
+Written decode_written(const Bytes& message) {
+  Written written;
+  const Value both = read_message(message);
+  for (const Value& row : both.items().at(0).items()) {
     const Value::List& cells = row.items();
     WrittenItem item;
     item.item = to_index(cells.at(0));
     item.where.path = cells.at(1).as_string();
     item.where.offset = static_cast<std::uint64_t>(cells.at(2).as_int());
     item.where.length = static_cast<std::uint64_t>(cells.at(3).as_int());
-    items.push_back(std::move(item));
+    written.items.push_back(std::move(item));
   }
-  return items;
+  for (const Value& sample : both.items().at(1).items())
+    written.samples.push_back(digest_of_text(sample.as_string()));
+  return written;
 }
 
 }  // namespace tessera

@@ -125,6 +125,7 @@ SavePlan plan_save(const std::vector<std::vector<WriteItem>>& proposals) {
   }
   SavePlan plan;
   plan.assignment.resize(proposals.size());
+  plan.copied.resize(proposals.size());
   std::vector<std::uint64_t> load(proposals.size(), 0);
   for (const auto& [key, target] : targets) {
     Candidate chosen = target.candidates.front();
@@ -133,8 +134,12 @@ SavePlan plan_save(const std::vector<std::vector<WriteItem>>& proposals) {
     }
     load[chosen.rank] += target.bytes;
     plan.assignment[chosen.rank].push_back(chosen.item);
+    if (target.bytes == 0 || target.candidates.size() == 1) continue;
+    for (const Candidate& candidate : target.candidates)
+      plan.copied[candidate.rank].push_back(candidate.item);
   }
   for (auto& items : plan.assignment) std::sort(items.begin(), items.end());
+  for (auto& items : plan.copied) std::sort(items.begin(), items.end());
   return plan;
 }
 

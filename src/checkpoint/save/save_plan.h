@@ -39,9 +39,11 @@ struct WrittenItem {
   dcp::Item where;
 };
 
-// assignment[r]: indices into proposals[r] that rank r writes, ascending.
+// Indices into proposals[r], ascending: assignment[r] of what rank r writes, copied[r] of the
+// chunks of it that other ranks hold too.
 struct SavePlan {
   std::vector<std::vector<std::size_t>> assignment;
+  std::vector<std::vector<std::size_t>> copied;
 };
 
 // Chooses one writer for every replica (P-13): the rank with the fewest bytes so far, ties to the
@@ -57,9 +59,21 @@ struct SavePlan {
 // Messages between ranks.
 [[nodiscard]] Bytes encode_proposal(const std::vector<WriteItem>& items);
 [[nodiscard]] std::vector<WriteItem> decode_proposal(const Bytes& message);
-[[nodiscard]] Bytes encode_indices(const std::vector<std::size_t>& indices);
-[[nodiscard]] std::vector<std::size_t> decode_indices(const Bytes& message);
-[[nodiscard]] Bytes encode_written(const std::vector<WrittenItem>& items);
-[[nodiscard]] std::vector<WrittenItem> decode_written(const Bytes& message);
+// What rank 0 tells one rank: its part of the plan, and whether copies have to be equal.
+struct Orders {
+  std::vector<std::size_t> assigned;
+  std::vector<std::size_t> copied;
+  bool equal_copies = false;
+};
+[[nodiscard]] Bytes encode_orders(const Orders& orders);
+[[nodiscard]] Orders decode_orders(const Bytes& message);
+// What one rank tells rank 0: where its items are, and samples of what it holds as others do
+// (copies.h).
+struct Written {
+  std::vector<WrittenItem> items;
+  std::vector<std::uint64_t> samples;
+};
+[[nodiscard]] Bytes encode_written(const Written& written);
+[[nodiscard]] Written decode_written(const Bytes& message);
 
 }  // namespace tessera
