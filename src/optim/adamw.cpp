@@ -132,6 +132,9 @@ void AdamW::Impl::make_state(const ShardedParameter& parameter, AdamWState& stat
   const auto strides = local.strides();
   state.exp_avg = twin.exp_avg.as_strided(local.sizes(), strides, local.storage_offset());
   state.exp_avg_sq = twin.exp_avg_sq.as_strided(local.sizes(), strides, local.storage_offset());
+  // What was forgotten is still there.
+  state.exp_avg.zero_();
+  state.exp_avg_sq.zero_();
   state.step = torch::zeros({}, torch::kFloat32);
 }
 

@@ -275,6 +275,31 @@ class OwnOptimizer : public torch::optim::Optimizer {
   }
 };
 
+// Its state lies in arrays that stay when it is forgotten.
+TEST(OptimizerStateOwn, WhatIsForgottenBeginsAtZero) {
+  const auto train = [](bool forgets) {
+    ShardedParameter parameter;
+    parameter.names = {"p"};
+    parameter.shape = {3, 2};
+    parameter.local = values(0, {3, 2}).requires_grad_();
+    AdamW optimizer({parameter}, {.lr = 0.1});
+    const auto step = [&](int number) {
+      parameter.local.mutable_grad() = values(number, {3, 2});
+      optimizer.step();
+    };
+    if (forgets) {
+      step(7);
+      optimizer.set_state(0, 0, {});
+      const torch::NoGradGuard no_grad;
+      parameter.local.copy_(values(0, {3, 2}));
+    }
+    step(1);
+    step(2);
+    return parameter.local.detach();
+  };
+  EXPECT_TRUE(torch::equal(train(true), train(false)));
+}
+
 TEST(OwnOptimizers, AreDescribedByTheirFields) {
   using Own = OwnOptimizer<1>;
   const auto p = torch::ones({2}).requires_grad_();
