@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "fsdp/test_model.h"
@@ -162,6 +163,20 @@ TEST(OptimState, ARunContinuesFromAnothersState) {
     set_optim_state(two, saved);
     EXPECT_EQ(two.options(1).lr, 0.005);
     for (int i = 3; i < 6; ++i) EXPECT_EQ(step(first, one, i), step(second, two, i)) << i;
+  });
+}
+
+// FSDP1's flat parameters stand in the order of units, others in that of modules.
+TEST(OptimState, TheOrderOfAGroupIsNoOtherGroup) {
+  run_mesh(1, [](Mesh& mesh) {
+    auto net = make_sharded(mesh, false);
+    auto parameters = sharded_parameters(net);
+    AdamW optimizer(parameters);
+    std::ranges::reverse(parameters);
+    AdamW other(parameters);
+    other.set_lr(0.25);
+    set_optim_state(optimizer, optim_state(other));
+    EXPECT_EQ(optimizer.options().lr, 0.25);
   });
 }
 

@@ -1,7 +1,9 @@
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "optim/adamw_group.h"
 #include "optim/fields.h"
@@ -59,13 +61,14 @@ void add_state(Value& state, const AdamWState& of, const ShardedParameter& param
 
 void require_same_parameters(const Value& names, const std::vector<ShardedParameter>& parameters,
                              std::size_t group) {
-  const auto& listed = names.items();
-  const auto ours = names_of(parameters);
-  bool same = listed.size() == ours.size();
-  for (std::size_t i = 0; same && i < listed.size(); ++i) {
-    same = listed[i].is(Value::Kind::string) && listed[i].as_string() == ours[i];
-  }
-  if (same) return;
+  std::vector<std::string> listed;
+  for (const auto& name : names.items())
+    listed.push_back(name.is(Value::Kind::string) ? name.as_string() : std::string());
+  auto ours = names_of(parameters);
+  // Their order is that of units: state is found by name.
+  std::ranges::sort(listed);
+  std::ranges::sort(ours);
+  if (listed == ours) return;
   throw Error(ErrorCode::mismatch, "the group holds other parameters in the checkpoint (" +
                                        std::to_string(listed.size()) + ") than in the optimizer (" +
                                        std::to_string(ours.size()) + ")")
