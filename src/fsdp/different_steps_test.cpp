@@ -202,6 +202,21 @@ TEST_P(DifferentStepsOfCopies, OneRankGoesOnWithoutItsBackward) {
   }
 }
 
+// It has made as many forwards as the others when its gradients meet theirs.
+TEST_P(DifferentStepsOfCopies, OneRankLeavesOutABackwardAmongSeveral) {
+  const auto found = texts([](Mesh& mesh, Net& net) {
+    const auto accumulate = [&](int step, int count) {
+      const NoSync no_sync(net);
+      for (int micro = 0; micro < count; ++micro)
+        loss_of(net, batch_of(step, micro, mesh)).backward();
+    };
+    if (mesh.rank() == 1) static_cast<void>(loss_of(net, batch_of(1, 0, mesh)));
+    accumulate(1, mesh.rank() == 1 ? 1 : 2);
+    loss_of(net, batch_of(1, 2, mesh)).backward();
+  });
+  for (const auto& text : found) EXPECT_THAT(text, HasSubstr("mismatch: "));
+}
+
 TEST_P(DifferentStepsOfCopies, OneRankSynchronisesNothingInAStep) {
   const auto found = texts([](Mesh& mesh, Net& net) {
     {

@@ -416,6 +416,7 @@ void Root::begin_backward() {
     if (const auto self = weak.lock()) self->finish_backward();
   });
   in_backward_ = true;
+  ++backwards_;
 }
 
 void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version) {
@@ -522,13 +523,14 @@ void Root::reset() {
   }
   in_backward_ = false;
   failed_ = false;
-  passes_ = 0;
+  passes_ = backwards_ = 0;
   ++resets_;
 }
 
 std::uint32_t Root::pass_number() const noexcept {
-  constexpr std::uint32_t kPassesBetweenResets = 4099;  // few resets and many passes do not meet
-  return passes_ + kPassesBetweenResets * resets_;
+  // Primes: a forward without backward here does not make up for another step there.
+  constexpr std::uint32_t kBackward = 17, kReset = 4099;
+  return passes_ + kBackward * backwards_ + kReset * resets_;
 }
 
 }  // namespace tessera::detail

@@ -98,6 +98,7 @@ class Root : public std::enable_shared_from_this<Root> {
   std::deque<std::shared_ptr<Unit>> reducing_;     // oldest first
   std::int64_t steps_ = 0;                         // passes with gradients
   std::uint32_t passes_ = 0;                       // of those in training, since the last reset
+  std::uint32_t backwards_ = 0;                    // likewise
   std::uint32_t resets_ = 0;
   bool in_backward_ = false;
   bool failed_ = false;
