@@ -124,6 +124,7 @@ struct Case {
   std::uint64_t seed = 0;
   int width = 6;
   Precision precision = Precision::fp32;
+  bool rough = false;  // compared up to what many steps make of a rounding
   OptimizerKind optimizer = OptimizerKind::sgd;
   std::vector<Block> blocks;
   std::vector<Phase> phases;

@@ -134,7 +134,11 @@ void settle_block(const Case& drawn, int index, Block& block) {
   if (!can_be_frozen(drawn, index) || block.kind == BlockKind::empty) block.frozen = Frozen::no;
   if (block.frozen == Frozen::first && any_style(Style::flat)) block.frozen = Frozen::all;
   // Buckets leave while backward goes on: a gradient must not come twice.
-  const bool comes_twice = block.twice || shares_weight(drawn, index);
+  const bool has_two_forwards = std::ranges::any_of(drawn.phases, [](const Phase& phase) {
+    return std::ranges::any_of(
+        phase.steps, [](const Step& step) { return step.action == Action::train_twice_forward; });
+  });
+  const bool comes_twice = block.twice || has_two_forwards || shares_weight(drawn, index);
   const bool has_buckets = std::ranges::any_of(
       drawn.phases, [&](const Phase& phase) { return stays_whole(phase.layout, drawn.precision); });
   if (comes_twice && has_buckets) block.checkpoint = false;

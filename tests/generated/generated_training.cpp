@@ -138,15 +138,16 @@ int main(int argc, char** argv) {
     if (!verdict.failure.empty()) {
       ++wrong;
       report(drawn, verdict.failure);
-    } else if (drawn.odd == Odd::nothing) {
+    } else if (drawn.odd == Odd::nothing && verdict.note.empty()) {
       ++alike;
     } else {
       ++notes[verdict.note];
     }
   }
   std::printf(
-      "%d trainings equal to one process; a rank differs: %d errors, %d equal; %d wrong; "
-      "the longest took %.1f s; next seed %llu\n",
-      alike, notes["error"], notes["equal"], wrong, longest, static_cast<unsigned long long>(seed));
+      "%d trainings equal to one process, %d but for rounding, %d refused; a rank differs: %d "
+      "errors, %d equal; %d wrong; the longest took %.1f s; next seed %llu\n",
+      alike, notes["rounding"], notes["refused"], notes["error"], notes["equal"], wrong, longest,
+      static_cast<unsigned long long>(seed));
   return wrong == 0 ? 0 : 1;
 }
