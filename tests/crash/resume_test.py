@@ -74,12 +74,21 @@ class Job:
             fail(f"{self.target.name} did not go on: {err.strip()}")
         return json.loads(out)
 
-    def kill_after(self, units, rng):
-        """Kills a run when its journal has so many units, a moment later. None: it was done before."""
+    def is_under_way(self):
+        """A run was killed, and not so late that its target may have its name."""
+        journal = self.left / "journal"
+        return journal.exists() and b'"published"' not in journal.read_bytes()
+
+    def remove(self):
+        for path in (self.target, self.left):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    def kill_after(self, units, moment):
+        """Kills a run when its journal has so many units, a moment later. None: the kill came first."""
         run = self.start()
         while run.poll() is None and self.units() < units:
             time.sleep(0.0005)
-        time.sleep(rng.choice([0, 0.0005, 0.002, 0.01, 0.03]))
+        time.sleep(moment)
         run.send_signal(signal.SIGKILL)
         out, err = run.communicate()
         return None if run.returncode == -signal.SIGKILL else self.report(run.returncode, out, err)
@@ -94,9 +103,9 @@ def damage(job, rng):
 
     Not the journal of a target that may have its name: without it the target is somebody else's, and stays.
     """
-    journal = job.left / "journal"
-    if not journal.exists() or b'"published"' in journal.read_bytes():
+    if not job.is_under_way():
         return "published"
+    journal = job.left / "journal"
     files = sorted(path for path in (job.left / "new").rglob("*") if path.is_file() and path.stat().st_size > 0)
     how = rng.choice(["nothing", "nothing", "flip", "cut", "journal cut", "journal flip", "journal of another"])
     if how in ("flip", "cut") and files:
@@ -139,18 +148,32 @@ def interrupted(job, rng):
     """Kills and damages in turns; the report of a run that got through, and what was done to the leftovers."""
     hows = []
     for _ in range(rng.randint(1, 3)):
-        done = job.kill_after(rng.randint(0, job.all_units), rng)
+        done = job.kill_after(rng.randint(0, job.all_units), rng.choice([0, 0.0005, 0.002, 0.01, 0.03]))
         if done:
             return done, hows
         hows.append(damage(job, rng))
     return None, hows
 
 
+def kill_late(job):
+    """One kill when half is done. A run may be through before the kill gets there: then once more."""
+    for _ in range(100):
+        done = job.kill_after(job.all_units // 2, 0)
+        if not done and job.is_under_way():
+            return
+        job.remove()
+    fail(f"{job.target.name}: every run ended before it was killed")
+
+
 def one_run(tessera, job, reference, rng, late):
-    """`late`: one kill when most is done, and no damage; bytes must have been kept then."""
-    done, hows = (job.kill_after(job.all_units // 2, rng), ["killed late"]) if late else interrupted(job, rng)
+    """`late`: one kill when half is done, and no damage; bytes must have been kept then."""
+    done, hows = None, ["killed late"]
+    if late:
+        kill_late(job)
+    else:
+        done, hows = interrupted(job, rng)
     report = done or job.finish()
-    if late and not done and report["bytes_resumed"] < TENSORS // 3 * TENSOR_BYTES:
+    if late and report["bytes_resumed"] < TENSORS // 3 * TENSOR_BYTES:
         fail(f"{job.target.name}: {report['bytes_resumed']} bytes were kept of a run that was killed late")
     if job.left.exists():
         fail(f"{job.left} is still there")
