@@ -33,7 +33,8 @@ void write(const tessera::Value& tree, const std::filesystem::path& out) {
     crcs[i] = tessera::crc32(bytes);
     sink->write_at(slot.offset, bytes);
   });
-  for (const auto& segment : writer.finish(crcs)) sink->write_at(segment.offset, segment.bytes);
+  writer.finish(
+      crcs, [&](std::uint64_t offset, tessera::ByteView bytes) { sink->write_at(offset, bytes); });
   sink->commit();
   store->sync();
 }

@@ -149,6 +149,8 @@ class Value {
   [[nodiscard]] bool is(Kind kind) const noexcept { return this->kind() == kind; }
   // Equal for two handles of one node only.
   [[nodiscard]] const void* identity() const noexcept;
+  // Whether the node has other handles than this one, so that its identity outlives it.
+  [[nodiscard]] bool is_shared() const noexcept { return node_.use_count() > 1; }
 
   // Each throws `mismatch` saying what was found when the node is of another kind. References and
   // pointers into the tree live as long as the node that they lead into. Of a temporary there are

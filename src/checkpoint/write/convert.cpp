@@ -41,8 +41,15 @@ void require_sensible(const ConvertOptions& options) {
   }
 }
 
-// What the target gets of the source.
+// Whether the target gets the source's leaves as they are: there may be a million, and no copy.
+bool takes_all(const ConvertOptions& options) {
+  return options.to == CheckpointKind::torch_file && !options.dequantize && options.only.empty() &&
+         options.rename.empty() && !options.dtype;
+}
+
+// What the target gets of the source; nothing where it takes all.
 std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions& options) {
+  if (takes_all(options)) return {};
   try {
     std::vector<Leaf> leaves = options.dequantize
                                    ? dequantized(checkpoint.leaves, *options.dequantize)
@@ -50,13 +57,12 @@ std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions&
     leaves = select(leaves, options.only);
     rename(leaves, options.rename);
     if (options.dtype) convert_floating(leaves, *options.dtype);
-    if (options.to != CheckpointKind::torch_file) require_flat_names(leaves);
-    if (options.to == CheckpointKind::safetensors) add_inner_tensors(leaves);
+    if (options.to == CheckpointKind::torch_file) return leaves;
     // A torch.save file keeps views as they are; whatever it writes anew goes through a reader.
+    require_flat_names(leaves);
+    if (options.to == CheckpointKind::safetensors) add_inner_tensors(leaves);
     for (const Leaf& leaf : leaves) {
-      const bool dense = options.to != CheckpointKind::torch_file;
-      if (dense && leaf.value.is(Value::Kind::tensor))
-        require_bounded(leaf.value.as_tensor(), leaf.name);
+      if (leaf.value.is(Value::Kind::tensor)) require_bounded(leaf.value.as_tensor(), leaf.name);
     }
     return leaves;
   } catch (Error& error) {
@@ -202,7 +208,8 @@ ConvertReport convert(const std::string& source, const std::string& target,
   require_going_on(options.stop);
   require_sensible(options);
   const Checkpoint checkpoint = open_checkpoint(source, options.open);
-  const std::vector<Leaf> leaves = leaves_for(checkpoint, options);
+  const std::vector<Leaf> chosen = leaves_for(checkpoint, options);
+  const std::vector<Leaf>& leaves = takes_all(options) ? checkpoint.leaves : chosen;
   const bool in_parts = options.max_shard_size > 0;
   const Target where = target_of(target, options.to, in_parts);
   const bool names_file = std::filesystem::path(target).extension() == ".safetensors";

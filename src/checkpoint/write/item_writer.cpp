@@ -67,7 +67,7 @@ dcp::Item ItemWriter::value(const Value& value) {
     scratch_.resize(window_);
     const std::uint64_t at = offset_ + slot.offset;
     if (slot.storage) return write_storage(sink_, at, *slot.storage, scratch_);
-    const Tensor& tensor = *slot.tensors.at(0);
+    const Tensor& tensor = *slot.tensor;
     TensorReader reader(tensor, "");
     const std::size_t element = size_of(tensor.dtype);
     return write_elements(
@@ -86,8 +86,9 @@ dcp::Item ItemWriter::archive(const Value& tree, const SlotWriter& write_slot) {
     sink_.write_at(offset_ + segment.offset, segment.bytes);
   std::vector<std::uint32_t> crcs;
   for (const auto& slot : archive.slots()) crcs.push_back(write_slot(slot));
-  for (const auto& segment : archive.finish(crcs))
-    sink_.write_at(offset_ + segment.offset, segment.bytes);
+  archive.finish(crcs, [this](std::uint64_t offset, ByteView bytes) {
+    sink_.write_at(offset_ + offset, bytes);
+  });
   dcp::Item item{path_, offset_, archive.size(), {}};
   offset_ += archive.size();
   return item;

@@ -111,13 +111,28 @@ std::uint32_t stream_slot(const ConvertJob& job, const Archive& archive,
       return {stream_storage(job, *slot.storage, out, slot.offset), {}};
     });
   }
-  const Tensor& tensor = *slot.tensors.at(0);
-  const auto parts = archive.parts.find(&tensor);
-  return parts == archive.parts.end() ? stream_tensor(job, "", tensor, sink, slot.offset)
-                                      : stream_parts(job, tensor, parts->second, sink, slot);
+  const Tensor& tensor = *slot.tensor;
+  if (const auto parts = archive.parts.find(&tensor); parts != archive.parts.end())
+    return stream_parts(job, tensor, parts->second, sink, slot);
+  if (const Leaf* whole = archive.wholes.find(tensor))
+    return stream_parts(job, tensor, {whole_part(*whole)}, sink, slot);
+  return stream_tensor(job, "", tensor, sink, slot.offset);
 }
 
 }  // namespace
+
+void Wholes::sort() {
+  std::stable_sort(list_.begin(), list_.end(), [](const Entry& a, const Entry& b) {
+    return std::less<>()(a.tensor, b.tensor);
+  });
+}
+
+const Leaf* Wholes::find(const Tensor& tensor) const {
+  const auto found =
+      std::lower_bound(list_.begin(), list_.end(), &tensor,
+                       [](const Entry& a, const Tensor* b) { return std::less<>()(a.tensor, b); });
+  return found == list_.end() || found->tensor != &tensor ? nullptr : found->source;
+}
 
 ArchivePart whole_part(const Leaf& source) {
   const Shape& shape = source.value.as_tensor().shape;
@@ -139,7 +154,7 @@ void write_archive(const ConvertJob& job, const Archive& archive, int threads) {
   parallel_for(threads, writer.slots().size(), [&](std::size_t i) {
     crcs[i] = stream_slot(job, archive, writer.slots()[i], *sink);
   });
-  for (const auto& segment : writer.finish(crcs)) sink->write_at(segment.offset, segment.bytes);
+  writer.finish(crcs, [&](std::uint64_t offset, ByteView bytes) { sink->write_at(offset, bytes); });
   job.before_visible();
   sink->commit();
   IoReport report;

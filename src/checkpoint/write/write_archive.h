@@ -18,11 +18,27 @@ struct ArchivePart {
   std::int64_t count = 0;  // elements
 };
 
+// Tensors that have the elements of one tensor of the source each: there may be a million.
+class Wholes {
+ public:
+  void add(const Tensor& tensor, const Leaf& source) { list_.push_back({&tensor, &source}); }
+  void sort();  // after the last `add`; of two sources of a tensor the first one counts
+  [[nodiscard]] const Leaf* find(const Tensor& tensor) const;  // null: it is not one of them
+
+ private:
+  struct Entry {
+    const Tensor* tensor;
+    const Leaf* source;
+  };
+  std::vector<Entry> list_;
+};
+
 struct Archive {
   std::string file;  // object of the store
   Value tree;
   // What the tensor leaves of `tree` that have no pieces hold, in row-major order.
   std::unordered_map<const Tensor*, std::vector<ArchivePart>> parts;
+  Wholes wholes = {};  // the same for leaves that are one part
 };
 
 // The part that is all of `source`.

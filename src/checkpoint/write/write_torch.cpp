@@ -10,13 +10,15 @@ Archive fresh_archive(const ConvertJob& job) {
   std::vector<Leaf> leaves = job.leaves;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     if (!leaves[i].value.is(Value::Kind::tensor)) continue;
-    Tensor tensor = leaves[i].value.as_tensor();
-    if (tensor.bare_storage) continue;  // its bytes are copied as they are
-    require_bounded(tensor, leaves[i].name);
-    tensor.pieces.clear();
+    const Tensor& source = leaves[i].value.as_tensor();
+    if (source.bare_storage) continue;  // its bytes are copied as they are
+    require_bounded(source, leaves[i].name);
+    Tensor tensor = source;
+    tensor.pieces = {};
     leaves[i].value = Value(std::move(tensor));
-    archive.parts.emplace(&leaves[i].value.as_tensor(), std::vector{whole_part(job.leaves[i])});
+    archive.wholes.add(leaves[i].value.as_tensor(), job.leaves[i]);
   }
+  archive.wholes.sort();
   archive.tree = unflatten(leaves);
   return archive;
 }
@@ -26,8 +28,9 @@ Archive own_archive(const ConvertJob& job) {
   Archive archive{job.name, *job.source.root, {}};
   for (const Leaf& leaf : job.leaves) {
     if (!leaf.value.is(Value::Kind::tensor)) continue;
-    archive.parts.emplace(&leaf.value.as_tensor(), std::vector{whole_part(leaf)});
+    archive.wholes.add(leaf.value.as_tensor(), leaf);
   }
+  archive.wholes.sort();
   return archive;
 }
 

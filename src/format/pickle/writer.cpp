@@ -1,6 +1,7 @@
 // Writes what CPython's C pickler writes: the same opcodes, batches, memo entries and frames.
 #include <bit>
 #include <limits>
+#include <map>
 #include <unordered_map>
 
 #include "format/pickle/names.h"
@@ -51,9 +52,10 @@ class Writer {
   [[gnu::noinline]] bool save_persistent(const Value& value) {
     Value id;
     if (!options_.persistent_id(value, id)) return false;
+    ++making_;
     save_in_place(id);
     out_.op(Op::binpersid);
-    kept_.push_back(std::move(id));
+    forget(std::move(id));
     return true;
   }
 
@@ -156,13 +158,14 @@ class Writer {
   }
 
   [[gnu::noinline]] void save_replacement(const Value& value, Value replacement) {
+    ++making_;
     if (replacement.is(Kind::object)) {
       save_object(value, replacement.as_object());
     } else {
       save_in_place(replacement);
       if (const std::uint32_t* index = memo_entry(replacement)) set_memo_entry(value, *index);
     }
-    kept_.push_back(std::move(replacement));
+    forget(std::move(replacement));
   }
 
   [[gnu::noinline]] void save_string(const Value& value) {
@@ -336,8 +339,9 @@ class Writer {
     std::string name = value.global_name();
     if (const std::size_t dot = name.rfind('.'); dot != std::string::npos) {
       // A nested class is named through the class around it.
-      const Value outer = Value::global(module, name.substr(0, dot));
-      return save_call(value, "builtins", "getattr", Value::tuple({outer, name.substr(dot + 1)}));
+      return save_call(
+          value, "builtins", "getattr",
+          Value::tuple({Value::global(module, name.substr(0, dot)), name.substr(dot + 1)}));
     }
     to_python2(module, name);
     for (const char c : module + name) {
@@ -353,8 +357,9 @@ class Writer {
   // `callable(*arguments)` in the place of `value`.
   [[gnu::noinline]] void save_call(const Value& value, const char* module, const char* name,
                                    Value arguments) {
-    save_object(value,
-                {.callable = well_known(module, name), .arguments = keep(std::move(arguments))});
+    ++making_;
+    save_object(value, {.callable = well_known(module, name), .arguments = arguments});
+    forget(std::move(arguments));
   }
 
   void save_object(const Value& value, const Object& object) {
@@ -383,7 +388,7 @@ class Writer {
 
   // One node for each name that the writer itself mentions; modules are interned strings in Python.
   Value well_known(const char* module, const char* name) {
-    Value& global = well_known_[std::string(module) + "." + name];
+    Value& global = well_known_[{module, name}];
     if (global.is(Kind::none)) {
       Value& of_module = modules_[module];
       if (of_module.is(Kind::none)) of_module = Value(module);
@@ -392,28 +397,38 @@ class Writer {
     return global;
   }
 
-  // A value that is made while writing stays alive, so that no later one gets its identity.
-  Value keep(Value value) {
-    kept_.push_back(value);
-    return value;
+  // Ends `made`, a value that was made while writing, for which `making_` was counted up before it
+  // was written. What ends leaves the memo, since a later value may get its identity; what others
+  // hold stays alive for it. A value is memoized after those inside of it, and so ends before them.
+  [[gnu::noinline]] void forget(Value made) {
+    if (--making_ > 0) return;
+    made = {};
+    for (; !memoized_.empty(); memoized_.pop_back()) {
+      Value& last = memoized_.back();
+      if (last.is_shared()) {
+        kept_.push_back(std::move(last));
+      } else {
+        by_identity_.erase(last.identity());
+      }
+    }
   }
 
-  // Memo. Python has only one object for a class, so globals are known by their names.
+  // Memo. Python has only one object for a class, so globals are known by their names too.
   const std::uint32_t* memo_entry(const Value& value) const {
-    if (value.is(Kind::global)) {
-      const auto found = by_name_.find(full_name(value));
-      return found == by_name_.end() ? nullptr : &found->second;
-    }
+    if (!value.is_shared() && !value.is(Kind::global)) return nullptr;
     const auto found = by_identity_.find(value.identity());
-    return found == by_identity_.end() ? nullptr : &found->second;
+    if (found != by_identity_.end()) return &found->second;
+    if (!value.is(Kind::global)) return nullptr;
+    const auto named = by_name_.find(full_name(value));
+    return named == by_name_.end() ? nullptr : &named->second;
   }
 
+  // A node that one place holds is met once: its place is in one that is met once, or known itself.
   void set_memo_entry(const Value& value, std::uint32_t index) {
-    if (value.is(Kind::global)) {
-      by_name_[full_name(value)] = index;
-    } else {
-      by_identity_[value.identity()] = index;
-    }
+    if (value.is(Kind::global)) by_name_[full_name(value)] = index;
+    if (!value.is_shared()) return;
+    by_identity_[value.identity()] = index;
+    if (making_ > 0) memoized_.push_back(value);
   }
 
   static std::string full_name(const Value& global) {
@@ -450,10 +465,12 @@ class Writer {
   std::uint32_t memo_size_ = 0;
   std::unordered_map<const void*, std::uint32_t> by_identity_;
   std::unordered_map<std::string, std::uint32_t> by_name_;
-  std::unordered_map<std::string, Value> well_known_;
-  std::unordered_map<std::string, Value> modules_;
+  std::map<std::pair<std::string_view, std::string_view>, Value> well_known_;
+  std::map<std::string_view, Value> modules_;
   Value latin1_ = "latin1";
-  std::vector<Value> kept_;
+  int making_ = 0;               // values that were made while writing, one inside of the other
+  std::vector<Value> memoized_;  // since the outermost of them
+  std::vector<Value> kept_;      // of these what others hold
 };
 
 }  // namespace

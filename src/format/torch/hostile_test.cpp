@@ -18,9 +18,10 @@ std::vector<std::byte> archive(const Records& records) {
     file.insert(file.end(), bytes.begin(), bytes.end());
   };
   for (const auto& [name, data] : records) {
-    const std::size_t index = writer.placed().size();
+    const std::size_t index = writer.count();
     const auto bytes = std::as_bytes(std::span(data));
-    append(writer.add(name, data.size()).header);
+    writer.add(name, data.size());
+    append(writer.header(index));
     append(bytes);
     append(writer.descriptor(index, crc32(bytes)));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,9 +49,9 @@ class Writer {
     std::vector<std::byte> bytes;
   };
   struct Slot {
-    std::uint64_t offset = 0;            // from the archive's start
-    std::uint64_t size = 0;              // bytes
-    std::vector<const Tensor*> tensors;  // leaves of the tree that are views of it
+    std::uint64_t offset = 0;        // from the archive's start
+    std::uint64_t size = 0;          // bytes
+    const Tensor* tensor = nullptr;  // the first leaf of the tree that is a view of it
     // The storage that the leaves share; null: one fresh, contiguous tensor gathered from its
     // pieces.
     std::shared_ptr<Storage> storage;
@@ -62,8 +63,10 @@ class Writer {
   Writer(const Value& tree, const std::string& root);
   [[nodiscard]] const std::vector<Segment>& fixed() const noexcept { return fixed_; }
   [[nodiscard]] const std::vector<Slot>& slots() const noexcept { return slots_; }
-  // All bytes that are neither `fixed` nor a slot's, in ascending order: they depend on data. Once.
-  [[nodiscard]] std::vector<Segment> finish(const std::vector<std::uint32_t>& slot_crcs);
+  // Hands all bytes that are neither `fixed` nor a slot's to `put`, in ascending order: they depend
+  // on data. Once.
+  using Put = std::function<void(std::uint64_t offset, ByteView bytes)>;
+  void finish(const std::vector<std::uint32_t>& slot_crcs, const Put& put);
   // Total size of the archive.
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -59,45 +60,46 @@ class Pickler {
     std::size_t slot = 0;
     std::string_view class_name;
     Value key;
-    std::string location;
-    std::shared_ptr<const Value> strings;  // as in Storage
   };
 
   Value storage_id(const Tensor& bare) {
     const std::shared_ptr<Storage>& storage = bare.pieces.at(0).storage;
+    if (!storage) return id_of(fresh_, cpu_, storage_);
     // The stand-in that `reduced` makes has no shape; a storage in the tree has one.
-    if (!bare.shape.empty()) known(storage, class_name(*storage), storage, bare);
-    Known& found = known_.at(storage.get());
-    const std::size_t size = size_of(storage_class(found.class_name).dtype);
-    const auto count = narrow<std::int64_t>(slots_[found.slot].size / size);
-    if (found.strings && found.strings->items()[1].as_string() == found.location) {
-      const Value::List& strings = found.strings->items();
-      return Value::tuple(
-          {strings[0], class_global(found.class_name), found.key, strings[1], Value(count)});
+    if (!bare.shape.empty()) known(storage, class_name(*storage), bare);
+    const Known& found = known_.at(storage.get());
+    if (storage->id_strings) {
+      const Value::List& strings = storage->id_strings->items();
+      if (strings[1].as_string() == storage->location) return id_of(found, strings[1], strings[0]);
     }
     // torch has one string for "cpu" and makes "cuda:0" anew each time.
-    const Value location = found.location == "cpu" ? cpu_ : Value(found.location);
-    return Value::tuple(
-        {storage_, class_global(found.class_name), found.key, location, Value(count)});
+    return id_of(found, storage->location == "cpu" ? cpu_ : Value(storage->location), storage_);
   }
 
-  // Registers `leaf` as a view of `storage`. `shared`: what the slot says, null for a gathered
-  // tensor.
-  void known(const std::shared_ptr<Storage>& storage, std::string_view name,
-             const std::shared_ptr<Storage>& shared, const Tensor& leaf) {
+  Value id_of(const Known& of, const Value& location, const Value& word) {
+    const std::size_t size = size_of(storage_class(of.class_name).dtype);
+    const auto count = narrow<std::int64_t>(slots_[of.slot].size / size);
+    Value& global = classes_[of.class_name];
+    if (global.is(Kind::none)) global = class_global(of.class_name);
+    return Value::tuple({word, global, of.key, location, Value(count)});
+  }
+
+  Known add_slot(std::uint64_t size, std::string_view name, const Tensor& leaf,
+                 std::shared_ptr<Storage> storage) {
+    const std::size_t slot = slots_.size();
+    slots_.push_back({0, size, &leaf, std::move(storage)});
+    return {slot, name, Value(std::to_string(slot))};
+  }
+
+  // Registers `leaf` as a view of `storage`.
+  void known(const std::shared_ptr<Storage>& storage, std::string_view name, const Tensor& leaf) {
     auto [found, added] = known_.try_emplace(storage.get());
-    if (added) {
-      found->second = {slots_.size(), name, Value(std::to_string(slots_.size())), storage->location,
-                       storage->id_strings};
-      slots_.push_back({0, storage->size, {}, shared});
-      alive_.push_back(storage);
-    }
+    if (added) found->second = add_slot(storage->size, name, leaf, storage);
     if (found->second.class_name != name) {
       throw Error(ErrorCode::invalid_argument,
                   "tensors of two types share a storage: " + std::string(name) + " and " +
                       std::string(found->second.class_name));
     }
-    slots_[found->second.slot].tensors.push_back(&leaf);
   }
 
   // A tensor keeps its storage when the storage holds all of it as plain elements.
@@ -122,13 +124,12 @@ class Pickler {
       offset = piece.storage_offset;
       strides = piece.strides.empty() ? torch_strides(tensor.shape) : piece.strides;
       require_inside({offset, tensor.shape, strides}, tensor.dtype, storage->size);
-      known(storage, class_name(tensor.dtype), storage, tensor);
+      known(storage, class_name(tensor.dtype), tensor);
     } else {
-      storage = std::make_shared<Storage>();
-      storage->size = checked_mul<std::uint64_t>(narrow<std::uint64_t>(numel(tensor.shape)),
-                                                 size_of(tensor.dtype));
+      const auto size = checked_mul<std::uint64_t>(narrow<std::uint64_t>(numel(tensor.shape)),
+                                                   size_of(tensor.dtype));
       strides = torch_strides(tensor.shape);
-      known(storage, class_name(tensor.dtype), nullptr, tensor);
+      fresh_ = add_slot(size, class_name(tensor.dtype), tensor, nullptr);
     }
     Tensor stand_in;
     stand_in.bare_storage = true;
@@ -168,7 +169,8 @@ class Pickler {
 
   std::vector<Writer::Slot>& slots_;
   std::unordered_map<const Storage*, Known> known_;
-  std::vector<std::shared_ptr<Storage>> alive_;  // so that no address is used twice
+  Known fresh_;                                // of the gathered tensor whose stand-in is next
+  std::map<std::string_view, Value> classes_;  // one node for each
   // Strings and functions that are one object each in Python.
   Value storage_ = "storage";
   Value cpu_ = "cpu";
@@ -210,64 +212,65 @@ Writer::Writer(const Value& tree, const std::string& root) {
   } catch (const Error& error) {
     throw Error(ErrorCode::invalid_argument, "the archive folder is not UTF-8");
   }
-  const std::vector<std::byte> pickle = Pickler(slots_).run(tree);
+  std::vector<std::byte> pickle = Pickler(slots_).run(tree);
   const std::string prefix = root + "/";
-  Segment front;
   const auto add_fixed = [&](const char* name, ByteView bytes) {
-    const std::size_t index = fixed_crcs_.size();
-    append(front.bytes, zip_.add(prefix + name, bytes.size()).header);
-    append(front.bytes, bytes);
+    zip_.add(prefix + name, bytes.size());
     fixed_crcs_.push_back(crc32(bytes));
-    append(front.bytes, zip_.descriptor(index, fixed_crcs_.back()));
+    return fixed_crcs_.size() - 1;
   };
-  add_fixed(kPickle, pickle);
-  for (const auto& [label, text] : kLabels) add_fixed(label, view(text));
+  // The pickle may be large: what is around it is put around it.
+  std::size_t index = add_fixed(kPickle, pickle);
+  std::vector<std::byte>& front = fixed_.emplace_back().bytes;
+  front = std::move(pickle);
+  const std::vector<std::byte> header = zip_.header(index);
+  front.insert(front.begin(), header.begin(), header.end());
+  append(front, zip_.descriptor(index, fixed_crcs_[index]));
+  for (const auto& [label, text] : kLabels) {
+    index = add_fixed(label, view(text));
+    append(front, zip_.header(index));
+    append(front, view(text));
+    append(front, zip_.descriptor(index, fixed_crcs_[index]));
+  }
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const zip::Writer::Placed& placed =
-        zip_.add(prefix + "data/" + std::to_string(i), slots_[i].size);
-    slots_[i].offset = placed.data_offset;
-    if (i == 0) append(front.bytes, placed.header);
+    slots_[i].offset = zip_.add(prefix + "data/" + std::to_string(i), slots_[i].size).data_offset;
   }
   zip_.add(prefix + kVersion.first, view(kVersion.second).size());
   zip_.add(prefix + kSerializationId, kSerializationIdSize);
   size_ = checked_add(zip_.tail_offset(), zip_.tail_size());
-  fixed_.push_back(std::move(front));
+  if (!slots_.empty()) append(front, zip_.header(index + 1));
 }
 
-std::vector<Writer::Segment> Writer::finish(const std::vector<std::uint32_t>& slot_crcs) {
+void Writer::finish(const std::vector<std::uint32_t>& slot_crcs, const Put& put) {
   if (slot_crcs.size() != slots_.size()) {
     throw Error(ErrorCode::invalid_argument, std::to_string(slot_crcs.size()) + " checksums for " +
                                                  std::to_string(slots_.size()) + " storages");
   }
   std::uint64_t crcs = 0;
   for (const std::uint32_t crc : fixed_crcs_) crcs = combine(crcs, crc);
-  const std::vector<zip::Writer::Placed>& placed = zip_.placed();
   std::size_t record = fixed_crcs_.size();
-  std::vector<Segment> segments;
+  std::vector<std::byte> bytes = slots_.empty() ? zip_.header(record) : std::vector<std::byte>();
+  std::uint64_t at = zip_.placed(record).header_offset;  // of `bytes`
   for (std::size_t i = 0; i < slots_.size(); ++i, ++record) {
-    Segment& segment = segments.emplace_back();
-    segment.offset = placed[record].descriptor_offset;
-    segment.bytes = zip_.descriptor(record, slot_crcs[i]);
+    if (!bytes.empty()) put(at, bytes);
+    at = zip_.placed(record).descriptor_offset;
+    bytes = zip_.descriptor(record, slot_crcs[i]);
     // A record without data has no descriptor, and counts for nothing.
     if (slots_[i].size != 0) crcs = combine(crcs, slot_crcs[i]);
-    append(segment.bytes, placed[record + 1].header);
+    append(bytes, zip_.header(record + 1));
   }
-  if (slots_.empty()) {
-    segments.push_back({placed[record].header_offset, placed[record].header});
-  }
-  std::vector<std::byte>& end = segments.back().bytes;
   const auto close = [&](std::string_view text) {
     const std::uint32_t crc = crc32(view(text));
-    append(end, view(text));
-    append(end, zip_.descriptor(record, crc));
+    append(bytes, view(text));
+    append(bytes, zip_.descriptor(record, crc));
     crcs = combine(crcs, crc);
     ++record;
   };
   close(kVersion.second);
-  append(end, placed[record].header);
+  append(bytes, zip_.header(record));
   close(serialization_id(slots_.size(), crcs));
-  append(end, zip_.tail());
-  return segments;
+  put(at, bytes);
+  put(zip_.tail_offset(), zip_.tail());
 }
 
 }  // namespace tessera::torch_file

@@ -58,24 +58,21 @@ void gather(const Tensor& tensor, MutableByteView out) {
 std::vector<std::byte> write(const Value& tree, const std::string& root) {
   Writer writer(tree, root);
   std::vector<std::byte> bytes(writer.size());
-  const auto place = [&](const std::vector<Writer::Segment>& segments) {
-    for (const Writer::Segment& segment : segments) {
-      std::copy(segment.bytes.begin(), segment.bytes.end(),
-                bytes.begin() + static_cast<std::ptrdiff_t>(segment.offset));
-    }
+  const auto place = [&](std::uint64_t offset, ByteView part) {
+    std::copy(part.begin(), part.end(), bytes.begin() + static_cast<std::ptrdiff_t>(offset));
   };
-  place(writer.fixed());
+  for (const Writer::Segment& segment : writer.fixed()) place(segment.offset, segment.bytes);
   std::vector<std::uint32_t> crcs;
   for (const Writer::Slot& slot : writer.slots()) {
     const MutableByteView out = MutableByteView(bytes).subspan(slot.offset, slot.size);
     if (slot.storage) {
       read(*slot.storage, 0, out);
     } else {
-      gather(*slot.tensors.front(), out);
+      gather(*slot.tensor, out);
     }
     crcs.push_back(crc32(out));
   }
-  place(writer.finish(crcs));
+  writer.finish(crcs, place);
   return bytes;
 }
 

@@ -21,10 +21,11 @@ std::vector<std::byte> archive(const std::vector<std::pair<std::string, std::str
   Writer writer;
   std::vector<std::byte> file;
   for (const auto& [name, data] : records) {
-    const std::size_t index = writer.placed().size();
-    const Writer::Placed placed = writer.add(name, data.size());
+    const std::size_t index = writer.count();
+    writer.add(name, data.size());
+    const std::vector<std::byte> header = writer.header(index);
     const auto* bytes = reinterpret_cast<const std::byte*>(data.data());
-    file.insert(file.end(), placed.header.begin(), placed.header.end());
+    file.insert(file.end(), header.begin(), header.end());
     file.insert(file.end(), bytes, bytes + data.size());
     const auto descriptor = writer.descriptor(index, crc32({bytes, data.size()}));
     file.insert(file.end(), descriptor.begin(), descriptor.end());
@@ -107,7 +108,8 @@ TEST(ZipArchive, ChecksData) {
 // torch.serialization.set_crc32_options(False) records 0 everywhere.
 TEST(ZipArchive, ZeroCrcIsNotComputed) {
   Writer writer;
-  std::vector<std::byte> file = writer.add("a/b", 3).header;
+  writer.add("a/b", 3);
+  std::vector<std::byte> file = writer.header(0);
   for (const char c : std::string("abc")) file.push_back(static_cast<std::byte>(c));
   for (const auto& part : {writer.descriptor(0, 0), writer.tail()})
     file.insert(file.end(), part.begin(), part.end());

@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint64_t kMaxAlignment = 32768;
 constexpr std::uint16_t kPadding = 0x4246;  // "FB", the id of PyTorch's padding field
 
-void append(std::vector<std::byte>& to, const std::string& text) {
+void append(std::vector<std::byte>& to, std::string_view text) {
   const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
   to.insert(to.end(), bytes, bytes + text.size());
 }
@@ -67,57 +67,74 @@ Writer::Writer(std::uint64_t alignment) : alignment_(alignment) {
   }
 }
 
-const Writer::Placed& Writer::add(std::string name, std::uint64_t size) {
+Writer::Placed Writer::add(std::string_view name, std::uint64_t size) {
   if (name.empty() || name.size() > 0xFFFF) {
     throw Error(ErrorCode::invalid_argument,
                 "zip entry name of " + std::to_string(name.size()) + " bytes, expected 1 to 65535");
   }
-  Placed placed;
-  placed.header_offset = cursor_;
-  placed.size = size;
-  // The local header does not know the stored size yet and says 0.
-  const std::vector<std::byte> zip64 = zip64_field(size, 0, cursor_);
-  const std::uint64_t unpadded =
-      checked_add(cursor_, kLocalHeaderSize + name.size() + zip64.size() + 4);
-  const std::uint64_t padding = (alignment_ - unpadded % alignment_) % alignment_;
-  placed.data_offset = checked_add(unpadded, padding);
-  placed.descriptor_offset = checked_add(placed.data_offset, size);
-  placed.end = checked_add(placed.descriptor_offset, descriptor_size(size, cursor_));
-
-  placed.header.reserve(placed.data_offset - cursor_);
-  append_le(placed.header, kLocalHeader);
-  append_le(placed.header, std::uint16_t{0});  // version needed
-  append_le(placed.header, flags_of(size));
-  placed.header.insert(placed.header.end(), 2 + 2 + 2 + 4 + 4 + 4,
-                       std::byte{0});  // method ... sizes
-  append_le(placed.header, static_cast<std::uint16_t>(name.size()));
-  append_le(placed.header, static_cast<std::uint16_t>(zip64.size() + 4 + padding));
-  append(placed.header, name);
-  placed.header.insert(placed.header.end(), zip64.begin(), zip64.end());
-  append_le(placed.header, kPadding);
-  append_le(placed.header, static_cast<std::uint16_t>(padding));
-  placed.header.insert(placed.header.end(), padding, std::byte{'Z'});
-
+  entries_.push_back({cursor_, size, names_.size(), 0, static_cast<std::uint16_t>(name.size())});
+  names_ += name;
+  const Placed placed = this->placed(entries_.size() - 1);
   directory_size_ += kCentralHeaderSize + name.size() + zip64_field_size(size, cursor_);
   cursor_ = placed.end;
-  placed_.push_back(std::move(placed));
-  directory_.push_back({std::move(name), 0});
-  return placed_.back();
+  return placed;
+}
+
+std::string_view Writer::name_of(const Entry& entry) const {
+  return std::string_view(names_).substr(entry.name_begin, entry.name_size);
+}
+
+Writer::Placed Writer::placed(std::size_t index) const {
+  const Entry& entry = entries_.at(index);
+  Placed placed;
+  placed.header_offset = entry.header_offset;
+  placed.size = entry.size;
+  const std::uint64_t unpadded =
+      checked_add(entry.header_offset, kLocalHeaderSize + entry.name_size +
+                                           zip64_field_size(entry.size, entry.header_offset) + 4);
+  placed.data_offset = checked_add(unpadded, (alignment_ - unpadded % alignment_) % alignment_);
+  placed.descriptor_offset = checked_add(placed.data_offset, entry.size);
+  placed.end =
+      checked_add(placed.descriptor_offset, descriptor_size(entry.size, entry.header_offset));
+  return placed;
+}
+
+std::vector<std::byte> Writer::header(std::size_t index) const {
+  const Placed placed = this->placed(index);
+  const std::string_view name = name_of(entries_[index]);
+  // The local header does not know the stored size yet and says 0.
+  const std::vector<std::byte> zip64 = zip64_field(placed.size, 0, placed.header_offset);
+  const std::uint64_t whole = placed.data_offset - placed.header_offset;
+  const std::uint64_t padding = whole - kLocalHeaderSize - name.size() - zip64.size() - 4;
+  std::vector<std::byte> header;
+  header.reserve(whole);
+  append_le(header, kLocalHeader);
+  append_le(header, std::uint16_t{0});  // version needed
+  append_le(header, flags_of(placed.size));
+  header.insert(header.end(), 2 + 2 + 2 + 4 + 4 + 4, std::byte{0});  // method ... sizes
+  append_le(header, static_cast<std::uint16_t>(name.size()));
+  append_le(header, static_cast<std::uint16_t>(zip64.size() + 4 + padding));
+  append(header, name);
+  header.insert(header.end(), zip64.begin(), zip64.end());
+  append_le(header, kPadding);
+  append_le(header, static_cast<std::uint16_t>(padding));
+  header.insert(header.end(), padding, std::byte{'Z'});
+  return header;
 }
 
 std::vector<std::byte> Writer::descriptor(std::size_t index, std::uint32_t crc32) {
-  const Placed& placed = placed_.at(index);
-  directory_[index].crc32 = crc32;
+  Entry& entry = entries_.at(index);
+  entry.crc32 = crc32;
   std::vector<std::byte> bytes;
-  if (placed.size == 0) return bytes;
+  if (entry.size == 0) return bytes;
   append_le(bytes, kDescriptor);
   append_le(bytes, crc32);
-  if (large(placed.size) || large(placed.header_offset)) {
-    append_le(bytes, placed.size);
-    append_le(bytes, placed.size);
+  if (large(entry.size) || large(entry.header_offset)) {
+    append_le(bytes, entry.size);
+    append_le(bytes, entry.size);
   } else {
-    append_le(bytes, static_cast<std::uint32_t>(placed.size));
-    append_le(bytes, static_cast<std::uint32_t>(placed.size));
+    append_le(bytes, static_cast<std::uint32_t>(entry.size));
+    append_le(bytes, static_cast<std::uint32_t>(entry.size));
   }
   return bytes;
 }
@@ -129,26 +146,23 @@ std::uint64_t Writer::tail_size() const noexcept {
 std::vector<std::byte> Writer::tail() const {
   std::vector<std::byte> bytes;
   bytes.reserve(tail_size());
-  for (std::size_t i = 0; i < placed_.size(); ++i) {
-    const Placed& placed = placed_[i];
-    const Directory& entry = directory_[i];
-    const std::vector<std::byte> zip64 =
-        zip64_field(placed.size, placed.size, placed.header_offset);
+  for (const Entry& entry : entries_) {
+    const std::vector<std::byte> zip64 = zip64_field(entry.size, entry.size, entry.header_offset);
     append_le(bytes, kCentralHeader);
     append_le(bytes, std::uint32_t{0});  // made by, version needed
-    append_le(bytes, flags_of(placed.size));
+    append_le(bytes, flags_of(entry.size));
     bytes.insert(bytes.end(), 2 + 2 + 2, std::byte{0});  // method, time, date
     append_le(bytes, entry.crc32);
-    append_le(bytes, low(placed.size));
-    append_le(bytes, low(placed.size));
-    append_le(bytes, static_cast<std::uint16_t>(entry.name.size()));
+    append_le(bytes, low(entry.size));
+    append_le(bytes, low(entry.size));
+    append_le(bytes, static_cast<std::uint16_t>(entry.name_size));
     append_le(bytes, static_cast<std::uint16_t>(zip64.size()));
     bytes.insert(bytes.end(), 2 + 2 + 2 + 4, std::byte{0});  // comment, disk, attributes
-    append_le(bytes, low(placed.header_offset));
-    append(bytes, entry.name);
+    append_le(bytes, low(entry.header_offset));
+    append(bytes, name_of(entry));
     bytes.insert(bytes.end(), zip64.begin(), zip64.end());
   }
-  const std::uint64_t count = placed_.size();
+  const std::uint64_t count = entries_.size();
   const std::uint64_t size = bytes.size();
   append_le(bytes, kEnd64);
   append_le(bytes, std::uint64_t{kEnd64Size - 12});  // of what follows

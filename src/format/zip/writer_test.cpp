@@ -22,9 +22,9 @@ std::vector<std::byte> rewrite(const Archive& archive) {
   std::vector<std::byte> file;
   for (const Entry& entry : archive.entries()) {
     const std::vector<std::byte> data = archive.read(entry, 1 << 20);
-    const std::size_t index = writer.placed().size();
+    const std::size_t index = writer.count();
     const Writer::Placed placed = writer.add(entry.name, data.size());
-    put(file, placed.header_offset, placed.header);
+    put(file, placed.header_offset, writer.header(index));
     put(file, placed.data_offset, data);
     put(file, placed.descriptor_offset, writer.descriptor(index, crc32(data)));
   }
@@ -65,9 +65,9 @@ TEST(ZipWriter, Zip64) {
   Writer writer;
   for (const auto& record : golden["records"]) {
     const std::string name = record[0];
-    const std::size_t index = writer.placed().size();
+    const std::size_t index = writer.count();
     const Writer::Placed placed = writer.add("archive/" + name, record[1]);
-    EXPECT_TRUE(matches(placed.header_offset, placed.header)) << name;
+    EXPECT_TRUE(matches(placed.header_offset, writer.header(index))) << name;
     EXPECT_EQ(placed.data_offset % 64, 0U) << name;
     std::uint32_t crc = 0;
     for (int i = 3; placed.size != 0 && i >= 0;

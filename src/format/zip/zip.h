@@ -58,12 +58,11 @@ class Archive {
 // Plans and encodes an archive, byte for byte as PyTorch's own writer. The caller places the data:
 // add entries in order, write each one's `header` bytes, its data at `data_offset` and its
 // `descriptor`, and finally the `tail`. Sizes must be known when an entry is added, CRCs only
-// later.
+// later. An entry takes some forty bytes here and its name.
 class Writer {
  public:
   struct Placed {
     std::uint64_t header_offset = 0;  // where `header` goes
-    std::vector<std::byte> header;    // local header with padding: data follows it directly
     std::uint64_t data_offset = 0;    // multiple of the alignment, from the archive's start
     std::uint64_t size = 0;
     std::uint64_t descriptor_offset = 0;
@@ -72,11 +71,14 @@ class Writer {
   // `alignment`: at most 32768, the reach of the padding field.
   explicit Writer(std::uint64_t alignment = 64);
   // `name`: 1 to 65535 bytes, not checked for repetition.
-  const Placed& add(std::string name, std::uint64_t size);
+  Placed add(std::string_view name, std::uint64_t size);
+  // The local header of entry `index` with its padding: data follows it directly.
+  [[nodiscard]] std::vector<std::byte> header(std::size_t index) const;
   // Records the CRC and returns the data descriptor that follows entry `index`'s data; entries
   // without data have none.
   std::vector<std::byte> descriptor(std::size_t index, std::uint32_t crc32);
-  [[nodiscard]] const std::vector<Placed>& placed() const noexcept { return placed_; }
+  [[nodiscard]] Placed placed(std::size_t index) const;
+  [[nodiscard]] std::size_t count() const noexcept { return entries_.size(); }
   [[nodiscard]] std::uint64_t tail_offset() const noexcept { return cursor_; }
   // The tail's length, before any CRC is known.
   [[nodiscard]] std::uint64_t tail_size() const noexcept;
@@ -84,15 +86,19 @@ class Writer {
   [[nodiscard]] std::vector<std::byte> tail() const;
 
  private:
-  struct Directory {
-    std::string name;
+  struct Entry {
+    std::uint64_t header_offset = 0;
+    std::uint64_t size = 0;
+    std::uint64_t name_begin = 0;  // in names_
     std::uint32_t crc32 = 0;
+    std::uint16_t name_size = 0;
   };
+  [[nodiscard]] std::string_view name_of(const Entry& entry) const;
   std::uint64_t alignment_;
   std::uint64_t cursor_ = 0;
   std::uint64_t directory_size_ = 0;
-  std::vector<Placed> placed_;
-  std::vector<Directory> directory_;
+  std::vector<Entry> entries_;
+  std::string names_;
 };
 
 }  // namespace tessera::zip
