@@ -2,6 +2,7 @@
 one prints as a script. `build` makes its value; tensors get their bits from a seed, every bit pattern of the type.
 """
 import collections
+import copy
 import random
 
 import numpy
@@ -103,6 +104,19 @@ def resolved(tensor):
         raw = torch._neg_view(tensor).contiguous().view(torch.int16) ^ -(1 << 15)
         return raw.view(tensor.dtype)
     return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def with_signs(tree):
+    """The same without the lazy negatives that torch resolves its own way."""
+    if isinstance(tree, torch.Tensor):
+        lazy = tree.is_neg() and tree.dtype in (torch.float16, torch.bfloat16)
+        return resolved(tree).requires_grad_(tree.requires_grad) if lazy else tree
+    if isinstance(tree, dict):
+        tree = copy.copy(tree)
+        for key, item in tree.items():
+            tree[key] = with_signs(item)
+        return tree
+    return [with_signs(item) for item in tree] if type(tree) is list else tree
 
 
 def bits(tensor):

@@ -60,7 +60,7 @@ def save_dcp(case, path):
     plans = []
     for rank, (planner, writer) in enumerate(zip(planners, writers)):
         with rank_of(mesh, rank):
-            planner.set_up_planner(case.value(), storage_meta=writer.storage_meta(), is_coordinator=rank == 0)
+            planner.set_up_planner(values.with_signs(case.value()), storage_meta=writer.storage_meta(), is_coordinator=rank == 0)
             writer.set_up_storage_writer(rank == 0)
             plans.append(writer.prepare_local_plan(planner.create_local_plan()))
     plans, metadata = planners[0].create_global_plan(plans)

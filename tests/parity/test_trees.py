@@ -264,3 +264,14 @@ def test_a_dcp_of_parameters_of_every_dtype_converts_to_a_file_that_loads(tmp_pa
     found = torch.load(tmp_path / "x.pt", weights_only=False)
     assert {name: (t.dtype, t.requires_grad) for name, t in found.items()} == {
         name: (t.dtype, t.dtype == torch.float32) for name, t in tree.items()}
+
+
+def test_views_of_two_types_may_share_an_empty_storage(tmp_path):
+    """torch.save compares types by address, and what is empty has none."""
+    empty = torch.empty(0, dtype=torch.complex64)
+    torch.save({"imag": empty.imag, "whole": empty}, tmp_path / "x.pt")
+    for kind in [*KINDS, "y.pt"]:
+        convert(tmp_path / "x.pt", tmp_path / kind)
+        tessera("diff", tmp_path / "x.pt", tmp_path / kind)
+    found = torch.load(tmp_path / "y.pt", weights_only=False)
+    assert [(t.dtype, t.shape) for t in found.values()] == [(torch.float32, (0,)), (torch.complex64, (0,))]

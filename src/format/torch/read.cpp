@@ -212,8 +212,14 @@ Value Reader::load_storage(const Value& id) {
   const std::string& key = parsed.key;
   Value& known = storages_[key];
   if (!known.is(Kind::none)) {
-    require_same_storage(known, parsed);
-    return known;
+    const Storage& storage = *known.as_tensor().pieces[0].storage;
+    // Views of two types may share a storage that holds nothing: torch compares types of addresses.
+    const bool same_class =
+        storage.dtype == parsed.kept.dtype && storage.torch_class == parsed.kept.kept_name;
+    if (storage.size > 0 || same_class) {
+      require_same_storage(known, parsed);
+      return known;
+    }
   }
   const zip::Entry* entry = archive_.find(root_ + "data/" + key);
   if (entry == nullptr) corrupt("storage '" + key + "' has no record");
