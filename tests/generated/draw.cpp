@@ -153,8 +153,9 @@ void settle_steps(const Case& drawn, std::vector<Step>& steps) {
       step.action = Action::evaluate;
     }
     froze = froze || step.action == Action::freeze || step.action == Action::thaw;
-    // FSDP1 forgets the gradient of a frozen parameter, others keep it.
-    if (froze && (step.zero == Zero::none || step.zero == Zero::to_zero)) step.zero = Zero::model;
+    // FSDP1 forgets the gradient of a frozen parameter, others keep it; an optimizer may not hold
+    // one that was thawed later.
+    if (froze) step.zero = Zero::model;
   }
 }
 

@@ -75,8 +75,11 @@ Verdict judge(const Case& drawn, const std::string& directory) {
   constexpr auto kLimit = std::chrono::seconds(20);
   at::set_num_threads(1);
   const auto begin = std::chrono::steady_clock::now();
-  const auto run = [&](const Case& one) { return run_sharded(one, run_plain(one), directory); };
-  const auto outcomes = run(drawn);
+  // Each in a directory of its own: a checkpoint that is there already is refused.
+  const auto run = [&](const Case& one, const char* name) {
+    return run_sharded(one, run_plain(one), directory + "/" + name);
+  };
+  const auto outcomes = run(drawn, "drawn");
   if (drawn.odd == Odd::nothing) {
     const bool differs = !first_of(outcomes, Kind::differs).empty();
     if (!differs || drawn.precision != Precision::fp32) return judge_alike(outcomes);
@@ -84,8 +87,8 @@ Verdict judge(const Case& drawn, const std::string& directory) {
     auto rough = drawn, exact = drawn;
     rough.rough = true;
     exact.precision = Precision::fp64;
-    const bool is_rounding =
-        judge_alike(run(rough)).failure.empty() && judge_alike(run(exact)).failure.empty();
+    const bool is_rounding = judge_alike(run(rough, "rough")).failure.empty() &&
+                             judge_alike(run(exact, "exact")).failure.empty();
     return is_rounding ? Verdict{{}, "rounding"} : judge_alike(outcomes);
   }
   if (std::chrono::steady_clock::now() - begin > kLimit)
