@@ -50,8 +50,6 @@ StopOnSignal::~StopOnSignal() {
   const std::uint64_t one = 1;
   (void)!::write(wake_.get(), &one, sizeof one);
   watcher_.join();
-  const sigset_t set = watched();
-  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
 void StopOnSignal::watch() {

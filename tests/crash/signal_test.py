@@ -5,7 +5,8 @@
 
 For each kind of target, RUNS times, a run gets SIGINT, SIGTERM, SIGHUP or SIGKILL a random moment after its start. What ends
 by a signal leaves the directory as it was (a SIGKILL at most what the next run removes), what was done before has its
-target. Then two conversions to one DCP directory at once: one wins, and the directory holds what is the winner's.
+target. Then two conversions to one DCP directory at once: one wins, and the directory holds what is the winner's. Then short
+runs that get a signal about when they end.
 """
 import json
 import pathlib
@@ -70,6 +71,21 @@ def interrupt(tessera, source, base, name, options, rng, number):
     return True
 
 
+def interrupt_late(tessera, source, work, rng, runs):
+    """Signals about the end of short runs: a run that a signal ended has no target, a run with a target ends with 0."""
+    small, target = work / "small.safetensors", work / "late.pt"
+    subprocess.run([tessera, "convert", source, small, "--only", "model.blocks.0.weight", "--quiet"], check=True)
+    lasts = sorted(whole_run(tessera, small, target, ["--overwrite"]) for _ in range(9))[4]
+    for _ in range(runs):
+        target.unlink(missing_ok=True)
+        run = start(tessera, small, target, [])
+        time.sleep(lasts * (0.6 + 0.6 * rng.random()))
+        run.send_signal(signal.SIGTERM)
+        run.communicate()
+        if target.exists() != (run.returncode == 0):
+            fail(f"a run that ended with {run.returncode} {'has' if target.exists() else 'has no'} target")
+
+
 def race(tessera, source, work, rng):
     target = work / "raced"
     runs = []
@@ -107,6 +123,7 @@ def main():
                 in_time += interrupt(tessera, source, base, name, options, rng, number)
         for _ in range(runs):
             race(tessera, source, work, rng)
+        interrupt_late(tessera, source, work, rng, 50 * runs)
     finally:
         shutil.rmtree(work)
     print(f"{in_time} of {runs * len(KINDS)} came in time")
