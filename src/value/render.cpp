@@ -171,10 +171,19 @@ class Renderer {
     }
   }
 
+  // As Python does: whole parts without a point, 1j without a real part that is +0.
   void add_complex(std::complex<double> value) {
-    out_ += '(' + render_real(value.real());
-    if (!std::signbit(value.imag())) out_ += '+';
-    out_ += render_real(value.imag()) + "j)";
+    const auto part = [](double number) {
+      std::string text = render_real(number);
+      if (text.ends_with(".0")) text.resize(text.size() - 2);
+      return text;
+    };
+    const std::string imaginary = part(value.imag()) + "j";
+    if (value.real() == 0 && !std::signbit(value.real())) {
+      out_ += imaginary;
+      return;
+    }
+    out_ += '(' + part(value.real()) + (imaginary.starts_with('-') ? "" : "+") + imaginary + ')';
   }
 
   void add_bytes(const std::vector<std::byte>& bytes) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace tessera {
 namespace {
 
@@ -13,7 +15,10 @@ TEST(Render, LooksLikePython) {
                                   .arguments = Value::tuple({Value::tuple({2, 3})})})),
             "torch.Size((2, 3))");
   EXPECT_EQ(render(Value::bytes({std::byte{'a'}, std::byte{0}})), "b'a\\x00'");
-  EXPECT_EQ(render(Value::complex({0, -1})), "(0.0-1.0j)");
+  EXPECT_EQ(render(Value::complex({0, -1})), "-1j");
+  EXPECT_EQ(render(Value::complex({-0.0, 1.5})), "(-0+1.5j)");
+  EXPECT_EQ(render(Value::complex({1, std::nan("")})), "(1+nanj)");
+  EXPECT_EQ(render(Value::complex({1e16, -0.0})), "(1e+16-0j)");
 }
 
 TEST(Render, RealsAsPythonWritesThem) {

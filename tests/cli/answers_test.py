@@ -102,7 +102,7 @@ class Answers(unittest.TestCase):
         self.assertIsNone(found["none"])
         self.assertEqual((found["zero"], math.copysign(1, found["zero"])), (0, -1))
         self.assertEqual((found["text"], found["n"], found["big"], found["inf"]), ("1", 7, str(2**70), "inf"))
-        self.assertEqual((found["z"], found["raw"]), ("(1.0+2.0j)", "b'ab'"))
+        self.assertEqual((found["z"], found["raw"]), ("(1+2j)", "b'ab'"))
         self.assertEqual(found["pair"], [1, [2.5, "x"], {}])
         self.assertEqual(found["keys"], [[[1, "a"], ["1", "b"]], {"k": [False]}])
         for name in found:
