@@ -6,6 +6,7 @@
 
 #include "fsdp/quiet_copy.h"
 #include "tessera/error.h"
+#include "torch/c10_error.h"
 
 namespace tessera::detail {
 namespace {
@@ -174,18 +175,13 @@ void BucketReducer::take_back(Bucket& bucket) {
   }
 }
 
-// Nobody wants what comes: of a failure whoever needs the transport next is told. Which buckets
-// left before the exception depends on the rank, so those that did not leave now.
+// Which buckets left before the exception depends on the rank, so those that did not leave now.
 void BucketReducer::forget() {
-  try {
-    if (std::exchange(begun_, false) && sync_ && early_) static_cast<void>(start());
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
-  }
+  if (std::exchange(begun_, false) && sync_ && early_)
+    finish_unwanted([&] { static_cast<void>(start()); });
   for (auto& bucket : buckets_) {
-    try {
-      if (const auto sum = std::exchange(bucket.sum, nullptr)) sum->finish();
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
-    }
+    if (const auto sum = std::exchange(bucket.sum, nullptr))
+      finish_unwanted([&] { sum->finish(); });
     bucket.values = at::Tensor();
     bucket.gradients.clear();
     bucket.trailer = at::Tensor();

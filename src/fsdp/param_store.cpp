@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "fsdp/quiet_copy.h"
-#include "tessera/error.h"
+#include "torch/c10_error.h"
 #include "torch/compat.h"
 #include "torch/device.h"
 
@@ -111,12 +111,8 @@ void ParamStore::finish_gather() {
   filling_ = at::Tensor();
 }
 
-// Nobody wants what comes: of a failure whoever needs the transport next is told.
 void ParamStore::drop_gather(StoragePool& pool) {
-  try {
-    source().finish_gather();
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
-  }
+  finish_unwanted([&] { source().finish_gather(); });
   if (filling_.defined()) pool.take(storage_of(filling_));  // not after a failure
   filling_ = at::Tensor();
 }

@@ -8,6 +8,7 @@
 
 #include "fsdp/quiet_copy.h"
 #include "tessera/error.h"
+#include "torch/c10_error.h"
 #include "torch/rank_local.h"
 
 namespace tessera::detail {
@@ -233,14 +234,12 @@ void ShardReducer::keep() {
   }
 }
 
-// Nobody wants what comes: of a failure whoever needs the transport next is told.
 void ShardReducer::forget() {
-  try {
-    if (std::exchange(under_way_, false)) {
+  if (std::exchange(under_way_, false)) {
+    finish_unwanted([&] {
       if (!sum_.defined()) sum_ = store_.channel().finish_reduce();
       if (over_replicas_) over_replicas_->finish();
-    }
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+    });
   }
   over_replicas_.reset();
   sum_ = at::Tensor();

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "tessera/error.h"
+
 namespace tessera {
 
 // To be called inside a catch block: throws `timeout` when the exception in flight says that a
@@ -18,6 +20,16 @@ decltype(auto) communicate(std::string_view operation, Work&& work) {
     return std::forward<Work>(work)();
   } catch (...) {
     throw_communication_error(operation);
+  }
+}
+
+// work(), which ends what is under way and nobody wants: of a failure whoever needs the transport
+// next is told.
+template <typename Work>
+void finish_unwanted(Work&& work) {
+  try {
+    std::forward<Work>(work)();
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
   }
 }
 
