@@ -121,7 +121,7 @@ void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
 
 std::vector<ShardedParameter> sharded_parameters(ModuleRef module_ref) {
   const auto& module = module_ref.get();
-  for (const auto& [name, unit] : units_below(module)) unit->refresh();
+  detail::refresh_units(module);
   detail::warn_of_forgotten(module);
   std::vector<ShardedParameter> parameters;
   std::unordered_map<const c10::TensorImpl*, std::size_t> known;

@@ -201,7 +201,7 @@ FullState full_state_dict(ModuleRef module, const FullStateOptions& options) {
 void load_full_state_dict(ModuleRef module, const FullState& state) {
   const auto entries = state_entries(module.get());
   require_same(entries, state);
-  for (const auto& [name, unit] : detail::units_below(module.get())) unit->refresh();
+  detail::refresh_units(module.get());
   const torch::NoGradGuard no_grad;
   for (const auto& [name, tensor] : entries) {
     const auto& given = state[name];

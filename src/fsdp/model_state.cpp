@@ -29,7 +29,7 @@ Tensor leaf(const at::Tensor& tensor) {
 }  // namespace
 
 Value model_state(ModuleRef module) {
-  for (const auto& [name, unit] : detail::units_below(module.get())) unit->refresh();
+  detail::refresh_units(module.get());
   detail::warn_of_forgotten(module.get());
   std::unordered_map<const c10::TensorImpl*, Value> leaves;
   std::vector<Value::Pair> pairs;

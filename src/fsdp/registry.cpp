@@ -80,6 +80,10 @@ std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units_below(
   return units;
 }
 
+void refresh_units(const torch::nn::Module& module) {
+  for (const auto& [name, unit] : units_below(module)) unit->refresh();
+}
+
 void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh) {
   auto& all = tables();
   std::vector<std::shared_ptr<void>> dropped;  // destroyed after the lock is gone

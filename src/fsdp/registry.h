@@ -28,6 +28,8 @@ struct ParamOwner {
 // The units at and below `module` with their names below it, each once, in module order.
 [[nodiscard]] std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units_below(
     const torch::nn::Module& module);
+// What users put in the place of their parameters is what they have (Unit::refresh).
+void refresh_units(const torch::nn::Module& module);
 
 // Says once in the log which trained parameters of a model with units are in no unit, and were not
 // meant to be: the outermost module was forgotten.

@@ -40,11 +40,6 @@ StateDictType kind_of(ModuleRef module, const StateDictOptions& options) {
   return StateDictType::full;
 }
 
-// What users put in the place of parameters is what they have, and what a load replaces.
-void refresh(ModuleRef module) {
-  for (const auto& [name, unit] : detail::units_below(module.get())) unit->refresh();
-}
-
 // This rank's part of a unit's flat parameter, without what fills the array up.
 Tensor flat_leaf(Unit& unit) {
   const auto& layout = unit.layout();
@@ -330,7 +325,7 @@ StateDictTypeScope::~StateDictTypeScope() {
 
 Value state_dict(ModuleRef module) {
   const auto options = get_state_dict_type(module);
-  refresh(module);
+  detail::refresh_units(module.get());
   switch (kind_of(module, options)) {
     case StateDictType::full:
       return full_state(module, options);
@@ -345,7 +340,7 @@ Value state_dict(ModuleRef module) {
 void load_state_dict(ModuleRef module, const Value& state) {
   const auto options = get_state_dict_type(module);
   const auto kind = kind_of(module, options);
-  refresh(module);
+  detail::refresh_units(module.get());
   if (kind == StateDictType::local) return load_parts(local_state(module.get()), state);
   if (kind == StateDictType::sharded) return load_sharded(module, state);
   FullState whole;
