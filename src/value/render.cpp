@@ -252,6 +252,18 @@ class Renderer {
 
 }  // namespace
 
+std::string_view type_name(DictKind kind) noexcept {
+  switch (kind) {
+    case DictKind::dict:
+      return "dict";
+    case DictKind::ordered_dict:
+      return "OrderedDict";
+    case DictKind::default_dict:
+      return "defaultdict";
+  }
+  return "unknown";
+}
+
 std::string_view describe(Value::Kind kind) noexcept {
   switch (kind) {
     case Kind::none:

@@ -12,6 +12,9 @@ namespace tessera {
 // "a list", "a string": for messages.
 [[nodiscard]] std::string_view describe(Value::Kind kind) noexcept;
 
+// The name of its Python type: "dict", "OrderedDict", "defaultdict".
+[[nodiscard]] std::string_view type_name(DictKind kind) noexcept;
+
 // `text` without anything that a terminal could obey: control characters, direction marks and bytes
 // that are not UTF-8 become escapes. Cut to about `cap` bytes, with "..." in the place of the rest.
 [[nodiscard]] std::string printable(std::string_view text, std::size_t cap = 4096);

@@ -104,9 +104,7 @@ std::optional<Difference> compare(const Leaf& a, const Leaf& b, StorageChecks& c
 
 std::string described(const Container* container) {
   const DictKind kind = container == nullptr ? DictKind::dict : container->kind;
-  std::string text = kind == DictKind::ordered_dict   ? "OrderedDict"
-                     : kind == DictKind::default_dict ? "defaultdict"
-                                                      : "dict";
+  std::string text(type_name(kind));
   if (container != nullptr && container->default_factory)
     text += "(" + render(*container->default_factory) + ")";
   if (container != nullptr && container->state) text += " with " + render(*container->state);

@@ -8,6 +8,7 @@
 #include "checkpoint/open/value_json.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
@@ -19,9 +20,7 @@ constexpr int kNewestVersion = 2;
 constexpr int kMaxDepth =
     4096;  // of the JSON: containers are at most 1000 deep, each two of its own
 
-constexpr std::pair<DictKind, const char*> kKinds[] = {{DictKind::dict, "dict"},
-                                                       {DictKind::ordered_dict, "OrderedDict"},
-                                                       {DictKind::default_dict, "defaultdict"}};
+constexpr DictKind kKinds[] = {DictKind::dict, DictKind::ordered_dict, DictKind::default_dict};
 
 // Leaves of a tree; the others are tensors inside of them.
 bool is_in_tree(const Leaf& leaf) {
@@ -35,9 +34,7 @@ bool has_odd_key(const Path& path) {
 
 Json encode_container(const Container& container) {
   Json item = Json::object();
-  for (const auto& [kind, name] : kKinds) {
-    if (kind == container.kind) item["kind"] = name;
-  }
+  item["kind"] = type_name(container.kind);
   if (container.state) item["state"] = encode_value(*container.state);
   if (container.default_factory) item["factory"] = encode_value(*container.default_factory);
   return item;
@@ -47,10 +44,10 @@ std::shared_ptr<const Container> decode_container(const Json& item) {
   Container container;
   const std::string kind = item.at("kind").get<std::string>();
   const auto* found = std::find_if(std::begin(kKinds), std::end(kKinds),
-                                   [&kind](const auto& known) { return kind == known.second; });
+                                   [&kind](DictKind known) { return kind == type_name(known); });
   if (found == std::end(kKinds))
     throw Error(ErrorCode::corrupt, "unknown kind of a container: '" + kind + "'");
-  container.kind = found->first;
+  container.kind = *found;
   if (item.contains("state")) container.state = decode_value(item.at("state"));
   if (item.contains("factory")) container.default_factory = decode_value(item.at("factory"));
   return std::make_shared<const Container>(std::move(container));
