@@ -17,6 +17,8 @@ import tempfile
 import unittest
 import zipfile
 
+from made import write_safetensors
+
 TESSERA = GOLDEN = None
 
 
@@ -42,16 +44,7 @@ class Answers(unittest.TestCase):
         return done.stderr
 
     def safetensors(self, name, tensors, metadata=None):
-        header, data = {}, b""
-        if metadata:
-            header["__metadata__"] = metadata
-        for key, (dtype, shape, content) in tensors.items():
-            header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
-            data += content
-        text = json.dumps(header).encode()
-        path = self.work / name
-        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
-        return path
+        return write_safetensors(self.work / name, tensors, metadata)
 
     def archive(self, pickled):
         """What torch.save writes around a pickle."""

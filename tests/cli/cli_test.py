@@ -21,6 +21,8 @@ import tempfile
 import unittest
 import unittest.mock
 
+from made import write_safetensors
+
 TESSERA = GOLDEN = None
 SANITIZED = bool(os.environ.get("TESSERA_SANITIZE"))
 
@@ -319,15 +321,7 @@ class CommandLine(unittest.TestCase):
         self.refused("corrupt", "seal", self.dcp)
 
     def safetensors(self, name, tensors):
-        """A file made by hand: name -> (dtype, shape, bytes)."""
-        header, data = {}, b""
-        for key, (dtype, shape, content) in tensors.items():
-            header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
-            data += content
-        text = json.dumps(header).encode()
-        path = self.work / name
-        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
-        return path
+        return write_safetensors(self.work / name, tensors)
 
     def test_cat_prints_values_and_slices(self):
         source = self.safetensors("a.safetensors", {
