@@ -15,13 +15,17 @@ namespace {
 
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// Messages match by order among those with one tag. Gathers and reductions are told apart, and
+// Messages match by order among those with one tag. Gathers, reductions and sums are told apart, and
 // messages of different lengths, which Gloo would not survive, never match: ranks that disagree
 // wait for each other until the deadline. The high bit keeps away from tags of the user's own.
-enum class Kind { gather, reduction };
+enum class Kind { gather = 0, reduction = 1, sum = 2 };
 int tag_of(Kind kind, std::int64_t elements) {
-  return (1 << 30) | static_cast<int>(elements % (1 << 28)) << 1 | (kind == Kind::gather ? 0 : 1);
+  return (1 << 30) | static_cast<int>(elements % (1 << 27)) << 2 | static_cast<int>(kind);
 }
+
+// Of what one rank sends for a sum as messages. Every rank gets all of every other's values, which
+// is more than a ring of ranks moves; up to here what counts is how often ranks wait for each other.
+constexpr std::int64_t kLargestMessagesOfSum = 4 << 20;
 
 // Slices under way to and from all others.
 class Messages {
@@ -64,6 +68,17 @@ class Messages {
   std::vector<at::Tensor> outgoing_, incoming_;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
+
+// By rank; `mine` in the place where nothing came.
+std::vector<const std::byte*> sources_of(const std::vector<at::Tensor>& came,
+                                         const at::Tensor& mine) {
+  std::vector<const std::byte*> sources;
+  for (const auto& slice : came) {
+    sources.push_back(
+        static_cast<const std::byte*>((slice.defined() ? slice : mine).const_data_ptr()));
+  }
+  return sources;
+}
 
 class PairwiseChannel final : public Channel {
  public:
@@ -133,12 +148,7 @@ class PairwiseChannel final : public Channel {
     auto sum = std::exchange(sum_, {});
     if (!sum.defined()) return sum;  // it has failed before
     const auto slices = communicate("reduction of gradients", [&] { return reduction_.finish(); });
-    std::vector<const std::byte*> sources;
-    for (const auto& slice : slices) {
-      sources.push_back(
-          static_cast<const std::byte*>((slice.defined() ? slice : sum).const_data_ptr()));
-    }
-    add_up(what_, 0, std::move(sources), sum);
+    add_up(what_, 0, sources_of(slices, sum), sum);
     divide_rest(what_, group_->getSize(), sum);
     return sum;
   }
@@ -156,14 +166,51 @@ class PairwiseChannel final : public Channel {
   Messages reduction_;
 };
 
+std::string name_of_sum(const at::Tensor& values) {
+  return "sum of " + std::to_string(values.numel()) + " " + c10::toString(values.scalar_type());
+}
+
+// Sends all values to all ranks, and each adds up in the order of ranks: the same bits everywhere.
+class MessagesSum final : public PendingSum {
+ public:
+  MessagesSum(GroupPtr group, std::shared_ptr<CallNames> names, const at::Tensor& values)
+      : group_(std::move(group)),
+        names_(std::move(names)),
+        values_(values),
+        messages_(*group_, *names_) {
+    communicate("sum of gradients", [&] {
+      messages_.start(name_of_sum(values_), Kind::sum,
+                      std::vector<at::Tensor>(group_->getSize(), values_));
+    });
+  }
+  // Others may still read the values while these are here, so they change when all were sent.
+  void finish() override {
+    const auto theirs = communicate("sum of gradients", [&] { return messages_.finish(); });
+    const SliceSum sum{.elements = values_.numel(), .dtype = values_.scalar_type()};
+    add_up(sum, 0, sources_of(theirs, values_), values_);
+  }
+
+  static bool fits(const c10d::ProcessGroup& group, const at::Tensor& values) {
+    return values.device().is_cpu() && summable(values.scalar_type()) &&
+           static_cast<std::int64_t>(values.nbytes()) * (group.getSize() - 1) <=
+               kLargestMessagesOfSum;
+  }
+
+ private:
+  GroupPtr group_;
+  std::shared_ptr<CallNames> names_;
+  at::Tensor values_;
+  Messages messages_;
+};
+
+// By the group's own collective, which wants to know first that all ranks sum the same.
 class NamedSum final : public PendingSum {
  public:
   NamedSum(std::shared_ptr<CallNames> names, Transport& plain, const at::Tensor& values)
       : names_(std::move(names)) {
-    const auto name =
-        "sum of " + std::to_string(values.numel()) + " " + c10::toString(values.scalar_type());
     communicate("sum of gradients", [&] {
-      names_->start_before(name, [sum = sum_, &plain, values] { *sum = plain.start_sum(values); });
+      names_->start_before(name_of_sum(values),
+                           [sum = sum_, &plain, values] { *sum = plain.start_sum(values); });
     });
   }
   void finish() override {
@@ -190,6 +237,8 @@ class PairwiseTransport final : public Transport {
     return std::make_unique<PairwiseChannel>(group_, names_, std::move(plain), travelling);
   }
   std::unique_ptr<PendingSum> start_sum(const at::Tensor& values) override {
+    if (MessagesSum::fits(*group_, values))
+      return std::make_unique<MessagesSum>(group_, names_, values);
     return std::make_unique<NamedSum>(names_, *plain_, values);
   }
 

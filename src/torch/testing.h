@@ -27,9 +27,11 @@ std::string error_of(Work&& work) {
 }
 
 // Runs `body` on `ranks` threads, each with its own Mesh, and joins them. Rethrows the first
-// failure by rank, preferring one that is not merely the loss of a peer.
+// failure by rank, preferring one that is not merely the loss of a peer. Without `same_host` they
+// meet through Gloo.
 inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
-                     std::chrono::milliseconds deadline = std::chrono::seconds(30)) {
+                     std::chrono::milliseconds deadline = std::chrono::seconds(30),
+                     bool same_host = true) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> failures(ranks);
   std::vector<std::thread> threads;
@@ -39,6 +41,7 @@ inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
         at::set_num_threads(1);  // of this thread's own team: ranks share few cores
         MeshOptions options;
         options.deadline = deadline;
+        options.same_host = same_host;
         options.device = torch::kCPU;
         Mesh mesh = ranks == 1 ? Mesh(options) : Mesh(store, rank, ranks, options);
         body(mesh);

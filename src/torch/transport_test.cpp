@@ -1,0 +1,82 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/error.h"
+#include "torch/mesh_state.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+using testing::run_mesh;
+
+// Ranks of one host, and Gloo.
+void on_both_transports(int ranks, const std::function<void(Mesh&)>& body,
+                        std::chrono::milliseconds deadline = std::chrono::seconds(30)) {
+  for (const bool same_host : {true, false}) run_mesh(ranks, body, deadline, same_host);
+}
+
+// Values that every order of adding them up gives the same sum of, in every type.
+at::Tensor whole_numbers(std::int64_t elements, at::ScalarType type, int rank) {
+  return (torch::arange(elements) % 7 + rank).to(type);
+}
+
+// Sums at and past the size up to which Gloo's go as messages between pairs, all under way at once.
+TEST(Transport, SumsOfEverySizeAndType) {
+  for (const int ranks : {2, 3}) {
+    on_both_transports(ranks, [&](Mesh& mesh) {
+      const std::int64_t most = (std::int64_t{4} << 20) / 4 / (ranks - 1);
+      for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong}) {
+        std::vector<at::Tensor> values, expected;
+        std::vector<std::unique_ptr<PendingSum>> sums;
+        for (const std::int64_t elements : {std::int64_t{1}, most, std::int64_t{1000}, most + 1,
+                                            std::int64_t{1000}, std::int64_t{3}}) {
+          values.push_back(whole_numbers(elements, type, mesh.rank()));
+          expected.push_back(torch::zeros_like(values.back()));
+          for (int r = 0; r < ranks; ++r) expected.back() += whole_numbers(elements, type, r);
+          sums.push_back(mesh.state()->transport->start_sum(values.back()));
+        }
+        for (const auto& sum : sums) sum->finish();
+        for (std::size_t i = 0; i < values.size(); ++i)
+          EXPECT_TRUE(torch::equal(values[i], expected[i])) << i << ", " << type;
+      }
+    });
+  }
+}
+
+TEST(Transport, ASumHasTheSameBitsOnAllRanks) {
+  on_both_transports(3, [](Mesh& mesh) {
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      auto random = torch::make_generator<at::CPUGeneratorImpl>(mesh.rank());
+      auto values = torch::randn({50'000}, random).to(type);
+      mesh.state()->transport->start_sum(values)->finish();
+      const auto* bytes = static_cast<const std::byte*>(values.const_data_ptr());
+      const auto all = mesh.group().all_gather(Bytes(bytes, bytes + values.nbytes()));
+      EXPECT_EQ(all[0], all[1]);
+      EXPECT_EQ(all[0], all[2]);
+    }
+  });
+}
+
+// Gloo ends the process when a message has another length than the one that is waited for.
+TEST(Transport, RanksThatSumDifferentLengthsAreTold) {
+  for (const std::int64_t length : {2'000, 5'000'000}) {
+    run_mesh(2, [length](Mesh& mesh) {
+      auto values = torch::ones({mesh.rank() == 0 ? 1'000 : length});
+      try {
+        mesh.state()->transport->start_sum(values)->finish();
+        ADD_FAILURE() << "no Error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::mismatch) << error.what();
+      }
+    }, std::chrono::seconds(30), /*same_host=*/false);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
