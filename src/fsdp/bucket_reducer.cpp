@@ -52,19 +52,16 @@ void BucketReducer::begin(const BackwardPlan& plan) {
   }
 }
 
-void BucketReducer::arrived(std::size_t param) {
-  if (!sync_ || !early_) return;
-  if (bucket_of_[param] < launched_) {
-    throw Error(ErrorCode::unsupported,
-                "a parameter got a second gradient in one backward after the first was sent off "
-                "(it is used inside and outside of an activation checkpoint?)");
-  }
-  if (has_arrived_[param]) return;
+bool BucketReducer::arrived(std::size_t param) {
+  if (!sync_ || !early_) return true;
+  if (bucket_of_[param] < launched_) return false;
+  if (has_arrived_[param]) return true;
   has_arrived_[param] = true;
   --buckets_[bucket_of_[param]].missing;
   arriving_ = param;
   while (launched_ < buckets_.size() && buckets_[launched_].missing == 0) launch(launched_);
   arriving_.reset();
+  return true;
 }
 
 // Sent along, so that ranks do not add up different buckets.

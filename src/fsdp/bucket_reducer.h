@@ -34,7 +34,7 @@ class BucketReducer final : public GradReducer {
 
   void set_divisor(double divisor) override { scale_ = GradScale::make(divisor, options_.dtype); }
   void begin(const BackwardPlan& plan) override;
-  void arrived(std::size_t param) override;
+  bool arrived(std::size_t param) override;
   bool start() override;
   void advance() override {}
   void finish() override;

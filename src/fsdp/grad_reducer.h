@@ -70,8 +70,9 @@ class GradReducer {
   void set_comm_hook(CommHook hook) { comm_hook_ = std::move(hook); }
 
   virtual void begin(const BackwardPlan& plan) = 0;
-  // The gradient of parameter `param` is complete for this backward.
-  virtual void arrived(std::size_t param) = 0;
+  // The gradient of parameter `param` is complete for this backward. False: it was thought to be
+  // before, and was sent off.
+  [[nodiscard]] virtual bool arrived(std::size_t param) = 0;
   // All gradients are there: sends them off. False: there is nothing to send.
   virtual bool start() = 0;
   // Starts the next stage of what is under way, if there is one.

@@ -31,7 +31,7 @@ class ShardReducer final : public GradReducer {
 
   void set_divisor(double divisor) override { scale_ = GradScale::make(divisor, options_.dtype); }
   void begin(const BackwardPlan& plan) override { plan_ = plan; }
-  void arrived(std::size_t) override {}
+  bool arrived(std::size_t) override { return true; }
   bool start() override;
   void advance() override;
   void finish() override;

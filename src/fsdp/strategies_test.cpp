@@ -7,6 +7,7 @@
 #include <string>
 
 #include "fsdp/test_training.h"
+#include "tessera/activation_checkpoint.h"
 #include "tessera/ddp.h"
 #include "tessera/error.h"
 #include "tessera/fully_sharded_data_parallel.h"
@@ -199,6 +200,29 @@ TEST(Replicate, UsesOfSomeRanksCountAndOfNoneDoNot) {
       EXPECT_FLOAT_EQ(pick->scalar.grad().item<float>(), 3.0f);
       EXPECT_TRUE(torch::equal(pick->a.grad(), torch::ones({3})));
       EXPECT_FALSE(pick->b.grad().defined());
+    }
+  });
+}
+
+struct TwiceImpl : nn::Module {
+  nn::Linear inner{nullptr};
+  TwiceImpl() { inner = register_module("inner", nn::Linear(3, 3)); }
+  torch::Tensor forward(torch::Tensor x) { return inner(checkpoint(inner, x)); }
+};
+TESSERA_MODULE(Twice);
+
+// Seed 5046 of the generated trainings: the error named nothing.
+TEST(Replicate, AGradientThatComesAgainNamesItsParameter) {
+  run_mesh(2, [](Mesh& mesh) {
+    Twice model;
+    replicate(model, mesh, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    const auto x = torch::ones({1, 3}, torch::requires_grad());
+    try {
+      model(x).sum().backward();
+      ADD_FAILURE() << "no Error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.key(), "inner.bias");
+      EXPECT_THAT(error.message(), ::testing::HasSubstr("of unit '"));
     }
   });
 }

@@ -18,7 +18,13 @@ class Arrival : public torch::autograd::PostAccumulateGradHook {
   Arrival(std::weak_ptr<Unit> unit, GradReducer& reducer, std::size_t param)
       : unit_(std::move(unit)), reducer_(reducer), param_(param) {}
   void operator()(const torch::autograd::Variable&) override {
-    if (const auto alive = unit_.lock()) reducer_.arrived(param_);
+    const auto unit = unit_.lock();
+    if (!unit || reducer_.arrived(param_)) return;
+    throw Error(ErrorCode::unsupported,
+                "a parameter of unit '" + unit->name() +
+                    "' got a second gradient in one backward after the first was sent off (it is "
+                    "used inside and outside of an activation checkpoint?)")
+        .at_key(unit->param_name(param_));
   }
 
  private:
