@@ -18,8 +18,14 @@ import sys
 import tempfile
 import time
 
-from resume_test import KINDS, fail, make_source
+from resume_test import KINDS as RESUMED_KINDS
+from resume_test import fail, make_source
 
+KINDS = RESUMED_KINDS | {
+    "full": ["--to", "olmo-full"],
+    "torch-new": ["--to", "olmo-torch-new", "--ranks", "2"],
+    "local": ["--to", "olmo-local", "--ranks", "2"],
+}
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
