@@ -15,8 +15,8 @@ namespace {
 
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// Messages match by order among those with one tag. Gathers, reductions and sums are told apart, and
-// messages of different lengths, which Gloo would not survive, never match: ranks that disagree
+// Messages match by order among those with one tag. Gathers, reductions and sums are told apart,
+// and messages of different lengths, which Gloo would not survive, never match: ranks that disagree
 // wait for each other until the deadline. The high bit keeps away from tags of the user's own.
 enum class Kind { gather = 0, reduction = 1, sum = 2 };
 int tag_of(Kind kind, std::int64_t elements) {
@@ -24,7 +24,8 @@ int tag_of(Kind kind, std::int64_t elements) {
 }
 
 // Of what one rank sends for a sum as messages. Every rank gets all of every other's values, which
-// is more than a ring of ranks moves; up to here what counts is how often ranks wait for each other.
+// is more than a ring of ranks moves; up to here what counts is how often ranks wait for each
+// other.
 constexpr std::int64_t kLargestMessagesOfSum = 4 << 20;
 
 // Slices under way to and from all others.
@@ -36,7 +37,7 @@ class Messages {
   // others go; empty: into new memory.
   void start(const std::string& name, Kind kind, std::vector<at::Tensor> outgoing,
              std::vector<at::Tensor> incoming = {}) {
-    name_ = names_.start(name);
+    names_.begin_held();
     const int size = group_.getSize(), rank = group_.getRank();
     outgoing_ = std::move(outgoing);
     incoming_ = std::move(incoming);
@@ -49,6 +50,8 @@ class Messages {
       works_.push_back(group_.recv(in, from, tag));
       works_.push_back(group_.send(out, to, tag));
     }
+    // Behind the slices on the wire: whoever is woken by the name finds them there.
+    name_ = names_.start(name);
   }
   // What the others sent, by rank; nothing in this one's place. After a failure there is nothing
   // left to wait for.

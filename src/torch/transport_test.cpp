@@ -66,15 +66,18 @@ TEST(Transport, ASumHasTheSameBitsOnAllRanks) {
 // Gloo ends the process when a message has another length than the one that is waited for.
 TEST(Transport, RanksThatSumDifferentLengthsAreTold) {
   for (const std::int64_t length : {2'000, 5'000'000}) {
-    run_mesh(2, [length](Mesh& mesh) {
-      auto values = torch::ones({mesh.rank() == 0 ? 1'000 : length});
-      try {
-        mesh.state()->transport->start_sum(values)->finish();
-        ADD_FAILURE() << "no Error";
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ErrorCode::mismatch) << error.what();
-      }
-    }, std::chrono::seconds(30), /*same_host=*/false);
+    run_mesh(
+        2,
+        [length](Mesh& mesh) {
+          auto values = torch::ones({mesh.rank() == 0 ? 1'000 : length});
+          try {
+            mesh.state()->transport->start_sum(values)->finish();
+            ADD_FAILURE() << "no Error";
+          } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::mismatch) << error.what();
+          }
+        },
+        std::chrono::seconds(30), /*same_host=*/false);
   }
 }
 
