@@ -1,7 +1,7 @@
 """Tensors of 256 MB whose elements are not in row-major order, from .pt to .safetensors."""
 from timing import PEERS, PYTHON, fresh, run, table
 
-LAYOUTS = ("contiguous", "transposed", "channels_last", "every_other", "expanded")
+LAYOUTS = ("contiguous", "transposed", "channels_last", "every_other", "expanded", "permuted")
 
 
 def measure(build, work, rounds):

@@ -15,6 +15,7 @@ def make(directory):
         "channels_last": random(256, 64, 64, 64).to(memory_format=torch.channels_last),
         "every_other": random(8192, 16384)[:, ::2],
         "expanded": random(8192).expand(8192, 8192),
+        "permuted": random(128, 256, 32, 64).permute(3, 1, 0, 2),
     }
     for name, tensor in tensors.items():
         torch.save({"w": tensor}, f"{directory}/{name}.pt")
