@@ -37,7 +37,7 @@ std::optional<std::int64_t> number(std::string_view text, const std::string& sli
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size())
-    refuse(slices, "has something else than numbers and ':'");
+    refuse(slices, "has something other than numbers and ':'");
   return value;
 }
 
@@ -154,7 +154,10 @@ int cat(const Options& options, const Common& common) {
   std::string slices;
   const Leaf& leaf = leaf_of(checkpoint, options.name, slices);
   if (!leaf.value.is(Value::Kind::tensor)) {
-    if (!slices.empty() || !options.npy.empty()) refuse(slices, "is of a value, not of a tensor");
+    if (!slices.empty() || !options.npy.empty()) {
+      throw Error(ErrorCode::invalid_argument, "slices and --npy work on tensors only")
+          .at_key(leaf.name);
+    }
     if (common.json) {
       nlohmann::ordered_json json;
       json["name"] = leaf.name;
@@ -181,11 +184,11 @@ int cat(const Options& options, const Common& common) {
 }
 
 constexpr const char* kExamples = R"(
-Prints a line a row of the last dimension. Slices are Python's, without steps; a single index keeps
-its dimension. Only the bytes of the slice are read. Types that neither C++ nor numpy has (8-bit
-floats) are printed by their bytes and written to .npy as unsigned integers; bfloat16 as float32.
-Complex numbers are printed as 1+2j. With --json booleans, numbers and text have JSON's types; inf,
-nan and complex numbers, for which JSON has no word, are strings.
+Prints one line per row of the last dimension. Slices are Python's, without steps; a single index
+keeps its dimension. Only the bytes of the slice are read. Types that neither C++ nor numpy has
+(8-bit floats) are printed as bytes, and written to .npy as unsigned integers; .npy has bfloat16 as
+float32. Complex numbers are printed as 1+2j. With --json, booleans, numbers and text have JSON's
+types; inf, nan and complex numbers are strings, because JSON has no word for them.
 
 Examples:
   tessera cat checkpoint/ model.norm.weight
@@ -197,10 +200,10 @@ Examples:
 
 void add_cat(CLI::App& app, Common& common, Action& action) {
   const auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("cat", "Values of one tensor or object");
+  CLI::App* command = app.add_subcommand("cat", "Prints the values of one tensor or object");
   command->footer(kExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
-  command->add_option("name", options->name, "as ls prints it; [slices] after it")->required();
+  command->add_option("name", options->name, "as ls prints it; [slices] may follow")->required();
   command->add_option("--npy", options->npy, "write a .npy file instead; it must not exist");
   add_common(*command, common);
   command->callback(

@@ -5,8 +5,8 @@
 namespace tessera::cli {
 
 void add_common(CLI::App& command, Common& common) {
-  command.add_flag("--json", common.json, "machine-readable output");
-  command.add_flag("--quiet", common.quiet, "no progress");
+  command.add_flag("--json", common.json, "print machine-readable output");
+  command.add_flag("--quiet", common.quiet, "show no progress");
 }
 
 void one_of(CLI::Option* option, const std::vector<std::string>& values) {
@@ -16,8 +16,7 @@ void one_of(CLI::Option* option, const std::vector<std::string>& values) {
 }
 
 void add_only(CLI::App& command, std::vector<std::string>& only) {
-  command.add_option("--only", only,
-                     "model, optim, or names that match this glob; may be repeated");
+  command.add_option("--only", only, "model, optim, or a glob over names; may be repeated");
 }
 
 void keep_only(Checkpoint& checkpoint, const std::vector<std::string>& only) {

@@ -128,7 +128,8 @@ Examples:
 
 void add_completion(CLI::App& app, Action& action) {
   const auto shell = std::make_shared<std::string>("bash");
-  CLI::App* command = app.add_subcommand("completion", "Prints completion for bash, zsh or fish");
+  CLI::App* command =
+      app.add_subcommand("completion", "Prints a completion script for bash, zsh or fish");
   command->footer(kExamples);
   one_of(command->add_option("shell", *shell, "default: bash"), {"bash", "zsh", "fish"});
   command->callback([=, &app, &action] { action = [=, &app] { return completion(app, *shell); }; });

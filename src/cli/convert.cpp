@@ -22,10 +22,11 @@ constexpr CheckpointKind kOlmoKinds[] = {CheckpointKind::olmo_full, CheckpointKi
                                          CheckpointKind::olmo_legacy, CheckpointKind::olmo_local};
 
 constexpr const char* kExamples = R"(
-Every byte of the source is read once and its checksums are checked; the target appears whole or not
-at all. Interrupted (SIGINT, SIGTERM, SIGHUP) it leaves nothing. Interrupted with --resume it leaves .NAME.resume beside the target (.resume in a directory of
-DCP); the next run with --resume keeps what it finds there to be right. Values that a target cannot
-hold natively travel in its metadata, so the way back gives the same tree.
+The source is streamed, and its checksums are checked. The target appears whole or not at all. A run
+that is interrupted (SIGINT, SIGTERM, SIGHUP) leaves nothing behind. With --resume it leaves
+.NAME.resume beside the target (.resume inside a DCP directory); the next run with --resume keeps
+what it finds intact there. Values that a target cannot hold natively travel in its metadata, so
+converting back gives the same tree.
 
 Examples:
   tessera convert checkpoint/ model.safetensors
@@ -56,8 +57,9 @@ CheckpointKind kind_of(const Options& options) {
     return CheckpointKind::torch_file;
   }
   if (options.to == "dcp") return CheckpointKind::dcp;
-  throw Error(ErrorCode::invalid_argument,
-              "say --to dcp, torch, safetensors or olmo-...: the target's name does not tell")
+  throw Error(
+      ErrorCode::invalid_argument,
+      "the target's name does not say its kind: add --to dcp, torch, safetensors or olmo-...")
       .at_path(options.target);
 }
 
@@ -114,11 +116,11 @@ int run_conversion(const std::string& verb, const std::string& source, const std
     json["seconds"] = seconds;
     print_json(json);
   } else if (!common.quiet) {
-    fmt::print("{}: {} tensors, {} read ({:.2f} of what was needed), {} written in {:.2f} s",
+    fmt::print("{}: {} tensors, {} read ({:.2f} times what was needed), {} written in {:.2f} s",
                printable(report.target), report.tensors, human_bytes(report.io.bytes_read),
                amplification(report.io), human_bytes(report.io.bytes_written), seconds);
     if (report.bytes_resumed > 0) {
-      fmt::print("; {} were there from an interrupted run", human_bytes(report.bytes_resumed));
+      fmt::print("; {} kept from an interrupted run", human_bytes(report.bytes_resumed));
     }
     if (report.values_in_metadata > 0) {
       fmt::print("; {} values that are not tensors travel in the file's metadata",
@@ -131,22 +133,22 @@ int run_conversion(const std::string& verb, const std::string& source, const std
 }
 
 void add_work(CLI::App& command, ConvertOptions& options) {
-  command.add_option("--threads", options.threads, "working threads")->check(CLI::Range(1, 1024));
-  command.add_option("--memory", options.memory, "all buffers together, e.g. 64MiB")
+  command.add_option("--threads", options.threads, "number of threads")->check(CLI::Range(1, 1024));
+  command.add_option("--memory", options.memory, "limit for all buffers together, e.g. 64MiB")
       ->transform(CLI::AsSizeValue(false));
   command.add_flag("--overwrite", options.overwrite, "replace an existing target, atomically");
   command.add_flag("--resume", options.resume,
-                   "go on where such a command was interrupted; if this one is, leave its work");
+                   "continue an interrupted run; if this run is interrupted, keep its work");
 }
 
 void add_olmo(CLI::App& command, ConvertOptions& options) {
   command.add_option("--unit", options.olmo.unit,
-                     "olmo-local: regular expression of the modules with a flat parameter of "
-                     "their own; default: each blocks.N, or as the source");
+                     "olmo-local: regular expression; each module whose path matches has a flat "
+                     "parameter of its own; default: as the source, else each blocks.N");
   command.add_flag_function(
       "--orig-params,!--no-orig-params",
       [&options](std::int64_t count) { options.olmo.orig_params = count > 0; },
-      "olmo-local: parameters aligned to 16 bytes, as use_orig_params=True does; default: as the "
+      "olmo-local: align parameters to 16 bytes, as use_orig_params=True does; default: as the "
       "source, else yes");
   command.add_option("--config", options.olmo.config, "config.yaml to copy; default: the source's");
 }
@@ -161,31 +163,31 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
       ->required();
   one_of(
       command->add_option("--to", options->to,
-                          "kind of the target; default: by its extension. torch and safetensors "
-                          "write model.pt and model.safetensors into a target without one"),
+                          "kind of the target; default: from its extension. Into a target without "
+                          "one, torch and safetensors write model.pt and model.safetensors"),
       {"dcp", "torch", "safetensors", "olmo-full", "olmo-torch-new", "olmo-legacy", "olmo-local"});
   command->add_option("--only", options->convert.only,
-                      "model, optim, or names that match this glob; may be repeated");
+                      "model, optim, or a glob over names; may be repeated");
   command->add_option("--rename", options->convert.rename,
-                      "RE=>TO: all matches in names become TO; may be repeated");
+                      "RE=>TO: replace matches of RE in names by TO; may be repeated");
   one_of(command->add_option("--dtype", options->dtype,
                              "element type of all floating tensors; float8 and smaller stay as "
                              "they are, see --dequantize"),
          {"bf16", "fp16", "fp32"});
   command->add_flag(
       "--dequantize", options->dequantize,
-      "block-scaled float8 and MXFP4 weights become floating point: --dtype, else fp32");
+      "turn block-scaled float8 and MXFP4 weights into floating point: --dtype, else fp32");
   command
       ->add_option("--ranks", options->convert.ranks,
-                   "dcp and olmo kinds but olmo-full: for this many ranks")
+                   "dcp and olmo kinds except olmo-full: number of ranks to write for")
       ->check(CLI::Range(1, 1 << 20));
   command
       ->add_option("--max-shard-size", options->convert.max_shard_size,
-                   "safetensors: several files of at most this size and an index, e.g. 5GB")
+                   "safetensors: write files of at most this size and an index, e.g. 5GB")
       ->transform(CLI::AsSizeValue(true));
   command
       ->add_option("--header-limit", options->convert.open.header_limit,
-                   "longest safetensors header that is read; default: 100MB")
+                   "read safetensors headers up to this size; default: 100MB")
       ->transform(CLI::AsSizeValue(true));
   add_olmo(*command, options->convert);
   add_work(*command, options->convert);

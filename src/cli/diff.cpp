@@ -49,7 +49,7 @@ int diff(const Options& options, const Common& common) {
 }
 
 constexpr const char* kExamples = R"(
-Kinds may differ; tensors are compared bit for bit. Exit code 1 when there is a difference.
+Kinds may differ; tensors are compared bit for bit. The exit code is 1 if there is a difference.
 
 Examples:
   tessera diff checkpoint/ model.safetensors

@@ -113,7 +113,7 @@ Examples:
 void add_ls(CLI::App& app, Common& common, Action& action) {
   const auto options = std::make_shared<Options>();
   CLI::App* command =
-      app.add_subcommand("ls", "One line a tensor: name, dtype, shape, bytes, pieces, files");
+      app.add_subcommand("ls", "Lists the tensors: name, dtype, shape, bytes, pieces, files");
   command->footer(kExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   add_only(*command, options->only);

@@ -22,20 +22,20 @@ using namespace tessera::cli;  // NOLINT(google-build-using-namespace)
 
 constexpr const char* kExamples = R"(
 Examples:
-  tessera ls checkpoint/                         one line a tensor
+  tessera ls checkpoint/                         one line per tensor
   tessera cat checkpoint/ 'model.w[0:2,:3]'      values of a tensor
   tessera map checkpoint/                        which file holds which piece
   tessera scan downloaded.pt                     what its pickles mention
-  tessera verify checkpoint/                     structure, coverage, checksums
-  tessera seal checkpoint/                       digests for what PyTorch wrote
-  tessera convert checkpoint/ model.safetensors  one file, streamed, bounded memory
+  tessera verify checkpoint/                     check structure, coverage, checksums
+  tessera seal checkpoint/                       add digests to what PyTorch wrote
+  tessera convert checkpoint/ model.safetensors  one file, streamed in bounded memory
   tessera convert model.pt checkpoint/ --to dcp  a distributed checkpoint
   tessera unshard step1000/ step1000-unsharded/  model.pt, optim.pt, train.pt, config.yaml
   tessera reshard step1000/ step1000-on-8/ --ranks 8
   tessera diff checkpoint/ model.safetensors     by name, bit for bit
 
-With --json a failure is a document too: {"error": {"code": ..., "message": ..., "path": ...}}.
-Exit codes: 0 done; 1 the answer is no (verify, scan, diff); 2 wrong usage; 3 could not.)";
+With --json a failure is also printed as {"error": {"code": ..., "message": ..., "path": ...}}.
+Exit codes: 0 done; 1 the answer is no (verify, scan, diff); 2 wrong usage; 3 failed.)";
 
 // A failure: a line for people, and with --json a document for programs. Returns the exit code.
 int report(const Error& error, bool json) {
@@ -57,9 +57,9 @@ void require_command(const CLI::App& app, int argc, char** argv) {
   for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
   if (std::find(names.begin(), names.end(), typed) != names.end()) return;
   const std::string meant = nearest(typed, names);
-  throw Error(ErrorCode::invalid_argument,
-              "unknown command '" + typed + "', " +
-                  (meant.empty() ? "tessera --help lists them" : "did you mean " + meant + "?"));
+  throw Error(ErrorCode::invalid_argument, "unknown command '" + typed + "', " +
+                                               (meant.empty() ? "tessera --help lists all commands"
+                                                              : "did you mean " + meant + "?"));
 }
 
 // What CLI11 says of a wrong command line, and for programs the same as a document.

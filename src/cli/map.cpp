@@ -135,8 +135,9 @@ int map(const Options& options, const Common& common) {
 }
 
 constexpr const char* kExamples = R"(
-A line a piece: where its elements lie in the tensor (left: first, right: last, in row-major order),
-who wrote it, offsets and sizes, and its file. Without a name also a line a file.
+Prints one line per piece: where its elements lie in the tensor (left: first, right: last, in
+row-major order), who wrote it, its offsets and sizes, and its file. Without a name, one line per
+file follows.
 
 Examples:
   tessera map checkpoint/
@@ -146,7 +147,7 @@ Examples:
 
 void add_map(CLI::App& app, Common& common, Action& action) {
   const auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("map", "Which rank and file holds which piece, drawn");
+  CLI::App* command = app.add_subcommand("map", "Draws which rank and file holds which piece");
   command->footer(kExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("name", options->name, "one tensor only");

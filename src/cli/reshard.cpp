@@ -18,9 +18,9 @@ int reshard(const Options& options, const Common& common) {
   how.to = open_checkpoint(options.source).kind;
   if (how.to == CheckpointKind::torch_file || how.to == CheckpointKind::safetensors ||
       how.to == CheckpointKind::olmo_full) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        "a checkpoint of kind " + std::string(to_string(how.to)) + " has no ranks: use convert")
+    throw Error(ErrorCode::invalid_argument, "a checkpoint of kind " +
+                                                 std::string(to_string(how.to)) +
+                                                 " is not split over ranks: use convert")
         .at_path(options.source);
   }
   return run_conversion("reshard", options.source, options.target, how, common);

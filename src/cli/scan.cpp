@@ -50,11 +50,13 @@ int scan(const std::string& path, const Common& common) {
 }
 
 constexpr const char* kExamples = R"(
-known: has a meaning here and becomes a value. opaque: any other class, kept as data and never used.
-dangerous: in Python it could run code, open files or reach the system. Nothing is run or imported.
+A known name has a meaning here and becomes a value. An opaque name is any other class; it is kept
+as data and never used. A dangerous name could run code, open files or reach the system in Python.
+Nothing is run or imported.
+
 Every pickle is scanned: archives and streams of torch.save, .metadata and each item of a
-distributed checkpoint, and the archives in a safetensors file's tessera.tree. Exit code 1 when a
-name is dangerous.
+distributed checkpoint, and the archives in a safetensors file's tessera.tree. The exit code is 1 if
+a name is dangerous.
 
 Examples:
   tessera scan downloaded.pt
@@ -64,7 +66,8 @@ Examples:
 
 void add_scan(CLI::App& app, Common& common, Action& action) {
   const auto path = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("scan", "Every global name that the pickles mention");
+  CLI::App* command =
+      app.add_subcommand("scan", "Lists every global name that the pickles mention");
   command->footer(kExamples);
   command->add_option("checkpoint", *path, "file or directory")->required();
   add_common(*command, common);

@@ -32,7 +32,7 @@ int seal(const Options& options, const Common& common) {
     json["bytes"] = report.bytes;
     print_json(json);
   } else if (report.was_sealed) {
-    fmt::print("ok: sealed already, {} checked\n", human_bytes(report.bytes));
+    fmt::print("ok: already sealed, {} checked\n", human_bytes(report.bytes));
   } else {
     fmt::print("sealed: digests of {} files, {}, in {}\n", report.files, human_bytes(report.bytes),
                printable(report.side_file));
@@ -42,8 +42,8 @@ int seal(const Options& options, const Common& common) {
 
 constexpr const char* kExamples = R"(
 Writes one file of digests beside the checkpoint's own files, which stay as they are. From then on
-every read of the checkpoint by tessera is checked, also of parts of a tensor. A checkpoint with
-damage is refused; one that is sealed already is only verified.
+tessera checks every read of the checkpoint, also of parts of a tensor. A damaged checkpoint is
+refused; one that is already sealed is only verified.
 
 Examples:
   tessera seal checkpoint/        tessera-SAVE_ID.json in the directory; tessera-digests.json
@@ -58,7 +58,8 @@ void add_seal(CLI::App& app, Common& common, Action& action) {
       app.add_subcommand("seal", "Adds digests to a checkpoint that someone else wrote");
   command->footer(kExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
-  command->add_option("--threads", options->threads, "reading threads")->check(CLI::Range(1, 1024));
+  command->add_option("--threads", options->threads, "number of threads")
+      ->check(CLI::Range(1, 1024));
   add_common(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return seal(*options, common); }; });

@@ -82,8 +82,8 @@ int stat(const std::string& path, const Common& common) {
 
 void add_stat(CLI::App& app, Common& common, Action& action) {
   const auto path = std::make_shared<std::string>();
-  CLI::App* command =
-      app.add_subcommand("stat", "Kind, producer, world size, parameters, bytes, completeness");
+  CLI::App* command = app.add_subcommand(
+      "stat", "Prints kind, producer, world size, parameters, bytes, completeness");
   command->add_option("checkpoint", *path, "file or directory")->required();
   add_common(*command, common);
   command->callback(

@@ -28,9 +28,9 @@ Examples:
   command->add_option("source", options->source, "OLMo or DCP checkpoint")->required();
   command->add_option("target", options->target, "directory")->required();
   command->add_flag("--safetensors", options->convert.olmo.safetensors,
-                    "model and optim as safetensors, with the names that OLMo gives");
+                    "write model and optim as safetensors, with OLMo's names");
   command->add_flag("--model-only", options->convert.olmo.model_only,
-                    "no optimizer, no trainer state");
+                    "write no optimizer and no trainer state");
   command->add_option("--config", options->convert.olmo.config,
                       "config.yaml to copy; default: the source's");
   add_work(*command, options->convert);

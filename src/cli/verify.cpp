@@ -65,8 +65,9 @@ int verify(const Options& options, const Common& common) {
 }
 
 constexpr const char* kExamples = R"(
-Structure, coverage of every tensor exactly once, and every checksum there is: the digests of what
-tessera wrote or sealed, the CRC-32s of torch.save archives. Exit code 1 when something is wrong.
+Checks the structure, that every tensor is covered exactly once, and every checksum there is: the
+digests of what tessera wrote or sealed, and the CRC-32s of torch.save archives. The exit code is 1
+if something is wrong.
 
 Examples:
   tessera verify checkpoint/
@@ -77,11 +78,13 @@ Examples:
 
 void add_verify(CLI::App& app, Common& common, Action& action) {
   const auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("verify", "Structure, coverage exactly once, checksums");
+  CLI::App* command =
+      app.add_subcommand("verify", "Checks structure, coverage exactly once, and checksums");
   command->footer(kExamples);
   add_only(*command, options->only);
   command->add_option("checkpoint", options->path, "file or directory")->required();
-  command->add_option("--threads", options->threads, "reading threads")->check(CLI::Range(1, 1024));
+  command->add_option("--threads", options->threads, "number of threads")
+      ->check(CLI::Range(1, 1024));
   add_common(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return verify(*options, common); }; });

@@ -124,7 +124,7 @@ class Answers(unittest.TestCase):
         for typed, meant in (("convrt", "convert"), ("sacn", "scan"), ("veriffy", "verify"), ("rehsard", "reshard")):
             text = self.refused("invalid_argument", typed, "a", "b", exit_code=2)
             self.assertIn(f"unknown command '{typed}', did you mean {meant}?", text)
-        self.assertIn("unknown command 'frobnicate', tessera --help lists them",
+        self.assertIn("unknown command 'frobnicate', tessera --help lists all commands",
                       self.refused("invalid_argument", "frobnicate", exit_code=2))
 
     def test_kinds_that_are_not_read_are_named(self):
