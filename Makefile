@@ -1,4 +1,4 @@
-# Thin: what a person types. CMakePresets.json and tools/ hold the substance.
+# Only the commands that a person types. The work is in CMakePresets.json and tools/.
 .PHONY: help setup demo test build core bench lint format tidy fuzz asan tsan soak install clean
 .DEFAULT_GOAL := help
 
@@ -9,8 +9,8 @@ PREFIX ?= /usr/local
 # What is installed.
 BUILD ?= build/release
 
-# ccache when it is there; it keeps objects across clean builds, and shares them between presets: paths
-# count from the checkout, and the build folder's name does not.
+# Builds use ccache if it is installed. It keeps objects across clean builds and shares them between presets,
+# because paths count from the checkout and the build folder's name does not count.
 CCACHE := $(shell command -v ccache)
 ifneq ($(CCACHE),)
 export CMAKE_CXX_COMPILER_LAUNCHER := $(CCACHE)
@@ -19,7 +19,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := yes
 endif
 
-help: ## this list
+help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
 
 setup: ## install the Debian packages and the venv that are missing
@@ -35,21 +35,21 @@ test: setup ## build and run every test
 build: setup ## build everything
 	@tools/build release $(JOBS)
 
-core: ## build and test the part without libtorch
+core: ## build and test the part that needs no libtorch
 	@tools/setup --core-only
 	@tools/build-and-test core $(JOBS)
 
 bench: build ## run the benchmarks
 	@bench/run
 
-lint: ## format, layers, budgets, and clang-tidy on what changed
+lint: ## check format, layers, budgets and lists; clang-tidy on changed files
 	@tools/setup --core-only
 	@tools/lint
 
-format: ## clang-format everything in place
+format: ## fix formatting in place by clang-format
 	@tools/lint --format
 
-tidy: ## clang-tidy on everything, libtorch code too
+tidy: ## lint, with clang-tidy on all files, libtorch code too
 	@tools/setup
 	@tools/lint --all
 
@@ -64,7 +64,7 @@ asan: setup ## build and test under AddressSanitizer and UBSan
 tsan: setup ## build and test under ThreadSanitizer
 	@tools/build-and-test tsan $(JOBS)
 
-soak: build ## the long counts: killed saves, conversions and ranks, delayed threads, damages, round trips, trainings
+soak: build ## run the long counts: kills, delays, damages, round trips, trainings
 	@tests/soak
 
 install: build ## install libraries, headers and the stripped command under PREFIX

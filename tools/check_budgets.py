@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Sizes that keep the code readable, and words and paths that must not be in it.
+"""Checks sizes that keep the code readable, and words and paths that must not be in it.
 
-A source file has at most 600 lines, a header 300; a function 80 lines and 6 parameters (beyond that an
-options struct). Exit code 1 and one line per violation.
+A source file has at most 600 lines, a header 300. A function has at most 80 lines and 6 parameters; with more
+it takes an options struct. Prints one line per violation; the exit code is then 1.
 """
 
 import pathlib
@@ -19,7 +19,7 @@ PARAMETERS = 6
 # Put together here, so that this file does not hold what it looks for.
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" "DO", "FIX" "ME", "XX" "X"]) + r")\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|work)/")
-# Data that others wrote, and the license's text, are as they are.
+# Data that others wrote, and the license's text, are not checked.
 NOT_OURS = ("LICENSE", "tests/golden/")
 BINARY = (".pt", ".pth", ".distcp", ".metadata", ".safetensors", ".npy", ".bin", ".pkl", ".png", ".svg")
 

@@ -2,7 +2,8 @@
 """Every hostile case has its line in docs/hostile-cases.md, and every test that a line names exists.
 
 A line is `| P01 | input | result | tests | why |`; tests are `Suite.Name` in backquotes. A case that
-cannot be tested yet says "not yet: " and the reason there. Exit code 1 and one line per violation.
+cannot be tested yet has "not yet: " and the reason in their place. Prints one line per violation; the
+exit code is then 1.
 """
 
 import re

@@ -3,7 +3,7 @@
 
 Reads every #include of src/, include/, examples/, bench/ and tests/. A public header belongs to the
 layer that implements it (HEADERS). libtorch headers appear only below the bar (LIBTORCH_FOLDERS).
-Exit code 1 and one line per violation.
+Prints one line per violation; the exit code is then 1.
 """
 
 import pathlib
@@ -11,7 +11,7 @@ import sys
 
 import tree
 
-# A folder of src/ may include itself and what stands before it, less what NOT_FOR_EACH_OTHER forbids.
+# A folder of src/ may include itself and what stands before it, except what NOT_FOR_EACH_OTHER forbids.
 LAYERS = ["base", "layout", "io", "value", "format", "storage", "comm", "checkpoint", "cli",
           "torch", "optim", "fsdp", "optim_state", "checkpointer"]
 BAR = LAYERS.index("torch")  # from here on libtorch is allowed

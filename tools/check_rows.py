@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Every row of a specification has its line in a page of docs/, and every test that a line names exists.
 
-A line is `| F1 | what | state | test or reason |`. The state is `test` (the tests named in backquotes, as
-`Suite.Name` or `file.py::function`, assert the row), `device` (built; tests named assert what can be seen
-without a second device and the rest, which they skip where there is none), `none` (C++ cannot have it, or the
-project excludes it: the reason) or `open` (what is missing). The specifications are not in the repository; docs/rows/ has the
-names of their rows, as `check_rows.py --extract SPEC.md` prints them.
+A line is `| F1 | what | state | test or reason |`. The states are
 
-Exit code 1 and one line per violation.
+  test    the tests named in backquotes, as `Suite.Name` or `file.py::function`, assert the row
+  device  it is built; the named tests assert what can be seen without a second device, and the rest where there is one
+  none    C++ cannot have it, or the project excludes it; the line gives the reason
+  open    the line says what is missing
+
+The specifications are not in the repository. docs/rows/ has the names of their rows, as
+`check_rows.py --extract SPEC.md` prints them. Prints one line per violation; the exit code is then 1.
 """
 
 import collections
