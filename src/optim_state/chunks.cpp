@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "fsdp/quiet_copy.h"
+#include "fsdp/unit/quiet_copy.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/compat.h"

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "fsdp/redistribute.h"
+#include "fsdp/state/redistribute.h"
 #include "tessera/mesh.h"
 #include "tessera/value.h"
 

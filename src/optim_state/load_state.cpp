@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "fsdp/unit_values.h"
+#include "fsdp/deferred/unit_values.h"
 #include "optim/state_key.h"
 #include "optim_state/chunks.h"
 #include "optim_state/load_plan.h"

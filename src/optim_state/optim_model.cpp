@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "fsdp/registry.h"
+#include "fsdp/unit/registry.h"
 #include "tessera/error.h"
 
 namespace tessera::detail {

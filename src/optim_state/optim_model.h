@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "fsdp/unit.h"
+#include "fsdp/unit/unit.h"
 #include "tessera/mesh.h"
 #include "tessera/optim_state_dict.h"
 

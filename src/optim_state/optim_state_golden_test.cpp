@@ -10,8 +10,8 @@
 #include <string>
 #include <tuple>
 
-#include "fsdp/counting_transport.h"
-#include "fsdp/registry.h"
+#include "fsdp/testing/counting_transport.h"
+#include "fsdp/unit/registry.h"
 #include "optim_state/test_models.h"
 #include "optim_state/test_states.h"
 #include "tessera/checkpoint.h"

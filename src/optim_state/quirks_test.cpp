@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "fsdp/counting_transport.h"
+#include "fsdp/testing/counting_transport.h"
 #include "optim_state/testing.h"
 #include "tessera/error.h"
 #include "tessera/optim_state_dict.h"

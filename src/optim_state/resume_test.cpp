@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "conformance/temporary_directory.h"
-#include "fsdp/test_training.h"
+#include "fsdp/testing/test_training.h"
 #include "optim_state/testing.h"
 #include "tessera/checkpoint.h"
 #include "tessera/full_params.h"

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/log.h"
-#include "fsdp/quiet_copy.h"
-#include "fsdp/redistribute.h"
+#include "fsdp/state/redistribute.h"
+#include "fsdp/unit/quiet_copy.h"
 #include "optim/state_key.h"
 #include "optim_state/state_message.h"
 #include "optim_state/state_table.h"

@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "fsdp/redistribute.h"
+#include "fsdp/state/redistribute.h"
 #include "optim/state_key.h"
 #include "optim_state/state_message.h"
 #include "optim_state/tree.h"

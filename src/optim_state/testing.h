@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/test_training.h"
+#include "fsdp/testing/test_training.h"
 #include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/optim_state_dict.h"
 #include "torch/tensor.h"

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "fsdp/redistribute.h"
+#include "fsdp/state/redistribute.h"
 #include "torch/tensor.h"
 
 namespace tessera::detail {

@@ -21,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "fsdp/test_model.h"
+#include "fsdp/testing/test_model.h"
 #include "tessera/ddp.h"
 #include "tessera/error.h"
 #include "tessera/fully_sharded_data_parallel.h"

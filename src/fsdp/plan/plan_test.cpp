@@ -1,0 +1,98 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "fsdp/plan/schedule.h"
+#include "fsdp/plan/unit_layout.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+
+std::vector<std::int64_t> rows(const UnitLayout& layout, std::size_t param) {
+  std::vector<std::int64_t> counts;
+  for (const auto& local : layout.local) counts.push_back(local[param].shape.front());
+  return counts;
+}
+
+TEST(RowsLayout, CutsRowsAsTorchChunk_T2) {
+  const auto layout = rows_layout({{10, 2}, {5}, {1, 3}, {0, 4}}, 4, 16);
+  EXPECT_THAT(rows(layout, 0), ElementsAre(3, 3, 3, 1));
+  EXPECT_THAT(rows(layout, 1), ElementsAre(2, 2, 1, 0));
+  EXPECT_THAT(rows(layout, 2), ElementsAre(1, 0, 0, 0));
+  EXPECT_THAT(rows(layout, 3), ElementsAre(0, 0, 0, 0));
+  // Ranks without rows stand at the end of the tensor (P-18).
+  EXPECT_EQ(first_row(5, 4, 3), 5);
+}
+
+TEST(RowsLayout, PacksShardsAndAlignsGatheredParameters) {
+  const auto layout = rows_layout({{10, 2}, {5}, {3, 3}}, 4, 16);
+  EXPECT_EQ(layout.local[0][1].shard_offset, 6);
+  EXPECT_EQ(layout.local[3][2].shard_offset, 8);
+  EXPECT_EQ(layout.shard_elements, 11);
+  EXPECT_EQ(layout.params[1].gathered_offset, 32);
+  EXPECT_EQ(layout.params[2].gathered_offset, 48);
+  EXPECT_EQ(layout.gathered_elements, 64);
+  ASSERT_EQ(layout.runs[3].size(), 1u);  // one row of the first parameter, none of the others
+  EXPECT_EQ(layout.runs[3][0].param_offset, 18);
+  EXPECT_EQ(layout.runs[3][0].count, 2);
+}
+
+TEST(RowsLayout, FindsTheFirstRunThatAPartTouches) {
+  const auto layout = rows_layout({{8}, {8}}, 4, 1);  // runs [0, 2) and [2, 4) on every rank
+  const auto& runs = layout.runs[1];
+  const auto index = [&](std::int64_t begin) { return first_run(runs, begin) - runs.begin(); };
+  EXPECT_EQ(index(0), 0);
+  EXPECT_EQ(index(1), 0);
+  EXPECT_EQ(index(2), 1);
+  EXPECT_EQ(index(3), 1);
+  EXPECT_EQ(index(4), 2);
+}
+
+TEST(RowsLayout, RefusesScalars_P1) {
+  EXPECT_THROW(static_cast<void>(rows_layout({{}}, 2, 16)), Error);
+}
+
+TEST(FlatLayout, CutsEndToEndParametersIntoEqualRanges_T2) {
+  const auto layout = flat_layout({{5, 3}, {5}}, 3, 0);  // 20 elements: 7, 7, 6 and one of zeros
+  EXPECT_EQ(layout.shard_elements, 7);
+  EXPECT_EQ(layout.params[1].gathered_offset, 15);
+  ASSERT_EQ(layout.runs[2].size(), 2u);
+  EXPECT_EQ(layout.runs[2][0].param_offset, 14);
+  EXPECT_EQ(layout.runs[2][0].count, 1);
+  EXPECT_EQ(layout.runs[2][1].shard_offset, 1);
+  EXPECT_EQ(layout.runs[2][1].count, 5);
+  EXPECT_TRUE(layout.padding[2].empty());
+  // Five elements on four ranks leave the last without any.
+  const auto small = flat_layout({{5}}, 4, 0);
+  EXPECT_TRUE(small.runs[3].empty());
+  EXPECT_THAT(small.local[3][0].shape, ElementsAre(0));
+}
+
+TEST(FlatLayout, AlignsOriginalParametersAndPadsToTheWorld_UO4_K9) {
+  const auto layout = flat_layout({{3}, {5}}, 3, 4);  // 3, one of padding, 5, and no more: 9
+  EXPECT_EQ(layout.params[1].gathered_offset, 4);
+  EXPECT_EQ(layout.shard_elements, 3);
+  ASSERT_EQ(layout.padding[1].size(), 1u);
+  EXPECT_EQ(layout.padding[1][0].shard_offset, 0);
+  EXPECT_TRUE(layout.padding[2].empty());
+  const auto odd = flat_layout({{3}, {4}}, 3, 4);  // 8 elements, padded to 9
+  ASSERT_EQ(odd.padding[2].size(), 1u);
+  EXPECT_EQ(odd.padding[2][0].shard_offset, 2);
+}
+
+TEST(Schedule, AllowsTheTablesStepsOnly) {
+  EXPECT_EQ(next(ParamState::sharded, ParamStep::start_gather), ParamState::gathering);
+  EXPECT_EQ(next(ParamState::gathering, ParamStep::finish_gather), ParamState::full);
+  EXPECT_EQ(next(ParamState::full, ParamStep::free), ParamState::sharded);
+  EXPECT_THROW(static_cast<void>(next(ParamState::full, ParamStep::start_gather)), Error);
+  EXPECT_THROW(static_cast<void>(next(ParamState::sharded, ParamStep::finish_gather)), Error);
+  EXPECT_THROW(static_cast<void>(next(ParamState::gathering, ParamStep::free)), Error);
+  EXPECT_EQ(next(GradState::collecting, GradStep::keep), GradState::idle);
+  EXPECT_THROW(static_cast<void>(next(GradState::idle, GradStep::start_reduce)), Error);
+  EXPECT_THROW(static_cast<void>(next(GradState::reducing, GradStep::start_reduce)), Error);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,110 @@
+#include "fsdp/plan/unit_layout.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+std::int64_t chunk_of(std::int64_t rows, int world) noexcept {
+  return (rows + world - 1) / world;
+}
+
+std::int64_t row_count(std::int64_t rows, int world, int rank) noexcept {
+  const auto chunk = chunk_of(rows, world);
+  return std::clamp<std::int64_t>(rows - rank * chunk, 0, chunk);
+}
+
+}  // namespace
+
+std::vector<ShardRun>::const_iterator first_run(const std::vector<ShardRun>& runs,
+                                                std::int64_t begin) noexcept {
+  return std::ranges::partition_point(
+      runs, [&](const ShardRun& run) { return run.shard_offset + run.count <= begin; });
+}
+
+std::int64_t first_row(std::int64_t rows, int world, int rank) noexcept {
+  return std::min(rank * chunk_of(rows, world), rows);
+}
+
+UnitLayout flat_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment) {
+  UnitLayout layout;
+  std::int64_t end = 0;
+  std::vector<std::pair<std::int64_t, std::int64_t>> gaps;  // [begin, end) in the flat array
+  const auto fill_up = [&](std::int64_t multiple) {
+    const auto begin = std::exchange(end, (end + multiple - 1) / multiple * multiple);
+    if (begin != end) gaps.emplace_back(begin, end);
+  };
+  for (const auto& shape : shapes) {
+    if (alignment > 0) fill_up(alignment);
+    layout.params.push_back({shape, numel(shape), end});
+    end += numel(shape);
+  }
+  if (alignment > 0) fill_up(world);
+  const auto chunk = (end + world - 1) / world;
+  layout.gathered_elements = chunk * world;
+  layout.shard_elements = chunk;
+  for (int rank = 0; rank < world; ++rank) {
+    const auto begin = rank * chunk, limit = begin + chunk;
+    auto& runs = layout.runs.emplace_back();
+    auto& local = layout.local.emplace_back();
+    auto& padding = layout.padding.emplace_back();
+    for (std::size_t param = 0; param < layout.params.size(); ++param) {
+      const auto& place = layout.params[param];
+      const auto first = std::max(place.gathered_offset, begin);
+      const auto last = std::min(place.gathered_offset + place.elements, limit);
+      if (first >= last) {
+        local.push_back({{0}, 0});
+        continue;
+      }
+      runs.push_back({param, first - place.gathered_offset, first - begin, last - first});
+      local.push_back({{last - first}, first - begin});
+    }
+    for (const auto& [from, to] : gaps) {
+      const auto first = std::max(from, begin), last = std::min(to, limit);
+      if (first < last) padding.push_back({first - begin, last - first});
+    }
+  }
+  return layout;
+}
+
+UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment,
+                       const std::vector<int>& dims) {
+  UnitLayout layout;
+  layout.runs.resize(world);
+  layout.local.resize(world);
+  layout.padding.resize(world);
+  for (std::size_t param = 0; param < shapes.size(); ++param) {
+    const auto& shape = shapes[param];
+    if (shape.empty()) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          "fully_shard doesn't support scalar parameters; make it a 1D tensor of one element");
+    }
+    const int dim = param < dims.size() ? dims[param] : 0;
+    const auto size = shape[dim];
+    std::int64_t outer = 1, inner = 1;
+    for (int d = 0; d < dim; ++d) outer *= shape[d];
+    for (std::size_t d = dim + 1; d < shape.size(); ++d) inner *= shape[d];
+    for (int rank = 0; rank < world; ++rank) {
+      const auto count = row_count(size, world, rank) * inner;
+      const auto first = first_row(size, world, rank) * inner;
+      for (std::int64_t o = 0; o < outer && count > 0; ++o) {
+        layout.runs[rank].push_back(
+            {param, o * size * inner + first, layout.shard_elements + o * count, count});
+      }
+      auto held = shape;
+      held[dim] = row_count(size, world, rank);
+      layout.local[rank].push_back({std::move(held), layout.shard_elements});
+    }
+    const auto elements = outer * size * inner;
+    layout.params.push_back({shape, elements, layout.gathered_elements, dim});
+    layout.gathered_elements += (elements + alignment - 1) / alignment * alignment;
+    layout.shard_elements += outer * chunk_of(size, world) * inner;
+  }
+  return layout;
+}
+
+}  // namespace tessera

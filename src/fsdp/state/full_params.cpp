@@ -1,0 +1,218 @@
+#include "tessera/full_params.h"
+
+#include <torch/torch.h>
+
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/log.h"
+#include "fsdp/state/state_entries.h"
+#include "fsdp/step/root.h"
+#include "fsdp/unit/registry.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using detail::state_entries;
+using detail::StateEntry;
+using detail::Unit;
+
+void require_quiet(const Unit& unit) {
+  if (!unit.root || unit.root->is_quiet()) return;
+  throw Error(ErrorCode::invalid_argument,
+              "whole parameters were asked for in a forward or backward")
+      .at_key(unit.name());
+}
+
+at::Tensor copied(const at::Tensor& tensor, bool to_cpu) {
+  const auto whole = tensor.detach();
+  return to_cpu && !whole.is_cpu() ? whole.to(at::kCPU) : whole.clone();
+}
+
+// Of those that mixed precision has cast: what they were.
+std::unordered_map<const c10::TensorImpl*, at::ScalarType> types_of_buffers(
+    const torch::nn::Module& module) {
+  std::unordered_map<const c10::TensorImpl*, at::ScalarType> types;
+  for (const auto& [name, unit] : detail::units_below(module)) {
+    for (const auto& [buffer, type] : unit->cast_buffers())
+      types.emplace(buffer.unsafeGetTensorImpl(), type);
+  }
+  return types;
+}
+
+bool is_sharded(const detail::ParamOwner& owner) {
+  return owner.unit && owner.unit->is_sharded();
+}
+
+// All of them, before anything is changed.
+void require_same(const std::vector<StateEntry>& entries, const FullState& state) {
+  std::unordered_set<std::string> known;
+  for (const auto& [name, tensor] : entries) {
+    known.insert(name);
+    const auto* given = state.find(name);
+    if (given == nullptr)
+      throw Error(ErrorCode::mismatch, "the state lacks this name").at_key(name);
+    if (given->sizes() != tensor.sizes()) {
+      throw Error(ErrorCode::mismatch, "the state has shape " + to_string(given->sizes().vec()) +
+                                           ", the module " + to_string(tensor.sizes().vec()))
+          .at_key(name);
+    }
+  }
+  for (const auto& entry : state) {
+    if (!known.contains(entry.key()))
+      throw Error(ErrorCode::mismatch, "the module lacks this name").at_key(entry.key());
+  }
+}
+
+}  // namespace
+
+// One unit whose parameters are shown whole.
+class FullParams::Shown {
+ public:
+  Shown(std::shared_ptr<Unit> unit, const FullParamsOptions& options)
+      : unit_(std::move(unit)), options_(options) {
+    const torch::NoGradGuard no_grad;
+    unit_->adopt_replaced();
+    whole_ = unit_->gather_whole(unit_->shard());
+    if (options_.with_grads) gather_gradients();
+    const bool wanted = !options_.rank0_only || unit_->mesh().rank() == 0;
+    if (wanted && options_.offload_to_cpu) whole_ = whole_.to(at::kCPU);
+    if (!wanted) whole_ = at::Tensor();
+    unit_->show(whole_);
+    if (!wanted || !gradients_.defined()) return;
+    for (std::size_t i = 0; i < unit_->params().size(); ++i) {
+      if (has_gradient_[i])
+        unit_->params()[i].full.mutable_grad() = unit_->whole_view(gradients_, i);
+    }
+  }
+
+  ~Shown() {
+    const torch::NoGradGuard no_grad;
+    if (options_.writeback && whole_.defined()) {
+      unit_->keep_own(whole_, unit_->shard());
+      if (gradients_.defined()) write_back_gradients();
+    }
+    if (gradients_.defined()) {
+      for (auto& param : unit_->params()) param.full.mutable_grad() = at::Tensor();
+      unit_->show_gradients();
+    }
+    unit_->hide();
+  }
+  Shown(const Shown&) = delete;
+  Shown& operator=(const Shown&) = delete;
+
+ private:
+  void gather_gradients() {
+    unit_->hide_gradients();
+    auto mine = at::zeros_like(unit_->shard());
+    const auto count = static_cast<std::int64_t>(unit_->params().size());
+    auto flags = at::zeros({count}, mine.options().dtype(at::kFloat));
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto& local = unit_->params()[i].local;
+      if (!local.grad().defined()) continue;
+      flags[i] = 1;
+      mine.narrow(0, local.storage_offset(), local.numel()).copy_(local.grad().view({-1}));
+    }
+    flags = unit_->gather_flags(flags);
+    has_gradient_.resize(count);
+    for (std::int64_t i = 0; i < count; ++i) has_gradient_[i] = flags[i].item<float>() > 0;
+    gradients_ = unit_->gather_whole(mine);
+  }
+
+  void write_back_gradients() {
+    auto mine = at::zeros_like(unit_->shard());
+    unit_->keep_own(gradients_, mine);
+    for (auto& param : unit_->params()) {
+      const auto& local = param.local;
+      if (!local.grad().defined()) continue;
+      local.mutable_grad().copy_(
+          mine.narrow(0, local.storage_offset(), local.numel()).view(local.sizes()));
+    }
+  }
+
+  std::shared_ptr<Unit> unit_;
+  FullParamsOptions options_;
+  at::Tensor whole_;  // undefined: this rank shows nothing
+  at::Tensor gradients_;
+  std::vector<bool> has_gradient_;
+};
+
+FullParams::FullParams(ModuleRef module, const FullParamsOptions& options) {
+  if (options.writeback && options.rank0_only) {
+    throw Error(ErrorCode::invalid_argument,
+                "writeback=True and rank0_only=True is not supported, as model parameter shards "
+                "will be different across ranks");
+  }
+  if (options.with_grads && options.offload_to_cpu)
+    throw Error(ErrorCode::unsupported, "with_grads=True and offload_to_cpu=True");
+  if (options.offload_to_cpu && !options.rank0_only) {
+    log(LogLevel::warning,
+        "offload_to_cpu=True and rank0_only=False copies all parameters to the CPU once for every "
+        "rank of a host; rank0_only=True copies them once");
+  }
+  for (const auto& [name, unit] : detail::units_below(module.get())) {
+    if (!options.recurse && !name.empty()) continue;
+    require_quiet(*unit);
+    if (unit->is_sharded() && !unit->params().empty())
+      shown_.push_back(std::make_unique<Shown>(unit, options));
+  }
+}
+
+FullParams::~FullParams() = default;
+
+FullState full_state_dict(ModuleRef module, const FullStateOptions& options) {
+  const torch::NoGradGuard no_grad;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
+  for (const auto& [name, unit] : detail::units_below(module.get())) {
+    require_quiet(*unit);
+    if (!unit->is_sharded() || unit->params().empty()) continue;
+    unit->adopt_replaced();
+    const auto whole = unit->gather_whole(unit->shard());
+    if (options.rank0_only && unit->mesh().rank() != 0) continue;
+    for (std::size_t i = 0; i < unit->params().size(); ++i) {
+      copies.emplace(unit->params()[i].full.unsafeGetTensorImpl(),
+                     copied(unit->whole_view(whole, i), options.offload_to_cpu));
+    }
+  }
+  const auto own_types = types_of_buffers(module.get());
+  FullState state;
+  bool is_dropped = false;
+  for (const auto& [name, tensor] : state_entries(module.get())) {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    auto copy = copies.find(impl);
+    if (copy == copies.end()) {
+      // A sharded parameter without a copy: another rank has it.
+      if (is_sharded(detail::find_owner(tensor))) {
+        is_dropped = true;
+        continue;
+      }
+      auto own = copied(tensor, options.offload_to_cpu);
+      if (const auto type = own_types.find(impl); type != own_types.end())
+        own = own.to(type->second);
+      copy = copies.emplace(impl, std::move(own)).first;
+    }
+    state.insert(name, copy->second);
+  }
+  return is_dropped ? FullState() : state;
+}
+
+void load_full_state_dict(ModuleRef module, const FullState& state) {
+  const auto entries = state_entries(module.get());
+  require_same(entries, state);
+  detail::refresh_units(module.get());
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : entries) {
+    const auto& given = state[name];
+    const auto owner = detail::find_owner(tensor);
+    if (!is_sharded(owner)) {
+      tensor.copy_(given);
+      continue;
+    }
+    require_quiet(*owner.unit);
+    owner.unit->take_own(owner.index, given, owner.unit->shard());
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#include <torch/torch.h>
+
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "fsdp/state/state_entries.h"
+#include "fsdp/unit/registry.h"
+#include "tessera/fsdp.h"
+#include "tessera/train_state.h"
+#include "torch/tensor.h"
+
+namespace tessera {
+namespace {
+
+// Parameters are handed out: whoever gets the leaf may write to the shard.
+Tensor leaf(const at::Tensor& tensor) {
+  const auto owner = detail::find_owner(tensor);
+  if (!owner.unit || !owner.unit->is_sharded()) return leaf_of(tensor);
+  auto& unit = *owner.unit;
+  unit.hand_out();
+  const auto held = unit.held(owner.index);
+  const auto from = unit.held_from(owner.index);
+  if (unit.geometry() != detail::Geometry::rows)
+    return flat_leaf_of(held, tensor.sizes().vec(), from);
+  return sharded_leaf_of(held, tensor.sizes().vec(), from, unit.layout().params[owner.index].dim);
+}
+
+}  // namespace
+
+Value model_state(ModuleRef module) {
+  detail::refresh_units(module.get());
+  detail::warn_of_forgotten(module.get());
+  std::unordered_map<const c10::TensorImpl*, Value> leaves;
+  std::vector<Value::Pair> pairs;
+  for (const auto& [name, tensor] : detail::state_entries(module.get())) {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    auto known = leaves.find(impl);
+    if (known == leaves.end()) known = leaves.emplace(impl, leaf(tensor)).first;
+    pairs.emplace_back(name, known->second);
+  }
+  return Value::dict(std::move(pairs), DictKind::ordered_dict);
+}
+
+}  // namespace tessera

@@ -1,0 +1,79 @@
+#include "fsdp/state/redistribute.h"
+
+#include <algorithm>
+
+#include "fsdp/unit/quiet_copy.h"
+#include "torch/tensor.h"
+
+namespace tessera::detail {
+
+void redistribute(const Shape& shape, const at::Tensor& from_array, std::span<const Part> from,
+                  const at::Tensor& to_array, const Part& to) {
+  if (numel(to.slice) == 0) return;
+  std::vector<Slice> slices;
+  slices.reserve(from.size());
+  for (const auto& part : from) slices.push_back(part.slice);
+  const std::span<const Slice> wanted(&to.slice, 1);
+  const auto plan = plan_copies(shape, slices, wanted);
+  require_filled(shape, wanted, plan);
+  for (const auto& copy : plan) {
+    copy_quietly(to_array, to.base + copy.to_local, from_array,
+                 from[copy.from].base + copy.from_local, copy.count);
+  }
+}
+
+Part part_of(const Unit& unit, std::size_t index, int rank) {
+  const auto& layout = unit.layout();
+  const auto& place = layout.params[index];
+  const auto& local = layout.local[rank][index];
+  if (unit.geometry() == Geometry::rows) {
+    Box box{Shape(place.shape.size(), 0), local.shape};
+    const auto world = static_cast<int>(layout.runs.size());
+    box.offsets[place.dim] = first_row(place.shape[place.dim], world, rank);
+    return {std::move(box), local.shard_offset};
+  }
+  const auto runs = std::ranges::equal_range(layout.runs[rank], index, {}, &ShardRun::param);
+  if (runs.empty()) return {FlatRange{0, 0}, 0};
+  const auto& run = runs.front();
+  return {FlatRange{run.param_offset, run.param_offset + run.count}, run.shard_offset};
+}
+
+std::vector<Part> parts_of(const Unit& unit, std::size_t index) {
+  const auto& layout = unit.layout();
+  std::vector<Part> parts;
+  for (std::size_t rank = 0; rank < layout.runs.size(); ++rank) {
+    parts.push_back(part_of(unit, index, static_cast<int>(rank)));
+    parts.back().base += static_cast<std::int64_t>(rank) * layout.shard_elements;
+  }
+  return parts;
+}
+
+Box chunk_of(const Shape& shape, int world, int rank) {
+  auto box = whole(shape);
+  if (shape.empty()) return box;
+  box.offsets[0] = first_row(shape[0], world, rank);
+  box.sizes[0] = first_row(shape[0], world, rank + 1) - box.offsets[0];
+  return box;
+}
+
+Tensor chunk_leaf(const at::Tensor& tensor, const Shape& shape, const Box& box) {
+  auto leaf = leaf_of(tensor);
+  leaf.shape = shape;
+  leaf.sharded = true;
+  leaf.pieces.front().slice = box;
+  if (numel(box) == 0) leaf.pieces.clear();
+  return leaf;
+}
+
+at::Tensor tensor_of_piece(const Tensor& tensor, const Piece& piece) {
+  Tensor part;
+  part.dtype = tensor.dtype;
+  part.shape = std::get<Box>(piece.slice).sizes;
+  part.pieces = {{.slice = whole(part.shape),
+                  .storage = piece.storage,
+                  .storage_offset = piece.storage_offset,
+                  .strides = piece.strides}};
+  return tensor_of(part);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,43 @@
+// Parts of tensors: what a rank holds of a unit's parameters, chunks of rows, and copies between
+// arrays of them, as a plan of src/layout says.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "fsdp/unit/unit.h"
+#include "tessera/layout.h"
+#include "tessera/value.h"
+
+namespace tessera::detail {
+
+// A slice of a tensor whose elements lie in an array from element `base` on.
+struct Part {
+  Slice slice;
+  std::int64_t base = 0;
+};
+
+// Fills part `to` of the one-dimensional `to_array` from parts of `from_array`, of the same dtype.
+// Throws `incomplete` where no part has an element.
+void redistribute(const Shape& shape, const at::Tensor& from_array, std::span<const Part> from,
+                  const at::Tensor& to_array, const Part& to);
+
+// What `rank` holds of parameter `index` of a sharded unit; the base is that in its shard.
+[[nodiscard]] Part part_of(const Unit& unit, std::size_t index, int rank);
+// The same of all ranks, in an array of all shards, one after the other.
+[[nodiscard]] std::vector<Part> parts_of(const Unit& unit, std::size_t index);
+
+// What torch.chunk gives `rank` of `world` of a tensor along dimension 0; sizes 0: nothing. Every
+// rank gets all of one without dimensions.
+[[nodiscard]] Box chunk_of(const Shape& shape, int world, int rank);
+// `tensor` as the part `box` of a tensor of `shape` that is sharded; what holds nothing is no
+// piece.
+[[nodiscard]] Tensor chunk_leaf(const at::Tensor& tensor, const Shape& shape, const Box& box);
+// The piece, a box in memory, as a tensor over that memory.
+[[nodiscard]] at::Tensor tensor_of_piece(const Tensor& tensor, const Piece& piece);
+
+}  // namespace tessera::detail

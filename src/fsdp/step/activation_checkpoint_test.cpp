@@ -1,0 +1,156 @@
+// Activation checkpointing: the same numbers, less memory, with and without sharding.
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <tuple>
+
+#include "fsdp/testing/test_model.h"
+#include "tessera/activation_checkpoint.h"
+#include "tessera/error.h"
+#include "tessera/fsdp.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+namespace nn = torch::nn;
+using testing::run_mesh;
+using testing::with_values;
+
+// What an intermediate of the last forward became.
+struct WitnessImpl : nn::Module {
+  nn::Linear up{nullptr}, down{nullptr};
+  c10::weak_intrusive_ptr<c10::TensorImpl> hidden;
+  int forwards = 0;
+  double dropout = 0;
+  WitnessImpl() : hidden(c10::intrusive_ptr<c10::TensorImpl>()) {
+    up = register_module("up", nn::Linear(6, 9));
+    down = register_module("down", nn::Linear(9, 6));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    ++forwards;
+    auto h = torch::dropout(torch::gelu(up(x)), dropout, true);
+    hidden = c10::weak_intrusive_ptr<c10::TensorImpl>(h.getIntrusivePtr());
+    return down(h);
+  }
+};
+TESSERA_MODULE(Witness);
+
+struct CheckpointedStackImpl : nn::Module {
+  std::vector<Witness> parts;
+  bool checkpointed = false;
+  CheckpointedStackImpl() {
+    for (int i = 0; i < 3; ++i)
+      parts.push_back(register_module("part" + std::to_string(i), Witness()));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (auto& part : parts) x = x + (checkpointed ? checkpoint(part, x) : part(x));
+    return x;
+  }
+};
+TESSERA_MODULE(CheckpointedStack);
+
+CheckpointedStack make_stack(bool checkpointed) {
+  auto model = with_values(CheckpointedStack(), 5);
+  model->checkpointed = checkpointed;
+  return model;
+}
+
+torch::Tensor stack_input(int rank) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(60 + rank);
+  return torch::randn({4, 6}, generator);
+}
+
+TEST(Checkpoint, FreesActivationsAndGivesTheSameGradients) {
+  auto plain = make_stack(false), model = make_stack(true);
+  auto x = stack_input(0).requires_grad_(), y = stack_input(0).requires_grad_();
+  auto expected = plain(x).square().sum();
+  auto loss = model(y).square().sum();
+  EXPECT_FALSE(plain->parts[0]->hidden.expired());
+  EXPECT_TRUE(model->parts[0]->hidden.expired());
+  expected.backward();
+  loss.backward();
+  EXPECT_EQ(model->parts[0]->forwards, 2);
+  EXPECT_TRUE(torch::equal(loss, expected));
+  EXPECT_TRUE(torch::equal(x.grad(), y.grad()));
+  for (std::size_t i = 0; i < plain->parameters().size(); ++i)
+    EXPECT_TRUE(torch::equal(plain->parameters()[i].grad(), model->parameters()[i].grad()));
+}
+
+TEST(Checkpoint, DrawsTheSameRandomNumbersAgain) {
+  auto plain = make_stack(false), model = make_stack(true);
+  for (auto* one : {&plain, &model}) {
+    for (auto& part : (*one)->parts) part->dropout = 0.5;
+    torch::manual_seed(9);
+    (*one)(stack_input(0)).square().sum().backward();
+    // What is drawn after a backward does not depend on what it computed again.
+    (*one)->parts[0]->dropout = torch::rand({1}).item<double>();
+  }
+  EXPECT_EQ(plain->parts[0]->dropout, model->parts[0]->dropout);
+  for (std::size_t i = 0; i < plain->parameters().size(); ++i)
+    EXPECT_TRUE(torch::equal(plain->parameters()[i].grad(), model->parameters()[i].grad()));
+}
+
+TEST(Checkpoint, ComputesAgainUnderTheSameAutocast) {
+  auto model = make_stack(true);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  at::autocast::set_autocast_cache_enabled(false);
+  auto y = model(stack_input(0));
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  auto plain = make_stack(false);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  auto expected = plain(stack_input(0));
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::set_autocast_cache_enabled(true);
+  y.sum().backward();
+  expected.sum().backward();
+  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+  for (std::size_t i = 0; i < plain->parameters().size(); ++i)
+    EXPECT_TRUE(torch::equal(plain->parameters()[i].grad(), model->parameters()[i].grad()));
+}
+
+TEST(Checkpoint, TakesFunctionsAndTuplesAndInputsWithoutGradients) {
+  nn::Linear linear(3, 2);
+  const auto compute = [&](const torch::Tensor& x, double scale) {
+    return std::make_tuple(linear->forward(x) * scale, torch::arange(2), x.detach());
+  };
+  const auto [y, places, x] = checkpoint(compute, torch::ones({1, 3}), 2.0);
+  EXPECT_EQ(places.scalar_type(), at::kLong);
+  y.sum().backward();
+  EXPECT_TRUE(torch::equal(linear->weight.grad(), torch::full({2, 3}, 2.0f)));
+  EXPECT_THROW(y.sum().backward(), std::exception);
+  const torch::NoGradGuard evaluate;
+  EXPECT_FALSE(std::get<0>(checkpoint(compute, torch::ones({1, 3}), 2.0)).requires_grad());
+}
+
+TEST(Checkpoint, GathersShardedUnitsAgain) {
+  for (const int world : {1, 2, 3}) {
+    run_mesh(world, [&](Mesh& mesh) {
+      auto plain = make_stack(false), model = make_stack(true);
+      for (auto& part : model->parts) fully_shard(part, mesh);
+      fully_shard(model, mesh);
+      for (int round = 0; round < 3; ++round) {
+        plain->zero_grad();
+        for (int r = 0; r < world; ++r) (plain(stack_input(r)).square().sum() / world).backward();
+        model->zero_grad();
+        model(stack_input(mesh.rank())).square().sum().backward();
+        const auto whole = sharded_parameters(plain), mine = sharded_parameters(model);
+        for (std::size_t i = 0; i < mine.size(); ++i) {
+          const auto rows = whole[i].local.grad().narrow(0, mine[i].offset, mine[i].local.size(0));
+          EXPECT_TRUE(torch::allclose(mine[i].local.grad(), rows, 1e-5, 1e-6)) << mine[i].name();
+        }
+        for (const auto& unit : unit_reports(model)) {
+          EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;
+          if (unit.name.empty()) continue;  // it has no parameters
+          EXPECT_EQ(unit.gathers, 2u * (round + 1)) << unit.name;
+          EXPECT_EQ(unit.reductions, 1u * (round + 1)) << unit.name;
+        }
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,41 @@
+// ForwardOrder: the order in which a model's sharded units are entered (spec EO1-EO6).
+//
+// Gathers match by order alone: two ranks that enter units of equal sizes in different orders would
+// compute with each other's parameters. So in the first training pass the ranks compare, before
+// each gather, which unit it is for and which of its parameters are trained. Later passes are
+// compared with this rank's first one, without talk; going another way is legitimate when all ranks
+// do, so that warns, once. (The channels compare the unit of every gather and reduction.)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fsdp/unit/unit.h"
+
+namespace tessera::detail {
+
+class ForwardOrder {
+ public:
+  void begin_pass(bool is_training);
+  // Before the unit is gathered. Throws `mismatch` on every rank when another rank enters another
+  // unit. Collective in the first training pass.
+  void enter(const Unit& unit);
+  void end_pass();
+  // Of what was seen so far; on every rank.
+  void forget() { *this = {}; }
+
+ private:
+  enum class Mode : std::uint8_t { off, first, later };
+
+  void warn(const Unit& unit);
+
+  Mode mode_ = Mode::off;
+  bool has_warned_ = false;
+  bool deviates_ = false;           // this pass does
+  std::size_t entered_ = 0;         // units of this pass
+  std::vector<std::string> first_;  // names of the units of the first training pass
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,107 @@
+// Root: the units of one model, in step with each other through forward and backward.
+//
+// It decides when a unit gathers, frees and reduces; docs/design/schedule.md draws it. All
+// decisions follow from the order of calls, which is the same on every rank, so collectives match
+// without talk. One thread a rank: a Root is not shared between threads.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdp/step/forward_order.h"
+#include "fsdp/step/profiler_range.h"
+#include "fsdp/unit/unit.h"
+
+namespace tessera::detail {
+
+// One call of the outermost module: which units its graph went through, in the order their forwards
+// ended. Backward meets them in reverse. Kept alive by the graph's hooks.
+struct Pass {
+  std::vector<std::weak_ptr<Unit>> order;
+};
+
+class Root : public std::enable_shared_from_this<Root> {
+ public:
+  // Joins the units at and below `top`'s module, also those that were called by themselves before.
+  // Throws `invalid_argument` when one of them belongs to a root of modules elsewhere, or to one
+  // that has something under way.
+  static std::shared_ptr<Root> make(Unit& top);
+
+  // Forward -------------------------------------------------------------------------------------
+  void enter(Unit& unit, const std::vector<at::Tensor*>& inputs);
+  void leave(Unit& unit, const std::vector<at::Tensor*>& results);
+  // The call of `unit` was left by an exception.
+  void fail() noexcept;
+  // Neither in a forward nor in a backward.
+  [[nodiscard]] bool is_quiet() const noexcept { return stack_.empty() && !in_backward_; }
+  // Nor has it anything under way, and no exception ended what it did last.
+  [[nodiscard]] bool is_at_rest() const noexcept {
+    return is_quiet() && !failed_ && reducing_.empty();
+  }
+
+  // Waits for what is under way, forgets gradients and frees everything.
+  void reset();
+
+  // False: reductions stay under way when backward returns.
+  bool is_last_backward = true;
+
+  [[nodiscard]] std::vector<std::shared_ptr<Unit>> units() const;
+
+ private:
+  // A call under way.
+  struct Call {
+    Unit* unit;
+    std::unique_ptr<Range> range;  // of the profiler, around the module's forward
+  };
+
+  void take(std::vector<std::shared_ptr<Unit>> units);
+  // Tells other ranks where this one is, should they do something else (comm/whereabouts.h).
+  void tell(const std::string& where, const Unit* unit = nullptr) const;
+  void check_usable() const;
+  void begin_pass();
+  void end_pass();
+  void make_whole(Unit& unit);
+  void prefetch_forward(const Unit& unit);
+  void prefetch_before(const Unit& unit);
+  static void prefetch_backward(const Unit& unit, const RangeName& name);
+  void attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs);
+  void attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results);
+  [[nodiscard]] bool frees_after_forward(const Unit& unit) const;
+  [[nodiscard]] static bool frees_after_backward(const Unit& unit);
+  [[nodiscard]] bool is_outermost(const Unit& unit) const;
+  [[nodiscard]] bool has_kept_changed() const;
+  [[nodiscard]] bool is_training() const;  // the model; one rank may evaluate alone
+  void prepare_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs) const;
+  [[nodiscard]] std::size_t reduction_limit() const;
+  // Which training pass it is, the same on all ranks that did the same; travels with gradients.
+  [[nodiscard]] std::uint32_t pass_number() const noexcept;
+
+  void before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version);
+  void after_backward(Unit& unit);
+  void begin_backward();
+  void finish_backward();
+  void reduce(Unit& unit);
+  void finish_oldest_reduction();
+
+  std::vector<std::weak_ptr<Unit>> units_;  // pre-order of modules; the first is the root's own
+  std::shared_ptr<StoragePool> pool_ = std::make_shared<StoragePool>();
+  std::vector<Call> stack_;                        // innermost last
+  std::shared_ptr<Pass> pass_;                     // of the forward under way
+  std::vector<std::weak_ptr<Unit>> entered_;       // units in the order this forward entered them
+  std::vector<std::weak_ptr<Unit>> last_entered_;  // and the one before: what to prefetch
+  ForwardOrder order_;                             // of the first training pass
+  std::deque<std::shared_ptr<Unit>> reducing_;     // oldest first
+  std::int64_t steps_ = 0;                         // passes with gradients
+  std::uint32_t passes_ = 0;                       // of those in training, since the last reset
+  std::uint32_t backwards_ = 0;                    // likewise
+  std::uint32_t resets_ = 0;
+  bool in_backward_ = false;
+  bool failed_ = false;
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,137 @@
+#include "tessera/unit_controls.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "fsdp/step/root.h"
+#include "fsdp/unit/custom_channel.h"
+#include "fsdp/unit/registry.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using detail::Unit;
+
+std::shared_ptr<Unit> unit_of(ModuleRef module, const std::string& what) {
+  auto unit = detail::find_unit(&module.get());
+  if (unit) return unit;
+  throw Error(ErrorCode::invalid_argument,
+              what + " takes a module that fully_shard was applied to, got " + module.get().name());
+}
+
+std::shared_ptr<Unit> sharded_unit_of(ModuleRef module, const std::string& what) {
+  auto unit = unit_of(module, what);
+  if (unit->is_sharded() && !unit->params().empty()) return unit;
+  throw Error(ErrorCode::invalid_argument,
+              what + " takes a module whose parameters are sharded, got " + module.get().name());
+}
+
+std::vector<std::shared_ptr<Unit>> units_of(ModuleRef module, bool recurse,
+                                            const std::string& what) {
+  if (!recurse) return {unit_of(module, what)};
+  std::vector<std::shared_ptr<Unit>> units;
+  for (auto& [name, unit] : detail::units_below(module.get())) units.push_back(std::move(unit));
+  if (units.empty()) unit_of(module, what);
+  return units;
+}
+
+std::vector<std::weak_ptr<Unit>> prefetched(const std::vector<ModuleRef>& modules,
+                                            const std::string& what) {
+  std::vector<std::weak_ptr<Unit>> units;
+  for (const auto& module : modules) units.push_back(unit_of(module, what));
+  return units;
+}
+
+}  // namespace
+
+void set_requires_all_reduce(ModuleRef module, bool all_reduce, bool recurse) {
+  for (const auto& unit : units_of(module, recurse, "set_requires_all_reduce"))
+    unit->sync_replicas = all_reduce;
+}
+
+void set_is_last_backward(ModuleRef module, bool is_last) {
+  auto unit = unit_of(module, "set_is_last_backward");
+  if (!unit->root) detail::Root::make(*unit);
+  unit->root->is_last_backward = is_last;
+}
+
+void set_reshard_after_forward(ModuleRef module, bool reshard, bool recurse) {
+  for (const auto& unit : units_of(module, recurse, "set_reshard_after_forward"))
+    unit->options().reshard_after_forward = reshard;
+}
+
+void set_reshard_after_backward(ModuleRef module, bool reshard, bool recurse) {
+  for (const auto& unit : units_of(module, recurse, "set_reshard_after_backward"))
+    unit->options().reshard_after_backward = reshard;
+}
+
+void set_modules_to_forward_prefetch(ModuleRef module, const std::vector<ModuleRef>& next) {
+  const std::string what = "set_modules_to_forward_prefetch";
+  unit_of(module, what)->forward_prefetch = prefetched(next, what);
+}
+
+void set_modules_to_backward_prefetch(ModuleRef module, const std::vector<ModuleRef>& next) {
+  const std::string what = "set_modules_to_backward_prefetch";
+  unit_of(module, what)->backward_prefetch = prefetched(next, what);
+}
+
+void set_gradient_divide_factor(ModuleRef module, double factor, bool recurse) {
+  if (!(factor > 0) || !std::isfinite(factor)) {
+    throw Error(ErrorCode::invalid_argument,
+                "a gradient divide factor is a positive number, got " + std::to_string(factor));
+  }
+  for (const auto& unit : units_of(module, recurse, "set_gradient_divide_factor"))
+    unit->set_divide_factor(factor);
+}
+
+void set_all_reduce_hook(ModuleRef module, AllReduceHook hook, bool recurse) {
+  for (const auto& unit : units_of(module, recurse, "set_all_reduce_hook"))
+    unit->set_reduce_hook(hook);
+}
+
+void set_unshard_in_backward(ModuleRef module, bool unshard) {
+  unit_of(module, "set_unshard_in_backward")->unshard_in_backward = unshard;
+}
+
+void set_reduce_scatter_max_input_buffers(ModuleRef module, int count, bool recurse) {
+  if (count < 1) {
+    throw Error(ErrorCode::invalid_argument,
+                "set_reduce_scatter_max_input_buffers takes a number of 1 or more, got " +
+                    std::to_string(count));
+  }
+  for (const auto& unit : units_of(module, recurse, "set_reduce_scatter_max_input_buffers"))
+    unit->reduction_limit = count;
+}
+
+void set_custom_all_gather(ModuleRef module, Collective all_gather) {
+  sharded_unit_of(module, "set_custom_all_gather")
+      ->wrap_channel(detail::custom_channels(std::move(all_gather), nullptr));
+}
+
+void set_custom_reduce_scatter(ModuleRef module, Collective reduce_scatter) {
+  sharded_unit_of(module, "set_custom_reduce_scatter")
+      ->wrap_channel(detail::custom_channels(nullptr, std::move(reduce_scatter)));
+}
+
+UnshardHandle::UnshardHandle(std::vector<std::weak_ptr<Unit>> units) : units_(std::move(units)) {}
+
+void UnshardHandle::wait() {
+  for (const auto& weak : std::exchange(units_, {})) {
+    if (const auto unit = weak.lock()) unit->gather();
+  }
+}
+
+UnshardHandle start_unshard(ModuleRef module) {
+  std::vector<std::weak_ptr<Unit>> units;
+  for (const auto& unit : units_of(module, true, "start_unshard")) {
+    unit->free();  // what is gathered may be older than the shards
+    unit->start_gather();
+    unit->pinned = true;
+    units.push_back(unit);
+  }
+  return UnshardHandle(std::move(units));
+}
+
+}  // namespace tessera

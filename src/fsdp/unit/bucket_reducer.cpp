@@ -1,0 +1,188 @@
+#include "fsdp/unit/bucket_reducer.h"
+
+#include <torch/torch.h>
+
+#include <utility>
+
+#include "fsdp/unit/quiet_copy.h"
+#include "tessera/error.h"
+#include "torch/c10_error.h"
+
+namespace tessera::detail {
+namespace {
+
+// Nobody else sees its memory, so that it may be summed where it is: gradients of two parameters
+// can be views of one array. Autograd itself holds one that is just arriving once more.
+bool is_alone(const at::Tensor& gradient, bool arriving) {
+  return gradient.is_contiguous() && gradient.storage().use_count() <= (arriving ? 2U : 1U);
+}
+
+}  // namespace
+
+BucketReducer::BucketReducer(std::vector<UnitParam>& params, const BucketReducerOptions& options)
+    : params_(params),
+      options_(options),
+      scale_(GradScale::make(options.divisor, options.dtype)),
+      bucket_of_(params.size()),
+      has_arrived_(params.size()) {
+  const auto size = static_cast<std::int64_t>(c10::elementSize(options.dtype));
+  for (std::size_t i = params.size(); i-- > 0;) {
+    const auto limit =
+        buckets_.size() == 1 ? options.buckets.first_bucket_bytes : options.buckets.bucket_bytes;
+    if (buckets_.empty() || buckets_.back().elements * size >= limit) buckets_.emplace_back();
+    buckets_.back().params.push_back(i);
+    buckets_.back().elements += params[i].full.numel();
+    bucket_of_[i] = buckets_.size() - 1;
+  }
+}
+
+void BucketReducer::begin(const BackwardPlan& plan) {
+  id_ = plan.id;
+  pass_ = plan.pass;
+  trained_ = digest_of_trained(params_);
+  sync_ = plan.sync;
+  begun_ = true;
+  launched_ = 0;
+  for (auto& bucket : buckets_) {
+    bucket.missing = 0;
+    for (const auto param : bucket.params) {
+      has_arrived_[param] = false;
+      if (params_[param].full.requires_grad()) ++bucket.missing;
+    }
+  }
+}
+
+bool BucketReducer::arrived(std::size_t param) {
+  if (!sync_ || !early_) return true;
+  if (bucket_of_[param] < launched_) return false;
+  if (has_arrived_[param]) return true;
+  has_arrived_[param] = true;
+  --buckets_[bucket_of_[param]].missing;
+  arriving_ = param;
+  while (launched_ < buckets_.size() && buckets_[launched_].missing == 0) launch(launched_);
+  arriving_.reset();
+  return true;
+}
+
+// Sent along, so that ranks do not add up different buckets.
+Reduced BucketReducer::reduced_of(const Bucket& bucket) const {
+  const auto place = static_cast<std::uint32_t>(&bucket - buckets_.data());
+  return {.id = id_ * 32 + place % 32, .pass = pass_, .trained = trained_};
+}
+
+// Without an array for the bucket, where the transport can and nobody wants to see the sum.
+bool BucketReducer::launch_in_place(Bucket& bucket) {
+  const bool is_exact = options_.dtype == at::kFloat || options_.dtype == at::kDouble;
+  if (comm_hook() || has_hook() || !is_exact || scale_.after != options_.ranks) return false;
+  std::vector<at::Tensor> gradients, parts;
+  for (const auto param : bucket.params) {
+    const auto& full = params_[param].full;
+    const auto& gradient = gradients.emplace_back(full.grad());
+    if (gradient.defined()) require_reducible(gradient);
+    parts.push_back(gradient.defined()
+                        ? gradient
+                        : at::zeros(full.sizes(), full.options().requires_grad(false)));
+    if (parts.back().scalar_type() != options_.dtype || !is_alone(parts.back(), param == arriving_))
+      return false;
+  }
+  auto trailer = Trailer::make(gradients, reduced_of(bucket), parts.front().options());
+  bucket.sum = options_.transport->start_average(parts, trailer);
+  if (!bucket.sum) return false;
+  bucket.gradients = std::move(parts);
+  bucket.trailer = std::move(trailer);
+  return true;
+}
+
+void BucketReducer::launch(std::size_t index) {
+  const torch::NoGradGuard no_grad;
+  auto& bucket = buckets_[index];
+  ++launched_;
+  if (options_.ranks == 1 && !comm_hook()) return;
+  if (launch_in_place(bucket)) return;
+  std::vector<at::Tensor> gradients;
+  const auto trailer = comm_hook() ? 0 : Trailer::size(bucket.params.size());
+  bucket.values = torch::empty({bucket.elements + trailer},
+                               params_.front().full.options().dtype(options_.dtype));
+  std::int64_t at = 0;
+  for (const auto param : bucket.params) {
+    const auto count = params_[param].full.numel();
+    const auto& gradient = gradients.emplace_back(params_[param].full.grad());
+    if (!gradient.defined()) {
+      zero_quietly(bucket.values, at, count);
+    } else {
+      require_reducible(gradient);
+      copy_quietly(bucket.values, at, gradient.contiguous().view({-1}), 0, count);
+    }
+    at += count;
+  }
+  if (comm_hook()) {
+    at::Tensor whole;
+    comm_hook()(bucket.values, whole);
+    return;
+  }
+  if (scale_.before != 1) bucket.values.narrow(0, 0, bucket.elements).div_(scale_.before);
+  copy_quietly(bucket.values, bucket.elements,
+               Trailer::make(gradients, reduced_of(bucket), bucket.values.options()), 0, trailer);
+  bucket.sum = options_.transport->start_sum(bucket.values);
+}
+
+bool BucketReducer::start() {
+  while (launched_ < buckets_.size()) launch(launched_);
+  return true;
+}
+
+void BucketReducer::finish() {
+  const torch::NoGradGuard no_grad;
+  begun_ = false;
+  for (auto& bucket : buckets_) {
+    if (!bucket.gradients.empty()) take_back_in_place(bucket);
+    if (bucket.values.defined()) take_back(bucket);
+  }
+}
+
+void BucketReducer::take_back_in_place(Bucket& bucket) {
+  std::exchange(bucket.sum, nullptr)->finish();
+  const auto trailer = std::exchange(bucket.trailer, {});
+  const auto gradients = std::exchange(bucket.gradients, {});
+  const auto present =
+      Trailer::read(trailer, bucket.params.size(), reduced_of(bucket), options_.ranks);
+  for (std::size_t k = 0; k < gradients.size(); ++k) {
+    const auto& full = params_[bucket.params[k]].full;
+    if (present[k] && !full.grad().defined()) full.mutable_grad() = gradients[k];
+  }
+}
+
+// The bucket becomes the memory of the gradients: nothing is copied back.
+void BucketReducer::take_back(Bucket& bucket) {
+  if (const auto sum = std::exchange(bucket.sum, nullptr)) sum->finish();
+  const auto values = std::exchange(bucket.values, {});
+  auto gradients = values.narrow(0, 0, bucket.elements);
+  std::vector<bool> present(bucket.params.size(), true);
+  if (!comm_hook()) {
+    present = Trailer::read(values, bucket.params.size(), reduced_of(bucket), options_.ranks);
+    call_hook(gradients);
+    if (scale_.after != 1) gradients.div_(scale_.after);
+  }
+  std::int64_t at = 0;
+  for (std::size_t k = 0; k < bucket.params.size(); ++k) {
+    const auto& full = params_[bucket.params[k]].full;
+    const auto mine = gradients.narrow(0, std::exchange(at, at + full.numel()), full.numel());
+    // Detached: optimizers detach gradients in place, which views do not allow.
+    if (present[k]) full.mutable_grad() = mine.view(full.sizes()).to(full.scalar_type()).detach();
+  }
+}
+
+// Which buckets left before the exception depends on the rank, so those that did not leave now.
+void BucketReducer::forget() {
+  if (std::exchange(begun_, false) && sync_ && early_)
+    finish_unwanted([&] { static_cast<void>(start()); });
+  for (auto& bucket : buckets_) {
+    if (const auto sum = std::exchange(bucket.sum, nullptr))
+      finish_unwanted([&] { sum->finish(); });
+    bucket.values = at::Tensor();
+    bucket.gradients.clear();
+    bucket.trailer = at::Tensor();
+  }
+}
+
+}  // namespace tessera::detail

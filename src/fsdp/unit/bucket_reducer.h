@@ -1,0 +1,77 @@
+// BucketReducer: gradients of parameters that every rank holds whole, as DistributedDataParallel
+// reduces them. Parameters are put into buckets from the last to the first, the order in which
+// backward tends to finish them; a bucket is summed as one message as soon as its gradients and
+// those of all buckets before it are there, while backward goes on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fsdp/unit/grad_reducer.h"
+#include "tessera/shard_options.h"
+#include "torch/transport.h"
+
+namespace tessera::detail {
+
+struct BucketReducerOptions {
+  int ranks = 1;
+  Transport* transport = nullptr;
+  ReplicateOptions buckets;
+  at::ScalarType dtype = at::kFloat;  // gradients travel in
+  double divisor = 1;
+};
+
+class BucketReducer final : public GradReducer {
+ public:
+  // `params` outlives it.
+  BucketReducer(std::vector<UnitParam>& params, const BucketReducerOptions& options);
+
+  // Buckets may leave before `start`. Only where no other unit communicates: ranks whose graphs
+  // differ would send the buckets of two units in different orders.
+  void allow_early(bool early) { early_ = early; }
+
+  void set_divisor(double divisor) override { scale_ = GradScale::make(divisor, options_.dtype); }
+  void begin(const BackwardPlan& plan) override;
+  bool arrived(std::size_t param) override;
+  bool start() override;
+  void advance() override {}
+  void finish() override;
+  void keep() override {}
+  void forget() override;
+
+ private:
+  struct Bucket {
+    std::vector<std::size_t> params;
+    std::int64_t elements = 0;
+    std::size_t missing = 0;  // of those that require a gradient, in this backward
+    // While under way: gradients and trailer in one array, or where they are.
+    at::Tensor values;
+    std::vector<at::Tensor> gradients;
+    at::Tensor trailer;
+    std::unique_ptr<PendingSum> sum;
+  };
+  void launch(std::size_t bucket);
+  [[nodiscard]] bool launch_in_place(Bucket& bucket);
+  void take_back(Bucket& bucket);
+  void take_back_in_place(Bucket& bucket);
+  [[nodiscard]] Reduced reduced_of(const Bucket& bucket) const;
+
+  std::vector<UnitParam>& params_;
+  BucketReducerOptions options_;
+  GradScale scale_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::size_t> bucket_of_;   // [parameter]
+  std::vector<bool> has_arrived_;        // [parameter] in this backward
+  std::optional<std::size_t> arriving_;  // parameter, while `arrived` runs
+  std::size_t launched_ = 0;             // buckets, in this backward
+  std::uint32_t id_ = 0;                 // of the unit
+  std::uint32_t pass_ = 0;               // this backward's
+  std::uint32_t trained_ = 0;            // which of its parameters, when this backward began
+  bool early_ = false;
+  bool sync_ = false;
+  bool begun_ = false;  // a backward, and not finished
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,93 @@
+#include "fsdp/unit/custom_channel.h"
+
+#include <torch/torch.h>
+
+#include <string>
+#include <utility>
+
+#include "torch/c10_error.h"
+
+namespace tessera::detail {
+namespace {
+
+class CustomChannel final : public Channel {
+ public:
+  CustomChannel(std::unique_ptr<Channel> inner, int ranks, const at::TensorOptions& travelling,
+                Collective all_gather, Collective reduce_scatter)
+      : inner_(std::move(inner)),
+        ranks_(ranks),
+        travelling_(travelling),
+        all_gather_(std::move(all_gather)),
+        reduce_scatter_(std::move(reduce_scatter)) {}
+
+  const at::Tensor& shard() const override { return inner_->shard(); }
+  void set_label(std::string label) override { inner_->set_label(std::move(label)); }
+  at::Tensor exchange(const at::Tensor& mine) override { return inner_->exchange(mine); }
+
+  void start_gather(Take take) override {
+    if (!all_gather_) return inner_->start_gather(std::move(take));
+    const torch::NoGradGuard no_grad;
+    take_ = std::move(take);
+    input_ = shard().to(travelling_, /*non_blocking=*/false, /*copy=*/true);
+    output_ = at::empty({ranks_ * input_.numel()}, travelling_);
+    gather_ = communicate("custom all-gather", [&] { return all_gather_(output_, input_); });
+  }
+
+  void finish_gather() override {
+    if (!all_gather_) return inner_->finish_gather();
+    const auto take = std::exchange(take_, {});
+    wait(gather_, "custom all-gather");
+    const auto count = std::exchange(input_, {}).numel();
+    const auto all = std::exchange(output_, {});
+    for (int rank = 0; rank < ranks_; ++rank) take(rank, 0, all.narrow(0, rank * count, count));
+  }
+
+  void start_reduce(const SliceSum& sum, Fill fill) override {
+    if (!reduce_scatter_) return inner_->start_reduce(sum, std::move(fill));
+    const torch::NoGradGuard no_grad;
+    slices_ = at::empty({ranks_ * sum.elements}, travelling_.dtype(sum.dtype));
+    for (int rank = 0; rank < ranks_; ++rank)
+      fill(rank, 0, slices_.narrow(0, rank * sum.elements, sum.elements));
+    sum_ = at::empty({sum.elements}, slices_.options());
+    averaged_ = sum.averaged;
+    reduce_ = communicate("custom reduce-scatter", [&] { return reduce_scatter_(sum_, slices_); });
+  }
+
+  at::Tensor finish_reduce() override {
+    if (!reduce_scatter_) return inner_->finish_reduce();
+    wait(reduce_, "custom reduce-scatter");
+    slices_ = at::Tensor();
+    if (averaged_ > 0) sum_.narrow(0, 0, averaged_).div_(ranks_);
+    return std::exchange(sum_, {});
+  }
+
+ private:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  static void wait(WorkPtr& work, const char* what) {
+    if (const auto under_way = std::exchange(work, {}))
+      communicate(what, [&] { under_way->wait(); });
+  }
+
+  std::unique_ptr<Channel> inner_;
+  int ranks_;
+  at::TensorOptions travelling_;
+  Collective all_gather_, reduce_scatter_;
+  at::Tensor input_, output_;  // while a gather is under way
+  at::Tensor slices_, sum_;    // while a reduction is under way
+  std::int64_t averaged_ = 0;  // of the sum
+  Take take_;                  // while a gather is under way
+  WorkPtr gather_, reduce_;
+};
+
+}  // namespace
+
+ChannelWrapper custom_channels(Collective all_gather, Collective reduce_scatter) {
+  return [all_gather = std::move(all_gather), reduce_scatter = std::move(reduce_scatter)](
+             std::unique_ptr<Channel> channel, int ranks,
+             const at::TensorOptions& travelling) -> std::unique_ptr<Channel> {
+    return std::make_unique<CustomChannel>(std::move(channel), ranks, travelling, all_gather,
+                                           reduce_scatter);
+  };
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,103 @@
+#include "fsdp/unit/grad_reducer.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "comm/whereabouts.h"
+#include "tessera/error.h"
+
+namespace tessera::detail {
+namespace {
+
+// Up to here all types that gradients travel in count exactly.
+constexpr int kExactRanks = 256;
+
+// Of ranks that all gave `number`, bit by bit. Who has a 0 sees any 1 of the others.
+bool all_gave(std::uint32_t number, const double* sums, int ranks) {
+  const double least = ranks <= kExactRanks ? ranks - 0.5 : ranks * 0.98;
+  for (int bit = 0; bit < Trailer::kBits; ++bit) {
+    const bool is_set = ((number >> bit) & 1U) != 0;
+    if (is_set ? sums[bit] < least : sums[bit] != 0) return false;
+  }
+  return true;
+}
+
+[[noreturn]] void throw_mismatch(std::string text) {
+  if (!whereabouts().empty()) text += "; this rank is at " + whereabouts();
+  throw Error(ErrorCode::mismatch, std::move(text));
+}
+
+}  // namespace
+
+std::uint32_t digest_of_trained(const std::vector<UnitParam>& params) {
+  std::uint32_t digest = 2166136261U;  // FNV-1a
+  for (const auto& param : params) {
+    digest ^= param.full.requires_grad() ? 1U : 2U;
+    digest *= 16777619U;
+  }
+  return digest ^ digest >> Trailer::kBits;
+}
+
+GradScale GradScale::make(double divisor, at::ScalarType reduced_in) {
+  const bool safe =
+      reduced_in == at::kFloat || reduced_in == at::kDouble || reduced_in == at::kBFloat16;
+  if (safe) return {1, divisor};
+  double before = 1;
+  while (std::fmod(divisor, before) == 0 && divisor / before > before) before *= 2;
+  return {before, divisor / before};
+}
+
+void require_reducible(const at::Tensor& gradient) {
+  if (gradient.layout() != at::kStrided)
+    throw Error(ErrorCode::unsupported, "sparse gradients are not reduced");
+  if (gradient.requires_grad()) {
+    throw Error(ErrorCode::unsupported,
+                "FSDP only works with gradients that don't require gradients: backward was called "
+                "with create_graph");
+  }
+}
+
+at::Tensor Trailer::make(const std::vector<at::Tensor>& gradients, const Reduced& what,
+                         const at::TensorOptions& options) {
+  auto numbers = at::empty({size(gradients.size())}, at::kFloat);
+  auto* number = numbers.mutable_data_ptr<float>();
+  for (const auto& gradient : gradients) *number++ = gradient.defined() ? 1.0F : 0.0F;
+  for (const auto value : {what.id, what.pass, what.trained}) {
+    for (int bit = 0; bit < kBits; ++bit) *number++ = ((value >> bit) & 1U) != 0 ? 1.0F : 0.0F;
+  }
+  return numbers.to(options);
+}
+
+std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters, const Reduced& what,
+                                int ranks) {
+  const auto count = size(parameters);
+  const auto trailer =
+      sum.narrow(0, sum.numel() - count, count).to(at::kCPU, at::kDouble).contiguous();
+  const auto* numbers = trailer.const_data_ptr<double>();
+  if (!all_gave(what.id, numbers + parameters, ranks)) {
+    throw_mismatch(
+        "the ranks reduced different units at the same time; their forwards must call the same "
+        "modules in the same order");
+  }
+  // Where parameters are whole nothing else tells that a rank is behind.
+  if (!all_gave(what.pass, numbers + parameters + kBits, ranks)) {
+    throw_mismatch(
+        "the ranks reduced gradients of different passes of the model: one of them left out a "
+        "backward or a step (a `continue` where the loss is NaN), called the model with gradients "
+        "more often than the others, or called reset alone");
+  }
+  if (!all_gave(what.trained, numbers + parameters + 2 * kBits, ranks)) {
+    throw_mismatch(
+        "the ranks require gradients of different parameters of this unit: freeze and thaw the "
+        "same ones on every rank");
+  }
+  std::vector<bool> present;
+  for (std::size_t i = 0; i < parameters; ++i) present.push_back(numbers[i] != 0);
+  return present;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,149 @@
+#include "fsdp/unit/param_store.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "fsdp/unit/quiet_copy.h"
+#include "torch/c10_error.h"
+#include "torch/compat.h"
+#include "torch/device.h"
+
+namespace tessera::detail {
+namespace {
+
+c10::StorageImpl& storage_of(const at::Tensor& tensor) {
+  return *tensor.storage().unsafeGetStorageImpl();
+}
+
+}  // namespace
+
+ParamStore::ParamStore(UnitLayout layout, const ParamStoreOptions& options,
+                       const std::vector<at::Tensor>& parameters)
+    : layout_(std::move(layout)), rank_(options.rank) {
+  const auto own = parameters.front().options().requires_grad(false);
+  const auto travelling = own.device(options.device).dtype(options.compute);
+  // What a real device copies from; the meta device copies nothing.
+  const bool pins =
+      options.shard_device.is_cpu() && !options.device.is_cpu() && !options.device.is_meta();
+  channel_ = options.transport->open(
+      layout_.shard_elements, own.device(options.shard_device).pinned_memory(pins), travelling);
+  gathered_ = at::empty({layout_.gathered_elements}, travelling);
+  for (const auto& run : layout_.runs[rank_]) {
+    const auto whole = parameters[run.param].detach().contiguous().view({-1});
+    copy_quietly(shard(), run.shard_offset, whole.to(shard().device()), run.param_offset,
+                 run.count);
+  }
+  for (const auto& padding : layout_.padding[rank_])
+    shard().narrow(0, padding.shard_offset, padding.count).fill_(kPaddingValue);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    replace_data(parameters[i], full(i));
+    parameters[i].mutable_grad() = at::Tensor();
+  }
+  StoragePool().take(storage_of(gathered_));
+}
+
+void ParamStore::set_label(const std::string& label) {
+  channel_->set_label(label);
+  if (parking_) parking_->channel->set_label(label + ", among fewer ranks");
+}
+
+void ParamStore::wrap_channel(const ChannelWrapper& wrap) {
+  channel_ = wrap(std::move(channel_), static_cast<int>(layout_.runs.size()), gathered_.options());
+}
+
+at::Tensor ParamStore::local(std::size_t param) const {
+  const auto& place = layout_.local[rank_][param];
+  return shard().narrow(0, place.shard_offset, numel(place.shape)).view(place.shape).detach();
+}
+
+at::Tensor ParamStore::full(std::size_t param) const {
+  const auto& place = layout_.params[param];
+  return gathered_.narrow(0, place.gathered_offset, place.elements).view(place.shape);
+}
+
+bool ParamStore::owns(const at::Tensor& full) const {
+  return full.has_storage() && &storage_of(full) == &storage_of(gathered_);
+}
+
+void ParamStore::open_parking(UnitLayout layout, int rank, Transport& transport) {
+  const auto options = gathered_.options();
+  auto channel = transport.open(layout.shard_elements, options, options);
+  parking_ = Parking{std::move(layout), rank, std::move(channel)};
+}
+
+Channel& ParamStore::source() const {
+  return is_parked_ ? *parking_->channel : *channel_;
+}
+
+void ParamStore::start_gather(std::shared_ptr<StoragePool> pool) {
+  const auto& from = is_parked_ ? parking_->layout : layout_;
+  source().start_gather(
+      [this, &from, pool = std::move(pool)](int rank, std::int64_t begin, const at::Tensor& part) {
+        // Taken when the first part is here: until then a prefetched unit costs its buffers only.
+        if (!filling_.defined()) filling_ = pool->make_like(gathered_);
+        take(from, rank, begin, part);
+      });
+}
+
+void ParamStore::take(const UnitLayout& from, int rank, std::int64_t begin,
+                      const at::Tensor& part) {
+  const auto end = begin + part.numel();
+  const auto& runs = from.runs[rank];
+  for (auto run = first_run(runs, begin); run != runs.end() && run->shard_offset < end; ++run) {
+    const auto first = std::max(begin, run->shard_offset);
+    const auto last = std::min(end, run->shard_offset + run->count);
+    copy_quietly(
+        filling_,
+        layout_.params[run->param].gathered_offset + run->param_offset + first - run->shard_offset,
+        part, first - begin, last - first);
+  }
+}
+
+// The memory moves under the module's tensors.
+void ParamStore::finish_gather() {
+  source().finish_gather();
+  auto& storage = storage_of(gathered_);
+  compat::allow_access(storage);
+  storage.set_data_ptr_noswap(
+      storage_of(filling_).set_data_ptr(c10::DataPtr(nullptr, storage.device())));
+  filling_ = at::Tensor();
+}
+
+void ParamStore::drop_gather(StoragePool& pool) {
+  finish_unwanted([&] { source().finish_gather(); });
+  if (filling_.defined()) pool.take(storage_of(filling_));  // not after a failure
+  filling_ = at::Tensor();
+}
+
+void ParamStore::free(StoragePool& pool) {
+  pool.take(storage_of(gathered_));
+}
+
+void ParamStore::park(StoragePool& pool) {
+  for (const auto& run : parking_->layout.runs[parking_->rank]) {
+    copy_quietly(parking_->channel->shard(), run.shard_offset, gathered_,
+                 layout_.params[run.param].gathered_offset + run.param_offset, run.count);
+  }
+  is_parked_ = true;
+  free(pool);
+}
+
+void ParamStore::forbid_access(const std::string& text) {
+  compat::forbid_access(storage_of(gathered_), text);
+}
+
+bool ParamStore::has_memory() const {
+  return storage_of(gathered_)._mutable_data_ptr_no_checks().get() != nullptr;
+}
+
+std::uint64_t ParamStore::gathered_bytes() const {
+  return has_memory() ? whole_bytes() : 0;
+}
+
+std::uint64_t ParamStore::whole_bytes() const {
+  return gathered_.storage().nbytes();
+}
+
+}  // namespace tessera::detail

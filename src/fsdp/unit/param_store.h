@@ -1,0 +1,97 @@
+// ParamStore: the memory of a unit's parameters, as shards and gathered.
+//
+// The module's own tensors are permanent views of one storage, made once, so that autograd's
+// accumulators and saved tensors never go stale. Freeing takes the storage's memory away and marks
+// the storage so that any access throws; gathering gives it memory again. What the rank keeps is
+// the shard of the channel, of which every `local` is a view. FSDP1 and FSDP2 differ in the layout
+// only.
+//
+// It keeps no state of its own: whether the memory is there is the Unit's to know.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fsdp/plan/unit_layout.h"
+#include "fsdp/unit/storage_pool.h"
+#include "torch/transport.h"
+
+namespace tessera::detail {
+
+struct ParamStoreOptions {
+  int rank = 0;
+  Transport* transport = nullptr;
+  torch::Device device = torch::kCPU;        // of gathered parameters
+  torch::Device shard_device = torch::kCPU;  // of shards; pinned when it is the CPU of another
+  at::ScalarType compute = at::kFloat;       // of gathered parameters
+};
+
+// Gives a channel in the place of the one that it gets.
+using ChannelWrapper = std::function<std::unique_ptr<Channel>(
+    std::unique_ptr<Channel> channel, int ranks, const at::TensorOptions& travelling)>;
+
+class ParamStore {
+ public:
+  // Takes over `parameters`, whole and of the same shapes on every rank, which become views of the
+  // gathered array. Collective.
+  ParamStore(UnitLayout layout, const ParamStoreOptions& options,
+             const std::vector<at::Tensor>& parameters);
+
+  [[nodiscard]] const UnitLayout& layout() const noexcept { return layout_; }
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] Channel& channel() const { return *channel_; }
+  void wrap_channel(const ChannelWrapper& wrap);
+  void set_label(const std::string& label);  // of what travels
+  [[nodiscard]] const at::Tensor& shard() const { return channel_->shard(); }
+  // This rank's part of a parameter, a view of the shard without history.
+  [[nodiscard]] at::Tensor local(std::size_t param) const;
+
+  // The module's own tensor: a view of the gathered array.
+  [[nodiscard]] at::Tensor full(std::size_t param) const;
+  [[nodiscard]] bool owns(const at::Tensor& full) const;  // it is such a view
+
+  // Opens a second home of the parameters, over fewer ranks, laid out as `layout` says. Collective.
+  void open_parking(UnitLayout layout, int rank, Transport& transport);
+  [[nodiscard]] bool has_parking() const noexcept { return parking_.has_value(); }
+
+  // Gathers come from the shards, or from where the parameters were parked. The parameters are
+  // there after finish_gather; the memory for them may be taken earlier.
+  void start_gather(std::shared_ptr<StoragePool> pool);
+  void finish_gather();
+  void drop_gather(StoragePool& pool);
+  void free(StoragePool& pool);
+  // Keeps this rank's part of what is gathered, and frees the rest.
+  void park(StoragePool& pool);
+  void unpark() noexcept { is_parked_ = false; }
+  // What an access says while the parameters are not there.
+  void forbid_access(const std::string& text);
+  [[nodiscard]] bool has_memory() const;
+  [[nodiscard]] torch::Device device() const { return gathered_.device(); }
+  [[nodiscard]] std::uint64_t gathered_bytes() const;  // held now
+  [[nodiscard]] std::uint64_t whole_bytes() const;     // while gathered
+
+ private:
+  struct Parking {
+    UnitLayout layout;
+    int rank;
+    std::unique_ptr<Channel> channel;
+  };
+  [[nodiscard]] Channel& source() const;
+  void take(const UnitLayout& from, int rank, std::int64_t begin, const at::Tensor& part);
+
+  UnitLayout layout_;
+  int rank_;
+  std::unique_ptr<Channel> channel_;
+  std::optional<Parking> parking_;
+  bool is_parked_ = false;
+  at::Tensor gathered_;  // one-dimensional; memory only while gathered
+  at::Tensor filling_;   // the same, filled by a gather under way
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,202 @@
+// Where parameters are kept: other dimensions than 0, parts of the ranks after forward, the CPU
+// (spec F3, F4, F6), and units that are called by another method (F42).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+
+#include "fsdp/testing/counting_transport.h"
+#include "fsdp/testing/test_training.h"
+#include "tessera/error.h"
+#include "tessera/full_params.h"
+#include "tessera/train_state.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+namespace nn = torch::nn;
+using testing::batch;
+using testing::batch_of;
+using testing::Counts;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::kSteps;
+using testing::loss_of;
+using testing::make_net;
+using testing::Net;
+using testing::reference;
+using testing::run_mesh;
+
+// Trains with `options` and compares with training whole.
+void expect_reference(const Mesh& mesh, const ShardOptions& options) {
+  const auto expected = reference(mesh.size(), 1, false);
+  auto net = make_net({});
+  for (auto& block : net->blocks) fully_shard(block, mesh, options);
+  fully_shard(net, mesh, options);
+  const auto parameters = sharded_parameters(net);
+  torch::optim::SGD optimizer(local_tensors(parameters), testing::sgd_options());
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    auto loss = loss_of(net, batch_of(step, 0, mesh));
+    loss.backward();
+    ASSERT_NEAR(mesh.all_reduce_sum(loss.item<double>()) / mesh.size(), expected.losses[step],
+                2e-6 * expected.losses[step]);
+    ASSERT_NEAR(clip_grad_norm(parameters, 1.0), expected.norms[step], 2e-6);
+    optimizer.step();
+  }
+  const auto state = full_state_dict(net);
+  for (const auto& parameter : parameters) {
+    const auto& whole = expected.parameters.at(parameter.name());
+    const auto rows = parameter.local.size(parameter.dim);
+    EXPECT_TRUE(torch::allclose(parameter.local.detach(),
+                                whole.narrow(parameter.dim, parameter.offset, rows), 1e-5, 1e-6))
+        << parameter.name();
+    EXPECT_TRUE(torch::allclose(state[parameter.name()], whole, 1e-5, 1e-6)) << parameter.name();
+  }
+}
+
+// The last dimension that the ranks divide.
+std::optional<int> last_even(const torch::Tensor& parameter, int world) {
+  for (int dim = static_cast<int>(parameter.dim()) - 1; dim > 0; --dim) {
+    if (parameter.size(dim) % world == 0) return dim - static_cast<int>(parameter.dim());
+  }
+  return std::nullopt;
+}
+
+TEST(Placement, OtherDimensionsTrainAlike_F4) {
+  for (const int world : {1, 7}) {  // the net's sizes are 7, 11 and 13
+    run_mesh(world, [&](Mesh& mesh) {
+      expect_reference(mesh, {.shard_placement = [&](const torch::Tensor& parameter) {
+                         return last_even(parameter, world);
+                       }});
+    });
+  }
+}
+
+TEST(Placement, OfOneParameterIsSeenEverywhere_F4) {
+  run_mesh(2, [](Mesh& mesh) {
+    nn::Linear linear(4, 3);
+    {
+      const torch::NoGradGuard no_grad;
+      linear->weight.copy_(torch::arange(12).view({3, 4}));
+    }
+    fully_shard(linear, mesh, {.shard_placement = [](const torch::Tensor& parameter) {
+                  return parameter.dim() == 2 ? std::optional(1) : std::nullopt;
+                }});
+    const auto weight = sharded_parameters(linear)[0];
+    EXPECT_EQ(weight.dim, 1);
+    EXPECT_EQ(weight.offset, 2 * mesh.rank());
+    EXPECT_TRUE(torch::equal(weight.local.detach(),
+                             torch::arange(12).view({3, 4}).narrow(1, weight.offset, 2)));
+    const auto state = model_state(linear);
+    const auto& box = std::get<Box>(state.at("weight").as_tensor().pieces.at(0).slice);
+    EXPECT_EQ(box.offsets, (Shape{0, weight.offset}));
+    EXPECT_EQ(box.sizes, (Shape{3, 2}));
+  });
+}
+
+TEST(Placement, OfDimensionsThatDoNotFitIsRefused_F4) {
+  run_mesh(2, [](Mesh& mesh) {
+    const auto shard_along = [&](int dim) {
+      nn::Linear linear(3, 4);
+      return error_of([&] {
+        fully_shard(linear, mesh, {.shard_placement = [dim](const torch::Tensor& parameter) {
+                      return parameter.dim() == 2 ? std::optional(dim) : std::nullopt;
+                    }});
+      });
+    };
+    EXPECT_THAT(shard_along(1), HasSubstr("does not support uneven sharding on dim 1"));
+    EXPECT_THAT(shard_along(2), HasSubstr("dimension 2"));
+    EXPECT_THAT(shard_along(-3), HasSubstr("dimension -3"));
+    EXPECT_EQ(shard_along(-2), "no Error");
+  });
+}
+
+TEST(ReshardAfterForward, ToSomeRanksTrainsAlike_F3_P4_P11) {
+  run_mesh(4, [](Mesh& mesh) { expect_reference(mesh, {.reshard_after_forward_ranks = 2}); });
+}
+
+TEST(ReshardAfterForward, ToSomeRanksGathersFromThemInBackward_F3) {
+  Counts all[4], part[4];
+  run_mesh(4, [&](Mesh& mesh) {
+    auto& over_all = all[mesh.rank()];
+    auto& over_part = part[mesh.rank()];
+    auto net = make_net({.blocks = 2});
+    testing::count(mesh, over_all);
+    testing::count(mesh.split(2).shard, over_part);
+    const ShardOptions options{.reshard_after_forward_ranks = 2};
+    for (auto& block : net->blocks) fully_shard(block, mesh, options);
+    fully_shard(net, mesh, options);
+    loss_of(net, batch_of(0, 0, mesh)).backward();
+    over_all = over_part = {};
+    loss_of(net, batch_of(0, 0, mesh)).backward();
+    EXPECT_EQ(over_all.gathers, 3);  // forward; the root stays
+    EXPECT_EQ(over_part.gathers, 2);
+    EXPECT_EQ(over_all.reductions, 3);
+    over_all = over_part = {};
+    {
+      const torch::NoGradGuard evaluate;
+      loss_of(net, batch_of(0, 0, mesh));
+    }
+    EXPECT_EQ(over_all.gathers, 3);
+    EXPECT_EQ(over_part.gathers, 0);
+  });
+}
+
+TEST(ReshardAfterForward, ToANumberThatDoesNotDivideIsRefused_F3) {
+  run_mesh(4, [](Mesh& mesh) {
+    const auto with = [&](int ranks) {
+      nn::Linear linear(3, 4);
+      return error_of([&] { fully_shard(linear, mesh, {.reshard_after_forward_ranks = ranks}); });
+    };
+    EXPECT_THAT(with(3), HasSubstr("should be a factor of 4"));
+    EXPECT_THAT(with(-1), HasSubstr("should be a factor of 4"));
+    EXPECT_THAT(with(8), HasSubstr("should be a factor of 4"));
+    EXPECT_EQ(with(1), "no Error");
+    EXPECT_EQ(with(4), "no Error");
+  });
+}
+
+// On the CPU there is nowhere to offload to: the same numbers, and shards on the CPU.
+TEST(Offload, TrainsAlike_F6) {
+  run_mesh(2, [](Mesh& mesh) {
+    expect_reference(mesh, {.offload_to_cpu = true});
+    nn::Linear linear(3, 4);
+    fully_shard(linear, mesh, {.offload_to_cpu = true});
+    EXPECT_TRUE(sharded_parameters(linear)[0].local.is_cpu());
+  });
+}
+
+struct CoderImpl : nn::Module {
+  nn::Linear in{nullptr}, out{nullptr};
+  CoderImpl() {
+    in = register_module("in", nn::Linear(4, 3));
+    out = register_module("out", nn::Linear(3, 4));
+  }
+  torch::Tensor encode(const torch::Tensor& x) { return in(x); }
+  torch::Tensor forward(const torch::Tensor& x) { return out(encode(x)); }
+};
+TESSERA_MODULE(Coder);
+
+TEST(Calls, OfOtherMethodsAreSeen_F42) {
+  run_mesh(2, [](Mesh& mesh) {
+    Coder coder;
+    auto x = torch::ones({2, 4});
+    const auto expected = coder->encode(x).detach();
+    EXPECT_TRUE(torch::equal(call_method(&CoderImpl::encode, coder, x), expected));  // no unit yet
+    sync_module_states(coder, mesh);
+    fully_shard(coder, mesh, {.reshard_after_forward = true});
+    const auto code = call_method(&CoderImpl::encode, coder, x);
+    EXPECT_EQ(unit_reports(coder)[0].gathered_bytes, 0u);
+    code.sum().backward();
+    for (const auto& parameter : sharded_parameters(coder)) {
+      const bool used = parameter.name().starts_with("in.");
+      EXPECT_EQ(parameter.local.grad().defined(), used) << parameter.name();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,107 @@
+#include "fsdp/unit/registry.h"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "torch/mesh_state.h"
+
+namespace tessera::detail {
+namespace {
+
+struct Owner {
+  std::weak_ptr<Unit> unit;
+  std::size_t index = 0;
+};
+
+struct Tables {
+  std::shared_mutex mutex;
+  std::atomic<std::size_t> count{0};  // of modules: calls in programs without units cost one load
+  std::unordered_map<const torch::nn::Module*, std::weak_ptr<Unit>> modules;
+  std::unordered_map<const c10::TensorImpl*, Owner> parameters;
+};
+
+Tables& tables() {
+  static Tables instance;
+  return instance;
+}
+
+bool is_gone(const std::weak_ptr<Unit>& weak) {
+  const auto unit = weak.lock();
+  return !unit || unit->modules().empty();
+}
+
+}  // namespace
+
+std::shared_ptr<Unit> find_unit(const torch::nn::Module* module) {
+  auto& all = tables();
+  if (all.count.load(std::memory_order_acquire) == 0) return nullptr;
+  const std::shared_lock lock(all.mutex);
+  const auto found = all.modules.find(module);
+  if (found == all.modules.end()) return nullptr;
+  auto unit = found->second.lock();
+  // Another module may live where one that was a unit has died.
+  return unit && unit->has_module(module) ? unit : nullptr;
+}
+
+ParamOwner find_owner(const at::Tensor& parameter) {
+  auto& all = tables();
+  const std::shared_lock lock(all.mutex);
+  const auto found = all.parameters.find(parameter.unsafeGetTensorImpl());
+  if (found == all.parameters.end()) return {};
+  // A living unit holds its parameters, so no other tensor can have their address.
+  return {found->second.unit.lock(), found->second.index};
+}
+
+std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units_below(
+    const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units;
+  const auto add = [&](const std::string& name, const torch::nn::Module* below) {
+    auto unit = find_unit(below);
+    if (!unit) return;
+    for (const auto& known : units) {
+      if (known.second == unit) return;
+    }
+    units.emplace_back(name, std::move(unit));
+  };
+  // named_modules() would want to own the module itself.
+  add("", &module);
+  const std::function<void(const torch::nn::Module&, const std::string&)> descend =
+      [&](const torch::nn::Module& at, const std::string& prefix) {
+        for (const auto& child : at.named_children()) {
+          add(prefix + child.key(), child.value().get());
+          descend(*child.value(), prefix + child.key() + ".");
+        }
+      };
+  descend(module, "");
+  return units;
+}
+
+void refresh_units(const torch::nn::Module& module) {
+  for (const auto& [name, unit] : units_below(module)) unit->refresh();
+}
+
+void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh) {
+  auto& all = tables();
+  std::vector<std::shared_ptr<void>> dropped;  // destroyed after the lock is gone
+  const std::unique_lock lock(all.mutex);
+  auto& owned = mesh.state()->units;
+  const auto dead = std::stable_partition(owned.begin(), owned.end(), [](const auto& entry) {
+    return !std::static_pointer_cast<Unit>(entry)->modules().empty();
+  });
+  dropped.assign(dead, owned.end());
+  owned.erase(dead, owned.end());
+  owned.push_back(unit);
+  std::erase_if(all.modules, [](const auto& entry) { return is_gone(entry.second); });
+  std::erase_if(all.parameters, [](const auto& entry) { return is_gone(entry.second.unit); });
+  for (const auto& module : unit->modules()) all.modules[module.get()] = unit;
+  for (std::size_t i = 0; i < unit->params().size(); ++i) {
+    all.parameters[unit->params()[i].full.unsafeGetTensorImpl()] = {unit, i};
+  }
+  all.count.store(all.modules.size(), std::memory_order_release);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,41 @@
+// Which module is which unit, and which parameter is whose: modules have no place to keep it in.
+//
+// Entries do not keep anything alive: units belong to their mesh. Lookups may come from several
+// threads.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/unit/unit.h"
+
+namespace tessera::detail {
+
+// find_unit(module) is in tessera/detail/call.h.
+
+struct ParamOwner {
+  std::shared_ptr<Unit> unit;
+  std::size_t index = 0;  // in unit->params()
+};
+// Null unit: not a parameter of any.
+[[nodiscard]] ParamOwner find_owner(const at::Tensor& parameter);
+
+// The units at and below `module` with their names below it, each once, in module order.
+[[nodiscard]] std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units_below(
+    const torch::nn::Module& module);
+// What users put in the place of their parameters is what they have (Unit::refresh).
+void refresh_units(const torch::nn::Module& module);
+
+// Says once in the log which trained parameters of a model with units are in no unit, and were not
+// meant to be: the outermost module was forgotten.
+void warn_of_forgotten(const torch::nn::Module& module);
+
+// Enters `unit`, and forgets units whose module or mesh is gone.
+void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh);
+
+}  // namespace tessera::detail

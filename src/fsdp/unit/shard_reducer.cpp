@@ -1,0 +1,251 @@
+#include "fsdp/unit/shard_reducer.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "fsdp/unit/quiet_copy.h"
+#include "tessera/error.h"
+#include "torch/c10_error.h"
+#include "torch/rank_local.h"
+
+namespace tessera::detail {
+namespace {
+
+// Detached: optimizers detach gradients in place, which views do not allow. What the user hung
+// behind the parameter's accumulation runs, as it does in PyTorch (9.3, step 8). `is_part`: of a
+// gradient, which norms and the like are to refuse.
+void accumulate(const at::Tensor& local, const at::Tensor& mine, bool is_part) {
+  auto& gradient = local.mutable_grad();
+  if (gradient.defined()) {
+    gradient.add_(mine);
+  } else {
+    gradient = is_part ? as_rank_local(mine) : mine.detach();
+  }
+  if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(local)) (*hook)(local);
+}
+
+}  // namespace
+
+ShardReducer::ShardReducer(std::vector<UnitParam>& params, ParamStore& store,
+                           const ShardReducerOptions& options)
+    : params_(params),
+      store_(store),
+      options_(options),
+      scale_(GradScale::make(options.divisor, options.dtype)),
+      kept_(params.size()) {}
+
+// This rank's gradient, flat, with what earlier backwards left; undefined when there is none.
+at::Tensor ShardReducer::gradient_of(std::size_t param) {
+  auto gradient = std::exchange(params_[param].full.mutable_grad(), {});
+  auto kept = std::exchange(kept_[param], {});
+  if (!gradient.defined()) return kept.defined() ? kept.view({-1}) : kept;
+  require_reducible(gradient);
+  if (kept.defined()) gradient = kept.add_(gradient);
+  return gradient.contiguous().view({-1});
+}
+
+// Of rows frozen parameters do not travel, so slices are those of the others alone. A flat array
+// travels as a whole.
+void ShardReducer::choose_slices(std::vector<std::size_t> travelling) {
+  if (slices_ && travelling == travelling_) return;
+  travelling_ = std::move(travelling);
+  if (options_.geometry != Geometry::rows) {
+    slices_ = std::make_shared<const UnitLayout>(store_.layout());
+    return;
+  }
+  std::vector<Shape> shapes;
+  std::vector<int> dims;
+  for (const auto param : travelling_) {
+    shapes.push_back(store_.layout().params[param].shape);
+    dims.push_back(store_.layout().params[param].dim);
+  }
+  slices_ = std::make_shared<const UnitLayout>(rows_layout(shapes, options_.shard_world, 1, dims));
+}
+
+bool ShardReducer::start() {
+  std::vector<std::size_t> travelling;
+  std::vector<at::Tensor> gradients;
+  bool any = false;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const bool is_frozen = !params_[i].full.requires_grad();
+    any = any || !is_frozen;
+    if (is_frozen && options_.geometry == Geometry::rows) continue;
+    travelling.push_back(i);
+    gradients.push_back(is_frozen ? at::Tensor() : gradient_of(i));
+  }
+  if (!any) return false;
+  choose_slices(std::move(travelling));
+  // Sums that wait are of several passes; the first one's number stands for them.
+  const auto pass = waiting_.defined() ? waiting_for_.pass : plan_.pass;
+  reduced_ = {.id = plan_.id, .pass = pass, .trained = digest_of_trained(params_)};
+  under_way_ = true;
+  if (comm_hook()) {
+    reduce_by_hook(std::move(gradients));
+    return true;
+  }
+  // Whoever wants the sum before it is divided, or divided by something else, does it at the end.
+  averages_ = !has_hook() && options_.replicas == nullptr &&
+              options_.kept_dtype == options_.dtype && scale_.after == options_.shard_world;
+  const auto elements = slices_->shard_elements;
+  store_.channel().start_reduce({.elements = elements + Trailer::size(travelling_.size()),
+                                 .dtype = options_.dtype,
+                                 .averaged = averages_ ? elements : 0,
+                                 .what = "gradients of " + std::to_string(travelling_.size()) +
+                                         " of " + std::to_string(params_.size()) + " parameters"},
+                                fill_of(std::move(gradients)));
+  return true;
+}
+
+// The hook gets what a reduce-scatter would: the slices of all ranks end to end, and room for this
+// rank's sum. What follows gradients otherwise does not go through it, so every parameter counts as
+// having a gradient.
+void ShardReducer::reduce_by_hook(std::vector<at::Tensor> gradients) {
+  const torch::NoGradGuard no_grad;
+  const auto count = slices_->shard_elements;
+  const auto options = at::TensorOptions(store_.device()).dtype(options_.dtype);
+  auto whole = at::empty({options_.shard_world * count}, options);
+  const auto fill = fill_of(std::move(gradients));
+  for (int rank = 0; rank < options_.shard_world; ++rank)
+    fill(rank, 0, whole.narrow(0, rank * count, count));
+  sum_ = at::empty({count}, options);
+  comm_hook()(whole, sum_);
+}
+
+// Self-contained: the transport may call it when this unit is gone.
+Channel::Fill ShardReducer::fill_of(std::vector<at::Tensor> gradients) const {
+  const auto trailer =
+      Trailer::make(gradients, reduced_, at::TensorOptions(store_.device()).dtype(options_.dtype));
+  // A hook divides by itself.
+  const double divisor = comm_hook() ? 1 : scale_.before;
+  return [slices = slices_, gradients = std::move(gradients), trailer, divisor](
+             int rank, std::int64_t begin, const at::Tensor& part) {
+    const torch::NoGradGuard no_grad;
+    const auto end = begin + part.numel();
+    const auto body = std::max(begin, std::min(end, slices->shard_elements));
+    const auto& runs = slices->runs[rank];
+    auto done = begin;
+    for (auto run = first_run(runs, begin); run != runs.end() && run->shard_offset < end; ++run) {
+      const auto& gradient = gradients[run->param];
+      if (!gradient.defined()) continue;
+      const auto first = std::max(begin, run->shard_offset);
+      const auto last = std::min(end, run->shard_offset + run->count);
+      zero_quietly(part, done - begin, first - done);
+      copy_quietly(part, first - begin, gradient, run->param_offset + first - run->shard_offset,
+                   last - first);
+      done = last;
+    }
+    zero_quietly(part, done - begin, body - done);
+    if (divisor != 1) part.narrow(0, 0, body - begin).div_(divisor);
+    copy_quietly(part, body - begin, trailer, body - slices->shard_elements, end - body);
+  };
+}
+
+void ShardReducer::advance() {
+  if (!under_way_ || sum_.defined()) return;
+  const torch::NoGradGuard no_grad;
+  sum_ = store_.channel().finish_reduce();
+  if (options_.replicas == nullptr) return;
+  add_waiting();
+  if (plan_.replicas) over_replicas_ = options_.replicas->start_sum(sum_);
+}
+
+void ShardReducer::add_waiting() {
+  if (!waiting_.defined()) return;
+  if (waiting_for_.id != reduced_.id || waiting_for_.trained != reduced_.trained) {
+    throw Error(ErrorCode::invalid_argument,
+                "parameters were frozen or thawed between backwards whose gradients have not been "
+                "summed over the copies yet");
+  }
+  sum_.add_(std::exchange(waiting_, {}));
+}
+
+void ShardReducer::finish() {
+  if (!under_way_) return;
+  const torch::NoGradGuard no_grad;
+  if (comm_hook()) {
+    under_way_ = false;
+    give(std::exchange(sum_, {}), std::vector<bool>(travelling_.size(), true));
+    return;
+  }
+  advance();
+  under_way_ = false;
+  ++waiting_count_;
+  if (options_.replicas != nullptr && !over_replicas_) {
+    waiting_ = std::exchange(sum_, {});
+    waiting_for_ = reduced_;
+    return;
+  }
+  if (over_replicas_) over_replicas_->finish();
+  over_replicas_.reset();
+  const auto sum = std::exchange(sum_, {});
+  const auto present = Trailer::read(sum, travelling_.size(), reduced_,
+                                     options_.ranks * std::exchange(waiting_count_, 0));
+  auto reduced = sum.narrow(0, 0, slices_->shard_elements);
+  if (averages_) return give(reduced, present);
+  call_hook(reduced);
+  // Divided in the wider of the two types: one rounding, as in PyTorch, where what is kept is
+  // narrower than what was summed.
+  auto average = reduced.to(at::promote_types(options_.dtype, options_.kept_dtype));
+  if (scale_.after != 1) average.div_(scale_.after);
+  give(average, present);
+}
+
+void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& present) {
+  // Where parameters are offloaded the shard is on another device.
+  const auto gradients = average.to(store_.shard().device(), options_.kept_dtype);
+  const bool is_part = options_.shard_world > 1;
+  if (options_.geometry == Geometry::flat) {
+    if (std::ranges::count(present, true) > 0)
+      accumulate(params_.front().local, gradients, is_part);
+    return;
+  }
+  // FSDP1's backward takes away what a frozen parameter has left of earlier ones.
+  if (options_.geometry == Geometry::flat_original) {
+    for (const auto& param : params_) {
+      if (!param.full.requires_grad()) param.local.mutable_grad() = at::Tensor();
+    }
+  }
+  for (std::size_t k = 0; k < travelling_.size(); ++k) {
+    if (!present[k]) continue;
+    const auto& local = params_[travelling_[k]].local;
+    // FSDP1 leaves what a rank does not hold without a gradient, so that optimizers keep no state
+    // of it (optimizer-state L-3).
+    if (options_.geometry == Geometry::flat_original && local.numel() == 0) continue;
+    const auto offset = slices_->local[store_.rank()][k].shard_offset;
+    accumulate(local, gradients.narrow(0, offset, local.numel()).view(local.sizes()), is_part);
+  }
+}
+
+// In the dtype of reductions, which may be wider than that of the computation (spec P10).
+void ShardReducer::keep() {
+  const torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto& gradient = params_[i].full.grad();
+    if (!gradient.defined() || gradient.scalar_type() == options_.dtype) continue;
+    if (kept_[i].defined()) {
+      kept_[i].add_(gradient);
+    } else {
+      kept_[i] = gradient.to(options_.dtype);
+    }
+    params_[i].full.mutable_grad() = at::Tensor();
+  }
+}
+
+void ShardReducer::forget() {
+  if (std::exchange(under_way_, false)) {
+    finish_unwanted([&] {
+      if (!sum_.defined()) sum_ = store_.channel().finish_reduce();
+      if (over_replicas_) over_replicas_->finish();
+    });
+  }
+  over_replicas_.reset();
+  sum_ = at::Tensor();
+  waiting_ = at::Tensor();
+  waiting_count_ = 0;
+  for (auto& kept : kept_) kept = at::Tensor();
+}
+
+}  // namespace tessera::detail

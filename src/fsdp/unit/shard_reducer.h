@@ -1,0 +1,69 @@
+// ShardReducer: gradients of sharded parameters. Each rank gets the average of the part that it
+// holds: a reduce-scatter over the ranks that share the parameters and, when there are other copies
+// of them, a sum over the ranks that hold the same part.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "fsdp/unit/grad_reducer.h"
+#include "fsdp/unit/param_store.h"
+#include "tessera/shard_options.h"
+#include "torch/transport.h"
+
+namespace tessera::detail {
+
+struct ShardReducerOptions {
+  int ranks = 1;                           // that contribute: sharding times replicas
+  int shard_world = 1;                     // ranks that share the parameters
+  Transport* replicas = nullptr;           // null: one copy only
+  at::ScalarType dtype = at::kFloat;       // gradients travel in
+  at::ScalarType kept_dtype = at::kFloat;  // averages are given in
+  double divisor = 1;
+  Geometry geometry = Geometry::rows;
+};
+
+class ShardReducer final : public GradReducer {
+ public:
+  // Both outlive it.
+  ShardReducer(std::vector<UnitParam>& params, ParamStore& store,
+               const ShardReducerOptions& options);
+
+  void set_divisor(double divisor) override { scale_ = GradScale::make(divisor, options_.dtype); }
+  void begin(const BackwardPlan& plan) override { plan_ = plan; }
+  bool arrived(std::size_t) override { return true; }
+  bool start() override;
+  void advance() override;
+  void finish() override;
+  void keep() override;
+  void forget() override;
+
+ private:
+  [[nodiscard]] at::Tensor gradient_of(std::size_t param);
+  void add_waiting();
+  void choose_slices(std::vector<std::size_t> travelling);
+  [[nodiscard]] Channel::Fill fill_of(std::vector<at::Tensor> gradients) const;
+  void reduce_by_hook(std::vector<at::Tensor> gradients);
+  void give(const at::Tensor& average, const std::vector<bool>& present);
+
+  std::vector<UnitParam>& params_;
+  ParamStore& store_;
+  ShardReducerOptions options_;
+  GradScale scale_;
+  std::vector<std::size_t> travelling_;  // parameters whose gradients travel
+  // Of those: where they lie in a slice. A reduction keeps the one that it began with.
+  std::shared_ptr<const UnitLayout> slices_;
+  std::vector<at::Tensor> kept_;  // [parameter] not yet reduced, in the dtype of reductions
+  BackwardPlan plan_;
+  Reduced reduced_;  // by the last reduction
+  bool under_way_ = false;
+  bool averages_ = false;  // what is under way
+  at::Tensor sum_;
+  // Sums over the ranks that share the parameters which have not been summed over the copies yet.
+  at::Tensor waiting_;
+  Reduced waiting_for_;  // what they are
+  int waiting_count_ = 0;
+  std::unique_ptr<PendingSum> over_replicas_;
+};
+
+}  // namespace tessera::detail

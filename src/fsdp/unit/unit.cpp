@@ -1,0 +1,487 @@
+#include "fsdp/unit/unit.h"
+
+#include <c10/util/Type.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "fsdp/unit/bucket_reducer.h"
+#include "fsdp/unit/shard_reducer.h"
+#include "tessera/error.h"
+#include "torch/compat.h"
+#include "torch/device.h"
+#include "torch/mesh_state.h"
+
+namespace tessera::detail {
+namespace {
+
+// Rows of the gathered array begin where the allocator would put a tensor, so that kernels take
+// the same paths as for a module that is not sharded.
+constexpr std::int64_t kAlignmentBytes = 64;
+constexpr std::int64_t kFlatAlignmentBytes = 16;  // spec K9
+
+c10::StorageImpl& storage_of(const at::Tensor& tensor) {
+  return *tensor.storage().unsafeGetStorageImpl();
+}
+
+void require_uniform(const std::vector<at::Tensor>& parameters, torch::Device device) {
+  for (const auto& parameter : parameters) {
+    if (parameter.layout() != at::kStrided || (parameter.is_meta() && !device.is_meta())) {
+      throw Error(ErrorCode::unsupported, "fully_shard takes dense parameters with data only");
+    }
+    if (parameter.scalar_type() != parameters.front().scalar_type()) {
+      throw Error(ErrorCode::invalid_argument,
+                  std::string("Must flatten tensors with uniform dtype but got ") +
+                      c10::toString(parameters.front().scalar_type()) + " and " +
+                      c10::toString(parameter.scalar_type()) +
+                      ": a unit's parameters must have one dtype");
+    }
+  }
+}
+
+// `element_size`: of the type that gathered parameters have (spec K9).
+UnitLayout layout_of(const std::vector<Shape>& shapes, const std::vector<int>& dims,
+                     Geometry geometry, int world, std::size_t element_size) {
+  const auto size = static_cast<std::int64_t>(element_size);
+  switch (geometry) {
+    case Geometry::rows:
+      return rows_layout(shapes, world, kAlignmentBytes / size, dims);
+    case Geometry::flat:
+      return flat_layout(shapes, world, 0);
+    case Geometry::flat_original:
+      return flat_layout(shapes, world, kFlatAlignmentBytes / size);
+  }
+  return {};
+}
+
+// The dimension that each parameter is sharded along (spec F4).
+std::vector<int> dims_of(const std::vector<at::Tensor>& parameters, const ShardOptions& options,
+                         int world) {
+  std::vector<int> dims;
+  for (const auto& parameter : parameters) {
+    const auto asked = options.shard_placement ? options.shard_placement(parameter) : std::nullopt;
+    const int dim =
+        asked.value_or(0) + (asked.value_or(0) < 0 ? static_cast<int>(parameter.dim()) : 0);
+    if (dim < 0 || dim >= parameter.dim()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "shard_placement gave dimension " + std::to_string(asked.value_or(0)) +
+                      " for a parameter of shape " + to_string(parameter.sizes().vec()));
+    }
+    if (dim != 0 && parameter.size(dim) % world != 0) {
+      throw Error(ErrorCode::unsupported, "FSDP does not support uneven sharding on dim " +
+                                              std::to_string(dim) + ": " +
+                                              to_string(parameter.sizes().vec()) +
+                                              " (world size: " + std::to_string(world) + ")");
+    }
+    dims.push_back(dim);
+  }
+  return dims;
+}
+
+void require_flattenable(const std::vector<at::Tensor>& parameters, Geometry geometry) {
+  if (geometry == Geometry::rows) return;
+  for (const auto& parameter : parameters) {
+    if (!parameter.is_floating_point())
+      throw Error(ErrorCode::invalid_argument, "Cannot flatten integer dtype tensors");
+    if (geometry == Geometry::flat &&
+        parameter.requires_grad() != parameters.front().requires_grad()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
+    }
+  }
+}
+
+std::string type_of(const torch::nn::Module& module) {
+  return c10::demangle(typeid(module).name());
+}
+
+// Integer parameters are never cast (spec MP10).
+at::ScalarType compute_type(at::ScalarType own, const MixedPrecision& precision) {
+  return c10::isFloatingType(own) ? precision.param_dtype.value_or(own) : own;
+}
+
+Mesh alive(const std::weak_ptr<MeshState>& weak) {
+  auto state = weak.lock();
+  if (!state) throw Error(ErrorCode::invalid_argument, "the mesh of a sharded module is gone");
+  return Mesh(std::move(state));
+}
+
+}  // namespace
+
+Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
+           const std::vector<at::Tensor>& parameters)
+    : mesh_(spec.shard.value_or(spec.mesh).state()),
+      all_ranks_(spec.mesh.state()),
+      device_(spec.mesh.device()),
+      number_(spec.mesh.state()->units_made++),
+      is_sharded_(spec.shard.has_value()),
+      is_hybrid_(spec.shard && spec.replicate && spec.replicate->size() > 1),
+      casts_root_inputs_(spec.cast_root_inputs),
+      geometry_(spec.geometry),
+      options_(spec.options),
+      type_(type_of(*modules.front().module)),
+      pool_(std::make_shared<StoragePool>()) {
+  for (auto& [module, slot_maker] : modules) {
+    for (const auto& below : module->modules()) {
+      if (spec.ignored_modules.contains(below.get())) ignored_modules_.insert(below.get());
+    }
+    modules_.push_back({module, std::move(slot_maker)});
+  }
+  if (parameters.empty()) return;
+  require_uniform(parameters, device_);
+  if (is_sharded_) require_flattenable(parameters, geometry_);
+  const torch::NoGradGuard no_grad;
+  const auto own_type = parameters.front().scalar_type();
+  for (const auto& parameter : parameters) element_count_ += parameter.numel();
+  make_store(spec, parameters);
+  make_reducer(spec, own_type);
+  make_dead_gradients();
+  set_name("");
+}
+
+std::vector<std::shared_ptr<torch::nn::Module>> Unit::modules() const {
+  std::vector<std::shared_ptr<torch::nn::Module>> alive;
+  for (const auto& member : modules_) {
+    if (auto module = member.module.lock()) alive.push_back(std::move(module));
+  }
+  return alive;
+}
+
+bool Unit::has_module(const torch::nn::Module* module) const {
+  return std::ranges::any_of(
+      modules_, [&](const Member& member) { return member.module.lock().get() == module; });
+}
+
+std::unique_ptr<torch::nn::AnyModulePlaceholder> Unit::make_slot(
+    const torch::nn::Module* module) const {
+  for (const auto& member : modules_) {
+    if (member.slot_maker && member.module.lock().get() == module) return member.slot_maker();
+  }
+  return nullptr;
+}
+
+void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& parameters) {
+  if (!is_sharded_) {
+    for (const auto& parameter : parameters) params_.push_back({parameter, parameter, {}});
+    return;
+  }
+  std::vector<Shape> shapes;
+  for (const auto& parameter : parameters) shapes.push_back(parameter.sizes().vec());
+  const auto& mesh = *spec.shard;
+  const auto compute = compute_type(parameters.front().scalar_type(), options_.mixed_precision);
+  store_ = std::make_unique<ParamStore>(
+      layout_of(shapes, dims_of(parameters, options_, mesh.size()), geometry_, mesh.size(),
+                c10::elementSize(compute)),
+      ParamStoreOptions{
+          .rank = mesh.rank(),
+          .transport = mesh.state()->transport.get(),
+          .device = spec.mesh.device(),
+          .shard_device = options_.offload_to_cpu ? torch::Device(at::kCPU) : spec.mesh.device(),
+          .compute = compute},
+      parameters);
+  make_parking(spec, shapes);
+  if (geometry_ == Geometry::flat) {
+    const auto flat = store_->shard().view({-1}).detach();
+    flat.set_requires_grad(parameters.front().requires_grad());
+    for (const auto& parameter : parameters) params_.push_back({parameter, flat, {}});
+    return;
+  }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    auto local = store_->local(i);
+    local.set_requires_grad(parameters[i].requires_grad());
+    params_.push_back({parameters[i], std::move(local), {}});
+  }
+}
+
+void Unit::make_parking(const UnitSpec& spec, const std::vector<Shape>& shapes) {
+  const int ranks = options_.reshard_after_forward_ranks;
+  const int world = spec.shard->size();
+  if (ranks == 0) return;
+  if (ranks < 1 || world % ranks != 0 || geometry_ != Geometry::rows) {
+    throw Error(ErrorCode::invalid_argument, "reshard_after_forward=" + std::to_string(ranks) +
+                                                 " should be a factor of " + std::to_string(world) +
+                                                 ", the ranks that share the parameters");
+  }
+  if (ranks == world) return;
+  if (ranks == 1) {
+    log(LogLevel::warning, "reshard_after_forward=1 keeps all parameters, as false does");
+    options_.reshard_after_forward = false;
+    return;
+  }
+  const auto part = spec.shard->split(ranks).shard;
+  store_->open_parking(rows_layout(shapes, ranks, 1), part.rank(), *part.state()->transport);
+}
+
+std::int64_t Unit::held_from(std::size_t index) const {
+  const auto& layout = store_->layout();
+  const auto& place = layout.params[index];
+  if (geometry_ == Geometry::rows) {
+    return first_row(place.shape[place.dim], static_cast<int>(layout.runs.size()), store_->rank());
+  }
+  for (const auto& run : layout.runs[store_->rank()]) {
+    if (run.param == index) return run.param_offset;
+  }
+  return place.elements;
+}
+
+void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
+  const int ranks = spec.mesh.size();
+  const auto dtype = options_.mixed_precision.reduce_dtype.value_or(
+      compute_type(parameter_type, options_.mixed_precision));
+  const double divisor = options_.gradient_divide_factor.value_or(ranks);
+  if (!store_) {
+    const auto& mesh = spec.replicate.value_or(spec.mesh);
+    auto buckets = std::make_unique<BucketReducer>(
+        params_, BucketReducerOptions{.ranks = ranks,
+                                      .transport = mesh.state()->transport.get(),
+                                      .buckets = spec.buckets,
+                                      .dtype = dtype,
+                                      .divisor = divisor});
+    buckets_ = buckets.get();
+    reducer_ = std::move(buckets);
+    return;
+  }
+  const bool has_replicas = spec.replicate && spec.replicate->size() > 1;
+  reducer_ = std::make_unique<ShardReducer>(
+      params_, *store_,
+      ShardReducerOptions{
+          .ranks = ranks,
+          .shard_world = spec.shard->size(),
+          .replicas = has_replicas ? spec.replicate->state()->transport.get() : nullptr,
+          .dtype = dtype,
+          .kept_dtype = options_.mixed_precision.keep_low_precision_grads
+                            ? compute_type(parameter_type, options_.mixed_precision)
+                            : parameter_type,
+          .divisor = divisor,
+          .geometry = geometry_});
+}
+
+void Unit::place_buffers() {
+  const auto dtype = options_.mixed_precision.buffer_dtype;
+  for (const auto& buffer : buffers_) {
+    const auto own = buffer.scalar_type();
+    const auto wanted = dtype && buffer.is_floating_point() ? *dtype : own;
+    if (wanted != own) cast_buffers_.emplace_back(buffer, own);
+    if (wanted != own || buffer.device() != device_)
+      replace_data(buffer, buffer.to(device_, wanted));
+  }
+}
+
+void Unit::use_own_buffers(bool own) {
+  if (std::exchange(has_own_buffers_, own) == own) return;
+  for (const auto& [buffer, type] : cast_buffers_)
+    buffer.set_data(buffer.to(own ? type : *options_.mixed_precision.buffer_dtype));
+}
+
+void Unit::make_dead_gradients() {
+  if (!store_) return;
+  const auto& layout = store_->layout();
+  dead_ = at::empty({layout.gathered_elements}, params_.front().full.options());
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto& place = layout.params[i];
+    params_[i].dead_grad =
+        dead_.narrow(0, place.gathered_offset, place.elements)
+            .view(place.shape)
+            .detach();  // a view could not be detached in place, as zero_grad does
+  }
+  StoragePool().take(storage_of(dead_));
+}
+
+void Unit::set_name(std::string name) {
+  name_ = std::move(name);
+  if (!store_) return;
+  const auto unit = "unit '" + name_ + "' (" + type_ + ")";
+  store_->set_label("unit " + std::to_string(number_) + " '" + name_ + "'");
+  bypass_text_ =
+      "tessera: parameters of " + unit +
+      " were used while they are sharded: a call went past fully_shard. Call the module "
+      "through a TESSERA_MODULE holder or tessera::call(module, ...), not "
+      "module->forward(...); one that an AnyModule or a module of libtorch's own calls "
+      "cannot be a unit, the module around it can; give optimizers sharded_parameters(model), not "
+      "model->parameters()";
+  if (param_state_ != ParamState::full) store_->forbid_access(bypass_text_);
+  compat::forbid_access(
+      storage_of(dead_),
+      "tessera: a gradient was read from the module's own parameters in " + unit +
+          ". Gradients of a sharded module are in sharded_parameters(model); make "
+          "optimizers from those");
+}
+
+Mesh Unit::mesh() const {
+  return alive(mesh_);
+}
+
+Mesh Unit::all_ranks() const {
+  return alive(all_ranks_);
+}
+
+void Unit::note(TraceStep step) const {
+  if (!trace) return;
+  const auto bytes = store_ ? store_->whole_bytes() : 0;
+  trace->push_back({step, name_, bytes, std::chrono::steady_clock::now()});
+}
+
+void Unit::start_gather() {
+  if (param_state_ != ParamState::sharded) return;
+  if (is_shown_) {
+    throw Error(ErrorCode::invalid_argument,
+                "a forward of unit '" + name_ + "' while its parameters are shown whole");
+  }
+  if (store_) {
+    note(TraceStep::start_gather);
+    store_->start_gather(pool_);
+    gathered_version_ = shard_version();
+    remembered_.reset();
+    handed_out_ = false;
+    ++gathers;
+  }
+  param_state_ = next(param_state_, ParamStep::start_gather);
+}
+
+void Unit::gather() {
+  if (param_state_ == ParamState::full) return;
+  start_gather();
+  if (store_) {
+    note(TraceStep::wait_gather);
+    store_->finish_gather();
+    note(TraceStep::finish_gather);
+  }
+  param_state_ = next(param_state_, ParamStep::finish_gather);
+}
+
+void Unit::free() {
+  if (param_state_ == ParamState::sharded) {
+    if (store_) store_->unpark();
+    return;
+  }
+  if (param_state_ == ParamState::gathering) {
+    if (store_) store_->drop_gather(*pool_);
+    if (store_) note(TraceStep::finish_gather);
+    param_state_ = next(param_state_, ParamStep::finish_gather);
+  } else if (store_) {
+    store_->free(*pool_);
+    store_->forbid_access(bypass_text_);
+  }
+  if (store_) {
+    store_->unpark();
+    note(TraceStep::free);
+  }
+  param_state_ = next(param_state_, ParamStep::free);
+}
+
+void Unit::park() {
+  if (!store_ || !store_->has_parking() || param_state_ != ParamState::full) return free();
+  store_->park(*pool_);
+  store_->forbid_access(bypass_text_);
+  note(TraceStep::free);
+  param_state_ = next(param_state_, ParamStep::free);
+}
+
+at::Tensor Unit::exchange(const at::Tensor& mine) const {
+  return store_->channel().exchange(mine);
+}
+
+void Unit::wrap_channel(const ChannelWrapper& wrap) {
+  free();
+  store_->wrap_channel(wrap);
+}
+
+at::Tensor Unit::gather_whole(const at::Tensor& mine) const {
+  const auto all = exchange(mine);
+  const auto& layout = store_->layout();
+  auto whole = at::empty({layout.gathered_elements}, mine.options());
+  for (std::size_t rank = 0; rank < layout.runs.size(); ++rank) {
+    const auto base = static_cast<std::int64_t>(rank) * layout.shard_elements;
+    for (const auto& run : layout.runs[rank]) {
+      whole.narrow(0, layout.params[run.param].gathered_offset + run.param_offset, run.count)
+          .copy_(all.narrow(0, base + run.shard_offset, run.count));
+    }
+  }
+  return whole;
+}
+
+at::Tensor Unit::whole_view(const at::Tensor& whole, std::size_t param) const {
+  const auto& place = store_->layout().params[param];
+  return whole.narrow(0, place.gathered_offset, place.elements).view(place.shape).detach();
+}
+
+at::Tensor Unit::gather_flags(const at::Tensor& mine) const {
+  return store_->channel().exchange(mine).view({-1, mine.numel()}).sum(0);
+}
+
+void Unit::keep_own(const at::Tensor& whole, const at::Tensor& to) const {
+  const auto& layout = store_->layout();
+  for (const auto& run : layout.runs[store_->rank()]) {
+    const auto from = layout.params[run.param].gathered_offset + run.param_offset;
+    to.narrow(0, run.shard_offset, run.count).copy_(whole.narrow(0, from, run.count));
+  }
+}
+
+void Unit::take_own(std::size_t param, const at::Tensor& whole, const at::Tensor& to) const {
+  const auto flat = whole.detach().contiguous().view({-1});
+  const auto& runs = store_->layout().runs[store_->rank()];
+  for (const auto& run : std::ranges::equal_range(runs, param, {}, &ShardRun::param))
+    to.narrow(0, run.shard_offset, run.count).copy_(flat.narrow(0, run.param_offset, run.count));
+}
+
+void Unit::show(const at::Tensor& whole) {
+  if (is_shown_)
+    throw Error(ErrorCode::invalid_argument, "its parameters are shown whole already")
+        .at_key(name_);
+  free();
+  pinned = false;
+  is_shown_ = true;
+  if (!whole.defined()) return;
+  for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(whole_view(whole, i));
+}
+
+void Unit::hide() {
+  is_shown_ = false;
+  for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(store_->full(i));
+}
+
+bool Unit::computes_in_own_type() const {
+  if (!store_ || !options_.mixed_precision.full_precision_in_eval) return false;
+  const auto first = module();
+  return first && !first->is_training() &&
+         params_.front().local.scalar_type() !=
+             compute_type(params_.front().local.scalar_type(), options_.mixed_precision);
+}
+
+void Unit::show_own_type() {
+  if (torch::GradMode::is_enabled()) {
+    throw Error(ErrorCode::unsupported,
+                "full_precision_in_eval is for forwards without gradients; use torch::NoGradGuard")
+        .at_key(name_);
+  }
+  note(TraceStep::start_gather);
+  show(gather_whole(shard()));
+  note(TraceStep::finish_gather);
+  ++gathers;
+  is_shown_in_own_type_ = true;
+}
+
+void Unit::hide_own_type() {
+  if (!std::exchange(is_shown_in_own_type_, false)) return;
+  hide();
+  note(TraceStep::free);
+}
+
+std::uint32_t Unit::shard_version() const {
+  return store_ ? static_cast<std::uint32_t>(store_->shard()._version()) : 0;
+}
+
+std::uint64_t Unit::gathered_bytes() const {
+  return store_ ? store_->gathered_bytes() : 0;
+}
+
+std::uint64_t Unit::shard_bytes() const {
+  if (store_) return store_->shard().nbytes();
+  std::uint64_t bytes = 0;
+  for (const auto& param : params_) bytes += param.full.nbytes();
+  return bytes;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,162 @@
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <utility>
+
+#include "fsdp/unit/bucket_reducer.h"
+#include "fsdp/unit/unit.h"
+#include "tessera/error.h"
+
+namespace tessera::detail {
+namespace {
+
+// Runs when a parameter's gradient of one backward is in full.grad().
+class Arrival : public torch::autograd::PostAccumulateGradHook {
+ public:
+  Arrival(std::weak_ptr<Unit> unit, GradReducer& reducer, std::size_t param)
+      : unit_(std::move(unit)), reducer_(reducer), param_(param) {}
+  void operator()(const torch::autograd::Variable&) override {
+    const auto unit = unit_.lock();
+    if (!unit || reducer_.arrived(param_)) return;
+    throw Error(ErrorCode::unsupported,
+                "a parameter of unit '" + unit->name() +
+                    "' got a second gradient in one backward after the first was sent off (it is "
+                    "used inside and outside of an activation checkpoint?)")
+        .at_key(unit->param_name(param_));
+  }
+
+ private:
+  std::weak_ptr<Unit> unit_;
+  GradReducer& reducer_;  // the unit's own
+  std::size_t param_;
+};
+
+}  // namespace
+
+void Unit::watch() {
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    params_[i].trains = params_[i].local.requires_grad();
+    watch(i);
+  }
+}
+
+void Unit::watch(std::size_t param) {
+  const auto& full = params_[param].full;
+  if (!full.requires_grad() || std::exchange(params_[param].watched, true)) return;
+  full.register_hook([unit = weak_from_this()](const at::Tensor&) {
+    const auto self = unit.lock();
+    if (self && self->grad_state_ != GradState::collecting) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          "a gradient reached unit '" + self->name_ + "' (" + self->type_ +
+              ") outside its backward: its forward was called past fully_shard, or the loss "
+              "uses a tensor that its forward did not return");
+    }
+  });
+  if (buckets_ == nullptr) return;
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      full, std::make_unique<Arrival>(weak_from_this(), *reducer_, param));
+}
+
+// torch::autograd::grad captures gradients on their way to grad(), where they would be averaged.
+void Unit::require_accumulated() const {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr || wanted->empty()) return;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto& full = params_[i].full;
+    if (!full.requires_grad()) continue;
+    const auto found = wanted->find(torch::autograd::impl::grad_accumulator(full).get());
+    if (found == wanted->end() || !found->second.captures_) continue;
+    throw Error(
+        ErrorCode::unsupported,
+        "torch::autograd::grad of a unit's parameter gives the gradient of this rank alone; "
+        "call backward() and take the average from sharded_parameters(model)")
+        .at_key(param_name(i));
+  }
+}
+
+void Unit::allow_early_reduction(bool allowed) {
+  if (buckets_ != nullptr) buckets_->allow_early(allowed);
+}
+
+void Unit::enter_backward(std::uint32_t pass) {
+  if (grad_state_ == GradState::collecting) return;
+  if (grad_state_ == GradState::reducing) finish_reduce();
+  grad_state_ = next(grad_state_, GradStep::enter_backward);
+  if (!reducer_) return;
+  reducer_->begin({.id = number_, .pass = pass, .sync = sync_gradients, .replicas = sync_replicas});
+}
+
+void Unit::set_divide_factor(double factor) {
+  options_.gradient_divide_factor = factor;
+  if (reducer_) reducer_->set_divisor(factor);
+}
+
+void Unit::set_reduce_hook(ReduceHook hook) {
+  if (reducer_) reducer_->set_hook(std::move(hook));
+}
+
+void Unit::set_comm_hook(CommHook hook) {
+  if (std::exchange(has_comm_hook_, true))
+    throw Error(ErrorCode::invalid_argument, "A communication hook is already registered")
+        .at_key(name_);
+  if (reducer_) reducer_->set_comm_hook(std::move(hook));
+}
+
+void Unit::start_reduce() {
+  note(TraceStep::start_reduce);
+  grad_state_ = next(grad_state_, GradStep::start_reduce);
+  if (reducer_ && reducer_->start()) ++reductions;
+}
+
+void Unit::advance_reduce() {
+  if (reducer_ && grad_state_ == GradState::reducing) reducer_->advance();
+}
+
+void Unit::finish_reduce() {
+  grad_state_ = next(grad_state_, GradStep::finish_reduce);
+  if (!reducer_) return;
+  note(TraceStep::wait_reduce);
+  try {
+    reducer_->finish();
+  } catch (Error& error) {
+    throw error.at_key(name_);
+  }
+  note(TraceStep::finish_reduce);
+}
+
+void Unit::keep_gradients() {
+  grad_state_ = next(grad_state_, GradStep::keep);
+  if (reducer_) reducer_->keep();
+}
+
+void Unit::forget_gradients() {
+  if (reducer_) reducer_->forget();
+  grad_state_ = GradState::idle;
+  for (auto& param : params_) {
+    param.full.mutable_grad() = at::Tensor();
+    param.local.mutable_grad() = at::Tensor();
+    param.mirrored = false;
+  }
+}
+
+void Unit::show_gradients() {
+  if (!store_) return;
+  for (auto& param : params_) {
+    if (!param.local.grad().defined() || param.full.grad().defined()) continue;
+    param.full.mutable_grad() = param.dead_grad;
+    param.mirrored = true;
+  }
+}
+
+void Unit::hide_gradients() {
+  for (auto& param : params_) {
+    if (!std::exchange(param.mirrored, false)) continue;
+    if (!param.full.grad().defined()) param.local.mutable_grad() = at::Tensor();
+    param.full.mutable_grad() = at::Tensor();
+  }
+}
+
+}  // namespace tessera::detail

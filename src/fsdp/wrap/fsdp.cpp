@@ -1,0 +1,228 @@
+#include "tessera/fsdp.h"
+
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/digest.h"
+#include "base/log.h"
+#include "fsdp/deferred/unit_values.h"
+#include "fsdp/step/root.h"
+#include "fsdp/unit/registry.h"
+#include "tessera/error.h"
+#include "torch/c10_error.h"
+#include "torch/call_names.h"
+#include "torch/mesh_state.h"
+
+namespace tessera {
+namespace {
+
+using detail::Unit;
+using detail::units_below;
+
+ShardedParameter describe(const at::Tensor& tensor, const detail::ParamOwner& owner) {
+  ShardedParameter parameter;
+  parameter.shape = tensor.sizes().vec();
+  if (!owner.unit) {
+    parameter.local = tensor;
+    return parameter;
+  }
+  const auto& unit = *owner.unit;
+  parameter.local = unit.params()[owner.index].local;
+  parameter.home = owner.unit;
+  if (!unit.is_sharded()) return parameter;
+  parameter.mesh = unit.mesh();
+  parameter.sharded = true;
+  parameter.flat = unit.geometry() != detail::Geometry::rows;
+  parameter.dim = unit.layout().params[owner.index].dim;
+  parameter.offset = unit.held_from(owner.index);
+  if (unit.geometry() == detail::Geometry::flat) {
+    parameter.shape = {unit.layout().gathered_elements};
+    parameter.offset = parameter.mesh->rank() * unit.layout().shard_elements;
+  }
+  return parameter;
+}
+
+FlatPiece piece_of(const std::string& name, const detail::ParamOwner& owner) {
+  const auto& unit = *owner.unit;
+  const auto held = unit.held(owner.index);
+  return {name, unit.layout().params[owner.index].shape, unit.held_from(owner.index),
+          held.storage_offset() - unit.params()[owner.index].local.storage_offset(), held.numel()};
+}
+
+// The name of the flat parameter beside the first parameter in it.
+std::string flat_name(const torch::nn::Module& module, const std::shared_ptr<Unit>& unit) {
+  for (const auto& [name, below] : units_below(module)) {
+    if (below == unit) return name.empty() ? "_flat_param" : name + "._flat_param";
+  }
+  return "_flat_param";
+}
+
+// Tells tensors of other sizes apart, which Gloo does not survive.
+std::string name_of_all(const std::vector<at::Tensor>& tensors) {
+  std::int64_t elements = 0;
+  std::string all;
+  for (const auto& tensor : tensors) {
+    elements += tensor.numel();
+    all += std::to_string(tensor.numel()) + c10::toString(tensor.scalar_type()) + ' ';
+  }
+  return std::to_string(tensors.size()) + " states of a module with " + std::to_string(elements) +
+         " elements, digest " + digest_text(digest64(std::as_bytes(std::span(all))));
+}
+
+}  // namespace
+
+void detail::broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
+                                  std::size_t message_bytes) {
+  std::unordered_set<const c10::TensorImpl*> known;
+  std::erase_if(tensors, [&](const at::Tensor& tensor) {
+    return !tensor.defined() || !known.insert(tensor.unsafeGetTensorImpl()).second;
+  });
+  for (const auto& tensor : tensors) {
+    if (!tensor.is_meta()) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "a module's states cannot be synchronised while they have no data: materialize() "
+                "the module first, or let FullyShardedDataParallel do it unit by unit with its "
+                "option sync_module_states");
+  }
+  if (!mesh.process_group() || tensors.empty()) return;
+  const torch::NoGradGuard no_grad;
+  for (auto& tensor : tensors) tensor = tensor.detach();
+  communicate("broadcast of a module's state", [&] {
+    require_same_call(mesh.state()->names.get(), "broadcast of " + name_of_all(tensors));
+    c10d::broadcast_coalesced(mesh.process_group(), tensors, message_bytes, 0);
+  });
+}
+
+namespace {
+
+void shard_members(const std::vector<UnitMember>& members, const detail::UnitSpec& spec) {
+  std::vector<detail::UnitModule> modules;
+  for (const auto& member : members) modules.push_back(member.module());
+  detail::shard_modules(std::move(modules), spec);
+}
+
+}  // namespace
+
+void fully_shard(const std::vector<UnitMember>& modules, const Mesh& mesh,
+                 const ShardOptions& options) {
+  shard_members(modules, {mesh, mesh, std::nullopt, options, {}});
+}
+
+void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
+                 const ShardOptions& options) {
+  shard_members(modules, {mesh.all, mesh.shard, mesh.replicate, options, {}});
+}
+
+std::vector<ShardedParameter> sharded_parameters(ModuleRef module_ref) {
+  const auto& module = module_ref.get();
+  detail::refresh_units(module);
+  detail::warn_of_forgotten(module);
+  std::vector<ShardedParameter> parameters;
+  std::unordered_map<const c10::TensorImpl*, std::size_t> known;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& entry : module.named_parameters()) {
+    const auto& tensor = entry.value();
+    if (!tensor.defined()) continue;
+    const auto owner = detail::find_owner(tensor);
+    const bool is_part =
+        owner.unit && owner.unit->is_sharded() && owner.unit->geometry() == detail::Geometry::flat;
+    const auto& key = is_part ? owner.unit->params()[owner.index].local : tensor;
+    const auto [at, fresh] = known.emplace(key.unsafeGetTensorImpl(), parameters.size());
+    if (fresh) parameters.push_back(describe(tensor, owner));
+    auto& parameter = parameters[at->second];
+    if (!is_part) {
+      parameter.names.push_back(entry.key());
+      continue;
+    }
+    if (fresh) parameter.names.push_back(flat_name(module, owner.unit));
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second)
+      parameter.pieces.push_back(piece_of(entry.key(), owner));
+  }
+  return parameters;
+}
+
+void set_requires_gradient_sync(ModuleRef module, bool sync, bool recurse) {
+  for (const auto& [name, unit] : units_below(module.get())) {
+    if (recurse || name.empty()) unit->sync_gradients = sync;
+  }
+}
+
+NoSync::NoSync(ModuleRef module) {
+  const auto units = units_below(module.get());
+  for (const auto& [name, unit] : units) {
+    if (unit->root && !unit->root->is_quiet())
+      throw Error(ErrorCode::invalid_argument, "no_sync was asked for in a forward or backward");
+  }
+  for (const auto& [name, unit] : units) {
+    before_.emplace_back(unit, std::exchange(unit->sync_gradients, false));
+  }
+}
+
+NoSync::~NoSync() {
+  for (const auto& [weak, sync] : before_) {
+    const auto unit = weak.lock();
+    if (!unit) continue;
+    if (unit->sync_gradients) {
+      log(LogLevel::warning,
+          "gradient synchronisation of unit '" + unit->name() + "' was switched on within no_sync");
+    }
+    unit->sync_gradients = sync;
+  }
+}
+
+void sync_module_states(ModuleRef module_ref, const Mesh& mesh) {
+  const auto& module = module_ref.get();
+  std::vector<at::Tensor> states;
+  for (const auto& parameter : module.parameters()) {
+    if (!parameter.defined()) continue;
+    if (detail::find_owner(parameter).unit) {
+      throw Error(ErrorCode::invalid_argument,
+                  "sync_module_states has to come before the module is sharded");
+    }
+    states.push_back(parameter);
+  }
+  for (const auto& buffer : module.buffers()) states.push_back(buffer);
+  detail::broadcast_from_first(std::move(states), mesh);
+}
+
+void sync_buffers(ModuleRef module, const Mesh& mesh) {
+  detail::broadcast_from_first(module.get().buffers(), mesh);
+}
+
+void reset(ModuleRef module) {
+  for (const auto& [name, unit] : units_below(module.get())) {
+    if (unit->root) unit->root->reset();
+  }
+}
+
+void unshard(ModuleRef module) {
+  for (const auto& [name, unit] : units_below(module.get())) {
+    unit->free();  // what is gathered may be older than the shards
+    unit->gather();
+    unit->pinned = true;
+  }
+}
+
+void reshard(ModuleRef module) {
+  for (const auto& [name, unit] : units_below(module.get())) {
+    unit->pinned = false;
+    unit->free();
+  }
+}
+
+std::vector<UnitReport> unit_reports(ModuleRef module) {
+  std::vector<UnitReport> reports;
+  for (const auto& [name, unit] : units_below(module.get())) {
+    reports.push_back({name, unit->element_count(), unit->shard_bytes(), unit->gathered_bytes(),
+                       unit->gathers, unit->reductions});
+  }
+  return reports;
+}
+
+}  // namespace tessera

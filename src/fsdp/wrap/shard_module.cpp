@@ -1,0 +1,247 @@
+// fully_shard: which parameters a unit takes, and the slots of Sequentials on the way.
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/freed_memory.h"
+#include "comm/text.h"
+#include "comm/whereabouts.h"
+#include "fsdp/deferred/unit_values.h"
+#include "fsdp/step/root.h"
+#include "fsdp/unit/registry.h"
+#include "fsdp/wrap/past_holders.h"
+#include "tessera/error.h"
+#include "tessera/fsdp.h"
+#include "torch/device.h"
+
+namespace tessera::detail {
+namespace {
+
+// AnyModule has no way to be given a holder; an explicit instantiation may name its private member.
+struct ContentTag {
+  using Member = std::unique_ptr<torch::nn::AnyModulePlaceholder> torch::nn::AnyModule::*;
+  friend constexpr Member content_of(ContentTag);
+};
+template <ContentTag::Member kMember>
+struct ContentAccess {
+  friend constexpr ContentTag::Member content_of(ContentTag) { return kMember; }
+};
+template struct ContentAccess<&torch::nn::AnyModule::content_>;
+
+// A Sequential calls what its slots hold: slots whose module is a unit get a holder that is seen.
+void replace_slots(torch::nn::SequentialImpl& sequential) {
+  for (auto slot = sequential.begin(); slot != sequential.end(); ++slot) {
+    const auto unit = find_unit(slot->ptr().get());
+    auto holder = unit ? unit->make_slot(slot->ptr().get()) : nullptr;
+    if (!holder) continue;
+    if (holder->type_info != slot->type_info()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "a Sequential holds a unit's module as another type than it was sharded as")
+          .at_key(unit->name());
+    }
+    (*slot).*content_of(ContentTag()) = std::move(holder);
+  }
+}
+
+// `unit` is of a module around `module`.
+bool is_around(const Unit& unit, const torch::nn::Module& module) {
+  return std::ranges::any_of(unit.modules(), [&](const auto& outer) {
+    return std::ranges::any_of(outer->modules(false),
+                               [&](const auto& below) { return below.get() == &module; });
+  });
+}
+
+// Why a parameter of `module` that `unit` has can be in no other unit.
+[[noreturn]] void throw_taken(const std::string& parameter, const Unit& unit,
+                              const torch::nn::Module& module) {
+  if (is_around(unit, module)) {
+    throw Error(ErrorCode::invalid_argument,
+                "fully_shard was applied to a module around this one before (" +
+                    unit.module()->name() + "), whose unit has parameter '" + parameter +
+                    "' already: the order is inside out, first the blocks, then the model");
+  }
+  throw Error(ErrorCode::invalid_argument,
+              "Parameter '" + parameter +
+                  "' is shared with a parameter already managed by another FSDP group; shard the "
+                  "modules that share it as one unit");
+}
+
+struct Found {
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+  std::vector<at::Tensor> buffers;
+};
+
+// The parameters of `module` and below that are in no unit yet. Modules that are units are not
+// descended into: a parameter found outside them that one of them holds is shared between units.
+// `seen` holds what was met before, and what is to be passed over.
+void collect(const torch::nn::Module& module, const std::string& prefix,
+             std::unordered_set<const void*>& seen, Found& found, bool is_sharded) {
+  if (!seen.insert(&module).second) return;
+  for (const auto& entry : module.named_parameters(false)) {
+    const auto& tensor = entry.value();
+    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    const auto name = prefix + entry.key();
+    if (const auto owner = find_owner(tensor).unit) throw_taken(name, *owner, module);
+    if (is_sharded && tensor.dim() == 0) {
+      throw Error(ErrorCode::invalid_argument,
+                  "fully_shard doesn't support scalar parameters. Change " + name +
+                      " to a 1D tensor with numel equal to 1.");
+    }
+    found.names.push_back(name);
+    found.tensors.push_back(tensor);
+  }
+  for (const auto& buffer : module.buffers(false)) {
+    if (buffer.defined() && seen.insert(buffer.unsafeGetTensorImpl()).second)
+      found.buffers.push_back(buffer);
+  }
+  for (const auto& child : module.named_children()) {
+    if (!find_unit(child.value().get()))
+      collect(*child.value(), prefix + child.key() + ".", seen, found, is_sharded);
+  }
+}
+
+// What `spec` and the units below `modules` leave as it is (spec L2, L3, IG4).
+struct Ignored {
+  std::unordered_set<const void*> modules;
+  std::unordered_set<const void*> tensors;
+
+  Ignored(const std::vector<UnitModule>& given, const UnitSpec& spec) {
+    take(spec.ignored_modules, spec.options);
+    for (const auto& [module, slot_maker] : given) {
+      for (const auto& [name, unit] : units_below(*module))
+        take(unit->ignored_modules(), unit->options());
+    }
+  }
+
+ private:
+  void take(const std::unordered_set<const torch::nn::Module*>& more, const ShardOptions& options) {
+    modules.insert(more.begin(), more.end());
+    for (const auto& parameter : options.ignored_parameters)
+      tensors.insert(parameter.unsafeGetTensorImpl());
+  }
+};
+
+// What work() throws, if anything.
+template <typename Work>
+std::exception_ptr failure_of(Work&& work) try {
+  work();
+  return nullptr;
+} catch (...) {
+  return std::current_exception();
+}
+
+// Data for what the unit takes over where it has none.
+void fill_unit(const std::vector<UnitModule>& given, const UnitSpec& spec, const Ignored& ignored) {
+  for (const auto& [module, slot_maker] : given) {
+    const auto modules = modules_below(*module, [&](const torch::nn::Module& child) {
+      return !find_unit(&child) && !ignored.modules.contains(&child);
+    });
+    fill(modules, {spec.mesh.device(), spec.options.param_init_fn, ignored.tensors});
+  }
+}
+
+// To the mesh's device, which those that stay whole do not get to by being cut.
+void place_unit(const Found& found, const UnitSpec& spec) {
+  std::vector<torch::Device> devices;
+  for (const auto& tensor : found.tensors) devices.push_back(tensor.device());
+  require_movable(devices, spec.mesh.device(), spec.mesh.rank());
+  if (spec.shard) return;
+  for (const auto& tensor : found.tensors) {
+    if (tensor.device() != spec.mesh.device())
+      replace_data(tensor, tensor.detach().to(spec.mesh.device()));
+  }
+}
+
+void sync_unit(const Found& found, const Mesh& mesh) {
+  auto states = found.buffers;
+  states.insert(states.end(), found.tensors.begin(), found.tensors.end());
+  broadcast_from_first(std::move(states), mesh);
+}
+
+// Ranks that built different modules would exchange rows of different things. Throws `failure` of
+// this rank on after the others have heard of it: they would wait.
+void require_same_on_all_ranks(const Found& found, const std::exception_ptr& failure,
+                               const Mesh& mesh) {
+  constexpr std::string_view kFailed = "failed";
+  const Purpose purpose("sharding a module");
+  std::string text;
+  for (std::size_t i = 0; i < found.tensors.size(); ++i) {
+    text += found.names[i] + " " + c10::toString(found.tensors[i].scalar_type()) +
+            to_string(found.tensors[i].sizes().vec());
+    text += found.tensors[i].requires_grad() ? "\n" : " frozen\n";
+  }
+  if (failure) text = kFailed;
+  const auto all = mesh.group().all_gather(to_bytes(text));
+  if (failure) std::rethrow_exception(failure);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (to_text(all[r]) == kFailed) {
+      throw Error(ErrorCode::peer_failed,
+                  "rank " + std::to_string(r) + " could not give a unit's parameters their data");
+    }
+    if (all[r] == all[0]) continue;
+    throw Error(ErrorCode::mismatch,
+                "rank " + std::to_string(r) +
+                    " shards other parameters than rank 0: the modules differ in "
+                    "names, shapes, dtypes or in what is frozen");
+  }
+}
+
+// Those that another one contains, and repetitions: their parameters are the other one's.
+void drop_contained(std::vector<UnitModule>& modules) {
+  std::unordered_set<const torch::nn::Module*> contained, kept;
+  for (const auto& [module, slot_maker] : modules) {
+    for (const auto& below : module->modules(false)) contained.insert(below.get());
+  }
+  std::erase_if(modules, [&](const UnitModule& one) {
+    return contained.contains(one.module.get()) || !kept.insert(one.module.get()).second;
+  });
+}
+
+}  // namespace
+
+void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
+  if (modules.empty()) throw Error(ErrorCode::invalid_argument, "fully_shard of no modules");
+  drop_contained(modules);
+  for (const auto& [module, slot_maker] : modules) {
+    if (!find_unit(module.get())) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "fully_shard was applied to this module already (" + module->name() + ")");
+  }
+  for (const auto& [module, slot_maker] : modules) require_callable_units(*module);
+  const Ignored ignored(modules, spec);
+  Found found;
+  auto failure = failure_of([&] { fill_unit(modules, spec, ignored); });
+  auto seen = ignored.modules;
+  seen.insert(ignored.tensors.begin(), ignored.tensors.end());
+  int place = 0;
+  for (const auto& [module, slot_maker] : modules) {
+    const auto prefix = modules.size() == 1 ? "" : std::to_string(place++) + ".";
+    collect(*module, prefix, seen, found, spec.shard.has_value());
+  }
+  if (!failure) failure = failure_of([&] { place_unit(found, spec); });
+  require_same_on_all_ranks(found, failure, spec.mesh);
+  if (spec.sync_states) sync_unit(found, spec.mesh);
+  const auto given = modules;
+  std::uint64_t whole_bytes = 0;
+  for (const auto& tensor : found.tensors) whole_bytes += tensor.nbytes();
+  auto unit = std::make_shared<Unit>(std::move(modules), spec, found.tensors);
+  unit->take_buffers(std::move(found.buffers));
+  unit->watch();
+  register_unit(unit, spec.mesh);
+  if (spec.shard) note_freed(whole_bytes);
+  for (const auto& [module, slot_maker] : given) {
+    for (const auto& below : module->modules(true)) {
+      if (auto* sequential = below->as<torch::nn::SequentialImpl>()) replace_slots(*sequential);
+    }
+  }
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,341 @@
+// FullyShardedDataParallel's constructor: which modules become units, and what kind.
+#include <torch/torch.h>
+
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "base/log.h"
+#include "fsdp/unit/registry.h"
+#include "fsdp/wrap/past_holders.h"
+#include "tessera/error.h"
+#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/wrap_scope.h"
+
+namespace tessera {
+namespace {
+
+bool has_no_forward(const torch::nn::Module& module) {
+  return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr;
+}
+
+// Fewer elements than any policy by size asks for.
+constexpr std::int64_t kNoSize = -1;
+
+bool is_hybrid_strategy(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::hybrid_shard ||
+         strategy == ShardingStrategy::hybrid_shard_zero2;
+}
+
+[[noreturn]] void throw_without_groups() {
+  throw Error(ErrorCode::invalid_argument,
+              "Manual wrapping with a hybrid strategy requires explicit specification of process "
+              "group or device_mesh: pass the HybridMesh of Mesh::split");
+}
+
+detail::UnitSpec spec_of(const HybridMesh& mesh, bool is_hybrid,
+                         const FullyShardedOptions& options) {
+  const auto strategy = options.sharding_strategy;
+  detail::UnitSpec spec{.mesh = mesh.all};
+  spec.options.mixed_precision = options.mixed_precision;
+  spec.options.backward_prefetch = options.backward_prefetch;
+  spec.options.forward_prefetch = options.forward_prefetch;
+  spec.options.ignored_parameters = options.ignored_parameters;
+  spec.options.param_init_fn = options.param_init_fn;
+  spec.options.offload_to_cpu = options.cpu_offload.offload_params;
+  spec.sync_states = options.sync_module_states;
+  spec.cast_root_inputs = options.cast_root_forward_inputs;
+  if (strategy == ShardingStrategy::shard_grad_op ||
+      strategy == ShardingStrategy::hybrid_shard_zero2) {
+    spec.options.reshard_after_forward = false;
+  }
+  spec.geometry =
+      options.use_orig_params ? detail::Geometry::flat_original : detail::Geometry::flat;
+  if (is_hybrid) spec.replicate = mesh.replicate;
+  const bool is_whole = strategy == ShardingStrategy::no_shard || mesh.shard.size() == 1;
+  if (is_whole && strategy != ShardingStrategy::no_shard && mesh.all.size() == 1) {
+    log(LogLevel::warning, "FSDP is switching to use `NO_SHARD` since the world size is 1.");
+  }
+  const bool differ = options.mixed_precision.param_dtype || options.cpu_offload.offload_params;
+  if (!is_whole) {
+    spec.shard = mesh.shard;
+  } else if (differ) {
+    // Whole parameters of another type or place than the computation's are shards over one rank.
+    const auto one = mesh.all.split(1);
+    spec.shard = one.shard;
+    spec.replicate = one.replicate;
+  } else if (!is_hybrid) {
+    spec.replicate = mesh.all;
+  }
+  return spec;
+}
+
+// The parameters of a unit to be that require a gradient, or those that do not.
+struct Names {
+  std::string text;
+  std::int64_t elements = 0;
+  void add(const std::string& name, std::int64_t count) {
+    text += (text.empty() ? "" : ", ") + name;
+    elements += count;
+  }
+};
+
+// The ways between modules and units, one wrapping.
+class Wrapper {
+ public:
+  Wrapper(HybridMesh mesh, bool is_hybrid, FullyShardedOptions options)
+      : mesh_(std::move(mesh)), is_hybrid_(is_hybrid), options_(std::move(options)) {
+    for (const auto& module : options_.ignored_modules) {
+      if (!module) throw Error(ErrorCode::invalid_argument, "`ignored_modules` holds no module");
+      if (detail::find_unit(module.get())) {
+        throw Error(ErrorCode::invalid_argument,
+                    "`ignored_modules` should not include FSDP modules");
+      }
+      ignore(*module);
+    }
+    for (const auto& parameter : options_.ignored_parameters)
+      ignored_parameters_.insert(parameter.unsafeGetTensorImpl());
+  }
+
+  // Makes units below `module`; how many elements they have.
+  std::int64_t wrap_children(const torch::nn::Module& module, const std::string& name = "") {
+    if (detail::calls_past_holders(module)) return leave_whole(module, name);
+    std::int64_t wrapped = 0;
+    for (const auto& child : module.named_children())
+      wrapped += wrap_below(child.value(), child.key());
+    return wrapped;
+  }
+
+  void wrap_root(const std::shared_ptr<torch::nn::Module>& module, detail::SlotMaker slot_maker) {
+    shard(module, options_, std::move(slot_maker));
+  }
+
+ private:
+  // Of nested units neither modules nor parameters are ignored (spec IG2).
+  void ignore(const torch::nn::Module& module) {
+    ignored_modules_.insert(&module);
+    for (const auto& parameter : module.parameters(false))
+      options_.ignored_parameters.push_back(parameter);
+    for (const auto& child : module.children()) {
+      if (!detail::find_unit(child.get())) ignore(*child);
+    }
+  }
+
+  void shard(const std::shared_ptr<torch::nn::Module>& module, const FullyShardedOptions& options,
+             detail::SlotMaker slot_maker) {
+    const bool hybrid = is_hybrid_strategy(options.sharding_strategy);
+    if (hybrid && !is_hybrid_) throw_without_groups();
+    const HybridMesh all{mesh_.all, mesh_.all, mesh_.all};
+    auto spec = spec_of(hybrid ? mesh_ : all, hybrid, options);
+    spec.ignored_modules = ignored_modules_;
+    detail::shard_module(module, spec, std::move(slot_maker));
+  }
+
+  // The rule of PyTorch's _recursive_wrap (spec WP1).
+  std::int64_t wrap_below(const std::shared_ptr<torch::nn::Module>& module,
+                          const std::string& name) {
+    if (ignored_modules_.contains(module.get())) return 0;
+    const auto& policy = options_.auto_wrap_policy;
+    const auto all = count_of(*module);
+    if (!policy.decide(*module, /*recurse=*/true, all)) return 0;
+    const auto wrapped = wrap_children(*module, name);
+    if (detail::find_unit(module.get()) || has_no_forward(*module) ||
+        !policy.decide(*module, /*recurse=*/false, all - wrapped)) {
+      return wrapped;
+    }
+    auto options = options_;
+    if (policy.adjust) policy.adjust(*module, options);
+    require_alike(*module, name, options);
+    shard(module, options, policy.slot_maker ? policy.slot_maker(module) : nullptr);
+    return all;
+  }
+
+  // What libtorch calls by itself is no unit. Throws when the policy names it, and does not go by
+  // sizes alone, which nothing has here.
+  std::int64_t leave_whole(const torch::nn::Module& module, const std::string& name) const {
+    detail::refuse_below_callers(module, name, [&](const torch::nn::Module& below) {
+      return options_.auto_wrap_policy.decide(below, /*recurse=*/false, kNoSize);
+    });
+    return 0;
+  }
+
+  // What modules below `module` share counts once.
+  std::int64_t count_of(const torch::nn::Module& module) const {
+    std::unordered_set<const c10::TensorImpl*> seen;
+    std::int64_t count = 0;
+    for (const auto& parameter : module.parameters()) {
+      const auto* impl = parameter.unsafeGetTensorImpl();
+      if (ignored_parameters_.contains(impl) || !seen.insert(impl).second) continue;
+      count += parameter.numel();
+    }
+    return count;
+  }
+
+  void sort(const torch::nn::Module& module, const std::string& prefix, Names& trained,
+            Names& frozen) const {
+    for (const auto& entry : module.named_parameters(false)) {
+      const auto& tensor = entry.value();
+      if (!tensor.defined() || ignored_parameters_.contains(tensor.unsafeGetTensorImpl())) continue;
+      (tensor.requires_grad() ? trained : frozen).add(prefix + entry.key(), tensor.numel());
+    }
+    for (const auto& child : module.named_children()) {
+      if (!detail::find_unit(child.value().get()) &&
+          !ignored_modules_.contains(child.value().get()))
+        sort(*child.value(), prefix + child.key() + ".", trained, frozen);
+    }
+  }
+
+  // A unit's parameters are frozen all or none, or cost memory (spec WP8).
+  void require_alike(const torch::nn::Module& module, const std::string& name,
+                     const FullyShardedOptions& options) const {
+    Names trained, frozen;
+    sort(module, name + ".", trained, frozen);
+    if (trained.elements == 0 || frozen.elements == 0) return;
+    const auto both = name + " has both parameters with requires_grad=True and False. ";
+    const auto rest =
+        "If possible, wrap the frozen parameters with FSDP separately. The following parameters "
+        "have requires_grad=True: " +
+        trained.text + ". The following parameters have requires_grad=False: " + frozen.text;
+    if (!options.use_orig_params) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          both + "FSDP does not support wrapping such modules when use_orig_params=False. " + rest);
+    }
+    log(LogLevel::warning,
+        both +
+            "We do not recommend wrapping such modules since the gradient memory usage will be "
+            "higher than expected (" +
+            std::to_string(trained.elements + frozen.elements) + " numel instead of " +
+            std::to_string(trained.elements) + " numel before sharding via reduce-scatter). " +
+            rest);
+  }
+
+  HybridMesh mesh_;
+  bool is_hybrid_;
+  FullyShardedOptions options_;
+  std::unordered_set<const torch::nn::Module*> ignored_modules_;
+  std::unordered_set<const c10::TensorImpl*> ignored_parameters_;
+};
+
+// A hybrid strategy under a policy finds its groups by itself (spec HY1, HY2).
+HybridMesh mesh_for(const HybridMesh& mesh, bool is_hybrid, const FullyShardedOptions& options) {
+  const bool wanted = is_hybrid_strategy(options.sharding_strategy);
+  if (is_hybrid && !wanted) {
+    throw Error(ErrorCode::invalid_argument,
+                "a HybridMesh is for the hybrid strategies; pass its `all` to the others");
+  }
+  if (is_hybrid || !wanted) return mesh;
+  if (!options.auto_wrap_policy.decide) throw_without_groups();
+  return mesh.all.split(ranks_of_host(mesh.all));
+}
+
+void warn_about(const torch::nn::Module& module, const FullyShardedOptions& options) {
+  if (has_no_forward(module)) {
+    log(LogLevel::warning,
+        "FSDP will not all-gather parameters for containers that do not implement forward: " +
+            module.name());
+  }
+  for (const auto& ignored : options.ignored_modules) {
+    if (ignored.get() != &module) continue;
+    log(LogLevel::warning,
+        "Trying to ignore the top-level module passed into the FSDP constructor itself will result "
+        "in all parameters being ignored and is not well-supported: " +
+            module.name());
+  }
+}
+
+}  // namespace
+
+WrapPolicy always_wrap_policy() {
+  return {.decide = [](const torch::nn::Module&, bool, std::int64_t unwrapped) {
+    return unwrapped != kNoSize;
+  }};
+}
+
+WrapPolicy size_based_auto_wrap_policy(std::int64_t min_num_params, ModulePredicate force_leaf,
+                                       ModulePredicate exclude) {
+  if (!force_leaf) {
+    force_leaf = [](const torch::nn::Module& module) {
+      return dynamic_cast<const torch::nn::MultiheadAttentionImpl*>(&module) != nullptr;
+    };
+  }
+  if (!exclude) exclude = has_no_forward;
+  WrapPolicy policy;
+  policy.decide = [min_num_params, force_leaf = std::move(force_leaf),
+                   exclude = std::move(exclude)](const torch::nn::Module& module, bool recurse,
+                                                 std::int64_t unwrapped) {
+    return unwrapped >= min_num_params && !(recurse ? force_leaf : exclude)(module);
+  };
+  return policy;
+}
+
+WrapPolicy lambda_auto_wrap_policy(ModulePredicate choose) {
+  WrapPolicy policy;
+  policy.decide = [choose = std::move(choose)](const torch::nn::Module& module, bool recurse,
+                                               std::int64_t) { return recurse || choose(module); };
+  return policy;
+}
+
+WrapPolicy custom_policy(
+    std::function<bool(const torch::nn::Module& module, FullyShardedOptions& options)> choose) {
+  WrapPolicy policy;
+  policy.adjust = [choose](const torch::nn::Module& module, FullyShardedOptions& options) {
+    auto changed = options;
+    if (choose(module, changed)) options = std::move(changed);
+  };
+  policy.decide = [choose = std::move(choose)](const torch::nn::Module& module, bool recurse,
+                                               std::int64_t) {
+    FullyShardedOptions unused;
+    return recurse || choose(module, unused);
+  };
+  return policy;
+}
+
+WrapPolicy or_policy(std::vector<WrapPolicy> policies) {
+  WrapPolicy any;
+  const auto shared = std::make_shared<std::vector<WrapPolicy>>(std::move(policies));
+  any.decide = [shared](const torch::nn::Module& module, bool recurse, std::int64_t unwrapped) {
+    for (const auto& policy : *shared) {
+      if (policy.decide && policy.decide(module, recurse, unwrapped)) return true;
+    }
+    return false;
+  };
+  any.slot_maker = [shared](const std::shared_ptr<torch::nn::Module>& module) -> detail::SlotMaker {
+    for (const auto& policy : *shared) {
+      auto maker = policy.slot_maker ? policy.slot_maker(module) : nullptr;
+      if (maker) return maker;
+    }
+    return nullptr;
+  };
+  any.adjust = [shared](const torch::nn::Module& module, FullyShardedOptions& options) {
+    for (const auto& policy : *shared) {
+      if (policy.adjust) policy.adjust(module, options);
+    }
+  };
+  return any;
+}
+
+namespace detail {
+
+void wrap_module(const std::shared_ptr<torch::nn::Module>& module, const HybridMesh& mesh,
+                 bool is_hybrid, const FullyShardedOptions& options, SlotMaker slot_maker) {
+  if (options.auto_wrap_policy.decide) {
+    for (const auto& below : module->named_modules()) {
+      if (!find_unit(below.value().get())) continue;
+      throw Error(
+          ErrorCode::invalid_argument,
+          "FSDP auto wrapping requires modules to not already have FSDP applied but found " +
+              below.value()->name())
+          .at_key(below.key());
+    }
+  }
+  warn_about(*module, options);
+  const auto where = mesh_for(mesh, is_hybrid, options);
+  Wrapper wrapper(where, is_hybrid_strategy(options.sharding_strategy), options);
+  if (options.auto_wrap_policy.decide) wrapper.wrap_children(*module);
+  wrapper.wrap_root(module, std::move(slot_maker));
+}
+
+}  // namespace detail
+}  // namespace tessera
