@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "fsdp/deferred/unit_values.h"
+#include "fsdp/unit/broadcast.h"
 #include "optim/state_key.h"
 #include "optim_state/chunks.h"
 #include "optim_state/load_plan.h"
@@ -254,7 +254,7 @@ void Loader::load_chunks(const Batch& batch, const at::Tensor& to, std::vector<a
   const auto mine = chunks.give(mesh.rank(), held);
   const bool has_channel = batch.unit && batch.unit->is_sharded();
   const auto exchange = [&] {
-    return has_channel ? batch.unit->exchange(mine.to(mesh.device())).cpu()
+    return has_channel ? batch.unit->whole().exchange(mine.to(mesh.device())).cpu()
                        : exchange_over(mesh, mine);
   };
   const auto all = is_here ? mine : exchange();

@@ -185,7 +185,7 @@ Tensor stretch_of(const Tensor& array, std::int64_t from, const Shape& shape) {
 void Output::gather_state(Unit& unit, const std::string& name, DType dtype, const UnitRows& rows,
                           bool wanted) {
   const auto mine = own_part(unit, name, dtype, rows).to(unit.mesh().device());
-  const auto all = unit.exchange(mine).cpu();
+  const auto all = unit.whole().exchange(mine).cpu();
   if (!wanted) return;
   const int rank = unit.mesh().rank();
   const auto gathered = leaf_of(all);

@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "base/freed_memory.h"
+#include "fsdp/deferred/fill.h"
 #include "fsdp/deferred/recording.h"
-#include "fsdp/deferred/unit_values.h"
 #include "tessera/error.h"
 
 namespace tessera {

@@ -89,7 +89,17 @@ TEST(Schedule, AllowsTheTablesStepsOnly) {
   EXPECT_THROW(static_cast<void>(next(ParamState::full, ParamStep::start_gather)), Error);
   EXPECT_THROW(static_cast<void>(next(ParamState::sharded, ParamStep::finish_gather)), Error);
   EXPECT_THROW(static_cast<void>(next(ParamState::gathering, ParamStep::free)), Error);
+  EXPECT_EQ(next(ParamState::full, ParamStep::park), ParamState::parked);
+  EXPECT_EQ(next(ParamState::parked, ParamStep::start_gather), ParamState::gathering);
+  EXPECT_EQ(next(ParamState::parked, ParamStep::free), ParamState::sharded);
+  EXPECT_THROW(static_cast<void>(next(ParamState::sharded, ParamStep::park)), Error);
+  EXPECT_EQ(next(ParamState::sharded, ParamStep::show), ParamState::shown);
+  EXPECT_EQ(next(ParamState::shown, ParamStep::hide), ParamState::sharded);
+  EXPECT_THROW(static_cast<void>(next(ParamState::full, ParamStep::show)), Error);
+  EXPECT_THROW(static_cast<void>(next(ParamState::shown, ParamStep::start_gather)), Error);
   EXPECT_EQ(next(GradState::collecting, GradStep::keep), GradState::idle);
+  for (const auto state : {GradState::idle, GradState::collecting, GradState::reducing})
+    EXPECT_EQ(next(state, GradStep::forget), GradState::idle);
   EXPECT_THROW(static_cast<void>(next(GradState::idle, GradStep::start_reduce)), Error);
   EXPECT_THROW(static_cast<void>(next(GradState::reducing, GradStep::start_reduce)), Error);
 }

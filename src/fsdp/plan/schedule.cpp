@@ -15,24 +15,34 @@ struct Transition {
   State to;
 };
 
-constexpr std::array<Transition<ParamState, ParamStep>, 3> kParamTable{{
+constexpr std::array<Transition<ParamState, ParamStep>, 8> kParamTable{{
     {ParamState::sharded, ParamStep::start_gather, ParamState::gathering},
     {ParamState::gathering, ParamStep::finish_gather, ParamState::full},
     {ParamState::full, ParamStep::free, ParamState::sharded},
+    {ParamState::full, ParamStep::park, ParamState::parked},
+    {ParamState::parked, ParamStep::start_gather, ParamState::gathering},
+    {ParamState::parked, ParamStep::free, ParamState::sharded},
+    {ParamState::sharded, ParamStep::show, ParamState::shown},
+    {ParamState::shown, ParamStep::hide, ParamState::sharded},
 }};
 
-constexpr std::array<Transition<GradState, GradStep>, 4> kGradTable{{
+constexpr std::array<Transition<GradState, GradStep>, 7> kGradTable{{
     {GradState::idle, GradStep::enter_backward, GradState::collecting},
     {GradState::collecting, GradStep::start_reduce, GradState::reducing},
     {GradState::collecting, GradStep::keep, GradState::idle},
     {GradState::reducing, GradStep::finish_reduce, GradState::idle},
+    {GradState::idle, GradStep::forget, GradState::idle},
+    {GradState::collecting, GradStep::forget, GradState::idle},
+    {GradState::reducing, GradStep::forget, GradState::idle},
 }};
 
-constexpr std::array<std::string_view, 3> kParamNames{"sharded", "gathering", "full"};
-constexpr std::array<std::string_view, 3> kParamStepNames{"start_gather", "finish_gather", "free"};
+constexpr std::array<std::string_view, 5> kParamNames{"sharded", "gathering", "full", "parked",
+                                                      "shown"};
+constexpr std::array<std::string_view, 6> kParamStepNames{"start_gather", "finish_gather", "free",
+                                                          "park",         "show",          "hide"};
 constexpr std::array<std::string_view, 3> kGradNames{"idle", "collecting", "reducing"};
-constexpr std::array<std::string_view, 4> kGradStepNames{"enter_backward", "start_reduce", "keep",
-                                                         "finish_reduce"};
+constexpr std::array<std::string_view, 5> kGradStepNames{"enter_backward", "start_reduce", "keep",
+                                                         "finish_reduce", "forget"};
 
 template <typename Names, typename Value>
 std::string name_of(const Names& names, Value value) {

@@ -8,19 +8,20 @@
 
 #include "base/log.h"
 #include "fsdp/state/state_entries.h"
-#include "fsdp/step/root.h"
+#include "fsdp/step/schedule_entry.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
+using detail::entry_of;
 using detail::state_entries;
 using detail::StateEntry;
 using detail::Unit;
 
 void require_quiet(const Unit& unit) {
-  if (!unit.root || unit.root->is_quiet()) return;
+  if (unit.schedule().is_quiet()) return;
   throw Error(ErrorCode::invalid_argument,
               "whole parameters were asked for in a forward or backward")
       .at_key(unit.name());
@@ -36,7 +37,7 @@ std::unordered_map<const c10::TensorImpl*, at::ScalarType> types_of_buffers(
     const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, at::ScalarType> types;
   for (const auto& [name, unit] : detail::units_below(module)) {
-    for (const auto& [buffer, type] : unit->cast_buffers())
+    for (const auto& [buffer, type] : unit->buffers().cast())
       types.emplace(buffer.unsafeGetTensorImpl(), type);
   }
   return types;
@@ -75,23 +76,24 @@ class FullParams::Shown {
       : unit_(std::move(unit)), options_(options) {
     const torch::NoGradGuard no_grad;
     unit_->adopt_replaced();
-    whole_ = unit_->gather_whole(unit_->shard());
+    whole_ = unit_->whole().gather();
     if (options_.with_grads) gather_gradients();
     const bool wanted = !options_.rank0_only || unit_->mesh().rank() == 0;
     if (wanted && options_.offload_to_cpu) whole_ = whole_.to(at::kCPU);
     if (!wanted) whole_ = at::Tensor();
+    entry_of(*unit_).pinned = false;
     unit_->show(whole_);
     if (!wanted || !gradients_.defined()) return;
     for (std::size_t i = 0; i < unit_->params().size(); ++i) {
       if (has_gradient_[i])
-        unit_->params()[i].full.mutable_grad() = unit_->whole_view(gradients_, i);
+        unit_->params()[i].full.mutable_grad() = unit_->whole().view(gradients_, i);
     }
   }
 
   ~Shown() {
     const torch::NoGradGuard no_grad;
     if (options_.writeback && whole_.defined()) {
-      unit_->keep_own(whole_, unit_->shard());
+      unit_->whole().keep_own(whole_, unit_->shard());
       if (gradients_.defined()) write_back_gradients();
     }
     if (gradients_.defined()) {
@@ -115,15 +117,15 @@ class FullParams::Shown {
       flags[i] = 1;
       mine.narrow(0, local.storage_offset(), local.numel()).copy_(local.grad().view({-1}));
     }
-    flags = unit_->gather_flags(flags);
+    flags = unit_->whole().sum(flags);
     has_gradient_.resize(count);
     for (std::int64_t i = 0; i < count; ++i) has_gradient_[i] = flags[i].item<float>() > 0;
-    gradients_ = unit_->gather_whole(mine);
+    gradients_ = unit_->whole().gather(mine);
   }
 
   void write_back_gradients() {
     auto mine = at::zeros_like(unit_->shard());
-    unit_->keep_own(gradients_, mine);
+    unit_->whole().keep_own(gradients_, mine);
     for (auto& param : unit_->params()) {
       const auto& local = param.local;
       if (!local.grad().defined()) continue;
@@ -169,11 +171,11 @@ FullState full_state_dict(ModuleRef module, const FullStateOptions& options) {
     require_quiet(*unit);
     if (!unit->is_sharded() || unit->params().empty()) continue;
     unit->adopt_replaced();
-    const auto whole = unit->gather_whole(unit->shard());
+    const auto whole = unit->whole().gather();
     if (options.rank0_only && unit->mesh().rank() != 0) continue;
     for (std::size_t i = 0; i < unit->params().size(); ++i) {
       copies.emplace(unit->params()[i].full.unsafeGetTensorImpl(),
-                     copied(unit->whole_view(whole, i), options.offload_to_cpu));
+                     copied(unit->whole().view(whole, i), options.offload_to_cpu));
     }
   }
   const auto own_types = types_of_buffers(module.get());
@@ -211,7 +213,7 @@ void load_full_state_dict(ModuleRef module, const FullState& state) {
       continue;
     }
     require_quiet(*owner.unit);
-    owner.unit->take_own(owner.index, given, owner.unit->shard());
+    owner.unit->whole().take_own(owner.index, given, owner.unit->shard());
   }
 }
 

@@ -6,27 +6,23 @@
 
 #include "fsdp/state/state_entries.h"
 #include "fsdp/unit/registry.h"
+#include "fsdp/wrap/forgotten.h"
 #include "tessera/fsdp.h"
 #include "tessera/train_state.h"
 #include "torch/tensor.h"
 
 namespace tessera {
-namespace {
 
-// Parameters are handed out: whoever gets the leaf may write to the shard.
-Tensor leaf(const at::Tensor& tensor) {
-  const auto owner = detail::find_owner(tensor);
+Tensor detail::own_leaf(const at::Tensor& tensor) {
+  const auto owner = find_owner(tensor);
   if (!owner.unit || !owner.unit->is_sharded()) return leaf_of(tensor);
   auto& unit = *owner.unit;
-  unit.hand_out();
+  unit.changes().hand_out();
   const auto held = unit.held(owner.index);
   const auto from = unit.held_from(owner.index);
-  if (unit.geometry() != detail::Geometry::rows)
-    return flat_leaf_of(held, tensor.sizes().vec(), from);
+  if (unit.geometry() != Geometry::rows) return flat_leaf_of(held, tensor.sizes().vec(), from);
   return sharded_leaf_of(held, tensor.sizes().vec(), from, unit.layout().params[owner.index].dim);
 }
-
-}  // namespace
 
 Value model_state(ModuleRef module) {
   detail::refresh_units(module.get());
@@ -36,7 +32,7 @@ Value model_state(ModuleRef module) {
   for (const auto& [name, tensor] : detail::state_entries(module.get())) {
     const auto* impl = tensor.unsafeGetTensorImpl();
     auto known = leaves.find(impl);
-    if (known == leaves.end()) known = leaves.emplace(impl, leaf(tensor)).first;
+    if (known == leaves.end()) known = leaves.emplace(impl, detail::own_leaf(tensor)).first;
     pairs.emplace_back(name, known->second);
   }
   return Value::dict(std::move(pairs), DictKind::ordered_dict);

@@ -49,7 +49,7 @@ Tensor flat_leaf(Unit& unit) {
                             : layout.gathered_elements;
   const auto begin = std::min(unit.mesh().rank() * layout.shard_elements, elements);
   const auto count = std::min(layout.shard_elements, elements - begin);
-  unit.hand_out();
+  unit.changes().hand_out();
   return flat_leaf_of(unit.shard().narrow(0, 0, count), {elements}, begin);
 }
 
@@ -120,16 +120,6 @@ at::Tensor piece_for(const std::string& name, const Tensor& mine, const Tensor& 
   return detail::tensor_of_piece(given, same_piece(name, mine.pieces.front(), given));
 }
 
-// This rank's part of what is no flat unit's, in its own memory.
-Tensor rows_leaf(const at::Tensor& tensor) {
-  const auto owner = detail::find_owner(tensor);
-  if (!owner.unit || !owner.unit->is_sharded()) return leaf_of(tensor);
-  auto& unit = *owner.unit;
-  unit.hand_out();
-  return sharded_leaf_of(unit.held(owner.index), tensor.sizes().vec(), unit.held_from(owner.index),
-                         unit.layout().params[owner.index].dim);
-}
-
 void require_no_more(const std::unordered_set<std::string>& known, const Value& state) {
   for (const auto& [name, value] : state.pairs()) {
     if (!known.contains(name.as_string()))
@@ -176,17 +166,17 @@ Value sharded_state(ModuleRef module) {
   for (const auto& [name, unit] : detail::units_below(module.get())) {
     if (!is_flat(unit.get()) || unit->params().empty()) continue;
     unit->adopt_replaced();
-    const auto whole = unit->gather_whole(unit->shard());
+    const auto whole = unit->whole().gather();
     for (std::size_t i = 0; i < unit->params().size(); ++i) {
       chunks.emplace(unit->params()[i].full.unsafeGetTensorImpl(),
-                     own_chunk(unit->whole_view(whole, i), unit->mesh()));
+                     own_chunk(unit->whole().view(whole, i), unit->mesh()));
     }
   }
   if (chunks.empty()) return model_state(module);
   Pairs pairs;
   for (const auto& [name, tensor] : detail::state_entries(module.get())) {
     const auto chunk = chunks.find(tensor.unsafeGetTensorImpl());
-    pairs.emplace_back(name, chunk != chunks.end() ? chunk->second : rows_leaf(tensor));
+    pairs.emplace_back(name, chunk != chunks.end() ? chunk->second : detail::own_leaf(tensor));
   }
   return Value::dict(std::move(pairs), DictKind::ordered_dict);
 }
@@ -218,7 +208,7 @@ ShardedLoad plan_sharded(const torch::nn::Module& module, const Value& state) {
     if (is_flat(owner.unit.get())) {
       load.chunks[tensor.unsafeGetTensorImpl()] = given_chunk(name, tensor, *owner.unit, given);
     } else {
-      plan(name, rows_leaf(tensor), given, load.copies);
+      plan(name, detail::own_leaf(tensor), given, load.copies);
     }
   }
   require_no_more(known, state);
@@ -238,7 +228,7 @@ void load_chunks(const Unit& unit, const ShardedLoad& load) {
     mine.narrow(0, rows.local[mesh.rank()][i].shard_offset, chunk.numel())
         .copy_(chunk.contiguous().view({-1}));
   }
-  const auto all = unit.exchange(mine);
+  const auto all = unit.whole().exchange(mine);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     std::vector<detail::Part> chunks;
     for (int rank = 0; rank < mesh.size(); ++rank) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/value.h"
+
 namespace tessera::detail {
 
 struct StateEntry {
@@ -32,5 +34,9 @@ inline std::vector<StateEntry> state_entries(const torch::nn::Module& module) {
   append_state_entries(module, "", entries);
   return entries;
 }
+
+// What this rank holds of a parameter or buffer, as a leaf over its own memory. Whoever gets the
+// leaf of a sharded parameter may write to the shard, so its unit takes it for changed.
+[[nodiscard]] Tensor own_leaf(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

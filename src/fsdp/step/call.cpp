@@ -17,19 +17,19 @@ void throw_unknown_result(const Unit& unit, const std::type_info& result) {
 }
 
 Call::Call(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
-  if (!unit_->root) Root::make(*unit_);
+  if (!entry_of(*unit_).root) Root::make(*unit_);
 }
 
 Call::~Call() {
-  if (!left_) unit_->root->fail();
+  if (!left_) entry_of(*unit_).root->fail();
 }
 
 void Call::enter(const std::vector<at::Tensor*>& inputs) {
-  unit_->root->enter(*unit_, inputs);
+  entry_of(*unit_).root->enter(*unit_, inputs);
 }
 
 void Call::leave(const std::vector<at::Tensor*>& results) {
-  unit_->root->leave(*unit_, results);
+  entry_of(*unit_).root->leave(*unit_, results);
   left_ = true;
 }
 

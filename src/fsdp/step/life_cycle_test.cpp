@@ -12,8 +12,9 @@
 #include <vector>
 
 #include "base/log.h"
-#include "fsdp/deferred/unit_values.h"
+#include "fsdp/step/schedule_entry.h"
 #include "fsdp/testing/test_training.h"
+#include "fsdp/unit/broadcast.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
 #include "tessera/fully_sharded_data_parallel.h"
@@ -333,7 +334,7 @@ TEST(LifeCycle, UnitsAreNumberedInModuleOrder_L35) {
     const auto units = detail::units_below(*net);
     ASSERT_EQ(units.size(), 4u);
     for (std::size_t i = 0; i < units.size(); ++i) {
-      EXPECT_EQ(units[i].second->id, static_cast<int>(i));
+      EXPECT_EQ(entry_of(*units[i].second).id, static_cast<int>(i));
       EXPECT_EQ(units[i].second->name(), units[i].first);
     }
   });

@@ -64,7 +64,7 @@ void require_homogeneous(const std::vector<std::shared_ptr<Unit>>& units) {
 
 void prefetch(const std::shared_ptr<Unit>& unit, const RangeName& name) {
   // What is computed in another dtype is gathered in it when it is needed.
-  if (!unit || unit->param_state() != ParamState::sharded || unit->computes_in_own_type()) return;
+  if (!unit || !unit->is_away() || unit->computes_in_own_type()) return;
   const Range range(*unit, name);
   unit->start_gather();
 }
@@ -76,7 +76,7 @@ void prefetch(const std::vector<std::weak_ptr<Unit>>& units, const RangeName& na
 // As FSDP2 does, once a unit.
 void warn_of_view(Unit& unit) {
   if (!unit.is_sharded() || unit.geometry() != Geometry::rows) return;
-  if (std::exchange(unit.has_warned_of_views, true)) return;
+  if (std::exchange(entry_of(unit).has_warned_of_views, true)) return;
   log(LogLevel::warning,
       "FSDP2-wrapped module ('" + unit.name() +
           "') returned a view tensor. An in-place op on this view (e.g., `x += y`) will silently "
@@ -93,15 +93,15 @@ bool inside_backward() {
 // was called before the model was.
 void require_free(const std::string& name, const Unit& unit,
                   const std::unordered_set<const Unit*>& others) {
-  if (!unit.root) return;
-  const auto same_root = unit.root->units();
+  if (!entry_of(unit).root) return;
+  const auto same_root = entry_of(unit).root->units();
   if (!std::ranges::all_of(same_root,
                            [&](const auto& one) { return others.contains(one.get()); })) {
     throw Error(ErrorCode::invalid_argument,
                 "FSDP state has already been lazily initialized for '" + name +
                     "': FSDP requires running forward through the root module first");
   }
-  if (unit.root->is_at_rest()) return;
+  if (entry_of(unit).root->is_at_rest()) return;
   throw Error(ErrorCode::invalid_argument,
               "'" + name +
                   "' was called by itself and is in its forward or backward, or left it by an "
@@ -109,6 +109,10 @@ void require_free(const std::string& name, const Unit& unit,
 }
 
 }  // namespace
+
+bool ScheduleEntry::is_quiet() const {
+  return !root || root->is_quiet();
+}
 
 std::shared_ptr<Root> Root::make(Unit& top) {
   auto root = std::make_shared<Root>();
@@ -141,12 +145,12 @@ std::shared_ptr<Root> Root::make(Unit& top) {
 
 void Root::take(std::vector<std::shared_ptr<Unit>> units) {
   for (const auto& unit : units) {
-    unit->id = static_cast<int>(units_.size());
+    entry_of(*unit).id = static_cast<int>(units_.size());
     units_.push_back(unit);
-    unit->root = shared_from_this();
-    unit->backwards_due = 0;  // of a root before
+    entry_of(*unit).root = shared_from_this();
+    entry_of(*unit).backwards_due = 0;  // of a root before
     unit->share_pool(pool_);
-    unit->place_buffers();
+    unit->buffers().place();
     unit->allow_early_reduction(units.size() == 1);
   }
 }
@@ -174,11 +178,12 @@ void Root::begin_pass() {
   if (inside_backward()) return;
   const bool is_old = has_kept_changed();
   for (const auto& unit : units()) {
-    unit->modules_to_run = 0;
+    entry_of(*unit).modules_to_run = 0;
     unit->follow_requires_grad();
     unit->adopt_replaced();
-    const bool is_kept = unit->is_kept || unit->pinned;
-    if (!is_kept || unit->is_stale() || (is_old && unit->is_remembered())) unit->free();
+    const bool is_kept = entry_of(*unit).is_kept || entry_of(*unit).pinned;
+    if (!is_kept || unit->changes().is_stale() || (is_old && unit->changes().is_remembered()))
+      unit->free();
   }
   if (torch::GradMode::is_enabled()) {
     ++steps_;
@@ -200,9 +205,10 @@ void Root::end_pass() {
       // Prefetched for nothing: the shard may change before anybody asks again.
       if (unit->param_state() == ParamState::gathering) unit->free();
       // Only some of its modules were called.
-      if (std::exchange(unit->modules_to_run, 0) > 0 && frees_after_forward(*unit)) unit->park();
+      if (std::exchange(entry_of(*unit).modules_to_run, 0) > 0 && frees_after_forward(*unit))
+        unit->park();
       // No backward will come and free it.
-      if (!torch::GradMode::is_enabled() && !unit->pinned) unit->free();
+      if (!torch::GradMode::is_enabled() && !entry_of(*unit).pinned) unit->free();
     }
     last_entered_ = std::exchange(entered_, {});
     order_.end_pass();
@@ -215,10 +221,12 @@ void Root::end_pass() {
 bool Root::has_kept_changed() const {
   std::vector<std::shared_ptr<Unit>> kept;
   for (const auto& unit : units()) {
-    if ((unit->is_kept || unit->pinned) && unit->is_remembered()) kept.push_back(unit);
+    if ((entry_of(*unit).is_kept || entry_of(*unit).pinned) && unit->changes().is_remembered())
+      kept.push_back(unit);
   }
   if (kept.empty()) return false;
-  const bool here = std::ranges::any_of(kept, [](const auto& unit) { return unit->has_changed(); });
+  const bool here =
+      std::ranges::any_of(kept, [](const auto& unit) { return unit->changes().has_changed(); });
   const Purpose purpose("comparing what stays gathered");
   return kept.front()->all_ranks().all_reduce_max(here ? 1.0 : 0.0) > 0;
 }
@@ -234,14 +242,14 @@ bool Root::is_outermost(const Unit& unit) const {
 }
 
 bool Root::frees_after_forward(const Unit& unit) const {
-  if (unit.pinned || inside_backward()) return false;
+  if (entry_of(unit).pinned || inside_backward()) return false;
   return unit.options().reshard_after_forward.value_or(!is_outermost(unit));
 }
 
 // What stays gathered after forward also does between micro-batches (spec NS3).
 bool Root::frees_after_backward(const Unit& unit) {
-  if (unit.pinned || !unit.options().reshard_after_backward) return false;
-  return unit.sync_gradients || unit.options().reshard_after_forward.value_or(true);
+  if (entry_of(unit).pinned || !unit.options().reshard_after_backward) return false;
+  return entry_of(unit).sync_gradients || unit.options().reshard_after_forward.value_or(true);
 }
 
 void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
@@ -259,8 +267,8 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   prepare_inputs(unit, inputs);
   // Of several modules the first one gathers for all.
   const bool is_one = unit.module_count() == 1;
-  const bool is_first = is_one || unit.modules_to_run == 0;
-  if (is_first && !is_one) unit.modules_to_run = unit.module_count();
+  const bool is_first = is_one || entry_of(unit).modules_to_run == 0;
+  if (is_first && !is_one) entry_of(unit).modules_to_run = unit.module_count();
   if (unit.is_sharded() && !inside_backward() && is_first) order_.enter(unit);
   make_whole(unit);
   if (is_first) {
@@ -273,15 +281,16 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   }
   unit.note(TraceStep::enter_forward);
   if (torch::GradMode::is_enabled()) {
-    ++unit.backwards_due;
+    ++entry_of(unit).backwards_due;
     attach_to_inputs(unit, inputs);
   }
 }
 
 void Root::make_whole(Unit& unit) {
   const bool own = unit.computes_in_own_type();
-  unit.use_own_buffers(own);
+  unit.buffers().use_own_dtype(own);
   if (own) {
+    entry_of(unit).pinned = false;
     unit.show_own_type();
   } else {
     unit.gather();
@@ -305,8 +314,8 @@ void Root::prepare_inputs(const Unit& unit, const std::vector<at::Tensor*>& inpu
 
 // While the pass goes like the one before, the next unit is known.
 void Root::prefetch_forward(const Unit& unit) {
-  if (!unit.forward_prefetch.empty())
-    return prefetch(unit.forward_prefetch, kRangePreForwardPrefetch);
+  if (!entry_of(unit).forward_prefetch.empty())
+    return prefetch(entry_of(unit).forward_prefetch, kRangePreForwardPrefetch);
   const auto at = entered_.size();
   if (!unit.options().forward_prefetch || at >= last_entered_.size()) return;
   for (std::size_t i = 0; i < at; ++i) {
@@ -318,8 +327,8 @@ void Root::prefetch_forward(const Unit& unit) {
 // What an activation checkpoint computes again does not stand in the pass's order of backwards: the
 // unit that the last forward entered before it comes next.
 void Root::prefetch_before(const Unit& unit) {
-  if (!unit.backward_prefetch.empty())
-    return prefetch(unit.backward_prefetch, kRangePreBackwardPrefetch);
+  if (!entry_of(unit).backward_prefetch.empty())
+    return prefetch(entry_of(unit).backward_prefetch, kRangePreBackwardPrefetch);
   if (entered_.size() != 1 || !unit.options().backward_prefetch) return;
   for (std::size_t i = 1; i < last_entered_.size(); ++i) {
     if (last_entered_[i].lock().get() != &unit) continue;
@@ -358,7 +367,7 @@ void Root::leave(Unit& unit, const std::vector<at::Tensor*>& results) {
   stack_.pop_back();
   const Range range(unit, kRangePostForward);
   unit.hide_own_type();
-  const bool is_last = unit.module_count() == 1 || --unit.modules_to_run == 0;
+  const bool is_last = unit.module_count() == 1 || --entry_of(unit).modules_to_run == 0;
   if (is_last && frees_after_forward(unit)) {
     if (torch::GradMode::is_enabled()) {
       unit.park();
@@ -382,7 +391,7 @@ void Root::attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results
     attached = true;
     if (result->is_view()) warn_of_view(unit);
     result->register_hook([root = weak_from_this(), weak = unit.weak_from_this(), pass = pass_,
-                           index, version = unit.shard_version()](const at::Tensor&) {
+                           index, version = unit.changes().version()](const at::Tensor&) {
       const auto self = root.lock();
       const auto alive = weak.lock();
       if (self && alive) self->before_backward(*alive, *pass, index, version);
@@ -391,7 +400,7 @@ void Root::attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results
   if (attached) {
     pass_->order.push_back(unit.weak_from_this());
   } else {
-    --unit.backwards_due;
+    --entry_of(unit).backwards_due;
   }
 }
 
@@ -423,25 +432,28 @@ void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std:
   const Range range(unit, kRangePreBackward);
   tell("the backward", &unit);
   begin_backward();
-  if (unit.shard_version() != version || unit.is_replaced()) {
+  if (unit.changes().version() != version || unit.is_replaced()) {
     throw Error(
         ErrorCode::invalid_argument,
         "parameters of unit '" + unit.name() +
             "' were changed between a forward and its backward (an optimizer step in between?)");
   }
-  if (unit.unshard_in_backward) unit.gather();
-  if (!frees_after_backward(unit)) unit.remember_shard();
-  unit.enter_backward(pass_number());
-  unit.next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
+  if (entry_of(unit).unshard_in_backward) unit.gather();
+  if (!frees_after_backward(unit)) unit.changes().remember();
+  unit.enter_backward({.pass = pass_number(),
+                       .sync = entry_of(unit).sync_gradients,
+                       .replicas = entry_of(unit).sync_replicas});
+  entry_of(unit).next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
   if (unit.options().backward_prefetch == BackwardPrefetch::pre)
     prefetch_backward(unit, kRangePreBackwardPrefetch);
   unit.note(TraceStep::enter_backward);
 }
 
 void Root::prefetch_backward(const Unit& unit, const RangeName& name) {
-  if (!unit.backward_prefetch.empty()) return prefetch(unit.backward_prefetch, name);
-  const auto next = unit.next_in_backward.lock();
-  if (next && next->unshard_in_backward) prefetch(next, name);
+  if (!entry_of(unit).backward_prefetch.empty())
+    return prefetch(entry_of(unit).backward_prefetch, name);
+  const auto next = entry_of(unit).next_in_backward.lock();
+  if (next && entry_of(*next).unshard_in_backward) prefetch(next, name);
 }
 
 void Root::after_backward(Unit& unit) {
@@ -449,13 +461,13 @@ void Root::after_backward(Unit& unit) {
   const Range range(unit, kRangePostBackward);
   unit.note(TraceStep::leave_backward);
   // Others of its modules need what is gathered.
-  const bool is_last = unit.module_count() == 1 || unit.backwards_due <= 1;
+  const bool is_last = unit.module_count() == 1 || entry_of(unit).backwards_due <= 1;
   if (is_last && frees_after_backward(unit)) unit.free();
   if (unit.options().backward_prefetch == BackwardPrefetch::post)
     prefetch_backward(unit, kRangePostBackwardPrefetch);
   // Gradients of parameters used by several forwards are complete after the last of them only.
-  if (--unit.backwards_due > 0) return;
-  if (unit.sync_gradients) {
+  if (--entry_of(unit).backwards_due > 0) return;
+  if (entry_of(unit).sync_gradients) {
     reduce(unit);
   } else {
     unit.keep_gradients();
@@ -471,7 +483,8 @@ void Root::reduce(Unit& unit) {
 
 std::size_t Root::reduction_limit() const {
   int limit = 0;
-  for (const auto& unit : units()) limit = std::max(limit, unit->reduction_limit.value_or(0));
+  for (const auto& unit : units())
+    limit = std::max(limit, entry_of(*unit).reduction_limit.value_or(0));
   return limit > 0 ? static_cast<std::size_t>(limit) : kReductionsUnderWay;
 }
 
@@ -487,15 +500,15 @@ void Root::finish_backward() {
   for (const auto& unit : units()) {
     if (unit->grad_state() == GradState::collecting) {
       unit->note(TraceStep::leave_backward);
-      if (unit->sync_gradients) {
+      if (entry_of(*unit).sync_gradients) {
         reduce(*unit);
       } else {
         unit->keep_gradients();
       }
     }
-    unit->backwards_due = 0;
-    unit->is_kept = !frees_after_backward(*unit);
-    if (!unit->is_kept) unit->free();
+    entry_of(*unit).backwards_due = 0;
+    entry_of(*unit).is_kept = !frees_after_backward(*unit);
+    if (!entry_of(*unit).is_kept) unit->free();
   }
   in_backward_ = false;
   if (is_last_backward) {
@@ -514,12 +527,12 @@ void Root::reset() {
   reducing_.clear();
   for (const auto& unit : units()) {
     unit->hide_own_type();
-    unit->modules_to_run = 0;
+    entry_of(*unit).modules_to_run = 0;
     unit->free();
     unit->forget_gradients();
-    unit->pinned = false;
-    unit->is_kept = false;
-    unit->backwards_due = 0;
+    entry_of(*unit).pinned = false;
+    entry_of(*unit).is_kept = false;
+    entry_of(*unit).backwards_due = 0;
   }
   in_backward_ = false;
   failed_ = false;

@@ -15,6 +15,7 @@
 
 #include "fsdp/step/forward_order.h"
 #include "fsdp/step/profiler_range.h"
+#include "fsdp/step/schedule_entry.h"
 #include "fsdp/unit/unit.h"
 
 namespace tessera::detail {

@@ -48,13 +48,13 @@ std::vector<std::weak_ptr<Unit>> prefetched(const std::vector<ModuleRef>& module
 
 void set_requires_all_reduce(ModuleRef module, bool all_reduce, bool recurse) {
   for (const auto& unit : units_of(module, recurse, "set_requires_all_reduce"))
-    unit->sync_replicas = all_reduce;
+    entry_of(*unit).sync_replicas = all_reduce;
 }
 
 void set_is_last_backward(ModuleRef module, bool is_last) {
   auto unit = unit_of(module, "set_is_last_backward");
-  if (!unit->root) detail::Root::make(*unit);
-  unit->root->is_last_backward = is_last;
+  if (!entry_of(*unit).root) detail::Root::make(*unit);
+  entry_of(*unit).root->is_last_backward = is_last;
 }
 
 void set_reshard_after_forward(ModuleRef module, bool reshard, bool recurse) {
@@ -69,12 +69,12 @@ void set_reshard_after_backward(ModuleRef module, bool reshard, bool recurse) {
 
 void set_modules_to_forward_prefetch(ModuleRef module, const std::vector<ModuleRef>& next) {
   const std::string what = "set_modules_to_forward_prefetch";
-  unit_of(module, what)->forward_prefetch = prefetched(next, what);
+  entry_of(*unit_of(module, what)).forward_prefetch = prefetched(next, what);
 }
 
 void set_modules_to_backward_prefetch(ModuleRef module, const std::vector<ModuleRef>& next) {
   const std::string what = "set_modules_to_backward_prefetch";
-  unit_of(module, what)->backward_prefetch = prefetched(next, what);
+  entry_of(*unit_of(module, what)).backward_prefetch = prefetched(next, what);
 }
 
 void set_gradient_divide_factor(ModuleRef module, double factor, bool recurse) {
@@ -92,7 +92,7 @@ void set_all_reduce_hook(ModuleRef module, AllReduceHook hook, bool recurse) {
 }
 
 void set_unshard_in_backward(ModuleRef module, bool unshard) {
-  unit_of(module, "set_unshard_in_backward")->unshard_in_backward = unshard;
+  entry_of(*unit_of(module, "set_unshard_in_backward")).unshard_in_backward = unshard;
 }
 
 void set_reduce_scatter_max_input_buffers(ModuleRef module, int count, bool recurse) {
@@ -102,7 +102,7 @@ void set_reduce_scatter_max_input_buffers(ModuleRef module, int count, bool recu
                     std::to_string(count));
   }
   for (const auto& unit : units_of(module, recurse, "set_reduce_scatter_max_input_buffers"))
-    unit->reduction_limit = count;
+    entry_of(*unit).reduction_limit = count;
 }
 
 void set_custom_all_gather(ModuleRef module, Collective all_gather) {
@@ -128,7 +128,7 @@ UnshardHandle start_unshard(ModuleRef module) {
   for (const auto& unit : units_of(module, true, "start_unshard")) {
     unit->free();  // what is gathered may be older than the shards
     unit->start_gather();
-    unit->pinned = true;
+    entry_of(*unit).pinned = true;
     units.push_back(unit);
   }
   return UnshardHandle(std::move(units));

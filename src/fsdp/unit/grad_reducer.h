@@ -52,7 +52,7 @@ void require_reducible(const at::Tensor& gradient);
 // One backward of a unit.
 struct BackwardPlan {
   std::uint32_t id = 0;    // the unit's number
-  std::uint32_t pass = 0;  // Root::pass_number
+  std::uint32_t pass = 0;  // of the training pass, the same on all ranks that did the same
   bool sync = true;        // its gradients will be reduced
   bool replicas = true;    // over the copies too, not only over the ranks that share the parameters
 };
@@ -100,7 +100,7 @@ class GradReducer {
 // What has to be the same on all ranks that reduce together; of each the lowest 16 bits count.
 struct Reduced {
   std::uint32_t id = 0;       // of the unit or bucket
-  std::uint32_t pass = 0;     // Root::pass_number
+  std::uint32_t pass = 0;     // BackwardPlan::pass
   std::uint32_t trained = 0;  // digest_of_trained
 };
 

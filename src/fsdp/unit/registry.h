@@ -31,10 +31,6 @@ struct ParamOwner {
 // What users put in the place of their parameters is what they have (Unit::refresh).
 void refresh_units(const torch::nn::Module& module);
 
-// Says once in the log which trained parameters of a model with units are in no unit, and were not
-// meant to be: the outermost module was forgotten.
-void warn_of_forgotten(const torch::nn::Module& module);
-
 // Enters `unit`, and forgets units whose module or mesh is gone.
 void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh);
 

@@ -122,6 +122,7 @@ Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
       geometry_(spec.geometry),
       options_(spec.options),
       type_(type_of(*modules.front().module)),
+      buffers_(device_, options_.mixed_precision.buffer_dtype),
       pool_(std::make_shared<StoragePool>()) {
   for (auto& [module, slot_maker] : modules) {
     for (const auto& below : module->modules()) {
@@ -181,6 +182,7 @@ void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& param
           .shard_device = options_.offload_to_cpu ? torch::Device(at::kCPU) : spec.mesh.device(),
           .compute = compute},
       parameters);
+  changes_ = ShardChanges(store_.get());
   make_parking(spec, shapes);
   if (geometry_ == Geometry::flat) {
     const auto flat = store_->shard().view({-1}).detach();
@@ -258,23 +260,6 @@ void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
           .geometry = geometry_});
 }
 
-void Unit::place_buffers() {
-  const auto dtype = options_.mixed_precision.buffer_dtype;
-  for (const auto& buffer : buffers_) {
-    const auto own = buffer.scalar_type();
-    const auto wanted = dtype && buffer.is_floating_point() ? *dtype : own;
-    if (wanted != own) cast_buffers_.emplace_back(buffer, own);
-    if (wanted != own || buffer.device() != device_)
-      replace_data(buffer, buffer.to(device_, wanted));
-  }
-}
-
-void Unit::use_own_buffers(bool own) {
-  if (std::exchange(has_own_buffers_, own) == own) return;
-  for (const auto& [buffer, type] : cast_buffers_)
-    buffer.set_data(buffer.to(own ? type : *options_.mixed_precision.buffer_dtype));
-}
-
 void Unit::make_dead_gradients() {
   if (!store_) return;
   const auto& layout = store_->layout();
@@ -324,17 +309,15 @@ void Unit::note(TraceStep step) const {
 }
 
 void Unit::start_gather() {
-  if (param_state_ != ParamState::sharded) return;
-  if (is_shown_) {
+  if (!is_away()) return;
+  if (param_state_ == ParamState::shown) {
     throw Error(ErrorCode::invalid_argument,
                 "a forward of unit '" + name_ + "' while its parameters are shown whole");
   }
   if (store_) {
     note(TraceStep::start_gather);
     store_->start_gather(pool_);
-    gathered_version_ = shard_version();
-    remembered_.reset();
-    handed_out_ = false;
+    changes_.note_gather();
     ++gathers;
   }
   param_state_ = next(param_state_, ParamStep::start_gather);
@@ -352,22 +335,18 @@ void Unit::gather() {
 }
 
 void Unit::free() {
-  if (param_state_ == ParamState::sharded) {
-    if (store_) store_->unpark();
-    return;
-  }
+  if (param_state_ == ParamState::sharded || param_state_ == ParamState::shown) return;
+  const bool has_memory = !is_away();
   if (param_state_ == ParamState::gathering) {
     if (store_) store_->drop_gather(*pool_);
     if (store_) note(TraceStep::finish_gather);
     param_state_ = next(param_state_, ParamStep::finish_gather);
-  } else if (store_) {
+  } else if (store_ && has_memory) {
     store_->free(*pool_);
     store_->forbid_access(bypass_text_);
   }
-  if (store_) {
-    store_->unpark();
-    note(TraceStep::free);
-  }
+  if (store_) store_->unpark();
+  if (store_ && has_memory) note(TraceStep::free);
   param_state_ = next(param_state_, ParamStep::free);
 }
 
@@ -376,11 +355,7 @@ void Unit::park() {
   store_->park(*pool_);
   store_->forbid_access(bypass_text_);
   note(TraceStep::free);
-  param_state_ = next(param_state_, ParamStep::free);
-}
-
-at::Tensor Unit::exchange(const at::Tensor& mine) const {
-  return store_->channel().exchange(mine);
+  param_state_ = next(param_state_, ParamStep::park);
 }
 
 void Unit::wrap_channel(const ChannelWrapper& wrap) {
@@ -388,57 +363,19 @@ void Unit::wrap_channel(const ChannelWrapper& wrap) {
   store_->wrap_channel(wrap);
 }
 
-at::Tensor Unit::gather_whole(const at::Tensor& mine) const {
-  const auto all = exchange(mine);
-  const auto& layout = store_->layout();
-  auto whole = at::empty({layout.gathered_elements}, mine.options());
-  for (std::size_t rank = 0; rank < layout.runs.size(); ++rank) {
-    const auto base = static_cast<std::int64_t>(rank) * layout.shard_elements;
-    for (const auto& run : layout.runs[rank]) {
-      whole.narrow(0, layout.params[run.param].gathered_offset + run.param_offset, run.count)
-          .copy_(all.narrow(0, base + run.shard_offset, run.count));
-    }
-  }
-  return whole;
-}
-
-at::Tensor Unit::whole_view(const at::Tensor& whole, std::size_t param) const {
-  const auto& place = store_->layout().params[param];
-  return whole.narrow(0, place.gathered_offset, place.elements).view(place.shape).detach();
-}
-
-at::Tensor Unit::gather_flags(const at::Tensor& mine) const {
-  return store_->channel().exchange(mine).view({-1, mine.numel()}).sum(0);
-}
-
-void Unit::keep_own(const at::Tensor& whole, const at::Tensor& to) const {
-  const auto& layout = store_->layout();
-  for (const auto& run : layout.runs[store_->rank()]) {
-    const auto from = layout.params[run.param].gathered_offset + run.param_offset;
-    to.narrow(0, run.shard_offset, run.count).copy_(whole.narrow(0, from, run.count));
-  }
-}
-
-void Unit::take_own(std::size_t param, const at::Tensor& whole, const at::Tensor& to) const {
-  const auto flat = whole.detach().contiguous().view({-1});
-  const auto& runs = store_->layout().runs[store_->rank()];
-  for (const auto& run : std::ranges::equal_range(runs, param, {}, &ShardRun::param))
-    to.narrow(0, run.shard_offset, run.count).copy_(flat.narrow(0, run.param_offset, run.count));
-}
-
 void Unit::show(const at::Tensor& whole) {
-  if (is_shown_)
+  if (param_state_ == ParamState::shown)
     throw Error(ErrorCode::invalid_argument, "its parameters are shown whole already")
         .at_key(name_);
   free();
-  pinned = false;
-  is_shown_ = true;
+  param_state_ = next(param_state_, ParamStep::show);
   if (!whole.defined()) return;
-  for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(whole_view(whole, i));
+  for (std::size_t i = 0; i < params_.size(); ++i)
+    params_[i].full.set_data(this->whole().view(whole, i));
 }
 
 void Unit::hide() {
-  is_shown_ = false;
+  param_state_ = next(param_state_, ParamStep::hide);
   for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(store_->full(i));
 }
 
@@ -457,7 +394,7 @@ void Unit::show_own_type() {
         .at_key(name_);
   }
   note(TraceStep::start_gather);
-  show(gather_whole(shard()));
+  show(whole().gather());
   note(TraceStep::finish_gather);
   ++gathers;
   is_shown_in_own_type_ = true;
@@ -467,10 +404,6 @@ void Unit::hide_own_type() {
   if (!std::exchange(is_shown_in_own_type_, false)) return;
   hide();
   note(TraceStep::free);
-}
-
-std::uint32_t Unit::shard_version() const {
-  return store_ ? static_cast<std::uint32_t>(store_->shard()._version()) : 0;
 }
 
 std::uint64_t Unit::gathered_bytes() const {

@@ -17,7 +17,11 @@
 #include "fsdp/plan/schedule.h"
 #include "fsdp/unit/grad_reducer.h"
 #include "fsdp/unit/param_store.h"
+#include "fsdp/unit/shard_changes.h"
 #include "fsdp/unit/storage_pool.h"
+#include "fsdp/unit/unit_buffers.h"
+#include "fsdp/unit/unit_schedule.h"
+#include "fsdp/unit/whole_parameters.h"
 #include "tessera/detail/slot.h"
 #include "tessera/mesh.h"
 #include "tessera/parameter.h"
@@ -28,7 +32,6 @@
 namespace tessera::detail {
 
 class BucketReducer;
-class Root;
 
 class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
  public:
@@ -36,16 +39,9 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
        const std::vector<at::Tensor>& parameters);
 
-  // Buffers of its module that are no other unit's.
-  void take_buffers(std::vector<at::Tensor> buffers) { buffers_ = std::move(buffers); }
-  // To the mesh's device and the dtype asked for.
-  void place_buffers();
-  // Those that were cast, in their own dtype or in the one asked for.
-  void use_own_buffers(bool own);
-  // The dtype that each buffer had before; those that were not cast are not listed.
-  [[nodiscard]] const std::vector<std::pair<at::Tensor, at::ScalarType>>& cast_buffers() const {
-    return cast_buffers_;
-  }
+  // What the schedule keeps of it; set once, before the unit is used.
+  void set_schedule(std::unique_ptr<UnitSchedule> schedule) { schedule_ = std::move(schedule); }
+  [[nodiscard]] UnitSchedule& schedule() const { return *schedule_; }
 
   // Who it is -----------------------------------------------------------------------------------
   // Its module, of several the first one.
@@ -80,22 +76,9 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   [[nodiscard]] const ShardOptions& options() const noexcept { return options_; }
   [[nodiscard]] ShardOptions& options() noexcept { return options_; }
   [[nodiscard]] bool casts_root_inputs() const noexcept { return casts_root_inputs_; }
-  std::shared_ptr<Root> root;  // null until the first forward
-  bool pinned = false;         // unshard() was asked for: stays gathered until reshard()
-  bool is_kept = false;        // stays gathered from the last backward on
-  bool sync_gradients = true;
-  bool sync_replicas = true;  // of what is reduced: over the copies too
-  bool unshard_in_backward = true;
+  [[nodiscard]] UnitBuffers& buffers() noexcept { return buffers_; }
   StateDictOptions state_dict_options;
-  // What to gather next, when the user has said so.
-  std::vector<std::weak_ptr<Unit>> forward_prefetch, backward_prefetch;
-  std::weak_ptr<Unit> next_in_backward;  // whose forward ended before this one's
-  int id = 0;                            // place in the root's list, the same on every rank
-  std::optional<int> reduction_limit;    // buffers of reductions at once, when the user has said so
-  bool has_warned_of_views = false;
   bool has_warned_of_forgotten = false;
-  std::size_t modules_to_run = 0;  // of several, in this pass; 0: none was called yet
-  int backwards_due = 0;           // forwards whose backward has not come yet
   // What is done is recorded there, when there is one.
   std::shared_ptr<std::vector<TraceEvent>> trace;
   void note(TraceStep step) const;
@@ -108,9 +91,13 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
 
   // Parameters ----------------------------------------------------------------------------------
   [[nodiscard]] ParamState param_state() const noexcept { return param_state_; }
-  void start_gather();  // nothing unless sharded
+  // Neither gathered nor on its way.
+  [[nodiscard]] bool is_away() const noexcept {
+    return param_state_ != ParamState::gathering && param_state_ != ParamState::full;
+  }
+  void start_gather();  // nothing unless it is away
   void gather();        // until full, whatever the state
-  void free();          // until sharded, whatever the state
+  void free();          // until sharded; nothing while it is shown
   // The same after forward: where the options say so a larger part stays here, and the next gather
   // takes fewer ranks, until free().
   void park();
@@ -126,40 +113,17 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   // for other shapes and for another device (X29).
   void adopt_replaced();
   [[nodiscard]] bool is_replaced() const;
-  // The shard may have changed since it was gathered: by an operator, or its memory was handed out.
-  [[nodiscard]] bool is_stale() const {
-    return handed_out_ || shard_version() != gathered_version_;
-  }
-  // What the shard holds, until it is gathered again: torch::optim::SGD changes it through data(),
-  // which leaves no version behind. On the CPU; elsewhere it is copied there.
-  void remember_shard();
-  [[nodiscard]] bool is_remembered() const noexcept { return remembered_.has_value(); }
-  // On this rank, since it was remembered.
-  [[nodiscard]] bool has_changed() const;
-  // Somebody may write to the shard's memory past libtorch.
-  void hand_out() noexcept { handed_out_ = true; }
-  // Changes when the shard changes by an operation that autograd knows of (an optimizer's step).
-  [[nodiscard]] std::uint32_t shard_version() const;
+  [[nodiscard]] ShardChanges& changes() noexcept { return changes_; }
+  [[nodiscard]] const ShardChanges& changes() const noexcept { return changes_; }
 
   // Whole, while nobody computes (tessera/full_params.h) -----------------------------------------
   [[nodiscard]] const at::Tensor& shard() const { return store_->shard(); }
-  // What every rank gives, one after the other. Collective.
-  [[nodiscard]] at::Tensor exchange(const at::Tensor& mine) const;
-  // All parameters out of what every rank gives, laid out as its shard: one-dimensional.
-  // Collective.
-  [[nodiscard]] at::Tensor gather_whole(const at::Tensor& mine) const;
-  [[nodiscard]] at::Tensor whole_view(const at::Tensor& whole, std::size_t param) const;
-  // The sums over the ranks of what each gives. Collective.
-  [[nodiscard]] at::Tensor gather_flags(const at::Tensor& mine) const;
-  // Copies this rank's part of `whole` to `to`, laid out as the shard.
-  void keep_own(const at::Tensor& whole, const at::Tensor& to) const;
-  // The same from one whole parameter.
-  void take_own(std::size_t param, const at::Tensor& whole, const at::Tensor& to) const;
+  [[nodiscard]] WholeParameters whole() const { return WholeParameters(*store_); }
   // The module's tensors are views of `whole`; undefined: they stay without data. Until hide().
   void show(const at::Tensor& whole);
   void hide();
-  // It is in evaluation and computes in its own dtype then (spec MP3): shown whole from the begin
-  // of its forward to the end.
+  // It is in evaluation and computes in its own dtype then (spec MP3): shown whole from the
+  // beginning of its forward to its end.
   [[nodiscard]] bool computes_in_own_type() const;
   void show_own_type();
   void hide_own_type();  // nothing when it is not shown so
@@ -171,8 +135,8 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   void watch(std::size_t param);  // nothing when it is frozen or watched already
   // Its gradients may leave while its backward goes on: it is the only unit of its root.
   void allow_early_reduction(bool allowed);
-  // Of the root's pass; nothing when collecting already.
-  void enter_backward(std::uint32_t pass);
+  // Nothing when collecting already. The unit puts its own number in `plan.id`.
+  void enter_backward(BackwardPlan plan);
   // Throws `unsupported` when the backward that begins captures a parameter's gradient.
   void require_accumulated() const;
   void set_divide_factor(double factor);
@@ -210,6 +174,7 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
     std::weak_ptr<torch::nn::Module> module;
     SlotMaker slot_maker;
   };
+  std::unique_ptr<UnitSchedule> schedule_;
   std::vector<Member> modules_;
   std::unordered_set<const torch::nn::Module*> ignored_modules_;
   std::weak_ptr<MeshState> mesh_, all_ranks_;
@@ -218,10 +183,7 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   bool is_sharded_;
   bool is_hybrid_;
   bool casts_root_inputs_;
-  bool is_shown_ = false;
   bool is_shown_in_own_type_ = false;
-  bool has_own_buffers_ = false;  // of those that were cast, for a while
-  bool handed_out_ = false;
   Geometry geometry_;
   ShardOptions options_;
   std::string type_;
@@ -229,16 +191,14 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   std::string bypass_text_;  // said when parameters are used while they are not there
   std::int64_t element_count_ = 0;
   std::vector<UnitParam> params_;
-  std::vector<at::Tensor> buffers_;
-  std::vector<std::pair<at::Tensor, at::ScalarType>> cast_buffers_;
+  UnitBuffers buffers_;
   bool has_comm_hook_ = false;
   std::unique_ptr<ParamStore> store_;     // null: parameters stay where they are, or there are none
+  ShardChanges changes_{nullptr};         // of the store, when there is one
   std::unique_ptr<GradReducer> reducer_;  // null: no parameters
   BucketReducer* buckets_ = nullptr;      // the reducer, when parameters stay where they are
   at::Tensor dead_;                       // the storage behind dead_grad
   std::shared_ptr<StoragePool> pool_;     // of the root, one of its own until there is one
-  std::uint32_t gathered_version_ = 0;    // of the shard, when it was last gathered
-  std::optional<std::uint64_t> remembered_;  // digest of the shard as it was gathered
   ParamState param_state_ = ParamState::sharded;
   GradState grad_state_ = GradState::idle;
 };

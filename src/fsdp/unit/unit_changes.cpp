@@ -3,24 +3,14 @@
 
 #include <algorithm>
 
-#include "base/digest.h"
-#include "fsdp/step/root.h"
 #include "fsdp/unit/unit.h"
 #include "tessera/error.h"
 #include "torch/device.h"
 
 namespace tessera::detail {
-namespace {
-
-std::uint64_t digest_of(const at::Tensor& shard) {
-  const auto here = shard.detach().cpu();
-  return digest64({static_cast<const std::byte*>(here.const_data_ptr()), here.nbytes()});
-}
-
-}  // namespace
 
 void Unit::refresh() {
-  if (root && !root->is_quiet()) return;
+  if (!schedule_->is_quiet()) return;
   follow_requires_grad();
   adopt_replaced();
 }
@@ -54,7 +44,7 @@ void Unit::follow_requires_grad() {
 }
 
 bool Unit::is_replaced() const {
-  if (!store_ || is_shown_) return false;
+  if (!store_ || param_state_ == ParamState::shown) return false;
   return std::ranges::any_of(params_, [&](const UnitParam& param) {
     return !store_->owns(param.full) || !param.local.is_alias_of(shard());
   });
@@ -76,7 +66,7 @@ void Unit::adopt_replaced() {
     if (store_->owns(full)) continue;
     const auto home = store_->full(i);
     require_home(full, home, i);
-    take_own(i, full.detach(), shard());
+    whole().take_own(i, full.detach(), shard());
     full.set_data(home);
   }
 }
@@ -100,14 +90,6 @@ void Unit::require_home(const at::Tensor& tensor, const at::Tensor& home, std::s
                     to_string(home.sizes().vec()) + " but got " + to_string(tensor.sizes().vec()))
         .at_key(param_name(index));
   }
-}
-
-void Unit::remember_shard() {
-  if (store_ && !remembered_) remembered_ = digest_of(store_->shard());
-}
-
-bool Unit::has_changed() const {
-  return is_stale() || (remembered_ && *remembered_ != digest_of(store_->shard()));
 }
 
 }  // namespace tessera::detail

@@ -81,12 +81,13 @@ void Unit::allow_early_reduction(bool allowed) {
   if (buckets_ != nullptr) buckets_->allow_early(allowed);
 }
 
-void Unit::enter_backward(std::uint32_t pass) {
+void Unit::enter_backward(BackwardPlan plan) {
   if (grad_state_ == GradState::collecting) return;
   if (grad_state_ == GradState::reducing) finish_reduce();
   grad_state_ = next(grad_state_, GradStep::enter_backward);
   if (!reducer_) return;
-  reducer_->begin({.id = number_, .pass = pass, .sync = sync_gradients, .replicas = sync_replicas});
+  plan.id = number_;
+  reducer_->begin(plan);
 }
 
 void Unit::set_divide_factor(double factor) {
@@ -134,7 +135,7 @@ void Unit::keep_gradients() {
 
 void Unit::forget_gradients() {
   if (reducer_) reducer_->forget();
-  grad_state_ = GradState::idle;
+  grad_state_ = next(grad_state_, GradStep::forget);
   for (auto& param : params_) {
     param.full.mutable_grad() = at::Tensor();
     param.local.mutable_grad() = at::Tensor();

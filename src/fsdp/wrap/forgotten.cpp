@@ -1,4 +1,5 @@
-// Parameters that no unit has: nobody averages their gradients, so every rank trains its own.
+#include "fsdp/wrap/forgotten.h"
+
 #include <algorithm>
 #include <string>
 #include <unordered_set>

@@ -1,23 +1,18 @@
 #include "tessera/fsdp.h"
 
 #include <torch/torch.h>
-#include <torch/csrc/distributed/c10d/comm.hpp>
 
-#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
-#include "base/digest.h"
 #include "base/log.h"
-#include "fsdp/deferred/unit_values.h"
 #include "fsdp/step/root.h"
+#include "fsdp/unit/broadcast.h"
 #include "fsdp/unit/registry.h"
+#include "fsdp/wrap/forgotten.h"
 #include "tessera/error.h"
-#include "torch/c10_error.h"
-#include "torch/call_names.h"
-#include "torch/mesh_state.h"
 
 namespace tessera {
 namespace {
@@ -62,44 +57,6 @@ std::string flat_name(const torch::nn::Module& module, const std::shared_ptr<Uni
   }
   return "_flat_param";
 }
-
-// Tells tensors of other sizes apart, which Gloo does not survive.
-std::string name_of_all(const std::vector<at::Tensor>& tensors) {
-  std::int64_t elements = 0;
-  std::string all;
-  for (const auto& tensor : tensors) {
-    elements += tensor.numel();
-    all += std::to_string(tensor.numel()) + c10::toString(tensor.scalar_type()) + ' ';
-  }
-  return std::to_string(tensors.size()) + " states of a module with " + std::to_string(elements) +
-         " elements, digest " + digest_text(digest64(std::as_bytes(std::span(all))));
-}
-
-}  // namespace
-
-void detail::broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
-                                  std::size_t message_bytes) {
-  std::unordered_set<const c10::TensorImpl*> known;
-  std::erase_if(tensors, [&](const at::Tensor& tensor) {
-    return !tensor.defined() || !known.insert(tensor.unsafeGetTensorImpl()).second;
-  });
-  for (const auto& tensor : tensors) {
-    if (!tensor.is_meta()) continue;
-    throw Error(ErrorCode::invalid_argument,
-                "a module's states cannot be synchronised while they have no data: materialize() "
-                "the module first, or let FullyShardedDataParallel do it unit by unit with its "
-                "option sync_module_states");
-  }
-  if (!mesh.process_group() || tensors.empty()) return;
-  const torch::NoGradGuard no_grad;
-  for (auto& tensor : tensors) tensor = tensor.detach();
-  communicate("broadcast of a module's state", [&] {
-    require_same_call(mesh.state()->names.get(), "broadcast of " + name_of_all(tensors));
-    c10d::broadcast_coalesced(mesh.process_group(), tensors, message_bytes, 0);
-  });
-}
-
-namespace {
 
 void shard_members(const std::vector<UnitMember>& members, const detail::UnitSpec& spec) {
   std::vector<detail::UnitModule> modules;
@@ -149,18 +106,18 @@ std::vector<ShardedParameter> sharded_parameters(ModuleRef module_ref) {
 
 void set_requires_gradient_sync(ModuleRef module, bool sync, bool recurse) {
   for (const auto& [name, unit] : units_below(module.get())) {
-    if (recurse || name.empty()) unit->sync_gradients = sync;
+    if (recurse || name.empty()) entry_of(*unit).sync_gradients = sync;
   }
 }
 
 NoSync::NoSync(ModuleRef module) {
   const auto units = units_below(module.get());
   for (const auto& [name, unit] : units) {
-    if (unit->root && !unit->root->is_quiet())
+    if (!unit->schedule().is_quiet())
       throw Error(ErrorCode::invalid_argument, "no_sync was asked for in a forward or backward");
   }
   for (const auto& [name, unit] : units) {
-    before_.emplace_back(unit, std::exchange(unit->sync_gradients, false));
+    before_.emplace_back(unit, std::exchange(entry_of(*unit).sync_gradients, false));
   }
 }
 
@@ -168,11 +125,11 @@ NoSync::~NoSync() {
   for (const auto& [weak, sync] : before_) {
     const auto unit = weak.lock();
     if (!unit) continue;
-    if (unit->sync_gradients) {
+    if (entry_of(*unit).sync_gradients) {
       log(LogLevel::warning,
           "gradient synchronisation of unit '" + unit->name() + "' was switched on within no_sync");
     }
-    unit->sync_gradients = sync;
+    entry_of(*unit).sync_gradients = sync;
   }
 }
 
@@ -197,7 +154,7 @@ void sync_buffers(ModuleRef module, const Mesh& mesh) {
 
 void reset(ModuleRef module) {
   for (const auto& [name, unit] : units_below(module.get())) {
-    if (unit->root) unit->root->reset();
+    if (entry_of(*unit).root) entry_of(*unit).root->reset();
   }
 }
 
@@ -205,13 +162,13 @@ void unshard(ModuleRef module) {
   for (const auto& [name, unit] : units_below(module.get())) {
     unit->free();  // what is gathered may be older than the shards
     unit->gather();
-    unit->pinned = true;
+    entry_of(*unit).pinned = true;
   }
 }
 
 void reshard(ModuleRef module) {
   for (const auto& [name, unit] : units_below(module.get())) {
-    unit->pinned = false;
+    entry_of(*unit).pinned = false;
     unit->free();
   }
 }

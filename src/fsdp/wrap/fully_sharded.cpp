@@ -13,14 +13,16 @@ namespace tessera::detail {
 bool is_root(const torch::nn::Module& module) {
   const auto unit = find_unit(&module);
   if (!unit) throw Error(ErrorCode::invalid_argument, "the module is no unit any more");
-  if (!unit->root) Root::make(*unit);
-  return unit->root->units().front() == unit;
+  if (!entry_of(*unit).root) Root::make(*unit);
+  return entry_of(*unit).root->units().front() == unit;
 }
 
 void require_root(const torch::nn::Module& module, const std::string& otherwise) {
   if (!is_root(module)) throw Error(ErrorCode::invalid_argument, otherwise);
-  if (!find_unit(&module)->root->is_quiet())
-    throw Error(ErrorCode::invalid_argument, "not possible in a forward or backward");
+  if (!find_unit(&module)->schedule().is_quiet()) {
+    throw Error(ErrorCode::invalid_argument,
+                "call it between steps: the model is in a forward or a backward");
+  }
 }
 
 void register_comm_hook(const torch::nn::Module& module, const CommHook& hook) {

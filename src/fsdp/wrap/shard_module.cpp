@@ -13,8 +13,9 @@
 #include "base/freed_memory.h"
 #include "comm/text.h"
 #include "comm/whereabouts.h"
-#include "fsdp/deferred/unit_values.h"
+#include "fsdp/deferred/fill.h"
 #include "fsdp/step/root.h"
+#include "fsdp/unit/broadcast.h"
 #include "fsdp/unit/registry.h"
 #include "fsdp/wrap/past_holders.h"
 #include "tessera/error.h"
@@ -233,7 +234,8 @@ void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
   std::uint64_t whole_bytes = 0;
   for (const auto& tensor : found.tensors) whole_bytes += tensor.nbytes();
   auto unit = std::make_shared<Unit>(std::move(modules), spec, found.tensors);
-  unit->take_buffers(std::move(found.buffers));
+  unit->set_schedule(std::make_unique<ScheduleEntry>());
+  unit->buffers().take(std::move(found.buffers));
   unit->watch();
   register_unit(unit, spec.mesh);
   if (spec.shard) note_freed(whole_bytes);

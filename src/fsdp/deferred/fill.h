@@ -1,4 +1,4 @@
-// What a unit's tensors hold before they are cut: data where they have none, rank 0's values.
+// What a unit's tensors hold before they are cut: data where they have none.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -10,8 +10,6 @@
 #include <unordered_set>
 #include <utility>
 #include <vector>
-
-#include "tessera/mesh.h"
 
 namespace tessera::detail {
 
@@ -29,11 +27,5 @@ struct FillOptions {
 };
 // `materialize` of tessera/deferred_init.h for the own tensors of these modules.
 void fill(const std::vector<NamedModule>& modules, const FillOptions& options);
-
-constexpr std::size_t kBroadcastBytes = 250 << 20;  // spec K4
-// Rank 0's values to all ranks, in messages of about `message_bytes`; what is listed twice goes
-// once. Throws `invalid_argument` for a tensor without data. Collective.
-void broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
-                          std::size_t message_bytes = kBroadcastBytes);
 
 }  // namespace tessera::detail

@@ -1,0 +1,52 @@
+#include "fsdp/unit/whole_parameters.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+
+namespace tessera::detail {
+
+at::Tensor WholeParameters::exchange(const at::Tensor& mine) const {
+  return store_.channel().exchange(mine);
+}
+
+at::Tensor WholeParameters::gather(const at::Tensor& mine) const {
+  const auto all = exchange(mine);
+  const auto& layout = store_.layout();
+  auto whole = at::empty({layout.gathered_elements}, mine.options());
+  for (std::size_t rank = 0; rank < layout.runs.size(); ++rank) {
+    const auto base = static_cast<std::int64_t>(rank) * layout.shard_elements;
+    for (const auto& run : layout.runs[rank]) {
+      whole.narrow(0, layout.params[run.param].gathered_offset + run.param_offset, run.count)
+          .copy_(all.narrow(0, base + run.shard_offset, run.count));
+    }
+  }
+  return whole;
+}
+
+at::Tensor WholeParameters::view(const at::Tensor& whole, std::size_t param) const {
+  const auto& place = store_.layout().params[param];
+  return whole.narrow(0, place.gathered_offset, place.elements).view(place.shape).detach();
+}
+
+at::Tensor WholeParameters::sum(const at::Tensor& mine) const {
+  return exchange(mine).view({-1, mine.numel()}).sum(0);
+}
+
+void WholeParameters::keep_own(const at::Tensor& whole, const at::Tensor& to) const {
+  const auto& layout = store_.layout();
+  for (const auto& run : layout.runs[store_.rank()]) {
+    const auto from = layout.params[run.param].gathered_offset + run.param_offset;
+    to.narrow(0, run.shard_offset, run.count).copy_(whole.narrow(0, from, run.count));
+  }
+}
+
+void WholeParameters::take_own(std::size_t param, const at::Tensor& whole,
+                               const at::Tensor& to) const {
+  const auto flat = whole.detach().contiguous().view({-1});
+  const auto& runs = store_.layout().runs[store_.rank()];
+  for (const auto& run : std::ranges::equal_range(runs, param, {}, &ShardRun::param))
+    to.narrow(0, run.shard_offset, run.count).copy_(flat.narrow(0, run.param_offset, run.count));
+}
+
+}  // namespace tessera::detail

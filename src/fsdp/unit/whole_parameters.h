@@ -1,0 +1,38 @@
+// WholeParameters: all parameters of a unit as one array, outside of the schedule: gathered, viewed
+// and cut again (tessera/full_params.h, state dicts).
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstddef>
+
+#include "fsdp/unit/param_store.h"
+
+namespace tessera::detail {
+
+class WholeParameters {
+ public:
+  // `store` outlives this.
+  explicit WholeParameters(const ParamStore& store) : store_(store) {}
+
+  // What every rank gives, one after the other. Collective.
+  [[nodiscard]] at::Tensor exchange(const at::Tensor& mine) const;
+  // All parameters out of what every rank gives, laid out as its shard: one-dimensional.
+  // Collective.
+  [[nodiscard]] at::Tensor gather(const at::Tensor& mine) const;
+  // The same out of the shards themselves.
+  [[nodiscard]] at::Tensor gather() const { return gather(store_.shard()); }
+  // Parameter `param` in what gather() gave.
+  [[nodiscard]] at::Tensor view(const at::Tensor& whole, std::size_t param) const;
+  // The sums over the ranks of what each gives. Collective.
+  [[nodiscard]] at::Tensor sum(const at::Tensor& mine) const;
+  // Copies this rank's part of `whole` to `to`, laid out as the shard.
+  void keep_own(const at::Tensor& whole, const at::Tensor& to) const;
+  // The same from one whole parameter.
+  void take_own(std::size_t param, const at::Tensor& whole, const at::Tensor& to) const;
+
+ private:
+  const ParamStore& store_;
+};
+
+}  // namespace tessera::detail
