@@ -1,7 +1,7 @@
 // Trees of checkpoints and what a load makes of a caller's tree (issue 15, 7.6).
 #include <random>
 
-#include "checkpoint/read/fill.h"
+#include "checkpoint/load/fill.h"
 #include "checkpoint/test_support.h"
 
 namespace tessera {

@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <map>
 
-#include "checkpoint/open/dcp_items.h"
+#include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/open/open.h"
-#include "checkpoint/open/tree_json.h"
-#include "checkpoint/open/zstd_source.h"
+#include "checkpoint/read/zstd_source.h"
+#include "checkpoint/tree/tree_json.h"
 #include "format/pickle/names.h"
 #include "format/pickle/pickle.h"
 #include "format/safetensors/safetensors.h"

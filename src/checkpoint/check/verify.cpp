@@ -4,12 +4,12 @@
 #include <unordered_set>
 
 #include "base/parallel.h"
-#include "checkpoint/open/lazy_source.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/read/storage_checks.h"
 #include "io/block_digests.h"
+#include "storage/lazy_source.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
 

@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 
 #include "base/digest.h"
-#include "checkpoint/open/leftovers.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/save/leftovers.h"
 #include "io/checked_source.h"
 #include "tessera/error.h"
 

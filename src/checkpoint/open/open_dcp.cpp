@@ -2,10 +2,10 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/digests/guard.h"
-#include "checkpoint/open/dcp_items.h"
 #include "checkpoint/open/open.h"
-#include "checkpoint/open/tree_json.h"
+#include "checkpoint/tree/tree_json.h"
 #include "format/torch/names.h"
 #include "tessera/error.h"
 

@@ -1,6 +1,6 @@
-#include "checkpoint/open/lazy_source.h"
 #include "checkpoint/open/open.h"
 #include "format/torch/torch_file.h"
+#include "storage/lazy_source.h"
 #include "tessera/error.h"
 
 namespace tessera {

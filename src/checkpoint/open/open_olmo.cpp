@@ -3,15 +3,15 @@
 #include <set>
 
 #include "base/checked.h"
-#include "checkpoint/open/lazy_source.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
-#include "checkpoint/open/sub_store.h"
 #include "checkpoint/open/training_state.h"
 #include "format/olmo/config.h"
 #include "format/olmo/keys.h"
 #include "format/safetensors/safetensors.h"
 #include "format/torch/torch_file.h"
+#include "storage/lazy_source.h"
+#include "storage/sub_store.h"
 #include "tessera/error.h"
 
 namespace tessera {

@@ -6,13 +6,13 @@
 #include <unordered_map>
 
 #include "base/checked.h"
-#include "checkpoint/digests/seal.h"
-#include "checkpoint/open/lazy_source.h"
+#include "checkpoint/dcp/sharding_info.h"
+#include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/open/open.h"
-#include "checkpoint/open/sharding_info.h"
-#include "checkpoint/open/tree_json.h"
+#include "checkpoint/tree/tree_json.h"
 #include "format/safetensors/index.h"
 #include "format/safetensors/safetensors.h"
+#include "storage/lazy_source.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
 #include "value/render.h"

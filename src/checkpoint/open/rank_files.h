@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/open/lazy_source.h"
 #include "checkpoint/open/rank_merge.h"
+#include "storage/lazy_source.h"
 #include "tessera/checkpoint.h"
 
 namespace tessera {

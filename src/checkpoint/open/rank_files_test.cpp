@@ -3,9 +3,9 @@
 #include <filesystem>
 #include <map>
 
-#include "checkpoint/open/lazy_source.h"
 #include "checkpoint/test_support.h"
 #include "format/torch/torch_file.h"
+#include "storage/lazy_source.h"
 
 namespace tessera {
 namespace {

@@ -1,8 +1,8 @@
 #include <array>
 
 #include "base/checked.h"
-#include "checkpoint/open/zstd_source.h"
 #include "checkpoint/read/reader.h"
+#include "checkpoint/read/zstd_source.h"
 #include "format/torch/torch_file.h"
 #include "tessera/error.h"
 

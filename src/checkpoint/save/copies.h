@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/dcp/item_writer.h"
 #include "checkpoint/save/save_plan.h"
-#include "checkpoint/write/item_writer.h"
 
 namespace tessera {
 

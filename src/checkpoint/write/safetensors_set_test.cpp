@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/digests/seal.h"
+#include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/test_support.h"
 #include "format/safetensors/safetensors.h"
 

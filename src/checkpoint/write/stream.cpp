@@ -1,5 +1,5 @@
 // Elements of the source's tensors on their way into a file.
-#include "checkpoint/write/item_writer.h"
+#include "checkpoint/dcp/item_writer.h"
 #include "checkpoint/write/targets.h"
 
 namespace tessera {

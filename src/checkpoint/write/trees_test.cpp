@@ -1,6 +1,6 @@
 // Trees with more than names can say, through files of names and back (issue 15, 3.2 to 3.5).
-#include "checkpoint/open/tree_json.h"
 #include "checkpoint/test_support.h"
+#include "checkpoint/tree/tree_json.h"
 #include "format/torch/torch_file.h"
 
 namespace tessera {

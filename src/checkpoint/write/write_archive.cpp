@@ -7,8 +7,8 @@
 
 #include "base/crc32.h"
 #include "base/parallel.h"
+#include "checkpoint/dcp/item_writer.h"
 #include "checkpoint/read/cast.h"
-#include "checkpoint/write/item_writer.h"
 #include "format/torch/torch_file.h"
 #include "tessera/error.h"
 

@@ -4,9 +4,9 @@
 
 #include "base/parallel.h"
 #include "checkpoint/open/open.h"
-#include "checkpoint/open/sub_store.h"
 #include "format/olmo/config.h"
 #include "format/olmo/sharded_tensor.h"
+#include "storage/sub_store.h"
 #include "tessera/error.h"
 #include "value/render.h"
 

@@ -6,8 +6,8 @@
 
 #include "base/checked.h"
 #include "base/parallel.h"
-#include "checkpoint/digests/seal.h"
-#include "checkpoint/open/tree_json.h"
+#include "checkpoint/digests/safetensors_digests.h"
+#include "checkpoint/tree/tree_json.h"
 #include "checkpoint/write/targets.h"
 #include "format/safetensors/index.h"
 #include "format/safetensors/safetensors.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/open/leftovers.h"
+#include "checkpoint/save/leftovers.h"
 
 #include <algorithm>
 #include <optional>

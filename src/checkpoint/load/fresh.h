@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "checkpoint/read/fill.h"
+#include "checkpoint/load/fill.h"
 #include "tessera/value.h"
 
 namespace tessera {

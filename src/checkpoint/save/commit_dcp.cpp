@@ -1,5 +1,5 @@
 #include "base/random_id.h"
-#include "checkpoint/digests/seal.h"
+#include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/open/open.h"
 
 namespace tessera {

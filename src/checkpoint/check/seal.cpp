@@ -1,4 +1,4 @@
-#include "checkpoint/digests/seal.h"
+#include "checkpoint/digests/safetensors_digests.h"
 
 #include <algorithm>
 #include <filesystem>

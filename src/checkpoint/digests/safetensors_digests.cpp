@@ -2,7 +2,7 @@
 
 #include "base/checked.h"
 #include "base/digest.h"
-#include "checkpoint/digests/seal.h"
+#include "checkpoint/digests/safetensors_digests.h"
 #include "io/checked_source.h"
 #include "tessera/error.h"
 

@@ -1,4 +1,4 @@
-#include "checkpoint/open/tree.h"
+#include "checkpoint/tree/tree.h"
 
 #include <map>
 #include <string_view>

@@ -1,4 +1,4 @@
-#include "checkpoint/open/zstd_source.h"
+#include "checkpoint/read/zstd_source.h"
 
 #include <zstd.h>
 #include <zstd_errors.h>

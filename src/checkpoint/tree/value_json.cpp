@@ -1,4 +1,4 @@
-#include "checkpoint/open/value_json.h"
+#include "checkpoint/tree/value_json.h"
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-#include "checkpoint/read/fresh.h"
+#include "checkpoint/load/fresh.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,12 +1,12 @@
-#include "checkpoint/open/dcp_items.h"
+#include "checkpoint/dcp/dcp_items.h"
 
 #include <algorithm>
 
 #include "base/checked.h"
-#include "checkpoint/open/lazy_source.h"
-#include "checkpoint/open/sharding_info.h"
-#include "checkpoint/open/zstd_source.h"
+#include "checkpoint/dcp/sharding_info.h"
+#include "checkpoint/read/zstd_source.h"
 #include "format/torch/torch_file.h"
+#include "storage/lazy_source.h"
 #include "tessera/error.h"
 #include "value/render.h"
 

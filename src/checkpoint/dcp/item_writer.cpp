@@ -1,4 +1,4 @@
-#include "checkpoint/write/item_writer.h"
+#include "checkpoint/dcp/item_writer.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "checkpoint/open/sharding_info.h"
+#include "checkpoint/dcp/sharding_info.h"
 
 #include <nlohmann/json.hpp>
 

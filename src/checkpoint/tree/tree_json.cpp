@@ -1,11 +1,11 @@
-#include "checkpoint/open/tree_json.h"
+#include "checkpoint/tree/tree_json.h"
 
 #include <algorithm>
 #include <iterator>
 #include <unordered_map>
 #include <unordered_set>
 
-#include "checkpoint/open/value_json.h"
+#include "checkpoint/tree/value_json.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
 #include "value/render.h"

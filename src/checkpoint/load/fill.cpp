@@ -1,4 +1,4 @@
-#include "checkpoint/read/fill.h"
+#include "checkpoint/load/fill.h"
 
 #include <algorithm>
 #include <cstring>
