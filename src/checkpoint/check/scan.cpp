@@ -6,6 +6,7 @@
 #include <map>
 
 #include "checkpoint/dcp/dcp_items.h"
+#include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/zstd_source.h"
 #include "checkpoint/tree/tree_json.h"

@@ -1,12 +1,11 @@
-#include "checkpoint/digests/safetensors_digests.h"
-
 #include <algorithm>
 #include <filesystem>
 #include <mutex>
 
 #include "base/parallel.h"
-#include "checkpoint/digests/guard.h"
-#include "checkpoint/open/open.h"
+#include "checkpoint/dcp/guard_dcp.h"
+#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/digests/side_file.h"
 #include "checkpoint/read/meter.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"

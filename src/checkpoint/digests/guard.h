@@ -3,10 +3,10 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/digests/side_file.h"
-#include "format/dcp/dcp.h"
 #include "tessera/storage.h"
 
 namespace tessera {
@@ -18,25 +18,17 @@ namespace tessera {
                                                    const std::vector<ObjectInfo>& objects,
                                                    DigestsByName digests);
 
+// The side file `name` of `store`. Throws `corrupt` when it is damaged.
+[[nodiscard]] SideFile read_side_file(const Store& store, std::string_view name);
+
 // Each finds the side file by the rule of its kind of checkpoint and returns the guarded store, or
-// `store` itself when there is none. A damaged side file is `corrupt`.
+// `store` itself when there is none. A damaged side file is `corrupt`. A DCP directory with its
+// `.metadata` has a rule of its own (dcp/guard_dcp.h).
 //
-// A DCP directory: the side file of `metadata`'s save. `.metadata` itself is compared first. One
-// that belongs to another save is ignored with a line in `warnings`, unless it holds digests of
-// data files that `metadata` names and whose names are used by one save only: then one of the two
-// was changed, which is `corrupt`. `types` becomes what the side file says of them.
-[[nodiscard]] std::shared_ptr<Store> guard_dcp(std::shared_ptr<Store> store,
-                                               const dcp::Metadata& metadata,
-                                               std::vector<std::string>& warnings,
-                                               std::string& types);
 // A directory without `.metadata`.
 [[nodiscard]] std::shared_ptr<Store> guard_directory(std::shared_ptr<Store> store);
 // A single file.
 [[nodiscard]] std::shared_ptr<Store> guard_file(std::shared_ptr<Store> store,
                                                 const ObjectInfo& file);
-
-// What the side file of a DCP directory is called by: the save's id, or where `.metadata` has none
-// that fits a file name, the digest of its bytes.
-[[nodiscard]] std::string save_id_of(const Store& store, const dcp::Metadata& metadata);
 
 }  // namespace tessera

@@ -1,8 +1,9 @@
+#include "checkpoint/digests/safetensors_digests.h"
+
 #include <algorithm>
 
 #include "base/checked.h"
 #include "base/digest.h"
-#include "checkpoint/digests/safetensors_digests.h"
 #include "io/checked_source.h"
 #include "tessera/error.h"
 

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/open/rank_files.h"
 #include "format/torch/stream.h"

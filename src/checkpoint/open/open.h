@@ -6,15 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "format/dcp/dcp.h"
 #include "format/safetensors/index.h"
 #include "tessera/checkpoint.h"
 
 namespace tessera {
-
-inline constexpr std::string_view kDcpMetadata = ".metadata";
-inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
-                                                << 30;  // bytes of a `.metadata` we read
 
 [[nodiscard]] Checkpoint open_dcp(std::shared_ptr<Store> store);
 [[nodiscard]] Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file);
@@ -43,8 +38,6 @@ inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
 // The state dict in a safetensors file with OLMo's names (F-06). Throws `unsupported` for other
 // names.
 [[nodiscard]] Value read_olmo_safetensors(const std::shared_ptr<const ByteSource>& source);
-
-[[nodiscard]] dcp::Metadata read_dcp_metadata(const Store& store);
 
 // Tells of what fill_holes has added.
 void warn_of_holes(const std::vector<std::string>& names, std::vector<std::string>& warnings);

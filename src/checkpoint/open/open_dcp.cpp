@@ -3,7 +3,8 @@
 #include <set>
 
 #include "checkpoint/dcp/dcp_items.h"
-#include "checkpoint/digests/guard.h"
+#include "checkpoint/dcp/guard_dcp.h"
+#include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/tree/tree_json.h"
 #include "format/torch/names.h"
@@ -45,15 +46,6 @@ int world_size_of(const std::vector<ObjectInfo>& files) {
   return ranks.empty() ? 0 : *ranks.rbegin() + 1;
 }
 
-dcp::Metadata read_metadata(const Store& store, std::string_view name) {
-  const auto source = store.open(name);
-  try {
-    return dcp::decode(read_all(*source, kMetadataLimit));
-  } catch (Error& error) {
-    throw error.at_path(source->name());
-  }
-}
-
 std::string rank_metadata(std::size_t rank) {
   return "__" + std::to_string(rank) + std::string(kDcpMetadata);
 }
@@ -81,7 +73,7 @@ std::vector<ObjectInfo> rank_metadata_files(const Store& store) {
 dcp::Metadata merged_metadata(const Store& store, const std::vector<ObjectInfo>& files) {
   std::vector<dcp::Metadata> ranks;
   ranks.reserve(files.size());
-  for (const ObjectInfo& file : files) ranks.push_back(read_metadata(store, file.name));
+  for (const ObjectInfo& file : files) ranks.push_back(read_dcp_metadata(store, file.name));
   try {
     return dcp::merge(std::move(ranks));
   } catch (Error& error) {
@@ -90,10 +82,6 @@ dcp::Metadata merged_metadata(const Store& store, const std::vector<ObjectInfo>&
 }
 
 }  // namespace
-
-dcp::Metadata read_dcp_metadata(const Store& store) {
-  return read_metadata(store, kDcpMetadata);
-}
 
 Checkpoint open_dcp(std::shared_ptr<Store> store) {
   // `.metadata` comes first where both are, as for PyTorch's reader.

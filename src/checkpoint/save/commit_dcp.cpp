@@ -1,6 +1,10 @@
+#include "checkpoint/save/commit_dcp.h"
+
+#include <span>
+
 #include "base/random_id.h"
-#include "checkpoint/digests/safetensors_digests.h"
-#include "checkpoint/open/open.h"
+#include "checkpoint/dcp/metadata_file.h"
+#include "io/block_digests.h"
 
 namespace tessera {
 namespace {

@@ -1,26 +1,14 @@
 #include "checkpoint/save/leftovers.h"
 
-#include <algorithm>
 #include <optional>
+#include <set>
+#include <string>
 
-#include "checkpoint/digests/guard.h"
-#include "checkpoint/open/open.h"
+#include "checkpoint/dcp/guard_dcp.h"
+#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/digests/side_file.h"
 
 namespace tessera {
-
-std::set<std::string> named_files(const dcp::Metadata& metadata) {
-  std::set<std::string> named;
-  for (const dcp::Entry& entry : metadata.entries) {
-    if (!entry.is_tensor) named.insert(entry.item.path);
-    for (const dcp::Chunk& chunk : entry.chunks) named.insert(chunk.item.path);
-  }
-  return named;
-}
-
-bool is_attempt_name(std::string_view name) {
-  return name.starts_with("__") && name.ends_with(".distcp") &&
-         std::count(name.begin(), name.end(), '_') == 4;
-}
 
 void remove_leftovers(Store& store) {
   store.remove_unfinished();

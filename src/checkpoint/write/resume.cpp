@@ -14,7 +14,7 @@
 #include "base/digest.h"
 #include "base/fd.h"
 #include "base/random_id.h"
-#include "checkpoint/open/open.h"
+#include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/save/leftovers.h"
 #include "checkpoint/write/fingerprint.h"
 #include "storage/posix/atomic_file.h"

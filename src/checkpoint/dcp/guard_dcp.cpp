@@ -1,0 +1,75 @@
+#include "checkpoint/dcp/guard_dcp.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include <fmt/format.h>
+
+#include "base/digest.h"
+#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/digests/guard.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kLongestSaveId = 64;  // that goes into a file name
+
+// The side file of another save: stale, or the sign of a `.metadata` that was changed.
+void judge_other(const Store& store, const std::string& name, const dcp::Metadata& metadata,
+                 std::vector<std::string>& warnings) {
+  SideFile other;
+  try {
+    other = read_side_file(store, name);
+  } catch (const Error& error) {
+    warnings.push_back(std::string("ignored: ") + error.what());
+    return;
+  }
+  for (const std::string& file : named_files(metadata)) {
+    if (!is_attempt_name(file) || !other.files.contains(file)) continue;
+    throw Error(
+        ErrorCode::corrupt,
+        fmt::format("the side file {} and .metadata both name {}, but are of different saves", name,
+                    file))
+        .at_path(store.name() + "/" + std::string(kDcpMetadata));
+  }
+  warnings.push_back("the side file " + name + " belongs to another save and is ignored");
+}
+
+}  // namespace
+
+std::string save_id_of(const Store& store, const dcp::Metadata& metadata) {
+  const std::string& id = metadata.save_id;
+  const bool plain = !id.empty() && id.size() <= kLongestSaveId &&
+                     std::all_of(id.begin(), id.end(), [](unsigned char c) {
+                       return c == '-' || (c < 0x80 && std::isalnum(c) != 0);
+                     });
+  if (plain) return id;
+  return digest_text(digest64(read_all(*store.open(kDcpMetadata), kMetadataLimit)));
+}
+
+std::shared_ptr<Store> guard_dcp(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
+                                 std::vector<std::string>& warnings, std::string& types) {
+  const std::vector<ObjectInfo> objects = store->list();
+  const std::string id = save_id_of(*store, metadata);
+  const std::string wanted = side_file_name(id);
+  bool found = false;
+  for (const ObjectInfo& object : objects) found = found || object.name == wanted;
+  if (!found) {
+    for (const ObjectInfo& object : objects) {
+      if (is_side_file_name(object.name)) judge_other(*store, object.name, metadata, warnings);
+    }
+    return store;
+  }
+  SideFile side_file = read_side_file(*store, wanted);
+  if (side_file.save_id != id) {
+    throw Error(ErrorCode::corrupt, "the side file says that it is of another save")
+        .at_path(store->name() + "/" + wanted);
+  }
+  types = std::move(side_file.types);
+  auto guarded = guarded_store(store, objects, std::move(side_file.files));
+  (void)read_all(*guarded->open(kDcpMetadata), kMetadataLimit);
+  return guarded;
+}
+
+}  // namespace tessera

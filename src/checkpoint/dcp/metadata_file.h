@@ -1,0 +1,27 @@
+// The file that makes a directory a DCP checkpoint, and the data files that it names.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "format/dcp/dcp.h"
+#include "tessera/storage.h"
+
+namespace tessera {
+
+inline constexpr std::string_view kDcpMetadata = ".metadata";
+inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
+                                                << 30;  // bytes of a `.metadata` we read
+
+// `name`: that file, or `__{rank}.metadata` of a save without collectives.
+[[nodiscard]] dcp::Metadata read_dcp_metadata(const Store& store,
+                                              std::string_view name = kDcpMetadata);
+
+// The data files that a `.metadata` names.
+[[nodiscard]] std::set<std::string> named_files(const dcp::Metadata& metadata);
+// `__{rank}_{n}_{attempt}.distcp`, a name that one save only uses: torch's names lack the attempt.
+[[nodiscard]] bool is_attempt_name(std::string_view name);
+
+}  // namespace tessera
