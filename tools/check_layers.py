@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tree is the dependency order: a folder includes only folders above it.
+"""The tree is the dependency order: a folder includes only folders above it, and so do the rooms of a folder.
 
 Reads every #include of src/, include/, examples/, bench/ and tests/. A public header belongs to the
 layer that implements it (HEADERS). libtorch headers appear only below the bar (LIBTORCH_FOLDERS).
@@ -15,7 +15,14 @@ import tree
 LAYERS = ["base", "layout", "io", "value", "format", "storage", "comm", "checkpoint", "cli",
           "torch", "optim", "fsdp", "optim_state", "checkpointer"]
 BAR = LAYERS.index("torch")  # from here on libtorch is allowed
-FORMATS = ["pickle", "zip", "torch", "safetensors", "dcp", "sharded", "olmo"]
+# The rooms of a folder: each includes itself, the rooms before it and what stands beside the rooms.
+ROOMS = {
+    "format": ["pickle", "zip", "torch", "safetensors", "dcp", "sharded", "olmo"],
+    "storage": ["memory", "posix"],
+    "comm": ["same_host"],
+    "checkpoint": ["digests", "read", "dcp", "tree", "open", "load", "save", "write", "check"],
+    "fsdp": ["plan", "unit", "step", "deferred", "wrap", "state", "testing"],
+}
 
 # Every format works on every store because neither knows the other; nothing builds on the command.
 NOT_FOR_EACH_OTHER = {("storage", "format"), ("comm", "format"), ("comm", "storage")}
@@ -77,15 +84,23 @@ def check_layers(here, there):
     return None
 
 
-def check_formats(path, included):
-    """Inside src/format: a format's folder includes itself and the formats listed before it."""
-    here, there = pathlib.PurePosixPath(path).parts, pathlib.PurePosixPath(included).parts
-    if here[:2] != ("src", "format") or there[0] != "format" or len(here) < 4:
+def room_of(path):
+    """The folder of src/ and the room in it that a path below src/ lies in; a room of None: beside the rooms."""
+    parts = pathlib.PurePosixPath(path).parts
+    return parts[0], parts[1] if len(parts) > 2 else None
+
+
+def check_rooms(path, included):
+    """Inside a folder of src/ that has rooms. Tests may use any room of their folder."""
+    if not path.startswith("src/") or path.endswith("_test.cpp"):
         return None
-    if len(there) < 3:
-        return None  # what all formats share
-    if {here[2], there[1]} <= set(FORMATS) and FORMATS.index(there[1]) > FORMATS.index(here[2]):
-        return f"format {here[2]} is above format {there[1]}"
+    folder, here = room_of(path.removeprefix("src/"))
+    there_folder, there = room_of(included)
+    if folder != there_folder or folder not in ROOMS or here is None or there is None:
+        return None
+    rooms = ROOMS[folder]
+    if {here, there} <= set(rooms) and rooms.index(there) > rooms.index(here):
+        return f"room {here} of {folder} is above room {there}"
     return None
 
 
@@ -109,7 +124,7 @@ def check_include(path, angled, included):
         return None  # a third-party header in quotes
     if path.startswith("include/") and not target.startswith("include/"):
         return "a public header includes a private one"
-    return check_layers(here, there) or check_formats(path, included)
+    return check_layers(here, there) or check_rooms(path, included)
 
 
 def violations(root):
@@ -120,6 +135,9 @@ def violations(root):
         if name.startswith("src/") and layer_of(name) not in LAYERS:
             found.append(f"{name}: a folder of src/ without a place in LAYERS of tools/check_layers.py")
             continue
+        folder, room = room_of(name.removeprefix("src/")) if name.startswith("src/") else (None, None)
+        if room is not None and room not in ROOMS.get(folder, []):
+            found.append(f"{name}: a room without a place in ROOMS of tools/check_layers.py")
         for line, angled, included in tree.includes(tree.read(root, name)):
             reason = check_include(name, angled, included)
             if reason:

@@ -90,6 +90,15 @@ class Layers(unittest.TestCase):
     def test_formats_have_an_order(self):
         self.assertEqual(len(layers({"src/format/zip/a.cpp": '#include "format/torch/torch_file.h"\n'})), 1)
 
+    def test_rooms_have_an_order(self):
+        up = '#include "checkpoint/write/targets.h"\n'
+        self.assertEqual(len(layers({"src/checkpoint/read/a.cpp": up})), 1)
+        self.assertEqual(layers({"src/checkpoint/check/a.cpp": up, "src/checkpoint/write/b.cpp": up}), [])
+        self.assertEqual(layers({"src/checkpoint/read/a_test.cpp": up}), [], "tests may use any room")
+        self.assertEqual(len(layers({"src/fsdp/unit/a.cpp": '#include "fsdp/step/root.h"\n'})), 1)
+        self.assertEqual(len(layers({"src/fsdp/state/a.h": '#include "fsdp/testing/test_model.h"\n'})), 1)
+        self.assertEqual(len(layers({"src/checkpoint/attic/a.cpp": ""})), 1, "a room without a place")
+
     def test_nobody_includes_the_command(self):
         self.assertEqual(len(layers({"src/fsdp/a.cpp": '#include "cli/main.h"\n'})), 1)
 
