@@ -6,7 +6,7 @@ set(TESSERA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Tessera)
 set(TESSERA_TORCH_HEADERS
   activation_checkpoint.h comm_hooks.h ddp.h deferred_init.h fsdp.h full_params.h
   fully_sharded_data_parallel.h grad_scaler.h mesh.h module_ref.h optim.h parameter.h shard_options.h
-  state_dict.h trace.h train_state.h
+  state_dict.h trace.h training_state.h
   optim_state_dict.h optimizer_in_backward.h optimizer_ref.h unit_controls.h wrap_scope.h
   detail)
 

@@ -38,13 +38,13 @@ HEADERS = {
     "comm.h": "comm",
     "checkpoint.h": "checkpoint",
     "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch",
-    "grad_scaler.h": "optim", "optim.h": "optim", "optimizer_ref.h": "optim", "train_state.h": "optim",
+    "grad_scaler.h": "optim", "optim.h": "optim", "optimizer_ref.h": "optim",
     "activation_checkpoint.h": "fsdp", "comm_hooks.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp",
     "fsdp.h": "fsdp", "full_params.h": "fsdp", "fully_sharded_data_parallel.h": "fsdp",
     "optimizer_in_backward.h": "fsdp", "wrap_scope.h": "fsdp",
     "shard_options.h": "fsdp", "state_dict.h": "fsdp",
     "trace.h": "fsdp", "unit_controls.h": "fsdp", "detail": "fsdp",
-    "optim_state_dict.h": "optim_state",
+    "optim_state_dict.h": "optim_state", "training_state.h": "optim_state",
     "checkpointer.h": "checkpointer",
 }
 

@@ -17,11 +17,9 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/fsdp.h"
-#include "tessera/train_state.h"
+#include "tessera/training_state.h"
 
 namespace {
-
-using tessera::Value;
 
 struct ToyModelImpl : torch::nn::Module {
   torch::nn::Linear net1 = register_module("net1", torch::nn::Linear(16, 16));
@@ -30,18 +28,8 @@ struct ToyModelImpl : torch::nn::Module {
 };
 TESSERA_MODULE(ToyModel);
 
-// What of an application goes into a checkpoint.
-struct AppState {
-  ToyModel& model;
-  tessera::AdamW& optimizer;
-
-  [[nodiscard]] Value state() const {
-    return Value::dict(
-        {{"model", tessera::model_state(model)}, {"optim", tessera::optim_state(optimizer)}});
-  }
-  // A load has put the tensors in place; the options of the optimizer are left to do.
-  void load(const Value& state) const { tessera::set_optim_state(optimizer, state.at("optim")); }
-};
+// The guide keeps the state of its application under this key of the checkpoint.
+constexpr const char* kApp = "app";
 
 tessera::AdamW sharded_optimizer(ToyModel& model, const tessera::Mesh& mesh) {
   tessera::fully_shard(model, mesh);
@@ -57,33 +45,32 @@ void save(const std::string& directory) {
   model(torch::rand({8, 16})).sum().backward();
   optimizer.step();
 
-  const AppState app{model, optimizer};
+  tessera::TrainingState state(model, optimizer);
+  state.key = kApp;
   tessera::SaveOptions how;
   how.threads = 1;  // a data file for each writing thread
-  tessera::save(Value::dict({{"app", app.state()}}), directory, mesh.group(), how);
+  tessera::save(state, directory, mesh.group(), how);
 }
 
-// Loading needs the state of a fresh model first: it says which rows of which tensors this rank
-// holds, and its memory is what is filled. The number of ranks may differ from that of the save.
+// Loading fills the memory of a fresh model and its optimizer: the model says which rows of which
+// tensors this rank holds. The number of ranks may differ from that of the save.
 void load(const std::string& directory, const std::string& again) {
   const auto mesh = tessera::Mesh::from_environment();
   torch::manual_seed(1);
   ToyModel model;
   tessera::AdamW optimizer = sharded_optimizer(model, mesh);
 
-  const AppState app{model, optimizer};
-  Value state = Value::dict({{"app", app.state()}});
+  tessera::TrainingState state(model, optimizer);
+  state.key = kApp;
   tessera::load(state, directory, mesh.group());
-  app.load(state.at("app"));
-
-  tessera::save(Value::dict({{"app", app.state()}}), again, mesh.group());
+  tessera::save(state, again, mesh.group());
 }
 
-// One process, an ordinary model, no collectives. The keys are those of the save, so they start at
-// "app".
+// One process, an ordinary model, no collectives.
 void infer(const std::string& directory) {
   ToyModel model;
-  Value state = Value::dict({{"app", Value::dict({{"model", tessera::model_state(model)}})}});
+  tessera::TrainingState state(model);
+  state.key = kApp;
   const auto alone = tessera::solo_group();
   tessera::load(state, directory, *alone);
 

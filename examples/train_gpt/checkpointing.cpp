@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tessera/checkpoint.h"
-#include "tessera/train_state.h"
+#include "tessera/training_state.h"
 
 namespace {
 
@@ -92,18 +92,25 @@ const Value& required(const Checkpoint& checkpoint, const std::string& name) {
   return leaf->value;
 }
 
-std::set<std::string> model_names(const std::vector<tessera::Leaf>& leaves) {
+std::set<std::string> model_names(const Checkpoint& checkpoint) {
   std::set<std::string> names;
-  for (const tessera::Leaf& leaf : leaves) {
+  for (const tessera::Leaf& leaf : checkpoint.leaves) {
     if (leaf.name.starts_with("model.")) names.insert(leaf.name);
   }
   return names;
 }
 
+std::set<std::string> model_names(const Gpt& model) {
+  std::set<std::string> names;
+  for (const auto& parameter : model->named_parameters()) names.insert("model." + parameter.key());
+  for (const auto& buffer : model->named_buffers()) names.insert("model." + buffer.key());
+  return names;
+}
+
 // Loading asks only for what this model has; a checkpoint that has more is of another model.
-void require_same_model(const Checkpoint& checkpoint, const Value& model, const Options& options) {
-  const auto theirs = model_names(checkpoint.leaves);
-  const auto ours = model_names(tessera::flatten(Value::dict({{"model", model}})));
+void require_same_model(const Checkpoint& checkpoint, const Gpt& model, const Options& options) {
+  const auto theirs = model_names(checkpoint);
+  const auto ours = model_names(model);
   std::vector<std::string> different;
   std::ranges::set_symmetric_difference(theirs, ours, std::back_inserter(different));
   if (!different.empty()) {
@@ -136,11 +143,6 @@ Training::Groups saved_groups(const Checkpoint& checkpoint) {
     for (const Value& name : leaf->value.items()) groups.back().push_back(name.as_string());
   }
   return groups;
-}
-
-Value state_of(Training& training) {
-  return Value::dict({{"model", tessera::model_state(training.model())},
-                      {"optim", tessera::optim_state(training.optimizer())}});
 }
 
 void remove_checkpoint(const StepDirectory& directory) {
@@ -188,7 +190,7 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
   tessera::agree(group, "opening the checkpoint to resume from", [&] {
     const Checkpoint checkpoint = tessera::open_checkpoint(progress.checkpoint);
     try {
-      require_same_model(checkpoint, tessera::model_state(training.model()), options);
+      require_same_model(checkpoint, training.model(), options);
       training.regroup(saved_groups(checkpoint));
       has_trainer = checkpoint.find("trainer.step") != nullptr;
       if (!has_trainer) return;
@@ -198,9 +200,8 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
       throw error.at_path(progress.checkpoint);
     }
   });
-  Value state = state_of(training);
+  tessera::TrainingState state(training.model(), training.optimizer());
   tessera::load(state, progress.checkpoint, group);
-  tessera::set_optim_state(training.optimizer(), state.at("optim"));
   if (!has_trainer) {
     progress.step = training.optimizer().state(0, 0).step.item<std::int64_t>();
     progress.tokens = progress.step * options.batch * options.seq;
@@ -210,8 +211,8 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
 
 std::string save_training(Training& training, const Progress& progress, const Options& options,
                           tessera::Group& group) {
-  Value state = state_of(training);
-  state.set_item("trainer", trainer_state(progress, options));
+  tessera::TrainingState state(training.model(), training.optimizer());
+  state.values.set_item("trainer", trainer_state(progress, options));
   const std::string path = checkpoint_path(options, progress.step);
   tessera::SaveOptions how;
   how.overwrite = true;  // a resumed run may come by here again

@@ -4,8 +4,8 @@
 //   const StateDictTypeScope scope(model, {.type = StateDictType::sharded});
 //   Value state = state_dict(model);
 //
-// Training needs none of this: checkpoints take model_state of tessera/train_state.h, which has
-// this rank's own parts without communication; full_state_dict of tessera/full_params.h is the full
+// Training needs none of this: TrainingState of tessera/training_state.h saves and loads every
+// rank's own parts without communication; full_state_dict of tessera/full_params.h is the full
 // kind.
 #pragma once
 

@@ -16,7 +16,7 @@
 #include "tessera/full_params.h"
 #include "tessera/optim_state_dict.h"
 #include "tessera/state_dict.h"
-#include "tessera/train_state.h"
+#include "tessera/training_state.h"
 #include "torch/testing.h"
 
 namespace tessera::generated {
@@ -273,23 +273,21 @@ class Rank {
       saved.whole = Whole{full_state_dict(root_), state_of_optimizer()};
     } else {
       saved.path = directory_ + "/" + std::to_string(phase_) + "." + std::to_string(step_);
-      tessera::save(state_tree(step.form, saved), saved.path, mesh_.group());
+      if (step.form == Form::sharded_checkpoint) {
+        tessera::save(sharded_tree(saved), saved.path, mesh_.group());
+      } else {
+        tessera::save(TrainingState(root_, trainer_->ref()), saved.path, mesh_.group());
+      }
     }
     saved_ = saved;
   }
 
   // A dict without entries is no part of a checkpoint.
-  Value state_tree(Form form, Saved& saved) {
-    const bool sharded = form == Form::sharded_checkpoint;
-    std::optional<StateDictTypeScope> scope;
-    if (sharded) scope.emplace(root_, StateDictOptions{.type = StateDictType::sharded});
-    auto tree = Value::dict({{"model", sharded ? state_dict(root_) : model_state(root_)}});
-    const auto state = sharded ? sharded_optim_state_dict(root_, trainer_->ref(), {.group = mesh_})
-                       : trainer_->own() ? optim_state(*trainer_->own())
-                                         : state_of_optimizer();
+  Value sharded_tree(Saved& saved) {
+    const StateDictTypeScope scope(root_, {.type = StateDictType::sharded});
+    const auto state = sharded_optim_state_dict(root_, trainer_->ref(), {.group = mesh_});
     saved.has_optimizer = !state.at("state").pairs().empty();
-    tree.set_item("optim", state);
-    return tree;
+    return Value::dict({{"model", state_dict(root_)}, {"optim", state}});
   }
 
   void load() {
@@ -298,15 +296,15 @@ class Rank {
       load_full_state_dict(root_, saved_->whole->model);
       return load_optimizer(saved_->whole->optimizer);
     }
-    const bool sharded = saved_->form == Form::sharded_checkpoint;
-    std::optional<StateDictTypeScope> scope;
-    if (sharded) scope.emplace(root_, StateDictOptions{.type = StateDictType::sharded});
-    auto tree = Value::dict({{"model", sharded ? state_dict(root_) : model_state(root_)}});
-    const bool in_place = !sharded && trainer_->own() && saved_->has_optimizer;
-    if (in_place) tree.set_item("optim", optim_state(*trainer_->own()));
+    if (saved_->form != Form::sharded_checkpoint) {
+      TrainingState state(root_, trainer_->ref());
+      tessera::load(state, saved_->path, mesh_.group());
+      return;
+    }
+    const StateDictTypeScope scope(root_, {.type = StateDictType::sharded});
+    auto tree = Value::dict({{"model", state_dict(root_)}});
     tessera::load(tree, saved_->path, mesh_.group());
-    if (sharded) load_state_dict(root_, tree.at("model"));
-    if (in_place) return set_optim_state(*trainer_->own(), tree.at("optim"));
+    load_state_dict(root_, tree.at("model"));
     auto optimizer = load_all(open_checkpoint(saved_->path)).at("optim");
     if (!saved_->has_optimizer) optimizer.set_item("state", Value::dict({}));
     load_optimizer(optimizer);

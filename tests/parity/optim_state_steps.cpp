@@ -9,12 +9,12 @@
 #include <exception>
 #include <string>
 
+#include "fsdp/state/model_state.h"
 #include "optim_state/test_models.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/optim_state_dict.h"
 #include "tessera/state_dict.h"
-#include "tessera/train_state.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
 

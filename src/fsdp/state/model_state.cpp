@@ -1,3 +1,5 @@
+#include "fsdp/state/model_state.h"
+
 #include <torch/torch.h>
 
 #include <string>
@@ -8,7 +10,6 @@
 #include "fsdp/unit/registry.h"
 #include "fsdp/wrap/forgotten.h"
 #include "tessera/fsdp.h"
-#include "tessera/train_state.h"
 #include "torch/tensor.h"
 
 namespace tessera {

@@ -1,4 +1,5 @@
 #include "tessera/state_dict.h"
+#include "fsdp/state/model_state.h"
 
 #include <torch/torch.h>
 
@@ -13,7 +14,6 @@
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
 #include "tessera/full_params.h"
-#include "tessera/train_state.h"
 #include "torch/tensor.h"
 
 namespace tessera {

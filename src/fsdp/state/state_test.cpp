@@ -1,15 +1,13 @@
-// Model and optimizer state as a tree with PyTorch's names (spec P-18; keys as get_state_dict gives
-// them).
+// A model's state as a tree with PyTorch's names (spec P-18; keys as get_state_dict gives them).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cstring>
 
+#include "fsdp/state/model_state.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/error.h"
-#include "tessera/train_state.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
 
@@ -29,24 +27,6 @@ testing::Net make_sharded(const Mesh& mesh, bool tied) {
   auto net = testing::make_net({.tied = tied, .blocks = 1});
   testing::shard(net, mesh);
   return net;
-}
-
-AdamW make_optimizer(testing::Net& net) {
-  ParameterGroup decay{{}, {.lr = 0.01, .weight_decay = 0.1}},
-      rest{{}, {.lr = 0.01, .weight_decay = 0}};
-  for (auto& parameter : sharded_parameters(net)) {
-    (parameter.shape.size() > 1 ? decay : rest).parameters.push_back(parameter);
-  }
-  return AdamW(std::vector<ParameterGroup>{decay, rest});
-}
-
-double step(testing::Net& net, AdamW& optimizer, int seed) {
-  auto tokens = torch::arange(6).add(seed).remainder(testing::kVocabulary).view({2, 3});
-  auto loss = net(tokens).square().mean();
-  loss.backward();
-  optimizer.step();
-  optimizer.zero_grad();
-  return loss.item<double>();
 }
 
 TEST(ModelState, HasPythonsNamesAndThisRanksRows) {
@@ -114,79 +94,6 @@ TEST(ModelState, UnshardedModuleWithBuffers) {
                                        "1.running_var", "1.num_batches_tracked"));
   EXPECT_FALSE(state.at("0.weight").as_tensor().sharded);
   EXPECT_EQ(state.at("1.num_batches_tracked").as_tensor().dtype, DType::int64);
-}
-
-TEST(OptimState, HasPytorchsKeysAndGroups) {
-  run_mesh(2, [](Mesh& mesh) {
-    auto net = make_sharded(mesh, true);
-    auto optimizer = make_optimizer(net);
-    step(net, optimizer, 0);
-    const auto state = optim_state(optimizer);
-    EXPECT_THAT(keys(state), ElementsAre("state", "param_groups"));
-    const auto& one = state.at("state").at("embed.weight");
-    EXPECT_THAT(keys(one), ElementsAre("step", "exp_avg", "exp_avg_sq"));
-    EXPECT_EQ(tensor_of(one.at("step").as_tensor()).item<float>(), 1);
-    EXPECT_TRUE(one.at("exp_avg").as_tensor().sharded);
-    EXPECT_FALSE(one.at("step").as_tensor().sharded);
-    const auto& group = state.at("param_groups").items().at(1);
-    EXPECT_THAT(keys(group), ElementsAre("lr", "betas", "eps", "weight_decay", "amsgrad",
-                                         "maximize", "foreach", "capturable", "differentiable",
-                                         "fused", "decoupled_weight_decay", "params"));
-    EXPECT_EQ(group.at("params").items().at(0).as_string(), "block0.norm.weight");
-  });
-}
-
-// Copies the elements of every tensor leaf of `from` into the memory of `to`, as a load does.
-void copy_tensors(const Value& from, const Value& to) {
-  const auto source = flatten(from), target = flatten(to);
-  for (std::size_t i = 0; i < source.size(); ++i) {
-    ASSERT_EQ(source[i].name, target[i].name);
-    if (!source[i].value.is(Value::Kind::tensor)) continue;
-    const auto &a = source[i].value.as_tensor(), &b = target[i].value.as_tensor();
-    const auto size = size_of(a.dtype);
-    const auto &p = a.pieces[0], &q = b.pieces[0];
-    std::memcpy(q.storage->data + q.storage_offset * size,
-                p.storage->data + p.storage_offset * size, numel(p.slice) * size);
-  }
-}
-
-TEST(OptimState, ARunContinuesFromAnothersState) {
-  run_mesh(2, [](Mesh& mesh) {
-    auto first = make_sharded(mesh, false), second = make_sharded(mesh, false);
-    auto one = make_optimizer(first), two = make_optimizer(second);
-    for (int i = 0; i < 3; ++i) step(first, one, i);
-    one.set_lr(0.005);
-    step(second, two, 9);
-    copy_tensors(model_state(first), model_state(second));
-    const auto saved = optim_state(one);
-    copy_tensors(saved, optim_state(two));
-    set_optim_state(two, saved);
-    EXPECT_EQ(two.options(1).lr, 0.005);
-    for (int i = 3; i < 6; ++i) EXPECT_EQ(step(first, one, i), step(second, two, i)) << i;
-  });
-}
-
-// FSDP1's flat parameters stand in the order of units, others in that of modules.
-TEST(OptimState, TheOrderOfAGroupIsNoOtherGroup) {
-  run_mesh(1, [](Mesh& mesh) {
-    auto net = make_sharded(mesh, false);
-    auto parameters = sharded_parameters(net);
-    AdamW optimizer(parameters);
-    std::ranges::reverse(parameters);
-    AdamW other(parameters);
-    other.set_lr(0.25);
-    set_optim_state(optimizer, optim_state(other));
-    EXPECT_EQ(optimizer.options().lr, 0.25);
-  });
-}
-
-TEST(OptimState, RefusesOtherGroups) {
-  run_mesh(1, [](Mesh& mesh) {
-    auto net = make_sharded(mesh, false);
-    auto optimizer = make_optimizer(net);
-    AdamW other(sharded_parameters(net));
-    EXPECT_THROW(set_optim_state(other, optim_state(optimizer)), Error);
-  });
 }
 
 }  // namespace

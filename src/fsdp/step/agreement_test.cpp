@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "base/log.h"
+#include "fsdp/state/model_state.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/full_params.h"
 #include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/optim.h"
-#include "tessera/train_state.h"
 #include "tessera/unit_controls.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"

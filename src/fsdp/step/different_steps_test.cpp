@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/state/model_state.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/train_state.h"
 #include "torch/testing.h"
 
 namespace tessera {

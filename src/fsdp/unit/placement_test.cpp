@@ -6,11 +6,11 @@
 
 #include <string>
 
+#include "fsdp/state/model_state.h"
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/full_params.h"
-#include "tessera/train_state.h"
 #include "torch/testing.h"
 
 namespace tessera {

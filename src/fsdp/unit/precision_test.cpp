@@ -6,6 +6,7 @@
 #include <array>
 #include <vector>
 
+#include "fsdp/state/model_state.h"
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/error.h"
@@ -13,7 +14,6 @@
 #include "tessera/full_params.h"
 #include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/optim.h"
-#include "tessera/train_state.h"
 #include "torch/testing.h"
 
 namespace tessera {

@@ -1,0 +1,17 @@
+// The parameters and buffers of a model as a tree that checkpoints take.
+#pragma once
+
+#include "tessera/module_ref.h"
+#include "tessera/value.h"
+
+namespace tessera {
+
+// {name: tensor} of all parameters and buffers (what was put into the module by set_data included),
+// in the order of Python's state_dict(); a parameter that modules share is there under each of its
+// names. Tensor leaves point into the memory of this rank's own rows: changing the tree's elements
+// changes the model. Take a new tree for every save and load, between steps and not between a
+// forward and its backward: taking it is what tells a unit that stays gathered that its shard may
+// change. Throws `unsupported` for tensors that are not on the CPU.
+[[nodiscard]] Value model_state(ModuleRef module);
+
+}  // namespace tessera

@@ -1,0 +1,260 @@
+#include "optim_state/optim_leaves.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <functional>
+#include <unordered_map>
+#include <utility>
+
+#include "tessera/error.h"
+#include "tessera/fsdp.h"
+#include "torch/tensor.h"
+
+namespace tessera::detail {
+namespace {
+
+// `value` with every tensor in it replaced by what `make` gives for it.
+Value mapped(const Value& value, const std::function<Value(const Tensor&)>& make) {
+  if (value.is(Value::Kind::tensor)) return make(value.as_tensor());
+  if (value.is(Value::Kind::list)) {
+    Value::List items;
+    for (const auto& item : value.items()) items.push_back(mapped(item, make));
+    return Value::list(std::move(items));
+  }
+  if (value.is(Value::Kind::dict)) {
+    std::vector<Value::Pair> pairs;
+    for (const auto& [key, item] : value.pairs()) pairs.emplace_back(key, mapped(item, make));
+    return Value::dict(std::move(pairs), value.dict_kind());
+  }
+  return value;
+}
+
+// The optimizer's own tensors, and of everything else what was loaded.
+Value with_loaded_values(const Value& own, const Value& loaded) {
+  if (own.is(Value::Kind::tensor) || own.kind() != loaded.kind()) {
+    return own.is(Value::Kind::tensor) ? own : loaded;
+  }
+  if (own.is(Value::Kind::list) && own.size() == loaded.size()) {
+    Value::List items;
+    for (std::size_t i = 0; i < own.size(); ++i)
+      items.push_back(with_loaded_values(own.items()[i], loaded.items()[i]));
+    return Value::list(std::move(items));
+  }
+  if (own.is(Value::Kind::dict)) {
+    std::vector<Value::Pair> pairs;
+    for (const auto& [key, item] : own.pairs()) {
+      const auto* found = loaded.find_key(key);
+      pairs.emplace_back(key, found == nullptr ? item : with_loaded_values(item, *found));
+    }
+    return Value::dict(std::move(pairs), own.dict_kind());
+  }
+  return loaded;
+}
+
+bool is_of_shape(const Tensor& leaf, at::IntArrayRef sizes) {
+  return at::IntArrayRef(leaf.shape) == sizes;
+}
+
+at::Tensor memory_of(const Tensor& leaf) {
+  if (numel(leaf.shape) > 0) return tensor_of(leaf);
+  return at::empty(leaf.shape, scalar_type_of(leaf.dtype));
+}
+
+// This rank's part of a whole parameter's state.
+Value part_leaf(const at::Tensor& held, const ShardedParameter& parameter) {
+  if (parameter.flat) return flat_leaf_of(held.reshape({-1}), parameter.shape, parameter.offset);
+  return sharded_leaf_of(held, parameter.shape, parameter.offset, parameter.dim);
+}
+
+// Who holds nothing of an original parameter of FSDP1 has no gradients of it and does not count its
+// steps: other ranks say how many there were.
+bool counts_steps(const ShardedParameter& parameter) {
+  return !parameter.flat || !parameter.pieces.empty() || parameter.local.numel() > 0 ||
+         numel(parameter.shape) == 0;
+}
+
+// State that is not element by element, such as a number of steps: whole, the same on all ranks.
+Value whole_leaf(const Tensor& leaf, const ShardedParameter& parameter) {
+  auto copy = leaf;
+  if (!counts_steps(parameter)) copy.pieces.clear();
+  return copy;
+}
+
+void add_entries(const ShardedParameter& parameter, const Value& state, Value& into) {
+  const auto is_part = [&](const Tensor& leaf) {
+    return parameter.sharded && is_of_shape(leaf, parameter.local.sizes());
+  };
+  if (parameter.pieces.empty()) {
+    into.set_item(parameter.name(), mapped(state, [&](const Tensor& leaf) {
+                    return is_part(leaf) ? part_leaf(memory_of(leaf), parameter)
+                                         : whole_leaf(leaf, parameter);
+                  }));
+  }
+  for (const auto& piece : parameter.pieces) {
+    into.set_item(piece.name, mapped(state, [&](const Tensor& leaf) -> Value {
+                    if (!is_part(leaf)) return whole_leaf(leaf, parameter);
+                    const auto held = memory_of(leaf).narrow(0, piece.local_offset, piece.count);
+                    return flat_leaf_of(held, piece.shape, piece.param_offset);
+                  }));
+  }
+}
+
+// Zeros of the shapes that this rank has of what a checkpoint stores for a parameter of `shape`.
+Value zeros_for(const Value& stored, const std::vector<std::int64_t>& shape,
+                const ShardedParameter& parameter) {
+  return mapped(stored, [&](const Tensor& leaf) {
+    const auto sizes = parameter.sharded && is_of_shape(leaf, shape) ? parameter.local.sizes()
+                                                                     : at::IntArrayRef(leaf.shape);
+    return leaf_of(at::zeros(sizes, scalar_type_of(leaf.dtype)));
+  });
+}
+
+// The same keys, and tensors of the same shapes.
+bool has_form_of(const Value& a, const Value& b) {
+  if (a.kind() != b.kind()) return false;
+  if (a.is(Value::Kind::tensor)) return a.as_tensor().shape == b.as_tensor().shape;
+  if (a.is(Value::Kind::list)) return std::ranges::equal(a.items(), b.items(), has_form_of);
+  if (!a.is(Value::Kind::dict)) return true;
+  return a.size() == b.size() && std::ranges::all_of(a.pairs(), [&](const Value::Pair& pair) {
+           const auto* other = b.find_key(pair.first);
+           return other != nullptr && has_form_of(pair.second, *other);
+         });
+}
+
+const Value& entry_of(const Value& tree, const char* key) {
+  const auto* found = tree.is(Value::Kind::dict) ? tree.find(key) : nullptr;
+  if (found != nullptr) return *found;
+  throw Error(ErrorCode::not_found, "the checkpoint has no such part of an optimizer's state")
+      .at_key(key);
+}
+
+}  // namespace
+
+OptimLeaves::OptimLeaves(ModuleRef model, OptimizerRef optimizer)
+    : optimizer_(std::move(optimizer)), parameters_(sharded_parameters(model)) {
+  std::unordered_map<const c10::TensorImpl*, const ShardedParameter*> known;
+  for (const auto& parameter : parameters_)
+    known.emplace(parameter.local.unsafeGetTensorImpl(), &parameter);
+  for (const auto& group : optimizer_.access().parameters()) {
+    auto& held = groups_.emplace_back();
+    for (const auto& tensor : group) {
+      const auto found = known.find(tensor.unsafeGetTensorImpl());
+      if (found == known.end()) {
+        throw Error(ErrorCode::invalid_argument, "the optimizer has a parameter of shape " +
+                                                     to_string(tensor.sizes().vec()) +
+                                                     " that is not one of the model's");
+      }
+      const auto& parameter = *found->second;
+      held.push_back(
+          {.parameter = &parameter,
+           .key = parameter.pieces.empty() ? parameter.name() : parameter.pieces[0].name});
+    }
+  }
+}
+
+// A flat parameter stands for those in it.
+std::vector<std::string> OptimLeaves::names_of(const std::vector<Held>& group) const {
+  std::vector<std::string> names;
+  for (const auto& held : group) {
+    if (held.parameter->pieces.empty()) names.push_back(held.parameter->name());
+    for (const auto& piece : held.parameter->pieces) names.push_back(piece.name);
+  }
+  return names;
+}
+
+Value OptimLeaves::tree() {
+  auto state = Value::dict();
+  Value::List groups;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (auto& held : groups_[g]) {
+      held.state = optimizer_.access().state(held.parameter->local);
+      if (!held.state.is(Value::Kind::none)) add_entries(*held.parameter, held.state, state);
+    }
+    Value::List names;
+    for (auto& name : names_of(groups_[g])) names.emplace_back(std::move(name));
+    auto group = optimizer_.access().group(g);
+    group.set_item("params", Value::list(std::move(names)));
+    groups.push_back(std::move(group));
+  }
+  return Value::dict(
+      {{"state", std::move(state)}, {"param_groups", Value::list(std::move(groups))}});
+}
+
+void OptimLeaves::require_same_groups(const Value& stored) const {
+  const auto& groups = entry_of(stored, "param_groups").items();
+  if (groups.size() != groups_.size()) {
+    throw Error(ErrorCode::mismatch, "the checkpoint's optimizer has " +
+                                         std::to_string(groups.size()) + " groups, this one " +
+                                         std::to_string(groups_.size()))
+        .at_key("param_groups");
+  }
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    std::vector<std::string> listed;
+    for (const auto& name : entry_of(groups[g], "params").items())
+      listed.push_back(name.is(Value::Kind::string) ? name.as_string() : std::string());
+    auto ours = names_of(groups_[g]);
+    // Their order is that of units: state is found by name.
+    std::ranges::sort(listed);
+    std::ranges::sort(ours);
+    if (listed == ours) continue;
+    throw Error(ErrorCode::mismatch, "the group holds other parameters in the checkpoint (" +
+                                         std::to_string(listed.size()) +
+                                         ") than in the optimizer (" + std::to_string(ours.size()) +
+                                         ")")
+        .at_key("param_groups." + std::to_string(g) + ".params");
+  }
+}
+
+void OptimLeaves::prepare(const Value& stored) {
+  require_same_groups(stored);
+  auto& access = optimizer_.access();
+  // A dict without entries is no part of a checkpoint.
+  const auto* states = stored.find("state");
+  const auto zeros_of = [&](const Held& held) {
+    const auto* found = states == nullptr ? nullptr : states->find(held.key);
+    if (found == nullptr) return Value();
+    const auto& parameter = *held.parameter;
+    return zeros_for(*found, parameter.pieces.empty() ? parameter.shape : parameter.pieces[0].shape,
+                     parameter);
+  };
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    access.check_group(g, entry_of(stored, "param_groups").items()[g]);
+    for (const auto& held : groups_[g]) access.check_state(held.parameter->local, zeros_of(held));
+  }
+  for (auto& group : groups_) {
+    for (auto& held : group) {
+      const auto& local = held.parameter->local;
+      auto zeros = zeros_of(held);
+      auto before = access.state(local);
+      if (has_form_of(before, zeros)) continue;
+      access.set_state(local, zeros, /*keep=*/true);
+      held.before = std::move(before);
+      held.is_new = true;
+    }
+  }
+}
+
+void OptimLeaves::finish(const Value& loaded) {
+  auto& access = optimizer_.access();
+  const auto& groups = loaded.at("param_groups").items();
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (const auto& held : groups_[g]) {
+      if (held.state.is(Value::Kind::none)) continue;
+      const auto& state = loaded.at("state").at(held.key);
+      access.set_state(held.parameter->local, with_loaded_values(held.state, state), /*keep=*/true);
+    }
+    access.set_group(g, groups[g]);
+  }
+}
+
+void OptimLeaves::undo() {
+  for (auto& group : groups_) {
+    for (auto& held : group) {
+      if (!std::exchange(held.is_new, false)) continue;
+      optimizer_.access().set_state(held.parameter->local, held.before, /*keep=*/true);
+    }
+  }
+}
+
+}  // namespace tessera::detail

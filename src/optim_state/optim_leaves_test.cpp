@@ -1,0 +1,163 @@
+// Optimizer state as a tree with PyTorch's names; keys as get_state_dict gives them.
+#include "optim_state/optim_leaves.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "fsdp/state/model_state.h"
+#include "fsdp/testing/test_training.h"
+#include "tessera/error.h"
+#include "tessera/fully_sharded_data_parallel.h"
+#include "torch/tensor.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+using detail::OptimLeaves;
+using ::testing::ElementsAre;
+using testing::run_mesh;
+
+std::vector<std::string> keys(const Value& dict) {
+  std::vector<std::string> names;
+  for (const auto& pair : dict.pairs()) names.push_back(pair.first.as_string());
+  return names;
+}
+
+testing::Net make_sharded(const Mesh& mesh, bool tied) {
+  auto net = testing::make_net({.tied = tied, .blocks = 1});
+  testing::shard(net, mesh);
+  return net;
+}
+
+AdamW make_optimizer(testing::Net& net) {
+  ParameterGroup decay{{}, {.lr = 0.01, .weight_decay = 0.1}},
+      rest{{}, {.lr = 0.01, .weight_decay = 0}};
+  for (auto& parameter : sharded_parameters(net)) {
+    (parameter.shape.size() > 1 ? decay : rest).parameters.push_back(parameter);
+  }
+  return AdamW(std::vector<ParameterGroup>{decay, rest});
+}
+
+double step(testing::Net& net, AdamW& optimizer, int seed) {
+  auto tokens = torch::arange(6).add(seed).remainder(testing::kVocabulary).view({2, 3});
+  auto loss = net(tokens).square().mean();
+  loss.backward();
+  optimizer.step();
+  optimizer.zero_grad();
+  return loss.item<double>();
+}
+
+TEST(OptimState, HasPytorchsKeysAndGroups) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_sharded(mesh, true);
+    auto optimizer = make_optimizer(net);
+    step(net, optimizer, 0);
+    const auto state = OptimLeaves(net, optimizer).tree();
+    EXPECT_THAT(keys(state), ElementsAre("state", "param_groups"));
+    const auto& one = state.at("state").at("embed.weight");
+    EXPECT_THAT(keys(one), ElementsAre("step", "exp_avg", "exp_avg_sq"));
+    EXPECT_EQ(tensor_of(one.at("step").as_tensor()).item<float>(), 1);
+    EXPECT_TRUE(one.at("exp_avg").as_tensor().sharded);
+    EXPECT_FALSE(one.at("step").as_tensor().sharded);
+    const auto& group = state.at("param_groups").items().at(1);
+    EXPECT_THAT(keys(group), ElementsAre("lr", "betas", "eps", "weight_decay", "amsgrad",
+                                         "maximize", "foreach", "capturable", "differentiable",
+                                         "fused", "decoupled_weight_decay", "params"));
+    EXPECT_EQ(group.at("params").items().at(0).as_string(), "block0.norm.weight");
+  });
+}
+
+// Copies the elements of every tensor leaf of `from` into the memory of `to`, as a load does.
+void copy_tensors(const Value& from, const Value& to) {
+  const auto source = flatten(from), target = flatten(to);
+  for (std::size_t i = 0; i < source.size(); ++i) {
+    ASSERT_EQ(source[i].name, target[i].name);
+    if (!source[i].value.is(Value::Kind::tensor)) continue;
+    const auto &a = source[i].value.as_tensor(), &b = target[i].value.as_tensor();
+    const auto size = size_of(a.dtype);
+    const auto &p = a.pieces[0], &q = b.pieces[0];
+    std::memcpy(q.storage->data + q.storage_offset * size,
+                p.storage->data + p.storage_offset * size, numel(p.slice) * size);
+  }
+}
+
+void load_into(testing::Net& net, AdamW& optimizer, const Value& saved) {
+  OptimLeaves leaves(net, optimizer);
+  leaves.prepare(saved);
+  auto tree = leaves.tree();
+  copy_tensors(saved, tree);
+  tree.set_item("param_groups", saved.at("param_groups"));
+  leaves.finish(tree);
+}
+
+TEST(OptimState, ARunContinuesFromAnothersState) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto first = make_sharded(mesh, false), second = make_sharded(mesh, false);
+    auto one = make_optimizer(first), two = make_optimizer(second);
+    for (int i = 0; i < 3; ++i) step(first, one, i);
+    one.set_lr(0.005);
+    step(second, two, 9);
+    copy_tensors(model_state(first), model_state(second));
+    const auto saved = OptimLeaves(first, one).tree();
+    load_into(second, two, saved);
+    EXPECT_EQ(two.options(1).lr, 0.005);
+    for (int i = 3; i < 6; ++i) EXPECT_EQ(step(first, one, i), step(second, two, i)) << i;
+  });
+}
+
+// FSDP1's flat parameters stand in the order of units, others in that of modules.
+TEST(OptimState, TheOrderOfAGroupIsNoOtherGroup) {
+  run_mesh(1, [](Mesh& mesh) {
+    auto net = make_sharded(mesh, false);
+    auto parameters = sharded_parameters(net);
+    AdamW optimizer(parameters);
+    std::ranges::reverse(parameters);
+    AdamW other(parameters);
+    other.set_lr(0.25);
+    load_into(net, optimizer, OptimLeaves(net, other).tree());
+    EXPECT_EQ(optimizer.options().lr, 0.25);
+  });
+}
+
+TEST(OptimState, RefusesOtherGroups) {
+  run_mesh(1, [](Mesh& mesh) {
+    auto net = make_sharded(mesh, false);
+    auto optimizer = make_optimizer(net);
+    AdamW other(sharded_parameters(net));
+    EXPECT_THROW(load_into(net, other, OptimLeaves(net, optimizer).tree()), Error);
+  });
+}
+
+// FSDP1: the state of a flat parameter has the names, shapes and pieces of the parameters in it.
+TEST(OptimState, OfFlatParametersHasTheOriginalOnes) {
+  for (const bool use_orig_params : {false, true}) {
+    run_mesh(3, [&](Mesh& mesh) {
+      const auto plain = testing::make_net({.blocks = 1});
+      const FullyShardedDataParallel<testing::Net> net(
+          testing::make_net({.blocks = 1}), mesh,
+          {.auto_wrap_policy = module_wrap_policy<testing::BlockImpl>(),
+           .use_orig_params = use_orig_params});
+      AdamW optimizer(net.parameters());
+      optimizer.make_state();
+      const auto state = model_state(*net.module());
+      const auto moments = OptimLeaves(*net.module(), optimizer).tree();
+      const auto parameters = plain->named_parameters();
+      for (const auto& whole : parameters) {
+        const auto& leaf = state.at(whole.key()).as_tensor();
+        const auto& moment = moments.at("state").at(whole.key()).at("exp_avg").as_tensor();
+        EXPECT_EQ(moment.shape, whole.value().sizes().vec());
+        EXPECT_EQ(moment.pieces.size(), leaf.pieces.size());
+      }
+      const auto& names = moments.at("param_groups").items().at(0).at("params").items();
+      EXPECT_EQ(names.size(), parameters.size());
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera

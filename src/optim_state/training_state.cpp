@@ -1,0 +1,96 @@
+#include "tessera/training_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "fsdp/state/model_state.h"
+#include "optim_state/optim_leaves.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using detail::OptimLeaves;
+
+constexpr const char* kModel = "model";
+constexpr const char* kOptim = "optim";
+
+std::optional<OptimLeaves> leaves_of_optimizer(const TrainingState& state) {
+  if (!state.optimizer()) return std::nullopt;
+  return OptimLeaves(state.model(), *state.optimizer());
+}
+
+Path place_of_optim(const TrainingState& state) {
+  Path place;
+  if (!state.key.empty()) place.emplace_back(state.key);
+  place.emplace_back(kOptim);
+  return place;
+}
+
+Value tree_of(const TrainingState& state, std::optional<OptimLeaves>& optim) {
+  auto tree = Value::dict({{kModel, model_state(state.model())}});
+  if (optim) tree.set_item(kOptim, optim->tree());
+  for (const auto& [key, value] : state.values.pairs()) {
+    for (const auto* taken : {kModel, kOptim}) {
+      if (key == Value(taken))
+        throw Error(ErrorCode::invalid_argument, "this key of the values is the state's own")
+            .at_key(taken);
+    }
+    tree.set_item(key, value);
+  }
+  return state.key.empty() ? tree : Value::dict({{state.key, std::move(tree)}});
+}
+
+// The leaves of `checkpoint` below the dict at `path` as a tree of their own.
+Value part_of(const Checkpoint& checkpoint, const Path& path) {
+  std::vector<Leaf> below;
+  for (const auto& leaf : checkpoint.leaves) {
+    if (leaf.path.size() <= path.size() || !std::equal(path.begin(), path.end(), leaf.path.begin()))
+      continue;
+    auto& part = below.emplace_back(leaf);
+    part.path.erase(part.path.begin(),
+                    part.path.begin() + static_cast<std::ptrdiff_t>(path.size()));
+    part.name = dotted(part.path);
+    part.containers = nullptr;
+  }
+  return unflatten(below);
+}
+
+}  // namespace
+
+IoReport save(const TrainingState& state, const std::string& directory, Group& group,
+              const SaveOptions& options) {
+  Value tree;
+  agree(group, "taking a training state", [&] {
+    auto optim = leaves_of_optimizer(state);
+    tree = tree_of(state, optim);
+  });
+  return save(tree, directory, group, options);
+}
+
+LoadReport load(TrainingState& state, const std::string& path, Group& group,
+                const LoadOptions& options) {
+  std::optional<OptimLeaves> optim;
+  Value tree;
+  LoadReport report;
+  try {
+    agree(group, "preparing to load a training state", [&] {
+      optim = leaves_of_optimizer(state);
+      if (optim) optim->prepare(part_of(open_checkpoint(path), place_of_optim(state)));
+      tree = tree_of(state, optim);
+    });
+    report = load(tree, path, group, options);
+  } catch (...) {
+    if (optim) optim->undo();
+    throw;
+  }
+  const Value loaded = state.key.empty() ? tree : tree.at(state.key);
+  if (optim) optim->finish(loaded.at(kOptim));
+  std::vector<Value::Pair> values;
+  for (const auto& [key, value] : state.values.pairs())
+    values.emplace_back(key, *loaded.find_key(key));
+  state.values = Value::dict(std::move(values));
+  return report;
+}
+
+}  // namespace tessera

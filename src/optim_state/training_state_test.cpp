@@ -1,0 +1,276 @@
+// A training state is saved in one call and loaded in one: under any way of sharding, on any number
+// of ranks and with any optimizer the training goes on as if it had never been interrupted.
+#include "tessera/training_state.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "conformance/temporary_directory.h"
+#include "fsdp/testing/test_training.h"
+#include "optim_state/testing.h"
+#include "tessera/error.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+using testing::loss_of;
+using testing::make_net;
+using testing::Net;
+using testing::run_mesh;
+using testing::shard;
+using testing::Way;
+
+constexpr int kBefore = 3, kAfter = 3;
+
+enum class Kind { adam, sgd, adagrad, own };
+
+// Any of them under one name.
+class Trainer {
+ public:
+  Trainer(Net net, Kind kind) : net_(std::move(net)) {
+    const auto parameters = sharded_parameters(net_);
+    const auto tensors = local_tensors(parameters);
+    switch (kind) {
+      case Kind::adam:
+        torch_ = std::make_unique<torch::optim::Adam>(
+            tensors, torch::optim::AdamOptions(0.01).amsgrad(true));
+        break;
+      case Kind::sgd:
+        torch_ = std::make_unique<torch::optim::SGD>(
+            tensors, torch::optim::SGDOptions(0.02).momentum(0.9).dampening(0.2));
+        break;
+      case Kind::adagrad:
+        torch_ = std::make_unique<torch::optim::Adagrad>(tensors, 0.02);
+        break;
+      case Kind::own:
+        own_.emplace(parameters, AdamWOptions{.lr = 0.01});
+        break;
+    }
+  }
+
+  std::vector<double> train(int first, int count) {
+    std::vector<double> losses;
+    for (int step = first; step < first + count; ++step) {
+      net_->zero_grad();
+      if (own_) own_->zero_grad();
+      if (torch_) torch_->zero_grad();
+      auto loss = loss_of(net_, testing::batch(step, 0, 1));
+      loss.backward();
+      losses.push_back(loss.item<double>());
+      if (own_) own_->step();
+      if (torch_) torch_->step();
+    }
+    return losses;
+  }
+
+  [[nodiscard]] OptimizerRef optimizer() {
+    return own_ ? OptimizerRef(*own_) : OptimizerRef(*torch_);
+  }
+  [[nodiscard]] TrainingState state() { return {net_, optimizer()}; }
+  [[nodiscard]] Net& net() { return net_; }
+  void set_lr(double lr) {
+    if (own_) return own_->set_lr(lr);
+    torch_->param_groups()[0].options().set_lr(lr);
+  }
+
+ private:
+  Net net_;
+  std::unique_ptr<torch::optim::Optimizer> torch_;
+  std::optional<AdamW> own_;
+};
+
+// Other values than those that were saved.
+Net other_net() {
+  auto net = make_net({});
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : net->parameters()) parameter.fill_(0.5);
+  return net;
+}
+
+Trainer trainer_on(Net net, Way way, const Mesh& mesh, Kind kind) {
+  shard(net, way, mesh);
+  return {std::move(net), kind};
+}
+
+void save_trained(const std::string& path, Way way, int world, Kind kind) {
+  run_mesh(world, [&](Mesh& mesh) {
+    auto trainer = trainer_on(make_net({}), way, mesh, kind);
+    trainer.train(0, kBefore);
+    auto state = trainer.state();
+    state.values.set_item("step", kBefore);
+    save(state, path, mesh.group());
+  });
+}
+
+void expect_near(const std::vector<double>& mine, const std::vector<double>& expected) {
+  ASSERT_EQ(mine.size(), expected.size());
+  for (std::size_t i = 0; i < mine.size(); ++i)
+    EXPECT_NEAR(mine[i], expected[i], 1e-5 * std::abs(expected[i])) << "step " << i;
+}
+
+template <typename Call>
+ErrorCode code_of(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return ErrorCode::io;
+}
+
+class TrainingStates : public ::testing::TestWithParam<std::tuple<Way, Way, Kind>> {};
+
+TEST_P(TrainingStates, GoOnElsewhere) {
+  const auto [from, to, kind] = GetParam();
+  Trainer alone(make_net({}), kind);
+  alone.train(0, kBefore);
+  const auto expected = alone.train(kBefore, kAfter);
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  save_trained(path, from, 3, kind);
+  for (const int world : {1, 2, 4}) {
+    run_mesh(world, [&, to = to, kind = kind](Mesh& mesh) {
+      auto trainer = trainer_on(other_net(), to, mesh, kind);
+      trainer.set_lr(0.5);  // the checkpoint's counts
+      auto state = trainer.state();
+      state.values.set_item("step", 0);
+      load(state, path, mesh.group());
+      EXPECT_EQ(state.values.at("step").as_int(), kBefore);
+      expect_near(trainer.train(kBefore, kAfter), expected);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways, TrainingStates,
+    ::testing::Combine(::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original),
+                       ::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original),
+                       ::testing::Values(Kind::adam, Kind::sgd, Kind::adagrad, Kind::own)),
+    [](const auto& of) {
+      constexpr const char* kKinds[] = {"Adam", "Sgd", "Adagrad", "Own"};
+      return testing::name_of(std::get<0>(of.param)) + "To" +
+             testing::name_of(std::get<1>(of.param)) +
+             kKinds[static_cast<int>(std::get<2>(of.param))];
+    });
+
+// A run that goes on and loads an older checkpoint has state already: it is replaced in place.
+TEST(TrainingState, ReplacesTheStateThatIsThere) {
+  for (const auto kind : {Kind::adam, Kind::sgd, Kind::own}) {
+    const TemporaryDirectory directory;
+    const auto path = directory.path() + "/saved";
+    run_mesh(2, [&](Mesh& mesh) {
+      auto trainer = trainer_on(make_net({}), Way::rows, mesh, kind);
+      trainer.train(0, kBefore);
+      auto state = trainer.state();
+      save(state, path, mesh.group());
+      const auto expected = trainer.train(kBefore, kAfter);
+      load(state, path, mesh.group());
+      expect_near(trainer.train(kBefore, kAfter), expected);
+    });
+  }
+}
+
+// Before the first step there is no state, and a load makes there be none again.
+TEST(TrainingState, OfAFreshOptimizerIsThatOfAFreshOptimizer) {
+  for (const auto kind : {Kind::adam, Kind::sgd, Kind::own}) {
+    const TemporaryDirectory directory;
+    const auto path = directory.path() + "/saved";
+    run_mesh(2, [&](Mesh& mesh) {
+      auto trainer = trainer_on(make_net({}), Way::rows, mesh, kind);
+      auto state = trainer.state();
+      save(state, path, mesh.group());
+      const auto expected = trainer.train(0, kAfter);
+      load(state, path, mesh.group());
+      expect_near(trainer.train(0, kAfter), expected);
+    });
+  }
+}
+
+TEST(TrainingState, OfAModelAloneLoadsFromACheckpointWithMore) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  save_trained(path, Way::rows, 2, Kind::own);
+  auto expected = Trainer(make_net({}), Kind::own);
+  expected.train(0, kBefore);
+  auto net = other_net();
+  TrainingState state(net);
+  const auto alone = solo_group();
+  load(state, path, *alone);
+  for (std::size_t i = 0; i < net->parameters().size(); ++i) {
+    EXPECT_TRUE(torch::allclose(net->parameters()[i], expected.net()->parameters()[i], 1e-5, 1e-6))
+        << i;
+  }
+}
+
+TEST(TrainingState, LiesUnderTheKeyThatItIsGiven) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  const auto alone = solo_group();
+  Trainer trainer(make_net({}), Kind::adam);
+  trainer.train(0, kBefore);
+  auto state = trainer.state();
+  state.key = "app";
+  state.values.set_item("seed", 7);
+  save(state, path, *alone);
+  const auto checkpoint = open_checkpoint(path);
+  EXPECT_NE(checkpoint.find("app.seed"), nullptr);
+  EXPECT_NE(checkpoint.find("app.optim.param_groups.0.lr"), nullptr);
+  EXPECT_EQ(checkpoint.find("seed"), nullptr);
+  const auto expected = trainer.train(kBefore, kAfter);
+  Trainer other(other_net(), Kind::adam);
+  auto loaded = other.state();
+  loaded.key = "app";
+  load(loaded, path, *alone);
+  expect_near(other.train(kBefore, kAfter), expected);
+}
+
+TEST(TrainingState, RefusesWhatIsNotItsOwn) {
+  const auto alone = solo_group();
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  auto net = make_net({});
+  auto stranger = make_net({});
+  torch::optim::SGD foreign(stranger->parameters(), 0.1);
+  const TrainingState wrong(net, foreign);
+  EXPECT_EQ(code_of([&] { save(wrong, path, *alone); }), ErrorCode::invalid_argument);
+  TrainingState taken(net);
+  taken.values.set_item("optim", 1);
+  EXPECT_EQ(code_of([&] { save(taken, path, *alone); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { load(taken, path, *alone); }), ErrorCode::not_found);
+}
+
+// What a failed load leaves is what was there before.
+TEST(TrainingState, AFailedLoadLeavesTheOptimizerAlone) {
+  const auto alone = solo_group();
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  save_trained(path, Way::rows, 2, Kind::adam);
+  for (const bool has_state : {false, true}) {
+    auto net = make_net({});
+    auto parameters = net->parameters();
+    std::vector<torch::optim::OptimizerParamGroup> halves;
+    halves.emplace_back(std::vector<at::Tensor>{parameters.begin(), parameters.begin() + 2});
+    halves.emplace_back(std::vector<at::Tensor>{parameters.begin() + 2, parameters.end()});
+    torch::optim::Adam grouped(halves, torch::optim::AdamOptions(0.01));
+    TrainingState other_groups(net, grouped);
+    EXPECT_EQ(code_of([&] { load(other_groups, path, *alone); }), ErrorCode::mismatch);
+
+    Trainer trainer(make_net({}), Kind::adam);
+    if (has_state) trainer.train(0, 1);
+    const auto before = optimizer_state_dict(trainer.optimizer());
+    auto state = trainer.state();
+    state.values.set_item("epoch", 0);  // which the checkpoint lacks
+    EXPECT_EQ(code_of([&] { load(state, path, *alone); }), ErrorCode::not_found);
+    testing::expect_same(optimizer_state_dict(trainer.optimizer()), before);
+    EXPECT_EQ(state.values.at("epoch").as_int(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
