@@ -15,6 +15,7 @@
 
 #include "conformance/errors.h"
 #include "conformance/temporary_directory.h"
+#include "layout/plan.h"
 #include "tessera/checkpoint.h"
 
 namespace tessera::testing_support {

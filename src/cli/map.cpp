@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
+#include "layout/plan.h"
 #include "tessera/error.h"
 #include "value/render.h"
 

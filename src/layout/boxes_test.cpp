@@ -1,4 +1,5 @@
 #include "layout/boxes.h"
+#include "layout/plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "layout/element.h"
+#include "layout/plan.h"
 #include "tessera/layout.h"
 
 namespace tessera {

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "layout/element.h"
+#include "layout/plan.h"
 #include "tessera/error.h"
 #include "tessera/layout.h"
 

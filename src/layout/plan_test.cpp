@@ -1,5 +1,6 @@
 #include <chrono>
 
+#include "layout/plan.h"
 #include "layout/testing.h"
 
 namespace tessera {

@@ -4,6 +4,8 @@
 #include <map>
 #include <random>
 
+#include "layout/plan.h"
+#include "layout/strided.h"
 #include "layout/testing.h"
 
 namespace tessera {

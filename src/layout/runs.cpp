@@ -1,3 +1,4 @@
+#include "layout/plan.h"
 #include "tessera/layout.h"
 
 namespace tessera {

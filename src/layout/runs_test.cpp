@@ -1,3 +1,4 @@
+#include "layout/plan.h"
 #include "layout/testing.h"
 
 namespace tessera {

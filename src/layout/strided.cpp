@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "layout/strided.h"
 #include "tessera/layout.h"
 
 namespace tessera {

@@ -1,3 +1,4 @@
+#include "layout/strided.h"
 #include "layout/testing.h"
 
 namespace tessera {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "conformance/errors.h"
+#include "layout/plan.h"
 #include "tessera/error.h"
 #include "tessera/layout.h"
 

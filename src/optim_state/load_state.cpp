@@ -1,4 +1,5 @@
 #include "optim_state/load_state.h"
+#include "layout/plan.h"
 
 #include <torch/torch.h>
 

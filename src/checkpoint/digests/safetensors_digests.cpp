@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/digest.h"
+#include "checkpoint/digests/side_file.h"
 #include "io/checked_source.h"
 #include "tessera/error.h"
 

@@ -1,4 +1,5 @@
 #include "checkpoint/load/fill.h"
+#include "layout/strided.h"
 
 #include <algorithm>
 #include <cstring>

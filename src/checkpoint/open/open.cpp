@@ -1,4 +1,5 @@
 #include "checkpoint/open/open.h"
+#include "layout/plan.h"
 
 #include <sys/stat.h>
 

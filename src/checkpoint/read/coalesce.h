@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "layout/plan.h"
 #include "tessera/layout.h"
 
 namespace tessera {

@@ -1,4 +1,5 @@
 #include "checkpoint/read/memory.h"
+#include "layout/strided.h"
 
 #include <algorithm>
 

@@ -9,6 +9,7 @@
 
 #include "checkpoint/read/gather.h"
 #include "checkpoint/read/storage_checks.h"
+#include "layout/plan.h"
 #include "tessera/checkpoint.h"
 #include "tessera/layout.h"
 #include "tessera/value.h"

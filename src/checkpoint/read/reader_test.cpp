@@ -1,4 +1,5 @@
 #include "checkpoint/read/reader.h"
+#include "layout/plan.h"
 
 #include <random>
 

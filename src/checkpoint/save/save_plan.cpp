@@ -1,4 +1,5 @@
 #include "checkpoint/save/save_plan.h"
+#include "layout/plan.h"
 
 #include <algorithm>
 #include <limits>

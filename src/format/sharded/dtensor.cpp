@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/endian.h"
 #include "format/sharded/attributes.h"
+#include "layout/strided.h"
 #include "tessera/error.h"
 #include "value/render.h"
 

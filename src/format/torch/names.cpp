@@ -1,4 +1,5 @@
 #include "format/torch/names.h"
+#include "layout/strided.h"
 
 #include <algorithm>
 #include <array>

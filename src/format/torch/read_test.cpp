@@ -8,6 +8,7 @@
 #include "format/test_support.h"
 #include "format/torch/names.h"
 #include "format/torch/torch_file.h"
+#include "layout/strided.h"
 
 namespace tessera::torch_file {
 namespace {

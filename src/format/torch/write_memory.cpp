@@ -3,6 +3,8 @@
 
 #include "base/crc32.h"
 #include "format/torch/torch_file.h"
+#include "layout/plan.h"
+#include "layout/strided.h"
 #include "tessera/error.h"
 #include "value/lazy_bits.h"
 

@@ -1,4 +1,5 @@
 #include "fsdp/state/redistribute.h"
+#include "layout/plan.h"
 
 #include <algorithm>
 

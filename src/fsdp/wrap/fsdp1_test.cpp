@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "fsdp/state/model_state.h"
 #include "fsdp/testing/test_training.h"
+#include "layout/plan.h"
 #include "tessera/error.h"
 #include "tessera/fully_sharded_data_parallel.h"
 #include "torch/testing.h"
