@@ -9,8 +9,8 @@
 #include <string>
 
 #include "measure.h"
-#include "tessera/fully_sharded_data_parallel.h"
-#include "tessera/optim_state_dict.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/optim_state_dict.h"
 
 namespace {
 

@@ -39,12 +39,13 @@ HEADERS = {
     "checkpoint.h": "checkpoint",
     "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch",
     "grad_scaler.h": "optim", "optim.h": "optim", "optimizer_ref.h": "optim",
-    "activation_checkpoint.h": "fsdp", "comm_hooks.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp",
-    "fsdp.h": "fsdp", "full_params.h": "fsdp", "fully_sharded_data_parallel.h": "fsdp",
-    "optimizer_in_backward.h": "fsdp", "wrap_scope.h": "fsdp",
-    "shard_options.h": "fsdp", "state_dict.h": "fsdp",
-    "trace.h": "fsdp", "unit_controls.h": "fsdp", "detail": "fsdp",
-    "optim_state_dict.h": "optim_state", "training_state.h": "optim_state",
+    "activation_checkpoint.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp", "fsdp.h": "fsdp",
+    "optimizer_in_backward.h": "fsdp", "shard_options.h": "fsdp", "trace.h": "fsdp",
+    "unit_controls.h": "fsdp", "detail": "fsdp",
+    "training_state.h": "optim_state",
+    "pytorch/comm_hooks.h": "fsdp", "pytorch/full_params.h": "fsdp",
+    "pytorch/fully_sharded_data_parallel.h": "fsdp", "pytorch/state_dict.h": "fsdp",
+    "pytorch/wrap_scope.h": "fsdp", "pytorch/optim_state_dict.h": "optim_state",
     "checkpointer.h": "checkpointer",
 }
 
@@ -59,7 +60,7 @@ def layer_of(path):
     """The layer of a file of ours, or None where no layer holds (tests, examples, bench)."""
     parts = pathlib.PurePosixPath(path).parts
     if parts[:2] == ("include", "tessera"):
-        return HEADERS.get(parts[2])
+        return HEADERS.get("/".join(parts[2:]), HEADERS.get(parts[2]))
     if parts[0] == "src" and len(parts) > 2:
         return parts[1]
     return None

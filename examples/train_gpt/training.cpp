@@ -9,7 +9,7 @@
 
 #include "tessera/ddp.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 
 namespace {
 

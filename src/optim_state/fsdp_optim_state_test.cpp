@@ -10,7 +10,7 @@
 #include "optim_state/test_models.h"
 #include "optim_state/test_states.h"
 #include "tessera/error.h"
-#include "tessera/state_dict.h"
+#include "tessera/pytorch/state_dict.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
 

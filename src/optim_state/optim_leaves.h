@@ -2,8 +2,8 @@
 // whose leaves are the parts of whole parameters that this rank holds, over the optimizer's own
 // memory.
 //
-// Nothing is communicated. optim_state_dict (tessera/optim_state_dict.h) gathers and copies; this
-// is what saves and loads a training without either.
+// Nothing is communicated. optim_state_dict (tessera/pytorch/optim_state_dict.h) gathers and
+// copies; this is what saves and loads a training without either.
 #pragma once
 
 #include <string>

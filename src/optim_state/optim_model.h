@@ -12,7 +12,7 @@
 
 #include "fsdp/unit/unit.h"
 #include "tessera/mesh.h"
-#include "tessera/optim_state_dict.h"
+#include "tessera/pytorch/optim_state_dict.h"
 
 namespace tessera::detail {
 

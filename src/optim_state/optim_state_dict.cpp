@@ -1,4 +1,4 @@
-#include "tessera/optim_state_dict.h"
+#include "tessera/pytorch/optim_state_dict.h"
 
 #include <torch/torch.h>
 
@@ -7,7 +7,7 @@
 #include "optim_state/load_state.h"
 #include "optim_state/save_state.h"
 #include "tessera/error.h"
-#include "tessera/state_dict.h"
+#include "tessera/pytorch/state_dict.h"
 
 namespace tessera {
 namespace {

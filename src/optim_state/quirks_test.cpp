@@ -14,8 +14,8 @@
 #include "fsdp/testing/counting_transport.h"
 #include "optim_state/testing.h"
 #include "tessera/error.h"
-#include "tessera/optim_state_dict.h"
-#include "tessera/state_dict.h"
+#include "tessera/pytorch/optim_state_dict.h"
+#include "tessera/pytorch/state_dict.h"
 #include "torch/testing.h"
 
 namespace tessera {

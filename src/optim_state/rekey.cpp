@@ -12,7 +12,7 @@
 #include "optim_state/state_message.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
-#include "tessera/optim_state_dict.h"
+#include "tessera/pytorch/optim_state_dict.h"
 #include "torch/tensor.h"
 #include "value/render.h"
 

@@ -10,9 +10,9 @@
 #include "fsdp/testing/test_training.h"
 #include "optim_state/testing.h"
 #include "tessera/checkpoint.h"
-#include "tessera/full_params.h"
-#include "tessera/optim_state_dict.h"
-#include "tessera/state_dict.h"
+#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/optim_state_dict.h"
+#include "tessera/pytorch/state_dict.h"
 #include "torch/testing.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "optim_state/testing.h"
-#include "tessera/optim_state_dict.h"
+#include "tessera/pytorch/optim_state_dict.h"
 #include "torch/testing.h"
 
 namespace tessera {

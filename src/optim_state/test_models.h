@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/value.h"
 
 namespace tessera::testing {

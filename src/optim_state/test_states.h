@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tessera/mesh.h"
-#include "tessera/optim_state_dict.h"
+#include "tessera/pytorch/optim_state_dict.h"
 #include "tessera/value.h"
 
 namespace tessera::testing {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "fsdp/testing/test_training.h"
-#include "tessera/fully_sharded_data_parallel.h"
-#include "tessera/optim_state_dict.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/optim_state_dict.h"
 #include "torch/tensor.h"
 
 namespace tessera::testing {

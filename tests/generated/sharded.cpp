@@ -13,9 +13,9 @@
 #include "generated/run.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/full_params.h"
-#include "tessera/optim_state_dict.h"
-#include "tessera/state_dict.h"
+#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/optim_state_dict.h"
+#include "tessera/pytorch/state_dict.h"
 #include "tessera/training_state.h"
 #include "torch/testing.h"
 

@@ -5,7 +5,7 @@
 
 #include "generated/model.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 
 namespace tessera::generated {
 namespace {

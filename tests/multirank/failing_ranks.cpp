@@ -24,7 +24,7 @@
 #include "fsdp/testing/test_model.h"
 #include "tessera/ddp.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 
 namespace {
 

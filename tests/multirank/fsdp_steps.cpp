@@ -17,8 +17,8 @@
 #include "tessera/ddp.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
-#include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/optim.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 
 namespace {
 

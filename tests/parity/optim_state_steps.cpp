@@ -13,8 +13,8 @@
 #include "optim_state/test_models.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
-#include "tessera/optim_state_dict.h"
-#include "tessera/state_dict.h"
+#include "tessera/pytorch/optim_state_dict.h"
+#include "tessera/pytorch/state_dict.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
 

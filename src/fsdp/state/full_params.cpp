@@ -1,4 +1,4 @@
-#include "tessera/full_params.h"
+#include "tessera/pytorch/full_params.h"
 
 #include <torch/torch.h>
 

@@ -1,4 +1,4 @@
-#include "tessera/state_dict.h"
+#include "tessera/pytorch/state_dict.h"
 #include "fsdp/state/model_state.h"
 
 #include <torch/torch.h>
@@ -13,7 +13,7 @@
 #include "fsdp/state/state_entries.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
-#include "tessera/full_params.h"
+#include "tessera/pytorch/full_params.h"
 #include "torch/tensor.h"
 
 namespace tessera {

@@ -8,8 +8,8 @@
 #include "base/log.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
-#include "tessera/state_dict.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/state_dict.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
 

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/device.h"
 #include "torch/testing.h"
 

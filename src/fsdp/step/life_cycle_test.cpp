@@ -17,7 +17,7 @@
 #include "fsdp/unit/broadcast.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/testing.h"
 
 namespace tessera {

@@ -20,7 +20,7 @@
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/trace.h"
 #include "tessera/unit_controls.h"
 #include "torch/compat.h"

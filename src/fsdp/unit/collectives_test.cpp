@@ -11,8 +11,8 @@
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/ddp.h"
-#include "tessera/fully_sharded_data_parallel.h"
-#include "tessera/state_dict.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/state_dict.h"
 #include "torch/testing.h"
 
 namespace tessera {

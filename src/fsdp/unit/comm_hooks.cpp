@@ -1,4 +1,4 @@
-#include "tessera/comm_hooks.h"
+#include "tessera/pytorch/comm_hooks.h"
 
 #include <torch/torch.h>
 

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm_hooks.h"
+#include "tessera/pytorch/comm_hooks.h"
 
 namespace tessera::detail {
 

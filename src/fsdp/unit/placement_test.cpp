@@ -10,7 +10,7 @@
 #include "fsdp/testing/counting_transport.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
-#include "tessera/full_params.h"
+#include "tessera/pytorch/full_params.h"
 #include "torch/testing.h"
 
 namespace tessera {

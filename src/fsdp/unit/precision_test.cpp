@@ -11,9 +11,9 @@
 #include "fsdp/testing/test_model.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
-#include "tessera/full_params.h"
-#include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/optim.h"
+#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/testing.h"
 
 namespace tessera {

@@ -25,8 +25,8 @@
 #include "tessera/detail/slot.h"
 #include "tessera/mesh.h"
 #include "tessera/parameter.h"
+#include "tessera/pytorch/state_dict.h"
 #include "tessera/shard_options.h"
-#include "tessera/state_dict.h"
 #include "tessera/trace.h"
 
 namespace tessera::detail {
@@ -116,7 +116,8 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   [[nodiscard]] ShardChanges& changes() noexcept { return changes_; }
   [[nodiscard]] const ShardChanges& changes() const noexcept { return changes_; }
 
-  // Whole, while nobody computes (tessera/full_params.h) -----------------------------------------
+  // Whole, while nobody computes (tessera/pytorch/full_params.h)
+  // -----------------------------------------
   [[nodiscard]] const at::Tensor& shard() const { return store_->shard(); }
   [[nodiscard]] WholeParameters whole() const { return WholeParameters(*store_); }
   // The module's tensors are views of `whole`; undefined: they stay without data. Until hide().

@@ -1,5 +1,5 @@
 // WholeParameters: all parameters of a unit as one array, outside of the schedule: gathered, viewed
-// and cut again (tessera/full_params.h, state dicts).
+// and cut again (tessera/pytorch/full_params.h, state dicts).
 #pragma once
 
 #include <torch/types.h>

@@ -12,9 +12,9 @@
 #include "fsdp/testing/test_training.h"
 #include "fsdp/unit/grad_reducer.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/optimizer_in_backward.h"
-#include "tessera/wrap_scope.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/wrap_scope.h"
 #include "torch/testing.h"
 
 namespace tessera {

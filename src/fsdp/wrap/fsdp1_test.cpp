@@ -12,7 +12,7 @@
 #include "fsdp/testing/test_training.h"
 #include "layout/plan.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/testing.h"
 
 namespace tessera {

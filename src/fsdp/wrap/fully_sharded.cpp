@@ -6,7 +6,7 @@
 #include "fsdp/step/root.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 
 namespace tessera::detail {
 

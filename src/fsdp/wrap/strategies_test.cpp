@@ -10,8 +10,8 @@
 #include "tessera/activation_checkpoint.h"
 #include "tessera/ddp.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
 #include "tessera/optim.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/testing.h"
 
 namespace tessera {

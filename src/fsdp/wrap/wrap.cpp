@@ -9,8 +9,8 @@
 #include "fsdp/unit/registry.h"
 #include "fsdp/wrap/past_holders.h"
 #include "tessera/error.h"
-#include "tessera/fully_sharded_data_parallel.h"
-#include "tessera/wrap_scope.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/wrap_scope.h"
 
 namespace tessera {
 namespace {

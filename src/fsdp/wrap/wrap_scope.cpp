@@ -1,4 +1,4 @@
-#include "tessera/wrap_scope.h"
+#include "tessera/pytorch/wrap_scope.h"
 
 #include <unistd.h>
 

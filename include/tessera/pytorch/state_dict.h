@@ -5,8 +5,8 @@
 //   Value state = state_dict(model);
 //
 // Training needs none of this: TrainingState of tessera/training_state.h saves and loads every
-// rank's own parts without communication; full_state_dict of tessera/full_params.h is the full
-// kind.
+// rank's own parts without communication; full_state_dict of tessera/pytorch/full_params.h is the
+// full kind.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ enum class StateDictType : std::uint8_t {
   sharded,  // a chunk of each parameter's dimension 0, under the module's own names
 };
 
-// Of the optimizer's state, see tessera/optim_state_dict.h (spec O13 to O16).
+// Of the optimizer's state, see tessera/pytorch/optim_state_dict.h (spec O13 to O16).
 struct OptimStateDictOptions {
   bool offload_to_cpu = true;
   bool rank0_only = false;  // as below

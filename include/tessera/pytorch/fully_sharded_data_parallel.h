@@ -25,10 +25,10 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm_hooks.h"
 #include "tessera/fsdp.h"
-#include "tessera/full_params.h"
 #include "tessera/optim.h"
+#include "tessera/pytorch/comm_hooks.h"
+#include "tessera/pytorch/full_params.h"
 
 namespace tessera {
 
@@ -142,9 +142,10 @@ template <typename Holder>
 class FullyShardedDataParallel {
  public:
   // Takes over `module`, a holder. A hybrid strategy needs a HybridMesh or, with a policy, shards
-  // over the ranks of each host (spec HY1, tessera/wrap_scope.h). Throws `invalid_argument` for one
-  // with neither, a module that has units already under a policy, and what fully_shard refuses.
-  // With one rank, or hybrid with one rank a shard, every strategy is no_shard. Collective.
+  // over the ranks of each host (spec HY1, tessera/pytorch/wrap_scope.h). Throws `invalid_argument`
+  // for one with neither, a module that has units already under a policy, and what fully_shard
+  // refuses. With one rank, or hybrid with one rank a shard, every strategy is no_shard.
+  // Collective.
   FullyShardedDataParallel(Holder module, const Mesh& mesh, const FullyShardedOptions& options = {})
       : FullyShardedDataParallel(std::move(module), {mesh, mesh, mesh}, false, options) {}
   FullyShardedDataParallel(Holder module, const HybridMesh& mesh,
@@ -193,8 +194,9 @@ class FullyShardedDataParallel {
     const torch::NoGradGuard no_grad;
     module_->apply(initialize);
   }
-  // M25: another way to average gradients, see tessera/comm_hooks.h. Throws `invalid_argument` on a
-  // module inside another one, for a hybrid strategy, for an empty hook, and when there is one.
+  // M25: another way to average gradients, see tessera/pytorch/comm_hooks.h. Throws
+  // `invalid_argument` on a module inside another one, for a hybrid strategy, for an empty hook,
+  // and when there is one.
   void register_comm_hook(const CommHook& hook) { detail::register_comm_hook(*module_, hook); }
 
  private:

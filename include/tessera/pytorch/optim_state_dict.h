@@ -64,7 +64,7 @@ struct OptimStateOptions {
   std::optional<Value> optim_state_dict = {};  // unset: optimizer_state_dict(optim)
   std::optional<Mesh> group = {};
 };
-// The kind, and which ranks get it, is the model's state_dict_type (tessera/state_dict.h).
+// The kind, and which ranks get it, is the model's state_dict_type (tessera/pytorch/state_dict.h).
 // Keys that are of no parameter are copied as they are, with a warning; an input without
 // "param_groups" gives an output without. Throws `unsupported` for the local kind. Collective.
 [[nodiscard]] Value optim_state_dict(ModuleRef model, OptimizerRef optim,

@@ -13,7 +13,7 @@
 
 #include <functional>
 
-#include "tessera/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
 
 namespace tessera {
 
