@@ -6,6 +6,7 @@
 #include "checkpoint/open/olmo_units.h"
 #include "checkpoint/open/training_state.h"
 #include "checkpoint/test_support.h"
+#include "format/sharded/sharded.h"
 #include "format/torch/torch_file.h"
 #include "tessera/layout.h"
 
@@ -329,7 +330,7 @@ TEST(TrainingState, NamesTakeThePlaceOfNumbers) {
       Value::dict({{"state", Value::dict()},
                    {"param_groups", Value::list({Value::dict({{"params", Value::list({0})}})})}});
   EXPECT_EQ(code_of([&] { (void)named_optim(nameless); }), ErrorCode::mismatch);
-  EXPECT_EQ(clean_name("_fsdp_wrapped_module"), "_fsdp_wrapped_module");
+  EXPECT_EQ(sharded::clean_name("_fsdp_wrapped_module"), "_fsdp_wrapped_module");
 }
 
 }  // namespace

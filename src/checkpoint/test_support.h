@@ -15,6 +15,7 @@
 
 #include "conformance/errors.h"
 #include "conformance/temporary_directory.h"
+#include "layout/boxes.h"
 #include "layout/plan.h"
 #include "tessera/checkpoint.h"
 
@@ -54,11 +55,7 @@ inline Tensor counting(const Shape& shape, const Slice& slice, float first, bool
 
 // Rank `rank`'s rows of a tensor split along `dim` as torch.chunk does (P-18).
 inline Box chunk(const Shape& shape, int rank, int ranks, std::size_t dim = 0) {
-  Box box = whole(shape);
-  const std::int64_t size = (shape[dim] + ranks - 1) / ranks;
-  box.offsets[dim] = std::min(size * rank, shape[dim]);
-  box.sizes[dim] = std::min(size, shape[dim] - box.offsets[dim]);
-  return box;
+  return chunk_of(whole(shape), dim, ranks, rank);
 }
 
 inline std::vector<float> floats(const Tensor& tensor) {

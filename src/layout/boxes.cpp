@@ -71,4 +71,12 @@ std::optional<Box> common_box(const Box& a, const Box& b) {
   return common;
 }
 
+Box chunk_of(Box box, std::size_t dim, std::int64_t parts, std::int64_t index) {
+  const std::int64_t size = box.sizes.at(dim);
+  const std::int64_t begin = chunk_begin(size, parts, index);
+  box.offsets.at(dim) += begin;
+  box.sizes.at(dim) = chunk_begin(size, parts, index + 1) - begin;
+  return box;
+}
+
 }  // namespace tessera

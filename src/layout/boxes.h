@@ -1,6 +1,10 @@
-// Flat ranges as boxes: for formats whose chunks are boxes only, and for elements at strides.
+// Boxes: of flat ranges, for formats whose chunks are boxes only and for elements at strides; in
+// common; and as torch.chunk cuts them.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -13,5 +17,18 @@ namespace tessera {
 [[nodiscard]] std::vector<Box> boxes_of(const FlatRange& range, const Shape& shape);
 // What two boxes of one tensor have in common; none when nothing.
 [[nodiscard]] std::optional<Box> common_box(const Box& a, const Box& b);
+
+// torch.chunk's rule: the parts of `size` slices have ceil(size / parts) each, as long as there are
+// slices left.
+[[nodiscard]] constexpr std::int64_t chunk_size(std::int64_t size, std::int64_t parts) noexcept {
+  return size / parts + (size % parts == 0 ? 0 : 1);
+}
+// The first slice of part `index`; `size` when there is none left for it.
+[[nodiscard]] constexpr std::int64_t chunk_begin(std::int64_t size, std::int64_t parts,
+                                                 std::int64_t index) noexcept {
+  return std::min(chunk_size(size, parts) * index, size);
+}
+// Part `index` of `box` along dimension `dim`.
+[[nodiscard]] Box chunk_of(Box box, std::size_t dim, std::int64_t parts, std::int64_t index);
 
 }  // namespace tessera

@@ -38,5 +38,23 @@ TEST(BoxesOf, OfEveryRangeCoverItInOrder) {
   }
 }
 
+TEST(Chunks, AreTorchsForEverySizeAndNumberOfParts) {
+  EXPECT_EQ(chunk_size(5, 4), 2);
+  EXPECT_EQ(chunk_begin(5, 4, 3), 5);  // two, two, one, none
+  for (std::int64_t size = 0; size < 12; ++size) {
+    for (std::int64_t parts = 1; parts < 8; ++parts) {
+      std::int64_t next = 0;
+      for (std::int64_t index = 0; index < parts; ++index) {
+        const Box box = chunk_of(whole({3, size}), 1, parts, index);
+        EXPECT_EQ(box.offsets, (Shape{0, next}));
+        EXPECT_LE(box.sizes[1], chunk_size(size, parts));
+        EXPECT_EQ(box.sizes[0], 3);
+        next += box.sizes[1];
+      }
+      EXPECT_EQ(next, size);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera

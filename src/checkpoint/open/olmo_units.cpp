@@ -4,6 +4,7 @@
 #include <regex>
 
 #include "checkpoint/open/training_state.h"
+#include "format/sharded/sharded.h"
 #include "format/torch/torch_file.h"
 #include "tessera/error.h"
 
@@ -68,11 +69,11 @@ UnitPlan UnitPlan::of_local(const Store& store, const std::vector<std::string>& 
   bool longer = false;
   bool zeros = false;
   for (const Value& module : file.at("modules").items()) {
-    FlatUnit unit{clean_name(module.at("name").as_string() + "."), {}};
+    FlatUnit unit{sharded::clean_name(module.at("name").as_string() + "."), {}};
     if (!unit.path.empty()) unit.path.pop_back();
     for (const Value& handle : module.at("handles").items()) {
       for (const Value& fqn : handle.at("flat_param._fqns").items()) {
-        const std::string inner = clean_name(fqn.as_string());
+        const std::string inner = sharded::clean_name(fqn.as_string());
         unit.names.push_back(unit.path.empty() ? inner : unit.path + "." + inner);
         if (missing.erase(unit.names.back()) == 0) {
           throw Error(ErrorCode::mismatch,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "format/sharded/sharded.h"
 #include "tessera/error.h"
 #include "value/render.h"
 
@@ -10,8 +11,6 @@ namespace tessera {
 namespace {
 
 using Kind = Value::Kind;
-
-constexpr std::string_view kWrapped = "_fsdp_wrapped_module.";
 
 const Value* find_dict(const Value& tree, std::string_view key) {
   const Value* found = tree.find(key);
@@ -47,7 +46,7 @@ std::map<std::string, std::string> names_by_id(const Value::List& groups) {
     for (std::size_t i = 0; i < params.size(); ++i) {
       const Value& param = params.items()[i];
       if (param.is(Kind::string)) {
-        names[param.as_string()] = clean_name(param.as_string());
+        names[param.as_string()] = sharded::clean_name(param.as_string());
         continue;
       }
       if (!param.is(Kind::integer)) refuse("a parameter is neither a name nor a number");
@@ -58,7 +57,7 @@ std::map<std::string, std::string> names_by_id(const Value::List& groups) {
                     "not say what they are")
             .at_key("optim.param_groups");
       }
-      names[render(param)] = clean_name(given->items()[i].as_string());
+      names[render(param)] = sharded::clean_name(given->items()[i].as_string());
     }
   }
   return names;
@@ -92,14 +91,6 @@ Value named_group(const Value& group, const std::map<std::string, std::string>& 
 
 }  // namespace
 
-std::string clean_name(std::string_view name) {
-  std::string clean(name);
-  for (std::size_t at = 0; (at = clean.find(kWrapped, at)) != std::string::npos;) {
-    clean.erase(at, kWrapped.size());
-  }
-  return clean;
-}
-
 Value clean_model(const Value& model) {
   bool changed = model.dict_kind() != DictKind::ordered_dict;
   std::vector<Value::Pair> pairs;
@@ -108,7 +99,7 @@ Value clean_model(const Value& model) {
     if (!key.is(Kind::string)) {
       throw Error(ErrorCode::mismatch, "a model's names are strings, one is " + render(key, 60));
     }
-    const std::string name = clean_name(key.as_string());
+    const std::string name = sharded::clean_name(key.as_string());
     if (seen[name]++ > 0) {
       throw Error(ErrorCode::conflict, "two parameters have this name").at_key("model." + name);
     }
@@ -134,7 +125,8 @@ Value named_optim(const Value& optim) {
   for (const auto& [key, value] : state.pairs()) {
     const auto found = names.find(id_of(key));
     if (found == names.end() && !key.is(Kind::string)) refuse("state of a parameter in no group");
-    const std::string name = found == names.end() ? clean_name(key.as_string()) : found->second;
+    const std::string name =
+        found == names.end() ? sharded::clean_name(key.as_string()) : found->second;
     const bool same = key.is(Kind::string) && key.as_string() == name;
     changed = changed || !same;
     if (named_state.find(name) != nullptr) refuse("two states for the parameter " + name);

@@ -23,8 +23,6 @@ struct TrainingState {
 // optimizer get clean names. Throws `mismatch` when there is no model.
 [[nodiscard]] TrainingState training_state_of(const Value& tree);
 
-// "a._fsdp_wrapped_module.b" -> "a.b" (O-41; a name that only ends in the word keeps it, Q-14).
-[[nodiscard]] std::string clean_name(std::string_view name);
 // A model state dict with clean names; itself when they are clean. Throws `conflict` when two names
 // become one.
 [[nodiscard]] Value clean_model(const Value& model);

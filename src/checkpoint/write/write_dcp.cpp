@@ -12,6 +12,7 @@
 #include "checkpoint/write/resume.h"
 #include "checkpoint/write/targets.h"
 #include "checkpoint/write/write_archive.h"
+#include "layout/boxes.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
 #include "value/render.h"
@@ -121,15 +122,9 @@ void remove_own(Store& store, const std::vector<std::string>& names, const std::
 }  // namespace
 
 std::vector<Box> row_chunks(const Shape& shape, int ranks) {
-  const std::int64_t rows = shape.at(0);
-  const std::int64_t step = rows / ranks + (rows % ranks == 0 ? 0 : 1);
   std::vector<Box> chunks;
-  for (std::int64_t begin = 0; begin < rows; begin += step) {
-    Box box = whole(shape);
-    box.offsets[0] = begin;
-    box.sizes[0] = std::min(step, rows - begin);
-    chunks.push_back(std::move(box));
-  }
+  for (int rank = 0; chunk_begin(shape.at(0), ranks, rank) < shape[0]; ++rank)
+    chunks.push_back(chunk_of(whole(shape), 0, ranks, rank));
   return chunks;
 }
 

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/endian.h"
 #include "format/sharded/attributes.h"
+#include "layout/boxes.h"
 #include "layout/strided.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -184,16 +185,11 @@ void apply_order(const Value& spec, std::vector<Split>& splits) {
   splits = std::move(sorted);
 }
 
-// torch.chunk's parts: all of one size, rounded up, as long as there are elements.
 Box box_of(const Shape& shape, const std::vector<Split>& splits, const Mesh& mesh) {
   Box box = whole(shape);
   for (const Split& split : splits) {
-    const std::int64_t count = mesh.sizes[split.mesh_dim];
-    std::int64_t& size = box.sizes[split.dim];
-    const std::int64_t part = size / count + (size % count == 0 ? 0 : 1);
-    const std::int64_t begin = std::min(part * mesh.coordinate[split.mesh_dim], size);
-    box.offsets[split.dim] += begin;
-    size = std::min(part, size - begin);
+    box = chunk_of(std::move(box), split.dim, mesh.sizes[split.mesh_dim],
+                   mesh.coordinate[split.mesh_dim]);
   }
   return box;
 }

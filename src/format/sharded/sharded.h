@@ -53,7 +53,8 @@ struct FlatHandle {
 [[nodiscard]] Piece flat_piece(const Tensor& data, const FlatRange& range, std::int64_t offset,
                                int rank);
 
-// A parameter's name without what FSDP puts between modules: every "_fsdp_wrapped_module.".
+// A parameter's name without what FSDP puts between modules, every "_fsdp_wrapped_module." (O-41; a
+// name that only ends in the word keeps it, Q-14).
 [[nodiscard]] std::string clean_name(std::string name);
 
 }  // namespace tessera::sharded

@@ -3,6 +3,7 @@
 
 #include "fsdp/plan/schedule.h"
 #include "fsdp/plan/unit_layout.h"
+#include "layout/boxes.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -23,7 +24,7 @@ TEST(RowsLayout, CutsRowsAsTorchChunk_T2) {
   EXPECT_THAT(rows(layout, 2), ElementsAre(1, 0, 0, 0));
   EXPECT_THAT(rows(layout, 3), ElementsAre(0, 0, 0, 0));
   // Ranks without rows stand at the end of the tensor (P-18).
-  EXPECT_EQ(first_row(5, 4, 3), 5);
+  EXPECT_EQ(chunk_begin(5, 4, 3), 5);
 }
 
 TEST(RowsLayout, PacksShardsAndAlignsGatheredParameters) {

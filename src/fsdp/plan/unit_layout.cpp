@@ -3,18 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "layout/boxes.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
-std::int64_t chunk_of(std::int64_t rows, int world) noexcept {
-  return (rows + world - 1) / world;
-}
-
 std::int64_t row_count(std::int64_t rows, int world, int rank) noexcept {
-  const auto chunk = chunk_of(rows, world);
-  return std::clamp<std::int64_t>(rows - rank * chunk, 0, chunk);
+  return chunk_begin(rows, world, rank + 1) - chunk_begin(rows, world, rank);
 }
 
 }  // namespace
@@ -23,10 +19,6 @@ std::vector<ShardRun>::const_iterator first_run(const std::vector<ShardRun>& run
                                                 std::int64_t begin) noexcept {
   return std::ranges::partition_point(
       runs, [&](const ShardRun& run) { return run.shard_offset + run.count <= begin; });
-}
-
-std::int64_t first_row(std::int64_t rows, int world, int rank) noexcept {
-  return std::min(rank * chunk_of(rows, world), rows);
 }
 
 UnitLayout flat_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment) {
@@ -43,7 +35,7 @@ UnitLayout flat_layout(const std::vector<Shape>& shapes, int world, std::int64_t
     end += numel(shape);
   }
   if (alignment > 0) fill_up(world);
-  const auto chunk = (end + world - 1) / world;
+  const auto chunk = chunk_size(end, world);
   layout.gathered_elements = chunk * world;
   layout.shard_elements = chunk;
   for (int rank = 0; rank < world; ++rank) {
@@ -90,7 +82,7 @@ UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t
     for (std::size_t d = dim + 1; d < shape.size(); ++d) inner *= shape[d];
     for (int rank = 0; rank < world; ++rank) {
       const auto count = row_count(size, world, rank) * inner;
-      const auto first = first_row(size, world, rank) * inner;
+      const auto first = chunk_begin(size, world, rank) * inner;
       for (std::int64_t o = 0; o < outer && count > 0; ++o) {
         layout.runs[rank].push_back(
             {param, o * size * inner + first, layout.shard_elements + o * count, count});
@@ -102,7 +94,7 @@ UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t
     const auto elements = outer * size * inner;
     layout.params.push_back({shape, elements, layout.gathered_elements, dim});
     layout.gathered_elements += (elements + alignment - 1) / alignment * alignment;
-    layout.shard_elements += outer * chunk_of(size, world) * inner;
+    layout.shard_elements += outer * chunk_size(size, world) * inner;
   }
   return layout;
 }

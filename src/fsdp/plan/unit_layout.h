@@ -72,7 +72,4 @@ struct UnitLayout {
 [[nodiscard]] UnitLayout flat_layout(const std::vector<Shape>& shapes, int world,
                                      std::int64_t alignment);
 
-// Of the rows of one parameter: the first that `rank` holds (their count when it holds none).
-[[nodiscard]] std::int64_t first_row(std::int64_t rows, int world, int rank) noexcept;
-
 }  // namespace tessera

@@ -1,4 +1,5 @@
 #include "fsdp/state/redistribute.h"
+#include "layout/boxes.h"
 #include "layout/plan.h"
 
 #include <algorithm>
@@ -29,8 +30,8 @@ Part part_of(const Unit& unit, std::size_t index, int rank) {
   const auto& local = layout.local[rank][index];
   if (unit.geometry() == Geometry::rows) {
     Box box{Shape(place.shape.size(), 0), local.shape};
-    const auto world = static_cast<int>(layout.runs.size());
-    box.offsets[place.dim] = first_row(place.shape[place.dim], world, rank);
+    const auto world = static_cast<std::int64_t>(layout.runs.size());
+    box.offsets[place.dim] = chunk_begin(place.shape[place.dim], world, rank);
     return {std::move(box), local.shard_offset};
   }
   const auto runs = std::ranges::equal_range(layout.runs[rank], index, {}, &ShardRun::param);
@@ -50,11 +51,7 @@ std::vector<Part> parts_of(const Unit& unit, std::size_t index) {
 }
 
 Box chunk_of(const Shape& shape, int world, int rank) {
-  auto box = whole(shape);
-  if (shape.empty()) return box;
-  box.offsets[0] = first_row(shape[0], world, rank);
-  box.sizes[0] = first_row(shape[0], world, rank + 1) - box.offsets[0];
-  return box;
+  return shape.empty() ? whole(shape) : tessera::chunk_of(whole(shape), 0, world, rank);
 }
 
 Tensor chunk_leaf(const at::Tensor& tensor, const Shape& shape, const Box& box) {

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "fsdp/unit/bucket_reducer.h"
 #include "fsdp/unit/shard_reducer.h"
+#include "layout/boxes.h"
 #include "tessera/error.h"
 #include "torch/compat.h"
 #include "torch/device.h"
@@ -220,7 +221,8 @@ std::int64_t Unit::held_from(std::size_t index) const {
   const auto& layout = store_->layout();
   const auto& place = layout.params[index];
   if (geometry_ == Geometry::rows) {
-    return first_row(place.shape[place.dim], static_cast<int>(layout.runs.size()), store_->rank());
+    return chunk_begin(place.shape[place.dim], static_cast<std::int64_t>(layout.runs.size()),
+                       store_->rank());
   }
   for (const auto& run : layout.runs[store_->rank()]) {
     if (run.param == index) return run.param_offset;
