@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "checkpoint/open/olmo_state.h"
 #include "checkpoint/open/olmo_units.h"
-#include "checkpoint/open/training_state.h"
 #include "checkpoint/test_support.h"
 #include "format/sharded/sharded.h"
 #include "format/torch/torch_file.h"

@@ -3,7 +3,7 @@
 #include <map>
 #include <regex>
 
-#include "checkpoint/open/training_state.h"
+#include "checkpoint/open/olmo_state.h"
 #include "format/sharded/sharded.h"
 #include "format/torch/torch_file.h"
 #include "tessera/error.h"

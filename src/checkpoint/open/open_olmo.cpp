@@ -3,9 +3,9 @@
 #include <set>
 
 #include "base/checked.h"
+#include "checkpoint/open/olmo_state.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
-#include "checkpoint/open/training_state.h"
 #include "format/olmo/config.h"
 #include "format/olmo/keys.h"
 #include "format/safetensors/safetensors.h"
@@ -138,7 +138,7 @@ Checkpoint open_olmo_full(std::shared_ptr<Store> store) {
   Value model = *read_part(store, files, "model", checkpoint.files);
   const bool alone = files.size() == 1 && model.is(Kind::dict) && model.find("model") != nullptr;
   if (alone) return open_torch(std::move(store), files.front());
-  TrainingState state = training_state_of(Value::dict({{"model", std::move(model)}}));
+  OlmoState state = olmo_state_of(Value::dict({{"model", std::move(model)}}));
   if (auto optim = read_part(store, files, "optim", checkpoint.files)) {
     state.optim = named_optim(*optim);
   }

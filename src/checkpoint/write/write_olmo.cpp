@@ -63,7 +63,7 @@ void copy_config(const ConvertJob& job) {
 
 }  // namespace
 
-SourceTensors::SourceTensors(const TrainingState& state) {
+SourceTensors::SourceTensors(const OlmoState& state) {
   add("model", state.model);
   if (state.optim) add("optim", *state.optim);
 }
@@ -103,12 +103,12 @@ Value whole_tensor(const SourceTensors& sources, const Tensor& tensor, Archive& 
   return leaf;
 }
 
-void write_train(const ConvertJob& job, const TrainingState& state, const std::string& name) {
+void write_train(const ConvertJob& job, const OlmoState& state, const std::string& name) {
   if (state.train) write_archive(job, {name, *state.train, {}}, 1);
 }
 
-void write_olmo_torch_new(ConvertJob& job, const TrainingState& state) {
-  TrainingState part{state.model, state.optim, {}};
+void write_olmo_torch_new(ConvertJob& job, const OlmoState& state) {
+  OlmoState part{state.model, state.optim, {}};
   const std::vector<Leaf> leaves = leaves_of(part.tree());
   SubStore store(job.store, "model_and_optim");
   ConvertJob inner = job.with(leaves, store, "model_and_optim");
@@ -118,7 +118,7 @@ void write_olmo_torch_new(ConvertJob& job, const TrainingState& state) {
   }
 }
 
-void write_olmo_legacy(ConvertJob& job, const TrainingState& state) {
+void write_olmo_legacy(ConvertJob& job, const OlmoState& state) {
   const SourceTensors sources(state);
   const int ranks = job.options.ranks;
   parallel_for(job.threads, static_cast<std::size_t>(ranks), [&](std::size_t index) {
@@ -148,8 +148,7 @@ void write_olmo_legacy(ConvertJob& job, const TrainingState& state) {
 
 void write_olmo(ConvertJob& job) {
   if (job.options.ranks < 1) throw Error(ErrorCode::invalid_argument, "a target for no ranks");
-  const TrainingState state =
-      training_state_of(keeps_tree(job) ? *job.source.root : unflatten(job.leaves));
+  const OlmoState state = olmo_state_of(keeps_tree(job) ? *job.source.root : unflatten(job.leaves));
   switch (job.options.to) {
     case CheckpointKind::olmo_full:
       write_olmo_full(job, state);

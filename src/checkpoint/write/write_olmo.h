@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "checkpoint/open/training_state.h"
+#include "checkpoint/open/olmo_state.h"
 #include "checkpoint/write/targets.h"
 #include "checkpoint/write/write_archive.h"
 
@@ -16,7 +16,7 @@ namespace tessera {
 // The tensors of a training state, with the names that errors give them.
 class SourceTensors {
  public:
-  explicit SourceTensors(const TrainingState& state);
+  explicit SourceTensors(const OlmoState& state);
   // `tensor` must be a leaf of the state's model or optimizer.
   [[nodiscard]] const Leaf& of(const Tensor& tensor) const { return *by_tensor_.at(&tensor); }
 
@@ -34,11 +34,11 @@ class SourceTensors {
 [[nodiscard]] Value whole_tensor(const SourceTensors& sources, const Tensor& tensor,
                                  Archive& archive);
 
-void write_olmo_full(ConvertJob& job, const TrainingState& state);
-void write_olmo_torch_new(ConvertJob& job, const TrainingState& state);
-void write_olmo_legacy(ConvertJob& job, const TrainingState& state);
-void write_olmo_local(ConvertJob& job, const TrainingState& state);
+void write_olmo_full(ConvertJob& job, const OlmoState& state);
+void write_olmo_torch_new(ConvertJob& job, const OlmoState& state);
+void write_olmo_legacy(ConvertJob& job, const OlmoState& state);
+void write_olmo_local(ConvertJob& job, const OlmoState& state);
 // The trainer's state as `name`, when there is one.
-void write_train(const ConvertJob& job, const TrainingState& state, const std::string& name);
+void write_train(const ConvertJob& job, const OlmoState& state, const std::string& name);
 
 }  // namespace tessera

@@ -90,7 +90,7 @@ void write_part(const ConvertJob& job, const SourceTensors& sources, const std::
 
 }  // namespace
 
-void write_olmo_full(ConvertJob& job, const TrainingState& state) {
+void write_olmo_full(ConvertJob& job, const OlmoState& state) {
   const SourceTensors sources(state);
   write_part(job, sources, "model", state.model);
   if (job.options.olmo.model_only) return;

@@ -78,7 +78,7 @@ void add_unit(FlatModel& model, const FlatUnit& unit, int ranks) {
   if (!shapes.empty()) model.layout.back().emplace(shapes, dtype, ranks, model.aligned);
 }
 
-FlatModel flat_model_of(const ConvertJob& job, const TrainingState& state) {
+FlatModel flat_model_of(const ConvertJob& job, const OlmoState& state) {
   FlatModel model;
   std::vector<std::string> names;
   for (const auto& [key, value] : state.model.pairs()) {
@@ -353,7 +353,7 @@ void put_text(const ConvertJob& job, std::string_view name, const std::string& t
 
 }  // namespace
 
-void write_olmo_local(ConvertJob& job, const TrainingState& state) {
+void write_olmo_local(ConvertJob& job, const OlmoState& state) {
   const FlatModel model = flat_model_of(job, state);
   const SourceTensors sources(state);
   std::optional<Numbered> numbered;

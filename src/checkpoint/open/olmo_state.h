@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-struct TrainingState {
+struct OlmoState {
   Value model;                 // ordered dict: name -> tensor
   std::optional<Value> optim;  // {"state": {name: {key: value}}, "param_groups": [...]}
   std::optional<Value> train;  // dict
@@ -21,7 +21,7 @@ struct TrainingState {
 // only entry holds a "model" is looked through (the DCP guide's {"app": ...}); entries beside
 // "model", "optim" and "train" belong to the trainer, as in a `rank*.pt` (O-60). Model and
 // optimizer get clean names. Throws `mismatch` when there is no model.
-[[nodiscard]] TrainingState training_state_of(const Value& tree);
+[[nodiscard]] OlmoState olmo_state_of(const Value& tree);
 
 // A model state dict with clean names; itself when they are clean. Throws `conflict` when two names
 // become one.

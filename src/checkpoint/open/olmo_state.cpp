@@ -1,4 +1,4 @@
-#include "checkpoint/open/training_state.h"
+#include "checkpoint/open/olmo_state.h"
 
 #include <algorithm>
 #include <map>
@@ -143,14 +143,14 @@ Value named_optim(const Value& optim) {
   return result;
 }
 
-Value TrainingState::tree() const {
+Value OlmoState::tree() const {
   Value whole = Value::dict({{"model", model}});
   if (optim) whole.set_item("optim", *optim);
   if (train) whole.set_item("train", *train);
   return whole;
 }
 
-TrainingState training_state_of(const Value& tree) {
+OlmoState olmo_state_of(const Value& tree) {
   if (!tree.is(Kind::dict)) {
     throw Error(ErrorCode::mismatch, "the checkpoint is " + std::string(describe(tree.kind())) +
                                          ", expected a model or a training state");
@@ -158,9 +158,9 @@ TrainingState training_state_of(const Value& tree) {
   if (tree.size() == 1 && tree.pairs()[0].second.is(Kind::dict) &&
       find_dict(tree, "model") == nullptr &&
       find_dict(tree.pairs()[0].second, "model") != nullptr) {
-    return training_state_of(tree.pairs()[0].second);
+    return olmo_state_of(tree.pairs()[0].second);
   }
-  TrainingState state;
+  OlmoState state;
   const Value* model = find_dict(tree, "model");
   if (model == nullptr) {
     const auto& pairs = tree.pairs();
