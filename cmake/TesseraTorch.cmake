@@ -11,7 +11,8 @@ find_path(GLOO_INCLUDE_DIR gloo/config.h REQUIRED)
 # All code that includes libtorch links this; Torch's own include paths are system ones: no warnings from there.
 add_library(tessera_libtorch INTERFACE)
 target_include_directories(tessera_libtorch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS} ${GLOO_INCLUDE_DIR})
-target_compile_definitions(tessera_libtorch INTERFACE USE_C10D_GLOO)
+# TESSERA_WITH_TORCH: tessera/tessera.h has the runtime too.
+target_compile_definitions(tessera_libtorch INTERFACE USE_C10D_GLOO TESSERA_WITH_TORCH)
 target_link_libraries(tessera_libtorch INTERFACE ${TORCH_LIBRARIES})
 
 # The precompiled header is built twice, for libraries and for what is quick to build;

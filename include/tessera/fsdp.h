@@ -1,6 +1,6 @@
 // fully_shard: train a model that no rank holds whole.
 //
-//   struct BlockImpl : torch::nn::Module { torch::Tensor forward(torch::Tensor x); ... };
+//   struct BlockImpl : torch::nn::Module { torch::Tensor forward(torch::Tensor x); };
 //   TESSERA_MODULE(Block);                            // instead of TORCH_MODULE(Block)
 //
 //   Mesh mesh = Mesh::from_environment();

@@ -1,9 +1,9 @@
 // ShardedGradScaler: dynamic loss scaling for half-precision training on shards.
 //
 //   ShardedGradScaler scaler(mesh);
-//   for (...) {
+//   for (const auto& [input, target] : batches) {
 //     optimizer.zero_grad();
-//     scaler.scale(loss).backward();
+//     scaler.scale(cross_entropy(model(input), target)).backward();
 //     scaler.unscale(optimizer);              // only where gradients are looked at before the step
 //     clip_grad_norm(parameters, max_norm);
 //     scaler.step(optimizer);

@@ -1,8 +1,7 @@
 // Wrapping where modules are made (spec WP7), and the ranks of a host (HY1).
 //
 //   struct GptImpl : torch::nn::Module {
-//     GptImpl() { block = register_module("block", wrap(Block())); }
-//     ...
+//     Block block = register_module("block", wrap(Block()));
 //   };
 //   {
 //     const EnableWrap scope(mesh, {.use_orig_params = true});

@@ -1,0 +1,11 @@
+// What the samples of the headers without libtorch take for granted.
+#pragma once
+
+#include <iostream>
+
+#include "tessera/checkpoint.h"
+
+namespace given {
+using namespace tessera;  // NOLINT(google-build-using-namespace): samples are read inside of it
+
+}  // namespace given

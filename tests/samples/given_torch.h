@@ -1,0 +1,77 @@
+// What the samples of the runtime's headers and of the documents take for granted: a model of blocks,
+// its optimizer, a mesh and a batch.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <iostream>
+#include <utility>
+#include <vector>
+
+#include "samples/given_core.h"
+#include "tessera/activation_checkpoint.h"
+#include "tessera/ddp.h"
+#include "tessera/deferred_init.h"
+#include "tessera/fsdp.h"
+#include "tessera/grad_scaler.h"
+#include "tessera/optim.h"
+#include "tessera/optimizer_in_backward.h"
+#include "tessera/optimizer_ref.h"
+#include "tessera/pytorch/comm_hooks.h"
+#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/pytorch/optim_state_dict.h"
+#include "tessera/pytorch/state_dict.h"
+#include "tessera/pytorch/wrap_scope.h"
+#include "tessera/trace.h"
+#include "tessera/training_state.h"
+
+namespace given {
+
+struct Config {};
+
+struct BlockImpl : torch::nn::Module {
+  torch::Tensor forward(torch::Tensor x);
+};
+TESSERA_MODULE(Block);
+
+struct GptImpl : torch::nn::Module {
+  GptImpl() = default;
+  explicit GptImpl(const Config& config);
+  torch::Tensor forward(torch::Tensor tokens);
+  std::vector<Block> blocks;
+  torch::nn::Embedding embed{nullptr};
+};
+TESSERA_MODULE(Gpt);
+
+struct Output {
+  torch::Tensor logits, hidden;
+};
+
+struct MyState : torch::optim::OptimizerCloneableParamState<MyState> {
+  TORCH_ARG(std::int64_t, step);
+  TORCH_ARG(torch::Tensor, momentum);
+};
+struct MyOptions : torch::optim::OptimizerCloneableOptions<MyOptions> {
+  TORCH_ARG(double, lr);
+};
+struct MyOptimizer : torch::optim::Optimizer {};
+
+extern Config config;
+extern Mesh mesh;
+extern Gpt model, gpt;
+extern std::vector<Block> blocks;
+extern AdamW optimizer;
+extern torch::optim::AdamWOptions options;
+extern std::vector<ShardedParameter> parameters;
+extern std::vector<std::pair<torch::Tensor, torch::Tensor>> batches;
+extern torch::Tensor input, target, loss, x;
+extern std::uint64_t seed;
+extern std::int64_t step;
+extern double max_norm;
+
+torch::Tensor cross_entropy(const torch::Tensor& logits, const torch::Tensor& target);
+torch::Tensor loss_of(Gpt& model);
+void train(int step);
+
+}  // namespace given
