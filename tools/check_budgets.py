@@ -19,6 +19,8 @@ PARAMETERS = 6
 # Put together here, so that this file does not hold what it looks for.
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" "DO", "FIX" "ME", "XX" "X"]) + r")\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|work)/")
+# Rows of the specification, which users of the headers do not have: (P-14), (spec K9), L50.
+ROW_CODE = re.compile(r"\bspec [A-Z0-9]|\(([A-Z]{1,3}-?\d+[a-z]?)((-|, | to | and )[A-Z]{1,3}-?\d+[a-z]?)*[):;]")
 # Data that others wrote, and the license's text, are not checked.
 NOT_OURS = ("LICENSE", "tests/golden/")
 BINARY = (".pt", ".pth", ".distcp", ".metadata", ".safetensors", ".npy", ".bin", ".pkl", ".png", ".svg")
@@ -48,6 +50,8 @@ def word_violations(name, text):
     for number, line in enumerate(text.splitlines(), 1):
         if UNFINISHED.search(line):
             found.append(f"{name}:{number}: unfinished work belongs in an issue: {line.strip()}")
+        if name.startswith("include/") and ROW_CODE.search(line):
+            found.append(f"{name}:{number}: a public header names a row of the specification: {line.strip()}")
         if MACHINE_PATH.search(line):
             found.append(f"{name}:{number}: a path of one machine: {line.strip()}")
     return found

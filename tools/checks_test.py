@@ -126,6 +126,12 @@ class Budgets(unittest.TestCase):
         for word in ("TO" "DO", "FIX" "ME", "XX" "X"):
             self.assertEqual(len(budgets({"a.md": f"{word}: later\n"})), 1, word)
 
+    def test_public_headers_name_no_rows(self):
+        for text in ("// Agrees (P-03).", "// As there (spec F5).", "// Both (F26, F27) hold."):
+            self.assertEqual(len(budgets({"include/tessera/a.h": text + "\n"})), 1, text)
+            self.assertEqual(budgets({"src/base/a.h": text + "\n"}), [], text)
+        self.assertEqual(budgets({"include/tessera/a.h": "// FSDP1 (UTF-8, bf16) is specified.\n"}), [])
+
     def test_machine_paths(self):
         for folder in ("home", "root", "work"):
             self.assertEqual(len(budgets({"a.md": f"see /{folder}/me/x\n"})), 1, folder)

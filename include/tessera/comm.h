@@ -52,7 +52,7 @@ class Group {
 void run_ranks(int ranks, const std::function<void(Group&)>& body,
                std::chrono::milliseconds deadline = std::chrono::seconds(30));
 
-// Runs `work` on every rank and then lets all ranks agree (spec P-03): returns when it succeeded
+// Runs `work` on every rank and then lets all ranks agree: returns when it succeeded
 // everywhere; otherwise throws on every rank Error::from_peers with the failures of the ranks that
 // failed: with their code where they share one, else `peer_failed`. Exceptions other than Error are
 // reported as `io` with their text. Collective.

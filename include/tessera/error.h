@@ -55,7 +55,7 @@ class Error : public std::exception {
   [[nodiscard]] const std::string& key() const noexcept { return key_; }
   [[nodiscard]] std::optional<std::uint64_t> offset() const noexcept { return offset_; }
 
-  // For an error raised on several ranks at once (spec P-03): the failure of each rank that failed.
+  // For an error raised on several ranks at once: the failure of each rank that failed.
   // Empty when the error is local. In a group of one rank the error is that rank's own.
   [[nodiscard]] const std::map<int, Error>& peers() const noexcept;
   // The failures of `ranks` ranks as one error. Code, path, key and offset are those that all

@@ -119,7 +119,7 @@ class UnitMember {
 
 // Several modules as one unit, `fully_shard({norm, head}, mesh)`: gathered by the call of the first
 // of them and freed when all have been called, or with the outermost call; reduced when the
-// backwards of all that were called are done (spec F1). None of them can be the model's outermost
+// backwards of all that were called are done. None of them can be the model's outermost
 // module. Those that another one contains count with it.
 void fully_shard(const std::vector<UnitMember>& modules, const Mesh& mesh,
                  const ShardOptions& options = {});
@@ -163,7 +163,7 @@ decltype(auto) call(Module&& module, Arguments&&... arguments) {
 }
 
 // The same with another method than forward: call_method(&GptImpl::encode, model, tokens). What
-// PyTorch's register_fsdp_forward_method is for (spec F42).
+// PyTorch's register_fsdp_forward_method is for.
 template <typename Method, typename Module, typename... Arguments>
 decltype(auto) call_method(Method method, Module&& module, Arguments&&... arguments) {
   return detail::call_method(method, detail::impl_of(module),
@@ -186,7 +186,7 @@ decltype(auto) call_method(Method method, Module&& module, Arguments&&... argume
 
 // False: backward keeps whole gradients on each rank, adds to them, and does not talk; the first
 // backward after it is true again reduces all of them. For accumulating over micro-batches. Every
-// rank has to do it alike (spec NS8). Without `recurse`: the unit of `module` alone.
+// rank has to do it alike. Without `recurse`: the unit of `module` alone.
 void set_requires_gradient_sync(ModuleRef module, bool sync, bool recurse = true);
 
 // Within its life that is false for the units below `module`; afterwards it is what it was, also

@@ -13,8 +13,7 @@
 // Small gradients are zero in float16. Multiplying the loss by a scale lifts them; they are divided
 // by it again before the optimizer sees them. When a gradient of any rank is infinite or not a
 // number, every rank leaves out the step, and the scale shrinks; after a while without that it
-// grows. Rules and numbers are those of PyTorch's torch.amp.GradScaler and ShardedGradScaler (spec
-// 6.20).
+// grows. Rules and numbers are those of PyTorch's torch.amp.GradScaler and ShardedGradScaler.
 #pragma once
 
 #include <torch/optim/optimizer.h>

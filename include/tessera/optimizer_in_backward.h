@@ -1,4 +1,4 @@
-// Optimizers that step inside of backward (spec UO10): a parameter's gradient is used and forgotten
+// Optimizers that step inside of backward: a parameter's gradient is used and forgotten
 // as soon as it is averaged, so that gradients of all units are never there at once.
 //
 //   apply_optimizer_in_backward(sharded_parameters(model), [](auto parameters) {

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// PyTorch's MixedPrecisionPolicy (spec F5). Shards, their gradients and checkpoints keep the
+// PyTorch's MixedPrecisionPolicy. Shards, their gradients and checkpoints keep the
 // parameters' own dtype; nothing set changes nothing.
 struct MixedPrecision {
   // Of gathered parameters: what travels and computes.
@@ -27,17 +27,17 @@ struct MixedPrecision {
   // Floating-point inputs are cast to param_dtype.
   bool cast_forward_inputs = true;
   // Floating-point buffers are cast to it by the first forward and stay so; full_state_dict has
-  // them in their own (spec O3).
+  // them in their own.
   std::optional<torch::Dtype> buffer_dtype = {};
-  // Averaged gradients stay in param_dtype (spec O4).
+  // Averaged gradients stay in param_dtype.
   bool keep_low_precision_grads = false;
   // A module in evaluation, module->eval(), computes in its parameters' and buffers' own dtype
-  // (spec MP3; PyTorch's FSDP_USE_FULL_PREC_IN_EVAL). For forwards without gradients: with them it
+  // (PyTorch's FSDP_USE_FULL_PREC_IN_EVAL). For forwards without gradients: with them it
   // is an error.
   bool full_precision_in_eval = false;
 };
 
-// When the unit whose backward comes next is gathered (spec E3): at the begin of this one's
+// When the unit whose backward comes next is gathered: at the beginning of this one's
 // backward, or after this one is freed, which overlaps less and needs less memory.
 enum class BackwardPrefetch : std::uint8_t { pre, post };
 
@@ -54,20 +54,20 @@ struct ShardOptions {
   bool forward_prefetch = true;
   // With a number k: after forward a rank keeps 1/k of the unit instead of freeing down to its
   // shard, and gathers it for backward from its k neighbours, which are on its host when k is their
-  // number (spec F3: reshard_after_forward as an int). A factor of the ranks that share the unit;
+  // number (reshard_after_forward as an int). A factor of the ranks that share the unit;
   // 0, 1 and all of them are what reshard_after_forward says.
   int reshard_after_forward_ranks = 0;
   // The dimension that a parameter is sharded along; unset or nothing: 0. Others than 0 need sizes
-  // that the ranks divide (F4).
+  // that the ranks divide.
   std::function<std::optional<int>(const torch::Tensor& parameter)> shard_placement = {};
   // Shards, their gradients and with them the optimizer's state stay on the CPU, in pinned memory
-  // where there is a device, and travel to the mesh's device to be gathered (F6).
+  // where there is a device, and travel to the mesh's device to be gathered.
   bool offload_to_cpu = false;
-  // Parameters that stay as they are: not sharded, their gradients not reduced (spec F7).
+  // Parameters that stay as they are: not sharded, their gradients not reduced.
   std::vector<torch::Tensor> ignored_parameters = {};
-  // Gradients are divided by it instead of by the number of ranks (spec F32).
+  // Gradients are divided by it instead of by the number of ranks.
   std::optional<double> gradient_divide_factor = {};
-  // Fills the unit's modules that are on the meta device (spec C9), as `materialize` of
+  // Fills the unit's modules that are on the meta device, as `materialize` of
   // tessera/deferred_init.h says. Unset: what deferred_init recorded does.
   std::function<void(torch::nn::Module&)> param_init_fn = {};
 };

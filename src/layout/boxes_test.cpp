@@ -10,7 +10,7 @@ namespace {
 using ::testing::ElementsAre;
 
 TEST(BoxesOf, CutsARangeIntoItsRowsAndEnds) {
-  // Elements 2 to 10 of rows of 3: the end of row 0, rows 1 and 2, the begin of row 3.
+  // Elements 2 to 10 of rows of 3: the end of row 0, rows 1 and 2, the beginning of row 3.
   EXPECT_THAT(boxes_of({2, 10}, {5, 3}),
               ElementsAre(Box{{0, 2}, {1, 1}}, Box{{1, 0}, {2, 3}}, Box{{3, 0}, {1, 1}}));
   EXPECT_THAT(boxes_of({1, 2}, {5, 3}), ElementsAre(Box{{0, 1}, {1, 1}}));

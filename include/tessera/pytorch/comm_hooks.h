@@ -1,4 +1,4 @@
-// Communication hooks: another way to average a unit's gradients (spec CH1-CH5).
+// Communication hooks: another way to average a unit's gradients.
 //
 //   FullyShardedDataParallel<Gpt> model(Gpt(config), mesh);
 //   model.register_comm_hook(bf16_compress_hook(mesh));

@@ -21,7 +21,7 @@
 
 namespace tessera {
 
-// Arguments of PyTorch's summon_full_params (spec M13).
+// Arguments of PyTorch's summon_full_params.
 struct FullParamsOptions {
   bool recurse = true;      // units below the module's own too
   bool writeback = true;    // changes are kept: by each rank those of what it holds

@@ -32,7 +32,7 @@
 
 namespace tessera {
 
-// Spec E1. What is sharded, and how long parameters stay gathered.
+// What is sharded, and how long parameters stay gathered.
 enum class ShardingStrategy : std::uint8_t {
   full_shard,          // parameters, gradients, optimizer state; freed after forward
   shard_grad_op,       // the same, but gathered from forward until after backward
@@ -41,7 +41,7 @@ enum class ShardingStrategy : std::uint8_t {
   hybrid_shard_zero2,  // shard_grad_op, likewise
 };
 
-// Shards, their gradients and the optimizer's state on the CPU (spec O8): fully_shard's
+// Shards, their gradients and the optimizer's state on the CPU: fully_shard's
 // offload_to_cpu.
 struct CPUOffload {
   bool offload_params = false;
@@ -50,7 +50,7 @@ struct CPUOffload {
 struct FullyShardedOptions;
 using ModulePredicate = std::function<bool(const torch::nn::Module& module)>;
 
-// Which modules below the one that is wrapped become units of their own (spec WP1-WP6).
+// Which modules below the one that is wrapped become units of their own.
 struct WrapPolicy {
   // Asked with `recurse` whether to look inside a module, then without whether it becomes a unit;
   // `unwrapped` counts the elements below it that are in no unit yet. Empty: no module does.
@@ -100,7 +100,7 @@ template <typename... Impls>
   return policy;
 }
 
-// The constructor's arguments C3-C15, as far as C++ has them; device and process group are the
+// The constructor's arguments, as far as C++ has them; device and process group are the
 // mesh's. `sync_module_states` sends rank 0's values unit by unit, so a module may be on the meta
 // device; only rank 0's needs to have values, those of others come from `param_init_fn` then.
 struct FullyShardedOptions {
@@ -108,7 +108,7 @@ struct FullyShardedOptions {
   WrapPolicy auto_wrap_policy = {};
   std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::pre;
   MixedPrecision mixed_precision = {.cast_forward_inputs = false};
-  bool cast_root_forward_inputs = true;  // O6: where the module is the root
+  bool cast_root_forward_inputs = true;  // where the module is the root
   CPUOffload cpu_offload = {};
   std::vector<torch::Tensor> ignored_parameters = {};
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules = {};
@@ -124,7 +124,7 @@ namespace detail {
 void wrap_module(const std::shared_ptr<torch::nn::Module>& module, const HybridMesh& mesh,
                  bool is_hybrid, const FullyShardedOptions& options, SlotMaker slot_maker);
 
-// Joins the units below `module` when no forward has done so yet (spec L31).
+// Joins the units below `module` when no forward has done so yet.
 [[nodiscard]] bool is_root(const torch::nn::Module& module);
 // Throws `invalid_argument` with the text `otherwise`.
 void require_root(const torch::nn::Module& module, const std::string& otherwise);
@@ -133,7 +133,7 @@ void register_comm_hook(const torch::nn::Module& module, const CommHook& hook);
 }  // namespace detail
 
 // The modules at and below `module` that are units, in the order of modules(), each once; with
-// `root_only` those that are roots (M5). Modules below one that `replicate` was applied to are
+// `root_only` those that are roots. Modules below one that `replicate` was applied to are
 // passed over.
 [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> fsdp_modules(ModuleRef module,
                                                                            bool root_only = false);
@@ -142,7 +142,7 @@ template <typename Holder>
 class FullyShardedDataParallel {
  public:
   // Takes over `module`, a holder. A hybrid strategy needs a HybridMesh or, with a policy, shards
-  // over the ranks of each host (spec HY1, tessera/pytorch/wrap_scope.h). Throws `invalid_argument`
+  // over the ranks of each host (tessera/pytorch/wrap_scope.h). Throws `invalid_argument`
   // for one with neither, a module that has units already under a policy, and what fully_shard
   // refuses. With one rank, or hybrid with one rank a shard, every strategy is no_shard.
   // Collective.
@@ -167,27 +167,27 @@ class FullyShardedDataParallel {
   [[nodiscard]] std::vector<ShardedParameter> parameters() const {
     return sharded_parameters(module_);
   }
-  // Those whose gradient is there (M16).
+  // Those whose gradient is there.
   [[nodiscard]] std::vector<ShardedParameter> params_with_grad() const {
     auto with = parameters();
     std::erase_if(with, [](const auto& parameter) { return !parameter.local.grad().defined(); });
     return with;
   }
-  // No unit's module contains this one (M4).
+  // No unit's module contains this one.
   [[nodiscard]] bool is_root() const { return detail::is_root(*module_); }
-  // Within the life of what it returns, backward accumulates gradients on this rank (M15). Throws
+  // Within the life of what it returns, backward accumulates gradients on this rank. Throws
   // `invalid_argument` on a module inside another one, and in a forward or backward.
   [[nodiscard]] NoSync no_sync() const {
     detail::require_root(*module_, "`no_sync()` on inner FSDP instances is not supported");
     return NoSync(module_);
   }
-  // M17; see clip_grad_norm of tessera/optim.h. Throws as no_sync does. Collective.
+  // See clip_grad_norm of tessera/optim.h. Throws as no_sync does. Collective.
   double clip_grad_norm_(double max_norm, double norm_type = 2.0) const {
     detail::require_root(*module_,
                          "clip_grad_norm should only be called on the root (parent) instance");
     return clip_grad_norm(parameters(), max_norm, norm_type);
   }
-  // M6: calls `initialize` with the module and every module below it, while all
+  // Calls `initialize` with the module and every module below it, while all
   // parameters are whole; each rank keeps its own part of the changes. Collective.
   void apply(const std::function<void(torch::nn::Module&)>& initialize) {
     const FullParams whole(module_);

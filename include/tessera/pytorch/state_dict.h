@@ -1,5 +1,4 @@
-// The state of a sharded model in the kind that was chosen for it: FSDP1's state_dict_type (spec
-// 6.11).
+// The state of a sharded model in the kind that was chosen for it: FSDP1's state_dict_type.
 //
 //   const StateDictTypeScope scope(model, {.type = StateDictType::sharded});
 //   Value state = state_dict(model);
@@ -30,14 +29,14 @@ enum class StateDictType : std::uint8_t {
   sharded,  // a chunk of each parameter's dimension 0, under the module's own names
 };
 
-// Of the optimizer's state, see tessera/pytorch/optim_state_dict.h (spec O13 to O16).
+// Of the optimizer's state, see tessera/pytorch/optim_state_dict.h.
 struct OptimStateDictOptions {
   bool offload_to_cpu = true;
   bool rank0_only = false;  // as below
   bool operator==(const OptimStateDictOptions&) const = default;
 };
 
-// A kind with its options (spec O9 to O12, O17).
+// A kind with its options.
 struct StateDictOptions {
   StateDictType type = StateDictType::full;
   bool offload_to_cpu = false;
@@ -79,7 +78,7 @@ class [[nodiscard]] StateDictTypeScope {
 // state_dict is, but local for the full kind.
 void load_state_dict(ModuleRef module, const Value& state);
 
-// One rank's chunk of a tensor of the sharded kind: what Python's ShardMetadata says (spec SD9).
+// One rank's chunk of a tensor of the sharded kind: what Python's ShardMetadata says.
 struct ShardMetadata {
   std::vector<std::int64_t> offsets, sizes;
   int rank = 0;  // of those that share the parameters

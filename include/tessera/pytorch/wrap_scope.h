@@ -1,4 +1,4 @@
-// Wrapping where modules are made (spec WP7), and the ranks of a host (HY1).
+// Wrapping where modules are made, and the ranks of a host.
 //
 //   struct GptImpl : torch::nn::Module {
 //     Block block = register_module("block", wrap(Block()));
