@@ -32,7 +32,7 @@ NOBODY_INCLUDES = {"cli"}
 HEADERS = {
     "error.h": "base",
     "dtype.h": "layout", "layout.h": "layout",
-    "value.h": "value",
+    "value.h": "value", "leaf.h": "value",
     "io.h": "io",
     "storage.h": "storage",
     "comm.h": "comm",

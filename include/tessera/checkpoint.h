@@ -15,6 +15,7 @@
 
 #include "tessera/comm.h"
 #include "tessera/storage.h"
+#include "tessera/leaf.h"
 #include "tessera/value.h"
 
 namespace tessera {

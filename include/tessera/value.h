@@ -9,6 +9,7 @@
 #pragma once
 
 #include <complex>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -96,6 +97,14 @@ enum class DictKind : std::uint8_t { dict, ordered_dict, default_dict };
 // NEWOBJ when `by_new`), then a state, then list and dict items.
 struct Object;
 
+// Numbers that are data: characters are not.
+template <class T>
+concept IntegerNumber = std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, char> &&
+                        !std::same_as<T, wchar_t> && !std::same_as<T, char8_t> &&
+                        !std::same_as<T, char16_t> && !std::same_as<T, char32_t>;
+template <class T>
+concept RealNumber = std::same_as<T, float> || std::same_as<T, double>;
+
 class Value {
  public:
   enum class Kind : std::uint8_t {
@@ -119,16 +128,22 @@ class Value {
   using List = std::vector<Value>;
   using Pair = std::pair<Value, Value>;
 
-  Value();                    // none
-  Value(bool value);          // NOLINT(google-explicit-constructor): literals read as data
-  Value(int value);           // NOLINT
-  Value(std::int64_t value);  // NOLINT
-  Value(double value);        // NOLINT
-  Value(const char* value);   // NOLINT; null is `invalid_argument`
+  // Literals and numbers read as data. What C++ would only turn into a bool or a number by itself
+  // does not convert: pointers, characters, enumerators.
+  Value();  // none
+  template <std::same_as<bool> T>
+  Value(T value) : Value(of_bool(value)) {}  // NOLINT(google-explicit-constructor)
+  template <IntegerNumber T>                 // of any width and sign
+  Value(T value)                             // NOLINT
+      : Value(std::in_range<std::int64_t>(value) ? of_int(static_cast<std::int64_t>(value))
+                                                 : of_large(static_cast<std::uint64_t>(value))) {}
+  template <RealNumber T>
+  Value(T value) : Value(of_real(value)) {}  // NOLINT
+  Value(const char* value);                  // NOLINT; null is `invalid_argument`
   Value(std::nullptr_t) = delete;
-  Value(const void*) = delete;  // other pointers would be taken for a bool
-  Value(std::string value);     // NOLINT
-  Value(Tensor value);          // NOLINT
+  Value(std::string value);       // NOLINT
+  Value(std::string_view value);  // NOLINT
+  Value(Tensor value);            // NOLINT
   static Value integer(Integer value);
   static Value complex(std::complex<double> value);
   static Value bytes(std::vector<std::byte> value);
@@ -195,8 +210,25 @@ class Value {
   [[nodiscard]] const Value* find_key(const Value& key) const&;  // for a key of any type
   const Value* find_key(const Value& key) const&& = delete;
   [[nodiscard]] const Value& at(std::string_view key) const&;  // `not_found` naming the key
+  [[nodiscard]] Value& at(std::string_view key) &;
   [[nodiscard]] Value at(std::string_view key) const&& { return this->at(key); }
-  void set_item(Value key, Value value);   // replaces or appends
+  // As `at`; of a dict that may change a missing key is appended, with none.
+  [[nodiscard]] const Value& operator[](std::string_view key) const& { return at(key); }
+  [[nodiscard]] Value& operator[](std::string_view key) &;
+  [[nodiscard]] Value operator[](std::string_view key) const&& { return this->at(key); }
+  void set_item(Value key, Value value);  // replaces or appends
+  // Whether the key was there. Takes as long as the dict is large, as does `rename`.
+  bool erase(std::string_view key);
+  // The key becomes another one, its place and value stay. Throws `not_found` without it and
+  // `conflict` when `to` is another key of the dict.
+  void rename(std::string_view from, std::string_view to);
+  // Sequences. `not_found` naming the index.
+  [[nodiscard]] const Value& at(std::size_t index) const&;
+  [[nodiscard]] Value& at(std::size_t index) &;
+  [[nodiscard]] Value at(std::size_t index) const&& { return this->at(index); }
+  [[nodiscard]] const Value& operator[](std::size_t index) const& { return at(index); }
+  [[nodiscard]] Value& operator[](std::size_t index) & { return at(index); }
+  [[nodiscard]] Value operator[](std::size_t index) const&& { return this->at(index); }
   [[nodiscard]] std::size_t size() const;  // dicts and sequences
   // Attributes of the container itself: a module state dict's `_metadata`; default_dict's factory.
   [[nodiscard]] const Value* container_state() const&;  // null: none
@@ -206,12 +238,23 @@ class Value {
   const Value* default_factory() const&& = delete;
   void set_default_factory(Value factory);
 
+  // A tree of its own: its containers, objects and tensor leaves may change while this tree stays
+  // as it is. What several places of this tree share, those of the copy share too. The tensors'
+  // bytes are not copied: both trees' pieces lead to the same memory or file. Throws
+  // `invalid_argument` for a tree that contains itself and `limit` for one of more than 2000
+  // levels.
+  [[nodiscard]] Value clone() const;
+
   // Deep equality of data; tensors compare dtype, shape and strides but not their elements.
   friend bool operator==(const Value& a, const Value& b);
 
  private:
   struct Node;
   explicit Value(std::shared_ptr<Node> node);
+  static Value of_bool(bool value);
+  static Value of_int(std::int64_t value);
+  static Value of_large(std::uint64_t value);
+  static Value of_real(double value);
   std::shared_ptr<Node> node_;
 };
 
@@ -226,61 +269,5 @@ struct Object {
   // "module.name" of the callable when it is a global, else empty.
   [[nodiscard]] std::string name() const;
 };
-
-// Names of leaves ------------------------------------------------------------------------------
-
-// A dict's key that is no string.
-struct DictKey {
-  std::string text;  // what names have for it: Python's str()
-  Value key;
-  bool operator==(const DictKey&) const = default;
-};
-
-// One step from a container to a child: a dict key or a list index. Where a file has names only,
-// every key is a string.
-using PathPart = std::variant<std::string, std::int64_t, DictKey>;
-using Path = std::vector<PathPart>;
-[[nodiscard]] std::string step_text(const PathPart& part);
-[[nodiscard]] std::string dotted(const Path& path);  // "model.layers.0.weight"
-
-// What a dict on the way to a leaf is, where it is more than a plain one.
-struct Container {
-  DictKind kind = DictKind::dict;
-  std::optional<Value> state = {};            // Value::container_state
-  std::optional<Value> default_factory = {};  // of a default_dict
-  bool operator==(const Container&) const = default;
-};
-// By step of a path: the dict whose key the step is. Null: a plain dict, or a list.
-using Containers = std::vector<std::shared_ptr<const Container>>;
-
-struct Leaf {
-  std::string name;  // dotted path, unique in a flattened tree
-  Path path;
-  Value value;
-  std::shared_ptr<const Containers> containers = nullptr;  // null: all are plain
-};
-
-// The leaves of a tree by PyTorch DCP's rule (spec P-10): dicts are always descended, lists only
-// when they hold a tensor or a dict somewhere; tuples, sets and the rest are leaves; empty dicts
-// disappear. `descend_lists_always` false gives the rule before torch 2.4 (P-11). Throws `conflict`
-// when two leaves get one name, `invalid_argument` for a tree that contains itself and `limit` for
-// one of more than 2000 levels.
-enum class FlattenRule { current, before_2_4 };
-[[nodiscard]] std::vector<Leaf> flatten(const Value& tree, FlattenRule rule = FlattenRule::current);
-
-// The leaves of a tree that a file holds as a tree. The same rule, but nothing gets lost: below the
-// root an empty dict is a leaf too, and leaves whose dotted names are equal are named by their keys
-// instead, "['a.b']" and "['a']['b']", which no two have in common.
-[[nodiscard]] std::vector<Leaf> leaves_of(const Value& tree);
-
-// The inverse of both: the same kinds of dicts with the same types of keys. A leaf without a path
-// goes under its name as one key; where leaves disagree about a dict the first one counts. Throws
-// `conflict` when a path runs through a leaf and `incomplete` when list indices leave a hole.
-[[nodiscard]] Value unflatten(const std::vector<Leaf>& leaves);
-
-// Adds an empty dict as a leaf for every index below a list's largest that no leaf has: PyTorch's
-// rule leaves out empty dicts and nothing else. Holes in numbers that no real list has stay.
-// Returns the names of those that were added.
-std::vector<std::string> fill_holes(std::vector<Leaf>& leaves);
 
 }  // namespace tessera

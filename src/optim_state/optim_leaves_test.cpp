@@ -11,6 +11,7 @@
 #include "fsdp/state/model_state.h"
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
+#include "tessera/leaf.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"

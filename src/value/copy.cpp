@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "value/children.h"
+#include "value/depth.h"
 
 namespace tessera {
 namespace {
@@ -97,6 +98,11 @@ class Copier {
 };
 
 }  // namespace
+
+Value Value::clone() const {
+  require_walkable(*this);
+  return copy_tree(*this);
+}
 
 Value copy_tree(const Value& tree, const Replacement& replacement) {
   return Copier(replacement).copy(tree);

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "conformance/errors.h"
+#include "tessera/leaf.h"
 
 namespace tessera {
 namespace {

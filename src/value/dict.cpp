@@ -62,6 +62,22 @@ void Value::Node::OfDict::append(Value key, Value value) {
   }
 }
 
+void Value::Node::OfDict::remove(std::size_t position) {
+  pairs.erase(pairs.begin() + static_cast<std::ptrdiff_t>(position));
+  forget_index();
+}
+
+void Value::Node::OfDict::set_key(std::size_t position, Value key) {
+  pairs[position].first = std::move(key);
+  forget_index();
+}
+
+void Value::Node::OfDict::forget_index() {
+  hashes_.clear();
+  slots_.clear();
+  if (pairs.size() > kScanned) rebuild_index();
+}
+
 void Value::Node::OfDict::index(std::size_t position) {
   const std::size_t mask = slots_.size() - 1;
   std::size_t slot = hashes_[position] & mask;
@@ -112,6 +128,37 @@ const Value& Value::at(std::string_view key) const& {
         .at_key(printable(key));
   }
   return *found;
+}
+
+Value& Value::at(std::string_view key) & {
+  return const_cast<Value&>(std::as_const(*this).at(key));
+}
+
+Value& Value::operator[](std::string_view key) & {
+  auto& dict = Node::as<Node::OfDict>(*this, "a dict", Kind::dict);
+  const std::size_t at = dict.position(key);
+  if (at == dict.pairs.size()) dict.append(Value(key), Value());
+  return dict.pairs[at].second;
+}
+
+bool Value::erase(std::string_view key) {
+  auto& dict = Node::as<Node::OfDict>(*this, "a dict", Kind::dict);
+  const std::size_t at = dict.position(key);
+  if (at == dict.pairs.size()) return false;
+  dict.remove(at);
+  return true;
+}
+
+void Value::rename(std::string_view from, std::string_view to) {
+  auto& dict = Node::as<Node::OfDict>(*this, "a dict", Kind::dict);
+  (void)at(from);
+  if (from == to) return;
+  if (find(to) != nullptr) {
+    throw Error(ErrorCode::conflict,
+                "the dict has a key of this name already, '" + printable(from) + "' cannot have it")
+        .at_key(printable(to));
+  }
+  dict.set_key(dict.position(from), Value(to));
 }
 
 void Value::set_item(Value key, Value value) {

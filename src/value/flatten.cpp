@@ -6,7 +6,7 @@
 #include <unordered_set>
 
 #include "tessera/error.h"
-#include "tessera/value.h"
+#include "tessera/leaf.h"
 #include "value/depth.h"
 #include "value/render.h"
 

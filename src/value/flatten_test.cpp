@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/error.h"
-#include "tessera/value.h"
+#include "tessera/leaf.h"
 
 namespace tessera {
 namespace {

@@ -91,6 +91,9 @@ struct Value::Node::OfDict : Node {
   [[nodiscard]] std::size_t position(std::string_view key) const;
   [[nodiscard]] std::size_t position(const Value& key) const;
   void append(Value key, Value value);
+  void remove(std::size_t position);
+  // `key` is not in the dict.
+  void set_key(std::size_t position, Value key);
 
   DictKind dict_kind;
   std::vector<Pair> pairs;
@@ -108,6 +111,7 @@ struct Value::Node::OfDict : Node {
   [[nodiscard]] std::size_t probe(std::size_t hash, const Equal& equal) const;
   void index(std::size_t position);
   void rebuild_index();
+  void forget_index();
 
   // Open addressing over positions + 1 (0: free); empty while the dict is small enough to scan.
   std::vector<std::uint32_t> slots_;

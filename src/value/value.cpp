@@ -32,16 +32,14 @@ Value::Value() = default;
 
 Value::Value(std::shared_ptr<Node> node) : node_(std::move(node)) {}
 
-Value::Value(bool value) {
+Value Value::of_bool(bool value) {
   // As in Python there is one True and one False.
   static const std::array<std::shared_ptr<Node>, 2> both = {std::make_shared<Node::OfBool>(false),
                                                             std::make_shared<Node::OfBool>(true)};
-  node_ = both[value ? 1 : 0];
+  return Value(both[value ? 1 : 0]);
 }
 
-Value::Value(int value) : Value(static_cast<std::int64_t>(value)) {}
-
-Value::Value(std::int64_t value) {
+Value Value::of_int(std::int64_t value) {
   constexpr std::int64_t kShared = 257;  // small integers are one node each, as in Python
   static const auto small = [] {
     std::array<std::shared_ptr<Node>, kShared> nodes;
@@ -50,20 +48,28 @@ Value::Value(std::int64_t value) {
     }
     return nodes;
   }();
-  if (value >= 0 && value < kShared) {
-    node_ = small[static_cast<std::size_t>(value)];
-  } else {
-    node_ = std::make_shared<Node::OfInteger>(Integer{value, {}});
-  }
+  if (value >= 0 && value < kShared) return Value(small[static_cast<std::size_t>(value)]);
+  return Value(std::make_shared<Node::OfInteger>(Integer{value, {}}));
 }
 
-Value::Value(double value) : node_(std::make_shared<Node::OfReal>(value)) {}
+Value Value::of_large(std::uint64_t value) {
+  std::vector<std::byte> bytes;  // and a last one without a sign
+  for (; value != 0; value >>= 8) bytes.push_back(static_cast<std::byte>(value & 0xff));
+  bytes.push_back(std::byte{0});
+  return integer({0, std::move(bytes)});
+}
+
+Value Value::of_real(double value) {
+  return Value(std::make_shared<Node::OfReal>(value));
+}
+
 Value::Value(const char* value) {
   if (value == nullptr) {
     throw Error(ErrorCode::invalid_argument, "a null pointer, expected a string");
   }
   *this = Value(std::string(value));
 }
+Value::Value(std::string_view value) : Value(std::string(value)) {}
 Value::Value(std::string value) : node_(std::make_shared<Node::OfString>(std::move(value))) {}
 Value::Value(Tensor value) : node_(std::make_shared<Node::OfTensor>(std::move(value))) {}
 
@@ -167,6 +173,19 @@ Value::List& Value::items() & {
   return Node::as<Node::OfSequence>(*this, "a sequence", Kind::list, Kind::tuple, Kind::set,
                                     Kind::frozenset)
       .items;
+}
+
+const Value& Value::at(std::size_t index) const& {
+  const List& all = items();
+  if (index >= all.size()) {
+    throw Error(ErrorCode::not_found, "no element " + std::to_string(index) + " in a sequence of " +
+                                          std::to_string(all.size()));
+  }
+  return all[index];
+}
+
+Value& Value::at(std::size_t index) & {
+  return const_cast<Value&>(std::as_const(*this).at(index));
 }
 
 const Tensor& Value::as_tensor() const& {

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <limits>
 
 #include "tessera/error.h"
+#include "tessera/leaf.h"
 #include "value/hash.h"
 #include "value/integer.h"
 #include "value/size.h"
@@ -190,6 +193,107 @@ TEST(Value, WhatATemporaryGivesOutlivesIt) {
   EXPECT_EQ(inner.items()[0].as_int(), 7);
   EXPECT_EQ(object.arguments.size(), 1U);
   EXPECT_EQ(object.name(), "module.name");
+}
+
+enum class Scoped { one };
+enum Unscoped { kOne };
+
+// What C++ would turn into a bool or a number by itself does not become data.
+template <class T>
+constexpr bool converts = std::is_convertible_v<T, Value>;
+static_assert(!std::is_constructible_v<Value, Tensor*> && !std::is_constructible_v<Value, void*>);
+static_assert(!std::is_constructible_v<Value, std::nullptr_t> &&
+              !std::is_constructible_v<Value, std::shared_ptr<int>>);
+static_assert(!std::is_constructible_v<Value, char> && !std::is_constructible_v<Value, wchar_t> &&
+              !std::is_constructible_v<Value, char16_t>);
+static_assert(!std::is_constructible_v<Value, Scoped> && !std::is_constructible_v<Value, Unscoped>);
+static_assert(!std::is_constructible_v<Value, int Tensor::*>);
+static_assert(converts<bool> && converts<int> && converts<unsigned> && converts<long> &&
+              converts<long long> && converts<std::size_t> && converts<std::uint8_t>);
+static_assert(converts<float> && converts<double> && converts<const char*> &&
+              converts<std::string> && converts<std::string_view> && converts<Tensor>);
+
+TEST(Value, NumbersOfEveryWidthKeepTheirValue) {
+  EXPECT_EQ(Value(std::size_t{7}), Value(7));
+  EXPECT_EQ(Value(-3LL).as_int(), -3);
+  EXPECT_EQ(Value(4'000'000'000U).as_int(), 4'000'000'000);
+  EXPECT_EQ(Value(std::int8_t{-128}).as_int(), -128);
+  EXPECT_EQ(Value(std::numeric_limits<std::int64_t>::max()).as_integer().big.size(), 0U);
+  const Value large = std::uint64_t{1} << 63;
+  EXPECT_EQ(to_decimal(large.as_integer()), "9223372036854775808");
+  EXPECT_EQ(to_decimal(Value(std::numeric_limits<std::uint64_t>::max()).as_integer()),
+            "18446744073709551615");
+  EXPECT_EQ(Value(true).kind(), Kind::boolean);
+  EXPECT_EQ(Value(0.5F).as_real(), 0.5);
+  EXPECT_EQ(Value(std::string_view("text").substr(0, 2)).as_string(), "te");
+}
+
+TEST(Value, BracketsReadAndWrite) {
+  Value tree = Value::dict();
+  tree["model"] = Value::dict();
+  tree["model"]["w"] = 1;
+  tree["model"]["w"] = 2;
+  tree["list"] = Value::list({1, 2});
+  tree["list"][1] = "two";
+  tree.at("model").at("w") = 3;
+  EXPECT_EQ(tree,
+            Value::dict({{"model", Value::dict({{"w", 3}})}, {"list", Value::list({1, "two"})}}));
+  EXPECT_TRUE(tree["new"].is(Kind::none));
+  EXPECT_EQ(tree.size(), 3U);
+  const Value& same = tree;
+  EXPECT_EQ(same["model"]["w"].as_int(), 3);
+  EXPECT_EQ(code_of([&] { (void)same["absent"]; }), ErrorCode::not_found);
+  EXPECT_EQ(code_of([&] { (void)tree.at("absent"); }), ErrorCode::not_found);
+  EXPECT_EQ(code_of([&] { (void)tree["list"][2]; }), ErrorCode::not_found);
+  EXPECT_EQ(code_of([&] { (void)tree["new"]["x"]; }), ErrorCode::mismatch);
+  EXPECT_EQ(tree.size(), 3U);
+}
+
+// Few keys are scanned, many have an index: both ways, through the border and back.
+TEST(Value, KeysAreErasedAndRenamedInPlace) {
+  Value dict = Value::dict();
+  const auto key = [](int i) { return "key" + std::to_string(i); };
+  for (int i = 0; i < 40; ++i) dict.set_item(key(i), i);
+  for (int i = 39; i >= 4; --i) {
+    if (i % 3 == 0) {
+      dict.rename(key(i), "renamed" + std::to_string(i));
+      EXPECT_EQ(dict.at("renamed" + std::to_string(i)).as_int(), i);
+      EXPECT_EQ(dict.pairs()[static_cast<std::size_t>(i)].second.as_int(), i);
+      EXPECT_TRUE(dict.erase("renamed" + std::to_string(i)));
+    } else {
+      EXPECT_TRUE(dict.erase(key(i)));
+      EXPECT_FALSE(dict.erase(key(i)));
+    }
+    for (int j = 0; j < i; ++j) EXPECT_EQ(dict.at(key(j)).as_int(), j);
+  }
+  for (int i = 4; i < 20; ++i) dict.set_item(key(i), i);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(dict.at(key(i)).as_int(), i);
+  dict.rename("key0", "key0");
+  EXPECT_EQ(code_of([&] { dict.rename("absent", "x"); }), ErrorCode::not_found);
+  EXPECT_EQ(code_of([&] { dict.rename("key1", "key2"); }), ErrorCode::conflict);
+  EXPECT_EQ(dict.pairs()[1].first.as_string(), "key1");
+  EXPECT_EQ(dict.size(), 20U);
+}
+
+TEST(Value, ACloneChangesAlone) {
+  Tensor tensor;
+  tensor.shape = {1};
+  std::byte memory[4] = {};
+  tensor.pieces.push_back({whole({1}), std::make_shared<Storage>(), 0, {}, -1});
+  tensor.pieces[0].storage->data = memory;
+  const Value shared = Value::list({tensor});
+  Value tree = Value::dict({{"a", shared}, {"b", shared}});
+  Value copy = tree.clone();
+  EXPECT_EQ(copy, tree);
+  EXPECT_EQ(copy["a"].identity(), copy["b"].identity());
+  EXPECT_EQ(copy["a"][0].as_tensor().pieces[0].storage->data, memory);
+  copy["a"][0].as_tensor().shape = {2};
+  copy["a"].items().emplace_back(1);
+  EXPECT_EQ(tree["a"].size(), 1U);
+  EXPECT_EQ(tree["b"][0].as_tensor().shape, Shape{1});
+  tree["a"].items().push_back(tree);
+  EXPECT_EQ(code_of([&] { (void)tree.clone(); }), ErrorCode::invalid_argument);
+  tree["a"].items().clear();
 }
 
 }  // namespace

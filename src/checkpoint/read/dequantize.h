@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "tessera/leaf.h"
 #include "tessera/value.h"
 
 namespace tessera {

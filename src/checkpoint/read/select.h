@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/dtype.h"
+#include "tessera/leaf.h"
 #include "tessera/value.h"
 
 namespace tessera {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/leaf.h"
 #include "tessera/value.h"
 
 namespace tessera {

@@ -9,6 +9,7 @@
 #include "tessera/dtype.h"
 #include "tessera/io.h"
 #include "tessera/layout.h"
+#include "tessera/leaf.h"
 #include "tessera/value.h"
 
 namespace tessera::dcp {
