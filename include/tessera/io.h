@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -61,6 +62,10 @@ class ByteSink {
 // Bytes that live in memory; takes them over.
 [[nodiscard]] std::shared_ptr<ByteSource> memory_source(std::vector<std::byte> bytes,
                                                         std::string name);
+// Keeps what is written in memory and gives it to `commit`, which makes the object visible: what a
+// store of one's own needs where objects are written whole. Bytes that nobody wrote are 0.
+[[nodiscard]] std::unique_ptr<ByteSink> memory_sink(
+    std::string name, std::function<void(std::vector<std::byte> bytes)> commit);
 // The whole of a small object. Throws `limit` when it is larger than `cap`.
 [[nodiscard]] std::vector<std::byte> read_all(const ByteSource& source, std::uint64_t cap);
 
