@@ -86,12 +86,12 @@ int main(int argc, char** argv) {
     options.threads = 1;
     mesh.group().barrier();
     const double begin = now();
-    tessera::save(tree, directory, mesh.group(), options);
+    tessera::save(tree, directory, options, mesh.group());
     mesh.group().barrier();
     const double saved = now();
     tessera::LoadOptions how;
     how.threads = 1;
-    tessera::load(tree, directory, mesh.group(), how);
+    tessera::load(tree, directory, how, mesh.group());
     mesh.group().barrier();
     const double loaded = now();
     if (mesh.rank() == 0) {

@@ -41,7 +41,7 @@ void write(const tessera::Value& tree, const std::filesystem::path& out) {
 
 void measure(const std::string& in, const std::string& out) {
   const double begin = now();
-  const tessera::Value tree = tessera::load_all(tessera::open_checkpoint(in));
+  const tessera::Value tree = tessera::Checkpoint::open(in).load();
   const double loaded = now();
   write(tree, out);
   const double saved = now();

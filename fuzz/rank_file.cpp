@@ -9,6 +9,7 @@
 #include "format/torch/rebuild.h"
 #include "target.h"
 #include "tessera/error.h"
+#include "tessera/leaf.h"
 
 namespace tessera::fuzz {
 namespace {

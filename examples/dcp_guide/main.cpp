@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tessera/checkpoint.h"
+#include "tessera/convert.h"
 #include "tessera/fsdp.h"
 #include "tessera/training_state.h"
 
@@ -49,7 +50,7 @@ void save(const std::string& directory) {
   state.key = kApp;
   tessera::SaveOptions how;
   how.threads = 1;  // a data file for each writing thread
-  tessera::save(state, directory, mesh.group(), how);
+  tessera::save(state, directory, how, mesh.group());
 }
 
 // Loading fills the memory of a fresh model and its optimizer: the model says which rows of which

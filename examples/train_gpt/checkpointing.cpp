@@ -8,6 +8,7 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/training_state.h"
+#include "tessera/verify.h"
 
 namespace {
 
@@ -44,7 +45,7 @@ std::vector<StepDirectory> step_directories(const std::string& save) {
 }
 
 bool is_complete(const StepDirectory& directory) {
-  return tessera::verify(directory.path, /*read_data=*/false).findings.empty();
+  return tessera::verify(directory.path, {.read_data = false}).findings.empty();
 }
 
 // What a save leaves that never got as far as its marker was no checkpoint yet.
@@ -188,7 +189,7 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
   if (progress.checkpoint.empty()) return progress;
   bool has_trainer = false;
   tessera::agree(group, "opening the checkpoint to resume from", [&] {
-    const Checkpoint checkpoint = tessera::open_checkpoint(progress.checkpoint);
+    const Checkpoint checkpoint = tessera::Checkpoint::open(progress.checkpoint);
     try {
       require_same_model(checkpoint, training.model(), options);
       training.regroup(saved_groups(checkpoint));
@@ -216,7 +217,7 @@ std::string save_training(Training& training, const Progress& progress, const Op
   const std::string path = checkpoint_path(options, progress.step);
   tessera::SaveOptions how;
   how.overwrite = true;  // a resumed run may come by here again
-  tessera::save(state, path, group, how);
+  tessera::save(state, path, how, group);
   if (options.keep > 0) {
     tessera::agree(group, "removing old checkpoints", [&] {
       if (group.rank() == 0) remove_old(options.save, progress.step, options.keep);

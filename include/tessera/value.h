@@ -170,7 +170,7 @@ class Value {
   // Each throws `mismatch` saying what was found when the node is of another kind. References and
   // pointers into the tree live as long as the node that they lead into. Of a temporary there are
   // none: what is asked of it comes as a value, which outlives it, as in
-  // `load_all(checkpoint).at("w").as_tensor()`.
+  // `checkpoint.load().at("w").as_tensor()`.
   [[nodiscard]] bool as_bool() const;
   [[nodiscard]] std::int64_t as_int() const;  // `limit` when it leaves 64 bits
   [[nodiscard]] const Integer& as_integer() const&;

@@ -28,7 +28,7 @@ Value model_of(int rank, int ranks, bool fill = true, std::size_t dim = 0) {
 void save_model(const std::string& directory, int ranks, std::size_t dim = 0,
                 SaveOptions options = {}) {
   run_ranks(ranks, [&](Group& group) {
-    save(model_of(group.rank(), ranks, true, dim), directory, group, options);
+    save(model_of(group.rank(), ranks, true, dim), directory, options, group);
   });
 }
 
@@ -81,7 +81,7 @@ TEST(Checkpoint, AFlatRangeIsLoadedFromBoxes) {
 TEST(Checkpoint, ReplicasAreWrittenOnce) {  // P-13
   const std::string directory = temporary_directory() + "/c";
   save_model(directory, 4);
-  const Checkpoint checkpoint = open_checkpoint(directory);
+  const Checkpoint checkpoint = Checkpoint::open(directory);
   EXPECT_EQ(checkpoint.find("model.step")->value.as_tensor().pieces.size(), 1U);
   EXPECT_EQ(checkpoint.find("model.b")->value.as_tensor().pieces.size(), 3U);
   EXPECT_EQ(checkpoint.kind, CheckpointKind::dcp);
@@ -103,7 +103,7 @@ TEST(Checkpoint, ElementsAreConvertedToTheTargetsType) {  // P-16
   EXPECT_EQ(last, 134.0);
   LoadOptions strict;
   strict.allow_cast = false;
-  EXPECT_EQ(code_of([&] { load(tree, directory, *group, strict); }), ErrorCode::mismatch);
+  EXPECT_EQ(code_of([&] { load(tree, directory, strict, *group); }), ErrorCode::mismatch);
 }
 
 TEST(Checkpoint, StridedMemoryIsSavedAndFilled) {
@@ -134,7 +134,7 @@ TEST(Checkpoint, AnExistingCheckpointIsKeptUnlessOverwritten) {
   overwrite.overwrite = true;
   save_model(directory, 3, 0, overwrite);
   save_model(directory, 3, 0, overwrite);
-  EXPECT_EQ(open_checkpoint(directory).files.size(), 4U);
+  EXPECT_EQ(Checkpoint::open(directory).files.size(), 4U);
   // The replaced save's files and side file stay for readers of the old `.metadata`; those before
   // it are gone.
   EXPECT_EQ(posix_store(directory)->list().size(), 9U);
@@ -298,9 +298,9 @@ TEST(OpenCheckpoint, OneLevelTellsThatADirectoryIsNone) {
   const auto store = std::make_shared<LevelStore>();
   for (const char* name : {"notes.txt", "a/b/c/model.safetensors", "model/x/rank0.pt"})
     put(*store, name, {}, IfExists::fail);
-  EXPECT_EQ(code_of([&] { (void)open_checkpoint(store); }), ErrorCode::not_found);
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(store); }), ErrorCode::not_found);
   put(*store, "x.distcp", {}, IfExists::fail);
-  EXPECT_EQ(code_of([&] { (void)open_checkpoint(store); }), ErrorCode::incomplete);
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(store); }), ErrorCode::incomplete);
 }
 
 }  // namespace

@@ -25,11 +25,11 @@ class Golden : public testing::TestWithParam<std::string> {};
 
 TEST_P(Golden, ReadsAsPyTorchReadsIt) {
   const nlohmann::json names = expected().at(GetParam());
-  const Checkpoint checkpoint = open_checkpoint(kRoot + GetParam());
+  const Checkpoint checkpoint = Checkpoint::open(kRoot + GetParam());
   if (checkpoint.kind != CheckpointKind::torch_file) {
     EXPECT_EQ(checkpoint.leaves.size(), names.size());
   }
-  const auto loaded = flatten(load_all(checkpoint));
+  const auto loaded = flatten(checkpoint.load());
   std::set<std::string> seen;
   for (const Leaf& leaf : loaded) {
     if (!names.contains(leaf.name)) continue;  // inside a value that DCP keeps whole
@@ -56,7 +56,7 @@ TEST_P(Golden, ReadsAsPyTorchReadsIt) {
 // A torch.save file holds a tree, not names: keys that are numbers, containers that are empty.
 TEST(LoadAll, KeepsTheTreeOfATorchFile) {
   const auto tree =
-      load_all(open_checkpoint(std::string(TESSERA_TEST_DATA) + "/golden/optimizers.pt"));
+      Checkpoint::open(std::string(TESSERA_TEST_DATA) + "/golden/optimizers.pt").load();
   const auto& states = tree.at("Adam").at("state").at("state").pairs();
   ASSERT_EQ(states.size(), 2U);
   EXPECT_TRUE(states[1].first == Value(1));
@@ -69,7 +69,7 @@ TEST_P(Golden, HasNoFindings) {
   EXPECT_TRUE(report.findings.empty()) << report.findings.at(0).text;
   const bool has_checksums =
       !GetParam().starts_with("stream") &&
-      open_checkpoint(kRoot + GetParam()).kind != CheckpointKind::safetensors;
+      Checkpoint::open(kRoot + GetParam()).kind != CheckpointKind::safetensors;
   EXPECT_EQ(has_checksums, report.bytes_unchecked == 0);
 }
 

@@ -55,7 +55,7 @@ std::vector<std::shared_ptr<Store>> stores_of(const Files& files) {
 void expect_refused(const Files& files, ErrorCode code, const char* what) {
   for (const auto& store : stores_of(files)) {
     try {
-      (void)load_all(open_checkpoint(store));
+      (void)Checkpoint::open(store).load();
       ADD_FAILURE() << what << " was read from " << store->name();
     } catch (const Error& error) {
       EXPECT_EQ(to_string(error.code()), to_string(code)) << what << ": " << error.what();
@@ -66,8 +66,8 @@ void expect_refused(const Files& files, ErrorCode code, const char* what) {
 
 void expect_read(const Files& files, const std::function<void(const Checkpoint&)>& look) {
   for (const auto& store : stores_of(files)) {
-    const Checkpoint checkpoint = open_checkpoint(store);
-    EXPECT_NO_THROW((void)load_all(checkpoint));
+    const Checkpoint checkpoint = Checkpoint::open(store);
+    EXPECT_NO_THROW((void)checkpoint.load());
     look(checkpoint);
   }
 }
@@ -291,7 +291,7 @@ TEST(HostileSafetensors, T20OtherFormatsInside) {
   expect_read(files, [](const Checkpoint& checkpoint) {
     EXPECT_EQ(checkpoint.kind, CheckpointKind::safetensors);
   });
-  EXPECT_EQ(open_checkpoint(on_disk(files) + "/model.safetensors").kind,
+  EXPECT_EQ(Checkpoint::open(on_disk(files) + "/model.safetensors").kind,
             CheckpointKind::safetensors);
   const std::string pickle = R"({"__metadata__":{"a":"cos\nsystem\n(Vid\ntR."},)";
   expect_read(one_file(pickle + one_tensor("w").substr(1), "x"), [](const Checkpoint& checkpoint) {
@@ -305,7 +305,7 @@ TEST(HostileSafetensors, T13BoolsThatAreNeitherOfTwo) {
   const std::string target = temporary_directory() + "/a.safetensors";
   const std::string header = R"({"b":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}})";
   const std::string source = on_disk(one_file(header, std::string("\2\0\xff", 3)));
-  const Value kept = load_all(open_checkpoint(source));
+  const Value kept = Checkpoint::open(source).load();
   EXPECT_EQ(kept.at("b").as_tensor().pieces[0].storage->data[0], std::byte{2});
   Value tree = Value::dict({{"b", counting({3}, whole({3}), 0, false)}});
   const auto group = solo_group();
@@ -318,7 +318,7 @@ TEST(HostileSafetensors, T13BoolsThatAreNeitherOfTwo) {
 // P01, Z03, Z17, Z18, P28: a file and the same bytes in memory are refused alike.
 TEST(HostileTorch, TheSameOnEveryPath) {
   const std::string good = text_of(kGolden + "checkpoints/c1.pt");
-  const Checkpoint checkpoint = open_checkpoint(kGolden + "checkpoints/c1.pt");
+  const Checkpoint checkpoint = Checkpoint::open(kGolden + "checkpoints/c1.pt");
   std::uint64_t payload = 0;
   for (const Leaf& leaf : checkpoint.leaves) {
     if (!leaf.value.is(Value::Kind::tensor)) continue;
@@ -343,8 +343,8 @@ TEST(HostileTorch, TheSameOnEveryPath) {
     const std::string& text = std::get<1>(row);
     const ErrorCode code = std::get<2>(row);
     const std::string root = on_disk({{"a.pt", text}});
-    const auto read = [](const Checkpoint& opened) { (void)load_all(opened); };
-    EXPECT_EQ(code_of([&] { read(open_checkpoint(root + "/a.pt")); }), code) << what;
+    const auto read = [](const Checkpoint& opened) { (void)opened.load(); };
+    EXPECT_EQ(code_of([&] { read(Checkpoint::open(root + "/a.pt")); }), code) << what;
     EXPECT_EQ(code_of([&] {
                 Checkpoint opened;
                 opened.path = "memory";
@@ -361,7 +361,7 @@ TEST(HostileTorch, TheSameOnEveryPath) {
 // Files -------------------------------------------------------------------------------------------
 
 ErrorCode open_code(const std::string& path) {
-  return code_of([&] { (void)open_checkpoint(path); });
+  return code_of([&] { (void)Checkpoint::open(path); });
 }
 
 TEST(HostilePath, T21WhatIsNoFile) {
@@ -403,7 +403,7 @@ TEST(HostilePath, L05TheLinkToTheLatest) {
   EXPECT_EQ(open_code(run + "/latest"), ErrorCode::io);
   fs::remove(run + "/latest");
   fs::create_symlink("step9", run + "/latest");
-  EXPECT_FALSE(open_checkpoint(run + "/latest").leaves.empty());
+  EXPECT_FALSE(Checkpoint::open(run + "/latest").leaves.empty());
   // A save that was killed: data, and a commit that never came.
   fs::rename(run + "/step9/.metadata", run + "/step9/.metadata.tmp");
   EXPECT_EQ(open_code(run + "/latest"), ErrorCode::incomplete);
@@ -418,10 +418,10 @@ TEST(HostilePath, P14ViewsOfAFewBytes) {
   const Value tree = Value::dict({{"wide", Value(tensor)}});
   put(*posix_store(root), "a.pt", torch_file::write(tree, "a"), IfExists::fail);
   const std::string source = root + "/a.pt";
-  const Checkpoint checkpoint = open_checkpoint(source);
+  const Checkpoint checkpoint = Checkpoint::open(source);
   EXPECT_EQ(checkpoint.leaves.at(0).value.as_tensor().shape, tensor.shape);
-  EXPECT_EQ(code_of([&] { (void)load_all(checkpoint); }), ErrorCode::limit);
-  EXPECT_EQ(code_of([&] { (void)diff(checkpoint, open_checkpoint(source)); }), ErrorCode::limit);
+  EXPECT_EQ(code_of([&] { (void)checkpoint.load(); }), ErrorCode::limit);
+  EXPECT_EQ(code_of([&] { (void)diff(checkpoint, Checkpoint::open(source)); }), ErrorCode::limit);
   for (const auto& [name, kind] : {std::pair("/dcp", CheckpointKind::dcp),
                                    std::pair("/b.safetensors", CheckpointKind::safetensors)}) {
     const std::string target = root + name;

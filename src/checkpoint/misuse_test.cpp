@@ -17,21 +17,21 @@ TEST(Misuse, NumbersOfThreadsAndRanksHaveBounds) {
   const auto group = solo_group();
   Value tree = small_tree();
   save(tree, root + "/c", *group);
-  const Checkpoint checkpoint = open_checkpoint(root + "/c");
+  const Checkpoint checkpoint = Checkpoint::open(root + "/c");
   for (const int number : {0, -1, 1 << 30}) {
     const auto refused = [&](const auto& call) {
       EXPECT_EQ(code_of(call), ErrorCode::invalid_argument) << number;
     };
     SaveOptions to;
     to.threads = number;
-    refused([&] { save(tree, root + "/d", *group, to); });
+    refused([&] { save(tree, root + "/d", to, *group); });
     LoadOptions from;
     from.threads = number;
-    refused([&] { load(tree, root + "/c", *group, from); });
-    refused([&] { (void)load_all(checkpoint, from); });
-    refused([&] { (void)verify(root + "/c", true, number); });
-    refused([&] { (void)verify(checkpoint, true, number); });
-    refused([&] { (void)seal(root + "/c", number); });
+    refused([&] { load(tree, root + "/c", from, *group); });
+    refused([&] { (void)checkpoint.load(from); });
+    refused([&] { (void)verify(root + "/c", {.threads = number}); });
+    refused([&] { (void)verify(checkpoint, {.threads = number}); });
+    refused([&] { (void)seal(root + "/c", {.threads = number}); });
     ConvertOptions how;
     how.threads = number;
     refused([&] { convert(root + "/c", root + "/d.safetensors", how); });
@@ -92,7 +92,7 @@ TEST(Misuse, IntegersWrapOnlyWhenAskedForByName) {
   EXPECT_NE(error.message().find("allow_wrap"), std::string::npos);
   LoadOptions options;
   options.allow_wrap = true;
-  load(narrow, directory, *group, options);
+  load(narrow, directory, options, *group);
   const auto byte_of = [](const Value& tree) {
     return std::to_integer<int>(*tree.at("w").as_tensor().pieces[0].storage->data);
   };
@@ -119,7 +119,7 @@ TEST(Misuse, WeightsBecomeIntegersOnlyWhenAskedForByName) {
   options.dtype = DType::int8;
   options.allow_wrap = true;
   run();
-  EXPECT_EQ(open_checkpoint(root + "/d.safetensors").find("w")->value.as_tensor().dtype,
+  EXPECT_EQ(Checkpoint::open(root + "/d.safetensors").find("w")->value.as_tensor().dtype,
             DType::int8);
 }
 

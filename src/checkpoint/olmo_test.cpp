@@ -157,7 +157,7 @@ TEST(OlmoLocalFlat, StateStaysWithItsParameters) {
     options.olmo.orig_params = false;
     (void)convert(work + "/dcp", work + "/local", options);
     EXPECT_TRUE(verify(work + "/local").findings.empty());
-    const Value all = load_all(open_checkpoint(work + "/local"));
+    const Value all = Checkpoint::open(work + "/local").load();
     const Value& state = all.at("optim").at("state");
     EXPECT_EQ(floats(state.at("l1.w").at("exp_avg").as_tensor()),
               (std::vector<float>{30, 31, 32, 33}));
@@ -213,7 +213,7 @@ TEST(OlmoFull, PythonsFilesAreCopiedByteForByte) {
   }
   fs::copy_file(kGolden + "train.pt", work + "/in/other.pt");
   write(work + "/in/config.yaml", "a: 1 # as it was\n");
-  const Checkpoint source = open_checkpoint(work + "/in");
+  const Checkpoint source = Checkpoint::open(work + "/in");
   EXPECT_EQ(source.kind, CheckpointKind::olmo_full);
   EXPECT_NE(source.find("model.l1.weight"), nullptr);
   EXPECT_NE(source.find("optim.state.l1.weight.exp_avg"), nullptr);
@@ -221,7 +221,7 @@ TEST(OlmoFull, PythonsFilesAreCopiedByteForByte) {
   for (const char* name : {"model.pt", "optim.pt", "config.yaml"}) {
     EXPECT_EQ(content(work + "/out/" + name), content(work + "/in/" + name)) << name;
   }
-  EXPECT_TRUE(diff(source, open_checkpoint(work + "/out")).empty());
+  EXPECT_TRUE(diff(source, Checkpoint::open(work + "/out")).empty());
 }
 
 TEST(OlmoFull, SafetensorsThereAndBack) {
@@ -234,11 +234,11 @@ TEST(OlmoFull, SafetensorsThereAndBack) {
   options.olmo.safetensors = true;
   (void)convert(work + "/in", work + "/st", options);
   EXPECT_TRUE(fs::exists(work + "/st/model.safetensors"));
-  const Checkpoint source = open_checkpoint(work + "/in");
-  EXPECT_TRUE(diff(source, open_checkpoint(work + "/st")).empty());
+  const Checkpoint source = Checkpoint::open(work + "/in");
+  EXPECT_TRUE(diff(source, Checkpoint::open(work + "/st")).empty());
   options.olmo.safetensors = false;
   (void)convert(work + "/st", work + "/back", options);
-  EXPECT_TRUE(diff(source, open_checkpoint(work + "/back")).empty());
+  EXPECT_TRUE(diff(source, Checkpoint::open(work + "/back")).empty());
 }
 
 // F-06: a file that OLMo's own function wrote: nested dicts with number keys, a pickled list.
@@ -247,7 +247,7 @@ TEST(OlmoFull, ReadsOlmosOwnSafetensors) {
   fs::create_directories(work + "/in");
   fs::copy_file(kGolden + "olmo.safetensors", work + "/in/model.safetensors");
   write(work + "/in/config.yaml", "a: 1\n");
-  const Checkpoint checkpoint = open_checkpoint(work + "/in");
+  const Checkpoint checkpoint = Checkpoint::open(work + "/in");
   ASSERT_NE(checkpoint.find("model.transformer.wte.weight"), nullptr);
   EXPECT_NE(checkpoint.find("model.state.0.step"), nullptr);
   EXPECT_EQ(checkpoint.find("model.param_groups.0.lr")->value.as_real(), 0.1);
@@ -259,17 +259,17 @@ TEST(OlmoTorchNew, IsADcpCheckpointAndTrainFiles) {
   const std::string source = torch_new_of("fsdp1_uop1_ws2", work + "/in");
   fs::create_directories(work + "/in/train");
   fs::copy_file(kGolden + "train.pt", work + "/in/train/rank0.pt");
-  EXPECT_EQ(code_of([&] { (void)open_checkpoint(source); }), ErrorCode::incomplete);  // L03
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(source); }), ErrorCode::incomplete);  // L03
   fs::copy_file(kGolden + "train.pt", work + "/in/train/rank2.pt");
-  EXPECT_EQ(code_of([&] { (void)open_checkpoint(source); }), ErrorCode::incomplete);
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(source); }), ErrorCode::incomplete);
   fs::rename(work + "/in/train/rank2.pt", work + "/in/train/rank1.pt");
-  const Checkpoint opened = open_checkpoint(source);
+  const Checkpoint opened = Checkpoint::open(source);
   EXPECT_EQ(opened.kind, CheckpointKind::olmo_torch_new);
   EXPECT_EQ(opened.world_size, 2);
   for (const int ranks : {1, 3}) {
     const std::string out = work + "/out" + std::to_string(ranks);
     (void)convert(source, out, to(CheckpointKind::olmo_torch_new, ranks));
-    const Checkpoint written = open_checkpoint(out);
+    const Checkpoint written = Checkpoint::open(out);
     EXPECT_TRUE(diff(opened, written).empty());
     EXPECT_EQ(written.world_size, ranks);
     // l1.weight has five rows: two, two, one (torch.chunk).

@@ -43,10 +43,10 @@ TEST(Progress, OfASaveAndALoadIsEachRanksOwn) {
     SaveOptions to;
     to.progress = [&](const Progress& progress) { by_save.note(progress); };
     Value tree = half(group.rank(), 2);
-    save(tree, directory, group, to);
+    save(tree, directory, to, group);
     LoadOptions from;
     from.progress = [&](const Progress& progress) { by_load.note(progress); };
-    load(tree, directory, group, from);
+    load(tree, directory, from, group);
   });
   for (const auto* heard : {&saved[0], &saved[1], &loaded[0], &loaded[1]}) {
     EXPECT_GE(heard->calls, 2);  // a window, and the end
@@ -56,7 +56,7 @@ TEST(Progress, OfASaveAndALoadIsEachRanksOwn) {
   Heard all;
   LoadOptions from;
   from.progress = [&](const Progress& progress) { all.note(progress); };
-  (void)load_all(open_checkpoint(directory), from);
+  (void)Checkpoint::open(directory).load(from);
   EXPECT_EQ(all.last, kBytes);
 }
 
@@ -84,7 +84,7 @@ TEST(Stop, EndsASaveOfAllRanksAndCommitsNothing) {
     options.progress = stops.hook;
     options.stop = stops.source.get_token();
     const Value tree = half(group.rank(), 2);
-    EXPECT_EQ(code_of([&] { save(tree, directory, group, options); }), ErrorCode::cancelled);
+    EXPECT_EQ(code_of([&] { save(tree, directory, options, group); }), ErrorCode::cancelled);
     EXPECT_LT(stops.calls, kRows / 4);
   });
   EXPECT_TRUE(posix_store(directory)->list().empty());
@@ -100,9 +100,9 @@ TEST(Stop, LeavesTheOlderCheckpointWhole) {
   options.overwrite = true;
   options.progress = stops.hook;
   options.stop = stops.source.get_token();
-  EXPECT_EQ(code_of([&] { save(half(0, 1), directory, *group, options); }), ErrorCode::cancelled);
+  EXPECT_EQ(code_of([&] { save(half(0, 1), directory, options, *group); }), ErrorCode::cancelled);
   EXPECT_EQ(posix_store(directory)->list().size(), before);
-  EXPECT_EQ(floats(load_all(open_checkpoint(directory)).at("w").as_tensor()),
+  EXPECT_EQ(floats(Checkpoint::open(directory).load().at("w").as_tensor()),
             (std::vector<float>{7, 8, 9}));
 }
 
@@ -116,15 +116,15 @@ TEST(Stop, EndsALoadOfAllRanks) {
     options.progress = stops.hook;
     options.stop = stops.source.get_token();
     Value tree = half(group.rank(), 2);
-    EXPECT_EQ(code_of([&] { load(tree, directory, group, options); }), ErrorCode::cancelled);
+    EXPECT_EQ(code_of([&] { load(tree, directory, options, group); }), ErrorCode::cancelled);
     EXPECT_LT(stops.calls, kRows / 4);
   });
   OneRankStops stops(1);
   LoadOptions options;
   options.progress = stops.hook;
   options.stop = stops.source.get_token();
-  const Checkpoint checkpoint = open_checkpoint(directory);
-  EXPECT_EQ(code_of([&] { (void)load_all(checkpoint, options); }), ErrorCode::cancelled);
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  EXPECT_EQ(code_of([&] { (void)checkpoint.load(options); }), ErrorCode::cancelled);
 }
 
 TEST(Stop, BeforeTheBeginNothingIsDone) {
@@ -133,7 +133,7 @@ TEST(Stop, BeforeTheBeginNothingIsDone) {
   source.request_stop();
   SaveOptions to;
   to.stop = source.get_token();
-  EXPECT_EQ(code_of([&] { save(half(0, 1), root + "/c", *solo_group(), to); }),
+  EXPECT_EQ(code_of([&] { save(half(0, 1), root + "/c", to, *solo_group()); }),
             ErrorCode::cancelled);
   EXPECT_FALSE(std::filesystem::exists(root + "/c"));
 }

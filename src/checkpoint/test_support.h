@@ -18,6 +18,8 @@
 #include "layout/boxes.h"
 #include "layout/plan.h"
 #include "tessera/checkpoint.h"
+#include "tessera/convert.h"
+#include "tessera/verify.h"
 
 namespace tessera::testing_support {
 

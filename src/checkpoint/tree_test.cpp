@@ -25,7 +25,7 @@ std::vector<std::string> both_kinds(const Value& tree) {
 
 TEST(Tree, IsOnesOwnToChange) {
   for (const std::string& path : both_kinds(Value::dict({{"w", four(0)}, {"n", 3}}))) {
-    const Checkpoint checkpoint = open_checkpoint(path);
+    const Checkpoint checkpoint = Checkpoint::open(path);
     Value tree = checkpoint.tree();
     tree.set_item("n", 4);
     Value tensor = tree.at("w");
@@ -34,34 +34,34 @@ TEST(Tree, IsOnesOwnToChange) {
     const Value again = checkpoint.tree();
     EXPECT_EQ(again.at("n").as_int(), 3) << path;
     EXPECT_EQ(again.at("w").as_tensor().shape, Shape{4}) << path;
-    EXPECT_EQ(floats(load_all(checkpoint).at("w").as_tensor()), (std::vector<float>{0, 1, 2, 3}));
+    EXPECT_EQ(floats(checkpoint.load().at("w").as_tensor()), (std::vector<float>{0, 1, 2, 3}));
   }
 }
 
 TEST(Tree, TrimmedLeavesLimitItForEveryKind) {
   const Value tree = Value::dict({{"a", four(0)}, {"b", Value::dict({{"c", four(4)}, {"d", 5}})}});
   for (const std::string& path : both_kinds(tree)) {
-    Checkpoint checkpoint = open_checkpoint(path);
+    Checkpoint checkpoint = Checkpoint::open(path);
     std::erase_if(checkpoint.leaves, [](const Leaf& leaf) { return leaf.name != "b.c"; });
-    for (const Value& got : {checkpoint.tree(), load_all(checkpoint)}) {
+    for (const Value& got : {checkpoint.tree(), checkpoint.load()}) {
       EXPECT_EQ(got.size(), 1U) << path;
       EXPECT_EQ(got.at("b").size(), 1U) << path;
     }
-    EXPECT_EQ(floats(load_all(checkpoint).at("b").at("c").as_tensor()),
+    EXPECT_EQ(floats(checkpoint.load().at("b").at("c").as_tensor()),
               (std::vector<float>{4, 5, 6, 7}));
   }
 }
 
 TEST(Tree, ATensorOfATemporaryOutlivesIt) {
-  const Checkpoint checkpoint = open_checkpoint(both_kinds(Value::dict({{"w", four(1)}}))[0]);
-  const Tensor& tensor = load_all(checkpoint).at("w").as_tensor();
+  const Checkpoint checkpoint = Checkpoint::open(both_kinds(Value::dict({{"w", four(1)}}))[0]);
+  const Tensor& tensor = checkpoint.load().at("w").as_tensor();
   EXPECT_EQ(floats(tensor), (std::vector<float>{1, 2, 3, 4}));
 }
 
 TEST(Tree, TensorsInTuplesAreInMemoryToo) {
   const Value tree = Value::dict({{"t", Value::tuple({7, four(2)})}});
   for (const std::string& path : both_kinds(tree)) {
-    const Value loaded = load_all(open_checkpoint(path));
+    const Value loaded = Checkpoint::open(path).load();
     const Tensor& tensor = loaded.at("t").items()[1].as_tensor();
     ASSERT_NE(tensor.pieces.at(0).storage->data, nullptr) << path;
     EXPECT_EQ(floats(tensor), (std::vector<float>{2, 3, 4, 5})) << path;
@@ -95,7 +95,7 @@ TEST(Load, ReportsTheKeysThatTheCheckpointLacks) {
   Value tree = Value::dict({{"z", four(5)}, {"w", four(0, false)}, {"a", Value::dict({{"b", 1}})}});
   LoadOptions options;
   options.allow_missing = true;
-  const LoadReport report = load(tree, path, *solo_group(), options);
+  const LoadReport report = load(tree, path, options, *solo_group());
   EXPECT_EQ(report.missing, (std::vector<std::string>{"a.b", "z"}));
   EXPECT_EQ(report.bytes_needed, 16U);
   EXPECT_EQ(floats(tree.at("z").as_tensor()), (std::vector<float>{5, 6, 7, 8}));

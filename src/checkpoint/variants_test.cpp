@@ -41,7 +41,7 @@ void expect_same(const Checkpoint& checkpoint, const nlohmann::json& names) {
     Checkpoint one = checkpoint;
     one.leaves = {*found[name]};
     one.leaves[0].path = {name};
-    const Value loaded = load_all(one);
+    const Value loaded = one.load();
     const Tensor& tensor = loaded.at(name).as_tensor();
     EXPECT_EQ(to_string(tensor.dtype), row.at("dtype").get<std::string>()) << name;
     EXPECT_EQ(tensor.shape, row.at("shape").get<Shape>()) << name;
@@ -53,7 +53,7 @@ void expect_same(const Checkpoint& checkpoint, const nlohmann::json& names) {
 class Variant : public testing::TestWithParam<std::string> {};
 
 TEST_P(Variant, ReadsAsPyTorchReadsIt) {
-  const Checkpoint checkpoint = open_checkpoint(kGolden + GetParam());
+  const Checkpoint checkpoint = Checkpoint::open(kGolden + GetParam());
   expect_same(checkpoint, expected().at(GetParam()));
   EXPECT_TRUE(checkpoint.warnings.empty()) << checkpoint.warnings.at(0);
   const VerifyReport report = verify(kGolden + GetParam());
@@ -63,7 +63,7 @@ TEST_P(Variant, ReadsAsPyTorchReadsIt) {
 // Every variant into every kind, and the same tree in it.
 TEST_P(Variant, Converts) {
   const std::string root = temporary_directory();
-  const auto original = open_checkpoint(kGolden + GetParam());
+  const auto original = Checkpoint::open(kGolden + GetParam());
   for (const auto& [name, kind] : {std::pair("/dcp", CheckpointKind::dcp),
                                    std::pair("/a.safetensors", CheckpointKind::safetensors),
                                    std::pair("/a.pt", CheckpointKind::torch_file)}) {
@@ -71,7 +71,7 @@ TEST_P(Variant, Converts) {
     options.to = kind;
     (void)convert(kGolden + GetParam(), root + name, options);
     if (kind == CheckpointKind::torch_file) continue;
-    const auto differences = diff(original, open_checkpoint(root + name));
+    const auto differences = diff(original, Checkpoint::open(root + name));
     EXPECT_TRUE(differences.empty()) << name << " " << differences.at(0).name;
   }
 }
@@ -95,11 +95,11 @@ void patch(const std::string& path, const std::string& from, const std::string& 
 }
 
 ErrorCode open_code(const std::string& path) {
-  return code_of([&] { (void)open_checkpoint(path); });
+  return code_of([&] { (void)Checkpoint::open(path); });
 }
 
 ErrorCode read_code(const std::string& path) {
-  return code_of([&] { (void)load_all(open_checkpoint(path)); });
+  return code_of([&] { (void)Checkpoint::open(path).load(); });
 }
 
 // Writes `.metadata` anew after `change`.
@@ -122,7 +122,7 @@ dcp::Entry& entry_of(dcp::Metadata& metadata, const std::string& name) {
 
 // olmo_core's own _StorageInfo.
 TEST(DcpVariant, OlmoCore) {
-  const Value tree = load_all(open_checkpoint(kGolden + "variants/olmo_core"));
+  const Value tree = Checkpoint::open(kGolden + "variants/olmo_core").load();
   EXPECT_EQ(floats(tree.at("w").as_tensor()), (std::vector<float>{0, 1, 2, 3}));
   EXPECT_EQ(tree.at("n").as_int(), 3);
 }
@@ -168,11 +168,11 @@ TEST(DcpVariant, MetadataThatIsTemporaryOrDouble) {
 
   const std::string both = copy_of(kGolden + "variants/m2d");
   fs::copy_file(both + "/.metadata", both + "/.metadata.tmp");
-  EXPECT_EQ(open_checkpoint(both).leaves.size(), 5U);
+  EXPECT_EQ(Checkpoint::open(both).leaves.size(), 5U);
 
   const std::string ranks = copy_of(kGolden + "variants/m2d");
   fs::copy_file(kGolden + "variants/c2_nocoll/__0.metadata", ranks + "/__0.metadata");
-  const Checkpoint checkpoint = open_checkpoint(ranks);
+  const Checkpoint checkpoint = Checkpoint::open(ranks);
   EXPECT_EQ(checkpoint.leaves.size(), 5U);
   EXPECT_EQ(checkpoint.warnings.size(), 1U);
 }
@@ -239,7 +239,7 @@ TEST(DcpVariant, DataFilesThatAreMissingCutOrTooLong) {
   EXPECT_EQ(open_code(cut), ErrorCode::incomplete);
   const std::string longer = copy_of(kGolden + "variants/m2d");
   fs::resize_file(longer + "/__1_0.distcp", 20000);
-  EXPECT_EQ(open_checkpoint(longer).warnings.size(), 1U);
+  EXPECT_EQ(Checkpoint::open(longer).warnings.size(), 1U);
 }
 
 // D07.
@@ -278,8 +278,8 @@ TEST(DcpVariant, PathsAreKept) {
   ConvertOptions options;
   options.to = CheckpointKind::dcp;
   (void)convert(kGolden + "checkpoints/c1", target, options);
-  const Checkpoint before = open_checkpoint(kGolden + "checkpoints/c1");
-  const Checkpoint after = open_checkpoint(target);
+  const Checkpoint before = Checkpoint::open(kGolden + "checkpoints/c1");
+  const Checkpoint after = Checkpoint::open(target);
   ASSERT_EQ(before.leaves.size(), after.leaves.size());
   for (std::size_t i = 0; i < before.leaves.size(); ++i) {
     EXPECT_EQ(before.leaves[i].name, after.leaves[i].name);

@@ -150,7 +150,7 @@ void print_elements(const Leaf& leaf, const Box& box) {
 }
 
 int cat(const Options& options, const Common& common) {
-  const Checkpoint checkpoint = open_checkpoint(options.path);
+  const Checkpoint checkpoint = Checkpoint::open(options.path);
   std::string slices;
   const Leaf& leaf = leaf_of(checkpoint, options.name, slices);
   if (!leaf.value.is(Value::Kind::tensor)) {

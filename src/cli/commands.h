@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "tessera/checkpoint.h"
+#include "tessera/convert.h"
 
 namespace tessera::cli {
 

@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
+#include "tessera/verify.h"
 #include "value/render.h"
 
 namespace tessera::cli {
@@ -20,8 +21,8 @@ struct Options {
 };
 
 int diff(const Options& options, const Common& common) {
-  Checkpoint a = open_checkpoint(options.a);
-  Checkpoint b = open_checkpoint(options.b);
+  Checkpoint a = Checkpoint::open(options.a);
+  Checkpoint b = Checkpoint::open(options.b);
   keep_only(a, options.only);
   keep_only(b, options.only);
   std::vector<Difference> differences;

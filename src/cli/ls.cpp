@@ -95,7 +95,7 @@ void print_table(const std::vector<const Leaf*>& leaves) {
 
 int ls(const Options& options, const Common& common) {
   // Lives as long as the process: to free a million pieces takes longer than to list them.
-  static Checkpoint& checkpoint = *new Checkpoint(open_checkpoint(options.path));
+  static Checkpoint& checkpoint = *new Checkpoint(Checkpoint::open(options.path));
   keep_only(checkpoint, options.only);
   std::vector<const Leaf*> leaves;
   for (const Leaf& leaf : checkpoint.leaves) leaves.push_back(&leaf);

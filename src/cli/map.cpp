@@ -113,7 +113,7 @@ void print_files(const std::vector<const Leaf*>& leaves) {
 }
 
 int map(const Options& options, const Common& common) {
-  const Checkpoint checkpoint = open_checkpoint(options.path);
+  const Checkpoint checkpoint = Checkpoint::open(options.path);
   std::vector<const Leaf*> leaves;
   for (const Leaf& leaf : checkpoint.leaves) {
     if (leaf.value.is(Value::Kind::tensor) && (options.name.empty() || leaf.name == options.name))

@@ -15,7 +15,7 @@ struct Options {
 
 int reshard(const Options& options, const Common& common) {
   ConvertOptions how = options.convert;
-  how.to = open_checkpoint(options.source).kind;
+  how.to = Checkpoint::open(options.source).kind;
   if (how.to == CheckpointKind::torch_file || how.to == CheckpointKind::safetensors ||
       how.to == CheckpointKind::olmo_full) {
     throw Error(ErrorCode::invalid_argument, "a checkpoint of kind " +

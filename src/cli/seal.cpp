@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
+#include "tessera/verify.h"
 #include "value/render.h"
 
 namespace tessera::cli {
@@ -22,7 +23,7 @@ int seal(const Options& options, const Common& common) {
   SealReport report;
   {
     ProgressBar bar("seal", common);
-    report = tessera::seal(options.path, options.threads, bar.hook());
+    report = tessera::seal(options.path, {.threads = options.threads, .progress = bar.hook()});
   }
   if (common.json) {
     nlohmann::ordered_json json;

@@ -43,7 +43,7 @@ Facts facts_of(const Checkpoint& checkpoint) {
 }
 
 int stat(const std::string& path, const Common& common) {
-  const Checkpoint checkpoint = open_checkpoint(path);
+  const Checkpoint checkpoint = Checkpoint::open(path);
   const Facts facts = facts_of(checkpoint);
   if (common.json) {
     nlohmann::ordered_json json;

@@ -9,6 +9,7 @@
 #include "cli/json_value.h"
 #include "cli/output.h"
 #include "tessera/error.h"
+#include "tessera/verify.h"
 #include "value/render.h"
 
 namespace tessera::cli {
@@ -26,10 +27,11 @@ bool is_absence(const VerifyReport& report) {
 }
 
 VerifyReport verify_part(const Options& options, const ProgressHook& progress) {
-  if (options.only.empty()) return tessera::verify(options.path, true, options.threads, progress);
-  Checkpoint checkpoint = open_checkpoint(options.path);
+  const VerifyOptions how{.threads = options.threads, .progress = progress};
+  if (options.only.empty()) return tessera::verify(options.path, how);
+  Checkpoint checkpoint = Checkpoint::open(options.path);
   keep_only(checkpoint, options.only);
-  return tessera::verify(checkpoint, true, options.threads, progress);
+  return tessera::verify(checkpoint, how);
 }
 
 int verify(const Options& options, const Common& common) {

@@ -76,7 +76,7 @@ Training make(const std::string& kind) {
 
 Value golden(const std::string& kind) {
   static const Value all =
-      load_all(open_checkpoint(std::string(TESSERA_TEST_DATA) + "/golden/optimizers.pt"));
+      Checkpoint::open(std::string(TESSERA_TEST_DATA) + "/golden/optimizers.pt").load();
   return all.at(kind);
 }
 

@@ -290,8 +290,9 @@ TEST(OptimStateLayout, ChunksShardedStateByRows_L5_12) {
 struct Golden {
   Value tree;
   explicit Golden(const std::string& name)
-      : tree(load_all(open_checkpoint(std::string(TESSERA_TEST_DATA) + "/golden/optim_state/" +
-                                      name + ".pt"))) {}
+      : tree(
+            Checkpoint::open(std::string(TESSERA_TEST_DATA) + "/golden/optim_state/" + name + ".pt")
+                .load()) {}
   [[nodiscard]] const Value& state_dict(bool original) const {
     return tree.at(original ? "original" : "flat");
   }

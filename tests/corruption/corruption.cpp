@@ -15,6 +15,7 @@
 
 #include "subjects.h"
 #include "tessera/error.h"
+#include "tessera/verify.h"
 
 namespace tessera::corruption {
 namespace {
@@ -102,7 +103,7 @@ bool same_bytes(const Files& a, const Files& b) {
 
 bool verifies(const Subject& subject, const Files& files) {
   try {
-    return verify(open(subject, files), true, 1).findings.empty();
+    return verify(open(subject, files), {.threads = 1}).findings.empty();
   } catch (const Error&) {
     return false;
   }

@@ -10,6 +10,7 @@
 #include "base/digest.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/reader.h"
+#include "tessera/convert.h"
 #include "value/render.h"
 
 namespace tessera::corruption {
@@ -100,7 +101,7 @@ void save_ours(const std::string& directory, int generation) {
                                     {Value("step"), Value(generation)}});
     SaveOptions options;
     options.threads = 1;
-    save(tree, directory, group, options);
+    save(tree, directory, options, group);
   });
 }
 
@@ -123,7 +124,7 @@ std::uint64_t content_of(const Checkpoint& checkpoint) {
   const auto add = [&digest](const std::string& text) {
     digest.add(std::as_bytes(std::span(text.data(), text.size() + 1)));
   };
-  const std::vector<Leaf> leaves = flatten(load_all(checkpoint));
+  const std::vector<Leaf> leaves = flatten(checkpoint.load());
   for (const Leaf& leaf : leaves) {
     add(leaf.name);
     if (!leaf.value.is(Value::Kind::tensor)) {
@@ -141,7 +142,7 @@ std::uint64_t content_of(const Checkpoint& checkpoint) {
 Checkpoint open(const Subject& subject, const Files& files) {
   auto store = memory_store();
   for (const auto& [name, bytes] : files) put(*store, name, *bytes, IfExists::fail);
-  if (!subject.single_file) return open_checkpoint(store);
+  if (!subject.single_file) return Checkpoint::open(store);
   const auto& [name, bytes] = *files.begin();
   const ObjectInfo object{name, bytes->size()};
   return name.ends_with(".safetensors") ? open_safetensors(store, {object})

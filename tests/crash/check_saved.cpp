@@ -10,8 +10,8 @@
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   try {
-    const tessera::Checkpoint checkpoint = tessera::open_checkpoint(argv[1]);
-    const tessera::Value tree = tessera::load_all(checkpoint);
+    const tessera::Checkpoint checkpoint = tessera::Checkpoint::open(argv[1]);
+    const tessera::Value tree = checkpoint.load();
     const auto step = static_cast<float>(tree.at("step").as_int());
     for (const auto& [name, value] : tree.at("model").pairs()) {
       const tessera::Piece& piece = value.as_tensor().pieces.at(0);

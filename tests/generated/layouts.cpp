@@ -164,7 +164,7 @@ class Job {
         seed_(std::stoull(arguments[2])),
         out_(arguments[3], std::ios::binary),
         saved_(arguments[4]),
-        checkpoint_(open_checkpoint(source_)) {}
+        checkpoint_(Checkpoint::open(source_)) {}
 
   void run() {
     Random random(seed_);

@@ -305,7 +305,7 @@ class Rank {
     auto tree = Value::dict({{"model", state_dict(root_)}});
     tessera::load(tree, saved_->path, mesh_.group());
     load_state_dict(root_, tree.at("model"));
-    auto optimizer = load_all(open_checkpoint(saved_->path)).at("optim");
+    auto optimizer = Checkpoint::open(saved_->path).load().at("optim");
     if (!saved_->has_optimizer) optimizer.set_item("state", Value::dict({}));
     load_optimizer(optimizer);
   }

@@ -1,49 +1,14 @@
 // What converting many tiny tensors to a torch.save file takes above what opening the source takes.
 #include <gtest/gtest.h>
-#include <malloc.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstdlib>
-#include <functional>
-#include <new>
 #include <string>
 #include <vector>
 
 #include "conformance/temporary_directory.h"
+#include "heap.h"
 #include "tessera/checkpoint.h"
 #include "tessera/comm.h"
-
-namespace {
-
-std::atomic<std::int64_t> in_use{0};  // bytes of the heap
-std::atomic<std::int64_t> most{0};
-
-void count(std::int64_t bytes) {
-  const std::int64_t now = in_use += bytes;
-  std::int64_t before = most;
-  while (before < now && !most.compare_exchange_weak(before, now)) {
-  }
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) {
-  void* const made = std::malloc(size);
-  if (made == nullptr) throw std::bad_alloc();
-  count(static_cast<std::int64_t>(malloc_usable_size(made) + sizeof(std::size_t)));
-  return made;
-}
-
-void operator delete(void* gone) noexcept {
-  if (gone == nullptr) return;
-  count(-static_cast<std::int64_t>(malloc_usable_size(gone) + sizeof(std::size_t)));
-  std::free(gone);
-}
-
-void operator delete(void* gone, std::size_t /*size*/) noexcept {
-  operator delete(gone);
-}
+#include "tessera/convert.h"
 
 namespace tessera {
 namespace {
@@ -73,20 +38,13 @@ class ManyTensors : public testing::Test {
   // Bytes a tensor that the conversion of `source` takes at its height above the height of opening
   // it, which is what the process has at rest when the conversion begins.
   std::int64_t above_rest(const std::string& source) {
-    const std::int64_t opening = height_of([&] { (void)open_checkpoint(source); });
-    const std::int64_t converting = height_of([&] {
+    const std::int64_t opening = heap_height_of([&] { (void)Checkpoint::open(source); });
+    const std::int64_t converting = heap_height_of([&] {
       ConvertOptions options;
       options.to = CheckpointKind::torch_file;
       convert(source, path("out.pt"), options);
     });
     return (converting - opening) / kTensors;
-  }
-
-  static std::int64_t height_of(const std::function<void()>& work) {
-    const std::int64_t before = in_use;
-    most = before;
-    work();
-    return most - before;
   }
 
   std::string path(const std::string& name) { return directory_.path() + "/" + name; }

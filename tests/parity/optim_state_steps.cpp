@@ -12,6 +12,7 @@
 #include "fsdp/state/model_state.h"
 #include "optim_state/test_models.h"
 #include "tessera/checkpoint.h"
+#include "tessera/convert.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/optim_state_dict.h"
 #include "tessera/pytorch/state_dict.h"
@@ -76,7 +77,7 @@ int main(int argc, char** argv) {
   try {
     for (const std::string name : {"nested", "dummy", "transformer"}) {
       const auto golden =
-          tessera::load_all(tessera::open_checkpoint(std::string(argv[1]) + "/" + name + ".pt"));
+          tessera::Checkpoint::open(std::string(argv[1]) + "/" + name + ".pt").load();
       for (const bool original : {false, true}) {
         tessera::testing::run_mesh(
             2, [&](Mesh& mesh) { train(golden, name, original, argv[2], mesh); });

@@ -8,6 +8,7 @@
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "tessera/error.h"
+#include "tessera/verify.h"
 #include "value/equality.h"
 #include "value/render.h"
 

@@ -21,9 +21,9 @@ std::string file_with_tuple(float first) {
 }
 
 TEST(Diff, ComparesTensorsInsideTuples) {
-  const Checkpoint a = open_checkpoint(file_with_tuple(0));
-  EXPECT_TRUE(diff(a, open_checkpoint(file_with_tuple(0))).empty());
-  const std::vector<Difference> differences = diff(a, open_checkpoint(file_with_tuple(5)));
+  const Checkpoint a = Checkpoint::open(file_with_tuple(0));
+  EXPECT_TRUE(diff(a, Checkpoint::open(file_with_tuple(0))).empty());
+  const std::vector<Difference> differences = diff(a, Checkpoint::open(file_with_tuple(5)));
   ASSERT_EQ(differences.size(), 1U);
   EXPECT_EQ(differences[0].kind, Difference::Kind::value);
   EXPECT_EQ(differences[0].name, "pair");
@@ -37,7 +37,7 @@ TEST(Verify, ChecksTensorsInsideObjects) {
   const std::string path = temporary_directory() + "/special.pt";
   std::string text = text_of(golden);
   int inner_storages = 0;
-  for (const Leaf& leaf : open_checkpoint(golden).leaves) {
+  for (const Leaf& leaf : Checkpoint::open(golden).leaves) {
     for (const InnerTensor& inner : inner_tensors(leaf.value)) {
       const auto& pieces = inner.tensor->as_tensor().pieces;
       if (pieces.empty() || !pieces[0].storage || pieces[0].storage->size == 0) continue;

@@ -3,11 +3,13 @@
 #include <mutex>
 
 #include "base/parallel.h"
+#include "base/stop.h"
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/side_file.h"
 #include "checkpoint/read/meter.h"
 #include "tessera/error.h"
+#include "tessera/verify.h"
 #include "value/inner_tensors.h"
 
 namespace tessera {
@@ -62,9 +64,10 @@ std::string side_file_of(const Checkpoint& checkpoint, const std::string& path, 
 
 }  // namespace
 
-SealReport seal(const std::string& path, int threads, const ProgressHook& progress) {
-  const Checkpoint checkpoint = open_checkpoint(path);
-  const VerifyReport found = verify(checkpoint, true, threads, progress);
+SealReport seal(const std::string& path, const SealOptions& options) {
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  const VerifyReport found = verify(
+      checkpoint, {.threads = options.threads, .progress = options.progress, .stop = options.stop});
   if (!found.findings.empty())
     throw Error(found.findings[0].code, "damage is not sealed: " + found.findings[0].text);
   SealReport report;
@@ -77,10 +80,12 @@ SealReport seal(const std::string& path, int threads, const ProgressHook& progre
     report.side_file = checkpoint.store->name() + "/" + name;
   if (report.was_sealed) return report;
   side_file.producer = own_producer();
-  Meter meter(progress, report.bytes);
+  Meter meter(options.progress, report.bytes, options.stop);
   for (const ObjectInfo& file : checkpoint.files) {
-    side_file.files[file.name] = digest_file(*checkpoint.store->open(file.name), threads, meter);
+    side_file.files[file.name] =
+        digest_file(*checkpoint.store->open(file.name), options.threads, meter);
   }
+  require_going_on(options.stop);
   const std::string text = encode_side_file(side_file);
   put(*checkpoint.store, name, std::as_bytes(std::span(text.data(), text.size())),
       IfExists::replace);

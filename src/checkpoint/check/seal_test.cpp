@@ -25,7 +25,7 @@ std::string saved(float first, const std::string& directory = temporary_director
     SaveOptions options;
     options.overwrite = true;
     options.threads = 1;
-    save(tree, directory, group, options);
+    save(tree, directory, options, group);
   });
   return directory;
 }
@@ -53,13 +53,13 @@ void expect_refused(const std::string& path, ErrorCode code) {
   const VerifyReport report = verify(path);
   ASSERT_FALSE(report.findings.empty()) << path;
   EXPECT_EQ(report.findings[0].code, code) << report.findings[0].text;
-  EXPECT_EQ(code_of([&] { (void)load_all(open_checkpoint(path)); }), code);
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(path).load(); }), code);
   const std::string target = temporary_directory() + "/a.pt";
   ConvertOptions options;
   options.to = CheckpointKind::torch_file;
   EXPECT_EQ(code_of([&] { convert(path, target, options); }), code);
   EXPECT_FALSE(fs::exists(target));
-  EXPECT_EQ(code_of([&] { (void)diff(open_checkpoint(path), open_checkpoint(path)); }), code);
+  EXPECT_EQ(code_of([&] { (void)diff(Checkpoint::open(path), Checkpoint::open(path)); }), code);
 }
 
 TEST(SideFile, ThereAndBack) {
@@ -128,7 +128,7 @@ TEST(Sealed, SwappedFilesAreRefused) {  // D08
   run_ranks(2, [&](Group& group) {
     const Shape shape = {kRows, kColumns};
     save(Value::dict({{Value("w"), Value(counting(shape, chunk(shape, group.rank(), 2), 0))}}),
-         even, group, {.overwrite = false, .threads = 1, .progress = {}});
+         even, {.overwrite = false, .threads = 1, .progress = {}}, group);
   });
   const auto halves = files_with(even, ".distcp");
   ASSERT_EQ(fs::file_size(halves.at(0)), fs::file_size(halves.at(1)));
@@ -155,12 +155,12 @@ TEST(Sealed, ASideFileOfAnotherSaveIsNoExcuse) {
   // Under its own name it is another save's, but then it must not know our data files.
   fs::rename(ours, newer + "/tessera-0.json");
   EXPECT_TRUE(verify(newer).findings.empty());
-  EXPECT_EQ(open_checkpoint(newer).warnings.size(), 1U);
+  EXPECT_EQ(Checkpoint::open(newer).warnings.size(), 1U);
 }
 
 TEST(Sealed, AMetadataWhoseIdWasChangedIsRefused) {  // M15
   const std::string directory = saved(0);
-  const std::string id = open_checkpoint(directory).save_id;
+  const std::string id = Checkpoint::open(directory).save_id;
   std::fstream file(directory + "/.metadata", std::ios::in | std::ios::out | std::ios::binary);
   const std::string bytes((std::istreambuf_iterator<char>(file)), {});
   file.close();
@@ -190,7 +190,7 @@ TEST(Sealed, ASafetensorsFileCarriesItsDigests) {
     flip(file, at);
   }
   const auto header = static_cast<std::int64_t>(
-      open_checkpoint(file).leaves.at(0).value.as_tensor().pieces.at(0).storage->offset);
+      Checkpoint::open(file).leaves.at(0).value.as_tensor().pieces.at(0).storage->offset);
   for (std::int64_t at = 0; at < header; ++at) {
     flip(file, at);
     EXPECT_FALSE(verify(file).findings.empty()) << at;
@@ -270,7 +270,7 @@ TEST_P(Seal, AForeignCheckpointIsCheckedFromThenOn) {
   const auto written = fs::last_write_time(report.side_file);
   EXPECT_TRUE(seal(path_).was_sealed);
   EXPECT_EQ(fs::last_write_time(report.side_file), written);
-  const Checkpoint checkpoint = open_checkpoint(path_);
+  const Checkpoint checkpoint = Checkpoint::open(path_);
   for (const ObjectInfo& object : checkpoint.files) {
     const std::string file = checkpoint.store->name() + "/" + object.name;
     for (const std::uint64_t at : {object.size / 2, object.size - 1}) {
@@ -290,7 +290,7 @@ TEST(Seal, DamageIsNotSealed) {
   const std::string directory = temporary_directory() + "/c";
   fs::copy(std::string(TESSERA_TEST_DATA) + "/golden/checkpoints/g4_ws2", directory,
            fs::copy_options::recursive);
-  const Checkpoint checkpoint = open_checkpoint(directory);
+  const Checkpoint checkpoint = Checkpoint::open(directory);
   const Storage& storage =
       *checkpoint.find("app.model.net1.weight")->value.as_tensor().pieces.at(0).storage;
   flip(storage.source->name(), static_cast<std::int64_t>(storage.offset + storage.size / 2));

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "base/parallel.h"
+#include "base/stop.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
@@ -11,6 +12,7 @@
 #include "io/block_digests.h"
 #include "storage/lazy_source.h"
 #include "tessera/error.h"
+#include "tessera/verify.h"
 #include "value/inner_tensors.h"
 
 namespace tessera {
@@ -112,21 +114,21 @@ std::vector<Leaf> inner_tensors_of(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-VerifyReport verify(const std::string& path, bool read_data, int threads,
-                    const ProgressHook& progress) {
-  require_threads(threads);
+VerifyReport verify(const Location& where, const VerifyOptions& options) {
+  require_threads(options.threads);
   try {
-    return verify(open_checkpoint(path), read_data, threads, progress);
+    return verify(Checkpoint::open(where), options);
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::cancelled) throw;
     VerifyReport report;
     report.findings.push_back({error.code(), error.what()});
     return report;
   }
 }
 
-VerifyReport verify(const Checkpoint& checkpoint, bool read_data, int threads,
-                    const ProgressHook& progress) {
-  require_threads(threads);
+VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) {
+  require_going_on(options.stop);
+  require_threads(options.threads);
   VerifyReport report;
   for (const ObjectInfo& file : checkpoint.files) {
     if (!file.name.ends_with(safetensors::kIndexSuffix)) continue;
@@ -141,15 +143,15 @@ VerifyReport verify(const Checkpoint& checkpoint, bool read_data, int threads,
   }
   for (const Leaf& leaf : inner) tensors.push_back(&leaf);
   report.tensors = tensors.size();
-  if (!read_data) return report;
+  if (!options.read_data) return report;
   const std::vector<FilePart> parts = checked_parts(checkpoint);
   std::uint64_t total = parts.empty() ? tensor_bytes(checkpoint.leaves) : 0;
   for (const FilePart& part : parts) total += part.end - part.begin;
-  Meter meter(progress, total);
+  Meter meter(options.progress, total, options.stop);
   Claims claims;
   std::mutex mutex;
   std::vector<std::optional<Finding>> found(parts.size() + tensors.size());  // by piece of work
-  parallel_for(threads, found.size(), [&](std::size_t i) {
+  parallel_for(options.threads, found.size(), [&](std::size_t i) {
     Checked checked;
     try {
       checked = i < parts.size() ? check_part(parts[i])

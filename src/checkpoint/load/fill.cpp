@@ -16,9 +16,6 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kWindow =
-    1 << 20;  // bytes of elements that are read, converted or scattered at once
-
 // A piece and the bytes between its first element and its last.
 struct Extent {
   PieceOf of;
@@ -98,9 +95,9 @@ class PieceJob {
   // Reads the piece window by window, straight into it or for `visit` to deal with.
   void run(bool in_place, const Visit& visit) {
     const std::int64_t count = numel(piece_.slice);
-    const std::int64_t step =
-        kWindow / static_cast<std::int64_t>(std::max(element_, size_of(have_.dtype)));
-    TensorReader reader(have_, filling_.key);
+    const auto step =
+        static_cast<std::int64_t>(job_.window / std::max(element_, size_of(have_.dtype)));
+    TensorReader reader(have_, filling_.key, job_.tile);
     for (std::int64_t begin = 0; begin < count; begin += step) {
       const std::int64_t part = std::min(step, count - begin);
       if (in_place) {

@@ -43,6 +43,8 @@ struct FillJob {
   StorageChecks* checks = nullptr;
   IoCounters& counters;
   Meter& meter;
+  std::size_t window = 1 << 20;  // bytes of elements that are read, converted or scattered at once
+  std::size_t tile = TensorReader::kTileBytes;  // bytes of elements put into order
 };
 void fill_all(const FillJob& job);
 

@@ -13,7 +13,7 @@
 #include "base/stop.h"
 #include "checkpoint/load/fill.h"
 #include "checkpoint/load/fresh.h"
-#include "checkpoint/read/cast.h"
+#include "checkpoint/read/castable.h"
 #include "checkpoint/read/memory.h"
 #include "checkpoint/tree/tree.h"
 #include "comm/long_work.h"
@@ -33,23 +33,6 @@ struct Plan {
   std::vector<std::string> missing;
 };
 
-void require_dtype(DType have, DType want, const LoadOptions& options) {
-  if (have == want) return;
-  const std::string both =
-      std::string(to_string(have)) + ", the tree's " + std::string(to_string(want));
-  if (!options.allow_cast) throw Error(ErrorCode::mismatch, "the checkpoint's dtype is " + both);
-  if (!can_cast(have, want)) {
-    throw Error(ErrorCode::unsupported,
-                "no conversion between these: the checkpoint's dtype is " + both);
-  }
-  if (can_wrap(have, want) && !options.allow_wrap) {
-    throw Error(ErrorCode::mismatch,
-                "allow_wrap is needed, what does not fit would become another number: the "
-                "checkpoint's dtype is " +
-                    both);
-  }
-}
-
 void require_match(const Tensor& want, const Value& found, const LoadOptions& options) {
   if (!found.is(Value::Kind::tensor)) {
     throw Error(ErrorCode::mismatch, "the checkpoint has a value here, expected a tensor");
@@ -59,7 +42,7 @@ void require_match(const Tensor& want, const Value& found, const LoadOptions& op
     throw Error(ErrorCode::mismatch, "the checkpoint's shape is " + to_string(have.shape) +
                                          ", expected " + to_string(want.shape));
   }
-  require_dtype(have.dtype, want.dtype, options);
+  require_castable(have.dtype, want.dtype, options.allow_cast, options.allow_wrap);
 }
 
 // The leaves of the tree by the rule that fits the checkpoint: files from before torch 2.4 keep
@@ -149,13 +132,13 @@ void assign(Value& tree, const Path& path, const Value& value) {
 
 }  // namespace
 
-LoadReport load(Value& tree, const std::string& path, Group& group, const LoadOptions& options) {
+LoadReport load(Value& tree, const Location& where, const LoadOptions& options, Group& group) {
   const Purpose purpose("loading a checkpoint");
   Plan plan;
   agree(group, "opening a checkpoint", [&] {
     require_going_on(options.stop);
     require_threads(options.threads);
-    plan = plan_of(tree, open_checkpoint(path), options);
+    plan = plan_of(tree, Checkpoint::open(where), options);
   });
   IoCounters counters;
   std::optional<Meter> meter;
@@ -171,11 +154,23 @@ LoadReport load(Value& tree, const std::string& path, Group& group, const LoadOp
   return report;
 }
 
-Value load_all(const Checkpoint& checkpoint, const LoadOptions& options) {
+LoadReport load(Value& tree, const Location& where, const LoadOptions& options) {
+  return load(tree, where, options, *solo_group());
+}
+
+LoadReport load(Value& tree, const Location& where, Group& group) {
+  return load(tree, where, {}, group);
+}
+
+Value Checkpoint::load() const {
+  return load(LoadOptions{});
+}
+
+Value Checkpoint::load(const LoadOptions& options) const {
   require_going_on(options.stop);
   require_threads(options.threads);
-  FreshMemory fresh(checkpoint.leaves);
-  Value tree = fresh.of(shared_tree(checkpoint));
+  FreshMemory fresh(leaves);
+  Value tree = fresh.of(shared_tree(*this));
   const std::vector<Filling> fillings = fresh.take();
   IoCounters counters;
   StorageChecks checks;

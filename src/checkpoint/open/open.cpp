@@ -69,12 +69,6 @@ std::string_view to_string(CheckpointKind kind) noexcept {
   return "unknown";
 }
 
-const Leaf* Checkpoint::find(std::string_view name) const {
-  const auto found = std::find_if(leaves.begin(), leaves.end(),
-                                  [name](const Leaf& leaf) { return leaf.name == name; });
-  return found == leaves.end() ? nullptr : &*found;
-}
-
 Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
@@ -90,14 +84,21 @@ Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) 
                                          ? std::filesystem::canonical(path)
                                          : std::filesystem::path(path);
   const ObjectInfo object{file.filename().string(), static_cast<std::uint64_t>(status.st_size)};
-  const auto store = guard_file(posix_store(file.parent_path().string()), object);
+  Checkpoint checkpoint =
+      open_checkpoint(posix_store(file.parent_path().string()), object, options);
+  // Of an index all of the directory is meant.
+  if (!object.name.ends_with(safetensors::kIndexSuffix)) checkpoint.path = path;
+  return checkpoint;
+}
+
+Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& object,
+                           const OpenOptions& options) {
+  store = guard_file(std::move(store), object);
   if (object.name.ends_with(safetensors::kIndexSuffix))
     return open_safetensors_index(store, object.name, options);
-  Checkpoint checkpoint = kind_of_file(*store->open(object.name)) == CheckpointKind::torch_file
-                              ? open_torch(store, object)
-                              : open_safetensors(store, {object}, options);
-  checkpoint.path = path;
-  return checkpoint;
+  return kind_of_file(*store->open(object.name)) == CheckpointKind::torch_file
+             ? open_torch(store, object)
+             : open_safetensors(store, {object}, options);
 }
 
 Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options) {

@@ -11,6 +11,13 @@
 
 namespace tessera {
 
+// Each detects the kind, for Checkpoint::open: of a file or directory, of a store's root, of an
+// object.
+[[nodiscard]] Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options);
+[[nodiscard]] Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options);
+[[nodiscard]] Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& object,
+                                         const OpenOptions& options);
+
 [[nodiscard]] Checkpoint open_dcp(std::shared_ptr<Store> store);
 [[nodiscard]] Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file);
 // All of these files together.

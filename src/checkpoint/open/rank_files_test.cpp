@@ -25,11 +25,11 @@ class RankFiles : public testing::Test {
     return directory_;
   }
   [[nodiscard]] ErrorCode code() const {
-    return code_of([&] { (void)open_checkpoint(directory_); });
+    return code_of([&] { (void)Checkpoint::open(directory_); });
   }
   [[nodiscard]] std::string text() const {
     try {
-      (void)open_checkpoint(directory_);
+      (void)Checkpoint::open(directory_);
     } catch (const Error& error) {
       return error.what();
     }
@@ -80,12 +80,12 @@ Value& handle(Value& model, std::size_t module) {
 }
 
 TEST_F(RankFiles, KindsAndWorldSizes) {
-  const Checkpoint legacy = open_checkpoint(kRoot + "fsdp1_uop1_ws4_legacy");
+  const Checkpoint legacy = Checkpoint::open(kRoot + "fsdp1_uop1_ws4_legacy");
   EXPECT_EQ(legacy.kind, CheckpointKind::olmo_legacy);
   EXPECT_EQ(to_string(legacy.kind), "olmo-legacy");
   EXPECT_EQ(legacy.world_size, 4);
   EXPECT_EQ(legacy.files.size(), 4U);
-  const Checkpoint local = open_checkpoint(kRoot + "fsdp1_uop0_ws2_old_local");
+  const Checkpoint local = Checkpoint::open(kRoot + "fsdp1_uop0_ws2_old_local");
   EXPECT_EQ(to_string(local.kind), "olmo-local");
   EXPECT_EQ(local.world_size, 5);
   EXPECT_EQ(local.files.size(), 15U);
@@ -93,7 +93,7 @@ TEST_F(RankFiles, KindsAndWorldSizes) {
 
 // F-04: pieces are the ranks' own, in the order of ranks; a rank without rows has none (P-18).
 TEST_F(RankFiles, PiecesSayWhoHoldsThem) {
-  const Checkpoint legacy = open_checkpoint(kRoot + "fsdp1_uop1_ws4_legacy");
+  const Checkpoint legacy = Checkpoint::open(kRoot + "fsdp1_uop1_ws4_legacy");
   const Tensor& tensor = legacy.find("model.l1.weight")->value.as_tensor();
   ASSERT_EQ(tensor.pieces.size(), 3U);
   for (int rank = 0; rank < 3; ++rank) {
@@ -155,7 +155,7 @@ TEST_F(RankFiles, OptimizerValuesMustAgree) {
 
 // O-62: what the trainer keeps for itself may differ; rank 0's is taken, and it is said.
 TEST_F(RankFiles, TrainStateIsRankZeros) {
-  const Checkpoint local = open_checkpoint(kRoot + "fsdp1_uop0_ws2_old_local");
+  const Checkpoint local = Checkpoint::open(kRoot + "fsdp1_uop0_ws2_old_local");
   EXPECT_EQ(local.find("train.rng.python")->value.items()[1].items()[0], Value(0));
   ASSERT_EQ(local.warnings.size(), 1U);
   EXPECT_EQ(local.warnings[0],
@@ -242,7 +242,7 @@ TEST_F(RankFiles, LocalFilesMustBeThere) {
 TEST_F(RankFiles, LocalWithoutOptimizerIsAModel) {
   const std::string directory = copy_of("fsdp1_uop0_ws2_local");
   fs::remove_all(directory + "/optim");
-  const Checkpoint checkpoint = open_checkpoint(directory);
+  const Checkpoint checkpoint = Checkpoint::open(directory);
   EXPECT_EQ(checkpoint.leaves.size(), 6U);
   EXPECT_EQ(checkpoint.warnings.size(), 2U);
 }
@@ -261,7 +261,7 @@ TEST_F(RankFiles, HolesAreIncomplete) {
 
 TEST_F(RankFiles, WorldSizeFilesMustAllBeThere) {
   const std::string directory = copy_of("ranks_fsdp2_ws3");
-  EXPECT_EQ(open_checkpoint(directory).kind, CheckpointKind::rank_files);
+  EXPECT_EQ(Checkpoint::open(directory).kind, CheckpointKind::rank_files);
   remove("extra_state_world_size_3_rank_1.pt");
   EXPECT_EQ(code(), ErrorCode::incomplete);
   copy_of("ranks_fsdp2_ws3");
@@ -304,8 +304,8 @@ TEST_F(RankFiles, OlderMeshes) {
       }
     });
   }
-  const Checkpoint old = open_checkpoint(text().empty() ? path() : "");
-  EXPECT_TRUE(diff(old, open_checkpoint(kRoot + "ranks_mesh_ws4")).empty());
+  const Checkpoint old = Checkpoint::open(text().empty() ? path() : "");
+  EXPECT_TRUE(diff(old, Checkpoint::open(kRoot + "ranks_mesh_ws4")).empty());
 }
 
 TEST_F(RankFiles, PlacementsThatHoldNoPart) {
@@ -361,7 +361,7 @@ TEST_F(RankFiles, FewFilesAreOpenAtOnce) {
 // Parameters are views of one flat parameter: its checksum is compared once.
 TEST_F(RankFiles, SharedStoragesAreCheckedOnce) {
   const std::string golden = kRoot + "fsdp1_uop1_ws2_local";
-  const Checkpoint checkpoint = open_checkpoint(golden);
+  const Checkpoint checkpoint = Checkpoint::open(golden);
   std::map<const Storage*, std::uint64_t> storages;
   std::size_t pieces = 0;
   for (const Leaf& leaf : checkpoint.leaves) {
@@ -391,7 +391,7 @@ TEST_F(RankFiles, ConvertToTorchAndSafetensors) {
       ConvertOptions options;
       options.to = kind;
       convert(kRoot + golden, target, options);
-      const auto differences = diff(open_checkpoint(kRoot + golden), open_checkpoint(target));
+      const auto differences = diff(Checkpoint::open(kRoot + golden), Checkpoint::open(target));
       EXPECT_TRUE(differences.empty()) << golden << " " << to_string(kind) << ": "
                                        << differences[0].name << " " << differences[0].text;
     }
@@ -401,9 +401,9 @@ TEST_F(RankFiles, ConvertToTorchAndSafetensors) {
 // Python 3.11.2 writes the memory format of a ShardedTensor, and the class of its group, by
 // getattr.
 TEST_F(RankFiles, AShardedTensorOfPython3112) {
-  const auto checkpoint = open_checkpoint(copy_of("../sharded_forms"));
+  const auto checkpoint = Checkpoint::open(copy_of("../sharded_forms"));
   EXPECT_EQ(checkpoint.kind, CheckpointKind::rank_files);
-  const Value tree = load_all(checkpoint);
+  const Value tree = checkpoint.load();
   const Tensor& tensor = tree.at("w").as_tensor();
   EXPECT_EQ(tensor.shape, (Shape{3, 2}));
   EXPECT_EQ(reinterpret_cast<const float*>(tensor.pieces.at(0).storage->data)[5], 5.0F);

@@ -65,9 +65,9 @@ TEST_P(Dequantize, GivesWhatTheFormatsDefine) {
     std::string target = root;
     target.append("/").append(dtype).append(".safetensors");
     (void)convert(source, target, options);
-    const Checkpoint checkpoint = open_checkpoint(target);
+    const Checkpoint checkpoint = Checkpoint::open(target);
     EXPECT_EQ(checkpoint.leaves.size(), names.size() + 2);
-    const Value tree = load_all(checkpoint);
+    const Value tree = checkpoint.load();
     for (const auto& [name, row] : names.items()) {
       const Leaf* leaf = checkpoint.find(name);
       ASSERT_NE(leaf, nullptr) << name;
@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(From, Dequantize,
 
 // Windows that begin and end anywhere, read twice and backwards.
 TEST(Dequantize, ReadsAnyRange) {
-  const Checkpoint checkpoint = open_checkpoint(kGolden + "quantized");
+  const Checkpoint checkpoint = Checkpoint::open(kGolden + "quantized");
   for (const Leaf& leaf : dequantized(checkpoint.leaves, DType::bfloat16)) {
     if (leaf.name != "a.weight" && leaf.name != "experts") continue;
     const Storage& storage = *leaf.value.as_tensor().pieces.at(0).storage;

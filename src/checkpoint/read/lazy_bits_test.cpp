@@ -40,7 +40,7 @@ TEST(LazyBitsInCheckpoints, SaveResolvesThem) {
                     {"neg", numbers(kGiven, false, true)},
                     {"inside", Value::tuple({numbers(kGiven, true, false)})}}),
        directory, *group);
-  const Value tree = load_all(open_checkpoint(directory));
+  const Value tree = Checkpoint::open(directory).load();
   EXPECT_EQ(stored(tree.at("conj")), kConj);
   EXPECT_EQ(stored(tree.at("neg")), kNeg);
   EXPECT_EQ(stored(tree.at("inside").items().at(0)), kConj);

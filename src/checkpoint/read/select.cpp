@@ -36,8 +36,9 @@ bool selected(const Leaf& leaf, const std::string& what, bool named) {
   return ::fnmatch(what.c_str(), leaf.name.c_str(), 0) == 0;
 }
 
-// Gives the leaf its new name.
-void apply_name(Leaf& leaf, std::string name) {
+}  // namespace
+
+void rename(Leaf& leaf, std::string name) {
   const Path& path = leaf.path;
   const std::size_t known = leaf.containers ? leaf.containers->size() : 0;
   const auto container = [&](std::size_t step) {
@@ -79,6 +80,8 @@ void apply_name(Leaf& leaf, std::string name) {
   leaf.path = std::move(front);
   leaf.name = std::move(name);
 }
+
+namespace {
 
 struct Rule {
   std::regex pattern;
@@ -153,7 +156,7 @@ void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules) {
           .at_key(name);
     }
     if (name == leaf.name) continue;
-    apply_name(leaf, std::move(name));
+    rename(leaf, std::move(name));
   }
 }
 

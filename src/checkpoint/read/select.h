@@ -26,6 +26,9 @@ namespace tessera {
 // is none, `conflict` when two leaves get one name or one loses its name.
 void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules);
 
+// Gives one leaf another name that is not empty; its path as above.
+void rename(Leaf& leaf, std::string name);
+
 // Floating tensors of 16 bits and more become `dtype`: their bytes are converted when they are
 // read.
 void convert_floating(std::vector<Leaf>& leaves, DType dtype);

@@ -79,7 +79,7 @@ std::string saved() {
 TEST(ConvertOptions, FloatingTensorsAreRoundedIntoEveryKind) {
   const std::string source = saved();
   const std::string root = temporary_directory();
-  const Value original = load_all(open_checkpoint(source));
+  const Value original = Checkpoint::open(source).load();
   for (const auto& [name, kind] : std::vector<std::pair<std::string, CheckpointKind>>{
            {"a.safetensors", CheckpointKind::safetensors},
            {"a.pt", CheckpointKind::torch_file},
@@ -91,11 +91,11 @@ TEST(ConvertOptions, FloatingTensorsAreRoundedIntoEveryKind) {
     const std::string target = (root + "/").append(name);
     convert(source, target, options);
     EXPECT_TRUE(verify(target).findings.empty()) << name;
-    const Checkpoint result = open_checkpoint(target);
+    const Checkpoint result = Checkpoint::open(target);
     const Tensor& tensor = result.find("model.w")->value.as_tensor();
     EXPECT_EQ(tensor.dtype, DType::bfloat16);
     EXPECT_EQ(result.find("steps")->value.as_tensor().dtype, DType::int32);
-    const std::vector<Leaf> loaded = flatten(load_all(result));
+    const std::vector<Leaf> loaded = flatten(result.load());
     const auto w = std::find_if(loaded.begin(), loaded.end(),
                                 [](const Leaf& leaf) { return leaf.name == "model.w"; });
     const Storage& bytes = *w->value.as_tensor().pieces.at(0).storage;
@@ -115,7 +115,7 @@ TEST(ConvertOptions, ATorchFileKeepsItsTreeUnderARename) {
   convert(saved(), root + "/a.pt", options);
   options.rename = {"w=>v"};
   convert(root + "/a.pt", root + "/b.pt", options);
-  EXPECT_EQ(names(open_checkpoint(root + "/b.pt").leaves),
+  EXPECT_EQ(names(Checkpoint::open(root + "/b.pt").leaves),
             (std::vector<std::string>{"v", "steps"}));
 }
 

@@ -54,7 +54,7 @@ void save_changed(const std::string& directory, const Change& change,
   run_ranks(4, [&](Group& group) {
     Value tree = tree_of(group.rank());
     change(group.rank(), tree);
-    save(tree, directory, group, options);
+    save(tree, directory, options, group);
   });
 }
 
@@ -74,7 +74,7 @@ TEST(Copies, OtherValuesAreAWarningThatNamesKeyAndRanks) {
   ASSERT_EQ(warnings.texts().size(), 1);
   EXPECT_THAT(warnings.texts()[0], AllOf(HasSubstr("rank 2 holds other values of 'a' than rank"),
                                          HasSubstr("1 more key")));
-  EXPECT_NO_THROW((void)load_all(open_checkpoint(directory)));
+  EXPECT_NO_THROW((void)Checkpoint::open(directory).load());
 }
 
 TEST(Copies, OfALargeTensorAreSeenWhenMostOfThemDiffers) {
@@ -95,7 +95,7 @@ TEST(Copies, AreRequiredToBeEqualByAnOption) {
     SaveOptions options;
     options.require_equal_copies = group.rank() == 0;  // rank 0's word counts
     try {
-      save(tree, directory, group, options);
+      save(tree, directory, options, group);
       ADD_FAILURE() << "saved";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::mismatch);
@@ -109,7 +109,7 @@ TEST(Copies, AreRequiredToBeEqualByAnOption) {
   options.require_equal_copies = true;
   save_changed(
       directory, [](int, Value&) {}, options);
-  EXPECT_NO_THROW((void)load_all(open_checkpoint(directory)));
+  EXPECT_NO_THROW((void)Checkpoint::open(directory).load());
 }
 
 // Which elements of `count` a sample reads.

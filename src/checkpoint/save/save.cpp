@@ -25,6 +25,7 @@
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/copies.h"
 #include "checkpoint/save/leftovers.h"
+#include "checkpoint/save/save_file.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/tree/tree_json.h"
 #include "comm/long_work.h"
@@ -70,8 +71,8 @@ ElementSource counted(ElementSource elements, Meter& meter) {
 
 class Saver {
  public:
-  Saver(const Value& tree, const std::string& directory, Group& group, const SaveOptions& options)
-      : leaves_(flatten(tree)), store_(posix_store(directory)), group_(group), options_(options) {}
+  Saver(const Value& tree, std::shared_ptr<Store> store, Group& group, const SaveOptions& options)
+      : leaves_(flatten(tree)), store_(std::move(store)), group_(group), options_(options) {}
 
   IoReport run() {
     plan();
@@ -281,13 +282,27 @@ class Saver {
 
 }  // namespace
 
-IoReport save(const Value& tree, const std::string& directory, Group& group,
-              const SaveOptions& options) {
+IoReport save(const Value& tree, const Location& where, const SaveOptions& options, Group& group) {
   const Purpose purpose("saving a checkpoint");
   std::unique_ptr<Saver> saver;
-  agree(group, "planning a checkpoint",
-        [&] { saver = std::make_unique<Saver>(tree, directory, group, options); });
-  return saver->run();
+  std::optional<IoReport> file;  // of a save that is one file
+  agree(group, "planning a checkpoint", [&] {
+    const CheckpointKind kind = kind_to_save(where, options);
+    if (kind != CheckpointKind::dcp) {
+      file = save_file(tree, where, kind, options, group.size());
+      return;
+    }
+    saver = std::make_unique<Saver>(tree, root_of(where), group, options);
+  });
+  return file ? *file : saver->run();
+}
+
+IoReport save(const Value& tree, const Location& where, const SaveOptions& options) {
+  return save(tree, where, options, *solo_group());
+}
+
+IoReport save(const Value& tree, const Location& where, Group& group) {
+  return save(tree, where, {}, group);
 }
 
 }  // namespace tessera

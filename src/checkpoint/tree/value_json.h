@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tessera/leaf.h"
 #include "tessera/value.h"
 
 namespace tessera {

@@ -5,8 +5,8 @@
 
 #include "base/parallel.h"
 #include "checkpoint/digests/digesting_store.h"
+#include "checkpoint/read/buffers.h"
 #include "checkpoint/read/cast.h"
-#include "checkpoint/read/coalesce.h"
 #include "checkpoint/read/dequantize.h"
 #include "checkpoint/read/select.h"
 #include "checkpoint/write/flat_leaves.h"
@@ -95,6 +95,25 @@ std::uint64_t count_tensors(const std::vector<Leaf>& leaves) {
 }
 
 // `in_parts`: safetensors of several files.
+Target target_in(const Location& where, const ConvertOptions& options) {
+  const bool single =
+      options.to == CheckpointKind::torch_file || options.to == CheckpointKind::safetensors;
+  if (options.resume || options.max_shard_size > 0 ||
+      (!single && options.to != CheckpointKind::dcp)) {
+    throw Error(ErrorCode::unsupported,
+                "in a store a DCP checkpoint or one file can be made, and not resumed")
+        .at_path(to_string(where));
+  }
+  if (where.name.empty() == single) {
+    throw Error(ErrorCode::invalid_argument,
+                single ? "a file needs the name of an object in the store"
+                       : "a DCP checkpoint is at the root of a store, not an object in it")
+        .at_path(to_string(where));
+  }
+  const Publishing publishing = single ? Publishing::file : Publishing::marker;
+  return {where.store->name(), where.name, publishing, where.store};
+}
+
 Target target_of(const std::string& path, CheckpointKind kind, bool in_parts) {
   if (kind == CheckpointKind::rank_files) {
     throw Error(ErrorCode::unsupported,
@@ -127,26 +146,20 @@ Target target_of(const std::string& path, CheckpointKind kind, bool in_parts) {
   return {directory.empty() ? "." : directory, as_path.filename().string(), Publishing::file};
 }
 
-// What each of the working threads may take of all memory: a window and a tile of its own, and one
-// request's bytes (kSpanBytes) besides.
-struct Buffers {
-  std::size_t window;
-  std::size_t tile;
-};
-
-Buffers buffers_for(std::uint64_t memory, std::uint64_t workers) {
-  constexpr std::uint64_t kLeast = 64 << 10;
-  constexpr std::uint64_t kLargestWindow = 1 << 20;
-  constexpr std::uint64_t kLargestTile = 1 << 30;
-  const std::uint64_t share = memory / std::max<std::uint64_t>(workers, 1);
-  const std::uint64_t window = std::clamp(share / 2, kLeast, kLargestWindow);
-  const std::uint64_t besides = window + static_cast<std::uint64_t>(kSpanBytes);
-  const std::uint64_t tile = std::max(share / 2, share - std::min(share, besides));
-  return {static_cast<std::size_t>(window),
-          static_cast<std::size_t>(std::clamp(tile, kLeast, kLargestTile))};
+Target target_for(const Location& target, const ConvertOptions& options) {
+  if (target.store) return target_in(target, options);
+  const bool in_parts = options.max_shard_size > 0;
+  const bool names_file = std::filesystem::path(target.path).extension() == ".safetensors";
+  if (in_parts && (options.to != CheckpointKind::safetensors || names_file)) {
+    throw Error(ErrorCode::invalid_argument,
+                "a size for each file makes a set of safetensors, whose target is a directory")
+        .at_path(target.path);
+  }
+  return target_of(target.path, options.to, in_parts);
 }
 
 std::string written_path(const Target& target) {
+  if (target.store && !target.file.empty()) return target.directory + "/" + target.file;
   if (target.publishing != Publishing::file) return target.directory;
   return (std::filesystem::path(target.directory) / target.file).lexically_normal().string();
 }
@@ -191,7 +204,8 @@ struct Place {
   Fd lock;  // one conversion at a time into a directory that is not replaced whole
   NewDirectories made;
 
-  explicit Place(const Target& where) : made(where.directory) {
+  explicit Place(const Target& where) : made(where.store ? "." : where.directory) {
+    if (where.store) return;
     if (where.publishing == Publishing::marker) {
       make_directories(where.directory);
       lock = locked_directory(where.directory);
@@ -203,21 +217,20 @@ struct Place {
 
 }  // namespace
 
-ConvertReport convert(const std::string& source, const std::string& target,
+ConvertReport convert(const Location& source, const Location& target,
                       const ConvertOptions& options) {
   require_going_on(options.stop);
   require_sensible(options);
-  const Checkpoint checkpoint = open_checkpoint(source, options.open);
+  return convert(Checkpoint::open(source, options.open), target, options);
+}
+
+ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
+                      const ConvertOptions& options) {
+  require_going_on(options.stop);
+  require_sensible(options);
   const std::vector<Leaf> chosen = leaves_for(checkpoint, options);
   const std::vector<Leaf>& leaves = takes_all(options) ? checkpoint.leaves : chosen;
-  const bool in_parts = options.max_shard_size > 0;
-  const Target where = target_of(target, options.to, in_parts);
-  const bool names_file = std::filesystem::path(target).extension() == ".safetensors";
-  if (in_parts && (options.to != CheckpointKind::safetensors || names_file)) {
-    throw Error(ErrorCode::invalid_argument,
-                "a size for each file makes a set of safetensors, whose target is a directory")
-        .at_path(target);
-  }
+  const Target where = target_for(target, options);
   const IfExists if_exists = options.overwrite ? IfExists::replace : IfExists::fail;
   const bool as_directory = where.publishing == Publishing::directory;
   if (as_directory && options.overwrite) require_checkpoint(where.directory);
@@ -234,7 +247,7 @@ ConvertReport convert(const std::string& source, const std::string& target,
     }
   } else {
     if (as_directory) whole.emplace(where.directory, if_exists);
-    store = posix_store(whole ? whole->working() : where.directory);
+    store = where.store ? where.store : posix_store(whole ? whole->working() : where.directory);
   }
   Store& files = resumption ? resumption->store() : *store;
   DigestingStore digested(files);

@@ -44,7 +44,7 @@ void convert_to(const std::string& source, const std::string& target, Checkpoint
 TEST(Convert, EveryKindIntoEveryOtherAndBack) {
   const std::string dcp = two_rank_checkpoint();
   const std::string root = temporary_directory();
-  const Checkpoint original = open_checkpoint(dcp);
+  const Checkpoint original = Checkpoint::open(dcp);
   convert_to(dcp, root + "/a.safetensors", CheckpointKind::safetensors);
   convert_to(root + "/a.safetensors", root + "/b.pt", CheckpointKind::torch_file);
   convert_to(root + "/b.pt", root + "/c", CheckpointKind::dcp);
@@ -52,7 +52,7 @@ TEST(Convert, EveryKindIntoEveryOtherAndBack) {
   convert_to(root + "/d.pt", root + "/e.safetensors", CheckpointKind::safetensors);
   convert_to(root + "/e.safetensors", root + "/f", CheckpointKind::dcp);
   for (const char* name : {"/a.safetensors", "/b.pt", "/c", "/d.pt", "/e.safetensors", "/f"}) {
-    const auto differences = diff(original, open_checkpoint(root + name));
+    const auto differences = diff(original, Checkpoint::open(root + name));
     EXPECT_TRUE(differences.empty())
         << name << ": " << differences.at(0).name << " " << differences.at(0).text;
     EXPECT_TRUE(verify(root + name).findings.empty()) << name;
@@ -69,7 +69,7 @@ TEST(Convert, AnExistingTargetIsKeptUnlessOverwritten) {
   options.overwrite = true;
   options.only = {"model.w"};
   EXPECT_EQ(convert(dcp, target, options).tensors, 1U);
-  EXPECT_EQ(open_checkpoint(target).leaves.size(), 1U);
+  EXPECT_EQ(Checkpoint::open(target).leaves.size(), 1U);
 }
 
 TEST(Convert, ADamagedSourceLeavesNoTarget) {
@@ -121,7 +121,7 @@ TEST(Diff, NamesEveryKindOfDifference) {
                                 {Value("new"), Value(1)}}));
   std::string text;
   for (const Difference& difference :
-       diff(open_checkpoint(root + "/a"), open_checkpoint(root + "/b"))) {
+       diff(Checkpoint::open(root + "/a"), Checkpoint::open(root + "/b"))) {
     text += std::string(to_string(difference.kind)) + " " + difference.name + "; ";
   }
   EXPECT_EQ(text, "missing gone; shape shape; value value; extra new; ");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/checkpoint.h"
+#include "tessera/convert.h"
 
 namespace tessera {
 

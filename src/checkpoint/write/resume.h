@@ -28,6 +28,7 @@ struct Target {
   std::string directory;
   std::string file;  // empty for kinds that are directories
   Publishing publishing = Publishing::file;
+  std::shared_ptr<Store> store = nullptr;  // where it goes; null: the directory
 };
 
 class Resumption {

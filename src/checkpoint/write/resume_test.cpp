@@ -61,7 +61,7 @@ class ResumeTest : public testing::Test {
     return target;
   }
   void expect_equal(const std::string& target) {
-    const auto differences = diff(open_checkpoint(source_), open_checkpoint(target));
+    const auto differences = diff(Checkpoint::open(source_), Checkpoint::open(target));
     EXPECT_TRUE(differences.empty()) << target << ": " << differences.at(0).text;
     EXPECT_TRUE(verify(target).findings.empty()) << target;
   }
@@ -215,7 +215,7 @@ TEST_F(ResumeTest, DamageInWhatWasConvertedBeforeIsFound) {
   expect_equal(target);
   fs::remove_all(target);
 
-  const Checkpoint opened = open_checkpoint(archive);
+  const Checkpoint opened = Checkpoint::open(archive);
   const Piece& piece = opened.find("model.blocks.1.w")->value.as_tensor().pieces.at(0);
   flip(archive, static_cast<std::size_t>(piece.storage->offset) + 100);
   interrupt(target, 2 * kTensorBytes);
@@ -236,7 +236,7 @@ TEST_F(ResumeTest, WhatWasReadWrongBeforeIsFound) {
   options_.to = CheckpointKind::dcp;
   options_.ranks = 2;
   const std::string target = root_ + "/a";
-  const Checkpoint opened = open_checkpoint(archive);
+  const Checkpoint opened = Checkpoint::open(archive);
   const Piece& piece = opened.find("model.blocks.1.w")->value.as_tensor().pieces.at(0);
   const auto flip_unnoticed = [&] {
     const auto time = fs::last_write_time(archive);
@@ -276,9 +276,9 @@ TEST_F(ResumeTest, AnExistingTargetIsKeptUnlessOverwritten) {
       std::this_thread::sleep_for(std::chrono::milliseconds(101));
     };
     EXPECT_THROW(convert(source_, target, stopped), Stop);
-    EXPECT_EQ(open_checkpoint(target).leaves.size(), std::size_t{kTensors}) << name;
+    EXPECT_EQ(Checkpoint::open(target).leaves.size(), std::size_t{kTensors}) << name;
     EXPECT_GT(resume(target).bytes_resumed, 0U) << name;
-    EXPECT_EQ(open_checkpoint(target).leaves.size(), 3U) << name;
+    EXPECT_EQ(Checkpoint::open(target).leaves.size(), 3U) << name;
     options_.only.clear();
   }
 }
@@ -331,7 +331,7 @@ TEST_F(ResumeTest, DataFilesThatWereMovedAreTakenBack) {
     ++moved;
   }
   EXPECT_GT(moved, 0);
-  EXPECT_EQ(code_of([&] { (void)open_checkpoint(target); }), ErrorCode::incomplete);
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(target); }), ErrorCode::incomplete);
   EXPECT_GE(resume(target).bytes_resumed, 2 * kTensorBytes);
   expect_equal(target);
 }

@@ -25,25 +25,25 @@ void patch(const std::string& path, const std::string& from, const std::string& 
 }
 
 ErrorCode open_code(const std::string& path) {
-  return code_of([&] { (void)open_checkpoint(path); });
+  return code_of([&] { (void)Checkpoint::open(path); });
 }
 
 // The consolidated files come with the ranks' own in a folder: those are not counted again.
 TEST(SafetensorsSet, FollowsTheIndex) {
-  const Checkpoint checkpoint = open_checkpoint(kGolden + "c2_hf_cons");
+  const Checkpoint checkpoint = Checkpoint::open(kGolden + "c2_hf_cons");
   EXPECT_EQ(checkpoint.leaves.size(), 7U);
   EXPECT_EQ(checkpoint.files.size(), 3U);
   EXPECT_TRUE(checkpoint.warnings.empty());
-  EXPECT_EQ(open_checkpoint(kGolden + "c2_hf_cons" + kIndex).leaves.size(), 7U);
-  EXPECT_TRUE(diff(checkpoint, open_checkpoint(kGolden + "c2_hf_cons/sharded")).size() ==
+  EXPECT_EQ(Checkpoint::open(kGolden + "c2_hf_cons" + kIndex).leaves.size(), 7U);
+  EXPECT_TRUE(diff(checkpoint, Checkpoint::open(kGolden + "c2_hf_cons/sharded")).size() ==
               1U);
 }
 
 // consolidation turned the scalar 3 into 0; the shards still have it.
 TEST(SafetensorsSet, ShardsAreReadFromTheirOffsets) {
-  const Checkpoint checkpoint = open_checkpoint(kGolden + "c2_hf_dist");
+  const Checkpoint checkpoint = Checkpoint::open(kGolden + "c2_hf_dist");
   EXPECT_EQ(checkpoint.world_size, 2);
-  const Value tree = load_all(checkpoint);
+  const Value tree = checkpoint.load();
   EXPECT_EQ(floats(tree.at("step").as_tensor()), std::vector<float>{3});
   EXPECT_EQ(tree.at("s1").as_tensor().shape, (Shape{3, 4}));
   EXPECT_EQ(floats(tree.at("s1").as_tensor()),
@@ -57,11 +57,11 @@ TEST(SafetensorsSet, WholeTensorsComeBeforeShards) {
   for (const auto& entry : fs::directory_iterator(directory + "/sharded")) {
     fs::copy_file(entry.path(), directory / entry.path().filename());
   }
-  const Checkpoint indexed = open_checkpoint(directory);
+  const Checkpoint indexed = Checkpoint::open(directory);
   EXPECT_EQ(indexed.leaves.size(), 7U);
   EXPECT_EQ(indexed.warnings.size(), 1U);
   fs::remove(directory + kIndex);
-  const Checkpoint mixed = open_checkpoint(directory);
+  const Checkpoint mixed = Checkpoint::open(directory);
   EXPECT_EQ(mixed.leaves.size(), 7U);
   EXPECT_EQ(mixed.warnings.size(), 1U);
   EXPECT_TRUE(diff(indexed, mixed).empty());
@@ -96,8 +96,8 @@ TEST(SafetensorsSet, J01LinksThatLeaveTheDirectory) {
   const std::string directory = root + "/snapshots/revision";
   fs::rename(directory + kFirst, root + "/blobs/0123");
   fs::create_symlink("../../blobs/0123", directory + kFirst);
-  EXPECT_EQ(open_checkpoint(directory).leaves.size(), 7U);
-  EXPECT_EQ(open_checkpoint(directory + kFirst).leaves.size(), 2U);
+  EXPECT_EQ(Checkpoint::open(directory).leaves.size(), 7U);
+  EXPECT_EQ(Checkpoint::open(directory + kFirst).leaves.size(), 2U);
   fs::rename(root + "/snapshots", root + "/other");
   EXPECT_EQ(open_code(root + "/other/revision"), ErrorCode::unsafe);
 }
@@ -114,14 +114,14 @@ TEST(SafetensorsSet, J02FilesThatContradictTheIndex) {
   EXPECT_EQ(open_code(elsewhere), ErrorCode::incomplete);
   const std::string more = copy_of(kGolden + "c2_hf_cons");
   patch(more + kIndex, "\"s0\": \"model-00001-of-00002.safetensors\",", "");
-  EXPECT_EQ(open_checkpoint(more).leaves.size(), 7U);
-  EXPECT_EQ(open_checkpoint(more).warnings.size(), 2U);  // and the sizes do not add up
+  EXPECT_EQ(Checkpoint::open(more).leaves.size(), 7U);
+  EXPECT_EQ(Checkpoint::open(more).warnings.size(), 2U);  // and the sizes do not add up
 }
 
 TEST(SafetensorsSet, J03AWrongTotal) {
   const std::string directory = copy_of(kGolden + "c2_hf_cons");
   patch(directory + kIndex, "\"total_size\": 176", "\"total_size\": 177");
-  EXPECT_EQ(open_checkpoint(directory).warnings.size(), 1U);
+  EXPECT_EQ(Checkpoint::open(directory).warnings.size(), 1U);
   const VerifyReport report = verify(directory);
   ASSERT_EQ(report.findings.size(), 1U);
   EXPECT_EQ(report.findings[0].code, ErrorCode::corrupt);
@@ -145,7 +145,7 @@ TEST(SafetensorsSet, J08FilesThatAreMissingOrTooMany) {
 
   const std::string both = copy_of(kGolden + "c2_hf_cons");
   fs::copy_file(both + kFirst, both + "/model.safetensors");
-  const Checkpoint single = open_checkpoint(both);
+  const Checkpoint single = Checkpoint::open(both);
   EXPECT_EQ(single.leaves.size(), 2U);
   EXPECT_EQ(single.warnings.size(), 1U);
 }
@@ -155,16 +155,16 @@ TEST(SafetensorsSet, AnyNames) {
   fs::rename(directory + kFirst, directory + "/one.safetensors");
   fs::rename(directory + kSecond, directory + "/two.safetensors");
   fs::remove(directory + kIndex);
-  EXPECT_EQ(open_checkpoint(directory).leaves.size(), 7U);
+  EXPECT_EQ(Checkpoint::open(directory).leaves.size(), 7U);
 }
 
 TEST(SafetensorsSet, SeveralIndices) {
   const std::string directory = copy_of(kGolden + "c2_hf_cons");
   fs::rename(directory + kIndex, directory + "/a.safetensors.index.json");
-  EXPECT_EQ(open_checkpoint(directory).leaves.size(), 7U);
+  EXPECT_EQ(Checkpoint::open(directory).leaves.size(), 7U);
   fs::copy_file(directory + "/a.safetensors.index.json", directory + "/b.safetensors.index.json");
   EXPECT_EQ(open_code(directory), ErrorCode::conflict);
-  EXPECT_EQ(open_checkpoint(directory + "/b.safetensors.index.json").leaves.size(), 7U);
+  EXPECT_EQ(Checkpoint::open(directory + "/b.safetensors.index.json").leaves.size(), 7U);
 }
 
 ConvertOptions sharded(std::uint64_t bytes) {
@@ -178,15 +178,15 @@ TEST(SafetensorsSet, IsWrittenWithAnIndex) {
   const std::string target = temporary_directory() + "/set";
   const std::string source = kGolden + "c2_hf_dist";
   (void)convert(source, target, sharded(64));
-  const Checkpoint checkpoint = open_checkpoint(target);
+  const Checkpoint checkpoint = Checkpoint::open(target);
   EXPECT_TRUE(checkpoint.warnings.empty());
-  EXPECT_TRUE(diff(open_checkpoint(source), checkpoint).empty());
+  EXPECT_TRUE(diff(Checkpoint::open(source), checkpoint).empty());
   EXPECT_TRUE(verify(target).findings.empty());
   std::size_t files = 0;
   for (const ObjectInfo& file : checkpoint.files) {
     if (!file.name.ends_with(".safetensors")) continue;
     std::uint64_t bytes = 0;
-    const Checkpoint one = open_checkpoint(target + "/" + file.name);
+    const Checkpoint one = Checkpoint::open(target + "/" + file.name);
     for (const Leaf& leaf : one.leaves)
       bytes += static_cast<std::uint64_t>(numel(leaf.value.as_tensor().shape)) * 4;
     EXPECT_TRUE(bytes <= 64) << file.name;
@@ -199,7 +199,7 @@ TEST(SafetensorsSet, IsWrittenWithAnIndex) {
   ConvertOptions larger = sharded(1 << 20);
   larger.overwrite = true;  // the whole directory is replaced
   (void)convert(source, target, larger);
-  EXPECT_EQ(open_checkpoint(target).files.size(), 1U);
+  EXPECT_EQ(Checkpoint::open(target).files.size(), 1U);
 }
 
 TEST(SafetensorsSet, OneFileHasNoIndex) {
@@ -214,9 +214,9 @@ TEST(SafetensorsSet, KeepsTheTree) {
   const std::string root = temporary_directory();
   const std::string source = kGolden + "checkpoints/c1";
   (void)convert(source, root + "/set", sharded(16));
-  const Checkpoint set = open_checkpoint(root + "/set");
-  EXPECT_TRUE(diff(open_checkpoint(source), set).empty());
-  EXPECT_TRUE(set.tree() == open_checkpoint(source).tree());
+  const Checkpoint set = Checkpoint::open(root + "/set");
+  EXPECT_TRUE(diff(Checkpoint::open(source), set).empty());
+  EXPECT_TRUE(set.tree() == Checkpoint::open(source).tree());
 }
 
 TEST(SafetensorsSet, AFailureLeavesNothing) {
@@ -266,7 +266,7 @@ TEST(SafetensorsSet, MetadataIsKept) {
 TEST(SafetensorsSet, TheHeaderLimitIsTheCallers) {
   OpenOptions options;
   options.header_limit = 64;
-  EXPECT_EQ(code_of([&] { (void)open_checkpoint(kGolden + "c2_hf_cons", options); }),
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(kGolden + "c2_hf_cons", options); }),
             ErrorCode::limit);
 }
 

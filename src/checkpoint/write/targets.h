@@ -11,6 +11,7 @@
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "tessera/checkpoint.h"
+#include "tessera/convert.h"
 
 namespace tessera {
 

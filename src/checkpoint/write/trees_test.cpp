@@ -32,7 +32,7 @@ std::string there_and_back(const std::string& source, CheckpointKind kind) {
                                                                           : "/a.safetensors");
   options.to = kind;
   convert(source, middle, options);
-  EXPECT_TRUE(diff(open_checkpoint(source), open_checkpoint(middle)).empty());
+  EXPECT_TRUE(diff(Checkpoint::open(source), Checkpoint::open(middle)).empty());
   EXPECT_TRUE(verify(middle).findings.empty());
   options = {};
   options.to = CheckpointKind::torch_file;
@@ -41,10 +41,10 @@ std::string there_and_back(const std::string& source, CheckpointKind kind) {
 }
 
 void expect_same(const std::string& a, const std::string& b) {
-  const Value x = open_checkpoint(a).tree();
-  const Value y = open_checkpoint(b).tree();
+  const Value x = Checkpoint::open(a).tree();
+  const Value y = Checkpoint::open(b).tree();
   EXPECT_EQ(x, y);
-  for (const Difference& difference : diff(open_checkpoint(a), open_checkpoint(b)))
+  for (const Difference& difference : diff(Checkpoint::open(a), Checkpoint::open(b)))
     ADD_FAILURE() << to_string(difference.kind) << " " << difference.name << " " << difference.text;
 }
 
@@ -75,7 +75,7 @@ TEST(Trees, TypesOfKeysDictsAndParametersSurvive) {
   options.dtype = DType::bfloat16;
   const std::string halves = temporary_directory() + "/h.pt";
   convert(source, halves, options);
-  const Value tree = open_checkpoint(halves).tree();
+  const Value tree = Checkpoint::open(halves).tree();
   EXPECT_TRUE(tree.at("state").pairs().at(0).first == Value(0));
   EXPECT_TRUE(tree.at("model").at("w").as_tensor().parameter);
   EXPECT_EQ(tree.at("model").dict_kind(), DictKind::ordered_dict);
@@ -87,7 +87,7 @@ TEST(Trees, ARenamedPartKeepsItsTypes) {
   options.rename = {"^state=>moved.state", "^model\\.w=>model.v"};
   const std::string target = temporary_directory() + "/a.safetensors";
   convert(torch_file_of(typed_tree()), target, options);
-  const Value renamed = open_checkpoint(target).tree();
+  const Value renamed = Checkpoint::open(target).tree();
   EXPECT_EQ(renamed.at("moved").at("state").pairs().at(0).first, Value(0));
   EXPECT_EQ(renamed.at("model").dict_kind(), DictKind::ordered_dict);
   EXPECT_NE(renamed.at("model").find("v"), nullptr);
@@ -97,7 +97,7 @@ TEST(Trees, DiffComparesTypesWhereBothHaveThem) {
   const auto text = [](const Value& a, const Value& b) {
     std::string all;
     for (const Difference& difference :
-         diff(open_checkpoint(torch_file_of(a)), open_checkpoint(torch_file_of(b))))
+         diff(Checkpoint::open(torch_file_of(a)), Checkpoint::open(torch_file_of(b))))
       all += std::string(to_string(difference.kind)) + " " + difference.name + " " +
              difference.text + "; ";
     return all;
@@ -126,7 +126,7 @@ TEST(Trees, HolesOfAListAreEmptyDicts) {
   const std::string directory = temporary_directory() + "/dcp";
   const auto group = solo_group();
   save(Value::dict({{"l", Value::list({Value(1), Value::dict(), Value(2)})}}), directory, *group);
-  const Checkpoint saved = open_checkpoint(directory);
+  const Checkpoint saved = Checkpoint::open(directory);
   EXPECT_EQ(saved.tree().at("l"), Value::list({Value(1), Value::dict(), Value(2)}));
   ASSERT_EQ(saved.warnings.size(), 1U);
   EXPECT_EQ(saved.find("l.1")->value, Value::dict());
@@ -140,7 +140,7 @@ TEST(Trees, EqualNamesAreAConflictOfFlatTargetsOnly) {
                                   {"0", numbers(9)},
                                   {"['a.b']", Value(1)}});
   const std::string source = torch_file_of(tree);
-  const Checkpoint checkpoint = open_checkpoint(source);
+  const Checkpoint checkpoint = Checkpoint::open(source);
   std::string names;
   for (const Leaf& leaf : checkpoint.leaves) names += leaf.name + " ";
   EXPECT_EQ(names, "['a.b'] ['a']['b'] [0] ['0'] ['[\\'a.b\\']'] ");
@@ -151,7 +151,7 @@ TEST(Trees, EqualNamesAreAConflictOfFlatTargetsOnly) {
   options.to = CheckpointKind::torch_file;
   const std::string root = temporary_directory();
   convert(source, root + "/h.pt", options);
-  const Value halves = open_checkpoint(root + "/h.pt").tree();
+  const Value halves = Checkpoint::open(root + "/h.pt").tree();
   EXPECT_EQ(halves.size(), 5U);
   options = {};
   EXPECT_EQ(code_of([&] { convert(source, root + "/a.safetensors", options); }),
@@ -175,7 +175,7 @@ TEST(Trees, TensorsInsideOfValuesHaveNamesOfTheirOwn) {
   const std::string text = text_of(target);
   for (const char* name : {"\"t.0~1\":{", "\"t.1.0\":{", "\"o.state.x\":{"})
     EXPECT_NE(text.find(name), std::string::npos) << name;
-  const Value back = open_checkpoint(target).tree();
+  const Value back = Checkpoint::open(target).tree();
   EXPECT_EQ(back.at("t").items()[0].identity(), back.at("o").as_object().state->at("w").identity());
   EXPECT_TRUE(back.at("t").items()[0].as_tensor().parameter);
   expect_same(source, there_and_back(source, CheckpointKind::safetensors));
@@ -185,7 +185,7 @@ TEST(Trees, TensorsInsideOfValuesHaveNamesOfTheirOwn) {
   const std::string directory = temporary_directory() + "/set";
   convert(source, directory, set);
   EXPECT_TRUE(verify(directory).findings.empty());
-  EXPECT_TRUE(diff(open_checkpoint(source), open_checkpoint(directory)).empty());
+  EXPECT_TRUE(diff(Checkpoint::open(source), Checkpoint::open(directory)).empty());
 }
 
 // A tree of before the types: what Tessera 0.1 wrote, by hand.

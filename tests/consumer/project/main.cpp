@@ -7,7 +7,7 @@
 // of the second one, loads it again and prints what it got.
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
-  const tessera::Checkpoint checkpoint = tessera::open_checkpoint(argv[1]);
+  const tessera::Checkpoint checkpoint = tessera::Checkpoint::open(argv[1]);
   std::cout << checkpoint.leaves.size() << " tensors, " << to_string(checkpoint.kind) << '\n';
   const auto group = tessera::solo_group();
   tessera::save(tessera::Value::dict({{"step", 7}}), argv[2], *group);

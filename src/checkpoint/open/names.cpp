@@ -1,0 +1,71 @@
+// A checkpoint's leaves by name.
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "checkpoint/open/open.h"
+#include "tessera/checkpoint.h"
+#include "tessera/error.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+Checkpoint opened(const Location& where, const OpenOptions& options) {
+  if (!where.store) return open_checkpoint(where.path, options);
+  if (where.name.empty()) return open_checkpoint(where.store, options);
+  const ObjectInfo object{where.name, where.store->open(where.name)->size()};
+  return open_checkpoint(where.store, object, options);
+}
+
+}  // namespace
+
+Checkpoint Checkpoint::open(const Location& where, const OpenOptions& options) {
+  Checkpoint checkpoint = opened(where, options);
+  checkpoint.index_names();
+  return checkpoint;
+}
+
+void Checkpoint::index_names() {
+  by_name_.resize(leaves.size());
+  std::iota(by_name_.begin(), by_name_.end(), std::uint32_t{0});
+  std::sort(by_name_.begin(), by_name_.end(),
+            [this](std::uint32_t a, std::uint32_t b) { return leaves[a].name < leaves[b].name; });
+}
+
+const Leaf* Checkpoint::find(std::string_view name) const {
+  if (by_name_.size() != leaves.size()) {
+    const auto found = std::find_if(leaves.begin(), leaves.end(),
+                                    [name](const Leaf& leaf) { return leaf.name == name; });
+    return found == leaves.end() ? nullptr : &*found;
+  }
+  const auto found = std::lower_bound(
+      by_name_.begin(), by_name_.end(), name,
+      [this](std::uint32_t at, std::string_view wanted) { return leaves[at].name < wanted; });
+  if (found == by_name_.end() || leaves[*found].name != name) return nullptr;
+  return &leaves[*found];
+}
+
+std::vector<std::string> Checkpoint::names(const std::string& glob) const {
+  std::vector<std::string> found;
+  for (const Leaf& leaf : leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    if (glob == "*" || ::fnmatch(glob.c_str(), leaf.name.c_str(), 0) == 0)
+      found.push_back(leaf.name);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+const Tensor& Checkpoint::tensor(std::string_view name) const& {
+  const Leaf* leaf = find(name);
+  try {
+    if (leaf == nullptr) throw Error(ErrorCode::not_found, "the checkpoint has no such tensor");
+    return leaf->value.as_tensor();
+  } catch (Error& error) {
+    throw error.at_key(printable(name)).at_path(path);
+  }
+}
+
+}  // namespace tessera

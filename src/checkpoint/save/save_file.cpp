@@ -1,0 +1,82 @@
+#include "checkpoint/save/save_file.h"
+
+#include <filesystem>
+
+#include "checkpoint/open/open.h"
+#include "checkpoint/read/memory.h"
+#include "tessera/convert.h"
+#include "tessera/error.h"
+#include "value/depth.h"
+#include "value/inner_tensors.h"
+
+namespace tessera {
+namespace {
+
+// The tree as a checkpoint that is in memory already. Throws for a tensor that is not here whole.
+Checkpoint checkpoint_of(const Value& tree) {
+  require_walkable(tree);
+  Checkpoint checkpoint;
+  checkpoint.kind = CheckpointKind::torch_file;
+  checkpoint.path = "memory";
+  checkpoint.root = tree;
+  checkpoint.leaves = leaves_of(tree);
+  checkpoint.has_types = true;
+  for (const NamedTensor& named : all_tensors(checkpoint.leaves)) {
+    const Tensor& tensor = named.tensor.as_tensor();
+    require_readable(tensor, named.name);
+    for (const Piece& piece : tensor.pieces) {
+      if (!piece.storage && numel(piece.slice) > 0) {
+        throw Error(ErrorCode::incomplete, "a part of the tensor is held by another rank")
+            .at_key(named.name);
+      }
+    }
+  }
+  require_coverage(checkpoint);
+  return checkpoint;
+}
+
+}  // namespace
+
+CheckpointKind kind_to_save(const Location& where, const SaveOptions& options) {
+  if (options.kind) {
+    const CheckpointKind kind = *options.kind;
+    if (kind == CheckpointKind::dcp || kind == CheckpointKind::torch_file ||
+        kind == CheckpointKind::safetensors) {
+      return kind;
+    }
+    throw Error(ErrorCode::unsupported,
+                "checkpoints of this kind are made by convert: " + std::string(to_string(kind)));
+  }
+  const std::string extension =
+      std::filesystem::path(where.store ? where.name : where.path).extension().string();
+  if (extension == ".safetensors") return CheckpointKind::safetensors;
+  return extension == ".pt" || extension == ".pth" ? CheckpointKind::torch_file
+                                                   : CheckpointKind::dcp;
+}
+
+std::shared_ptr<Store> root_of(const Location& where) {
+  if (!where.store) return posix_store(where.path);
+  if (where.name.empty()) return where.store;
+  throw Error(ErrorCode::invalid_argument,
+              "a distributed checkpoint is at the root of a store, not an object in it")
+      .at_path(to_string(where));
+}
+
+IoReport save_file(const Value& tree, const Location& where, CheckpointKind kind,
+                   const SaveOptions& options, int ranks) {
+  if (ranks > 1) {
+    throw Error(ErrorCode::unsupported, "a file of one process, the group has " +
+                                            std::to_string(ranks) +
+                                            " ranks: save a DCP checkpoint and convert it")
+        .at_path(to_string(where));
+  }
+  ConvertOptions how;
+  how.to = kind;
+  how.overwrite = options.overwrite;
+  how.threads = options.threads;
+  how.progress = options.progress;
+  how.stop = options.stop;
+  return convert(checkpoint_of(tree), where, how).io;
+}
+
+}  // namespace tessera
