@@ -208,10 +208,18 @@ struct Place {
     if (where.store) return;
     if (where.publishing == Publishing::marker) {
       make_directories(where.directory);
-      lock = locked_directory(where.directory);
+      lock_directory(where.directory);
     } else if (where.publishing == Publishing::file) {
       remove_abandoned_temporaries(where.directory + "/" + where.file);
     }
+  }
+
+  // Another conversion may have made the directory after we looked: then it is not ours to remove.
+  void lock_directory(const std::string& directory) try {
+    lock = locked_directory(directory);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::conflict) made.keep();
+    throw;
   }
 };
 
