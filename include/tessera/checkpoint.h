@@ -81,6 +81,12 @@ struct ReadRequest {
   std::optional<Slice> slice;  // none: the whole tensor
 };
 
+// Makes elements [begin, end) of a tensor, in row-major order, as many bytes as `out` has. Called
+// by several threads at once, for any range.
+using ElementFunction = std::function<void(const FlatRange& elements, MutableByteView out)>;
+// A tensor whose elements are computed each time they are read; nothing of them is kept.
+[[nodiscard]] Tensor computed_tensor(DType dtype, const Shape& shape, ElementFunction elements);
+
 struct LoadOptions;
 
 // An opened checkpoint: metadata is in memory, tensor bytes stay where they are. All members may be
@@ -125,6 +131,13 @@ struct Checkpoint {
   [[nodiscard]] Value tree() const;
   [[nodiscard]] const Leaf* find(std::string_view name) const;  // tensor or value; null: absent
 
+  // The checkpoint with other leaves, to be read, loaded or converted as this one; no tensor is
+  // read for that. `fn` gets each leaf, in order, and gives what stands for it: the same, with
+  // another `name` or `value` (as of computed_tensor), or none: it is left out. Throws `conflict`
+  // when two get one name.
+  using LeafFunction = std::function<std::optional<Leaf>(Leaf leaf)>;
+  [[nodiscard]] Checkpoint map(const LeafFunction& fn) const;
+
   CheckpointKind kind = CheckpointKind::dcp;
   std::string path;
   // In the checkpoint's own order; tensors with pieces that cover them. Some may be taken away, but
@@ -141,6 +154,7 @@ struct Checkpoint {
   // What safetensors files say in `__metadata__`, where several differ the first one's; without
   // what is about the files themselves.
   std::map<std::string, std::string> metadata;
+  bool mapped = false;           // map() gave it
   std::shared_ptr<Store> store;  // where `files` are; null: it is in memory
   std::optional<Value> root;     // the tree, where the file holds one rather than names
 

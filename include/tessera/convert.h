@@ -79,7 +79,8 @@ struct ConvertReport {
 // `unsupported`.
 ConvertReport convert(const Location& source, const Location& target,
                       const ConvertOptions& options = {});
-// The same from a checkpoint that is open; `options.open` has no effect.
+// The same from a checkpoint that is open, also one that map() gave; `options.open` has no effect.
+// `resume` is `unsupported` for what map() gave: a function has no name to know it again by.
 ConvertReport convert(const Checkpoint& source, const Location& target,
                       const ConvertOptions& options = {});
 

@@ -236,6 +236,8 @@ ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
                       const ConvertOptions& options) {
   require_going_on(options.stop);
   require_sensible(options);
+  if (checkpoint.mapped && options.resume)
+    throw Error(ErrorCode::unsupported, "what map() gave cannot be resumed");
   const std::vector<Leaf> chosen = leaves_for(checkpoint, options);
   const std::vector<Leaf>& leaves = takes_all(options) ? checkpoint.leaves : chosen;
   const Target where = target_for(target, options);
