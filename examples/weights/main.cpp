@@ -1,0 +1,145 @@
+// The weights of one rank of an inference engine, from a checkpoint of any kind.
+//
+//   weights CHECKPOINT PREFIX RANK RANKS
+//
+// Takes the tensors whose names begin with PREFIX. Of a matrix, rank RANK of RANKS has its share of
+// the rows; a vector is everybody's. All become bfloat16 in one block of memory, each tensor
+// aligned for wide loads. No other bytes are read than these rows need. Prints a line a tensor: its
+// name, the rank's shape and the sum of its elements. Ctrl-C ends the reading at once.
+#include <bit>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <new>
+#include <stop_token>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint.h"
+#include "tessera/tensor_view.h"
+
+namespace {
+
+using tessera::Box;
+using tessera::Checkpoint;
+using tessera::DType;
+using tessera::TensorView;
+
+constexpr std::size_t kAlignment = 64;  // bytes: a cache line, and the widest register
+
+volatile std::sig_atomic_t interrupted = 0;
+
+struct Rank {
+  int rank = 0;
+  int ranks = 1;
+};
+
+// One block of memory, handed out in aligned parts.
+class Arena {
+ public:
+  explicit Arena(std::size_t bytes)
+      : memory_(static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes)), std::free),
+        next_(memory_.get()) {
+    if (memory_ == nullptr) throw std::bad_alloc();
+  }
+  static std::size_t rounded(std::size_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  std::byte* take(std::size_t bytes) { return std::exchange(next_, next_ + rounded(bytes)); }
+
+ private:
+  std::unique_ptr<std::byte, void (*)(void*)> memory_;
+  std::byte* next_;
+};
+
+// What this rank has of a tensor.
+Box share_of(const tessera::Shape& shape, const Rank& rank) {
+  Box box = tessera::whole(shape);
+  if (shape.size() < 2) return box;
+  box.offsets[0] = shape[0] * rank.rank / rank.ranks;
+  box.sizes[0] = shape[0] * (rank.rank + 1) / rank.ranks - box.offsets[0];
+  return box;
+}
+
+std::size_t bytes_of(const Box& box) {
+  return static_cast<std::size_t>(tessera::byte_size(DType::bfloat16, box.sizes));
+}
+
+// Where each tensor goes; `arena` is made as large as they need.
+std::vector<tessera::ReadRequest> requests_for(const Checkpoint& checkpoint,
+                                               const std::string& prefix, const Rank& rank,
+                                               std::unique_ptr<Arena>& arena) {
+  const std::vector<std::string> names = checkpoint.names(prefix + "*");
+  std::size_t bytes = kAlignment;
+  for (const std::string& name : names)
+    bytes += Arena::rounded(bytes_of(share_of(checkpoint.tensor(name).shape, rank)));
+  arena = std::make_unique<Arena>(bytes);
+  std::vector<tessera::ReadRequest> requests;
+  for (const std::string& name : names) {
+    const Box box = share_of(checkpoint.tensor(name).shape, rank);
+    std::byte* const memory = arena->take(bytes_of(box));
+    requests.push_back({name, TensorView::of(memory, DType::bfloat16, box.sizes), box});
+  }
+  return requests;
+}
+
+// Four threads, which share 256 MiB for their buffers.
+tessera::IoReport read(const Checkpoint& checkpoint,
+                       const std::vector<tessera::ReadRequest>& requests) {
+  std::stop_source stop;
+  std::signal(SIGINT, [](int) { interrupted = 1; });
+  const auto progress = [&stop](const tessera::Progress& now) {
+    if (interrupted != 0) stop.request_stop();
+    std::fprintf(stderr, "\r%llu of %llu MB", static_cast<unsigned long long>(now.done / 1'000'000),
+                 static_cast<unsigned long long>(now.total / 1'000'000));
+  };
+  const tessera::IoReport report = checkpoint.read_many(
+      requests,
+      {.threads = 4, .memory = 256 << 20, .progress = progress, .stop = stop.get_token()});
+  std::fputc('\n', stderr);
+  return report;
+}
+
+double sum(const TensorView& view) {
+  const auto* elements = reinterpret_cast<const std::uint16_t*>(view.data());
+  double total = 0;
+  for (std::int64_t i = 0; i < tessera::numel(view.shape()); ++i)
+    total += std::bit_cast<float>(std::uint32_t{elements[i]} << 16);
+  return total;
+}
+
+void run(const std::string& path, const std::string& prefix, const Rank& rank) {
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  std::unique_ptr<Arena> arena;
+  const auto requests = requests_for(checkpoint, prefix, rank, arena);
+  const tessera::IoReport report = read(checkpoint, requests);
+  for (const tessera::ReadRequest& request : requests) {
+    std::printf("%s %s %.9g\n", request.name.c_str(),
+                tessera::to_string(request.to.shape()).c_str(), sum(request.to));
+  }
+  std::fprintf(stderr, "%zu tensors, %llu bytes read for %llu\n", requests.size(),
+               static_cast<unsigned long long>(report.bytes_read),
+               static_cast<unsigned long long>(report.bytes_needed));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Rank rank = argc == 5 ? Rank{std::atoi(argv[3]), std::atoi(argv[4])} : Rank{0, 0};
+  if (rank.rank < 0 || rank.rank >= rank.ranks) {
+    std::fputs("usage: weights CHECKPOINT PREFIX RANK RANKS\n", stderr);
+    return 2;
+  }
+  try {
+    run(argv[1], argv[2], rank);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "weights: %s\n", error.what());
+    return 3;
+  }
+}
