@@ -65,7 +65,7 @@ struct IoReport {
 };
 
 struct ReadOptions {
-  bool allow_cast = true;  // dtypes may differ; elements are converted (P-16)
+  bool allow_cast = true;  // dtypes may differ; elements are converted
   // With allow_cast: also into integer types that do not hold every value (docs/design/casts.md).
   bool allow_wrap = false;
   int threads = 2;                   // no more than there are requests are used
@@ -93,7 +93,7 @@ struct LoadOptions;
 // called from several threads at once.
 struct Checkpoint {
   // Detects the kind of a file, a directory or a store and reads its metadata, once. Proves that
-  // the pieces of every tensor cover it exactly once (P-14) and that every file they name is there
+  // the pieces of every tensor cover it exactly once and that every file they name is there
   // and long enough. Throws `not_found` (no such path; a directory without a checkpoint in it),
   // `corrupt`, `incomplete`; docs/hostile-cases.md has every case.
   [[nodiscard]] static Checkpoint open(const Location& where, const OpenOptions& options = {});
@@ -186,12 +186,12 @@ struct SaveOptions {
 // A DCP checkpoint is of all ranks of the group. Collective over `group`. Each rank gives its own
 // tree of the same structure: tensor leaves carry the rank's own pieces (in memory), `sharded` ones
 // as chunks (boxes), others whole and the same on every rank. Replicas are written once, by the
-// rank with the least to write (P-13), and compared: by their bytes up to 64 KiB, above that by 64
+// rank with the least to write, and compared: by their bytes up to 64 KiB, above that by 64
 // KiB spread over them; as rank 0's options say, other values than the writer's are a warning or
 // `mismatch` with the key and the ranks, nothing saved. Every piece is proved to lie in its
 // storage, and the tree to contain itself nowhere, before anything is read: `invalid_argument` with
 // the key and both numbers. Pieces without a storage are other ranks'. All ranks see the failure of
-// any (P-03); until the commit, an older checkpoint in the directory stays whole
+// any; until the commit, an older checkpoint in the directory stays whole
 // (docs/design/commit.md).
 IoReport save(const Value& tree, const Location& where, const SaveOptions& options, Group& group);
 // One process alone, or with the options as they are.
@@ -201,9 +201,9 @@ IoReport save(const Value& tree, const Location& where, Group& group);
 // Loading -----------------------------------------------------------------------------------------
 
 struct LoadOptions {
-  // Keys of `tree` that the checkpoint lacks are left alone and reported (P-16).
+  // Keys of `tree` that the checkpoint lacks are left alone and reported.
   bool allow_missing = false;
-  bool allow_cast = true;  // dtypes may differ; elements are converted (P-16)
+  bool allow_cast = true;  // dtypes may differ; elements are converted
   // With allow_cast: also into integer types that do not hold every value (docs/design/casts.md).
   bool allow_wrap = false;
   int threads = 2;  // reading threads a rank
@@ -218,7 +218,7 @@ struct LoadReport : IoReport {
 // Loads from a checkpoint of any kind into `tree`: tensor leaves in place, into the memory of their
 // pieces; other leaves are replaced by the checkpoint's values, where these are or hold tensors in
 // fresh memory that the tree owns. Extra keys of the checkpoint are ignored. Collective over
-// `group`; each rank asks for its own pieces, and any layout is served from any other (P-17).
+// `group`; each rank asks for its own pieces, and any layout is served from any other.
 //
 // Before any memory is written it throws
 //   `not_found`         a missing key; the checkpoint itself
@@ -235,5 +235,8 @@ LoadReport load(Value& tree, const Location& where, const LoadOptions& options, 
 // One process alone, or with the options as they are.
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options = {});
 LoadReport load(Value& tree, const Location& where, Group& group);
+// The same from a checkpoint that every rank has opened, also one that map() gave.
+LoadReport load(Value& tree, const Checkpoint& checkpoint, const LoadOptions& options,
+                Group& group);
 
 }  // namespace tessera

@@ -43,9 +43,9 @@ struct Leaf {
   std::shared_ptr<const Containers> containers = nullptr;  // null: all are plain
 };
 
-// The leaves of a tree by PyTorch DCP's rule (spec P-10): dicts are always descended, lists only
+// The leaves of a tree by PyTorch DCP's rule: dicts are always descended, lists only
 // when they hold a tensor or a dict somewhere; tuples, sets and the rest are leaves; empty dicts
-// disappear. `descend_lists_always` false gives the rule before torch 2.4 (P-11). Throws `conflict`
+// disappear. `descend_lists_always` false gives the rule before torch 2.4. Throws `conflict`
 // when two leaves get one name, `invalid_argument` for a tree that contains itself and `limit` for
 // one of more than 2000 levels.
 enum class FlattenRule { current, before_2_4 };

@@ -54,15 +54,17 @@ class TrainingState {
 // writes the parts that it holds. A parameter that had no step yet has no optimizer state to save.
 // Throws `invalid_argument` for an optimizer with a parameter that is not one of the model's, and
 // `unsupported` for tensors that are not on the CPU. Collective.
-IoReport save(const TrainingState& state, const std::string& directory, Group& group,
-              const SaveOptions& options = {});
+IoReport save(const TrainingState& state, const Location& where, const SaveOptions& options,
+              Group& group);
+IoReport save(const TrainingState& state, const Location& where, Group& group);
 
 // load() of tessera/checkpoint.h into the memory of the model and of the optimizer, whose options
 // become those of the checkpoint. Optimizer state is found by the names of parameters: their order
 // and the way of sharding do not matter, but the groups hold the same parameters. Throws what
 // load() throws and `mismatch` for other groups, before anything is changed; a failure after the
 // beginning leaves the model and the optimizer's state with undefined content. Collective.
-LoadReport load(TrainingState& state, const std::string& path, Group& group,
-                const LoadOptions& options = {});
+LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options,
+                Group& group);
+LoadReport load(TrainingState& state, const Location& where, Group& group);
 
 }  // namespace tessera

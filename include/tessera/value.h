@@ -31,7 +31,7 @@ class Value;
 // How the bytes of a Storage are kept in its source.
 enum class Encoding : std::uint8_t {
   raw,              // the elements themselves
-  torch_item,       // a DCP item (F-03b): a whole torch.save archive of one tensor
+  torch_item,       // a DCP item: a whole torch.save archive of one tensor
   torch_item_zstd,  // one zstd frame around such an archive
 };
 

@@ -58,28 +58,34 @@ Value part_of(const Checkpoint& checkpoint, const Path& path) {
 
 }  // namespace
 
-IoReport save(const TrainingState& state, const std::string& directory, Group& group,
-              const SaveOptions& options) {
+IoReport save(const TrainingState& state, const Location& where, const SaveOptions& options,
+              Group& group) {
   Value tree;
   agree(group, "taking a training state", [&] {
     auto optim = leaves_of_optimizer(state);
     tree = tree_of(state, optim);
   });
-  return save(tree, directory, group, options);
+  return save(tree, where, options, group);
 }
 
-LoadReport load(TrainingState& state, const std::string& path, Group& group,
-                const LoadOptions& options) {
+IoReport save(const TrainingState& state, const Location& where, Group& group) {
+  return save(state, where, {}, group);
+}
+
+LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options,
+                Group& group) {
+  std::optional<Checkpoint> checkpoint;
   std::optional<OptimLeaves> optim;
   Value tree;
   LoadReport report;
   try {
     agree(group, "preparing to load a training state", [&] {
+      checkpoint = Checkpoint::open(where);
       optim = leaves_of_optimizer(state);
-      if (optim) optim->prepare(part_of(open_checkpoint(path), place_of_optim(state)));
+      if (optim) optim->prepare(part_of(*checkpoint, place_of_optim(state)));
       tree = tree_of(state, optim);
     });
-    report = load(tree, path, group, options);
+    report = load(tree, *checkpoint, options, group);
   } catch (...) {
     if (optim) optim->undo();
     throw;
@@ -91,6 +97,10 @@ LoadReport load(TrainingState& state, const std::string& path, Group& group,
     values.emplace_back(key, *loaded.find_key(key));
   state.values = Value::dict(std::move(values));
   return report;
+}
+
+LoadReport load(TrainingState& state, const Location& where, Group& group) {
+  return load(state, where, {}, group);
 }
 
 }  // namespace tessera

@@ -218,7 +218,7 @@ TEST(TrainingState, LiesUnderTheKeyThatItIsGiven) {
   state.key = "app";
   state.values.set_item("seed", 7);
   save(state, path, *alone);
-  const auto checkpoint = open_checkpoint(path);
+  const auto checkpoint = Checkpoint::open(path);
   EXPECT_NE(checkpoint.find("app.seed"), nullptr);
   EXPECT_NE(checkpoint.find("app.optim.param_groups.0.lr"), nullptr);
   EXPECT_EQ(checkpoint.find("seed"), nullptr);

@@ -5,7 +5,6 @@
 //   2. every rank reads its own pieces, from whatever layout there is (P-17); all agree.
 // Nothing is written into the tree's memory before 1 has succeeded on every rank.
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <set>
 
@@ -26,7 +25,7 @@ namespace {
 
 // What one rank's load will do.
 struct Plan {
-  Checkpoint checkpoint;
+  std::string path;  // of the checkpoint
   std::vector<Filling> fillings;
   Owners owners;
   std::vector<std::pair<Path, Value>> values;  // to be put into the tree at the end
@@ -74,27 +73,23 @@ void plan_leaf(const Leaf& wanted, const Value& found, FreshMemory& fresh, Plan&
       plan.values.emplace_back(wanted.path, fresh.of(found));
     }
   } catch (Error& error) {
-    throw error.at_key(wanted.name).at_path(plan.checkpoint.path);
+    throw error.at_key(wanted.name).at_path(plan.path);
   }
 }
 
-Plan plan_of(const Value& tree, Checkpoint checkpoint, const LoadOptions& options) {
+Plan plan_of(const Value& tree, const Checkpoint& checkpoint, const LoadOptions& options) {
   Plan plan;
-  plan.checkpoint = std::move(checkpoint);
-  const std::vector<Leaf>& have = plan.checkpoint.leaves;
-  std::map<std::string_view, const Leaf*> by_name;
-  for (const Leaf& leaf : have) by_name.emplace(leaf.name, &leaf);
-  FreshMemory fresh(have);
-  for (const Leaf& leaf : leaves_for(tree, plan.checkpoint)) {
-    const auto found = by_name.find(leaf.name);
-    if (found != by_name.end()) {
-      plan_leaf(leaf, found->second->value, fresh, plan, options);
+  plan.path = checkpoint.path;
+  FreshMemory fresh(checkpoint.leaves);
+  for (const Leaf& leaf : leaves_for(tree, checkpoint)) {
+    if (const Leaf* found = checkpoint.find(leaf.name)) {
+      plan_leaf(leaf, found->value, fresh, plan, options);
     } else if (options.allow_missing) {
       plan.missing.push_back(leaf.name);
     } else {
       throw Error(ErrorCode::not_found, "the checkpoint has no such key")
           .at_key(leaf.name)
-          .at_path(plan.checkpoint.path);
+          .at_path(plan.path);
     }
   }
   for (Filling& filling : fresh.take()) plan.fillings.push_back(std::move(filling));
@@ -134,11 +129,23 @@ void assign(Value& tree, const Path& path, const Value& value) {
 
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options, Group& group) {
   const Purpose purpose("loading a checkpoint");
-  Plan plan;
+  std::optional<Checkpoint> checkpoint;
   agree(group, "opening a checkpoint", [&] {
     require_going_on(options.stop);
     require_threads(options.threads);
-    plan = plan_of(tree, Checkpoint::open(where), options);
+    checkpoint = Checkpoint::open(where);
+  });
+  return load(tree, *checkpoint, options, group);
+}
+
+LoadReport load(Value& tree, const Checkpoint& checkpoint, const LoadOptions& options,
+                Group& group) {
+  const Purpose purpose("loading a checkpoint");
+  Plan plan;
+  agree(group, "planning a load", [&] {
+    require_going_on(options.stop);
+    require_threads(options.threads);
+    plan = plan_of(tree, checkpoint, options);
   });
   IoCounters counters;
   std::optional<Meter> meter;

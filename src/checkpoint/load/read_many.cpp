@@ -1,9 +1,9 @@
 // Slices of an open checkpoint into the caller's memory.
 #include "base/parallel.h"
 #include "base/stop.h"
+#include "checkpoint/load/fill.h"
 #include "checkpoint/read/buffers.h"
 #include "checkpoint/read/castable.h"
-#include "checkpoint/read/fill.h"
 #include "checkpoint/read/memory.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"

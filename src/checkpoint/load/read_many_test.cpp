@@ -95,10 +95,10 @@ TEST(Read, ManyAtOnceWithFewThreadsAndLittleMemory) {
     Box row = whole(kShape);
     row.offsets[0] = r % 6;
     row.sizes[0] = 1;
-    requests.push_back({.name = r < 6 ? "model.w" : "model.v",
-                        .to = TensorView::of(&rows[static_cast<std::size_t>(r) * 40],
-                                             DType::float32, {1, 40}),
-                        .slice = row});
+    requests.push_back(
+        {.name = r < 6 ? "model.w" : "model.v",
+         .to = TensorView::of(&rows[static_cast<std::size_t>(r) * 40], DType::float32, {1, 40}),
+         .slice = row});
   }
   std::atomic<std::uint64_t> done = 0;
   ReadOptions options;
