@@ -122,6 +122,23 @@ class Budgets(unittest.TestCase):
         self.assertEqual(budgets({"a.h": "void f(int a, B<C, D> b, int c, int d, int e, int g = h(1, 2));\n"}), [])
         self.assertEqual(len(budgets({"a.h": "void f(int a, int b, int c, int d, int e, int g, int h);\n"})), 1)
 
+    def test_branches_of_a_function(self):
+        def tree(count, name="src/a.cpp"):
+            body = "void f(int a) {\n" + "  if (a) g();\n" * count + "}\n"
+            return {name: body, "src/b.cpp": "void g() {\n}\n" * 40}
+        self.assertEqual(budgets(tree(check_budgets.BRANCHES - 1)), [])
+        found = budgets(tree(check_budgets.BRANCHES))
+        self.assertEqual([line.split(" has ")[0] for line in found], ["src/a.cpp:1: f"])
+        for elsewhere in ("src/a_test.cpp", "src/test_values.h", "tests/a.cpp"):
+            self.assertEqual(budgets(tree(check_budgets.BRANCHES, elsewhere)), [])
+
+    def test_mean_of_branches(self):
+        def tree(count):
+            body = "void f(int a) {\n" + "  if (a) g();\n" * count + "}\n"
+            return {"src/a.cpp": body * 20, "include/b.h": "void h();\n" * 200}
+        self.assertEqual(budgets(tree(int(check_budgets.MEAN_BRANCHES) - 1)), [])
+        self.assertEqual(len(budgets(tree(int(check_budgets.MEAN_BRANCHES)))), 1)
+
     def test_unfinished_work(self):
         for word in ("TO" "DO", "FIX" "ME", "XX" "X"):
             self.assertEqual(len(budgets({"a.md": f"{word}: later\n"})), 1, word)
@@ -249,6 +266,17 @@ class Functions(unittest.TestCase):
         self.assertEqual(self.found("template <typename T = int>\nclass A {\n  void f(T a, T b);\n};\n"), [("f", 3, 0, 2)])
         self.assertEqual(self.found("struct alignas(16) A {\n  int f() {\n  }\n};\n"), [("f", 2, 2, 0)])
         self.assertEqual(self.found("class [[nodiscard]] A : B<int> {\n  int f(int x);\n};\n"), [("f", 2, 0, 1)])
+
+    def test_branches(self):
+        def branches(body, head="int f(T&& a)"):
+            return [f.branches for f in cpp_functions.functions(f"{head} {{\n{body}\n}}\n")]
+        self.assertEqual(branches(""), [1])
+        self.assertEqual(branches("if (a && b || c) return d ? e : g;"), [5])
+        self.assertEqual(branches("for (;;) while (a) switch (b) { case 1: default: break; }"), [4])
+        self.assertEqual(branches("try { } catch (const E&) { } catch (...) { }"), [3])
+        self.assertEqual(branches('// if (a)\n/* a || b */ s = "a ? b : c";\n#if A && B\n#endif\nc = \'?\';'), [1])
+        self.assertEqual(branches("auto g = [](auto&& x) { if (x) h(); };"), [2])
+        self.assertEqual([f.branches for f in cpp_functions.functions("int f(int a);\n")], [0])
 
     def test_what_is_no_function(self):
         self.assertEqual(self.found("constexpr std::array kTable = {\n  Row{f(1), 2},\n};\n"), [])

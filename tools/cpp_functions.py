@@ -10,6 +10,8 @@ BLANKED = re.compile(
 SCOPE = re.compile(r"\b(namespace|class|struct|union|enum|extern)\b")
 # What may stand before a parenthesis without being the function's name.
 NOT_A_NAME = {"decltype", "explicit", "noexcept", "alignas", "requires", "sizeof", "__attribute__"}
+# A reference to an rvalue, `T&& x`, has no space before its `&&`.
+BRANCH = re.compile(r"\b(?:if|for|while|case|catch)\b|\?|(?<=\s)&&(?=\s)|\|\|")
 OPENING, CLOSING = "([{<", ")]}>"
 
 
@@ -19,6 +21,7 @@ class Function:
     line: int  # where its head begins, from 1
     lines: int  # 0 for a declaration
     parameters: int
+    branches: int  # ways through it: one, plus each if, for, while, case, catch, ?:, && and ||; 0 for a declaration
 
 
 def blank(text):
@@ -159,4 +162,5 @@ def add(found, text, code, head, head_start, end):
     access = re.match(r"(\s|public:|private:|protected:)*", head)
     first = text.count("\n", 0, head_start + access.end()) + 1
     lines = 0 if end is None else text.count("\n", 0, end) + 2 - first
-    found.append(Function(parsed[0], first, lines, count_parameters(parsed[1])))
+    branches = 0 if end is None else 1 + len(BRANCH.findall(code, head_start, end))
+    found.append(Function(parsed[0], first, lines, count_parameters(parsed[1]), branches))
