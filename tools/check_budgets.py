@@ -21,7 +21,7 @@ FILE_LINES = {".cpp": 600, ".h": 300, ".py": 600}
 FUNCTION_LINES = 80
 PARAMETERS = 6
 BRANCHES = 40
-MEAN_BRANCHES = 3.41
+MEAN_BRANCHES = 3.32
 LISTED = 40  # functions that --branches shows
 
 # Put together here, so that this file does not hold what it looks for.

@@ -11,7 +11,6 @@ namespace tessera::dcp {
 namespace {
 
 using Kind = Lite::Kind;
-using pickle::Op;
 
 struct Known {
   std::string_view module;
@@ -46,221 +45,177 @@ bool is_container(const Lite& value) {
   return value.kind == Kind::list || value.kind == Kind::dict || value.kind == Kind::object;
 }
 
-// Bytes of an opcode's argument that has a fixed length; -1: another kind of opcode.
-int argument_size(Op op) {
-  switch (op) {
-    case Op::proto:
-    case Op::binint1:
-    case Op::binput:
-      return 1;
-    case Op::binint2:
-      return 2;
-    case Op::binint:
-    case Op::long_binput:
-      return 4;
-    case Op::frame:
-      return 8;
-    case Op::memoize:
-    case Op::stack_global:
-    case Op::empty_tuple:
-    case Op::tuple1:
-    case Op::tuple2:
-    case Op::tuple3:
-    case Op::tuple:
-    case Op::mark:
-    case Op::empty_dict:
-    case Op::empty_list:
-    case Op::append:
-    case Op::appends:
-    case Op::setitem:
-    case Op::setitems:
-    case Op::newobj:
-    case Op::reduce:
-    case Op::build:
-    case Op::none:
-    case Op::newtrue:
-    case Op::newfalse:
-    case Op::stop:
-      return 0;
-    default:
-      return -1;
-  }
-}
-
 }  // namespace
+
+constinit const std::array<QuickMachine::Step, 256> QuickMachine::kSteps = [] {
+  using M = QuickMachine;
+  using O = const pickle::Opcode;
+  const Step other = [](M&, O&) { return false; };
+  const Step small = [](M& m, O& o) {
+    return m.push_integer(static_cast<std::int64_t>(m.cursor_.number(o.argument)));
+  };
+  const Step text = [](M& m, O& o) { return m.push_text(m.cursor_.text(o.argument)); };
+  const Step put = [](M& m, O& o) { return m.put(m.cursor_.number(o.argument)); };
+  const Step get = [](M& m, O& o) { return m.recall(m.cursor_.number(o.argument)); };
+  const Step tuple = [](M& m, O& o) {
+    std::size_t first = 0;
+    return m.first_of(o, first) && m.push_tuple(first);
+  };
+  const Step append = [](M& m, O& o) {
+    std::size_t first = 0;
+    return m.first_of(o, first) && m.append(first);
+  };
+  const Step set_items = [](M& m, O& o) {
+    std::size_t first = 0;
+    return m.first_of(o, first) && m.set_items(first);
+  };
+  return pickle::steps_by_byte<Step>(
+      other,
+      {
+          {Op::proto, [](M& m, O&) { return m.read_protocol(); }},
+          {Op::frame, [](M& m, O& o) { return m.enter_frame(o); }},
+          {Op::none, [](M& m, O&) { return m.push({}); }},
+          {Op::newtrue,
+           [](M& m, O&) {
+             return m.push({Kind::boolean, 0, 1});
+           }},
+          {Op::newfalse,
+           [](M& m, O&) {
+             return m.push({Kind::boolean, 0, 0});
+           }},
+          {Op::binint, [](M& m, O&) { return m.push_integer(m.cursor_.number<std::int32_t>()); }},
+          {Op::binint1, small},
+          {Op::binint2, small},
+          {Op::long1, [](M& m, O& o) { return m.push_long(m.cursor_.bytes(o.argument)); }},
+          {Op::short_binunicode, text},
+          {Op::binunicode, text},
+          {Op::memoize, [](M& m, O&) { return m.memoize(); }},
+          {Op::binput, put},
+          {Op::long_binput, put},
+          {Op::binget, get},
+          {Op::long_binget, get},
+          {Op::mark, [](M& m, O&) { return m.open_mark(); }},
+          {Op::empty_tuple, tuple},
+          {Op::tuple1, tuple},
+          {Op::tuple2, tuple},
+          {Op::tuple3, tuple},
+          {Op::tuple, tuple},
+          {Op::empty_list, [](M& m, O&) { return m.push_list(); }},
+          {Op::empty_dict, [](M& m, O&) { return m.push_dict(); }},
+          {Op::append, append},
+          {Op::appends, append},
+          {Op::setitem, set_items},
+          {Op::setitems, set_items},
+          {Op::global, [](M& m, O&) { return m.push_global(); }},
+          {Op::stack_global, [](M& m, O&) { return m.push_stack_global(); }},
+          {Op::newobj, [](M& m, O&) { return m.make(true); }},
+          {Op::reduce, [](M& m, O&) { return m.make(false); }},
+          {Op::build, [](M& m, O&) { return m.build(); }},
+      });
+}();
 
 // Which memo entries the pickle refers to: few, while it numbers every part of every object.
 bool QuickMachine::find_wanted() {
   pickle::Cursor cursor(bytes_);
-  for (;;) {
-    const auto op = static_cast<Op>(cursor.opcode());
-    if (op == Op::stop) return cursor.left() == 0;
-    if (const int size = argument_size(op); size >= 0) {
-      (void)cursor.take(static_cast<std::uint64_t>(size));
-      continue;
-    }
-    switch (op) {
-      case Op::short_binunicode:
-      case Op::long1:
-        (void)cursor.take(cursor.number<std::uint8_t>());
-        break;
-      case Op::binunicode:
-        (void)cursor.take(cursor.number<std::uint32_t>());
-        break;
-      case Op::global:
-        (void)cursor.line();
-        (void)cursor.line();
-        break;
-      case Op::binget:
-      case Op::long_binget: {
-        const std::uint64_t index =
-            op == Op::binget ? cursor.number<std::uint8_t>() : cursor.number<std::uint32_t>();
-        if (index >= bytes_.size()) return false;
-        if (index >= wanted_.size()) wanted_.resize(std::max(index + 1, 2 * wanted_.size()));
-        wanted_[index] = true;
-        break;
-      }
-      default:
-        return false;
+  for (Op op{cursor.opcode()}; op != Op::stop; op = Op{cursor.opcode()}) {
+    const pickle::Argument form = pickle::opcode_of(op).argument;
+    if (form == pickle::Argument::not_an_opcode) return false;
+    if (op == Op::binget || op == Op::long_binget) {
+      if (!want(cursor.number(form))) return false;
+    } else {
+      cursor.skip(form);
     }
   }
+  return cursor.left() == 0;
+}
+
+bool QuickMachine::want(std::uint64_t index) {
+  if (index >= bytes_.size()) return false;
+  if (index >= wanted_.size()) wanted_.resize(std::max(index + 1, 2 * wanted_.size()));
+  wanted_[index] = true;
+  return true;
 }
 
 std::optional<Lite> QuickMachine::run() {
   if (!find_wanted()) return std::nullopt;
-  for (;;) {
-    const auto op = static_cast<Op>(cursor_.opcode());
-    if (op == Op::frame) {
-      cursor_.enter_frame(cursor_.number<std::uint64_t>());
-    } else if (op == Op::stop) {
-      break;
-    } else if (!step(op)) {
-      return std::nullopt;
-    }
+  for (Op op{cursor_.opcode()}; op != Op::stop; op = Op{cursor_.opcode()}) {
+    if (!kSteps[static_cast<std::uint8_t>(op)](*this, pickle::opcode_of(op))) return std::nullopt;
   }
   if (stack_.size() != 1 || !marks_.empty()) return std::nullopt;
   return stack_.front();
 }
 
-bool QuickMachine::step(Op op) {
-  switch (op) {
-    case Op::memoize:
-      return memoize();
-    case Op::binput:
-      return put(cursor_.number<std::uint8_t>());
-    case Op::long_binput:
-      return put(cursor_.number<std::uint32_t>());
-    case Op::binget:
-      return recall(cursor_.number<std::uint8_t>());
-    case Op::long_binget:
-      return recall(cursor_.number<std::uint32_t>());
-    default:
-      return step_scalar(op) || step_container(op) || step_object(op);
-  }
+// The first opcode, or none.
+bool QuickMachine::read_protocol() {
+  if (cursor_.at() != 1) return false;
+  protocol_ = cursor_.number<std::uint8_t>();
+  return protocol_ <= 5;
 }
 
-bool QuickMachine::step_scalar(Op op) {
-  switch (op) {
-    case Op::none:
-      stack_.push_back({});
-      return true;
-    case Op::newtrue:
-    case Op::newfalse:
-      stack_.push_back({Kind::boolean, 0, op == Op::newtrue ? 1U : 0U});
-      return true;
-    case Op::binint:
-      return push_integer(cursor_.number<std::int32_t>());
-    case Op::binint1:
-      return push_integer(cursor_.number<std::uint8_t>());
-    case Op::binint2:
-      return push_integer(cursor_.number<std::uint16_t>());
-    case Op::long1: {
-      const ByteView bytes = cursor_.take(cursor_.number<std::uint8_t>());
-      if (bytes.empty() || bytes.size() > sizeof(std::int64_t)) return false;
-      // Two's complement, little end first.
-      std::uint64_t value = std::to_integer<unsigned>(bytes.back()) >= 0x80 ? ~std::uint64_t{0} : 0;
-      for (std::size_t i = bytes.size(); i-- > 0;)
-        value = value << 8U | std::to_integer<std::uint64_t>(bytes[i]);
-      return push_integer(static_cast<std::int64_t>(value));
-    }
-    case Op::short_binunicode:
-      return push_text(cursor_.number<std::uint8_t>());
-    case Op::binunicode:
-      return push_text(cursor_.number<std::uint32_t>());
-    case Op::proto:  // the first opcode, or none
-      if (cursor_.at() != 1) return false;
-      protocol_ = cursor_.number<std::uint8_t>();
-      return protocol_ <= 5;
-    default:
-      return false;
-  }
+bool QuickMachine::enter_frame(const pickle::Opcode& opcode) {
+  cursor_.enter_frame(cursor_.number(opcode.argument));
+  return true;
+}
+
+bool QuickMachine::push(Lite value) {
+  stack_.push_back(value);
+  return true;
 }
 
 bool QuickMachine::push_integer(std::int64_t value) {
-  stack_.push_back({Kind::integer, 0, static_cast<std::uint64_t>(value)});
-  return true;
+  return push({Kind::integer, 0, static_cast<std::uint64_t>(value)});
 }
 
-bool QuickMachine::push_text(std::uint64_t size) {
-  const std::string_view text = cursor_.text(size);
+bool QuickMachine::push_long(ByteView bytes) {
+  if (bytes.empty() || bytes.size() > sizeof(std::int64_t)) return false;
+  // Two's complement, little end first.
+  std::uint64_t value = std::to_integer<unsigned>(bytes.back()) >= 0x80 ? ~std::uint64_t{0} : 0;
+  for (std::size_t i = bytes.size(); i-- > 0;)
+    value = value << 8U | std::to_integer<std::uint64_t>(bytes[i]);
+  return push_integer(static_cast<std::int64_t>(value));
+}
+
+bool QuickMachine::push_text(std::string_view text) {
   pickle::require_utf8(text);
   const auto begin = text.data() - reinterpret_cast<const char*>(bytes_.data());
-  stack_.push_back(
-      {Kind::text, static_cast<std::uint32_t>(size), static_cast<std::uint64_t>(begin)});
+  return push(
+      {Kind::text, static_cast<std::uint32_t>(text.size()), static_cast<std::uint64_t>(begin)});
+}
+
+bool QuickMachine::push_list() {
+  stack_.push_back({Kind::list, 0, lists.size()});
+  lists.emplace_back();
   return true;
 }
 
-bool QuickMachine::step_container(Op op) {
-  std::size_t first = 0;
-  switch (op) {
-    case Op::mark:
-      marks_.push_back(stack_.size());
-      return true;
-    case Op::empty_tuple:
-      return push_tuple(0);
-    case Op::tuple1:
-      return push_tuple(1);
-    case Op::tuple2:
-      return push_tuple(2);
-    case Op::tuple3:
-      return push_tuple(3);
-    case Op::tuple:
-      return pop_mark(first) && push_tuple(stack_.size() - first);
-    case Op::empty_list:
-      stack_.push_back({Kind::list, 0, lists.size()});
-      lists.emplace_back();
-      return true;
-    case Op::empty_dict:
-      if (open_dicts_ == dicts.size()) dicts.emplace_back();
-      stack_.push_back({Kind::dict, 0, open_dicts_++});
-      return true;
-    case Op::append:
-      return above_mark() >= 2 && append(stack_.size() - 1);
-    case Op::appends:
-      return pop_mark(first) && above_mark() > stack_.size() - first && append(first);
-    case Op::setitem:
-      return above_mark() >= 3 && set_items(stack_.size() - 2);
-    case Op::setitems:
-      return pop_mark(first) && above_mark() > stack_.size() - first && set_items(first);
-    default:
-      return false;
-  }
+bool QuickMachine::push_dict() {
+  if (open_dicts_ == dicts.size()) dicts.emplace_back();
+  return push({Kind::dict, 0, open_dicts_++});
 }
 
-bool QuickMachine::pop_mark(std::size_t& first) {
+bool QuickMachine::open_mark() {
+  marks_.push_back(stack_.size());
+  return true;
+}
+
+bool QuickMachine::first_of(const pickle::Opcode& opcode, std::size_t& first) {
+  const std::size_t under = opcode.target ? 1 : 0;
+  if (opcode.pops != pickle::kToMark) {
+    first = stack_.size() - opcode.pops;
+    return above_mark() >= opcode.pops + under;
+  }
   if (marks_.empty()) return false;
   first = marks_.back();
   marks_.pop_back();
-  return true;
+  return above_mark() >= stack_.size() - first + under;
 }
 
-bool QuickMachine::push_tuple(std::size_t count) {
-  if (above_mark() < count) return false;
+bool QuickMachine::push_tuple(std::size_t first) {
+  const std::size_t count = stack_.size() - first;
   const Lite tuple{Kind::tuple, static_cast<std::uint32_t>(count), items.size()};
-  items.insert(items.end(), stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
-  stack_.resize(stack_.size() - count);
-  stack_.push_back(tuple);
-  return true;
+  items.insert(items.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
+  stack_.resize(first);
+  return push(tuple);
 }
 
 bool QuickMachine::append(std::size_t first) {
@@ -311,29 +266,18 @@ bool QuickMachine::recall(std::uint64_t index) {
   return true;
 }
 
-bool QuickMachine::step_object(Op op) {
-  switch (op) {
-    case Op::global: {
-      const std::string_view module = cursor_.line();
-      return push_name(module, cursor_.line());
-    }
-    case Op::stack_global: {
-      if (above_mark() < 2) return false;
-      const Lite name = stack_.back();
-      const Lite module = stack_[stack_.size() - 2];
-      if (name.kind != Kind::text || module.kind != Kind::text) return false;
-      stack_.resize(stack_.size() - 2);
-      return push_name(text(module), text(name));
-    }
-    case Op::newobj:
-      return make(true);
-    case Op::reduce:
-      return make(false);
-    case Op::build:
-      return build();
-    default:
-      return false;
-  }
+bool QuickMachine::push_global() {
+  const std::string_view module = cursor_.line();
+  return push_name(module, cursor_.line());
+}
+
+bool QuickMachine::push_stack_global() {
+  if (above_mark() < 2) return false;
+  const Lite name = stack_.back();
+  const Lite module = stack_[stack_.size() - 2];
+  if (name.kind != Kind::text || module.kind != Kind::text) return false;
+  stack_.resize(stack_.size() - 2);
+  return push_name(text(module), text(name));
 }
 
 bool QuickMachine::push_name(std::string_view module, std::string_view name) {

@@ -2,6 +2,7 @@
 // of.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -113,21 +114,32 @@ class QuickMachine {
  private:
   using Op = pickle::Op;
 
-  bool find_wanted();
-  bool step(Op op);
-  bool step_scalar(Op op);
-  bool step_container(Op op);
-  bool step_object(Op op);
+  // What each opcode does; false: that was not expected, or nothing here knows the opcode.
+  using Step = bool (*)(QuickMachine& machine, const pickle::Opcode& opcode);
+  static const std::array<Step, 256> kSteps;
 
+  bool find_wanted();
+  bool want(std::uint64_t index);
+  bool read_protocol();
+  bool enter_frame(const pickle::Opcode& opcode);
+  bool open_mark();
+
+  bool push(Lite value);
   bool push_integer(std::int64_t value);
-  bool push_text(std::uint64_t size);
-  bool push_tuple(std::size_t count);
-  bool pop_mark(std::size_t& first);
+  bool push_long(ByteView bytes);
+  bool push_text(std::string_view text);
+  bool push_list();
+  bool push_dict();
+  bool push_tuple(std::size_t first);  // of all from `first`
+  // Index of the first value that an opcode takes, and that a target is below it.
+  bool first_of(const pickle::Opcode& opcode, std::size_t& first);
   bool append(std::size_t first);
   bool set_items(std::size_t first);
   bool memoize();
   bool put(std::uint64_t index) { return index == memo_size_ && memoize(); }
   bool recall(std::uint64_t index);
+  bool push_global();
+  bool push_stack_global();
   bool push_name(std::string_view module, std::string_view name);
   bool make(bool by_new);  // NEWOBJ and REDUCE
   bool make_size(const Lite& arguments);

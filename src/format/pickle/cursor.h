@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/endian.h"
+#include "format/pickle/opcodes.h"
 #include "tessera/error.h"
 #include "tessera/io.h"
 
@@ -61,6 +62,36 @@ class Cursor {
     std::string_view line = text(end + 1);
     line.remove_suffix(1);
     return line;
+  }
+
+  // The number that an argument is, or the length that it begins with.
+  [[nodiscard]] std::uint64_t number(Argument form) {
+    switch (form) {
+      case Argument::number1:
+      case Argument::sized1:
+        return number<std::uint8_t>();
+      case Argument::number2:
+        return number<std::uint16_t>();
+      case Argument::number4:
+      case Argument::sized4:
+        return number<std::uint32_t>();
+      default:
+        return number<std::uint64_t>();
+    }
+  }
+  // What stands behind an argument's length.
+  [[nodiscard]] ByteView bytes(Argument form) { return take(number(form)); }
+  [[nodiscard]] std::string_view text(Argument form) { return text(number(form)); }
+
+  void skip(Argument form) {
+    if (form == Argument::none) return;
+    if (form >= Argument::line) {
+      (void)line();
+      if (form == Argument::two_lines) (void)line();
+      return;
+    }
+    const std::uint64_t value = number(form);
+    if (form >= Argument::sized1) (void)take(value);
   }
 
   void enter_frame(std::uint64_t size) {

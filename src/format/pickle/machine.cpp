@@ -1,7 +1,6 @@
 #include "format/pickle/machine.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "format/pickle/text.h"
 #include "value/integer.h"
@@ -25,10 +24,6 @@ constexpr int kNewestProtocol = 5;
       "form a cycle");
 }
 
-std::vector<std::byte> copy(ByteView bytes) {
-  return {bytes.begin(), bytes.end()};
-}
-
 std::uint64_t saturating_add(std::uint64_t a, std::uint64_t b) {
   return a + b < a ? ~std::uint64_t{0} : a + b;
 }
@@ -43,9 +38,7 @@ Parsed Machine::run() {
   try {
     while (!stopped_) {
       at = cursor_.at();
-      const std::uint8_t code = cursor_.opcode();
-      if (!step(static_cast<Op>(code)))
-        corrupt("byte " + std::to_string(code) + " is not an opcode");
+      step();
     }
     if (stack_.size() != 1 || !marks_.empty()) {
       corrupt("the pickle ends with " + std::to_string(stack_.size()) +
@@ -62,243 +55,36 @@ Parsed Machine::run() {
   return {std::move(stack_.front().value), cursor_.at()};
 }
 
-bool Machine::step(Op op) {
-  return step_scalar(op) || step_container(op) || step_stack(op) || step_object(op) ||
-         step_text(op);
+void Machine::step() {
+  const std::uint8_t code = cursor_.opcode();
+  const Step perform = kSteps[code];
+  if (perform == nullptr) corrupt("byte " + std::to_string(code) + " is not an opcode");
+  perform(*this, kOpcodes[code]);
 }
 
-bool Machine::step_scalar(Op op) {
-  const auto push_text = [this](std::uint64_t size) {
-    const std::string_view text = cursor_.text(size);
-    require_utf8(text);
-    push(Value(std::string(text)));
-  };
-  const auto push_long = [this](std::uint64_t size) {
-    push(Value::integer(integer_from_bytes(cursor_.take(size))));
-  };
-  const auto push_bytes = [this](std::uint64_t size) {
-    push(Value::bytes(copy(cursor_.take(size))));
-  };
-  switch (op) {
-    case Op::none:
-      push(Value());
-      return true;
-    case Op::newtrue:
-      push(Value(true));
-      return true;
-    case Op::newfalse:
-      push(Value(false));
-      return true;
-    case Op::binint:
-      push(Value(std::int64_t{cursor_.number<std::int32_t>()}));
-      return true;
-    case Op::binint1:
-      push(Value(std::int64_t{cursor_.number<std::uint8_t>()}));
-      return true;
-    case Op::binint2:
-      push(Value(std::int64_t{cursor_.number<std::uint16_t>()}));
-      return true;
-    case Op::long1:
-      push_long(cursor_.number<std::uint8_t>());
-      return true;
-    case Op::long4: {
-      const auto size = cursor_.number<std::int32_t>();
-      if (size < 0) corrupt("an integer of negative length");
-      push_long(static_cast<std::uint64_t>(size));
-      return true;
-    }
-    case Op::binfloat: {
-      const auto bits = __builtin_bswap64(cursor_.number<std::uint64_t>());
-      push(Value(std::bit_cast<double>(bits)));
-      return true;
-    }
-    case Op::short_binunicode:
-    case Op::short_binstring:
-      push_text(cursor_.number<std::uint8_t>());
-      return true;
-    case Op::binunicode:
-      push_text(cursor_.number<std::uint32_t>());
-      return true;
-    case Op::binunicode8:
-      push_text(cursor_.number<std::uint64_t>());
-      return true;
-    case Op::binstring: {
-      const auto size = cursor_.number<std::int32_t>();
-      if (size < 0) corrupt("a string of negative length");
-      push_text(static_cast<std::uint64_t>(size));
-      return true;
-    }
-    case Op::short_binbytes:
-      push_bytes(cursor_.number<std::uint8_t>());
-      return true;
-    case Op::binbytes:
-      push_bytes(cursor_.number<std::uint32_t>());
-      return true;
-    case Op::binbytes8:
-      push_bytes(cursor_.number<std::uint64_t>());
-      return true;
-    case Op::bytearray8:
-      push(Value::bytearray(copy(cursor_.take(cursor_.number<std::uint64_t>()))));
-      return true;
-    default:
-      return false;
-  }
+ByteView Machine::take_signed(const char* what) {
+  const auto size = cursor_.number<std::int32_t>();
+  if (size < 0) corrupt(std::string(what) + " of negative length");
+  return cursor_.take(static_cast<std::uint64_t>(size));
 }
 
-bool Machine::step_text(Op op) {
-  switch (op) {
-    case Op::int_text:
-    case Op::long_text:
-      push(parse_integer(cursor_.line()));
-      return true;
-    case Op::real_text:
-      push(Value(parse_real(cursor_.line())));
-      return true;
-    case Op::string:
-      push(Value(unquote(cursor_.line())));
-      return true;
-    case Op::unicode:
-      push(Value(decode_raw_unicode(cursor_.line())));
-      return true;
-    case Op::get:
-      recall(parse_index(cursor_.line()));
-      return true;
-    case Op::put:
-      memoize(parse_index(cursor_.line()));
-      return true;
-    case Op::persid: {
-      const std::string_view id = cursor_.line();
-      require_utf8(id);
-      load_persistent({Value(std::string(id)), 0});
-      return true;
-    }
-    default:
-      return false;
-  }
+void Machine::push_text(ByteView bytes) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  require_utf8(text);
+  push(Value(std::string(text)));
 }
 
-bool Machine::step_container(Op op) {
-  const auto of_top = [this](std::size_t count) {
-    require_above_mark(count);
-    return stack_.size() - count;
-  };
-  switch (op) {
-    case Op::empty_tuple:
-      push_tuple(stack_.size());
-      return true;
-    case Op::tuple1:
-      push_tuple(of_top(1));
-      return true;
-    case Op::tuple2:
-      push_tuple(of_top(2));
-      return true;
-    case Op::tuple3:
-      push_tuple(of_top(3));
-      return true;
-    case Op::tuple:
-      push_tuple(pop_mark());
-      return true;
-    case Op::empty_list:
-      push_container(Value::list());
-      return true;
-    case Op::list:
-      push_sequence(pop_mark(), Kind::list);
-      return true;
-    case Op::empty_set:
-      push_container(Value::set());
-      return true;
-    case Op::frozenset:
-      push_sequence(pop_mark(), Kind::frozenset);
-      return true;
-    case Op::empty_dict:
-      push_container(Value::dict());
-      return true;
-    case Op::dict: {
-      const std::size_t first = pop_mark();
-      stack_.insert(stack_.begin() + static_cast<std::ptrdiff_t>(first),
-                    {Value::dict(), new_cell()});
-      set_items(first + 1);
-      return true;
-    }
-    case Op::append:
-      append_items(of_top(1));
-      return true;
-    case Op::appends:
-      append_items(pop_mark());
-      return true;
-    case Op::additems:
-      add_to_set(pop_mark());
-      return true;
-    case Op::setitem:
-      set_items(of_top(2));
-      return true;
-    case Op::setitems:
-      set_items(pop_mark());
-      return true;
-    default:
-      return false;
-  }
+void Machine::push_long(ByteView number) {
+  push(Value::integer(integer_from_bytes(number)));
 }
 
-bool Machine::step_stack(Op op) {
-  switch (op) {
-    case Op::mark:
-      // Every open container has one mark, or two around a batch of items.
-      if (marks_.size() > 2 * std::size_t{options_.max_depth}) {
-        throw Error(ErrorCode::limit, "more than " + std::to_string(marks_.size()) + " open marks");
-      }
-      if (skipping_ && may_skip()) {
-        skip_list();
-      } else {
-        marks_.push_back(stack_.size());
-      }
-      return true;
-    case Op::pop:
-      if (!marks_.empty() && marks_.back() == stack_.size()) {
-        marks_.pop_back();
-      } else if (pop().value.is(Kind::object)) {
-        throw Error(ErrorCode::unsupported, "the result of a call is made for its effect");
-      }
-      return true;
-    case Op::pop_mark:
-      stack_.resize(pop_mark());
-      return true;
-    case Op::dup:
-      push_slot(top());
-      return true;
-    case Op::memoize:
-      if (!skipped_.empty()) read_skipped();
-      memoize(memo_size_);
-      return true;
-    case Op::binput:
-      memoize(cursor_.number<std::uint8_t>());
-      return true;
-    case Op::long_binput:
-      memoize(cursor_.number<std::uint32_t>());
-      return true;
-    case Op::binget:
-      recall(cursor_.number<std::uint8_t>());
-      return true;
-    case Op::long_binget:
-      recall(cursor_.number<std::uint32_t>());
-      return true;
-    case Op::proto:
-      if (cursor_.at() != 1) corrupt("a protocol number in the middle of the pickle");
-      protocol_ = cursor_.number<std::uint8_t>();
-      if (protocol_ > kNewestProtocol) {
-        throw Error(ErrorCode::unsupported, "pickle protocol " + std::to_string(protocol_) +
-                                                ", expected at most " +
-                                                std::to_string(kNewestProtocol));
-      }
-      return true;
-    case Op::frame:
-      cursor_.enter_frame(cursor_.number<std::uint64_t>());
-      return true;
-    case Op::stop:
-      stopped_ = true;
-      return true;
-    default:
-      return false;
+void Machine::read_protocol() {
+  if (cursor_.at() != 1) corrupt("a protocol number in the middle of the pickle");
+  protocol_ = cursor_.number<std::uint8_t>();
+  if (protocol_ > kNewestProtocol) {
+    throw Error(ErrorCode::unsupported, "pickle protocol " + std::to_string(protocol_) +
+                                            ", expected at most " +
+                                            std::to_string(kNewestProtocol));
   }
 }
 
@@ -354,11 +140,38 @@ Machine::Slot& Machine::top() {
   return stack_.back();
 }
 
+void Machine::open_mark() {
+  // Every open container has one mark, or two around a batch of items.
+  if (marks_.size() > 2 * std::size_t{options_.max_depth}) {
+    throw Error(ErrorCode::limit, "more than " + std::to_string(marks_.size()) + " open marks");
+  }
+  if (skipping_ && may_skip()) {
+    skip_list();
+  } else {
+    marks_.push_back(stack_.size());
+  }
+}
+
 std::size_t Machine::pop_mark() {
   if (marks_.empty()) corrupt("an opcode needs a mark, the stack has none");
   const std::size_t first = marks_.back();
   marks_.pop_back();
   return first;
+}
+
+std::size_t Machine::first_of(const Opcode& opcode) {
+  if (opcode.pops == kToMark) return pop_mark();
+  require_above_mark(opcode.pops);
+  return stack_.size() - opcode.pops;
+}
+
+// POP also takes a mark that is on top.
+void Machine::drop() {
+  if (!marks_.empty() && marks_.back() == stack_.size()) {
+    marks_.pop_back();
+  } else if (pop().value.is(Kind::object)) {
+    throw Error(ErrorCode::unsupported, "the result of a call is made for its effect");
+  }
 }
 
 void Machine::contain(std::uint32_t parent, const Slot& child) {
@@ -384,10 +197,6 @@ void Machine::require_changeable(const Slot& slot) const {
   if (slot.cell == 0 || cells_[slot.cell].contained) refuse_cycle();
 }
 
-void Machine::push_tuple(std::size_t first) {
-  push_sequence(first, Kind::tuple);
-}
-
 void Machine::push_sequence(std::size_t first, Kind kind) {
   const std::uint32_t cell = new_cell();
   Value::List items;
@@ -408,6 +217,11 @@ void Machine::push_sequence(std::size_t first, Kind kind) {
       stack_.push_back({Value::frozenset(std::move(items)), cell});
       break;
   }
+}
+
+void Machine::push_dict(std::size_t first) {
+  stack_.insert(stack_.begin() + static_cast<std::ptrdiff_t>(first), {Value::dict(), new_cell()});
+  set_items(first + 1);
 }
 
 void Machine::append_items(std::size_t first) {
@@ -487,6 +301,11 @@ void Machine::set_item(Slot& target, Slot key, Slot value) {
   if (target.value.size() == before) {
     corrupt("a dict has a key twice: " + render(kept, 60));
   }
+}
+
+void Machine::memoize_next() {
+  if (!skipped_.empty()) read_skipped();
+  memoize(memo_size_);
 }
 
 void Machine::memoize(std::uint64_t index) {

@@ -1,6 +1,7 @@
 // The stack machine that a pickle is a program for, with values instead of Python objects.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <unordered_map>
@@ -32,13 +33,16 @@ class Machine {
   };
   using Slots = std::vector<Slot>;
 
-  // The opcodes, by what they are about; each returns false for an opcode of another group.
-  bool step(Op op);
-  bool step_scalar(Op op);
-  bool step_text(Op op);
-  bool step_container(Op op);
-  bool step_stack(Op op);
-  bool step_object(Op op);
+  // What each opcode does (steps.cpp), by its byte; null: no opcode.
+  using Step = void (*)(Machine& machine, const Opcode& opcode);
+  static const std::array<Step, 256> kSteps;
+  void step();  // the opcode at the cursor
+
+  // Arguments.
+  [[nodiscard]] ByteView take_signed(const char* what);  // behind a length that may not be negative
+  void push_text(ByteView text);
+  void push_long(ByteView number);
+  void read_protocol();
 
   // Stack.
   void push(Value value);            // something that holds nothing
@@ -46,21 +50,25 @@ class Machine {
   void push_slot(Slot slot);
   Slot pop();
   Slot& top();
+  void open_mark();
   std::size_t pop_mark();  // index of the first slot above the topmost mark
-  Slots pop_to_mark();
+  // Index of the first slot that an opcode takes; a mark that is taken too is gone.
+  std::size_t first_of(const Opcode& opcode);
+  void drop();
   void require_above_mark(std::size_t count) const;
 
   // Containers.
   void contain(std::uint32_t parent, const Slot& child);
   void require_changeable(const Slot& slot) const;
-  void push_tuple(std::size_t first);  // of all slots from `first`
-  void push_sequence(std::size_t first, Value::Kind kind);
+  void push_sequence(std::size_t first, Value::Kind kind);  // of all slots from `first`
+  void push_dict(std::size_t first);
   void append_items(std::size_t first);  // to the slot below `first`
   void add_to_set(std::size_t first);
   void set_items(std::size_t first);
   void set_item(Slot& target, Slot key, Slot value);
 
   // Memo.
+  void memoize_next();
   void memoize(std::uint64_t index);
   void count_entry();
   void recall(std::uint64_t index);
@@ -76,11 +84,13 @@ class Machine {
   void read_skipped();
 
   // Objects.
-  void push_global(Slot module, Slot name);
+  void push_global();
+  void push_stack_global();
   void reduce();
   void new_object(bool with_keywords);
   void build();
   void load_persistent(const Slot& id);
+  void load_persistent_text();
   void require_callable(const Value& callable) const;
   // Result of `callable(*arguments)` for a name of the closed table; false: not in the table.
   bool reduce_known(const Slot& callable, const Slot& arguments, Slot& result);

@@ -49,55 +49,22 @@ Parsed read(ByteView bytes, const ReadOptions& options) {
   return Machine(bytes, options).run();
 }
 
-bool Machine::step_object(Op op) {
-  switch (op) {
-    case Op::global: {
-      std::string module(cursor_.line());
-      std::string name(cursor_.line());
-      require_utf8(module);
-      require_utf8(name);
-      if (protocol_ < 3) from_python2(module, name);
-      push(Value::global(std::move(module), std::move(name)));
-      return true;
-    }
-    case Op::stack_global: {
-      Slot name = pop();
-      Slot module = pop();
-      if (!name.value.is(Kind::string) || !module.value.is(Kind::string)) {
-        corrupt("a name is " + std::string(describe(name.value.kind())) + ", expected a string");
-      }
-      push(Value::global_of(std::move(module.value), std::move(name.value)));
-      return true;
-    }
-    case Op::reduce:
-      reduce();
-      return true;
-    case Op::newobj:
-      new_object(false);
-      return true;
-    case Op::newobj_ex:
-      new_object(true);
-      return true;
-    case Op::build:
-      build();
-      return true;
-    case Op::binpersid:
-      load_persistent(pop());
-      return true;
-    case Op::inst:
-    case Op::obj:
-      throw Error(ErrorCode::unsafe,
-                  "the pickle makes an instance as Python 2 did, by calling a class");
-    case Op::ext1:
-    case Op::ext2:
-    case Op::ext4:
-      throw Error(ErrorCode::unsupported, "the pickle uses a private extension number");
-    case Op::next_buffer:
-    case Op::readonly_buffer:
-      throw Error(ErrorCode::unsupported, "the pickle's buffers are kept outside of it");
-    default:
-      return false;
+void Machine::push_global() {
+  std::string module(cursor_.line());
+  std::string name(cursor_.line());
+  require_utf8(module);
+  require_utf8(name);
+  if (protocol_ < 3) from_python2(module, name);
+  push(Value::global(std::move(module), std::move(name)));
+}
+
+void Machine::push_stack_global() {
+  Slot name = pop();
+  Slot module = pop();
+  if (!name.value.is(Kind::string) || !module.value.is(Kind::string)) {
+    corrupt("a name is " + std::string(describe(name.value.kind())) + ", expected a string");
   }
+  push(Value::global_of(std::move(module.value), std::move(name.value)));
 }
 
 void Machine::load_persistent(const Slot& id) {
@@ -109,6 +76,12 @@ void Machine::load_persistent(const Slot& id) {
   contain(cell, id);
   cells_[cell].contained = true;  // the caller may hand out one node many times
   stack_.push_back({std::move(loaded), cell});
+}
+
+void Machine::load_persistent_text() {
+  const std::string_view id = cursor_.line();
+  require_utf8(id);
+  load_persistent({Value(std::string(id)), 0});
 }
 
 void Machine::require_callable(const Value& callable) const {

@@ -1,5 +1,6 @@
 // Lists the names in a pickle. Follows which strings are where on the stack and in the memo, so
 // that names put together through the memo are found too, and what getattr is called with.
+#include <array>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -22,9 +23,7 @@ class Scanner {
       for (Op op = Op::mark; op != Op::stop;) {
         at = cursor_.at();
         op = static_cast<Op>(cursor_.opcode());
-        if (!step_name(op) && !step_stack(op) && !step_data(op)) {
-          throw Error(ErrorCode::corrupt, "an unknown opcode");
-        }
+        kSteps[static_cast<std::uint8_t>(op)](*this, opcode_of(op));
       }
     } catch (Error& error) {
       mention_getattr();
@@ -46,186 +45,66 @@ class Scanner {
   };
   using Kind = Item::Kind;
 
-  bool step_name(Op op) {
-    switch (op) {
-      case Op::global:
-      case Op::inst: {
-        const Text module = cursor_.line();
-        const Text name = cursor_.line();
-        if (op == Op::inst) pop_to_mark();
-        push_global(module, name);
-        return true;
-      }
-      case Op::stack_global: {
-        const Item name = pop();
-        const Item module = pop();
-        if (name.kind != Kind::text || module.kind != Kind::text) {
-          throw Error(ErrorCode::corrupt, "a name is not a string");
-        }
-        push_global(module.text, name.text);
-        return true;
-      }
-      case Op::short_binunicode:
-      case Op::short_binstring:
-        push_text(cursor_.text(cursor_.number<std::uint8_t>()));
-        return true;
-      case Op::binunicode:
-      case Op::binstring:
-        push_text(cursor_.text(cursor_.number<std::uint32_t>()));
-        return true;
-      case Op::binunicode8:
-        push_text(cursor_.text(cursor_.number<std::uint64_t>()));
-        return true;
-      case Op::unicode:
-        push_text(cursor_.line());
-        return true;
-      case Op::string: {
-        Text quoted = cursor_.line();
-        if (quoted.size() >= 2) quoted = quoted.substr(1, quoted.size() - 2);
-        push_text(quoted);
-        return true;
-      }
-      case Op::proto:
-        protocol_ = cursor_.number<std::uint8_t>();
-        return true;
-      case Op::frame:
-        cursor_.enter_frame(cursor_.number<std::uint64_t>());
-        return true;
-      default:
-        return false;
+  using Step = void (*)(Scanner& scanner, const Opcode& opcode);
+  static const std::array<Step, 256> kSteps;
+
+  // What holds nothing of names: what it takes is gone, and what it makes is unknown.
+  void pass(const Opcode& opcode) {
+    cursor_.skip(opcode.argument);
+    take(opcode);
+    if (opcode.pushes != 0) push({});
+  }
+
+  void take(const Opcode& opcode) {
+    if (opcode.pops == kToMark) return pop_to_mark();
+    for (unsigned i = 0; i < opcode.pops; ++i) pop();
+  }
+
+  void read_global(const Opcode& opcode) {
+    const Text module = cursor_.line();
+    const Text name = cursor_.line();
+    take(opcode);
+    push_global(module, name);
+  }
+
+  void make_global() {
+    const Item name = pop();
+    const Item module = pop();
+    if (name.kind != Kind::text || module.kind != Kind::text) {
+      throw Error(ErrorCode::corrupt, "a name is not a string");
+    }
+    push_global(module.text, name.text);
+  }
+
+  void push_quoted() {
+    Text quoted = cursor_.line();
+    if (quoted.size() >= 2) quoted = quoted.substr(1, quoted.size() - 2);
+    push_text(quoted);
+  }
+
+  void drop() {
+    if (!marks_.empty() && marks_.back() == stack_.size()) {
+      marks_.pop_back();
+    } else {
+      pop();
     }
   }
 
-  bool step_stack(Op op) {
-    switch (op) {
-      case Op::mark:
-        marks_.push_back(stack_.size());
-        return true;
-      case Op::pop:
-        if (!marks_.empty() && marks_.back() == stack_.size()) {
-          marks_.pop_back();
-        } else {
-          pop();
-        }
-        return true;
-      case Op::dup: {
-        push(top());
-        return true;
-      }
-      case Op::memoize:
-        memo_[memo_.size()] = top();
-        return true;
-      case Op::binput:
-        memo_[cursor_.number<std::uint8_t>()] = top();
-        return true;
-      case Op::long_binput:
-        memo_[cursor_.number<std::uint32_t>()] = top();
-        return true;
-      case Op::put:
-        memo_[index(cursor_.line())] = top();
-        return true;
-      case Op::binget:
-        push(memo_[cursor_.number<std::uint8_t>()]);
-        return true;
-      case Op::long_binget:
-        push(memo_[cursor_.number<std::uint32_t>()]);
-        return true;
-      case Op::get:
-        push(memo_[index(cursor_.line())]);
-        return true;
-      case Op::tuple:
-        return make_tuple(marks_.empty() ? 0 : stack_.size() - marks_.back(), true);
-      case Op::list:
-      case Op::dict:
-      case Op::frozenset:
-      case Op::obj:
-        return replace_to_mark();
-      case Op::appends:
-      case Op::setitems:
-      case Op::additems:
-      case Op::pop_mark:
-        pop_to_mark();
-        return true;
-      case Op::reduce:
-        return reduce();
-      case Op::tuple2:
-        return make_tuple(2, false);
-      case Op::newobj:
-        return replace(2);
-      case Op::newobj_ex:
-      case Op::tuple3:
-        return replace(3);
-      case Op::tuple1:
-      case Op::binpersid:
-        return replace(1);
-      case Op::setitem:
-        pop();
-        [[fallthrough]];
-      case Op::append:
-      case Op::build:
-        pop();
-        return true;
-      default:
-        return false;
-    }
+  void memoize(const Opcode& opcode) {
+    const Item item = top();
+    memo_[index(opcode)] = item;
   }
 
-  bool step_data(Op op) {
-    switch (op) {
-      case Op::stop:
-      case Op::readonly_buffer:
-        return true;
-      case Op::none:
-      case Op::newtrue:
-      case Op::newfalse:
-      case Op::empty_tuple:
-      case Op::empty_list:
-      case Op::empty_dict:
-      case Op::empty_set:
-      case Op::next_buffer:
-        return skip(0);
-      case Op::binint1:
-      case Op::ext1:
-        return skip(1);
-      case Op::binint2:
-      case Op::ext2:
-        return skip(2);
-      case Op::binint:
-      case Op::ext4:
-        return skip(4);
-      case Op::binfloat:
-        return skip(8);
-      case Op::long1:
-      case Op::short_binbytes:
-        return skip(cursor_.number<std::uint8_t>());
-      case Op::long4:
-      case Op::binbytes:
-        return skip(cursor_.number<std::uint32_t>());
-      case Op::binbytes8:
-      case Op::bytearray8:
-        return skip(cursor_.number<std::uint64_t>());
-      case Op::int_text:
-      case Op::long_text:
-      case Op::real_text:
-      case Op::persid:
-        (void)cursor_.line();
-        push({});
-        return true;
-      default:
-        return false;
-    }
+  void memoize_next() {
+    const Item item = top();
+    memo_[memo_.size()] = item;
   }
 
-  static std::uint64_t index(Text text) {
-    const Value index = parse_integer(text);
+  std::uint64_t index(const Opcode& opcode) {
+    if (opcode.argument != Argument::line) return cursor_.number(opcode.argument);
+    const Value index = parse_integer(cursor_.line());
     if (!index.is(Value::Kind::integer)) throw Error(ErrorCode::corrupt, "a memo index is a bool");
     return static_cast<std::uint64_t>(index.as_int());
-  }
-
-  bool skip(std::uint64_t size) {
-    (void)cursor_.take(size);
-    push({});
-    return true;
   }
 
   void push_text(Text text) { push({Kind::text, text, 0}); }
@@ -251,24 +130,21 @@ class Scanner {
     getattrs_ = 0;
   }
 
-  // A tuple of the topmost `count`.
-  bool make_tuple(std::size_t count, bool to_mark) {
-    Item pair;
-    if (count == 2 && stack_.size() >= 2) {
-      const Item& owner = stack_[stack_.size() - 2];
-      if (owner.kind == Kind::global && stack_.back().kind == Kind::text)
-        pair = {Kind::pair, stack_.back().text, owner.global};
-    }
-    if (to_mark) {
-      pop_to_mark();
-    } else {
-      drop(count);
-    }
-    push(pair);
-    return true;
+  void make_tuple(const Opcode& opcode) {
+    const std::size_t floor = marks_.empty() ? 0 : marks_.back();
+    const std::size_t count = opcode.pops == kToMark ? stack_.size() - floor : opcode.pops;
+    const Item made = count == 2 && stack_.size() >= 2 ? pair_on_top() : Item{};
+    take(opcode);
+    push(made);
   }
 
-  bool reduce() {
+  [[nodiscard]] Item pair_on_top() const {
+    const Item& owner = stack_[stack_.size() - 2];
+    const bool is_pair = owner.kind == Kind::global && stack_.back().kind == Kind::text;
+    return is_pair ? Item{Kind::pair, stack_.back().text, owner.global} : Item{};
+  }
+
+  void reduce() {
     const Item arguments = pop();
     const Item callable = pop();
     if (callable.kind == Kind::getattr && arguments.kind == Kind::pair) {
@@ -280,7 +156,6 @@ class Scanner {
       }
     }
     push({});
-    return true;
   }
 
   void push(Item item) {
@@ -308,22 +183,6 @@ class Scanner {
     marks_.pop_back();
   }
 
-  bool replace_to_mark() {
-    pop_to_mark();
-    push({});
-    return true;
-  }
-
-  bool replace(std::size_t count) {
-    drop(count);
-    push({});
-    return true;
-  }
-
-  void drop(std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) pop();
-  }
-
   Cursor cursor_;
   int protocol_ = 0;
   std::vector<Item> stack_;
@@ -334,6 +193,50 @@ class Scanner {
   std::unordered_set<std::string> known_;  // what found_ has: module, line end, name
   Mentions& found_;
 };
+
+// The opcodes with which names come about; the others only move the stack.
+constinit const std::array<Scanner::Step, 256> Scanner::kSteps = [] {
+  using S = Scanner;
+  using O = const Opcode;
+  const Step other = [](S& s, O& o) {
+    if (o.argument == Argument::not_an_opcode) throw Error(ErrorCode::corrupt, "an unknown opcode");
+    s.pass(o);
+  };
+  const Step text = [](S& s, O& o) { s.push_text(s.cursor_.text(o.argument)); };
+  const Step global = [](S& s, O& o) { s.read_global(o); };
+  const Step put = [](S& s, O& o) { s.memoize(o); };
+  const Step get = [](S& s, O& o) { s.push(s.memo_[s.index(o)]); };
+  const Step tuple = [](S& s, O& o) { s.make_tuple(o); };
+  return steps_by_byte<Step>(
+      other,
+      {
+          {Op::global, global},
+          {Op::inst, global},
+          {Op::stack_global, [](S& s, O&) { s.make_global(); }},
+          {Op::short_binunicode, text},
+          {Op::short_binstring, text},
+          {Op::binunicode, text},
+          {Op::binstring, text},
+          {Op::binunicode8, text},
+          {Op::unicode, [](S& s, O&) { s.push_text(s.cursor_.line()); }},
+          {Op::string, [](S& s, O&) { s.push_quoted(); }},
+          {Op::proto, [](S& s, O&) { s.protocol_ = s.cursor_.number<std::uint8_t>(); }},
+          {Op::frame, [](S& s, O& o) { s.cursor_.enter_frame(s.cursor_.number(o.argument)); }},
+          {Op::mark, [](S& s, O&) { s.marks_.push_back(s.stack_.size()); }},
+          {Op::pop, [](S& s, O&) { s.drop(); }},
+          {Op::dup, [](S& s, O&) { s.push(s.top()); }},
+          {Op::memoize, [](S& s, O&) { s.memoize_next(); }},
+          {Op::binput, put},
+          {Op::long_binput, put},
+          {Op::put, put},
+          {Op::binget, get},
+          {Op::long_binget, get},
+          {Op::get, get},
+          {Op::tuple, tuple},
+          {Op::tuple2, tuple},
+          {Op::reduce, [](S& s, O&) { s.reduce(); }},
+      });
+}();
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 // them then finds what it needs, and the memo is what it would have been.
 #include <algorithm>
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "format/pickle/machine.h"
@@ -17,6 +18,29 @@ using Kind = Value::Kind;
 std::string class_name(const Value& global) {
   return global.global_module() + " " + global.global_name();
 }
+
+// What an opcode without a mark and without text does, from the table of opcodes.
+struct Plain {
+  bool known = false;
+  std::uint8_t bytes = 0;  // of its argument
+  std::uint8_t needs = 0;  // values above the latest mark
+  std::int8_t change = 0;  // of the height
+};
+
+constexpr std::array<Plain, 256> kPlain = [] {
+  std::array<Plain, 256> by_byte{};
+  for (const Op op : {Op::none, Op::newtrue, Op::newfalse, Op::empty_tuple, Op::empty_list,
+                      Op::empty_dict, Op::binint, Op::binint1, Op::binint2, Op::tuple1, Op::tuple2,
+                      Op::tuple3, Op::append, Op::setitem, Op::newobj, Op::reduce, Op::build}) {
+    const Opcode& is = opcode_of(op);
+    by_byte[static_cast<std::uint8_t>(op)] = {
+        .known = true,
+        .bytes = width_of(is.argument),
+        .needs = static_cast<std::uint8_t>(is.pops + is.target),
+        .change = static_cast<std::int8_t>(is.pushes - is.pops)};
+  }
+  return by_byte;
+}();
 
 // Follows the items of a list from behind their mark to their APPENDS. Answers false, and the list
 // is read as usual, for anything that is not plain: the reader then says what is wrong, if
@@ -31,18 +55,9 @@ class Skipper {
   bool run(const Harmless& harmless) {
     while (!done_) {
       if (at_ == end_) return false;
-      const auto op = static_cast<Op>(*at_++);
-      if (op == Op::binget || op == Op::long_binget) {
-        std::uint64_t index = 0;
-        if (!take_index(op == Op::binget, index) || index >= memo_end_) return false;
-        if (!is_known(index)) {
-          if (!harmless(index)) return false;
-          known_[index % known_.size()] = index + 1;
-        }
-        ++depth_;
-      } else if (!step(op)) {
-        return false;
-      }
+      const Op op{std::to_integer<std::uint8_t>(*at_++)};
+      const Plain& plain = kPlain[static_cast<std::uint8_t>(op)];
+      if (!(plain.known ? follow(plain) : step(op, harmless))) return false;
     }
     return true;
   }
@@ -52,74 +67,126 @@ class Skipper {
 
  private:
   [[nodiscard]] std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }
-  [[nodiscard]] bool is_known(std::uint64_t index) const {
-    return known_[index % known_.size()] == index + 1;
+  // Values above the latest mark.
+  [[nodiscard]] std::size_t above_mark() const { return depth_ - marks_[open_]; }
+
+  bool follow(const Plain& plain) {
+    if (plain.bytes > left() || plain.needs > above_mark()) return false;
+    at_ += plain.bytes;
+    depth_ += static_cast<std::size_t>(plain.change);
+    return true;
   }
 
-  bool push_after(std::size_t bytes) {
-    if (bytes > left()) return false;
-    at_ += bytes;
+  template <class Harmless>
+  bool step(Op op, const Harmless& harmless) {
+    switch (op) {
+      case Op::binput:
+        return put<Op::binput>();
+      case Op::long_binput:
+        return put<Op::long_binput>();
+      case Op::binget:
+        return get<Op::binget>(harmless);
+      case Op::long_binget:
+        return get<Op::long_binget>(harmless);
+      case Op::long1:
+        return push_long();
+      case Op::binunicode:
+        return push_ascii();
+      case Op::global:
+        return push_global();
+      case Op::mark:
+        return open_mark();
+      case Op::tuple:
+        return close<Op::tuple>();
+      case Op::setitems:
+        return above_mark() % 2 == 0 && close<Op::setitems>();
+      case Op::appends:
+        done_ = open_ == 0;
+        return done_ || close<Op::appends>();
+      default:
+        return false;
+    }
+  }
+
+  // The number that the opcode's argument is or begins with.
+  template <Op op>
+  bool take(std::uint64_t& number) {
+    constexpr std::size_t kWidth = width_of(opcode_of(op).argument);
+    using Number = std::conditional_t<kWidth == 1, std::uint8_t, std::uint32_t>;
+    static_assert(kWidth == sizeof(Number));
+    if (kWidth > left()) return false;
+    number = load_le<Number>(at_);
+    at_ += kWidth;
+    return true;
+  }
+
+  bool push_long() {
+    std::uint64_t size = 0;
+    if (!take<Op::long1>(size) || size > left()) return false;
+    at_ += size;
     ++depth_;
     return true;
   }
 
-  // Replaces `count` values above the latest mark by one.
-  bool merge(std::size_t count) {
-    if (depth_ - floor() < count) return false;
-    depth_ -= count - 1;
+  bool push_ascii() {
+    std::uint64_t size = 0;
+    if (!take<Op::binunicode>(size) || size > left()) return false;
+    const std::byte* const text = std::exchange(at_, at_ + size);
+    ++depth_;
+    return std::all_of(text, at_, [](std::byte b) { return b < std::byte{0x80}; });
+  }
+
+  bool push_global() {
+    const std::string_view rest(reinterpret_cast<const char*>(at_), left());
+    const auto named = std::ranges::find_if(rule_.classes, [rest](std::string_view name) {
+      const std::size_t split = name.find(' ');
+      return rest.size() > name.size() && rest.starts_with(name.substr(0, split)) &&
+             rest[split] == '\n' && rest.substr(split + 1).starts_with(name.substr(split + 1)) &&
+             rest[name.size()] == '\n';
+    });
+    if (named == rule_.classes.end()) return false;
+    at_ += named->size() + 1;
+    ++depth_;
     return true;
   }
 
-  [[nodiscard]] std::size_t floor() const { return open_ == 0 ? 0 : marks_[open_ - 1]; }
+  bool open_mark() {
+    if (open_ + 1 == marks_.size()) return false;
+    marks_[++open_] = depth_;
+    return true;
+  }
 
-  // The number of values above the latest mark, which is removed with them.
-  bool pop_mark(std::size_t& count) {
+  // Takes what is above the latest mark, and the mark.
+  template <Op op>
+  bool close() {
+    constexpr Opcode kIs = opcode_of(op);
+    static_assert(kIs.pops == kToMark);
     if (open_ == 0) return false;
-    count = depth_ - marks_[--open_];
-    depth_ = marks_[open_];
+    depth_ = marks_[open_--];
+    if (kIs.target && above_mark() == 0) return false;
+    depth_ += kIs.pushes;
     return true;
   }
 
-  bool take_index(bool one_byte, std::uint64_t& index) {
-    const std::size_t size = one_byte ? 1 : 4;
-    if (size > left()) return false;
-    index = one_byte ? std::to_integer<std::uint64_t>(*at_) : load_le<std::uint32_t>(at_);
-    at_ += size;
+  template <Op op, class Harmless>
+  bool get(const Harmless& harmless) {
+    std::uint64_t index = 0;
+    if (!take<op>(index) || index >= memo_end_) return false;
+    std::uint64_t& known = known_[index % known_.size()];
+    if (known != index + 1 && !harmless(index)) return false;
+    known = index + 1;
+    ++depth_;
     return true;
   }
 
   // Indices count up in a pickle of Python's; with others the memo could not be made up later.
-  bool put(bool one_byte) {
+  template <Op op>
+  bool put() {
     std::uint64_t index = 0;
-    if (depth_ == floor() || !take_index(one_byte, index) || index != memo_end_) return false;
+    if (above_mark() == 0 || !take<op>(index) || index != memo_end_) return false;
     ++memo_end_;
     return true;
   }
-
-  bool text() {
-    if (left() < 4) return false;
-    const auto size = load_le<std::uint32_t>(at_);
-    at_ += 4;
-    if (size > left()) return false;
-    const bool ascii =
-        std::all_of(at_, at_ + size, [](std::byte b) { return b < std::byte{0x80}; });
-    return ascii && push_after(size);
-  }
-
-  bool global() {
-    const std::string_view rest(reinterpret_cast<const char*>(at_), left());
-    for (const std::string_view name : rule_.classes) {
-      const std::size_t split = name.find(' ');
-      const bool same = rest.size() >= name.size() + 1 &&
-                        rest.substr(0, split) == name.substr(0, split) && rest[split] == '\n' &&
-                        rest.substr(split + 1).starts_with(name.substr(split + 1)) &&
-                        rest[name.size()] == '\n';
-      if (same) return push_after(name.size() + 1);
-    }
-    return false;
-  }
-
-  bool step(Op op);
 
   const std::byte* at_;
   const std::byte* end_;
@@ -127,65 +194,10 @@ class Skipper {
   const SkipRule& rule_;
   bool done_ = false;
   std::size_t depth_ = 0;                   // values above the list's own mark
-  std::array<std::size_t, 64> marks_{};     // heights
+  std::array<std::size_t, 65> marks_{};     // heights, from index 1 on
   std::size_t open_ = 0;                    // marks in use
   std::array<std::uint64_t, 256> known_{};  // memo indices + 1 that were found harmless
 };
-
-bool Skipper::step(Op op) {
-  std::size_t count = 0;
-  switch (op) {
-    case Op::none:
-    case Op::newtrue:
-    case Op::newfalse:
-    case Op::empty_tuple:
-    case Op::empty_list:
-    case Op::empty_dict:
-      ++depth_;
-      return true;
-    case Op::binint1:
-      return push_after(1);
-    case Op::binint2:
-      return push_after(2);
-    case Op::binint:
-      return push_after(4);
-    case Op::long1:
-      return left() > 0 && push_after(1 + std::to_integer<std::size_t>(*at_));
-    case Op::binunicode:
-      return text();
-    case Op::global:
-      return global();
-    case Op::binput:
-    case Op::long_binput:
-      return put(op == Op::binput);
-    case Op::mark:
-      if (open_ == marks_.size()) return false;
-      marks_[open_++] = depth_;
-      return true;
-    case Op::tuple1:
-      return merge(1);
-    case Op::tuple2:
-    case Op::append:
-    case Op::newobj:
-    case Op::reduce:
-    case Op::build:
-      return merge(2);
-    case Op::tuple3:
-    case Op::setitem:
-      return merge(3);
-    case Op::tuple:
-      if (!pop_mark(count)) return false;
-      ++depth_;
-      return true;
-    case Op::setitems:
-      return pop_mark(count) && count % 2 == 0 && depth_ > floor();
-    case Op::appends:
-      done_ = open_ == 0;
-      return done_ || (pop_mark(count) && depth_ > floor());
-    default:
-      return false;
-  }
-}
 
 }  // namespace
 
@@ -245,11 +257,7 @@ void Machine::read_skipped() {
   for (const Region& region : regions) {
     cursor_.jump(region.begin);
     push_container(Value::list());
-    while (cursor_.at() < region.end) {
-      const std::uint8_t code = cursor_.opcode();
-      if (!step(static_cast<Op>(code)))
-        throw Error(ErrorCode::corrupt, "byte " + std::to_string(code) + " is not an opcode");
-    }
+    while (cursor_.at() < region.end) step();
     stack_.pop_back();
   }
   cursor_.jump(back);
