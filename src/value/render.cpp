@@ -1,10 +1,13 @@
 #include "value/render.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
 
+#include "base/utf8.h"
+#include "value/children.h"
 #include "value/integer.h"
 
 namespace tessera {
@@ -14,33 +17,24 @@ using Kind = Value::Kind;
 
 constexpr std::string_view kHex = "0123456789abcdef";
 
-// Length of the UTF-8 sequence at the start of `text` and its code point; length 0: not UTF-8.
-struct Rune {
-  std::size_t length = 0;
-  std::uint32_t code = 0;
+struct CodeRange {
+  std::uint32_t first;
+  std::uint32_t last;
 };
 
-Rune first_rune(std::string_view text) {
-  const auto byte = [&text](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned lead = byte(0);
-  if (lead < 0x80) return {1, lead};
-  const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return {};
-  std::uint32_t code = lead & (0x7fU >> length);
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0U) != 0x80U) return {};
-    code = (code << 6U) | (byte(i) & 0x3fU);
-  }
-  constexpr std::array<std::uint32_t, 5> kSmallest = {0, 0, 0x80, 0x800, 0x10000};
-  if (code < kSmallest[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return {};
-  return {length, code};
-}
-
 // Code points that move the cursor, change the direction of writing or end a line.
+constexpr std::array<CodeRange, 6> kObeyed{{{0, 0x1f},
+                                            {0x7f, 0x9f},
+                                            {0x061c, 0x061c},
+                                            {0x200e, 0x200f},
+                                            {0x2028, 0x202e},
+                                            {0x2066, 0x2069}}};
+constexpr std::uint32_t kByteOrderMark = 0xfeff;
+
 bool obeyed(std::uint32_t code) {
-  return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x061c || code == 0x200e ||
-         code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
-         (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
+  return code == kByteOrderMark || std::ranges::any_of(kObeyed, [code](const CodeRange& range) {
+           return code >= range.first && code <= range.last;
+         });
 }
 
 void append_escape(std::string& out, std::uint32_t code) {
@@ -68,7 +62,7 @@ bool append_printable(std::string& out, std::string_view text, std::size_t cap, 
   while (!text.empty()) {
     if (out.size() >= cap) return false;
     const Rune rune = first_rune(text);
-    if (rune.length == 0) {
+    if (rune.length == 0 || is_surrogate(rune.code)) {
       append_escape(out, static_cast<unsigned char>(text.front()));
       text.remove_prefix(1);
       continue;
@@ -113,10 +107,15 @@ class Renderer {
       out_ += "...";
       return;
     }
+    if (is_container(value.kind())) {
+      add_container(value, depth);
+    } else {
+      add_leaf(value);
+    }
+  }
+
+  void add_leaf(const Value& value) {
     switch (value.kind()) {
-      case Kind::none:
-        out_ += "None";
-        break;
       case Kind::boolean:
         out_ += value.as_bool() ? "True" : "False";
         break;
@@ -142,6 +141,22 @@ class Renderer {
         add_bytes(value.as_bytes());
         out_ += ')';
         break;
+      case Kind::tensor:
+        add_tensor(value.as_tensor());
+        break;
+      case Kind::global:
+        append_printable(out_, value.global_module(), cap_ + 1, 0);
+        out_ += '.';
+        append_printable(out_, value.global_name(), cap_ + 1, 0);
+        break;
+      default:
+        out_ += "None";
+        break;
+    }
+  }
+
+  void add_container(const Value& value, int depth) {
+    switch (value.kind()) {
       case Kind::list:
         add_items("[", value.items(), "]", depth);
         break;
@@ -157,15 +172,7 @@ class Renderer {
       case Kind::dict:
         add_pairs("{", value.pairs(), "}", depth);
         break;
-      case Kind::tensor:
-        add_tensor(value.as_tensor());
-        break;
-      case Kind::global:
-        append_printable(out_, value.global_module(), cap_ + 1, 0);
-        out_ += '.';
-        append_printable(out_, value.global_name(), cap_ + 1, 0);
-        break;
-      case Kind::object:
+      default:
         add_object(value.as_object(), depth);
         break;
     }
@@ -253,53 +260,18 @@ class Renderer {
 }  // namespace
 
 std::string_view type_name(DictKind kind) noexcept {
-  switch (kind) {
-    case DictKind::dict:
-      return "dict";
-    case DictKind::ordered_dict:
-      return "OrderedDict";
-    case DictKind::default_dict:
-      return "defaultdict";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 3> kNames{"dict", "OrderedDict", "defaultdict"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 std::string_view describe(Value::Kind kind) noexcept {
-  switch (kind) {
-    case Kind::none:
-      return "None";
-    case Kind::boolean:
-      return "a bool";
-    case Kind::integer:
-      return "an integer";
-    case Kind::real:
-      return "a float";
-    case Kind::complex:
-      return "a complex number";
-    case Kind::string:
-      return "a string";
-    case Kind::bytes:
-      return "bytes";
-    case Kind::bytearray:
-      return "a bytearray";
-    case Kind::list:
-      return "a list";
-    case Kind::tuple:
-      return "a tuple";
-    case Kind::set:
-      return "a set";
-    case Kind::frozenset:
-      return "a frozenset";
-    case Kind::dict:
-      return "a dict";
-    case Kind::tensor:
-      return "a tensor";
-    case Kind::global:
-      return "a global name";
-    case Kind::object:
-      return "an object";
-  }
-  return "a value";
+  constexpr std::array<std::string_view, 16> kNames{
+      "None",     "a bool",      "an integer",  "a float",  "a complex number",
+      "a string", "bytes",       "a bytearray", "a list",   "a tuple",
+      "a set",    "a frozenset", "a dict",      "a tensor", "a global name",
+      "an object"};
+  static_assert(static_cast<std::size_t>(Kind::object) + 1 == kNames.size());
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 std::string printable(std::string_view text, std::size_t cap) {

@@ -4,28 +4,12 @@
 #include <array>
 #include <charconv>
 
+#include "base/utf8.h"
 #include "tessera/error.h"
 #include "value/integer.h"
 
 namespace tessera::pickle {
 namespace {
-
-// Length of the well-formed sequence at the start of `text`, surrogates included; 0: none.
-std::size_t sequence_length(std::string_view text) {
-  const auto byte = [text](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned lead = byte(0);
-  if (lead < 0x80) return 1;
-  if (lead < 0xc2 || lead > 0xf4) return 0;
-  const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0U) != 0x80U) return 0;
-  }
-  if (lead == 0xe0 && byte(1) < 0xa0) return 0;  // too long for its code point
-  if (lead == 0xf0 && byte(1) < 0x90) return 0;
-  if (lead == 0xf4 && byte(1) >= 0x90) return 0;  // above U+10FFFF
-  return length;
-}
 
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -71,7 +55,7 @@ void require_utf8(std::string_view text) {
   const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
   if (std::all_of(text.begin(), text.end(), is_ascii)) return;
   while (!text.empty()) {
-    const std::size_t length = sequence_length(text);
+    const std::size_t length = first_rune(text).length;
     if (length == 0) throw Error(ErrorCode::corrupt, "a string is not UTF-8");
     text.remove_prefix(length);
   }
