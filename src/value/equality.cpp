@@ -36,62 +36,74 @@ class Hasher {
   void add(const Value& value) {
     if (left_-- <= 0) return;
     mix(static_cast<std::size_t>(value.kind()));
+    if (is_container(value.kind())) {
+      add_container(value);
+    } else {
+      add_leaf(value);
+    }
+  }
+
+  void add_leaf(const Value& value) {
     switch (value.kind()) {
-      case Kind::none:
-        break;
       case Kind::boolean:
-        mix(value.as_bool() ? 1 : 0);
-        break;
-      case Kind::integer: {
-        const Integer& integer = value.as_integer();
-        mix(static_cast<std::size_t>(integer.small));
-        for (const std::byte byte : integer.big) mix(std::to_integer<std::size_t>(byte));
-        break;
-      }
+        return mix(value.as_bool() ? 1 : 0);
+      case Kind::integer:
+        return add_integer(value.as_integer());
       case Kind::real:
-        mix(std::bit_cast<std::uint64_t>(value.as_real()));
-        break;
+        return mix(std::bit_cast<std::uint64_t>(value.as_real()));
       case Kind::complex:
         mix(std::bit_cast<std::uint64_t>(value.as_complex().real()));
-        mix(std::bit_cast<std::uint64_t>(value.as_complex().imag()));
-        break;
+        return mix(std::bit_cast<std::uint64_t>(value.as_complex().imag()));
       case Kind::string:
-        mix(hash_of(std::string_view(value.as_string())));
-        break;
+        return mix(hash_of(std::string_view(value.as_string())));
       case Kind::bytes:
-      case Kind::bytearray: {
-        const auto& bytes = value.as_bytes();
-        mix(hash_of({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
-        break;
-      }
-      case Kind::list:
-      case Kind::tuple:
-        mix(value.size());
-        for (const Value& item : value.items()) {
-          if (left_ <= 0) break;
-          add(item);
-        }
-        break;
-      case Kind::set:
-      case Kind::frozenset:
-        mix(value.size());
-        break;
-      case Kind::dict:
-        add_dict(value);
-        break;
+      case Kind::bytearray:
+        return add_bytes(value.as_bytes());
       case Kind::tensor:
-        mix(static_cast<std::size_t>(value.as_tensor().dtype));
-        break;
+        return mix(static_cast<std::size_t>(value.as_tensor().dtype));
       case Kind::global:
         mix(hash_of(std::string_view(value.global_module())));
-        mix(hash_of(std::string_view(value.global_name())));
-        break;
-      case Kind::object:
-        add(value.as_object().callable);
-        add(value.as_object().arguments);
-        if (value.as_object().state) add(*value.as_object().state);
-        break;
+        return mix(hash_of(std::string_view(value.global_name())));
+      default:
+        return;  // none
     }
+  }
+
+  void add_container(const Value& value) {
+    switch (value.kind()) {
+      case Kind::list:
+      case Kind::tuple:
+        return add_items(value.items());
+      case Kind::dict:
+        return add_dict(value);
+      case Kind::object:
+        return add_object(value.as_object());
+      default:
+        return mix(value.size());  // sets, whose order does not count
+    }
+  }
+
+  void add_integer(const Integer& integer) {
+    mix(static_cast<std::size_t>(integer.small));
+    for (const std::byte byte : integer.big) mix(std::to_integer<std::size_t>(byte));
+  }
+
+  void add_bytes(const std::vector<std::byte>& bytes) {
+    mix(hash_of({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+  }
+
+  void add_items(const Value::List& items) {
+    mix(items.size());
+    for (const Value& item : items) {
+      if (left_ <= 0) break;
+      add(item);
+    }
+  }
+
+  void add_object(const Object& object) {
+    add(object.callable);
+    add(object.arguments);
+    if (object.state) add(*object.state);
   }
 
   // The order of a dict does not count: each pair is hashed by itself, from the same bound.

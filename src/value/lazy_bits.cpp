@@ -1,6 +1,9 @@
 #include "value/lazy_bits.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <span>
 
 #include "tessera/error.h"
 
@@ -10,32 +13,22 @@ namespace {
 // How a type is negated.
 enum class Negation : std::uint8_t { sign_bit, complement, none };
 
+constexpr std::array kComplex{DType::complex32, DType::complex64, DType::complex128};
+constexpr std::array kReal{DType::float32, DType::float64, DType::float16, DType::bfloat16};
+constexpr std::array kIntegers{DType::int64, DType::int32,  DType::int16,  DType::int8,
+                               DType::uint8, DType::uint16, DType::uint32, DType::uint64};
+
+bool holds(std::span<const DType> types, DType dtype) {
+  return std::ranges::find(types, dtype) != types.end();
+}
+
 Negation negation_of(DType dtype) {
-  switch (dtype) {
-    case DType::float32:
-    case DType::float64:
-    case DType::float16:
-    case DType::bfloat16:
-    case DType::complex32:
-    case DType::complex64:
-    case DType::complex128:
-      return Negation::sign_bit;
-    case DType::int64:
-    case DType::int32:
-    case DType::int16:
-    case DType::int8:
-    case DType::uint8:
-    case DType::uint16:
-    case DType::uint32:
-    case DType::uint64:
-      return Negation::complement;
-    default:
-      return Negation::none;
-  }
+  if (holds(kIntegers, dtype)) return Negation::complement;
+  return holds(kReal, dtype) || holds(kComplex, dtype) ? Negation::sign_bit : Negation::none;
 }
 
 bool is_complex(DType dtype) {
-  return dtype == DType::complex32 || dtype == DType::complex64 || dtype == DType::complex128;
+  return holds(kComplex, dtype);
 }
 
 // Flips the sign of every number of `size` bytes, `step` bytes from one to the next.

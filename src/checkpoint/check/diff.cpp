@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -124,6 +125,15 @@ std::string described(const Tensor& tensor) {
          (tensor.requires_grad ? " that requires grad" : "");
 }
 
+const Container* container_at(const Leaf& leaf, std::size_t step) {
+  const bool there = leaf.containers && step < leaf.containers->size();
+  return there ? (*leaf.containers)[step].get() : nullptr;
+}
+
+bool same_container(const Container* x, const Container* y) {
+  return x == y || (x != nullptr && y != nullptr && *x == *y);
+}
+
 // What differs in the types of two leaves of one name and of the dicts around them. Dicts and keys
 // that `known` has been told of are passed over.
 void compare_types(const Leaf& a, const Leaf& b, std::set<std::string>& known,
@@ -133,17 +143,12 @@ void compare_types(const Leaf& a, const Leaf& b, std::set<std::string>& known,
     if (x != y && known.insert(name + '\0' + text).second)
       differences.push_back({Difference::Kind::type, std::move(name), text});
   };
-  const auto container = [](const Leaf& leaf, std::size_t step) -> const Container* {
-    const bool there = leaf.containers && step < leaf.containers->size();
-    return there ? (*leaf.containers)[step].get() : nullptr;
-  };
   if (a.path.size() == b.path.size()) {
     Path way;
     for (std::size_t step = 0; step < a.path.size(); ++step) {
-      const Container* x = container(a, step);
-      const Container* y = container(b, step);
-      const bool same = x == y || (x != nullptr && y != nullptr && *x == *y);
-      if (!same) differ(dotted(way), described(x), described(y));
+      const Container* x = container_at(a, step);
+      const Container* y = container_at(b, step);
+      if (!same_container(x, y)) differ(dotted(way), described(x), described(y));
       way.push_back(a.path[step]);
       if (a.path[step] != b.path[step])
         differ(dotted(way), described(a.path[step]), described(b.path[step]));
@@ -156,21 +161,9 @@ void compare_types(const Leaf& a, const Leaf& b, std::set<std::string>& known,
 }  // namespace
 
 std::string_view to_string(Difference::Kind kind) noexcept {
-  switch (kind) {
-    case Difference::Kind::missing:
-      return "missing";
-    case Difference::Kind::extra:
-      return "extra";
-    case Difference::Kind::shape:
-      return "shape";
-    case Difference::Kind::dtype:
-      return "dtype";
-    case Difference::Kind::value:
-      return "value";
-    case Difference::Kind::type:
-      return "type";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 6> kNames{"missing", "extra", "shape",
+                                                   "dtype",   "value", "type"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,

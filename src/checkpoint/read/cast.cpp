@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -41,52 +42,29 @@ To convert(From from) {
   }
 }
 
+template <DType kType, typename T>
+struct TypeOf {
+  static constexpr DType kDType = kType;
+  using Type = T;
+};
+
+using Types = std::tuple<TypeOf<DType::float32, float>, TypeOf<DType::float64, double>,
+                         TypeOf<DType::float16, Half>, TypeOf<DType::bfloat16, BFloat16>,
+                         TypeOf<DType::int64, std::int64_t>, TypeOf<DType::int32, std::int32_t>,
+                         TypeOf<DType::int16, std::int16_t>, TypeOf<DType::int8, std::int8_t>,
+                         TypeOf<DType::uint8, std::uint8_t>, TypeOf<DType::uint16, std::uint16_t>,
+                         TypeOf<DType::uint32, std::uint32_t>, TypeOf<DType::uint64, std::uint64_t>,
+                         TypeOf<DType::bool8, Bool8>>;
+
 // Calls f with a value of the C++ type that stands for `dtype`; false when there is none.
 template <typename F>
 bool with_type(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::float32:
-      f(float{});
-      return true;
-    case DType::float64:
-      f(double{});
-      return true;
-    case DType::float16:
-      f(Half{});
-      return true;
-    case DType::bfloat16:
-      f(BFloat16{});
-      return true;
-    case DType::int64:
-      f(std::int64_t{});
-      return true;
-    case DType::int32:
-      f(std::int32_t{});
-      return true;
-    case DType::int16:
-      f(std::int16_t{});
-      return true;
-    case DType::int8:
-      f(std::int8_t{});
-      return true;
-    case DType::uint8:
-      f(std::uint8_t{});
-      return true;
-    case DType::uint16:
-      f(std::uint16_t{});
-      return true;
-    case DType::uint32:
-      f(std::uint32_t{});
-      return true;
-    case DType::uint64:
-      f(std::uint64_t{});
-      return true;
-    case DType::bool8:
-      f(Bool8{});
-      return true;
-    default:
-      return false;
-  }
+  const auto try_one = [&]<typename Row>(Row) {
+    if (Row::kDType != dtype) return false;
+    f(typename Row::Type{});
+    return true;
+  };
+  return std::apply([&](auto... rows) { return (try_one(rows) || ...); }, Types{});
 }
 
 template <typename From, typename To>

@@ -1,6 +1,9 @@
 #include "checkpoint/read/npy.h"
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/read/cast.h"
@@ -8,33 +11,28 @@
 namespace tessera {
 namespace {
 
-// numpy's name of the type that stands for `dtype`.
+struct NumpyType {
+  DType dtype;
+  std::string_view descr;
+};
+
+constexpr std::array<NumpyType, 11> kNumpyTypes{{{DType::bool8, "|b1"},
+                                                 {DType::int8, "|i1"},
+                                                 {DType::int16, "<i2"},
+                                                 {DType::int32, "<i4"},
+                                                 {DType::int64, "<i8"},
+                                                 {DType::float16, "<f2"},
+                                                 {DType::bfloat16, "<f4"},
+                                                 {DType::float32, "<f4"},
+                                                 {DType::float64, "<f8"},
+                                                 {DType::complex64, "<c8"},
+                                                 {DType::complex128, "<c16"}}};
+
+// numpy's name of the type that stands for `dtype`: of those that it does not have, their bits.
 std::string descr_of(DType dtype) {
-  switch (dtype) {
-    case DType::bool8:
-      return "|b1";
-    case DType::int8:
-      return "|i1";
-    case DType::int16:
-      return "<i2";
-    case DType::int32:
-      return "<i4";
-    case DType::int64:
-      return "<i8";
-    case DType::float16:
-      return "<f2";
-    case DType::bfloat16:
-    case DType::float32:
-      return "<f4";
-    case DType::float64:
-      return "<f8";
-    case DType::complex64:
-      return "<c8";
-    case DType::complex128:
-      return "<c16";
-    default:
-      return (size_of(dtype) == 1 ? "|u" : "<u") + std::to_string(size_of(dtype));
-  }
+  const auto* known = std::ranges::find(kNumpyTypes, dtype, &NumpyType::dtype);
+  if (known != kNumpyTypes.end()) return std::string(known->descr);
+  return (size_of(dtype) == 1 ? "|u" : "<u") + std::to_string(size_of(dtype));
 }
 
 std::string header_of(DType dtype, const Shape& shape) {

@@ -1,6 +1,7 @@
 #include "comm/same_host/reduce.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <type_traits>
 
@@ -91,55 +92,46 @@ void reduce_as(Reduction reduction, std::span<const std::byte* const> sources, s
   throw Error(ErrorCode::unsupported, "integers have no average");
 }
 
+// Bytes 0 and 1: the sum of two could be a 2.
+void reduce_bools(Reduction reduction, std::span<const std::byte* const> sources, std::byte* out,
+                  std::size_t elements) {
+  reduce_as<std::uint8_t>(reduction == Reduction::sum ? Reduction::maximum : reduction, sources,
+                          out, elements);
+}
+
+struct Reducible {
+  DType dtype;
+  bool has_average;
+  void (*reduce)(Reduction, std::span<const std::byte* const>, std::byte*, std::size_t);
+};
+
+constexpr std::array<Reducible, 10> kReducible{{{DType::float32, true, reduce_as<float>},
+                                                {DType::float64, true, reduce_as<double>},
+                                                {DType::float16, true, reduce_as<Half>},
+                                                {DType::bfloat16, true, reduce_as<BFloat16>},
+                                                {DType::int8, false, reduce_as<std::int8_t>},
+                                                {DType::int16, false, reduce_as<std::int16_t>},
+                                                {DType::int32, false, reduce_as<std::int32_t>},
+                                                {DType::int64, false, reduce_as<std::int64_t>},
+                                                {DType::uint8, false, reduce_as<std::uint8_t>},
+                                                {DType::bool8, false, reduce_bools}}};
+
 }  // namespace
 
 bool can_reduce(DType dtype, Reduction reduction) noexcept {
-  switch (dtype) {
-    case DType::float32:
-    case DType::float64:
-    case DType::float16:
-    case DType::bfloat16:
-      return true;
-    case DType::int8:
-    case DType::int16:
-    case DType::int32:
-    case DType::int64:
-    case DType::uint8:
-    case DType::bool8:
-      return reduction != Reduction::average;
-    default:
-      return false;
-  }
+  const auto* found = std::ranges::find(kReducible, dtype, &Reducible::dtype);
+  if (found == kReducible.end()) return false;
+  return found->has_average || reduction != Reduction::average;
 }
 
 void reduce(DType dtype, Reduction reduction, std::span<const std::byte* const> sources,
             std::byte* out, std::size_t elements) {
-  switch (dtype) {
-    case DType::float32:
-      return reduce_as<float>(reduction, sources, out, elements);
-    case DType::float64:
-      return reduce_as<double>(reduction, sources, out, elements);
-    case DType::float16:
-      return reduce_as<Half>(reduction, sources, out, elements);
-    case DType::bfloat16:
-      return reduce_as<BFloat16>(reduction, sources, out, elements);
-    case DType::int8:
-      return reduce_as<std::int8_t>(reduction, sources, out, elements);
-    case DType::int16:
-      return reduce_as<std::int16_t>(reduction, sources, out, elements);
-    case DType::int32:
-      return reduce_as<std::int32_t>(reduction, sources, out, elements);
-    case DType::int64:
-      return reduce_as<std::int64_t>(reduction, sources, out, elements);
-    case DType::uint8:
-      return reduce_as<std::uint8_t>(reduction, sources, out, elements);
-    case DType::bool8:  // bytes 0 and 1: the sum of two could be a 2
-      return reduce_as<std::uint8_t>(reduction == Reduction::sum ? Reduction::maximum : reduction,
-                                     sources, out, elements);
-    default:
-      throw Error(ErrorCode::unsupported,
-                  "tensors of " + std::string(to_string(dtype)) + " are not reduced");
+  const auto* found = std::ranges::find(kReducible, dtype, &Reducible::dtype);
+  if (found == kReducible.end()) {
+    throw Error(ErrorCode::unsupported,
+                "tensors of " + std::string(to_string(dtype)) + " are not reduced");
   }
+  found->reduce(reduction, sources, out, elements);
 }
 
 }  // namespace tessera::same_host
