@@ -26,6 +26,27 @@ bool is_instance(const Value& value, const char* module, const char* name) {
          callable.global_module() == module;
 }
 
+bool is_memory_format_class_of(const Value& value) {
+  return value.is(Kind::global) &&
+         is_memory_format_class(value.global_module(), value.global_name());
+}
+
+// The arguments of CLASS(value).
+bool is_memory_format_number(const Value& arguments) {
+  if (arguments.size() != 1 || !arguments.items()[0].is(Kind::integer)) return false;
+  const Integer& number = arguments.items()[0].as_integer();
+  return number.big.empty() && number.small >= 0 && number.small <= kLastMemoryFormat;
+}
+
+// The arguments of getattr(CLASS, 'NAME').
+bool is_memory_format_member(const Value& arguments) {
+  if (arguments.size() != 2) return false;
+  const Value& owner = arguments.items()[0];
+  const Value& name = arguments.items()[1];
+  return is_memory_format_class_of(owner) && name.is(Kind::string) &&
+         pickle::is_known_member(owner.global_module(), owner.global_name(), name.as_string());
+}
+
 // Whether `value` is a member of MEM_FORMAT_ENCODING in one of the forms in which Python writes it:
 // CLASS(value), getattr(CLASS, 'NAME'), or a global.
 bool is_memory_format(const Value& value) {
@@ -34,23 +55,9 @@ bool is_memory_format(const Value& value) {
   if (!value.is(Kind::object) || !value.as_object().callable.is(Kind::global)) return false;
   const Value& callable = value.as_object().callable;
   const Value& arguments = value.as_object().arguments;
-  const auto is_class = [](const Value& global) {
-    return global.is(Kind::global) &&
-           is_memory_format_class(global.global_module(), global.global_name());
-  };
-  if (is_class(callable)) {
-    if (arguments.size() != 1 || !arguments.items()[0].is(Kind::integer)) return false;
-    const Integer& number = arguments.items()[0].as_integer();
-    return number.big.empty() && number.small >= 0 && number.small <= kLastMemoryFormat;
-  }
-  if (callable.global_module() != "builtins" || callable.global_name() != "getattr" ||
-      arguments.size() != 2) {
-    return false;
-  }
-  const Value& owner = arguments.items()[0];
-  const Value& name = arguments.items()[1];
-  return is_class(owner) && name.is(Kind::string) &&
-         pickle::is_known_member(owner.global_module(), owner.global_name(), name.as_string());
+  if (is_memory_format_class_of(callable)) return is_memory_format_number(arguments);
+  return callable.global_module() == "builtins" && callable.global_name() == "getattr" &&
+         is_memory_format_member(arguments);
 }
 
 void require_instance(const Value& value, const char* module, const char* name) {

@@ -118,10 +118,13 @@ class QuickDecoder {
     if (!is_name(fields[0], Name::torch_name) || fields[2].kind != Kind::boolean) return false;
     entry.dtype = dtype_from_torch(std::string(machine_.torch_names[fields[0].number]));
     entry.requires_grad = fields[2].number != 0;
-    if (is_name(fields[3], Name::memory_member) || is_object(fields[3], Name::getattr)) return true;
-    if (!is_object(fields[3], Name::memory_format)) return false;
-    const std::vector<Lite> format =
-        machine_.items_of(machine_.objects[fields[3].number].arguments);
+    return is_memory_format(fields[3]);
+  }
+
+  bool is_memory_format(const Lite& value) const {
+    if (is_name(value, Name::memory_member) || is_object(value, Name::getattr)) return true;
+    if (!is_object(value, Name::memory_format)) return false;
+    const std::vector<Lite> format = machine_.items_of(machine_.objects[value.number].arguments);
     return format.size() == 1 && format[0].kind == Kind::integer &&
            format[0].number <= static_cast<std::uint64_t>(kLastMemoryFormat);
   }
@@ -139,16 +142,21 @@ class QuickDecoder {
         return false;
       }
       Path path;
-      for (const Lite& part : machine_.items_of(value)) {
-        if (part.kind == Kind::text) {
-          path.emplace_back(text(part));
-        } else if (part.kind == Kind::integer) {
-          path.emplace_back(static_cast<std::int64_t>(part.number));
-        } else {
-          return false;
-        }
-      }
+      if (!read_path(value, path)) return false;
       assembler_.set_path(text(pairs[i]), std::move(path));
+    }
+    return true;
+  }
+
+  bool read_path(const Lite& parts, Path& path) const {
+    for (const Lite& part : machine_.items_of(parts)) {
+      if (part.kind == Kind::text) {
+        path.emplace_back(text(part));
+      } else if (part.kind == Kind::integer) {
+        path.emplace_back(static_cast<std::int64_t>(part.number));
+      } else {
+        return false;
+      }
     }
     return true;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/one_of.h"
 #include "format/dcp/names.h"
 #include "format/pickle/names.h"
 #include "format/pickle/text.h"
@@ -42,7 +43,51 @@ constexpr std::array<Known, 17> kKnown{{
 constexpr std::uint32_t kComplete = 1;
 
 bool is_container(const Lite& value) {
-  return value.kind == Kind::list || value.kind == Kind::dict || value.kind == Kind::object;
+  return is_one_of(value.kind, Kind::list, Kind::dict, Kind::object);
+}
+
+bool is_text(const Lite& value) {
+  return value.kind == Kind::text;
+}
+
+bool is_size(const Lite& value) {
+  return value.kind == Kind::size;
+}
+
+bool is_count(const Lite& value) {
+  return value.kind == Kind::integer && static_cast<std::int64_t>(value.number) >= 0;
+}
+
+// Classes without a value for an attribute leave it out, or say None.
+bool may_be_size(const Lite& value) {
+  return is_one_of(value.kind, Kind::none, Kind::size);
+}
+
+bool may_be_integer(const Lite& value) {
+  return is_one_of(value.kind, Kind::none, Kind::integer);
+}
+
+bool may_be_items(const Lite& value) {
+  return is_one_of(value.kind, Kind::none, Kind::list, Kind::tuple);
+}
+
+// How a pickle makes something of a name.
+enum class Made : std::uint8_t { by_new, by_call, never };
+
+constexpr Made made_of(Name name) {
+  switch (name) {
+    case Name::size:
+    case Name::layout:
+    case Name::memory_format:
+    case Name::getattr:
+    case Name::path:
+      return Made::by_call;
+    case Name::memory_member:
+    case Name::torch_name:
+      return Made::never;
+    default:
+      return Made::by_new;
+  }
 }
 
 }  // namespace
@@ -303,12 +348,9 @@ bool QuickMachine::make(bool by_new) {
   const Lite callable = stack_[stack_.size() - 2];
   if (callable.kind != Kind::name || arguments.kind != Kind::tuple) return false;
   const Name name{static_cast<std::uint8_t>(callable.count)};
+  if (made_of(name) != (by_new ? Made::by_new : Made::by_call)) return false;
   stack_.resize(stack_.size() - 2);
-  if (name == Name::size) return !by_new && make_size(arguments);
-  const bool is_function = name == Name::layout || name == Name::memory_format ||
-                           name == Name::path || name == Name::getattr;
-  if (is_function == by_new || name == Name::torch_name || name == Name::memory_member)
-    return false;
+  if (name == Name::size) return make_size(arguments);
   if (name == Name::getattr && !is_member(arguments)) return false;
   stack_.push_back({Kind::object, 0, objects.size()});
   objects.push_back({name, arguments, {}});
@@ -354,9 +396,7 @@ bool QuickMachine::build() {
   stack_.pop_back();
   object.state = state;
   object.has_state = true;
-  const bool is_record =
-      object.name == Name::chunk || object.name == Name::index || object.name == Name::storage_info;
-  if (!is_record) return true;
+  if (!is_one_of(object.name, Name::chunk, Name::index, Name::storage_info)) return true;
   Lite record;
   if (object.wanted || !build_record(object, state, record)) return false;
   forget(target, state);
@@ -381,79 +421,55 @@ void QuickMachine::forget(const Lite& object, const Lite& state) {
   --open_dicts_;
 }
 
-bool QuickMachine::build_chunk(const Dict& dict, Lite& record) {
-  Chunk chunk;
+template <std::size_t count>
+bool QuickMachine::read_fields(const Dict& dict, const std::array<Field, count>& fields,
+                               std::array<Lite, count>& values) const {
+  std::array<bool, count> seen{};
   for (std::size_t i = 0; i + 1 < dict.pairs.size(); i += 2) {
-    if (dict.pairs[i].kind != Kind::text || dict.pairs[i + 1].kind != Kind::size) return false;
-    const std::string_view key = text(dict.pairs[i]);
-    Lite* const field =
-        key == "offsets" ? &chunk.offsets : (key == "sizes" ? &chunk.sizes : nullptr);
-    if (field == nullptr || field->kind != Kind::none) return false;
-    *field = dict.pairs[i + 1];
+    if (dict.pairs[i].kind != Kind::text) return false;
+    const auto* field = std::ranges::find(fields, text(dict.pairs[i]), &Field::key);
+    const auto place = static_cast<std::size_t>(field - fields.begin());
+    if (place == count || seen[place] || !field->takes(dict.pairs[i + 1])) return false;
+    seen[place] = true;
+    values[place] = dict.pairs[i + 1];
   }
-  if (chunk.offsets.kind != Kind::size || chunk.sizes.kind != Kind::size) return false;
-  record = {Kind::chunk, 0, chunks.size()};
-  chunks.push_back(chunk);
+  for (std::size_t place = 0; place < count; ++place) {
+    if (fields[place].required && !seen[place]) return false;
+  }
   return true;
 }
 
-// Classes without a value for an attribute leave it out, or say None.
+bool QuickMachine::build_chunk(const Dict& dict, Lite& record) {
+  constexpr std::array<Field, 2> kFields{{{"offsets", is_size, true}, {"sizes", is_size, true}}};
+  std::array<Lite, 2> values;
+  if (!read_fields(dict, kFields, values)) return false;
+  record = {Kind::chunk, 0, chunks.size()};
+  chunks.push_back({.offsets = values[0], .sizes = values[1]});
+  return true;
+}
+
 bool QuickMachine::build_index(const Dict& dict, Lite& record) {
-  Index index;
-  unsigned seen = 0;
-  for (std::size_t i = 0; i + 1 < dict.pairs.size(); i += 2) {
-    const Lite& value = dict.pairs[i + 1];
-    if (dict.pairs[i].kind != Kind::text) return false;
-    const std::string_view key = text(dict.pairs[i]);
-    unsigned field = 0;
-    if (key == "fqn" && value.kind == Kind::text) {
-      field = 1;
-      index.name = value;
-    } else if (key == "offset" && (value.kind == Kind::size || value.kind == Kind::none)) {
-      field = 2;
-      index.offset = value;
-    } else if (key == "index" && (value.kind == Kind::integer || value.kind == Kind::none)) {
-      field = 4;
-      index.hint = value;
-    }
-    if (field == 0 || (seen & field) != 0) return false;
-    seen |= field;
-  }
-  if ((seen & 1U) == 0) return false;
+  constexpr std::array<Field, 3> kFields{
+      {{"fqn", is_text, true}, {"offset", may_be_size, false}, {"index", may_be_integer, false}}};
+  std::array<Lite, 3> values;
+  if (!read_fields(dict, kFields, values)) return false;
   record = {Kind::index, 0, indices.size()};
-  indices.push_back(index);
+  indices.push_back({.name = values[0], .offset = values[1], .hint = values[2]});
   return true;
 }
 
 bool QuickMachine::build_info(const Dict& dict, Lite& record) {
-  Info info{};
-  unsigned seen = 0;
-  for (std::size_t i = 0; i + 1 < dict.pairs.size(); i += 2) {
-    const Lite& value = dict.pairs[i + 1];
-    if (dict.pairs[i].kind != Kind::text) return false;
-    const std::string_view key = text(dict.pairs[i]);
-    const bool is_count = key == "offset" || key == "length";
-    if (is_count && (value.kind != Kind::integer || static_cast<std::int64_t>(value.number) < 0))
-      return false;
-    unsigned field = 0;
-    if (key == "relative_path" && value.kind == Kind::text) {
-      field = 1;
-      info.path = value;
-    } else if (is_count) {
-      field = key == "offset" ? 2 : 4;
-      (key == "offset" ? info.offset : info.length) = value.number;
-    } else if (key == "transform_descriptors" &&
-               (value.kind == Kind::none || value.kind == Kind::list ||
-                value.kind == Kind::tuple)) {
-      field = 8;
-      info.transforms = value;
-    }
-    if (field == 0 || (seen & field) != 0) return false;
-    seen |= field;
-  }
-  if ((seen & 7U) != 7U) return false;
+  constexpr std::array<Field, 4> kFields{{{"relative_path", is_text, true},
+                                          {"offset", is_count, true},
+                                          {"length", is_count, true},
+                                          {"transform_descriptors", may_be_items, false}}};
+  std::array<Lite, 4> values;
+  if (!read_fields(dict, kFields, values)) return false;
   record = {Kind::info, 0, infos.size()};
-  infos.push_back(info);
+  infos.push_back({.path = values[0],
+                   .offset = values[1].number,
+                   .length = values[2].number,
+                   .transforms = values[3]});
   return true;
 }
 

@@ -146,6 +146,17 @@ class QuickMachine {
   [[nodiscard]] bool is_member(const Lite& arguments) const;
   bool build();
   bool build_record(const Object& object, const Lite& state, Lite& record);
+  // An attribute of a record: what its value may be, and whether it must be there.
+  struct Field {
+    std::string_view key;
+    bool (*takes)(const Lite& value);
+    bool required;
+  };
+  // The values of a record's attributes, in the order of `fields`; false: one is missing, there
+  // twice, not known, or not what it may be.
+  template <std::size_t count>
+  bool read_fields(const Dict& dict, const std::array<Field, count>& fields,
+                   std::array<Lite, count>& values) const;
   bool build_chunk(const Dict& dict, Lite& record);
   bool build_index(const Dict& dict, Lite& record);
   bool build_info(const Dict& dict, Lite& record);

@@ -1,6 +1,8 @@
 // The opcodes that would import, call and build in Python, and the closed table of names that
 // become values. Everything else is kept as an object node; nothing is ever called.
 #include <algorithm>
+#include <array>
+#include <optional>
 
 #include "format/pickle/machine.h"
 #include "format/pickle/names.h"
@@ -42,6 +44,89 @@ bool is_nested_class(const Value& callable, const Value& arguments) {
   throw Error(ErrorCode::unsafe,
               "the pickle calls " + name_of(callable) + ", which could run code");
 }
+
+[[noreturn]] void refuse_arguments(const Value& callable, const Value& arguments) {
+  corrupt("arguments of " + name_of(callable) + " are " + render(arguments, 80));
+}
+
+bool is_list_or_tuple(const Value& value) {
+  return value.is(Kind::list) || value.is(Kind::tuple);
+}
+
+bool is_text(const Value& value, std::string_view text) {
+  return value.is(Kind::string) && value.as_string() == text;
+}
+
+std::optional<Value> make_default_dict(const Value&, const Value& arguments) {
+  const auto& given = arguments.items();
+  if (given.size() > 1) return std::nullopt;
+  Value made = Value::dict({}, DictKind::default_dict);
+  if (!given.empty() && !given[0].is(Kind::none)) made.set_default_factory(given[0]);
+  return made;
+}
+
+std::optional<Value> make_encoded(const Value& callable, const Value& arguments) {
+  const auto& given = arguments.items();
+  if (given.size() != 2 || !given[0].is(Kind::string) ||
+      !(is_text(given[1], "latin1") || is_text(given[1], "latin-1")))
+    refuse_arguments(callable, arguments);
+  return Value::bytes(latin1_to_bytes(given[0].as_string()));
+}
+
+Value::List items_given(const Value& callable, const Value& arguments) {
+  const auto& given = arguments.items();
+  if (given.empty()) return {};
+  if (given.size() > 1 || !is_list_or_tuple(given[0])) refuse_arguments(callable, arguments);
+  return given[0].items();
+}
+
+std::optional<Value> make_set(const Value& callable, const Value& arguments) {
+  return Value::set(items_given(callable, arguments));
+}
+
+std::optional<Value> make_frozenset(const Value& callable, const Value& arguments) {
+  return Value::frozenset(items_given(callable, arguments));
+}
+
+std::optional<Value> make_complex(const Value& callable, const Value& arguments) {
+  const auto& given = arguments.items();
+  const bool numbers = std::ranges::all_of(
+      given, [](const Value& part) { return part.is(Kind::real) || part.is(Kind::integer); });
+  if (given.size() != 2 || !numbers) refuse_arguments(callable, arguments);
+  return Value::complex({given[0].as_real(), given[1].as_real()});
+}
+
+std::optional<Value> make_bytes(const Value&, const Value& arguments) {
+  if (arguments.size() != 0) return std::nullopt;
+  return Value::bytes({});
+}
+
+std::optional<Value> make_bytearray(const Value& callable, const Value& arguments) {
+  const auto& given = arguments.items();
+  if (given.empty()) return Value::bytearray({});
+  if (given.size() == 1 && given[0].is(Kind::bytes)) return Value::bytearray(given[0].as_bytes());
+  const bool encoded =
+      given.size() == 2 && given[0].is(Kind::string) && is_text(given[1], "latin-1");
+  if (!encoded) refuse_arguments(callable, arguments);
+  return Value::bytearray(latin1_to_bytes(given[0].as_string()));
+}
+
+// Names whose calls are values; nullopt: with these arguments the call stays an object.
+struct KnownCall {
+  std::string_view module;
+  std::string_view name;
+  std::optional<Value> (*make)(const Value& callable, const Value& arguments);
+};
+
+constexpr std::array<KnownCall, 7> kKnownCalls{{
+    {"collections", "defaultdict", make_default_dict},
+    {"_codecs", "encode", make_encoded},
+    {"builtins", "set", make_set},
+    {"builtins", "frozenset", make_frozenset},
+    {"builtins", "complex", make_complex},
+    {"builtins", "bytes", make_bytes},
+    {"builtins", "bytearray", make_bytearray},
+}};
 
 }  // namespace
 
@@ -172,64 +257,19 @@ void Machine::build() {
 }
 
 bool Machine::reduce_known(const Slot& callable, const Slot& arguments, Slot& result) {
-  if (!callable.value.is(Kind::global)) return false;
-  const std::string& module = callable.value.global_module();
-  const std::string& name = callable.value.global_name();
-  const auto& given = arguments.value.items();
-  const auto of_items = [&](Value made) {
-    result = {std::move(made), new_cell()};
-    contain(result.cell, arguments);
-    return true;
-  };
-  const auto refuse_arguments = [&]() {
-    corrupt("arguments of " + name_of(callable.value) + " are " + render(arguments.value, 80));
-  };
-  if (module == "collections" && name == "OrderedDict") {
+  if (is_global(callable.value, "collections", "OrderedDict")) {
     result = ordered_dict_of(arguments);
     return true;
   }
-  if (module == "collections" && name == "defaultdict") {
-    if (given.size() > 1) return false;
-    Value made = Value::dict({}, DictKind::default_dict);
-    if (!given.empty() && !given[0].is(Kind::none)) made.set_default_factory(given[0]);
-    return of_items(std::move(made));
-  }
-  if (module == "_codecs" && name == "encode") {
-    if (given.size() != 2 || !given[0].is(Kind::string) || !given[1].is(Kind::string) ||
-        (given[1].as_string() != "latin1" && given[1].as_string() != "latin-1")) {
-      refuse_arguments();
-    }
-    return of_items(Value::bytes(latin1_to_bytes(given[0].as_string())));
-  }
-  if (module != "builtins") return false;
-  if (name == "set" || name == "frozenset") {
-    if (given.size() > 1 ||
-        (given.size() == 1 && !given[0].is(Kind::list) && !given[0].is(Kind::tuple))) {
-      refuse_arguments();
-    }
-    Value::List items = given.empty() ? Value::List() : given[0].items();
-    return of_items(name == "set" ? Value::set(std::move(items))
-                                  : Value::frozenset(std::move(items)));
-  }
-  if (name == "complex") {
-    const auto is_number = [](const Value& part) {
-      return part.is(Kind::real) || part.is(Kind::integer);
-    };
-    if (given.size() != 2 || !is_number(given[0]) || !is_number(given[1])) refuse_arguments();
-    return of_items(Value::complex({given[0].as_real(), given[1].as_real()}));
-  }
-  if (name == "bytes" && given.empty()) return of_items(Value::bytes({}));
-  if (name == "bytearray") {
-    if (given.empty()) return of_items(Value::bytearray({}));
-    if (given.size() == 1 && given[0].is(Kind::bytes))
-      return of_items(Value::bytearray(given[0].as_bytes()));
-    if (given.size() == 2 && given[0].is(Kind::string) && given[1].is(Kind::string) &&
-        given[1].as_string() == "latin-1") {
-      return of_items(Value::bytearray(latin1_to_bytes(given[0].as_string())));
-    }
-    refuse_arguments();
-  }
-  return false;
+  const auto* known = std::ranges::find_if(kKnownCalls, [&callable](const KnownCall& call) {
+    return is_global(callable.value, call.module, call.name);
+  });
+  if (known == kKnownCalls.end()) return false;
+  std::optional<Value> made = known->make(callable.value, arguments.value);
+  if (!made) return false;
+  result = {std::move(*made), new_cell()};
+  contain(result.cell, arguments);
+  return true;
 }
 
 // OrderedDict() is filled by opcodes; Python 2 wrote OrderedDict([[key, value], ...]).
@@ -238,13 +278,10 @@ Machine::Slot Machine::ordered_dict_of(const Slot& arguments) {
   contain(result.cell, arguments);
   const auto& given = arguments.value.items();
   if (given.empty()) return result;
-  const auto is_sequence = [](const Value& value) {
-    return value.is(Kind::list) || value.is(Kind::tuple);
-  };
-  if (given.size() != 1 || !is_sequence(given[0]))
+  if (given.size() != 1 || !is_list_or_tuple(given[0]))
     corrupt("an OrderedDict is made from no list of pairs");
   for (const Value& pair : given[0].items()) {
-    if (!is_sequence(pair) || pair.size() != 2)
+    if (!is_list_or_tuple(pair) || pair.size() != 2)
       corrupt("an OrderedDict is made from no list of pairs");
     set_item(result, {pair.items()[0], 0}, {pair.items()[1], 0});
   }
