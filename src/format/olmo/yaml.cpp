@@ -1,5 +1,6 @@
 // yaml-cpp finds the structure, event by event; what the events become is decided here.
 #include <algorithm>
+#include <array>
 #include <istream>
 #include <map>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <yaml-cpp/mark.h>
 #include <yaml-cpp/parser.h>
 
+#include "base/one_of.h"
 #include "format/olmo/config.h"
 #include "format/olmo/yaml_scalar.h"
 #include "format/pickle/text.h"
@@ -24,6 +26,14 @@ using Kind = Value::Kind;
 constexpr std::size_t kDeepest = 100;
 constexpr std::size_t kMultiplied = 10;  // how far aliases may multiply a document
 constexpr std::string_view kCore = "tag:yaml.org,2002:";
+
+// What a tag of YAML's own asks of a plain scalar.
+struct Type {
+  std::string_view name;
+  Kind kind;
+};
+constexpr std::array<Type, 4> kTypes{
+    {{"int", Kind::integer}, {"float", Kind::real}, {"bool", Kind::boolean}, {"null", Kind::none}}};
 
 [[noreturn]] void refuse(ErrorCode code, const std::string& what, const YAML::Mark& mark) {
   Error error(code, what);
@@ -102,23 +112,19 @@ class Builder final : public YAML::EventHandler {
   };
 
   static void require_tag(const std::string& tag, std::string_view own, const YAML::Mark& mark) {
-    if (!tag.empty() && tag != "?" && tag != "!" && tag != std::string(kCore) + std::string(own))
-      refuse_tag(tag, mark);
+    if (!is_one_of(tag, "", "?", "!", std::string(kCore) + std::string(own))) refuse_tag(tag, mark);
   }
 
   static Value scalar(const std::string& tag, const std::string& text, const YAML::Mark& mark) {
     if (tag == "?") return plain_scalar(text);
-    if (tag.empty() || tag == "!" || tag == std::string(kCore) + "str") return text;
+    if (is_one_of(tag, "", "!", std::string(kCore) + "str")) return text;
     if (!tag.starts_with(kCore)) refuse_tag(tag, mark);
     const std::string_view type = std::string_view(tag).substr(kCore.size());
     const Value value = plain_scalar(text);
-    const Kind wanted = type == "int"     ? Kind::integer
-                        : type == "float" ? Kind::real
-                        : type == "bool"  ? Kind::boolean
-                                          : Kind::none;
-    if (wanted == Kind::none && type != "null") refuse_tag(tag, mark);
-    if (wanted == Kind::real && value.is(Kind::integer)) return value.as_real();
-    if (!value.is(wanted)) {
+    const auto* wanted = std::ranges::find(kTypes, type, &Type::name);
+    if (wanted == kTypes.end()) refuse_tag(tag, mark);
+    if (wanted->kind == Kind::real && value.is(Kind::integer)) return value.as_real();
+    if (!value.is(wanted->kind)) {
       refuse(ErrorCode::corrupt,
              "the YAML value " + printable(text, 60) + " is no " + std::string(type), mark);
     }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/one_of.h"
 #include "tessera/error.h"
 #include "value/integer.h"
 
@@ -108,28 +109,14 @@ Value sixties(std::string_view text, bool negative) {
   return {negative ? -value : value};
 }
 
-std::optional<Value> integer_of(std::string_view text) {
-  std::string_view rest = text;
-  const bool negative = rest.front() == '-';
-  take_any(rest, "+-");
-  const std::string_view number = rest;
-  if (number.size() > 2 && number[0] == '0' && (number[1] == 'b' || number[1] == 'x')) {
-    const bool hex = number[1] == 'x';
-    rest.remove_prefix(2);
-    take(rest, [hex](char c) {
-      const bool letter = (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
-      return c == '_' || (hex ? is_digit(c) || letter : c == '0' || c == '1');
-    });
-    if (!rest.empty()) return std::nullopt;
-    return in_base(number.substr(2), hex ? 16 : 2, negative);
-  }
-  if (number == "0") return Value(std::int64_t{0});
-  if (number.size() > 1 && number[0] == '0') {
-    rest.remove_prefix(1);
-    take(rest, [](char c) { return c == '_' || (c >= '0' && c <= '7'); });
-    if (!rest.empty()) return std::nullopt;
-    return in_base(number.substr(1), 8, negative);
-  }
+std::optional<Value> in_base_if(std::string_view digits, std::string_view allowed, int base,
+                                bool negative) {
+  if (digits.find_first_not_of(allowed) != std::string_view::npos) return std::nullopt;
+  return in_base(digits, base, negative);
+}
+
+std::optional<Value> decimal_of(std::string_view number, bool negative) {
+  std::string_view rest = number;
   if (number.empty() || !is_digit(number[0])) return std::nullopt;
   take(rest, digit_or_line);
   if (rest.empty()) {
@@ -139,16 +126,29 @@ std::optional<Value> integer_of(std::string_view text) {
   return sixties(number, negative);
 }
 
-// [-+]?[0-9]+(?:_[0-9]+)*\.[0-9_]*(?:[eE][-+]?[0-9]+)? and the forms without a point or an integer
-// part; the latter has no sign, and one in its exponent.
-bool is_real(std::string_view rest) {
-  if (!rest.empty() && rest[0] == '.') {
-    rest.remove_prefix(1);
-    if (!take_grouped(rest)) return false;
-    take(rest, [](char c) { return c == '_'; });
-    if (rest.empty()) return true;
-    return take_any(rest, "eE") && take_any(rest, "+-") && take(rest, is_digit) > 0 && rest.empty();
-  }
+std::optional<Value> integer_of(std::string_view text) {
+  const bool negative = text.front() == '-';
+  std::string_view number = text;
+  take_any(number, "+-");
+  if (number == "0") return Value(std::int64_t{0});
+  if (number.size() < 2 || number[0] != '0') return decimal_of(number, negative);
+  const std::string_view digits = number.substr(2);
+  if (number[1] == 'b' && !digits.empty()) return in_base_if(digits, "01_", 2, negative);
+  if (number[1] == 'x' && !digits.empty())
+    return in_base_if(digits, "0123456789abcdefABCDEF_", 16, negative);
+  return in_base_if(number.substr(1), "01234567_", 8, negative);
+}
+
+// \.[0-9]+(?:_[0-9]+)*_*(?:[eE][-+][0-9]+)?
+bool is_fraction(std::string_view rest) {
+  if (!take_any(rest, ".") || !take_grouped(rest)) return false;
+  take(rest, [](char c) { return c == '_'; });
+  if (rest.empty()) return true;
+  return take_any(rest, "eE") && take_any(rest, "+-") && take(rest, is_digit) > 0 && rest.empty();
+}
+
+// [-+]?[0-9]+(?:_[0-9]+)*\.[0-9_]*(?:[eE][-+]?[0-9]+)? and the form without a point.
+bool is_real_with_integer(std::string_view rest) {
   take_any(rest, "+-");
   if (!take_grouped(rest)) return false;
   // PyYAML's own rule takes lines anywhere, but then wants a point and a signed exponent.
@@ -159,6 +159,11 @@ bool is_real(std::string_view rest) {
   if (!take_any(rest, "eE")) return false;
   const bool sign = take_any(rest, "+-");
   return (sign || !loose) && take(rest, is_digit) > 0 && rest.empty();
+}
+
+// Only what has an integer part has a sign before it.
+bool is_real(std::string_view text) {
+  return text.starts_with('.') ? is_fraction(text) : is_real_with_integer(text);
 }
 
 // 1:30.5 -> 90.5
@@ -189,11 +194,11 @@ std::optional<Value> real_of(std::string_view text) {
   std::string_view rest = text;
   const bool negative = text.front() == '-';
   take_any(rest, "+-");
-  if (rest == ".inf" || rest == ".Inf" || rest == ".INF") {
+  if (is_one_of(rest, ".inf", ".Inf", ".INF")) {
     const double infinity = std::numeric_limits<double>::infinity();
     return Value(negative ? -infinity : infinity);
   }
-  if (text == ".nan" || text == ".NaN" || text == ".NAN") {
+  if (is_one_of(text, ".nan", ".NaN", ".NAN")) {
     return Value(std::numeric_limits<double>::quiet_NaN());
   }
   if (is_real(text)) return Value(to_double(text));
@@ -207,11 +212,11 @@ std::optional<Value> real_of(std::string_view text) {
 }  // namespace
 
 Value plain_scalar(std::string_view text) {
-  if (text.empty() || text == "~" || text == "null" || text == "Null" || text == "NULL") return {};
+  if (is_one_of(text, "", "~", "null", "Null", "NULL")) return {};
   for (const auto& [word, value] : kBooleans) {
     if (text == word) return {value};
   }
-  const bool numeric = is_digit(text[0]) || text[0] == '+' || text[0] == '-' || text[0] == '.';
+  const bool numeric = is_digit(text[0]) || is_one_of(text[0], '+', '-', '.');
   if (numeric && text.size() <= kLongestNumber) {
     // In this order: every integer that has a point or an exponent is a real.
     if (auto real = real_of(text)) return *real;
