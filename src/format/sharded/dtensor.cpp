@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
+#include <span>
 
 #include "base/checked.h"
 #include "base/endian.h"
@@ -60,8 +62,48 @@ void append_sizes(const Value& value, Shape& sizes) {
   }
 }
 
-// Up to torch 2.8 a mesh has its tensor of ranks; later a layout, whose dimensions have shapes,
-// over a list of ranks.
+// The sizes that torch 2.9 and later give a mesh: a layout, whose dimensions have shapes.
+Shape layout_sizes(const Value& layout) {
+  Shape sizes;
+  const Value* axes = optional_attribute(layout, "axes");
+  if (axes == nullptr) {
+    append_sizes(attribute(layout, "shape"), sizes);
+    return sizes;
+  }
+  for (const Value& axis : sequence(*axes, "axes")) {
+    Shape parts;
+    append_sizes(attribute(attributes(axis, "_FlatLayout"), "shape"), parts);
+    std::int64_t size = 1;
+    for (const std::int64_t part : parts) size = checked_mul(size, part);
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
+Shape coordinate_of(std::int64_t rank, const std::vector<std::int64_t>& ranks, const Shape& sizes) {
+  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  if (found == ranks.end()) corrupt("the mesh does not say where the rank is");
+  Shape coordinate;
+  std::int64_t at = found - ranks.begin();
+  for (const std::int64_t stride : contiguous_strides(sizes)) {
+    coordinate.push_back(at / stride);
+    at %= stride;
+  }
+  return coordinate;
+}
+
+void require_coordinate(const Mesh& mesh) {
+  bool inside = mesh.coordinate.size() == mesh.sizes.size();
+  for (std::size_t d = 0; inside && d < mesh.sizes.size(); ++d) {
+    inside = mesh.coordinate[d] >= 0 && mesh.coordinate[d] < mesh.sizes[d];
+  }
+  if (!inside) {
+    corrupt("coordinate " + to_string(mesh.coordinate) + " is outside of a mesh of " +
+            to_string(mesh.sizes));
+  }
+}
+
+// Up to torch 2.8 a mesh has its tensor of ranks; later a layout, over a list of ranks.
 Mesh read_mesh(const Value& value, const Rank& rank) {
   const Value& state = attributes(value, "DeviceMesh");
   Mesh mesh;
@@ -72,18 +114,7 @@ Mesh read_mesh(const Value& value, const Rank& rank) {
     ranks = read_integers(*tensor);
     mesh.sizes = tensor->as_tensor().shape;
   } else {
-    const Value& layout = attributes(attribute(state, "_layout"), "_MeshLayout");
-    if (const Value* axes = optional_attribute(layout, "axes")) {
-      for (const Value& axis : sequence(*axes, "axes")) {
-        Shape sizes;
-        append_sizes(attribute(attributes(axis, "_FlatLayout"), "shape"), sizes);
-        std::int64_t size = 1;
-        for (const std::int64_t part : sizes) size = checked_mul(size, part);
-        mesh.sizes.push_back(size);
-      }
-    } else {
-      append_sizes(attribute(layout, "shape"), mesh.sizes);
-    }
+    mesh.sizes = layout_sizes(attributes(attribute(state, "_layout"), "_MeshLayout"));
   }
   if (mesh.sizes.empty() || mesh.sizes.size() > kMaxMeshDims) corrupt("a mesh without dimensions");
   const std::int64_t count = numel(mesh.sizes);
@@ -94,25 +125,12 @@ Mesh read_mesh(const Value& value, const Rank& rank) {
       mesh.coordinate.push_back(integer(item, "a coordinate"));
     }
   } else {
-    const auto found = std::find(ranks.begin(), ranks.end(), rank.rank);
-    if (found == ranks.end()) corrupt("the mesh does not say where the rank is");
-    std::int64_t at = found - ranks.begin();
-    for (const std::int64_t stride : contiguous_strides(mesh.sizes)) {
-      mesh.coordinate.push_back(at / stride);
-      at %= stride;
-    }
+    mesh.coordinate = coordinate_of(rank.rank, ranks, mesh.sizes);
   }
   if (const Value* own = optional_attribute(state, "_rank")) {
     require_rank(integer(*own, "_rank"), rank);
   }
-  bool inside = mesh.coordinate.size() == mesh.sizes.size();
-  for (std::size_t d = 0; inside && d < mesh.sizes.size(); ++d) {
-    inside = mesh.coordinate[d] >= 0 && mesh.coordinate[d] < mesh.sizes[d];
-  }
-  if (!inside) {
-    corrupt("coordinate " + to_string(mesh.coordinate) + " is outside of a mesh of " +
-            to_string(mesh.sizes));
-  }
+  require_coordinate(mesh);
   return mesh;
 }
 
@@ -123,39 +141,47 @@ struct Split {
   bool strided = false;
 };
 
+// Mesh dimension `mesh_dim` of a tensor of `dims` dimensions; nullopt: it replicates.
+std::optional<Split> read_placement(const Value& placement, std::size_t mesh_dim,
+                                    std::size_t dims) {
+  if (is_instance(placement, kPackage, "Replicate")) return std::nullopt;
+  const bool strided = is_instance(placement, kPackage, "_StridedShard");
+  if (!strided && !is_instance(placement, kPackage, "Shard")) {
+    throw Error(ErrorCode::unsupported,
+                "a DTensor is placed as " + render(placement, 80) + ", which holds no part of it");
+  }
+  const Value& state = attributes(placement, "Shard");
+  const std::int64_t dim = integer(attribute(state, "dim"), "a placement's dim");
+  if (dim < 0 || dim >= static_cast<std::int64_t>(dims)) {
+    corrupt("a placement shards dimension " + std::to_string(dim) + " of " + std::to_string(dims));
+  }
+  return Split{mesh_dim, static_cast<std::size_t>(dim), strided};
+}
+
+// A strided shard says that mesh dimensions behind it have split the tensor already.
+void require_split_factor(const Value& placement, std::span<const Split> from, const Mesh& mesh) {
+  std::int64_t before = 1;
+  for (const Split& split : from.subspan(1)) {
+    if (split.dim == from[0].dim) before *= mesh.sizes[split.mesh_dim];
+  }
+  const Value& state = attributes(placement, "_StridedShard");
+  if (integer(attribute(state, "split_factor"), "split_factor") != before) {
+    throw Error(ErrorCode::unsupported,
+                "a _StridedShard whose split factor is not the number of "
+                "parts that the mesh makes before it");
+  }
+}
+
 std::vector<Split> read_placements(const Value& value, const Mesh& mesh, std::size_t dims) {
   const Value::List& placements = sequence(value, "placements");
   if (placements.size() != mesh.sizes.size()) corrupt("a mesh has more dimensions than placements");
   std::vector<Split> splits;
   for (std::size_t i = 0; i < placements.size(); ++i) {
-    const Value& placement = placements[i];
-    if (is_instance(placement, kPackage, "Replicate")) continue;
-    const bool strided = is_instance(placement, kPackage, "_StridedShard");
-    if (!strided && !is_instance(placement, kPackage, "Shard")) {
-      throw Error(ErrorCode::unsupported, "a DTensor is placed as " + render(placement, 80) +
-                                              ", which holds no part of it");
-    }
-    const Value& state = attributes(placement, "Shard");
-    const std::int64_t dim = integer(attribute(state, "dim"), "a placement's dim");
-    if (dim < 0 || dim >= static_cast<std::int64_t>(dims)) {
-      corrupt("a placement shards dimension " + std::to_string(dim) + " of " +
-              std::to_string(dims));
-    }
-    splits.push_back({i, static_cast<std::size_t>(dim), strided});
+    if (const auto split = read_placement(placements[i], i, dims)) splits.push_back(*split);
   }
-  // A strided shard says that mesh dimensions behind it have split the tensor already.
   for (std::size_t i = 0; i < splits.size(); ++i) {
-    if (!splits[i].strided) continue;
-    std::int64_t before = 1;
-    for (std::size_t j = i + 1; j < splits.size(); ++j) {
-      if (splits[j].dim == splits[i].dim) before *= mesh.sizes[splits[j].mesh_dim];
-    }
-    const Value& state = attributes(placements[splits[i].mesh_dim], "_StridedShard");
-    if (integer(attribute(state, "split_factor"), "split_factor") != before) {
-      throw Error(ErrorCode::unsupported,
-                  "a _StridedShard whose split factor is not the number of "
-                  "parts that the mesh makes before it");
-    }
+    if (splits[i].strided)
+      require_split_factor(placements[splits[i].mesh_dim], std::span(splits).subspan(i), mesh);
   }
   const auto strided = std::stable_partition(splits.begin(), splits.end(),
                                              [](const Split& split) { return !split.strided; });

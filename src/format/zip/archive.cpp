@@ -35,6 +35,42 @@ std::string text(const std::byte* bytes, std::size_t size) {
   return {reinterpret_cast<const char*>(bytes), size};
 }
 
+// Behind a record's local header, or where the directory begins.
+std::uint64_t header_end(const Record& record, std::uint64_t directory_offset) {
+  const std::uint64_t room = directory_offset - record.header_offset;
+  return record.header_offset + std::min(room, kLocalHeaderSize + record.entry.name.size());
+}
+
+// Up to where headers are read at once: behind those of the `following` records that are near
+// `until` and close enough to `from`.
+std::uint64_t end_of_window(std::span<Record* const> following, std::uint64_t from,
+                            std::uint64_t until, std::uint64_t directory_offset) {
+  for (const Record* record : following) {
+    const std::uint64_t next = record->header_offset;
+    const bool near = next < directory_offset && next >= until && next - until <= kNearby;
+    if (!near || header_end(*record, directory_offset) - from > kWindow) break;
+    until = header_end(*record, directory_offset);
+  }
+  return until;
+}
+
+// A descriptor of 32-bit or of 64-bit sizes.
+bool is_descriptor(ByteView bytes, const Entry& entry) {
+  const auto says = [bytes](std::size_t at, std::uint64_t wanted) {
+    return bytes.size() == kDescriptorSize ? load_le<std::uint32_t>(&bytes[at]) == wanted
+                                           : load_le<std::uint64_t>(&bytes[at]) == wanted;
+  };
+  const std::size_t second = bytes.size() == kDescriptorSize ? 12 : 16;
+  return load_le<std::uint32_t>(&bytes[0]) == kDescriptor &&
+         load_le<std::uint32_t>(&bytes[4]) == entry.crc32 && says(8, entry.size) &&
+         says(second, entry.size);
+}
+
+// An old number of the end record stands beside its 64-bit one: all ones, or the same.
+bool agrees(std::uint64_t old, std::uint64_t ones, std::uint64_t wide) {
+  return old == ones || old == wide;
+}
+
 }  // namespace
 
 // Hands out ranges of the source, reading as seldom as it can.
@@ -185,10 +221,9 @@ void Archive::Loader::widen(End& end, const std::byte* locator, std::uint64_t lo
       load_le<std::uint64_t>(record + 24) != end.count) {
     fail(ErrorCode::unsupported, "zip archive that spans several disks", offset);
   }
-  const bool agree =
-      (old.count == 0xFFFF || old.count == end.count) &&
-      (old.directory_size == kIn64 || old.directory_size == end.directory_size) &&
-      (old.directory_offset == kIn64 || old.directory_offset == end.directory_offset);
+  const bool agree = agrees(old.count, 0xFFFF, end.count) &&
+                     agrees(old.directory_size, kIn64, end.directory_size) &&
+                     agrees(old.directory_offset, kIn64, end.directory_offset);
   if (!agree) fail(ErrorCode::corrupt, "the two end records of the zip archive disagree", offset);
 }
 
@@ -291,10 +326,6 @@ void Archive::Loader::locate(std::vector<Record>& records, std::uint64_t directo
   std::stable_sort(order.begin(), order.end(), [](const Record* a, const Record* b) {
     return a->header_offset < b->header_offset;
   });
-  const auto header_end = [&](const Record& record) {
-    const std::uint64_t room = directory_offset - record.header_offset;
-    return record.header_offset + std::min(room, kLocalHeaderSize + record.entry.name.size());
-  };
   std::uint64_t done = 0;  // everything before is accounted for, except a descriptor
   for (std::size_t i = 0; i < order.size(); ++i) {
     Record& record = *order[i];
@@ -309,23 +340,18 @@ void Archive::Loader::locate(std::vector<Record>& records, std::uint64_t directo
            start);
     }
     const std::uint64_t from = start - std::min(start - done, kDescriptor64Size);
-    std::uint64_t until = start + length;
-    for (std::size_t j = i + 1; j < order.size(); ++j) {
-      const std::uint64_t next = order[j]->header_offset;
-      if (next >= directory_offset || next < until || next - until > kNearby) break;
-      if (header_end(*order[j]) - from > kWindow) break;
-      until = header_end(*order[j]);
-    }
+    const std::uint64_t until =
+        end_of_window(std::span(order).subspan(i + 1), from, start + length, directory_offset);
     view(from, start + length - from, until);
     if (i > 0) check_gap(*order[i - 1], start);
     if (i == 0 && start != 0) fail(ErrorCode::corrupt, "bytes before the first zip entry", 0);
     check_local(record, view(start, length, until), directory_offset);
     done = record.entry.data_offset + record.entry.size;
   }
-  if (order.empty() ? directory_offset != 0 : false) {
+  if (!order.empty()) return check_gap(*order.back(), directory_offset);
+  if (directory_offset != 0) {
     fail(ErrorCode::corrupt, "bytes before the directory of an empty zip archive", 0);
   }
-  if (!order.empty()) check_gap(*order.back(), directory_offset);
 }
 
 // Compares the local header with the directory and sets the data's offset. `limit`: where data must
@@ -366,16 +392,8 @@ void Archive::Loader::check_gap(const Record& record, std::uint64_t end) {
   const std::uint64_t gap = end - start;
   const bool announced = (record.flags & kFlagDescriptor) != 0;
   if (gap == 0 && (!announced || entry.size == 0)) return;
-  bool right = announced && (gap == kDescriptorSize || gap == kDescriptor64Size);
-  if (right) {
-    const std::byte* at = view(start, gap, end);
-    right =
-        load_le<std::uint32_t>(at) == kDescriptor && load_le<std::uint32_t>(at + 4) == entry.crc32;
-    right = right && (gap == kDescriptorSize ? load_le<std::uint32_t>(at + 8) == entry.size &&
-                                                   load_le<std::uint32_t>(at + 12) == entry.size
-                                             : load_le<std::uint64_t>(at + 8) == entry.size &&
-                                                   load_le<std::uint64_t>(at + 16) == entry.size);
-  }
+  const bool sized = gap == kDescriptorSize || gap == kDescriptor64Size;
+  const bool right = announced && sized && is_descriptor({view(start, gap, end), gap}, entry);
   if (!right) {
     fail(ErrorCode::corrupt,
          std::to_string(gap) + " bytes after zip entry '" + entry.name +
