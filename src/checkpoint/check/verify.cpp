@@ -112,6 +112,18 @@ std::vector<Leaf> inner_tensors_of(const Checkpoint& checkpoint) {
   return tensors;
 }
 
+// Indices of safetensors whose total is not that of their tensors.
+std::vector<Finding> faults_of_indices(const Checkpoint& checkpoint) {
+  std::vector<Finding> faults;
+  for (const ObjectInfo& file : checkpoint.files) {
+    if (!file.name.ends_with(safetensors::kIndexSuffix)) continue;
+    const safetensors::Index index = read_safetensors_index(*checkpoint.store, file.name);
+    if (auto fault = index_total_fault(index, checkpoint.leaves))
+      faults.push_back({ErrorCode::corrupt, std::move(*fault)});
+  }
+  return faults;
+}
+
 }  // namespace
 
 VerifyReport verify(const Location& where, const VerifyOptions& options) {
@@ -130,12 +142,7 @@ VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) 
   require_going_on(options.stop);
   require_threads(options.threads);
   VerifyReport report;
-  for (const ObjectInfo& file : checkpoint.files) {
-    if (!file.name.ends_with(safetensors::kIndexSuffix)) continue;
-    const safetensors::Index index = read_safetensors_index(*checkpoint.store, file.name);
-    if (auto fault = index_total_fault(index, checkpoint.leaves))
-      report.findings.push_back({ErrorCode::corrupt, std::move(*fault)});
-  }
+  report.findings = faults_of_indices(checkpoint);
   const std::vector<Leaf> inner = inner_tensors_of(checkpoint);
   std::vector<const Leaf*> tensors;
   for (const Leaf& leaf : checkpoint.leaves) {

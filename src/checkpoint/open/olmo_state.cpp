@@ -17,6 +17,10 @@ const Value* find_dict(const Value& tree, std::string_view key) {
   return found != nullptr && found->is(Kind::dict) ? found : nullptr;
 }
 
+bool is_text(const Value& value, std::string_view text) {
+  return value.is(Kind::string) && value.as_string() == text;
+}
+
 Value copy_of(const Value& dict, std::vector<Value::Pair> pairs, DictKind kind) {
   Value copy = Value::dict(std::move(pairs), kind);
   if (const Value* state = dict.container_state();
@@ -37,6 +41,18 @@ const Value& member(const Value& dict, std::string_view key, Kind kind) {
   return *found;
 }
 
+// The name that a group's `param_names`, if they are there, give the parameter number i of `count`.
+const std::string& given_name(const Value* names, std::size_t i, std::size_t count) {
+  const bool fit = names != nullptr && names->is(Kind::list) && names->size() == count;
+  if (!fit || !names->items()[i].is(Kind::string)) {
+    throw Error(ErrorCode::mismatch,
+                "parameters have numbers, and the group's param_names do "
+                "not say what they are")
+        .at_key("optim.param_groups");
+  }
+  return names->items()[i].as_string();
+}
+
 // Ids of parameters, as text, to clean names: what every group says.
 std::map<std::string, std::string> names_by_id(const Value::List& groups) {
   std::map<std::string, std::string> names;
@@ -50,14 +66,7 @@ std::map<std::string, std::string> names_by_id(const Value::List& groups) {
         continue;
       }
       if (!param.is(Kind::integer)) refuse("a parameter is neither a name nor a number");
-      if (given == nullptr || !given->is(Kind::list) || given->size() != params.size() ||
-          !given->items()[i].is(Kind::string)) {
-        throw Error(ErrorCode::mismatch,
-                    "parameters have numbers, and the group's param_names do "
-                    "not say what they are")
-            .at_key("optim.param_groups");
-      }
-      names[render(param)] = sharded::clean_name(given->items()[i].as_string());
+      names[render(param)] = sharded::clean_name(given_name(given, i, params.size()));
     }
   }
   return names;
@@ -75,18 +84,64 @@ Value named_group(const Value& group, const std::map<std::string, std::string>& 
   bool ids = false;
   for (const Value& param : member(group, "params", Kind::list).items()) {
     const std::string& name = names.at(id_of(param));
-    const bool same = param.is(Kind::string) && param.as_string() == name;
+    const bool same = is_text(param, name);
     changed = changed || !same;
     ids = ids || !param.is(Kind::string);
     params.push_back(same ? param : Value(name));
   }
   Value copy = Value::dict();
   for (const auto& [key, value] : group.pairs()) {
-    const bool is_params = key.is(Kind::string) && key.as_string() == "params";
-    const bool is_names = ids && key.is(Kind::string) && key.as_string() == "param_names";
-    copy.set_item(key, is_params || is_names ? Value::list(params) : value);
+    const bool replaced = is_text(key, "params") || (ids && is_text(key, "param_names"));
+    copy.set_item(key, replaced ? Value::list(params) : value);
   }
   return copy;
+}
+
+// The value of a tree's only entry, when it holds a "model".
+const Value* wrapped_state(const Value& tree) {
+  if (tree.size() != 1) return nullptr;
+  const Value& inner = tree.pairs()[0].second;
+  return inner.is(Kind::dict) && find_dict(inner, "model") != nullptr ? &inner : nullptr;
+}
+
+bool has_tensors(const Value& tree) {
+  return std::ranges::any_of(tree.pairs(),
+                             [](const Value::Pair& pair) { return pair.second.is(Kind::tensor); });
+}
+
+// What is neither the model nor the optimizer: the entries of "train", and those beside it.
+std::optional<Value> trainer_of(const Value& tree, const Value& model) {
+  Value train = Value::dict();
+  bool has_train = false;
+  const Value* own = find_dict(tree, "train");
+  for (const auto& [key, value] : tree.pairs()) {
+    if (value.identity() == model.identity() || is_text(key, "optim")) continue;
+    has_train = true;
+    if (own != nullptr && value.identity() == own->identity()) {
+      for (const auto& [name, inner] : own->pairs()) train.set_item(name, inner);
+    } else {
+      train.set_item(key, value);
+    }
+  }
+  if (!has_train) return std::nullopt;
+  return own != nullptr && train.size() == own->size() ? *own : train;
+}
+
+// The states by the names of their parameters.
+Value named_states(const Value& state, const std::map<std::string, std::string>& names,
+                   bool& changed) {
+  Value named = Value::dict();
+  for (const auto& [key, value] : state.pairs()) {
+    const auto found = names.find(id_of(key));
+    if (found == names.end() && !key.is(Kind::string)) refuse("state of a parameter in no group");
+    const std::string name =
+        found == names.end() ? sharded::clean_name(key.as_string()) : found->second;
+    const bool same = is_text(key, name);
+    changed = changed || !same;
+    if (named.find(name) != nullptr) refuse("two states for the parameter " + name);
+    named.set_item(same ? key : Value(name), value);
+  }
+  return named;
 }
 
 }  // namespace
@@ -121,24 +176,13 @@ Value named_optim(const Value& optim) {
   for (const Value& group : groups.items()) {
     named_groups.push_back(named_group(group, names, changed));
   }
-  Value named_state = Value::dict();
-  for (const auto& [key, value] : state.pairs()) {
-    const auto found = names.find(id_of(key));
-    if (found == names.end() && !key.is(Kind::string)) refuse("state of a parameter in no group");
-    const std::string name =
-        found == names.end() ? sharded::clean_name(key.as_string()) : found->second;
-    const bool same = key.is(Kind::string) && key.as_string() == name;
-    changed = changed || !same;
-    if (named_state.find(name) != nullptr) refuse("two states for the parameter " + name);
-    named_state.set_item(same ? key : Value(name), value);
-  }
+  const Value named_state = named_states(state, names, changed);
   if (!changed) return optim;
   Value result = Value::dict();
   for (const auto& [key, value] : optim.pairs()) {
-    const bool text = key.is(Kind::string);
-    result.set_item(key, text && key.as_string() == "state"          ? named_state
-                         : text && key.as_string() == "param_groups" ? Value::list(named_groups)
-                                                                     : value);
+    result.set_item(key, is_text(key, "state")          ? named_state
+                         : is_text(key, "param_groups") ? Value::list(named_groups)
+                                                        : value);
   }
   return result;
 }
@@ -155,40 +199,16 @@ OlmoState olmo_state_of(const Value& tree) {
     throw Error(ErrorCode::mismatch, "the checkpoint is " + std::string(describe(tree.kind())) +
                                          ", expected a model or a training state");
   }
-  if (tree.size() == 1 && tree.pairs()[0].second.is(Kind::dict) &&
-      find_dict(tree, "model") == nullptr &&
-      find_dict(tree.pairs()[0].second, "model") != nullptr) {
-    return olmo_state_of(tree.pairs()[0].second);
-  }
-  OlmoState state;
   const Value* model = find_dict(tree, "model");
   if (model == nullptr) {
-    const auto& pairs = tree.pairs();
-    const bool tensors = std::any_of(pairs.begin(), pairs.end(), [](const Value::Pair& pair) {
-      return pair.second.is(Kind::tensor);
-    });
-    if (!tensors) throw Error(ErrorCode::mismatch, "the checkpoint has no model");
-    state.model = clean_model(tree);
-    return state;
+    if (const Value* inner = wrapped_state(tree)) return olmo_state_of(*inner);
+    if (!has_tensors(tree)) throw Error(ErrorCode::mismatch, "the checkpoint has no model");
+    return {.model = clean_model(tree), .optim = {}, .train = {}};
   }
+  OlmoState state;
   state.model = clean_model(*model);
   if (const Value* optim = find_dict(tree, "optim")) state.optim = named_optim(*optim);
-  Value train = Value::dict();
-  bool has_train = false;
-  const Value* own = find_dict(tree, "train");
-  for (const auto& [key, value] : tree.pairs()) {
-    const bool part = value.identity() == model->identity() ||
-                      (key.is(Kind::string) && key.as_string() == "optim");
-    if (part) continue;
-    has_train = true;
-    if (own != nullptr && value.identity() == own->identity()) {
-      for (const auto& [name, inner] : own->pairs()) train.set_item(name, inner);
-    } else {
-      train.set_item(key, value);
-    }
-  }
-  if (!has_train) return state;
-  state.train = own != nullptr && train.size() == own->size() ? *own : train;
+  state.train = trainer_of(tree, *model);
   return state;
 }
 

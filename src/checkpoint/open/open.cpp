@@ -45,39 +45,69 @@ CheckpointKind kind_of_file(const ByteSource& source) {
       .at_path(source.name());
 }
 
+// Of a path at which there is nothing: a crash while an OLMo directory was replaced may have left
+// the old one under another name.
+Checkpoint open_replaced(const std::string& path, const OpenOptions& options) {
+  if (errno != ENOENT && errno != ENOTDIR) throw_errno(errno, "open", path);
+  const std::string replaced = replaced_directory_of(path);
+  if (!replaced.empty()) return open_checkpoint(posix_store(replaced), options);
+  throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
+}
+
+// One level decides, and that of the directories where the OLMo kinds have files: below a
+// directory that is no checkpoint there may be anything.
+std::vector<ObjectInfo> deciding_files(const Store& store) {
+  std::vector<ObjectInfo> files = store.list_level();
+  for (const char* part : {"model", "model_and_optim"}) {
+    for (ObjectInfo& file : store.list_level(part)) files.push_back(std::move(file));
+  }
+  return files;
+}
+
+bool any_ends_with(const std::vector<ObjectInfo>& files, std::string_view suffix) {
+  return std::ranges::any_of(files,
+                             [suffix](const ObjectInfo& file) { return has_suffix(file, suffix); });
+}
+
+// A save without collectives, of which nothing is merged yet.
+bool has_rank_metadata(const std::vector<ObjectInfo>& files) {
+  return std::ranges::any_of(files, [](const ObjectInfo& file) {
+    return file.name.starts_with("__") && has_suffix(file, kDcpMetadata);
+  });
+}
+
+bool has_safetensors(const std::vector<ObjectInfo>& files) {
+  return std::ranges::any_of(files, [](const ObjectInfo& file) {
+    return file.name.find('/') == std::string::npos &&
+           (has_suffix(file, ".safetensors") || has_suffix(file, safetensors::kIndexSuffix));
+  });
+}
+
+[[noreturn]] void refuse_directory(const Store& store, const std::vector<ObjectInfo>& files) {
+  // The last one: an interrupted conversion that is to be resumed (docs/design/resume.md).
+  const bool unfinished = any_ends_with(files, ".distcp") ||
+                          any_ends_with(files, ".metadata.tmp") || store.exists(".resume/journal");
+  if (unfinished) {
+    throw Error(ErrorCode::incomplete, "data files without a .metadata: the save never finished")
+        .at_path(store.name());
+  }
+  throw Error(ErrorCode::not_found,
+              "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt")
+      .at_path(store.name());
+}
+
 }  // namespace
 
 std::string_view to_string(CheckpointKind kind) noexcept {
-  switch (kind) {
-    case CheckpointKind::dcp:
-      return "dcp";
-    case CheckpointKind::torch_file:
-      return "torch";
-    case CheckpointKind::safetensors:
-      return "safetensors";
-    case CheckpointKind::olmo_full:
-      return "olmo-full";
-    case CheckpointKind::olmo_torch_new:
-      return "olmo-torch-new";
-    case CheckpointKind::olmo_legacy:
-      return "olmo-legacy";
-    case CheckpointKind::olmo_local:
-      return "olmo-local";
-    case CheckpointKind::rank_files:
-      return "rank-files";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 8> kNames{"dcp",        "torch",          "safetensors",
+                                                   "olmo-full",  "olmo-torch-new", "olmo-legacy",
+                                                   "olmo-local", "rank-files"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) {
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) {
-    if (errno != ENOENT && errno != ENOTDIR) throw_errno(errno, "open", path);
-    // A crash while an OLMo directory was replaced may have left the old one under another name.
-    const std::string replaced = replaced_directory_of(path);
-    if (!replaced.empty()) return open_checkpoint(posix_store(replaced), options);
-    throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
-  }
+  if (::stat(path.c_str(), &status) != 0) return open_replaced(path, options);
   if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path), options);
   // Who names a link means what it leads to, wherever that is.
   const std::filesystem::path file = std::filesystem::is_symlink(path)
@@ -104,43 +134,17 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& objec
 Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options) {
   if (store->exists(kDcpMetadata)) return open_dcp(std::move(store));
   store = guard_directory(std::move(store));
-  // One level decides, and that of the directories where the OLMo kinds have files: below a
-  // directory that is no checkpoint there may be anything.
-  std::vector<ObjectInfo> files = store->list_level();
-  for (const char* part : {"model", "model_and_optim"}) {
-    for (ObjectInfo& file : store->list_level(part)) files.push_back(std::move(file));
-  }
+  std::vector<ObjectInfo> files = deciding_files(*store);
   if (const auto olmo = olmo_kind_of(files)) {
     return *olmo == CheckpointKind::olmo_torch_new ? open_olmo_torch_new(std::move(store))
                                                    : open_olmo_full(std::move(store));
   }
-  const auto any_ends_with = [&files](std::string_view suffix) {
-    return std::any_of(files.begin(), files.end(),
-                       [suffix](const ObjectInfo& file) { return has_suffix(file, suffix); });
-  };
-  // The last one: an interrupted conversion that is to be resumed (docs/design/resume.md).
-  const bool unfinished = any_ends_with(".distcp") || any_ends_with(".metadata.tmp") ||
-                          store->exists(".resume/journal");
-  const bool without_collectives =
-      std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
-        return file.name.starts_with("__") && has_suffix(file, kDcpMetadata);
-      });
-  if (without_collectives) return open_dcp(std::move(store));
-  const bool safetensors = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
-    return file.name.find('/') == std::string::npos &&
-           (has_suffix(file, ".safetensors") || has_suffix(file, safetensors::kIndexSuffix));
-  });
+  if (has_rank_metadata(files)) return open_dcp(std::move(store));
   if (has_local_files(files)) return open_local(store);
   if (has_rank_files(files)) return open_rank_files(store);
   if (has_world_size_files(files)) return open_world_size_files(store);
-  if (safetensors) return open_safetensors_directory(store, std::move(files), options);
-  if (unfinished) {
-    throw Error(ErrorCode::incomplete, "data files without a .metadata: the save never finished")
-        .at_path(store->name());
-  }
-  throw Error(ErrorCode::not_found,
-              "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt")
-      .at_path(store->name());
+  if (has_safetensors(files)) return open_safetensors_directory(store, std::move(files), options);
+  refuse_directory(*store, files);
 }
 
 void warn_of_holes(const std::vector<std::string>& names, std::vector<std::string>& warnings) {

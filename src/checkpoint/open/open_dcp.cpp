@@ -81,6 +81,18 @@ dcp::Metadata merged_metadata(const Store& store, const std::vector<ObjectInfo>&
   }
 }
 
+Leaf leaf_of(dcp::Entry& entry, DataFiles& files) {
+  try {
+    Leaf leaf;
+    leaf.name = entry.name;
+    leaf.path = entry.path ? *entry.path : Path{entry.name};
+    leaf.value = entry.is_tensor ? tensor_leaf(entry, files) : files.value(entry);
+    return leaf;
+  } catch (Error& error) {
+    throw error.at_key(entry.name);
+  }
+}
+
 }  // namespace
 
 Checkpoint open_dcp(std::shared_ptr<Store> store) {
@@ -107,17 +119,7 @@ Checkpoint open_dcp(std::shared_ptr<Store> store) {
   std::string types;
   if (!merged) store = guard_dcp(std::move(store), metadata, checkpoint.warnings, types);
   DataFiles files(store);
-  for (dcp::Entry& entry : metadata.entries) {
-    try {
-      Leaf leaf;
-      leaf.name = entry.name;
-      leaf.path = entry.path ? *entry.path : Path{entry.name};
-      leaf.value = entry.is_tensor ? tensor_leaf(entry, files) : files.value(entry);
-      checkpoint.leaves.push_back(std::move(leaf));
-    } catch (Error& error) {
-      throw error.at_key(entry.name);
-    }
-  }
+  for (dcp::Entry& entry : metadata.entries) checkpoint.leaves.push_back(leaf_of(entry, files));
   files.require_apart();
   if (!types.empty()) add_types(types, checkpoint.leaves);
   checkpoint.has_types = !types.empty();

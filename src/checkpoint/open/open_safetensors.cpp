@@ -153,6 +153,18 @@ void check_against(const safetensors::Index& index, Checkpoint& checkpoint) {
   }
 }
 
+void add_metadata(const Part& part, Checkpoint& checkpoint) {
+  for (const auto& [key, value] : part.header.metadata) {
+    if (!is_about_files(key)) checkpoint.metadata.emplace(key, value);
+  }
+  try {
+    const bool types = add_from_metadata(part.header.metadata, checkpoint.leaves);
+    checkpoint.has_types = checkpoint.has_types || types;
+  } catch (Error& error) {
+    throw error.at_path(part.source->name());
+  }
+}
+
 // `index` null: the files are all there is to it.
 Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<ObjectInfo>& files,
                     const safetensors::Index* index, const OpenOptions& options) {
@@ -178,17 +190,7 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<Objec
         "some tensors are there whole and in shards of ranks: the whole ones are read");
   }
   if (index != nullptr) check_against(*index, checkpoint);
-  for (const Part& part : parts) {
-    for (const auto& [key, value] : part.header.metadata) {
-      if (!is_about_files(key)) checkpoint.metadata.emplace(key, value);
-    }
-    try {
-      const bool types = add_from_metadata(part.header.metadata, checkpoint.leaves);
-      checkpoint.has_types = checkpoint.has_types || types;
-    } catch (Error& error) {
-      throw error.at_path(part.source->name());
-    }
-  }
+  for (const Part& part : parts) add_metadata(part, checkpoint);
   warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);
   checkpoint.store = store;
   require_coverage(checkpoint);

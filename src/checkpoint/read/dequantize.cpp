@@ -269,6 +269,41 @@ Leaf mxfp4(const Leaf& blocks, const Leaf& scales, DType to) {
                        to, std::make_shared<Mxfp4>(blocks, scales, to), blocks);
 }
 
+// Quantized tensors and their scales, which go by each other's names.
+class Pairs {
+ public:
+  explicit Pairs(const std::vector<Leaf>& leaves) {
+    for (const Leaf& leaf : leaves) {
+      if (leaf.value.is(Value::Kind::tensor)) tensors_.emplace(leaf.name, &leaf);
+    }
+  }
+
+  [[nodiscard]] bool is_scale(const Leaf& leaf) const {
+    return partner(leaf, kWeightScale, kWeight) != nullptr ||
+           partner(leaf, kScales, kBlocks) != nullptr;
+  }
+
+  // The leaf itself, when it is no quantized tensor.
+  [[nodiscard]] Leaf dequantized(const Leaf& leaf, DType to) const {
+    if (const Leaf* scales = partner(leaf, kWeight, kWeightScale))
+      return block_scaled(leaf, *scales, to);
+    if (const Leaf* exponents = partner(leaf, kBlocks, kScales)) return mxfp4(leaf, *exponents, to);
+    return leaf;
+  }
+
+ private:
+  // The other half of a pair: the leaf whose name has another ending.
+  [[nodiscard]] const Leaf* partner(const Leaf& leaf, std::string_view ending,
+                                    std::string_view other) const {
+    if (!leaf.name.ends_with(ending) || !tensors_.contains(leaf.name)) return nullptr;
+    const std::string name = leaf.name.substr(0, leaf.name.size() - ending.size());
+    const auto found = tensors_.find(name + std::string(other));
+    return found == tensors_.end() ? nullptr : found->second;
+  }
+
+  std::unordered_map<std::string_view, const Leaf*> tensors_;
+};
+
 }  // namespace
 
 std::vector<Leaf> dequantized(const std::vector<Leaf>& leaves, DType to) {
@@ -276,29 +311,12 @@ std::vector<Leaf> dequantized(const std::vector<Leaf>& leaves, DType to) {
     throw Error(ErrorCode::invalid_argument,
                 "weights are not dequantized into " + std::string(to_string(to)));
   }
-  std::unordered_map<std::string_view, const Leaf*> tensors;
-  for (const Leaf& leaf : leaves) {
-    if (leaf.value.is(Value::Kind::tensor)) tensors.emplace(leaf.name, &leaf);
-  }
-  // The other half of a pair: the leaf whose name has another ending.
-  const auto partner = [&](const Leaf& leaf, std::string_view ending,
-                           std::string_view other) -> const Leaf* {
-    if (!leaf.name.ends_with(ending) || !tensors.contains(leaf.name)) return nullptr;
-    const std::string name = leaf.name.substr(0, leaf.name.size() - ending.size());
-    const auto found = tensors.find(name + std::string(other));
-    return found == tensors.end() ? nullptr : found->second;
-  };
+  const Pairs pairs(leaves);
   std::vector<Leaf> result;
   std::unordered_set<std::string> names;
   for (const Leaf& leaf : leaves) {
-    if (partner(leaf, kWeightScale, kWeight) || partner(leaf, kScales, kBlocks)) continue;
-    if (const Leaf* scales = partner(leaf, kWeight, kWeightScale)) {
-      result.push_back(block_scaled(leaf, *scales, to));
-    } else if (const Leaf* exponents = partner(leaf, kBlocks, kScales)) {
-      result.push_back(mxfp4(leaf, *exponents, to));
-    } else {
-      result.push_back(leaf);
-    }
+    if (pairs.is_scale(leaf)) continue;
+    result.push_back(pairs.dequantized(leaf, to));
     if (!names.insert(result.back().name).second) {
       throw Error(ErrorCode::conflict, "a dequantized tensor and another one have this name")
           .at_key(result.back().name);

@@ -36,6 +36,32 @@ bool selected(const Leaf& leaf, const std::string& what, bool named) {
   return ::fnmatch(what.c_str(), leaf.name.c_str(), 0) == 0;
 }
 
+// How many steps of the path `name` begins with; they are taken off it.
+std::size_t take_front(std::string_view& name, const Path& path) {
+  std::size_t count = 0;
+  for (; count < path.size(); ++count) {
+    const std::string step = step_text(path[count]) + ".";
+    if (!name.starts_with(step)) break;
+    name.remove_prefix(step.size());
+  }
+  return count;
+}
+
+// How many of the last steps of the path, `most` at most, `name` ends with; they are taken off it.
+std::size_t take_back(std::string_view& name, const Path& path, std::size_t most) {
+  std::size_t count = 0;
+  for (; count < most; ++count) {
+    const std::string step = step_text(path[path.size() - 1 - count]);
+    if (name == step) {
+      name = {};
+      return count + 1;
+    }
+    if (!name.ends_with("." + step)) break;
+    name.remove_suffix(step.size() + 1);
+  }
+  return count;
+}
+
 }  // namespace
 
 void rename(Leaf& leaf, std::string name) {
@@ -45,39 +71,22 @@ void rename(Leaf& leaf, std::string name) {
     return step < known ? (*leaf.containers)[step] : nullptr;
   };
   std::string_view rest = name;
-  Path front;
-  std::size_t begin = 0;
-  for (; begin < path.size(); ++begin) {
-    const std::string step = step_text(path[begin]) + ".";
-    if (!rest.starts_with(step)) break;
-    front.push_back(path[begin]);
-    rest.remove_prefix(step.size());
-  }
-  Path back;
-  for (std::size_t end = path.size(); end > begin; --end) {
-    const std::string step = step_text(path[end - 1]);
-    if (rest == step) {
-      back.push_back(path[end - 1]);
-      rest = {};
-      break;
-    }
-    if (!rest.ends_with("." + step)) break;
-    back.push_back(path[end - 1]);
-    rest.remove_suffix(step.size() + 1);
-  }
+  const std::size_t front = take_front(rest, path);
+  const std::size_t back = path.size() - take_back(rest, path, path.size() - front);
+  Path renamed(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(front));
   Containers containers;
-  for (std::size_t step = 0; step < front.size(); ++step) containers.push_back(container(step));
+  for (std::size_t step = 0; step < front; ++step) containers.push_back(container(step));
   if (!rest.empty()) {
-    containers.push_back(container(front.size()));
-    front.emplace_back(std::string(rest));
+    containers.push_back(container(front));
+    renamed.emplace_back(std::string(rest));
   }
-  for (std::size_t step = path.size() - back.size(); step < path.size(); ++step) {
-    const bool moved = !rest.empty() && step == begin;  // into a new dict
+  for (std::size_t step = back; step < path.size(); ++step) {
+    const bool moved = !rest.empty() && step == front;  // into a new dict
     containers.push_back(moved ? nullptr : container(step));
   }
-  front.insert(front.end(), back.rbegin(), back.rend());
+  renamed.insert(renamed.end(), path.begin() + static_cast<std::ptrdiff_t>(back), path.end());
   if (known > 0) leaf.containers = std::make_shared<const Containers>(std::move(containers));
-  leaf.path = std::move(front);
+  leaf.path = std::move(renamed);
   leaf.name = std::move(name);
 }
 
