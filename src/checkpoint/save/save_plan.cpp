@@ -38,6 +38,74 @@ bool same_kind(const WriteItem& a, const WriteItem& b) {
   return a.is_tensor == b.is_tensor && (!a.is_tensor || (a.dtype == b.dtype && a.shape == b.shape));
 }
 
+// What all ranks propose, by what it is about.
+struct Collected {
+  std::map<std::pair<std::string, Shape>, Target> targets;  // by name and where a chunk begins
+  std::unordered_map<std::string, const WriteItem*> first;  // by name
+  std::map<std::string, std::vector<Slice>> slices;         // by name
+
+  void add(const std::vector<std::vector<WriteItem>>& proposals, const Candidate& candidate) {
+    const WriteItem& item = proposals[candidate.rank][candidate.item];
+    const WriteItem& reference = *first.emplace(item.name, &item).first->second;
+    if (!same_kind(reference, item)) refuse_disagreement(reference, item, candidate.rank);
+    if (!item.held) {
+      slices.try_emplace(item.name);
+      return;
+    }
+    Target& target = targets[{item.name, item.box.offsets}];
+    if (item.is_tensor) add_chunk(proposals, item, target);
+    const bool twice =
+        !target.candidates.empty() && target.candidates.back().rank == candidate.rank;
+    if (!twice) target.candidates.push_back(candidate);
+  }
+
+  void add_chunk(const std::vector<std::vector<WriteItem>>& proposals, const WriteItem& item,
+                 Target& target) {
+    target.bytes = byte_size(item.dtype, item.box.sizes);
+    if (target.candidates.empty()) {
+      slices[item.name].push_back(item.box);
+      return;
+    }
+    const Candidate& other = target.candidates.front();
+    if (proposals[other.rank][other.item].box != item.box) {
+      throw Error(ErrorCode::conflict,
+                  "two chunks begin at " + to_string(item.box.offsets) + " with different sizes")
+          .at_key(item.name);
+    }
+  }
+
+  void require_covered() const {
+    for (const auto& [name, boxes] : slices) {
+      try {
+        require_covered_once(first.at(name)->shape, boxes);
+      } catch (Error& error) {
+        throw error.at_key(name);
+      }
+    }
+  }
+};
+
+SavePlan assign(const std::map<std::pair<std::string, Shape>, Target>& targets, std::size_t ranks) {
+  SavePlan plan;
+  plan.assignment.resize(ranks);
+  plan.copied.resize(ranks);
+  std::vector<std::uint64_t> load(ranks, 0);
+  for (const auto& [key, target] : targets) {
+    Candidate chosen = target.candidates.front();
+    for (const Candidate& candidate : target.candidates) {
+      if (target.bytes > 0 && load[candidate.rank] < load[chosen.rank]) chosen = candidate;
+    }
+    load[chosen.rank] += target.bytes;
+    plan.assignment[chosen.rank].push_back(chosen.item);
+    if (target.bytes == 0 || target.candidates.size() == 1) continue;
+    for (const Candidate& candidate : target.candidates)
+      plan.copied[candidate.rank].push_back(candidate.item);
+  }
+  for (auto& items : plan.assignment) std::sort(items.begin(), items.end());
+  for (auto& items : plan.copied) std::sort(items.begin(), items.end());
+  return plan;
+}
+
 }  // namespace
 
 WriteItem item_of(const Leaf& leaf, std::size_t index) {
@@ -86,62 +154,13 @@ std::vector<WriteItem> propose(const std::vector<Leaf>& leaves) {
 }
 
 SavePlan plan_save(const std::vector<std::vector<WriteItem>>& proposals) {
-  std::map<std::pair<std::string, Shape>, Target> targets;
-  std::unordered_map<std::string, const WriteItem*> first;
-  std::map<std::string, std::vector<Slice>> slices;
+  Collected all;
   for (std::size_t rank = 0; rank < proposals.size(); ++rank) {
-    for (std::size_t i = 0; i < proposals[rank].size(); ++i) {
-      const WriteItem& item = proposals[rank][i];
-      const WriteItem& reference = *first.emplace(item.name, &item).first->second;
-      if (!same_kind(reference, item)) refuse_disagreement(reference, item, rank);
-      if (!item.held) {
-        slices.try_emplace(item.name);
-        continue;
-      }
-      Target& target = targets[{item.name, item.box.offsets}];
-      if (item.is_tensor) {
-        const auto bytes = byte_size(item.dtype, item.box.sizes);
-        if (!target.candidates.empty()) {
-          const Candidate& other = target.candidates.front();
-          if (proposals[other.rank][other.item].box != item.box) {
-            throw Error(ErrorCode::conflict, "two chunks begin at " + to_string(item.box.offsets) +
-                                                 " with different sizes")
-                .at_key(item.name);
-          }
-        } else {
-          slices[item.name].push_back(item.box);
-        }
-        target.bytes = bytes;
-      }
-      const bool twice = !target.candidates.empty() && target.candidates.back().rank == rank;
-      if (!twice) target.candidates.push_back({rank, i});
-    }
+    for (std::size_t i = 0; i < proposals[rank].size(); ++i)
+      all.add(proposals, {.rank = rank, .item = i});
   }
-  for (const auto& [name, boxes] : slices) {
-    try {
-      require_covered_once(first.at(name)->shape, boxes);
-    } catch (Error& error) {
-      throw error.at_key(name);
-    }
-  }
-  SavePlan plan;
-  plan.assignment.resize(proposals.size());
-  plan.copied.resize(proposals.size());
-  std::vector<std::uint64_t> load(proposals.size(), 0);
-  for (const auto& [key, target] : targets) {
-    Candidate chosen = target.candidates.front();
-    for (const Candidate& candidate : target.candidates) {
-      if (target.bytes > 0 && load[candidate.rank] < load[chosen.rank]) chosen = candidate;
-    }
-    load[chosen.rank] += target.bytes;
-    plan.assignment[chosen.rank].push_back(chosen.item);
-    if (target.bytes == 0 || target.candidates.size() == 1) continue;
-    for (const Candidate& candidate : target.candidates)
-      plan.copied[candidate.rank].push_back(candidate.item);
-  }
-  for (auto& items : plan.assignment) std::sort(items.begin(), items.end());
-  for (auto& items : plan.copied) std::sort(items.begin(), items.end());
-  return plan;
+  all.require_covered();
+  return assign(all.targets, proposals.size());
 }
 
 dcp::Metadata metadata_of(const std::vector<std::vector<WriteItem>>& proposals,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/one_of.h"
 #include "base/parallel.h"
 #include "checkpoint/digests/digesting_store.h"
 #include "checkpoint/read/buffers.h"
@@ -71,17 +72,16 @@ std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions&
 }
 
 bool is_olmo(CheckpointKind kind) {
-  return kind == CheckpointKind::olmo_full || kind == CheckpointKind::olmo_torch_new ||
-         kind == CheckpointKind::olmo_legacy || kind == CheckpointKind::olmo_local;
+  return is_one_of(kind, CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new,
+                   CheckpointKind::olmo_legacy, CheckpointKind::olmo_local);
 }
 
 // Only a checkpoint is replaced by a directory: whatever else has the name stays.
 void require_checkpoint(const std::string& path) {
   const std::vector<ObjectInfo> files = posix_store(path)->list();
   const bool known = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
-    return file.name == "config.yaml" || file.name == "rank0.pt" || file.name == "model.pt" ||
-           file.name.ends_with(".safetensors") || file.name == "model/rank0.pt" ||
-           file.name.ends_with(".metadata");
+    return is_one_of(file.name, "config.yaml", "rank0.pt", "model.pt", "model/rank0.pt") ||
+           file.name.ends_with(".safetensors") || file.name.ends_with(".metadata");
   });
   if (known || files.empty()) return;
   throw Error(ErrorCode::already_exists, "a directory that holds no checkpoint is there already")
@@ -94,7 +94,25 @@ std::uint64_t count_tensors(const std::vector<Leaf>& leaves) {
                     [](const Leaf& leaf) { return leaf.value.is(Value::Kind::tensor); }));
 }
 
-// `in_parts`: safetensors of several files.
+[[noreturn]] void refuse_target(const std::string& path, const std::string& what) {
+  throw Error(ErrorCode::invalid_argument, what).at_path(path);
+}
+
+bool names_file(const std::filesystem::path& path) {
+  return is_one_of(path.extension(), ".safetensors", ".pt", ".pth");
+}
+
+// The target of a kind that is a file, named by its path.
+Target file_target(const std::filesystem::path& path, CheckpointKind kind) {
+  const bool is_safetensors = path.extension() == ".safetensors";
+  if (is_safetensors != (kind == CheckpointKind::safetensors)) {
+    refuse_target(path, "the target's extension is " + path.extension().string() +
+                            ", the kind is " + std::string(to_string(kind)));
+  }
+  const std::string directory = path.parent_path().string();
+  return {directory.empty() ? "." : directory, path.filename().string(), Publishing::file};
+}
+
 Target target_in(const Location& where, const ConvertOptions& options) {
   const bool single =
       options.to == CheckpointKind::torch_file || options.to == CheckpointKind::safetensors;
@@ -114,47 +132,37 @@ Target target_in(const Location& where, const ConvertOptions& options) {
   return {where.store->name(), where.name, publishing, where.store};
 }
 
+// `in_parts`: safetensors of several files.
 Target target_of(const std::string& path, CheckpointKind kind, bool in_parts) {
   if (kind == CheckpointKind::rank_files) {
     throw Error(ErrorCode::unsupported,
                 "checkpoints of this kind are read, not written: " + std::string(to_string(kind)));
   }
-  const std::filesystem::path as_path(path);
-  const std::string extension = as_path.extension().string();
-  const bool names_file = extension == ".safetensors" || extension == ".pt" || extension == ".pth";
   if (kind == CheckpointKind::dcp || is_olmo(kind)) {
-    if (names_file) {
-      throw Error(ErrorCode::invalid_argument, "a checkpoint of kind " +
-                                                   std::string(to_string(kind)) +
-                                                   " is a directory, the target names a file")
-          .at_path(path);
+    if (names_file(path)) {
+      refuse_target(path, "a checkpoint of kind " + std::string(to_string(kind)) +
+                              " is a directory, the target names a file");
     }
     return {path, "", kind == CheckpointKind::dcp ? Publishing::marker : Publishing::directory};
   }
-  const std::string wanted = kind == CheckpointKind::safetensors ? ".safetensors" : ".pt";
-  if (!names_file) {
-    return {path, "model" + wanted, in_parts ? Publishing::directory : Publishing::file};
-  }
-  const bool fits =
-      kind == CheckpointKind::safetensors ? extension == wanted : extension != ".safetensors";
+  if (names_file(path)) return file_target(path, kind);
+  return {path, kind == CheckpointKind::safetensors ? "model.safetensors" : "model.pt",
+          in_parts ? Publishing::directory : Publishing::file};
+}
+
+void require_set_of_files(const std::string& path, CheckpointKind kind) {
+  const bool fits = kind == CheckpointKind::safetensors &&
+                    std::filesystem::path(path).extension() != ".safetensors";
   if (!fits) {
-    throw Error(ErrorCode::invalid_argument, "the target's extension is " + extension +
-                                                 ", the kind is " + std::string(to_string(kind)))
-        .at_path(path);
+    refuse_target(path,
+                  "a size for each file makes a set of safetensors, whose target is a directory");
   }
-  const std::string directory = as_path.parent_path().string();
-  return {directory.empty() ? "." : directory, as_path.filename().string(), Publishing::file};
 }
 
 Target target_for(const Location& target, const ConvertOptions& options) {
   if (target.store) return target_in(target, options);
   const bool in_parts = options.max_shard_size > 0;
-  const bool names_file = std::filesystem::path(target.path).extension() == ".safetensors";
-  if (in_parts && (options.to != CheckpointKind::safetensors || names_file)) {
-    throw Error(ErrorCode::invalid_argument,
-                "a size for each file makes a set of safetensors, whose target is a directory")
-        .at_path(target.path);
-  }
+  if (in_parts) require_set_of_files(target.path, options.to);
   return target_of(target.path, options.to, in_parts);
 }
 
@@ -223,6 +231,56 @@ struct Place {
   }
 };
 
+// The store that a conversion writes to, and how what is there becomes the target. Directories
+// without a marker of their own appear whole, as does what may be interrupted.
+class Output {
+ public:
+  Output(const Checkpoint& source, const std::vector<Leaf>& leaves, const Target& where,
+         const ConvertOptions& options) {
+    if (options.resume) {
+      resumption_.emplace(source, leaves, where, options);
+      return;
+    }
+    if (where.publishing == Publishing::directory)
+      whole_.emplace(where.directory, if_exists(options));
+    store_ = where.store ? where.store : posix_store(whole_ ? whole_->working() : where.directory);
+  }
+
+  static IfExists if_exists(const ConvertOptions& options) {
+    return options.overwrite ? IfExists::replace : IfExists::fail;
+  }
+
+  [[nodiscard]] bool is_finished() const { return resumption_ && resumption_->is_finished(); }
+  [[nodiscard]] bool appears_whole() const { return whole_ || resumption_; }
+  [[nodiscard]] Store& files() { return resumption_ ? resumption_->store() : *store_; }
+  [[nodiscard]] Resumption* resumption() { return resumption_ ? &*resumption_ : nullptr; }
+
+  void publish() {
+    if (whole_) whole_->commit();
+    if (resumption_) resumption_->publish();
+  }
+
+  void failed(const Error& error) {
+    if (resumption_) resumption_->failed(error.code() == ErrorCode::corrupt);
+  }
+
+  // What an earlier run contributed.
+  void add_to(ConvertReport& report) const {
+    if (!resumption_) return;
+    report.bytes_resumed = resumption_->bytes_kept();
+    report.io.bytes_written -= std::min(report.io.bytes_written, report.bytes_resumed);
+    if (resumption_->was_foreign()) {
+      report.notes.emplace_back(
+          "what was left behind was of another conversion or damaged, and is made anew");
+    }
+  }
+
+ private:
+  std::optional<ReplacedDirectory> whole_;
+  std::optional<Resumption> resumption_;
+  std::shared_ptr<Store> store_;
+};
+
 }  // namespace
 
 ConvertReport convert(const Location& source, const Location& target,
@@ -241,26 +299,15 @@ ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
   const std::vector<Leaf> chosen = leaves_for(checkpoint, options);
   const std::vector<Leaf>& leaves = takes_all(options) ? checkpoint.leaves : chosen;
   const Target where = target_for(target, options);
-  const IfExists if_exists = options.overwrite ? IfExists::replace : IfExists::fail;
   const bool as_directory = where.publishing == Publishing::directory;
   if (as_directory && options.overwrite) require_checkpoint(where.directory);
   Place place(where);
-  // Directories without a marker of their own appear whole, as does what may be interrupted.
-  std::optional<ReplacedDirectory> whole;
-  std::optional<Resumption> resumption;
-  std::shared_ptr<Store> store;
-  if (options.resume) {
-    resumption.emplace(checkpoint, leaves, where, options);
-    if (resumption->is_finished()) {
-      place.made.keep();
-      return finished_report(leaves, where);
-    }
-  } else {
-    if (as_directory) whole.emplace(where.directory, if_exists);
-    store = where.store ? where.store : posix_store(whole ? whole->working() : where.directory);
+  Output output(checkpoint, leaves, where, options);
+  if (output.is_finished()) {
+    place.made.keep();
+    return finished_report(leaves, where);
   }
-  Store& files = resumption ? resumption->store() : *store;
-  DigestingStore digested(files);
+  DigestingStore digested(output.files());
   ConvertReport report = report_of(leaves, where);
   Meter meter(options.progress, tensor_bytes(leaves), options.stop);
   IoCounters counters;
@@ -270,10 +317,10 @@ ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
   ConvertJob job{checkpoint,
                  leaves,
                  options,
-                 as_directory ? digested : files,
+                 as_directory ? digested : output.files(),
                  where.file,
                  where.directory,
-                 if_exists,
+                 Output::if_exists(options),
                  options.threads,
                  buffers.window,
                  buffers.tile,
@@ -281,29 +328,21 @@ ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
                  counters,
                  report,
                  checks,
-                 whole || resumption,
-                 resumption ? &*resumption : nullptr};
+                 output.appears_whole(),
+                 output.resumption()};
   try {
     write_target(job);
     if (as_directory) digested.write_side_file("config.yaml");
     if (job.appears_whole) require_going_on(options.stop);
-    if (whole) whole->commit();
-    if (resumption) resumption->publish();
+    output.publish();
   } catch (const Error& error) {
-    if (resumption) resumption->failed(error.code() == ErrorCode::corrupt);
+    output.failed(error);
     throw;
   }
   place.made.keep();
   meter.finish();
   report.io = counters.report();
-  if (resumption) {
-    report.bytes_resumed = resumption->bytes_kept();
-    report.io.bytes_written -= std::min(report.io.bytes_written, report.bytes_resumed);
-    if (resumption->was_foreign()) {
-      report.notes.emplace_back(
-          "what was left behind was of another conversion or damaged, and is made anew");
-    }
-  }
+  output.add_to(report);
   return report;
 }
 

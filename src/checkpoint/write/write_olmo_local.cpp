@@ -188,6 +188,26 @@ std::map<std::int64_t, std::size_t> number_group(const FlatModel& model, const V
   return numbers;
 }
 
+// What PyTorch calls number `item` of what the optimizer has.
+std::string name_in_group(const FlatModel& model, std::size_t item) {
+  if (model.aligned) return model.plan.wrapped(model.params[item].name);
+  const std::string& path = model.plan.units()[item].path;
+  return model.plan.wrapped(path.empty() ? "_flat_param" : path + "._flat_param");
+}
+
+// The group with other parameters.
+Value with_params(const FlatModel& model, const Value& group, const Value& ids,
+                  const Value& names) {
+  Value copy = Value::dict();
+  for (const auto& [key, value] : group.pairs()) {
+    const std::string_view text = key.is(Kind::string) ? std::string_view(key.as_string()) : "";
+    copy.set_item(key, text == "params" ? ids : text == "param_names" ? names : value);
+  }
+  // OLMo finds the parameters of a local checkpoint by their names.
+  if (model.aligned && copy.find("param_names") == nullptr) copy.set_item("param_names", names);
+  return copy;
+}
+
 Numbered numbered_groups(const FlatModel& model, const Value& groups) {
   Numbered result{Value::list(), {}};
   std::set<std::size_t> taken;
@@ -197,22 +217,10 @@ Numbered numbered_groups(const FlatModel& model, const Value& groups) {
     const auto numbers = number_group(model, group, result.numbers.size(), taken);
     for (const auto& [id, item] : numbers) {
       ids.items().emplace_back(id);
-      const std::string path = model.aligned ? "" : model.plan.units()[item].path;
-      names.items().emplace_back(model.plan.wrapped(model.aligned  ? model.params[item].name
-                                                    : path.empty() ? "_flat_param"
-                                                                   : path + "._flat_param"));
+      names.items().emplace_back(name_in_group(model, item));
     }
     result.numbers.insert(numbers.begin(), numbers.end());
-    Value copy = Value::dict();
-    for (const auto& [key, value] : group.pairs()) {
-      const bool text = key.is(Kind::string);
-      copy.set_item(key, text && key.as_string() == "params"        ? ids
-                         : text && key.as_string() == "param_names" ? names
-                                                                    : value);
-    }
-    // OLMo finds the parameters of a local checkpoint by their names.
-    if (model.aligned && copy.find("param_names") == nullptr) copy.set_item("param_names", names);
-    result.groups.items().push_back(std::move(copy));
+    result.groups.items().push_back(with_params(model, group, ids, names));
   }
   return result;
 }
