@@ -19,7 +19,7 @@ struct Candidate {
 };
 
 // All proposals of one chunk, or of one value.
-struct Target {
+struct Proposals {
   std::vector<Candidate> candidates;  // ascending by rank
   std::uint64_t bytes = 0;
 };
@@ -40,9 +40,9 @@ bool same_kind(const WriteItem& a, const WriteItem& b) {
 
 // What all ranks propose, by what it is about.
 struct Collected {
-  std::map<std::pair<std::string, Shape>, Target> targets;  // by name and where a chunk begins
-  std::unordered_map<std::string, const WriteItem*> first;  // by name
-  std::map<std::string, std::vector<Slice>> slices;         // by name
+  std::map<std::pair<std::string, Shape>, Proposals> targets;  // by name and where a chunk begins
+  std::unordered_map<std::string, const WriteItem*> first;     // by name
+  std::map<std::string, std::vector<Slice>> slices;            // by name
 
   void add(const std::vector<std::vector<WriteItem>>& proposals, const Candidate& candidate) {
     const WriteItem& item = proposals[candidate.rank][candidate.item];
@@ -52,7 +52,7 @@ struct Collected {
       slices.try_emplace(item.name);
       return;
     }
-    Target& target = targets[{item.name, item.box.offsets}];
+    Proposals& target = targets[{item.name, item.box.offsets}];
     if (item.is_tensor) add_chunk(proposals, item, target);
     const bool twice =
         !target.candidates.empty() && target.candidates.back().rank == candidate.rank;
@@ -60,7 +60,7 @@ struct Collected {
   }
 
   void add_chunk(const std::vector<std::vector<WriteItem>>& proposals, const WriteItem& item,
-                 Target& target) {
+                 Proposals& target) {
     target.bytes = byte_size(item.dtype, item.box.sizes);
     if (target.candidates.empty()) {
       slices[item.name].push_back(item.box);
@@ -85,7 +85,8 @@ struct Collected {
   }
 };
 
-SavePlan assign(const std::map<std::pair<std::string, Shape>, Target>& targets, std::size_t ranks) {
+SavePlan assign(const std::map<std::pair<std::string, Shape>, Proposals>& targets,
+                std::size_t ranks) {
   SavePlan plan;
   plan.assignment.resize(ranks);
   plan.copied.resize(ranks);

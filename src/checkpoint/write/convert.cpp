@@ -10,6 +10,7 @@
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/dequantize.h"
 #include "checkpoint/read/select.h"
+#include "checkpoint/write/destination.h"
 #include "checkpoint/write/flat_leaves.h"
 #include "checkpoint/write/resume.h"
 #include "checkpoint/write/targets.h"
@@ -71,105 +72,10 @@ std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions&
   }
 }
 
-bool is_olmo(CheckpointKind kind) {
-  return is_one_of(kind, CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new,
-                   CheckpointKind::olmo_legacy, CheckpointKind::olmo_local);
-}
-
-// Only a checkpoint is replaced by a directory: whatever else has the name stays.
-void require_checkpoint(const std::string& path) {
-  const std::vector<ObjectInfo> files = posix_store(path)->list();
-  const bool known = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
-    return is_one_of(file.name, "config.yaml", "rank0.pt", "model.pt", "model/rank0.pt") ||
-           file.name.ends_with(".safetensors") || file.name.ends_with(".metadata");
-  });
-  if (known || files.empty()) return;
-  throw Error(ErrorCode::already_exists, "a directory that holds no checkpoint is there already")
-      .at_path(path);
-}
-
 std::uint64_t count_tensors(const std::vector<Leaf>& leaves) {
   return static_cast<std::uint64_t>(
       std::count_if(leaves.begin(), leaves.end(),
                     [](const Leaf& leaf) { return leaf.value.is(Value::Kind::tensor); }));
-}
-
-[[noreturn]] void refuse_target(const std::string& path, const std::string& what) {
-  throw Error(ErrorCode::invalid_argument, what).at_path(path);
-}
-
-bool names_file(const std::filesystem::path& path) {
-  return is_one_of(path.extension(), ".safetensors", ".pt", ".pth");
-}
-
-// The target of a kind that is a file, named by its path.
-Target file_target(const std::filesystem::path& path, CheckpointKind kind) {
-  const bool is_safetensors = path.extension() == ".safetensors";
-  if (is_safetensors != (kind == CheckpointKind::safetensors)) {
-    refuse_target(path, "the target's extension is " + path.extension().string() +
-                            ", the kind is " + std::string(to_string(kind)));
-  }
-  const std::string directory = path.parent_path().string();
-  return {directory.empty() ? "." : directory, path.filename().string(), Publishing::file};
-}
-
-Target target_in(const Location& where, const ConvertOptions& options) {
-  const bool single =
-      options.to == CheckpointKind::torch_file || options.to == CheckpointKind::safetensors;
-  if (options.resume || options.max_shard_size > 0 ||
-      (!single && options.to != CheckpointKind::dcp)) {
-    throw Error(ErrorCode::unsupported,
-                "in a store a DCP checkpoint or one file can be made, and not resumed")
-        .at_path(to_string(where));
-  }
-  if (where.name.empty() == single) {
-    throw Error(ErrorCode::invalid_argument,
-                single ? "a file needs the name of an object in the store"
-                       : "a DCP checkpoint is at the root of a store, not an object in it")
-        .at_path(to_string(where));
-  }
-  const Publishing publishing = single ? Publishing::file : Publishing::marker;
-  return {where.store->name(), where.name, publishing, where.store};
-}
-
-// `in_parts`: safetensors of several files.
-Target target_of(const std::string& path, CheckpointKind kind, bool in_parts) {
-  if (kind == CheckpointKind::rank_files) {
-    throw Error(ErrorCode::unsupported,
-                "checkpoints of this kind are read, not written: " + std::string(to_string(kind)));
-  }
-  if (kind == CheckpointKind::dcp || is_olmo(kind)) {
-    if (names_file(path)) {
-      refuse_target(path, "a checkpoint of kind " + std::string(to_string(kind)) +
-                              " is a directory, the target names a file");
-    }
-    return {path, "", kind == CheckpointKind::dcp ? Publishing::marker : Publishing::directory};
-  }
-  if (names_file(path)) return file_target(path, kind);
-  return {path, kind == CheckpointKind::safetensors ? "model.safetensors" : "model.pt",
-          in_parts ? Publishing::directory : Publishing::file};
-}
-
-void require_set_of_files(const std::string& path, CheckpointKind kind) {
-  const bool fits = kind == CheckpointKind::safetensors &&
-                    std::filesystem::path(path).extension() != ".safetensors";
-  if (!fits) {
-    refuse_target(path,
-                  "a size for each file makes a set of safetensors, whose target is a directory");
-  }
-}
-
-Target target_for(const Location& target, const ConvertOptions& options) {
-  if (target.store) return target_in(target, options);
-  const bool in_parts = options.max_shard_size > 0;
-  if (in_parts) require_set_of_files(target.path, options.to);
-  return target_of(target.path, options.to, in_parts);
-}
-
-std::string written_path(const Target& target) {
-  if (target.store && !target.file.empty()) return target.directory + "/" + target.file;
-  if (target.publishing != Publishing::file) return target.directory;
-  return (std::filesystem::path(target.directory) / target.file).lexically_normal().string();
 }
 
 // Writes everything that is not yet visible afterwards, and ends all checks.
@@ -192,7 +98,7 @@ void write_target(ConvertJob& job) {
 }
 
 // The report of a conversion that has read and written nothing yet.
-ConvertReport report_of(const std::vector<Leaf>& leaves, const Target& target) {
+ConvertReport report_of(const std::vector<Leaf>& leaves, const Destination& target) {
   ConvertReport report;
   report.target = written_path(target);
   report.tensors = count_tensors(leaves);
@@ -200,7 +106,7 @@ ConvertReport report_of(const std::vector<Leaf>& leaves, const Target& target) {
 }
 
 // Whatever a run that went on found done has been checked by the one that was interrupted.
-ConvertReport finished_report(const std::vector<Leaf>& leaves, const Target& target) {
+ConvertReport finished_report(const std::vector<Leaf>& leaves, const Destination& target) {
   ConvertReport report = report_of(leaves, target);
   report.bytes_resumed = tensor_bytes(leaves);
   report.notes.emplace_back("an interrupted run had finished the target");
@@ -212,7 +118,7 @@ struct Place {
   Fd lock;  // one conversion at a time into a directory that is not replaced whole
   NewDirectories made;
 
-  explicit Place(const Target& where) : made(where.store ? "." : where.directory) {
+  explicit Place(const Destination& where) : made(where.store ? "." : where.directory) {
     if (where.store) return;
     if (where.publishing == Publishing::marker) {
       make_directories(where.directory);
@@ -235,7 +141,7 @@ struct Place {
 // without a marker of their own appear whole, as does what may be interrupted.
 class Output {
  public:
-  Output(const Checkpoint& source, const std::vector<Leaf>& leaves, const Target& where,
+  Output(const Checkpoint& source, const std::vector<Leaf>& leaves, const Destination& where,
          const ConvertOptions& options) {
     if (options.resume) {
       resumption_.emplace(source, leaves, where, options);
@@ -298,7 +204,7 @@ ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
     throw Error(ErrorCode::unsupported, "what map() gave cannot be resumed");
   const std::vector<Leaf> chosen = leaves_for(checkpoint, options);
   const std::vector<Leaf>& leaves = takes_all(options) ? checkpoint.leaves : chosen;
-  const Target where = target_for(target, options);
+  const Destination where = destination_of(target, options);
   const bool as_directory = where.publishing == Publishing::directory;
   if (as_directory && options.overwrite) require_checkpoint(where.directory);
   Place place(where);
@@ -314,22 +220,22 @@ ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
   StorageChecks checks;
   const Buffers buffers = buffers_for(
       options.memory, std::min(static_cast<std::uint64_t>(options.threads), report.tensors));
-  ConvertJob job{checkpoint,
-                 leaves,
-                 options,
-                 as_directory ? digested : output.files(),
-                 where.file,
-                 where.directory,
-                 Output::if_exists(options),
-                 options.threads,
-                 buffers.window,
-                 buffers.tile,
-                 meter,
-                 counters,
-                 report,
-                 checks,
-                 output.appears_whole(),
-                 output.resumption()};
+  ConvertJob job{.source = checkpoint,
+                 .leaves = leaves,
+                 .options = options,
+                 .store = as_directory ? digested : output.files(),
+                 .name = where.file,
+                 .final_name = where.directory,
+                 .if_exists = Output::if_exists(options),
+                 .threads = options.threads,
+                 .window = buffers.window,
+                 .tile = buffers.tile,
+                 .meter = meter,
+                 .counters = counters,
+                 .report = report,
+                 .checks = checks,
+                 .appears_whole = output.appears_whole(),
+                 .resumption = output.resumption()};
   try {
     write_target(job);
     if (as_directory) digested.write_side_file("config.yaml");

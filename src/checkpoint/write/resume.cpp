@@ -38,10 +38,12 @@ std::string without_slashes(std::string path) {
 
 // Beside the target, under a name that a later run finds; of a directory that may hold other things
 // already, and may be on a file system of its own, inside.
-std::string work_path(const Target& target) {
-  if (target.publishing == Publishing::marker) return target.directory + "/" + std::string(kMark);
-  const fs::path path(target.publishing == Publishing::file ? target.directory + "/" + target.file
-                                                            : without_slashes(target.directory));
+std::string work_path(const Destination& destination) {
+  if (destination.publishing == Publishing::marker)
+    return destination.directory + "/" + std::string(kMark);
+  const fs::path path(destination.publishing == Publishing::file
+                          ? destination.directory + "/" + destination.file
+                          : without_slashes(destination.directory));
   const std::string name = path.filename().string().substr(0, kLongestName - 1 - kMark.size());
   const std::string parent = path.parent_path().string();
   return (parent.empty() ? "." : parent) + "/." + name + std::string(kMark);
@@ -97,24 +99,19 @@ bool read_left(const std::string& path, const JournalUnit& unit, MutableByteView
 
 }  // namespace
 
-std::uint32_t write_unit(const ConvertJob& job, ByteSink& sink, const Unit& unit,
-                         const UnitMaker& make) {
-  const bool follow = job.resumption != nullptr && unit.resumable && unit.size > 0;
-  return follow ? job.resumption->write(job, sink, unit, make) : make(sink).crc;
-}
-
-Resumption::Resumption(const Checkpoint& source, const std::vector<Leaf>& leaves, Target target,
-                       const ConvertOptions& options)
-    : target_(std::move(target)),
+Resumption::Resumption(const Checkpoint& source, const std::vector<Leaf>& leaves,
+                       Destination destination, const ConvertOptions& options)
+    : destination_(std::move(destination)),
       if_exists_(options.overwrite ? IfExists::replace : IfExists::fail),
-      work_(work_path(target_)),
-      journal_(work_.journal(), work_.path() + "/journal",
-               fingerprint_of(source, leaves, target_.directory + "/" + target_.file, options),
-               random_attempt()),
+      work_(work_path(destination_)),
+      journal_(
+          work_.journal(), work_.path() + "/journal",
+          fingerprint_of(source, leaves, destination_.directory + "/" + destination_.file, options),
+          random_attempt()),
       store_(work_.content()) {
   number_storages(leaves);
   has_units_ = journal_.has_units();
-  finished_ = journal_.published() && journal_.published() == identity_in(target_.directory);
+  finished_ = journal_.published() && journal_.published() == identity_in(destination_.directory);
   if (finished_) {
     work_.remove();
     return;
@@ -141,18 +138,19 @@ void Resumption::number_storages(const std::vector<Leaf>& leaves) {
 
 void Resumption::begin() {
   if (!journal_.goes_on()) work_.clear();
-  switch (target_.publishing) {
+  switch (destination_.publishing) {
     case Publishing::file:
-      if (if_exists_ == IfExists::fail && fs::exists(target_.directory + "/" + target_.file)) {
+      if (if_exists_ == IfExists::fail &&
+          fs::exists(destination_.directory + "/" + destination_.file)) {
         throw Error(ErrorCode::already_exists, "a file is there already")
-            .at_path(target_.directory + "/" + target_.file);
+            .at_path(destination_.directory + "/" + destination_.file);
       }
       break;
     case Publishing::marker: {
-      const auto there = posix_store(target_.directory);
+      const auto there = posix_store(destination_.directory);
       if (if_exists_ == IfExists::fail && there->exists(kDcpMetadata)) {
         throw Error(ErrorCode::already_exists, "a checkpoint is there already")
-            .at_path(target_.directory);
+            .at_path(destination_.directory);
       }
       bring_back();
       remove_leftovers(*there);
@@ -160,7 +158,7 @@ void Resumption::begin() {
     }
     case Publishing::directory:
       make_directories(work_.content());
-      whole_.emplace(target_.directory, if_exists_, work_.content());
+      whole_.emplace(destination_.directory, if_exists_, work_.content());
       break;
   }
 }
@@ -168,7 +166,7 @@ void Resumption::begin() {
 // A run that was killed while it moved its data files into place left some there.
 void Resumption::bring_back() {
   if (!journal_.goes_on()) return;
-  const auto there = posix_store(target_.directory);
+  const auto there = posix_store(destination_.directory);
   std::set<std::string> named;
   if (there->exists(kDcpMetadata)) named = named_files(read_dcp_metadata(*there));
   for (const ObjectInfo& object : there->list()) {
@@ -177,16 +175,16 @@ void Resumption::bring_back() {
                        !named.contains(object.name);
     if (!moved) continue;
     make_directories(work_.content());
-    move_into_place(target_.directory + "/" + object.name, work_.content() + "/" + object.name,
+    move_into_place(destination_.directory + "/" + object.name, work_.content() + "/" + object.name,
                     IfExists::replace);
   }
 }
 
 std::optional<std::uint64_t> Resumption::identity_in(const std::string& directory) const {
   std::vector<std::string> names;
-  if (target_.publishing == Publishing::file) names.push_back(target_.file);
-  if (target_.publishing == Publishing::marker) names.emplace_back(kDcpMetadata);
-  if (target_.publishing == Publishing::directory) {
+  if (destination_.publishing == Publishing::file) names.push_back(destination_.file);
+  if (destination_.publishing == Publishing::marker) names.emplace_back(kDcpMetadata);
+  if (destination_.publishing == Publishing::directory) {
     for (const ObjectInfo& object : posix_store(directory)->list()) names.push_back(object.name);
   }
   return identity_of(directory, names);
@@ -196,7 +194,7 @@ std::string Resumption::file_of(const ByteSink& sink) const {
   return sink.name().substr(work_.content().size() + 1);
 }
 
-std::uint32_t Resumption::write(const ConvertJob& job, ByteSink& sink, const Unit& unit,
+std::uint32_t Resumption::write(const ConvertJob& job, ByteSink& sink, const FileUnit& unit,
                                 const UnitMaker& make) {
   JournalUnit made{file_of(sink), text_digest(unit.what), unit.at, unit.size, 0, 0, {}};
   const JournalUnit* left = journal_.find(made.file, unit.at);
@@ -262,10 +260,10 @@ bool Resumption::keep(const ConvertJob& job, ByteSink& sink, const JournalUnit& 
 void Resumption::publish() {
   store_.remove_strays();
   if (const auto identity = identity_in(work_.content())) journal_.append_published(*identity);
-  switch (target_.publishing) {
+  switch (destination_.publishing) {
     case Publishing::file:
-      move_into_place(work_.content() + "/" + target_.file, target_.directory + "/" + target_.file,
-                      if_exists_);
+      move_into_place(work_.content() + "/" + destination_.file,
+                      destination_.directory + "/" + destination_.file, if_exists_);
       break;
     case Publishing::marker:
       publish_marked();
@@ -281,11 +279,11 @@ void Resumption::publish() {
 void Resumption::publish_marked() {
   for (const ObjectInfo& object : store_.list({})) {
     if (object.name == kDcpMetadata) continue;
-    move_into_place(work_.content() + "/" + object.name, target_.directory + "/" + object.name,
+    move_into_place(work_.content() + "/" + object.name, destination_.directory + "/" + object.name,
                     IfExists::fail);
   }
   const std::string marker = "/" + std::string(kDcpMetadata);
-  move_into_place(work_.content() + marker, target_.directory + marker, if_exists_);
+  move_into_place(work_.content() + marker, destination_.directory + marker, if_exists_);
 }
 
 void Resumption::failed(bool source_is_damaged) {

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "checkpoint/write/destination.h"
 #include "checkpoint/write/journal.h"
 #include "checkpoint/write/kept_store.h"
 #include "checkpoint/write/targets.h"
@@ -17,26 +18,12 @@
 
 namespace tessera {
 
-// How a target comes to its name.
-enum class Publishing : std::uint8_t {
-  file,       // renamed
-  marker,     // files of a directory are renamed, `.metadata` last
-  directory,  // renamed whole
-};
-
-struct Target {
-  std::string directory;
-  std::string file;  // empty for kinds that are directories
-  Publishing publishing = Publishing::file;
-  std::shared_ptr<Store> store = nullptr;  // where it goes; null: the directory
-};
-
 class Resumption {
  public:
   // Takes over what an earlier run left of the same conversion; begins anew otherwise. `source` and
   // `leaves` must outlive it. Throws `conflict` while another process converts to the target, and
   // `already_exists` as a conversion without it does.
-  Resumption(const Checkpoint& source, const std::vector<Leaf>& leaves, Target target,
+  Resumption(const Checkpoint& source, const std::vector<Leaf>& leaves, Destination destination,
              const ConvertOptions& options);
 
   // The earlier run was done but for saying so.
@@ -48,7 +35,7 @@ class Resumption {
   [[nodiscard]] std::uint64_t bytes_kept() const noexcept { return bytes_kept_; }
 
   // write_unit for a job with a resumption.
-  std::uint32_t write(const ConvertJob& job, ByteSink& sink, const Unit& unit,
+  std::uint32_t write(const ConvertJob& job, ByteSink& sink, const FileUnit& unit,
                       const UnitMaker& make);
   // Makes the target visible, which all files of the store are durable for, and removes the rest.
   void publish();
@@ -71,7 +58,7 @@ class Resumption {
   void note(JournalUnit unit, const std::vector<HandedOver>& open);
   void publish_marked();
 
-  Target target_;
+  Destination destination_;
   IfExists if_exists_;
   WorkDirectory work_;
   Journal journal_;

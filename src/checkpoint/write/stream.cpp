@@ -1,8 +1,15 @@
 // Elements of the source's tensors on their way into a file.
 #include "checkpoint/dcp/item_writer.h"
+#include "checkpoint/write/resume.h"
 #include "checkpoint/write/targets.h"
 
 namespace tessera {
+
+std::uint32_t write_unit(const ConvertJob& job, ByteSink& sink, const FileUnit& unit,
+                         const UnitMaker& make) {
+  const bool follow = job.resumption != nullptr && unit.resumable && unit.size > 0;
+  return follow ? job.resumption->write(job, sink, unit, make) : make(sink).crc;
+}
 
 bool is_resumable(const ConvertJob& job, const Tensor& tensor, const Slice& slice) {
   return !job.options.dequantize || numel(slice) == numel(tensor.shape);
@@ -13,7 +20,7 @@ std::uint32_t stream_slice(const ConvertJob& job, const std::string& name, const
   const std::int64_t elements = numel(slice);
   const std::size_t element = size_of(tensor.dtype);
   const std::uint64_t size = static_cast<std::uint64_t>(elements) * element;
-  const Unit unit{at, size, name + " " + to_string(slice), is_resumable(job, tensor, slice)};
+  const FileUnit unit{at, size, name + " " + to_string(slice), is_resumable(job, tensor, slice)};
   return write_unit(job, sink, unit, [&](ByteSink& out) -> MadeUnit {
     TensorReader reader(tensor, name, job.tile);
     std::vector<std::byte> scratch = job.buffer_for(size);

@@ -54,9 +54,22 @@ struct ConvertJob {
   // A part of this job: other leaves of the source, into a directory of its own.
   [[nodiscard]] ConvertJob with(const std::vector<Leaf>& part, Store& into,
                                 const std::string& directory) const {
-    return {source,    part,    options,       into,      "",    final_name + "/" + directory,
-            if_exists, threads, window,        tile,      meter, counters,
-            report,    checks,  appears_whole, resumption};
+    return {.source = source,
+            .leaves = part,
+            .options = options,
+            .store = into,
+            .name = "",
+            .final_name = final_name + "/" + directory,
+            .if_exists = if_exists,
+            .threads = threads,
+            .window = window,
+            .tile = tile,
+            .meter = meter,
+            .counters = counters,
+            .report = report,
+            .checks = checks,
+            .appears_whole = appears_whole,
+            .resumption = resumption};
   }
 };
 
@@ -76,7 +89,7 @@ void write_olmo(ConvertJob& job);
 [[nodiscard]] std::vector<Box> row_chunks(const Shape& shape, int ranks);
 
 // Bytes of a file that one thread makes in one go, in ascending order.
-struct Unit {
+struct FileUnit {
   std::uint64_t at = 0;    // of the file
   std::uint64_t size = 0;  // bytes
   std::string what;        // tells what the bytes are from what others at this place would be
@@ -89,7 +102,7 @@ struct MadeUnit {
 using UnitMaker = std::function<MadeUnit(ByteSink& sink)>;
 
 // Lets `make` write the unit, or keeps what an interrupted run left of it; returns its CRC-32.
-std::uint32_t write_unit(const ConvertJob& job, ByteSink& sink, const Unit& unit,
+std::uint32_t write_unit(const ConvertJob& job, ByteSink& sink, const FileUnit& unit,
                          const UnitMaker& make);
 
 // Streams a slice of a tensor to `sink` from `at` on in row-major order; returns the CRC-32 of its

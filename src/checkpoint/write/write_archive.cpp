@@ -81,7 +81,7 @@ std::string root_of(const std::string& file) {
 std::uint32_t stream_parts(const ConvertJob& job, const Tensor& tensor,
                            const std::vector<ArchivePart>& parts, ByteSink& sink,
                            const torch_file::Writer::Slot& slot) {
-  Unit unit{slot.offset, slot.size, {}, true};
+  FileUnit unit{slot.offset, slot.size, {}, true};
   for (const ArchivePart& part : parts) {
     unit.what += std::to_string(part.count) + " of ";
     if (part.source == nullptr) {
@@ -106,7 +106,7 @@ std::uint32_t stream_parts(const ConvertJob& job, const Tensor& tensor,
 std::uint32_t stream_slot(const ConvertJob& job, const Archive& archive,
                           const torch_file::Writer::Slot& slot, ByteSink& sink) {
   if (slot.storage) {
-    const Unit unit{slot.offset, slot.size, "storage", true};
+    const FileUnit unit{slot.offset, slot.size, "storage", true};
     return write_unit(job, sink, unit, [&](ByteSink& out) -> MadeUnit {
       return {stream_storage(job, *slot.storage, out, slot.offset), {}};
     });

@@ -1,0 +1,113 @@
+#include "checkpoint/write/destination.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include "base/one_of.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+bool is_olmo(CheckpointKind kind) {
+  return is_one_of(kind, CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new,
+                   CheckpointKind::olmo_legacy, CheckpointKind::olmo_local);
+}
+
+[[noreturn]] void refuse_target(const std::string& path, const std::string& what) {
+  throw Error(ErrorCode::invalid_argument, what).at_path(path);
+}
+
+bool names_file(const std::filesystem::path& path) {
+  return is_one_of(path.extension(), ".safetensors", ".pt", ".pth");
+}
+
+// The target of a kind that is a file, named by its path.
+Destination file_destination(const std::filesystem::path& path, CheckpointKind kind) {
+  const bool is_safetensors = path.extension() == ".safetensors";
+  if (is_safetensors != (kind == CheckpointKind::safetensors)) {
+    refuse_target(path, "the target's extension is " + path.extension().string() +
+                            ", the kind is " + std::string(to_string(kind)));
+  }
+  const std::string directory = path.parent_path().string();
+  return {directory.empty() ? "." : directory, path.filename().string(), Publishing::file};
+}
+
+Destination destination_in(const Location& where, const ConvertOptions& options) {
+  const bool single =
+      options.to == CheckpointKind::torch_file || options.to == CheckpointKind::safetensors;
+  if (options.resume || options.max_shard_size > 0 ||
+      (!single && options.to != CheckpointKind::dcp)) {
+    throw Error(ErrorCode::unsupported,
+                "in a store a DCP checkpoint or one file can be made, and not resumed")
+        .at_path(to_string(where));
+  }
+  if (where.name.empty() == single) {
+    throw Error(ErrorCode::invalid_argument,
+                single ? "a file needs the name of an object in the store"
+                       : "a DCP checkpoint is at the root of a store, not an object in it")
+        .at_path(to_string(where));
+  }
+  const Publishing publishing = single ? Publishing::file : Publishing::marker;
+  return {where.store->name(), where.name, publishing, where.store};
+}
+
+// `in_parts`: safetensors of several files.
+Destination named_destination(const std::string& path, CheckpointKind kind, bool in_parts) {
+  if (kind == CheckpointKind::rank_files) {
+    throw Error(ErrorCode::unsupported,
+                "checkpoints of this kind are read, not written: " + std::string(to_string(kind)));
+  }
+  if (kind == CheckpointKind::dcp || is_olmo(kind)) {
+    if (names_file(path)) {
+      refuse_target(path, "a checkpoint of kind " + std::string(to_string(kind)) +
+                              " is a directory, the target names a file");
+    }
+    return {path, "", kind == CheckpointKind::dcp ? Publishing::marker : Publishing::directory};
+  }
+  if (names_file(path)) return file_destination(path, kind);
+  return {path, kind == CheckpointKind::safetensors ? "model.safetensors" : "model.pt",
+          in_parts ? Publishing::directory : Publishing::file};
+}
+
+void require_set_of_files(const std::string& path, CheckpointKind kind) {
+  const bool fits = kind == CheckpointKind::safetensors &&
+                    std::filesystem::path(path).extension() != ".safetensors";
+  if (!fits) {
+    refuse_target(path,
+                  "a size for each file makes a set of safetensors, whose target is a directory");
+  }
+}
+
+}  // namespace
+
+Destination destination_of(const Location& target, const ConvertOptions& options) {
+  if (target.store) return destination_in(target, options);
+  const bool in_parts = options.max_shard_size > 0;
+  if (in_parts) require_set_of_files(target.path, options.to);
+  return named_destination(target.path, options.to, in_parts);
+}
+
+// Only a checkpoint is replaced by a directory: whatever else has the name stays.
+void require_checkpoint(const std::string& path) {
+  const std::vector<ObjectInfo> files = posix_store(path)->list();
+  const bool known = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
+    return is_one_of(file.name, "config.yaml", "rank0.pt", "model.pt", "model/rank0.pt") ||
+           file.name.ends_with(".safetensors") || file.name.ends_with(".metadata");
+  });
+  if (known || files.empty()) return;
+  throw Error(ErrorCode::already_exists, "a directory that holds no checkpoint is there already")
+      .at_path(path);
+}
+
+std::string written_path(const Destination& destination) {
+  if (destination.store && !destination.file.empty())
+    return destination.directory + "/" + destination.file;
+  if (destination.publishing != Publishing::file) return destination.directory;
+  return (std::filesystem::path(destination.directory) / destination.file)
+      .lexically_normal()
+      .string();
+}
+
+}  // namespace tessera
