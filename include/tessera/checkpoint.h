@@ -70,24 +70,26 @@ struct ReadOptions {
   bool allow_wrap = false;
   int threads = 2;                   // no more than there are requests are used
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
-  ProgressHook progress;
+  ProgressHook progress = {};
   std::stop_token stop = {};
 };
 
 // What goes where in a read.
 struct ReadRequest {
-  std::string name;            // of a tensor
-  TensorView to;               // shaped like `slice`; a flat range is one dimension
-  std::optional<Slice> slice;  // none: the whole tensor
+  std::string name;                 // of a tensor
+  TensorView to;                    // shaped like `slice`; a flat range is one dimension
+  std::optional<Slice> slice = {};  // none: the whole tensor
 };
 
-// Makes elements [begin, end) of a tensor, in row-major order, as many bytes as `out` has. Called
-// by several threads at once, for any range.
-using ElementFunction = std::function<void(const FlatRange& elements, MutableByteView out)>;
-// A tensor whose elements are computed each time they are read; nothing of them is kept.
-[[nodiscard]] Tensor computed_tensor(DType dtype, const Shape& shape, ElementFunction elements);
-
-struct LoadOptions;
+struct LoadOptions {
+  // Keys of `tree` that the checkpoint lacks are left alone and reported.
+  bool allow_missing = false;
+  bool allow_cast = true;   // dtypes may differ; elements are converted
+  bool allow_wrap = false;  // as in ReadOptions
+  int threads = 2;          // reading threads a rank
+  ProgressHook progress = {};
+  std::stop_token stop = {};
+};
 
 // An opened checkpoint: metadata is in memory, tensor bytes stay where they are. All members may be
 // called from several threads at once.
@@ -123,8 +125,7 @@ struct Checkpoint {
 
   // tree() with every tensor, also inside of tuples and objects, in fresh memory that it owns.
   // Every checksum of the tensors' bytes is checked.
-  [[nodiscard]] Value load() const;
-  [[nodiscard]] Value load(const LoadOptions& options) const;
+  [[nodiscard]] Value load(const LoadOptions& options = {}) const;
   // What `leaves` are, as nested containers: the file's own tree where it holds one, as long as no
   // leaf was taken away or replaced, otherwise unflatten(leaves), with what that throws. A tree of
   // its own: the checkpoint stays as it is when it is changed.
@@ -133,8 +134,8 @@ struct Checkpoint {
 
   // The checkpoint with other leaves, to be read, loaded or converted as this one; no tensor is
   // read for that. `fn` gets each leaf, in order, and gives what stands for it: the same, with
-  // another `name` or `value` (as of computed_tensor), or none: it is left out. Throws `conflict`
-  // when two get one name.
+  // another `name` or `value` (as of computed_tensor in convert.h), or none: it is left out. Throws
+  // `conflict` when two get one name.
   using LeafFunction = std::function<std::optional<Leaf>(Leaf leaf)>;
   [[nodiscard]] Checkpoint map(const LeafFunction& fn) const;
 
@@ -168,12 +169,12 @@ struct Checkpoint {
 struct SaveOptions {
   // dcp, torch_file or safetensors. Unset: what the path's or object's extension says (.pt, .pth,
   // .safetensors), else dcp.
-  std::optional<CheckpointKind> kind;
+  std::optional<CheckpointKind> kind = {};
   bool overwrite = false;  // an existing checkpoint is `already_exists` otherwise
   int threads = 2;         // writing threads a rank
   // Ranks that hold one chunk with different values: `mismatch`, nothing saved; else a warning.
   bool require_equal_copies = false;
-  ProgressHook progress;
+  ProgressHook progress = {};
   std::stop_token stop = {};
 };
 
@@ -200,17 +201,6 @@ IoReport save(const Value& tree, const Location& where, Group& group);
 
 // Loading -----------------------------------------------------------------------------------------
 
-struct LoadOptions {
-  // Keys of `tree` that the checkpoint lacks are left alone and reported.
-  bool allow_missing = false;
-  bool allow_cast = true;  // dtypes may differ; elements are converted
-  // With allow_cast: also into integer types that do not hold every value (docs/design/casts.md).
-  bool allow_wrap = false;
-  int threads = 2;  // reading threads a rank
-  ProgressHook progress;
-  std::stop_token stop = {};
-};
-
 struct LoadReport : IoReport {
   std::vector<std::string> missing;  // keys of `tree` that the checkpoint lacks, sorted
 };
@@ -232,7 +222,6 @@ struct LoadReport : IoReport {
 // checkpoint has for the other key: a difference is `mismatch`. A failure after the beginning
 // leaves the pieces with undefined content.
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options, Group& group);
-// One process alone, or with the options as they are.
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options = {});
 LoadReport load(Value& tree, const Location& where, Group& group);
 // The same from a checkpoint that every rank has opened, also one that map() gave.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -54,7 +55,7 @@ struct ConvertOptions {
   // are.
   std::optional<DType> dequantize;
   OpenOptions open;
-  ProgressHook progress;
+  ProgressHook progress = {};
   // With `resume` what is done so far stays for a later run, without it nothing.
   std::stop_token stop = {};
 };
@@ -83,5 +84,12 @@ ConvertReport convert(const Location& source, const Location& target,
 // `resume` is `unsupported` for what map() gave: a function has no name to know it again by.
 ConvertReport convert(const Checkpoint& source, const Location& target,
                       const ConvertOptions& options = {});
+
+// Makes elements [begin, end) of a tensor, in row-major order, as many bytes as `out` has. Called
+// by several threads at once, for any range.
+using ElementFunction = std::function<void(const FlatRange& elements, MutableByteView out)>;
+// A tensor whose elements are computed each time they are read; nothing of them is kept. The sample
+// is tests/memory/lora.cpp.
+[[nodiscard]] Tensor computed_tensor(DType dtype, const Shape& shape, ElementFunction elements);
 
 }  // namespace tessera

@@ -27,7 +27,7 @@ struct VerifyReport {
 struct VerifyOptions {
   bool read_data = true;  // false: only what the metadata can prove
   int threads = 2;        // 1 to 1024, as everywhere
-  ProgressHook progress;
+  ProgressHook progress = {};
   std::stop_token stop = {};  // ends the work with `cancelled`
 };
 
@@ -39,7 +39,7 @@ struct VerifyOptions {
 
 struct SealOptions {
   int threads = 2;  // 1 to 1024
-  ProgressHook progress;
+  ProgressHook progress = {};
   std::stop_token stop = {};  // ends the work with `cancelled`; nothing is written then
 };
 

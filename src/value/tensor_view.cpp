@@ -19,13 +19,11 @@ class BorrowedSource final : public ByteSource {
     require_range(*this, offset, out.size());
     if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
   }
-  [[nodiscard]] const std::string& name() const override {
-    static const std::string kName = "memory";
-    return kName;
-  }
+  [[nodiscard]] const std::string& name() const override { return name_; }
 
  private:
   ByteView bytes_;
+  const std::string name_ = "memory";
 };
 
 // Bytes from the first element to the end of the last.

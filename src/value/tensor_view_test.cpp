@@ -63,7 +63,7 @@ TEST(TensorView, AsALeafHoldsItsElements) {
   EXPECT_EQ(to.pieces.at(0).storage->data, reinterpret_cast<std::byte*>(memory.data()));
   EXPECT_EQ(to.pieces.at(0).storage->size, 20U);  // to the end of the last element
   EXPECT_EQ(to.pieces.at(0).strides, Shape({3, 1}));
-  const ConstTensorView fixed = view;
+  const ConstTensorView& fixed = view;
   const Tensor from = fixed.tensor();
   EXPECT_EQ(from.pieces.at(0).storage->data, nullptr);
   std::int32_t last = 0;

@@ -196,11 +196,11 @@ TEST(Value, WhatATemporaryGivesOutlivesIt) {
 }
 
 enum class Scoped { one };
-enum Unscoped { kOne };
+enum Unscoped { first };
 
 // What C++ would turn into a bool or a number by itself does not become data.
 template <class T>
-constexpr bool converts = std::is_convertible_v<T, Value>;
+constexpr bool kConverts = std::is_convertible_v<T, Value>;
 static_assert(!std::is_constructible_v<Value, Tensor*> && !std::is_constructible_v<Value, void*>);
 static_assert(!std::is_constructible_v<Value, std::nullptr_t> &&
               !std::is_constructible_v<Value, std::shared_ptr<int>>);
@@ -208,10 +208,10 @@ static_assert(!std::is_constructible_v<Value, char> && !std::is_constructible_v<
               !std::is_constructible_v<Value, char16_t>);
 static_assert(!std::is_constructible_v<Value, Scoped> && !std::is_constructible_v<Value, Unscoped>);
 static_assert(!std::is_constructible_v<Value, int Tensor::*>);
-static_assert(converts<bool> && converts<int> && converts<unsigned> && converts<long> &&
-              converts<long long> && converts<std::size_t> && converts<std::uint8_t>);
-static_assert(converts<float> && converts<double> && converts<const char*> &&
-              converts<std::string> && converts<std::string_view> && converts<Tensor>);
+static_assert(kConverts<bool> && kConverts<int> && kConverts<unsigned> && kConverts<long> &&
+              kConverts<long long> && kConverts<std::size_t> && kConverts<std::uint8_t>);
+static_assert(kConverts<float> && kConverts<double> && kConverts<const char*> &&
+              kConverts<std::string> && kConverts<std::string_view> && kConverts<Tensor>);
 
 TEST(Value, NumbersOfEveryWidthKeepTheirValue) {
   EXPECT_EQ(Value(std::size_t{7}), Value(7));

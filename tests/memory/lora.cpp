@@ -81,7 +81,7 @@ void save_model_and_adapter(const std::string& root) {
 
 TEST(Lora, IsMergedInEightMegabytes) {
   const TemporaryDirectory directory;
-  const std::string root = directory.path();
+  const std::string& root = directory.path();
   save_model_and_adapter(root);
   const std::int64_t height = heap_height_of([&root] {
     const Checkpoint base = Checkpoint::open(root + "/model.safetensors");

@@ -169,10 +169,6 @@ LoadReport load(Value& tree, const Location& where, Group& group) {
   return load(tree, where, {}, group);
 }
 
-Value Checkpoint::load() const {
-  return load(LoadOptions{});
-}
-
 Value Checkpoint::load(const LoadOptions& options) const {
   require_going_on(options.stop);
   require_threads(options.threads);

@@ -10,7 +10,7 @@ namespace tessera {
 void require_castable(DType have, DType want, bool allow_cast, bool allow_wrap) {
   if (have == want) return;
   const std::string both =
-      std::string(to_string(have)) + ", the tree's " + std::string(to_string(want));
+      std::string(to_string(have)) + ", wanted " + std::string(to_string(want));
   if (!allow_cast) throw Error(ErrorCode::mismatch, "the checkpoint's dtype is " + both);
   if (!can_cast(have, want)) {
     throw Error(ErrorCode::unsupported,

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "io/range.h"
-#include "tessera/checkpoint.h"
+#include "tessera/convert.h"
 
 namespace tessera {
 namespace {
@@ -14,10 +14,7 @@ class ComputedSource final : public ByteSource {
       : element_(element), size_(size), elements_(std::move(elements)) {}
 
   [[nodiscard]] std::uint64_t size() const override { return size_; }
-  [[nodiscard]] const std::string& name() const override {
-    static const std::string kName = "a computed tensor";
-    return kName;
-  }
+  [[nodiscard]] const std::string& name() const override { return name_; }
 
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     require_range(*this, offset, out.size());
@@ -39,6 +36,7 @@ class ComputedSource final : public ByteSource {
   std::size_t element_;
   std::uint64_t size_;
   ElementFunction elements_;
+  const std::string name_ = "a computed tensor";
 };
 
 }  // namespace
