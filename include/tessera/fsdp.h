@@ -66,41 +66,8 @@
 
 namespace tessera {
 
-// Makes the parameters of `module` that no unit has yet into one unit over `mesh`. Apply it inside
-// out. Ranks must have built the same module; the values of rank r's own rows are kept. Throws
-// `invalid_argument` for a module that is a unit already, or is inside of one whose unit was made
-// before, a scalar parameter, parameters of mixed dtype or device, or a parameter that a unit
-// elsewhere holds too; `mismatch` when shapes differ over the ranks. What is on the meta device
-// gets its data first, see tessera/deferred_init.h; ignored parameters do not. Collective.
-template <typename Impl>
-void fully_shard(const std::shared_ptr<Impl>& module, const Mesh& mesh,
-                 const ShardOptions& options = {}) {
-  detail::check_has_forward<Impl>();
-  detail::shard_module(module, {mesh, mesh, std::nullopt, options, {}},
-                       detail::make_slot_maker(module));
-}
-template <typename Impl>
-void fully_shard(const torch::nn::ModuleHolder<Impl>& module, const Mesh& mesh,
-                 const ShardOptions& options = {}) {
-  fully_shard(module.ptr(), mesh, options);
-}
-
-// The same over two dimensions: parameters are sharded over `mesh.shard`, and copies of them are
-// kept in step over `mesh.replicate`; gradients are averaged over all ranks (PyTorch's HSDP).
-template <typename Impl>
-void fully_shard(const std::shared_ptr<Impl>& module, const HybridMesh& mesh,
-                 const ShardOptions& options = {}) {
-  detail::check_has_forward<Impl>();
-  detail::shard_module(module, {mesh.all, mesh.shard, mesh.replicate, options, {}},
-                       detail::make_slot_maker(module));
-}
-template <typename Impl>
-void fully_shard(const torch::nn::ModuleHolder<Impl>& module, const HybridMesh& mesh,
-                 const ShardOptions& options = {}) {
-  fully_shard(module.ptr(), mesh, options);
-}
-
-// One of several modules; made where fully_shard is called.
+// A module as the functions below take it: a holder or a shared_ptr of its class, which has
+// forward. Made where they are called.
 class UnitMember {
  public:
   template <typename Impl>
@@ -117,10 +84,22 @@ class UnitMember {
   detail::UnitModule module_;
 };
 
+// Makes the parameters of `module` that no unit has yet into one unit over `mesh`. Apply it inside
+// out. Ranks must have built the same module; the values of rank r's own rows are kept. Throws
+// `invalid_argument` for a module that is a unit already, or is inside of one whose unit was made
+// before, a scalar parameter, parameters of mixed dtype or device, or a parameter that a unit
+// elsewhere holds too; `mismatch` when shapes differ over the ranks. What is on the meta device
+// gets its data first, see tessera/deferred_init.h; ignored parameters do not. Collective.
+void fully_shard(const UnitMember& module, const Mesh& mesh, const ShardOptions& options = {});
+// The same over two dimensions: parameters are sharded over `mesh.shard`, and copies of them are
+// kept in step over `mesh.replicate`; gradients are averaged over all ranks (PyTorch's HSDP).
+void fully_shard(const UnitMember& module, const HybridMesh& mesh,
+                 const ShardOptions& options = {});
+
 // Several modules as one unit, `fully_shard({norm, head}, mesh)`: gathered by the call of the first
 // of them and freed when all have been called, or with the outermost call; reduced when the
-// backwards of all that were called are done. None of them can be the model's outermost
-// module. Those that another one contains count with it.
+// backwards of all that were called are done. None of them can be the model's outermost module.
+// Those that another one contains count with it.
 void fully_shard(const std::vector<UnitMember>& modules, const Mesh& mesh,
                  const ShardOptions& options = {});
 void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
@@ -136,18 +115,7 @@ void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
 // training each rank has to call the model as often as the others: who did not, and left out a
 // backward, gets `mismatch` at the next reduction, as all others do. A rank that leaves out whole
 // steps goes through the others' ones with its later batches, until it comes to its end first.
-template <typename Impl>
-void replicate(const std::shared_ptr<Impl>& module, const Mesh& mesh,
-               const ReplicateOptions& options = {}) {
-  detail::check_has_forward<Impl>();
-  detail::shard_module(module, {mesh, std::nullopt, mesh, {}, options},
-                       detail::make_slot_maker(module));
-}
-template <typename Impl>
-void replicate(const torch::nn::ModuleHolder<Impl>& module, const Mesh& mesh,
-               const ReplicateOptions& options = {}) {
-  replicate(module.ptr(), mesh, options);
-}
+void replicate(const UnitMember& module, const Mesh& mesh, const ReplicateOptions& options = {});
 
 // Gives every rank rank 0's parameters and buffers. Before sharding. Throws `invalid_argument` for
 // what is on the meta device. Collective.

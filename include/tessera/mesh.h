@@ -37,6 +37,7 @@ struct MeshOptions {
 
 namespace detail {
 struct MeshState;
+struct MeshAccess;
 }  // namespace detail
 
 struct HybridMesh;
@@ -83,12 +84,12 @@ class Mesh {
   // same size it gives the same meshes. Collective.
   [[nodiscard]] HybridMesh split(int shard_size) const;
 
-  // Internal.
-  explicit Mesh(std::shared_ptr<detail::MeshState> state) noexcept : state_(std::move(state)) {}
-  [[nodiscard]] const std::shared_ptr<detail::MeshState>& state() const noexcept { return state_; }
   [[nodiscard]] bool operator==(const Mesh&) const noexcept = default;
 
  private:
+  friend struct detail::MeshAccess;
+  explicit Mesh(std::shared_ptr<detail::MeshState> state) noexcept : state_(std::move(state)) {}
+
   std::shared_ptr<detail::MeshState> state_;
 };
 

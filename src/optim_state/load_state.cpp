@@ -17,6 +17,7 @@
 #include "optim_state/state_message.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
+#include "torch/mesh_state.h"
 #include "torch/tensor.h"
 
 namespace tessera::detail {
@@ -123,8 +124,8 @@ Loader::Loader(const OptimModel& model, const LoadRequest& request, const GroupO
       for (const auto& param : model.params()) {
         if (!param.unit && !group.mesh()) continue;
         const auto mesh = param.unit ? param.unit->mesh() : *group.mesh();
-        if (!seen.insert(mesh.state().get()).second) continue;
-        auto& told = told_[mesh.state().get()];
+        if (!seen.insert(state_of(mesh).get()).second) continue;
+        auto& told = told_[state_of(mesh).get()];
         for (auto& described : all_trees(mesh.group(), kLoading, prepare))
           told.push_back({described, NamedStates(model, described.at("state"))});
       }
@@ -227,7 +228,7 @@ bool is_all_here(const Unit& unit, std::size_t place, const Scattered& scattered
 
 void Loader::load_chunks(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made) {
   const auto mesh = batch.unit ? batch.unit->mesh() : group_.mesh().value();
-  const auto& trees = told_.at(mesh.state().get());
+  const auto& trees = told_.at(state_of(mesh).get());
   struct Target {
     const ModelParam* param;
     std::size_t index;

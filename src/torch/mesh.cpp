@@ -149,7 +149,7 @@ HybridMesh Mesh::split(int shard_size) const {
   const int place = state.rank % shard_size, replica = state.rank / shard_size;
   HybridMesh hybrid{*this, part("shard", replica, place, shard_size),
                     part("replicate", place, replica, state.size / shard_size)};
-  state.splits.emplace(shard_size, std::pair(hybrid.shard.state(), hybrid.replicate.state()));
+  state.splits.emplace(shard_size, std::pair(hybrid.shard.state_, hybrid.replicate.state_));
   return hybrid;
 }
 

@@ -32,4 +32,16 @@ struct MeshState {
   std::uint32_t units_made = 0;              // ever, the same on all ranks
 };
 
+// What of a Mesh is the runtime's alone.
+struct MeshAccess {
+  static const std::shared_ptr<MeshState>& state(const Mesh& mesh) noexcept { return mesh.state_; }
+  static Mesh mesh(std::shared_ptr<MeshState> state) noexcept { return Mesh(std::move(state)); }
+};
+inline const std::shared_ptr<MeshState>& state_of(const Mesh& mesh) noexcept {
+  return MeshAccess::state(mesh);
+}
+inline Mesh mesh_of(std::shared_ptr<MeshState> state) noexcept {
+  return MeshAccess::mesh(std::move(state));
+}
+
 }  // namespace tessera::detail

@@ -39,7 +39,7 @@ TEST(Transport, SumsOfEverySizeAndType) {
           values.push_back(whole_numbers(elements, type, mesh.rank()));
           expected.push_back(torch::zeros_like(values.back()));
           for (int r = 0; r < ranks; ++r) expected.back() += whole_numbers(elements, type, r);
-          sums.push_back(mesh.state()->transport->start_sum(values.back()));
+          sums.push_back(detail::state_of(mesh)->transport->start_sum(values.back()));
         }
         for (const auto& sum : sums) sum->finish();
         for (std::size_t i = 0; i < values.size(); ++i)
@@ -54,7 +54,7 @@ TEST(Transport, ASumHasTheSameBitsOnAllRanks) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       auto random = torch::make_generator<at::CPUGeneratorImpl>(mesh.rank());
       auto values = torch::randn({50'000}, random).to(type);
-      mesh.state()->transport->start_sum(values)->finish();
+      detail::state_of(mesh)->transport->start_sum(values)->finish();
       const auto* bytes = static_cast<const std::byte*>(values.const_data_ptr());
       const auto all = mesh.group().all_gather(Bytes(bytes, bytes + values.nbytes()));
       EXPECT_EQ(all[0], all[1]);
@@ -71,7 +71,7 @@ TEST(Transport, RanksThatSumDifferentLengthsAreTold) {
         [length](Mesh& mesh) {
           auto values = torch::ones({mesh.rank() == 0 ? 1'000 : length});
           try {
-            mesh.state()->transport->start_sum(values)->finish();
+            detail::state_of(mesh)->transport->start_sum(values)->finish();
             ADD_FAILURE() << "no Error";
           } catch (const Error& error) {
             EXPECT_EQ(error.code(), ErrorCode::mismatch) << error.what();

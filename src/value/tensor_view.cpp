@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "io/range.h"
+#include "layout/strided.h"
 #include "tessera/error.h"
 
 namespace tessera {

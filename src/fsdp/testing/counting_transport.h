@@ -122,7 +122,7 @@ class CountingGroup final : public Group {
 
 // From here on `counts`, which outlives the mesh, sees all that passes through `mesh`.
 inline void count(const Mesh& mesh, Counts& counts) {
-  auto& state = *mesh.state();
+  auto& state = *detail::state_of(mesh);
   state.transport = std::make_unique<CountingTransport>(std::move(state.transport), counts);
   state.group = std::make_unique<CountingGroup>(std::move(state.group), counts);
 }

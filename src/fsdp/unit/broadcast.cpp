@@ -48,7 +48,7 @@ void broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
   const torch::NoGradGuard no_grad;
   for (auto& tensor : tensors) tensor = tensor.detach();
   communicate("broadcast of a module's state", [&] {
-    require_same_call(mesh.state()->names.get(), "broadcast of " + name_of_all(tensors));
+    require_same_call(state_of(mesh)->names.get(), "broadcast of " + name_of_all(tensors));
     c10d::broadcast_coalesced(mesh.process_group(), tensors, message_bytes, 0);
   });
 }

@@ -10,6 +10,7 @@
 #include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/compat.h"
+#include "torch/mesh_state.h"
 
 namespace tessera {
 namespace {
@@ -17,12 +18,12 @@ namespace {
 // Units keep hooks and the mesh keeps units, so a hook may not keep the mesh.
 class WeakMesh {
  public:
-  explicit WeakMesh(const Mesh& mesh) : state_(mesh.state()) {}
+  explicit WeakMesh(const Mesh& mesh) : state_(detail::state_of(mesh)) {}
   [[nodiscard]] Mesh get() const {
     auto state = state_.lock();
     if (!state)
       throw Error(ErrorCode::invalid_argument, "the mesh of a communication hook is gone");
-    return Mesh(std::move(state));
+    return detail::mesh_of(std::move(state));
   }
 
  private:

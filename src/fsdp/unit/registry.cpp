@@ -88,7 +88,7 @@ void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh) {
   auto& all = tables();
   std::vector<std::shared_ptr<void>> dropped;  // destroyed after the lock is gone
   const std::unique_lock lock(all.mutex);
-  auto& owned = mesh.state()->units;
+  auto& owned = state_of(mesh)->units;
   const auto dead = std::stable_partition(owned.begin(), owned.end(), [](const auto& entry) {
     return !std::static_pointer_cast<Unit>(entry)->modules().empty();
   });

@@ -106,17 +106,17 @@ at::ScalarType compute_type(at::ScalarType own, const MixedPrecision& precision)
 Mesh alive(const std::weak_ptr<MeshState>& weak) {
   auto state = weak.lock();
   if (!state) throw Error(ErrorCode::invalid_argument, "the mesh of a sharded module is gone");
-  return Mesh(std::move(state));
+  return mesh_of(std::move(state));
 }
 
 }  // namespace
 
 Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
            const std::vector<at::Tensor>& parameters)
-    : mesh_(spec.shard.value_or(spec.mesh).state()),
-      all_ranks_(spec.mesh.state()),
+    : mesh_(state_of(spec.shard.value_or(spec.mesh))),
+      all_ranks_(state_of(spec.mesh)),
       device_(spec.mesh.device()),
-      number_(spec.mesh.state()->units_made++),
+      number_(state_of(spec.mesh)->units_made++),
       is_sharded_(spec.shard.has_value()),
       is_hybrid_(spec.shard && spec.replicate && spec.replicate->size() > 1),
       casts_root_inputs_(spec.cast_root_inputs),
@@ -178,7 +178,7 @@ void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& param
                 c10::elementSize(compute)),
       ParamStoreOptions{
           .rank = mesh.rank(),
-          .transport = mesh.state()->transport.get(),
+          .transport = state_of(mesh)->transport.get(),
           .device = spec.mesh.device(),
           .shard_device = options_.offload_to_cpu ? torch::Device(at::kCPU) : spec.mesh.device(),
           .compute = compute},
@@ -214,7 +214,7 @@ void Unit::make_parking(const UnitSpec& spec, const std::vector<Shape>& shapes) 
     return;
   }
   const auto part = spec.shard->split(ranks).shard;
-  store_->open_parking(rows_layout(shapes, ranks, 1), part.rank(), *part.state()->transport);
+  store_->open_parking(rows_layout(shapes, ranks, 1), part.rank(), *state_of(part)->transport);
 }
 
 std::int64_t Unit::held_from(std::size_t index) const {
@@ -239,7 +239,7 @@ void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
     const auto& mesh = spec.replicate.value_or(spec.mesh);
     auto buckets = std::make_unique<BucketReducer>(
         params_, BucketReducerOptions{.ranks = ranks,
-                                      .transport = mesh.state()->transport.get(),
+                                      .transport = state_of(mesh)->transport.get(),
                                       .buckets = spec.buckets,
                                       .dtype = dtype,
                                       .divisor = divisor});
@@ -253,7 +253,7 @@ void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
       ShardReducerOptions{
           .ranks = ranks,
           .shard_world = spec.shard->size(),
-          .replicas = has_replicas ? spec.replicate->state()->transport.get() : nullptr,
+          .replicas = has_replicas ? state_of(*spec.replicate)->transport.get() : nullptr,
           .dtype = dtype,
           .kept_dtype = options_.mixed_precision.keep_low_precision_grads
                             ? compute_type(parameter_type, options_.mixed_precision)

@@ -66,6 +66,18 @@ void shard_members(const std::vector<UnitMember>& members, const detail::UnitSpe
 
 }  // namespace
 
+void fully_shard(const UnitMember& module, const Mesh& mesh, const ShardOptions& options) {
+  shard_members({module}, {mesh, mesh, std::nullopt, options, {}});
+}
+
+void fully_shard(const UnitMember& module, const HybridMesh& mesh, const ShardOptions& options) {
+  shard_members({module}, {mesh.all, mesh.shard, mesh.replicate, options, {}});
+}
+
+void replicate(const UnitMember& module, const Mesh& mesh, const ReplicateOptions& options) {
+  shard_members({module}, {mesh, std::nullopt, mesh, {}, options});
+}
+
 void fully_shard(const std::vector<UnitMember>& modules, const Mesh& mesh,
                  const ShardOptions& options) {
   shard_members(modules, {mesh, mesh, std::nullopt, options, {}});
