@@ -143,6 +143,11 @@ class Budgets(unittest.TestCase):
         for word in ("TO" "DO", "FIX" "ME", "XX" "X"):
             self.assertEqual(len(budgets({"a.md": f"{word}: later\n"})), 1, word)
 
+    def test_public_pages(self):
+        headers = {f"include/tessera/{name}.h": lines(200) for name in ("error", "value", "storage", "comm", "fsdp")}
+        self.assertEqual(budgets({**headers, "include/tessera/optim.h": lines(200), "include/tessera/ddp.h": lines(200)}), [])
+        self.assertEqual(len(budgets({**headers, "include/tessera/optim.h": lines(201)})), 1)
+
     def test_public_headers_name_no_rows(self):
         for text in ("// Agrees (P-03).", "// As there (spec F5).", "// Both (F26, F27) hold."):
             self.assertEqual(len(budgets({"include/tessera/a.h": text + "\n"})), 1, text)

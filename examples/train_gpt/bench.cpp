@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/error.h"
+#include "tessera/trace.h"
 #include "training.h"
 
 namespace {

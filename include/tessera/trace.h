@@ -67,4 +67,15 @@ class [[nodiscard]] Trace {
   std::vector<std::weak_ptr<detail::Unit>> units_;
 };
 
+// What a unit holds and has done, for tests and reports.
+struct UnitReport {
+  std::string name;                  // of its module below the module asked for; empty: itself
+  std::int64_t parameters = 0;       // elements, whole
+  std::uint64_t shard_bytes = 0;     // held always
+  std::uint64_t gathered_bytes = 0;  // held now for the gathered parameters; 0 when freed
+  std::uint64_t gathers = 0;         // since fully_shard
+  std::uint64_t reductions = 0;
+};
+[[nodiscard]] std::vector<UnitReport> unit_reports(ModuleRef module);
+
 }  // namespace tessera

@@ -9,6 +9,7 @@
 #include "tessera/error.h"
 #include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/trace.h"
 #include "torch/testing.h"
 
 namespace tessera {

@@ -8,6 +8,7 @@
 #include "fsdp/state/model_state.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/error.h"
+#include "tessera/trace.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
 

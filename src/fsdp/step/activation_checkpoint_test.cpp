@@ -9,6 +9,7 @@
 #include "tessera/activation_checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
+#include "tessera/trace.h"
 #include "torch/testing.h"
 
 namespace tessera {

@@ -7,6 +7,7 @@
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"
+#include "tessera/trace.h"
 #include "torch/testing.h"
 
 namespace tessera {

@@ -18,6 +18,7 @@
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/trace.h"
 #include "torch/testing.h"
 
 namespace tessera {

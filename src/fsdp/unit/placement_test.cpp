@@ -11,6 +11,7 @@
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/full_params.h"
+#include "tessera/trace.h"
 #include "torch/testing.h"
 
 namespace tessera {

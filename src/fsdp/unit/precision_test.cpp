@@ -14,6 +14,7 @@
 #include "tessera/optim.h"
 #include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/trace.h"
 #include "torch/testing.h"
 
 namespace tessera {

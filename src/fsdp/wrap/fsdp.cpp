@@ -1,4 +1,5 @@
 #include "tessera/fsdp.h"
+#include "tessera/trace.h"
 
 #include <torch/torch.h>
 

@@ -15,6 +15,7 @@
 #include "tessera/optimizer_in_backward.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/pytorch/wrap_scope.h"
+#include "tessera/trace.h"
 #include "torch/testing.h"
 
 namespace tessera {

@@ -13,6 +13,7 @@
 #include "layout/plan.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/trace.h"
 #include "torch/testing.h"
 
 namespace tessera {

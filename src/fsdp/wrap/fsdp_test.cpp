@@ -1,5 +1,6 @@
 // Training sharded gives the numbers of training whole (spec T1), with threads as ranks.
 #include "tessera/fsdp.h"
+#include "tessera/trace.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -12,6 +12,7 @@
 #include "tessera/error.h"
 #include "tessera/optim.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/trace.h"
 #include "torch/testing.h"
 
 namespace tessera {
