@@ -4,6 +4,23 @@
 #include "tessera/layout.h"
 
 namespace tessera {
+namespace {
+
+bool is_inside(const Box& box, const Shape& shape) {
+  if (box.offsets.size() != shape.size() || box.sizes.size() != shape.size()) return false;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    const bool fits = box.offsets[d] >= 0 && box.sizes[d] >= 0 && box.offsets[d] <= shape[d] &&
+                      box.sizes[d] <= shape[d] - box.offsets[d];
+    if (!fits) return false;
+  }
+  return true;
+}
+
+bool is_inside(const FlatRange& range, const Shape& shape) {
+  return range.begin >= 0 && range.end >= range.begin && range.end <= numel(shape);
+}
+
+}  // namespace
 
 std::int64_t numel(const Shape& shape) {
   // A zero size makes the product zero whatever the others are, so look for it before multiplying.
@@ -60,21 +77,12 @@ std::string to_string(const Slice& slice) {
 }
 
 void require_inside(const Slice& slice, const Shape& shape) {
-  const auto refuse = [&] {
+  const bool inside =
+      std::visit([&shape](const auto& part) { return is_inside(part, shape); }, slice);
+  if (!inside) {
     throw Error(ErrorCode::corrupt, "slice " + to_string(slice) +
                                         " is not inside a tensor of shape " + to_string(shape));
-  };
-  if (const Box* box = std::get_if<Box>(&slice)) {
-    if (box->offsets.size() != shape.size() || box->sizes.size() != shape.size()) refuse();
-    for (std::size_t d = 0; d < shape.size(); ++d) {
-      const bool fits = box->offsets[d] >= 0 && box->sizes[d] >= 0 && box->offsets[d] <= shape[d] &&
-                        box->sizes[d] <= shape[d] - box->offsets[d];
-      if (!fits) refuse();
-    }
-    return;
   }
-  const FlatRange& range = std::get<FlatRange>(slice);
-  if (range.begin < 0 || range.end < range.begin || range.end > numel(shape)) refuse();
 }
 
 }  // namespace tessera

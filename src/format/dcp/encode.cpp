@@ -25,14 +25,7 @@ class Encoder {
       }
       entries.set_item(name, entry.is_tensor ? tensor_of(entry) : instance(bytes_class_, {}));
       if (metadata.has_planner_data) paths.set_item(name, path_of(entry, name));
-      if (!entry.is_tensor) {
-        items.set_item(index_of(name, nullptr, {}), info_of(entry.item));
-        continue;
-      }
-      std::int64_t number = 0;
-      for (const Chunk& chunk : entry.chunks) {
-        items.set_item(index_of(name, &chunk.box.offsets, Value(number++)), info_of(chunk.item));
-      }
+      add_items(entry, name, items);
     }
     const Value root =
         instance(known(metadata_module_, "Metadata"),
@@ -45,6 +38,17 @@ class Encoder {
   }
 
  private:
+  void add_items(const Entry& entry, const Value& name, Value& items) {
+    if (!entry.is_tensor) {
+      items.set_item(index_of(name, nullptr, {}), info_of(entry.item));
+      return;
+    }
+    std::int64_t number = 0;
+    for (const Chunk& chunk : entry.chunks) {
+      items.set_item(index_of(name, &chunk.box.offsets, Value(number++)), info_of(chunk.item));
+    }
+  }
+
   static Value known(const Value& module, const char* name) {
     return Value::global_of(module, Value(name));
   }

@@ -53,6 +53,17 @@ bool is_key(const Value& value) {
   return value.is(Value::Kind::string) || value.is(Value::Kind::integer);
 }
 
+// (keys, flag)
+std::optional<Key> key_of(const Value& pair) {
+  if (!pair.is(Value::Kind::tuple) || pair.size() != 2) return std::nullopt;
+  const Value& keys = pair.items()[0];
+  const Value& flag = pair.items()[1];
+  const bool right = keys.is(Value::Kind::tuple) && keys.size() != 0 &&
+                     flag.is(Value::Kind::boolean) && std::ranges::all_of(keys.items(), is_key);
+  if (!right) return std::nullopt;
+  return Key{keys.items(), flag.as_bool()};
+}
+
 }  // namespace
 
 std::string encode_key(const Key& key) {
@@ -64,15 +75,7 @@ std::optional<Key> decode_key(std::string_view name) {
   const auto bytes = from_base64(name);
   if (!bytes || bytes->front() != std::byte{0x80}) return std::nullopt;
   try {
-    const pickle::Parsed parsed = pickle::read(*bytes);
-    if (!parsed.value.is(Value::Kind::tuple) || parsed.value.size() != 2) return std::nullopt;
-    const Value& keys = parsed.value.items()[0];
-    const Value& flag = parsed.value.items()[1];
-    if (!keys.is(Value::Kind::tuple) || keys.size() == 0 || !flag.is(Value::Kind::boolean) ||
-        !std::all_of(keys.items().begin(), keys.items().end(), is_key)) {
-      return std::nullopt;
-    }
-    return Key{keys.items(), flag.as_bool()};
+    return key_of(pickle::read(*bytes).value);
   } catch (const Error&) {
     return std::nullopt;
   }

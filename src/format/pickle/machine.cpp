@@ -1,7 +1,9 @@
 #include "format/pickle/machine.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "base/one_of.h"
 #include "format/pickle/text.h"
 #include "value/integer.h"
 #include "value/render.h"
@@ -26,6 +28,15 @@ constexpr int kNewestProtocol = 5;
 
 std::uint64_t saturating_add(std::uint64_t a, std::uint64_t b) {
   return a + b < a ? ~std::uint64_t{0} : a + b;
+}
+
+// Python's dicts take what has a hash; two kinds that have one are not kept here.
+void require_key(const Value& key) {
+  if (is_one_of(key.kind(), Kind::list, Kind::dict, Kind::set, Kind::bytearray))
+    corrupt(std::string(describe(key.kind())) + " as a key of a dict");
+  if (key.is(Kind::tensor)) throw Error(ErrorCode::unsupported, "a tensor as a key of a dict");
+  if (key.is(Kind::real) && std::isnan(key.as_real()))
+    throw Error(ErrorCode::unsupported, "NaN as a key of a dict");
 }
 
 }  // namespace
@@ -197,7 +208,7 @@ void Machine::require_changeable(const Slot& slot) const {
   if (slot.cell == 0 || cells_[slot.cell].contained) refuse_cycle();
 }
 
-void Machine::push_sequence(std::size_t first, Kind kind) {
+void Machine::push_sequence(std::size_t first, Value (*make)(Value::List items)) {
   const std::uint32_t cell = new_cell();
   Value::List items;
   items.reserve(stack_.size() - first);
@@ -206,17 +217,7 @@ void Machine::push_sequence(std::size_t first, Kind kind) {
     items.push_back(std::move(stack_[i].value));
   }
   stack_.resize(first);
-  switch (kind) {
-    case Kind::tuple:
-      stack_.push_back({Value::tuple(std::move(items)), cell});
-      break;
-    case Kind::list:
-      stack_.push_back({Value::list(std::move(items)), cell});
-      break;
-    default:
-      stack_.push_back({Value::frozenset(std::move(items)), cell});
-      break;
-  }
+  stack_.push_back({make(std::move(items)), cell});
 }
 
 void Machine::push_dict(std::size_t first) {
@@ -279,22 +280,7 @@ void Machine::set_item(Slot& target, Slot key, Slot value) {
     items.emplace_back(std::move(key.value), std::move(value.value));
     return;
   }
-  switch (key.value.kind()) {
-    case Kind::list:
-    case Kind::dict:
-    case Kind::set:
-    case Kind::bytearray:
-      corrupt(std::string(describe(key.value.kind())) + " as a key of a dict");
-    case Kind::tensor:
-      throw Error(ErrorCode::unsupported, "a tensor as a key of a dict");
-    case Kind::real:
-      if (key.value.as_real() != key.value.as_real()) {
-        throw Error(ErrorCode::unsupported, "NaN as a key of a dict");
-      }
-      break;
-    default:
-      break;
-  }
+  require_key(key.value);
   const std::size_t before = target.value.size();
   const Value kept = key.value;
   target.value.set_item(std::move(key.value), std::move(value.value));
@@ -331,16 +317,20 @@ void Machine::count_entry() {
 }
 
 void Machine::recall(std::uint64_t index) {
-  if (index < memo_.size() && memo_[index].cell != kUnset) return push_slot(memo_[index]);
-  const auto found = sparse_memo_.find(index);
-  if (found == sparse_memo_.end()) {
-    if (!skipped_.empty()) {
-      read_skipped();
-      return recall(index);
-    }
-    corrupt("memo entry " + std::to_string(index) + " is used and was never set");
+  const Slot* slot = memo_entry(index);
+  if (slot == nullptr && !skipped_.empty()) {
+    read_skipped();
+    slot = memo_entry(index);
   }
-  push_slot(found->second);
+  if (slot == nullptr)
+    corrupt("memo entry " + std::to_string(index) + " is used and was never set");
+  push_slot(*slot);
+}
+
+const Machine::Slot* Machine::memo_entry(std::uint64_t index) const {
+  if (index < memo_.size() && memo_[index].cell != kUnset) return &memo_[index];
+  const auto found = sparse_memo_.find(index);
+  return found == sparse_memo_.end() ? nullptr : &found->second;
 }
 
 std::uint64_t Machine::parse_index(std::string_view text) {

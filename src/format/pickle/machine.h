@@ -60,7 +60,8 @@ class Machine {
   // Containers.
   void contain(std::uint32_t parent, const Slot& child);
   void require_changeable(const Slot& slot) const;
-  void push_sequence(std::size_t first, Value::Kind kind);  // of all slots from `first`
+  // Makes one of all slots from `first`.
+  void push_sequence(std::size_t first, Value (*make)(Value::List items));
   void push_dict(std::size_t first);
   void append_items(std::size_t first);  // to the slot below `first`
   void add_to_set(std::size_t first);
@@ -72,6 +73,7 @@ class Machine {
   void memoize(std::uint64_t index);
   void count_entry();
   void recall(std::uint64_t index);
+  [[nodiscard]] const Slot* memo_entry(std::uint64_t index) const;  // null: never put
   [[nodiscard]] static std::uint64_t parse_index(std::string_view text);
 
   // Skipped lists (skip.cpp).

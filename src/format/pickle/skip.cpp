@@ -211,31 +211,25 @@ bool Machine::may_skip() const {
   const Value& list = stack_[size - 1].value;
   const Value& key = stack_[size - 2].value;
   const Value& owner = stack_[marks_.back() - 2].value;
-  if (!list.is(Kind::list) || list.size() != 0 || !key.is(Kind::string) ||
-      !owner.is(Kind::object) || !owner.as_object().callable.is(Kind::global)) {
-    return false;
-  }
-  return std::any_of(options_.skip->lists.begin(), options_.skip->lists.end(),
-                     [&](const SkipRule::Attribute& list_of) {
-                       return key.as_string() == list_of.name &&
-                              class_name(owner.as_object().callable) == list_of.owner;
-                     });
+  const bool empty_attribute = list.is(Kind::list) && list.size() == 0 && key.is(Kind::string);
+  if (!empty_attribute || !owner.is(Kind::object)) return false;
+  const Value& owner_class = owner.as_object().callable;
+  return owner_class.is(Kind::global) &&
+         std::ranges::any_of(options_.skip->lists, [&](const SkipRule::Attribute& list_of) {
+           return key.as_string() == list_of.name && class_name(owner_class) == list_of.owner;
+         });
 }
 
 void Machine::skip_list() {
   Skipper skipper(cursor_.rest(), memo_end_, *options_.skip);
   const bool plain = skipper.run([this](std::uint64_t index) {
     if (index >= memo_end_) return true;  // put in this list
-    const Slot* slot = nullptr;
-    if (index < memo_.size() && memo_[index].cell != kUnset) slot = &memo_[index];
-    const auto sparse = slot == nullptr ? sparse_memo_.find(index) : sparse_memo_.end();
-    if (sparse != sparse_memo_.end()) slot = &sparse->second;
+    const Slot* slot = memo_entry(index);
     // What no value was made for lies in a skipped list, where every name is one of the rule's.
     if (slot == nullptr) return !skipped_.empty();
     if (!slot->value.is(Kind::global)) return true;
     const std::string name = class_name(slot->value);
-    const auto& classes = options_.skip->classes;
-    return std::find(classes.begin(), classes.end(), name) != classes.end();
+    return std::ranges::count(options_.skip->classes, name) != 0;
   });
   if (!plain) {
     skipping_ = false;

@@ -7,8 +7,6 @@
 namespace tessera::pickle {
 namespace {
 
-using Kind = Value::Kind;
-
 std::vector<std::byte> copy(ByteView bytes) {
   return {bytes.begin(), bytes.end()};
 }
@@ -39,7 +37,7 @@ constinit const std::array<Machine::Step, 256> Machine::kSteps = [] {
     m.push(Value::bytes(copy(m.cursor_.bytes(o.argument))));
   };
   const Step push_integer = [](M& m, O&) { m.push(parse_integer(m.cursor_.line())); };
-  const Step push_tuple = [](M& m, O& o) { m.push_sequence(m.first_of(o), Kind::tuple); };
+  const Step push_tuple = [](M& m, O& o) { m.push_sequence(m.first_of(o), Value::tuple); };
   const Step append = [](M& m, O& o) { m.append_items(m.first_of(o)); };
   const Step set_items = [](M& m, O& o) { m.set_items(m.first_of(o)); };
   const Step put = [](M& m, O& o) { m.memoize(m.cursor_.number(o.argument)); };
@@ -87,8 +85,8 @@ constinit const std::array<Machine::Step, 256> Machine::kSteps = [] {
           {Op::empty_list, [](M& m, O&) { m.push_container(Value::list()); }},
           {Op::empty_set, [](M& m, O&) { m.push_container(Value::set()); }},
           {Op::empty_dict, [](M& m, O&) { m.push_container(Value::dict()); }},
-          {Op::list, [](M& m, O& o) { m.push_sequence(m.first_of(o), Kind::list); }},
-          {Op::frozenset, [](M& m, O& o) { m.push_sequence(m.first_of(o), Kind::frozenset); }},
+          {Op::list, [](M& m, O& o) { m.push_sequence(m.first_of(o), Value::list); }},
+          {Op::frozenset, [](M& m, O& o) { m.push_sequence(m.first_of(o), Value::frozenset); }},
           {Op::dict, [](M& m, O& o) { m.push_dict(m.first_of(o)); }},
           {Op::append, append},
           {Op::appends, append},

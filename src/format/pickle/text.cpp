@@ -48,6 +48,33 @@ void append_utf8(std::string& out, std::uint32_t code) {
   }
 }
 
+// What a literal of protocol 0 has between its quotes; blanks behind it do not count.
+std::string_view between_quotes(std::string_view literal) {
+  literal = literal.substr(0, literal.find_last_not_of("\r ") + 1);
+  const bool quoted = literal.size() >= 2 && literal.front() == literal.back() &&
+                      (literal.front() == '\'' || literal.front() == '"');
+  if (!quoted) throw Error(ErrorCode::corrupt, "a string is not in quotes");
+  return literal.substr(1, literal.size() - 2);
+}
+
+// Takes an escape, whose backslash comes first, off the text and gives what it stands for.
+char take_escape(std::string_view& text) {
+  constexpr std::string_view kLetters = "\\'\"abfnrtv";
+  constexpr std::string_view kMeanings = "\\'\"\a\b\f\n\r\t\v";
+  const char letter = text.size() > 1 ? text[1] : '\0';
+  if (letter == 'x') {
+    const auto code = static_cast<char>(hex(text.substr(2), 2));
+    text.remove_prefix(4);
+    return code;
+  }
+  const std::size_t known = kLetters.find(letter);
+  if (known == std::string_view::npos) {
+    throw Error(ErrorCode::corrupt, "a string has an escape that Python does not write");
+  }
+  text.remove_prefix(2);
+  return kMeanings[known];
+}
+
 }  // namespace
 
 void require_utf8(std::string_view text) {
@@ -86,31 +113,14 @@ std::string bytes_to_latin1(ByteView bytes) {
 }
 
 std::string unquote(std::string_view literal) {
-  while (!literal.empty() && (literal.back() == '\r' || literal.back() == ' ')) {
-    literal.remove_suffix(1);
-  }
-  if (literal.size() < 2 || literal.front() != literal.back() ||
-      (literal.front() != '\'' && literal.front() != '"')) {
-    throw Error(ErrorCode::corrupt, "a string is not in quotes");
-  }
-  literal = literal.substr(1, literal.size() - 2);
-  constexpr std::string_view kLetters = "\\'\"abfnrtv";
-  constexpr std::string_view kMeanings = "\\'\"\a\b\f\n\r\t\v";
+  literal = between_quotes(literal);
   std::string text;
-  for (std::size_t i = 0; i < literal.size(); ++i) {
-    if (literal[i] != '\\') {
-      text += literal[i];
-      continue;
-    }
-    const char letter = ++i < literal.size() ? literal[i] : '\0';
-    const std::size_t known = kLetters.find(letter);
-    if (letter == 'x') {
-      text += static_cast<char>(hex(literal.substr(i + 1), 2));
-      i += 2;
-    } else if (known != std::string_view::npos) {
-      text += kMeanings[known];
+  while (!literal.empty()) {
+    if (literal.front() == '\\') {
+      text += take_escape(literal);
     } else {
-      throw Error(ErrorCode::corrupt, "a string has an escape that Python does not write");
+      text += literal.front();
+      literal.remove_prefix(1);
     }
   }
   require_utf8(text);

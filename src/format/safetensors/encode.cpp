@@ -80,6 +80,15 @@ void check_names(const std::vector<Entry>& entries) {
   }
 }
 
+void append_metadata(std::string& json, const std::map<std::string, std::string>& metadata) {
+  for (const auto& [key, value] : metadata) {
+    if (json.back() != '{') json += ',';
+    append_json(json, key, JsonText::utf8);
+    json += ':';
+    append_json(json, value, JsonText::utf8);
+  }
+}
+
 }  // namespace
 
 std::vector<std::byte> encode_header(Header& header) {
@@ -92,12 +101,7 @@ std::vector<std::byte> encode_header(Header& header) {
   std::string json = "{";
   if (!header.metadata.empty()) {
     json += "\"__metadata__\":{";
-    for (const auto& [key, value] : header.metadata) {
-      if (json.back() != '{') json += ',';
-      append_json(json, key, JsonText::utf8);
-      json += ':';
-      append_json(json, value, JsonText::utf8);
-    }
+    append_metadata(json, header.metadata);
     json += '}';
   }
   std::uint64_t offset = 0;

@@ -118,27 +118,36 @@ void require_zeros(const Tensor& data, std::int64_t count) {
   }
 }
 
-FlatHandle read_handle(const Value& handle, const std::string& prefix) {
-  FlatHandle made;
-  made.data = data_of(handle);
+std::vector<FlatEntry> entries_of(const Value& handle, const std::string& prefix) {
   const Value::List& names = sequence(of_handle(handle, "_fqns"), "_fqns");
   const Value::List& shapes = sequence(of_handle(handle, "_shapes"), "_shapes");
   if (names.size() != shapes.size()) corrupt("_fqns and _shapes are not of one length");
+  std::vector<FlatEntry> entries;
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (!names[i].is(Kind::string)) corrupt("a parameter's name is " + render(names[i], 60));
     FlatEntry entry;
     entry.name = prefix + clean_name(names[i].as_string());
     entry.shape = shape(shapes[i], "_shapes");
-    made.entries.push_back(std::move(entry));
+    entries.push_back(std::move(entry));
   }
-  if (const Value* counts = optional_of_handle(handle, "_numels")) {
-    const Value::List& items = sequence(*counts, "_numels");
-    bool same = items.size() == made.entries.size();
-    for (std::size_t i = 0; same && i < items.size(); ++i) {
-      same = integer(items[i], "_numels") == numel(made.entries[i].shape);
-    }
-    if (!same) corrupt("_numels and _shapes contradict each other");
+  return entries;
+}
+
+void require_counts(const Value& counts, const std::vector<FlatEntry>& entries) {
+  const Value::List& items = sequence(counts, "_numels");
+  bool same = items.size() == entries.size();
+  for (std::size_t i = 0; same && i < items.size(); ++i) {
+    same = integer(items[i], "_numels") == numel(entries[i].shape);
   }
+  if (!same) corrupt("_numels and _shapes contradict each other");
+}
+
+FlatHandle read_handle(const Value& handle, const std::string& prefix) {
+  FlatHandle made;
+  made.data = data_of(handle);
+  made.entries = entries_of(handle, prefix);
+  if (const Value* counts = optional_of_handle(handle, "_numels"))
+    require_counts(*counts, made.entries);
   if (optional_of_handle(handle, "_shard_indices") != nullptr) {
     place_by_offsets(handle, made.entries, made.data);
   } else {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/one_of.h"
 #include "format/pickle/pickle.h"
 #include "format/pickle/text.h"
 #include "format/torch/rebuild.h"
@@ -128,7 +129,9 @@ class Reader {
   }
 
   void find_root();
+  void require_entry(const zip::Entry& entry) const;
   void check_records() const;
+  void require_version() const;
   [[nodiscard]] std::string_view other_kind() const;
   [[nodiscard]] std::string text(std::string_view record) const;
   Value load_storage(const Value& id);
@@ -147,24 +150,26 @@ void Reader::find_root() {
   const std::string& first = archive_.entries().front().name;
   const std::size_t slash = first.find('/');
   root_ = slash == std::string::npos ? "" : first.substr(0, slash + 1);
-  const bool plain = root_.find('\\') == std::string::npos && root_.find('\0') == std::string::npos;
-  if (root_.size() < 2 || root_ == "./" || root_ == "../" || !plain) {
+  const bool plain = root_.find_first_of(std::string_view("\\\0", 2)) == std::string::npos;
+  if (is_one_of(root_, "", "/", "./", "../") || !plain) {
     fail(ErrorCode::corrupt, "zip entry '" + first + "' is not in a folder of torch.save");
   }
-  for (const zip::Entry& entry : archive_.entries()) {
-    if (entry.name.size() > kNameCap) {
-      fail(ErrorCode::limit,
-           "a zip entry with a name of " + std::to_string(entry.name.size()) + " bytes");
-    }
-    try {
-      pickle::require_utf8(entry.name);
-    } catch (Error& error) {
-      throw error.at_path(name());
-    }
-    if (!entry.name.starts_with(root_)) {
-      fail(ErrorCode::corrupt,
-           "zip entry '" + entry.name + "' is outside of the folder '" + root_ + "'");
-    }
+  for (const zip::Entry& entry : archive_.entries()) require_entry(entry);
+}
+
+void Reader::require_entry(const zip::Entry& entry) const {
+  if (entry.name.size() > kNameCap) {
+    fail(ErrorCode::limit,
+         "a zip entry with a name of " + std::to_string(entry.name.size()) + " bytes");
+  }
+  try {
+    pickle::require_utf8(entry.name);
+  } catch (Error& error) {
+    throw error.at_path(name());
+  }
+  if (!entry.name.starts_with(root_)) {
+    fail(ErrorCode::corrupt,
+         "zip entry '" + entry.name + "' is outside of the folder '" + root_ + "'");
   }
 }
 
@@ -182,27 +187,31 @@ std::string_view Reader::other_kind() const {
   return {};
 }
 
+void Reader::require_version() const {
+  std::string version = text("version");
+  if (version.empty()) version = text(".data/version");
+  while (version.ends_with('\n')) version.pop_back();
+  std::uint64_t number = 0;
+  const char* const last = version.data() + version.size();
+  const auto [end, problem] = std::from_chars(version.data(), last, number);
+  if (problem != std::errc() || end != last) {
+    fail(ErrorCode::corrupt, "the archive's version is '" + version + "', expected a number");
+  }
+  if (number == 0 || number > kNewestVersion) {
+    fail(ErrorCode::unsupported, "archive version " + version + ", versions 1 to 10 are read");
+  }
+}
+
 void Reader::check_records() const {
   if (const std::string_view other = other_kind(); !other.empty())
     fail(ErrorCode::unsupported, std::string(other));
   if (archive_.find(root_ + "data.pkl") == nullptr) {
     fail(ErrorCode::corrupt, "a zip archive without data.pkl: not written by torch.save");
   }
-  std::string version = text("version");
-  if (version.empty()) version = text(".data/version");
-  while (!version.empty() && version.back() == '\n') version.pop_back();
-  std::uint64_t number = 0;
-  const auto [end, problem] =
-      std::from_chars(version.data(), version.data() + version.size(), number);
-  if (version.empty() || problem != std::errc() || end != version.data() + version.size()) {
-    fail(ErrorCode::corrupt, "the archive's version is '" + version + "', expected a number");
-  }
-  if (number == 0 || number > kNewestVersion) {
-    fail(ErrorCode::unsupported, "archive version " + version + ", versions 1 to 10 are read");
-  }
+  require_version();
   const std::string order = text("byteorder");
   if (order == "big") fail(ErrorCode::unsupported, "a big-endian archive");
-  if (!order.empty() && order != "little")
+  if (!is_one_of(order, "", "little"))
     fail(ErrorCode::corrupt, "the archive's byteorder is '" + order + "'");
 }
 

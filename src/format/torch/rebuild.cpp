@@ -48,29 +48,34 @@ bool take_bits(const Value& metadata, Piece& piece) {
   return true;
 }
 
-// _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks[, metadata]); v3 has the
-// dtype before the metadata. False: a variant that stays an object node.
-bool rebuild_plain(const Value::List& arguments, bool v3, Tensor& tensor) {
-  const std::size_t fixed = v3 ? 7 : 6;
+void require_arguments(const Value::List& arguments, std::size_t fixed) {
   if (arguments.size() != fixed && arguments.size() != fixed + 1)
     corrupt("a tensor with arguments missing");
   if (!arguments[0].is(Kind::tensor) || !arguments[0].as_tensor().bare_storage)
     corrupt("a tensor without a storage");
   if (!arguments[1].is(Kind::integer) || !arguments[4].is(Kind::boolean))
     corrupt("a tensor with arguments of wrong types");
+}
+
+// The dtype that v3 gives a tensor.
+DType dtype_of(const Value& global) {
+  if (!global.is(Kind::global) || global.global_module() != "torch")
+    corrupt("a tensor without a dtype");
+  return dtype_from_torch(global.global_name());
+}
+
+// _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks[, metadata]); v3 has the
+// dtype before the metadata. False: a variant that stays an object node.
+bool rebuild_plain(const Value::List& arguments, bool v3, Tensor& tensor) {
+  const std::size_t fixed = v3 ? 7 : 6;
+  require_arguments(arguments, fixed);
   const std::shared_ptr<Storage>& storage = arguments[0].as_tensor().pieces[0].storage;
-  if ((storage->torch_class == kUntyped) != v3 || (!v3 && !storage->torch_class.empty()))
-    return false;
+  if (storage->torch_class != (v3 ? kUntyped : std::string_view())) return false;
   if (!is_empty_ordered_dict(arguments[5])) return false;
   Piece piece;
   if (arguments.size() > fixed && !take_bits(arguments[fixed], piece)) return false;
-  tensor.dtype = storage->dtype;
-  if (v3) {
-    if (!arguments[6].is(Kind::global) || arguments[6].global_module() != "torch")
-      corrupt("a tensor without a dtype");
-    tensor.dtype = dtype_from_torch(arguments[6].global_name());
-    if (class_name(tensor.dtype) != kUntyped) return false;
-  }
+  tensor.dtype = v3 ? dtype_of(arguments[6]) : storage->dtype;
+  if (v3 && class_name(tensor.dtype) != kUntyped) return false;
   tensor.shape = shape_of(arguments[2]);
   Shape strides = shape_of(arguments[3]);
   const std::int64_t offset = arguments[1].as_int();
@@ -107,6 +112,19 @@ int rebuilder_version(const Value& callable) {
   return is_global(callable, "torch._utils", "_rebuild_tensor_v3") ? 3 : 0;
 }
 
+// _rebuild_from_type_v2(rebuilder, torch.Tensor, (...), attributes)
+bool is_tensor_with_attributes(const Value& callable, const Value::List& arguments) {
+  return is_global(callable, "torch._tensor", "_rebuild_from_type_v2") && arguments.size() == 4 &&
+         rebuilder_version(arguments[0]) != 0 && is_global(arguments[1], "torch", "Tensor") &&
+         arguments[2].is(Kind::tuple);
+}
+
+bool is_storage_id(const Value::List& items) {
+  return items[0].is(Kind::string) && items[0].as_string() == "storage" &&
+         items[1].is(Kind::global) && items[2].is(Kind::string) && items[3].is(Kind::string) &&
+         items[4].is(Kind::integer);
+}
+
 }  // namespace
 
 bool rebuild_tensor(const Value& callable, const Value& given, Value& result) {
@@ -120,9 +138,7 @@ bool rebuild_tensor(const Value& callable, const Value& given, Value& result) {
     made = rebuild_parameter(arguments, false, tensor);
   } else if (is_global(callable, "torch._utils", "_rebuild_parameter_with_state")) {
     made = rebuild_parameter(arguments, true, tensor);
-  } else if (is_global(callable, "torch._tensor", "_rebuild_from_type_v2") &&
-             arguments.size() == 4 && rebuilder_version(arguments[0]) != 0 &&
-             is_global(arguments[1], "torch", "Tensor") && arguments[2].is(Kind::tuple)) {
+  } else if (is_tensor_with_attributes(callable, arguments)) {
     made = rebuild_plain(arguments[2].items(), rebuilder_version(arguments[0]) == 3, tensor);
     tensor.attributes = std::make_shared<const Value>(arguments[3]);
   }
@@ -135,10 +151,7 @@ StorageId parse_storage_id(const Value& id, std::size_t parts) {
     corrupt("a persistent id that is not a tuple of " + std::to_string(parts));
   }
   const Value::List& items = id.items();
-  const bool typed = items[0].is(Kind::string) && items[0].as_string() == "storage" &&
-                     items[1].is(Kind::global) && items[2].is(Kind::string) &&
-                     items[3].is(Kind::string) && items[4].is(Kind::integer);
-  if (!typed) corrupt("a persistent id that does not describe a storage");
+  if (!is_storage_id(items)) corrupt("a persistent id that does not describe a storage");
   const std::string& module = items[1].global_module();
   if (module != "torch" && module != "torch.storage")
     corrupt("a storage class of module " + module);

@@ -54,6 +54,34 @@ std::uint64_t end_of_window(std::span<Record* const> following, std::uint64_t fr
   return until;
 }
 
+// Whether the bytes, which hold a name as long as the directory's, say what the directory says.
+bool is_local_header_of(const Record& record, const std::byte* at) {
+  const Entry& entry = record.entry;
+  const bool later = (record.flags & kFlagDescriptor) != 0;  // CRC and sizes may be 0 here
+  const auto says = [&](std::size_t where, std::uint64_t what) {
+    const auto value = load_le<std::uint32_t>(at + where);
+    return value == std::min<std::uint64_t>(what, kIn64) || (later && value == 0);
+  };
+  return load_le<std::uint32_t>(at) == kLocalHeader &&
+         load_le<std::uint16_t>(at + 6) == record.flags && load_le<std::uint16_t>(at + 8) == 0 &&
+         says(14, entry.crc32) && says(18, entry.size) && says(22, entry.size) &&
+         load_le<std::uint16_t>(at + 26) == entry.name.size() &&
+         std::memcmp(at + kLocalHeaderSize, entry.name.data(), entry.name.size()) == 0;
+}
+
+// Replaces what is all ones by the field's 64-bit numbers: twice the size, then the offset. False:
+// the two sizes differ.
+bool take_wide(Record& record, const std::byte* field) {
+  const bool wide_offset = record.header_offset == kIn64;
+  if (record.entry.size == kIn64) {
+    record.entry.size = load_le<std::uint64_t>(field);
+    if (load_le<std::uint64_t>(field + 8) != record.entry.size) return false;
+    field += 16;
+  }
+  if (wide_offset) record.header_offset = load_le<std::uint64_t>(field);
+  return true;
+}
+
 // A descriptor of 32-bit or of 64-bit sizes.
 bool is_descriptor(ByteView bytes, const Entry& entry) {
   const auto says = [bytes](std::size_t at, std::uint64_t wanted) {
@@ -103,6 +131,7 @@ class Archive::Loader {
   [[nodiscard]] std::uint64_t size() const { return size_; }
 
   End find_end();
+  void require_directory(const End& end, std::uint64_t offset) const;
   std::vector<Record> directory(const End& end);
   void locate(std::vector<Record>& records, std::uint64_t directory_offset);
 
@@ -150,6 +179,12 @@ End Archive::Loader::find_end() {
     const std::byte* bytes = view(locator, kEnd64LocatorSize, size_);
     if (load_le<std::uint32_t>(bytes) == kEnd64Locator) widen(end, bytes, locator);
   }
+  require_directory(end, offset);
+  return end;
+}
+
+// `offset`: of the end record, for messages.
+void Archive::Loader::require_directory(const End& end, std::uint64_t offset) const {
   if (end.directory_size > end.offset || end.directory_offset != end.offset - end.directory_size) {
     fail(ErrorCode::corrupt,
          "central directory of " + std::to_string(end.directory_size) + " bytes at " +
@@ -173,7 +208,6 @@ End Archive::Loader::find_end() {
     fail(ErrorCode::limit, "central directory of " + std::to_string(end.directory_size) + " bytes",
          offset);
   }
-  return end;
 }
 
 // The file does not end in an end record: says whether one is further up.
@@ -302,13 +336,7 @@ void Archive::Loader::zip64(std::span<const std::byte> extra, Record& record,
     extra = extra.subspan(4);
     if (size > extra.size()) break;
     if (id == kZip64Field && size >= need) {
-      const std::byte* at = extra.data();
-      if (wide_size) {
-        record.entry.size = load_le<std::uint64_t>(at);
-        if (load_le<std::uint64_t>(at + 8) != record.entry.size) break;
-        at += 16;
-      }
-      if (wide_offset) record.header_offset = load_le<std::uint64_t>(at);
+      if (!take_wide(record, extra.data())) break;
       return;
     }
     extra = extra.subspan(size);
@@ -359,22 +387,12 @@ void Archive::Loader::locate(std::vector<Record>& records, std::uint64_t directo
 void Archive::Loader::check_local(Record& record, const std::byte* at, std::uint64_t limit) const {
   Entry& entry = record.entry;
   const std::uint64_t offset = record.header_offset;
-  const bool later = (record.flags & kFlagDescriptor) != 0;  // CRC and sizes may be 0 here
-  const auto says = [&](std::size_t where, std::uint64_t what) {
-    const auto value = load_le<std::uint32_t>(at + where);
-    return value == std::min<std::uint64_t>(what, kIn64) || (later && value == 0);
-  };
-  const std::size_t name = load_le<std::uint16_t>(at + 26);
-  const bool agrees = load_le<std::uint32_t>(at) == kLocalHeader &&
-                      load_le<std::uint16_t>(at + 6) == record.flags &&
-                      load_le<std::uint16_t>(at + 8) == 0 && says(14, entry.crc32) &&
-                      says(18, entry.size) && says(22, entry.size) && name == entry.name.size() &&
-                      std::memcmp(at + kLocalHeaderSize, entry.name.data(), name) == 0;
-  if (!agrees) {
+  if (!is_local_header_of(record, at)) {
     fail(ErrorCode::corrupt,
          "local header of zip entry '" + entry.name + "' contradicts the directory", offset);
   }
-  const std::uint64_t header = kLocalHeaderSize + name + load_le<std::uint16_t>(at + 28);
+  const std::uint64_t header =
+      kLocalHeaderSize + entry.name.size() + load_le<std::uint16_t>(at + 28);
   if (header > limit - offset || entry.size > limit - offset - header) {
     fail(ErrorCode::corrupt,
          "zip entry '" + entry.name + "' of " + std::to_string(entry.size) +
