@@ -101,16 +101,9 @@ class Flattener {
       }
       return value.is(Kind::list) && holds_tensor_or_dict(value);
     };
-    if (container.is(Kind::dict)) {
-      for (const auto& pair : container.pairs()) {
-        if (splits(pair.second)) return true;
-      }
-      return false;
-    }
-    for (const Value& value : container.items()) {
-      if (splits(value)) return true;
-    }
-    return false;
+    if (container.is(Kind::dict))
+      return std::ranges::any_of(container.pairs(), splits, &Value::Pair::second);
+    return std::ranges::any_of(container.items(), splits);
   }
 
   FlattenRule rule_;
@@ -181,18 +174,20 @@ class Unflattener {
         put(leaf, leaf.path);
       }
     }
-    for (const auto& [list, name] : lists_) {
-      for (const Value& item : list.items()) {
-        if (item.identity() == hole_.identity()) {
-          throw Error(ErrorCode::incomplete, "a list has no value for one of its indices")
-              .at_key(printable(name));
-        }
-      }
-    }
+    for (const auto& [list, name] : lists_) require_no_hole(list, name);
     return root_ ? *root_ : Value::dict();
   }
 
  private:
+  void require_no_hole(const Value& list, const std::string& name) const {
+    for (const Value& item : list.items()) {
+      if (item.identity() == hole_.identity()) {
+        throw Error(ErrorCode::incomplete, "a list has no value for one of its indices")
+            .at_key(printable(name));
+      }
+    }
+  }
+
   void put(const Leaf& leaf, const Path& path) {
     if (!root_) root_ = container_for(path, 0, leaf);
     Value at = *root_;
@@ -252,16 +247,19 @@ class Unflattener {
   }
 
   // The container that has `path[step]`.
+  static Value dict_for(const Leaf& leaf, std::size_t step) {
+    const bool known = leaf.containers && step < leaf.containers->size();
+    const Container* like = known ? (*leaf.containers)[step].get() : nullptr;
+    if (like == nullptr) return Value::dict();
+    Value made = Value::dict({}, like->kind);
+    if (like->state) made.set_container_state(*like->state);
+    if (like->default_factory) made.set_default_factory(*like->default_factory);
+    return made;
+  }
+
   Value container_for(const Path& path, std::size_t step, const Leaf& leaf) {
     const bool list = std::holds_alternative<std::int64_t>(path[step]);
-    const Container* more = nullptr;
-    if (leaf.containers && step < leaf.containers->size()) more = (*leaf.containers)[step].get();
-    if (list) more = nullptr;
-    Value made = list              ? Value::list()
-                 : more != nullptr ? Value::dict({}, more->kind)
-                                   : Value::dict();
-    if (more != nullptr && more->state) made.set_container_state(*more->state);
-    if (more != nullptr && more->default_factory) made.set_default_factory(*more->default_factory);
+    Value made = list ? Value::list() : dict_for(leaf, step);
     if (list) lists_.emplace_back(made, leaf.name);
     containers_.insert(made.identity());
     return made;
@@ -278,6 +276,27 @@ class Unflattener {
   std::unordered_set<const void*> containers_;        // nodes made here, as against leaves
   std::vector<std::pair<Value, std::string>> lists_;  // made here, and a leaf below each
 };
+
+// By the way to a list: a leaf below it, and the indices that there are.
+using Indices = std::map<std::string, std::pair<std::size_t, std::set<std::int64_t>>>;
+
+Indices indices_of(const std::vector<Leaf>& leaves) {
+  Indices lists;
+  const auto is_index = [](const PathPart& part) {
+    return std::holds_alternative<std::int64_t>(part);
+  };
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (std::ranges::none_of(leaves[i].path, is_index)) continue;
+    std::string way;
+    for (const PathPart& part : leaves[i].path) {
+      if (const auto* index = std::get_if<std::int64_t>(&part)) {
+        lists.try_emplace(way, i, std::set<std::int64_t>()).first->second.second.insert(*index);
+      }
+      way += step_text(part) + '\0';
+    }
+  }
+  return lists;
+}
 
 }  // namespace
 
@@ -309,25 +328,9 @@ std::vector<Leaf> leaves_of(const Value& tree) {
 }
 
 std::vector<std::string> fill_holes(std::vector<Leaf>& leaves) {
-  // By the way to a list: a leaf below it, and the indices that there are.
-  std::map<std::string, std::pair<std::size_t, std::set<std::int64_t>>> lists;
-  const auto is_index = [](const PathPart& part) {
-    return std::holds_alternative<std::int64_t>(part);
-  };
-  for (std::size_t i = 0; i < leaves.size(); ++i) {
-    const Path& path = leaves[i].path;
-    if (std::none_of(path.begin(), path.end(), is_index)) continue;
-    std::string way;
-    for (const PathPart& part : leaves[i].path) {
-      if (const auto* index = std::get_if<std::int64_t>(&part)) {
-        lists.try_emplace(way, i, std::set<std::int64_t>()).first->second.second.insert(*index);
-      }
-      way += step_text(part) + '\0';
-    }
-  }
   std::vector<std::string> added;
   std::int64_t left = kMostHoles;
-  for (const auto& [way, list] : lists) {
+  for (const auto& [way, list] : indices_of(leaves)) {
     const auto& [example, indices] = list;
     const std::int64_t holes = *indices.rbegin() + 1 - std::ssize(indices);
     if (*indices.begin() < 0 || holes <= 0 || holes > left) continue;

@@ -27,6 +27,17 @@ std::vector<std::uint32_t> magnitude(std::span<const std::byte> bytes, bool nega
   return limbs;
 }
 
+// bytes * factor + carry, little end first; returns what does not fit.
+std::uint32_t multiply_add(std::vector<std::byte>& bytes, std::uint32_t factor,
+                           std::uint32_t carry) {
+  for (std::byte& byte : bytes) {
+    carry += std::to_integer<std::uint32_t>(byte) * factor;
+    byte = static_cast<std::byte>(carry & 0xffU);
+    carry >>= 8U;
+  }
+  return carry;
+}
+
 }  // namespace
 
 Integer integer_from_bytes(std::span<const std::byte> bytes) {
@@ -81,22 +92,13 @@ Integer integer_from_decimal(std::string_view text) {
   }
   std::vector<std::byte> bytes;
   for (const char digit : digits) {
-    auto carry = static_cast<std::uint32_t>(digit - '0');
-    for (std::byte& byte : bytes) {
-      carry += std::to_integer<std::uint32_t>(byte) * 10;
-      byte = static_cast<std::byte>(carry & 0xffU);
-      carry >>= 8U;
-    }
+    const std::uint32_t carry = multiply_add(bytes, 10, static_cast<std::uint32_t>(digit - '0'));
     if (carry != 0) bytes.push_back(static_cast<std::byte>(carry));
   }
   bytes.push_back(std::byte{0});
   if (negative) {
-    std::uint32_t carry = 1;
-    for (std::byte& byte : bytes) {
-      carry += std::to_integer<std::uint32_t>(~byte);
-      byte = static_cast<std::byte>(carry & 0xffU);
-      carry >>= 8U;
-    }
+    for (std::byte& byte : bytes) byte = ~byte;
+    multiply_add(bytes, 1, 1);
   }
   return integer_from_bytes(bytes);
 }

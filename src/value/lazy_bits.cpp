@@ -47,6 +47,19 @@ void negate_integers(std::byte* first, std::int64_t count) {
   }
 }
 
+void negate_integers(std::byte* first, std::size_t size, std::int64_t count) {
+  switch (size) {
+    case 1:
+      return negate_integers<std::uint8_t>(first, count);
+    case 2:
+      return negate_integers<std::uint16_t>(first, count);
+    case 4:
+      return negate_integers<std::uint32_t>(first, count);
+    default:
+      return negate_integers<std::uint64_t>(first, count);
+  }
+}
+
 }  // namespace
 
 void resolve_bits(const Piece& piece, DType dtype, std::byte* elements, std::int64_t count) {
@@ -64,14 +77,8 @@ void resolve_bits(const Piece& piece, DType dtype, std::byte* elements, std::int
     if (piece.neg != conj) flip_signs(elements + part, part, size, count);
   } else if (negation == Negation::sign_bit) {
     flip_signs(elements, size, size, count);
-  } else if (size == 8) {
-    negate_integers<std::uint64_t>(elements, count);
-  } else if (size == 4) {
-    negate_integers<std::uint32_t>(elements, count);
-  } else if (size == 2) {
-    negate_integers<std::uint16_t>(elements, count);
   } else {
-    negate_integers<std::uint8_t>(elements, count);
+    negate_integers(elements, size, count);
   }
 }
 

@@ -1,26 +1,31 @@
 #include "value/size.h"
 
 namespace tessera {
+namespace {
 
-std::optional<Shape> size_from(const Value& value) {
-  using Kind = Value::Kind;
-  if (value.is(Kind::object)) {
-    const Object& object = value.as_object();
-    if (object.name() != "torch.Size" || !object.arguments.is(Kind::tuple)) return std::nullopt;
-    if (object.arguments.size() == 0) return Shape();
-    if (object.arguments.size() != 1 || object.arguments.items()[0].is(Kind::object)) {
-      return std::nullopt;
-    }
-    return size_from(object.arguments.items()[0]);
-  }
-  if (!value.is(Kind::tuple) && !value.is(Kind::list)) return std::nullopt;
+using Kind = Value::Kind;
+
+std::optional<Shape> shape_of(const Value::List& items) {
   Shape shape;
-  shape.reserve(value.size());
-  for (const Value& item : value.items()) {
+  shape.reserve(items.size());
+  for (const Value& item : items) {
     if (!item.is(Kind::integer) || !item.as_integer().big.empty()) return std::nullopt;
     shape.push_back(item.as_integer().small);
   }
   return shape;
+}
+
+}  // namespace
+
+std::optional<Shape> size_from(const Value& value) {
+  if (value.is(Kind::tuple) || value.is(Kind::list)) return shape_of(value.items());
+  if (!value.is(Kind::object)) return std::nullopt;
+  const Object& object = value.as_object();
+  if (object.name() != "torch.Size" || !object.arguments.is(Kind::tuple)) return std::nullopt;
+  const Value::List& given = object.arguments.items();
+  if (given.empty()) return Shape();
+  if (given.size() != 1 || given[0].is(Kind::object)) return std::nullopt;
+  return size_from(given[0]);
 }
 
 Value size_object(const Shape& shape) {
