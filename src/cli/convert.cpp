@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "base/one_of.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
@@ -48,15 +49,11 @@ CheckpointKind kind_of(const Options& options) {
   for (const CheckpointKind kind : kOlmoKinds) {
     if (options.to == to_string(kind)) return kind;
   }
-  const std::string extension = std::filesystem::path(options.target).extension().string();
-  if (options.to == "safetensors" || (options.to.empty() && extension == ".safetensors")) {
-    return CheckpointKind::safetensors;
-  }
-  if (options.to == "torch" ||
-      (options.to.empty() && (extension == ".pt" || extension == ".pth"))) {
-    return CheckpointKind::torch_file;
-  }
   if (options.to == "dcp") return CheckpointKind::dcp;
+  const std::filesystem::path extension = std::filesystem::path(options.target).extension();
+  const std::string said = options.to.empty() ? extension.string() : options.to;
+  if (is_one_of(said, "safetensors", ".safetensors")) return CheckpointKind::safetensors;
+  if (is_one_of(said, "torch", ".pt", ".pth")) return CheckpointKind::torch_file;
   throw Error(
       ErrorCode::invalid_argument,
       "the target's name does not say its kind: add --to dcp, torch, safetensors or olmo-...")

@@ -8,13 +8,14 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/open/value_json.h"
 #include "checkpoint/read/cast.h"
+#include "value/children.h"
 #include "value/render.h"
 
 namespace tessera::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using Kind = Value::Kind;
 
 constexpr std::size_t kLongestText = 1 << 20;  // bytes of a value that JSON has no word for
@@ -54,29 +55,9 @@ std::optional<Json> dict_of(const Value& value, std::size_t& left) {
 std::optional<Json> bounded(const Value& value, std::size_t& left) {
   if (left == 0) return std::nullopt;
   --left;
-  switch (value.kind()) {
-    case Kind::none:
-      return Json(nullptr);
-    case Kind::boolean:
-      return Json(value.as_bool());
-    case Kind::integer:
-      if (value.as_integer().big.empty()) return Json(value.as_int());
-      break;
-    case Kind::real:
-      if (std::isfinite(value.as_real())) return Json(value.as_real());
-      break;
-    case Kind::string:
-      return Json(value.as_string());
-    case Kind::list:
-    case Kind::tuple:
-    case Kind::set:
-    case Kind::frozenset:
-      return array_of(value, left);
-    case Kind::dict:
-      return dict_of(value, left);
-    default:
-      break;
-  }
+  if (std::optional<Json> scalar = json_scalar(value)) return scalar;
+  if (is_sequence(value.kind())) return array_of(value, left);
+  if (value.is(Kind::dict)) return dict_of(value, left);
   return Json(render(value, kLongestText));
 }
 

@@ -112,18 +112,24 @@ void print_files(const std::vector<const Leaf*>& leaves) {
   }
 }
 
-int map(const Options& options, const Common& common) {
-  const Checkpoint checkpoint = Checkpoint::open(options.path);
+// All tensors, or the one of this name.
+std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint, const std::string& name) {
   std::vector<const Leaf*> leaves;
   for (const Leaf& leaf : checkpoint.leaves) {
-    if (leaf.value.is(Value::Kind::tensor) && (options.name.empty() || leaf.name == options.name))
+    if (leaf.value.is(Value::Kind::tensor) && (name.empty() || leaf.name == name))
       leaves.push_back(&leaf);
   }
-  if (leaves.empty() && !options.name.empty()) {
+  if (leaves.empty() && !name.empty()) {
     throw Error(ErrorCode::not_found, "the checkpoint has no such tensor")
-        .at_key(options.name)
+        .at_key(name)
         .at_path(checkpoint.path);
   }
+  return leaves;
+}
+
+int map(const Options& options, const Common& common) {
+  const Checkpoint checkpoint = Checkpoint::open(options.path);
+  const std::vector<const Leaf*> leaves = tensors_of(checkpoint, options.name);
   if (common.json) {
     auto list = nlohmann::ordered_json::array();
     for (const Leaf* leaf : leaves) list.push_back(json_of(*leaf));

@@ -25,6 +25,45 @@ struct Side {
   StorageChecks& checks;
 };
 
+// Which elements of two tensors differ, and how much.
+class Differences {
+ public:
+  explicit Differences(DType dtype)
+      : dtype_(dtype), size_(size_of(dtype)), numeric_(can_cast(dtype, DType::float64)) {}
+
+  // Element number i.
+  void compare(const std::byte* x, const std::byte* y, std::int64_t i) {
+    if (std::memcmp(x, y, size_) == 0) return;
+    if (count_++ == 0) first_ = i;
+    if (!numeric_) return;
+    const double distance = std::abs(number(x) - number(y));
+    if (!(distance <= largest_)) largest_ = distance;  // NaN is the largest of all
+  }
+
+  // Empty when there are none.
+  [[nodiscard]] std::string text(std::int64_t elements) const {
+    if (count_ == 0) return "";
+    std::string text = std::to_string(count_) + " of " + std::to_string(elements) +
+                       " elements differ, first at " + std::to_string(first_);
+    if (numeric_) text += ", largest difference " + std::to_string(largest_);
+    return text;
+  }
+
+ private:
+  [[nodiscard]] double number(const std::byte* element) const {
+    double value = 0;
+    cast(dtype_, element, DType::float64, reinterpret_cast<std::byte*>(&value), 1);
+    return value;
+  }
+
+  DType dtype_;
+  std::size_t size_;
+  bool numeric_;
+  std::int64_t first_ = 0;
+  std::int64_t count_ = 0;
+  double largest_ = 0;
+};
+
 // What two tensors of one shape and dtype have against each other; empty: nothing, bit for bit.
 std::string compare_elements(const Side& a, const Side& b, Meter& meter) {
   const Tensor& tensor = a.tensor;
@@ -37,10 +76,7 @@ std::string compare_elements(const Side& a, const Side& b, Meter& meter) {
   TensorReader reader_b(b.tensor, b.name);
   std::vector<std::byte> bytes_a(static_cast<std::size_t>(step) * element);
   std::vector<std::byte> bytes_b(bytes_a.size());
-  const bool numeric = can_cast(tensor.dtype, DType::float64);
-  std::int64_t first = -1;
-  std::int64_t different = 0;
-  double largest = 0;
+  Differences differences(tensor.dtype);
   for (std::int64_t begin = 0; begin < count; begin += step) {
     const std::int64_t part = std::min(step, count - begin);
     const std::size_t size = static_cast<std::size_t>(part) * element;
@@ -49,26 +85,13 @@ std::string compare_elements(const Side& a, const Side& b, Meter& meter) {
     meter.add(size);
     if (std::memcmp(bytes_a.data(), bytes_b.data(), size) == 0) continue;
     for (std::int64_t i = 0; i < part; ++i) {
-      const std::byte* x = bytes_a.data() + static_cast<std::size_t>(i) * element;
-      const std::byte* y = bytes_b.data() + static_cast<std::size_t>(i) * element;
-      if (std::memcmp(x, y, element) == 0) continue;
-      if (first < 0) first = begin + i;
-      ++different;
-      if (!numeric) continue;
-      double values[2];
-      cast(tensor.dtype, x, DType::float64, reinterpret_cast<std::byte*>(&values[0]), 1);
-      cast(tensor.dtype, y, DType::float64, reinterpret_cast<std::byte*>(&values[1]), 1);
-      const double distance = std::abs(values[0] - values[1]);
-      if (!(distance <= largest)) largest = distance;  // NaN is the largest of all
+      const auto at = static_cast<std::size_t>(i) * element;
+      differences.compare(&bytes_a[at], &bytes_b[at], begin + i);
     }
   }
   reader_a.hand_over(a.checks);
   reader_b.hand_over(b.checks);
-  if (first < 0) return "";
-  std::string text = std::to_string(different) + " of " + std::to_string(count) +
-                     " elements differ, first at " + std::to_string(first);
-  if (numeric) text += ", largest difference " + std::to_string(largest);
-  return text;
+  return differences.text(count);
 }
 
 std::optional<Difference> compare(const Leaf& a, const Leaf& b, StorageChecks& checks_a,

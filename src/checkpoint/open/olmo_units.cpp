@@ -37,6 +37,20 @@ bool has_alignment(const Value& handle) {
   return padded != nullptr && padded->size() > handle.at("flat_param._numels").size();
 }
 
+// The parameters of a flat one, which are `missing` until then.
+void add_names(const Value& handle, FlatUnit& unit, std::set<std::string>& missing) {
+  for (const Value& fqn : handle.at("flat_param._fqns").items()) {
+    const std::string inner = sharded::clean_name(fqn.as_string());
+    unit.names.push_back(unit.path.empty() ? inner : unit.path + "." + inner);
+    if (missing.erase(unit.names.back()) == 0) {
+      throw Error(ErrorCode::mismatch,
+                  "the source's flat parameters hold a parameter that is "
+                  "not converted, or twice")
+          .at_key(unit.names.back());
+    }
+  }
+}
+
 }  // namespace
 
 UnitPlan UnitPlan::by_expression(const std::vector<std::string>& names, const std::string& unit) {
@@ -72,16 +86,7 @@ UnitPlan UnitPlan::of_local(const Store& store, const std::vector<std::string>& 
     FlatUnit unit{sharded::clean_name(module.at("name").as_string() + "."), {}};
     if (!unit.path.empty()) unit.path.pop_back();
     for (const Value& handle : module.at("handles").items()) {
-      for (const Value& fqn : handle.at("flat_param._fqns").items()) {
-        const std::string inner = sharded::clean_name(fqn.as_string());
-        unit.names.push_back(unit.path.empty() ? inner : unit.path + "." + inner);
-        if (missing.erase(unit.names.back()) == 0) {
-          throw Error(ErrorCode::mismatch,
-                      "the source's flat parameters hold a parameter that is "
-                      "not converted, or twice")
-              .at_key(unit.names.back());
-        }
-      }
+      add_names(handle, unit, missing);
       longer = longer || has_alignment(handle);
       zeros = zeros || handle.at("flat_param._shard_numel_padded").as_int() > 0;
     }

@@ -81,6 +81,7 @@ class RankState {
                                std::int64_t expected) const;
   [[nodiscard]] Value by_ids(const Value& state, const Names& names) const;
   [[nodiscard]] Value by_handles(const Value& state, const HandleOfId& handle_of) const;
+  [[nodiscard]] HandleOfId handles_in_order(const Value& groups) const;
   [[nodiscard]] std::optional<HandleOfId> handles_of(const Value& groups, const Names& names) const;
 
   std::vector<FlatHandle> handles_;
@@ -199,25 +200,28 @@ Value RankState::by_handles(const Value& state, const HandleOfId& handle_of) con
 // names by its number, in the order of modules. None: ids stand for parameters.
 std::optional<RankState::HandleOfId> RankState::handles_of(const Value& groups,
                                                            const Names& names) const {
+  if (names.empty()) return handles_in_order(groups);
   HandleOfId found;
-  if (names.empty()) {
-    for (std::size_t i = 0; i < handles_.size(); ++i) found.emplace(i, i);
-    for (const Value& group : groups.items()) {
-      for (const Value& id : group.at("params").items()) {
-        if (id.is(Kind::integer) && found.contains(id.as_int())) continue;
-        throw Error(ErrorCode::unsupported,
-                    "the optimizer's groups have no param_names and more ids than flat parameters");
-      }
-    }
-    return found;
-  }
   for (const auto& [id, name] : names) {
     const auto named = [&name = name](const FlatHandle& handle) {
       return name == (handle.module.empty() ? "" : handle.module + ".") + "_flat_param";
     };
-    const auto handle = std::find_if(handles_.begin(), handles_.end(), named);
+    const auto handle = std::ranges::find_if(handles_, named);
     if (handle == handles_.end()) return std::nullopt;
     found.emplace(id, static_cast<std::size_t>(handle - handles_.begin()));
+  }
+  return found;
+}
+
+RankState::HandleOfId RankState::handles_in_order(const Value& groups) const {
+  HandleOfId found;
+  for (std::size_t i = 0; i < handles_.size(); ++i) found.emplace(i, i);
+  for (const Value& group : groups.items()) {
+    for (const Value& id : group.at("params").items()) {
+      if (id.is(Kind::integer) && found.contains(id.as_int())) continue;
+      throw Error(ErrorCode::unsupported,
+                  "the optimizer's groups have no param_names and more ids than flat parameters");
+    }
   }
   return found;
 }
@@ -263,6 +267,14 @@ void drop_empty_states(Value& root) {
   Value(*optim).set_item("state", kept);
 }
 
+void require_world(int said, const Checkpoint& checkpoint) {
+  if (said == checkpoint.world_size) return;
+  throw Error(said > checkpoint.world_size ? ErrorCode::incomplete : ErrorCode::corrupt,
+              "metadata.yaml says " + std::to_string(said) + " ranks, there are files of " +
+                  std::to_string(checkpoint.world_size))
+      .at_path(checkpoint.path);
+}
+
 }  // namespace
 
 bool has_local_files(const std::vector<ObjectInfo>& files) {
@@ -283,15 +295,7 @@ Checkpoint open_local(const std::shared_ptr<Store>& store) {
   const auto optims = files_of(all, "optim", world, checkpoint);
   const auto trains = files_of(all, "train", world, checkpoint);
   checkpoint.world_size = static_cast<int>(world);
-  if (store->exists(kWorldFile)) {
-    const int said = world_size_in(*store);
-    if (said != checkpoint.world_size) {
-      throw Error(said > checkpoint.world_size ? ErrorCode::incomplete : ErrorCode::corrupt,
-                  "metadata.yaml says " + std::to_string(said) + " ranks, there are files of " +
-                      std::to_string(world))
-          .at_path(checkpoint.path);
-    }
-  }
+  if (store->exists(kWorldFile)) require_world(world_size_in(*store), checkpoint);
   const RankStore from{store};
   std::vector<Value> geometry;  // rank 0's
   const auto with_path = [&](const ObjectInfo& file, const auto& work) {

@@ -136,25 +136,25 @@ void RankMerge::add(int rank, Value tree) {
 }
 
 void RankMerge::merge(int rank, const Leaf& leaf, const Leaf& known) {
-  if (is_sharded(leaf.value) || is_sharded(known.value)) {
-    if (!is_sharded(leaf.value) || !is_sharded(known.value)) {
-      refuse(ErrorCode::corrupt, rank, leaf, known);
-    }
-    const Tensor& more = leaf.value.as_tensor();
-    Value handle = known.value;
-    Tensor& tensor = handle.as_tensor();
-    if (tensor.shape != more.shape || tensor.dtype != more.dtype) {
-      refuse(ErrorCode::corrupt, rank, leaf, known);
-    }
-    tensor.pieces.insert(tensor.pieces.end(), more.pieces.begin(), more.pieces.end());
-    return;
-  }
+  if (is_sharded(leaf.value) || is_sharded(known.value)) return add_pieces(rank, leaf, known);
   if (same(known, leaf)) return;
   if (!is_train_state(leaf.name)) refuse(ErrorCode::mismatch, rank, leaf, known);
   differ_.push_back(leaf.name);
 }
 
-// A rank without elements of a tensor may lack it altogether.
+void RankMerge::add_pieces(int rank, const Leaf& leaf, const Leaf& known) {
+  if (!is_sharded(leaf.value) || !is_sharded(known.value)) {
+    refuse(ErrorCode::corrupt, rank, leaf, known);
+  }
+  const Tensor& more = leaf.value.as_tensor();
+  Value handle = known.value;
+  Tensor& tensor = handle.as_tensor();
+  if (tensor.shape != more.shape || tensor.dtype != more.dtype) {
+    refuse(ErrorCode::corrupt, rank, leaf, known);
+  }
+  tensor.pieces.insert(tensor.pieces.end(), more.pieces.begin(), more.pieces.end());
+}
+
 void RankMerge::insert(int rank, const Leaf& leaf) {
   Value at = tree_;
   for (std::size_t i = 0; i + 1 < leaf.path.size(); ++i) {

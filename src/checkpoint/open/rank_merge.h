@@ -31,6 +31,7 @@ class RankMerge {
 
  private:
   void merge(int rank, const Leaf& leaf, const Leaf& known);
+  void add_pieces(int rank, const Leaf& leaf, const Leaf& known);
   void insert(int rank, const Leaf& leaf);
 
   std::mutex mutex_;

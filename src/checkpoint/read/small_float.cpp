@@ -1,5 +1,7 @@
 #include "checkpoint/read/small_float.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -18,19 +20,21 @@ struct Shape8 {
   enum class Top { numbers_but_nan, infinities, numbers } top;
 };
 
+struct NamedShape {
+  DType dtype;
+  Shape8 shape;
+};
+
+constexpr std::array<NamedShape, 4> kShapes{
+    {{DType::float8_e4m3fn, {4, 3, 7, Shape8::Top::numbers_but_nan}},
+     {DType::float8_e5m2, {5, 2, 15, Shape8::Top::infinities}},
+     {DType::float8_e4m3fnuz, {4, 3, 8, Shape8::Top::numbers}},
+     {DType::float8_e5m2fnuz, {5, 2, 16, Shape8::Top::numbers}}}};
+
 std::optional<Shape8> shape_of(DType dtype) {
-  switch (dtype) {
-    case DType::float8_e4m3fn:
-      return Shape8{4, 3, 7, Shape8::Top::numbers_but_nan};
-    case DType::float8_e5m2:
-      return Shape8{5, 2, 15, Shape8::Top::infinities};
-    case DType::float8_e4m3fnuz:
-      return Shape8{4, 3, 8, Shape8::Top::numbers};
-    case DType::float8_e5m2fnuz:
-      return Shape8{5, 2, 16, Shape8::Top::numbers};
-    default:
-      return std::nullopt;
-  }
+  const auto* found = std::ranges::find(kShapes, dtype, &NamedShape::dtype);
+  if (found == kShapes.end()) return std::nullopt;
+  return found->shape;
 }
 
 float value_of(const Shape8& shape, unsigned byte) {

@@ -24,6 +24,22 @@ bool writes(const SavePlan& plan, const Holder& copy) {
   return std::ranges::binary_search(plan.assignment[copy.rank], copy.item);
 }
 
+// By name and where a chunk begins: the copies of it.
+using Holders = std::map<std::pair<std::string, Shape>, std::vector<Holder>>;
+
+Holders holders_of(const std::vector<std::vector<WriteItem>>& proposals, const SavePlan& plan,
+                   const std::vector<std::vector<std::uint64_t>>& samples) {
+  Holders chunks;
+  for (std::size_t rank = 0; rank < plan.copied.size(); ++rank) {
+    for (std::size_t i = 0; i < plan.copied[rank].size(); ++i) {
+      const auto item = plan.copied[rank][i];
+      const WriteItem& chunk = proposals[rank].at(item);
+      chunks[{chunk.name, chunk.box.offsets}].push_back({rank, item, samples[rank].at(i)});
+    }
+  }
+  return chunks;
+}
+
 }  // namespace
 
 std::uint64_t sample_of(const ElementSource& elements, std::int64_t count,
@@ -43,17 +59,9 @@ std::uint64_t sample_of(const ElementSource& elements, std::int64_t count,
 std::optional<UnlikeCopies> compare_copies(const std::vector<std::vector<WriteItem>>& proposals,
                                            const SavePlan& plan,
                                            const std::vector<std::vector<std::uint64_t>>& samples) {
-  std::map<std::pair<std::string, Shape>, std::vector<Holder>> chunks;
-  for (std::size_t rank = 0; rank < plan.copied.size(); ++rank) {
-    for (std::size_t i = 0; i < plan.copied[rank].size(); ++i) {
-      const auto item = plan.copied[rank][i];
-      const WriteItem& chunk = proposals[rank].at(item);
-      chunks[{chunk.name, chunk.box.offsets}].push_back({rank, item, samples[rank].at(i)});
-    }
-  }
   UnlikeCopies found;
   std::set<std::string> keys;
-  for (const auto& [place, copies] : chunks) {
+  for (const auto& [place, copies] : holders_of(proposals, plan, samples)) {
     const auto written =
         std::ranges::find_if(copies, [&](const Holder& copy) { return writes(plan, copy); });
     std::vector<int> unlike;

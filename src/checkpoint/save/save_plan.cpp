@@ -107,6 +107,24 @@ SavePlan assign(const std::map<std::pair<std::string, Shape>, Proposals>& target
   return plan;
 }
 
+// The chunks of a tensor that a rank holds; `item` says all but which.
+void add_chunks(const Tensor& tensor, WriteItem item, std::vector<WriteItem>& items) {
+  for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+    if (!tensor.pieces[p].storage && numel(tensor.pieces[p].slice) > 0) continue;
+    const Box* box = std::get_if<Box>(&tensor.pieces[p].slice);
+    if (box == nullptr) {
+      throw Error(ErrorCode::unsupported,
+                  "a flat range cannot be a chunk of a DCP checkpoint: give boxes")
+          .at_key(item.name);
+    }
+    require_inside(*box, tensor.shape);
+    if (numel(*box) == 0 && numel(tensor.shape) > 0) continue;
+    item.box = *box;
+    item.piece = p;
+    items.push_back(item);
+  }
+}
+
 }  // namespace
 
 WriteItem item_of(const Leaf& leaf, std::size_t index) {
@@ -133,20 +151,7 @@ std::vector<WriteItem> propose(const std::vector<Leaf>& leaves) {
     }
     const Tensor& tensor = leaves[i].value.as_tensor();
     const std::size_t before = items.size();
-    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
-      if (!tensor.pieces[p].storage && numel(tensor.pieces[p].slice) > 0) continue;
-      const Box* box = std::get_if<Box>(&tensor.pieces[p].slice);
-      if (box == nullptr) {
-        throw Error(ErrorCode::unsupported,
-                    "a flat range cannot be a chunk of a DCP checkpoint: give boxes")
-            .at_key(leaves[i].name);
-      }
-      require_inside(*box, tensor.shape);
-      if (numel(*box) == 0 && numel(tensor.shape) > 0) continue;
-      item.box = *box;
-      item.piece = p;
-      items.push_back(item);
-    }
+    add_chunks(tensor, item, items);
     if (items.size() > before || numel(tensor.shape) == 0) continue;
     item.held = false;
     items.push_back(std::move(item));

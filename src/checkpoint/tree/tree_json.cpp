@@ -81,9 +81,26 @@ Json encode_containers(const std::vector<Leaf>& leaves) {
   return list;
 }
 
+using ContainersByWay = std::unordered_map<std::string, std::shared_ptr<const Container>>;
+
+// The containers on the way to a leaf, the outermost first; null when none of them is known.
+std::shared_ptr<const Containers> containers_on(Json way, const ContainersByWay& known) {
+  Containers containers(way.size() + 1);
+  bool plain = true;
+  for (std::size_t step = containers.size(); step-- > 0;) {
+    const auto found = known.find(key_of(way));
+    if (found != known.end()) {
+      containers[step] = found->second;
+      plain = false;
+    }
+    if (step > 0) way.erase(step - 1);
+  }
+  return plain ? nullptr : std::make_shared<const Containers>(std::move(containers));
+}
+
 void add_containers(const Json& list, std::vector<Leaf>& leaves) {
   if (list.empty()) return;
-  std::unordered_map<std::string, std::shared_ptr<const Container>> known;
+  ContainersByWay known;
   for (const Json& item : list) known[key_of(item.at("path"))] = decode_container(item);
   std::string last;  // the way to the leaf before
   std::shared_ptr<const Containers> shared;
@@ -92,17 +109,7 @@ void add_containers(const Json& list, std::vector<Leaf>& leaves) {
     Json way = encode_path(Path(leaf.path.begin(), leaf.path.end() - 1));
     std::string text = key_of(way);
     if (text != last) {
-      Containers containers(leaf.path.size());
-      bool plain = true;
-      for (std::size_t step = leaf.path.size(); step-- > 0;) {
-        const auto found = known.find(key_of(way));
-        if (found != known.end()) {
-          containers[step] = found->second;
-          plain = false;
-        }
-        if (step > 0) way.erase(step - 1);
-      }
-      shared = plain ? nullptr : std::make_shared<const Containers>(std::move(containers));
+      shared = containers_on(std::move(way), known);
       last = std::move(text);
     }
     leaf.containers = shared;
@@ -232,30 +239,39 @@ std::string text_of_json(const Json& json) {
   }
 }
 
+TensorNames names_of_tensors(const std::vector<Leaf>& leaves) {
+  TensorNames names;
+  for (const Leaf& leaf : leaves) {
+    if (leaf.value.is(Value::Kind::tensor)) names.emplace(leaf.value.identity(), leaf.name);
+  }
+  return names;
+}
+
+Json encode_leaf(const Leaf& leaf, const TensorNames& names) {
+  Json item = Json::object();
+  const bool in_tree = is_in_tree(leaf);
+  if (in_tree) item["path"] = encode_path(leaf.path);
+  if (!in_tree || dotted(leaf.path) != leaf.name) item["name"] = leaf.name;
+  if (leaf.value.is(Value::Kind::tensor)) {
+    encode_tensor(leaf.value.as_tensor(), names, item, true);
+  } else {
+    item["value"] = encode_value(leaf.value, names);
+  }
+  return item;
+}
+
 }  // namespace
 
 std::string encode_tree(const std::vector<Leaf>& leaves, std::uint64_t& values) {
-  TensorNames names;
-  Json inner = Json::array();
-  bool odd_keys = false;
-  for (const Leaf& leaf : leaves) {
-    odd_keys = odd_keys || has_odd_key(leaf.path);
-    if (leaf.value.is(Value::Kind::tensor)) names.emplace(leaf.value.identity(), leaf.name);
-  }
+  const TensorNames names = names_of_tensors(leaves);
   Json list = Json::array();
+  Json inner = Json::array();
   for (const Leaf& leaf : leaves) {
-    Json item = Json::object();
-    const bool in_tree = is_in_tree(leaf);
-    if (in_tree) item["path"] = encode_path(leaf.path);
-    if (!in_tree || dotted(leaf.path) != leaf.name) item["name"] = leaf.name;
-    if (leaf.value.is(Value::Kind::tensor)) {
-      encode_tensor(leaf.value.as_tensor(), names, item, true);
-    } else {
-      item["value"] = encode_value(leaf.value, names);
-      ++values;
-    }
-    (in_tree ? list : inner).push_back(std::move(item));
+    (is_in_tree(leaf) ? list : inner).push_back(encode_leaf(leaf, names));
+    if (!leaf.value.is(Value::Kind::tensor)) ++values;
   }
+  const bool odd_keys =
+      std::ranges::any_of(leaves, [](const Leaf& leaf) { return has_odd_key(leaf.path); });
   Json tree = Json::object();
   tree["version"] = odd_keys || !inner.empty() ? kNewestVersion : kVersion;
   tree["leaves"] = std::move(list);

@@ -73,22 +73,14 @@ class Encoder {
   explicit Encoder(const TensorNames& names) : names_(names) {}
 
   Json encode(const Value& value) const {
+    if (std::optional<Json> scalar = json_scalar(value)) return std::move(*scalar);
     switch (value.kind()) {
-      case Value::Kind::none:
-        return nullptr;
-      case Value::Kind::boolean:
-        return value.as_bool();
-      case Value::Kind::string:
-        return value.as_string();
       case Value::Kind::list:
         return encode_items(value.items());
       case Value::Kind::tuple:
         return tag("tuple", encode_items(value.items()));
-      case Value::Kind::integer:
-        if (value.as_integer().big.empty()) return value.as_int();
-        break;
       case Value::Kind::real:
-        return encode_real(value);
+        return encode_special_real(value);
       case Value::Kind::bytes:
         require_short(value.as_bytes().size());
         return tag("bytes", to_hex(value.as_bytes()));
@@ -111,9 +103,8 @@ class Encoder {
 
  private:
   // JSON has finite numbers, and one kind of NaN is not another.
-  static Json encode_real(const Value& value) {
+  static Json encode_special_real(const Value& value) {
     const double real = value.as_real();
-    if (std::isfinite(real)) return real;
     if (!std::isnan(real)) return tag("float", real > 0 ? "inf" : "-inf");
     if (value == Value(std::nan(""))) return tag("float", "nan");
     return tag("torch", to_hex(torch_file::write(value, "archive")));
@@ -208,6 +199,13 @@ class Decoder {
     return items;
   }
 
+  static Value decode_float(const std::string& text) {
+    if (text == "nan") return {std::nan("")};
+    if (text == "inf") return {HUGE_VAL};
+    if (text != "-inf") malformed("float");
+    return {-HUGE_VAL};
+  }
+
   Value decode_tagged(const Json& json) const {
     if (json.size() != 1) throw Error(ErrorCode::corrupt, "a tagged value without one tag");
     const std::string name = json.begin().key();
@@ -219,12 +217,7 @@ class Decoder {
     if (name == "bytes") return Value::bytes(from_hex(content.get<std::string>()));
     if (name == "tensor") return tensor(content.get<std::string>());
     if (name == "torch") return decode_archive(content.get<std::string>());
-    if (name == "float") {
-      const auto text = content.get<std::string>();
-      if (text == "nan") return {std::nan("")};
-      if (text != "inf" && text != "-inf") malformed(name);
-      return {text == "inf" ? HUGE_VAL : -HUGE_VAL};
-    }
+    if (name == "float") return decode_float(content.get<std::string>());
     if (name == "dict") return decode_dict(content);
     throw Error(ErrorCode::corrupt, "unknown tag '" + name + "' in a tagged value");
   }
@@ -266,6 +259,25 @@ class Decoder {
 };
 
 }  // namespace
+
+std::optional<Json> json_scalar(const Value& value) {
+  switch (value.kind()) {
+    case Value::Kind::none:
+      return Json(nullptr);
+    case Value::Kind::boolean:
+      return Json(value.as_bool());
+    case Value::Kind::string:
+      return Json(value.as_string());
+    case Value::Kind::integer:
+      if (value.as_integer().big.empty()) return Json(value.as_int());
+      return std::nullopt;
+    case Value::Kind::real:
+      if (std::isfinite(value.as_real())) return Json(value.as_real());
+      return std::nullopt;
+    default:
+      return std::nullopt;
+  }
+}
 
 Json encode_value(const Value& value, const TensorNames& names) {
   return Encoder(names).encode(value);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -20,6 +21,10 @@ using Json = nlohmann::ordered_json;
 using TensorNames = std::unordered_map<const void*, std::string>;
 // And by name: what they are.
 using TensorsByName = std::unordered_map<std::string, Value>;
+
+// What JSON has a word for: None, booleans, strings, integers of 64 bits and finite reals. nullopt:
+// any other value.
+[[nodiscard]] std::optional<Json> json_scalar(const Value& value);
 
 // A tensor in `names` becomes a reference to it, any other one is copied whole, into memory.
 [[nodiscard]] Json encode_value(const Value& value, const TensorNames& names = {});

@@ -90,20 +90,23 @@ void Journal::read(const std::string& text) {
   for (std::string line; std::getline(lines, line);) {
     const std::string payload = line.size() < kStamp ? "" : line.substr(kStamp);
     const bool counts = !payload.empty() && line == stamp(payload);
-    if (!goes_on_ && !counts) return;  // the first line is what binds the rest to this conversion
-    if (!counts) continue;
-    const Json row = Json::parse(payload);
-    const auto kind = row.at(0).get<std::string>();
-    if (!goes_on_) {
-      if (kind != "begin" || row.at(1) != kVersion) return;
-      attempt_ = row.at(2).get<std::string>();
-      goes_on_ = true;
-    } else if (kind == "unit") {
-      JournalUnit unit = unit_of(row);
-      units_.insert_or_assign({unit.file, unit.at}, std::move(unit));
-    } else if (kind == "published") {
-      published_ = row.at(1).get<std::uint64_t>();
-    }
+    if (counts) read_row(payload);
+    if (!goes_on_) return;  // the first line is what binds the rest to this conversion
+  }
+}
+
+void Journal::read_row(const std::string& payload) {
+  const Json row = Json::parse(payload);
+  const auto kind = row.at(0).get<std::string>();
+  if (!goes_on_) {
+    if (kind != "begin" || row.at(1) != kVersion) return;
+    attempt_ = row.at(2).get<std::string>();
+    goes_on_ = true;
+  } else if (kind == "unit") {
+    JournalUnit unit = unit_of(row);
+    units_.insert_or_assign({unit.file, unit.at}, std::move(unit));
+  } else if (kind == "published") {
+    published_ = row.at(1).get<std::uint64_t>();
   }
 }
 

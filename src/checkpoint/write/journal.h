@@ -60,6 +60,7 @@ class Journal {
 
  private:
   void read(const std::string& text);
+  void read_row(const std::string& payload);
   void begin(const std::string& attempt);
   void append_line(const std::string& payload);
   [[nodiscard]] std::string stamp(const std::string& payload) const;

@@ -119,6 +119,18 @@ void remove_own(Store& store, const std::vector<std::string>& names, const std::
   }
 }
 
+// __{rank}_{number}_{attempt}.distcp: one a rank, or all of rank 0.
+std::vector<std::string> file_names(std::size_t count, bool of_ranks, const std::string& attempt) {
+  std::vector<std::string> names;
+  for (std::size_t file = 0; file < count; ++file) {
+    const std::string numbers =
+        of_ranks ? std::to_string(file) + "_0" : "0_" + std::to_string(file);
+    names.push_back(
+        std::string("__").append(numbers).append("_").append(attempt).append(".distcp"));
+  }
+  return names;
+}
+
 }  // namespace
 
 std::vector<Box> row_chunks(const Shape& shape, int ranks) {
@@ -141,17 +153,11 @@ void write_dcp(ConvertJob& job) {
   const std::size_t ranks = proposals.size();
   // A file a rank. One rank has a file a thread: file f takes items f, f + files, f + 2 files...,
   // which spreads large ones.
-  const std::size_t files =
+  const auto threads = static_cast<std::size_t>(job.threads);
+  const std::vector<std::string> names =
       ranks > 1
-          ? ranks
-          : std::clamp<std::size_t>(proposals[0].size(), 1, static_cast<std::size_t>(job.threads));
-  std::vector<std::string> names;
-  for (std::size_t file = 0; file < files; ++file) {
-    const std::string numbers =
-        ranks > 1 ? std::to_string(file) + "_0" : "0_" + std::to_string(file);
-    names.push_back(
-        std::string("__").append(numbers).append("_").append(attempt).append(".distcp"));
-  }
+          ? file_names(ranks, true, attempt)
+          : file_names(std::clamp<std::size_t>(proposals[0].size(), 1, threads), false, attempt);
   dcp::Metadata metadata;
   try {
     DigestsByName digests;

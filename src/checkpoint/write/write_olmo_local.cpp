@@ -246,6 +246,10 @@ struct OptimFile {
   Archive archive;
   std::map<std::string, Value> keys;  // "step", "exp_avg": one object each in Python
 
+  // Entry -> the parameters that have it, by name.
+  using Entries = std::vector<std::pair<std::string, std::map<std::string, const Value*>>>;
+  [[nodiscard]] Entries entries_of(std::size_t unit) const;
+
   Value key(const std::string& name) { return keys.emplace(name, name).first->second; }
 
   // State of one parameter, cut to the elements that the rank has. None: it has none of them.
@@ -293,21 +297,24 @@ bool same_value(const SourceTensors& sources, const Value& a, const Value& b) {
          bytes_of(sources.of(a.as_tensor())) == bytes_of(sources.of(b.as_tensor()));
 }
 
-std::optional<Value> OptimFile::of_unit(std::size_t unit) {
-  // Entry -> the parameters that have it, by name.
-  std::vector<std::pair<std::string, std::map<std::string, const Value*>>> entries;
+OptimFile::Entries OptimFile::entries_of(std::size_t unit) const {
+  Entries entries;
   for (const std::size_t p : model.of_unit[unit]) {
     const FlatModel::Param& param = model.params[p];
     const Value* own = state.find(param.name);
     if (own == nullptr) continue;
     for (const auto& pair : own->pairs()) {
       const std::string& name = pair.first.as_string();
-      const auto same = [&name](const auto& entry) { return entry.first == name; };
-      auto found = std::find_if(entries.begin(), entries.end(), same);
+      auto found = std::ranges::find(entries, name, &Entries::value_type::first);
       if (found == entries.end()) found = entries.insert(entries.end(), {name, {}});
       found->second.emplace(param.name, &pair.second);
     }
   }
+  return entries;
+}
+
+std::optional<Value> OptimFile::of_unit(std::size_t unit) {
+  const Entries entries = entries_of(unit);
   if (entries.empty()) return std::nullopt;
   Value own = Value::dict();
   for (const auto& [name, holders] : entries) {

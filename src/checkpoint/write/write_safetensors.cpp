@@ -33,6 +33,17 @@ bool is_flat(const ConvertJob& job) {
          });
 }
 
+void require_storable(const std::string& name, const Tensor& tensor) {
+  if (info(tensor.dtype).safetensors.empty()) {
+    throw Error(ErrorCode::unsupported,
+                "safetensors has no element type for " + std::string(to_string(tensor.dtype)))
+        .at_key(name);
+  }
+  if (name == "__metadata__") {
+    throw Error(ErrorCode::unsupported, "a name that safetensors reserves").at_key(name);
+  }
+}
+
 // Tensors in their order, a new file where one would become too large: huggingface's rule.
 std::vector<File> plan_files(const ConvertJob& job) {
   const std::uint64_t limit = job.options.max_shard_size;
@@ -41,14 +52,7 @@ std::vector<File> plan_files(const ConvertJob& job) {
   for (const Leaf& leaf : job.leaves) {
     if (!leaf.value.is(Value::Kind::tensor)) continue;
     const Tensor& tensor = leaf.value.as_tensor();
-    if (info(tensor.dtype).safetensors.empty()) {
-      throw Error(ErrorCode::unsupported,
-                  "safetensors has no element type for " + std::string(to_string(tensor.dtype)))
-          .at_key(leaf.name);
-    }
-    if (leaf.name == "__metadata__") {
-      throw Error(ErrorCode::unsupported, "a name that safetensors reserves").at_key(leaf.name);
-    }
+    require_storable(leaf.name, tensor);
     const std::uint64_t size = byte_size(tensor.dtype, tensor.shape);
     if (limit > 0 && bytes > 0 && checked_add(bytes, size) > limit) {
       files.emplace_back();
