@@ -47,6 +47,12 @@ struct Batch {
   std::vector<Slot> slots;
 };
 
+// Of a state in chunks: what every rank of a mesh has, by the mesh.
+struct ToldStates {
+  Value tree;
+  NamedStates states;
+};
+
 class Loader {
  public:
   Loader(const OptimModel& model, const LoadRequest& request, const GroupOf& group,
@@ -72,12 +78,7 @@ class Loader {
   std::vector<LoadItem> plan_;
   std::vector<Batch> batches_;
   std::vector<std::map<std::string, Value>> loaded_;  // by item: tensors
-  // Of a state in chunks: what every rank of a mesh has, by the mesh.
-  struct Told {
-    Value tree;
-    NamedStates states;
-  };
-  std::map<const MeshState*, std::vector<Told>> told_;
+  std::map<const MeshState*, std::vector<ToldStates>> told_;
 };
 
 // Rank 0's tree: what is of no parameter travels with all its tensors, in a list.
@@ -226,14 +227,32 @@ bool is_all_here(const Unit& unit, std::size_t place, const Scattered& scattered
   return true;
 }
 
+// What every rank gives, by the unit's channel where it has one.
+at::Tensor exchanged(const Batch& batch, const Mesh& mesh, const at::Tensor& mine) {
+  if (!batch.unit || !batch.unit->is_sharded()) return exchange_over(mesh, mine);
+  return batch.unit->whole().exchange(mine.to(mesh.device())).cpu();
+}
+
+// What each rank told of the state `name` of a parameter; null: it has none of it.
+Scattered scattered_of(const std::vector<ToldStates>& trees, const std::string& parameter,
+                       const std::string& name) {
+  Scattered of_ranks;
+  for (const auto& told : trees) {
+    const auto* state = told.states.find(parameter);
+    const auto* value = state == nullptr ? nullptr : state->find(name);
+    of_ranks.push_back(value != nullptr && is_shaped(*value) ? &value->as_tensor() : nullptr);
+  }
+  return of_ranks;
+}
+
 void Loader::load_chunks(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made) {
   const auto mesh = batch.unit ? batch.unit->mesh() : group_.mesh().value();
   const auto& trees = told_.at(state_of(mesh).get());
-  struct Target {
+  struct Place {
     const ModelParam* param;
     std::size_t index;
   };
-  std::vector<Target> targets;
+  std::vector<Place> places;
   std::vector<Scattered> scattered;
   std::vector<const Tensor*> held;
   bool is_here = true;
@@ -241,29 +260,20 @@ void Loader::load_chunks(const Batch& batch, const at::Tensor& to, std::vector<a
     const auto& param = *plan_[slot.item].param;
     for (std::size_t i = 0; i < slot.entry->tensors.size(); ++i) {
       if (slot.entry->tensors[i] == nullptr) continue;
-      auto& of_ranks = scattered.emplace_back();
-      for (const auto& told : trees) {
-        const auto* state = told.states.find(param.names[i]);
-        const auto* value = state == nullptr ? nullptr : state->find(batch.name);
-        of_ranks.push_back(value != nullptr && is_shaped(*value) ? &value->as_tensor() : nullptr);
-      }
+      const auto& of_ranks =
+          scattered.emplace_back(scattered_of(trees, param.names[i], batch.name));
       is_here = is_here && batch.unit && is_all_here(*batch.unit, param.places[i], of_ranks);
       held.push_back(&slot.entry->tensors[i]->as_tensor());
-      targets.push_back({&param, i});
+      places.push_back({&param, i});
     }
   }
   const ChunkArray chunks(std::move(scattered));
   const auto mine = chunks.give(mesh.rank(), held);
-  const bool has_channel = batch.unit && batch.unit->is_sharded();
-  const auto exchange = [&] {
-    return has_channel ? batch.unit->whole().exchange(mine.to(mesh.device())).cpu()
-                       : exchange_over(mesh, mine);
-  };
-  const auto all = is_here ? mine : exchange();
-  for (std::size_t t = 0; t < targets.size(); ++t) {
-    const auto& [param, index] = targets[t];
+  const auto all = is_here ? mine : exchanged(batch, mesh, mine);
+  for (std::size_t p = 0; p < places.size(); ++p) {
+    const auto& [param, index] = places[p];
     const auto& shape = param->shapes[index];
-    const auto parts = is_here ? chunks.own_parts(t, mesh.rank()) : chunks.parts(t);
+    const auto parts = is_here ? chunks.own_parts(p, mesh.rank()) : chunks.parts(p);
     if (to.defined()) {
       redistribute(shape, all, parts, to, part_of(*batch.unit, param->places[index], mesh.rank()));
     } else {
