@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/open/value_json.h"
 #include "checkpoint/read/cast.h"
+#include "checkpoint/tree/value_json.h"
 #include "value/children.h"
 #include "value/render.h"
 

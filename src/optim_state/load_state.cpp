@@ -47,7 +47,7 @@ struct Batch {
   std::vector<Slot> slots;
 };
 
-// Of a state in chunks: what every rank of a mesh has, by the mesh.
+// Of a state in chunks: what one rank of a mesh has.
 struct ToldStates {
   Value tree;
   NamedStates states;
@@ -77,8 +77,8 @@ class Loader {
   std::optional<NamedStates> named_;
   std::vector<LoadItem> plan_;
   std::vector<Batch> batches_;
-  std::vector<std::map<std::string, Value>> loaded_;  // by item: tensors
-  std::map<const MeshState*, std::vector<ToldStates>> told_;
+  std::vector<std::map<std::string, Value>> loaded_;          // by item: tensors
+  std::map<const MeshState*, std::vector<ToldStates>> told_;  // by mesh, then by rank
 };
 
 // Rank 0's tree: what is of no parameter travels with all its tensors, in a list.

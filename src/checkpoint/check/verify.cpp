@@ -124,6 +124,16 @@ std::vector<Finding> faults_of_indices(const Checkpoint& checkpoint) {
   return faults;
 }
 
+// The checkpoint's tensors, and those inside of its values.
+std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint, const std::vector<Leaf>& inner) {
+  std::vector<const Leaf*> tensors;
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (leaf.value.is(Value::Kind::tensor)) tensors.push_back(&leaf);
+  }
+  for (const Leaf& leaf : inner) tensors.push_back(&leaf);
+  return tensors;
+}
+
 }  // namespace
 
 VerifyReport verify(const Location& where, const VerifyOptions& options) {
@@ -144,11 +154,7 @@ VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) 
   VerifyReport report;
   report.findings = faults_of_indices(checkpoint);
   const std::vector<Leaf> inner = inner_tensors_of(checkpoint);
-  std::vector<const Leaf*> tensors;
-  for (const Leaf& leaf : checkpoint.leaves) {
-    if (leaf.value.is(Value::Kind::tensor)) tensors.push_back(&leaf);
-  }
-  for (const Leaf& leaf : inner) tensors.push_back(&leaf);
+  const std::vector<const Leaf*> tensors = tensors_of(checkpoint, inner);
   report.tensors = tensors.size();
   if (!options.read_data) return report;
   const std::vector<FilePart> parts = checked_parts(checkpoint);

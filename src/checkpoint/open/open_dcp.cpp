@@ -93,17 +93,17 @@ Leaf leaf_of(dcp::Entry& entry, DataFiles& files) {
   }
 }
 
+std::vector<ObjectInfo> only_metadata_file(const Store& store) {
+  return {{std::string(kDcpMetadata), store.open(kDcpMetadata)->size()}};
+}
+
 }  // namespace
 
 Checkpoint open_dcp(std::shared_ptr<Store> store) {
   // `.metadata` comes first where both are, as for PyTorch's reader.
   const bool merged = !store->exists(kDcpMetadata);
-  std::vector<ObjectInfo> metadata_files;
-  if (merged) {
-    metadata_files = rank_metadata_files(*store);
-  } else {
-    metadata_files.push_back({std::string(kDcpMetadata), store->open(kDcpMetadata)->size()});
-  }
+  const std::vector<ObjectInfo> metadata_files =
+      merged ? rank_metadata_files(*store) : only_metadata_file(*store);
   dcp::Metadata metadata =
       merged ? merged_metadata(*store, metadata_files) : read_dcp_metadata(*store);
   Checkpoint checkpoint;

@@ -159,16 +159,9 @@ void RankMerge::insert(int rank, const Leaf& leaf) {
   Value at = tree_;
   for (std::size_t i = 0; i + 1 < leaf.path.size(); ++i) {
     const std::optional<Value> key = key_of(leaf.path[i]);
-    const Value* next = nullptr;
-    if (key && at.is(Kind::dict)) {
-      next = at.find_key(*key);
-      if (next == nullptr) {
-        at.set_item(*key, Value::dict());
-        next = at.find_key(*key);
-      }
-    }
-    if (next == nullptr) break;
-    at = Value(*next);
+    if (!key || !at.is(Kind::dict)) break;
+    if (at.find_key(*key) == nullptr) at.set_item(*key, Value::dict());
+    at = Value(*at.find_key(*key));
   }
   const std::optional<Value> key = leaf.path.empty() ? std::nullopt : key_of(leaf.path.back());
   if (!key || !at.is(Kind::dict)) {

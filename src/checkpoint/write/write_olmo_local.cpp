@@ -297,6 +297,18 @@ bool same_value(const SourceTensors& sources, const Value& a, const Value& b) {
          bytes_of(sources.of(a.as_tensor())) == bytes_of(sources.of(b.as_tensor()));
 }
 
+// What is not cut has one value for all parameters of a flat one.
+void require_same(const SourceTensors& sources, const std::string& name,
+                  const std::map<std::string, const Value*>& holders) {
+  const Value& first = *holders.begin()->second;
+  for (const auto& [param, value] : holders) {
+    if (same_value(sources, first, *value)) continue;
+    throw Error(ErrorCode::mismatch, "parameters of one flat parameter differ in '" + name +
+                                         "' of their optimizer state")
+        .at_key("optim.state." + param);
+  }
+}
+
 OptimFile::Entries OptimFile::entries_of(std::size_t unit) const {
   Entries entries;
   for (const std::size_t p : model.of_unit[unit]) {
@@ -328,12 +340,7 @@ std::optional<Value> OptimFile::of_unit(std::size_t unit) {
                    flat_shard(model, unit, rank, {first->as_tensor().dtype, 0, source}, archive));
       continue;
     }
-    for (const auto& [param, value] : holders) {
-      if (same_value(sources, *first, *value)) continue;
-      throw Error(ErrorCode::mismatch, "parameters of one flat parameter differ in '" + name +
-                                           "' of their optimizer state")
-          .at_key("optim.state." + param);
-    }
+    require_same(sources, name, holders);
     own.set_item(key(name), first->is(Kind::tensor)
                                 ? whole_tensor(sources, first->as_tensor(), archive)
                                 : *first);
