@@ -50,6 +50,12 @@ def remove(path):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def require_readable(tessera, name, source, target):
+    compared = subprocess.run([tessera, "diff", str(source), str(target), "--quiet"], stdout=subprocess.DEVNULL, check=False)
+    if compared.returncode == 3:
+        fail(f"{name}: done, but not readable")
+
+
 def interrupt(tessera, source, base, name, options, rng, number):
     """One run in a directory below `base` that is not there yet. Returns whether the signal came in time."""
     target = base / "new" / "below" / name
@@ -59,8 +65,7 @@ def interrupt(tessera, source, base, name, options, rng, number):
     _, said = run.communicate()
     left = everything_in(base)
     if run.returncode == 0:
-        if subprocess.run([tessera, "diff", str(source), str(target), "--quiet"], stdout=subprocess.DEVNULL, check=False).returncode == 3:
-            fail(f"{name}: done, but not readable")
+        require_readable(tessera, name, source, target)
         shutil.rmtree(base / "new")
         return False
     if run.returncode != -number:
@@ -68,7 +73,12 @@ def interrupt(tessera, source, base, name, options, rng, number):
     if number != signal.SIGKILL and left:
         fail(f"{name}: signal {number} left {left}")
     if target.exists() and not options[:2] == ["--to", "dcp"]:
-        fail(f"{name}: there is a target after signal {number}")
+        # A SIGKILL may come after the step that makes the target visible and before the end.
+        if number != signal.SIGKILL:
+            fail(f"{name}: there is a target after signal {number}")
+        require_readable(tessera, name, source, target)
+        shutil.rmtree(base / "new")
+        return False
     whole_run(tessera, source, target, options)  # what a SIGKILL left does not outlive the next run
     strays = [path for path in everything_in(base) if "tmp-" in path]
     if strays:
