@@ -29,13 +29,13 @@ std::vector<std::string> keys(const Value& dict) {
   return names;
 }
 
-testing::Net make_sharded(const Mesh& mesh, bool tied) {
+testing::Net sharded_net(const Mesh& mesh, bool tied) {
   auto net = testing::make_net({.tied = tied, .blocks = 1});
   testing::shard(net, mesh);
   return net;
 }
 
-AdamW make_optimizer(testing::Net& net) {
+AdamW make_grouped(testing::Net& net) {
   ParameterGroup decay{{}, {.lr = 0.01, .weight_decay = 0.1}},
       rest{{}, {.lr = 0.01, .weight_decay = 0}};
   for (auto& parameter : sharded_parameters(net)) {
@@ -44,7 +44,7 @@ AdamW make_optimizer(testing::Net& net) {
   return AdamW(std::vector<ParameterGroup>{decay, rest});
 }
 
-double step(testing::Net& net, AdamW& optimizer, int seed) {
+double train_step(testing::Net& net, AdamW& optimizer, int seed) {
   auto tokens = torch::arange(6).add(seed).remainder(testing::kVocabulary).view({2, 3});
   auto loss = net(tokens).square().mean();
   loss.backward();
@@ -55,9 +55,9 @@ double step(testing::Net& net, AdamW& optimizer, int seed) {
 
 TEST(OptimState, HasPytorchsKeysAndGroups) {
   run_mesh(2, [](Mesh& mesh) {
-    auto net = make_sharded(mesh, true);
-    auto optimizer = make_optimizer(net);
-    step(net, optimizer, 0);
+    auto net = sharded_net(mesh, true);
+    auto optimizer = make_grouped(net);
+    train_step(net, optimizer, 0);
     const auto state = OptimLeaves(net, optimizer).tree();
     EXPECT_THAT(keys(state), ElementsAre("state", "param_groups"));
     const auto& one = state.at("state").at("embed.weight");
@@ -98,23 +98,24 @@ void load_into(testing::Net& net, AdamW& optimizer, const Value& saved) {
 
 TEST(OptimState, ARunContinuesFromAnothersState) {
   run_mesh(2, [](Mesh& mesh) {
-    auto first = make_sharded(mesh, false), second = make_sharded(mesh, false);
-    auto one = make_optimizer(first), two = make_optimizer(second);
-    for (int i = 0; i < 3; ++i) step(first, one, i);
+    auto first = sharded_net(mesh, false), second = sharded_net(mesh, false);
+    auto one = make_grouped(first), two = make_grouped(second);
+    for (int i = 0; i < 3; ++i) train_step(first, one, i);
     one.set_lr(0.005);
-    step(second, two, 9);
+    train_step(second, two, 9);
     copy_tensors(model_state(first), model_state(second));
     const auto saved = OptimLeaves(first, one).tree();
     load_into(second, two, saved);
     EXPECT_EQ(two.options(1).lr, 0.005);
-    for (int i = 3; i < 6; ++i) EXPECT_EQ(step(first, one, i), step(second, two, i)) << i;
+    for (int i = 3; i < 6; ++i)
+      EXPECT_EQ(train_step(first, one, i), train_step(second, two, i)) << i;
   });
 }
 
 // FSDP1's flat parameters stand in the order of units, others in that of modules.
 TEST(OptimState, TheOrderOfAGroupIsNoOtherGroup) {
   run_mesh(1, [](Mesh& mesh) {
-    auto net = make_sharded(mesh, false);
+    auto net = sharded_net(mesh, false);
     auto parameters = sharded_parameters(net);
     AdamW optimizer(parameters);
     std::ranges::reverse(parameters);
@@ -127,8 +128,8 @@ TEST(OptimState, TheOrderOfAGroupIsNoOtherGroup) {
 
 TEST(OptimState, RefusesOtherGroups) {
   run_mesh(1, [](Mesh& mesh) {
-    auto net = make_sharded(mesh, false);
-    auto optimizer = make_optimizer(net);
+    auto net = sharded_net(mesh, false);
+    auto optimizer = make_grouped(net);
     AdamW other(sharded_parameters(net));
     EXPECT_THROW(load_into(net, other, OptimLeaves(net, optimizer).tree()), Error);
   });

@@ -25,7 +25,7 @@ using testing::run_mesh;
 using testing::shard;
 using testing::Way;
 
-constexpr int kBefore = 3, kAfter = 3;
+constexpr int kSavedAfter = 3, kMoreSteps = 3;
 
 enum class Kind { adam, sgd, adagrad, own };
 
@@ -85,7 +85,7 @@ class Trainer {
 };
 
 // Other values than those that were saved.
-Net other_net() {
+Net filled_net() {
   auto net = make_net({});
   const torch::NoGradGuard no_grad;
   for (auto& parameter : net->parameters()) parameter.fill_(0.5);
@@ -100,14 +100,14 @@ Trainer trainer_on(Net net, Way way, const Mesh& mesh, Kind kind) {
 void save_trained(const std::string& path, Way way, int world, Kind kind) {
   run_mesh(world, [&](Mesh& mesh) {
     auto trainer = trainer_on(make_net({}), way, mesh, kind);
-    trainer.train(0, kBefore);
+    trainer.train(0, kSavedAfter);
     auto state = trainer.state();
-    state.values.set_item("step", kBefore);
+    state.values.set_item("step", kSavedAfter);
     save(state, path, mesh.group());
   });
 }
 
-void expect_near(const std::vector<double>& mine, const std::vector<double>& expected) {
+void expect_losses(const std::vector<double>& mine, const std::vector<double>& expected) {
   ASSERT_EQ(mine.size(), expected.size());
   for (std::size_t i = 0; i < mine.size(); ++i)
     EXPECT_NEAR(mine[i], expected[i], 1e-5 * std::abs(expected[i])) << "step " << i;
@@ -129,20 +129,20 @@ class TrainingStates : public ::testing::TestWithParam<std::tuple<Way, Way, Kind
 TEST_P(TrainingStates, GoOnElsewhere) {
   const auto [from, to, kind] = GetParam();
   Trainer alone(make_net({}), kind);
-  alone.train(0, kBefore);
-  const auto expected = alone.train(kBefore, kAfter);
+  alone.train(0, kSavedAfter);
+  const auto expected = alone.train(kSavedAfter, kMoreSteps);
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/saved";
   save_trained(path, from, 3, kind);
   for (const int world : {1, 2, 4}) {
     run_mesh(world, [&, to = to, kind = kind](Mesh& mesh) {
-      auto trainer = trainer_on(other_net(), to, mesh, kind);
+      auto trainer = trainer_on(filled_net(), to, mesh, kind);
       trainer.set_lr(0.5);  // the checkpoint's counts
       auto state = trainer.state();
       state.values.set_item("step", 0);
       load(state, path, mesh.group());
-      EXPECT_EQ(state.values.at("step").as_int(), kBefore);
-      expect_near(trainer.train(kBefore, kAfter), expected);
+      EXPECT_EQ(state.values.at("step").as_int(), kSavedAfter);
+      expect_losses(trainer.train(kSavedAfter, kMoreSteps), expected);
     });
   }
 }
@@ -166,12 +166,12 @@ TEST(TrainingState, ReplacesTheStateThatIsThere) {
     const auto path = directory.path() + "/saved";
     run_mesh(2, [&](Mesh& mesh) {
       auto trainer = trainer_on(make_net({}), Way::rows, mesh, kind);
-      trainer.train(0, kBefore);
+      trainer.train(0, kSavedAfter);
       auto state = trainer.state();
       save(state, path, mesh.group());
-      const auto expected = trainer.train(kBefore, kAfter);
+      const auto expected = trainer.train(kSavedAfter, kMoreSteps);
       load(state, path, mesh.group());
-      expect_near(trainer.train(kBefore, kAfter), expected);
+      expect_losses(trainer.train(kSavedAfter, kMoreSteps), expected);
     });
   }
 }
@@ -185,9 +185,9 @@ TEST(TrainingState, OfAFreshOptimizerIsThatOfAFreshOptimizer) {
       auto trainer = trainer_on(make_net({}), Way::rows, mesh, kind);
       auto state = trainer.state();
       save(state, path, mesh.group());
-      const auto expected = trainer.train(0, kAfter);
+      const auto expected = trainer.train(0, kMoreSteps);
       load(state, path, mesh.group());
-      expect_near(trainer.train(0, kAfter), expected);
+      expect_losses(trainer.train(0, kMoreSteps), expected);
     });
   }
 }
@@ -197,8 +197,8 @@ TEST(TrainingState, OfAModelAloneLoadsFromACheckpointWithMore) {
   const auto path = directory.path() + "/saved";
   save_trained(path, Way::rows, 2, Kind::own);
   auto expected = Trainer(make_net({}), Kind::own);
-  expected.train(0, kBefore);
-  auto net = other_net();
+  expected.train(0, kSavedAfter);
+  auto net = filled_net();
   TrainingState state(net);
   const auto alone = solo_group();
   load(state, path, *alone);
@@ -213,7 +213,7 @@ TEST(TrainingState, LiesUnderTheKeyThatItIsGiven) {
   const auto path = directory.path() + "/saved";
   const auto alone = solo_group();
   Trainer trainer(make_net({}), Kind::adam);
-  trainer.train(0, kBefore);
+  trainer.train(0, kSavedAfter);
   auto state = trainer.state();
   state.key = "app";
   state.values.set_item("seed", 7);
@@ -222,12 +222,12 @@ TEST(TrainingState, LiesUnderTheKeyThatItIsGiven) {
   EXPECT_NE(checkpoint.find("app.seed"), nullptr);
   EXPECT_NE(checkpoint.find("app.optim.param_groups.0.lr"), nullptr);
   EXPECT_EQ(checkpoint.find("seed"), nullptr);
-  const auto expected = trainer.train(kBefore, kAfter);
-  Trainer other(other_net(), Kind::adam);
+  const auto expected = trainer.train(kSavedAfter, kMoreSteps);
+  Trainer other(filled_net(), Kind::adam);
   auto loaded = other.state();
   loaded.key = "app";
   load(loaded, path, *alone);
-  expect_near(other.train(kBefore, kAfter), expected);
+  expect_losses(other.train(kSavedAfter, kMoreSteps), expected);
 }
 
 TEST(TrainingState, RefusesWhatIsNotItsOwn) {

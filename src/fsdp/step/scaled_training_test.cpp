@@ -32,7 +32,7 @@ torch::Tensor loss_of(testing::Net& net, const Mesh& mesh) {
   return torch::cross_entropy_loss(logits, (tokens + 1) % testing::kVocabulary);
 }
 
-struct Training {
+struct ScaledRun {
   std::vector<double> losses;
   std::vector<bool> stepped;
   double scale = 0;  // the last
@@ -43,9 +43,9 @@ struct Training {
 
 // `dim` multiplies the loss before its backward, as a model with small gradients would.
 template <typename Optimizer>
-Training train(testing::Net& net, const Mesh& mesh, Optimizer& optimizer, ShardedGradScaler& scaler,
-               double dim = 1) {
-  Training training;
+ScaledRun train(testing::Net& net, const Mesh& mesh, Optimizer& optimizer,
+                ShardedGradScaler& scaler, double dim = 1) {
+  ScaledRun training;
   for (int step = 0; step < 20; ++step) {
     optimizer.zero_grad();
     auto loss = loss_of(net, mesh);
@@ -58,8 +58,8 @@ Training train(testing::Net& net, const Mesh& mesh, Optimizer& optimizer, Sharde
   return training;
 }
 
-Training train_adamw(const Mesh& mesh, const MixedPrecision& precision,
-                     const GradScalerOptions& options) {
+ScaledRun train_adamw(const Mesh& mesh, const MixedPrecision& precision,
+                      const GradScalerOptions& options) {
   auto net = sharded_net(mesh, precision);
   AdamW optimizer(sharded_parameters(net), {.lr = 2e-2});
   ShardedGradScaler scaler(mesh, options);
