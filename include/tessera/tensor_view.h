@@ -25,10 +25,8 @@ class ConstTensorView {
   [[nodiscard]] const std::byte* data() const noexcept { return data_; }
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   [[nodiscard]] const Shape& shape() const noexcept { return shape_; }
-  [[nodiscard]] const Shape& strides() const noexcept {
-    return strides_;
-  }  // elements; never empty
-     // but of a scalar
+  // Elements; one a dimension, also where none were given.
+  [[nodiscard]] const Shape& strides() const noexcept { return strides_; }
 
   // The elements in `box`; `invalid_argument` when it is not inside of the shape.
   [[nodiscard]] ConstTensorView part(const Box& box) const;
