@@ -146,7 +146,9 @@ TEST(Stop, EndsAConversionOfEveryKind) {
       {CheckpointKind::torch_file, "/t.pt"},
       {CheckpointKind::dcp, "/t"},
   };
-  for (const auto& [kind, target] : targets) {
+  for (const auto& entry : targets) {
+    const auto kind = entry.first;
+    const std::string target = entry.second;
     for (const bool resume : {false, true}) {
       OneRankStops stops(1);
       ConvertOptions options;

@@ -28,6 +28,10 @@ using testing::Way;
 constexpr int kSavedAfter = 3, kMoreSteps = 3;
 
 enum class Kind { adam, sgd, adagrad, own };
+std::string name_of(Kind kind) {
+  constexpr const char* kNames[] = {"Adam", "Sgd", "Adagrad", "Own"};
+  return kNames[static_cast<int>(kind)];
+}
 
 // Any of them under one name.
 class Trainer {
@@ -153,10 +157,8 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(Way::replicated, Way::rows, Way::flat, Way::original),
                        ::testing::Values(Kind::adam, Kind::sgd, Kind::adagrad, Kind::own)),
     [](const auto& of) {
-      constexpr const char* kKinds[] = {"Adam", "Sgd", "Adagrad", "Own"};
       return testing::name_of(std::get<0>(of.param)) + "To" +
-             testing::name_of(std::get<1>(of.param)) +
-             kKinds[static_cast<int>(std::get<2>(of.param))];
+             testing::name_of(std::get<1>(of.param)) + name_of(std::get<2>(of.param));
     });
 
 // A run that goes on and loads an older checkpoint has state already: it is replaced in place.
