@@ -9,16 +9,6 @@ PREFIX ?= /usr/local
 # What is installed.
 BUILD ?= build/release
 
-# Builds use ccache if it is installed. It keeps objects across clean builds and shares them between presets,
-# because paths count from the checkout and the build folder's name does not count.
-CCACHE := $(shell command -v ccache)
-ifneq ($(CCACHE),)
-export CMAKE_CXX_COMPILER_LAUNCHER := $(CCACHE)
-export CCACHE_SLOPPINESS := pch_defines,time_macros
-export CCACHE_BASEDIR := $(CURDIR)
-export CCACHE_NOHASHDIR := yes
-endif
-
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
 
