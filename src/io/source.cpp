@@ -2,16 +2,16 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "io/borrowed.h"
 #include "io/range.h"
 #include "tessera/io.h"
 
 namespace tessera {
 namespace {
 
-class MemorySource final : public ByteSource {
+class BorrowedSource final : public ByteSource {
  public:
-  MemorySource(std::vector<std::byte> bytes, std::string name)
-      : bytes_(std::move(bytes)), name_(std::move(name)) {}
+  BorrowedSource(ByteView bytes, std::string name) : bytes_(bytes), name_(std::move(name)) {}
   [[nodiscard]] std::uint64_t size() const override { return bytes_.size(); }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     require_range(*this, offset, out.size());
@@ -20,7 +20,7 @@ class MemorySource final : public ByteSource {
   [[nodiscard]] const std::string& name() const override { return name_; }
 
  private:
-  std::vector<std::byte> bytes_;
+  ByteView bytes_;
   std::string name_;
 };
 
@@ -59,7 +59,19 @@ std::shared_ptr<ByteSource> slice_source(std::shared_ptr<const ByteSource> sourc
 }
 
 std::shared_ptr<ByteSource> memory_source(std::vector<std::byte> bytes, std::string name) {
-  return std::make_shared<MemorySource>(std::move(bytes), std::move(name));
+  struct Owned {
+    std::vector<std::byte> bytes;
+    BorrowedSource source;
+  };
+  const ByteView view(bytes);  // moving a vector leaves its elements where they are
+  auto owned =
+      std::make_shared<Owned>(Owned{std::move(bytes), BorrowedSource(view, std::move(name))});
+  auto* source = &owned->source;
+  return {std::move(owned), source};
+}
+
+std::shared_ptr<ByteSource> borrowed_source(ByteView bytes, std::string name) {
+  return std::make_shared<BorrowedSource>(bytes, std::move(name));
 }
 
 std::vector<std::byte> read_all(const ByteSource& source, std::uint64_t cap) {

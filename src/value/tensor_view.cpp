@@ -1,31 +1,14 @@
 #include "tessera/tensor_view.h"
 
-#include <cstring>
 #include <utility>
 
 #include "base/checked.h"
-#include "io/range.h"
+#include "io/borrowed.h"
 #include "layout/strided.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-// Memory that may not be written, as a source of bytes.
-class BorrowedSource final : public ByteSource {
- public:
-  explicit BorrowedSource(ByteView bytes) : bytes_(bytes) {}
-  [[nodiscard]] std::uint64_t size() const override { return bytes_.size(); }
-  void read_at(std::uint64_t offset, MutableByteView out) const override {
-    require_range(*this, offset, out.size());
-    if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
-  }
-  [[nodiscard]] const std::string& name() const override { return name_; }
-
- private:
-  ByteView bytes_;
-  const std::string name_ = "memory";
-};
 
 // Bytes from the first element to the end of the last.
 std::uint64_t bytes_of(DType dtype, const Shape& shape, const Shape& strides) {
@@ -93,7 +76,7 @@ ConstTensorView ConstTensorView::part(const Box& box) const {
 Tensor ConstTensorView::tensor() const {
   auto storage = std::make_shared<Storage>();
   const auto size = static_cast<std::size_t>(bytes_of(dtype_, shape_, strides_));
-  storage->source = std::make_shared<BorrowedSource>(ByteView(data_, size));
+  storage->source = borrowed_source(ByteView(data_, size), "memory");
   return tensor_of(*this, std::move(storage));
 }
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "format/safetensors/json_numbers.h"
 #include "format/safetensors/json_text.h"
 #include "tessera/error.h"
 
@@ -30,7 +31,7 @@ std::string fault_of(std::string_view name) {
 }
 
 // Receives the JSON. A member that returns false stops the parser; `error` says why.
-class Handler {
+class Handler : public NumbersAsText {
  public:
   explicit Handler(Index& index) : index_(index) {}
 
@@ -44,13 +45,6 @@ class Handler {
     }
     return scalar("a number");
   }
-  // With kParseNumbersAsStringsFlag numbers arrive in RawNumber only.
-  bool Int(int) { return false; }
-  bool Uint(unsigned) { return false; }
-  bool Int64(std::int64_t) { return false; }
-  bool Uint64(std::uint64_t) { return false; }
-  bool Double(double) { return false; }
-
   bool String(const char* text, rapidjson::SizeType size, bool) {
     if (!in_map()) return scalar("a string");
     const std::string file(text, size);

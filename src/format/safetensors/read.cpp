@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/endian.h"
+#include "format/safetensors/json_numbers.h"
 #include "format/safetensors/safetensors.h"
 #include "tessera/error.h"
 
@@ -21,7 +22,7 @@ constexpr int kMaxSkipDepth = 64;
 constexpr const char* kMetadata = "__metadata__";
 
 // Receives the header's JSON. A member that returns false stops the parser; `error` says why.
-class Handler {
+class Handler : public NumbersAsText {
  public:
   explicit Handler(Header& header) : header_(header) {}
 
@@ -39,13 +40,6 @@ class Handler {
     }
     return number(value);
   }
-  // With kParseNumbersAsStringsFlag numbers arrive in RawNumber only.
-  bool Int(int) { return false; }
-  bool Uint(unsigned) { return false; }
-  bool Int64(std::int64_t) { return false; }
-  bool Uint64(std::uint64_t) { return false; }
-  bool Double(double) { return false; }
-
   bool String(const char* text, rapidjson::SizeType size, bool) {
     if (skipping()) return true;
     if (where_ == Where::metadata_value) {
