@@ -194,6 +194,73 @@ TEST(TrainingState, OfAFreshOptimizerIsThatOfAFreshOptimizer) {
   }
 }
 
+// Its state lies in lists, under the first parameter alone.
+TEST(TrainingState, KeepsTheHistoryOfLbfgs) {
+  const auto run = [](Net& net, torch::optim::LBFGS& optimizer) {
+    std::vector<double> losses;
+    for (int i = 0; i < kMoreSteps; ++i) {
+      const auto closure = [&] {
+        optimizer.zero_grad();
+        auto loss = loss_of(net, testing::batch(0, 0, 1));
+        loss.backward();
+        return loss;
+      };
+      losses.push_back(optimizer.step(closure).item<double>());
+    }
+    return losses;
+  };
+  const torch::optim::LBFGSOptions options = torch::optim::LBFGSOptions(0.1).max_iter(3);
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  const auto alone = solo_group();
+  auto net = make_net({});
+  torch::optim::LBFGS optimizer(net->parameters(), options);
+  run(net, optimizer);
+  save(TrainingState(net, optimizer), path, *alone);
+  const auto expected = run(net, optimizer);
+  auto other = filled_net();
+  torch::optim::LBFGS fresh(other->parameters(), options);
+  TrainingState state(other, fresh);
+  load(state, path, *alone);
+  expect_losses(run(other, fresh), expected);
+}
+
+// Parameters that are frozen, in groups of their own, or that the optimizer does not have.
+TEST(TrainingState, KeepsGroupsAndFrozenParameters) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  const auto halves = [](Net& net, double first, double second) {
+    const auto parameters = local_tensors(sharded_parameters(net));
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    for (std::size_t i = 0; i < 2; ++i) {
+      std::vector<at::Tensor> part;
+      // The last parameter is in no group.
+      for (std::size_t p = i; p + 1 < parameters.size(); p += 2) part.push_back(parameters[p]);
+      groups.emplace_back(part,
+                          std::make_unique<torch::optim::SGDOptions>(
+                              torch::optim::SGDOptions(i == 0 ? first : second).momentum(0.5)));
+    }
+    return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.5));
+  };
+  run_mesh(2, [&](Mesh& mesh) {
+    auto net = make_net({});
+    net->parameters()[0].set_requires_grad(false);
+    shard(net, Way::rows, mesh);
+    auto optimizer = halves(net, 0.01, 0.02);
+    testing::train(net, *optimizer, 0, kSavedAfter);
+    save(TrainingState(net, *optimizer), path, mesh.group());
+    const auto expected = testing::train(net, *optimizer, kSavedAfter, kMoreSteps);
+    auto other = filled_net();
+    other->parameters()[0].set_requires_grad(false);
+    shard(other, Way::rows, mesh);
+    auto fresh = halves(other, 0.3, 0.4);
+    TrainingState state(other, *fresh);
+    load(state, path, mesh.group());
+    EXPECT_NEAR(testing::train(other, *fresh, kSavedAfter, kMoreSteps), expected, 1e-6);
+    EXPECT_EQ(fresh->param_groups()[1].options().get_lr(), 0.02);
+  });
+}
+
 TEST(TrainingState, OfAModelAloneLoadsFromACheckpointWithMore) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/saved";
