@@ -1,5 +1,5 @@
-// What the samples of the runtime's headers and of the documents take for granted: a model of blocks,
-// its optimizer, a mesh and a batch.
+// What the samples of the runtime's headers and of the documents take for granted: a model of
+// blocks, its optimizer, a mesh and a batch.
 #pragma once
 
 #include <torch/torch.h>

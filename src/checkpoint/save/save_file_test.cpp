@@ -138,8 +138,8 @@ TEST(OwnStore, ServesSaveOpenReadLoadAndConvert) {
   expect_saved(Checkpoint::open(source), CheckpointKind::dcp);
   std::array<float, 6> memory{};
   Value tree = Value::dict(
-      {{"model", Value::dict({{"w", TensorView::of(memory.data(), DType::float32, {2, 3})
-                                        .tensor()}})}});
+      {{"model",
+        Value::dict({{"w", TensorView::of(memory.data(), DType::float32, {2, 3}).tensor()}})}});
   load(tree, source);
   EXPECT_EQ(memory, kWeights);
   ConvertOptions how;
