@@ -29,7 +29,7 @@ void walk(const std::string& name, const Value& value, std::map<std::string, con
       std::string text = "None";
       if (key.is(Kind::string)) text = key.as_string();
       if (key.is(Kind::integer)) text = std::to_string(key.as_int());
-      walk(name + "." + text, item, out);
+      walk(std::string(name).append(".").append(text), item, out);
     }
   } else if (value.is(Kind::list) || value.is(Kind::tuple)) {
     std::size_t index = 0;
