@@ -1,6 +1,5 @@
 // tessera convert: any kind into any other, streamed.
 #include <chrono>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -8,7 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "base/one_of.h"
+#include "checkpoint/write/destination.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
@@ -50,10 +49,9 @@ CheckpointKind kind_of(const Options& options) {
     if (options.to == to_string(kind)) return kind;
   }
   if (options.to == "dcp") return CheckpointKind::dcp;
-  const std::filesystem::path extension = std::filesystem::path(options.target).extension();
-  const std::string said = options.to.empty() ? extension.string() : options.to;
-  if (is_one_of(said, "safetensors", ".safetensors")) return CheckpointKind::safetensors;
-  if (is_one_of(said, "torch", ".pt", ".pth")) return CheckpointKind::torch_file;
+  if (options.to == "safetensors") return CheckpointKind::safetensors;
+  if (options.to == "torch") return CheckpointKind::torch_file;
+  if (const auto kind = kind_of_file_name(options.target); kind && options.to.empty()) return *kind;
   throw Error(
       ErrorCode::invalid_argument,
       "the target's name does not say its kind: add --to dcp, torch, safetensors or olmo-...")

@@ -1,5 +1,4 @@
 #include "checkpoint/open/open.h"
-#include "layout/plan.h"
 
 #include <sys/stat.h>
 
@@ -12,6 +11,7 @@
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/open/rank_files.h"
 #include "format/torch/stream.h"
+#include "layout/plan.h"
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"

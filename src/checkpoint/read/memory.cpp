@@ -1,9 +1,9 @@
 #include "checkpoint/read/memory.h"
-#include "layout/strided.h"
 
 #include <algorithm>
 
 #include "base/checked.h"
+#include "layout/strided.h"
 #include "tessera/error.h"
 
 namespace tessera {

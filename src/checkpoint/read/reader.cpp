@@ -1,5 +1,4 @@
 #include "checkpoint/read/reader.h"
-#include "layout/plan.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,6 +11,7 @@
 #include "checkpoint/read/coalesce.h"
 #include "checkpoint/read/memory.h"
 #include "checkpoint/read/reader_source.h"
+#include "layout/plan.h"
 #include "tessera/error.h"
 #include "value/lazy_bits.h"
 

@@ -1,11 +1,11 @@
 #include "checkpoint/read/reader.h"
-#include "layout/plan.h"
 
 #include <random>
 
 #include "base/crc32.h"
 #include "checkpoint/test_support.h"
 #include "io/counting.h"
+#include "layout/plan.h"
 
 namespace tessera {
 namespace {

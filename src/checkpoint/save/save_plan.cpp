@@ -1,5 +1,4 @@
 #include "checkpoint/save/save_plan.h"
-#include "layout/plan.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/checked.h"
+#include "layout/plan.h"
 #include "tessera/error.h"
 
 namespace tessera {

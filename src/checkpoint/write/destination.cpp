@@ -1,7 +1,6 @@
 #include "checkpoint/write/destination.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <vector>
 
 #include "base/one_of.h"
@@ -19,14 +18,9 @@ bool is_olmo(CheckpointKind kind) {
   throw Error(ErrorCode::invalid_argument, what).at_path(path);
 }
 
-bool names_file(const std::filesystem::path& path) {
-  return is_one_of(path.extension(), ".safetensors", ".pt", ".pth");
-}
-
 // The target of a kind that is a file, named by its path.
 Destination file_destination(const std::filesystem::path& path, CheckpointKind kind) {
-  const bool is_safetensors = path.extension() == ".safetensors";
-  if (is_safetensors != (kind == CheckpointKind::safetensors)) {
+  if (kind_of_file_name(path) != kind) {
     refuse_target(path, "the target's extension is " + path.extension().string() +
                             ", the kind is " + std::string(to_string(kind)));
   }
@@ -60,27 +54,32 @@ Destination named_destination(const std::string& path, CheckpointKind kind, bool
                 "checkpoints of this kind are read, not written: " + std::string(to_string(kind)));
   }
   if (kind == CheckpointKind::dcp || is_olmo(kind)) {
-    if (names_file(path)) {
+    if (kind_of_file_name(path)) {
       refuse_target(path, "a checkpoint of kind " + std::string(to_string(kind)) +
                               " is a directory, the target names a file");
     }
     return {path, "", kind == CheckpointKind::dcp ? Publishing::marker : Publishing::directory};
   }
-  if (names_file(path)) return file_destination(path, kind);
+  if (kind_of_file_name(path)) return file_destination(path, kind);
   return {path, kind == CheckpointKind::safetensors ? "model.safetensors" : "model.pt",
           in_parts ? Publishing::directory : Publishing::file};
 }
 
 void require_set_of_files(const std::string& path, CheckpointKind kind) {
-  const bool fits = kind == CheckpointKind::safetensors &&
-                    std::filesystem::path(path).extension() != ".safetensors";
-  if (!fits) {
+  if (kind != CheckpointKind::safetensors ||
+      kind_of_file_name(path) == CheckpointKind::safetensors) {
     refuse_target(path,
                   "a size for each file makes a set of safetensors, whose target is a directory");
   }
 }
 
 }  // namespace
+
+std::optional<CheckpointKind> kind_of_file_name(const std::filesystem::path& path) {
+  if (path.extension() == ".safetensors") return CheckpointKind::safetensors;
+  if (is_one_of(path.extension(), ".pt", ".pth")) return CheckpointKind::torch_file;
+  return std::nullopt;
+}
 
 Destination destination_of(const Location& target, const ConvertOptions& options) {
   if (target.store) return destination_in(target, options);

@@ -1,9 +1,13 @@
-#include "checkpoint/save/save_file.h"
+// A tree becomes a DCP checkpoint of all ranks, or one file of one process.
 
-#include <filesystem>
+#include <functional>
+#include <memory>
 
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/memory.h"
+#include "checkpoint/save/save_dcp.h"
+#include "checkpoint/write/destination.h"
+#include "comm/whereabouts.h"
 #include "tessera/convert.h"
 #include "tessera/error.h"
 #include "value/depth.h"
@@ -35,8 +39,7 @@ Checkpoint checkpoint_of(const Value& tree) {
   return checkpoint;
 }
 
-}  // namespace
-
+// What the options or the location's name say. Throws `unsupported` for a kind that is not saved.
 CheckpointKind kind_to_save(const Location& where, const SaveOptions& options) {
   if (options.kind) {
     const CheckpointKind kind = *options.kind;
@@ -47,13 +50,10 @@ CheckpointKind kind_to_save(const Location& where, const SaveOptions& options) {
     throw Error(ErrorCode::unsupported,
                 "checkpoints of this kind are made by convert: " + std::string(to_string(kind)));
   }
-  const std::string extension =
-      std::filesystem::path(where.store ? where.name : where.path).extension().string();
-  if (extension == ".safetensors") return CheckpointKind::safetensors;
-  return extension == ".pt" || extension == ".pth" ? CheckpointKind::torch_file
-                                                   : CheckpointKind::dcp;
+  return kind_of_file_name(where.store ? where.name : where.path).value_or(CheckpointKind::dcp);
 }
 
+// The store whose root the location is. Throws `invalid_argument` for one that names an object.
 std::shared_ptr<Store> root_of(const Location& where) {
   if (!where.store) return posix_store(where.path);
   if (where.name.empty()) return where.store;
@@ -62,6 +62,8 @@ std::shared_ptr<Store> root_of(const Location& where) {
       .at_path(to_string(where));
 }
 
+// `kind` is torch_file or safetensors. Throws as `save` does, and `unsupported` for more ranks than
+// one.
 IoReport save_file(const Value& tree, const Location& where, CheckpointKind kind,
                    const SaveOptions& options, int ranks) {
   if (ranks > 1) {
@@ -77,6 +79,30 @@ IoReport save_file(const Value& tree, const Location& where, CheckpointKind kind
   how.progress = options.progress;
   how.stop = options.stop;
   return convert(checkpoint_of(tree), where, how).io;
+}
+
+}  // namespace
+
+IoReport save(const Value& tree, const Location& where, const SaveOptions& options, Group& group) {
+  const Purpose purpose("saving a checkpoint");
+  std::function<IoReport()> finish;
+  agree(group, "planning a checkpoint", [&] {
+    const CheckpointKind kind = kind_to_save(where, options);
+    if (kind == CheckpointKind::dcp) {
+      finish = dcp_save(tree, root_of(where), group, options);
+    } else {
+      finish = [report = save_file(tree, where, kind, options, group.size())] { return report; };
+    }
+  });
+  return finish();
+}
+
+IoReport save(const Value& tree, const Location& where, const SaveOptions& options) {
+  return save(tree, where, options, *solo_group());
+}
+
+IoReport save(const Value& tree, const Location& where, Group& group) {
+  return save(tree, where, {}, group);
 }
 
 }  // namespace tessera

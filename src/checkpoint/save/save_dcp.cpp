@@ -12,6 +12,7 @@
 // checkpoint in the directory is untouched, and a crash leaves at most files that nobody names.
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "base/log.h"
 #include "base/parallel.h"
@@ -25,12 +26,11 @@
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/copies.h"
 #include "checkpoint/save/leftovers.h"
-#include "checkpoint/save/save_file.h"
+#include "checkpoint/save/save_dcp.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/tree/tree_json.h"
 #include "comm/long_work.h"
 #include "comm/text.h"
-#include "comm/whereabouts.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 
@@ -282,27 +282,10 @@ class Saver {
 
 }  // namespace
 
-IoReport save(const Value& tree, const Location& where, const SaveOptions& options, Group& group) {
-  const Purpose purpose("saving a checkpoint");
-  std::unique_ptr<Saver> saver;
-  std::optional<IoReport> file;  // of a save that is one file
-  agree(group, "planning a checkpoint", [&] {
-    const CheckpointKind kind = kind_to_save(where, options);
-    if (kind != CheckpointKind::dcp) {
-      file = save_file(tree, where, kind, options, group.size());
-      return;
-    }
-    saver = std::make_unique<Saver>(tree, root_of(where), group, options);
-  });
-  return file ? *file : saver->run();
-}
-
-IoReport save(const Value& tree, const Location& where, const SaveOptions& options) {
-  return save(tree, where, options, *solo_group());
-}
-
-IoReport save(const Value& tree, const Location& where, Group& group) {
-  return save(tree, where, {}, group);
+std::function<IoReport()> dcp_save(const Value& tree, std::shared_ptr<Store> store, Group& group,
+                                   const SaveOptions& options) {
+  const auto saver = std::make_shared<Saver>(tree, std::move(store), group, options);
+  return [saver] { return saver->run(); };
 }
 
 }  // namespace tessera
