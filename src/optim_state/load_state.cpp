@@ -1,5 +1,4 @@
 #include "optim_state/load_state.h"
-#include "layout/plan.h"
 
 #include <torch/torch.h>
 
@@ -11,6 +10,7 @@
 
 #include "base/log.h"
 #include "fsdp/unit/broadcast.h"
+#include "layout/plan.h"
 #include "optim/state_key.h"
 #include "optim_state/chunks.h"
 #include "optim_state/load_plan.h"

@@ -3,32 +3,16 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <functional>
 #include <unordered_map>
 #include <utility>
 
+#include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "torch/tensor.h"
 
 namespace tessera::detail {
 namespace {
-
-// `value` with every tensor in it replaced by what `make` gives for it.
-Value mapped(const Value& value, const std::function<Value(const Tensor&)>& make) {
-  if (value.is(Value::Kind::tensor)) return make(value.as_tensor());
-  if (value.is(Value::Kind::list)) {
-    Value::List items;
-    for (const auto& item : value.items()) items.push_back(mapped(item, make));
-    return Value::list(std::move(items));
-  }
-  if (value.is(Value::Kind::dict)) {
-    std::vector<Value::Pair> pairs;
-    for (const auto& [key, item] : value.pairs()) pairs.emplace_back(key, mapped(item, make));
-    return Value::dict(std::move(pairs), value.dict_kind());
-  }
-  return value;
-}
 
 // The optimizer's own tensors, and of everything else what was loaded.
 Value with_loaded_values(const Value& own, const Value& loaded) {
@@ -86,13 +70,13 @@ void add_entries(const ShardedParameter& parameter, const Value& state, Value& i
     return parameter.sharded && is_of_shape(leaf, parameter.local.sizes());
   };
   if (parameter.pieces.empty()) {
-    into.set_item(parameter.name(), mapped(state, [&](const Tensor& leaf) {
+    into.set_item(parameter.name(), map_tensors(state, [&](const Tensor& leaf) {
                     return is_part(leaf) ? part_leaf(memory_of(leaf), parameter)
                                          : whole_leaf(leaf, parameter);
                   }));
   }
   for (const auto& piece : parameter.pieces) {
-    into.set_item(piece.name, mapped(state, [&](const Tensor& leaf) -> Value {
+    into.set_item(piece.name, map_tensors(state, [&](const Tensor& leaf) -> Value {
                     if (!is_part(leaf)) return whole_leaf(leaf, parameter);
                     const auto held = memory_of(leaf).narrow(0, piece.local_offset, piece.count);
                     return flat_leaf_of(held, piece.shape, piece.param_offset);
@@ -100,10 +84,11 @@ void add_entries(const ShardedParameter& parameter, const Value& state, Value& i
   }
 }
 
-// Zeros of the shapes that this rank has of what a checkpoint stores for a parameter of `shape`.
-Value zeros_for(const Value& stored, const std::vector<std::int64_t>& shape,
-                const ShardedParameter& parameter) {
-  return mapped(stored, [&](const Tensor& leaf) {
+// Zeros of the shapes that this rank has of what a checkpoint stores for a parameter; of a flat
+// one, for the first in it.
+Value zeros_for(const Value& stored, const ShardedParameter& parameter) {
+  const auto& shape = parameter.pieces.empty() ? parameter.shape : parameter.pieces[0].shape;
+  return map_tensors(stored, [&](const Tensor& leaf) {
     const auto sizes = parameter.sharded && is_of_shape(leaf, shape) ? parameter.local.sizes()
                                                                      : at::IntArrayRef(leaf.shape);
     return leaf_of(at::zeros(sizes, scalar_type_of(leaf.dtype)));
@@ -122,7 +107,7 @@ bool has_form_of(const Value& a, const Value& b) {
          });
 }
 
-const Value& entry_of(const Value& tree, const char* key) {
+const Value& part_named(const Value& tree, const char* key) {
   const auto* found = tree.is(Value::Kind::dict) ? tree.find(key) : nullptr;
   if (found != nullptr) return *found;
   throw Error(ErrorCode::not_found, "the checkpoint has no such part of an optimizer's state")
@@ -154,7 +139,7 @@ OptimLeaves::OptimLeaves(ModuleRef model, OptimizerRef optimizer)
 }
 
 // A flat parameter stands for those in it.
-std::vector<std::string> OptimLeaves::names_of(const std::vector<Held>& group) const {
+std::vector<std::string> OptimLeaves::names_of(const std::vector<Held>& group) {
   std::vector<std::string> names;
   for (const auto& held : group) {
     if (held.parameter->pieces.empty()) names.push_back(held.parameter->name());
@@ -182,7 +167,7 @@ Value OptimLeaves::tree() {
 }
 
 void OptimLeaves::require_same_groups(const Value& stored) const {
-  const auto& groups = entry_of(stored, "param_groups").items();
+  const auto& groups = part_named(stored, "param_groups").items();
   if (groups.size() != groups_.size()) {
     throw Error(ErrorCode::mismatch, "the checkpoint's optimizer has " +
                                          std::to_string(groups.size()) + " groups, this one " +
@@ -191,7 +176,7 @@ void OptimLeaves::require_same_groups(const Value& stored) const {
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     std::vector<std::string> listed;
-    for (const auto& name : entry_of(groups[g], "params").items())
+    for (const auto& name : part_named(groups[g], "params").items())
       listed.push_back(name.is(Value::Kind::string) ? name.as_string() : std::string());
     auto ours = names_of(groups_[g]);
     // Their order is that of units: state is found by name.
@@ -209,26 +194,18 @@ void OptimLeaves::require_same_groups(const Value& stored) const {
 void OptimLeaves::prepare(const Value& stored) {
   require_same_groups(stored);
   auto& access = optimizer_.access();
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    access.check_group(g, part_named(stored, "param_groups").items()[g]);
   // A dict without entries is no part of a checkpoint.
   const auto* states = stored.find("state");
-  const auto zeros_of = [&](const Held& held) {
-    const auto* found = states == nullptr ? nullptr : states->find(held.key);
-    if (found == nullptr) return Value();
-    const auto& parameter = *held.parameter;
-    return zeros_for(*found, parameter.pieces.empty() ? parameter.shape : parameter.pieces[0].shape,
-                     parameter);
-  };
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    access.check_group(g, entry_of(stored, "param_groups").items()[g]);
-    for (const auto& held : groups_[g]) access.check_state(held.parameter->local, zeros_of(held));
-  }
   for (auto& group : groups_) {
     for (auto& held : group) {
-      const auto& local = held.parameter->local;
-      auto zeros = zeros_of(held);
-      auto before = access.state(local);
+      const auto& parameter = *held.parameter;
+      const auto* found = states == nullptr ? nullptr : states->find(held.key);
+      auto zeros = found == nullptr ? Value() : zeros_for(*found, parameter);
+      auto before = access.state(parameter.local);
       if (has_form_of(before, zeros)) continue;
-      access.set_state(local, zeros, /*keep=*/true);
+      access.set_state(parameter.local, zeros, /*keep=*/true);
       held.before = std::move(before);
       held.is_new = true;
     }

@@ -27,7 +27,8 @@ class OptimLeaves {
   // Makes the state that `stored`, such a tree of a checkpoint, has for each parameter, and forgets
   // what it lacks; state that has its form already stays where it is. Throws `not_found` for a tree
   // without an optimizer's parts, `mismatch` when the groups hold other parameters, and `mismatch`
-  // or `unsupported` for state or options that the optimizer cannot have; then nothing was changed.
+  // or `unsupported` for state or options that the optimizer cannot have; undo() then takes back
+  // what was changed before.
   void prepare(const Value& stored);
   // Gives the optimizer what a load has put into `loaded`, which tree() gave after prepare().
   void finish(const Value& loaded);
@@ -43,7 +44,7 @@ class OptimLeaves {
     bool is_new = false;  // prepare() replaced `before`
     Value before = {};
   };
-  [[nodiscard]] std::vector<std::string> names_of(const std::vector<Held>& group) const;
+  [[nodiscard]] static std::vector<std::string> names_of(const std::vector<Held>& group);
   void require_same_groups(const Value& stored) const;
 
   OptimizerRef optimizer_;

@@ -21,19 +21,9 @@ namespace {
 
 using detail::OptimLeaves;
 using ::testing::ElementsAre;
+using testing::keys;
 using testing::run_mesh;
-
-std::vector<std::string> keys(const Value& dict) {
-  std::vector<std::string> names;
-  for (const auto& pair : dict.pairs()) names.push_back(pair.first.as_string());
-  return names;
-}
-
-testing::Net sharded_net(const Mesh& mesh, bool tied) {
-  auto net = testing::make_net({.tied = tied, .blocks = 1});
-  testing::shard(net, mesh);
-  return net;
-}
+using testing::sharded_net;
 
 AdamW make_grouped(testing::Net& net) {
   ParameterGroup decay{{}, {.lr = 0.01, .weight_decay = 0.1}},

@@ -12,6 +12,7 @@
 #include "conformance/temporary_directory.h"
 #include "fsdp/testing/test_training.h"
 #include "optim_state/testing.h"
+#include "tessera/convert.h"
 #include "tessera/error.h"
 #include "torch/testing.h"
 
@@ -274,6 +275,29 @@ TEST(TrainingState, OfAModelAloneLoadsFromACheckpointWithMore) {
   for (std::size_t i = 0; i < net->parameters().size(); ++i) {
     EXPECT_TRUE(torch::allclose(net->parameters()[i], expected.net()->parameters()[i], 1e-5, 1e-6))
         << i;
+  }
+}
+
+// What `convert` makes of it is as good.
+TEST(TrainingState, LoadsFromFilesOfOtherKinds) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  save_trained(path, Way::rows, 3, Kind::adam);
+  Trainer alone(make_net({}), Kind::adam);
+  alone.train(0, kSavedAfter);
+  const auto expected = alone.train(kSavedAfter, kMoreSteps);
+  for (const std::string file : {"/state.pt", "/state.safetensors"}) {
+    ConvertOptions how;
+    how.to = file == "/state.pt" ? CheckpointKind::torch_file : CheckpointKind::safetensors;
+    convert(path, directory.path() + file, how);
+    run_mesh(2, [&](Mesh& mesh) {
+      auto trainer = trainer_on(filled_net(), Way::original, mesh, Kind::adam);
+      auto state = trainer.state();
+      state.values.set_item("step", 0);
+      load(state, directory.path() + file, mesh.group());
+      EXPECT_EQ(state.values.at("step").as_int(), kSavedAfter);
+      expect_losses(trainer.train(kSavedAfter, kMoreSteps), expected);
+    });
   }
 }
 

@@ -24,18 +24,19 @@ Value copy_of_tensor(const Tensor& tensor) {
 
 }  // namespace
 
-Value deep_copy(const Value& tree) {
-  const auto all = [](const Value::List& items) {
-    Value::List copies;
-    for (const auto& item : items) copies.push_back(deep_copy(item));
-    return copies;
+Value map_tensors(const Value& tree, const std::function<Value(const Tensor&)>& make) {
+  const auto all = [&make](const Value::List& items) {
+    Value::List mapped;
+    for (const auto& item : items) mapped.push_back(map_tensors(item, make));
+    return mapped;
   };
   switch (tree.kind()) {
     case Value::Kind::tensor:
-      return copy_of_tensor(tree.as_tensor());
+      return make(tree.as_tensor());
     case Value::Kind::dict: {
       std::vector<Value::Pair> pairs;
-      for (const auto& [key, value] : tree.pairs()) pairs.emplace_back(key, deep_copy(value));
+      for (const auto& [key, value] : tree.pairs())
+        pairs.emplace_back(key, map_tensors(value, make));
       return Value::dict(std::move(pairs), tree.dict_kind());
     }
     case Value::Kind::list:
@@ -45,6 +46,10 @@ Value deep_copy(const Value& tree) {
     default:
       return tree;
   }
+}
+
+Value deep_copy(const Value& tree) {
+  return map_tensors(tree, copy_of_tensor);
 }
 
 }  // namespace tessera::detail
