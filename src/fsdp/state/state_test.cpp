@@ -16,23 +16,13 @@ namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::keys;
 using testing::run_mesh;
-
-std::vector<std::string> keys(const Value& dict) {
-  std::vector<std::string> names;
-  for (const auto& pair : dict.pairs()) names.push_back(pair.first.as_string());
-  return names;
-}
-
-testing::Net make_sharded(const Mesh& mesh, bool tied) {
-  auto net = testing::make_net({.tied = tied, .blocks = 1});
-  testing::shard(net, mesh);
-  return net;
-}
+using testing::sharded_net;
 
 TEST(ModelState, HasPythonsNamesAndThisRanksRows) {
   run_mesh(4, [](Mesh& mesh) {
-    auto net = make_sharded(mesh, true);
+    auto net = sharded_net(mesh, true);
     const auto state = model_state(net);
     EXPECT_THAT(keys(state), ElementsAre("embed.weight", "block0.norm.weight", "block0.norm.bias",
                                          "block0.up.weight", "block0.up.bias", "block0.down.weight",

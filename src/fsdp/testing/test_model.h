@@ -8,6 +8,7 @@
 
 #include "fsdp/testing/test_values.h"
 #include "tessera/fsdp.h"
+#include "tessera/value.h"
 
 namespace tessera::testing {
 
@@ -66,6 +67,19 @@ inline Net make_net(const NetOptions& options) {
 inline void shard(Net& net, const Mesh& mesh) {
   for (auto& block : net->blocks) fully_shard(block, mesh);
   fully_shard(net, mesh);
+}
+
+// A net of one block whose block and root are units.
+inline Net sharded_net(const Mesh& mesh, bool tied) {
+  auto net = make_net({.tied = tied, .blocks = 1});
+  shard(net, mesh);
+  return net;
+}
+
+inline std::vector<std::string> keys(const Value& dict) {
+  std::vector<std::string> names;
+  for (const auto& pair : dict.pairs()) names.push_back(pair.first.as_string());
+  return names;
 }
 
 }  // namespace tessera::testing
