@@ -33,7 +33,8 @@
 // ranks differ they throw `mismatch`, and no rank computes with another unit's or step's numbers.
 //
 // Apply it to the outermost module too: what no unit holds is trained by each rank for itself. A
-// warning in the log names such parameters when sharded_parameters or model_state is asked.
+// warning in the log names such parameters when sharded_parameters is asked or a training state is
+// saved.
 //
 // Calls have to be seen. These are: a call of a TESSERA_MODULE holder, `model(x)`; `call(module,
 // x)` for every module, also torch's own; and a slot of a torch::nn::Sequential below a sharded

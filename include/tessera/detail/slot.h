@@ -96,9 +96,5 @@ struct UnitModule {
 
 // Makes one unit of the modules, less those that another one of them contains.
 void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec);
-inline void shard_module(const std::shared_ptr<torch::nn::Module>& module, const UnitSpec& spec,
-                         SlotMaker slot_maker) {
-  shard_modules({{module, std::move(slot_maker)}}, spec);
-}
 
 }  // namespace tessera::detail

@@ -1,10 +1,10 @@
 #include "fsdp/state/redistribute.h"
-#include "layout/boxes.h"
-#include "layout/plan.h"
 
 #include <algorithm>
 
 #include "fsdp/unit/quiet_copy.h"
+#include "layout/boxes.h"
+#include "layout/plan.h"
 #include "torch/tensor.h"
 
 namespace tessera::detail {

@@ -145,10 +145,11 @@ std::shared_ptr<Root> Root::make(Unit& top) {
 
 void Root::take(std::vector<std::shared_ptr<Unit>> units) {
   for (const auto& unit : units) {
-    entry_of(*unit).id = static_cast<int>(units_.size());
+    auto& entry = entry_of(*unit);
+    entry.id = static_cast<int>(units_.size());
     units_.push_back(unit);
-    entry_of(*unit).root = shared_from_this();
-    entry_of(*unit).backwards_due = 0;  // of a root before
+    entry.root = shared_from_this();
+    entry.backwards_due = 0;  // of a root before
     unit->share_pool(pool_);
     unit->buffers().place();
     unit->allow_early_reduction(units.size() == 1);
@@ -178,10 +179,11 @@ void Root::begin_pass() {
   if (inside_backward()) return;
   const bool is_old = has_kept_changed();
   for (const auto& unit : units()) {
-    entry_of(*unit).modules_to_run = 0;
+    auto& entry = entry_of(*unit);
+    entry.modules_to_run = 0;
     unit->follow_requires_grad();
     unit->adopt_replaced();
-    const bool is_kept = entry_of(*unit).is_kept || entry_of(*unit).pinned;
+    const bool is_kept = entry.is_kept || entry.pinned;
     if (!is_kept || unit->changes().is_stale() || (is_old && unit->changes().is_remembered()))
       unit->free();
   }
@@ -253,6 +255,7 @@ bool Root::frees_after_backward(const Unit& unit) {
 }
 
 void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
+  auto& entry = entry_of(unit);
   check_usable();
   if (stack_.empty()) {
     const Range range(unit, kRangeRootPreForward);
@@ -267,8 +270,8 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   prepare_inputs(unit, inputs);
   // Of several modules the first one gathers for all.
   const bool is_one = unit.module_count() == 1;
-  const bool is_first = is_one || entry_of(unit).modules_to_run == 0;
-  if (is_first && !is_one) entry_of(unit).modules_to_run = unit.module_count();
+  const bool is_first = is_one || entry.modules_to_run == 0;
+  if (is_first && !is_one) entry.modules_to_run = unit.module_count();
   if (unit.is_sharded() && !inside_backward() && is_first) order_.enter(unit);
   make_whole(unit);
   if (is_first) {
@@ -281,7 +284,7 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   }
   unit.note(TraceStep::enter_forward);
   if (torch::GradMode::is_enabled()) {
-    ++entry_of(unit).backwards_due;
+    ++entry.backwards_due;
     attach_to_inputs(unit, inputs);
   }
 }
@@ -429,6 +432,7 @@ void Root::begin_backward() {
 }
 
 void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version) {
+  auto& entry = entry_of(unit);
   const Range range(unit, kRangePreBackward);
   tell("the backward", &unit);
   begin_backward();
@@ -438,12 +442,11 @@ void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std:
         "parameters of unit '" + unit.name() +
             "' were changed between a forward and its backward (an optimizer step in between?)");
   }
-  if (entry_of(unit).unshard_in_backward) unit.gather();
+  if (entry.unshard_in_backward) unit.gather();
   if (!frees_after_backward(unit)) unit.changes().remember();
-  unit.enter_backward({.pass = pass_number(),
-                       .sync = entry_of(unit).sync_gradients,
-                       .replicas = entry_of(unit).sync_replicas});
-  entry_of(unit).next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
+  unit.enter_backward(
+      {.pass = pass_number(), .sync = entry.sync_gradients, .replicas = entry.sync_replicas});
+  entry.next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
   if (unit.options().backward_prefetch == BackwardPrefetch::pre)
     prefetch_backward(unit, kRangePreBackwardPrefetch);
   unit.note(TraceStep::enter_backward);
@@ -457,17 +460,18 @@ void Root::prefetch_backward(const Unit& unit, const RangeName& name) {
 }
 
 void Root::after_backward(Unit& unit) {
+  auto& entry = entry_of(unit);
   if (unit.grad_state() != GradState::collecting) return;
   const Range range(unit, kRangePostBackward);
   unit.note(TraceStep::leave_backward);
   // Others of its modules need what is gathered.
-  const bool is_last = unit.module_count() == 1 || entry_of(unit).backwards_due <= 1;
+  const bool is_last = unit.module_count() == 1 || entry.backwards_due <= 1;
   if (is_last && frees_after_backward(unit)) unit.free();
   if (unit.options().backward_prefetch == BackwardPrefetch::post)
     prefetch_backward(unit, kRangePostBackwardPrefetch);
   // Gradients of parameters used by several forwards are complete after the last of them only.
-  if (--entry_of(unit).backwards_due > 0) return;
-  if (entry_of(unit).sync_gradients) {
+  if (--entry.backwards_due > 0) return;
+  if (entry.sync_gradients) {
     reduce(unit);
   } else {
     unit.keep_gradients();
@@ -498,17 +502,18 @@ void Root::finish_oldest_reduction() {
 void Root::finish_backward() {
   tell("the end of the backward");
   for (const auto& unit : units()) {
+    auto& entry = entry_of(*unit);
     if (unit->grad_state() == GradState::collecting) {
       unit->note(TraceStep::leave_backward);
-      if (entry_of(*unit).sync_gradients) {
+      if (entry.sync_gradients) {
         reduce(*unit);
       } else {
         unit->keep_gradients();
       }
     }
-    entry_of(*unit).backwards_due = 0;
-    entry_of(*unit).is_kept = !frees_after_backward(*unit);
-    if (!entry_of(*unit).is_kept) unit->free();
+    entry.backwards_due = 0;
+    entry.is_kept = !frees_after_backward(*unit);
+    if (!entry.is_kept) unit->free();
   }
   in_backward_ = false;
   if (is_last_backward) {
@@ -526,13 +531,14 @@ void Root::reset() {
   order_.forget();
   reducing_.clear();
   for (const auto& unit : units()) {
+    auto& entry = entry_of(*unit);
     unit->hide_own_type();
-    entry_of(*unit).modules_to_run = 0;
+    entry.modules_to_run = 0;
     unit->free();
     unit->forget_gradients();
-    entry_of(*unit).pinned = false;
-    entry_of(*unit).is_kept = false;
-    entry_of(*unit).backwards_due = 0;
+    entry.pinned = false;
+    entry.is_kept = false;
+    entry.backwards_due = 0;
   }
   in_backward_ = false;
   failed_ = false;

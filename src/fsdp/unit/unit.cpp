@@ -365,15 +365,14 @@ void Unit::wrap_channel(const ChannelWrapper& wrap) {
   store_->wrap_channel(wrap);
 }
 
-void Unit::show(const at::Tensor& whole) {
+void Unit::show(const at::Tensor& array) {
   if (param_state_ == ParamState::shown)
     throw Error(ErrorCode::invalid_argument, "its parameters are shown whole already")
         .at_key(name_);
   free();
   param_state_ = next(param_state_, ParamStep::show);
-  if (!whole.defined()) return;
-  for (std::size_t i = 0; i < params_.size(); ++i)
-    params_[i].full.set_data(this->whole().view(whole, i));
+  if (!array.defined()) return;
+  for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(whole().view(array, i));
 }
 
 void Unit::hide() {

@@ -120,8 +120,9 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   // -----------------------------------------
   [[nodiscard]] const at::Tensor& shard() const { return store_->shard(); }
   [[nodiscard]] WholeParameters whole() const { return WholeParameters(*store_); }
-  // The module's tensors are views of `whole`; undefined: they stay without data. Until hide().
-  void show(const at::Tensor& whole);
+  // The module's tensors are views of `array`, which whole().gather() gave; undefined: they stay
+  // without data. Until hide().
+  void show(const at::Tensor& array);
   void hide();
   // It is in evaluation and computes in its own dtype then (spec MP3): shown whole from the
   // beginning of its forward to its end.

@@ -129,7 +129,7 @@ class Wrapper {
     const HybridMesh all{mesh_.all, mesh_.all, mesh_.all};
     auto spec = spec_of(hybrid ? mesh_ : all, hybrid, options);
     spec.ignored_modules = ignored_modules_;
-    detail::shard_module(module, spec, std::move(slot_maker));
+    detail::shard_modules({{module, std::move(slot_maker)}}, spec);
   }
 
   // The rule of PyTorch's _recursive_wrap (spec WP1).
