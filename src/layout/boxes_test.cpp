@@ -1,8 +1,9 @@
 #include "layout/boxes.h"
-#include "layout/plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "layout/plan.h"
 
 namespace tessera {
 namespace {

@@ -1,11 +1,11 @@
 #include "format/torch/names.h"
-#include "layout/strided.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "base/checked.h"
+#include "layout/strided.h"
 #include "tessera/error.h"
 
 namespace tessera::torch_file {
