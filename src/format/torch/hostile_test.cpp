@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "base/crc32.h"
 #include "format/test_support.h"
 #include "format/torch/torch_file.h"
@@ -96,6 +98,45 @@ TEST(TorchHostile, Geometry) {
   // P14: a huge view of few bytes is only described.
   const auto wide = read(test::source(archive(with(pickle(zero, tuple1(huge()), tuple1(zero))))));
   EXPECT_EQ(wide.as_tensor().shape, Shape{std::int64_t{1} << 62});
+}
+
+// The pickle of an item that equals the one before is not run again: what it says is still compared
+// with the archive that it is in, and the storage is that archive's own.
+TEST(TorchHostile, ItemsWithTheSamePickle) {
+  const std::string zero = std::string("K\0", 2);
+  const std::string good = pickle(zero, tuple1(number(4)), tuple1(number(1)));
+  const auto item = [](const Records& records) {
+    return read_tensor_item(test::source(archive(records)));
+  };
+  const auto code_of_item = [&](const Records& records) {
+    return test::thrown([&] { (void)item(records); }).first;
+  };
+  const Records first = with(good);
+  const Records other = {{"b/version", "3\n"},
+                         {"b/byteorder", "little"},
+                         {"b/data.pkl", good},
+                         {"b/data/0", std::string(16, 'x')}};
+  for (const Records& records : {first, other, first, other}) {
+    const auto file = test::source(archive(records));
+    const Tensor again = read_tensor_item(file);
+    const Value fresh = read(file);
+    const Storage& found = *again.pieces.at(0).storage;
+    const Storage& expected = *fresh.as_tensor().pieces.at(0).storage;
+    EXPECT_EQ(again.shape, Shape{4});
+    EXPECT_EQ(again.dtype, DType::float32);
+    EXPECT_EQ(found.source, file);
+    EXPECT_EQ(found.offset, expected.offset);
+    EXPECT_EQ(found.size, expected.size);
+    EXPECT_EQ(found.crc32, expected.crc32);
+  }
+  EXPECT_EQ(code_of_item(with(good, 12)), ErrorCode::corrupt);
+  EXPECT_EQ(code_of_item(with(good, 20)), ErrorCode::corrupt);
+  EXPECT_EQ(code_of_item({{"a/data.pkl", good}, {"a/version", "3\n"}}), ErrorCode::corrupt);
+  EXPECT_EQ(code_of_item({{"a/data.pkl", good}, {"a/data/0", std::string(16, '\0')}}),
+            ErrorCode::corrupt);
+  EXPECT_EQ(item(first).shape, Shape{4});
+  // Without an item before.
+  std::thread([&] { EXPECT_EQ(code_of_item(with("")), ErrorCode::incomplete); }).join();
 }
 
 TEST(TorchHostile, StorageIds) {

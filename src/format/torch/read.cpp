@@ -93,6 +93,27 @@ std::optional<zip::Archive> open_archive(const std::shared_ptr<const ByteSource>
   }
 }
 
+Tensor tensor_of_item(Value value, const std::string& name) {
+  if (!value.is(Kind::tensor) || value.as_tensor().bare_storage)
+    throw Error(ErrorCode::mismatch, "an item that is not one tensor").at_path(name);
+  return std::move(value.as_tensor());
+}
+
+// The pickle of the item that a thread read last, and the tensor that it makes. A pickle says what
+// the tensor is, the archive's directory says where its storage is: the many items that have the
+// same dtype and shape have the same pickle.
+struct LastItem {
+  std::vector<std::byte> pickle;  // empty: none
+  std::string key;                // of the storage
+  Tensor tensor;                  // one piece, whose storage has no source
+};
+constexpr std::size_t kItemPickle = 4096;  // bytes; a longer pickle is not kept
+
+LastItem& last_item() {
+  thread_local LastItem last;
+  return last;
+}
+
 class Reader {
  public:
   Reader(zip::Archive archive, const ReadOptions& wanted)
@@ -101,9 +122,18 @@ class Reader {
     check_records();
   }
 
-  Value run() {
-    const zip::Entry& entry = *archive_.find(root_ + "data.pkl");
-    const std::vector<std::byte> bytes = archive_.read(entry, kPickleCap);
+  Value run() { return unpickle(read_pickle()); }
+  Tensor run_item();
+
+ private:
+  [[nodiscard]] const zip::Entry& pickle_entry() const {
+    return *archive_.find(root_ + "data.pkl");
+  }
+  [[nodiscard]] std::vector<std::byte> read_pickle() const {
+    return archive_.read(pickle_entry(), kPickleCap);
+  }
+
+  Value unpickle(const std::vector<std::byte>& bytes) {
     pickle::ReadOptions options;
     if (wanted_.skip_shard_lists) options.skip = pickle::SkipRule{kShardLists, kShardClasses};
     options.persistent_load = [this](const Value& id) { return load_storage(id); };
@@ -118,11 +148,10 @@ class Reader {
       }
       return std::move(parsed.value);
     } catch (Error& error) {
-      throw error.at_path(name() + ":" + entry.name);
+      throw error.at_path(name() + ":" + pickle_entry().name);
     }
   }
 
- private:
   [[nodiscard]] const std::string& name() const { return archive_.source()->name(); }
   [[noreturn]] void fail(ErrorCode code, std::string what) const {
     throw Error(code, std::move(what)).at_path(name());
@@ -135,6 +164,8 @@ class Reader {
   [[nodiscard]] std::string_view other_kind() const;
   [[nodiscard]] std::string text(std::string_view record) const;
   Value load_storage(const Value& id);
+  void keep(LastItem& last, std::vector<std::byte> pickle, const Tensor& tensor) const;
+  [[nodiscard]] std::optional<Tensor> again(const LastItem& last) const;
 
   zip::Archive archive_;
   ReadOptions wanted_;
@@ -248,6 +279,41 @@ Value Reader::load_storage(const Value& id) {
   return known;
 }
 
+// Keeps what only depends on the pickle, where that is all but the place of one storage.
+void Reader::keep(LastItem& last, std::vector<std::byte> pickle, const Tensor& tensor) const {
+  if (pickle.size() > kItemPickle || storages_.size() != 1 || tensor.attributes) return;
+  last = {{}, storages_.begin()->first, tensor};
+  Storage storage = *tensor.pieces.at(0).storage;
+  storage.source = nullptr;
+  storage.id_strings = nullptr;
+  last.tensor.pieces[0].storage = std::make_shared<Storage>(std::move(storage));
+  last.pickle = std::move(pickle);
+}
+
+// The tensor of the same pickle over this archive's record; none where that has another size.
+std::optional<Tensor> Reader::again(const LastItem& last) const {
+  const zip::Entry* entry = archive_.find(root_ + "data/" + last.key);
+  Storage storage = *last.tensor.pieces[0].storage;
+  if (entry == nullptr || entry->size != storage.size) return std::nullopt;
+  storage.source = archive_.source();
+  storage.offset = entry->data_offset;
+  storage.crc32 = entry->crc32;
+  Tensor tensor = last.tensor;
+  tensor.pieces[0].storage = std::make_shared<Storage>(std::move(storage));
+  return tensor;
+}
+
+Tensor Reader::run_item() {
+  std::vector<std::byte> pickle = read_pickle();
+  LastItem& last = last_item();
+  if (!pickle.empty() && pickle == last.pickle) {
+    if (std::optional<Tensor> tensor = again(last)) return *std::move(tensor);
+  }
+  Tensor tensor = tensor_of_item(unpickle(pickle), name());
+  keep(last, std::move(pickle), tensor);
+  return tensor;
+}
+
 }  // namespace
 
 Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options) {
@@ -257,12 +323,10 @@ Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options)
 }
 
 Tensor read_tensor_item(std::shared_ptr<const ByteSource> item) {
+  std::optional<zip::Archive> archive = open_archive(item);
+  if (archive) return Reader(std::move(*archive), {}).run_item();
   const std::string name = item->name();
-  Value value = read(std::move(item));
-  if (!value.is(Kind::tensor) || value.as_tensor().bare_storage) {
-    throw Error(ErrorCode::mismatch, "an item that is not one tensor").at_path(name);
-  }
-  return std::move(value.as_tensor());
+  return tensor_of_item(read_stream(std::move(item)), name);
 }
 
 }  // namespace tessera::torch_file
