@@ -1,7 +1,7 @@
 // checkpoint: computes a part of a model without keeping what its backward needs, and computes it
 // again in backward. Memory for activations against one more forward.
 //
-//   for (auto& block : blocks) x = checkpoint(block, x);
+//   for (auto& block : blocks) x = activation_checkpoint(block, x);
 //
 // The part is computed again with the same inputs, the same state of the random generators and the
 // same autocast as the first time. It must do the same then: what it changes elsewhere is changed
@@ -46,7 +46,7 @@ decltype(auto) call_or_invoke(Callee& callee, Arguments&... arguments) {
 // it and copies of the arguments are kept until the backward. Tensors in arguments and results are
 // found as in calls of sharded modules; arguments without tensors are passed on as they are.
 template <typename Callee, typename... Arguments>
-auto checkpoint(Callee callee, Arguments... arguments) {
+auto activation_checkpoint(Callee callee, Arguments... arguments) {
   using Result = std::decay_t<decltype(detail::call_or_invoke(callee, arguments...))>;
   static_assert(TensorsOf<Result>::known && TensorsOf<Result>::any,
                 "checkpoint has to find the tensors of the result: specialize tessera::TensorsOf");

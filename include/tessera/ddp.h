@@ -36,7 +36,7 @@ class DistributedDataParallel {
   template <typename... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) {
     if (broadcast_buffers_ && module_->is_training()) sync_buffers(module_, mesh_);
-    return call(module_, std::forward<Arguments>(arguments)...);
+    return call_module(module_, std::forward<Arguments>(arguments)...);
   }
 
   [[nodiscard]] Holder& module() noexcept { return module_; }

@@ -36,13 +36,14 @@
 // warning in the log names such parameters when sharded_parameters is asked or a training state is
 // saved.
 //
-// Calls have to be seen. These are: a call of a TESSERA_MODULE holder, `model(x)`; `call(module,
-// x)` for every module, also torch's own; and a slot of a torch::nn::Sequential below a sharded
-// module. These are not: `module->forward(x)`, calls of a holder made by TORCH_MODULE or of an
-// AnyModule that is a member, and those that libtorch's own modules make (the layers of a
-// Transformer; refused when the module around them is sharded). They find a parameter without data
-// and throw. The error is an `Error` inside a call that was seen, and a c10::Error with the same
-// text elsewhere; it names the unit and the fix. Nothing ever computes with a shard by accident.
+// Calls have to be seen. These are: a call of a TESSERA_MODULE holder, `model(x)`;
+// `call_module(module, x)` for every module, also torch's own; and a slot of a
+// torch::nn::Sequential below a sharded module. These are not: `module->forward(x)`, calls of a
+// holder made by TORCH_MODULE or of an AnyModule that is a member, and those that libtorch's own
+// modules make (the layers of a Transformer; refused when the module around them is sharded). They
+// find a parameter without data and throw. The error is an `Error` inside a call that was seen, and
+// a c10::Error with the same text elsewhere; it names the unit and the fix. Nothing ever computes
+// with a shard by accident.
 //
 // Between calls the module's own parameter tensors keep their shape but have no data. What an
 // optimizer works on is `ShardedParameter::local`, which is also where gradients appear.
@@ -127,7 +128,7 @@ void sync_buffers(ModuleRef module, const Mesh& mesh);
 // module.forward(arguments...), with the steps of its unit before and after when it has one.
 // `module` is a holder or an Impl; the result is that of forward.
 template <typename Module, typename... Arguments>
-decltype(auto) call(Module&& module, Arguments&&... arguments) {
+decltype(auto) call_module(Module&& module, Arguments&&... arguments) {
   return detail::call_module(detail::impl_of(module), std::forward<Arguments>(arguments)...);
 }
 
@@ -181,7 +182,7 @@ class [[nodiscard]] NoSync {
 // exception end this one, and torchrun --max-restarts starts all of them, which resume from the
 // last checkpoint. What only one rank may throw and calls no unit (reading a batch) can be agreed
 // on before (`agree` of tessera/comm.h): then all ranks throw.
-void reset(ModuleRef module);
+void abandon_step(ModuleRef module);
 
 // Gathers the parameters as they are now and keeps them, so that they can be read through the
 // module and forwards need not gather; `reshard` frees them (changes are lost). Collective.
@@ -196,7 +197,7 @@ class ModuleHolder : public torch::nn::ModuleHolder<Impl> {
   template <typename... Arguments>
   auto operator()(Arguments&&... arguments)
       -> torch::detail::return_type_of_forward_t<Impl, Arguments...> {
-    return call(*this, std::forward<Arguments>(arguments)...);
+    return call_module(*this, std::forward<Arguments>(arguments)...);
   }
 };
 

@@ -39,6 +39,20 @@ struct FlatRange {
 
 using Slice = std::variant<Box, FlatRange>;
 
+// A slice of a tensor and where its elements lie in an array: row-major, from element `base` on.
+struct Part {
+  Slice slice;
+  std::int64_t base = 0;
+};
+
+// A parameter inside of a flat parameter (FSDP1), and the part of it that a rank's shard holds.
+struct FlatMember {
+  std::string name;
+  Shape shape;            // of the whole parameter
+  FlatRange range;        // of the parameter's elements; empty: none
+  std::int64_t base = 0;  // element of the shard that the first of them is
+};
+
 [[nodiscard]] Box whole(const Shape& shape);
 [[nodiscard]] std::int64_t numel(const Slice& slice);
 [[nodiscard]] std::string to_string(const Slice& slice);

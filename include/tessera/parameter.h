@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/layout.h"
 #include "tessera/mesh.h"
 
 namespace tessera {
@@ -22,16 +23,6 @@ class ParameterHome {
   virtual void refresh() = 0;
 };
 }  // namespace detail
-
-// What a flat parameter holds on this rank of one of the module's parameters: its elements
-// [param_offset, +count) in row-major order, from element `local_offset` of `local` on.
-struct FlatPiece {
-  std::string name;
-  std::vector<std::int64_t> shape;
-  std::int64_t param_offset = 0;
-  std::int64_t local_offset = 0;
-  std::int64_t count = 0;  // 0: nothing
-};
 
 // A parameter as this rank holds it.
 struct ShardedParameter {
@@ -48,7 +39,7 @@ struct ShardedParameter {
   std::optional<Mesh> mesh;  // set when sharded
   // Of FSDP1's flat parameter (without use_orig_params): the module's parameters in it, in their
   // order. Its own name ends in _flat_param.
-  std::vector<FlatPiece> pieces;
+  std::vector<FlatMember> members;
   std::weak_ptr<detail::ParameterHome> home = {};  // for optimizers
 
   [[nodiscard]] const std::string& name() const { return names.front(); }

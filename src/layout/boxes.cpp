@@ -71,6 +71,11 @@ std::optional<Box> common_box(const Box& a, const Box& b) {
   return common;
 }
 
+Shape array_of(const Slice& slice) {
+  if (const Box* box = std::get_if<Box>(&slice)) return box->sizes;
+  return {numel(slice)};
+}
+
 Box chunk_of(Box box, std::size_t dim, std::int64_t parts, std::int64_t index) {
   const std::int64_t size = box.sizes.at(dim);
   const std::int64_t begin = chunk_begin(size, parts, index);

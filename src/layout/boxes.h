@@ -18,6 +18,9 @@ namespace tessera {
 // What two boxes of one tensor have in common; none when nothing.
 [[nodiscard]] std::optional<Box> common_box(const Box& a, const Box& b);
 
+// The sizes of an array of a slice's elements: a flat range's has one dimension.
+[[nodiscard]] Shape array_of(const Slice& slice);
+
 // torch.chunk's rule: the parts of `size` slices have ceil(size / parts) each, as long as there are
 // slices left.
 [[nodiscard]] constexpr std::int64_t chunk_size(std::int64_t size, std::int64_t parts) noexcept {

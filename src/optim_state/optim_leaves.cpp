@@ -54,7 +54,7 @@ Value part_leaf(const at::Tensor& held, const ShardedParameter& parameter) {
 // Who holds nothing of an original parameter of FSDP1 has no gradients of it and does not count its
 // steps: other ranks say how many there were.
 bool counts_steps(const ShardedParameter& parameter) {
-  return !parameter.flat || !parameter.pieces.empty() || parameter.local.numel() > 0 ||
+  return !parameter.flat || !parameter.members.empty() || parameter.local.numel() > 0 ||
          numel(parameter.shape) == 0;
 }
 
@@ -69,17 +69,17 @@ void add_entries(const ShardedParameter& parameter, const Value& state, Value& i
   const auto is_part = [&](const Tensor& leaf) {
     return parameter.sharded && is_of_shape(leaf, parameter.local.sizes());
   };
-  if (parameter.pieces.empty()) {
+  if (parameter.members.empty()) {
     into.set_item(parameter.name(), map_tensors(state, [&](const Tensor& leaf) {
                     return is_part(leaf) ? part_leaf(memory_of(leaf), parameter)
                                          : whole_leaf(leaf, parameter);
                   }));
   }
-  for (const auto& piece : parameter.pieces) {
-    into.set_item(piece.name, map_tensors(state, [&](const Tensor& leaf) -> Value {
+  for (const auto& member : parameter.members) {
+    into.set_item(member.name, map_tensors(state, [&](const Tensor& leaf) -> Value {
                     if (!is_part(leaf)) return whole_leaf(leaf, parameter);
-                    const auto held = memory_of(leaf).narrow(0, piece.local_offset, piece.count);
-                    return flat_leaf_of(held, piece.shape, piece.param_offset);
+                    const auto held = memory_of(leaf).narrow(0, member.base, numel(member.range));
+                    return flat_leaf_of(held, member.shape, member.range.begin);
                   }));
   }
 }
@@ -87,7 +87,7 @@ void add_entries(const ShardedParameter& parameter, const Value& state, Value& i
 // Zeros of the shapes that this rank has of what a checkpoint stores for a parameter; of a flat
 // one, for the first in it.
 Value zeros_for(const Value& stored, const ShardedParameter& parameter) {
-  const auto& shape = parameter.pieces.empty() ? parameter.shape : parameter.pieces[0].shape;
+  const auto& shape = parameter.members.empty() ? parameter.shape : parameter.members[0].shape;
   return map_tensors(stored, [&](const Tensor& leaf) {
     const auto sizes = parameter.sharded && is_of_shape(leaf, shape) ? parameter.local.sizes()
                                                                      : at::IntArrayRef(leaf.shape);
@@ -133,7 +133,7 @@ OptimLeaves::OptimLeaves(ModuleRef model, OptimizerRef optimizer)
       const auto& parameter = *found->second;
       held.push_back(
           {.parameter = &parameter,
-           .key = parameter.pieces.empty() ? parameter.name() : parameter.pieces[0].name});
+           .key = parameter.members.empty() ? parameter.name() : parameter.members[0].name});
     }
   }
 }
@@ -142,8 +142,8 @@ OptimLeaves::OptimLeaves(ModuleRef model, OptimizerRef optimizer)
 std::vector<std::string> OptimLeaves::names_of(const std::vector<Held>& group) {
   std::vector<std::string> names;
   for (const auto& held : group) {
-    if (held.parameter->pieces.empty()) names.push_back(held.parameter->name());
-    for (const auto& piece : held.parameter->pieces) names.push_back(piece.name);
+    if (held.parameter->members.empty()) names.push_back(held.parameter->name());
+    for (const auto& member : held.parameter->members) names.push_back(member.name);
   }
   return names;
 }

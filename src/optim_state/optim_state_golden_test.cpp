@@ -140,7 +140,7 @@ using Held = std::tuple<std::size_t, std::int64_t, std::int64_t, std::int64_t>;
 std::vector<Held> held_by(const Unit& unit, int rank) {
   std::vector<Held> held;
   for (const auto& run : unit->layout().runs.at(rank))
-    held.emplace_back(run.param, run.shard_offset, run.count, run.param_offset);
+    held.emplace_back(run.param, run.local, run.count, run.global);
   return held;
 }
 

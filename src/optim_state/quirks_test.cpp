@@ -348,7 +348,7 @@ TEST(OptimStateMessages, CarryNoData) {
     torch::nn::Linear net(200, 200);
     fully_shard(net, mesh);
     torch::optim::Adam optimizer(local_tensors(sharded_parameters(net)));
-    call(net, torch::ones({1, 200})).sum().backward();
+    call_module(net, torch::ones({1, 200})).sum().backward();
     optimizer.step();
     counts = {};
     (void)full_optim_state_dict(net, optimizer);

@@ -203,7 +203,7 @@ void Output::gather_state(Unit& unit, const std::string& name, DType dtype, cons
       }
       const auto box = in_chunks_ ? chunk_of(shape, unit.mesh().size(), rank) : whole(shape);
       auto made = at::empty(box.sizes, all.options());
-      redistribute(shape, all, parts_of(unit, param.places[i]), made.view({-1}), {box, 0});
+      redistribute(shape, all, parts_of(unit.layout(), param.places[i]), made.view({-1}), {box, 0});
       tensors.emplace_back(name, in_chunks_ ? chunk_leaf(made, shape, box) : leaf_of(made));
     }
   }

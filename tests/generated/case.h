@@ -74,9 +74,9 @@ enum class Action : std::uint8_t {
   thaw,
   save,
   load,
-  change,          // all parameters, within FullParams
-  look,            // at the whole parameters
-  fail_and_reset,  // every rank throws, then reset()
+  change,            // all parameters, within FullParams
+  look,              // at the whole parameters
+  fail_and_abandon,  // every rank throws, then abandon_step()
 };
 enum class Accumulate : std::uint8_t { synced, no_sync, flag };
 enum class Zero : std::uint8_t { model, optimizer, to_zero, none };
@@ -90,7 +90,7 @@ struct Step {
   double clip = 0;  // 0: not
   double norm = 2;
   int block = 0;
-  bool in_backward = false;  // fail_and_reset
+  bool in_backward = false;  // fail_and_abandon
   Form form = Form::whole;
 };
 

@@ -116,7 +116,7 @@ void describe_step(std::ostream& out, const Step& step) {
     case Action::thaw:
       out << " block" << step.block;
       break;
-    case Action::fail_and_reset:
+    case Action::fail_and_abandon:
       out << (step.in_backward ? " backward" : " forward") << " of block" << step.block;
       break;
     case Action::save:

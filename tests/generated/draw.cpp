@@ -63,11 +63,11 @@ Layout draw_layout(Dice& dice, std::size_t blocks) {
 
 Step draw_step(Dice& dice, int blocks) {
   Step step;
-  step.action = dice.pick_of({Action::train, Action::train, Action::train, Action::train,
-                              Action::train, Action::train_twice_forward, Action::train_unsharded,
-                              Action::forward_only, Action::no_step, Action::evaluate,
-                              Action::freeze, Action::thaw, Action::save, Action::save,
-                              Action::load, Action::change, Action::look, Action::fail_and_reset});
+  step.action = dice.pick_of(
+      {Action::train, Action::train, Action::train, Action::train, Action::train,
+       Action::train_twice_forward, Action::train_unsharded, Action::forward_only, Action::no_step,
+       Action::evaluate, Action::freeze, Action::thaw, Action::save, Action::save, Action::load,
+       Action::change, Action::look, Action::fail_and_abandon});
   if (dice.chance(30)) step.micros = 2 + dice.pick(2);
   step.accumulate = dice.pick_of({Accumulate::synced, Accumulate::no_sync, Accumulate::flag});
   step.zero = dice.pick_of({Zero::model, Zero::optimizer, Zero::to_zero, Zero::none});

@@ -20,7 +20,9 @@ using torch::Tensor;
 struct LinearBlock : BlockImpl {
   nn::Linear layer{nullptr};
   explicit LinearBlock(int width) { layer = register_module("layer", nn::Linear(width, width)); }
-  Tensor forward(const Tensor& x, const Route&) override { return torch::tanh(call(layer, x)); }
+  Tensor forward(const Tensor& x, const Route&) override {
+    return torch::tanh(call_module(layer, x));
+  }
 };
 
 struct MlpBlock : BlockImpl {
@@ -32,7 +34,7 @@ struct MlpBlock : BlockImpl {
     down = register_module("down", nn::Linear(2 * width + 1, width));
   }
   Tensor forward(const Tensor& x, const Route&) override {
-    return x + call(down, torch::gelu(call(up, call(norm, x))));
+    return x + call_module(down, torch::gelu(call_module(up, call_module(norm, x))));
   }
 };
 
@@ -51,7 +53,7 @@ struct ConvBlock : BlockImpl {
     conv = register_module("conv", nn::Conv1d(nn::Conv1dOptions(width, width, 3).padding(1)));
   }
   Tensor forward(const Tensor& x, const Route&) override {
-    return x + call(conv, x.transpose(1, 2)).transpose(1, 2);
+    return x + call_module(conv, x.transpose(1, 2)).transpose(1, 2);
   }
 };
 
@@ -63,7 +65,7 @@ struct NormBlock : BlockImpl {
     norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({width})));
   }
   Tensor forward(const Tensor& x, const Route&) override {
-    return x + call(norm, call(groups, x.transpose(1, 2)).transpose(1, 2));
+    return x + call_module(norm, call_module(groups, x.transpose(1, 2)).transpose(1, 2));
   }
 };
 
@@ -74,8 +76,8 @@ struct AttentionBlock : BlockImpl {
     out = register_module("out", nn::Linear(nn::LinearOptions(width, width).bias(false)));
   }
   Tensor forward(const Tensor& x, const Route&) override {
-    const auto parts = call(qkv, x).chunk(3, -1);
-    return x + call(out, at::scaled_dot_product_attention(parts[0], parts[1], parts[2]));
+    const auto parts = call_module(qkv, x).chunk(3, -1);
+    return x + call_module(out, at::scaled_dot_product_attention(parts[0], parts[1], parts[2]));
   }
 };
 
@@ -86,7 +88,7 @@ struct MultiheadBlock : BlockImpl {
   }
   Tensor forward(const Tensor& x, const Route&) override {
     const auto turned = x.transpose(0, 1);
-    return x + std::get<0>(call(attention, turned, turned, turned)).transpose(0, 1);
+    return x + std::get<0>(call_module(attention, turned, turned, turned)).transpose(0, 1);
   }
 };
 
@@ -98,7 +100,7 @@ struct EncoderBlock : BlockImpl {
                      nn::TransformerEncoderLayerOptions(width, 2).dim_feedforward(7).dropout(0)));
   }
   Tensor forward(const Tensor& x, const Route&) override {
-    return call(layer, x.transpose(0, 1)).transpose(0, 1);
+    return call_module(layer, x.transpose(0, 1)).transpose(0, 1);
   }
 };
 
@@ -107,7 +109,9 @@ struct GruBlock : BlockImpl {
   explicit GruBlock(int width) {
     gru = register_module("gru", nn::GRU(nn::GRUOptions(width, width).batch_first(true)));
   }
-  Tensor forward(const Tensor& x, const Route&) override { return x + std::get<0>(call(gru, x)); }
+  Tensor forward(const Tensor& x, const Route&) override {
+    return x + std::get<0>(call_module(gru, x));
+  }
 };
 
 struct CellBlock : BlockImpl {
@@ -117,7 +121,7 @@ struct CellBlock : BlockImpl {
     auto state = torch::zeros_like(x.select(1, 0));
     std::vector<Tensor> states;
     for (std::int64_t at = 0; at < x.size(1); ++at) {
-      state = call(cell, x.select(1, at), state);
+      state = call_module(cell, x.select(1, at), state);
       states.push_back(state);
     }
     return x + torch::stack(states, 1);
@@ -143,7 +147,7 @@ struct TableBlock : BlockImpl {
     table = register_module("table", nn::Embedding(kPositions + 2, width));
   }
   Tensor forward(const Tensor& x, const Route&) override {
-    return x + call(table, torch::arange(x.size(1)));
+    return x + call_module(table, torch::arange(x.size(1)));
   }
 };
 
@@ -178,7 +182,7 @@ struct NestedBlock : BlockImpl {
     second = register_module("second", std::make_shared<MlpBlock>(width));
   }
   Tensor forward(const Tensor& x, const Route& route) override {
-    return call(second, call(first, x, route), route);
+    return call_module(second, call_module(first, x, route), route);
   }
 };
 
@@ -259,7 +263,7 @@ RootImpl::RootImpl(const Case& drawn, int width) : drawn_(drawn.blocks) {
 Tensor RootImpl::run(int block, const Tensor& x, const Route& route) {
   if (route.throw_forward == block) throw std::runtime_error("bad batch");
   const auto once = [&](const Tensor& input) {
-    return drawn_[block].checkpoint ? checkpoint(blocks_[block], input, route)
+    return drawn_[block].checkpoint ? activation_checkpoint(blocks_[block], input, route)
                                     : call(blocks_[block], input, route);
   };
   auto y = once(x);
@@ -272,7 +276,7 @@ Tensor RootImpl::run(int block, const Tensor& x, const Route& route) {
 }
 
 Tensor RootImpl::forward(Tensor x, const Route& route) {
-  x = call(in_, x);
+  x = call_module(in_, x);
   const auto count = static_cast<int>(blocks_.size());
   std::vector<int> order;
   for (int i = 0; i < count; ++i) {
@@ -283,7 +287,7 @@ Tensor RootImpl::forward(Tensor x, const Route& route) {
     std::swap(order[first], order[first + 1]);
   }
   for (const int i : order) x = run(i, x, route);
-  return call(out_, x);
+  return call_module(out_, x);
 }
 
 Root make_root(const Case& drawn, int width) {

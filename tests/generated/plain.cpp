@@ -98,7 +98,7 @@ class Plain {
       }
       case Action::look:
         break;
-      case Action::fail_and_reset:
+      case Action::fail_and_abandon:
         zero(Zero::model);
         break;
     }

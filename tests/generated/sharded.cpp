@@ -177,8 +177,8 @@ class Rank {
         return change();
       case Action::look:
         return look();
-      case Action::fail_and_reset:
-        return fail_and_reset(step);
+      case Action::fail_and_abandon:
+        return fail_and_abandon(step);
     }
   }
 
@@ -250,14 +250,14 @@ class Rank {
     }
   }
 
-  void fail_and_reset(const Step& step) {
+  void fail_and_abandon(const Step& step) {
     Route route{.step = step_, .rank = mesh_.rank()};
     (step.in_backward ? route.throw_backward : route.throw_forward) = step.block;
     try {
       loss(0, route).backward();
     } catch (const std::exception&) {
     }
-    reset(root_);
+    abandon_step(root_);
   }
 
   // Saving ---------------------------------------------------------------------------------------
@@ -358,12 +358,12 @@ class Rank {
     const auto& expected = expected_[step_].parameters;
     for (const auto& parameter : parameters_) {
       const auto local = parameter.local.detach();
-      for (const auto& piece : parameter.pieces) {
-        const auto theirs = expected.at(piece.name).flatten();
-        compare(local.narrow(0, piece.local_offset, piece.count),
-                theirs.narrow(0, piece.param_offset, piece.count), piece.name);
+      for (const auto& member : parameter.members) {
+        const auto theirs = expected.at(member.name).flatten();
+        compare(local.narrow(0, member.base, numel(member.range)),
+                theirs.narrow(0, member.range.begin, numel(member.range)), member.name);
       }
-      if (!parameter.pieces.empty()) continue;
+      if (!parameter.members.empty()) continue;
       auto theirs = expected.at(parameter.name());
       if (parameter.sharded && parameter.flat) {
         theirs = theirs.flatten().narrow(0, parameter.offset, local.numel());

@@ -154,7 +154,7 @@ class FullyShardedDataParallel {
 
   template <typename... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) {
-    return call(module_, std::forward<Arguments>(arguments)...);
+    return call_module(module_, std::forward<Arguments>(arguments)...);
   }
 
   [[nodiscard]] Holder& module() noexcept { return module_; }

@@ -9,6 +9,7 @@
 #include "base/parallel.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/memory.h"
+#include "layout/boxes.h"
 #include "layout/strided.h"
 #include "tessera/error.h"
 #include "value/lazy_bits.h"

@@ -5,6 +5,7 @@
 #include "checkpoint/read/buffers.h"
 #include "checkpoint/read/castable.h"
 #include "checkpoint/read/memory.h"
+#include "layout/boxes.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 

@@ -14,7 +14,6 @@ namespace tessera {
 namespace {
 
 using Kind = Value::Kind;
-using sharded::FlatEntry;
 using sharded::FlatHandle;
 
 constexpr std::string_view kWorldFile = "metadata.yaml";
@@ -38,9 +37,9 @@ class RankState {
  public:
   RankState(std::vector<FlatHandle> handles, int rank) : handles_(std::move(handles)), rank_(rank) {
     for (const FlatHandle& handle : handles_) {
-      for (const FlatEntry& entry : handle.entries) {
-        if (!by_name_.emplace(entry.name, &entry).second) {
-          corrupt("parameter '" + printable(entry.name, 200) + "' is in two flat parameters");
+      for (const FlatMember& member : handle.members) {
+        if (!by_name_.emplace(member.name, &member).second) {
+          corrupt("parameter '" + printable(member.name, 200) + "' is in two flat parameters");
         }
       }
     }
@@ -51,8 +50,8 @@ class RankState {
   [[nodiscard]] Value model() const {
     Value made = Value::dict();
     for (const FlatHandle& handle : handles_) {
-      for (const FlatEntry& entry : handle.entries) {
-        made.set_item(Value(entry.name), sharded_leaf(entry, handle.data, entry.offset));
+      for (const FlatMember& member : handle.members) {
+        made.set_item(Value(member.name), sharded_leaf(member, handle.data, member.base));
       }
     }
     return made;
@@ -65,19 +64,19 @@ class RankState {
   using HandleOfId = std::map<std::int64_t, std::size_t>;  // index into handles_
 
   // The elements that this rank holds of the parameter, from element `offset` of `data` on.
-  [[nodiscard]] Value sharded_leaf(const FlatEntry& entry, const Tensor& data,
+  [[nodiscard]] Value sharded_leaf(const FlatMember& member, const Tensor& data,
                                    std::int64_t offset) const {
     Tensor tensor;
     tensor.dtype = data.dtype;
-    tensor.shape = entry.shape;
+    tensor.shape = member.shape;
     tensor.sharded = true;
-    if (numel(entry.range) > 0) {
-      tensor.pieces.push_back(sharded::flat_piece(data, entry.range, offset, rank_));
+    if (numel(member.range) > 0) {
+      tensor.pieces.push_back(sharded::flat_piece(data, member.range, offset, rank_));
     }
     return Value(std::move(tensor));
   }
 
-  [[nodiscard]] Value state_of(const Value& values, const FlatEntry& entry, std::int64_t offset,
+  [[nodiscard]] Value state_of(const Value& values, const FlatMember& member, std::int64_t offset,
                                std::int64_t expected) const;
   [[nodiscard]] Value by_ids(const Value& state, const Names& names) const;
   [[nodiscard]] Value by_handles(const Value& state, const HandleOfId& handle_of) const;
@@ -85,13 +84,13 @@ class RankState {
   [[nodiscard]] std::optional<HandleOfId> handles_of(const Value& groups, const Names& names) const;
 
   std::vector<FlatHandle> handles_;
-  std::map<std::string, const FlatEntry*> by_name_;
+  std::map<std::string, const FlatMember*> by_name_;
   int rank_;
 };
 
 // One parameter's optimizer state: tensors of `expected` elements hold this rank's of it from
 // `offset` on, scalars are the same everywhere.
-Value RankState::state_of(const Value& values, const FlatEntry& entry, std::int64_t offset,
+Value RankState::state_of(const Value& values, const FlatMember& member, std::int64_t offset,
                           std::int64_t expected) const {
   if (!values.is(Kind::dict)) corrupt("a parameter's optimizer state is not a dict");
   Value made = Value::dict();
@@ -106,9 +105,9 @@ Value RankState::state_of(const Value& values, const FlatEntry& entry, std::int6
       throw Error(ErrorCode::corrupt, "the state has shape " + to_string(tensor.shape) +
                                           ", this rank holds " + std::to_string(expected) +
                                           " elements of the parameter")
-          .at_key(printable(entry.name + "." + key_text(key)));
+          .at_key(printable(member.name + "." + key_text(key)));
     }
-    made.set_item(key, sharded_leaf(entry, tensor, offset));
+    made.set_item(key, sharded_leaf(member, tensor, offset));
   }
   return made;
 }
@@ -151,8 +150,8 @@ Value clean_groups(const Value& groups, const std::vector<FlatHandle>& handles,
     if (handle_of != nullptr) {
       Value names = Value::list();
       for (const Value& id : group.at("params").items()) {
-        for (const FlatEntry& entry : handles.at(handle_of->at(id.as_int())).entries) {
-          names.items().emplace_back(entry.name);
+        for (const FlatMember& member : handles.at(handle_of->at(id.as_int())).members) {
+          names.items().emplace_back(member.name);
         }
       }
       copy.set_item("params", names);
@@ -189,8 +188,9 @@ Value RankState::by_handles(const Value& state, const HandleOfId& handle_of) con
       corrupt("optimizer state " + render(id, 60) + " is of no flat parameter");
     }
     const FlatHandle& handle = handles_[found->second];
-    for (const FlatEntry& entry : handle.entries) {
-      made.set_item(Value(entry.name), state_of(values, entry, entry.offset, handle.data.shape[0]));
+    for (const FlatMember& member : handle.members) {
+      made.set_item(Value(member.name),
+                    state_of(values, member, member.base, handle.data.shape[0]));
     }
   }
   return made;

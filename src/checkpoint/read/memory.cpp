@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "layout/boxes.h"
 #include "layout/strided.h"
 #include "tessera/error.h"
 
@@ -60,11 +61,6 @@ void prove(const std::string& key, Proof proof) {
 }
 
 }  // namespace
-
-Shape array_of(const Slice& slice) {
-  if (const Box* box = std::get_if<Box>(&slice)) return box->sizes;
-  return {numel(slice)};
-}
 
 Shape strides_of(const Piece& piece) {
   return piece.strides.empty() ? contiguous_strides(array_of(piece.slice)) : piece.strides;

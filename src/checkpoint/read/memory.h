@@ -17,8 +17,6 @@ void require_readable(const Tensor& tensor, const std::string& key);
 // Pieces are in memory and may be written: no two elements of one have one place.
 void require_writable(const Tensor& tensor, const std::string& key);
 
-// The sizes of a piece's own array.
-[[nodiscard]] Shape array_of(const Slice& slice);
 // The strides of a piece's own array.
 [[nodiscard]] Shape strides_of(const Piece& piece);
 

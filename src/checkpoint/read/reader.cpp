@@ -11,6 +11,7 @@
 #include "checkpoint/read/coalesce.h"
 #include "checkpoint/read/memory.h"
 #include "checkpoint/read/reader_source.h"
+#include "layout/boxes.h"
 #include "layout/plan.h"
 #include "tessera/error.h"
 #include "value/lazy_bits.h"

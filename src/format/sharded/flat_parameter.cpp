@@ -35,25 +35,25 @@ const Tensor& data_of(const Value& handle) {
 }
 
 // `count` elements of `entry` from its element `begin` on lie at `offset` of the shard.
-void place(FlatEntry& entry, std::int64_t begin, std::int64_t count, std::int64_t offset,
+void place(FlatMember& member, std::int64_t begin, std::int64_t count, std::int64_t offset,
            const Tensor& data) {
   const bool fits = begin >= 0 && count > 0 && offset >= 0 &&
-                    checked_add(begin, count) <= numel(entry.shape) &&
+                    checked_add(begin, count) <= numel(member.shape) &&
                     checked_add(offset, count) <= data.shape[0];
   if (!fits) {
-    corrupt(std::to_string(count) + " elements of '" + printable(entry.name, 200) + "' " +
-            to_string(entry.shape) + " from " + std::to_string(begin) + " on, at " +
+    corrupt(std::to_string(count) + " elements of '" + printable(member.name, 200) + "' " +
+            to_string(member.shape) + " from " + std::to_string(begin) + " on, at " +
             std::to_string(offset) + " of a shard of " + std::to_string(data.shape[0]) +
             ", lie outside of one of them");
   }
-  entry.range = {begin, begin + count};
-  entry.offset = offset;
+  member.range = {begin, begin + count};
+  member.base = offset;
 }
 
 // torch from 2.1: (in_shard, offset_in_shard, numel_in_shard, first, last) a parameter.
-void place_by_infos(const Value& infos, std::vector<FlatEntry>& entries, const Tensor& data) {
+void place_by_infos(const Value& infos, std::vector<FlatMember>& members, const Tensor& data) {
   const Value::List& items = sequence(infos, "_shard_param_infos");
-  if (items.size() != entries.size()) corrupt("_shard_param_infos is not one a parameter");
+  if (items.size() != members.size()) corrupt("_shard_param_infos is not one a parameter");
   for (std::size_t i = 0; i < items.size(); ++i) {
     const bool known = is_instance(items[i], "torch.distributed.fsdp", "_ShardParamInfo") &&
                        items[i].as_object().arguments.size() == 5;
@@ -69,19 +69,19 @@ void place_by_infos(const Value& infos, std::vector<FlatEntry>& entries, const T
       corrupt("elements " + std::to_string(first) + " to " + std::to_string(last) + " are not " +
               std::to_string(count));
     }
-    place(entries[i], first, count, offset, data);
+    place(members[i], first, count, offset, data);
   }
 }
 
 // torch up to 2.0: the first parameter in the shard, and for each from there (first, last); their
 // elements follow each other from the shard's start.
-void place_by_offsets(const Value& handle, std::vector<FlatEntry>& entries, const Tensor& data) {
+void place_by_offsets(const Value& handle, std::vector<FlatMember>& members, const Tensor& data) {
   const Value::List& indices = sequence(of_handle(handle, "_shard_indices"), "_shard_indices");
   const Value::List& offsets =
       sequence(of_handle(handle, "_shard_param_offsets"), "_shard_param_offsets");
   if (indices.size() != 2) corrupt("_shard_indices is not a pair");
   const std::int64_t begin = integer(indices[0], "_shard_indices");
-  const auto count = static_cast<std::int64_t>(entries.size());
+  const auto count = static_cast<std::int64_t>(members.size());
   if (begin < 0 || begin > count || std::ssize(offsets) > count - begin) {
     corrupt("_shard_indices leave the parameters");
   }
@@ -92,7 +92,7 @@ void place_by_offsets(const Value& handle, std::vector<FlatEntry>& entries, cons
     const std::int64_t first = integer(pair[0], "_shard_param_offsets");
     const std::int64_t size =
         checked_add(checked_sub(integer(pair[1], "_shard_param_offsets"), first), std::int64_t{1});
-    place(entries[static_cast<std::size_t>(begin) + i], first, size, at, data);
+    place(members[static_cast<std::size_t>(begin) + i], first, size, at, data);
     at += size;
   }
 }
@@ -118,26 +118,26 @@ void require_zeros(const Tensor& data, std::int64_t count) {
   }
 }
 
-std::vector<FlatEntry> entries_of(const Value& handle, const std::string& prefix) {
+std::vector<FlatMember> members_of(const Value& handle, const std::string& prefix) {
   const Value::List& names = sequence(of_handle(handle, "_fqns"), "_fqns");
   const Value::List& shapes = sequence(of_handle(handle, "_shapes"), "_shapes");
   if (names.size() != shapes.size()) corrupt("_fqns and _shapes are not of one length");
-  std::vector<FlatEntry> entries;
+  std::vector<FlatMember> members;
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (!names[i].is(Kind::string)) corrupt("a parameter's name is " + render(names[i], 60));
-    FlatEntry entry;
-    entry.name = prefix + clean_name(names[i].as_string());
-    entry.shape = shape(shapes[i], "_shapes");
-    entries.push_back(std::move(entry));
+    FlatMember member;
+    member.name = prefix + clean_name(names[i].as_string());
+    member.shape = shape(shapes[i], "_shapes");
+    members.push_back(std::move(member));
   }
-  return entries;
+  return members;
 }
 
-void require_counts(const Value& counts, const std::vector<FlatEntry>& entries) {
+void require_counts(const Value& counts, const std::vector<FlatMember>& members) {
   const Value::List& items = sequence(counts, "_numels");
-  bool same = items.size() == entries.size();
+  bool same = items.size() == members.size();
   for (std::size_t i = 0; same && i < items.size(); ++i) {
-    same = integer(items[i], "_numels") == numel(entries[i].shape);
+    same = integer(items[i], "_numels") == numel(members[i].shape);
   }
   if (!same) corrupt("_numels and _shapes contradict each other");
 }
@@ -145,13 +145,13 @@ void require_counts(const Value& counts, const std::vector<FlatEntry>& entries) 
 FlatHandle read_handle(const Value& handle, const std::string& prefix) {
   FlatHandle made;
   made.data = data_of(handle);
-  made.entries = entries_of(handle, prefix);
+  made.members = members_of(handle, prefix);
   if (const Value* counts = optional_of_handle(handle, "_numels"))
-    require_counts(*counts, made.entries);
+    require_counts(*counts, made.members);
   if (optional_of_handle(handle, "_shard_indices") != nullptr) {
-    place_by_offsets(handle, made.entries, made.data);
+    place_by_offsets(handle, made.members, made.data);
   } else {
-    place_by_infos(of_handle(handle, "_shard_param_infos"), made.entries, made.data);
+    place_by_infos(of_handle(handle, "_shard_param_infos"), made.members, made.data);
   }
   if (const Value* padded = optional_of_handle(handle, "_shard_numel_padded")) {
     require_zeros(made.data, integer(*padded, "_shard_numel_padded"));

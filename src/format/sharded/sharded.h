@@ -26,18 +26,10 @@ struct Rank {
 // hold no part of the values (Partial).
 void resolve(Value& tree, const Rank& rank);
 
-// One original parameter in a flat parameter.
-struct FlatEntry {
-  std::string name;         // with its module's, free of FSDP's wrappers
-  Shape shape;              // of the whole parameter
-  FlatRange range;          // the elements that this rank holds; empty: none
-  std::int64_t offset = 0;  // of the first of them in `FlatHandle::data`
-};
-
 // A flat parameter: this rank's shard of one or more parameters, one after another.
 struct FlatHandle {
-  Tensor data;                     // one-dimensional, dense
-  std::vector<FlatEntry> entries;  // in the order of the flat parameter
+  Tensor data;                      // one-dimensional, dense
+  std::vector<FlatMember> members;  // in the order of the flat parameter
   std::string module;  // whose parameters they are, without FSDP's wrappers; the root: ""
   Value geometry;      // what must be the same on all ranks
 };

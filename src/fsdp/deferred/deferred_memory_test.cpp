@@ -38,7 +38,7 @@ struct LargeImpl : nn::Module {
     }
   }
   torch::Tensor forward(torch::Tensor x) {
-    for (auto& layer : layers) x = call(layer, x);
+    for (auto& layer : layers) x = call_module(layer, x);
     return x;
   }
 };

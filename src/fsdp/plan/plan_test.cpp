@@ -13,7 +13,7 @@ using ::testing::ElementsAre;
 
 std::vector<std::int64_t> rows(const UnitLayout& layout, std::size_t param) {
   std::vector<std::int64_t> counts;
-  for (const auto& local : layout.local) counts.push_back(local[param].shape.front());
+  for (const auto& parts : layout.parts) counts.push_back(array_of(parts[param].slice).front());
   return counts;
 }
 
@@ -29,14 +29,14 @@ TEST(RowsLayout, CutsRowsAsTorchChunk_T2) {
 
 TEST(RowsLayout, PacksShardsAndAlignsGatheredParameters) {
   const auto layout = rows_layout({{10, 2}, {5}, {3, 3}}, 4, 16);
-  EXPECT_EQ(layout.local[0][1].shard_offset, 6);
-  EXPECT_EQ(layout.local[3][2].shard_offset, 8);
+  EXPECT_EQ(layout.parts[0][1].base, 6);
+  EXPECT_EQ(layout.parts[3][2].base, 8);
   EXPECT_EQ(layout.shard_elements, 11);
   EXPECT_EQ(layout.params[1].gathered_offset, 32);
   EXPECT_EQ(layout.params[2].gathered_offset, 48);
   EXPECT_EQ(layout.gathered_elements, 64);
   ASSERT_EQ(layout.runs[3].size(), 1u);  // one row of the first parameter, none of the others
-  EXPECT_EQ(layout.runs[3][0].param_offset, 18);
+  EXPECT_EQ(layout.runs[3][0].global, 18);
   EXPECT_EQ(layout.runs[3][0].count, 2);
 }
 
@@ -60,15 +60,15 @@ TEST(FlatLayout, CutsEndToEndParametersIntoEqualRanges_T2) {
   EXPECT_EQ(layout.shard_elements, 7);
   EXPECT_EQ(layout.params[1].gathered_offset, 15);
   ASSERT_EQ(layout.runs[2].size(), 2u);
-  EXPECT_EQ(layout.runs[2][0].param_offset, 14);
+  EXPECT_EQ(layout.runs[2][0].global, 14);
   EXPECT_EQ(layout.runs[2][0].count, 1);
-  EXPECT_EQ(layout.runs[2][1].shard_offset, 1);
+  EXPECT_EQ(layout.runs[2][1].local, 1);
   EXPECT_EQ(layout.runs[2][1].count, 5);
   EXPECT_TRUE(layout.padding[2].empty());
   // Five elements on four ranks leave the last without any.
   const auto small = flat_layout({{5}}, 4, 0);
   EXPECT_TRUE(small.runs[3].empty());
-  EXPECT_THAT(small.local[3][0].shape, ElementsAre(0));
+  EXPECT_THAT(array_of(small.parts[3][0].slice), ElementsAre(0));
 }
 
 TEST(FlatLayout, AlignsOriginalParametersAndPadsToTheWorld_UO4_K9) {
@@ -76,11 +76,11 @@ TEST(FlatLayout, AlignsOriginalParametersAndPadsToTheWorld_UO4_K9) {
   EXPECT_EQ(layout.params[1].gathered_offset, 4);
   EXPECT_EQ(layout.shard_elements, 3);
   ASSERT_EQ(layout.padding[1].size(), 1u);
-  EXPECT_EQ(layout.padding[1][0].shard_offset, 0);
+  EXPECT_EQ(layout.padding[1][0], (FlatRange{0, 1}));
   EXPECT_TRUE(layout.padding[2].empty());
   const auto odd = flat_layout({{3}, {4}}, 3, 4);  // 8 elements, padded to 9
   ASSERT_EQ(odd.padding[2].size(), 1u);
-  EXPECT_EQ(odd.padding[2][0].shard_offset, 2);
+  EXPECT_EQ(odd.padding[2][0], (FlatRange{2, 3}));
 }
 
 TEST(Schedule, AllowsTheTablesStepsOnly) {

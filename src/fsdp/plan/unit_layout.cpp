@@ -15,10 +15,10 @@ std::int64_t row_count(std::int64_t rows, int world, int rank) noexcept {
 
 }  // namespace
 
-std::vector<ShardRun>::const_iterator first_run(const std::vector<ShardRun>& runs,
+std::vector<ParamRun>::const_iterator first_run(const std::vector<ParamRun>& runs,
                                                 std::int64_t begin) noexcept {
   return std::ranges::partition_point(
-      runs, [&](const ShardRun& run) { return run.shard_offset + run.count <= begin; });
+      runs, [&](const ParamRun& run) { return run.local + run.count <= begin; });
 }
 
 UnitLayout flat_layout(const std::vector<Shape>& shapes, int world, std::int64_t alignment) {
@@ -41,22 +41,23 @@ UnitLayout flat_layout(const std::vector<Shape>& shapes, int world, std::int64_t
   for (int rank = 0; rank < world; ++rank) {
     const auto begin = rank * chunk, limit = begin + chunk;
     auto& runs = layout.runs.emplace_back();
-    auto& local = layout.local.emplace_back();
+    auto& parts = layout.parts.emplace_back();
     auto& padding = layout.padding.emplace_back();
     for (std::size_t param = 0; param < layout.params.size(); ++param) {
       const auto& place = layout.params[param];
       const auto first = std::max(place.gathered_offset, begin);
       const auto last = std::min(place.gathered_offset + place.elements, limit);
       if (first >= last) {
-        local.push_back({{0}, 0});
+        parts.push_back({FlatRange{place.elements, place.elements}});
         continue;
       }
-      runs.push_back({param, first - place.gathered_offset, first - begin, last - first});
-      local.push_back({{last - first}, first - begin});
+      const Run run{first - place.gathered_offset, first - begin, last - first};
+      runs.push_back({run, param});
+      parts.push_back({FlatRange{run.global, run.global + run.count}, run.local});
     }
     for (const auto& [from, to] : gaps) {
       const auto first = std::max(from, begin), last = std::min(to, limit);
-      if (first < last) padding.push_back({first - begin, last - first});
+      if (first < last) padding.push_back({first - begin, last - begin});
     }
   }
   return layout;
@@ -66,7 +67,7 @@ UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t
                        const std::vector<int>& dims) {
   UnitLayout layout;
   layout.runs.resize(world);
-  layout.local.resize(world);
+  layout.parts.resize(world);
   layout.padding.resize(world);
   for (std::size_t param = 0; param < shapes.size(); ++param) {
     const auto& shape = shapes[param];
@@ -85,11 +86,10 @@ UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t
       const auto first = chunk_begin(size, world, rank) * inner;
       for (std::int64_t o = 0; o < outer && count > 0; ++o) {
         layout.runs[rank].push_back(
-            {param, o * size * inner + first, layout.shard_elements + o * count, count});
+            {{o * size * inner + first, layout.shard_elements + o * count, count}, param});
       }
-      auto held = shape;
-      held[dim] = row_count(size, world, rank);
-      layout.local[rank].push_back({std::move(held), layout.shard_elements});
+      layout.parts[rank].push_back(
+          {chunk_of(whole(shape), dim, world, rank), layout.shard_elements});
     }
     const auto elements = outer * size * inner;
     layout.params.push_back({shape, elements, layout.gathered_elements, dim});
@@ -97,6 +97,17 @@ UnitLayout rows_layout(const std::vector<Shape>& shapes, int world, std::int64_t
     layout.shard_elements += outer * chunk_size(size, world) * inner;
   }
   return layout;
+}
+
+std::vector<Part> parts_of(const UnitLayout& layout, std::size_t param) {
+  std::vector<Part> parts;
+  std::int64_t base = 0;  // of a rank's shard
+  for (const auto& held : layout.parts) {
+    parts.push_back(held[param]);
+    parts.back().base += base;
+    base += layout.shard_elements;
+  }
+  return parts;
 }
 
 }  // namespace tessera

@@ -10,20 +10,18 @@
 #include <cstdint>
 #include <vector>
 
+#include "layout/plan.h"
 #include "tessera/layout.h"
 
 namespace tessera {
 
-// Elements [param_offset, +count) of parameter `param`, at shard_offset of a rank's shard.
-struct ShardRun {
+// A run of parameter `param` in a rank's shard: `local` is an element of the shard.
+struct ParamRun : Run {
   std::size_t param = 0;
-  std::int64_t param_offset = 0;
-  std::int64_t shard_offset = 0;
-  std::int64_t count = 0;
 };
 
-// The first of `runs`, ascending in shard_offset, that ends behind element `begin` of the shard.
-[[nodiscard]] std::vector<ShardRun>::const_iterator first_run(const std::vector<ShardRun>& runs,
+// The first of `runs`, ascending in `local`, that ends behind element `begin` of the shard.
+[[nodiscard]] std::vector<ParamRun>::const_iterator first_run(const std::vector<ParamRun>& runs,
                                                               std::int64_t begin) noexcept;
 
 struct ParamPlace {
@@ -33,25 +31,17 @@ struct ParamPlace {
   int dim = 0;  // that shards are cut along
 };
 
-// What a rank holds of one parameter, as a tensor of its shard.
-struct LocalPlace {
-  Shape shape;
-  std::int64_t shard_offset = 0;
-};
-
-// Elements of a rank's shard that belong to no parameter and are not zero.
-struct Padding {
-  std::int64_t shard_offset = 0;
-  std::int64_t count = 0;
-};
+// Elements of a shard that belong to no parameter and are not zero.
 inline constexpr double kPaddingValue = 42;
 
 struct UnitLayout {
   std::vector<ParamPlace> params;
-  std::vector<std::vector<ShardRun>>
-      runs;  // [rank], ascending in param and shard_offset, none empty
-  std::vector<std::vector<LocalPlace>> local;  // [rank][parameter]
-  std::vector<std::vector<Padding>> padding;   // [rank]; empty: only zeros
+  // [rank], ascending in param and local, none empty.
+  std::vector<std::vector<ParamRun>> runs;
+  // [rank][parameter]: what the rank holds of the parameter, in its shard. FSDP1's are flat ranges;
+  // one that a rank has nothing of stands at the parameter's end.
+  std::vector<std::vector<Part>> parts;
+  std::vector<std::vector<FlatRange>> padding;  // [rank], of the shard: holds kPaddingValue
   std::int64_t gathered_elements = 0;
   std::int64_t shard_elements = 0;
 };
@@ -71,5 +61,8 @@ struct UnitLayout {
 // multiple of `world` (UO4); what fills the gaps is 42 (K8). Alignment in elements: 16 bytes (K9).
 [[nodiscard]] UnitLayout flat_layout(const std::vector<Shape>& shapes, int world,
                                      std::int64_t alignment);
+
+// What all ranks hold of a parameter, in an array of all shards, one after the other.
+[[nodiscard]] std::vector<Part> parts_of(const UnitLayout& layout, std::size_t param);
 
 }  // namespace tessera

@@ -150,7 +150,7 @@ TEST(FullParams, AreRefusedWhereTheyWouldBeWrong_SF2_SF3) {
       EXPECT_THAT(error_of([&] { const FullParams again(net); }), HasSubstr("shown whole already"));
       EXPECT_THAT(error_of([&] { backward(net); }), HasSubstr("while its parameters are shown"));
     }
-    reset(net);
+    abandon_step(net);
     backward(net);
   });
 }
@@ -232,7 +232,7 @@ TEST(FullParams, OfSeveralRootsUnwindWhenOneFails_SF1) {
     fully_shard(twins->first, mesh);
     fully_shard(twins->second, mesh);
     const auto reads = [](const nn::Linear& linear) {
-      return error_of([&] { call(linear, torch::ones({1, 2})); });
+      return error_of([&] { call_module(linear, torch::ones({1, 2})); });
     };
     {
       const FullParams whole(twins);

@@ -1,7 +1,5 @@
 #include "fsdp/state/redistribute.h"
 
-#include <algorithm>
-
 #include "fsdp/unit/quiet_copy.h"
 #include "layout/boxes.h"
 #include "layout/plan.h"
@@ -22,32 +20,6 @@ void redistribute(const Shape& shape, const at::Tensor& from_array, std::span<co
     copy_quietly(to_array, to.base + copy.to_local, from_array,
                  from[copy.from].base + copy.from_local, copy.count);
   }
-}
-
-Part part_of(const Unit& unit, std::size_t index, int rank) {
-  const auto& layout = unit.layout();
-  const auto& place = layout.params[index];
-  const auto& local = layout.local[rank][index];
-  if (unit.geometry() == Geometry::rows) {
-    Box box{Shape(place.shape.size(), 0), local.shape};
-    const auto world = static_cast<std::int64_t>(layout.runs.size());
-    box.offsets[place.dim] = chunk_begin(place.shape[place.dim], world, rank);
-    return {std::move(box), local.shard_offset};
-  }
-  const auto runs = std::ranges::equal_range(layout.runs[rank], index, {}, &ShardRun::param);
-  if (runs.empty()) return {FlatRange{0, 0}, 0};
-  const auto& run = runs.front();
-  return {FlatRange{run.param_offset, run.param_offset + run.count}, run.shard_offset};
-}
-
-std::vector<Part> parts_of(const Unit& unit, std::size_t index) {
-  const auto& layout = unit.layout();
-  std::vector<Part> parts;
-  for (std::size_t rank = 0; rank < layout.runs.size(); ++rank) {
-    parts.push_back(part_of(unit, index, static_cast<int>(rank)));
-    parts.back().base += static_cast<std::int64_t>(rank) * layout.shard_elements;
-  }
-  return parts;
 }
 
 Box chunk_of(const Shape& shape, int world, int rank) {

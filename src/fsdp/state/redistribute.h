@@ -15,21 +15,15 @@
 
 namespace tessera::detail {
 
-// A slice of a tensor whose elements lie in an array from element `base` on.
-struct Part {
-  Slice slice;
-  std::int64_t base = 0;
-};
-
 // Fills part `to` of the one-dimensional `to_array` from parts of `from_array`, of the same dtype.
 // Throws `incomplete` where no part has an element.
 void redistribute(const Shape& shape, const at::Tensor& from_array, std::span<const Part> from,
                   const at::Tensor& to_array, const Part& to);
 
-// What `rank` holds of parameter `index` of a sharded unit; the base is that in its shard.
-[[nodiscard]] Part part_of(const Unit& unit, std::size_t index, int rank);
-// The same of all ranks, in an array of all shards, one after the other.
-[[nodiscard]] std::vector<Part> parts_of(const Unit& unit, std::size_t index);
+// What `rank` holds of parameter `index` of a sharded unit, in its shard.
+[[nodiscard]] inline const Part& part_of(const Unit& unit, std::size_t index, int rank) {
+  return unit.layout().parts[rank][index];
+}
 
 // What torch.chunk gives `rank` of `world` of a tensor along dimension 0; sizes 0: nothing. Every
 // rank gets all of one without dimensions.

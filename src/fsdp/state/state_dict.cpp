@@ -225,17 +225,12 @@ void load_chunks(const Unit& unit, const ShardedLoad& load) {
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     const auto& chunk = load.chunks.at(unit.params()[i].full.unsafeGetTensorImpl());
     if (!chunk.defined()) continue;
-    mine.narrow(0, rows.local[mesh.rank()][i].shard_offset, chunk.numel())
+    mine.narrow(0, rows.parts[mesh.rank()][i].base, chunk.numel())
         .copy_(chunk.contiguous().view({-1}));
   }
   const auto all = unit.whole().exchange(mine);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
-    std::vector<detail::Part> chunks;
-    for (int rank = 0; rank < mesh.size(); ++rank) {
-      chunks.push_back({detail::chunk_of(shapes[i], mesh.size(), rank),
-                        rank * rows.shard_elements + rows.local[rank][i].shard_offset});
-    }
-    detail::redistribute(shapes[i], all, chunks, unit.shard(),
+    detail::redistribute(shapes[i], all, parts_of(rows, i), unit.shard(),
                          detail::part_of(unit, i, mesh.rank()));
   }
   // Nothing of this tells autograd, nor the unit that its shard has changed.

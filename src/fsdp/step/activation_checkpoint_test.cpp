@@ -46,7 +46,7 @@ struct CheckpointedStackImpl : nn::Module {
       parts.push_back(register_module("part" + std::to_string(i), Witness()));
   }
   torch::Tensor forward(torch::Tensor x) {
-    for (auto& part : parts) x = x + (checkpointed ? checkpoint(part, x) : part(x));
+    for (auto& part : parts) x = x + (checkpointed ? activation_checkpoint(part, x) : part(x));
     return x;
   }
 };
@@ -117,13 +117,14 @@ TEST(Checkpoint, TakesFunctionsAndTuplesAndInputsWithoutGradients) {
   const auto compute = [&](const torch::Tensor& x, double scale) {
     return std::make_tuple(linear->forward(x) * scale, torch::arange(2), x.detach());
   };
-  const auto [y, places, x] = checkpoint(compute, torch::ones({1, 3}), 2.0);
+  const auto [y, places, x] = activation_checkpoint(compute, torch::ones({1, 3}), 2.0);
   EXPECT_EQ(places.scalar_type(), at::kLong);
   y.sum().backward();
   EXPECT_TRUE(torch::equal(linear->weight.grad(), torch::full({2, 3}, 2.0f)));
   EXPECT_THROW(y.sum().backward(), std::exception);
   const torch::NoGradGuard evaluate;
-  EXPECT_FALSE(std::get<0>(checkpoint(compute, torch::ones({1, 3}), 2.0)).requires_grad());
+  EXPECT_FALSE(
+      std::get<0>(activation_checkpoint(compute, torch::ones({1, 3}), 2.0)).requires_grad());
 }
 
 TEST(Checkpoint, GathersShardedUnitsAgain) {

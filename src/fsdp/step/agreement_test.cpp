@@ -91,7 +91,7 @@ TEST(UnitControls, SumsThatWaitKnowWhoseTheyAre_F25) {
     fully_shard(both, hybrid);
     linear->weight.set_requires_grad(false);
     set_requires_all_reduce(both, false);
-    const auto backward = [&] { call(both, torch::ones({1, 4})).sum().backward(); };
+    const auto backward = [&] { call_module(both, torch::ones({1, 4})).sum().backward(); };
     backward();
     linear->weight.set_requires_grad(true);
     second->weight.set_requires_grad(false);
@@ -121,7 +121,7 @@ TEST(Frozen, DifferentlyIsAnErrorInTheFirstPassThatNamesTheParameter) {
     EXPECT_THAT(text, HasSubstr("mismatch"));
     EXPECT_THAT(text, HasSubstr("block1.norm.weight"));
     EXPECT_THAT(text, HasSubstr("do not both train"));
-    reset(net);
+    abandon_step(net);
     (mesh.rank() == 0 ? norm->bias : norm->weight).requires_grad_(false);
     EXPECT_EQ(error_of([&] { backward_of(net, mesh); }), "no Error");
   });
@@ -253,7 +253,7 @@ TEST(Replaced, ValuesAreWhatTheOptimizerUpdates) {
     fully_shard(net, mesh);
     AdamW mine(sharded_parameters(net), {.lr = 0.1});
     AdamW expected(sharded_parameters(plain), {.lr = 0.1});
-    call(net, torch::ones({1, 3})).sum().backward();
+    call_module(net, torch::ones({1, 3})).sum().backward();
     plain->forward(torch::ones({1, 3})).sum().backward();
     const auto values = torch::full({4, 3}, 3.f);
     net->weight.set_data(values.clone());
@@ -355,14 +355,14 @@ TEST(Parts, AutogradsGradOfParametersIsRefused) {
       const auto text = error_of([&] { torch::autograd::grad({loss}, {weight}); });
       EXPECT_THAT(text, HasSubstr("unsupported"));
       EXPECT_THAT(text, HasSubstr("block1.up.weight"));
-      reset(net);
+      abandon_step(net);
       EXPECT_EQ(error_of([&] { backward_of(net, mesh); }), "no Error");
     }
     // Of inputs it is this rank's own, as it should be.
     auto linear = with_values(nn::Linear(3, 4), 3);
     fully_shard(linear, mesh);
     const auto x = torch::ones({1, 3}).requires_grad_();
-    const auto gradient = torch::autograd::grad({call(linear, x).sum()}, {x});
+    const auto gradient = torch::autograd::grad({call_module(linear, x).sum()}, {x});
     EXPECT_EQ(gradient.front().sizes(), x.sizes());
   });
 }

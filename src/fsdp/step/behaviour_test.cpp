@@ -52,8 +52,8 @@ struct ModelImpl : nn::Module {
     if (fail) throw std::runtime_error("bad batch");
     if (!skip_second) x = blocks[1](x);
     x = path == CallForm::list_forward ? list[0]->as<BlockImpl>()->forward(x)
-                                       : call(list->ptr<BlockImpl>(0), x);
-    x = path == CallForm::torch_holder ? last(x) : call(last, x);
+                                       : call_module(list->ptr<BlockImpl>(0), x);
+    x = path == CallForm::torch_holder ? last(x) : call_module(last, x);
     return tail->forward(x);
   }
 };
@@ -141,7 +141,7 @@ TEST(Calls, SequentialAsRoot) {
     const auto expected = seq->forward(input_of(0)).detach();
     fully_shard(seq->ptr<nn::LinearImpl>(0), mesh);
     fully_shard(seq, mesh);
-    auto y = call(seq, input_of(0));
+    auto y = call_module(seq, input_of(0));
     // Ranks drew their own weights: rank r keeps its own rows only, so compare shapes and
     // gradients' presence.
     EXPECT_EQ(y.sizes(), expected.sizes());
@@ -162,10 +162,10 @@ TEST(Bypass, IsAnErrorNamingUnitAndFixNeverNumbers) {
         auto text = error_of([&] { model(input_of(mesh.rank())); });
         EXPECT_THAT(text, HasSubstr("unit 'list.0'"));
         EXPECT_THAT(text, HasSubstr("tessera::call"));
-        reset(model);
+        abandon_step(model);
         model->path = CallForm::torch_holder;
         EXPECT_THAT(error_of([&] { model(input_of(mesh.rank())); }), HasSubstr("unit 'last'"));
-        reset(model);
+        abandon_step(model);
         // Outside any call that was seen libtorch throws, with the same text.
         model->path = CallForm::holder;
         model(input_of(mesh.rank()));
@@ -190,7 +190,7 @@ TEST(Bypass, GradientOutsideTheUnitsBackwardIsAnError) {
     // Gathered by hand: the numbers are right, but nobody would average the gradient.
     auto y = model->blocks[0]->forward(input_of(0));
     EXPECT_THAT(error_of([&] { y.sum().backward(); }), HasSubstr("unit 'block0'"));
-    reset(model);
+    abandon_step(model);
   });
 }
 
@@ -314,7 +314,7 @@ TEST(Gradients, ParameterUsedOnOneRankOnlyIsAveragedOverAll) {
     };
     auto pick = std::make_shared<PickImpl>();
     fully_shard(pick, mesh);
-    call(pick, mesh.rank() == 1).backward();
+    call_module(pick, mesh.rank() == 1).backward();
     const auto parameters = sharded_parameters(*pick);
     EXPECT_TRUE(torch::equal(parameters[0].local.grad(), torch::ones_like(parameters[0].local)));
     EXPECT_TRUE(
@@ -354,7 +354,7 @@ TEST(Failures, ExceptionInForwardNeedsResetAndThenAllIsWell) {
     EXPECT_THROW(model(input_of(mesh.rank())), std::runtime_error);
     model->fail = false;
     EXPECT_THAT(error_of([&] { model(input_of(mesh.rank())); }), HasSubstr("reset"));
-    reset(model);
+    abandon_step(model);
     model(input_of(mesh.rank())).mean().backward();
     expect_gradients(model, whole_gradients(plain, mesh.size()));
   });
@@ -369,7 +369,7 @@ TEST(Failures, ExceptionInBackwardNeedsResetAndThenAllIsWell) {
     y.register_hook([](const torch::Tensor&) { throw std::runtime_error("stop"); });
     EXPECT_THROW(y.mean().backward(), std::runtime_error);
     EXPECT_THAT(error_of([&] { model(input_of(mesh.rank())); }), HasSubstr("reset"));
-    reset(model);
+    abandon_step(model);
     model(input_of(mesh.rank())).mean().backward();
     expect_gradients(model, whole_gradients(plain, mesh.size()));
   });
@@ -409,10 +409,13 @@ TEST(Calls, TensorsAreFoundInTuplesAndAskedForInStructs) {
   run_mesh(2, [](Mesh& mesh) {
     auto opaque = std::make_shared<OpaqueImpl>();
     fully_shard(opaque, mesh);
-    EXPECT_THAT(error_of([&] { call(opaque, torch::ones({1, 2})); }), HasSubstr("TensorsOf"));
+    EXPECT_THAT(error_of([&] {
+                  call_module(opaque, torch::ones({1, 2}));
+                }),
+                HasSubstr("TensorsOf"));
     auto tuple = std::make_shared<TupleImpl>();
     fully_shard(tuple, mesh, {.reshard_after_forward = true});
-    auto [a, list] = call(tuple, std::optional<torch::Tensor>(torch::ones({1, 2})), 2);
+    auto [a, list] = call_module(tuple, std::optional<torch::Tensor>(torch::ones({1, 2})), 2);
     EXPECT_EQ(unit_reports(*tuple)[0].gathered_bytes, 0u);
     list[0].sum().backward();
     EXPECT_TRUE(sharded_parameters(*tuple)[0].local.grad().defined());

@@ -40,7 +40,7 @@ TEST(Replaced, ParametersAreTakenOver_UO7) {
       // This rank's part of one, all of another.
       parameters[0].local.set_data(torch::full_like(parameters[0].local, 3));
       linear->bias.set_data(torch::tensor({0.f, 1.f, 2.f, 3.f}));
-      const auto y = call(linear, torch::ones({1, 3}));
+      const auto y = call_module(linear, torch::ones({1, 3}));
       EXPECT_TRUE(torch::equal(y.detach(), torch::tensor({{9.f, 10.f, 11.f, 12.f}})));
       y.sum().backward();
       const auto state = full_state_dict(linear);
@@ -57,13 +57,13 @@ TEST(Replaced, OtherShapesAndChangesBeforeBackwardAreRefused_UO7) {
   run_mesh(2, [](Mesh& mesh) {
     nn::Linear linear(3, 4);
     fully_shard(linear, mesh, {.reshard_after_forward = false});
-    const auto forward = [&] { return call(linear, torch::ones({1, 3})); };
+    const auto forward = [&] { return call_module(linear, torch::ones({1, 3})); };
     const auto y = forward();
     const auto local = sharded_parameters(linear)[0].local;
     const auto before = local.detach();
     local.set_data(torch::ones_like(before));
     EXPECT_THAT(error_of([&] { y.sum().backward(); }), HasSubstr("were changed between"));
-    reset(linear);
+    abandon_step(linear);
     local.set_data(torch::ones({7}));
     EXPECT_THAT(error_of([&] { forward(); }),
                 HasSubstr("Cannot writeback when the parameter shape changes"));
@@ -86,7 +86,7 @@ TEST(Replaced, ParametersOnAnotherDeviceAreAnError_X25_X29_X33_CO6_L31) {
       nn::Linear linear(3, 4);
       fully_shard(linear, mesh, {.offload_to_cpu = offload});
       move(sharded_parameters(linear)[0].local);
-      const auto text = error_of([&] { call(linear, torch::ones({1, 3})); });
+      const auto text = error_of([&] { call_module(linear, torch::ones({1, 3})); });
       EXPECT_THAT(text, HasSubstr("has parameters on meta"));
       EXPECT_THAT(text, HasSubstr(offload ? "not move the module from CPU when offloading"
                                           : "move the module to cpu before training"));

@@ -93,7 +93,7 @@ TEST(DifferentSteps, OneRankThrowsAloneAndResets) {
     if (mesh.rank() == 0) {
       const auto wrong = torch::full({1, 5}, testing::kVocabulary + 7, torch::kInt64);
       EXPECT_THROW(static_cast<void>(net(wrong)), c10::Error);
-      reset(net);
+      abandon_step(net);
     }
     loss_of(net, batch_of(1, 0, mesh)).backward();
   });
@@ -112,8 +112,8 @@ TEST(DifferentSteps, ResetAfterATimeoutMayBeCalledAgain) {
         loss_of(net, batch_of(0, 0, mesh)).backward();
         if (mesh.rank() == 1) return done.wait();
         EXPECT_THROW(static_cast<void>(loss_of(net, batch_of(1, 0, mesh))), Error);
-        EXPECT_NO_THROW(reset(net));
-        EXPECT_NO_THROW(reset(net));
+        EXPECT_NO_THROW(abandon_step(net));
+        EXPECT_NO_THROW(abandon_step(net));
         is_done.set_value();
       },
       std::chrono::seconds(2));
@@ -232,7 +232,7 @@ TEST_P(DifferentStepsOfCopies, OneRankSynchronisesNothingInAStep) {
 TEST_P(DifferentStepsOfCopies, OneRankResetsAlone) {
   if (std::string(GetParam()) == "copies") GTEST_SKIP() << "compares units in its next pass alone";
   const auto found = texts([](Mesh& mesh, Net& net) {
-    if (mesh.rank() == 0) reset(net);
+    if (mesh.rank() == 0) abandon_step(net);
     loss_of(net, batch_of(1, 0, mesh)).backward();
   });
   for (const auto& text : found) EXPECT_THAT(text, HasSubstr("called reset alone"));
@@ -255,7 +255,7 @@ TEST_P(DifferentStepsOfCopies, WhatIsNoStepMayDiffer) {
     if (mesh.rank() == 2) {
       EXPECT_THROW(static_cast<void>(net(wrong)), c10::Error);
     }
-    reset(net);
+    abandon_step(net);
     for (int step = 2; step < 4; ++step) loss_of(net, batch_of(step, 0, mesh)).backward();
   });
   for (const auto& text : found) EXPECT_EQ(text, "no Error");

@@ -225,8 +225,8 @@ struct TailImpl : nn::Module {
     head = register_module("head", testing::Head(tied ? embed->weight : own));
   }
   torch::Tensor forward(const torch::Tensor& tokens) {
-    auto x = block(call(embed, tokens));
-    return head(uses_norm ? call(norm, x) : x);
+    auto x = block(call_module(embed, tokens));
+    return head(uses_norm ? call_module(norm, x) : x);
   }
 };
 TESSERA_MODULE(Tail);
@@ -369,7 +369,7 @@ TEST(LifeCycle, IntegersAreNeitherCastNorReduced_P6) {
     auto table = std::make_shared<TableImpl>(places.clone());
     fully_shard(table, mesh, {.mixed_precision = {.param_dtype = torch::kBFloat16}});
     auto x = torch::arange(6, torch::kFloat).requires_grad_();
-    const auto y = call(table, x);
+    const auto y = call_module(table, x);
     EXPECT_EQ(sharded_parameters(table)[0].local.scalar_type(), at::kLong);
     y.to(torch::kFloat).sum().backward();
     EXPECT_TRUE(torch::equal(x.grad(), torch::ones({6})));

@@ -26,7 +26,7 @@ class Step : public torch::autograd::PostAccumulateGradHook {
 };
 
 void require_possible(const ShardedParameter& parameter) {
-  if (!parameter.pieces.empty()) {
+  if (!parameter.members.empty()) {
     throw Error(ErrorCode::invalid_argument,
                 "FSDP optimizer in backward only supported with use_orig_params=True!")
         .at_key(parameter.name());

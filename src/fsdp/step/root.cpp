@@ -105,7 +105,7 @@ void require_free(const std::string& name, const Unit& unit,
   throw Error(ErrorCode::invalid_argument,
               "'" + name +
                   "' was called by itself and is in its forward or backward, or left it by an "
-                  "exception; call tessera::reset(model) on every rank to use the model");
+                  "exception; call tessera::abandon_step(model) on every rank to use the model");
 }
 
 }  // namespace
@@ -168,7 +168,7 @@ void Root::check_usable() const {
   if (!failed_ && (!in_backward_ || inside_backward())) return;
   throw Error(ErrorCode::invalid_argument,
               "an earlier forward or backward of this model ended with an exception; call "
-              "tessera::reset(model) on every rank to use it again");
+              "tessera::abandon_step(model) on every rank to use it again");
 }
 
 // Parameters may have changed since the last pass (an optimizer, a checkpoint): what is still
@@ -523,7 +523,7 @@ void Root::finish_backward() {
   tell("after the backward");
 }
 
-void Root::reset() {
+void Root::abandon_step() {
   stack_.clear();
   pass_.reset();
   entered_.clear();

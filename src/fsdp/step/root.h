@@ -46,7 +46,7 @@ class Root : public std::enable_shared_from_this<Root> {
   }
 
   // Waits for what is under way, forgets gradients and frees everything.
-  void reset();
+  void abandon_step();
 
   // False: reductions stay under way when backward returns.
   bool is_last_backward = true;

@@ -200,7 +200,7 @@ TEST(ForwardOrder, ThatDiffersAmongRanksIsAnErrorOnAll_EO3_X43_T12) {
                           "for unit 'block0' while rank 2 is all-gathering parameters for unit "
                           "'block1'"));
     // After a reset all ranks compare again.
-    reset(net);
+    abandon_step(net);
     if (mesh.rank() == 2) std::swap(net->blocks[0], net->blocks[1]);
     EXPECT_EQ(error_of([&] { train(net, mesh); }), "no Error");
     EXPECT_EQ(error_of([&] { train(net, mesh); }), "no Error");
@@ -342,11 +342,11 @@ TEST(UnitControls, FactorAndHookActOnTheSum_F30_F32) {
     fully_shard(linear, mesh);
     const auto weight = sharded_parameters(linear)[0].local;
     set_gradient_divide_factor(linear, 4);
-    call(linear, torch::ones({1, 2})).sum().backward();
+    call_module(linear, torch::ones({1, 2})).sum().backward();
     EXPECT_TRUE(torch::equal(weight.grad(), torch::full_like(weight, 0.5)));
     linear->zero_grad();
     set_all_reduce_hook(linear, [](torch::Tensor& sum) { sum.add_(6); });  // 2 + 6
-    call(linear, torch::ones({1, 2})).sum().backward();
+    call_module(linear, torch::ones({1, 2})).sum().backward();
     EXPECT_TRUE(torch::equal(weight.grad(), torch::full_like(weight, 2)));
     EXPECT_THAT(error_of([&] { set_gradient_divide_factor(linear, 0); }), HasSubstr("positive"));
     linear->zero_grad();
@@ -359,7 +359,7 @@ TEST(UnitControls, UnitsThatNeedNoParametersInBackward_F37) {
     sync_module_states(table, mesh);
     fully_shard(table, mesh, {.reshard_after_forward = true});
     set_unshard_in_backward(table, false);
-    call(table, torch::tensor({mesh.rank(), 4})).sum().backward();
+    call_module(table, torch::tensor({mesh.rank(), 4})).sum().backward();
     EXPECT_EQ(unit_reports(table)[0].gathers, 1u);
     const auto parameter = sharded_parameters(table)[0];
     const auto expected = torch::tensor(

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "fsdp/unit/quiet_copy.h"
+#include "layout/boxes.h"
 #include "torch/c10_error.h"
 #include "torch/compat.h"
 #include "torch/device.h"
@@ -32,11 +33,10 @@ ParamStore::ParamStore(UnitLayout layout, const ParamStoreOptions& options,
   gathered_ = at::empty({layout_.gathered_elements}, travelling);
   for (const auto& run : layout_.runs[rank_]) {
     const auto whole = parameters[run.param].detach().contiguous().view({-1});
-    copy_quietly(shard(), run.shard_offset, whole.to(shard().device()), run.param_offset,
-                 run.count);
+    copy_quietly(shard(), run.local, whole.to(shard().device()), run.global, run.count);
   }
   for (const auto& padding : layout_.padding[rank_])
-    shard().narrow(0, padding.shard_offset, padding.count).fill_(kPaddingValue);
+    shard().narrow(0, padding.begin, numel(padding)).fill_(kPaddingValue);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     replace_data(parameters[i], full(i));
     parameters[i].mutable_grad() = at::Tensor();
@@ -54,8 +54,8 @@ void ParamStore::wrap_channel(const ChannelWrapper& wrap) {
 }
 
 at::Tensor ParamStore::local(std::size_t param) const {
-  const auto& place = layout_.local[rank_][param];
-  return shard().narrow(0, place.shard_offset, numel(place.shape)).view(place.shape).detach();
+  const auto& part = layout_.parts[rank_][param];
+  return shard().narrow(0, part.base, numel(part.slice)).view(array_of(part.slice)).detach();
 }
 
 at::Tensor ParamStore::full(std::size_t param) const {
@@ -91,13 +91,12 @@ void ParamStore::take(const UnitLayout& from, int rank, std::int64_t begin,
                       const at::Tensor& part) {
   const auto end = begin + part.numel();
   const auto& runs = from.runs[rank];
-  for (auto run = first_run(runs, begin); run != runs.end() && run->shard_offset < end; ++run) {
-    const auto first = std::max(begin, run->shard_offset);
-    const auto last = std::min(end, run->shard_offset + run->count);
-    copy_quietly(
-        filling_,
-        layout_.params[run->param].gathered_offset + run->param_offset + first - run->shard_offset,
-        part, first - begin, last - first);
+  for (auto run = first_run(runs, begin); run != runs.end() && run->local < end; ++run) {
+    const auto first = std::max(begin, run->local);
+    const auto last = std::min(end, run->local + run->count);
+    copy_quietly(filling_,
+                 layout_.params[run->param].gathered_offset + run->global + first - run->local,
+                 part, first - begin, last - first);
   }
 }
 
@@ -123,8 +122,8 @@ void ParamStore::free(StoragePool& pool) {
 
 void ParamStore::park(StoragePool& pool) {
   for (const auto& run : parking_->layout.runs[parking_->rank]) {
-    copy_quietly(parking_->channel->shard(), run.shard_offset, gathered_,
-                 layout_.params[run.param].gathered_offset + run.param_offset, run.count);
+    copy_quietly(parking_->channel->shard(), run.local, gathered_,
+                 layout_.params[run.param].gathered_offset + run.global, run.count);
   }
   is_parked_ = true;
   free(pool);

@@ -208,7 +208,7 @@ TEST(MixedPrecision, GradientsThatStayLowAreRoundedOnce_O4) {
                                      .keep_low_precision_grads = true}});
     // Exact in bfloat16, and three times as much is not.
     const auto mine = torch::arange(193, 256, torch::kFloat);
-    (call(linear, torch::ones({1, 1})) * mine.to(torch::kBFloat16)).sum().backward();
+    (call_module(linear, torch::ones({1, 1})) * mine.to(torch::kBFloat16)).sum().backward();
     const auto once = mine.narrow(0, 21 * mesh.rank(), 21).to(torch::kBFloat16);
     EXPECT_TRUE(torch::equal(sharded_parameters(linear)[0].local.grad().view({-1}), once));
   });
@@ -245,7 +245,7 @@ TEST(Options, UnitsThatStayGatheredFollowEveryOptimizer_F27) {
     const auto x = torch::ones({1, 5});
     const std::array<float, 3> expected{14, 8, -3.4F};  // all values less 0.5, then 0.95
     for (const float value : expected) {
-      const auto out = call(linear, x);
+      const auto out = call_module(linear, x);
       EXPECT_NEAR(out.sum().item<float>(), value, 1e-4);
       optimizer.zero_grad();
       out.sum().backward();
@@ -313,7 +313,7 @@ TEST(MixedPrecision, IsOffInEvaluationWhereAskedTo_MP3_L42_L43) {
     const torch::AutoGradMode with_gradients(true);
     EXPECT_THAT(testing::error_of([&] { probe(half_input_of(0), places); }),
                 ::testing::HasSubstr("full_precision_in_eval is for forwards without gradients"));
-    reset(probe);
+    abandon_step(probe);
     train();
   });
 }

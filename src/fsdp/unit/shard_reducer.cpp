@@ -127,14 +127,13 @@ Channel::Fill ShardReducer::fill_of(std::vector<at::Tensor> gradients) const {
     const auto body = std::max(begin, std::min(end, slices->shard_elements));
     const auto& runs = slices->runs[rank];
     auto done = begin;
-    for (auto run = first_run(runs, begin); run != runs.end() && run->shard_offset < end; ++run) {
+    for (auto run = first_run(runs, begin); run != runs.end() && run->local < end; ++run) {
       const auto& gradient = gradients[run->param];
       if (!gradient.defined()) continue;
-      const auto first = std::max(begin, run->shard_offset);
-      const auto last = std::min(end, run->shard_offset + run->count);
+      const auto first = std::max(begin, run->local);
+      const auto last = std::min(end, run->local + run->count);
       zero_quietly(part, done - begin, first - done);
-      copy_quietly(part, first - begin, gradient, run->param_offset + first - run->shard_offset,
-                   last - first);
+      copy_quietly(part, first - begin, gradient, run->global + first - run->local, last - first);
       done = last;
     }
     zero_quietly(part, done - begin, body - done);
@@ -214,7 +213,7 @@ void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& pres
     // FSDP1 leaves what a rank does not hold without a gradient, so that optimizers keep no state
     // of it (optimizer-state L-3).
     if (options_.geometry == Geometry::flat_original && local.numel() == 0) continue;
-    const auto offset = slices_->local[store_.rank()][k].shard_offset;
+    const auto offset = slices_->parts[store_.rank()][k].base;
     accumulate(local, gradients.narrow(0, offset, local.numel()).view(local.sizes()), is_part);
   }
 }

@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "fsdp/unit/bucket_reducer.h"
 #include "fsdp/unit/shard_reducer.h"
-#include "layout/boxes.h"
 #include "tessera/error.h"
 #include "torch/compat.h"
 #include "torch/device.h"
@@ -219,15 +218,9 @@ void Unit::make_parking(const UnitSpec& spec, const std::vector<Shape>& shapes) 
 
 std::int64_t Unit::held_from(std::size_t index) const {
   const auto& layout = store_->layout();
-  const auto& place = layout.params[index];
-  if (geometry_ == Geometry::rows) {
-    return chunk_begin(place.shape[place.dim], static_cast<std::int64_t>(layout.runs.size()),
-                       store_->rank());
-  }
-  for (const auto& run : layout.runs[store_->rank()]) {
-    if (run.param == index) return run.param_offset;
-  }
-  return place.elements;
+  const auto& slice = layout.parts[store_->rank()][index].slice;
+  if (const auto* box = std::get_if<Box>(&slice)) return box->offsets[layout.params[index].dim];
+  return std::get<FlatRange>(slice).begin;
 }
 
 void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
@@ -284,7 +277,7 @@ void Unit::set_name(std::string name) {
   bypass_text_ =
       "tessera: parameters of " + unit +
       " were used while they are sharded: a call went past fully_shard. Call the module "
-      "through a TESSERA_MODULE holder or tessera::call(module, ...), not "
+      "through a TESSERA_MODULE holder or tessera::call_module(module, ...), not "
       "module->forward(...); one that an AnyModule or a module of libtorch's own calls "
       "cannot be a unit, the module around it can; give optimizers sharded_parameters(model), not "
       "model->parameters()";

@@ -17,8 +17,8 @@ at::Tensor WholeParameters::gather(const at::Tensor& mine) const {
   for (std::size_t rank = 0; rank < layout.runs.size(); ++rank) {
     const auto base = static_cast<std::int64_t>(rank) * layout.shard_elements;
     for (const auto& run : layout.runs[rank]) {
-      whole.narrow(0, layout.params[run.param].gathered_offset + run.param_offset, run.count)
-          .copy_(all.narrow(0, base + run.shard_offset, run.count));
+      whole.narrow(0, layout.params[run.param].gathered_offset + run.global, run.count)
+          .copy_(all.narrow(0, base + run.local, run.count));
     }
   }
   return whole;
@@ -36,8 +36,8 @@ at::Tensor WholeParameters::sum(const at::Tensor& mine) const {
 void WholeParameters::keep_own(const at::Tensor& whole, const at::Tensor& to) const {
   const auto& layout = store_.layout();
   for (const auto& run : layout.runs[store_.rank()]) {
-    const auto from = layout.params[run.param].gathered_offset + run.param_offset;
-    to.narrow(0, run.shard_offset, run.count).copy_(whole.narrow(0, from, run.count));
+    const auto from = layout.params[run.param].gathered_offset + run.global;
+    to.narrow(0, run.local, run.count).copy_(whole.narrow(0, from, run.count));
   }
 }
 
@@ -45,8 +45,8 @@ void WholeParameters::take_own(std::size_t param, const at::Tensor& whole,
                                const at::Tensor& to) const {
   const auto flat = whole.detach().contiguous().view({-1});
   const auto& runs = store_.layout().runs[store_.rank()];
-  for (const auto& run : std::ranges::equal_range(runs, param, {}, &ShardRun::param))
-    to.narrow(0, run.shard_offset, run.count).copy_(flat.narrow(0, run.param_offset, run.count));
+  for (const auto& run : std::ranges::equal_range(runs, param, {}, &ParamRun::param))
+    to.narrow(0, run.local, run.count).copy_(flat.narrow(0, run.global, run.count));
 }
 
 }  // namespace tessera::detail

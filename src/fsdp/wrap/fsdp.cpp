@@ -44,11 +44,14 @@ ShardedParameter describe(const at::Tensor& tensor, const detail::ParamOwner& ow
   return parameter;
 }
 
-FlatPiece piece_of(const std::string& name, const detail::ParamOwner& owner) {
+FlatMember member_of(const std::string& name, const detail::ParamOwner& owner) {
   const auto& unit = *owner.unit;
   const auto held = unit.held(owner.index);
-  return {name, unit.layout().params[owner.index].shape, unit.held_from(owner.index),
-          held.storage_offset() - unit.params()[owner.index].local.storage_offset(), held.numel()};
+  const auto begin = unit.held_from(owner.index);
+  return {name,
+          unit.layout().params[owner.index].shape,
+          {begin, begin + held.numel()},
+          held.storage_offset() - unit.params()[owner.index].local.storage_offset()};
 }
 
 // The name of the flat parameter beside the first parameter in it.
@@ -112,7 +115,7 @@ std::vector<ShardedParameter> sharded_parameters(ModuleRef module_ref) {
     }
     if (fresh) parameter.names.push_back(flat_name(module, owner.unit));
     if (seen.insert(tensor.unsafeGetTensorImpl()).second)
-      parameter.pieces.push_back(piece_of(entry.key(), owner));
+      parameter.members.push_back(member_of(entry.key(), owner));
   }
   return parameters;
 }
@@ -165,9 +168,9 @@ void sync_buffers(ModuleRef module, const Mesh& mesh) {
   detail::broadcast_from_first(module.get().buffers(), mesh);
 }
 
-void reset(ModuleRef module) {
+void abandon_step(ModuleRef module) {
   for (const auto& [name, unit] : units_below(module.get())) {
-    if (entry_of(*unit).root) entry_of(*unit).root->reset();
+    if (entry_of(*unit).root) entry_of(*unit).root->abandon_step();
   }
 }
 

@@ -417,7 +417,7 @@ struct OverPartsImpl : nn::Module {
     parts = register_module("parts", std::move(below));
     last = register_module("last", nn::Linear(2, 2));
   }
-  torch::Tensor forward(const torch::Tensor& x) { return call(last, parts(x)); }
+  torch::Tensor forward(const torch::Tensor& x) { return call_module(last, parts(x)); }
 };
 TESSERA_MODULE(OverParts);
 

@@ -51,12 +51,12 @@ struct Held {
 };
 std::vector<Held> held_by(const ShardedParameter& parameter) {
   const auto local = parameter.local.detach();
-  if (!parameter.sharded || (parameter.pieces.empty() && parameter.flat))
+  if (!parameter.sharded || (parameter.members.empty() && parameter.flat))
     return {{parameter.name(), parameter.sharded ? parameter.offset : 0, local.view({-1})}};
   std::vector<Held> all;
-  for (const auto& piece : parameter.pieces) {
+  for (const auto& member : parameter.members) {
     all.push_back(
-        {piece.name, piece.param_offset, local.narrow(0, piece.local_offset, piece.count)});
+        {member.name, member.range.begin, local.narrow(0, member.base, numel(member.range))});
   }
   return all;
 }
@@ -127,7 +127,7 @@ TEST(Fsdp1Geometry, FlatParametersHoldTheUnitsEndToEnd_T2_FH2) {
     EXPECT_EQ(parameters[0].name(), "_flat_param");
     EXPECT_EQ(parameters[1].name(), "block0._flat_param");
     std::vector<std::string> names;
-    for (const auto& piece : parameters[1].pieces) names.push_back(piece.name);
+    for (const auto& member : parameters[1].members) names.push_back(member.name);
     EXPECT_THAT(names, ElementsAre("block0.norm.weight", "block0.norm.bias", "block0.up.weight",
                                    "block0.up.bias", "block0.down.weight", "block0.down.bias"));
     std::vector<torch::Tensor> flat;
@@ -180,7 +180,7 @@ TEST(Fsdp1Geometry, NamesInAFlatParameterAreThoseBelowTheModuleAsked_NM3) {
     ASSERT_EQ(parameters.size(), 1u);
     EXPECT_EQ(parameters[0].name(), "_flat_param");
     std::vector<std::string> names;
-    for (const auto& piece : parameters[0].pieces) names.push_back(piece.name);
+    for (const auto& member : parameters[0].members) names.push_back(member.name);
     EXPECT_THAT(names, ElementsAre("norm.weight", "norm.bias", "up.weight", "up.bias",
                                    "down.weight", "down.bias"));
   });
@@ -225,7 +225,7 @@ TEST(Fsdp1Geometry, ParametersThatAreNotContiguousKeepTheirValues_FH1_FH2_P1) {
       const auto expected = torch::linear(torch::ones({1, 3}), values);
       const torch::NoGradGuard no_grad;
       EXPECT_TRUE(torch::allclose(
-          call(linear, torch::ones({1, 3})) - full_state_dict(linear)["bias"], expected));
+          call_module(linear, torch::ones({1, 3})) - full_state_dict(linear)["bias"], expected));
     }
   });
 }
@@ -266,7 +266,7 @@ struct StackImpl : nn::Module {
     body = register_module("body", nn::Sequential(nn::Linear(4, 8), nn::Tanh(), nn::Linear(8, 4)));
     head = register_module("head", nn::Linear(4, 2));
   }
-  torch::Tensor forward(const torch::Tensor& x) { return call(head, body->forward(x)); }
+  torch::Tensor forward(const torch::Tensor& x) { return call_module(head, body->forward(x)); }
 };
 TESSERA_MODULE(Stack);
 
@@ -329,7 +329,7 @@ struct NestImpl : nn::Module {
     tied = register_module("tied", Tied());
     last = register_module("last", nn::Linear(8, 2));
   }
-  torch::Tensor forward(const torch::Tensor& x) { return call(last, tied(x)); }
+  torch::Tensor forward(const torch::Tensor& x) { return call_module(last, tied(x)); }
 };
 TESSERA_MODULE(Nest);
 
@@ -438,7 +438,7 @@ TEST(Fsdp1Options, IgnoredParametersStayAsTheyAre_IG3) {
     FullyShardedDataParallel<Stack> model(stack, mesh, options);
     const auto parameters = model.parameters();
     ASSERT_EQ(parameters.size(), 4u);  // the flat one, a bias, weight and bias of the head
-    EXPECT_EQ(parameters[0].pieces.size(), 3u);
+    EXPECT_EQ(parameters[0].members.size(), 3u);
     EXPECT_FALSE(parameters[1].sharded);
     model(torch::full({1, 4}, mesh.rank() + 1.0f)).sum().backward();
     // Not reduced: each rank has its own.

@@ -158,7 +158,7 @@ TEST(Hybrid, CopiesShardOverTheirGroupAndAgree_HY3_HY5) {
     const auto weight = sharded_parameters(linear)[0];
     EXPECT_EQ(weight.local.size(0), mesh.rank() % 2 == 0 ? 3 : 2);
     linear->zero_grad();
-    call(linear, torch::full({1, 2}, mesh.rank() + 1.0f)).sum().backward();
+    call_module(linear, torch::full({1, 2}, mesh.rank() + 1.0f)).sum().backward();
     EXPECT_TRUE(torch::equal(weight.local.grad(), torch::full_like(weight.local, 2.5f)));
   });
 }
@@ -173,7 +173,7 @@ TEST(Replicate, LeavesTheModulesOwnParametersToAnyOptimizer) {
     EXPECT_FALSE(sharded_parameters(linear)[0].sharded);
     torch::optim::SGD optimizer(linear->parameters(), 1.0);
     const auto before = linear->bias.detach().clone();
-    call(linear, torch::ones({mesh.rank() + 1, 3})).sum().backward();
+    call_module(linear, torch::ones({mesh.rank() + 1, 3})).sum().backward();
     optimizer.step();
     EXPECT_TRUE(torch::allclose(before - linear->bias.detach(), torch::full({2}, 1.5f)));
   });
@@ -208,7 +208,7 @@ TEST(Replicate, UsesOfSomeRanksCountAndOfNoneDoNot) {
 struct TwiceImpl : nn::Module {
   nn::Linear inner{nullptr};
   TwiceImpl() { inner = register_module("inner", nn::Linear(3, 3)); }
-  torch::Tensor forward(torch::Tensor x) { return inner(checkpoint(inner, x)); }
+  torch::Tensor forward(torch::Tensor x) { return inner(activation_checkpoint(inner, x)); }
 };
 TESSERA_MODULE(Twice);
 
@@ -240,7 +240,7 @@ TEST(Replicate, GradientsThatAHookKeepStayThoseOfTheirRank) {
       });
     }
     replicate(linear, mesh);
-    call(linear, torch::ones({mesh.rank() + 1, 3})).sum().backward();
+    call_module(linear, torch::ones({mesh.rank() + 1, 3})).sum().backward();
     ASSERT_EQ(kept.size(), 2);
     for (const auto& gradient : kept)
       EXPECT_TRUE(torch::equal(gradient, torch::full_like(gradient, mesh.rank() + 1)));
@@ -356,7 +356,7 @@ TEST(Clip, RanksThatHoldNothingHaveTheLargestMagnitudeToo_CG2) {
     nn::Linear linear(4, 3);
     sync_module_states(linear, mesh);
     fully_shard(linear, mesh);
-    call(linear, torch::full({1, 4}, 2.0F)).sum().backward();
+    call_module(linear, torch::full({1, 4}, 2.0F)).sum().backward();
     EXPECT_NEAR(
         clip_grad_norm(sharded_parameters(linear), 1.0, std::numeric_limits<double>::infinity()),
         2.0, 1e-6);
@@ -431,7 +431,7 @@ TEST(ChunkedLoss, IsOneReductionACall_9_5) {
     }
     fully_shard(head, mesh);
     plain(x).square().sum().backward();
-    for (const auto& chunk : x.chunk(kChunks)) call(head, chunk).square().sum().backward();
+    for (const auto& chunk : x.chunk(kChunks)) call_module(head, chunk).square().sum().backward();
     EXPECT_EQ(unit_reports(head)[0].reductions, static_cast<std::uint64_t>(kChunks));
     const auto weight = sharded_parameters(head)[0];
     EXPECT_TRUE(torch::allclose(weight.local.grad(),
