@@ -20,7 +20,7 @@ struct ObjectInfo {
 
 enum class IfExists { fail, replace };
 
-// A store of one's own overrides what has no body here: objects in memory need some twenty lines.
+// A store of one's own overrides what has no body here: objects in memory need some thirty lines.
 // Object names are relative, use '/', and never leave the root: a name that is absolute or has a
 // ".." part is refused with `unsafe` by every member. Members may be called from several threads.
 class Store {
@@ -33,7 +33,8 @@ class Store {
   [[nodiscard]] virtual std::vector<ObjectInfo> list(std::string_view prefix = {}) const = 0;
   // Those directly in `prefix`, none of directories in it.
   [[nodiscard]] virtual std::vector<ObjectInfo> list_level(std::string_view prefix = {}) const;
-  [[nodiscard]] virtual bool exists(std::string_view name) const = 0;
+  // Whether `open` finds it.
+  [[nodiscard]] virtual bool exists(std::string_view name) const;
   // Throws `not_found` when there is no such object, `unsafe` for a link that leaves the root.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open(std::string_view name) const = 0;
   // A new object, invisible until its commit. With IfExists::fail an object of that name is

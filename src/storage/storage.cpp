@@ -1,6 +1,18 @@
 #include "tessera/storage.h"
 
+#include "tessera/error.h"
+
 namespace tessera {
+
+bool Store::exists(std::string_view name) const {
+  try {
+    (void)open(name);
+    return true;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::not_found) return false;
+    throw;
+  }
+}
 
 std::vector<ObjectInfo> Store::list_level(std::string_view prefix) const {
   std::vector<ObjectInfo> found = list(prefix);

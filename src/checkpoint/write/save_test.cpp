@@ -101,10 +101,6 @@ class OwnStore final : public Store {
       if (name.starts_with(prefix)) found.push_back({name, bytes->size()});
     return found;
   }
-  [[nodiscard]] bool exists(std::string_view name) const override {
-    const std::lock_guard lock(mutex_);
-    return objects_.contains(name);
-  }
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
     const std::lock_guard lock(mutex_);
     const auto found = objects_.find(name);
