@@ -11,11 +11,27 @@
 #include <vector>
 
 #include "format/dcp/dcp.h"
+#include "tessera/error.h"
+#include "value/render.h"
 
 namespace tessera::dcp {
 
 // Throws `limit` for more dimensions than torch has.
 void require_dimensions(std::size_t count);
+
+// What `work` returns; an error that leaves it names the entry.
+template <class Work>
+decltype(auto) about_entry(const std::string& name, const Work& work) {
+  try {
+    return work();
+  } catch (Error& error) {
+    error.at_key(printable(name));
+    throw;
+  }
+}
+
+// Appends one of the parts that pathlib keeps of a path.
+void append_path_part(std::string& path, std::string_view part);
 
 // First all entries, then paths and items, then finish. Every function throws as decode() does,
 // with the entry's name.
@@ -40,10 +56,14 @@ class Assembler {
   Metadata metadata;  // the rest of it is filled in by the caller
 
  private:
-  void place(std::size_t at, const Index& index, Item item);
+  Item& slot_of(std::size_t at, const Index& index);
   Chunk& chunk_at(std::size_t at, const Shape& offset, std::optional<std::int64_t> hint);
+  // The chunk that is meant as a rule: of that number, or else the next one. Null: it is another.
+  Chunk* likely_chunk(std::size_t at, const Shape& offset, std::optional<std::int64_t> hint);
+  const std::map<Shape, std::size_t>& chunks_by_offset(std::size_t at);
   // The entry's number, kept from one call to the next: items of one entry follow each other.
   std::optional<std::size_t> number_of(const std::string& name);
+  void number_entries();
 
   std::unordered_map<std::string_view, std::size_t> by_name_;  // into the entries' own names
   std::vector<std::map<Shape, std::size_t>> found_;            // per entry, made when a hint fails

@@ -1,4 +1,9 @@
 // Reads `.metadata` (spec F-03): the pickle as values, then entries, then their items.
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/one_of.h"
 #include "format/dcp/assemble.h"
 #include "format/dcp/dcp.h"
 #include "format/dcp/names.h"
@@ -18,12 +23,34 @@ using Kind = Value::Kind;
   throw Error(ErrorCode::corrupt, std::move(what));
 }
 
+// The class of the memory formats in newer and in older torch, by module and name.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kMemoryFormats = {{
+    {kMetadataModule, "_MEM_FORMAT_ENCODING"},
+    {kOldPropertiesModule, "MEM_FORMAT_ENCODING"},
+}};
+
+// `name` without what is in front of it in "OWNER.NAME".
+std::string_view without_owner(std::string_view name, std::string_view owner) {
+  const bool owned = name.starts_with(owner) && name.substr(owner.size()).starts_with('.');
+  return owned ? name.substr(owner.size() + 1) : name;
+}
+
+bool is_global(const Value& value, std::string_view module, std::string_view name) {
+  return value.is(Kind::global) && value.global_name() == name && value.global_module() == module;
+}
+
 // `value` as an instance of a class by one of its names. Other classes are not ours to guess at.
 bool is_instance(const Value& value, const char* module, const char* name) {
-  if (!value.is(Kind::object)) return false;
-  const Value& callable = value.as_object().callable;
-  return callable.is(Kind::global) && callable.global_name() == name &&
-         callable.global_module() == module;
+  return value.is(Kind::object) && is_global(value.as_object().callable, module, name);
+}
+
+bool is_sequence(const Value& value) {
+  return is_one_of(value.kind(), Kind::tuple, Kind::list);
+}
+
+// Whether `value` is an integer of at most 64 bits.
+bool is_int64(const Value& value) {
+  return value.is(Kind::integer) && value.as_integer().big.empty();
 }
 
 bool is_memory_format_class_of(const Value& value) {
@@ -33,9 +60,9 @@ bool is_memory_format_class_of(const Value& value) {
 
 // The arguments of CLASS(value).
 bool is_memory_format_number(const Value& arguments) {
-  if (arguments.size() != 1 || !arguments.items()[0].is(Kind::integer)) return false;
-  const Integer& number = arguments.items()[0].as_integer();
-  return number.big.empty() && number.small >= 0 && number.small <= kLastMemoryFormat;
+  if (arguments.size() != 1 || !is_int64(arguments.items()[0])) return false;
+  const std::int64_t number = arguments.items()[0].as_int();
+  return number >= 0 && number <= kLastMemoryFormat;
 }
 
 // The arguments of getattr(CLASS, 'NAME').
@@ -52,12 +79,11 @@ bool is_memory_format_member(const Value& arguments) {
 bool is_memory_format(const Value& value) {
   if (value.is(Kind::global))
     return is_memory_format_name(value.global_module(), value.global_name());
-  if (!value.is(Kind::object) || !value.as_object().callable.is(Kind::global)) return false;
+  if (!value.is(Kind::object)) return false;
   const Value& callable = value.as_object().callable;
   const Value& arguments = value.as_object().arguments;
   if (is_memory_format_class_of(callable)) return is_memory_format_number(arguments);
-  return callable.global_module() == "builtins" && callable.global_name() == "getattr" &&
-         is_memory_format_member(arguments);
+  return is_global(callable, "builtins", "getattr") && is_memory_format_member(arguments);
 }
 
 void require_instance(const Value& value, const char* module, const char* name) {
@@ -109,61 +135,127 @@ std::uint64_t count_of(const Value& attributes, const char* name) {
   return static_cast<std::uint64_t>(number.small);
 }
 
+// A string, or nothing to say.
+std::string text_of(const Value* value) {
+  return value != nullptr && value->is(Kind::string) ? value->as_string() : std::string();
+}
+
+// A string, or pathlib.PosixPath("/", "a", "b"); from Python 3.13 on PosixPath("/a/b").
+std::string path_text(const Value& value) {
+  if (!value.is(Kind::object) || !value.as_object().name().starts_with("pathlib."))
+    return text_of(&value);
+  std::string text;
+  for (const Value& part : value.as_object().arguments.items()) {
+    if (!part.is(Kind::string)) return {};
+    append_path_part(text, part.as_string());
+  }
+  return text;
+}
+
+// One step of a path: a key or an index.
+std::optional<PathPart> step_of(const Value& value) {
+  if (value.is(Kind::string)) return value.as_string();
+  if (is_int64(value)) return value.as_int();
+  return std::nullopt;
+}
+
+std::optional<Path> path_of(const Value& value) {
+  if (!is_sequence(value)) return std::nullopt;
+  Path path;
+  for (const Value& item : value.items()) {
+    auto step = step_of(item);
+    if (!step) return std::nullopt;
+    path.push_back(std::move(*step));
+  }
+  return path;
+}
+
+// What TensorProperties are made of: (dtype, layout, requires_grad, memory format, pinned), or six
+// with one more at the end.
+const Value::List& properties_of(const Value& value) {
+  const bool old = is_instance(value, kOldPropertiesModule, "TensorProperties");
+  if (!old) require_instance(value, kMetadataModule, "TensorProperties");
+  const auto& state = value.as_object().state;
+  if (!state || !state->is(Kind::tuple) || !is_one_of(state->size(), 5U, 6U)) {
+    corrupt("TensorProperties are not the five that are known");
+  }
+  return state->items();
+}
+
+DType dtype_of(const Value& value) {
+  if (!value.is(Kind::global) || value.global_module() != "torch") {
+    corrupt("the dtype is " + render(value, 60));
+  }
+  return dtype_from_torch(value.global_name());
+}
+
+std::vector<std::string> transforms_of(const Value& list) {
+  if (!is_sequence(list)) corrupt("transform_descriptors are not a list");
+  std::vector<std::string> transforms;
+  for (const Value& transform : list.items()) {
+    if (!transform.is(Kind::string)) corrupt("a transform descriptor is not a string");
+    transforms.push_back(transform.as_string());
+  }
+  return transforms;
+}
+
+Value read_pickle(ByteView bytes, const pickle::ReadOptions& options) {
+  pickle::Parsed parsed = pickle::read(bytes, options);
+  if (parsed.consumed != bytes.size()) {
+    throw Error(ErrorCode::corrupt, "bytes follow the end of the pickle")
+        .at_offset(parsed.consumed);
+  }
+  return std::move(parsed.value);
+}
+
 class Decoder {
  public:
   Metadata run(ByteView bytes) && {
-    const pickle::Parsed parsed = pickle::read(bytes, options());
-    if (parsed.consumed != bytes.size()) {
-      throw Error(ErrorCode::corrupt, "bytes follow the end of the pickle")
-          .at_offset(parsed.consumed);
-    }
-    const Value& root = attributes(parsed.value, kMetadataModule, "Metadata");
+    const Value tree = read_pickle(bytes, options());
+    const Value& root = attributes(tree, kMetadataModule, "Metadata");
     read_entries(attribute(root, "state_dict_metadata", Kind::dict));
     read_paths(optional_attribute(root, "planner_data"));
     read_items(attribute(root, "storage_data", Kind::dict));
     Metadata metadata = assembler_.finish();
-    if (const Value* version = optional_attribute(root, "version")) {
-      if (!version->is(Kind::string)) corrupt("attribute version is not a string");
-      metadata.version = version->as_string();
-    }
+    metadata.version = version_of(root);
     read_storage_meta(optional_attribute(root, "storage_meta"), metadata);
     return metadata;
   }
 
  private:
+  static std::string version_of(const Value& root) {
+    const Value* version = optional_attribute(root, "version");
+    if (version != nullptr && !version->is(Kind::string))
+      corrupt("attribute version is not a string");
+    return text_of(version);
+  }
+
   // A large file has several sizes for every chunk: they are read as the tuples that they hold.
   static pickle::ReadOptions options() {
     pickle::ReadOptions options;
     options.reduce = [](const Value& callable, const Value& arguments, Value& result) {
-      if (!callable.is(Kind::global) || callable.global_name() != "Size" ||
-          callable.global_module() != "torch" || arguments.size() != 1 ||
-          !arguments.items()[0].is(Kind::tuple)) {
-        return false;
-      }
-      result = arguments.items()[0];
-      return true;
+      const bool is_size = is_global(callable, "torch", "Size") && arguments.size() == 1 &&
+                           arguments.items()[0].is(Kind::tuple);
+      if (is_size) result = arguments.items()[0];
+      return is_size;
     };
     return options;
   }
 
   void read_entries(const Value& dict) {
     assembler_.metadata.entries.reserve(dict.size());
-    for (const auto& [key, value] : dict.pairs()) {
-      if (!key.is(Kind::string)) corrupt("a name is " + std::string(describe(key.kind())));
-      Entry entry;
-      entry.name = key.as_string();
-      try {
-        if (is_instance(value, kMetadataModule, "BytesStorageMetadata")) {
-          entry.is_tensor = false;
-        } else {
-          read_tensor(value, entry);
-        }
-      } catch (Error& error) {
-        error.at_key(printable(entry.name));
-        throw;
-      }
-      assembler_.add_entry(std::move(entry));
-    }
+    for (const auto& [key, value] : dict.pairs()) assembler_.add_entry(entry_of(key, value));
+  }
+
+  static Entry entry_of(const Value& key, const Value& value) {
+    if (!key.is(Kind::string)) corrupt("a name is " + std::string(describe(key.kind())));
+    Entry entry;
+    entry.name = key.as_string();
+    about_entry(entry.name, [&] {
+      const bool is_object = is_instance(value, kMetadataModule, "BytesStorageMetadata");
+      if (!is_object) read_tensor(value, entry);
+    });
+    return entry;
   }
 
   static void read_tensor(const Value& value, Entry& entry) {
@@ -179,19 +271,9 @@ class Decoder {
     }
   }
 
-  // (dtype, layout, requires_grad, memory format, pinned), or six with one more at the end.
   static void read_properties(const Value& value, Entry& entry) {
-    const bool old = is_instance(value, kOldPropertiesModule, "TensorProperties");
-    if (!old) require_instance(value, kMetadataModule, "TensorProperties");
-    const auto& state = value.as_object().state;
-    if (!state || !state->is(Kind::tuple) || (state->size() != 5 && state->size() != 6)) {
-      corrupt("TensorProperties are not the five that are known");
-    }
-    const auto& fields = state->items();
-    if (!fields[0].is(Kind::global) || fields[0].global_module() != "torch") {
-      corrupt("the dtype is " + render(fields[0], 60));
-    }
-    entry.dtype = dtype_from_torch(fields[0].global_name());
+    const auto& fields = properties_of(value);
+    entry.dtype = dtype_of(fields[0]);
     if (!fields[2].is(Kind::boolean)) corrupt("requires_grad is " + render(fields[2], 60));
     entry.requires_grad = fields[2].as_bool();
     if (!is_memory_format(fields[3])) corrupt("the memory format is " + render(fields[3], 80));
@@ -207,40 +289,23 @@ class Decoder {
     }
   }
 
-  static std::optional<Path> path_of(const Value& value) {
-    if (!value.is(Kind::tuple) && !value.is(Kind::list)) return std::nullopt;
-    Path path;
-    for (const Value& part : value.items()) {
-      if (part.is(Kind::string)) {
-        path.emplace_back(part.as_string());
-      } else if (part.is(Kind::integer) && part.as_integer().big.empty()) {
-        path.emplace_back(part.as_integer().small);
-      } else {
-        return std::nullopt;
-      }
-    }
-    return path;
-  }
-
   void read_items(const Value& dict) {
     for (const auto& [key, value] : dict.pairs()) {
       const Value& index = attributes(key, kMetadataModule, "MetadataIndex");
       const std::string& name = attribute(index, "fqn", Kind::string).as_string();
-      Item item;
-      Assembler::Index place;
-      try {
-        item = item_of(value);
-        if (optional_attribute(index, "offset") != nullptr)
-          place.offset = shape_of(index, "offset");
-        const Value* hint = optional_attribute(index, "index");
-        if (hint != nullptr && hint->is(Kind::integer) && hint->as_integer().big.empty())
-          place.hint = hint->as_integer().small;
-      } catch (Error& error) {
-        error.at_key(printable(name));
-        throw;
-      }
-      assembler_.add_item(name, place, std::move(item));
+      about_entry(name, [&] {
+        Item item = item_of(value);
+        assembler_.add_item(name, place_of(index), std::move(item));
+      });
     }
+  }
+
+  static Assembler::Index place_of(const Value& index) {
+    Assembler::Index place;
+    if (optional_attribute(index, "offset") != nullptr) place.offset = shape_of(index, "offset");
+    const Value* hint = optional_attribute(index, "index");
+    if (hint != nullptr && is_int64(*hint)) place.hint = hint->as_int();
+    return place;
   }
 
   static Item item_of(const Value& value) {
@@ -251,15 +316,8 @@ class Decoder {
     item.path = attribute(info, "relative_path", Kind::string).as_string();
     item.offset = count_of(info, "offset");
     item.length = count_of(info, "length");
-    if (const Value* transforms = optional_attribute(info, "transform_descriptors")) {
-      if (!transforms->is(Kind::list) && !transforms->is(Kind::tuple)) {
-        corrupt("transform_descriptors are not a list");
-      }
-      for (const Value& transform : transforms->items()) {
-        if (!transform.is(Kind::string)) corrupt("a transform descriptor is not a string");
-        item.transforms.push_back(transform.as_string());
-      }
-    }
+    if (const Value* transforms = optional_attribute(info, "transform_descriptors"))
+      item.transforms = transforms_of(*transforms);
     return item;
   }
 
@@ -269,21 +327,7 @@ class Decoder {
     if (const Value* id = optional_attribute(meta, "checkpoint_id")) {
       metadata.checkpoint_id = path_text(*id);
     }
-    const Value* save_id = optional_attribute(meta, "save_id");
-    if (save_id != nullptr && save_id->is(Kind::string)) metadata.save_id = save_id->as_string();
-  }
-
-  // A string, or pathlib.PosixPath("/", "a", "b"); from Python 3.13 on PosixPath("/a/b").
-  static std::string path_text(const Value& value) {
-    if (value.is(Kind::string)) return value.as_string();
-    if (!value.is(Kind::object) || !value.as_object().name().starts_with("pathlib.")) return {};
-    std::string text;
-    for (const Value& part : value.as_object().arguments.items()) {
-      if (!part.is(Kind::string)) return {};
-      if (!text.empty() && !text.ends_with('/')) text += '/';
-      text += part.as_string();
-    }
-    return text;
+    metadata.save_id = text_of(optional_attribute(meta, "save_id"));
   }
 
   Assembler assembler_;
@@ -291,13 +335,15 @@ class Decoder {
 
 }  // namespace
 
+bool is_memory_format_class(std::string_view module, std::string_view name) {
+  return std::ranges::count(kMemoryFormats, std::pair(module, name)) != 0;
+}
+
 bool is_memory_format_name(std::string_view module, std::string_view name) {
-  const bool old = module == kOldPropertiesModule;
-  if (!old && module != kMetadataModule) return false;
-  const std::string_view owner = old ? "MEM_FORMAT_ENCODING" : "_MEM_FORMAT_ENCODING";
-  if (name.size() > owner.size() && name.starts_with(owner) && name[owner.size()] == '.')
-    name.remove_prefix(owner.size() + 1);
-  return pickle::is_known_member(module, owner, name);
+  return std::ranges::any_of(kMemoryFormats, [&](const auto& known) {
+    const auto& [home, owner] = known;
+    return home == module && pickle::is_known_member(home, owner, without_owner(name, owner));
+  });
 }
 
 Metadata decode(ByteView bytes) {

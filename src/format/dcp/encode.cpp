@@ -1,5 +1,6 @@
 // Writes `.metadata` (spec F-03) as PyTorch does: the same classes and sharing of strings.
-#include <tuple>
+#include <algorithm>
+#include <iterator>
 
 #include "base/checked.h"
 #include "format/dcp/dcp.h"
@@ -19,10 +20,7 @@ class Encoder {
     Value items = Value::dict();
     for (const Entry& entry : metadata.entries) {
       const Value name(entry.name);
-      if (entries.find(entry.name) != nullptr) {
-        throw Error(ErrorCode::conflict, "two entries have this name")
-            .at_key(printable(entry.name));
-      }
+      require_new(entry.name, entries);
       entries.set_item(name, entry.is_tensor ? tensor_of(entry) : instance(bytes_class_, {}));
       if (metadata.has_planner_data) paths.set_item(name, path_of(entry, name));
       add_items(entry, name, items);
@@ -33,11 +31,20 @@ class Encoder {
                   {"planner_data", metadata.has_planner_data ? std::move(paths) : Value()},
                   {"storage_data", std::move(items)},
                   {"storage_meta", storage_meta_of(metadata)},
-                  {"version", metadata.version.empty() ? Value() : Value(metadata.version)}});
+                  {"version", text_or_none(metadata.version)}});
     return pickle::write(root, {.protocol = 4, .persistent_id = {}, .reduce = {}});
   }
 
  private:
+  static void require_new(const std::string& name, const Value& entries) {
+    if (entries.find(name) == nullptr) return;
+    throw Error(ErrorCode::conflict, "two entries have this name").at_key(printable(name));
+  }
+
+  static Value text_or_none(const std::string& text) {
+    return text.empty() ? Value() : Value(text);
+  }
+
   void add_items(const Entry& entry, const Value& name, Value& items) {
     if (!entry.is_tensor) {
       items.set_item(index_of(name, nullptr, {}), info_of(entry.item));
@@ -87,15 +94,17 @@ class Encoder {
     return Value::object(std::move(object));
   }
 
+  // An integer is the index of a list to PyTorch: keys are strings.
+  static Value step_of(const PathPart& part) {
+    const auto* index = std::get_if<std::int64_t>(&part);
+    return index != nullptr ? Value(*index) : Value(step_text(part));
+  }
+
   static Value path_of(const Entry& entry, const Value& name) {
     if (!entry.path) return Value::tuple({name});
-    Value::List parts;
-    for (const PathPart& part : *entry.path) {
-      // An integer is the index of a list to PyTorch: keys are strings.
-      const auto* index = std::get_if<std::int64_t>(&part);
-      parts.push_back(index != nullptr ? Value(*index) : Value(step_text(part)));
-    }
-    return Value::tuple(std::move(parts));
+    Value::List steps;
+    std::ranges::transform(*entry.path, std::back_inserter(steps), step_of);
+    return Value::tuple(std::move(steps));
   }
 
   Value index_of(const Value& name, const Shape* offset, Value number) {
@@ -118,11 +127,10 @@ class Encoder {
   }
 
   Value storage_meta_of(const Metadata& metadata) const {
-    const auto& [id, save_id] = std::tie(metadata.checkpoint_id, metadata.save_id);
-    if (id.empty() && save_id.empty()) return {};
+    if (metadata.checkpoint_id.empty() && metadata.save_id.empty()) return {};
     return instance(known(metadata_module_, "StorageMeta"),
-                    {{"checkpoint_id", id.empty() ? Value() : Value(id)},
-                     {"save_id", save_id.empty() ? Value() : Value(save_id)},
+                    {{"checkpoint_id", text_or_none(metadata.checkpoint_id)},
+                     {"save_id", text_or_none(metadata.save_id)},
                      {"load_id", Value()},
                      {"modules", Value::list()}});
   }

@@ -1,4 +1,6 @@
 // The `__{rank}.metadata` of a save without collectives, as one.
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -18,21 +20,8 @@ std::string describe(const Entry& entry) {
 class Merger {
  public:
   void add(Metadata&& part, std::size_t rank) {
-    for (Entry& entry : part.entries) {
-      const auto [found, fresh] = by_name_.try_emplace(entry.name, whole_.entries.size());
-      if (fresh) {
-        whole_.entries.push_back(entry);
-        whole_.entries.back().chunks.clear();
-        chunks_.emplace_back();
-      }
-      Entry& known = whole_.entries[found->second];
-      if (describe(known) != describe(entry)) {
-        fail(entry, "rank " + std::to_string(rank) + " has " + describe(entry) +
-                        ", a rank before it " + describe(known));
-      }
-      for (Chunk& chunk : entry.chunks) take(known, chunks_[found->second], std::move(chunk));
-    }
-    for (std::string& warning : part.warnings) whole_.warnings.push_back(std::move(warning));
+    for (Entry& entry : part.entries) add_entry(entry, rank);
+    std::ranges::move(part.warnings, std::back_inserter(whole_.warnings));
   }
 
   Metadata run(std::vector<Metadata>&& ranks) && {
@@ -49,6 +38,21 @@ class Merger {
 
   [[noreturn]] static void fail(const Entry& entry, const std::string& what) {
     throw Error(ErrorCode::corrupt, what).at_key(printable(entry.name));
+  }
+
+  void add_entry(Entry& entry, std::size_t rank) {
+    const auto [found, fresh] = by_name_.try_emplace(entry.name, whole_.entries.size());
+    if (fresh) {
+      whole_.entries.push_back(entry);
+      whole_.entries.back().chunks.clear();
+      chunks_.emplace_back();
+    }
+    Entry& known = whole_.entries[found->second];
+    if (describe(known) != describe(entry)) {
+      fail(entry, "rank " + std::to_string(rank) + " has " + describe(entry) +
+                      ", a rank before it " + describe(known));
+    }
+    for (Chunk& chunk : entry.chunks) take(known, chunks_[found->second], std::move(chunk));
   }
 
   static void take(Entry& known, ByOffset& by_offset, Chunk&& chunk) {

@@ -18,10 +18,7 @@ inline constexpr const char* kOldPropertiesModule =
 inline constexpr std::int64_t kLastMemoryFormat = 2;
 
 // The class of the memory formats, by both of its names.
-[[nodiscard]] inline bool is_memory_format_class(std::string_view module, std::string_view name) {
-  return (module == kMetadataModule && name == "_MEM_FORMAT_ENCODING") ||
-         (module == kOldPropertiesModule && name == "MEM_FORMAT_ENCODING");
-}
+[[nodiscard]] bool is_memory_format_class(std::string_view module, std::string_view name);
 // One of its members as a global: CLASS.NAME, or NAME of the module.
 [[nodiscard]] bool is_memory_format_name(std::string_view module, std::string_view name);
 

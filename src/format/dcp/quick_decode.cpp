@@ -3,6 +3,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/one_of.h"
 #include "format/dcp/assemble.h"
 #include "format/dcp/names.h"
 #include "format/dcp/quick_machine.h"
@@ -21,19 +22,26 @@ class QuickDecoder {
   std::optional<Metadata> run() {
     const std::optional<Lite> root = machine_.run();
     Lite state;
-    if (!root || !state_of(*root, Name::metadata, state)) return std::nullopt;
-    const Lite* entries = find(state, "state_dict_metadata");
-    const Lite* storage = find(state, "storage_data");
-    if (entries == nullptr || storage == nullptr || !read_entries(*entries)) return std::nullopt;
-    if (!read_paths(find(state, "planner_data")) || !read_items(*storage)) return std::nullopt;
+    if (!root || !state_of(*root, Name::metadata, Kind::dict, state)) return std::nullopt;
+    if (!read_parts(state)) return std::nullopt;
     Metadata metadata = assembler_.finish();
-    const Lite* version = find(state, "version");
-    if (!text_or_none(version, metadata.version)) return std::nullopt;
-    if (!read_storage_meta(find(state, "storage_meta"), metadata) || !known_) return std::nullopt;
+    if (!read_origin(state, metadata) || !known_) return std::nullopt;
     return metadata;
   }
 
  private:
+  // All that the assembler puts together.
+  bool read_parts(const Lite& state) {
+    return read_entries(find(state, "state_dict_metadata")) &&
+           read_paths(find(state, "planner_data")) && read_items(find(state, "storage_data"));
+  }
+
+  // What wrote the checkpoint, and where.
+  bool read_origin(const Lite& state, Metadata& metadata) {
+    return text_or_none(find(state, "version"), metadata.version) &&
+           read_storage_meta(find(state, "storage_meta"), metadata);
+  }
+
   const Lite* find(const Lite& dict, std::string_view key) {
     return machine_.find(dict, key, known_);
   }
@@ -46,12 +54,21 @@ class QuickDecoder {
     return value.kind == Kind::name && Name{static_cast<std::uint8_t>(value.count)} == name;
   }
 
-  // The dict of an instance's attributes.
-  bool state_of(const Lite& value, Name name, Lite& state) const {
+  // Of values that may be absent.
+  static bool is(const Lite* value, Kind kind) { return value != nullptr && value->kind == kind; }
+  static bool is_none(const Lite* value) { return value == nullptr || value->kind == Kind::none; }
+
+  // The state of an instance: as a rule, the dict of its attributes.
+  bool state_of(const Lite& value, Name name, Kind kind, Lite& state) const {
     if (!is_object(value, name)) return false;
     const auto& object = machine_.objects[value.number];
     state = object.state;
-    return object.has_state && state.kind == Kind::dict;
+    return object.has_state && state.kind == kind;
+  }
+
+  // Whether a dict's key is a text that none of the `names` before it is.
+  bool is_new_name(const Lite& key, std::unordered_set<std::string_view>& names) const {
+    return key.kind == Kind::text && names.insert(machine_.text(key)).second;
   }
 
   [[nodiscard]] std::string text(const Lite& value) const {
@@ -59,7 +76,7 @@ class QuickDecoder {
   }
 
   bool text_or_none(const Lite* value, std::string& out) const {
-    if (value == nullptr || value->kind == Kind::none) return true;
+    if (is_none(value)) return true;
     if (value->kind != Kind::text) return false;
     out = text(*value);
     return true;
@@ -70,35 +87,38 @@ class QuickDecoder {
     return {first, first + static_cast<std::ptrdiff_t>(size.count)};
   }
 
-  bool read_entries(const Lite& dict) {
-    if (dict.kind != Kind::dict) return false;
-    const auto& pairs = machine_.dicts[dict.number].pairs;
+  bool read_entries(const Lite* dict) {
+    if (!is(dict, Kind::dict)) return false;
+    const auto& pairs = machine_.dicts[dict->number].pairs;
     assembler_.metadata.entries.reserve(pairs.size() / 2);
     std::unordered_set<std::string_view> names;
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-      if (pairs[i].kind != Kind::text || !names.insert(machine_.text(pairs[i])).second)
-        return false;
-      Entry entry;
-      entry.name = text(pairs[i]);
-      if (!is_object(pairs[i + 1], Name::bytes) && !read_tensor(pairs[i + 1], entry)) return false;
-      assembler_.add_entry(std::move(entry));
+      if (!is_new_name(pairs[i], names) || !read_entry(pairs[i], pairs[i + 1])) return false;
     }
+    return true;
+  }
+
+  bool read_entry(const Lite& name, const Lite& value) {
+    Entry entry;
+    entry.name = text(name);
+    if (!is_object(value, Name::bytes) && !read_tensor(value, entry)) return false;
+    assembler_.add_entry(std::move(entry));
     return true;
   }
 
   bool read_tensor(const Lite& value, Entry& entry) {
     Lite state;
-    if (!state_of(value, Name::tensor, state)) return false;
+    if (!state_of(value, Name::tensor, Kind::dict, state)) return false;
     const Lite* size = find(state, "size");
     const Lite* properties = find(state, "properties");
-    const Lite* chunks = find(state, "chunks");
-    if (size == nullptr || size->kind != Kind::size || chunks == nullptr ||
-        chunks->kind != Kind::list || properties == nullptr ||
-        !read_properties(*properties, entry)) {
-      return false;
-    }
+    if (!is(size, Kind::size) || !is(properties, Kind::object)) return false;
     entry.is_tensor = true;
     entry.shape = shape(*size);
+    return read_properties(*properties, entry) && read_chunks(find(state, "chunks"), entry);
+  }
+
+  bool read_chunks(const Lite* chunks, Entry& entry) const {
+    if (!is(chunks, Kind::list)) return false;
     const auto& list = machine_.lists[chunks->number];
     entry.chunks.reserve(list.size());
     for (const Lite& item : list) {
@@ -110,11 +130,10 @@ class QuickDecoder {
   }
 
   bool read_properties(const Lite& value, Entry& entry) const {
-    if (!is_object(value, Name::properties)) return false;
-    const auto& object = machine_.objects[value.number];
-    if (!object.has_state || object.state.kind != Kind::tuple) return false;
-    const std::vector<Lite> fields = machine_.items_of(object.state);
-    if (fields.size() != 5 && fields.size() != 6) return false;
+    Lite state;
+    if (!state_of(value, Name::properties, Kind::tuple, state)) return false;
+    const std::vector<Lite> fields = machine_.items_of(state);
+    if (!is_one_of(fields.size(), 5U, 6U)) return false;
     if (!is_name(fields[0], Name::torch_name) || fields[2].kind != Kind::boolean) return false;
     entry.dtype = dtype_from_torch(std::string(machine_.torch_names[fields[0].number]));
     entry.requires_grad = fields[2].number != 0;
@@ -123,32 +142,31 @@ class QuickDecoder {
 
   bool is_memory_format(const Lite& value) const {
     if (is_name(value, Name::memory_member) || is_object(value, Name::getattr)) return true;
-    if (!is_object(value, Name::memory_format)) return false;
-    const std::vector<Lite> format = machine_.items_of(machine_.objects[value.number].arguments);
-    return format.size() == 1 && format[0].kind == Kind::integer &&
-           format[0].number <= static_cast<std::uint64_t>(kLastMemoryFormat);
+    return is_object(value, Name::memory_format) &&
+           is_memory_format_number(machine_.items_of(machine_.objects[value.number].arguments));
+  }
+
+  static bool is_memory_format_number(const std::vector<Lite>& arguments) {
+    return arguments.size() == 1 && arguments[0].kind == Kind::integer &&
+           arguments[0].number <= static_cast<std::uint64_t>(kLastMemoryFormat);
   }
 
   bool read_paths(const Lite* planner_data) {
-    const bool has_paths = planner_data != nullptr && planner_data->kind == Kind::dict;
+    const bool has_paths = is(planner_data, Kind::dict);
     assembler_.metadata.has_planner_data = has_paths;
-    if (!has_paths) return planner_data == nullptr || planner_data->kind == Kind::none;
+    if (!has_paths) return is_none(planner_data);
     const auto& pairs = machine_.dicts[planner_data->number].pairs;
     std::unordered_set<std::string_view> names;
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-      const Lite& value = pairs[i + 1];
-      if (pairs[i].kind != Kind::text || !names.insert(machine_.text(pairs[i])).second ||
-          (value.kind != Kind::tuple && value.kind != Kind::list)) {
-        return false;
-      }
       Path path;
-      if (!read_path(value, path)) return false;
+      if (!is_new_name(pairs[i], names) || !read_path(pairs[i + 1], path)) return false;
       assembler_.set_path(text(pairs[i]), std::move(path));
     }
     return true;
   }
 
   bool read_path(const Lite& parts, Path& path) const {
+    if (!is_one_of(parts.kind, Kind::tuple, Kind::list)) return false;
     for (const Lite& part : machine_.items_of(parts)) {
       if (part.kind == Kind::text) {
         path.emplace_back(text(part));
@@ -161,42 +179,52 @@ class QuickDecoder {
     return true;
   }
 
-  bool read_items(const Lite& dict) {
-    if (dict.kind != Kind::dict) return false;
-    const auto& pairs = machine_.dicts[dict.number].pairs;
+  bool read_items(const Lite* dict) {
+    if (!is(dict, Kind::dict)) return false;
+    const auto& pairs = machine_.dicts[dict->number].pairs;
     std::string name;
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-      if (pairs[i].kind != Kind::index || pairs[i + 1].kind != Kind::info) return false;
+      Item item;
+      if (pairs[i].kind != Kind::index || !read_item(pairs[i + 1], item)) return false;
       const QuickMachine::Index& index = machine_.indices[pairs[i].number];
-      const QuickMachine::Info& info = machine_.infos[pairs[i + 1].number];
-      Item item{text(info.path), info.offset, info.length, {}};
-      if (info.transforms.kind != Kind::none) {
-        for (const Lite& transform : machine_.items_of(info.transforms)) {
-          if (transform.kind != Kind::text) return false;
-          item.transforms.push_back(text(transform));
-        }
-      }
-      Assembler::Index place;
-      if (index.offset.kind == Kind::size) place.offset = shape(index.offset);
-      if (index.hint.kind == Kind::integer)
-        place.hint = static_cast<std::int64_t>(index.hint.number);
       name = machine_.text(index.name);
-      assembler_.add_item(name, place, std::move(item));
+      assembler_.add_item(name, place_of(index), std::move(item));
     }
     return true;
   }
 
-  bool read_storage_meta(const Lite* value, Metadata& metadata) {
-    if (value == nullptr || value->kind == Kind::none) return true;
-    Lite state;
-    if (!state_of(*value, Name::storage_meta, state)) return false;
-    const Lite* id = find(state, "checkpoint_id");
-    if (id != nullptr && id->kind == Kind::object) {
-      if (!path_text(*id, metadata.checkpoint_id)) return false;
-    } else if (!text_or_none(id, metadata.checkpoint_id)) {
-      return false;
+  bool read_item(const Lite& value, Item& item) const {
+    if (value.kind != Kind::info) return false;
+    const QuickMachine::Info& info = machine_.infos[value.number];
+    item.path = text(info.path);
+    item.offset = info.offset;
+    item.length = info.length;
+    return info.transforms.kind == Kind::none || read_texts(info.transforms, item.transforms);
+  }
+
+  bool read_texts(const Lite& list, std::vector<std::string>& out) const {
+    for (const Lite& item : machine_.items_of(list)) {
+      if (item.kind != Kind::text) return false;
+      out.push_back(text(item));
     }
-    return text_or_none(find(state, "save_id"), metadata.save_id);
+    return true;
+  }
+
+  [[nodiscard]] Assembler::Index place_of(const QuickMachine::Index& index) const {
+    Assembler::Index place;
+    if (index.offset.kind == Kind::size) place.offset = shape(index.offset);
+    if (index.hint.kind == Kind::integer) place.hint = static_cast<std::int64_t>(index.hint.number);
+    return place;
+  }
+
+  bool read_storage_meta(const Lite* value, Metadata& metadata) {
+    if (is_none(value)) return true;
+    Lite state;
+    if (!state_of(*value, Name::storage_meta, Kind::dict, state)) return false;
+    const Lite* id = find(state, "checkpoint_id");
+    const bool read = is(id, Kind::object) ? path_text(*id, metadata.checkpoint_id)
+                                           : text_or_none(id, metadata.checkpoint_id);
+    return read && text_or_none(find(state, "save_id"), metadata.save_id);
   }
 
   // pathlib.PosixPath("/", "a", "b").
@@ -204,8 +232,7 @@ class QuickDecoder {
     if (!is_object(value, Name::path)) return false;
     for (const Lite& part : machine_.items_of(machine_.objects[value.number].arguments)) {
       if (part.kind != Kind::text) return false;
-      if (!out.empty() && !out.ends_with('/')) out += '/';
-      out += machine_.text(part);
+      append_path_part(out, machine_.text(part));
     }
     return true;
   }

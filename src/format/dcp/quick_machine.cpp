@@ -75,19 +75,28 @@ bool may_be_items(const Lite& value) {
 enum class Made : std::uint8_t { by_new, by_call, never };
 
 constexpr Made made_of(Name name) {
-  switch (name) {
-    case Name::size:
-    case Name::layout:
-    case Name::memory_format:
-    case Name::getattr:
-    case Name::path:
-      return Made::by_call;
-    case Name::memory_member:
-    case Name::torch_name:
-      return Made::never;
-    default:
-      return Made::by_new;
-  }
+  if (is_one_of(name, Name::memory_member, Name::torch_name)) return Made::never;
+  const bool called =
+      is_one_of(name, Name::size, Name::layout, Name::memory_format, Name::getattr, Name::path);
+  return called ? Made::by_call : Made::by_new;
+}
+
+// A container of this kind that may still be changed.
+bool is_open(const Lite& value, Kind kind) {
+  return value.kind == kind && value.count != kComplete;
+}
+
+Name name_of(const Lite& value) {
+  return Name{static_cast<std::uint8_t>(value.count)};
+}
+
+// The class or function of this name, but for dtypes.
+std::optional<Name> find_known(std::string_view module, std::string_view name) {
+  const auto* known = std::ranges::find_if(
+      kKnown, [&](const Known& each) { return each.name == name && each.module == module; });
+  if (known != kKnown.end()) return known->is;
+  if (is_memory_format_name(module, name)) return Name::memory_member;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -165,7 +174,7 @@ bool QuickMachine::find_wanted() {
   for (Op op{cursor.opcode()}; op != Op::stop; op = Op{cursor.opcode()}) {
     const pickle::Argument form = pickle::opcode_of(op).argument;
     if (form == pickle::Argument::not_an_opcode) return false;
-    if (op == Op::binget || op == Op::long_binget) {
+    if (is_one_of(op, Op::binget, Op::long_binget)) {
       if (!want(cursor.number(form))) return false;
     } else {
       cursor.skip(form);
@@ -265,7 +274,7 @@ bool QuickMachine::push_tuple(std::size_t first) {
 
 bool QuickMachine::append(std::size_t first) {
   const Lite target = stack_[first - 1];
-  if (target.kind != Kind::list || target.count == kComplete) return false;
+  if (!is_open(target, Kind::list)) return false;
   auto& list = lists[target.number];
   list.insert(list.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
   stack_.resize(first);
@@ -274,8 +283,7 @@ bool QuickMachine::append(std::size_t first) {
 
 bool QuickMachine::set_items(std::size_t first) {
   const Lite target = stack_[first - 1];
-  if (target.kind != Kind::dict || target.count == kComplete || (stack_.size() - first) % 2 != 0)
-    return false;
+  if (!is_open(target, Kind::dict) || (stack_.size() - first) % 2 != 0) return false;
   auto& pairs = dicts[target.number].pairs;
   pairs.insert(pairs.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
   stack_.resize(first);
@@ -285,14 +293,18 @@ bool QuickMachine::set_items(std::size_t first) {
 bool QuickMachine::memoize() {
   const std::uint64_t index = memo_size_++;
   if (above_mark() == 0) return false;
-  if (index >= wanted_.size() || !wanted_[index]) return true;
-  const Lite& top = stack_.back();
-  memo_.emplace(index, top);
-  // What is given out again must stay where it is.
-  if (top.kind == Kind::tuple) kept_items_ = items.size();
-  if (top.kind == Kind::dict) dicts[top.number].wanted = true;
-  if (top.kind == Kind::object) objects[top.number].wanted = true;
+  if (is_wanted(index)) {
+    memo_.emplace(index, stack_.back());
+    keep(stack_.back());
+  }
   return true;
+}
+
+// What is given out again must stay where it is.
+void QuickMachine::keep(const Lite& value) {
+  if (value.kind == Kind::tuple) kept_items_ = items.size();
+  if (value.kind == Kind::dict) dicts[value.number].wanted = true;
+  if (value.kind == Kind::object) objects[value.number].wanted = true;
 }
 
 bool QuickMachine::recall(std::uint64_t index) {
@@ -301,14 +313,17 @@ bool QuickMachine::recall(std::uint64_t index) {
   Lite value = found->second;
   if (is_container(value)) {
     // While it is on the stack it is not complete: in another container the two could form a cycle.
-    const bool open = std::any_of(stack_.begin(), stack_.end(), [&value](const Lite& slot) {
-      return slot.kind == value.kind && slot.number == value.number;
-    });
-    if (open) return false;
+    if (is_on_stack(value)) return false;
     value.count = kComplete;
   }
   stack_.push_back(value);
   return true;
+}
+
+bool QuickMachine::is_on_stack(const Lite& value) const {
+  return std::ranges::any_of(stack_, [&value](const Lite& slot) {
+    return slot.kind == value.kind && slot.number == value.number;
+  });
 }
 
 bool QuickMachine::push_global() {
@@ -327,15 +342,8 @@ bool QuickMachine::push_stack_global() {
 
 bool QuickMachine::push_name(std::string_view module, std::string_view name) {
   if (protocol_ < 3 && module == "__builtin__") module = "builtins";
-  for (const Known& known : kKnown) {
-    if (known.name != name || known.module != module) continue;
-    stack_.push_back({Kind::name, static_cast<std::uint32_t>(known.is), 0});
-    return true;
-  }
-  if (is_memory_format_name(module, name)) {
-    stack_.push_back({Kind::name, static_cast<std::uint32_t>(Name::memory_member), 0});
-    return true;
-  }
+  if (const auto known = find_known(module, name))
+    return push({Kind::name, static_cast<std::uint32_t>(*known), 0});
   if (module != "torch") return false;
   stack_.push_back({Kind::name, static_cast<std::uint32_t>(Name::torch_name), torch_names.size()});
   torch_names.push_back(name);
@@ -347,9 +355,12 @@ bool QuickMachine::make(bool by_new) {
   const Lite arguments = stack_.back();
   const Lite callable = stack_[stack_.size() - 2];
   if (callable.kind != Kind::name || arguments.kind != Kind::tuple) return false;
-  const Name name{static_cast<std::uint8_t>(callable.count)};
-  if (made_of(name) != (by_new ? Made::by_new : Made::by_call)) return false;
+  if (made_of(name_of(callable)) != (by_new ? Made::by_new : Made::by_call)) return false;
   stack_.resize(stack_.size() - 2);
+  return make_object(name_of(callable), arguments);
+}
+
+bool QuickMachine::make_object(Name name, const Lite& arguments) {
   if (name == Name::size) return make_size(arguments);
   if (name == Name::getattr && !is_member(arguments)) return false;
   stack_.push_back({Kind::object, 0, objects.size()});
@@ -362,13 +373,12 @@ bool QuickMachine::is_member(const Lite& arguments) const {
   if (arguments.count != 2) return false;
   const Lite& owner = items[arguments.number];
   const Lite& name = items[arguments.number + 1];
-  return owner.kind == Kind::name &&
-         Name{static_cast<std::uint8_t>(owner.count)} == Name::memory_format &&
+  return owner.kind == Kind::name && name_of(owner) == Name::memory_format &&
          name.kind == Kind::text &&
          pickle::is_known_member(kMetadataModule, "_MEM_FORMAT_ENCODING", text(name));
 }
 
-// torch.Size((...)): its numbers move to `dims`, and its tuples are forgotten.
+// torch.Size((...)): its numbers move to `dims`.
 bool QuickMachine::make_size(const Lite& arguments) {
   if (arguments.count != 1) return false;
   const Lite numbers = items[arguments.number];
@@ -379,24 +389,33 @@ bool QuickMachine::make_size(const Lite& arguments) {
     if (number.kind != Kind::integer) return false;
     dims.push_back(static_cast<std::int64_t>(number.number));
   }
+  forget_size(arguments, numbers);
+  return push(size);
+}
+
+// Gives back the places of a size's tuples, when they are the last ones.
+void QuickMachine::forget_size(const Lite& arguments, const Lite& numbers) {
   const bool on_top =
       arguments.number + 1 == items.size() && numbers.number + numbers.count == arguments.number;
   if (on_top && numbers.number >= kept_items_) items.resize(numbers.number);
-  stack_.push_back(size);
-  return true;
 }
 
 bool QuickMachine::build() {
   if (above_mark() < 2) return false;
   const Lite state = stack_.back();
   const Lite target = stack_[stack_.size() - 2];
-  if (target.kind != Kind::object || target.count == kComplete || objects[target.number].has_state)
-    return false;
+  if (!is_open(target, Kind::object) || objects[target.number].has_state) return false;
   Object& object = objects[target.number];
   stack_.pop_back();
   object.state = state;
   object.has_state = true;
-  if (!is_one_of(object.name, Name::chunk, Name::index, Name::storage_info)) return true;
+  const bool has_record = is_one_of(object.name, Name::chunk, Name::index, Name::storage_info);
+  return !has_record || replace_by_record(target, state);
+}
+
+// What there is most of becomes a record as soon as it is complete.
+bool QuickMachine::replace_by_record(const Lite& target, const Lite& state) {
+  const Object& object = objects[target.number];
   Lite record;
   if (object.wanted || !build_record(object, state, record)) return false;
   forget(target, state);

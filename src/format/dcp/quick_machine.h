@@ -136,15 +136,23 @@ class QuickMachine {
   bool append(std::size_t first);
   bool set_items(std::size_t first);
   bool memoize();
+  [[nodiscard]] bool is_wanted(std::uint64_t index) const {
+    return index < wanted_.size() && wanted_[index];
+  }
+  void keep(const Lite& value);
   bool put(std::uint64_t index) { return index == memo_size_ && memoize(); }
   bool recall(std::uint64_t index);
+  [[nodiscard]] bool is_on_stack(const Lite& value) const;
   bool push_global();
   bool push_stack_global();
   bool push_name(std::string_view module, std::string_view name);
   bool make(bool by_new);  // NEWOBJ and REDUCE
+  bool make_object(Name name, const Lite& arguments);
   bool make_size(const Lite& arguments);
+  void forget_size(const Lite& arguments, const Lite& numbers);
   [[nodiscard]] bool is_member(const Lite& arguments) const;
   bool build();
+  bool replace_by_record(const Lite& target, const Lite& state);
   bool build_record(const Object& object, const Lite& state, Lite& record);
   // An attribute of a record: what its value may be, and whether it must be there.
   struct Field {
