@@ -1,5 +1,6 @@
 #include "format/sharded/attributes.h"
 
+#include "base/one_of.h"
 #include "tessera/error.h"
 #include "value/render.h"
 #include "value/size.h"
@@ -7,6 +8,28 @@
 namespace tessera::sharded {
 
 using Kind = Value::Kind;
+
+namespace {
+
+// The attributes in an instance's state; null: there are none.
+const Value* attributes_in(const Value& state) {
+  if (state.is(Kind::dict)) return &state;
+  const bool slots = state.is(Kind::tuple) && state.size() == 2 && state.items()[1].is(Kind::dict);
+  return slots ? &state.items()[1] : nullptr;
+}
+
+void require_shard_of(const Tensor& whole, const Tensor& shard, const Box& box) {
+  if (shard.shape != box.sizes) {
+    corrupt("a shard has shape " + to_string(shard.shape) + ", its place " + to_string(box.sizes));
+  }
+  if (shard.dtype != whole.dtype) {
+    corrupt("a shard holds " + std::string(to_string(shard.dtype)) + ", the tensor " +
+            std::string(to_string(whole.dtype)));
+  }
+  require_inside(box, whole.shape);
+}
+
+}  // namespace
 
 void corrupt(std::string what) {
   throw Error(ErrorCode::corrupt, std::move(what));
@@ -21,15 +44,19 @@ bool is_instance(const Value& value, std::string_view package, std::string_view 
   return value.is(Kind::object) && is_global(value.as_object().callable, package, name);
 }
 
+bool is_rebuilt_as(const Value& value, std::string_view package, std::string_view name) {
+  if (!is_instance(value, "torch._tensor", "_rebuild_from_type_v2")) return false;
+  const Value& arguments = value.as_object().arguments;
+  return arguments.size() == 4 && is_global(arguments.items()[1], package, name);
+}
+
 const Value& attributes(const Value& instance, std::string_view name) {
-  if (instance.is(Kind::object) && instance.as_object().state) {
-    const Value& state = *instance.as_object().state;
-    if (state.is(Kind::dict)) return state;
-    if (state.is(Kind::tuple) && state.size() == 2 && state.items()[1].is(Kind::dict)) {
-      return state.items()[1];
-    }
+  const bool has_state = instance.is(Kind::object) && instance.as_object().state;
+  const Value* found = has_state ? attributes_in(*instance.as_object().state) : nullptr;
+  if (found == nullptr) {
+    corrupt("found " + render(instance, 60) + ", expected a " + std::string(name));
   }
-  corrupt("found " + render(instance, 60) + ", expected a " + std::string(name));
+  return *found;
 }
 
 const Value& attribute(const Value& attributes, std::string_view name) {
@@ -65,7 +92,7 @@ DType dtype(const Value& value) {
 }
 
 const Value::List& sequence(const Value& value, std::string_view what) {
-  if (!value.is(Kind::list) && !value.is(Kind::tuple)) {
+  if (!is_one_of(value.kind(), Kind::list, Kind::tuple)) {
     corrupt(std::string(what) + " is " + render(value, 60) + ", expected a list");
   }
   return value.items();
@@ -76,18 +103,15 @@ Piece piece_of(const Value& local, const Tensor& whole, Box box, int rank) {
     corrupt("a shard is " + std::string(describe(local.kind())) + ", expected a tensor");
   }
   const Tensor& tensor = local.as_tensor();
-  if (tensor.shape != box.sizes) {
-    corrupt("a shard has shape " + to_string(tensor.shape) + ", its place " + to_string(box.sizes));
-  }
-  if (tensor.dtype != whole.dtype) {
-    corrupt("a shard holds " + std::string(to_string(tensor.dtype)) + ", the tensor " +
-            std::string(to_string(whole.dtype)));
-  }
-  require_inside(box, whole.shape);
+  require_shard_of(whole, tensor, box);
   Piece piece = tensor.pieces.at(0);
   piece.slice = std::move(box);
   piece.rank = rank;
   return piece;
+}
+
+void add_unless_empty(Tensor& tensor, Piece piece) {
+  if (numel(piece.slice) > 0) tensor.pieces.push_back(std::move(piece));
 }
 
 void require_rank(std::int64_t found, const Rank& rank) {

@@ -15,6 +15,10 @@ namespace tessera::sharded {
 // of torch, their names did not.
 [[nodiscard]] bool is_global(const Value& value, std::string_view package, std::string_view name);
 [[nodiscard]] bool is_instance(const Value& value, std::string_view package, std::string_view name);
+// Whether `value` is a tensor of this subclass as torch pickles one: a rebuilder, the class, the
+// rebuilder's arguments, a state.
+[[nodiscard]] bool is_rebuilt_as(const Value& value, std::string_view package,
+                                 std::string_view name);
 
 // The attributes of an instance: its state, or the second of two when the class has slots.
 [[nodiscard]] const Value& attributes(const Value& instance, std::string_view name);
@@ -35,6 +39,8 @@ namespace tessera::sharded {
 // A leaf of what this rank holds, as the pieces of `whole` that `box` is; throws when the leaf is
 // not of this size and type.
 [[nodiscard]] Piece piece_of(const Value& local, const Tensor& whole, Box box, int rank);
+// Pieces without elements are nobody's.
+void add_unless_empty(Tensor& tensor, Piece piece);
 // Throws unless `rank` is the one that the file is of.
 void require_rank(std::int64_t found, const Rank& rank);
 void require_world(std::int64_t found, const Rank& rank);

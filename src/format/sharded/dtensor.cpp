@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <span>
 
 #include "base/checked.h"
 #include "base/endian.h"
+#include "base/one_of.h"
 #include "format/sharded/attributes.h"
 #include "layout/boxes.h"
 #include "layout/strided.h"
@@ -29,14 +31,28 @@ struct Mesh {
   Shape coordinate;
 };
 
+void require_rank_count(std::int64_t count) {
+  if (count > kMaxRanks) throw Error(ErrorCode::limit, "a mesh of more than 2^20 ranks");
+}
+
+const Tensor& integers_of(const Value& value) {
+  const bool integers =
+      value.is(Kind::tensor) && is_one_of(value.as_tensor().dtype, DType::int32, DType::int64);
+  if (!integers) corrupt("the mesh is " + render(value, 60) + ", expected a tensor of ranks");
+  return value.as_tensor();
+}
+
+void append_integers(ByteView bytes, std::size_t size, std::vector<std::int64_t>& to) {
+  for (std::size_t i = 0; i < bytes.size(); i += size) {
+    to.push_back(size == 4 ? load_le<std::int32_t>(&bytes[i]) : load_le<std::int64_t>(&bytes[i]));
+  }
+}
+
 // The elements of a small tensor of integers.
 std::vector<std::int64_t> read_integers(const Value& value) {
-  const bool integers = value.is(Kind::tensor) && (value.as_tensor().dtype == DType::int32 ||
-                                                   value.as_tensor().dtype == DType::int64);
-  if (!integers) corrupt("the mesh is " + render(value, 60) + ", expected a tensor of ranks");
-  const Tensor& tensor = value.as_tensor();
+  const Tensor& tensor = integers_of(value);
   const std::int64_t count = numel(tensor.shape);
-  if (count > kMaxRanks) throw Error(ErrorCode::limit, "a mesh of more than 2^20 ranks");
+  require_rank_count(count);
   const std::size_t size = size_of(tensor.dtype);
   const Piece& piece = tensor.pieces.at(0);
   const Shape strides = piece.strides.empty() ? contiguous_strides(tensor.shape) : piece.strides;
@@ -46,10 +62,7 @@ std::vector<std::int64_t> read_integers(const Value& value) {
         std::vector<std::byte> bytes(static_cast<std::size_t>(run) * size);
         const auto at = static_cast<std::uint64_t>(piece.storage_offset + position) * size;
         piece.storage->source->read_at(piece.storage->offset + at, bytes);
-        for (std::size_t i = 0; i < bytes.size(); i += size) {
-          ranks.push_back(size == 4 ? load_le<std::int32_t>(&bytes[i])
-                                    : load_le<std::int64_t>(&bytes[i]));
-        }
+        append_integers(bytes, size, ranks);
       });
   return ranks;
 }
@@ -73,9 +86,8 @@ Shape layout_sizes(const Value& layout) {
   for (const Value& axis : sequence(*axes, "axes")) {
     Shape parts;
     append_sizes(attribute(attributes(axis, "_FlatLayout"), "shape"), parts);
-    std::int64_t size = 1;
-    for (const std::int64_t part : parts) size = checked_mul(size, part);
-    sizes.push_back(size);
+    sizes.push_back(
+        std::accumulate(parts.begin(), parts.end(), std::int64_t{1}, checked_mul<std::int64_t>));
   }
   return sizes;
 }
@@ -93,14 +105,34 @@ Shape coordinate_of(std::int64_t rank, const std::vector<std::int64_t>& ranks, c
 }
 
 void require_coordinate(const Mesh& mesh) {
-  bool inside = mesh.coordinate.size() == mesh.sizes.size();
-  for (std::size_t d = 0; inside && d < mesh.sizes.size(); ++d) {
-    inside = mesh.coordinate[d] >= 0 && mesh.coordinate[d] < mesh.sizes[d];
-  }
+  const bool inside =
+      std::ranges::equal(mesh.coordinate, mesh.sizes,
+                         [](std::int64_t at, std::int64_t size) { return at >= 0 && at < size; });
   if (!inside) {
     corrupt("coordinate " + to_string(mesh.coordinate) + " is outside of a mesh of " +
             to_string(mesh.sizes));
   }
+}
+
+void require_sizes(const Shape& sizes, const Rank& rank) {
+  if (sizes.empty() || sizes.size() > kMaxMeshDims) corrupt("a mesh without dimensions");
+  const std::int64_t count = numel(sizes);
+  require_rank_count(count);
+  if (count > rank.world) require_world(count, rank);
+}
+
+// A mesh's tensor of ranks; null: it has none.
+const Value* ranks_of(const Value& state) {
+  const Value* tensor = optional_attribute(state, "mesh");
+  return tensor != nullptr ? tensor : optional_attribute(state, "_mesh");
+}
+
+Shape read_coordinate(const Value& value) {
+  Shape coordinate;
+  for (const Value& item : sequence(value, "_coordinate_on_dim")) {
+    coordinate.push_back(integer(item, "a coordinate"));
+  }
+  return coordinate;
 }
 
 // Up to torch 2.8 a mesh has its tensor of ranks; later a layout, over a list of ranks.
@@ -108,25 +140,16 @@ Mesh read_mesh(const Value& value, const Rank& rank) {
   const Value& state = attributes(value, "DeviceMesh");
   Mesh mesh;
   std::vector<std::int64_t> ranks;
-  const Value* tensor = optional_attribute(state, "mesh");
-  if (tensor == nullptr) tensor = optional_attribute(state, "_mesh");
-  if (tensor != nullptr) {
+  if (const Value* tensor = ranks_of(state)) {
     ranks = read_integers(*tensor);
     mesh.sizes = tensor->as_tensor().shape;
   } else {
     mesh.sizes = layout_sizes(attributes(attribute(state, "_layout"), "_MeshLayout"));
   }
-  if (mesh.sizes.empty() || mesh.sizes.size() > kMaxMeshDims) corrupt("a mesh without dimensions");
-  const std::int64_t count = numel(mesh.sizes);
-  if (count > kMaxRanks) throw Error(ErrorCode::limit, "a mesh of more than 2^20 ranks");
-  if (count > rank.world) require_world(count, rank);
-  if (const Value* place = optional_attribute(state, "_coordinate_on_dim")) {
-    for (const Value& item : sequence(*place, "_coordinate_on_dim")) {
-      mesh.coordinate.push_back(integer(item, "a coordinate"));
-    }
-  } else {
-    mesh.coordinate = coordinate_of(rank.rank, ranks, mesh.sizes);
-  }
+  require_sizes(mesh.sizes, rank);
+  const Value* place = optional_attribute(state, "_coordinate_on_dim");
+  mesh.coordinate =
+      place != nullptr ? read_coordinate(*place) : coordinate_of(rank.rank, ranks, mesh.sizes);
   if (const Value* own = optional_attribute(state, "_rank")) {
     require_rank(integer(*own, "_rank"), rank);
   }
@@ -141,6 +164,16 @@ struct Split {
   bool strided = false;
 };
 
+// The dimension that a placement shards, of `dims`.
+std::size_t sharded_dim(const Value& placement, std::size_t dims) {
+  const Value& state = attributes(placement, "Shard");
+  const std::int64_t dim = integer(attribute(state, "dim"), "a placement's dim");
+  if (dim < 0 || dim >= static_cast<std::int64_t>(dims)) {
+    corrupt("a placement shards dimension " + std::to_string(dim) + " of " + std::to_string(dims));
+  }
+  return static_cast<std::size_t>(dim);
+}
+
 // Mesh dimension `mesh_dim` of a tensor of `dims` dimensions; nullopt: it replicates.
 std::optional<Split> read_placement(const Value& placement, std::size_t mesh_dim,
                                     std::size_t dims) {
@@ -150,35 +183,41 @@ std::optional<Split> read_placement(const Value& placement, std::size_t mesh_dim
     throw Error(ErrorCode::unsupported,
                 "a DTensor is placed as " + render(placement, 80) + ", which holds no part of it");
   }
-  const Value& state = attributes(placement, "Shard");
-  const std::int64_t dim = integer(attribute(state, "dim"), "a placement's dim");
-  if (dim < 0 || dim >= static_cast<std::int64_t>(dims)) {
-    corrupt("a placement shards dimension " + std::to_string(dim) + " of " + std::to_string(dims));
+  return Split{mesh_dim, sharded_dim(placement, dims), strided};
+}
+
+// Into how many parts the mesh dimensions behind the first of `from` split its tensor dimension.
+std::int64_t parts_behind(std::span<const Split> from, const Mesh& mesh) {
+  std::int64_t parts = 1;
+  for (const Split& split : from.subspan(1)) {
+    if (split.dim == from[0].dim) parts *= mesh.sizes[split.mesh_dim];
   }
-  return Split{mesh_dim, static_cast<std::size_t>(dim), strided};
+  return parts;
 }
 
 // A strided shard says that mesh dimensions behind it have split the tensor already.
 void require_split_factor(const Value& placement, std::span<const Split> from, const Mesh& mesh) {
-  std::int64_t before = 1;
-  for (const Split& split : from.subspan(1)) {
-    if (split.dim == from[0].dim) before *= mesh.sizes[split.mesh_dim];
-  }
   const Value& state = attributes(placement, "_StridedShard");
-  if (integer(attribute(state, "split_factor"), "split_factor") != before) {
+  const std::int64_t factor = integer(attribute(state, "split_factor"), "split_factor");
+  if (factor != parts_behind(from, mesh)) {
     throw Error(ErrorCode::unsupported,
                 "a _StridedShard whose split factor is not the number of "
                 "parts that the mesh makes before it");
   }
 }
 
-std::vector<Split> read_placements(const Value& value, const Mesh& mesh, std::size_t dims) {
-  const Value::List& placements = sequence(value, "placements");
-  if (placements.size() != mesh.sizes.size()) corrupt("a mesh has more dimensions than placements");
+std::vector<Split> splits_of(const Value::List& placements, std::size_t dims) {
   std::vector<Split> splits;
   for (std::size_t i = 0; i < placements.size(); ++i) {
     if (const auto split = read_placement(placements[i], i, dims)) splits.push_back(*split);
   }
+  return splits;
+}
+
+std::vector<Split> read_placements(const Value& value, const Mesh& mesh, std::size_t dims) {
+  const Value::List& placements = sequence(value, "placements");
+  if (placements.size() != mesh.sizes.size()) corrupt("a mesh has more dimensions than placements");
+  std::vector<Split> splits = splits_of(placements, dims);
   for (std::size_t i = 0; i < splits.size(); ++i) {
     if (splits[i].strided)
       require_split_factor(placements[splits[i].mesh_dim], std::span(splits).subspan(i), mesh);
@@ -189,26 +228,35 @@ std::vector<Split> read_placements(const Value& value, const Mesh& mesh, std::si
   return splits;
 }
 
+// The mesh dimensions that split one of the tensor's, in their order.
+const Value::List& mesh_dims_of(const Value& entry) {
+  const bool known = entry.is(Kind::object) && entry.as_object().arguments.size() == 2;
+  if (!known) corrupt("an entry of shard_order is " + render(entry, 60));
+  return sequence(entry.as_object().arguments.items()[1], "mesh_dims");
+}
+
+const Split& split_of(const Value& mesh_dim, const std::vector<Split>& splits) {
+  const auto found = std::ranges::find_if(splits, [&](const Split& split) {
+    return Value(static_cast<std::int64_t>(split.mesh_dim)) == mesh_dim;
+  });
+  if (found == splits.end()) corrupt("shard_order names a mesh dimension that shards nothing");
+  return *found;
+}
+
+std::vector<Split> sorted_by(const Value& order, const std::vector<Split>& splits) {
+  std::vector<Split> sorted;
+  for (const Value& entry : sequence(order, "shard_order")) {
+    for (const Value& mesh_dim : mesh_dims_of(entry)) sorted.push_back(split_of(mesh_dim, splits));
+  }
+  if (sorted.size() != splits.size()) corrupt("shard_order does not name every shard");
+  return sorted;
+}
+
 // Where a newer torch says in which order the mesh's dimensions split a tensor's, that order holds.
 void apply_order(const Value& spec, std::vector<Split>& splits) {
   const Value* order = optional_attribute(spec, "shard_order");
-  const bool strided =
-      std::any_of(splits.begin(), splits.end(), [](const Split& split) { return split.strided; });
-  if (order == nullptr || strided) return;
-  std::vector<Split> sorted;
-  for (const Value& entry : sequence(*order, "shard_order")) {
-    const bool known = entry.is(Kind::object) && entry.as_object().arguments.size() == 2;
-    if (!known) corrupt("an entry of shard_order is " + render(entry, 60));
-    for (const Value& mesh_dim : sequence(entry.as_object().arguments.items()[1], "mesh_dims")) {
-      const auto found = std::find_if(splits.begin(), splits.end(), [&](const Split& split) {
-        return Value(static_cast<std::int64_t>(split.mesh_dim)) == mesh_dim;
-      });
-      if (found == splits.end()) corrupt("shard_order names a mesh dimension that shards nothing");
-      sorted.push_back(*found);
-    }
-  }
-  if (sorted.size() != splits.size()) corrupt("shard_order does not name every shard");
-  splits = std::move(sorted);
+  const bool strided = std::ranges::any_of(splits, &Split::strided);
+  if (order != nullptr && !strided) splits = sorted_by(*order, splits);
 }
 
 Box box_of(const Shape& shape, const std::vector<Split>& splits, const Mesh& mesh) {
@@ -220,14 +268,16 @@ Box box_of(const Shape& shape, const std::vector<Split>& splits, const Mesh& mes
   return box;
 }
 
+// The attributes in a DTensor's state: all of it, or the second of two when the class has slots.
+const Value& attributes_of(const Value& state) {
+  const bool slots = state.is(Kind::tuple) && state.size() == 2;
+  return slots ? state.items()[1] : state;
+}
+
 }  // namespace
 
 bool is_dtensor(const Value& value) {
-  if (!value.is(Kind::object)) return false;
-  const Object& object = value.as_object();
-  return is_global(object.callable, "torch._tensor", "_rebuild_from_type_v2") &&
-         object.arguments.size() == 4 &&
-         is_global(object.arguments.items()[1], kPackage, "DTensor");
+  return is_rebuilt_as(value, kPackage, "DTensor");
 }
 
 Tensor read_dtensor(const Value& value, const Rank& rank) {
@@ -235,9 +285,7 @@ Tensor read_dtensor(const Value& value, const Rank& rank) {
   // (class, dtype, size, stride, storage offset, layout, device, requires_grad)
   const Value::List& made = sequence(arguments[2], "a DTensor's arguments");
   if (made.size() < 8) corrupt("a DTensor with arguments missing");
-  const Value& pair = arguments[3];
-  const bool slots = pair.is(Kind::tuple) && pair.size() == 2;
-  const Value& state = slots ? pair.items()[1] : pair;
+  const Value& state = attributes_of(arguments[3]);
   const Value& spec = attributes(attribute(state, "_spec"), "DTensorSpec");
   Tensor tensor;
   tensor.dtype = dtype(made[1]);
@@ -248,9 +296,8 @@ Tensor read_dtensor(const Value& value, const Rank& rank) {
   std::vector<Split> splits =
       read_placements(attribute(spec, "placements"), mesh, tensor.shape.size());
   apply_order(spec, splits);
-  Piece piece = piece_of(attribute(state, "_local_tensor"), tensor,
-                         box_of(tensor.shape, splits, mesh), rank.rank);
-  if (numel(piece.slice) > 0) tensor.pieces.push_back(std::move(piece));
+  add_unless_empty(tensor, piece_of(attribute(state, "_local_tensor"), tensor,
+                                    box_of(tensor.shape, splits, mesh), rank.rank));
   return tensor;
 }
 

@@ -25,16 +25,19 @@ const Value* optional_of_handle(const Value& handle, std::string_view name) {
   return optional_attribute(handle, std::string(kPrefix) + std::string(name));
 }
 
+bool is_flat(const Tensor& tensor) {
+  return !tensor.bare_storage && tensor.shape.size() == 1 && tensor.pieces.at(0).strides.empty();
+}
+
 const Tensor& data_of(const Value& handle) {
   const Value& value = of_handle(handle, "data");
-  const bool flat = value.is(Kind::tensor) && !value.as_tensor().bare_storage &&
-                    value.as_tensor().shape.size() == 1 &&
-                    value.as_tensor().pieces.at(0).strides.empty();
-  if (!flat) corrupt("flat_param.data is " + render(value, 60) + ", expected a flat tensor");
+  if (!value.is(Kind::tensor) || !is_flat(value.as_tensor())) {
+    corrupt("flat_param.data is " + render(value, 60) + ", expected a flat tensor");
+  }
   return value.as_tensor();
 }
 
-// `count` elements of `entry` from its element `begin` on lie at `offset` of the shard.
+// `count` elements of `member` from its element `begin` on lie at `offset` of the shard.
 void place(FlatMember& member, std::int64_t begin, std::int64_t count, std::int64_t offset,
            const Tensor& data) {
   const bool fits = begin >= 0 && count > 0 && offset >= 0 &&
@@ -50,27 +53,45 @@ void place(FlatMember& member, std::int64_t begin, std::int64_t count, std::int6
   member.base = offset;
 }
 
-// torch from 2.1: (in_shard, offset_in_shard, numel_in_shard, first, last) a parameter.
+// (in_shard, offset_in_shard, numel_in_shard, first, last)
+const Value::List& fields_of(const Value& info) {
+  const bool known = is_instance(info, "torch.distributed.fsdp", "_ShardParamInfo") &&
+                     info.as_object().arguments.size() == 5;
+  if (!known) corrupt("a shard's place is " + render(info, 80));
+  const Value::List& fields = info.as_object().arguments.items();
+  if (!fields[0].is(Kind::boolean)) corrupt("in_shard is " + render(fields[0], 60));
+  return fields;
+}
+
+void place_by_info(const Value& info, FlatMember& member, const Tensor& data) {
+  const Value::List& fields = fields_of(info);
+  if (!fields[0].as_bool()) return;
+  const std::int64_t offset = integer(fields[1], "offset_in_shard");
+  const std::int64_t count = integer(fields[2], "numel_in_shard");
+  const std::int64_t first = integer(fields[3], "intra_param_start_idx");
+  const std::int64_t last = integer(fields[4], "intra_param_end_idx");
+  if (checked_sub(last, first) != checked_sub(count, std::int64_t{1})) {
+    corrupt("elements " + std::to_string(first) + " to " + std::to_string(last) + " are not " +
+            std::to_string(count));
+  }
+  place(member, first, count, offset, data);
+}
+
+// torch from 2.1: a place for each parameter.
 void place_by_infos(const Value& infos, std::vector<FlatMember>& members, const Tensor& data) {
   const Value::List& items = sequence(infos, "_shard_param_infos");
   if (items.size() != members.size()) corrupt("_shard_param_infos is not one a parameter");
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const bool known = is_instance(items[i], "torch.distributed.fsdp", "_ShardParamInfo") &&
-                       items[i].as_object().arguments.size() == 5;
-    if (!known) corrupt("a shard's place is " + render(items[i], 80));
-    const Value::List& fields = items[i].as_object().arguments.items();
-    if (!fields[0].is(Kind::boolean)) corrupt("in_shard is " + render(fields[0], 60));
-    if (!fields[0].as_bool()) continue;
-    const std::int64_t offset = integer(fields[1], "offset_in_shard");
-    const std::int64_t count = integer(fields[2], "numel_in_shard");
-    const std::int64_t first = integer(fields[3], "intra_param_start_idx");
-    const std::int64_t last = integer(fields[4], "intra_param_end_idx");
-    if (checked_sub(last, first) != checked_sub(count, std::int64_t{1})) {
-      corrupt("elements " + std::to_string(first) + " to " + std::to_string(last) + " are not " +
-              std::to_string(count));
-    }
-    place(members[i], first, count, offset, data);
+  for (std::size_t i = 0; i < items.size(); ++i) place_by_info(items[i], members[i], data);
+}
+
+// Number of the shard's first parameter; `places` follow each other from there, of `count` in all.
+std::size_t first_in_shard(const Value::List& indices, std::int64_t places, std::int64_t count) {
+  if (indices.size() != 2) corrupt("_shard_indices is not a pair");
+  const std::int64_t begin = integer(indices[0], "_shard_indices");
+  if (begin < 0 || begin > count || places > count - begin) {
+    corrupt("_shard_indices leave the parameters");
   }
+  return static_cast<std::size_t>(begin);
 }
 
 // torch up to 2.0: the first parameter in the shard, and for each from there (first, last); their
@@ -79,12 +100,7 @@ void place_by_offsets(const Value& handle, std::vector<FlatMember>& members, con
   const Value::List& indices = sequence(of_handle(handle, "_shard_indices"), "_shard_indices");
   const Value::List& offsets =
       sequence(of_handle(handle, "_shard_param_offsets"), "_shard_param_offsets");
-  if (indices.size() != 2) corrupt("_shard_indices is not a pair");
-  const std::int64_t begin = integer(indices[0], "_shard_indices");
-  const auto count = static_cast<std::int64_t>(members.size());
-  if (begin < 0 || begin > count || std::ssize(offsets) > count - begin) {
-    corrupt("_shard_indices leave the parameters");
-  }
+  const std::size_t begin = first_in_shard(indices, std::ssize(offsets), std::ssize(members));
   std::int64_t at = 0;
   for (std::size_t i = 0; i < offsets.size(); ++i) {
     const Value::List& pair = sequence(offsets[i], "_shard_param_offsets");
@@ -92,17 +108,25 @@ void place_by_offsets(const Value& handle, std::vector<FlatMember>& members, con
     const std::int64_t first = integer(pair[0], "_shard_param_offsets");
     const std::int64_t size =
         checked_add(checked_sub(integer(pair[1], "_shard_param_offsets"), first), std::int64_t{1});
-    place(members[static_cast<std::size_t>(begin) + i], first, size, at, data);
+    place(members[begin + i], first, size, at, data);
     at += size;
   }
 }
 
-// Padding at the shard's end is zeros: anything else is part of a parameter that the places miss.
-void require_zeros(const Tensor& data, std::int64_t count) {
+void require_padding(const Tensor& data, std::int64_t count) {
   if (count < 0 || count > data.shape[0]) {
     corrupt("_shard_numel_padded is " + std::to_string(count) + " of a shard of " +
             std::to_string(data.shape[0]));
   }
+}
+
+bool are_zeros(ByteView bytes) {
+  return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+// Padding at the shard's end is zeros: anything else is part of a parameter that the places miss.
+void require_zeros(const Tensor& data, std::int64_t count) {
+  require_padding(data, count);
   constexpr std::uint64_t kWindow = 1 << 16;
   const std::size_t size = size_of(data.dtype);
   const Piece& piece = data.pieces[0];
@@ -111,11 +135,17 @@ void require_zeros(const Tensor& data, std::int64_t count) {
   while (at < end) {
     std::vector<std::byte> bytes(std::min(kWindow, end - at));
     piece.storage->source->read_at(piece.storage->offset + at, bytes);
-    const bool zero = std::all_of(bytes.begin(), bytes.end(),
-                                  [](std::byte byte) { return byte == std::byte{0}; });
-    if (!zero) corrupt("the padding at the end of a flat parameter is not zero");
+    if (!are_zeros(bytes)) corrupt("the padding at the end of a flat parameter is not zero");
     at += bytes.size();
   }
+}
+
+FlatMember entry_of(const Value& name, const Value& sizes, const std::string& prefix) {
+  if (!name.is(Kind::string)) corrupt("a parameter's name is " + render(name, 60));
+  FlatMember member;
+  member.name = prefix + clean_name(name.as_string());
+  member.shape = shape(sizes, "_shapes");
+  return member;
 }
 
 std::vector<FlatMember> members_of(const Value& handle, const std::string& prefix) {
@@ -123,23 +153,36 @@ std::vector<FlatMember> members_of(const Value& handle, const std::string& prefi
   const Value::List& shapes = sequence(of_handle(handle, "_shapes"), "_shapes");
   if (names.size() != shapes.size()) corrupt("_fqns and _shapes are not of one length");
   std::vector<FlatMember> members;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (!names[i].is(Kind::string)) corrupt("a parameter's name is " + render(names[i], 60));
-    FlatMember member;
-    member.name = prefix + clean_name(names[i].as_string());
-    member.shape = shape(shapes[i], "_shapes");
-    members.push_back(std::move(member));
-  }
+  for (std::size_t i = 0; i < names.size(); ++i)
+    members.push_back(entry_of(names[i], shapes[i], prefix));
   return members;
 }
 
 void require_counts(const Value& counts, const std::vector<FlatMember>& members) {
-  const Value::List& items = sequence(counts, "_numels");
-  bool same = items.size() == members.size();
-  for (std::size_t i = 0; same && i < items.size(); ++i) {
-    same = integer(items[i], "_numels") == numel(members[i].shape);
-  }
+  const bool same = std::ranges::equal(
+      sequence(counts, "_numels"), members, {},
+      [](const Value& item) { return integer(item, "_numels"); },
+      [](const FlatMember& member) { return numel(member.shape); });
   if (!same) corrupt("_numels and _shapes contradict each other");
+}
+
+void place_entries(const Value& handle, std::vector<FlatMember>& members, const Tensor& data) {
+  if (optional_of_handle(handle, "_shard_indices") != nullptr) {
+    place_by_offsets(handle, members, data);
+  } else {
+    place_by_infos(of_handle(handle, "_shard_param_infos"), members, data);
+  }
+}
+
+Value geometry_of(const Value& handle, const std::string& prefix, DType dtype) {
+  std::vector<Value::Pair> geometry = {{"prefix", Value(prefix)},
+                                       {"dtype", Value(std::string(to_string(dtype)))}};
+  for (const std::string_view name : kGeometry) {
+    if (const Value* value = optional_of_handle(handle, name)) {
+      geometry.emplace_back(Value(std::string(name)), *value);
+    }
+  }
+  return Value::dict(std::move(geometry));
 }
 
 FlatHandle read_handle(const Value& handle, const std::string& prefix) {
@@ -148,23 +191,32 @@ FlatHandle read_handle(const Value& handle, const std::string& prefix) {
   made.members = members_of(handle, prefix);
   if (const Value* counts = optional_of_handle(handle, "_numels"))
     require_counts(*counts, made.members);
-  if (optional_of_handle(handle, "_shard_indices") != nullptr) {
-    place_by_offsets(handle, made.members, made.data);
-  } else {
-    place_by_infos(of_handle(handle, "_shard_param_infos"), made.members, made.data);
-  }
+  place_entries(handle, made.members, made.data);
   if (const Value* padded = optional_of_handle(handle, "_shard_numel_padded")) {
     require_zeros(made.data, integer(*padded, "_shard_numel_padded"));
   }
-  std::vector<Value::Pair> geometry = {{"prefix", Value(prefix)},
-                                       {"dtype", Value(std::string(to_string(made.data.dtype)))}};
-  for (const std::string_view name : kGeometry) {
-    if (const Value* value = optional_of_handle(handle, name)) {
-      geometry.emplace_back(Value(std::string(name)), *value);
+  made.geometry = geometry_of(handle, prefix, made.data.dtype);
+  return made;
+}
+
+// What stands before the names of a module's parameters. A wrapped module's own name ends with the
+// wrapper's, without the dot.
+std::string prefix_of(const std::string& module) {
+  std::string prefix = clean_name(module + ".");
+  if (prefix == ".") prefix.clear();
+  return prefix;
+}
+
+void read_handles(const Value& module, const std::string& name, std::vector<FlatHandle>& handles) {
+  const std::string prefix = prefix_of(name);
+  for (const Value& handle : sequence(attribute(module, "handles"), "handles")) {
+    try {
+      handles.push_back(read_handle(handle, prefix));
+      handles.back().module = prefix.substr(0, prefix.empty() ? 0 : prefix.size() - 1);
+    } catch (Error& error) {
+      throw error.at_key(printable(name));
     }
   }
-  made.geometry = Value::dict(std::move(geometry));
-  return made;
 }
 
 }  // namespace
@@ -182,17 +234,7 @@ std::vector<FlatHandle> flat_handles(const Value& model) {
   for (const Value& module : sequence(attribute(model, "modules"), "modules")) {
     const Value& name = attribute(module, "name");
     if (!name.is(Kind::string)) corrupt("a module's name is " + render(name, 60));
-    // A wrapped module's own name ends with the wrapper's, without the dot.
-    std::string prefix = clean_name(name.as_string() + ".");
-    if (prefix == ".") prefix.clear();
-    for (const Value& handle : sequence(attribute(module, "handles"), "handles")) {
-      try {
-        handles.push_back(read_handle(handle, prefix));
-        handles.back().module = prefix.substr(0, prefix.empty() ? 0 : prefix.size() - 1);
-      } catch (Error& error) {
-        throw error.at_key(printable(name.as_string()));
-      }
-    }
+    read_handles(module, name.as_string(), handles);
   }
   return handles;
 }

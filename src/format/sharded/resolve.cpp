@@ -1,3 +1,4 @@
+#include "base/one_of.h"
 #include "format/sharded/attributes.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -11,11 +12,9 @@ void walk(Value& value, const Rank& rank);
 
 // The tensor inside of a Parameter that is an object node because of what it is around.
 const Value& inside_parameter(const Value& value) {
-  const bool parameter =
-      value.is(Kind::object) && value.as_object().arguments.is(Kind::tuple) &&
-      value.as_object().arguments.size() >= 1 &&
-      is_global(value.as_object().callable, "torch._utils", "_rebuild_parameter");
-  return parameter ? value.as_object().arguments.items()[0] : value;
+  if (!is_instance(value, "torch._utils", "_rebuild_parameter")) return value;
+  const Value& arguments = value.as_object().arguments;
+  return arguments.is(Kind::tuple) && arguments.size() >= 1 ? arguments.items()[0] : value;
 }
 
 void visit(Value& value, const Rank& rank) {
@@ -29,20 +28,23 @@ void visit(Value& value, const Rank& rank) {
   }
 }
 
+// An item of a dict, by its number.
+void visit_item(Value& dict, std::size_t number, const Rank& rank) {
+  const auto& [key, old] = dict.pairs()[number];
+  Value item = old;
+  try {
+    visit(item, rank);
+  } catch (Error& error) {
+    throw error.at_key(printable(key_text(key)));
+  }
+  if (item.identity() != old.identity()) dict.set_item(key, std::move(item));
+}
+
 void walk(Value& value, const Rank& rank) {
-  if (value.is(Kind::list) || value.is(Kind::tuple)) {
+  if (is_one_of(value.kind(), Kind::list, Kind::tuple)) {
     for (Value& item : value.items()) visit(item, rank);
   } else if (value.is(Kind::dict)) {
-    for (std::size_t i = 0; i < value.size(); ++i) {
-      const auto& [key, old] = value.pairs()[i];
-      Value item = old;
-      try {
-        visit(item, rank);
-      } catch (Error& error) {
-        throw error.at_key(printable(key_text(key)));
-      }
-      if (item.identity() != old.identity()) value.set_item(key, std::move(item));
-    }
+    for (std::size_t i = 0; i < value.size(); ++i) visit_item(value, i, rank);
   }
 }
 

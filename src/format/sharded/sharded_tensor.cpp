@@ -10,15 +10,16 @@ using Kind = Value::Kind;
 constexpr std::string_view kPackage = "torch.distributed._shard";
 constexpr std::size_t kStateParts = 5;
 
+// Null: it has none.
+const Value* pickled_state(const Object& object) {
+  const bool is_tensor = !is_global(object.callable, kPackage, "ShardedTensor");
+  if (is_tensor) return &object.arguments.items()[3];
+  return object.state ? &*object.state : nullptr;  // torch up to 1.12: not a Tensor
+}
+
 // (shards, metadata, process group, sharding spec, init_rrefs)
 const Value::List& state_of(const Value& value) {
-  const Object& object = value.as_object();
-  const Value* state = nullptr;
-  if (is_global(object.callable, kPackage, "ShardedTensor")) {  // torch up to 1.12: not a Tensor
-    state = object.state ? &*object.state : nullptr;
-  } else {
-    state = &object.arguments.items()[3];
-  }
+  const Value* state = pickled_state(value.as_object());
   if (state == nullptr || !state->is(Kind::tuple) || state->size() != kStateParts) {
     corrupt("a ShardedTensor's state is not the five parts that are known");
   }
@@ -30,6 +31,16 @@ void require_group(const Value& group, const Rank& rank) {
   const Value& state = attributes(group, "ProcessGroupState");
   require_world(integer(attribute(state, "global_world_size"), "global_world_size"), rank);
   require_rank(integer(attribute(state, "global_rank"), "global_rank"), rank);
+}
+
+// (dtype, layout, requires_grad, ...)
+const Value::List& properties_of(const Value& metadata) {
+  const Value& properties = attribute(metadata, "tensor_properties");
+  const bool known = properties.is(Kind::object) && properties.as_object().state &&
+                     properties.as_object().state->is(Kind::tuple) &&
+                     properties.as_object().state->size() >= 3;
+  if (!known) corrupt("tensor_properties are not those that are known");
+  return properties.as_object().state->items();
 }
 
 Piece shard_piece(const Value& shard, const Tensor& whole, const Rank& rank) {
@@ -49,23 +60,14 @@ Piece shard_piece(const Value& shard, const Tensor& whole, const Rank& rank) {
 }  // namespace
 
 bool is_sharded_tensor(const Value& value) {
-  if (!value.is(Kind::object)) return false;
-  const Object& object = value.as_object();
-  if (is_global(object.callable, kPackage, "ShardedTensor")) return object.by_new;
-  return is_global(object.callable, "torch._tensor", "_rebuild_from_type_v2") &&
-         object.arguments.size() == 4 &&
-         is_global(object.arguments.items()[1], kPackage, "ShardedTensor");
+  if (is_instance(value, kPackage, "ShardedTensor")) return value.as_object().by_new;
+  return is_rebuilt_as(value, kPackage, "ShardedTensor");
 }
 
 Tensor read_sharded_tensor(const Value& value, const Rank& rank) {
   const Value::List& parts = state_of(value);
   const Value& metadata = attributes(parts[1], "ShardedTensorMetadata");
-  const Value& properties = attribute(metadata, "tensor_properties");
-  const bool known = properties.is(Kind::object) && properties.as_object().state &&
-                     properties.as_object().state->is(Kind::tuple) &&
-                     properties.as_object().state->size() >= 3;
-  if (!known) corrupt("tensor_properties are not those that are known");
-  const Value::List& fields = properties.as_object().state->items();
+  const Value::List& fields = properties_of(metadata);
   Tensor tensor;
   tensor.dtype = dtype(fields[0]);
   tensor.requires_grad = fields[2] == Value(true);
@@ -73,8 +75,7 @@ Tensor read_sharded_tensor(const Value& value, const Rank& rank) {
   tensor.sharded = true;
   require_group(parts[2], rank);
   for (const Value& shard : sequence(parts[0], "local_shards")) {
-    Piece piece = shard_piece(shard, tensor, rank);
-    if (numel(piece.slice) > 0) tensor.pieces.push_back(std::move(piece));
+    add_unless_empty(tensor, shard_piece(shard, tensor, rank));
   }
   return tensor;
 }
