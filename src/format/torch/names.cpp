@@ -20,6 +20,15 @@ constexpr std::array<std::pair<std::string_view, DType>, 6> kWithoutDType = {{
     {"QUInt2x4Storage", DType::uint8},
 }};
 
+bool are_counts(const Shape& numbers) {
+  return std::ranges::all_of(numbers, [](std::int64_t number) { return number >= 0; });
+}
+
+bool is_possible(const View& view) {
+  return view.strides.size() == view.shape.size() && view.offset >= 0 && are_counts(view.shape) &&
+         are_counts(view.strides);
+}
+
 }  // namespace
 
 StorageClass storage_class(std::string_view name) {
@@ -40,6 +49,10 @@ bool has_storage_class(DType dtype) {
 
 std::string_view class_name(const Storage& storage) {
   return storage.torch_class.empty() ? class_name(storage.dtype) : storage.torch_class;
+}
+
+bool is_bare_storage(const Value& value) {
+  return value.is(Value::Kind::tensor) && value.as_tensor().bare_storage;
 }
 
 Value class_global(std::string_view name) {
@@ -64,12 +77,7 @@ void require_inside(const View& view, DType dtype, std::uint64_t storage_size) {
     throw Error(ErrorCode::limit,
                 "a tensor of " + std::to_string(view.shape.size()) + " dimensions");
   }
-  const auto negative = [](std::int64_t value) { return value < 0; };
-  if (view.strides.size() != view.shape.size() || view.offset < 0 ||
-      std::any_of(view.shape.begin(), view.shape.end(), negative) ||
-      std::any_of(view.strides.begin(), view.strides.end(), negative)) {
-    fail("a tensor of impossible geometry");
-  }
+  if (!is_possible(view)) fail("a tensor of impossible geometry");
   if (numel(view.shape) == 0) return;
   const std::int64_t last = checked_add(view.offset, strided_reach(view.shape, view.strides) - 1);
   if (static_cast<std::uint64_t>(last) >= storage_size / size_of(dtype)) {

@@ -28,6 +28,8 @@ struct StorageClass {
 // Whether that is a class of its own, and not bytes that the tensor says the type of.
 [[nodiscard]] bool has_storage_class(DType dtype);
 [[nodiscard]] std::string_view class_name(const Storage& storage);
+// Whether `value` is a storage itself, and not a tensor in one.
+[[nodiscard]] bool is_bare_storage(const Value& value);
 // The class as the pickle names it.
 [[nodiscard]] Value class_global(std::string_view name);
 

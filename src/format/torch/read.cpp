@@ -134,14 +134,8 @@ class Reader {
   }
 
   Value unpickle(const std::vector<std::byte>& bytes) {
-    pickle::ReadOptions options;
-    if (wanted_.skip_shard_lists) options.skip = pickle::SkipRule{kShardLists, kShardClasses};
-    options.persistent_load = [this](const Value& id) { return load_storage(id); };
-    options.reduce = [](const Value& callable, const Value& arguments, Value& result) {
-      return rebuild_tensor(callable, arguments, result);
-    };
     try {
-      pickle::Parsed parsed = pickle::read(bytes, options);
+      pickle::Parsed parsed = pickle::read(bytes, options());
       if (parsed.consumed != bytes.size()) {
         throw Error(ErrorCode::corrupt, "bytes after the end of the pickle")
             .at_offset(parsed.consumed);
@@ -157,15 +151,19 @@ class Reader {
     throw Error(code, std::move(what)).at_path(name());
   }
 
+  pickle::ReadOptions options();
   void find_root();
   void require_entry(const zip::Entry& entry) const;
   void check_records() const;
   void require_version() const;
+  [[nodiscard]] std::uint64_t parse_version(const std::string& version) const;
+  void require_byte_order() const;
   [[nodiscard]] std::string_view other_kind() const;
   [[nodiscard]] std::string text(std::string_view record) const;
   Value load_storage(const Value& id);
   void keep(LastItem& last, std::vector<std::byte> pickle, const Tensor& tensor) const;
   [[nodiscard]] std::optional<Tensor> again(const LastItem& last) const;
+  [[nodiscard]] const zip::Entry& record_of(const StorageId& id) const;
 
   zip::Archive archive_;
   ReadOptions wanted_;
@@ -174,6 +172,28 @@ class Reader {
   IdStrings id_strings_;
 };
 
+// What joins records under one folder: "" and the like are none, and torch writes no other slash.
+bool is_folder(std::string_view root) {
+  return !is_one_of(root, "", "/", "./", "../") &&
+         root.find_first_of(std::string_view("\\\0", 2)) == std::string_view::npos;
+}
+
+// Whether a leaf stands for what a later id of this class means. Views of two types may share a
+// storage that holds nothing: torch compares types of addresses.
+bool stands_for(const Value& leaf, const StorageClass& kept) {
+  if (leaf.is(Kind::none)) return false;
+  const Storage& storage = *leaf.as_tensor().pieces[0].storage;
+  return storage.size > 0 || is_of_class(storage, kept);
+}
+
+pickle::ReadOptions Reader::options() {
+  pickle::ReadOptions options;
+  if (wanted_.skip_shard_lists) options.skip = pickle::SkipRule{kShardLists, kShardClasses};
+  options.persistent_load = [this](const Value& id) { return load_storage(id); };
+  options.reduce = rebuild_tensor;
+  return options;
+}
+
 // All records lie in one folder, which the first one names.
 void Reader::find_root() {
   if (archive_.entries().empty())
@@ -181,8 +201,7 @@ void Reader::find_root() {
   const std::string& first = archive_.entries().front().name;
   const std::size_t slash = first.find('/');
   root_ = slash == std::string::npos ? "" : first.substr(0, slash + 1);
-  const bool plain = root_.find_first_of(std::string_view("\\\0", 2)) == std::string::npos;
-  if (is_one_of(root_, "", "/", "./", "../") || !plain) {
+  if (!is_folder(root_)) {
     fail(ErrorCode::corrupt, "zip entry '" + first + "' is not in a folder of torch.save");
   }
   for (const zip::Entry& entry : archive_.entries()) require_entry(entry);
@@ -222,15 +241,27 @@ void Reader::require_version() const {
   std::string version = text("version");
   if (version.empty()) version = text(".data/version");
   while (version.ends_with('\n')) version.pop_back();
+  const std::uint64_t number = parse_version(version);
+  if (number == 0 || number > kNewestVersion) {
+    fail(ErrorCode::unsupported, "archive version " + version + ", versions 1 to 10 are read");
+  }
+}
+
+std::uint64_t Reader::parse_version(const std::string& version) const {
   std::uint64_t number = 0;
   const char* const last = version.data() + version.size();
   const auto [end, problem] = std::from_chars(version.data(), last, number);
   if (problem != std::errc() || end != last) {
     fail(ErrorCode::corrupt, "the archive's version is '" + version + "', expected a number");
   }
-  if (number == 0 || number > kNewestVersion) {
-    fail(ErrorCode::unsupported, "archive version " + version + ", versions 1 to 10 are read");
-  }
+  return number;
+}
+
+void Reader::require_byte_order() const {
+  const std::string order = text("byteorder");
+  if (order == "big") fail(ErrorCode::unsupported, "a big-endian archive");
+  if (!is_one_of(order, "", "little"))
+    fail(ErrorCode::corrupt, "the archive's byteorder is '" + order + "'");
 }
 
 void Reader::check_records() const {
@@ -240,40 +271,35 @@ void Reader::check_records() const {
     fail(ErrorCode::corrupt, "a zip archive without data.pkl: not written by torch.save");
   }
   require_version();
-  const std::string order = text("byteorder");
-  if (order == "big") fail(ErrorCode::unsupported, "a big-endian archive");
-  if (!is_one_of(order, "", "little"))
-    fail(ErrorCode::corrupt, "the archive's byteorder is '" + order + "'");
+  require_byte_order();
+}
+
+const zip::Entry& Reader::record_of(const StorageId& id) const {
+  const zip::Entry* entry = archive_.find(root_ + "data/" + id.key);
+  if (entry == nullptr) corrupt("storage '" + id.key + "' has no record");
+  const std::size_t element = size_of(id.kept.dtype);
+  if (id.count < 0 || static_cast<std::uint64_t>(id.count) != entry->size / element) {
+    corrupt("storage '" + id.key + "' of " + std::to_string(id.count) + " elements of " +
+            std::to_string(element) + " bytes has a record of " + std::to_string(entry->size) +
+            " bytes");
+  }
+  return *entry;
 }
 
 // ("storage", class, key, location, number of elements) names record data/<key>.
 Value Reader::load_storage(const Value& id) {
   StorageId parsed = parse_storage_id(id, 5);
-  const std::string& key = parsed.key;
-  Value& known = storages_[key];
-  if (!known.is(Kind::none)) {
-    const Storage& storage = *known.as_tensor().pieces[0].storage;
-    // Views of two types may share a storage that holds nothing: torch compares types of addresses.
-    const bool same_class =
-        storage.dtype == parsed.kept.dtype && storage.torch_class == parsed.kept.kept_name;
-    if (storage.size > 0 || same_class) {
-      require_same_storage(known, parsed);
-      return known;
-    }
+  Value& known = storages_[parsed.key];
+  if (stands_for(known, parsed.kept)) {
+    require_same_storage(known, parsed);
+    return known;
   }
-  const zip::Entry* entry = archive_.find(root_ + "data/" + key);
-  if (entry == nullptr) corrupt("storage '" + key + "' has no record");
-  const std::size_t element = size_of(parsed.kept.dtype);
-  if (parsed.count < 0 || static_cast<std::uint64_t>(parsed.count) != entry->size / element) {
-    corrupt("storage '" + key + "' of " + std::to_string(parsed.count) + " elements of " +
-            std::to_string(element) + " bytes has a record of " + std::to_string(entry->size) +
-            " bytes");
-  }
+  const zip::Entry& entry = record_of(parsed);
   Storage storage;
   storage.source = archive_.source();
-  storage.offset = entry->data_offset;
-  storage.size = entry->size;
-  storage.crc32 = entry->crc32;
+  storage.offset = entry.data_offset;
+  storage.size = entry.size;
+  storage.crc32 = entry.crc32;
   storage.id_strings = id_strings_.of(id);
   known = bare_storage(std::move(parsed), std::move(storage));
   return known;

@@ -1,7 +1,9 @@
 #include "format/torch/rebuild.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "base/one_of.h"
 #include "tessera/error.h"
 
 namespace tessera::torch_file {
@@ -32,27 +34,28 @@ bool is_empty_ordered_dict(const Value& value) {
   return value.is(Kind::dict) && value.dict_kind() == DictKind::ordered_dict && value.size() == 0;
 }
 
-// Sets conj and neg from the last argument; false when it says more than those.
-bool take_bits(const Value& metadata, Piece& piece) {
-  if (!metadata.is(Kind::dict)) return false;
-  for (const auto& [key, value] : metadata.pairs()) {
-    if (!key.is(Kind::string) || !value.is(Kind::boolean)) return false;
-    if (key.as_string() == "conj") {
-      piece.conj = value.as_bool();
-    } else if (key.as_string() == "neg") {
-      piece.neg = value.as_bool();
-    } else {
-      return false;
-    }
+bool take_bit(const Value& name, const Value& bit, Piece& piece) {
+  if (!name.is(Kind::string) || !bit.is(Kind::boolean)) return false;
+  if (name.as_string() == "conj") {
+    piece.conj = bit.as_bool();
+  } else if (name.as_string() == "neg") {
+    piece.neg = bit.as_bool();
+  } else {
+    return false;
   }
   return true;
 }
 
+// Sets conj and neg from the last argument; false when it says more than those.
+bool take_bits(const Value& metadata, Piece& piece) {
+  return metadata.is(Kind::dict) && std::ranges::all_of(metadata.pairs(), [&](const auto& pair) {
+           return take_bit(pair.first, pair.second, piece);
+         });
+}
+
 void require_arguments(const Value::List& arguments, std::size_t fixed) {
-  if (arguments.size() != fixed && arguments.size() != fixed + 1)
-    corrupt("a tensor with arguments missing");
-  if (!arguments[0].is(Kind::tensor) || !arguments[0].as_tensor().bare_storage)
-    corrupt("a tensor without a storage");
+  if (!is_one_of(arguments.size(), fixed, fixed + 1)) corrupt("a tensor with arguments missing");
+  if (!is_bare_storage(arguments[0])) corrupt("a tensor without a storage");
   if (!arguments[1].is(Kind::integer) || !arguments[4].is(Kind::boolean))
     corrupt("a tensor with arguments of wrong types");
 }
@@ -64,18 +67,24 @@ DType dtype_of(const Value& global) {
   return dtype_from_torch(global.global_name());
 }
 
-// _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks[, metadata]); v3 has the
-// dtype before the metadata. False: a variant that stays an object node.
-bool rebuild_plain(const Value::List& arguments, bool v3, Tensor& tensor) {
-  const std::size_t fixed = v3 ? 7 : 6;
-  require_arguments(arguments, fixed);
-  const std::shared_ptr<Storage>& storage = arguments[0].as_tensor().pieces[0].storage;
-  if (storage->torch_class != (v3 ? kUntyped : std::string_view())) return false;
-  if (!is_empty_ordered_dict(arguments[5])) return false;
-  Piece piece;
-  if (arguments.size() > fixed && !take_bits(arguments[fixed], piece)) return false;
-  tensor.dtype = v3 ? dtype_of(arguments[6]) : storage->dtype;
-  if (v3 && class_name(tensor.dtype) != kUntyped) return false;
+const std::shared_ptr<Storage>& storage_of(const Value::List& arguments) {
+  return arguments[0].as_tensor().pieces[0].storage;
+}
+
+// Whether the storage is of the class that this rebuilder goes with, and there are no hooks.
+bool is_usual(const Value::List& arguments, bool v3) {
+  return storage_of(arguments)->torch_class == (v3 ? kUntyped : std::string_view()) &&
+         is_empty_ordered_dict(arguments[5]);
+}
+
+// False: v3 says a dtype that has a storage class of its own.
+bool take_dtype(const Value::List& arguments, bool v3, Tensor& tensor) {
+  tensor.dtype = v3 ? dtype_of(arguments[6]) : storage_of(arguments)->dtype;
+  return !v3 || class_name(tensor.dtype) == kUntyped;
+}
+
+void take_elements(const Value::List& arguments, Tensor& tensor, Piece piece) {
+  const std::shared_ptr<Storage>& storage = storage_of(arguments);
   tensor.shape = shape_of(arguments[2]);
   Shape strides = shape_of(arguments[3]);
   const std::int64_t offset = arguments[1].as_int();
@@ -87,19 +96,35 @@ bool rebuild_plain(const Value::List& arguments, bool v3, Tensor& tensor) {
   piece.storage_offset = offset;
   piece.strides = std::move(strides);
   tensor.pieces.push_back(std::move(piece));
+}
+
+// _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks[, metadata]); v3 has the
+// dtype before the metadata. False: a variant that stays an object node.
+bool rebuild_plain(const Value::List& arguments, bool v3, Tensor& tensor) {
+  const std::size_t fixed = v3 ? 7 : 6;
+  require_arguments(arguments, fixed);
+  Piece piece;
+  if (!is_usual(arguments, v3)) return false;
+  if (arguments.size() > fixed && !take_bits(arguments[fixed], piece)) return false;
+  if (!take_dtype(arguments, v3, tensor)) return false;
+  take_elements(arguments, tensor, std::move(piece));
   return true;
+}
+
+// Whether this is a tensor that nothing but its elements is said of: a parameter may be around it.
+bool is_plain_tensor(const Value& value) {
+  if (!value.is(Kind::tensor)) return false;
+  const Tensor& tensor = value.as_tensor();
+  return !tensor.bare_storage && !tensor.parameter && !tensor.attributes && !tensor.requires_grad;
 }
 
 // _rebuild_parameter(tensor, requires_grad, hooks[, state])
 bool rebuild_parameter(const Value::List& arguments, bool with_state, Tensor& tensor) {
   if (arguments.size() != (with_state ? 4U : 3U)) corrupt("a parameter with arguments missing");
-  if (!arguments[0].is(Kind::tensor) || arguments[0].as_tensor().bare_storage ||
-      !arguments[1].is(Kind::boolean))
-    return false;
+  const bool usual = is_plain_tensor(arguments[0]) && arguments[1].is(Kind::boolean) &&
+                     is_empty_ordered_dict(arguments[2]);
+  if (!usual) return false;
   tensor = arguments[0].as_tensor();
-  if (tensor.parameter || tensor.attributes || tensor.requires_grad ||
-      !is_empty_ordered_dict(arguments[2]))
-    return false;
   tensor.parameter = true;
   tensor.requires_grad = arguments[1].as_bool();
   if (with_state) tensor.attributes = std::make_shared<const Value>(arguments[3]);
@@ -120,28 +145,39 @@ bool is_tensor_with_attributes(const Value& callable, const Value::List& argumen
 }
 
 bool is_storage_id(const Value::List& items) {
-  return items[0].is(Kind::string) && items[0].as_string() == "storage" &&
-         items[1].is(Kind::global) && items[2].is(Kind::string) && items[3].is(Kind::string) &&
-         items[4].is(Kind::integer);
+  return begin_with(items,
+                    {Kind::string, Kind::global, Kind::string, Kind::string, Kind::integer}) &&
+         items[0].as_string() == "storage";
+}
+
+bool is_pair_of(const Value& pair, const Value& first, const Value& second) {
+  return pair.items()[0].identity() == first.identity() &&
+         pair.items()[1].identity() == second.identity();
+}
+
+bool rebuild(const Value& callable, const Value::List& arguments, Tensor& tensor) {
+  if (const int version = rebuilder_version(callable))
+    return rebuild_plain(arguments, version == 3, tensor);
+  if (is_global(callable, "torch._utils", "_rebuild_parameter"))
+    return rebuild_parameter(arguments, false, tensor);
+  if (is_global(callable, "torch._utils", "_rebuild_parameter_with_state"))
+    return rebuild_parameter(arguments, true, tensor);
+  if (!is_tensor_with_attributes(callable, arguments)) return false;
+  tensor.attributes = std::make_shared<const Value>(arguments[3]);
+  return rebuild_plain(arguments[2].items(), rebuilder_version(arguments[0]) == 3, tensor);
 }
 
 }  // namespace
 
+bool begin_with(const Value::List& items, std::initializer_list<Kind> kinds) {
+  return std::equal(kinds.begin(), kinds.end(), items.begin(),
+                    [](Kind kind, const Value& item) { return item.is(kind); });
+}
+
 bool rebuild_tensor(const Value& callable, const Value& given, Value& result) {
   if (!callable.is(Kind::global)) return false;
-  const Value::List& arguments = given.items();
   Tensor tensor;
-  bool made = false;
-  if (const int version = rebuilder_version(callable)) {
-    made = rebuild_plain(arguments, version == 3, tensor);
-  } else if (is_global(callable, "torch._utils", "_rebuild_parameter")) {
-    made = rebuild_parameter(arguments, false, tensor);
-  } else if (is_global(callable, "torch._utils", "_rebuild_parameter_with_state")) {
-    made = rebuild_parameter(arguments, true, tensor);
-  } else if (is_tensor_with_attributes(callable, arguments)) {
-    made = rebuild_plain(arguments[2].items(), rebuilder_version(arguments[0]) == 3, tensor);
-    tensor.attributes = std::make_shared<const Value>(arguments[3]);
-  }
+  const bool made = rebuild(callable, given.items(), tensor);
   if (made) result = Value(std::move(tensor));
   return made;
 }
@@ -153,8 +189,7 @@ StorageId parse_storage_id(const Value& id, std::size_t parts) {
   const Value::List& items = id.items();
   if (!is_storage_id(items)) corrupt("a persistent id that does not describe a storage");
   const std::string& module = items[1].global_module();
-  if (module != "torch" && module != "torch.storage")
-    corrupt("a storage class of module " + module);
+  if (!is_one_of(module, "torch", "torch.storage")) corrupt("a storage class of module " + module);
   return {storage_class(items[1].global_name()), items[2].as_string(), items[3].as_string(),
           items[4].as_int()};
 }
@@ -173,11 +208,15 @@ Value bare_storage(StorageId id, Storage storage) {
   return Value(std::move(leaf));
 }
 
+bool is_of_class(const Storage& storage, const StorageClass& kept) {
+  return storage.dtype == kept.dtype && storage.torch_class == kept.kept_name;
+}
+
 void require_same_storage(const Value& bare, const StorageId& id) {
   const Tensor& leaf = bare.as_tensor();
   const Storage& storage = *leaf.pieces[0].storage;
-  if (storage.dtype != id.kept.dtype || storage.torch_class != id.kept.kept_name ||
-      leaf.shape[0] != id.count || storage.location != id.location) {
+  if (!is_of_class(storage, id.kept) || leaf.shape[0] != id.count ||
+      storage.location != id.location) {
     corrupt("storage '" + id.key + "' is described in two ways");
   }
 }
@@ -186,9 +225,8 @@ std::shared_ptr<const Value> IdStrings::of(const Value& id) {
   const Value& storage = id.items()[0];
   const Value& location = id.items()[3];
   if (location.as_string().find(':') != std::string::npos) return nullptr;
-  const bool same = latest_ && latest_->items()[0].identity() == storage.identity() &&
-                    latest_->items()[1].identity() == location.identity();
-  if (!same) latest_ = std::make_shared<const Value>(Value::tuple({storage, location}));
+  if (!latest_ || !is_pair_of(*latest_, storage, location))
+    latest_ = std::make_shared<const Value>(Value::tuple({storage, location}));
   return latest_;
 }
 

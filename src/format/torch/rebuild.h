@@ -1,6 +1,7 @@
 // What the pickles of torch.save mean: storages by persistent ids, tensors by calls of rebuilders.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 
@@ -21,6 +22,9 @@ struct StorageId {
 
 // The leaf that stands for a storage: `storage` says where the bytes are, `id` what they are.
 [[nodiscard]] Value bare_storage(StorageId id, Storage storage);
+[[nodiscard]] bool is_of_class(const Storage& storage, const StorageClass& kept);
+// Whether `items`, which are not fewer, begin with these kinds.
+[[nodiscard]] bool begin_with(const Value::List& items, std::initializer_list<Value::Kind> kinds);
 // Throws `corrupt` when a later id describes the storage in another way.
 void require_same_storage(const Value& bare, const StorageId& id);
 

@@ -37,16 +37,37 @@ bool is_magic(const Value& value) {
 
 // Before torch 0.4 tensors had neither gradients nor hooks: _rebuild_tensor(storage, offset, size,
 // stride).
+bool is_first_version(const Value& callable, const Value& arguments) {
+  return callable.is(Kind::global) && callable.global_name() == "_rebuild_tensor" &&
+         callable.global_module() == "torch._utils" && arguments.size() == 4;
+}
+
 bool rebuild_any(const Value& callable, const Value& arguments, Value& result) {
-  const bool first_version = callable.is(Kind::global) &&
-                             callable.global_name() == "_rebuild_tensor" &&
-                             callable.global_module() == "torch._utils" && arguments.size() == 4;
-  if (!first_version) return rebuild_tensor(callable, arguments, result);
+  if (!is_first_version(callable, arguments)) return rebuild_tensor(callable, arguments, result);
   Value::List items = arguments.items();
   items.emplace_back(false);
   items.push_back(Value::dict({}, DictKind::ordered_dict));
   return rebuild_tensor(Value::global("torch._utils", "_rebuild_tensor_v2"),
                         Value::tuple(std::move(items)), result);
+}
+
+// ("module", class, file, text)
+bool is_class_with_source(const Value& id) {
+  return id.is(Kind::tuple) && id.size() == 4 && id.items()[0] == Value("module");
+}
+
+// (key, offset, count)
+bool is_view(const Value& view) {
+  return view.is(Kind::tuple) && view.size() == 3 &&
+         begin_with(view.items(), {Kind::string, Kind::integer, Kind::integer});
+}
+
+void require_little_endian(const Value& machine) {
+  const Value* little = machine.is(Kind::dict) ? machine.find("little_endian") : nullptr;
+  if (little == nullptr || !little->is(Kind::boolean)) {
+    fail(ErrorCode::corrupt, "the stream does not say its byte order");
+  }
+  if (!little->as_bool()) fail(ErrorCode::unsupported, "a big-endian stream");
 }
 
 class StreamReader {
@@ -71,31 +92,36 @@ class StreamReader {
     for (std::uint64_t window = kFirstWindow;; window *= 8) {
       std::vector<std::byte> bytes(std::min({window, left, kPickleCap}));
       source_->read_at(at_, bytes);
-      pickle::ReadOptions options;
-      if (with_storages) {
-        storages_.clear();  // of a window that was too short
-        views_.clear();
-        options.reduce = rebuild_any;
-        options.persistent_load = [this](const Value& id) { return load(id); };
-      }
       try {
-        pickle::Parsed parsed = pickle::read(bytes, options);
+        pickle::Parsed parsed =
+            pickle::read(bytes, with_storages ? options_with_storages() : pickle::ReadOptions{});
         at_ += parsed.consumed;
         return std::move(parsed.value);
       } catch (const Error& error) {
-        const bool cut = error.code() == ErrorCode::incomplete && bytes.size() < left;
-        if (!cut)
+        if (error.code() != ErrorCode::incomplete || bytes.size() == left)
           throw Error(error.code(), error.message()).at_offset(at_ + error.offset().value_or(0));
         if (bytes.size() == kPickleCap) fail(ErrorCode::limit, "a pickle of more than 1 GiB");
       }
     }
   }
 
+  pickle::ReadOptions options_with_storages() {
+    storages_.clear();  // of a window that was too short
+    views_.clear();
+    pickle::ReadOptions options;
+    options.reduce = rebuild_any;
+    options.persistent_load = [this](const Value& id) { return load(id); };
+    return options;
+  }
+
   void read_head();
   Value load(const Value& id);
+  [[nodiscard]] Storage storage_of(const StorageId& id) const;
   Value view_of(const std::string& base_key, const Value& view);
   void place(const Value& keys);
+  Storage& unplaced(const Value& key);
   void place_storage(const std::string& key, Storage& storage);
+  void place_views();
 
   std::shared_ptr<const ByteSource> source_;
   std::uint64_t at_ = 0;                             // of the next pickle or storage
@@ -116,34 +142,33 @@ void StreamReader::read_head() {
   if (protocol != Value(kProtocol)) {
     fail(ErrorCode::unsupported, "the stream's version is not 1001");
   }
-  const Value machine = next(false);
-  const Value* little = machine.is(Kind::dict) ? machine.find("little_endian") : nullptr;
-  if (little == nullptr || !little->is(Kind::boolean)) {
-    fail(ErrorCode::corrupt, "the stream does not say its byte order");
+  require_little_endian(next(false));
+}
+
+// Without the place of its bytes, which is only known behind the tree.
+Storage StreamReader::storage_of(const StorageId& id) const {
+  if (id.count < 0) fail(ErrorCode::corrupt, "a storage of negative size");
+  Storage storage;
+  storage.source = source_;
+  storage.size =
+      checked_mul<std::uint64_t>(static_cast<std::uint64_t>(id.count), size_of(id.kept.dtype));
+  if (storage.size > source_->size()) {
+    fail(ErrorCode::incomplete, "storage '" + id.key + "' has " + std::to_string(storage.size) +
+                                    " bytes, the file " + std::to_string(source_->size()));
   }
-  if (!little->as_bool()) fail(ErrorCode::unsupported, "a big-endian stream");
+  return storage;
 }
 
 // ("storage", class, key, location, count, view), or ("module", class, file, text) around a class
 // whose source was kept.
 Value StreamReader::load(const Value& id) {
-  if (id.is(Kind::tuple) && id.size() == 4 && id.items()[0] == Value("module")) {
-    return id.items()[1];
-  }
+  if (is_class_with_source(id)) return id.items()[1];
   StorageId parsed = parse_storage_id(id, 6);
   const std::string key = parsed.key;
   const Value view = id.items()[5];
   Value& known = storages_[key];
   if (known.is(Kind::none)) {
-    if (parsed.count < 0) fail(ErrorCode::corrupt, "a storage of negative size");
-    Storage storage;
-    storage.source = source_;
-    storage.size = checked_mul<std::uint64_t>(static_cast<std::uint64_t>(parsed.count),
-                                              size_of(parsed.kept.dtype));
-    if (storage.size > source_->size()) {
-      fail(ErrorCode::incomplete, "storage '" + key + "' has " + std::to_string(storage.size) +
-                                      " bytes, the file " + std::to_string(source_->size()));
-    }
+    Storage storage = storage_of(parsed);
     storage.id_strings = id_strings_.of(id);
     known = bare_storage(std::move(parsed), std::move(storage));
   } else {
@@ -154,9 +179,8 @@ Value StreamReader::load(const Value& id) {
 
 // (key, offset, count): a part of a storage that was a storage of its own.
 Value StreamReader::view_of(const std::string& base_key, const Value& view) {
-  const bool typed = view.is(Kind::tuple) && view.size() == 3 && view.items()[0].is(Kind::string) &&
-                     view.items()[1].is(Kind::integer) && view.items()[2].is(Kind::integer);
-  if (!typed) fail(ErrorCode::corrupt, "a view of a storage that is not (key, offset, count)");
+  if (!is_view(view))
+    fail(ErrorCode::corrupt, "a view of a storage that is not (key, offset, count)");
   const Tensor& whole_storage = storages_.at(base_key).as_tensor();
   const std::string& key = view.items()[0].as_string();
   const std::int64_t offset = view.items()[1].as_int();
@@ -184,16 +208,27 @@ void StreamReader::place(const Value& keys) {
     fail(ErrorCode::corrupt, "the list of storages is not that of the tree");
   }
   for (const Value& key : keys.items()) {
-    const auto found = key.is(Kind::string) ? storages_.find(key.as_string()) : storages_.end();
-    if (found == storages_.end()) fail(ErrorCode::corrupt, "a storage that the tree does not name");
-    Storage& storage = *found->second.as_tensor().pieces[0].storage;
-    if (storage.offset != 0) fail(ErrorCode::corrupt, "a storage is listed twice");
-    place_storage(found->first, storage);
+    Storage& storage = unplaced(key);
+    place_storage(key.as_string(), storage);
   }
   if (at_ != source_->size()) {
     fail(ErrorCode::unsupported,
          std::to_string(source_->size() - at_) + " bytes follow the last storage");
   }
+  place_views();
+}
+
+// The storage of this key, whose bytes have not come yet.
+Storage& StreamReader::unplaced(const Value& key) {
+  const auto found = key.is(Kind::string) ? storages_.find(key.as_string()) : storages_.end();
+  if (found == storages_.end()) fail(ErrorCode::corrupt, "a storage that the tree does not name");
+  Storage& storage = *found->second.as_tensor().pieces[0].storage;
+  if (storage.offset != 0) fail(ErrorCode::corrupt, "a storage is listed twice");
+  return storage;
+}
+
+// Views begin where the storages do that they are parts of.
+void StreamReader::place_views() {
   for (auto& [key, view] : views_) {
     const Tensor& base = storages_.at(view.base).as_tensor();
     view.leaf.as_tensor().pieces[0].storage->offset = base.pieces[0].storage->offset + view.offset;

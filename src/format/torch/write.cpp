@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/crc32.h"
+#include "base/one_of.h"
 #include "format/pickle/pickle.h"
 #include "format/pickle/text.h"
 #include "format/torch/names.h"
@@ -42,7 +44,7 @@ class Pickler {
   std::vector<std::byte> run(const Value& tree) {
     pickle::WriteOptions options;
     options.persistent_id = [this](const Value& value, Value& id) {
-      if (!value.is(Kind::tensor) || !value.as_tensor().bare_storage) return false;
+      if (!is_bare_storage(value)) return false;
       id = storage_id(value.as_tensor());
       return true;
     };
@@ -68,12 +70,17 @@ class Pickler {
     // The stand-in that `reduced` makes has no shape; a storage in the tree has one.
     if (!bare.shape.empty()) known(storage, class_name(*storage), bare);
     const Known& found = known_.at(storage.get());
-    if (storage->id_strings) {
-      const Value::List& strings = storage->id_strings->items();
-      if (strings[1].as_string() == storage->location) return id_of(found, strings[1], strings[0]);
-    }
+    if (const Value::List* strings = kept_strings(*storage))
+      return id_of(found, (*strings)[1], (*strings)[0]);
     // torch has one string for "cpu" and makes "cuda:0" anew each time.
     return id_of(found, storage->location == "cpu" ? cpu_ : Value(storage->location), storage_);
+  }
+
+  // The strings that the storage's file had for its id. Null: none, or it is elsewhere now.
+  static const Value::List* kept_strings(const Storage& storage) {
+    if (!storage.id_strings) return nullptr;
+    const Value::List& strings = storage.id_strings->items();
+    return strings[1].as_string() == storage.location ? &strings : nullptr;
   }
 
   Value id_of(const Known& of, const Value& location, const Value& word) {
@@ -102,59 +109,74 @@ class Pickler {
     }
   }
 
+  static bool is_whole(const Slice& slice, const Shape& shape) {
+    const Box* box = std::get_if<Box>(&slice);
+    return box != nullptr && *box == whole(shape);
+  }
+
   // A tensor keeps its storage when the storage holds all of it as plain elements.
   static bool keeps_storage(const Tensor& tensor) {
     if (tensor.pieces.size() != 1) return false;
     const Piece& piece = tensor.pieces[0];
-    const Box* box = std::get_if<Box>(&piece.slice);
-    return box != nullptr && *box == whole(tensor.shape) && piece.storage &&
+    return is_whole(piece.slice, tensor.shape) && piece.storage &&
            piece.storage->encoding == Encoding::raw;
   }
 
-  Value tensor_arguments(const Tensor& tensor, bool requires_grad) {
-    std::shared_ptr<Storage> storage;
+  // Where a tensor's elements are written.
+  struct Elements {
+    std::shared_ptr<Storage> storage;  // null: `fresh_`
     std::int64_t offset = 0;
     Shape strides;
-    std::vector<Value::Pair> bits;  // of elements that are gathered there are none left
-    if (keeps_storage(tensor)) {
-      const Piece& piece = tensor.pieces[0];
-      if (piece.conj) bits.emplace_back("conj", true);
-      if (piece.neg) bits.emplace_back("neg", true);
-      storage = piece.storage;
-      offset = piece.storage_offset;
-      strides = piece.strides.empty() ? torch_strides(tensor.shape) : piece.strides;
-      require_inside({offset, tensor.shape, strides}, tensor.dtype, storage->size);
-      known(storage, class_name(tensor.dtype), tensor);
-    } else {
-      const auto size = checked_mul<std::uint64_t>(narrow<std::uint64_t>(numel(tensor.shape)),
-                                                   size_of(tensor.dtype));
-      strides = torch_strides(tensor.shape);
-      fresh_ = add_slot(size, class_name(tensor.dtype), tensor, nullptr);
-    }
+    std::vector<Value::Pair> bits;
+  };
+
+  Elements kept_elements(const Tensor& tensor) {
+    const Piece& piece = tensor.pieces[0];
+    Elements kept{piece.storage, piece.storage_offset, piece.strides, {}};
+    if (piece.conj) kept.bits.emplace_back("conj", true);
+    if (piece.neg) kept.bits.emplace_back("neg", true);
+    if (kept.strides.empty()) kept.strides = torch_strides(tensor.shape);
+    require_inside({kept.offset, tensor.shape, kept.strides}, tensor.dtype, kept.storage->size);
+    known(kept.storage, class_name(tensor.dtype), tensor);
+    return kept;
+  }
+
+  // Elements that are gathered have no bits left.
+  Elements gathered_elements(const Tensor& tensor) {
+    const auto size = checked_mul<std::uint64_t>(narrow<std::uint64_t>(numel(tensor.shape)),
+                                                 size_of(tensor.dtype));
+    fresh_ = add_slot(size, class_name(tensor.dtype), tensor, nullptr);
+    return {nullptr, 0, torch_strides(tensor.shape), {}};
+  }
+
+  Value tensor_arguments(const Tensor& tensor, bool requires_grad) {
+    Elements elements = keeps_storage(tensor) ? kept_elements(tensor) : gathered_elements(tensor);
     Tensor stand_in;
     stand_in.bare_storage = true;
-    stand_in.pieces = {{.slice = Box{}, .storage = std::move(storage), .strides = {}}};
-    Value::List arguments = {Value(std::move(stand_in)), Value(offset),
-                             tuple_of(tensor.shape),     tuple_of(strides),
+    stand_in.pieces = {{.slice = Box{}, .storage = std::move(elements.storage), .strides = {}}};
+    Value::List arguments = {Value(std::move(stand_in)), Value(elements.offset),
+                             tuple_of(tensor.shape),     tuple_of(elements.strides),
                              Value(requires_grad),       no_hooks()};
     if (class_name(tensor.dtype) == kUntyped) {
       arguments.push_back(Value::global("torch", std::string(info(tensor.dtype).torch)));
     }
-    if (!bits.empty()) arguments.push_back(Value::dict(std::move(bits)));
+    if (!elements.bits.empty()) arguments.push_back(Value::dict(std::move(elements.bits)));
     return Value::tuple(std::move(arguments));
+  }
+
+  // The parameter around the tensor that `inner` makes.
+  static Value parameter_around(Value inner, const Tensor& tensor) {
+    Value::List arguments = {std::move(inner), Value(tensor.requires_grad), no_hooks()};
+    if (tensor.attributes) arguments.push_back(*tensor.attributes);
+    return call(Value::global("torch._utils", tensor.attributes ? "_rebuild_parameter_with_state"
+                                                                : "_rebuild_parameter"),
+                Value::tuple(std::move(arguments)));
   }
 
   Value reduced(const Tensor& tensor) {
     const Value& rebuild = class_name(tensor.dtype) == kUntyped ? rebuild_v3_ : rebuild_v2_;
     Value arguments = tensor_arguments(tensor, tensor.requires_grad && !tensor.parameter);
-    if (tensor.parameter) {
-      Value::List outer = {call(rebuild, std::move(arguments)), Value(tensor.requires_grad),
-                           no_hooks()};
-      if (tensor.attributes) outer.push_back(*tensor.attributes);
-      return call(Value::global("torch._utils", tensor.attributes ? "_rebuild_parameter_with_state"
-                                                                  : "_rebuild_parameter"),
-                  Value::tuple(std::move(outer)));
-    }
+    if (tensor.parameter) return parameter_around(call(rebuild, std::move(arguments)), tensor);
     if (!tensor.attributes) return call(rebuild, std::move(arguments));
     return call(Value::global("torch._tensor", "_rebuild_from_type_v2"),
                 Value::tuple({rebuild, Value::global("torch", "Tensor"), std::move(arguments),
@@ -200,10 +222,8 @@ std::string serialization_id(std::size_t slots, std::uint64_t crcs) {
   return twenty_digits(hash) + twenty_digits(crcs);
 }
 
-}  // namespace
-
-Writer::Writer(const Value& tree, const std::string& root) {
-  if (root.empty() || root == "." || root == ".." ||
+void require_folder(const std::string& root) {
+  if (is_one_of(root, "", ".", "..") ||
       root.find_first_of(std::string("/\\\0", 3)) != std::string::npos) {
     throw Error(ErrorCode::invalid_argument, "the archive folder '" + root + "' is not one name");
   }
@@ -212,6 +232,18 @@ Writer::Writer(const Value& tree, const std::string& root) {
   } catch (const Error& error) {
     throw Error(ErrorCode::invalid_argument, "the archive folder is not UTF-8");
   }
+}
+
+void require_checksum_each(std::size_t checksums, std::size_t storages) {
+  if (checksums == storages) return;
+  throw Error(ErrorCode::invalid_argument, std::to_string(checksums) + " checksums for " +
+                                               std::to_string(storages) + " storages");
+}
+
+}  // namespace
+
+Writer::Writer(const Value& tree, const std::string& root) {
+  require_folder(root);
   std::vector<std::byte> pickle = Pickler(slots_).run(tree);
   const std::string prefix = root + "/";
   const auto add_fixed = [&](const char* name, ByteView bytes) {
@@ -242,12 +274,9 @@ Writer::Writer(const Value& tree, const std::string& root) {
 }
 
 void Writer::finish(const std::vector<std::uint32_t>& slot_crcs, const Put& put) {
-  if (slot_crcs.size() != slots_.size()) {
-    throw Error(ErrorCode::invalid_argument, std::to_string(slot_crcs.size()) + " checksums for " +
-                                                 std::to_string(slots_.size()) + " storages");
-  }
-  std::uint64_t crcs = 0;
-  for (const std::uint32_t crc : fixed_crcs_) crcs = combine(crcs, crc);
+  require_checksum_each(slot_crcs.size(), slots_.size());
+  std::uint64_t crcs =
+      std::accumulate(fixed_crcs_.begin(), fixed_crcs_.end(), std::uint64_t{0}, combine);
   std::size_t record = fixed_crcs_.size();
   std::vector<std::byte> bytes = slots_.empty() ? zip_.header(record) : std::vector<std::byte>();
   std::uint64_t at = zip_.placed(record).header_offset;  // of `bytes`

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "base/crc32.h"
 #include "format/torch/torch_file.h"
@@ -22,24 +23,31 @@ void read(const Storage& storage, std::uint64_t offset, MutableByteView out) {
   }
 }
 
+const Slice& plain_slice(const Piece& piece) {
+  if (!piece.storage || piece.storage->encoding != Encoding::raw) {
+    throw Error(ErrorCode::invalid_argument,
+                "a tensor with a piece that is not plain elements here");
+  }
+  return piece.slice;
+}
+
+// The sizes of the array that a piece is.
+Shape array_of(const Slice& slice) {
+  const Box* box = std::get_if<Box>(&slice);
+  return box != nullptr ? box->sizes : Shape{numel(slice)};
+}
+
 // The tensor's elements, row-major, from all of its pieces.
 void gather(const Tensor& tensor, MutableByteView out) {
   const auto size = static_cast<std::int64_t>(size_of(tensor.dtype));
   std::vector<Slice> from;
-  for (const Piece& piece : tensor.pieces) {
-    if (!piece.storage || piece.storage->encoding != Encoding::raw) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a tensor with a piece that is not plain elements here");
-    }
-    from.push_back(piece.slice);
-  }
+  std::ranges::transform(tensor.pieces, std::back_inserter(from), plain_slice);
   const std::vector<Slice> to = {whole(tensor.shape)};
   const std::vector<Copy> plan = plan_copies(tensor.shape, from, to);
   require_filled(tensor.shape, to, plan);
   for (const Copy& copy : plan) {
     const Piece& piece = tensor.pieces[copy.from];
-    const Box* box = std::get_if<Box>(&piece.slice);
-    const Shape sizes = box != nullptr ? box->sizes : Shape{numel(piece.slice)};
+    const Shape sizes = array_of(piece.slice);
     const Shape strides = piece.strides.empty() ? contiguous_strides(sizes) : piece.strides;
     std::int64_t to_element = copy.to_local;
     for_each_strided_run(
