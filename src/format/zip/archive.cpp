@@ -5,6 +5,7 @@
 
 #include "base/crc32.h"
 #include "base/endian.h"
+#include "base/one_of.h"
 #include "format/zip/records.h"
 #include "format/zip/zip.h"
 #include "tessera/error.h"
@@ -41,32 +42,45 @@ std::uint64_t header_end(const Record& record, std::uint64_t directory_offset) {
   return record.header_offset + std::min(room, kLocalHeaderSize + record.entry.name.size());
 }
 
+// Whether a record's header lies behind `until`, and not far behind.
+bool is_near(const Record& record, std::uint64_t until, std::uint64_t directory_offset) {
+  const std::uint64_t start = record.header_offset;
+  return start < directory_offset && start >= until && start - until <= kNearby;
+}
+
 // Up to where headers are read at once: behind those of the `following` records that are near
 // `until` and close enough to `from`.
 std::uint64_t end_of_window(std::span<Record* const> following, std::uint64_t from,
                             std::uint64_t until, std::uint64_t directory_offset) {
   for (const Record* record : following) {
-    const std::uint64_t next = record->header_offset;
-    const bool near = next < directory_offset && next >= until && next - until <= kNearby;
-    if (!near || header_end(*record, directory_offset) - from > kWindow) break;
+    if (!is_near(*record, until, directory_offset)) break;
+    if (header_end(*record, directory_offset) - from > kWindow) break;
     until = header_end(*record, directory_offset);
   }
   return until;
 }
 
-// Whether the bytes, which hold a name as long as the directory's, say what the directory says.
-bool is_local_header_of(const Record& record, const std::byte* at) {
-  const Entry& entry = record.entry;
+// Whether a local header says the directory's CRC and, twice, size.
+bool has_numbers_of(const Record& record, const std::byte* at) {
   const bool later = (record.flags & kFlagDescriptor) != 0;  // CRC and sizes may be 0 here
   const auto says = [&](std::size_t where, std::uint64_t what) {
     const auto value = load_le<std::uint32_t>(at + where);
     return value == std::min<std::uint64_t>(what, kIn64) || (later && value == 0);
   };
+  return says(14, record.entry.crc32) && says(18, record.entry.size) && says(22, record.entry.size);
+}
+
+bool has_name_of(const Record& record, const std::byte* at) {
+  const std::string& name = record.entry.name;
+  return load_le<std::uint16_t>(at + 26) == name.size() &&
+         std::memcmp(at + kLocalHeaderSize, name.data(), name.size()) == 0;
+}
+
+// Whether the bytes, which hold a name as long as the directory's, say what the directory says.
+bool is_local_header_of(const Record& record, const std::byte* at) {
   return load_le<std::uint32_t>(at) == kLocalHeader &&
          load_le<std::uint16_t>(at + 6) == record.flags && load_le<std::uint16_t>(at + 8) == 0 &&
-         says(14, entry.crc32) && says(18, entry.size) && says(22, entry.size) &&
-         load_le<std::uint16_t>(at + 26) == entry.name.size() &&
-         std::memcmp(at + kLocalHeaderSize, entry.name.data(), entry.name.size()) == 0;
+         has_numbers_of(record, at) && has_name_of(record, at);
 }
 
 // Replaces what is all ones by the field's 64-bit numbers: twice the size, then the offset. False:
@@ -82,21 +96,54 @@ bool take_wide(Record& record, const std::byte* field) {
   return true;
 }
 
+// Whether two numbers of this type, one after the other, are both `wanted`.
+template <class Number>
+bool are_both(const std::byte* at, std::uint64_t wanted) {
+  return load_le<Number>(at) == wanted && load_le<Number>(at + sizeof(Number)) == wanted;
+}
+
 // A descriptor of 32-bit or of 64-bit sizes.
 bool is_descriptor(ByteView bytes, const Entry& entry) {
-  const auto says = [bytes](std::size_t at, std::uint64_t wanted) {
-    return bytes.size() == kDescriptorSize ? load_le<std::uint32_t>(&bytes[at]) == wanted
-                                           : load_le<std::uint64_t>(&bytes[at]) == wanted;
-  };
-  const std::size_t second = bytes.size() == kDescriptorSize ? 12 : 16;
+  const auto are_sizes =
+      bytes.size() == kDescriptorSize ? are_both<std::uint32_t> : are_both<std::uint64_t>;
   return load_le<std::uint32_t>(&bytes[0]) == kDescriptor &&
-         load_le<std::uint32_t>(&bytes[4]) == entry.crc32 && says(8, entry.size) &&
-         says(second, entry.size);
+         load_le<std::uint32_t>(&bytes[4]) == entry.crc32 && are_sizes(&bytes[8], entry.size);
 }
 
 // An old number of the end record stands beside its 64-bit one: all ones, or the same.
 bool agrees(std::uint64_t old, std::uint64_t ones, std::uint64_t wide) {
   return old == ones || old == wide;
+}
+
+bool agree(const End& old, const End& wide) {
+  return agrees(old.count, 0xFFFF, wide.count) &&
+         agrees(old.directory_size, kIn64, wide.directory_size) &&
+         agrees(old.directory_offset, kIn64, wide.directory_offset);
+}
+
+// Bytes of the 64-bit field that a record needs; 0: none.
+std::size_t wide_size(const Record& record) {
+  return (record.entry.size == kIn64 ? 16U : 0U) + (record.header_offset == kIn64 ? 8U : 0U);
+}
+
+// The 64-bit field among the extra fields; null: there is none of `need` bytes or more.
+const std::byte* find_wide_field(std::span<const std::byte> extra, std::size_t need) {
+  while (extra.size() >= 4) {
+    const auto id = load_le<std::uint16_t>(extra.data());
+    const std::size_t size = load_le<std::uint16_t>(extra.data() + 2);
+    extra = extra.subspan(4);
+    if (size > extra.size()) break;
+    if (id == kZip64Field && size >= need) return extra.data();
+    extra = extra.subspan(size);
+  }
+  return nullptr;
+}
+
+std::vector<Record*> sorted_by_offset(std::vector<Record>& records) {
+  std::vector<Record*> order(records.size());
+  std::ranges::transform(records, order.begin(), [](Record& record) { return &record; });
+  std::ranges::stable_sort(order, {}, &Record::header_offset);
+  return order;
 }
 
 }  // namespace
@@ -131,7 +178,8 @@ class Archive::Loader {
   [[nodiscard]] std::uint64_t size() const { return size_; }
 
   End find_end();
-  void require_directory(const End& end, std::uint64_t offset) const;
+  void require_place(const End& end, std::uint64_t offset) const;
+  void require_count(const End& end, std::uint64_t offset) const;
   std::vector<Record> directory(const End& end);
   void locate(std::vector<Record>& records, std::uint64_t directory_offset);
 
@@ -144,10 +192,15 @@ class Archive::Loader {
     source_.read_at(offset, window.bytes);
     return window;
   }
+  void require_one_disk(bool one_disk, std::uint64_t offset) const;
+  const std::byte* end_record();
   void explain_missing_end() const;
+  std::uint64_t wide_end_offset(const std::byte* locator, std::uint64_t locator_offset) const;
   void widen(End& end, const std::byte* record, std::uint64_t record_offset);
   std::uint64_t central(std::span<const std::byte> bytes, std::uint64_t base, Record& record) const;
   void zip64(std::span<const std::byte> extra, Record& record, std::uint64_t offset) const;
+  void require_outside(const Record& record, std::uint64_t done,
+                       std::uint64_t directory_offset) const;
   void check_local(Record& record, const std::byte* header, std::uint64_t limit) const;
   void check_gap(const Record& record, std::uint64_t end);
 
@@ -156,35 +209,46 @@ class Archive::Loader {
   Window current_;
 };
 
-End Archive::Loader::find_end() {
+void Archive::Loader::require_one_disk(bool one_disk, std::uint64_t offset) const {
+  if (!one_disk) fail(ErrorCode::unsupported, "zip archive that spans several disks", offset);
+}
+
+// The last bytes of the file.
+const std::byte* Archive::Loader::end_record() {
   if (size_ < kEndSize) {
     fail(ErrorCode::incomplete,
          "file of " + std::to_string(size_) + " bytes is too short for a zip archive", size_);
   }
-  const std::uint64_t offset = size_ - kEndSize;
-  const std::byte* record = view(offset, kEndSize, size_);
+  const std::byte* record = view(size_ - kEndSize, kEndSize, size_);
   if (load_le<std::uint32_t>(record) != kEnd || load_le<std::uint16_t>(record + 20) != 0) {
     explain_missing_end();
   }
+  return record;
+}
+
+End Archive::Loader::find_end() {
+  const std::byte* record = end_record();
+  const std::uint64_t offset = size_ - kEndSize;
   End end;
   end.offset = offset;
   end.count = load_le<std::uint16_t>(record + 10);
   end.directory_size = load_le<std::uint32_t>(record + 12);
   end.directory_offset = load_le<std::uint32_t>(record + 16);
-  const bool one_disk =
-      load_le<std::uint32_t>(record + 4) == 0 && load_le<std::uint16_t>(record + 8) == end.count;
-  if (!one_disk) fail(ErrorCode::unsupported, "zip archive that spans several disks", offset);
+  require_one_disk(
+      load_le<std::uint32_t>(record + 4) == 0 && load_le<std::uint16_t>(record + 8) == end.count,
+      offset);
   if (offset >= kEnd64LocatorSize) {
     const std::uint64_t locator = offset - kEnd64LocatorSize;
     const std::byte* bytes = view(locator, kEnd64LocatorSize, size_);
     if (load_le<std::uint32_t>(bytes) == kEnd64Locator) widen(end, bytes, locator);
   }
-  require_directory(end, offset);
+  require_place(end, offset);
+  require_count(end, offset);
   return end;
 }
 
-// `offset`: of the end record, for messages.
-void Archive::Loader::require_directory(const End& end, std::uint64_t offset) const {
+// That the directory lies where it is said to. `offset`: of the end record, for messages.
+void Archive::Loader::require_place(const End& end, std::uint64_t offset) const {
   if (end.directory_size > end.offset || end.directory_offset != end.offset - end.directory_size) {
     fail(ErrorCode::corrupt,
          "central directory of " + std::to_string(end.directory_size) + " bytes at " +
@@ -192,6 +256,9 @@ void Archive::Loader::require_directory(const End& end, std::uint64_t offset) co
              std::to_string(end.offset),
          offset);
   }
+}
+
+void Archive::Loader::require_count(const End& end, std::uint64_t offset) const {
   if (end.count > kMaxEntries) {
     fail(ErrorCode::limit,
          "zip archive of " + std::to_string(end.count) + " entries, at most " +
@@ -229,18 +296,24 @@ void Archive::Loader::explain_missing_end() const {
   fail(ErrorCode::incomplete, "no end record: not a zip archive, or one that was cut short", size_);
 }
 
-// Takes the numbers of the zip64 end record that `locator` points to; where the old record has
-// numbers of its own they must agree.
-void Archive::Loader::widen(End& end, const std::byte* locator, std::uint64_t locator_offset) {
+// Where the zip64 end record is, which lies in front of its locator.
+std::uint64_t Archive::Loader::wide_end_offset(const std::byte* locator,
+                                               std::uint64_t locator_offset) const {
   const auto offset = load_le<std::uint64_t>(locator + 8);
-  const bool one_disk =
-      load_le<std::uint32_t>(locator + 4) == 0 && load_le<std::uint32_t>(locator + 16) == 1;
-  if (!one_disk)
-    fail(ErrorCode::unsupported, "zip archive that spans several disks", locator_offset);
+  require_one_disk(
+      load_le<std::uint32_t>(locator + 4) == 0 && load_le<std::uint32_t>(locator + 16) == 1,
+      locator_offset);
   if (offset > locator_offset || locator_offset - offset < kEnd64Size) {
     fail(ErrorCode::corrupt, "zip64 end record said to be at " + std::to_string(offset),
          locator_offset);
   }
+  return offset;
+}
+
+// Takes the numbers of the zip64 end record that `locator` points to; where the old record has
+// numbers of its own they must agree.
+void Archive::Loader::widen(End& end, const std::byte* locator, std::uint64_t locator_offset) {
+  const std::uint64_t offset = wide_end_offset(locator, locator_offset);
   const std::byte* record = view(offset, kEnd64Size, size_);
   if (load_le<std::uint32_t>(record) != kEnd64 ||
       load_le<std::uint64_t>(record + 4) != locator_offset - offset - 12) {
@@ -251,14 +324,11 @@ void Archive::Loader::widen(End& end, const std::byte* locator, std::uint64_t lo
   end.count = load_le<std::uint64_t>(record + 32);
   end.directory_size = load_le<std::uint64_t>(record + 40);
   end.directory_offset = load_le<std::uint64_t>(record + 48);
-  if (load_le<std::uint64_t>(record + 16) != 0 ||
-      load_le<std::uint64_t>(record + 24) != end.count) {
-    fail(ErrorCode::unsupported, "zip archive that spans several disks", offset);
-  }
-  const bool agree = agrees(old.count, 0xFFFF, end.count) &&
-                     agrees(old.directory_size, kIn64, end.directory_size) &&
-                     agrees(old.directory_offset, kIn64, end.directory_offset);
-  if (!agree) fail(ErrorCode::corrupt, "the two end records of the zip archive disagree", offset);
+  require_one_disk(
+      load_le<std::uint64_t>(record + 16) == 0 && load_le<std::uint64_t>(record + 24) == end.count,
+      offset);
+  if (!agree(old, end))
+    fail(ErrorCode::corrupt, "the two end records of the zip archive disagree", offset);
 }
 
 std::vector<Record> Archive::Loader::directory(const End& end) {
@@ -326,47 +396,39 @@ std::uint64_t Archive::Loader::central(std::span<const std::byte> bytes, std::ui
 // Replaces the numbers that are in the 64-bit extra field.
 void Archive::Loader::zip64(std::span<const std::byte> extra, Record& record,
                             std::uint64_t offset) const {
-  const bool wide_size = record.entry.size == kIn64;
-  const bool wide_offset = record.header_offset == kIn64;
-  if (!wide_size && !wide_offset) return;
-  const std::size_t need = (wide_size ? 16U : 0U) + (wide_offset ? 8U : 0U);
-  while (extra.size() >= 4) {
-    const auto id = load_le<std::uint16_t>(extra.data());
-    const std::size_t size = load_le<std::uint16_t>(extra.data() + 2);
-    extra = extra.subspan(4);
-    if (size > extra.size()) break;
-    if (id == kZip64Field && size >= need) {
-      if (!take_wide(record, extra.data())) break;
-      return;
-    }
-    extra = extra.subspan(size);
+  const std::size_t need = wide_size(record);
+  if (need == 0) return;
+  const std::byte* field = find_wide_field(extra, need);
+  if (field == nullptr || !take_wide(record, field)) {
+    fail(ErrorCode::corrupt, "zip entry '" + record.entry.name + "' without its 64-bit sizes",
+         offset);
   }
-  fail(ErrorCode::corrupt, "zip entry '" + record.entry.name + "' without its 64-bit sizes",
-       offset);
+}
+
+// A record's header lies behind all that is accounted for, up to `done`, and before the directory.
+void Archive::Loader::require_outside(const Record& record, std::uint64_t done,
+                                      std::uint64_t directory_offset) const {
+  const std::uint64_t start = record.header_offset;
+  const std::uint64_t length = kLocalHeaderSize + record.entry.name.size();
+  if (start >= directory_offset || directory_offset - start < length) {
+    fail(ErrorCode::corrupt, "zip entry '" + record.entry.name + "' lies outside the file", start);
+  }
+  if (start < done) {
+    fail(ErrorCode::corrupt, "zip entry '" + record.entry.name + "' overlaps the one before it",
+         start);
+  }
 }
 
 // Finds every entry's data and proves that entries, with their headers and descriptors, tile the
 // file.
 void Archive::Loader::locate(std::vector<Record>& records, std::uint64_t directory_offset) {
-  std::vector<Record*> order(records.size());
-  std::transform(records.begin(), records.end(), order.begin(),
-                 [](Record& record) { return &record; });
-  std::stable_sort(order.begin(), order.end(), [](const Record* a, const Record* b) {
-    return a->header_offset < b->header_offset;
-  });
+  const std::vector<Record*> order = sorted_by_offset(records);
   std::uint64_t done = 0;  // everything before is accounted for, except a descriptor
   for (std::size_t i = 0; i < order.size(); ++i) {
     Record& record = *order[i];
     const std::uint64_t start = record.header_offset;
+    require_outside(record, done, directory_offset);
     const std::uint64_t length = kLocalHeaderSize + record.entry.name.size();
-    if (start >= directory_offset || directory_offset - start < length) {
-      fail(ErrorCode::corrupt, "zip entry '" + record.entry.name + "' lies outside the file",
-           start);
-    }
-    if (start < done) {
-      fail(ErrorCode::corrupt, "zip entry '" + record.entry.name + "' overlaps the one before it",
-           start);
-    }
     const std::uint64_t from = start - std::min(start - done, kDescriptor64Size);
     const std::uint64_t until =
         end_of_window(std::span(order).subspan(i + 1), from, start + length, directory_offset);
@@ -410,8 +472,8 @@ void Archive::Loader::check_gap(const Record& record, std::uint64_t end) {
   const std::uint64_t gap = end - start;
   const bool announced = (record.flags & kFlagDescriptor) != 0;
   if (gap == 0 && (!announced || entry.size == 0)) return;
-  const bool sized = gap == kDescriptorSize || gap == kDescriptor64Size;
-  const bool right = announced && sized && is_descriptor({view(start, gap, end), gap}, entry);
+  const bool right = announced && is_one_of(gap, kDescriptorSize, kDescriptor64Size) &&
+                     is_descriptor({view(start, gap, end), gap}, entry);
   if (!right) {
     fail(ErrorCode::corrupt,
          std::to_string(gap) + " bytes after zip entry '" + entry.name +
@@ -450,6 +512,25 @@ const Entry* Archive::find(std::string_view name) const {
   return found != by_name_.end() && entries_[*found].name == name ? &entries_[*found] : nullptr;
 }
 
+// The range that holds an entry's data already; null: it must be read.
+const Archive::Window* Archive::window_of(const Entry& entry) const {
+  const auto holds = [&entry](const Window& window) {
+    return Loader::holds(window, entry.data_offset, entry.size);
+  };
+  if (holds(head_)) return &head_;
+  return holds(tail_) ? &tail_ : nullptr;
+}
+
+void Archive::require_crc(const Entry& entry, ByteView bytes) const {
+  const std::uint32_t found = crc32(bytes);
+  if (entry.crc32 == 0 || found == entry.crc32) return;
+  throw Error(ErrorCode::corrupt, "zip entry '" + entry.name + "' has CRC-32 " +
+                                      std::to_string(found) + ", recorded is " +
+                                      std::to_string(entry.crc32))
+      .at_path(source_->name())
+      .at_offset(entry.data_offset);
+}
+
 std::vector<std::byte> Archive::read(const Entry& entry, std::uint64_t cap) const {
   if (entry.size > cap) {
     throw Error(ErrorCode::limit, "zip entry '" + entry.name + "' of " +
@@ -459,23 +540,13 @@ std::vector<std::byte> Archive::read(const Entry& entry, std::uint64_t cap) cons
         .at_offset(entry.data_offset);
   }
   std::vector<std::byte> bytes(entry.size);
-  const Window* held = Loader::holds(head_, entry.data_offset, entry.size)   ? &head_
-                       : Loader::holds(tail_, entry.data_offset, entry.size) ? &tail_
-                                                                             : nullptr;
-  if (held != nullptr) {
+  if (const Window* held = window_of(entry)) {
     const auto* from = held->bytes.data() + (entry.data_offset - held->offset);
     std::copy(from, from + entry.size, bytes.begin());
   } else {
     source_->read_at(entry.data_offset, bytes);
   }
-  const std::uint32_t found = crc32(bytes);
-  if (entry.crc32 != 0 && found != entry.crc32) {
-    throw Error(ErrorCode::corrupt, "zip entry '" + entry.name + "' has CRC-32 " +
-                                        std::to_string(found) + ", recorded is " +
-                                        std::to_string(entry.crc32))
-        .at_path(source_->name())
-        .at_offset(entry.data_offset);
-  }
+  require_crc(entry, bytes);
   return bytes;
 }
 

@@ -22,6 +22,11 @@ bool large(std::uint64_t value) {
   return value >= kIn64;
 }
 
+// Whether an entry's numbers need the 64-bit field.
+bool is_wide(std::uint64_t size, std::uint64_t offset) {
+  return large(size) || large(offset);
+}
+
 std::uint32_t low(std::uint64_t value) {
   return large(value) ? kIn64 : static_cast<std::uint32_t>(value);
 }
@@ -31,14 +36,19 @@ std::uint16_t flags_of(std::uint64_t size) {
   return size == 0 ? kFlagUtf8 : static_cast<std::uint16_t>(kFlagUtf8 | kFlagDescriptor);
 }
 
+std::uint64_t zip64_field_size(std::uint64_t size, std::uint64_t offset) {
+  if (!is_wide(size, offset)) return 0;
+  return 4U + (large(size) ? 16U : 0U) + (large(offset) ? 8U : 0U);
+}
+
 // The 64-bit field: both sizes when the size needs it, then the offset when that does. Empty: not
 // needed.
 std::vector<std::byte> zip64_field(std::uint64_t size, std::uint64_t stored_size,
                                    std::uint64_t offset) {
   std::vector<std::byte> field;
-  if (!large(size) && !large(offset)) return field;
+  if (!is_wide(size, offset)) return field;
   append_le(field, kZip64Field);
-  append_le(field, static_cast<std::uint16_t>((large(size) ? 16 : 0) + (large(offset) ? 8 : 0)));
+  append_le(field, static_cast<std::uint16_t>(zip64_field_size(size, offset) - 4));
   if (large(size)) {
     append_le(field, size);
     append_le(field, stored_size);
@@ -47,14 +57,9 @@ std::vector<std::byte> zip64_field(std::uint64_t size, std::uint64_t stored_size
   return field;
 }
 
-std::uint64_t zip64_field_size(std::uint64_t size, std::uint64_t offset) {
-  if (!large(size) && !large(offset)) return 0;
-  return 4U + (large(size) ? 16U : 0U) + (large(offset) ? 8U : 0U);
-}
-
 std::uint64_t descriptor_size(std::uint64_t size, std::uint64_t offset) {
   if (size == 0) return 0;
-  return large(size) || large(offset) ? kDescriptor64Size : kDescriptorSize;
+  return is_wide(size, offset) ? kDescriptor64Size : kDescriptorSize;
 }
 
 }  // namespace
@@ -129,7 +134,7 @@ std::vector<std::byte> Writer::descriptor(std::size_t index, std::uint32_t crc32
   if (entry.size == 0) return bytes;
   append_le(bytes, kDescriptor);
   append_le(bytes, crc32);
-  if (large(entry.size) || large(entry.header_offset)) {
+  if (is_wide(entry.size, entry.header_offset)) {
     append_le(bytes, entry.size);
     append_le(bytes, entry.size);
   } else {

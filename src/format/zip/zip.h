@@ -48,6 +48,9 @@ class Archive {
   };
   class Loader;
 
+  [[nodiscard]] const Window* window_of(const Entry& entry) const;
+  void require_crc(const Entry& entry, ByteView bytes) const;
+
   std::shared_ptr<const ByteSource> source_;
   std::vector<Entry> entries_;
   std::vector<std::uint32_t> by_name_;  // indices of entries_, sorted by name
