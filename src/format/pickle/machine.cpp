@@ -51,19 +51,23 @@ Parsed Machine::run() {
       at = cursor_.at();
       step();
     }
-    if (stack_.size() != 1 || !marks_.empty()) {
-      corrupt("the pickle ends with " + std::to_string(stack_.size()) +
-              " values on its stack, expected one");
-    }
-    if (cells_[stack_.front().cell].walked > options_.max_nodes) {
-      throw Error(ErrorCode::limit, "the pickle unfolds to more than " +
-                                        std::to_string(options_.max_nodes) + " values");
-    }
+    require_one_value();
   } catch (Error& error) {
     error.at_offset(at);
     throw;
   }
   return {std::move(stack_.front().value), cursor_.at()};
+}
+
+void Machine::require_one_value() const {
+  if (stack_.size() != 1 || !marks_.empty()) {
+    corrupt("the pickle ends with " + std::to_string(stack_.size()) +
+            " values on its stack, expected one");
+  }
+  if (cells_[stack_.front().cell].walked > options_.max_nodes) {
+    throw Error(ErrorCode::limit, "the pickle unfolds to more than " +
+                                      std::to_string(options_.max_nodes) + " values");
+  }
 }
 
 void Machine::step() {
@@ -132,11 +136,15 @@ void Machine::push_slot(Slot slot) {
 }
 
 void Machine::require_above_mark(std::size_t count) const {
-  const std::size_t floor = marks_.empty() ? 0 : marks_.back();
-  if (stack_.size() < floor + count) {
+  if (stack_.size() < floor() + count) {
     corrupt("an opcode needs " + std::to_string(count) + " values, the stack has " +
-            std::to_string(stack_.size() - floor));
+            std::to_string(stack_.size() - floor()));
   }
+}
+
+Machine::Slot& Machine::slot_below(std::size_t first, const char* missing) {
+  if (first <= floor()) corrupt(missing);
+  return stack_[first - 1];
 }
 
 Machine::Slot Machine::pop() {
@@ -212,12 +220,16 @@ void Machine::push_sequence(std::size_t first, Value (*make)(Value::List items))
   const std::uint32_t cell = new_cell();
   Value::List items;
   items.reserve(stack_.size() - first);
+  move_items(first, cell, items);
+  stack_.push_back({make(std::move(items)), cell});
+}
+
+void Machine::move_items(std::size_t first, std::uint32_t cell, Value::List& items) {
   for (std::size_t i = first; i < stack_.size(); ++i) {
     contain(cell, stack_[i]);
     items.push_back(std::move(stack_[i].value));
   }
   stack_.resize(first);
-  stack_.push_back({make(std::move(items)), cell});
 }
 
 void Machine::push_dict(std::size_t first) {
@@ -226,9 +238,7 @@ void Machine::push_dict(std::size_t first) {
 }
 
 void Machine::append_items(std::size_t first) {
-  const std::size_t floor = marks_.empty() ? 0 : marks_.back();
-  if (first <= floor) corrupt("items without a list");
-  Slot& target = stack_[first - 1];
+  Slot& target = slot_below(first, "items without a list");
   const bool object = target.value.is(Kind::object);
   if (!object && !target.value.is(Kind::list)) {
     corrupt("items are appended to " + std::string(describe(target.value.kind())));
@@ -236,32 +246,21 @@ void Machine::append_items(std::size_t first) {
   if (first == stack_.size()) return;
   require_changeable(target);
   auto& items = object ? target.value.as_object().list_items : target.value.items();
-  for (std::size_t i = first; i < stack_.size(); ++i) {
-    contain(target.cell, stack_[i]);
-    items.push_back(std::move(stack_[i].value));
-  }
-  stack_.resize(first);
+  move_items(first, target.cell, items);
 }
 
 void Machine::add_to_set(std::size_t first) {
-  const std::size_t floor = marks_.empty() ? 0 : marks_.back();
-  if (first <= floor || !stack_[first - 1].value.is(Kind::set)) corrupt("items without a set");
-  Slot& target = stack_[first - 1];
+  Slot& target = slot_below(first, "items without a set");
+  if (!target.value.is(Kind::set)) corrupt("items without a set");
   if (first == stack_.size()) return;
   require_changeable(target);
-  for (std::size_t i = first; i < stack_.size(); ++i) {
-    contain(target.cell, stack_[i]);
-    target.value.items().push_back(std::move(stack_[i].value));
-  }
-  stack_.resize(first);
+  move_items(first, target.cell, target.value.items());
 }
 
 void Machine::set_items(std::size_t first) {
-  const std::size_t floor = marks_.empty() ? 0 : marks_.back();
-  if (first <= floor) corrupt("pairs without a dict");
+  Slot& target = slot_below(first, "pairs without a dict");
   if ((stack_.size() - first) % 2 != 0) corrupt("a key without a value");
-  Slot& target = stack_[first - 1];
-  if (!target.value.is(Kind::dict) && !target.value.is(Kind::object)) {
+  if (!is_one_of(target.value.kind(), Kind::dict, Kind::object)) {
     corrupt("pairs are set in " + std::string(describe(target.value.kind())));
   }
   if (first == stack_.size()) return;
@@ -299,13 +298,14 @@ void Machine::memoize(std::uint64_t index) {
   memo_end_ = std::max(memo_end_, saturating_add(index, 1));
   const Slot& slot = top();
   // Picklers count up; any other index has no claim to memory of its own size.
-  if (index <= memo_.size() + 1) {
-    if (index >= memo_.size()) memo_.resize(index + 1, Slot{Value(), kUnset});
-    if (memo_[index].cell == kUnset) count_entry();
-    memo_[index] = slot;
-    return;
-  }
+  if (index <= memo_.size() + 1) return memoize_dense(index, slot);
   if (sparse_memo_.insert_or_assign(index, slot).second) count_entry();
+}
+
+void Machine::memoize_dense(std::uint64_t index, const Slot& slot) {
+  if (index >= memo_.size()) memo_.resize(index + 1, Slot{Value(), kUnset});
+  if (memo_[index].cell == kUnset) count_entry();
+  memo_[index] = slot;
 }
 
 // A pickler numbers a value once: a memo that is larger than all values is there to fill memory.

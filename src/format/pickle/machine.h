@@ -56,10 +56,17 @@ class Machine {
   std::size_t first_of(const Opcode& opcode);
   void drop();
   void require_above_mark(std::size_t count) const;
+  void require_one_value() const;  // at the end
+  // Height of the topmost mark.
+  [[nodiscard]] std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
+  // The slot below `first`; throws `corrupt`, saying `missing`, when a mark is there.
+  Slot& slot_below(std::size_t first, const char* missing);
 
   // Containers.
   void contain(std::uint32_t parent, const Slot& child);
   void require_changeable(const Slot& slot) const;
+  // All slots from `first` become `items` of the container of this cell.
+  void move_items(std::size_t first, std::uint32_t cell, Value::List& items);
   // Makes one of all slots from `first`.
   void push_sequence(std::size_t first, Value (*make)(Value::List items));
   void push_dict(std::size_t first);
@@ -71,6 +78,7 @@ class Machine {
   // Memo.
   void memoize_next();
   void memoize(std::uint64_t index);
+  void memoize_dense(std::uint64_t index, const Slot& slot);
   void count_entry();
   void recall(std::uint64_t index);
   [[nodiscard]] const Slot* memo_entry(std::uint64_t index) const;  // null: never put
@@ -82,6 +90,8 @@ class Machine {
     std::size_t end = 0;
   };
   [[nodiscard]] bool may_skip() const;
+  // Whether a skipped list may refer to this memo entry.
+  [[nodiscard]] bool is_harmless(std::uint64_t index) const;
   void skip_list();
   void read_skipped();
 
@@ -91,9 +101,11 @@ class Machine {
   void reduce();
   void new_object(bool with_keywords);
   void build();
+  void build_object(Slot& target, Slot state);
   void load_persistent(const Slot& id);
   void load_persistent_text();
   void require_callable(const Value& callable) const;
+  void require_harmless_call(const Value& callable, const Value& arguments) const;
   // Result of `callable(*arguments)` for a name of the closed table; false: not in the table.
   bool reduce_known(const Slot& callable, const Slot& arguments, Slot& result);
   Slot ordered_dict_of(const Slot& arguments);

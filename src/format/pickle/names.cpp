@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "base/one_of.h"
+
 namespace tessera::pickle {
 namespace {
 
@@ -236,13 +238,20 @@ constexpr auto kRenames = std::to_array<Rename>({
 });
 
 void rename(std::string& module, std::string& name, Name Rename::*from, Name Rename::*to) {
-  for (const Rename& row : kRenames) {
-    if ((row.*from).module != module) continue;
-    if (!(row.*from).name.empty() && (row.*from).name != name) continue;
-    module = (row.*to).module;
-    if (!(row.*to).name.empty()) name = (row.*to).name;
-    return;
-  }
+  const auto* row = std::ranges::find_if(
+      kRenames,
+      [&](const Name& known) {
+        return known.module == module && (known.name.empty() || known.name == name);
+      },
+      from);
+  if (row == kRenames.end()) return;
+  module = (row->*to).module;
+  if (!(row->*to).name.empty()) name = (row->*to).name;
+}
+
+bool is_dangerous_step(std::string_view step) {
+  return step.starts_with("__") || is_one_of(step, "builtins", "f_globals", "gi_frame") ||
+         in_dangerous_module(step);
 }
 
 }  // namespace
@@ -250,11 +259,7 @@ void rename(std::string& module, std::string& name, Name Rename::*from, Name Ren
 bool is_dangerous_attribute(std::string_view name) {
   while (!name.empty()) {
     const std::size_t dot = std::min(name.find('.'), name.size());
-    const std::string_view step = name.substr(0, dot);
-    if (step.starts_with("__") || step == "builtins" || step == "f_globals" || step == "gi_frame" ||
-        in_dangerous_module(step)) {
-      return true;
-    }
+    if (is_dangerous_step(name.substr(0, dot))) return true;
     name.remove_prefix(std::min(dot + 1, name.size()));
   }
   return false;

@@ -4,6 +4,7 @@
 #include <array>
 #include <optional>
 
+#include "base/one_of.h"
 #include "format/pickle/machine.h"
 #include "format/pickle/names.h"
 #include "format/pickle/text.h"
@@ -26,18 +27,21 @@ bool is_global(const Value& value, std::string_view module, std::string_view nam
   return value.is(Kind::global) && value.global_module() == module && value.global_name() == name;
 }
 
+bool is_nested_class(const Value& callable, const Value& arguments);
+
+bool is_harmless_class(const Value& value) {
+  if (value.is(Kind::object))
+    return is_nested_class(value.as_object().callable, value.as_object().arguments);
+  return value.is(Kind::global) && !is_dangerous(value.global_module(), value.global_name());
+}
+
 // Nested classes are written as getattr(Outer, "Inner") below protocol 4. That form, and no other
 // use of getattr, only names something.
 bool is_nested_class(const Value& callable, const Value& arguments) {
   if (!is_global(callable, "builtins", "getattr") || arguments.size() != 2) return false;
-  const Value& outer = arguments.items()[0];
   const Value& inner = arguments.items()[1];
-  if (!inner.is(Kind::string) || is_dangerous_attribute(inner.as_string())) return false;
-  if (outer.is(Kind::object)) {
-    const Object& object = outer.as_object();
-    return is_nested_class(object.callable, object.arguments);
-  }
-  return outer.is(Kind::global) && !is_dangerous(outer.global_module(), outer.global_name());
+  return inner.is(Kind::string) && !is_dangerous_attribute(inner.as_string()) &&
+         is_harmless_class(arguments.items()[0]);
 }
 
 [[noreturn]] void refuse(const Value& callable) {
@@ -50,7 +54,11 @@ bool is_nested_class(const Value& callable, const Value& arguments) {
 }
 
 bool is_list_or_tuple(const Value& value) {
-  return value.is(Kind::list) || value.is(Kind::tuple);
+  return is_one_of(value.kind(), Kind::list, Kind::tuple);
+}
+
+bool is_pair(const Value& value) {
+  return is_list_or_tuple(value) && value.size() == 2;
 }
 
 bool is_text(const Value& value, std::string_view text) {
@@ -91,7 +99,7 @@ std::optional<Value> make_frozenset(const Value& callable, const Value& argument
 std::optional<Value> make_complex(const Value& callable, const Value& arguments) {
   const auto& given = arguments.items();
   const bool numbers = std::ranges::all_of(
-      given, [](const Value& part) { return part.is(Kind::real) || part.is(Kind::integer); });
+      given, [](const Value& part) { return is_one_of(part.kind(), Kind::real, Kind::integer); });
   if (given.size() != 2 || !numbers) refuse_arguments(callable, arguments);
   return Value::complex({given[0].as_real(), given[1].as_real()});
 }
@@ -109,6 +117,16 @@ std::optional<Value> make_bytearray(const Value& callable, const Value& argument
       given.size() == 2 && given[0].is(Kind::string) && is_text(given[1], "latin-1");
   if (!encoded) refuse_arguments(callable, arguments);
   return Value::bytearray(latin1_to_bytes(given[0].as_string()));
+}
+
+// What an object may be given as a state: names of attributes, and no others of Python's own.
+void require_attributes(const Value& state) {
+  if (!state.is(Kind::dict)) corrupt("the state of an OrderedDict is not a dict");
+  for (const auto& [key, value] : state.pairs()) {
+    if (!key.is(Kind::string) || key.as_string().starts_with("__")) {
+      corrupt("the state of an OrderedDict sets " + render(key, 60));
+    }
+  }
 }
 
 // Names whose calls are values; nullopt: with these arguments the call stays an object.
@@ -177,22 +195,22 @@ void Machine::require_callable(const Value& callable) const {
   }
 }
 
-void Machine::reduce() {
-  Slot arguments = pop();
-  Slot callable = pop();
-  if (!arguments.value.is(Kind::tuple)) {
-    corrupt("arguments are " + std::string(describe(arguments.value.kind())) +
-            ", expected a tuple");
+void Machine::require_harmless_call(const Value& callable, const Value& arguments) const {
+  if (!arguments.is(Kind::tuple)) {
+    corrupt("arguments are " + std::string(describe(arguments.kind())) + ", expected a tuple");
   }
-  if (protocol_ < 2 && is_global(callable.value, "copyreg", "_reconstructor")) {
+  if (protocol_ < 2 && is_global(callable, "copyreg", "_reconstructor")) {
     throw Error(ErrorCode::unsupported,
                 "an object of pickle protocol 0 or 1; objects of protocols 2 to 5 are read");
   }
-  if (is_global(callable.value, "builtins", "getattr")) {
-    if (!is_nested_class(callable.value, arguments.value)) refuse(callable.value);
-  } else {
-    require_callable(callable.value);
-  }
+  if (!is_global(callable, "builtins", "getattr")) return require_callable(callable);
+  if (!is_nested_class(callable, arguments)) refuse(callable);
+}
+
+void Machine::reduce() {
+  Slot arguments = pop();
+  Slot callable = pop();
+  require_harmless_call(callable.value, arguments.value);
   Slot result;
   Value made;
   if (options_.reduce && options_.reduce(callable.value, arguments.value, made)) {
@@ -233,27 +251,23 @@ void Machine::new_object(bool with_keywords) {
 void Machine::build() {
   Slot state = pop();
   Slot& target = top();
-  if (target.value.is(Kind::object)) {
-    require_changeable(target);
-    Object& object = target.value.as_object();
-    if (object.state) throw Error(ErrorCode::unsupported, "an object is given two states");
-    contain(target.cell, state);
-    object.state = std::move(state.value);
-    return;
-  }
+  if (target.value.is(Kind::object)) return build_object(target, std::move(state));
   if (!target.value.is(Kind::dict) || target.value.dict_kind() != DictKind::ordered_dict) {
     corrupt("a state is given to " + std::string(describe(target.value.kind())) +
             ", expected an object");
   }
   require_changeable(target);
-  if (!state.value.is(Kind::dict)) corrupt("the state of an OrderedDict is not a dict");
-  for (const auto& [key, value] : state.value.pairs()) {
-    if (!key.is(Kind::string) || key.as_string().starts_with("__")) {
-      corrupt("the state of an OrderedDict sets " + render(key, 60));
-    }
-  }
+  require_attributes(state.value);
   contain(target.cell, state);
   target.value.set_container_state(std::move(state.value));
+}
+
+void Machine::build_object(Slot& target, Slot state) {
+  require_changeable(target);
+  Object& object = target.value.as_object();
+  if (object.state) throw Error(ErrorCode::unsupported, "an object is given two states");
+  contain(target.cell, state);
+  object.state = std::move(state.value);
 }
 
 bool Machine::reduce_known(const Slot& callable, const Slot& arguments, Slot& result) {
@@ -281,8 +295,7 @@ Machine::Slot Machine::ordered_dict_of(const Slot& arguments) {
   if (given.size() != 1 || !is_list_or_tuple(given[0]))
     corrupt("an OrderedDict is made from no list of pairs");
   for (const Value& pair : given[0].items()) {
-    if (!is_list_or_tuple(pair) || pair.size() != 2)
-      corrupt("an OrderedDict is made from no list of pairs");
+    if (!is_pair(pair)) corrupt("an OrderedDict is made from no list of pairs");
     set_item(result, {pair.items()[0], 0}, {pair.items()[1], 0});
   }
   return result;

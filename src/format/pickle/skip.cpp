@@ -19,6 +19,18 @@ std::string class_name(const Value& global) {
   return global.global_module() + " " + global.global_name();
 }
 
+bool is_empty_attribute(const Value& key, const Value& list) {
+  return list.is(Kind::list) && list.size() == 0 && key.is(Kind::string);
+}
+
+// Whether the rule is about this attribute of the instances of this class.
+bool is_listed(const SkipRule& rule, const Value& owner_class, const Value& attribute) {
+  return owner_class.is(Kind::global) &&
+         std::ranges::any_of(rule.lists, [&](const SkipRule::Attribute& list_of) {
+           return attribute.as_string() == list_of.name && class_name(owner_class) == list_of.owner;
+         });
+}
+
 // What an opcode without a mark and without text does, from the table of opcodes.
 struct Plain {
   bool known = false;
@@ -211,26 +223,23 @@ bool Machine::may_skip() const {
   const Value& list = stack_[size - 1].value;
   const Value& key = stack_[size - 2].value;
   const Value& owner = stack_[marks_.back() - 2].value;
-  const bool empty_attribute = list.is(Kind::list) && list.size() == 0 && key.is(Kind::string);
-  if (!empty_attribute || !owner.is(Kind::object)) return false;
-  const Value& owner_class = owner.as_object().callable;
-  return owner_class.is(Kind::global) &&
-         std::ranges::any_of(options_.skip->lists, [&](const SkipRule::Attribute& list_of) {
-           return key.as_string() == list_of.name && class_name(owner_class) == list_of.owner;
-         });
+  return is_empty_attribute(key, list) && owner.is(Kind::object) &&
+         is_listed(*options_.skip, owner.as_object().callable, key);
+}
+
+bool Machine::is_harmless(std::uint64_t index) const {
+  if (index >= memo_end_) return true;  // put in this list
+  const Slot* slot = memo_entry(index);
+  // What no value was made for lies in a skipped list, where every name is one of the rule's.
+  if (slot == nullptr) return !skipped_.empty();
+  if (!slot->value.is(Kind::global)) return true;
+  const std::string name = class_name(slot->value);
+  return std::ranges::count(options_.skip->classes, name) != 0;
 }
 
 void Machine::skip_list() {
   Skipper skipper(cursor_.rest(), memo_end_, *options_.skip);
-  const bool plain = skipper.run([this](std::uint64_t index) {
-    if (index >= memo_end_) return true;  // put in this list
-    const Slot* slot = memo_entry(index);
-    // What no value was made for lies in a skipped list, where every name is one of the rule's.
-    if (slot == nullptr) return !skipped_.empty();
-    if (!slot->value.is(Kind::global)) return true;
-    const std::string name = class_name(slot->value);
-    return std::ranges::count(options_.skip->classes, name) != 0;
-  });
+  const bool plain = skipper.run([this](std::uint64_t index) { return is_harmless(index); });
   if (!plain) {
     skipping_ = false;
     marks_.push_back(stack_.size());

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "base/one_of.h"
 #include "base/utf8.h"
 #include "tessera/error.h"
 #include "value/integer.h"
@@ -11,22 +12,23 @@
 namespace tessera::pickle {
 namespace {
 
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
-// `count` hexadecimal digits at the start of `text`.
+// `count` hexadecimal digits, at most 8, at the start of `text`.
 std::uint32_t hex(std::string_view text, std::size_t count) {
+  const std::string_view digits = text.substr(0, count);
   std::uint32_t number = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const int digit = i < text.size() ? hex_digit(text[i]) : -1;
-    if (digit < 0) throw Error(ErrorCode::corrupt, "a string escape lacks hexadecimal digits");
-    number = number * 16 + static_cast<std::uint32_t>(digit);
+  const char* const end =
+      std::from_chars(digits.data(), digits.data() + digits.size(), number, 16).ptr;
+  if (static_cast<std::size_t>(end - digits.data()) != count) {
+    throw Error(ErrorCode::corrupt, "a string escape lacks hexadecimal digits");
   }
   return number;
+}
+
+// `count` hexadecimal digits of a character.
+std::uint32_t code_point(std::string_view text, std::size_t count) {
+  const std::uint32_t code = hex(text, count);
+  if (code > 0x10ffff) throw Error(ErrorCode::corrupt, "a string has a code point above U+10FFFF");
+  return code;
 }
 
 void append_utf8(std::string& out, std::uint32_t code) {
@@ -52,7 +54,7 @@ void append_utf8(std::string& out, std::uint32_t code) {
 std::string_view between_quotes(std::string_view literal) {
   literal = literal.substr(0, literal.find_last_not_of("\r ") + 1);
   const bool quoted = literal.size() >= 2 && literal.front() == literal.back() &&
-                      (literal.front() == '\'' || literal.front() == '"');
+                      is_one_of(literal.front(), '\'', '"');
   if (!quoted) throw Error(ErrorCode::corrupt, "a string is not in quotes");
   return literal.substr(1, literal.size() - 2);
 }
@@ -129,18 +131,15 @@ std::string unquote(std::string_view literal) {
 
 std::string decode_raw_unicode(std::string_view escaped) {
   std::string text;
-  for (std::size_t i = 0; i < escaped.size(); ++i) {
-    const char next = i + 1 < escaped.size() ? escaped[i + 1] : '\0';
-    if (escaped[i] != '\\' || (next != 'u' && next != 'U')) {
-      append_utf8(text, static_cast<unsigned char>(escaped[i]));
-      continue;
+  while (!escaped.empty()) {
+    if (is_one_of(escaped.substr(0, 2), "\\u", "\\U")) {
+      const std::size_t digits = escaped[1] == 'u' ? 4 : 8;
+      append_utf8(text, code_point(escaped.substr(2), digits));
+      escaped.remove_prefix(2 + digits);
+    } else {
+      append_utf8(text, static_cast<unsigned char>(escaped.front()));
+      escaped.remove_prefix(1);
     }
-    const std::size_t digits = next == 'u' ? 4 : 8;
-    const std::uint32_t code = hex(escaped.substr(i + 2), digits);
-    if (code > 0x10ffff)
-      throw Error(ErrorCode::corrupt, "a string has a code point above U+10FFFF");
-    append_utf8(text, code);
-    i += digits + 1;
   }
   return text;
 }

@@ -1,4 +1,6 @@
 // Writes what CPython's C pickler writes: the same opcodes, batches, memo entries and frames.
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 #include <map>
@@ -104,17 +106,8 @@ class Writer {
   }
 
   void save_integer(const Integer& integer) {
-    const std::int64_t small = integer.small;
-    if (integer.big.empty() && std::in_range<std::int32_t>(small)) {
-      if (std::in_range<std::uint8_t>(small)) {
-        out_.op(Op::binint1, static_cast<std::uint8_t>(small));
-      } else if (std::in_range<std::uint16_t>(small)) {
-        out_.op(Op::binint2, static_cast<std::uint16_t>(small));
-      } else {
-        out_.op(Op::binint, static_cast<std::int32_t>(small));
-      }
-      return;
-    }
+    if (integer.big.empty() && std::in_range<std::int32_t>(integer.small))
+      return save_int32(static_cast<std::int32_t>(integer.small));
     const auto bytes = integer_to_bytes(integer);
     if (bytes.size() < 256) {
       out_.op(Op::long1, static_cast<std::uint8_t>(bytes.size()));
@@ -122,6 +115,16 @@ class Writer {
       out_.op(Op::long4, static_cast<std::int32_t>(require_below_2_31(bytes.size())));
     }
     out_.text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  }
+
+  void save_int32(std::int32_t number) {
+    if (std::in_range<std::uint8_t>(number)) {
+      out_.op(Op::binint1, static_cast<std::uint8_t>(number));
+    } else if (std::in_range<std::uint16_t>(number)) {
+      out_.op(Op::binint2, static_cast<std::uint16_t>(number));
+    } else {
+      out_.op(Op::binint, number);
+    }
   }
 
   static std::size_t require_below_2_31(std::size_t size) {
@@ -216,20 +219,8 @@ class Writer {
     if (items.empty()) return out_.op(Op::empty_tuple);
     if (items.size() > 3) out_.op(Op::mark);
     for (const Value& item : items) save(item);
-    switch (items.size()) {
-      case 1:
-        out_.op(Op::tuple1);
-        break;
-      case 2:
-        out_.op(Op::tuple2);
-        break;
-      case 3:
-        out_.op(Op::tuple3);
-        break;
-      default:
-        out_.op(Op::tuple);
-        break;
-    }
+    constexpr std::array kShort = {Op::empty_tuple, Op::tuple1, Op::tuple2, Op::tuple3};
+    out_.op(items.size() < kShort.size() ? kShort[items.size()] : Op::tuple);
     memoize(value);
   }
 
@@ -344,14 +335,16 @@ class Writer {
           Value::tuple({Value::global(module, name.substr(0, dot)), name.substr(dot + 1)}));
     }
     to_python2(module, name);
-    for (const char c : module + name) {
-      if (static_cast<unsigned char>(c) < 0x21 || static_cast<unsigned char>(c) > 0x7e) {
-        throw Error(ErrorCode::unsupported, "a name that pickle protocol 2 cannot hold");
-      }
-    }
+    require_visible_ascii(module + name);
     out_.op(Op::global);
     out_.text(module + "\n" + name + "\n");
     memoize(value);
+  }
+
+  static void require_visible_ascii(const std::string& name) {
+    const bool visible =
+        std::ranges::all_of(name, [](unsigned char c) { return c >= 0x21 && c <= 0x7e; });
+    if (!visible) throw Error(ErrorCode::unsupported, "a name that pickle protocol 2 cannot hold");
   }
 
   // `callable(*arguments)` in the place of `value`.
