@@ -17,12 +17,6 @@ FlatGeometry::FlatGeometry(const std::vector<Shape>& shapes, DType dtype, int wo
   if (world < 1) {
     throw Error(ErrorCode::invalid_argument, std::to_string(world) + " ranks, expected 1 or more");
   }
-  const auto pad_to = [this](std::int64_t multiple) {
-    const std::int64_t missing = (multiple - total_ % multiple) % multiple;
-    if (missing == 0) return;
-    entries_.push_back({kPadding, missing});
-    total_ = checked_add(total_, missing);
-  };
   const auto element = static_cast<std::int64_t>(size_of(dtype));
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     if (aligned) pad_to(std::max<std::int64_t>(kAlignment / element, 1));
@@ -32,6 +26,13 @@ FlatGeometry::FlatGeometry(const std::vector<Shape>& shapes, DType dtype, int wo
   }
   if (aligned) pad_to(world);
   shard_size_ = total_ / world + (total_ % world == 0 ? 0 : 1);
+}
+
+void FlatGeometry::pad_to(std::int64_t multiple) {
+  const std::int64_t missing = (multiple - total_ % multiple) % multiple;
+  if (missing == 0) return;
+  entries_.push_back({kPadding, missing});
+  total_ = checked_add(total_, missing);
 }
 
 std::vector<FlatGeometry::Segment> FlatGeometry::shard(int rank) const {

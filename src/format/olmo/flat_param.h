@@ -45,6 +45,7 @@ class FlatGeometry {
     std::size_t param = kPadding;
     std::int64_t count = 0;
   };
+  void pad_to(std::int64_t multiple);
   std::vector<std::int64_t> numels_;
   std::vector<Entry> entries_;   // parameters and padding, in order
   std::int64_t total_ = 0;       // of entries_

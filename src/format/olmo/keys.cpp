@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/one_of.h"
 #include "format/pickle/pickle.h"
 #include "tessera/error.h"
 
@@ -12,14 +13,25 @@ constexpr std::string_view kAlphabet =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 constexpr std::size_t kLongestName = 1 << 16;  // a longer one is no name of ours
 
+// Three bytes from the `begin`-th on, as a number; zeros behind the end.
+std::uint32_t group_at(ByteView bytes, std::size_t begin) {
+  std::uint32_t group = 0;
+  for (std::size_t i = begin; i < begin + 3; ++i) {
+    group = group << 8U | (i < bytes.size() ? std::to_integer<std::uint32_t>(bytes[i]) : 0U);
+  }
+  return group;
+}
+
+void append_group(std::vector<std::byte>& bytes, std::uint32_t group) {
+  for (int shift = 16; shift >= 0; shift -= 8) {
+    bytes.push_back(static_cast<std::byte>(group >> static_cast<unsigned>(shift) & 255U));
+  }
+}
+
 std::string to_base64(ByteView bytes) {
   std::string text;
   for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    std::uint32_t group = 0;
-    for (std::size_t j = 0; j < 3; ++j) {
-      group =
-          group << 8U | (i + j < bytes.size() ? std::to_integer<std::uint32_t>(bytes[i + j]) : 0U);
-    }
+    const std::uint32_t group = group_at(bytes, i);
     for (std::size_t j = 0; j < 4; ++j) {
       const bool padding = i + j > bytes.size();
       text += padding ? '=' : kAlphabet[group >> (18 - 6 * j) & 63U];
@@ -28,10 +40,19 @@ std::string to_base64(ByteView bytes) {
   return text;
 }
 
-std::optional<std::vector<std::byte>> from_base64(std::string_view text) {
-  if (text.empty() || text.size() % 4 != 0 || text.size() > kLongestName) return std::nullopt;
+bool has_base64_size(std::string_view text) {
+  return !text.empty() && text.size() % 4 == 0 && text.size() <= kLongestName;
+}
+
+std::size_t padding_of(std::string_view text) {
   std::size_t padding = 0;
   while (padding < 2 && text[text.size() - 1 - padding] == '=') ++padding;
+  return padding;
+}
+
+std::optional<std::vector<std::byte>> from_base64(std::string_view text) {
+  if (!has_base64_size(text)) return std::nullopt;
+  const std::size_t padding = padding_of(text);
   std::vector<std::byte> bytes;
   std::uint32_t group = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -40,9 +61,7 @@ std::optional<std::vector<std::byte>> from_base64(std::string_view text) {
     if (digit == std::string_view::npos) return std::nullopt;
     group = group << 6U | static_cast<std::uint32_t>(digit);
     if (i % 4 != 3) continue;
-    for (int shift = 16; shift >= 0; shift -= 8) {
-      bytes.push_back(static_cast<std::byte>(group >> static_cast<unsigned>(shift) & 255U));
-    }
+    append_group(bytes, group);
     group = 0;
   }
   bytes.resize(bytes.size() - padding);
@@ -50,7 +69,12 @@ std::optional<std::vector<std::byte>> from_base64(std::string_view text) {
 }
 
 bool is_key(const Value& value) {
-  return value.is(Value::Kind::string) || value.is(Value::Kind::integer);
+  return is_one_of(value.kind(), Value::Kind::string, Value::Kind::integer);
+}
+
+bool are_keys(const Value& value) {
+  return value.is(Value::Kind::tuple) && value.size() != 0 &&
+         std::ranges::all_of(value.items(), is_key);
 }
 
 // (keys, flag)
@@ -58,9 +82,7 @@ std::optional<Key> key_of(const Value& pair) {
   if (!pair.is(Value::Kind::tuple) || pair.size() != 2) return std::nullopt;
   const Value& keys = pair.items()[0];
   const Value& flag = pair.items()[1];
-  const bool right = keys.is(Value::Kind::tuple) && keys.size() != 0 &&
-                     flag.is(Value::Kind::boolean) && std::ranges::all_of(keys.items(), is_key);
-  if (!right) return std::nullopt;
+  if (!are_keys(keys) || !flag.is(Value::Kind::boolean)) return std::nullopt;
   return Key{keys.items(), flag.as_bool()};
 }
 

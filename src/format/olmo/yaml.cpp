@@ -118,6 +118,12 @@ class Builder final : public YAML::EventHandler {
   static Value scalar(const std::string& tag, const std::string& text, const YAML::Mark& mark) {
     if (tag == "?") return plain_scalar(text);
     if (is_one_of(tag, "", "!", std::string(kCore) + "str")) return text;
+    return typed_scalar(tag, text, mark);
+  }
+
+  // A scalar of one of YAML's own types.
+  static Value typed_scalar(const std::string& tag, const std::string& text,
+                            const YAML::Mark& mark) {
     if (!tag.starts_with(kCore)) refuse_tag(tag, mark);
     const std::string_view type = std::string_view(tag).substr(kCore.size());
     const Value value = plain_scalar(text);
@@ -158,6 +164,10 @@ class Builder final : public YAML::EventHandler {
     if (frame.nodes > most_nodes_) {
       refuse(ErrorCode::limit, "YAML aliases multiply the document more than tenfold", mark);
     }
+    add_to(frame, value, mark);
+  }
+
+  static void add_to(Frame& frame, const Value& value, const YAML::Mark& mark) {
     if (frame.value.is(Kind::list)) {
       frame.value.items().push_back(value);
     } else if (!frame.key) {
@@ -168,18 +178,24 @@ class Builder final : public YAML::EventHandler {
     }
   }
 
-  static void set_key(Frame& frame, const Value& key, const YAML::Mark& mark) {
-    if (key.is(Kind::list) || key.is(Kind::dict) || key.is(Kind::none)) {
+  static void require_key(const Value& key, const YAML::Mark& mark) {
+    if (is_one_of(key.kind(), Kind::list, Kind::dict, Kind::none)) {
       refuse(ErrorCode::corrupt, "a YAML key is " + std::string(describe(key.kind())), mark);
     }
     if (key.is(Kind::string) && key.as_string() == "<<") {
       refuse(ErrorCode::unsupported, "a YAML merge key", mark);
     }
-    const auto same = [&key](const Value::Pair& pair) { return pair.first == key; };
-    const auto& pairs = frame.value.pairs();
-    const bool twice = key.is(Kind::string) ? frame.value.find(key.as_string()) != nullptr
-                                            : std::any_of(pairs.begin(), pairs.end(), same);
-    if (twice) refuse(ErrorCode::corrupt, "the YAML key " + render(key, 60) + " is twice", mark);
+  }
+
+  static bool has_key(const Value& dict, const Value& key) {
+    if (key.is(Kind::string)) return dict.find(key.as_string()) != nullptr;
+    return std::ranges::count(dict.pairs(), key, &Value::Pair::first) != 0;
+  }
+
+  static void set_key(Frame& frame, const Value& key, const YAML::Mark& mark) {
+    require_key(key, mark);
+    if (has_key(frame.value, key))
+      refuse(ErrorCode::corrupt, "the YAML key " + render(key, 60) + " is twice", mark);
     frame.key = key;
   }
 
@@ -188,6 +204,11 @@ class Builder final : public YAML::EventHandler {
   std::vector<Frame> frames_;
   std::map<YAML::anchor_t, Anchored> anchors_;  // those that are complete
 };
+
+// Everything but tab and line ends below space; UTF-16 has NULs.
+bool is_control(char c) {
+  return static_cast<unsigned char>(c) < 0x20 && !is_one_of(c, '\t', '\n', '\r');
+}
 
 void require_text(ByteView bytes) {
   if (bytes.size() > kYamlLimit) {
@@ -198,15 +219,22 @@ void require_text(ByteView bytes) {
   if (text.starts_with("\xef\xbb\xbf")) {
     throw Error(ErrorCode::corrupt, "YAML that begins with a byte order mark").at_offset(0);
   }
-  // Everything but tab and line ends below space; UTF-16 has NULs.
-  const auto control = std::find_if(text.begin(), text.end(), [](char c) {
-    return static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n' && c != '\r';
-  });
+  const auto control = std::find_if(text.begin(), text.end(), is_control);
   if (control != text.end()) {
     throw Error(ErrorCode::corrupt, "a control character in YAML")
         .at_offset(static_cast<std::uint64_t>(control - text.begin()));
   }
   pickle::require_utf8(text);
+}
+
+// Null: the document is no dict, or has no such key.
+const Value* find_at_root(const Value& root, std::string_view key) {
+  return root.is(Kind::dict) ? root.find(key) : nullptr;
+}
+
+bool is_world_size(const Value& value) {
+  return value.is(Kind::integer) && value.as_integer().big.empty() && value.as_int() >= 1 &&
+         value.as_int() <= kMostRanks;
 }
 
 }  // namespace
@@ -231,10 +259,9 @@ Value parse_yaml(ByteView text) {
 
 int world_size_of(ByteView metadata_yaml) {
   const Value root = parse_yaml(metadata_yaml);
-  const Value* size = root.is(Kind::dict) ? root.find("world_size") : nullptr;
+  const Value* size = find_at_root(root, "world_size");
   if (size == nullptr) throw Error(ErrorCode::corrupt, "no world_size in the metadata");
-  if (!size->is(Kind::integer) || !size->as_integer().big.empty() || size->as_int() < 1 ||
-      size->as_int() > kMostRanks) {
+  if (!is_world_size(*size)) {
     throw Error(ErrorCode::corrupt, "a world_size of " + render(*size, 60) +
                                         ", expected a number from 1 to " +
                                         std::to_string(kMostRanks));
@@ -244,7 +271,7 @@ int world_size_of(ByteView metadata_yaml) {
 
 std::optional<std::string> sharded_checkpointer_of(ByteView config_yaml) {
   const Value root = parse_yaml(config_yaml);
-  const Value* name = root.is(Kind::dict) ? root.find("sharded_checkpointer") : nullptr;
+  const Value* name = find_at_root(root, "sharded_checkpointer");
   if (name == nullptr || !name->is(Kind::string)) return std::nullopt;
   return name->as_string();
 }

@@ -139,12 +139,18 @@ std::optional<Value> integer_of(std::string_view text) {
   return in_base_if(number.substr(1), "01234567_", 8, negative);
 }
 
+// [eE][-+]?[0-9]+, which must have its sign `with_sign`.
+bool is_exponent(std::string_view rest, bool with_sign) {
+  if (!take_any(rest, "eE")) return false;
+  const bool sign = take_any(rest, "+-");
+  return (sign || !with_sign) && take(rest, is_digit) > 0 && rest.empty();
+}
+
 // \.[0-9]+(?:_[0-9]+)*_*(?:[eE][-+][0-9]+)?
 bool is_fraction(std::string_view rest) {
   if (!take_any(rest, ".") || !take_grouped(rest)) return false;
   take(rest, [](char c) { return c == '_'; });
-  if (rest.empty()) return true;
-  return take_any(rest, "eE") && take_any(rest, "+-") && take(rest, is_digit) > 0 && rest.empty();
+  return rest.empty() || is_exponent(rest, true);
 }
 
 // [-+]?[0-9]+(?:_[0-9]+)*\.[0-9_]*(?:[eE][-+]?[0-9]+)? and the form without a point.
@@ -156,9 +162,7 @@ bool is_real_with_integer(std::string_view rest) {
   const bool point = take_any(rest, ".");
   if (point) take(rest, digit_or_line);
   if (rest.empty() || (loose && !point)) return point;
-  if (!take_any(rest, "eE")) return false;
-  const bool sign = take_any(rest, "+-");
-  return (sign || !loose) && take(rest, is_digit) > 0 && rest.empty();
+  return is_exponent(rest, loose);
 }
 
 // Only what has an integer part has a sign before it.
@@ -209,20 +213,24 @@ std::optional<Value> real_of(std::string_view text) {
   return Value(negative ? -value : value);
 }
 
+bool begins_as_number(std::string_view text) {
+  return is_digit(text[0]) || is_one_of(text[0], '+', '-', '.');
+}
+
+std::optional<Value> number_of(std::string_view text) {
+  if (!begins_as_number(text) || text.size() > kLongestNumber) return std::nullopt;
+  // In this order: every integer that has a point or an exponent is a real.
+  if (auto real = real_of(text)) return real;
+  return integer_of(text);
+}
+
 }  // namespace
 
 Value plain_scalar(std::string_view text) {
   if (is_one_of(text, "", "~", "null", "Null", "NULL")) return {};
-  for (const auto& [word, value] : kBooleans) {
-    if (text == word) return {value};
-  }
-  const bool numeric = is_digit(text[0]) || is_one_of(text[0], '+', '-', '.');
-  if (numeric && text.size() <= kLongestNumber) {
-    // In this order: every integer that has a point or an exponent is a real.
-    if (auto real = real_of(text)) return *real;
-    if (auto integer = integer_of(text)) return *integer;
-  }
-  return {std::string(text)};
+  const auto* word = std::ranges::find(kBooleans, text, [](const auto& row) { return row.first; });
+  if (word != kBooleans.end()) return {word->second};
+  return number_of(text).value_or(std::string(text));
 }
 
 }  // namespace tessera::olmo
