@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <utility>
 
 #include "base/checked.h"
 #include "base/endian.h"
@@ -89,32 +90,44 @@ void append_metadata(std::string& json, const std::map<std::string, std::string>
   }
 }
 
-}  // namespace
-
-std::vector<std::byte> encode_header(Header& header) {
-  check_names(header.entries);
-  for (const Entry& entry : header.entries) check_type(entry);
-  std::sort(header.entries.begin(), header.entries.end(), [](const Entry& a, const Entry& b) {
-    if (a.dtype != b.dtype) return rank_of(a.dtype) < rank_of(b.dtype);
-    return a.name < b.name;
+// Sorts the tensors and gives each its place, one after another.
+void lay_out(std::vector<Entry>& entries) {
+  std::ranges::sort(entries, {}, [](const Entry& entry) {
+    return std::pair(rank_of(entry.dtype), std::string_view(entry.name));
   });
+  std::uint64_t offset = 0;
+  for (Entry& entry : entries) {
+    entry.begin = offset;
+    const auto count = narrow<std::uint64_t>(numel(entry.shape));
+    offset = checked_add(offset, checked_mul<std::uint64_t>(count, size_of(entry.dtype)));
+    entry.end = offset;
+  }
+}
+
+// The header's text, filled up to a multiple of 8 bytes.
+std::string json_of(const Header& header) {
   std::string json = "{";
   if (!header.metadata.empty()) {
     json += "\"__metadata__\":{";
     append_metadata(json, header.metadata);
     json += '}';
   }
-  std::uint64_t offset = 0;
-  for (Entry& entry : header.entries) {
-    entry.begin = offset;
-    const auto count = narrow<std::uint64_t>(numel(entry.shape));
-    offset = checked_add(offset, checked_mul<std::uint64_t>(count, size_of(entry.dtype)));
-    entry.end = offset;
+  for (const Entry& entry : header.entries) {
     if (json.back() != '{') json += ',';
     append_entry(json, entry);
   }
   json += '}';
   json.append((8 - json.size() % 8) % 8, ' ');
+  return json;
+}
+
+}  // namespace
+
+std::vector<std::byte> encode_header(Header& header) {
+  check_names(header.entries);
+  for (const Entry& entry : header.entries) check_type(entry);
+  lay_out(header.entries);
+  const std::string json = json_of(header);
   if (json.size() > kHeaderLimit) {
     throw Error(ErrorCode::limit, "safetensors header of " + std::to_string(json.size()) +
                                       " bytes, readers take " + std::to_string(kHeaderLimit));

@@ -1,17 +1,11 @@
 #include "format/safetensors/index.h"
 
-#include <rapidjson/encodedstream.h>
-#include <rapidjson/error/en.h>
-#include <rapidjson/memorystream.h>
-#include <rapidjson/reader.h>
-
-#include <algorithm>
-#include <charconv>
 #include <set>
 #include <string_view>
 #include <vector>
 
-#include "format/safetensors/json_numbers.h"
+#include "base/one_of.h"
+#include "format/safetensors/json_reader.h"
 #include "format/safetensors/json_text.h"
 #include "tessera/error.h"
 
@@ -23,7 +17,7 @@ constexpr std::size_t kMaxDepth = 64;
 // Empty when `name` is the plain name of a file, else what is wrong with it.
 std::string fault_of(std::string_view name) {
   if (name.empty()) return "is empty";
-  if (name == "." || name == "..") return "is a folder";
+  if (is_one_of(name, ".", "..")) return "is a folder";
   if (name.find('\0') != std::string_view::npos) return "holds a zero byte";
   if (name.find_first_of("/\\") != std::string_view::npos) return "holds a folder";
   if (name.size() > 1 && name[1] == ':') return "holds a drive";
@@ -38,11 +32,7 @@ class Handler : public NumbersAsText {
   bool Null() { return scalar("null"); }
   bool Bool(bool) { return scalar("a boolean"); }
   bool RawNumber(const char* text, rapidjson::SizeType size, bool) {
-    if (path_.size() == 2 && path_[0] == "metadata" && path_[1] == "total_size") {
-      std::uint64_t value = 0;
-      const auto [end, problem] = std::from_chars(text, text + size, value);
-      if (problem == std::errc() && end == text + size) index_.total_size = value;
-    }
+    if (in_total_size()) index_.total_size = count_of({text, size});
     return scalar("a number");
   }
   bool String(const char* text, rapidjson::SizeType size, bool) {
@@ -56,7 +46,7 @@ class Handler : public NumbersAsText {
   }
   bool StartObject() {
     if (in_map()) return fail(ErrorCode::corrupt, "an object where a file name is due");
-    if (path_.size() == 1 && path_[0] == "weight_map") has_map_ = true;
+    if (is_map()) has_map_ = true;
     return enter();
   }
   bool Key(const char* text, rapidjson::SizeType size, bool) {
@@ -68,7 +58,7 @@ class Handler : public NumbersAsText {
   }
   bool EndObject(rapidjson::SizeType) { return leave(); }
   bool StartArray() {
-    if (path_.empty() || in_map() || is_map()) return fail(ErrorCode::corrupt, "a list");
+    if (has_own_place()) return fail(ErrorCode::corrupt, "a list");
     return enter();
   }
   bool EndArray(rapidjson::SizeType) { return leave(); }
@@ -83,9 +73,14 @@ class Handler : public NumbersAsText {
   // At a value of weight_map; at weight_map itself.
   [[nodiscard]] bool in_map() const { return path_.size() == 2 && path_[0] == "weight_map"; }
   [[nodiscard]] bool is_map() const { return path_.size() == 1 && path_[0] == "weight_map"; }
+  [[nodiscard]] bool in_total_size() const {
+    return path_.size() == 2 && path_[0] == "metadata" && path_[1] == "total_size";
+  }
+  // Where the format says what the value is.
+  [[nodiscard]] bool has_own_place() const { return path_.empty() || in_map() || is_map(); }
 
   bool scalar(const char* what) {
-    if (path_.empty() || in_map() || is_map()) {
+    if (has_own_place()) {
       return fail(ErrorCode::corrupt, std::string(what) + " where the index has something else");
     }
     return true;
@@ -123,18 +118,9 @@ Index read_index(ByteView text) {
     if (!handler.key().empty()) error.at_key(handler.key());
     throw error.at_offset(at);
   };
-  rapidjson::MemoryStream stream(reinterpret_cast<const char*>(text.data()), text.size());
-  rapidjson::EncodedInputStream<rapidjson::UTF8<>, rapidjson::MemoryStream> input(stream);
-  rapidjson::Reader reader;
-  reader.Parse<rapidjson::kParseValidateEncodingFlag | rapidjson::kParseNumbersAsStringsFlag>(
-      input, handler);
-  if (reader.HasParseError()) {
-    const std::size_t at = std::min<std::size_t>(reader.GetErrorOffset(), text.size());
-    const bool json = handler.error.empty();
-    fail(handler.code,
-         json ? rapidjson::GetParseError_En(reader.GetParseErrorCode()) : handler.error, at);
-  }
-  if (input.Tell() < text.size()) fail(ErrorCode::corrupt, "text after the JSON", input.Tell());
+  const JsonEnd end = parse_json(text, handler);
+  if (!end.problem.empty()) fail(handler.code, end.problem, end.at);
+  if (end.at < text.size()) fail(ErrorCode::corrupt, "text after the JSON", end.at);
   if (!handler.has_map()) fail(ErrorCode::corrupt, "there is no weight_map", text.size());
   return index;
 }

@@ -1,16 +1,12 @@
-#include <rapidjson/encodedstream.h>
-#include <rapidjson/error/en.h>
-#include <rapidjson/memorystream.h>
-#include <rapidjson/reader.h>
-
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <numeric>
 #include <string_view>
 
 #include "base/checked.h"
 #include "base/endian.h"
-#include "format/safetensors/json_numbers.h"
+#include "base/one_of.h"
+#include "format/safetensors/json_reader.h"
 #include "format/safetensors/safetensors.h"
 #include "tessera/error.h"
 
@@ -32,13 +28,11 @@ class Handler : public NumbersAsText {
   bool Bool(bool) { return skipping() || refuse("a boolean"); }
   bool RawNumber(const char* text, rapidjson::SizeType size, bool) {
     if (skipping()) return true;
-    if (where_ != Where::shape && where_ != Where::offsets) return refuse("a number");
-    std::uint64_t value = 0;
-    const auto [end, problem] = std::from_chars(text, text + size, value);
-    if (problem != std::errc() || end != text + size) {
+    if (!is_one_of(where_, Where::shape, Where::offsets)) return refuse("a number");
+    const auto value = count_of({text, size});
+    if (!value)
       return fail(ErrorCode::corrupt, "'" + std::string(text, size) + "' where a count is due");
-    }
-    return number(value);
+    return number(*value);
   }
   bool String(const char* text, rapidjson::SizeType size, bool) {
     if (skipping()) return true;
@@ -79,7 +73,7 @@ class Handler : public NumbersAsText {
   }
   bool StartArray() {
     if (where_ == Where::skip) return deeper();
-    if ((where_ == Where::shape || where_ == Where::offsets) && !in_array_) return in_array_ = true;
+    if (is_one_of(where_, Where::shape, Where::offsets) && !in_array_) return in_array_ = true;
     return refuse("an array");
   }
   bool EndArray(rapidjson::SizeType count) {
@@ -118,6 +112,16 @@ class Handler : public NumbersAsText {
   };
   // Fields of an entry, as bits.
   static constexpr unsigned kDtype = 1, kShape = 2, kOffsets = 4, kAll = 7;
+  struct Field {
+    std::string_view key;
+    unsigned bit = 0;
+    Where place = Where::skip;
+  };
+  static constexpr std::array<Field, 3> kFields = {{
+      {"dtype", kDtype, Where::dtype},
+      {"shape", kShape, Where::shape},
+      {"data_offsets", kOffsets, Where::offsets},
+  }};
 
   bool leave(Where to) {
     where_ = to;
@@ -163,27 +167,30 @@ class Handler : public NumbersAsText {
   }
 
   bool field(std::string_view key) {
-    const unsigned bit = key == "dtype"          ? kDtype
-                         : key == "shape"        ? kShape
-                         : key == "data_offsets" ? kOffsets
-                                                 : 0;
-    if (bit == 0) {
+    const auto* known = std::ranges::find(kFields, key, &Field::key);
+    if (known == kFields.end()) {
       depth_ = 0;
       return leave(Where::skip);
     }
-    if ((seen_ & bit) != 0) return repeated(key);
-    seen_ |= bit;
+    if ((seen_ & known->bit) != 0) return repeated(key);
+    seen_ |= known->bit;
     offsets_ = 0;
-    return leave(bit == kDtype ? Where::dtype : bit == kShape ? Where::shape : Where::offsets);
+    return leave(known->place);
   }
 
   bool number(std::uint64_t value) {
     if (!in_array_) return refuse("a number");
-    if (where_ == Where::offsets) {
-      if (offsets_ < 2) (offsets_ == 0 ? entry().begin : entry().end) = value;
-      ++offsets_;
-      return true;
-    }
+    return where_ == Where::offsets ? offset(value) : dimension(value);
+  }
+
+  // How many there are is checked at the end of the array.
+  bool offset(std::uint64_t value) {
+    if (offsets_ < 2) (offsets_ == 0 ? entry().begin : entry().end) = value;
+    ++offsets_;
+    return true;
+  }
+
+  bool dimension(std::uint64_t value) {
     if (!std::in_range<std::int64_t>(value))
       return fail(ErrorCode::corrupt, "a dimension of " + std::to_string(value));
     if (entry().shape.size() == kMaxDimensions) {
@@ -216,28 +223,18 @@ class Handler : public NumbersAsText {
 };
 
 void parse(ByteView bytes, const ByteSource& source, Header& header) {
-  const auto* text = reinterpret_cast<const char*>(bytes.data());
   Handler handler(header);
   const auto fail = [&](ErrorCode code, std::string what, std::size_t at) {
     Error error(code, "safetensors header: " + std::move(what));
     if (!handler.key().empty()) error.at_key(handler.key());
     throw error.at_path(source.name()).at_offset(kLengthSize + at);
   };
-  if (bytes.empty() || text[0] != '{') fail(ErrorCode::corrupt, "does not begin with '{'", 0);
-  rapidjson::MemoryStream stream(text, bytes.size());
-  rapidjson::EncodedInputStream<rapidjson::UTF8<>, rapidjson::MemoryStream> input(stream);
-  rapidjson::Reader reader;
-  reader.Parse<rapidjson::kParseValidateEncodingFlag | rapidjson::kParseNumbersAsStringsFlag>(
-      input, handler);
-  if (reader.HasParseError()) {
-    const std::size_t at = std::min<std::size_t>(reader.GetErrorOffset(), bytes.size());
-    if (handler.error.empty())
-      handler.error = rapidjson::GetParseError_En(reader.GetParseErrorCode());
-    fail(handler.code, handler.error, at);
-  }
+  if (bytes.empty() || bytes[0] != std::byte{'{'})
+    fail(ErrorCode::corrupt, "does not begin with '{'", 0);
+  const JsonEnd end = parse_json(bytes, handler);
+  if (!end.problem.empty()) fail(handler.code, end.problem, end.at);
   // The parser takes a NUL for the end.
-  if (input.Tell() != bytes.size())
-    fail(ErrorCode::corrupt, "text after the JSON object", input.Tell());
+  if (end.at != bytes.size()) fail(ErrorCode::corrupt, "text after the JSON object", end.at);
 }
 
 void check_names(const Header& header, const ByteSource& source) {
@@ -254,32 +251,36 @@ void check_names(const Header& header, const ByteSource& source) {
   }
 }
 
+// The data of a tensor that begins where the one before ends, at `done`, in `size` bytes.
+void check_place(const Entry& entry, std::uint64_t done, std::uint64_t size,
+                 const ByteSource& source) {
+  const auto fail = [&](ErrorCode code, const std::string& what) {
+    throw Error(code, what).at_key(entry.name).at_path(source.name());
+  };
+  if (entry.begin > entry.end) fail(ErrorCode::corrupt, "data ends before it begins");
+  const auto count = static_cast<std::uint64_t>(numel(entry.shape));
+  if (checked_mul<std::uint64_t>(count, size_of(entry.dtype)) != entry.end - entry.begin) {
+    fail(ErrorCode::corrupt, "data of " + std::to_string(entry.end - entry.begin) + " bytes for " +
+                                 std::string(to_string(entry.dtype)) + " " +
+                                 to_string(entry.shape));
+  }
+  if (entry.begin != done) {
+    fail(ErrorCode::corrupt, "data begins at " + std::to_string(entry.begin) + ", expected " +
+                                 std::to_string(done) + " where the one before ends");
+  }
+  if (entry.end > size) {
+    fail(ErrorCode::incomplete,
+         "data ends at " + std::to_string(entry.end) + " of " + std::to_string(size) + " bytes");
+  }
+}
+
 // Sorts by place and proves that the tensors tile `size` bytes.
 void check_layout(Header& header, std::uint64_t size, const ByteSource& source) {
-  std::stable_sort(header.entries.begin(), header.entries.end(),
-                   [](const Entry& a, const Entry& b) {
-                     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-                   });
+  std::ranges::stable_sort(header.entries, {},
+                           [](const Entry& entry) { return std::pair(entry.begin, entry.end); });
   std::uint64_t done = 0;
   for (const Entry& entry : header.entries) {
-    const auto fail = [&](ErrorCode code, const std::string& what) {
-      throw Error(code, what).at_key(entry.name).at_path(source.name());
-    };
-    if (entry.begin > entry.end) fail(ErrorCode::corrupt, "data ends before it begins");
-    const auto count = static_cast<std::uint64_t>(numel(entry.shape));
-    if (checked_mul<std::uint64_t>(count, size_of(entry.dtype)) != entry.end - entry.begin) {
-      fail(ErrorCode::corrupt, "data of " + std::to_string(entry.end - entry.begin) +
-                                   " bytes for " + std::string(to_string(entry.dtype)) + " " +
-                                   to_string(entry.shape));
-    }
-    if (entry.begin != done) {
-      fail(ErrorCode::corrupt, "data begins at " + std::to_string(entry.begin) + ", expected " +
-                                   std::to_string(done) + " where the one before ends");
-    }
-    if (entry.end > size) {
-      fail(ErrorCode::incomplete,
-           "data ends at " + std::to_string(entry.end) + " of " + std::to_string(size) + " bytes");
-    }
+    check_place(entry, done, size, source);
     done = entry.end;
   }
   if (done != size) {
@@ -289,16 +290,15 @@ void check_layout(Header& header, std::uint64_t size, const ByteSource& source) 
   }
 }
 
-}  // namespace
-
-Header read_header(const ByteSource& source, std::uint64_t limit) {
+// Bytes of the header's JSON.
+std::uint64_t read_length(const ByteSource& source, std::uint64_t limit) {
   const std::uint64_t size = source.size();
   if (size < kLengthSize) {
     throw Error(ErrorCode::incomplete,
                 "file of " + std::to_string(size) + " bytes is too short for safetensors")
         .at_path(source.name());
   }
-  std::vector<std::byte> bytes(kLengthSize);
+  std::array<std::byte, kLengthSize> bytes{};
   source.read_at(0, bytes);
   const auto length = load_le<std::uint64_t>(bytes.data());
   if (length > limit) {
@@ -311,14 +311,21 @@ Header read_header(const ByteSource& source, std::uint64_t limit) {
                                            " bytes in a file of " + std::to_string(size))
         .at_path(source.name());
   }
-  bytes.resize(length);
+  return length;
+}
+
+}  // namespace
+
+Header read_header(const ByteSource& source, std::uint64_t limit) {
+  const std::uint64_t length = read_length(source, limit);
+  std::vector<std::byte> bytes(length);
   source.read_at(kLengthSize, bytes);
   Header header;
   header.data_offset = kLengthSize + length;
   parse(bytes, source, header);
   bytes = {};
   check_names(header, source);
-  check_layout(header, size - header.data_offset, source);
+  check_layout(header, source.size() - header.data_offset, source);
   return header;
 }
 
