@@ -121,6 +121,11 @@ bool agree(const End& old, const End& wide) {
          agrees(old.directory_offset, kIn64, wide.directory_offset);
 }
 
+// Whether data lies in the file as it is. Only these two flags change nothing about that.
+bool is_plain(std::uint16_t flags, std::uint16_t method) {
+  return (flags & ~(kFlagDescriptor | kFlagUtf8)) == 0 && method == 0;
+}
+
 // Bytes of the 64-bit field that a record needs; 0: none.
 std::size_t wide_size(const Record& record) {
   return (record.entry.size == kIn64 ? 16U : 0U) + (record.header_offset == kIn64 ? 8U : 0U);
@@ -379,8 +384,7 @@ std::uint64_t Archive::Loader::central(std::span<const std::byte> bytes, std::ui
          base);
   }
   record.entry.name = text(at + kCentralHeaderSize, name);
-  // Only these two flags change nothing about how data is stored.
-  if ((record.flags & ~(kFlagDescriptor | kFlagUtf8)) != 0 || method != 0 || disk != 0) {
+  if (!is_plain(record.flags, method) || disk != 0) {
     fail(ErrorCode::unsupported,
          "zip entry '" + record.entry.name + "' with method " + std::to_string(method) +
              " and flags " + std::to_string(record.flags) + ", expected plain stored data",
