@@ -39,10 +39,9 @@ class Cutter {
   void add(const Shape& prefix, std::int64_t count) {
     Box box{prefix, Shape(prefix.size(), 1)};
     if (!prefix.empty()) box.sizes.back() = count;
-    for (std::size_t d = prefix.size(); d < shape_.size(); ++d) {
-      box.offsets.push_back(0);
-      box.sizes.push_back(shape_[d]);
-    }
+    box.offsets.resize(shape_.size(), 0);
+    box.sizes.insert(box.sizes.end(), shape_.begin() + static_cast<std::ptrdiff_t>(prefix.size()),
+                     shape_.end());
     boxes.push_back(std::move(box));
   }
 

@@ -6,6 +6,7 @@
 // order: the first fault found is the first in row-major order. The work depends on the number of
 // pieces, never on the number of rows.
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/checked.h"
@@ -44,7 +45,7 @@ class Cover {
 
   void prove() const {
     std::vector<std::size_t> all(boxes_.size());
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+    std::iota(all.begin(), all.end(), std::size_t{0});
     check(0, 0, std::move(all));
   }
 
@@ -88,29 +89,42 @@ class Cover {
       if (here.size() > 1) refuse_overlap(position, here);
       return;
     }
-    const auto begin = [&](std::size_t box) { return boxes_[box].offsets[d]; };
-    const auto end = [&](std::size_t box) { return begin(box) + boxes_[box].sizes[d]; };
-    std::vector<std::int64_t> cuts{0};
-    for (const std::size_t box : here) {
-      cuts.push_back(begin(box));
-      if (end(box) < sizes_[d]) cuts.push_back(end(box));
-    }
-    std::sort(cuts.begin(), cuts.end());
-    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+    const std::vector<std::int64_t> cuts = cuts_of(here, d);
     std::sort(here.begin(), here.end(),
-              [&](std::size_t a, std::size_t b) { return begin(a) < begin(b); });
+              [&](std::size_t a, std::size_t b) { return begin_of(a, d) < begin_of(b, d); });
     std::vector<std::size_t> active;
     auto next = here.begin();
     for (const std::int64_t cut : cuts) {
-      std::erase_if(active, [&](std::size_t box) { return end(box) <= cut; });
-      for (; next != here.end() && begin(*next) <= cut; ++next) active.push_back(*next);
+      std::erase_if(active, [&](std::size_t box) { return end_of(box, d) <= cut; });
+      for (; next != here.end() && begin_of(*next, d) <= cut; ++next) active.push_back(*next);
       check(d + 1, position + cut * strides_[d], active);
     }
   }
 
+  [[nodiscard]] std::int64_t begin_of(std::size_t box, std::size_t d) const {
+    return boxes_[box].offsets[d];
+  }
+  [[nodiscard]] std::int64_t end_of(std::size_t box, std::size_t d) const {
+    return begin_of(box, d) + boxes_[box].sizes[d];
+  }
+
+  // Where slabs begin along dimension `d`, ascending.
+  [[nodiscard]] std::vector<std::int64_t> cuts_of(std::span<const std::size_t> boxes,
+                                                  std::size_t d) const {
+    std::vector<std::int64_t> cuts{0};
+    for (const std::size_t box : boxes) {
+      cuts.push_back(begin_of(box, d));
+      if (end_of(box, d) < sizes_[d]) cuts.push_back(end_of(box, d));
+    }
+    std::sort(cuts.begin(), cuts.end());
+    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+    return cuts;
+  }
+
   [[noreturn]] void refuse_overlap(std::int64_t position, std::span<const std::size_t> here) const {
-    std::vector<std::size_t> holders;
-    for (const std::size_t box : here) holders.push_back(pieces_[box]);
+    std::vector<std::size_t> holders(here.size());
+    std::transform(here.begin(), here.end(), holders.begin(),
+                   [this](std::size_t box) { return pieces_[box]; });
     std::sort(holders.begin(), holders.end());
     throw Error(ErrorCode::conflict, element_name(shape_, position) + " is in piece " +
                                          std::to_string(holders[0]) + " and in piece " +

@@ -1,5 +1,6 @@
 #include "tessera/dtype.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -35,11 +36,12 @@ constexpr std::array kTable = {
 };
 
 DType lookup(std::string_view name, std::string_view DTypeInfo::*column, std::string_view what) {
-  for (const DTypeInfo& row : kTable) {
-    if (!name.empty() && row.*column == name) return row.dtype;
+  const auto* row = std::ranges::find(kTable, name, column);
+  if (name.empty() || row == kTable.end()) {
+    throw Error(ErrorCode::unsupported,
+                "unknown " + std::string(what) + " '" + std::string(name) + "'");
   }
-  throw Error(ErrorCode::unsupported,
-              "unknown " + std::string(what) + " '" + std::string(name) + "'");
+  return row->dtype;
 }
 
 }  // namespace

@@ -23,13 +23,16 @@ Extent extent_of(const RunSequence& runs) {
   return {runs[0].global, last.global + last.count};
 }
 
+bool ends_before(const Box& a, const Box& b, std::size_t d) {
+  return a.offsets[d] + a.sizes[d] <= b.offsets[d];
+}
+
 bool boxes_are_apart(const Slice& a, const Slice& b) {
   const Box* box_a = std::get_if<Box>(&a);
   const Box* box_b = std::get_if<Box>(&b);
   if (box_a == nullptr || box_b == nullptr) return false;
   for (std::size_t d = 0; d < box_a->offsets.size(); ++d) {
-    if (box_a->offsets[d] + box_a->sizes[d] <= box_b->offsets[d]) return true;
-    if (box_b->offsets[d] + box_b->sizes[d] <= box_a->offsets[d]) return true;
+    if (ends_before(*box_a, *box_b, d) || ends_before(*box_b, *box_a, d)) return true;
   }
   return false;
 }
@@ -126,18 +129,20 @@ class Cursor {
   Run run_;
 };
 
-// Appends `copy`, joined to the last one where it continues it on both sides.
+// Whether `copy` goes on where `last` ends, on both sides.
+bool continues(const Copy& last, const Copy& copy) {
+  return last.from == copy.from && last.to == copy.to &&
+         last.from_local + last.count == copy.from_local &&
+         last.to_local + last.count == copy.to_local;
+}
+
+// Appends `copy`, joined to the last one where it continues it.
 void append(std::vector<Copy>& copies, const Copy& copy) {
-  if (!copies.empty()) {
-    Copy& last = copies.back();
-    if (last.from == copy.from && last.to == copy.to &&
-        last.from_local + last.count == copy.from_local &&
-        last.to_local + last.count == copy.to_local) {
-      last.count += copy.count;
-      return;
-    }
+  if (!copies.empty() && continues(copies.back(), copy)) {
+    copies.back().count += copy.count;
+  } else {
+    copies.push_back(copy);
   }
-  copies.push_back(copy);
 }
 
 // Appends the common runs of two sequences that are not empty; `copy` names the two pieces.
@@ -161,6 +166,14 @@ void merge(const RunSequence& from, const RunSequence& to, Copy copy, std::vecto
   }
 }
 
+// What a copy brings to the elements [begin, end) of its target.
+Copy part_of(Copy copy, std::int64_t begin, std::int64_t end) {
+  copy.from_local += begin - copy.to_local;
+  copy.to_local = begin;
+  copy.count = end - begin;
+  return copy;
+}
+
 // From copies into one target, sorted by `to_local`, keeps for each element the one from the lowest
 // source. Walks the target; `waiting` holds the copies that have begun and may still be needed.
 std::vector<Copy> without_replicas(const std::vector<Copy>& copies) {
@@ -172,20 +185,32 @@ std::vector<Copy> without_replicas(const std::vector<Copy>& copies) {
   while (next < copies.size() || !waiting.empty()) {
     if (waiting.empty()) at = std::max(at, copies[next].to_local);
     for (; next < copies.size() && copies[next].to_local <= at; ++next) waiting.push(copies[next]);
-    Copy best = waiting.top();
+    const Copy best = waiting.top();
     const std::int64_t end = best.to_local + best.count;
     if (end <= at) {
       waiting.pop();
       continue;
     }
     const std::int64_t stop = next < copies.size() ? std::min(end, copies[next].to_local) : end;
-    best.from_local += at - best.to_local;
-    best.to_local = at;
-    best.count = stop - at;
-    append(kept, best);
+    append(kept, part_of(best, at, stop));
     at = stop;
   }
   return kept;
+}
+
+void sort_by_target(std::vector<Copy>& copies) {
+  const auto earlier = [](const Copy& a, const Copy& b) { return a.to_local < b.to_local; };
+  if (!std::is_sorted(copies.begin(), copies.end(), earlier)) {
+    std::sort(copies.begin(), copies.end(), earlier);
+  }
+}
+
+// Of copies into one target, sorted by `to_local`.
+bool have_replicas(const std::vector<Copy>& copies) {
+  const auto overlap = [](const Copy& a, const Copy& b) {
+    return a.to_local + a.count > b.to_local;
+  };
+  return std::adjacent_find(copies.begin(), copies.end(), overlap) != copies.end();
 }
 
 // The copies that fill one target of a plan.
@@ -200,23 +225,29 @@ std::vector<Copy> fill(const Sources& sources, std::span<const Slice> from, cons
       merge(source.runs, runs, copy, copies);
     }
   });
-  const auto earlier = [](const Copy& a, const Copy& b) { return a.to_local < b.to_local; };
-  if (!std::is_sorted(copies.begin(), copies.end(), earlier)) {
-    std::sort(copies.begin(), copies.end(), earlier);
-  }
-  const auto overlap = [](const Copy& a, const Copy& b) {
-    return a.to_local + a.count > b.to_local;
-  };
-  if (std::adjacent_find(copies.begin(), copies.end(), overlap) == copies.end()) return copies;
-  return without_replicas(copies);
+  sort_by_target(copies);
+  if (have_replicas(copies)) return without_replicas(copies);
+  return copies;
+}
+
+void require_all_inside(std::span<const Slice> slices, const Shape& shape) {
+  for (const Slice& slice : slices) require_inside(slice, shape);
+}
+
+// `filled`: the first element of the target that no piece holds.
+[[noreturn]] void refuse_hole(const Shape& shape, const Slice& target, std::int64_t filled) {
+  const RunSequence runs(target, shape);
+  const Run run = runs[filled / runs[0].count];
+  throw Error(ErrorCode::incomplete,
+              element_name(shape, run.global + filled - run.local) + " is in no piece");
 }
 
 }  // namespace
 
 std::vector<Copy> plan_copies(const Shape& shape, std::span<const Slice> from,
                               std::span<const Slice> to) {
-  for (const Slice& slice : from) require_inside(slice, shape);
-  for (const Slice& slice : to) require_inside(slice, shape);
+  require_all_inside(from, shape);
+  require_all_inside(to, shape);
   const Sources sources(shape, from);
   std::vector<Copy> plan;
   for (std::size_t target = 0; target < to.size(); ++target) {
@@ -235,11 +266,7 @@ void require_filled(const Shape& shape, std::span<const Slice> to, std::span<con
     for (; copy != plan.end() && copy->to == target && copy->to_local == filled; ++copy) {
       filled += copy->count;
     }
-    if (filled >= numel(to[target])) continue;
-    const RunSequence runs(to[target], shape);
-    const Run run = runs[filled / runs[0].count];
-    throw Error(ErrorCode::incomplete,
-                element_name(shape, run.global + filled - run.local) + " is in no piece");
+    if (filled < numel(to[target])) refuse_hole(shape, to[target], filled);
   }
 }
 

@@ -6,12 +6,15 @@
 namespace tessera {
 namespace {
 
+// Whether `size` slices from `begin` on are among the `limit` of a dimension.
+bool fits(std::int64_t begin, std::int64_t size, std::int64_t limit) {
+  return begin >= 0 && size >= 0 && begin <= limit && size <= limit - begin;
+}
+
 bool is_inside(const Box& box, const Shape& shape) {
   if (box.offsets.size() != shape.size() || box.sizes.size() != shape.size()) return false;
   for (std::size_t d = 0; d < shape.size(); ++d) {
-    const bool fits = box.offsets[d] >= 0 && box.sizes[d] >= 0 && box.offsets[d] <= shape[d] &&
-                      box.sizes[d] <= shape[d] - box.offsets[d];
-    if (!fits) return false;
+    if (!fits(box.offsets[d], box.sizes[d], shape[d])) return false;
   }
   return true;
 }
@@ -20,17 +23,19 @@ bool is_inside(const FlatRange& range, const Shape& shape) {
   return range.begin >= 0 && range.end >= range.begin && range.end <= numel(shape);
 }
 
+void require_no_negative_size(const Shape& shape) {
+  if (std::ranges::any_of(shape, [](std::int64_t size) { return size < 0; })) {
+    throw Error(ErrorCode::corrupt, "negative size in shape " + to_string(shape));
+  }
+}
+
 }  // namespace
 
 std::int64_t numel(const Shape& shape) {
+  require_no_negative_size(shape);
   // A zero size makes the product zero whatever the others are, so look for it before multiplying.
+  if (std::ranges::find(shape, 0) != shape.end()) return 0;
   std::int64_t product = 1;
-  bool empty = false;
-  for (const std::int64_t size : shape) {
-    if (size < 0) throw Error(ErrorCode::corrupt, "negative size in shape " + to_string(shape));
-    empty = empty || size == 0;
-  }
-  if (empty) return 0;
   for (const std::int64_t size : shape) product = checked_mul(product, size);
   return product;
 }

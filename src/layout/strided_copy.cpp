@@ -63,6 +63,15 @@ std::size_t smallest(const std::vector<StridedDim>& dims, std::int64_t StridedDi
   return found;
 }
 
+std::vector<StridedDim> all_but(const std::vector<StridedDim>& dims, std::size_t one,
+                                std::size_t other) {
+  std::vector<StridedDim> rest;
+  for (std::size_t d = 0; d < dims.size(); ++d) {
+    if (d != one && d != other) rest.push_back(dims[d]);
+  }
+  return rest;
+}
+
 template <typename Element>
 void copy_elements(const StridedMove& move, const Element* from, Element* to) {
   if (move.dims.empty()) {
@@ -71,10 +80,7 @@ void copy_elements(const StridedMove& move, const Element* from, Element* to) {
   }
   const std::size_t along = smallest(move.dims, &StridedDim::to);
   const std::size_t across = smallest(move.dims, &StridedDim::from);
-  std::vector<StridedDim> outer;
-  for (std::size_t d = 0; d < move.dims.size(); ++d) {
-    if (d != along && d != across) outer.push_back(move.dims[d]);
-  }
+  std::vector<StridedDim> outer = all_but(move.dims, along, across);
   const StridedDim& line = move.dims[along];
   const bool plane = along != across && move.dims[across].from != 0 && line.from != 0;
   if (!plane && along != across) outer.push_back(move.dims[across]);
@@ -86,6 +92,34 @@ void copy_elements(const StridedMove& move, const Element* from, Element* to) {
       copy_line(from + walk.from, line.from, to + walk.to, line.to, line.size);
     }
   } while (walk.next());
+}
+
+// Makes every dimension lead on in the source.
+void turn_forward(StridedMove& move) {
+  for (StridedDim& dim : move.dims) {
+    if (dim.from >= 0) continue;
+    move.from += (dim.size - 1) * dim.from;
+    move.to += (dim.size - 1) * dim.to;
+    dim.from = -dim.from;
+    dim.to = -dim.to;
+  }
+}
+
+// Whether the two dimensions are one, on both sides.
+bool continues(const StridedDim& outer, const StridedDim& inner) {
+  return outer.from == inner.from * inner.size && outer.to == inner.to * inner.size;
+}
+
+std::vector<StridedDim> joined(const std::vector<StridedDim>& dims) {
+  std::vector<StridedDim> result;
+  for (const StridedDim& dim : dims) {
+    if (!result.empty() && continues(result.back(), dim)) {
+      result.back() = {result.back().size * dim.size, dim.from, dim.to};
+    } else {
+      result.push_back(dim);
+    }
+  }
+  return result;
 }
 
 }  // namespace
@@ -107,26 +141,10 @@ bool StridedWalk::next() {
 
 StridedMove normalized(StridedMove move) {
   std::erase_if(move.dims, [](const StridedDim& dim) { return dim.size == 1; });
-  for (StridedDim& dim : move.dims) {
-    if (dim.from >= 0) continue;
-    move.from += (dim.size - 1) * dim.from;
-    move.to += (dim.size - 1) * dim.to;
-    dim.from = -dim.from;
-    dim.to = -dim.to;
-  }
+  turn_forward(move);
   std::stable_sort(move.dims.begin(), move.dims.end(),
                    [](const StridedDim& a, const StridedDim& b) { return a.from > b.from; });
-  std::vector<StridedDim> joined;
-  for (const StridedDim& dim : move.dims) {
-    const bool continues = !joined.empty() && joined.back().from == dim.from * dim.size &&
-                           joined.back().to == dim.to * dim.size;
-    if (continues) {
-      joined.back() = {joined.back().size * dim.size, dim.from, dim.to};
-    } else {
-      joined.push_back(dim);
-    }
-  }
-  move.dims = std::move(joined);
+  move.dims = joined(move.dims);
   return move;
 }
 
