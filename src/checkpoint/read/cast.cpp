@@ -19,24 +19,32 @@ struct Bool8 {
   operator std::uint8_t() const { return bits != 0 ? 1 : 0; }  // NOLINT
 };
 
+template <typename T>
+constexpr bool kIs16Bit = std::is_same_v<T, BFloat16> || std::is_same_v<T, Half>;
+
+// Of a float outside the range of 64 bits, and of NaN, the least number.
+template <typename Float>
+std::int64_t to_int64(Float from) {
+  constexpr auto kLimit = static_cast<Float>(9223372036854775808.0);
+  const bool fits = from > -kLimit && from < kLimit;
+  return fits ? static_cast<std::int64_t>(from) : std::numeric_limits<std::int64_t>::min();
+}
+
 // C++'s own conversion, except where it is undefined: a float outside an integer's range wraps
 // through 64 bits as torch's does on common hardware, and NaN becomes zero's bit pattern of that
 // route.
 template <typename To, typename From>
 To convert(From from) {
-  if constexpr (std::is_same_v<To, BFloat16> || std::is_same_v<To, Half>) {
+  if constexpr (kIs16Bit<To>) {
     return To::from(static_cast<float>(from));
-  } else if constexpr (std::is_same_v<From, BFloat16> || std::is_same_v<From, Half>) {
+  } else if constexpr (kIs16Bit<From>) {
     return convert<To>(static_cast<float>(from));
   } else if constexpr (std::is_same_v<From, Bool8>) {
     return convert<To>(static_cast<std::uint8_t>(from));
   } else if constexpr (std::is_same_v<To, Bool8>) {
-    return {from != From{} ? std::uint8_t{1} : std::uint8_t{0}};
+    return {static_cast<std::uint8_t>(from != From{})};
   } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
-    constexpr auto kLimit = static_cast<From>(9223372036854775808.0);
-    const bool fits = from > -kLimit && from < kLimit;
-    return static_cast<To>(fits ? static_cast<std::int64_t>(from)
-                                : std::numeric_limits<std::int64_t>::min());
+    return static_cast<To>(to_int64(from));
   } else {
     return static_cast<To>(from);
   }
@@ -68,14 +76,19 @@ bool with_type(DType dtype, F&& f) {
 }
 
 template <typename From, typename To>
+constexpr bool exceeds() {
+  return std::cmp_less(std::numeric_limits<From>::min(), std::numeric_limits<To>::min()) ||
+         std::cmp_greater(std::numeric_limits<From>::max(), std::numeric_limits<To>::max());
+}
+
+template <typename From, typename To>
 constexpr bool wraps_between() {
   constexpr bool kFromInteger = std::is_integral_v<From>;
   if constexpr (std::is_same_v<From, To> ||
                 !(std::is_integral_v<To> || std::is_same_v<To, Bool8>)) {
     return false;
   } else if constexpr (kFromInteger && std::is_integral_v<To>) {
-    return std::cmp_less(std::numeric_limits<From>::min(), std::numeric_limits<To>::min()) ||
-           std::cmp_greater(std::numeric_limits<From>::max(), std::numeric_limits<To>::max());
+    return exceeds<From, To>();
   } else {
     return !std::is_same_v<From, Bool8>;
   }

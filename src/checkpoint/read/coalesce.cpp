@@ -19,11 +19,9 @@ struct Runs {
   std::array<std::int64_t, kBuckets> gaps{};
 };
 
-}  // namespace
-
-std::vector<std::int64_t> gaps_to_close(std::span<const Copy> plan, std::size_t pieces,
-                                        std::size_t element) {
-  const auto bytes = static_cast<std::int64_t>(element);
+// `bytes`: of an element.
+std::unordered_map<std::size_t, Runs> runs_by_piece(std::span<const Copy> plan,
+                                                    std::int64_t bytes) {
   std::unordered_map<std::size_t, Runs> by_piece;
   for (const Copy& copy : plan) {
     Runs& runs = by_piece[copy.from];
@@ -34,16 +32,29 @@ std::vector<std::int64_t> gaps_to_close(std::span<const Copy> plan, std::size_t 
     runs.end = copy.from_local + copy.count;
     runs.needed += copy.count;
   }
-  std::vector<std::int64_t> closed(pieces, kFreeGapBytes / bytes);
-  for (const auto& [piece, runs] : by_piece) {
-    std::int64_t over = 0;
-    for (std::size_t bits = 1; bits < kBuckets; ++bits) {
-      over += runs.gaps[bits];
-      if (over * kNeededPerGapByte > runs.needed) break;
-      const std::int64_t longest = (std::int64_t{1} << bits) - 1;  // bytes
-      closed[piece] = std::max(closed[piece], longest / bytes);
-    }
+  return by_piece;
+}
+
+// The longest gap, in bytes, such that all up to it together are worth reading over.
+std::int64_t longest_worth_reading(const Runs& runs) {
+  std::int64_t over = 0;
+  std::size_t bits = 0;
+  while (bits + 1 < kBuckets) {
+    over += runs.gaps[bits + 1];
+    if (over * kNeededPerGapByte > runs.needed) break;
+    ++bits;
   }
+  return (std::int64_t{1} << bits) - 1;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> gaps_to_close(std::span<const Copy> plan, std::size_t pieces,
+                                        std::size_t element) {
+  const auto bytes = static_cast<std::int64_t>(element);
+  std::vector<std::int64_t> closed(pieces, kFreeGapBytes / bytes);
+  for (const auto& [piece, runs] : runs_by_piece(plan, bytes))
+    closed[piece] = std::max(closed[piece], longest_worth_reading(runs) / bytes);
   return closed;
 }
 

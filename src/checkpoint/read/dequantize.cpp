@@ -82,11 +82,7 @@ class Computed : public ByteSource {
       out = out.subspan(part);
       offset += part;
     }
-    if (offset == size()) {
-      elements_.hand_over(checks_);
-      scale_elements_.hand_over(checks_);
-      checks_.read_rest(1);
-    }
+    if (offset == size()) compare_checksums();
   }
 
  protected:
@@ -107,6 +103,12 @@ class Computed : public ByteSource {
   }
 
  private:
+  void compare_checksums() const {
+    elements_.hand_over(checks_);
+    scale_elements_.hand_over(checks_);
+    checks_.read_rest(1);
+  }
+
   Value quantized_;
   Value scales_;
   mutable std::mutex mutex_;  // guards the readers
@@ -116,6 +118,17 @@ class Computed : public ByteSource {
   DType to_;
   std::string name_;
   mutable StorageChecks checks_;  // of both tensors
+};
+
+// Scales that have been read: of neighbouring blocks in one row of blocks.
+struct KnownScales {
+  std::int64_t row = -1;
+  std::int64_t first = 0;
+  std::vector<float> values;
+
+  [[nodiscard]] bool cover(std::int64_t of_row, std::int64_t from, std::int64_t to) const {
+    return of_row == row && from >= first && to < first + static_cast<std::int64_t>(values.size());
+  }
 };
 
 class BlockScaled final : public Computed {
@@ -130,25 +143,21 @@ class BlockScaled final : public Computed {
     const auto count = static_cast<std::int64_t>(out.size());
     const std::vector<std::byte> bytes = elements(begin, count);
     const std::int64_t scale_columns = (columns_ + kBlock - 1) / kBlock;
-    std::int64_t known_row = -1;  // of blocks, whose scales from known_first on are in `known`
-    std::int64_t known_first = 0;
-    std::vector<float> known;
+    KnownScales known;
     for (std::int64_t done = 0; done < count;) {
       const std::int64_t row = (begin + done) / columns_;
       const std::int64_t column = column_of(begin + done);
       const std::int64_t run = std::min(count - done, columns_ - column);
       const std::int64_t first = column / kBlock;
       const std::int64_t last = (column + run - 1) / kBlock;
-      const bool covered = row / kBlock == known_row && first >= known_first &&
-                           last < known_first + static_cast<std::int64_t>(known.size());
-      if (!covered) {
-        known_row = row / kBlock;
-        known_first = first;
-        known = scales(known_row * scale_columns + first, last - first + 1);
+      const std::int64_t row_of_blocks = row / kBlock;
+      if (!known.cover(row_of_blocks, first, last)) {
+        known = {row_of_blocks, first,
+                 scales(row_of_blocks * scale_columns + first, last - first + 1)};
       }
       const std::int64_t end = done + run;
       for (std::int64_t block = first; done < end; ++block) {
-        const float scale = known[static_cast<std::size_t>(block - known_first)];
+        const float scale = known.values[static_cast<std::size_t>(block - known.first)];
         const std::int64_t stop =
             std::min(end, done + (block + 1) * kBlock - column_of(begin + done));
         for (; done < stop; ++done) {
@@ -215,6 +224,13 @@ class Mxfp4 final : public Computed {
       .at_key(quantized.name);
 }
 
+// The path without the last `count` bytes of its last step, if that is a key of so many.
+Path shortened(Path path, std::size_t count) {
+  const auto* last = path.empty() ? nullptr : std::get_if<std::string>(&path.back());
+  if (last != nullptr && last->size() >= count) path.back() = last->substr(0, last->size() - count);
+  return path;
+}
+
 Leaf computed_leaf(std::string name, Shape shape, DType to, std::shared_ptr<Computed> source,
                    const Leaf& from) {
   auto storage = std::make_shared<Storage>();
@@ -225,46 +241,60 @@ Leaf computed_leaf(std::string name, Shape shape, DType to, std::shared_ptr<Comp
   tensor.dtype = to;
   tensor.shape = std::move(shape);
   tensor.pieces.push_back(Piece{whole(tensor.shape), std::move(storage), 0, {}, -1});
-  Path path = from.path;
-  const auto* last = path.empty() ? nullptr : std::get_if<std::string>(&path.back());
-  if (last != nullptr && last->size() >= from.name.size() - name.size()) {
-    path.back() = last->substr(0, last->size() - (from.name.size() - name.size()));
-  }
+  Path path = shortened(from.path, from.name.size() - name.size());
   return {std::move(name), std::move(path), Value(std::move(tensor)), from.containers};
+}
+
+bool is_scale_type(DType dtype) {
+  return is_small_float(dtype) || can_cast(dtype, DType::float32);
+}
+
+constexpr std::int64_t blocks_in(std::int64_t size) {
+  return size / kBlock + (size % kBlock != 0 ? 1 : 0);
 }
 
 Leaf block_scaled(const Leaf& weight, const Leaf& scales, DType to) {
   const Tensor& tensor = weight.value.as_tensor();
   const Tensor& scale = scales.value.as_tensor();
-  if (!is_small_float(tensor.dtype) ||
-      !(is_small_float(scale.dtype) || can_cast(scale.dtype, DType::float32))) {
+  if (!is_small_float(tensor.dtype) || !is_scale_type(scale.dtype)) {
     refuse(ErrorCode::unsupported, weight, scales, "expected float8 and floating point");
   }
-  const auto blocks = [](std::int64_t size) {
-    return size / kBlock + (size % kBlock != 0 ? 1 : 0);
-  };
   if (tensor.shape.size() != 2 ||
-      scale.shape != Shape{blocks(tensor.shape[0]), blocks(tensor.shape[1])}) {
+      scale.shape != Shape{blocks_in(tensor.shape[0]), blocks_in(tensor.shape[1])}) {
     refuse(ErrorCode::mismatch, weight, scales, "expected a scale for every block of 128 x 128");
   }
   return computed_leaf(weight.name, tensor.shape, to,
                        std::make_shared<BlockScaled>(weight, scales, to), weight);
 }
 
-Leaf mxfp4(const Leaf& blocks, const Leaf& scales, DType to) {
+bool holds_pairs(DType dtype) {
+  return dtype == DType::uint8 || dtype == DType::float4_e2m1fn_x2;
+}
+
+bool holds_exponents(DType dtype) {
+  return dtype == DType::uint8 || dtype == DType::float8_e8m0fnu;
+}
+
+// The shape of the groups that share a scale.
+Shape groups_of(const Shape& blocks) {
+  return Shape(blocks.begin(), blocks.end() - 1);
+}
+
+void require_mxfp4(const Leaf& blocks, const Leaf& scales) {
   const Tensor& tensor = blocks.value.as_tensor();
   const Tensor& scale = scales.value.as_tensor();
-  const bool packed = tensor.dtype == DType::uint8 || tensor.dtype == DType::float4_e2m1fn_x2;
-  const bool exponents = scale.dtype == DType::float8_e8m0fnu;
-  if (!packed || !(exponents || scale.dtype == DType::uint8))
+  if (!holds_pairs(tensor.dtype) || !holds_exponents(scale.dtype))
     refuse(ErrorCode::unsupported, blocks, scales, "expected bytes");
-  Shape groups = tensor.shape;
-  if (groups.size() >= 2) groups.pop_back();
-  if (tensor.shape.size() < 2 || tensor.shape.back() == 0 || scale.shape != groups)
+  if (tensor.shape.size() < 2 || tensor.shape.back() == 0 || scale.shape != groups_of(tensor.shape))
     refuse(ErrorCode::mismatch, blocks, scales, "expected a scale for every last dimension");
-  Shape shape = groups;
+}
+
+Leaf mxfp4(const Leaf& blocks, const Leaf& scales, DType to) {
+  require_mxfp4(blocks, scales);
+  const Tensor& tensor = blocks.value.as_tensor();
+  Shape shape = groups_of(tensor.shape);
   shape.back() =
-      checked_mul(checked_mul<std::int64_t>(groups.back(), tensor.shape.back()), std::int64_t{2});
+      checked_mul(checked_mul<std::int64_t>(shape.back(), tensor.shape.back()), std::int64_t{2});
   return computed_leaf(blocks.name.substr(0, blocks.name.size() - kBlocks.size()), std::move(shape),
                        to, std::make_shared<Mxfp4>(blocks, scales, to), blocks);
 }
@@ -304,13 +334,17 @@ class Pairs {
   std::unordered_map<std::string_view, const Leaf*> tensors_;
 };
 
-}  // namespace
-
-std::vector<Leaf> dequantized(const std::vector<Leaf>& leaves, DType to) {
+void require_target(DType to) {
   if (!info(to).floating || !can_cast(DType::float32, to)) {
     throw Error(ErrorCode::invalid_argument,
                 "weights are not dequantized into " + std::string(to_string(to)));
   }
+}
+
+}  // namespace
+
+std::vector<Leaf> dequantized(const std::vector<Leaf>& leaves, DType to) {
+  require_target(to);
   const Pairs pairs(leaves);
   std::vector<Leaf> result;
   std::unordered_set<std::string> names;

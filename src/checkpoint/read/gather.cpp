@@ -15,6 +15,13 @@ constexpr std::int64_t kLeastRange = 256;
 constexpr std::int64_t kSetStride = 512;
 constexpr std::int64_t kLine = 64;
 
+// How many dimensions lead on in the storage; those behind them repeat elements.
+std::size_t leading_dims(std::span<const StridedDim> dims) {
+  std::size_t count = dims.size();
+  while (count > 0 && dims[count - 1].from == 0) --count;
+  return count;
+}
+
 class Gather {
  public:
   Gather(const StridedMove& move, std::size_t element, std::uint64_t origin,
@@ -24,9 +31,8 @@ class Gather {
         origin_(origin),
         read_(read),
         out_(out),
-        scratch_(scratch) {
-    leading_ = move_.dims.size();
-    while (leading_ > 0 && move_.dims[leading_ - 1].from == 0) --leading_;
+        scratch_(scratch),
+        leading_(leading_dims(move_.dims)) {
     measure();
   }
 
@@ -55,18 +61,30 @@ class Gather {
 
   // Finds which dimensions lie in one range, and which of these ranges are read at a time.
   void measure() {
-    within_ = leading_;
-    while (within_ > 0) {
-      const std::int64_t gap = move_.dims[within_ - 1].from - extent(within_);
-      if (gap > kFreeGapBytes / element_) break;
-      --within_;
-    }
-    const std::int64_t span = kSpanBytes / element_;
-    chunked_ = leading_;
+    within_ = dims_before_a_range();
     range_ = extent(within_);
     place_ = std::max(range_, kLeastRange / element_);
     if (place_ * element_ % kSetStride == 0) place_ += kLine / element_;
-    std::int64_t size = 1;  // elements of scratch memory for what is read at a time
+    const std::int64_t span = kSpanBytes / element_;
+    const std::int64_t size = find_chunked(span);
+    if (chunked_ > 0) step_ = step_within(span, size);
+  }
+
+  [[nodiscard]] std::size_t dims_before_a_range() const {
+    std::size_t count = leading_;
+    while (count > 0) {
+      const std::int64_t gap = move_.dims[count - 1].from - extent(count);
+      if (gap > kFreeGapBytes / element_) break;
+      --count;
+    }
+    return count;
+  }
+
+  // Makes as many dimensions be read whole as `span` elements of scratch memory allow; returns how
+  // many elements they take.
+  std::int64_t find_chunked(std::int64_t span) {
+    chunked_ = leading_;
+    std::int64_t size = 1;
     while (chunked_ > 0) {
       const std::size_t d = chunked_ - 1;
       // Whoever gets to the dimensions before `within_` has found that a range is no longer.
@@ -76,13 +94,13 @@ class Gather {
       size = larger;
       --chunked_;
     }
-    if (chunked_ == 0) return;
-    const std::size_t d = chunked_ - 1;
-    if (d >= within_) {
-      step_ = (span - extent(chunked_)) / move_.dims[d].from + 1;
-    } else {
-      step_ = std::max<std::int64_t>(span / size, 1);
-    }
+    return size;
+  }
+
+  // How many indices of the chunked dimension `span` elements have room for, of `size` each.
+  [[nodiscard]] std::int64_t step_within(std::int64_t span, std::int64_t size) const {
+    if (chunked_ <= within_) return std::max<std::int64_t>(span / size, 1);
+    return (span - extent(chunked_)) / move_.dims[chunked_ - 1].from + 1;
   }
 
   // Reads and copies `count` indices of the chunked dimension from position `from` on; `left`: how
@@ -95,10 +113,15 @@ class Gather {
     } else {
       read_several(from, count);
     }
-    for (std::size_t d = std::max(within_, chunked_); d < move_.dims.size(); ++d)
-      copy_.dims.push_back(move_.dims[d]);
+    add_dims(std::max(within_, chunked_), move_.dims.size());
     copy_strided(normalized({0, to, copy_.dims}), scratch_.bytes.data(), out_,
                  static_cast<std::size_t>(element_));
+  }
+
+  // Lets the copy go along dimensions [begin, end) of the move.
+  void add_dims(std::size_t begin, std::size_t end) {
+    const auto dims = std::span(move_.dims).subspan(begin, end - begin);
+    copy_.dims.insert(copy_.dims.end(), dims.begin(), dims.end());
   }
 
   // A part of one range. What lies between it and the next part is read along, so that the parts
@@ -119,14 +142,9 @@ class Gather {
   // Whole ranges, each at its place in the scratch memory.
   void read_several(std::int64_t from, std::int64_t count) {
     const std::size_t first = chunked_ == 0 ? 0 : chunked_ - 1;
-    for (std::size_t d = first; d < within_; ++d) copy_.dims.push_back(move_.dims[d]);
+    add_dims(first, within_);
     if (chunked_ > 0) copy_.dims[0].size = count;
-    std::int64_t places = 1;
-    for (std::size_t d = copy_.dims.size(); d-- > 0;) {
-      copy_.dims[d].from = places * place_;
-      places *= copy_.dims[d].size;
-    }
-    grow(places * place_);
+    lay_out_ranges();
     // Where each range is in the file, and its place.
     std::vector<StridedDim> ranges = copy_.dims;
     for (std::size_t d = 0; d < ranges.size(); ++d)
@@ -136,6 +154,16 @@ class Gather {
       add_range(walk.from, walk.to, range_);
     } while (walk.next());
     read_(scratch_.ranges);
+  }
+
+  // Gives each range of the batch its place, one behind the other.
+  void lay_out_ranges() {
+    std::int64_t places = 1;
+    for (std::size_t d = copy_.dims.size(); d-- > 0;) {
+      copy_.dims[d].from = places * place_;
+      places *= copy_.dims[d].size;
+    }
+    grow(places * place_);
   }
 
   void grow(std::int64_t elements) {
@@ -156,13 +184,13 @@ class Gather {
   const RangeReader& read_;
   std::byte* const out_;
   GatherScratch& scratch_;
-  std::size_t leading_ = 0;  // dimensions that lead on in the storage; the rest repeat elements
-  std::size_t within_ = 0;   // dimensions from here on lie in one range
-  std::size_t chunked_ = 0;  // dimensions from here on are read whole, the one before in steps
-  std::int64_t step_ = 1;    // indices of that one
-  std::int64_t range_ = 1;   // elements of one range
-  std::int64_t place_ = 1;   // elements of scratch memory for it
-  StridedMove copy_;         // of the batch
+  const std::size_t leading_;  // dimensions that lead on in the storage; the rest repeat elements
+  std::size_t within_ = 0;     // dimensions from here on lie in one range
+  std::size_t chunked_ = 0;    // dimensions from here on are read whole, the one before in steps
+  std::int64_t step_ = 1;      // indices of that one
+  std::int64_t range_ = 1;     // elements of one range
+  std::int64_t place_ = 1;     // elements of scratch memory for it
+  StridedMove copy_;           // of the batch
 };
 
 }  // namespace

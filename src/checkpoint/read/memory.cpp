@@ -25,6 +25,24 @@ std::uint64_t bytes_reached(const Piece& piece, std::size_t element) {
   return checked_mul<std::uint64_t>(static_cast<std::uint64_t>(end), element);
 }
 
+void require_strides(const Piece& piece) {
+  const Shape sizes = array_of(piece.slice);
+  if (!piece.strides.empty() && piece.strides.size() != sizes.size())
+    refuse("strides " + to_string(piece.strides) + " for a piece of sizes " + to_string(sizes));
+  if (has_negative(piece.strides)) refuse("negative strides " + to_string(piece.strides));
+}
+
+// `element`: bytes of one in the storage.
+void require_within_storage(const Piece& piece, std::size_t element) {
+  if (piece.storage_offset < 0)
+    refuse("a piece begins at element " + std::to_string(piece.storage_offset) + " of its storage");
+  const std::uint64_t needed = bytes_reached(piece, element);
+  if (needed > piece.storage->size) {
+    refuse("a piece reaches to byte " + std::to_string(needed) + " of a storage of " +
+           std::to_string(piece.storage->size) + " bytes");
+  }
+}
+
 void require_piece(const Tensor& tensor, const Piece& piece) {
   require_inside(piece.slice, tensor.shape);
   if (numel(piece.slice) == 0 || !piece.storage) return;
@@ -32,22 +50,32 @@ void require_piece(const Tensor& tensor, const Piece& piece) {
   if (storage.data == nullptr && !storage.source)
     refuse("the storage of a piece has neither memory nor a source");
   if (storage.encoding != Encoding::raw) return;  // what is in it is proved when it is decoded
-  const Shape sizes = array_of(piece.slice);
-  if (!piece.strides.empty() && piece.strides.size() != sizes.size())
-    refuse("strides " + to_string(piece.strides) + " for a piece of sizes " + to_string(sizes));
-  if (has_negative(piece.strides)) refuse("negative strides " + to_string(piece.strides));
-  if (piece.storage_offset < 0)
-    refuse("a piece begins at element " + std::to_string(piece.storage_offset) + " of its storage");
-  const std::uint64_t needed = bytes_reached(piece, size_of(tensor.stored.value_or(tensor.dtype)));
-  if (needed > storage.size) {
-    refuse("a piece reaches to byte " + std::to_string(needed) + " of a storage of " +
-           std::to_string(storage.size) + " bytes");
-  }
+  require_strides(piece);
+  require_within_storage(piece, size_of(tensor.stored.value_or(tensor.dtype)));
 }
 
 void require_pieces(const Tensor& tensor) {
   if (has_negative(tensor.shape)) refuse("negative size in shape " + to_string(tensor.shape));
   for (const Piece& piece : tensor.pieces) require_piece(tensor, piece);
+}
+
+void require_elements_apart(const Piece& piece) {
+  const Shape sizes = array_of(piece.slice);
+  const Shape strides = strides_of(piece);
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] > 1 && strides[d] == 0)
+      refuse("a piece to load into has " + std::to_string(sizes[d]) +
+             " elements at one place: strides " + to_string(strides));
+  }
+}
+
+void require_writable_piece(const Piece& piece) {
+  if (numel(piece.slice) == 0) return;
+  if (!piece.storage || piece.storage->data == nullptr)
+    refuse("a piece to load into has no memory");
+  if (piece.storage->encoding != Encoding::raw)
+    refuse("a piece to load into is encoded, expected plain elements");
+  require_elements_apart(piece);
 }
 
 // Runs `proof`; whatever is wrong with a caller's tree is a wrong argument.
@@ -73,20 +101,7 @@ void require_readable(const Tensor& tensor, const std::string& key) {
 void require_writable(const Tensor& tensor, const std::string& key) {
   prove(key, [&] {
     require_pieces(tensor);
-    for (const Piece& piece : tensor.pieces) {
-      if (numel(piece.slice) == 0) continue;
-      if (!piece.storage || piece.storage->data == nullptr)
-        refuse("a piece to load into has no memory");
-      if (piece.storage->encoding != Encoding::raw)
-        refuse("a piece to load into is encoded, expected plain elements");
-      const Shape sizes = array_of(piece.slice);
-      const Shape strides = strides_of(piece);
-      for (std::size_t d = 0; d < sizes.size(); ++d) {
-        if (sizes[d] > 1 && strides[d] == 0)
-          refuse("a piece to load into has " + std::to_string(sizes[d]) +
-                 " elements at one place: strides " + to_string(strides));
-      }
-    }
+    for (const Piece& piece : tensor.pieces) require_writable_piece(piece);
   });
 }
 

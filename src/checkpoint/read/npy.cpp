@@ -35,12 +35,18 @@ std::string descr_of(DType dtype) {
   return (size_of(dtype) == 1 ? "|u" : "<u") + std::to_string(size_of(dtype));
 }
 
-std::string header_of(DType dtype, const Shape& shape) {
-  std::string text = "{'descr': '" + descr_of(dtype) + "', 'fortran_order': False, 'shape': (";
+// As Python prints a tuple.
+std::string tuple_text(const Shape& shape) {
+  std::string text = "(";
   for (const std::int64_t size : shape) text += std::to_string(size) + ", ";
   if (shape.size() > 1) text.erase(text.size() - 2);
   if (shape.size() == 1) text.pop_back();
-  text += "), }";
+  return text + ")";
+}
+
+std::string header_of(DType dtype, const Shape& shape) {
+  std::string text = "{'descr': '" + descr_of(dtype) +
+                     "', 'fortran_order': False, 'shape': " + tuple_text(shape) + ", }";
   // Magic, version and length take 10 bytes; the whole is a multiple of 64 and ends a line.
   text.append(63 - (10 + text.size()) % 64, ' ');
   text += '\n';

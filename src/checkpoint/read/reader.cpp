@@ -46,6 +46,37 @@ bool is_dense(const Shape& sizes, const Shape& strides) {
   return true;
 }
 
+// What is compressed may well be a thousand times smaller.
+bool has_known_size(const Storage& storage) {
+  return storage.data == nullptr && storage.encoding != Encoding::torch_item_zstd;
+}
+
+// `element`: bytes of one.
+bool unfolds(const Storage& storage, std::uint64_t count, std::size_t element) {
+  return count > kUnfoldedBytes / element && count / kUnfoldedTimes > storage.size / element;
+}
+
+// How many of the copies, at least one, lie so near each other that they are read together.
+std::size_t count_near(std::span<const Copy> copies, std::int64_t gap, std::int64_t span) {
+  const std::int64_t first = copies.front().from_local;
+  std::size_t count = 1;
+  for (; count < copies.size(); ++count) {
+    const Copy& previous = copies[count - 1];
+    const Copy& copy = copies[count];
+    const bool near = copy.from_local - (previous.from_local + previous.count) <= gap;
+    const bool small = copy.from_local + copy.count - first <= span;
+    if (!near || !small) break;
+  }
+  return count;
+}
+
+// The first copies, as far as they are from one piece.
+std::span<const Copy> of_first_piece(std::span<const Copy> copies) {
+  const auto other = std::ranges::find_if(
+      copies, [&](const Copy& copy) { return copy.from != copies.front().from; });
+  return {copies.begin(), other};
+}
+
 }  // namespace
 
 void IoCounters::add(const IoReport& part) {
@@ -65,18 +96,13 @@ void require_bounded(const Tensor& tensor, const std::string& name) {
   const std::size_t element = size_of(tensor.stored.value_or(tensor.dtype));
   for (const Piece& piece : tensor.pieces) {
     const Storage* storage = piece.storage.get();
-    // What is compressed may well be a thousand times smaller.
-    const bool known = storage != nullptr && storage->data == nullptr &&
-                       storage->encoding != Encoding::torch_item_zstd;
-    if (!known) continue;
+    if (storage == nullptr || !has_known_size(*storage)) continue;
     const auto count = narrow<std::uint64_t>(numel(piece.slice));
-    if (count <= kUnfoldedBytes / element || count / kUnfoldedTimes <= storage->size / element) {
-      continue;
-    }
+    if (!unfolds(*storage, count, element)) continue;
     throw Error(ErrorCode::limit, std::to_string(count) + " elements of " +
                                       std::to_string(element) + " bytes are made of " +
                                       std::to_string(storage->size) + " stored bytes")
-        .at_path(storage->source ? storage->source->name() : "memory")
+        .at_path(path_of(*storage))
         .at_key(name);
   }
 }
@@ -181,11 +207,10 @@ void TensorReader::read_window(std::int64_t begin, std::int64_t count, std::byte
   std::stable_sort(window.begin(), window.end(), [](const Copy& a, const Copy& b) {
     return std::pair(a.from, a.from_local) < std::pair(b.from, b.from_local);
   });
-  for (std::size_t first = 0; first < window.size();) {
-    std::size_t last = first + 1;
-    while (last < window.size() && window[last].from == window[first].from) ++last;
-    Source& from = source(window[first].from);
-    const auto copies = std::span<const Copy>(window).subspan(first, last - first);
+  for (std::span<const Copy> rest = window; !rest.empty();) {
+    const std::span<const Copy> copies = of_first_piece(rest);
+    rest = rest.subspan(copies.size());
+    Source& from = source(copies.front().from);
     if (from.dense) {
       read_dense(from, copies, begin, out);
     } else {
@@ -195,7 +220,6 @@ void TensorReader::read_window(std::int64_t begin, std::int64_t count, std::byte
       resolve_bits(from.piece, stored_,
                    out + static_cast<std::size_t>(part.to_local - begin) * element_, part.count);
     }
-    first = last;
   }
 }
 
@@ -204,15 +228,7 @@ void TensorReader::read_dense(Source& source, std::span<const Copy> copies, std:
   const std::int64_t span = kSpanBytes / static_cast<std::int64_t>(element_);
   const std::int64_t gap = gaps_[copies.front().from];
   while (!copies.empty()) {
-    const std::int64_t first = copies.front().from_local;
-    std::size_t taken = 1;
-    for (; taken < copies.size(); ++taken) {
-      const Copy& previous = copies[taken - 1];
-      const Copy& copy = copies[taken];
-      const bool near = copy.from_local - (previous.from_local + previous.count) <= gap;
-      const bool small = copy.from_local + copy.count - first <= span;
-      if (!near || !small) break;
-    }
+    const std::size_t taken = count_near(copies, gap, span);
     read_group(source, copies.first(taken), begin, out);
     copies = copies.subspan(taken);
   }
@@ -222,45 +238,47 @@ void TensorReader::read_group(Source& source, std::span<const Copy> group, std::
                               std::byte* out) {
   const Storage& storage = *source.piece.storage;
   const auto place = [&](const Copy& copy) {
-    return out + static_cast<std::size_t>(copy.to_local - begin) * element_;
+    return MutableByteView(out + static_cast<std::size_t>(copy.to_local - begin) * element_,
+                           static_cast<std::size_t>(copy.count) * element_);
   };
   const auto at = [&](std::int64_t local) {
     return source.first_byte + static_cast<std::uint64_t>(local) * element_;
   };
   if (storage.data != nullptr) {
     for (const Copy& copy : group) {
-      std::memcpy(place(copy), storage.data + at(copy.from_local),
-                  static_cast<std::size_t>(copy.count) * element_);
+      const MutableByteView target = place(copy);
+      std::memcpy(target.data(), storage.data + at(copy.from_local), target.size());
     }
     return;
   }
-  if (group.size() == 1) {
-    MutableByteView bytes(place(group[0]), static_cast<std::size_t>(group[0].count) * element_);
-    std::uint64_t from = at(group[0].from_local);
-    // In steps that are still in the cache when the checksum goes over them.
-    const std::size_t step = source.follows() ? kFollowedBytes : bytes.size();
-    while (!bytes.empty()) {
-      const MutableByteView part = bytes.first(std::min(step, bytes.size()));
-      storage.source->read_at(storage.offset + from, part);
-      source.read += part.size();
-      source.follow(from, part, name_);
-      bytes = bytes.subspan(part.size());
-      from += part.size();
-    }
-    return;
-  }
+  if (group.size() == 1) return read_run(source, at(group[0].from_local), place(group[0]));
   const std::int64_t first = group.front().from_local;
   const std::int64_t count = group.back().from_local + group.back().count - first;
   scratch_.resize(static_cast<std::size_t>(count) * element_);
   storage.source->read_at(storage.offset + at(first), scratch_);
   source.read += scratch_.size();
   for (const Copy& copy : group) {
+    const MutableByteView target = place(copy);
     // What lies between the runs is not followed: who needs it reads it, too.
-    const ByteView bytes =
-        ByteView(scratch_).subspan(static_cast<std::size_t>(copy.from_local - first) * element_,
-                                   static_cast<std::size_t>(copy.count) * element_);
+    const ByteView bytes = ByteView(scratch_).subspan(
+        static_cast<std::size_t>(copy.from_local - first) * element_, target.size());
     source.follow(at(copy.from_local), bytes, name_);
-    std::memcpy(place(copy), bytes.data(), bytes.size());
+    std::memcpy(target.data(), bytes.data(), bytes.size());
+  }
+}
+
+// `from`: the first byte in the storage.
+void TensorReader::read_run(Source& source, std::uint64_t from, MutableByteView out) {
+  const Storage& storage = *source.piece.storage;
+  // In steps that are still in the cache when the checksum goes over them.
+  const std::size_t step = source.follows() ? kFollowedBytes : out.size();
+  while (!out.empty()) {
+    const MutableByteView part = out.first(std::min(step, out.size()));
+    storage.source->read_at(storage.offset + from, part);
+    source.read += part.size();
+    source.follow(from, part, name_);
+    out = out.subspan(part.size());
+    from += part.size();
   }
 }
 
@@ -268,9 +286,9 @@ std::vector<HandedOver> TensorReader::hand_over(StorageChecks& checks) {
   std::vector<HandedOver> handed;
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     Source* source = sources_[i].get();
-    if (source == nullptr || source->checked || source->read == 0) continue;
+    if (source == nullptr || source->read == 0 || source->is_checked()) continue;
     const std::shared_ptr<Storage>& storage = source->piece.storage;
-    if (storage->source->checked() || !has_crc(*storage)) continue;
+    if (!has_crc(*storage)) continue;
     const Storage& stored = *tensor_.pieces[i].storage;
     checks.add(stored, storage, source->runs, name_);
     source->checked = true;
@@ -284,9 +302,7 @@ IoReport TensorReader::report() const {
   for (const auto& source : sources_) {
     if (!source) continue;
     report.bytes_read += source->read;
-    const Storage& storage = *source->piece.storage;
-    const bool checked = source->checked || (storage.source && storage.source->checked());
-    if (!checked) report.bytes_unchecked += source->read;
+    if (!source->is_checked()) report.bytes_unchecked += source->read;
   }
   return report;
 }

@@ -75,11 +75,15 @@ class TensorReader {
   std::vector<Copy> window_of(std::int64_t begin, std::int64_t count) const;
   void read_window(std::int64_t begin, std::int64_t count, std::byte* out);
   void read_tiled(std::int64_t begin, std::int64_t count, std::byte* out);
+  void fill_tile(std::int64_t begin, std::int64_t end);
   [[nodiscard]] std::int64_t tile_end(std::int64_t begin) const;
   void prepare_plan(const Slice& target);
   Source& source(std::size_t piece);
   void read_group(Source& source, std::span<const Copy> group, std::int64_t begin, std::byte* out);
+  void read_run(Source& source, std::uint64_t from, MutableByteView out);
   void read_dense(Source& source, std::span<const Copy> copies, std::int64_t begin, std::byte* out);
+  void read_copies(Source& source, std::span<const Copy> copies, std::int64_t begin,
+                   std::byte* out);
   void read_strided(Source& source, std::span<const Copy> copies, std::int64_t begin,
                     std::int64_t count, std::byte* out);
   void read_box(Source& source, const Box& box, const Shape& strides, std::int64_t first,

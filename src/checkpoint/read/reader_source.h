@@ -30,6 +30,12 @@ struct TensorReader::Source {
   // Whether follow() looks at bytes.
   [[nodiscard]] bool follows() const { return followed && !checked && has_crc(*piece.storage); }
 
+  // Whether the bytes are known to be those that were written, as far as anything can tell.
+  [[nodiscard]] bool is_checked() const {
+    const ByteSource* source = piece.storage->source.get();
+    return checked || (source != nullptr && source->checked());
+  }
+
   // Bytes [at, at + bytes.size()) of the storage have just been read.
   void follow(std::uint64_t at, ByteView bytes, const std::string& key) {
     if (!follows()) return;

@@ -26,6 +26,23 @@ Shape zeros(const Shape& shape) {
   return Shape(shape.size(), 0);
 }
 
+std::int64_t count_common(const Box& a, const Box& b) {
+  const auto both = common_box(a, b);
+  return both ? numel(both->sizes) : 0;
+}
+
+// `box` of an array with strides `from` goes to an array with strides `to`, its index 0 to element
+// `first` there.
+StridedMove move_of(const Box& box, const Shape& from, const Shape& to, std::int64_t first) {
+  StridedMove move{0, first, {}};
+  for (std::size_t d = 0; d < box.sizes.size(); ++d) {
+    move.from += box.offsets[d] * from[d];
+    move.to += box.offsets[d] * to[d];
+    move.dims.push_back({box.sizes[d], from[d], to[d]});
+  }
+  return move;
+}
+
 }  // namespace
 
 // Up to a whole number of rows of the widest kind that fit into a tile: parts of a row would be
@@ -42,20 +59,24 @@ std::int64_t TensorReader::tile_end(std::int64_t begin) const {
   return begin + room;
 }
 
+void TensorReader::fill_tile(std::int64_t begin, std::int64_t end) {
+  tile_.begin = tile_.end = 0;  // should the reading fail
+  if (!tile_.bytes) {
+    const auto all = static_cast<std::size_t>(numel(*planned_)) * element_;
+    tile_.bytes =
+        std::make_unique_for_overwrite<std::byte[]>(std::min(std::max(tile_bytes_, element_), all));
+  }
+  read_window(begin, end - begin, tile_.bytes.get());
+  tile_.begin = begin;
+  tile_.end = end;
+}
+
 void TensorReader::read_tiled(std::int64_t begin, std::int64_t count, std::byte* out) {
   while (count > 0) {
     if (begin < tile_.begin || begin >= tile_.end) {
       const std::int64_t end = tile_end(begin);
       if (count >= end - begin) return read_window(begin, count, out);
-      tile_.begin = tile_.end = 0;  // should the reading fail
-      if (!tile_.bytes) {
-        const auto all = static_cast<std::size_t>(numel(*planned_)) * element_;
-        tile_.bytes = std::make_unique_for_overwrite<std::byte[]>(
-            std::min(std::max(tile_bytes_, element_), all));
-      }
-      read_window(begin, end - begin, tile_.bytes.get());
-      tile_.begin = begin;
-      tile_.end = end;
+      fill_tile(begin, end);
     }
     const std::int64_t part = std::min(count, tile_.end - begin);
     const std::size_t size = static_cast<std::size_t>(part) * element_;
@@ -76,28 +97,29 @@ bool TensorReader::takes_all_common(std::size_t piece) const {
   if (box == nullptr) return false;
   std::int64_t common = 0;
   if (const FlatRange* range = std::get_if<FlatRange>(&*planned_)) {
-    for (const Box& part : boxes_of(*range, tensor_.shape)) {
-      if (const auto both = common_box(part, *box)) common += numel(both->sizes);
-    }
-  } else if (const auto both = common_box(std::get<Box>(*planned_), *box)) {
-    common = numel(both->sizes);
+    for (const Box& part : boxes_of(*range, tensor_.shape)) common += count_common(part, *box);
+  } else {
+    common = count_common(std::get<Box>(*planned_), *box);
   }
   return taken_[piece] == common;
+}
+
+// What the plan takes of a piece whose elements partly come from a replica.
+void TensorReader::read_copies(Source& source, std::span<const Copy> copies, std::int64_t begin,
+                               std::byte* out) {
+  const Shape dense = contiguous_strides(source.sizes);
+  for (const Copy& copy : copies) {
+    const FlatRange range{copy.from_local, copy.from_local + copy.count};
+    for (const Box& box : boxes_of(range, source.sizes))
+      read_box(source, box, dense, copy.to_local - begin - copy.from_local, out);
+  }
 }
 
 void TensorReader::read_strided(Source& source, std::span<const Copy> copies, std::int64_t begin,
                                 std::int64_t count, std::byte* out) {
   const std::size_t piece = copies.front().from;
   if (!source.takes_all) source.takes_all = takes_all_common(piece);
-  if (!*source.takes_all) {
-    const Shape dense = contiguous_strides(source.sizes);
-    for (const Copy& copy : copies) {
-      const FlatRange range{copy.from_local, copy.from_local + copy.count};
-      for (const Box& box : boxes_of(range, source.sizes))
-        read_box(source, box, dense, copy.to_local - begin - copy.from_local, out);
-    }
-    return;
-  }
+  if (!*source.takes_all) return read_copies(source, copies, begin, out);
   // The window of the target as boxes, and what of each lies in the piece.
   const Box& mine = std::get<Box>(slices_[piece]);
   const Box* target = std::get_if<Box>(&*planned_);
@@ -122,13 +144,7 @@ void TensorReader::read_strided(Source& source, std::span<const Copy> copies, st
 // `first` + sum of i[d] * strides[d] of `out`.
 void TensorReader::read_box(Source& source, const Box& box, const Shape& strides,
                             std::int64_t first, std::byte* out) {
-  StridedMove move{0, first, {}};
-  for (std::size_t d = 0; d < box.sizes.size(); ++d) {
-    const std::int64_t step = source.piece.strides[d];
-    move.from += box.offsets[d] * step;
-    move.to += box.offsets[d] * strides[d];
-    move.dims.push_back({box.sizes[d], step, strides[d]});
-  }
+  StridedMove move = move_of(box, source.piece.strides, strides, first);
   const Storage& storage = *source.piece.storage;
   if (storage.data != nullptr) {
     copy_strided(normalized(std::move(move)), storage.data + source.first_byte, out, element_);

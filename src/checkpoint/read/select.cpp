@@ -97,6 +97,24 @@ struct Rule {
   std::string replacement;
 };
 
+// The new names of a selection: each belongs to one leaf.
+class NewNames {
+ public:
+  void add(const std::string& name, const std::string& old) {
+    if (name.empty())
+      throw Error(ErrorCode::conflict, "the rules leave nothing of the name").at_key(old);
+    const auto [other, fresh] = origins_.emplace(name, old);
+    if (!fresh) {
+      throw Error(ErrorCode::conflict,
+                  "the rules give '" + other->second + "' and '" + old + "' one name")
+          .at_key(name);
+    }
+  }
+
+ private:
+  std::map<std::string, std::string> origins_;  // new name -> old name
+};
+
 Rule rule_of(const std::string& text) {
   const std::size_t arrow = text.find(kArrow);
   if (arrow == std::string::npos || arrow == 0)
@@ -107,6 +125,10 @@ Rule rule_of(const std::string& text) {
     throw Error(ErrorCode::invalid_argument,
                 "the rule '" + text + "' has no regular expression: " + error.what());
   }
+}
+
+bool converts(DType from, DType to) {
+  return from != to && info(from).floating && can_cast(from, to);
 }
 
 std::string applied(const std::vector<Rule>& rules, std::string name) {
@@ -151,21 +173,13 @@ std::vector<Leaf> select(const std::vector<Leaf>& leaves, const std::vector<std:
 
 void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules) {
   if (rules.empty()) return;
-  std::vector<Rule> parsed;
-  for (const std::string& rule : rules) parsed.push_back(rule_of(rule));
-  std::map<std::string, std::string> origins;  // new name -> old name
+  std::vector<Rule> parsed(rules.size());
+  std::transform(rules.begin(), rules.end(), parsed.begin(), rule_of);
+  NewNames names;
   for (Leaf& leaf : leaves) {
     std::string name = applied(parsed, leaf.name);
-    if (name.empty())
-      throw Error(ErrorCode::conflict, "the rules leave nothing of the name").at_key(leaf.name);
-    const auto [other, fresh] = origins.emplace(name, leaf.name);
-    if (!fresh) {
-      throw Error(ErrorCode::conflict,
-                  "the rules give '" + other->second + "' and '" + leaf.name + "' one name")
-          .at_key(name);
-    }
-    if (name == leaf.name) continue;
-    rename(leaf, std::move(name));
+    names.add(name, leaf.name);
+    if (name != leaf.name) rename(leaf, std::move(name));
   }
 }
 
@@ -173,8 +187,7 @@ void convert_floating(std::vector<Leaf>& leaves, DType dtype) {
   for (Leaf& leaf : leaves) {
     if (!leaf.value.is(Value::Kind::tensor)) continue;
     Tensor tensor = leaf.value.as_tensor();
-    if (tensor.dtype == dtype || !info(tensor.dtype).floating || !can_cast(tensor.dtype, dtype))
-      continue;
+    if (!converts(tensor.dtype, dtype)) continue;
     if (!tensor.stored) tensor.stored = tensor.dtype;
     tensor.dtype = dtype;
     leaf.value = Value(std::move(tensor));

@@ -37,25 +37,52 @@ std::optional<Shape8> shape_of(DType dtype) {
   return found->shape;
 }
 
+// The fields of a byte.
+struct Bits8 {
+  float sign;
+  int exponent;
+  int mantissa;
+};
+
+Bits8 bits_of(const Shape8& shape, unsigned byte) {
+  return {(byte & 0x80U) != 0 ? -1.0F : 1.0F,
+          static_cast<int>((byte & 0x7FU) >> static_cast<unsigned>(shape.mantissa_bits)),
+          static_cast<int>(byte & ((1U << shape.mantissa_bits) - 1))};
+}
+
+bool is_infinite(const Shape8& shape, const Bits8& bits) {
+  return shape.top == Shape8::Top::infinities && bits.mantissa == 0 &&
+         bits.exponent == (1 << shape.exponent_bits) - 1;
+}
+
+bool is_nan(const Shape8& shape, const Bits8& bits) {
+  const bool top = bits.exponent == (1 << shape.exponent_bits) - 1;
+  switch (shape.top) {
+    case Shape8::Top::numbers:  // there is no negative zero
+      return bits.sign < 0 && bits.exponent == 0 && bits.mantissa == 0;
+    case Shape8::Top::infinities:
+      return top && bits.mantissa != 0;
+    case Shape8::Top::numbers_but_nan:
+      return top && bits.mantissa == (1 << shape.mantissa_bits) - 1;
+  }
+  return false;
+}
+
 float value_of(const Shape8& shape, unsigned byte) {
-  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-  const float sign = (byte & 0x80U) != 0 ? -1.0F : 1.0F;
-  const auto mantissa = static_cast<int>(byte & ((1U << shape.mantissa_bits) - 1));
-  const int exponent =
-      static_cast<int>((byte & 0x7FU) >> static_cast<unsigned>(shape.mantissa_bits));
-  const int top_exponent = (1 << shape.exponent_bits) - 1;
-  const int top_mantissa = (1 << shape.mantissa_bits) - 1;
-  if (shape.top == Shape8::Top::numbers && byte == 0x80U) return kNaN;  // there is no negative zero
-  if (exponent == top_exponent && shape.top == Shape8::Top::infinities) {
-    return mantissa == 0 ? sign * std::numeric_limits<float>::infinity() : kNaN;
-  }
-  if (exponent == top_exponent && mantissa == top_mantissa &&
-      shape.top == Shape8::Top::numbers_but_nan) {
-    return kNaN;
-  }
-  const int significand = exponent == 0 ? mantissa : mantissa + (1 << shape.mantissa_bits);
-  const int power = (exponent == 0 ? 1 : exponent) - shape.bias - shape.mantissa_bits;
-  return sign * std::ldexp(static_cast<float>(significand), power);
+  const Bits8 bits = bits_of(shape, byte);
+  if (is_nan(shape, bits)) return std::numeric_limits<float>::quiet_NaN();
+  if (is_infinite(shape, bits)) return bits.sign * std::numeric_limits<float>::infinity();
+  const int hidden = bits.exponent == 0 ? 0 : 1 << shape.mantissa_bits;
+  const int power = std::max(bits.exponent, 1) - shape.bias - shape.mantissa_bits;
+  return bits.sign * std::ldexp(static_cast<float>(bits.mantissa + hidden), power);
+}
+
+// A byte of float8_e8m0fnu is the exponent of a power of two.
+std::array<float, 256> powers_of_two() {
+  std::array<float, 256> values{};
+  for (int i = 0; i < 255; ++i) values[static_cast<std::size_t>(i)] = std::ldexp(1.0F, i - 127);
+  values[255] = std::numeric_limits<float>::quiet_NaN();
+  return values;
 }
 
 }  // namespace
@@ -65,17 +92,13 @@ bool is_small_float(DType dtype) noexcept {
 }
 
 std::array<float, 256> float8_values(DType dtype) {
-  std::array<float, 256> values{};
-  if (dtype == DType::float8_e8m0fnu) {
-    for (int i = 0; i < 255; ++i) values[static_cast<std::size_t>(i)] = std::ldexp(1.0F, i - 127);
-    values[255] = std::numeric_limits<float>::quiet_NaN();
-    return values;
-  }
+  if (dtype == DType::float8_e8m0fnu) return powers_of_two();
   const std::optional<Shape8> shape = shape_of(dtype);
   if (!shape) {
     throw Error(ErrorCode::unsupported,
                 std::string(to_string(dtype)) + " is not floating point of 8 bits");
   }
+  std::array<float, 256> values{};
   for (unsigned i = 0; i < 256; ++i) values[i] = value_of(*shape, i);
   return values;
 }

@@ -22,23 +22,34 @@ void join(ReadRun& first, const ReadRun& second) {
   first.size += second.size;
 }
 
+bool overlaps(const Runs& runs, const ReadRun& run) {
+  const auto next = runs.lower_bound(run.at);
+  return (next != runs.end() && next->first < run.end()) ||
+         (next != runs.begin() && std::prev(next)->second.end() > run.at);
+}
+
 // Adds a run and joins it with its neighbours. False: some of its bytes are there already.
 bool insert(Runs& runs, const ReadRun& run) {
-  const auto next = runs.lower_bound(run.at);
-  if (next != runs.end() && next->first < run.end()) return false;
-  const auto before = next == runs.begin() ? runs.end() : std::prev(next);
-  if (before != runs.end() && before->second.end() > run.at) return false;
+  if (overlaps(runs, run)) return false;
   ReadRun whole = run;
+  auto next = runs.lower_bound(run.at);
   if (next != runs.end() && next->first == run.end()) {
     join(whole, next->second);
-    runs.erase(next);
+    next = runs.erase(next);
   }
-  if (before != runs.end() && before->second.end() == run.at) {
-    join(before->second, whole);
+  if (next != runs.begin() && std::prev(next)->second.end() == run.at) {
+    join(std::prev(next)->second, whole);
   } else {
     runs.emplace(whole.at, whole);
   }
   return true;
+}
+
+// Whether `runs` still tell what was read once these are among them.
+bool insert_all(Runs& runs, std::span<const ReadRun> added) {
+  return !added.empty() &&
+         std::ranges::all_of(added, [&](const ReadRun& run) { return insert(runs, run); }) &&
+         runs.size() <= kMaxRuns;
 }
 
 }  // namespace
@@ -47,11 +58,15 @@ bool has_crc(const Storage& storage) {
   return storage.crc32 && *storage.crc32 != 0;
 }
 
+std::string path_of(const Storage& storage) {
+  return storage.source ? storage.source->name() : "memory";
+}
+
 void require_crc(const Storage& storage, std::uint32_t found, const std::string& key) {
   if (found == *storage.crc32) return;
   throw Error(ErrorCode::corrupt, "the tensor's bytes have CRC-32 " + std::to_string(found) +
                                       ", the file records " + std::to_string(*storage.crc32))
-      .at_path(storage.source ? storage.source->name() : "memory")
+      .at_path(path_of(storage))
       .at_key(key)
       .at_offset(storage.offset);
 }
@@ -81,10 +96,7 @@ void StorageChecks::add(const Storage& stored, const std::shared_ptr<Storage>& r
     parts.key = key;
   }
   if (!parts.raw || parts.whole) return;
-  parts.whole = runs.empty() || !std::all_of(runs.begin(), runs.end(), [&](const ReadRun& run) {
-                  return insert(parts.runs, run);
-                });
-  parts.whole = parts.whole || parts.runs.size() > kMaxRuns;
+  parts.whole = !insert_all(parts.runs, runs);
   if (parts.whole) {
     parts.runs.clear();
     return;

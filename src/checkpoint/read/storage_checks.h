@@ -36,6 +36,9 @@ struct HandedOver {
 // compute one.
 [[nodiscard]] bool has_crc(const Storage& storage);
 
+// Where the storage's bytes are, for errors: a file's name, or "memory".
+[[nodiscard]] std::string path_of(const Storage& storage);
+
 // Throws `corrupt` when `found`, the CRC-32 of all bytes of a storage, is not the recorded one.
 // `key`: the tensor's.
 void require_crc(const Storage& storage, std::uint32_t found, const std::string& key);

@@ -23,16 +23,7 @@ class ZstdSource final : public ByteSource {
       : frames_(std::move(frames)), context_(ZSTD_createDCtx(), ZSTD_freeDCtx), input_(kBuffer) {
     if (!context_) throw Error(ErrorCode::limit, "no memory for a zstd decoder");
     ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kWindowLog);
-    // Frames of a stream do not say how long they are: one pass counts.
-    std::vector<std::byte> scratch(kBuffer);
-    while (const std::size_t got = decode(scratch)) {
-      size_ += got;
-      if (size_ > cap) {
-        throw Error(ErrorCode::limit, "zstd frames hold more than the " + std::to_string(cap) +
-                                          " bytes that they should")
-            .at_path(name());
-      }
-    }
+    size_ = counted_size(cap);
     restart();
   }
 
@@ -43,15 +34,34 @@ class ZstdSource final : public ByteSource {
     require_range(*this, offset, out.size());
     const std::lock_guard lock(mutex_);
     if (offset < position_) restart();
+    skip_to(offset);
+    fill(out);
+  }
+
+ private:
+  // Frames of a stream do not say how long they are: one pass counts.
+  [[nodiscard]] std::uint64_t counted_size(std::uint64_t cap) const {
+    std::vector<std::byte> scratch(kBuffer);
+    std::uint64_t size = 0;
+    while (const std::size_t got = decode(scratch)) {
+      size += got;
+      if (size > cap) {
+        throw Error(ErrorCode::limit, "zstd frames hold more than the " + std::to_string(cap) +
+                                          " bytes that they should")
+            .at_path(name());
+      }
+    }
+    return size;
+  }
+
+  void skip_to(std::uint64_t offset) const {
     std::vector<std::byte> skipped(offset == position_ ? 0 : kBuffer);
     while (position_ < offset) {
       const auto part = std::min<std::uint64_t>(skipped.size(), offset - position_);
       fill(MutableByteView(skipped).first(part));
     }
-    fill(out);
   }
 
- private:
   void restart() const {
     ZSTD_DCtx_reset(context_.get(), ZSTD_reset_session_only);
     position_ = consumed_ = 0;
@@ -68,17 +78,21 @@ class ZstdSource final : public ByteSource {
     }
   }
 
+  // Reads on when all of input_ is decoded and the frames go on.
+  void refill() const {
+    if (begin_ != end_ || consumed_ >= frames_->size()) return;
+    begin_ = 0;
+    end_ = static_cast<std::size_t>(
+        std::min<std::uint64_t>(input_.size(), frames_->size() - consumed_));
+    frames_->read_at(consumed_, MutableByteView(input_).first(end_));
+    consumed_ += end_;
+  }
+
   // The next bytes of the content, at most out.size(); 0 at its end.
   std::size_t decode(MutableByteView out) const {
     ZSTD_outBuffer target{out.data(), out.size(), 0};
     while (target.pos == 0) {
-      if (begin_ == end_ && consumed_ < frames_->size()) {
-        begin_ = 0;
-        end_ = static_cast<std::size_t>(
-            std::min<std::uint64_t>(input_.size(), frames_->size() - consumed_));
-        frames_->read_at(consumed_, MutableByteView(input_).first(end_));
-        consumed_ += end_;
-      }
+      refill();
       const bool exhausted = begin_ == end_;
       if (exhausted && !inside_) return 0;
       ZSTD_inBuffer source{input_.data(), end_, begin_};
