@@ -1,20 +1,31 @@
 #include "storage/names.h"
 
+#include <algorithm>
+
+#include "base/one_of.h"
 #include "tessera/error.h"
 #include "tessera/storage.h"
 
 namespace tessera {
+namespace {
 
-void require_safe_name(std::string_view name, const std::string& store) {
-  bool safe = !name.empty() && name.find('\0') == std::string_view::npos;
-  std::size_t begin = 0;
-  while (safe && begin <= name.size()) {
+bool is_plain(std::string_view part) {
+  return !is_one_of(part, "", ".", "..") && part.find('\0') == std::string_view::npos;
+}
+
+bool is_safe_name(std::string_view name) {
+  for (std::size_t begin = 0; begin <= name.size();) {
     const std::size_t end = std::min(name.find('/', begin), name.size());
-    const std::string_view part = name.substr(begin, end - begin);
-    safe = !part.empty() && part != "." && part != "..";
+    if (!is_plain(name.substr(begin, end - begin))) return false;
     begin = end + 1;
   }
-  if (!safe) {
+  return true;
+}
+
+}  // namespace
+
+void require_safe_name(std::string_view name, const std::string& store) {
+  if (!is_safe_name(name)) {
     throw Error(ErrorCode::unsafe,
                 "the object name '" + std::string(name) + "' is not a plain relative name")
         .at_path(store);

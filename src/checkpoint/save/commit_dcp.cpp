@@ -5,6 +5,7 @@
 #include "base/random_id.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "io/block_digests.h"
+#include "tessera/error.h"
 
 namespace tessera {
 namespace {
@@ -14,6 +15,11 @@ ByteView bytes_of(const std::string& text) {
 }
 
 }  // namespace
+
+void require_no_checkpoint(const Store& store, const std::string& path) {
+  if (store.exists(kDcpMetadata))
+    throw Error(ErrorCode::already_exists, "a checkpoint is there already").at_path(path);
+}
 
 void commit_dcp(Store& store, dcp::Metadata& metadata, DigestsByName digests, std::string types,
                 IfExists if_exists) {

@@ -10,6 +10,9 @@
 
 namespace tessera {
 
+// Throws `already_exists` at `path` when the store holds a checkpoint.
+void require_no_checkpoint(const Store& store, const std::string& path);
+
 // Publishes `.metadata` of a save whose data files are durable and have these digests. The
 // side file becomes durable first; `.metadata` is the commit. `metadata.save_id` is drawn here.
 // `types`: as encode_types has them.

@@ -99,10 +99,7 @@ class Saver {
         if (leaf.value.is(Value::Kind::tensor)) require_readable(leaf.value.as_tensor(), leaf.name);
       }
       if (!leads()) return;
-      if (!options_.overwrite && store_->exists(kDcpMetadata)) {
-        throw Error(ErrorCode::already_exists, "a checkpoint is there already")
-            .at_path(store_->name());
-      }
+      if (!options_.overwrite) require_no_checkpoint(*store_, store_->name());
       remove_leftovers(*store_);
       attempt_ = random_attempt();
     });

@@ -26,6 +26,16 @@ namespace {
 
 constexpr int kMostRanks = 1 << 20;
 
+void require_convertible(DType dtype, bool allow_wrap) {
+  const std::string wanted(to_string(dtype));
+  if (!can_cast(DType::float32, dtype))
+    throw Error(ErrorCode::unsupported, "no conversion of floating tensors to " + wanted);
+  if (can_wrap(DType::float32, dtype) && !allow_wrap) {
+    throw Error(ErrorCode::invalid_argument,
+                "allow_wrap is needed: " + wanted + " holds few of the values of floating tensors");
+  }
+}
+
 void require_sensible(const ConvertOptions& options) {
   require_threads(options.threads);
   if (options.ranks < 1 || options.ranks > kMostRanks) {
@@ -33,39 +43,40 @@ void require_sensible(const ConvertOptions& options) {
         ErrorCode::invalid_argument,
         std::to_string(options.ranks) + " ranks, expected 1 to " + std::to_string(kMostRanks));
   }
-  if (!options.dtype) return;
-  const std::string wanted(to_string(*options.dtype));
-  if (!can_cast(DType::float32, *options.dtype))
-    throw Error(ErrorCode::unsupported, "no conversion of floating tensors to " + wanted);
-  if (can_wrap(DType::float32, *options.dtype) && !options.allow_wrap) {
-    throw Error(ErrorCode::invalid_argument,
-                "allow_wrap is needed: " + wanted + " holds few of the values of floating tensors");
-  }
+  if (options.dtype) require_convertible(*options.dtype, options.allow_wrap);
 }
 
 // Whether the target gets the source's leaves as they are: there may be a million, and no copy.
 bool takes_all(const ConvertOptions& options) {
-  return options.to == CheckpointKind::torch_file && !options.dequantize && options.only.empty() &&
-         options.rename.empty() && !options.dtype;
+  return options.to == CheckpointKind::torch_file && options.only.empty() && keeps_leaves(options);
+}
+
+// The leaves that the options choose, under their new names and with their new types.
+std::vector<Leaf> chosen_leaves(const Checkpoint& checkpoint, const ConvertOptions& options) {
+  std::vector<Leaf> leaves =
+      options.dequantize ? dequantized(checkpoint.leaves, *options.dequantize) : checkpoint.leaves;
+  leaves = select(leaves, options.only);
+  rename(leaves, options.rename);
+  if (options.dtype) convert_floating(leaves, *options.dtype);
+  return leaves;
+}
+
+void require_bounded_tensors(const std::vector<Leaf>& leaves) {
+  for (const Leaf& leaf : leaves) {
+    if (leaf.value.is(Value::Kind::tensor)) require_bounded(leaf.value.as_tensor(), leaf.name);
+  }
 }
 
 // What the target gets of the source; nothing where it takes all.
 std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions& options) {
   if (takes_all(options)) return {};
   try {
-    std::vector<Leaf> leaves = options.dequantize
-                                   ? dequantized(checkpoint.leaves, *options.dequantize)
-                                   : checkpoint.leaves;
-    leaves = select(leaves, options.only);
-    rename(leaves, options.rename);
-    if (options.dtype) convert_floating(leaves, *options.dtype);
+    std::vector<Leaf> leaves = chosen_leaves(checkpoint, options);
     if (options.to == CheckpointKind::torch_file) return leaves;
     // A torch.save file keeps views as they are; whatever it writes anew goes through a reader.
     require_flat_names(leaves);
     if (options.to == CheckpointKind::safetensors) add_inner_tensors(leaves);
-    for (const Leaf& leaf : leaves) {
-      if (leaf.value.is(Value::Kind::tensor)) require_bounded(leaf.value.as_tensor(), leaf.name);
-    }
+    require_bounded_tensors(leaves);
     return leaves;
   } catch (Error& error) {
     throw error.at_path(checkpoint.path);
@@ -187,6 +198,19 @@ class Output {
   std::shared_ptr<Store> store_;
 };
 
+// `digested`: of a directory, whose digests a side file keeps; null: the target has them elsewhere.
+void make_target(ConvertJob& job, Output& output, DigestingStore* digested) {
+  try {
+    write_target(job);
+    if (digested != nullptr) digested->write_side_file("config.yaml");
+    if (job.appears_whole) require_going_on(job.options.stop);
+    output.publish();
+  } catch (const Error& error) {
+    output.failed(error);
+    throw;
+  }
+}
+
 }  // namespace
 
 ConvertReport convert(const Location& source, const Location& target,
@@ -236,15 +260,7 @@ ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
                  .checks = checks,
                  .appears_whole = output.appears_whole(),
                  .resumption = output.resumption()};
-  try {
-    write_target(job);
-    if (as_directory) digested.write_side_file("config.yaml");
-    if (job.appears_whole) require_going_on(options.stop);
-    output.publish();
-  } catch (const Error& error) {
-    output.failed(error);
-    throw;
-  }
+  make_target(job, output, as_directory ? &digested : nullptr);
   place.made.keep();
   meter.finish();
   report.io = counters.report();

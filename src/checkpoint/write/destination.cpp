@@ -4,14 +4,20 @@
 #include <vector>
 
 #include "base/one_of.h"
+#include "storage/posix/system.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
-bool is_olmo(CheckpointKind kind) {
-  return is_one_of(kind, CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new,
-                   CheckpointKind::olmo_legacy, CheckpointKind::olmo_local);
+bool is_directory(CheckpointKind kind) {
+  return is_one_of(kind, CheckpointKind::dcp, CheckpointKind::olmo_full,
+                   CheckpointKind::olmo_torch_new, CheckpointKind::olmo_legacy,
+                   CheckpointKind::olmo_local);
+}
+
+bool is_one_file(CheckpointKind kind) {
+  return is_one_of(kind, CheckpointKind::torch_file, CheckpointKind::safetensors);
 }
 
 [[noreturn]] void refuse_target(const std::string& path, const std::string& what) {
@@ -24,15 +30,26 @@ Destination file_destination(const std::filesystem::path& path, CheckpointKind k
     refuse_target(path, "the target's extension is " + path.extension().string() +
                             ", the kind is " + std::string(to_string(kind)));
   }
-  const std::string directory = path.parent_path().string();
-  return {directory.empty() ? "." : directory, path.filename().string(), Publishing::file};
+  return {directory_of(path), path.filename().string(), Publishing::file};
+}
+
+// The target of a kind that is a directory.
+Destination directory_destination(const std::string& path, CheckpointKind kind) {
+  if (kind_of_file_name(path)) {
+    refuse_target(path, "a checkpoint of kind " + std::string(to_string(kind)) +
+                            " is a directory, the target names a file");
+  }
+  return {path, "", kind == CheckpointKind::dcp ? Publishing::marker : Publishing::directory};
+}
+
+bool can_be_in_store(const ConvertOptions& options) {
+  return !options.resume && options.max_shard_size == 0 &&
+         (is_one_file(options.to) || options.to == CheckpointKind::dcp);
 }
 
 Destination destination_in(const Location& where, const ConvertOptions& options) {
-  const bool single =
-      options.to == CheckpointKind::torch_file || options.to == CheckpointKind::safetensors;
-  if (options.resume || options.max_shard_size > 0 ||
-      (!single && options.to != CheckpointKind::dcp)) {
+  const bool single = is_one_file(options.to);
+  if (!can_be_in_store(options)) {
     throw Error(ErrorCode::unsupported,
                 "in a store a DCP checkpoint or one file can be made, and not resumed")
         .at_path(to_string(where));
@@ -53,16 +70,15 @@ Destination named_destination(const std::string& path, CheckpointKind kind, bool
     throw Error(ErrorCode::unsupported,
                 "checkpoints of this kind are read, not written: " + std::string(to_string(kind)));
   }
-  if (kind == CheckpointKind::dcp || is_olmo(kind)) {
-    if (kind_of_file_name(path)) {
-      refuse_target(path, "a checkpoint of kind " + std::string(to_string(kind)) +
-                              " is a directory, the target names a file");
-    }
-    return {path, "", kind == CheckpointKind::dcp ? Publishing::marker : Publishing::directory};
-  }
+  if (is_directory(kind)) return directory_destination(path, kind);
   if (kind_of_file_name(path)) return file_destination(path, kind);
   return {path, kind == CheckpointKind::safetensors ? "model.safetensors" : "model.pt",
           in_parts ? Publishing::directory : Publishing::file};
+}
+
+bool is_of_checkpoint(const std::string& file) {
+  return is_one_of(file, "config.yaml", "rank0.pt", "model.pt", "model/rank0.pt") ||
+         file.ends_with(".safetensors") || file.ends_with(".metadata");
 }
 
 void require_set_of_files(const std::string& path, CheckpointKind kind) {
@@ -91,11 +107,7 @@ Destination destination_of(const Location& target, const ConvertOptions& options
 // Only a checkpoint is replaced by a directory: whatever else has the name stays.
 void require_checkpoint(const std::string& path) {
   const std::vector<ObjectInfo> files = posix_store(path)->list();
-  const bool known = std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
-    return is_one_of(file.name, "config.yaml", "rank0.pt", "model.pt", "model/rank0.pt") ||
-           file.name.ends_with(".safetensors") || file.name.ends_with(".metadata");
-  });
-  if (known || files.empty()) return;
+  if (files.empty() || std::ranges::any_of(files, is_of_checkpoint, &ObjectInfo::name)) return;
   throw Error(ErrorCode::already_exists, "a directory that holds no checkpoint is there already")
       .at_path(path);
 }

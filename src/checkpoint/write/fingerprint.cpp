@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/digest.h"
+#include "base/one_of.h"
 #include "checkpoint/digests/side_file.h"
 
 namespace tessera {
@@ -50,19 +51,31 @@ bool add_file(Fields& fields, const std::string& path, const std::string& name) 
   return true;
 }
 
+void add_piece(Fields& fields, const Piece& piece) {
+  fields.add(to_string(piece.slice)).add(piece.storage_offset).add(piece.strides);
+  fields.add(piece.conj).add(piece.neg);
+  if (!piece.storage) return;
+  const Storage& storage = *piece.storage;
+  fields.add(storage.source ? storage.source->name() : std::string());
+  fields.add(storage.offset).add(storage.size).add(storage.encoding).add(storage.crc32);
+}
+
 void add_leaf(Fields& fields, const Leaf& leaf) {
   fields.add(leaf.name);
   if (!leaf.value.is(Value::Kind::tensor)) return;
   const Tensor& tensor = leaf.value.as_tensor();
   fields.add(tensor.dtype).add(tensor.stored).add(tensor.shape).add(tensor.pieces.size());
-  for (const Piece& piece : tensor.pieces) {
-    fields.add(to_string(piece.slice)).add(piece.storage_offset).add(piece.strides);
-    fields.add(piece.conj).add(piece.neg);
-    if (!piece.storage) continue;
-    const Storage& storage = *piece.storage;
-    fields.add(storage.source ? storage.source->name() : std::string());
-    fields.add(storage.offset).add(storage.size).add(storage.encoding).add(storage.crc32);
-  }
+  for (const Piece& piece : tensor.pieces) add_piece(fields, piece);
+}
+
+void add_options(Fields& fields, const ConvertOptions& options) {
+  fields.add(options.to).add(options.ranks).add(options.olmo.unit).add(options.olmo.orig_params);
+  fields.add(options.olmo.safetensors).add(options.olmo.model_only).add(options.olmo.config);
+  fields.add(options.only).add(options.rename).add(options.dtype).add(options.dequantize);
+  fields.add(options.max_shard_size);
+  // Of one rank's DCP files there are as many as threads.
+  const bool by_thread = is_one_of(options.to, CheckpointKind::dcp, CheckpointKind::olmo_torch_new);
+  fields.add(by_thread ? options.threads : 0);
 }
 
 }  // namespace
@@ -78,14 +91,7 @@ std::uint64_t fingerprint_of(const Checkpoint& source, const std::vector<Leaf>& 
   }
   fields.add(leaves.size());
   for (const Leaf& leaf : leaves) add_leaf(fields, leaf);
-  fields.add(options.to).add(options.ranks).add(options.olmo.unit).add(options.olmo.orig_params);
-  fields.add(options.olmo.safetensors).add(options.olmo.model_only).add(options.olmo.config);
-  fields.add(options.only).add(options.rename).add(options.dtype).add(options.dequantize);
-  fields.add(options.max_shard_size);
-  // Of one rank's DCP files there are as many as threads.
-  const bool by_thread =
-      options.to == CheckpointKind::dcp || options.to == CheckpointKind::olmo_torch_new;
-  fields.add(by_thread ? options.threads : 0);
+  add_options(fields, options);
   return fields.value();
 }
 

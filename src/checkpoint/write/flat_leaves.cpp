@@ -7,9 +7,27 @@
 #include "value/render.h"
 
 namespace tessera {
+namespace {
+
+using Names = std::unordered_set<std::string>;
+
+// A tensor's attributes and whatever else is no tensor.
+bool may_hold_tensors(const Value& value) {
+  return !value.is(Value::Kind::tensor) || value.as_tensor().attributes;
+}
+
+// `base`, numbered where it is taken; from now on it is.
+std::string take_name(std::string base, Names& names) {
+  if (base.starts_with('.')) base.erase(0, 1);  // of a root that is no container
+  std::string name = base;
+  for (int n = 1; !names.insert(name).second; ++n) name = base + "~" + std::to_string(n);
+  return name;
+}
+
+}  // namespace
 
 void require_flat_names(const std::vector<Leaf>& leaves) {
-  std::unordered_set<std::string> names;
+  Names names;
   names.reserve(leaves.size());
   for (const Leaf& leaf : leaves) {
     std::string name = leaf.path.empty() ? leaf.name : dotted(leaf.path);
@@ -22,21 +40,17 @@ void require_flat_names(const std::vector<Leaf>& leaves) {
 
 void add_inner_tensors(std::vector<Leaf>& leaves) {
   std::unordered_set<const void*> known;  // tensors that have a name
-  std::unordered_set<std::string> names;
+  Names names;
   for (const Leaf& leaf : leaves) {
     if (leaf.value.is(Value::Kind::tensor)) known.insert(leaf.value.identity());
     names.insert(leaf.name);
   }
   const std::size_t count = leaves.size();
   for (std::size_t i = 0; i < count; ++i) {
-    const bool tensor = leaves[i].value.is(Value::Kind::tensor);
-    if (tensor && !leaves[i].value.as_tensor().attributes) continue;
+    if (!may_hold_tensors(leaves[i].value)) continue;
     for (const InnerTensor& inner : inner_tensors(leaves[i].value)) {
       if (!known.insert(inner.tensor->identity()).second) continue;
-      std::string base = leaves[i].name + inner.path;
-      if (base.starts_with('.')) base.erase(0, 1);  // of a root that is no container
-      std::string name = base;
-      for (int n = 1; !names.insert(name).second; ++n) name = base + "~" + std::to_string(n);
+      std::string name = take_name(leaves[i].name + inner.path, names);
       Value found = *inner.tensor;
       leaves.push_back({std::move(name), {}, std::move(found)});
     }

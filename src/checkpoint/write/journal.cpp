@@ -56,8 +56,8 @@ std::string content(int fd, const std::string& path) {
   std::string text;
   std::array<char, 1 << 16> part{};
   for (;;) {
-    const ssize_t got = ::pread(fd, part.data(), part.size(), static_cast<off_t>(text.size()));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = uninterrupted(
+        [&] { return ::pread(fd, part.data(), part.size(), static_cast<off_t>(text.size())); });
     if (got < 0) throw_errno(errno, "read", path);
     if (got == 0) return text;
     text.append(part.data(), static_cast<std::size_t>(got));
@@ -88,11 +88,16 @@ Journal::Journal(int fd, std::string path, std::uint64_t fingerprint, const std:
 void Journal::read(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    const std::string payload = line.size() < kStamp ? "" : line.substr(kStamp);
-    const bool counts = !payload.empty() && line == stamp(payload);
-    if (counts) read_row(payload);
+    const std::string payload = payload_of(line);
+    if (!payload.empty()) read_row(payload);
     if (!goes_on_) return;  // the first line is what binds the rest to this conversion
   }
+}
+
+std::string Journal::payload_of(const std::string& line) const {
+  if (line.size() < kStamp) return {};
+  std::string payload = line.substr(kStamp);
+  return line == stamp(payload) ? payload : std::string();
 }
 
 void Journal::read_row(const std::string& payload) {
@@ -135,8 +140,7 @@ void Journal::append_line(const std::string& payload) {
   const std::string line = (payload.empty() ? "" : stamp(payload)) + "\n";
   const std::lock_guard lock(mutex_);
   for (std::string_view rest = line; !rest.empty();) {
-    const ssize_t wrote = ::write(fd_, rest.data(), rest.size());
-    if (wrote < 0 && errno == EINTR) continue;
+    const ssize_t wrote = uninterrupted([&] { return ::write(fd_, rest.data(), rest.size()); });
     if (wrote < 0) throw_errno(errno, "write", path_);
     rest.remove_prefix(static_cast<std::size_t>(wrote));
   }

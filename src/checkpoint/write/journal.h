@@ -60,6 +60,8 @@ class Journal {
 
  private:
   void read(const std::string& text);
+  // What the line says; nothing when it does not count.
+  [[nodiscard]] std::string payload_of(const std::string& line) const;
   void read_row(const std::string& payload);
   void begin(const std::string& attempt);
   void append_line(const std::string& payload);

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 #include <set>
 #include <span>
@@ -15,6 +14,7 @@
 #include "base/fd.h"
 #include "base/random_id.h"
 #include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/leftovers.h"
 #include "checkpoint/write/fingerprint.h"
 #include "storage/posix/atomic_file.h"
@@ -31,9 +31,8 @@ constexpr std::size_t kLongestName = 255;  // what Linux file systems take
 // Runs of open checks that one unit's line may list: a unit with more is made again.
 constexpr std::size_t kMaxRuns = 256;
 
-std::string without_slashes(std::string path) {
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  return path;
+std::string file_path(const Destination& destination) {
+  return destination.directory + "/" + destination.file;
 }
 
 // Beside the target, under a name that a later run finds; of a directory that may hold other things
@@ -42,11 +41,10 @@ std::string work_path(const Destination& destination) {
   if (destination.publishing == Publishing::marker)
     return destination.directory + "/" + std::string(kMark);
   const fs::path path(destination.publishing == Publishing::file
-                          ? destination.directory + "/" + destination.file
+                          ? file_path(destination)
                           : without_slashes(destination.directory));
   const std::string name = path.filename().string().substr(0, kLongestName - 1 - kMark.size());
-  const std::string parent = path.parent_path().string();
-  return (parent.empty() ? "." : parent) + "/." + name + std::string(kMark);
+  return directory_of(path) + "/." + name + std::string(kMark);
 }
 
 // Follows what a unit's maker writes, which must come in order.
@@ -88,13 +86,18 @@ bool read_left(const std::string& path, const JournalUnit& unit, MutableByteView
   if (!fd) return false;
   for (std::uint64_t done = 0; done < unit.size;) {
     const auto want = std::min<std::uint64_t>(window.size(), unit.size - done);
-    const ssize_t got = ::pread(fd.get(), window.data(), want, static_cast<off_t>(unit.at + done));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = uninterrupted(
+        [&] { return ::pread(fd.get(), window.data(), want, static_cast<off_t>(unit.at + done)); });
     if (got <= 0) return false;  // what cannot be read is made again
     visit(unit.at + done, ByteView(window).first(static_cast<std::size_t>(got)));
     done += static_cast<std::uint64_t>(got);
   }
   return true;
+}
+
+// Whether an earlier run left what is to be made now.
+bool is_left(const JournalUnit* left, const JournalUnit& made) {
+  return left != nullptr && left->what == made.what && left->size == made.size;
 }
 
 }  // namespace
@@ -104,10 +107,8 @@ Resumption::Resumption(const Checkpoint& source, const std::vector<Leaf>& leaves
     : destination_(std::move(destination)),
       if_exists_(options.overwrite ? IfExists::replace : IfExists::fail),
       work_(work_path(destination_)),
-      journal_(
-          work_.journal(), work_.path() + "/journal",
-          fingerprint_of(source, leaves, destination_.directory + "/" + destination_.file, options),
-          random_attempt()),
+      journal_(work_.journal(), work_.path() + "/journal",
+               fingerprint_of(source, leaves, file_path(destination_), options), random_attempt()),
       store_(work_.content()) {
   number_storages(leaves);
   has_units_ = journal_.has_units();
@@ -136,31 +137,37 @@ void Resumption::number_storages(const std::vector<Leaf>& leaves) {
   }
 }
 
+// Of a file, or of a directory that gets its marker.
+void Resumption::require_room() const {
+  if (if_exists_ == IfExists::replace) return;
+  if (destination_.publishing == Publishing::marker) {
+    require_no_checkpoint(*posix_store(destination_.directory), destination_.directory);
+  } else if (fs::exists(file_path(destination_))) {
+    throw Error(ErrorCode::already_exists, "a file is there already")
+        .at_path(file_path(destination_));
+  }
+}
+
 void Resumption::begin() {
   if (!journal_.goes_on()) work_.clear();
   switch (destination_.publishing) {
     case Publishing::file:
-      if (if_exists_ == IfExists::fail &&
-          fs::exists(destination_.directory + "/" + destination_.file)) {
-        throw Error(ErrorCode::already_exists, "a file is there already")
-            .at_path(destination_.directory + "/" + destination_.file);
-      }
+      require_room();
       break;
-    case Publishing::marker: {
-      const auto there = posix_store(destination_.directory);
-      if (if_exists_ == IfExists::fail && there->exists(kDcpMetadata)) {
-        throw Error(ErrorCode::already_exists, "a checkpoint is there already")
-            .at_path(destination_.directory);
-      }
+    case Publishing::marker:
+      require_room();
       bring_back();
-      remove_leftovers(*there);
+      remove_leftovers(*posix_store(destination_.directory));
       break;
-    }
     case Publishing::directory:
       make_directories(work_.content());
       whole_.emplace(destination_.directory, if_exists_, work_.content());
       break;
   }
+}
+
+bool Resumption::is_of_attempt(const std::string& name) const {
+  return is_attempt_name(name) && name.ends_with("_" + attempt() + ".distcp");
 }
 
 // A run that was killed while it moved its data files into place left some there.
@@ -170,24 +177,23 @@ void Resumption::bring_back() {
   std::set<std::string> named;
   if (there->exists(kDcpMetadata)) named = named_files(read_dcp_metadata(*there));
   for (const ObjectInfo& object : there->list()) {
-    const bool moved = is_attempt_name(object.name) &&
-                       object.name.ends_with("_" + attempt() + ".distcp") &&
-                       !named.contains(object.name);
-    if (!moved) continue;
+    if (!is_of_attempt(object.name) || named.contains(object.name)) continue;
     make_directories(work_.content());
     move_into_place(destination_.directory + "/" + object.name, work_.content() + "/" + object.name,
                     IfExists::replace);
   }
 }
 
-std::optional<std::uint64_t> Resumption::identity_in(const std::string& directory) const {
+std::vector<std::string> Resumption::names_in(const std::string& directory) const {
+  if (destination_.publishing == Publishing::file) return {destination_.file};
+  if (destination_.publishing == Publishing::marker) return {std::string(kDcpMetadata)};
   std::vector<std::string> names;
-  if (destination_.publishing == Publishing::file) names.push_back(destination_.file);
-  if (destination_.publishing == Publishing::marker) names.emplace_back(kDcpMetadata);
-  if (destination_.publishing == Publishing::directory) {
-    for (const ObjectInfo& object : posix_store(directory)->list()) names.push_back(object.name);
-  }
-  return identity_of(directory, names);
+  for (const ObjectInfo& object : posix_store(directory)->list()) names.push_back(object.name);
+  return names;
+}
+
+std::optional<std::uint64_t> Resumption::identity_in(const std::string& directory) const {
+  return identity_of(directory, names_in(directory));
 }
 
 std::string Resumption::file_of(const ByteSink& sink) const {
@@ -198,8 +204,7 @@ std::uint32_t Resumption::write(const ConvertJob& job, ByteSink& sink, const Fil
                                 const UnitMaker& make) {
   JournalUnit made{file_of(sink), text_digest(unit.what), unit.at, unit.size, 0, 0, {}};
   const JournalUnit* left = journal_.find(made.file, unit.at);
-  const bool same = left != nullptr && left->what == made.what && left->size == unit.size;
-  if (same && keep(job, sink, *left)) return left->crc;
+  if (is_left(left, made) && keep(job, sink, *left)) return left->crc;
   FollowedSink followed(sink, unit.at);
   const MadeUnit result = make(followed);
   if (const auto digest = followed.digest(unit.at + unit.size)) {
@@ -224,8 +229,9 @@ void Resumption::note(JournalUnit unit, const std::vector<HandedOver>& open) {
   has_units_ = true;
 }
 
-bool Resumption::keep(const ConvertJob& job, ByteSink& sink, const JournalUnit& left) {
-  std::vector<std::byte> window(std::min<std::uint64_t>(job.window, left.size));
+// Leaves the unit's bytes in `window` when they fit.
+bool Resumption::is_unharmed(const ConvertJob& job, const ByteSink& sink, const JournalUnit& left,
+                             MutableByteView window) {
   RunningDigest digest;
   std::uint32_t crc = 0;
   const bool whole = read_left(sink.name(), left, window, [&](std::uint64_t, ByteView bytes) {
@@ -233,9 +239,12 @@ bool Resumption::keep(const ConvertJob& job, ByteSink& sink, const JournalUnit& 
     digest.add(bytes);
     crc = crc32(bytes, crc);
   });
-  if (!whole || digest.value() != left.digest || crc != left.crc) return false;
-  // What the earlier run read of storages that it had not read to the end takes part in their
-  // checks.
+  return whole && digest.value() == left.digest && crc == left.crc;
+}
+
+// What the earlier run read of storages that it had not read to the end takes part in their checks.
+// False: it speaks of storages that are not there.
+bool Resumption::go_on_with_checks(const ConvertJob& job, const JournalUnit& left) {
   for (const OpenCheck& check : left.open) {
     if (check.storage >= storages_.size()) return false;
     const auto& [leaf, index] = storages_[check.storage];
@@ -244,6 +253,12 @@ bool Resumption::keep(const ConvertJob& job, ByteSink& sink, const JournalUnit& 
     const Piece raw = decoded_piece(tensor, piece, leaf->name);
     job.checks.add(*piece.storage, raw.storage, check.runs, leaf->name);
   }
+  return true;
+}
+
+bool Resumption::keep(const ConvertJob& job, ByteSink& sink, const JournalUnit& left) {
+  std::vector<std::byte> window(std::min<std::uint64_t>(job.window, left.size));
+  if (!is_unharmed(job, sink, left, window) || !go_on_with_checks(job, left)) return false;
   const auto follow = [&](std::uint64_t at, ByteView bytes) { sink.keep_at(at, bytes); };
   if (left.size <= window.size()) {
     follow(left.at, window);
@@ -262,8 +277,7 @@ void Resumption::publish() {
   if (const auto identity = identity_in(work_.content())) journal_.append_published(*identity);
   switch (destination_.publishing) {
     case Publishing::file:
-      move_into_place(work_.content() + "/" + destination_.file,
-                      destination_.directory + "/" + destination_.file, if_exists_);
+      publish_file(destination_.file, if_exists_);
       break;
     case Publishing::marker:
       publish_marked();
@@ -275,15 +289,16 @@ void Resumption::publish() {
   work_.remove();
 }
 
+void Resumption::publish_file(const std::string& name, IfExists if_exists) {
+  move_into_place(work_.content() + "/" + name, destination_.directory + "/" + name, if_exists);
+}
+
 // Data files first, durable under their names, then what makes them a checkpoint.
 void Resumption::publish_marked() {
   for (const ObjectInfo& object : store_.list({})) {
-    if (object.name == kDcpMetadata) continue;
-    move_into_place(work_.content() + "/" + object.name, destination_.directory + "/" + object.name,
-                    IfExists::fail);
+    if (object.name != kDcpMetadata) publish_file(object.name, IfExists::fail);
   }
-  const std::string marker = "/" + std::string(kDcpMetadata);
-  move_into_place(work_.content() + marker, destination_.directory + marker, if_exists_);
+  publish_file(std::string(kDcpMetadata), if_exists_);
 }
 
 void Resumption::failed(bool source_is_damaged) {

@@ -51,11 +51,19 @@ class Resumption {
   };
   void number_storages(const std::vector<Leaf>& leaves);
   void begin();
+  void require_room() const;
   void bring_back();
+  [[nodiscard]] bool is_of_attempt(const std::string& name) const;
+  // The files that tell whether a finished target is this one.
+  [[nodiscard]] std::vector<std::string> names_in(const std::string& directory) const;
   [[nodiscard]] std::optional<std::uint64_t> identity_in(const std::string& directory) const;
   [[nodiscard]] std::string file_of(const ByteSink& sink) const;
+  static bool is_unharmed(const ConvertJob& job, const ByteSink& sink, const JournalUnit& left,
+                          MutableByteView window);
+  bool go_on_with_checks(const ConvertJob& job, const JournalUnit& left);
   bool keep(const ConvertJob& job, ByteSink& sink, const JournalUnit& left);
   void note(JournalUnit unit, const std::vector<HandedOver>& open);
+  void publish_file(const std::string& name, IfExists if_exists);
   void publish_marked();
 
   Destination destination_;

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 
+#include "base/one_of.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/memory.h"
 #include "checkpoint/save/save_dcp.h"
@@ -16,6 +17,13 @@
 namespace tessera {
 namespace {
 
+void require_held_here(const Tensor& tensor, const std::string& name) {
+  for (const Piece& piece : tensor.pieces) {
+    if (piece.storage || numel(piece.slice) == 0) continue;
+    throw Error(ErrorCode::incomplete, "a part of the tensor is held by another rank").at_key(name);
+  }
+}
+
 // The tree as a checkpoint that is in memory already. Throws for a tensor that is not here whole.
 Checkpoint checkpoint_of(const Value& tree) {
   require_walkable(tree);
@@ -28,12 +36,7 @@ Checkpoint checkpoint_of(const Value& tree) {
   for (const NamedTensor& named : all_tensors(checkpoint.leaves)) {
     const Tensor& tensor = named.tensor.as_tensor();
     require_readable(tensor, named.name);
-    for (const Piece& piece : tensor.pieces) {
-      if (!piece.storage && numel(piece.slice) > 0) {
-        throw Error(ErrorCode::incomplete, "a part of the tensor is held by another rank")
-            .at_key(named.name);
-      }
-    }
+    require_held_here(tensor, named.name);
   }
   require_coverage(checkpoint);
   return checkpoint;
@@ -43,8 +46,8 @@ Checkpoint checkpoint_of(const Value& tree) {
 CheckpointKind kind_to_save(const Location& where, const SaveOptions& options) {
   if (options.kind) {
     const CheckpointKind kind = *options.kind;
-    if (kind == CheckpointKind::dcp || kind == CheckpointKind::torch_file ||
-        kind == CheckpointKind::safetensors) {
+    if (is_one_of(kind, CheckpointKind::dcp, CheckpointKind::torch_file,
+                  CheckpointKind::safetensors)) {
       return kind;
     }
     throw Error(ErrorCode::unsupported,

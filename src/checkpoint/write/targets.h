@@ -81,12 +81,16 @@ void write_dcp(ConvertJob& job);
 // The OLMo kinds (docs/formats/olmo.md); `store` is a directory that the caller commits afterwards.
 void write_olmo(ConvertJob& job);
 
+// Whether the leaves that are converted keep their names and types.
+[[nodiscard]] bool keeps_leaves(const ConvertOptions& options);
 // Whether the whole of a source that has a tree of its own is converted: then the tree is kept,
 // with what its objects share.
 [[nodiscard]] bool keeps_tree(const ConvertJob& job);
 // The rows of `shape` that each rank has when `ranks` share dimension 0 as torch.chunk does: there
 // may be fewer chunks than ranks.
 [[nodiscard]] std::vector<Box> row_chunks(const Shape& shape, int ranks);
+// Throws `unsupported` for elements that safetensors has no type for. `key`: the tensor's.
+void require_safetensors_type(DType dtype, const std::string& key);
 
 // Bytes of a file that one thread makes in one go, in ascending order.
 struct FileUnit {

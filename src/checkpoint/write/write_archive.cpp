@@ -15,6 +15,10 @@
 namespace tessera {
 namespace {
 
+bool is_unchecked(const Storage& storage) {
+  return storage.data == nullptr && !has_crc(storage) && !storage.source->checked();
+}
+
 std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, ByteSink& sink,
                              std::uint64_t at) {
   std::vector<std::byte> scratch = job.buffer_for(storage.size);
@@ -22,9 +26,7 @@ std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, Byte
                                           [&job](std::size_t bytes) { job.meter.add(bytes); });
   IoReport report;
   report.bytes_needed = report.bytes_read = storage.size;
-  const bool in_file = storage.data == nullptr;
-  if (in_file && !has_crc(storage) && !storage.source->checked())
-    report.bytes_unchecked = storage.size;
+  if (is_unchecked(storage)) report.bytes_unchecked = storage.size;
   job.counters.add(report);
   return crc;
 }
@@ -71,10 +73,20 @@ void stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part, By
 // The folder inside the archive: the file's stem, as torch.save names it (F-01).
 std::string root_of(const std::string& file) {
   const std::string stem = std::filesystem::path(file).stem().string();
-  for (const char c : stem) {
-    if (static_cast<unsigned char>(c) >= 0x80) return "archive";
-  }
-  return stem;
+  const bool ascii =
+      std::ranges::all_of(stem, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+  return ascii ? stem : "archive";
+}
+
+// What tells a part from others of the same size.
+std::string text_of(const ArchivePart& part) {
+  const std::string count = std::to_string(part.count) + " of ";
+  if (part.source == nullptr) return count + std::to_string(part.fill) + "; ";
+  return count + part.source->name + " " + to_string(part.slice) + "; ";
+}
+
+bool is_resumable(const ConvertJob& job, const ArchivePart& part) {
+  return part.source == nullptr || is_resumable(job, part.source->value.as_tensor(), part.slice);
 }
 
 // The slot of a tensor that is put together from `parts`.
@@ -82,16 +94,9 @@ std::uint32_t stream_parts(const ConvertJob& job, const Tensor& tensor,
                            const std::vector<ArchivePart>& parts, ByteSink& sink,
                            const torch_file::Writer::Slot& slot) {
   FileUnit unit{slot.offset, slot.size, {}, true};
-  for (const ArchivePart& part : parts) {
-    unit.what += std::to_string(part.count) + " of ";
-    if (part.source == nullptr) {
-      unit.what += std::to_string(part.fill) + "; ";
-      continue;
-    }
-    unit.what += part.source->name + " " + to_string(part.slice) + "; ";
-    unit.resumable =
-        unit.resumable && is_resumable(job, part.source->value.as_tensor(), part.slice);
-  }
+  unit.resumable = std::ranges::all_of(
+      parts, [&job](const ArchivePart& part) { return is_resumable(job, part); });
+  for (const ArchivePart& part : parts) unit.what += text_of(part);
   return write_unit(job, sink, unit, [&](ByteSink& out) {
     MadeUnit made;
     std::uint64_t at = slot.offset;

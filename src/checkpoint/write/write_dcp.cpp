@@ -32,34 +32,45 @@ void check_root(const std::vector<Leaf>& leaves) {
   }
 }
 
+bool loses_attributes(const Leaf& leaf) {
+  return leaf.value.is(Value::Kind::tensor) && leaf.value.as_tensor().attributes &&
+         !inner_tensors(leaf.value).empty();
+}
+
 // A chunk has no room for what a Python object has besides its elements.
 void note_attributes(const ConvertJob& job) {
-  const auto lost = std::count_if(job.leaves.begin(), job.leaves.end(), [](const Leaf& leaf) {
-    return leaf.value.is(Value::Kind::tensor) && leaf.value.as_tensor().attributes &&
-           !inner_tensors(leaf.value).empty();
-  });
+  const auto lost = std::ranges::count_if(job.leaves, loses_attributes);
   if (lost == 0) return;
   job.report.notes.push_back("attributes that hold tensors are left out, as PyTorch does: of " +
                              std::to_string(lost) + " tensors");
 }
 
+using Proposals = std::vector<std::vector<WriteItem>>;  // by rank
+
+bool has_rows(const WriteItem& item) {
+  return item.is_tensor && !item.shape.empty() && numel(item.shape) > 0;
+}
+
+void share_rows(WriteItem item, Proposals& proposals) {
+  const std::vector<Box> chunks = row_chunks(item.shape, static_cast<int>(proposals.size()));
+  for (std::size_t rank = 0; rank < chunks.size(); ++rank) {
+    item.box = chunks[rank];
+    proposals[rank].push_back(item);
+  }
+}
+
 // The leaves as one proposal a rank: rows are shared, what has none is the first rank's.
-std::vector<std::vector<WriteItem>> proposals_of(const std::vector<Leaf>& leaves, int ranks) {
-  std::vector<std::vector<WriteItem>> proposals(static_cast<std::size_t>(ranks));
+Proposals proposals_of(const std::vector<Leaf>& leaves, int ranks) {
+  Proposals proposals(static_cast<std::size_t>(ranks));
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     if (is_empty_dict(leaves[i])) continue;  // the side file has it
     WriteItem item = item_of(leaves[i], i);
-    const bool has_rows = item.is_tensor && !item.shape.empty() && numel(item.shape) > 0;
-    if (!has_rows) {
-      if (item.is_tensor) item.box = whole(item.shape);
-      proposals[0].push_back(std::move(item));
+    if (has_rows(item)) {
+      share_rows(std::move(item), proposals);
       continue;
     }
-    const std::vector<Box> chunks = row_chunks(item.shape, ranks);
-    for (std::size_t rank = 0; rank < chunks.size(); ++rank) {
-      item.box = chunks[rank];
-      proposals[rank].push_back(item);
-    }
+    if (item.is_tensor) item.box = whole(item.shape);
+    proposals[0].push_back(std::move(item));
   }
   return proposals;
 }
@@ -74,10 +85,22 @@ WrittenItem write_item(const ConvertJob& job, const WriteItem& item, std::size_t
   return {index, writer.tensor(item.dtype, item.box.sizes, elements)};
 }
 
+// The items of one file: of a rank's proposal, every `step`-th from `first` on. One rank's are
+// dealt to all files, which spreads large ones.
+struct Share {
+  std::size_t rank = 0;
+  std::size_t first = 0;
+  std::size_t step = 1;
+};
+
+Share share_of(std::size_t file, std::size_t files, std::size_t ranks) {
+  return ranks > 1 ? Share{file, 0, 1} : Share{0, file, files};
+}
+
 // Writes all items into the data files `names`; returns what was written by each rank.
-std::vector<std::vector<WrittenItem>> write_files(
-    const ConvertJob& job, const std::vector<std::vector<WriteItem>>& proposals,
-    const std::vector<std::string>& names, DigestsByName& digests) {
+std::vector<std::vector<WrittenItem>> write_files(const ConvertJob& job, const Proposals& proposals,
+                                                  const std::vector<std::string>& names,
+                                                  DigestsByName& digests) {
   const std::size_t ranks = proposals.size();
   std::vector<std::vector<WrittenItem>> by_file(names.size());
   std::mutex mutex;  // guards digests
@@ -85,9 +108,9 @@ std::vector<std::vector<WrittenItem>> write_files(
     const std::string& name = names[file];
     DigestSink sink(job.store.create(name, IfExists::fail));
     ItemWriter writer(sink, name, job.window);
-    const std::vector<WriteItem>& items = proposals[ranks > 1 ? file : 0];
-    const std::size_t step = ranks > 1 ? 1 : names.size();
-    for (std::size_t i = ranks > 1 ? 0 : file; i < items.size(); i += step) {
+    const Share share = share_of(file, names.size(), ranks);
+    const std::vector<WriteItem>& items = proposals[share.rank];
+    for (std::size_t i = share.first; i < items.size(); i += share.step) {
       by_file[file].push_back(write_item(job, items[i], i, writer));
     }
     sink.commit();
@@ -99,7 +122,7 @@ std::vector<std::vector<WrittenItem>> write_files(
   });
   std::vector<std::vector<WrittenItem>> written(ranks);
   for (std::size_t file = 0; file < names.size(); ++file) {
-    auto& items = written[ranks > 1 ? file : 0];
+    auto& items = written[share_of(file, names.size(), ranks).rank];
     items.insert(items.end(), by_file[file].begin(), by_file[file].end());
   }
   std::sort(written[0].begin(), written[0].end(),
@@ -107,11 +130,14 @@ std::vector<std::vector<WrittenItem>> write_files(
   return written;
 }
 
+bool is_visible(const Store& store, const std::string& save_id) {
+  return store.exists(kDcpMetadata) && read_dcp_metadata(store).save_id == save_id;
+}
+
 // The files of a conversion that failed, unless its checkpoint had become visible before.
 void remove_own(Store& store, const std::vector<std::string>& names, const std::string& save_id) {
   try {
-    const bool visible = store.exists(kDcpMetadata) && read_dcp_metadata(store).save_id == save_id;
-    if (visible && !save_id.empty()) return;
+    if (is_visible(store, save_id) && !save_id.empty()) return;
     for (const std::string& name : names) store.remove(name);
     if (!save_id.empty()) store.remove(side_file_name(save_id));
   } catch (const Error&) {
@@ -131,6 +157,14 @@ std::vector<std::string> file_names(std::size_t count, bool of_ranks, const std:
   return names;
 }
 
+// A file a rank. One rank has a file a thread.
+std::vector<std::string> data_files(const Proposals& proposals, int threads,
+                                    const std::string& attempt) {
+  if (proposals.size() > 1) return file_names(proposals.size(), true, attempt);
+  const auto most = static_cast<std::size_t>(threads);
+  return file_names(std::clamp<std::size_t>(proposals[0].size(), 1, most), false, attempt);
+}
+
 }  // namespace
 
 std::vector<Box> row_chunks(const Shape& shape, int ranks) {
@@ -141,23 +175,13 @@ std::vector<Box> row_chunks(const Shape& shape, int ranks) {
 }
 
 void write_dcp(ConvertJob& job) {
-  if (job.if_exists == IfExists::fail && job.store.exists(kDcpMetadata)) {
-    throw Error(ErrorCode::already_exists, "a checkpoint is there already")
-        .at_path(job.store.name());
-  }
+  if (job.if_exists == IfExists::fail) require_no_checkpoint(job.store, job.store.name());
   check_root(job.leaves);
   note_attributes(job);
   remove_leftovers(job.store);
   const std::string attempt = job.resumption ? job.resumption->attempt() : random_attempt();
-  const std::vector<std::vector<WriteItem>> proposals = proposals_of(job.leaves, job.options.ranks);
-  const std::size_t ranks = proposals.size();
-  // A file a rank. One rank has a file a thread: file f takes items f, f + files, f + 2 files...,
-  // which spreads large ones.
-  const auto threads = static_cast<std::size_t>(job.threads);
-  const std::vector<std::string> names =
-      ranks > 1
-          ? file_names(ranks, true, attempt)
-          : file_names(std::clamp<std::size_t>(proposals[0].size(), 1, threads), false, attempt);
+  const Proposals proposals = proposals_of(job.leaves, job.options.ranks);
+  const std::vector<std::string> names = data_files(proposals, job.threads, attempt);
   dcp::Metadata metadata;
   try {
     DigestsByName digests;

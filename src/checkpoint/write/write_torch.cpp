@@ -36,10 +36,13 @@ Archive own_archive(const ConvertJob& job) {
 
 }  // namespace
 
+bool keeps_leaves(const ConvertOptions& options) {
+  return options.rename.empty() && !options.dtype && !options.dequantize;
+}
+
 bool keeps_tree(const ConvertJob& job) {
-  const ConvertOptions& options = job.options;
-  const bool as_they_are = options.rename.empty() && !options.dtype && !options.dequantize;
-  return as_they_are && job.source.root && job.leaves.size() == job.source.leaves.size();
+  return keeps_leaves(job.options) && job.source.root &&
+         job.leaves.size() == job.source.leaves.size();
 }
 
 void write_torch(const ConvertJob& job) {

@@ -37,9 +37,18 @@ std::string temporary_name(const std::string& file_name) {
   return "." + file_name.substr(0, room) + std::string(kTemporaryMark) + random_attempt();
 }
 
-std::string directory_of(const std::string& path) {
-  const std::string directory = std::filesystem::path(path).parent_path().string();
-  return directory.empty() ? "." : directory;
+// A free name beside the file.
+std::string temporary_path(const std::string& path) {
+  const std::string name = std::filesystem::path(path).filename().string();
+  return directory_of(path) + "/" + temporary_name(name);
+}
+
+void require_room(const std::string& path, IfExists if_exists) {
+  if (::access(path.c_str(), F_OK) == 0) {
+    if (if_exists == IfExists::fail) throw_errno(EEXIST, "create", path);
+  } else if (errno != ENOENT) {
+    throw_errno(errno, "create", path);
+  }
 }
 
 // How the kernel finds an open file that has no name.
@@ -77,7 +86,7 @@ void link_into_place(const std::string& temporary, const std::string& path) {
 void move_into_place(const std::string& temporary, const std::string& path, IfExists if_exists) {
   const unsigned flags = if_exists == IfExists::fail ? RENAME_NOREPLACE : 0U;
   if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), flags) != 0) {
-    const bool no_such_flag = flags != 0 && (errno == EINVAL || errno == ENOSYS);
+    const bool no_such_flag = flags != 0 && lacks_flag(errno);
     if (!no_such_flag) throw_errno(errno, "rename into place", path);
     link_into_place(temporary, path);
   }
@@ -89,17 +98,18 @@ AtomicFile::AtomicFile(std::string path, IfExists if_exists, std::uint64_t size_
     : path_(std::move(path)), if_exists_(if_exists) {
   const std::string directory = directory_of(path_);
   make_directories(directory);
-  if (::access(path_.c_str(), F_OK) == 0) {
-    if (if_exists == IfExists::fail) throw_errno(EEXIST, "create", path_);
-  } else if (errno != ENOENT) {
-    throw_errno(errno, "create", path_);
-  }
+  require_room(path_, if_exists);
   if (until_commit == UntilCommit::unnamed_if_possible) {
     if (Fd fd = open_unnamed(directory)) file_.emplace(std::move(fd), path_);
   }
   if (!file_) open_named();
+  reserve(size_hint);
+}
+
+// Part of the constructor: a destructor will not follow its failure.
+void AtomicFile::reserve(std::uint64_t size) {
   try {
-    file_->reserve(size_hint);
+    file_->reserve(size);
   } catch (...) {
     if (!temporary_.empty()) ::unlink(temporary_.c_str());
     throw;
@@ -107,8 +117,7 @@ AtomicFile::AtomicFile(std::string path, IfExists if_exists, std::uint64_t size_
 }
 
 void AtomicFile::open_named() {
-  const std::string name = std::filesystem::path(path_).filename().string();
-  const std::string temporary = directory_of(path_) + "/" + temporary_name(name);
+  const std::string temporary = temporary_path(path_);
   Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!fd) throw_errno(errno, "create", path_);
   temporary_ = temporary;
@@ -146,8 +155,7 @@ void AtomicFile::link(int fd) {
   }
   if (errno != EEXIST || if_exists_ == IfExists::fail) throw_errno(errno, "link into place", path_);
   (void)try_lock(fd);
-  const std::string name = std::filesystem::path(path_).filename().string();
-  const std::string temporary = directory_of(path_) + "/" + temporary_name(name);
+  const std::string temporary = temporary_path(path_);
   if (!link_to(temporary)) throw_errno(errno, "link", path_);
   temporary_ = temporary;
   move_into_place(temporary_, path_, if_exists_);

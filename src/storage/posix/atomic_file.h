@@ -33,6 +33,7 @@ class AtomicFile final : public ByteSink {
  private:
   FileWriter& open_file();
   void open_named();
+  void reserve(std::uint64_t size);
   void link(int fd);
 
   const std::string path_;  // the name it gets

@@ -38,8 +38,8 @@ void FileWriter::write_at(std::uint64_t offset, ByteView bytes) {
   (void)narrow<off_t>(checked_add<std::uint64_t>(offset, bytes.size()));
   while (!bytes.empty()) {
     const auto part = bytes.first(std::min<std::size_t>(bytes.size(), kWriteBackStep));
-    const ssize_t wrote = ::pwrite(fd_.get(), part.data(), part.size(), static_cast<off_t>(offset));
-    if (wrote < 0 && errno == EINTR) continue;
+    const ssize_t wrote = uninterrupted(
+        [&] { return ::pwrite(fd_.get(), part.data(), part.size(), static_cast<off_t>(offset)); });
     if (wrote < 0) throw_errno(errno, "write", path_);
     if (wrote == 0) {
       throw Error(ErrorCode::io, "a write made no progress").at_path(path_).at_offset(offset);
@@ -51,26 +51,28 @@ void FileWriter::write_at(std::uint64_t offset, ByteView bytes) {
   }
 }
 
-void FileWriter::note_written(std::uint64_t begin, std::uint64_t end) {
+FileWriter::Run FileWriter::next_to_write_back(std::uint64_t begin, std::uint64_t end) {
   Run start;
-  {
-    const std::lock_guard lock(mutex_);
-    end_ = std::max(end_, end);
-    auto run = std::find_if(pending_.begin(), pending_.end(),
-                            [begin](const Run& candidate) { return candidate.end == begin; });
-    if (run == pending_.end()) {
-      if (pending_.size() == kWriters) {
-        start = pending_.front();
-        pending_.erase(pending_.begin());
-      }
-      run = pending_.insert(pending_.end(), {begin, begin});
+  const std::lock_guard lock(mutex_);
+  end_ = std::max(end_, end);
+  auto run = std::ranges::find(pending_, begin, &Run::end);
+  if (run == pending_.end()) {
+    if (pending_.size() == kWriters) {
+      start = pending_.front();
+      pending_.erase(pending_.begin());
     }
-    run->end = end;
-    if (run->end - run->begin >= kWriteBackStep) {
-      start = *run;
-      run->begin = run->end;  // where this writer goes on
-    }
+    run = pending_.insert(pending_.end(), {begin, begin});
   }
+  run->end = end;
+  if (run->end - run->begin >= kWriteBackStep) {
+    start = *run;
+    run->begin = run->end;  // where this writer goes on
+  }
+  return start;
+}
+
+void FileWriter::note_written(std::uint64_t begin, std::uint64_t end) {
+  const Run start = next_to_write_back(begin, end);
   if (start.end - start.begin >= kWriteBackLeast)
     start_write_back(fd_.get(), start.begin, start.end);
 }

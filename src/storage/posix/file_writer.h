@@ -36,6 +36,8 @@ class FileWriter {
 
   // Counts bytes [begin, end) as written, and starts their write-back when enough lie together.
   void note_written(std::uint64_t begin, std::uint64_t end);
+  // Counts them; returns what is to be written back now, if anything.
+  Run next_to_write_back(std::uint64_t begin, std::uint64_t end);
 
   Fd fd_;  // none after finish
   const std::string path_;

@@ -18,13 +18,15 @@ Fd open_left(const std::string& path, int flags) {
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | flags, 0666));
 }
 
+bool is_usable(const Fd& fd) {
+  struct stat status {};
+  return fd && ::fstat(fd.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
+}
+
 Fd open_or_make(const std::string& path) {
   make_directories(std::filesystem::path(path).parent_path().string());
   Fd fd = open_left(path, 0);
-  struct stat status {};
-  const bool usable =
-      fd && ::fstat(fd.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
-  if (!usable) {
+  if (!is_usable(fd)) {
     ::unlink(path.c_str());
     fd = open_left(path, O_EXCL);
     if (!fd) throw_errno(errno, "create", path);

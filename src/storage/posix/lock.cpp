@@ -14,6 +14,18 @@
 #include "tessera/error.h"
 
 namespace tessera {
+namespace {
+
+bool is_attempt_of(std::string_view name, std::string_view start) {
+  return name.starts_with(start) && is_attempt(name.substr(start.size()));
+}
+
+bool is_own(const Fd& fd) {
+  struct stat status {};
+  return ::fstat(fd.get(), &status) == 0 && status.st_uid == ::geteuid();
+}
+
+}  // namespace
 
 bool try_lock(int fd) {
   return ::flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
@@ -30,9 +42,7 @@ Fd locked_directory(const std::string& path) {
 
 void remove_abandoned(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
-  struct stat status {};
-  if (!fd || ::fstat(fd.get(), &status) != 0 || status.st_uid != ::geteuid()) return;
-  if (!try_lock(fd.get())) return;
+  if (!fd || !is_own(fd) || !try_lock(fd.get())) return;
   std::error_code ignored;
   std::filesystem::remove_all(path, ignored);
 }
@@ -44,10 +54,8 @@ void remove_abandoned_attempts(const std::string& directory, std::string_view st
   for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    const bool named =
-        name.starts_with(start) && is_attempt(std::string_view(name).substr(start.size()));
     std::error_code unknown;
-    if (named && entry->symlink_status(unknown).type() == type)
+    if (is_attempt_of(name, start) && entry->symlink_status(unknown).type() == type)
       found.push_back(entry->path().string());
   }
   for (const std::string& left : found) remove_abandoned(left);

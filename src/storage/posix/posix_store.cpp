@@ -20,6 +20,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+bool is_same(const timespec& a, const timespec& b) {
+  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
 class FileSource final : public ByteSource {
  public:
   explicit FileSource(std::string path) : path_(std::move(path)) {
@@ -52,8 +56,8 @@ class FileSource final : public ByteSource {
   void read(std::uint64_t offset, MutableByteView out) const {
     require_range(*this, offset, out.size());
     while (!out.empty()) {
-      const ssize_t got = ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset));
-      if (got < 0 && errno == EINTR) continue;
+      const ssize_t got = uninterrupted(
+          [&] { return ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset)); });
       if (got < 0) throw_errno(errno, "read", path_);
       if (got == 0) {
         throw Error(ErrorCode::incomplete, "the file has become shorter, expected " +
@@ -71,10 +75,8 @@ class FileSource final : public ByteSource {
   void require_unchanged() const {
     struct stat status {};
     if (::fstat(fd_.get(), &status) != 0) throw_errno(errno, "stat", path_);
-    if (static_cast<std::uint64_t>(status.st_size) == size_ &&
-        status.st_mtim.tv_sec == changed_.tv_sec && status.st_mtim.tv_nsec == changed_.tv_nsec) {
+    if (static_cast<std::uint64_t>(status.st_size) == size_ && is_same(status.st_mtim, changed_))
       return;
-    }
     throw Error(ErrorCode::conflict, "the file was changed while it was open").at_path(path_);
   }
 
@@ -84,18 +86,25 @@ class FileSource final : public ByteSource {
   timespec changed_{};      // the time of its last change, then
 };
 
+// Calls `visit` for everything that an iterator over `directory` comes by: none when there is no
+// such directory.
+template <typename Iterator, typename Visit>
+void for_each_entry(const std::string& directory, Visit visit) {
+  std::error_code error;
+  Iterator entry(directory, error);
+  if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return;
+  for (const Iterator end; !error && entry != end; entry.increment(error)) visit(*entry);
+  if (error) throw_errno(error.value(), "list", directory);
+}
+
 // Calls `visit` for every regular file below `directory`; links to directories are not followed.
-// None when there is no such directory.
 template <typename Visit>
 void for_each_file(const std::string& directory, Visit visit) {
-  std::error_code error;
-  fs::recursive_directory_iterator entry(directory, error);
-  if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return;
-  for (const fs::recursive_directory_iterator end; !error && entry != end; entry.increment(error)) {
-    std::error_code gone;
-    if (entry->is_regular_file(gone)) visit(*entry);
-  }
-  if (error) throw_errno(error.value(), "list", directory);
+  for_each_entry<fs::recursive_directory_iterator>(directory,
+                                                   [&visit](const fs::directory_entry& entry) {
+                                                     std::error_code gone;
+                                                     if (entry.is_regular_file(gone)) visit(entry);
+                                                   });
 }
 
 void remove_file(const std::string& path) {
@@ -109,18 +118,19 @@ bool is_below(const fs::path& path, const fs::path& directory) {
   return end == directory.end() && at != path.end();
 }
 
-// A link inside the store leads to a file inside it. The cache of the huggingface hub is let pass:
-// its NAME/snapshots/REVISION holds links to NAME/blobs.
+// The cache of the huggingface hub: its NAME/snapshots/REVISION holds links to NAME/blobs.
+bool is_in_hub_cache(const fs::path& file, const fs::path& root) {
+  const fs::path revisions = root.parent_path();
+  return revisions.filename() == "snapshots" && is_below(file, revisions.parent_path() / "blobs");
+}
+
+// A link inside the store leads to a file inside it, or to one that a hub's cache holds for it.
 void require_inside(const std::string& path, const std::string& directory) {
   std::error_code error;
   const fs::path file = fs::canonical(path, error);
   if (error) return;  // opening it will say what is wrong
   const fs::path root = fs::canonical(directory.empty() ? "/" : directory);
-  if (is_below(file, root)) return;
-  const fs::path revisions = root.parent_path();
-  const bool hub =
-      revisions.filename() == "snapshots" && is_below(file, revisions.parent_path() / "blobs");
-  if (hub) return;
+  if (is_below(file, root) || is_in_hub_cache(file, root)) return;
   throw Error(ErrorCode::unsafe, "a link that leaves the directory").at_path(path);
 }
 
@@ -137,24 +147,17 @@ class PosixStore final : public Store {
   [[nodiscard]] const std::string& name() const override { return directory_; }
 
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
-    const std::string start = prefix.empty() ? directory_ + "/" : full(prefix);
     std::vector<ObjectInfo> found;
-    for_each_file(start, [&](const fs::directory_entry& entry) { add_object(entry, found); });
+    for_each_file(start_of(prefix),
+                  [&](const fs::directory_entry& entry) { add_object(entry, found); });
     std::sort(found.begin(), found.end(), by_name);
     return found;
   }
 
   [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
-    const std::string start = prefix.empty() ? directory_ + "/" : full(prefix);
     std::vector<ObjectInfo> found;
-    std::error_code error;
-    fs::directory_iterator entry(start, error);
-    if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory)
-      return found;
-    for (const fs::directory_iterator end; !error && entry != end; entry.increment(error)) {
-      add_object(*entry, found);
-    }
-    if (error) throw_errno(error.value(), "list", start);
+    for_each_entry<fs::directory_iterator>(
+        start_of(prefix), [&](const fs::directory_entry& entry) { add_object(entry, found); });
     std::sort(found.begin(), found.end(), by_name);
     return found;
   }
@@ -198,6 +201,11 @@ class PosixStore final : public Store {
     const std::uint64_t size = entry.file_size(error);
     // A file that vanished between the listing and the stat is not there.
     if (!error) found.push_back({entry.path().native().substr(directory_.size() + 1), size});
+  }
+
+  // Where a listing of what begins with `prefix` begins.
+  [[nodiscard]] std::string start_of(std::string_view prefix) const {
+    return prefix.empty() ? directory_ + "/" : full(prefix);
   }
 
   [[nodiscard]] std::string full(std::string_view name) const {

@@ -23,16 +23,6 @@ namespace fs = std::filesystem;
 constexpr std::string_view kOldMark = ".old-";
 constexpr std::string_view kWorkMark = "-tmp-";
 
-std::string without_slashes(std::string path) {
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  return path;
-}
-
-std::string parent_of(const std::string& path) {
-  const std::string parent = fs::path(path).parent_path().string();
-  return parent.empty() ? "." : parent;
-}
-
 bool is_there(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) == 0) return true;
@@ -45,7 +35,7 @@ bool is_there(const std::string& path) {
 void rename_to(const std::string& from, const std::string& to, bool empty_too) {
   const unsigned flags = empty_too ? 0U : RENAME_NOREPLACE;
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return;
-  const bool no_such_flag = flags != 0 && (errno == EINVAL || errno == ENOSYS);
+  const bool no_such_flag = flags != 0 && lacks_flag(errno);
   if (no_such_flag && ::rename(from.c_str(), to.c_str()) == 0) return;
   throw_errno(errno == ENOTEMPTY ? EEXIST : errno, "rename into place", to);
 }
@@ -71,8 +61,8 @@ void remove_tree(const std::string& directory) {
 ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists)
     : path_(without_slashes(path)), if_exists_(if_exists) {
   require_room();
-  make_directories(parent_of(path_));
-  remove_abandoned_attempts(parent_of(path_),
+  make_directories(directory_of(path_));
+  remove_abandoned_attempts(directory_of(path_),
                             fs::path(path_).filename().string() + std::string(kWorkMark),
                             fs::file_type::directory);
   while (!lock_) make_sibling();
@@ -125,24 +115,24 @@ void ReplacedDirectory::commit() {
     rename_to(working_, path_, false);
   }
   working_.clear();
-  sync_directory(parent_of(path_));
+  sync_directory(directory_of(path_));
 }
 
 void ReplacedDirectory::exchange() {
   std::string old = working_;
   if (::renameat2(AT_FDCWD, working_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) != 0) {
-    if (errno != EINVAL && errno != ENOSYS) throw_errno(errno, "exchange with", path_);
+    if (!lacks_flag(errno)) throw_errno(errno, "exchange with", path_);
     old = exchange_in_two_steps(working_, path_);
   }
   working_.clear();
-  sync_directory(parent_of(path_));
+  sync_directory(directory_of(path_));
   remove_tree(old);
 }
 
 std::string exchange_in_two_steps(const std::string& new_path, const std::string& old_path) {
   const std::string aside = old_path + std::string(kOldMark) + random_attempt();
   rename_to(old_path, aside, false);
-  sync_directory(parent_of(old_path));
+  sync_directory(directory_of(old_path));
   rename_to(new_path, old_path, false);
   return aside;
 }
@@ -152,7 +142,7 @@ std::string replaced_directory_of(const std::string& path) {
   const std::string start = fs::path(plain).filename().string() + std::string(kOldMark);
   std::vector<std::string> found;
   std::error_code error;
-  for (fs::directory_iterator entry(parent_of(plain), error), end; !error && entry != end;
+  for (fs::directory_iterator entry(directory_of(plain), error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     if (name.starts_with(start) && entry->is_directory(error)) found.push_back(entry->path());

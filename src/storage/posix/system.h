@@ -1,6 +1,10 @@
 // System calls on directories, and the Error that a failed call becomes.
 #pragma once
 
+#include <sys/types.h>
+
+#include <cerrno>
+#include <filesystem>
 #include <string>
 
 namespace tessera {
@@ -8,6 +12,21 @@ namespace tessera {
 // Throws not_found, already_exists, out_of_space or io, with the system's own words.
 [[noreturn]] void throw_errno(int error_number, const std::string& operation,
                               const std::string& path);
+
+// Whether a call failed because kernel or file system do not know what its flags ask for.
+[[nodiscard]] bool lacks_flag(int error_number);
+
+// Makes a call that reads or writes, again as long as signals interrupt it.
+template <typename Call>
+[[nodiscard]] ssize_t uninterrupted(Call call) {
+  ssize_t result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+// The directory that `path` is in, "." where it names none.
+[[nodiscard]] std::string directory_of(const std::filesystem::path& path);
+[[nodiscard]] std::string without_slashes(std::string path);  // at its end
 
 // Makes the entries of `directory` durable.
 void sync_directory(const std::string& directory);

@@ -28,6 +28,15 @@ uid_t owner_of_ours(const std::string& directory) {
   return known ? status.st_uid : ::geteuid();
 }
 
+void require_ours(const std::string& path, const struct stat& status) {
+  if (!S_ISDIR(status.st_mode)) {
+    throw Error(ErrorCode::unsafe, "something is where unfinished work is kept").at_path(path);
+  }
+  if (status.st_uid != ::geteuid() && status.st_uid != owner_of_ours(path)) {
+    throw Error(ErrorCode::unsafe, "unfinished work of another user is in the way").at_path(path);
+  }
+}
+
 void make_own_directory(const std::string& path) {
   make_directories(fs::path(path).parent_path().string());
   if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) {
@@ -38,34 +47,42 @@ void make_own_directory(const std::string& path) {
     if (errno == ENOENT) return;  // its owner is done: the next turn makes it
     throw_errno(errno, "look for", path);
   }
-  if (!S_ISDIR(status.st_mode)) {
-    throw Error(ErrorCode::unsafe, "something is where unfinished work is kept").at_path(path);
-  }
-  if (status.st_uid != ::geteuid() && status.st_uid != owner_of_ours(path)) {
-    throw Error(ErrorCode::unsafe, "unfinished work of another user is in the way").at_path(path);
-  }
+  require_ours(path, status);
+}
+
+// None when the directory has gone.
+Fd open_journal(const std::string& path) {
+  Fd fd(::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK,
+               0666));
+  if (!fd && errno != ENOENT) throw_errno(errno, "open", path);
+  return fd;
+}
+
+void lock_alone(const Fd& journal, const std::string& directory) {
+  if (::flock(journal.get(), LOCK_EX | LOCK_NB) == 0) return;
+  if (errno != EWOULDBLOCK) throw_errno(errno, "lock", directory + "/journal");
+  throw Error(ErrorCode::conflict, "another process works on the same target").at_path(directory);
+}
+
+// Whether an open file still has its name.
+bool is_named(const struct stat& open, const std::string& path) {
+  struct stat named {};
+  return ::lstat(path.c_str(), &named) == 0 && named.st_ino == open.st_ino &&
+         named.st_dev == open.st_dev;
 }
 
 // The locked journal; none when the process that had it until now has removed it.
 Fd lock_journal(const std::string& directory) {
   const std::string path = directory + "/journal";
-  Fd fd(::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK,
-               0666));
-  if (!fd && errno == ENOENT) return {};
-  if (!fd) throw_errno(errno, "open", path);
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) throw_errno(errno, "lock", path);
-    throw Error(ErrorCode::conflict, "another process works on the same target").at_path(directory);
-  }
+  Fd fd = open_journal(path);
+  if (!fd) return {};
+  lock_alone(fd, directory);
   struct stat open {};
-  struct stat named {};
   if (::fstat(fd.get(), &open) != 0) throw_errno(errno, "stat", path);
   if (!S_ISREG(open.st_mode)) {
     throw Error(ErrorCode::unsafe, "the journal is not a regular file").at_path(path);
   }
-  const bool is_named = ::lstat(path.c_str(), &named) == 0 && named.st_ino == open.st_ino &&
-                        named.st_dev == open.st_dev;
-  return is_named ? std::move(fd) : Fd();
+  return is_named(open, path) ? std::move(fd) : Fd();
 }
 
 }  // namespace
