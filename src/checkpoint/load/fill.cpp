@@ -143,6 +143,38 @@ class PieceJob {
   std::vector<std::byte> converted_;
 };
 
+// The dense pieces, by their begin, each of which has memory of its own.
+class ApartPieces {
+ public:
+  explicit ApartPieces(const std::vector<Filling>& fillings) : fillings_(fillings) {}
+
+  void add(const Extent& extent) {
+    if (furthest_ != nullptr && extent.begin < furthest_->end) {
+      throw Error(ErrorCode::invalid_argument, "the memory of '" + key_of(*furthest_) +
+                                                   "' and of '" + key_of(extent) + "' overlaps")
+          .at_key(key_of(extent));
+    }
+    if (furthest_ == nullptr || furthest_->end < extent.end) furthest_ = &extent;
+  }
+
+ private:
+  [[nodiscard]] const std::string& key_of(const Extent& extent) const {
+    return fillings_[extent.of.filling].key;
+  }
+
+  const std::vector<Filling>& fillings_;
+  const Extent* furthest_ = nullptr;  // who reaches furthest
+};
+
+Owners each_its_own(const std::vector<Filling>& fillings) {
+  Owners owners(fillings.size());
+  for (std::size_t i = 0; i < fillings.size(); ++i) {
+    for (std::size_t p = 0; p < fillings[i].wanted.as_tensor().pieces.size(); ++p)
+      owners[i].push_back({i, p});
+  }
+  return owners;
+}
+
 }  // namespace
 
 std::uint64_t bytes_of(const std::vector<Filling>& fillings) {
@@ -156,16 +188,12 @@ std::uint64_t bytes_of(const std::vector<Filling>& fillings) {
 }
 
 Owners owners_of(const std::vector<Filling>& fillings) {
-  Owners owners(fillings.size());
-  for (std::size_t i = 0; i < fillings.size(); ++i) {
-    for (std::size_t p = 0; p < fillings[i].wanted.as_tensor().pieces.size(); ++p)
-      owners[i].push_back({i, p});
-  }
+  Owners owners = each_its_own(fillings);
   std::vector<Extent> extents = extents_of(fillings);
   std::stable_sort(extents.begin(), extents.end(),
                    [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
   std::map<const std::byte*, std::vector<const Extent*>> firsts;  // by begin: those that differ
-  const Extent* furthest = nullptr;  // of the dense ones: who reaches furthest
+  ApartPieces apart(fillings);
   for (const Extent& extent : extents) {
     std::vector<const Extent*>& here = firsts[extent.begin];
     const auto same = std::find_if(here.begin(), here.end(), [&extent](const Extent* other) {
@@ -176,14 +204,7 @@ Owners owners_of(const std::vector<Filling>& fillings) {
       continue;
     }
     here.push_back(&extent);
-    if (!extent.dense) continue;
-    if (furthest != nullptr && extent.begin < furthest->end) {
-      throw Error(ErrorCode::invalid_argument,
-                  "the memory of '" + fillings[furthest->of.filling].key + "' and of '" +
-                      fillings[extent.of.filling].key + "' overlaps")
-          .at_key(fillings[extent.of.filling].key);
-    }
-    if (furthest == nullptr || furthest->end < extent.end) furthest = &extent;
+    if (extent.dense) apart.add(extent);
   }
   return owners;
 }
@@ -195,8 +216,7 @@ void fill_all(const FillJob& job) {
     const auto& pieces = job.fillings[i].wanted.as_tensor().pieces;
     for (std::size_t p = 0; p < pieces.size(); ++p) {
       if (numel(pieces[p].slice) == 0) continue;
-      const PieceOf& owner = job.owners[i][p];
-      (owner.filling == i && owner.piece == p ? own : others).push_back({i, p});
+      (job.owners[i][p] == PieceOf{i, p} ? own : others).push_back({i, p});
     }
   }
   parallel_for(job.threads, own.size(), [&](std::size_t i) { PieceJob(job, own[i]).fill(); });

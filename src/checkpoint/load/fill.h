@@ -29,6 +29,7 @@ struct Filling {
 struct PieceOf {
   std::size_t filling = 0;
   std::size_t piece = 0;
+  bool operator==(const PieceOf&) const = default;
 };
 using Owners = std::vector<std::vector<PieceOf>>;
 [[nodiscard]] Owners owners_of(const std::vector<Filling>& fillings);

@@ -44,17 +44,21 @@ void require_match(const Tensor& want, const Value& found, const LoadOptions& op
   require_castable(have.dtype, want.dtype, options.allow_cast, options.allow_wrap);
 }
 
+std::set<std::string_view> names_of(const std::vector<Leaf>& leaves) {
+  std::set<std::string_view> names;
+  for (const Leaf& leaf : leaves) names.insert(leaf.name);
+  return names;
+}
+
 // The leaves of the tree by the rule that fits the checkpoint: files from before torch 2.4 keep
 // containers without tensors in one item (P-11).
 std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint) {
-  std::set<std::string_view> names;
-  for (const Leaf& leaf : checkpoint.leaves) names.insert(leaf.name);
+  const std::set<std::string_view> names = names_of(checkpoint.leaves);
   std::vector<Leaf> current = flatten(tree);
   const bool complete = std::all_of(current.begin(), current.end(),
                                     [&](const Leaf& leaf) { return names.contains(leaf.name); });
   if (complete) return current;
-  std::set<std::string_view> known;
-  for (const Leaf& leaf : current) known.insert(leaf.name);
+  const std::set<std::string_view> known = names_of(current);
   std::vector<Leaf> old = flatten(tree, FlattenRule::before_2_4);
   const bool fits = std::any_of(old.begin(), old.end(), [&](const Leaf& leaf) {
     return names.contains(leaf.name) && !known.contains(leaf.name);

@@ -40,6 +40,15 @@ Holders holders_of(const std::vector<std::vector<WriteItem>>& proposals, const S
   return chunks;
 }
 
+// The ranks whose copies have another sample than the one that is written.
+std::vector<int> unlike_ranks(const std::vector<Holder>& copies, const Holder& written) {
+  std::vector<int> ranks;
+  for (const Holder& copy : copies) {
+    if (copy.sample != written.sample) ranks.push_back(static_cast<int>(copy.rank));
+  }
+  return ranks;
+}
+
 }  // namespace
 
 std::uint64_t sample_of(const ElementSource& elements, std::int64_t count,
@@ -64,10 +73,7 @@ std::optional<UnlikeCopies> compare_copies(const std::vector<std::vector<WriteIt
   for (const auto& [place, copies] : holders_of(proposals, plan, samples)) {
     const auto written =
         std::ranges::find_if(copies, [&](const Holder& copy) { return writes(plan, copy); });
-    std::vector<int> unlike;
-    for (const Holder& copy : copies) {
-      if (copy.sample != written->sample) unlike.push_back(static_cast<int>(copy.rank));
-    }
+    std::vector<int> unlike = unlike_ranks(copies, *written);
     if (unlike.empty()) continue;
     if (keys.empty()) found = {place.first, 0, written->rank, std::move(unlike)};
     keys.insert(place.first);

@@ -9,23 +9,37 @@
 #include "checkpoint/digests/side_file.h"
 
 namespace tessera {
+namespace {
+
+// The files of the checkpoint that is there.
+struct Present {
+  std::optional<std::set<std::string>> named;  // none: there is no `.metadata`
+  std::string side_file;
+};
+
+Present present_in(const Store& store) {
+  if (!store.exists(kDcpMetadata)) return {};
+  const dcp::Metadata metadata = read_dcp_metadata(store);
+  return {named_files(metadata), side_file_name(save_id_of(store, metadata))};
+}
+
+bool is_data_file_name(const std::string& name) {
+  return name.starts_with("__") && name.ends_with(".distcp");
+}
+
+bool is_leftover(const std::string& name, const Present& present) {
+  if (is_side_file_name(name)) return name != present.side_file;
+  if (!is_data_file_name(name)) return false;
+  return present.named ? !present.named->contains(name) : is_attempt_name(name);
+}
+
+}  // namespace
 
 void remove_leftovers(Store& store) {
   store.remove_unfinished();
-  std::optional<std::set<std::string>> named;  // none: there is no `.metadata`
-  std::string side_file;
-  if (store.exists(kDcpMetadata)) {
-    const dcp::Metadata metadata = read_dcp_metadata(store);
-    named = named_files(metadata);
-    side_file = side_file_name(save_id_of(store, metadata));
-  }
-  const auto is_leftover = [&](const std::string& name) {
-    if (is_side_file_name(name)) return name != side_file;
-    if (!name.starts_with("__") || !name.ends_with(".distcp")) return false;
-    return named ? !named->contains(name) : is_attempt_name(name);
-  };
+  const Present present = present_in(store);
   for (const ObjectInfo& object : store.list()) {
-    if (is_leftover(object.name)) store.remove(object.name);
+    if (is_leftover(object.name, present)) store.remove(object.name);
   }
 }
 

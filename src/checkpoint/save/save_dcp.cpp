@@ -39,12 +39,17 @@ namespace {
 
 constexpr std::size_t kWindow = 1 << 20;  // bytes: stays in the cache between checksum and write
 
+// Whether the piece's elements lie in memory one after the other, as they are meant.
+bool is_plain(const Piece& piece, const Shape& sizes) {
+  const bool dense = piece.strides.empty() || piece.strides == contiguous_strides(sizes);
+  return dense && !piece.conj && !piece.neg && piece.storage->data != nullptr;
+}
+
 // The elements of one piece in memory, without a copy where they lie densely.
 ElementSource elements_of(const Tensor& tensor, const WriteItem& item, TensorReader& reader) {
   const Piece& piece = tensor.pieces[item.piece];
   const std::size_t element = size_of(tensor.dtype);
-  const bool dense = piece.strides.empty() || piece.strides == contiguous_strides(item.box.sizes);
-  if (dense && !piece.conj && !piece.neg && piece.storage->data != nullptr) {
+  if (is_plain(piece, item.box.sizes)) {
     const std::byte* first =
         piece.storage->data + static_cast<std::size_t>(piece.storage_offset) * element;
     return [first, element](std::int64_t begin, std::int64_t count, MutableByteView) {
@@ -93,30 +98,44 @@ class Saver {
 
   void plan() {
     agree(group_, "planning a checkpoint", [this] {
-      require_going_on(options_.stop);
-      require_threads(options_.threads);
-      for (const Leaf& leaf : leaves_) {
-        if (leaf.value.is(Value::Kind::tensor)) require_readable(leaf.value.as_tensor(), leaf.name);
-      }
-      if (!leads()) return;
-      if (!options_.overwrite) require_no_checkpoint(*store_, store_->name());
-      remove_leftovers(*store_);
-      attempt_ = random_attempt();
+      require_savable();
+      if (leads()) make_room();
     });
     agree(group_, "planning a checkpoint", [this] { proposal_ = propose(leaves_); });
     attempt_ = to_text(group_.broadcast(to_bytes(attempt_)));
     const std::vector<Bytes> messages = group_.gather(encode_proposal(proposal_));
     std::vector<Bytes> answers;
     agree(group_, "planning a checkpoint", [&] {
-      if (!leads()) return;
-      for (const Bytes& message : messages) proposals_.push_back(decode_proposal(message));
-      plan_ = plan_save(proposals_);
-      for (std::size_t rank = 0; rank < proposals_.size(); ++rank) {
-        answers.push_back(encode_orders(
-            {plan_.assignment[rank], plan_.copied[rank], options_.require_equal_copies}));
-      }
+      if (leads()) answers = answers_to(messages);
     });
     orders_ = decode_orders(group_.scatter(answers));
+  }
+
+  void require_savable() const {
+    require_going_on(options_.stop);
+    require_threads(options_.threads);
+    for (const Leaf& leaf : leaves_) {
+      if (leaf.value.is(Value::Kind::tensor)) require_readable(leaf.value.as_tensor(), leaf.name);
+    }
+  }
+
+  // Rank 0, before anything is written.
+  void make_room() {
+    if (!options_.overwrite) require_no_checkpoint(*store_, store_->name());
+    remove_leftovers(*store_);
+    attempt_ = random_attempt();
+  }
+
+  // Rank 0: plans what all ranks propose; what each is to do.
+  std::vector<Bytes> answers_to(const std::vector<Bytes>& messages) {
+    for (const Bytes& message : messages) proposals_.push_back(decode_proposal(message));
+    plan_ = plan_save(proposals_);
+    std::vector<Bytes> answers;
+    for (std::size_t rank = 0; rank < proposals_.size(); ++rank) {
+      answers.push_back(encode_orders(
+          {plan_.assignment[rank], plan_.copied[rank], options_.require_equal_copies}));
+    }
+    return answers;
   }
 
   // The rank's items dealt to files: each to the file with the fewest bytes so far, values first.
@@ -240,6 +259,19 @@ class Saver {
     return reports;
   }
 
+  void warn_of_unlike_copies(const std::vector<Written>& reports) const {
+    if (const auto unlike = unlike_copies(reports)) log(LogLevel::warning, to_string(*unlike));
+  }
+
+  [[nodiscard]] dcp::Metadata metadata_of_all(const std::vector<Written>& reports) const {
+    std::vector<std::vector<WrittenItem>> written;
+    for (const Written& report : reports) written.push_back(report.items);
+    dcp::Metadata metadata = metadata_of(proposals_, written);
+    metadata.version = "1.0.0";
+    metadata.checkpoint_id = store_->name();
+    return metadata;
+  }
+
   void commit() {
     const std::vector<Bytes> messages = group_.gather(encode_written(written_));
     if (orders_.equal_copies) require_equal_copies(messages);
@@ -247,14 +279,8 @@ class Saver {
     agree(group_, "committing a checkpoint", [&] {
       if (!leads()) return;
       const std::vector<Written> reports = decode_all(messages);
-      if (!orders_.equal_copies) {
-        if (const auto unlike = unlike_copies(reports)) log(LogLevel::warning, to_string(*unlike));
-      }
-      std::vector<std::vector<WrittenItem>> written;
-      for (const Written& report : reports) written.push_back(report.items);
-      dcp::Metadata metadata = metadata_of(proposals_, written);
-      metadata.version = "1.0.0";
-      metadata.checkpoint_id = store_->name();
+      if (!orders_.equal_copies) warn_of_unlike_copies(reports);
+      dcp::Metadata metadata = metadata_of_all(reports);
       for (const Bytes& message : digests_messages) digests_.merge(decode_digests(message));
       commit_dcp(*store_, metadata, std::move(digests_), encode_types(leaves_),
                  options_.overwrite ? IfExists::replace : IfExists::fail);

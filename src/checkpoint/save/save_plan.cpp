@@ -85,6 +85,17 @@ struct Collected {
   }
 };
 
+// The rank with the fewest bytes so far; of a value the lowest one that has it.
+Candidate writer_of(const Proposals& target, const std::vector<std::uint64_t>& load) {
+  if (target.bytes == 0) return target.candidates.front();
+  return *std::ranges::min_element(target.candidates, {},
+                                   [&](const Candidate& one) { return load[one.rank]; });
+}
+
+void sort_each(std::vector<std::vector<std::size_t>>& lists) {
+  for (auto& items : lists) std::sort(items.begin(), items.end());
+}
+
 SavePlan assign(const std::map<std::pair<std::string, Shape>, Proposals>& targets,
                 std::size_t ranks) {
   SavePlan plan;
@@ -92,18 +103,15 @@ SavePlan assign(const std::map<std::pair<std::string, Shape>, Proposals>& target
   plan.copied.resize(ranks);
   std::vector<std::uint64_t> load(ranks, 0);
   for (const auto& [key, target] : targets) {
-    Candidate chosen = target.candidates.front();
-    for (const Candidate& candidate : target.candidates) {
-      if (target.bytes > 0 && load[candidate.rank] < load[chosen.rank]) chosen = candidate;
-    }
+    const Candidate chosen = writer_of(target, load);
     load[chosen.rank] += target.bytes;
     plan.assignment[chosen.rank].push_back(chosen.item);
     if (target.bytes == 0 || target.candidates.size() == 1) continue;
     for (const Candidate& candidate : target.candidates)
       plan.copied[candidate.rank].push_back(candidate.item);
   }
-  for (auto& items : plan.assignment) std::sort(items.begin(), items.end());
-  for (auto& items : plan.copied) std::sort(items.begin(), items.end());
+  sort_each(plan.assignment);
+  sort_each(plan.copied);
   return plan;
 }
 
@@ -123,6 +131,30 @@ void add_chunks(const Tensor& tensor, WriteItem item, std::vector<WriteItem>& it
     item.piece = p;
     items.push_back(item);
   }
+}
+
+dcp::Entry entry_of(const WriteItem& item) {
+  dcp::Entry entry;
+  entry.name = item.name;
+  entry.path = item.path;
+  entry.is_tensor = item.is_tensor;
+  entry.dtype = item.dtype;
+  entry.shape = item.shape;
+  entry.requires_grad = item.requires_grad;
+  return entry;
+}
+
+// Adds an entry for every name that a rank holds something of; returns where each is.
+std::unordered_map<std::string, std::size_t> add_entries(
+    const std::vector<std::vector<WriteItem>>& proposals, dcp::Metadata& metadata) {
+  std::unordered_map<std::string, std::size_t> index;
+  for (const auto& items : proposals) {
+    for (const WriteItem& item : items) {
+      if (!item.held || !index.emplace(item.name, metadata.entries.size()).second) continue;
+      metadata.entries.push_back(entry_of(item));
+    }
+  }
+  return index;
 }
 
 }  // namespace
@@ -172,21 +204,7 @@ SavePlan plan_save(const std::vector<std::vector<WriteItem>>& proposals) {
 dcp::Metadata metadata_of(const std::vector<std::vector<WriteItem>>& proposals,
                           const std::vector<std::vector<WrittenItem>>& written) {
   dcp::Metadata metadata;
-  std::unordered_map<std::string, std::size_t> index;
-  for (const auto& items : proposals) {
-    for (const WriteItem& item : items) {
-      if (!item.held) continue;
-      if (!index.emplace(item.name, metadata.entries.size()).second) continue;
-      dcp::Entry entry;
-      entry.name = item.name;
-      entry.path = item.path;
-      entry.is_tensor = item.is_tensor;
-      entry.dtype = item.dtype;
-      entry.shape = item.shape;
-      entry.requires_grad = item.requires_grad;
-      metadata.entries.push_back(std::move(entry));
-    }
-  }
+  const std::unordered_map<std::string, std::size_t> index = add_entries(proposals, metadata);
   for (std::size_t rank = 0; rank < proposals.size(); ++rank) {
     for (const WrittenItem& done : written[rank]) {
       const WriteItem& item = proposals[rank].at(done.item);
