@@ -49,6 +49,21 @@ std::int64_t clamp_index(std::optional<std::int64_t> index, std::int64_t size,
   return std::min(*index, size);
 }
 
+// What `part` of the slices takes of dimension `d`.
+FlatRange range_of(std::string_view part, const std::string& slices, const Shape& shape,
+                   std::size_t d) {
+  const std::size_t colon = part.find(':');
+  if (colon != std::string_view::npos) {
+    return {clamp_index(number(part.substr(0, colon), slices), shape[d], 0),
+            clamp_index(number(part.substr(colon + 1), slices), shape[d], shape[d])};
+  }
+  const auto index = number(part, slices);
+  if (!index || *index >= shape[d] || *index < -shape[d])
+    refuse(slices, "has an index outside of " + to_string(shape));
+  const std::int64_t begin = clamp_index(index, shape[d], 0);
+  return {begin, begin + 1};
+}
+
 // "[0:2,:3]" as a box; a single number keeps its dimension with one element.
 Box box_of(const std::string& slices, const Shape& shape) {
   Box box = whole(shape);
@@ -58,22 +73,9 @@ Box box_of(const std::string& slices, const Shape& shape) {
   for (std::size_t d = 0; !rest.empty(); ++d) {
     if (d == shape.size()) refuse(slices, "has more dimensions than " + to_string(shape));
     const std::size_t comma = std::min(rest.find(','), rest.size());
-    const std::string_view part = rest.substr(0, comma);
-    const std::size_t colon = part.find(':');
-    std::int64_t begin = 0;
-    std::int64_t end = shape[d];
-    if (colon == std::string_view::npos) {
-      const auto index = number(part, slices);
-      if (!index || *index >= shape[d] || *index < -shape[d])
-        refuse(slices, "has an index outside of " + to_string(shape));
-      begin = clamp_index(index, shape[d], 0);
-      end = begin + 1;
-    } else {
-      begin = clamp_index(number(part.substr(0, colon), slices), shape[d], 0);
-      end = clamp_index(number(part.substr(colon + 1), slices), shape[d], shape[d]);
-    }
-    box.offsets[d] = begin;
-    box.sizes[d] = std::max<std::int64_t>(0, end - begin);
+    const FlatRange range = range_of(rest.substr(0, comma), slices, shape, d);
+    box.offsets[d] = range.begin;
+    box.sizes[d] = std::max<std::int64_t>(0, range.end - range.begin);
     rest.remove_prefix(std::min(comma + 1, rest.size()));
   }
   return box;
@@ -149,27 +151,16 @@ void print_elements(const Leaf& leaf, const Box& box) {
   print_json(json, -1);
 }
 
-int cat(const Options& options, const Common& common) {
-  const Checkpoint checkpoint = Checkpoint::open(options.path);
-  std::string slices;
-  const Leaf& leaf = leaf_of(checkpoint, options.name, slices);
-  if (!leaf.value.is(Value::Kind::tensor)) {
-    if (!slices.empty() || !options.npy.empty()) {
-      throw Error(ErrorCode::invalid_argument, "slices and --npy work on tensors only")
-          .at_key(leaf.name);
-    }
-    if (common.json) {
-      nlohmann::ordered_json json;
-      json["name"] = leaf.name;
-      json["value"] = json_of(leaf.value, kMostValues);
-      print_json(json, -1);
-    } else {
-      fmt::print("{}\n", render(leaf.value, 1 << 20));
-    }
-    return kDone;
-  }
+void cat_value(const Leaf& leaf, bool as_json) {
+  if (!as_json) return fmt::print("{}\n", render(leaf.value, 1 << 20));
+  nlohmann::ordered_json json;
+  json["name"] = leaf.name;
+  json["value"] = json_of(leaf.value, kMostValues);
+  print_json(json, -1);
+}
+
+void cat_tensor(const Leaf& leaf, const Box& box, const Options& options, const Common& common) {
   const Tensor& tensor = leaf.value.as_tensor();
-  const Box box = box_of(slices, tensor.shape);
   if (!options.npy.empty()) {
     NpyWriter file(options.npy, tensor.dtype, box.sizes);
     read_box(leaf, box, [&file](ByteView bytes) { file.add(bytes); });
@@ -180,6 +171,21 @@ int cat(const Options& options, const Common& common) {
     Printer printer(box, tensor.dtype);
     read_box(leaf, box, [&printer](ByteView bytes) { printer.add(bytes); });
   }
+}
+
+int cat(const Options& options, const Common& common) {
+  const Checkpoint checkpoint = Checkpoint::open(options.path);
+  std::string slices;
+  const Leaf& leaf = leaf_of(checkpoint, options.name, slices);
+  if (leaf.value.is(Value::Kind::tensor)) {
+    cat_tensor(leaf, box_of(slices, leaf.value.as_tensor().shape), options, common);
+    return kDone;
+  }
+  if (!slices.empty() || !options.npy.empty()) {
+    throw Error(ErrorCode::invalid_argument, "slices and --npy work on tensors only")
+        .at_key(leaf.name);
+  }
+  cat_value(leaf, common.json);
   return kDone;
 }
 

@@ -1,4 +1,5 @@
 // tessera convert: any kind into any other, streamed.
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -18,8 +19,10 @@
 namespace tessera::cli {
 namespace {
 
-constexpr CheckpointKind kOlmoKinds[] = {CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new,
-                                         CheckpointKind::olmo_legacy, CheckpointKind::olmo_local};
+constexpr CheckpointKind kTargets[] = {
+    CheckpointKind::dcp,       CheckpointKind::torch_file,     CheckpointKind::safetensors,
+    CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new, CheckpointKind::olmo_legacy,
+    CheckpointKind::olmo_local};
 
 constexpr const char* kExamples = R"(
 The source is streamed, and its checksums are checked. The target appears whole or not at all. A run
@@ -45,12 +48,9 @@ struct Options {
 };
 
 CheckpointKind kind_of(const Options& options) {
-  for (const CheckpointKind kind : kOlmoKinds) {
-    if (options.to == to_string(kind)) return kind;
-  }
-  if (options.to == "dcp") return CheckpointKind::dcp;
-  if (options.to == "safetensors") return CheckpointKind::safetensors;
-  if (options.to == "torch") return CheckpointKind::torch_file;
+  const auto* named = std::ranges::find_if(
+      kTargets, [&options](CheckpointKind kind) { return options.to == to_string(kind); });
+  if (named != std::end(kTargets)) return *named;
   if (const auto kind = kind_of_file_name(options.target); kind && options.to.empty()) return *kind;
   throw Error(
       ErrorCode::invalid_argument,
@@ -68,6 +68,37 @@ double amplification(const IoReport& io) {
   return io.bytes_needed == 0
              ? 1.0
              : static_cast<double>(io.bytes_read) / static_cast<double>(io.bytes_needed);
+}
+
+void print_document(const ConvertReport& report, double seconds) {
+  nlohmann::ordered_json json;
+  json["target"] = report.target;
+  json["tensors"] = report.tensors;
+  json["values_in_metadata"] = report.values_in_metadata;
+  json["bytes_needed"] = report.io.bytes_needed;
+  json["bytes_read"] = report.io.bytes_read;
+  json["read_per_needed"] = amplification(report.io);
+  json["bytes_unchecked"] = report.io.bytes_unchecked;
+  json["bytes_written"] = report.io.bytes_written;
+  json["bytes_resumed"] = report.bytes_resumed;
+  json["notes"] = report.notes;
+  json["seconds"] = seconds;
+  print_json(json);
+}
+
+void print_text(const ConvertReport& report, double seconds) {
+  fmt::print("{}: {} tensors, {} read ({:.2f} times what was needed), {} written in {:.2f} s",
+             printable(report.target), report.tensors, human_bytes(report.io.bytes_read),
+             amplification(report.io), human_bytes(report.io.bytes_written), seconds);
+  if (report.bytes_resumed > 0) {
+    fmt::print("; {} kept from an interrupted run", human_bytes(report.bytes_resumed));
+  }
+  if (report.values_in_metadata > 0) {
+    fmt::print("; {} values that are not tensors travel in the file's metadata",
+               report.values_in_metadata);
+  }
+  fmt::print("\n");
+  for (const std::string& note : report.notes) fmt::print("note: {}\n", printable(note));
 }
 
 int convert(const Options& options, const Common& common) {
@@ -97,32 +128,9 @@ int run_conversion(const std::string& verb, const std::string& source, const std
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (common.json) {
-    nlohmann::ordered_json json;
-    json["target"] = report.target;
-    json["tensors"] = report.tensors;
-    json["values_in_metadata"] = report.values_in_metadata;
-    json["bytes_needed"] = report.io.bytes_needed;
-    json["bytes_read"] = report.io.bytes_read;
-    json["read_per_needed"] = amplification(report.io);
-    json["bytes_unchecked"] = report.io.bytes_unchecked;
-    json["bytes_written"] = report.io.bytes_written;
-    json["bytes_resumed"] = report.bytes_resumed;
-    json["notes"] = report.notes;
-    json["seconds"] = seconds;
-    print_json(json);
+    print_document(report, seconds);
   } else if (!common.quiet) {
-    fmt::print("{}: {} tensors, {} read ({:.2f} times what was needed), {} written in {:.2f} s",
-               printable(report.target), report.tensors, human_bytes(report.io.bytes_read),
-               amplification(report.io), human_bytes(report.io.bytes_written), seconds);
-    if (report.bytes_resumed > 0) {
-      fmt::print("; {} kept from an interrupted run", human_bytes(report.bytes_resumed));
-    }
-    if (report.values_in_metadata > 0) {
-      fmt::print("; {} values that are not tensors travel in the file's metadata",
-                 report.values_in_metadata);
-    }
-    fmt::print("\n");
-    for (const std::string& note : report.notes) fmt::print("note: {}\n", printable(note));
+    print_text(report, seconds);
   }
   return kDone;
 }

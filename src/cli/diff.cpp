@@ -20,6 +20,23 @@ struct Options {
   std::vector<std::string> only;
 };
 
+void print_document(const std::vector<Difference>& differences) {
+  auto list = nlohmann::ordered_json::array();
+  for (const Difference& difference : differences) {
+    list.push_back({{"kind", to_string(difference.kind)},
+                    {"name", difference.name},
+                    {"text", difference.text}});
+  }
+  print_json(list);
+}
+
+void print_lines(const std::vector<Difference>& differences) {
+  for (const Difference& difference : differences) {
+    fmt::print("{:<8} {}  {}\n", to_string(difference.kind), printable(difference.name),
+               printable(difference.text));
+  }
+}
+
 int diff(const Options& options, const Common& common) {
   Checkpoint a = Checkpoint::open(options.a);
   Checkpoint b = Checkpoint::open(options.b);
@@ -31,20 +48,11 @@ int diff(const Options& options, const Common& common) {
     differences = tessera::diff(a, b, bar.hook());
   }
   if (common.json) {
-    auto list = nlohmann::ordered_json::array();
-    for (const Difference& difference : differences) {
-      list.push_back({{"kind", to_string(difference.kind)},
-                      {"name", difference.name},
-                      {"text", difference.text}});
-    }
-    print_json(list);
+    print_document(differences);
   } else if (differences.empty()) {
     fmt::print("equal: {} leaves, bit for bit\n", a.leaves.size());
   } else {
-    for (const Difference& difference : differences) {
-      fmt::print("{:<8} {}  {}\n", to_string(difference.kind), printable(difference.name),
-                 printable(difference.text));
-    }
+    print_lines(differences);
   }
   return differences.empty() ? kDone : kNo;
 }

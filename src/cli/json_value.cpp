@@ -86,19 +86,21 @@ std::optional<DType> part_of(DType dtype) {
   }
 }
 
+// The real or the imaginary part of a complex number.
+std::string part_text(DType part, const std::byte* at) {
+  if (part == DType::float64) {
+    double value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return std::isnan(value) ? std::string("nan") : fmt::format("{}", value);
+  }
+  std::string made = float_text(part, at);
+  return made == "-nan" ? std::string("nan") : made;
+}
+
 // As Python writes it, without the brackets: 1+2j, -0-infj, nan+0j.
 std::string complex_text(DType part, const std::byte* at) {
-  const auto text = [part](const std::byte* from) {
-    double value = 0;
-    if (part == DType::float64) {
-      std::memcpy(&value, from, sizeof value);
-      return std::isnan(value) ? std::string("nan") : fmt::format("{}", value);
-    }
-    std::string made = float_text(part, from);
-    return made == "-nan" ? std::string("nan") : made;
-  };
-  const std::string imaginary = text(at + size_of(part));
-  return text(at) + (imaginary.starts_with('-') ? "" : "+") + imaginary + "j";
+  const std::string imaginary = part_text(part, at + size_of(part));
+  return part_text(part, at) + (imaginary.starts_with('-') ? "" : "+") + imaginary + "j";
 }
 
 std::string bytes_text(DType dtype, const std::byte* at) {

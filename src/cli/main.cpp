@@ -53,8 +53,9 @@ bool asks_for_json(int argc, char** argv) {
 void require_command(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
   const std::string typed = argv[1];
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+  const std::vector<const CLI::App*> commands = app.get_subcommands(nullptr);
+  std::vector<std::string> names(commands.size());
+  std::ranges::transform(commands, names.begin(), &CLI::App::get_name);
   if (std::find(names.begin(), names.end(), typed) != names.end()) return;
   const std::string meant = nearest(typed, names);
   throw Error(ErrorCode::invalid_argument, "unknown command '" + typed + "', " +

@@ -62,23 +62,25 @@ std::string drawn(const Slice& slice, const Shape& shape) {
   return line;
 }
 
+nlohmann::ordered_json json_of(const Piece& piece) {
+  nlohmann::ordered_json row;
+  if (rank_of(piece) >= 0) row["rank"] = rank_of(piece);
+  row["file"] = file_of(piece);
+  if (piece.storage) row["offset"] = piece.storage->offset;
+  if (const Box* box = std::get_if<Box>(&piece.slice)) {
+    row["offsets"] = box->offsets;
+    row["sizes"] = box->sizes;
+  } else {
+    const auto& range = std::get<FlatRange>(piece.slice);
+    row["range"] = {range.begin, range.end};
+  }
+  return row;
+}
+
 nlohmann::ordered_json json_of(const Leaf& leaf) {
   const Tensor& tensor = leaf.value.as_tensor();
   auto pieces = nlohmann::ordered_json::array();
-  for (const Piece& piece : tensor.pieces) {
-    nlohmann::ordered_json row;
-    if (rank_of(piece) >= 0) row["rank"] = rank_of(piece);
-    row["file"] = file_of(piece);
-    if (piece.storage) row["offset"] = piece.storage->offset;
-    if (const Box* box = std::get_if<Box>(&piece.slice)) {
-      row["offsets"] = box->offsets;
-      row["sizes"] = box->sizes;
-    } else {
-      const auto& range = std::get<FlatRange>(piece.slice);
-      row["range"] = {range.begin, range.end};
-    }
-    pieces.push_back(std::move(row));
-  }
+  for (const Piece& piece : tensor.pieces) pieces.push_back(json_of(piece));
   return {{"name", leaf.name}, {"shape", tensor.shape}, {"pieces", std::move(pieces)}};
 }
 
@@ -112,12 +114,15 @@ void print_files(const std::vector<const Leaf*>& leaves) {
   }
 }
 
+bool is_asked_for(const Leaf& leaf, const std::string& name) {
+  return leaf.value.is(Value::Kind::tensor) && (name.empty() || leaf.name == name);
+}
+
 // All tensors, or the one of this name.
 std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint, const std::string& name) {
   std::vector<const Leaf*> leaves;
   for (const Leaf& leaf : checkpoint.leaves) {
-    if (leaf.value.is(Value::Kind::tensor) && (name.empty() || leaf.name == name))
-      leaves.push_back(&leaf);
+    if (is_asked_for(leaf, name)) leaves.push_back(&leaf);
   }
   if (leaves.empty() && !name.empty()) {
     throw Error(ErrorCode::not_found, "the checkpoint has no such tensor")

@@ -9,6 +9,31 @@
 #include <fmt/format.h>
 
 namespace tessera::cli {
+namespace {
+
+// Of the work that is done, 0 to 1.
+double share_of(const Progress& progress) {
+  if (progress.total == 0) return 1;
+  return static_cast<double>(progress.done) / static_cast<double>(progress.total);
+}
+
+std::string text_of(const Progress& progress, double seconds) {
+  const double share = share_of(progress);
+  const double rate = seconds > 0 ? static_cast<double>(progress.done) / seconds : 0;
+  const double left = share > 0 ? seconds / share - seconds : 0;
+  return fmt::format("{} of {}, {}/s, {:.0f} s left", human_bytes(progress.done),
+                     human_bytes(progress.total), human_bytes(static_cast<std::uint64_t>(rate)),
+                     left);
+}
+
+std::string drawn(double share) {
+  constexpr int kWidth = 30;
+  const int filled = std::clamp(static_cast<int>(share * kWidth), 0, kWidth);
+  return std::string(static_cast<std::size_t>(filled), '#') +
+         std::string(static_cast<std::size_t>(kWidth - filled), '.');
+}
+
+}  // namespace
 
 std::string human_bytes(std::uint64_t bytes) {
   constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -36,20 +61,9 @@ ProgressHook ProgressBar::hook() {
 void ProgressBar::show(const Progress& progress) {
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - begin_).count();
-  const double share = progress.total == 0 ? 1.0
-                                           : static_cast<double>(progress.done) /
-                                                 static_cast<double>(progress.total);
-  const double rate = seconds > 0 ? static_cast<double>(progress.done) / seconds : 0;
-  const double left = share > 0 ? seconds / share - seconds : 0;
-  const std::string text =
-      fmt::format("{} of {}, {}/s, {:.0f} s left", human_bytes(progress.done),
-                  human_bytes(progress.total), human_bytes(static_cast<std::uint64_t>(rate)), left);
+  const std::string text = text_of(progress, seconds);
   if (terminal_) {
-    constexpr int kWidth = 30;
-    const int filled = std::clamp(static_cast<int>(share * kWidth), 0, kWidth);
-    const std::string bar = std::string(static_cast<std::size_t>(filled), '#') +
-                            std::string(static_cast<std::size_t>(kWidth - filled), '.');
-    fmt::print(stderr, "\r\033[K{} [{}] {}", what_, bar, text);
+    fmt::print(stderr, "\r\033[K{} [{}] {}", what_, drawn(share_of(progress)), text);
     std::fflush(stderr);
     drawn_ = true;
   } else if (now - last_line_ > std::chrono::seconds(5)) {

@@ -1,4 +1,5 @@
 // tessera scan: what the pickles of a file mention.
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -13,6 +14,15 @@
 
 namespace tessera::cli {
 namespace {
+
+void print_names(const ScanReport& report, std::ptrdiff_t dangerous) {
+  for (const ScannedName& name : report.names) {
+    fmt::print("{:<9}  {}  in {} pickle{}, first {}\n", to_string(name.kind), printable(name.name),
+               name.pickles, name.pickles == 1 ? "" : "s", printable(name.first));
+  }
+  fmt::print("{} names in {} pickles, {} dangerous\n", report.names.size(), report.pickles,
+             dangerous);
+}
 
 void print_report(const ScanReport& report) {
   nlohmann::ordered_json json;
@@ -30,18 +40,11 @@ void print_report(const ScanReport& report) {
 
 int scan(const std::string& path, const Common& common) {
   const ScanReport report = tessera::scan(path);
-  std::size_t dangerous = 0;
-  for (const ScannedName& name : report.names) dangerous += name.kind == NameKind::dangerous;
+  const auto dangerous = std::ranges::count(report.names, NameKind::dangerous, &ScannedName::kind);
   if (common.json) {
     print_report(report);
   } else {
-    for (const ScannedName& name : report.names) {
-      fmt::print("{:<9}  {}  in {} pickle{}, first {}\n", to_string(name.kind),
-                 printable(name.name), name.pickles, name.pickles == 1 ? "" : "s",
-                 printable(name.first));
-    }
-    fmt::print("{} names in {} pickles, {} dangerous\n", report.names.size(), report.pickles,
-               dangerous);
+    print_names(report, dangerous);
   }
   for (const std::string& problem : report.problems)
     fmt::print(stderr, "tessera: {}\n", printable(problem));

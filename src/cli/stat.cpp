@@ -23,6 +23,11 @@ struct Facts {
   bool optimizer = false;
 };
 
+// Neither the optimizer's nor the trainer's.
+bool is_parameter(const Leaf& leaf) {
+  return !leaf.name.starts_with("train.") && !is_optimizer_state(leaf);
+}
+
 Facts facts_of(const Checkpoint& checkpoint) {
   Facts facts;
   for (const Leaf& leaf : checkpoint.leaves) {
@@ -35,34 +40,31 @@ Facts facts_of(const Checkpoint& checkpoint) {
     const auto elements = static_cast<std::uint64_t>(numel(tensor.shape));
     ++facts.tensors;
     facts.bytes += byte_size(tensor.dtype, tensor.shape);
-    const bool trainers = leaf.name.starts_with("train.");
-    if (!trainers && !is_optimizer_state(leaf)) facts.elements += elements;
+    if (is_parameter(leaf)) facts.elements += elements;
   }
   for (const ObjectInfo& file : checkpoint.files) facts.file_bytes += file.size;
   return facts;
 }
 
-int stat(const std::string& path, const Common& common) {
-  const Checkpoint checkpoint = Checkpoint::open(path);
-  const Facts facts = facts_of(checkpoint);
-  if (common.json) {
-    nlohmann::ordered_json json;
-    json["kind"] = to_string(checkpoint.kind);
-    json["producer"] = checkpoint.producer;
-    json["save_id"] = checkpoint.save_id;
-    json["world_size"] = checkpoint.world_size;
-    json["parameters"] = facts.elements;
-    json["tensors"] = facts.tensors;
-    json["values"] = facts.values;
-    json["tensor_bytes"] = facts.bytes;
-    json["files"] = checkpoint.files.size();
-    json["file_bytes"] = facts.file_bytes;
-    json["optimizer"] = facts.optimizer;
-    json["complete"] = true;
-    json["warnings"] = checkpoint.warnings;
-    print_json(json);
-    return kDone;
-  }
+void print_document(const Checkpoint& checkpoint, const Facts& facts) {
+  nlohmann::ordered_json json;
+  json["kind"] = to_string(checkpoint.kind);
+  json["producer"] = checkpoint.producer;
+  json["save_id"] = checkpoint.save_id;
+  json["world_size"] = checkpoint.world_size;
+  json["parameters"] = facts.elements;
+  json["tensors"] = facts.tensors;
+  json["values"] = facts.values;
+  json["tensor_bytes"] = facts.bytes;
+  json["files"] = checkpoint.files.size();
+  json["file_bytes"] = facts.file_bytes;
+  json["optimizer"] = facts.optimizer;
+  json["complete"] = true;
+  json["warnings"] = checkpoint.warnings;
+  print_json(json);
+}
+
+void print_lines(const Checkpoint& checkpoint, const Facts& facts) {
   fmt::print("kind        {}\n", to_string(checkpoint.kind));
   if (!checkpoint.producer.empty()) fmt::print("producer    {}\n", printable(checkpoint.producer));
   if (!checkpoint.save_id.empty()) fmt::print("save id     {}\n", printable(checkpoint.save_id));
@@ -75,6 +77,12 @@ int stat(const std::string& path, const Common& common) {
   fmt::print("complete    yes: every tensor is covered once, every file is there\n");
   for (const std::string& warning : checkpoint.warnings)
     fmt::print("warning     {}\n", printable(warning));
+}
+
+int stat(const std::string& path, const Common& common) {
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  const Facts facts = facts_of(checkpoint);
+  common.json ? print_document(checkpoint, facts) : print_lines(checkpoint, facts);
   return kDone;
 }
 

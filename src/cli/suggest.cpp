@@ -8,6 +8,11 @@ namespace {
 constexpr std::size_t kFarthest = 2;       // edits
 constexpr std::size_t kLongestTyped = 32;  // letters; no command is as long
 
+// Whether letters i and j end the same pair, swapped.
+bool ends_swapped(std::string_view a, std::size_t i, std::string_view b, std::size_t j) {
+  return i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+}
+
 // Damerau's distance, where a swapped pair is one edit.
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
@@ -17,8 +22,7 @@ std::size_t distance(std::string_view a, std::string_view b) {
     for (std::size_t j = 1; j <= b.size(); ++j) {
       const std::size_t changed = edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
       edits[i][j] = std::min({edits[i - 1][j] + 1, edits[i][j - 1] + 1, changed});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
+      if (ends_swapped(a, i, b, j)) edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
     }
   }
   return edits[a.size()][b.size()];

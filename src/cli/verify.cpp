@@ -34,34 +34,37 @@ VerifyReport verify_part(const Options& options, const ProgressHook& progress) {
   return tessera::verify(checkpoint, how);
 }
 
+void print_document(const VerifyReport& report) {
+  nlohmann::ordered_json json;
+  json["ok"] = report.findings.empty();
+  json["tensors"] = report.tensors;
+  json["bytes_checked"] = report.bytes;
+  json["bytes_without_checksum"] = report.bytes_unchecked;
+  json["findings"] = nlohmann::ordered_json::array();
+  for (const Finding& finding : report.findings) {
+    json["findings"].push_back({{"code", to_string(finding.code)}, {"text", finding.text}});
+  }
+  print_json(json);
+}
+
+void print_lines(const VerifyReport& report) {
+  for (const Finding& finding : report.findings)
+    fmt::print(stderr, "tessera: {}\n", printable(finding.text));
+  if (!report.findings.empty()) return;
+  fmt::print("ok: {} tensors, {} checked", report.tensors, human_bytes(report.bytes));
+  if (report.bytes_unchecked > 0) {
+    fmt::print(", {} without a checksum in the file", human_bytes(report.bytes_unchecked));
+  }
+  fmt::print("\n");
+}
+
 int verify(const Options& options, const Common& common) {
   VerifyReport report;
   {
     ProgressBar bar("verify", common);
     report = verify_part(options, bar.hook());
   }
-  if (common.json) {
-    nlohmann::ordered_json json;
-    json["ok"] = report.findings.empty();
-    json["tensors"] = report.tensors;
-    json["bytes_checked"] = report.bytes;
-    json["bytes_without_checksum"] = report.bytes_unchecked;
-    json["findings"] = nlohmann::ordered_json::array();
-    for (const Finding& finding : report.findings) {
-      json["findings"].push_back({{"code", to_string(finding.code)}, {"text", finding.text}});
-    }
-    print_json(json);
-  } else {
-    for (const Finding& finding : report.findings)
-      fmt::print(stderr, "tessera: {}\n", printable(finding.text));
-    if (report.findings.empty()) {
-      fmt::print("ok: {} tensors, {} checked", report.tensors, human_bytes(report.bytes));
-      if (report.bytes_unchecked > 0) {
-        fmt::print(", {} without a checksum in the file", human_bytes(report.bytes_unchecked));
-      }
-      fmt::print("\n");
-    }
-  }
+  common.json ? print_document(report) : print_lines(report);
   if (is_absence(report)) return kFailed;
   return report.findings.empty() ? kDone : kNo;
 }
