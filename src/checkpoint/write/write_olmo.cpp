@@ -6,6 +6,7 @@
 #include "checkpoint/open/open.h"
 #include "format/olmo/config.h"
 #include "format/olmo/sharded_tensor.h"
+#include "storage/posix/system.h"
 #include "storage/sub_store.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -32,16 +33,22 @@ std::string_view checkpointer_of(CheckpointKind kind) {
 }
 
 std::vector<std::byte> config_of(const ConvertJob& job) {
-  const std::string& given = job.options.olmo.config;
+  const std::filesystem::path given(job.options.olmo.config);
   if (!given.empty()) {
-    const std::filesystem::path path(given);
-    const std::string parent = path.parent_path().string();
-    return read_all(*posix_store(parent.empty() ? "." : parent)->open(path.filename().string()),
+    return read_all(*posix_store(directory_of(given))->open(given.filename().string()),
                     olmo::kYamlLimit);
   }
   const Store& store = *job.source.store;
   if (!store.exists(kConfig)) return {};
   return read_all(*store.open(kConfig), olmo::kYamlLimit);
+}
+
+void note_other_checkpointer(const ConvertJob& job, const std::vector<std::byte>& config) {
+  const std::string_view wanted = checkpointer_of(job.options.to);
+  const auto named = olmo::sharded_checkpointer_of(config);
+  if (!named || wanted.empty() || *named == wanted) return;
+  job.report.notes.push_back("config.yaml says sharded_checkpointer: " + *named + ", this is " +
+                             std::string(wanted));
 }
 
 // Copied byte for byte: it is the user's description of the run, and the last file to appear
@@ -52,14 +59,66 @@ void copy_config(const ConvertJob& job) {
     job.report.notes.emplace_back("no config.yaml: the source has none, --config names one");
     return;
   }
-  const std::string_view wanted = checkpointer_of(job.options.to);
-  const auto named = olmo::sharded_checkpointer_of(config);
-  if (named && !wanted.empty() && *named != wanted) {
-    job.report.notes.push_back("config.yaml says sharded_checkpointer: " + *named + ", this is " +
-                               std::string(wanted));
-  }
+  note_other_checkpointer(job, config);
   put(job.store, kConfig, config, job.if_exists);
 }
+
+using Replace = std::function<Value(const Tensor&)>;
+
+Value list_with_tensors(const Value& list, const Replace& replace) {
+  Value copy = Value::list();
+  for (const Value& item : list.items()) copy.items().push_back(with_tensors(item, replace));
+  return copy;
+}
+
+Value dict_with_tensors(const Value& dict, const Replace& replace) {
+  std::vector<Value::Pair> pairs;
+  for (const auto& [key, item] : dict.pairs()) pairs.emplace_back(key, with_tensors(item, replace));
+  Value copy = Value::dict(std::move(pairs), dict.dict_kind());
+  if (const Value* state = dict.container_state()) copy.set_container_state(*state);
+  return copy;
+}
+
+// The file of one rank, with its rows of every tensor.
+class LegacyFile {
+ public:
+  LegacyFile(const SourceTensors& sources, int rank, int ranks)
+      : sources_(sources),
+        rank_(static_cast<std::size_t>(rank)),
+        ranks_(ranks),
+        maker_(rank, ranks),
+        archive_{"rank" + std::to_string(rank) + ".pt", Value::dict(), {}} {}
+
+  void write(const ConvertJob& job, const OlmoState& state) {
+    const auto shard = [this](const Tensor& tensor) { return shard_of(tensor); };
+    archive_.tree.set_item("model", with_tensors(state.model, shard));
+    if (state.optim) archive_.tree.set_item("optim", with_tensors(*state.optim, shard));
+    if (state.train) {
+      for (const auto& [key, value] : state.train->pairs()) archive_.tree.set_item(key, value);
+    }
+    write_archive(job, archive_, 1);
+  }
+
+ private:
+  // What has no rows is each rank's whole.
+  Value shard_of(const Tensor& tensor) {
+    if (tensor.shape.empty() || numel(tensor.shape) == 0)
+      return whole_tensor(sources_, tensor, archive_);
+    const std::vector<Box> chunks = row_chunks(tensor.shape, ranks_);
+    if (rank_ >= chunks.size()) return maker_.make(tensor.dtype, tensor.shape, chunks, nullptr);
+    const Box& mine = chunks[rank_];
+    const Value local = planned_tensor(tensor.dtype, mine.sizes);
+    archive_.parts.emplace(&local.as_tensor(),
+                           std::vector{ArchivePart{&sources_.of(tensor), mine, 0, numel(mine)}});
+    return maker_.make(tensor.dtype, tensor.shape, chunks, &local);
+  }
+
+  const SourceTensors& sources_;
+  std::size_t rank_;
+  int ranks_;
+  olmo::ShardedTensorMaker maker_;
+  Archive archive_;
+};
 
 }  // namespace
 
@@ -84,17 +143,9 @@ void SourceTensors::add(const std::string& name, const Value& value) {
 
 Value with_tensors(const Value& tree, const std::function<Value(const Tensor&)>& replace) {
   if (tree.is(Kind::tensor)) return replace(tree.as_tensor());
-  if (tree.is(Kind::list)) {
-    Value copy = Value::list();
-    for (const Value& item : tree.items()) copy.items().push_back(with_tensors(item, replace));
-    return copy;
-  }
+  if (tree.is(Kind::list)) return list_with_tensors(tree, replace);
   if (!tree.is(Kind::dict) || tree.dict_kind() == DictKind::default_dict) return tree;
-  std::vector<Value::Pair> pairs;
-  for (const auto& [key, item] : tree.pairs()) pairs.emplace_back(key, with_tensors(item, replace));
-  Value copy = Value::dict(std::move(pairs), tree.dict_kind());
-  if (const Value* state = tree.container_state()) copy.set_container_state(*state);
-  return copy;
+  return dict_with_tensors(tree, replace);
 }
 
 Value whole_tensor(const SourceTensors& sources, const Tensor& tensor, Archive& archive) {
@@ -122,27 +173,7 @@ void write_olmo_legacy(ConvertJob& job, const OlmoState& state) {
   const SourceTensors sources(state);
   const int ranks = job.options.ranks;
   parallel_for(job.threads, static_cast<std::size_t>(ranks), [&](std::size_t index) {
-    const auto rank = static_cast<int>(index);
-    const olmo::ShardedTensorMaker maker(rank, ranks);
-    Archive archive{"rank" + std::to_string(rank) + ".pt", Value::dict(), {}};
-    const auto shard = [&](const Tensor& tensor) -> Value {
-      if (tensor.shape.empty() || numel(tensor.shape) == 0) {
-        return whole_tensor(sources, tensor, archive);
-      }
-      const std::vector<Box> chunks = row_chunks(tensor.shape, ranks);
-      if (index >= chunks.size()) return maker.make(tensor.dtype, tensor.shape, chunks, nullptr);
-      const Box& mine = chunks[index];
-      const Value local = planned_tensor(tensor.dtype, mine.sizes);
-      archive.parts.emplace(&local.as_tensor(),
-                            std::vector{ArchivePart{&sources.of(tensor), mine, 0, numel(mine)}});
-      return maker.make(tensor.dtype, tensor.shape, chunks, &local);
-    };
-    archive.tree.set_item("model", with_tensors(state.model, shard));
-    if (state.optim) archive.tree.set_item("optim", with_tensors(*state.optim, shard));
-    if (state.train) {
-      for (const auto& [key, value] : state.train->pairs()) archive.tree.set_item(key, value);
-    }
-    write_archive(job, archive, 1);
+    LegacyFile(sources, static_cast<int>(index), ranks).write(job, state);
   });
 }
 

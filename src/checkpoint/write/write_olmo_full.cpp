@@ -1,4 +1,5 @@
 // model.pt, optim.pt, train.pt, or the first two as safetensors with OLMo's names (F-00, F-06).
+#include "base/one_of.h"
 #include "base/parallel.h"
 #include "checkpoint/write/write_olmo.h"
 #include "format/olmo/keys.h"
@@ -17,12 +18,15 @@ struct Encoded {
   std::map<std::string, std::vector<std::byte>> values;
 };
 
+void require_encodable(const Value& key) {
+  if (is_one_of(key.kind(), Kind::string, Kind::integer)) return;
+  throw Error(ErrorCode::unsupported, "a key that is neither a string nor a number")
+      .at_key(render(key, 60));
+}
+
 void encode(const Value& dict, const SourceTensors& sources, Value::List& keys, Encoded& out) {
   for (const auto& [key, value] : dict.pairs()) {
-    if (!key.is(Kind::string) && !key.is(Kind::integer)) {
-      throw Error(ErrorCode::unsupported, "a key that is neither a string nor a number")
-          .at_key(render(key, 60));
-    }
+    require_encodable(key);
     keys.push_back(key);
     if (value.is(Kind::dict)) {
       encode(value, sources, keys, out);
@@ -35,21 +39,22 @@ void encode(const Value& dict, const SourceTensors& sources, Value::List& keys, 
   }
 }
 
-void write_encoded(const ConvertJob& job, const std::string& file, const Encoded& encoded) {
+safetensors::Header header_of(const Encoded& encoded) {
   safetensors::Header header;
   for (const auto& [name, leaf] : encoded.tensors) {
     const Tensor& tensor = leaf->value.as_tensor();
-    if (info(tensor.dtype).safetensors.empty()) {
-      throw Error(ErrorCode::unsupported,
-                  "safetensors has no element type for " + std::string(to_string(tensor.dtype)))
-          .at_key(leaf->name);
-    }
+    require_safetensors_type(tensor.dtype, leaf->name);
     header.entries.push_back({name, tensor.dtype, tensor.shape, 0, 0});
   }
   for (const auto& [name, bytes] : encoded.values) {
     header.entries.push_back(
         {name, DType::uint8, Shape{static_cast<std::int64_t>(bytes.size())}, 0, 0});
   }
+  return header;
+}
+
+void write_encoded(const ConvertJob& job, const std::string& file, const Encoded& encoded) {
+  safetensors::Header header = header_of(encoded);
   const std::vector<std::byte> head = safetensors::encode_header(header);
   IoReport report;
   report.bytes_written =

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "base/one_of.h"
 #include "base/parallel.h"
 #include "checkpoint/open/olmo_units.h"
 #include "checkpoint/read/cast.h"
@@ -52,6 +53,16 @@ UnitPlan plan_of(const ConvertJob& job, const std::vector<std::string>& names) {
   return UnitPlan::by_expression(names, unit.empty() ? kDefaultUnit : unit);
 }
 
+// A flat parameter has one type. Padding has a value, which types of 8 bits have no conversion for.
+void require_flat_type(const FlatModel::Param& param, DType dtype) {
+  const DType own = param.tensor->dtype;
+  if (own == dtype && info(dtype).floating && can_cast(DType::float64, dtype)) return;
+  throw Error(ErrorCode::unsupported,
+              "a flat parameter holds one floating-point type of 16 bits or more, here are " +
+                  std::string(to_string(dtype)) + " and " + std::string(to_string(own)))
+      .at_key("model." + param.name);
+}
+
 void add_unit(FlatModel& model, const FlatUnit& unit, int ranks) {
   std::vector<Shape> shapes;
   std::vector<std::size_t> indices;
@@ -59,14 +70,7 @@ void add_unit(FlatModel& model, const FlatUnit& unit, int ranks) {
   for (const std::string& name : unit.names) {
     FlatModel::Param& param = model.params[model.by_name.at(name)];
     if (shapes.empty()) dtype = param.tensor->dtype;
-    // Padding has a value, which types of 8 bits have no conversion for.
-    if (param.tensor->dtype != dtype || !info(dtype).floating || !can_cast(DType::float64, dtype)) {
-      throw Error(ErrorCode::unsupported,
-                  "a flat parameter holds one floating-point type of 16 bits or more, here are " +
-                      std::string(to_string(dtype)) + " and " +
-                      std::string(to_string(param.tensor->dtype)))
-          .at_key("model." + name);
-    }
+    require_flat_type(param, dtype);
     param.unit = model.of_unit.size();
     param.index = indices.size();
     indices.push_back(model.by_name.at(name));
@@ -199,12 +203,10 @@ std::string name_in_group(const FlatModel& model, std::size_t item) {
 Value with_params(const FlatModel& model, const Value& group, const Value& ids,
                   const Value& names) {
   Value copy = Value::dict();
-  for (const auto& [key, value] : group.pairs()) {
-    const std::string_view text = key.is(Kind::string) ? std::string_view(key.as_string()) : "";
-    copy.set_item(key, text == "params" ? ids : text == "param_names" ? names : value);
-  }
+  for (const auto& [key, value] : group.pairs()) copy.set_item(key, value);
+  copy.set_item("params", ids);
   // OLMo finds the parameters of a local checkpoint by their names.
-  if (model.aligned && copy.find("param_names") == nullptr) copy.set_item("param_names", names);
+  if (model.aligned || copy.find("param_names") != nullptr) copy.set_item("param_names", names);
   return copy;
 }
 
@@ -229,7 +231,7 @@ Numbered numbered_groups(const FlatModel& model, const Value& groups) {
 bool is_sharded(const std::string& key, const Value& value, const Tensor& param) {
   if (!value.is(Kind::tensor)) return false;
   const Shape& shape = value.as_tensor().shape;
-  if (shape == param.shape && (!shape.empty() || (key != "step" && key != "grad_norm_exp_avg")))
+  if (shape == param.shape && (!shape.empty() || !is_one_of(key, "step", "grad_norm_exp_avg")))
     return true;
   if (shape.empty()) return false;
   throw Error(ErrorCode::unsupported, "optimizer state of shape " + to_string(shape) +
@@ -252,31 +254,34 @@ struct OptimFile {
 
   Value key(const std::string& name) { return keys.emplace(name, name).first->second; }
 
+  // An entry that is not cut.
+  Value whole_entry(const Value& value) {
+    return value.is(Kind::tensor) ? whole_tensor(sources, value.as_tensor(), archive) : value;
+  }
+
+  // What a segment has of an entry.
+  Value cut_entry(const Tensor& entry, const FlatGeometry::Segment& segment) {
+    Value leaf = planned_tensor(entry.dtype, Shape{segment.count});
+    const FlatRange range{segment.begin, segment.begin + segment.count};
+    archive.parts.emplace(&leaf.as_tensor(),
+                          std::vector{ArchivePart{&sources.of(entry), range, 0, segment.count}});
+    return leaf;
+  }
+
   // State of one parameter, cut to the elements that the rank has. None: it has none of them.
   std::optional<Value> of_param(const FlatModel::Param& param) {
     const Value* entries = state.find(param.name);
     if (entries == nullptr) return std::nullopt;
-    for (const FlatGeometry::Segment& segment : model.layout[param.unit]->shard(rank)) {
-      if (segment.param != param.index) continue;
-      Value own = Value::dict();
-      for (const auto& [name, value] : entries->pairs()) {
-        const std::string& text = name.as_string();
-        if (!is_sharded(text, value, *param.tensor)) {
-          own.set_item(key(text), value.is(Kind::tensor)
-                                      ? whole_tensor(sources, value.as_tensor(), archive)
-                                      : value);
-          continue;
-        }
-        Value leaf = planned_tensor(value.as_tensor().dtype, Shape{segment.count});
-        const FlatRange range{segment.begin, segment.begin + segment.count};
-        archive.parts.emplace(
-            &leaf.as_tensor(),
-            std::vector{ArchivePart{&sources.of(value.as_tensor()), range, 0, segment.count}});
-        own.set_item(key(text), std::move(leaf));
-      }
-      return own;
+    const std::vector<FlatGeometry::Segment> shard = model.layout[param.unit]->shard(rank);
+    const auto segment = std::ranges::find(shard, param.index, &FlatGeometry::Segment::param);
+    if (segment == shard.end()) return std::nullopt;
+    Value own = Value::dict();
+    for (const auto& [name, value] : entries->pairs()) {
+      const std::string& text = name.as_string();
+      const bool cut = is_sharded(text, value, *param.tensor);
+      own.set_item(key(text), cut ? cut_entry(value.as_tensor(), *segment) : whole_entry(value));
     }
-    return std::nullopt;
+    return own;
   }
 
   // State of a whole flat parameter. None: no parameter in it has any.
@@ -341,9 +346,7 @@ std::optional<Value> OptimFile::of_unit(std::size_t unit) {
       continue;
     }
     require_same(sources, name, holders);
-    own.set_item(key(name), first->is(Kind::tensor)
-                                ? whole_tensor(sources, first->as_tensor(), archive)
-                                : *first);
+    own.set_item(key(name), whole_entry(*first));
   }
   return own;
 }

@@ -22,30 +22,28 @@ struct File {
   safetensors::Header header;
 };
 
+bool is_only_its_name(const Leaf& leaf) {
+  if (!leaf.value.is(Value::Kind::tensor) || leaf.path != Path{leaf.name}) return false;
+  const Tensor& tensor = leaf.value.as_tensor();
+  return !leaf.containers && !tensor.parameter && !tensor.requires_grad;
+}
+
 // Whether the tree says no more than the names do: then a file of the reference library stays as it
 // is.
 bool is_flat(const ConvertJob& job) {
   return job.source.kind == CheckpointKind::safetensors &&
-         std::all_of(job.leaves.begin(), job.leaves.end(), [](const Leaf& leaf) {
-           if (!leaf.value.is(Value::Kind::tensor) || leaf.path != Path{leaf.name}) return false;
-           const Tensor& tensor = leaf.value.as_tensor();
-           return !leaf.containers && !tensor.parameter && !tensor.requires_grad;
-         });
+         std::ranges::all_of(job.leaves, is_only_its_name);
 }
 
 void require_storable(const std::string& name, const Tensor& tensor) {
-  if (info(tensor.dtype).safetensors.empty()) {
-    throw Error(ErrorCode::unsupported,
-                "safetensors has no element type for " + std::string(to_string(tensor.dtype)))
-        .at_key(name);
-  }
+  require_safetensors_type(tensor.dtype, name);
   if (name == "__metadata__") {
     throw Error(ErrorCode::unsupported, "a name that safetensors reserves").at_key(name);
   }
 }
 
 // Tensors in their order, a new file where one would become too large: huggingface's rule.
-std::vector<File> plan_files(const ConvertJob& job) {
+std::vector<File> dealt_tensors(const ConvertJob& job) {
   const std::uint64_t limit = job.options.max_shard_size;
   std::vector<File> files(1);
   std::uint64_t bytes = 0;
@@ -61,6 +59,20 @@ std::vector<File> plan_files(const ConvertJob& job) {
     bytes += size;
     files.back().header.entries.push_back({leaf.name, tensor.dtype, tensor.shape, 0, 0});
   }
+  return files;
+}
+
+void name_files(const ConvertJob& job, std::vector<File>& files) {
+  const std::string stem = job.name.substr(0, job.name.rfind('.'));
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    char numbers[64];
+    std::snprintf(numbers, sizeof numbers, "-%05zu-of-%05zu.safetensors", i + 1, files.size());
+    files[i].name = files.size() == 1 ? job.name : stem + numbers;
+  }
+}
+
+std::vector<File> plan_files(const ConvertJob& job) {
+  std::vector<File> files = dealt_tensors(job);
   for (File& file : files) {
     file.header.metadata = job.source.metadata;
     file.header.metadata.emplace("format", "pt");
@@ -68,12 +80,7 @@ std::vector<File> plan_files(const ConvertJob& job) {
   if (!is_flat(job)) {
     files[0].header.metadata[kTreeKey] = encode_tree(job.leaves, job.report.values_in_metadata);
   }
-  const std::string stem = job.name.substr(0, job.name.rfind('.'));
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    char numbers[64];
-    std::snprintf(numbers, sizeof numbers, "-%05zu-of-%05zu.safetensors", i + 1, files.size());
-    files[i].name = files.size() == 1 ? job.name : stem + numbers;
-  }
+  name_files(job, files);
   return files;
 }
 
@@ -124,6 +131,13 @@ void write_set(const ConvertJob& job, std::vector<File>& files, const Tensors& t
 }
 
 }  // namespace
+
+void require_safetensors_type(DType dtype, const std::string& key) {
+  if (!info(dtype).safetensors.empty()) return;
+  throw Error(ErrorCode::unsupported,
+              "safetensors has no element type for " + std::string(to_string(dtype)))
+      .at_key(key);
+}
 
 void write_safetensors(const ConvertJob& job) {
   Tensors tensors;
