@@ -267,7 +267,7 @@ void TensorReader::read_group(Source& source, std::span<const Copy> group, std::
   }
 }
 
-// `from`: the first byte in the storage.
+// One run, straight into its place. `from`: its first byte in the storage.
 void TensorReader::read_run(Source& source, std::uint64_t from, MutableByteView out) {
   const Storage& storage = *source.piece.storage;
   // In steps that are still in the cache when the checksum goes over them.
