@@ -78,19 +78,31 @@ std::uint64_t text_digest(std::string_view text) {
   return digest64(std::as_bytes(std::span(text)));
 }
 
-// Calls `visit` with the unit's bytes in the file, window by window. False: the file is too short.
+// Fills `out` from byte `at` of the file. False: it cannot be read that far.
+bool read_whole(int fd, std::uint64_t at, MutableByteView out) {
+  while (!out.empty()) {
+    const ssize_t got =
+        uninterrupted([&] { return ::pread(fd, out.data(), out.size(), static_cast<off_t>(at)); });
+    if (got <= 0) return false;
+    out = out.subspan(static_cast<std::size_t>(got));
+    at += static_cast<std::uint64_t>(got);
+  }
+  return true;
+}
+
+// Calls `visit` with the unit's bytes in the file, window by window: a unit that fits into the
+// window is in it afterwards. False: what cannot be read is made again.
 template <typename Visit>
 bool read_left(const std::string& path, const JournalUnit& unit, MutableByteView window,
                Visit visit) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   if (!fd) return false;
   for (std::uint64_t done = 0; done < unit.size;) {
-    const auto want = std::min<std::uint64_t>(window.size(), unit.size - done);
-    const ssize_t got = uninterrupted(
-        [&] { return ::pread(fd.get(), window.data(), want, static_cast<off_t>(unit.at + done)); });
-    if (got <= 0) return false;  // what cannot be read is made again
-    visit(unit.at + done, ByteView(window).first(static_cast<std::size_t>(got)));
-    done += static_cast<std::uint64_t>(got);
+    const auto part = window.first(
+        static_cast<std::size_t>(std::min<std::uint64_t>(window.size(), unit.size - done)));
+    if (!read_whole(fd.get(), unit.at + done, part)) return false;
+    visit(unit.at + done, ByteView(part));
+    done += part.size();
   }
   return true;
 }
