@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "tessera/leaf.h"
 #include "tessera/value.h"
 #include "value/render.h"
 
@@ -21,39 +23,80 @@ namespace tessera {
   return is_sequence(kind) || kind == Value::Kind::dict || kind == Value::Kind::object;
 }
 
-// Calls visit(child, name) for every child of `value`; name() is the step that leads to it, made
+// Can hold others now: a tensor without attributes cannot.
+[[nodiscard]] inline bool holds_others(const Value& value) {
+  return is_container(value.kind()) ||
+         (value.is(Value::Kind::tensor) && value.as_tensor().attributes);
+}
+
+// The dict whose key is step number `step` of the way to a leaf; null: a plain one, or a list.
+[[nodiscard]] inline const Container* container_at(const Leaf& leaf, std::size_t step) {
+  const bool there = leaf.containers && step < leaf.containers->size();
+  return there ? (*leaf.containers)[step].get() : nullptr;
+}
+
+// The entry of a dict; null when there is none, and when `value` is no dict.
+[[nodiscard]] inline const Value* entry_of(const Value& value, std::string_view key) {
+  return value.is(Value::Kind::dict) ? value.find(key) : nullptr;
+}
+
+// The same for an entry of this kind alone.
+[[nodiscard]] inline const Value* entry_of_kind(const Value& value, std::string_view key,
+                                                Value::Kind kind) {
+  const Value* found = entry_of(value, key);
+  return found != nullptr && found->is(kind) ? found : nullptr;
+}
+
+// What follows calls visit(child, name) for children; name() is the step that leads to one, made
 // when asked for.
+[[nodiscard]] inline auto step_named(const char* name) {
+  return [name] { return std::string(name); };
+}
+
+// A child that may be null or none.
+template <typename Child, typename Visit>
+void visit_if_there(const Child& child, const char* name, Visit& visit) {
+  if (child) visit(*child, step_named(name));
+}
+
+template <typename Visit>
+void visit_items(const std::vector<Value>& items, const char* prefix, Visit& visit) {
+  for (std::size_t i = 0; i < items.size(); ++i)
+    visit(items[i], [prefix, i] { return prefix + std::to_string(i); });
+}
+
+template <typename Visit>
+void visit_pairs(const std::vector<Value::Pair>& pairs, Visit& visit) {
+  for (const auto& [key, child] : pairs) {
+    visit(key, step_named("key"));
+    visit(child, [&key = key] { return key_text(key); });
+  }
+}
+
+template <typename Visit>
+void visit_object(const Object& object, Visit& visit) {
+  visit(object.callable, step_named("callable"));
+  visit(object.arguments, step_named("arguments"));
+  visit_if_there(object.keywords, "keywords", visit);
+  visit_if_there(object.state, "state", visit);
+  visit_items(object.list_items, "item", visit);
+  visit_pairs(object.dict_items, visit);
+}
+
+// All children of a value.
 template <typename Visit>
 void for_each_child(const Value& value, Visit visit) {
   using Kind = Value::Kind;
-  const auto named = [](const char* name) { return [name] { return std::string(name); }; };
-  const auto visit_all = [&visit](const std::vector<Value>& children, const char* prefix) {
-    for (std::size_t i = 0; i < children.size(); ++i)
-      visit(children[i], [prefix, i] { return prefix + std::to_string(i); });
-  };
-  const auto visit_pairs = [&visit, &named](const std::vector<Value::Pair>& pairs) {
-    for (const auto& [key, child] : pairs) {
-      visit(key, named("key"));
-      visit(child, [&key = key] { return key_text(key); });
-    }
-  };
   if (is_sequence(value.kind())) {
-    visit_all(value.items(), "");
+    visit_items(value.items(), "", visit);
   } else if (value.is(Kind::dict)) {
-    visit_pairs(value.pairs());
-    if (const Value* state = value.container_state()) visit(*state, named("state"));
-    if (const Value* factory = value.default_factory()) visit(*factory, named("default_factory"));
+    visit_pairs(value.pairs(), visit);
+    visit_if_there(value.container_state(), "state", visit);
+    visit_if_there(value.default_factory(), "default_factory", visit);
   } else if (value.is(Kind::tensor)) {
-    if (const auto& attributes = value.as_tensor().attributes)
-      visit(*attributes, named("attributes"));
+    visit_if_there(value.as_tensor().attributes, "attributes", visit);
   } else if (value.is(Kind::object)) {
-    const Object& object = value.as_object();
-    visit(object.callable, named("callable"));
-    visit(object.arguments, named("arguments"));
-    if (object.keywords) visit(*object.keywords, named("keywords"));
-    if (object.state) visit(*object.state, named("state"));
-    visit_all(object.list_items, "item");
-    visit_pairs(object.dict_items);
+    visit_object(value.as_object(), visit);
   }
 }
 

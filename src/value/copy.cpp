@@ -70,12 +70,15 @@ class Copier {
     return made;
   }
 
+  std::shared_ptr<Storage> copy_storage(const Storage& storage) {
+    auto& made = storages_[&storage];
+    if (!made) made = std::make_shared<Storage>(storage);
+    return made;
+  }
+
   [[gnu::noinline]] Value copy_tensor(Tensor tensor) {
     for (Piece& piece : tensor.pieces) {
-      if (!piece.storage) continue;
-      auto& made = storages_[piece.storage.get()];
-      if (!made) made = std::make_shared<Storage>(*piece.storage);
-      piece.storage = made;
+      if (piece.storage) piece.storage = copy_storage(*piece.storage);
     }
     if (tensor.attributes)
       tensor.attributes = std::make_shared<const Value>(copy(*tensor.attributes));

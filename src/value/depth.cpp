@@ -12,16 +12,18 @@
 namespace tessera {
 namespace {
 
-using Kind = Value::Kind;
-
 // Calls visit(child, name) for the children that may hold others.
 template <typename Visit>
 void for_each_container(const Value& value, Visit visit) {
   for_each_child(value, [&visit](const Value& child, const auto& name) {
-    const bool holds =
-        is_container(child.kind()) || (child.is(Kind::tensor) && child.as_tensor().attributes);
-    if (holds) visit(child, name);
+    if (holds_others(child)) visit(child, name);
   });
+}
+
+std::vector<const Value*> containers_in(const Value& value) {
+  std::vector<const Value*> children;
+  for_each_container(value, [&](const Value& child, const auto&) { children.push_back(&child); });
+  return children;
 }
 
 // A walk that keeps its way on the heap.
@@ -38,7 +40,7 @@ class Walk {
       const std::size_t levels = step.levels + 1;
       levels_[step.value->identity()] = levels;
       way_.pop_back();
-      if (!way_.empty()) way_.back().levels = std::max(way_.back().levels, levels);
+      note_levels(levels);
     }
   }
 
@@ -59,19 +61,21 @@ class Walk {
       throw Error(ErrorCode::invalid_argument, "the value contains itself").at_key(place());
     }
     const std::size_t below = is_new ? 1 : known->second;
-    if (way_.size() + below > kMaxLevels) {
-      throw Error(ErrorCode::limit,
-                  "values are nested deeper than " + std::to_string(kMaxLevels) + " levels")
-          .at_key(place());
-    }
-    if (!is_new) {
-      if (!way_.empty()) way_.back().levels = std::max(way_.back().levels, below);
-      return;
-    }
-    Step step{&value, {}};
-    for_each_container(value,
-                       [&](const Value& child, const auto&) { step.children.push_back(&child); });
-    way_.push_back(std::move(step));
+    require_levels(below);
+    if (!is_new) return note_levels(below);
+    way_.push_back({&value, containers_in(value)});
+  }
+
+  void require_levels(std::size_t below) const {
+    if (way_.size() + below <= kMaxLevels) return;
+    throw Error(ErrorCode::limit,
+                "values are nested deeper than " + std::to_string(kMaxLevels) + " levels")
+        .at_key(place());
+  }
+
+  // What the node before the one that was met last has below it.
+  void note_levels(std::size_t levels) {
+    if (!way_.empty()) way_.back().levels = std::max(way_.back().levels, levels);
   }
 
   // The first steps to where the walk is.

@@ -29,23 +29,23 @@ std::size_t Value::Node::OfDict::probe(std::size_t hash, const Equal& equal) con
   return pairs.size();
 }
 
-std::size_t Value::Node::OfDict::position(std::string_view key) const {
-  const auto equal = [key](const Value& other) {
-    return other.is(Kind::string) && other.as_string() == key;
-  };
+template <class Key, class Equal>
+std::size_t Value::Node::OfDict::search(const Key& key, const Equal& equal) const {
   if (!slots_.empty()) return probe(hash_of(key), equal);
   std::size_t at = 0;
   while (at < pairs.size() && !equal(pairs[at].first)) ++at;
   return at;
 }
 
+std::size_t Value::Node::OfDict::position(std::string_view key) const {
+  return search(key, [key](const Value& other) {
+    return other.is(Kind::string) && other.as_string() == key;
+  });
+}
+
 std::size_t Value::Node::OfDict::position(const Value& key) const {
   if (key.is(Kind::string)) return position(std::string_view(key.as_string()));
-  const auto equal = [&key](const Value& other) { return other == key; };
-  if (!slots_.empty()) return probe(hash_of(key), equal);
-  std::size_t at = 0;
-  while (at < pairs.size() && !equal(pairs[at].first)) ++at;
-  return at;
+  return search(key, [&key](const Value& other) { return other == key; });
 }
 
 void Value::Node::OfDict::append(Value key, Value value) {

@@ -46,7 +46,7 @@ class Hasher {
   void add_leaf(const Value& value) {
     switch (value.kind()) {
       case Kind::boolean:
-        return mix(value.as_bool() ? 1 : 0);
+        return mix(static_cast<std::size_t>(value.as_bool()));
       case Kind::integer:
         return add_integer(value.as_integer());
       case Kind::real:
@@ -148,8 +148,8 @@ class Comparison {
   explicit Comparison(const SameElements* same) : same_(same) {}
 
   bool equal(const Value& a, const Value& b) {
-    if (a.identity() == b.identity() && a.kind() == b.kind()) return true;
     if (a.kind() != b.kind()) return false;
+    if (a.identity() == b.identity()) return true;
     if (!is_container(a.kind())) return equal_leaves(a, b);
     if (seen(a, b)) return true;
     if (++levels_ > kMaxLevels) refuse_depth();
@@ -174,18 +174,16 @@ class Comparison {
       case Kind::real:
         return same_bits(a.as_real(), b.as_real());
       case Kind::complex:
-        return same_bits(a.as_complex().real(), b.as_complex().real()) &&
-               same_bits(a.as_complex().imag(), b.as_complex().imag());
+        return same_bits(a.as_complex(), b.as_complex());
       case Kind::string:
         return a.as_string() == b.as_string();
       case Kind::bytes:
       case Kind::bytearray:
         return a.as_bytes() == b.as_bytes();
       case Kind::tensor:
-        return same_tensor(a.as_tensor(), b.as_tensor(), same_ != nullptr) &&
-               (same_ == nullptr || (*same_)(a.as_tensor(), b.as_tensor()));
+        return equal_tensors(a.as_tensor(), b.as_tensor());
       case Kind::global:
-        return a.global_module() == b.global_module() && a.global_name() == b.global_name();
+        return equal_globals(a, b);
       default:
         return true;  // none
     }
@@ -193,6 +191,18 @@ class Comparison {
 
   static bool same_bits(double a, double b) {
     return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+  }
+
+  static bool same_bits(std::complex<double> a, std::complex<double> b) {
+    return same_bits(a.real(), b.real()) && same_bits(a.imag(), b.imag());
+  }
+
+  [[nodiscard]] bool equal_tensors(const Tensor& a, const Tensor& b) const {
+    return same_tensor(a, b, same_ != nullptr) && (same_ == nullptr || (*same_)(a, b));
+  }
+
+  static bool equal_globals(const Value& a, const Value& b) {
+    return a.global_module() == b.global_module() && a.global_name() == b.global_name();
   }
 
   // A pair that was seen is equal, or the comparison as a whole has ended or will end with false.
@@ -243,14 +253,22 @@ class Comparison {
   }
 
   [[gnu::noinline]] bool equal_dicts(const Value& a, const Value& b) {
-    if (a.dict_kind() != b.dict_kind() || a.size() != b.size()) return false;
-    if (!equal_options(a.container_state(), b.container_state())) return false;
-    if (!equal_options(a.default_factory(), b.default_factory())) return false;
+    if (a.dict_kind() != b.dict_kind() || a.size() != b.size() || !equal_extras(a, b)) return false;
     if (equal_keys(a.pairs(), b.pairs())) return equal_pairs(a.pairs(), b.pairs());
-    if (a.dict_kind() == DictKind::ordered_dict) return false;
+    return a.dict_kind() != DictKind::ordered_dict && equal_unordered(a.pairs(), b.pairs());
+  }
+
+  bool equal_extras(const Value& a, const Value& b) {
+    return equal_options(a.container_state(), b.container_state()) &&
+           equal_options(a.default_factory(), b.default_factory());
+  }
+
+  // `a` and `b` have equally many pairs, and one each for a key.
+  [[gnu::noinline]] bool equal_unordered(const std::vector<Value::Pair>& a,
+                                         const std::vector<Value::Pair>& b) {
     std::unordered_multimap<std::size_t, const Value::Pair*> others;
-    for (const auto& pair : b.pairs()) others.emplace(hash_of(pair.first), &pair);
-    return std::all_of(a.pairs().begin(), a.pairs().end(), [&](const Value::Pair& pair) {
+    for (const auto& pair : b) others.emplace(hash_of(pair.first), &pair);
+    return std::ranges::all_of(a, [&](const Value::Pair& pair) {
       auto [first, last] = others.equal_range(hash_of(pair.first));
       const auto found = std::find_if(
           first, last, [&pair](const auto& other) { return other.second->first == pair.first; });

@@ -7,6 +7,7 @@
 
 #include "tessera/error.h"
 #include "tessera/leaf.h"
+#include "value/children.h"
 #include "value/depth.h"
 #include "value/render.h"
 
@@ -18,14 +19,15 @@ using Kind = Value::Kind;
 // More holes than this are no list that somebody saved.
 constexpr std::int64_t kMostHoles = 1 << 16;
 
+std::optional<Value> optional_of(const Value* value) {
+  return value == nullptr ? std::nullopt : std::optional(*value);
+}
+
 // What names cannot say of a dict; null: nothing.
 std::shared_ptr<const Container> container_of(const Value& dict) {
-  const Value* state = dict.container_state();
-  const Value* factory = dict.default_factory();
-  if (dict.dict_kind() == DictKind::dict && state == nullptr && factory == nullptr) return nullptr;
-  Container made{dict.dict_kind()};
-  if (state != nullptr) made.state = *state;
-  if (factory != nullptr) made.default_factory = *factory;
+  Container made{dict.dict_kind(), optional_of(dict.container_state()),
+                 optional_of(dict.default_factory())};
+  if (made.kind == DictKind::dict && !made.state && !made.default_factory) return nullptr;
   return std::make_shared<const Container>(std::move(made));
 }
 
@@ -53,12 +55,18 @@ class Flattener {
 
  private:
   void visit(const Value& value) {
-    const bool dict = value.is(Kind::dict);
-    if (!dict && !value.is(Kind::list)) return add(value);
-    if (dict && empty_dicts_ && value.size() == 0) return add(value);
-    if (dict && rule_ == FlattenRule::current) return descend(value);
-    if (holds_tensor_or_dict(value)) return descend(value);
+    if (is_descended(value)) return descend(value);
     add(value);
+  }
+
+  [[nodiscard]] bool is_descended(const Value& value) const {
+    if (value.is(Kind::dict)) return is_descended_dict(value);
+    return value.is(Kind::list) && holds_tensor_or_dict(value);
+  }
+
+  [[nodiscard]] bool is_descended_dict(const Value& dict) const {
+    if (empty_dicts_ && dict.size() == 0) return false;
+    return rule_ == FlattenRule::current || holds_tensor_or_dict(dict);
   }
 
   void descend(const Value& container) {
@@ -66,21 +74,29 @@ class Flattener {
     containers_.push_back(dict ? container_of(container) : nullptr);
     const std::shared_ptr<const Containers> outer = std::exchange(shared_, shared());
     if (dict) {
-      for (const auto& [key, value] : container.pairs()) {
-        path_.push_back(part_of(key));
-        visit(value);
-        path_.pop_back();
-      }
+      descend_pairs(container.pairs());
     } else {
-      std::int64_t index = 0;
-      for (const Value& value : container.items()) {
-        path_.emplace_back(index++);
-        visit(value);
-        path_.pop_back();
-      }
+      descend_items(container.items());
     }
     shared_ = outer;
     containers_.pop_back();
+  }
+
+  void descend_pairs(const std::vector<Value::Pair>& pairs) {
+    for (const auto& [key, value] : pairs) {
+      path_.push_back(part_of(key));
+      visit(value);
+      path_.pop_back();
+    }
+  }
+
+  void descend_items(const Value::List& items) {
+    std::int64_t index = 0;
+    for (const Value& value : items) {
+      path_.emplace_back(index++);
+      visit(value);
+      path_.pop_back();
+    }
   }
 
   // What all leaves of the innermost container have.
@@ -93,17 +109,18 @@ class Flattener {
   void add(const Value& value) { leaves_.push_back({dotted(path_), path_, value, shared_}); }
 
   // Whether a list (before torch 2.4: or a dict) is more than one leaf.
-  bool holds_tensor_or_dict(const Value& container) const {
-    const auto splits = [this](const Value& value) {
-      if (value.is(Kind::tensor)) return true;
-      if (value.is(Kind::dict)) {
-        return rule_ == FlattenRule::current || holds_tensor_or_dict(value);
-      }
-      return value.is(Kind::list) && holds_tensor_or_dict(value);
-    };
+  [[nodiscard]] bool holds_tensor_or_dict(const Value& container) const {
+    const auto splits = [this](const Value& value) { return is_tensor_or_dict(value); };
     if (container.is(Kind::dict))
       return std::ranges::any_of(container.pairs(), splits, &Value::Pair::second);
     return std::ranges::any_of(container.items(), splits);
+  }
+
+  // Or is a list, or before torch 2.4 a dict, that holds one.
+  [[nodiscard]] bool is_tensor_or_dict(const Value& value) const {
+    if (value.is(Kind::tensor)) return true;
+    if (value.is(Kind::dict)) return rule_ == FlattenRule::current || holds_tensor_or_dict(value);
+    return value.is(Kind::list) && holds_tensor_or_dict(value);
   }
 
   FlattenRule rule_;
@@ -140,20 +157,24 @@ std::string subscripts(const Path& path) {
   return name;
 }
 
+// The indices of leaves whose names others have too.
+std::set<std::size_t> sharing_names(const std::vector<Leaf>& leaves) {
+  std::unordered_map<std::string_view, std::size_t> first;
+  std::set<std::size_t> shared;
+  first.reserve(leaves.size());
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const auto [other, fresh] = first.emplace(leaves[i].name, i);
+    if (!fresh) shared.insert({other->second, i});
+  }
+  return shared;
+}
+
 // Names by subscripts what shares its name. A new name may be that of another leaf, which then gets
 // a new one too.
 void tell_apart(std::vector<Leaf>& leaves) {
   for (bool changed = true; changed;) {
     changed = false;
-    std::unordered_map<std::string_view, std::size_t> first;
-    std::set<std::size_t> shared;
-    first.reserve(leaves.size());
-    for (std::size_t i = 0; i < leaves.size(); ++i) {
-      const auto [other, fresh] = first.emplace(leaves[i].name, i);
-      if (!fresh) shared.insert({other->second, i});
-    }
-    first.clear();
-    for (const std::size_t i : shared) {
+    for (const std::size_t i : sharing_names(leaves)) {
       std::string name = subscripts(leaves[i].path);
       changed = changed || name != leaves[i].name;
       leaves[i].name = std::move(name);
@@ -166,14 +187,8 @@ class Unflattener {
   explicit Unflattener(const std::vector<Leaf>& leaves) : leaves_(leaves) {}
 
   Value run() && {
-    for (const Leaf& leaf : leaves_) {
-      if (leaf.path.empty() && leaf.name.empty() && leaves_.size() == 1) return leaf.value;
-      if (leaf.path.empty()) {
-        put(leaf, Path(1, leaf.name));
-      } else {
-        put(leaf, leaf.path);
-      }
-    }
+    if (is_leaf_alone()) return leaves_.front().value;
+    for (const Leaf& leaf : leaves_) put(leaf);
     for (const auto& [list, name] : lists_) require_no_hole(list, name);
     return root_ ? *root_ : Value::dict();
   }
@@ -181,47 +196,65 @@ class Unflattener {
  private:
   void require_no_hole(const Value& list, const std::string& name) const {
     for (const Value& item : list.items()) {
-      if (item.identity() == hole_.identity()) {
+      if (is_hole(item)) {
         throw Error(ErrorCode::incomplete, "a list has no value for one of its indices")
             .at_key(printable(name));
       }
     }
   }
 
-  void put(const Leaf& leaf, const Path& path) {
+  // The tree is no container.
+  [[nodiscard]] bool is_leaf_alone() const {
+    return leaves_.size() == 1 && leaves_.front().path.empty() && leaves_.front().name.empty();
+  }
+
+  [[nodiscard]] bool is_hole(const Value& value) const {
+    return value.identity() == hole_.identity();
+  }
+
+  void put(const Leaf& leaf) {
+    if (leaf.path.empty()) {
+      put_at(Path(1, leaf.name), leaf);
+    } else {
+      put_at(leaf.path, leaf);
+    }
+  }
+
+  void put_at(const Path& path, const Leaf& leaf) {
     if (!root_) root_ = container_for(path, 0, leaf);
     Value at = *root_;
-    for (std::size_t i = 0; i < path.size(); ++i) {
-      Value* slot = slot_of(at, path[i], leaf);
-      const bool last = i + 1 == path.size();
-      if (slot == nullptr || (!last && slot->identity() != hole_.identity() &&
-                              containers_.count(slot->identity()) == 0)) {
-        clash(leaf);
-      }
-      if (last) {
-        if (slot->identity() != hole_.identity()) clash(leaf);
-        assign(at, path[i], leaf.value);
-        return;
-      }
-      Value next = slot->identity() == hole_.identity() ? container_for(path, i + 1, leaf) : *slot;
-      assign(at, path[i], next);
-      at = std::move(next);
-    }
+    for (std::size_t i = 0; i + 1 < path.size(); ++i) at = container_below(at, path, i, leaf);
+    const Value* slot = slot_of(at, path.back(), leaf);
+    if (slot == nullptr || !is_hole(*slot)) clash(leaf);
+    assign(at, path.back(), leaf.value);
+  }
+
+  // Where `path[step]` leads from `container`; made when nothing is there yet.
+  Value container_below(Value& container, const Path& path, std::size_t step, const Leaf& leaf) {
+    const Value* slot = slot_of(container, path[step], leaf);
+    if (slot != nullptr && containers_.contains(slot->identity())) return *slot;
+    if (slot == nullptr || !is_hole(*slot)) clash(leaf);
+    Value made = container_for(path, step + 1, leaf);
+    assign(container, path[step], made);
+    return made;
   }
 
   // Where `part` leads from a container that was made here, the hole when nothing is there yet,
   // null when the container is of the other kind.
-  Value* slot_of(Value& container, const PathPart& part, const Leaf& leaf) {
-    const auto* number = std::get_if<std::int64_t>(&part);
-    if (number == nullptr) {
-      if (!container.is(Kind::dict)) return nullptr;
-      const auto* key = std::get_if<DictKey>(&part);
-      const Value* found = key != nullptr ? container.find_key(key->key)
-                                          : container.find(std::get<std::string>(part));
-      return found == nullptr ? &hole_ : const_cast<Value*>(found);
-    }
-    if (!container.is(Kind::list)) return nullptr;
-    const std::int64_t index = *number;
+  const Value* slot_of(Value& container, const PathPart& part, const Leaf& leaf) {
+    const auto* index = std::get_if<std::int64_t>(&part);
+    if (index == nullptr) return container.is(Kind::dict) ? slot_of_key(container, part) : nullptr;
+    return container.is(Kind::list) ? slot_of_index(container, *index, leaf) : nullptr;
+  }
+
+  const Value* slot_of_key(const Value& dict, const PathPart& part) {
+    const auto* key = std::get_if<DictKey>(&part);
+    const Value* found =
+        key != nullptr ? dict.find_key(key->key) : dict.find(std::get<std::string>(part));
+    return found == nullptr ? &hole_ : found;
+  }
+
+  const Value* slot_of_index(Value& list, std::int64_t index, const Leaf& leaf) {
     // Every index below a list's largest is a leaf too, so an index beyond the leaves leaves a
     // hole.
     if (index < 0 || static_cast<std::uint64_t>(index) >= leaves_.size()) {
@@ -229,7 +262,7 @@ class Unflattener {
                                              std::to_string(leaves_.size()) + " leaves")
           .at_key(printable(leaf.name));
     }
-    auto& items = container.items();
+    auto& items = list.items();
     if (items.size() <= static_cast<std::size_t>(index)) {
       items.resize(static_cast<std::size_t>(index) + 1, hole_);
     }
@@ -248,8 +281,7 @@ class Unflattener {
 
   // The container that has `path[step]`.
   static Value dict_for(const Leaf& leaf, std::size_t step) {
-    const bool known = leaf.containers && step < leaf.containers->size();
-    const Container* like = known ? (*leaf.containers)[step].get() : nullptr;
+    const Container* like = container_at(leaf, step);
     if (like == nullptr) return Value::dict();
     Value made = Value::dict({}, like->kind);
     if (like->state) made.set_container_state(*like->state);
@@ -280,22 +312,34 @@ class Unflattener {
 // By the way to a list: a leaf below it, and the indices that there are.
 using Indices = std::map<std::string, std::pair<std::size_t, std::set<std::int64_t>>>;
 
+// Those in the path of the leaf at `at`.
+void add_indices(const Path& path, std::size_t at, Indices& lists) {
+  std::string way;
+  for (const PathPart& part : path) {
+    if (const auto* index = std::get_if<std::int64_t>(&part)) {
+      lists.try_emplace(way, at, std::set<std::int64_t>()).first->second.second.insert(*index);
+    }
+    way += step_text(part) + '\0';
+  }
+}
+
 Indices indices_of(const std::vector<Leaf>& leaves) {
   Indices lists;
   const auto is_index = [](const PathPart& part) {
     return std::holds_alternative<std::int64_t>(part);
   };
   for (std::size_t i = 0; i < leaves.size(); ++i) {
-    if (std::ranges::none_of(leaves[i].path, is_index)) continue;
-    std::string way;
-    for (const PathPart& part : leaves[i].path) {
-      if (const auto* index = std::get_if<std::int64_t>(&part)) {
-        lists.try_emplace(way, i, std::set<std::int64_t>()).first->second.second.insert(*index);
-      }
-      way += step_text(part) + '\0';
-    }
+    if (std::ranges::any_of(leaves[i].path, is_index)) add_indices(leaves[i].path, i, lists);
   }
   return lists;
+}
+
+// An empty dict at `index` of the list at `path`, which `example` lies below too.
+Leaf empty_dict_at(Path path, std::int64_t index, const Leaf& example) {
+  Leaf leaf{"", std::move(path), Value::dict(), example.containers};
+  leaf.path.emplace_back(index);
+  leaf.name = dotted(leaf.path);
+  return leaf;
 }
 
 }  // namespace
@@ -339,11 +383,8 @@ std::vector<std::string> fill_holes(std::vector<Leaf>& leaves) {
     const Path path(leaves[example].path.begin(), leaves[example].path.begin() + depth);
     for (std::int64_t index = 0; index < *indices.rbegin(); ++index) {
       if (indices.contains(index)) continue;
-      Leaf leaf{"", path, Value::dict(), leaves[example].containers};
-      leaf.path.emplace_back(index);
-      leaf.name = dotted(leaf.path);
-      added.push_back(leaf.name);
-      leaves.push_back(std::move(leaf));
+      leaves.push_back(empty_dict_at(path, index, leaves[example]));
+      added.push_back(leaves.back().name);
     }
   }
   return added;

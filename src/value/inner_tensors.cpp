@@ -65,9 +65,8 @@ std::vector<NamedTensor> all_tensors(const std::vector<Leaf>& leaves) {
     if (known.insert(tensor.identity()).second) tensors.push_back({leaf.name + path, tensor});
   };
   for (const Leaf& leaf : leaves) {
-    const bool tensor = leaf.value.is(Kind::tensor);
-    if (tensor) add(leaf.value, leaf, "");
-    if (tensor && !leaf.value.as_tensor().attributes) continue;
+    if (leaf.value.is(Kind::tensor)) add(leaf.value, leaf, "");
+    if (!holds_others(leaf.value)) continue;
     for (const InnerTensor& inner : inner_tensors(leaf.value)) add(*inner.tensor, leaf, inner.path);
   }
   return tensors;

@@ -27,6 +27,13 @@ Negation negation_of(DType dtype) {
   return holds(kReal, dtype) || holds(kComplex, dtype) ? Negation::sign_bit : Negation::none;
 }
 
+Negation required_negation(DType dtype) {
+  const Negation negation = negation_of(dtype);
+  if (negation != Negation::none) return negation;
+  throw Error(ErrorCode::unsupported,
+              "the negative of elements of type " + std::string(to_string(dtype)));
+}
+
 bool is_complex(DType dtype) {
   return holds(kComplex, dtype);
 }
@@ -66,11 +73,7 @@ void resolve_bits(const Piece& piece, DType dtype, std::byte* elements, std::int
   const bool conj = piece.conj && is_complex(dtype);
   if (!conj && !piece.neg) return;
   const std::size_t size = size_of(dtype);
-  const Negation negation = negation_of(dtype);
-  if (negation == Negation::none) {
-    throw Error(ErrorCode::unsupported,
-                "the negative of elements of type " + std::string(to_string(dtype)));
-  }
+  const Negation negation = required_negation(dtype);
   if (is_complex(dtype)) {
     const std::size_t part = size / 2;
     if (piece.neg) flip_signs(elements, part, size, count);

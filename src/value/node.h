@@ -107,6 +107,8 @@ struct Value::Node::OfDict : Node {
   std::unique_ptr<Extras> extras;
 
  private:
+  template <class Key, class Equal>
+  [[nodiscard]] std::size_t search(const Key& key, const Equal& equal) const;
   template <class Equal>
   [[nodiscard]] std::size_t probe(std::size_t hash, const Equal& equal) const;
   void index(std::size_t position);

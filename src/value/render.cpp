@@ -37,6 +37,11 @@ bool obeyed(std::uint32_t code) {
          });
 }
 
+// The last `digits` hexadecimal digits.
+void append_hex(std::string& out, std::uint32_t code, unsigned digits) {
+  while (digits-- > 0) out += kHex[(code >> (4 * digits)) & 15U];
+}
+
 void append_escape(std::string& out, std::uint32_t code) {
   if (code == '\n') {
     out += "\\n";
@@ -46,14 +51,23 @@ void append_escape(std::string& out, std::uint32_t code) {
     out += "\\r";
   } else if (code < 0x100) {
     out += "\\x";
-    out += kHex[code >> 4U];
-    out += kHex[code & 15U];
+    append_hex(out, code, 2);
   } else {
     out += "\\u";
-    for (int shift = 12; shift >= 0; shift -= 4) {
-      out += kHex[(code >> static_cast<unsigned>(shift)) & 15U];
-    }
+    append_hex(out, code, 4);
   }
+}
+
+// `quote` (0: none) and backslashes get a backslash.
+bool needs_backslash(char first, char quote) {
+  return quote != 0 && (first == quote || first == '\\');
+}
+
+// `text` is one character with this code.
+void append_rune(std::string& out, std::string_view text, std::uint32_t code, char quote) {
+  if (obeyed(code)) return append_escape(out, code);
+  if (needs_backslash(text.front(), quote)) out += '\\';
+  out += text;
 }
 
 // Appends `text` printable, up to `cap` bytes of `out`; `quote` (0: none) and backslashes are
@@ -67,17 +81,17 @@ bool append_printable(std::string& out, std::string_view text, std::size_t cap, 
       text.remove_prefix(1);
       continue;
     }
-    if (obeyed(rune.code)) {
-      append_escape(out, rune.code);
-    } else {
-      if (quote != 0 && rune.length == 1 && (text.front() == quote || text.front() == '\\')) {
-        out += '\\';
-      }
-      out += text.substr(0, rune.length);
-    }
+    append_rune(out, text.substr(0, rune.length), rune.code, quote);
     text.remove_prefix(rune.length);
   }
   return true;
+}
+
+// As Python does: without a point where the number is whole.
+std::string part_of_complex(double number) {
+  std::string text = render_real(number);
+  if (text.ends_with(".0")) text.resize(text.size() - 2);
+  return text;
 }
 
 class Renderer {
@@ -86,13 +100,7 @@ class Renderer {
 
   std::string run(const Value& value) && {
     add(value, 0);
-    if (full()) {
-      // Not in the middle of a UTF-8 sequence.
-      std::size_t end = std::min(cap_, out_.size());
-      while (end > 0 && end < out_.size() && (out_[end] & 0xc0) == 0x80) --end;
-      out_.resize(end);
-      out_ += "...";
-    }
+    if (full()) cut();
     return std::move(out_);
   }
 
@@ -100,6 +108,14 @@ class Renderer {
   static constexpr int kMaxDepth = 64;  // deeper is not readable on one line
 
   [[nodiscard]] bool full() const { return out_.size() > cap_; }
+
+  // Not in the middle of a UTF-8 sequence.
+  void cut() {
+    std::size_t end = std::min(cap_, out_.size());
+    while (end > 0 && end < out_.size() && (out_[end] & 0xc0) == 0x80) --end;
+    out_.resize(end);
+    out_ += "...";
+  }
 
   void add(const Value& value, int depth) {
     if (full()) return;
@@ -178,58 +194,59 @@ class Renderer {
     }
   }
 
-  // As Python does: whole parts without a point, 1j without a real part that is +0.
+  // As Python does: 1j without a real part that is +0.
   void add_complex(std::complex<double> value) {
-    const auto part = [](double number) {
-      std::string text = render_real(number);
-      if (text.ends_with(".0")) text.resize(text.size() - 2);
-      return text;
-    };
-    const std::string imaginary = part(value.imag()) + "j";
+    const std::string imaginary = part_of_complex(value.imag()) + "j";
     if (value.real() == 0 && !std::signbit(value.real())) {
       out_ += imaginary;
       return;
     }
-    out_ += '(' + part(value.real()) + (imaginary.starts_with('-') ? "" : "+") + imaginary + ')';
+    out_ += '(' + part_of_complex(value.real()) + (imaginary.starts_with('-') ? "" : "+") +
+            imaginary + ')';
   }
 
   void add_bytes(const std::vector<std::byte>& bytes) {
     out_ += "b'";
     for (const std::byte byte : bytes) {
       if (full()) return;
-      const auto code = std::to_integer<std::uint32_t>(byte);
-      if (code == '\'' || code == '\\') out_ += '\\';
-      if (code < 0x20 || code >= 0x7f) {
-        append_escape(out_, code);
-      } else {
-        out_ += static_cast<char>(code);
-      }
+      add_byte(std::to_integer<std::uint32_t>(byte));
     }
     out_ += '\'';
   }
 
-  void add_items(std::string_view open, const Value::List& items, std::string_view close,
-                 int depth) {
+  void add_byte(std::uint32_t code) {
+    if (code == '\'' || code == '\\') out_ += '\\';
+    if (code < 0x20 || code >= 0x7f) {
+      append_escape(out_, code);
+    } else {
+      out_ += static_cast<char>(code);
+    }
+  }
+
+  // Between `open` and `close` what `add_one` makes of each, with commas.
+  template <typename Items, typename AddOne>
+  void add_each(std::string_view open, const Items& items, std::string_view close, AddOne add_one) {
     out_ += open;
-    for (const Value& item : items) {
+    for (const auto& item : items) {
       if (full()) return;
       if (&item != &items.front()) out_ += ", ";
-      add(item, depth + 1);
+      add_one(item);
     }
     out_ += close;
   }
 
+  void add_items(std::string_view open, const Value::List& items, std::string_view close,
+                 int depth) {
+    add_each(open, items, close, [this, depth](const Value& item) { add(item, depth + 1); });
+  }
+
   void add_pairs(std::string_view open, const std::vector<Value::Pair>& pairs,
                  std::string_view close, int depth) {
-    out_ += open;
-    for (const auto& pair : pairs) {
-      if (full()) return;
-      if (&pair != &pairs.front()) out_ += ", ";
+    add_each(open, pairs, close, [this, depth](const Value::Pair& pair) {
       add(pair.first, depth + 1);
       out_ += ": ";
       add(pair.second, depth + 1);
-    }
-    out_ += close;
+    });
   }
 
   void add_tensor(const Tensor& tensor) {
@@ -256,6 +273,22 @@ class Renderer {
   std::size_t cap_;
   std::string out_;
 };
+
+// Python changes to an exponent below 1e-4 and from 1e16 on.
+bool has_no_exponent(double value) {
+  const double size = std::fabs(value);
+  return size == 0 || (size >= 1e-4 && size < 1e16);
+}
+
+std::string render_finite(double value) {
+  std::array<char, 40> buffer{};
+  const bool plain = has_no_exponent(value);
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value,
+                                 plain ? std::chars_format::fixed : std::chars_format::scientific);
+  std::string text(buffer.data(), end.ptr);
+  if (plain && text.find('.') == std::string::npos) text += ".0";
+  return text;
+}
 
 }  // namespace
 
@@ -287,15 +320,7 @@ std::string render(const Value& value, std::size_t cap) {
 std::string render_real(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
-  std::array<char, 40> buffer{};
-  // Python changes to an exponent below 1e-4 and from 1e16 on.
-  const double size = std::fabs(value);
-  const bool plain = size == 0 || (size >= 1e-4 && size < 1e16);
-  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value,
-                                 plain ? std::chars_format::fixed : std::chars_format::scientific);
-  std::string text(buffer.data(), end.ptr);
-  if (plain && text.find('.') == std::string::npos) text += ".0";
-  return text;
+  return render_finite(value);
 }
 
 std::string key_text(const Value& key) {

@@ -15,17 +15,19 @@ std::optional<Shape> shape_of(const Value::List& items) {
   return shape;
 }
 
-}  // namespace
-
-std::optional<Shape> size_from(const Value& value) {
-  if (value.is(Kind::tuple) || value.is(Kind::list)) return shape_of(value.items());
-  if (!value.is(Kind::object)) return std::nullopt;
-  const Object& object = value.as_object();
+std::optional<Shape> shape_of(const Object& object) {
   if (object.name() != "torch.Size" || !object.arguments.is(Kind::tuple)) return std::nullopt;
   const Value::List& given = object.arguments.items();
   if (given.empty()) return Shape();
   if (given.size() != 1 || given[0].is(Kind::object)) return std::nullopt;
   return size_from(given[0]);
+}
+
+}  // namespace
+
+std::optional<Shape> size_from(const Value& value) {
+  if (value.is(Kind::tuple) || value.is(Kind::list)) return shape_of(value.items());
+  return value.is(Kind::object) ? shape_of(value.as_object()) : std::nullopt;
 }
 
 Value size_object(const Shape& shape) {

@@ -34,6 +34,12 @@ Tensor tensor_of(const ConstTensorView& view, std::shared_ptr<Storage> storage) 
   return tensor;
 }
 
+void require_sizes(const Shape& shape) {
+  for (const std::int64_t size : shape) {
+    if (size < 0) throw Error(ErrorCode::invalid_argument, "negative size in " + to_string(shape));
+  }
+}
+
 }  // namespace
 
 ConstTensorView::ConstTensorView(const void* data, DType dtype, Shape shape, Shape strides)
@@ -41,9 +47,7 @@ ConstTensorView::ConstTensorView(const void* data, DType dtype, Shape shape, Sha
       dtype_(dtype),
       shape_(std::move(shape)),
       strides_(std::move(strides)) {
-  for (const std::int64_t size : shape_) {
-    if (size < 0) throw Error(ErrorCode::invalid_argument, "negative size in " + to_string(shape_));
-  }
+  require_sizes(shape_);
   if (strides_.empty()) strides_ = contiguous_strides(shape_);
   if (bytes_of(dtype_, shape_, strides_) > 0 && data_ == nullptr)
     throw Error(ErrorCode::invalid_argument,
