@@ -23,13 +23,27 @@ bool is_safetensors(const dcp::Entry& entry, const dcp::Chunk& chunk) {
          chunk.item.length == byte_size(entry.dtype, chunk.box.sizes);
 }
 
+bool is_zstd(const std::string& transform) {
+  const std::string prefix = std::string(kZstd) + "1";
+  return transform == prefix || transform.starts_with(prefix + ".");
+}
+
+// `found`: what the data file's own header says of the chunk.
+[[noreturn]] void refuse_chunk(const std::string& found, const dcp::Entry& entry,
+                               const dcp::Chunk& chunk, const ByteSource& source) {
+  throw Error(ErrorCode::corrupt, "the data file has " + found + ", .metadata says " +
+                                      std::string(to_string(entry.dtype)) + " " +
+                                      to_string(chunk.box.sizes) + " at " +
+                                      to_string(chunk.box.offsets))
+      .at_path(source.name());
+}
+
 }  // namespace
 
 Encoding encoding_of(const dcp::Item& item) {
   if (item.transforms.empty()) return Encoding::torch_item;
   const std::string& name = item.transforms.front();
-  const std::string prefix = std::string(kZstd) + "1";
-  const bool zstd = name == prefix || name.starts_with(prefix + ".");
+  const bool zstd = is_zstd(name);
   if (zstd && item.transforms.size() == 1) return Encoding::torch_item_zstd;
   throw Error(ErrorCode::unsupported, "the item went through the stream extension '" +
                                           printable(zstd ? item.transforms.at(1) : name) + "'")
@@ -41,27 +55,32 @@ DataFiles::DataFiles(std::shared_ptr<Store> store)
   for (ObjectInfo& object : store_->list()) files_[object.name].size = object.size;
 }
 
-DataFiles::File& DataFiles::file(const dcp::Item& item, const std::string& key, bool apart) {
-  const auto refuse = [&](ErrorCode code, const std::string& what) {
-    throw Error(code, what)
-        .at_path(store_->name() + "/" + item.path)
-        .at_key(key)
-        .at_offset(item.offset);
-  };
-  const auto found = files_.find(item.path);
-  if (found == files_.end()) {
-    try {
-      (void)store_->open(item.path);  // says so when something else has the name
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::not_found) throw;
-    }
-    refuse(ErrorCode::incomplete, "a data file that .metadata names is missing");
+void DataFiles::refuse_item(const std::string& what, const dcp::Item& item,
+                            const std::string& key) const {
+  throw Error(ErrorCode::incomplete, what)
+      .at_path(store_->name() + "/" + item.path)
+      .at_key(key)
+      .at_offset(item.offset);
+}
+
+void DataFiles::refuse_missing(const dcp::Item& item, const std::string& key) const {
+  try {
+    (void)store_->open(item.path);  // says so when something else has the name
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
   }
+  refuse_item("a data file that .metadata names is missing", item, key);
+}
+
+DataFiles::File& DataFiles::file(const dcp::Item& item, const std::string& key, bool apart) {
+  const auto found = files_.find(item.path);
+  if (found == files_.end()) refuse_missing(item, key);
   File& file = found->second;
   const std::uint64_t end = checked_add(item.offset, item.length);
   if (end > file.size) {
-    refuse(ErrorCode::incomplete, "the data file has " + std::to_string(file.size) +
-                                      " bytes, an item reaches to " + std::to_string(end));
+    refuse_item("the data file has " + std::to_string(file.size) + " bytes, an item reaches to " +
+                    std::to_string(end),
+                item, key);
   }
   file.end = std::max(file.end, end);
   if (apart) file.extents.push_back({item.offset, end, &key});
@@ -78,8 +97,7 @@ void DataFiles::pass_over(const dcp::Item& item) {
 
 void DataFiles::require_apart() {
   for (auto& [path, file] : files_) {
-    std::sort(file.extents.begin(), file.extents.end(),
-              [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+    std::ranges::sort(file.extents, {}, &Extent::begin);
     for (std::size_t i = 1; i < file.extents.size(); ++i) {
       const Extent& before = file.extents[i - 1];
       const Extent& extent = file.extents[i];
@@ -104,6 +122,21 @@ const DataFiles::Body& DataFiles::body(const dcp::Item& item,
   return found->second;
 }
 
+const safetensors::Entry& DataFiles::entry_of(const Body& body, const dcp::Entry& entry,
+                                              const dcp::Chunk& chunk, const ByteSource& source) {
+  const auto found = std::ranges::find(body.header.entries, entry.name, &safetensors::Entry::name);
+  if (found == body.header.entries.end()) refuse_chunk("no such tensor", entry, chunk, source);
+  if (found->dtype != entry.dtype || found->shape != chunk.box.sizes) {
+    refuse_chunk(std::string(to_string(found->dtype)) + " " + to_string(found->shape), entry, chunk,
+                 source);
+  }
+  const auto at = body.offsets.find(entry.name);
+  if (at != body.offsets.end() && at->second != chunk.box.offsets) {
+    refuse_chunk("a tensor that was saved from " + to_string(at->second), entry, chunk, source);
+  }
+  return *found;
+}
+
 std::shared_ptr<Storage> DataFiles::chunk(const dcp::Entry& entry, const dcp::Chunk& chunk) {
   const bool plain = is_safetensors(entry, chunk);
   File& holder = file(chunk.item, entry.name, !plain);
@@ -115,29 +148,11 @@ std::shared_ptr<Storage> DataFiles::chunk(const dcp::Entry& entry, const dcp::Ch
   storage->encoding = encoding_of(chunk.item);
   storage->dtype = entry.dtype;
   if (!plain) return storage;
-  const auto refuse = [&](const std::string& what) {
-    throw Error(ErrorCode::corrupt, "the data file has " + what + ", .metadata says " +
-                                        std::string(to_string(entry.dtype)) + " " +
-                                        to_string(chunk.box.sizes) + " at " +
-                                        to_string(chunk.box.offsets))
-        .at_path(source->name());
-  };
   const Body& inside = body(chunk.item, source);
-  const auto& entries = inside.header.entries;
-  const auto found = std::find_if(entries.begin(), entries.end(), [&](const auto& candidate) {
-    return candidate.name == entry.name;
-  });
-  if (found == entries.end()) refuse("no such tensor");
-  if (found->dtype != entry.dtype || found->shape != chunk.box.sizes) {
-    refuse(std::string(to_string(found->dtype)) + " " + to_string(found->shape));
-  }
-  const auto at = inside.offsets.find(entry.name);
-  if (at != inside.offsets.end() && at->second != chunk.box.offsets) {
-    refuse("a tensor that was saved from " + to_string(at->second));
-  }
+  const safetensors::Entry& found = entry_of(inside, entry, chunk, *source);
   holder.end = source->size();
   storage->encoding = Encoding::raw;
-  storage->offset += inside.header.data_offset + found->begin;
+  storage->offset += inside.header.data_offset + found.begin;
   return storage;
 }
 

@@ -61,6 +61,13 @@ class DataFiles {
   // `apart`: nothing else lies on the item's bytes.
   File& file(const dcp::Item& item, const std::string& key, bool apart);
   const Body& body(const dcp::Item& item, const std::shared_ptr<const ByteSource>& source);
+  // What a body has of the chunk, which `.metadata` must say too.
+  static const safetensors::Entry& entry_of(const Body& body, const dcp::Entry& entry,
+                                            const dcp::Chunk& chunk, const ByteSource& source);
+  [[noreturn]] void refuse_item(const std::string& what, const dcp::Item& item,
+                                const std::string& key) const;
+  // Of an item whose file the store does not list.
+  [[noreturn]] void refuse_missing(const dcp::Item& item, const std::string& key) const;
 
   std::shared_ptr<Store> store_;
   std::shared_ptr<OpenFiles> open_;

@@ -25,26 +25,32 @@ void judge_other(const Store& store, const std::string& name, const dcp::Metadat
     warnings.push_back(std::string("ignored: ") + error.what());
     return;
   }
-  for (const std::string& file : named_files(metadata)) {
-    if (!is_attempt_name(file) || !other.files.contains(file)) continue;
+  const std::set<std::string> named = named_files(metadata);
+  const auto shared = std::ranges::find_if(named, [&other](const std::string& file) {
+    return is_attempt_name(file) && other.files.contains(file);
+  });
+  if (shared != named.end()) {
     throw Error(
         ErrorCode::corrupt,
         fmt::format("the side file {} and .metadata both name {}, but are of different saves", name,
-                    file))
+                    *shared))
         .at_path(store.name() + "/" + std::string(kDcpMetadata));
   }
   warnings.push_back("the side file " + name + " belongs to another save and is ignored");
 }
 
+bool is_plain(unsigned char c) {
+  return c == '-' || (c < 0x80 && std::isalnum(c) != 0);
+}
+
+bool fits_file_name(const std::string& id) {
+  return !id.empty() && id.size() <= kLongestSaveId && std::ranges::all_of(id, is_plain);
+}
+
 }  // namespace
 
 std::string save_id_of(const Store& store, const dcp::Metadata& metadata) {
-  const std::string& id = metadata.save_id;
-  const bool plain = !id.empty() && id.size() <= kLongestSaveId &&
-                     std::all_of(id.begin(), id.end(), [](unsigned char c) {
-                       return c == '-' || (c < 0x80 && std::isalnum(c) != 0);
-                     });
-  if (plain) return id;
+  if (fits_file_name(metadata.save_id)) return metadata.save_id;
   return digest_text(digest64(read_all(*store.open(kDcpMetadata), kMetadataLimit)));
 }
 
@@ -53,9 +59,7 @@ std::shared_ptr<Store> guard_dcp(std::shared_ptr<Store> store, const dcp::Metada
   const std::vector<ObjectInfo> objects = store->list();
   const std::string id = save_id_of(*store, metadata);
   const std::string wanted = side_file_name(id);
-  bool found = false;
-  for (const ObjectInfo& object : objects) found = found || object.name == wanted;
-  if (!found) {
+  if (std::ranges::find(objects, wanted, &ObjectInfo::name) == objects.end()) {
     for (const ObjectInfo& object : objects) {
       if (is_side_file_name(object.name)) judge_other(*store, object.name, metadata, warnings);
     }

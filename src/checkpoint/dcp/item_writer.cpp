@@ -9,6 +9,23 @@
 #include "tessera/error.h"
 
 namespace tessera {
+namespace {
+
+void require_here(const Storage& storage) {
+  if (storage.data == nullptr && !storage.source && storage.size > 0)
+    throw Error(ErrorCode::invalid_argument, "a tensor whose bytes are not here");
+}
+
+// The bytes from number `first` on.
+void read_storage(const Storage& storage, std::uint64_t first, MutableByteView bytes) {
+  if (storage.data != nullptr) {
+    std::memcpy(bytes.data(), storage.data + first, bytes.size());
+  } else {
+    storage.source->read_at(storage.offset + first, bytes);
+  }
+}
+
+}  // namespace
 
 std::uint32_t write_elements(ByteSink& sink, std::uint64_t at, std::int64_t count,
                              std::size_t element, const ElementSource& elements,
@@ -27,18 +44,12 @@ std::uint32_t write_elements(ByteSink& sink, std::uint64_t at, std::int64_t coun
 std::uint32_t write_storage(ByteSink& sink, std::uint64_t at, const Storage& storage,
                             MutableByteView scratch,
                             const std::function<void(std::size_t)>& progress) {
-  if (storage.data == nullptr && !storage.source && storage.size > 0)
-    throw Error(ErrorCode::invalid_argument, "a tensor whose bytes are not here");
+  require_here(storage);
   const std::uint32_t crc = write_elements(
       sink, at, static_cast<std::int64_t>(storage.size), 1,
       [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
-        const auto first = static_cast<std::uint64_t>(begin);
         const MutableByteView bytes = buffer.first(static_cast<std::size_t>(count));
-        if (storage.data != nullptr) {
-          std::memcpy(bytes.data(), storage.data + first, bytes.size());
-        } else {
-          storage.source->read_at(storage.offset + first, bytes);
-        }
+        read_storage(storage, static_cast<std::uint64_t>(begin), bytes);
         if (progress) progress(bytes.size());
         return ByteView(bytes);
       },

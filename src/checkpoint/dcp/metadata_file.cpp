@@ -16,6 +16,10 @@ dcp::Metadata read_dcp_metadata(const Store& store, std::string_view name) {
   }
 }
 
+bool is_rank_metadata(std::string_view name) {
+  return name.starts_with("__") && name.ends_with(kDcpMetadata);
+}
+
 std::set<std::string> named_files(const dcp::Metadata& metadata) {
   std::set<std::string> named;
   for (const dcp::Entry& entry : metadata.entries) {

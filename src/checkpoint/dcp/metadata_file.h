@@ -19,6 +19,9 @@ inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
 [[nodiscard]] dcp::Metadata read_dcp_metadata(const Store& store,
                                               std::string_view name = kDcpMetadata);
 
+// `__{rank}.metadata`.
+[[nodiscard]] bool is_rank_metadata(std::string_view name);
+
 // The data files that a `.metadata` names.
 [[nodiscard]] std::set<std::string> named_files(const dcp::Metadata& metadata);
 // `__{rank}_{n}_{attempt}.distcp`, a name that one save only uses: torch's names lack the attempt.

@@ -11,15 +11,24 @@ using Json = nlohmann::json;
 
 constexpr int kMaxDepth = 3;  // the object, a tensor's object, its offsets
 
-Shape shape_of(const Json& json, const std::string& name) {
+std::int64_t offset_of(const Json& number, const std::string& name) {
+  const bool fits = number.is_number_unsigned() && number.get<std::uint64_t>() <= INT64_MAX;
+  if (!fits) throw Error(ErrorCode::corrupt, "a saved offset is " + number.dump()).at_key(name);
+  return number.get<std::int64_t>();
+}
+
+Shape offsets_of(const Json& json, const std::string& name) {
   if (!json.is_array()) throw Error(ErrorCode::corrupt, "saved_offsets are no list").at_key(name);
-  Shape shape;
-  for (const Json& number : json) {
-    const bool fits = number.is_number_unsigned() && number.get<std::uint64_t>() <= INT64_MAX;
-    if (!fits) throw Error(ErrorCode::corrupt, "a saved offset is " + number.dump()).at_key(name);
-    shape.push_back(number.get<std::int64_t>());
-  }
-  return shape;
+  Shape offsets;
+  for (const Json& number : json) offsets.push_back(offset_of(number, name));
+  return offsets;
+}
+
+Json parsed(const std::string& text) {
+  return Json::parse(text, [](int depth, Json::parse_event_t, Json&) {
+    if (depth <= kMaxDepth) return true;
+    throw Error(ErrorCode::corrupt, std::string(kShardingKey) + " is nested too deep");
+  });
 }
 
 }  // namespace
@@ -28,15 +37,10 @@ std::map<std::string, Shape> sharding_offsets(const std::map<std::string, std::s
   std::map<std::string, Shape> offsets;
   const auto entry = metadata.find(kShardingKey);
   if (entry == metadata.end()) return offsets;
-  const auto shallow = [](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxDepth)
-      throw Error(ErrorCode::corrupt, std::string(kShardingKey) + " is nested too deep");
-    return true;
-  };
   try {
-    const Json json = Json::parse(entry->second, shallow);
+    const Json json = parsed(entry->second);
     for (const auto& [name, info] : json.items()) {
-      offsets[name] = shape_of(info.at("saved_offsets"), name);
+      offsets[name] = offsets_of(info.at("saved_offsets"), name);
     }
   } catch (const Json::exception& error) {
     throw Error(ErrorCode::corrupt, std::string(kShardingKey) + ": " + error.what());

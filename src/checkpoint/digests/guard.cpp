@@ -44,6 +44,27 @@ class GuardedStore final : public Store {
   DigestsByName digests_;
 };
 
+std::map<std::string_view, std::uint64_t> size_by_name(const std::vector<ObjectInfo>& objects) {
+  std::map<std::string_view, std::uint64_t> sizes;
+  for (const ObjectInfo& object : objects) sizes.emplace(object.name, object.size);
+  return sizes;
+}
+
+// Throws unless the files that have digests are there and of the size that was recorded.
+void require_sizes(const DigestsByName& digests, const std::vector<ObjectInfo>& objects,
+                   const Store& store) {
+  const auto sizes = size_by_name(objects);
+  for (const auto& [name, file] : digests) {
+    const auto found = sizes.find(name);
+    const std::uint64_t size = found == sizes.end() ? 0 : found->second;
+    if (found != sizes.end() && size == file.size) continue;
+    throw Error(size < file.size ? ErrorCode::incomplete : ErrorCode::corrupt,
+                "the file has " + std::to_string(size) + " bytes, its digests were made of " +
+                    std::to_string(file.size))
+        .at_path(store.name() + "/" + name);
+  }
+}
+
 }  // namespace
 
 SideFile read_side_file(const Store& store, std::string_view name) {
@@ -59,17 +80,7 @@ SideFile read_side_file(const Store& store, std::string_view name) {
 std::shared_ptr<Store> guarded_store(std::shared_ptr<Store> store,
                                      const std::vector<ObjectInfo>& objects,
                                      DigestsByName digests) {
-  std::map<std::string_view, std::uint64_t> sizes;
-  for (const ObjectInfo& object : objects) sizes.emplace(object.name, object.size);
-  for (const auto& [name, file] : digests) {
-    const auto found = sizes.find(name);
-    const std::uint64_t size = found == sizes.end() ? 0 : found->second;
-    if (found != sizes.end() && size == file.size) continue;
-    throw Error(size < file.size ? ErrorCode::incomplete : ErrorCode::corrupt,
-                "the file has " + std::to_string(size) + " bytes, its digests were made of " +
-                    std::to_string(file.size))
-        .at_path(store->name() + "/" + name);
-  }
+  require_sizes(digests, objects, *store);
   return std::make_shared<GuardedStore>(std::move(store), std::move(digests));
 }
 

@@ -21,6 +21,20 @@ std::string_view text_of(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+// `head`: all bytes before the data section, `digests`: our entry in them.
+void require_own_checksum(std::string_view head, std::string_view digests,
+                          const ByteSource& source) {
+  const std::size_t at = head.find(kBefore);
+  if (at != std::string_view::npos && digests.size() >= kDigestDigits &&
+      has_checksum(head, at + kBefore.size())) {
+    return;
+  }
+  throw Error(ErrorCode::corrupt,
+              "the header differs from its own checksum: it was changed, or another program copied "
+              "our entry tessera.digests into it")
+      .at_path(source.name());
+}
+
 }  // namespace
 
 bool is_digest_key(std::string_view key) noexcept {
@@ -56,15 +70,7 @@ std::shared_ptr<const ByteSource> guard_safetensors(std::shared_ptr<const ByteSo
   }
   const std::string& value = entry->second;
   const auto head = read_all(*slice_source(source, 0, header.data_offset), header.data_offset);
-  const std::size_t at = text_of(head).find(kBefore);
-  if (at == std::string_view::npos || value.size() < kDigestDigits ||
-      !has_checksum(text_of(head), at + kBefore.size())) {
-    throw Error(
-        ErrorCode::corrupt,
-        "the header differs from its own checksum: it was changed, or another program copied "
-        "our entry tessera.digests into it")
-        .at_path(source->name());
-  }
+  require_own_checksum(text_of(head), value, *source);
   // One whose directory's side file has its digests is not checked twice.
   if (source->checked()) return source;
   Digests digests = digests_of_text(std::string_view(value).substr(kDigestDigits));

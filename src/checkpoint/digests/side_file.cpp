@@ -21,7 +21,7 @@ ByteView bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-SideFile from_json(const Json& json) {
+void require_known(const Json& json) {
   if (json.at("version").get<int>() != kVersion) {
     throw Error(ErrorCode::unsupported,
                 "the side file has version " + json.at("version").dump() + ", known is 1");
@@ -30,20 +30,28 @@ SideFile from_json(const Json& json) {
     throw Error(ErrorCode::unsupported,
                 "the side file has blocks of " + json.at("block").dump() + " bytes");
   }
+}
+
+FileDigests digests_of_row(const Json& row, const std::string& name) {
+  FileDigests file;
+  file.size = row.at(0).get<std::uint64_t>();
+  file.blocks = digests_of_text(row.at(1).get_ref<const std::string&>());
+  if (digest_blocks(file.size) != file.blocks.size()) {
+    throw Error(ErrorCode::corrupt, "the side file has " + std::to_string(file.blocks.size()) +
+                                        " digests for a file of " + std::to_string(file.size) +
+                                        " bytes")
+        .at_key(name);
+  }
+  return file;
+}
+
+SideFile from_json(const Json& json) {
+  require_known(json);
   SideFile side_file;
   side_file.save_id = json.at("save_id").get<std::string>();
   side_file.producer = json.at("producer").get<std::string>();
   for (const auto& [name, row] : json.at("files").items()) {
-    FileDigests file;
-    file.size = row.at(0).get<std::uint64_t>();
-    file.blocks = digests_of_text(row.at(1).get_ref<const std::string&>());
-    if (digest_blocks(file.size) != file.blocks.size()) {
-      throw Error(ErrorCode::corrupt, "the side file has " + std::to_string(file.blocks.size()) +
-                                          " digests for a file of " + std::to_string(file.size) +
-                                          " bytes")
-          .at_key(name);
-    }
-    side_file.files.emplace(name, std::move(file));
+    side_file.files.emplace(name, digests_of_row(row, name));
   }
   if (json.contains("tree")) side_file.types = json.at("tree").dump(-1, ' ', true);
   return side_file;
