@@ -1,7 +1,9 @@
 #include "checkpoint/tree/tree.h"
 
+#include <algorithm>
 #include <map>
 #include <string_view>
+#include <vector>
 
 #include "tessera/error.h"
 #include "value/copy.h"
@@ -9,15 +11,19 @@
 namespace tessera {
 namespace {
 
+std::map<std::string_view, const void*> nodes_by_name(const std::vector<Leaf>& leaves) {
+  std::map<std::string_view, const void*> nodes;
+  for (const Leaf& leaf : leaves) nodes.emplace(leaf.name, leaf.value.identity());
+  return nodes;
+}
+
 // Whether nobody has taken away or replaced a leaf since the checkpoint was opened.
 bool has_all_leaves(const Checkpoint& checkpoint) {
-  std::map<std::string_view, const void*> nodes;
-  for (const Leaf& leaf : checkpoint.leaves) nodes.emplace(leaf.name, leaf.value.identity());
-  for (const Leaf& leaf : leaves_of(*checkpoint.root)) {
+  const auto nodes = nodes_by_name(checkpoint.leaves);
+  return std::ranges::all_of(leaves_of(*checkpoint.root), [&nodes](const Leaf& leaf) {
     const auto found = nodes.find(leaf.name);
-    if (found == nodes.end() || found->second != leaf.value.identity()) return false;
-  }
-  return true;
+    return found != nodes.end() && found->second == leaf.value.identity();
+  });
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
 #include "checkpoint/tree/value_json.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/checked.h"
+#include "base/one_of.h"
 #include "format/torch/torch_file.h"
 #include "tessera/error.h"
 #include "value/copy.h"
@@ -27,17 +30,18 @@ std::string to_hex(const std::vector<std::byte>& bytes) {
   return text;
 }
 
+unsigned digit_of(char c) {
+  if (c >= '0' && c <= '9') return static_cast<unsigned>(c - '0');
+  if (c >= 'a' && c <= 'f') return static_cast<unsigned>(c - 'a') + 10;
+  throw Error(ErrorCode::corrupt, "not a hexadecimal digit in a tagged value");
+}
+
 std::vector<std::byte> from_hex(const std::string& text) {
-  const auto digit = [](char c) -> unsigned {
-    if (c >= '0' && c <= '9') return static_cast<unsigned>(c - '0');
-    if (c >= 'a' && c <= 'f') return static_cast<unsigned>(c - 'a') + 10;
-    throw Error(ErrorCode::corrupt, "not a hexadecimal digit in a tagged value");
-  };
   if (text.size() % 2 != 0) throw Error(ErrorCode::corrupt, "half a byte in a tagged value");
   std::vector<std::byte> bytes;
   bytes.reserve(text.size() / 2);
   for (std::size_t i = 0; i < text.size(); i += 2) {
-    bytes.push_back(static_cast<std::byte>(digit(text[i]) << 4 | digit(text[i + 1])));
+    bytes.push_back(static_cast<std::byte>(digit_of(text[i]) << 4 | digit_of(text[i + 1])));
   }
   return bytes;
 }
@@ -74,6 +78,8 @@ class Encoder {
 
   Json encode(const Value& value) const {
     if (std::optional<Json> scalar = json_scalar(value)) return std::move(*scalar);
+    if (const std::string* name = name_of(value)) return tag("tensor", *name);
+    if (is_plain_dict(value)) return encode_dict(value);
     switch (value.kind()) {
       case Value::Kind::list:
         return encode_items(value.items());
@@ -84,24 +90,30 @@ class Encoder {
       case Value::Kind::bytes:
         require_short(value.as_bytes().size());
         return tag("bytes", to_hex(value.as_bytes()));
-      case Value::Kind::tensor:
-        if (const auto name = names_.find(value.identity()); name != names_.end())
-          return tag("tensor", name->second);
-        break;
-      case Value::Kind::dict:
-        if (value.dict_kind() == DictKind::dict && value.container_state() == nullptr)
-          return encode_dict(value);
-        break;
       default:
-        break;
+        return encode_archive(value);
     }
-    // Whatever JSON has no word for: an archive of torch.save.
+  }
+
+ private:
+  static bool is_plain_dict(const Value& value) {
+    return value.is(Value::Kind::dict) && value.dict_kind() == DictKind::dict &&
+           value.container_state() == nullptr;
+  }
+
+  // Of a tensor that lies beside the JSON; null: any other value.
+  [[nodiscard]] const std::string* name_of(const Value& value) const {
+    const auto name = names_.find(value.identity());
+    return name == names_.end() ? nullptr : &name->second;
+  }
+
+  // Whatever JSON has no word for: an archive of torch.save.
+  [[nodiscard]] Json encode_archive(const Value& value) const {
     const Value rest = without_tensors(value);
     require_short(bytes_inside(rest));
     return tag("torch", to_hex(torch_file::write(rest, "archive")));
   }
 
- private:
   // JSON has finite numbers, and one kind of NaN is not another.
   static Json encode_special_real(const Value& value) {
     const double real = value.as_real();
@@ -125,11 +137,10 @@ class Encoder {
   [[nodiscard]] Value without_tensors(const Value& value) const {
     if (names_.empty()) return value;
     return copy_tree(value, [this](const Value& node) -> std::optional<Value> {
-      if (!node.is(Value::Kind::tensor)) return std::nullopt;
-      const auto name = names_.find(node.identity());
-      if (name == names_.end()) return std::nullopt;
-      return Value::object({.callable = Value::global(kModule, kTensor),
-                            .arguments = Value::tuple({Value(name->second)})});
+      const std::string* name = name_of(node);
+      if (name == nullptr) return std::nullopt;
+      return Value::object(
+          {.callable = Value::global(kModule, kTensor), .arguments = Value::tuple({Value(*name)})});
     });
   }
 
@@ -140,18 +151,52 @@ class Encoder {
   throw Error(ErrorCode::corrupt, "the content of tag '" + name + "' is malformed");
 }
 
+void require_list(const Json& content, const std::string& name) {
+  if (!content.is_array()) malformed(name);
+}
+
 // What Python takes as a key.
 bool is_key(const Value& value) {
-  switch (value.kind()) {
-    case Value::Kind::list:
-    case Value::Kind::dict:
-    case Value::Kind::set:
-    case Value::Kind::bytearray:
-    case Value::Kind::tensor:
-      return false;
+  using Kind = Value::Kind;
+  return !is_one_of(value.kind(), Kind::list, Kind::dict, Kind::set, Kind::bytearray, Kind::tensor);
+}
+
+// Whether this stands for a tensor beside the archive.
+bool is_reference(const Object& object) {
+  return object.name() == std::string(kModule) + "." + kTensor && object.arguments.size() == 1 &&
+         object.arguments.items()[0].is(Value::Kind::string);
+}
+
+// What json_scalar has made, and other numbers that somebody wrote.
+Value decode_scalar(const Json& json) {
+  switch (json.type()) {
+    case Json::value_t::null:
+      return {};
+    case Json::value_t::boolean:
+      return {json.get<bool>()};
+    case Json::value_t::number_integer:
+      return {json.get<std::int64_t>()};
+    case Json::value_t::number_unsigned:
+      return {narrow<std::int64_t>(json.get<std::uint64_t>())};
+    case Json::value_t::number_float:
+      return {json.get<double>()};
+    case Json::value_t::string:
+      return {json.get<std::string>()};
     default:
-      return true;
+      throw Error(ErrorCode::corrupt, "unknown JSON in a tagged value");
   }
+}
+
+Value decode_bytes(const Json& hex) {
+  return Value::bytes(from_hex(hex.get<std::string>()));
+}
+
+Value decode_float(const Json& word) {
+  const std::string text = word.get<std::string>();
+  if (text == "nan") return {std::nan("")};
+  if (text == "inf") return {HUGE_VAL};
+  if (text != "-inf") malformed("float");
+  return {-HUGE_VAL};
 }
 
 // An archive that is damaged, cut short or no archive at all is damage of the entry. One of a kind
@@ -160,7 +205,7 @@ Value read_archive(const std::string& hex) {
   try {
     return torch_file::read(memory_source(from_hex(hex), "a tagged value"));
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::incomplete && error.code() != ErrorCode::mismatch) throw;
+    if (!is_one_of(error.code(), ErrorCode::incomplete, ErrorCode::mismatch)) throw;
     throw Error(ErrorCode::corrupt, "the archive in tag 'torch' is damaged: " + error.message());
   }
 }
@@ -170,26 +215,8 @@ class Decoder {
   explicit Decoder(const TensorsByName& tensors) : tensors_(tensors) {}
 
   Value decode(const Json& json) const {
-    switch (json.type()) {
-      case Json::value_t::null:
-        return {};
-      case Json::value_t::boolean:
-        return {json.get<bool>()};
-      case Json::value_t::number_integer:
-        return {json.get<std::int64_t>()};
-      case Json::value_t::number_unsigned:
-        return {narrow<std::int64_t>(json.get<std::uint64_t>())};
-      case Json::value_t::number_float:
-        return {json.get<double>()};
-      case Json::value_t::string:
-        return {json.get<std::string>()};
-      case Json::value_t::array:
-        return Value::list(decode_items(json));
-      case Json::value_t::object:
-        return decode_tagged(json);
-      default:
-        throw Error(ErrorCode::corrupt, "unknown JSON in a tagged value");
-    }
+    if (json.is_array()) return Value::list(decode_items(json));
+    return json.is_object() ? decode_tagged(json) : decode_scalar(json);
   }
 
  private:
@@ -199,57 +226,62 @@ class Decoder {
     return items;
   }
 
-  static Value decode_float(const std::string& text) {
-    if (text == "nan") return {std::nan("")};
-    if (text == "inf") return {HUGE_VAL};
-    if (text != "-inf") malformed("float");
-    return {-HUGE_VAL};
-  }
+  struct Tag {
+    std::string_view name;
+    Value (*decode)(const Decoder& decoder, const Json& content);
+  };
 
   Value decode_tagged(const Json& json) const {
+    static constexpr std::array<Tag, 6> kTags{{
+        {"bytes", [](const Decoder&, const Json& content) { return decode_bytes(content); }},
+        {"dict",
+         [](const Decoder& self, const Json& content) { return self.decode_dict(content); }},
+        {"float", [](const Decoder&, const Json& content) { return decode_float(content); }},
+        {"tensor", [](const Decoder& self, const Json& content) { return self.tensor(content); }},
+        {"torch",
+         [](const Decoder& self, const Json& content) { return self.decode_archive(content); }},
+        {"tuple",
+         [](const Decoder& self, const Json& content) { return self.decode_tuple(content); }},
+    }};
     if (json.size() != 1) throw Error(ErrorCode::corrupt, "a tagged value without one tag");
     const std::string name = json.begin().key();
-    const Json& content = json.begin().value();
-    if (name == "tuple") {
-      if (!content.is_array()) malformed(name);
-      return Value::tuple(decode_items(content));
-    }
-    if (name == "bytes") return Value::bytes(from_hex(content.get<std::string>()));
-    if (name == "tensor") return tensor(content.get<std::string>());
-    if (name == "torch") return decode_archive(content.get<std::string>());
-    if (name == "float") return decode_float(content.get<std::string>());
-    if (name == "dict") return decode_dict(content);
-    throw Error(ErrorCode::corrupt, "unknown tag '" + name + "' in a tagged value");
+    const auto* const known = std::ranges::find(kTags, name, &Tag::name);
+    if (known == kTags.end())
+      throw Error(ErrorCode::corrupt, "unknown tag '" + name + "' in a tagged value");
+    return known->decode(*this, json.begin().value());
+  }
+
+  Value decode_tuple(const Json& content) const {
+    require_list(content, "tuple");
+    return Value::tuple(decode_items(content));
   }
 
   Value decode_dict(const Json& content) const {
-    if (!content.is_array()) malformed("dict");
+    require_list(content, "dict");
     Value dict = Value::dict();
-    for (const Json& pair : content) {
-      if (!pair.is_array() || pair.size() != 2) malformed("dict");
-      Value key = decode(pair[0]);
-      const std::size_t before = dict.size();
-      if (is_key(key)) dict.set_item(std::move(key), decode(pair[1]));
-      if (dict.size() == before) malformed("dict");  // no key, or one that was there
-    }
+    for (const Json& pair : content) add_pair(pair, dict);
     return dict;
   }
 
-  Value decode_archive(const std::string& hex) const {
-    const Value value = read_archive(hex);
+  void add_pair(const Json& pair, Value& dict) const {
+    if (!pair.is_array() || pair.size() != 2) malformed("dict");
+    Value key = decode(pair[0]);
+    const std::size_t before = dict.size();
+    if (is_key(key)) dict.set_item(std::move(key), decode(pair[1]));
+    if (dict.size() == before) malformed("dict");  // no key, or one that was there
+  }
+
+  Value decode_archive(const Json& hex) const {
+    const Value value = read_archive(hex.get<std::string>());
     return copy_tree(value, [this](const Value& node) -> std::optional<Value> {
-      if (!node.is(Value::Kind::object)) return std::nullopt;
-      const Object& object = node.as_object();
-      const bool reference =
-          object.callable.is(Value::Kind::global) && object.callable.global_module() == kModule &&
-          object.callable.global_name() == kTensor && object.arguments.size() == 1 &&
-          object.arguments.items()[0].is(Value::Kind::string);
-      if (!reference) return std::nullopt;
-      return tensor(object.arguments.items()[0].as_string());
+      if (!node.is(Value::Kind::object) || !is_reference(node.as_object())) return std::nullopt;
+      return tensor_named(node.as_object().arguments.items()[0].as_string());
     });
   }
 
-  Value tensor(const std::string& name) const {
+  Value tensor(const Json& name) const { return tensor_named(name.get<std::string>()); }
+
+  Value tensor_named(const std::string& name) const {
     const auto found = tensors_.find(name);
     if (found != tensors_.end()) return found->second;
     throw Error(ErrorCode::corrupt, "a value refers to a tensor that is not there").at_key(name);
@@ -257,6 +289,30 @@ class Decoder {
 
   const TensorsByName& tensors_;
 };
+
+std::optional<Json> json_integer(const Integer& integer) {
+  return integer.big.empty() ? std::optional(Json(integer.small)) : std::nullopt;
+}
+
+std::optional<Json> json_real(double real) {
+  return std::isfinite(real) ? std::optional(Json(real)) : std::nullopt;
+}
+
+Json encode_step(const PathPart& part) {
+  if (const auto* key = std::get_if<std::string>(&part)) return *key;
+  if (const auto* odd = std::get_if<DictKey>(&part)) return tag("key", encode_value(odd->key));
+  return std::get<std::int64_t>(part);
+}
+
+PathPart decode_step(const Json& step) {
+  if (step.is_string()) return step.get<std::string>();
+  if (step.is_number_integer()) return step.get<std::int64_t>();
+  if (!step.is_object())
+    throw Error(ErrorCode::corrupt, "a step of a path in the tree is " + step.dump());
+  Value key = decode_value(step.at("key"));
+  std::string text = key_text(key);
+  return DictKey{std::move(text), std::move(key)};
+}
 
 }  // namespace
 
@@ -269,11 +325,9 @@ std::optional<Json> json_scalar(const Value& value) {
     case Value::Kind::string:
       return Json(value.as_string());
     case Value::Kind::integer:
-      if (value.as_integer().big.empty()) return Json(value.as_int());
-      return std::nullopt;
+      return json_integer(value.as_integer());
     case Value::Kind::real:
-      if (std::isfinite(value.as_real())) return Json(value.as_real());
-      return std::nullopt;
+      return json_real(value.as_real());
     default:
       return std::nullopt;
   }
@@ -302,34 +356,14 @@ void for_each_archive(const Json& json,
 
 Json encode_path(const Path& path) {
   Json array = Json::array();
-  for (const PathPart& part : path) {
-    if (const auto* key = std::get_if<std::string>(&part)) {
-      array.push_back(*key);
-    } else if (const auto* odd = std::get_if<DictKey>(&part)) {
-      array.push_back(tag("key", encode_value(odd->key)));
-    } else {
-      array.push_back(std::get<std::int64_t>(part));
-    }
-  }
+  for (const PathPart& part : path) array.push_back(encode_step(part));
   return array;
 }
 
 Path decode_path(const Json& array) {
   if (!array.is_array()) throw Error(ErrorCode::corrupt, "a path in the tree is no list");
   Path path;
-  for (const Json& step : array) {
-    if (step.is_string()) {
-      path.emplace_back(step.get<std::string>());
-    } else if (step.is_object()) {
-      Value key = decode_value(step.at("key"));
-      std::string text = key_text(key);
-      path.emplace_back(DictKey{std::move(text), std::move(key)});
-    } else if (step.is_number_integer()) {
-      path.emplace_back(step.get<std::int64_t>());
-    } else {
-      throw Error(ErrorCode::corrupt, "a step of a path in the tree is " + step.dump());
-    }
-  }
+  for (const Json& step : array) path.push_back(decode_step(step));
   return path;
 }
 
