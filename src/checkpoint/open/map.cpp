@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "checkpoint/read/select.h"
@@ -6,6 +7,27 @@
 #include "value/render.h"
 
 namespace tessera {
+namespace {
+
+// What a function has made of a leaf; its own name is kept in step with what it holds.
+Leaf kept_leaf(const Leaf& leaf, Leaf given) {
+  std::string name = std::exchange(given.name, leaf.name);
+  if (name.empty()) throw Error(ErrorCode::conflict, "a leaf lost its name").at_key(leaf.name);
+  if (name != leaf.name) rename(given, std::move(name));
+  return given;
+}
+
+// `by_name`: the indices of the leaves, sorted by their names.
+void require_own_names(const std::vector<Leaf>& leaves, const std::vector<std::uint32_t>& by_name) {
+  const auto name_at = [&leaves](std::uint32_t at) -> const std::string& {
+    return leaves[at].name;
+  };
+  const auto same = std::ranges::adjacent_find(by_name, {}, name_at);
+  if (same != by_name.end())
+    throw Error(ErrorCode::conflict, "two leaves get one name").at_key(printable(name_at(*same)));
+}
+
+}  // namespace
 
 Checkpoint Checkpoint::map(const LeafFunction& fn) const {
   Checkpoint made = *this;
@@ -16,18 +38,10 @@ Checkpoint Checkpoint::map(const LeafFunction& fn) const {
   for (const Leaf& leaf : leaves) {
     std::optional<Leaf> given = fn(leaf);
     if (!given) continue;
-    Leaf kept = std::move(*given);
-    std::string name = std::exchange(kept.name, leaf.name);
-    if (name.empty()) throw Error(ErrorCode::conflict, "a leaf lost its name").at_key(leaf.name);
-    if (name != leaf.name) rename(kept, std::move(name));
-    made.leaves.push_back(std::move(kept));
+    made.leaves.push_back(kept_leaf(leaf, std::move(*given)));
   }
   made.index_names();
-  for (std::size_t i = 1; i < made.by_name_.size(); ++i) {
-    const std::string& name = made.leaves[made.by_name_[i]].name;
-    if (made.leaves[made.by_name_[i - 1]].name == name)
-      throw Error(ErrorCode::conflict, "two leaves get one name").at_key(printable(name));
-  }
+  require_own_names(made.leaves, made.by_name_);
   return made;
 }
 

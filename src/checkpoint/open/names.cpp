@@ -19,6 +19,16 @@ Checkpoint opened(const Location& where, const OpenOptions& options) {
   return open_checkpoint(where.store, object, options);
 }
 
+// Without an index.
+const Leaf* find_leaf(const std::vector<Leaf>& leaves, std::string_view name) {
+  const auto found = std::ranges::find(leaves, name, &Leaf::name);
+  return found == leaves.end() ? nullptr : &*found;
+}
+
+bool matches(const std::string& name, const std::string& glob) {
+  return glob == "*" || ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
+}
+
 }  // namespace
 
 Checkpoint Checkpoint::open(const Location& where, const OpenOptions& options) {
@@ -35,11 +45,7 @@ void Checkpoint::index_names() {
 }
 
 const Leaf* Checkpoint::find(std::string_view name) const {
-  if (by_name_.size() != leaves.size()) {
-    const auto found = std::find_if(leaves.begin(), leaves.end(),
-                                    [name](const Leaf& leaf) { return leaf.name == name; });
-    return found == leaves.end() ? nullptr : &*found;
-  }
+  if (by_name_.size() != leaves.size()) return find_leaf(leaves, name);
   const auto found = std::lower_bound(
       by_name_.begin(), by_name_.end(), name,
       [this](std::uint32_t at, std::string_view wanted) { return leaves[at].name < wanted; });
@@ -50,9 +56,7 @@ const Leaf* Checkpoint::find(std::string_view name) const {
 std::vector<std::string> Checkpoint::names(const std::string& glob) const {
   std::vector<std::string> found;
   for (const Leaf& leaf : leaves) {
-    if (!leaf.value.is(Value::Kind::tensor)) continue;
-    if (glob == "*" || ::fnmatch(glob.c_str(), leaf.name.c_str(), 0) == 0)
-      found.push_back(leaf.name);
+    if (leaf.value.is(Value::Kind::tensor) && matches(leaf.name, glob)) found.push_back(leaf.name);
   }
   std::sort(found.begin(), found.end());
   return found;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "format/sharded/sharded.h"
 #include "tessera/error.h"
+#include "value/children.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -13,8 +15,7 @@ namespace {
 using Kind = Value::Kind;
 
 const Value* find_dict(const Value& tree, std::string_view key) {
-  const Value* found = tree.find(key);
-  return found != nullptr && found->is(Kind::dict) ? found : nullptr;
+  return entry_of_kind(tree, key, Kind::dict);
 }
 
 bool is_text(const Value& value, std::string_view text) {
@@ -34,17 +35,20 @@ Value copy_of(const Value& dict, std::vector<Value::Pair> pairs, DictKind kind) 
 }
 
 const Value& member(const Value& dict, std::string_view key, Kind kind) {
-  const Value* found = dict.is(Kind::dict) ? dict.find(key) : nullptr;
-  if (found == nullptr || !found->is(kind)) {
+  const Value* found = entry_of_kind(dict, key, kind);
+  if (found == nullptr) {
     refuse("an optimizer state without " + std::string(key) + " of the kind it has in PyTorch");
   }
   return *found;
 }
 
+bool is_list_of(std::size_t count, const Value* value) {
+  return value != nullptr && value->is(Kind::list) && value->size() == count;
+}
+
 // The name that a group's `param_names`, if they are there, give the parameter number i of `count`.
 const std::string& given_name(const Value* names, std::size_t i, std::size_t count) {
-  const bool fit = names != nullptr && names->is(Kind::list) && names->size() == count;
-  if (!fit || !names->items()[i].is(Kind::string)) {
+  if (!is_list_of(count, names) || !names->items()[i].is(Kind::string)) {
     throw Error(ErrorCode::mismatch,
                 "parameters have numbers, and the group's param_names do "
                 "not say what they are")
@@ -53,22 +57,26 @@ const std::string& given_name(const Value* names, std::size_t i, std::size_t cou
   return names->items()[i].as_string();
 }
 
-// Ids of parameters, as text, to clean names: what every group says.
-std::map<std::string, std::string> names_by_id(const Value::List& groups) {
-  std::map<std::string, std::string> names;
-  for (const Value& group : groups) {
-    const Value& params = member(group, "params", Kind::list);
-    const Value* given = group.find("param_names");
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      const Value& param = params.items()[i];
-      if (param.is(Kind::string)) {
-        names[param.as_string()] = sharded::clean_name(param.as_string());
-        continue;
-      }
-      if (!param.is(Kind::integer)) refuse("a parameter is neither a name nor a number");
-      names[render(param)] = sharded::clean_name(given_name(given, i, params.size()));
+using NameById = std::map<std::string, std::string>;  // ids as text
+
+void add_names_of(const Value& group, NameById& names) {
+  const Value& params = member(group, "params", Kind::list);
+  const Value* given = group.find("param_names");
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const Value& param = params.items()[i];
+    if (param.is(Kind::string)) {
+      names[param.as_string()] = sharded::clean_name(param.as_string());
+      continue;
     }
+    if (!param.is(Kind::integer)) refuse("a parameter is neither a name nor a number");
+    names[render(param)] = sharded::clean_name(given_name(given, i, params.size()));
   }
+}
+
+// The clean names of all parameters: what every group says.
+NameById names_by_id(const Value::List& groups) {
+  NameById names;
+  for (const Value& group : groups) add_names_of(group, names);
   return names;
 }
 
@@ -76,24 +84,25 @@ std::string id_of(const Value& key) {
   return key.is(Kind::string) ? key.as_string() : render(key);
 }
 
+// `key` itself where it is this name already; otherwise the name, which is noted in `changed`.
+Value renamed(const Value& key, const std::string& name, bool& changed) {
+  if (is_text(key, name)) return key;
+  changed = true;
+  return name;
+}
+
 // The group with names in place of ids; `changed` when that makes a difference. `param_names` that
 // stand beside names are left as they are: nothing reads them.
-Value named_group(const Value& group, const std::map<std::string, std::string>& names,
-                  bool& changed) {
+Value named_group(const Value& group, const NameById& names, bool& changed) {
+  const Value::List& given = member(group, "params", Kind::list).items();
   Value::List params;
-  bool ids = false;
-  for (const Value& param : member(group, "params", Kind::list).items()) {
-    const std::string& name = names.at(id_of(param));
-    const bool same = is_text(param, name);
-    changed = changed || !same;
-    ids = ids || !param.is(Kind::string);
-    params.push_back(same ? param : Value(name));
-  }
-  Value copy = Value::dict();
-  for (const auto& [key, value] : group.pairs()) {
-    const bool replaced = is_text(key, "params") || (ids && is_text(key, "param_names"));
-    copy.set_item(key, replaced ? Value::list(params) : value);
-  }
+  for (const Value& param : given)
+    params.push_back(renamed(param, names.at(id_of(param)), changed));
+  const bool ids =
+      std::ranges::any_of(given, [](const Value& param) { return !param.is(Kind::string); });
+  Value copy = Value::dict(group.pairs());
+  copy.set_item("params", Value::list(params));
+  if (ids && copy.find("param_names") != nullptr) copy.set_item("param_names", Value::list(params));
   return copy;
 }
 
@@ -101,7 +110,7 @@ Value named_group(const Value& group, const std::map<std::string, std::string>& 
 const Value* wrapped_state(const Value& tree) {
   if (tree.size() != 1) return nullptr;
   const Value& inner = tree.pairs()[0].second;
-  return inner.is(Kind::dict) && find_dict(inner, "model") != nullptr ? &inner : nullptr;
+  return find_dict(inner, "model") != nullptr ? &inner : nullptr;
 }
 
 bool has_tensors(const Value& tree) {
@@ -109,39 +118,69 @@ bool has_tensors(const Value& tree) {
                              [](const Value::Pair& pair) { return pair.second.is(Kind::tensor); });
 }
 
-// What is neither the model nor the optimizer: the entries of "train", and those beside it.
+bool is_node(const Value& value, const Value* node) {
+  return node != nullptr && value.identity() == node->identity();
+}
+
+// The entries of a tree that are neither the model nor the optimizer.
+std::vector<Value::Pair> entries_of_trainer(const Value& tree, const Value& model) {
+  std::vector<Value::Pair> entries = tree.pairs();
+  std::erase_if(entries, [&model](const Value::Pair& entry) {
+    return is_node(entry.second, &model) || is_text(entry.first, "optim");
+  });
+  return entries;
+}
+
+// The trainer's state: the entries of "train", and those beside it.
 std::optional<Value> trainer_of(const Value& tree, const Value& model) {
-  Value train = Value::dict();
-  bool has_train = false;
+  const std::vector<Value::Pair> entries = entries_of_trainer(tree, model);
+  if (entries.empty()) return std::nullopt;
   const Value* own = find_dict(tree, "train");
-  for (const auto& [key, value] : tree.pairs()) {
-    if (value.identity() == model.identity() || is_text(key, "optim")) continue;
-    has_train = true;
-    if (own != nullptr && value.identity() == own->identity()) {
+  Value train = Value::dict();
+  for (const auto& [key, value] : entries) {
+    if (is_node(value, own)) {
       for (const auto& [name, inner] : own->pairs()) train.set_item(name, inner);
     } else {
       train.set_item(key, value);
     }
   }
-  if (!has_train) return std::nullopt;
   return own != nullptr && train.size() == own->size() ? *own : train;
 }
 
+// What a state is of, which goes by an id or a name.
+std::string name_of_state(const Value& key, const NameById& names) {
+  const auto found = names.find(id_of(key));
+  if (found != names.end()) return found->second;
+  if (!key.is(Kind::string)) refuse("state of a parameter in no group");
+  return sharded::clean_name(key.as_string());
+}
+
 // The states by the names of their parameters.
-Value named_states(const Value& state, const std::map<std::string, std::string>& names,
-                   bool& changed) {
+Value named_states(const Value& state, const NameById& names, bool& changed) {
   Value named = Value::dict();
   for (const auto& [key, value] : state.pairs()) {
-    const auto found = names.find(id_of(key));
-    if (found == names.end() && !key.is(Kind::string)) refuse("state of a parameter in no group");
-    const std::string name =
-        found == names.end() ? sharded::clean_name(key.as_string()) : found->second;
-    const bool same = is_text(key, name);
-    changed = changed || !same;
+    const std::string name = name_of_state(key, names);
     if (named.find(name) != nullptr) refuse("two states for the parameter " + name);
-    named.set_item(same ? key : Value(name), value);
+    named.set_item(renamed(key, name, changed), value);
   }
   return named;
+}
+
+// An optimizer without state of its own loses the empty dict in a flat checkpoint.
+Value state_of_optim(const Value& optim) {
+  return optim.find("state") == nullptr ? Value::dict() : member(optim, "state", Kind::dict);
+}
+
+std::string clean_key(const Value& key) {
+  if (key.is(Kind::string)) return sharded::clean_name(key.as_string());
+  throw Error(ErrorCode::mismatch, "a model's names are strings, one is " + render(key, 60));
+}
+
+// Of a tree that has no dict "model".
+OlmoState state_without_model(const Value& tree) {
+  if (const Value* inner = wrapped_state(tree)) return olmo_state_of(*inner);
+  if (!has_tensors(tree)) throw Error(ErrorCode::mismatch, "the checkpoint has no model");
+  return {.model = clean_model(tree), .optim = {}, .train = {}};
 }
 
 }  // namespace
@@ -149,28 +188,20 @@ Value named_states(const Value& state, const std::map<std::string, std::string>&
 Value clean_model(const Value& model) {
   bool changed = model.dict_kind() != DictKind::ordered_dict;
   std::vector<Value::Pair> pairs;
-  std::map<std::string, int> seen;
+  std::set<std::string> names;
   for (const auto& [key, value] : model.pairs()) {
-    if (!key.is(Kind::string)) {
-      throw Error(ErrorCode::mismatch, "a model's names are strings, one is " + render(key, 60));
-    }
-    const std::string name = sharded::clean_name(key.as_string());
-    if (seen[name]++ > 0) {
+    const std::string name = clean_key(key);
+    if (!names.insert(name).second)
       throw Error(ErrorCode::conflict, "two parameters have this name").at_key("model." + name);
-    }
-    const bool same = name == key.as_string();
-    changed = changed || !same;
-    pairs.emplace_back(same ? key : Value(name), value);
+    pairs.emplace_back(renamed(key, name, changed), value);
   }
   return changed ? copy_of(model, std::move(pairs), DictKind::ordered_dict) : model;
 }
 
 Value named_optim(const Value& optim) {
-  // An optimizer without state of its own loses the empty dict in a flat checkpoint.
-  const Value state =
-      optim.find("state") == nullptr ? Value::dict() : member(optim, "state", Kind::dict);
+  const Value state = state_of_optim(optim);
   const Value& groups = member(optim, "param_groups", Kind::list);
-  const std::map<std::string, std::string> names = names_by_id(groups.items());
+  const NameById names = names_by_id(groups.items());
   bool changed = false;
   Value::List named_groups;
   for (const Value& group : groups.items()) {
@@ -178,12 +209,9 @@ Value named_optim(const Value& optim) {
   }
   const Value named_state = named_states(state, names, changed);
   if (!changed) return optim;
-  Value result = Value::dict();
-  for (const auto& [key, value] : optim.pairs()) {
-    result.set_item(key, is_text(key, "state")          ? named_state
-                         : is_text(key, "param_groups") ? Value::list(named_groups)
-                                                        : value);
-  }
+  Value result = Value::dict(optim.pairs());
+  if (optim.find("state") != nullptr) result.set_item("state", named_state);
+  result.set_item("param_groups", Value::list(std::move(named_groups)));
   return result;
 }
 
@@ -200,11 +228,7 @@ OlmoState olmo_state_of(const Value& tree) {
                                          ", expected a model or a training state");
   }
   const Value* model = find_dict(tree, "model");
-  if (model == nullptr) {
-    if (const Value* inner = wrapped_state(tree)) return olmo_state_of(*inner);
-    if (!has_tensors(tree)) throw Error(ErrorCode::mismatch, "the checkpoint has no model");
-    return {.model = clean_model(tree), .optim = {}, .train = {}};
-  }
+  if (model == nullptr) return state_without_model(tree);
   OlmoState state;
   state.model = clean_model(*model);
   if (const Value* optim = find_dict(tree, "optim")) state.optim = named_optim(*optim);

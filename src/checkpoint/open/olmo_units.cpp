@@ -37,6 +37,32 @@ bool has_alignment(const Value& handle) {
   return padded != nullptr && padded->size() > handle.at("flat_param._numels").size();
 }
 
+// What the source's flat parameters have besides their elements.
+struct Padding {
+  bool longer = false;  // one is aligned
+  bool zeros = false;   // one was filled up to a multiple of the ranks
+
+  void add(const Value& handle) {
+    longer = longer || has_alignment(handle);
+    zeros = zeros || handle.at("flat_param._shard_numel_padded").as_int() > 0;
+  }
+  // Where nothing needed padding nothing speaks against alignment.
+  [[nodiscard]] bool aligned() const { return longer || !zeros; }
+};
+
+// Of a module in a rank's file, without wrappers.
+std::string path_of(const Value& module) {
+  std::string path = sharded::clean_name(module.at("name").as_string() + ".");
+  if (!path.empty()) path.pop_back();
+  return path;
+}
+
+void require_matchable(const std::string& name) {
+  if (name.size() <= kLongestName) return;
+  throw Error(ErrorCode::limit, "a parameter's name of " + std::to_string(name.size()) +
+                                    " bytes, expected at most " + std::to_string(kLongestName));
+}
+
 // The parameters of a flat one, which are `missing` until then.
 void add_names(const Value& handle, FlatUnit& unit, std::set<std::string>& missing) {
   for (const Value& fqn : handle.at("flat_param._fqns").items()) {
@@ -59,10 +85,7 @@ UnitPlan UnitPlan::by_expression(const std::vector<std::string>& names, const st
   plan.units_.push_back({});
   std::map<std::string, std::size_t> index;  // path -> units_
   for (const std::string& name : names) {
-    if (name.size() > kLongestName) {
-      throw Error(ErrorCode::limit, "a parameter's name of " + std::to_string(name.size()) +
-                                        " bytes, expected at most " + std::to_string(kLongestName));
-    }
+    require_matchable(name);
     std::size_t owner = 0;
     for (const std::string& path : modules_around(name)) {
       if (!std::regex_match(path, expression)) continue;
@@ -80,15 +103,12 @@ UnitPlan UnitPlan::of_local(const Store& store, const std::vector<std::string>& 
   const Value file = torch_file::read(store.open(kFirstRank));
   UnitPlan plan;
   std::set<std::string> missing(names.begin(), names.end());
-  bool longer = false;
-  bool zeros = false;
+  Padding padding;
   for (const Value& module : file.at("modules").items()) {
-    FlatUnit unit{sharded::clean_name(module.at("name").as_string() + "."), {}};
-    if (!unit.path.empty()) unit.path.pop_back();
+    FlatUnit unit{path_of(module), {}};
     for (const Value& handle : module.at("handles").items()) {
       add_names(handle, unit, missing);
-      longer = longer || has_alignment(handle);
-      zeros = zeros || handle.at("flat_param._shard_numel_padded").as_int() > 0;
+      padding.add(handle);
     }
     if (!unit.path.empty()) plan.modules_.insert(unit.path);
     plan.units_.push_back(std::move(unit));
@@ -97,7 +117,7 @@ UnitPlan UnitPlan::of_local(const Store& store, const std::vector<std::string>& 
     throw Error(ErrorCode::mismatch, "no flat parameter of the source holds this parameter")
         .at_key(*missing.begin());
   }
-  plan.aligned_ = longer || !zeros;
+  plan.aligned_ = padding.aligned();
   return plan;
 }
 

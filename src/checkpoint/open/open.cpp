@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
+#include <span>
 
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/guard.h"
@@ -24,23 +25,40 @@ bool has_suffix(const ObjectInfo& file, std::string_view suffix) {
   return file.name.ends_with(suffix);
 }
 
+using Head = std::array<unsigned char, 10>;
+
+// How a file begins; zeros behind its end.
+Head head_of(const ByteSource& source) {
+  Head head{};
+  const auto have = std::min<std::uint64_t>(head.size(), source.size());
+  source.read_at(0, std::as_writable_bytes(std::span(head)).first(have));
+  return head;
+}
+
+bool is_zip(const Head& head) {
+  return head[0] == 'P' && head[1] == 'K';
+}
+
+// From before torch 1.6; one in text says what it is.
+bool is_stream(const Head& head, const ByteSource& source) {
+  return head[0] == 0x80 || torch_file::is_text_stream(source);
+}
+
+bool has_name_of_torch(const ByteSource& source) {
+  return source.name().ends_with(".pt") || source.name().ends_with(".pth");
+}
+
 // By content, not by name: a little-endian length and a brace is safetensors, a zip or a pickle is
 // torch.save's. The brace comes first: a length may begin with the bytes of "PK", while a zip has
 // its first method there, and no method has that number.
 CheckpointKind kind_of_file(const ByteSource& source) {
   if (source.size() == 0)
     throw Error(ErrorCode::incomplete, "the file is empty").at_path(source.name());
-  std::array<std::byte, 10> head{};
-  const auto have = std::min<std::uint64_t>(head.size(), source.size());
-  source.read_at(0, MutableByteView(head).first(have));
-  const auto at = [&head](std::size_t i) { return std::to_integer<unsigned char>(head[i]); };
-  if (have >= 9 && at(8) == '{') return CheckpointKind::safetensors;
-  if (at(0) == 'P' && at(1) == 'K') return CheckpointKind::torch_file;
+  const Head head = head_of(source);
+  if (head[8] == '{') return CheckpointKind::safetensors;
+  if (is_zip(head)) return CheckpointKind::torch_file;
   if (source.name().ends_with(".safetensors")) return CheckpointKind::safetensors;
-  if (at(0) == 0x80) return CheckpointKind::torch_file;  // a stream from before torch 1.6
-  if (torch_file::is_text_stream(source)) return CheckpointKind::torch_file;  // says what it is
-  if (source.name().ends_with(".pt") || source.name().ends_with(".pth"))
-    return CheckpointKind::torch_file;
+  if (is_stream(head, source) || has_name_of_torch(source)) return CheckpointKind::torch_file;
   throw Error(ErrorCode::corrupt, "neither a zip of torch.save nor a safetensors file")
       .at_path(source.name());
 }
@@ -71,9 +89,7 @@ bool any_ends_with(const std::vector<ObjectInfo>& files, std::string_view suffix
 
 // A save without collectives, of which nothing is merged yet.
 bool has_rank_metadata(const std::vector<ObjectInfo>& files) {
-  return std::ranges::any_of(files, [](const ObjectInfo& file) {
-    return file.name.starts_with("__") && has_suffix(file, kDcpMetadata);
-  });
+  return std::ranges::any_of(files, is_rank_metadata, &ObjectInfo::name);
 }
 
 bool has_safetensors(const std::vector<ObjectInfo>& files) {
@@ -83,17 +99,47 @@ bool has_safetensors(const std::vector<ObjectInfo>& files) {
   });
 }
 
+// The last one: an interrupted conversion that is to be resumed (docs/design/resume.md).
+bool is_unfinished(const Store& store, const std::vector<ObjectInfo>& files) {
+  return any_ends_with(files, ".distcp") || any_ends_with(files, ".metadata.tmp") ||
+         store.exists(".resume/journal");
+}
+
 [[noreturn]] void refuse_directory(const Store& store, const std::vector<ObjectInfo>& files) {
-  // The last one: an interrupted conversion that is to be resumed (docs/design/resume.md).
-  const bool unfinished = any_ends_with(files, ".distcp") ||
-                          any_ends_with(files, ".metadata.tmp") || store.exists(".resume/journal");
-  if (unfinished) {
+  if (is_unfinished(store, files)) {
     throw Error(ErrorCode::incomplete, "data files without a .metadata: the save never finished")
         .at_path(store.name());
   }
   throw Error(ErrorCode::not_found,
               "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt")
       .at_path(store.name());
+}
+
+// A kind of directory with files of every rank.
+struct RankKind {
+  bool (*has_files)(const std::vector<ObjectInfo>& files);
+  Checkpoint (*open)(const std::shared_ptr<Store>& store);
+};
+
+constexpr std::array<RankKind, 3> kRankKinds{{{has_local_files, open_local},
+                                              {has_rank_files, open_rank_files},
+                                              {has_world_size_files, open_world_size_files}}};
+
+Checkpoint open_olmo(CheckpointKind kind, std::shared_ptr<Store> store) {
+  return kind == CheckpointKind::olmo_torch_new ? open_olmo_torch_new(std::move(store))
+                                                : open_olmo_full(std::move(store));
+}
+
+// Who names a link means what it leads to, wherever that is.
+std::filesystem::path followed(const std::string& path) {
+  return std::filesystem::is_symlink(path) ? std::filesystem::canonical(path)
+                                           : std::filesystem::path(path);
+}
+
+std::vector<Slice> slices_of(const Tensor& tensor) {
+  std::vector<Slice> slices;
+  for (const Piece& piece : tensor.pieces) slices.push_back(piece.slice);
+  return slices;
 }
 
 }  // namespace
@@ -109,10 +155,7 @@ Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) 
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return open_replaced(path, options);
   if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path), options);
-  // Who names a link means what it leads to, wherever that is.
-  const std::filesystem::path file = std::filesystem::is_symlink(path)
-                                         ? std::filesystem::canonical(path)
-                                         : std::filesystem::path(path);
+  const std::filesystem::path file = followed(path);
   const ObjectInfo object{file.filename().string(), static_cast<std::uint64_t>(status.st_size)};
   Checkpoint checkpoint =
       open_checkpoint(posix_store(file.parent_path().string()), object, options);
@@ -135,14 +178,11 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& opti
   if (store->exists(kDcpMetadata)) return open_dcp(std::move(store));
   store = guard_directory(std::move(store));
   std::vector<ObjectInfo> files = deciding_files(*store);
-  if (const auto olmo = olmo_kind_of(files)) {
-    return *olmo == CheckpointKind::olmo_torch_new ? open_olmo_torch_new(std::move(store))
-                                                   : open_olmo_full(std::move(store));
-  }
+  if (const auto olmo = olmo_kind_of(files)) return open_olmo(*olmo, std::move(store));
   if (has_rank_metadata(files)) return open_dcp(std::move(store));
-  if (has_local_files(files)) return open_local(store);
-  if (has_rank_files(files)) return open_rank_files(store);
-  if (has_world_size_files(files)) return open_world_size_files(store);
+  const auto* const of_ranks = std::ranges::find_if(
+      kRankKinds, [&files](const RankKind& kind) { return kind.has_files(files); });
+  if (of_ranks != kRankKinds.end()) return of_ranks->open(store);
   if (has_safetensors(files)) return open_safetensors_directory(store, std::move(files), options);
   refuse_directory(*store, files);
 }
@@ -154,14 +194,16 @@ void warn_of_holes(const std::vector<std::string>& names, std::vector<std::strin
   warnings.push_back(text + ": taken for empty dicts, which PyTorch leaves out of lists");
 }
 
+bool is_needless(const Shape& sizes, const Tensor& tensor) {
+  return numel(sizes) == 0 && (numel(tensor.shape) > 0 || !tensor.pieces.empty());
+}
+
 void require_coverage(const Checkpoint& checkpoint) {
   for (const Leaf& leaf : checkpoint.leaves) {
     if (!leaf.value.is(Value::Kind::tensor)) continue;
     const Tensor& tensor = leaf.value.as_tensor();
-    std::vector<Slice> slices;
-    for (const Piece& piece : tensor.pieces) slices.push_back(piece.slice);
     try {
-      require_covered_once(tensor.shape, slices);
+      require_covered_once(tensor.shape, slices_of(tensor));
     } catch (Error& error) {
       throw error.at_key(leaf.name).at_path(checkpoint.path);
     }

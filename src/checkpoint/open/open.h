@@ -49,6 +49,10 @@ namespace tessera {
 // Tells of what fill_holes has added.
 void warn_of_holes(const std::vector<std::string>& names, std::vector<std::string>& warnings);
 
+// Whether a chunk of these sizes gives the tensor nothing: ranks without data leave empty ones
+// (P-18). An empty tensor keeps its first.
+[[nodiscard]] bool is_needless(const Shape& sizes, const Tensor& tensor);
+
 // Proves P-14 for every tensor of an opened checkpoint.
 void require_coverage(const Checkpoint& checkpoint);
 

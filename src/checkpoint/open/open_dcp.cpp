@@ -1,6 +1,6 @@
 #include <algorithm>
+#include <cstdio>
 #include <map>
-#include <set>
 
 #include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/dcp/guard_dcp.h"
@@ -24,8 +24,7 @@ Value tensor_leaf(dcp::Entry& entry, DataFiles& files) {
   tensor.requires_grad = entry.requires_grad && torch_file::has_storage_class(entry.dtype);
   tensor.pieces.reserve(entry.chunks.size());
   for (dcp::Chunk& chunk : entry.chunks) {
-    // Empty chunks hold nothing to read (P-18); an empty tensor keeps its first one.
-    if (numel(chunk.box.sizes) == 0 && (numel(entry.shape) > 0 || !tensor.pieces.empty())) {
+    if (is_needless(chunk.box.sizes, tensor)) {
       files.pass_over(chunk.item);
       continue;
     }
@@ -36,28 +35,35 @@ Value tensor_leaf(dcp::Entry& entry, DataFiles& files) {
   return Value(std::move(tensor));
 }
 
-// The number of ranks, from file names `__{rank}_{n}...`; 0 when the names say nothing.
+// Of a file `__{rank}_{n}...`; -1 for other names.
+int rank_of(const ObjectInfo& file) {
+  int rank = -1;
+  return std::sscanf(file.name.c_str(), "__%d_", &rank) == 1 ? rank : -1;
+}
+
+// The number of ranks, from file names; 0 when the names say nothing.
 int world_size_of(const std::vector<ObjectInfo>& files) {
-  std::set<int> ranks;
-  for (const ObjectInfo& file : files) {
-    int rank = -1;
-    if (std::sscanf(file.name.c_str(), "__%d_", &rank) == 1 && rank >= 0) ranks.insert(rank);
-  }
-  return ranks.empty() ? 0 : *ranks.rbegin() + 1;
+  int last = -1;
+  for (const ObjectInfo& file : files) last = std::max(last, rank_of(file));
+  return last + 1;
 }
 
 std::string rank_metadata(std::size_t rank) {
   return "__" + std::to_string(rank) + std::string(kDcpMetadata);
 }
 
+std::map<std::string, ObjectInfo> rank_metadata_by_name(const Store& store) {
+  std::map<std::string, ObjectInfo> found;
+  for (const ObjectInfo& object : store.list()) {
+    if (is_rank_metadata(object.name)) found.emplace(object.name, object);
+  }
+  return found;
+}
+
 // The `__{rank}.metadata` of a save without collectives (P-04), in the order of ranks.
 std::vector<ObjectInfo> rank_metadata_files(const Store& store) {
   std::vector<ObjectInfo> files;
-  std::map<std::string, ObjectInfo> found;
-  for (const ObjectInfo& object : store.list()) {
-    if (object.name.starts_with("__") && object.name.ends_with(kDcpMetadata))
-      found.emplace(object.name, object);
-  }
+  const std::map<std::string, ObjectInfo> found = rank_metadata_by_name(store);
   for (std::size_t rank = 0; found.contains(rank_metadata(rank)); ++rank) {
     files.push_back(found.at(rank_metadata(rank)));
   }
@@ -97,27 +103,46 @@ std::vector<ObjectInfo> only_metadata_file(const Store& store) {
   return {{std::string(kDcpMetadata), store.open(kDcpMetadata)->size()}};
 }
 
+// What a directory's metadata says, and the files that say it.
+struct FoundMetadata {
+  std::vector<ObjectInfo> files;
+  dcp::Metadata metadata;
+  bool merged = false;  // from files of ranks: there is no `.metadata`
+};
+
+// `.metadata` comes first where both are, as for PyTorch's reader.
+FoundMetadata find_metadata(const Store& store) {
+  if (store.exists(kDcpMetadata))
+    return {only_metadata_file(store), read_dcp_metadata(store), false};
+  std::vector<ObjectInfo> files = rank_metadata_files(store);
+  dcp::Metadata metadata = merged_metadata(store, files);
+  return {std::move(files), std::move(metadata), true};
+}
+
+std::string producer_of(const dcp::Metadata& metadata) {
+  return metadata.version.empty() ? "" : "torch.distributed.checkpoint " + metadata.version;
+}
+
+// Of a directory with a `.metadata`, as guard_dcp has it.
+std::shared_ptr<Store> guarded(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
+                               std::vector<std::string>& warnings, std::string& types) {
+  if (store->exists(rank_metadata(0)))
+    warnings.emplace_back("__{rank}.metadata files are passed over for .metadata");
+  return guard_dcp(std::move(store), metadata, warnings, types);
+}
+
 }  // namespace
 
 Checkpoint open_dcp(std::shared_ptr<Store> store) {
-  // `.metadata` comes first where both are, as for PyTorch's reader.
-  const bool merged = !store->exists(kDcpMetadata);
-  const std::vector<ObjectInfo> metadata_files =
-      merged ? rank_metadata_files(*store) : only_metadata_file(*store);
-  dcp::Metadata metadata =
-      merged ? merged_metadata(*store, metadata_files) : read_dcp_metadata(*store);
+  auto [metadata_files, metadata, merged] = find_metadata(*store);
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::dcp;
   checkpoint.path = store->name();
-  checkpoint.producer =
-      metadata.version.empty() ? "" : "torch.distributed.checkpoint " + metadata.version;
+  checkpoint.producer = producer_of(metadata);
   checkpoint.save_id = metadata.save_id;
   checkpoint.warnings = metadata.warnings;
-  if (!merged && store->exists(rank_metadata(0))) {
-    checkpoint.warnings.emplace_back("__{rank}.metadata files are passed over for .metadata");
-  }
   std::string types;
-  if (!merged) store = guard_dcp(std::move(store), metadata, checkpoint.warnings, types);
+  if (!merged) store = guarded(std::move(store), metadata, checkpoint.warnings, types);
   DataFiles files(store);
   for (dcp::Entry& entry : metadata.entries) checkpoint.leaves.push_back(leaf_of(entry, files));
   files.require_apart();
@@ -125,10 +150,11 @@ Checkpoint open_dcp(std::shared_ptr<Store> store) {
   checkpoint.has_types = !types.empty();
   warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);
   checkpoint.files = files.used();
-  // Of a merged save the replicas of higher ranks are not read: their files go on.
-  checkpoint.world_size =
-      merged ? static_cast<int>(metadata_files.size()) : world_size_of(checkpoint.files);
-  if (!merged) {
+  if (merged) {
+    // The replicas of higher ranks are not read: their files go on.
+    checkpoint.world_size = static_cast<int>(metadata_files.size());
+  } else {
+    checkpoint.world_size = world_size_of(checkpoint.files);
     const std::vector<std::string> more = files.warnings();
     checkpoint.warnings.insert(checkpoint.warnings.end(), more.begin(), more.end());
   }

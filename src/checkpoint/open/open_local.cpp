@@ -8,6 +8,7 @@
 #include "format/olmo/config.h"
 #include "format/sharded/sharded.h"
 #include "tessera/error.h"
+#include "value/children.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -31,6 +32,9 @@ int world_size_in(const Store& store) {
     throw error.at_path(source->name());
   }
 }
+
+using IdsAndNames = std::vector<std::pair<std::int64_t, std::string>>;  // of parameters
+using HandleOfId = std::map<std::int64_t, std::size_t>;  // index into the rank's flat parameters
 
 // Names and places of one rank's parameters.
 class RankState {
@@ -60,9 +64,6 @@ class RankState {
   [[nodiscard]] Value optimizer(const Value& file) const;
 
  private:
-  using Names = std::vector<std::pair<std::int64_t, std::string>>;
-  using HandleOfId = std::map<std::int64_t, std::size_t>;  // index into handles_
-
   // The elements that this rank holds of the parameter, from element `offset` of `data` on.
   [[nodiscard]] Value sharded_leaf(const FlatMember& member, const Tensor& data,
                                    std::int64_t offset) const {
@@ -78,15 +79,27 @@ class RankState {
 
   [[nodiscard]] Value state_of(const Value& values, const FlatMember& member, std::int64_t offset,
                                std::int64_t expected) const;
-  [[nodiscard]] Value by_ids(const Value& state, const Names& names) const;
+  [[nodiscard]] Value by_ids(const Value& state, const IdsAndNames& names) const;
   [[nodiscard]] Value by_handles(const Value& state, const HandleOfId& handle_of) const;
   [[nodiscard]] HandleOfId handles_in_order(const Value& groups) const;
-  [[nodiscard]] std::optional<HandleOfId> handles_of(const Value& groups, const Names& names) const;
+  [[nodiscard]] std::optional<HandleOfId> handles_of(const Value& groups,
+                                                     const IdsAndNames& names) const;
 
   std::vector<FlatHandle> handles_;
   std::map<std::string, const FlatMember*> by_name_;
   int rank_;
 };
+
+// Tensors of a parameter's state are split like it, all but scalars.
+bool is_split(const Value& value) {
+  return value.is(Kind::tensor) && !value.as_tensor().shape.empty();
+}
+
+// A plain tensor of that many elements, one behind the other.
+bool is_flat(const Tensor& tensor, std::int64_t elements) {
+  return !tensor.bare_storage && tensor.shape == Shape{elements} &&
+         tensor.pieces.at(0).strides.empty();
+}
 
 // One parameter's optimizer state: tensors of `expected` elements hold this rank's of it from
 // `offset` on, scalars are the same everywhere.
@@ -95,13 +108,12 @@ Value RankState::state_of(const Value& values, const FlatMember& member, std::in
   if (!values.is(Kind::dict)) corrupt("a parameter's optimizer state is not a dict");
   Value made = Value::dict();
   for (const auto& [key, value] : values.pairs()) {
-    if (!value.is(Kind::tensor) || value.as_tensor().shape.empty()) {
+    if (!is_split(value)) {
       made.set_item(key, value);
       continue;
     }
     const Tensor& tensor = value.as_tensor();
-    if (tensor.bare_storage || tensor.shape != Shape{expected} ||
-        !tensor.pieces.at(0).strides.empty()) {
+    if (!is_flat(tensor, expected)) {
       throw Error(ErrorCode::corrupt, "the state has shape " + to_string(tensor.shape) +
                                           ", this rank holds " + std::to_string(expected) +
                                           " elements of the parameter")
@@ -112,63 +124,93 @@ Value RankState::state_of(const Value& values, const FlatMember& member, std::in
   return made;
 }
 
-// Ids and names of all groups (O-76), or none where a group has no names: then parameters were
-// flat.
-std::vector<std::pair<std::int64_t, std::string>> names_of(const Value& groups) {
-  std::vector<std::pair<std::int64_t, std::string>> names;
+// The ids of a group, or what stands for them.
+const Value& ids_of(const Value& group) {
+  const Value* ids = entry_of_kind(group, "params", Kind::list);
+  if (ids == nullptr) corrupt("a group of parameters without a list");
+  return *ids;
+}
+
+// `given`: the param_names beside these ids.
+void add_names(const Value& ids, const Value& given, IdsAndNames& names) {
+  if (!given.is(Kind::list) || given.size() != ids.size()) {
+    corrupt("a group has other numbers of params and of param_names");
+  }
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (!given.items()[i].is(Kind::string)) corrupt("a parameter's name is not a string");
+    names.emplace_back(ids.items()[i].as_int(), sharded::clean_name(given.items()[i].as_string()));
+  }
+}
+
+// All groups' (O-76), or none where a group has no names: then parameters were flat.
+IdsAndNames names_of(const Value& groups) {
+  IdsAndNames names;
   for (const Value& group : groups.items()) {
-    const Value* ids = group.is(Kind::dict) ? group.find("params") : nullptr;
-    if (ids == nullptr || !ids->is(Kind::list)) corrupt("a group of parameters without a list");
+    const Value& ids = ids_of(group);
     const Value* given = group.find("param_names");
     if (given == nullptr) return {};
-    if (!given->is(Kind::list) || given->size() != ids->size()) {
-      corrupt("a group has other numbers of params and of param_names");
-    }
-    for (std::size_t i = 0; i < ids->size(); ++i) {
-      if (!given->items()[i].is(Kind::string)) corrupt("a parameter's name is not a string");
-      names.emplace_back(ids->items()[i].as_int(),
-                         sharded::clean_name(given->items()[i].as_string()));
+    add_names(ids, *given, names);
+  }
+  return names;
+}
+
+Value clean_names(const Value& names) {
+  Value clean = Value::list();
+  for (const Value& name : names.items()) {
+    clean.items().emplace_back(sharded::clean_name(name.as_string()));
+  }
+  return clean;
+}
+
+// The names of what is in the flat parameters that have these ids.
+Value names_inside(const Value& ids, const std::vector<FlatHandle>& handles,
+                   const HandleOfId& handle_of) {
+  Value names = Value::list();
+  for (const Value& id : ids.items()) {
+    for (const FlatMember& entry : handles.at(handle_of.at(id.as_int())).entries) {
+      names.items().emplace_back(entry.name);
     }
   }
   return names;
 }
 
+Value clean_group(const Value& group, const std::vector<FlatHandle>& handles,
+                  const HandleOfId* handle_of) {
+  Value copy = Value::dict(group.pairs(), group.dict_kind());
+  const Value* given = group.find("param_names");
+  if (given != nullptr) copy.set_item("param_names", clean_names(*given));
+  if (handle_of != nullptr) {
+    const Value names = names_inside(group.at("params"), handles, *handle_of);
+    copy.set_item("params", names);
+    if (given != nullptr) copy.set_item("param_names", names);
+  }
+  return copy;
+}
+
 // The groups with clean names; where ids stand for flat parameters (`handle_of` is given), with the
 // names of what is in them instead.
 Value clean_groups(const Value& groups, const std::vector<FlatHandle>& handles,
-                   const std::map<std::int64_t, std::size_t>* handle_of) {
+                   const HandleOfId* handle_of) {
   Value made = Value::list();
   for (const Value& group : groups.items()) {
-    Value copy = Value::dict(group.pairs(), group.dict_kind());
-    if (const Value* names = group.find("param_names")) {
-      Value clean = Value::list();
-      for (const Value& name : names->items()) {
-        clean.items().emplace_back(sharded::clean_name(name.as_string()));
-      }
-      copy.set_item("param_names", clean);
-    }
-    if (handle_of != nullptr) {
-      Value names = Value::list();
-      for (const Value& id : group.at("params").items()) {
-        for (const FlatMember& member : handles.at(handle_of->at(id.as_int())).members) {
-          names.items().emplace_back(member.name);
-        }
-      }
-      copy.set_item("params", names);
-      if (group.find("param_names") != nullptr) copy.set_item("param_names", names);
-    }
-    made.items().push_back(std::move(copy));
+    made.items().push_back(clean_group(group, handles, handle_of));
   }
   return made;
 }
 
-Value RankState::by_ids(const Value& state, const Names& names) const {
+// What a map from ids has for one that a file names; its end for what is no id.
+template <typename Map>
+auto find_id(const Map& map, const Value& id) {
+  return id.is(Kind::integer) ? map.find(id.as_int()) : map.end();
+}
+
+Value RankState::by_ids(const Value& state, const IdsAndNames& names) const {
   Value made = Value::dict();
   // Every id, so that ids are in one order whichever ranks hold them.
   for (const auto& [id, name] : names) made.set_item(Value(id), Value::dict());
   const std::map<std::int64_t, std::string> name_of(names.begin(), names.end());
   for (const auto& [id, values] : state.pairs()) {
-    const auto name = id.is(Kind::integer) ? name_of.find(id.as_int()) : name_of.end();
+    const auto name = find_id(name_of, id);
     const auto entry = name == name_of.end() ? by_name_.end() : by_name_.find(name->second);
     if (entry == by_name_.end()) {
       corrupt("optimizer state " + render(id, 60) + " is of no parameter in the model's file");
@@ -183,7 +225,7 @@ Value RankState::by_ids(const Value& state, const Names& names) const {
 Value RankState::by_handles(const Value& state, const HandleOfId& handle_of) const {
   Value made = Value::dict();
   for (const auto& [id, values] : state.pairs()) {
-    const auto found = id.is(Kind::integer) ? handle_of.find(id.as_int()) : handle_of.end();
+    const auto found = find_id(handle_of, id);
     if (found == handle_of.end()) {
       corrupt("optimizer state " + render(id, 60) + " is of no flat parameter");
     }
@@ -196,29 +238,30 @@ Value RankState::by_handles(const Value& state, const HandleOfId& handle_of) con
   return made;
 }
 
+std::string flat_name(const FlatHandle& handle) {
+  return (handle.module.empty() ? "" : handle.module + ".") + "_flat_param";
+}
+
 // Which flat parameter an id stands for: by its name, "MODULE._flat_param", or where groups have no
 // names by its number, in the order of modules. None: ids stand for parameters.
-std::optional<RankState::HandleOfId> RankState::handles_of(const Value& groups,
-                                                           const Names& names) const {
+std::optional<HandleOfId> RankState::handles_of(const Value& groups,
+                                                const IdsAndNames& names) const {
   if (names.empty()) return handles_in_order(groups);
   HandleOfId found;
   for (const auto& [id, name] : names) {
-    const auto named = [&name = name](const FlatHandle& handle) {
-      return name == (handle.module.empty() ? "" : handle.module + ".") + "_flat_param";
-    };
-    const auto handle = std::ranges::find_if(handles_, named);
+    const auto handle = std::ranges::find(handles_, name, flat_name);
     if (handle == handles_.end()) return std::nullopt;
     found.emplace(id, static_cast<std::size_t>(handle - handles_.begin()));
   }
   return found;
 }
 
-RankState::HandleOfId RankState::handles_in_order(const Value& groups) const {
+HandleOfId RankState::handles_in_order(const Value& groups) const {
   HandleOfId found;
   for (std::size_t i = 0; i < handles_.size(); ++i) found.emplace(i, i);
   for (const Value& group : groups.items()) {
     for (const Value& id : group.at("params").items()) {
-      if (id.is(Kind::integer) && found.contains(id.as_int())) continue;
+      if (find_id(found, id) != found.end()) continue;
       throw Error(ErrorCode::unsupported,
                   "the optimizer's groups have no param_names and more ids than flat parameters");
     }
@@ -227,12 +270,12 @@ RankState::HandleOfId RankState::handles_in_order(const Value& groups) const {
 }
 
 Value RankState::optimizer(const Value& file) const {
-  const Value* state = file.is(Kind::dict) ? file.find("state") : nullptr;
-  const Value* groups = file.is(Kind::dict) ? file.find("param_groups") : nullptr;
-  if (state == nullptr || groups == nullptr || !state->is(Kind::dict) || !groups->is(Kind::list)) {
+  const Value* state = entry_of_kind(file, "state", Kind::dict);
+  const Value* groups = entry_of_kind(file, "param_groups", Kind::list);
+  if (state == nullptr || groups == nullptr) {
     corrupt("not an optimizer's state: expected state and param_groups");
   }
-  const Names names = names_of(*groups);
+  const IdsAndNames names = names_of(*groups);
   const std::optional<HandleOfId> handles = handles_of(*groups, names);
   return Value::dict(
       {{"state", handles ? by_handles(*state, *handles) : by_ids(*state, names)},
@@ -255,6 +298,10 @@ std::vector<ObjectInfo> files_of(const std::vector<ObjectInfo>& all, const char*
   return files;
 }
 
+bool is_empty_dict(const Value& value) {
+  return value.is(Kind::dict) && value.size() == 0;
+}
+
 // Dicts that no rank filled.
 void drop_empty_states(Value& root) {
   const Value* optim = root.find("optim");
@@ -262,7 +309,7 @@ void drop_empty_states(Value& root) {
   Value kept = Value::dict();
   const Value state = optim->at("state");
   for (const auto& [id, values] : state.pairs()) {
-    if (!values.is(Kind::dict) || values.size() > 0) kept.set_item(id, values);
+    if (!is_empty_dict(values)) kept.set_item(id, values);
   }
   Value(*optim).set_item("state", kept);
 }
@@ -272,6 +319,28 @@ void require_world(int said, const Checkpoint& checkpoint) {
   throw Error(said > checkpoint.world_size ? ErrorCode::incomplete : ErrorCode::corrupt,
               "metadata.yaml says " + std::to_string(said) + " ranks, there are files of " +
                   std::to_string(checkpoint.world_size))
+      .at_path(checkpoint.path);
+}
+
+// What `work` makes of a rank's file.
+template <typename Work>
+auto read_with(const RankStore& from, const ObjectInfo& file, const Work& work) {
+  try {
+    return work(read_rank_file(from, file));
+  } catch (Error& error) {
+    throw error.at_path(from.store->name() + "/" + file.name);
+  }
+}
+
+std::vector<Value> geometry_of(const RankState& state) {
+  std::vector<Value> geometry;
+  for (const FlatHandle& handle : state.handles()) geometry.push_back(handle.geometry);
+  return geometry;
+}
+
+[[noreturn]] void refuse_geometry(int rank, const Checkpoint& checkpoint) {
+  throw Error(ErrorCode::corrupt, "names, shapes or padding of the flat parameters of rank " +
+                                      std::to_string(rank) + " are not those of rank 0")
       .at_path(checkpoint.path);
 }
 
@@ -298,32 +367,20 @@ Checkpoint open_local(const std::shared_ptr<Store>& store) {
   if (store->exists(kWorldFile)) require_world(world_size_in(*store), checkpoint);
   const RankStore from{store};
   std::vector<Value> geometry;  // rank 0's
-  const auto with_path = [&](const ObjectInfo& file, const auto& work) {
-    try {
-      return work(read_rank_file(from, file));
-    } catch (Error& error) {
-      throw error.at_path(checkpoint.path + "/" + file.name);
-    }
-  };
   merge_ranks(checkpoint, checkpoint.world_size, [&](int rank) {
     const auto at = static_cast<std::size_t>(rank);
-    const RankState state(with_path(models[at], sharded::flat_handles), rank);
-    std::vector<Value> own;
-    for (const FlatHandle& handle : state.handles()) own.push_back(handle.geometry);
+    const RankState state(read_with(from, models[at], sharded::flat_handles), rank);
+    const std::vector<Value> own = geometry_of(state);
     if (rank == 0) geometry = own;
-    if (own != geometry) {
-      throw Error(ErrorCode::corrupt, "names, shapes or padding of the flat parameters of rank " +
-                                          std::to_string(rank) + " are not those of rank 0")
-          .at_path(checkpoint.path);
-    }
+    if (own != geometry) refuse_geometry(rank, checkpoint);
     Value tree = Value::dict({{"model", state.model()}});
     if (!optims.empty()) {
-      tree.set_item(
-          "optim", with_path(optims[at], [&](const Value& file) { return state.optimizer(file); }));
+      tree.set_item("optim", read_with(from, optims[at],
+                                       [&](const Value& file) { return state.optimizer(file); }));
     }
     if (!trains.empty()) {
       tree.set_item(Value(std::string(kTrainState)),
-                    with_path(trains[at], [](Value file) { return file; }));
+                    read_with(from, trains[at], [](Value file) { return file; }));
     }
     return tree;
   });

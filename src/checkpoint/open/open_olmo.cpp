@@ -1,6 +1,7 @@
 // The OLMo kinds whose parts are whole files or a DCP checkpoint: olmo_full, olmo_torch_new.
 #include <algorithm>
-#include <set>
+#include <array>
+#include <span>
 
 #include "base/checked.h"
 #include "checkpoint/open/olmo_state.h"
@@ -13,6 +14,7 @@
 #include "storage/lazy_source.h"
 #include "storage/sub_store.h"
 #include "tessera/error.h"
+#include "value/children.h"
 
 namespace tessera {
 namespace {
@@ -22,9 +24,12 @@ using Kind = Value::Kind;
 constexpr std::uint64_t kPickledLimit = 64 << 20;  // bytes of a value beside the tensors
 
 const ObjectInfo* find_file(const std::vector<ObjectInfo>& files, std::string_view name) {
-  const auto found = std::find_if(files.begin(), files.end(),
-                                  [name](const ObjectInfo& file) { return file.name == name; });
+  const auto found = std::ranges::find(files, name, &ObjectInfo::name);
   return found == files.end() ? nullptr : &*found;
+}
+
+bool has_file(const std::vector<ObjectInfo>& files, std::string_view name) {
+  return find_file(files, name) != nullptr;
 }
 
 Value value_of(const safetensors::Entry& entry, const olmo::Key& key,
@@ -44,27 +49,26 @@ Value value_of(const safetensors::Entry& entry, const olmo::Key& key,
   return olmo::decode_value(bytes);
 }
 
-const Value* find_key(const Value& dict, const Value& key) {
-  if (key.is(Kind::string)) return dict.find(key.as_string());
-  const auto& pairs = dict.pairs();
-  const auto found = std::find_if(pairs.begin(), pairs.end(),
-                                  [&key](const Value::Pair& pair) { return pair.first == key; });
-  return found == pairs.end() ? nullptr : &found->second;
+[[noreturn]] void refuse_place() {
+  throw Error(ErrorCode::conflict, "two names of the file lead to one place");
+}
+
+// The dict under `key`, which is made when there is none.
+Value dict_under(Value dict, const Value& key) {
+  if (const Value* found = dict.find_key(key)) {
+    if (!found->is(Kind::dict)) refuse_place();
+    return *found;
+  }
+  Value made = Value::dict();
+  dict.set_item(key, made);
+  return made;
 }
 
 // Puts `value` where `keys` lead, through dicts that are made on the way.
 void put_at(Value dict, const Value::List& keys, const Value& value) {
-  for (std::size_t i = 0;; ++i) {
-    const Value* found = find_key(dict, keys[i]);
-    const bool last = i + 1 == keys.size();
-    if (found != nullptr && (last || !found->is(Kind::dict))) {
-      throw Error(ErrorCode::conflict, "two names of the file lead to one place");
-    }
-    if (last) return dict.set_item(keys[i], value);
-    Value next = found == nullptr ? Value::dict() : *found;
-    if (found == nullptr) dict.set_item(keys[i], next);
-    dict = std::move(next);
-  }
+  for (const Value& key : std::span(keys).first(keys.size() - 1)) dict = dict_under(dict, key);
+  if (dict.find_key(keys.back()) != nullptr) refuse_place();
+  dict.set_item(keys.back(), value);
 }
 
 // A part of the training state; null when no file has it.
@@ -94,6 +98,24 @@ void note_config(const Store& store, Checkpoint& checkpoint) {
   }
 }
 
+// What only OLMo has beside a model.safetensors.
+constexpr std::array<std::string_view, 5> kBesideModel{"optim.safetensors", "optim.pt", "train.pt",
+                                                       "other.pt", "config.yaml"};
+
+bool is_olmo_full(const std::vector<ObjectInfo>& files) {
+  const auto has = [&files](std::string_view name) { return has_file(files, name); };
+  return has("model.pt") || (has("model.safetensors") && std::ranges::any_of(kBesideModel, has));
+}
+
+// OLMo would go on with rank 0's state where another rank's is missing.
+void require_trains_of_all(int ranks, const Checkpoint& checkpoint) {
+  if (ranks >= checkpoint.world_size) return;
+  throw Error(ErrorCode::incomplete, "there are " + std::to_string(ranks) +
+                                         " files train/rank*.pt, data files are of " +
+                                         std::to_string(checkpoint.world_size) + " ranks")
+      .at_path(checkpoint.path);
+}
+
 }  // namespace
 
 Value read_olmo_safetensors(const std::shared_ptr<const ByteSource>& source) {
@@ -121,12 +143,8 @@ Value read_olmo_safetensors(const std::shared_ptr<const ByteSource>& source) {
 }
 
 std::optional<CheckpointKind> olmo_kind_of(const std::vector<ObjectInfo>& files) {
-  const auto has = [&files](std::string_view name) { return find_file(files, name) != nullptr; };
-  if (has("model_and_optim/.metadata")) return CheckpointKind::olmo_torch_new;
-  if (has("model.pt")) return CheckpointKind::olmo_full;
-  const bool other = has("optim.safetensors") || has("optim.pt") || has("train.pt") ||
-                     has("other.pt") || has("config.yaml");
-  if (has("model.safetensors") && other) return CheckpointKind::olmo_full;
+  if (has_file(files, "model_and_optim/.metadata")) return CheckpointKind::olmo_torch_new;
+  if (is_olmo_full(files)) return CheckpointKind::olmo_full;
   return std::nullopt;
 }
 
@@ -136,7 +154,7 @@ Checkpoint open_olmo_full(std::shared_ptr<Store> store) {
   checkpoint.kind = CheckpointKind::olmo_full;
   checkpoint.path = store->name();
   Value model = *read_part(store, files, "model", checkpoint.files);
-  const bool alone = files.size() == 1 && model.is(Kind::dict) && model.find("model") != nullptr;
+  const bool alone = files.size() == 1 && entry_of(model, "model") != nullptr;
   if (alone) return open_torch(std::move(store), files.front());
   OlmoState state = olmo_state_of(Value::dict({{"model", std::move(model)}}));
   if (auto optim = read_part(store, files, "optim", checkpoint.files)) {
@@ -161,13 +179,7 @@ Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store) {
   const auto trains = rank_files(store->list("train"), "train/rank", ".pt", checkpoint.path);
   const int ranks = static_cast<int>(trains.size());
   if (ranks > 0) {
-    // OLMo would go on with rank 0's state where another rank's is missing.
-    if (ranks < checkpoint.world_size) {
-      throw Error(ErrorCode::incomplete, "there are " + std::to_string(ranks) +
-                                             " files train/rank*.pt, data files are of " +
-                                             std::to_string(checkpoint.world_size) + " ranks")
-          .at_path(checkpoint.path);
-    }
+    require_trains_of_all(ranks, checkpoint);
     const Value train = torch_file::read(std::make_shared<LazySource>(store, trains[0]));
     const std::vector<Leaf> leaves = leaves_of(Value::dict({{"train", train}}));
     checkpoint.leaves.insert(checkpoint.leaves.end(), leaves.begin(), leaves.end());

@@ -4,12 +4,14 @@
 #include <optional>
 #include <thread>
 
+#include "base/one_of.h"
 #include "base/parallel.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
 #include "format/sharded/sharded.h"
 #include "format/torch/torch_file.h"
 #include "tessera/error.h"
+#include "value/children.h"
 
 namespace tessera {
 namespace {
@@ -25,33 +27,35 @@ constexpr std::string_view kParts[] = {"model", "optim", "extra_state"};
 // A number as programs write it: no sign, no zeros in front.
 std::optional<int> number_of(std::string_view text) {
   int number = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool plain = problem == std::errc() && end == text.data() + text.size() && number >= 0 &&
-                     number < kMaxRanks && std::to_string(number) == text;
+  (void)std::from_chars(text.data(), text.data() + text.size(), number);
+  // What is no such number, or not all of the text, makes another text.
+  const bool plain = number >= 0 && number < kMaxRanks && std::to_string(number) == text;
   return plain ? std::optional(number) : std::nullopt;
+}
+
+// What stands between `prefix` and `suffix` in `name`; empty when it does not have both.
+std::string_view between(std::string_view prefix, std::string_view name, std::string_view suffix) {
+  if (name.size() <= prefix.size() + suffix.size() || !name.starts_with(prefix) ||
+      !name.ends_with(suffix)) {
+    return {};
+  }
+  name.remove_prefix(prefix.size());
+  name.remove_suffix(suffix.size());
+  return name;
 }
 
 // What stands between `prefix` and `suffix` in `name`, when it is a number.
 std::optional<int> rank_in(std::string_view name, std::string_view prefix,
                            std::string_view suffix) {
-  if (name.size() <= prefix.size() + suffix.size() || !name.starts_with(prefix) ||
-      !name.ends_with(suffix)) {
-    return std::nullopt;
-  }
-  name.remove_prefix(prefix.size());
-  name.remove_suffix(suffix.size());
-  return number_of(name);
+  return number_of(between(prefix, name, suffix));
 }
 
-// "model_world_size_" and N of a file that is named so.
+// N of "model_world_size_N_rank_{r}.pt".
 std::optional<int> world_in(std::string_view name, std::string_view part) {
   const std::string prefix = std::string(part) + std::string(kWorldSize);
-  const std::size_t rank = name.find("_rank_");
-  if (!name.starts_with(prefix) || rank == std::string_view::npos || rank < prefix.size() ||
-      !name.ends_with(".pt")) {
-    return std::nullopt;
-  }
-  return number_of(name.substr(prefix.size(), rank - prefix.size()));
+  const std::string_view numbers = between(prefix, name, ".pt");
+  const std::size_t rank = numbers.find("_rank_");
+  return rank == std::string_view::npos ? std::nullopt : number_of(numbers.substr(0, rank));
 }
 
 std::optional<int> world_of(const std::vector<ObjectInfo>& files, std::string_view part,
@@ -59,25 +63,28 @@ std::optional<int> world_of(const std::vector<ObjectInfo>& files, std::string_vi
   std::optional<int> world;
   for (const ObjectInfo& file : files) {
     const auto found = world_in(file.name, part);
-    if (found && world && *found != *world) {
+    if (!found) continue;
+    if (world.value_or(*found) != *found) {
       throw Error(ErrorCode::conflict, "files of " + std::to_string(*world) + " and of " +
                                            std::to_string(*found) + " ranks")
           .at_path(where);
     }
-    if (found) world = found;
+    world = found;
   }
   return world;
 }
 
+bool has_model(const Value& tree) {
+  return entry_of_kind(tree, "model", Kind::dict) != nullptr;
+}
+
 // {"model", "optim", **trainer state} of OLMo: what is the trainer's own goes below "train".
 Value with_train_state(const Value& tree) {
-  if (!tree.is(Kind::dict)) return tree;
-  const Value* model = tree.find("model");
-  if (model == nullptr || !model->is(Kind::dict)) return tree;
+  if (!has_model(tree)) return tree;
   Value arranged = Value::dict();
   Value train = Value::dict();
   for (const auto& [key, value] : tree.pairs()) {
-    const bool own = key != Value("model") && key != Value("optim");
+    const bool own = !is_one_of(key, Value("model"), Value("optim"));
     (own ? train : arranged).set_item(key, value);
   }
   if (train.size() > 0) arranged.set_item(Value(std::string(kTrainState)), train);
@@ -103,16 +110,37 @@ Checkpoint rank_checkpoint(std::shared_ptr<Store> store, CheckpointKind kind, in
   return checkpoint;
 }
 
-}  // namespace
-
-std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files, const std::string& prefix,
-                                   const std::string& suffix, const std::string& where) {
+std::map<int, ObjectInfo> files_by_rank(const std::vector<ObjectInfo>& files,
+                                        const std::string& prefix, const std::string& suffix) {
   std::map<int, ObjectInfo> found;
   for (const ObjectInfo& file : files) {
     if (const auto rank = rank_in(file.name, prefix, suffix)) found.emplace(*rank, file);
   }
+  return found;
+}
+
+// The files of one part, in the order of ranks; none when there is no such part.
+std::optional<std::vector<ObjectInfo>> files_of_part(const std::vector<ObjectInfo>& all,
+                                                     const std::string& part, int world,
+                                                     const std::string& where) {
+  const auto of_part = world_of(all, part, where);
+  if (!of_part) return std::nullopt;
+  const std::string prefix = part + std::string(kWorldSize) + std::to_string(*of_part) + "_rank_";
+  auto files = rank_files(all, prefix, ".pt", where);
+  if (*of_part != world || std::ssize(files) != world) {
+    throw Error(ErrorCode::incomplete, "there are " + std::to_string(files.size()) + " files of " +
+                                           part + ", for " + std::to_string(world) + " ranks")
+        .at_path(where);
+  }
+  return files;
+}
+
+}  // namespace
+
+std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files, const std::string& prefix,
+                                   const std::string& suffix, const std::string& where) {
   std::vector<ObjectInfo> ordered;
-  for (auto& [rank, file] : found) {
+  for (auto& [rank, file] : files_by_rank(files, prefix, suffix)) {
     if (rank != static_cast<int>(ordered.size())) {
       std::string what = "there is " + file.name + ", but not " + prefix;
       what += std::to_string(ordered.size()) + suffix;
@@ -162,8 +190,7 @@ Checkpoint open_rank_files(const std::shared_ptr<Store>& store) {
   merge_ranks(checkpoint, world, [&](int rank) {
     return with_train_state(resolved(from, files[static_cast<std::size_t>(rank)], {rank, world}));
   });
-  const Value* model = checkpoint.root->is(Kind::dict) ? checkpoint.root->find("model") : nullptr;
-  if (model != nullptr && model->is(Kind::dict)) checkpoint.kind = CheckpointKind::olmo_legacy;
+  if (has_model(*checkpoint.root)) checkpoint.kind = CheckpointKind::olmo_legacy;
   return checkpoint;
 }
 
@@ -180,18 +207,10 @@ Checkpoint open_world_size_files(const std::shared_ptr<Store>& store) {
   std::map<std::string, std::vector<ObjectInfo>> parts;
   for (const std::string_view part : kParts) {
     const std::string name(part);
-    const auto of_part = world_of(all, part, store->name());
-    if (!of_part) continue;
-    const std::string prefix = name + std::string(kWorldSize) + std::to_string(*of_part) + "_rank_";
-    auto files = rank_files(all, prefix, ".pt", store->name());
-    if (*of_part != world || std::ssize(files) != world) {
-      throw Error(ErrorCode::incomplete, "there are " + std::to_string(files.size()) +
-                                             " files of " + name + ", for " +
-                                             std::to_string(world) + " ranks")
-          .at_path(store->name());
-    }
-    checkpoint.files.insert(checkpoint.files.end(), files.begin(), files.end());
-    parts.emplace(part == "extra_state" ? std::string(kTrainState) : name, std::move(files));
+    auto files = files_of_part(all, name, world, store->name());
+    if (!files) continue;
+    checkpoint.files.insert(checkpoint.files.end(), files->begin(), files->end());
+    parts.emplace(part == "extra_state" ? std::string(kTrainState) : name, std::move(*files));
   }
   const RankStore from{store};
   merge_ranks(checkpoint, world, [&](int rank) {

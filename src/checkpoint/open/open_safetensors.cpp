@@ -1,11 +1,14 @@
 // One safetensors file, or a set: with an index as huggingface writes it, shards of ranks as
 // PyTorch writes them, or simply all files of a directory (docs/formats/safetensors.md).
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <ranges>
 #include <set>
 #include <unordered_map>
 
 #include "base/checked.h"
+#include "base/one_of.h"
 #include "checkpoint/dcp/sharding_info.h"
 #include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/open/open.h"
@@ -75,40 +78,51 @@ Piece piece_of(const Part& part, const safetensors::Entry& entry, Shape offsets)
   return Piece{Box{std::move(offsets), entry.shape}, std::move(storage), 0, {}, -1};
 }
 
+// `tensor` has the dtype and the number of dimensions of the first shard.
+void require_shard_of(const Tensor& tensor, const Part& part, const safetensors::Entry& entry) {
+  const Shape& offsets = part.offsets.at(entry.name);
+  if (entry.dtype == tensor.dtype && entry.shape.size() == tensor.shape.size() &&
+      offsets.size() == tensor.shape.size()) {
+    return;
+  }
+  throw Error(ErrorCode::corrupt, "a shard of " + std::string(to_string(entry.dtype)) + " " +
+                                      to_string(entry.shape) + " at " + to_string(offsets) +
+                                      " among others of " + std::string(to_string(tensor.dtype)))
+      .at_path(part.source->name());
+}
+
+void extend(Shape& shape, const Shape& offsets, const Shape& sizes) {
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    shape[d] = std::max(shape[d], checked_add(offsets[d], sizes[d]));
+  }
+}
+
 // The shards of one tensor; its shape is what they reach to.
 Tensor sharded_tensor(const Found& found) {
   Tensor tensor;
   tensor.dtype = found.shards.front().second->dtype;
   tensor.shape.assign(found.shards.front().second->shape.size(), 0);
   for (const auto& [part, entry] : found.shards) {
-    const Shape& offsets = part->offsets.at(entry->name);
-    if (entry->dtype != tensor.dtype || entry->shape.size() != tensor.shape.size() ||
-        offsets.size() != tensor.shape.size()) {
-      throw Error(ErrorCode::corrupt, "a shard of " + std::string(to_string(entry->dtype)) + " " +
-                                          to_string(entry->shape) + " at " + to_string(offsets) +
-                                          " among others of " +
-                                          std::string(to_string(tensor.dtype)))
-          .at_path(part->source->name());
-    }
-    for (std::size_t d = 0; d < offsets.size(); ++d) {
-      tensor.shape[d] = std::max(tensor.shape[d], checked_add(offsets[d], entry->shape[d]));
-    }
+    require_shard_of(tensor, *part, *entry);
+    extend(tensor.shape, part->offsets.at(entry->name), entry->shape);
   }
   for (const auto& [part, entry] : found.shards) {
-    // Ranks without data leave empty shards (P-18); an empty tensor keeps its first one.
-    if (numel(entry->shape) == 0 && (numel(tensor.shape) > 0 || !tensor.pieces.empty())) continue;
+    if (is_needless(entry->shape, tensor)) continue;
     tensor.pieces.push_back(piece_of(*part, *entry, part->offsets.at(entry->name)));
   }
   return tensor;
 }
 
+void require_once(const Found& found, bool indexed) {
+  if (found.whole.size() <= 1) return;
+  // An index says that every name is in one file.
+  throw Error(indexed ? ErrorCode::corrupt : ErrorCode::conflict,
+              "the tensor is in " + found.whole[0].first->file.name + " and in " +
+                  found.whole[1].first->file.name);
+}
+
 Leaf leaf_of(const Found& found, bool indexed) {
-  if (found.whole.size() > 1) {
-    // An index says that every name is in one file.
-    throw Error(indexed ? ErrorCode::corrupt : ErrorCode::conflict,
-                "the tensor is in " + found.whole[0].first->file.name + " and in " +
-                    found.whole[1].first->file.name);
-  }
+  require_once(found, indexed);
   Tensor tensor;
   if (found.whole.empty()) {
     tensor = sharded_tensor(found);
@@ -123,17 +137,24 @@ Leaf leaf_of(const Found& found, bool indexed) {
 
 // Which metadata is about the files rather than about their content.
 bool is_about_files(const std::string& key) {
-  return key == kTreeKey || key == kShardingKey || key == "DCP_VERSION" || is_digest_key(key);
+  return is_one_of(key, kTreeKey, kShardingKey, "DCP_VERSION") || is_digest_key(key);
 }
 
-// What the files hold under their names, before any of it finds its place in a tree.
-void check_against(const safetensors::Index& index, Checkpoint& checkpoint) {
-  std::map<std::string_view, std::string_view> holders;  // tensor -> the store's file
-  for (const Leaf& leaf : checkpoint.leaves) {
+using Holders = std::map<std::string_view, std::string_view>;  // tensor -> the store's file
+
+Holders holders_of(const std::vector<Leaf>& leaves) {
+  Holders holders;
+  for (const Leaf& leaf : leaves) {
     if (!leaf.value.is(Value::Kind::tensor)) continue;
     const auto& pieces = leaf.value.as_tensor().pieces;
     if (!pieces.empty()) holders.emplace(leaf.name, pieces[0].storage->source->name());
   }
+  return holders;
+}
+
+// Takes away the tensors that the index names. Throws for one that is not in its file; `where` the
+// files are.
+void strike_out(const safetensors::Index& index, Holders& holders, const std::string& where) {
   for (const auto& [name, file] : index.files) {
     const auto holder = holders.find(name);
     if (holder != holders.end() && holder->second.ends_with("/" + file)) {
@@ -141,9 +162,15 @@ void check_against(const safetensors::Index& index, Checkpoint& checkpoint) {
       continue;
     }
     throw Error(ErrorCode::incomplete, "the index says that the tensor is in this file")
-        .at_path(checkpoint.path + "/" + file)
+        .at_path(where + "/" + file)
         .at_key(name);
   }
+}
+
+// What the files hold under their names, before any of it finds its place in a tree.
+void check_against(const safetensors::Index& index, Checkpoint& checkpoint) {
+  Holders holders = holders_of(checkpoint.leaves);
+  strike_out(index, holders, checkpoint.path);
   for (const auto& [name, file] : holders) {
     checkpoint.warnings.push_back("the index does not name a tensor that the files have: " +
                                   printable(std::string(name)));
@@ -165,6 +192,29 @@ void add_metadata(const Part& part, Checkpoint& checkpoint) {
   }
 }
 
+std::vector<Part> read_parts(const std::shared_ptr<Store>& store,
+                             const std::vector<ObjectInfo>& files, const OpenOptions& options) {
+  std::vector<Part> parts;
+  parts.reserve(files.size());
+  const auto open = std::make_shared<OpenFiles>();
+  for (const ObjectInfo& file : files) parts.push_back(read_part(store, file, options, open));
+  return parts;
+}
+
+void add_leaves(const std::vector<Found>& all, bool indexed, Checkpoint& checkpoint) {
+  for (const Found& found : all) {
+    try {
+      checkpoint.leaves.push_back(leaf_of(found, indexed));
+    } catch (Error& error) {
+      throw error.at_path(checkpoint.path).at_key(found.name);
+    }
+  }
+}
+
+bool is_whole_and_sharded(const Found& found) {
+  return !found.whole.empty() && !found.shards.empty();
+}
+
 // `index` null: the files are all there is to it.
 Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<ObjectInfo>& files,
                     const safetensors::Index* index, const OpenOptions& options) {
@@ -172,20 +222,10 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<Objec
   checkpoint.kind = CheckpointKind::safetensors;
   checkpoint.path = store->name();
   checkpoint.files = files;
-  std::vector<Part> parts;
-  parts.reserve(files.size());
-  const auto open = std::make_shared<OpenFiles>();
-  for (const ObjectInfo& file : files) parts.push_back(read_part(store, file, options, open));
-  bool both = false;
-  for (const Found& found : by_name(parts)) {
-    both = both || (!found.whole.empty() && !found.shards.empty());
-    try {
-      checkpoint.leaves.push_back(leaf_of(found, index != nullptr));
-    } catch (Error& error) {
-      throw error.at_path(store->name()).at_key(found.name);
-    }
-  }
-  if (both) {
+  const std::vector<Part> parts = read_parts(store, files, options);
+  const std::vector<Found> all = by_name(parts);
+  add_leaves(all, index != nullptr, checkpoint);
+  if (std::ranges::any_of(all, is_whole_and_sharded)) {
     checkpoint.warnings.emplace_back(
         "some tensors are there whole and in shards of ranks: the whole ones are read");
   }
@@ -211,14 +251,21 @@ std::pair<int, int> number_in_set(std::string_view name) {
   return whole ? std::pair(number, count) : std::pair(0, 0);
 }
 
-// Without an index the names alone tell that a file of a set is missing.
-void require_all_numbers(const std::vector<ObjectInfo>& files, const Store& store) {
-  std::map<std::pair<std::string, int>, std::set<int>> sets;
+// By the beginning of their names and how many they should be: the numbers of the files of a set.
+using NumbersOfSets = std::map<std::pair<std::string, int>, std::set<int>>;
+
+NumbersOfSets numbers_of_sets(const std::vector<ObjectInfo>& files) {
+  NumbersOfSets sets;
   for (const ObjectInfo& file : files) {
     const auto [number, count] = number_in_set(file.name);
     if (count > 0) sets[{file.name.substr(0, file.name.rfind("-of-") - 5), count}].insert(number);
   }
-  for (const auto& [set, numbers] : sets) {
+  return sets;
+}
+
+// Without an index the names alone tell that a file of a set is missing.
+void require_all_numbers(const std::vector<ObjectInfo>& files, const Store& store) {
+  for (const auto& [set, numbers] : numbers_of_sets(files)) {
     if (numbers.size() == static_cast<std::size_t>(set.second)) continue;
     throw Error(ErrorCode::incomplete, "there are " + std::to_string(numbers.size()) + " of the " +
                                            std::to_string(set.second) + " files " +
@@ -236,45 +283,81 @@ int ranks_of(const std::vector<ObjectInfo>& files) {
   return ranks;
 }
 
-Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& name,
-                      const std::vector<ObjectInfo>& present, const OpenOptions& options) {
-  const safetensors::Index index = read_safetensors_index(*store, name);
-  std::map<std::string, ObjectInfo> by_file;
-  for (const ObjectInfo& file : present) by_file.emplace(file.name, file);
-  std::set<std::string> named;
-  for (const auto& [tensor, file] : index.files) {
-    if (!named.insert(file).second || by_file.contains(file)) continue;
-    throw Error(ErrorCode::incomplete, "a file that the index names is missing")
-        .at_path(store->name() + "/" + file)
-        .at_key(tensor);
+using FileByName = std::map<std::string, ObjectInfo>;
+
+// The files that the index names; `present` are those of the store.
+FileByName files_in(const safetensors::Index& index, const FileByName& present,
+                    const Store& store) {
+  FileByName named;
+  for (const auto& [tensor, name] : index.files) {
+    const auto file = present.find(name);
+    if (file == present.end()) {
+      throw Error(ErrorCode::incomplete, "a file that the index names is missing")
+          .at_path(store.name() + "/" + name)
+          .at_key(tensor);
+    }
+    named.insert(*file);
   }
-  std::vector<ObjectInfo> files;
-  files.reserve(named.size());
-  for (const std::string& file : named) files.push_back(by_file.at(file));
-  Checkpoint checkpoint = open_set(store, files, &index, options);
-  checkpoint.files.insert(checkpoint.files.begin(), by_file.at(name));
-  const auto passed_over = std::count_if(present.begin(), present.end(), [&](const auto& file) {
+  return named;
+}
+
+void warn_of_others(const std::vector<ObjectInfo>& present, const FileByName& named,
+                    std::vector<std::string>& warnings) {
+  const auto passed_over = std::ranges::count_if(present, [&named](const ObjectInfo& file) {
     return file.name.ends_with(kSuffix) && !named.contains(file.name);
   });
   if (passed_over > 0) {
-    checkpoint.warnings.push_back(std::to_string(passed_over) +
-                                  " safetensors files are not in the index and passed over");
+    warnings.push_back(std::to_string(passed_over) +
+                       " safetensors files are not in the index and passed over");
   }
+}
+
+Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& name,
+                      const std::vector<ObjectInfo>& present, const OpenOptions& options) {
+  const safetensors::Index index = read_safetensors_index(*store, name);
+  FileByName by_name;
+  for (const ObjectInfo& file : present) by_name.emplace(file.name, file);
+  const FileByName named = files_in(index, by_name, *store);
+  std::vector<ObjectInfo> files;
+  std::ranges::copy(std::views::values(named), std::back_inserter(files));
+  Checkpoint checkpoint = open_set(store, files, &index, options);
+  checkpoint.files.insert(checkpoint.files.begin(), by_name.at(name));
+  warn_of_others(present, named, checkpoint.warnings);
   return checkpoint;
 }
 
-// The index that speaks for the directory; empty: none.
-std::string find_index(const std::vector<ObjectInfo>& files, const Store& store) {
+std::vector<std::string> indices_among(const std::vector<ObjectInfo>& files) {
   std::vector<std::string> found;
   for (const ObjectInfo& file : files) {
     if (file.name.ends_with(safetensors::kIndexSuffix)) found.push_back(file.name);
   }
+  return found;
+}
+
+// The index that speaks for the directory; empty: none.
+std::string find_index(const std::vector<ObjectInfo>& files, const Store& store) {
+  const std::vector<std::string> found = indices_among(files);
   if (found.empty()) return "";
-  if (std::find(found.begin(), found.end(), kUsualIndex) != found.end())
-    return std::string(kUsualIndex);
+  if (std::ranges::find(found, kUsualIndex) != found.end()) return std::string(kUsualIndex);
   if (found.size() == 1) return found.front();
   throw Error(ErrorCode::conflict, "several indices: open the one that you mean")
       .at_path(store.name());
+}
+
+// Tensors inside of values are in the files under names of their own.
+bool is_in_files(const Leaf& leaf, const safetensors::Index& index) {
+  return !leaf.value.is(Value::Kind::tensor) || index.files.contains(leaf.name);
+}
+
+// Of the tensors that the index is about.
+std::uint64_t bytes_in(const safetensors::Index& index, std::vector<Leaf> leaves) {
+  std::erase_if(leaves, [&index](const Leaf& leaf) { return !is_in_files(leaf, index); });
+  std::uint64_t bytes = 0;
+  for (const auto& [name, value] : all_tensors(leaves)) {
+    const Tensor& tensor = value.as_tensor();
+    bytes += byte_size(tensor.dtype, tensor.shape);
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -290,17 +373,7 @@ safetensors::Index read_safetensors_index(const Store& store, const std::string&
 
 std::optional<std::string> index_total_fault(const safetensors::Index& index,
                                              const std::vector<Leaf>& leaves) {
-  std::uint64_t bytes = 0;
-  std::vector<Leaf> named;
-  for (const Leaf& leaf : leaves) {
-    // Tensors inside of values are in the files under names of their own.
-    if (!leaf.value.is(Value::Kind::tensor) || index.files.contains(leaf.name))
-      named.push_back(leaf);
-  }
-  for (const auto& [name, value] : all_tensors(named)) {
-    const Tensor& tensor = value.as_tensor();
-    bytes += byte_size(tensor.dtype, tensor.shape);
-  }
+  const std::uint64_t bytes = bytes_in(index, leaves);
   if (!index.total_size || *index.total_size == bytes) return std::nullopt;
   return "the index says that the tensors have " + std::to_string(*index.total_size) +
          " bytes, they have " + std::to_string(bytes);

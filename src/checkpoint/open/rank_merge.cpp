@@ -14,31 +14,28 @@ namespace {
 using Kind = Value::Kind;
 
 bool is_train_state(const std::string& name) {
-  return name.starts_with(kTrainState) && name.size() > kTrainState.size() &&
-         name[kTrainState.size()] == '.';
+  return name.starts_with(std::string(kTrainState) + ".");
 }
 
 bool is_sharded(const Value& value) {
   return value.is(Kind::tensor) && value.as_tensor().sharded;
 }
 
-// Whether both are views of the same kind of whole storages, so that these can stand for them.
-bool are_alike(const Piece& a, const Piece& b) {
+bool same_form(const Tensor& x, const Tensor& y) {
+  return x.shape == y.shape && x.dtype == y.dtype;
+}
+
+// Whether both are the same views of whole storages with one checksum. 0: the file has none.
+bool same_checksum(const Piece& a, const Piece& b) {
   const Storage& x = *a.storage;
   const Storage& y = *b.storage;
   return x.size == y.size && a.storage_offset == b.storage_offset && a.strides == b.strides &&
-         x.crc32 && y.crc32 && *x.crc32 != 0 && *y.crc32 != 0;
+         x.crc32.value_or(0) != 0 && x.crc32 == y.crc32;
 }
 
-// By the checksums where the files have them, else by the elements.
-bool same_elements(const Leaf& a, const Leaf& b) {
+bool same_bytes(const Leaf& a, const Leaf& b) {
   const Tensor& x = a.value.as_tensor();
   const Tensor& y = b.value.as_tensor();
-  if (x.shape != y.shape || x.dtype != y.dtype) return false;
-  if (are_alike(x.pieces.at(0), y.pieces.at(0)) &&
-      *x.pieces[0].storage->crc32 == *y.pieces[0].storage->crc32) {
-    return true;
-  }
   constexpr std::int64_t kWindow = 64 << 10;  // elements
   const std::size_t size = size_of(x.dtype);
   const Slice all = whole(x.shape);
@@ -53,6 +50,14 @@ bool same_elements(const Leaf& a, const Leaf& b) {
     if (bytes[0] != bytes[1]) return false;
   }
   return true;
+}
+
+// By the checksums where the files have them, else by the elements.
+bool same_elements(const Leaf& a, const Leaf& b) {
+  const Tensor& x = a.value.as_tensor();
+  const Tensor& y = b.value.as_tensor();
+  if (!same_form(x, y)) return false;
+  return same_checksum(x.pieces.at(0), y.pieces.at(0)) || same_bytes(a, b);
 }
 
 bool same(const Leaf& a, const Leaf& b) {
@@ -91,18 +96,16 @@ bool before(const Slice& a, const Slice& b) {
   return std::tie(box.offsets, box.sizes) < std::tie(other.offsets, other.sizes);
 }
 
-// By rank, without those that a lower rank has too. A tensor without elements keeps an empty piece.
-void put_in_order(Tensor& tensor) {
-  auto& pieces = tensor.pieces;
-  if (pieces.empty() && numel(tensor.shape) == 0) {
-    auto nothing = std::make_shared<Storage>();
-    nothing->dtype = tensor.dtype;
-    nothing->source = memory_source({}, "no elements");
-    pieces.push_back(Piece{whole(tensor.shape), std::move(nothing), 0, {}, -1});
-    return;
-  }
-  const auto rank_less = [](const Piece& a, const Piece& b) { return a.rank < b.rank; };
-  std::stable_sort(pieces.begin(), pieces.end(), rank_less);
+// Of a tensor without elements.
+Piece empty_piece(const Tensor& tensor) {
+  auto nothing = std::make_shared<Storage>();
+  nothing->dtype = tensor.dtype;
+  nothing->source = memory_source({}, "no elements");
+  return Piece{whole(tensor.shape), std::move(nothing), 0, {}, -1};
+}
+
+// Of pieces of one slice the first stays.
+std::vector<Piece> without_replicas(std::vector<Piece> pieces) {
   const auto slice_less = [](const Slice* a, const Slice* b) { return before(*a, *b); };
   std::set<const Slice*, decltype(slice_less)> seen(slice_less);
   std::vector<bool> keep;
@@ -112,7 +115,26 @@ void put_in_order(Tensor& tensor) {
   for (Piece& piece : pieces) {
     if (keep[at++]) kept.push_back(std::move(piece));
   }
-  pieces = std::move(kept);
+  return kept;
+}
+
+// By rank, without those that a lower rank has too. A tensor without elements keeps an empty piece.
+void put_in_order(Tensor& tensor) {
+  auto& pieces = tensor.pieces;
+  if (pieces.empty() && numel(tensor.shape) == 0) {
+    pieces.push_back(empty_piece(tensor));
+    return;
+  }
+  std::ranges::stable_sort(pieces, {}, &Piece::rank);
+  pieces = without_replicas(std::move(pieces));
+}
+
+void warn_of_differences(const std::vector<std::string>& names,
+                         std::vector<std::string>& warnings) {
+  if (names.empty()) return;
+  std::string text = "rank 0's values are kept where ranks differ: " + names[0];
+  if (names.size() > 1) text += " and " + std::to_string(names.size() - 1) + " more";
+  warnings.push_back(std::move(text));
 }
 
 }  // namespace
@@ -120,11 +142,7 @@ void put_in_order(Tensor& tensor) {
 void RankMerge::add(int rank, Value tree) {
   std::vector<Leaf> leaves = flatten(tree);
   const std::lock_guard lock(mutex_);
-  if (rank == 0) {
-    tree_ = std::move(tree);
-    for (Leaf& leaf : leaves) leaves_.emplace(leaf.name, std::move(leaf));
-    return;
-  }
+  if (rank == 0) return begin(std::move(tree), std::move(leaves));
   for (Leaf& leaf : leaves) {
     const auto known = leaves_.find(leaf.name);
     if (known == leaves_.end()) {
@@ -135,6 +153,11 @@ void RankMerge::add(int rank, Value tree) {
   }
 }
 
+void RankMerge::begin(Value tree, std::vector<Leaf> leaves) {
+  tree_ = std::move(tree);
+  for (Leaf& leaf : leaves) leaves_.emplace(leaf.name, std::move(leaf));
+}
+
 void RankMerge::merge(int rank, const Leaf& leaf, const Leaf& known) {
   if (is_sharded(leaf.value) || is_sharded(known.value)) return add_pieces(rank, leaf, known);
   if (same(known, leaf)) return;
@@ -143,26 +166,29 @@ void RankMerge::merge(int rank, const Leaf& leaf, const Leaf& known) {
 }
 
 void RankMerge::add_pieces(int rank, const Leaf& leaf, const Leaf& known) {
-  if (!is_sharded(leaf.value) || !is_sharded(known.value)) {
+  if (!is_sharded(leaf.value) || !is_sharded(known.value) ||
+      !same_form(leaf.value.as_tensor(), known.value.as_tensor())) {
     refuse(ErrorCode::corrupt, rank, leaf, known);
   }
   const Tensor& more = leaf.value.as_tensor();
   Value handle = known.value;
   Tensor& tensor = handle.as_tensor();
-  if (tensor.shape != more.shape || tensor.dtype != more.dtype) {
-    refuse(ErrorCode::corrupt, rank, leaf, known);
-  }
   tensor.pieces.insert(tensor.pieces.end(), more.pieces.begin(), more.pieces.end());
 }
 
-void RankMerge::insert(int rank, const Leaf& leaf) {
+Value RankMerge::place_of(const Path& path) {
   Value at = tree_;
-  for (std::size_t i = 0; i + 1 < leaf.path.size(); ++i) {
-    const std::optional<Value> key = key_of(leaf.path[i]);
+  for (std::size_t i = 0; i + 1 < path.size(); ++i) {
+    const std::optional<Value> key = key_of(path[i]);
     if (!key || !at.is(Kind::dict)) break;
     if (at.find_key(*key) == nullptr) at.set_item(*key, Value::dict());
     at = Value(*at.find_key(*key));
   }
+  return at;
+}
+
+void RankMerge::insert(int rank, const Leaf& leaf) {
+  Value at = place_of(leaf.path);
   const std::optional<Value> key = leaf.path.empty() ? std::nullopt : key_of(leaf.path.back());
   if (!key || !at.is(Kind::dict)) {
     throw Error(ErrorCode::mismatch, "rank " + std::to_string(rank) + " has it, rank 0 does not")
@@ -172,10 +198,8 @@ void RankMerge::insert(int rank, const Leaf& leaf) {
   leaves_.emplace(leaf.name, leaf);
 }
 
-Value RankMerge::finish(std::vector<std::string>& warnings) {
-  const std::lock_guard lock(mutex_);
-  std::stable_sort(late_.begin(), late_.end(),
-                   [](const Late& a, const Late& b) { return a.rank < b.rank; });
+void RankMerge::add_late() {
+  std::ranges::stable_sort(late_, {}, &Late::rank);
   for (const Late& late : late_) {
     if (is_train_state(late.leaf.name)) {
       differ_.push_back(late.leaf.name);
@@ -188,16 +212,17 @@ Value RankMerge::finish(std::vector<std::string>& warnings) {
       merge(late.rank, late.leaf, known->second);
     }
   }
+}
+
+Value RankMerge::finish(std::vector<std::string>& warnings) {
+  const std::lock_guard lock(mutex_);
+  add_late();
   for (auto& [name, leaf] : leaves_) {
     if (is_sharded(leaf.value)) put_in_order(leaf.value.as_tensor());
   }
   std::sort(differ_.begin(), differ_.end());
   differ_.erase(std::unique(differ_.begin(), differ_.end()), differ_.end());
-  if (!differ_.empty()) {
-    std::string text = "rank 0's values are kept where ranks differ: " + differ_[0];
-    if (differ_.size() > 1) text += " and " + std::to_string(differ_.size() - 1) + " more";
-    warnings.push_back(std::move(text));
-  }
+  warn_of_differences(differ_, warnings);
   return std::move(tree_);
 }
 

@@ -30,9 +30,14 @@ class RankMerge {
   [[nodiscard]] Value finish(std::vector<std::string>& warnings);
 
  private:
+  void begin(Value tree, std::vector<Leaf> leaves);  // with rank 0's
   void merge(int rank, const Leaf& leaf, const Leaf& known);
   void add_pieces(int rank, const Leaf& leaf, const Leaf& known);
   void insert(int rank, const Leaf& leaf);
+  // The container of what this path leads to, as far as there are dicts on the way; those that are
+  // missing are made.
+  [[nodiscard]] Value place_of(const Path& path);
+  void add_late();
 
   std::mutex mutex_;
   Value tree_;
