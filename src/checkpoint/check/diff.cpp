@@ -10,6 +10,7 @@
 #include "checkpoint/read/reader.h"
 #include "tessera/error.h"
 #include "tessera/verify.h"
+#include "value/children.h"
 #include "value/equality.h"
 #include "value/render.h"
 
@@ -94,45 +95,16 @@ std::string compare_elements(const Side& a, const Side& b, Meter& meter) {
   return differences.text(count);
 }
 
-std::optional<Difference> compare(const Leaf& a, const Leaf& b, StorageChecks& checks_a,
-                                  StorageChecks& checks_b, Meter& meter) {
-  using Kind = Difference::Kind;
-  const auto compare_tensors = [&](const Tensor& x, const Tensor& y) {
-    return compare_elements({x, a.name, checks_a}, {y, b.name, checks_b}, meter);
-  };
-  const bool tensors = a.value.is(Value::Kind::tensor) && b.value.is(Value::Kind::tensor);
-  if (!tensors) {
-    // Tuples and objects may hold tensors.
-    std::string text;
-    const bool equal = equal_with_elements(a.value, b.value, [&](const Tensor& x, const Tensor& y) {
-      text = compare_tensors(x, y);
-      return text.empty();
-    });
-    if (equal) return std::nullopt;
-    if (!text.empty()) return Difference{Kind::value, a.name, "a tensor in it: " + text};
-    const Kind kind = a.value.kind() == b.value.kind() ? Kind::value : Kind::type;
-    return Difference{kind, a.name, render(a.value) + " / " + render(b.value)};
-  }
-  const Tensor& x = a.value.as_tensor();
-  const Tensor& y = b.value.as_tensor();
-  if (x.shape != y.shape) {
-    return Difference{Kind::shape, a.name, to_string(x.shape) + " / " + to_string(y.shape)};
-  }
-  if (x.dtype != y.dtype) {
-    return Difference{Kind::dtype, a.name,
-                      std::string(to_string(x.dtype)) + " / " + std::string(to_string(y.dtype))};
-  }
-  const std::string text = compare_tensors(x, y);
-  if (text.empty()) return std::nullopt;
-  return Difference{Kind::value, a.name, text};
+bool are_tensors(const Leaf& a, const Leaf& b) {
+  return a.value.is(Value::Kind::tensor) && b.value.is(Value::Kind::tensor);
 }
 
+// Null: a plain dict.
 std::string described(const Container* container) {
-  const DictKind kind = container == nullptr ? DictKind::dict : container->kind;
-  std::string text(type_name(kind));
-  if (container != nullptr && container->default_factory)
-    text += "(" + render(*container->default_factory) + ")";
-  if (container != nullptr && container->state) text += " with " + render(*container->state);
+  const Container shown = container == nullptr ? Container() : *container;
+  std::string text(type_name(shown.kind));
+  if (shown.default_factory) text += "(" + render(*shown.default_factory) + ")";
+  if (shown.state) text += " with " + render(*shown.state);
   return text;
 }
 
@@ -148,38 +120,122 @@ std::string described(const Tensor& tensor) {
          (tensor.requires_grad ? " that requires grad" : "");
 }
 
-const Container* container_at(const Leaf& leaf, std::size_t step) {
-  const bool there = leaf.containers && step < leaf.containers->size();
-  return there ? (*leaf.containers)[step].get() : nullptr;
-}
-
 bool same_container(const Container* x, const Container* y) {
   return x == y || (x != nullptr && y != nullptr && *x == *y);
 }
 
-// What differs in the types of two leaves of one name and of the dicts around them. Dicts and keys
-// that `known` has been told of are passed over.
-void compare_types(const Leaf& a, const Leaf& b, std::set<std::string>& known,
-                   std::vector<Difference>& differences) {
-  const auto differ = [&](std::string name, const std::string& x, const std::string& y) {
-    const std::string text = x + " / " + y;
-    if (x != y && known.insert(name + '\0' + text).second)
-      differences.push_back({Difference::Kind::type, std::move(name), text});
-  };
-  if (a.path.size() == b.path.size()) {
+using LeafByName = std::map<std::string, const Leaf*>;
+
+LeafByName leaves_by_name(const Checkpoint& checkpoint) {
+  LeafByName leaves;
+  for (const Leaf& leaf : checkpoint.leaves) leaves.emplace(leaf.name, &leaf);
+  return leaves;
+}
+
+// The comparison of two checkpoints, which must outlive it.
+class Diff {
+ public:
+  Diff(const Checkpoint& a, const Checkpoint& b, const ProgressHook& progress)
+      : a_(a), b_(b), meter_(progress, tensor_bytes(a.leaves)) {}
+
+  std::vector<Difference> run() {
+    const LeafByName in_a = leaves_by_name(a_);
+    const LeafByName in_b = leaves_by_name(b_);
+    for (const auto& [name, leaf] : in_a) compare_with(in_b, *leaf);
+    for (const auto& [name, leaf] : in_b) {
+      if (!in_a.contains(name)) add(Kind::extra, name, "only in " + b_.path);
+    }
+    checks_a_.read_rest(1);
+    checks_b_.read_rest(1);
+    meter_.finish();
+    return std::move(differences_);
+  }
+
+ private:
+  using Kind = Difference::Kind;
+
+  void add(Kind kind, const std::string& name, std::string text) {
+    differences_.push_back({kind, name, std::move(text)});
+  }
+
+  // `leaf` is one of the first checkpoint's.
+  void compare_with(const LeafByName& in_b, const Leaf& leaf) {
+    const auto other = in_b.find(leaf.name);
+    if (other == in_b.end()) return add(Kind::missing, leaf.name, "only in " + a_.path);
+    const std::size_t before = differences_.size();
+    if (are_tensors(leaf, *other->second)) {
+      compare_tensors(leaf, *other->second);
+    } else {
+      compare_values(leaf, *other->second);
+    }
+    const bool equal = differences_.size() == before;
+    if (equal && a_.has_types && b_.has_types) compare_types(leaf, *other->second);
+  }
+
+  void compare_tensors(const Leaf& a, const Leaf& b) {
+    const Tensor& x = a.value.as_tensor();
+    const Tensor& y = b.value.as_tensor();
+    if (x.shape != y.shape)
+      return add(Kind::shape, a.name, to_string(x.shape) + " / " + to_string(y.shape));
+    if (x.dtype != y.dtype) {
+      return add(Kind::dtype, a.name,
+                 std::string(to_string(x.dtype)) + " / " + std::string(to_string(y.dtype)));
+    }
+    const std::string text = differing_elements(a, x, b, y);
+    if (!text.empty()) add(Kind::value, a.name, text);
+  }
+
+  // Tuples and objects may hold tensors.
+  void compare_values(const Leaf& a, const Leaf& b) {
+    std::string text;
+    const bool equal = equal_with_elements(a.value, b.value, [&](const Tensor& x, const Tensor& y) {
+      text = differing_elements(a, x, b, y);
+      return text.empty();
+    });
+    if (equal) return;
+    if (!text.empty()) return add(Kind::value, a.name, "a tensor in it: " + text);
+    const Kind kind = a.value.kind() == b.value.kind() ? Kind::value : Kind::type;
+    add(kind, a.name, render(a.value) + " / " + render(b.value));
+  }
+
+  // Of the leaves' tensors x and y, which have one shape and dtype; empty: none.
+  std::string differing_elements(const Leaf& a, const Tensor& x, const Leaf& b, const Tensor& y) {
+    return compare_elements({x, a.name, checks_a_}, {y, b.name, checks_b_}, meter_);
+  }
+
+  // What differs in the types of two leaves of one name and of the dicts around them. Dicts and
+  // keys that were told of before are passed over.
+  void compare_types(const Leaf& a, const Leaf& b) {
+    if (a.path.size() == b.path.size()) compare_ways(a, b);
+    if (are_tensors(a, b))
+      add_type(a.name, described(a.value.as_tensor()), described(b.value.as_tensor()));
+  }
+
+  void compare_ways(const Leaf& a, const Leaf& b) {
     Path way;
     for (std::size_t step = 0; step < a.path.size(); ++step) {
       const Container* x = container_at(a, step);
       const Container* y = container_at(b, step);
-      if (!same_container(x, y)) differ(dotted(way), described(x), described(y));
+      if (!same_container(x, y)) add_type(dotted(way), described(x), described(y));
       way.push_back(a.path[step]);
       if (a.path[step] != b.path[step])
-        differ(dotted(way), described(a.path[step]), described(b.path[step]));
+        add_type(dotted(way), described(a.path[step]), described(b.path[step]));
     }
   }
-  if (a.value.is(Value::Kind::tensor) && b.value.is(Value::Kind::tensor))
-    differ(a.name, described(a.value.as_tensor()), described(b.value.as_tensor()));
-}
+
+  void add_type(const std::string& name, const std::string& x, const std::string& y) {
+    const std::string text = x + " / " + y;
+    if (x != y && known_types_.insert(name + '\0' + text).second) add(Kind::type, name, text);
+  }
+
+  const Checkpoint& a_;
+  const Checkpoint& b_;
+  Meter meter_;
+  StorageChecks checks_a_;
+  StorageChecks checks_b_;
+  std::vector<Difference> differences_;
+  std::set<std::string> known_types_;  // differences that were told of
+};
 
 }  // namespace
 
@@ -191,33 +247,7 @@ std::string_view to_string(Difference::Kind kind) noexcept {
 
 std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
                              const ProgressHook& progress) {
-  std::map<std::string, const Leaf*> in_a;
-  std::map<std::string, const Leaf*> in_b;
-  for (const Leaf& leaf : a.leaves) in_a.emplace(leaf.name, &leaf);
-  for (const Leaf& leaf : b.leaves) in_b.emplace(leaf.name, &leaf);
-  Meter meter(progress, tensor_bytes(a.leaves));
-  StorageChecks checks_a;
-  StorageChecks checks_b;
-  std::vector<Difference> differences;
-  std::set<std::string> known_types;
-  for (const auto& [name, leaf] : in_a) {
-    const auto other = in_b.find(name);
-    if (other == in_b.end()) {
-      differences.push_back({Difference::Kind::missing, name, "only in " + a.path});
-    } else if (auto difference = compare(*leaf, *other->second, checks_a, checks_b, meter)) {
-      differences.push_back(std::move(*difference));
-    } else if (a.has_types && b.has_types) {
-      compare_types(*leaf, *other->second, known_types, differences);
-    }
-  }
-  for (const auto& [name, leaf] : in_b) {
-    if (!in_a.contains(name))
-      differences.push_back({Difference::Kind::extra, name, "only in " + b.path});
-  }
-  checks_a.read_rest(1);
-  checks_b.read_rest(1);
-  meter.finish();
-  return differences;
+  return Diff(a, b, progress).run();
 }
 
 }  // namespace tessera

@@ -4,7 +4,9 @@
 #include <array>
 #include <filesystem>
 #include <map>
+#include <span>
 
+#include "base/one_of.h"
 #include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/open/open.h"
@@ -78,16 +80,28 @@ bool succeeds(Call call) {
   }
 }
 
+// A dtype or a storage class.
+bool is_torch_type(const std::string& module, const std::string& name) {
+  return is_one_of(module, "torch", "torch.storage") &&
+         (succeeds([&name] { (void)torch_file::storage_class(name); }) ||
+          succeeds([&name] { (void)dtype_from_torch(name); }));
+}
+
 NameKind kind_of(const pickle::Mention& mention) {
   const auto& [module, name] = mention;
   if (pickle::is_dangerous(module, name)) return NameKind::dangerous;
-  const std::string full = module + "." + name;
-  bool known = std::find(kKnown.begin(), kKnown.end(), full) != kKnown.end();
-  if (module == "torch" || module == "torch.storage") {
-    known = known || succeeds([&name = name] { (void)torch_file::storage_class(name); }) ||
-            succeeds([&name = name] { (void)dtype_from_torch(name); });
-  }
-  return known ? NameKind::known : NameKind::opaque;
+  const bool listed = std::ranges::find(kKnown, module + "." + name) != kKnown.end();
+  return listed || is_torch_type(module, name) ? NameKind::known : NameKind::opaque;
+}
+
+using Head = std::array<unsigned char, 2>;
+
+// How a file begins; zeros behind its end.
+Head head_of(const ByteSource& source) {
+  Head head{};
+  const auto have = std::min<std::uint64_t>(head.size(), source.size());
+  source.read_at(0, std::as_writable_bytes(std::span(head)).first(static_cast<std::size_t>(have)));
+  return head;
 }
 
 class Scan {
@@ -99,12 +113,10 @@ class Scan {
     guarded(name, [&] {
       const auto source = store_->open(name);
       if (is_safetensors(*source, 0)) return tree_entry(*source, name);
-      std::array<std::byte, 2> head{};
-      const auto have = std::min<std::uint64_t>(head.size(), source->size());
-      source->read_at(0, MutableByteView(head).first(static_cast<std::size_t>(have)));
-      if (have == 2 && head[0] == std::byte{'P'} && head[1] == std::byte{'K'}) {
+      const Head head = head_of(*source);
+      if (head == Head{'P', 'K'}) {
         archive(source, name);
-      } else if (must || (have > 0 && head[0] == std::byte{0x80})) {
+      } else if (must || head[0] == 0x80) {
         stream(read_all(*source, kPickleLimit), name);
       }
     });
@@ -209,18 +221,34 @@ bool has_pickle_suffix(const std::string& name) {
                      [&name](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
+// JSON has no pickles, and those in data files are what `.metadata` names.
+bool may_be_pickle(const std::string& name) {
+  return !name.ends_with(".distcp") && !name.ends_with(".json");
+}
+
+ScanReport scan_file(const std::filesystem::path& file) {
+  Scan scan(posix_store(file.parent_path().string()));
+  scan.file(file.filename().string(), true);
+  return std::move(scan).report();
+}
+
+ScanReport scan_directory(const std::shared_ptr<Store>& store) {
+  Scan scan(store);
+  // As its readers do: where there is no `.metadata`, the ranks' own count.
+  const bool merged = !store->exists(kDcpMetadata);
+  for (const ObjectInfo& object : store->list()) {
+    if (may_be_pickle(object.name)) scan.file(object.name, has_pickle_suffix(object.name));
+    if (merged && is_rank_metadata(object.name)) scan.items(object.name);
+  }
+  if (!merged) scan.items(std::string(kDcpMetadata));
+  return std::move(scan).report();
+}
+
 }  // namespace
 
 std::string_view to_string(NameKind kind) noexcept {
-  switch (kind) {
-    case NameKind::known:
-      return "known";
-    case NameKind::opaque:
-      return "opaque";
-    case NameKind::dangerous:
-      return "dangerous";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 3> kNames{"known", "opaque", "dangerous"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 ScanReport scan(const std::string& path) {
@@ -228,24 +256,7 @@ ScanReport scan(const std::string& path) {
   std::error_code error;
   if (!fs::exists(path, error))
     throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
-  if (!fs::is_directory(path, error)) {
-    const fs::path file(path);
-    Scan scan(posix_store(file.parent_path().string()));
-    scan.file(file.filename().string(), true);
-    return std::move(scan).report();
-  }
-  const auto store = posix_store(path);
-  Scan scan(store);
-  // As its readers do: where there is no `.metadata`, the ranks' own count.
-  const bool merged = !store->exists(kDcpMetadata);
-  for (const ObjectInfo& object : store->list()) {
-    if (!object.name.ends_with(".distcp") && !object.name.ends_with(".json"))
-      scan.file(object.name, has_pickle_suffix(object.name));
-    if (merged && object.name.starts_with("__") && object.name.ends_with(kDcpMetadata))
-      scan.items(object.name);
-  }
-  if (!merged) scan.items(std::string(kDcpMetadata));
-  return std::move(scan).report();
+  return fs::is_directory(path, error) ? scan_directory(posix_store(path)) : scan_file(path);
 }
 
 }  // namespace tessera

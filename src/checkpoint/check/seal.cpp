@@ -18,20 +18,21 @@ namespace {
 // One part of a file to digest: whole blocks, and the end.
 constexpr std::uint64_t kPart = 64 * kDigestBlock;
 
+bool is_read_checked(const Piece& piece) {
+  return piece.storage && piece.storage->source && piece.storage->source->checked();
+}
+
+bool has_digests(const NamedTensor& named) {
+  return std::ranges::all_of(named.tensor.as_tensor().pieces, is_read_checked);
+}
+
 bool is_checked(const Checkpoint& checkpoint) {
-  const auto has_digests = [](const NamedTensor& named) {
-    const auto& pieces = named.tensor.as_tensor().pieces;
-    return std::all_of(pieces.begin(), pieces.end(), [](const Piece& piece) {
-      return piece.storage && piece.storage->source && piece.storage->source->checked();
-    });
-  };
   const auto is_guarded = [&](const ObjectInfo& file) {
     return checkpoint.store->open(file.name)->checked();
   };
-  if (std::all_of(checkpoint.files.begin(), checkpoint.files.end(), is_guarded)) return true;
-  const std::vector<NamedTensor> tensors = all_tensors(checkpoint.leaves);
+  if (std::ranges::all_of(checkpoint.files, is_guarded)) return true;
   return checkpoint.kind == CheckpointKind::safetensors && !checkpoint.leaves.empty() &&
-         std::all_of(tensors.begin(), tensors.end(), has_digests);
+         std::ranges::all_of(all_tensors(checkpoint.leaves), has_digests);
 }
 
 FileDigests digest_file(const ByteSource& source, int threads, Meter& meter) {
@@ -62,17 +63,27 @@ std::string side_file_of(const Checkpoint& checkpoint, const std::string& path, 
   return checkpoint.files.at(0).name + std::string(kSideFileSuffix);
 }
 
-}  // namespace
-
-SealReport seal(const std::string& path, const SealOptions& options) {
-  const Checkpoint checkpoint = Checkpoint::open(path);
+void require_undamaged(const Checkpoint& checkpoint, const SealOptions& options) {
   const VerifyReport found = verify(
       checkpoint, {.threads = options.threads, .progress = options.progress, .stop = options.stop});
   if (!found.findings.empty())
     throw Error(found.findings[0].code, "damage is not sealed: " + found.findings[0].text);
+}
+
+std::uint64_t bytes_of(const std::vector<ObjectInfo>& files) {
+  std::uint64_t bytes = 0;
+  for (const ObjectInfo& file : files) bytes += file.size;
+  return bytes;
+}
+
+}  // namespace
+
+SealReport seal(const std::string& path, const SealOptions& options) {
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  require_undamaged(checkpoint, options);
   SealReport report;
   report.files = checkpoint.files.size();
-  for (const ObjectInfo& file : checkpoint.files) report.bytes += file.size;
+  report.bytes = bytes_of(checkpoint.files);
   SideFile side_file;
   const std::string name = side_file_of(checkpoint, path, side_file.save_id);
   report.was_sealed = is_checked(checkpoint);

@@ -13,6 +13,7 @@
 #include "storage/lazy_source.h"
 #include "tessera/error.h"
 #include "tessera/verify.h"
+#include "value/children.h"
 #include "value/inner_tensors.h"
 
 namespace tessera {
@@ -27,23 +28,32 @@ struct FilePart {
   std::uint64_t end = 0;
 };
 
-// The files whose bytes are checked by digests as they are read: those of the store, and those
-// whose digests only the tensors' sources know (safetensors).
-std::vector<FilePart> checked_parts(const Checkpoint& checkpoint) {
-  std::map<std::string, std::shared_ptr<const ByteSource>> sources;
-  for (const auto& [name, tensor] : all_tensors(checkpoint.leaves)) {
-    for (const Piece& piece : tensor.as_tensor().pieces) {
-      if (piece.storage && piece.storage->source)
-        sources.emplace(piece.storage->source->name(), piece.storage->source);
-    }
+using SourceByName = std::map<std::string, std::shared_ptr<const ByteSource>>;
+
+void add_sources(const Tensor& tensor, SourceByName& sources) {
+  for (const Piece& piece : tensor.pieces) {
+    if (piece.storage && piece.storage->source)
+      sources.emplace(piece.storage->source->name(), piece.storage->source);
   }
+}
+
+// Those that the tensors have come first: of safetensors files only they know the digests.
+SourceByName sources_of(const Checkpoint& checkpoint) {
+  SourceByName sources;
+  for (const auto& [name, tensor] : all_tensors(checkpoint.leaves))
+    add_sources(tensor.as_tensor(), sources);
   for (const ObjectInfo& file : checkpoint.files) {
     auto source = std::make_shared<LazySource>(checkpoint.store, file);
     const std::string& name = source->name();
     sources.emplace(name, std::move(source));
   }
+  return sources;
+}
+
+// The files whose bytes are checked by digests as they are read.
+std::vector<FilePart> checked_parts(const Checkpoint& checkpoint) {
   std::vector<FilePart> parts;
-  for (const auto& [name, source] : sources) {
+  for (const auto& [name, source] : sources_of(checkpoint)) {
     if (!source->checked()) continue;
     for (std::uint64_t at = 0; at < source->size(); at += kPart)
       parts.push_back({source, at, std::min(at + kPart, source->size())});
@@ -82,6 +92,11 @@ class Claims {
   std::unordered_set<const Storage*> claimed_;  // guarded by mutex_
 };
 
+// Whether what is read of it is compared with digests.
+bool is_checked(const Storage& storage) {
+  return storage.source && storage.source->checked();
+}
+
 // Reads one tensor's storages whole, less those that another tensor's check has read and those
 // whose files are checked as files.
 Checked check_tensor(const Leaf& leaf, Claims& claims) {
@@ -90,23 +105,27 @@ Checked check_tensor(const Leaf& leaf, Claims& claims) {
   for (const Piece& piece : tensor.pieces) {
     if (!claims.is_first(*piece.storage)) continue;
     const Piece raw = decoded_piece(tensor, piece, leaf.name);
-    if (raw.storage->source && raw.storage->source->checked()) continue;
+    if (is_checked(*raw.storage)) continue;
     const bool has_checksum = check_storage(*raw.storage, leaf.name);
     (has_checksum ? checked.bytes : checked.bytes_unchecked) += raw.storage->size;
   }
   return checked;
 }
 
+// Whether no other rank holds a part of it.
+bool is_here(const Tensor& tensor) {
+  return std::ranges::all_of(tensor.pieces,
+                             [](const Piece& piece) { return piece.storage != nullptr; });
+}
+
 // The tensors inside tuples and objects, and those that are attributes of tensors.
 std::vector<Leaf> inner_tensors_of(const Checkpoint& checkpoint) {
   std::vector<Leaf> tensors;
   for (const Leaf& leaf : checkpoint.leaves) {
-    if (leaf.value.is(Value::Kind::tensor) && !leaf.value.as_tensor().attributes) continue;
+    if (!holds_others(leaf.value)) continue;
     for (const InnerTensor& inner : inner_tensors(leaf.value)) {
-      const auto& pieces = inner.tensor->as_tensor().pieces;
-      const bool here = std::all_of(pieces.begin(), pieces.end(),
-                                    [](const Piece& piece) { return piece.storage != nullptr; });
-      if (here) tensors.push_back({leaf.name + inner.path, {}, *inner.tensor});
+      if (is_here(inner.tensor->as_tensor()))
+        tensors.push_back({leaf.name + inner.path, {}, *inner.tensor});
     }
   }
   return tensors;
@@ -134,6 +153,20 @@ std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint, const std::vec
   return tensors;
 }
 
+// What there is to read: of checked files all of it, otherwise the tensors.
+std::uint64_t bytes_to_read(const std::vector<FilePart>& parts, const Checkpoint& checkpoint) {
+  std::uint64_t total = parts.empty() ? tensor_bytes(checkpoint.leaves) : 0;
+  for (const FilePart& part : parts) total += part.end - part.begin;
+  return total;
+}
+
+// `found` is by piece of work.
+void add_findings(std::vector<std::optional<Finding>>& found, VerifyReport& report) {
+  for (auto& finding : found) {
+    if (finding) report.findings.push_back(std::move(*finding));
+  }
+}
+
 }  // namespace
 
 VerifyReport verify(const Location& where, const VerifyOptions& options) {
@@ -158,9 +191,7 @@ VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) 
   report.tensors = tensors.size();
   if (!options.read_data) return report;
   const std::vector<FilePart> parts = checked_parts(checkpoint);
-  std::uint64_t total = parts.empty() ? tensor_bytes(checkpoint.leaves) : 0;
-  for (const FilePart& part : parts) total += part.end - part.begin;
-  Meter meter(options.progress, total, options.stop);
+  Meter meter(options.progress, bytes_to_read(parts, checkpoint), options.stop);
   Claims claims;
   std::mutex mutex;
   std::vector<std::optional<Finding>> found(parts.size() + tensors.size());  // by piece of work
@@ -177,9 +208,7 @@ VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) 
     report.bytes += checked.bytes;
     report.bytes_unchecked += checked.bytes_unchecked;
   });
-  for (auto& finding : found) {
-    if (finding) report.findings.push_back(std::move(*finding));
-  }
+  add_findings(found, report);
   meter.finish();
   return report;
 }
