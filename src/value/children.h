@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "tessera/leaf.h"
@@ -36,15 +39,22 @@ namespace tessera {
 }
 
 // The entry of a dict; null when there is none, and when `value` is no dict.
-[[nodiscard]] inline const Value* entry_of(const Value& value, std::string_view key) {
+[[nodiscard]] inline const Value* find_entry(const Value& value, std::string_view key) {
   return value.is(Value::Kind::dict) ? value.find(key) : nullptr;
 }
 
 // The same for an entry of this kind alone.
-[[nodiscard]] inline const Value* entry_of_kind(const Value& value, std::string_view key,
-                                                Value::Kind kind) {
-  const Value* found = entry_of(value, key);
+[[nodiscard]] inline const Value* find_entry_of_kind(const Value& value, std::string_view key,
+                                                     Value::Kind kind) {
+  const Value* found = find_entry(value, key);
   return found != nullptr && found->is(kind) ? found : nullptr;
+}
+
+// The key of a dict that the step is; none: an index of a list.
+[[nodiscard]] inline std::optional<Value> key_of_step(const PathPart& step) {
+  if (std::holds_alternative<std::int64_t>(step)) return std::nullopt;
+  const auto* odd = std::get_if<DictKey>(&step);
+  return odd != nullptr ? odd->key : Value(std::get<std::string>(step));
 }
 
 // What follows calls visit(child, name) for children; name() is the step that leads to one, made

@@ -146,13 +146,8 @@ void require_unique(const std::vector<Leaf>& leaves) {
 std::string subscripts(const Path& path) {
   std::string name;
   for (const PathPart& part : path) {
-    if (const auto* index = std::get_if<std::int64_t>(&part)) {
-      name += "[" + std::to_string(*index) + "]";
-      continue;
-    }
-    const auto* key = std::get_if<DictKey>(&part);
-    const Value value = key != nullptr ? key->key : Value(std::get<std::string>(part));
-    name += "[" + render(value, std::size_t{1} << 20) + "]";
+    const std::optional<Value> key = key_of_step(part);
+    name += "[" + (key ? render(*key, std::size_t{1} << 20) : step_text(part)) + "]";
   }
   return name;
 }

@@ -109,10 +109,8 @@ std::string described(const Container* container) {
 }
 
 std::string described(const PathPart& part) {
-  if (const auto* index = std::get_if<std::int64_t>(&part))
-    return "index " + std::to_string(*index);
-  const auto* odd = std::get_if<DictKey>(&part);
-  return "key " + render(odd != nullptr ? odd->key : Value(std::get<std::string>(part)));
+  const std::optional<Value> key = key_of_step(part);
+  return key ? "key " + render(*key) : "index " + step_text(part);
 }
 
 std::string described(const Tensor& tensor) {

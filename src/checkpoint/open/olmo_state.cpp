@@ -15,7 +15,7 @@ namespace {
 using Kind = Value::Kind;
 
 const Value* find_dict(const Value& tree, std::string_view key) {
-  return entry_of_kind(tree, key, Kind::dict);
+  return find_entry_of_kind(tree, key, Kind::dict);
 }
 
 bool is_text(const Value& value, std::string_view text) {
@@ -35,7 +35,7 @@ Value copy_of(const Value& dict, std::vector<Value::Pair> pairs, DictKind kind) 
 }
 
 const Value& member(const Value& dict, std::string_view key, Kind kind) {
-  const Value* found = entry_of_kind(dict, key, kind);
+  const Value* found = find_entry_of_kind(dict, key, kind);
   if (found == nullptr) {
     refuse("an optimizer state without " + std::string(key) + " of the kind it has in PyTorch");
   }

@@ -126,7 +126,7 @@ Value RankState::state_of(const Value& values, const FlatMember& member, std::in
 
 // The ids of a group, or what stands for them.
 const Value& ids_of(const Value& group) {
-  const Value* ids = entry_of_kind(group, "params", Kind::list);
+  const Value* ids = find_entry_of_kind(group, "params", Kind::list);
   if (ids == nullptr) corrupt("a group of parameters without a list");
   return *ids;
 }
@@ -270,8 +270,8 @@ HandleOfId RankState::handles_in_order(const Value& groups) const {
 }
 
 Value RankState::optimizer(const Value& file) const {
-  const Value* state = entry_of_kind(file, "state", Kind::dict);
-  const Value* groups = entry_of_kind(file, "param_groups", Kind::list);
+  const Value* state = find_entry_of_kind(file, "state", Kind::dict);
+  const Value* groups = find_entry_of_kind(file, "param_groups", Kind::list);
   if (state == nullptr || groups == nullptr) {
     corrupt("not an optimizer's state: expected state and param_groups");
   }

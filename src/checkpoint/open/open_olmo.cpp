@@ -154,7 +154,7 @@ Checkpoint open_olmo_full(std::shared_ptr<Store> store) {
   checkpoint.kind = CheckpointKind::olmo_full;
   checkpoint.path = store->name();
   Value model = *read_part(store, files, "model", checkpoint.files);
-  const bool alone = files.size() == 1 && entry_of(model, "model") != nullptr;
+  const bool alone = files.size() == 1 && find_entry(model, "model") != nullptr;
   if (alone) return open_torch(std::move(store), files.front());
   OlmoState state = olmo_state_of(Value::dict({{"model", std::move(model)}}));
   if (auto optim = read_part(store, files, "optim", checkpoint.files)) {

@@ -75,7 +75,7 @@ std::optional<int> world_of(const std::vector<ObjectInfo>& files, std::string_vi
 }
 
 bool has_model(const Value& tree) {
-  return entry_of_kind(tree, "model", Kind::dict) != nullptr;
+  return find_entry_of_kind(tree, "model", Kind::dict) != nullptr;
 }
 
 // {"model", "optim", **trainer state} of OLMo: what is the trainer's own goes below "train".

@@ -1,9 +1,7 @@
 // One safetensors file, or a set: with an index as huggingface writes it, shards of ranks as
 // PyTorch writes them, or simply all files of a directory (docs/formats/safetensors.md).
 #include <algorithm>
-#include <iterator>
 #include <map>
-#include <ranges>
 #include <set>
 #include <unordered_map>
 
@@ -152,9 +150,8 @@ Holders holders_of(const std::vector<Leaf>& leaves) {
   return holders;
 }
 
-// Takes away the tensors that the index names. Throws for one that is not in its file; `where` the
-// files are.
-void strike_out(const safetensors::Index& index, Holders& holders, const std::string& where) {
+// Takes away the tensors that the index names. Throws for one that is not in its file.
+void strike_out(const safetensors::Index& index, Holders& holders, const Checkpoint& checkpoint) {
   for (const auto& [name, file] : index.files) {
     const auto holder = holders.find(name);
     if (holder != holders.end() && holder->second.ends_with("/" + file)) {
@@ -162,7 +159,7 @@ void strike_out(const safetensors::Index& index, Holders& holders, const std::st
       continue;
     }
     throw Error(ErrorCode::incomplete, "the index says that the tensor is in this file")
-        .at_path(where + "/" + file)
+        .at_path(checkpoint.path + "/" + file)
         .at_key(name);
   }
 }
@@ -170,7 +167,7 @@ void strike_out(const safetensors::Index& index, Holders& holders, const std::st
 // What the files hold under their names, before any of it finds its place in a tree.
 void check_against(const safetensors::Index& index, Checkpoint& checkpoint) {
   Holders holders = holders_of(checkpoint.leaves);
-  strike_out(index, holders, checkpoint.path);
+  strike_out(index, holders, checkpoint);
   for (const auto& [name, file] : holders) {
     checkpoint.warnings.push_back("the index does not name a tensor that the files have: " +
                                   printable(std::string(name)));
@@ -315,13 +312,13 @@ void warn_of_others(const std::vector<ObjectInfo>& present, const FileByName& na
 Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& name,
                       const std::vector<ObjectInfo>& present, const OpenOptions& options) {
   const safetensors::Index index = read_safetensors_index(*store, name);
-  FileByName by_name;
-  for (const ObjectInfo& file : present) by_name.emplace(file.name, file);
-  const FileByName named = files_in(index, by_name, *store);
+  FileByName by_file;
+  for (const ObjectInfo& file : present) by_file.emplace(file.name, file);
+  const FileByName named = files_in(index, by_file, *store);
   std::vector<ObjectInfo> files;
-  std::ranges::copy(std::views::values(named), std::back_inserter(files));
+  for (const auto& [file_name, file] : named) files.push_back(file);
   Checkpoint checkpoint = open_set(store, files, &index, options);
-  checkpoint.files.insert(checkpoint.files.begin(), by_name.at(name));
+  checkpoint.files.insert(checkpoint.files.begin(), by_file.at(name));
   warn_of_others(present, named, checkpoint.warnings);
   return checkpoint;
 }

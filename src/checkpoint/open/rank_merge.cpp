@@ -6,6 +6,7 @@
 
 #include "checkpoint/read/reader.h"
 #include "tessera/error.h"
+#include "value/children.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -75,13 +76,6 @@ std::string described(const Value& value) {
   throw Error(code, "rank 0 has " + described(known.value) + ", rank " + std::to_string(rank) +
                         " has " + described(leaf.value))
       .at_key(leaf.name);
-}
-
-// None: an index of a list.
-std::optional<Value> key_of(const PathPart& part) {
-  if (std::holds_alternative<std::int64_t>(part)) return std::nullopt;
-  const auto* odd = std::get_if<DictKey>(&part);
-  return odd != nullptr ? odd->key : Value(std::get<std::string>(part));
 }
 
 // The order of slices that puts equal ones side by side.
@@ -179,7 +173,7 @@ void RankMerge::add_pieces(int rank, const Leaf& leaf, const Leaf& known) {
 Value RankMerge::place_of(const Path& path) {
   Value at = tree_;
   for (std::size_t i = 0; i + 1 < path.size(); ++i) {
-    const std::optional<Value> key = key_of(path[i]);
+    const std::optional<Value> key = key_of_step(path[i]);
     if (!key || !at.is(Kind::dict)) break;
     if (at.find_key(*key) == nullptr) at.set_item(*key, Value::dict());
     at = Value(*at.find_key(*key));
@@ -189,7 +183,7 @@ Value RankMerge::place_of(const Path& path) {
 
 void RankMerge::insert(int rank, const Leaf& leaf) {
   Value at = place_of(leaf.path);
-  const std::optional<Value> key = leaf.path.empty() ? std::nullopt : key_of(leaf.path.back());
+  const std::optional<Value> key = leaf.path.empty() ? std::nullopt : key_of_step(leaf.path.back());
   if (!key || !at.is(Kind::dict)) {
     throw Error(ErrorCode::mismatch, "rank " + std::to_string(rank) + " has it, rank 0 does not")
         .at_key(leaf.name);
