@@ -167,8 +167,8 @@ Value names_inside(const Value& ids, const std::vector<FlatHandle>& handles,
                    const HandleOfId& handle_of) {
   Value names = Value::list();
   for (const Value& id : ids.items()) {
-    for (const FlatMember& entry : handles.at(handle_of.at(id.as_int())).entries) {
-      names.items().emplace_back(entry.name);
+    for (const FlatMember& member : handles.at(handle_of.at(id.as_int())).members) {
+      names.items().emplace_back(member.name);
     }
   }
   return names;
