@@ -37,6 +37,14 @@ constexpr std::array<std::pair<std::string_view, bool>, 18> kBooleans = {{{"yes"
                                                                           {"Off", false},
                                                                           {"OFF", false}}};
 
+// What follows the 0 of a number that is not decimal; without a letter it is octal.
+struct Base {
+  char letter;
+  std::string_view digits;
+  int number;
+};
+constexpr std::array<Base, 2> kBases = {{{'b', "01_", 2}, {'x', "0123456789abcdefABCDEF_", 16}}};
+
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
@@ -60,10 +68,15 @@ bool digit_or_line(char c) {
   return is_digit(c) || c == '_';
 }
 
+// Whether a digit follows the first character, which is `separator`.
+bool goes_on(std::string_view rest, char separator) {
+  return rest.size() >= 2 && rest[0] == separator && is_digit(rest[1]);
+}
+
 // [0-9]+(?:_[0-9]+)*
 bool take_grouped(std::string_view& rest) {
   if (take(rest, is_digit) == 0) return false;
-  while (rest.size() >= 2 && rest[0] == '_' && is_digit(rest[1])) {
+  while (goes_on(rest, '_')) {
     rest.remove_prefix(1);
     take(rest, is_digit);
   }
@@ -73,7 +86,7 @@ bool take_grouped(std::string_view& rest) {
 // (?::[0-5]?[0-9])+ ; false when there is none.
 bool take_sixties(std::string_view& rest) {
   bool any = false;
-  while (rest.size() >= 2 && rest[0] == ':' && is_digit(rest[1])) {
+  while (goes_on(rest, ':')) {
     const bool two = rest.size() >= 3 && rest[1] <= '5' && is_digit(rest[2]);
     rest.remove_prefix(two ? 3 : 2);
     any = true;
@@ -133,9 +146,9 @@ std::optional<Value> integer_of(std::string_view text) {
   if (number == "0") return Value(std::int64_t{0});
   if (number.size() < 2 || number[0] != '0') return decimal_of(number, negative);
   const std::string_view digits = number.substr(2);
-  if (number[1] == 'b' && !digits.empty()) return in_base_if(digits, "01_", 2, negative);
-  if (number[1] == 'x' && !digits.empty())
-    return in_base_if(digits, "0123456789abcdefABCDEF_", 16, negative);
+  const auto* base = std::ranges::find(kBases, number[1], &Base::letter);
+  if (base != kBases.end() && !digits.empty())
+    return in_base_if(digits, base->digits, base->number, negative);
   return in_base_if(number.substr(1), "01234567_", 8, negative);
 }
 

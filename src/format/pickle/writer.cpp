@@ -411,9 +411,12 @@ class Writer {
     if (!value.is_shared() && !value.is(Kind::global)) return nullptr;
     const auto found = by_identity_.find(value.identity());
     if (found != by_identity_.end()) return &found->second;
-    if (!value.is(Kind::global)) return nullptr;
-    const auto named = by_name_.find(full_name(value));
-    return named == by_name_.end() ? nullptr : &named->second;
+    return value.is(Kind::global) ? named_entry(value) : nullptr;
+  }
+
+  const std::uint32_t* named_entry(const Value& global) const {
+    const auto found = by_name_.find(full_name(global));
+    return found == by_name_.end() ? nullptr : &found->second;
   }
 
   // A node that one place holds is met once: its place is in one that is met once, or known itself.

@@ -172,7 +172,7 @@ class Reader {
   IdStrings id_strings_;
 };
 
-// What joins records under one folder: "" and the like are none, and torch writes no other slash.
+// Whether this is the folder of an archive as torch writes it: one name and a slash.
 bool is_folder(std::string_view root) {
   return !is_one_of(root, "", "/", "./", "../") &&
          root.find_first_of(std::string_view("\\\0", 2)) == std::string_view::npos;
