@@ -290,14 +290,16 @@ class Decoder {
   }
 
   void read_items(const Value& dict) {
-    for (const auto& [key, value] : dict.pairs()) {
-      const Value& index = attributes(key, kMetadataModule, "MetadataIndex");
-      const std::string& name = attribute(index, "fqn", Kind::string).as_string();
-      about_entry(name, [&] {
-        Item item = item_of(value);
-        assembler_.add_item(name, place_of(index), std::move(item));
-      });
-    }
+    for (const auto& [key, value] : dict.pairs()) read_item(key, value);
+  }
+
+  void read_item(const Value& key, const Value& value) {
+    const Value& index = attributes(key, kMetadataModule, "MetadataIndex");
+    const std::string& name = attribute(index, "fqn", Kind::string).as_string();
+    about_entry(name, [&] {
+      Item item = item_of(value);
+      assembler_.add_item(name, place_of(index), std::move(item));
+    });
   }
 
   static Assembler::Index place_of(const Value& index) {
