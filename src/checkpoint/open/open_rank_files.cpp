@@ -64,6 +64,10 @@ std::optional<int> world_of(const std::vector<ObjectInfo>& files, std::string_vi
   for (const ObjectInfo& file : files) {
     const auto found = world_in(file.name, part);
     if (!found) continue;
+    if (*found < 1) {
+      throw Error(ErrorCode::corrupt, "files of " + std::to_string(*found) + " ranks")
+          .at_path(where);
+    }
     if (world.value_or(*found) != *found) {
       throw Error(ErrorCode::conflict, "files of " + std::to_string(*world) + " and of " +
                                            std::to_string(*found) + " ranks")

@@ -102,6 +102,25 @@ TEST_F(RankFiles, PiecesSayWhoHoldsThem) {
   EXPECT_EQ(std::get<Box>(tensor.pieces[2].slice), (Box{{4, 0}, {1, 3}}));
 }
 
+// What a rank has inside of a list does not go into the dict that rank 0 has in the list's place.
+TEST_F(RankFiles, AListIsNoDict) {
+  copy_of("fsdp1_uop0_ws2_legacy");
+  const auto put_into_optim = [](Value more) {
+    return [more](Value& tree) { tree.at("optim").set_item(Value("more"), more); };
+  };
+  change("rank0.pt", put_into_optim(Value::dict({{"y", 1}})));
+  change("rank1.pt", put_into_optim(Value::list({Value::dict({{"y", 1}})})));
+  EXPECT_EQ(code(), ErrorCode::mismatch);
+  EXPECT_NE(text().find("rank 1 has it, rank 0 does not"), std::string::npos) << text();
+}
+
+// L02: no file can be of none of zero ranks.
+TEST(WorldSizeFiles, OfZeroRanksAreRefused) {
+  const auto store = memory_store();
+  put(*store, "model_world_size_0_rank_x.pt", {}, IfExists::fail);
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(store); }), ErrorCode::corrupt);
+}
+
 TEST_F(RankFiles, L01MissingRank) {
   copy_of("fsdp1_uop1_ws4_legacy");
   remove("rank3.pt");

@@ -170,25 +170,25 @@ void RankMerge::add_pieces(int rank, const Leaf& leaf, const Leaf& known) {
   tensor.pieces.insert(tensor.pieces.end(), more.pieces.begin(), more.pieces.end());
 }
 
-Value RankMerge::place_of(const Path& path) {
+std::optional<Value> RankMerge::place_of(const Path& path) {
   Value at = tree_;
   for (std::size_t i = 0; i + 1 < path.size(); ++i) {
     const std::optional<Value> key = key_of_step(path[i]);
-    if (!key || !at.is(Kind::dict)) break;
+    if (!key || !at.is(Kind::dict)) return std::nullopt;
     if (at.find_key(*key) == nullptr) at.set_item(*key, Value::dict());
     at = Value(*at.find_key(*key));
   }
-  return at;
+  return at.is(Kind::dict) ? std::optional(at) : std::nullopt;
 }
 
 void RankMerge::insert(int rank, const Leaf& leaf) {
-  Value at = place_of(leaf.path);
+  std::optional<Value> at = place_of(leaf.path);
   const std::optional<Value> key = leaf.path.empty() ? std::nullopt : key_of_step(leaf.path.back());
-  if (!key || !at.is(Kind::dict)) {
+  if (!key || !at) {
     throw Error(ErrorCode::mismatch, "rank " + std::to_string(rank) + " has it, rank 0 does not")
         .at_key(leaf.name);
   }
-  at.set_item(*key, leaf.value);
+  at->set_item(*key, leaf.value);
   leaves_.emplace(leaf.name, leaf);
 }
 

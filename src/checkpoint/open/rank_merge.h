@@ -4,6 +4,7 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,9 +35,9 @@ class RankMerge {
   void merge(int rank, const Leaf& leaf, const Leaf& known);
   void add_pieces(int rank, const Leaf& leaf, const Leaf& known);
   void insert(int rank, const Leaf& leaf);
-  // The container of what this path leads to, as far as there are dicts on the way; those that are
-  // missing are made.
-  [[nodiscard]] Value place_of(const Path& path);
+  // The dict that holds what this path leads to; dicts that are missing on the way are made. None:
+  // something else is on the way.
+  [[nodiscard]] std::optional<Value> place_of(const Path& path);
   void add_late();
 
   std::mutex mutex_;
