@@ -35,14 +35,23 @@ class Interception {
   void run();
 
  private:
+  [[nodiscard]] bool is_device_given() const { return device_ && !arguments_[*device_].isNone(); }
+  [[nodiscard]] bool concerns_deferred(c10::Device device) const;
+  void require_possible(c10::Device device) const;
   [[nodiscard]] bool is_ours() const;
   [[nodiscard]] bool is_small_on_cpu() const;
   [[nodiscard]] std::optional<at::Generator> generator() const;
+  [[nodiscard]] bool returns_tensors() const;
+  [[nodiscard]] at::Tensor without_data(const at::Tensor& tensor);
   [[nodiscard]] torch::jit::Stack meta_arguments();
   [[nodiscard]] std::optional<torch::jit::Stack> on_meta();
   [[nodiscard]] torch::jit::Stack written_arguments() const;
   [[nodiscard]] bool shows_given(const std::vector<at::Tensor>& results) const;
   void give_back(torch::jit::Stack results);
+  void keep_arguments();
+  void keep_dtype(const std::vector<at::Tensor>& results);
+  void compute_with_data();
+  void compute_for_nothing() const;
   void record(std::optional<at::Generator> before, const std::vector<at::Tensor>& results);
 
   Recording& recording_;
@@ -81,10 +90,11 @@ Interception::Interception(Recording& recording, const c10::OperatorHandle& op,
 }
 
 // The meta device is asked for with the options of a tensor that has no data yet.
-bool Interception::is_ours() const {
-  const bool is_given = device_ && !arguments_[*device_].isNone();
-  const auto device = is_given ? arguments_[*device_].toDevice() : c10::Device(c10::kCPU);
-  if (!has_deferred_ && !device.is_meta() && (has_tensors_ || !device_)) return false;
+bool Interception::concerns_deferred(c10::Device device) const {
+  return has_deferred_ || device.is_meta() || (!has_tensors_ && device_);
+}
+
+void Interception::require_possible(c10::Device device) const {
   if (has_foreign_) {
     throw Error(ErrorCode::unsupported,
                 "inside deferred_init " + op_.schema().name() +
@@ -95,6 +105,13 @@ bool Interception::is_ours() const {
                                             " is asked for device " + device.str() +
                                             ": build on the CPU, materialising chooses the device");
   }
+}
+
+bool Interception::is_ours() const {
+  const bool is_given = is_device_given();
+  const auto device = is_given ? arguments_[*device_].toDevice() : c10::Device(c10::kCPU);
+  if (!concerns_deferred(device)) return false;
+  require_possible(device);
   return has_deferred_ || !(is_given && is_small_on_cpu());
 }
 
@@ -115,17 +132,27 @@ std::optional<at::Generator> Interception::generator() const {
   return generator.clone();
 }
 
+bool Interception::returns_tensors() const {
+  return std::ranges::any_of(op_.schema().returns(), [](const c10::Argument& result) {
+    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+           result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  });
+}
+
+at::Tensor Interception::without_data(const at::Tensor& tensor) {
+  // Those without dimensions go with any device, and may be numbers in disguise.
+  if (tensor.is_meta() || tensor.dim() == 0) return tensor;
+  auto like = at::empty_strided(tensor.sizes(), tensor.strides(),
+                                tensor.options().device(c10::kMeta).requires_grad(false));
+  replaced_.push_back(like.storage());
+  return like;
+}
+
 torch::jit::Stack Interception::meta_arguments() {
   torch::jit::Stack arguments;
   for (const auto& argument : arguments_) {
-    arguments.push_back(map_tensors(argument, [&](const at::Tensor& tensor) {
-      // Those without dimensions go with any device, and may be numbers in disguise.
-      if (tensor.is_meta() || tensor.dim() == 0) return tensor;
-      auto like = at::empty_strided(tensor.sizes(), tensor.strides(),
-                                    tensor.options().device(c10::kMeta).requires_grad(false));
-      replaced_.push_back(like.storage());
-      return like;
-    }));
+    arguments.push_back(
+        map_tensors(argument, [&](const at::Tensor& tensor) { return without_data(tensor); }));
   }
   if (device_ && (!has_tensors_ || !arguments[*device_].isNone()))
     arguments[*device_] = c10::Device(c10::kMeta);
@@ -168,12 +195,36 @@ void Interception::give_back(torch::jit::Stack results) {
   for (auto& result : results) stack_.push_back(std::move(result));
 }
 
-void Interception::record(std::optional<at::Generator> before,
-                          const std::vector<at::Tensor>& results) {
-  // The default dtype may be another one when the step is played.
-  for (std::size_t i = 0; i < parameters_.size() && !has_tensors_ && !results.empty(); ++i) {
+void Interception::keep_arguments() {
+  kept_ = recording_.keep(arguments_);
+  if (device_ && !kept_[*device_].isNone()) kept_[*device_] = c10::Device(c10::kCPU);
+}
+
+// The default dtype may be another one when the step is played.
+void Interception::keep_dtype(const std::vector<at::Tensor>& results) {
+  if (has_tensors_ || results.empty()) return;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].name() == "dtype" && kept_[i].isNone()) kept_[i] = results[0].scalar_type();
   }
+}
+
+void Interception::compute_with_data() {
+  if (writes_deferred_) {
+    throw Error(ErrorCode::unsupported, "inside deferred_init " + op_.schema().name() +
+                                            " writes to tensors with and without data");
+  }
+  give_back(recording_.compute(op_, kept_));
+}
+
+void Interception::compute_for_nothing() const {
+  std::uint64_t freed = 0;
+  for (const auto& drawn : flatten(recording_.compute(op_, kept_))) freed += drawn.nbytes();
+  note_freed(freed);
+}
+
+void Interception::record(std::optional<at::Generator> before,
+                          const std::vector<at::Tensor>& results) {
+  keep_dtype(results);
   // set_ gives a tensor another storage and writes to none.
   if (op_.schema().name() == "aten::set_") return;
   recording_.add({op_, std::move(kept_), {}, std::move(before), {}}, results);
@@ -181,34 +232,16 @@ void Interception::record(std::optional<at::Generator> before,
 
 void Interception::run() {
   if (!is_ours()) return op_.callBoxed(stack_);
-  kept_ = recording_.keep(arguments_);
-  if (device_ && !kept_[*device_].isNone()) kept_[*device_] = c10::Device(c10::kCPU);
-  const auto& returns = op_.schema().returns();
-  const bool returns_tensors = std::any_of(returns.begin(), returns.end(), [](const auto& result) {
-    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-           result.type()->isSubtypeOf(*c10::ListType::ofTensors());
-  });
-  if (writes_given_ || !(returns_tensors || writes_deferred_)) {
-    if (writes_deferred_) {
-      throw Error(ErrorCode::unsupported, "inside deferred_init " + op_.schema().name() +
-                                              " writes to tensors with and without data");
-    }
-    return give_back(recording_.compute(op_, kept_));
-  }
+  keep_arguments();
+  if (writes_given_ || !(returns_tensors() || writes_deferred_)) return compute_with_data();
   auto before = generator();
   auto results = on_meta();
   const bool is_known = results.has_value();
-  if (!is_known) {
-    if (!writes_deferred_) return give_back(recording_.compute(op_, kept_));
-    results = written_arguments();
-  }
+  if (!is_known && !writes_deferred_) return compute_with_data();
+  if (!is_known) results = written_arguments();
   // The generator has to go on as it would have, and what is only kept for later has to be
   // possible.
-  if (before || !is_known) {
-    std::uint64_t freed = 0;
-    for (const auto& drawn : flatten(recording_.compute(op_, kept_))) freed += drawn.nbytes();
-    note_freed(freed);
-  }
+  if (before || !is_known) compute_for_nothing();
   record(std::move(before), flatten(*results));
   give_back(std::move(*results));
 }
@@ -272,7 +305,8 @@ std::vector<Empty> empty_tensors(const NamedModule& named, std::unordered_set<co
   return found;
 }
 
-[[noreturn]] void throw_unknown(const Empty& empty, const torch::nn::Module& module) {
+std::shared_ptr<Recording> require_recording(const Empty& empty, const torch::nn::Module& module) {
+  if (auto recording = Recording::of(empty.tensor)) return recording;
   throw Error(ErrorCode::invalid_argument,
               "FSDP parameters should be materialized from meta device before training, but '" +
                   empty.name + "' of " + module.name() +
@@ -285,6 +319,13 @@ void give_memory(const at::Tensor& tensor, torch::Device device) {
   const auto memory = at::empty_strided(tensor.sizes(), tensor.strides(),
                                         at::TensorOptions(tensor.dtype()).device(device));
   tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
+}
+
+// By the user's own function.
+void init_module(const NamedModule& named, const std::vector<Empty>& empties,
+                 const FillOptions& options) {
+  for (const auto& empty : empties) give_memory(empty.tensor, options.device);
+  if (!empties.empty()) options.param_init_fn(*named.second);
 }
 
 }  // namespace
@@ -309,17 +350,12 @@ void fill(const std::vector<NamedModule>& modules, const FillOptions& options) {
   std::map<std::shared_ptr<Recording>, std::vector<at::Tensor>> recorded;
   for (const auto& named : modules) {
     const auto empties = empty_tensors(named, seen);
-    for (const auto& empty : empties) {
-      const auto recording = Recording::of(empty.tensor);
-      if (options.param_init_fn) {
-        give_memory(empty.tensor, options.device);
-      } else if (recording) {
-        recorded[recording].push_back(empty.tensor);
-      } else {
-        throw_unknown(empty, *named.second);
-      }
+    if (options.param_init_fn) {
+      init_module(named, empties, options);
+      continue;
     }
-    if (options.param_init_fn && !empties.empty()) options.param_init_fn(*named.second);
+    for (const auto& empty : empties)
+      recorded[require_recording(empty, *named.second)].push_back(empty.tensor);
   }
   for (const auto& [recording, tensors] : recorded) recording->fill(tensors, options.device);
 }

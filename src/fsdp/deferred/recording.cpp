@@ -92,6 +92,41 @@ void call_rewound(const c10::OperatorHandle& op, torch::jit::Stack& stack,
   op.callBoxed(stack);
 }
 
+using Replacement = std::function<at::Tensor(const at::Tensor&)>;
+
+at::Tensor replaced(const at::Tensor& tensor, const Replacement& replacement) {
+  return tensor.defined() ? replacement(tensor) : tensor;
+}
+
+// Calls `visit` with the places that a step uses and makes.
+template <typename Visit>
+void visit_places_of(const Step& step, const Visit& visit) {
+  visit_places(step.arguments, visit);
+  for (const auto& [index, result] : step.made) visit(*place_of(result));
+}
+
+// Of an argument with data: a copy of what is small; what is large must not change.
+at::Tensor kept_value(Step& step, const at::Tensor& tensor) {
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
+  if (tensor.nbytes() <= kSmallBytes) return tensor.detach().clone();
+  step.given.emplace_back(tensor, tensor._version());
+  return tensor;
+}
+
+c10::Storage copied_to(c10::Device device, const c10::Storage& storage) {
+  const auto bytes =
+      at::empty({0}, at::kByte).set_(storage, 0, static_cast<std::int64_t>(storage.nbytes()), 1);
+  return bytes.to(device).storage();
+}
+
+void require_like(const at::Tensor& result, const at::Tensor& expected, const Step& step) {
+  if (result.sizes() == expected.sizes() && result.scalar_type() == expected.scalar_type() &&
+      result.storage_offset() == expected.storage_offset())
+    return;
+  throw Error(ErrorCode::unsupported,
+              step.op.schema().name() + " has another result with data than without");
+}
+
 }  // namespace
 
 // Within its life the storages wanted; all others that steps need are freed after their last one.
@@ -123,21 +158,17 @@ bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-c10::IValue map_tensors(const c10::IValue& value,
-                        const std::function<at::Tensor(const at::Tensor&)>& replacement) {
-  const auto mapped = [&](const at::Tensor& tensor) {
-    return tensor.defined() ? replacement(tensor) : tensor;
-  };
-  if (value.isTensor()) return mapped(value.toTensor());
+c10::IValue map_tensors(const c10::IValue& value, const Replacement& replacement) {
+  if (value.isTensor()) return replaced(value.toTensor(), replacement);
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
-    for (const auto& tensor : value.toTensorVector()) list.push_back(mapped(tensor));
+    for (const auto& tensor : value.toTensorVector()) list.push_back(replaced(tensor, replacement));
     return list;
   }
   if (value.isOptionalTensorList()) {
     c10::List<std::optional<at::Tensor>> list;
     for (const auto& tensor : value.toOptionalTensorVector())
-      list.push_back(tensor ? std::optional(mapped(*tensor)) : std::nullopt);
+      list.push_back(tensor ? std::optional(replaced(*tensor, replacement)) : std::nullopt);
     return list;
   }
   return value;
@@ -148,7 +179,8 @@ std::vector<at::Tensor> flatten(const torch::jit::Stack& results) {
   for (const auto& result : results) {
     if (result.isTensor()) tensors.push_back(result.toTensor());
     if (!result.isTensorList()) continue;
-    for (const auto& tensor : result.toTensorVector()) tensors.push_back(tensor);
+    const auto listed = result.toTensorVector();
+    tensors.insert(tensors.end(), listed.begin(), listed.end());
   }
   return tensors;
 }
@@ -188,15 +220,13 @@ void Replay::want_all(const torch::jit::Stack& arguments) {
 
 void Replay::run() {
   std::unordered_map<std::size_t, std::size_t> last;  // step that uses a place
-  const auto used = [&](const Step& step, const auto& visit) {
-    visit_places(step.arguments, visit);
-    for (const auto& [index, result] : step.made) visit(*place_of(result));
-  };
-  for (const auto step : steps_)
-    used(recording_.steps_[step], [&, step = step](std::size_t place) { last[place] = step; });
+  for (const auto step : steps_) {
+    visit_places_of(recording_.steps_[step],
+                    [&, step = step](std::size_t place) { last[place] = step; });
+  }
   for (const auto step : steps_) {
     play(recording_.steps_[step]);
-    used(recording_.steps_[step], [&, step = step](std::size_t place) {
+    visit_places_of(recording_.steps_[step], [&, step = step](std::size_t place) {
       if (last[place] == step && !wanted_.contains(place)) real_.erase(place);
     });
   }
@@ -234,11 +264,7 @@ void Replay::bind(const Step& step, const torch::jit::Stack& results) {
   const auto tensors = flatten(results);
   for (const auto& [index, expected] : step.made) {
     auto result = tensors.at(index);
-    if (result.sizes() != expected.sizes() || result.scalar_type() != expected.scalar_type() ||
-        result.storage_offset() != expected.storage_offset()) {
-      throw Error(ErrorCode::unsupported,
-                  step.op.schema().name() + " has another result with data than without");
-    }
+    require_like(result, expected, step);
     if (result.strides() != expected.strides())
       result =
           at::empty_strided(expected.sizes(), expected.strides(), result.options()).copy_(result);
@@ -273,28 +299,31 @@ void Recording::adopt(const at::Tensor& tensor) {
 }
 
 void Recording::add(Step step, const std::vector<at::Tensor>& results) {
-  std::set<std::size_t> changed;
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    const auto& result = results[i];
-    if (!result.defined() || !result.is_meta() || mark_of(result)) continue;
-    adopt(result);
-    changed.insert(*place_of(result));
-    step.made.emplace_back(i, stand_in(result));
-  }
+  auto changed = adopt_results(step, results);
   const auto& arguments = step.op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     step.arguments[i] = map_tensors(step.arguments[i], [&](const at::Tensor& tensor) {
       const auto place = place_of(tensor);
       if (place && is_written(arguments[i])) changed.insert(*place);
-      if (place || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
-      if (tensor.nbytes() <= kSmallBytes) return tensor.detach().clone();
-      step.given.emplace_back(tensor, tensor._version());
-      return tensor;
+      return place ? tensor : kept_value(step, tensor);
     });
   }
   if (changed.empty()) return;
   for (const auto place : changed) places_[place].steps.push_back(steps_.size());
   steps_.push_back(std::move(step));
+}
+
+// Their places.
+std::set<std::size_t> Recording::adopt_results(Step& step, const std::vector<at::Tensor>& results) {
+  std::set<std::size_t> places;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const auto& result = results[i];
+    if (!result.defined() || !result.is_meta() || mark_of(result)) continue;
+    adopt(result);
+    places.insert(*place_of(result));
+    step.made.emplace_back(i, stand_in(result));
+  }
+  return places;
 }
 
 torch::jit::Stack Recording::compute(const c10::OperatorHandle& op,
@@ -314,6 +343,13 @@ void Recording::seal(const at::Tensor& tensor) {
     places_[*place_of(tensor)].sealed.emplace(version, version.current_version());
 }
 
+void Recording::require_unchanged(const Place& place) {
+  if (!place.sealed || place.sealed->first.current_version() == place.sealed->second) return;
+  throw Error(ErrorCode::invalid_argument,
+              "a tensor was changed after deferred_init had returned, while it had no data: "
+              "change it inside, or after it was materialised");
+}
+
 void Recording::fill(const std::vector<at::Tensor>& tensors, c10::Device device) {
   const torch::NoGradGuard no_grad;
   const auto self = shared_from_this();  // the last of `tensors` may be all that holds it
@@ -322,11 +358,7 @@ void Recording::fill(const std::vector<at::Tensor>& tensors, c10::Device device)
   for (const auto& tensor : tensors) {
     const auto id = *place_of(tensor);
     auto& place = places_[id];
-    if (place.sealed && place.sealed->first.current_version() != place.sealed->second) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a tensor was changed after deferred_init had returned, while it had no data: "
-                  "change it inside, or after it was materialised");
-    }
+    require_unchanged(place);
     if (auto filled = place.filled.lock()) {
       storages.emplace(id, c10::Storage(std::move(filled)));
     } else {
@@ -337,12 +369,7 @@ void Recording::fill(const std::vector<at::Tensor>& tensors, c10::Device device)
   std::vector<at::Tensor> values;
   for (const auto& tensor : tensors) {
     const auto id = *place_of(tensor);
-    if (!storages.contains(id)) {
-      const auto& storage = replay.storage(id);
-      const auto bytes = at::empty({0}, at::kByte)
-                             .set_(storage, 0, static_cast<std::int64_t>(storage.nbytes()), 1);
-      storages.emplace(id, bytes.to(device).storage());
-    }
+    if (!storages.contains(id)) storages.emplace(id, copied_to(device, replay.storage(id)));
     values.push_back(view_on(storages.at(id), tensor));
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {

@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -80,6 +81,9 @@ class Recording : public std::enable_shared_from_this<Recording> {
 
   [[nodiscard]] at::Tensor stand_in(const at::Tensor& tensor) const;
   void adopt(const at::Tensor& tensor);
+  [[nodiscard]] std::set<std::size_t> adopt_results(Step& step,
+                                                    const std::vector<at::Tensor>& results);
+  static void require_unchanged(const Place& place);
 
   std::vector<Step> steps_;
   std::vector<Place> places_;

@@ -32,10 +32,11 @@ at::Tensor copied(const at::Tensor& tensor, bool to_cpu) {
   return to_cpu && !whole.is_cpu() ? whole.to(at::kCPU) : whole.clone();
 }
 
+using TypesOfTensors = std::unordered_map<const c10::TensorImpl*, at::ScalarType>;
+
 // Of those that mixed precision has cast: what they were.
-std::unordered_map<const c10::TensorImpl*, at::ScalarType> types_of_buffers(
-    const torch::nn::Module& module) {
-  std::unordered_map<const c10::TensorImpl*, at::ScalarType> types;
+TypesOfTensors types_of_buffers(const torch::nn::Module& module) {
+  TypesOfTensors types;
   for (const auto& [name, unit] : detail::units_below(module)) {
     for (const auto& [buffer, type] : unit->buffers().cast())
       types.emplace(buffer.unsafeGetTensorImpl(), type);
@@ -43,28 +44,71 @@ std::unordered_map<const c10::TensorImpl*, at::ScalarType> types_of_buffers(
   return types;
 }
 
-bool is_sharded(const detail::ParamOwner& owner) {
-  return owner.unit && owner.unit->is_sharded();
+at::Tensor own_copy(const at::Tensor& tensor, const TypesOfTensors& types, bool to_cpu) {
+  auto own = copied(tensor, to_cpu);
+  const auto type = types.find(tensor.unsafeGetTensorImpl());
+  return type == types.end() ? own : own.to(type->second);
+}
+
+// What a sharded parameter's unit gave of it, by the module's tensor.
+using Copies = std::unordered_map<const c10::TensorImpl*, at::Tensor>;
+
+// Of the parameters that this rank is to have.
+Copies gathered_copies(const torch::nn::Module& module, const FullStateOptions& options) {
+  Copies copies;
+  for (const auto& [name, unit] : detail::units_below(module)) {
+    require_quiet(*unit);
+    if (!unit->has_shards()) continue;
+    unit->adopt_replaced();
+    const auto whole = unit->whole().gather();
+    if (options.rank0_only && unit->mesh().rank() != 0) continue;
+    for (std::size_t i = 0; i < unit->params().size(); ++i) {
+      copies.emplace(unit->params()[i].full.unsafeGetTensorImpl(),
+                     copied(unit->whole().view(whole, i), options.offload_to_cpu));
+    }
+  }
+  return copies;
+}
+
+void require_entry(const StateEntry& entry, const FullState& state) {
+  const auto& [name, tensor] = entry;
+  const auto* given = state.find(name);
+  if (given == nullptr) throw Error(ErrorCode::mismatch, "the state lacks this name").at_key(name);
+  if (given->sizes() != tensor.sizes()) {
+    throw Error(ErrorCode::mismatch, "the state has shape " + to_string(given->sizes().vec()) +
+                                         ", the module " + to_string(tensor.sizes().vec()))
+        .at_key(name);
+  }
 }
 
 // All of them, before anything is changed.
 void require_same(const std::vector<StateEntry>& entries, const FullState& state) {
   std::unordered_set<std::string> known;
-  for (const auto& [name, tensor] : entries) {
-    known.insert(name);
-    const auto* given = state.find(name);
-    if (given == nullptr)
-      throw Error(ErrorCode::mismatch, "the state lacks this name").at_key(name);
-    if (given->sizes() != tensor.sizes()) {
-      throw Error(ErrorCode::mismatch, "the state has shape " + to_string(given->sizes().vec()) +
-                                           ", the module " + to_string(tensor.sizes().vec()))
-          .at_key(name);
-    }
+  for (const auto& entry : entries) {
+    known.insert(entry.name);
+    require_entry(entry, state);
   }
   for (const auto& entry : state) {
     if (!known.contains(entry.key()))
       throw Error(ErrorCode::mismatch, "the module lacks this name").at_key(entry.key());
   }
+}
+
+void require_possible(const FullParamsOptions& options) {
+  if (options.writeback && options.rank0_only) {
+    throw Error(ErrorCode::invalid_argument,
+                "writeback=True and rank0_only=True is not supported, as model parameter shards "
+                "will be different across ranks");
+  }
+  if (options.with_grads && options.offload_to_cpu)
+    throw Error(ErrorCode::unsupported, "with_grads=True and offload_to_cpu=True");
+}
+
+void warn_of_copies(const FullParamsOptions& options) {
+  if (!options.offload_to_cpu || options.rank0_only) return;
+  log(LogLevel::warning,
+      "offload_to_cpu=True and rank0_only=False copies all parameters to the CPU once for every "
+      "rank of a host; rank0_only=True copies them once");
 }
 
 }  // namespace
@@ -78,16 +122,12 @@ class FullParams::Shown {
     unit_->adopt_replaced();
     whole_ = unit_->whole().gather();
     if (options_.with_grads) gather_gradients();
-    const bool wanted = !options_.rank0_only || unit_->mesh().rank() == 0;
+    const bool wanted = is_wanted();
     if (wanted && options_.offload_to_cpu) whole_ = whole_.to(at::kCPU);
     if (!wanted) whole_ = at::Tensor();
     entry_of(*unit_).pinned = false;
     unit_->show(whole_);
-    if (!wanted || !gradients_.defined()) return;
-    for (std::size_t i = 0; i < unit_->params().size(); ++i) {
-      if (has_gradient_[i])
-        unit_->params()[i].full.mutable_grad() = unit_->whole().view(gradients_, i);
-    }
+    if (wanted && gradients_.defined()) show_gradients();
   }
 
   ~Shown() {
@@ -96,16 +136,27 @@ class FullParams::Shown {
       unit_->whole().keep_own(whole_, unit_->shard());
       if (gradients_.defined()) write_back_gradients();
     }
-    if (gradients_.defined()) {
-      for (auto& param : unit_->params()) param.full.mutable_grad() = at::Tensor();
-      unit_->show_gradients();
-    }
+    if (gradients_.defined()) hide_gradients();
     unit_->hide();
   }
   Shown(const Shown&) = delete;
   Shown& operator=(const Shown&) = delete;
 
  private:
+  [[nodiscard]] bool is_wanted() const { return !options_.rank0_only || unit_->mesh().rank() == 0; }
+
+  void show_gradients() {
+    for (std::size_t i = 0; i < unit_->params().size(); ++i) {
+      if (has_gradient_[i])
+        unit_->params()[i].full.mutable_grad() = unit_->whole().view(gradients_, i);
+    }
+  }
+
+  void hide_gradients() {
+    for (auto& param : unit_->params()) param.full.mutable_grad() = at::Tensor();
+    unit_->show_gradients();
+  }
+
   void gather_gradients() {
     unit_->hide_gradients();
     auto mine = at::zeros_like(unit_->shard());
@@ -142,23 +193,12 @@ class FullParams::Shown {
 };
 
 FullParams::FullParams(ModuleRef module, const FullParamsOptions& options) {
-  if (options.writeback && options.rank0_only) {
-    throw Error(ErrorCode::invalid_argument,
-                "writeback=True and rank0_only=True is not supported, as model parameter shards "
-                "will be different across ranks");
-  }
-  if (options.with_grads && options.offload_to_cpu)
-    throw Error(ErrorCode::unsupported, "with_grads=True and offload_to_cpu=True");
-  if (options.offload_to_cpu && !options.rank0_only) {
-    log(LogLevel::warning,
-        "offload_to_cpu=True and rank0_only=False copies all parameters to the CPU once for every "
-        "rank of a host; rank0_only=True copies them once");
-  }
+  require_possible(options);
+  warn_of_copies(options);
   for (const auto& [name, unit] : detail::units_below(module.get())) {
     if (!options.recurse && !name.empty()) continue;
     require_quiet(*unit);
-    if (unit->is_sharded() && !unit->params().empty())
-      shown_.push_back(std::make_unique<Shown>(unit, options));
+    if (unit->has_shards()) shown_.push_back(std::make_unique<Shown>(unit, options));
   }
 }
 
@@ -166,35 +206,20 @@ FullParams::~FullParams() = default;
 
 FullState full_state_dict(ModuleRef module, const FullStateOptions& options) {
   const torch::NoGradGuard no_grad;
-  std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
-  for (const auto& [name, unit] : detail::units_below(module.get())) {
-    require_quiet(*unit);
-    if (!unit->is_sharded() || unit->params().empty()) continue;
-    unit->adopt_replaced();
-    const auto whole = unit->whole().gather();
-    if (options.rank0_only && unit->mesh().rank() != 0) continue;
-    for (std::size_t i = 0; i < unit->params().size(); ++i) {
-      copies.emplace(unit->params()[i].full.unsafeGetTensorImpl(),
-                     copied(unit->whole().view(whole, i), options.offload_to_cpu));
-    }
-  }
+  auto copies = gathered_copies(module.get(), options);
   const auto own_types = types_of_buffers(module.get());
   FullState state;
   bool is_dropped = false;
   for (const auto& [name, tensor] : state_entries(module.get())) {
     const auto* impl = tensor.unsafeGetTensorImpl();
     auto copy = copies.find(impl);
-    if (copy == copies.end()) {
-      // A sharded parameter without a copy: another rank has it.
-      if (is_sharded(detail::find_owner(tensor))) {
-        is_dropped = true;
-        continue;
-      }
-      auto own = copied(tensor, options.offload_to_cpu);
-      if (const auto type = own_types.find(impl); type != own_types.end())
-        own = own.to(type->second);
-      copy = copies.emplace(impl, std::move(own)).first;
+    // A sharded parameter without a copy: another rank has it.
+    if (copy == copies.end() && detail::find_owner(tensor).is_sharded()) {
+      is_dropped = true;
+      continue;
     }
+    if (copy == copies.end())
+      copy = copies.emplace(impl, own_copy(tensor, own_types, options.offload_to_cpu)).first;
     state.insert(name, copy->second);
   }
   return is_dropped ? FullState() : state;
@@ -208,7 +233,7 @@ void load_full_state_dict(ModuleRef module, const FullState& state) {
   for (const auto& [name, tensor] : entries) {
     const auto& given = state[name];
     const auto owner = detail::find_owner(tensor);
-    if (!is_sharded(owner)) {
+    if (!owner.is_sharded()) {
       tensor.copy_(given);
       continue;
     }

@@ -53,21 +53,25 @@ Tensor flat_leaf(Unit& unit) {
   return flat_leaf_of(unit.shard().narrow(0, 0, count), {elements}, begin);
 }
 
-Value local_state(const torch::nn::Module& module) {
+// Of parameters and buffers that this rank has whole.
+Pairs whole_leaves(const torch::nn::Module& module) {
   Pairs pairs;
-  std::unordered_set<const Unit*> seen;
   for (const auto& [name, tensor] : detail::state_entries(module)) {
-    const auto owner = detail::find_owner(tensor);
-    if (!owner.unit || !owner.unit->is_sharded()) pairs.emplace_back(name, leaf_of(tensor));
+    if (!detail::find_owner(tensor).is_sharded()) pairs.emplace_back(name, leaf_of(tensor));
   }
+  return pairs;
+}
+
+Value local_state(const torch::nn::Module& module) {
+  auto pairs = whole_leaves(module);
   for (const auto& [name, unit] : detail::units_below(module)) {
-    if (!unit->is_sharded() || unit->params().empty()) continue;
+    if (!unit->has_shards()) continue;
     if (unit->geometry() == detail::Geometry::rows) {
       throw Error(ErrorCode::invalid_argument,
                   "local_state_dict can only be called when parameters are flatten and sharded.")
           .at_key(name);
     }
-    pairs.emplace_back(name.empty() ? "_flat_param" : name + "._flat_param", flat_leaf(*unit));
+    pairs.emplace_back(detail::flat_param_name(name), flat_leaf(*unit));
   }
   return Value::dict(std::move(pairs), DictKind::ordered_dict);
 }
@@ -147,8 +151,16 @@ void load_parts(const Value& mine, const Value& state) {
 }
 
 // Units whose sharded kind is gathered: FSDP1's, of which a rank holds other parts than chunks.
-bool is_flat(const Unit* unit) {
-  return unit != nullptr && unit->is_sharded() && unit->geometry() != detail::Geometry::rows;
+bool holds_no_chunks(const Unit& unit) {
+  return unit.has_shards() && unit.geometry() != detail::Geometry::rows;
+}
+
+std::vector<std::shared_ptr<Unit>> units_without_chunks(const torch::nn::Module& module) {
+  std::vector<std::shared_ptr<Unit>> found;
+  for (auto& [name, unit] : detail::units_below(module)) {
+    if (holds_no_chunks(*unit)) found.push_back(std::move(unit));
+  }
+  return found;
 }
 
 // What this rank's chunk of a gathered parameter is, copied.
@@ -160,11 +172,11 @@ Tensor own_chunk(const at::Tensor& whole, const Mesh& mesh) {
   return detail::chunk_leaf(rows, shape, box);
 }
 
-Value sharded_state(ModuleRef module) {
-  const torch::NoGradGuard no_grad;
+// By the module's tensor.
+std::unordered_map<const c10::TensorImpl*, Tensor> gathered_chunks(
+    const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, Tensor> chunks;
-  for (const auto& [name, unit] : detail::units_below(module.get())) {
-    if (!is_flat(unit.get()) || unit->params().empty()) continue;
+  for (const auto& unit : units_without_chunks(module)) {
     unit->adopt_replaced();
     const auto whole = unit->whole().gather();
     for (std::size_t i = 0; i < unit->params().size(); ++i) {
@@ -172,6 +184,12 @@ Value sharded_state(ModuleRef module) {
                      own_chunk(unit->whole().view(whole, i), unit->mesh()));
     }
   }
+  return chunks;
+}
+
+Value sharded_state(ModuleRef module) {
+  const torch::NoGradGuard no_grad;
+  const auto chunks = gathered_chunks(module.get());
   if (chunks.empty()) return model_state(module);
   Pairs pairs;
   for (const auto& [name, tensor] : detail::state_entries(module.get())) {
@@ -205,7 +223,7 @@ ShardedLoad plan_sharded(const torch::nn::Module& module, const Value& state) {
     known.insert(name);
     const auto& given = entry_of(state, name).as_tensor();
     const auto owner = detail::find_owner(tensor);
-    if (is_flat(owner.unit.get())) {
+    if (owner.unit && holds_no_chunks(*owner.unit)) {
       load.chunks[tensor.unsafeGetTensorImpl()] = given_chunk(name, tensor, *owner.unit, given);
     } else {
       plan(name, detail::own_leaf(tensor), given, load.copies);
@@ -215,23 +233,28 @@ ShardedLoad plan_sharded(const torch::nn::Module& module, const Value& state) {
   return load;
 }
 
+// This rank's chunks, as `rows` has them.
+at::Tensor joined_chunks(const Unit& unit, const UnitLayout& rows, const ShardedLoad& load) {
+  const auto mine = at::zeros({rows.shard_elements}, unit.shard().options());
+  for (std::size_t i = 0; i < unit.params().size(); ++i) {
+    const auto& chunk = load.chunks.at(unit.params()[i].full.unsafeGetTensorImpl());
+    if (!chunk.defined()) continue;
+    mine.narrow(0, rows.parts[unit.mesh().rank()][i].base, chunk.numel())
+        .copy_(chunk.contiguous().view({-1}));
+  }
+  return mine;
+}
+
 // Each rank takes its own parts out of the chunks of all.
 void load_chunks(const Unit& unit, const ShardedLoad& load) {
   std::vector<Shape> shapes;
   for (const auto& place : unit.layout().params) shapes.push_back(place.shape);
   const auto mesh = unit.mesh();
   const auto rows = rows_layout(shapes, mesh.size(), 1);
-  const auto mine = at::zeros({rows.shard_elements}, unit.shard().options());
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    const auto& chunk = load.chunks.at(unit.params()[i].full.unsafeGetTensorImpl());
-    if (!chunk.defined()) continue;
-    mine.narrow(0, rows.parts[mesh.rank()][i].base, chunk.numel())
-        .copy_(chunk.contiguous().view({-1}));
-  }
-  const auto all = unit.whole().exchange(mine);
+  const auto all = unit.whole().exchange(joined_chunks(unit, rows, load));
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     detail::redistribute(shapes[i], all, parts_of(rows, i), unit.shard(),
-                         detail::part_of(unit, i, mesh.rank()));
+                         part_of(unit, i, mesh.rank()));
   }
   // Nothing of this tells autograd, nor the unit that its shard has changed.
   torch::autograd::impl::bump_version(unit.shard());
@@ -257,10 +280,7 @@ void agreed(const Mesh& mesh, Work&& work) {
 }
 
 void load_sharded(ModuleRef module, const Value& state) {
-  std::vector<std::shared_ptr<Unit>> flat;
-  for (auto& [name, unit] : detail::units_below(module.get())) {
-    if (is_flat(unit.get()) && !unit->params().empty()) flat.push_back(std::move(unit));
-  }
+  const auto flat = units_without_chunks(module.get());
   ShardedLoad load;
   const auto make_plan = [&] { load = plan_sharded(module.get(), state); };
   if (flat.empty()) {

@@ -74,6 +74,11 @@ class SurroundingsGuard {
   Surroundings own_;
 };
 
+// Gradients come for it: autograd leads from it to the node of its checkpoint.
+bool has_edge(const at::Tensor& output) {
+  return output.defined() && output.is_floating_point();
+}
+
 // Computes again and sends the gradients through what was computed.
 class Checkpoint : public torch::autograd::Node {
  public:
@@ -93,12 +98,7 @@ class Checkpoint : public torch::autograd::Node {
       throw Error(ErrorCode::invalid_argument,
                   "a checkpointed part was run backward a second time; retain_graph=true keeps it");
     }
-    std::vector<at::Tensor> inputs;
-    for (std::size_t i = 0; i < saved_.size(); ++i) {
-      auto input = saved_[i].unpack();
-      if (input.defined()) input = input.detach().set_requires_grad(requires_grad_[i]);
-      inputs.push_back(std::move(input));
-    }
+    const auto inputs = unpacked_inputs();
     backward_through(compute_again(inputs), gradients);
     torch::autograd::variable_list into;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -113,6 +113,16 @@ class Checkpoint : public torch::autograd::Node {
   }
 
  private:
+  [[nodiscard]] std::vector<at::Tensor> unpacked_inputs() const {
+    std::vector<at::Tensor> inputs;
+    for (std::size_t i = 0; i < saved_.size(); ++i) {
+      auto input = saved_[i].unpack();
+      if (input.defined()) input = input.detach().set_requires_grad(requires_grad_[i]);
+      inputs.push_back(std::move(input));
+    }
+    return inputs;
+  }
+
   std::vector<at::Tensor> compute_again(const std::vector<at::Tensor>& inputs) const {
     const at::AutoGradMode enabled(true);
     const SurroundingsGuard guard(surroundings_);
@@ -124,7 +134,7 @@ class Checkpoint : public torch::autograd::Node {
     std::vector<at::Tensor> roots, seeds;
     std::size_t next = 0;
     for (const auto& output : outputs) {
-      if (!output.defined() || !output.is_floating_point()) continue;
+      if (!has_edge(output)) continue;
       const auto& gradient = gradients[next++];
       if (!output.requires_grad() || !gradient.defined()) continue;
       roots.push_back(output);
@@ -146,6 +156,15 @@ at::Device device_of(const std::vector<at::Tensor>& tensors) {
   return at::kCPU;
 }
 
+torch::autograd::edge_list edges_to(const std::vector<at::Tensor>& inputs) {
+  torch::autograd::edge_list edges;
+  for (const auto& input : inputs) {
+    if (input.defined() && input.requires_grad())
+      edges.push_back(torch::autograd::impl::gradient_edge(input));
+  }
+  return edges;
+}
+
 }  // namespace
 
 std::vector<at::Tensor> run_checkpointed(Recompute compute, std::vector<at::Tensor> inputs) {
@@ -156,18 +175,12 @@ std::vector<at::Tensor> run_checkpointed(Recompute compute, std::vector<at::Tens
     const torch::NoGradGuard no_grad;
     outputs = compute(inputs);
   }
-  torch::autograd::edge_list edges;
-  for (const auto& input : inputs) {
-    if (input.defined() && input.requires_grad())
-      edges.push_back(torch::autograd::impl::gradient_edge(input));
-  }
-  // Also without such inputs: the parameters of what was computed may want gradients.
+  // Also without inputs that want gradients: the parameters of what was computed may want them.
   const auto node =
-      compat::make_node<Checkpoint>(std::move(compute), inputs, surroundings, std::move(edges));
+      compat::make_node<Checkpoint>(std::move(compute), inputs, surroundings, edges_to(inputs));
   for (auto& output : outputs) {
-    if (!output.defined()) continue;
-    output = output.detach();
-    if (output.is_floating_point()) torch::autograd::create_gradient_edge(output, node);
+    if (output.defined()) output = output.detach();
+    if (has_edge(output)) torch::autograd::create_gradient_edge(output, node);
   }
   return outputs;
 }

@@ -63,9 +63,13 @@ void ForwardOrder::enter(const Unit& unit) {
   if (mode_ == Mode::first) {
     require_same_on_all_ranks(unit);
     first_.push_back(unit.name());
-  } else if (!has_warned_ && (at >= first_.size() || first_[at] != unit.name())) {
+  } else if (!has_warned_ && !is_expected(unit, at)) {
     warn(unit);
   }
+}
+
+bool ForwardOrder::is_expected(const Unit& unit, std::size_t at) const {
+  return at < first_.size() && first_[at] == unit.name();
 }
 
 void ForwardOrder::warn(const Unit& unit) {

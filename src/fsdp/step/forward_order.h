@@ -29,6 +29,7 @@ class ForwardOrder {
  private:
   enum class Mode : std::uint8_t { off, first, later };
 
+  [[nodiscard]] bool is_expected(const Unit& unit, std::size_t at) const;
   void warn(const Unit& unit);
 
   Mode mode_ = Mode::off;

@@ -19,9 +19,6 @@
 namespace tessera::detail {
 namespace {
 
-// Reductions under way at once: one being filled while one travels. More only costs memory.
-constexpr std::size_t kReductionsUnderWay = 2;
-
 // Sits between a unit's inputs and what came before. Autograd runs it when the gradients of all
 // inputs are there: after everything of the unit's own backward, whose nodes are younger.
 class AfterBackward : public torch::autograd::Node {
@@ -37,11 +34,31 @@ class AfterBackward : public torch::autograd::Node {
   std::function<void()> run_;
 };
 
+at::Tensor view_behind(const compat::NodePtr& node, const at::Tensor& tensor) {
+  at::Tensor view;
+  {
+    const torch::NoGradGuard no_grad;
+    view = tensor.view_as(tensor);
+  }
+  torch::autograd::create_gradient_edge(view, node);
+  return view;
+}
+
 // Only floating-point tensors are ever cast (spec MP10).
 void cast_floating(const std::vector<at::Tensor*>& tensors, at::ScalarType dtype) {
   for (auto* tensor : tensors) {
     if (tensor->defined() && tensor->is_floating_point()) *tensor = tensor->to(dtype);
   }
+}
+
+void move_to(torch::Device device, const std::vector<at::Tensor*>& tensors) {
+  for (auto* tensor : tensors) {
+    if (tensor->defined() && tensor->device() != device) *tensor = tensor->to(device);
+  }
+}
+
+bool wants_gradient(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad();
 }
 
 // The optimizer sees flat parameters or original ones, not both; a model is evaluated in one way
@@ -62,17 +79,6 @@ void require_homogeneous(const std::vector<std::shared_ptr<Unit>>& units) {
   require_one(full_precision, "full_precision_in_eval");
 }
 
-void prefetch(const std::shared_ptr<Unit>& unit, const RangeName& name) {
-  // What is computed in another dtype is gathered in it when it is needed.
-  if (!unit || !unit->is_away() || unit->computes_in_own_type()) return;
-  const Range range(*unit, name);
-  unit->start_gather();
-}
-
-void prefetch(const std::vector<std::weak_ptr<Unit>>& units, const RangeName& name) {
-  for (const auto& weak : units) prefetch(weak.lock(), name);
-}
-
 // As FSDP2 does, once a unit.
 void warn_of_view(Unit& unit) {
   if (!unit.is_sharded() || unit.geometry() != Geometry::rows) return;
@@ -85,8 +91,18 @@ void warn_of_view(Unit& unit) {
           "`.clone()` the output before any in-place op.");
 }
 
+// What is gathered of it. `is_old`: what is remembered has changed.
+bool is_outdated(const Unit& unit, bool is_old) {
+  return unit.changes().is_stale() || (is_old && unit.changes().is_remembered());
+}
+
 bool inside_backward() {
   return torch::autograd::get_current_graph_task_id() >= 0;
+}
+
+const char* name_of_forward() {
+  if (inside_backward()) return "the backward";
+  return torch::GradMode::is_enabled() ? "the forward" : "a forward without gradients";
 }
 
 // `unit` can join those of `others`: no root has it yet, or one of these units alone, whose module
@@ -123,16 +139,10 @@ std::shared_ptr<Root> Root::make(Unit& top) {
                     std::to_string(top.module_count()) + " modules that begins with " +
                     module->name() + ": make a unit of the module around them");
   }
-  std::vector<std::pair<std::string, std::shared_ptr<Unit>>> found;
-  std::unordered_set<const Unit*> seen;
-  const auto join = [&](const std::string& name, const torch::nn::Module& below) {
-    auto unit = find_unit(&below);
-    if (unit && seen.insert(unit.get()).second) found.emplace_back(name, std::move(unit));
-  };
-  join("", *module);
-  for (const auto& child : module->named_modules(std::string(), false))
-    join(child.key(), *child.value());
-  for (const auto& [name, unit] : found) require_free(name, *unit, seen);
+  const auto found = units_below(*module);
+  std::unordered_set<const Unit*> all;
+  for (const auto& [name, unit] : found) all.insert(unit.get());
+  for (const auto& [name, unit] : found) require_free(name, *unit, all);
   std::vector<std::shared_ptr<Unit>> units;
   for (const auto& [name, unit] : found) {
     unit->set_name(name);
@@ -183,9 +193,7 @@ void Root::begin_pass() {
     entry.modules_to_run = 0;
     unit->follow_requires_grad();
     unit->adopt_replaced();
-    const bool is_kept = entry.is_kept || entry.pinned;
-    if (!is_kept || unit->changes().is_stale() || (is_old && unit->changes().is_remembered()))
-      unit->free();
+    if (!entry.stays_gathered() || is_outdated(*unit, is_old)) unit->free();
   }
   if (torch::GradMode::is_enabled()) {
     ++steps_;
@@ -203,15 +211,7 @@ void Root::tell(const std::string& where, const Unit* unit) const {
 
 void Root::end_pass() {
   if (!inside_backward()) {
-    for (const auto& unit : units()) {
-      // Prefetched for nothing: the shard may change before anybody asks again.
-      if (unit->param_state() == ParamState::gathering) unit->free();
-      // Only some of its modules were called.
-      if (std::exchange(entry_of(*unit).modules_to_run, 0) > 0 && frees_after_forward(*unit))
-        unit->park();
-      // No backward will come and free it.
-      if (!torch::GradMode::is_enabled() && !entry_of(*unit).pinned) unit->free();
-    }
+    for (const auto& unit : units()) end_pass_of(*unit);
     last_entered_ = std::exchange(entered_, {});
     order_.end_pass();
     tell(torch::GradMode::is_enabled() ? "after the forward" : "after a forward without gradients");
@@ -219,12 +219,20 @@ void Root::end_pass() {
   pass_.reset();
 }
 
+void Root::end_pass_of(Unit& unit) const {
+  // Prefetched for nothing: the shard may change before anybody asks again.
+  if (unit.param_state() == ParamState::gathering) unit.free();
+  // Only some of its modules were called.
+  if (std::exchange(entry_of(unit).modules_to_run, 0) > 0 && frees_after_forward(unit)) unit.park();
+  // No backward will come and free it.
+  if (!torch::GradMode::is_enabled() && !entry_of(unit).pinned) unit.free();
+}
+
 // Of what stays gathered after a backward. A rank whose part is as it was gathers with the others.
 bool Root::has_kept_changed() const {
   std::vector<std::shared_ptr<Unit>> kept;
   for (const auto& unit : units()) {
-    if ((entry_of(*unit).is_kept || entry_of(*unit).pinned) && unit->changes().is_remembered())
-      kept.push_back(unit);
+    if (entry_of(*unit).stays_gathered() && unit->changes().is_remembered()) kept.push_back(unit);
   }
   if (kept.empty()) return false;
   const bool here =
@@ -255,38 +263,36 @@ bool Root::frees_after_backward(const Unit& unit) {
 }
 
 void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
-  auto& entry = entry_of(unit);
   check_usable();
   if (stack_.empty()) {
     const Range range(unit, kRangeRootPreForward);
     begin_pass();
   }
   stack_.push_back({&unit, std::make_unique<Range>(unit, kRangeForward)});
-  tell(inside_backward()               ? "the backward"
-       : torch::GradMode::is_enabled() ? "the forward"
-                                       : "a forward without gradients",
-       &unit);
+  tell(name_of_forward(), &unit);
   const Range range(unit, kRangePreForward);
   prepare_inputs(unit, inputs);
-  // Of several modules the first one gathers for all.
-  const bool is_one = unit.module_count() == 1;
-  const bool is_first = is_one || entry.modules_to_run == 0;
-  if (is_first && !is_one) entry.modules_to_run = unit.module_count();
+  const bool is_first = begins(unit);
   if (unit.is_sharded() && !inside_backward() && is_first) order_.enter(unit);
   make_whole(unit);
   if (is_first) {
     entered_.push_back(unit.weak_from_this());
-    if (inside_backward()) {
-      prefetch_before(unit);
-    } else {
-      prefetch_forward(unit);
-    }
+    prefetch_from(unit);
   }
   unit.note(TraceStep::enter_forward);
   if (torch::GradMode::is_enabled()) {
-    ++entry.backwards_due;
+    ++entry_of(unit).backwards_due;
     attach_to_inputs(unit, inputs);
   }
+}
+
+// Of several modules the first one gathers for all.
+bool Root::begins(Unit& unit) {
+  auto& to_run = entry_of(unit).modules_to_run;
+  if (unit.module_count() == 1) return true;
+  if (to_run > 0) return false;
+  to_run = unit.module_count();
+  return true;
 }
 
 void Root::make_whole(Unit& unit) {
@@ -304,15 +310,36 @@ void Root::make_whole(Unit& unit) {
 void Root::prepare_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs) const {
   if (stack_.size() == 1 && !unit.device().is_cpu()) {
     const Range range(unit, kRangeInputs);
-    for (auto* input : inputs) {
-      if (input->defined() && input->device() != unit.device()) *input = input->to(unit.device());
-    }
+    move_to(unit.device(), inputs);
   }
+  if (casts_inputs(unit)) cast_floating(inputs, *unit.options().mixed_precision.param_dtype);
+}
+
+bool Root::casts_inputs(const Unit& unit) const {
   const auto& precision = unit.options().mixed_precision;
-  const bool casts =
+  const bool asked =
       precision.cast_forward_inputs || (unit.casts_root_inputs() && is_outermost(unit));
-  if (precision.param_dtype && casts && !unit.computes_in_own_type())
-    cast_floating(inputs, *precision.param_dtype);
+  return precision.param_dtype && asked && !unit.computes_in_own_type();
+}
+
+void Root::prefetch(const std::shared_ptr<Unit>& unit, const RangeName& name) {
+  // What is computed in another dtype is gathered in it when it is needed.
+  if (!unit || !unit->is_away() || unit->computes_in_own_type()) return;
+  const Range range(*unit, name);
+  unit->start_gather();
+}
+
+void Root::prefetch(const std::vector<std::weak_ptr<Unit>>& units, const RangeName& name) {
+  for (const auto& weak : units) prefetch(weak.lock(), name);
+}
+
+// An activation checkpoint may be what enters it, in backward.
+void Root::prefetch_from(const Unit& unit) {
+  if (inside_backward()) {
+    prefetch_before(unit);
+  } else {
+    prefetch_forward(unit);
+  }
 }
 
 // While the pass goes like the one before, the next unit is known.
@@ -343,7 +370,7 @@ void Root::attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs) 
   std::vector<at::Tensor*> wanted;
   torch::autograd::edge_list edges;
   for (auto* input : inputs) {
-    if (!input->defined() || !input->requires_grad()) continue;
+    if (!wants_gradient(*input)) continue;
     wanted.push_back(input);
     edges.push_back(torch::autograd::impl::gradient_edge(*input));
   }
@@ -354,15 +381,7 @@ void Root::attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs) 
         const auto alive = weak.lock();
         if (self && alive) self->after_backward(*alive);
       });
-  for (auto* input : wanted) {
-    at::Tensor seen;
-    {
-      torch::NoGradGuard no_grad;
-      seen = input->view_as(*input);
-    }
-    torch::autograd::create_gradient_edge(seen, node);
-    *input = std::move(seen);
-  }
+  for (auto* input : wanted) *input = view_behind(node, *input);
 }
 
 void Root::leave(Unit& unit, const std::vector<at::Tensor*>& results) {
@@ -371,34 +390,35 @@ void Root::leave(Unit& unit, const std::vector<at::Tensor*>& results) {
   const Range range(unit, kRangePostForward);
   unit.hide_own_type();
   const bool is_last = unit.module_count() == 1 || --entry_of(unit).modules_to_run == 0;
-  if (is_last && frees_after_forward(unit)) {
-    if (torch::GradMode::is_enabled()) {
-      unit.park();
-    } else {
-      unit.free();
-    }
-  }
+  if (is_last && frees_after_forward(unit)) free_after_forward(unit);
   if (torch::GradMode::is_enabled()) attach_to_results(unit, results);
-  // FSDP1 casts what the model returns, and not what its layers hand on.
+  cast_results(unit, results);
+  if (stack_.empty()) end_pass();
+}
+
+// With a backward to come a larger part may stay.
+void Root::free_after_forward(Unit& unit) {
+  if (torch::GradMode::is_enabled()) {
+    unit.park();
+  } else {
+    unit.free();
+  }
+}
+
+// FSDP1 casts what the model returns, and not what its layers hand on.
+void Root::cast_results(const Unit& unit, const std::vector<at::Tensor*>& results) const {
   const auto& dtype = unit.options().mixed_precision.output_dtype;
   if (dtype && (unit.geometry() == Geometry::rows || is_outermost(unit)))
     cast_floating(results, *dtype);
-  if (stack_.empty()) end_pass();
 }
 
 void Root::attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results) {
   bool attached = false;
-  const auto index = pass_->order.size();
   for (auto* result : results) {
-    if (!result->defined() || !result->requires_grad()) continue;
+    if (!wants_gradient(*result)) continue;
     attached = true;
     if (result->is_view()) warn_of_view(unit);
-    result->register_hook([root = weak_from_this(), weak = unit.weak_from_this(), pass = pass_,
-                           index, version = unit.changes().version()](const at::Tensor&) {
-      const auto self = root.lock();
-      const auto alive = weak.lock();
-      if (self && alive) self->before_backward(*alive, *pass, index, version);
-    });
+    watch_result(unit, *result);
   }
   if (attached) {
     pass_->order.push_back(unit.weak_from_this());
@@ -407,120 +427,21 @@ void Root::attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results
   }
 }
 
+void Root::watch_result(Unit& unit, const at::Tensor& result) {
+  result.register_hook([root = weak_from_this(), weak = unit.weak_from_this(), pass = pass_,
+                        index = pass_->order.size(),
+                        version = unit.changes().version()](const at::Tensor&) {
+    const auto self = root.lock();
+    const auto alive = weak.lock();
+    if (self && alive) self->before_backward(*alive, *pass, index, version);
+  });
+}
+
 void Root::fail() noexcept {
   stack_.clear();
   pass_.reset();
   entered_.clear();
   failed_ = true;
-}
-
-// Backward ----------------------------------------------------------------------------------------
-
-void Root::begin_backward() {
-  if (in_backward_) return;
-  if (failed_) check_usable();
-  for (const auto& unit : units()) {
-    unit->require_accumulated();
-    unit->follow_requires_grad();
-    unit->hide_gradients();
-  }
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->finish_backward();
-  });
-  in_backward_ = true;
-  ++backwards_;
-}
-
-void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version) {
-  auto& entry = entry_of(unit);
-  const Range range(unit, kRangePreBackward);
-  tell("the backward", &unit);
-  begin_backward();
-  if (unit.changes().version() != version || unit.is_replaced()) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        "parameters of unit '" + unit.name() +
-            "' were changed between a forward and its backward (an optimizer step in between?)");
-  }
-  if (entry.unshard_in_backward) unit.gather();
-  if (!frees_after_backward(unit)) unit.changes().remember();
-  unit.enter_backward(
-      {.pass = pass_number(), .sync = entry.sync_gradients, .replicas = entry.sync_replicas});
-  entry.next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
-  if (unit.options().backward_prefetch == BackwardPrefetch::pre)
-    prefetch_backward(unit, kRangePreBackwardPrefetch);
-  unit.note(TraceStep::enter_backward);
-}
-
-void Root::prefetch_backward(const Unit& unit, const RangeName& name) {
-  if (!entry_of(unit).backward_prefetch.empty())
-    return prefetch(entry_of(unit).backward_prefetch, name);
-  const auto next = entry_of(unit).next_in_backward.lock();
-  if (next && entry_of(*next).unshard_in_backward) prefetch(next, name);
-}
-
-void Root::after_backward(Unit& unit) {
-  auto& entry = entry_of(unit);
-  if (unit.grad_state() != GradState::collecting) return;
-  const Range range(unit, kRangePostBackward);
-  unit.note(TraceStep::leave_backward);
-  // Others of its modules need what is gathered.
-  const bool is_last = unit.module_count() == 1 || entry.backwards_due <= 1;
-  if (is_last && frees_after_backward(unit)) unit.free();
-  if (unit.options().backward_prefetch == BackwardPrefetch::post)
-    prefetch_backward(unit, kRangePostBackwardPrefetch);
-  // Gradients of parameters used by several forwards are complete after the last of them only.
-  if (--entry.backwards_due > 0) return;
-  if (entry.sync_gradients) {
-    reduce(unit);
-  } else {
-    unit.keep_gradients();
-  }
-}
-
-void Root::reduce(Unit& unit) {
-  while (reducing_.size() >= reduction_limit()) finish_oldest_reduction();
-  for (const auto& before : reducing_) before->advance_reduce();
-  unit.start_reduce();
-  reducing_.push_back(unit.shared_from_this());
-}
-
-std::size_t Root::reduction_limit() const {
-  int limit = 0;
-  for (const auto& unit : units())
-    limit = std::max(limit, entry_of(*unit).reduction_limit.value_or(0));
-  return limit > 0 ? static_cast<std::size_t>(limit) : kReductionsUnderWay;
-}
-
-void Root::finish_oldest_reduction() {
-  const auto unit = std::move(reducing_.front());
-  reducing_.pop_front();
-  // A second backward of a unit within one pass finishes the first reduction itself.
-  if (unit->grad_state() == GradState::reducing) unit->finish_reduce();
-}
-
-void Root::finish_backward() {
-  tell("the end of the backward");
-  for (const auto& unit : units()) {
-    auto& entry = entry_of(*unit);
-    if (unit->grad_state() == GradState::collecting) {
-      unit->note(TraceStep::leave_backward);
-      if (entry.sync_gradients) {
-        reduce(*unit);
-      } else {
-        unit->keep_gradients();
-      }
-    }
-    entry.backwards_due = 0;
-    entry.is_kept = !frees_after_backward(*unit);
-    if (!entry.is_kept) unit->free();
-  }
-  in_backward_ = false;
-  if (is_last_backward) {
-    while (!reducing_.empty()) finish_oldest_reduction();
-    for (const auto& unit : units()) unit->show_gradients();
-  }
-  tell("after the backward");
 }
 
 void Root::abandon_step() {

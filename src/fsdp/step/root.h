@@ -66,18 +66,27 @@ class Root : public std::enable_shared_from_this<Root> {
   void check_usable() const;
   void begin_pass();
   void end_pass();
+  void end_pass_of(Unit& unit) const;
+  [[nodiscard]] static bool begins(Unit& unit);
   void make_whole(Unit& unit);
+  static void prefetch(const std::shared_ptr<Unit>& unit, const RangeName& name);
+  static void prefetch(const std::vector<std::weak_ptr<Unit>>& units, const RangeName& name);
+  void prefetch_from(const Unit& unit);
   void prefetch_forward(const Unit& unit);
   void prefetch_before(const Unit& unit);
   static void prefetch_backward(const Unit& unit, const RangeName& name);
   void attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs);
+  static void free_after_forward(Unit& unit);
   void attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results);
+  void watch_result(Unit& unit, const at::Tensor& result);
   [[nodiscard]] bool frees_after_forward(const Unit& unit) const;
   [[nodiscard]] static bool frees_after_backward(const Unit& unit);
   [[nodiscard]] bool is_outermost(const Unit& unit) const;
   [[nodiscard]] bool has_kept_changed() const;
   [[nodiscard]] bool is_training() const;  // the model; one rank may evaluate alone
   void prepare_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs) const;
+  [[nodiscard]] bool casts_inputs(const Unit& unit) const;
+  void cast_results(const Unit& unit, const std::vector<at::Tensor*>& results) const;
   [[nodiscard]] std::size_t reduction_limit() const;
   // Which training pass it is, the same on all ranks that did the same; travels with gradients.
   [[nodiscard]] std::uint32_t pass_number() const noexcept;
@@ -86,6 +95,7 @@ class Root : public std::enable_shared_from_this<Root> {
   void after_backward(Unit& unit);
   void begin_backward();
   void finish_backward();
+  void reduce_or_keep(Unit& unit);
   void reduce(Unit& unit);
   void finish_oldest_reduction();
 

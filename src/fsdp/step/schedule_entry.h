@@ -16,6 +16,9 @@ class Root;
 struct ScheduleEntry final : UnitSchedule {
   [[nodiscard]] bool is_quiet() const override;
 
+  // Between its last backward and its next forward.
+  [[nodiscard]] bool stays_gathered() const noexcept { return is_kept || pinned; }
+
   std::shared_ptr<Root> root;  // null until the first forward
   int id = 0;                  // place in the root's list, the same on every rank
 

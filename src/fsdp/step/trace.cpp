@@ -56,8 +56,6 @@ class ChromeEvents {
   void add(const TraceEvent& event) {
     for (const auto& lane : kLanes) {
       if (lane.end == event.step) close(lane, event);
-    }
-    for (const auto& lane : kLanes) {
       if (lane.begin == event.step) open_[{lane.name, event.unit}] = event.at;
     }
     if (event.step == TraceStep::finish_gather) count(event, event.bytes);

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <unordered_set>
@@ -29,6 +30,16 @@ std::string name_of_all(const std::vector<at::Tensor>& tensors) {
          " elements, digest " + digest_text(digest64(std::as_bytes(std::span(all))));
 }
 
+void require_data(const std::vector<at::Tensor>& tensors) {
+  const bool have_data =
+      std::ranges::none_of(tensors, [](const at::Tensor& tensor) { return tensor.is_meta(); });
+  if (have_data) return;
+  throw Error(ErrorCode::invalid_argument,
+              "a module's states cannot be synchronised while they have no data: materialize() "
+              "the module first, or let FullyShardedDataParallel do it unit by unit with its "
+              "option sync_module_states");
+}
+
 }  // namespace
 
 void broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
@@ -37,13 +48,7 @@ void broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
   std::erase_if(tensors, [&](const at::Tensor& tensor) {
     return !tensor.defined() || !known.insert(tensor.unsafeGetTensorImpl()).second;
   });
-  for (const auto& tensor : tensors) {
-    if (!tensor.is_meta()) continue;
-    throw Error(ErrorCode::invalid_argument,
-                "a module's states cannot be synchronised while they have no data: materialize() "
-                "the module first, or let FullyShardedDataParallel do it unit by unit with its "
-                "option sync_module_states");
-  }
+  require_data(tensors);
   if (!mesh.process_group() || tensors.empty()) return;
   const torch::NoGradGuard no_grad;
   for (auto& tensor : tensors) tensor = tensor.detach();

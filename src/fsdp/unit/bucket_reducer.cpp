@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/one_of.h"
 #include "fsdp/unit/quiet_copy.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
@@ -17,6 +18,14 @@ bool is_alone(const at::Tensor& gradient, bool arriving) {
   return gradient.is_contiguous() && gradient.storage().use_count() <= (arriving ? 2U : 1U);
 }
 
+// Where there is none, zeros.
+at::Tensor reducible_gradient(const at::Tensor& full) {
+  const auto& gradient = full.grad();
+  if (!gradient.defined()) return at::zeros(full.sizes(), full.options().requires_grad(false));
+  require_reducible(gradient);
+  return gradient;
+}
+
 }  // namespace
 
 BucketReducer::BucketReducer(std::vector<UnitParam>& params, const BucketReducerOptions& options)
@@ -25,15 +34,20 @@ BucketReducer::BucketReducer(std::vector<UnitParam>& params, const BucketReducer
       scale_(GradScale::make(options.divisor, options.dtype)),
       bucket_of_(params.size()),
       has_arrived_(params.size()) {
-  const auto size = static_cast<std::int64_t>(c10::elementSize(options.dtype));
   for (std::size_t i = params.size(); i-- > 0;) {
-    const auto limit =
-        buckets_.size() == 1 ? options.buckets.first_bucket_bytes : options.buckets.bucket_bytes;
-    if (buckets_.empty() || buckets_.back().elements * size >= limit) buckets_.emplace_back();
+    if (needs_bucket()) buckets_.emplace_back();
     buckets_.back().params.push_back(i);
     buckets_.back().elements += params[i].full.numel();
     bucket_of_[i] = buckets_.size() - 1;
   }
+}
+
+// Before the first parameter, and when the last bucket is full.
+bool BucketReducer::needs_bucket() const {
+  const auto size = static_cast<std::int64_t>(c10::elementSize(options_.dtype));
+  const auto limit =
+      buckets_.size() == 1 ? options_.buckets.first_bucket_bytes : options_.buckets.bucket_bytes;
+  return buckets_.empty() || buckets_.back().elements * size >= limit;
 }
 
 void BucketReducer::begin(const BackwardPlan& plan) {
@@ -59,9 +73,14 @@ bool BucketReducer::arrived(std::size_t param) {
   has_arrived_[param] = true;
   --buckets_[bucket_of_[param]].missing;
   arriving_ = param;
-  while (launched_ < buckets_.size() && buckets_[launched_].missing == 0) launch(launched_);
+  launch_complete();
   arriving_.reset();
   return true;
+}
+
+// In their order: one waits for those before it.
+void BucketReducer::launch_complete() {
+  while (launched_ < buckets_.size() && buckets_[launched_].missing == 0) launch(launched_);
 }
 
 // Sent along, so that ranks do not add up different buckets.
@@ -70,18 +89,20 @@ Reduced BucketReducer::reduced_of(const Bucket& bucket) const {
   return {.id = id_ * 32 + place % 32, .pass = pass_, .trained = trained_};
 }
 
-// Without an array for the bucket, where the transport can and nobody wants to see the sum.
+// Nobody wants to see the sum, which is exact in the gradients' own memory.
+bool BucketReducer::may_sum_in_place() const {
+  return is_one_of(options_.dtype, at::kFloat, at::kDouble) && !comm_hook() && !has_hook() &&
+         scale_.after == options_.ranks;
+}
+
+// Without an array for the bucket, where the transport can.
 bool BucketReducer::launch_in_place(Bucket& bucket) {
-  const bool is_exact = options_.dtype == at::kFloat || options_.dtype == at::kDouble;
-  if (comm_hook() || has_hook() || !is_exact || scale_.after != options_.ranks) return false;
+  if (!may_sum_in_place()) return false;
   std::vector<at::Tensor> gradients, parts;
   for (const auto param : bucket.params) {
     const auto& full = params_[param].full;
-    const auto& gradient = gradients.emplace_back(full.grad());
-    if (gradient.defined()) require_reducible(gradient);
-    parts.push_back(gradient.defined()
-                        ? gradient
-                        : at::zeros(full.sizes(), full.options().requires_grad(false)));
+    gradients.push_back(full.grad());
+    parts.push_back(reducible_gradient(full));
     if (parts.back().scalar_type() != options_.dtype || !is_alone(parts.back(), param == arriving_))
       return false;
   }
@@ -99,10 +120,21 @@ void BucketReducer::launch(std::size_t index) {
   ++launched_;
   if (options_.ranks == 1 && !comm_hook()) return;
   if (launch_in_place(bucket)) return;
-  std::vector<at::Tensor> gradients;
   const auto trailer = comm_hook() ? 0 : Trailer::size(bucket.params.size());
   bucket.values = torch::empty({bucket.elements + trailer},
                                params_.front().full.options().dtype(options_.dtype));
+  const auto gradients = fill_values(bucket);
+  if (comm_hook()) {
+    at::Tensor whole;
+    comm_hook()(bucket.values, whole);
+    return;
+  }
+  sum_values(bucket, gradients);
+}
+
+// What it filled them with, by parameter.
+std::vector<at::Tensor> BucketReducer::fill_values(Bucket& bucket) {
+  std::vector<at::Tensor> gradients;
   std::int64_t at = 0;
   for (const auto param : bucket.params) {
     const auto count = params_[param].full.numel();
@@ -115,14 +147,13 @@ void BucketReducer::launch(std::size_t index) {
     }
     at += count;
   }
-  if (comm_hook()) {
-    at::Tensor whole;
-    comm_hook()(bucket.values, whole);
-    return;
-  }
+  return gradients;
+}
+
+void BucketReducer::sum_values(Bucket& bucket, const std::vector<at::Tensor>& gradients) {
   if (scale_.before != 1) bucket.values.narrow(0, 0, bucket.elements).div_(scale_.before);
-  copy_quietly(bucket.values, bucket.elements,
-               Trailer::make(gradients, reduced_of(bucket), bucket.values.options()), 0, trailer);
+  const auto trailer = Trailer::make(gradients, reduced_of(bucket), bucket.values.options());
+  copy_quietly(bucket.values, bucket.elements, trailer, 0, trailer.numel());
   bucket.sum = options_.transport->start_sum(bucket.values);
 }
 
@@ -176,13 +207,14 @@ void BucketReducer::take_back(Bucket& bucket) {
 void BucketReducer::forget() {
   if (std::exchange(begun_, false) && sync_ && early_)
     finish_unwanted([&] { static_cast<void>(start()); });
-  for (auto& bucket : buckets_) {
-    if (const auto sum = std::exchange(bucket.sum, nullptr))
-      finish_unwanted([&] { sum->finish(); });
-    bucket.values = at::Tensor();
-    bucket.gradients.clear();
-    bucket.trailer = at::Tensor();
-  }
+  for (auto& bucket : buckets_) forget(bucket);
+}
+
+void BucketReducer::forget(Bucket& bucket) {
+  if (const auto sum = std::exchange(bucket.sum, nullptr)) finish_unwanted([&] { sum->finish(); });
+  bucket.values = at::Tensor();
+  bucket.gradients.clear();
+  bucket.trailer = at::Tensor();
 }
 
 }  // namespace tessera::detail

@@ -52,10 +52,16 @@ class BucketReducer final : public GradReducer {
     at::Tensor trailer;
     std::unique_ptr<PendingSum> sum;
   };
+  [[nodiscard]] bool needs_bucket() const;
+  void launch_complete();
   void launch(std::size_t bucket);
+  [[nodiscard]] bool may_sum_in_place() const;
   [[nodiscard]] bool launch_in_place(Bucket& bucket);
+  [[nodiscard]] std::vector<at::Tensor> fill_values(Bucket& bucket);
+  void sum_values(Bucket& bucket, const std::vector<at::Tensor>& gradients);
   void take_back(Bucket& bucket);
   void take_back_in_place(Bucket& bucket);
+  void forget(Bucket& bucket);
   [[nodiscard]] Reduced reduced_of(const Bucket& bucket) const;
 
   std::vector<UnitParam>& params_;

@@ -31,21 +31,23 @@ class WeakMesh {
 };
 
 // Into `shard`, or in place where there is none.
+void sum_over(const Mesh& mesh, torch::Tensor& gradient, torch::Tensor& shard) {
+  const auto& group = mesh.process_group();
+  if (!group) {
+    if (shard.defined()) shard.copy_(gradient);
+  } else if (shard.defined()) {
+    compat::reduce_scatter(*group, shard, gradient)->wait();
+  } else {
+    std::vector<torch::Tensor> tensors{gradient};
+    group->allreduce(tensors)->wait();
+  }
+}
+
 void average(const Mesh& mesh, torch::Tensor& gradient, torch::Tensor& shard) {
   const auto scale = detail::GradScale::make(mesh.size(), gradient.scalar_type());
   if (scale.before != 1) gradient.div_(scale.before);
   auto& result = shard.defined() ? shard : gradient;
-  const auto& group = mesh.process_group();
-  communicate("communication hook", [&] {
-    if (!group) {
-      if (shard.defined()) shard.copy_(gradient);
-    } else if (shard.defined()) {
-      compat::reduce_scatter(*group, shard, gradient)->wait();
-    } else {
-      std::vector<torch::Tensor> tensors{gradient};
-      group->allreduce(tensors)->wait();
-    }
-  });
+  communicate("communication hook", [&] { sum_over(mesh, gradient, shard); });
   if (scale.after != 1) result.div_(scale.after);
 }
 

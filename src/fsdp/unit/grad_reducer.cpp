@@ -2,11 +2,13 @@
 
 #include <torch/torch.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
 
+#include "base/one_of.h"
 #include "comm/whereabouts.h"
 #include "tessera/error.h"
 
@@ -31,6 +33,31 @@ bool all_gave(std::uint32_t number, const double* sums, int ranks) {
   throw Error(ErrorCode::mismatch, std::move(text));
 }
 
+// `sums`: of the bits of these numbers, one after the other.
+void require_same_reduced(const Reduced& what, const double* sums, int ranks) {
+  struct Same {
+    std::uint32_t number;
+    const char* otherwise;
+  };
+  const std::array all{
+      Same{what.id,
+           "the ranks reduced different units at the same time; their forwards must call the same "
+           "modules in the same order"},
+      // Where parameters are whole nothing else tells that a rank is behind.
+      Same{what.pass,
+           "the ranks reduced gradients of different passes of the model: one of them left out a "
+           "backward or a step (a `continue` where the loss is NaN), called the model with "
+           "gradients more often than the others, or called reset alone"},
+      Same{what.trained,
+           "the ranks require gradients of different parameters of this unit: freeze and thaw the "
+           "same ones on every rank"},
+  };
+  for (const auto& [number, otherwise] : all) {
+    if (!all_gave(number, sums, ranks)) throw_mismatch(otherwise);
+    sums += Trailer::kBits;
+  }
+}
+
 }  // namespace
 
 std::uint32_t digest_of_trained(const std::vector<UnitParam>& params) {
@@ -43,9 +70,7 @@ std::uint32_t digest_of_trained(const std::vector<UnitParam>& params) {
 }
 
 GradScale GradScale::make(double divisor, at::ScalarType reduced_in) {
-  const bool safe =
-      reduced_in == at::kFloat || reduced_in == at::kDouble || reduced_in == at::kBFloat16;
-  if (safe) return {1, divisor};
+  if (is_one_of(reduced_in, at::kFloat, at::kDouble, at::kBFloat16)) return {1, divisor};
   double before = 1;
   while (std::fmod(divisor, before) == 0 && divisor / before > before) before *= 2;
   return {before, divisor / before};
@@ -78,23 +103,7 @@ std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters, c
   const auto trailer =
       sum.narrow(0, sum.numel() - count, count).to(at::kCPU, at::kDouble).contiguous();
   const auto* numbers = trailer.const_data_ptr<double>();
-  if (!all_gave(what.id, numbers + parameters, ranks)) {
-    throw_mismatch(
-        "the ranks reduced different units at the same time; their forwards must call the same "
-        "modules in the same order");
-  }
-  // Where parameters are whole nothing else tells that a rank is behind.
-  if (!all_gave(what.pass, numbers + parameters + kBits, ranks)) {
-    throw_mismatch(
-        "the ranks reduced gradients of different passes of the model: one of them left out a "
-        "backward or a step (a `continue` where the loss is NaN), called the model with gradients "
-        "more often than the others, or called reset alone");
-  }
-  if (!all_gave(what.trained, numbers + parameters + 2 * kBits, ranks)) {
-    throw_mismatch(
-        "the ranks require gradients of different parameters of this unit: freeze and thaw the "
-        "same ones on every rank");
-  }
+  require_same_reduced(what, numbers + parameters, ranks);
   std::vector<bool> present;
   for (std::size_t i = 0; i < parameters; ++i) present.push_back(numbers[i] != 0);
   return present;

@@ -31,17 +31,22 @@ ParamStore::ParamStore(UnitLayout layout, const ParamStoreOptions& options,
   channel_ = options.transport->open(
       layout_.shard_elements, own.device(options.shard_device).pinned_memory(pins), travelling);
   gathered_ = at::empty({layout_.gathered_elements}, travelling);
-  for (const auto& run : layout_.runs[rank_]) {
-    const auto whole = parameters[run.param].detach().contiguous().view({-1});
-    copy_quietly(shard(), run.local, whole.to(shard().device()), run.global, run.count);
-  }
-  for (const auto& padding : layout_.padding[rank_])
-    shard().narrow(0, padding.begin, numel(padding)).fill_(kPaddingValue);
+  fill_shard(parameters);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     replace_data(parameters[i], full(i));
     parameters[i].mutable_grad() = at::Tensor();
   }
   StoragePool().take(storage_of(gathered_));
+}
+
+void ParamStore::fill_shard(const std::vector<at::Tensor>& parameters) {
+  for (const auto& run : layout_.runs[rank_]) {
+    const auto whole = parameters[run.param].detach().contiguous().view({-1});
+    copy_quietly(shard(), run.local, whole.to(shard().device()), run.global,
+                 run.count);
+  }
+  for (const auto& padding : layout_.padding[rank_])
+    shard().narrow(0, padding.begin, numel(padding)).fill_(kPaddingValue);
 }
 
 void ParamStore::set_label(const std::string& label) {
@@ -55,7 +60,10 @@ void ParamStore::wrap_channel(const ChannelWrapper& wrap) {
 
 at::Tensor ParamStore::local(std::size_t param) const {
   const auto& part = layout_.parts[rank_][param];
-  return shard().narrow(0, part.base, numel(part.slice)).view(array_of(part.slice)).detach();
+  return shard()
+      .narrow(0, part.base, numel(part.slice))
+      .view(array_of(part.slice))
+      .detach();
 }
 
 at::Tensor ParamStore::full(std::size_t param) const {
@@ -94,9 +102,10 @@ void ParamStore::take(const UnitLayout& from, int rank, std::int64_t begin,
   for (auto run = first_run(runs, begin); run != runs.end() && run->local < end; ++run) {
     const auto first = std::max(begin, run->local);
     const auto last = std::min(end, run->local + run->count);
-    copy_quietly(filling_,
-                 layout_.params[run->param].gathered_offset + run->global + first - run->local,
-                 part, first - begin, last - first);
+    copy_quietly(
+        filling_,
+        layout_.params[run->param].gathered_offset + run->global + first - run->local,
+        part, first - begin, last - first);
   }
 }
 

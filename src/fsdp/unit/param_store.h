@@ -82,6 +82,7 @@ class ParamStore {
     int rank;
     std::unique_ptr<Channel> channel;
   };
+  void fill_shard(const std::vector<at::Tensor>& parameters);
   [[nodiscard]] Channel& source() const;
   void take(const UnitLayout& from, int rank, std::int64_t begin, const at::Tensor& part);
 

@@ -61,11 +61,9 @@ std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units_below(
   std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units;
   const auto add = [&](const std::string& name, const torch::nn::Module* below) {
     auto unit = find_unit(below);
-    if (!unit) return;
-    for (const auto& known : units) {
-      if (known.second == unit) return;
-    }
-    units.emplace_back(name, std::move(unit));
+    const bool is_known =
+        std::ranges::any_of(units, [&](const auto& known) { return known.second == unit; });
+    if (unit && !is_known) units.emplace_back(name, std::move(unit));
   };
   // named_modules() would want to own the module itself.
   add("", &module);

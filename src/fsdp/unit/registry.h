@@ -21,9 +21,16 @@ namespace tessera::detail {
 struct ParamOwner {
   std::shared_ptr<Unit> unit;
   std::size_t index = 0;  // in unit->params()
+
+  [[nodiscard]] bool is_sharded() const { return unit && unit->is_sharded(); }
 };
 // Null unit: not a parameter of any.
 [[nodiscard]] ParamOwner find_owner(const at::Tensor& parameter);
+
+// What FSDP1 calls the flat parameter of the unit that has this name.
+[[nodiscard]] inline std::string flat_param_name(const std::string& unit) {
+  return unit.empty() ? "_flat_param" : unit + "._flat_param";
+}
 
 // The units at and below `module` with their names below it, each once, in module order.
 [[nodiscard]] std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units_below(

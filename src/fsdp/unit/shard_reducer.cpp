@@ -47,37 +47,51 @@ at::Tensor ShardReducer::gradient_of(std::size_t param) {
   return gradient.contiguous().view({-1});
 }
 
-// Of rows frozen parameters do not travel, so slices are those of the others alone. A flat array
-// travels as a whole.
 void ShardReducer::choose_slices(std::vector<std::size_t> travelling) {
   if (slices_ && travelling == travelling_) return;
   travelling_ = std::move(travelling);
-  if (options_.geometry != Geometry::rows) {
-    slices_ = std::make_shared<const UnitLayout>(store_.layout());
-    return;
-  }
+  slices_ = std::make_shared<const UnitLayout>(slices_of_travelling());
+}
+
+// Of rows frozen parameters do not travel, so slices are those of the others alone. A flat array
+// travels as a whole.
+UnitLayout ShardReducer::slices_of_travelling() const {
+  if (options_.geometry != Geometry::rows) return store_.layout();
   std::vector<Shape> shapes;
   std::vector<int> dims;
   for (const auto param : travelling_) {
     shapes.push_back(store_.layout().params[param].shape);
     dims.push_back(store_.layout().params[param].dim);
   }
-  slices_ = std::make_shared<const UnitLayout>(rows_layout(shapes, options_.shard_world, 1, dims));
+  return rows_layout(shapes, options_.shard_world, 1, dims);
 }
 
-bool ShardReducer::start() {
+// This rank's gradients of the parameters that travel, which it finds; undefined where there is
+// none.
+std::vector<at::Tensor> ShardReducer::take_gradients() {
   std::vector<std::size_t> travelling;
   std::vector<at::Tensor> gradients;
-  bool any = false;
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const bool is_frozen = !params_[i].full.requires_grad();
-    any = any || !is_frozen;
     if (is_frozen && options_.geometry == Geometry::rows) continue;
     travelling.push_back(i);
     gradients.push_back(is_frozen ? at::Tensor() : gradient_of(i));
   }
-  if (!any) return false;
   choose_slices(std::move(travelling));
+  return gradients;
+}
+
+// Whoever wants the sum before it is divided, or divided by something else, does it at the end.
+bool ShardReducer::may_average() const {
+  return !has_hook() && options_.replicas == nullptr && options_.kept_dtype == options_.dtype &&
+         scale_.after == options_.shard_world;
+}
+
+bool ShardReducer::start() {
+  const bool is_trained = std::ranges::any_of(
+      params_, [](const UnitParam& param) { return param.full.requires_grad(); });
+  if (!is_trained) return false;
+  auto gradients = take_gradients();
   // Sums that wait are of several passes; the first one's number stands for them.
   const auto pass = waiting_.defined() ? waiting_for_.pass : plan_.pass;
   reduced_ = {.id = plan_.id, .pass = pass, .trained = digest_of_trained(params_)};
@@ -86,9 +100,7 @@ bool ShardReducer::start() {
     reduce_by_hook(std::move(gradients));
     return true;
   }
-  // Whoever wants the sum before it is divided, or divided by something else, does it at the end.
-  averages_ = !has_hook() && options_.replicas == nullptr &&
-              options_.kept_dtype == options_.dtype && scale_.after == options_.shard_world;
+  averages_ = may_average();
   const auto elements = slices_->shard_elements;
   store_.channel().start_reduce({.elements = elements + Trailer::size(travelling_.size()),
                                  .dtype = options_.dtype,
@@ -133,7 +145,8 @@ Channel::Fill ShardReducer::fill_of(std::vector<at::Tensor> gradients) const {
       const auto first = std::max(begin, run->local);
       const auto last = std::min(end, run->local + run->count);
       zero_quietly(part, done - begin, first - done);
-      copy_quietly(part, first - begin, gradient, run->global + first - run->local, last - first);
+      copy_quietly(part, first - begin, gradient, run->global + first - run->local,
+                   last - first);
       done = last;
     }
     zero_quietly(part, done - begin, body - done);
@@ -179,7 +192,10 @@ void ShardReducer::finish() {
   }
   if (over_replicas_) over_replicas_->finish();
   over_replicas_.reset();
-  const auto sum = std::exchange(sum_, {});
+  finish_sum(std::exchange(sum_, {}));
+}
+
+void ShardReducer::finish_sum(const at::Tensor& sum) {
   const auto present = Trailer::read(sum, travelling_.size(), reduced_,
                                      options_.ranks * std::exchange(waiting_count_, 0));
   auto reduced = sum.narrow(0, 0, slices_->shard_elements);
@@ -195,18 +211,23 @@ void ShardReducer::finish() {
 void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& present) {
   // Where parameters are offloaded the shard is on another device.
   const auto gradients = average.to(store_.shard().device(), options_.kept_dtype);
-  const bool is_part = options_.shard_world > 1;
   if (options_.geometry == Geometry::flat) {
     if (std::ranges::count(present, true) > 0)
-      accumulate(params_.front().local, gradients, is_part);
+      accumulate(params_.front().local, gradients, options_.shard_world > 1);
     return;
   }
-  // FSDP1's backward takes away what a frozen parameter has left of earlier ones.
-  if (options_.geometry == Geometry::flat_original) {
-    for (const auto& param : params_) {
-      if (!param.full.requires_grad()) param.local.mutable_grad() = at::Tensor();
-    }
+  if (options_.geometry == Geometry::flat_original) drop_frozen_gradients();
+  give_each(gradients, present);
+}
+
+// FSDP1's backward takes away what a frozen parameter has left of earlier ones.
+void ShardReducer::drop_frozen_gradients() {
+  for (const auto& param : params_) {
+    if (!param.full.requires_grad()) param.local.mutable_grad() = at::Tensor();
   }
+}
+
+void ShardReducer::give_each(const at::Tensor& gradients, const std::vector<bool>& present) {
   for (std::size_t k = 0; k < travelling_.size(); ++k) {
     if (!present[k]) continue;
     const auto& local = params_[travelling_[k]].local;
@@ -214,7 +235,8 @@ void ShardReducer::give(const at::Tensor& average, const std::vector<bool>& pres
     // of it (optimizer-state L-3).
     if (options_.geometry == Geometry::flat_original && local.numel() == 0) continue;
     const auto offset = slices_->parts[store_.rank()][k].base;
-    accumulate(local, gradients.narrow(0, offset, local.numel()).view(local.sizes()), is_part);
+    accumulate(local, gradients.narrow(0, offset, local.numel()).view(local.sizes()),
+               options_.shard_world > 1);
   }
 }
 

@@ -41,10 +41,16 @@ class ShardReducer final : public GradReducer {
  private:
   [[nodiscard]] at::Tensor gradient_of(std::size_t param);
   void add_waiting();
+  [[nodiscard]] std::vector<at::Tensor> take_gradients();
   void choose_slices(std::vector<std::size_t> travelling);
+  [[nodiscard]] UnitLayout slices_of_travelling() const;
+  [[nodiscard]] bool may_average() const;
   [[nodiscard]] Channel::Fill fill_of(std::vector<at::Tensor> gradients) const;
   void reduce_by_hook(std::vector<at::Tensor> gradients);
+  void finish_sum(const at::Tensor& sum);
   void give(const at::Tensor& average, const std::vector<bool>& present);
+  void give_each(const at::Tensor& gradients, const std::vector<bool>& present);
+  void drop_frozen_gradients();
 
   std::vector<UnitParam>& params_;
   ParamStore& store_;

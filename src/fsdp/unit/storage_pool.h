@@ -19,6 +19,9 @@ class StoragePool {
   void take(c10::StorageImpl& storage);
 
  private:
+  // Of a storage that was taken, for one like `model`; null: there is none.
+  [[nodiscard]] c10::DataPtr reuse(const c10::StorageImpl& model);
+
   static constexpr std::size_t kKept = 2;
   std::vector<std::pair<std::size_t, c10::DataPtr>> blocks_;
 };

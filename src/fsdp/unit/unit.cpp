@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/one_of.h"
 #include "fsdp/unit/bucket_reducer.h"
 #include "fsdp/unit/shard_reducer.h"
 #include "tessera/error.h"
@@ -26,9 +27,13 @@ c10::StorageImpl& storage_of(const at::Tensor& tensor) {
   return *tensor.storage().unsafeGetStorageImpl();
 }
 
+bool has_dense_data(const at::Tensor& parameter, torch::Device device) {
+  return parameter.layout() == at::kStrided && (device.is_meta() || !parameter.is_meta());
+}
+
 void require_uniform(const std::vector<at::Tensor>& parameters, torch::Device device) {
   for (const auto& parameter : parameters) {
-    if (parameter.layout() != at::kStrided || (parameter.is_meta() && !device.is_meta())) {
+    if (!has_dense_data(parameter, device)) {
       throw Error(ErrorCode::unsupported, "fully_shard takes dense parameters with data only");
     }
     if (parameter.scalar_type() != parameters.front().scalar_type()) {
@@ -56,19 +61,23 @@ UnitLayout layout_of(const std::vector<Shape>& shapes, const std::vector<int>& d
   return {};
 }
 
-// The dimension that each parameter is sharded along (spec F4).
+// The dimension that a parameter is sharded along (spec F4).
+int dim_of(const at::Tensor& parameter, const ShardOptions& options) {
+  const int asked = options.shard_placement ? options.shard_placement(parameter).value_or(0) : 0;
+  const int dim = asked < 0 ? asked + static_cast<int>(parameter.dim()) : asked;
+  if (dim < 0 || dim >= parameter.dim()) {
+    throw Error(ErrorCode::invalid_argument,
+                "shard_placement gave dimension " + std::to_string(asked) +
+                    " for a parameter of shape " + to_string(parameter.sizes().vec()));
+  }
+  return dim;
+}
+
 std::vector<int> dims_of(const std::vector<at::Tensor>& parameters, const ShardOptions& options,
                          int world) {
   std::vector<int> dims;
   for (const auto& parameter : parameters) {
-    const auto asked = options.shard_placement ? options.shard_placement(parameter) : std::nullopt;
-    const int dim =
-        asked.value_or(0) + (asked.value_or(0) < 0 ? static_cast<int>(parameter.dim()) : 0);
-    if (dim < 0 || dim >= parameter.dim()) {
-      throw Error(ErrorCode::invalid_argument,
-                  "shard_placement gave dimension " + std::to_string(asked.value_or(0)) +
-                      " for a parameter of shape " + to_string(parameter.sizes().vec()));
-    }
+    const int dim = dim_of(parameter, options);
     if (dim != 0 && parameter.size(dim) % world != 0) {
       throw Error(ErrorCode::unsupported, "FSDP does not support uneven sharding on dim " +
                                               std::to_string(dim) + ": " +
@@ -78,6 +87,12 @@ std::vector<int> dims_of(const std::vector<at::Tensor>& parameters, const ShardO
     dims.push_back(dim);
   }
   return dims;
+}
+
+std::vector<Shape> shapes_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<Shape> shapes;
+  for (const auto& parameter : parameters) shapes.push_back(parameter.sizes().vec());
+  return shapes;
 }
 
 void require_flattenable(const std::vector<at::Tensor>& parameters, Geometry geometry) {
@@ -91,6 +106,18 @@ void require_flattenable(const std::vector<at::Tensor>& parameters, Geometry geo
                   "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
     }
   }
+}
+
+// Into parts of `ranks`, each of which has all parameters.
+void require_divisible(int world, int ranks, Geometry geometry) {
+  if (ranks >= 1 && world % ranks == 0 && geometry == Geometry::rows) return;
+  throw Error(ErrorCode::invalid_argument, "reshard_after_forward=" + std::to_string(ranks) +
+                                               " should be a factor of " + std::to_string(world) +
+                                               ", the ranks that share the parameters");
+}
+
+bool has_copies(const UnitSpec& spec) {
+  return spec.replicate && spec.replicate->size() > 1;
 }
 
 std::string type_of(const torch::nn::Module& module) {
@@ -117,19 +144,14 @@ Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
       device_(spec.mesh.device()),
       number_(state_of(spec.mesh)->units_made++),
       is_sharded_(spec.shard.has_value()),
-      is_hybrid_(spec.shard && spec.replicate && spec.replicate->size() > 1),
+      is_hybrid_(spec.shard && has_copies(spec)),
       casts_root_inputs_(spec.cast_root_inputs),
       geometry_(spec.geometry),
       options_(spec.options),
       type_(type_of(*modules.front().module)),
       buffers_(device_, options_.mixed_precision.buffer_dtype),
       pool_(std::make_shared<StoragePool>()) {
-  for (auto& [module, slot_maker] : modules) {
-    for (const auto& below : module->modules()) {
-      if (spec.ignored_modules.contains(below.get())) ignored_modules_.insert(below.get());
-    }
-    modules_.push_back({module, std::move(slot_maker)});
-  }
+  take_modules(std::move(modules), spec.ignored_modules);
   if (parameters.empty()) return;
   require_uniform(parameters, device_);
   if (is_sharded_) require_flattenable(parameters, geometry_);
@@ -140,6 +162,16 @@ Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
   make_reducer(spec, own_type);
   make_dead_gradients();
   set_name("");
+}
+
+void Unit::take_modules(std::vector<UnitModule> modules,
+                        const std::unordered_set<const torch::nn::Module*>& ignored) {
+  for (auto& [module, slot_maker] : modules) {
+    for (const auto& below : module->modules()) {
+      if (ignored.contains(below.get())) ignored_modules_.insert(below.get());
+    }
+    modules_.push_back({module, std::move(slot_maker)});
+  }
 }
 
 std::vector<std::shared_ptr<torch::nn::Module>> Unit::modules() const {
@@ -168,8 +200,7 @@ void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& param
     for (const auto& parameter : parameters) params_.push_back({parameter, parameter, {}});
     return;
   }
-  std::vector<Shape> shapes;
-  for (const auto& parameter : parameters) shapes.push_back(parameter.sizes().vec());
+  const auto shapes = shapes_of(parameters);
   const auto& mesh = *spec.shard;
   const auto compute = compute_type(parameters.front().scalar_type(), options_.mixed_precision);
   store_ = std::make_unique<ParamStore>(
@@ -184,28 +215,29 @@ void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& param
       parameters);
   changes_ = ShardChanges(store_.get());
   make_parking(spec, shapes);
-  if (geometry_ == Geometry::flat) {
+  auto locals = make_locals(parameters);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    params_.push_back({parameters[i], std::move(locals[i]), {}});
+}
+
+// What the optimizer works on, for each parameter.
+std::vector<at::Tensor> Unit::make_locals(const std::vector<at::Tensor>& parameters) const {
+  if (is_flat()) {
     const auto flat = store_->shard().view({-1}).detach();
     flat.set_requires_grad(parameters.front().requires_grad());
-    for (const auto& parameter : parameters) params_.push_back({parameter, flat, {}});
-    return;
+    return std::vector<at::Tensor>(parameters.size(), flat);
   }
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    auto local = store_->local(i);
-    local.set_requires_grad(parameters[i].requires_grad());
-    params_.push_back({parameters[i], std::move(local), {}});
-  }
+  std::vector<at::Tensor> locals;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    locals.push_back(store_->local(i).set_requires_grad(parameters[i].requires_grad()));
+  return locals;
 }
 
 void Unit::make_parking(const UnitSpec& spec, const std::vector<Shape>& shapes) {
   const int ranks = options_.reshard_after_forward_ranks;
   const int world = spec.shard->size();
   if (ranks == 0) return;
-  if (ranks < 1 || world % ranks != 0 || geometry_ != Geometry::rows) {
-    throw Error(ErrorCode::invalid_argument, "reshard_after_forward=" + std::to_string(ranks) +
-                                                 " should be a factor of " + std::to_string(world) +
-                                                 ", the ranks that share the parameters");
-  }
+  require_divisible(world, ranks, geometry_);
   if (ranks == world) return;
   if (ranks == 1) {
     log(LogLevel::warning, "reshard_after_forward=1 keeps all parameters, as false does");
@@ -229,30 +261,34 @@ void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
       compute_type(parameter_type, options_.mixed_precision));
   const double divisor = options_.gradient_divide_factor.value_or(ranks);
   if (!store_) {
-    const auto& mesh = spec.replicate.value_or(spec.mesh);
-    auto buckets = std::make_unique<BucketReducer>(
-        params_, BucketReducerOptions{.ranks = ranks,
-                                      .transport = state_of(mesh)->transport.get(),
-                                      .buckets = spec.buckets,
-                                      .dtype = dtype,
-                                      .divisor = divisor});
+    auto buckets = make_buckets(spec, dtype, divisor);
     buckets_ = buckets.get();
     reducer_ = std::move(buckets);
     return;
   }
-  const bool has_replicas = spec.replicate && spec.replicate->size() > 1;
   reducer_ = std::make_unique<ShardReducer>(
       params_, *store_,
       ShardReducerOptions{
           .ranks = ranks,
           .shard_world = spec.shard->size(),
-          .replicas = has_replicas ? state_of(*spec.replicate)->transport.get() : nullptr,
+          .replicas = has_copies(spec) ? state_of(*spec.replicate)->transport.get() : nullptr,
           .dtype = dtype,
           .kept_dtype = options_.mixed_precision.keep_low_precision_grads
                             ? compute_type(parameter_type, options_.mixed_precision)
                             : parameter_type,
           .divisor = divisor,
           .geometry = geometry_});
+}
+
+std::unique_ptr<BucketReducer> Unit::make_buckets(const UnitSpec& spec, at::ScalarType dtype,
+                                                  double divisor) {
+  const auto mesh = spec.replicate.value_or(spec.mesh);
+  return std::make_unique<BucketReducer>(
+      params_, BucketReducerOptions{.ranks = spec.mesh.size(),
+                                    .transport = state_of(mesh)->transport.get(),
+                                    .buckets = spec.buckets,
+                                    .dtype = dtype,
+                                    .divisor = divisor});
 }
 
 void Unit::make_dead_gradients() {
@@ -330,19 +366,24 @@ void Unit::gather() {
 }
 
 void Unit::free() {
-  if (param_state_ == ParamState::sharded || param_state_ == ParamState::shown) return;
-  const bool has_memory = !is_away();
-  if (param_state_ == ParamState::gathering) {
-    if (store_) store_->drop_gather(*pool_);
-    if (store_) note(TraceStep::finish_gather);
+  if (is_one_of(param_state_, ParamState::sharded, ParamState::shown)) return;
+  if (store_) drop_gathered();
+  if (param_state_ == ParamState::gathering)
     param_state_ = next(param_state_, ParamStep::finish_gather);
-  } else if (store_ && has_memory) {
+  param_state_ = next(param_state_, ParamStep::free);
+}
+
+// What is there, on its way or parked.
+void Unit::drop_gathered() {
+  if (param_state_ == ParamState::gathering) {
+    store_->drop_gather(*pool_);
+    note(TraceStep::finish_gather);
+  } else if (param_state_ == ParamState::full) {
     store_->free(*pool_);
     store_->forbid_access(bypass_text_);
   }
-  if (store_) store_->unpark();
-  if (store_ && has_memory) note(TraceStep::free);
-  param_state_ = next(param_state_, ParamStep::free);
+  store_->unpark();
+  if (!is_away()) note(TraceStep::free);
 }
 
 void Unit::park() {

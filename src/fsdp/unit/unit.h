@@ -68,6 +68,10 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   // All that train together: with copies more than those.
   [[nodiscard]] Mesh all_ranks() const;
   [[nodiscard]] bool is_sharded() const noexcept { return is_sharded_; }
+  // Nor is it without parameters.
+  [[nodiscard]] bool has_shards() const noexcept { return store_ != nullptr; }
+  // Sharded as one tensor for all its parameters: FSDP1 without use_orig_params.
+  [[nodiscard]] bool is_flat() const noexcept { return is_sharded_ && geometry_ == Geometry::flat; }
   // Sharded, with copies.
   [[nodiscard]] bool is_hybrid() const noexcept { return is_hybrid_; }
   [[nodiscard]] Geometry geometry() const noexcept { return geometry_; }
@@ -165,10 +169,21 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   [[nodiscard]] std::int64_t element_count() const noexcept { return element_count_; }
 
  private:
+  void take_modules(std::vector<UnitModule> modules,
+                    const std::unordered_set<const torch::nn::Module*>& ignored);
   void make_store(const UnitSpec& spec, const std::vector<at::Tensor>& parameters);
+  [[nodiscard]] std::vector<at::Tensor> make_locals(
+      const std::vector<at::Tensor>& parameters) const;
+  void drop_gathered();
   void make_parking(const UnitSpec& spec, const std::vector<Shape>& shapes);
   void make_reducer(const UnitSpec& spec, at::ScalarType parameter_type);
+  [[nodiscard]] std::unique_ptr<BucketReducer> make_buckets(const UnitSpec& spec,
+                                                            at::ScalarType dtype, double divisor);
   void make_dead_gradients();
+  void require_collecting() const;
+  void adopt_local(std::size_t param);
+  void adopt_full(std::size_t param);
+  void require_device(const at::Tensor& tensor, const at::Tensor& home, std::size_t param) const;
   // `tensor` can be taken over in the place of `home`.
   void require_home(const at::Tensor& tensor, const at::Tensor& home, std::size_t param) const;
 

@@ -6,10 +6,14 @@
 
 namespace tessera::detail {
 
+at::ScalarType UnitBuffers::wanted_type(const at::Tensor& buffer) const {
+  return dtype_ && buffer.is_floating_point() ? *dtype_ : buffer.scalar_type();
+}
+
 void UnitBuffers::place() {
   for (const auto& buffer : all_) {
     const auto own = buffer.scalar_type();
-    const auto wanted = dtype_ && buffer.is_floating_point() ? *dtype_ : own;
+    const auto wanted = wanted_type(buffer);
     if (wanted != own) cast_.emplace_back(buffer, own);
     if (wanted != own || buffer.device() != device_)
       replace_data(buffer, buffer.to(device_, wanted));

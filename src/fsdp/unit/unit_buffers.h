@@ -27,6 +27,8 @@ class UnitBuffers {
   }
 
  private:
+  [[nodiscard]] at::ScalarType wanted_type(const at::Tensor& buffer) const;
+
   torch::Device device_;
   std::optional<at::ScalarType> dtype_;
   std::vector<at::Tensor> all_;

@@ -26,18 +26,18 @@ std::string Unit::param_name(std::size_t index) const {
   return prefix + std::to_string(index);
 }
 
-// A flat parameter is trained when one of those in it is.
 void Unit::follow_requires_grad() {
-  bool any = false;
   for (auto& param : params_) {
     // Said of what the optimizer works on: the module's tensor is the one that gets gradients.
     if (param.local.requires_grad() != param.trains)
       param.full.set_requires_grad(param.local.requires_grad());
-    any = any || param.full.requires_grad();
   }
+  // A flat parameter is trained when one of those in it is.
+  const bool any = std::ranges::any_of(
+      params_, [](const UnitParam& param) { return param.full.requires_grad(); });
   for (std::size_t i = 0; i < params_.size(); ++i) {
     auto& param = params_[i];
-    param.trains = geometry_ == Geometry::flat && is_sharded_ ? any : param.full.requires_grad();
+    param.trains = is_flat() ? any : param.full.requires_grad();
     if (param.local.requires_grad() != param.trains) param.local.set_requires_grad(param.trains);
     watch(i);
   }
@@ -54,42 +54,50 @@ void Unit::adopt_replaced() {
   if (!is_replaced()) return;
   const torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    const auto& full = params_[i].full;
-    const auto& local = params_[i].local;
-    if (!local.is_alias_of(shard())) {
-      const auto home =
-          geometry_ == Geometry::flat ? store_->shard().view({-1}).detach() : store_->local(i);
-      require_home(local, home, i);
-      home.copy_(local.detach());
-      replace_data(local, home);
-    }
-    if (store_->owns(full)) continue;
-    const auto home = store_->full(i);
-    require_home(full, home, i);
-    whole().take_own(i, full.detach(), shard());
-    full.set_data(home);
+    if (!params_[i].local.is_alias_of(shard())) adopt_local(i);
+    if (!store_->owns(params_[i].full)) adopt_full(i);
   }
 }
 
+void Unit::adopt_local(std::size_t param) {
+  const auto& local = params_[param].local;
+  const auto home = is_flat() ? store_->shard().view({-1}).detach() : store_->local(param);
+  require_home(local, home, param);
+  home.copy_(local.detach());
+  replace_data(local, home);
+}
+
+void Unit::adopt_full(std::size_t param) {
+  const auto& full = params_[param].full;
+  const auto home = store_->full(param);
+  require_home(full, home, param);
+  whole().take_own(param, full.detach(), shard());
+  full.set_data(home);
+}
+
 void Unit::require_home(const at::Tensor& tensor, const at::Tensor& home, std::size_t index) const {
-  const auto found = tensor.device().str(), expected = home.device().str();
-  if (found != expected) {
-    throw Error(ErrorCode::invalid_argument,
-                options_.offload_to_cpu && home.is_alias_of(shard())
-                    ? "An FSDP-managed module with parameter CPU offloading enabled has parameters "
-                      "on " +
-                          found +
-                          ". Make sure to not move the module from CPU when offloading parameters."
-                    : "An FSDP-managed module unexpectedly has parameters on " + found +
-                          ". Make sure to move the module to " + expected + " before training.")
-        .at_key(param_name(index));
-  }
+  require_device(tensor, home, index);
   if (tensor.sizes() != home.sizes()) {
     throw Error(ErrorCode::invalid_argument,
                 "Cannot writeback when the parameter shape changes: expects " +
                     to_string(home.sizes().vec()) + " but got " + to_string(tensor.sizes().vec()))
         .at_key(param_name(index));
   }
+}
+
+void Unit::require_device(const at::Tensor& tensor, const at::Tensor& home,
+                          std::size_t index) const {
+  const auto found = tensor.device().str(), expected = home.device().str();
+  if (found == expected) return;
+  throw Error(ErrorCode::invalid_argument,
+              options_.offload_to_cpu && home.is_alias_of(shard())
+                  ? "An FSDP-managed module with parameter CPU offloading enabled has parameters "
+                    "on " +
+                        found +
+                        ". Make sure to not move the module from CPU when offloading parameters."
+                  : "An FSDP-managed module unexpectedly has parameters on " + found +
+                        ". Make sure to move the module to " + expected + " before training.")
+      .at_key(param_name(index));
 }
 
 }  // namespace tessera::detail

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "fsdp/unit/bucket_reducer.h"
@@ -33,6 +34,15 @@ class Arrival : public torch::autograd::PostAccumulateGradHook {
   std::size_t param_;
 };
 
+using ExecInfo =
+    std::remove_pointer_t<decltype(torch::autograd::get_current_graph_task_exec_info())>;
+
+bool is_captured(const at::Tensor& parameter, ExecInfo& wanted) {
+  if (!parameter.requires_grad()) return false;
+  const auto found = wanted.find(torch::autograd::impl::grad_accumulator(parameter).get());
+  return found != wanted.end() && found->second.captures_ != nullptr;
+}
+
 }  // namespace
 
 void Unit::watch() {
@@ -46,18 +56,19 @@ void Unit::watch(std::size_t param) {
   const auto& full = params_[param].full;
   if (!full.requires_grad() || std::exchange(params_[param].watched, true)) return;
   full.register_hook([unit = weak_from_this()](const at::Tensor&) {
-    const auto self = unit.lock();
-    if (self && self->grad_state_ != GradState::collecting) {
-      throw Error(
-          ErrorCode::invalid_argument,
-          "a gradient reached unit '" + self->name_ + "' (" + self->type_ +
-              ") outside its backward: its forward was called past fully_shard, or the loss "
-              "uses a tensor that its forward did not return");
-    }
+    if (const auto self = unit.lock()) self->require_collecting();
   });
   if (buckets_ == nullptr) return;
   torch::autograd::impl::set_post_acc_grad_hooks(
       full, std::make_unique<Arrival>(weak_from_this(), *reducer_, param));
+}
+
+void Unit::require_collecting() const {
+  if (grad_state_ == GradState::collecting) return;
+  throw Error(ErrorCode::invalid_argument,
+              "a gradient reached unit '" + name_ + "' (" + type_ +
+                  ") outside its backward: its forward was called past fully_shard, or the loss "
+                  "uses a tensor that its forward did not return");
 }
 
 // torch::autograd::grad captures gradients on their way to grad(), where they would be averaged.
@@ -65,10 +76,7 @@ void Unit::require_accumulated() const {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (wanted == nullptr || wanted->empty()) return;
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    const auto& full = params_[i].full;
-    if (!full.requires_grad()) continue;
-    const auto found = wanted->find(torch::autograd::impl::grad_accumulator(full).get());
-    if (found == wanted->end() || !found->second.captures_) continue;
+    if (!is_captured(params_[i].full, *wanted)) continue;
     throw Error(
         ErrorCode::unsupported,
         "torch::autograd::grad of a unit's parameter gives the gradient of this rank alone; "

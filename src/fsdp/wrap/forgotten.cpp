@@ -11,24 +11,39 @@
 namespace tessera::detail {
 namespace {
 
+// What units below `module` were told to leave.
+std::unordered_set<const c10::TensorImpl*> left_out(const torch::nn::Module& module) {
+  std::unordered_set<const c10::TensorImpl*> left;
+  const auto add = [&left](const std::vector<at::Tensor>& parameters) {
+    for (const auto& parameter : parameters) left.insert(parameter.unsafeGetTensorImpl());
+  };
+  for (const auto& [name, unit] : units_below(module)) {
+    add(unit->options().ignored_parameters);
+    for (const auto* ignored : unit->ignored_modules()) add(ignored->parameters());
+  }
+  return left;
+}
+
+bool trains_in_no_unit(const at::Tensor& parameter) {
+  return parameter.defined() && parameter.requires_grad() && !find_owner(parameter).unit;
+}
+
 // In no unit and trained, though no unit was told to leave them; each once.
 std::vector<std::string> forgotten_below(const torch::nn::Module& module) {
-  std::unordered_set<const c10::TensorImpl*> left;
-  for (const auto& [name, unit] : units_below(module)) {
-    for (const auto& parameter : unit->options().ignored_parameters)
-      left.insert(parameter.unsafeGetTensorImpl());
-    for (const auto* ignored : unit->ignored_modules()) {
-      for (const auto& parameter : ignored->parameters())
-        left.insert(parameter.unsafeGetTensorImpl());
-    }
-  }
+  auto left = left_out(module);
   std::vector<std::string> names;
   for (const auto& entry : module.named_parameters()) {
-    const auto& parameter = entry.value();
-    if (!parameter.defined() || !parameter.requires_grad() || find_owner(parameter).unit) continue;
-    if (left.insert(parameter.unsafeGetTensorImpl()).second) names.push_back(entry.key());
+    if (!trains_in_no_unit(entry.value())) continue;
+    if (left.insert(entry.value().unsafeGetTensorImpl()).second) names.push_back(entry.key());
   }
   return names;
+}
+
+// "parameter 'a' and 2 more are".
+std::string as_subject(const std::vector<std::string>& names) {
+  const auto first = "parameter '" + names.front() + "'";
+  if (names.size() == 1) return first + " is";
+  return first + " and " + std::to_string(names.size() - 1) + " more are";
 }
 
 }  // namespace
@@ -43,8 +58,7 @@ void warn_of_forgotten(const torch::nn::Module& module) {
   if (names.empty()) return;
   first.has_warned_of_forgotten = true;
   log(LogLevel::warning,
-      "parameter '" + names.front() + "'" +
-          (names.size() > 1 ? " and " + std::to_string(names.size() - 1) + " more are" : " is") +
+      as_subject(names) +
           " in no unit: nobody averages the gradients over the ranks, every rank trains values of "
           "its own, and a checkpoint gets those of one. Call fully_shard on the outermost module "
           "too, or name in ignored_parameters what is meant to stay out");

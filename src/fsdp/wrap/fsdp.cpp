@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -37,7 +38,7 @@ ShardedParameter describe(const at::Tensor& tensor, const detail::ParamOwner& ow
   parameter.flat = unit.geometry() != detail::Geometry::rows;
   parameter.dim = unit.layout().params[owner.index].dim;
   parameter.offset = unit.held_from(owner.index);
-  if (unit.geometry() == detail::Geometry::flat) {
+  if (unit.is_flat()) {
     parameter.shape = {unit.layout().gathered_elements};
     parameter.offset = parameter.mesh->rank() * unit.layout().shard_elements;
   }
@@ -48,19 +49,47 @@ FlatMember member_of(const std::string& name, const detail::ParamOwner& owner) {
   const auto& unit = *owner.unit;
   const auto held = unit.held(owner.index);
   const auto begin = unit.held_from(owner.index);
-  return {name,
-          unit.layout().params[owner.index].shape,
-          {begin, begin + held.numel()},
+  return {name, unit.layout().params[owner.index].shape, {begin, begin + held.numel()},
           held.storage_offset() - unit.params()[owner.index].local.storage_offset()};
 }
 
 // The name of the flat parameter beside the first parameter in it.
 std::string flat_name(const torch::nn::Module& module, const std::shared_ptr<Unit>& unit) {
-  for (const auto& [name, below] : units_below(module)) {
-    if (below == unit) return name.empty() ? "_flat_param" : name + "._flat_param";
-  }
-  return "_flat_param";
+  const auto units = units_below(module);
+  const auto found = std::ranges::find(
+      units, unit, [](const auto& named) -> const auto& { return named.second; });
+  return detail::flat_param_name(found == units.end() ? "" : found->first);
 }
+
+// The tensors that an optimizer is given, each once, with the names of what is in them.
+class ParameterList {
+ public:
+  explicit ParameterList(const torch::nn::Module& module) : module_(module) {}
+
+  void add(const std::string& name, const at::Tensor& tensor) {
+    const auto owner = detail::find_owner(tensor);
+    const bool is_part = owner.unit && owner.unit->is_flat();
+    const auto& key = is_part ? owner.unit->params()[owner.index].local : tensor;
+    const auto [at, fresh] = known_.emplace(key.unsafeGetTensorImpl(), parameters_.size());
+    if (fresh) parameters_.push_back(describe(tensor, owner));
+    auto& parameter = parameters_[at->second];
+    if (!is_part) {
+      parameter.names.push_back(name);
+      return;
+    }
+    if (fresh) parameter.names.push_back(flat_name(module_, owner.unit));
+    if (seen_.insert(tensor.unsafeGetTensorImpl()).second)
+      parameter.members.push_back(member_of(name, owner));
+  }
+
+  std::vector<ShardedParameter> take() { return std::move(parameters_); }
+
+ private:
+  const torch::nn::Module& module_;
+  std::vector<ShardedParameter> parameters_;
+  std::unordered_map<const c10::TensorImpl*, std::size_t> known_;
+  std::unordered_set<const c10::TensorImpl*> seen_;
+};
 
 void shard_members(const std::vector<UnitMember>& members, const detail::UnitSpec& spec) {
   std::vector<detail::UnitModule> modules;
@@ -96,28 +125,11 @@ std::vector<ShardedParameter> sharded_parameters(ModuleRef module_ref) {
   const auto& module = module_ref.get();
   detail::refresh_units(module);
   detail::warn_of_forgotten(module);
-  std::vector<ShardedParameter> parameters;
-  std::unordered_map<const c10::TensorImpl*, std::size_t> known;
-  std::unordered_set<const c10::TensorImpl*> seen;
+  ParameterList list(module);
   for (const auto& entry : module.named_parameters()) {
-    const auto& tensor = entry.value();
-    if (!tensor.defined()) continue;
-    const auto owner = detail::find_owner(tensor);
-    const bool is_part =
-        owner.unit && owner.unit->is_sharded() && owner.unit->geometry() == detail::Geometry::flat;
-    const auto& key = is_part ? owner.unit->params()[owner.index].local : tensor;
-    const auto [at, fresh] = known.emplace(key.unsafeGetTensorImpl(), parameters.size());
-    if (fresh) parameters.push_back(describe(tensor, owner));
-    auto& parameter = parameters[at->second];
-    if (!is_part) {
-      parameter.names.push_back(entry.key());
-      continue;
-    }
-    if (fresh) parameter.names.push_back(flat_name(module, owner.unit));
-    if (seen.insert(tensor.unsafeGetTensorImpl()).second)
-      parameter.members.push_back(member_of(entry.key(), owner));
+    if (entry.value().defined()) list.add(entry.key(), entry.value());
   }
-  return parameters;
+  return list.take();
 }
 
 void set_requires_gradient_sync(ModuleRef module, bool sync, bool recurse) {
@@ -160,7 +172,8 @@ void sync_module_states(ModuleRef module_ref, const Mesh& mesh) {
     }
     states.push_back(parameter);
   }
-  for (const auto& buffer : module.buffers()) states.push_back(buffer);
+  const auto buffers = module.buffers();
+  states.insert(states.end(), buffers.begin(), buffers.end());
   detail::broadcast_from_first(std::move(states), mesh);
 }
 

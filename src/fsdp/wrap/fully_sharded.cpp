@@ -25,10 +25,11 @@ void require_root(const torch::nn::Module& module, const std::string& otherwise)
   }
 }
 
-void register_comm_hook(const torch::nn::Module& module, const CommHook& hook) {
-  require_root(module, "register_comm_hook can only be called on a root instance.");
-  if (!hook) throw Error(ErrorCode::invalid_argument, "a communication hook must be callable");
-  const auto units = units_below(module);
+namespace {
+
+using Units = std::vector<std::pair<std::string, std::shared_ptr<Unit>>>;
+
+void require_not_hybrid(const Units& units) {
   for (const auto& [name, unit] : units) {
     if (unit->is_hybrid()) {
       throw Error(ErrorCode::invalid_argument,
@@ -36,6 +37,15 @@ void register_comm_hook(const torch::nn::Module& module, const CommHook& hook) {
           .at_key(name);
     }
   }
+}
+
+}  // namespace
+
+void register_comm_hook(const torch::nn::Module& module, const CommHook& hook) {
+  require_root(module, "register_comm_hook can only be called on a root instance.");
+  if (!hook) throw Error(ErrorCode::invalid_argument, "a communication hook must be callable");
+  const auto units = units_below(module);
+  require_not_hybrid(units);
   for (const auto& [name, unit] : units) unit->set_comm_hook(hook);
 }
 
@@ -61,17 +71,21 @@ void append_units(const torch::nn::Module& parent,
   }
 }
 
+void append_if_unit(const torch::nn::Module& module, Modules& into) {
+  const auto unit = detail::find_unit(&module);
+  if (!unit) return;
+  for (auto& own : unit->modules()) {
+    if (own.get() == &module) into.push_back(std::move(own));
+  }
+}
+
 }  // namespace
 
 Modules fsdp_modules(ModuleRef module, bool root_only) {
   Modules found;
   if (is_replicated(module.get())) return found;
   std::unordered_set<const torch::nn::Module*> seen{&module.get()};
-  if (const auto unit = detail::find_unit(&module.get())) {
-    for (auto& own : unit->modules()) {
-      if (own.get() == &module.get()) found.push_back(std::move(own));
-    }
-  }
+  append_if_unit(module.get(), found);
   append_units(module.get(), seen, found);
   if (root_only) std::erase_if(found, [](const auto& one) { return !detail::is_root(*one); });
   return found;

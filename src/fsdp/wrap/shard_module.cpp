@@ -80,35 +80,6 @@ struct Found {
   std::vector<at::Tensor> buffers;
 };
 
-// The parameters of `module` and below that are in no unit yet. Modules that are units are not
-// descended into: a parameter found outside them that one of them holds is shared between units.
-// `seen` holds what was met before, and what is to be passed over.
-void collect(const torch::nn::Module& module, const std::string& prefix,
-             std::unordered_set<const void*>& seen, Found& found, bool is_sharded) {
-  if (!seen.insert(&module).second) return;
-  for (const auto& entry : module.named_parameters(false)) {
-    const auto& tensor = entry.value();
-    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-    const auto name = prefix + entry.key();
-    if (const auto owner = find_owner(tensor).unit) throw_taken(name, *owner, module);
-    if (is_sharded && tensor.dim() == 0) {
-      throw Error(ErrorCode::invalid_argument,
-                  "fully_shard doesn't support scalar parameters. Change " + name +
-                      " to a 1D tensor with numel equal to 1.");
-    }
-    found.names.push_back(name);
-    found.tensors.push_back(tensor);
-  }
-  for (const auto& buffer : module.buffers(false)) {
-    if (buffer.defined() && seen.insert(buffer.unsafeGetTensorImpl()).second)
-      found.buffers.push_back(buffer);
-  }
-  for (const auto& child : module.named_children()) {
-    if (!find_unit(child.value().get()))
-      collect(*child.value(), prefix + child.key() + ".", seen, found, is_sharded);
-  }
-}
-
 // What `spec` and the units below `modules` leave as it is (spec L2, L3, IG4).
 struct Ignored {
   std::unordered_set<const void*> modules;
@@ -130,6 +101,66 @@ struct Ignored {
   }
 };
 
+// Finds the parameters of modules and below that are in no unit yet. Modules that are units are not
+// descended into: a parameter found outside them that one of them holds is shared between units.
+class Collector {
+ public:
+  Collector(const Ignored& ignored, bool is_sharded)
+      : seen_(ignored.modules), is_sharded_(is_sharded) {
+    seen_.insert(ignored.tensors.begin(), ignored.tensors.end());
+  }
+
+  void collect(const torch::nn::Module& module, const std::string& prefix) {
+    if (!seen_.insert(&module).second) return;
+    take_parameters(module, prefix);
+    for (const auto& buffer : module.buffers(false)) {
+      if (is_new(buffer)) found_.buffers.push_back(buffer);
+    }
+    for (const auto& child : module.named_children()) {
+      if (!find_unit(child.value().get())) collect(*child.value(), prefix + child.key() + ".");
+    }
+  }
+
+  Found take() { return std::move(found_); }
+
+ private:
+  bool is_new(const at::Tensor& tensor) {
+    return tensor.defined() && seen_.insert(tensor.unsafeGetTensorImpl()).second;
+  }
+
+  void take_parameters(const torch::nn::Module& module, const std::string& prefix) {
+    for (const auto& entry : module.named_parameters(false)) {
+      const auto& tensor = entry.value();
+      if (!is_new(tensor)) continue;
+      const auto name = prefix + entry.key();
+      if (const auto owner = find_owner(tensor).unit) throw_taken(name, *owner, module);
+      require_dimensions(name, tensor);
+      found_.names.push_back(name);
+      found_.tensors.push_back(tensor);
+    }
+  }
+
+  void require_dimensions(const std::string& name, const at::Tensor& tensor) const {
+    if (!is_sharded_ || tensor.dim() > 0) return;
+    throw Error(ErrorCode::invalid_argument,
+                "fully_shard doesn't support scalar parameters. Change " + name +
+                    " to a 1D tensor with numel equal to 1.");
+  }
+
+  std::unordered_set<const void*> seen_;  // what was met before, and what is to be passed over
+  bool is_sharded_;
+  Found found_;
+};
+
+Found parameters_of(const std::vector<UnitModule>& modules, const Ignored& ignored,
+                    bool is_sharded) {
+  Collector collector(ignored, is_sharded);
+  int place = 0;
+  for (const auto& [module, slot_maker] : modules)
+    collector.collect(*module, modules.size() == 1 ? "" : std::to_string(place++) + ".");
+  return collector.take();
+}
+
 // What work() throws, if anything.
 template <typename Work>
 std::exception_ptr failure_of(Work&& work) try {
@@ -149,16 +180,18 @@ void fill_unit(const std::vector<UnitModule>& given, const UnitSpec& spec, const
   }
 }
 
+void move_whole(const std::vector<at::Tensor>& tensors, torch::Device device) {
+  for (const auto& tensor : tensors) {
+    if (tensor.device() != device) replace_data(tensor, tensor.detach().to(device));
+  }
+}
+
 // To the mesh's device, which those that stay whole do not get to by being cut.
 void place_unit(const Found& found, const UnitSpec& spec) {
   std::vector<torch::Device> devices;
   for (const auto& tensor : found.tensors) devices.push_back(tensor.device());
   require_movable(devices, spec.mesh.device(), spec.mesh.rank());
-  if (spec.shard) return;
-  for (const auto& tensor : found.tensors) {
-    if (tensor.device() != spec.mesh.device())
-      replace_data(tensor, tensor.detach().to(spec.mesh.device()));
-  }
+  if (!spec.shard) move_whole(found.tensors, spec.mesh.device());
 }
 
 void sync_unit(const Found& found, const Mesh& mesh) {
@@ -167,32 +200,42 @@ void sync_unit(const Found& found, const Mesh& mesh) {
   broadcast_from_first(std::move(states), mesh);
 }
 
-// Ranks that built different modules would exchange rows of different things. Throws `failure` of
-// this rank on after the others have heard of it: they would wait.
-void require_same_on_all_ranks(const Found& found, const std::exception_ptr& failure,
-                               const Mesh& mesh) {
-  constexpr std::string_view kFailed = "failed";
-  const Purpose purpose("sharding a module");
+constexpr std::string_view kFailed = "failed";
+
+// What has to be the same on all ranks.
+std::string described(const Found& found) {
   std::string text;
   for (std::size_t i = 0; i < found.tensors.size(); ++i) {
     text += found.names[i] + " " + c10::toString(found.tensors[i].scalar_type()) +
             to_string(found.tensors[i].sizes().vec());
     text += found.tensors[i].requires_grad() ? "\n" : " frozen\n";
   }
-  if (failure) text = kFailed;
-  const auto all = mesh.group().all_gather(to_bytes(text));
-  if (failure) std::rethrow_exception(failure);
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (to_text(all[r]) == kFailed) {
+  return text;
+}
+
+void require_same(const std::vector<Bytes>& descriptions) {
+  for (std::size_t r = 0; r < descriptions.size(); ++r) {
+    if (to_text(descriptions[r]) == kFailed) {
       throw Error(ErrorCode::peer_failed,
                   "rank " + std::to_string(r) + " could not give a unit's parameters their data");
     }
-    if (all[r] == all[0]) continue;
+    if (descriptions[r] == descriptions[0]) continue;
     throw Error(ErrorCode::mismatch,
                 "rank " + std::to_string(r) +
                     " shards other parameters than rank 0: the modules differ in "
                     "names, shapes, dtypes or in what is frozen");
   }
+}
+
+// Ranks that built different modules would exchange rows of different things. Throws `failure` of
+// this rank on after the others have heard of it: they would wait.
+void require_same_on_all_ranks(const Found& found, const std::exception_ptr& failure,
+                               const Mesh& mesh) {
+  const Purpose purpose("sharding a module");
+  const auto text = failure ? std::string(kFailed) : described(found);
+  const auto all = mesh.group().all_gather(to_bytes(text));
+  if (failure) std::rethrow_exception(failure);
+  require_same(all);
 }
 
 // Those that another one contains, and repetitions: their parameters are the other one's.
@@ -206,44 +249,50 @@ void drop_contained(std::vector<UnitModule>& modules) {
   });
 }
 
-}  // namespace
-
-void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
-  if (modules.empty()) throw Error(ErrorCode::invalid_argument, "fully_shard of no modules");
-  drop_contained(modules);
+void require_shardable(const std::vector<UnitModule>& modules) {
   for (const auto& [module, slot_maker] : modules) {
     if (!find_unit(module.get())) continue;
     throw Error(ErrorCode::invalid_argument,
                 "fully_shard was applied to this module already (" + module->name() + ")");
   }
   for (const auto& [module, slot_maker] : modules) require_callable_units(*module);
-  const Ignored ignored(modules, spec);
-  Found found;
-  auto failure = failure_of([&] { fill_unit(modules, spec, ignored); });
-  auto seen = ignored.modules;
-  seen.insert(ignored.tensors.begin(), ignored.tensors.end());
-  int place = 0;
-  for (const auto& [module, slot_maker] : modules) {
-    const auto prefix = modules.size() == 1 ? "" : std::to_string(place++) + ".";
-    collect(*module, prefix, seen, found, spec.shard.has_value());
+}
+
+// Of all modules of the unit and below, now that it is made.
+void replace_slots_below(const Unit& unit) {
+  for (const auto& module : unit.modules()) {
+    for (const auto& below : module->modules(true)) {
+      if (auto* sequential = below->as<torch::nn::SequentialImpl>()) replace_slots(*sequential);
+    }
   }
+}
+
+std::uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  std::uint64_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += tensor.nbytes();
+  return bytes;
+}
+
+}  // namespace
+
+void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
+  if (modules.empty()) throw Error(ErrorCode::invalid_argument, "fully_shard of no modules");
+  drop_contained(modules);
+  require_shardable(modules);
+  const Ignored ignored(modules, spec);
+  auto failure = failure_of([&] { fill_unit(modules, spec, ignored); });
+  auto found = parameters_of(modules, ignored, spec.shard.has_value());
   if (!failure) failure = failure_of([&] { place_unit(found, spec); });
   require_same_on_all_ranks(found, failure, spec.mesh);
   if (spec.sync_states) sync_unit(found, spec.mesh);
-  const auto given = modules;
-  std::uint64_t whole_bytes = 0;
-  for (const auto& tensor : found.tensors) whole_bytes += tensor.nbytes();
+  const auto whole_bytes = bytes_of(found.tensors);
   auto unit = std::make_shared<Unit>(std::move(modules), spec, found.tensors);
   unit->set_schedule(std::make_unique<ScheduleEntry>());
   unit->buffers().take(std::move(found.buffers));
   unit->watch();
   register_unit(unit, spec.mesh);
   if (spec.shard) note_freed(whole_bytes);
-  for (const auto& [module, slot_maker] : given) {
-    for (const auto& below : module->modules(true)) {
-      if (auto* sequential = below->as<torch::nn::SequentialImpl>()) replace_slots(*sequential);
-    }
-  }
+  replace_slots_below(*unit);
 }
 
 }  // namespace tessera::detail

@@ -1,11 +1,13 @@
 // FullyShardedDataParallel's constructor: which modules become units, and what kind.
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <string>
 #include <unordered_set>
 #include <utility>
 
 #include "base/log.h"
+#include "base/one_of.h"
 #include "fsdp/unit/registry.h"
 #include "fsdp/wrap/past_holders.h"
 #include "tessera/error.h"
@@ -24,8 +26,7 @@ bool has_no_forward(const torch::nn::Module& module) {
 constexpr std::int64_t kNoSize = -1;
 
 bool is_hybrid_strategy(ShardingStrategy strategy) {
-  return strategy == ShardingStrategy::hybrid_shard ||
-         strategy == ShardingStrategy::hybrid_shard_zero2;
+  return is_one_of(strategy, ShardingStrategy::hybrid_shard, ShardingStrategy::hybrid_shard_zero2);
 }
 
 [[noreturn]] void throw_without_groups() {
@@ -34,9 +35,37 @@ bool is_hybrid_strategy(ShardingStrategy strategy) {
               "group or device_mesh: pass the HybridMesh of Mesh::split");
 }
 
-detail::UnitSpec spec_of(const HybridMesh& mesh, bool is_hybrid,
-                         const FullyShardedOptions& options) {
+// Whole parameters of another type or place than the computation's are shards over one rank.
+bool computes_elsewhere(const FullyShardedOptions& options) {
+  return options.mixed_precision.param_dtype || options.cpu_offload.offload_params;
+}
+
+bool is_whole(const HybridMesh& mesh, ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::no_shard || mesh.shard.size() == 1;
+}
+
+// Who shards the parameters, and who has copies.
+void choose_ranks(const HybridMesh& mesh, const FullyShardedOptions& options,
+                  detail::UnitSpec& spec) {
   const auto strategy = options.sharding_strategy;
+  const bool is_hybrid = is_hybrid_strategy(strategy);
+  if (is_hybrid) spec.replicate = mesh.replicate;
+  if (!is_whole(mesh, strategy)) {
+    spec.shard = mesh.shard;
+    return;
+  }
+  if (strategy != ShardingStrategy::no_shard && mesh.all.size() == 1)
+    log(LogLevel::warning, "FSDP is switching to use `NO_SHARD` since the world size is 1.");
+  if (computes_elsewhere(options)) {
+    const auto one = mesh.all.split(1);
+    spec.shard = one.shard;
+    spec.replicate = one.replicate;
+  } else if (!is_hybrid) {
+    spec.replicate = mesh.all;
+  }
+}
+
+detail::UnitSpec spec_of(const HybridMesh& mesh, const FullyShardedOptions& options) {
   detail::UnitSpec spec{.mesh = mesh.all};
   spec.options.mixed_precision = options.mixed_precision;
   spec.options.backward_prefetch = options.backward_prefetch;
@@ -46,28 +75,12 @@ detail::UnitSpec spec_of(const HybridMesh& mesh, bool is_hybrid,
   spec.options.offload_to_cpu = options.cpu_offload.offload_params;
   spec.sync_states = options.sync_module_states;
   spec.cast_root_inputs = options.cast_root_forward_inputs;
-  if (strategy == ShardingStrategy::shard_grad_op ||
-      strategy == ShardingStrategy::hybrid_shard_zero2) {
+  if (is_one_of(options.sharding_strategy, ShardingStrategy::shard_grad_op,
+                ShardingStrategy::hybrid_shard_zero2))
     spec.options.reshard_after_forward = false;
-  }
   spec.geometry =
       options.use_orig_params ? detail::Geometry::flat_original : detail::Geometry::flat;
-  if (is_hybrid) spec.replicate = mesh.replicate;
-  const bool is_whole = strategy == ShardingStrategy::no_shard || mesh.shard.size() == 1;
-  if (is_whole && strategy != ShardingStrategy::no_shard && mesh.all.size() == 1) {
-    log(LogLevel::warning, "FSDP is switching to use `NO_SHARD` since the world size is 1.");
-  }
-  const bool differ = options.mixed_precision.param_dtype || options.cpu_offload.offload_params;
-  if (!is_whole) {
-    spec.shard = mesh.shard;
-  } else if (differ) {
-    // Whole parameters of another type or place than the computation's are shards over one rank.
-    const auto one = mesh.all.split(1);
-    spec.shard = one.shard;
-    spec.replicate = one.replicate;
-  } else if (!is_hybrid) {
-    spec.replicate = mesh.all;
-  }
+  choose_ranks(mesh, options, spec);
   return spec;
 }
 
@@ -81,17 +94,20 @@ struct Names {
   }
 };
 
+void require_ignorable(const torch::nn::Module* module) {
+  if (module == nullptr)
+    throw Error(ErrorCode::invalid_argument, "`ignored_modules` holds no module");
+  if (detail::find_unit(module))
+    throw Error(ErrorCode::invalid_argument, "`ignored_modules` should not include FSDP modules");
+}
+
 // The ways between modules and units, one wrapping.
 class Wrapper {
  public:
   Wrapper(HybridMesh mesh, bool is_hybrid, FullyShardedOptions options)
       : mesh_(std::move(mesh)), is_hybrid_(is_hybrid), options_(std::move(options)) {
     for (const auto& module : options_.ignored_modules) {
-      if (!module) throw Error(ErrorCode::invalid_argument, "`ignored_modules` holds no module");
-      if (detail::find_unit(module.get())) {
-        throw Error(ErrorCode::invalid_argument,
-                    "`ignored_modules` should not include FSDP modules");
-      }
+      require_ignorable(module.get());
       ignore(*module);
     }
     for (const auto& parameter : options_.ignored_parameters)
@@ -127,7 +143,7 @@ class Wrapper {
     const bool hybrid = is_hybrid_strategy(options.sharding_strategy);
     if (hybrid && !is_hybrid_) throw_without_groups();
     const HybridMesh all{mesh_.all, mesh_.all, mesh_.all};
-    auto spec = spec_of(hybrid ? mesh_ : all, hybrid, options);
+    auto spec = spec_of(hybrid ? mesh_ : all, options);
     spec.ignored_modules = ignored_modules_;
     detail::shard_modules({{module, std::move(slot_maker)}}, spec);
   }
@@ -140,15 +156,22 @@ class Wrapper {
     const auto all = count_of(*module);
     if (!policy.decide(*module, /*recurse=*/true, all)) return 0;
     const auto wrapped = wrap_children(*module, name);
-    if (detail::find_unit(module.get()) || has_no_forward(*module) ||
-        !policy.decide(*module, /*recurse=*/false, all - wrapped)) {
-      return wrapped;
-    }
+    if (!becomes_unit(*module, all - wrapped)) return wrapped;
+    shard_by_policy(module, name);
+    return all;
+  }
+
+  [[nodiscard]] bool becomes_unit(const torch::nn::Module& module, std::int64_t unwrapped) const {
+    return !detail::find_unit(&module) && !has_no_forward(module) &&
+           options_.auto_wrap_policy.decide(module, /*recurse=*/false, unwrapped);
+  }
+
+  void shard_by_policy(const std::shared_ptr<torch::nn::Module>& module, const std::string& name) {
+    const auto& policy = options_.auto_wrap_policy;
     auto options = options_;
     if (policy.adjust) policy.adjust(*module, options);
     require_alike(*module, name, options);
     shard(module, options, policy.slot_maker ? policy.slot_maker(module) : nullptr);
-    return all;
   }
 
   // What libtorch calls by itself is no unit. Throws when the policy names it, and does not go by
@@ -172,16 +195,23 @@ class Wrapper {
     return count;
   }
 
+  [[nodiscard]] bool is_taken(const at::Tensor& tensor) const {
+    return tensor.defined() && !ignored_parameters_.contains(tensor.unsafeGetTensorImpl());
+  }
+
+  [[nodiscard]] bool is_taken(const torch::nn::Module& module) const {
+    return !detail::find_unit(&module) && !ignored_modules_.contains(&module);
+  }
+
   void sort(const torch::nn::Module& module, const std::string& prefix, Names& trained,
             Names& frozen) const {
     for (const auto& entry : module.named_parameters(false)) {
       const auto& tensor = entry.value();
-      if (!tensor.defined() || ignored_parameters_.contains(tensor.unsafeGetTensorImpl())) continue;
+      if (!is_taken(tensor)) continue;
       (tensor.requires_grad() ? trained : frozen).add(prefix + entry.key(), tensor.numel());
     }
     for (const auto& child : module.named_children()) {
-      if (!detail::find_unit(child.value().get()) &&
-          !ignored_modules_.contains(child.value().get()))
+      if (is_taken(*child.value()))
         sort(*child.value(), prefix + child.key() + ".", trained, frozen);
     }
   }
@@ -221,11 +251,11 @@ class Wrapper {
 // A hybrid strategy under a policy finds its groups by itself (spec HY1, HY2).
 HybridMesh mesh_for(const HybridMesh& mesh, bool is_hybrid, const FullyShardedOptions& options) {
   const bool wanted = is_hybrid_strategy(options.sharding_strategy);
-  if (is_hybrid && !wanted) {
+  if (is_hybrid == wanted) return mesh;
+  if (is_hybrid) {
     throw Error(ErrorCode::invalid_argument,
                 "a HybridMesh is for the hybrid strategies; pass its `all` to the others");
   }
-  if (is_hybrid || !wanted) return mesh;
   if (!options.auto_wrap_policy.decide) throw_without_groups();
   return mesh.all.split(ranks_of_host(mesh.all));
 }
@@ -242,6 +272,25 @@ void warn_about(const torch::nn::Module& module, const FullyShardedOptions& opti
         "Trying to ignore the top-level module passed into the FSDP constructor itself will result "
         "in all parameters being ignored and is not well-supported: " +
             module.name());
+  }
+}
+
+detail::SlotMaker first_slot_maker(const std::vector<WrapPolicy>& policies,
+                                   const std::shared_ptr<torch::nn::Module>& module) {
+  for (const auto& policy : policies) {
+    auto maker = policy.slot_maker ? policy.slot_maker(module) : nullptr;
+    if (maker) return maker;
+  }
+  return nullptr;
+}
+
+void require_no_units(const torch::nn::Module& module) {
+  for (const auto& below : module.named_modules()) {
+    if (!detail::find_unit(below.value().get())) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "FSDP auto wrapping requires modules to not already have FSDP applied but found " +
+                    below.value()->name())
+        .at_key(below.key());
   }
 }
 
@@ -296,17 +345,12 @@ WrapPolicy or_policy(std::vector<WrapPolicy> policies) {
   WrapPolicy any;
   const auto shared = std::make_shared<std::vector<WrapPolicy>>(std::move(policies));
   any.decide = [shared](const torch::nn::Module& module, bool recurse, std::int64_t unwrapped) {
-    for (const auto& policy : *shared) {
-      if (policy.decide && policy.decide(module, recurse, unwrapped)) return true;
-    }
-    return false;
+    return std::ranges::any_of(*shared, [&](const WrapPolicy& policy) {
+      return policy.decide && policy.decide(module, recurse, unwrapped);
+    });
   };
-  any.slot_maker = [shared](const std::shared_ptr<torch::nn::Module>& module) -> detail::SlotMaker {
-    for (const auto& policy : *shared) {
-      auto maker = policy.slot_maker ? policy.slot_maker(module) : nullptr;
-      if (maker) return maker;
-    }
-    return nullptr;
+  any.slot_maker = [shared](const std::shared_ptr<torch::nn::Module>& module) {
+    return first_slot_maker(*shared, module);
   };
   any.adjust = [shared](const torch::nn::Module& module, FullyShardedOptions& options) {
     for (const auto& policy : *shared) {
@@ -320,16 +364,7 @@ namespace detail {
 
 void wrap_module(const std::shared_ptr<torch::nn::Module>& module, const HybridMesh& mesh,
                  bool is_hybrid, const FullyShardedOptions& options, SlotMaker slot_maker) {
-  if (options.auto_wrap_policy.decide) {
-    for (const auto& below : module->named_modules()) {
-      if (!find_unit(below.value().get())) continue;
-      throw Error(
-          ErrorCode::invalid_argument,
-          "FSDP auto wrapping requires modules to not already have FSDP applied but found " +
-              below.value()->name())
-          .at_key(below.key());
-    }
-  }
+  if (options.auto_wrap_policy.decide) require_no_units(*module);
   warn_about(*module, options);
   const auto where = mesh_for(mesh, is_hybrid, options);
   Wrapper wrapper(where, is_hybrid_strategy(options.sharding_strategy), options);

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -34,19 +35,34 @@ std::string host_name() {
   return name.data();
 }
 
+// Every `count` neighbours are of one host, and the next ones of another.
+bool are_blocks(const std::vector<Bytes>& hosts, std::size_t count) {
+  if (hosts.size() % count != 0) return false;
+  for (std::size_t rank = 1; rank < hosts.size(); ++rank) {
+    const bool begins_block = rank % count == 0;
+    if ((hosts[rank] != hosts[rank - 1]) != begins_block) return false;
+  }
+  return true;
+}
+
 // The same on all of them, or it would split the ranks wrongly.
 int counted_ranks(const std::vector<Bytes>& hosts) {
-  std::size_t first = 1;
-  while (first < hosts.size() && hosts[first] == hosts[0]) ++first;
-  bool regular = hosts.size() % first == 0;
-  for (std::size_t rank = 0; regular && rank < hosts.size(); ++rank) {
-    regular = hosts[rank] == hosts[rank / first * first];
-    if (rank % first == 0 && rank > 0) regular = regular && hosts[rank] != hosts[rank - 1];
-  }
-  if (regular) return static_cast<int>(first);
+  const auto next = std::ranges::find_if(hosts, [&](const Bytes& h) { return h != hosts[0]; });
+  const auto count = static_cast<std::size_t>(next - hosts.begin());
+  if (are_blocks(hosts, count)) return static_cast<int>(count);
   throw Error(ErrorCode::invalid_argument,
               "the ranks of a host are not neighbours, or hosts have different numbers of them: "
               "pass the HybridMesh of Mesh::split");
+}
+
+int ranks_in(std::string_view text, const Mesh& mesh) {
+  const auto* const last = text.data() + text.size();
+  int ranks = 0;
+  const auto [end, error] = std::from_chars(text.data(), last, ranks);
+  if (error == std::errc() && end == last && ranks > 0 && mesh.size() % ranks == 0) return ranks;
+  throw Error(ErrorCode::invalid_argument, "LOCAL_WORLD_SIZE=" + std::string(text) +
+                                               ", expected a factor of the " +
+                                               std::to_string(mesh.size()) + " ranks");
 }
 
 }  // namespace
@@ -81,18 +97,7 @@ void detail::wrap_in_scope(const std::shared_ptr<torch::nn::Module>& module, Slo
 }
 
 int ranks_of_host(const Mesh& mesh) {
-  if (const char* text = std::getenv("LOCAL_WORLD_SIZE")) {
-    const std::string_view view(text);
-    int ranks = 0;
-    const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), ranks);
-    if (error == std::errc() && end == view.data() + view.size() && ranks > 0 &&
-        mesh.size() % ranks == 0) {
-      return ranks;
-    }
-    throw Error(ErrorCode::invalid_argument, "LOCAL_WORLD_SIZE=" + std::string(text) +
-                                                 ", expected a factor of the " +
-                                                 std::to_string(mesh.size()) + " ranks");
-  }
+  if (const char* text = std::getenv("LOCAL_WORLD_SIZE")) return ranks_in(text, mesh);
   return counted_ranks(mesh.group().all_gather(to_bytes(host_name())));
 }
 

@@ -1,0 +1,129 @@
+// Root: what it does in backward.
+#include <torch/csrc/autograd/engine.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "fsdp/step/root.h"
+#include "tessera/error.h"
+
+namespace tessera::detail {
+namespace {
+
+// Reductions under way at once: one being filled while one travels. More only costs memory.
+constexpr std::size_t kReductionsUnderWay = 2;
+
+// Since the forward that saw `version` of them.
+void require_unchanged(const Unit& unit, std::uint32_t version) {
+  if (unit.changes().version() == version && !unit.is_replaced()) return;
+  throw Error(
+      ErrorCode::invalid_argument,
+      "parameters of unit '" + unit.name() +
+          "' were changed between a forward and its backward (an optimizer step in between?)");
+}
+
+}  // namespace
+
+void Root::begin_backward() {
+  if (in_backward_) return;
+  if (failed_) check_usable();
+  for (const auto& unit : units()) {
+    unit->require_accumulated();
+    unit->follow_requires_grad();
+    unit->hide_gradients();
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->finish_backward();
+  });
+  in_backward_ = true;
+  ++backwards_;
+}
+
+void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version) {
+  auto& entry = entry_of(unit);
+  const Range range(unit, kRangePreBackward);
+  tell("the backward", &unit);
+  begin_backward();
+  require_unchanged(unit, version);
+  if (entry.unshard_in_backward) unit.gather();
+  if (!frees_after_backward(unit)) unit.changes().remember();
+  unit.enter_backward(
+      {.pass = pass_number(), .sync = entry.sync_gradients, .replicas = entry.sync_replicas});
+  entry.next_in_backward = index > 0 ? pass.order[index - 1] : std::weak_ptr<Unit>();
+  if (unit.options().backward_prefetch == BackwardPrefetch::pre)
+    prefetch_backward(unit, kRangePreBackwardPrefetch);
+  unit.note(TraceStep::enter_backward);
+}
+
+void Root::prefetch_backward(const Unit& unit, const RangeName& name) {
+  if (!entry_of(unit).backward_prefetch.empty())
+    return prefetch(entry_of(unit).backward_prefetch, name);
+  const auto next = entry_of(unit).next_in_backward.lock();
+  if (next && entry_of(*next).unshard_in_backward) prefetch(next, name);
+}
+
+void Root::after_backward(Unit& unit) {
+  auto& entry = entry_of(unit);
+  if (unit.grad_state() != GradState::collecting) return;
+  const Range range(unit, kRangePostBackward);
+  unit.note(TraceStep::leave_backward);
+  // Others of its modules need what is gathered.
+  const bool is_last = unit.module_count() == 1 || entry.backwards_due <= 1;
+  if (is_last && frees_after_backward(unit)) unit.free();
+  if (unit.options().backward_prefetch == BackwardPrefetch::post)
+    prefetch_backward(unit, kRangePostBackwardPrefetch);
+  // Gradients of parameters used by several forwards are complete after the last of them only.
+  if (--entry.backwards_due <= 0) reduce_or_keep(unit);
+}
+
+void Root::reduce_or_keep(Unit& unit) {
+  if (entry_of(unit).sync_gradients) {
+    reduce(unit);
+  } else {
+    unit.keep_gradients();
+  }
+}
+
+void Root::reduce(Unit& unit) {
+  while (reducing_.size() >= reduction_limit()) finish_oldest_reduction();
+  for (const auto& before : reducing_) before->advance_reduce();
+  unit.start_reduce();
+  reducing_.push_back(unit.shared_from_this());
+}
+
+std::size_t Root::reduction_limit() const {
+  int limit = 0;
+  for (const auto& unit : units())
+    limit = std::max(limit, entry_of(*unit).reduction_limit.value_or(0));
+  return limit > 0 ? static_cast<std::size_t>(limit) : kReductionsUnderWay;
+}
+
+void Root::finish_oldest_reduction() {
+  const auto unit = std::move(reducing_.front());
+  reducing_.pop_front();
+  // A second backward of a unit within one pass finishes the first reduction itself.
+  if (unit->grad_state() == GradState::reducing) unit->finish_reduce();
+}
+
+void Root::finish_backward() {
+  tell("the end of the backward");
+  for (const auto& unit : units()) {
+    auto& entry = entry_of(*unit);
+    if (unit->grad_state() == GradState::collecting) {
+      unit->note(TraceStep::leave_backward);
+      reduce_or_keep(*unit);
+    }
+    entry.backwards_due = 0;
+    entry.is_kept = !frees_after_backward(*unit);
+    if (!entry.is_kept) unit->free();
+  }
+  in_backward_ = false;
+  if (is_last_backward) {
+    while (!reducing_.empty()) finish_oldest_reduction();
+    for (const auto& unit : units()) unit->show_gradients();
+  }
+  tell("after the backward");
+}
+
+}  // namespace tessera::detail
