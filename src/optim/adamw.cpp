@@ -82,8 +82,10 @@ struct AdamW::Impl {
   };
   std::unordered_map<const c10::StorageImpl*, Twin> twins;
 
+  void require_new(const ShardedParameter& parameter) const;
   void add_group(ParameterGroup group);
   void make_state(const ShardedParameter& parameter, AdamWState& state);
+  std::vector<Item> take_items(Group& group);
   void step(Group& group);
   void refresh() const;
 };
@@ -101,18 +103,22 @@ void AdamW::Impl::refresh() const {
   }
 }
 
+void AdamW::Impl::require_new(const ShardedParameter& parameter) const {
+  for (const auto& group : groups) {
+    for (const auto& known : group.parameters) {
+      if (known.local.is_same(parameter.local)) {
+        throw Error(ErrorCode::invalid_argument, "a parameter is in two groups of the optimizer")
+            .at_key(parameter.name());
+      }
+    }
+  }
+}
+
 void AdamW::Impl::add_group(ParameterGroup group) {
   Group added{{}, group.options, {}};
   for (auto& parameter : group.parameters) {
     if (!parameter.local.requires_grad()) continue;
-    for (const auto& other : groups) {
-      for (const auto& known : other.parameters) {
-        if (known.local.is_same(parameter.local)) {
-          throw Error(ErrorCode::invalid_argument, "a parameter is in two groups of the optimizer")
-              .at_key(parameter.name());
-        }
-      }
-    }
+    require_new(parameter);
     added.parameters.push_back(std::move(parameter));
   }
   added.states.resize(added.parameters.size());
@@ -138,7 +144,8 @@ void AdamW::Impl::make_state(const ShardedParameter& parameter, AdamWState& stat
   state.step = torch::zeros({}, torch::kFloat32);
 }
 
-void AdamW::Impl::step(Group& group) {
+// What a step updates; its number of steps is counted already.
+std::vector<Item> AdamW::Impl::take_items(Group& group) {
   std::vector<Item> items;
   for (std::size_t i = 0; i < group.parameters.size(); ++i) {
     const auto& local = group.parameters[i].local;
@@ -149,6 +156,11 @@ void AdamW::Impl::step(Group& group) {
     torch::autograd::impl::bump_version(local);
     if (local.numel() > 0) items.push_back({local, local.grad(), &group.states[i]});
   }
+  return items;
+}
+
+void AdamW::Impl::step(Group& group) {
+  const auto items = take_items(group);
   Batch batch;
   for (std::size_t begin = 0; begin < items.size();) {
     auto end = begin + 1;

@@ -23,6 +23,44 @@ double power_sum(const std::vector<at::Tensor>& gradients, double p) {
   return std::isinf(p) ? norms.max().item<double>() : norms.pow(p).sum().item<double>();
 }
 
+struct Gradients {
+  std::vector<at::Tensor> shards, wholes;
+  std::optional<Mesh> mesh;  // of the shards
+};
+
+void require_one_mesh(const ShardedParameter& parameter, const std::optional<Mesh>& mesh) {
+  if (!mesh || *mesh == *parameter.mesh) return;
+  throw Error(ErrorCode::unsupported, "gradients of two meshes in one norm")
+      .at_key(parameter.name());
+}
+
+Gradients gradients_of(const std::vector<ShardedParameter>& parameters) {
+  Gradients found;
+  for (const auto& parameter : parameters) {
+    if (parameter.sharded) {
+      require_one_mesh(parameter, found.mesh);
+      found.mesh = parameter.mesh;
+    }
+    const auto& gradient = parameter.local.grad();
+    // Of no elements libtorch knows no largest one.
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    (parameter.sharded ? found.shards : found.wholes).push_back(gradient);
+  }
+  return found;
+}
+
+double norm_of(const Gradients& gradients, double norm_type) {
+  const double shards = power_sum(gradients.shards, norm_type);
+  const double wholes = power_sum(gradients.wholes, norm_type);
+  const auto& mesh = gradients.mesh;
+  if (std::isinf(norm_type)) {
+    const double largest = std::max(shards, wholes);
+    return mesh ? mesh->all_reduce_max(largest) : largest;
+  }
+  const double sum = mesh ? mesh->all_reduce_sum(shards) : shards;
+  return std::pow(sum + wholes, 1 / norm_type);
+}
+
 }  // namespace
 
 double clip_grad_norm(const std::vector<ShardedParameter>& parameters, double max_norm,
@@ -34,34 +72,14 @@ double clip_grad_norm(const std::vector<ShardedParameter>& parameters, double ma
   const torch::NoGradGuard no_grad;
   const TakesParts takes_parts;
   const Purpose purpose("the norm of gradients");
-  std::vector<at::Tensor> shards, wholes;
-  std::optional<Mesh> mesh;
-  for (const auto& parameter : parameters) {
-    if (parameter.sharded) {
-      if (mesh && *mesh != *parameter.mesh) {
-        throw Error(ErrorCode::unsupported, "gradients of two meshes in one norm")
-            .at_key(parameter.name());
-      }
-      mesh = parameter.mesh;
-    }
-    // Of no elements libtorch knows no largest one.
-    if (!parameter.local.grad().defined() || parameter.local.grad().numel() == 0) continue;
-    (parameter.sharded ? shards : wholes).push_back(parameter.local.grad());
-  }
-  double total = power_sum(shards, norm_type);
-  double norm = 0;
-  if (std::isinf(norm_type)) {
-    total = std::max(total, power_sum(wholes, norm_type));
-    norm = mesh ? mesh->all_reduce_max(total) : total;
-  } else {
-    if (mesh) total = mesh->all_reduce_sum(total);
-    norm = std::pow(total + power_sum(wholes, norm_type), 1 / norm_type);
-  }
+  const auto gradients = gradients_of(parameters);
+  const double norm = norm_of(gradients, norm_type);
   // As torch: written so that a norm that is not a number reaches the gradients and is noticed.
   const double factor = max_norm / (norm + 1e-6);
   if (!(factor >= 1.0)) {
-    shards.insert(shards.end(), wholes.begin(), wholes.end());
-    if (!shards.empty()) at::_foreach_mul_(shards, factor);
+    auto all = gradients.shards;
+    all.insert(all.end(), gradients.wholes.begin(), gradients.wholes.end());
+    if (!all.empty()) at::_foreach_mul_(all, factor);
   }
   return norm;
 }

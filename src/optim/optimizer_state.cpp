@@ -26,6 +26,12 @@ void require_same_size(std::size_t ours, std::size_t given, const char* message,
       .at_key(place);
 }
 
+Parameters by_key(const std::vector<OptimizerRef::Key>& keys) {
+  Parameters parameters;
+  for (const auto& [key, parameter] : keys) parameters.emplace(state_key(key), parameter);
+  return parameters;
+}
+
 // By place, as PyTorch does; named ones by name.
 Parameters match(const Keys& keys, const Value::List& groups, bool is_named) {
   require_same_size(keys.size(), groups.size(),
@@ -38,8 +44,7 @@ Parameters match(const Keys& keys, const Value::List& groups, bool is_named) {
                       "loaded state dict contains a parameter group that doesn't match the size "
                       "of optimizer's group",
                       place);
-    Parameters named;
-    for (const auto& [key, parameter] : keys[g]) named.emplace(state_key(key), parameter);
+    const auto named = by_key(keys[g]);
     for (std::size_t i = 0; i < listed.size(); ++i) {
       const auto key = state_key(listed[i]);
       if (is_named && !named.contains(key)) {
@@ -58,16 +63,12 @@ Parameters match(const Keys& keys, const Value::List& groups, bool is_named) {
   return found;
 }
 
-}  // namespace
+using States = std::unordered_map<const c10::TensorImpl*, const Value*>;
 
-void load_optimizer_state_dict(const OptimizerRef& optimizer, const Value& state_dict, bool keep) {
-  const auto keys = optimizer.keys();
-  const auto& groups = state_dict.at("param_groups").items();
-  const auto parameters = match(keys, groups, optimizer.is_named());
-  auto& access = optimizer.access();
-
-  std::unordered_map<const c10::TensorImpl*, const Value*> states;
-  for (const auto& [key, value] : state_dict.at("state").pairs()) {
+// By parameter, checked.
+States states_in(const Value& given, const Parameters& parameters, const OptimizerAccess& access) {
+  States states;
+  for (const auto& [key, value] : given.pairs()) {
     const auto found = parameters.find(state_key(key));
     if (found == parameters.end()) {
       log(LogLevel::warning, "state of " + state_key(key) +
@@ -82,6 +83,18 @@ void load_optimizer_state_dict(const OptimizerRef& optimizer, const Value& state
     }
     states.emplace(found->second.unsafeGetTensorImpl(), &value);
   }
+  return states;
+}
+
+}  // namespace
+
+void load_optimizer_state_dict(const OptimizerRef& optimizer, const Value& state_dict, bool keep) {
+  const auto keys = optimizer.keys();
+  const auto& groups = state_dict.at("param_groups").items();
+  const auto parameters = match(keys, groups, optimizer.is_named());
+  auto& access = optimizer.access();
+
+  const auto states = states_in(state_dict.at("state"), parameters, access);
   for (std::size_t g = 0; g < groups.size(); ++g) access.check_group(g, groups[g]);
 
   const torch::NoGradGuard no_grad;

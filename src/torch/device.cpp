@@ -9,6 +9,40 @@
 #include "tessera/error.h"
 
 namespace tessera {
+namespace {
+
+bool is_elsewhere(torch::Device device) {
+  return !device.is_cpu();
+}
+
+std::vector<torch::Device> each_once(const std::vector<torch::Device>& devices) {
+  std::vector<torch::Device> found;
+  for (const auto& device : devices) {
+    if (std::ranges::find(found, device) == found.end()) found.push_back(device);
+  }
+  return found;
+}
+
+// `first`: of those that are not the CPU.
+void require_one_type(const std::vector<torch::Device>& found, torch::Device first) {
+  for (const auto& device : found) {
+    if (device.is_cpu() || device.type() == first.type()) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "FSDP does not support modules with different device types but got params on " +
+                    c10::DeviceTypeName(first.type(), true) + " and " +
+                    c10::DeviceTypeName(device.type(), true));
+  }
+}
+
+void require_one_device(const std::vector<torch::Device>& found) {
+  if (std::ranges::count_if(found, is_elsewhere) < 2) return;
+  std::string all;
+  for (const auto& device : found) all += (all.empty() ? "" : ", ") + device.str();
+  throw Error(ErrorCode::invalid_argument,
+              "FSDP only supports single device modules but got params on " + all);
+}
+
+}  // namespace
 
 torch::Device resolve_device(torch::Device asked, int rank, const std::function<int()>& current) {
   if (asked.has_index() || asked.is_cpu() || asked.is_meta()) return asked;
@@ -21,26 +55,11 @@ torch::Device resolve_device(torch::Device asked, int rank, const std::function<
 }
 
 void require_movable(const std::vector<torch::Device>& parameters, torch::Device mesh, int rank) {
-  std::vector<torch::Device> found;
-  for (const auto& device : parameters) {
-    if (std::ranges::find(found, device) == found.end()) found.push_back(device);
-  }
-  const auto is_elsewhere = [](const torch::Device& device) { return !device.is_cpu(); };
+  const auto found = each_once(parameters);
   const auto first = std::ranges::find_if(found, is_elsewhere);
   if (first == found.end()) return;
-  for (const auto& device : found) {
-    if (device.is_cpu() || device.type() == first->type()) continue;
-    throw Error(ErrorCode::invalid_argument,
-                "FSDP does not support modules with different device types but got params on " +
-                    c10::DeviceTypeName(first->type(), true) + " and " +
-                    c10::DeviceTypeName(device.type(), true));
-  }
-  if (std::ranges::count_if(found, is_elsewhere) > 1) {
-    std::string all;
-    for (const auto& device : found) all += (all.empty() ? "" : ", ") + device.str();
-    throw Error(ErrorCode::invalid_argument,
-                "FSDP only supports single device modules but got params on " + all);
-  }
+  require_one_type(found, *first);
+  require_one_device(found);
   if (*first == mesh) return;
   if (found.size() > 1) {
     throw Error(ErrorCode::invalid_argument,

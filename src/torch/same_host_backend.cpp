@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -69,11 +71,16 @@ const at::Tensor& only(const char* operation, const Tensors& tensors) {
   return tensors.front();
 }
 
-// One list, for each rank a tensor like `like`; none where nothing is to be had.
+// One list, for each rank a tensor; none where nothing is to be had.
+bool fits(const std::vector<Tensors>& lists, bool here, int size) {
+  if (!here) return lists.empty();
+  return lists.size() == 1 && lists.front().size() == static_cast<std::size_t>(size);
+}
+
+// Of tensors like `like`.
 void require_list(const char* operation, const std::vector<Tensors>& lists, bool here,
                   const at::Tensor& like, int size) {
-  if (lists.size() != (here ? 1U : 0U) ||
-      (here && lists.front().size() != static_cast<std::size_t>(size))) {
+  if (!fits(lists, here, size)) {
     refuse(operation, here ? "expected one list of a tensor for each rank"
                            : "only the root has a list of tensors");
   }
@@ -82,37 +89,38 @@ void require_list(const char* operation, const std::vector<Tensors>& lists, bool
   }
 }
 
-// The reduction that shared memory can do, or nothing.
+// A reduction that shared memory can do.
 struct Reducing {
   DType dtype;
   Reduction reduction;
   const char* name;
 };
-std::optional<Reducing> reducing_of(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  Reducing reducing{};
-  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
-    case c10d::ReduceOp::SUM:
-      reducing = {{}, Reduction::sum, "sum"};
-      break;
-    case c10d::ReduceOp::AVG:
-      reducing = {{}, Reduction::average, "average"};
-      break;
-    case c10d::ReduceOp::MIN:
-      reducing = {{}, Reduction::minimum, "minimum"};
-      break;
-    case c10d::ReduceOp::MAX:
-      reducing = {{}, Reduction::maximum, "maximum"};
-      break;
-    default:
-      return std::nullopt;
-  }
+struct KnownReduction {
+  c10d::ReduceOp::RedOpType op;
+  Reduction reduction;
+  const char* name;
+};
+constexpr std::array<KnownReduction, 4> kReductions{
+    {{c10d::ReduceOp::SUM, Reduction::sum, "sum"},
+     {c10d::ReduceOp::AVG, Reduction::average, "average"},
+     {c10d::ReduceOp::MIN, Reduction::minimum, "minimum"},
+     {c10d::ReduceOp::MAX, Reduction::maximum, "maximum"}}};
+
+std::optional<DType> known_dtype(at::ScalarType type) {
   try {
-    reducing.dtype = dtype_of(tensor.scalar_type());
+    return dtype_of(type);
   } catch (const Error&) {
     return std::nullopt;  // a type that the core does not know
   }
-  if (!same_host::can_reduce(reducing.dtype, reducing.reduction)) return std::nullopt;
-  return reducing;
+}
+
+std::optional<Reducing> reducing_of(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  const auto* known = std::ranges::find(kReductions, static_cast<c10d::ReduceOp::RedOpType>(op),
+                                        &KnownReduction::op);
+  const auto dtype = known_dtype(tensor.scalar_type());
+  if (known == kReductions.end() || !dtype) return std::nullopt;
+  if (!same_host::can_reduce(*dtype, known->reduction)) return std::nullopt;
+  return Reducing{*dtype, known->reduction, known->name};
 }
 
 class SameHostBackend final : public DelegatingBackend, public SameHostCalls {

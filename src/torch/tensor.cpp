@@ -36,6 +36,12 @@ constexpr std::array kTypes{
     std::pair{DType::float4_e2m1fn_x2, at::kFloat4_e2m1fn_x2},
 };
 
+bool is_one_piece_in_memory(const Tensor& leaf) {
+  if (leaf.pieces.size() != 1) return false;
+  const auto& piece = leaf.pieces.front();
+  return piece.storage && piece.storage->data != nullptr && numel(piece.slice) == numel(leaf.shape);
+}
+
 Piece piece_of(const at::Tensor& tensor, Box box) {
   if (!tensor.is_cpu() || tensor.layout() != at::kStrided) {
     throw Error(ErrorCode::unsupported,
@@ -106,16 +112,14 @@ Tensor flat_leaf_of(const at::Tensor& elements, const Shape& shape, std::int64_t
 
 at::Tensor tensor_of(const Tensor& leaf) {
   if (numel(leaf.shape) == 0) return at::empty(leaf.shape, scalar_type_of(leaf.dtype));
-  const auto* piece = leaf.pieces.size() == 1 ? &leaf.pieces.front() : nullptr;
-  if (piece == nullptr || !piece->storage || piece->storage->data == nullptr ||
-      numel(piece->slice) != numel(leaf.shape)) {
+  if (!is_one_piece_in_memory(leaf))
     throw Error(ErrorCode::unsupported, "a tensor that is not one piece in memory");
-  }
+  const auto& piece = leaf.pieces.front();
   const auto size = static_cast<std::int64_t>(size_of(leaf.dtype));
-  const auto strides = piece->strides.empty() ? contiguous_strides(leaf.shape) : piece->strides;
+  const auto strides = piece.strides.empty() ? contiguous_strides(leaf.shape) : piece.strides;
   return torch::from_blob(
-      piece->storage->data + piece->storage_offset * size, leaf.shape, strides,
-      [storage = piece->storage](void*) {}, at::TensorOptions(scalar_type_of(leaf.dtype)));
+      piece.storage->data + piece.storage_offset * size, leaf.shape, strides,
+      [storage = piece.storage](void*) {}, at::TensorOptions(scalar_type_of(leaf.dtype)));
 }
 
 }  // namespace tessera

@@ -104,12 +104,7 @@ class TorchGroup final : public Group {
                                                    " ranks");
     }
     const Purpose purpose("messages to each rank");
-    Bytes table(rank() == root ? messages.size() * sizeof(std::int64_t) : 0);
-    for (std::size_t r = 0; rank() == root && r < messages.size(); ++r) {
-      const auto count = static_cast<std::int64_t>(messages[r].size());
-      std::memcpy(table.data() + r * sizeof count, &count, sizeof count);
-    }
-    table = broadcast(table, root);
+    const auto table = broadcast(rank() == root ? size_table(messages) : Bytes(), root);
     std::vector<std::int64_t> sizes(size());
     std::memcpy(sizes.data(), table.data(), table.size());
     const auto widest = *std::max_element(sizes.begin(), sizes.end());
@@ -117,10 +112,7 @@ class TorchGroup final : public Group {
     return collective("scatter of messages", [&] {
       std::vector<at::Tensor> out = empty_tensors(1, widest);
       std::vector<std::vector<at::Tensor>> in;
-      if (rank() == root) {
-        in.emplace_back();
-        for (const auto& message : messages) in[0].push_back(tensor_of(message, widest));
-      }
+      if (rank() == root) in.push_back(tensors_of(messages, widest));
       c10d::ScatterOptions options;
       options.rootRank = root;
       group_->scatter(out, in, options)->wait();
@@ -135,6 +127,21 @@ class TorchGroup final : public Group {
     if (!message.empty())
       std::memcpy(tensor.data_ptr<std::uint8_t>(), message.data(), message.size());
     return tensor;
+  }
+  static std::vector<at::Tensor> tensors_of(const std::vector<Bytes>& messages,
+                                            std::int64_t width) {
+    std::vector<at::Tensor> tensors;
+    for (const auto& message : messages) tensors.push_back(tensor_of(message, width));
+    return tensors;
+  }
+  // The messages' sizes as a message.
+  static Bytes size_table(const std::vector<Bytes>& messages) {
+    Bytes table(messages.size() * sizeof(std::int64_t));
+    for (std::size_t r = 0; r < messages.size(); ++r) {
+      const auto count = static_cast<std::int64_t>(messages[r].size());
+      std::memcpy(table.data() + r * sizeof count, &count, sizeof count);
+    }
+    return table;
   }
   static std::vector<at::Tensor> empty_tensors(int count, std::int64_t width) {
     std::vector<at::Tensor> tensors;
