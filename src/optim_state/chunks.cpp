@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "fsdp/unit/quiet_copy.h"
@@ -21,32 +22,43 @@ std::int64_t elements_of(const Tensor* tensor) {
   return elements;
 }
 
+bool is_given(const Tensor* tensor) {
+  return tensor != nullptr;
+}
+
+// Of the first tensor that is there.
+DType common_dtype(const std::vector<Scattered>& tensors) {
+  for (const auto* tensor : tensors | std::views::join) {
+    if (is_given(tensor)) return tensor->dtype;
+  }
+  return DType::float32;
+}
+
+void require_alike(const Scattered& scattered, DType dtype) {
+  const auto first = std::ranges::find_if(scattered, is_given);
+  for (const auto* tensor : std::ranges::subrange(first, scattered.end())) {
+    if (!is_given(tensor) || (tensor->shape == (*first)->shape && tensor->dtype == dtype)) continue;
+    throw Error(ErrorCode::mismatch,
+                "the ranks have parts of different tensors: " + to_string(tensor->shape) + " and " +
+                    to_string((*first)->shape));
+  }
+}
+
 }  // namespace
 
-ChunkArray::ChunkArray(std::vector<Scattered> tensors) : tensors_(std::move(tensors)) {
-  const Tensor* first = nullptr;
-  for (const auto& scattered : tensors_) {
-    const Tensor* of_this = nullptr;
-    for (const auto* tensor : scattered) {
-      if (tensor == nullptr) continue;
-      if (first == nullptr) first = tensor;
-      if (of_this == nullptr) of_this = tensor;
-      if (tensor->shape != of_this->shape || tensor->dtype != first->dtype) {
-        throw Error(ErrorCode::mismatch,
-                    "the ranks have parts of different tensors: " + to_string(tensor->shape) +
-                        " and " + to_string(of_this->shape));
-      }
-    }
-  }
-  if (first != nullptr) dtype_ = first->dtype;
+ChunkArray::ChunkArray(std::vector<Scattered> tensors)
+    : tensors_(std::move(tensors)), dtype_(common_dtype(tensors_)) {
+  for (const auto& scattered : tensors_) require_alike(scattered, dtype_);
   const std::size_t world = tensors_.empty() ? 0 : tensors_.front().size();
-  for (std::size_t rank = 0; rank < world; ++rank) {
-    auto& bases = bases_.emplace_back();
-    std::int64_t end = 0;
-    for (const auto& scattered : tensors_)
-      bases.push_back(std::exchange(end, end + elements_of(scattered[rank])));
-    elements_ = std::max(elements_, end);
-  }
+  for (std::size_t rank = 0; rank < world; ++rank) place_parts_of(rank);
+}
+
+void ChunkArray::place_parts_of(std::size_t rank) {
+  auto& bases = bases_.emplace_back();
+  std::int64_t end = 0;
+  for (const auto& scattered : tensors_)
+    bases.push_back(std::exchange(end, end + elements_of(scattered[rank])));
+  elements_ = std::max(elements_, end);
 }
 
 at::Tensor ChunkArray::give(int rank, const std::vector<const Tensor*>& held) const {

@@ -28,6 +28,8 @@ class ChunkArray {
   [[nodiscard]] std::vector<Part> own_parts(std::size_t index, int rank) const;
 
  private:
+  void place_parts_of(std::size_t rank);
+
   std::vector<Scattered> tensors_;
   std::vector<std::vector<std::int64_t>> bases_;  // [rank][tensor] in what the rank gives
   std::int64_t elements_ = 0;                     // that a rank gives

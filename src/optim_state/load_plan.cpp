@@ -4,6 +4,7 @@
 #include <set>
 
 #include "optim_state/state_message.h"
+#include "optim_state/text.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -11,14 +12,12 @@
 namespace tessera::detail {
 namespace {
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 Error refused(const ModelParam& param, std::string message) {
   return Error(ErrorCode::mismatch, std::move(message)).at_key(param.own_name);
+}
+
+bool is_there(const Value* value) {
+  return value != nullptr;
 }
 
 enum class Kind { absent, shaped, scalar, other };
@@ -28,36 +27,41 @@ Kind kind_of(const Value* value) {
   return is_shaped(*value) ? Kind::shaped : Kind::scalar;
 }
 
-// E-08. The names of the states that those have that have any, in their order.
+bool has_same_names(const Value& state, const Value& other) {
+  return state.size() == other.size() &&
+         std::ranges::all_of(other.pairs(), [&](const Value::Pair& pair) {
+           return is_there(state.find(pair.first.as_string()));
+         });
+}
+
+// E-08. The names of the states that those have that have any, one at least, in their order.
 std::vector<std::string> state_names(const ModelParam& param,
                                      const std::vector<const Value*>& given) {
-  const Value* first = nullptr;
-  for (const auto* state : given) {
-    if (state == nullptr) continue;
-    if (first == nullptr) first = state;
-    const auto has = [&](const Value::Pair& pair) {
-      return state->find(pair.first.as_string()) != nullptr;
-    };
-    if (state->size() != first->size() || !std::ranges::all_of(first->pairs(), has)) {
-      throw refused(param, "Differing optimizer state names for the unflattened parameters: " +
-                               joined(param.names));
-    }
+  const Value& first = **std::ranges::find_if(given, is_there);
+  const bool is_same = std::ranges::all_of(
+      given, [&](const Value* state) { return !is_there(state) || has_same_names(*state, first); });
+  if (!is_same) {
+    throw refused(param, "Differing optimizer state names for the unflattened parameters: " +
+                             joined(param.names));
   }
   std::vector<std::string> names;
-  if (first == nullptr) return names;
-  for (const auto& [key, value] : first->pairs()) names.push_back(key.as_string());
+  for (const auto& [key, value] : first.pairs()) names.push_back(key.as_string());
   return names;
+}
+
+void require_shape(const ModelParam& param, std::size_t index, const LoadEntry& entry,
+                   const Tensor& tensor) {
+  if (!param.is_sharded() || tensor.shape == param.shapes[index]) return;
+  throw Error(ErrorCode::mismatch,
+              "Tensor optimizer state does not have same shape as its parameter: " +
+                  to_string(tensor.shape) + " " + to_string(param.shapes[index]) + " (state " +
+                  entry.name + ")")
+      .at_key(param.names[index]);
 }
 
 void require_tensor(const ModelParam& param, std::size_t index, const LoadEntry& entry,
                     const Tensor& tensor, bool in_chunks) {
-  if (param.is_sharded() && tensor.shape != param.shapes[index]) {
-    throw Error(ErrorCode::mismatch,
-                "Tensor optimizer state does not have same shape as its parameter: " +
-                    to_string(tensor.shape) + " " + to_string(param.shapes[index]) + " (state " +
-                    entry.name + ")")
-        .at_key(param.names[index]);
-  }
+  require_shape(param, index, entry, tensor);
   if (tensor.dtype != entry.dtype) {
     throw refused(param,
                   "All unflattened parameters comprising a single flat parameter must have "
@@ -76,54 +80,78 @@ void require_tensor(const ModelParam& param, std::size_t index, const LoadEntry&
 Value common_value(const ModelParam& param, const std::string& name,
                    const std::vector<const Value*>& values) {
   const bool is_common = std::ranges::all_of(values, [&](const Value* value) {
-    return value != nullptr && same_value(*value, *values.front());
+    return is_there(value) && same_value(*value, *values.front());
   });
   if (is_common) return deep_copy(*values.front());
-  std::string shown;
-  for (const auto* value : values)
-    shown += (shown.empty() ? "" : ", ") + (value == nullptr ? "None" : render(*value));
+  std::vector<std::string> shown;
+  for (const auto* value : values) shown.push_back(is_there(value) ? render(*value) : "None");
   throw refused(param,
                 "All unflattened parameters comprising a single flat parameter must have scalar "
                 "state with the same value and dtype but got values [" +
-                    shown + "] for state " + name + " and unflattened parameter names " +
+                    joined(shown) + "] for state " + name + " and unflattened parameter names " +
                     joined(param.names));
 }
 
-LoadEntry entry_of(const ModelParam& param, const std::string& name,
-                   const std::vector<const Value*>& given, bool in_chunks) {
-  LoadEntry entry{.name = name};
+// Of each parameter, null where it has none: the state `name`, which None stands for too.
+std::vector<const Value*> values_of(const std::vector<const Value*>& given,
+                                    const std::string& name) {
   std::vector<const Value*> values;
-  std::set<Kind> kinds;
   for (const auto* state : given) {
-    values.push_back(state == nullptr ? nullptr : state->find(name));
-    if (kind_of(values.back()) != Kind::absent) kinds.insert(kind_of(values.back()));
+    const auto* value = is_there(state) ? state->find(name) : nullptr;
+    values.push_back(kind_of(value) == Kind::absent ? nullptr : value);
   }
-  if (kinds.empty()) return entry;  // None for all of them
+  return values;
+}
+
+// What all values are that are there.
+Kind common_kind(const ModelParam& param, const std::string& name,
+                 const std::vector<const Value*>& values) {
+  std::set<Kind> kinds;
+  for (const auto* value : values) kinds.insert(kind_of(value));
+  kinds.erase(Kind::absent);
   if (kinds.size() > 1) {
     throw refused(param, "Differing optimizer state types for state " + name +
                              " and unflattened parameter names " + joined(param.names));
   }
-  if (*kinds.begin() != Kind::shaped) {
-    entry.value = common_value(param, name, values);
-    return entry;
-  }
-  entry.is_tensor = true;
-  bool is_first = true;
+  return kinds.empty() ? Kind::absent : *kinds.begin();
+}
+
+// `values`: tensors, one at least.
+LoadEntry tensor_entry(const ModelParam& param, const std::string& name,
+                       std::vector<const Value*> values, bool in_chunks) {
+  const auto& first = (*std::ranges::find_if(values, is_there))->as_tensor();
+  LoadEntry entry{.name = name, .is_tensor = true, .dtype = first.dtype};
   for (std::size_t i = 0; i < values.size(); ++i) {
-    entry.tensors.push_back(kind_of(values[i]) == Kind::absent ? nullptr : values[i]);
-    if (entry.tensors.back() == nullptr) continue;
-    const auto& tensor = values[i]->as_tensor();
-    if (std::exchange(is_first, false)) entry.dtype = tensor.dtype;
-    require_tensor(param, i, entry, tensor, in_chunks);
+    if (is_there(values[i])) require_tensor(param, i, entry, values[i]->as_tensor(), in_chunks);
   }
+  entry.tensors = std::move(values);
   return entry;
+}
+
+LoadEntry entry_of(const ModelParam& param, const std::string& name,
+                   const std::vector<const Value*>& given, bool in_chunks) {
+  auto values = values_of(given, name);
+  const auto kind = common_kind(param, name, values);
+  if (kind == Kind::absent) return {.name = name};  // None for all of them
+  if (kind == Kind::shaped) return tensor_entry(param, name, std::move(values), in_chunks);
+  return {.name = name, .value = common_value(param, name, values)};
+}
+
+// The states of the parameter's names; null: there is nothing.
+std::vector<const Value*> states_given(const ModelParam& param, const NamedStates& states) {
+  std::vector<const Value*> given;
+  for (const auto& name : param.names) {
+    const auto* state = states.find(name);
+    given.push_back(is_there(state) && !state->pairs().empty() ? state : nullptr);
+  }
+  return given;
 }
 
 }  // namespace
 
 NamedStates::NamedStates(const OptimModel& model, const Value& state) {
   for (const auto& [key, value] : state.pairs()) {
-    const auto first = key.is(Value::Kind::string) ? model.first_name(key.as_string()) : "";
+    const auto first = model.first_name(key);
     if (first.empty()) {
       others_.emplace_back(key, value);
     } else {
@@ -141,13 +169,8 @@ std::vector<LoadItem> plan_load(const OptimModel& model, const NamedStates& stat
                                 bool in_chunks) {
   std::vector<LoadItem> items;
   for (const auto& param : model.params()) {
-    std::vector<const Value*> given;
-    for (const auto& name : param.names) {
-      const auto* state = states.find(name);
-      const bool is_empty = state == nullptr || state->pairs().empty();
-      given.push_back(is_empty ? nullptr : state);
-    }
-    if (std::ranges::all_of(given, [](const Value* state) { return state == nullptr; })) continue;
+    const auto given = states_given(param, states);
+    if (std::ranges::none_of(given, is_there)) continue;
     LoadItem item{&param, {}};
     for (const auto& name : state_names(param, given))
       item.entries.push_back(entry_of(param, name, given, in_chunks));

@@ -45,6 +45,19 @@ struct Batch {
   std::string name;
   DType dtype;
   std::vector<Slot> slots;
+
+  [[nodiscard]] bool is_sharded() const { return unit && unit->is_sharded(); }
+};
+
+// Of a batch: the state of one parameter of the module.
+struct Place {
+  const ModelParam* param;
+  std::size_t index;  // in it
+  const Tensor* tensor;
+
+  [[nodiscard]] const Shape& shape() const { return param->shapes[index]; }
+  // Where in the unit.
+  [[nodiscard]] std::size_t in_unit() const { return param->places[index]; }
 };
 
 // Of a state in chunks: what one rank of a mesh has.
@@ -63,12 +76,23 @@ class Loader {
   [[nodiscard]] const Value& tree() const noexcept { return tree_; }
 
  private:
+  void plan(const Value& tree);
+  void plan_first_ranks(const Value* tree);
+  void plan_own(const Value* tree);
   void make_batches();
+  [[nodiscard]] bool is_in_chunks() const { return request_.source == LoadSource::chunks; }
+  // Whether this rank has the tensors themselves, not only what rank 0 says of them.
+  [[nodiscard]] bool has_tensors() const {
+    return request_.source != LoadSource::first_rank || group_.get().rank() == 0;
+  }
+  [[nodiscard]] std::vector<Place> places_of(const Batch& batch) const;
+  [[nodiscard]] std::vector<at::Tensor> whole_tensors(const std::vector<Place>& places) const;
   void load(const Batch& batch);
   void load_whole(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made);
   void load_chunks(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made);
   void keep(const Batch& batch, const at::Tensor& to, const std::vector<at::Tensor>& made);
-  [[nodiscard]] bool is_held(const ModelParam& param) const;
+  [[nodiscard]] Value loaded_state(std::size_t item) const;
+  [[nodiscard]] Value kept_state(const ModelParam& param) const;
 
   const OptimModel& model_;
   const LoadRequest& request_;
@@ -85,55 +109,76 @@ class Loader {
 Value message_of(const OptimModel& model, const Value& tree) {
   std::vector<Value::Pair> states;
   for (const auto& [key, value] : require_state(&tree).pairs()) {
-    const bool is_param = key.is(Value::Kind::string) && !model.first_name(key.as_string()).empty();
+    const bool is_param = !model.first_name(key).empty();
     states.emplace_back(key, is_param ? value : Value::list({value}));
   }
-  std::vector<Value::Pair> pairs;
-  for (const auto& [key, value] : tree.pairs()) {
-    const bool is_state = key.is(Value::Kind::string) && key.as_string() == "state";
-    pairs.emplace_back(key, is_state ? Value::dict(states) : value);
+  auto message = Value::dict(tree.pairs());
+  message.set_item("state", Value::dict(std::move(states)));
+  return message;
+}
+
+// Whose ranks have the parts of what `unit` has or, without one, of what none has.
+std::optional<Mesh> mesh_of(const std::shared_ptr<Unit>& unit, const GroupOf& group) {
+  return unit ? unit->mesh() : group.mesh();
+}
+
+// The meshes of the model's parameters, each once.
+std::vector<Mesh> meshes_of(const OptimModel& model, const GroupOf& group) {
+  std::vector<Mesh> meshes;
+  std::set<const MeshState*> seen;
+  for (const auto& param : model.params()) {
+    const auto mesh = mesh_of(param.unit, group);
+    if (mesh && seen.insert(state_of(*mesh).get()).second) meshes.push_back(*mesh);
   }
-  return Value::dict(std::move(pairs));
+  return meshes;
 }
 
 Loader::Loader(const OptimModel& model, const LoadRequest& request, const GroupOf& group,
                const Value* tree)
     : model_(model), request_(request), group_(group) {
   if (request.source == LoadSource::first_rank) {
-    // The description first, so that what is wrong with it is every rank's to say.
-    tree_ = first_tree(group.get(), kLoading, [&] {
-      (void)require_state(tree);
-      return message_of(model, *tree);
-    });
-    named_.emplace(model, require_state(&tree_));
-    plan_ = plan_load(model, *named_, false);
-    if (group.get().rank() == 0) {
-      named_.emplace(model, require_state(tree));
-      plan_ = plan_load(model, *named_, false);
-    }
+    plan_first_ranks(tree);
   } else {
-    const bool in_chunks = request.source == LoadSource::chunks;
-    const auto prepare = [&] {
-      (void)require_state(tree);
-      tree_ = *tree;
-      named_.emplace(model, require_state(&tree_));
-      plan_ = plan_load(model, *named_, in_chunks);
-      return Value::dict({{"state", require_state(&tree_)}});
-    };
-    if (in_chunks) {
-      std::set<const MeshState*> seen;
-      for (const auto& param : model.params()) {
-        if (!param.unit && !group.mesh()) continue;
-        const auto mesh = param.unit ? param.unit->mesh() : *group.mesh();
-        if (!seen.insert(state_of(mesh).get()).second) continue;
-        auto& told = told_[state_of(mesh).get()];
-        for (auto& described : all_trees(mesh.group(), kLoading, prepare))
-          told.push_back({described, NamedStates(model, described.at("state"))});
-      }
-    }
-    if (told_.empty()) (void)prepare();
+    plan_own(tree);
   }
   make_batches();
+}
+
+void Loader::plan(const Value& tree) {
+  named_.emplace(model_, require_state(&tree));
+  plan_ = plan_load(model_, *named_, is_in_chunks());
+}
+
+// The description first, so that what is wrong with it is every rank's to say.
+void Loader::plan_first_ranks(const Value* tree) {
+  tree_ = first_tree(group_.get(), kLoading, [&] {
+    (void)require_state(tree);
+    return message_of(model_, *tree);
+  });
+  plan(tree_);
+  if (group_.get().rank() == 0) plan(*tree);
+}
+
+void Loader::plan_own(const Value* tree) {
+  const auto prepare = [&] {
+    (void)require_state(tree);
+    tree_ = *tree;
+    plan(tree_);
+    return Value::dict({{"state", require_state(&tree_)}});
+  };
+  const auto meshes = is_in_chunks() ? meshes_of(model_, group_) : std::vector<Mesh>();
+  for (const auto& mesh : meshes) {
+    auto& told = told_[state_of(mesh).get()];
+    for (auto& described : all_trees(mesh.group(), kLoading, prepare))
+      told.push_back({described, NamedStates(model_, described.at("state"))});
+  }
+  if (meshes.empty()) (void)prepare();
+}
+
+bool has_parts(const LoadEntry& entry) {
+  return std::ranges::any_of(entry.tensors, [](const Value* value) {
+    return value != nullptr && value->as_tensor().sharded;
+  });
 }
 
 void Loader::make_batches() {
@@ -144,10 +189,7 @@ void Loader::make_batches() {
     for (const auto& entry : item.entries) {
       if (!entry.is_tensor) continue;
       const auto& unit = item.param->unit;
-      const bool in_chunks = request_.source == LoadSource::chunks &&
-                             (unit || std::ranges::any_of(entry.tensors, [](const Value* value) {
-                                return value != nullptr && value->as_tensor().sharded;
-                              }));
+      const bool in_chunks = is_in_chunks() && (unit || has_parts(entry));
       const auto [place, is_new] = places.emplace(
           std::tuple{unit.get(), in_chunks, entry.name, entry.dtype}, batches_.size());
       if (is_new) batches_.push_back({unit, in_chunks, entry.name, entry.dtype, {}});
@@ -156,16 +198,30 @@ void Loader::make_batches() {
   }
 }
 
-void Loader::load(const Batch& batch) {
-  const bool is_sharded = batch.unit && batch.unit->is_sharded();
-  at::Tensor to;  // laid out as the unit's shard
-  if (is_sharded) {
-    const auto elements = batch.unit->layout().shard_elements;
-    const auto type = scalar_type_of(batch.dtype);
-    // Of a flat parameter the optimizer sees what fills it up, too.
-    to = batch.unit->geometry() == Geometry::flat ? at::zeros({elements}, type)
-                                                  : at::empty({elements}, type);
+// The tensors that are there, slot by slot.
+std::vector<Place> Loader::places_of(const Batch& batch) const {
+  std::vector<Place> places;
+  for (const auto& slot : batch.slots) {
+    for (std::size_t i = 0; i < slot.entry->tensors.size(); ++i) {
+      if (const auto* value = slot.entry->tensors[i])
+        places.push_back({plan_[slot.item].param, i, &value->as_tensor()});
+    }
   }
+  return places;
+}
+
+// Laid out as the unit's shard; undefined: there are no shards.
+at::Tensor shard_for(const Batch& batch) {
+  if (!batch.is_sharded()) return {};
+  const auto elements = batch.unit->layout().shard_elements;
+  const auto type = scalar_type_of(batch.dtype);
+  // Of a flat parameter the optimizer sees what fills it up, too.
+  return batch.unit->geometry() == Geometry::flat ? at::zeros({elements}, type)
+                                                  : at::empty({elements}, type);
+}
+
+void Loader::load(const Batch& batch) {
+  const auto to = shard_for(batch);
   std::vector<at::Tensor> made;  // without a shard: a tensor of each slot
   if (batch.in_chunks) {
     load_chunks(batch, to, made);
@@ -175,38 +231,44 @@ void Loader::load(const Batch& batch) {
   keep(batch, to, made);
 }
 
-void Loader::load_whole(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made) {
+void broadcast_in_memory(std::vector<at::Tensor>& tensors, const Mesh& mesh) {
+  for (auto& tensor : tensors) tensor = tensor.to(mesh.device());
+  broadcast_from_first(tensors, mesh);
+  for (auto& tensor : tensors) tensor = tensor.cpu();
+}
+
+std::vector<at::Tensor> Loader::whole_tensors(const std::vector<Place>& places) const {
   std::vector<at::Tensor> tensors;
-  const bool here = request_.source != LoadSource::first_rank || group_.get().rank() == 0;
-  for (const auto& slot : batch.slots) {
-    for (const auto* value : slot.entry->tensors) {
-      if (value == nullptr) continue;
-      const auto& leaf = value->as_tensor();
-      tensors.push_back(here ? tensor_of(leaf).contiguous()
-                             : at::empty(leaf.shape, scalar_type_of(leaf.dtype)));
+  for (const auto& place : places) {
+    const auto& leaf = *place.tensor;
+    tensors.push_back(has_tensors() ? tensor_of(leaf).contiguous()
+                                    : at::empty(leaf.shape, scalar_type_of(leaf.dtype)));
+  }
+  if (request_.source == LoadSource::first_rank && group_.mesh())
+    broadcast_in_memory(tensors, *group_.mesh());
+  return tensors;
+}
+
+void Loader::load_whole(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made) {
+  const auto places = places_of(batch);
+  const auto tensors = whole_tensors(places);
+  for (std::size_t p = 0; p < places.size(); ++p) {
+    if (!to.defined()) {
+      made.push_back(has_tensors() ? tensors[p].clone() : tensors[p]);
+      continue;
     }
+    const auto& shape = places[p].shape();
+    const Part all{whole(shape), 0};
+    redistribute(shape, tensors[p].view({-1}), {&all, 1}, to,
+                 part_of(*batch.unit, places[p].in_unit(), batch.unit->mesh().rank()));
   }
-  if (request_.source == LoadSource::first_rank && group_.mesh()) {
-    const auto device = group_.mesh()->device();
-    for (auto& tensor : tensors) tensor = tensor.to(device);
-    broadcast_from_first(tensors, *group_.mesh());
-    for (auto& tensor : tensors) tensor = tensor.cpu();
-  }
-  std::size_t next = 0;
-  for (const auto& slot : batch.slots) {
-    const auto& param = *plan_[slot.item].param;
-    for (std::size_t i = 0; i < slot.entry->tensors.size(); ++i) {
-      if (slot.entry->tensors[i] == nullptr) continue;
-      const auto& tensor = tensors[next++];
-      if (!to.defined()) {
-        made.push_back(here ? tensor.clone() : tensor);
-        continue;
-      }
-      const Part all{whole(param.shapes[i]), 0};
-      redistribute(param.shapes[i], tensor.view({-1}), {&all, 1}, to,
-                   part_of(*batch.unit, param.places[i], batch.unit->mesh().rank()));
-    }
-  }
+}
+
+std::vector<Slice> slices_of(const Tensor* tensor) {
+  std::vector<Slice> slices;
+  if (tensor == nullptr) return slices;
+  for (const auto& piece : tensor->pieces) slices.push_back(piece.slice);
+  return slices;
 }
 
 // Every rank has what its own part needs: FSDP2 shards as chunks are cut.
@@ -214,10 +276,7 @@ bool is_all_here(const Unit& unit, std::size_t place, const Scattered& scattered
   if (!unit.is_sharded()) return false;
   for (std::size_t rank = 0; rank < scattered.size(); ++rank) {
     const auto part = part_of(unit, place, static_cast<int>(rank));
-    std::vector<Slice> own;
-    if (scattered[rank] != nullptr) {
-      for (const auto& piece : scattered[rank]->pieces) own.push_back(piece.slice);
-    }
+    const auto own = slices_of(scattered[rank]);
     std::int64_t count = 0;
     const std::span<const Slice> wanted(&part.slice, 1);
     for (const auto& copy : plan_copies(unit.layout().params[place].shape, own, wanted))
@@ -229,7 +288,7 @@ bool is_all_here(const Unit& unit, std::size_t place, const Scattered& scattered
 
 // What every rank gives, by the unit's channel where it has one.
 at::Tensor exchanged(const Batch& batch, const Mesh& mesh, const at::Tensor& mine) {
-  if (!batch.unit || !batch.unit->is_sharded()) return exchange_over(mesh, mine);
+  if (!batch.is_sharded()) return exchange_over(mesh, mine);
   return batch.unit->whole().exchange(mine.to(mesh.device())).cpu();
 }
 
@@ -246,36 +305,26 @@ Scattered scattered_of(const std::vector<ToldStates>& trees, const std::string& 
 }
 
 void Loader::load_chunks(const Batch& batch, const at::Tensor& to, std::vector<at::Tensor>& made) {
-  const auto mesh = batch.unit ? batch.unit->mesh() : group_.mesh().value();
+  const auto mesh = mesh_of(batch.unit, group_).value();
   const auto& trees = told_.at(state_of(mesh).get());
-  struct Place {
-    const ModelParam* param;
-    std::size_t index;
-  };
-  std::vector<Place> places;
+  const auto places = places_of(batch);
   std::vector<Scattered> scattered;
   std::vector<const Tensor*> held;
-  bool is_here = true;
-  for (const auto& slot : batch.slots) {
-    const auto& param = *plan_[slot.item].param;
-    for (std::size_t i = 0; i < slot.entry->tensors.size(); ++i) {
-      if (slot.entry->tensors[i] == nullptr) continue;
-      const auto& of_ranks =
-          scattered.emplace_back(scattered_of(trees, param.names[i], batch.name));
-      is_here = is_here && batch.unit && is_all_here(*batch.unit, param.places[i], of_ranks);
-      held.push_back(&slot.entry->tensors[i]->as_tensor());
-      places.push_back({&param, i});
-    }
+  bool is_here = batch.unit != nullptr;
+  for (const auto& place : places) {
+    const auto& name = place.param->names[place.index];
+    const auto& of_ranks = scattered.emplace_back(scattered_of(trees, name, batch.name));
+    is_here = is_here && is_all_here(*batch.unit, place.in_unit(), of_ranks);
+    held.push_back(place.tensor);
   }
   const ChunkArray chunks(std::move(scattered));
   const auto mine = chunks.give(mesh.rank(), held);
   const auto all = is_here ? mine : exchanged(batch, mesh, mine);
   for (std::size_t p = 0; p < places.size(); ++p) {
-    const auto& [param, index] = places[p];
-    const auto& shape = param->shapes[index];
+    const auto& shape = places[p].shape();
     const auto parts = is_here ? chunks.own_parts(p, mesh.rank()) : chunks.parts(p);
     if (to.defined()) {
-      redistribute(shape, all, parts, to, part_of(*batch.unit, param->places[index], mesh.rank()));
+      redistribute(shape, all, parts, to, part_of(*batch.unit, places[p].in_unit(), mesh.rank()));
     } else {
       made.push_back(at::empty(shape, all.options()));
       redistribute(shape, all, parts, made.back().view({-1}), {whole(shape), 0});
@@ -301,9 +350,24 @@ void Loader::keep(const Batch& batch, const at::Tensor& to, const std::vector<at
 }
 
 // FSDP1's optimizers keep no state of what a rank holds nothing of (spec L-3); FSDP2's do.
-bool Loader::is_held(const ModelParam& param) const {
+bool keeps_state_of(const ModelParam& param) {
   return !param.is_sharded() || param.unit->geometry() != Geometry::flat_original ||
          param.tensor.numel() > 0;
+}
+
+Value Loader::loaded_state(std::size_t item) const {
+  std::vector<Value::Pair> pairs;
+  for (const auto& entry : plan_[item].entries) {
+    pairs.emplace_back(entry.name,
+                       entry.is_tensor ? loaded_[item].at(entry.name) : deep_copy(entry.value));
+  }
+  return Value::dict(std::move(pairs));
+}
+
+// An optimizer by names has made its states early and keeps those (spec R-18).
+Value Loader::kept_state(const ModelParam& param) const {
+  if (!request_.by_name || !request_.optim) return {};
+  return deep_copy(request_.optim->access().state(param.tensor));
 }
 
 std::vector<Value> Loader::states() {
@@ -312,27 +376,15 @@ std::vector<Value> Loader::states() {
   for (std::size_t i = 0; i < plan_.size(); ++i) {
     const auto& param = *plan_[i].param;
     const auto index = static_cast<std::size_t>(&param - model_.params().data());
-    if (!is_held(param)) {
-      // An optimizer by names has made its states early and keeps those (spec R-18).
-      if (request_.by_name && request_.optim)
-        states[index] = deep_copy(request_.optim->access().state(param.tensor));
-      continue;
-    }
-    std::vector<Value::Pair> pairs;
-    for (const auto& entry : plan_[i].entries) {
-      pairs.emplace_back(entry.name,
-                         entry.is_tensor ? loaded_[i].at(entry.name) : deep_copy(entry.value));
-    }
-    states[index] = Value::dict(std::move(pairs));
+    states[index] = keeps_state_of(param) ? loaded_state(i) : kept_state(param);
   }
   return states;
 }
 
 std::vector<Value::Pair> Loader::others() const {
   std::vector<Value::Pair> others;
-  const bool in_list = request_.source == LoadSource::first_rank && group_.get().rank() != 0;
   for (const auto& [key, value] : named_->others())
-    others.emplace_back(key, deep_copy(in_list ? value.items().at(0) : value));
+    others.emplace_back(key, deep_copy(has_tensors() ? value : value.items().at(0)));
   return others;
 }
 
@@ -341,33 +393,26 @@ struct Keys {
   std::map<std::string, Value> by_name;
 };
 
+const Value& require_key(const OptimModel& model, const Keys& keys, const std::string& name) {
+  const auto key = keys.by_name.find(model.first_name(name));
+  if (key != keys.by_name.end()) return key->second;
+  throw Error(ErrorCode::mismatch,
+              "a group of the state lists a parameter that the optimizer does not have")
+      .at_key(name);
+}
+
 // Sorted, each once: the form that positional loading expects (spec R-23).
 Value rekeyed_groups(const OptimModel& model, const Value& groups, const Keys& keys) {
-  Value::List made;
-  for (const auto& group : groups.items()) {
-    std::map<std::int64_t, Value> numbers;
-    std::map<std::string, Value> names;
-    for (const auto& listed : group.at("params").items()) {
-      const auto key = keys.by_name.find(model.first_name(listed.as_string()));
-      if (key == keys.by_name.end()) {
-        throw Error(ErrorCode::mismatch,
-                    "a group of the state lists a parameter that the optimizer does not have")
-            .at_key(listed.as_string());
-      }
-      if (key->second.is(Value::Kind::integer)) {
-        numbers.emplace(key->second.as_int(), key->second);
-      } else {
-        names.emplace(key->second.as_string(), key->second);
-      }
+  return with_params(groups, [&](const Value::List& names) {
+    std::map<KeyOrder, Value> sorted;
+    for (const auto& name : names) {
+      const auto& key = require_key(model, keys, name.as_string());
+      sorted.emplace(order_of(key), key);
     }
     Value::List params;
-    for (const auto& [number, key] : numbers) params.push_back(key);
-    for (const auto& [name, key] : names) params.push_back(key);
-    auto copy = deep_copy(group);
-    copy.set_item("params", Value::list(std::move(params)));
-    made.push_back(std::move(copy));
-  }
-  return Value::list(std::move(made));
+    for (const auto& [order, key] : sorted) params.push_back(key);
+    return params;
+  });
 }
 
 Keys keys_for(const OptimModel& model, const LoadRequest& request) {
@@ -381,6 +426,23 @@ Keys keys_for(const OptimModel& model, const LoadRequest& request) {
   return keys;
 }
 
+// `states`: by parameter of the model.
+std::vector<Value::Pair> keyed_states(const OptimModel& model, const Keys& keys,
+                                      const std::vector<Value>& states) {
+  std::vector<Value::Pair> keyed;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    if (states[i].is(Value::Kind::none)) continue;
+    const auto key = keys.by_param.find(&model.params()[i]);
+    if (key == keys.by_param.end()) {
+      log(LogLevel::warning, "the state of parameter '" + model.params()[i].own_name +
+                                 "' is of no parameter of the optimizer: it is left out");
+      continue;
+    }
+    keyed.emplace_back(key->second, states[i]);
+  }
+  return keyed;
+}
+
 }  // namespace
 
 Value load_state(const torch::nn::Module& module, const Value* state, const LoadRequest& request) {
@@ -390,17 +452,7 @@ Value load_state(const torch::nn::Module& module, const Value* state, const Load
   Loader loader(model, request, group, state);
   const auto states = loader.states();
   const auto keys = keys_for(model, request);
-  std::vector<Value::Pair> made;
-  for (std::size_t i = 0; i < states.size(); ++i) {
-    if (states[i].is(Value::Kind::none)) continue;
-    const auto key = keys.by_param.find(&model.params()[i]);
-    if (key == keys.by_param.end()) {
-      log(LogLevel::warning, "the state of parameter '" + model.params()[i].own_name +
-                                 "' is of no parameter of the optimizer: it is left out");
-      continue;
-    }
-    made.emplace_back(key->second, states[i]);
-  }
+  auto made = keyed_states(model, keys, states);
   for (auto& other : loader.others()) made.push_back(std::move(other));
   auto result = Value::dict({{"state", Value::dict(std::move(made))}});
   if (const auto* groups = loader.tree().find("param_groups"))

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_map>
 #include <utility>
 
@@ -14,26 +15,31 @@
 namespace tessera::detail {
 namespace {
 
+Value with_loaded_values(const Value& own, const Value& loaded);
+
+Value list_with_loaded(const Value& own, const Value& loaded) {
+  Value::List items;
+  std::ranges::transform(own.items(), loaded.items(), std::back_inserter(items),
+                         with_loaded_values);
+  return Value::list(std::move(items));
+}
+
+Value dict_with_loaded(const Value& own, const Value& loaded) {
+  std::vector<Value::Pair> pairs;
+  for (const auto& [key, item] : own.pairs()) {
+    const auto* found = loaded.find_key(key);
+    pairs.emplace_back(key, found == nullptr ? item : with_loaded_values(item, *found));
+  }
+  return Value::dict(std::move(pairs), own.dict_kind());
+}
+
 // The optimizer's own tensors, and of everything else what was loaded.
 Value with_loaded_values(const Value& own, const Value& loaded) {
-  if (own.is(Value::Kind::tensor) || own.kind() != loaded.kind()) {
-    return own.is(Value::Kind::tensor) ? own : loaded;
-  }
-  if (own.is(Value::Kind::list) && own.size() == loaded.size()) {
-    Value::List items;
-    for (std::size_t i = 0; i < own.size(); ++i)
-      items.push_back(with_loaded_values(own.items()[i], loaded.items()[i]));
-    return Value::list(std::move(items));
-  }
-  if (own.is(Value::Kind::dict)) {
-    std::vector<Value::Pair> pairs;
-    for (const auto& [key, item] : own.pairs()) {
-      const auto* found = loaded.find_key(key);
-      pairs.emplace_back(key, found == nullptr ? item : with_loaded_values(item, *found));
-    }
-    return Value::dict(std::move(pairs), own.dict_kind());
-  }
-  return loaded;
+  if (own.is(Value::Kind::tensor)) return own;
+  if (own.kind() != loaded.kind()) return loaded;
+  if (own.is(Value::Kind::list) && own.size() == loaded.size())
+    return list_with_loaded(own, loaded);
+  return own.is(Value::Kind::dict) ? dict_with_loaded(own, loaded) : loaded;
 }
 
 bool is_of_shape(const Tensor& leaf, at::IntArrayRef sizes) {
@@ -84,6 +90,11 @@ void add_entries(const ShardedParameter& parameter, const Value& state, Value& i
   }
 }
 
+// Of a flat parameter, the first in it.
+std::string first_name_of(const ShardedParameter& parameter) {
+  return parameter.members.empty() ? parameter.name() : parameter.members[0].name;
+}
+
 // Zeros of the shapes that this rank has of what a checkpoint stores for a parameter; of a flat
 // one, for the first in it.
 Value zeros_for(const Value& stored, const ShardedParameter& parameter) {
@@ -95,16 +106,21 @@ Value zeros_for(const Value& stored, const ShardedParameter& parameter) {
   });
 }
 
+bool has_form_of(const Value& a, const Value& b);
+
+bool has_entries_of(const Value& a, const Value& b) {
+  return a.size() == b.size() && std::ranges::all_of(a.pairs(), [&](const Value::Pair& pair) {
+           const auto* other = b.find_key(pair.first);
+           return other != nullptr && has_form_of(pair.second, *other);
+         });
+}
+
 // The same keys, and tensors of the same shapes.
 bool has_form_of(const Value& a, const Value& b) {
   if (a.kind() != b.kind()) return false;
   if (a.is(Value::Kind::tensor)) return a.as_tensor().shape == b.as_tensor().shape;
   if (a.is(Value::Kind::list)) return std::ranges::equal(a.items(), b.items(), has_form_of);
-  if (!a.is(Value::Kind::dict)) return true;
-  return a.size() == b.size() && std::ranges::all_of(a.pairs(), [&](const Value::Pair& pair) {
-           const auto* other = b.find_key(pair.first);
-           return other != nullptr && has_form_of(pair.second, *other);
-         });
+  return !a.is(Value::Kind::dict) || has_entries_of(a, b);
 }
 
 const Value& part_named(const Value& tree, const char* key) {
@@ -114,26 +130,38 @@ const Value& part_named(const Value& tree, const char* key) {
       .at_key(key);
 }
 
+using ParametersByTensor = std::unordered_map<const c10::TensorImpl*, const ShardedParameter*>;
+
+const ShardedParameter& require_parameter(const ParametersByTensor& known,
+                                          const at::Tensor& tensor) {
+  const auto found = known.find(tensor.unsafeGetTensorImpl());
+  if (found != known.end()) return *found->second;
+  throw Error(ErrorCode::invalid_argument, "the optimizer has a parameter of shape " +
+                                               to_string(tensor.sizes().vec()) +
+                                               " that is not one of the model's");
+}
+
+// The names of a checkpoint's group, sorted; empty: of what is none.
+std::vector<std::string> listed_names(const Value& group) {
+  std::vector<std::string> names;
+  for (const auto& name : part_named(group, "params").items())
+    names.push_back(name.is(Value::Kind::string) ? name.as_string() : std::string());
+  std::ranges::sort(names);
+  return names;
+}
+
 }  // namespace
 
 OptimLeaves::OptimLeaves(ModuleRef model, OptimizerRef optimizer)
     : optimizer_(std::move(optimizer)), parameters_(sharded_parameters(model)) {
-  std::unordered_map<const c10::TensorImpl*, const ShardedParameter*> known;
+  ParametersByTensor known;
   for (const auto& parameter : parameters_)
     known.emplace(parameter.local.unsafeGetTensorImpl(), &parameter);
   for (const auto& group : optimizer_.access().parameters()) {
     auto& held = groups_.emplace_back();
     for (const auto& tensor : group) {
-      const auto found = known.find(tensor.unsafeGetTensorImpl());
-      if (found == known.end()) {
-        throw Error(ErrorCode::invalid_argument, "the optimizer has a parameter of shape " +
-                                                     to_string(tensor.sizes().vec()) +
-                                                     " that is not one of the model's");
-      }
-      const auto& parameter = *found->second;
-      held.push_back(
-          {.parameter = &parameter,
-           .key = parameter.members.empty() ? parameter.name() : parameter.members[0].name});
+      const auto& parameter = require_parameter(known, tensor);
+      held.push_back({.parameter = &parameter, .key = first_name_of(parameter)});
     }
   }
 }
@@ -156,10 +184,9 @@ Value OptimLeaves::tree() {
       held.state = optimizer_.access().state(held.parameter->local);
       if (!held.state.is(Value::Kind::none)) add_entries(*held.parameter, held.state, state);
     }
-    Value::List names;
-    for (auto& name : names_of(groups_[g])) names.emplace_back(std::move(name));
+    const auto names = names_of(groups_[g]);
     auto group = optimizer_.access().group(g);
-    group.set_item("params", Value::list(std::move(names)));
+    group.set_item("params", Value::list(Value::List(names.begin(), names.end())));
     groups.push_back(std::move(group));
   }
   return Value::dict(
@@ -175,12 +202,9 @@ void OptimLeaves::require_same_groups(const Value& stored) const {
         .at_key("param_groups");
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    std::vector<std::string> listed;
-    for (const auto& name : part_named(groups[g], "params").items())
-      listed.push_back(name.is(Value::Kind::string) ? name.as_string() : std::string());
-    auto ours = names_of(groups_[g]);
+    const auto listed = listed_names(groups[g]);
     // Their order is that of units: state is found by name.
-    std::ranges::sort(listed);
+    auto ours = names_of(groups_[g]);
     std::ranges::sort(ours);
     if (listed == ours) continue;
     throw Error(ErrorCode::mismatch, "the group holds other parameters in the checkpoint (" +
@@ -199,17 +223,20 @@ void OptimLeaves::prepare(const Value& stored) {
   // A dict without entries is no part of a checkpoint.
   const auto* states = stored.find("state");
   for (auto& group : groups_) {
-    for (auto& held : group) {
-      const auto& parameter = *held.parameter;
-      const auto* found = states == nullptr ? nullptr : states->find(held.key);
-      auto zeros = found == nullptr ? Value() : zeros_for(*found, parameter);
-      auto before = access.state(parameter.local);
-      if (has_form_of(before, zeros)) continue;
-      access.set_state(parameter.local, zeros, /*keep=*/true);
-      held.before = std::move(before);
-      held.is_new = true;
-    }
+    for (auto& held : group)
+      prepare_state(held, states == nullptr ? nullptr : states->find(held.key));
   }
+}
+
+void OptimLeaves::prepare_state(Held& held, const Value* stored) {
+  auto& access = optimizer_.access();
+  const auto& parameter = *held.parameter;
+  const auto zeros = stored == nullptr ? Value() : zeros_for(*stored, parameter);
+  auto before = access.state(parameter.local);
+  if (has_form_of(before, zeros)) return;
+  access.set_state(parameter.local, zeros, /*keep=*/true);
+  held.before = std::move(before);
+  held.is_new = true;
 }
 
 void OptimLeaves::finish(const Value& loaded) {

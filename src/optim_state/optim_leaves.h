@@ -46,6 +46,7 @@ class OptimLeaves {
   };
   [[nodiscard]] static std::vector<std::string> names_of(const std::vector<Held>& group);
   void require_same_groups(const Value& stored) const;
+  void prepare_state(Held& held, const Value* stored);
 
   OptimizerRef optimizer_;
   std::vector<ShardedParameter> parameters_;  // of the model

@@ -9,7 +9,7 @@
 namespace tessera::detail {
 
 OptimModel::OptimModel(const torch::nn::Module& module) {
-  std::unordered_map<const Unit*, std::string> unit_names;
+  UnitNames unit_names;
   for (const auto& [name, unit] : units_below(module)) {
     unit_names.emplace(unit.get(), name);
     if (!all_ranks_) all_ranks_ = unit->all_ranks();
@@ -20,21 +20,28 @@ OptimModel::OptimModel(const torch::nn::Module& module) {
     if (!tensor.defined()) continue;
     const auto [first, is_new] = seen.emplace(tensor.unsafeGetTensorImpl(), entry.key());
     aliases_.emplace(entry.key(), first->second);
-    if (!is_new) continue;
-    const auto owner = find_owner(tensor);
-    const auto& held = owner.unit ? owner.unit->params()[owner.index].local : tensor;
-    const auto [at, is_first] = by_tensor_.emplace(held.unsafeGetTensorImpl(), params_.size());
-    if (is_first) params_.push_back({held, entry.key(), {}, {}, owner.unit, {}});
-    auto& param = params_[at->second];
-    param.names.push_back(entry.key());
-    param.shapes.push_back(tensor.sizes().vec());
-    param.places.push_back(owner.index);
-    if (!is_first || !param.is_flat()) continue;
-    has_flat_ = true;
-    const auto name = unit_names.find(owner.unit.get());
-    const bool is_top = name == unit_names.end() || name->second.empty();
-    param.own_name = is_top ? "_flat_param" : name->second + "._flat_param";
+    if (is_new) add(entry.key(), tensor, unit_names);
   }
+}
+
+void OptimModel::add(const std::string& name, const at::Tensor& tensor,
+                     const UnitNames& unit_names) {
+  const auto owner = find_owner(tensor);
+  const auto& held = owner.unit ? owner.unit->params()[owner.index].local : tensor;
+  const auto [at, is_first] = by_tensor_.emplace(held.unsafeGetTensorImpl(), params_.size());
+  if (is_first) params_.push_back({held, name, {}, {}, owner.unit, {}});
+  auto& param = params_[at->second];
+  param.names.push_back(name);
+  param.shapes.push_back(tensor.sizes().vec());
+  param.places.push_back(owner.index);
+  if (!is_first || !param.is_flat()) return;
+  has_flat_ = true;
+  param.own_name = flat_name(unit_names, *owner.unit);
+}
+
+std::string OptimModel::flat_name(const UnitNames& unit_names, const Unit& unit) {
+  const auto name = unit_names.find(&unit);
+  return flat_param_name(name == unit_names.end() ? "" : name->second);
 }
 
 const ModelParam* OptimModel::find(const at::Tensor& tensor) const {
@@ -45,6 +52,10 @@ const ModelParam* OptimModel::find(const at::Tensor& tensor) const {
 std::string OptimModel::first_name(const std::string& name) const {
   const auto found = aliases_.find(name);
   return found == aliases_.end() ? "" : found->second;
+}
+
+std::string OptimModel::first_name(const Value& key) const {
+  return key.is(Value::Kind::string) ? first_name(key.as_string()) : "";
 }
 
 std::shared_ptr<const OptimizerRef::Names> OptimModel::own_names() const {
@@ -70,24 +81,27 @@ const ModelParam* require_known(const OptimModel& model, const at::Tensor& tenso
               "sharded_parameters(model)");
 }
 
+std::vector<OptimKey> keys_of_input(const OptimModel& model, const OptimInput& optim_input) {
+  log(LogLevel::warning,
+      "The `optim_input` argument is deprecated and will be removed after PyTorch 1.13. You may "
+      "remove it from your code without changing its functionality.");
+  std::vector<OptimKey> keys;
+  std::int64_t number = 0;
+  for (const auto& group : optim_input) {
+    for (const auto& tensor : group) keys.push_back({number++, require_known(model, tensor)});
+  }
+  if (keys.empty()) throw Error(ErrorCode::invalid_argument, "Optimizer input should not be empty");
+  return keys;
+}
+
 }  // namespace
 
 std::vector<OptimKey> keys_of(const OptimModel& model, const std::optional<OptimizerRef>& optim,
                               const std::optional<OptimInput>& optim_input) {
+  if (optim_input) return keys_of_input(model, *optim_input);
   std::vector<OptimKey> keys;
-  std::int64_t number = 0;
-  if (optim_input) {
-    log(LogLevel::warning,
-        "The `optim_input` argument is deprecated and will be removed after PyTorch 1.13. You may "
-        "remove it from your code without changing its functionality.");
-    for (const auto& group : *optim_input) {
-      for (const auto& tensor : group) keys.push_back({number++, require_known(model, tensor)});
-    }
-    if (keys.empty())
-      throw Error(ErrorCode::invalid_argument, "Optimizer input should not be empty");
-    return keys;
-  }
   if (!optim) {
+    std::int64_t number = 0;
     for (const auto& param : model.params()) keys.push_back({number++, &param});
     return keys;
   }

@@ -27,8 +27,8 @@ struct ModelParam {
 
   // Other ranks hold parts of it.
   [[nodiscard]] bool is_sharded() const { return unit && unit->is_sharded(); }
-  // FSDP1 without use_orig_params: one tensor for all of the unit's parameters.
-  [[nodiscard]] bool is_flat() const { return is_sharded() && unit->geometry() == Geometry::flat; }
+  // One tensor for all of the unit's parameters.
+  [[nodiscard]] bool is_flat() const { return unit && unit->is_flat(); }
 };
 
 class OptimModel {
@@ -41,11 +41,17 @@ class OptimModel {
   [[nodiscard]] bool has_flat() const noexcept { return has_flat_; }
   // The first name of the parameter that is also called so; empty: no parameter is (spec Q-22).
   [[nodiscard]] std::string first_name(const std::string& name) const;
+  // The same for a key of a state, which may be anything.
+  [[nodiscard]] std::string first_name(const Value& key) const;
   // All ranks that train together; none: nothing is sharded.
   [[nodiscard]] const std::optional<Mesh>& all_ranks() const noexcept { return all_ranks_; }
   [[nodiscard]] std::shared_ptr<const OptimizerRef::Names> own_names() const;
 
  private:
+  using UnitNames = std::unordered_map<const Unit*, std::string>;
+  void add(const std::string& name, const at::Tensor& tensor, const UnitNames& unit_names);
+  [[nodiscard]] static std::string flat_name(const UnitNames& unit_names, const Unit& unit);
+
   std::vector<ModelParam> params_;
   std::unordered_map<const c10::TensorImpl*, std::size_t> by_tensor_;
   std::unordered_map<std::string, std::string> aliases_;

@@ -25,6 +25,11 @@ StateDictOptions chosen(ModuleRef model) {
               "LOCAL_STATE_DICT. Please set state_dict_type to SHARDED_STATE_DICT");
 }
 
+LoadSource source_for(const StateDictOptions& kind) {
+  if (kind.optim.rank0_only) return LoadSource::first_rank;
+  return kind.type == StateDictType::sharded ? LoadSource::chunks : LoadSource::own;
+}
+
 }  // namespace
 
 Value full_optim_state_dict(ModuleRef model, OptimizerRef optim, const FullOptimOptions& options) {
@@ -71,14 +76,12 @@ Value flatten_sharded_optim_state_dict(const Value& sharded, ModuleRef model, Op
 
 Value optim_state_dict_to_load(ModuleRef model, OptimizerRef optim, const Value& state,
                                const OptimLoadOptions& options) {
-  const auto kind = chosen(model);
-  auto source = LoadSource::own;
-  if (kind.type == StateDictType::sharded) source = LoadSource::chunks;
-  if (kind.optim.rank0_only) source = LoadSource::first_rank;
   const bool by_name = options.is_named_optimizer || optim.is_named();
-  auto loaded =
-      load_state(model.get(), &state,
-                 {.source = source, .optim = optim, .by_name = by_name, .group = options.group});
+  auto loaded = load_state(model.get(), &state,
+                           {.source = source_for(chosen(model)),
+                            .optim = optim,
+                            .by_name = by_name,
+                            .group = options.group});
   if (options.load_directly) load_optimizer_state_dict(optim, loaded, /*keep=*/true);
   return loaded;
 }

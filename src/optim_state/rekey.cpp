@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <map>
+#include <ranges>
 #include <unordered_map>
 #include <utility>
 
+#include "base/one_of.h"
 #include "optim/state_key.h"
 #include "optim_state/chunks.h"
 #include "optim_state/optim_model.h"
@@ -28,7 +30,7 @@ using detail::state_key;
 std::optional<Value::Kind> kind_of_keys(const Value& states) {
   std::optional<Value::Kind> kind;
   for (const auto& [key, value] : states.pairs()) {
-    const bool is_known = key.is(Value::Kind::string) || key.is(Value::Kind::integer);
+    const bool is_known = is_one_of(key.kind(), Value::Kind::string, Value::Kind::integer);
     if (is_known && key.kind() == kind.value_or(key.kind())) {
       kind = key.kind();
       continue;
@@ -53,28 +55,39 @@ Value rekeyed(const Value& tree, const std::unordered_map<std::string, Value>& m
   auto result = Value::dict({{"state", Value::dict(std::move(states))}});
   const auto* groups = tree.find("param_groups");
   if (groups == nullptr) return result;
-  Value::List made;
-  for (const auto& group : groups->items()) {
+  const auto sorted_keys = [&map](const Value::List& listed) {
     Value::List params;
-    for (const auto& key : group.at("params").items()) params.push_back(mapped(map, key));
-    std::ranges::sort(params, [](const Value& a, const Value& b) {
-      return a.is(Value::Kind::integer) ? a.as_int() < b.as_int() : a.as_string() < b.as_string();
-    });
-    auto copy = detail::deep_copy(group);
-    copy.set_item("params", Value::list(std::move(params)));
-    made.push_back(std::move(copy));
-  }
-  result.set_item("param_groups", Value::list(std::move(made)));
+    for (const auto& key : listed) params.push_back(mapped(map, key));
+    std::ranges::sort(params, {}, detail::order_of);
+    return params;
+  };
+  result.set_item("param_groups", detail::with_params(*groups, sorted_keys));
   return result;
 }
 
 // The sharded tensors of a tree by where they are.
-void find_sharded(const Value& tree, const std::string& path,
-                  std::map<std::string, const Tensor*>& found) {
+using ShardedTensors = std::map<std::string, const Tensor*>;
+
+void find_sharded(const Value& tree, const std::string& path, ShardedTensors& found) {
   if (tree.is(Value::Kind::tensor) && tree.as_tensor().sharded) found[path] = &tree.as_tensor();
   if (!tree.is(Value::Kind::dict)) return;
   for (const auto& [key, value] : tree.pairs())
     find_sharded(value, path + "." + state_key(key), found);
+}
+
+ShardedTensors sharded_of(const Value& tree) {
+  ShardedTensors found;
+  find_sharded(tree, "", found);
+  return found;
+}
+
+void require_same_places(const std::vector<ShardedTensors>& of_ranks) {
+  const auto places = std::views::keys(of_ranks.front());
+  const bool is_same = std::ranges::all_of(of_ranks, [&](const ShardedTensors& other) {
+    return std::ranges::equal(std::views::keys(other), places);
+  });
+  if (!is_same)
+    throw Error(ErrorCode::mismatch, "the ranks' trees have sharded tensors in different places");
 }
 
 Value with_whole(const Value& tree, const std::string& path,
@@ -95,6 +108,27 @@ Value gathered(const Mesh& mesh, const Scattered& scattered, const Tensor& mine)
   return leaf_of(made);
 }
 
+const std::string& require_one_name(const detail::ModelParam& param) {
+  if (param.names.size() == 1) return param.names.front();
+  throw Error(ErrorCode::invalid_argument,
+              "Each parameter should only map to one parameter name but got several")
+      .at_key(param.own_name);
+}
+
+void require_entries(const Value& state, const std::string& name, std::size_t count) {
+  const auto* given = state.find(name);
+  if (given == nullptr) {
+    throw Error(ErrorCode::mismatch,
+                "the state lacks a parameter that the optimizer has a state of")
+        .at_key(name);
+  }
+  if (given->size() != count) {
+    throw Error(ErrorCode::mismatch, "the state has " + std::to_string(given->size()) +
+                                         " entries, the optimizer " + std::to_string(count))
+        .at_key(name);
+  }
+}
+
 }  // namespace
 
 Value rekey_optim_state_dict(const Value& state, OptimStateKeyType key_type, ModuleRef model_ref,
@@ -106,12 +140,7 @@ Value rekey_optim_state_dict(const Value& state, OptimStateKeyType key_type, Mod
   const OptimModel model(model_ref.get());
   std::unordered_map<std::string, Value> map;
   for (const auto& [key, param] : detail::keys_of(model, target.optim, target.optim_input)) {
-    if (param->names.size() != 1) {
-      throw Error(ErrorCode::invalid_argument,
-                  "Each parameter should only map to one parameter name but got several")
-          .at_key(param->own_name);
-    }
-    const Value name(param->names.front());
+    const Value name(require_one_name(*param));
     if (wanted == Value::Kind::string) {
       map.emplace(state_key(key), name);
     } else {
@@ -126,20 +155,8 @@ NamedOptimizer::NamedOptimizer(ModuleRef model, const OptimizerRef& optimizer)
 
 void NamedOptimizer::load_state_dict(const Value& state) {
   const auto own = state_dict().at("state");
-  for (const auto& [key, value] : own.pairs()) {
-    const auto* given = state.at("state").find(key.as_string());
-    if (given == nullptr) {
-      throw Error(ErrorCode::mismatch,
-                  "the state lacks a parameter that the optimizer has a state of")
-          .at_key(key.as_string());
-    }
-    if (given->size() != value.size()) {
-      throw Error(ErrorCode::mismatch, "the state has " + std::to_string(given->size()) +
-                                           " entries, the optimizer " +
-                                           std::to_string(value.size()))
-          .at_key(key.as_string());
-    }
-  }
+  for (const auto& [key, value] : own.pairs())
+    require_entries(state.at("state"), key.as_string(), value.size());
   load_optimizer_state_dict(ref_, state);
 }
 
@@ -147,19 +164,11 @@ Value gather_state_dict(const Value& tree, const Mesh& mesh) {
   const torch::NoGradGuard no_grad;
   const auto trees =
       detail::all_trees(mesh.group(), "gathering a sharded tree", [&] { return tree; });
-  std::vector<std::map<std::string, const Tensor*>> found(trees.size());
-  for (std::size_t rank = 0; rank < trees.size(); ++rank)
-    find_sharded(trees[rank], "", found[rank]);
-  std::map<std::string, const Tensor*> mine;
-  find_sharded(tree, "", mine);
-  for (const auto& other : found) {
-    const bool is_same = std::ranges::equal(
-        other, found.front(), {}, [](auto& e) { return e.first; }, [](auto& e) { return e.first; });
-    if (!is_same)
-      throw Error(ErrorCode::mismatch, "the ranks' trees have sharded tensors in different places");
-  }
+  std::vector<ShardedTensors> found;
+  for (const auto& other : trees) found.push_back(sharded_of(other));
+  require_same_places(found);
   std::map<std::string, Value> whole;
-  for (const auto& [path, tensor] : mine) {
+  for (const auto& [path, tensor] : sharded_of(tree)) {
     Scattered scattered;
     for (const auto& other : found) scattered.push_back(other.at(path));
     whole.emplace(path, gathered(mesh, scattered, *tensor));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <ranges>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -33,6 +34,8 @@ struct Entries {
   }
 };
 using Names = std::vector<std::string>;
+using UnitRows = std::vector<TableRow*>;
+using Pairs = std::vector<Value::Pair>;
 
 class Output {
  public:
@@ -44,13 +47,18 @@ class Output {
   [[nodiscard]] Value states(const OptimModel& model, const std::vector<Names>& told) const;
 
  private:
-  using UnitRows = std::vector<TableRow*>;
+  void add_local();
   void add_whole(const TableRow& row);
+  [[nodiscard]] bool is_cut(const Value& value, const ModelParam* param) const;
   void add_values(const TableRow& row);
   void gather_unit(Unit& unit, const UnitRows& rows, bool wanted);
   void gather_state(Unit& unit, const std::string& name, DType dtype, const UnitRows& rows,
                     bool wanted);
   void add_own_chunks(const Unit& unit, const std::string& name, DType dtype, const UnitRows& rows);
+  [[nodiscard]] Tensor gathered_tensor(const ModelParam& param, std::size_t index,
+                                       const at::Tensor& all, const Tensor& all_leaf) const;
+  [[nodiscard]] std::vector<const TableRow*> in_told_order(const std::vector<Names>& told) const;
+  [[nodiscard]] std::vector<const TableRow*> in_own_order() const;
   [[nodiscard]] Value entry_of(const std::string& name, bool is_flat) const;
 
   bool in_chunks_;
@@ -76,36 +84,45 @@ Output::Output(const SaveRequest& request, std::vector<TableRow> table)
 }
 
 void Output::gather(bool wanted) {
+  if (wanted) add_local();
+  for (const auto& [unit, rows] : units_) gather_unit(*unit, rows, wanted);
+}
+
+// What needs no other rank.
+void Output::add_local() {
   for (const auto* row : whole_) {
-    if (wanted && !row->mine.is(Value::Kind::none)) add_whole(*row);
+    if (!row->mine.is(Value::Kind::none)) add_whole(*row);
   }
   for (const auto& [unit, rows] : units_) {
-    for (const auto* row : rows) {
-      if (wanted) add_values(*row);
-    }
-    gather_unit(*unit, rows, wanted);
+    for (const auto* row : rows) add_values(*row);
   }
+}
+
+// This rank's chunk of a state that it has whole.
+Tensor own_chunk(const Tensor& state, const ModelParam& param) {
+  const auto mesh = param.unit->mesh();
+  const auto& shape = param.shapes.front();
+  const auto box = chunk_of(shape, mesh.size(), mesh.rank());
+  const auto rows = tensor_of(state).narrow(0, box.offsets[0], box.sizes[0]).clone();
+  return chunk_leaf(rows, shape, box);
+}
+
+bool Output::is_cut(const Value& value, const ModelParam* param) const {
+  return in_chunks_ && param != nullptr && param->unit != nullptr &&
+         value.as_tensor().shape == param->shapes.front();
 }
 
 // What this rank has whole: of no unit, or of one that shards nothing.
 void Output::add_whole(const TableRow& row) {
-  const auto* param = row.param;
-  const bool chunks = in_chunks_ && param != nullptr && param->unit != nullptr;
   auto& entries = entries_[row.names.front()];
   for (const auto& [name, value] : row.mine.pairs()) {
     if (!is_shaped(value)) {
       entries.add_plain(name, value);
-      continue;
-    }
-    if (!chunks || value.as_tensor().shape != param->shapes.front()) {
+    } else if (is_cut(value, row.param)) {
+      entries.tensors.emplace_back(name, own_chunk(value.as_tensor(), *row.param));
+    } else {
       entries.tensors.emplace_back(name, deep_copy(value));
-      continue;
     }
-    const auto mesh = param->unit->mesh();
-    const auto& shape = param->shapes.front();
-    const auto box = chunk_of(shape, mesh.size(), mesh.rank());
-    const auto rows = tensor_of(value.as_tensor()).narrow(0, box.offsets[0], box.sizes[0]).clone();
-    entries.tensors.emplace_back(name, chunk_leaf(rows, shape, box));
   }
 }
 
@@ -118,20 +135,30 @@ void Output::add_values(const TableRow& row) {
   }
 }
 
-void Output::gather_unit(Unit& unit, const UnitRows& rows, bool wanted) {
+// The rows that have each state of elements, by its name and type.
+std::map<std::pair<std::string, DType>, UnitRows> rows_by_state(const UnitRows& rows) {
   std::map<std::pair<std::string, DType>, UnitRows> states;
   for (auto* row : rows) {
     for (const auto& entry : row->entries) {
       if (entry.is_tensor) states[{entry.name, entry.dtype}].push_back(row);
     }
   }
-  for (const auto& [state, of] : states) {
+  return states;
+}
+
+void Output::gather_unit(Unit& unit, const UnitRows& rows, bool wanted) {
+  for (const auto& [state, of] : rows_by_state(rows)) {
     if (in_chunks_ && unit.geometry() == Geometry::rows) {
       add_own_chunks(unit, state.first, state.second, of);
     } else {
       gather_state(unit, state.first, state.second, of, wanted);
     }
   }
+}
+
+// Null: this rank has none of that name.
+const Value* own_value(const TableRow& row, const std::string& name) {
+  return row.mine.is(Value::Kind::none) ? nullptr : row.mine.find(name);
 }
 
 // FSDP2 shards as chunks are cut: nothing travels.
@@ -141,7 +168,7 @@ void Output::add_own_chunks(const Unit& unit, const std::string& name, DType dty
     const auto& param = *row->param;
     const auto part = part_of(unit, param.places.front(), unit.mesh().rank());
     const auto& box = std::get<Box>(part.slice);
-    const auto* value = row->mine.is(Value::Kind::none) ? nullptr : row->mine.find(name);
+    const auto* value = own_value(*row, name);
     const auto held = value == nullptr ? at::zeros(box.sizes, scalar_type_of(dtype))
                                        : tensor_of(value->as_tensor()).clone();
     entries_[row->names.front()].tensors.emplace_back(
@@ -149,26 +176,33 @@ void Output::add_own_chunks(const Unit& unit, const std::string& name, DType dty
   }
 }
 
-// This rank's part of the state, laid out as the unit's shard.
-at::Tensor own_part(const Unit& unit, const std::string& name, DType dtype,
-                    const std::vector<TableRow*>& rows) {
-  const auto held = [&](const TableRow& row) -> at::Tensor {
-    const auto* value = row.mine.is(Value::Kind::none) ? nullptr : row.mine.find(name);
-    return value == nullptr ? at::Tensor() : tensor_of(value->as_tensor()).contiguous().view({-1});
-  };
-  if (rows.front()->param->is_flat()) return held(*rows.front());
-  if (const auto only = held(*rows.front());
-      rows.size() == 1 && only.defined() && only.numel() == unit.layout().shard_elements)
-    return only;
+// Undefined: there are none.
+at::Tensor own_elements(const TableRow& row, const std::string& name) {
+  const auto* value = own_value(row, name);
+  return value == nullptr ? at::Tensor() : tensor_of(value->as_tensor()).contiguous().view({-1});
+}
+
+// A shard of zeros but for what the rows have.
+at::Tensor assembled_shard(const Unit& unit, const std::string& name, DType dtype,
+                           const UnitRows& rows) {
   const int rank = unit.mesh().rank();
   auto mine = at::zeros({unit.layout().shard_elements}, scalar_type_of(dtype));
   for (const auto* row : rows) {
-    const auto elements = held(*row);
+    const auto elements = own_elements(*row, name);
     if (!elements.defined()) continue;
     const auto base = part_of(unit, row->param->places.front(), rank).base;
     copy_quietly(mine, base, elements, 0, elements.numel());
   }
   return mine;
+}
+
+// This rank's part of the state, laid out as the unit's shard.
+at::Tensor own_part(const Unit& unit, const std::string& name, DType dtype, const UnitRows& rows) {
+  const auto first = own_elements(*rows.front(), name);
+  if (rows.front()->param->is_flat()) return first;
+  const bool is_all =
+      rows.size() == 1 && first.defined() && first.numel() == unit.layout().shard_elements;
+  return is_all ? first : assembled_shard(unit, name, dtype, rows);
 }
 
 // Elements of a one-dimensional tensor as one of `shape`, in the same memory.
@@ -187,32 +221,35 @@ void Output::gather_state(Unit& unit, const std::string& name, DType dtype, cons
   const auto mine = own_part(unit, name, dtype, rows).to(unit.mesh().device());
   const auto all = unit.whole().exchange(mine).cpu();
   if (!wanted) return;
-  const int rank = unit.mesh().rank();
-  const auto gathered = leaf_of(all);
+  const auto leaf = leaf_of(all);
   for (const auto* row : rows) {
-    const auto& param = *row->param;
-    for (std::size_t i = 0; i < param.names.size(); ++i) {
-      const auto& shape = param.shapes[i];
-      auto& tensors = entries_[param.names[i]].tensors;
-      // The shards of a flat parameter end to end are that parameter.
-      if (!in_chunks_ && unit.geometry() != Geometry::rows) {
-        tensors.emplace_back(
-            name,
-            stretch_of(gathered, unit.layout().params[param.places[i]].gathered_offset, shape));
-        continue;
-      }
-      const auto box = in_chunks_ ? chunk_of(shape, unit.mesh().size(), rank) : whole(shape);
-      auto made = at::empty(box.sizes, all.options());
-      redistribute(shape, all, parts_of(unit.layout(), param.places[i]), made.view({-1}), {box, 0});
-      tensors.emplace_back(name, in_chunks_ ? chunk_leaf(made, shape, box) : leaf_of(made));
+    const auto& names = row->param->names;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      entries_[names[i]].tensors.emplace_back(name, gathered_tensor(*row->param, i, all, leaf));
     }
   }
 }
 
+// `all`: the shards of all ranks; `all_leaf` is the same.
+Tensor Output::gathered_tensor(const ModelParam& param, std::size_t index, const at::Tensor& all,
+                               const Tensor& all_leaf) const {
+  const auto& unit = *param.unit;
+  const auto& shape = param.shapes[index];
+  const auto place = param.places[index];
+  // The shards of a flat parameter end to end are that parameter.
+  if (!in_chunks_ && unit.geometry() != Geometry::rows)
+    return stretch_of(all_leaf, unit.layout().params[place].gathered_offset, shape);
+  const auto mesh = unit.mesh();
+  const auto box = in_chunks_ ? chunk_of(shape, mesh.size(), mesh.rank()) : whole(shape);
+  auto made = at::empty(box.sizes, all.options());
+  redistribute(shape, all, parts_of(unit.layout(), place), made.view({-1}), {box, 0});
+  return in_chunks_ ? chunk_leaf(made, shape, box) : leaf_of(made);
+}
+
 Value Output::entry_of(const std::string& name, bool is_flat) const {
   const auto& entries = entries_.at(name);
-  std::vector<Value::Pair> pairs;
-  const auto append = [&](std::vector<Value::Pair> some) {
+  Pairs pairs;
+  const auto append = [&](Pairs some) {
     std::ranges::sort(some, {}, [](const auto& pair) { return pair.first.as_string(); });
     pairs.insert(pairs.end(), some.begin(), some.end());
   };
@@ -223,25 +260,29 @@ Value Output::entry_of(const std::string& name, bool is_flat) const {
   return Value::dict(std::move(pairs));
 }
 
-Value Output::states(const OptimModel& model, const std::vector<Names>& told) const {
-  std::vector<Value::Pair> states;
-  const auto append = [&](const TableRow& row) {
-    for (const auto& name : row.names) {
-      if (entries_.contains(name))
-        states.emplace_back(name, entry_of(name, row.param != nullptr && row.param->is_flat()));
-    }
-  };
-  if (!model.has_flat()) {
-    for (const auto* row : whole_) append(*row);
-    for (const auto& [unit, rows] : units_) {
-      for (const auto* row : rows) append(*row);
-    }
-    return Value::dict(std::move(states));
-  }
+std::vector<const TableRow*> Output::in_told_order(const std::vector<Names>& told) const {
   std::map<Names, const TableRow*> by_names;
   for (const auto& row : table_) by_names.emplace(row.names, &row);
+  std::vector<const TableRow*> rows;
   for (const auto& names : told) {
-    if (const auto row = by_names.find(names); row != by_names.end()) append(*row->second);
+    if (const auto row = by_names.find(names); row != by_names.end()) rows.push_back(row->second);
+  }
+  return rows;
+}
+
+std::vector<const TableRow*> Output::in_own_order() const {
+  auto all = whole_;
+  for (const auto& [unit, rows] : units_) all.insert(all.end(), rows.begin(), rows.end());
+  return all;
+}
+
+Value Output::states(const OptimModel& model, const std::vector<Names>& told) const {
+  Pairs states;
+  for (const auto* row : model.has_flat() ? in_told_order(told) : in_own_order()) {
+    const bool is_flat = row->param != nullptr && row->param->is_flat();
+    for (const auto& name : row->names) {
+      if (entries_.contains(name)) states.emplace_back(name, entry_of(name, is_flat));
+    }
   }
   return Value::dict(std::move(states));
 }
@@ -259,39 +300,57 @@ void add_user_state(const Value& state, const std::vector<OptimKey>& keys, Value
   }
 }
 
+using ParamsByKey = std::unordered_map<std::string, const ModelParam*>;
+
+const ModelParam& require_listed(const ParamsByKey& params, const Value& key) {
+  const auto param = params.find(state_key(key));
+  if (param != params.end()) return *param->second;
+  throw Error(ErrorCode::mismatch, "Can't find " + state_key(key) +
+                                       ": a group of the state "
+                                       "lists a parameter that the optimizer does not have")
+      .at_key("param_groups");
+}
+
 Value groups_by_name(const Value& groups, const std::vector<OptimKey>& keys) {
-  std::unordered_map<std::string, const ModelParam*> params;
+  ParamsByKey params;
   for (const auto& [key, param] : keys) params.emplace(state_key(key), param);
-  Value::List made;
-  for (const auto& group : groups.items()) {
+  return with_params(groups, [&](const Value::List& listed) {
     Value::List names;
-    for (const auto& key : group.at("params").items()) {
-      const auto param = params.find(state_key(key));
-      if (param == params.end()) {
-        throw Error(ErrorCode::mismatch, "Can't find " + state_key(key) +
-                                             ": a group of the state "
-                                             "lists a parameter that the optimizer does not have")
-            .at_key("param_groups");
-      }
-      for (const auto& name : param->second->names) names.emplace_back(name);
+    for (const auto& key : listed) {
+      const auto& own = require_listed(params, key).names;
+      names.insert(names.end(), own.begin(), own.end());
     }
-    auto copy = deep_copy(group);
-    copy.set_item("params", Value::list(std::move(names)));
-    made.push_back(std::move(copy));
-  }
-  return Value::list(std::move(made));
+    return names;
+  });
 }
 
 // By names, when no key of it is a number and one is a parameter's name (spec Q-23).
 bool is_by_name(const Value& state, const OptimizerRef::Names& own_names) {
   std::unordered_set<std::string> names;
   for (const auto& [tensor, name] : own_names) names.insert(name);
-  bool found = false;
-  for (const auto& [key, value] : state.pairs()) {
-    if (key.is(Value::Kind::integer)) return false;
-    found = found || (key.is(Value::Kind::string) && names.contains(key.as_string()));
-  }
-  return found;
+  const auto keys = std::views::keys(state.pairs());
+  return std::ranges::none_of(keys,
+                              [](const Value& key) { return key.is(Value::Kind::integer); }) &&
+         std::ranges::any_of(keys, [&](const Value& key) {
+           return key.is(Value::Kind::string) && names.contains(key.as_string());
+         });
+}
+
+// What this rank's optimizer has.
+struct OwnState {
+  Value state, groups;
+  std::vector<OptimKey> keys;
+};
+
+OwnState own_state(const OptimModel& model, const OptimizerRef& optim, const SaveRequest& request) {
+  OwnState own;
+  const auto tree = request.state ? *request.state : optimizer_state_dict(optim);
+  own.state = tree.at("state");
+  const auto names = model.own_names();
+  const bool is_named = optim.is_named() || is_by_name(own.state, *names);
+  own.keys = keys_of(model, is_named ? optim.with_names(names) : optim, request.optim_input);
+  if (const auto* given = tree.find("param_groups")) own.groups = groups_by_name(*given, own.keys);
+  return own;
 }
 
 }  // namespace
@@ -301,25 +360,19 @@ Value save_state(const torch::nn::Module& module, const OptimizerRef& optim,
   const torch::NoGradGuard no_grad;
   const OptimModel model(module);
   const GroupOf group(request.group, model);
-  Value tree, state, groups;
-  std::vector<OptimKey> keys;
+  OwnState own;
   const auto trees = all_trees(group.get(), kGathering, [&] {
-    tree = request.state ? *request.state : optimizer_state_dict(optim);
-    state = tree.at("state");
-    const auto names = model.own_names();
-    const bool is_named = optim.is_named() || is_by_name(state, *names);
-    keys = keys_of(model, is_named ? optim.with_names(names) : optim, request.optim_input);
-    if (const auto* given = tree.find("param_groups")) groups = groups_by_name(*given, keys);
-    return describe_state(state, keys);
+    own = own_state(model, optim, request);
+    return describe_state(own.state, own.keys);
   });
   const bool wanted = request.in_chunks || !request.rank0_only || group.get().rank() == 0;
-  Output output(request, make_table(model, state, keys, trees));
+  Output output(request, make_table(model, own.state, own.keys, trees));
   output.gather(wanted);
   if (!wanted) return Value::dict();
   auto states = output.states(model, told_order(trees.front()));
-  add_user_state(state, keys, states);
+  add_user_state(own.state, own.keys, states);
   auto result = Value::dict({{"state", std::move(states)}});
-  if (!groups.is(Value::Kind::none)) result.set_item("param_groups", std::move(groups));
+  if (!own.groups.is(Value::Kind::none)) result.set_item("param_groups", std::move(own.groups));
   return result;
 }
 

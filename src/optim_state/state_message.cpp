@@ -9,6 +9,7 @@
 #include "comm/error_message.h"
 #include "comm/whereabouts.h"
 #include "format/pickle/pickle.h"
+#include "optim_state/tree.h"
 #include "tessera/error.h"
 
 namespace tessera::detail {
@@ -30,14 +31,19 @@ Shape shape_of(const Value& value) {
   return shape;
 }
 
+bool is_one_piece_in_memory(const Tensor& tensor) {
+  if (tensor.pieces.size() != 1) return false;
+  const auto& piece = tensor.pieces.front();
+  return piece.storage && piece.storage->data != nullptr && piece.strides.empty();
+}
+
 // The bytes of a tensor in one piece in memory, row by row.
 std::span<const std::byte> memory_of(const Tensor& tensor) {
   const auto size = byte_size(tensor.dtype, tensor.shape);
   if (size == 0) return {};
-  const auto& piece = tensor.pieces.at(0);
-  if (tensor.pieces.size() != 1 || !piece.storage || piece.storage->data == nullptr ||
-      !piece.strides.empty())
+  if (!is_one_piece_in_memory(tensor))
     throw Error(ErrorCode::unsupported, "a tensor that is not one contiguous piece in memory");
+  const auto& piece = tensor.pieces.front();
   const auto from = static_cast<std::uint64_t>(piece.storage_offset) * size_of(tensor.dtype);
   return {piece.storage->data + from, size};
 }
@@ -63,34 +69,46 @@ Value packed_tensor(const Tensor& tensor, bool with_data) {
 
 // `inside`: in a list or tuple, where tensors are plain values.
 Value packed(const Value& tree, bool inside) {
-  const auto all = [&](const Value::List& items, bool within) {
-    Value::List made;
-    for (const auto& item : items) made.push_back(packed(item, within));
-    return made;
-  };
-  switch (tree.kind()) {
-    case Value::Kind::tensor: {
-      const auto& tensor = tree.as_tensor();
-      return packed_tensor(tensor, inside || tensor.shape.empty());
-    }
-    case Value::Kind::dict: {
-      std::vector<Value::Pair> pairs;
-      for (const auto& [key, value] : tree.pairs()) pairs.emplace_back(key, packed(value, inside));
-      return Value::dict(std::move(pairs), tree.dict_kind());
-    }
-    case Value::Kind::list:
-      return Value::list(all(tree.items(), true));
-    case Value::Kind::tuple:
-      return Value::tuple(all(tree.items(), true));
-    default:
-      return tree;
+  if (tree.is(Value::Kind::tensor)) {
+    const auto& tensor = tree.as_tensor();
+    return packed_tensor(tensor, inside || tensor.shape.empty());
   }
+  const bool below = inside || !tree.is(Value::Kind::dict);
+  return map_children(tree, [below](const Value& child) { return packed(child, below); });
 }
 
 Bytes pickled(const Value& tree) {
   pickle::WriteOptions options;
   options.protocol = 4;
   return pickle::write(tree, options);
+}
+
+// `boxes`: as pairs of offsets and sizes.
+std::vector<Piece> described_pieces(const Value& boxes, const Shape& shape) {
+  std::vector<Piece> pieces;
+  for (const auto& box : boxes.items()) {
+    const auto& pair = box.items();
+    auto& piece = pieces.emplace_back();
+    piece.slice = Box{shape_of(pair.at(0)), shape_of(pair.at(1))};
+    require_inside(piece.slice, shape);
+  }
+  return pieces;
+}
+
+// All of a tensor, in memory of its own.
+Piece piece_of_bytes(const Bytes& bytes, DType dtype, const Shape& shape) {
+  if (bytes.size() != byte_size(dtype, shape))
+    throw Error(ErrorCode::corrupt, "a tensor's bytes do not fit its shape");
+  auto data = std::make_shared<Bytes>(bytes);
+  auto storage = std::make_shared<Storage>();
+  storage->size = data->size();
+  storage->data = data->data();
+  storage->owner = data;
+  storage->dtype = dtype;
+  Piece piece;
+  piece.slice = whole(shape);
+  piece.storage = std::move(storage);
+  return piece;
 }
 
 Value unpacked_tensor(const Value::List& fields) {
@@ -101,28 +119,16 @@ Value unpacked_tensor(const Value::List& fields) {
   tensor.shape = shape_of(fields[1]);
   tensor.sharded = fields[2].as_bool();
   if (fields[3].is(Value::Kind::none)) {
-    for (const auto& box : fields[4].items()) {
-      const auto& pair = box.items();
-      Piece piece;
-      piece.slice = Box{shape_of(pair.at(0)), shape_of(pair.at(1))};
-      tensor.pieces.push_back(std::move(piece));
-      require_inside(tensor.pieces.back().slice, tensor.shape);
-    }
-    return tensor;
+    tensor.pieces = described_pieces(fields[4], tensor.shape);
+  } else {
+    tensor.pieces.push_back(piece_of_bytes(fields[3].as_bytes(), tensor.dtype, tensor.shape));
   }
-  auto data = std::make_shared<std::vector<std::byte>>(fields[3].as_bytes());
-  if (data->size() != byte_size(tensor.dtype, tensor.shape))
-    throw Error(ErrorCode::corrupt, "a tensor's bytes do not fit its shape");
-  auto storage = std::make_shared<Storage>();
-  storage->size = data->size();
-  storage->data = data->data();
-  storage->owner = data;
-  storage->dtype = tensor.dtype;
-  Piece piece;
-  piece.slice = whole(tensor.shape);
-  piece.storage = std::move(storage);
-  tensor.pieces.push_back(std::move(piece));
   return tensor;
+}
+
+bool is_tensor_call(const Value& callable) {
+  return callable.is(Value::Kind::global) && callable.global_module() == kModule &&
+         callable.global_name() == kName;
 }
 
 // One byte that says which, then a tree or an Error.
@@ -160,16 +166,16 @@ std::vector<Value> trees_of(const std::vector<Bytes>& reports, const char* opera
   return trees;
 }
 
+bool same_tensor(const Tensor& a, const Tensor& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && std::ranges::equal(memory_of(a), memory_of(b));
+}
+
 }  // namespace
 
 bool same_value(const Value& a, const Value& b) {
   if (a.identity() == b.identity()) return true;
   if (a.kind() != b.kind()) return false;
-  if (a.is(Value::Kind::tensor)) {
-    const auto &x = a.as_tensor(), &y = b.as_tensor();
-    return x.dtype == y.dtype && x.shape == y.shape &&
-           std::ranges::equal(memory_of(x), memory_of(y));
-  }
+  if (a.is(Value::Kind::tensor)) return same_tensor(a.as_tensor(), b.as_tensor());
   return pickled(packed(Value::list({a}), true)) == pickled(packed(Value::list({b}), true));
 }
 
@@ -180,9 +186,7 @@ Bytes pack_tree(const Value& tree) {
 Value unpack_tree(const Bytes& message) {
   pickle::ReadOptions options;
   options.reduce = [](const Value& callable, const Value& arguments, Value& result) {
-    if (!callable.is(Value::Kind::global) || callable.global_module() != kModule ||
-        callable.global_name() != kName)
-      return false;
+    if (!is_tensor_call(callable)) return false;
     result = unpacked_tensor(arguments.items());
     return true;
   };

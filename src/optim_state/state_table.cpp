@@ -8,6 +8,7 @@
 #include "fsdp/state/redistribute.h"
 #include "optim/state_key.h"
 #include "optim_state/state_message.h"
+#include "optim_state/text.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -49,20 +50,24 @@ std::vector<std::string> names_in(const Value& list) {
 }
 
 std::string text_of(const std::vector<std::string>& names) {
-  std::string text = "(";
-  for (const auto& name : names) text += (text.size() > 1 ? ", '" : "'") + name + "'";
-  return text + ")";
+  std::vector<std::string> quoted;
+  for (const auto& name : names) quoted.push_back("'" + name + "'");
+  return "(" + joined(quoted) + ")";
+}
+
+std::string missing_on(std::size_t rank, const Rows& rows) {
+  std::vector<std::string> missing;
+  for (const auto& [key, row] : rows) {
+    if (row.ranks[rank].state == nullptr) missing.push_back(text_of(key.second));
+  }
+  return joined(missing);
 }
 
 // E-17. A flat parameter's state has to be everywhere; so has any other in such a model.
 void require_all_told(const Rows& rows, std::size_t world) {
   std::string text;
   for (std::size_t rank = 0; rank < world; ++rank) {
-    std::string missing;
-    for (const auto& [key, row] : rows) {
-      if (row.ranks[rank].state == nullptr)
-        missing += (missing.empty() ? "" : ", ") + text_of(key.second);
-    }
+    const auto missing = missing_on(rank, rows);
     if (missing.empty()) continue;
     text += "\nRank " + std::to_string(rank) + " is missing states for the parameters: [" +
             missing + "]";
@@ -134,39 +139,109 @@ void require_all_parts(const Row& row) {
   }
 }
 
+// A rank that holds elements of a parameter, how many, and what it told of their state.
+struct Holder {
+  std::size_t rank;
+  std::int64_t elements;
+  const Value* state;  // null: nothing
+};
+
 // Ranks without elements are passed over: an optimizer that made its state early has a step of
 // them that does not count on (spec R-15).
-void join(Row& row) {
-  const auto& param = *row.row.param;
-  std::vector<std::size_t> holders;
-  std::vector<std::int64_t> expected(row.ranks.size());
+std::vector<Holder> holders_of(const Row& row) {
+  std::vector<Holder> holders;
   for (std::size_t rank = 0; rank < row.ranks.size(); ++rank) {
     const auto& told = row.ranks[rank];
-    if (told.shard_rank >= 0) expected[rank] = expected_elements(param, told.shard_rank);
-    if (expected[rank] > 0) holders.push_back(rank);
+    if (told.shard_rank < 0) continue;
+    const auto elements = expected_elements(*row.row.param, told.shard_rank);
+    if (elements > 0) holders.push_back({rank, elements, told.state});
   }
+  return holders;
+}
+
+// Of each name what the first has that has it.
+std::map<std::string, const Value*> first_values(const std::vector<Holder>& holders) {
+  std::map<std::string, const Value*> values;
+  for (const auto& holder : holders) {
+    if (holder.state == nullptr) continue;
+    for (const auto& [key, value] : holder.state->pairs()) values.emplace(key.as_string(), &value);
+  }
+  return values;
+}
+
+void require_on_all(const Row& row, const std::vector<Holder>& holders, const std::string& name,
+                    const Value& first) {
+  for (const auto& [rank, elements, state] : holders) {
+    const auto* value = state == nullptr ? nullptr : state->find(name);
+    if (value == nullptr) throw lacks(row, name, rank);
+    require_fitting(row, name, rank, *value, first);
+    require_size(row, name, rank, *value, elements);
+  }
+}
+
+TableEntry table_entry(const std::string& name, const Value& value) {
+  if (!is_shaped(value)) return {.name = name, .value = value};
+  return {.name = name, .is_tensor = true, .dtype = value.as_tensor().dtype};
+}
+
+void join(Row& row) {
+  const auto holders = holders_of(row);
   require_all_parts(row);
-  std::map<std::string, const Value*> joint;
-  for (const auto rank : holders) {
-    if (row.ranks[rank].state == nullptr) continue;
-    for (const auto& [key, value] : row.ranks[rank].state->pairs())
-      joint.emplace(key.as_string(), &value);
+  for (const auto& [name, first] : first_values(holders)) {
+    require_on_all(row, holders, name, *first);
+    row.row.entries.push_back(table_entry(name, *first));
   }
-  for (const auto& [name, first] : joint) {
-    for (const auto rank : holders) {
-      const auto* state = row.ranks[rank].state;
-      const auto* value = state == nullptr ? nullptr : state->find(name);
-      if (value == nullptr) throw lacks(row, name, rank);
-      require_fitting(row, name, rank, *value, *first);
-      require_size(row, name, rank, *value, expected[rank]);
+}
+
+// What describe_state tells of one parameter.
+Value told_of(const ModelParam& param, const Value& state) {
+  const int shard_rank = param.is_sharded() ? param.unit->mesh().rank() : -1;
+  return Value::dict({{"names", Value::list(Value::List(param.names.begin(), param.names.end()))},
+                      {"sharded", param.is_sharded()},
+                      {"rank", shard_rank},
+                      {"state", state}});
+}
+
+// Without those that no rank has a state of: parameters without gradients, before the first step.
+Rows rows_told(const std::vector<Value>& trees) {
+  Rows rows;
+  for (std::size_t rank = 0; rank < trees.size(); ++rank) {
+    for (const auto& [number, told] : trees[rank].pairs()) {
+      auto& row = rows[{told.at("sharded").as_bool(), names_in(told.at("names"))}];
+      row.ranks.resize(trees.size(), {nullptr, -1});
+      row.ranks[rank].shard_rank = static_cast<int>(told.at("rank").as_int());
+      const auto& told_state = told.at("state");
+      if (!told_state.is(Value::Kind::none)) row.ranks[rank].state = &told_state;
     }
-    TableEntry entry{.name = name, .is_tensor = is_shaped(*first)};
-    if (entry.is_tensor) {
-      entry.dtype = first->as_tensor().dtype;
-    } else {
-      entry.value = *first;
-    }
-    row.row.entries.push_back(std::move(entry));
+  }
+  std::erase_if(rows, [](const auto& entry) {
+    return std::ranges::all_of(entry.second.ranks,
+                               [](const Told& told) { return told.state == nullptr; });
+  });
+  return rows;
+}
+
+// Null: no rank has a state of it.
+TableRow* row_of(const ModelParam& param, Rows& rows) {
+  const auto row = rows.find({param.is_sharded(), param.names});
+  return row == rows.end() ? nullptr : &row->second.row;
+}
+
+void add_own_state(const Value& state, const std::vector<OptimKey>& keys, Rows& rows) {
+  const StateByKey states(state);
+  for (const auto& [key, param] : keys) {
+    auto* row = row_of(*param, rows);
+    if (row == nullptr) continue;
+    row->param = param;
+    if (const auto* mine = states.find(key)) row->mine = *mine;
+  }
+}
+
+// A unit that this rank's optimizer does not have may still be gathered by its peers.
+void add_model_params(const OptimModel& model, Rows& rows) {
+  for (const auto& param : model.params()) {
+    auto* row = row_of(param, rows);
+    if (row != nullptr && row->param == nullptr) row->param = &param;
   }
 }
 
@@ -181,14 +256,8 @@ Value describe_state(const Value& state, const std::vector<OptimKey>& keys) {
     // A sharded parameter is told of also where nothing is known of its state: the others have to
     // know which part is this rank's.
     if (mine == nullptr && !param->is_sharded()) continue;
-    Value::List names;
-    for (const auto& name : param->names) names.emplace_back(name);
-    const int shard_rank = param->is_sharded() ? param->unit->mesh().rank() : -1;
     told.emplace_back(Value(static_cast<std::int64_t>(told.size())),
-                      Value::dict({{"names", Value::list(std::move(names))},
-                                   {"sharded", param->is_sharded()},
-                                   {"rank", shard_rank},
-                                   {"state", mine == nullptr ? Value() : *mine}}));
+                      told_of(*param, mine == nullptr ? Value() : *mine));
   }
   return Value::dict(std::move(told));
 }
@@ -196,41 +265,14 @@ Value describe_state(const Value& state, const std::vector<OptimKey>& keys) {
 std::vector<TableRow> make_table(const OptimModel& model, const Value& state,
                                  const std::vector<OptimKey>& keys,
                                  const std::vector<Value>& trees) {
-  Rows rows;
-  for (std::size_t rank = 0; rank < trees.size(); ++rank) {
-    for (const auto& [number, told] : trees[rank].pairs()) {
-      auto& row = rows[{told.at("sharded").as_bool(), names_in(told.at("names"))}];
-      row.ranks.resize(trees.size(), {nullptr, -1});
-      row.ranks[rank].shard_rank = static_cast<int>(told.at("rank").as_int());
-      const auto& told_state = told.at("state");
-      if (!told_state.is(Value::Kind::none)) row.ranks[rank].state = &told_state;
-    }
-  }
-  // What no rank has a state of is no row: parameters without gradients, before the first step.
-  std::erase_if(rows, [](const auto& entry) {
-    return std::ranges::all_of(entry.second.ranks,
-                               [](const Told& told) { return told.state == nullptr; });
-  });
+  auto rows = rows_told(trees);
   if (model.has_flat()) require_all_told(rows, trees.size());
-
-  const StateByKey states(state);
+  add_own_state(state, keys, rows);
+  add_model_params(model, rows);
+  std::vector<TableRow> table;
   for (auto& [key, row] : rows) {
     row.row.is_sharded = key.first;
     row.row.names = key.second;
-  }
-  for (const auto& [key, param] : keys) {
-    const auto row = rows.find({param->is_sharded(), param->names});
-    if (row == rows.end()) continue;
-    row->second.row.param = param;
-    if (const auto* mine = states.find(key)) row->second.row.mine = *mine;
-  }
-  // A unit that this rank's optimizer does not have may still be gathered by its peers.
-  for (const auto& param : model.params()) {
-    const auto row = rows.find({param.is_sharded(), param.names});
-    if (row != rows.end() && row->second.row.param == nullptr) row->second.row.param = &param;
-  }
-  std::vector<TableRow> table;
-  for (auto& [key, row] : rows) {
     if (row.row.is_sharded && row.row.param != nullptr) join(row);
     table.push_back(std::move(row.row));
   }

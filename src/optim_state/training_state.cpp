@@ -27,15 +27,19 @@ Path place_of_optim(const TrainingState& state) {
   return place;
 }
 
+void require_free(const Value& key) {
+  for (const auto* taken : {kModel, kOptim}) {
+    if (key == Value(taken))
+      throw Error(ErrorCode::invalid_argument, "this key of the values is the state's own")
+          .at_key(taken);
+  }
+}
+
 Value tree_of(const TrainingState& state, std::optional<OptimLeaves>& optim) {
   auto tree = Value::dict({{kModel, model_state(state.model())}});
   if (optim) tree.set_item(kOptim, optim->tree());
   for (const auto& [key, value] : state.values.pairs()) {
-    for (const auto* taken : {kModel, kOptim}) {
-      if (key == Value(taken))
-        throw Error(ErrorCode::invalid_argument, "this key of the values is the state's own")
-            .at_key(taken);
-    }
+    require_free(key);
     tree.set_item(key, value);
   }
   return state.key.empty() ? tree : Value::dict({{state.key, std::move(tree)}});
@@ -54,6 +58,13 @@ Value part_of(const Checkpoint& checkpoint, const Path& path) {
     part.containers = nullptr;
   }
   return unflatten(below);
+}
+
+// What a load has put in the place of `values`.
+Value loaded_values(const Value& values, const Value& loaded) {
+  std::vector<Value::Pair> pairs;
+  for (const auto& [key, value] : values.pairs()) pairs.emplace_back(key, *loaded.find_key(key));
+  return Value::dict(std::move(pairs));
 }
 
 }  // namespace
@@ -92,10 +103,7 @@ LoadReport load(TrainingState& state, const Location& where, const LoadOptions& 
   }
   const Value loaded = state.key.empty() ? tree : tree.at(state.key);
   if (optim) optim->finish(loaded.at(kOptim));
-  std::vector<Value::Pair> values;
-  for (const auto& [key, value] : state.values.pairs())
-    values.emplace_back(key, *loaded.find_key(key));
-  state.values = Value::dict(std::move(values));
+  state.values = loaded_values(state.values, loaded);
   return report;
 }
 

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/one_of.h"
 #include "fsdp/state/redistribute.h"
 #include "torch/tensor.h"
 
@@ -24,32 +25,42 @@ Value copy_of_tensor(const Tensor& tensor) {
 
 }  // namespace
 
-Value map_tensors(const Value& tree, const std::function<Value(const Tensor&)>& make) {
-  const auto all = [&make](const Value::List& items) {
-    Value::List mapped;
-    for (const auto& item : items) mapped.push_back(map_tensors(item, make));
-    return mapped;
-  };
-  switch (tree.kind()) {
-    case Value::Kind::tensor:
-      return make(tree.as_tensor());
-    case Value::Kind::dict: {
-      std::vector<Value::Pair> pairs;
-      for (const auto& [key, value] : tree.pairs())
-        pairs.emplace_back(key, map_tensors(value, make));
-      return Value::dict(std::move(pairs), tree.dict_kind());
-    }
-    case Value::Kind::list:
-      return Value::list(all(tree.items()));
-    case Value::Kind::tuple:
-      return Value::tuple(all(tree.items()));
-    default:
-      return tree;
+Value map_children(const Value& tree, const std::function<Value(const Value&)>& make) {
+  if (tree.is(Value::Kind::dict)) {
+    std::vector<Value::Pair> pairs;
+    for (const auto& [key, value] : tree.pairs()) pairs.emplace_back(key, make(value));
+    return Value::dict(std::move(pairs), tree.dict_kind());
   }
+  if (!is_one_of(tree.kind(), Value::Kind::list, Value::Kind::tuple)) return tree;
+  Value::List made;
+  for (const auto& item : tree.items()) made.push_back(make(item));
+  return tree.is(Value::Kind::list) ? Value::list(std::move(made)) : Value::tuple(std::move(made));
+}
+
+Value map_tensors(const Value& tree, const std::function<Value(const Tensor&)>& make) {
+  if (tree.is(Value::Kind::tensor)) return make(tree.as_tensor());
+  return map_children(tree, [&](const Value& child) { return map_tensors(child, make); });
 }
 
 Value deep_copy(const Value& tree) {
   return map_tensors(tree, copy_of_tensor);
+}
+
+Value with_params(const Value& groups,
+                  const std::function<Value::List(const Value::List&)>& params_of) {
+  Value::List made;
+  for (const auto& group : groups.items()) {
+    auto params = params_of(group.at("params").items());
+    auto copy = deep_copy(group);
+    copy.set_item("params", Value::list(std::move(params)));
+    made.push_back(std::move(copy));
+  }
+  return Value::list(std::move(made));
+}
+
+KeyOrder order_of(const Value& key) {
+  if (key.is(Value::Kind::integer)) return key.as_int();
+  return key.as_string();
 }
 
 }  // namespace tessera::detail

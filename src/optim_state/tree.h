@@ -1,11 +1,18 @@
 // Trees of state.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <string>
+#include <variant>
 
 #include "tessera/value.h"
 
 namespace tessera::detail {
+
+// The dict, list or tuple anew, of what `make` gives for each of its values; anything else as it
+// is.
+[[nodiscard]] Value map_children(const Value& tree, const std::function<Value(const Value&)>& make);
 
 // A tree of new containers in which `make` gives what stands for each tensor. Tensors that stand in
 // two places are given for twice, so the places share nothing.
@@ -14,6 +21,14 @@ namespace tessera::detail {
 // A tree that shares nothing with this one: containers are new, tensors have memory of their own
 // (spec ).
 [[nodiscard]] Value deep_copy(const Value& tree);
+
+// Copies of an optimizer's groups whose "params" are what `params_of` gives for those they had.
+[[nodiscard]] Value with_params(const Value& groups,
+                                const std::function<Value::List(const Value::List&)>& params_of);
+
+// What keys of parameters are sorted by: numbers come before names.
+using KeyOrder = std::variant<std::int64_t, std::string>;
+[[nodiscard]] KeyOrder order_of(const Value& key);
 
 // Whether this state has elements like its parameter; a step of no dimensions has not.
 [[nodiscard]] inline bool is_shaped(const Value& value) {
