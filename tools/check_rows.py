@@ -8,6 +8,9 @@ A line is `| F1 | what | state | test or reason |`. The states are
   none    C++ cannot have it, or the project excludes it; the line gives the reason
   open    the line says what is missing
 
+Comments in src/, those of tests apart, cite a row with its page, as in (fsdp-rows K9) or (checkpoint-rows P-10, P-11):
+different specifications use the same names.
+
 The specifications are not in the repository. docs/rows/ has the names of their rows, as
 `check_rows.py --extract SPEC.md` prints them. Prints one line per violation; the exit code is then 1.
 """
@@ -37,6 +40,12 @@ NAMED = re.compile(r"`([A-Z]\w*\.(?:[A-Z]\w*|test_\w+)|\w+\.py::\w+)`")
 REGISTERED = re.compile(r'"(test_\w+)"')
 REGISTERED_SUITE = "FsdpOptimState"
 PYTHON_TEST = re.compile(r"^ *def (test_\w+)", re.MULTILINE)
+
+ROW = r"[A-Z]{1,3}-?\d+[a-z]?"
+ROWS = rf"{ROW}(?:(?:, | to | and ){ROW})*"
+PAGES_OF_ROWS = ["checkpoint", "fsdp", "optimizer"]
+CITED = re.compile(rf"\b([a-z]+)-rows ({ROWS})")
+CITED_BARE = re.compile(rf"\bspec {ROW}|\({ROWS}[):;,.]")
 
 HEADING = re.compile(r"##+ ((\d+)(?:\.\d+)?)")
 IN_CELL = re.compile(r"\| *([A-Z]{1,3}-?\d+[a-z]?)\b")
@@ -133,6 +142,37 @@ def check_page(root, page, ids, tests):
     return found, states
 
 
+def rows_named_in(text):
+    """All rows of "P-10, P-11" or "O-70 to O-72", those between the two ends included."""
+    found = re.findall(ROW, text)
+    for first, last in re.findall(rf"({ROW}) to ({ROW})", text):
+        letters, digits = re.match(r"([A-Z]+-?)(\d+)", first).groups()
+        end = int(re.search(r"\d+", last)[0])
+        found += [f"{letters}{number:0{len(digits)}}" for number in range(int(digits) + 1, end)]
+    return found
+
+
+def citation_violations(root):
+    """Rows that comments of src/ cite without their page, or that their page does not have."""
+    known = {}
+    for page in PAGES_OF_ROWS:
+        path = root / "docs" / f"{page}-rows.md"
+        cells = [line[1].split("|")[0] for line in LINE.finditer(path.read_text(encoding="utf-8"))] if path.is_file() else []
+        known[page] = {row for cell in cells for row in rows_named_in(cell)}
+    found = []
+    for name in tree.sources(root):
+        if not name.startswith("src/") or "test" in pathlib.PurePosixPath(name).stem:
+            continue
+        for number, line in enumerate(tree.read(root, name).splitlines(), 1):
+            comment = line.partition("//")[2]
+            if CITED_BARE.search(comment):
+                found.append(f"{name}:{number}: a row without the page that has it: {comment.strip()}")
+            found += [f"{name}:{number}: docs/{page}-rows.md has no row {row}"
+                      for page, rows in CITED.findall(comment) for row in rows_named_in(rows)
+                      if row not in known.get(page, ())]
+    return found
+
+
 def violations(root):
     tests, found, states = tests_of(root), [], collections.Counter()
     for name, spec in SPECS.items():
@@ -141,7 +181,7 @@ def violations(root):
         wrong, counts = (absent, {}) if absent else check_page(root, spec.page, tree.read(root, ids).split(), tests)
         found += wrong
         states.update(counts)
-    return found, states
+    return found + citation_violations(root), states
 
 
 def main():

@@ -215,6 +215,15 @@ class Rows(unittest.TestCase):
         with make_tree({}) as root:
             self.assertEqual(len(check_rows.violations(pathlib.Path(root))[0]), 2 * len(check_rows.SPECS))
 
+    def test_a_row_is_cited_with_a_page_that_has_it(self):
+        page = "| row | what |\n|---|---|\n| P-10, P-12 to P-14 | plans |\n| F-03b | items |\n"
+        for comment, count in (("(checkpoint-rows P-10)", 0), ("(checkpoint-rows F-03b, P-12 to P-14): all", 0),
+                               ("(checkpoint-rows P-13, P-14)", 0), ("16 (B-2) of the 3", 1), ("(P-10)", 1), ("spec P-10", 1),
+                               ("(checkpoint-rows P-11)", 1), ("(fsdp-rows P-10)", 1), ("(checkpoint-rows P-10 to P-12)", 1)):
+            with make_tree({"docs/checkpoint-rows.md": page, "src/io/a.cpp": f"int a;  // {comment}\n",
+                            "src/io/a_test.cpp": "// (P-99)\n"}) as root:
+                self.assertEqual(len(check_rows.citation_violations(pathlib.Path(root))), count, comment)
+
     def test_names_of_rows(self):
         spec = check_rows.Spec("a.md", ["1", "6", "7", "9"], "7", {"Type": "SDT"})
         self.assertEqual(check_rows.extract(spec, """# 0 Title

@@ -16,7 +16,7 @@ namespace {
 // Of |g|^p over all elements; for the largest magnitude p is infinity and the sum a maximum.
 double power_sum(const std::vector<at::Tensor>& gradients, double p) {
   if (gradients.empty()) return 0;
-  // In float32 at least: sums in bfloat16 would be too rough (spec CG2).
+  // In float32 at least: sums in bfloat16 would be too rough (fsdp-rows CG2).
   const auto type = at::promote_types(gradients.front().scalar_type(), at::kFloat);
   const auto norms =
       at::stack(at::_foreach_norm(gradients, p, type)).to(torch::kCPU, torch::kFloat64);

@@ -39,7 +39,7 @@ struct LoadItem {
 };
 
 // In the model's order; parameters of which the state has nothing are left out. Throws `mismatch`
-// for what one tensor cannot hold (spec E-08 to E-10). `in_chunks`: tensors may be parts.
+// for what one tensor cannot hold (optimizer-rows E-08, E-09). `in_chunks`: tensors may be parts.
 [[nodiscard]] std::vector<LoadItem> plan_load(const OptimModel& model, const NamedStates& states,
                                               bool in_chunks);
 

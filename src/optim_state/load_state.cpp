@@ -349,7 +349,7 @@ void Loader::keep(const Batch& batch, const at::Tensor& to, const std::vector<at
   }
 }
 
-// FSDP1's optimizers keep no state of what a rank holds nothing of (spec L-3); FSDP2's do.
+// FSDP1's optimizers keep no state of what a rank holds nothing of; FSDP2's do.
 bool keeps_state_of(const ModelParam& param) {
   return !param.is_sharded() || param.unit->geometry() != Geometry::flat_original ||
          param.tensor.numel() > 0;
@@ -364,7 +364,7 @@ Value Loader::loaded_state(std::size_t item) const {
   return Value::dict(std::move(pairs));
 }
 
-// An optimizer by names has made its states early and keeps those (spec R-18).
+// An optimizer by names has made its states early and keeps those (optimizer-rows R-18).
 Value Loader::kept_state(const ModelParam& param) const {
   if (!request_.by_name || !request_.optim) return {};
   return deep_copy(request_.optim->access().state(param.tensor));
@@ -401,7 +401,7 @@ const Value& require_key(const OptimModel& model, const Keys& keys, const std::s
       .at_key(name);
 }
 
-// Sorted, each once: the form that positional loading expects (spec R-23).
+// Sorted, each once: the form that positional loading expects (optimizer-rows R-23).
 Value rekeyed_groups(const OptimModel& model, const Value& groups, const Keys& keys) {
   return with_params(groups, [&](const Value::List& names) {
     std::map<KeyOrder, Value> sorted;

@@ -39,7 +39,8 @@ class OptimModel {
   [[nodiscard]] const std::vector<ModelParam>& params() const noexcept { return params_; }
   [[nodiscard]] const ModelParam* find(const at::Tensor& tensor) const;
   [[nodiscard]] bool has_flat() const noexcept { return has_flat_; }
-  // The first name of the parameter that is also called so; empty: no parameter is (spec Q-22).
+  // The first name of the parameter that is also called so; empty: no parameter is (optimizer-rows
+  //
   [[nodiscard]] std::string first_name(const std::string& name) const;
   // The same for a key of a state, which may be anything.
   [[nodiscard]] std::string first_name(const Value& key) const;

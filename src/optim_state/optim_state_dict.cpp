@@ -16,7 +16,8 @@ using detail::load_state;
 using detail::LoadSource;
 using detail::save_state;
 
-// The kind that was chosen for the model. Its local kind has no optimizer state (spec E-32, Q-18).
+// The kind that was chosen for the model. Its local kind has no optimizer state (optimizer-rows
+// E-32, Q-18).
 StateDictOptions chosen(ModuleRef model) {
   const auto options = get_state_dict_type(model);
   if (options.type != StateDictType::local) return options;

@@ -18,7 +18,7 @@ namespace tessera::detail {
 // what pack_tree did not make.
 [[nodiscard]] Value unpack_tree(const Bytes& message);
 
-// Equal data, NaN being equal to itself (spec Q-16); tensors by all their bytes.
+// Equal data, NaN being equal to itself (optimizer-rows Q-16); tensors by all their bytes.
 [[nodiscard]] bool same_value(const Value& a, const Value& b);
 
 // What `describe` gives on every rank, in rank order. Where it throws on some, all ranks throw that

@@ -147,7 +147,7 @@ struct Holder {
 };
 
 // Ranks without elements are passed over: an optimizer that made its state early has a step of
-// them that does not count on (spec R-15).
+// them that does not count on (optimizer-rows R-15).
 std::vector<Holder> holders_of(const Row& row) {
   std::vector<Holder> holders;
   for (std::size_t rank = 0; rank < row.ranks.size(); ++rank) {

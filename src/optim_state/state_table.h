@@ -1,5 +1,6 @@
 // What all ranks have of each parameter's optimizer state, and what of it is wrong: found from
-// descriptions, by the same rule on every rank, before any data moves (spec E-17 to E-28, Q-02).
+// descriptions, by the same rule on every rank, before any data moves (optimizer-rows E-17, E-18,
+// E-20, E-22 to E-28, Q-02).
 #pragma once
 
 #include <string>

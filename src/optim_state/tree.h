@@ -19,7 +19,7 @@ namespace tessera::detail {
 [[nodiscard]] Value map_tensors(const Value& tree, const std::function<Value(const Tensor&)>& make);
 
 // A tree that shares nothing with this one: containers are new, tensors have memory of their own
-// (spec ).
+// (optimizer-rows ).
 [[nodiscard]] Value deep_copy(const Value& tree);
 
 // Copies of an optimizer's groups whose "params" are what `params_of` gives for those they had.

@@ -9,13 +9,13 @@
 
 namespace tessera {
 
-// The device asked for; without an index the current one of its type, with a warning (spec X9).
-// `current` gives that one's index; it is not asked for the CPU or the meta device.
+// The device asked for; without an index the current one of its type, with a warning (fsdp-rows
+// X9). `current` gives that one's index; it is not asked for the CPU or the meta device.
 [[nodiscard]] torch::Device resolve_device(torch::Device asked, int rank,
                                            const std::function<int()>& current);
 
 // Parameters on the CPU are moved to the mesh's device, others have to be there. Throws
-// `invalid_argument` otherwise, in PyTorch's words (spec L9, X6-X8, C10).
+// `invalid_argument` otherwise, in PyTorch's words (fsdp-rows L9, X6 to X8, C10).
 void require_movable(const std::vector<torch::Device>& parameters, torch::Device mesh, int rank);
 
 // set_data, also to and from the meta device, which set_data refuses.

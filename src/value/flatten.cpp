@@ -1,4 +1,4 @@
-// From a tree to named leaves and back, by PyTorch DCP's rule (spec P-10, P-11).
+// From a tree to named leaves and back, by PyTorch DCP's rule (checkpoint-rows P-10, P-11).
 #include <algorithm>
 #include <map>
 #include <set>

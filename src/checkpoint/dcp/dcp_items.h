@@ -1,4 +1,4 @@
-// What lies at the items of a DCP checkpoint (spec F-03b, P-21 to P-24).
+// What lies at the items of a DCP checkpoint (checkpoint-rows F-03b, P-21 to P-24).
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// Writes DCP items (F-03b) one after another into a data file.
+// Writes DCP items (checkpoint-rows F-03b) one after another into a data file.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Where the tensors of a safetensors file lie in the whole tensors, as PyTorch's sharded writers
-// say it (spec F-07).
+// say it (checkpoint-rows F-07).
 #pragma once
 
 #include <map>

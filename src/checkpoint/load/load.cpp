@@ -1,8 +1,9 @@
 // Loading by N ranks:
-//   1. every rank opens the checkpoint, matches its tree's leaves with it (P-16) and proves that
-//   the
+//   1. every rank opens the checkpoint, matches its tree's leaves with it (checkpoint-rows P-16)
+//   and proves that the
 //      memory is there which its tree speaks of; all agree;
-//   2. every rank reads its own pieces, from whatever layout there is (P-17); all agree.
+//   2. every rank reads its own pieces, from whatever layout there is (checkpoint-rows P-17); all
+//   agree.
 // Nothing is written into the tree's memory before 1 has succeeded on every rank.
 #include <algorithm>
 #include <optional>
@@ -51,7 +52,7 @@ std::set<std::string_view> names_of(const std::vector<Leaf>& leaves) {
 }
 
 // The leaves of the tree by the rule that fits the checkpoint: files from before torch 2.4 keep
-// containers without tensors in one item (P-11).
+// containers without tensors in one item (checkpoint-rows P-11).
 std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint) {
   const std::set<std::string_view> names = names_of(checkpoint.leaves);
   std::vector<Leaf> current = flatten(tree);

@@ -42,15 +42,15 @@ namespace tessera {
 [[nodiscard]] std::optional<CheckpointKind> olmo_kind_of(const std::vector<ObjectInfo>& files);
 [[nodiscard]] Checkpoint open_olmo_full(std::shared_ptr<Store> store);
 [[nodiscard]] Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store);
-// The state dict in a safetensors file with OLMo's names (F-06). Throws `unsupported` for other
-// names.
+// The state dict in a safetensors file with OLMo's names (checkpoint-rows F-06). Throws
+// `unsupported` for other names.
 [[nodiscard]] Value read_olmo_safetensors(const std::shared_ptr<const ByteSource>& source);
 
 // Tells of what fill_holes has added.
 void warn_of_holes(const std::vector<std::string>& names, std::vector<std::string>& warnings);
 
 // Whether a chunk of these sizes gives the tensor nothing: ranks without data leave empty ones
-// (P-18). An empty tensor keeps its first.
+// (checkpoint-rows P-18). An empty tensor keeps its first.
 [[nodiscard]] bool is_needless(const Shape& sizes, const Tensor& tensor);
 
 // Proves P-14 for every tensor of an opened checkpoint.

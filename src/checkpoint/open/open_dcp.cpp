@@ -60,7 +60,8 @@ std::map<std::string, ObjectInfo> rank_metadata_by_name(const Store& store) {
   return found;
 }
 
-// The `__{rank}.metadata` of a save without collectives (P-04), in the order of ranks.
+// The `__{rank}.metadata` of a save without collectives (checkpoint-rows P-04), in the order of
+// ranks.
 std::vector<ObjectInfo> rank_metadata_files(const Store& store) {
   std::vector<ObjectInfo> files;
   const std::map<std::string, ObjectInfo> found = rank_metadata_by_name(store);

@@ -1,5 +1,5 @@
 // OLMo's local checkpoints: every rank's flat parameters and optimizer state as they were in memory
-// (F-05, O-70 to O-77).
+// (checkpoint-rows F-05, O-70 to O-77).
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -23,7 +23,7 @@ constexpr std::string_view kWorldFile = "metadata.yaml";
   throw Error(ErrorCode::corrupt, what);
 }
 
-// `world_size: N`, the only thing that is in metadata.yaml (F-08, O-77).
+// `world_size: N`, the only thing that is in metadata.yaml (checkpoint-rows F-08, O-77).
 int world_size_in(const Store& store) {
   const auto source = store.open(kWorldFile);
   try {
@@ -142,7 +142,8 @@ void add_names(const Value& ids, const Value& given, IdsAndNames& names) {
   }
 }
 
-// All groups' (O-76), or none where a group has no names: then parameters were flat.
+// All groups' (checkpoint-rows O-76), or none where a group has no names: then parameters were
+// flat.
 IdsAndNames names_of(const Value& groups) {
   IdsAndNames names;
   for (const Value& group : groups.items()) {

@@ -75,7 +75,7 @@ void put_at(Value dict, const Value::List& keys, const Value& value) {
 std::optional<Value> read_part(const std::shared_ptr<Store>& store,
                                const std::vector<ObjectInfo>& files, const std::string& name,
                                std::vector<ObjectInfo>& used) {
-  // As OLMo looks: safetensors first (O-15).
+  // As OLMo looks: safetensors first (checkpoint-rows O-15).
   if (const ObjectInfo* file = find_file(files, name + ".safetensors")) {
     used.push_back(*file);
     return read_olmo_safetensors(std::make_shared<LazySource>(store, *file));

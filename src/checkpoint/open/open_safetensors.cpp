@@ -25,8 +25,7 @@ constexpr std::string_view kSuffix = ".safetensors";
 constexpr std::string_view kUsualIndex = "model.safetensors.index.json";
 
 // One file of the set.
-struct Part {
-  ObjectInfo file;
+struct SetFile {
   std::shared_ptr<const ByteSource> source;
   safetensors::Header header;
   std::map<std::string, Shape> offsets;  // of the tensors that are shards
@@ -35,50 +34,50 @@ struct Part {
 // Everything that the files have under one name.
 struct Found {
   std::string name;
-  std::vector<std::pair<const Part*, const safetensors::Entry*>> whole;
-  std::vector<std::pair<const Part*, const safetensors::Entry*>> shards;
+  std::vector<std::pair<const SetFile*, const safetensors::Entry*>> whole;
+  std::vector<std::pair<const SetFile*, const safetensors::Entry*>> shards;
 };
 
-Part read_part(const std::shared_ptr<Store>& store, const ObjectInfo& file,
-               const OpenOptions& options, const std::shared_ptr<OpenFiles>& open) {
-  Part part{file, std::make_shared<LazySource>(store, file, open), {}, {}};
-  part.header = safetensors::read_header(*part.source, options.header_limit);
-  part.source = guard_safetensors(part.source, part.header);
+SetFile read_set_file(const std::shared_ptr<Store>& store, const ObjectInfo& info,
+                      const OpenOptions& options, const std::shared_ptr<OpenFiles>& open) {
+  SetFile file{std::make_shared<LazySource>(store, info, open), {}, {}};
+  file.header = safetensors::read_header(*file.source, options.header_limit);
+  file.source = guard_safetensors(file.source, file.header);
   try {
-    part.offsets = sharding_offsets(part.header.metadata);
+    file.offsets = sharding_offsets(file.header.metadata);
   } catch (Error& error) {
-    throw error.at_path(part.source->name());
+    throw error.at_path(file.source->name());
   }
-  return part;
+  return file;
 }
 
-std::vector<Found> by_name(const std::vector<Part>& parts) {
+std::vector<Found> by_name(const std::vector<SetFile>& set) {
   std::vector<Found> all;
   std::unordered_map<std::string_view, std::size_t> known;
-  for (const Part& part : parts) {
-    for (const safetensors::Entry& entry : part.header.entries) {
+  for (const SetFile& file : set) {
+    for (const safetensors::Entry& entry : file.header.entries) {
       const auto [at, fresh] = known.try_emplace(entry.name, all.size());
       if (fresh) all.push_back({entry.name, {}, {}});
       Found& found = all[at->second];
-      const bool shard = part.offsets.contains(entry.name);
-      (shard ? found.shards : found.whole).emplace_back(&part, &entry);
+      const bool shard = file.offsets.contains(entry.name);
+      (shard ? found.shards : found.whole).emplace_back(&file, &entry);
     }
   }
   return all;
 }
 
-Piece piece_of(const Part& part, const safetensors::Entry& entry, Shape offsets) {
+Piece piece_of(const SetFile& file, const safetensors::Entry& entry, Shape offsets) {
   auto storage = std::make_shared<Storage>();
-  storage->source = part.source;
-  storage->offset = part.header.data_offset + entry.begin;
+  storage->source = file.source;
+  storage->offset = file.header.data_offset + entry.begin;
   storage->size = entry.end - entry.begin;
   storage->dtype = entry.dtype;
   return Piece{Box{std::move(offsets), entry.shape}, std::move(storage), 0, {}, -1};
 }
 
 // `tensor` has the dtype and the number of dimensions of the first shard.
-void require_shard_of(const Tensor& tensor, const Part& part, const safetensors::Entry& entry) {
-  const Shape& offsets = part.offsets.at(entry.name);
+void require_shard_of(const Tensor& tensor, const SetFile& file, const safetensors::Entry& entry) {
+  const Shape& offsets = file.offsets.at(entry.name);
   if (entry.dtype == tensor.dtype && entry.shape.size() == tensor.shape.size() &&
       offsets.size() == tensor.shape.size()) {
     return;
@@ -86,7 +85,7 @@ void require_shard_of(const Tensor& tensor, const Part& part, const safetensors:
   throw Error(ErrorCode::corrupt, "a shard of " + std::string(to_string(entry.dtype)) + " " +
                                       to_string(entry.shape) + " at " + to_string(offsets) +
                                       " among others of " + std::string(to_string(tensor.dtype)))
-      .at_path(part.source->name());
+      .at_path(file.source->name());
 }
 
 void extend(Shape& shape, const Shape& offsets, const Shape& sizes) {
@@ -100,13 +99,13 @@ Tensor sharded_tensor(const Found& found) {
   Tensor tensor;
   tensor.dtype = found.shards.front().second->dtype;
   tensor.shape.assign(found.shards.front().second->shape.size(), 0);
-  for (const auto& [part, entry] : found.shards) {
-    require_shard_of(tensor, *part, *entry);
-    extend(tensor.shape, part->offsets.at(entry->name), entry->shape);
+  for (const auto& [file, entry] : found.shards) {
+    require_shard_of(tensor, *file, *entry);
+    extend(tensor.shape, file->offsets.at(entry->name), entry->shape);
   }
-  for (const auto& [part, entry] : found.shards) {
+  for (const auto& [file, entry] : found.shards) {
     if (is_needless(entry->shape, tensor)) continue;
-    tensor.pieces.push_back(piece_of(*part, *entry, part->offsets.at(entry->name)));
+    tensor.pieces.push_back(piece_of(*file, *entry, file->offsets.at(entry->name)));
   }
   return tensor;
 }
@@ -125,10 +124,10 @@ Leaf leaf_of(const Found& found, bool indexed) {
   if (found.whole.empty()) {
     tensor = sharded_tensor(found);
   } else {
-    const auto& [part, entry] = found.whole.front();
+    const auto& [file, entry] = found.whole.front();
     tensor.dtype = entry->dtype;
     tensor.shape = entry->shape;
-    tensor.pieces.push_back(piece_of(*part, *entry, Shape(entry->shape.size(), 0)));
+    tensor.pieces.push_back(piece_of(*file, *entry, Shape(entry->shape.size(), 0)));
   }
   return {found.name, Path{found.name}, Value(std::move(tensor))};
 }
@@ -177,25 +176,25 @@ void check_against(const safetensors::Index& index, Checkpoint& checkpoint) {
   }
 }
 
-void add_metadata(const Part& part, Checkpoint& checkpoint) {
-  for (const auto& [key, value] : part.header.metadata) {
+void add_metadata(const SetFile& file, Checkpoint& checkpoint) {
+  for (const auto& [key, value] : file.header.metadata) {
     if (!is_about_files(key)) checkpoint.metadata.emplace(key, value);
   }
   try {
-    const bool types = add_from_metadata(part.header.metadata, checkpoint.leaves);
+    const bool types = add_from_metadata(file.header.metadata, checkpoint.leaves);
     checkpoint.has_types = checkpoint.has_types || types;
   } catch (Error& error) {
-    throw error.at_path(part.source->name());
+    throw error.at_path(file.source->name());
   }
 }
 
-std::vector<Part> read_parts(const std::shared_ptr<Store>& store,
-                             const std::vector<ObjectInfo>& files, const OpenOptions& options) {
-  std::vector<Part> parts;
-  parts.reserve(files.size());
+std::vector<SetFile> read_set(const std::shared_ptr<Store>& store,
+                              const std::vector<ObjectInfo>& files, const OpenOptions& options) {
+  std::vector<SetFile> set;
+  set.reserve(files.size());
   const auto open = std::make_shared<OpenFiles>();
-  for (const ObjectInfo& file : files) parts.push_back(read_part(store, file, options, open));
-  return parts;
+  for (const ObjectInfo& file : files) set.push_back(read_set_file(store, file, options, open));
+  return set;
 }
 
 void add_leaves(const std::vector<Found>& all, bool indexed, Checkpoint& checkpoint) {
@@ -219,15 +218,15 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<Objec
   checkpoint.kind = CheckpointKind::safetensors;
   checkpoint.path = store->name();
   checkpoint.files = files;
-  const std::vector<Part> parts = read_parts(store, files, options);
-  const std::vector<Found> all = by_name(parts);
+  const std::vector<SetFile> set = read_set(store, files, options);
+  const std::vector<Found> all = by_name(set);
   add_leaves(all, index != nullptr, checkpoint);
   if (std::ranges::any_of(all, is_whole_and_sharded)) {
     checkpoint.warnings.emplace_back(
         "some tensors are there whole and in shards of ranks: the whole ones are read");
   }
   if (index != nullptr) check_against(*index, checkpoint);
-  for (const Part& part : parts) add_metadata(part, checkpoint);
+  for (const SetFile& file : set) add_metadata(file, checkpoint);
   warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);
   checkpoint.store = store;
   require_coverage(checkpoint);

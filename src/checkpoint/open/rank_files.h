@@ -32,13 +32,14 @@ struct RankStore {
 // taken; then the tree becomes the checkpoint's, and its coverage is proved.
 void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(int rank)>& tree_of);
 
-// rank{r}.pt: sharded state dicts, as OLMo's torch_legacy checkpointer writes them (O-60).
+// rank{r}.pt: sharded state dicts, as OLMo's torch_legacy checkpointer writes them (checkpoint-rows
+// O-60).
 [[nodiscard]] bool has_rank_files(const std::vector<ObjectInfo>& files);
 [[nodiscard]] Checkpoint open_rank_files(const std::shared_ptr<Store>& store);
 // {model,optim,extra_state}_world_size_{N}_rank_{r}.pt.
 [[nodiscard]] bool has_world_size_files(const std::vector<ObjectInfo>& files);
 [[nodiscard]] Checkpoint open_world_size_files(const std::shared_ptr<Store>& store);
-// {model,optim,train}/rank{r}.pt: flat parameters (O-70).
+// {model,optim,train}/rank{r}.pt: flat parameters (checkpoint-rows O-70).
 [[nodiscard]] bool has_local_files(const std::vector<ObjectInfo>& files);
 [[nodiscard]] Checkpoint open_local(const std::shared_ptr<Store>& store);
 

@@ -14,7 +14,7 @@
 namespace tessera {
 
 // Values below this name are each rank's own (its random numbers, its place in the data): rank 0's
-// are kept (O-62).
+// are kept (checkpoint-rows O-62).
 inline constexpr std::string_view kTrainState = "train";
 
 class RankMerge {

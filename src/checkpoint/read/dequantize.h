@@ -1,4 +1,4 @@
-// Quantized weights as what they stand for (docs/formats/safetensors.md, spec P-28).
+// Quantized weights as what they stand for (docs/formats/safetensors.md, checkpoint-rows P-28).
 #pragma once
 
 #include <vector>

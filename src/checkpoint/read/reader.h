@@ -109,9 +109,9 @@ class TensorReader {
   IoReport report_;
 };
 
-// The tensor inside an encoded DCP item (F-03b), or `piece` itself when its storage is raw: a piece
-// whose storage is raw and whose strides are known. Throws `corrupt` when the item holds another
-// shape or dtype than `tensor` says, or is no archive.
+// The tensor inside an encoded DCP item (checkpoint-rows F-03b), or `piece` itself when its storage
+// is raw: a piece whose storage is raw and whose strides are known. Throws `corrupt` when the item
+// holds another shape or dtype than `tensor` says, or is no archive.
 [[nodiscard]] Piece decoded_piece(const Tensor& tensor, const Piece& piece,
                                   const std::string& name);
 

@@ -1,6 +1,6 @@
 // Saving by N ranks:
 //   1. every rank proposes what it holds; rank 0 plans and tells each rank what to write
-//   (P-12..P-14);
+//   (checkpoint-rows P-12 to P-14);
 //   2. every rank writes its data files `__{rank}_{n}_{attempt}.distcp`, durable and complete;
 //   3. every rank reports where its items are, with a sample of each chunk that others hold too;
 //   rank 0 compares the samples;
@@ -8,8 +8,9 @@
 //   `.metadata` in one rename: the commit.
 // Before 1, rank 0 removes what the save before last left: files that the present `.metadata` does
 // not name. What this save replaces stays until the next one, for readers that still follow it. A
-// failure in any step reaches every rank (P-03) before the next one begins. Until 4 an older
-// checkpoint in the directory is untouched, and a crash leaves at most files that nobody names.
+// failure in any step reaches every rank (checkpoint-rows P-03) before the next one begins. Until 4
+// an older checkpoint in the directory is untouched, and a crash leaves at most files that nobody
+// names.
 #include <algorithm>
 #include <mutex>
 #include <utility>

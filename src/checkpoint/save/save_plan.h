@@ -29,7 +29,7 @@ struct WriteItem {
 // Leaf number `index` as an item, without its box and piece.
 [[nodiscard]] WriteItem item_of(const Leaf& leaf, std::size_t index);
 
-// What one rank proposes to write, in the order of its tree (P-12): of a tensor
+// What one rank proposes to write, in the order of its tree (checkpoint-rows P-12): of a tensor
 // of which others hold all pieces it says so, in an item that is never assigned.
 [[nodiscard]] std::vector<WriteItem> propose(const std::vector<Leaf>& leaves);
 
@@ -46,10 +46,10 @@ struct SavePlan {
   std::vector<std::vector<std::size_t>> copied;
 };
 
-// Chooses one writer for every replica (P-13): the rank with the fewest bytes so far, ties to the
-// lowest; values always from the lowest rank, so that a rank-dependent value is a stated one
-// . Proves that ranks agree on shapes and dtypes (`mismatch`) and that chunks cover every
-// tensor once (P-14).
+// Chooses one writer for every replica (checkpoint-rows P-13): the rank with the fewest bytes so
+// far, ties to the lowest; values always from the lowest rank, so that a rank-dependent value is a
+// stated one (checkpoint-rows Q-09). Proves that ranks agree on shapes and dtypes (`mismatch`) and
+// that chunks cover every tensor once (checkpoint-rows P-14).
 [[nodiscard]] SavePlan plan_save(const std::vector<std::vector<WriteItem>>& proposals);
 
 // The `.metadata` of a save: entries in order of first appearance, chunks in rank order.

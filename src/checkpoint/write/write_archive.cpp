@@ -70,7 +70,7 @@ void stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part, By
   job.counters.add(reader->report());
 }
 
-// The folder inside the archive: the file's stem, as torch.save names it (F-01).
+// The folder inside the archive: the file's stem, as torch.save names it (checkpoint-rows F-01).
 std::string root_of(const std::string& file) {
   const std::string stem = std::filesystem::path(file).stem().string();
   const bool ascii =

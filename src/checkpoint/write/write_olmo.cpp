@@ -52,7 +52,7 @@ void note_other_checkpointer(const ConvertJob& job, const std::vector<std::byte>
 }
 
 // Copied byte for byte: it is the user's description of the run, and the last file to appear
-// (O-31).
+// (checkpoint-rows O-31).
 void copy_config(const ConvertJob& job) {
   const std::vector<std::byte> config = config_of(job);
   if (config.empty()) {

@@ -1,4 +1,5 @@
-// model.pt, optim.pt, train.pt, or the first two as safetensors with OLMo's names (F-00, F-06).
+// model.pt, optim.pt, train.pt, or the first two as safetensors with OLMo's names (checkpoint-rows
+// F-00, F-06).
 #include "base/one_of.h"
 #include "base/parallel.h"
 #include "checkpoint/write/write_olmo.h"

@@ -1,4 +1,5 @@
-// model/, optim/ and train/rank{r}.pt with FSDP1's flat parameters (F-05, O-70..O-72).
+// model/, optim/ and train/rank{r}.pt with FSDP1's flat parameters (checkpoint-rows F-05, O-70 to
+// O-72).
 #include <algorithm>
 #include <functional>
 #include <map>

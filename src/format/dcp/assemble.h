@@ -1,4 +1,5 @@
-// Puts the parts of a `.metadata` together and refuses those that do not fit (spec F-03).
+// Puts the parts of a `.metadata` together and refuses those that do not fit (checkpoint-rows
+// F-03).
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// PyTorch distributed checkpoints (spec F-03): the `.metadata` pickle, decoded and encoded.
+// PyTorch distributed checkpoints (checkpoint-rows F-03): the `.metadata` pickle, decoded and
+// encoded.
 #pragma once
 
 #include <cstdint>
@@ -53,10 +54,10 @@ struct Metadata {
 // item without an entry is a warning. Coverage is not checked here.
 [[nodiscard]] Metadata decode(ByteView bytes);
 
-// What the ranks of a save without collectives (P-04) left together: entries in order of first
-// appearance, every chunk once, values and replicas from the lowest rank that has them. `ranks`
-// must not be empty. Throws `corrupt` when two ranks differ about a name's kind, shape, dtype or
-// chunks.
+// What the ranks of a save without collectives (checkpoint-rows P-04) left together: entries in
+// order of first appearance, every chunk once, values and replicas from the lowest rank that has
+// them. `ranks` must not be empty. Throws `corrupt` when two ranks differ about a name's kind,
+// shape, dtype or chunks.
 [[nodiscard]] Metadata merge(std::vector<Metadata> ranks);
 
 // A `.metadata` that PyTorch loads (protocol 4).

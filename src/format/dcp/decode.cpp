@@ -1,4 +1,4 @@
-// Reads `.metadata` (spec F-03): the pickle as values, then entries, then their items.
+// Reads `.metadata` (checkpoint-rows F-03): the pickle as values, then entries, then their items.
 #include <algorithm>
 #include <array>
 #include <utility>

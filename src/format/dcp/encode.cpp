@@ -1,4 +1,5 @@
-// Writes `.metadata` (spec F-03) as PyTorch does: the same classes and sharing of strings.
+// Writes `.metadata` (checkpoint-rows F-03) as PyTorch does: the same classes and sharing of
+// strings.
 #include <algorithm>
 #include <iterator>
 

@@ -1,4 +1,4 @@
-// Names of the classes in a `.metadata` pickle, and their numbers (spec F-03).
+// Names of the classes in a `.metadata` pickle, and their numbers (checkpoint-rows F-03).
 #pragma once
 
 #include <cstdint>

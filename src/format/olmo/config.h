@@ -1,4 +1,4 @@
-// The two YAML files of OLMo's checkpoints (spec F-08, docs/formats/olmo.md).
+// The two YAML files of OLMo's checkpoints (checkpoint-rows F-08, docs/formats/olmo.md).
 #pragma once
 
 #include <cstdint>

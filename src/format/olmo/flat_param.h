@@ -1,4 +1,5 @@
-// Flat parameters as FSDP1 lays them out, and the handles of a `model/rank*.pt` (spec F-05, O-70).
+// Flat parameters as FSDP1 lays them out, and the handles of a `model/rank*.pt` (checkpoint-rows
+// F-05, O-70).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The names of tensors in OLMo's safetensors files (spec F-06, docs/formats/olmo.md).
+// The names of tensors in OLMo's safetensors files (checkpoint-rows F-06, docs/formats/olmo.md).
 //
 // A state dict of nested dicts becomes flat: the name of a tensor is the URL-safe base64 of the
 // pickle of (tuple of keys, flag). With the flag the tensor is not one of the state dict: its bytes

@@ -1,4 +1,4 @@
-// The ShardedTensors of a `rank*.pt` (spec F-04), as torch pickles them.
+// The ShardedTensors of a `rank*.pt` (checkpoint-rows F-04), as torch pickles them.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Python's pickle as data (spec F-01, F-03): protocols 2 to 5 are read, 2 and 4 are written.
+// Python's pickle as data (checkpoint-rows F-01, F-03): protocols 2 to 5 are read, 2 and 4 are
+// written.
 //
 // Nothing is imported or called. Names of a closed table become values (dicts of every kind, sets,
 // sizes, bytes...); any other name becomes a Value::object that is kept and can be written back.

@@ -1,4 +1,5 @@
-// safetensors (spec F-06, F-07): a JSON header of names, dtypes, shapes and offsets, then raw data.
+// safetensors (checkpoint-rows F-06, F-07): a JSON header of names, dtypes, shapes and offsets,
+// then raw data.
 #pragma once
 
 #include <cstdint>

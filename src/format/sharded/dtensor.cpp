@@ -1,5 +1,5 @@
-// DTensor (F-04): the local tensor, and a spec that says which part of the whole it is: a mesh of
-// ranks and, for each of its dimensions, how the tensor is laid over it.
+// DTensor (checkpoint-rows F-04): the local tensor, and a spec that says which part of the whole it
+// is: a mesh of ranks and, for each of its dimensions, how the tensor is laid over it.
 #include <algorithm>
 #include <array>
 #include <cstring>

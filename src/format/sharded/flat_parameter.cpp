@@ -1,4 +1,4 @@
-// FSDP1's flat parameters (F-05).
+// FSDP1's flat parameters (checkpoint-rows F-05).
 #include <algorithm>
 #include <optional>
 

@@ -1,6 +1,6 @@
-// What one rank of N saved of tensors that all of them share (spec F-04, F-05): ShardedTensors,
-// DTensors and FSDP1's flat parameters, as the values that a torch.save file holds. Each rank's
-// part becomes pieces of the whole tensor; putting the ranks together is the caller's.
+// What one rank of N saved of tensors that all of them share (checkpoint-rows F-04, F-05):
+// ShardedTensors, DTensors and FSDP1's flat parameters, as the values that a torch.save file holds.
+// Each rank's part becomes pieces of the whole tensor; putting the ranks together is the caller's.
 // docs/formats/rank-files.md and docs/formats/flat-parameters.md have the bytes.
 #pragma once
 
@@ -34,7 +34,8 @@ struct FlatHandle {
   Value geometry;      // what must be the same on all ranks
 };
 
-// The flat parameters of a `model/rank{r}.pt` (O-70), in the file's order. Both encodings are read:
+// The flat parameters of a `model/rank{r}.pt` (checkpoint-rows O-70), in the file's order. Both
+// encodings are read:
 // `_shard_param_infos`, and `_shard_indices` with `_shard_param_offsets` of torch up to 2.0.
 // Elements of the shard that belong to no parameter are padding: those at its end that
 // `_shard_numel_padded` counts must be zeros, others (42 where parameters are aligned) are not
@@ -45,8 +46,8 @@ struct FlatHandle {
 [[nodiscard]] Piece flat_piece(const Tensor& data, const FlatRange& range, std::int64_t offset,
                                int rank);
 
-// A parameter's name without what FSDP puts between modules, every "_fsdp_wrapped_module." (O-41; a
-// name that only ends in the word keeps it, Q-14).
+// A parameter's name without what FSDP puts between modules, every "_fsdp_wrapped_module."
+// (checkpoint-rows O-41; a name that only ends in the word keeps it, Q-14).
 [[nodiscard]] std::string clean_name(std::string name);
 
 }  // namespace tessera::sharded

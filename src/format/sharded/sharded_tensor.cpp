@@ -1,5 +1,5 @@
-// ShardedTensor (F-04): its local shards and the whole that they are a part of. The list of all
-// ranks' shards, which it has too, says nothing that the ranks' own files do not.
+// ShardedTensor (checkpoint-rows F-04): its local shards and the whole that they are a part of. The
+// list of all ranks' shards, which it has too, says nothing that the ranks' own files do not.
 #include "format/sharded/attributes.h"
 
 namespace tessera::sharded {

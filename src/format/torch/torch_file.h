@@ -1,5 +1,5 @@
-// torch.save files (spec F-01, F-02): a pickled tree whose tensors are views of storages, in a zip
-// archive or, before torch 1.6, in a stream (docs/formats/torch-stream.md).
+// torch.save files (checkpoint-rows F-01, F-02): a pickled tree whose tensors are views of
+// storages, in a zip archive or, before torch 1.6, in a stream (docs/formats/torch-stream.md).
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 namespace tessera::torch_file {
 
 struct ReadOptions {
-  // The lists of all ranks' shards in ShardedTensors (F-04) are read as empty ones where they hold
-  // nothing unusual: each rank's file repeats them, and they are most of it.
+  // The lists of all ranks' shards in ShardedTensors (checkpoint-rows F-04) are read as empty ones
+  // where they hold nothing unusual: each rank's file repeats them, and they are most of it.
   bool skip_shard_lists = false;
 };
 
@@ -34,9 +34,9 @@ struct ReadOptions {
 // Throws `unsupported` for tars of torch before 0.1.10, TorchScript and big-endian files.
 [[nodiscard]] Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options = {});
 
-// The tensor of a DCP item (F-03b), an archive of one tensor that may be a slice of a large file,
-// in two reads where the item was written by torch.save. Throws `mismatch` when the item is
-// something else.
+// The tensor of a DCP item (checkpoint-rows F-03b), an archive of one tensor that may be a slice of
+// a large file, in two reads where the item was written by torch.save. Throws `mismatch` when the
+// item is something else.
 [[nodiscard]] Tensor read_tensor_item(std::shared_ptr<const ByteSource> item);
 
 // A torch.save archive laid out for writing: `fixed` bytes at their offsets, storages to be filled

@@ -1,5 +1,5 @@
-// ZIP archives as torch.save writes them (spec F-01): entries stored, zip64, data at multiples
-// of 64.
+// ZIP archives as torch.save writes them (checkpoint-rows F-01): entries stored, zip64, data at
+// multiples of 64.
 #pragma once
 
 #include <cstdint>

@@ -47,18 +47,18 @@ struct UnitLayout {
 };
 
 // FSDP2: rank r holds slices [r*chunk, (r+1)*chunk) of one dimension of every parameter that exist,
-// chunk = ceil(size/world) as torch.chunk cuts (spec P2). The dimension is `dims[parameter]`, 0
-// where `dims` ends (F4). Every parameter has room for a whole
-// chunk in every shard; what a rank does not hold is padding. `alignment`: elements that every
-// parameter of the gathered array starts at a multiple of. Throws `invalid_argument` for a shape
-// without dimensions.
+// chunk = ceil(size/world) as torch.chunk cuts (fsdp-rows P2). The dimension is `dims[parameter]`,
+// 0 where `dims` ends (fsdp-rows F4). Every parameter has room for a whole chunk in every shard;
+// what a rank does not hold is padding. `alignment`: elements that every parameter of the gathered
+// array starts at a multiple of. Throws `invalid_argument` for a shape without dimensions.
 [[nodiscard]] UnitLayout rows_layout(const std::vector<Shape>& shapes, int world,
                                      std::int64_t alignment, const std::vector<int>& dims = {});
 
 // FSDP1: parameters lie end to end in one flat array, which is cut into `world` equal ranges, the
-// last ones shorter or empty (spec T2); what is missing at their end is zero. With `alignment`
+// last ones shorter or empty; what is missing at their end is zero. With `alignment`
 // above 0 (use_orig_params) parameters start at multiples of it, and the array's length is a
-// multiple of `world` (UO4); what fills the gaps is 42 (K8). Alignment in elements: 16 bytes (K9).
+// multiple of `world` (fsdp-rows UO4); what fills the gaps is 42 (fsdp-rows K8). Alignment in
+// elements: 16 bytes (fsdp-rows K9).
 [[nodiscard]] UnitLayout flat_layout(const std::vector<Shape>& shapes, int world,
                                      std::int64_t alignment);
 

@@ -1,4 +1,4 @@
-// ForwardOrder: the order in which a model's sharded units are entered (spec EO1-EO6).
+// ForwardOrder: the order in which a model's sharded units are entered (fsdp-rows EO1 to EO6).
 //
 // Gathers match by order alone: two ranks that enter units of equal sizes in different orders would
 // compute with each other's parameters. So in the first training pass the ranks compare, before

@@ -1,4 +1,4 @@
-// Ranges of libtorch's profiler, with the names that PyTorch gives them (spec 6.21).
+// Ranges of libtorch's profiler, with the names that PyTorch gives them (docs/fsdp-rows.md, 6.21).
 #pragma once
 
 #include <ATen/record_function.h>

@@ -44,7 +44,7 @@ at::Tensor view_behind(const compat::NodePtr& node, const at::Tensor& tensor) {
   return view;
 }
 
-// Only floating-point tensors are ever cast (spec MP10).
+// Only floating-point tensors are ever cast (fsdp-rows MP10).
 void cast_floating(const std::vector<at::Tensor*>& tensors, at::ScalarType dtype) {
   for (auto* tensor : tensors) {
     if (tensor->defined() && tensor->is_floating_point()) *tensor = tensor->to(dtype);
@@ -62,7 +62,7 @@ bool wants_gradient(const at::Tensor& tensor) {
 }
 
 // The optimizer sees flat parameters or original ones, not both; a model is evaluated in one way
-// (spec X28, L36). Of FSDP1's units.
+// (fsdp-rows X28, L36). Of FSDP1's units.
 void require_homogeneous(const std::vector<std::shared_ptr<Unit>>& units) {
   std::set<bool> original, full_precision;
   for (const auto& unit : units) {
@@ -256,7 +256,7 @@ bool Root::frees_after_forward(const Unit& unit) const {
   return unit.options().reshard_after_forward.value_or(!is_outermost(unit));
 }
 
-// What stays gathered after forward also does between micro-batches (spec NS3).
+// What stays gathered after forward also does between micro-batches (fsdp-rows NS3).
 bool Root::frees_after_backward(const Unit& unit) {
   if (entry_of(unit).pinned || !unit.options().reshard_after_backward) return false;
   return entry_of(unit).sync_gradients || unit.options().reshard_after_forward.value_or(true);

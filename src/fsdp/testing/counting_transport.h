@@ -1,4 +1,4 @@
-// A transport and a group that count what passes through them, for tests of schedules (spec T6).
+// A transport and a group that count what passes through them, for tests of schedules.
 #pragma once
 
 #include <memory>

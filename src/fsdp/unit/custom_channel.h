@@ -1,4 +1,4 @@
-// Channels whose collectives are the user's (spec F29).
+// Channels whose collectives are the user's (fsdp-rows F29).
 #pragma once
 
 #include "fsdp/unit/param_store.h"

@@ -35,7 +35,7 @@ struct UnitParam {
 // Which of the parameters require a gradient: equal where it is the same ones.
 [[nodiscard]] std::uint32_t digest_of_trained(const std::vector<UnitParam>& params);
 
-// What gradients are divided by, before and after they are summed (spec GD1-GD4, 9.4).
+// What gradients are divided by, before and after they are summed (fsdp-rows GD1 to GD4, 9.4).
 struct GradScale {
   double before = 1;
   double after = 1;

@@ -145,8 +145,7 @@ Channel::Fill ShardReducer::fill_of(std::vector<at::Tensor> gradients) const {
       const auto first = std::max(begin, run->local);
       const auto last = std::min(end, run->local + run->count);
       zero_quietly(part, done - begin, first - done);
-      copy_quietly(part, first - begin, gradient, run->global + first - run->local,
-                   last - first);
+      copy_quietly(part, first - begin, gradient, run->global + first - run->local, last - first);
       done = last;
     }
     zero_quietly(part, done - begin, body - done);
@@ -240,7 +239,7 @@ void ShardReducer::give_each(const at::Tensor& gradients, const std::vector<bool
   }
 }
 
-// In the dtype of reductions, which may be wider than that of the computation (spec P10).
+// In the dtype of reductions, which may be wider than that of the computation (fsdp-rows P10).
 void ShardReducer::keep() {
   const torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < params_.size(); ++i) {

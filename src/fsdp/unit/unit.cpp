@@ -21,7 +21,7 @@ namespace {
 // Rows of the gathered array begin where the allocator would put a tensor, so that kernels take
 // the same paths as for a module that is not sharded.
 constexpr std::int64_t kAlignmentBytes = 64;
-constexpr std::int64_t kFlatAlignmentBytes = 16;  // spec K9
+constexpr std::int64_t kFlatAlignmentBytes = 16;  // fsdp-rows K9
 
 c10::StorageImpl& storage_of(const at::Tensor& tensor) {
   return *tensor.storage().unsafeGetStorageImpl();
@@ -46,7 +46,7 @@ void require_uniform(const std::vector<at::Tensor>& parameters, torch::Device de
   }
 }
 
-// `element_size`: of the type that gathered parameters have (spec K9).
+// `element_size`: of the type that gathered parameters have (fsdp-rows K9).
 UnitLayout layout_of(const std::vector<Shape>& shapes, const std::vector<int>& dims,
                      Geometry geometry, int world, std::size_t element_size) {
   const auto size = static_cast<std::int64_t>(element_size);
@@ -61,7 +61,7 @@ UnitLayout layout_of(const std::vector<Shape>& shapes, const std::vector<int>& d
   return {};
 }
 
-// The dimension that a parameter is sharded along (spec F4).
+// The dimension that a parameter is sharded along (fsdp-rows F4).
 int dim_of(const at::Tensor& parameter, const ShardOptions& options) {
   const int asked = options.shard_placement ? options.shard_placement(parameter).value_or(0) : 0;
   const int dim = asked < 0 ? asked + static_cast<int>(parameter.dim()) : asked;
@@ -124,7 +124,7 @@ std::string type_of(const torch::nn::Module& module) {
   return c10::demangle(typeid(module).name());
 }
 
-// Integer parameters are never cast (spec MP10).
+// Integer parameters are never cast (fsdp-rows MP10).
 at::ScalarType compute_type(at::ScalarType own, const MixedPrecision& precision) {
   return c10::isFloatingType(own) ? precision.param_dtype.value_or(own) : own;
 }

@@ -113,8 +113,8 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   void refresh() override;
   // Parameters are frozen and thawed through the module or through `local`: the other follows.
   void follow_requires_grad();
-  // Takes over what a user put in the place of tensors (spec UO7), each rank its own part. Throws
-  // for other shapes and for another device (X29).
+  // Takes over what a user put in the place of tensors (fsdp-rows UO7), each rank its own part.
+  // Throws for other shapes and for another device (fsdp-rows X29).
   void adopt_replaced();
   [[nodiscard]] bool is_replaced() const;
   [[nodiscard]] ShardChanges& changes() noexcept { return changes_; }
@@ -128,7 +128,7 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   // without data. Until hide().
   void show(const at::Tensor& array);
   void hide();
-  // It is in evaluation and computes in its own dtype then (spec MP3): shown whole from the
+  // It is in evaluation and computes in its own dtype then (fsdp-rows MP3): shown whole from the
   // beginning of its forward to its end.
   [[nodiscard]] bool computes_in_own_type() const;
   void show_own_type();

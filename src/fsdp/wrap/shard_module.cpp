@@ -80,7 +80,7 @@ struct Found {
   std::vector<at::Tensor> buffers;
 };
 
-// What `spec` and the units below `modules` leave as it is (spec L2, L3, IG4).
+// What `spec` and the units below `modules` leave as it is (fsdp-rows L2, L3, IG4).
 struct Ignored {
   std::unordered_set<const void*> modules;
   std::unordered_set<const void*> tensors;

@@ -128,7 +128,7 @@ class Wrapper {
   }
 
  private:
-  // Of nested units neither modules nor parameters are ignored (spec IG2).
+  // Of nested units neither modules nor parameters are ignored (fsdp-rows IG2).
   void ignore(const torch::nn::Module& module) {
     ignored_modules_.insert(&module);
     for (const auto& parameter : module.parameters(false))
@@ -148,7 +148,7 @@ class Wrapper {
     detail::shard_modules({{module, std::move(slot_maker)}}, spec);
   }
 
-  // The rule of PyTorch's _recursive_wrap (spec WP1).
+  // The rule of PyTorch's _recursive_wrap (fsdp-rows WP1).
   std::int64_t wrap_below(const std::shared_ptr<torch::nn::Module>& module,
                           const std::string& name) {
     if (ignored_modules_.contains(module.get())) return 0;
@@ -216,7 +216,7 @@ class Wrapper {
     }
   }
 
-  // A unit's parameters are frozen all or none, or cost memory (spec WP8).
+  // A unit's parameters are frozen all or none, or cost memory (fsdp-rows WP8).
   void require_alike(const torch::nn::Module& module, const std::string& name,
                      const FullyShardedOptions& options) const {
     Names trained, frozen;
@@ -248,7 +248,7 @@ class Wrapper {
   std::unordered_set<const c10::TensorImpl*> ignored_parameters_;
 };
 
-// A hybrid strategy under a policy finds its groups by itself (spec HY1, HY2).
+// A hybrid strategy under a policy finds its groups by itself (fsdp-rows HY1, HY2).
 HybridMesh mesh_for(const HybridMesh& mesh, bool is_hybrid, const FullyShardedOptions& options) {
   const bool wanted = is_hybrid_strategy(options.sharding_strategy);
   if (is_hybrid == wanted) return mesh;
