@@ -78,7 +78,7 @@ NestedModelImpl::NestedModelImpl() {
 
 torch::Tensor NestedModelImpl::forward(const torch::Tensor& x) {
   const auto y = torch::relu(block1(torch::relu(block0(x))));
-  return torch::relu(checkpoints_block2 ? checkpoint(block2, y) : block2(y)) + bias;
+  return torch::relu(checkpoints_block2 ? activation_checkpoint(block2, y) : block2(y)) + bias;
 }
 
 void wrap_nested(NestedModel& model, const Mesh& mesh, const NestedOptions& options) {

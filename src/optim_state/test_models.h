@@ -102,7 +102,7 @@ struct TwoLinearsImpl : torch::nn::Module {
   torch::nn::Linear lin1{nullptr}, lin2{nullptr};
   TwoLinearsImpl();
   // lin1 is never used.
-  torch::Tensor forward(const torch::Tensor& x) { return torch::relu(call(lin2, x)); }
+  torch::Tensor forward(const torch::Tensor& x) { return torch::relu(call_module(lin2, x)); }
 };
 TESSERA_MODULE(TwoLinears);
 

@@ -137,7 +137,7 @@ struct ExpertsBlock : BlockImpl {
   }
   Tensor forward(const Tensor& x, const Route& route) override {
     const auto chosen = (route.step + (differ ? route.rank : 0)) % kExperts;
-    return x + torch::tanh(call(experts[chosen], x));
+    return x + torch::tanh(call_module(experts[chosen], x));
   }
 };
 
@@ -264,7 +264,7 @@ Tensor RootImpl::run(int block, const Tensor& x, const Route& route) {
   if (route.throw_forward == block) throw std::runtime_error("bad batch");
   const auto once = [&](const Tensor& input) {
     return drawn_[block].checkpoint ? activation_checkpoint(blocks_[block], input, route)
-                                    : call(blocks_[block], input, route);
+                                    : call_module(blocks_[block], input, route);
   };
   auto y = once(x);
   if (drawn_[block].twice) y = once(y);

@@ -296,7 +296,7 @@ TEST(SeveralModules, CountContainedOnesOnceAndAreNoRoot_F1) {
     EXPECT_EQ(unit_reports(tail->block).size(), 1u);
     EXPECT_THAT(error_of([&] { fully_shard(tail->norm, mesh); }), HasSubstr("already"));
     EXPECT_THAT(error_of([&] {
-                  call(tail->norm, torch::ones({1, testing::kWidth}));
+                  call_module(tail->norm, torch::ones({1, testing::kWidth}));
                 }),
                 HasSubstr("FSDP requires a single root module"));
   });

@@ -247,7 +247,7 @@ TEST(Gradients, OfGradientsAreRefused_X42_X66_UO11) {
     const auto loss = loss_of(model, batch(0, 0, 1));
     EXPECT_THAT(error_of([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); }),
                 HasSubstr("gradients that don't require gradients"));
-    reset(*model.module());
+    abandon_step(*model.module());
   });
 }
 
