@@ -102,6 +102,7 @@ std::string without_lines(std::string_view text) {
 
 Value in_base(std::string_view digits, int base, bool negative) {
   const std::string plain = without_lines(digits);
+  if (plain.empty()) throw Error(ErrorCode::corrupt, "a YAML integer without digits");
   std::int64_t value = 0;
   const auto result = std::from_chars(plain.data(), plain.data() + plain.size(), value, base);
   if (result.ec != std::errc() || result.ptr != plain.data() + plain.size()) {

@@ -97,6 +97,9 @@ TEST(Yaml, Y05Y06ScalarsAreTypedAsOlmosLoaderDoes) {
   const auto [code, refused] =
       test::thrown([] { (void)parse("k: 0x" + std::string(17, 'f') + "\n"); });
   EXPECT_TRUE(refused && code == ErrorCode::limit);
+  // PyYAML's rule takes them for integers, and then fails.
+  expect_refused(ErrorCode::corrupt, "k: 0b_\n");
+  expect_refused(ErrorCode::corrupt, "k: 0x__\n");
 }
 
 TEST(Yaml, Y07EncodingsDocumentsAndSizes) {
