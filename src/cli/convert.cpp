@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/write/destination.h"
+#include "checkpoint/open/kinds.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
@@ -19,10 +19,13 @@
 namespace tessera::cli {
 namespace {
 
-constexpr CheckpointKind kTargets[] = {
-    CheckpointKind::dcp,       CheckpointKind::torch_file,     CheckpointKind::safetensors,
-    CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new, CheckpointKind::olmo_legacy,
-    CheckpointKind::olmo_local};
+std::vector<std::string> names_of_targets() {
+  std::vector<std::string> names;
+  for (const KindRow& kind : kKinds) {
+    if (kind.is_written) names.emplace_back(kind.name);
+  }
+  return names;
+}
 
 constexpr const char* kExamples = R"(
 The source is streamed, and its checksums are checked. The target appears whole or not at all. A run
@@ -48,9 +51,8 @@ struct Options {
 };
 
 CheckpointKind kind_of(const Options& options) {
-  const auto* named = std::ranges::find_if(
-      kTargets, [&options](CheckpointKind kind) { return options.to == to_string(kind); });
-  if (named != std::end(kTargets)) return *named;
+  const auto* named = std::ranges::find(kKinds, options.to, &KindRow::name);
+  if (named != kKinds.end()) return named->kind;
   if (const auto kind = kind_of_file_name(options.target); kind && options.to.empty()) return *kind;
   throw Error(
       ErrorCode::invalid_argument,
@@ -168,7 +170,7 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
       command->add_option("--to", options->to,
                           "kind of the target; default: from its extension. Into a target without "
                           "one, torch and safetensors write model.pt and model.safetensors"),
-      {"dcp", "torch", "safetensors", "olmo-full", "olmo-torch-new", "olmo-legacy", "olmo-local"});
+      names_of_targets());
   command->add_option("--only", options->convert.only,
                       "model, optim, or a glob over names; may be repeated");
   command->add_option("--rename", options->convert.rename,

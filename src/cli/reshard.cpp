@@ -1,6 +1,7 @@
 // tessera reshard: the same kind of checkpoint for another number of ranks.
 #include <memory>
 
+#include "checkpoint/open/kinds.h"
 #include "cli/commands.h"
 #include "tessera/error.h"
 
@@ -16,8 +17,7 @@ struct Options {
 int reshard(const Options& options, const Common& common) {
   ConvertOptions how = options.convert;
   how.to = Checkpoint::open(options.source).kind;
-  if (how.to == CheckpointKind::torch_file || how.to == CheckpointKind::safetensors ||
-      how.to == CheckpointKind::olmo_full) {
+  if (!row_of(how.to).is_split) {
     throw Error(ErrorCode::invalid_argument, "a checkpoint of kind " +
                                                  std::string(to_string(how.to)) +
                                                  " is not split over ranks: use convert")

@@ -144,13 +144,6 @@ std::vector<Slice> slices_of(const Tensor& tensor) {
 
 }  // namespace
 
-std::string_view to_string(CheckpointKind kind) noexcept {
-  constexpr std::array<std::string_view, 8> kNames{"dcp",        "torch",          "safetensors",
-                                                   "olmo-full",  "olmo-torch-new", "olmo-legacy",
-                                                   "olmo-local", "rank-files"};
-  return kNames[static_cast<std::size_t>(kind)];
-}
-
 Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return open_replaced(path, options);

@@ -26,6 +26,7 @@ constexpr std::string_view kUsualIndex = "model.safetensors.index.json";
 
 // One file of the set.
 struct SetFile {
+  ObjectInfo info;
   std::shared_ptr<const ByteSource> source;
   safetensors::Header header;
   std::map<std::string, Shape> offsets;  // of the tensors that are shards
@@ -40,7 +41,7 @@ struct Found {
 
 SetFile read_set_file(const std::shared_ptr<Store>& store, const ObjectInfo& info,
                       const OpenOptions& options, const std::shared_ptr<OpenFiles>& open) {
-  SetFile file{std::make_shared<LazySource>(store, info, open), {}, {}};
+  SetFile file{info, std::make_shared<LazySource>(store, info, open), {}, {}};
   file.header = safetensors::read_header(*file.source, options.header_limit);
   file.source = guard_safetensors(file.source, file.header);
   try {
@@ -114,8 +115,8 @@ void require_once(const Found& found, bool indexed) {
   if (found.whole.size() <= 1) return;
   // An index says that every name is in one file.
   throw Error(indexed ? ErrorCode::corrupt : ErrorCode::conflict,
-              "the tensor is in " + found.whole[0].first->file.name + " and in " +
-                  found.whole[1].first->file.name);
+              "the tensor is in " + found.whole[0].first->info.name + " and in " +
+                  found.whole[1].first->info.name);
 }
 
 Leaf leaf_of(const Found& found, bool indexed) {

@@ -101,9 +101,14 @@ void write_target(ConvertJob& job) {
     case CheckpointKind::safetensors:
       write_safetensors(job);
       break;
-    default:
+    case CheckpointKind::olmo_full:
+    case CheckpointKind::olmo_torch_new:
+    case CheckpointKind::olmo_legacy:
+    case CheckpointKind::olmo_local:
       write_olmo(job);
       break;
+    case CheckpointKind::rank_files:
+      break;  // has no destination
   }
   if (job.appears_whole) job.counters.add(job.checks.read_rest(job.threads, job.meter.stop()));
 }

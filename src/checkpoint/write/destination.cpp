@@ -4,21 +4,12 @@
 #include <vector>
 
 #include "base/one_of.h"
+#include "checkpoint/open/kinds.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-bool is_directory(CheckpointKind kind) {
-  return is_one_of(kind, CheckpointKind::dcp, CheckpointKind::olmo_full,
-                   CheckpointKind::olmo_torch_new, CheckpointKind::olmo_legacy,
-                   CheckpointKind::olmo_local);
-}
-
-bool is_one_file(CheckpointKind kind) {
-  return is_one_of(kind, CheckpointKind::torch_file, CheckpointKind::safetensors);
-}
 
 [[noreturn]] void refuse_target(const std::string& path, const std::string& what) {
   throw Error(ErrorCode::invalid_argument, what).at_path(path);
@@ -66,13 +57,13 @@ Destination destination_in(const Location& where, const ConvertOptions& options)
 
 // `in_parts`: safetensors of several files.
 Destination named_destination(const std::string& path, CheckpointKind kind, bool in_parts) {
-  if (kind == CheckpointKind::rank_files) {
+  if (!row_of(kind).is_written) {
     throw Error(ErrorCode::unsupported,
                 "checkpoints of this kind are read, not written: " + std::string(to_string(kind)));
   }
-  if (is_directory(kind)) return directory_destination(path, kind);
+  if (!is_one_file(kind)) return directory_destination(path, kind);
   if (kind_of_file_name(path)) return file_destination(path, kind);
-  return {path, kind == CheckpointKind::safetensors ? "model.safetensors" : "model.pt",
+  return {path, std::string(row_of(kind).file),
           in_parts ? Publishing::directory : Publishing::file};
 }
 
@@ -90,12 +81,6 @@ void require_set_of_files(const std::string& path, CheckpointKind kind) {
 }
 
 }  // namespace
-
-std::optional<CheckpointKind> kind_of_file_name(const std::filesystem::path& path) {
-  if (path.extension() == ".safetensors") return CheckpointKind::safetensors;
-  if (is_one_of(path.extension(), ".pt", ".pth")) return CheckpointKind::torch_file;
-  return std::nullopt;
-}
 
 Destination destination_of(const Location& target, const ConvertOptions& options) {
   if (target.store) return destination_in(target, options);

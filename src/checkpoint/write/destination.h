@@ -2,9 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "tessera/convert.h"
@@ -27,8 +25,6 @@ struct Destination {
   std::shared_ptr<Store> store = nullptr;  // where it goes; null: the directory
 };
 
-// The kind of a file, by its name's extension; none: the name is of no file.
-[[nodiscard]] std::optional<CheckpointKind> kind_of_file_name(const std::filesystem::path& path);
 // The destination that `target` and the options name. Throws `invalid_argument` where they
 // contradict each other and `unsupported` for what cannot be written there.
 [[nodiscard]] Destination destination_of(const Location& target, const ConvertOptions& options);

@@ -3,7 +3,7 @@
 #include <functional>
 #include <memory>
 
-#include "base/one_of.h"
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/memory.h"
 #include "checkpoint/save/save_dcp.h"
@@ -45,13 +45,10 @@ Checkpoint checkpoint_of(const Value& tree) {
 // What the options or the location's name say. Throws `unsupported` for a kind that is not saved.
 CheckpointKind kind_to_save(const Location& where, const SaveOptions& options) {
   if (options.kind) {
-    const CheckpointKind kind = *options.kind;
-    if (is_one_of(kind, CheckpointKind::dcp, CheckpointKind::torch_file,
-                  CheckpointKind::safetensors)) {
-      return kind;
-    }
+    const KindRow& row = row_of(*options.kind);
+    if (row.is_saved) return row.kind;
     throw Error(ErrorCode::unsupported,
-                "checkpoints of this kind are made by convert: " + std::string(to_string(kind)));
+                "checkpoints of this kind are made by convert: " + std::string(row.name));
   }
   return kind_of_file_name(where.store ? where.name : where.path).value_or(CheckpointKind::dcp);
 }

@@ -190,9 +190,11 @@ void write_olmo(ConvertJob& job) {
     case CheckpointKind::olmo_legacy:
       write_olmo_legacy(job, state);
       break;
-    default:
+    case CheckpointKind::olmo_local:
       write_olmo_local(job, state);
       break;
+    default:
+      break;  // is no kind of OLMo's
   }
   copy_config(job);
 }

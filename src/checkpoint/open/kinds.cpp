@@ -1,0 +1,35 @@
+#include "checkpoint/open/kinds.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace tessera {
+namespace {
+
+constexpr bool rows_are_in_order() {
+  for (std::size_t i = 0; i < kKinds.size(); ++i) {
+    if (static_cast<std::size_t>(kKinds[i].kind) != i) return false;
+  }
+  return true;
+}
+static_assert(rows_are_in_order());
+
+}  // namespace
+
+const KindRow& row_of(CheckpointKind kind) noexcept {
+  return kKinds[static_cast<std::size_t>(kind)];
+}
+
+std::string_view to_string(CheckpointKind kind) noexcept {
+  return row_of(kind).name;
+}
+
+std::optional<CheckpointKind> kind_of_file_name(const std::filesystem::path& path) {
+  if (path.extension() == ".pth") return CheckpointKind::torch_file;
+  const auto* row = std::ranges::find_if(kKinds, [&path](const KindRow& kind) {
+    return !kind.extension.empty() && path.extension() == kind.extension;
+  });
+  return row == kKinds.end() ? std::nullopt : std::optional(row->kind);
+}
+
+}  // namespace tessera

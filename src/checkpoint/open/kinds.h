@@ -1,0 +1,44 @@
+// What the kinds of checkpoints are, one row a kind: a new kind begins here.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+#include "tessera/checkpoint.h"
+
+namespace tessera {
+
+struct KindRow {
+  CheckpointKind kind;
+  std::string_view name;       // as users write it
+  std::string_view file;       // its name in a directory; empty: the kind is a directory
+  std::string_view extension;  // of that file; the first one
+  bool is_written;             // convert makes it
+  bool is_saved;               // save() makes it
+  bool is_split;               // over ranks
+};
+
+// In the order of CheckpointKind.
+inline constexpr std::array<KindRow, 8> kKinds = {{
+    {CheckpointKind::dcp, "dcp", "", "", true, true, true},
+    {CheckpointKind::torch_file, "torch", "model.pt", ".pt", true, true, false},
+    {CheckpointKind::safetensors, "safetensors", "model.safetensors", ".safetensors", true, true,
+     false},
+    {CheckpointKind::olmo_full, "olmo-full", "", "", true, false, false},
+    {CheckpointKind::olmo_torch_new, "olmo-torch-new", "", "", true, false, true},
+    {CheckpointKind::olmo_legacy, "olmo-legacy", "", "", true, false, true},
+    {CheckpointKind::olmo_local, "olmo-local", "", "", true, false, true},
+    {CheckpointKind::rank_files, "rank-files", "", "", false, false, true},
+}};
+
+[[nodiscard]] const KindRow& row_of(CheckpointKind kind) noexcept;
+[[nodiscard]] inline bool is_one_file(CheckpointKind kind) noexcept {
+  return !row_of(kind).file.empty();
+}
+
+// The kind of a file, by its name's extension; none: the name is of no file.
+[[nodiscard]] std::optional<CheckpointKind> kind_of_file_name(const std::filesystem::path& path);
+
+}  // namespace tessera
