@@ -1,11 +1,11 @@
-// checkpoint: computes a part of a model without keeping what its backward needs, and computes it
-// again in backward. Memory for activations against one more forward.
+// activation_checkpoint: computes a part of a model without keeping what its backward needs, and
+// computes the part again in backward. This saves memory of activations and costs one more forward.
 //
 //   for (auto& block : blocks) x = activation_checkpoint(block, x);
 //
 // The part is computed again with the same inputs, the same state of the random generators and the
-// same autocast as the first time. It must do the same then: what it changes elsewhere is changed
-// twice (running statistics of BatchNorm, for one). Works with sharded modules: their units are
+// same autocast as the first time. It must then do the same. What it changes elsewhere is changed
+// twice (running statistics of BatchNorm, for one). It works with sharded modules: their units are
 // gathered for the second forward too.
 #pragma once
 
@@ -26,7 +26,7 @@ namespace tessera {
 
 namespace detail {
 
-// The results' tensors of one computation with these tensors as inputs.
+// Computes with these tensors as inputs, and returns the tensors of the results.
 using Recompute = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 [[nodiscard]] std::vector<at::Tensor> run_checkpointed(Recompute compute,
                                                        std::vector<at::Tensor> inputs);
@@ -42,9 +42,10 @@ decltype(auto) call_or_invoke(Callee& callee, Arguments&... arguments) {
 
 }  // namespace detail
 
-// callee(arguments...), where `callee` is a function object, a holder or a shared_ptr of a module;
-// it and copies of the arguments are kept until the backward. Tensors in arguments and results are
-// found as in calls of sharded modules; arguments without tensors are passed on as they are.
+// Calls callee(arguments...), where `callee` is a function object, a holder or a shared_ptr of a
+// module. The callee and copies of the arguments are kept until the backward. Tensors in arguments
+// and results are found as in calls of sharded modules. Arguments without tensors are passed on as
+// they are.
 template <typename Callee, typename... Arguments>
 auto activation_checkpoint(Callee callee, Arguments... arguments) {
   using Result = std::decay_t<decltype(detail::call_or_invoke(callee, arguments...))>;
@@ -62,7 +63,7 @@ auto activation_checkpoint(Callee callee, Arguments... arguments) {
   auto first = std::make_shared<std::optional<Result>>();
   auto compute = [callee = std::move(callee), carried,
                   first](const std::vector<at::Tensor>& given) mutable {
-    // The tensors live in the arguments during the computation only.
+    // The arguments hold the tensors only during the computation.
     auto filled = *carried;
     auto result = std::apply(
         [&](auto&... argument) {

@@ -1,7 +1,8 @@
-// Checkpoints: open any kind, save and load a state tree by N ranks, convert, verify, compare.
+// Checkpoints: opens any kind, and saves and loads a state tree on N ranks. convert.h converts
+// them; verify.h verifies and compares them.
 //
-// A checkpoint is a tree of values whose tensor leaves say which piece of which tensor lives where;
-// everything here is redistribution from one set of pieces to another.
+// A checkpoint is a tree of values whose tensor leaves say which piece of which tensor lies where.
+// Everything here turns one set of pieces into another.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@
 
 namespace tessera {
 
-// The OLMo kinds are directories (docs/formats/olmo.md) whose leaves are named alike: "model.NAME",
-// "optim.state.NAME.KEY", "optim.param_groups...", "train.KEY".
+// The OLMo kinds are directories (docs/formats/olmo.md). All of them name their leaves alike:
+// "model.NAME", "optim.state.NAME.KEY", "optim.param_groups...", "train.KEY".
 enum class CheckpointKind : std::uint8_t {
   dcp,
   torch_file,
@@ -36,45 +37,45 @@ enum class CheckpointKind : std::uint8_t {
 [[nodiscard]] std::string_view to_string(CheckpointKind kind) noexcept;
 
 struct OpenOptions {
-  // A longer safetensors header is `limit`; the reference library's own cap.
+  // A longer safetensors header is `limit`. The default is the cap of the reference library.
   std::uint64_t header_limit = 100'000'000;  // bytes
 };
 
-// Progress of long work: called by working threads, one call at a time, about ten times a second,
-// and by the caller's own thread when all is done. Of a job of several ranks each rank hears of its
-// own part. What the hook throws ends the work.
+// Progress of long work. Working threads call the hook about ten times a second, one call at a
+// time; the caller's own thread calls it when all is done. In a job of several ranks each rank
+// hears of its own part. An exception that the hook throws ends the work.
 struct Progress {
   std::uint64_t done = 0;   // bytes of tensors
   std::uint64_t total = 0;  // bytes; 0: not known yet
 };
 using ProgressHook = std::function<void(const Progress&)>;
 
-// `stop` in the options of a job ends it, from any thread: it throws `cancelled` within a second,
-// and the time that the store takes for what is under way. On several ranks one rank's token is
-// enough: all of them throw. Nothing has been made visible then, and what a read or a load was to
-// fill has undefined content. After the step that makes the result visible a request has no effect
-// any more.
+// `stop` in the options of a job ends it, from any thread. The job throws `cancelled` within a
+// second, plus the time that the store needs for requests under way. On several ranks one rank's
+// token is enough: all of them throw. Then nothing has become visible, and memory that a read or a
+// load was filling has undefined content. After the step that makes the result visible, a request
+// to stop has no effect.
 
-// Every `threads` is from 1 to 1024, everything else is `invalid_argument`.
+// Every `threads` must be from 1 to 1024; any other number is `invalid_argument`.
 
 struct IoReport {
-  std::uint64_t bytes_needed = 0;     // of the elements that were asked for
-  std::uint64_t bytes_read = 0;       // from the store, metadata apart
-  std::uint64_t bytes_unchecked = 0;  // read without a checksum over them
+  std::uint64_t bytes_needed = 0;     // size of the elements that were asked for
+  std::uint64_t bytes_read = 0;       // from the store, without metadata
+  std::uint64_t bytes_unchecked = 0;  // read, but covered by no checksum
   std::uint64_t bytes_written = 0;
 };
 
 struct ReadOptions {
   bool allow_cast = true;  // dtypes may differ; elements are converted
-  // With allow_cast: also into integer types that do not hold every value (docs/design/casts.md).
+  // With allow_cast: permits integer types that cannot hold every value (docs/design/casts.md).
   bool allow_wrap = false;
-  int threads = 2;                   // no more than there are requests are used
+  int threads = 2;                   // at most one for each request is used
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
   ProgressHook progress = {};
   std::stop_token stop = {};
 };
 
-// What goes where in a read.
+// One read: what to read, and where to put it.
 struct ReadRequest {
   std::string name;                 // of a tensor
   TensorView to;                    // shaped like `slice`; a flat range is one dimension
@@ -86,116 +87,116 @@ struct LoadOptions {
   bool allow_missing = false;
   bool allow_cast = true;   // dtypes may differ; elements are converted
   bool allow_wrap = false;  // as in ReadOptions
-  int threads = 2;          // reading threads a rank
+  int threads = 2;          // reading threads on each rank
   ProgressHook progress = {};
   std::stop_token stop = {};
 };
 
-// An opened checkpoint: metadata is in memory, tensor bytes stay where they are. All members may be
-// called from several threads at once.
+// An opened checkpoint. Its metadata is in memory; tensor bytes stay where they are. All members
+// may be called from several threads at once.
 struct Checkpoint {
-  // Detects the kind of a file, a directory or a store and reads its metadata, once. Proves that
-  // the pieces of every tensor cover it exactly once and that every file they name is there
-  // and long enough. Throws `not_found` (no such path; a directory without a checkpoint in it),
-  // `corrupt`, `incomplete`; docs/hostile-cases.md has every case.
+  // Detects the kind of a file, a directory or a store and reads its metadata once. Proves that the
+  // pieces of every tensor cover it exactly once, and that every file they name exists and is long
+  // enough. Throws `not_found` (no such path, or a directory without a checkpoint in it), `corrupt`
+  // or `incomplete`. docs/hostile-cases.md lists every case.
   [[nodiscard]] static Checkpoint open(const Location& where, const OpenOptions& options = {});
 
-  // Names of tensors that match the glob ('*', '?', '[a-z]'; '*' matches dots, too), sorted.
+  // Sorted names of the tensors that match the glob ('*', '?', '[a-z]'). '*' matches dots, too.
   [[nodiscard]] std::vector<std::string> names(const std::string& glob = "*") const;
-  // A tensor's dtype, shape and pieces. Throws `not_found`, and `mismatch` for a value that is
-  // none.
+  // A tensor's dtype, shape and pieces. Throws `not_found`, and `mismatch` for any other value.
   [[nodiscard]] const Tensor& tensor(std::string_view name) const&;
   const Tensor& tensor(std::string_view name) const&& = delete;
 
-  // Fills memory with a tensor or a slice of one, of any layout; no other bytes are read than the
-  // slice needs. Before anything is written it throws
-  //   `not_found`         no such name
-  //   `mismatch`          `to` has another shape than the slice; another dtype without allow_cast,
-  //                       or one that needs allow_wrap
-  //   `unsupported`       dtypes between which there is no conversion
-  //   `invalid_argument`  a slice outside of the tensor; a view with several elements at one place;
-  //                       two requests whose memory overlaps.
-  // A part of a tensor is compared with digests where the files have them (what Tessera wrote or
-  // sealed); `bytes_unchecked` counts the rest.
+  // Fills memory of any layout with a tensor or a slice of it. Reads only the bytes that the slice
+  // needs. Before anything is written it throws
+  //   `not_found`         there is no such name
+  //   `mismatch`          `to` and the slice differ in shape; dtypes differ without allow_cast,
+  //                       or the cast needs allow_wrap
+  //   `unsupported`       there is no conversion between the dtypes
+  //   `invalid_argument`  the slice reaches outside the tensor; a view has several elements at one
+  //                       place; two requests have memory that overlaps.
+  // A part of a tensor is compared with digests if its files have them, as all files do that
+  // Tessera wrote or sealed. `bytes_unchecked` counts the rest.
   IoReport read(std::string_view name, const TensorView& to, const ReadOptions& options = {}) const;
   IoReport read(std::string_view name, const Slice& slice, const TensorView& to,
                 const ReadOptions& options = {}) const;
   IoReport read_many(const std::vector<ReadRequest>& requests,
                      const ReadOptions& options = {}) const;
 
-  // tree() with every tensor, also inside of tuples and objects, in fresh memory that it owns.
-  // Every checksum of the tensors' bytes is checked.
+  // tree(), with every tensor in fresh memory that the tree owns, also those inside tuples and
+  // objects. Checks every checksum of the tensors' bytes.
   [[nodiscard]] Value load(const LoadOptions& options = {}) const;
-  // What `leaves` are, as nested containers: the file's own tree where it holds one, as long as no
-  // leaf was taken away or replaced, otherwise unflatten(leaves), with what that throws. A tree of
-  // its own: the checkpoint stays as it is when it is changed.
+  // The `leaves` as nested containers. This is the file's own tree, if the file holds one and no
+  // leaf was removed or replaced. Otherwise it is unflatten(leaves), which may throw. The result
+  // may be changed: the checkpoint stays as it is.
   [[nodiscard]] Value tree() const;
   [[nodiscard]] const Leaf* find(std::string_view name) const;  // tensor or value; null: absent
 
-  // The checkpoint with other leaves, to be read, loaded or converted as this one; no tensor is
-  // read for that. `fn` gets each leaf, in order, and gives what stands for it: the same, with
-  // another `name` or `value` (as of computed_tensor in convert.h), or none: it is left out. Throws
-  // `conflict` when two get one name.
+  // This checkpoint with other leaves. It can be read, loaded or converted like any other; making
+  // it reads no tensor. `fn` gets each leaf, in order, and returns its replacement: the same leaf,
+  // a leaf with another `name` or `value` (such as computed_tensor of convert.h), or none to leave
+  // it out. Throws `conflict` when two leaves get one name.
   using LeafFunction = std::function<std::optional<Leaf>(Leaf leaf)>;
   [[nodiscard]] Checkpoint map(const LeafFunction& fn) const;
 
   CheckpointKind kind = CheckpointKind::dcp;
   std::string path;
-  // In the checkpoint's own order; tensors with pieces that cover them. Some may be taken away, but
-  // names and order stay: `find` looks them up.
+  // In the checkpoint's own order; the pieces of each tensor cover it. Leaves may be removed, but
+  // not renamed or reordered, because `find` looks them up.
   std::vector<Leaf> leaves;
   std::vector<ObjectInfo> files;  // the objects that belong to it
-  std::string producer;           // what the files say of their origin; may be empty
+  std::string producer;           // what the files say about their origin; may be empty
   std::string save_id;            // DCP: names this save; empty elsewhere or in old files
   int world_size = 0;             // ranks whose files are there; 0: not known
-  // Whether the types of dicts and keys and what is a parameter are known: files of torch.save say
-  // it, and what Tessera wrote. Elsewhere every dict is a plain one, every key a string.
+  // Whether the types of dicts and keys, and which tensors are parameters, are known: from
+  // torch.save files and all that Tessera wrote. Elsewhere every dict is plain and every key is a
+  // string.
   bool has_types = false;
   std::vector<std::string> warnings;  // what a careful reader should know (a stale side file, ...)
-  // What safetensors files say in `__metadata__`, where several differ the first one's; without
-  // what is about the files themselves.
+  // `__metadata__` of safetensors files, without what is about the files themselves. Where several
+  // files differ, the first one counts.
   std::map<std::string, std::string> metadata;
-  bool mapped = false;           // map() gave it
-  std::shared_ptr<Store> store;  // where `files` are; null: it is in memory
-  std::optional<Value> root;     // the tree, where the file holds one rather than names
+  bool mapped = false;           // made by map()
+  std::shared_ptr<Store> store;  // where `files` are; null: the checkpoint is in memory
+  std::optional<Value> root;     // the tree, if the file holds one rather than names
 
  private:
   void index_names();
-  std::vector<std::uint32_t> by_name_;  // positions in `leaves`; another size: they were changed
+  std::vector<std::uint32_t> by_name_;  // positions in `leaves`; stale when their number differs
 };
 
 // Saving ------------------------------------------------------------------------------------------
 
 struct SaveOptions {
-  // dcp, torch_file or safetensors. Unset: what the path's or object's extension says (.pt, .pth,
-  // .safetensors), else dcp.
+  // dcp, torch_file or safetensors. Unset: the extension of the path or object decides (.pt, .pth,
+  // .safetensors); any other means dcp.
   std::optional<CheckpointKind> kind = {};
-  bool overwrite = false;  // an existing checkpoint is `already_exists` otherwise
-  int threads = 2;         // writing threads a rank
-  // Ranks that hold one chunk with different values: `mismatch`, nothing saved; else a warning.
+  bool overwrite = false;  // false: an existing checkpoint is `already_exists`
+  int threads = 2;         // writing threads on each rank
+  // True: different values of one chunk on several ranks are `mismatch`. False: only a warning.
   bool require_equal_copies = false;
   ProgressHook progress = {};
   std::stop_token stop = {};
 };
 
-// Saves `tree`: as a PyTorch distributed checkpoint into a directory or a store, or as one file.
+// Saves `tree` as a PyTorch distributed checkpoint, in a directory or a store, or as one file.
 //
-// A file of torch.save or safetensors is of one process, whose tree holds every tensor whole: a
-// group of more ranks is `unsupported`, a tensor with a part missing `incomplete`. It appears
-// complete or not at all.
+// A file of torch.save or safetensors is saved by one process, whose tree holds every tensor whole.
+// A group of several ranks is `unsupported`, and a tensor with a missing part is `incomplete`. The
+// file appears complete or not at all.
 //
-// A DCP checkpoint is of all ranks of the group. Collective over `group`. Each rank gives its own
-// tree of the same structure: tensor leaves carry the rank's own pieces (in memory), `sharded` ones
-// as chunks (boxes), others whole and the same on every rank. Replicas are written once, by the
-// rank with the least to write, and compared: by their bytes up to 64 KiB, above that by 64
-// KiB spread over them; as rank 0's options say, other values than the writer's are a warning or
-// `mismatch` with the key and the ranks, nothing saved. Every piece is proved to lie in its
-// storage, and the tree to contain itself nowhere, before anything is read: `invalid_argument` with
-// the key and both numbers. Pieces without a storage are other ranks'. All ranks see the failure of
-// any; until the commit, an older checkpoint in the directory stays whole
-// (docs/design/commit.md).
+// A DCP checkpoint is saved by all ranks of the group together: the call is collective over
+// `group`, and each rank gives its own tree of the same structure. Tensor leaves carry the rank's
+// own pieces, in memory: `sharded` leaves as chunks (boxes), other leaves whole and the same on
+// every rank. Pieces without a storage belong to other ranks. Replicas are written once, by the
+// rank with the least to write, and compared: up to 64 KiB by all their bytes, above that by 64 KiB
+// spread over them. If values differ from the writer's, rank 0's options decide: a warning, or
+// `mismatch` with the key and the ranks, and nothing is saved. Before anything is read, every piece
+// must lie in its storage, and the tree must not contain itself: else `invalid_argument` names the
+// key and both numbers. All ranks see the failure of any rank. Until the commit, an older
+// checkpoint in the directory stays whole (docs/design/commit.md).
 IoReport save(const Value& tree, const Location& where, const SaveOptions& options, Group& group);
-// One process alone, or with the options as they are.
+// The same by one process alone, and with default options.
 IoReport save(const Value& tree, const Location& where, const SaveOptions& options = {});
 IoReport save(const Value& tree, const Location& where, Group& group);
 
@@ -205,26 +206,26 @@ struct LoadReport : IoReport {
   std::vector<std::string> missing;  // keys of `tree` that the checkpoint lacks, sorted
 };
 
-// Loads from a checkpoint of any kind into `tree`: tensor leaves in place, into the memory of their
-// pieces; other leaves are replaced by the checkpoint's values, where these are or hold tensors in
-// fresh memory that the tree owns. Extra keys of the checkpoint are ignored. Collective over
-// `group`; each rank asks for its own pieces, and any layout is served from any other.
+// Loads from a checkpoint of any kind into `tree`. Tensor leaves are filled in place, in the memory
+// of their pieces. Other leaves are replaced by the checkpoint's values, whose tensors get fresh
+// memory that the tree owns. Extra keys of the checkpoint are ignored. Collective over `group`:
+// each rank asks for its own pieces, and any layout can be loaded from any other.
 //
 // Before any memory is written it throws
-//   `not_found`         a missing key; the checkpoint itself
-//   `mismatch`          another shape; a value for a tensor; another dtype without allow_cast,
-//                       or one that needs allow_wrap
-//   `unsupported`       dtypes between which there is no conversion
-//   `invalid_argument`  a tree that contains itself; a piece that is not inside its tensor or its
-//                       storage, with both numbers, or of which several elements have one place;
-//                       two keys whose memory overlaps.
-// One tensor may have two keys (tied weights). The memory is filled once and compared with what the
-// checkpoint has for the other key: a difference is `mismatch`. A failure after the beginning
-// leaves the pieces with undefined content.
+//   `not_found`         a key is missing, or the checkpoint itself
+//   `mismatch`          a shape differs; a tensor is a plain value in the checkpoint; dtypes differ
+//                       without allow_cast, or the cast needs allow_wrap
+//   `unsupported`       there is no conversion between the dtypes
+//   `invalid_argument`  the tree contains itself; a piece reaches outside its tensor or storage
+//                       (with both numbers), or has several elements at one place; two keys have
+//                       memory that overlaps.
+// One tensor may have two keys (tied weights). Its memory is filled once, and then compared with
+// what the checkpoint has for the other key: a difference is `mismatch`. A failure after the first
+// write leaves the pieces with undefined content.
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options, Group& group);
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options = {});
 LoadReport load(Value& tree, const Location& where, Group& group);
-// The same from a checkpoint that every rank has opened, also one that map() gave.
+// The same from a checkpoint that every rank has opened, or that map() returned.
 LoadReport load(Value& tree, const Checkpoint& checkpoint, const LoadOptions& options,
                 Group& group);
 

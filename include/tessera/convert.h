@@ -1,4 +1,4 @@
-// Any kind of checkpoint into any other, streamed in bounded memory.
+// Converts any kind of checkpoint into any other, streamed in bounded memory.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace tessera {
 
-// How the OLMo kinds are laid out.
+// How an OLMo target is laid out.
 struct OlmoOptions {
-  // olmo_local: a module whose whole path matches (ECMAScript) has a flat parameter of its own; the
-  // root has what remains. Empty: one a block, "(.*\.)?blocks\.[0-9]+"; from a source of this
-  // kind, the units that it has.
+  // olmo_local: a module whose whole path matches this regular expression (ECMAScript) has a flat
+  // parameter of its own; the root has what remains. Empty: the source's own units if it is of this
+  // kind, else one for each block, "(.*\.)?blocks\.[0-9]+".
   std::string unit;
-  // olmo_local: FSDP's use_orig_params. Unset: as the source, else yes, which is what OLMo does.
+  // olmo_local: FSDP's use_orig_params. Unset: as in the source, else true, as in OLMo.
   std::optional<bool> orig_params;
   bool safetensors = false;  // olmo_full: model and optim as safetensors with OLMo's names
   bool model_only = false;   // olmo_full: no optimizer, no trainer state
@@ -27,36 +27,37 @@ struct OlmoOptions {
 
 struct ConvertOptions {
   CheckpointKind to = CheckpointKind::safetensors;
-  // dcp, olmo_torch_new, olmo_legacy, olmo_local: how many share the target, 1 to 2^20.
+  // Ranks that share the target, 1 to 2^20, for dcp, olmo_torch_new, olmo_legacy and olmo_local.
   int ranks = 1;
   OlmoOptions olmo;
   bool overwrite = false;  // replaces an existing target atomically
-  // Goes on where an earlier conversion with this option, the same source and the same options was
-  // interrupted, and leaves its own work to a later one when it is (docs/design/resume.md): in
-  // ".NAME.resume" beside the target, for dcp in ".resume" inside it. Nothing that was left is used
-  // before its bytes were read and compared. What another conversion left there is removed; while
-  // one works there, it is `conflict`.
+  // Continues an interrupted conversion that had this option, the same source and the same options.
+  // If this one is interrupted, it leaves its own work to a later one (docs/design/resume.md). The
+  // work is in ".NAME.resume" beside the target, for dcp in ".resume" inside it. It is used only
+  // after its bytes were read and compared. What another conversion left there is removed; while
+  // another one works there, this one is `conflict`.
   bool resume = false;
   int threads = 2;
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
   std::vector<std::string> only;     // "model", "optim", globs over names; empty: everything
-  std::vector<std::string> rename;   // rules "RE=>TO" over names; two that become one: `conflict`
-  // Of all floating tensors of 16 bits and more; rounded to nearest, ties to even. float8, float4
-  // and complex types are `unsupported` here. Integer types cut fractions off and wrap what does
-  // not fit: without `allow_wrap` they are `invalid_argument` (docs/design/casts.md).
+  std::vector<std::string> rename;   // rules "RE=>TO" over names; `conflict` if two become one
+  // Converts all floating tensors of 16 bits and more to this type, rounded to nearest, ties to
+  // even. float8, float4 and complex types are `unsupported` here. Integer types cut off fractions
+  // and wrap what does not fit; without `allow_wrap` they are `invalid_argument`
+  // (docs/design/casts.md).
   std::optional<DType> dtype;
   bool allow_wrap = false;
-  // Safetensors: tensors of more bytes together go into several files and an index, as huggingface
-  // does it; the target is a directory then, and appears whole. 0: one file. A tensor is never
-  // divided.
+  // Safetensors: if all tensors together have more bytes than this, they go into several files and
+  // an index, as huggingface does it. The target is then a directory, and appears whole. 0: one
+  // file. A tensor is never divided.
   std::uint64_t max_shard_size = 0;
-  // Quantized weights (docs/formats/safetensors.md) are written as this floating type, without
-  // their scales; `only` and `rename` see the names that come out. Unset: they are copied as they
-  // are.
+  // Writes quantized weights (docs/formats/safetensors.md) as this floating type, without their
+  // scales. `only` and `rename` see the resulting names. Unset: quantized weights are copied as
+  // they are.
   std::optional<DType> dequantize;
   OpenOptions open;
   ProgressHook progress = {};
-  // With `resume` what is done so far stays for a later run, without it nothing.
+  // What is done so far stays for a later run with `resume`; without `resume` nothing stays.
   std::stop_token stop = {};
 };
 
@@ -66,30 +67,31 @@ struct ConvertReport {
   std::uint64_t tensors = 0;
   std::uint64_t values_in_metadata = 0;  // non-tensors that travel as tagged JSON (docs/formats)
   std::uint64_t bytes_resumed = 0;  // of the target, made by an interrupted run and found right
-  std::vector<std::string> notes;   // what the caller should hear of: no config.yaml, ...
+  std::vector<std::string> notes;   // what the caller should know: no config.yaml, ...
 };
 
-// Streams the checkpoint at `source` into `target` in bounded memory. Every byte of the source is
-// read and its checksum checked. `target` appears complete or not at all; when it does not, nothing
-// else is left either, directories that were made for it included (docs/design/commit.md has what a
-// killed process may leave). Throws `conflict` while another process converts into the same
-// directory of DCP.
+// Streams the checkpoint at `source` into `target` in bounded memory. Reads every byte of the
+// source and checks its checksum. `target` appears complete or not at all. If it does not appear,
+// nothing else is left either, not even directories that were made for it (docs/design/commit.md
+// says what a killed process may leave). Throws `conflict` while another process converts into the
+// same DCP directory.
 //
-// A target in a store is a DCP checkpoint at its root, or an object that the location names, of
-// torch.save or safetensors. All else, and `resume`, needs directories that can be renamed:
-// `unsupported`.
+// A target in a store is a DCP checkpoint at the store's root, or an object of torch.save or
+// safetensors that the location names. Everything else is `unsupported` in a store, and so is
+// `resume`: it needs directories that can be renamed.
 ConvertReport convert(const Location& source, const Location& target,
                       const ConvertOptions& options = {});
-// The same from a checkpoint that is open, also one that map() gave; `options.open` has no effect.
-// `resume` is `unsupported` for what map() gave: a function has no name to know it again by.
+// The same from an open checkpoint, also from one that map() made; `options.open` has no effect.
+// `resume` is `unsupported` for what map() made: nothing tells a later run that a function is the
+// same.
 ConvertReport convert(const Checkpoint& source, const Location& target,
                       const ConvertOptions& options = {});
 
-// Makes elements [begin, end) of a tensor, in row-major order, as many bytes as `out` has. Called
-// by several threads at once, for any range.
+// Computes elements [begin, end) of a tensor, in row-major order; they fill `out` exactly. Several
+// threads call it at once, for any range.
 using ElementFunction = std::function<void(const FlatRange& elements, MutableByteView out)>;
-// A tensor whose elements are computed each time they are read; nothing of them is kept. The sample
-// is tests/memory/lora.cpp.
+// A tensor whose elements are computed each time they are read; none of them are kept.
+// tests/memory/lora.cpp is a sample.
 [[nodiscard]] Tensor computed_tensor(DType dtype, const Shape& shape, ElementFunction elements);
 
 }  // namespace tessera

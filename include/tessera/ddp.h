@@ -1,13 +1,13 @@
-// DistributedDataParallel: every rank holds the whole model and gradients are averaged.
+// DistributedDataParallel: every rank holds the whole model, and gradients are averaged.
 //
 //   DistributedDataParallel<Gpt> model(Gpt(config), mesh);
 //   torch::optim::AdamW optimizer(model->parameters(), 1e-3);
 //   cross_entropy(model(input), target).backward();
 //   optimizer.step();
 //
-// A wrapper of `replicate`: it gives every rank rank 0's parameters first and, as PyTorch does,
-// rank 0's buffers before each forward in training. `model->` is the module itself, so names in its
-// state do not change.
+// It wraps `replicate`. First it gives every rank rank 0's parameters. Then it gives them rank 0's
+// buffers before each forward in training, as PyTorch does. `model->` is the module itself, so
+// names in its state do not change.
 #pragma once
 
 #include <utility>
@@ -43,7 +43,7 @@ class DistributedDataParallel {
   auto* operator->() { return module_.get(); }
   auto* operator->() const { return module_.get(); }
 
-  // Within the life of what it returns, backward accumulates gradients on this rank.
+  // While the returned object lives, backward accumulates gradients on this rank.
   [[nodiscard]] NoSync no_sync() const { return NoSync(module_); }
 
  private:

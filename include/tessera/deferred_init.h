@@ -5,26 +5,27 @@
 //   for (auto& block : model->blocks) fully_shard(block, mesh);   // each gets its own now
 //   fully_shard(model, mesh);
 //
-// Inside, every tensor that a constructor makes is on the meta device, and how it was made is
-// recorded. fully_shard, replicate, FullyShardedDataParallel and DistributedDataParallel
-// materialise what they take over: a unit's parameters and buffers get their data, whole, on the
-// mesh's device; then the shard is cut out and the whole freed. A rank holds its shards and one
-// whole unit at most, and so does its process: with glibc, what is freed goes back to the system
-// every 16 MiB (malloc_trim; no setting of malloc is needed, and none is changed).
+// Inside deferred_init every tensor that a constructor makes is on the meta device, and the way it
+// was made is recorded. fully_shard, replicate, FullyShardedDataParallel and
+// DistributedDataParallel materialise what they take over: a unit's parameters and buffers get
+// their data, whole, on the mesh's device. Then the shard is cut out, and the whole is freed. A
+// rank holds its shards and at most one whole unit. So does its process: with glibc, freed memory
+// goes back to the system every 16 MiB (malloc_trim; no setting of malloc is needed, and none is
+// changed).
 //
-// The values are those of the same code without deferred_init, bit for bit, in whatever order units
-// are materialised: operators that draw random numbers are carried out inside too, on memory that
-// is freed at once, so the generator goes on as it would have; when they are repeated they start
-// from the generator's state of the first time, and leave the default generator as it is. It costs
-// the time of drawing twice, and memory for the tensor that is drawn.
+// The values are bit for bit those of the same code without deferred_init, in whatever order units
+// are materialised. Operators that draw random numbers are also carried out inside, on memory that
+// is freed at once, so the generator goes on as it would have. When they are repeated, they start
+// from the generator's state of the first time, and leave the default generator as it is. This
+// costs the time of drawing twice, and memory for the tensor that is drawn.
 //
-// What is more: tensors that share memory share it afterwards. `model->to(torch::kBFloat16)` works
-// inside, not between deferred_init and materialising. Operators whose results are no tensors
-// (item(), equal()) or depend on values (nonzero()) compute what they need on the spot. Data as
-// ever have tensors that are there already, torch::tensor({...}), and torch::empty of at most 2^17
-// elements with torch::kCPU given; a large one that operators take from must not be changed before
-// the result is materialised. Reading another tensor through data_ptr<T>() throws a c10::Error;
-// asking for a device other than the CPU an Error (`unsupported`).
+// Tensors that share memory still share it afterwards. `model->to(torch::kBFloat16)` works inside,
+// but not between deferred_init and materialising. Operators whose results are not tensors (item(),
+// equal()) or depend on values (nonzero()) compute what they need at once. Tensors that already
+// exist keep their data. torch::tensor({...}) has data as usual, and so has torch::empty of at most
+// 2^17 elements with torch::kCPU given. If operators take from a large tensor with data, it must
+// not be changed before the result is materialised. Reading any other tensor through data_ptr<T>()
+// throws a c10::Error. Asking for a device other than the CPU throws an Error (`unsupported`).
 #pragma once
 
 #include <torch/nn/module.h>
@@ -43,7 +44,7 @@ namespace detail {
 
 class Recording;
 
-// Within its life this thread's operators are recorded. Inside another one it does nothing.
+// While it lives, this thread's operators are recorded. Inside another one it does nothing.
 class DeferredScope {
  public:
   DeferredScope();
@@ -51,7 +52,7 @@ class DeferredScope {
   DeferredScope(const DeferredScope&) = delete;
   DeferredScope& operator=(const DeferredScope&) = delete;
 
-  // Changes to the module's tensors from here on are noticed.
+  // From here on, changes to the module's tensors are noticed.
   void seal(const torch::nn::Module& module) const;
 
  private:
@@ -60,7 +61,7 @@ class DeferredScope {
 
 }  // namespace detail
 
-// What `make` returns: a holder or a shared_ptr of a module.
+// Calls `make` and returns its result, a holder or a shared_ptr of a module.
 template <typename Make>
 auto deferred_init(Make&& make) {
   const detail::DeferredScope scope;
@@ -69,15 +70,15 @@ auto deferred_init(Make&& make) {
   return module;
 }
 
-// Whether `tensor` has no data but a record of how to make it.
+// Whether `tensor` has no data, but a record of how to make it.
 [[nodiscard]] bool is_deferred(const torch::Tensor& tensor);
 
-// Gives the parameters and buffers at and below `module` that are on the meta device data on
-// `device`. They stay the tensors they are: copies of them, optimizers and holders see the data.
-// With `param_init_fn` nothing is repeated: each module that has such tensors of its own, from the
-// outermost on, gets memory for them, and then `param_init_fn(module)` fills it. Throws
-// `invalid_argument`, and changes nothing, for tensors that deferred_init has not made, and for
-// those that were changed since it returned, unless there is a `param_init_fn`. Local.
+// Gives data on `device` to all parameters and buffers at and below `module` that are on the meta
+// device. They stay the same tensors, so copies of them, optimizers and holders see the data. With
+// `param_init_fn` no recorded operator is repeated. Instead each module with such tensors of its
+// own, from the outermost on, gets memory for them, and then `param_init_fn(module)` fills it.
+// Throws `invalid_argument`, and changes nothing, for tensors that deferred_init has not made, and
+// for those that were changed since it returned, unless there is a `param_init_fn`. Local.
 void materialize(torch::nn::Module& module, torch::Device device = torch::kCPU,
                  const std::function<void(torch::nn::Module&)>& param_init_fn = {});
 template <typename Impl>

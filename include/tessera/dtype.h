@@ -1,4 +1,4 @@
-// Element types: one table, from which every format derives both directions of its naming.
+// Element types, in one table. Every format takes its names for them from it, in both directions.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ enum class DType : std::uint8_t {
   float8_e4m3fnuz,
   float8_e5m2fnuz,
   float8_e8m0fnu,
-  float4_e2m1fn_x2,  // two values a byte; counts as one element of one byte, as in torch
+  float4_e2m1fn_x2,  // two values per byte; counts as one element of one byte, as in torch
 };
 
 struct DTypeInfo {
@@ -39,7 +39,7 @@ struct DTypeInfo {
   std::string_view
       storage;  // torch.save's storage class; empty: UntypedStorage with _rebuild_tensor_v3
   std::string_view safetensors;  // "F32"; empty: safetensors has no such type
-  std::size_t size;              // bytes an element
+  std::size_t size;              // bytes per element
   bool floating;                 // real floating point
 };
 
@@ -53,7 +53,7 @@ struct DTypeInfo {
   return info(dtype).torch;
 }
 
-// Each throws `unsupported` for a name that no row has.
+// Each throws `unsupported` for a name that is in no row.
 [[nodiscard]] DType dtype_from_torch(std::string_view name);
 [[nodiscard]] DType dtype_from_storage(std::string_view name);
 [[nodiscard]] DType dtype_from_safetensors(std::string_view name);

@@ -1,9 +1,9 @@
 // The one exception type of Tessera.
 //
 // Every failure that a file, a peer, a store or a caller can cause is an `Error` with one of a
-// closed set of codes. What is needed to act on it travels beside the code: the operation, the path
-// or key it was done to, the byte offset, and the cause. A library function never prints, exits or
-// aborts.
+// closed set of codes. Beside the code it carries what a handler needs: the operation, the path or
+// key that it was working on, the byte offset, and the cause. A library function never prints,
+// exits or aborts.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,18 @@ namespace tessera {
 enum class ErrorCode : std::uint8_t {
   invalid_argument,  // the caller asked for something that makes no sense
   not_found,         // a path, key or tensor is not there
-  already_exists,    // the target is there and replacing it was not asked for
+  already_exists,    // the target exists, and the caller did not ask to replace it
   corrupt,           // bytes contradict the format, their checksum or each other
   incomplete,        // a part of a whole is missing: a truncated file, a hole in a tensor
-  unsupported,       // well formed, but a variant that this version does not handle
+  unsupported,       // well formed, but this version does not handle the variant
   unsafe,            // would execute code or leave the checkpoint's directory
   limit,             // a size or count exceeds a stated cap
   conflict,          // two writers, or two pieces that disagree
   io,                // the operating system or the store refused
-  out_of_space,      // no room left on the device or quota reached
+  out_of_space,      // the device or the quota has no room left
   timeout,           // a deadline passed
   peer_failed,       // other ranks failed; see Error::peers()
-  mismatch,          // shapes, dtypes, names or world sizes that should agree do not
+  mismatch,          // shapes, dtypes, names or world sizes differ that should agree
   cancelled,         // the caller asked for the work to end before it was done
 };
 
@@ -42,8 +42,8 @@ class Error : public std::exception {
   // `what_failed` says what was found and what was expected, in one sentence without a final dot.
   Error(ErrorCode code, std::string what_failed);
 
-  // Each returns *this, so that a throw site reads `throw Error(...).at_path(p).at_offset(o)`.
-  // A path or offset that is set already is kept: the innermost frame knows best.
+  // Each returns *this, so that a throw site reads `throw Error(...).at_path(p).at_offset(o)`. A
+  // path or offset that is already set stays, because the innermost frame knows it best.
   Error& at_path(std::string path);           // file, object, store URL
   Error& at_key(std::string key);             // tensor or state-dict key
   Error& at_offset(std::uint64_t offset);     // byte offset inside the path
@@ -55,16 +55,17 @@ class Error : public std::exception {
   [[nodiscard]] const std::string& key() const noexcept { return key_; }
   [[nodiscard]] std::optional<std::uint64_t> offset() const noexcept { return offset_; }
 
-  // For an error raised on several ranks at once: the failure of each rank that failed.
-  // Empty when the error is local. In a group of one rank the error is that rank's own.
+  // The failure of each rank that failed, when several ranks raised the error together. Empty when
+  // the error is local.
   [[nodiscard]] const std::map<int, Error>& peers() const noexcept;
-  // The failures of `ranks` ranks as one error. Code, path, key and offset are those that all
-  // failures share; where the codes differ it is `peer_failed`. So "there is no checkpoint" is
-  // `not_found` on every rank, whether one or all of them missed it.
+  // Combines the failures of `ranks` ranks into one error. In a group of one rank it is that rank's
+  // own error. Otherwise it has the code, path, key and offset that all failures share, and
+  // `peer_failed` where codes differ. So "there is no checkpoint" is `not_found` on every rank,
+  // whether one rank or all of them missed it.
   static Error from_peers(std::map<int, Error> failures, int ranks);
 
-  // One line: `code: what failed [path, key, offset] (operation)`. Of several ranks the failures
-  // tell where.
+  // One line: `code: what failed [path, key, offset] (operation)`. If several ranks failed, the
+  // text of their failures gives the places instead of the brackets.
   [[nodiscard]] const char* what() const noexcept override { return line_.c_str(); }
 
  private:
@@ -78,7 +79,7 @@ class Error : public std::exception {
   std::string operation_;                              // empty: unknown
   std::optional<std::uint64_t> offset_;                // none: not about a byte
   std::shared_ptr<const std::map<int, Error>> peers_;  // null: local failure
-  std::string told_;                                   // of where(): what the message says already
+  std::string told_;                                   // the part of where() that is in the message
   std::string line_;                                   // what() points here
 };
 

@@ -12,41 +12,40 @@
 //   loss.backward();
 //   optimizer.step();
 //
-// What an optimizer sees is this rank's part of parameters and gradients. Elementwise optimizers
-// (Adam, SGD and the like) are right on parts; whatever takes norms or dot products is not. Refused
-// with an `Error` are torch::optim::LBFGS, torch::nn::utils::clip_grad_norm_ (call
-// tessera::clip_grad_norm) and torch::autograd::grad of parameters (call backward). Not noticed are
-// sums and means that an optimizer of your own takes over a parameter or its gradient, and norms of
-// parameters: they are those of the part.
+// An optimizer sees this rank's part of parameters and gradients. Elementwise optimizers (Adam, SGD
+// and the like) are right on parts; whatever takes norms or dot products is not. Three are refused
+// with an `Error`: torch::optim::LBFGS, torch::nn::utils::clip_grad_norm_ (call
+// tessera::clip_grad_norm) and torch::autograd::grad of parameters (call backward). Two go
+// unnoticed and cover only this rank's part: sums and means that an optimizer of your own takes
+// over a parameter or its gradient, and norms of parameters.
 //
-// fully_shard turns a module's parameters, less those of modules it contains that are sharded
-// already, into one *unit*. Every rank keeps 1/N of each parameter: rows [r*c, (r+1)*c) of
-// dimension 0 with c = ceil(rows/N), so that the last ranks may hold fewer rows or none. The unit
-// is gathered when its module is called, freed when the call returns, gathered again for its
-// backward, and afterwards its gradients are averaged over the ranks, each rank getting the part
-// that it holds.
+// fully_shard makes one *unit* of a module's parameters, without those of modules inside it that
+// are sharded already. Every rank keeps 1/N of each parameter: rows [r*c, (r+1)*c) of dimension 0
+// with c = ceil(rows/N), so that the last ranks may hold fewer rows or none. The unit is gathered
+// when its module is called, freed when the call returns, and gathered again for its backward. Then
+// its gradients are averaged over the ranks, and each rank gets the part that it holds.
 //
 // Gradients of gradients are not supported: backward(create_graph) is an error. Names of modules
-// and parameters may not change after fully_shard. Ranks have to call the same units in the same
-// order and freeze the same parameters. The first training pass compares both, each gather and
-// reduction its unit, and each reduction the number of training passes since the last reset: where
-// ranks differ they throw `mismatch`, and no rank computes with another unit's or step's numbers.
+// and parameters may not change after fully_shard. All ranks must call the same units in the same
+// order and freeze the same parameters: the first training pass compares both. Each gather and
+// reduction compares its unit, and each reduction also the number of training passes since the last
+// reset. Ranks that differ throw `mismatch`, and no rank computes with another unit's or step's
+// numbers.
 //
-// Apply it to the outermost module too: what no unit holds is trained by each rank for itself. A
-// warning in the log names such parameters when sharded_parameters is asked or a training state is
-// saved.
+// Apply it to the outermost module too: each rank trains by itself what no unit holds. A warning in
+// the log names such parameters when sharded_parameters is called or a training state is saved.
 //
-// Calls have to be seen. These are: a call of a TESSERA_MODULE holder, `model(x)`;
-// `call_module(module, x)` for every module, also torch's own; and a slot of a
-// torch::nn::Sequential below a sharded module. These are not: `module->forward(x)`, calls of a
-// holder made by TORCH_MODULE or of an AnyModule that is a member, and those that libtorch's own
-// modules make (the layers of a Transformer; refused when the module around them is sharded). They
-// find a parameter without data and throw. The error is an `Error` inside a call that was seen, and
-// a c10::Error with the same text elsewhere; it names the unit and the fix. Nothing ever computes
-// with a shard by accident.
+// The runtime must see the calls of a unit. It sees the call of a TESSERA_MODULE holder,
+// `model(x)`; `call_module(module, x)`, which takes every module, also torch's own; and slots of a
+// torch::nn::Sequential below a sharded module. It does not see `module->forward(x)`, calls of a
+// holder made by TORCH_MODULE or of an AnyModule that is a member, or calls that libtorch's own
+// modules make (the layers of a Transformer; refused if the module around them is sharded). Such a
+// call finds a parameter without data and throws: an `Error` inside a call that is seen, and
+// elsewhere a c10::Error with the same text, which names the unit and the fix. Nothing ever
+// computes with a shard by accident.
 //
-// Between calls the module's own parameter tensors keep their shape but have no data. What an
-// optimizer works on is `ShardedParameter::local`, which is also where gradients appear.
+// Between calls the module's own parameter tensors keep their shape but have no data. An optimizer
+// works on `ShardedParameter::local`, and gradients appear there, too.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -69,7 +68,7 @@
 namespace tessera {
 
 // A module as the functions below take it: a holder or a shared_ptr of its class, which has
-// forward. Made where they are called.
+// forward. Callers pass either; they need not name this class.
 class UnitMember {
  public:
   template <typename Impl>
@@ -86,81 +85,82 @@ class UnitMember {
   detail::UnitModule module_;
 };
 
-// Makes the parameters of `module` that no unit has yet into one unit over `mesh`. Apply it inside
-// out. Ranks must have built the same module; the values of rank r's own rows are kept. Throws
-// `invalid_argument` for a module that is a unit already, or is inside of one whose unit was made
-// before, a scalar parameter, parameters of mixed dtype or device, or a parameter that a unit
-// elsewhere holds too; `mismatch` when shapes differ over the ranks. What is on the meta device
-// gets its data first, see tessera/deferred_init.h; ignored parameters do not. Collective.
+// Makes one unit over `mesh` of the parameters of `module` that are in no unit yet. Apply it inside
+// out. All ranks must have built the same module; rank r keeps the values of its own rows. Throws
+// `invalid_argument` for a module that is a unit already or lies inside one that is, a scalar
+// parameter, parameters of mixed dtype or device, or a parameter that a unit elsewhere also holds;
+// `mismatch` if shapes differ over the ranks. What is on the meta device gets its data first (see
+// tessera/deferred_init.h), except for ignored parameters. Collective.
 void fully_shard(const UnitMember& module, const Mesh& mesh, const ShardOptions& options = {});
-// The same over two dimensions: parameters are sharded over `mesh.shard`, and copies of them are
-// kept in step over `mesh.replicate`; gradients are averaged over all ranks (PyTorch's HSDP).
+// The same over two dimensions (PyTorch's HSDP). Parameters are sharded over `mesh.shard`, copies
+// of them are kept in step over `mesh.replicate`, and gradients are averaged over all ranks.
 void fully_shard(const UnitMember& module, const HybridMesh& mesh,
                  const ShardOptions& options = {});
 
-// Several modules as one unit, `fully_shard({norm, head}, mesh)`: gathered by the call of the first
-// of them and freed when all have been called, or with the outermost call; reduced when the
-// backwards of all that were called are done. None of them can be the model's outermost module.
-// Those that another one contains count with it.
+// Makes several modules one unit, `fully_shard({norm, head}, mesh)`. The first of them that is
+// called gathers it. It is freed when all have been called, or with the outermost call, and reduced
+// when the backwards of all that were called are done. None of them can be the model's outermost
+// module. A module inside another one of them counts with that one.
 void fully_shard(const std::vector<UnitMember>& modules, const Mesh& mesh,
                  const ShardOptions& options = {});
 void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
                  const ShardOptions& options = {});
 
-// Leaves the parameters whole and where they are, on every rank, and averages their gradients:
-// data parallel training (PyTorch's `replicate`; FSDP's NO_SHARD). Any optimizer on
-// module->parameters() works. Calls have to be seen as above. A parameter that no rank used keeps
-// the gradient it had. When the module is the only unit of its model, gradients travel in buckets
-// while backward goes on. Ranks must have the same values, see sync_module_states. Collective.
+// Leaves the parameters whole and in place on every rank, and averages their gradients: data
+// parallel training (PyTorch's `replicate`; FSDP's NO_SHARD). Any optimizer on module->parameters()
+// works. Calls must be seen, as above. A parameter that no rank used keeps the gradient it had. If
+// the module is the only unit of its model, gradients travel in buckets while backward goes on.
+// Ranks must have the same values, see sync_module_states. Collective.
 //
-// A forward talks to nobody, so one rank may evaluate alone, in eval() or without gradients. In
-// training each rank has to call the model as often as the others: who did not, and left out a
-// backward, gets `mismatch` at the next reduction, as all others do. A rank that leaves out whole
-// steps goes through the others' ones with its later batches, until it comes to its end first.
+// A forward does not communicate, so one rank may evaluate alone, in eval() or without gradients.
+// In training each rank must call the model as often as the others. If a rank leaves out a
+// backward, all ranks get `mismatch` at the next reduction. A rank that leaves out whole steps
+// joins the others' steps with its later batches, until it comes to its end before they do.
 void replicate(const UnitMember& module, const Mesh& mesh, const ReplicateOptions& options = {});
 
-// Gives every rank rank 0's parameters and buffers. Before sharding. Throws `invalid_argument` for
-// what is on the meta device. Collective.
+// Gives every rank rank 0's parameters and buffers. Call it before sharding. Throws
+// `invalid_argument` for tensors on the meta device. Collective.
 void sync_module_states(ModuleRef module, const Mesh& mesh);
 // The same for buffers alone, at any time.
 void sync_buffers(ModuleRef module, const Mesh& mesh);
 
-// module.forward(arguments...), with the steps of its unit before and after when it has one.
-// `module` is a holder or an Impl; the result is that of forward.
+// Calls module.forward(arguments...), with the steps of its unit before and after if it has one.
+// `module` is a holder or an Impl. Returns what forward returns.
 template <typename Module, typename... Arguments>
 decltype(auto) call_module(Module&& module, Arguments&&... arguments) {
   return detail::call_module(detail::impl_of(module), std::forward<Arguments>(arguments)...);
 }
 
-// The same with another method than forward: call_method(&GptImpl::encode, model, tokens). What
-// PyTorch's register_fsdp_forward_method is for.
+// The same for a method other than forward: call_method(&GptImpl::encode, model, tokens). In
+// PyTorch register_fsdp_forward_method is for this.
 template <typename Method, typename Module, typename... Arguments>
 decltype(auto) call_method(Method method, Module&& module, Arguments&&... arguments) {
   return detail::call_method(method, detail::impl_of(module),
                              std::forward<Arguments>(arguments)...);
 }
 
-// Every parameter of `module`, each once, in the order of named_parameters(). A module that is not
-// sharded gives its parameters whole. The tensors stay the same for the module's life.
+// Every parameter of `module`, each once, in the order of named_parameters(). If the module is not
+// sharded, they are whole. The tensors stay the same for the module's life.
 //
 // Parameters may be frozen and thawed through the module or through `local` (set_requires_grad),
-// alike on every rank. Values may be put into the module with set_data, whole, on every rank: they
+// alike on every rank. Whole values may be put into the module with set_data, on every rank. They
 // are taken over when the module is next called or saved, when this function is called, and by
 // AdamW::step. (An optimizer of torch::optim that steps before that changes the old values, and the
-// new ones win.) Throws `invalid_argument` naming the parameter when they have another shape or
+// new ones win.) Throws `invalid_argument` naming the parameter if its values have another shape or
 // device.
 [[nodiscard]] std::vector<ShardedParameter> sharded_parameters(ModuleRef module);
 
-// The following act on every unit at or below `module`. More can be changed about units while they
-// train: tessera/unit_controls.h.
+// The following act on every unit at or below `module`. tessera/unit_controls.h has more that can
+// be changed about units while they train.
 
-// False: backward keeps whole gradients on each rank, adds to them, and does not talk; the first
-// backward after it is true again reduces all of them. For accumulating over micro-batches. Every
-// rank has to do it alike. Without `recurse`: the unit of `module` alone.
+// For accumulating over micro-batches. False: backward does not communicate; each rank keeps whole
+// gradients and adds to them. The first backward after it is true again reduces all of them. Every
+// rank must do it alike. Without `recurse` it acts on the unit of `module` alone.
 void set_requires_gradient_sync(ModuleRef module, bool sync, bool recurse = true);
 
-// Within its life that is false for the units below `module`; afterwards it is what it was, also
-// after an exception. PyTorch's no_sync(). Throws `invalid_argument` in a forward or backward.
+// While it lives, gradient sync is off for the units at and below `module`. Afterwards each unit
+// has its former setting, also after an exception. This is PyTorch's no_sync(). Throws
+// `invalid_argument` in a forward or backward.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(ModuleRef module);
@@ -172,24 +172,24 @@ class [[nodiscard]] NoSync {
   std::vector<std::pair<std::weak_ptr<detail::Unit>, bool>> before_;
 };
 
-// After an exception in forward or backward that every rank has thrown: waits for what is under
-// way, forgets gradients and graphs, frees the gathered parameters. The model can be used again. On
-// the root; every rank calls it, at any time.
+// Resets the model after an exception in forward or backward that every rank has thrown: waits for
+// what is under way, forgets gradients and graphs, and frees the gathered parameters. Then the
+// model can be used again. Every rank calls it, on the root, at any time.
 //
-// An exception that only one rank has thrown leaves the others in a collective: they get `mismatch`
-// when this rank next calls another one, else `timeout`, and then the mesh is of no use any more:
-// what it is asked for throws. Ranks are brought together again by new processes alone: let the
-// exception end this one, and torchrun --max-restarts starts all of them, which resume from the
-// last checkpoint. What only one rank may throw and calls no unit (reading a batch) can be agreed
-// on before (`agree` of tessera/comm.h): then all ranks throw.
+// An exception that only one rank has thrown leaves the others in a collective. They get `mismatch`
+// when this rank next calls another one, else `timeout`. After that all use of the mesh throws, and
+// only new processes bring the ranks together again: let the exception end this one, and torchrun
+// --max-restarts starts all of them, which resume from the last checkpoint. If only one rank may
+// throw in work that calls no unit (reading a batch), do that work in `agree` of tessera/comm.h:
+// then all ranks throw.
 void abandon_step(ModuleRef module);
 
 // Gathers the parameters as they are now and keeps them, so that they can be read through the
-// module and forwards need not gather; `reshard` frees them (changes are lost). Collective.
+// module and forwards need not gather. `reshard` frees them; changes to them are lost. Collective.
 void unshard(ModuleRef module);
 void reshard(ModuleRef module);
 
-// A holder whose calls are seen; otherwise torch's.
+// A holder whose calls are seen. All else is torch's.
 template <typename Impl>
 class ModuleHolder : public torch::nn::ModuleHolder<Impl> {
  public:
@@ -203,7 +203,7 @@ class ModuleHolder : public torch::nn::ModuleHolder<Impl> {
 
 }  // namespace tessera
 
-// Defines class `Name`, the holder of `NameImpl`. Instead of TORCH_MODULE(Name).
+// Defines class `Name`, the holder of `NameImpl`. Use it instead of TORCH_MODULE(Name).
 #define TESSERA_MODULE_IMPL(Name, ImplType)                                                        \
   class Name : public ::tessera::ModuleHolder<ImplType> { /* NOLINT(bugprone-macro-parentheses) */ \
    public:                                                                                         \

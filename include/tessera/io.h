@@ -25,48 +25,48 @@ class ByteSource {
  public:
   virtual ~ByteSource() = default;
   [[nodiscard]] virtual std::uint64_t size() const = 0;
-  // Fills `out` from `offset`. Throws `incomplete` when the object ends before, `conflict` when it
-  // was changed since it was opened and the store can tell, `io` when the store refuses; then the
-  // content of `out` is unspecified.
+  // Fills `out` from `offset` on. Throws `incomplete` if the object ends too early, `conflict` if
+  // it has changed since it was opened and the store can tell, and `io` if the store refuses. After
+  // that the content of `out` is unspecified.
   virtual void read_at(std::uint64_t offset, MutableByteView out) const = 0;
-  // The same for several ranges, for the price of one where a request has a price of its own.
+  // The same for several ranges. Where each request has a price, all of them cost one.
   virtual void read_ranges(std::span<const ReadRange> ranges) const {
     for (const ReadRange& range : ranges) read_at(range.offset, range.out);
   }
-  // What to call it in an Error.
+  // How an Error names the object.
   [[nodiscard]] virtual const std::string& name() const = 0;
-  // Whether read_at compares what it gives with digests recorded for it: a difference is `corrupt`.
+  // Whether read_at compares what it gives with digests recorded for it. A difference is `corrupt`.
   [[nodiscard]] virtual bool checked() const { return false; }
 };
 
-// A new object under construction. `write_at` may be called from several threads for ranges that do
-// not overlap. Nothing is visible under the object's name before `commit` has returned. Destroyed
-// without commit, it leaves nothing behind.
+// A new object under construction. Several threads may call `write_at` at once, for ranges that do
+// not overlap. Nothing is visible under the object's name before `commit` has returned. A sink that
+// is destroyed without a commit leaves nothing behind.
 class ByteSink {
  public:
   virtual ~ByteSink() = default;
   virtual void write_at(std::uint64_t offset, ByteView bytes) = 0;
-  // `bytes` are at `offset` already, left there by a writer that was interrupted: counts as if they
-  // were written. A sink that begins empty writes them.
+  // An interrupted writer has left `bytes` at `offset` already: they count as written. A sink that
+  // begins empty writes them.
   virtual void keep_at(std::uint64_t offset, ByteView bytes) { write_at(offset, bytes); }
-  // Makes all bytes durable and then the object visible, in one step. At most once; no write after
-  // it.
+  // Makes all bytes durable and then the object visible, in one step. Call it at most once, and
+  // write nothing after it.
   virtual void commit() = 0;
   [[nodiscard]] virtual const std::string& name() const = 0;
 };
 
-// `offset` .. `offset + size` of `source` as a source of its own; shares ownership.
-// Throws `incomplete` when the source is shorter.
+// The bytes `offset` .. `offset + size` of `source` as a source of its own, which shares ownership.
+// Throws `incomplete` if `source` is shorter.
 [[nodiscard]] std::shared_ptr<ByteSource> slice_source(std::shared_ptr<const ByteSource> source,
                                                        std::uint64_t offset, std::uint64_t size);
-// Bytes that live in memory; takes them over.
+// A source of bytes in memory, which it takes over.
 [[nodiscard]] std::shared_ptr<ByteSource> memory_source(std::vector<std::byte> bytes,
                                                         std::string name);
-// Keeps what is written in memory and gives it to `commit`, which makes the object visible: what a
-// store of one's own needs where objects are written whole. Bytes that nobody wrote are 0.
+// Keeps in memory what is written, and gives it to `commit`, which makes the object visible. A
+// store of your own needs this if it writes objects whole. Bytes that nobody wrote are 0.
 [[nodiscard]] std::unique_ptr<ByteSink> memory_sink(
     std::string name, std::function<void(std::vector<std::byte> bytes)> commit);
-// The whole of a small object. Throws `limit` when it is larger than `cap`.
+// Reads a small object whole. Throws `limit` if it is larger than `cap`.
 [[nodiscard]] std::vector<std::byte> read_all(const ByteSource& source, std::uint64_t cap);
 
 }  // namespace tessera

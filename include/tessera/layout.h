@@ -17,7 +17,7 @@ using Shape = std::vector<std::int64_t>;  // sizes, outermost first; empty: a sc
 
 // Product of the sizes; throws `limit` on overflow and `corrupt` on a negative size.
 [[nodiscard]] std::int64_t numel(const Shape& shape);
-// Bytes of a dense tensor; throws as numel does.
+// Bytes of a dense tensor. Throws as numel does.
 [[nodiscard]] std::uint64_t byte_size(DType dtype, const Shape& shape);
 [[nodiscard]] std::string to_string(const Shape& shape);  // "[3, 4]"
 // Row-major strides of `shape`.
@@ -49,14 +49,14 @@ struct Part {
 struct FlatMember {
   std::string name;
   Shape shape;            // of the whole parameter
-  FlatRange range;        // of the parameter's elements; empty: none
-  std::int64_t base = 0;  // element of the shard that the first of them is
+  FlatRange range;        // the parameter's elements that are held; empty: none
+  std::int64_t base = 0;  // where the first of them is in the shard, in elements
 };
 
 [[nodiscard]] Box whole(const Shape& shape);
 [[nodiscard]] std::int64_t numel(const Slice& slice);
 [[nodiscard]] std::string to_string(const Slice& slice);
-// Throws `corrupt` naming both when the slice does not lie inside `shape`.
+// Throws `corrupt`, naming both, if the slice does not lie inside `shape`.
 void require_inside(const Slice& slice, const Shape& shape);
 
 }  // namespace tessera

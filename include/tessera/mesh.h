@@ -1,9 +1,9 @@
 // Mesh: the ranks that train together, their device, and how they talk.
 //
 // A Mesh is a small handle; copies share one state. It owns the process group and the units that
-// fully_shard makes on it, so it has to outlive training with them; when the last copy goes, the
-// connections are closed. One thread a rank: a Mesh is not shared between threads. A mesh of
-// several ranks ignores SIGPIPE in this process, unless the program handles it.
+// fully_shard makes on it, so it must outlive training with them. The connections close when the
+// last copy goes. Each rank uses one thread: threads do not share a Mesh. A mesh of several ranks
+// makes this process ignore SIGPIPE, unless the program handles it.
 #pragma once
 
 #include <torch/types.h>
@@ -20,18 +20,18 @@
 namespace tessera {
 
 struct MeshOptions {
-  // Where parameters live and compute runs; unset: CUDA device LOCAL_RANK where libtorch has CUDA
-  // and the machine a device, else CPU.
+  // Where parameters live and compute runs. Unset: CUDA device LOCAL_RANK if libtorch has CUDA and
+  // the machine has a device, else the CPU.
   std::optional<torch::Device> device;
-  // How long a collective may take before the peers count as lost.
+  // How long a collective may take before its peers count as lost.
   std::chrono::milliseconds deadline = std::chrono::minutes(5);
-  // Threads that Gloo runs collectives on; one is markedly slower than two.
+  // How many threads Gloo runs collectives on. One is markedly slower than two.
   int gloo_threads = 2;
-  // Collectives of a mesh on the CPU go through shared memory when all its ranks are on one host
-  // and can map it, which they find out together; false on any rank, or TESSERA_SAME_HOST=0 in its
-  // environment, keeps Gloo for all. Gloo does in any case what shared memory does not (point to
-  // point, all-to-all). Through shared memory a dead peer is noticed within a fraction of a second,
-  // and collectives make progress inside this rank's calls only.
+  // Collectives of a mesh on the CPU go through shared memory if all its ranks are on one host and
+  // can map it; the ranks find that out together. False on any rank, or TESSERA_SAME_HOST=0 in its
+  // environment, keeps Gloo for all ranks. Gloo always does what shared memory cannot (point to
+  // point, all-to-all). With shared memory a dead peer is noticed within a fraction of a second,
+  // and collectives make progress only inside this rank's calls.
   bool same_host = true;
 };
 
@@ -44,44 +44,43 @@ struct HybridMesh;
 
 class Mesh {
  public:
-  // One rank alone; no store, no sockets.
+  // One rank alone, without a store or sockets.
   explicit Mesh(const MeshOptions& options = {});
-  // Rank `rank` of `size`, which find each other through `store`. Collective.
+  // Rank `rank` of `size` ranks, which find each other through `store`. Collective.
   Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
        const MeshOptions& options = {});
 
-  // What the program that started this process says: torchrun (RANK, WORLD_SIZE, LOCAL_RANK), Open
-  // MPI's mpirun (OMPI_COMM_WORLD_RANK, ...), launchers that speak PMI (PMI_RANK, PMI_SIZE), srun
-  // (SLURM_PROCID, ... of a job step); one rank alone when none of them says anything. Several
-  // ranks meet at MASTER_ADDR and MASTER_PORT, which only torchrun sets by itself. Throws
-  // `invalid_argument` naming a variable that is missing or wrong, `timeout` when the peers do not
-  // come, `io` when the port is taken. Collective.
+  // Reads rank and size as the program that started this process gives them: torchrun (RANK,
+  // WORLD_SIZE, LOCAL_RANK), Open MPI's mpirun (OMPI_COMM_WORLD_RANK, ...), launchers that speak
+  // PMI (PMI_RANK, PMI_SIZE), or srun (SLURM_PROCID, ... of a job step). If none of them says
+  // anything, the mesh is one rank alone. Several ranks meet at MASTER_ADDR and MASTER_PORT, which
+  // only torchrun sets by itself. Throws `invalid_argument` naming a variable that is missing or
+  // wrong, `timeout` if the peers do not come, and `io` if the port is taken. Collective.
   [[nodiscard]] static Mesh from_environment(const MeshOptions& options = {});
 
   [[nodiscard]] int rank() const noexcept;
   [[nodiscard]] int size() const noexcept;
-  [[nodiscard]] int local_rank()
-      const noexcept;  // on this host; 0 when the environment does not say
+  [[nodiscard]] int local_rank() const noexcept;  // on this host; 0 if the environment does not say
   [[nodiscard]] torch::Device device() const noexcept;
 
-  // The same ranks for small messages (plans, errors): what checkpoint save and load take.
+  // The same ranks for small messages (plans, errors). Checkpoint save and load take this.
   [[nodiscard]] Group& group() const;
   // Null for one rank alone.
   [[nodiscard]] const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const noexcept;
 
-  // Adds up `values` over all ranks, in place. Collective; every rank gives the same shape and
-  // dtype. Throws `timeout` or `peer_failed` when the peers do not answer.
+  // Adds up `values` over all ranks, in place. Every rank gives the same shape and dtype. Throws
+  // `timeout` or `peer_failed` if the peers do not answer. Collective.
   void all_reduce_sum(torch::Tensor& values) const;
   // The same for one number.
   [[nodiscard]] double all_reduce_sum(double value) const;
   // The largest of the ranks' numbers.
   [[nodiscard]] double all_reduce_max(double value) const;
 
-  // The ranks in two dimensions: rank r shards with the `shard_size` ranks that have the same
-  // r / shard_size and replicates with those that have the same r % shard_size. Ranks of one host
-  // have neighbouring numbers under torchrun, so shards travel within hosts. Throws
-  // `invalid_argument` when `shard_size` does not divide the number of ranks. Asked again for the
-  // same size it gives the same meshes. Collective.
+  // Arranges the ranks in two dimensions. Rank r shards with the `shard_size` ranks that have the
+  // same r / shard_size, and replicates with those that have the same r % shard_size. Under
+  // torchrun the ranks of a host have neighbouring numbers, so shards travel within hosts. Throws
+  // `invalid_argument` if `shard_size` does not divide the number of ranks. A second call with the
+  // same size gives the same meshes. Collective.
   [[nodiscard]] HybridMesh split(int shard_size) const;
 
   [[nodiscard]] bool operator==(const Mesh&) const noexcept = default;
@@ -93,11 +92,11 @@ class Mesh {
   std::shared_ptr<detail::MeshState> state_;
 };
 
-// Made by Mesh::split. `all` owns the other two: it has to outlive training with them.
+// Made by Mesh::split. `all` owns the other two, so it must outlive training with them.
 struct HybridMesh {
   Mesh all;
-  Mesh shard;      // the ranks that hold one copy of the parameters together
-  Mesh replicate;  // the ranks that hold the same part of it as this one
+  Mesh shard;      // the ranks that together hold one copy of the parameters
+  Mesh replicate;  // the ranks that hold the same part of a copy as this rank
 };
 
 }  // namespace tessera

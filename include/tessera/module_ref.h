@@ -1,4 +1,4 @@
-// ModuleRef: a module in any of the ways that one is held.
+// ModuleRef: a module, in whatever way the caller holds it.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Made where a function is called, and not kept: it does not own the module.
+// Functions make it from their argument and do not keep it, because it does not own the module.
 class ModuleRef {
  public:
   ModuleRef(const torch::nn::Module& module) : module_(module) {}  // NOLINT(*-explicit-*)

@@ -1,9 +1,8 @@
-// AdamW and gradient clipping on sharded parameters. torch::nn::utils::clip_grad_norm_ would clip
-// each rank by the norm of its own part, and is refused: call tessera::clip_grad_norm.
+// AdamW and gradient clipping for sharded parameters. torch::nn::utils::clip_grad_norm_ would clip
+// each rank by the norm of its own part, so it is refused: call tessera::clip_grad_norm.
 //
-// Each rank updates the rows it holds; nothing is communicated but one number in clip_grad_norm.
-// State and groups carry PyTorch's own names, so that a checkpoint of them is one of
-// torch.optim.AdamW.
+// Each rank updates the rows it holds. Only clip_grad_norm communicates, and only one number. State
+// and groups have PyTorch's own names, so a checkpoint of them is one of torch.optim.AdamW.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +28,8 @@ struct ParameterGroup {
   AdamWOptions options;
 };
 
-// The state of one parameter; tensors have the shape of its `local`. Made by the first step that
-// finds a gradient.
+// The state of one parameter. Its tensors have the shape of the parameter's `local`. The first step
+// that finds a gradient makes it.
 struct AdamWState {
   torch::Tensor step;  // float32 scalar on the CPU: updates so far
   torch::Tensor exp_avg;
@@ -42,8 +41,8 @@ struct AdamWState {
 // shard.
 class AdamW {
  public:
-  // One group. Parameters that require no gradient are left out, as is one that appears twice:
-  // `invalid_argument`.
+  // Takes all parameters as one group. Those that require no gradient are left out. A parameter
+  // that appears twice is `invalid_argument`.
   explicit AdamW(std::vector<ShardedParameter> parameters, const AdamWOptions& options = {});
   explicit AdamW(std::vector<ParameterGroup> groups);
   ~AdamW();
@@ -61,12 +60,12 @@ class AdamW {
   [[nodiscard]] const AdamWOptions& options(std::size_t group = 0) const;
   [[nodiscard]] const std::vector<ShardedParameter>& parameters(std::size_t group = 0) const;
   void set_lr(double lr);  // in every group
-  // Of the parameter `index` of `group`; undefined tensors before its first step.
+  // The state of parameter `index` of `group`. Its tensors are undefined before the first step.
   [[nodiscard]] const AdamWState& state(std::size_t group, std::size_t index) const;
-  // Makes the state of every parameter, zeros, where it is missing: what loading a checkpoint
-  // needs.
+  // Makes the state of every parameter that has none yet, with zeros. Loading a checkpoint needs
+  // this.
   void make_state();
-  // Copies `state` into the state of that parameter; an undefined one: forgets it. Throws
+  // Copies `state` into the state of that parameter, or forgets it if `state` is undefined. Throws
   // `mismatch` for tensors of another shape than the parameter's `local`.
   void set_state(std::size_t group, std::size_t index, const AdamWState& state);
 
@@ -76,9 +75,9 @@ class AdamW {
 };
 
 // Scales the gradients so that their global norm is at most `max_norm`, and returns the norm
-// before. As torch.nn.utils.clip_grad_norm_: the factor is min(1, max_norm / (norm + 1e-6)).
-// `norm_type` is the p of the p-norm, above 0; infinity: the largest magnitude. Collective: every
-// rank of the mesh gets the same number. Gradients that are missing count as zero.
+// before. The factor is min(1, max_norm / (norm + 1e-6)), as in torch.nn.utils.clip_grad_norm_.
+// `norm_type` is the p of the p-norm, above 0; infinity means the largest magnitude. Missing
+// gradients count as zero. Collective: every rank of the mesh gets the same number.
 double clip_grad_norm(const std::vector<ShardedParameter>& parameters, double max_norm,
                       double norm_type = 2.0);
 

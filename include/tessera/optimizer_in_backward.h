@@ -1,5 +1,5 @@
-// Optimizers that step inside of backward: a parameter's gradient is used and forgotten
-// as soon as it is averaged, so that gradients of all units are never there at once.
+// Optimizers that step inside of backward. A parameter's gradient is used and forgotten as soon as
+// it is averaged, so the gradients of all units never exist at the same time.
 //
 //   apply_optimizer_in_backward(sharded_parameters(model), [](auto parameters) {
 //     return std::make_unique<torch::optim::AdamW>(std::move(parameters), options);
@@ -21,10 +21,10 @@ namespace tessera {
 using MakeOptimizer =
     std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor> parameters)>;
 
-// Gives each parameter that requires a gradient an optimizer of its own, which steps whenever its
-// gradient is there: averaged over the ranks where it is sharded, accumulated where it is in no
-// unit. The parameter owns it. Where micro-batches accumulate without synchronisation it steps
-// after the one that synchronises; gradients cannot be clipped. Throws `invalid_argument` for flat
+// Gives each parameter that requires a gradient an optimizer of its own, which the parameter owns.
+// It steps whenever the gradient is complete: averaged over the ranks if the parameter is sharded,
+// accumulated if it is in no unit. If micro-batches accumulate without synchronisation, it steps
+// after the one that synchronises. Gradients cannot be clipped. Throws `invalid_argument` for flat
 // parameters (use_orig_params = false), and `unsupported` for parameters of replicate and NO_SHARD
 // and for those that have a post-accumulate hook; then nothing was changed. Local.
 void apply_optimizer_in_backward(const std::vector<ShardedParameter>& parameters,

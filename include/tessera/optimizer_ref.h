@@ -1,12 +1,12 @@
-// OptimizerRef: any optimizer as the functions on optimizer state see it, and how to describe one's
-// own.
+// OptimizerRef: any optimizer in the form that functions on optimizer state need. You can describe
+// your own optimizers, too.
 //
 //   torch::optim::Adam adam(local_tensors(sharded_parameters(model)));
 //   Value state = optimizer_state_dict(adam);   // as Python's Adam.state_dict() gives it
 //   load_optimizer_state_dict(adam, state);
 //
-// Known are torch::optim's Adam, AdamW, SGD, Adagrad, RMSprop and LBFGS, and tessera::AdamW. An
-// optimizer of one's own that derives from torch::optim::Optimizer is described by the fields of
+// Known are torch::optim's Adam, AdamW, SGD, Adagrad, RMSprop and LBFGS, and tessera::AdamW. To
+// describe an optimizer of your own that derives from torch::optim::Optimizer, list the fields of
 // its state and of its options:
 //
 //   register_optimizer<MyOptimizer, MyState, MyOptions>(
@@ -17,8 +17,8 @@
 //       [](StateFields& fields, MyOptions& options) { fields.number("lr", options.lr()); });
 //
 // One list serves saving and loading. It is compared with what the types write in their own
-// `serialize`, when it is registered and when the first state is saved; a field that the list lacks
-// is an error, not lost.
+// `serialize`, once when it is registered and again when the first state is saved. So a field that
+// the list lacks is an error, and is never lost.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -37,27 +37,28 @@
 
 namespace tessera {
 
-// Visits the fields of a state or of options, in PyTorch's order. Saving reads them, loading
-// replaces those that are there.
+// Visits the fields of a state or of options, in PyTorch's order. Saving reads the fields; loading
+// replaces those that the loaded state has.
 class StateFields {
  public:
   virtual ~StateFields() = default;
-  // A number of steps: PyTorch has it as a float32 scalar tensor. Taken from numbers too.
+  // A number of steps, in PyTorch a float32 scalar tensor. Loading takes plain numbers, too.
   virtual void count(const char* name, std::int64_t& field) = 0;
-  // Of the parameter's shape. Undefined: PyTorch has no such entry.
+  // A tensor of the parameter's shape. If it is undefined, PyTorch has no such entry.
   virtual void tensor(const char* name, at::Tensor& field) = 0;
   virtual void number(const char* name, double& field) = 0;
   virtual void integer(const char* name, std::int64_t& field) = 0;
   virtual void flag(const char* name, bool& field) = 0;
-  // Anything else: `get` gives it, `set` takes what was loaded.
+  // Anything else: `get` returns it, and `set` takes what was loaded.
   virtual void value(const char* name, const std::function<Value()>& get,
                      const std::function<void(const Value&)>& set) = 0;
-  // What PyTorch's optimizer has and this one does not do: saved as `value`. Loading another one
-  // throws `unsupported` when `must_match`; else it only chose how to compute.
+  // An option that PyTorch's optimizer has and this one lacks. It is saved as `value`. If
+  // `must_match`, loading another value throws `unsupported`; otherwise it is ignored, since such
+  // an option only chooses how to compute.
   virtual void fixed(const char* name, const Value& value, bool must_match) = 0;
 };
 
-// How one type of torch::optim keeps its state.
+// How one type of optimizer that derives from torch::optim::Optimizer keeps its state.
 struct OptimizerFormat {
   std::string name;
   std::function<std::unique_ptr<torch::optim::OptimizerParamState>()> make_state;
@@ -66,8 +67,8 @@ struct OptimizerFormat {
   std::function<void(StateFields&, torch::optim::OptimizerOptions&)> options;
 };
 
-// Throws `invalid_argument` naming a field that the types serialize and the lists do not have. A
-// type may be registered again. From any thread.
+// Throws `invalid_argument` naming a field that the types serialize and the lists lack. A type may
+// be registered again. May be called from any thread.
 void register_optimizer(std::type_index type, OptimizerFormat format);
 
 template <typename Optimizer, typename State, typename Options>
@@ -88,28 +89,29 @@ void register_optimizer(std::function<void(StateFields&, State&)> state,
            }});
 }
 
-// What the functions need of an optimizer. To be implemented for one that does not derive from
+// What the functions need of an optimizer. Implement it for an optimizer that does not derive from
 // torch::optim::Optimizer.
 class OptimizerAccess {
  public:
   virtual ~OptimizerAccess() = default;
-  // In groups, in their order.
+  // By group, in the order of the groups.
   [[nodiscard]] virtual std::vector<std::vector<at::Tensor>> parameters() const = 0;
-  // A dict with PyTorch's keys, without "params".
+  // The options of a group: a dict with PyTorch's keys, without "params".
   [[nodiscard]] virtual Value group(std::size_t index) const = 0;
   // Throws what set_group would throw.
   virtual void check_group(std::size_t index, const Value& options) const = 0;
   virtual void set_group(std::size_t index, const Value& options) = 0;
-  // A dict whose tensors are views of the state's memory; `none` before the parameter's first step.
+  // A dict whose tensors are views of the state's memory, or `none` before the parameter's first
+  // step.
   [[nodiscard]] virtual Value state(const at::Tensor& parameter) const = 0;
   // Throws what set_state would throw.
   virtual void check_state(const at::Tensor& parameter, const Value& state) const = 0;
-  // `none` forgets the state. Tensors take the parameter's device, and its dtype when both are
-  // floating. They are copied unless `keep` says that nobody else has them.
+  // `none` forgets the state. Tensors move to the parameter's device, and take its dtype if both
+  // are floating. They are copied unless `keep` says that nobody else has them.
   virtual void set_state(const at::Tensor& parameter, const Value& state, bool keep) = 0;
 };
 
-// Made where a function is called, or kept while the optimizer lives.
+// Functions make it from their argument. It may also be kept as long as the optimizer lives.
 class OptimizerRef {
  public:
   // Throws `unsupported` for a type that nobody registered.
@@ -118,7 +120,7 @@ class OptimizerRef {
   OptimizerRef(std::shared_ptr<OptimizerAccess> access);  // NOLINT(*-explicit-*)
 
   using Names = std::unordered_map<const c10::TensorImpl*, std::string>;
-  // The same optimizer whose state has these names of its parameters as keys instead of numbers.
+  // The same optimizer, but its state has these names of its parameters as keys instead of numbers.
   [[nodiscard]] OptimizerRef with_names(std::shared_ptr<const Names> names) const;
   [[nodiscard]] bool is_named() const noexcept { return names_ != nullptr; }
   // The key of a parameter: its number, counted through the groups, or its name.
@@ -126,7 +128,7 @@ class OptimizerRef {
     Value key;
     at::Tensor parameter;
   };
-  // Of all parameters, in groups.
+  // The keys of all parameters, by group.
   [[nodiscard]] std::vector<std::vector<Key>> keys() const;
   [[nodiscard]] OptimizerAccess& access() const noexcept { return *access_; }
 
@@ -135,17 +137,17 @@ class OptimizerRef {
   std::shared_ptr<const Names> names_;
 };
 
-// {"state": {key: {name: value}}, "param_groups": [{..., "params": [key, ...]}]}: PyTorch's own
-// form. Parameters without state are not listed. Tensors are views of the optimizer's memory, not
-// copies; scalars are copies. With names, `params` are sorted.
+// Returns {"state": {key: {name: value}}, "param_groups": [{..., "params": [key, ...]}]}, which is
+// PyTorch's own form. Parameters without state are not in "state". Tensors are views of the
+// optimizer's memory, not copies; scalars are copies. With names, `params` are sorted.
 [[nodiscard]] Value optimizer_state_dict(const OptimizerRef& optimizer);
 
-// The reverse. As in PyTorch, groups and parameters go by their place, state by the keys that the
-// groups list. Tensors are copied. Parameters that the state does not list lose theirs. Throws
-// `mismatch` where groups or parameters differ in number, a key of the groups is of no parameter,
-// or a tensor has another shape than it needs, `unsupported` for options that the optimizer lacks;
-// then nothing was changed. Entries of other keys are passed over with a warning.
-// `keep`: nobody else has the tensors, which need no copies then.
+// The reverse. As in PyTorch, groups and parameters are matched by their place, and state by the
+// keys that the groups list. Tensors are copied. Parameters that the state does not list lose
+// theirs. Throws `mismatch` if groups or parameters differ in number, if a key of the groups
+// belongs to no parameter, or if a tensor has another shape than it needs, and `unsupported` for
+// options that the optimizer lacks; then nothing was changed. Entries of other keys are passed over
+// with a warning. `keep` says that nobody else has the tensors, so they are not copied.
 void load_optimizer_state_dict(const OptimizerRef& optimizer, const Value& state_dict,
                                bool keep = false);
 

@@ -15,37 +15,37 @@
 namespace tessera {
 
 namespace detail {
-// Where a parameter belongs: its unit.
+// The unit that a parameter belongs to.
 class ParameterHome {
  public:
   virtual ~ParameterHome() = default;
-  // Takes over what was done to the module's own tensors since.
+  // Takes over what has been done to the module's own tensors since the last time.
   virtual void refresh() = 0;
 };
 }  // namespace detail
 
 // A parameter as this rank holds it.
 struct ShardedParameter {
-  std::vector<std::string> names;   // as named_parameters() of the module asked for; several when
-                                    // modules share the parameter, the first one being its name
+  std::vector<std::string> names;   // as in named_parameters() of the module asked for; several if
+                                    // modules share the parameter; the first one is its name
   std::vector<std::int64_t> shape;  // of the whole parameter
   bool flat = false;         // FSDP1: `local` is one-dimensional and counts elements, not rows
-  int dim = 0;               // that is sharded; "rows" are slices of it
-  std::int64_t offset = 0;   // first row (flat: element) held here; the row count when none is
-  torch::Tensor local;       // the rows held here, contiguous, a leaf; its grad() is the same
-                             // rows of the gradient averaged over the ranks, and refuses norms,
-                             // dot products and cat, which would be those of the rows alone
-  bool sharded = false;      // false: fully_shard did not take it; `local` is the whole of it
+  int dim = 0;               // the dimension that is sharded; "rows" are slices of it
+  std::int64_t offset = 0;   // first row (flat: element) held here; without any, the row count
+  torch::Tensor local;       // the rows held here, contiguous; a leaf. Its grad() holds the same
+                             // rows of the gradient averaged over the ranks. It refuses norms, dot
+                             // products and cat, which would cover only these rows
+  bool sharded = false;      // false: fully_shard did not take it, and `local` is all of it
   std::optional<Mesh> mesh;  // set when sharded
-  // Of FSDP1's flat parameter (without use_orig_params): the module's parameters in it, in their
-  // order. Its own name ends in _flat_param.
+  // For FSDP1's flat parameter (without use_orig_params): the module's parameters in it, in their
+  // order. The flat parameter's own name ends in _flat_param.
   std::vector<FlatMember> members;
   std::weak_ptr<detail::ParameterHome> home = {};  // for optimizers
 
   [[nodiscard]] const std::string& name() const { return names.front(); }
 };
 
-// The `local` tensors: what a torch::optim optimizer takes.
+// The `local` tensors, which a torch::optim optimizer takes.
 [[nodiscard]] std::vector<torch::Tensor> local_tensors(
     const std::vector<ShardedParameter>& parameters);
 

@@ -14,61 +14,61 @@
 
 namespace tessera {
 
-// PyTorch's MixedPrecisionPolicy. Shards, their gradients and checkpoints keep the
-// parameters' own dtype; nothing set changes nothing.
+// PyTorch's MixedPrecisionPolicy. Shards, their gradients and checkpoints keep the parameters' own
+// dtype. Options that are not set change nothing.
 struct MixedPrecision {
-  // Of gathered parameters: what travels and computes.
+  // The dtype in which parameters are gathered and compute.
   std::optional<torch::Dtype> param_dtype = {};
-  // Gradients are reduced in, and accumulated in while they are not synchronised; unset:
-  // param_dtype.
+  // The dtype in which gradients are reduced, and in which they accumulate while they are not
+  // synchronised. Unset: param_dtype.
   std::optional<torch::Dtype> reduce_dtype = {};
-  // Floating-point results of forward are cast to it; of FSDP1's units those of the root alone.
+  // Floating-point results of forward are cast to this; with FSDP1's units only those of the root.
   std::optional<torch::Dtype> output_dtype = {};
   // Floating-point inputs are cast to param_dtype.
   bool cast_forward_inputs = true;
-  // Floating-point buffers are cast to it by the first forward and stay so; full_state_dict has
-  // them in their own.
+  // The first forward casts floating-point buffers to this, and they stay so. full_state_dict has
+  // them in their own dtype.
   std::optional<torch::Dtype> buffer_dtype = {};
-  // Averaged gradients stay in param_dtype.
+  // True: averaged gradients stay in param_dtype.
   bool keep_low_precision_grads = false;
-  // A module in evaluation, module->eval(), computes in its parameters' and buffers' own dtype
-  // (PyTorch's FSDP_USE_FULL_PREC_IN_EVAL). For forwards without gradients: with them it
-  // is an error.
+  // True: a module in evaluation, module->eval(), computes in its parameters' and buffers' own
+  // dtype (PyTorch's FSDP_USE_FULL_PREC_IN_EVAL). This is for forwards without gradients: with
+  // gradients it is an error.
   bool full_precision_in_eval = false;
 };
 
-// When the unit whose backward comes next is gathered: at the beginning of this one's
-// backward, or after this one is freed, which overlaps less and needs less memory.
+// When the unit whose backward comes next is gathered. pre: at the beginning of this unit's
+// backward. post: after this unit is freed, which overlaps less and needs less memory.
 enum class BackwardPrefetch : std::uint8_t { pre, post };
 
 struct ShardOptions {
-  // Free the unit when its module's forward returns. Unset: yes, except for the root, whose
-  // backward comes at once.
+  // True: free the unit when its module's forward returns. Unset: free it; the root stays, because
+  // its backward follows at once.
   std::optional<bool> reshard_after_forward = {};
-  // Keep the unit gathered after its backward: for several micro-batches in a row.
+  // False: keep the unit gathered after its backward, for several micro-batches in a row.
   bool reshard_after_backward = true;
   MixedPrecision mixed_precision = {};
-  // Unset: units are gathered when they are needed.
+  // Unset: units are gathered only when they are needed.
   std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::pre;
-  // Gather the unit that came next in the last pass while this one computes.
+  // While this unit computes, gather the one that came next in the last pass.
   bool forward_prefetch = true;
-  // With a number k: after forward a rank keeps 1/k of the unit instead of freeing down to its
-  // shard, and gathers it for backward from its k neighbours, which are on its host when k is their
-  // number (reshard_after_forward as an int). A factor of the ranks that share the unit;
-  // 0, 1 and all of them are what reshard_after_forward says.
+  // With a number k: after forward a rank keeps 1/k of the unit, not only its shard. For backward
+  // it gathers the unit from its k neighbours. If k is the number of ranks on a host, these are on
+  // its own host. PyTorch has this as a reshard_after_forward that is an int. k must divide the
+  // number of ranks that share the unit. With 0, 1 or that number, reshard_after_forward decides.
   int reshard_after_forward_ranks = 0;
-  // The dimension that a parameter is sharded along; unset or nothing: 0. Others than 0 need sizes
-  // that the ranks divide.
+  // Chooses the dimension that a parameter is sharded along. Unset or nothing: 0. The number of
+  // ranks must divide the size of any other dimension.
   std::function<std::optional<int>(const torch::Tensor& parameter)> shard_placement = {};
   // Shards, their gradients and with them the optimizer's state stay on the CPU, in pinned memory
-  // where there is a device, and travel to the mesh's device to be gathered.
+  // if there is a device. They travel to the mesh's device to be gathered.
   bool offload_to_cpu = false;
-  // Parameters that stay as they are: not sharded, their gradients not reduced.
+  // Parameters that stay as they are: they are not sharded, and their gradients are not reduced.
   std::vector<torch::Tensor> ignored_parameters = {};
-  // Gradients are divided by it instead of by the number of ranks.
+  // Gradients are divided by this instead of by the number of ranks.
   std::optional<double> gradient_divide_factor = {};
   // Fills the unit's modules that are on the meta device, as `materialize` of
-  // tessera/deferred_init.h says. Unset: what deferred_init recorded does.
+  // tessera/deferred_init.h says. Unset: they are filled from what deferred_init recorded.
   std::function<void(torch::nn::Module&)> param_init_fn = {};
 };
 
@@ -89,7 +89,7 @@ enum class Geometry : std::uint8_t {
   flat_original,  // FSDP1 with use_orig_params: parts of the flat one for each parameter
 };
 
-// What makes a unit. `shard` unset: parameters stay whole where they are, on every rank.
+// What makes a unit. If `shard` is unset, parameters stay whole and in place on every rank.
 struct UnitSpec {
   Mesh mesh;  // all ranks; owns the unit
   std::optional<Mesh> shard = {};
@@ -98,7 +98,7 @@ struct UnitSpec {
   ReplicateOptions buckets = {};
   Geometry geometry = Geometry::rows;
   std::unordered_set<const torch::nn::Module*> ignored_modules = {};  // and all below each
-  bool sync_states = false;       // parameters and buffers are rank 0's
+  bool sync_states = false;       // parameters and buffers become rank 0's
   bool cast_root_inputs = false;  // where the unit is the root, whatever cast_forward_inputs says
 };
 

@@ -1,4 +1,4 @@
-// Tensors in memory that somebody else owns: where a read goes to, what a save takes.
+// Tensors in memory that somebody else owns: what a read fills, and what a save takes.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,14 @@
 
 namespace tessera {
 
-// A tensor whose elements may be read. The memory outlives the view and everything made from it.
+// A tensor whose elements may be read. Its memory must outlive the view and everything made from
+// it.
 class ConstTensorView {
  public:
-  // `strides` in elements, one a dimension; empty: row-major. `invalid_argument` for negative sizes
-  // or strides, another number of strides, or no memory where there are elements. Where `memory` is
-  // given with its size every element is proved to lie in it: `invalid_argument` with both numbers.
+  // `strides` counts elements, one per dimension; empty: row-major. Throws `invalid_argument` for
+  // negative sizes or strides, a wrong number of strides, or no memory although there are elements.
+  // If `memory` has a size, every element must lie in it: else `invalid_argument` names both
+  // numbers.
   [[nodiscard]] static ConstTensorView of(const void* data, DType dtype, Shape shape,
                                           Shape strides = {});
   [[nodiscard]] static ConstTensorView of(ByteView memory, DType dtype, Shape shape,
@@ -25,12 +27,12 @@ class ConstTensorView {
   [[nodiscard]] const std::byte* data() const noexcept { return data_; }
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   [[nodiscard]] const Shape& shape() const noexcept { return shape_; }
-  // Elements; one a dimension, also where none were given.
+  // In elements, one per dimension, also if none were given.
   [[nodiscard]] const Shape& strides() const noexcept { return strides_; }
 
-  // The elements in `box`; `invalid_argument` when it is not inside of the shape.
+  // The elements in `box`. Throws `invalid_argument` if the box reaches outside the shape.
   [[nodiscard]] ConstTensorView part(const Box& box) const;
-  // A leaf for a tree that is saved. A load into it is `invalid_argument`.
+  // A leaf for a tree that is saved. Loading into it is `invalid_argument`.
   [[nodiscard]] Tensor tensor() const;
 
  private:
@@ -43,7 +45,7 @@ class ConstTensorView {
   Shape strides_;
 };
 
-// The same where elements may be written, too.
+// The same for elements that may also be written.
 class TensorView : public ConstTensorView {
  public:
   [[nodiscard]] static TensorView of(void* data, DType dtype, Shape shape, Shape strides = {});

@@ -1,8 +1,8 @@
-// Everything that a first program needs. docs/api.md is the index: what each header is for, with an
-// example.
+// Includes everything that a first program needs. docs/api.md is the index: it says what each
+// header is for, with examples.
 //
-// Programs that link Tessera::Torch get the runtime too; Tessera::Core is the library without
-// libtorch.
+// Programs that link Tessera::Torch also get the training runtime. Tessera::Core is the library
+// without libtorch.
 #pragma once
 
 #include "tessera/checkpoint.h"

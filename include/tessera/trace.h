@@ -1,5 +1,5 @@
-// Trace: what the units of a model did on this rank, and when. For tests of schedules and for
-// looking at overlap.
+// Trace: what the units of a model did on this rank, and when. Use it to test schedules and to look
+// at overlap.
 //
 //   Trace trace(model);
 //   for (int step = 0; step < 3; ++step) train(step);
@@ -25,8 +25,8 @@ class Unit;
 enum class TraceStep : std::uint8_t {
   start_gather,   // the shards are on their way
   wait_gather,    // this rank can do nothing else until they are here
-  finish_gather,  // the parameters are whole, or were not wanted after all
-  free,           // they are not any more
+  finish_gather,  // the parameters are whole, or turned out not to be wanted
+  free,           // the parameters are no longer whole
   enter_forward,
   leave_forward,
   enter_backward,
@@ -44,9 +44,9 @@ struct TraceEvent {
   std::chrono::steady_clock::time_point at;  // one clock for all processes of a host
 };
 
-// Records while it lives. Steps of communication are those of sharded units; what happens inside
-// DistributedDataParallel's buckets is one reduction here. Throws `invalid_argument` when a unit is
-// recorded already. Not thread-safe, as the model is not.
+// Records while it lives. Steps of communication are those of sharded units; all that happens
+// inside DistributedDataParallel's buckets is one reduction here. Throws `invalid_argument` if a
+// unit is being recorded already. Not thread-safe, as the model is not.
 class [[nodiscard]] Trace {
  public:
   explicit Trace(ModuleRef module);
@@ -57,9 +57,9 @@ class [[nodiscard]] Trace {
   [[nodiscard]] const std::vector<TraceEvent>& events() const noexcept { return *events_; }
   void clear() noexcept { events_->clear(); }
 
-  // What all ranks recorded, written by rank 0 to `path` in Chrome's trace format: a process a
-  // rank, with a lane each for computing, gathers and reductions, and the memory of gathered
-  // parameters. Throws `io` on every rank when the file cannot be written. Collective.
+  // Rank 0 writes to `path` what all ranks recorded, in Chrome's trace format. Each rank is a
+  // process there, with one lane each for computing, gathers and reductions, and with the memory of
+  // gathered parameters. Throws `io` on every rank if the file cannot be written. Collective.
   void write(const std::string& path, const Mesh& mesh) const;
 
  private:
@@ -69,7 +69,7 @@ class [[nodiscard]] Trace {
 
 // What a unit holds and has done, for tests and reports.
 struct UnitReport {
-  std::string name;                  // of its module below the module asked for; empty: itself
+  std::string name;                  // of its module, below the module asked for; empty: itself
   std::int64_t parameters = 0;       // elements, whole
   std::uint64_t shard_bytes = 0;     // held always
   std::uint64_t gathered_bytes = 0;  // held now for the gathered parameters; 0 when freed

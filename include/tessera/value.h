@@ -1,11 +1,11 @@
 // Value: the tree that a checkpoint is.
 //
-// A Value is a handle to a node; copying the handle shares the node, as names share objects in
-// Python. Identity (two places holding the same node) survives reading and writing. The tree holds
-// plain data, tensor leaves, and object nodes for everything that is not plain data: those are kept
-// and written back, never executed. A tree has no cycles: readers refuse them with `unsupported`,
-// what takes a caller's tree with `invalid_argument`.
-// Reading members may be called from several threads while nobody changes the tree.
+// A Value is a handle to a node. Copies of the handle share the node, as names share objects in
+// Python. Identity (one node in two places) survives reading and writing. The tree holds plain
+// data, tensor leaves, and object nodes for everything else; objects are kept and written back, but
+// never executed. A tree has no cycles: readers refuse them with `unsupported`, and functions that
+// take a caller's tree with `invalid_argument`. Several threads may call reading members at once
+// while nobody changes the tree.
 #pragma once
 
 #include <complex>
@@ -43,13 +43,13 @@ struct Storage {
   Encoding encoding = Encoding::raw;
   std::byte* data = nullptr;           // the bytes in memory; null when in `source`
   std::shared_ptr<void> owner;         // keeps `data` alive
-  std::optional<std::uint32_t> crc32;  // of all bytes as the file records it; 0 means not computed
+  std::optional<std::uint32_t> crc32;  // of all bytes, as the file records it; 0: not computed
   std::string location = "cpu";        // torch.save's device tag
   DType dtype = DType::float32;        // element type that torch.save's storage class names
-  std::string torch_class;  // that class where the dtype does not say it: "UntypedStorage",
+  std::string torch_class;  // the class, if the dtype does not imply it: "UntypedStorage",
                             // "QInt8Storage"; empty: the dtype's own
-  // The strings "storage" and `location` as the file has them (a tuple): in Python they are single
-  // objects that other places of the tree may hold too. Null: strings of their own.
+  // The strings "storage" and `location` as the file has them (a tuple). In Python they are single
+  // objects, which other places of the tree may share. Null: this storage has strings of its own.
   std::shared_ptr<const Value> id_strings;
 };
 
@@ -59,32 +59,32 @@ struct Piece {
   std::shared_ptr<Storage> storage;  // null: held by another rank
   std::int64_t storage_offset =
       0;          // elements from the storage's first byte (0 for encoded storages)
-  Shape strides;  // elements, one a dimension of the box; empty: row-major
+  Shape strides;  // elements, one per dimension of the box; empty: row-major
   int rank = -1;  // who holds it, when known
-  // torch's lazy bits: an element is the conjugate, the negative, of what the storage holds.
-  // Whoever reads elements gets them resolved; only torch.save files write the bits as they are.
-  bool conj = false;  // says nothing of elements that are not complex
+  // torch's lazy bits: an element is the conjugate, or the negative, of what the storage holds.
+  // Readers of elements get them resolved; only torch.save files store the bits as they are.
+  bool conj = false;  // has no effect on elements that are not complex
   bool neg = false;
 };
 
-// A tensor leaf: what it is, and the pieces of it that are known here. In a checkpoint that was
-// opened the pieces cover the tensor; in a tree that one of N ranks saves they are that rank's own.
+// A tensor leaf: what the tensor is, and which of its pieces are known here. In an opened
+// checkpoint they cover the tensor; in a tree that one of N ranks saves, they are that rank's own.
 struct Tensor {
   DType dtype = DType::float32;
   Shape shape;
   std::vector<Piece> pieces;
   bool requires_grad = false;
-  bool parameter = false;     // torch.nn.Parameter around it
+  bool parameter = false;     // wrapped in a torch.nn.Parameter
   bool sharded = false;       // pieces are chunks of a DTensor: saved as a sharded tensor
   bool bare_storage = false;  // the storage itself, as torch.save refers to it: one-dimensional
-  // Element type of the pieces' bytes where it is not `dtype`: readers convert. Only while a
+  // Element type of the pieces' bytes if it is not `dtype`: readers convert. Set only while a
   // conversion runs.
   std::optional<DType> stored;
   std::shared_ptr<const Value> attributes;  // of the Python object (its pickled state); null: none
 };
 
-// An integer of any size: `big` holds the two's complement, little end first, when it leaves 64
-// bits.
+// An integer of any size. If it does not fit 64 bits, `big` holds its two's complement, little end
+// first.
 struct Integer {
   std::int64_t small = 0;
   std::vector<std::byte> big;  // empty: `small` is the value
@@ -93,11 +93,11 @@ struct Integer {
 
 enum class DictKind : std::uint8_t { dict, ordered_dict, default_dict };
 
-// What pickle can say about a thing that is not plain data: REDUCE of a global with arguments (or
-// NEWOBJ when `by_new`), then a state, then list and dict items.
+// What pickle can say about a thing that is not plain data: REDUCE of a global with arguments
+// (NEWOBJ if `by_new`), then a state, then list and dict items.
 struct Object;
 
-// Numbers that are data: characters are not.
+// Numbers that count as data. Characters do not.
 template <class T>
 concept IntegerNumber = std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, char> &&
                         !std::same_as<T, wchar_t> && !std::same_as<T, char8_t> &&
@@ -128,8 +128,8 @@ class Value {
   using List = std::vector<Value>;
   using Pair = std::pair<Value, Value>;
 
-  // Literals and numbers read as data. What C++ would only turn into a bool or a number by itself
-  // does not convert: pointers, characters, enumerators.
+  // Literals and numbers become data. Pointers, characters and enumerators, which C++ would
+  // silently turn into a bool or a number, do not convert.
   Value();  // none
   template <std::same_as<bool> T>
   Value(T value) : Value(of_bool(value)) {}  // NOLINT(google-explicit-constructor)
@@ -153,29 +153,29 @@ class Value {
   static Value set(List items = {});
   static Value frozenset(List items = {});
   static Value dict(std::vector<Pair> pairs = {}, DictKind kind = DictKind::dict);
-  // A class or function by name, "module.name"; names a dtype when module is torch.
+  // A class or function by name, "module.name". If the module is torch, it names a dtype.
   static Value global(std::string module, std::string name);
-  // The same from two string nodes, whose identity is kept: protocol 4 writes names as shared
-  // strings.
+  // The same from two string nodes, whose identity is kept: pickle protocol 4 writes names as
+  // shared strings.
   static Value global_of(Value module, Value name);
   static Value object(Object object);
 
   [[nodiscard]] Kind kind() const noexcept;
   [[nodiscard]] bool is(Kind kind) const noexcept { return this->kind() == kind; }
-  // Equal for two handles of one node only.
+  // Equal only for two handles of one node.
   [[nodiscard]] const void* identity() const noexcept;
-  // Whether the node has other handles than this one, so that its identity outlives it.
+  // Whether other handles of the node exist, so that its identity outlives this handle.
   [[nodiscard]] bool is_shared() const noexcept { return node_.use_count() > 1; }
 
-  // Each throws `mismatch` saying what was found when the node is of another kind. References and
-  // pointers into the tree live as long as the node that they lead into. Of a temporary there are
-  // none: what is asked of it comes as a value, which outlives it, as in
+  // Each throws `mismatch`, saying what was found, if the node is of another kind. References and
+  // pointers into the tree live as long as the node that they lead into. A temporary gives no
+  // references: its members return values, which outlive it, as in
   // `checkpoint.load().at("w").as_tensor()`.
   [[nodiscard]] bool as_bool() const;
-  [[nodiscard]] std::int64_t as_int() const;  // `limit` when it leaves 64 bits
+  [[nodiscard]] std::int64_t as_int() const;  // `limit` if it does not fit 64 bits
   [[nodiscard]] const Integer& as_integer() const&;
   [[nodiscard]] Integer as_integer() const&& { return this->as_integer(); }
-  [[nodiscard]] double as_real() const;  // integers are taken too
+  [[nodiscard]] double as_real() const;  // also of an integer
   [[nodiscard]] std::complex<double> as_complex() const;
   [[nodiscard]] const std::string& as_string() const&;
   [[nodiscard]] std::string as_string() const&& { return this->as_string(); }
@@ -201,7 +201,7 @@ class Value {
   [[nodiscard]] const Value& global_name_node() const&;
   [[nodiscard]] Value global_name_node() const&& { return this->global_name_node(); }
 
-  // Dicts. Order of insertion is kept. Keys are compared by value.
+  // Dicts. They keep the order of insertion and compare keys by value.
   [[nodiscard]] const std::vector<Pair>& pairs() const&;
   [[nodiscard]] std::vector<Pair> pairs() const&& { return this->pairs(); }
   [[nodiscard]] DictKind dict_kind() const;
@@ -212,17 +212,17 @@ class Value {
   [[nodiscard]] const Value& at(std::string_view key) const&;  // `not_found` naming the key
   [[nodiscard]] Value& at(std::string_view key) &;
   [[nodiscard]] Value at(std::string_view key) const&& { return this->at(key); }
-  // As `at`; of a dict that may change a missing key is appended, with none.
+  // As `at`. But in a dict that may change, a missing key is appended, with the value none.
   [[nodiscard]] const Value& operator[](std::string_view key) const& { return at(key); }
   [[nodiscard]] Value& operator[](std::string_view key) &;
   [[nodiscard]] Value operator[](std::string_view key) const&& { return this->at(key); }
   void set_item(Value key, Value value);  // replaces or appends
-  // Whether the key was there. Takes as long as the dict is large, as does `rename`.
+  // Returns whether the key was there. Takes time in proportion to the dict, as does `rename`.
   bool erase(std::string_view key);
-  // The key becomes another one, its place and value stay. Throws `not_found` without it and
-  // `conflict` when `to` is another key of the dict.
+  // Gives a key another name; its place and value stay. Throws `not_found` if there is no such key,
+  // and `conflict` if `to` is another key of the dict.
   void rename(std::string_view from, std::string_view to);
-  // Sequences. `not_found` naming the index.
+  // Sequences. Throws `not_found` naming the index.
   [[nodiscard]] const Value& at(std::size_t index) const&;
   [[nodiscard]] Value& at(std::size_t index) &;
   [[nodiscard]] Value at(std::size_t index) const&& { return this->at(index); }
@@ -238,14 +238,13 @@ class Value {
   const Value* default_factory() const&& = delete;
   void set_default_factory(Value factory);
 
-  // A tree of its own: its containers, objects and tensor leaves may change while this tree stays
-  // as it is. What several places of this tree share, those of the copy share too. The tensors'
-  // bytes are not copied: both trees' pieces lead to the same memory or file. Throws
-  // `invalid_argument` for a tree that contains itself and `limit` for one of more than 2000
-  // levels.
+  // A separate copy: its containers, objects and tensor leaves may change while this tree stays as
+  // it is. Places that share a node in this tree also share one in the copy. The tensors' bytes are
+  // not copied: the pieces of both trees lead to the same memory or file. Throws `invalid_argument`
+  // for a tree that contains itself, and `limit` for a tree of more than 2000 levels.
   [[nodiscard]] Value clone() const;
 
-  // Deep equality of data; tensors compare dtype, shape and strides but not their elements.
+  // Deep equality of data. Tensors compare dtype, shape and strides, but not their elements.
   friend bool operator==(const Value& a, const Value& b);
 
  private:
@@ -259,14 +258,14 @@ class Value {
 };
 
 struct Object {
-  Value callable;                      // a global, or for nested constructions an object
+  Value callable;                      // a global or, in nested constructions, an object
   Value arguments;                     // tuple
   bool by_new = false;                 // NEWOBJ (cls.__new__) instead of REDUCE
   std::optional<Value> keywords = {};  // NEWOBJ_EX
   std::optional<Value> state = {};     // BUILD
   std::vector<Value> list_items = {};  // APPEND(S)
   std::vector<std::pair<Value, Value>> dict_items = {};  // SETITEM(S)
-  // "module.name" of the callable when it is a global, else empty.
+  // "module.name" of the callable if it is a global, else empty.
   [[nodiscard]] std::string name() const;
 };
 

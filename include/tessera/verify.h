@@ -31,8 +31,9 @@ struct VerifyOptions {
   std::stop_token stop = {};  // ends the work with `cancelled`
 };
 
-// Structure, coverage, sizes, and every checksum there is: all bytes of files with digests, the
-// CRC-32s of others. A checkpoint that cannot be opened is a finding, not an exception.
+// Checks structure, coverage, sizes, and every checksum there is: all bytes of files with digests,
+// and the CRC-32s of other files. A checkpoint that cannot be opened is a finding, not an
+// exception.
 [[nodiscard]] VerifyReport verify(const Location& where, const VerifyOptions& options = {});
 // The same for a checkpoint that is open.
 [[nodiscard]] VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options = {});
@@ -44,15 +45,16 @@ struct SealOptions {
 };
 
 struct SealReport {
-  bool was_sealed = false;  // all files had digests already: nothing was written
+  bool was_sealed = false;  // all files had digests already, and nothing was written
   std::string side_file;    // its path; empty: the digests are inside the file
   std::uint64_t files = 0;  // with digests
   std::uint64_t bytes = 0;  // of these files
 };
 
-// Adds digests to a checkpoint that somebody else wrote: a side file in its directory, or beside a
-// single file (docs/formats/side-file.md). From then on every read of it is checked. Verifies it
-// first and throws the first finding: damage is not sealed. A second time only verifies.
+// Adds digests to a checkpoint that somebody else wrote, in a side file: in its directory, or
+// beside a single file (docs/formats/side-file.md). From then on every read of it is checked. It
+// verifies the checkpoint first and throws the first finding, so it never seals damage. A second
+// call only verifies.
 SealReport seal(const std::string& path, const SealOptions& options = {});
 
 struct Difference {
@@ -63,9 +65,9 @@ struct Difference {
 };
 [[nodiscard]] std::string_view to_string(Difference::Kind kind) noexcept;
 
-// Compares by name, across kinds: `missing` is in `a` only, `extra` in `b` only. Tensors are
-// compared bit for bit. Where both have types, those of dicts, of their keys and of tensors
-// (parameters, requires_grad) are compared too: `type`, once a container.
+// Compares by name, across kinds: `missing` is only in `a`, `extra` only in `b`. Tensors are
+// compared bit for bit. If both checkpoints have types, the types of dicts, of their keys and of
+// tensors (parameters, requires_grad) are compared too; a difference is one `type` per container.
 [[nodiscard]] std::vector<Difference> diff(const Checkpoint& a, const Checkpoint& b,
                                            const ProgressHook& progress = {});
 

@@ -22,11 +22,11 @@ class Unit;
 // The unit that fully_shard made of `module`; null when there is none.
 [[nodiscard]] std::shared_ptr<Unit> find_unit(const torch::nn::Module* module);
 
-// Throws Error: the tensors of a forward's result have to be found to prepare the backward.
+// Throws an Error: the tensors of a forward's result must be found to prepare the backward.
 [[noreturn]] void throw_unknown_result(const Unit& unit, const std::type_info& result);
 
-// One call of one unit's module: enter, forward, leave. Left by an exception it marks the model as
-// needing a reset.
+// One call of one unit's module: enter, forward, leave. If an exception ends it, it marks the model
+// as needing a reset.
 class Call {
  public:
   explicit Call(std::shared_ptr<Unit> unit);
@@ -34,9 +34,9 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  // Gathers the unit and replaces inputs by ones whose gradient tells when its backward is done.
+  // Gathers the unit, and replaces inputs by ones whose gradients tell when its backward is done.
   void enter(const std::vector<at::Tensor*>& inputs);
-  // Frees the unit and has the results' gradients gather it again.
+  // Frees the unit, and lets the results' gradients gather it again.
   void leave(const std::vector<at::Tensor*>& results);
   // Turns an exception of forward into the Error that explains it, or throws it on as it is.
   [[noreturn]] void explain(std::exception_ptr failure) const;
@@ -60,7 +60,8 @@ auto& impl_of(Module& module) {
   }
 }
 
-// Arguments with tensors inside travel as copies, which may be replaced; all others as they came.
+// Arguments with tensors inside are passed as copies, which may be replaced. All others are passed
+// as they came.
 template <typename Argument>
 using Carried =
     std::conditional_t<TensorsOf<std::decay_t<Argument>>::any, std::decay_t<Argument>, Argument&&>;
@@ -82,7 +83,7 @@ void collect_tensors(Value& value, std::vector<at::Tensor*>& into) {
   }
 }
 
-// `forward`: what is called between the unit's steps.
+// `forward` is what is called between the unit's steps.
 template <typename Forward, typename... Arguments, std::size_t... I>
 auto call_unit(std::shared_ptr<Unit> unit, Forward&& forward, std::index_sequence<I...>,
                Arguments&&... arguments)

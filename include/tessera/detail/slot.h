@@ -16,8 +16,8 @@
 
 namespace tessera::detail {
 
-// What a Sequential slot holds for a module that is a unit: torch's own holder, whose forward is
-// seen.
+// What a Sequential slot holds for a module that is a unit: torch's own holder, but its calls of
+// forward are seen.
 template <typename Impl, typename Result, typename... Arguments>
 class UnitSlot : public torch::nn::AnyModuleHolder<Impl, Arguments...> {
  public:
@@ -48,7 +48,7 @@ class UnitSlot : public torch::nn::AnyModuleHolder<Impl, Arguments...> {
   }
 
  private:
-  // Fewer arguments than forward takes, or of another type, are for Base::forward to judge.
+  // Base::forward judges arguments that are missing or of another type.
   template <typename Argument>
   static void collect(std::vector<torch::nn::AnyValue>& arguments, std::size_t index,
                       std::vector<at::Tensor*>& into) {
@@ -67,7 +67,7 @@ SlotMaker slot_maker_for(std::weak_ptr<Impl> module, Result (Class::*)(Arguments
   };
 }
 
-// Null for a module that no Sequential can hold (overloaded or templated forward).
+// Null for a module that no Sequential can hold, because its forward is overloaded or a template.
 template <typename Impl>
 SlotMaker make_slot_maker(const std::shared_ptr<Impl>& module) {
   if constexpr (requires { slot_maker_for<Impl>(std::weak_ptr<Impl>(module), &Impl::forward); }) {
@@ -94,7 +94,7 @@ struct UnitModule {
   SlotMaker slot_maker = nullptr;
 };
 
-// Makes one unit of the modules, less those that another one of them contains.
+// Makes one unit of the modules, without those that another one of them contains.
 void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec);
 
 }  // namespace tessera::detail

@@ -1,4 +1,4 @@
-// TensorsOf<T>: where the tensors are in a value that goes into or comes out of a forward.
+// TensorsOf<T>: finds the tensors in a value that goes into or comes out of a forward.
 //
 // Specialize it for a struct of your own to let a sharded module take or return it:
 //   template <> struct tessera::TensorsOf<Output> {
@@ -22,7 +22,7 @@
 
 namespace tessera {
 
-// `known`: all tensors inside a T are found. `any`: there may be some.
+// `known`: whether all tensors inside a T are found. `any`: whether there may be some.
 template <typename T, typename = void>
 struct TensorsOf {
   static constexpr bool known = std::is_void_v<T> || std::is_arithmetic_v<T> || std::is_enum_v<T> ||

@@ -12,19 +12,19 @@
 
 namespace tessera {
 
-// Called on every rank in the same order, once a unit and backward, in the place of FSDP's own
-// reduction and division. `gradient` is one-dimensional and this rank's to change. Where parameters
-// are sharded it holds the parts of all ranks end to end, and the hook writes what this rank's part
-// should be to `shard` (1/N of its size). Where they are whole (NO_SHARD, `shard` undefined) the
-// hook works in place. A rank without a gradient for a parameter gives zeros. Nothing else runs
-// while a hook does: it communicates as it likes, on every rank alike. It may not hold a copy of
-// the mesh, which owns the units that hold the hook.
+// Called on every rank in the same order, once per unit and backward, instead of FSDP's own
+// reduction and division. `gradient` is one-dimensional, and the hook may change it. If parameters
+// are sharded, it holds the parts of all ranks end to end, and the hook writes to `shard` (1/N of
+// its size) what this rank's part should be. If they are whole (NO_SHARD), `shard` is undefined,
+// and the hook works in place. A rank without a gradient for a parameter gives zeros. Nothing else
+// runs while a hook does: it may communicate as it likes, alike on every rank. It may not hold a
+// copy of the mesh, because the mesh owns the units that hold the hook.
 using CommHook = std::function<void(torch::Tensor& gradient, torch::Tensor& shard)>;
 
 // Averages over the ranks of `mesh`, as without a hook: PyTorch's allreduce_hook and
-// reduce_scatter_hook. The mesh has to outlive training with it.
+// reduce_scatter_hook. The mesh must outlive training with it.
 [[nodiscard]] CommHook average_hook(const Mesh& mesh);
-// The same with gradients that travel, and are summed, in a shorter type.
+// The same, but gradients travel, and are summed, in a shorter type.
 [[nodiscard]] CommHook fp16_compress_hook(const Mesh& mesh);
 [[nodiscard]] CommHook bf16_compress_hook(const Mesh& mesh);
 

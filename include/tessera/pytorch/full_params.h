@@ -1,4 +1,4 @@
-// Whole parameters of a sharded model: to look at, to change, to save in one piece.
+// Whole parameters of a sharded model: to look at them, change them, or save them in one piece.
 //
 //   {
 //     FullParams whole(model);                    // collective
@@ -6,8 +6,8 @@
 //   }                                             // local
 //   auto state = full_state_dict(model, {.rank0_only = true});
 //
-// In the parameters' own dtype, whatever mixed precision computes in. Not between a forward and its
-// backward.
+// Parameters are in their own dtype, whatever mixed precision computes in. Do not ask for them
+// between a forward and its backward.
 #pragma once
 
 #include <torch/ordered_dict.h>
@@ -23,18 +23,17 @@ namespace tessera {
 
 // Arguments of PyTorch's summon_full_params.
 struct FullParamsOptions {
-  bool recurse = true;      // units below the module's own too
-  bool writeback = true;    // changes are kept: by each rank those of what it holds
-  bool rank0_only = false;  // on other ranks parameters stay without data; needs writeback = false
+  bool recurse = true;      // also units below the module's own
+  bool writeback = true;    // keep changes: each rank keeps those of what it holds
+  bool rank0_only = false;  // other ranks' parameters stay without data; needs writeback = false
   bool offload_to_cpu = false;
-  bool with_grads = false;  // gradients too: a parameter that no rank has one for has none
+  bool with_grads = false;  // gradients too; a parameter without one on any rank has none
 };
 
-// Within its life the parameters of the units at and below `module` have all their data; what
-// unshard() gathered is freed afterwards. Parameters that stay where they are (`replicate`) have it
-// anyway, and changes to them always last. Throws
-// `invalid_argument` in forward or backward, inside another one's life, for `writeback` with
-// `rank0_only`. Collective.
+// While it lives, the parameters of the units at and below `module` have all their data. What
+// unshard() gathered is freed afterwards. Parameters that stay in place (`replicate`) always have
+// their data, and changes to them always last. Throws `invalid_argument` in a forward or backward,
+// while another one lives, and for `writeback` with `rank0_only`. Collective.
 class [[nodiscard]] FullParams {
  public:
   explicit FullParams(ModuleRef module, const FullParamsOptions& options = {});
@@ -52,9 +51,9 @@ struct FullStateOptions {
   bool offload_to_cpu = false;
 };
 
-// Parameters and buffers as Python's state_dict() of the module without sharding has them: names,
-// order, copies of the values; what modules share stands under each of its names. One unit at a
-// time is gathered. Collective.
+// Parameters and buffers as Python's state_dict() has them for the module without sharding: its
+// names, its order, copies of its values. A tensor that modules share is under each of its names.
+// One unit at a time is gathered. Collective.
 using FullState = torch::OrderedDict<std::string, torch::Tensor>;
 [[nodiscard]] FullState full_state_dict(ModuleRef module, const FullStateOptions& options = {});
 // The reverse: every rank gives the whole dict and takes its own part. Throws `mismatch` naming a

@@ -7,12 +7,12 @@
 //   model.clip_grad_norm_(1.0);
 //   optimizer.step();
 //
-// Each unit's parameters lie end to end in one flat array that is cut into equal parts, one a
-// rank: the geometry that FSDP1's checkpoints show, to the byte. Without `use_orig_params` the
-// optimizer sees one flat parameter a unit, with it a flat part of each parameter. All else is
-// fully_shard's engine, and its rules on which calls are seen hold: units chosen by a policy have
-// to be called through TESSERA_MODULE holders or tessera::call, or lie in a Sequential when the
-// policy knows their type. Modules are not replaced: names stay what they are.
+// Each unit's parameters lie end to end in one flat array, which is cut into equal parts, one per
+// rank: the geometry of FSDP1's checkpoints, to the byte. Without `use_orig_params` the optimizer
+// sees one flat parameter per unit, with it a flat part of each parameter. All else is
+// fully_shard's engine, and its rules on which calls are seen apply: units that a policy chooses
+// must be called through TESSERA_MODULE holders or tessera::call_module, or lie in a Sequential if
+// the policy knows their type. Modules are not replaced, so names stay what they are.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -36,13 +36,12 @@ namespace tessera {
 enum class ShardingStrategy : std::uint8_t {
   full_shard,          // parameters, gradients, optimizer state; freed after forward
   shard_grad_op,       // the same, but gathered from forward until after backward
-  no_shard,            // nothing: data parallel
+  no_shard,            // nothing is sharded: data parallel
   hybrid_shard,        // full_shard within mesh.shard, copies over mesh.replicate
   hybrid_shard_zero2,  // shard_grad_op, likewise
 };
 
-// Shards, their gradients and the optimizer's state on the CPU: fully_shard's
-// offload_to_cpu.
+// Keeps shards, their gradients and the optimizer's state on the CPU: fully_shard's offload_to_cpu.
 struct CPUOffload {
   bool offload_params = false;
 };
@@ -50,35 +49,36 @@ struct CPUOffload {
 struct FullyShardedOptions;
 using ModulePredicate = std::function<bool(const torch::nn::Module& module)>;
 
-// Which modules below the one that is wrapped become units of their own.
+// Chooses which modules below the wrapped one become units of their own.
 struct WrapPolicy {
-  // Asked with `recurse` whether to look inside a module, then without whether it becomes a unit;
-  // `unwrapped` counts the elements below it that are in no unit yet. Empty: no module does.
+  // Called with `recurse` to ask whether to look inside a module, then without it to ask whether
+  // the module becomes a unit. `unwrapped` counts the elements below it that are in no unit yet.
+  // Empty: no module becomes a unit.
   std::function<bool(const torch::nn::Module& module, bool recurse, std::int64_t unwrapped)>
       decide = {};
-  // For a module in a slot of a Sequential, null when the policy does not know its type.
+  // For a module in a slot of a Sequential. Returns null if the policy does not know its type.
   std::function<detail::SlotMaker(const std::shared_ptr<torch::nn::Module>& module)> slot_maker =
       {};
-  // Changes what is the root's for a module that becomes a unit. Empty: nothing.
+  // Changes the root's options for a module that becomes a unit. Empty: it changes nothing.
   std::function<void(const torch::nn::Module& module, FullyShardedOptions& options)> adjust = {};
 };
 
-// Whatever the policy, what one of libtorch's own modules calls by itself (the layers of a
-// Transformer) is no unit: policies by size and `always` pass over it, those that name it are
-// refused.
+// Whatever the policy, a module that one of libtorch's own modules calls by itself (the layers of a
+// Transformer) becomes no unit. Policies by size and `always` pass over it; policies that name it
+// are refused.
 [[nodiscard]] WrapPolicy always_wrap_policy();
-// Modules of at least `min_num_params` elements. Those that `force_leaf` names are not looked into,
-// those that `exclude` names are no units; empty: MultiheadAttention, and ModuleList and
-// ModuleDict, which are none in any case.
+// Modules of at least `min_num_params` elements. The policy does not look into modules that
+// `force_leaf` names, and modules that `exclude` names become no units. Empty: `force_leaf` names
+// MultiheadAttention; `exclude` names ModuleList and ModuleDict, which become none in any case.
 [[nodiscard]] WrapPolicy size_based_auto_wrap_policy(std::int64_t min_num_params = 100'000'000,
                                                      ModulePredicate force_leaf = {},
                                                      ModulePredicate exclude = {});
 [[nodiscard]] WrapPolicy lambda_auto_wrap_policy(ModulePredicate choose);
-// Modules for which `choose` is true, with options of their own: it gets the root's to change.
-// PyTorch's CustomPolicy. It is asked more than once.
+// Modules for which `choose` is true. It gets the root's options and may change them for the
+// module: PyTorch's CustomPolicy. It is called more than once.
 [[nodiscard]] WrapPolicy custom_policy(
     std::function<bool(const torch::nn::Module& module, FullyShardedOptions& options)> choose);
-// What any of them chooses.
+// Modules that any of the policies chooses.
 [[nodiscard]] WrapPolicy or_policy(std::vector<WrapPolicy> policies);
 
 // Modules of these types: `module_wrap_policy<BlockImpl>()`.
@@ -100,15 +100,16 @@ template <typename... Impls>
   return policy;
 }
 
-// The constructor's arguments, as far as C++ has them; device and process group are the
-// mesh's. `sync_module_states` sends rank 0's values unit by unit, so a module may be on the meta
-// device; only rank 0's needs to have values, those of others come from `param_init_fn` then.
+// The arguments of PyTorch's constructor, as far as C++ has them; the mesh stands for device and
+// process group. `sync_module_states` sends rank 0's values unit by unit, so a module may be on the
+// meta device. Only rank 0's module needs values then; on other ranks `param_init_fn` fills it
+// first.
 struct FullyShardedOptions {
   ShardingStrategy sharding_strategy = ShardingStrategy::full_shard;
   WrapPolicy auto_wrap_policy = {};
   std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::pre;
   MixedPrecision mixed_precision = {.cast_forward_inputs = false};
-  bool cast_root_forward_inputs = true;  // where the module is the root
+  bool cast_root_forward_inputs = true;  // only if the module is the root
   CPUOffload cpu_offload = {};
   std::vector<torch::Tensor> ignored_parameters = {};
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules = {};
@@ -120,32 +121,32 @@ struct FullyShardedOptions {
 
 namespace detail {
 
-// Makes `module` and what the policy chooses below it units. Collective.
+// Makes units of `module` and of what the policy chooses below it. Collective.
 void wrap_module(const std::shared_ptr<torch::nn::Module>& module, const HybridMesh& mesh,
                  bool is_hybrid, const FullyShardedOptions& options, SlotMaker slot_maker);
 
-// Joins the units below `module` when no forward has done so yet.
+// Joins the units below `module` if no forward has done so yet.
 [[nodiscard]] bool is_root(const torch::nn::Module& module);
-// Throws `invalid_argument` with the text `otherwise`.
+// Throws `invalid_argument` with the text `otherwise` if the module is not the root.
 void require_root(const torch::nn::Module& module, const std::string& otherwise);
 void register_comm_hook(const torch::nn::Module& module, const CommHook& hook);
 
 }  // namespace detail
 
 // The modules at and below `module` that are units, in the order of modules(), each once; with
-// `root_only` those that are roots. Modules below one that `replicate` was applied to are
-// passed over.
+// `root_only` only those that are roots. Modules below one that `replicate` was applied to are left
+// out.
 [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> fsdp_modules(ModuleRef module,
                                                                            bool root_only = false);
 
 template <typename Holder>
 class FullyShardedDataParallel {
  public:
-  // Takes over `module`, a holder. A hybrid strategy needs a HybridMesh or, with a policy, shards
-  // over the ranks of each host (tessera/pytorch/wrap_scope.h). Throws `invalid_argument`
-  // for one with neither, a module that has units already under a policy, and what fully_shard
-  // refuses. With one rank, or hybrid with one rank a shard, every strategy is no_shard.
-  // Collective.
+  // Takes over `module`, a holder. A hybrid strategy needs a HybridMesh; with a policy it may
+  // instead shard over the ranks of each host (tessera/pytorch/wrap_scope.h). Throws
+  // `invalid_argument` for a hybrid strategy with neither, for a policy with a module that has
+  // units already, and for what fully_shard refuses. With one rank, or a hybrid strategy with one
+  // rank per shard, every strategy is no_shard. Collective.
   FullyShardedDataParallel(Holder module, const Mesh& mesh, const FullyShardedOptions& options = {})
       : FullyShardedDataParallel(std::move(module), {mesh, mesh, mesh}, false, options) {}
   FullyShardedDataParallel(Holder module, const HybridMesh& mesh,
@@ -162,20 +163,20 @@ class FullyShardedDataParallel {
   auto* operator->() { return module_.get(); }
   auto* operator->() const { return module_.get(); }
 
-  // What an optimizer takes: a flat parameter a unit, or with use_orig_params a flat part of every
-  // parameter.
+  // What an optimizer takes: a flat parameter per unit, or with use_orig_params a flat part of
+  // every parameter.
   [[nodiscard]] std::vector<ShardedParameter> parameters() const {
     return sharded_parameters(module_);
   }
-  // Those whose gradient is there.
+  // The parameters whose gradient is there.
   [[nodiscard]] std::vector<ShardedParameter> params_with_grad() const {
     auto with = parameters();
     std::erase_if(with, [](const auto& parameter) { return !parameter.local.grad().defined(); });
     return with;
   }
-  // No unit's module contains this one.
+  // True if no unit's module contains this one.
   [[nodiscard]] bool is_root() const { return detail::is_root(*module_); }
-  // Within the life of what it returns, backward accumulates gradients on this rank. Throws
+  // While the returned object lives, backward accumulates gradients on this rank. Throws
   // `invalid_argument` on a module inside another one, and in a forward or backward.
   [[nodiscard]] NoSync no_sync() const {
     detail::require_root(*module_, "`no_sync()` on inner FSDP instances is not supported");
@@ -187,16 +188,16 @@ class FullyShardedDataParallel {
                          "clip_grad_norm should only be called on the root (parent) instance");
     return clip_grad_norm(parameters(), max_norm, norm_type);
   }
-  // Calls `initialize` with the module and every module below it, while all
-  // parameters are whole; each rank keeps its own part of the changes. Collective.
+  // Calls `initialize` with the module and every module below it, while all parameters are whole.
+  // Each rank keeps its own part of the changes. Collective.
   void apply(const std::function<void(torch::nn::Module&)>& initialize) {
     const FullParams whole(module_);
     const torch::NoGradGuard no_grad;
     module_->apply(initialize);
   }
-  // M25: another way to average gradients, see tessera/pytorch/comm_hooks.h. Throws
+  // Sets another way to average gradients, see tessera/pytorch/comm_hooks.h. Throws
   // `invalid_argument` on a module inside another one, for a hybrid strategy, for an empty hook,
-  // and when there is one.
+  // and if there is a hook already.
   void register_comm_hook(const CommHook& hook) { detail::register_comm_hook(*module_, hook); }
 
  private:

@@ -1,11 +1,11 @@
-// The state of a sharded model in the kind that was chosen for it: FSDP1's state_dict_type.
+// The state of a sharded model, in the kind that was chosen for it: FSDP1's state_dict_type.
 //
 //   const StateDictTypeScope scope(model, {.type = StateDictType::sharded});
 //   Value state = state_dict(model);
 //
-// Training needs none of this: TrainingState of tessera/training_state.h saves and loads every
-// rank's own parts without communication; full_state_dict of tessera/pytorch/full_params.h is the
-// full kind.
+// Training needs none of this. TrainingState of tessera/training_state.h saves and loads every
+// rank's own parts without communication. full_state_dict of tessera/pytorch/full_params.h gives
+// the full kind.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,11 @@ class Unit;
 
 enum class StateDictType : std::uint8_t {
   full,     // whole tensors under the module's own names
-  local,    // a rank's part of each unit's flat parameter, without padding; FSDP1's units alone
+  local,    // a rank's part of each unit's flat parameter, without padding; only FSDP1's units
   sharded,  // a chunk of each parameter's dimension 0, under the module's own names
 };
 
-// Of the optimizer's state, see tessera/pytorch/optim_state_dict.h.
+// Options for the optimizer's state, see tessera/pytorch/optim_state_dict.h.
 struct OptimStateDictOptions {
   bool offload_to_cpu = true;
   bool rank0_only = false;  // as below
@@ -40,19 +40,19 @@ struct OptimStateDictOptions {
 struct StateDictOptions {
   StateDictType type = StateDictType::full;
   bool offload_to_cpu = false;
-  bool rank0_only = false;  // other ranks get an empty dict; of the full kind alone
+  bool rank0_only = false;  // other ranks get an empty dict; only for the full kind
   OptimStateDictOptions optim = {};
   bool operator==(const StateDictOptions&) const = default;
 };
 
-// From here on state_dict and load_state_dict of the units at and below `module` are of that kind.
-// Throws `invalid_argument` for options that the kind does not have.
+// Sets the kind that state_dict and load_state_dict have from here on, for the units at and below
+// `module`. Throws `invalid_argument` for options that the kind does not have.
 void set_state_dict_type(ModuleRef module, const StateDictOptions& options);
-// Of the units at and below `module`; full when there are none. Throws `invalid_argument` when they
-// differ.
+// The kind of the units at and below `module`; full if there are none. Throws `invalid_argument` if
+// they differ.
 [[nodiscard]] StateDictOptions get_state_dict_type(ModuleRef module);
 
-// Within its life; afterwards every unit has the kind that it had, also after an exception.
+// Sets the kind while it lives. Afterwards every unit has its former kind, also after an exception.
 class [[nodiscard]] StateDictTypeScope {
  public:
   StateDictTypeScope(ModuleRef module, const StateDictOptions& options);
@@ -64,26 +64,27 @@ class [[nodiscard]] StateDictTypeScope {
   std::vector<std::pair<std::weak_ptr<detail::Unit>, StateDictOptions>> before_;
 };
 
-// {name: tensor}. Full: copies, one unit at a time is gathered; every rank has to call it, or the
-// others wait until the deadline. Local: the shards' own memory. Sharded: chunk r of dimension 0,
-// as torch.chunk cuts, on rank r, no piece where there is none; for FSDP1's units a copy, gathered
-// unit by unit, for fully_shard's the shards' own memory. Buffers are as they are, in the full kind
-// in their own dtype. Where nothing is sharded (NO_SHARD) every kind is the full one, with a
-// warning. Throws `invalid_argument` for the local kind of units without a flat parameter.
-// Collective for the full and, with FSDP1's units, the sharded kind.
+// Returns {name: tensor}. Full: copies, with one unit gathered at a time. Every rank must call it,
+// or the others wait until the deadline. Local: the shards' own memory. Sharded: rank r has chunk r
+// of dimension 0, cut as by torch.chunk, or no piece if there is no such chunk. With FSDP1's units
+// it is a copy, gathered unit by unit; with fully_shard's units it is the shards' own memory.
+// Buffers are as they are; in the full kind they have their own dtype. If nothing is sharded
+// (NO_SHARD), every kind is the full one, with a warning. Throws `invalid_argument` for the local
+// kind of units without a flat parameter. Collective for the full kind and, with FSDP1's units, for
+// the sharded kind.
 [[nodiscard]] Value state_dict(ModuleRef module);
-// The reverse, of the same kind and, but for the full one, from as many ranks: resharding goes
-// through a checkpoint. Throws `mismatch` naming an entry that is missing, too many, or of another
-// shape or part, on the other ranks `peer_failed`; then nothing was changed. Collective where
-// state_dict is, but local for the full kind.
+// The reverse, with a state of the same kind. Except for the full kind it must come from as many
+// ranks: resharding goes through a checkpoint. Throws `mismatch` naming an entry that is missing,
+// too many, or of another shape or part, and `peer_failed` on the other ranks; then nothing was
+// changed. Collective where state_dict is, but local for the full kind.
 void load_state_dict(ModuleRef module, const Value& state);
 
-// One rank's chunk of a tensor of the sharded kind: what Python's ShardMetadata says.
+// One rank's chunk of a tensor of the sharded kind, as in Python's ShardMetadata.
 struct ShardMetadata {
   std::vector<std::int64_t> offsets, sizes;
-  int rank = 0;  // of those that share the parameters
+  int rank = 0;  // among those that share the parameters
 };
-// The chunks of all `ranks` ranks of a tensor of `shape`; ranks without one are left out.
+// The chunks of a tensor of `shape` on `ranks` ranks. Ranks without a chunk are left out.
 [[nodiscard]] std::vector<ShardMetadata> shard_metadata(const std::vector<std::int64_t>& shape,
                                                         int ranks);
 

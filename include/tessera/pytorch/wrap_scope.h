@@ -1,4 +1,4 @@
-// Wrapping where modules are made, and the ranks of a host.
+// Wraps modules where they are made, and counts the ranks of a host.
 //
 //   struct GptImpl : torch::nn::Module {
 //     Block block = register_module("block", wrap(Block()));
@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-// Within its life wrap() on this thread makes units with these options. Throws `unsupported` inside
-// another one's life.
+// While it lives, wrap() on this thread makes units with these options. Throws `unsupported` while
+// another one lives.
 class [[nodiscard]] EnableWrap {
  public:
   explicit EnableWrap(const Mesh& mesh, const FullyShardedOptions& options = {});
@@ -37,18 +37,18 @@ void wrap_in_scope(const std::shared_ptr<torch::nn::Module>& module, SlotMaker s
 
 }  // namespace detail
 
-// What FullyShardedDataParallel does to `module`, a holder, in the life of an EnableWrap, with its
-// options as `override_options` changes them; nothing outside. Returns the holder. Collective
-// inside.
+// While an EnableWrap lives, does to `module`, a holder, what FullyShardedDataParallel does, with
+// the scope's options as `override_options` changes them. Otherwise it does nothing. Returns the
+// holder. Collective while an EnableWrap lives.
 template <typename Holder>
 Holder wrap(Holder module, const std::function<void(FullyShardedOptions&)>& override_options = {}) {
   detail::wrap_in_scope(module.ptr(), detail::make_slot_maker(module.ptr()), override_options);
   return module;
 }
 
-// How many ranks of `mesh` each host has: LOCAL_WORLD_SIZE, as torchrun sets it, else counted.
-// Throws `invalid_argument` when hosts have different numbers of ranks or those of one host are not
-// neighbours. Collective.
+// How many ranks of `mesh` each host has: LOCAL_WORLD_SIZE, as torchrun sets it, else by counting.
+// Throws `invalid_argument` if hosts have different numbers of ranks, or if the ranks of a host are
+// not neighbours. Collective.
 [[nodiscard]] int ranks_of_host(const Mesh& mesh);
 
 }  // namespace tessera
