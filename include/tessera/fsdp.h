@@ -29,8 +29,8 @@
 // and parameters may not change after fully_shard. All ranks must call the same units in the same
 // order and freeze the same parameters: the first training pass compares both. Each gather and
 // reduction compares its unit, and each reduction also the number of training passes since the last
-// reset. Ranks that differ throw `mismatch`, and no rank computes with another unit's or step's
-// numbers.
+// abandon_step. Ranks that differ throw `mismatch`, and no rank computes with another unit's or
+// step's numbers.
 //
 // Apply it to the outermost module too: each rank trains by itself what no unit holds. A warning in
 // the log names such parameters when sharded_parameters is called or a training state is saved.
