@@ -16,8 +16,9 @@ def measure(bench):
         for name, command in commands.items():
             _, peak, output = run(command)
             if round_ > 0:
-                found[name].append(({key: float(number) for key, number in re.findall(r"(\w+) ([\d.]+)", output)}, peak))
+                times = {key: 1000 * float(number) for key, number in re.findall(r"(\w+) ([\d.]+)", output)}
+                found[name].append((times, peak))
     for what, title in (("open", "opening 100,000 tensors of 8 x 8"), ("first", "the first 1,000 reads"),
                         ("second", "1,000 reads more")):
         rows = {name: ([times[what] for times, _ in each], max(peak for _, peak in each)) for name, each in found.items()}
-        rate(f"{title}, seconds", rows, "safetensors, .safetensors")
+        rate(f"{title}, ms", rows, "safetensors, .safetensors")
