@@ -42,8 +42,7 @@ ParamStore::ParamStore(UnitLayout layout, const ParamStoreOptions& options,
 void ParamStore::fill_shard(const std::vector<at::Tensor>& parameters) {
   for (const auto& run : layout_.runs[rank_]) {
     const auto whole = parameters[run.param].detach().contiguous().view({-1});
-    copy_quietly(shard(), run.local, whole.to(shard().device()), run.global,
-                 run.count);
+    copy_quietly(shard(), run.local, whole.to(shard().device()), run.global, run.count);
   }
   for (const auto& padding : layout_.padding[rank_])
     shard().narrow(0, padding.begin, numel(padding)).fill_(kPaddingValue);
@@ -60,10 +59,7 @@ void ParamStore::wrap_channel(const ChannelWrapper& wrap) {
 
 at::Tensor ParamStore::local(std::size_t param) const {
   const auto& part = layout_.parts[rank_][param];
-  return shard()
-      .narrow(0, part.base, numel(part.slice))
-      .view(array_of(part.slice))
-      .detach();
+  return shard().narrow(0, part.base, numel(part.slice)).view(array_of(part.slice)).detach();
 }
 
 at::Tensor ParamStore::full(std::size_t param) const {
@@ -102,10 +98,9 @@ void ParamStore::take(const UnitLayout& from, int rank, std::int64_t begin,
   for (auto run = first_run(runs, begin); run != runs.end() && run->local < end; ++run) {
     const auto first = std::max(begin, run->local);
     const auto last = std::min(end, run->local + run->count);
-    copy_quietly(
-        filling_,
-        layout_.params[run->param].gathered_offset + run->global + first - run->local,
-        part, first - begin, last - first);
+    copy_quietly(filling_,
+                 layout_.params[run->param].gathered_offset + run->global + first - run->local,
+                 part, first - begin, last - first);
   }
 }
 

@@ -49,7 +49,9 @@ FlatMember member_of(const std::string& name, const detail::ParamOwner& owner) {
   const auto& unit = *owner.unit;
   const auto held = unit.held(owner.index);
   const auto begin = unit.held_from(owner.index);
-  return {name, unit.layout().params[owner.index].shape, {begin, begin + held.numel()},
+  return {name,
+          unit.layout().params[owner.index].shape,
+          {begin, begin + held.numel()},
           held.storage_offset() - unit.params()[owner.index].local.storage_offset()};
 }
 
