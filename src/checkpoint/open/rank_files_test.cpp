@@ -105,7 +105,7 @@ TEST_F(RankFiles, PiecesSayWhoHoldsThem) {
 // What a rank has inside of a list does not go into the dict that rank 0 has in the list's place.
 TEST_F(RankFiles, AListIsNoDict) {
   copy_of("fsdp1_uop0_ws2_legacy");
-  const auto put_into_optim = [](Value more) {
+  const auto put_into_optim = [](const Value& more) {
     return [more](Value& tree) { tree.at("optim").set_item(Value("more"), more); };
   };
   change("rank0.pt", put_into_optim(Value::dict({{"y", 1}})));

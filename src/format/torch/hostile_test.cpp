@@ -176,7 +176,8 @@ TEST(TorchHostile, SparseAndQuantizedTensorsAreNodes) {
   const std::string inner = pickle(zero, tuple1(number(4)), tuple1(number(1)));
   const std::string tensor = inner.substr(2, inner.size() - 3);  // without PROTO and STOP
   for (const std::string name : {"_rebuild_sparse_tensor", "_rebuild_qtensor"}) {
-    const std::string call = "\x80\2ctorch._utils\n" + name + "\n(" + tensor + huge() + "tR.";
+    std::string call = "\x80\2ctorch._utils\n";
+    call.append(name).append("\n(").append(tensor).append(huge()).append("tR.");
     const Value tree = read(test::source(archive(with(call))));
     ASSERT_TRUE(tree.is(Value::Kind::object));
     EXPECT_EQ(tree.as_object().name(), "torch._utils." + name);
