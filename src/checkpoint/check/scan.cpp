@@ -17,6 +17,7 @@
 #include "format/safetensors/safetensors.h"
 #include "format/torch/names.h"
 #include "format/zip/zip.h"
+#include "io/head.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -94,16 +95,6 @@ NameKind kind_of(const pickle::Mention& mention) {
   return listed || is_torch_type(module, name) ? NameKind::known : NameKind::opaque;
 }
 
-using Head = std::array<unsigned char, 2>;
-
-// How a file begins; zeros behind its end.
-Head head_of(const ByteSource& source) {
-  Head head{};
-  const auto have = std::min<std::uint64_t>(head.size(), source.size());
-  source.read_at(0, std::as_writable_bytes(std::span(head)).first(static_cast<std::size_t>(have)));
-  return head;
-}
-
 class Scan {
  public:
   explicit Scan(std::shared_ptr<Store> store) : store_(std::move(store)) {}
@@ -113,8 +104,8 @@ class Scan {
     guarded(name, [&] {
       const auto source = store_->open(name);
       if (is_safetensors(*source, 0)) return tree_entry(*source, name);
-      const Head head = head_of(*source);
-      if (head == Head{'P', 'K'}) {
+      const auto head = head_of<2>(*source);
+      if (head[0] == 'P' && head[1] == 'K') {
         archive(source, name);
       } else if (must || head[0] == 0x80) {
         stream(read_all(*source, kPickleLimit), name);

@@ -20,6 +20,7 @@
 #include "comm/whereabouts.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
+#include "value/children.h"
 
 namespace tessera {
 namespace {
@@ -103,16 +104,10 @@ Plan plan_of(const Value& tree, const Checkpoint& checkpoint, const LoadOptions&
   return plan;
 }
 
-// Of a step that is no list's index.
-Value key_of(const PathPart& part) {
-  const auto* odd = std::get_if<DictKey>(&part);
-  return odd != nullptr ? odd->key : Value(std::get<std::string>(part));
-}
-
 Value child_of(const Value& container, const PathPart& part) {
   if (const auto* index = std::get_if<std::int64_t>(&part))
     return container.items().at(static_cast<std::size_t>(*index));
-  return *container.find_key(key_of(part));
+  return *container.find_key(key_of_step(part).value());
 }
 
 // Replaces the leaf at `path` of `tree`.
@@ -126,7 +121,7 @@ void assign(Value& tree, const Path& path, const Value& value) {
   if (const auto* index = std::get_if<std::int64_t>(&path.back())) {
     at.items().at(static_cast<std::size_t>(*index)) = value;
   } else {
-    at.set_item(key_of(path.back()), value);
+    at.set_item(key_of_step(path.back()).value(), value);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "format/sharded/sharded.h"
 #include "tessera/error.h"
 #include "value/children.h"
+#include "value/match.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -16,10 +17,6 @@ using Kind = Value::Kind;
 
 const Value* find_dict(const Value& tree, std::string_view key) {
   return find_entry_of_kind(tree, key, Kind::dict);
-}
-
-bool is_text(const Value& value, std::string_view text) {
-  return value.is(Kind::string) && value.as_string() == text;
 }
 
 Value copy_of(const Value& dict, std::vector<Value::Pair> pairs, DictKind kind) {

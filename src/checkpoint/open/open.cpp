@@ -12,6 +12,7 @@
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/open/rank_files.h"
 #include "format/torch/stream.h"
+#include "io/head.h"
 #include "layout/plan.h"
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
@@ -26,14 +27,6 @@ bool has_suffix(const ObjectInfo& file, std::string_view suffix) {
 }
 
 using Head = std::array<unsigned char, 10>;
-
-// How a file begins; zeros behind its end.
-Head head_of(const ByteSource& source) {
-  Head head{};
-  const auto have = std::min<std::uint64_t>(head.size(), source.size());
-  source.read_at(0, std::as_writable_bytes(std::span(head)).first(have));
-  return head;
-}
 
 bool is_zip(const Head& head) {
   return head[0] == 'P' && head[1] == 'K';
@@ -54,7 +47,7 @@ bool has_name_of_torch(const ByteSource& source) {
 CheckpointKind kind_of_file(const ByteSource& source) {
   if (source.size() == 0)
     throw Error(ErrorCode::incomplete, "the file is empty").at_path(source.name());
-  const Head head = head_of(source);
+  const Head head = head_of<10>(source);
   if (head[8] == '{') return CheckpointKind::safetensors;
   if (is_zip(head)) return CheckpointKind::torch_file;
   if (source.name().ends_with(".safetensors")) return CheckpointKind::safetensors;

@@ -11,6 +11,7 @@
 #include "format/pickle/names.h"
 #include "format/pickle/pickle.h"
 #include "tessera/error.h"
+#include "value/match.h"
 #include "value/render.h"
 #include "value/size.h"
 
@@ -33,10 +34,6 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kMemoryFo
 std::string_view without_owner(std::string_view name, std::string_view owner) {
   const bool owned = name.starts_with(owner) && name.substr(owner.size()).starts_with('.');
   return owned ? name.substr(owner.size() + 1) : name;
-}
-
-bool is_global(const Value& value, std::string_view module, std::string_view name) {
-  return value.is(Kind::global) && value.global_name() == name && value.global_module() == module;
 }
 
 // `value` as an instance of a class by one of its names. Other classes are not ours to guess at.

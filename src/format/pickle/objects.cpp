@@ -8,6 +8,7 @@
 #include "format/pickle/machine.h"
 #include "format/pickle/names.h"
 #include "format/pickle/text.h"
+#include "value/match.h"
 #include "value/render.h"
 
 namespace tessera::pickle {
@@ -21,10 +22,6 @@ using Kind = Value::Kind;
 
 std::string name_of(const Value& global) {
   return printable(global.global_module() + "." + global.global_name(), 200);
-}
-
-bool is_global(const Value& value, std::string_view module, std::string_view name) {
-  return value.is(Kind::global) && value.global_module() == module && value.global_name() == name;
 }
 
 bool is_nested_class(const Value& callable, const Value& arguments);
@@ -59,10 +56,6 @@ bool is_list_or_tuple(const Value& value) {
 
 bool is_pair(const Value& value) {
   return is_list_or_tuple(value) && value.size() == 2;
-}
-
-bool is_text(const Value& value, std::string_view text) {
-  return value.is(Kind::string) && value.as_string() == text;
 }
 
 std::optional<Value> make_default_dict(const Value&, const Value& arguments) {

@@ -5,6 +5,7 @@
 
 #include "base/one_of.h"
 #include "tessera/error.h"
+#include "value/match.h"
 
 namespace tessera::torch_file {
 namespace {
@@ -13,10 +14,6 @@ using Kind = Value::Kind;
 
 [[noreturn]] void corrupt(std::string what) {
   throw Error(ErrorCode::corrupt, std::move(what));
-}
-
-bool is_global(const Value& value, std::string_view module, std::string_view name) {
-  return value.is(Kind::global) && value.global_module() == module && value.global_name() == name;
 }
 
 Shape shape_of(const Value& value) {
