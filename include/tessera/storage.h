@@ -52,7 +52,8 @@ class Store {
 
 // Objects in this process's memory: the reference implementation.
 [[nodiscard]] std::shared_ptr<Store> memory_store(std::string name = "memory");
-// A local directory. The first create makes it and its parents.
+// A local directory. The first create makes it and its parents. A URL is `unsupported`, as in every
+// function that takes a path.
 [[nodiscard]] std::shared_ptr<Store> posix_store(const std::string& directory);
 // Where a checkpoint is or goes: a path, or a store. In a store it is the root or one object.
 struct Location {

@@ -272,6 +272,13 @@ class CommandLine(unittest.TestCase):
         self.refused("invalid_argument", "convert", self.dcp, self.work / "x", exit_code=2)
         self.assertEqual(tessera("--help").returncode, 0)
 
+    def test_urls_are_no_paths(self):
+        for arguments in (["ls", "s3://bucket/x"], ["verify", "gs://bucket/x"], ["scan", "https://host/x.pt"],
+                          ["convert", self.dcp, "s3://bucket/x", "--to", "dcp"], ["convert", self.dcp, "s3://bucket/x.pt"]):
+            result = tessera(*arguments, cwd=self.work)
+            self.assertEqual((result.returncode, list(self.work.glob("*:"))), (3, []), arguments)
+            self.assertIn("no store is built for", result.stderr)
+
     def test_nothing_there(self):
         (self.work / "empty").mkdir()
         for verb in ("ls", "stat", "verify"):

@@ -18,6 +18,7 @@
 #include "format/torch/names.h"
 #include "format/zip/zip.h"
 #include "io/head.h"
+#include "storage/posix/system.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -244,6 +245,7 @@ std::string_view to_string(NameKind kind) noexcept {
 
 ScanReport scan(const std::string& path) {
   namespace fs = std::filesystem;
+  require_local(path);
   std::error_code error;
   if (!fs::exists(path, error))
     throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);

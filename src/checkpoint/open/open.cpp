@@ -138,6 +138,7 @@ std::vector<Slice> slices_of(const Tensor& tensor) {
 }  // namespace
 
 Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) {
+  require_local(path);
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return open_replaced(path, options);
   if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path), options);

@@ -84,6 +84,7 @@ void require_set_of_files(const std::string& path, CheckpointKind kind) {
 
 Destination destination_of(const Location& target, const ConvertOptions& options) {
   if (target.store) return destination_in(target, options);
+  require_local(target.path);
   const bool in_parts = options.max_shard_size > 0;
   if (in_parts) require_set_of_files(target.path, options.to);
   return named_destination(target.path, options.to, in_parts);

@@ -90,6 +90,15 @@ TEST(SaveFile, WhatIsNotHereIsRefused) {
   EXPECT_TRUE(std::filesystem::is_empty(root));
 }
 
+// A URL whose store is not built does not become a directory of that name.
+TEST(SaveFile, UrlsAreNoPaths) {
+  for (const char* url : {"s3://bucket/x", "s3://bucket/x.pt", "s3://bucket/x.safetensors"}) {
+    EXPECT_EQ(code_of([&] { save(const_tree(), url); }), ErrorCode::unsupported) << url;
+    EXPECT_EQ(code_of([&] { (void)Checkpoint::open(url); }), ErrorCode::unsupported) << url;
+  }
+  EXPECT_FALSE(std::filesystem::exists("s3:"));
+}
+
 // Objects of one's own: all that a store needs.
 class OwnStore final : public Store {
  public:

@@ -219,6 +219,7 @@ class PosixStore final : public Store {
 }  // namespace
 
 std::shared_ptr<Store> posix_store(const std::string& directory) {
+  require_local(directory);
   return std::make_shared<PosixStore>(plain_directory(directory));
 }
 

@@ -28,6 +28,13 @@ TEST(PosixStore, AFileInPlaceOfADirectoryIsAnError) {
   EXPECT_TRUE(store->list().empty());
 }
 
+TEST(PosixStore, AUrlIsNoDirectory) {
+  for (const char* url : {"s3://bucket/x", "gs://b", "file:///x", "a+b.c-1://"})
+    EXPECT_EQ(code_of([&] { (void)posix_store(url); }), ErrorCode::unsupported) << url;
+  for (const char* path : {"./s3://x", "/s3://x", "://x", "s3:/x", "s3", "a b://x", ""})
+    EXPECT_NO_THROW((void)posix_store(path)) << path;
+}
+
 // D07: only a regular file is an object; a FIFO must not block either.
 TEST(PosixStore, OnlyRegularFilesAreObjects) {
   const TemporaryDirectory directory;

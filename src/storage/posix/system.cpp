@@ -53,6 +53,16 @@ std::string without_slashes(std::string path) {
   return path;
 }
 
+void require_local(const std::string& path) {
+  static const std::string kSchemeCharacters =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-";
+  const std::size_t end = path.find_first_not_of(kSchemeCharacters);
+  if (end == 0 || end == std::string::npos || path.compare(end, 3, "://") != 0) return;
+  throw Error(ErrorCode::unsupported, "no store is built for " + path.substr(0, end) +
+                                          ":// URLs; paths of this machine are supported")
+      .at_path(path);
+}
+
 void sync_directory(const std::string& directory) {
   const Fd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) throw_errno(errno, "open directory", directory);

@@ -28,6 +28,10 @@ template <typename Call>
 [[nodiscard]] std::string directory_of(const std::filesystem::path& path);
 [[nodiscard]] std::string without_slashes(std::string path);  // at its end
 
+// Throws `unsupported` for a URL: no store is built for its scheme, and a directory of that name is
+// not meant. "./s3://b" is a path.
+void require_local(const std::string& path);
+
 // Makes the entries of `directory` durable.
 void sync_directory(const std::string& directory);
 
