@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@
 namespace tessera {
 
 using Bytes = std::vector<std::byte>;
+
+// Makes one message of two. It is associative; `left` is of lower ranks than `right`.
+using Combine = std::function<Bytes(Bytes left, Bytes right)>;
 
 class Group {
  public:
@@ -42,6 +46,25 @@ class Group {
   virtual Bytes broadcast(const Bytes& message, int root = 0) = 0;
   // `messages` matters only on `root` and has one entry per rank; rank r gets entry r.
   virtual Bytes scatter(const std::vector<Bytes>& messages, int root = 0) = 0;
+
+  // On rank 0: the messages of all ranks, combined in rank order. Elsewhere: empty. `combine` runs
+  // on any of the ranks and must not throw. A group of many ranks overrides this and `spread` so
+  // that messages travel along a tree; these ask for `gather` and `broadcast`.
+  virtual Bytes fold(Bytes mine, const Combine& combine);
+  // On every rank: the message of rank 0, on which alone it matters.
+  virtual Bytes spread(Bytes message);
+
+  // Between collectives ranks work alone, for minutes when they save. A group may carry what they
+  // have to say meanwhile. These members are not collective, and any thread may call them.
+  //
+  // Whether the rest of these do anything. Where they do not, ranks ask one another by collectives.
+  [[nodiscard]] virtual bool carries_interrupts() const noexcept { return false; }
+  // Asks all ranks to end what they do before the next fold: this rank has failed.
+  virtual void interrupt() {}
+  // Stop is requested when a rank has interrupted the work that leads to the next fold, or is lost.
+  [[nodiscard]] virtual std::stop_token interrupted() { return {}; }
+  // Tells the others that this rank has written or read `bytes` so far.
+  virtual void make_progress(std::uint64_t bytes) { static_cast<void>(bytes); }
 };
 
 // A group of one rank: every member returns at once.
@@ -54,8 +77,9 @@ void run_ranks(int ranks, const std::function<void(Group&)>& body,
 
 // Runs `work` on every rank, and then lets all ranks agree on how it went. Returns if it succeeded
 // everywhere. Otherwise it throws Error::from_peers with the ranks' failures on every rank: with
-// the code that they share, else `peer_failed`. An exception other than Error is reported as `io`
-// with its text. Collective.
+// the code that they share, else `peer_failed`. Of more than 16 ranks that failed it has the lowest
+// 16 and the number of the rest. An exception other than Error is reported as `io` with its text.
+// Collective: one fold and one spread.
 void agree(Group& group, const std::string& operation, const std::function<void()>& work);
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 // exits or aborts.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -61,8 +62,9 @@ class Error : public std::exception {
   // Combines the failures of `ranks` ranks into one error. In a group of one rank it is that rank's
   // own error. Otherwise it has the code, path, key and offset that all failures share, and
   // `peer_failed` where codes differ. So "there is no checkpoint" is `not_found` on every rank,
-  // whether one rank or all of them missed it.
-  static Error from_peers(std::map<int, Error> failures, int ranks);
+  // whether one rank or all of them missed it. `unnamed`: how many ranks failed that are not in
+  // `failures`.
+  static Error from_peers(std::map<int, Error> failures, int ranks, std::size_t unnamed = 0);
 
   // One line: `code: what failed [path, key, offset] (operation)`. If several ranks failed, the
   // text of their failures gives the places instead of the brackets.

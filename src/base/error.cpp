@@ -76,7 +76,7 @@ const std::map<int, Error>& Error::peers() const noexcept {
   return peers_ ? *peers_ : none;
 }
 
-Error Error::from_peers(std::map<int, Error> failures, int ranks) {
+Error Error::from_peers(std::map<int, Error> failures, int ranks, std::size_t unnamed) {
   const Error& first = failures.begin()->second;
   Error error = first;
   error.told_.clear();
@@ -86,7 +86,9 @@ Error Error::from_peers(std::map<int, Error> failures, int ranks) {
                          [&same](const auto& failure) { return same(failure.second); });
     };
     const bool one_code = all([&](const Error& e) { return e.code() == first.code(); });
-    error = Error(one_code ? first.code() : ErrorCode::peer_failed, causes_of(failures));
+    std::string causes = causes_of(failures);
+    if (unnamed > 0) causes += "; " + std::to_string(unnamed) + " more ranks failed";
+    error = Error(one_code ? first.code() : ErrorCode::peer_failed, std::move(causes));
     if (all([&](const Error& e) { return e.path() == first.path(); })) error.path_ = first.path();
     if (all([&](const Error& e) { return e.key() == first.key(); })) error.key_ = first.key();
     if (all([&](const Error& e) { return e.offset() == first.offset(); }))

@@ -62,14 +62,9 @@ class Running {
   std::jthread thread_;           // last: it uses the others
 };
 
-}  // namespace
-
-void agree_on_long_work(Group& group, const std::string& operation, const std::stop_token& stop,
-                        const std::function<void(const std::stop_token&)>& work) {
-  if (group.size() == 1) {
-    agree(group, operation, [&] { work(stop); });
-    return;
-  }
+// For groups that carry no interrupts: ranks ask one another a few times a second.
+void agree_by_asking(Group& group, const std::string& operation, const std::stop_token& stop,
+                     const std::function<void(const std::stop_token&)>& work) {
   std::map<int, Error> failures;
   Running running(stop, work);
   const Purpose purpose("an agreement on long work");
@@ -93,6 +88,31 @@ void agree_on_long_work(Group& group, const std::string& operation, const std::s
   }
   if (failures.empty()) return;
   throw Error::from_peers(std::move(failures), group.size()).while_doing(operation);
+}
+
+}  // namespace
+
+void work_interruptibly(Group& group, const std::stop_token& stop,
+                        const std::function<void(const std::stop_token&)>& work) {
+  std::stop_source either;
+  const auto request = [&either] { either.request_stop(); };
+  const std::stop_callback by_caller(stop, request);
+  const std::stop_callback by_peer(group.interrupted(), request);
+  const std::optional<Error> failure = failure_of([&] { work(either.get_token()); });
+  if (!failure) return;
+  const bool by_peer_alone = group.interrupted().stop_requested() && !stop.stop_requested();
+  if (failure->code() == ErrorCode::cancelled && by_peer_alone) return;
+  group.interrupt();
+  throw Error(*failure);
+}
+
+void agree_on_long_work(Group& group, const std::string& operation, const std::stop_token& stop,
+                        const std::function<void(const std::stop_token&)>& work) {
+  if (group.size() == 1 || group.carries_interrupts()) {
+    agree(group, operation, [&] { work_interruptibly(group, stop, work); });
+  } else {
+    agree_by_asking(group, operation, stop, work);
+  }
 }
 
 }  // namespace tessera

@@ -38,8 +38,72 @@ std::map<int, ErrorCode> codes(int ranks, const std::function<void(int, std::sto
 
 const auto kNothing = [](int, std::stop_source&) {};
 
+// A group that carries no interrupts, as one of a user's own may be.
+class Plain final : public Group {
+ public:
+  explicit Plain(Group& inner) : inner_(inner) {}
+  [[nodiscard]] int rank() const noexcept override { return inner_.rank(); }
+  [[nodiscard]] int size() const noexcept override { return inner_.size(); }
+  void barrier() override { inner_.barrier(); }
+  std::vector<Bytes> gather(const Bytes& mine, int root) override {
+    return inner_.gather(mine, root);
+  }
+  std::vector<Bytes> all_gather(const Bytes& mine) override { return inner_.all_gather(mine); }
+  Bytes broadcast(const Bytes& message, int root) override {
+    return inner_.broadcast(message, root);
+  }
+  Bytes scatter(const std::vector<Bytes>& messages, int root) override {
+    return inner_.scatter(messages, root);
+  }
+
+ private:
+  Group& inner_;
+};
+
 TEST(LongWork, ReturnsWhenAllAreDone) {
   EXPECT_TRUE(codes(3, kNothing, [](int, const std::stop_token&) {}).empty());
+}
+
+TEST(LongWork, WithoutInterruptsRanksAskOneAnother) {
+  std::atomic<int> failed = 0;
+  run_ranks(3, [&](Group& carrying) {
+    Plain group(carrying);
+    ASSERT_FALSE(group.carries_interrupts());
+    agree_on_long_work(group, "working", {}, [](const std::stop_token&) {});
+    const auto fail_or_wait = [&](const std::stop_token& stop) {
+      if (group.rank() == 1) throw Error(ErrorCode::out_of_space, "full");
+      until_stopped(stop);
+    };
+    try {
+      agree_on_long_work(group, "working", {}, fail_or_wait);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::out_of_space) << error.what();
+      ++failed;
+    }
+  });
+  EXPECT_EQ(failed, 3);
+}
+
+// An interrupt is of the work before one fold, whoever comes to it late, and not of what follows.
+TEST(LongWork, AnInterruptEndsWithItsFold) {
+  std::atomic<int> done = 0;
+  run_ranks(3, [&](Group& group) {
+    for (int round = 0; round < 20; ++round) {
+      try {
+        agree_on_long_work(group, "working", {}, [&](const std::stop_token& stop) {
+          if (round % 2 == 0) return;
+          if (group.rank() == round % 3) throw Error(ErrorCode::io, "disk");
+          until_stopped(stop);
+        });
+        EXPECT_EQ(round % 2, 0);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::io) << error.what();
+        EXPECT_EQ(error.peers().size(), 1U);
+      }
+    }
+    ++done;
+  });
+  EXPECT_EQ(done, 3);
 }
 
 TEST(LongWork, AFailureEndsTheWorkOfAll) {

@@ -10,7 +10,8 @@ namespace tessera {
 Rendezvous::Rendezvous(int ranks, std::chrono::milliseconds deadline)
     : deadline_(deadline),
       contributions_(static_cast<std::size_t>(ranks)),
-      calls_(static_cast<std::size_t>(ranks)) {}
+      calls_(static_cast<std::size_t>(ranks)),
+      working_(static_cast<std::size_t>(ranks)) {}
 
 Rendezvous::Round Rendezvous::meet(int rank, const std::string& call, Contribution contribution) {
   const auto what = with_purpose(call);
@@ -19,12 +20,13 @@ Rendezvous::Round Rendezvous::meet(int rank, const std::string& call, Contributi
   const auto mine = static_cast<std::size_t>(rank);
   contributions_[mine] = std::move(contribution);
   calls_[mine] = what;
+  working_[mine] = false;
   const std::uint64_t round = rounds_;
   if (++arrived_ == calls_.size()) {
     complete_round();
   } else {
     const auto done = [&] { return rounds_ != round || broken_.has_value(); };
-    if (!changed_.wait_for(lock, deadline_, done)) {
+    if (!wait(lock, done)) {
       break_up(Error(ErrorCode::timeout, what + " waited " + std::to_string(deadline_.count()) +
                                              " ms for " + absent_ranks()));
     }
@@ -33,6 +35,13 @@ Rendezvous::Round Rendezvous::meet(int rank, const std::string& call, Contributi
   // before this rank has come to the next round.
   if (rounds_ == round) throw *broken_;
   return last_;
+}
+
+bool Rendezvous::wait(Lock& lock, const std::function<bool()>& done) {
+  while (!changed_.wait_for(lock, deadline_, done)) {
+    if (std::ranges::find(working_, true) == working_.end()) return false;
+  }
+  return true;
 }
 
 void Rendezvous::complete_round() {
@@ -57,8 +66,32 @@ void Rendezvous::leave(int rank, const std::string& reason) {
   break_up(Error(ErrorCode::peer_failed, "rank " + std::to_string(rank) + " " + reason));
 }
 
+std::stop_token Rendezvous::interrupted(int rank, std::uint64_t fold) {
+  const Lock lock(mutex_);
+  working_[static_cast<std::size_t>(rank)] = true;
+  return interrupt_of(fold).get_token();
+}
+
+void Rendezvous::interrupt(std::uint64_t fold) {
+  std::stop_source source;
+  {
+    const Lock lock(mutex_);
+    source = interrupt_of(fold);
+  }
+  source.request_stop();  // runs callbacks, which may call this
+}
+
+std::stop_source& Rendezvous::interrupt_of(std::uint64_t fold) {
+  std::stop_source& source = interrupts_[fold];
+  if (broken_) source.request_stop();
+  // A rank may still be one fold behind, never two.
+  while (interrupts_.begin()->first + 1 < fold) interrupts_.erase(interrupts_.begin());
+  return source;
+}
+
 void Rendezvous::break_up(Error error) {
   if (!broken_) broken_ = std::move(error);
+  for (auto& [fold, source] : interrupts_) source.request_stop();
   changed_.notify_all();
 }
 

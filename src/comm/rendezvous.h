@@ -4,9 +4,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -30,22 +32,33 @@ class Rendezvous {
   // The rank comes no more, because its body has returned or failed (`reason`).
   void leave(int rank, const std::string& reason);
 
+  // Of what the ranks do before their fold number `fold`: the same for all of them. Stop is
+  // requested by interrupt() and when the rendezvous breaks. Until `rank` meets the others again it
+  // counts as working, which takes as long as it takes: no deadline passes.
+  [[nodiscard]] std::stop_token interrupted(int rank, std::uint64_t fold);
+  void interrupt(std::uint64_t fold);
+
  private:
   using Lock = std::unique_lock<std::mutex>;
 
   void complete_round();
   void break_up(Error error);  // keeps the first error and wakes everybody
+  // Returns whether `done`; not before a deadline has passed in which nobody worked.
+  [[nodiscard]] bool wait(Lock& lock, const std::function<bool()>& done);
   [[nodiscard]] std::string absent_ranks() const;
+  [[nodiscard]] std::stop_source& interrupt_of(std::uint64_t fold);
 
   const std::chrono::milliseconds deadline_;
   std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;
   std::vector<Contribution> contributions_;  // of the round under way
   std::vector<std::string> calls_;           // what each rank called; empty: not here yet
+  std::vector<bool> working_;                // not here yet for that reason
   std::size_t arrived_ = 0;
   std::uint64_t rounds_ = 0;  // completed
   Round last_;                // what the last completed round gave
   std::optional<Error> broken_;
+  std::map<std::uint64_t, std::stop_source> interrupts_;  // by fold, of those not long past
 };
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <thread>
 #include <utility>
@@ -50,6 +51,18 @@ class ThreadGroup final : public Group {
     return sent[static_cast<std::size_t>(rank_)];
   }
 
+  Bytes fold(Bytes mine, const Combine& combine) override {
+    Bytes all = Group::fold(std::move(mine), combine);
+    ++folds_;
+    return all;
+  }
+
+  [[nodiscard]] bool carries_interrupts() const noexcept override { return true; }
+  void interrupt() override { rendezvous_.interrupt(folds_); }
+  [[nodiscard]] std::stop_token interrupted() override {
+    return rendezvous_.interrupted(rank_, folds_);
+  }
+
  private:
   // The name that all ranks must agree on; refuses a root that is no rank.
   [[nodiscard]] std::string named(const char* call, int root) const {
@@ -70,6 +83,7 @@ class ThreadGroup final : public Group {
   Rendezvous& rendezvous_;
   const int rank_;
   const int size_;
+  std::atomic<std::uint64_t> folds_ = 0;  // that this rank has done
 };
 
 // How the body of one rank ended.

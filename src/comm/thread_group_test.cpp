@@ -167,8 +167,9 @@ TEST(ThreadGroup, MessagesForDifferentPurposesDoNotMeet) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::mismatch);
-    EXPECT_STREQ(error.what(),
-                 "mismatch: rank 0 called all_gather, rank 1 called all_gather for an agreement");
+    EXPECT_STREQ(
+        error.what(),
+        "mismatch: rank 0 called all_gather, rank 1 called gather with root 0 for an agreement");
   }
 }
 

@@ -11,6 +11,7 @@
 #include "checkpoint/read/storage_checks.h"
 #include "io/block_digests.h"
 #include "storage/lazy_source.h"
+#include "storage/posix/system.h"
 #include "tessera/error.h"
 #include "tessera/verify.h"
 #include "value/children.h"
@@ -171,6 +172,7 @@ void add_findings(std::vector<std::optional<Finding>>& found, VerifyReport& repo
 
 VerifyReport verify(const Location& where, const VerifyOptions& options) {
   require_threads(options.threads);
+  if (!where.store) require_local(where.path);
   try {
     return verify(Checkpoint::open(where), options);
   } catch (const Error& error) {
