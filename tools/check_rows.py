@@ -3,7 +3,7 @@
 
 A line is `| F1 | what | state | test or reason |`. The states are
 
-  test    the tests named in backquotes, as `Suite.Name` or `file.py::function`, assert the row
+  test    the tests named in backquotes, as `Suite.Name`, `file.py::function` or `ctest NAME`, assert the row
   device  it is built; the named tests assert what can be seen without a second device, and the rest where there is one
   none    C++ cannot have it, or the project excludes it; the line gives the reason
   open    the line says what is missing
@@ -35,11 +35,12 @@ SPECS = {
 STATES = ["test", "device", "none", "open"]
 NAMES_A_TEST = ["test", "device"]
 LINE = re.compile(r"^\|(.*)\| *$", re.MULTILINE)
-NAMED = re.compile(r"`([A-Z]\w*\.(?:[A-Z]\w*|test_\w+)|\w+\.py::\w+)`")
+NAMED = re.compile(r"`([A-Z]\w*\.(?:[A-Z]\w*|test_\w+)|\w+\.py::\w+|ctest [\w.]+)`")
 # Cases that keep PyTorch's names, without what says which parameters one is for.
 REGISTERED = re.compile(r'"(test_\w+)"')
 REGISTERED_SUITE = "FsdpOptimState"
 PYTHON_TEST = re.compile(r"^ *def (test_\w+)", re.MULTILINE)
+PROGRAM = re.compile(r"\badd_test\(NAME ([\w.]+)\s")
 
 ROW = r"[A-Z]{1,3}-?\d+[a-z]?"
 ROWS = rf"{ROW}(?:(?:, | to | and ){ROW})*"
@@ -49,8 +50,8 @@ CITED_BARE = re.compile(rf"\bspec {ROW}|\({ROWS}[):;,.]")
 
 HEADING = re.compile(r"##+ ((\d+)(?:\.\d+)?)")
 IN_CELL = re.compile(r"\| *([A-Z]{1,3}-?\d+[a-z]?)\b")
-IN_PROSE = re.compile(r"(?:\*\*)?(([A-Z]{1,3}-?)(\d+)[a-z]?)[ .]")
-STEP = re.compile(r"(\d+) \w")
+IN_PROSE = re.compile(r"(?:\*\*|- )?(([A-Z]{1,3}-?)(\d+)[a-z]?)[ .]")
+STEP = re.compile(r"(\d) \w")
 
 
 def rows_in_table(line, header, tables):
@@ -103,7 +104,7 @@ def extract(spec, text):
 
 
 def tests_of(root):
-    """All tests: Suite.Name of the C++ ones, file.py::function of those in tests/."""
+    """All tests: Suite.Name of the C++ ones, file.py::function of those in tests/, `ctest NAME` of its programs."""
     found = set()
     for name in tree.files(root):
         if name.startswith("src/") and name.endswith("_test.cpp"):
@@ -111,10 +112,18 @@ def tests_of(root):
             found.update(f"{suite}.{test}" for suite, test in check_hostile.GTEST.findall(text))
             if "register_cases(" in text:
                 found.update(f"{REGISTERED_SUITE}.{test}" for test in REGISTERED.findall(text))
-        elif name.startswith("tests/") and name.endswith(".py"):
-            file = pathlib.PurePosixPath(name).name
-            found.update(f"{file}::{test}" for test in PYTHON_TEST.findall(tree.read(root, name)))
+        elif name.startswith("tests/"):
+            found.update(tests_in_tests(pathlib.PurePosixPath(name).name, tree.read(root, name)))
     return found
+
+
+def tests_in_tests(file, text):
+    """Those of one file of tests/: of Python, of a program with gtest or of a suite in a header, or of ctest."""
+    if file.endswith(".py"):
+        return [f"{file}::{test}" for test in PYTHON_TEST.findall(text)]
+    if file.endswith((".cpp", ".h")):
+        return [f"{suite}.{test}" for suite, test in check_hostile.GTEST.findall(text)]
+    return [f"ctest {name}" for name in PROGRAM.findall(text)] if file == "CMakeLists.txt" else []
 
 
 def check_page(root, page, ids, tests):

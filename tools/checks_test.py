@@ -44,7 +44,9 @@ def hostile(page, files=None):
 def rows(page, ids="F1 F2 P1 P2\n"):
     files = {"src/a_test.cpp": "TEST(A, Works) {\n}\nTEST_P(B, Works) {\n}\nTEST(C, Skips) {\n}\n", "src/b.cpp": "TEST(C, Works) {\n}\n",
              "src/d_test.cpp": 'register_cases({{"test_a_name" + flag("wrap"), works}});\n',
-             "tests/cli/c.py": "    def test_works(self):\n"}
+             "tests/cli/c.py": "    def test_works(self):\n", "tests/e.h": "TYPED_TEST_P(Suite, Works) {\n}\n",
+             "tests/crash/CMakeLists.txt": "add_test(NAME crash.kills COMMAND x)\nadd_test(NAME ${name})\n",
+             "src/CMakeLists.txt": "add_test(NAME elsewhere COMMAND x)\n"}
     for name, spec in check_rows.SPECS.items():
         files.update({spec.page: page, f"docs/rows/{name}.ids": ids})
     with make_tree(files) as root:
@@ -211,6 +213,12 @@ class Rows(unittest.TestCase):
             self.assertIn(right, page)
             self.assertEqual(rows(page.replace(right, wrong))[0], 1, wrong)
 
+    def test_suites_and_programs_below_tests_are_tests(self):
+        page = self.page + "".join(self.good)
+        for name, count in (("Suite.Works", 0), ("Suite.Fails", 1), ("ctest crash.kills", 0), ("ctest crash.kill", 1),
+                            ("ctest name", 1), ("ctest elsewhere", 1), ("crash.kills", 1)):
+            self.assertEqual(rows(page.replace("`C.Skips`", f"`{name}`"))[0], count, name)
+
     def test_a_file_that_is_not_there_fails(self):
         with make_tree({}) as root:
             self.assertEqual(len(check_rows.violations(pathlib.Path(root))[0]), 2 * len(check_rows.SPECS))
@@ -259,7 +267,11 @@ E8  no section
 ### 9.3 Order
 1 first
 2 second, then P1
-""".strip()), """E1 R-02b L1 L2 L30 NS1 NS2 NS3 6.2 SDT-full-save SDT-no-shard X1 X2 X3 X4 X5 R1 R2""".split())
+- W-01 of a list
+  W-02 in the middle of it
+- **W3 bold** in a list
+106 rows.
+""".strip()), """E1 R-02b L1 L2 L30 NS1 NS2 NS3 6.2 SDT-full-save SDT-no-shard X1 X2 X3 X4 X5 R1 R2 W-01""".split())
 
 
 class Functions(unittest.TestCase):
