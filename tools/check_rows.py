@@ -24,12 +24,14 @@ import check_hostile
 import tree
 
 # sections: of the specification, those that count. errors: the section in which each message is a row, X1, X2, ...
-# tables: for a table whose rows have no names, by its first header, what their names begin with.
-Spec = collections.namedtuple("Spec", "page sections errors tables")
+# tables: for a table whose rows have no names, by its first header, what their names begin with. others: what the names of
+# rows begin with that the page has in tables of another form, because comments cite them.
+Spec = collections.namedtuple("Spec", "page sections errors tables others", defaults=[()])
 SPECS = {
     "fsdp-runtime": Spec("docs/fsdp-rows.md", ["1", "2", "3", "4", "5", "6", "7", "9"], "7",
                          {"Type": "SDT", "API": "OSA"}),
     "optimizer-state": Spec("docs/optimizer-rows.md", ["1", "4", "7", "8", "11"], "", {}),
+    "checkpoints": Spec("docs/checkpoint-rows.md", ["3"], "", {}, others=("F-", "O-", "Q-")),
 }
 
 STATES = ["test", "device", "none", "open"]
@@ -126,13 +128,14 @@ def tests_in_tests(file, text):
     return [f"ctest {name}" for name in PROGRAM.findall(text)] if file == "CMakeLists.txt" else []
 
 
-def check_page(root, page, ids, tests):
+def check_page(root, spec, ids, tests):
     """(violations, how many lines have each state)."""
+    page = spec.page
     text = tree.read(root, page)
     found, seen, states = [], collections.Counter(), collections.Counter()
     for line in LINE.finditer(text):
         cells = [cell.strip() for cell in line[1].split("|")]
-        if cells[0] == "row" or not cells[0].strip("-"):
+        if cells[0] == "row" or not cells[0].strip("-") or cells[0].startswith(spec.others):
             continue
         place = f"{page}:{text.count(chr(10), 0, line.start()) + 1}: {cells[0]}"
         seen[cells[0]] += 1
@@ -187,7 +190,7 @@ def violations(root):
     for name, spec in SPECS.items():
         ids = f"docs/rows/{name}.ids"
         absent = [f"{file}: there is no such file" for file in (ids, spec.page) if not (root / file).is_file()]
-        wrong, counts = (absent, {}) if absent else check_page(root, spec.page, tree.read(root, ids).split(), tests)
+        wrong, counts = (absent, {}) if absent else check_page(root, spec, tree.read(root, ids).split(), tests)
         found += wrong
         states.update(counts)
     return found + citation_violations(root), states

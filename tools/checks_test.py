@@ -54,6 +54,13 @@ def rows(page, ids="F1 F2 P1 P2\n"):
     return len(found) // len(check_rows.SPECS), states
 
 
+def page_of(name, text, ids):
+    """The violations of one specification's page where A.Works is the only test."""
+    spec = check_rows.SPECS[name]
+    with make_tree({spec.page: text}) as root:
+        return check_rows.check_page(pathlib.Path(root), spec, ids, {"A.Works"})[0]
+
+
 def lines(count):
     return "int x;\n" * count
 
@@ -212,6 +219,20 @@ class Rows(unittest.TestCase):
                              ("| what | open", "| open")):
             self.assertIn(right, page)
             self.assertEqual(rows(page.replace(right, wrong))[0], 1, wrong)
+
+    def test_every_row_of_dcp_is_asked_for(self):
+        ids = (check_rows.tree.ROOT / "docs/rows/checkpoints.ids").read_text().split()
+        self.assertEqual((len(ids), ids[0], ids[-1]), (33, "P-01", "P-36"))
+
+    def test_rows_that_comments_cite_may_stand_beside(self):
+        page = self.page + "| P-01 | what | test | `A.Works` |\n"
+        cited = "| row | what | where |\n|---|---|---|\n| F-00 | what | there |\n| O-70 to O-75 | what | |\n"
+        self.assertEqual(page_of("checkpoints", page + cited, ["P-01"]), [])
+        self.assertEqual(len(page_of("optimizer-state", page + cited, ["P-01"])), 4, "no other page has such rows")
+        for wrong, count in (("| P-02 | what | there |\n", 2), ("| P-02 to P-04 | what | open | why |\n", 1)):
+            self.assertEqual(len(page_of("checkpoints", page + cited + wrong, ["P-01"])), count, wrong)
+        self.assertEqual(len(page_of("checkpoints", self.page + cited + "| P-01 | what | there |\n", ["P-01"])), 1)
+        self.assertEqual(len(page_of("checkpoints", self.page + cited, ["P-01", "P-02"])), 2)
 
     def test_suites_and_programs_below_tests_are_tests(self):
         page = self.page + "".join(self.good)
