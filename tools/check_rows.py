@@ -32,6 +32,7 @@ SPECS = {
                          {"Type": "SDT", "API": "OSA"}),
     "optimizer-state": Spec("docs/optimizer-rows.md", ["1", "4", "7", "8", "11"], "", {}),
     "checkpoints": Spec("docs/checkpoint-rows.md", ["3"], "", {}, others=("F-", "O-", "Q-")),
+    "reliability": Spec("docs/fault-rows.md", ["4"], "", {}),
 }
 
 STATES = ["test", "device", "none", "open"]
@@ -46,7 +47,7 @@ PROGRAM = re.compile(r"\badd_test\(NAME ([\w.]+)\s")
 
 ROW = r"[A-Z]{1,3}-?\d+[a-z]?"
 ROWS = rf"{ROW}(?:(?:, | to | and ){ROW})*"
-PAGES_OF_ROWS = ["checkpoint", "fsdp", "optimizer"]
+PAGES_OF_ROWS = ["checkpoint", "fault", "fsdp", "optimizer"]
 CITED = re.compile(rf"\b([a-z]+)-rows ({ROWS})")
 CITED_BARE = re.compile(rf"\bspec {ROW}|\({ROWS}[):;,.]")
 

@@ -220,9 +220,13 @@ class Rows(unittest.TestCase):
             self.assertIn(right, page)
             self.assertEqual(rows(page.replace(right, wrong))[0], 1, wrong)
 
-    def test_every_row_of_dcp_is_asked_for(self):
-        ids = (check_rows.tree.ROOT / "docs/rows/checkpoints.ids").read_text().split()
-        self.assertEqual((len(ids), ids[0], ids[-1]), (33, "P-01", "P-36"))
+    def test_every_row_of_dcp_and_every_fault_is_asked_for(self):
+        for name, count, first, last in (("checkpoints", 33, "P-01", "P-36"), ("reliability", 106, "F01", "Q08")):
+            ids = (check_rows.tree.ROOT / f"docs/rows/{name}.ids").read_text().split()
+            self.assertEqual((len(set(ids)), ids[0], ids[-1]), (count, first, last))
+            page = self.page + "".join(f"| {row} | what | open | why |\n" for row in ids)
+            self.assertEqual(page_of(name, page, ids), [])
+            self.assertEqual(len(page_of(name, page.replace(f"| {last} ", "| Z99 "), ids)), 2)
 
     def test_rows_that_comments_cite_may_stand_beside(self):
         page = self.page + "| P-01 | what | test | `A.Works` |\n"
@@ -251,6 +255,14 @@ class Rows(unittest.TestCase):
                                ("(checkpoint-rows P-11)", 1), ("(fsdp-rows P-10)", 1), ("(checkpoint-rows P-10 to P-12)", 1)):
             with make_tree({"docs/checkpoint-rows.md": page, "src/io/a.cpp": f"int a;  // {comment}\n",
                             "src/io/a_test.cpp": "// (P-99)\n"}) as root:
+                self.assertEqual(len(check_rows.citation_violations(pathlib.Path(root))), count, comment)
+
+    def test_a_fault_is_not_a_row_of_another_page_with_its_letter(self):
+        table = "| row | what |\n|---|---|\n"
+        pages = {"docs/fault-rows.md": table + "| R16 | device |\n", "docs/checkpoint-rows.md": table + "| F-03 | items |\n"}
+        for comment, count in (("(fault-rows R16)", 0), ("(checkpoint-rows F-03)", 0), ("(fault-rows R17)", 1),
+                               ("(fault-rows F-03)", 1), ("(checkpoint-rows R16)", 1), ("(R16)", 1)):
+            with make_tree({**pages, "src/io/a.cpp": f"int a;  // {comment}\n"}) as root:
                 self.assertEqual(len(check_rows.citation_violations(pathlib.Path(root))), count, comment)
 
     def test_names_of_rows(self):
