@@ -30,13 +30,14 @@ NOBODY_INCLUDES = {"cli"}
 
 # The layer of each public header, or folder of them.
 HEADERS = {
-    "error.h": "base",
+    "error.h": "base", "job.h": "base",
     "dtype.h": "layout", "layout.h": "layout",
     "value.h": "value", "leaf.h": "value", "tensor_view.h": "value",
     "io.h": "io",
     "storage.h": "storage",
     "comm.h": "comm",
-    "checkpoint.h": "checkpoint", "convert.h": "checkpoint", "verify.h": "checkpoint",
+    "checkpoint.h": "checkpoint", "load_options.h": "checkpoint", "convert.h": "checkpoint",
+    "verify.h": "checkpoint",
     "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch",
     "grad_scaler.h": "optim", "optim.h": "optim", "optimizer_ref.h": "optim",
     "activation_checkpoint.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp", "fsdp.h": "fsdp",

@@ -1,5 +1,6 @@
 // Checkpoints: opens any kind, and saves and loads a state tree on N ranks. convert.h converts
-// them; verify.h verifies and compares them.
+// them; verify.h verifies and compares them. What `stop`, `threads` and `progress` of all options
+// mean is said in job.h.
 //
 // A checkpoint is a tree of values whose tensor leaves say which piece of which tensor lies where.
 // Everything here turns one set of pieces into another.
@@ -15,7 +16,9 @@
 #include <vector>
 
 #include "tessera/comm.h"
+#include "tessera/job.h"
 #include "tessera/leaf.h"
+#include "tessera/load_options.h"
 #include "tessera/storage.h"
 #include "tessera/tensor_view.h"
 #include "tessera/value.h"
@@ -41,30 +44,6 @@ struct OpenOptions {
   std::uint64_t header_limit = 100'000'000;  // bytes
 };
 
-// Progress of long work. Working threads call the hook about ten times a second, one call at a
-// time; the caller's own thread calls it when all is done. In a job of several ranks each rank
-// hears of its own part. An exception that the hook throws ends the work.
-struct Progress {
-  std::uint64_t done = 0;   // bytes of tensors
-  std::uint64_t total = 0;  // bytes; 0: not known yet
-};
-using ProgressHook = std::function<void(const Progress&)>;
-
-// `stop` in the options of a job ends it, from any thread. The job throws `cancelled` within a
-// second, plus the time that the store needs for requests under way. On several ranks one rank's
-// token is enough: all of them throw. Then nothing has become visible, and memory that a read or a
-// load was filling has undefined content. After the step that makes the result visible, a request
-// to stop has no effect.
-
-// Every `threads` must be from 1 to 1024; any other number is `invalid_argument`.
-
-struct IoReport {
-  std::uint64_t bytes_needed = 0;     // size of the elements that were asked for
-  std::uint64_t bytes_read = 0;       // from the store, without metadata
-  std::uint64_t bytes_unchecked = 0;  // read, but covered by no checksum
-  std::uint64_t bytes_written = 0;
-};
-
 struct ReadOptions {
   bool allow_cast = true;  // dtypes may differ; elements are converted
   // With allow_cast: permits integer types that cannot hold every value (docs/design/casts.md).
@@ -80,16 +59,6 @@ struct ReadRequest {
   std::string name;                 // of a tensor
   TensorView to;                    // shaped like `slice`; a flat range is one dimension
   std::optional<Slice> slice = {};  // none: the whole tensor
-};
-
-struct LoadOptions {
-  // Keys of `tree` that the checkpoint lacks are left alone and reported.
-  bool allow_missing = false;
-  bool allow_cast = true;   // dtypes may differ; elements are converted
-  bool allow_wrap = false;  // as in ReadOptions
-  int threads = 2;          // reading threads on each rank
-  ProgressHook progress = {};
-  std::stop_token stop = {};
 };
 
 // An opened checkpoint. Its metadata is in memory; tensor bytes stay where they are. All members
@@ -202,20 +171,20 @@ IoReport save(const Value& tree, const Location& where, Group& group);
 
 // Loading -----------------------------------------------------------------------------------------
 
-struct LoadReport : IoReport {
-  std::vector<std::string> missing;  // keys of `tree` that the checkpoint lacks, sorted
-};
-
 // Loads from a checkpoint of any kind into `tree`. Tensor leaves are filled in place, in the memory
 // of their pieces. Other leaves are replaced by the checkpoint's values, whose tensors get fresh
-// memory that the tree owns. Extra keys of the checkpoint are ignored. Collective over `group`:
-// each rank asks for its own pieces, and any layout can be loaded from any other.
+// memory that the tree owns. Collective over `group`: each rank asks for its own pieces, and any
+// layout can be loaded from any other.
 //
-// Before any memory is written it throws
-//   `not_found`         a key is missing, or the checkpoint itself
-//   `mismatch`          a shape differs; a tensor is a plain value in the checkpoint; dtypes differ
-//                       without allow_cast, or the cast needs allow_wrap
-//   `unsupported`       there is no conversion between the dtypes
+// Before any memory is written it throws one error for all keys that differ and that the options
+// refuse. It counts them all, names a hundred with what differs, and has the first one as its key:
+//   `not_found`    keys are missing, and nothing else
+//   `mismatch`     a shape differs; a tensor is a plain value in the checkpoint; dtypes differ
+//                  without allow_cast, or the cast needs allow_wrap; keys are extra; or these and
+//                  others together
+//   `unsupported`  there is no conversion between the dtypes, and nothing else is wrong
+// Where ranks differ, all of them get the list of every rank; equal lists come once. It also throws
+//   `not_found`         there is no checkpoint
 //   `invalid_argument`  the tree contains itself; a piece reaches outside its tensor or storage
 //                       (with both numbers), or has several elements at one place; two keys have
 //                       memory that overlaps.

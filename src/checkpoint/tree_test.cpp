@@ -94,7 +94,7 @@ TEST(Load, ReportsTheKeysThatTheCheckpointLacks) {
   const std::string path = both_kinds(Value::dict({{"w", four(0)}}))[0];
   Value tree = Value::dict({{"z", four(5)}, {"w", four(0, false)}, {"a", Value::dict({{"b", 1}})}});
   LoadOptions options;
-  options.allow_missing = true;
+  options.missing = OnDifference::report;
   const LoadReport report = load(tree, path, options, *solo_group());
   EXPECT_EQ(report.missing, (std::vector<std::string>{"a.b", "z"}));
   EXPECT_EQ(report.bytes_needed, 16U);

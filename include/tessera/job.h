@@ -1,0 +1,33 @@
+// What long jobs (reads, loads, saves, conversions) take and report.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace tessera {
+
+// Progress of long work. Working threads call the hook about ten times a second, one call at a
+// time; the caller's own thread calls it when all is done. In a job of several ranks each rank
+// hears of its own part. An exception that the hook throws ends the work.
+struct Progress {
+  std::uint64_t done = 0;   // bytes of tensors
+  std::uint64_t total = 0;  // bytes; 0: not known yet
+};
+using ProgressHook = std::function<void(const Progress&)>;
+
+// `stop` in the options of a job ends it, from any thread. The job throws `cancelled` within a
+// second, plus the time that the store needs for requests under way. On several ranks one rank's
+// token is enough: all of them throw. Then nothing has become visible, and memory that a read or a
+// load was filling has undefined content. After the step that makes the result visible, a request
+// to stop has no effect.
+
+// Every `threads` must be from 1 to 1024; any other number is `invalid_argument`.
+
+struct IoReport {
+  std::uint64_t bytes_needed = 0;     // size of the elements that were asked for
+  std::uint64_t bytes_read = 0;       // from the store, without metadata
+  std::uint64_t bytes_unchecked = 0;  // read, but covered by no checksum
+  std::uint64_t bytes_written = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+// What a load takes and reports, beside its tree and its checkpoint (checkpoint.h).
+#pragma once
+
+#include <cstdint>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "tessera/job.h"
+
+namespace tessera {
+
+// What a load does about a key that the tree and the checkpoint do not have alike.
+enum class OnDifference : std::uint8_t {
+  refuse,  // the load throws before it has written any memory
+  report,  // the key is left alone and named in LoadReport
+};
+
+struct LoadOptions {
+  // The first three are for a tree that is loaded into; Checkpoint::load has none.
+  OnDifference missing = OnDifference::refuse;  // keys of the tree that the checkpoint lacks
+  OnDifference unfit = OnDifference::refuse;    // tensors that cannot take what it has for them
+  OnDifference extra = OnDifference::report;    // its keys that no rank's tree has
+  bool allow_cast = true;                       // dtypes may differ; elements are converted
+  bool allow_wrap = false;                      // as in ReadOptions
+  int threads = 2;                              // reading threads on each rank
+  ProgressHook progress = {};
+  std::stop_token stop = {};
+};
+
+struct UnfitKey {
+  std::string key;
+  std::string reason;  // what was found, what was expected
+};
+
+// Keys that differ and were left alone, sorted. Empty where the options refuse them.
+struct LoadReport : IoReport {
+  std::vector<std::string> missing;  // of this rank's tree; the checkpoint lacks them
+  std::vector<UnfitKey> unfit;       // of this rank's tree
+  // The checkpoint's, in no rank's tree; of this rank's tree alone where the ranks' checkpoints
+  // have different leaves. An empty dict holds nothing and does not count.
+  std::vector<std::string> extra;
+};
+
+}  // namespace tessera

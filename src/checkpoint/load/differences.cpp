@@ -1,0 +1,111 @@
+#include "checkpoint/load/differences.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kMostNamed = 100;
+constexpr std::size_t kLongestKey = 200;  // bytes
+
+struct Difference {
+  std::string key;
+  ErrorCode code;
+  std::string reason;  // empty: the sort of the difference says it
+};
+
+// Differences of one sort, and what is said of them.
+struct Sort {
+  std::string alone;         // what is said of a difference that is the only one
+  std::string one, several;  // "1 key ...", "2 keys ..."
+  std::vector<Difference> differences;
+};
+
+// Its keys, as long as `left` lasts.
+std::string text_of(const Sort& sort, std::size_t& left) {
+  const std::size_t count = sort.differences.size();
+  const std::size_t named = std::min(count, std::exchange(left, left - std::min(left, count)));
+  std::string text = std::to_string(count) + (count == 1 ? sort.one : sort.several);
+  for (std::size_t i = 0; i < named; ++i) {
+    const Difference& difference = sort.differences[i];
+    text += (i == 0 ? ": '" : ", '") + printable(difference.key, kLongestKey) + "'";
+    if (!difference.reason.empty()) text += " (" + difference.reason + ")";
+  }
+  if (named > 0 && named < count) text += ", and " + std::to_string(count - named) + " more";
+  return text;
+}
+
+ErrorCode shared_code(const std::vector<Sort>& sorts) {
+  const ErrorCode first = sorts.front().differences.front().code;
+  const bool shared = std::ranges::all_of(sorts, [first](const Sort& sort) {
+    return std::ranges::all_of(sort.differences, [first](const Difference& difference) {
+      return difference.code == first;
+    });
+  });
+  return shared ? first : ErrorCode::mismatch;
+}
+
+std::string text_of(const std::vector<Sort>& sorts) {
+  const Sort& first = sorts.front();
+  if (sorts.size() == 1 && first.differences.size() == 1) {
+    const std::string& reason = first.differences.front().reason;
+    return reason.empty() ? first.alone : reason;
+  }
+  std::size_t left = kMostNamed;
+  std::string text;
+  for (const Sort& sort : sorts) {
+    if (!text.empty()) text += "; ";
+    text += text_of(sort, left);
+  }
+  return text;
+}
+
+std::vector<Difference> with_code(const std::vector<std::string>& keys, ErrorCode code) {
+  std::vector<Difference> differences;
+  differences.reserve(keys.size());
+  for (const std::string& key : keys) differences.push_back({key, code, ""});
+  return differences;
+}
+
+}  // namespace
+
+void Differences::add_unfit(std::string key, const Error& why) {
+  unfit_.push_back({std::move(key), why.code(), why.message()});
+}
+
+std::optional<Error> Differences::refusal(const LoadOptions& options) const {
+  std::vector<Sort> sorts;
+  if (options.missing == OnDifference::refuse) {
+    sorts.push_back({"the checkpoint has no such key", " key is not in the checkpoint",
+                     " keys are not in the checkpoint", with_code(missing_, ErrorCode::not_found)});
+  }
+  if (options.unfit == OnDifference::refuse) {
+    sorts.push_back({"", " key does not fit", " keys do not fit", {}});
+    for (const Unfit& unfit : unfit_)
+      sorts.back().differences.push_back({unfit.key, unfit.code, unfit.reason});
+  }
+  if (options.extra == OnDifference::refuse) {
+    sorts.push_back({"the checkpoint has this key, the tree does not",
+                     " key is in the checkpoint alone", " keys are in the checkpoint alone",
+                     with_code(extra_, ErrorCode::mismatch)});
+  }
+  std::erase_if(sorts, [](const Sort& sort) { return sort.differences.empty(); });
+  if (sorts.empty()) return std::nullopt;
+  for (Sort& sort : sorts) std::ranges::sort(sort.differences, {}, &Difference::key);
+  return Error(shared_code(sorts), text_of(sorts)).at_key(sorts.front().differences.front().key);
+}
+
+void Differences::move_to(LoadReport& report) {
+  report.missing = std::move(missing_);
+  std::ranges::sort(report.missing);
+  for (Unfit& unfit : unfit_)
+    report.unfit.push_back({std::move(unfit.key), std::move(unfit.reason)});
+  std::ranges::sort(report.unfit, {}, &UnfitKey::key);
+  report.extra = std::move(extra_);
+  std::ranges::sort(report.extra);
+}
+
+}  // namespace tessera

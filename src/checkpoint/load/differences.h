@@ -1,0 +1,41 @@
+// Where a tree and a checkpoint do not fit: all of it, in one list.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint.h"
+#include "tessera/error.h"
+
+namespace tessera {
+
+class Differences {
+ public:
+  void add_missing(std::string key) { missing_.push_back(std::move(key)); }
+  // `why` is what a load of this key alone would throw.
+  void add_unfit(std::string key, const Error& why);
+  void set_extra(std::vector<std::string> keys) { extra_ = std::move(keys); }
+
+  // The error that names all differences that `options` refuses, and what differs in each; none
+  // when there are none. After the first hundred they are counted and not named. The code is the
+  // one that all of them have (`not_found` for missing keys), else `mismatch`; the key is the first
+  // one.
+  [[nodiscard]] std::optional<Error> refusal(const LoadOptions& options) const;
+
+  // Puts them into `report`, sorted, and forgets them.
+  void move_to(LoadReport& report);
+
+ private:
+  struct Unfit {
+    std::string key;
+    ErrorCode code;
+    std::string reason;
+  };
+
+  std::vector<std::string> missing_;
+  std::vector<Unfit> unfit_;
+  std::vector<std::string> extra_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,122 @@
+#include "checkpoint/load/load_plan.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string_view>
+
+#include "checkpoint/load/fresh.h"
+#include "checkpoint/read/castable.h"
+#include "checkpoint/read/memory.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+void require_match(const Tensor& want, const Value& found, const LoadOptions& options) {
+  if (!found.is(Value::Kind::tensor)) {
+    throw Error(ErrorCode::mismatch, "the checkpoint has a value here, expected a tensor");
+  }
+  const Tensor& have = found.as_tensor();
+  if (want.shape != have.shape) {
+    throw Error(ErrorCode::mismatch, "the checkpoint's shape is " + to_string(have.shape) +
+                                         ", expected " + to_string(want.shape));
+  }
+  require_castable(have.dtype, want.dtype, options.allow_cast, options.allow_wrap);
+}
+
+// Why a tensor of the tree cannot take what the checkpoint has; none: it can.
+std::optional<Error> misfit(const Tensor& want, const Value& found, const LoadOptions& options) {
+  try {
+    require_match(want, found, options);
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+std::set<std::string_view> names_of(const std::vector<Leaf>& leaves) {
+  std::set<std::string_view> names;
+  for (const Leaf& leaf : leaves) names.insert(leaf.name);
+  return names;
+}
+
+// The leaves of the tree by the rule that fits the checkpoint: files from before torch 2.4 keep
+// containers without tensors in one item (checkpoint-rows P-11).
+std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint) {
+  const std::set<std::string_view> names = names_of(checkpoint.leaves);
+  std::vector<Leaf> current = flatten(tree);
+  const bool complete = std::all_of(current.begin(), current.end(),
+                                    [&](const Leaf& leaf) { return names.contains(leaf.name); });
+  if (complete) return current;
+  const std::set<std::string_view> known = names_of(current);
+  std::vector<Leaf> old = flatten(tree, FlattenRule::before_2_4);
+  const bool fits = std::any_of(old.begin(), old.end(), [&](const Leaf& leaf) {
+    return names.contains(leaf.name) && !known.contains(leaf.name);
+  });
+  return fits ? old : current;
+}
+
+bool holds_nothing(const Value& value) {
+  return value.is(Value::Kind::dict) && value.size() == 0;
+}
+
+class Planner {
+ public:
+  Planner(const Checkpoint& checkpoint, const LoadOptions& options)
+      : checkpoint_(checkpoint),
+        options_(options),
+        fresh_(checkpoint.leaves),
+        taken_(checkpoint.leaves.size(), false) {}
+
+  void add(const Leaf& wanted) {
+    const Leaf* const found = checkpoint_.find(wanted.name);
+    if (found == nullptr) {
+      plan_.differences.add_missing(wanted.name);
+      return;
+    }
+    taken_[static_cast<std::size_t>(found - checkpoint_.leaves.data())] = true;
+    if (!wanted.value.is(Value::Kind::tensor)) {
+      plan_.values.emplace_back(wanted.path, fresh_.of(found->value));
+      return;
+    }
+    const Tensor& tensor = wanted.value.as_tensor();
+    require_writable(tensor, wanted.name);
+    if (const std::optional<Error> why = misfit(tensor, found->value, options_)) {
+      plan_.differences.add_unfit(wanted.name, *why);
+    } else {
+      plan_.fillings.push_back({wanted.name, wanted.value, found->value});
+    }
+  }
+
+  LoadPlan finish() {
+    for (Filling& filling : fresh_.take()) plan_.fillings.push_back(std::move(filling));
+    for (std::size_t i = 0; i < taken_.size(); ++i) {
+      if (!taken_[i] && !holds_nothing(checkpoint_.leaves[i].value)) plan_.untaken.push_back(i);
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+  const LoadOptions& options_;
+  FreshMemory fresh_;
+  std::vector<bool> taken_;
+  LoadPlan plan_;
+};
+
+}  // namespace
+
+LoadPlan plan_load(const Value& tree, const Checkpoint& checkpoint, const LoadOptions& options) {
+  Planner planner(checkpoint, options);
+  for (const Leaf& leaf : leaves_for(tree, checkpoint)) {
+    try {
+      planner.add(leaf);
+    } catch (Error& error) {
+      throw error.at_key(leaf.name).at_path(checkpoint.path);
+    }
+  }
+  return planner.finish();
+}
+
+}  // namespace tessera

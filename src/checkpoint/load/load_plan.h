@@ -1,0 +1,36 @@
+// What one rank's load will do, decided before it touches the tree.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/load/differences.h"
+#include "checkpoint/load/fill.h"
+#include "tessera/checkpoint.h"
+#include "tessera/leaf.h"
+
+namespace tessera {
+
+struct LoadPlan {
+  std::vector<Filling> fillings;
+  Owners owners;                               // of the fillings; found once all of them fit
+  std::vector<std::pair<Path, Value>> values;  // to be put into the tree at the end
+  Differences differences;                     // missing and unfit keys
+  std::vector<std::size_t> untaken;            // leaves of the checkpoint, ascending
+};
+
+// Matches the leaves of the tree with those of the checkpoint (checkpoint-rows P-16). Throws only
+// for a tree into which nothing could be loaded: one whose memory is not what its pieces say.
+// Leaves of the checkpoint that hold nothing (empty dicts) count as taken.
+[[nodiscard]] LoadPlan plan_load(const Value& tree, const Checkpoint& checkpoint,
+                                 const LoadOptions& options);
+
+// The leaves that no rank has taken: those of `untaken` that are in the list of every rank. Where
+// the ranks' checkpoints have other names or another order, each rank gets its own list back.
+// Collective.
+[[nodiscard]] std::vector<std::size_t> untaken_everywhere(const std::vector<Leaf>& leaves,
+                                                          std::vector<std::size_t> untaken,
+                                                          Group& group);
+
+}  // namespace tessera

@@ -1,0 +1,223 @@
+// What a load refuses and reports (P-16).
+#include <atomic>
+#include <mutex>
+
+#include "checkpoint/load/load_plan.h"
+#include "checkpoint/test_support.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using Names = std::vector<std::string>;
+
+Value floats_of(const Shape& shape, bool fill = true) {
+  return Value(counting(shape, whole(shape), 0, fill));
+}
+
+Value of_dtype(DType dtype, std::int64_t count) {
+  Tensor tensor = counting({count * 2}, whole({count * 2}), 0, false);
+  tensor.dtype = dtype;
+  tensor.shape = {count};
+  tensor.pieces[0].slice = whole({count});
+  return Value(tensor);
+}
+
+bool all_zero(const Value& tensor) {
+  const std::vector<float> values = floats(tensor.as_tensor());
+  return std::all_of(values.begin(), values.end(), [](float value) { return value == 0; });
+}
+
+// Each key of one load that goes wrong in a way of its own, and one that fits.
+class Differing : public testing::Test {
+ protected:
+  Differing() {
+    save(Value::dict({{"fits", floats_of({4})},
+                      {"shape", floats_of({2, 3})},
+                      {"kind", 3},
+                      {"wraps", floats_of({2})},
+                      {"other", Value::dict({{"x", 1}, {"w", floats_of({2})}})}}),
+         directory_);
+  }
+
+  Value tree_ = Value::dict({{"gone", Value::dict({{"b", 1}, {"a", floats_of({2}, false)}})},
+                             {"fits", floats_of({4}, false)},
+                             {"shape", floats_of({3, 2}, false)},
+                             {"kind", floats_of({1}, false)},
+                             {"wraps", of_dtype(DType::int32, 2)}});
+  std::string directory_ = temporary_directory() + "/c";
+};
+
+TEST_F(Differing, AllAreInOneErrorAndNothingIsWritten) {
+  const Error error = error_of([&] { load(tree_, directory_); });
+  EXPECT_EQ(error.code(), ErrorCode::mismatch);
+  EXPECT_EQ(error.key(), "gone.a");
+  EXPECT_EQ(error.path(), directory_);
+  EXPECT_EQ(error.message(),
+            "2 keys are not in the checkpoint: 'gone.a', 'gone.b'; 3 keys do not fit: 'kind' (the "
+            "checkpoint has a value here, expected a tensor), 'shape' (the checkpoint's shape is "
+            "[2, 3], expected [3, 2]), 'wraps' (allow_wrap is needed, what does not fit would "
+            "become another number: the checkpoint's dtype is float32, wanted int32)");
+  EXPECT_TRUE(all_zero(tree_.at("fits")));
+}
+
+TEST_F(Differing, WhatIsReportedIsLeftAloneAndTheRestIsLoaded) {
+  LoadOptions options;
+  options.missing = OnDifference::report;
+  options.unfit = OnDifference::report;
+  const LoadReport report = load(tree_, directory_, options);
+  EXPECT_EQ(report.missing, (Names{"gone.a", "gone.b"}));
+  ASSERT_EQ(report.unfit.size(), 3U);
+  EXPECT_EQ(report.unfit[0].key, "kind");
+  EXPECT_EQ(report.unfit[1].key, "shape");
+  EXPECT_EQ(report.unfit[1].reason, "the checkpoint's shape is [2, 3], expected [3, 2]");
+  EXPECT_EQ(report.unfit[2].key, "wraps");
+  EXPECT_EQ(report.extra, (Names{"other.w", "other.x"}));
+  EXPECT_EQ(report.bytes_needed, 16U);
+  EXPECT_EQ(floats(tree_.at("fits").as_tensor()), (std::vector<float>{0, 1, 2, 3}));
+  EXPECT_TRUE(all_zero(tree_.at("shape")));
+}
+
+TEST_F(Differing, EachPolicyStandsAlone) {
+  LoadOptions options;
+  options.missing = OnDifference::report;
+  Error error = error_of([&] { load(tree_, directory_, options); });
+  EXPECT_EQ(error.code(), ErrorCode::mismatch);
+  EXPECT_EQ(error.key(), "kind");
+  EXPECT_EQ(error.message().find("gone"), std::string::npos);
+  options = {};
+  options.unfit = OnDifference::report;
+  error = error_of([&] { load(tree_, directory_, options); });
+  EXPECT_EQ(error.code(), ErrorCode::not_found);
+  EXPECT_EQ(error.message(), "2 keys are not in the checkpoint: 'gone.a', 'gone.b'");
+  options.missing = OnDifference::report;
+  options.extra = OnDifference::refuse;
+  error = error_of([&] { load(tree_, directory_, options); });
+  EXPECT_EQ(error.code(), ErrorCode::mismatch);
+  EXPECT_EQ(error.key(), "other.w");
+  EXPECT_EQ(error.message(), "2 keys are in the checkpoint alone: 'other.w', 'other.x'");
+  EXPECT_TRUE(all_zero(tree_.at("fits")));
+}
+
+TEST(LoadDifferences, OneAloneIsSaidInItsOwnWords) {
+  const std::string directory = temporary_directory() + "/c";
+  save(Value::dict({{"a", floats_of({2})}, {"b", 1}}), directory);
+  Value gone = Value::dict({{"z", 0}});
+  EXPECT_EQ(error_of([&] { load(gone, directory); }).message(), "the checkpoint has no such key");
+  LoadOptions options;
+  options.extra = OnDifference::refuse;
+  Value less = Value::dict({{"a", floats_of({2}, false)}});
+  EXPECT_EQ(error_of([&] { load(less, directory, options); }).message(),
+            "the checkpoint has this key, the tree does not");
+  Value whole_tree = Value::dict({{"a", floats_of({2}, false)}, {"b", 0}});
+  EXPECT_TRUE(load(whole_tree, directory, options).extra.empty());
+}
+
+TEST(LoadDifferences, AHundredAreNamedAndAllAreCounted) {
+  const std::string directory = temporary_directory() + "/c";
+  save(Value::dict({{"w", floats_of({2})}}), directory);
+  Value tree = Value::dict({{"w", floats_of({3}, false)}});
+  for (int i = 0; i < 150; ++i) tree["k" + std::to_string(1000 + i)] = i;
+  const Error error = error_of([&] { load(tree, directory); });
+  EXPECT_TRUE(error.message().starts_with("150 keys are not in the checkpoint: 'k1000', "));
+  EXPECT_NE(error.message().find("'k1099', and 50 more; 1 key does not fit"), std::string::npos)
+      << error.message();
+  EXPECT_EQ(error.message().find("k1100"), std::string::npos);
+}
+
+// An empty dict is a leaf of a torch.save file and none of a tree.
+TEST(LoadDifferences, EmptyDictsAreNotExtra) {
+  const std::string path = temporary_directory() + "/c.pt";
+  const Value tree = Value::dict({{"w", floats_of({2})}, {"state", Value::dict()}});
+  save(tree, path);
+  LoadOptions options;
+  options.extra = OnDifference::refuse;
+  Value same = Value::dict({{"w", floats_of({2}, false)}, {"state", Value::dict()}});
+  EXPECT_TRUE(load(same, path, options).extra.empty());
+}
+
+// Q04: every rank gets the differences of all ranks, and what they share once.
+TEST(LoadDifferences, OfAllRanksAreInOneErrorOnAllRanks) {
+  const std::string directory = temporary_directory() + "/c";
+  save(Value::dict({{"w", floats_of({6})}}), directory);
+  std::mutex mutex;
+  std::vector<std::string> texts;
+  const auto run = [&](const std::function<Value(int)>& tree_of_rank) {
+    texts.clear();
+    run_ranks(3, [&](Group& group) {
+      Value tree = tree_of_rank(group.rank());
+      const Error error = error_of([&] { load(tree, directory, group); });
+      EXPECT_TRUE(all_zero(tree.at("w")));
+      const std::lock_guard lock(mutex);
+      texts.emplace_back(error.what());
+    });
+    ASSERT_EQ(texts.size(), 3U);
+    EXPECT_EQ(texts[0], texts[1]);
+    EXPECT_EQ(texts[0], texts[2]);
+  };
+  run([](int rank) {
+    return Value::dict(
+        {{"w", Value(counting({6}, chunk({6}, rank, 3), 0, false))}, {"x", 1}, {"y", 2}});
+  });
+  EXPECT_EQ(texts[0],
+            "not_found: rank 0, 1, 2: not_found: 2 keys are not in the checkpoint: 'x', 'y' [" +
+                directory + ", key 'x'] (planning a load)");
+  run([](int rank) {
+    Value tree = Value::dict({{"w", Value(counting({6}, chunk({6}, rank, 3), 0, false))}});
+    if (rank == 1) tree["x"] = 1;
+    return tree;
+  });
+  EXPECT_NE(texts[0].find("rank 1: not_found"), std::string::npos) << texts[0];
+}
+
+TEST(LoadDifferences, AKeyThatOneRankHasIsNotExtra) {
+  const std::string directory = temporary_directory() + "/c";
+  save(Value::dict({{"a", floats_of({2})}, {"b", floats_of({2})}, {"c", floats_of({2})}, {"d", 1}}),
+       directory);
+  run_ranks(2, [&](Group& group) {
+    Value tree = Value::dict(
+        {{"a", floats_of({2}, false)}, {group.rank() == 0 ? "b" : "c", floats_of({2}, false)}});
+    EXPECT_EQ(load(tree, directory, group).extra, Names{"d"});
+    LoadOptions options;
+    options.extra = OnDifference::refuse;
+    const Error error = error_of([&] { load(tree, directory, options, group); });
+    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_EQ(error.key(), "d");
+    tree["d"] = 0;
+    if (group.rank() == 1) tree.erase("d");
+    EXPECT_TRUE(load(tree, directory, options, group).extra.empty());
+  });
+}
+
+TEST(LoadDifferences, RanksWithOtherCheckpointsKeepTheirOwnExtraKeys) {
+  const std::string directory = temporary_directory() + "/c";
+  save(Value::dict({{"a", floats_of({2})}, {"b", 1}}), directory);
+  run_ranks(2, [&](Group& group) {
+    const std::string suffix = std::to_string(group.rank());
+    const Checkpoint own = Checkpoint::open(directory).map([&](Leaf leaf) -> std::optional<Leaf> {
+      leaf.name += suffix;
+      return leaf;
+    });
+    Value tree = Value::dict({{"a" + suffix, floats_of({2}, false)}});
+    EXPECT_EQ(load(tree, own, {}, group).extra, Names{"b" + suffix});
+  });
+}
+
+// What a rank fails at is told by all, though ranks exchange more before they agree.
+TEST(LoadDifferences, ARankThatCannotPlanIsHeard) {
+  const std::string directory = temporary_directory() + "/c";
+  save(Value::dict({{"w", floats_of({6})}}), directory);
+  std::atomic<int> heard{0};
+  run_ranks(2, [&](Group& group) {
+    Value tree = Value::dict({{"w", floats_of({6}, false)}});
+    LoadOptions options;
+    if (group.rank() == 1) options.threads = 0;
+    if (error_of([&] { load(tree, directory, options, group); }).code() ==
+        ErrorCode::invalid_argument)
+      ++heard;
+  });
+  EXPECT_EQ(heard, 2);
+}
+
+}  // namespace
+}  // namespace tessera
