@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "tessera/checkpoint.h"
+#include "tessera/stateful.h"
 
 namespace given {
 using namespace tessera;  // NOLINT(google-build-using-namespace): samples are read inside of it

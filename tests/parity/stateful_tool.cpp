@@ -1,0 +1,108 @@
+// Saves and loads objects that give and take their state, by two ranks (threads).
+//   stateful_tool save DIRECTORY
+//   stateful_tool load DIRECTORY     prints what the objects took, a line each
+#include <cstring>
+#include <iostream>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tessera/stateful.h"
+
+namespace {
+
+using namespace tessera;
+
+constexpr int kRanks = 2;
+constexpr std::int64_t kRows = 3, kColumns = 2;  // of each rank
+
+// A rank's rows of a weight whose elements are numbered.
+class Model : public Stateful {
+ public:
+  explicit Model(int rank) : first_(rank * kRows), elements_(kRows * kColumns) {}
+
+  void number_elements() {
+    std::iota(elements_.begin(), elements_.end(), static_cast<float>(first_ * kColumns));
+  }
+  [[nodiscard]] const std::vector<float>& elements() const { return elements_; }
+
+  [[nodiscard]] Value state_dict() const override {
+    auto storage = std::make_shared<Storage>();
+    storage->data = reinterpret_cast<std::byte*>(elements_.data());
+    storage->size = elements_.size() * sizeof(float);
+    Tensor weight;
+    weight.shape = {kRanks * kRows, kColumns};
+    weight.sharded = true;
+    weight.pieces = {{.slice = Box{{first_, 0}, {kRows, kColumns}},
+                      .storage = std::move(storage),
+                      .strides = {}}};
+    return Value::dict({{"weight", std::move(weight)}});
+  }
+  void load_state_dict(const Value&) override {}  // the elements are in place
+
+ private:
+  std::int64_t first_;
+  mutable std::vector<float> elements_;  // a load writes them through state_dict()
+};
+
+class Sampler : public Stateful {
+ public:
+  Sampler(std::int64_t seed, std::string name) : seed_(seed), name_(std::move(name)) {}
+  [[nodiscard]] std::string text() const { return std::to_string(seed_) + " " + name_; }
+
+  [[nodiscard]] Value state_dict() const override {
+    return Value::dict({{"seed", seed_}, {"name", name_}});
+  }
+  void load_state_dict(const Value& state) override {
+    seed_ = state.at("seed").as_int();
+    name_ = state.at("name").as_string();
+  }
+
+ private:
+  std::int64_t seed_;
+  std::string name_;
+};
+
+void save_objects(Group& group, const std::string& directory) {
+  Model model(group.rank());
+  model.number_elements();
+  Sampler sampler(7, "shuffled");
+  Value step = 41;
+  save({{"model", model}, {"sampler", sampler}, {"step", step}}, directory, group);
+}
+
+std::string loaded_objects(Group& group, const std::string& directory) {
+  Model model(group.rank());
+  Sampler sampler(0, "");
+  Value step;
+  load({{"model", model}, {"sampler", sampler}, {"step", step}}, directory, group);
+  std::string text;
+  for (const float element : model.elements())
+    text += std::to_string(static_cast<int>(element)) + " ";
+  return text + sampler.text() + " " + std::to_string(step.as_int());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv, argv + argc);
+  if (words.size() != 3) return 2;
+  std::vector<std::string> lines(kRanks);
+  try {
+    run_ranks(kRanks, [&](Group& group) {
+      if (words[1] == "save") {
+        save_objects(group, words[2]);
+      } else {
+        lines[static_cast<std::size_t>(group.rank())] = loaded_objects(group, words[2]);
+      }
+    });
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+  if (words[1] == "load") {
+    for (const std::string& line : lines) std::cout << line << "\n";
+  }
+  return 0;
+}
