@@ -107,6 +107,13 @@ struct Checkpoint {
   // it out. Throws `conflict` when two leaves get one name.
   using LeafFunction = std::function<std::optional<Leaf>(Leaf leaf)>;
   [[nodiscard]] Checkpoint map(const LeafFunction& fn) const;
+  // This checkpoint with some of its leaves, to be used like one that map() returned:
+  // `open(path).only({"model"}).load()` is a tree of a part. A key is the name of a leaf, what such
+  // names begin with before a dot, or else a glob as in names(), which chooses among values, too.
+  // Leaves keep their names. So where a list loses elements, those before the last one that stays
+  // become empty dicts (`incomplete` from tree() and load() if that is more than 65,536). Throws
+  // `not_found` for a key without a leaf, with one that is near.
+  [[nodiscard]] Checkpoint only(const std::vector<std::string>& keys) const;
 
   CheckpointKind kind = CheckpointKind::dcp;
   std::string path;

@@ -9,9 +9,9 @@
 
 #include <fmt/format.h>
 
+#include "base/suggest.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
-#include "cli/suggest.h"
 #include "tessera/error.h"
 #include "value/render.h"
 

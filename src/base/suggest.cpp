@@ -1,12 +1,12 @@
-#include "cli/suggest.h"
+#include "base/suggest.h"
 
 #include <algorithm>
 
-namespace tessera::cli {
+namespace tessera {
 namespace {
 
-constexpr std::size_t kFarthest = 2;       // edits
-constexpr std::size_t kLongestTyped = 32;  // letters; no command is as long
+constexpr std::size_t kFarthest = 2;        // edits
+constexpr std::size_t kLongestTyped = 256;  // letters; the work for a name is their square
 
 // Whether letters i and j end the same pair, swapped.
 bool ends_swapped(std::string_view a, std::size_t i, std::string_view b, std::size_t j) {
@@ -35,6 +35,7 @@ std::string nearest(std::string_view typed, const std::vector<std::string>& name
   if (typed.size() > kLongestTyped) return best;
   std::size_t least = kFarthest + 1;
   for (const std::string& name : names) {
+    if (name.size() > typed.size() + kFarthest || typed.size() > name.size() + kFarthest) continue;
     const std::size_t edits = distance(typed, name);
     if (edits < least && 2 * edits < std::max(typed.size(), name.size())) {
       least = edits;
@@ -44,4 +45,4 @@ std::string nearest(std::string_view typed, const std::vector<std::string>& name
   return best;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera

@@ -5,10 +5,11 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera {
 
 // The name nearest to `typed`: at most two letters inserted, left out, changed or swapped with
-// their neighbour, and fewer than half of it. Empty: none is that near.
+// their neighbour, and fewer than half of it. Empty: none is that near, or more than 256 letters
+// were typed.
 [[nodiscard]] std::string nearest(std::string_view typed, const std::vector<std::string>& names);
 
-}  // namespace tessera::cli
+}  // namespace tessera
