@@ -3,6 +3,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <string_view>
+
+#include "tessera/error.h"
 
 namespace tessera {
 
@@ -14,6 +18,21 @@ struct Progress {
   std::uint64_t total = 0;  // bytes; 0: not known yet
 };
 using ProgressHook = std::function<void(const Progress&)>;
+
+// What a hook hears of each phase of a job on this rank, when it has ended or failed. The hook runs
+// on the thread that called the job. What it throws is dropped: who listens does not end the work
+// of all ranks.
+struct Event {
+  std::string_view job;    // "load"
+  std::string_view phase;  // of the job, as its options say; "all" is all of it and comes last
+  int rank = 0;            // in the job's group
+  std::uint64_t nanoseconds = 0;  // that the phase took, with the waiting for other ranks
+  std::uint64_t bytes = 0;        // of tensors that this rank has read or written in it
+  std::string checkpoint;         // where it is
+  std::uint64_t id = 0;  // of the call: all its events have it, and no others of this process
+  const Error* error = nullptr;  // why the phase failed, while the hook runs; null: it has ended
+};
+using EventHook = std::function<void(const Event&)>;
 
 // `stop` in the options of a job ends it, from any thread. The job throws `cancelled` within a
 // second, plus the time that the store needs for requests under way. On several ranks one rank's

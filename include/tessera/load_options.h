@@ -25,6 +25,8 @@ struct LoadOptions {
   bool allow_wrap = false;                      // as in ReadOptions
   int threads = 2;                              // reading threads on each rank
   ProgressHook progress = {};
+  // Phases: "open", unless the checkpoint was open already; "plan"; "read"; "all".
+  EventHook events = {};
   std::stop_token stop = {};
 };
 

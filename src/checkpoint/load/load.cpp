@@ -7,6 +7,7 @@
 // Nothing is written into the tree's memory before 1 has succeeded on every rank.
 #include <optional>
 
+#include "base/job_log.h"
 #include "base/parallel.h"
 #include "base/stop.h"
 #include "checkpoint/load/fill.h"
@@ -78,23 +79,29 @@ LoadPlan agreed_plan(const Value& tree, const Checkpoint& checkpoint, const Load
   return plan;
 }
 
-}  // namespace
-
-LoadReport load(Value& tree, const Location& where, const LoadOptions& options, Group& group) {
-  const Purpose purpose("loading a checkpoint");
-  std::optional<Checkpoint> checkpoint;
+// Opens the checkpoint on every rank.
+Checkpoint opened(const Location& where, const LoadOptions& options, Group& group) {
+  Checkpoint checkpoint;
   agree(group, "opening a checkpoint", [&] {
     require_going_on(options.stop);
     require_threads(options.threads);
     checkpoint = Checkpoint::open(where);
   });
-  return load(tree, *checkpoint, options, group);
+  return checkpoint;
 }
 
-LoadReport load(Value& tree, const Checkpoint& checkpoint, const LoadOptions& options,
-                Group& group) {
-  const Purpose purpose("loading a checkpoint");
-  LoadPlan plan = agreed_plan(tree, checkpoint, options, group);
+// Reads all that belongs to one process, and checks it. Returns the bytes.
+std::uint64_t read_all(const std::vector<Filling>& fillings, const LoadOptions& options) {
+  IoCounters counters;
+  StorageChecks checks;
+  Meter meter(options.progress, bytes_of(fillings), options.stop);
+  fill_all({fillings, owners_of(fillings), options.threads, &checks, counters, meter});
+  checks.read_rest(options.threads, options.stop);
+  meter.finish();
+  return counters.report().bytes_needed;
+}
+
+LoadReport load_planned(Value& tree, LoadPlan plan, const LoadOptions& options, Group& group) {
   IoCounters counters;
   std::optional<Meter> meter;
   agree_on_long_work(group, "reading a checkpoint", options.stop, [&](const std::stop_token& stop) {
@@ -109,6 +116,51 @@ LoadReport load(Value& tree, const Checkpoint& checkpoint, const LoadOptions& op
   return report;
 }
 
+LoadReport load_opened(Value& tree, const Checkpoint& checkpoint, const LoadOptions& options,
+                       Group& group, const JobLog& log) {
+  LoadPlan plan;
+  log.phase("plan", [&] {
+    plan = agreed_plan(tree, checkpoint, options, group);
+    return 0;
+  });
+  LoadReport report;
+  log.phase("read", [&] {
+    report = load_planned(tree, std::move(plan), options, group);
+    return report.bytes_needed;
+  });
+  return report;
+}
+
+}  // namespace
+
+LoadReport load(Value& tree, const Location& where, const LoadOptions& options, Group& group) {
+  const Purpose purpose("loading a checkpoint");
+  const JobLog log(options.events, "load", group.rank(), to_string(where));
+  LoadReport report;
+  log.phase("all", [&] {
+    Checkpoint checkpoint;
+    log.phase("open", [&] {
+      checkpoint = opened(where, options, group);
+      return 0;
+    });
+    report = load_opened(tree, checkpoint, options, group, log);
+    return report.bytes_needed;
+  });
+  return report;
+}
+
+LoadReport load(Value& tree, const Checkpoint& checkpoint, const LoadOptions& options,
+                Group& group) {
+  const Purpose purpose("loading a checkpoint");
+  const JobLog log(options.events, "load", group.rank(), checkpoint.path);
+  LoadReport report;
+  log.phase("all", [&] {
+    report = load_opened(tree, checkpoint, options, group, log);
+    return report.bytes_needed;
+  });
+  return report;
+}
+
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options) {
   return load(tree, where, options, *solo_group());
 }
@@ -118,17 +170,20 @@ LoadReport load(Value& tree, const Location& where, Group& group) {
 }
 
 Value Checkpoint::load(const LoadOptions& options) const {
-  require_going_on(options.stop);
-  require_threads(options.threads);
-  FreshMemory fresh(leaves);
-  Value tree = fresh.of(shared_tree(*this));
-  const std::vector<Filling> fillings = fresh.take();
-  IoCounters counters;
-  StorageChecks checks;
-  Meter meter(options.progress, bytes_of(fillings), options.stop);
-  fill_all({fillings, owners_of(fillings), options.threads, &checks, counters, meter});
-  checks.read_rest(options.threads, options.stop);
-  meter.finish();
+  const JobLog log(options.events, "load", 0, path);
+  Value tree;
+  log.phase("all", [&] {
+    std::vector<Filling> fillings;
+    log.phase("plan", [&] {
+      require_going_on(options.stop);
+      require_threads(options.threads);
+      FreshMemory fresh(leaves);
+      tree = fresh.of(shared_tree(*this));
+      fillings = fresh.take();
+      return 0;
+    });
+    return log.phase("read", [&] { return read_all(fillings, options); });
+  });
   return tree;
 }
 

@@ -1,4 +1,4 @@
-// What a load refuses and reports (P-16).
+// What a load refuses, reports and tells (P-16, P-36).
 #include <atomic>
 #include <mutex>
 
@@ -217,6 +217,86 @@ TEST(LoadDifferences, ARankThatCannotPlanIsHeard) {
       ++heard;
   });
   EXPECT_EQ(heard, 2);
+}
+
+struct Heard {
+  std::string phase;
+  std::uint64_t bytes, id;
+  bool failed;
+  bool operator==(const Heard&) const = default;
+};
+
+// P-36.
+class LoadEvents : public testing::Test {
+ protected:
+  LoadEvents() {
+    save(Value::dict({{"w", floats_of({6})}, {"n", 1}}), directory_);
+    options_.events = [this](const Event& event) {
+      EXPECT_EQ(event.job, "load");
+      EXPECT_EQ(event.checkpoint, directory_);
+      const std::lock_guard lock(mutex_);
+      if (event.error != nullptr) codes_.push_back(event.error->code());
+      heard_[event.rank].push_back(
+          {std::string(event.phase), event.bytes, event.id, event.error != nullptr});
+    };
+  }
+  // A rank's phases, each with "!" if it failed.
+  [[nodiscard]] Names phases(int rank = 0) {
+    Names names;
+    for (const Heard& heard : heard_[rank])
+      names.push_back(heard.phase + (heard.failed ? "!" : ""));
+    return names;
+  }
+
+  std::string directory_ = temporary_directory() + "/c";
+  LoadOptions options_;
+  std::mutex mutex_;
+  std::map<int, std::vector<Heard>> heard_;
+  std::vector<ErrorCode> codes_;
+};
+
+TEST_F(LoadEvents, TellEachRankOfItsPhases) {
+  run_ranks(2, [&](Group& group) {
+    Value tree = Value::dict({{"w", Value(counting({6}, chunk({6}, group.rank(), 2), 0, false))}});
+    load(tree, directory_, options_, group);
+  });
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(phases(rank), (Names{"open", "plan", "read", "all"}));
+    for (const Heard& heard : heard_[rank]) {
+      const bool reads = heard.phase == "read" || heard.phase == "all";
+      EXPECT_EQ(heard.bytes, reads ? 12U : 0U) << heard.phase;
+      EXPECT_EQ(heard.id, heard_[rank][0].id);
+    }
+  }
+  EXPECT_NE(heard_[0][0].id, heard_[1][0].id);
+}
+
+TEST_F(LoadEvents, TellOfAFailureOnAllRanks) {
+  run_ranks(2, [&](Group& group) {
+    Value tree = Value::dict({{"w", floats_of({6}, false)}});
+    if (group.rank() == 1) tree["x"] = 1;
+    EXPECT_EQ(code_of([&] { load(tree, directory_, options_, group); }), ErrorCode::not_found);
+  });
+  for (const int rank : {0, 1}) EXPECT_EQ(phases(rank), (Names{"open", "plan!", "all!"}));
+  EXPECT_EQ(codes_, std::vector<ErrorCode>(4, ErrorCode::not_found));
+}
+
+TEST_F(LoadEvents, TellOfLoadsFromAnOpenCheckpoint) {
+  const Checkpoint checkpoint = Checkpoint::open(directory_);
+  const Value loaded = checkpoint.load(options_);
+  EXPECT_EQ(phases(), (Names{"plan", "read", "all"}));
+  EXPECT_EQ(heard_[0].back().bytes, 24U);
+  heard_.clear();
+  Value tree = Value::dict({{"w", floats_of({6}, false)}});
+  load(tree, checkpoint, options_, *solo_group());
+  EXPECT_EQ(phases(), (Names{"plan", "read", "all"}));
+}
+
+TEST_F(LoadEvents, OfACheckpointThatIsNotThere) {
+  std::filesystem::remove_all(directory_);
+  Value tree = Value::dict();
+  EXPECT_EQ(code_of([&] { load(tree, directory_, options_); }), ErrorCode::not_found);
+  EXPECT_EQ(phases(), (Names{"open!", "all!"}));
 }
 
 }  // namespace
