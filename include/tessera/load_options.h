@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -17,13 +18,17 @@ enum class OnDifference : std::uint8_t {
 };
 
 struct LoadOptions {
-  // The first three are for a tree that is loaded into; Checkpoint::load has none.
+  // The first four are for a tree that is loaded into; Checkpoint::load has none.
   OnDifference missing = OnDifference::refuse;  // keys of the tree that the checkpoint lacks
   OnDifference unfit = OnDifference::refuse;    // tensors that cannot take what it has for them
   OnDifference extra = OnDifference::report;    // its keys that no rank's tree has
-  bool allow_cast = true;                       // dtypes may differ; elements are converted
-  bool allow_wrap = false;                      // as in ReadOptions
-  int threads = 2;                              // reading threads on each rank
+  // The checkpoint's key for a key of the tree; several keys may get one. Empty: the same. Errors
+  // and reports name the tree's keys, but for extra ones. To rename the keys of the checkpoint for
+  // all that is done with it, use Checkpoint::map.
+  std::function<std::string(const std::string& key)> rename = {};
+  bool allow_cast = true;   // dtypes may differ; elements are converted
+  bool allow_wrap = false;  // as in ReadOptions
+  int threads = 2;          // reading threads on each rank
   ProgressHook progress = {};
   // Phases: "open", unless the checkpoint was open already; "plan"; "read"; "all".
   EventHook events = {};

@@ -14,12 +14,12 @@ constexpr std::size_t kLongestKey = 200;  // bytes
 struct Difference {
   std::string key;
   ErrorCode code;
-  std::string reason;  // empty: the sort of the difference says it
+  std::string reason;  // empty: there is no more to say
 };
 
 // Differences of one sort, and what is said of them.
 struct Sort {
-  std::string alone;         // what is said of a difference that is the only one
+  std::string alone;         // what is said of the only one; empty: its reason
   std::string one, several;  // "1 key ...", "2 keys ..."
   std::vector<Difference> differences;
 };
@@ -52,7 +52,8 @@ std::string text_of(const std::vector<Sort>& sorts) {
   const Sort& first = sorts.front();
   if (sorts.size() == 1 && first.differences.size() == 1) {
     const std::string& reason = first.differences.front().reason;
-    return reason.empty() ? first.alone : reason;
+    if (first.alone.empty()) return reason;
+    return reason.empty() ? first.alone : first.alone + " (" + reason + ")";
   }
   std::size_t left = kMostNamed;
   std::string text;
@@ -63,14 +64,15 @@ std::string text_of(const std::vector<Sort>& sorts) {
   return text;
 }
 
-std::vector<Difference> with_code(const std::vector<std::string>& keys, ErrorCode code) {
-  std::vector<Difference> differences;
-  differences.reserve(keys.size());
-  for (const std::string& key : keys) differences.push_back({key, code, ""});
-  return differences;
+std::string sought_text(const std::string& key, const std::string& sought) {
+  return key == sought ? "" : "sought as '" + printable(sought, kLongestKey) + "'";
 }
 
 }  // namespace
+
+void Differences::add_missing(std::string key, std::string sought) {
+  missing_.push_back({std::move(key), std::move(sought)});
+}
 
 void Differences::add_unfit(std::string key, const Error& why) {
   unfit_.push_back({std::move(key), why.code(), why.message()});
@@ -79,8 +81,14 @@ void Differences::add_unfit(std::string key, const Error& why) {
 std::optional<Error> Differences::refusal(const LoadOptions& options) const {
   std::vector<Sort> sorts;
   if (options.missing == OnDifference::refuse) {
-    sorts.push_back({"the checkpoint has no such key", " key is not in the checkpoint",
-                     " keys are not in the checkpoint", with_code(missing_, ErrorCode::not_found)});
+    sorts.push_back({"the checkpoint has no such key",
+                     " key is not in the checkpoint",
+                     " keys are not in the checkpoint",
+                     {}});
+    for (const Missing& missing : missing_) {
+      sorts.back().differences.push_back(
+          {missing.key, ErrorCode::not_found, sought_text(missing.key, missing.sought)});
+    }
   }
   if (options.unfit == OnDifference::refuse) {
     sorts.push_back({"", " key does not fit", " keys do not fit", {}});
@@ -89,8 +97,11 @@ std::optional<Error> Differences::refusal(const LoadOptions& options) const {
   }
   if (options.extra == OnDifference::refuse) {
     sorts.push_back({"the checkpoint has this key, the tree does not",
-                     " key is in the checkpoint alone", " keys are in the checkpoint alone",
-                     with_code(extra_, ErrorCode::mismatch)});
+                     " key is in the checkpoint alone",
+                     " keys are in the checkpoint alone",
+                     {}});
+    for (const std::string& key : extra_)
+      sorts.back().differences.push_back({key, ErrorCode::mismatch, ""});
   }
   std::erase_if(sorts, [](const Sort& sort) { return sort.differences.empty(); });
   if (sorts.empty()) return std::nullopt;
@@ -99,7 +110,7 @@ std::optional<Error> Differences::refusal(const LoadOptions& options) const {
 }
 
 void Differences::move_to(LoadReport& report) {
-  report.missing = std::move(missing_);
+  for (Missing& missing : missing_) report.missing.push_back(std::move(missing.key));
   std::ranges::sort(report.missing);
   for (Unfit& unfit : unfit_)
     report.unfit.push_back({std::move(unfit.key), std::move(unfit.reason)});

@@ -12,7 +12,8 @@ namespace tessera {
 
 class Differences {
  public:
-  void add_missing(std::string key) { missing_.push_back(std::move(key)); }
+  // `sought`: the checkpoint's key for it, the same unless it was renamed.
+  void add_missing(std::string key, std::string sought);
   // `why` is what a load of this key alone would throw.
   void add_unfit(std::string key, const Error& why);
   void set_extra(std::vector<std::string> keys) { extra_ = std::move(keys); }
@@ -27,13 +28,16 @@ class Differences {
   void move_to(LoadReport& report);
 
  private:
+  struct Missing {
+    std::string key, sought;
+  };
   struct Unfit {
     std::string key;
     ErrorCode code;
     std::string reason;
   };
 
-  std::vector<std::string> missing_;
+  std::vector<Missing> missing_;
   std::vector<Unfit> unfit_;
   std::vector<std::string> extra_;
 };

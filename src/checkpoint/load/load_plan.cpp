@@ -35,6 +35,11 @@ std::optional<Error> misfit(const Tensor& want, const Value& found, const LoadOp
   return std::nullopt;
 }
 
+// The checkpoint's key for one of the tree.
+std::string sought(const std::string& key, const LoadOptions& options) {
+  return options.rename ? options.rename(key) : key;
+}
+
 std::set<std::string_view> names_of(const std::vector<Leaf>& leaves) {
   std::set<std::string_view> names;
   for (const Leaf& leaf : leaves) names.insert(leaf.name);
@@ -43,17 +48,16 @@ std::set<std::string_view> names_of(const std::vector<Leaf>& leaves) {
 
 // The leaves of the tree by the rule that fits the checkpoint: files from before torch 2.4 keep
 // containers without tensors in one item (checkpoint-rows P-11).
-std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint) {
+std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint,
+                             const LoadOptions& options) {
   const std::set<std::string_view> names = names_of(checkpoint.leaves);
+  const auto there = [&](const Leaf& leaf) { return names.contains(sought(leaf.name, options)); };
   std::vector<Leaf> current = flatten(tree);
-  const bool complete = std::all_of(current.begin(), current.end(),
-                                    [&](const Leaf& leaf) { return names.contains(leaf.name); });
-  if (complete) return current;
+  if (std::ranges::all_of(current, there)) return current;
   const std::set<std::string_view> known = names_of(current);
   std::vector<Leaf> old = flatten(tree, FlattenRule::before_2_4);
-  const bool fits = std::any_of(old.begin(), old.end(), [&](const Leaf& leaf) {
-    return names.contains(leaf.name) && !known.contains(leaf.name);
-  });
+  const bool fits = std::ranges::any_of(
+      old, [&](const Leaf& leaf) { return there(leaf) && !known.contains(leaf.name); });
   return fits ? old : current;
 }
 
@@ -70,9 +74,10 @@ class Planner {
         taken_(checkpoint.leaves.size(), false) {}
 
   void add(const Leaf& wanted) {
-    const Leaf* const found = checkpoint_.find(wanted.name);
+    const std::string key = sought(wanted.name, options_);
+    const Leaf* const found = checkpoint_.find(key);
     if (found == nullptr) {
-      plan_.differences.add_missing(wanted.name);
+      plan_.differences.add_missing(wanted.name, key);
       return;
     }
     taken_[static_cast<std::size_t>(found - checkpoint_.leaves.data())] = true;
@@ -109,7 +114,7 @@ class Planner {
 
 LoadPlan plan_load(const Value& tree, const Checkpoint& checkpoint, const LoadOptions& options) {
   Planner planner(checkpoint, options);
-  for (const Leaf& leaf : leaves_for(tree, checkpoint)) {
+  for (const Leaf& leaf : leaves_for(tree, checkpoint, options)) {
     try {
       planner.add(leaf);
     } catch (Error& error) {

@@ -1,4 +1,4 @@
-// What a load refuses, reports and tells (P-16, P-36).
+// What a load refuses, reports and tells (P-16, P-20, P-36).
 #include <atomic>
 #include <mutex>
 
@@ -217,6 +217,72 @@ TEST(LoadDifferences, ARankThatCannotPlanIsHeard) {
       ++heard;
   });
   EXPECT_EQ(heard, 2);
+}
+
+// P-20: the tree's names and the checkpoint's are two things.
+class Renamed : public testing::Test {
+ protected:
+  Renamed() {
+    save(Value::dict({{"module", Value::dict({{"w", floats_of({4})}, {"n", 7}})}, {"rest", 1}}),
+         directory_);
+    options_.rename = [](const std::string& key) {
+      return "module." + (key == "tied" ? "w" : key);
+    };
+  }
+
+  std::string directory_ = temporary_directory() + "/c";
+  LoadOptions options_;
+};
+
+TEST_F(Renamed, KeysAreFoundUnderTheirOtherNames) {
+  Value tree =
+      Value::dict({{"w", floats_of({4}, false)}, {"tied", floats_of({4}, false)}, {"n", 0}});
+  const LoadReport report = load(tree, directory_, options_);
+  EXPECT_EQ(floats(tree["w"].as_tensor()), (std::vector<float>{0, 1, 2, 3}));
+  EXPECT_EQ(floats(tree["tied"].as_tensor()), (std::vector<float>{0, 1, 2, 3}));
+  EXPECT_EQ(tree["n"].as_int(), 7);
+  EXPECT_EQ(report.extra, Names{"rest"});
+}
+
+TEST_F(Renamed, DifferencesNameTheTreesKeysAndWhatWasSought) {
+  Value tree = Value::dict({{"gone", 1}, {"w", floats_of({3}, false)}});
+  Error error = error_of([&] { load(tree, directory_, options_); });
+  EXPECT_EQ(error.key(), "gone");
+  EXPECT_EQ(error.message(),
+            "1 key is not in the checkpoint: 'gone' (sought as 'module.gone'); 1 key does not fit: "
+            "'w' (the checkpoint's shape is [4], expected [3])");
+  tree.erase("w");
+  error = error_of([&] { load(tree, directory_, options_); });
+  EXPECT_EQ(error.message(), "the checkpoint has no such key (sought as 'module.gone')");
+  options_.missing = OnDifference::report;
+  EXPECT_EQ(load(tree, directory_, options_).missing, Names{"gone"});
+}
+
+TEST_F(Renamed, AFunctionThatThrowsIsHeardOnAllRanks) {
+  std::atomic<int> heard{0};
+  run_ranks(2, [&](Group& group) {
+    Value tree = Value::dict({{"w", floats_of({4}, false)}});
+    LoadOptions options;
+    options.rename = [&group](const std::string& key) {
+      if (group.rank() == 1) throw Error(ErrorCode::limit, "not today");
+      return "module." + key;
+    };
+    if (code_of([&] { load(tree, directory_, options, group); }) == ErrorCode::limit) ++heard;
+    EXPECT_TRUE(all_zero(tree["w"]));
+  });
+  EXPECT_EQ(heard, 2);
+}
+
+// Containers without tensors were one item before torch 2.4.
+TEST_F(Renamed, AlsoByTheOldRuleOfNames) {
+  const Checkpoint old = Checkpoint::open(directory_).map([](Leaf leaf) -> std::optional<Leaf> {
+    if (leaf.name == "rest") leaf.value = Value::dict({{"a", 1}, {"b", 2}});
+    return leaf;
+  });
+  Value tree = Value::dict({{"mine", Value::dict({{"a", 0}, {"b", 0}})}});
+  options_.rename = [](const std::string& key) { return key == "mine" ? "rest" : key; };
+  load(tree, old, options_, *solo_group());
+  EXPECT_EQ(tree["mine"]["b"].as_int(), 2);
 }
 
 struct Heard {
