@@ -1,4 +1,5 @@
 """Spec F-03: what Tessera writes as `.metadata` is, in PyTorch, the object that PyTorch had written."""
+import io
 import os
 import pathlib
 import pickle
@@ -7,6 +8,14 @@ import subprocess
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "dcp"
 # The last one is cut on purpose.
@@ -62,3 +71,50 @@ def test_pytorch_loads_it(tmp_path):
     assert loaded["scalar"] == 3
     assert loaded["steps"] == [1, 2]
     assert loaded["groups"] == state["groups"]
+
+
+def archive(tensor):
+    item = io.BytesIO()
+    torch.save(tensor, item)
+    return item.getvalue()
+
+
+def write_rows(directory, tensors):
+    """A checkpoint that keeps every row of each tensor as a chunk, in two data files."""
+    files = [bytearray(), bytearray()]
+    entries, places = {}, {}
+    for name, tensor in tensors.items():
+        chunks = []
+        for row in range(tensor.shape[0]):
+            offset, size = torch.Size([row, 0]), torch.Size([1, tensor.shape[1]])
+            item = archive(tensor[row : row + 1].clone())
+            file = row % 2
+            chunks.append(ChunkStorageMetadata(offset, size))
+            places[MetadataIndex(name, offset, row)] = _StorageInfo(f"__{file}_0.distcp", len(files[file]), len(item))
+            files[file] += item
+        entries[name] = TensorStorageMetadata(TensorProperties(tensor.dtype), tensor.size(), chunks)
+    for number, content in enumerate(files):
+        (directory / f"__{number}_0.distcp").write_bytes(content)
+    metadata = Metadata(entries, {name: (name,) for name in tensors}, places)
+    (directory / "theirs").write_bytes(pickle.dumps(metadata))
+    return metadata
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pytorch_loads_many_chunks(tmp_path):
+    generator = torch.Generator().manual_seed(7)
+    state = {
+        "blocks.0.weight": torch.randn(8000, 3, generator=generator),
+        "blocks.1.weight": torch.randn(5000, 2, generator=generator).to(torch.bfloat16),
+    }
+    theirs = write_rows(tmp_path, state)
+    reencode(tmp_path / "theirs", tmp_path / ".metadata")
+    # More than one of the pieces, which are frames, in which it is written.
+    assert (tmp_path / ".metadata").stat().st_size > 1 << 20
+    ours = dcp.FileSystemReader(tmp_path).read_metadata()
+    assert ours.state_dict_metadata == theirs.state_dict_metadata
+    assert list(ours.storage_data.items()) == list(theirs.storage_data.items())
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    dcp.load(loaded, checkpoint_id=tmp_path)
+    for name, tensor in state.items():
+        assert torch.equal(loaded[name].view(torch.uint8), tensor.view(torch.uint8))

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "format/dcp/quick_decode.h"
+#include "format/dcp/testing.h"
 #include "format/pickle/pickle.h"
 #include "format/test_support.h"
 
@@ -16,53 +17,6 @@ namespace {
 const char* const kGoldens[] = {
     "c1",     "c2",   "c2_lowest",      "c2_thr",         "c2_nocoll_0",   "c2_nocoll_1",
     "g4_ws2", "hand", "fsdp1_uop0_ws2", "fsdp1_uop1_ws2", "fsdp1_uop1_ws4"};
-
-std::string text_or_dash(const std::string& text) {
-  return text.empty() ? "-" : text;
-}
-
-std::string place(const Item& item) {
-  std::string transforms;
-  for (const auto& transform : item.transforms) {
-    transforms += (transforms.empty() ? "" : ",") + transform;
-  }
-  return item.path + " " + std::to_string(item.offset) + " " + std::to_string(item.length) + " " +
-         text_or_dash(transforms);
-}
-
-std::string path_text(const Entry& entry) {
-  std::string text;
-  for (const PathPart& part : entry.path.value_or(Path())) {
-    if (!text.empty()) text += "/";
-    if (const auto* key = std::get_if<std::string>(&part)) {
-      text += *key;
-    } else {
-      text += "#" + std::to_string(std::get<std::int64_t>(part));
-    }
-  }
-  return entry.path ? text : "-";
-}
-
-// The same lines that tests/golden/make/dcp_listing.py writes from PyTorch's objects.
-std::string listing(const Metadata& metadata) {
-  std::string text = "version " + text_or_dash(metadata.version) + "\n";
-  text += "checkpoint " + text_or_dash(metadata.checkpoint_id) + " " +
-          text_or_dash(metadata.save_id) + "\n";
-  for (const Entry& entry : metadata.entries) {
-    if (!entry.is_tensor) {
-      text += "bytes " + entry.name + " " + path_text(entry) + " " + place(entry.item) + "\n";
-      continue;
-    }
-    text += "tensor " + entry.name + " " + path_text(entry) + " " +
-            std::string(to_string(entry.dtype)) + " " + to_string(entry.shape) + " " +
-            (entry.requires_grad ? "1" : "0") + "\n";
-    for (const Chunk& chunk : entry.chunks) {
-      text += "chunk " + to_string(chunk.box.offsets) + " " + to_string(chunk.box.sizes) + " " +
-              place(chunk.item) + "\n";
-    }
-  }
-  return text;
-}
 
 std::string text_of(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};

@@ -1,170 +1,397 @@
-// Writes `.metadata` (checkpoint-rows F-03) as PyTorch does: the same classes and sharing of
-// strings.
+// Writes `.metadata` (checkpoint-rows F-03): the classes that PyTorch's pickler writes, chunk after
+// chunk (docs/formats/dcp.md).
 #include <algorithm>
-#include <iterator>
+#include <array>
+#include <unordered_set>
+#include <variant>
 
 #include "base/checked.h"
+#include "format/dcp/assemble.h"
 #include "format/dcp/dcp.h"
 #include "format/dcp/names.h"
-#include "format/pickle/pickle.h"
+#include "format/dcp/pickle_stream.h"
 #include "tessera/error.h"
 #include "value/render.h"
 
 namespace tessera::dcp {
 namespace {
 
+using Op = pickle::Op;
+using Numbers = MetadataSource::Numbers;
+
+// What the preamble puts into the memo, in this order; the names of the entries follow.
+enum Memo : std::uint8_t {
+  kMetadata,
+  kTensor,
+  kBytes,
+  kChunk,
+  kProperties,
+  kIndex,
+  kStorageMeta,
+  kMemoryFormat,
+  kStorageInfo,
+  kSize,
+  kLayout,
+  kPropertiesKey,
+  kSizeKey,
+  kChunksKey,
+  kOffsetsKey,
+  kSizesKey,
+  kNameKey,
+  kIndexKey,
+  kOffsetKey,
+  kPathKey,
+  kLengthKey,
+  kFirstName,
+};
+
+struct Global {
+  const char* module;
+  const char* name;
+};
+constexpr std::array<Global, kPropertiesKey> kGlobals{{
+    {kMetadataModule, "Metadata"},
+    {kMetadataModule, "TensorStorageMetadata"},
+    {kMetadataModule, "BytesStorageMetadata"},
+    {kMetadataModule, "ChunkStorageMetadata"},
+    {kMetadataModule, "TensorProperties"},
+    {kMetadataModule, "MetadataIndex"},
+    {kMetadataModule, "StorageMeta"},
+    {kMetadataModule, "_MEM_FORMAT_ENCODING"},
+    {kFilesystemModule, "_StorageInfo"},
+    {"torch", "Size"},
+    {"torch.serialization", "_get_layout"},
+}};
+constexpr std::array<const char*, kFirstName - kPropertiesKey> kKeys{
+    "properties", "size",  "chunks", "offsets",       "sizes",
+    "fqn",        "index", "offset", "relative_path", "length"};
+
+// The members of a list or dict, in batches: whoever reads them has one batch on the stack.
+class Batches {
+ public:
+  Batches(PickleStream& out, Op end) : out_(out), end_(end) {}
+
+  // Before each member.
+  void next() {
+    if (count_ % kBatch == 0) {
+      close();
+      out_.op(Op::mark);
+    }
+    ++count_;
+    out_.boundary();
+  }
+  // Behind the last one.
+  void close() {
+    if (count_ != 0) out_.op(end_);
+  }
+  [[nodiscard]] std::size_t count() const { return count_; }
+
+ private:
+  static constexpr std::size_t kBatch = 1000;  // as in CPython
+  PickleStream& out_;
+  Op end_;
+  std::size_t count_ = 0;
+};
+
 class Encoder {
  public:
-  std::vector<std::byte> run(const Metadata& metadata) {
-    Value entries = Value::dict();
-    Value paths = Value::dict();
-    Value items = Value::dict();
-    for (const Entry& entry : metadata.entries) {
-      const Value name(entry.name);
-      require_new(entry.name, entries);
-      entries.set_item(name, entry.is_tensor ? tensor_of(entry) : instance(bytes_class_, {}));
-      if (metadata.has_planner_data) paths.set_item(name, path_of(entry, name));
-      add_items(entry, name, items);
+  Encoder(const MetadataSource& source, const PickleStream::Write& write)
+      : source_(source), out_(write), chunk_counts_(source.entry_count()) {}
+
+  void run() {
+    require_different_names();
+    write_preamble();
+    begin_instance(kMetadata);
+    write_part("state_dict_metadata", [this](Batches& batches) { write_entries(batches); });
+    if (source_.origin().has_planner_data) {
+      write_part("planner_data", [this](Batches& batches) { write_paths(batches); });
+    } else {
+      out_.text("planner_data");
+      out_.op(Op::none);
     }
-    const Value root =
-        instance(known(metadata_module_, "Metadata"),
-                 {{"state_dict_metadata", std::move(entries)},
-                  {"planner_data", metadata.has_planner_data ? std::move(paths) : Value()},
-                  {"storage_data", std::move(items)},
-                  {"storage_meta", storage_meta_of(metadata)},
-                  {"version", text_or_none(metadata.version)}});
-    return pickle::write(root, {.protocol = 4, .persistent_id = {}, .reduce = {}});
+    write_part("storage_data", [this](Batches& batches) { write_items(batches); });
+    write_origin();
+    end_instance();
+    out_.finish();
   }
 
  private:
-  static void require_new(const std::string& name, const Value& entries) {
-    if (entries.find(name) == nullptr) return;
-    throw Error(ErrorCode::conflict, "two entries have this name").at_key(printable(name));
-  }
-
-  static Value text_or_none(const std::string& text) {
-    return text.empty() ? Value() : Value(text);
-  }
-
-  void add_items(const Entry& entry, const Value& name, Value& items) {
-    if (!entry.is_tensor) {
-      items.set_item(index_of(name, nullptr, {}), info_of(entry.item));
-      return;
-    }
-    std::int64_t number = 0;
-    for (const Chunk& chunk : entry.chunks) {
-      items.set_item(index_of(name, &chunk.box.offsets, Value(number++)), info_of(chunk.item));
+  void require_different_names() const {
+    std::unordered_set<std::string_view> names;
+    for (std::size_t i = 0; i < source_.entry_count(); ++i) {
+      const std::string& name = source_.head(i).name;
+      if (names.insert(name).second) continue;
+      throw Error(ErrorCode::conflict, "two entries have this name").at_key(printable(name));
     }
   }
 
-  static Value known(const Value& module, const char* name) {
-    return Value::global_of(module, Value(name));
-  }
-
-  static Value call(const Value& callable, Value::List arguments) {
-    return Value::object({.callable = callable, .arguments = Value::tuple(std::move(arguments))});
-  }
-
-  // cls.__new__(cls) with attributes; without any there is no state.
-  static Value instance(const Value& cls, std::vector<Value::Pair> attributes) {
-    Object object{.callable = cls, .arguments = Value::tuple(), .by_new = true};
-    if (!attributes.empty()) object.state = Value::dict(std::move(attributes));
-    return Value::object(std::move(object));
-  }
-
-  Value size_of(const Shape& shape) const {
-    return call(size_class_, {Value::tuple(Value::List(shape.begin(), shape.end()))});
-  }
-
-  Value tensor_of(const Entry& entry) {
-    Value::List chunks;
-    chunks.reserve(entry.chunks.size());
-    for (const Chunk& chunk : entry.chunks) {
-      chunks.push_back(instance(chunk_class_, {{offsets_, size_of(chunk.box.offsets)},
-                                               {sizes_, size_of(chunk.box.sizes)}}));
+  // What is used again and again goes into the memo, and off the stack. No results of calls: a call
+  // whose result is dropped looks like one that is made for its effect.
+  void write_preamble() {
+    for (const auto& [module, name] : kGlobals) {
+      write_global(module, name);
+      keep();
     }
-    return instance(tensor_class_, {{properties_, properties_of(entry)},
-                                    {size_, size_of(entry.shape)},
-                                    {chunks_, Value::list(std::move(chunks))}});
+    for (const char* key : kKeys) {
+      out_.text(key);
+      keep();
+    }
   }
 
-  Value properties_of(const Entry& entry) {
-    Object object{.callable = properties_class_, .arguments = Value::tuple(), .by_new = true};
-    const Value dtype = known(torch_, std::string(to_string(entry.dtype)).c_str());
-    object.state = Value::tuple({dtype, strided_, entry.requires_grad, contiguous_, false});
-    return Value::object(std::move(object));
+  void keep() {
+    out_.memoize();
+    out_.op(Op::pop);
+  }
+
+  void write_global(const char* module, std::string_view name) {
+    out_.text(module);
+    out_.text(name);
+    out_.op(Op::stack_global);
+  }
+
+  // Calls what lies below the one argument.
+  void end_call() {
+    out_.op(Op::tuple1);
+    out_.op(Op::reduce);
+  }
+
+  // cls.__new__(cls), and the dict of its attributes up to end_instance.
+  void begin_instance(Memo cls) {
+    write_empty(cls);
+    out_.op(Op::empty_dict);
+    out_.op(Op::mark);
+  }
+  void end_instance() {
+    out_.op(Op::setitems);
+    out_.op(Op::build);
+  }
+  void write_empty(Memo cls) {
+    out_.recall(cls);
+    out_.op(Op::empty_tuple);
+    out_.op(Op::newobj);
+  }
+
+  // A dict of the whole.
+  template <class Work>
+  void write_part(const char* name, const Work& write_members) {
+    out_.text(name);
+    out_.op(Op::empty_dict);
+    Batches batches(out_, Op::setitems);
+    write_members(batches);
+    batches.close();
+  }
+
+  void recall_name(std::size_t entry) { out_.recall(narrow<std::uint32_t>(kFirstName + entry)); }
+
+  void write_tuple(std::size_t size, const auto& write_member) {
+    constexpr std::array kShort{Op::empty_tuple, Op::tuple1, Op::tuple2, Op::tuple3};
+    if (size >= kShort.size()) out_.op(Op::mark);
+    for (std::size_t i = 0; i < size; ++i) write_member(i);
+    out_.op(size < kShort.size() ? kShort[size] : Op::tuple);
+  }
+
+  void write_size(Memo key, Numbers numbers) {
+    out_.recall(key);
+    out_.recall(kSize);
+    write_tuple(numbers.size(), [&](std::size_t i) { out_.integer(numbers[i]); });
+    end_call();
+  }
+
+  void write_entries(Batches& batches) {
+    for (std::size_t i = 0; i < source_.entry_count(); ++i) {
+      const EntryHead& head = source_.head(i);
+      about_entry(head.name, [&] {
+        batches.next();
+        out_.text(head.name);
+        out_.memoize();
+        if (head.is_tensor) {
+          write_tensor(i, head);
+        } else {
+          write_empty(kBytes);
+        }
+      });
+    }
+  }
+
+  void write_tensor(std::size_t entry, const EntryHead& head) {
+    begin_instance(kTensor);
+    out_.recall(kPropertiesKey);
+    write_properties(head);
+    write_size(kSizeKey, head.shape);
+    out_.recall(kChunksKey);
+    out_.op(Op::empty_list);
+    Batches batches(out_, Op::appends);
+    source_.for_each_chunk(entry, [&](Numbers offsets, Numbers sizes) {
+      batches.next();
+      begin_instance(kChunk);
+      write_size(kOffsetsKey, offsets);
+      write_size(kSizesKey, sizes);
+      end_instance();
+    });
+    batches.close();
+    chunk_counts_[entry] = batches.count();
+    end_instance();
+  }
+
+  // Their state is a tuple: dtype, layout, requires_grad, memory format, pinned.
+  void write_properties(const EntryHead& head) {
+    write_empty(kProperties);
+    out_.op(Op::mark);
+    write_global("torch", to_string(head.dtype));
+    out_.recall(kLayout);
+    out_.text("torch.strided");
+    end_call();
+    out_.op(head.requires_grad ? Op::newtrue : Op::newfalse);
+    out_.recall(kMemoryFormat);
+    out_.integer(0);
+    end_call();
+    out_.op(Op::newfalse);
+    out_.op(Op::tuple);
+    out_.op(Op::build);
+  }
+
+  void write_paths(Batches& batches) {
+    for (std::size_t i = 0; i < source_.entry_count(); ++i) {
+      const EntryHead& head = source_.head(i);
+      about_entry(head.name, [&] {
+        batches.next();
+        recall_name(i);
+        write_path(i, head);
+      });
+    }
+  }
+
+  void write_path(std::size_t entry, const EntryHead& head) {
+    if (!head.path) return write_tuple(1, [&](std::size_t) { recall_name(entry); });
+    write_tuple(head.path->size(), [&](std::size_t i) { write_step((*head.path)[i]); });
   }
 
   // An integer is the index of a list to PyTorch: keys are strings.
-  static Value step_of(const PathPart& part) {
-    const auto* index = std::get_if<std::int64_t>(&part);
-    return index != nullptr ? Value(*index) : Value(step_text(part));
+  void write_step(const PathPart& part) {
+    if (const auto* index = std::get_if<std::int64_t>(&part)) return out_.integer(*index);
+    out_.text(step_text(part));
   }
 
-  static Value path_of(const Entry& entry, const Value& name) {
-    if (!entry.path) return Value::tuple({name});
-    Value::List steps;
-    std::ranges::transform(*entry.path, std::back_inserter(steps), step_of);
-    return Value::tuple(std::move(steps));
-  }
-
-  Value index_of(const Value& name, const Shape* offset, Value number) {
-    std::vector<Value::Pair> attributes = {{fqn_, name}, {index_, std::move(number)}};
-    if (offset != nullptr) attributes.emplace_back(offset_, size_of(*offset));
-    return instance(index_class_, std::move(attributes));
-  }
-
-  Value info_of(const Item& item) {
-    if (path_.is(Value::Kind::none) || path_.as_string() != item.path) path_ = Value(item.path);
-    std::vector<Value::Pair> attributes = {{relative_path_, path_},
-                                           {offset_, Value(narrow<std::int64_t>(item.offset))},
-                                           {length_, Value(narrow<std::int64_t>(item.length))}};
-    if (!item.transforms.empty()) {
-      attributes.emplace_back(
-          "transform_descriptors",
-          Value::list(Value::List(item.transforms.begin(), item.transforms.end())));
+  void write_items(Batches& batches) {
+    for (std::size_t i = 0; i < source_.entry_count(); ++i) {
+      const EntryHead& head = source_.head(i);
+      about_entry(head.name, [&] { write_items_of(i, head.is_tensor, batches); });
     }
-    return instance(info_class_, std::move(attributes));
   }
 
-  Value storage_meta_of(const Metadata& metadata) const {
-    if (metadata.checkpoint_id.empty() && metadata.save_id.empty()) return {};
-    return instance(known(metadata_module_, "StorageMeta"),
-                    {{"checkpoint_id", text_or_none(metadata.checkpoint_id)},
-                     {"save_id", text_or_none(metadata.save_id)},
-                     {"load_id", Value()},
-                     {"modules", Value::list()}});
+  void write_items_of(std::size_t entry, bool is_tensor, Batches& batches) {
+    std::size_t count = 0;
+    source_.for_each_item(entry, [&](Numbers offsets, const ItemView& item) {
+      batches.next();
+      begin_instance(kIndex);
+      out_.recall(kNameKey);
+      recall_name(entry);
+      write_place(is_tensor, count++, offsets);
+      end_instance();
+      write_info(item);
+    });
+    const std::size_t expected = is_tensor ? chunk_counts_[entry] : 1;
+    if (count != expected) {
+      throw Error(ErrorCode::invalid_argument,
+                  std::to_string(count) + " items, expected " + std::to_string(expected));
+    }
   }
 
-  const Value metadata_module_ = kMetadataModule;
-  const Value torch_ = "torch";
-  const Value tensor_class_ = known(metadata_module_, "TensorStorageMetadata");
-  const Value bytes_class_ = known(metadata_module_, "BytesStorageMetadata");
-  const Value chunk_class_ = known(metadata_module_, "ChunkStorageMetadata");
-  const Value properties_class_ = known(metadata_module_, "TensorProperties");
-  const Value index_class_ = known(metadata_module_, "MetadataIndex");
-  const Value info_class_ = known(Value(kFilesystemModule), "_StorageInfo");
-  const Value size_class_ = known(torch_, "Size");
-  const Value strided_ =
-      call(Value::global("torch.serialization", "_get_layout"), {Value("torch.strided")});
-  const Value contiguous_ = call(known(metadata_module_, "_MEM_FORMAT_ENCODING"), {Value(0)});
-  const Value properties_ = "properties";
-  const Value size_ = "size";
-  const Value chunks_ = "chunks";
-  const Value offsets_ = "offsets";
-  const Value sizes_ = "sizes";
-  const Value fqn_ = "fqn";
-  const Value index_ = "index";
-  const Value offset_ = "offset";
-  const Value relative_path_ = "relative_path";
-  const Value length_ = "length";
-  Value path_;  // of the item before, which most often is the same
+  // What an index says behind the name. Complete before it becomes a key: PyTorch hashes the
+  // offset.
+  void write_place(bool is_tensor, std::size_t number, Numbers offsets) {
+    out_.recall(kIndexKey);
+    if (!is_tensor) return out_.op(Op::none);
+    out_.integer(narrow<std::int64_t>(number));
+    write_size(kOffsetKey, offsets);
+  }
+
+  void write_info(const ItemView& item) {
+    begin_instance(kStorageInfo);
+    out_.recall(kPathKey);
+    out_.text(item.path);
+    out_.recall(kOffsetKey);
+    out_.integer(narrow<std::int64_t>(item.offset));
+    out_.recall(kLengthKey);
+    out_.integer(narrow<std::int64_t>(item.length));
+    if (!item.transforms.empty()) write_transforms(item.transforms);
+    end_instance();
+  }
+
+  void write_transforms(std::span<const std::string> transforms) {
+    out_.text("transform_descriptors");
+    out_.op(Op::empty_list);
+    out_.op(Op::mark);
+    for (const std::string& transform : transforms) out_.text(transform);
+    out_.op(Op::appends);
+  }
+
+  void write_text_or_none(const char* key, const std::string& text) {
+    out_.text(key);
+    if (text.empty()) return out_.op(Op::none);
+    out_.text(text);
+  }
+
+  void write_origin() {
+    const Origin& origin = source_.origin();
+    out_.text("storage_meta");
+    if (origin.checkpoint_id.empty() && origin.save_id.empty()) {
+      out_.op(Op::none);
+    } else {
+      begin_instance(kStorageMeta);
+      write_text_or_none("checkpoint_id", origin.checkpoint_id);
+      write_text_or_none("save_id", origin.save_id);
+      write_text_or_none("load_id", {});
+      out_.text("modules");
+      out_.op(Op::empty_list);
+      end_instance();
+    }
+    write_text_or_none("version", origin.version);
+  }
+
+  const MetadataSource& source_;
+  PickleStream out_;
+  std::vector<std::size_t> chunk_counts_;  // of the entries
+};
+
+class Stored final : public MetadataSource {
+ public:
+  explicit Stored(const Metadata& metadata) : metadata_(metadata) {}
+
+  [[nodiscard]] const Origin& origin() const override { return metadata_; }
+  [[nodiscard]] std::size_t entry_count() const override { return metadata_.entries.size(); }
+  [[nodiscard]] const EntryHead& head(std::size_t entry) const override {
+    return metadata_.entries[entry];
+  }
+  void for_each_chunk(std::size_t entry, const ChunkVisitor& visit) const override {
+    for (const Chunk& chunk : metadata_.entries[entry].chunks)
+      visit(chunk.box.offsets, chunk.box.sizes);
+  }
+  void for_each_item(std::size_t entry, const ItemVisitor& visit) const override {
+    const Entry& from = metadata_.entries[entry];
+    if (!from.is_tensor) return visit({}, view_of(from.item));
+    for (const Chunk& chunk : from.chunks) visit(chunk.box.offsets, view_of(chunk.item));
+  }
+
+ private:
+  static ItemView view_of(const Item& item) {
+    return {item.path, item.offset, item.length, item.transforms};
+  }
+
+  const Metadata& metadata_;
 };
 
 }  // namespace
 
+void encode(const MetadataSource& source, const std::function<void(ByteView bytes)>& write) {
+  Encoder(source, write).run();
+}
+
 std::vector<std::byte> encode(const Metadata& metadata) {
-  return Encoder().run(metadata);
+  std::vector<std::byte> bytes;
+  encode(Stored(metadata),
+         [&](ByteView piece) { bytes.insert(bytes.end(), piece.begin(), piece.end()); });
+  return bytes;
 }
 
 }  // namespace tessera::dcp

@@ -127,6 +127,7 @@ constinit const std::array<QuickMachine::Step, 256> QuickMachine::kSteps = [] {
       other,
       {
           {Op::proto, [](M& m, O&) { return m.read_protocol(); }},
+          {Op::pop, [](M& m, O&) { return m.drop(); }},
           {Op::frame, [](M& m, O& o) { return m.enter_frame(o); }},
           {Op::none, [](M& m, O&) { return m.push({}); }},
           {Op::newtrue,
@@ -324,6 +325,13 @@ bool QuickMachine::is_on_stack(const Lite& value) const {
   return std::ranges::any_of(stack_, [&value](const Lite& slot) {
     return slot.kind == value.kind && slot.number == value.number;
   });
+}
+
+// Takes off a value; POP of a mark is for others.
+bool QuickMachine::drop() {
+  if (above_mark() == 0) return false;
+  stack_.pop_back();
+  return true;
 }
 
 bool QuickMachine::push_global() {

@@ -136,6 +136,7 @@ class QuickMachine {
   bool append(std::size_t first);
   bool set_items(std::size_t first);
   bool memoize();
+  bool drop();
   [[nodiscard]] bool is_wanted(std::uint64_t index) const {
     return index < wanted_.size() && wanted_[index];
   }
