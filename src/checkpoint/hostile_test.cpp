@@ -8,6 +8,7 @@
 #include "base/endian.h"
 #include "checkpoint/test_support.h"
 #include "format/dcp/dcp.h"
+#include "format/dcp/testing.h"
 #include "format/torch/torch_file.h"
 #include "value/render.h"
 
@@ -97,10 +98,11 @@ Files with_item(const std::string& bytes) {
   std::string path;
   Files files = golden("variants/m2d");
   files = with_metadata(files, [&](dcp::Metadata& metadata) {
-    dcp::Item& item = entry_of(metadata, "blocks").chunks[0].item;
-    path = item.path;
-    item.offset = files.at(path).size();
-    item.length = bytes.size();
+    dcp::change_chunk(entry_of(metadata, "blocks"), 0, [&](dcp::Chunk& chunk) {
+      path = chunk.item.path;
+      chunk.item.offset = files.at(path).size();
+      chunk.item.length = bytes.size();
+    });
   });
   files.at(path) += bytes;
   return files;
@@ -109,9 +111,10 @@ Files with_item(const std::string& bytes) {
 TEST(HostileDcp, M04PlacesThatNoFileHas) {
   const auto with = [](std::uint64_t offset, std::uint64_t length) {
     return mesh([&](dcp::Metadata& metadata) {
-      dcp::Item& item = entry_of(metadata, "blocks").chunks[0].item;
-      item.offset = offset;
-      item.length = length;
+      dcp::change_chunk(entry_of(metadata, "blocks"), 0, [&](dcp::Chunk& chunk) {
+        chunk.item.offset = offset;
+        chunk.item.length = length;
+      });
     });
   };
   const std::uint64_t most = ~std::uint64_t{0} >> 1;
@@ -123,13 +126,15 @@ TEST(HostileDcp, M04PlacesThatNoFileHas) {
 
 TEST(HostileDcp, M05OverlappingItems) {
   expect_refused(mesh([](dcp::Metadata& metadata) {
-                   entry_of(metadata, "uneven").chunks[0].item =
-                       entry_of(metadata, "blocks").chunks[0].item;
+                   const dcp::Item item = entry_of(metadata, "blocks").chunks[0].item;
+                   dcp::change_chunk(entry_of(metadata, "uneven"), 0,
+                                     [&](dcp::Chunk& chunk) { chunk.item = item; });
                  }),
                  ErrorCode::corrupt, "two names for one item");
   expect_refused(mesh([](dcp::Metadata& metadata) {
-                   dcp::Item& item = entry_of(metadata, "blocks").chunks[0].item;
-                   item.offset > 0 ? item.offset -= 1 : item.length += 1;
+                   dcp::change_chunk(entry_of(metadata, "blocks"), 0, [](dcp::Chunk& chunk) {
+                     chunk.item.offset > 0 ? chunk.item.offset -= 1 : chunk.item.length += 1;
+                   });
                  }),
                  ErrorCode::corrupt, "a byte of a neighbour");
 }
@@ -138,20 +143,29 @@ TEST(HostileDcp, M06Chunks) {
   const auto blocks = [](const std::function<void(dcp::Entry&)>& change) {
     return mesh([&](dcp::Metadata& metadata) { change(entry_of(metadata, "blocks")); });
   };
-  expect_refused(blocks([](dcp::Entry& entry) { entry.chunks.pop_back(); }), ErrorCode::incomplete,
-                 "a hole");
-  expect_refused(blocks([](dcp::Entry& entry) { entry.chunks.clear(); }), ErrorCode::incomplete,
+  expect_refused(blocks([](dcp::Entry& entry) {
+                   dcp::Chunks fewer;
+                   for (std::size_t i = 0; i + 1 < entry.chunks.size(); ++i)
+                     fewer.push_back(entry.chunks[i]);
+                   entry.chunks = fewer;
+                 }),
+                 ErrorCode::incomplete, "a hole");
+  expect_refused(blocks([](dcp::Entry& entry) { entry.chunks = {}; }), ErrorCode::incomplete,
                  "no chunks");
   expect_refused(blocks([](dcp::Entry& entry) { entry.shape[0] += 1; }), ErrorCode::incomplete,
                  "a row that nobody has");
   expect_refused(blocks([](dcp::Entry& entry) {
-                   const Box box = whole(entry.shape);
-                   entry.chunks.back().box.offsets = box.offsets;
-                   entry.chunks.back().box.offsets[0] += 1;
+                   const auto move = [&entry](dcp::Chunk& chunk) {
+                     chunk.box.offsets = whole(entry.shape).offsets;
+                     chunk.box.offsets[0] += 1;
+                   };
+                   dcp::change_chunk(entry, entry.chunks.size() - 1, move);
                  }),
                  ErrorCode::conflict, "an overlap");
   expect_refused(blocks([](dcp::Entry& entry) {
-                   entry.chunks[0].box = {{0}, {1}};
+                   const dcp::Item item = entry.chunks[0].item;
+                   entry.chunks = {};
+                   entry.chunks.push_back({{{0}, {1}}, item});
                  }),
                  ErrorCode::corrupt, "another number of dimensions");
 }
@@ -171,7 +185,7 @@ TEST(HostileDcp, D03AViewOfALargerStorage) {
   const dcp::Metadata metadata = dcp::decode(view(golden("variants/m2d").at(".metadata")));
   for (const dcp::Entry& entry : metadata.entries) {
     if (entry.name != "blocks") continue;
-    const Shape& shape = entry.chunks.at(0).box.sizes;
+    const Shape shape = entry.chunks[0].box.sizes;
     Tensor tensor;
     tensor.dtype = entry.dtype;
     tensor.shape = shape;

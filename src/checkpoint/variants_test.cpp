@@ -13,6 +13,7 @@
 #include "base/crc32.h"
 #include "checkpoint/test_support.h"
 #include "format/dcp/dcp.h"
+#include "format/dcp/testing.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -120,6 +121,12 @@ dcp::Entry& entry_of(dcp::Metadata& metadata, const std::string& name) {
   throw std::runtime_error(name);
 }
 
+// Changes the item of a tensor's first chunk.
+template <typename F>
+void change_item(dcp::Metadata& metadata, const std::string& name, F&& change) {
+  dcp::change_chunk(entry_of(metadata, name), 0, [&](dcp::Chunk& chunk) { change(chunk.item); });
+}
+
 // olmo_core's own _StorageInfo.
 TEST(DcpVariant, OlmoCore) {
   const Value tree = Checkpoint::open(kGolden + "variants/olmo_core").load();
@@ -182,7 +189,7 @@ TEST(DcpVariant, UnknownTransformsAreRefused) {
   for (const char* name : {"stream.zstd/2", "stream.lz4/1", "stream.zstd/10"}) {
     const std::string directory = copy_of(kGolden + "variants/c_zstd");
     rewrite_metadata(directory, [&](dcp::Metadata& metadata) {
-      entry_of(metadata, "a").chunks[0].item.transforms = {name};
+      change_item(metadata, "a", [&](dcp::Item& item) { item.transforms = {name}; });
     });
     EXPECT_EQ(open_code(directory), ErrorCode::unsupported) << name;
   }
@@ -196,14 +203,17 @@ TEST(DcpVariant, DamagedZstd) {
   EXPECT_EQ(read_code(changed), ErrorCode::corrupt);
 
   const std::string cut = copy_of(kGolden + "variants/c_zstd");
-  rewrite_metadata(
-      cut, [](dcp::Metadata& metadata) { entry_of(metadata, "z").chunks[0].item.length -= 3; });
+  rewrite_metadata(cut, [](dcp::Metadata& metadata) {
+    change_item(metadata, "z", [](dcp::Item& item) { item.length -= 3; });
+  });
   EXPECT_EQ(read_code(cut), ErrorCode::incomplete);
 
   const std::string other = copy_of(kGolden + "variants/c_zstd");
   rewrite_metadata(other, [](dcp::Metadata& metadata) {
-    entry_of(metadata, "z").chunks[0].item.offset += 4;
-    entry_of(metadata, "z").chunks[0].item.length -= 4;
+    change_item(metadata, "z", [](dcp::Item& item) {
+      item.offset += 4;
+      item.length -= 4;
+    });
   });
   EXPECT_EQ(read_code(other), ErrorCode::corrupt);
 }
@@ -217,13 +227,17 @@ TEST(DcpVariant, ItemsThatAreNotWhatTheyShouldBe) {
   };
   EXPECT_EQ(code([](auto& m) { entry_of(m, "blocks").dtype = DType::int8; }), ErrorCode::corrupt);
   EXPECT_EQ(code([](auto& m) {
-              std::swap(entry_of(m, "blocks").chunks[0].item, entry_of(m, "uneven").chunks[0].item);
+              dcp::Item blocks = entry_of(m, "blocks").chunks[0].item;
+              change_item(m, "uneven", [&](dcp::Item& item) { std::swap(item, blocks); });
+              change_item(m, "blocks", [&](dcp::Item& item) { std::swap(item, blocks); });
             }),
             ErrorCode::corrupt);
-  EXPECT_EQ(code([](auto& m) { entry_of(m, "blocks").chunks[0].item.offset += 64; }),
-            ErrorCode::corrupt);
-  EXPECT_EQ(code([](auto& m) { entry_of(m, "blocks").chunks[0].item.length -= 64; }),
-            ErrorCode::incomplete);
+  EXPECT_EQ(
+      code([](auto& m) { change_item(m, "blocks", [](dcp::Item& item) { item.offset += 64; }); }),
+      ErrorCode::corrupt);
+  EXPECT_EQ(
+      code([](auto& m) { change_item(m, "blocks", [](dcp::Item& item) { item.length -= 64; }); }),
+      ErrorCode::incomplete);
 }
 
 // D01.

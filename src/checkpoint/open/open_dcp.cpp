@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// Takes the boxes out of the entry: there may be a million.
+// Takes the chunks out of the entry: there may be a million.
 Value tensor_leaf(dcp::Entry& entry, DataFiles& files) {
   Tensor tensor;
   tensor.dtype = entry.dtype;
@@ -23,7 +23,7 @@ Value tensor_leaf(dcp::Entry& entry, DataFiles& files) {
   // need.
   tensor.requires_grad = entry.requires_grad && torch_file::has_storage_class(entry.dtype);
   tensor.pieces.reserve(entry.chunks.size());
-  for (dcp::Chunk& chunk : entry.chunks) {
+  for (dcp::Chunk chunk : entry.chunks) {
     if (is_needless(chunk.box.sizes, tensor)) {
       files.pass_over(chunk.item);
       continue;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <memory>
 #include <unordered_map>
 
 #include "base/checked.h"
@@ -133,7 +134,7 @@ void add_chunks(const Tensor& tensor, WriteItem item, std::vector<WriteItem>& it
   }
 }
 
-dcp::Entry entry_of(const WriteItem& item) {
+dcp::Entry entry_of(const WriteItem& item, const std::shared_ptr<dcp::ItemTexts>& texts) {
   dcp::Entry entry;
   entry.name = item.name;
   entry.path = item.path;
@@ -141,6 +142,7 @@ dcp::Entry entry_of(const WriteItem& item) {
   entry.dtype = item.dtype;
   entry.shape = item.shape;
   entry.requires_grad = item.requires_grad;
+  entry.chunks = dcp::Chunks(texts);
   return entry;
 }
 
@@ -148,10 +150,11 @@ dcp::Entry entry_of(const WriteItem& item) {
 std::unordered_map<std::string, std::size_t> add_entries(
     const std::vector<std::vector<WriteItem>>& proposals, dcp::Metadata& metadata) {
   std::unordered_map<std::string, std::size_t> index;
+  const auto texts = std::make_shared<dcp::ItemTexts>();
   for (const auto& items : proposals) {
     for (const WriteItem& item : items) {
       if (!item.held || !index.emplace(item.name, metadata.entries.size()).second) continue;
-      metadata.entries.push_back(entry_of(item));
+      metadata.entries.push_back(entry_of(item, texts));
     }
   }
   return index;

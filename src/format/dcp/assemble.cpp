@@ -28,35 +28,44 @@ bool has_parent_part(std::string_view path) {
 }
 
 // A path stays below the checkpoint's directory whatever it is joined to.
-void require_contained(const std::string& path) {
+void require_contained(std::string_view path) {
   const auto refuse = [&path](const char* why) {
     throw Error(ErrorCode::unsafe, "data file path '" + printable(path, 200) + "' " + why);
   };
   if (path.empty()) refuse("is empty");
-  if (path.find('\0') != std::string::npos) refuse("holds a zero byte");
-  if (path.find("://") != std::string::npos) refuse("is a URL");
+  if (path.find('\0') != std::string_view::npos) refuse("holds a zero byte");
+  if (path.find("://") != std::string_view::npos) refuse("is a URL");
   if (is_one_of(path.front(), '/', '\\')) refuse("is absolute");
   if (has_parent_part(path)) refuse("leaves the checkpoint's directory");
 }
 
-void require_chunks_inside(const Entry& tensor) {
-  require_dimensions(tensor.shape.size());
-  (void)numel(tensor.shape);
-  for (const Chunk& chunk : tensor.chunks) {
-    require_dimensions(chunk.box.offsets.size());
-    require_dimensions(chunk.box.sizes.size());
-    require_inside(chunk.box, tensor.shape);
+void require_shape(const Shape& shape) {
+  require_dimensions(shape.size());
+  (void)numel(shape);
+}
+
+// As require_inside has it, without its answer: nearly all lie inside.
+bool lies_inside(std::span<const std::int64_t> offsets, std::span<const std::int64_t> sizes,
+                 const Shape& shape) {
+  if (offsets.size() != shape.size() || sizes.size() != shape.size()) return false;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (sizes[d] < 0 || sizes[d] > shape[d]) return false;
+    if (offsets[d] < 0 || offsets[d] > shape[d] - sizes[d]) return false;
   }
+  return true;
+}
+
+bool equal(std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
+  return std::ranges::equal(a, b);
 }
 
 // Whether the entry has a chunk of this number, and that one begins at `offset`.
-bool begins_at(const std::vector<Chunk>& chunks, std::size_t number, const Shape& offset) {
-  return number < chunks.size() && chunks[number].box.offsets == offset;
+bool begins_at(const Chunks& chunks, std::size_t number, std::span<const std::int64_t> offset) {
+  return number < chunks.size() && equal(chunks.box_offsets(number), offset);
 }
 
-// What has an item has the path of a data file.
-bool has_item(const Chunk& chunk) {
-  return !chunk.item.path.empty();
+Shape shape_of(std::span<const std::int64_t> numbers) {
+  return {numbers.begin(), numbers.end()};
 }
 
 void require_items(const Entry& entry) {
@@ -64,8 +73,10 @@ void require_items(const Entry& entry) {
     throw Error(ErrorCode::incomplete, what + " is in no data file").at_key(printable(entry.name));
   };
   if (!entry.is_tensor && entry.item.path.empty()) refuse("the object");
-  const auto bare = std::ranges::find_if_not(entry.chunks, has_item);
-  if (bare != entry.chunks.end()) refuse("the chunk at " + to_string(bare->box.offsets));
+  for (std::size_t i = 0; i < entry.chunks.size(); ++i) {
+    if (entry.chunks.has_item(i)) continue;
+    refuse("the chunk at " + to_string(shape_of(entry.chunks.box_offsets(i))));
+  }
 }
 
 }  // namespace
@@ -81,8 +92,20 @@ void append_path_part(std::string& path, std::string_view part) {
   path += part;
 }
 
+void add_chunk(Entry& entry, std::span<const std::int64_t> offsets,
+               std::span<const std::int64_t> sizes) {
+  if (!lies_inside(offsets, sizes, entry.shape)) {
+    require_shape(entry.shape);
+    require_dimensions(offsets.size());
+    require_dimensions(sizes.size());
+    require_inside(Box{shape_of(offsets), shape_of(sizes)}, entry.shape);
+  }
+  entry.chunks.push_back(offsets, sizes);
+}
+
 void Assembler::add_entry(Entry entry) {
-  if (entry.is_tensor) about_entry(entry.name, [&entry] { require_chunks_inside(entry); });
+  if (entry.is_tensor) about_entry(entry.name, [&entry] { require_shape(entry.shape); });
+  entry.chunks.use_texts(texts_);
   metadata.entries.push_back(std::move(entry));
 }
 
@@ -93,7 +116,7 @@ void Assembler::number_entries() {
   found_.resize(entries.size());
 }
 
-std::optional<std::size_t> Assembler::number_of(const std::string& name) {
+std::optional<std::size_t> Assembler::number_of(std::string_view name) {
   const auto& entries = metadata.entries;
   if (by_name_.empty()) number_entries();
   if (last_ < entries.size() && entries[last_].name == name) return last_;
@@ -104,11 +127,11 @@ std::optional<std::size_t> Assembler::number_of(const std::string& name) {
   return last_;
 }
 
-void Assembler::set_path(const std::string& name, Path path) {
+void Assembler::set_path(std::string_view name, Path path) {
   if (const auto number = number_of(name)) metadata.entries[*number].path = std::move(path);
 }
 
-void Assembler::add_item(const std::string& name, const Index& index, Item item) {
+void Assembler::add_item(std::string_view name, const Index& index, const ItemView& item) {
   about_entry(name, [&] {
     const auto number = number_of(name);
     if (!number) {
@@ -117,48 +140,59 @@ void Assembler::add_item(const std::string& name, const Index& index, Item item)
     }
     require_contained(item.path);
     (void)checked_add(item.offset, item.length);
-    Item& slot = slot_of(*number, index);
-    if (!slot.path.empty()) corrupt("two items in data files for one place");
-    slot = std::move(item);
+    place_item(*number, index, item);
   });
 }
 
-// The place of an item. An index is known by name and offset; its number is a hint.
-Item& Assembler::slot_of(std::size_t at, const Index& index) {
+// An index is known by name and offset; its number is a hint.
+void Assembler::place_item(std::size_t at, const Index& index, const ItemView& item) {
+  const auto refuse_second = [] { corrupt("two items in data files for one place"); };
   Entry& entry = metadata.entries[at];
-  if (!entry.is_tensor) {
-    if (index.offset) corrupt("the item of an object has an offset");
-    return entry.item;
+  if (entry.is_tensor) {
+    const std::size_t number = chunk_of(at, index);
+    if (entry.chunks.has_item(number)) refuse_second();
+    entry.chunks.set_item(number, item);
+    return;
   }
-  if (index.offset) return chunk_at(at, *index.offset, index.hint).item;
-  if (entry.chunks.size() != 1) corrupt("the item of a chunk has no offset");
-  return entry.chunks[0].item;
+  if (index.offset) corrupt("the item of an object has an offset");
+  if (!entry.item.path.empty()) refuse_second();
+  entry.item = {std::string(item.path),
+                item.offset,
+                item.length,
+                {item.transforms.begin(), item.transforms.end()}};
 }
 
-Chunk& Assembler::chunk_at(std::size_t at, const Shape& offset, std::optional<std::int64_t> hint) {
-  if (Chunk* likely = likely_chunk(at, offset, hint)) return *likely;
+std::size_t Assembler::chunk_of(std::size_t at, const Index& index) {
+  if (index.offset) return chunk_at(at, *index.offset, index.hint);
+  if (metadata.entries[at].chunks.size() != 1) corrupt("the item of a chunk has no offset");
+  return 0;
+}
+
+std::size_t Assembler::chunk_at(std::size_t at, Numbers offset, std::optional<std::int64_t> hint) {
+  if (const auto likely = likely_chunk(at, offset, hint)) return *likely;
   const auto& by_offset = chunks_by_offset(at);
-  const auto found = by_offset.find(offset);
-  if (found == by_offset.end()) corrupt("no chunk begins at " + to_string(offset));
-  return metadata.entries[at].chunks[found->second];
+  const auto found = by_offset.find(shape_of(offset));
+  if (found == by_offset.end()) corrupt("no chunk begins at " + to_string(shape_of(offset)));
+  return found->second;
 }
 
-Chunk* Assembler::likely_chunk(std::size_t at, const Shape& offset,
-                               std::optional<std::int64_t> hint) {
-  auto& chunks = metadata.entries[at].chunks;
+std::optional<std::size_t> Assembler::likely_chunk(std::size_t at, Numbers offset,
+                                                   std::optional<std::int64_t> hint) {
+  const auto& chunks = metadata.entries[at].chunks;
   if (hint) {
     const auto number = static_cast<std::size_t>(*hint);  // a negative one becomes too large
-    return begins_at(chunks, number, offset) ? &chunks[number] : nullptr;
+    return begins_at(chunks, number, offset) ? std::optional(number) : std::nullopt;
   }
-  const bool next = begins_at(chunks, next_chunk_, offset) && !has_item(chunks[next_chunk_]);
-  return next ? &chunks[next_chunk_++] : nullptr;
+  const bool next = begins_at(chunks, next_chunk_, offset) && !chunks.has_item(next_chunk_);
+  return next ? std::optional(next_chunk_++) : std::nullopt;
 }
 
 const std::map<Shape, std::size_t>& Assembler::chunks_by_offset(std::size_t at) {
   const auto& chunks = metadata.entries[at].chunks;
   auto& by_offset = found_[at];
   if (!by_offset.empty()) return by_offset;
-  for (std::size_t i = 0; i < chunks.size(); ++i) by_offset.emplace(chunks[i].box.offsets, i);
+  for (std::size_t i = 0; i < chunks.size(); ++i)
+    by_offset.emplace(shape_of(chunks.box_offsets(i)), i);
   return by_offset;
 }
 

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -22,7 +24,7 @@ void require_dimensions(std::size_t count);
 
 // What `work` returns; an error that leaves it names the entry.
 template <class Work>
-decltype(auto) about_entry(const std::string& name, const Work& work) {
+decltype(auto) about_entry(std::string_view name, const Work& work) {
   try {
     return work();
   } catch (Error& error) {
@@ -34,22 +36,26 @@ decltype(auto) about_entry(const std::string& name, const Work& work) {
 // Appends one of the parts that pathlib keeps of a path.
 void append_path_part(std::string& path, std::string_view part);
 
+// Gives a tensor whose shape is known its next chunk, without an item.
+void add_chunk(Entry& entry, std::span<const std::int64_t> offsets,
+               std::span<const std::int64_t> sizes);
+
 // First all entries, then paths and items, then finish. Every function throws as decode() does,
 // with the entry's name.
 class Assembler {
  public:
-  // `entry` has its boxes and no items yet. Names are unique.
+  // `entry` has its chunks, by add_chunk, and no items yet. Names are unique.
   void add_entry(Entry entry);
   // A path of a name without an entry is passed over.
-  void set_path(const std::string& name, Path path);
+  void set_path(std::string_view name, Path path);
 
   // Where the item of an entry, or of the chunk at `offset`, is. `hint`: the chunk's number, to be
   // trusted only when the offset agrees. No offset: an object, or a tensor of one chunk.
   struct Index {
-    std::optional<Shape> offset;
+    std::optional<std::span<const std::int64_t>> offset;
     std::optional<std::int64_t> hint;
   };
-  void add_item(const std::string& name, const Index& index, Item item);
+  void add_item(std::string_view name, const Index& index, const ItemView& item);
 
   // Every object and chunk has its item. To be called once.
   [[nodiscard]] Metadata finish();
@@ -57,15 +63,21 @@ class Assembler {
   Metadata metadata;  // the rest of it is filled in by the caller
 
  private:
-  Item& slot_of(std::size_t at, const Index& index);
-  Chunk& chunk_at(std::size_t at, const Shape& offset, std::optional<std::int64_t> hint);
-  // The chunk that is meant as a rule: of that number, or else the next one. Null: it is another.
-  Chunk* likely_chunk(std::size_t at, const Shape& offset, std::optional<std::int64_t> hint);
+  using Numbers = std::span<const std::int64_t>;
+
+  void place_item(std::size_t at, const Index& index, const ItemView& item);
+  // The number of the chunk that an index means.
+  std::size_t chunk_of(std::size_t at, const Index& index);
+  std::size_t chunk_at(std::size_t at, Numbers offset, std::optional<std::int64_t> hint);
+  // The chunk that is meant as a rule: of that number, or else the next one. None: it is another.
+  std::optional<std::size_t> likely_chunk(std::size_t at, Numbers offset,
+                                          std::optional<std::int64_t> hint);
   const std::map<Shape, std::size_t>& chunks_by_offset(std::size_t at);
   // The entry's number, kept from one call to the next: items of one entry follow each other.
-  std::optional<std::size_t> number_of(const std::string& name);
+  std::optional<std::size_t> number_of(std::string_view name);
   void number_entries();
 
+  std::shared_ptr<ItemTexts> texts_ = std::make_shared<ItemTexts>();
   std::unordered_map<std::string_view, std::size_t> by_name_;  // into the entries' own names
   std::vector<std::map<Shape, std::size_t>> found_;            // per entry, made when a hint fails
   std::size_t last_ = 0;                                       // the entry of the latest item

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "format/dcp/chunks.h"
 #include "tessera/dtype.h"
 #include "tessera/io.h"
 #include "tessera/layout.h"
@@ -18,27 +19,6 @@
 #include "tessera/value.h"
 
 namespace tessera::dcp {
-
-// Where one item is: a byte range of a data file (StorageInfo).
-struct Item {
-  std::string path;  // relative to the checkpoint's directory; never leaves it
-  std::uint64_t offset = 0;
-  std::uint64_t length = 0;
-  std::vector<std::string> transforms;  // stream extensions, outermost first ("stream.zstd/1")
-};
-
-// An item whose texts belong to somebody else.
-struct ItemView {
-  std::string_view path;
-  std::uint64_t offset = 0;
-  std::uint64_t length = 0;
-  std::span<const std::string> transforms = {};
-};
-
-struct Chunk {
-  Box box;
-  Item item;
-};
 
 // What an entry is, without what it consists of.
 struct EntryHead {
@@ -51,8 +31,8 @@ struct EntryHead {
 };
 
 struct Entry : EntryHead {
-  std::vector<Chunk> chunks;  // tensors: in `.metadata` order
-  Item item;                  // bytes items
+  Chunks chunks;  // tensors
+  Item item;      // bytes items
 };
 
 // What wrote a checkpoint, and where.

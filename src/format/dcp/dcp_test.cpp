@@ -87,8 +87,8 @@ Metadata small() {
   tensor.is_tensor = true;
   tensor.dtype = DType::bfloat16;
   tensor.shape = {3, 2};
-  tensor.chunks = {{{{0, 0}, {2, 2}}, {"__0_0.distcp", 0, 100, {"stream.zstd/1"}}},
-                   {{{2, 0}, {1, 2}}, {"__1_0.distcp", 0, 100, {}}}};
+  tensor.chunks.push_back({{{0, 0}, {2, 2}}, {"__0_0.distcp", 0, 100, {"stream.zstd/1"}}});
+  tensor.chunks.push_back({{{2, 0}, {1, 2}}, {"__1_0.distcp", 0, 100, {}}});
   Entry object;
   object.name = "steps.0";
   object.path = Path{"steps", std::int64_t{0}};
@@ -217,7 +217,7 @@ TEST(DcpMetadata, M04NumbersThatAreNotCounts) {
 
 TEST(DcpMetadata, M06ChunksThatDoNotFit) {
   Metadata outside = small();
-  outside.entries[0].chunks[1].box.offsets = {3, 0};
+  change_chunk(outside.entries[0], 1, [](Chunk& chunk) { chunk.box.offsets = {3, 0}; });
   EXPECT_EQ(refused(tree_of(outside)), ErrorCode::corrupt);
   Metadata negative = small();
   negative.entries[0].shape = {-1, 2};
@@ -229,7 +229,7 @@ TEST(DcpMetadata, M06ChunksThatDoNotFit) {
   many.entries[0].shape = Shape(65, 1);
   EXPECT_EQ(refused(tree_of(many)), ErrorCode::limit);
   Metadata empty = small();
-  empty.entries[0].chunks[1].box = {{3, 0}, {0, 2}};
+  change_chunk(empty.entries[0], 1, [](Chunk& chunk) { chunk.box = {{3, 0}, {0, 2}}; });
   EXPECT_NO_THROW((void)decode(encode(empty)));  // P-18: a rank without data
 }
 
@@ -275,7 +275,10 @@ TEST(DcpMetadata, P04RanksThatContradictEachOther) {
   EXPECT_EQ(code([](Entry& entry) { entry.dtype = DType::float16; }), ErrorCode::corrupt);
   EXPECT_EQ(code([](Entry& entry) { entry.shape = {4, 2}; }), ErrorCode::corrupt);
   EXPECT_EQ(code([](Entry& entry) { entry.is_tensor = false; }), ErrorCode::corrupt);
-  EXPECT_EQ(code([](Entry& entry) { entry.chunks[0].box.sizes = {1, 2}; }), ErrorCode::corrupt);
+  EXPECT_EQ(code([](Entry& entry) {
+              change_chunk(entry, 0, [](Chunk& chunk) { chunk.box.sizes = {1, 2}; });
+            }),
+            ErrorCode::corrupt);
 }
 
 TEST(DcpMetadata, M01M11ClassesThatAreNotKnown) {
@@ -325,7 +328,7 @@ double decoding_time(std::int64_t chunks) {
   Metadata metadata = small();
   Entry& tensor = metadata.entries[0];
   tensor.shape = {chunks, 4};
-  tensor.chunks.clear();
+  tensor.chunks = {};
   for (std::int64_t row = 0; row < chunks; ++row) {
     tensor.chunks.push_back({{{row, 0}, {1, 4}},
                              {"__" + std::to_string(row / 100) + "_0.distcp",

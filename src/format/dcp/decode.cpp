@@ -261,10 +261,9 @@ class Decoder {
     entry.shape = shape_of(tensor, "size");
     read_properties(attribute(tensor, "properties", Kind::object), entry);
     const Value& chunks = attribute(tensor, "chunks", Kind::list);
-    entry.chunks.reserve(chunks.size());
     for (const Value& item : chunks.items()) {
       const Value& chunk = attributes(item, kMetadataModule, "ChunkStorageMetadata");
-      entry.chunks.push_back({Box{shape_of(chunk, "offsets"), shape_of(chunk, "sizes")}, {}});
+      add_chunk(entry, shape_of(chunk, "offsets"), shape_of(chunk, "sizes"));
     }
   }
 
@@ -294,17 +293,17 @@ class Decoder {
     const Value& index = attributes(key, kMetadataModule, "MetadataIndex");
     const std::string& name = attribute(index, "fqn", Kind::string).as_string();
     about_entry(name, [&] {
-      Item item = item_of(value);
-      assembler_.add_item(name, place_of(index), std::move(item));
+      const Item item = item_of(value);
+      std::optional<Shape> offset;
+      if (optional_attribute(index, "offset") != nullptr) offset = shape_of(index, "offset");
+      assembler_.add_item(name, {.offset = offset, .hint = hint_of(index)},
+                          {item.path, item.offset, item.length, item.transforms});
     });
   }
 
-  static Assembler::Index place_of(const Value& index) {
-    Assembler::Index place;
-    if (optional_attribute(index, "offset") != nullptr) place.offset = shape_of(index, "offset");
+  static std::optional<std::int64_t> hint_of(const Value& index) {
     const Value* hint = optional_attribute(index, "index");
-    if (hint != nullptr && is_int64(*hint)) place.hint = hint->as_int();
-    return place;
+    return hint != nullptr && is_int64(*hint) ? std::optional(hint->as_int()) : std::nullopt;
   }
 
   static Item item_of(const Value& value) {

@@ -364,20 +364,19 @@ class Stored final : public MetadataSource {
     return metadata_.entries[entry];
   }
   void for_each_chunk(std::size_t entry, const ChunkVisitor& visit) const override {
-    for (const Chunk& chunk : metadata_.entries[entry].chunks)
-      visit(chunk.box.offsets, chunk.box.sizes);
+    const Chunks& chunks = metadata_.entries[entry].chunks;
+    for (std::size_t i = 0; i < chunks.size(); ++i)
+      visit(chunks.box_offsets(i), chunks.box_sizes(i));
   }
   void for_each_item(std::size_t entry, const ItemVisitor& visit) const override {
     const Entry& from = metadata_.entries[entry];
-    if (!from.is_tensor) return visit({}, view_of(from.item));
-    for (const Chunk& chunk : from.chunks) visit(chunk.box.offsets, view_of(chunk.item));
+    const Item& item = from.item;
+    if (!from.is_tensor) return visit({}, {item.path, item.offset, item.length, item.transforms});
+    for (std::size_t i = 0; i < from.chunks.size(); ++i)
+      visit(from.chunks.box_offsets(i), from.chunks.item(i));
   }
 
  private:
-  static ItemView view_of(const Item& item) {
-    return {item.path, item.offset, item.length, item.transforms};
-  }
-
   const Metadata& metadata_;
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 
@@ -44,7 +45,7 @@ class Merger {
     const auto [found, fresh] = by_name_.try_emplace(entry.name, whole_.entries.size());
     if (fresh) {
       whole_.entries.push_back(entry);
-      whole_.entries.back().chunks.clear();
+      whole_.entries.back().chunks = Chunks(texts_);
       chunks_.emplace_back();
     }
     Entry& known = whole_.entries[found->second];
@@ -52,19 +53,20 @@ class Merger {
       fail(entry, "rank " + std::to_string(rank) + " has " + describe(entry) +
                       ", a rank before it " + describe(known));
     }
-    for (Chunk& chunk : entry.chunks) take(known, chunks_[found->second], std::move(chunk));
+    for (const Chunk& chunk : entry.chunks) take(known, chunks_[found->second], chunk);
   }
 
-  static void take(Entry& known, ByOffset& by_offset, Chunk&& chunk) {
+  static void take(Entry& known, ByOffset& by_offset, const Chunk& chunk) {
     const auto [found, fresh] = by_offset.try_emplace(chunk.box.offsets, known.chunks.size());
     if (fresh) {
-      known.chunks.push_back(std::move(chunk));
+      known.chunks.push_back(chunk);
     } else if (known.chunks[found->second].box != chunk.box) {
       fail(known, "two ranks have chunks of different sizes at " + to_string(chunk.box.offsets));
     }
   }
 
   Metadata whole_;
+  std::shared_ptr<ItemTexts> texts_ = std::make_shared<ItemTexts>();
   std::unordered_map<std::string, std::size_t> by_name_;
   std::vector<ByOffset> chunks_;  // of each entry
 };

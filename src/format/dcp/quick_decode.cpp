@@ -1,5 +1,6 @@
 #include "format/dcp/quick_decode.h"
 
+#include <span>
 #include <unordered_set>
 #include <utility>
 
@@ -82,9 +83,8 @@ class QuickDecoder {
     return true;
   }
 
-  [[nodiscard]] Shape shape(const Lite& size) const {
-    const auto first = machine_.dims.begin() + static_cast<std::ptrdiff_t>(size.number);
-    return {first, first + static_cast<std::ptrdiff_t>(size.count)};
+  [[nodiscard]] std::span<const std::int64_t> numbers(const Lite& size) const {
+    return std::span(machine_.dims).subspan(size.number, size.count);
   }
 
   bool read_entries(const Lite* dict) {
@@ -113,18 +113,18 @@ class QuickDecoder {
     const Lite* properties = find(state, "properties");
     if (!is(size, Kind::size) || !is(properties, Kind::object)) return false;
     entry.is_tensor = true;
-    entry.shape = shape(*size);
+    const auto shape = numbers(*size);
+    entry.shape = {shape.begin(), shape.end()};
     return read_properties(*properties, entry) && read_chunks(find(state, "chunks"), entry);
   }
 
   bool read_chunks(const Lite* chunks, Entry& entry) const {
     if (!is(chunks, Kind::list)) return false;
     const auto& list = machine_.lists[chunks->number];
-    entry.chunks.reserve(list.size());
     for (const Lite& item : list) {
       if (item.kind != Kind::chunk) return false;
       const QuickMachine::Chunk& chunk = machine_.chunks[item.number];
-      entry.chunks.push_back({Box{shape(chunk.offsets), shape(chunk.sizes)}, {}});
+      add_chunk(entry, numbers(chunk.offsets), numbers(chunk.sizes));
     }
     return true;
   }
@@ -160,7 +160,7 @@ class QuickDecoder {
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
       Path path;
       if (!is_new_name(pairs[i], names) || !read_path(pairs[i + 1], path)) return false;
-      assembler_.set_path(text(pairs[i]), std::move(path));
+      assembler_.set_path(machine_.text(pairs[i]), std::move(path));
     }
     return true;
   }
@@ -182,24 +182,17 @@ class QuickDecoder {
   bool read_items(const Lite* dict) {
     if (!is(dict, Kind::dict)) return false;
     const auto& pairs = machine_.dicts[dict->number].pairs;
-    std::string name;
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-      Item item;
-      if (pairs[i].kind != Kind::index || !read_item(pairs[i + 1], item)) return false;
+      if (pairs[i].kind != Kind::index || pairs[i + 1].kind != Kind::info) return false;
+      const QuickMachine::Info& info = machine_.infos[pairs[i + 1].number];
+      std::vector<std::string> transforms;
+      if (info.transforms.kind != Kind::none && !read_texts(info.transforms, transforms))
+        return false;
       const QuickMachine::Index& index = machine_.indices[pairs[i].number];
-      name = machine_.text(index.name);
-      assembler_.add_item(name, place_of(index), std::move(item));
+      assembler_.add_item(machine_.text(index.name), place_of(index),
+                          {machine_.text(info.path), info.offset, info.length, transforms});
     }
     return true;
-  }
-
-  bool read_item(const Lite& value, Item& item) const {
-    if (value.kind != Kind::info) return false;
-    const QuickMachine::Info& info = machine_.infos[value.number];
-    item.path = text(info.path);
-    item.offset = info.offset;
-    item.length = info.length;
-    return info.transforms.kind == Kind::none || read_texts(info.transforms, item.transforms);
   }
 
   bool read_texts(const Lite& list, std::vector<std::string>& out) const {
@@ -212,7 +205,7 @@ class QuickDecoder {
 
   [[nodiscard]] Assembler::Index place_of(const QuickMachine::Index& index) const {
     Assembler::Index place;
-    if (index.offset.kind == Kind::size) place.offset = shape(index.offset);
+    if (index.offset.kind == Kind::size) place.offset = numbers(index.offset);
     if (index.hint.kind == Kind::integer) place.hint = static_cast<std::int64_t>(index.hint.number);
     return place;
   }

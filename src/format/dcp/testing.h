@@ -1,4 +1,4 @@
-// A Metadata as lines of text, for tests.
+// For tests: a Metadata as lines of text, and chunks that change.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +54,13 @@ inline std::string listing(const Metadata& metadata) {
     }
   }
   return text;
+}
+
+template <class Change>
+void change_chunk(Entry& entry, std::size_t number, const Change& change) {
+  Chunk chunk = entry.chunks[number];
+  change(chunk);
+  entry.chunks.set(number, chunk);
 }
 
 }  // namespace tessera::dcp
