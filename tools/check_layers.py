@@ -33,7 +33,7 @@ HEADERS = {
     "error.h": "base", "job.h": "base",
     "dtype.h": "layout", "layout.h": "layout",
     "value.h": "value", "leaf.h": "value", "tensor_view.h": "value",
-    "io.h": "io",
+    "io.h": "io", "device_memory.h": "io",
     "storage.h": "storage",
     "comm.h": "comm",
     "checkpoint.h": "checkpoint", "load_options.h": "checkpoint", "convert.h": "checkpoint",

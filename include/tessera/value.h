@@ -20,6 +20,7 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/device_memory.h"
 #include "tessera/dtype.h"
 #include "tessera/io.h"
 #include "tessera/layout.h"
@@ -35,17 +36,19 @@ enum class Encoding : std::uint8_t {
   torch_item_zstd,  // one zstd frame around such an archive
 };
 
-// Bytes that one or more tensors are views of: in a file, in memory, or (both null) not here.
+// Bytes that one or more tensors are views of: in a file, in memory, or (all null) not here.
 struct Storage {
   std::shared_ptr<const ByteSource> source;  // where the bytes are, unless in memory
   std::uint64_t offset = 0;                  // of the first byte in `source`
   std::uint64_t size = 0;                    // bytes; for encoded storages the encoded size
   Encoding encoding = Encoding::raw;
-  std::byte* data = nullptr;           // the bytes in memory; null when in `source`
-  std::shared_ptr<void> owner;         // keeps `data` alive
-  std::optional<std::uint32_t> crc32;  // of all bytes, as the file records it; 0: not computed
-  std::string location = "cpu";        // torch.save's device tag
-  DType dtype = DType::float32;        // element type that torch.save's storage class names
+  std::byte* data = nullptr;    // the bytes in memory; null when in `source`
+  std::shared_ptr<void> owner;  // keeps `data` alive
+  // The bytes in a device's memory, from its first on: saved and loaded as those of the host are.
+  std::shared_ptr<DeviceMemory> device;  // then `data` and `source` are null
+  std::optional<std::uint32_t> crc32;    // of all bytes, as the file records it; 0: not computed
+  std::string location = "cpu";          // torch.save's device tag
+  DType dtype = DType::float32;          // element type that torch.save's storage class names
   std::string torch_class;  // the class, if the dtype does not imply it: "UntypedStorage",
                             // "QInt8Storage"; empty: the dtype's own
   // The strings "storage" and `location` as the file has them (a tuple). In Python they are single
