@@ -1,31 +1,13 @@
 #include "checkpoint/dcp/item_writer.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/crc32.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/read/storage_checks.h"
-#include "tessera/error.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
-namespace {
-
-void require_here(const Storage& storage) {
-  if (storage.data == nullptr && !storage.source && storage.size > 0)
-    throw Error(ErrorCode::invalid_argument, "a tensor whose bytes are not here");
-}
-
-// The bytes from number `first` on.
-void read_storage(const Storage& storage, std::uint64_t first, MutableByteView bytes) {
-  if (storage.data != nullptr) {
-    std::memcpy(bytes.data(), storage.data + first, bytes.size());
-  } else {
-    storage.source->read_at(storage.offset + first, bytes);
-  }
-}
-
-}  // namespace
 
 std::uint32_t write_elements(ByteSink& sink, std::uint64_t at, std::int64_t count,
                              std::size_t element, const ElementSource& elements,
@@ -44,14 +26,14 @@ std::uint32_t write_elements(ByteSink& sink, std::uint64_t at, std::int64_t coun
 std::uint32_t write_storage(ByteSink& sink, std::uint64_t at, const Storage& storage,
                             MutableByteView scratch,
                             const std::function<void(std::size_t)>& progress) {
-  require_here(storage);
+  StorageReader reader(storage);
   const std::uint32_t crc = write_elements(
       sink, at, static_cast<std::int64_t>(storage.size), 1,
       [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
-        const MutableByteView bytes = buffer.first(static_cast<std::size_t>(count));
-        read_storage(storage, static_cast<std::uint64_t>(begin), bytes);
+        const ByteView bytes = reader.view(static_cast<std::uint64_t>(begin),
+                                           buffer.first(static_cast<std::size_t>(count)));
         if (progress) progress(bytes.size());
-        return ByteView(bytes);
+        return bytes;
       },
       scratch);
   if (has_crc(storage)) require_crc(storage, crc, "");

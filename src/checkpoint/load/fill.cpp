@@ -1,29 +1,41 @@
 #include "checkpoint/load/fill.h"
 
 #include <algorithm>
+#include <compare>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
-#include <tuple>
+#include <optional>
+#include <string_view>
 
 #include "base/parallel.h"
 #include "checkpoint/read/cast.h"
+#include "checkpoint/read/gather.h"
 #include "checkpoint/read/memory.h"
 #include "layout/boxes.h"
 #include "layout/strided.h"
 #include "tessera/error.h"
+#include "value/device_windows.h"
 #include "value/lazy_bits.h"
 
 namespace tessera {
 namespace {
+
+// Where a byte is: addresses of two devices say nothing about each other.
+struct Place {
+  std::string_view device;  // empty: the host
+  std::uintptr_t address = 0;
+  auto operator<=>(const Place&) const = default;
+};
 
 // A piece and the bytes between its first element and its last.
 struct Extent {
   PieceOf of;
   const Tensor* tensor = nullptr;
   const Piece* piece = nullptr;
-  const std::byte* begin = nullptr;
-  const std::byte* end = nullptr;
+  Place begin;
+  Place end;
   bool dense = true;  // all of these bytes are the piece's
 
   [[nodiscard]] bool same_array(const Extent& other) const {
@@ -33,18 +45,20 @@ struct Extent {
   }
 };
 
+Place place_of(const Storage& storage) {
+  if (storage.device) return {storage.device->device(), storage.device->address()};
+  return {{}, reinterpret_cast<std::uintptr_t>(storage.data)};
+}
+
 Extent extent_of(PieceOf of, const Tensor& tensor, const Piece& piece) {
   const std::size_t element = size_of(tensor.dtype);
   const Shape sizes = array_of(piece.slice);
   const std::int64_t reach = strided_reach(sizes, strides_of(piece));
-  const std::byte* begin =
-      piece.storage->data + static_cast<std::size_t>(piece.storage_offset) * element;
-  return {of,
-          &tensor,
-          &piece,
-          begin,
-          begin + static_cast<std::size_t>(reach) * element,
-          reach == numel(sizes)};
+  Place begin = place_of(*piece.storage);
+  begin.address += static_cast<std::size_t>(piece.storage_offset) * element;
+  Place end = begin;
+  end.address += static_cast<std::size_t>(reach) * element;
+  return {of, &tensor, &piece, begin, end, reach == numel(sizes)};
 }
 
 std::vector<Extent> extents_of(const std::vector<Filling>& fillings) {
@@ -71,18 +85,28 @@ class PieceJob {
         sizes_(array_of(piece_.slice)),
         strides_(strides_of(piece_)),
         element_(size_of(want_.dtype)),
-        first_(piece_.storage->data + static_cast<std::size_t>(piece_.storage_offset) * element_) {}
+        first_(static_cast<std::size_t>(piece_.storage_offset) * element_) {}
 
   void fill() {
-    const bool in_place = want_.dtype == have_.dtype && strides_ == contiguous_strides(sizes_);
-    run(in_place, [](std::byte* place, const std::byte* from, std::size_t bytes) {
-      std::memcpy(place, from, bytes);
-    });
+    const bool dense = strides_ == contiguous_strides(sizes_);
+    if (piece_.storage->device) {
+      dense ? fill_device() : fill_device_strided();
+    } else {
+      dense ? fill_dense() : fill_strided();
+    }
   }
 
+  // Also what lies on a device is brought here for it.
   void compare(const std::string& owner) {
-    run(false, [&](const std::byte* place, const std::byte* from, std::size_t bytes) {
-      if (std::memcmp(place, from, bytes) == 0) return;
+    Tensor held = want_;
+    held.pieces = {piece_};
+    TensorReader reader(held, filling_.key, job_.tile);
+    each_window(job_.window, [&](std::int64_t begin, std::int64_t part) {
+      std::vector<std::byte>& expected = scratch_for(part);
+      read(begin, part, expected.data());
+      held_.resize(expected.size());
+      reader.read(piece_.slice, begin, part, held_.data());
+      if (held_ == expected) return;
       throw Error(ErrorCode::mismatch,
                   "one memory for two keys, and the checkpoint has other values here than under '" +
                       owner + "'")
@@ -91,43 +115,92 @@ class PieceJob {
   }
 
  private:
-  using Visit = std::function<void(std::byte* place, const std::byte* from, std::size_t bytes)>;
+  using Visit = std::function<void(std::int64_t begin, std::int64_t part)>;
 
-  // Reads the piece window by window, straight into it or for `visit` to deal with.
-  void run(bool in_place, const Visit& visit) {
+  // Visits the piece's elements by windows of at most so many bytes.
+  void each_window(std::size_t window, const Visit& visit) {
     const std::int64_t count = numel(piece_.slice);
-    const auto step =
-        static_cast<std::int64_t>(job_.window / std::max(element_, size_of(have_.dtype)));
-    TensorReader reader(have_, filling_.key, job_.tile);
+    const auto step = static_cast<std::int64_t>(window / std::max(element_, size_of(have_.dtype)));
+    reader_.emplace(have_, filling_.key, job_.tile);
     for (std::int64_t begin = 0; begin < count; begin += step) {
       const std::int64_t part = std::min(step, count - begin);
-      if (in_place) {
-        std::byte* const place = first_ + static_cast<std::size_t>(begin) * element_;
-        reader.read(piece_.slice, begin, part, place);
-        resolve_bits(piece_, want_.dtype, place, part);  // each bit is its own inverse
-      } else {
-        spread(reader, begin, part, visit);
-      }
+      visit(begin, part);
       job_.meter.add(static_cast<std::uint64_t>(part) * element_);
     }
-    if (job_.checks != nullptr) reader.hand_over(*job_.checks);
-    job_.counters.add(reader.report());
+    if (job_.checks != nullptr) reader_->hand_over(*job_.checks);
+    job_.counters.add(reader_->report());
   }
 
-  void spread(TensorReader& reader, std::int64_t begin, std::int64_t part, const Visit& visit) {
-    const auto count = static_cast<std::size_t>(part);
-    raw_.resize(count * size_of(have_.dtype));
-    converted_.resize(count * element_);
-    reader.read(piece_.slice, begin, part, raw_.data());
-    cast(have_.dtype, raw_.data(), want_.dtype, converted_.data(), part);
-    resolve_bits(piece_, want_.dtype, converted_.data(), part);
-    const std::byte* from = converted_.data();
-    for_each_strided_run(
-        sizes_, strides_, begin, part, [&](std::int64_t position, std::int64_t run) {
-          const std::size_t bytes = static_cast<std::size_t>(run) * element_;
-          visit(first_ + static_cast<std::size_t>(position) * element_, from, bytes);
-          from += bytes;
-        });
+  // Elements of the checkpoint's tensor, as the wanted type.
+  void read(std::int64_t begin, std::int64_t part, std::byte* out) {
+    if (want_.dtype == have_.dtype) return reader_->read(piece_.slice, begin, part, out);
+    raw_.resize(static_cast<std::size_t>(part) * size_of(have_.dtype));
+    reader_->read(piece_.slice, begin, part, raw_.data());
+    cast(have_.dtype, raw_.data(), want_.dtype, out, part);
+  }
+
+  // The same, as the piece's storage has them.
+  void read_to_store(std::int64_t begin, std::int64_t part, std::byte* out) {
+    read(begin, part, out);
+    resolve_bits(piece_, want_.dtype, out, part);  // each bit is its own inverse
+  }
+
+  void fill_dense() {
+    each_window(job_.window, [&](std::int64_t begin, std::int64_t part) {
+      read_to_store(begin, part,
+                    piece_.storage->data + first_ + static_cast<std::size_t>(begin) * element_);
+    });
+  }
+
+  void fill_strided() {
+    each_window(job_.window, [&](std::int64_t begin, std::int64_t part) {
+      const std::byte* from = scratch_for(part).data();
+      read_to_store(begin, part, scratch_.data());
+      for_each_strided_run(
+          sizes_, strides_, begin, part, [&](std::int64_t position, std::int64_t run) {
+            const std::size_t bytes = static_cast<std::size_t>(run) * element_;
+            std::memcpy(
+                piece_.storage->data + first_ + static_cast<std::size_t>(position) * element_, from,
+                bytes);
+            from += bytes;
+          });
+    });
+  }
+
+  // While a window is on its way to the device, the next one is read.
+  void fill_device() {
+    DeviceWriter writer(piece_.storage->device);
+    each_window(job_.window, [&](std::int64_t begin, std::int64_t part) {
+      const std::size_t size = static_cast<std::size_t>(part) * element_;
+      read_to_store(begin, part, writer.room(size).data());
+      writer.send(first_ + static_cast<std::size_t>(begin) * element_, size);
+    });
+    writer.finish();
+  }
+
+  // By tiles: of a transposed piece each has longer runs for the device.
+  void fill_device_strided() {
+    DeviceWriter writer(piece_.storage->device);
+    GatherScratch scratch;
+    std::vector<WriteRange> writes;
+    const auto write = [&](std::span<ReadRange> ranges) {
+      writes.clear();
+      for (const ReadRange& range : ranges) writes.push_back({range.offset, range.out});
+      writer.write_ranges(writes);
+    };
+    const Shape dense = contiguous_strides(sizes_);
+    each_window(job_.tile, [&](std::int64_t begin, std::int64_t part) {
+      read_to_store(begin, part, scratch_for(part).data());
+      for (const Box& box : boxes_of({begin, begin + part}, sizes_))
+        scatter(move_of(box, strides_, dense, -begin), element_, first_, scratch_.data(), write,
+                scratch);
+    });
+    writer.finish();
+  }
+
+  std::vector<std::byte>& scratch_for(std::int64_t count) {
+    scratch_.resize(static_cast<std::size_t>(count) * element_);
+    return scratch_;
   }
 
   const FillJob& job_;
@@ -138,9 +211,11 @@ class PieceJob {
   Shape sizes_;
   Shape strides_;
   std::size_t element_;
-  std::byte* first_;
-  std::vector<std::byte> raw_;
-  std::vector<std::byte> converted_;
+  std::size_t first_;  // byte of the storage
+  std::optional<TensorReader> reader_;
+  std::vector<std::byte> raw_;      // elements as the checkpoint has them
+  std::vector<std::byte> scratch_;  // as the piece has them
+  std::vector<std::byte> held_;     // what the piece holds
 };
 
 // The dense pieces, by their begin, each of which has memory of its own.
@@ -149,12 +224,13 @@ class ApartPieces {
   explicit ApartPieces(const std::vector<Filling>& fillings) : fillings_(fillings) {}
 
   void add(const Extent& extent) {
-    if (furthest_ != nullptr && extent.begin < furthest_->end) {
+    const bool same = furthest_ != nullptr && furthest_->end.device == extent.begin.device;
+    if (same && extent.begin < furthest_->end) {
       throw Error(ErrorCode::invalid_argument, "the memory of '" + key_of(*furthest_) +
                                                    "' and of '" + key_of(extent) + "' overlaps")
           .at_key(key_of(extent));
     }
-    if (furthest_ == nullptr || furthest_->end < extent.end) furthest_ = &extent;
+    if (!same || furthest_->end < extent.end) furthest_ = &extent;
   }
 
  private:
@@ -192,7 +268,7 @@ Owners owners_of(const std::vector<Filling>& fillings) {
   std::vector<Extent> extents = extents_of(fillings);
   std::stable_sort(extents.begin(), extents.end(),
                    [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  std::map<const std::byte*, std::vector<const Extent*>> firsts;  // by begin: those that differ
+  std::map<Place, std::vector<const Extent*>> firsts;  // by begin: those that differ
   ApartPieces apart(fillings);
   for (const Extent& extent : extents) {
     std::vector<const Extent*>& here = firsts[extent.begin];

@@ -5,6 +5,7 @@
 #include "checkpoint/read/zstd_source.h"
 #include "format/torch/torch_file.h"
 #include "tessera/error.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
 namespace {
@@ -35,7 +36,7 @@ Piece decoded_piece(const Tensor& tensor, const Piece& piece, const std::string&
     throw Error(ErrorCode::invalid_argument, "this rank does not hold the piece").at_key(name);
   }
   const Storage& storage = *piece.storage;
-  if (storage.data == nullptr && !storage.source) {
+  if (!is_in_memory(storage) && !storage.source) {
     throw Error(ErrorCode::invalid_argument, "the piece has neither memory nor a source")
         .at_key(name);
   }

@@ -1,6 +1,7 @@
 #include "checkpoint/read/gather.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/checked.h"
 #include "checkpoint/read/coalesce.h"
@@ -22,22 +23,33 @@ std::size_t leading_dims(std::span<const StridedDim> dims) {
   return count;
 }
 
-class Gather {
+// `copy` with what is read and what is written exchanged.
+StridedMove reversed(StridedMove copy) {
+  std::swap(copy.from, copy.to);
+  for (StridedDim& dim : copy.dims) std::swap(dim.from, dim.to);
+  return copy;
+}
+
+// Goes over a storage in batches of ranges; the derived class says what is done with each.
+class Batches {
  public:
-  Gather(const StridedMove& move, std::size_t element, std::uint64_t origin,
-         const RangeReader& read, std::byte* out, GatherScratch& scratch)
-      : move_(normalized(move)),
+  // `gap`: bytes between two ranges that are taken along.
+  Batches(const StridedMove& move, std::size_t element, std::uint64_t origin, std::int64_t gap,
+          GatherScratch& scratch)
+      : scratch_(scratch),
         element_(static_cast<std::int64_t>(element)),
+        move_(normalized(move)),
         origin_(origin),
-        read_(read),
-        out_(out),
-        scratch_(scratch),
+        gap_(gap / element_),
         leading_(leading_dims(move_.dims)) {
     measure();
   }
+  virtual ~Batches() = default;
+  Batches(const Batches&) = delete;
+  Batches& operator=(const Batches&) = delete;
 
   void run() {
-    if (chunked_ == 0) return read_batch(move_.from, move_.to, 1, 1);
+    if (chunked_ == 0) return take_batch(move_.from, move_.to, 1, 1);
     // One dimension in steps, those before it one index at a time.
     const std::size_t outer = chunked_ - 1;
     const StridedDim& chunk = move_.dims[outer];
@@ -45,10 +57,18 @@ class Gather {
     do {
       for (std::int64_t i = 0; i < chunk.size; i += step_) {
         const std::int64_t left = chunk.size - i;
-        read_batch(walk.from + i * chunk.from, walk.to + i * chunk.to, std::min(step_, left), left);
+        take_batch(walk.from + i * chunk.from, walk.to + i * chunk.to, std::min(step_, left), left);
       }
     } while (walk.next());
   }
+
+ protected:
+  // The ranges of the batch are in scratch_.ranges, and `copy` takes their elements from
+  // scratch_.bytes to where they belong.
+  virtual void carry_out(const StridedMove& copy) = 0;
+
+  GatherScratch& scratch_;
+  const std::int64_t element_;
 
  private:
   // Elements from the first to the last of dimensions `d` and on.
@@ -74,7 +94,7 @@ class Gather {
     std::size_t count = leading_;
     while (count > 0) {
       const std::int64_t gap = move_.dims[count - 1].from - extent(count);
-      if (gap > kFreeGapBytes / element_) break;
+      if (gap > gap_) break;
       --count;
     }
     return count;
@@ -103,19 +123,18 @@ class Gather {
     return (span - extent(chunked_)) / move_.dims[chunked_ - 1].from + 1;
   }
 
-  // Reads and copies `count` indices of the chunked dimension from position `from` on; `left`: how
-  // many there are to its end, these included.
-  void read_batch(std::int64_t from, std::int64_t to, std::int64_t count, std::int64_t left) {
+  // Takes `count` indices of the chunked dimension from position `from` on; `left`: how many there
+  // are to its end, these included.
+  void take_batch(std::int64_t from, std::int64_t to, std::int64_t count, std::int64_t left) {
     scratch_.ranges.clear();
     copy_.dims.clear();
     if (chunked_ > within_ || within_ == 0) {
-      read_one(from, count, left);
+      take_one(from, count, left);
     } else {
-      read_several(from, count);
+      take_several(from, count);
     }
     add_dims(std::max(within_, chunked_), move_.dims.size());
-    copy_strided(normalized({0, to, copy_.dims}), scratch_.bytes.data(), out_,
-                 static_cast<std::size_t>(element_));
+    carry_out({0, to, copy_.dims});
   }
 
   // Lets the copy go along dimensions [begin, end) of the move.
@@ -124,9 +143,9 @@ class Gather {
     copy_.dims.insert(copy_.dims.end(), dims.begin(), dims.end());
   }
 
-  // A part of one range. What lies between it and the next part is read along, so that the parts
+  // A part of one range. What lies between it and the next part is taken along, so that the parts
   // together are the whole range.
-  void read_one(std::int64_t from, std::int64_t count, std::int64_t left) {
+  void take_one(std::int64_t from, std::int64_t count, std::int64_t left) {
     std::int64_t size = extent(chunked_);
     if (chunked_ > 0) {
       const StridedDim& chunk = move_.dims[chunked_ - 1];
@@ -136,11 +155,10 @@ class Gather {
     }
     grow(size);
     add_range(from, 0, size);
-    read_(scratch_.ranges);
   }
 
   // Whole ranges, each at its place in the scratch memory.
-  void read_several(std::int64_t from, std::int64_t count) {
+  void take_several(std::int64_t from, std::int64_t count) {
     const std::size_t first = chunked_ == 0 ? 0 : chunked_ - 1;
     add_dims(first, within_);
     if (chunked_ > 0) copy_.dims[0].size = count;
@@ -153,7 +171,6 @@ class Gather {
     do {
       add_range(walk.from, walk.to, range_);
     } while (walk.next());
-    read_(scratch_.ranges);
   }
 
   // Gives each range of the batch its place, one behind the other.
@@ -179,11 +196,8 @@ class Gather {
   }
 
   const StridedMove move_;
-  const std::int64_t element_;
   const std::uint64_t origin_;
-  const RangeReader& read_;
-  std::byte* const out_;
-  GatherScratch& scratch_;
+  const std::int64_t gap_;     // elements
   const std::size_t leading_;  // dimensions that lead on in the storage; the rest repeat elements
   std::size_t within_ = 0;     // dimensions from here on lie in one range
   std::size_t chunked_ = 0;    // dimensions from here on are read whole, the one before in steps
@@ -193,11 +207,59 @@ class Gather {
   StridedMove copy_;           // of the batch
 };
 
+class Gather final : public Batches {
+ public:
+  Gather(const StridedMove& move, std::size_t element, std::uint64_t origin,
+         const RangeReader& read, std::byte* out, GatherScratch& scratch)
+      : Batches(move, element, origin, kFreeGapBytes, scratch), read_(read), out_(out) {}
+
+ private:
+  void carry_out(const StridedMove& copy) override {
+    read_(scratch_.ranges);
+    copy_strided(normalized(copy), scratch_.bytes.data(), out_, static_cast<std::size_t>(element_));
+  }
+
+  const RangeReader& read_;
+  std::byte* const out_;
+};
+
+class Scatter final : public Batches {
+ public:
+  Scatter(const StridedMove& move, std::size_t element, std::uint64_t origin, const std::byte* in,
+          const RangeWriter& write, GatherScratch& scratch)
+      : Batches(move, element, origin, 0, scratch), in_(in), write_(write) {}
+
+ private:
+  void carry_out(const StridedMove& copy) override {
+    copy_strided(normalized(reversed(copy)), in_, scratch_.bytes.data(),
+                 static_cast<std::size_t>(element_));
+    write_(scratch_.ranges);
+  }
+
+  const std::byte* const in_;
+  const RangeWriter& write_;
+};
+
 }  // namespace
+
+StridedMove move_of(const Box& box, const Shape& from, const Shape& to, std::int64_t first) {
+  StridedMove move{0, first, {}};
+  for (std::size_t d = 0; d < box.sizes.size(); ++d) {
+    move.from += box.offsets[d] * from[d];
+    move.to += box.offsets[d] * to[d];
+    move.dims.push_back({box.sizes[d], from[d], to[d]});
+  }
+  return move;
+}
 
 void gather(const StridedMove& move, std::size_t element, std::uint64_t origin,
             const RangeReader& read, std::byte* out, GatherScratch& scratch) {
   Gather(move, element, origin, read, out, scratch).run();
+}
+
+void scatter(const StridedMove& move, std::size_t element, std::uint64_t origin,
+             const std::byte* in, const RangeWriter& write, GatherScratch& scratch) {
+  Scatter(move, element, origin, in, write, scratch).run();
 }
 
 }  // namespace tessera

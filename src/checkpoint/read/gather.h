@@ -1,4 +1,5 @@
-// Elements that lie at strides in a file, brought together in memory.
+// Elements that lie at strides in a file or on a device, brought together in memory, and the way
+// back.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,7 @@
 
 #include "layout/strided_copy.h"
 #include "tessera/io.h"
+#include "tessera/layout.h"
 
 namespace tessera {
 
@@ -22,11 +24,25 @@ struct GatherScratch {
   std::vector<ReadRange> ranges;
 };
 
+// `box` of an array with strides `from` goes to an array with strides `to`, its index 0 to element
+// `first` there.
+[[nodiscard]] StridedMove move_of(const Box& box, const Shape& from, const Shape& to,
+                                  std::int64_t first);
+
 // Carries out `move` from a storage to `out`: `move.from` counts elements of `element` bytes from
 // byte `origin` of the storage. The storage is read from front to back in ranges that close gaps
 // of at most kFreeGapBytes, as many at a time as fit into about kSpanBytes; each time one call of
 // `read` brings them, and what they hold is copied to its places in blocks that suit the cache.
 void gather(const StridedMove& move, std::size_t element, std::uint64_t origin,
             const RangeReader& read, std::byte* out, GatherScratch& scratch);
+
+// Writes ranges of a storage, each from its `out`; may change the list.
+using RangeWriter = std::function<void(std::span<ReadRange> ranges)>;
+
+// The reverse of gather, with the same `move`: elements of `in` go to their places in the storage.
+// Calls of `write` name the bytes of these elements and no others. No two elements of the move may
+// have one place there.
+void scatter(const StridedMove& move, std::size_t element, std::uint64_t origin,
+             const std::byte* in, const RangeWriter& write, GatherScratch& scratch);
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include "layout/boxes.h"
 #include "layout/strided.h"
 #include "tessera/error.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
 namespace {
@@ -32,6 +33,18 @@ void require_strides(const Piece& piece) {
   if (has_negative(piece.strides)) refuse("negative strides " + to_string(piece.strides));
 }
 
+// What only the memory of a device can be wrong about.
+void require_device(const Storage& storage) {
+  if (storage.data != nullptr || storage.source)
+    refuse("the storage of a piece is on a device and elsewhere, too");
+  if (storage.encoding != Encoding::raw)
+    refuse("a piece on a device is encoded, expected plain elements");
+  if (storage.size > storage.device->size()) {
+    refuse("a storage of " + std::to_string(storage.size) + " bytes in " +
+           std::to_string(storage.device->size()) + " bytes of " + storage.device->device());
+  }
+}
+
 // `element`: bytes of one in the storage.
 void require_within_storage(const Piece& piece, std::size_t element) {
   if (piece.storage_offset < 0)
@@ -47,8 +60,9 @@ void require_piece(const Tensor& tensor, const Piece& piece) {
   require_inside(piece.slice, tensor.shape);
   if (numel(piece.slice) == 0 || !piece.storage) return;
   const Storage& storage = *piece.storage;
-  if (storage.data == nullptr && !storage.source)
+  if (!is_in_memory(storage) && !storage.source)
     refuse("the storage of a piece has neither memory nor a source");
+  if (storage.device) require_device(storage);
   if (storage.encoding != Encoding::raw) return;  // what is in it is proved when it is decoded
   require_strides(piece);
   require_within_storage(piece, size_of(tensor.stored.value_or(tensor.dtype)));
@@ -71,8 +85,7 @@ void require_elements_apart(const Piece& piece) {
 
 void require_writable_piece(const Piece& piece) {
   if (numel(piece.slice) == 0) return;
-  if (!piece.storage || piece.storage->data == nullptr)
-    refuse("a piece to load into has no memory");
+  if (!piece.storage || !is_in_memory(*piece.storage)) refuse("a piece to load into has no memory");
   if (piece.storage->encoding != Encoding::raw)
     refuse("a piece to load into is encoded, expected plain elements");
   require_elements_apart(piece);

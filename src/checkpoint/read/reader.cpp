@@ -15,6 +15,7 @@
 #include "layout/plan.h"
 #include "tessera/error.h"
 #include "value/lazy_bits.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
 namespace {
@@ -48,7 +49,7 @@ bool is_dense(const Shape& sizes, const Shape& strides) {
 
 // What is compressed may well be a thousand times smaller.
 bool has_known_size(const Storage& storage) {
-  return storage.data == nullptr && storage.encoding != Encoding::torch_item_zstd;
+  return !is_in_memory(storage) && storage.encoding != Encoding::torch_item_zstd;
 }
 
 // `element`: bytes of one.
@@ -130,6 +131,10 @@ TensorReader::Source& TensorReader::source(std::size_t index) {
                       is_scattered(made->sizes, made->piece.strides);
     made->first_byte =
         checked_mul<std::uint64_t>(narrow<std::uint64_t>(made->piece.storage_offset), element_);
+    if (const auto& device = made->piece.storage->device) {
+      const auto size = narrow<std::uint64_t>(numel(made->sizes)) * element_;
+      made->device.emplace(device, made->first_byte, made->first_byte + size);
+    }
     sources_[index] = std::move(made);
   }
   return *sources_[index];
@@ -251,6 +256,7 @@ void TensorReader::read_group(Source& source, std::span<const Copy> group, std::
     }
     return;
   }
+  if (source.device) return read_device_group(source, group, begin, out);
   if (group.size() == 1) return read_run(source, at(group[0].from_local), place(group[0]));
   const std::int64_t first = group.front().from_local;
   const std::int64_t count = group.back().from_local + group.back().count - first;
@@ -264,6 +270,27 @@ void TensorReader::read_group(Source& source, std::span<const Copy> group, std::
         static_cast<std::size_t>(copy.from_local - first) * element_, target.size());
     source.follow(at(copy.from_local), bytes, name_);
     std::memcpy(target.data(), bytes.data(), bytes.size());
+  }
+}
+
+// As read_group, of a device: many runs that lie near each other are one copy.
+void TensorReader::read_device_group(Source& source, std::span<const Copy> group,
+                                     std::int64_t begin, std::byte* out) {
+  const std::int64_t first = group.front().from_local;
+  const std::uint64_t from = source.first_byte + static_cast<std::uint64_t>(first) * element_;
+  const auto bytes_of = [this](std::int64_t elements) {
+    return static_cast<std::size_t>(elements) * element_;
+  };
+  if (group.size() == 1) {
+    source.device->read(from,
+                        {out + bytes_of(group[0].to_local - begin), bytes_of(group[0].count)});
+    return;
+  }
+  const std::int64_t count = group.back().from_local + group.back().count - first;
+  const ByteView bytes = source.device->view(from, bytes_of(count));
+  for (const Copy& copy : group) {
+    std::memcpy(out + bytes_of(copy.to_local - begin),
+                bytes.data() + bytes_of(copy.from_local - first), bytes_of(copy.count));
   }
 }
 

@@ -80,6 +80,8 @@ class TensorReader {
   void prepare_plan(const Slice& target);
   Source& source(std::size_t piece);
   void read_group(Source& source, std::span<const Copy> group, std::int64_t begin, std::byte* out);
+  void read_device_group(Source& source, std::span<const Copy> group, std::int64_t begin,
+                         std::byte* out);
   void read_run(Source& source, std::uint64_t from, MutableByteView out);
   void read_dense(Source& source, std::span<const Copy> copies, std::int64_t begin, std::byte* out);
   void read_copies(Source& source, std::span<const Copy> copies, std::int64_t begin,

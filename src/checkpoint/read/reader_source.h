@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/crc32.h"
 #include "checkpoint/read/reader.h"
+#include "value/device_windows.h"
 
 namespace tessera {
 
@@ -17,15 +19,16 @@ struct TensorReader::Source {
   static constexpr std::size_t kMaxFollowed = 1024;
 
   Piece piece;
-  Shape sizes;                    // of the piece's own array
-  bool dense = true;              // row-major without gaps
-  bool scattered = false;         // in a file, in another order
-  std::uint64_t first_byte = 0;   // of the piece in its storage
-  std::optional<bool> takes_all;  // see takes_all_common; of the planned target
-  std::vector<ReadRun> runs;      // under running CRCs, in the order of reading
-  bool followed = true;           // false: they were too many
-  std::uint64_t read = 0;         // bytes read from the source
-  bool checked = false;           // the storage passed its CRC, or the job sees to it
+  std::optional<DeviceReader> device = {};  // none: the piece is elsewhere
+  Shape sizes;                              // of the piece's own array
+  bool dense = true;                        // row-major without gaps
+  bool scattered = false;                   // in a file, in another order
+  std::uint64_t first_byte = 0;             // of the piece in its storage
+  std::optional<bool> takes_all;            // see takes_all_common; of the planned target
+  std::vector<ReadRun> runs;                // under running CRCs, in the order of reading
+  bool followed = true;                     // false: they were too many
+  std::uint64_t read = 0;                   // bytes read from the source
+  bool checked = false;                     // the storage passed its CRC, or the job sees to it
 
   // Whether follow() looks at bytes.
   [[nodiscard]] bool follows() const { return followed && !checked && has_crc(*piece.storage); }

@@ -31,18 +31,6 @@ std::int64_t count_common(const Box& a, const Box& b) {
   return both ? numel(both->sizes) : 0;
 }
 
-// `box` of an array with strides `from` goes to an array with strides `to`, its index 0 to element
-// `first` there.
-StridedMove move_of(const Box& box, const Shape& from, const Shape& to, std::int64_t first) {
-  StridedMove move{0, first, {}};
-  for (std::size_t d = 0; d < box.sizes.size(); ++d) {
-    move.from += box.offsets[d] * from[d];
-    move.to += box.offsets[d] * to[d];
-    move.dims.push_back({box.sizes[d], from[d], to[d]});
-  }
-  return move;
-}
-
 }  // namespace
 
 // Up to a whole number of rows of the widest kind that fit into a tile: parts of a row would be
@@ -150,6 +138,8 @@ void TensorReader::read_box(Source& source, const Box& box, const Shape& strides
     copy_strided(normalized(std::move(move)), storage.data + source.first_byte, out, element_);
     return;
   }
+  const auto copy_out = [&](std::span<ReadRange> ranges) { source.device->read_ranges(ranges); };
+  if (source.device) return gather(move, element_, source.first_byte, copy_out, out, gather_);
   const auto read = [&](std::span<ReadRange> ranges) {
     for (ReadRange& range : ranges) range.offset += storage.offset;
     storage.source->read_ranges(ranges);

@@ -7,6 +7,7 @@
 #include "base/parallel.h"
 #include "base/stop.h"
 #include "tessera/error.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
 namespace {
@@ -59,7 +60,8 @@ bool has_crc(const Storage& storage) {
 }
 
 std::string path_of(const Storage& storage) {
-  return storage.source ? storage.source->name() : "memory";
+  if (storage.source) return storage.source->name();
+  return storage.device ? storage.device->device() : "memory";
 }
 
 void require_crc(const Storage& storage, std::uint32_t found, const std::string& key) {
@@ -73,13 +75,12 @@ void require_crc(const Storage& storage, std::uint32_t found, const std::string&
 
 bool check_storage(const Storage& storage, const std::string& key, const std::stop_token& stop) {
   std::vector<std::byte> window(std::min<std::uint64_t>(kWindow, storage.size));
+  StorageReader reader(storage);
   std::uint32_t crc = 0;
   for (std::uint64_t at = 0; at < storage.size; at += window.size()) {
     require_going_on(stop);
     const auto part = std::min<std::uint64_t>(window.size(), storage.size - at);
-    const MutableByteView bytes = MutableByteView(window).first(part);
-    storage.source->read_at(storage.offset + at, bytes);
-    crc = tessera::crc32(bytes, crc);
+    crc = tessera::crc32(reader.view(at, MutableByteView(window).first(part)), crc);
   }
   if (!has_crc(storage)) return false;
   require_crc(storage, crc, key);

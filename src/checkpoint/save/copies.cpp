@@ -51,17 +51,24 @@ std::vector<int> unlike_ranks(const std::vector<Holder>& copies, const Holder& w
 
 }  // namespace
 
-std::uint64_t sample_of(const ElementSource& elements, std::int64_t count,
-                        std::size_t element_size) {
+std::vector<FlatRange> sampled(std::int64_t count, std::size_t element_size) {
   const std::int64_t window = kWindowBytes / static_cast<std::int64_t>(element_size);
   const bool is_small = count <= kWindows * window;
-  std::vector<std::byte> scratch(static_cast<std::size_t>(window) * element_size);
-  RunningDigest digest;
+  std::vector<FlatRange> windows;
   for (std::int64_t i = 0; i < kWindows; ++i) {
     const auto begin = is_small ? window * i : (count - window) * i / (kWindows - 1);
     if (begin >= count) break;
-    digest.add(elements(begin, std::min(window, count - begin), MutableByteView(scratch)));
+    windows.push_back({begin, std::min(begin + window, count)});
   }
+  return windows;
+}
+
+std::uint64_t sample_of(const ElementSource& elements, std::int64_t count,
+                        std::size_t element_size) {
+  std::vector<std::byte> scratch(kWindowBytes);
+  RunningDigest digest;
+  for (const FlatRange& window : sampled(count, element_size))
+    digest.add(elements(window.begin, window.end - window.begin, MutableByteView(scratch)));
   return digest.value();
 }
 

@@ -13,9 +13,11 @@
 
 namespace tessera {
 
-// A digest of `count` elements of `element_size` bytes: of all of them up to 64 KiB, above that of
-// 64 windows of 1 KiB from the first to the last. What differs between the windows only is not
-// seen.
+// Which of `count` elements of `element_size` bytes a sample is made of, ascending: all of them up
+// to 64 KiB, above that 64 windows of 1 KiB from the first to the last. What differs between the
+// windows only is not seen.
+[[nodiscard]] std::vector<FlatRange> sampled(std::int64_t count, std::size_t element_size);
+// A digest of these elements, which are asked for in this order.
 [[nodiscard]] std::uint64_t sample_of(const ElementSource& elements, std::int64_t count,
                                       std::size_t element_size);
 

@@ -34,28 +34,33 @@
 #include "comm/text.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::size_t kWindow = 1 << 20;  // bytes: stays in the cache between checksum and write
 
-// Whether the piece's elements lie in memory one after the other, as they are meant.
+// Whether the piece's elements lie in the memory of the host or of a device one after the other, as
+// they are meant.
 bool is_plain(const Piece& piece, const Shape& sizes) {
+  if (!piece.storage) return false;  // no elements, then
   const bool dense = piece.strides.empty() || piece.strides == contiguous_strides(sizes);
-  return dense && !piece.conj && !piece.neg && piece.storage->data != nullptr;
+  return dense && !piece.conj && !piece.neg && is_in_memory(*piece.storage);
 }
 
-// The elements of one piece in memory, without a copy where they lie densely.
+// The elements of one piece. Where they lie densely they are copied from a device alone, and ahead.
 ElementSource elements_of(const Tensor& tensor, const WriteItem& item, TensorReader& reader) {
   const Piece& piece = tensor.pieces[item.piece];
   const std::size_t element = size_of(tensor.dtype);
   if (is_plain(piece, item.box.sizes)) {
-    const std::byte* first =
-        piece.storage->data + static_cast<std::size_t>(piece.storage_offset) * element;
-    return [first, element](std::int64_t begin, std::int64_t count, MutableByteView) {
-      return ByteView(first + static_cast<std::size_t>(begin) * element,
-                      static_cast<std::size_t>(count) * element);
+    const std::uint64_t first = static_cast<std::uint64_t>(piece.storage_offset) * element;
+    const std::uint64_t size = byte_size(tensor.dtype, item.box.sizes);
+    auto bytes = std::make_shared<StorageReader>(*piece.storage, first, first + size);
+    return [bytes = std::move(bytes), first, element](std::int64_t begin, std::int64_t count,
+                                                      MutableByteView scratch) {
+      return bytes->view(first + static_cast<std::uint64_t>(begin) * element,
+                         scratch.first(static_cast<std::size_t>(count) * element));
     };
   }
   return
@@ -65,7 +70,33 @@ ElementSource elements_of(const Tensor& tensor, const WriteItem& item, TensorRea
       };
 }
 
-// The same, and `meter` hears of the bytes.
+// A sample of one piece. Of a device all windows are on their way at once.
+std::uint64_t sample_of_piece(const Tensor& tensor, const WriteItem& item) {
+  const Piece& piece = tensor.pieces[item.piece];
+  const std::size_t element = size_of(tensor.dtype);
+  const std::int64_t count = numel(item.box);
+  TensorReader reader(tensor, item.name);
+  if (!is_plain(piece, item.box.sizes) || !piece.storage->device)
+    return sample_of(elements_of(tensor, item, reader), count, element);
+  std::vector<std::byte> bytes;
+  std::vector<ReadRange> ranges;
+  const std::vector<FlatRange> windows = sampled(count, element);
+  for (const FlatRange& window : windows)
+    bytes.resize(bytes.size() + static_cast<std::size_t>(window.end - window.begin) * element);
+  MutableByteView rest = bytes;
+  for (const FlatRange& window : windows) {
+    const auto size = static_cast<std::size_t>(window.end - window.begin) * element;
+    ranges.push_back({static_cast<std::uint64_t>(piece.storage_offset + window.begin) * element,
+                      rest.first(size)});
+    rest = rest.subspan(size);
+  }
+  DeviceReader(piece.storage->device, 0, 0).read_ranges(ranges);
+  return sample_of([next = ranges.begin()](std::int64_t, std::int64_t,
+                                           MutableByteView) mutable { return (next++)->out; },
+                   count, element);
+}
+
+// What `elements` gives, and `meter` hears of the bytes.
 ElementSource counted(ElementSource elements, Meter& meter) {
   return [elements = std::move(elements), &meter](std::int64_t begin, std::int64_t count,
                                                   MutableByteView scratch) {
@@ -187,10 +218,7 @@ class Saver {
     parallel_for(options_.threads, orders_.copied.size(), [&](std::size_t i) {
       require_going_on(meter_->stop());
       const WriteItem& item = proposal_[orders_.copied[i]];
-      const Tensor& tensor = leaves_[item.leaf].value.as_tensor();
-      TensorReader reader(tensor, item.name);
-      written_.samples[i] =
-          sample_of(elements_of(tensor, item, reader), numel(item.box), size_of(item.dtype));
+      written_.samples[i] = sample_of_piece(leaves_[item.leaf].value.as_tensor(), item);
     });
   }
 

@@ -11,12 +11,13 @@
 #include "checkpoint/read/cast.h"
 #include "format/torch/torch_file.h"
 #include "tessera/error.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
 namespace {
 
 bool is_unchecked(const Storage& storage) {
-  return storage.data == nullptr && !has_crc(storage) && !storage.source->checked();
+  return !is_in_memory(storage) && !has_crc(storage) && !storage.source->checked();
 }
 
 std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, ByteSink& sink,

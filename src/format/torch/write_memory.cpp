@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 
 #include "base/crc32.h"
@@ -8,19 +7,14 @@
 #include "layout/strided.h"
 #include "tessera/error.h"
 #include "value/lazy_bits.h"
+#include "value/storage_reader.h"
 
 namespace tessera::torch_file {
 namespace {
 
 void read(const Storage& storage, std::uint64_t offset, MutableByteView out) {
   if (out.empty()) return;
-  if (storage.data != nullptr) {
-    std::memcpy(out.data(), storage.data + offset, out.size());
-  } else if (storage.source) {
-    storage.source->read_at(storage.offset + offset, out);
-  } else {
-    throw Error(ErrorCode::invalid_argument, "a tensor whose bytes are not here");
-  }
+  StorageReader(storage, offset, offset + out.size()).read(offset, out);
 }
 
 const Slice& plain_slice(const Piece& piece) {
