@@ -143,16 +143,35 @@ struct Checkpoint {
 
 // Saving ------------------------------------------------------------------------------------------
 
+// Who writes what several ranks hold.
+enum class ReplicaWriter : std::uint8_t {
+  fewest_bytes,  // the rank that writes the least so far
+  lowest_rank,
+};
+// What a save does about a leaf that differs between ranks which should hold the same.
+enum class IfDiffers : std::uint8_t {
+  refuse,  // `mismatch` naming the keys and ranks; nothing is saved
+  warn,    // says so and saves what the writer holds, or of a value the lowest rank
+};
+
 struct SaveOptions {
   // dcp, torch_file or safetensors. Unset: the extension of the path or object decides (.pt, .pth,
   // .safetensors); any other means dcp.
   std::optional<CheckpointKind> kind = {};
   bool overwrite = false;  // false: an existing checkpoint is `already_exists`
-  int threads = 2;         // writing threads on each rank
-  // True: different values of one chunk on several ranks are `mismatch`. False: only a warning.
-  bool require_equal_copies = false;
+  int threads = 2;         // writing threads on each rank; rank 0's is the number of a rank's files
+  ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
+  IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
+  IfDiffers copies = IfDiffers::warn;    // parts of tensors that several ranks hold
   ProgressHook progress = {};
+  EventHook events = {};  // phases: plan, write, commit
   std::stop_token stop = {};
+};
+
+struct SaveResult : IoReport {    // bytes of this rank
+  std::string save_id;            // DCP: names this save, as `.metadata` has it
+  std::uint64_t files = 0;        // that all ranks wrote, with `.metadata` and its side file
+  std::uint64_t total_bytes = 0;  // in all of them
 };
 
 // Saves `tree` as a PyTorch distributed checkpoint, in a directory or a store, or as one file.
@@ -164,17 +183,25 @@ struct SaveOptions {
 // A DCP checkpoint is saved by all ranks of the group together: the call is collective over
 // `group`, and each rank gives its own tree of the same structure. Tensor leaves carry the rank's
 // own pieces, in memory: `sharded` leaves as chunks (boxes), other leaves whole and the same on
-// every rank. Pieces without a storage belong to other ranks. Replicas are written once, by the
-// rank with the least to write, and compared: up to 64 KiB by all their bytes, above that by 64 KiB
-// spread over them. If values differ from the writer's, rank 0's options decide: a warning, or
-// `mismatch` with the key and the ranks, and nothing is saved. Before anything is read, every piece
-// must lie in its storage, and the tree must not contain itself: else `invalid_argument` names the
-// key and both numbers. All ranks see the failure of any rank. Until the commit, an older
-// checkpoint in the directory stays whole (docs/design/commit.md).
-IoReport save(const Value& tree, const Location& where, const SaveOptions& options, Group& group);
+// every rank. Pieces without a storage belong to other ranks. If all ranks have the same leaves,
+// and every tensor is held whole or has a Placement, each rank computes for itself what to write.
+// Replicas are written once and compared: up to 64 KiB by all their bytes, above that by 64 KiB
+// spread over them; values are compared whole. Rank 0's options decide what follows from a
+// difference, and all that is said of files and replicas. Before anything is read, every piece must
+// lie in its storage, and the tree must not contain itself: else `invalid_argument` names the key
+// and both numbers. All ranks see the failure of any rank. Before the commit, rank 0 looks whether
+// every file is there: `incomplete` names those that are not, with their ranks and hosts. Until the
+// commit, an older checkpoint in the directory stays whole (docs/design/commit.md).
+//
+// If the peers are lost during the commit, a rank cannot know whether it has happened. Its error
+// says so and gives the save id, for committed().
+SaveResult save(const Value& tree, const Location& where, const SaveOptions& options, Group& group);
 // The same by one process alone, and with default options.
-IoReport save(const Value& tree, const Location& where, const SaveOptions& options = {});
-IoReport save(const Value& tree, const Location& where, Group& group);
+SaveResult save(const Value& tree, const Location& where, const SaveOptions& options = {});
+SaveResult save(const Value& tree, const Location& where, Group& group);
+
+// Whether the checkpoint there is that of this save.
+[[nodiscard]] bool committed(const Location& where, const std::string& save_id);
 
 // Loading -----------------------------------------------------------------------------------------
 

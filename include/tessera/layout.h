@@ -53,6 +53,20 @@ struct FlatMember {
   std::int64_t base = 0;  // where the first of them is in the shard, in elements
 };
 
+// How a tensor is cut over the ranks of a group, by a rule from which every rank knows what each
+// other rank holds. Rank r holds part (r / stride) % parts; ranks with the same part hold the same.
+struct Placement {
+  int parts = 1;   // 1: every rank holds the whole tensor
+  int stride = 1;  // ranks in a row that hold the same part
+  // By torch.chunk's rule along this dimension, if `shard` is 0.
+  int dim = 0;
+  // Otherwise the tensor is a member of a flat parameter (FSDP1) that is cut into parts of `shard`
+  // elements: the tensor's first element is number `begin` of the flat parameter.
+  std::int64_t shard = 0;
+  std::int64_t begin = 0;
+  bool operator==(const Placement&) const = default;
+};
+
 [[nodiscard]] Box whole(const Shape& shape);
 [[nodiscard]] std::int64_t numel(const Slice& slice);
 [[nodiscard]] std::string to_string(const Slice& slice);

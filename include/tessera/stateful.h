@@ -49,10 +49,10 @@ using StateMap = std::map<std::string, StatePart>;
 // state_dict() of all objects is called first, in the order of the names; the trees themselves are
 // not changed. If state_dict() is collective, all ranks must have the same names. What one rank's
 // state_dict() throws is thrown on all ranks, and nothing is saved.
-IoReport save(const StateMap& state, const Location& where, const SaveOptions& options,
-              Group& group);
-IoReport save(const StateMap& state, const Location& where, const SaveOptions& options = {});
-IoReport save(const StateMap& state, const Location& where, Group& group);
+SaveResult save(const StateMap& state, const Location& where, const SaveOptions& options,
+                Group& group);
+SaveResult save(const StateMap& state, const Location& where, const SaveOptions& options = {});
+SaveResult save(const StateMap& state, const Location& where, Group& group);
 
 // Loads into the trees and the objects, with load() of checkpoint.h. Each object gives its
 // state_dict(), the load goes into that, and when it has succeeded on all ranks the object gets it

@@ -54,9 +54,9 @@ class TrainingState {
 // every rank writes the parts that it holds. A parameter without a step so far has no optimizer
 // state to save. Throws `invalid_argument` if the optimizer has a parameter that is not the
 // model's, and `unsupported` for tensors that are not on the CPU. Collective.
-IoReport save(const TrainingState& state, const Location& where, const SaveOptions& options,
-              Group& group);
-IoReport save(const TrainingState& state, const Location& where, Group& group);
+SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options,
+                Group& group);
+SaveResult save(const TrainingState& state, const Location& where, Group& group);
 
 // Loads into the memory of the model and the optimizer, with load() of tessera/checkpoint.h. The
 // optimizer's options become those of the checkpoint. Its state is found by the names of

@@ -77,8 +77,9 @@ struct Tensor {
   Shape shape;
   std::vector<Piece> pieces;
   bool requires_grad = false;
-  bool parameter = false;     // wrapped in a torch.nn.Parameter
-  bool sharded = false;       // pieces are chunks of a DTensor: saved as a sharded tensor
+  bool parameter = false;              // wrapped in a torch.nn.Parameter
+  bool sharded = false;                // pieces are chunks of a DTensor: saved as a sharded tensor
+  std::optional<Placement> placement;  // in a tree that N ranks save: what each of them holds
   bool bare_storage = false;  // the storage itself, as torch.save refers to it: one-dimensional
   // Element type of the pieces' bytes if it is not `dtype`: readers convert. Set only while a
   // conversion runs.

@@ -264,7 +264,7 @@ TEST(Device, RanksOnDevicesShareWork) {
     OnDevice gpu(Value::dict({{"rows", counting(shape, chunk(shape, group.rank(), 2), 1)},
                               {"all", counting(shape, whole(shape), 2)}}));
     SaveOptions options;
-    options.require_equal_copies = true;
+    options.copies = IfDiffers::refuse;
     save(gpu.tree, path, options, group);
   });
   run_ranks(3, [&](Group& group) {
@@ -286,7 +286,7 @@ TEST(Device, CopiesThatDifferAreSeen) {
       OnDevice gpu(
           Value::dict({{"w", counting(shape, whole(shape), static_cast<float>(group.rank()))}}));
       SaveOptions options;
-      options.require_equal_copies = true;
+      options.copies = IfDiffers::refuse;
       EXPECT_EQ(code_of([&] { save(gpu.tree, path, options, group); }), ErrorCode::mismatch);
     });
   }

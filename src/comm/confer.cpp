@@ -1,6 +1,5 @@
-// The form of a message: the number of ranks that failed (4 bytes), the number of failures that
-// follow (4 bytes), each as its rank (4 bytes) and its error (4-byte length, encode_error); then,
-// if nobody has failed, what was contributed or concluded. Numbers are little-endian.
+// The form of a message: what was contributed or concluded, if nobody has failed; the failures,
+// each as its rank and its error; the bytes of these, and how many ranks failed (4 bytes each).
 #include "comm/confer.h"
 
 #include <algorithm>
@@ -9,9 +8,8 @@
 #include <optional>
 #include <utility>
 
-#include "base/checked.h"
-#include "base/endian.h"
 #include "comm/error_message.h"
+#include "comm/message.h"
 #include "comm/whereabouts.h"
 
 namespace tessera {
@@ -36,37 +34,31 @@ struct Report {
   }
 };
 
-Bytes encode(const Report& report) {
-  Bytes bytes;
-  append_le(bytes, narrow<std::uint32_t>(report.failed));
-  append_le(bytes, narrow<std::uint32_t>(report.failures.size()));
-  for (const auto& [rank, failure] : report.failures) {
-    append_le(bytes, static_cast<std::int32_t>(rank));
-    const Bytes error = encode_error(failure);
-    append_le(bytes, narrow<std::uint32_t>(error.size()));
-    bytes.insert(bytes.end(), error.begin(), error.end());
-  }
-  bytes.insert(bytes.end(), report.content.begin(), report.content.end());
-  return bytes;
+// Behind the content, which may be large: so nothing has to be moved for it.
+Bytes encode(Report report) {
+  MessageWriter tail;
+  for (const auto& [rank, failure] : report.failures)
+    tail.number(static_cast<std::int32_t>(rank)).block(encode_error(failure));
+  tail.number(narrow<std::uint32_t>(tail.size()));
+  tail.number(narrow<std::uint32_t>(report.failed));
+  return side_by_side(std::move(report.content), tail.take());
 }
 
-std::span<const std::byte> take(std::span<const std::byte>& rest, std::size_t size) {
-  if (size > rest.size()) throw Error(ErrorCode::corrupt, "a message between ranks ends early");
-  const auto taken = rest.first(size);
-  rest = rest.subspan(size);
-  return taken;
-}
-
-Report decode(const Bytes& message) {
-  std::span<const std::byte> rest(message);
+Report decode(Bytes message) {
+  constexpr std::size_t kEnd = 8;
+  if (message.size() < kEnd) throw Error(ErrorCode::corrupt, "a message between ranks ends early");
+  const std::size_t end = message.size() - kEnd;
+  MessageReader numbers(std::span<const std::byte>(message).subspan(end));
+  const std::size_t tail = std::min<std::size_t>(numbers.number<std::uint32_t>(), end);
   Report report;
-  report.failed = load_le<std::uint32_t>(take(rest, 4).data());
-  for (auto count = load_le<std::uint32_t>(take(rest, 4).data()); count > 0; --count) {
-    const auto rank = load_le<std::int32_t>(take(rest, 4).data());
-    const auto size = load_le<std::uint32_t>(take(rest, 4).data());
-    report.failures.emplace(rank, decode_error(take(rest, size)));
+  report.failed = numbers.number<std::uint32_t>();
+  for (MessageReader rest(std::span<const std::byte>(message).subspan(end - tail, tail));
+       !rest.at_end();) {
+    const auto rank = rest.number<std::int32_t>();
+    report.failures.emplace(rank, decode_error(rest.block()));
   }
-  report.content.assign(rest.begin(), rest.end());
+  message.resize(end - tail);
+  report.content = std::move(message);
   return report;
 }
 
@@ -102,25 +94,28 @@ Report report_of(int rank, const std::function<Bytes()>& work) {
 Bytes confer(Group& group, const std::string& operation, const Conference& conference) {
   const int rank = group.rank();
   Report mine = report_of(rank, conference.contribute);
+  std::optional<Error> own_failure;
+  if (mine.failed > 0) own_failure = mine.failures.begin()->second;
   Report told;
   try {
     // Not `operation`, which may say something of this rank alone.
     const Purpose purpose("an agreement");
-    const Bytes all = group.fold(encode(mine), [&](const Bytes& left, const Bytes& right) {
-      return encode(joined(decode(left), decode(right), conference.combine, rank));
+    Bytes all = group.fold(encode(std::move(mine)), [&](Bytes left, Bytes right) {
+      return encode(
+          joined(decode(std::move(left)), decode(std::move(right)), conference.combine, rank));
     });
     Bytes conclusion;
     if (rank == 0) {
-      Report report = decode(all);
+      Report report = decode(std::move(all));
       if (report.failed == 0) {
         report = report_of(rank, [&] { return conference.conclude(std::move(report.content)); });
       }
-      conclusion = encode(report);
+      conclusion = encode(std::move(report));
     }
     told = decode(group.spread(std::move(conclusion)));
   } catch (const Error&) {
     // The peers cannot be heard any more: what went wrong here says more than that.
-    if (mine.failed > 0) throw Error(mine.failures.begin()->second).while_doing(operation);
+    if (own_failure) throw Error(*own_failure).while_doing(operation);
     throw;
   }
   if (told.failed == 0) return std::move(told.content);

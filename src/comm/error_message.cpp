@@ -5,53 +5,13 @@
 
 #include <utility>
 
-#include "base/checked.h"
-#include "base/endian.h"
+#include "comm/message.h"
 
 namespace tessera {
 namespace {
 
 // Peers of peers do not occur: from_peers is given local errors.
 constexpr int kMaxDepth = 4;
-
-void append_text(Bytes& to, const std::string& text) {
-  append_le(to, narrow<std::uint32_t>(text.size()));
-  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
-  to.insert(to.end(), bytes, bytes + text.size());
-}
-
-class Reader {
- public:
-  explicit Reader(std::span<const std::byte> rest) : rest_(rest) {}
-
-  template <typename T>
-  T number() {
-    return load_le<T>(take(sizeof(T)).data());
-  }
-
-  std::span<const std::byte> block() { return take(number<std::uint32_t>()); }
-
-  std::string text() {
-    const auto bytes = block();
-    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-  }
-
-  [[nodiscard]] bool at_end() const { return rest_.empty(); }
-
- private:
-  std::span<const std::byte> take(std::size_t size) {
-    if (size > rest_.size()) {
-      throw Error(ErrorCode::corrupt,
-                  "an error message ends early: " + std::to_string(rest_.size()) +
-                      " bytes are left, " + std::to_string(size) + " are needed");
-    }
-    const auto taken = rest_.first(size);
-    rest_ = rest_.subspan(size);
-    return taken;
-  }
-
-  std::span<const std::byte> rest_;
-};
 
 // Of a group of one rank: the failure is that rank's own.
 bool is_of_one(const std::string& message, const std::map<int, Error>& peers) {
@@ -69,7 +29,7 @@ ErrorCode known_code(std::uint8_t number) {
 
 Error decode(std::span<const std::byte> bytes, int depth) {
   if (depth > kMaxDepth) throw Error(ErrorCode::corrupt, "an error message is nested too deeply");
-  Reader reader(bytes);
+  MessageReader reader(bytes);
   const ErrorCode code = known_code(reader.number<std::uint8_t>());
   Error error(code, reader.text());
   std::string path = reader.text();
@@ -94,21 +54,15 @@ Error decode(std::span<const std::byte> bytes, int depth) {
 }  // namespace
 
 Bytes encode_error(const Error& error) {
-  Bytes bytes;
-  append_le(bytes, static_cast<std::uint8_t>(error.code()));
-  append_text(bytes, error.message());
-  append_text(bytes, error.path());
-  append_text(bytes, error.key());
-  append_le(bytes, static_cast<std::uint8_t>(error.offset() ? 1 : 0));
-  append_le(bytes, error.offset().value_or(0));
-  append_le(bytes, narrow<std::uint32_t>(error.peers().size()));
-  for (const auto& [rank, failure] : error.peers()) {
-    append_le(bytes, static_cast<std::int32_t>(rank));
-    const Bytes encoded = encode_error(failure);
-    append_le(bytes, narrow<std::uint32_t>(encoded.size()));
-    bytes.insert(bytes.end(), encoded.begin(), encoded.end());
-  }
-  return bytes;
+  MessageWriter message;
+  message.number(static_cast<std::uint8_t>(error.code()));
+  message.text(error.message()).text(error.path()).text(error.key());
+  message.number(static_cast<std::uint8_t>(error.offset() ? 1 : 0));
+  message.number(error.offset().value_or(0));
+  message.number(narrow<std::uint32_t>(error.peers().size()));
+  for (const auto& [rank, failure] : error.peers())
+    message.number(static_cast<std::int32_t>(rank)).block(encode_error(failure));
+  return message.take();
 }
 
 Error decode_error(std::span<const std::byte> bytes) {

@@ -69,8 +69,8 @@ Value loaded_values(const Value& values, const Value& loaded) {
 
 }  // namespace
 
-IoReport save(const TrainingState& state, const Location& where, const SaveOptions& options,
-              Group& group) {
+SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options,
+                Group& group) {
   Value tree;
   agree(group, "taking a training state", [&] {
     auto optim = leaves_of_optimizer(state);
@@ -79,7 +79,7 @@ IoReport save(const TrainingState& state, const Location& where, const SaveOptio
   return save(tree, where, options, group);
 }
 
-IoReport save(const TrainingState& state, const Location& where, Group& group) {
+SaveResult save(const TrainingState& state, const Location& where, Group& group) {
   return save(state, where, {}, group);
 }
 

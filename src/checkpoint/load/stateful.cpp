@@ -59,17 +59,17 @@ LoadReport load_with(const StateMap& state, Group& group,
 
 }  // namespace
 
-IoReport save(const StateMap& state, const Location& where, const SaveOptions& options,
-              Group& group) {
+SaveResult save(const StateMap& state, const Location& where, const SaveOptions& options,
+                Group& group) {
   const Purpose purpose("saving a state");
   return save(tree_of(state, group), where, options, group);
 }
 
-IoReport save(const StateMap& state, const Location& where, const SaveOptions& options) {
+SaveResult save(const StateMap& state, const Location& where, const SaveOptions& options) {
   return save(state, where, options, *solo_group());
 }
 
-IoReport save(const StateMap& state, const Location& where, Group& group) {
+SaveResult save(const StateMap& state, const Location& where, Group& group) {
   return save(state, where, {}, group);
 }
 

@@ -2,7 +2,6 @@
 
 #include <span>
 
-#include "base/random_id.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "io/block_digests.h"
 #include "tessera/error.h"
@@ -21,27 +20,23 @@ void require_no_checkpoint(const Store& store, const std::string& path) {
     throw Error(ErrorCode::already_exists, "a checkpoint is there already").at_path(path);
 }
 
-void commit_dcp(Store& store, dcp::Metadata& metadata, DigestsByName digests, std::string types,
-                IfExists if_exists) {
-  metadata.save_id = random_uuid();
-  const std::vector<std::byte> bytes = dcp::encode(metadata);
-  BlockDigests blocks;
-  blocks.add(0, bytes);
-  digests[std::string(kDcpMetadata)] = {bytes.size(), blocks.finish(bytes.size()), 0};
+bool is_visible(const Store& store, const std::string& save_id) {
+  return store.exists(kDcpMetadata) && read_dcp_metadata(store).save_id == save_id;
+}
+
+CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, DigestsByName digests,
+                          std::string types, IfExists if_exists) {
+  // The side file comes first, and needs the digests of this: it is invisible until its commit.
+  DigestSink sink(store.create(kDcpMetadata, if_exists));
+  dcp::encode(metadata, [&](ByteView bytes) { sink.write_at(sink.size(), bytes); });
+  const std::uint64_t size = sink.size();
+  digests[std::string(kDcpMetadata)] = {size, sink.digests(), 0};
+  const std::string& save_id = metadata.origin().save_id;
   const std::string side_file =
-      encode_side_file({metadata.save_id, own_producer(), std::move(digests), std::move(types)});
-  put(store, side_file_name(metadata.save_id), bytes_of(side_file), IfExists::fail);
-  put(store, kDcpMetadata, bytes, if_exists);
-}
-
-Bytes encode_digests(const DigestsByName& digests) {
-  const std::string text = encode_side_file({"", own_producer(), digests});
-  const ByteView view = bytes_of(text);
-  return {view.begin(), view.end()};
-}
-
-DigestsByName decode_digests(const Bytes& message) {
-  return decode_side_file({reinterpret_cast<const char*>(message.data()), message.size()}).files;
+      encode_side_file({save_id, own_producer(), std::move(digests), std::move(types)});
+  put(store, side_file_name(save_id), bytes_of(side_file), IfExists::fail);
+  sink.commit();
+  return {2, size + side_file.size()};
 }
 
 }  // namespace tessera

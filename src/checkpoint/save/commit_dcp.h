@@ -1,26 +1,29 @@
-// The commit of a DCP save, and the message that brings its digests to the rank that commits.
+// The commit of a DCP save.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "checkpoint/digests/side_file.h"
 #include "format/dcp/dcp.h"
-#include "tessera/comm.h"
 #include "tessera/storage.h"
 
 namespace tessera {
 
 // Throws `already_exists` at `path` when the store holds a checkpoint.
 void require_no_checkpoint(const Store& store, const std::string& path);
+// Whether the checkpoint in the store is that of this save.
+[[nodiscard]] bool is_visible(const Store& store, const std::string& save_id);
 
-// Publishes `.metadata` of a save whose data files are durable and have these digests. The
-// side file becomes durable first; `.metadata` is the commit. `metadata.save_id` is drawn here.
-// `types`: as encode_types has them.
-void commit_dcp(Store& store, dcp::Metadata& metadata, DigestsByName digests, std::string types,
-                IfExists if_exists);
+struct CommittedFiles {
+  std::uint64_t files = 0;
+  std::uint64_t bytes = 0;
+};
 
-// The digests of some files as a message between ranks.
-[[nodiscard]] Bytes encode_digests(const DigestsByName& digests);
-[[nodiscard]] DigestsByName decode_digests(const Bytes& message);
+// Publishes the `.metadata` of a save whose data files are durable and have these digests. The
+// side file becomes durable first; `.metadata` is the commit. `types`: as encode_types has them.
+// Returns what it wrote.
+CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, DigestsByName digests,
+                          std::string types, IfExists if_exists);
 
 }  // namespace tessera

@@ -2,51 +2,79 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "base/digest.h"
+#include "comm/message.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::int64_t kWindows = 64;
 constexpr std::int64_t kWindowBytes = 1024;
+constexpr std::size_t kNamedRanks = 16;
+constexpr std::size_t kNamedKeys = 100;
 
-// One holder of a chunk.
-struct Holder {
-  std::size_t rank = 0;
-  std::size_t item = 0;
-  std::uint64_t sample = 0;
+// Ranks that hold the same.
+struct Alike {
+  std::uint64_t count = 0;
+  std::vector<int> ranks;  // the lowest of them
 };
 
-bool writes(const SavePlan& plan, const Holder& copy) {
-  return std::ranges::binary_search(plan.assignment[copy.rank], copy.item);
+// What is known of one chunk or value.
+struct Known {
+  std::string name;
+  int writer = -1;
+  std::uint64_t written = 0;
+  std::map<std::uint64_t, Alike> digests;
+};
+using AllKnown = std::map<std::uint64_t, Known>;  // by key
+
+void write_alike(MessageWriter& message, std::uint64_t digest, const Alike& alike) {
+  message.number(digest).count(alike.count).count(alike.ranks.size());
+  for (const int rank : alike.ranks) message.count(static_cast<std::uint64_t>(rank));
 }
 
-// By name and where a chunk begins: the copies of it.
-using Holders = std::map<std::pair<std::string, Shape>, std::vector<Holder>>;
-
-Holders holders_of(const std::vector<std::vector<WriteItem>>& proposals, const SavePlan& plan,
-                   const std::vector<std::vector<std::uint64_t>>& samples) {
-  Holders chunks;
-  for (std::size_t rank = 0; rank < plan.copied.size(); ++rank) {
-    for (std::size_t i = 0; i < plan.copied[rank].size(); ++i) {
-      const auto item = plan.copied[rank][i];
-      const WriteItem& chunk = proposals[rank].at(item);
-      chunks[{chunk.name, chunk.box.offsets}].push_back({rank, item, samples[rank].at(i)});
-    }
+Bytes encode(const AllKnown& all) {
+  MessageWriter message;
+  for (const auto& [key, known] : all) {
+    message.number(key).text(known.name);
+    message.number(static_cast<std::int32_t>(known.writer)).number(known.written);
+    message.count(known.digests.size());
+    for (const auto& [digest, alike] : known.digests) write_alike(message, digest, alike);
   }
-  return chunks;
+  return message.take();
 }
 
-// The ranks whose copies have another sample than the one that is written.
-std::vector<int> unlike_ranks(const std::vector<Holder>& copies, const Holder& written) {
-  std::vector<int> ranks;
-  for (const Holder& copy : copies) {
-    if (copy.sample != written.sample) ranks.push_back(static_cast<int>(copy.rank));
+void read_alike(MessageReader& message, Known& known) {
+  Alike& alike = known.digests[message.number<std::uint64_t>()];
+  alike.count += message.count();
+  for (auto count = message.count(); count > 0; --count) {
+    const int rank = static_cast<int>(message.count());
+    if (alike.ranks.size() < kNamedRanks) alike.ranks.push_back(rank);
   }
-  return ranks;
+}
+
+// Those of lower ranks first.
+void decode_into(AllKnown& all, const Bytes& bytes) {
+  for (MessageReader message(bytes); !message.at_end();) {
+    Known& known = all[message.number<std::uint64_t>()];
+    known.name = message.text();
+    const int writer = message.number<std::int32_t>();
+    const auto written = message.number<std::uint64_t>();
+    if (writer >= 0 && known.writer < 0) known.writer = writer, known.written = written;
+    for (auto count = message.count(); count > 0; --count) read_alike(message, known);
+  }
+}
+
+// Digests of different things must not cancel each other out.
+std::uint64_t mixed(std::uint64_t key, std::uint64_t digest) {
+  const std::uint64_t both[] = {key, digest};
+  return digest64(std::as_bytes(std::span(both)));
+}
+
+std::string plural(std::size_t count, const char* what) {
+  return std::to_string(count) + " more " + what + (count == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -72,32 +100,74 @@ std::uint64_t sample_of(const ElementSource& elements, std::int64_t count,
   return digest.value();
 }
 
-std::optional<UnlikeCopies> compare_copies(const std::vector<std::vector<WriteItem>>& proposals,
-                                           const SavePlan& plan,
-                                           const std::vector<std::vector<std::uint64_t>>& samples) {
-  UnlikeCopies found;
-  std::set<std::string> keys;
-  for (const auto& [place, copies] : holders_of(proposals, plan, samples)) {
-    const auto written =
-        std::ranges::find_if(copies, [&](const Holder& copy) { return writes(plan, copy); });
-    std::vector<int> unlike = unlike_ranks(copies, *written);
-    if (unlike.empty()) continue;
-    if (keys.empty()) found = {place.first, 0, written->rank, std::move(unlike)};
-    keys.insert(place.first);
+std::uint64_t copies_term(const std::vector<HeldCopy>& copies) {
+  std::uint64_t sum = 0;
+  for (const HeldCopy& copy : copies) {
+    const std::uint64_t term = mixed(copy.key, copy.digest);
+    const auto others = static_cast<std::uint64_t>(copy.holders - 1);
+    sum += copy.is_written ? others * term : std::uint64_t{0} - term;
   }
-  if (keys.empty()) return std::nullopt;
-  found.keys = keys.size();
+  return sum;
+}
+
+Bytes encode_copies(const std::vector<HeldCopy>& copies, int rank) {
+  AllKnown all;
+  for (const HeldCopy& copy : copies) {
+    Known known{copy.name, copy.is_written ? rank : -1, copy.digest, {}};
+    known.digests[copy.digest] = {1, {rank}};
+    all.emplace(copy.key, std::move(known));
+  }
+  return encode(all);
+}
+
+Bytes combine_copies(const Bytes& left, const Bytes& right) {
+  AllKnown all;
+  decode_into(all, left);
+  decode_into(all, right);
+  return encode(all);
+}
+
+UnlikeCopies unlike_copies(const Bytes& copies) {
+  AllKnown all;
+  decode_into(all, copies);
+  std::map<std::string_view, const Known*> unlike;  // by name
+  for (const auto& [key, known] : all) {
+    if (known.digests.size() > 1) unlike.emplace(known.name, &known);
+  }
+  UnlikeCopies found;
+  for (const auto& [name, known] : unlike) {
+    if (found.keys.size() == kNamedKeys) {
+      ++found.more;
+      continue;
+    }
+    found.keys.emplace_back(name);
+    if (found.keys.size() > 1) continue;
+    found.writer = known->writer;
+    for (const auto& [digest, alike] : known->digests) {
+      if (digest == known->written) continue;
+      found.unlike.insert(found.unlike.end(), alike.ranks.begin(), alike.ranks.end());
+      found.more_ranks += alike.count;
+    }
+    std::ranges::sort(found.unlike);
+    if (found.unlike.size() > kNamedRanks) found.unlike.resize(kNamedRanks);
+    found.more_ranks -= found.unlike.size();
+  }
   return found;
 }
 
 std::string to_string(const UnlikeCopies& copies) {
   std::string ranks;
   for (const int rank : copies.unlike) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  std::string text = "rank" + std::string(copies.unlike.size() > 1 ? "s " : " ") + ranks +
-                     (copies.unlike.size() > 1 ? " hold" : " holds") + " other values of '" +
-                     copies.key + "' than rank " + std::to_string(copies.writer) +
-                     ", the one that writes them";
-  if (copies.keys > 1) text += "; so it is with " + std::to_string(copies.keys - 1) + " more keys";
+  if (copies.more_ranks > 0) ranks += " and " + plural(copies.more_ranks, "rank");
+  const bool one = copies.unlike.size() + copies.more_ranks == 1;
+  std::string text = std::string(one ? "rank " : "ranks ") + ranks + (one ? " holds" : " hold") +
+                     " other values of '" + copies.keys.front() + "' than rank " +
+                     std::to_string(copies.writer) + ", the one that writes them";
+  const std::size_t others = copies.keys.size() - 1 + copies.more;
+  if (others > 0) text += "; so it is with " + plural(others, "key") + ": ";
+  for (std::size_t i = 1; i < copies.keys.size(); ++i)
+    text += (i > 1 ? ", '" : "'") + copies.keys[i] + "'";
+  if (copies.more > 0) text += ", ...";
   return text + ". A parameter that no unit holds, or a buffer that each rank changes by itself?";
 }
 

@@ -1,15 +1,16 @@
-// Whether ranks that hold the same chunk hold the same bytes. Only one of them writes it, so values
-// that drifted apart (a parameter that nobody averages, a buffer of each rank's own) would be lost
-// in silence. Every holder digests a sample of its copy; rank 0 compares.
+// Whether ranks that should hold the same do. Only one of them writes it, so values that drifted
+// apart (a parameter that nobody averages, a buffer of each rank's own) would be lost in silence.
+//
+// Ranks first add up one number over all that they hold together, which is zero if nothing differs.
+// Only if it is not, they tell their digests, and rank 0 finds out who holds what.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/dcp/item_writer.h"
-#include "checkpoint/save/save_plan.h"
+#include "tessera/comm.h"
 
 namespace tessera {
 
@@ -21,18 +22,32 @@ namespace tessera {
 [[nodiscard]] std::uint64_t sample_of(const ElementSource& elements, std::int64_t count,
                                       std::size_t element_size);
 
-// The copies of a chunk that are unlike the one that is written.
-struct UnlikeCopies {
-  std::string key;          // of the first such chunk, by name
-  std::size_t keys = 0;     // that have one
-  std::size_t writer = 0;   // rank whose bytes are written
-  std::vector<int> unlike;  // ranks that hold others, ascending
+// What one rank holds of a thing that several hold.
+struct HeldCopy {
+  std::string name;
+  std::uint64_t key = 0;  // of the chunk (proposals.h)
+  std::uint64_t digest = 0;
+  int holders = 1;          // ranks that hold it
+  bool is_written = false;  // by this rank: the others are compared with it
 };
 
-// `samples[r]`: of the items that plan.copied[r] lists, in this order. Null: all copies are equal.
-[[nodiscard]] std::optional<UnlikeCopies> compare_copies(
-    const std::vector<std::vector<WriteItem>>& proposals, const SavePlan& plan,
-    const std::vector<std::vector<std::uint64_t>>& samples);
+// This rank's part of a sum over all ranks, modulo 2^64, that is zero if all copies are equal.
+[[nodiscard]] std::uint64_t copies_term(const std::vector<HeldCopy>& copies);
+
+// The copies that ranks hold, as messages that combine.
+[[nodiscard]] Bytes encode_copies(const std::vector<HeldCopy>& copies, int rank);
+[[nodiscard]] Bytes combine_copies(const Bytes& left, const Bytes& right);
+
+// Things of which ranks hold something else than what is written.
+struct UnlikeCopies {
+  std::vector<std::string> keys;  // ascending; the first 100
+  std::size_t more = 0;           // keys
+  int writer = 0;                 // of the first: whose bytes are written
+  std::vector<int> unlike;        // of the first: ranks that hold others, ascending, the first 16
+  std::size_t more_ranks = 0;
+};
+// `keys` is empty if there are none.
+[[nodiscard]] UnlikeCopies unlike_copies(const Bytes& copies);
 
 // What to tell the user.
 [[nodiscard]] std::string to_string(const UnlikeCopies& copies);

@@ -93,7 +93,7 @@ TEST(Copies, AreRequiredToBeEqualByAnOption) {
     Value tree = tree_of(group.rank());
     if (group.rank() == 3) element(tree, "h", 1) = -1;
     SaveOptions options;
-    options.require_equal_copies = group.rank() == 0;  // rank 0's word counts
+    if (group.rank() == 0) options.copies = IfDiffers::refuse;  // rank 0's word counts
     try {
       save(tree, directory, options, group);
       ADD_FAILURE() << "saved";
@@ -106,7 +106,7 @@ TEST(Copies, AreRequiredToBeEqualByAnOption) {
   EXPECT_TRUE(std::filesystem::is_empty(directory));
   EXPECT_THAT(warnings.texts(), IsEmpty());
   SaveOptions options;
-  options.require_equal_copies = true;
+  options.copies = IfDiffers::refuse;
   save_changed(
       directory, [](int, Value&) {}, options);
   EXPECT_NO_THROW((void)Checkpoint::open(directory).load());

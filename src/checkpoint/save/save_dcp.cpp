@@ -1,9 +1,11 @@
-// Saving by N ranks:
-//   1. every rank proposes what it holds; rank 0 plans and tells each rank what to write
-//   (checkpoint-rows P-12 to P-14);
-//   2. every rank writes its data files `__{rank}_{n}_{attempt}.distcp`, durable and complete;
-//   3. every rank reports where its items are, with a sample of each chunk that others hold too;
-//   rank 0 compares the samples;
+// Saving by N ranks, with a fixed number of messages up and down their tree:
+//   1. every rank says what it is about to save, as a digest; rank 0 draws the save's id and says
+//   how it is done. If there are parts that ranks cannot compute of one another, they tell them,
+//   and rank 0 proves that they fit (checkpoint-rows P-12 to P-14);
+//   2. every rank computes its part of the plan and writes its data files
+//   `__{rank}_{n}_{attempt}.distcp`, durable and complete;
+//   3. every rank reports sizes and digests of its files. Rank 0 compares them with the plan and
+//   with what the store shows, and the ranks compare what several of them hold;
 //   4. rank 0 writes the side file with everybody's digests, durable, and then publishes
 //   `.metadata` in one rename: the commit.
 // Before 1, rank 0 removes what the save before last left: files that the present `.metadata` does
@@ -11,10 +13,16 @@
 // failure in any step reaches every rank (checkpoint-rows P-03) before the next one begins. Until 4
 // an older checkpoint in the directory is untouched, and a crash leaves at most files that nobody
 // names.
+#include "checkpoint/save/save_dcp.h"
+
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <utility>
 
+#include "base/digest.h"
+#include "base/host.h"
+#include "base/job_log.h"
 #include "base/log.h"
 #include "base/parallel.h"
 #include "base/random_id.h"
@@ -26,75 +34,22 @@
 #include "checkpoint/read/reader.h"
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/copies.h"
+#include "checkpoint/save/elements.h"
 #include "checkpoint/save/leftovers.h"
-#include "checkpoint/save/save_dcp.h"
-#include "checkpoint/save/save_plan.h"
+#include "checkpoint/save/opening.h"
+#include "checkpoint/save/plan_source.h"
+#include "checkpoint/save/reports.h"
 #include "checkpoint/tree/tree_json.h"
+#include "comm/confer.h"
 #include "comm/long_work.h"
-#include "comm/text.h"
-#include "tessera/checkpoint.h"
+#include "comm/message.h"
 #include "tessera/error.h"
-#include "value/storage_reader.h"
+#include "value/digest.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::size_t kWindow = 1 << 20;  // bytes: stays in the cache between checksum and write
-
-// Whether the piece's elements lie in the memory of the host or of a device one after the other, as
-// they are meant.
-bool is_plain(const Piece& piece, const Shape& sizes) {
-  if (!piece.storage) return false;  // no elements, then
-  const bool dense = piece.strides.empty() || piece.strides == contiguous_strides(sizes);
-  return dense && !piece.conj && !piece.neg && is_in_memory(*piece.storage);
-}
-
-// The elements of one piece. Where they lie densely they are copied from a device alone, and ahead.
-ElementSource elements_of(const Tensor& tensor, const WriteItem& item, TensorReader& reader) {
-  const Piece& piece = tensor.pieces[item.piece];
-  const std::size_t element = size_of(tensor.dtype);
-  if (is_plain(piece, item.box.sizes)) {
-    const std::uint64_t first = static_cast<std::uint64_t>(piece.storage_offset) * element;
-    const std::uint64_t size = byte_size(tensor.dtype, item.box.sizes);
-    auto bytes = std::make_shared<StorageReader>(*piece.storage, first, first + size);
-    return [bytes = std::move(bytes), first, element](std::int64_t begin, std::int64_t count,
-                                                      MutableByteView scratch) {
-      return bytes->view(first + static_cast<std::uint64_t>(begin) * element,
-                         scratch.first(static_cast<std::size_t>(count) * element));
-    };
-  }
-  return
-      [&reader, &item, element](std::int64_t begin, std::int64_t count, MutableByteView scratch) {
-        reader.read(item.box, begin, count, scratch.data());
-        return ByteView(scratch).first(static_cast<std::size_t>(count) * element);
-      };
-}
-
-// A sample of one piece. Of a device all windows are on their way at once.
-std::uint64_t sample_of_piece(const Tensor& tensor, const WriteItem& item) {
-  const Piece& piece = tensor.pieces[item.piece];
-  const std::size_t element = size_of(tensor.dtype);
-  const std::int64_t count = numel(item.box);
-  TensorReader reader(tensor, item.name);
-  if (!is_plain(piece, item.box.sizes) || !piece.storage->device)
-    return sample_of(elements_of(tensor, item, reader), count, element);
-  std::vector<std::byte> bytes;
-  std::vector<ReadRange> ranges;
-  const std::vector<FlatRange> windows = sampled(count, element);
-  for (const FlatRange& window : windows)
-    bytes.resize(bytes.size() + static_cast<std::size_t>(window.end - window.begin) * element);
-  MutableByteView rest = bytes;
-  for (const FlatRange& window : windows) {
-    const auto size = static_cast<std::size_t>(window.end - window.begin) * element;
-    ranges.push_back({static_cast<std::uint64_t>(piece.storage_offset + window.begin) * element,
-                      rest.first(size)});
-    rest = rest.subspan(size);
-  }
-  DeviceReader(piece.storage->device, 0, 0).read_ranges(ranges);
-  return sample_of([next = ranges.begin()](std::int64_t, std::int64_t,
-                                           MutableByteView) mutable { return (next++)->out; },
-                   count, element);
-}
 
 // What `elements` gives, and `meter` hears of the bytes.
 ElementSource counted(ElementSource elements, Meter& meter) {
@@ -106,41 +61,76 @@ ElementSource counted(ElementSource elements, Meter& meter) {
   };
 }
 
+// Of a tensor inside of a value.
+std::uint64_t digest_of_elements(const Tensor& tensor) {
+  std::vector<std::byte> window(kWindow);
+  TensorReader reader(tensor, "");
+  const std::size_t element = size_of(tensor.dtype);
+  const auto step = static_cast<std::int64_t>(kWindow / element);
+  const std::int64_t count = numel(tensor.shape);
+  RunningDigest digest;
+  for (std::int64_t begin = 0; begin < count; begin += step) {
+    const std::int64_t part = std::min(step, count - begin);
+    reader.read(whole(tensor.shape), begin, part, window.data());
+    digest.add(ByteView(window).first(static_cast<std::size_t>(part) * element));
+  }
+  return digest.value();
+}
+
+std::string unknown_outcome(const std::string& save_id) {
+  return "the other ranks are lost, and whether save " + save_id +
+         " is complete is not known here: ask committed() for it";
+}
+
 class Saver {
  public:
   Saver(const Value& tree, std::shared_ptr<Store> store, Group& group, const SaveOptions& options)
-      : leaves_(flatten(tree)), store_(std::move(store)), group_(group), options_(options) {}
+      : leaves_(flatten(tree)),
+        store_(std::move(store)),
+        group_(group),
+        options_(options),
+        log_(options.events, "save", group.rank(), store_->name()) {}
 
-  IoReport run() {
-    plan();
-    try {
-      agree_on_long_work(group_, "writing a checkpoint", options_.stop,
-                         [this](const std::stop_token& stop) { write(stop); });
-    } catch (...) {
-      remove_written();
-      throw;
-    }
-    commit();
-    meter_->finish();
-    return counters_.report();
+  SaveResult run() {
+    SaveResult result;
+    log_.phase("all", [&] {
+      log_.phase("plan", [&] {
+        open();
+        if (opening_.compare_values) compare_values();
+        Choices choices;
+        if (opening_.tells) choices = decode_choices(tell());
+        plan_own(choices);
+        return std::uint64_t{0};
+      });
+      log_.phase("write", [&] { return write_all(); });
+      log_.phase("commit", [&] {
+        result = commit();
+        return std::uint64_t{0};
+      });
+      return result.bytes_written;
+    });
+    return result;
   }
 
  private:
   [[nodiscard]] bool leads() const { return group_.rank() == 0; }
 
-  void plan() {
-    agree(group_, "planning a checkpoint", [this] {
+  void open() {
+    const auto contribute = [this] {
       require_savable();
+      plan_leaves();
+      Intents mine;
+      mine.first.leaves = digest_of(planned_);
+      mine.first.values = digest_values();
+      mine.first.tells = std::ranges::any_of(
+          planned_, [](const PlannedLeaf& leaf) { return leaf.is_tensor && !leaf.placement; });
       if (leads()) make_room();
-    });
-    agree(group_, "planning a checkpoint", [this] { proposal_ = propose(leaves_); });
-    attempt_ = to_text(group_.broadcast(to_bytes(attempt_)));
-    const std::vector<Bytes> messages = group_.gather(encode_proposal(proposal_));
-    std::vector<Bytes> answers;
-    agree(group_, "planning a checkpoint", [&] {
-      if (leads()) answers = answers_to(messages);
-    });
-    orders_ = decode_orders(group_.scatter(answers));
+      return encode_intents(mine);
+    };
+    opening_ = decode_opening(confer(group_, "planning a checkpoint",
+                                     {contribute, combine_intents, [this](const Bytes& all) {
+                                        return encode_opening(opening_for(decode_intents(all)));
+                                      }}));
   }
 
   void require_savable() const {
@@ -151,191 +141,326 @@ class Saver {
     }
   }
 
+  void plan_leaves() {
+    chunks_.resize(leaves_.size());
+    for (std::size_t i = 0; i < leaves_.size(); ++i) {
+      planned_.push_back(planned(leaves_[i], group_.rank(), group_.size()));
+      if (!planned_[i].is_tensor) continue;
+      try {
+        chunks_[i] = held_chunks(leaves_[i].value.as_tensor());
+      } catch (Error& error) {
+        throw error.at_key(leaves_[i].name);
+      }
+    }
+  }
+
+  // A digest of all.
+  std::uint64_t digest_values() {
+    value_digests_.resize(leaves_.size());
+    RunningDigest all;
+    for (std::size_t i = 0; i < leaves_.size(); ++i) {
+      if (planned_[i].is_tensor) continue;
+      value_digests_[i] = digest_of(leaves_[i].value, digest_of_elements);
+      all.add(std::as_bytes(std::span(&value_digests_[i], 1)));
+    }
+    return all.value();
+  }
+
   // Rank 0, before anything is written.
   void make_room() {
     if (!options_.overwrite) require_no_checkpoint(*store_, store_->name());
     remove_leftovers(*store_);
-    attempt_ = random_attempt();
   }
 
-  // Rank 0: plans what all ranks propose; what each is to do.
-  std::vector<Bytes> answers_to(const std::vector<Bytes>& messages) {
-    for (const Bytes& message : messages) proposals_.push_back(decode_proposal(message));
-    plan_ = plan_save(proposals_);
-    std::vector<Bytes> answers;
-    for (std::size_t rank = 0; rank < proposals_.size(); ++rank) {
-      answers.push_back(encode_orders(
-          {plan_.assignment[rank], plan_.copied[rank], options_.require_equal_copies}));
+  // Rank 0. Of ranks with other leaves nobody knows whether their values are others, too.
+  [[nodiscard]] Opening opening_for(const Intents& intents) const {
+    Opening opening;
+    opening.save_id = random_uuid();
+    opening.attempt = random_attempt();
+    opening.rules = {group_.size(), options_.threads, options_.replicas, !intents.same_leaves};
+    opening.tells = intents.first.tells || !intents.same_leaves;
+    opening.compare_values = !intents.same_values || !intents.same_leaves;
+    opening.copies = options_.copies;
+    return opening;
+  }
+
+  [[nodiscard]] std::vector<HeldCopy> held_values() const {
+    std::vector<HeldCopy> copies;
+    for (std::size_t i = 0; i < leaves_.size(); ++i) {
+      if (planned_[i].is_tensor) continue;
+      copies.push_back({.name = leaves_[i].name,
+                        .key = key_of(leaves_[i].name, {}),
+                        .digest = value_digests_[i],
+                        .is_written = true});
     }
-    return answers;
+    return copies;
   }
 
-  // The rank's items dealt to files: each to the file with the fewest bytes so far, values first.
-  [[nodiscard]] std::vector<std::vector<std::size_t>> deal() const {
-    const auto files = static_cast<std::size_t>(options_.threads);
-    std::vector<std::vector<std::size_t>> dealt(
-        std::min(files, std::max<std::size_t>(orders_.assigned.size(), 1)));
-    std::vector<std::uint64_t> load(dealt.size(), 0);
-    std::vector<std::size_t> order = orders_.assigned;
-    std::stable_partition(order.begin(), order.end(),
-                          [this](std::size_t i) { return !proposal_[i].is_tensor; });
-    for (const std::size_t i : order) {
-      const auto least =
-          static_cast<std::size_t>(std::min_element(load.begin(), load.end()) - load.begin());
-      dealt[least].push_back(i);
-      if (proposal_[i].is_tensor) {
-        load[least] += byte_size(proposal_[i].dtype, proposal_[i].box.sizes);
+  // A value is written by the lowest rank that has it.
+  void compare_values() {
+    (void)confer(group_, "comparing values",
+                 {[this] { return encode_copies(held_values(), group_.rank()); }, combine_copies,
+                  [this](const Bytes& all) {
+                    judge(unlike_copies(all), options_.values);
+                    return Bytes();
+                  }});
+  }
+
+  // Rank 0.
+  static void judge(const UnlikeCopies& unlike, IfDiffers policy) {
+    if (unlike.keys.empty()) return;
+    if (policy == IfDiffers::refuse)
+      throw Error(ErrorCode::mismatch, to_string(unlike)).at_key(unlike.keys.front());
+    log(LogLevel::warning, to_string(unlike));
+  }
+
+  [[nodiscard]] Bytes proposal() const {
+    std::vector<ToldValue> values(leaves_.size());
+    for (std::size_t i = 0; opening_.rules.everything_told && i < leaves_.size(); ++i) {
+      if (!planned_[i].is_tensor) values[i] = {value_digests_[i], length_of_value(i)};
+    }
+    return encode_proposal(
+        {group_.rank(), opening_.rules.everything_told, planned_, chunks_, values});
+  }
+
+  [[nodiscard]] std::uint64_t length_of_value(std::size_t leaf) const {
+    return item_length(leaves_[leaf].value);
+  }
+
+  // Returns what rank 0 chose.
+  Bytes tell() {
+    const auto choose = [this](const Bytes& proposals) {
+      ToldLeaves told(opening_.rules.everything_told ? std::vector<PlannedLeaf>() : planned_,
+                      opening_.rules.everything_told);
+      told.add(proposals);
+      told.finish();
+      plan_all(std::move(told));
+      return encode_choices(plan_->choices());
+    };
+    return confer(
+        group_, "planning a checkpoint",
+        {[this] { return proposal(); },
+         [](Bytes left, const Bytes& right) { return side_by_side(std::move(left), right); },
+         choose});
+  }
+
+  // Rank 0.
+  void plan_all(ToldLeaves told) {
+    plan_.emplace(opening_.rules, std::move(told),
+                  [this](std::size_t leaf) { return length_of_value(leaf); });
+  }
+
+  void plan_own(const Choices& choices) {
+    own_ = own_plan(opening_.rules,
+                    {group_.rank(), planned_, chunks_,
+                     [this](std::size_t leaf) { return length_of_value(leaf); }},
+                    choices);
+  }
+
+  std::uint64_t write_all() {
+    try {
+      if (!group_.carries_interrupts()) {
+        agree_on_long_work(group_, "writing a checkpoint", options_.stop,
+                           [this](const std::stop_token& stop) { write(stop); });
       }
+      compare_copies(report());
+    } catch (...) {
+      remove_written();
+      throw;
     }
-    return dealt;
+    meter_->finish();
+    return counters_.report().bytes_written;
   }
 
-  [[nodiscard]] std::uint64_t assigned_bytes() const {
+  // Returns whether all copies are equal.
+  bool report() {
+    const auto contribute = [this] {
+      if (group_.carries_interrupts()) {
+        work_interruptibly(group_, options_.stop,
+                           [this](const std::stop_token& stop) { write(stop); });
+      }
+      return encode_report(report_, copies_term(copies_));
+    };
+    const auto conclude = [this](const Bytes& all) {
+      if (!plan_) plan_all(ToldLeaves(planned_, false));
+      reports_ = decode_reports(all);
+      require_planned(reports_, *plan_, opening_.attempt);
+      require_in_store(reports_, *store_, opening_.attempt);
+      return reports_.copies == 0 ? Bytes() : Bytes(1);
+    };
+    return confer(group_, "writing a checkpoint", {contribute, combine_reports, conclude}).empty();
+  }
+
+  void compare_copies(bool all_equal) {
+    if (all_equal) return;
+    (void)confer(group_, "comparing what several ranks hold",
+                 {[this] { return encode_copies(copies_, group_.rank()); }, combine_copies,
+                  [this](const Bytes& all) {
+                    judge(unlike_copies(all), opening_.copies);
+                    return Bytes();
+                  }});
+  }
+
+  [[nodiscard]] std::uint64_t bytes_to_write() const {
     std::uint64_t bytes = 0;
-    for (const std::size_t i : orders_.assigned) {
-      const WriteItem& item = proposal_[i];
-      if (item.is_tensor) bytes += byte_size(item.dtype, item.box.sizes);
+    for (const OwnItem& item : own_.items) {
+      if (item.is_written && planned_[item.leaf].is_tensor)
+        bytes += byte_size(planned_[item.leaf].dtype, item.chunk.box.sizes);
     }
     return bytes;
   }
 
   void write(const std::stop_token& stop) {
-    meter_.emplace(options_.progress, assigned_bytes(), stop);
+    const auto tell_progress = [this](const Progress& progress) {
+      group_.make_progress(progress.done);
+      if (options_.progress) options_.progress(progress);
+    };
+    meter_.emplace(tell_progress, bytes_to_write(), stop);
     take_samples();
-    if (orders_.assigned.empty()) return;
-    const auto dealt = deal();
-    std::vector<std::vector<WrittenItem>> written(dealt.size());
-    parallel_for(options_.threads, dealt.size(),
-                 [&](std::size_t file) { written[file] = write_file(file, dealt[file]); });
-    auto& all = written_.items;
-    for (const auto& items : written) all.insert(all.end(), items.begin(), items.end());
-    std::sort(all.begin(), all.end(),
-              [](const WrittenItem& a, const WrittenItem& b) { return a.item < b.item; });
-  }
-
-  void take_samples() {
-    written_.samples.resize(orders_.copied.size());
-    parallel_for(options_.threads, orders_.copied.size(), [&](std::size_t i) {
-      require_going_on(meter_->stop());
-      const WriteItem& item = proposal_[orders_.copied[i]];
-      written_.samples[i] = sample_of_piece(leaves_[item.leaf].value.as_tensor(), item);
+    report_.rank = group_.rank();
+    report_.host = host_name();
+    parallel_for(options_.threads, own_.lengths.size(), [&](std::size_t file) {
+      if (own_.lengths[file] > 0) write_file(static_cast<int>(file));
     });
   }
 
-  std::vector<WrittenItem> write_file(std::size_t file, const std::vector<std::size_t>& items) {
-    const std::string name = "__" + std::to_string(group_.rank()) + "_" + std::to_string(file) +
-                             "_" + attempt_ + ".distcp";
+  // Of the chunks of which others hold a copy.
+  void take_samples() {
+    for (const OwnItem& item : own_.items) {
+      if (item.holders < 2 || !planned_[item.leaf].is_tensor) continue;
+      copies_.push_back({planned_[item.leaf].name, item.key, 0, item.holders, item.is_written});
+      sampled_.push_back(&item);
+    }
+    parallel_for(options_.threads, sampled_.size(), [&](std::size_t i) {
+      require_going_on(meter_->stop());
+      const Leaf& leaf = leaves_[sampled_[i]->leaf];
+      copies_[i].digest = sample_of_chunk(leaf.value.as_tensor(), leaf.name, sampled_[i]->chunk);
+    });
+  }
+
+  void write_file(int file) {
+    const std::string name = data_file_name(group_.rank(), file, opening_.attempt);
     DigestSink sink(store_->create(name, IfExists::fail));
     ItemWriter writer(sink, name, kWindow);
-    std::vector<WrittenItem> written;
-    for (const std::size_t index : items) {
-      const WriteItem& item = proposal_[index];
-      const Leaf& leaf = leaves_[item.leaf];
-      if (!item.is_tensor) {
-        written.push_back({index, writer.value(leaf.value)});
-        continue;
-      }
-      const Tensor& tensor = leaf.value.as_tensor();
-      TensorReader reader(tensor, leaf.name);
-      written.push_back(
-          {index, writer.tensor(item.dtype, item.box.sizes,
-                                counted(elements_of(tensor, item, reader), *meter_))});
+    for (const OwnItem& item : own_.items) {
+      if (item.is_written && item.place.file == file) write_item(writer, item);
     }
     require_going_on(meter_->stop());
     sink.commit();
-    IoReport report;
-    report.bytes_written = writer.written();
-    counters_.add(report);
+    IoReport written;
+    written.bytes_written = writer.written();
+    counters_.add(written);
     const std::lock_guard lock(mutex_);
-    digests_[name] = {writer.written(), sink.digests(), 0};
-    return written;
+    report_.files.push_back({file, {writer.written(), sink.digests(), 0}});
   }
 
-  // Of a save that ended early; what cannot be removed is left to the next save.
+  void write_item(ItemWriter& writer, const OwnItem& item) {
+    const Leaf& leaf = leaves_[item.leaf];
+    dcp::Item written;
+    if (leaf.value.is(Value::Kind::tensor)) {
+      const Tensor& tensor = leaf.value.as_tensor();
+      TensorReader reader(tensor, leaf.name);
+      written = writer.tensor(tensor.dtype, item.chunk.box.sizes,
+                              counted(elements_of(tensor, item.chunk, reader), *meter_));
+    } else {
+      written = writer.value(leaf.value);
+    }
+    if (written.offset == item.place.offset && written.length == item.place.length) return;
+    throw Error(ErrorCode::mismatch, "the item has " + std::to_string(written.length) + " bytes, " +
+                                         std::to_string(item.place.length) +
+                                         " were planned: did the value change?")
+        .at_key(leaf.name);
+  }
+
+  // Of a save that ended before its commit; what cannot be removed is left to the next save.
   void remove_written() noexcept {
-    for (const auto& [name, digests] : digests_) {
-      try {
-        store_->remove(name);
-      } catch (const Error&) {
-        continue;
-      }
+    for (const FileReport& file : report_.files)
+      remove(data_file_name(group_.rank(), file.file, opening_.attempt));
+  }
+  void remove(const std::string& name) noexcept {
+    try {
+      store_->remove(name);
+    } catch (const Error&) {
+      return;
     }
   }
 
-  // What ranks hold alike by their trees' word, and not in fact.
-  [[nodiscard]] std::optional<UnlikeCopies> unlike_copies(
-      const std::vector<Written>& reports) const {
-    std::vector<std::vector<std::uint64_t>> samples;
-    for (const Written& report : reports) samples.push_back(report.samples);
-    return compare_copies(proposals_, plan_, samples);
+  SaveResult commit() {
+    SaveResult result;
+    bool is_committed = false;
+    const auto conclude = [&](const Bytes&) {
+      publish(result);
+      is_committed = true;
+      return MessageWriter().number(result.files).number(result.total_bytes).take();
+    };
+    Bytes told;
+    try {
+      told = confer(group_, "committing a checkpoint",
+                    {[] { return Bytes(); }, combine_nothing, conclude});
+    } catch (const Error& error) {
+      // An error of all ranks has them: then rank 0 has told how it ended.
+      if (group_.size() == 1 || !error.peers().empty()) throw;
+      throw Error(error.code(),
+                  is_committed
+                      ? "save " + opening_.save_id +
+                            " is complete, but the other ranks are lost: " + error.message()
+                      : unknown_outcome(opening_.save_id) + ": " + error.message())
+          .at_path(store_->name())
+          .while_doing("committing a checkpoint");
+    }
+    static_cast<IoReport&>(result) = counters_.report();
+    result.save_id = opening_.save_id;
+    MessageReader message(told);
+    result.files = message.number<std::uint64_t>();
+    result.total_bytes = message.number<std::uint64_t>();
+    return result;
   }
 
-  // Before the last gather: a rank that removes its files here can take part in no commit.
-  void require_equal_copies(const std::vector<Bytes>& messages) try {
-    agree(group_, "comparing what several ranks hold", [&] {
-      if (!leads()) return;
-      if (const auto unlike = unlike_copies(decode_all(messages)))
-        throw Error(ErrorCode::mismatch, to_string(*unlike)).at_key(unlike->key);
-    });
-  } catch (...) {
-    remove_written();
-    throw;
-  }
-
-  [[nodiscard]] static std::vector<Written> decode_all(const std::vector<Bytes>& messages) {
-    std::vector<Written> reports;
-    for (const Bytes& message : messages) reports.push_back(decode_written(message));
-    return reports;
-  }
-
-  void warn_of_unlike_copies(const std::vector<Written>& reports) const {
-    if (const auto unlike = unlike_copies(reports)) log(LogLevel::warning, to_string(*unlike));
-  }
-
-  [[nodiscard]] dcp::Metadata metadata_of_all(const std::vector<Written>& reports) const {
-    std::vector<std::vector<WrittenItem>> written;
-    for (const Written& report : reports) written.push_back(report.items);
-    dcp::Metadata metadata = metadata_of(proposals_, written);
-    metadata.version = "1.0.0";
-    metadata.checkpoint_id = store_->name();
-    return metadata;
-  }
-
-  void commit() {
-    const std::vector<Bytes> messages = group_.gather(encode_written(written_));
-    if (orders_.equal_copies) require_equal_copies(messages);
-    const std::vector<Bytes> digests_messages = group_.gather(encode_digests(digests_));
-    agree(group_, "committing a checkpoint", [&] {
-      if (!leads()) return;
-      const std::vector<Written> reports = decode_all(messages);
-      if (!orders_.equal_copies) warn_of_unlike_copies(reports);
-      dcp::Metadata metadata = metadata_of_all(reports);
-      for (const Bytes& message : digests_messages) digests_.merge(decode_digests(message));
-      commit_dcp(*store_, metadata, std::move(digests_), encode_types(leaves_),
-                 options_.overwrite ? IfExists::replace : IfExists::fail);
-    });
+  // Rank 0.
+  void publish(SaveResult& result) {
+    DigestsByName digests = digests_of(reports_, opening_.attempt);
+    for (const auto& [name, file] : digests) result.total_bytes += file.size;
+    const PlanSource source(*plan_, {"1.0.0", store_->name(), opening_.save_id, true},
+                            opening_.attempt);
+    try {
+      const CommittedFiles more =
+          commit_dcp(*store_, source, digests, encode_types(leaves_),
+                     options_.overwrite ? IfExists::replace : IfExists::fail);
+      result.files = digests.size() + more.files;
+      result.total_bytes += more.bytes;
+    } catch (...) {
+      if (!is_visible(*store_, opening_.save_id)) {
+        for (const auto& [name, file] : digests) remove(name);
+        remove(side_file_name(opening_.save_id));
+      }
+      throw;
+    }
   }
 
   std::vector<Leaf> leaves_;
   std::shared_ptr<Store> store_;
   Group& group_;
   const SaveOptions& options_;
-  std::string attempt_;              // part of every data file's name
-  std::vector<WriteItem> proposal_;  // this rank's
-  Orders orders_;                    // to this rank
-  Written written_;
-  std::vector<std::vector<WriteItem>> proposals_;  // rank 0: everybody's
-  SavePlan plan_;                                  // rank 0
+  JobLog log_;
+  std::vector<PlannedLeaf> planned_;            // by leaf
+  std::vector<std::vector<HeldChunk>> chunks_;  // by leaf
+  std::vector<std::uint64_t> value_digests_;    // by leaf
+  Opening opening_;
+  OwnPlan own_;
+  std::vector<HeldCopy> copies_;         // of what others hold too
+  std::vector<const OwnItem*> sampled_;  // of `own_`, in the order of `copies_`
+  RankReport report_;                    // guarded by mutex_ while files are written
+  std::optional<SavePlan> plan_;         // rank 0
+  Reports reports_;                      // rank 0: everybody's
   IoCounters counters_;
   std::optional<Meter> meter_;  // of what this rank writes
   std::mutex mutex_;
-  DigestsByName digests_;  // of this rank's files; guarded by mutex_ while they are written
 };
 
 }  // namespace
 
-std::function<IoReport()> dcp_save(const Value& tree, std::shared_ptr<Store> store, Group& group,
-                                   const SaveOptions& options) {
+std::function<SaveResult()> dcp_save(const Value& tree, std::shared_ptr<Store> store, Group& group,
+                                     const SaveOptions& options) {
   const auto saver = std::make_shared<Saver>(tree, std::move(store), group, options);
   return [saver] { return saver->run(); };
 }

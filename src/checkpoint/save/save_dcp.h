@@ -10,7 +10,7 @@ namespace tessera {
 
 // Flattens `tree`, with what that throws, and gives what saves it in the root of `store` when it is
 // called, collectively: save() of tessera/checkpoint.h. `group` and `options` outlive that call.
-[[nodiscard]] std::function<IoReport()> dcp_save(const Value& tree, std::shared_ptr<Store> store,
-                                                 Group& group, const SaveOptions& options);
+[[nodiscard]] std::function<SaveResult()> dcp_save(const Value& tree, std::shared_ptr<Store> store,
+                                                   Group& group, const SaveOptions& options);
 
 }  // namespace tessera

@@ -1,225 +1,230 @@
 #include "checkpoint/save/save_plan.h"
 
 #include <algorithm>
-#include <limits>
-#include <map>
-#include <memory>
-#include <unordered_map>
+#include <numeric>
+#include <utility>
 
-#include "base/checked.h"
-#include "layout/plan.h"
+#include "layout/placement.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
-// The place of a replica: a rank and an index into its proposal.
-struct Candidate {
-  std::size_t rank = 0;
-  std::size_t item = 0;
-};
-
-// All proposals of one chunk, or of one value.
-struct Proposals {
-  std::vector<Candidate> candidates;  // ascending by rank
-  std::uint64_t bytes = 0;
-};
-
-[[noreturn]] void refuse_disagreement(const WriteItem& a, const WriteItem& b, std::size_t rank) {
-  const auto describe = [](const WriteItem& item) {
-    return item.is_tensor ? std::string(to_string(item.dtype)) + " " + to_string(item.shape)
-                          : std::string("a value");
-  };
-  throw Error(ErrorCode::mismatch, "rank 0's side has " + describe(a) + ", rank " +
-                                       std::to_string(rank) + " has " + describe(b))
-      .at_key(a.name);
+// Indices of the leaves that `picks`, by name.
+template <typename Picks>
+std::vector<std::size_t> by_name(const std::vector<PlannedLeaf>& leaves, const Picks& picks) {
+  std::vector<std::size_t> picked;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (picks(leaves[i])) picked.push_back(i);
+  }
+  std::ranges::sort(picked, {},
+                    [&](std::size_t i) -> const std::string& { return leaves[i].name; });
+  return picked;
 }
 
-bool same_kind(const WriteItem& a, const WriteItem& b) {
-  return a.is_tensor == b.is_tensor && (!a.is_tensor || (a.dtype == b.dtype && a.shape == b.shape));
+bool is_value(const PlannedLeaf& leaf) {
+  return !leaf.is_tensor;
 }
 
-// What all ranks propose, by what it is about.
-struct Collected {
-  std::map<std::pair<std::string, Shape>, Proposals> targets;  // by name and where a chunk begins
-  std::unordered_map<std::string, const WriteItem*> first;     // by name
-  std::map<std::string, std::vector<Slice>> slices;            // by name
+bool is_told_tensor(const PlannedLeaf& leaf) {
+  return leaf.is_tensor && !leaf.placement;
+}
 
-  void add(const std::vector<std::vector<WriteItem>>& proposals, const Candidate& candidate) {
-    const WriteItem& item = proposals[candidate.rank][candidate.item];
-    const WriteItem& reference = *first.emplace(item.name, &item).first->second;
-    if (!same_kind(reference, item)) refuse_disagreement(reference, item, candidate.rank);
-    if (!item.held) {
-      slices.try_emplace(item.name);
-      return;
+// Lays out what one rank writes.
+class OwnLayout {
+ public:
+  OwnLayout(const PlanRules& rules, const OwnLeaves& own, const Choices& choices)
+      : rules_(rules), own_(own), choices_(choices), files_(own.rank, 1, rules.files) {}
+
+  OwnPlan run() {
+    for (const std::size_t leaf : by_name(own_.leaves, is_value)) value(leaf);
+    PlacedWalk walk(rules_.ranks, rules_.replicas);
+    for (std::size_t leaf = 0; leaf < own_.leaves.size(); ++leaf) {
+      if (is_placed(leaf)) placed(walk, leaf);
     }
-    Proposals& target = targets[{item.name, item.box.offsets}];
-    if (item.is_tensor) add_chunk(proposals, item, target);
-    const bool twice =
-        !target.candidates.empty() && target.candidates.back().rank == candidate.rank;
-    if (!twice) target.candidates.push_back(candidate);
+    const auto is_told = [this](const PlannedLeaf& leaf) {
+      return leaf.is_tensor && (rules_.everything_told || !leaf.placement);
+    };
+    for (const std::size_t leaf : by_name(own_.leaves, is_told)) told(leaf);
+    for (int file = 0; file < rules_.files; ++file)
+      plan_.lengths.push_back(files_.size_of(own_.rank, file));
+    return std::move(plan_);
   }
 
-  void add_chunk(const std::vector<std::vector<WriteItem>>& proposals, const WriteItem& item,
-                 Proposals& target) {
-    target.bytes = byte_size(item.dtype, item.box.sizes);
-    if (target.candidates.empty()) {
-      slices[item.name].push_back(item.box);
-      return;
-    }
-    const Candidate& other = target.candidates.front();
-    if (proposals[other.rank][other.item].box != item.box) {
-      throw Error(ErrorCode::conflict,
-                  "two chunks begin at " + to_string(item.box.offsets) + " with different sizes")
-          .at_key(item.name);
-    }
+ private:
+  [[nodiscard]] bool is_placed(std::size_t leaf) const {
+    return !rules_.everything_told && own_.leaves[leaf].is_tensor && own_.leaves[leaf].placement;
   }
 
-  void require_covered() const {
-    for (const auto& [name, boxes] : slices) {
-      try {
-        require_covered_once(first.at(name)->shape, boxes);
-      } catch (Error& error) {
-        throw error.at_key(name);
+  void value(std::size_t leaf) {
+    OwnItem item{.leaf = leaf, .key = key_of(own_.leaves[leaf].name, {}), .holders = rules_.ranks};
+    item.is_written = own_.rank == 0;
+    if (rules_.everything_told) choose(item);
+    if (item.is_written) item.place = files_.place(own_.rank, own_.value_length(leaf), 0);
+    plan_.items.push_back(std::move(item));
+  }
+
+  void placed(PlacedWalk& walk, std::size_t leaf) {
+    const PlannedLeaf& planned = own_.leaves[leaf];
+    const int mine = part_of_rank(*planned.placement, own_.rank);
+    walk.leaf(planned, [&](int part, const PlacedPart& made) {
+      if (part != mine) return;
+      for (const Box& box : made.boxes) {
+        OwnItem item{.leaf = leaf,
+                     .chunk = chunk_at(leaf, box),
+                     .key = key_of(planned.name, box.offsets),
+                     .holders = made.holders};
+        item.is_written = made.writer == own_.rank;
+        add(std::move(item));
       }
+    });
+  }
+
+  // A tensor without elements has no chunk with a storage.
+  [[nodiscard]] HeldChunk chunk_at(std::size_t leaf, const Box& box) const {
+    const std::vector<HeldChunk>& held = own_.chunks[leaf];
+    const auto found = std::ranges::find(held, box, &HeldChunk::box);
+    return found == held.end() ? HeldChunk{box, 0} : *found;
+  }
+
+  void told(std::size_t leaf) {
+    const std::vector<HeldChunk>& held = own_.chunks[leaf];
+    for (std::size_t i = 0; i < held.size(); ++i) {
+      if (i > 0 && held[i].box == held[i - 1].box) continue;
+      OwnItem item{.leaf = leaf,
+                   .chunk = held[i],
+                   .key = key_of(own_.leaves[leaf].name, held[i].box.offsets),
+                   .is_written = true};
+      choose(item);
+      add(std::move(item));
     }
   }
+
+  // Of what nobody else holds there is nothing to choose.
+  void choose(OwnItem& item) const {
+    const auto choice = choices_.find(item.key);
+    item.is_written = choice == choices_.end() || choice->second.writer == own_.rank;
+    item.holders = choice == choices_.end() ? 1 : choice->second.holders;
+  }
+
+  void add(OwnItem item) {
+    const PlannedLeaf& leaf = own_.leaves[item.leaf];
+    const Shape& sizes = item.chunk.box.sizes;
+    if (item.is_written) {
+      item.place =
+          files_.place(own_.rank, lengths_.of(leaf.dtype, sizes), byte_size(leaf.dtype, sizes));
+    }
+    plan_.items.push_back(std::move(item));
+  }
+
+  const PlanRules& rules_;
+  const OwnLeaves& own_;
+  const Choices& choices_;
+  FilePlan files_;
+  ItemLengths lengths_;
+  OwnPlan plan_;
 };
-
-// The rank with the fewest bytes so far; of a value the lowest one that has it.
-Candidate writer_of(const Proposals& target, const std::vector<std::uint64_t>& load) {
-  if (target.bytes == 0) return target.candidates.front();
-  return *std::ranges::min_element(target.candidates, {},
-                                   [&](const Candidate& one) { return load[one.rank]; });
-}
-
-void sort_each(std::vector<std::vector<std::size_t>>& lists) {
-  for (auto& items : lists) std::sort(items.begin(), items.end());
-}
-
-SavePlan assign(const std::map<std::pair<std::string, Shape>, Proposals>& targets,
-                std::size_t ranks) {
-  SavePlan plan;
-  plan.assignment.resize(ranks);
-  plan.copied.resize(ranks);
-  std::vector<std::uint64_t> load(ranks, 0);
-  for (const auto& [key, target] : targets) {
-    const Candidate chosen = writer_of(target, load);
-    load[chosen.rank] += target.bytes;
-    plan.assignment[chosen.rank].push_back(chosen.item);
-    if (target.bytes == 0 || target.candidates.size() == 1) continue;
-    for (const Candidate& candidate : target.candidates)
-      plan.copied[candidate.rank].push_back(candidate.item);
-  }
-  sort_each(plan.assignment);
-  sort_each(plan.copied);
-  return plan;
-}
-
-// The chunks of a tensor that a rank holds; `item` says all but which.
-void add_chunks(const Tensor& tensor, WriteItem item, std::vector<WriteItem>& items) {
-  for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
-    if (!tensor.pieces[p].storage && numel(tensor.pieces[p].slice) > 0) continue;
-    const Box* box = std::get_if<Box>(&tensor.pieces[p].slice);
-    if (box == nullptr) {
-      throw Error(ErrorCode::unsupported,
-                  "a flat range cannot be a chunk of a DCP checkpoint: give boxes")
-          .at_key(item.name);
-    }
-    require_inside(*box, tensor.shape);
-    if (numel(*box) == 0 && numel(tensor.shape) > 0) continue;
-    item.box = *box;
-    item.piece = p;
-    items.push_back(item);
-  }
-}
-
-dcp::Entry entry_of(const WriteItem& item, const std::shared_ptr<dcp::ItemTexts>& texts) {
-  dcp::Entry entry;
-  entry.name = item.name;
-  entry.path = item.path;
-  entry.is_tensor = item.is_tensor;
-  entry.dtype = item.dtype;
-  entry.shape = item.shape;
-  entry.requires_grad = item.requires_grad;
-  entry.chunks = dcp::Chunks(texts);
-  return entry;
-}
-
-// Adds an entry for every name that a rank holds something of; returns where each is.
-std::unordered_map<std::string, std::size_t> add_entries(
-    const std::vector<std::vector<WriteItem>>& proposals, dcp::Metadata& metadata) {
-  std::unordered_map<std::string, std::size_t> index;
-  const auto texts = std::make_shared<dcp::ItemTexts>();
-  for (const auto& items : proposals) {
-    for (const WriteItem& item : items) {
-      if (!item.held || !index.emplace(item.name, metadata.entries.size()).second) continue;
-      metadata.entries.push_back(entry_of(item, texts));
-    }
-  }
-  return index;
-}
 
 }  // namespace
 
-WriteItem item_of(const Leaf& leaf, std::size_t index) {
-  WriteItem item;
-  item.name = leaf.name;
-  item.path = leaf.path;
-  item.leaf = index;
-  item.is_tensor = leaf.value.is(Value::Kind::tensor);
-  if (!item.is_tensor) return item;
-  const Tensor& tensor = leaf.value.as_tensor();
-  item.dtype = tensor.dtype;
-  item.shape = tensor.shape;
-  item.requires_grad = tensor.requires_grad;
-  return item;
+OwnPlan own_plan(const PlanRules& rules, const OwnLeaves& own, const Choices& choices) {
+  return OwnLayout(rules, own, choices).run();
 }
 
-std::vector<WriteItem> propose(const std::vector<Leaf>& leaves) {
-  std::vector<WriteItem> items;
-  for (std::size_t i = 0; i < leaves.size(); ++i) {
-    WriteItem item = item_of(leaves[i], i);
-    if (!item.is_tensor) {
-      items.push_back(std::move(item));
-      continue;
+SavePlan::SavePlan(const PlanRules& rules, ToldLeaves told,
+                   const std::function<std::uint64_t(std::size_t leaf)>& value_length)
+    : rules_(rules),
+      told_(std::move(told)),
+      places_(told_.leaves().size()),
+      after_values_(0, rules.ranks, rules.files),
+      files_(0, rules.ranks, rules.files) {
+  place_values(value_length);
+  after_values_ = files_;
+  place_told();
+}
+
+void SavePlan::choose(const std::string& name, const Shape& offsets, int writer,
+                      std::size_t holders) {
+  if (holders > 1) choices_.push_back({key_of(name, offsets), writer, static_cast<int>(holders)});
+}
+
+void SavePlan::place_values(const std::function<std::uint64_t(std::size_t leaf)>& value_length) {
+  for (const std::size_t leaf : by_name(leaves(), is_value)) {
+    Told made;
+    std::uint64_t length = 0;
+    if (rules_.everything_told) {
+      const auto& holders = told_.holders_of_value(leaf);
+      made.rank = holders.front().rank;
+      length = holders.front().value.length;
+      choose(leaves()[leaf].name, {}, made.rank, holders.size());
+    } else {
+      length = value_length(leaf);
     }
-    const Tensor& tensor = leaves[i].value.as_tensor();
-    const std::size_t before = items.size();
-    add_chunks(tensor, item, items);
-    if (items.size() > before || numel(tensor.shape) == 0) continue;
-    item.held = false;
-    items.push_back(std::move(item));
+    made.place = files_.place(made.rank, length, 0);
+    places_[leaf].push_back(made);
   }
-  return items;
 }
 
-SavePlan plan_save(const std::vector<std::vector<WriteItem>>& proposals) {
-  Collected all;
-  for (std::size_t rank = 0; rank < proposals.size(); ++rank) {
-    for (std::size_t i = 0; i < proposals[rank].size(); ++i)
-      all.add(proposals, {.rank = rank, .item = i});
-  }
-  all.require_covered();
-  return assign(all.targets, proposals.size());
-}
-
-dcp::Metadata metadata_of(const std::vector<std::vector<WriteItem>>& proposals,
-                          const std::vector<std::vector<WrittenItem>>& written) {
-  dcp::Metadata metadata;
-  const std::unordered_map<std::string, std::size_t> index = add_entries(proposals, metadata);
-  for (std::size_t rank = 0; rank < proposals.size(); ++rank) {
-    for (const WrittenItem& done : written[rank]) {
-      const WriteItem& item = proposals[rank].at(done.item);
-      dcp::Entry& entry = metadata.entries[index.at(item.name)];
-      if (item.is_tensor) {
-        entry.chunks.push_back({item.box, done.where});
-      } else {
-        entry.item = done.where;
+void SavePlan::place_told() {
+  PlacedWalk walk(rules_.ranks, rules_.replicas);
+  ItemLengths lengths;
+  for (const PlannedLeaf& leaf : leaves()) {
+    if (!leaf.placement) continue;
+    walk.leaf(leaf, [&](int, const PlacedPart& part) {
+      for (const Box& box : part.boxes) {
+        files_.place(part.writer, lengths.of(leaf.dtype, box.sizes),
+                     byte_size(leaf.dtype, box.sizes));
       }
+    });
+  }
+  for (const std::size_t index : by_name(leaves(), is_told_tensor)) {
+    const PlannedLeaf& leaf = leaves()[index];
+    for (const ToldChunk& chunk : told_.chunks(index)) {
+      const std::uint64_t bytes = byte_size(leaf.dtype, chunk.box.sizes);
+      const int writer = walk.writer_of(chunk.holders);
+      walk.add_load(writer, bytes);
+      choose(leaf.name, chunk.box.offsets, writer, chunk.holders.size());
+      places_[index].push_back(
+          {writer, files_.place(writer, lengths.of(leaf.dtype, chunk.box.sizes), bytes)});
     }
   }
-  return metadata;
+}
+
+void SavePlan::boxes(std::size_t leaf, const VisitBox& visit) const {
+  const PlannedLeaf& planned = leaves()[leaf];
+  if (!planned.placement) {
+    for (const ToldChunk& chunk : told_.chunks(leaf)) visit(chunk.box);
+    return;
+  }
+  for (int part = 0; part < planned.placement->parts; ++part) {
+    for (const Box& box : boxes_of_part(*planned.placement, planned.shape, part)) visit(box);
+  }
+}
+
+SavePlan::Items::Items(const SavePlan& plan)
+    : plan_(plan), walk_(plan.rules_.ranks, plan.rules_.replicas), files_(plan.after_values_) {}
+
+void SavePlan::Items::leaf(const Visit& visit) {
+  const std::size_t index = next_++;
+  const PlannedLeaf& leaf = plan_.leaves()[index];
+  const std::vector<Told>& told = plan_.places_[index];
+  if (!leaf.is_tensor) {
+    visit(nullptr, told.front().rank, told.front().place);
+    return;
+  }
+  if (!leaf.placement) {
+    const std::vector<ToldChunk> chunks = plan_.told_.chunks(index);
+    for (std::size_t i = 0; i < chunks.size(); ++i)
+      visit(&chunks[i].box, told[i].rank, told[i].place);
+    return;
+  }
+  walk_.leaf(leaf, [&](int, const PlacedPart& part) {
+    for (const Box& box : part.boxes) {
+      visit(&box, part.writer,
+            files_.place(part.writer, lengths_.of(leaf.dtype, box.sizes),
+                         byte_size(leaf.dtype, box.sizes)));
+    }
+  });
 }
 
 }  // namespace tessera

@@ -1,79 +1,106 @@
-// Who writes what: the pure part of a save. No I/O, no ranks, no tensors' bytes.
+// Who writes what, and where: the pure part of a save. No I/O, no ranks, no tensors' bytes.
+//
+// Every rank lays out its own data files, and rank 0 those of all, by the same rules: values first,
+// by name; then the tensors that have a placement, in the order of the leaves; then those that were
+// told, by name and by where their chunks begin. So nobody has to say where an item is.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "format/dcp/dcp.h"
-#include "tessera/comm.h"
-#include "tessera/value.h"
+#include "checkpoint/save/file_plan.h"
+#include "checkpoint/save/placed_walk.h"
+#include "checkpoint/save/proposals.h"
 
 namespace tessera {
 
-// One thing that a rank could write: a chunk of a tensor, or a value.
-struct WriteItem {
-  std::string name;
-  Path path;
-  bool is_tensor = false;
-  DType dtype = DType::float32;  // tensors
-  Shape shape;
-  Box box;  // the chunk
-  bool requires_grad = false;
-  bool held = true;       // false: a tensor of which the proposer holds nothing, others have to
-  std::size_t leaf = 0;   // index of the leaf in the proposer's flattened tree
-  std::size_t piece = 0;  // index of the leaf's piece
+// The same on all ranks.
+struct PlanRules {
+  int ranks = 1;
+  int files = 1;  // data files of a rank at most
+  ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
+  bool everything_told = false;  // the leaves of ranks differ
 };
 
-// Leaf number `index` as an item, without its box and piece.
-[[nodiscard]] WriteItem item_of(const Leaf& leaf, std::size_t index);
-
-// What one rank proposes to write, in the order of its tree (checkpoint-rows P-12): of a tensor
-// of which others hold all pieces it says so, in an item that is never assigned.
-[[nodiscard]] std::vector<WriteItem> propose(const std::vector<Leaf>& leaves);
-
-// Where a written item ended up.
-struct WrittenItem {
-  std::size_t item = 0;  // index into the rank's proposal
-  dcp::Item where;
+// What one rank holds of a leaf, and may have to write.
+struct OwnItem {
+  std::size_t leaf = 0;  // index of this rank's leaves
+  HeldChunk chunk = {};  // of a tensor
+  std::uint64_t key = 0;
+  int holders = 1;
+  bool is_written = false;
+  ItemPlace place = {};  // if it is written
 };
 
-// Indices into proposals[r], ascending: assignment[r] of what rank r writes, copied[r] of the
-// chunks of it that other ranks hold too.
-struct SavePlan {
-  std::vector<std::vector<std::size_t>> assignment;
-  std::vector<std::vector<std::size_t>> copied;
+// One rank's part of a save.
+struct OwnPlan {
+  std::vector<OwnItem> items;          // what is written, in the order of each file
+  std::vector<std::uint64_t> lengths;  // of its data files; files without items are not written
 };
 
-// Chooses one writer for every replica (checkpoint-rows P-13): the rank with the fewest bytes so
-// far, ties to the lowest; values always from the lowest rank, so that a rank-dependent value is a
-// stated one (checkpoint-rows Q-09). Proves that ranks agree on shapes and dtypes (`mismatch`) and
-// that chunks cover every tensor once (checkpoint-rows P-14).
-[[nodiscard]] SavePlan plan_save(const std::vector<std::vector<WriteItem>>& proposals);
-
-// The `.metadata` of a save: entries in order of first appearance, chunks in rank order.
-[[nodiscard]] dcp::Metadata metadata_of(const std::vector<std::vector<WriteItem>>& proposals,
-                                        const std::vector<std::vector<WrittenItem>>& written);
-
-// Messages between ranks.
-[[nodiscard]] Bytes encode_proposal(const std::vector<WriteItem>& items);
-[[nodiscard]] std::vector<WriteItem> decode_proposal(const Bytes& message);
-// What rank 0 tells one rank: its part of the plan, and whether copies have to be equal.
-struct Orders {
-  std::vector<std::size_t> assigned;
-  std::vector<std::size_t> copied;
-  bool equal_copies = false;
+struct OwnLeaves {
+  int rank = 0;
+  const std::vector<PlannedLeaf>& leaves;
+  const std::vector<std::vector<HeldChunk>>& chunks;  // by leaf
+  std::function<std::uint64_t(std::size_t leaf)> value_length;
 };
-[[nodiscard]] Bytes encode_orders(const Orders& orders);
-[[nodiscard]] Orders decode_orders(const Bytes& message);
-// What one rank tells rank 0: where its items are, and samples of what it holds as others do
-// (copies.h).
-struct Written {
-  std::vector<WrittenItem> items;
-  std::vector<std::uint64_t> samples;
+// `choices`: what rank 0 said of things that were told and that several ranks hold.
+[[nodiscard]] OwnPlan own_plan(const PlanRules& rules, const OwnLeaves& own,
+                               const Choices& choices);
+
+// The save of all ranks, on rank 0.
+class SavePlan {
+ public:
+  // `told`: finished. `value_length`: of a leaf of rank 0 that is a value, if not everything is
+  // told.
+  SavePlan(const PlanRules& rules, ToldLeaves told,
+           const std::function<std::uint64_t(std::size_t leaf)>& value_length);
+
+  [[nodiscard]] const std::vector<PlannedLeaf>& leaves() const { return told_.leaves(); }
+  [[nodiscard]] const std::vector<Choice>& choices() const { return choices_; }
+  [[nodiscard]] std::uint64_t size_of(int rank, int file) const {
+    return files_.size_of(rank, file);
+  }
+
+  // The boxes of a tensor's chunks, in the order of items().
+  using VisitBox = std::function<void(const Box& box)>;
+  void boxes(std::size_t leaf, const VisitBox& visit) const;
+  // Where everything is: goes through the leaves in their order, once. `box` is null for a value.
+  class Items {
+   public:
+    // `plan` outlives this.
+    explicit Items(const SavePlan& plan);
+    using Visit = std::function<void(const Box* box, int rank, const ItemPlace& place)>;
+    // The items of leaf number next(), in the order of boxes().
+    void leaf(const Visit& visit);
+    [[nodiscard]] std::size_t next() const { return next_; }
+
+   private:
+    const SavePlan& plan_;
+    PlacedWalk walk_;
+    FilePlan files_;
+    ItemLengths lengths_;
+    std::size_t next_ = 0;
+  };
+
+ private:
+  struct Told {
+    int rank = 0;
+    ItemPlace place;
+  };
+  void place_values(const std::function<std::uint64_t(std::size_t leaf)>& value_length);
+  void place_told();
+  void choose(const std::string& name, const Shape& offsets, int writer, std::size_t holders);
+
+  PlanRules rules_;
+  ToldLeaves told_;
+  std::vector<std::vector<Told>> places_;  // by leaf: of values and told chunks
+  std::vector<Choice> choices_;
+  FilePlan after_values_;
+  FilePlan files_;  // with everything
 };
-[[nodiscard]] Bytes encode_written(const Written& written);
-[[nodiscard]] Written decode_written(const Bytes& message);
 
 }  // namespace tessera

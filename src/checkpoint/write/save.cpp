@@ -6,6 +6,7 @@
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/memory.h"
+#include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/save_dcp.h"
 #include "checkpoint/write/destination.h"
 #include "comm/whereabouts.h"
@@ -64,8 +65,8 @@ std::shared_ptr<Store> root_of(const Location& where) {
 
 // `kind` is torch_file or safetensors. Throws as `save` does, and `unsupported` for more ranks than
 // one.
-IoReport save_file(const Value& tree, const Location& where, CheckpointKind kind,
-                   const SaveOptions& options, int ranks) {
+SaveResult save_file(const Value& tree, const Location& where, CheckpointKind kind,
+                     const SaveOptions& options, int ranks) {
   if (ranks > 1) {
     throw Error(ErrorCode::unsupported, "a file of one process, the group has " +
                                             std::to_string(ranks) +
@@ -78,14 +79,19 @@ IoReport save_file(const Value& tree, const Location& where, CheckpointKind kind
   how.threads = options.threads;
   how.progress = options.progress;
   how.stop = options.stop;
-  return convert(checkpoint_of(tree), where, how).io;
+  SaveResult result;
+  static_cast<IoReport&>(result) = convert(checkpoint_of(tree), where, how).io;
+  result.files = 1;
+  result.total_bytes = result.bytes_written;
+  return result;
 }
 
 }  // namespace
 
-IoReport save(const Value& tree, const Location& where, const SaveOptions& options, Group& group) {
+SaveResult save(const Value& tree, const Location& where, const SaveOptions& options,
+                Group& group) {
   const Purpose purpose("saving a checkpoint");
-  std::function<IoReport()> finish;
+  std::function<SaveResult()> finish;
   agree(group, "planning a checkpoint", [&] {
     const CheckpointKind kind = kind_to_save(where, options);
     if (kind == CheckpointKind::dcp) {
@@ -97,12 +103,16 @@ IoReport save(const Value& tree, const Location& where, const SaveOptions& optio
   return finish();
 }
 
-IoReport save(const Value& tree, const Location& where, const SaveOptions& options) {
+SaveResult save(const Value& tree, const Location& where, const SaveOptions& options) {
   return save(tree, where, options, *solo_group());
 }
 
-IoReport save(const Value& tree, const Location& where, Group& group) {
+SaveResult save(const Value& tree, const Location& where, Group& group) {
   return save(tree, where, {}, group);
+}
+
+bool committed(const Location& where, const std::string& save_id) {
+  return is_visible(*root_of(where), save_id);
 }
 
 }  // namespace tessera

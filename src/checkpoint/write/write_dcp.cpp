@@ -7,11 +7,11 @@
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/leftovers.h"
-#include "checkpoint/save/save_plan.h"
 #include "checkpoint/tree/tree_json.h"
 #include "checkpoint/write/resume.h"
 #include "checkpoint/write/targets.h"
 #include "checkpoint/write/write_archive.h"
+#include "checkpoint/write/write_item.h"
 #include "layout/boxes.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
@@ -130,10 +130,6 @@ std::vector<std::vector<WrittenItem>> write_files(const ConvertJob& job, const P
   return written;
 }
 
-bool is_visible(const Store& store, const std::string& save_id) {
-  return store.exists(kDcpMetadata) && read_dcp_metadata(store).save_id == save_id;
-}
-
 // The files of a conversion that failed, unless its checkpoint had become visible before.
 void remove_own(Store& store, const std::vector<std::string>& names, const std::string& save_id) {
   try {
@@ -189,7 +185,9 @@ void write_dcp(ConvertJob& job) {
     metadata.version = "1.0.0";
     metadata.checkpoint_id = job.final_name;
     job.before_visible();
-    commit_dcp(job.store, metadata, std::move(digests), encode_types(job.leaves), job.if_exists);
+    metadata.save_id = random_uuid();
+    commit_dcp(job.store, *dcp::source_of(metadata), std::move(digests), encode_types(job.leaves),
+               job.if_exists);
   } catch (...) {
     if (job.resumption == nullptr) remove_own(job.store, names, metadata.save_id);
     throw;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -68,6 +69,8 @@ class MetadataSource {
   // the only item of an object, which begins nowhere.
   virtual void for_each_item(std::size_t entry, const ItemVisitor& visit) const = 0;
 };
+// What `metadata`, which outlives it, says.
+[[nodiscard]] std::unique_ptr<MetadataSource> source_of(const Metadata& metadata);
 
 // Throws `corrupt` with the entry's name when items, chunks and entries do not fit together: a box
 // outside its tensor, two items for a chunk; `incomplete` for a chunk without an item, `unsafe` for

@@ -386,6 +386,10 @@ void encode(const MetadataSource& source, const std::function<void(ByteView byte
   Encoder(source, write).run();
 }
 
+std::unique_ptr<MetadataSource> source_of(const Metadata& metadata) {
+  return std::make_unique<Stored>(metadata);
+}
+
 std::vector<std::byte> encode(const Metadata& metadata) {
   std::vector<std::byte> bytes;
   encode(Stored(metadata),

@@ -1,9 +1,6 @@
 #include "tessera/pytorch/wrap_scope.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <optional>
@@ -11,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/host.h"
 #include "comm/text.h"
 #include "tessera/error.h"
 
@@ -27,12 +25,6 @@ struct Scope {
 std::optional<Scope>& current_scope() {
   thread_local std::optional<Scope> scope;
   return scope;
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "";
-  return name.data();
 }
 
 // Every `count` neighbours are of one host, and the next ones of another.

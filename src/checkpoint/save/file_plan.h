@@ -1,0 +1,57 @@
+// Which item of a save lies where in which data file. Every rank computes it for itself, and rank 0
+// for all: an item's length follows from what it holds, and items follow one another in their file.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "tessera/dtype.h"
+#include "tessera/layout.h"
+#include "tessera/value.h"
+
+namespace tessera {
+
+// Bytes of an item (item_writer.h) of one chunk.
+class ItemLengths {
+ public:
+  [[nodiscard]] std::uint64_t of(DType dtype, const Shape& sizes);
+
+ private:
+  std::map<std::pair<DType, Shape>, std::uint64_t> known_;
+  std::pair<DType, Shape> last_;  // chunks of one tensor have few sizes
+  std::uint64_t last_length_ = 0;
+};
+// Of an item of a value.
+[[nodiscard]] std::uint64_t item_length(const Value& value);
+
+struct ItemPlace {
+  int file = 0;  // number of the rank's file
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+};
+
+class FilePlan {
+ public:
+  // Of ranks [first, first + ranks), each with `files` data files at most.
+  FilePlan(int first, int ranks, int files);
+  // The next item of `rank` goes behind the others of the file with the fewest bytes of tensors so
+  // far; ties go to the first. `bytes`: of elements, 0 of a value.
+  ItemPlace place(int rank, std::uint64_t length, std::uint64_t bytes);
+  [[nodiscard]] std::uint64_t size_of(int rank, int file) const;
+  [[nodiscard]] int files() const noexcept { return files_; }
+
+ private:
+  struct File {
+    std::uint64_t load = 0;  // bytes of elements, and one for each value
+    std::uint64_t end = 0;
+  };
+  [[nodiscard]] std::size_t first_file_of(int rank) const;
+
+  int first_;
+  int files_;
+  std::vector<File> all_;  // `files_` of each rank
+};
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+// Who writes which part of the tensors whose placement all ranks know.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "checkpoint/save/planned_leaf.h"
+#include "tessera/checkpoint.h"
+
+namespace tessera {
+
+struct PlacedPart {
+  std::vector<Box> boxes;
+  int writer = 0;   // rank
+  int holders = 1;  // ranks
+};
+
+// Goes through the leaves of a save in their order, on every rank with the same result: of the
+// ranks that hold a part, the one writes it that has the fewest bytes so far, or the lowest.
+class PlacedWalk {
+ public:
+  PlacedWalk(int ranks, ReplicaWriter rule)
+      : rule_(rule), loads_(static_cast<std::size_t>(ranks), 0) {}
+
+  using Visit = std::function<void(int part, const PlacedPart& made)>;
+  // Visits the parts that have elements, and that of a tensor without any. `leaf` has a placement.
+  void leaf(const PlannedLeaf& leaf, const Visit& visit);
+  // Of an item that is written apart from the walk.
+  void add_load(int rank, std::uint64_t bytes) { loads_[static_cast<std::size_t>(rank)] += bytes; }
+  // The rank of `holders` (ascending, not empty) that writes, by the same rule.
+  [[nodiscard]] int writer_of(const std::vector<int>& holders) const;
+
+ private:
+  [[nodiscard]] int ranks() const { return static_cast<int>(loads_.size()); }
+  [[nodiscard]] int writer_of_part(const Placement& placement, int part) const;
+
+  ReplicaWriter rule_;
+  std::vector<std::uint64_t> loads_;  // bytes that each rank writes, so far
+};
+
+}  // namespace tessera

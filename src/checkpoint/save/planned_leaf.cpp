@@ -1,0 +1,151 @@
+#include "checkpoint/save/planned_leaf.h"
+
+#include <algorithm>
+
+#include "layout/placement.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+bool holds_part(const std::vector<HeldChunk>& held, const Placement& placement, const Shape& shape,
+                int rank) {
+  std::vector<Box> boxes = boxes_of_part(placement, shape, part_of_rank(placement, rank));
+  std::ranges::sort(boxes, begins_before);
+  return std::ranges::equal(held, boxes, {}, &HeldChunk::box);
+}
+
+std::optional<Placement> placement_of(const Tensor& tensor, int rank, int ranks) {
+  // Without elements there is nothing to divide.
+  if (numel(tensor.shape) == 0) return Placement{};
+  if (tensor.sharded && !tensor.placement) return std::nullopt;
+  const Placement placement = tensor.placement.value_or(Placement{});
+  if (!fits(placement, tensor.shape, ranks)) return std::nullopt;
+  if (!holds_part(held_chunks(tensor), placement, tensor.shape, rank)) return std::nullopt;
+  return placement;
+}
+
+void write_shape(MessageWriter& message, const Shape& shape) {
+  message.count(shape.size());
+  for (const std::int64_t size : shape) message.count(static_cast<std::uint64_t>(size));
+}
+
+Shape read_shape(MessageReader& message) {
+  Shape shape;
+  for (auto count = message.count(); count > 0; --count)
+    shape.push_back(static_cast<std::int64_t>(message.count()));
+  return shape;
+}
+
+void write_path(MessageWriter& message, const Path& path) {
+  message.count(path.size());
+  for (const PathPart& part : path) {
+    const auto* index = std::get_if<std::int64_t>(&part);
+    message.count(index != nullptr ? 1 : 0);
+    if (index != nullptr) {
+      message.number(*index);
+    } else {
+      message.text(step_text(part));
+    }
+  }
+}
+
+Path read_path(MessageReader& message) {
+  Path path;
+  for (auto count = message.count(); count > 0; --count) {
+    if (message.count() == 1) {
+      path.emplace_back(message.number<std::int64_t>());
+    } else {
+      path.emplace_back(message.text());
+    }
+  }
+  return path;
+}
+
+void write_placement(MessageWriter& message, const std::optional<Placement>& placement) {
+  message.count(placement ? 1 : 0);
+  if (!placement) return;
+  message.number(static_cast<std::int32_t>(placement->parts));
+  message.number(static_cast<std::int32_t>(placement->stride));
+  message.number(static_cast<std::int32_t>(placement->dim));
+  message.number(placement->shard).number(placement->begin);
+}
+
+std::optional<Placement> read_placement(MessageReader& message) {
+  if (message.count() == 0) return std::nullopt;
+  Placement placement;
+  placement.parts = message.number<std::int32_t>();
+  placement.stride = message.number<std::int32_t>();
+  placement.dim = message.number<std::int32_t>();
+  placement.shard = message.number<std::int64_t>();
+  placement.begin = message.number<std::int64_t>();
+  return placement;
+}
+
+}  // namespace
+
+bool begins_before(const Box& a, const Box& b) {
+  return a.offsets < b.offsets;
+}
+
+std::vector<HeldChunk> held_chunks(const Tensor& tensor) {
+  std::vector<HeldChunk> held;
+  if (numel(tensor.shape) == 0) return {{whole(tensor.shape), 0}};
+  for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+    const Piece& piece = tensor.pieces[p];
+    if (numel(piece.slice) == 0 || !piece.storage) continue;
+    const Box* box = std::get_if<Box>(&piece.slice);
+    if (box == nullptr) {
+      throw Error(ErrorCode::unsupported,
+                  "a flat range cannot be a chunk of a DCP checkpoint: give boxes");
+    }
+    require_inside(*box, tensor.shape);
+    held.push_back({*box, p});
+  }
+  std::ranges::stable_sort(held, begins_before, &HeldChunk::box);
+  return held;
+}
+
+PlannedLeaf planned(const Leaf& leaf, int rank, int ranks) {
+  PlannedLeaf made;
+  made.name = leaf.name;
+  made.path = leaf.path;
+  made.is_tensor = leaf.value.is(Value::Kind::tensor);
+  if (!made.is_tensor) return made;
+  const Tensor& tensor = leaf.value.as_tensor();
+  made.dtype = tensor.dtype;
+  made.shape = tensor.shape;
+  made.requires_grad = tensor.requires_grad;
+  try {
+    made.placement = placement_of(tensor, rank, ranks);
+  } catch (Error& error) {
+    throw error.at_key(leaf.name);
+  }
+  return made;
+}
+
+void write_leaf(MessageWriter& message, const PlannedLeaf& leaf) {
+  message.text(leaf.name);
+  write_path(message, leaf.path);
+  message.count(leaf.is_tensor ? 1 : 0);
+  if (!leaf.is_tensor) return;
+  message.count(static_cast<std::uint64_t>(leaf.dtype));
+  write_shape(message, leaf.shape);
+  message.count(leaf.requires_grad ? 1 : 0);
+  write_placement(message, leaf.placement);
+}
+
+PlannedLeaf read_leaf(MessageReader& message) {
+  PlannedLeaf leaf;
+  leaf.name = message.text();
+  leaf.path = read_path(message);
+  leaf.is_tensor = message.count() == 1;
+  if (!leaf.is_tensor) return leaf;
+  leaf.dtype = static_cast<DType>(message.count());
+  leaf.shape = read_shape(message);
+  leaf.requires_grad = message.count() == 1;
+  leaf.placement = read_placement(message);
+  return leaf;
+}
+
+}  // namespace tessera

@@ -1,0 +1,109 @@
+// What ranks tell of the leaves whose parts not every rank can compute, and what they are told.
+//
+// If all ranks have the same leaves, they tell the chunks that they hold of those without a
+// placement. If their leaves differ, they tell everything.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/save/key_errors.h"
+#include "checkpoint/save/placed_walk.h"
+#include "checkpoint/save/planned_leaf.h"
+
+namespace tessera {
+
+// Names a chunk, or a value (without offsets), on all ranks.
+[[nodiscard]] std::uint64_t key_of(const std::string& name, const Shape& offsets);
+
+// One value of a rank.
+struct ToldValue {
+  std::uint64_t digest = 0;
+  std::uint64_t length = 0;  // of its item
+};
+
+// What one rank tells. `leaves` are its own, `tensors[i]` what it holds of leaf i if that is a
+// tensor that has to be told, `values[i]` of a value.
+struct Proposal {
+  int rank = 0;
+  bool everything = false;
+  std::span<const PlannedLeaf> leaves;
+  std::span<const std::vector<HeldChunk>> tensors;
+  std::span<const ToldValue> values;  // used if everything is told
+};
+// Proposals combine by standing side by side.
+[[nodiscard]] Bytes encode_proposal(const Proposal& proposal);
+
+// Chunks of one leaf, in row-major order of where they begin.
+struct ToldChunk {
+  Box box;
+  std::vector<int> holders;  // ranks, ascending
+};
+
+// Who writes what several ranks hold.
+struct Choice {
+  std::uint64_t key = 0;
+  int writer = 0;
+  int holders = 0;
+};
+using Choices = std::unordered_map<std::uint64_t, Choice>;
+[[nodiscard]] Bytes encode_choices(const std::vector<Choice>& choices);
+[[nodiscard]] Choices decode_choices(const Bytes& message);
+
+// What all ranks told, on rank 0.
+class ToldLeaves {
+ public:
+  // `leaves`: of rank 0, if not everything is told.
+  explicit ToldLeaves(std::vector<PlannedLeaf> leaves, bool everything);
+  // Adds proposals that stand side by side in rank order.
+  void add(const Bytes& proposals);
+  // Proves that ranks agree on what a leaf is and that chunks cover every tensor once (P-14).
+  // Throws one error with all that does not fit: `mismatch`, `conflict`, `incomplete` or `corrupt`.
+  void finish();
+
+  // In order of first appearance by rank.
+  [[nodiscard]] const std::vector<PlannedLeaf>& leaves() const { return leaves_; }
+  [[nodiscard]] bool is_told(std::size_t leaf) const;
+  [[nodiscard]] std::vector<ToldChunk> chunks(std::size_t leaf) const;
+  // Of values, if everything was told: the ranks that have each, and what they have.
+  struct Holder {
+    int rank = 0;
+    ToldValue value;
+  };
+  [[nodiscard]] const std::vector<Holder>& holders_of_value(std::size_t leaf) const {
+    return values_[leaf];
+  }
+
+ private:
+  // Columns, because there may be millions of chunks.
+  struct Column {
+    std::vector<std::int64_t> boxes;  // of each row: offsets and sizes of a chunk
+    std::vector<int> ranks;           // of each row: who holds it
+  };
+  // A leaf that a rank tells of; not `fits`: what it says of it is passed over.
+  struct Target {
+    std::size_t leaf = 0;
+    bool is_tensor = true;
+    std::size_t dimensions = 0;
+    bool fits = true;
+  };
+  void add_proposal(MessageReader& message);
+  Target target_of(MessageReader& message, int rank);
+  void read_chunks(MessageReader& message, const Target& target, int rank);
+  void read_value(MessageReader& message, const Target& target, int rank);
+  void sort(std::size_t leaf);
+  void require_covered(std::size_t leaf) const;
+  [[nodiscard]] Box box_of(std::size_t leaf, std::size_t row) const;
+
+  std::vector<PlannedLeaf> leaves_;
+  bool everything_;
+  std::vector<Column> columns_;              // by leaf
+  std::vector<std::vector<Holder>> values_;  // by leaf
+  std::unordered_map<std::string, std::size_t> by_name_;
+  KeyErrors errors_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+// What ranks report of the data files that they wrote, and what rank 0 makes of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/digests/side_file.h"
+#include "checkpoint/save/save_plan.h"
+#include "tessera/comm.h"
+#include "tessera/storage.h"
+
+namespace tessera {
+
+// "__3_0_1a2b3c4d5e6f.distcp": `attempt` is of one save alone.
+[[nodiscard]] std::string data_file_name(int rank, int file, const std::string& attempt);
+
+struct FileReport {
+  int file = 0;  // number of the rank's file
+  FileDigests digests;
+};
+struct RankReport {
+  int rank = 0;
+  std::string host;
+  std::vector<FileReport> files;
+};
+// The reports of all ranks, and the sum of their copies_term().
+struct Reports {
+  std::uint64_t copies = 0;
+  std::vector<RankReport> ranks;
+};
+
+// As messages that combine.
+[[nodiscard]] Bytes encode_report(const RankReport& report, std::uint64_t copies);
+[[nodiscard]] Bytes combine_reports(Bytes left, const Bytes& right);
+[[nodiscard]] Reports decode_reports(const Bytes& message);
+
+// Throws `mismatch` for a file whose size is not the planned one.
+void require_planned(const Reports& reports, const SavePlan& plan, const std::string& attempt);
+// Throws `incomplete` for files that the store does not show here, with who wrote them where, and
+// `corrupt` for those of another size: ranks that write into different directories, or to disks of
+// their own, would get a checkpoint of which a part is missing.
+void require_in_store(const Reports& reports, const Store& store, const std::string& attempt);
+
+[[nodiscard]] DigestsByName digests_of(const Reports& reports, const std::string& attempt);
+
+}  // namespace tessera
