@@ -92,15 +92,13 @@ void append_path_part(std::string& path, std::string_view part) {
   path += part;
 }
 
-void add_chunk(Entry& entry, std::span<const std::int64_t> offsets,
-               std::span<const std::int64_t> sizes) {
-  if (!lies_inside(offsets, sizes, entry.shape)) {
-    require_shape(entry.shape);
-    require_dimensions(offsets.size());
-    require_dimensions(sizes.size());
-    require_inside(Box{shape_of(offsets), shape_of(sizes)}, entry.shape);
-  }
-  entry.chunks.push_back(offsets, sizes);
+void require_chunk_inside(const Entry& entry, std::span<const std::int64_t> offsets,
+                          std::span<const std::int64_t> sizes) {
+  if (lies_inside(offsets, sizes, entry.shape)) return;
+  require_shape(entry.shape);
+  require_dimensions(offsets.size());
+  require_dimensions(sizes.size());
+  require_inside(Box{shape_of(offsets), shape_of(sizes)}, entry.shape);
 }
 
 void Assembler::add_entry(Entry entry) {

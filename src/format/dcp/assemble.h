@@ -36,15 +36,15 @@ decltype(auto) about_entry(std::string_view name, const Work& work) {
 // Appends one of the parts that pathlib keeps of a path.
 void append_path_part(std::string& path, std::string_view part);
 
-// Gives a tensor whose shape is known its next chunk, without an item.
-void add_chunk(Entry& entry, std::span<const std::int64_t> offsets,
-               std::span<const std::int64_t> sizes);
+// A chunk lies inside its tensor, whose shape is known.
+void require_chunk_inside(const Entry& entry, std::span<const std::int64_t> offsets,
+                          std::span<const std::int64_t> sizes);
 
 // First all entries, then paths and items, then finish. Every function throws as decode() does,
 // with the entry's name.
 class Assembler {
  public:
-  // `entry` has its chunks, by add_chunk, and no items yet. Names are unique.
+  // `entry` has its chunks, all of them inside, and no items yet. Names are unique.
   void add_entry(Entry entry);
   // A path of a name without an entry is passed over.
   void set_path(std::string_view name, Path path);

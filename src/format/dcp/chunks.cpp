@@ -14,11 +14,21 @@ ItemTexts::ItemTexts() {
 }
 
 std::uint32_t ItemTexts::path_number(std::string_view path) {
-  const auto found = path_numbers_.find(path);
-  if (found != path_numbers_.end()) return found->second;
+  // Items of one file follow each other, or those of one tensor, whose files follow each other.
+  for (std::size_t guess = last_path_; guess < std::min(last_path_ + 2, paths_.size()); ++guess) {
+    if (paths_[guess] != path) continue;
+    last_path_ = guess;
+    return static_cast<std::uint32_t>(guess);
+  }
   const auto number = narrow<std::uint32_t>(paths_.size());
-  path_numbers_.emplace(paths_.emplace_back(path), number);
-  return number;
+  const auto found = path_numbers_.find(path);
+  if (found != path_numbers_.end()) {
+    last_path_ = found->second;
+  } else {
+    path_numbers_.emplace(paths_.emplace_back(path), number);
+    last_path_ = number;
+  }
+  return static_cast<std::uint32_t>(last_path_);
 }
 
 std::uint32_t ItemTexts::transforms_number(std::span<const std::string> transforms) {

@@ -56,6 +56,7 @@ class ItemTexts {
  private:
   std::deque<std::string> paths_;
   std::unordered_map<std::string_view, std::uint32_t> path_numbers_;  // into `paths_`
+  std::size_t last_path_ = 0;  // the number that was given last
   std::map<std::vector<std::string>, std::uint32_t> transforms_numbers_;
   std::vector<const std::vector<std::string>*> transforms_;  // into the keys of those
 };

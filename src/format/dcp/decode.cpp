@@ -263,7 +263,9 @@ class Decoder {
     const Value& chunks = attribute(tensor, "chunks", Kind::list);
     for (const Value& item : chunks.items()) {
       const Value& chunk = attributes(item, kMetadataModule, "ChunkStorageMetadata");
-      add_chunk(entry, shape_of(chunk, "offsets"), shape_of(chunk, "sizes"));
+      const Box box{shape_of(chunk, "offsets"), shape_of(chunk, "sizes")};
+      require_chunk_inside(entry, box.offsets, box.sizes);
+      entry.chunks.push_back(box.offsets, box.sizes);
     }
   }
 

@@ -18,7 +18,11 @@ using Kind = Lite::Kind;
 // Every function answers false for what is not laid out as expected.
 class QuickDecoder {
  public:
-  explicit QuickDecoder(ByteView bytes) : machine_(bytes) {}
+  explicit QuickDecoder(ByteView bytes) : machine_(bytes) {
+    machine_.take_items = [this](std::uint64_t dict, std::span<const Lite> pairs) {
+      return take_items(dict, pairs);
+    };
+  }
 
   std::optional<Metadata> run() {
     const std::optional<Lite> root = machine_.run();
@@ -31,10 +35,13 @@ class QuickDecoder {
   }
 
  private:
-  // All that the assembler puts together.
+  // All that the assembler puts together. The items and, before them, the entries are there
+  // already, unless there are no items.
   bool read_parts(const Lite& state) {
-    return read_entries(find(state, "state_dict_metadata")) &&
-           read_paths(find(state, "planner_data")) && read_items(find(state, "storage_data"));
+    const Lite* entries = find(state, "state_dict_metadata");
+    if (!items_ && !read_entries(entries)) return false;
+    return is_complete(entries) && read_paths(find(state, "planner_data")) &&
+           are_items(find(state, "storage_data"));
   }
 
   // What wrote the checkpoint, and where.
@@ -83,19 +90,22 @@ class QuickDecoder {
     return true;
   }
 
-  [[nodiscard]] std::span<const std::int64_t> numbers(const Lite& size) const {
-    return std::span(machine_.dims).subspan(size.number, size.count);
-  }
-
   bool read_entries(const Lite* dict) {
     if (!is(dict, Kind::dict)) return false;
     const auto& pairs = machine_.dicts[dict->number].pairs;
+    entries_ = Part{dict->number, pairs.size()};
     assembler_.metadata.entries.reserve(pairs.size() / 2);
     std::unordered_set<std::string_view> names;
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
       if (!is_new_name(pairs[i], names) || !read_entry(pairs[i], pairs[i + 1])) return false;
     }
     return true;
+  }
+
+  // Whether this is the dict of the entries that were read, and nothing joined it since.
+  bool is_complete(const Lite* dict) const {
+    return is(dict, Kind::dict) && entries_ && dict->number == entries_->number &&
+           machine_.dicts[dict->number].pairs.size() == entries_->size;
   }
 
   bool read_entry(const Lite& name, const Lite& value) {
@@ -113,19 +123,18 @@ class QuickDecoder {
     const Lite* properties = find(state, "properties");
     if (!is(size, Kind::size) || !is(properties, Kind::object)) return false;
     entry.is_tensor = true;
-    const auto shape = numbers(*size);
+    const auto shape = machine_.numbers(*size);
     entry.shape = {shape.begin(), shape.end()};
     return read_properties(*properties, entry) && read_chunks(find(state, "chunks"), entry);
   }
 
-  bool read_chunks(const Lite* chunks, Entry& entry) const {
-    if (!is(chunks, Kind::list)) return false;
-    const auto& list = machine_.lists[chunks->number];
-    for (const Lite& item : list) {
-      if (item.kind != Kind::chunk) return false;
-      const QuickMachine::Chunk& chunk = machine_.chunks[item.number];
-      add_chunk(entry, numbers(chunk.offsets), numbers(chunk.sizes));
-    }
+  bool read_chunks(const Lite* list, Entry& entry) {
+    if (!is(list, Kind::list) || !machine_.lists[list->number].items.empty()) return false;
+    if (!lists_.insert(list->number).second) return false;
+    Chunks& chunks = machine_.lists[list->number].chunks;
+    for (std::size_t i = 0; i < chunks.size(); ++i)
+      require_chunk_inside(entry, chunks.box_offsets(i), chunks.box_sizes(i));
+    entry.chunks = std::move(chunks);
     return true;
   }
 
@@ -179,20 +188,31 @@ class QuickDecoder {
     return true;
   }
 
-  bool read_items(const Lite* dict) {
-    if (!is(dict, Kind::dict)) return false;
-    const auto& pairs = machine_.dicts[dict->number].pairs;
-    for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-      if (pairs[i].kind != Kind::index || pairs[i + 1].kind != Kind::info) return false;
-      const QuickMachine::Info& info = machine_.infos[pairs[i + 1].number];
-      std::vector<std::string> transforms;
-      if (info.transforms.kind != Kind::none && !read_texts(info.transforms, transforms))
+  // Items as the machine meets them. Entries stand before them in a `.metadata`.
+  bool take_items(std::uint64_t dict, std::span<const Lite> pairs) {
+    if (!items_ && !read_entries(machine_.find_on_stack("state_dict_metadata"))) return false;
+    if (!items_) items_ = dict;
+    if (dict != *items_) return false;
+    for (std::size_t i = 0; i < pairs.size(); i += 2) {
+      if (!take_item(machine_.indices[pairs[i].number], machine_.infos[pairs[i + 1].number]))
         return false;
-      const QuickMachine::Index& index = machine_.indices[pairs[i].number];
-      assembler_.add_item(machine_.text(index.name), place_of(index),
-                          {machine_.text(info.path), info.offset, info.length, transforms});
     }
     return true;
+  }
+
+  bool take_item(const QuickMachine::Index& index, const QuickMachine::Info& info) {
+    std::vector<std::string> transforms;
+    if (info.transforms.kind != Kind::none && !read_texts(info.transforms, transforms))
+      return false;
+    assembler_.add_item(machine_.text(index.name), place_of(index),
+                        {machine_.text(info.path), info.offset, info.length, transforms});
+    return true;
+  }
+
+  // Whether this is the dict whose items were taken, and it has no other members.
+  bool are_items(const Lite* dict) const {
+    return is(dict, Kind::dict) && machine_.dicts[dict->number].pairs.empty() &&
+           (!items_ || dict->number == *items_);
   }
 
   bool read_texts(const Lite& list, std::vector<std::string>& out) const {
@@ -205,7 +225,7 @@ class QuickDecoder {
 
   [[nodiscard]] Assembler::Index place_of(const QuickMachine::Index& index) const {
     Assembler::Index place;
-    if (index.offset.kind == Kind::size) place.offset = numbers(index.offset);
+    if (index.offset.kind == Kind::size) place.offset = machine_.numbers(index.offset);
     if (index.hint.kind == Kind::integer) place.hint = static_cast<std::int64_t>(index.hint.number);
     return place;
   }
@@ -230,9 +250,18 @@ class QuickDecoder {
     return true;
   }
 
+  // A dict, and how many keys and values it had.
+  struct Part {
+    std::uint64_t number;
+    std::size_t size;
+  };
+
   QuickMachine machine_;
   Assembler assembler_;
-  bool known_ = true;  // no attribute was there twice
+  std::optional<Part> entries_;              // what was read of them
+  std::optional<std::uint64_t> items_;       // the dict that they are taken from
+  std::unordered_set<std::uint64_t> lists_;  // whose chunks an entry has
+  bool known_ = true;                        // no attribute was there twice
 };
 
 }  // namespace

@@ -1,7 +1,9 @@
 // Reads a `.metadata` as PyTorch's pickler lays it out, without a value for each of its parts.
 //
 // A checkpoint of a large job has a million chunks, each of which is some seventy opcodes and a
-// dozen Python objects. Here each becomes one record as soon as its object is complete.
+// dozen Python objects. Here each becomes one record as soon as its object is complete, and a batch
+// of records a part of the result: beside it there is memory for one batch, and for what the
+// pickle's memo gives out again.
 #pragma once
 
 #include <optional>

@@ -8,6 +8,8 @@
 #include <span>
 
 #include "base/endian.h"
+#include "format/dcp/testing.h"
+#include "format/pickle/pickle.h"
 #include "format/test_support.h"
 
 namespace tessera::dcp {
@@ -48,6 +50,83 @@ TEST(QuickDecode, ReadsWhatWeWrite) {
     EXPECT_TRUE(quick_decode(bytes).has_value()) << name;
     EXPECT_TRUE(agrees(bytes)) << name;
   }
+}
+
+// Tensors with rows as chunks: more of them than pickle has in a batch, and as many.
+Metadata rows(const std::vector<std::int64_t>& counts) {
+  Metadata metadata;
+  for (const std::int64_t count : counts) {
+    Entry entry;
+    entry.name = "w" + std::to_string(metadata.entries.size());
+    entry.path = Path{entry.name};
+    entry.is_tensor = true;
+    entry.shape = {count, 300};
+    for (std::int64_t row = 0; row < count; ++row) {
+      const std::string path = "__" + std::to_string(row / 3) + "_0.distcp";
+      const auto at = static_cast<std::uint64_t>(row) << 25U;
+      entry.chunks.push_back({{{row, 0}, {1, 300}}, {path, at, 99, {"stream.zstd/1"}}});
+    }
+    metadata.entries.push_back(std::move(entry));
+  }
+  return metadata;
+}
+
+const Value& attribute(const Value& object, const char* name) {
+  return object.as_object().state->at(name);
+}
+
+// The same metadata as PyTorch lays it out: with a memo entry for everything. `share`: as its
+// planner leaves it, an index has the very offset of its chunk.
+std::vector<std::byte> as_pytorch(const Metadata& metadata, bool share) {
+  const Value tree = pickle::read(encode(metadata)).value;
+  const auto& items = attribute(tree, "storage_data").pairs();
+  auto item = items.begin();
+  for (const auto& [name, tensor] : attribute(tree, "state_dict_metadata").pairs()) {
+    for (const Value& chunk : attribute(tensor, "chunks").items()) {
+      Value index_state = *(item++)->first.as_object().state;
+      if (share) index_state.set_item("offset", attribute(chunk, "offsets"));
+    }
+  }
+  return pickle::write(tree, {.protocol = 4, .persistent_id = {}, .reduce = {}});
+}
+
+TEST(QuickDecode, ReadsManyChunksInEitherLayout) {
+  const Metadata metadata = rows({1000, 1, 2500, 0, 999, 2000, 1001});
+  const std::string expected = listing(metadata);
+  const auto shared = as_pytorch(metadata, true);
+  const auto single = as_pytorch(metadata, false);
+  EXPECT_LT(shared.size(), single.size());
+  for (const auto& bytes : {encode(metadata), shared, single}) {
+    const auto quick = quick_decode(bytes);
+    ASSERT_TRUE(quick.has_value());
+    EXPECT_EQ(listing(*quick), expected);
+    EXPECT_EQ(listing(decode_values(bytes)), expected);
+  }
+}
+
+// The same content with its parts in another order.
+TEST(QuickDecode, ItemsBeforeTheirEntriesAreLeftToTheOtherReader) {
+  const Metadata metadata = rows({3, 2});
+  const Value tree = pickle::read(encode(metadata)).value;
+  Value other = Value::dict();
+  for (const char* part : {"storage_data", "state_dict_metadata", "planner_data"})
+    other.set_item(part, attribute(tree, part));
+  *const_cast<Object&>(tree.as_object()).state = other;  // the test owns the tree
+  const auto bytes = pickle::write(tree, {.protocol = 4, .persistent_id = {}, .reduce = {}});
+  EXPECT_FALSE(quick_decode(bytes).has_value());
+  EXPECT_EQ(listing(decode(bytes)), listing(metadata));
+}
+
+// Items that are no part of the checkpoint do not stand in for those that are missing.
+TEST(QuickDecode, ItemsElsewhereAreLeftToTheOtherReader) {
+  const Value tree = pickle::read(encode(rows({3, 2}))).value;
+  Value& state = *const_cast<Object&>(tree.as_object()).state;  // the test owns the tree
+  const Value items = state.at("storage_data");
+  state.set_item("storage_data", Value::dict({items.pairs()[0]}));
+  state.set_item("more", items);
+  const auto bytes = pickle::write(tree, {.protocol = 4, .persistent_id = {}, .reduce = {}});
+  EXPECT_EQ(test::thrown([&] { (void)decode_values(bytes); }).first, ErrorCode::incomplete);
+  EXPECT_FALSE(quick_decode(bytes).has_value());
 }
 
 TEST(QuickDecode, DamageIsLeftToTheOtherReader) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <utility>
 
 #include "base/one_of.h"
 #include "format/dcp/names.h"
@@ -39,36 +41,27 @@ constexpr std::array<Known, 17> kKnown{{
     {"builtins", "getattr", Name::getattr},
 }};
 
+constexpr std::array<std::pair<std::string_view, Key>, 8> kKeys{{
+    {"offsets", Key::offsets},
+    {"sizes", Key::sizes},
+    {"fqn", Key::fqn},
+    {"offset", Key::offset},
+    {"index", Key::index},
+    {"relative_path", Key::relative_path},
+    {"length", Key::length},
+    {"transform_descriptors", Key::transforms},
+}};
+
+Key key_of(std::string_view text) {
+  const auto* known = std::ranges::find(kKeys, text, &std::pair<std::string_view, Key>::first);
+  return known == kKeys.end() ? Key::other : known->second;
+}
+
 // `count` of a list, dict or object that the memo gave out: it may not be changed any more.
 constexpr std::uint32_t kComplete = 1;
 
 bool is_container(const Lite& value) {
   return is_one_of(value.kind, Kind::list, Kind::dict, Kind::object);
-}
-
-bool is_text(const Lite& value) {
-  return value.kind == Kind::text;
-}
-
-bool is_size(const Lite& value) {
-  return value.kind == Kind::size;
-}
-
-bool is_count(const Lite& value) {
-  return value.kind == Kind::integer && static_cast<std::int64_t>(value.number) >= 0;
-}
-
-// Classes without a value for an attribute leave it out, or say None.
-bool may_be_size(const Lite& value) {
-  return is_one_of(value.kind, Kind::none, Kind::size);
-}
-
-bool may_be_integer(const Lite& value) {
-  return is_one_of(value.kind, Kind::none, Kind::integer);
-}
-
-bool may_be_items(const Lite& value) {
-  return is_one_of(value.kind, Kind::none, Kind::list, Kind::tuple);
 }
 
 // How a pickle makes something of a name.
@@ -115,14 +108,8 @@ constinit const std::array<QuickMachine::Step, 256> QuickMachine::kSteps = [] {
     std::size_t first = 0;
     return m.first_of(o, first) && m.push_tuple(first);
   };
-  const Step append = [](M& m, O& o) {
-    std::size_t first = 0;
-    return m.first_of(o, first) && m.append(first);
-  };
-  const Step set_items = [](M& m, O& o) {
-    std::size_t first = 0;
-    return m.first_of(o, first) && m.set_items(first);
-  };
+  const Step append = [](M& m, O& o) { return m.append(o); };
+  const Step set_items = [](M& m, O& o) { return m.set_items(o); };
   return pickle::steps_by_byte<Step>(
       other,
       {
@@ -130,14 +117,8 @@ constinit const std::array<QuickMachine::Step, 256> QuickMachine::kSteps = [] {
           {Op::pop, [](M& m, O&) { return m.drop(); }},
           {Op::frame, [](M& m, O& o) { return m.enter_frame(o); }},
           {Op::none, [](M& m, O&) { return m.push({}); }},
-          {Op::newtrue,
-           [](M& m, O&) {
-             return m.push({Kind::boolean, 0, 1});
-           }},
-          {Op::newfalse,
-           [](M& m, O&) {
-             return m.push({Kind::boolean, 0, 0});
-           }},
+          {Op::newtrue, [](M& m, O&) { return m.push({.kind = Kind::boolean, .number = 1}); }},
+          {Op::newfalse, [](M& m, O&) { return m.push({.kind = Kind::boolean}); }},
           {Op::binint, [](M& m, O&) { return m.push_integer(m.cursor_.number<std::int32_t>()); }},
           {Op::binint1, small},
           {Op::binint2, small},
@@ -181,14 +162,25 @@ bool QuickMachine::find_wanted() {
       cursor.skip(form);
     }
   }
+  count_wanted();
   return cursor.left() == 0;
 }
 
 bool QuickMachine::want(std::uint64_t index) {
   if (index >= bytes_.size()) return false;
-  if (index >= wanted_.size()) wanted_.resize(std::max(index + 1, 2 * wanted_.size()));
-  wanted_[index] = true;
+  const std::uint64_t word = index / 64;
+  if (word >= wanted_.size()) wanted_.resize(std::max(word + 1, 2 * wanted_.size()));
+  wanted_[word] |= std::uint64_t{1} << index % 64;
   return true;
+}
+
+void QuickMachine::count_wanted() {
+  std::uint64_t count = 0;
+  earlier_.reserve(wanted_.size());
+  for (const std::uint64_t bits : wanted_) {
+    earlier_.push_back(count);
+    count += static_cast<unsigned>(std::popcount(bits));
+  }
 }
 
 std::optional<Lite> QuickMachine::run() {
@@ -218,7 +210,7 @@ bool QuickMachine::push(Lite value) {
 }
 
 bool QuickMachine::push_integer(std::int64_t value) {
-  return push({Kind::integer, 0, static_cast<std::uint64_t>(value)});
+  return push({.kind = Kind::integer, .number = static_cast<std::uint64_t>(value)});
 }
 
 bool QuickMachine::push_long(ByteView bytes) {
@@ -233,23 +225,24 @@ bool QuickMachine::push_long(ByteView bytes) {
 bool QuickMachine::push_text(std::string_view text) {
   pickle::require_utf8(text);
   const auto begin = text.data() - reinterpret_cast<const char*>(bytes_.data());
-  return push(
-      {Kind::text, static_cast<std::uint32_t>(text.size()), static_cast<std::uint64_t>(begin)});
+  return push({Kind::text, key_of(text), static_cast<std::uint32_t>(text.size()),
+               static_cast<std::uint64_t>(begin)});
 }
 
 bool QuickMachine::push_list() {
-  stack_.push_back({Kind::list, 0, lists.size()});
+  stack_.push_back({.kind = Kind::list, .number = lists.size()});
   lists.emplace_back();
   return true;
 }
 
 bool QuickMachine::push_dict() {
   if (open_dicts_ == dicts.size()) dicts.emplace_back();
-  return push({Kind::dict, 0, open_dicts_++});
+  return push({.kind = Kind::dict, .number = open_dicts_++});
 }
 
 bool QuickMachine::open_mark() {
-  marks_.push_back(stack_.size());
+  marks_.push_back({stack_.size(), dims.size(), lists.size(), chunks.size(), indices.size(),
+                    infos.size(), kept_containers_});
   return true;
 }
 
@@ -260,31 +253,51 @@ bool QuickMachine::first_of(const pickle::Opcode& opcode, std::size_t& first) {
     return above_mark() >= opcode.pops + under;
   }
   if (marks_.empty()) return false;
-  first = marks_.back();
+  since_ = marks_.back();
+  first = since_.stack;
   marks_.pop_back();
   return above_mark() >= stack_.size() - first + under;
 }
 
 bool QuickMachine::push_tuple(std::size_t first) {
   const std::size_t count = stack_.size() - first;
-  const Lite tuple{Kind::tuple, static_cast<std::uint32_t>(count), items.size()};
+  const Lite tuple{
+      .kind = Kind::tuple, .count = static_cast<std::uint32_t>(count), .number = items.size()};
   items.insert(items.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
   stack_.resize(first);
   return push(tuple);
 }
 
-bool QuickMachine::append(std::size_t first) {
+bool QuickMachine::append(const pickle::Opcode& opcode) {
+  std::size_t first = 0;
+  if (!first_of(opcode, first)) return false;
   const Lite target = stack_[first - 1];
   if (!is_open(target, Kind::list)) return false;
-  auto& list = lists[target.number];
-  list.insert(list.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
+  List& list = lists[target.number];
+  if (first < stack_.size() && stack_[first].kind == Kind::chunk) {
+    if (!append_chunks(list, first)) return false;
+    stack_.resize(first);
+    forget_batch(opcode);
+    return true;
+  }
+  if (!list.chunks.empty()) return false;
+  list.items.insert(list.items.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first),
+                    stack_.end());
   stack_.resize(first);
   return true;
 }
 
-bool QuickMachine::set_items(std::size_t first) {
+bool QuickMachine::set_items(const pickle::Opcode& opcode) {
+  std::size_t first = 0;
+  if (!first_of(opcode, first)) return false;
   const Lite target = stack_[first - 1];
   if (!is_open(target, Kind::dict) || (stack_.size() - first) % 2 != 0) return false;
+  if (first < stack_.size() && stack_[first].kind == Kind::index) {
+    if (!hand_out(target.number, first)) return false;
+    stack_.resize(first);
+    forget_batch(opcode);
+    return true;
+  }
   auto& pairs = dicts[target.number].pairs;
   pairs.insert(pairs.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
   stack_.resize(first);
@@ -295,7 +308,7 @@ bool QuickMachine::memoize() {
   const std::uint64_t index = memo_size_++;
   if (above_mark() == 0) return false;
   if (is_wanted(index)) {
-    memo_.emplace(index, stack_.back());
+    memo_.push_back(stack_.back());  // entries come in order
     keep(stack_.back());
   }
   return true;
@@ -304,14 +317,17 @@ bool QuickMachine::memoize() {
 // What is given out again must stay where it is.
 void QuickMachine::keep(const Lite& value) {
   if (value.kind == Kind::tuple) kept_items_ = items.size();
+  if (value.kind == Kind::size) kept_dims_ = dims.size();
+  if (is_container(value) || value.kind == Kind::tuple) ++kept_containers_;
   if (value.kind == Kind::dict) dicts[value.number].wanted = true;
   if (value.kind == Kind::object) objects[value.number].wanted = true;
 }
 
 bool QuickMachine::recall(std::uint64_t index) {
-  const auto found = memo_.find(index);
-  if (found == memo_.end()) return false;
-  Lite value = found->second;
+  // All that are recalled are wanted.
+  if (index >= memo_size_) return false;
+  const std::uint64_t before = wanted_[index / 64] & ((std::uint64_t{1} << index % 64) - 1);
+  Lite value = memo_[earlier_[index / 64] + static_cast<unsigned>(std::popcount(before))];
   if (is_container(value)) {
     // While it is on the stack it is not complete: in another container the two could form a cycle.
     if (is_on_stack(value)) return false;
@@ -351,9 +367,11 @@ bool QuickMachine::push_stack_global() {
 bool QuickMachine::push_name(std::string_view module, std::string_view name) {
   if (protocol_ < 3 && module == "__builtin__") module = "builtins";
   if (const auto known = find_known(module, name))
-    return push({Kind::name, static_cast<std::uint32_t>(*known), 0});
+    return push({.kind = Kind::name, .count = static_cast<std::uint32_t>(*known)});
   if (module != "torch") return false;
-  stack_.push_back({Kind::name, static_cast<std::uint32_t>(Name::torch_name), torch_names.size()});
+  stack_.push_back({.kind = Kind::name,
+                    .count = static_cast<std::uint32_t>(Name::torch_name),
+                    .number = torch_names.size()});
   torch_names.push_back(name);
   return true;
 }
@@ -371,7 +389,7 @@ bool QuickMachine::make(bool by_new) {
 bool QuickMachine::make_object(Name name, const Lite& arguments) {
   if (name == Name::size) return make_size(arguments);
   if (name == Name::getattr && !is_member(arguments)) return false;
-  stack_.push_back({Kind::object, 0, objects.size()});
+  stack_.push_back({.kind = Kind::object, .number = objects.size()});
   objects.push_back({name, arguments, {}});
   return true;
 }
@@ -391,7 +409,7 @@ bool QuickMachine::make_size(const Lite& arguments) {
   if (arguments.count != 1) return false;
   const Lite numbers = items[arguments.number];
   if (numbers.kind != Kind::tuple) return false;
-  const Lite size{Kind::size, numbers.count, dims.size()};
+  const Lite size{.kind = Kind::size, .count = numbers.count, .number = dims.size()};
   for (std::size_t i = 0; i < numbers.count; ++i) {
     const Lite& number = items[numbers.number + i];
     if (number.kind != Kind::integer) return false;
@@ -421,87 +439,15 @@ bool QuickMachine::build() {
   return !has_record || replace_by_record(target, state);
 }
 
-// What there is most of becomes a record as soon as it is complete.
-bool QuickMachine::replace_by_record(const Lite& target, const Lite& state) {
-  const Object& object = objects[target.number];
-  Lite record;
-  if (object.wanted || !build_record(object, state, record)) return false;
-  forget(target, state);
-  stack_.back() = record;
-  return true;
-}
-
-bool QuickMachine::build_record(const Object& object, const Lite& state, Lite& record) {
-  if (state.kind != Kind::dict || object.arguments.count != 0) return false;
-  const Dict& dict = dicts[state.number];
-  // A dict that is in the memo could still be changed.
-  if (dict.wanted) return false;
-  if (object.name == Name::chunk) return build_chunk(dict, record);
-  return object.name == Name::index ? build_index(dict, record) : build_info(dict, record);
-}
-
-// Gives back the places of an object that became a record and of its state.
-void QuickMachine::forget(const Lite& object, const Lite& state) {
-  if (object.number + 1 == objects.size()) objects.pop_back();
-  if (state.number + 1 != open_dicts_) return;
-  dicts[state.number].pairs.clear();
-  --open_dicts_;
-}
-
-template <std::size_t count>
-bool QuickMachine::read_fields(const Dict& dict, const std::array<Field, count>& fields,
-                               std::array<Lite, count>& values) const {
-  std::array<bool, count> seen{};
-  for (std::size_t i = 0; i + 1 < dict.pairs.size(); i += 2) {
-    if (dict.pairs[i].kind != Kind::text) return false;
-    const auto* field = std::ranges::find(fields, text(dict.pairs[i]), &Field::key);
-    const auto place = static_cast<std::size_t>(field - fields.begin());
-    if (place == count || seen[place] || !field->takes(dict.pairs[i + 1])) return false;
-    seen[place] = true;
-    values[place] = dict.pairs[i + 1];
+const Lite* QuickMachine::find_on_stack(std::string_view key) const {
+  for (std::size_t i = 0; i + 1 < stack_.size(); ++i) {
+    if (stack_[i].kind == Kind::text && text(stack_[i]) == key) return &stack_[i + 1];
   }
-  for (std::size_t place = 0; place < count; ++place) {
-    if (fields[place].required && !seen[place]) return false;
-  }
-  return true;
-}
-
-bool QuickMachine::build_chunk(const Dict& dict, Lite& record) {
-  constexpr std::array<Field, 2> kFields{{{"offsets", is_size, true}, {"sizes", is_size, true}}};
-  std::array<Lite, 2> values;
-  if (!read_fields(dict, kFields, values)) return false;
-  record = {Kind::chunk, 0, chunks.size()};
-  chunks.push_back({.offsets = values[0], .sizes = values[1]});
-  return true;
-}
-
-bool QuickMachine::build_index(const Dict& dict, Lite& record) {
-  constexpr std::array<Field, 3> kFields{
-      {{"fqn", is_text, true}, {"offset", may_be_size, false}, {"index", may_be_integer, false}}};
-  std::array<Lite, 3> values;
-  if (!read_fields(dict, kFields, values)) return false;
-  record = {Kind::index, 0, indices.size()};
-  indices.push_back({.name = values[0], .offset = values[1], .hint = values[2]});
-  return true;
-}
-
-bool QuickMachine::build_info(const Dict& dict, Lite& record) {
-  constexpr std::array<Field, 4> kFields{{{"relative_path", is_text, true},
-                                          {"offset", is_count, true},
-                                          {"length", is_count, true},
-                                          {"transform_descriptors", may_be_items, false}}};
-  std::array<Lite, 4> values;
-  if (!read_fields(dict, kFields, values)) return false;
-  record = {Kind::info, 0, infos.size()};
-  infos.push_back({.path = values[0],
-                   .offset = values[1].number,
-                   .length = values[2].number,
-                   .transforms = values[3]});
-  return true;
+  return nullptr;
 }
 
 std::vector<Lite> QuickMachine::items_of(const Lite& lite) const {
-  if (lite.kind == Kind::list) return lists[lite.number];
+  if (lite.kind == Kind::list) return lists[lite.number].items;
   const auto first = items.begin() + static_cast<std::ptrdiff_t>(lite.number);
   return {first, first + static_cast<std::ptrdiff_t>(lite.count)};
 }

@@ -5,11 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "format/dcp/chunks.h"
 #include "format/pickle/cursor.h"
 #include "format/pickle/opcodes.h"
 #include "tessera/io.h"
@@ -35,6 +37,19 @@ enum class Name : std::uint8_t {
   torch_name,  // a dtype, by its text
 };
 
+// The attributes of what there is most of.
+enum class Key : std::uint8_t {
+  other,
+  offsets,
+  sizes,
+  fqn,
+  offset,
+  index,
+  relative_path,
+  length,
+  transforms,
+};
+
 // A value. `number` is itself, an index into one of the machine's arenas, or where a text begins.
 struct Lite {
   enum class Kind : std::uint8_t {
@@ -53,6 +68,7 @@ struct Lite {
     info,    // of `infos`
   };
   Kind kind = Kind::none;
+  Key key = Key::other;  // of a text: which attribute it names
   std::uint32_t count = 0;
   std::uint64_t number = 0;
 };
@@ -69,6 +85,11 @@ class QuickMachine {
   struct Dict {
     std::vector<Lite> pairs;
     bool wanted = false;
+  };
+  // Chunks become columns at once, so a list has either.
+  struct List {
+    std::vector<Lite> items;
+    Chunks chunks;
   };
   struct Chunk {
     Lite offsets;  // both sizes
@@ -88,6 +109,10 @@ class QuickMachine {
 
   explicit QuickMachine(ByteView bytes) : bytes_(bytes), cursor_(bytes) {}
 
+  // Takes members of a dict whose keys are indices: keys and values in turns, and the dict's
+  // number. The dict does not keep them. False: that was not expected.
+  std::function<bool(std::uint64_t dict, std::span<const Lite> pairs)> take_items;
+
   // The pickle's value, or nullopt at the first thing that is not expected. May throw an Error
   // instead.
   [[nodiscard]] std::optional<Lite> run();
@@ -96,6 +121,12 @@ class QuickMachine {
     return {reinterpret_cast<const char*>(bytes_.data()) + lite.number, lite.count};
   }
 
+  // The value that stands on the stack behind this text, where a dict is not complete yet. Null:
+  // none.
+  [[nodiscard]] const Lite* find_on_stack(std::string_view key) const;
+  [[nodiscard]] std::span<const std::int64_t> numbers(const Lite& size) const {
+    return std::span(dims).subspan(size.number, size.count);
+  }
   // The items of a tuple or list.
   [[nodiscard]] std::vector<Lite> items_of(const Lite& lite) const;
   // The value of a key in a dict; null: absent. False in `known`: there are two.
@@ -104,7 +135,7 @@ class QuickMachine {
   std::vector<std::string_view> torch_names;
   std::vector<std::int64_t> dims;
   std::vector<Lite> items;
-  std::vector<std::vector<Lite>> lists;
+  std::vector<List> lists;
   std::vector<Dict> dicts;
   std::vector<Object> objects;
   std::vector<Chunk> chunks;
@@ -118,8 +149,20 @@ class QuickMachine {
   using Step = bool (*)(QuickMachine& machine, const pickle::Opcode& opcode);
   static const std::array<Step, 256> kSteps;
 
+  // How long the stack and the arenas were when a mark was set.
+  struct Mark {
+    std::size_t stack;
+    std::size_t dims;
+    std::size_t lists;
+    std::size_t chunks;
+    std::size_t indices;
+    std::size_t infos;
+    std::size_t kept_containers;
+  };
+
   bool find_wanted();
   bool want(std::uint64_t index);
+  void count_wanted();
   bool read_protocol();
   bool enter_frame(const pickle::Opcode& opcode);
   bool open_mark();
@@ -133,12 +176,16 @@ class QuickMachine {
   bool push_tuple(std::size_t first);  // of all from `first`
   // Index of the first value that an opcode takes, and that a target is below it.
   bool first_of(const pickle::Opcode& opcode, std::size_t& first);
-  bool append(std::size_t first);
-  bool set_items(std::size_t first);
+  bool append(const pickle::Opcode& opcode);
+  bool append_chunks(List& list, std::size_t first);
+  bool set_items(const pickle::Opcode& opcode);
+  bool hand_out(std::uint64_t dict, std::size_t first);
+  [[nodiscard]] bool all_are(std::size_t first, std::size_t step, Lite::Kind kind) const;
+  void forget_batch(const pickle::Opcode& opcode);
   bool memoize();
   bool drop();
   [[nodiscard]] bool is_wanted(std::uint64_t index) const {
-    return index < wanted_.size() && wanted_[index];
+    return index / 64 < wanted_.size() && (wanted_[index / 64] >> index % 64 & 1U) != 0;
   }
   void keep(const Lite& value);
   bool put(std::uint64_t index) { return index == memo_size_ && memoize(); }
@@ -157,7 +204,7 @@ class QuickMachine {
   bool build_record(const Object& object, const Lite& state, Lite& record);
   // An attribute of a record: what its value may be, and whether it must be there.
   struct Field {
-    std::string_view key;
+    Key key;
     bool (*takes)(const Lite& value);
     bool required;
   };
@@ -172,18 +219,22 @@ class QuickMachine {
   void forget(const Lite& object, const Lite& state);
   // The number of values above the topmost mark.
   [[nodiscard]] std::size_t above_mark() const {
-    return stack_.size() - (marks_.empty() ? 0 : marks_.back());
+    return stack_.size() - (marks_.empty() ? 0 : marks_.back().stack);
   }
 
   ByteView bytes_;
   pickle::Cursor cursor_;
   std::vector<Lite> stack_;
-  std::vector<std::size_t> marks_;
-  std::vector<bool> wanted_;                      // memo entries that are given out again
-  std::unordered_map<std::uint64_t, Lite> memo_;  // those alone
+  std::vector<Mark> marks_;
+  Mark since_{};                        // the mark that was used last
+  std::vector<std::uint64_t> wanted_;   // bits: memo entries that are given out again
+  std::vector<std::uint64_t> earlier_;  // for each 64 bits, how many are set before
+  std::vector<Lite> memo_;              // those entries alone
   std::uint64_t memo_size_ = 0;
   std::uint8_t protocol_ = 0;
   std::size_t kept_items_ = 0;  // items below are wanted
+  std::size_t kept_dims_ = 0;   // and dims
+  std::size_t kept_containers_ = 0;
   std::size_t open_dicts_ = 0;  // of `dicts`; those behind wait to be used again
 };
 
