@@ -20,36 +20,39 @@ using Op = pickle::Op;
 using Numbers = MetadataSource::Numbers;
 
 // What the preamble puts into the memo, in this order; the names of the entries follow.
-enum Memo : std::uint8_t {
-  kMetadata,
-  kTensor,
-  kBytes,
-  kChunk,
-  kProperties,
-  kIndex,
-  kStorageMeta,
-  kMemoryFormat,
-  kStorageInfo,
-  kSize,
-  kLayout,
-  kPropertiesKey,
-  kSizeKey,
-  kChunksKey,
-  kOffsetsKey,
-  kSizesKey,
-  kNameKey,
-  kIndexKey,
-  kOffsetKey,
-  kPathKey,
-  kLengthKey,
-  kFirstName,
+enum class Memo : std::uint8_t {
+  metadata,
+  tensor,
+  bytes,
+  chunk,
+  properties,
+  index,
+  storage_meta,
+  memory_format,
+  storage_info,
+  size,
+  layout,
+  properties_key,
+  size_key,
+  chunks_key,
+  offsets_key,
+  sizes_key,
+  name_key,
+  index_key,
+  offset_key,
+  path_key,
+  length_key,
+  first_name,
 };
+constexpr std::size_t entry_of(Memo memo) {
+  return static_cast<std::size_t>(memo);
+}
 
 struct Global {
   const char* module;
   const char* name;
 };
-constexpr std::array<Global, kPropertiesKey> kGlobals{{
+constexpr std::array<Global, entry_of(Memo::properties_key)> kGlobals{{
     {kMetadataModule, "Metadata"},
     {kMetadataModule, "TensorStorageMetadata"},
     {kMetadataModule, "BytesStorageMetadata"},
@@ -62,9 +65,9 @@ constexpr std::array<Global, kPropertiesKey> kGlobals{{
     {"torch", "Size"},
     {"torch.serialization", "_get_layout"},
 }};
-constexpr std::array<const char*, kFirstName - kPropertiesKey> kKeys{
-    "properties", "size",  "chunks", "offsets",       "sizes",
-    "fqn",        "index", "offset", "relative_path", "length"};
+constexpr std::array<const char*, entry_of(Memo::first_name) - entry_of(Memo::properties_key)>
+    kKeys{"properties", "size",  "chunks", "offsets",       "sizes",
+          "fqn",        "index", "offset", "relative_path", "length"};
 
 // The members of a list or dict, in batches: whoever reads them has one batch on the stack.
 class Batches {
@@ -101,7 +104,7 @@ class Encoder {
   void run() {
     require_different_names();
     write_preamble();
-    begin_instance(kMetadata);
+    begin_instance(Memo::metadata);
     write_part("state_dict_metadata", [this](Batches& batches) { write_entries(batches); });
     if (source_.origin().has_planner_data) {
       write_part("planner_data", [this](Batches& batches) { write_paths(batches); });
@@ -166,7 +169,7 @@ class Encoder {
     out_.op(Op::build);
   }
   void write_empty(Memo cls) {
-    out_.recall(cls);
+    recall(cls);
     out_.op(Op::empty_tuple);
     out_.op(Op::newobj);
   }
@@ -181,7 +184,10 @@ class Encoder {
     batches.close();
   }
 
-  void recall_name(std::size_t entry) { out_.recall(narrow<std::uint32_t>(kFirstName + entry)); }
+  void recall(Memo memo) { out_.recall(static_cast<std::uint32_t>(memo)); }
+  void recall_name(std::size_t entry) {
+    out_.recall(narrow<std::uint32_t>(entry_of(Memo::first_name) + entry));
+  }
 
   void write_tuple(std::size_t size, const auto& write_member) {
     constexpr std::array kShort{Op::empty_tuple, Op::tuple1, Op::tuple2, Op::tuple3};
@@ -191,8 +197,8 @@ class Encoder {
   }
 
   void write_size(Memo key, Numbers numbers) {
-    out_.recall(key);
-    out_.recall(kSize);
+    recall(key);
+    recall(Memo::size);
     write_tuple(numbers.size(), [&](std::size_t i) { out_.integer(numbers[i]); });
     end_call();
   }
@@ -207,25 +213,25 @@ class Encoder {
         if (head.is_tensor) {
           write_tensor(i, head);
         } else {
-          write_empty(kBytes);
+          write_empty(Memo::bytes);
         }
       });
     }
   }
 
   void write_tensor(std::size_t entry, const EntryHead& head) {
-    begin_instance(kTensor);
-    out_.recall(kPropertiesKey);
+    begin_instance(Memo::tensor);
+    recall(Memo::properties_key);
     write_properties(head);
-    write_size(kSizeKey, head.shape);
-    out_.recall(kChunksKey);
+    write_size(Memo::size_key, head.shape);
+    recall(Memo::chunks_key);
     out_.op(Op::empty_list);
     Batches batches(out_, Op::appends);
     source_.for_each_chunk(entry, [&](Numbers offsets, Numbers sizes) {
       batches.next();
-      begin_instance(kChunk);
-      write_size(kOffsetsKey, offsets);
-      write_size(kSizesKey, sizes);
+      begin_instance(Memo::chunk);
+      write_size(Memo::offsets_key, offsets);
+      write_size(Memo::sizes_key, sizes);
       end_instance();
     });
     batches.close();
@@ -235,14 +241,14 @@ class Encoder {
 
   // Their state is a tuple: dtype, layout, requires_grad, memory format, pinned.
   void write_properties(const EntryHead& head) {
-    write_empty(kProperties);
+    write_empty(Memo::properties);
     out_.op(Op::mark);
     write_global("torch", to_string(head.dtype));
-    out_.recall(kLayout);
+    recall(Memo::layout);
     out_.text("torch.strided");
     end_call();
     out_.op(head.requires_grad ? Op::newtrue : Op::newfalse);
-    out_.recall(kMemoryFormat);
+    recall(Memo::memory_format);
     out_.integer(0);
     end_call();
     out_.op(Op::newfalse);
@@ -283,8 +289,8 @@ class Encoder {
     std::size_t count = 0;
     source_.for_each_item(entry, [&](Numbers offsets, const ItemView& item) {
       batches.next();
-      begin_instance(kIndex);
-      out_.recall(kNameKey);
+      begin_instance(Memo::index);
+      recall(Memo::name_key);
       recall_name(entry);
       write_place(is_tensor, count++, offsets);
       end_instance();
@@ -300,19 +306,19 @@ class Encoder {
   // What an index says behind the name. Complete before it becomes a key: PyTorch hashes the
   // offset.
   void write_place(bool is_tensor, std::size_t number, Numbers offsets) {
-    out_.recall(kIndexKey);
+    recall(Memo::index_key);
     if (!is_tensor) return out_.op(Op::none);
     out_.integer(narrow<std::int64_t>(number));
-    write_size(kOffsetKey, offsets);
+    write_size(Memo::offset_key, offsets);
   }
 
   void write_info(const ItemView& item) {
-    begin_instance(kStorageInfo);
-    out_.recall(kPathKey);
+    begin_instance(Memo::storage_info);
+    recall(Memo::path_key);
     out_.text(item.path);
-    out_.recall(kOffsetKey);
+    recall(Memo::offset_key);
     out_.integer(narrow<std::int64_t>(item.offset));
-    out_.recall(kLengthKey);
+    recall(Memo::length_key);
     out_.integer(narrow<std::int64_t>(item.length));
     if (!item.transforms.empty()) write_transforms(item.transforms);
     end_instance();
@@ -338,7 +344,7 @@ class Encoder {
     if (origin.checkpoint_id.empty() && origin.save_id.empty()) {
       out_.op(Op::none);
     } else {
-      begin_instance(kStorageMeta);
+      begin_instance(Memo::storage_meta);
       write_text_or_none("checkpoint_id", origin.checkpoint_id);
       write_text_or_none("save_id", origin.save_id);
       write_text_or_none("load_id", {});

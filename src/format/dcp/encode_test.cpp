@@ -159,10 +159,10 @@ class Drawn {
   }
 
   std::string text() {
-    static const std::array<std::string, 6> kParts{"w", "layers", "ü", "\xe2\x82\xac", "a.b", " "};
+    static const std::array<std::string, 6> parts{"w", "layers", "ü", "\xe2\x82\xac", "a.b", " "};
     std::string text;
     for (std::size_t i = below(below(50) == 0 ? 400 : 4) + 1; i > 0; --i)
-      text += kParts.at(below(kParts.size()));
+      text += parts.at(below(parts.size()));
     return text;
   }
 
