@@ -7,7 +7,9 @@
 `write` needs no PyTorch: stand-ins have the names and the attributes of its classes, and the interpreter pickles them
 (`pyVERSION-pPROTOCOL.metadata`). `check` writes the same metadata with PyTorch's own classes (`torch-VERSION-p...`; the older
 classes of torch 2.1: `torch-VERSION-old-p4`), the forms of which there is no interpreter here (`hand-...`), `forms.txt`, the
-listing that is true of all of them, and lets PyTorch read every file.
+listing that is true of all of them, and lets PyTorch read every file. `tessera-p4` is what Tessera writes of py3.11.2-p4:
+
+    build/release/tests/parity/reencode_metadata OUT/py3.11.2-p4.metadata OUT/tessera-p4.metadata
 
     CLASS(value)                 members of an Enum: Python up to 3.10, and again from 3.11.4 on
     getattr(CLASS, 'NAME')       Python 3.11.0 to 3.11.3, Debian 12's among them, and enum.pickle_by_enum_name
