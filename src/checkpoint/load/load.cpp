@@ -1,7 +1,7 @@
 // Loading by N ranks:
 //   1. every rank opens the checkpoint, matches its tree's leaves with it (checkpoint-rows P-16)
-//      and proves that the memory is there which its tree speaks of; the ranks find out what none
-//      of them takes; all agree;
+//      and proves that the memory is there which its tree speaks of; all agree, and learn which
+//      leaves no rank takes;
 //   2. every rank reads its own pieces, from whatever layout there is (checkpoint-rows P-17); all
 //      agree.
 // Nothing is written into the tree's memory before 1 has succeeded on every rank.
@@ -13,8 +13,9 @@
 #include "checkpoint/load/fill.h"
 #include "checkpoint/load/fresh.h"
 #include "checkpoint/load/load_plan.h"
+#include "checkpoint/load/untaken.h"
 #include "checkpoint/tree/tree.h"
-#include "comm/error_message.h"
+#include "comm/confer.h"
 #include "comm/long_work.h"
 #include "comm/whereabouts.h"
 #include "tessera/checkpoint.h"
@@ -53,29 +54,32 @@ std::vector<std::string> names_at(const Checkpoint& checkpoint,
   return names;
 }
 
-// A plan that is known to work on every rank. What a rank fails at, it says after the exchange in
-// which all take part.
+// Throws for differences that the options refuse, or finds out whose memory is whose.
+void settle(LoadPlan& plan, const std::string& path, const LoadOptions& options) {
+  if (std::optional<Error> refusal = plan.differences.refusal(options))
+    throw refusal->at_path(path);
+  plan.owners = owners_of(plan.fillings);
+}
+
+// A plan that is known to work on every rank.
 LoadPlan agreed_plan(const Value& tree, const Checkpoint& checkpoint, const LoadOptions& options,
                      Group& group) {
+  constexpr const char* kOperation = "planning a load";
+  const bool refuses_extra = options.extra == OnDifference::refuse;
   LoadPlan plan;
-  const std::optional<Error> failure = failure_of([&] {
+  const auto contribute = [&] {
     require_going_on(options.stop);
     require_threads(options.threads);
     plan = plan_load(tree, checkpoint, options);
-  });
-  try {
-    plan.untaken = untaken_everywhere(checkpoint.leaves, std::move(plan.untaken), group);
-  } catch (const Error&) {
-    if (failure) throw Error(*failure);  // it says more than that the peers are gone
-    throw;
-  }
-  agree(group, "planning a load", [&] {
-    if (failure) throw Error(*failure);
-    plan.differences.set_extra(names_at(checkpoint, plan.untaken));
-    if (std::optional<Error> refusal = plan.differences.refusal(options))
-      throw refusal->at_path(checkpoint.path);
-    plan.owners = owners_of(plan.fillings);
-  });
+    // With extra keys in the list it is told when these are known.
+    if (!refuses_extra) settle(plan, checkpoint.path, options);
+    return untaken_message(checkpoint.leaves, plan.untaken, refuses_extra);
+  };
+  const Bytes all =
+      confer(group, kOperation, {contribute, combine_untaken, [](Bytes common) { return common; }});
+  plan.untaken = untaken_by_all(all, std::move(plan.untaken));
+  plan.differences.set_extra(names_at(checkpoint, plan.untaken));
+  if (any_refuses(all)) agree(group, kOperation, [&] { settle(plan, checkpoint.path, options); });
   return plan;
 }
 

@@ -26,11 +26,4 @@ struct LoadPlan {
 [[nodiscard]] LoadPlan plan_load(const Value& tree, const Checkpoint& checkpoint,
                                  const LoadOptions& options);
 
-// The leaves that no rank has taken: those of `untaken` that are in the list of every rank. Where
-// the ranks' checkpoints have other names or another order, each rank gets its own list back.
-// Collective.
-[[nodiscard]] std::vector<std::size_t> untaken_everywhere(const std::vector<Leaf>& leaves,
-                                                          std::vector<std::size_t> untaken,
-                                                          Group& group);
-
 }  // namespace tessera

@@ -2,7 +2,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "checkpoint/load/load_plan.h"
+#include "checkpoint/load/untaken.h"
 #include "checkpoint/test_support.h"
 
 namespace tessera {
@@ -203,7 +203,47 @@ TEST(LoadDifferences, RanksWithOtherCheckpointsKeepTheirOwnExtraKeys) {
   });
 }
 
-// What a rank fails at is told by all, though ranks exchange more before they agree.
+// By all ranks, also when one of them refuses extra keys, which the ranks talk about once more.
+TEST(LoadDifferences, OneRankRefusesForAll) {
+  const std::string directory = temporary_directory() + "/c";
+  save(Value::dict({{"a", floats_of({2})}, {"b", 1}}), directory);
+  run_ranks(3, [&](Group& group) {
+    Value tree = Value::dict({{"a", floats_of({2}, false)}});
+    LoadOptions options;
+    if (group.rank() == 1) options.extra = OnDifference::refuse;
+    const Error error = error_of([&] { load(tree, directory, options, group); });
+    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_EQ(error.key(), "b");
+    EXPECT_TRUE(all_zero(tree["a"]));
+  });
+}
+
+// However the messages of ranks meet, the result is the same.
+TEST(LoadDifferences, MessagesCombineInAnyGrouping) {
+  const auto leaves_named = [](const std::string& name) {
+    std::vector<Leaf> leaves;
+    for (int i = 0; i < 20; ++i) leaves.push_back({name + std::to_string(i), {}, i});
+    return leaves;
+  };
+  const std::vector<Leaf> leaves = leaves_named("a");
+  const std::vector<Bytes> messages = {
+      untaken_message(leaves, {}, false), untaken_message(leaves, {1, 9, 19}, false),
+      untaken_message(leaves, {0, 9, 19}, true), untaken_message(leaves_named("b"), {9}, false)};
+  for (const Bytes& a : messages) {
+    for (const Bytes& b : messages) {
+      for (const Bytes& c : messages)
+        EXPECT_EQ(combine_untaken(combine_untaken(a, b), c),
+                  combine_untaken(a, combine_untaken(b, c)));
+    }
+  }
+  const Bytes both = combine_untaken(messages[1], messages[2]);
+  EXPECT_EQ(untaken_by_all(both, {1, 9, 19}), (std::vector<std::size_t>{9, 19}));
+  EXPECT_TRUE(any_refuses(both));
+  EXPECT_TRUE(untaken_by_all(combine_untaken(both, messages[0]), {1, 9}).empty());
+  EXPECT_EQ(untaken_by_all(combine_untaken(both, messages[3]), {1, 9}),
+            (std::vector<std::size_t>{1, 9}));
+}
+
 TEST(LoadDifferences, ARankThatCannotPlanIsHeard) {
   const std::string directory = temporary_directory() + "/c";
   save(Value::dict({{"w", floats_of({6})}}), directory);

@@ -1,20 +1,19 @@
-// Which leaves of a checkpoint no rank has taken.
-//
-// A rank's message is a digest of the leaves' names (8 bytes) and a bit a leaf, set where it has
-// not taken the leaf. Most ranks take all and send nothing, and then nothing is left over. The
-// answer is the bits that are set in all messages. A message of one byte says that the names
-// differ.
+// The message: 1 byte of flags; unless the names differ, a digest of the leaves' names (8 bytes)
+// and, unless all leaves are taken, a bit a leaf, set where it is not taken.
+#include "checkpoint/load/untaken.h"
+
 #include <algorithm>
+#include <span>
 
 #include "base/digest.h"
 #include "base/endian.h"
-#include "checkpoint/load/load_plan.h"
-#include "tessera/comm.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::size_t kDigestBytes = 8;
+constexpr std::byte kRefused{1};      // by some rank
+constexpr std::byte kNamesDiffer{2};  // between ranks
+constexpr std::size_t kDigestEnd = 9;
 
 std::uint64_t digest_of_names(const std::vector<Leaf>& leaves) {
   RunningDigest digest;
@@ -25,44 +24,47 @@ std::uint64_t digest_of_names(const std::vector<Leaf>& leaves) {
   return digest.value();
 }
 
-Bytes message_of(const std::vector<Leaf>& leaves, const std::vector<std::size_t>& untaken) {
-  if (untaken.empty()) return {};
-  Bytes message;
-  append_le(message, digest_of_names(leaves));
-  message.resize(kDigestBytes + (leaves.size() + 7) / 8);
-  for (const std::size_t at : untaken)
-    message[kDigestBytes + at / 8] |= std::byte{1} << static_cast<int>(at % 8);
-  return message;
+std::byte bit(std::size_t leaf) {
+  return std::byte{1} << static_cast<int>(leaf % 8);
 }
 
 bool same_names(const Bytes& a, const Bytes& b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.begin() + kDigestBytes, b.begin());
-}
-
-Bytes intersection_of(const std::vector<Bytes>& messages) {
-  if (std::ranges::any_of(messages, &Bytes::empty)) return {};
-  Bytes common = messages.front();
-  for (const Bytes& message : messages) {
-    if (!same_names(common, message)) return Bytes(1);
-    for (std::size_t i = kDigestBytes; i < common.size(); ++i) common[i] &= message[i];
-  }
-  return common;
+  return a.size() > 1 && b.size() > 1 &&
+         std::equal(a.begin() + 1, a.begin() + kDigestEnd, b.begin() + 1);
 }
 
 }  // namespace
 
-std::vector<std::size_t> untaken_everywhere(const std::vector<Leaf>& leaves,
-                                            std::vector<std::size_t> untaken, Group& group) {
-  if (group.size() == 1) return untaken;
-  const std::vector<Bytes> messages = group.gather(message_of(leaves, untaken));
-  const Bytes common = group.broadcast(group.rank() == 0 ? intersection_of(messages) : Bytes());
-  if (common.empty()) return {};
-  if (common.size() == 1) return untaken;
-  std::erase_if(untaken, [&common](std::size_t at) {
-    return (common[kDigestBytes + at / 8] & std::byte{1} << static_cast<int>(at % 8)) ==
-           std::byte{0};
+Bytes untaken_message(const std::vector<Leaf>& leaves, const std::vector<std::size_t>& untaken,
+                      bool refused) {
+  Bytes message = {refused ? kRefused : std::byte{0}};
+  append_le(message, digest_of_names(leaves));
+  if (untaken.empty()) return message;
+  message.resize(kDigestEnd + (leaves.size() + 7) / 8);
+  for (const std::size_t leaf : untaken) message[kDigestEnd + leaf / 8] |= bit(leaf);
+  return message;
+}
+
+Bytes combine_untaken(Bytes left, Bytes right) {
+  const std::byte flags = left.front() | right.front();
+  if (!same_names(left, right)) return {flags | kNamesDiffer};
+  left.front() = flags;
+  left.resize(std::min(left.size(), right.size()));
+  for (std::size_t i = kDigestEnd; i < left.size(); ++i) left[i] &= right[i];
+  return left;
+}
+
+std::vector<std::size_t> untaken_by_all(const Bytes& message, std::vector<std::size_t> untaken) {
+  if ((message.front() & kNamesDiffer) != std::byte{0}) return untaken;
+  if (message.size() == kDigestEnd) return {};
+  std::erase_if(untaken, [&message](std::size_t leaf) {
+    return (message[kDigestEnd + leaf / 8] & bit(leaf)) == std::byte{0};
   });
   return untaken;
+}
+
+bool any_refuses(const Bytes& message) {
+  return (message.front() & kRefused) != std::byte{0};
 }
 
 }  // namespace tessera
