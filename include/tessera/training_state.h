@@ -61,8 +61,9 @@ SaveResult save(const TrainingState& state, const Location& where, Group& group)
 // Loads into the memory of the model and the optimizer, with load() of tessera/checkpoint.h. The
 // optimizer's options become those of the checkpoint. Its state is found by the names of
 // parameters: their order and the way of sharding do not matter, but the groups must hold the same
-// parameters. Throws what load() throws, and `mismatch` for other groups, before anything is
-// changed. A failure after that leaves both with undefined content. Collective.
+// parameters. Throws what load() throws, `mismatch` for other groups, and `unsupported` for
+// LoadOptions::rename beside an optimizer, before anything is changed. A failure after that leaves
+// both with undefined content. Collective.
 LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options,
                 Group& group);
 LoadReport load(TrainingState& state, const Location& where, Group& group);

@@ -45,6 +45,12 @@ Value tree_of(const TrainingState& state, std::optional<OptimLeaves>& optim) {
   return state.key.empty() ? tree : Value::dict({{state.key, std::move(tree)}});
 }
 
+// What an optimizer gets ready for is found by the checkpoint's own names.
+void require_own_names(const TrainingState& state, const LoadOptions& options) {
+  if (!options.rename || !state.optimizer()) return;
+  throw Error(ErrorCode::unsupported, "other names for the keys of a state with an optimizer");
+}
+
 // The leaves of `checkpoint` below the dict at `path` as a tree of their own.
 Value part_of(const Checkpoint& checkpoint, const Path& path) {
   std::vector<Leaf> below;
@@ -91,6 +97,7 @@ LoadReport load(TrainingState& state, const Location& where, const LoadOptions& 
   LoadReport report;
   try {
     agree(group, "preparing to load a training state", [&] {
+      require_own_names(state, options);
       checkpoint = Checkpoint::open(where);
       optim = leaves_of_optimizer(state);
       if (optim) optim->prepare(part_of(*checkpoint, place_of_optim(state)));

@@ -338,6 +338,29 @@ TEST(TrainingState, RefusesWhatIsNotItsOwn) {
   EXPECT_EQ(code_of([&] { load(taken, path, *alone); }), ErrorCode::not_found);
 }
 
+// The optimizer gets ready for the checkpoint's names before the load looks for others.
+TEST(TrainingState, OtherNamesAreForAModelAlone) {
+  const auto alone = solo_group();
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  save_trained(path, Way::rows, 2, Kind::adam);
+  LoadOptions options;
+  int asked = 0;
+  options.rename = [&asked](const std::string& key) {
+    ++asked;
+    return key;
+  };
+  Trainer trainer(make_net({}), Kind::adam);
+  auto both = trainer.state();
+  EXPECT_EQ(code_of([&] { load(both, path, options, *alone); }), ErrorCode::unsupported);
+  EXPECT_EQ(asked, 0);
+  auto net = make_net({});
+  TrainingState model(net);
+  const auto report = load(model, path, options, *alone);
+  EXPECT_GT(asked, 0);
+  EXPECT_FALSE(report.extra.empty());
+}
+
 // What a failed load leaves is what was there before.
 TEST(TrainingState, AFailedLoadLeavesTheOptimizerAlone) {
   const auto alone = solo_group();
