@@ -211,13 +211,7 @@ SaveResult save(const Value& tree, const Location& where, Group& group);
 // layout can be loaded from any other.
 //
 // Before any memory is written it throws one error for all keys that differ and that the options
-// refuse. It counts them all, names a hundred with what differs, and has the first one as its key:
-//   `not_found`    keys are missing, and nothing else
-//   `mismatch`     a shape differs; a tensor is a plain value in the checkpoint; dtypes differ
-//                  without allow_cast, or the cast needs allow_wrap; keys are extra; or these and
-//                  others together
-//   `unsupported`  there is no conversion between the dtypes, and nothing else is wrong
-// Where ranks differ, all of them get the list of every rank; equal lists come once. It also throws
+// refuse (load_options.h has its codes), or
 //   `not_found`         there is no checkpoint
 //   `invalid_argument`  the tree contains itself; a piece reaches outside its tensor or storage
 //                       (with both numbers), or has several elements at one place; two keys have

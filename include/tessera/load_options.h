@@ -11,7 +11,15 @@
 
 namespace tessera {
 
-// What a load does about a key that the tree and the checkpoint do not have alike.
+// What a load does about a key that the tree and the checkpoint do not have alike. All keys that
+// are refused are in one error, which counts them, names a hundred with what differs, and has the
+// first one as its key. Its code is
+//   `not_found`    keys are missing, and nothing else
+//   `mismatch`     a shape differs; a tensor is a plain value in the checkpoint; dtypes differ
+//                  without allow_cast, or the cast needs allow_wrap; keys are extra; or these and
+//                  others together
+//   `unsupported`  there is no conversion between the dtypes, and nothing else is wrong
+// Where ranks differ, all of them get the lists of up to 16 ranks; equal lists come once.
 enum class OnDifference : std::uint8_t {
   refuse,  // the load throws before it has written any memory
   report,  // the key is left alone and named in LoadReport
