@@ -42,10 +42,9 @@ struct Storage {
   std::uint64_t offset = 0;                  // of the first byte in `source`
   std::uint64_t size = 0;                    // bytes; for encoded storages the encoded size
   Encoding encoding = Encoding::raw;
-  std::byte* data = nullptr;    // the bytes in memory; null when in `source`
-  std::shared_ptr<void> owner;  // keeps `data` alive
-  // The bytes in a device's memory, from its first on: saved and loaded as those of the host are.
-  std::shared_ptr<DeviceMemory> device;  // then `data` and `source` are null
+  std::byte* data = nullptr;             // the bytes in memory; null when in `source`
+  std::shared_ptr<void> owner;           // keeps `data` alive
+  std::shared_ptr<DeviceMemory> device;  // has the bytes, from its first on; the others are null
   std::optional<std::uint32_t> crc32;    // of all bytes, as the file records it; 0: not computed
   std::string location = "cpu";          // torch.save's device tag
   DType dtype = DType::float32;          // element type that torch.save's storage class names
@@ -60,10 +59,9 @@ struct Storage {
 struct Piece {
   Slice slice;
   std::shared_ptr<Storage> storage;  // null: held by another rank
-  std::int64_t storage_offset =
-      0;          // elements from the storage's first byte (0 for encoded storages)
-  Shape strides;  // elements, one per dimension of the box; empty: row-major
-  int rank = -1;  // who holds it, when known
+  std::int64_t storage_offset = 0;   // elements from the storage's first byte (0 if encoded)
+  Shape strides;                     // elements, one per dimension of the box; empty: row-major
+  int rank = -1;                     // who holds it, when known
   // torch's lazy bits: an element is the conjugate, or the negative, of what the storage holds.
   // Readers of elements get them resolved; only torch.save files store the bits as they are.
   bool conj = false;  // has no effect on elements that are not complex
