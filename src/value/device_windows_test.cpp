@@ -62,6 +62,33 @@ TEST(DeviceReader, ReadsInAnyOrder) {
   EXPECT_TRUE(reader.view(5000, 0).empty());
 }
 
+TEST(DeviceReader, MoreThanWasCopiedAheadIsCopiedAnew) {
+  Fake fake(1000);
+  DeviceReader reader(fake.memory, 0, 1000);
+  EXPECT_EQ(copied(reader.view(0, 10)), copied(fake.part(0, 10)));
+  EXPECT_EQ(copied(reader.view(10, 100)), copied(fake.part(10, 100)));
+  EXPECT_EQ(copied(reader.view(110, 5)), copied(fake.part(110, 5)));
+  EXPECT_EQ(copied(reader.view(115, 5)), copied(fake.part(115, 5)));
+}
+
+TEST(DeviceReader, RangesOfTheCallBeforeAreNotWrittenAgain) {
+  constexpr std::size_t kSize = 2 << 20;
+  Fake fake(kSize);
+  DeviceReader reader(fake.memory, 0, kSize);
+  std::vector<std::byte> before(kSize);
+  std::vector<std::byte> after(kSize);
+  const ReadRange first{0, before};
+  reader.read_ranges({&first, 1});
+  std::ranges::fill(before, std::byte{0});
+  for (std::size_t at = 0; at < 30; at += 10) {
+    EXPECT_EQ(reader.view(at, 10).size(), 10U);  // leaves a copy under way, in either window
+    const ReadRange second{0, after};
+    reader.read_ranges({&second, 1});
+    EXPECT_TRUE(after == fake.bytes);
+    EXPECT_TRUE(std::ranges::all_of(before, [](std::byte byte) { return byte == std::byte{0}; }));
+  }
+}
+
 TEST(DeviceReader, LongReadsTakeTwoWindows) {
   constexpr std::size_t kSize = (5 << 20) + 3;
   Fake fake(kSize);
