@@ -7,6 +7,8 @@
 
 #include "layout/boxes.h"
 #include "tessera/error.h"
+#include "torch/device_memory.h"
+#include "value/storage_reader.h"
 
 namespace tessera {
 namespace {
@@ -39,19 +41,29 @@ constexpr std::array kTypes{
 bool is_one_piece_in_memory(const Tensor& leaf) {
   if (leaf.pieces.size() != 1) return false;
   const auto& piece = leaf.pieces.front();
-  return piece.storage && piece.storage->data != nullptr && numel(piece.slice) == numel(leaf.shape);
+  return piece.storage && is_in_memory(*piece.storage) && numel(piece.slice) == numel(leaf.shape);
+}
+
+// Of a backend outside of libtorch, c10 has what copies and streams need.
+bool has_device_memory(const at::Tensor& tensor) {
+  return tensor.is_cuda() || tensor.is_privateuseone();
 }
 
 Piece piece_of(const at::Tensor& tensor, Box box) {
-  if (!tensor.is_cpu() || tensor.layout() != at::kStrided) {
-    throw Error(ErrorCode::unsupported,
-                "a tensor on " + tensor.device().str() + ", expected a dense one on the CPU");
+  const bool on_device = has_device_memory(tensor);
+  if ((!tensor.is_cpu() && !on_device) || tensor.layout() != at::kStrided) {
+    throw Error(ErrorCode::unsupported, "a tensor on " + tensor.device().str() +
+                                            ", expected a dense one on the CPU or a CUDA device");
   }
   const auto bytes = tensor.storage();
   auto storage = std::make_shared<Storage>();
-  storage->data = static_cast<std::byte*>(bytes.mutable_data());
+  if (on_device) {
+    storage->device = device_memory_of(tensor);
+  } else {
+    storage->data = static_cast<std::byte*>(bytes.mutable_data());
+    storage->owner = std::make_shared<at::Tensor>(tensor);
+  }
   storage->size = bytes.nbytes();
-  storage->owner = std::make_shared<at::Tensor>(tensor);
   storage->dtype = dtype_of(tensor.scalar_type());
   Piece piece{std::move(box), std::move(storage), tensor.storage_offset(), {}, -1};
   if (!tensor.is_contiguous()) piece.strides = tensor.strides().vec();
@@ -117,6 +129,11 @@ at::Tensor tensor_of(const Tensor& leaf) {
   const auto& piece = leaf.pieces.front();
   const auto size = static_cast<std::int64_t>(size_of(leaf.dtype));
   const auto strides = piece.strides.empty() ? contiguous_strides(leaf.shape) : piece.strides;
+  if (piece.storage->device) {
+    return tensor_over(piece.storage->device,
+                       static_cast<std::uint64_t>(piece.storage_offset * size), leaf.shape, strides,
+                       scalar_type_of(leaf.dtype));
+  }
   return torch::from_blob(
       piece.storage->data + piece.storage_offset * size, leaf.shape, strides,
       [storage = piece.storage](void*) {}, at::TensorOptions(scalar_type_of(leaf.dtype)));

@@ -11,7 +11,9 @@ namespace tessera {
 [[nodiscard]] DType dtype_of(at::ScalarType type);
 [[nodiscard]] at::ScalarType scalar_type_of(DType dtype);
 
-// A leaf whose one piece is all of `tensor`, which must be strided and on the CPU.
+// A leaf whose one piece is all of `tensor`, which must be strided and on the CPU or a CUDA device:
+// else `unsupported`. torch.save files say "cpu" for it in any case, so that every machine can load
+// them. What is copied from a device is as device_memory_of says.
 [[nodiscard]] Tensor leaf_of(const at::Tensor& tensor);
 // A leaf of a tensor of `shape` whose slices of dimension `dim` from `offset` on are `rows`,
 // contiguous: a chunk of a DTensor.

@@ -9,10 +9,22 @@
 #include "fsdp/state/state_entries.h"
 #include "fsdp/unit/registry.h"
 #include "fsdp/wrap/forgotten.h"
+#include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "torch/tensor.h"
 
 namespace tessera {
+namespace {
+
+Tensor leaf_at(const std::string& name, const at::Tensor& tensor) {
+  try {
+    return detail::own_leaf(tensor);
+  } catch (Error& error) {
+    throw error.at_key(name);
+  }
+}
+
+}  // namespace
 
 Tensor detail::own_leaf(const at::Tensor& tensor) {
   const auto owner = find_owner(tensor);
@@ -33,7 +45,7 @@ Value model_state(ModuleRef module) {
   for (const auto& [name, tensor] : detail::state_entries(module.get())) {
     const auto* impl = tensor.unsafeGetTensorImpl();
     auto known = leaves.find(impl);
-    if (known == leaves.end()) known = leaves.emplace(impl, detail::own_leaf(tensor)).first;
+    if (known == leaves.end()) known = leaves.emplace(impl, leaf_at(name, tensor)).first;
     pairs.emplace_back(name, known->second);
   }
   return Value::dict(std::move(pairs), DictKind::ordered_dict);

@@ -9,6 +9,7 @@
 #include "fsdp/testing/test_model.h"
 #include "tessera/error.h"
 #include "tessera/trace.h"
+#include "torch/device.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
 
@@ -16,6 +17,7 @@ namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::keys;
 using testing::run_mesh;
 using testing::sharded_net;
@@ -45,6 +47,14 @@ TEST(ModelState, HasPythonsNamesAndThisRanksRows) {
     EXPECT_EQ(sharded_parameters(net)[0].names,
               (std::vector<std::string>{"embed.weight", "head.weight"}));
   });
+}
+
+TEST(ModelState, TensorsOnOtherDevicesAreUnsupportedByName) {
+  torch::nn::Linear linear(3, 2);
+  replace_data(linear->bias, torch::empty({2}, torch::kMeta));
+  const auto text = testing::error_of([&] { (void)model_state(linear); });
+  EXPECT_THAT(text, HasSubstr("unsupported: a tensor on meta"));
+  EXPECT_THAT(text, HasSubstr("key 'bias'"));
 }
 
 // What stays gathered would otherwise compute with the values before the load.

@@ -1,0 +1,25 @@
+// The memory of tensors on a GPU, as the core sees it.
+#pragma once
+
+#include <torch/types.h>
+
+#include <memory>
+
+#include "tessera/device_memory.h"
+
+namespace tessera {
+
+// All bytes of the storage of `tensor`, which it keeps alive. Copies are queued on the stream that
+// is current for the calling thread and the tensor's device now, whichever thread starts them: they
+// come after the kernels that the caller has queued there, and before those that follow. Windows
+// are page-locked for CUDA devices. Of a tensor on the CPU copies are complete when they are
+// started.
+[[nodiscard]] std::shared_ptr<DeviceMemory> device_memory_of(const at::Tensor& tensor);
+
+// A tensor of one dimension over the bytes of what device_memory_of returned, from `at` on; it
+// keeps them alive.
+[[nodiscard]] at::Tensor tensor_over(const std::shared_ptr<DeviceMemory>& memory, std::uint64_t at,
+                                     at::IntArrayRef sizes, at::IntArrayRef strides,
+                                     at::ScalarType type);
+
+}  // namespace tessera
