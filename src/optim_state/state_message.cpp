@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "format/pickle/pickle.h"
 #include "optim_state/tree.h"
 #include "tessera/error.h"
+#include "value/storage_reader.h"
 
 namespace tessera::detail {
 namespace {
@@ -34,26 +34,27 @@ Shape shape_of(const Value& value) {
 bool is_one_piece_in_memory(const Tensor& tensor) {
   if (tensor.pieces.size() != 1) return false;
   const auto& piece = tensor.pieces.front();
-  return piece.storage && piece.storage->data != nullptr && piece.strides.empty();
+  return piece.storage && is_in_memory(*piece.storage) && piece.strides.empty();
 }
 
 // The bytes of a tensor in one piece in memory, row by row.
-std::span<const std::byte> memory_of(const Tensor& tensor) {
+Bytes bytes_of(const Tensor& tensor) {
   const auto size = byte_size(tensor.dtype, tensor.shape);
   if (size == 0) return {};
   if (!is_one_piece_in_memory(tensor))
     throw Error(ErrorCode::unsupported, "a tensor that is not one contiguous piece in memory");
   const auto& piece = tensor.pieces.front();
   const auto from = static_cast<std::uint64_t>(piece.storage_offset) * size_of(tensor.dtype);
-  return {piece.storage->data + from, size};
+  Bytes bytes(size);
+  StorageReader(*piece.storage, from, from + size).read(from, bytes);
+  return bytes;
 }
 
 Value packed_tensor(const Tensor& tensor, bool with_data) {
   Value data;
   Value::List boxes;
   if (with_data) {
-    const auto memory = memory_of(tensor);
-    data = Value::bytes({memory.begin(), memory.end()});
+    data = Value::bytes(bytes_of(tensor));
   } else {
     for (const auto& piece : tensor.pieces) {
       const auto& box = std::get<Box>(piece.slice);
@@ -167,7 +168,7 @@ std::vector<Value> trees_of(const std::vector<Bytes>& reports, const char* opera
 }
 
 bool same_tensor(const Tensor& a, const Tensor& b) {
-  return a.dtype == b.dtype && a.shape == b.shape && std::ranges::equal(memory_of(a), memory_of(b));
+  return a.dtype == b.dtype && a.shape == b.shape && bytes_of(a) == bytes_of(b);
 }
 
 }  // namespace
