@@ -182,16 +182,17 @@ struct SaveResult : IoReport {    // bytes of this rank
 //
 // A DCP checkpoint is saved by all ranks of the group together: the call is collective over
 // `group`, and each rank gives its own tree of the same structure. Tensor leaves carry the rank's
-// own pieces, in memory: `sharded` leaves as chunks (boxes), other leaves whole and the same on
-// every rank. Pieces without a storage belong to other ranks. If all ranks have the same leaves,
-// and every tensor is held whole or has a Placement, each rank computes for itself what to write.
-// Replicas are written once and compared: up to 64 KiB by all their bytes, above that by 64 KiB
-// spread over them; values are compared whole. Rank 0's options decide what follows from a
-// difference, and all that is said of files and replicas. Before anything is read, every piece must
-// lie in its storage, and the tree must not contain itself: else `invalid_argument` names the key
-// and both numbers. All ranks see the failure of any rank. Before the commit, rank 0 looks whether
-// every file is there: `incomplete` names those that are not, with their ranks and hosts. Until the
-// commit, an older checkpoint in the directory stays whole (docs/design/commit.md).
+// own pieces, in memory, a device's too: `sharded` leaves as chunks (boxes), other leaves whole and
+// the same on every rank. Pieces without a storage belong to other ranks. If all ranks have the
+// same leaves, and every tensor is held whole or has a Placement, each rank computes for itself
+// what to write. Replicas are written once and compared: up to 64 KiB by all their bytes, above
+// that by 64 KiB spread over them; values are compared whole. Rank 0's options decide what follows
+// from a difference, and all that is said of files and replicas. Before anything is read, every
+// piece must lie in its storage, and the tree must not contain itself: else `invalid_argument`
+// names the key and both numbers. All ranks see the failure of any rank. Before the commit, rank 0
+// looks whether every file is there: `incomplete` names those that are not, with their ranks and
+// hosts. Until the commit, an older checkpoint in the directory stays whole
+// (docs/design/commit.md).
 //
 // If the peers are lost during the commit, a rank cannot know whether it has happened. Its error
 // says so and gives the save id, for committed().
@@ -205,10 +206,10 @@ SaveResult save(const Value& tree, const Location& where, Group& group);
 
 // Loading -----------------------------------------------------------------------------------------
 
-// Loads from a checkpoint of any kind into `tree`. Tensor leaves are filled in place, in the memory
-// of their pieces. Other leaves are replaced by the checkpoint's values, whose tensors get fresh
-// memory that the tree owns. Collective over `group`: each rank asks for its own pieces, and any
-// layout can be loaded from any other.
+// Loads from a checkpoint of any kind into `tree`. Tensor leaves are filled in place, in their
+// pieces' memory, on a device too. Other leaves are replaced by the checkpoint's values, whose
+// tensors get fresh memory that the tree owns. Collective over `group`: each rank asks for its own
+// pieces, and any layout can be loaded from any other.
 //
 // Before any memory is written it throws one error for all keys that differ and that the options
 // refuse (load_options.h has its codes), or

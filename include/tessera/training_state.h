@@ -53,7 +53,7 @@ class TrainingState {
 // Saves the state as a tree, with save() of tessera/checkpoint.h. Nothing is copied or gathered:
 // every rank writes the parts that it holds. A parameter without a step so far has no optimizer
 // state to save. Throws `invalid_argument` if the optimizer has a parameter that is not the
-// model's, and `unsupported` for tensors that are not on the CPU. Collective.
+// model's, and `unsupported` for tensors on other devices than the CPU and CUDA's. Collective.
 SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options,
                 Group& group);
 SaveResult save(const TrainingState& state, const Location& where, Group& group);
