@@ -1,13 +1,13 @@
 #include "checkpoint/load/fill.h"
 
 #include <algorithm>
-#include <compare>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string_view>
+#include <tuple>
 
 #include "base/parallel.h"
 #include "checkpoint/read/cast.h"
@@ -26,7 +26,10 @@ namespace {
 struct Place {
   std::string_view device;  // empty: the host
   std::uintptr_t address = 0;
-  auto operator<=>(const Place&) const = default;
+  bool operator==(const Place&) const = default;
+  bool operator<(const Place& other) const {
+    return std::tie(device, address) < std::tie(other.device, other.address);
+  }
 };
 
 // A piece and the bytes between its first element and its last.
