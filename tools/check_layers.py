@@ -36,7 +36,7 @@ HEADERS = {
     "io.h": "io", "device_memory.h": "io",
     "storage.h": "storage",
     "comm.h": "comm",
-    "checkpoint.h": "checkpoint", "load_options.h": "checkpoint", "convert.h": "checkpoint",
+    "checkpoint.h": "checkpoint", "load_options.h": "checkpoint", "save_options.h": "checkpoint", "convert.h": "checkpoint",
     "stateful.h": "checkpoint", "verify.h": "checkpoint",
     "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch",
     "grad_scaler.h": "optim", "optim.h": "optim", "optimizer_ref.h": "optim",

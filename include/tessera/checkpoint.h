@@ -19,6 +19,7 @@
 #include "tessera/job.h"
 #include "tessera/leaf.h"
 #include "tessera/load_options.h"
+#include "tessera/save_options.h"
 #include "tessera/storage.h"
 #include "tessera/tensor_view.h"
 #include "tessera/value.h"
@@ -142,37 +143,6 @@ struct Checkpoint {
 };
 
 // Saving ------------------------------------------------------------------------------------------
-
-// Who writes what several ranks hold.
-enum class ReplicaWriter : std::uint8_t {
-  fewest_bytes,  // the rank that writes the least so far
-  lowest_rank,
-};
-// What a save does about a leaf that differs between ranks which should hold the same.
-enum class IfDiffers : std::uint8_t {
-  refuse,  // `mismatch` naming the keys and ranks; nothing is saved
-  warn,    // says so and saves what the writer holds, or of a value the lowest rank
-};
-
-struct SaveOptions {
-  // dcp, torch_file or safetensors. Unset: the extension of the path or object decides (.pt, .pth,
-  // .safetensors); any other means dcp.
-  std::optional<CheckpointKind> kind = {};
-  bool overwrite = false;  // false: an existing checkpoint is `already_exists`
-  int threads = 2;         // writing threads on each rank; rank 0's is the number of a rank's files
-  ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
-  IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
-  IfDiffers copies = IfDiffers::warn;    // parts of tensors that several ranks hold
-  ProgressHook progress = {};
-  EventHook events = {};  // phases: plan, write, commit
-  std::stop_token stop = {};
-};
-
-struct SaveResult : IoReport {    // bytes of this rank
-  std::string save_id;            // DCP: names this save, as `.metadata` has it
-  std::uint64_t files = 0;        // that all ranks wrote, with `.metadata` and its side file
-  std::uint64_t total_bytes = 0;  // in all of them
-};
 
 // Saves `tree` as a PyTorch distributed checkpoint, in a directory or a store, or as one file.
 //

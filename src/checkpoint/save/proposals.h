@@ -60,8 +60,9 @@ class ToldLeaves {
   explicit ToldLeaves(std::vector<PlannedLeaf> leaves, bool everything);
   // Adds proposals that stand side by side in rank order.
   void add(const Bytes& proposals);
-  // Proves that ranks agree on what a leaf is and that chunks cover every tensor once (P-14).
-  // Throws one error with all that does not fit: `mismatch`, `conflict`, `incomplete` or `corrupt`.
+  // Proves that ranks agree on what a leaf is and that chunks cover every tensor once
+  // (checkpoint-rows P-14). Throws one error with all that does not fit: `mismatch`, `conflict`,
+  // `incomplete` or `corrupt`.
   void finish();
 
   // In order of first appearance by rank.

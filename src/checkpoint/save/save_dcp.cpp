@@ -196,7 +196,7 @@ class Saver {
     return copies;
   }
 
-  // A value is written by the lowest rank that has it.
+  // A value is written by the lowest rank that has it (checkpoint-rows Q-09).
   void compare_values() {
     (void)confer(group_, "comparing values",
                  {[this] { return encode_copies(held_values(), group_.rank()); }, combine_copies,

@@ -1,0 +1,304 @@
+// What ranks promise one another when they save together.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <mutex>
+#include <random>
+
+#include "base/log.h"
+#include "checkpoint/test_support.h"
+#include "layout/placement.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+// What a group was asked for.
+struct Counts {
+  std::atomic<int> folds = 0, spreads = 0, others = 0;
+  std::atomic<std::size_t> largest = 0;  // bytes that a rank contributed to a fold
+};
+
+class Counting : public Group {
+ public:
+  Counting(Group& inner, Counts& counts) : inner_(inner), counts_(counts) {}
+  [[nodiscard]] int rank() const noexcept override { return inner_.rank(); }
+  [[nodiscard]] int size() const noexcept override { return inner_.size(); }
+  void barrier() override { other().barrier(); }
+  std::vector<Bytes> gather(const Bytes& mine, int root) override {
+    return other().gather(mine, root);
+  }
+  std::vector<Bytes> all_gather(const Bytes& mine) override { return other().all_gather(mine); }
+  Bytes broadcast(const Bytes& message, int root) override {
+    return other().broadcast(message, root);
+  }
+  Bytes scatter(const std::vector<Bytes>& messages, int root) override {
+    return other().scatter(messages, root);
+  }
+  Bytes fold(Bytes mine, const Combine& combine) override {
+    ++counts_.folds;
+    for (std::size_t largest = counts_.largest; largest < mine.size();) {
+      if (counts_.largest.compare_exchange_weak(largest, mine.size())) break;
+    }
+    return inner_.fold(std::move(mine), combine);
+  }
+  Bytes spread(Bytes message) override {
+    ++counts_.spreads;
+    return inner_.spread(std::move(message));
+  }
+  [[nodiscard]] bool carries_interrupts() const noexcept override {
+    return inner_.carries_interrupts();
+  }
+  void interrupt() override { inner_.interrupt(); }
+  [[nodiscard]] std::stop_token interrupted() override { return inner_.interrupted(); }
+
+ private:
+  Group& other() {
+    ++counts_.others;
+    return inner_;
+  }
+  Group& inner_;
+  Counts& counts_;
+};
+
+// Rank `rank`'s part of a float tensor whose element i is `first + i`.
+Tensor placed(const Shape& shape, const Placement& placement, int rank, float first) {
+  Tensor tensor = counting(shape, whole(shape), first, false);
+  tensor.pieces.clear();
+  for (const Box& box : boxes_of_part(placement, shape, part_of_rank(placement, rank)))
+    tensor.pieces.push_back(counting(shape, box, first).pieces.at(0));
+  tensor.sharded = placement.parts > 1;
+  tensor.placement = placement;
+  return tensor;
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    names.push_back(entry.path().filename());
+  return names;
+}
+
+// F25, R06: on disks that were taken for one shared, every rank wrote and got success.
+TEST(SaveRanks, DirectoriesThatOnlyLookAlikeAreRefused) {
+  const std::string root = temporary_directory();
+  std::atomic<int> refused = 0;
+  run_ranks(3, [&](Group& group) {
+    const Shape shape{6, 2};
+    const Value tree =
+        Value::dict({{"w", counting(shape, chunk(shape, group.rank(), 3), 1)}, {"step", 3}});
+    const std::string mine = root + "/" + std::to_string(group.rank());
+    try {
+      save(tree, mine, group);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::incomplete);
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("does not see 2 of the data files"),
+                                      HasSubstr("__1_0_"), HasSubstr("of rank 2 on ")));
+      ++refused;
+    }
+    EXPECT_TRUE(names_in(mine).empty());
+  });
+  EXPECT_EQ(refused, 3);
+}
+
+// OQ-09: one rank's value became everybody's without a word.
+TEST(SaveRanks, ValuesThatDifferAreRefusedOrSaid) {
+  const std::string directory = temporary_directory() + "/c";
+  const auto save_with = [&](IfDiffers policy) {
+    run_ranks(3, [&](Group& group) {
+      const Value tree = Value::dict({{"same", 1},
+                                      {"seed", group.rank() == 1 ? 7 : 5},
+                                      {"lr", group.rank() == 2 ? 0.5 : 0.25}});
+      SaveOptions options;
+      // Rank 0's word counts.
+      options.values = group.rank() == 0 ? policy : IfDiffers::refuse;
+      save(tree, directory, options, group);
+    });
+  };
+  try {
+    save_with(IfDiffers::refuse);
+    FAIL() << "saved";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_EQ(error.key(), "lr");
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2 holds other values of 'lr' than rank 0"),
+                                    HasSubstr("1 more key: 'seed'")));
+  }
+  EXPECT_FALSE(std::filesystem::exists(directory));
+  save_with(IfDiffers::warn);
+  EXPECT_EQ(Checkpoint::open(directory).load().at("seed"), Value(5));
+}
+
+TEST(SaveRanks, ValuesThatOnlyLookDifferentAreTheSame) {
+  run_ranks(2, [&](Group& group) {
+    const Value text("x");
+    const bool first = group.rank() == 0;
+    const Value state = first ? Value::dict({{"a", 1}, {"b", text}, {"c", text}})
+                              : Value::dict({{"b", "x"}, {"c", "x"}, {"a", 1}});
+    // In a tuple it is one value.
+    EXPECT_NO_THROW(save(Value::dict({{"t", Value::tuple({state})}}),
+                         memory_store(std::to_string(group.rank())), group))
+        << group.rank();
+  });
+}
+
+// R07: all that does not fit, in one error.
+TEST(SaveRanks, EveryKeyThatDoesNotFitIsTold) {
+  run_ranks(2, [&](Group& group) {
+    const Shape shape{4, group.rank() == 0 ? 2 : 3};
+    const Value tree = Value::dict({{"a", counting(shape, whole(shape), 1)},
+                                    {"b", counting(shape, whole(shape), 1)},
+                                    {"hole", counting({4}, Box{{0}, {2}}, 1)}});
+    try {
+      save(tree, temporary_directory(), group);
+      ADD_FAILURE() << "saved";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::mismatch);
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("3 keys do not fit"), HasSubstr("'a': lower ranks have float32"),
+                        HasSubstr("'b': "), HasSubstr("'hole': ")));
+    }
+  });
+}
+
+TEST(SaveRanks, TheResultIsTheSameOnAllRanks) {
+  const std::string directory = temporary_directory() + "/c";
+  std::mutex mutex;
+  std::vector<SaveResult> results;
+  run_ranks(3, [&](Group& group) {
+    const Shape shape{6, 2};
+    SaveResult result =
+        save(Value::dict({{"w", placed(shape, {.parts = 3}, group.rank(), 1)}}), directory, group);
+    const std::lock_guard lock(mutex);
+    results.push_back(std::move(result));
+  });
+  std::uint64_t bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    bytes += entry.file_size();
+  for (const SaveResult& result : results) {
+    EXPECT_EQ(result.save_id, Checkpoint::open(directory).save_id);
+    EXPECT_EQ(result.files, names_in(directory).size());
+    EXPECT_EQ(result.total_bytes, bytes);
+    EXPECT_TRUE(committed(directory, result.save_id));
+  }
+  EXPECT_FALSE(committed(directory, "00000000-0000-0000-0000-000000000000"));
+  EXPECT_FALSE(committed(temporary_directory() + "/none", results[0].save_id));
+}
+
+// A group that loses rank 0 behind the commit: the last message down does not come.
+class Losing final : public Counting {
+ public:
+  Losing(Group& inner, Counts& counts, int last) : Counting(inner, counts), last_(last) {}
+  Bytes spread(Bytes message) override {
+    Bytes told = Counting::spread(std::move(message));
+    if (rank() == 1 && ++spreads_ == last_) throw Error(ErrorCode::peer_failed, "rank 0 is lost");
+    return told;
+  }
+
+ private:
+  int last_;
+  int spreads_ = 0;
+};
+
+// R03: the others said "failed" and could not find out.
+TEST(SaveRanks, AnUnknownOutcomeSaysHowToAsk) {
+  const std::string directory = temporary_directory() + "/c";
+  Counts counts;
+  run_ranks(2, [&](Group& group) {
+    Losing losing(group, counts, 4);
+    const Value tree = Value::dict({{"w", placed({4}, {.parts = 2}, group.rank(), 1)}});
+    if (group.rank() == 0) {
+      save(tree, directory, losing);
+      return;
+    }
+    try {
+      save(tree, directory, losing);
+      ADD_FAILURE() << "saved";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::peer_failed);
+      const std::string id = Checkpoint::open(directory).save_id;
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("whether save " + id), HasSubstr("rank 0 is lost")));
+      EXPECT_TRUE(committed(directory, id));
+    }
+  });
+}
+
+// P-15 without a cache: what all can compute is not sent, however much it is.
+TEST(SaveRanks, PlacedTensorsTakeNoMessages) {
+  const auto counted_save = [&](int tensors) {
+    auto counts = std::make_unique<Counts>();
+    const std::string directory = temporary_directory() + "/c";
+    run_ranks(3, [&](Group& group) {
+      Counting counting_group(group, *counts);
+      Value tree = Value::dict({{"step", 1}});
+      for (int i = 0; i < tensors; ++i) {
+        tree.set_item("w" + std::to_string(i), placed({9, 2}, {.parts = 3}, group.rank(), 1));
+        tree.set_item("b" + std::to_string(i), placed({5}, {}, group.rank(), 2));
+      }
+      save(tree, directory, counting_group);
+    });
+    EXPECT_EQ(counts->others, 0);
+    return counts;
+  };
+  const auto few = counted_save(1), many = counted_save(300);
+  EXPECT_EQ(few->folds, many->folds);
+  EXPECT_EQ(few->spreads, many->spreads);
+  EXPECT_LE(many->folds, 3 * 4);  // of three ranks
+  EXPECT_LE(many->largest, 1024U + 2 * 32);
+}
+
+// However tensors are placed, every rank computes what rank 0 publishes.
+TEST(SaveRanks, EveryPlacementIsReadBack) {
+  std::mt19937 random(17);
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  for (int round = 0; round < 60; ++round) {
+    const int ranks = draw(1, 7);
+    std::vector<std::pair<Shape, Placement>> tensors;
+    for (int i = draw(1, 9); i > 0; --i) {
+      Shape shape(static_cast<std::size_t>(draw(0, 3)));
+      for (auto& size : shape) size = draw(0, 9) == 0 ? 0 : draw(1, 7);
+      Placement placement{.parts = draw(1, ranks)};
+      placement.stride = draw(1, ranks / placement.parts);
+      if (!shape.empty()) placement.dim = draw(0, static_cast<int>(shape.size()) - 1);
+      if (draw(0, 2) == 0) placement.shard = draw(1, 60), placement.begin = draw(0, 30);
+      if (!fits(placement, shape, ranks)) placement = {};
+      tensors.emplace_back(shape, placement);
+    }
+    SaveOptions options;
+    options.threads = draw(1, 3);
+    if (draw(0, 1) == 1) options.replicas = ReplicaWriter::lowest_rank;
+    const bool tell_some = draw(0, 2) == 0;
+    const std::string directory = temporary_directory() + "/c";
+    run_ranks(ranks, [&](Group& group) {
+      Value tree = Value::dict({{"step", 1}, {"a", "text"}});
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        const auto& [shape, placement] = tensors[i];
+        Tensor tensor = placed(shape, placement, group.rank(), static_cast<float>(i));
+        // Then ranks have to tell what they hold.
+        if (tell_some && i % 2 == 0) tensor.placement.reset(), tensor.sharded = true;
+        tree.set_item("t" + std::to_string(i), std::move(tensor));
+      }
+      save(tree, directory, options, group);
+    });
+    const Value loaded = Checkpoint::open(directory).load();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const Shape& shape = tensors[i].first;
+      EXPECT_EQ(floats(loaded.at("t" + std::to_string(i)).as_tensor()),
+                floats(counting(shape, whole(shape), static_cast<float>(i))))
+          << "round " << round << ", tensor " << i;
+    }
+    EXPECT_TRUE(verify(directory).findings.empty());
+  }
+}
+
+}  // namespace
+}  // namespace tessera
