@@ -33,6 +33,10 @@ struct MeshOptions {
   // point, all-to-all). With shared memory a dead peer is noticed within a fraction of a second,
   // and collectives make progress only inside this rank's calls.
   bool same_host = true;
+  // Of checkpoint_group(): a rank that gives no sign of life for `silence` while others wait for it
+  // counts as lost. One that is alive is waited for until `longest_wait`.
+  std::chrono::milliseconds silence = std::chrono::seconds(30);
+  std::chrono::milliseconds longest_wait = std::chrono::hours(1);
 };
 
 namespace detail {
@@ -63,8 +67,15 @@ class Mesh {
   [[nodiscard]] int local_rank() const noexcept;  // on this host; 0 if the environment does not say
   [[nodiscard]] torch::Device device() const noexcept;
 
-  // The same ranks for small messages (plans, errors). Checkpoint save and load take this.
+  // The same ranks for small messages (plans, errors), over the connections of training.
   [[nodiscard]] Group& group() const;
+  // The same ranks over connections of their own, along a tree: a rank has at most 33, each of
+  // which carries signs of life from threads of its own. Checkpoint save and load take this. They
+  // wait for slow ranks, and they name a rank that is stopped or killed, on all others. Two threads
+  // that call it at once get `conflict`. One thread may use it while another trains. Made when
+  // first asked for, which is collective; throws `timeout` or `peer_failed` if a rank does not
+  // come.
+  [[nodiscard]] Group& checkpoint_group() const;
   // Null for one rank alone.
   [[nodiscard]] const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const noexcept;
 

@@ -279,7 +279,7 @@ void TreeGroup::connect_all(std::chrono::milliseconds deadline, const Connect& c
                                             std::to_string(deadline.count()) + " ms");
       }
       std::this_thread::sleep_for(pause);
-      pause = std::min(pause * 2, std::chrono::milliseconds(500));
+      pause = std::min(pause * 2, std::chrono::milliseconds(200));
     }
   } catch (...) {
     fail();

@@ -40,7 +40,8 @@ TreeLinks::~TreeLinks() {
 }
 
 void TreeLinks::add(int peer, std::unique_ptr<Wire> wire) {
-  const auto beat = std::min<milliseconds>(std::chrono::seconds(1), options_.silence / 4);
+  const auto beat =
+      std::clamp<milliseconds>(options_.silence / 4, milliseconds(1), std::chrono::seconds(1));
   const Lock lock(mutex_);
   EdgeOwner& owner = *this;
   auto edge = std::make_unique<Edge>(std::move(wire), peer, owner, beat);

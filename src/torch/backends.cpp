@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "tessera/error.h"
+#include "torch/gloo_wire.h"
 #include "torch/same_host_backend.h"
 
 namespace tessera {
@@ -24,10 +25,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store
   using Gloo = c10d::ProcessGroupGloo;
   auto gloo = Gloo::Options::create(options.deadline);
   gloo->threads = options.gloo_threads;
-  // The variable that PyTorch users set to pick a network.
-  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-  gloo->devices.push_back(interface != nullptr ? Gloo::createDeviceForInterface(interface)
-                                               : Gloo::createDefaultDevice());
+  gloo->devices.push_back(make_gloo_device());
   return c10::make_intrusive<Gloo>(store, rank, size, gloo);
 }
 

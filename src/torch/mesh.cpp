@@ -17,6 +17,7 @@
 #include "torch/c10_error.h"
 #include "torch/c10d_transport.h"
 #include "torch/device.h"
+#include "torch/gloo_wire.h"
 #include "torch/mesh_state.h"
 #include "torch/pairwise_transport.h"
 #include "torch/same_host_transport.h"
@@ -167,6 +168,19 @@ torch::Device Mesh::device() const noexcept {
 }
 Group& Mesh::group() const {
   return *state_->group;
+}
+Group& Mesh::checkpoint_group() const {
+  auto& state = *state_;
+  if (state.size == 1) return *state.group;
+  if (state.checkpoint_group) return *state.checkpoint_group;
+  const auto place = "tessera/checkpoint/" + std::to_string(state.checkpoint_groups++);
+  const auto deadline = state.options.deadline;
+  state.checkpoint_group = make_tree_group(
+      state.rank, state.size,
+      {.silence = state.options.silence, .longest_wait = state.options.longest_wait}, deadline,
+      connect_by_gloo(c10::make_intrusive<c10d::PrefixStore>(place, state.store), state.rank,
+                      state.size, deadline));
+  return *state.checkpoint_group;
 }
 const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::process_group() const noexcept {
   return state_->process_group;

@@ -25,6 +25,8 @@ struct MeshState {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;  // null: one rank alone
   std::shared_ptr<CallNames> names;  // null: what is called is compared elsewhere, or not at all
   std::unique_ptr<Group> group;
+  std::unique_ptr<Group> checkpoint_group;  // null: nobody has asked for it
+  int checkpoint_groups = 0;                // attempts to make it, the same on all ranks
   std::unique_ptr<Transport> transport;
   std::map<int, std::pair<std::shared_ptr<MeshState>, std::shared_ptr<MeshState>>>
       splits;                                // by shard size: shard, replicate

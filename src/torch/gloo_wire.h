@@ -1,0 +1,28 @@
+// The connection of two ranks as a Gloo group of these two.
+//
+// Gloo connects all ranks of a group with all, so a group of many ranks would cost each of them a
+// connection to every other. Groups of two cost what is used, and when one breaks the others go on.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <memory>
+
+#include "comm/tree_group.h"
+
+namespace gloo::transport {
+class Device;
+}
+
+namespace tessera {
+
+// The network device that Gloo uses: the one of GLOO_SOCKET_IFNAME, or that of this host's name.
+[[nodiscard]] std::shared_ptr<gloo::transport::Device> make_gloo_device();
+
+// How rank `rank` of `size` connects with its neighbours in the tree. Two ranks connect when both
+// have called this with a store that they share; that takes at most the deadline.
+[[nodiscard]] Connect connect_by_gloo(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                                      std::chrono::milliseconds deadline);
+
+}  // namespace tessera

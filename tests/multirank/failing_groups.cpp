@@ -1,0 +1,334 @@
+// Ranks that fail while they agree over Mesh::checkpoint_group(): all others have to learn who.
+//   failing_groups RUNS SEED
+// First it counts the connections of eight ranks. Then each run forks two to four ranks that agree,
+// confer and work long, call after call. One of them throws in a call, or is killed, stopped or
+// paused at a random moment. What throws has to be everyone's error, and the group goes on; a pause
+// must not be noticed; a rank that is killed or stopped has to be named by all others, and one that
+// runs again later has to end as well. Prints one line a failure and a summary; exits with 1 when a
+// run went wrong.
+#include <dirent.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/confer.h"
+#include "comm/long_work.h"
+#include "tessera/error.h"
+#include "tessera/mesh.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+constexpr milliseconds kSilence{1500};
+constexpr milliseconds kPause{500};
+constexpr auto kLimit = std::chrono::seconds(40);  // of a run
+constexpr int kDone = 0, kWrong = 1, kNoticed = 3;
+constexpr int kCalls = 40;
+
+enum class Way { throws, killed, stopped, paused };
+constexpr std::array kWayNames{"throws", "is killed", "is stopped", "is paused"};
+
+struct Run {
+  int world = 2;
+  int victim = 0;
+  Way way = Way::throws;
+  unsigned seed = 0;  // of what is called
+  int call = 0;       // in which the victim throws
+  int moment_us = 0;  // otherwise: after the first call
+  int port = 0;
+};
+
+std::string describe(const Run& run) {
+  return std::to_string(run.world) + " ranks: rank " + std::to_string(run.victim) + " " +
+         kWayNames[static_cast<int>(run.way)] +
+         (run.way == Way::throws ? " in call " + std::to_string(run.call)
+                                 : " after " + std::to_string(run.moment_us) + " us") +
+         ", seed " + std::to_string(run.seed);
+}
+
+tessera::Mesh mesh_of(const Run& run, int rank) {
+  ::setenv("RANK", std::to_string(rank).c_str(), 1);
+  ::setenv("WORLD_SIZE", std::to_string(run.world).c_str(), 1);
+  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+  ::setenv("MASTER_PORT", std::to_string(run.port).c_str(), 1);
+  torch::set_num_threads(1);
+  tessera::MeshOptions options;
+  options.device = torch::kCPU;
+  options.deadline = std::chrono::seconds(30);
+  options.silence = kSilence;
+  return tessera::Mesh::from_environment(options);
+}
+
+void wait_for_peers(const std::stop_token& stop) {
+  const auto end = Clock::now() + milliseconds(20);
+  while (Clock::now() < end && !stop.stop_requested()) std::this_thread::sleep_for(milliseconds(1));
+  if (stop.stop_requested()) throw tessera::Error(tessera::ErrorCode::cancelled, "asked to stop");
+}
+
+// One call, of a kind that all ranks draw alike. `work` may throw.
+void call(tessera::Group& group, std::mt19937& random, const std::function<void()>& work) {
+  const auto kind = random() % 3;
+  const auto size = random() % (3 << 20);
+  if (kind == 0) {
+    tessera::agree(group, "agreeing", work);
+  } else if (kind == 1) {
+    tessera::agree_on_long_work(group, "working", {}, [&](const std::stop_token& stop) {
+      work();
+      wait_for_peers(stop);
+    });
+  } else {
+    const auto contribute = [&] {
+      work();
+      return tessera::Bytes(size);
+    };
+    const auto joined = [](tessera::Bytes left, const tessera::Bytes& right) {
+      left.insert(left.end(), right.begin(), right.end());
+      return left;
+    };
+    const auto all = tessera::confer(
+        group, "conferring", {contribute, joined, [](tessera::Bytes bytes) { return bytes; }});
+    if (all.size() != size * static_cast<std::size_t>(group.size()))
+      throw std::runtime_error("a message of another length");
+  }
+}
+
+// As the calls go for a rank; whether they went as they have to.
+bool go_through_calls(const Run& run, tessera::Group& group) {
+  std::mt19937 random(run.seed);
+  for (int i = 0; i < kCalls; ++i) {
+    const bool throws = run.way == Way::throws && i == run.call;
+    try {
+      call(group, random, [&] {
+        if (throws && group.rank() == run.victim) throw std::runtime_error("bad batch");
+      });
+      if (throws) return false;
+    } catch (const tessera::Error& error) {
+      if (!throws || error.peers().count(run.victim) != 1 || error.peers().size() != 1) throw;
+    }
+  }
+  return true;
+}
+
+bool names_victim(const Run& run, const tessera::Error& error) {
+  const std::string name = "rank " + std::to_string(run.victim);
+  const std::string text = error.what();
+  if (run.way == Way::killed) {
+    return error.code() == tessera::ErrorCode::peer_failed &&
+           text.find(name + " is gone") != std::string::npos;
+  }
+  return run.way == Way::stopped && error.code() == tessera::ErrorCode::timeout &&
+         text.find(name + " has given no sign of life") != std::string::npos;
+}
+
+// In the forked process; its exit code.
+int take_part(const Run& run, int rank) {
+  std::optional<tessera::Mesh> mesh;
+  try {
+    mesh = mesh_of(run, rank);
+    tessera::Group& group = mesh->checkpoint_group();
+    group.barrier();
+    if (rank == run.victim && run.way != Way::throws) {
+      const int signal = run.way == Way::killed ? SIGKILL : SIGSTOP;
+      std::thread([after = run.moment_us, signal] {
+        std::this_thread::sleep_for(std::chrono::microseconds(after));
+        ::kill(::getpid(), signal);
+      }).detach();
+    }
+    bool well = true;
+    do {
+      well = go_through_calls(run, group);
+    } while (well && (run.way == Way::killed || run.way == Way::stopped));
+    return well ? kDone : kWrong;
+  } catch (const tessera::Error& error) {
+    if (rank == run.victim && run.way == Way::stopped) return kNoticed;
+    if (names_victim(run, error)) return kNoticed;
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    return kWrong;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    return kWrong;
+  }
+}
+
+struct Child {
+  pid_t process = 0;
+  std::optional<int> status;
+  bool stopped = false;  // at least once
+};
+
+// Waits for all `children` but the one to leave out. A paused one is woken in time.
+void wait_until(Clock::time_point end, std::vector<Child>& children, int without, bool wake) {
+  const auto is_over = [&] {
+    for (int rank = 0; rank < static_cast<int>(children.size()); ++rank)
+      if (rank != without && !children[rank].status) return false;
+    return true;
+  };
+  while (!is_over() && Clock::now() < end) {
+    for (auto& child : children) {
+      int status = 0;
+      if (child.status || ::waitpid(child.process, &status, WNOHANG | WUNTRACED) <= 0) continue;
+      if (!WIFSTOPPED(status)) {
+        child.status = status;
+        continue;
+      }
+      child.stopped = true;
+      if (!wake) continue;
+      std::this_thread::sleep_for(kPause);
+      ::kill(child.process, SIGCONT);
+    }
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+}
+
+bool as_meant(const Run& run, int rank, int status) {
+  if (rank == run.victim && run.way == Way::killed)
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+  const bool noticed = run.way == Way::killed || run.way == Way::stopped;
+  return WIFEXITED(status) && WEXITSTATUS(status) == (noticed ? kNoticed : kDone);
+}
+
+std::vector<Child> fork_ranks(int world, const std::function<int(int rank)>& body) {
+  std::vector<Child> children;
+  for (int rank = 0; rank < world; ++rank) {
+    const pid_t process = ::fork();
+    if (process == 0) ::_exit(body(rank));
+    children.emplace_back().process = process;
+  }
+  return children;
+}
+
+// What went wrong; empty: nothing.
+std::string end_all(const Run& run, std::vector<Child>& children) {
+  std::string wrong;
+  for (int rank = 0; rank < run.world; ++rank) {
+    Child& child = children[rank];
+    if (!child.status) {
+      wrong += " rank " + std::to_string(rank) + " hangs;";
+      ::kill(child.process, SIGKILL);
+      ::waitpid(child.process, nullptr, 0);
+    } else if (!as_meant(run, rank, *child.status)) {
+      wrong += " rank " + std::to_string(rank) + " ended with status " +
+               std::to_string(*child.status) + ";";
+    }
+  }
+  return wrong;
+}
+
+std::string carry_out(const Run& run) {
+  auto children = fork_ranks(run.world, [&](int rank) { return take_part(run, rank); });
+  const auto end = Clock::now() + kLimit;
+  const bool stopped = run.way == Way::stopped;
+  wait_until(end, children, stopped ? run.victim : -1, run.way == Way::paused);
+  if (stopped) {
+    ::kill(children[run.victim].process, SIGCONT);
+    wait_until(end, children, -1, false);
+  }
+  return end_all(run, children);
+}
+
+// The system's choice: a port of ours could still be that of a connection that closed a minute ago.
+int free_port() {
+  const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* any = reinterpret_cast<sockaddr*>(&address);
+  if (probe < 0 || ::bind(probe, any, size) != 0 || ::getsockname(probe, any, &size) != 0) {
+    std::perror("failing_groups: no port");
+    std::exit(2);
+  }
+  ::close(probe);
+  return ntohs(address.sin_port);
+}
+
+// Of this process: sockets that are connected with another one.
+int connections() {
+  int count = 0;
+  for (int fd = 0; fd < 4096; ++fd) {
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    count += ::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 ? 1 : 0;
+  }
+  return count;
+}
+
+// Rank 0 has an edge to each of the others, and these have one.
+std::string count_connections() {
+  const Run run{.world = 8, .port = free_port()};
+  auto children = fork_ranks(run.world, [&](int rank) -> int {
+    try {
+      const auto mesh = mesh_of(run, rank);
+      const int before = connections();
+      mesh.checkpoint_group().barrier();
+      const int made = connections() - before;
+      mesh.checkpoint_group().barrier();
+      if (made == (rank == 0 ? 7 : 1)) return kDone;
+      std::fprintf(stderr, "rank %d: %d connections\n", rank, made);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    }
+    return kWrong;
+  });
+  wait_until(Clock::now() + kLimit, children, -1, false);
+  return end_all(run, children);
+}
+
+Run draw(std::mt19937& random) {
+  const auto below = [&](int count) {
+    return static_cast<int>(std::uniform_int_distribution<>(0, count - 1)(random));
+  };
+  Run run;
+  run.world = 2 + below(3);
+  run.victim = below(run.world);
+  run.way = static_cast<Way>(below(4));
+  run.seed = random();
+  run.call = below(kCalls);
+  run.moment_us = below(300000);
+  run.port = free_port();
+  return run;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: failing_groups RUNS SEED\n");
+    return 2;
+  }
+  const int runs = std::atoi(argv[1]);
+  std::mt19937 random(static_cast<unsigned>(std::atoi(argv[2])));
+  int wrong = 0;
+  double longest = 0;
+  if (const auto text = count_connections(); !text.empty()) {
+    ++wrong;
+    std::printf("connections of 8 ranks:%s\n", text.c_str());
+  }
+  for (int i = 0; i < runs; ++i) {
+    const Run run = draw(random);
+    const auto begin = Clock::now();
+    const auto text = carry_out(run);
+    longest = std::max(longest, std::chrono::duration<double>(Clock::now() - begin).count());
+    if (text.empty()) continue;
+    ++wrong;
+    std::printf("%s:%s\n", describe(run).c_str(), text.c_str());
+    std::fflush(stdout);
+  }
+  std::printf("%d runs, %d wrong, the longest took %.1f s\n", runs, wrong, longest);
+  return wrong == 0 ? 0 : 1;
+}
