@@ -84,15 +84,15 @@ int main(int argc, char** argv) {
     tessera::SaveOptions options;
     options.overwrite = true;
     options.threads = 1;
-    mesh.group().barrier();
+    mesh.checkpoint_group().barrier();
     const double begin = now();
-    tessera::save(tree, directory, options, mesh.group());
-    mesh.group().barrier();
+    tessera::save(tree, directory, options, mesh.checkpoint_group());
+    mesh.checkpoint_group().barrier();
     const double saved = now();
     tessera::LoadOptions how;
     how.threads = 1;
-    tessera::load(tree, directory, how, mesh.group());
-    mesh.group().barrier();
+    tessera::load(tree, directory, how, mesh.checkpoint_group());
+    mesh.checkpoint_group().barrier();
     const double loaded = now();
     if (mesh.rank() == 0) {
       std::printf("save %.3f load %.3f peak_mb %ld\n", saved - begin, loaded - saved,

@@ -50,7 +50,7 @@ void save(const std::string& directory) {
   state.key = kApp;
   tessera::SaveOptions how;
   how.threads = 1;  // a data file for each writing thread
-  tessera::save(state, directory, how, mesh.group());
+  tessera::save(state, directory, how, mesh.checkpoint_group());
 }
 
 // Loading fills the memory of a fresh model and its optimizer: the model says which rows of which
@@ -63,8 +63,8 @@ void load(const std::string& directory, const std::string& again) {
 
   tessera::TrainingState state(model, optimizer);
   state.key = kApp;
-  tessera::load(state, directory, mesh.group());
-  tessera::save(state, again, mesh.group());
+  tessera::load(state, directory, mesh.checkpoint_group());
+  tessera::save(state, again, mesh.checkpoint_group());
 }
 
 // One process, an ordinary model, no collectives.

@@ -37,7 +37,7 @@ void say(const tessera::Mesh& mesh, const std::string& line) {
 
 void save(Training& training, Progress& progress, const Options& options,
           const tessera::Mesh& mesh) {
-  progress.checkpoint = save_training(training, progress, options, mesh.group());
+  progress.checkpoint = save_training(training, progress, options, mesh.checkpoint_group());
   say(mesh, "saved " + progress.checkpoint);
 }
 
@@ -65,7 +65,7 @@ void train(const Options& options, const tessera::Mesh& mesh) {
   Training training(options, mesh);
   Progress progress;
   if (!options.resume.empty()) {
-    progress = resume_training(training, options, mesh.group());
+    progress = resume_training(training, options, mesh.checkpoint_group());
     say(mesh, progress.checkpoint.empty()
                   ? "no checkpoint in " + options.save + " yet: starting afresh"
                   : "resumed from " + progress.checkpoint + " after step " +

@@ -3,9 +3,9 @@
 //
 //   TrainingState state(model, optimizer);
 //   state.values.set_item("step", step);
-//   save(state, "run/step100", mesh.group());
+//   save(state, "run/step100", mesh.checkpoint_group());
 //   ...
-//   load(state, "run/step100", mesh.group());  // nothing else has to be called
+//   load(state, "run/step100", mesh.checkpoint_group());  // nothing else has to be called
 //   step = state.values.at("step").as_int();
 //
 // The number of ranks, the way of sharding and the kind of checkpoint may change between the two. A

@@ -384,11 +384,11 @@ TEST(GradScaler, GoesOnFromACheckpoint_6_20) {
     EXPECT_THAT(names, ElementsAre("scale", "growth_factor", "backoff_factor", "growth_interval",
                                    "_growth_tracker"));
     EXPECT_EQ(state.at("_growth_tracker").as_int(), 1);
-    save(Value::dict({{"scaler", state}}), path, mesh.group());
+    save(Value::dict({{"scaler", state}}), path, mesh.checkpoint_group());
 
     ShardedGradScaler second(mesh);
     auto tree = Value::dict({{"scaler", second.state_dict()}});
-    load(tree, path, mesh.group());
+    load(tree, path, mesh.checkpoint_group());
     second.load_state_dict(tree.at("scaler"));
     EXPECT_EQ(second.state_dict(), state);
     const auto scales = scales_of(second, 3);

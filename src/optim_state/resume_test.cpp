@@ -130,7 +130,7 @@ TEST_P(Resume, ShardedCheckpointsGoOnElsewhere) {
     const StateDictTypeScope scope(net, {.type = StateDictType::sharded});
     save(Value::dict({{"model", state_dict(net)},
                       {"optim", sharded_optim_state_dict(net, *optimizer, {.group = mesh})}}),
-         path, mesh.group());
+         path, mesh.checkpoint_group());
   });
   for (const int world : {2, 4}) {
     run_mesh(world, [&, to = to](Mesh& mesh) {
@@ -142,7 +142,7 @@ TEST_P(Resume, ShardedCheckpointsGoOnElsewhere) {
       auto tree =
           Value::dict({{"model", state_dict(net)},
                        {"optim", sharded_optim_state_dict(net, *optimizer, {.group = mesh})}});
-      load(tree, path, mesh.group());
+      load(tree, path, mesh.checkpoint_group());
       load_state_dict(net, tree.at("model"));
       load_optimizer_state_dict(
           *optimizer,

@@ -108,7 +108,7 @@ void save_trained(const std::string& path, Way way, int world, Kind kind) {
     trainer.train(0, kSavedAfter);
     auto state = trainer.state();
     state.values.set_item("step", kSavedAfter);
-    save(state, path, mesh.group());
+    save(state, path, mesh.checkpoint_group());
   });
 }
 
@@ -145,7 +145,7 @@ TEST_P(TrainingStates, GoOnElsewhere) {
       trainer.set_lr(0.5);  // the checkpoint's counts
       auto state = trainer.state();
       state.values.set_item("step", 0);
-      load(state, path, mesh.group());
+      load(state, path, mesh.checkpoint_group());
       EXPECT_EQ(state.values.at("step").as_int(), kSavedAfter);
       expect_losses(trainer.train(kSavedAfter, kMoreSteps), expected);
     });
@@ -171,9 +171,9 @@ TEST(TrainingState, ReplacesTheStateThatIsThere) {
       auto trainer = trainer_on(make_net({}), Way::rows, mesh, kind);
       trainer.train(0, kSavedAfter);
       auto state = trainer.state();
-      save(state, path, mesh.group());
+      save(state, path, mesh.checkpoint_group());
       const auto expected = trainer.train(kSavedAfter, kMoreSteps);
-      load(state, path, mesh.group());
+      load(state, path, mesh.checkpoint_group());
       expect_losses(trainer.train(kSavedAfter, kMoreSteps), expected);
     });
   }
@@ -187,9 +187,9 @@ TEST(TrainingState, OfAFreshOptimizerIsThatOfAFreshOptimizer) {
     run_mesh(2, [&](Mesh& mesh) {
       auto trainer = trainer_on(make_net({}), Way::rows, mesh, kind);
       auto state = trainer.state();
-      save(state, path, mesh.group());
+      save(state, path, mesh.checkpoint_group());
       const auto expected = trainer.train(0, kMoreSteps);
-      load(state, path, mesh.group());
+      load(state, path, mesh.checkpoint_group());
       expect_losses(trainer.train(0, kMoreSteps), expected);
     });
   }
@@ -249,14 +249,14 @@ TEST(TrainingState, KeepsGroupsAndFrozenParameters) {
     shard(net, Way::rows, mesh);
     auto optimizer = halves(net, 0.01, 0.02);
     testing::train(net, *optimizer, 0, kSavedAfter);
-    save(TrainingState(net, *optimizer), path, mesh.group());
+    save(TrainingState(net, *optimizer), path, mesh.checkpoint_group());
     const auto expected = testing::train(net, *optimizer, kSavedAfter, kMoreSteps);
     auto other = filled_net();
     other->parameters()[0].set_requires_grad(false);
     shard(other, Way::rows, mesh);
     auto fresh = halves(other, 0.3, 0.4);
     TrainingState state(other, *fresh);
-    load(state, path, mesh.group());
+    load(state, path, mesh.checkpoint_group());
     EXPECT_NEAR(testing::train(other, *fresh, kSavedAfter, kMoreSteps), expected, 1e-6);
     EXPECT_EQ(fresh->param_groups()[1].options().get_lr(), 0.02);
   });
@@ -294,7 +294,7 @@ TEST(TrainingState, LoadsFromFilesOfOtherKinds) {
       auto trainer = trainer_on(filled_net(), Way::original, mesh, Kind::adam);
       auto state = trainer.state();
       state.values.set_item("step", 0);
-      load(state, directory.path() + file, mesh.group());
+      load(state, directory.path() + file, mesh.checkpoint_group());
       EXPECT_EQ(state.values.at("step").as_int(), kSavedAfter);
       expect_losses(trainer.train(kSavedAfter, kMoreSteps), expected);
     });

@@ -52,9 +52,9 @@ int main(int argc, char** argv) {
   tessera::SaveOptions options;
   options.overwrite = true;
   for (int step = 1;; ++step) {
-    tessera::save(tree_of(mesh, step), directory + "/same", options, mesh.group());
+    tessera::save(tree_of(mesh, step), directory + "/same", options, mesh.checkpoint_group());
     tessera::save(tree_of(mesh, step), directory + "/step" + std::to_string(step), options,
-                  mesh.group());
+                  mesh.checkpoint_group());
     if (mesh.rank() != 0) continue;
     if (step > 2) std::filesystem::remove_all(directory + "/step" + std::to_string(step - 2));
     std::printf("%d\n", step);

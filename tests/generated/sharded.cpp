@@ -274,9 +274,9 @@ class Rank {
     } else {
       saved.path = directory_ + "/" + std::to_string(phase_) + "." + std::to_string(step_);
       if (step.form == Form::sharded_checkpoint) {
-        tessera::save(sharded_tree(saved), saved.path, mesh_.group());
+        tessera::save(sharded_tree(saved), saved.path, mesh_.checkpoint_group());
       } else {
-        tessera::save(TrainingState(root_, trainer_->ref()), saved.path, mesh_.group());
+        tessera::save(TrainingState(root_, trainer_->ref()), saved.path, mesh_.checkpoint_group());
       }
     }
     saved_ = saved;
@@ -298,12 +298,12 @@ class Rank {
     }
     if (saved_->form != Form::sharded_checkpoint) {
       TrainingState state(root_, trainer_->ref());
-      tessera::load(state, saved_->path, mesh_.group());
+      tessera::load(state, saved_->path, mesh_.checkpoint_group());
       return;
     }
     const StateDictTypeScope scope(root_, {.type = StateDictType::sharded});
     auto tree = Value::dict({{"model", state_dict(root_)}});
-    tessera::load(tree, saved_->path, mesh_.group());
+    tessera::load(tree, saved_->path, mesh_.checkpoint_group());
     load_state_dict(root_, tree.at("model"));
     auto optimizer = Checkpoint::open(saved_->path).load().at("optim");
     if (!saved_->has_optimizer) optimizer.set_item("state", Value::dict({}));

@@ -29,7 +29,7 @@ constexpr std::int64_t kElements = 12;
 void take_steps(const std::string& directory, const tessera::Mesh& mesh) {
   tessera::ShardedGradScaler scaler(mesh);
   auto state = tessera::Value::dict({{"scaler", scaler.state_dict()}});
-  tessera::load(state, directory + "/start.pt", mesh.group());
+  tessera::load(state, directory + "/start.pt", mesh.checkpoint_group());
   scaler.load_state_dict(state.at("scaler"));
 
   std::vector<torch::Tensor> parameters;
@@ -71,7 +71,7 @@ void take_steps(const std::string& directory, const tessera::Mesh& mesh) {
   }
   std::fclose(out);
   tessera::save(tessera::Value::dict({{"scaler", scaler.state_dict()}}), directory + "/end",
-                mesh.group());
+                mesh.checkpoint_group());
 }
 
 }  // namespace

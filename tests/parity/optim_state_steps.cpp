@@ -53,7 +53,7 @@ void train(const Value& golden, const std::string& name, bool original, const st
   tessera::save(
       Value::dict({{"model", tessera::model_state(peer.module)},
                    {"optim", tessera::sharded_optim_state_dict(peer.module, *peer.optim)}}),
-      path, mesh.group());
+      path, mesh.checkpoint_group());
   const auto model = tessera::state_dict(peer.module);
   const auto optim = tessera::full_optim_state_dict(peer.module, *peer.optim);
   if (mesh.rank() == 0) write_file(Value::dict({{"model", model}, {"optim", optim}}), path + ".pt");
