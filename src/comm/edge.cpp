@@ -115,7 +115,7 @@ void Edge::run_reader() noexcept {
   changed_.notify_all();
   if (!wanted) return;
   if (failure) {
-    owner_.peer_lost(peer_);
+    owner_.peer_lost(peer_, *failure);
   } else {
     owner_.peer_left(peer_);
   }

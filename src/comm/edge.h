@@ -52,8 +52,9 @@ class EdgeOwner {
   virtual void peer_interrupts(int peer, std::uint64_t fold) = 0;
   virtual void peer_tells_failure(int peer, const Error& failure) = 0;
   virtual void peer_left(int peer) = 0;  // it needs the group no more
-  virtual void peer_lost(int peer) = 0;  // the connection has ended without that
-  virtual void all_sent() = 0;           // an edge is quiet
+  // Without that nothing can be heard from it any more.
+  virtual void peer_lost(int peer, const Error& why) = 0;
+  virtual void all_sent() = 0;  // an edge is quiet
   [[nodiscard]] virtual Pulse pulse() = 0;
 };
 

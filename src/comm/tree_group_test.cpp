@@ -293,7 +293,6 @@ TEST(TreeGroup, WhoDoesNotComeIsNamedAtTheLimit) {
     std::latch over(ranks.count - 1);
     const auto failures = failures_of(ranks, [&](Group& group, Net&) {
       if (group.rank() == late) {
-        group.make_progress(123);
         over.wait();
         return;
       }
@@ -308,6 +307,29 @@ TEST(TreeGroup, WhoDoesNotComeIsNamedAtTheLimit) {
     expect_all(failures, ranks, late, ErrorCode::timeout,
                "rank " + std::to_string(late) + " is alive but did not come to barrier");
   }
+}
+
+TEST(TreeGroup, AtTheLimitTheProgressOfWhoDoesNotComeIsSaid) {
+  const Ranks ranks{.count = 2, .options = {.silence = 400ms, .longest_wait = 1s}};
+  std::latch over(1);
+  const auto failures = failures_of(ranks, [&](Group& group, Net&) {
+    if (group.rank() == 1) {
+      group.make_progress(123);
+      over.wait();
+      return;
+    }
+    const std::string said = [&] {
+      try {
+        group.barrier();
+      } catch (const Error& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    }();
+    EXPECT_THAT(said, HasSubstr("it has moved 123 bytes so far"));
+    over.count_down();
+  });
+  EXPECT_TRUE(failures.empty());
 }
 
 TEST(TreeGroup, WhoIsStoppedIsNamedOnAllRanks) {
@@ -414,6 +436,31 @@ TEST(TreeGroup, AnExceptionOfCombineBreaksTheGroup) {
     group.barrier();
   });
   expect_all(failures, ranks, -1, ErrorCode::io, "bad_alloc");
+}
+
+// Rank 1 of two, by hand.
+TEST(TreeGroup, AFrameThatMakesNoSenseBreaksTheGroup) {
+  for (const int kind : {0, 1, 2, 7, 200}) {  // a letter without a name, ..., kinds that are none
+    Net net;
+    std::thread peer([&] {
+      const auto wire = net.connect(1, 0);
+      Bytes frame(512);
+      frame[0] = static_cast<std::byte>(kind);
+      wire->send(frame);
+      try {
+        while (true) wire->receive(frame);
+      } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+      }
+    });
+    try {
+      (void)make_tree_group(0, 2, {}, 30s, [&](int) { return net.connect(0, 1); });
+      ADD_FAILURE() << kind;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::corrupt) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("rank 1"));
+    }
+    peer.join();
+  }
 }
 
 TEST(TreeGroup, WhoNeverComesIsNamed) {

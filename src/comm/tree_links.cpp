@@ -271,9 +271,12 @@ void TreeLinks::peer_left(int peer) {
   changed_.notify_all();
 }
 
-void TreeLinks::peer_lost(int peer) {
-  break_up(Error(ErrorCode::peer_failed, named(peer) + " is gone: its connection has closed"), -1,
-           peer);
+// A closed connection looks different from each end and system: all neighbours say the same of it.
+void TreeLinks::peer_lost(int peer, const Error& why) {
+  const bool closed = why.code() == ErrorCode::peer_failed || why.code() == ErrorCode::timeout;
+  const std::string text = closed ? named(peer) + " is gone: its connection has closed"
+                                  : "hearing from " + named(peer) + ": " + why.message();
+  break_up(Error(closed ? ErrorCode::peer_failed : why.code(), text), -1, peer);
 }
 
 void TreeLinks::all_sent() {

@@ -81,7 +81,7 @@ class TreeLinks final : private EdgeOwner {
   void peer_interrupts(int peer, std::uint64_t fold) override;
   void peer_tells_failure(int peer, const Error& failure) override;
   void peer_left(int peer) override;
-  void peer_lost(int peer) override;
+  void peer_lost(int peer, const Error& why) override;
   void all_sent() override;
   [[nodiscard]] Pulse pulse() override;
 
