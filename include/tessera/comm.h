@@ -54,17 +54,13 @@ class Group {
   // On every rank: the message of rank 0, on which alone it matters.
   virtual Bytes spread(Bytes message);
 
-  // Between collectives ranks work alone, for minutes when they save. A group may carry what they
-  // have to say meanwhile. These members are not collective, and any thread may call them.
-  //
-  // Whether the rest of these do anything. Where they do not, ranks ask one another by collectives.
+  // What ranks say while each works alone. Not collective, and any thread may call these. Whether
+  // they do anything; where they do not, ranks ask one another by collectives:
   [[nodiscard]] virtual bool carries_interrupts() const noexcept { return false; }
-  // Asks all ranks to end what they do before the next fold: this rank has failed.
-  virtual void interrupt() {}
-  // Stop is requested when a rank has interrupted the work that leads to the next fold, or is lost.
+  virtual void interrupt() {}  // asks all ranks to end what leads to the next fold: this one failed
+  // Stop is requested when a rank has interrupted that, or is lost.
   [[nodiscard]] virtual std::stop_token interrupted() { return {}; }
-  // Tells the others that this rank has written or read `bytes` so far.
-  virtual void make_progress(std::uint64_t bytes) { static_cast<void>(bytes); }
+  virtual void make_progress(std::uint64_t bytes_so_far) { static_cast<void>(bytes_so_far); }
 };
 
 // A group of one rank: every member returns at once.

@@ -45,14 +45,6 @@ struct Part {
   std::int64_t base = 0;
 };
 
-// A parameter inside of a flat parameter (FSDP1), and the part of it that a rank's shard holds.
-struct FlatMember {
-  std::string name;
-  Shape shape;            // of the whole parameter
-  FlatRange range;        // the parameter's elements that are held; empty: none
-  std::int64_t base = 0;  // where the first of them is in the shard, in elements
-};
-
 // How a tensor is cut over the ranks of a group, by a rule from which every rank knows what each
 // other rank holds. Rank r holds part (r / stride) % parts; ranks with the same part hold the same.
 struct Placement {
@@ -65,6 +57,15 @@ struct Placement {
   std::int64_t shard = 0;
   std::int64_t begin = 0;
   bool operator==(const Placement&) const = default;
+};
+
+// A parameter inside of a flat parameter (FSDP1), and the part of it that a rank's shard holds.
+struct FlatMember {
+  std::string name;
+  Shape shape;               // of the whole parameter
+  FlatRange range;           // the parameter's elements that are held; empty: none
+  std::int64_t base = 0;     // where the first of them is in the shard, in elements
+  Placement placement = {};  // what each rank holds, if that is known
 };
 
 [[nodiscard]] Box whole(const Shape& shape);

@@ -25,8 +25,7 @@ struct MeshOptions {
   std::optional<torch::Device> device;
   // How long a collective may take before its peers count as lost.
   std::chrono::milliseconds deadline = std::chrono::minutes(5);
-  // How many threads Gloo runs collectives on. One is markedly slower than two.
-  int gloo_threads = 2;
+  int gloo_threads = 2;  // that run its collectives; one is markedly slower than two
   // Collectives of a mesh on the CPU go through shared memory if all its ranks are on one host and
   // can map it; the ranks find that out together. False on any rank, or TESSERA_SAME_HOST=0 in its
   // environment, keeps Gloo for all ranks. Gloo always does what shared memory cannot (point to

@@ -37,6 +37,7 @@ struct ShardedParameter {
                              // products and cat, which would cover only these rows
   bool sharded = false;      // false: fully_shard did not take it, and `local` is all of it
   std::optional<Mesh> mesh;  // set when sharded
+  Placement placement = {};  // of `shape`: what each rank of the mesh holds
   // For FSDP1's flat parameter (without use_orig_params): the module's parameters in it, in their
   // order. The flat parameter's own name ends in _flat_param.
   std::vector<FlatMember> members;

@@ -53,8 +53,11 @@ at::Tensor memory_of(const Tensor& leaf) {
 
 // This rank's part of a whole parameter's state.
 Value part_leaf(const at::Tensor& held, const ShardedParameter& parameter) {
-  if (parameter.flat) return flat_leaf_of(held.reshape({-1}), parameter.shape, parameter.offset);
-  return sharded_leaf_of(held, parameter.shape, parameter.offset, parameter.dim);
+  auto leaf = parameter.flat
+                  ? flat_leaf_of(held.reshape({-1}), parameter.shape, parameter.offset)
+                  : sharded_leaf_of(held, parameter.shape, parameter.offset, parameter.dim);
+  leaf.placement = parameter.placement;
+  return leaf;
 }
 
 // Who holds nothing of an original parameter of FSDP1 has no gradients of it and does not count its
@@ -85,7 +88,9 @@ void add_entries(const ShardedParameter& parameter, const Value& state, Value& i
     into.set_item(member.name, map_tensors(state, [&](const Tensor& leaf) -> Value {
                     if (!is_part(leaf)) return whole_leaf(leaf, parameter);
                     const auto held = memory_of(leaf).narrow(0, member.base, numel(member.range));
-                    return flat_leaf_of(held, member.shape, member.range.begin);
+                    auto part = flat_leaf_of(held, member.shape, member.range.begin);
+                    part.placement = member.placement;
+                    return part;
                   }));
   }
 }

@@ -112,6 +112,38 @@ void save_trained(const std::string& path, Way way, int world, Kind kind) {
   });
 }
 
+// Counts how often ranks fold a message.
+class FoldCounter final : public Group {
+ public:
+  explicit FoldCounter(Group& inner) : inner_(inner) {}
+  int rank() const noexcept override { return inner_.rank(); }
+  int size() const noexcept override { return inner_.size(); }
+  void barrier() override { inner_.barrier(); }
+  std::vector<Bytes> gather(const Bytes& mine, int root) override {
+    return inner_.gather(mine, root);
+  }
+  std::vector<Bytes> all_gather(const Bytes& mine) override { return inner_.all_gather(mine); }
+  Bytes broadcast(const Bytes& message, int root) override {
+    return inner_.broadcast(message, root);
+  }
+  Bytes scatter(const std::vector<Bytes>& messages, int root) override {
+    return inner_.scatter(messages, root);
+  }
+  Bytes fold(Bytes mine, const Combine& combine) override {
+    ++folds;
+    return inner_.fold(std::move(mine), combine);
+  }
+  Bytes spread(Bytes message) override { return inner_.spread(std::move(message)); }
+  bool carries_interrupts() const noexcept override { return inner_.carries_interrupts(); }
+  void interrupt() override { inner_.interrupt(); }
+  std::stop_token interrupted() override { return inner_.interrupted(); }
+
+  int folds = 0;
+
+ private:
+  Group& inner_;
+};
+
 void expect_losses(const std::vector<double>& mine, const std::vector<double>& expected) {
   ASSERT_EQ(mine.size(), expected.size());
   for (std::size_t i = 0; i < mine.size(); ++i)
@@ -385,6 +417,21 @@ TEST(TrainingState, AFailedLoadLeavesTheOptimizerAlone) {
     EXPECT_EQ(code_of([&] { load(state, path, *alone); }), ErrorCode::not_found);
     testing::expect_same(optimizer_state_dict(trainer.optimizer()), before);
     EXPECT_EQ(state.values.at("epoch").as_int(), 0);
+  }
+}
+
+// Every rank computes what all others hold of a model and its optimizer: nobody tells it.
+TEST(TrainingState, OfShardedModelsNeedsNoProposals_P15) {
+  for (const auto way : {Way::replicated, Way::rows, Way::flat}) {
+    const TemporaryDirectory directory;
+    run_mesh(3, [&](Mesh& mesh) {
+      auto trainer = trainer_on(make_net({}), way, mesh, Kind::own);
+      trainer.train(0, 2);
+      FoldCounter group(mesh.checkpoint_group());
+      save(trainer.state(), directory.path() + "/c", group);
+      // The state is taken; the kind is known; what is saved; what was written; the commit.
+      EXPECT_EQ(group.folds, 5) << name_of(way);
+    });
   }
 }
 

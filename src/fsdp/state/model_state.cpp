@@ -33,8 +33,12 @@ Tensor detail::own_leaf(const at::Tensor& tensor) {
   unit.changes().hand_out();
   const auto held = unit.held(owner.index);
   const auto from = unit.held_from(owner.index);
-  if (unit.geometry() != Geometry::rows) return flat_leaf_of(held, tensor.sizes().vec(), from);
-  return sharded_leaf_of(held, tensor.sizes().vec(), from, unit.layout().params[owner.index].dim);
+  const auto shape = tensor.sizes().vec();
+  auto leaf = unit.geometry() == Geometry::rows
+                  ? sharded_leaf_of(held, shape, from, unit.layout().params[owner.index].dim)
+                  : flat_leaf_of(held, shape, from);
+  leaf.placement = unit.placement_of(owner.index);
+  return leaf;
 }
 
 Value model_state(ModuleRef module) {

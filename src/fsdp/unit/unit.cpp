@@ -255,6 +255,19 @@ std::int64_t Unit::held_from(std::size_t index) const {
   return std::get<FlatRange>(slice).begin;
 }
 
+Placement Unit::placement_of(std::size_t index) const {
+  const auto& layout = store_->layout();
+  const auto& param = layout.params[index];
+  Placement placement{.parts = mesh().size()};
+  if (geometry() == Geometry::rows) {
+    placement.dim = param.dim;
+  } else {
+    placement.shard = layout.shard_elements;
+    placement.begin = param.gathered_offset;
+  }
+  return placement;
+}
+
 void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
   const int ranks = spec.mesh.size();
   const auto dtype = options_.mixed_precision.reduce_dtype.value_or(

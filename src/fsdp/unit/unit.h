@@ -91,6 +91,8 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   // are: the first row, or with flat geometries the first element. Only when sharded.
   [[nodiscard]] at::Tensor held(std::size_t index) const { return store_->local(index); }
   [[nodiscard]] std::int64_t held_from(std::size_t index) const;
+  // What each rank of mesh() holds of the parameter.
+  [[nodiscard]] Placement placement_of(std::size_t index) const;
   [[nodiscard]] const UnitLayout& layout() const { return store_->layout(); }
 
   // Parameters ----------------------------------------------------------------------------------

@@ -38,9 +38,11 @@ ShardedParameter describe(const at::Tensor& tensor, const detail::ParamOwner& ow
   parameter.flat = unit.geometry() != detail::Geometry::rows;
   parameter.dim = unit.layout().params[owner.index].dim;
   parameter.offset = unit.held_from(owner.index);
+  parameter.placement = unit.placement_of(owner.index);
   if (unit.is_flat()) {
     parameter.shape = {unit.layout().gathered_elements};
     parameter.offset = parameter.mesh->rank() * unit.layout().shard_elements;
+    parameter.placement.begin = 0;
   }
   return parameter;
 }
@@ -52,7 +54,8 @@ FlatMember member_of(const std::string& name, const detail::ParamOwner& owner) {
   return {name,
           unit.layout().params[owner.index].shape,
           {begin, begin + held.numel()},
-          held.storage_offset() - unit.params()[owner.index].local.storage_offset()};
+          held.storage_offset() - unit.params()[owner.index].local.storage_offset(),
+          unit.placement_of(owner.index)};
 }
 
 // The name of the flat parameter beside the first parameter in it.
