@@ -1,11 +1,13 @@
-// What does the `.metadata` of a large job cost? Every rank has a slice of every tensor.
-//   bench_plan --ranks R --tensors T [--out FILE]
-// Encodes to FILE while the chunks are computed, decodes it, and prints one line of JSON: seconds,
-// the peak of memory after either, chunks, and the file's bytes. Without --out the file is a
-// temporary one.
+// What do the plan and the `.metadata` of a large job cost rank 0?
+//   bench_plan --ranks R --tensors T [--irregular] [--out FILE]
+// Every rank has a slice of every tensor. Ranks are simulated in this process by the functions that
+// a fold calls. As a rule every rank computes the plan; with --irregular no tensor has a placement,
+// and all tell what they hold. Then `.metadata` goes to FILE while its chunks are computed, and is
+// decoded again. Prints one line of JSON: the seconds of the plan, of the proof that it fits, of
+// encoding and decoding; the peak of memory before decoding and after it; chunks; the file's bytes;
+// what one rank sends, in bytes. Without --out the file is a temporary one.
 #include <unistd.h>
 
-#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -19,66 +21,92 @@
 #include <string_view>
 #include <vector>
 
-#include "format/dcp/dcp.h"
+#include "checkpoint/save/opening.h"
+#include "checkpoint/save/plan_source.h"
+#include "comm/tree.h"
 #include "measure.h"
 
 namespace {
 
-namespace dcp = tessera::dcp;
+using namespace tessera;  // NOLINT(google-build-using-namespace)
 using tessera::bench::now;
 
 constexpr std::int64_t kRows = 4;  // of a rank's slice
 constexpr std::int64_t kColumns = 1024;
-constexpr std::uint64_t kItemBytes = 4 * kRows * kColumns + 1577;  // an archive of one slice
 
 struct Job {
-  std::int64_t ranks = 1024;
+  int ranks = 1024;
   std::int64_t tensors = 500;
+  bool irregular = false;
   std::string out;
 };
 
-// Keeps the tensors' names and shapes alone.
-class Slices final : public dcp::MetadataSource {
- public:
-  explicit Slices(const Job& job) : ranks_(job.ranks) {
-    origin_.version = "1.0.0";
-    for (std::int64_t i = 0; i < job.tensors; ++i) {
-      dcp::EntryHead head;
-      head.name = "model.layers." + std::to_string(i) + ".weight";
-      head.path = tessera::Path{"model", "layers", i, "weight"};
-      head.is_tensor = true;
-      head.shape = {ranks_ * kRows, kColumns};
-      heads_.push_back(std::move(head));
-    }
-  }
-
-  [[nodiscard]] const dcp::Origin& origin() const override { return origin_; }
-  [[nodiscard]] std::size_t entry_count() const override { return heads_.size(); }
-  [[nodiscard]] const dcp::EntryHead& head(std::size_t entry) const override {
-    return heads_[entry];
-  }
-  void for_each_chunk(std::size_t /*entry*/, const ChunkVisitor& visit) const override {
-    const std::array sizes{kRows, kColumns};
-    for (std::int64_t rank = 0; rank < ranks_; ++rank) visit(offsets_of(rank), sizes);
-  }
-  void for_each_item(std::size_t entry, const ItemVisitor& visit) const override {
-    for (std::int64_t rank = 0; rank < ranks_; ++rank) {
-      const std::string path = "__" + std::to_string(rank) + "_0.distcp";
-      visit(offsets_of(rank), {path, entry * kItemBytes, kItemBytes});
-    }
-  }
-
- private:
-  static std::array<std::int64_t, 2> offsets_of(std::int64_t rank) { return {rank * kRows, 0}; }
-
-  std::int64_t ranks_;
-  dcp::Origin origin_;
-  std::vector<dcp::EntryHead> heads_;
+struct Seconds {
+  double plan = 0;
+  double validate = 0;
 };
 
-void write(const Job& job, const std::string& path) {
+std::vector<PlannedLeaf> leaves_of(const Job& job) {
+  std::vector<PlannedLeaf> leaves;
+  for (std::int64_t i = 0; i < job.tensors; ++i) {
+    PlannedLeaf leaf;
+    leaf.name = "model.layers." + std::to_string(i) + ".weight";
+    leaf.path = Path{"model", "layers", i, "weight"};
+    leaf.is_tensor = true;
+    leaf.shape = {job.ranks * kRows, kColumns};
+    if (!job.irregular) leaf.placement = Placement{.parts = job.ranks};
+    leaves.push_back(std::move(leaf));
+  }
+  return leaves;
+}
+
+// What the ranks fold first: that they are about to save the same.
+std::size_t fold_intents(const Job& job, const std::vector<PlannedLeaf>& leaves) {
+  Intents mine;
+  mine.first.leaves = digest_of(leaves);
+  const Bytes message = encode_intents(mine);
+  const std::vector<Bytes> messages(static_cast<std::size_t>(job.ranks), message);
+  (void)fold_along_tree(messages, combine_intents);
+  return message.size();
+}
+
+// The work of each rank, which they do at once.
+std::vector<Bytes> proposals_of(const Job& job, const std::vector<PlannedLeaf>& leaves) {
+  std::vector<Bytes> messages;
+  std::vector<std::vector<HeldChunk>> held(leaves.size());
+  for (int rank = 0; rank < job.ranks; ++rank) {
+    for (auto& chunks : held) chunks = {{Box{{rank * kRows, 0}, {kRows, kColumns}}, 0}};
+    messages.push_back(encode_proposal({rank, false, leaves, held, {}}));
+  }
+  return messages;
+}
+
+SavePlan plan_of(const Job& job, std::size_t& sent, Seconds& seconds) {
+  const PlanRules rules{job.ranks, 1};
+  const std::vector<PlannedLeaf> leaves = leaves_of(job);
+  std::vector<Bytes> messages;
+  if (job.irregular) messages = proposals_of(job, leaves);
+  const double begin = now();
+  sent = fold_intents(job, leaves);
+  ToldLeaves told(leaves, false);
+  if (job.irregular) {
+    sent += messages.front().size();
+    told.add(fold_along_tree(std::move(messages), [](Bytes left, const Bytes& right) {
+      return side_by_side(std::move(left), right);
+    }));
+  }
+  const double folded = now();
+  told.finish();
+  const double proved = now();
+  SavePlan plan(rules, std::move(told), [](std::size_t) { return std::uint64_t{0}; });
+  seconds = {folded - begin + now() - proved, proved - folded};
+  return plan;
+}
+
+void write(const SavePlan& plan, const std::string& path) {
   std::ofstream out(path, std::ios::binary);
-  dcp::encode(Slices(job), [&out](tessera::ByteView piece) {
+  const PlanSource source(plan, {"1.0.0", "/checkpoints/step1000", "an-id", true}, "0123456789ab");
+  dcp::encode(source, [&out](ByteView piece) {
     out.write(reinterpret_cast<const char*>(piece.data()),
               static_cast<std::streamsize>(piece.size()));
   });
@@ -104,27 +132,39 @@ void measure(const Job& job) {
                                ? std::filesystem::temp_directory_path() /
                                      ("bench_plan." + std::to_string(::getpid()) + ".metadata")
                                : std::filesystem::path(job.out);
-  const double begin = now();
-  write(job, path);
-  const double written = now();
-  const long encode_peak = tessera::bench::peak_memory();
+  Seconds seconds;
+  std::size_t sent = 0;
+  double begin = 0, written = 0;
+  {
+    const SavePlan plan = plan_of(job, sent, seconds);
+    begin = now();
+    write(plan, path);
+    written = now();
+  }
+  const long plan_peak = bench::peak_memory();
+  const double decoding = now();
   const std::size_t chunks = decode(path);
   const double decoded = now();
   std::printf(
-      "{\"encode_s\": %.4f, \"decode_s\": %.4f, \"encode_peak_mib\": %ld, \"peak_mib\": %ld, "
-      "\"chunks\": %zu, \"bytes\": %ju}\n",
-      written - begin, decoded - written, encode_peak, tessera::bench::peak_memory(), chunks,
-      std::filesystem::file_size(path));
+      "{\"plan_s\": %.4f, \"validate_s\": %.4f, \"encode_s\": %.4f, \"decode_s\": %.4f, "
+      "\"plan_peak_mib\": %ld, \"peak_mib\": %ld, \"chunks\": %zu, \"bytes\": %ju, \"sent\": "
+      "%zu}\n",
+      seconds.plan, seconds.validate, written - begin, decoded - decoding, plan_peak,
+      bench::peak_memory(), chunks, std::filesystem::file_size(path), sent);
   if (job.out.empty()) std::filesystem::remove(path);
 }
 
 bool parse(std::span<char*> arguments, Job& job) {
-  if (arguments.size() % 2 != 0) return false;
-  for (std::size_t i = 0; i < arguments.size(); i += 2) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string_view option = arguments[i];
-    const char* value = arguments[i + 1];
+    if (option == "--irregular") {
+      job.irregular = true;
+      continue;
+    }
+    if (++i == arguments.size()) return false;
+    const char* value = arguments[i];
     if (option == "--ranks") {
-      job.ranks = std::atoll(value);
+      job.ranks = std::atoi(value);
     } else if (option == "--tensors") {
       job.tensors = std::atoll(value);
     } else if (option == "--out") {
@@ -142,7 +182,7 @@ int main(int argc, char** argv) {
   try {
     Job job;
     if (!parse(std::span(argv, static_cast<std::size_t>(argc)).subspan(1), job)) {
-      std::fprintf(stderr, "usage: bench_plan --ranks R --tensors T [--out FILE]\n");
+      std::fprintf(stderr, "usage: bench_plan --ranks R --tensors T [--irregular] [--out FILE]\n");
       return 2;
     }
     measure(job);

@@ -1,12 +1,14 @@
 // Loading by N ranks:
-//   1. every rank opens the checkpoint, matches its tree's leaves with it (checkpoint-rows P-16)
-//      and proves that the memory is there which its tree speaks of; all agree, and learn which
-//      leaves no rank takes;
+//   1. every rank opens the checkpoint, and all compare what they have opened; each matches its
+//      tree's leaves with it (checkpoint-rows P-16) and proves that the memory is there which its
+//      tree speaks of; all agree, and learn which leaves no rank takes;
 //   2. every rank reads its own pieces, from whatever layout there is (checkpoint-rows P-17); all
 //      agree.
 // Nothing is written into the tree's memory before 1 has succeeded on every rank.
 #include <optional>
+#include <span>
 
+#include "base/digest.h"
 #include "base/job_log.h"
 #include "base/parallel.h"
 #include "base/stop.h"
@@ -17,6 +19,7 @@
 #include "checkpoint/tree/tree.h"
 #include "comm/confer.h"
 #include "comm/long_work.h"
+#include "comm/message.h"
 #include "comm/whereabouts.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
@@ -83,15 +86,38 @@ LoadPlan agreed_plan(const Value& tree, const Checkpoint& checkpoint, const Load
   return plan;
 }
 
-// Opens the checkpoint on every rank.
+// Equal on ranks that have opened the same save.
+Bytes identity_of(const Checkpoint& checkpoint) {
+  RunningDigest files;
+  for (const ObjectInfo& file : checkpoint.files) {
+    files.add(std::as_bytes(std::span(file.name.data(), file.name.size() + 1)));
+    files.add(std::as_bytes(std::span(&file.size, 1)));
+  }
+  return MessageWriter().text(checkpoint.save_id).number(files.value()).take();
+}
+
+// Opens the checkpoint on every rank. Where it is replaced meanwhile, ranks may open the old save
+// and the new one: then all open it once more.
 Checkpoint opened(const Location& where, const LoadOptions& options, Group& group) {
+  constexpr int kAttempts = 3;
   Checkpoint checkpoint;
-  agree(group, "opening a checkpoint", [&] {
+  const auto contribute = [&] {
     require_going_on(options.stop);
     require_threads(options.threads);
     checkpoint = Checkpoint::open(where);
-  });
-  return checkpoint;
+    return identity_of(checkpoint);
+  };
+  // No identity is empty.
+  const auto same = [](Bytes left, const Bytes& right) { return left == right ? left : Bytes(); };
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const Bytes all = confer(group, "opening a checkpoint",
+                             {contribute, same, [](Bytes common) { return common; }});
+    if (!all.empty()) return checkpoint;
+  }
+  throw Error(ErrorCode::conflict,
+              "the ranks have opened different saves: is the checkpoint being replaced all the "
+              "time, or is there another one at this place for some of them?")
+      .at_path(to_string(where));
 }
 
 // Reads all that belongs to one process, and checks it. Returns the bytes.

@@ -405,5 +405,65 @@ TEST_F(LoadEvents, OfACheckpointThatIsNotThere) {
   EXPECT_EQ(phases(), (Names{"open!", "all!"}));
 }
 
+// A store that is replaced by another one after it was first looked into.
+class Replaced final : public Store {
+ public:
+  Replaced(std::shared_ptr<Store> before, std::shared_ptr<Store> after, int looks)
+      : before_(std::move(before)), after_(std::move(after)), looks_(looks) {}
+  [[nodiscard]] const std::string& name() const override { return after_->name(); }
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
+    return now().list(prefix);
+  }
+  [[nodiscard]] bool exists(std::string_view name) const override {
+    if (name == ".metadata" && looks_ > 0) --looks_;
+    return now().exists(name);
+  }
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    return now().open(name);
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                 std::uint64_t size_hint) override {
+    return after_->create(name, if_exists, size_hint);
+  }
+  void remove(std::string_view name) override { after_->remove(name); }
+
+ private:
+  [[nodiscard]] const Store& now() const { return looks_ > 0 ? *before_ : *after_; }
+
+  std::shared_ptr<Store> before_, after_;
+  mutable int looks_;
+};
+
+Value filled(float first) {
+  return Value::dict({{"w", Value(counting({6}, whole({6}), first))}});
+}
+
+// C04: while it was replaced, some ranks loaded the old save and some the new one.
+TEST(LoadRanks, OfACheckpointThatIsReplacedAllLoadOneSave) {
+  const auto before = memory_store("before"), after = memory_store("after");
+  save(filled(100), before);
+  save(filled(200), after);
+  std::atomic<int> loaded = 0;
+  run_ranks(3, [&](Group& group) {
+    const int looks = group.rank() == 2 ? 3 : 0;
+    Value tree = filled(0);
+    load(tree, std::make_shared<Replaced>(before, after, looks), group);
+    EXPECT_EQ(floats(tree.at("w").as_tensor()), floats(filled(200).at("w").as_tensor()));
+    ++loaded;
+  });
+  EXPECT_EQ(loaded, 3);
+}
+
+TEST(LoadRanks, DifferentSavesAreAConflict) {
+  const std::string directory = temporary_directory();
+  for (const char* name : {"/0", "/1"}) save(filled(1), directory + name);
+  run_ranks(2, [&](Group& group) {
+    Value tree = filled(0);
+    EXPECT_EQ(code_of([&] { load(tree, directory + "/" + std::to_string(group.rank()), group); }),
+              ErrorCode::conflict);
+    EXPECT_EQ(floats(tree.at("w").as_tensor()), floats(filled(0).at("w").as_tensor()));
+  });
+}
+
 }  // namespace
 }  // namespace tessera
