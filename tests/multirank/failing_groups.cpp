@@ -1,11 +1,14 @@
 // Ranks that fail while they agree over Mesh::checkpoint_group(): all others have to learn who.
-//   failing_groups RUNS SEED
+//   failing_groups RUNS SEED [DIRECTORY]
 // First it counts the connections of eight ranks. Then each run forks two to four ranks that agree,
 // confer and work long, call after call. One of them throws in a call, or is killed, stopped or
 // paused at a random moment. What throws has to be everyone's error, and the group goes on; a pause
 // must not be noticed; a rank that is killed or stopped has to be named by all others, and one that
 // runs again later has to end as well. Prints one line a failure and a summary; exits with 1 when a
 // run went wrong.
+//
+// With a DIRECTORY ranks save and load a checkpoint there instead. What a load gives has to be what
+// the save before it got, and after each run the directory has to hold a whole checkpoint or none.
 #include <dirent.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -18,6 +21,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <random>
@@ -27,8 +31,11 @@
 
 #include "comm/confer.h"
 #include "comm/long_work.h"
+#include "layout/placement.h"
+#include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/mesh.h"
+#include "tessera/verify.h"
 
 namespace {
 
@@ -39,6 +46,7 @@ constexpr milliseconds kPause{500};
 constexpr auto kLimit = std::chrono::seconds(40);  // of a run
 constexpr int kDone = 0, kWrong = 1, kNoticed = 3;
 constexpr int kCalls = 40;
+constexpr std::int64_t kRows = 1000;  // of the tensor that is saved
 
 enum class Way { throws, killed, stopped, paused };
 constexpr std::array kWayNames{"throws", "is killed", "is stopped", "is paused"};
@@ -51,6 +59,7 @@ struct Run {
   int call = 0;       // in which the victim throws
   int moment_us = 0;  // otherwise: after the first call
   int port = 0;
+  std::string directory;  // empty: ranks save nothing
 };
 
 std::string describe(const Run& run) {
@@ -107,15 +116,57 @@ void call(tessera::Group& group, std::mt19937& random, const std::function<void(
   }
 }
 
+// This rank's rows of a tensor whose elements are `first`.
+tessera::Tensor rows_of(const tessera::Group& group, std::vector<float>& memory, float first) {
+  tessera::Tensor tensor;
+  tensor.shape = {kRows, 64};
+  tensor.sharded = true;
+  tensor.placement = tessera::Placement{.parts = group.size()};
+  for (tessera::Box& box : tessera::boxes_of_part(*tensor.placement, tensor.shape, group.rank())) {
+    memory.assign(static_cast<std::size_t>(tessera::numel(box)), first);
+    auto storage = std::make_shared<tessera::Storage>();
+    storage->data = reinterpret_cast<std::byte*>(memory.data());
+    storage->size = memory.size() * sizeof(float);
+    tensor.pieces.push_back({std::move(box), std::move(storage), 0, {}, -1});
+  }
+  return tensor;
+}
+
+// Saves or loads, as all ranks draw alike. `saved`: what the checkpoint that is there holds.
+void save_or_load(const Run& run, tessera::Group& group, std::mt19937& random, float& saved,
+                  const std::function<void()>& work) {
+  std::vector<float> memory;
+  const auto hook = [&](const tessera::Progress&) { work(); };
+  const bool loads = random() % 2 == 0 && saved > 0;
+  if (!loads) {
+    const float next = saved + 1;
+    tessera::SaveOptions options{.overwrite = true, .threads = 1, .progress = hook};
+    tessera::save(tessera::Value::dict({{"w", rows_of(group, memory, next)}, {"n", next}}),
+                  run.directory, options, group);
+    saved = next;
+    return;
+  }
+  tessera::Value tree = tessera::Value::dict({{"w", rows_of(group, memory, 0)}, {"n", 0}});
+  tessera::load(tree, run.directory, {.threads = 1, .progress = hook}, group);
+  for (const float element : memory) {
+    if (element != saved) throw std::runtime_error("a load gave other values than were saved");
+  }
+}
+
 // As the calls go for a rank; whether they went as they have to.
-bool go_through_calls(const Run& run, tessera::Group& group) {
+bool go_through_calls(const Run& run, tessera::Group& group, float& saved) {
   std::mt19937 random(run.seed);
   for (int i = 0; i < kCalls; ++i) {
     const bool throws = run.way == Way::throws && i == run.call;
     try {
-      call(group, random, [&] {
+      const auto work = [&] {
         if (throws && group.rank() == run.victim) throw std::runtime_error("bad batch");
-      });
+      };
+      if (run.directory.empty()) {
+        call(group, random, work);
+      } else {
+        save_or_load(run, group, random, saved, work);
+      }
       if (throws) return false;
     } catch (const tessera::Error& error) {
       if (!throws || error.peers().count(run.victim) != 1 || error.peers().size() != 1) throw;
@@ -150,8 +201,9 @@ int take_part(const Run& run, int rank) {
       }).detach();
     }
     bool well = true;
+    float saved = 0;
     do {
-      well = go_through_calls(run, group);
+      well = go_through_calls(run, group, saved);
     } while (well && (run.way == Way::killed || run.way == Way::stopped));
     return well ? kDone : kWrong;
   } catch (const tessera::Error& error) {
@@ -229,6 +281,13 @@ std::string end_all(const Run& run, std::vector<Child>& children) {
   return wrong;
 }
 
+// What is wrong with what a run left; empty: nothing.
+std::string judge_directory(const Run& run) {
+  if (run.directory.empty() || !std::filesystem::exists(run.directory + "/.metadata")) return "";
+  const tessera::VerifyReport report = tessera::verify(run.directory);
+  return report.findings.empty() ? "" : " " + report.findings.front().text;
+}
+
 std::string carry_out(const Run& run) {
   auto children = fork_ranks(run.world, [&](int rank) { return take_part(run, rank); });
   const auto end = Clock::now() + kLimit;
@@ -238,7 +297,7 @@ std::string carry_out(const Run& run) {
     ::kill(children[run.victim].process, SIGCONT);
     wait_until(end, children, -1, false);
   }
-  return end_all(run, children);
+  return end_all(run, children) + judge_directory(run);
 }
 
 // The system's choice: a port of ours could still be that of a connection that closed a minute ago.
@@ -289,7 +348,7 @@ std::string count_connections() {
   return end_all(run, children);
 }
 
-Run draw(std::mt19937& random) {
+Run draw(std::mt19937& random, const std::string& directory) {
   const auto below = [&](int count) {
     return static_cast<int>(std::uniform_int_distribution<>(0, count - 1)(random));
   };
@@ -301,18 +360,20 @@ Run draw(std::mt19937& random) {
   run.call = below(kCalls);
   run.moment_us = below(300000);
   run.port = free_port();
+  run.directory = directory;
   return run;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: failing_groups RUNS SEED\n");
+  if (argc != 3 && argc != 4) {
+    std::fprintf(stderr, "usage: failing_groups RUNS SEED [DIRECTORY]\n");
     return 2;
   }
   const int runs = std::atoi(argv[1]);
   std::mt19937 random(static_cast<unsigned>(std::atoi(argv[2])));
+  const std::string directory = argc == 4 ? argv[3] : "";
   int wrong = 0;
   double longest = 0;
   if (const auto text = count_connections(); !text.empty()) {
@@ -320,7 +381,8 @@ int main(int argc, char** argv) {
     std::printf("connections of 8 ranks:%s\n", text.c_str());
   }
   for (int i = 0; i < runs; ++i) {
-    const Run run = draw(random);
+    const Run run = draw(random, directory);
+    if (!directory.empty()) std::filesystem::remove_all(directory);
     const auto begin = Clock::now();
     const auto text = carry_out(run);
     longest = std::max(longest, std::chrono::duration<double>(Clock::now() - begin).count());

@@ -134,12 +134,16 @@ std::uint64_t read_all(const std::vector<Filling>& fillings, const LoadOptions& 
 LoadReport load_planned(Value& tree, LoadPlan plan, const LoadOptions& options, Group& group) {
   IoCounters counters;
   std::optional<Meter> meter;
+  const auto tell_progress = [&](const Progress& progress) {
+    group.make_progress(progress.done);
+    if (options.progress) options.progress(progress);
+  };
   agree_on_long_work(group, "reading a checkpoint", options.stop, [&](const std::stop_token& stop) {
-    meter.emplace(options.progress, bytes_of(plan.fillings), stop);
+    meter.emplace(tell_progress, bytes_of(plan.fillings), stop);
     fill_all({plan.fillings, plan.owners, options.threads, nullptr, counters, *meter});
+    meter->finish();  // what the hook throws has to reach all ranks
   });
   for (const auto& [place, value] : plan.values) assign(tree, place, value);
-  meter->finish();
   LoadReport report;
   static_cast<IoReport&>(report) = counters.report();
   plan.differences.move_to(report);

@@ -268,7 +268,6 @@ class Saver {
       remove_written();
       throw;
     }
-    meter_->finish();
     return counters_.report().bytes_written;
   }
 
@@ -322,6 +321,7 @@ class Saver {
     parallel_for(options_.threads, own_.lengths.size(), [&](std::size_t file) {
       if (own_.lengths[file] > 0) write_file(static_cast<int>(file));
     });
+    meter_->finish();  // what the hook throws has to reach all ranks
   }
 
   // Of the chunks of which others hold a copy.
