@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Ranks on two hosts save over a network: on one directory that both hosts have, and on two that only look alike.
+
+    two_hosts_test.py SAVE_AND_LOAD
+
+A host is a set of namespaces: its network, mounts, name and processes. They have no names outside, so nothing outlives
+the host's first process, and that ends with this one. A pair of veth devices joins the hosts.
+
+Exits with 77 and says why where hosts cannot be made: without root or iproute2, and in most containers.
+"""
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SAVE_AND_LOAD = None
+SKIPPED = 77
+LIFE = "120"  # seconds, of a host
+PATIENCE = 60  # seconds, with any other process
+RANKS_OF_HOST = 2
+NAMESPACES = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def run(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
+
+
+class Host:
+    """Sees `disk` as `seen`."""
+
+    # The first process of the host. Its end, which is that of its input, ends all others.
+    BECOME = 'hostname "$1"; mount --bind "$2" "$3"; ip link set lo up; echo ready; read -r forever'
+
+    def __init__(self, number, disk, seen):
+        self.name, self.address = f"host-{number}", f"10.17.0.{number + 1}"
+        self.started = []
+        self.process = subprocess.Popen(
+            [*NAMESPACES, "timeout", LIFE, "sh", "-ec", self.BECOME, "sh", self.name, disk, seen],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if self.process.stdout.readline() != "ready\n":
+            self.end()
+            raise RuntimeError(f"{self.name} did not come up")
+
+    def inside(self, *command):
+        pid = self.process.pid
+        return ["nsenter", f"--target={pid}", "--net", "--mount", "--uts", f"--pid=/proc/{pid}/ns/pid_for_children",
+                *command]
+
+    def start(self, *command, env):
+        process = subprocess.Popen(self.inside(*command), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(process)
+        return process
+
+    def end(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+            self.process.stdout.close()
+            for process in self.started:
+                process.communicate(timeout=PATIENCE)
+
+
+@contextlib.contextmanager
+def two_hosts(disks, seen):
+    with contextlib.ExitStack() as stack:
+        hosts = []
+        for number, disk in enumerate(disks):
+            hosts.append(Host(number, disk, seen))
+            stack.callback(hosts[-1].end)
+        ends = [str(host.process.pid) for host in hosts]
+        run("ip", "link", "add", "wire", "netns", ends[0], "type", "veth", "peer", "name", "wire", "netns", ends[1])
+        for host in hosts:
+            run(*host.inside("ip", "address", "add", host.address + "/24", "dev", "wire"))
+            run(*host.inside("ip", "link", "set", "wire", "up"))
+        yield hosts
+
+
+def environment(hosts, rank):
+    """Without TESSERA_SAME_HOST: the ranks have to find out that they share no memory."""
+    own = {name: value for name, value in os.environ.items() if name != "TESSERA_SAME_HOST"}
+    return {**own, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank % RANKS_OF_HOST),
+            "WORLD_SIZE": str(RANKS_OF_HOST * len(hosts)), "GLOO_SOCKET_IFNAME": "wire",
+            "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
+
+
+def save_on(hosts, seen):
+    """(exit code, output, errors) of each rank."""
+    ranks = [hosts[rank // RANKS_OF_HOST].start(SAVE_AND_LOAD, seen, env=environment(hosts, rank))
+             for rank in range(RANKS_OF_HOST * len(hosts))]
+    said = [rank.communicate(timeout=PATIENCE) for rank in ranks]
+    return [(rank.returncode, *texts) for rank, texts in zip(ranks, said)]
+
+
+class TwoHosts(unittest.TestCase):
+    def setUp(self):
+        work = tempfile.TemporaryDirectory(prefix="tessera-two-hosts-")
+        self.addCleanup(work.cleanup)
+        self.work = pathlib.Path(work.name)
+        self.seen = self.directory("seen")
+
+    def directory(self, name):
+        (self.work / name).mkdir()
+        return str(self.work / name)
+
+    def save(self, *disks):
+        with two_hosts(disks, self.seen) as hosts:
+            ended = save_on(hosts, self.seen)
+        self.assertEqual(os.listdir(self.seen), [], "a mount of a host is seen outside")
+        return ended
+
+    def test_one_directory_of_both_hosts_has_the_checkpoint_of_all_ranks(self):
+        shared = self.directory("shared")
+        for code, output, errors in self.save(shared, shared):
+            self.assertEqual((code, output), (0, "gloo\nloaded\n"), errors)
+        names = os.listdir(shared)
+        self.assertIn(".metadata", names)
+        self.assertEqual({name[:4] for name in names if name.endswith(".distcp")}, {"__0_", "__1_", "__2_", "__3_"})
+
+    def test_directories_that_only_look_alike_are_refused_by_all_ranks(self):
+        disks = [self.directory("disk-0"), self.directory("disk-1")]
+        for code, output, errors in self.save(*disks):
+            self.assertEqual((code, output), (3, "gloo\n"), errors)
+            # Without names of the network, libtorch logs that they do not resolve.
+            error = "\n".join(line for line in errors.splitlines() if not line.startswith("[W"))
+            self.assertTrue(error.startswith("incomplete"), error)
+            files = re.findall(r"(__\d+_)\S+\.distcp of (rank \d+ on [\w-]+)", error)
+            self.assertEqual(set(files), {("__2_", "rank 2 on host-1"), ("__3_", "rank 3 on host-1")}, error)
+            self.assertIn(f"rank 0 on host-0 does not see {len(files)} of the data files", error)
+        self.assertEqual([os.listdir(disk) for disk in disks], [[], []])
+
+
+def obstacle():
+    """Why this system has no hosts for us; None: it has."""
+    if os.geteuid() != 0:
+        return "needs root"
+    for tool in ("ip", "mount", "nsenter", "timeout", "unshare"):
+        if shutil.which(tool) is None:
+            return f"there is no command '{tool}'"
+    attempt = "hostname host && mount --bind /tmp /tmp && ip link add wire type veth peer name eriw"
+    tried = subprocess.run([*NAMESPACES, "sh", "-c", attempt], capture_output=True, text=True, timeout=PATIENCE)
+    return f"the system refuses namespaces: {tried.stderr.strip()}" if tried.returncode else None
+
+
+if __name__ == "__main__":
+    SAVE_AND_LOAD = os.path.abspath(sys.argv[1])
+    if reason := obstacle():
+        print(f"skipped: {reason}")
+        sys.exit(SKIPPED)
+    unittest.main(argv=sys.argv[:1])
