@@ -23,7 +23,7 @@ using ProgressHook = std::function<void(const Progress&)>;
 // on the thread that called the job. What it throws is dropped: who listens does not end the work
 // of all ranks.
 struct Event {
-  std::string_view job;    // "load"
+  std::string_view job;    // "load", "save"
   std::string_view phase;  // of the job, as its options say; "all" is all of it and comes last
   int rank = 0;            // in the job's group
   std::uint64_t nanoseconds = 0;  // that the phase took, with the waiting for other ranks

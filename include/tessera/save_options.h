@@ -33,7 +33,7 @@ struct SaveOptions {
   IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
   IfDiffers copies = IfDiffers::warn;    // parts of tensors that several ranks hold
   ProgressHook progress = {};
-  EventHook events = {};  // phases: plan, write, commit
+  EventHook events = {};  // phases: "plan", "write", "commit"; "all"
   std::stop_token stop = {};
 };
 
