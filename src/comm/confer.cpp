@@ -123,7 +123,7 @@ Bytes confer(Group& group, const std::string& operation, const Conference& confe
   throw Error::from_peers(std::move(told.failures), group.size(), unnamed).while_doing(operation);
 }
 
-Bytes combine_nothing(Bytes left, Bytes right) {
+Bytes combine_nothing(const Bytes& left, const Bytes& right) {
   static_cast<void>(left);
   static_cast<void>(right);
   return {};

@@ -22,6 +22,6 @@ struct Conference {
 Bytes confer(Group& group, const std::string& operation, const Conference& conference);
 
 // Combines nothing: for conferences whose ranks contribute only their success.
-[[nodiscard]] Bytes combine_nothing(Bytes left, Bytes right);
+[[nodiscard]] Bytes combine_nothing(const Bytes& left, const Bytes& right);
 
 }  // namespace tessera

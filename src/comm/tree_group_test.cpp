@@ -420,9 +420,9 @@ TEST(TreeGroup, RanksThatCallDifferentThingsLearnIt) {
   const Ranks ranks{.count = 3};
   const std::vector<std::pair<Call, Call>> pairs{
       {fold, spread}, {spread, fold}, {barrier, saving}, {barrier, fold}, {spread, barrier}};
-  for (const auto& [mine, theirs] : pairs) {
+  for (const auto& pair : pairs) {
     const auto failures = failures_of(ranks, [&](Group& group, Net&) {
-      (group.rank() == 1 ? theirs : mine)(group);
+      (group.rank() == 1 ? pair.second : pair.first)(group);
       group.barrier();
     });
     expect_all(failures, ranks, -1, ErrorCode::mismatch, "rank 1 called");

@@ -108,7 +108,9 @@ Checkpoint opened(const Location& where, const LoadOptions& options, Group& grou
     return identity_of(checkpoint);
   };
   // No identity is empty.
-  const auto same = [](Bytes left, const Bytes& right) { return left == right ? left : Bytes(); };
+  const auto same = [](const Bytes& left, const Bytes& right) {
+    return left == right ? left : Bytes();
+  };
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const Bytes all = confer(group, "opening a checkpoint",
                              {contribute, same, [](Bytes common) { return common; }});

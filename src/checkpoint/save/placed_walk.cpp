@@ -47,7 +47,7 @@ int PlacedWalk::writer_of_part(const Placement& placement, int part) const {
   return writer;
 }
 
-int PlacedWalk::writer_of(const std::vector<int>& holders) const {
+int PlacedWalk::writer_of(std::span<const int> holders) const {
   if (rule_ == ReplicaWriter::lowest_rank) return holders.front();
   return *std::ranges::min_element(
       holders, {}, [this](int rank) { return loads_[static_cast<std::size_t>(rank)]; });

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "checkpoint/save/planned_leaf.h"
@@ -29,7 +30,7 @@ class PlacedWalk {
   // Of an item that is written apart from the walk.
   void add_load(int rank, std::uint64_t bytes) { loads_[static_cast<std::size_t>(rank)] += bytes; }
   // The rank of `holders` (ascending, not empty) that writes, by the same rule.
-  [[nodiscard]] int writer_of(const std::vector<int>& holders) const;
+  [[nodiscard]] int writer_of(std::span<const int> holders) const;
 
  private:
   [[nodiscard]] int ranks() const { return static_cast<int>(loads_.size()); }

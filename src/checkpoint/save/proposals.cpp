@@ -1,6 +1,7 @@
 #include "checkpoint/save/proposals.h"
 
 #include <algorithm>
+#include <compare>
 #include <numeric>
 #include <utility>
 
@@ -168,61 +169,93 @@ bool ToldLeaves::is_told(std::size_t leaf) const {
   return has_to_be_told(leaves_[leaf]);
 }
 
-Box ToldLeaves::box_of(std::size_t leaf, std::size_t row) const {
-  const auto dimensions = static_cast<std::ptrdiff_t>(leaves_[leaf].shape.size());
-  const auto begin =
-      columns_[leaf].boxes.begin() + static_cast<std::ptrdiff_t>(row) * 2 * dimensions;
-  return {Shape(begin, begin + dimensions), Shape(begin + dimensions, begin + 2 * dimensions)};
+ToldLeaves::Numbers ToldLeaves::row(std::size_t leaf, std::size_t index) const {
+  const std::size_t width = 2 * leaves_[leaf].shape.size();
+  return Numbers(columns_[leaf].boxes).subspan(index * width, width);
+}
+
+// Ranks tell in their order, and most tensors are cut so that chunks are in order then.
+bool ToldLeaves::is_sorted(std::size_t leaf) const {
+  for (std::size_t i = 1; i < columns_[leaf].ranks.size(); ++i) {
+    const Numbers before = row(leaf, i - 1), here = row(leaf, i);
+    if (!std::ranges::lexicographical_compare(before, here)) return false;
+  }
+  return true;
 }
 
 // By where chunks begin; the holders of one by rank, each once.
 void ToldLeaves::sort(std::size_t leaf) {
+  if (is_sorted(leaf)) return;
   Column& column = columns_[leaf];
-  const std::size_t width = 2 * leaves_[leaf].shape.size();
   std::vector<std::size_t> order(column.ranks.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  const auto row = [&](std::size_t index) {
-    return std::span(column.boxes).subspan(index * width, width);
-  };
   std::ranges::sort(order, [&](std::size_t a, std::size_t b) {
-    const auto by_box = std::lexicographical_compare_three_way(row(a).begin(), row(a).end(),
-                                                               row(b).begin(), row(b).end());
-    return by_box != 0 ? by_box < 0 : column.ranks[a] < column.ranks[b];
+    const Numbers left = row(leaf, a), right = row(leaf, b);
+    const auto by_box = std::lexicographical_compare_three_way(left.begin(), left.end(),
+                                                               right.begin(), right.end());
+    return std::is_neq(by_box) ? std::is_lt(by_box) : column.ranks[a] < column.ranks[b];
   });
   Column sorted;
   sorted.boxes.reserve(column.boxes.size());
   sorted.ranks.reserve(column.ranks.size());
   for (const std::size_t index : order) {
+    const Numbers here = row(leaf, index);
     const bool twice = !sorted.ranks.empty() && sorted.ranks.back() == column.ranks[index] &&
-                       std::ranges::equal(row(index), std::span(sorted.boxes).last(width));
+                       std::ranges::equal(here, Numbers(sorted.boxes).last(here.size()));
     if (twice) continue;
-    sorted.boxes.insert(sorted.boxes.end(), row(index).begin(), row(index).end());
+    sorted.boxes.insert(sorted.boxes.end(), here.begin(), here.end());
     sorted.ranks.push_back(column.ranks[index]);
   }
   column = std::move(sorted);
 }
 
-void ToldLeaves::require_covered(std::size_t leaf) const {
-  std::vector<Slice> slices;
-  for (ToldChunk& chunk : chunks(leaf)) {
-    if (!slices.empty() && std::get<Box>(slices.back()).offsets == chunk.box.offsets) {
-      throw Error(ErrorCode::conflict,
-                  "two chunks begin at " + to_string(chunk.box.offsets) + " with different sizes");
+// Whether the chunks cut the tensor along one dimension, one after the other: then they cover it
+// once. Others need the proof for boxes of any kind.
+bool ToldLeaves::is_row_of_slices(std::size_t leaf) const {
+  const Shape& shape = leaves_[leaf].shape;
+  const std::size_t dimensions = shape.size();
+  const std::size_t count = columns_[leaf].ranks.size();
+  if (count == 0 || dimensions == 0) return false;
+  const Numbers first = row(leaf, 0);
+  std::size_t cut = 0;
+  while (cut + 1 < dimensions && first[dimensions + cut] == shape[cut]) ++cut;
+  std::int64_t end = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Numbers here = row(leaf, i);
+    for (std::size_t d = 0; d < dimensions; ++d) {
+      if (d != cut && (here[d] != 0 || here[dimensions + d] != shape[d])) return false;
     }
-    slices.emplace_back(std::move(chunk.box));
+    if (here[cut] != end || here[dimensions + cut] > shape[cut] - end) return false;
+    end += here[dimensions + cut];
   }
+  return end == shape[cut];
+}
+
+void ToldLeaves::require_covered(std::size_t leaf) const {
+  if (is_row_of_slices(leaf)) return;
+  std::vector<Slice> slices;
+  chunks(leaf, [&](const Box& box, std::span<const int>) {
+    if (!slices.empty() && std::get<Box>(slices.back()).offsets == box.offsets) {
+      throw Error(ErrorCode::conflict,
+                  "two chunks begin at " + to_string(box.offsets) + " with different sizes");
+    }
+    slices.emplace_back(box);
+  });
   require_covered_once(leaves_[leaf].shape, slices);
 }
 
-std::vector<ToldChunk> ToldLeaves::chunks(std::size_t leaf) const {
-  std::vector<ToldChunk> chunks;
-  const std::vector<int>& ranks = columns_[leaf].ranks;
-  for (std::size_t row = 0; row < ranks.size(); ++row) {
-    Box box = box_of(leaf, row);
-    if (chunks.empty() || chunks.back().box != box) chunks.push_back({std::move(box), {}});
-    chunks.back().holders.push_back(ranks[row]);
+void ToldLeaves::chunks(std::size_t leaf, const VisitChunk& visit) const {
+  const std::span<const int> ranks(columns_[leaf].ranks);
+  const std::size_t dimensions = leaves_[leaf].shape.size();
+  Box box;
+  for (std::size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
+    const Numbers here = row(leaf, begin);
+    for (end = begin + 1; end < ranks.size() && std::ranges::equal(here, row(leaf, end)); ++end) {
+    }
+    box.offsets.assign(here.begin(), here.begin() + static_cast<std::ptrdiff_t>(dimensions));
+    box.sizes.assign(here.begin() + static_cast<std::ptrdiff_t>(dimensions), here.end());
+    visit(box, ranks.subspan(begin, end - begin));
   }
-  return chunks;
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -37,12 +38,6 @@ struct Proposal {
 // Proposals combine by standing side by side.
 [[nodiscard]] Bytes encode_proposal(const Proposal& proposal);
 
-// Chunks of one leaf, in row-major order of where they begin.
-struct ToldChunk {
-  Box box;
-  std::vector<int> holders;  // ranks, ascending
-};
-
 // Who writes what several ranks hold.
 struct Choice {
   std::uint64_t key = 0;
@@ -68,7 +63,10 @@ class ToldLeaves {
   // In order of first appearance by rank.
   [[nodiscard]] const std::vector<PlannedLeaf>& leaves() const { return leaves_; }
   [[nodiscard]] bool is_told(std::size_t leaf) const;
-  [[nodiscard]] std::vector<ToldChunk> chunks(std::size_t leaf) const;
+  // The chunks of a leaf, in row-major order of where they begin, with the ranks that hold each,
+  // ascending. What `visit` is given lives for the call.
+  using VisitChunk = std::function<void(const Box& box, std::span<const int> holders)>;
+  void chunks(std::size_t leaf, const VisitChunk& visit) const;
   // Of values, if everything was told: the ranks that have each, and what they have.
   struct Holder {
     int rank = 0;
@@ -97,7 +95,10 @@ class ToldLeaves {
   void read_value(MessageReader& message, const Target& target, int rank);
   void sort(std::size_t leaf);
   void require_covered(std::size_t leaf) const;
-  [[nodiscard]] Box box_of(std::size_t leaf, std::size_t row) const;
+  using Numbers = std::span<const std::int64_t>;
+  [[nodiscard]] Numbers row(std::size_t leaf, std::size_t index) const;
+  [[nodiscard]] bool is_sorted(std::size_t leaf) const;
+  [[nodiscard]] bool is_row_of_slices(std::size_t leaf) const;
 
   std::vector<PlannedLeaf> leaves_;
   bool everything_;

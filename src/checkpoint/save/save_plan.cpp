@@ -179,21 +179,21 @@ void SavePlan::place_told() {
   }
   for (const std::size_t index : by_name(leaves(), is_told_tensor)) {
     const PlannedLeaf& leaf = leaves()[index];
-    for (const ToldChunk& chunk : told_.chunks(index)) {
-      const std::uint64_t bytes = byte_size(leaf.dtype, chunk.box.sizes);
-      const int writer = walk.writer_of(chunk.holders);
+    told_.chunks(index, [&](const Box& box, std::span<const int> holders) {
+      const std::uint64_t bytes = byte_size(leaf.dtype, box.sizes);
+      const int writer = walk.writer_of(holders);
       walk.add_load(writer, bytes);
-      choose(leaf.name, chunk.box.offsets, writer, chunk.holders.size());
+      choose(leaf.name, box.offsets, writer, holders.size());
       places_[index].push_back(
-          {writer, files_.place(writer, lengths.of(leaf.dtype, chunk.box.sizes), bytes)});
-    }
+          {writer, files_.place(writer, lengths.of(leaf.dtype, box.sizes), bytes)});
+    });
   }
 }
 
 void SavePlan::boxes(std::size_t leaf, const VisitBox& visit) const {
   const PlannedLeaf& planned = leaves()[leaf];
   if (!planned.placement) {
-    for (const ToldChunk& chunk : told_.chunks(leaf)) visit(chunk.box);
+    told_.chunks(leaf, [&](const Box& box, std::span<const int>) { visit(box); });
     return;
   }
   for (int part = 0; part < planned.placement->parts; ++part) {
@@ -213,9 +213,11 @@ void SavePlan::Items::leaf(const Visit& visit) {
     return;
   }
   if (!leaf.placement) {
-    const std::vector<ToldChunk> chunks = plan_.told_.chunks(index);
-    for (std::size_t i = 0; i < chunks.size(); ++i)
-      visit(&chunks[i].box, told[i].rank, told[i].place);
+    std::size_t at = 0;
+    plan_.told_.chunks(index, [&](const Box& box, std::span<const int>) {
+      visit(&box, told[at].rank, told[at].place);
+      ++at;
+    });
     return;
   }
   walk_.leaf(leaf, [&](int, const PlacedPart& part) {

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
 #include "base/fd.h"
@@ -54,7 +55,7 @@ std::string without_slashes(std::string path) {
 }
 
 void require_local(const std::string& path) {
-  static const std::string kSchemeCharacters =
+  constexpr std::string_view kSchemeCharacters =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-";
   const std::size_t end = path.find_first_not_of(kSchemeCharacters);
   if (end == 0 || end == std::string::npos || path.compare(end, 3, "://") != 0) return;
