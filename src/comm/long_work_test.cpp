@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/stop.h"
+#include "conformance/forwarding_group.h"
 
 namespace tessera {
 namespace {
@@ -39,25 +40,12 @@ std::map<int, ErrorCode> codes(int ranks, const std::function<void(int, std::sto
 const auto kNothing = [](int, std::stop_source&) {};
 
 // A group that carries no interrupts, as one of a user's own may be.
-class Plain final : public Group {
+class Plain final : public testing::ForwardingGroup {
  public:
-  explicit Plain(Group& inner) : inner_(inner) {}
-  [[nodiscard]] int rank() const noexcept override { return inner_.rank(); }
-  [[nodiscard]] int size() const noexcept override { return inner_.size(); }
-  void barrier() override { inner_.barrier(); }
-  std::vector<Bytes> gather(const Bytes& mine, int root) override {
-    return inner_.gather(mine, root);
-  }
-  std::vector<Bytes> all_gather(const Bytes& mine) override { return inner_.all_gather(mine); }
-  Bytes broadcast(const Bytes& message, int root) override {
-    return inner_.broadcast(message, root);
-  }
-  Bytes scatter(const std::vector<Bytes>& messages, int root) override {
-    return inner_.scatter(messages, root);
-  }
-
- private:
-  Group& inner_;
+  using ForwardingGroup::ForwardingGroup;
+  [[nodiscard]] bool carries_interrupts() const noexcept override { return false; }
+  void interrupt() override { ADD_FAILURE() << "it was asked to interrupt"; }
+  [[nodiscard]] std::stop_token interrupted() override { return {}; }
 };
 
 TEST(LongWork, ReturnsWhenAllAreDone) {

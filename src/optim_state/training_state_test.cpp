@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "conformance/forwarding_group.h"
 #include "conformance/temporary_directory.h"
 #include "fsdp/testing/test_training.h"
 #include "optim_state/testing.h"
@@ -113,35 +114,15 @@ void save_trained(const std::string& path, Way way, int world, Kind kind) {
 }
 
 // Counts how often ranks fold a message.
-class FoldCounter final : public Group {
+class FoldCounter final : public testing::ForwardingGroup {
  public:
-  explicit FoldCounter(Group& inner) : inner_(inner) {}
-  int rank() const noexcept override { return inner_.rank(); }
-  int size() const noexcept override { return inner_.size(); }
-  void barrier() override { inner_.barrier(); }
-  std::vector<Bytes> gather(const Bytes& mine, int root) override {
-    return inner_.gather(mine, root);
-  }
-  std::vector<Bytes> all_gather(const Bytes& mine) override { return inner_.all_gather(mine); }
-  Bytes broadcast(const Bytes& message, int root) override {
-    return inner_.broadcast(message, root);
-  }
-  Bytes scatter(const std::vector<Bytes>& messages, int root) override {
-    return inner_.scatter(messages, root);
-  }
+  using ForwardingGroup::ForwardingGroup;
   Bytes fold(Bytes mine, const Combine& combine) override {
     ++folds;
-    return inner_.fold(std::move(mine), combine);
+    return ForwardingGroup::fold(std::move(mine), combine);
   }
-  Bytes spread(Bytes message) override { return inner_.spread(std::move(message)); }
-  bool carries_interrupts() const noexcept override { return inner_.carries_interrupts(); }
-  void interrupt() override { inner_.interrupt(); }
-  std::stop_token interrupted() override { return inner_.interrupted(); }
 
   int folds = 0;
-
- private:
-  Group& inner_;
 };
 
 void expect_losses(const std::vector<double>& mine, const std::vector<double>& expected) {

@@ -10,7 +10,6 @@
 // With a DIRECTORY ranks save and load a checkpoint there instead. What a load gives has to be what
 // the save before it got, and after each run the directory has to hold a whole checkpoint or none.
 #include <dirent.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -31,6 +30,7 @@
 
 #include "comm/confer.h"
 #include "comm/long_work.h"
+#include "forked_ranks.h"
 #include "layout/placement.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
@@ -39,8 +39,8 @@
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+using tessera::testing::Clock;
 constexpr milliseconds kSilence{1500};
 constexpr milliseconds kPause{500};
 constexpr auto kLimit = std::chrono::seconds(40);  // of a run
@@ -71,10 +71,7 @@ std::string describe(const Run& run) {
 }
 
 tessera::Mesh mesh_of(const Run& run, int rank) {
-  ::setenv("RANK", std::to_string(rank).c_str(), 1);
-  ::setenv("WORLD_SIZE", std::to_string(run.world).c_str(), 1);
-  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
-  ::setenv("MASTER_PORT", std::to_string(run.port).c_str(), 1);
+  tessera::testing::set_environment(rank, run.world, run.port);
   torch::set_num_threads(1);
   tessera::MeshOptions options;
   options.device = torch::kCPU;
@@ -217,36 +214,6 @@ int take_part(const Run& run, int rank) {
   }
 }
 
-struct Child {
-  pid_t process = 0;
-  std::optional<int> status;
-  bool stopped = false;  // at least once
-};
-
-// Waits for all `children` but the one to leave out. A paused one is woken in time.
-void wait_until(Clock::time_point end, std::vector<Child>& children, int without, bool wake) {
-  const auto is_over = [&] {
-    for (int rank = 0; rank < static_cast<int>(children.size()); ++rank)
-      if (rank != without && !children[rank].status) return false;
-    return true;
-  };
-  while (!is_over() && Clock::now() < end) {
-    for (auto& child : children) {
-      int status = 0;
-      if (child.status || ::waitpid(child.process, &status, WNOHANG | WUNTRACED) <= 0) continue;
-      if (!WIFSTOPPED(status)) {
-        child.status = status;
-        continue;
-      }
-      child.stopped = true;
-      if (!wake) continue;
-      std::this_thread::sleep_for(kPause);
-      ::kill(child.process, SIGCONT);
-    }
-    std::this_thread::sleep_for(milliseconds(2));
-  }
-}
-
 bool as_meant(const Run& run, int rank, int status) {
   if (rank == run.victim && run.way == Way::killed)
     return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
@@ -254,31 +221,9 @@ bool as_meant(const Run& run, int rank, int status) {
   return WIFEXITED(status) && WEXITSTATUS(status) == (noticed ? kNoticed : kDone);
 }
 
-std::vector<Child> fork_ranks(int world, const std::function<int(int rank)>& body) {
-  std::vector<Child> children;
-  for (int rank = 0; rank < world; ++rank) {
-    const pid_t process = ::fork();
-    if (process == 0) ::_exit(body(rank));
-    children.emplace_back().process = process;
-  }
-  return children;
-}
-
-// What went wrong; empty: nothing.
-std::string end_all(const Run& run, std::vector<Child>& children) {
-  std::string wrong;
-  for (int rank = 0; rank < run.world; ++rank) {
-    Child& child = children[rank];
-    if (!child.status) {
-      wrong += " rank " + std::to_string(rank) + " hangs;";
-      ::kill(child.process, SIGKILL);
-      ::waitpid(child.process, nullptr, 0);
-    } else if (!as_meant(run, rank, *child.status)) {
-      wrong += " rank " + std::to_string(rank) + " ended with status " +
-               std::to_string(*child.status) + ";";
-    }
-  }
-  return wrong;
+std::string end_all(const Run& run, std::vector<tessera::testing::Child>& children) {
+  return tessera::testing::end_all(
+      children, [&](int rank, int status) { return as_meant(run, rank, status); });
 }
 
 // What is wrong with what a run left; empty: nothing.
@@ -289,31 +234,18 @@ std::string judge_directory(const Run& run) {
 }
 
 std::string carry_out(const Run& run) {
-  auto children = fork_ranks(run.world, [&](int rank) { return take_part(run, rank); });
+  auto children =
+      tessera::testing::fork_ranks(run.world, [&](int rank) { return take_part(run, rank); });
   const auto end = Clock::now() + kLimit;
   const bool stopped = run.way == Way::stopped;
-  wait_until(end, children, stopped ? run.victim : -1, run.way == Way::paused);
+  tessera::testing::Waiting waiting{.end = end, .without = stopped ? run.victim : -1};
+  if (run.way == Way::paused) waiting.pause = kPause;
+  wait_for(children, waiting);
   if (stopped) {
     ::kill(children[run.victim].process, SIGCONT);
-    wait_until(end, children, -1, false);
+    wait_for(children, {.end = end});
   }
   return end_all(run, children) + judge_directory(run);
-}
-
-// The system's choice: a port of ours could still be that of a connection that closed a minute ago.
-int free_port() {
-  const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* any = reinterpret_cast<sockaddr*>(&address);
-  if (probe < 0 || ::bind(probe, any, size) != 0 || ::getsockname(probe, any, &size) != 0) {
-    std::perror("failing_groups: no port");
-    std::exit(2);
-  }
-  ::close(probe);
-  return ntohs(address.sin_port);
 }
 
 // Of this process: sockets that are connected with another one.
@@ -329,8 +261,8 @@ int connections() {
 
 // Rank 0 has an edge to each of the others, and these have one.
 std::string count_connections() {
-  const Run run{.world = 8, .port = free_port()};
-  auto children = fork_ranks(run.world, [&](int rank) -> int {
+  const Run run{.world = 8, .port = tessera::testing::free_port()};
+  auto children = tessera::testing::fork_ranks(run.world, [&](int rank) -> int {
     try {
       const auto mesh = mesh_of(run, rank);
       const int before = connections();
@@ -344,22 +276,19 @@ std::string count_connections() {
     }
     return kWrong;
   });
-  wait_until(Clock::now() + kLimit, children, -1, false);
+  wait_for(children, {.end = Clock::now() + kLimit});
   return end_all(run, children);
 }
 
-Run draw(std::mt19937& random, const std::string& directory) {
-  const auto below = [&](int count) {
-    return static_cast<int>(std::uniform_int_distribution<>(0, count - 1)(random));
-  };
+Run draw(const tessera::testing::Below& below, const std::string& directory) {
   Run run;
   run.world = 2 + below(3);
   run.victim = below(run.world);
   run.way = static_cast<Way>(below(4));
-  run.seed = random();
+  run.seed = static_cast<unsigned>(below(1 << 30));
   run.call = below(kCalls);
   run.moment_us = below(300000);
-  run.port = free_port();
+  run.port = tessera::testing::free_port();
   run.directory = directory;
   return run;
 }
@@ -371,26 +300,15 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: failing_groups RUNS SEED [DIRECTORY]\n");
     return 2;
   }
-  const int runs = std::atoi(argv[1]);
-  std::mt19937 random(static_cast<unsigned>(std::atoi(argv[2])));
   const std::string directory = argc == 4 ? argv[3] : "";
-  int wrong = 0;
-  double longest = 0;
-  if (const auto text = count_connections(); !text.empty()) {
-    ++wrong;
-    std::printf("connections of 8 ranks:%s\n", text.c_str());
-  }
-  for (int i = 0; i < runs; ++i) {
-    const Run run = draw(random, directory);
+  const std::string wrong = count_connections();
+  if (!wrong.empty()) std::printf("connections of 8 ranks:%s\n", wrong.c_str());
+  const auto next = [&](const tessera::testing::Below& below) -> tessera::testing::Outcome {
+    const Run run = draw(below, directory);
     if (!directory.empty()) std::filesystem::remove_all(directory);
-    const auto begin = Clock::now();
-    const auto text = carry_out(run);
-    longest = std::max(longest, std::chrono::duration<double>(Clock::now() - begin).count());
-    if (text.empty()) continue;
-    ++wrong;
-    std::printf("%s:%s\n", describe(run).c_str(), text.c_str());
-    std::fflush(stdout);
-  }
-  std::printf("%d runs, %d wrong, the longest took %.1f s\n", runs, wrong, longest);
-  return wrong == 0 ? 0 : 1;
+    return {describe(run), carry_out(run)};
+  };
+  const auto seed = static_cast<unsigned>(std::atoi(argv[2]));
+  const int wrong_runs = tessera::testing::repeat(std::atoi(argv[1]), seed, next);
+  return wrong.empty() && wrong_runs == 0 ? 0 : 1;
 }

@@ -4,9 +4,7 @@
 // or Gloo. One of them throws, leaves or is killed in the forward or backward of a random unit.
 // That rank has to get there, every other one has to end with `peer_failed` or `timeout`, within
 // the limit. Prints one line a failure and a summary; exits with 1 when a run went wrong.
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -21,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "forked_ranks.h"
 #include "fsdp/testing/test_model.h"
 #include "tessera/ddp.h"
 #include "tessera/error.h"
@@ -28,7 +27,7 @@
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using tessera::testing::Clock;
 constexpr auto kDeadline = std::chrono::seconds(5);  // of a collective
 constexpr auto kLimit = std::chrono::seconds(25);    // of a run
 constexpr int kNoticed = 3, kFailedAsMeant = 7;
@@ -118,10 +117,7 @@ Model build(const Run& run, const tessera::Mesh& mesh) {
 // In the forked process; its exit code.
 int train(const Run& run, int rank) {
   try {
-    ::setenv("RANK", std::to_string(rank).c_str(), 1);
-    ::setenv("WORLD_SIZE", std::to_string(run.world).c_str(), 1);
-    ::setenv("MASTER_ADDR", "127.0.0.1", 1);
-    ::setenv("MASTER_PORT", std::to_string(run.port).c_str(), 1);
+    tessera::testing::set_environment(rank, run.world, run.port);
     ::setenv("TESSERA_SAME_HOST", run.same_host ? "1" : "0", 1);
     torch::set_num_threads(1);
     tessera::MeshOptions options;
@@ -150,15 +146,6 @@ int train(const Run& run, int rank) {
   }
 }
 
-std::optional<int> wait_until(pid_t child, Clock::time_point end) {
-  while (Clock::now() < end) {
-    int status = 0;
-    if (::waitpid(child, &status, WNOHANG) == child) return status;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return std::nullopt;
-}
-
 bool as_meant(const Run& run, int rank, int status) {
   if (rank != run.victim) return WIFEXITED(status) && WEXITSTATUS(status) == kNoticed;
   if (run.way == Way::killed) return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
@@ -167,51 +154,13 @@ bool as_meant(const Run& run, int rank, int status) {
 
 // What went wrong; empty: nothing.
 std::string carry_out(const Run& run) {
-  std::vector<pid_t> ranks;
-  for (int rank = 0; rank < run.world; ++rank) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      const int code = train(run, rank);
-      ::_exit(code);
-    }
-    ranks.push_back(child);
-  }
-  std::string wrong;
-  const auto end = Clock::now() + kLimit;
-  for (int rank = 0; rank < run.world; ++rank) {
-    const auto status = wait_until(ranks[rank], end);
-    if (!status) {
-      wrong += " rank " + std::to_string(rank) + " hangs;";
-      ::kill(ranks[rank], SIGKILL);
-      ::waitpid(ranks[rank], nullptr, 0);
-    } else if (!as_meant(run, rank, *status)) {
-      wrong +=
-          " rank " + std::to_string(rank) + " ended with status " + std::to_string(*status) + ";";
-    }
-  }
-  return wrong;
+  auto children =
+      tessera::testing::fork_ranks(run.world, [&](int rank) { return train(run, rank); });
+  wait_for(children, {.end = Clock::now() + kLimit});
+  return end_all(children, [&](int rank, int status) { return as_meant(run, rank, status); });
 }
 
-// The system's choice: a port of ours could still be that of a connection that closed a minute ago.
-int free_port() {
-  const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* any = reinterpret_cast<sockaddr*>(&address);
-  if (probe < 0 || ::bind(probe, any, size) != 0 || ::getsockname(probe, any, &size) != 0) {
-    std::perror("failing_ranks: no port");
-    std::exit(2);
-  }
-  ::close(probe);
-  return ntohs(address.sin_port);
-}
-
-Run draw(std::mt19937& random) {
-  const auto below = [&](int count) {
-    return static_cast<int>(std::uniform_int_distribution<>(0, count - 1)(random));
-  };
+Run draw(const tessera::testing::Below& below) {
   Run run;
   run.world = 2 + below(3);
   run.kind = static_cast<Kind>(below(4));
@@ -222,7 +171,7 @@ Run draw(std::mt19937& random) {
   run.in_backward = below(2) == 0;
   run.unit = below(kBlocks);
   run.step = below(4);
-  run.port = free_port();
+  run.port = tessera::testing::free_port();
   return run;
 }
 
@@ -233,20 +182,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: failing_ranks RUNS SEED\n");
     return 2;
   }
-  const int runs = std::atoi(argv[1]);
-  std::mt19937 random(static_cast<unsigned>(std::atoi(argv[2])));
-  int wrong = 0;
-  double longest = 0;
-  for (int i = 0; i < runs; ++i) {
-    const Run run = draw(random);
-    const auto begin = Clock::now();
-    const auto text = carry_out(run);
-    longest = std::max(longest, std::chrono::duration<double>(Clock::now() - begin).count());
-    if (text.empty()) continue;
-    ++wrong;
-    std::printf("%s:%s\n", describe(run).c_str(), text.c_str());
-    std::fflush(stdout);
-  }
-  std::printf("%d runs, %d wrong, the longest took %.1f s\n", runs, wrong, longest);
-  return wrong == 0 ? 0 : 1;
+  const auto next = [](const tessera::testing::Below& below) -> tessera::testing::Outcome {
+    const Run run = draw(below);
+    return {describe(run), carry_out(run)};
+  };
+  const auto seed = static_cast<unsigned>(std::atoi(argv[2]));
+  return tessera::testing::repeat(std::atoi(argv[1]), seed, next) == 0 ? 0 : 1;
 }

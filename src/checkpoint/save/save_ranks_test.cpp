@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "checkpoint/test_support.h"
+#include "conformance/forwarding_group.h"
 #include "layout/placement.h"
 
 namespace tessera {
@@ -24,11 +25,9 @@ struct Counts {
   std::atomic<std::size_t> largest = 0;  // bytes that a rank contributed to a fold
 };
 
-class Counting : public Group {
+class Counting : public testing::ForwardingGroup {
  public:
-  Counting(Group& inner, Counts& counts) : inner_(inner), counts_(counts) {}
-  [[nodiscard]] int rank() const noexcept override { return inner_.rank(); }
-  [[nodiscard]] int size() const noexcept override { return inner_.size(); }
+  Counting(Group& inner, Counts& counts) : ForwardingGroup(inner), counts_(counts) {}
   void barrier() override { other().barrier(); }
   std::vector<Bytes> gather(const Bytes& mine, int root) override {
     return other().gather(mine, root);
@@ -45,24 +44,18 @@ class Counting : public Group {
     for (std::size_t largest = counts_.largest; largest < mine.size();) {
       if (counts_.largest.compare_exchange_weak(largest, mine.size())) break;
     }
-    return inner_.fold(std::move(mine), combine);
+    return ForwardingGroup::fold(std::move(mine), combine);
   }
   Bytes spread(Bytes message) override {
     ++counts_.spreads;
-    return inner_.spread(std::move(message));
+    return ForwardingGroup::spread(std::move(message));
   }
-  [[nodiscard]] bool carries_interrupts() const noexcept override {
-    return inner_.carries_interrupts();
-  }
-  void interrupt() override { inner_.interrupt(); }
-  [[nodiscard]] std::stop_token interrupted() override { return inner_.interrupted(); }
 
  private:
   Group& other() {
     ++counts_.others;
-    return inner_;
+    return inner();
   }
-  Group& inner_;
   Counts& counts_;
 };
 
