@@ -1,6 +1,9 @@
 #include "checkpoint/save/reports.h"
 
+#include <chrono>
 #include <cstring>
+#include <optional>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -13,6 +16,9 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kNamedFiles = 16;
+// How long rank 0 looks for files that it does not see: five pauses, each twice as long.
+constexpr int kLooks = 6;
+constexpr std::chrono::milliseconds kFirstPause{50};
 
 RankReport read_report(MessageReader& message) {
   RankReport report;
@@ -61,6 +67,49 @@ std::unordered_map<std::string, std::uint64_t> sizes_in(const Store& store) {
   std::unordered_map<std::string, std::uint64_t> sizes;
   for (const ObjectInfo& object : store.list_level()) sizes.emplace(object.name, object.size);
   return sizes;
+}
+
+// A data file that rank 0 looks for.
+struct Sought {
+  std::string name;
+  const RankReport& writer;
+  std::uint64_t size = 0;
+};
+
+void require_size(const Sought& file, std::uint64_t size, const Store& store) {
+  if (size == file.size) return;
+  throw Error(ErrorCode::corrupt, ranks_place(file.writer) + " wrote " + std::to_string(file.size) +
+                                      " bytes into " + file.name + ", here it has " +
+                                      std::to_string(size))
+      .at_path(store.name());
+}
+
+bool opens(const Store& store, const Sought& file) {
+  std::optional<std::uint64_t> size;
+  try {
+    size = store.open(file.name)->size();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+  }
+  if (size) require_size(file, *size, store);
+  return size.has_value();
+}
+
+// A network file system may list the files of other nodes late, while it opens them at once, or
+// after a moment (fault-rows F24). What is found is no longer `missing`.
+void look_again(const Store& store, std::vector<Sought>& missing) {
+  auto pause = kFirstPause;
+  std::size_t found = 0;
+  for (int look = 1; found < missing.size(); ++look) {
+    while (found < missing.size() && opens(store, missing[found])) ++found;
+    if (found == missing.size() || look == kLooks) break;
+    std::this_thread::sleep_for(pause);
+    pause *= 2;
+  }
+  std::vector<Sought> rest;
+  for (std::size_t i = found; i < missing.size(); ++i)
+    if (i == found || !opens(store, missing[i])) rest.push_back(missing[i]);
+  missing.swap(rest);
 }
 
 }  // namespace
@@ -112,23 +161,23 @@ void require_planned(const Reports& reports, const SavePlan& plan, const std::st
 
 void require_in_store(const Reports& reports, const Store& store, const std::string& attempt) {
   const auto sizes = sizes_in(store);
-  Named missing;
+  std::vector<Sought> missing;
   for_each_file(reports, [&](const RankReport& rank, const FileReport& file) {
-    const std::string name = data_file_name(rank.rank, file.file, attempt);
-    const auto found = sizes.find(name);
+    const Sought sought{data_file_name(rank.rank, file.file, attempt), rank, file.digests.size};
+    const auto found = sizes.find(sought.name);
     if (found == sizes.end()) {
-      missing.add(name + " of " + ranks_place(rank));
-    } else if (found->second != file.digests.size) {
-      throw Error(ErrorCode::corrupt, ranks_place(rank) + " wrote " +
-                                          std::to_string(file.digests.size) + " bytes into " +
-                                          name + ", here it has " + std::to_string(found->second))
-          .at_path(store.name());
+      missing.push_back(sought);
+    } else {
+      require_size(sought, found->second, store);
     }
   });
-  if (missing.count() == 0) return;
+  look_again(store, missing);
+  if (missing.empty()) return;
+  Named named;
+  for (const Sought& file : missing) named.add(file.name + " of " + ranks_place(file.writer));
   throw Error(ErrorCode::incomplete,
-              "rank 0 on " + host_name() + " does not see " + std::to_string(missing.count()) +
-                  " of the data files that were written (" + missing.text() +
+              "rank 0 on " + host_name() + " does not see " + std::to_string(named.count()) +
+                  " of the data files that were written (" + named.text() +
                   "): do the ranks write into different directories, or to disks of their own?")
       .at_path(store.name());
 }

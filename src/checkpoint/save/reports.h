@@ -39,7 +39,8 @@ struct Reports {
 void require_planned(const Reports& reports, const SavePlan& plan, const std::string& attempt);
 // Throws `incomplete` for files that the store does not show here, with who wrote them where, and
 // `corrupt` for those of another size: ranks that write into different directories, or to disks of
-// their own, would get a checkpoint of which a part is missing.
+// their own, would get a checkpoint of which a part is missing. What is not listed is opened, and
+// looked for again for one and a half seconds.
 void require_in_store(const Reports& reports, const Store& store, const std::string& attempt);
 
 [[nodiscard]] DigestsByName digests_of(const Reports& reports, const std::string& attempt);

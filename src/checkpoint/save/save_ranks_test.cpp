@@ -99,6 +99,48 @@ TEST(SaveRanks, DirectoriesThatOnlyLookAlikeAreRefused) {
   EXPECT_EQ(refused, 3);
 }
 
+// Lists what others wrote never, and opens it only after some refusals, as a network file system
+// may.
+class Late final : public Store {
+ public:
+  Late(std::shared_ptr<Store> inner, int refusals)
+      : inner_(std::move(inner)), refusals_(refusals) {}
+  [[nodiscard]] const std::string& name() const override { return inner_->name(); }
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
+    std::vector<ObjectInfo> listed = inner_->list(prefix);
+    std::erase_if(listed, [](const ObjectInfo& object) { return is_of_rank_1(object.name); });
+    return listed;
+  }
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    if (is_of_rank_1(name) && refusals_-- > 0) throw Error(ErrorCode::not_found, "not yet");
+    return inner_->open(name);
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                 std::uint64_t size_hint) override {
+    return inner_->create(name, if_exists, size_hint);
+  }
+  void remove(std::string_view name) override { inner_->remove(name); }
+
+ private:
+  static bool is_of_rank_1(std::string_view name) { return name.starts_with("__1_"); }
+  std::shared_ptr<Store> inner_;
+  mutable std::atomic<int> refusals_;
+};
+
+// F24: rank 0 took the files of a node that it did not see yet for missing.
+TEST(SaveRanks, FilesThatAppearLateAreWaitedFor) {
+  for (const int refusals : {0, 1, 3}) {
+    const auto shared = memory_store();
+    const auto late = std::make_shared<Late>(shared, refusals);
+    run_ranks(2, [&](Group& group) {
+      const Value tree = Value::dict({{"w", placed({4}, {.parts = 2}, group.rank(), 1)}});
+      const std::shared_ptr<Store> mine = group.rank() == 0 ? late : shared;
+      EXPECT_NO_THROW(save(tree, mine, group)) << refusals;
+    });
+    EXPECT_EQ(Checkpoint::open(shared).files.size(), 3u);
+  }
+}
+
 // OQ-09: one rank's value became everybody's without a word.
 TEST(SaveRanks, ValuesThatDifferAreRefusedOrSaid) {
   const std::string directory = temporary_directory() + "/c";
