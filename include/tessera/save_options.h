@@ -32,6 +32,9 @@ struct SaveOptions {
   ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
   IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
   IfDiffers copies = IfDiffers::warn;    // parts of tensors that several ranks hold
+  // Refuses keys that not every rank has (`mismatch`). Else they are saved from those that have
+  // them, as stages of a pipeline need.
+  bool same_keys = false;
   ProgressHook progress = {};
   EventHook events = {};  // phases: "plan", "write", "commit"; "all"
   std::stop_token stop = {};

@@ -101,6 +101,7 @@ void ToldLeaves::add(const Bytes& proposals) {
 
 void ToldLeaves::add_proposal(MessageReader& message) {
   const int rank = message.number<std::int32_t>();
+  ++ranks_;
   for (auto count = message.count(); count > 0; --count) {
     const Target target = target_of(message, rank);
     if (target.is_tensor) {
@@ -124,8 +125,10 @@ ToldLeaves::Target ToldLeaves::target_of(MessageReader& message, int rank) {
     leaves_.push_back(std::move(told));
     columns_.emplace_back();
     values_.emplace_back();
+    tellers_.emplace_back().add(rank);
     return target;
   }
+  tellers_[known->second].add(rank);
   const PlannedLeaf& first = leaves_[known->second];
   target.fits = same_kind(first, told);
   if (!target.fits) {
@@ -150,6 +153,18 @@ void ToldLeaves::read_value(MessageReader& message, const Target& target, int ra
   const auto digest = message.number<std::uint64_t>();
   const auto length = message.number<std::uint64_t>();
   if (target.fits) values_[target.leaf].push_back({rank, {digest, length}});
+}
+
+void ToldLeaves::require_same_keys() {
+  for (std::size_t leaf = 0; leaf < tellers_.size(); ++leaf) {
+    const auto [count, lacking] = tellers_[leaf];
+    if (count == ranks_) continue;
+    errors_.add(Error(ErrorCode::mismatch, std::to_string(ranks_ - count) + " of " +
+                                               std::to_string(ranks_) +
+                                               " ranks do not have it, the first is rank " +
+                                               std::to_string(lacking < 0 ? count : lacking))
+                    .at_key(leaves_[leaf].name));
+  }
 }
 
 void ToldLeaves::finish() {

@@ -55,6 +55,9 @@ class ToldLeaves {
   explicit ToldLeaves(std::vector<PlannedLeaf> leaves, bool everything);
   // Adds proposals that stand side by side in rank order.
   void add(const Bytes& proposals);
+  // That everything is told, and every leaf by every rank: finish() tells of those that some rank
+  // lacks (checkpoint-rows P-06).
+  void require_same_keys();
   // Proves that ranks agree on what a leaf is and that chunks cover every tensor once
   // (checkpoint-rows P-14). Throws one error with all that does not fit: `mismatch`, `conflict`,
   // `incomplete` or `corrupt`.
@@ -82,6 +85,15 @@ class ToldLeaves {
     std::vector<std::int64_t> boxes;  // of each row: offsets and sizes of a chunk
     std::vector<int> ranks;           // of each row: who holds it
   };
+  // Of the ranks that told a leaf.
+  struct Tellers {
+    int count = 0;
+    int lacking = -1;  // the first rank that did not, while a later one did
+    void add(int rank) {
+      if (rank != count && lacking < 0) lacking = count;
+      ++count;
+    }
+  };
   // A leaf that a rank tells of; not `fits`: what it says of it is passed over.
   struct Target {
     std::size_t leaf = 0;
@@ -104,6 +116,8 @@ class ToldLeaves {
   bool everything_;
   std::vector<Column> columns_;              // by leaf
   std::vector<std::vector<Holder>> values_;  // by leaf
+  std::vector<Tellers> tellers_;             // by leaf, if everything is told
+  int ranks_ = 0;                            // that have told
   std::unordered_map<std::string, std::size_t> by_name_;
   KeyErrors errors_;
 };

@@ -233,6 +233,7 @@ class Saver {
       ToldLeaves told(opening_.rules.everything_told ? std::vector<PlannedLeaf>() : planned_,
                       opening_.rules.everything_told);
       told.add(proposals);
+      if (options_.same_keys) told.require_same_keys();
       told.finish();
       plan_all(std::move(told));
       return encode_choices(plan_->choices());

@@ -141,6 +141,31 @@ TEST(SaveRanks, FilesThatAppearLateAreWaitedFor) {
   }
 }
 
+TEST(SaveRanks, KeysThatSomeRanksLackAreSavedOrRefused) {
+  const std::string directory = temporary_directory() + "/c";
+  const auto save_with = [&](bool same_keys) {
+    run_ranks(3, [&](Group& group) {
+      Value mine = Value::dict({{"all", placed({4}, {.parts = 3}, group.rank(), 1)}});
+      mine.set_item("stage" + std::to_string(group.rank()), group.rank());
+      if (group.rank() != 1) mine.set_item("most", 5);
+      save(mine, directory, {.overwrite = true, .same_keys = same_keys}, group);
+    });
+  };
+  save_with(false);
+  EXPECT_EQ(Checkpoint::open(directory).leaves.size(), 5u);
+  try {
+    save_with(true);
+    ADD_FAILURE() << "saved";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("4 keys do not fit"),
+                      HasSubstr("'stage0': 2 of 3 ranks do not have it, the first is rank 1"),
+                      HasSubstr("'most': 1 of 3 ranks do not have it, the first is rank 1"),
+                      HasSubstr("'stage2': 2 of 3 ranks do not have it, the first is rank 0")));
+  }
+}
+
 // OQ-09: one rank's value became everybody's without a word.
 TEST(SaveRanks, ValuesThatDifferAreRefusedOrSaid) {
   const std::string directory = temporary_directory() + "/c";
