@@ -36,7 +36,7 @@ struct SaveOptions {
   // them, as stages of a pipeline need.
   bool same_keys = false;
   ProgressHook progress = {};
-  EventHook events = {};  // phases: "plan", "write", "commit"; "all"
+  EventHook events = {};  // phases: "plan", "write", for DCP "commit"; "all"
   std::stop_token stop = {};
 };
 

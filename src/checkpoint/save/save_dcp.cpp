@@ -22,7 +22,6 @@
 
 #include "base/digest.h"
 #include "base/host.h"
-#include "base/job_log.h"
 #include "base/log.h"
 #include "base/parallel.h"
 #include "base/random_id.h"
@@ -82,35 +81,34 @@ std::string unknown_outcome(const std::string& save_id) {
          " is complete is not known here: ask committed() for it";
 }
 
-class Saver {
+class Saver final : public DcpSave {
  public:
   Saver(const Value& tree, std::shared_ptr<Store> store, Group& group, const SaveOptions& options)
-      : leaves_(flatten(tree)),
-        store_(std::move(store)),
-        group_(group),
-        options_(options),
-        log_(options.events, "save", group.rank(), store_->name()) {}
+      : leaves_(flatten(tree)), store_(std::move(store)), group_(group), options_(options) {}
 
-  SaveResult run() {
-    SaveResult result;
-    log_.phase("all", [&] {
-      log_.phase("plan", [&] {
-        open();
-        if (opening_.compare_values) compare_values();
-        Choices choices;
-        if (opening_.tells) choices = decode_choices(tell());
-        plan_own(choices);
-        return std::uint64_t{0};
-      });
-      log_.phase("write", [&] { return write_all(); });
-      log_.phase("commit", [&] {
-        result = commit();
-        return std::uint64_t{0};
-      });
-      return result.bytes_written;
-    });
-    return result;
+  void plan() override {
+    open();
+    if (opening_.compare_values) compare_values();
+    Choices choices;
+    if (opening_.tells) choices = decode_choices(tell());
+    plan_own(choices);
   }
+
+  std::uint64_t write() override {
+    try {
+      if (!group_.carries_interrupts()) {
+        agree_on_long_work(group_, "writing a checkpoint", options_.stop,
+                           [this](const std::stop_token& stop) { write_files(stop); });
+      }
+      compare_copies(report());
+    } catch (...) {
+      remove_written();
+      throw;
+    }
+    return counters_.report().bytes_written;
+  }
+
+  SaveResult commit() override;
 
  private:
   [[nodiscard]] bool leads() const { return group_.rank() == 0; }
@@ -258,26 +256,12 @@ class Saver {
                     choices);
   }
 
-  std::uint64_t write_all() {
-    try {
-      if (!group_.carries_interrupts()) {
-        agree_on_long_work(group_, "writing a checkpoint", options_.stop,
-                           [this](const std::stop_token& stop) { write(stop); });
-      }
-      compare_copies(report());
-    } catch (...) {
-      remove_written();
-      throw;
-    }
-    return counters_.report().bytes_written;
-  }
-
   // Returns whether all copies are equal.
   bool report() {
     const auto contribute = [this] {
       if (group_.carries_interrupts()) {
         work_interruptibly(group_, options_.stop,
-                           [this](const std::stop_token& stop) { write(stop); });
+                           [this](const std::stop_token& stop) { write_files(stop); });
       }
       return encode_report(report_, copies_term(copies_));
     };
@@ -310,7 +294,7 @@ class Saver {
     return bytes;
   }
 
-  void write(const std::stop_token& stop) {
+  void write_files(const std::stop_token& stop) {
     const auto tell_progress = [this](const Progress& progress) {
       group_.make_progress(progress.done);
       if (options_.progress) options_.progress(progress);
@@ -386,37 +370,6 @@ class Saver {
     }
   }
 
-  SaveResult commit() {
-    SaveResult result;
-    bool is_committed = false;
-    const auto conclude = [&](const Bytes&) {
-      publish(result);
-      is_committed = true;
-      return MessageWriter().number(result.files).number(result.total_bytes).take();
-    };
-    Bytes told;
-    try {
-      told = confer(group_, "committing a checkpoint",
-                    {[] { return Bytes(); }, combine_nothing, conclude});
-    } catch (const Error& error) {
-      // An error of all ranks has them: then rank 0 has told how it ended.
-      if (group_.size() == 1 || !error.peers().empty()) throw;
-      throw Error(error.code(),
-                  is_committed
-                      ? "save " + opening_.save_id +
-                            " is complete, but the other ranks are lost: " + error.message()
-                      : unknown_outcome(opening_.save_id) + ": " + error.message())
-          .at_path(store_->name())
-          .while_doing("committing a checkpoint");
-    }
-    static_cast<IoReport&>(result) = counters_.report();
-    result.save_id = opening_.save_id;
-    MessageReader message(told);
-    result.files = message.number<std::uint64_t>();
-    result.total_bytes = message.number<std::uint64_t>();
-    return result;
-  }
-
   // Rank 0.
   void publish(SaveResult& result) {
     DigestsByName digests = digests_of(reports_, opening_.attempt);
@@ -442,7 +395,6 @@ class Saver {
   std::shared_ptr<Store> store_;
   Group& group_;
   const SaveOptions& options_;
-  JobLog log_;
   std::vector<PlannedLeaf> planned_;            // by leaf
   std::vector<std::vector<HeldChunk>> chunks_;  // by leaf
   std::vector<std::uint64_t> value_digests_;    // by leaf
@@ -458,12 +410,41 @@ class Saver {
   std::mutex mutex_;
 };
 
+SaveResult Saver::commit() {
+  SaveResult result;
+  bool is_committed = false;
+  const auto conclude = [&](const Bytes&) {
+    publish(result);
+    is_committed = true;
+    return MessageWriter().number(result.files).number(result.total_bytes).take();
+  };
+  Bytes told;
+  try {
+    told = confer(group_, "committing a checkpoint",
+                  {[] { return Bytes(); }, combine_nothing, conclude});
+  } catch (const Error& error) {
+    // An error of all ranks has them: then rank 0 has told how it ended.
+    if (group_.size() == 1 || !error.peers().empty()) throw;
+    throw Error(error.code(),
+                is_committed ? "save " + opening_.save_id +
+                                   " is complete, but the other ranks are lost: " + error.message()
+                             : unknown_outcome(opening_.save_id) + ": " + error.message())
+        .at_path(store_->name())
+        .while_doing("committing a checkpoint");
+  }
+  static_cast<IoReport&>(result) = counters_.report();
+  result.save_id = opening_.save_id;
+  MessageReader message(told);
+  result.files = message.number<std::uint64_t>();
+  result.total_bytes = message.number<std::uint64_t>();
+  return result;
+}
+
 }  // namespace
 
-std::function<SaveResult()> dcp_save(const Value& tree, std::shared_ptr<Store> store, Group& group,
-                                     const SaveOptions& options) {
-  const auto saver = std::make_shared<Saver>(tree, std::move(store), group, options);
-  return [saver] { return saver->run(); };
+std::unique_ptr<DcpSave> dcp_save(const Value& tree, std::shared_ptr<Store> store, Group& group,
+                                  const SaveOptions& options) {
+  return std::make_unique<Saver>(tree, std::move(store), group, options);
 }
 
 }  // namespace tessera

@@ -1,16 +1,30 @@
 // Saving a DCP checkpoint by N ranks.
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <memory>
 
 #include "tessera/checkpoint.h"
 
 namespace tessera {
 
-// Flattens `tree`, with what that throws, and gives what saves it in the root of `store` when it is
-// called, collectively: save() of tessera/checkpoint.h. `group` and `options` outlive that call.
-[[nodiscard]] std::function<SaveResult()> dcp_save(const Value& tree, std::shared_ptr<Store> store,
-                                                   Group& group, const SaveOptions& options);
+// The steps of one save, to be called once each and in this order by all ranks: save() of
+// tessera/checkpoint.h. What one throws it throws on all ranks, and ends the save.
+class DcpSave {
+ public:
+  virtual ~DcpSave() = default;
+  DcpSave() = default;
+  DcpSave(const DcpSave&) = delete;
+  DcpSave& operator=(const DcpSave&) = delete;
+
+  virtual void plan() = 0;            // nothing is written
+  virtual std::uint64_t write() = 0;  // this rank's data files; returns bytes of tensors
+  virtual SaveResult commit() = 0;
+};
+
+// Flattens `tree`, with what that throws. The checkpoint comes into the root of `store`. `group`
+// and `options` outlive the result.
+[[nodiscard]] std::unique_ptr<DcpSave> dcp_save(const Value& tree, std::shared_ptr<Store> store,
+                                                Group& group, const SaveOptions& options);
 
 }  // namespace tessera

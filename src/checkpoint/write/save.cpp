@@ -1,8 +1,8 @@
 // A tree becomes a DCP checkpoint of all ranks, or one file of one process.
 
-#include <functional>
 #include <memory>
 
+#include "base/job_log.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/memory.h"
@@ -63,16 +63,17 @@ std::shared_ptr<Store> root_of(const Location& where) {
       .at_path(to_string(where));
 }
 
-// `kind` is torch_file or safetensors. Throws as `save` does, and `unsupported` for more ranks than
-// one.
-SaveResult save_file(const Value& tree, const Location& where, CheckpointKind kind,
-                     const SaveOptions& options, int ranks) {
-  if (ranks > 1) {
-    throw Error(ErrorCode::unsupported, "a file of one process, the group has " +
-                                            std::to_string(ranks) +
-                                            " ranks: save a DCP checkpoint and convert it")
-        .at_path(to_string(where));
-  }
+void require_one_rank(const Location& where, const Group& group) {
+  if (group.size() == 1) return;
+  throw Error(ErrorCode::unsupported, "a file of one process, the group has " +
+                                          std::to_string(group.size()) +
+                                          " ranks: save a DCP checkpoint and convert it")
+      .at_path(to_string(where));
+}
+
+// `kind` is torch_file or safetensors.
+SaveResult save_file(const Checkpoint& tree, const Location& where, CheckpointKind kind,
+                     const SaveOptions& options) {
   ConvertOptions how;
   how.to = kind;
   how.overwrite = options.overwrite;
@@ -80,9 +81,44 @@ SaveResult save_file(const Value& tree, const Location& where, CheckpointKind ki
   how.progress = options.progress;
   how.stop = options.stop;
   SaveResult result;
-  static_cast<IoReport&>(result) = convert(checkpoint_of(tree), where, how).io;
+  static_cast<IoReport&>(result) = convert(tree, where, how).io;
   result.files = 1;
   result.total_bytes = result.bytes_written;
+  return result;
+}
+
+// Tells of each phase.
+SaveResult save_in_phases(const Value& tree, const Location& where, const SaveOptions& options,
+                          Group& group, const JobLog& log) {
+  CheckpointKind kind{};
+  std::unique_ptr<DcpSave> dcp;
+  Checkpoint file;
+  log.phase("plan", [&] {
+    agree(group, "planning a checkpoint", [&] {
+      kind = kind_to_save(where, options);
+      if (kind == CheckpointKind::dcp) {
+        dcp = dcp_save(tree, root_of(where), group, options);
+      } else {
+        require_one_rank(where, group);
+        file = checkpoint_of(tree);
+      }
+    });
+    if (dcp) dcp->plan();
+    return 0;
+  });
+  SaveResult result;
+  if (!dcp) {
+    log.phase("write", [&] {
+      result = save_file(file, where, kind, options);
+      return result.bytes_written;
+    });
+    return result;
+  }
+  log.phase("write", [&] { return dcp->write(); });
+  log.phase("commit", [&] {
+    result = dcp->commit();
+    return 0;
+  });
   return result;
 }
 
@@ -91,16 +127,13 @@ SaveResult save_file(const Value& tree, const Location& where, CheckpointKind ki
 SaveResult save(const Value& tree, const Location& where, const SaveOptions& options,
                 Group& group) {
   const Purpose purpose("saving a checkpoint");
-  std::function<SaveResult()> finish;
-  agree(group, "planning a checkpoint", [&] {
-    const CheckpointKind kind = kind_to_save(where, options);
-    if (kind == CheckpointKind::dcp) {
-      finish = dcp_save(tree, root_of(where), group, options);
-    } else {
-      finish = [report = save_file(tree, where, kind, options, group.size())] { return report; };
-    }
+  const JobLog log(options.events, "save", group.rank(), to_string(where));
+  SaveResult result;
+  log.phase("all", [&] {
+    result = save_in_phases(tree, where, options, group, log);
+    return result.bytes_written;
   });
-  return finish();
+  return result;
 }
 
 SaveResult save(const Value& tree, const Location& where, const SaveOptions& options) {
