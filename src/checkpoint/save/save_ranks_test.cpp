@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <map>
 #include <mutex>
 #include <random>
 
 #include "base/log.h"
+#include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_group.h"
 #include "layout/placement.h"
@@ -75,6 +77,47 @@ std::vector<std::string> names_in(const std::string& directory) {
   for (const auto& entry : std::filesystem::directory_iterator(directory))
     names.push_back(entry.path().filename());
   return names;
+}
+
+// Which ranks wrote the chunks of each tensor, in the order of their places.
+std::map<std::string, std::vector<char>> writers_in(const std::string& directory) {
+  std::map<std::string, std::vector<char>> writers;
+  for (const dcp::Entry& entry : read_dcp_metadata(*posix_store(directory)).entries) {
+    std::map<Shape, char> by_place;  // "__R_...": the third character, of fewer than ten ranks
+    for (const dcp::Chunk& chunk : entry.chunks)
+      by_place[chunk.box.offsets] = chunk.item.path.at(2);
+    for (const auto& [place, writer] : by_place) writers[entry.name].push_back(writer);
+  }
+  return writers;
+}
+
+// P-13. Four ranks; "c" has two halves, which ranks 0 and 2, and 1 and 3 hold.
+TEST(SaveRanks, WhoWritesWhatSeveralHold) {
+  using Writers = std::map<std::string, std::vector<char>>;
+  const auto save_by = [](ReplicaWriter rule, bool is_placed) {
+    const std::string directory = temporary_directory() + "/c";
+    run_ranks(4, [&](Group& group) {
+      Tensor c = placed({6}, {.parts = 2}, group.rank(), 1);
+      if (!is_placed) c.placement.reset();
+      const Value tree = Value::dict({{"a", placed({8}, {}, group.rank(), 1)},
+                                      {"b", placed({4}, {}, group.rank(), 1)},
+                                      {"c", c},
+                                      {"d", placed({8}, {}, group.rank(), 1)}});
+      save(tree, directory, {.replicas = rule}, group);
+    });
+    return writers_in(directory);
+  };
+  // Bytes of the ranks when "c" comes: 32, 16, 0, 0; and when "d" does: 32, 16, 12, 12.
+  EXPECT_EQ(save_by(ReplicaWriter::fewest_bytes, true),
+            (Writers{{"a", {'0'}}, {"b", {'1'}}, {"c", {'2', '3'}}, {"d", {'2'}}}));
+  // What is told comes behind the rest: "d" comes before "c", with 32, 16, 0, 0, and "c" with 32,
+  // 16, 32, 0.
+  EXPECT_EQ(save_by(ReplicaWriter::fewest_bytes, false),
+            (Writers{{"a", {'0'}}, {"b", {'1'}}, {"c", {'0', '3'}}, {"d", {'2'}}}));
+  for (const bool is_placed : {true, false}) {
+    EXPECT_EQ(save_by(ReplicaWriter::lowest_rank, is_placed),
+              (Writers{{"a", {'0'}}, {"b", {'0'}}, {"c", {'0', '1'}}, {"d", {'0'}}}));
+  }
 }
 
 // F25, R06: on disks that were taken for one shared, every rank wrote and got success.
