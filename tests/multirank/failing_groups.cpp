@@ -7,6 +7,11 @@
 // runs again later has to end as well. Prints one line a failure and a summary; exits with 1 when a
 // run went wrong.
 //
+//   failing_groups phases DIRECTORY
+// One of 2 to 8 ranks is killed or stopped in each phase of a save by name, while it replaces a
+// checkpoint. The others name it, the directory holds the one checkpoint or the other as the phase
+// says, and committed() knows which.
+//
 // With a DIRECTORY ranks save and load a checkpoint there instead. What a load gives has to be what
 // the save before it got, and after each run the directory has to hold a whole checkpoint or none.
 #include <dirent.h>
@@ -60,13 +65,15 @@ struct Run {
   int moment_us = 0;  // otherwise: after the first call
   int port = 0;
   std::string directory;  // empty: ranks save nothing
+  std::string phase;      // of a save: the victim fails when it has ended it; "writing": inside
 };
 
 std::string describe(const Run& run) {
   return std::to_string(run.world) + " ranks: rank " + std::to_string(run.victim) + " " +
          kWayNames[static_cast<int>(run.way)] +
-         (run.way == Way::throws ? " in call " + std::to_string(run.call)
-                                 : " after " + std::to_string(run.moment_us) + " us") +
+         (!run.phase.empty()       ? " at '" + run.phase + "'"
+          : run.way == Way::throws ? " in call " + std::to_string(run.call)
+                                   : " after " + std::to_string(run.moment_us) + " us") +
          ", seed " + std::to_string(run.seed);
 }
 
@@ -183,6 +190,50 @@ bool names_victim(const Run& run, const tessera::Error& error) {
          text.find(name + " has given no sign of life") != std::string::npos;
 }
 
+void save_number(const Run& run, tessera::Group& group, float number,
+                 const std::function<void(const std::string& phase)>& reached) {
+  std::vector<float> memory;
+  tessera::SaveOptions options{.overwrite = true, .threads = 1};
+  options.progress = [&](const tessera::Progress&) { reached("writing"); };
+  options.events = [&](const tessera::Event& event) { reached(std::string(event.phase)); };
+  const auto result =
+      tessera::save(tessera::Value::dict({{"w", rows_of(group, memory, number)}, {"n", number}}),
+                    run.directory, options, group);
+  if (!tessera::committed(run.directory, result.save_id))
+    throw std::runtime_error("a save that ended well is not there");
+}
+
+bool is_saved_before_end(const Run& run) {
+  return run.phase == "commit" || run.phase == "all";
+}
+
+// An outcome that a rank does not know can be asked for: whether the answer is right.
+bool answers(const Run& run, const tessera::Error& error) {
+  const std::string text = error.what(), begin = "whether save ";
+  const auto at = text.find(begin);
+  if (at == std::string::npos) return true;
+  const std::string id = text.substr(at + begin.size(), 36);
+  return tessera::committed(run.directory, id) == is_saved_before_end(run);
+}
+
+// Saves a checkpoint and begins to replace it. Throws what tells of the victim.
+void fail_in_phase(const Run& run, tessera::Group& group) {
+  save_number(run, group, 1, [](const std::string&) {});
+  bool reached_it = false;
+  try {
+    save_number(run, group, 2, [&](const std::string& phase) {
+      if (group.rank() != run.victim || phase != run.phase || reached_it) return;
+      reached_it = true;
+      ::kill(::getpid(), run.way == Way::killed ? SIGKILL : SIGSTOP);
+    });
+  } catch (const tessera::Error& error) {
+    if (answers(run, error)) throw;
+    throw std::runtime_error(std::string("committed() is wrong: ") + error.what());
+  }
+  if (!is_saved_before_end(run)) throw std::runtime_error("saved without the victim");
+  group.barrier();
+}
+
 // In the forked process; its exit code.
 int take_part(const Run& run, int rank) {
   std::optional<tessera::Mesh> mesh;
@@ -190,6 +241,11 @@ int take_part(const Run& run, int rank) {
     mesh = mesh_of(run, rank);
     tessera::Group& group = mesh->checkpoint_group();
     group.barrier();
+    if (!run.phase.empty()) {
+      fail_in_phase(run, group);
+      // A rank that runs again still finds what the others sent before they gave up.
+      return rank == run.victim ? kNoticed : kWrong;
+    }
     if (rank == run.victim && run.way != Way::throws) {
       const int signal = run.way == Way::killed ? SIGKILL : SIGSTOP;
       std::thread([after = run.moment_us, signal] {
@@ -228,7 +284,15 @@ std::string end_all(const Run& run, std::vector<tessera::testing::Child>& childr
 
 // What is wrong with what a run left; empty: nothing.
 std::string judge_directory(const Run& run) {
-  if (run.directory.empty() || !std::filesystem::exists(run.directory + "/.metadata")) return "";
+  if (run.directory.empty()) return "";
+  if (!run.phase.empty()) {
+    const auto n = tessera::Checkpoint::open(run.directory).load().at("n");
+    // The others have had their say when they wait for rank 0: it may commit when it runs again.
+    const bool either = run.phase == "write" && run.victim == 0 && run.way == Way::stopped;
+    if (!either && n != tessera::Value(is_saved_before_end(run) ? 2.0 : 1.0))
+      return " the directory holds the other one of the two checkpoints";
+  }
+  if (!std::filesystem::exists(run.directory + "/.metadata")) return "";
   const tessera::VerifyReport report = tessera::verify(run.directory);
   return report.findings.empty() ? "" : " " + report.findings.front().text;
 }
@@ -293,11 +357,41 @@ Run draw(const tessera::testing::Below& below, const std::string& directory) {
   return run;
 }
 
+// Each phase, each rank of `world`; returns how many runs went wrong.
+int fail_in_phases(int world, Way way, const std::string& directory) {
+  int wrong = 0;
+  for (const char* phase : {"plan", "writing", "write", "commit", "all"}) {
+    for (int victim = 0; victim < world; ++victim) {
+      std::filesystem::remove_all(directory);
+      Run run{.world = world, .victim = victim, .way = way};
+      run.port = tessera::testing::free_port();
+      run.directory = directory;
+      run.phase = phase;
+      const std::string text = carry_out(run);
+      if (text.empty()) continue;
+      ++wrong;
+      std::printf("%s:%s\n", describe(run).c_str(), text.c_str());
+    }
+  }
+  std::printf("%d runs in which a rank %s in a phase, %d wrong\n", 5 * world,
+              kWayNames[static_cast<int>(way)], wrong);
+  return wrong;
+}
+
+int fail_in_phases(const std::string& directory) {
+  int wrong = 0;
+  for (const int world : {2, 4, 8}) wrong += fail_in_phases(world, Way::killed, directory);
+  return wrong + fail_in_phases(3, Way::stopped, directory);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "phases") return fail_in_phases(argv[2]) == 0 ? 0 : 1;
   if (argc != 3 && argc != 4) {
-    std::fprintf(stderr, "usage: failing_groups RUNS SEED [DIRECTORY]\n");
+    std::fprintf(stderr,
+                 "usage: failing_groups RUNS SEED [DIRECTORY]\n"
+                 "       failing_groups phases DIRECTORY\n");
     return 2;
   }
   const std::string directory = argc == 4 ? argv[3] : "";
