@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 TESSERA = os.environ["TESSERA_COMMAND"]
@@ -46,6 +47,24 @@ def test_pytorch_reads_what_became_of_a_variant(name, tmp_path):
     assert from_dcp and same(from_dcp, from_file)
     if name not in ("c2_nocoll", "c2_st", "c2_st_obj", "c_zstd", "olmo_core"):  # which torch cannot read here
         assert same(from_dcp, load_dcp(GOLDEN / "variants" / name))
+
+
+def test_pytorch_does_not_see_the_tails(tmp_path):
+    tensors = {"w": torch.randn(700, 1000), "b": torch.arange(5, dtype=torch.bfloat16), "step": torch.tensor(7)}
+    torch.save(tensors, tmp_path / "a.pt")
+    convert(tmp_path / "a.pt", tmp_path / "dcp", "--to", "dcp")
+    files = list((tmp_path / "dcp").glob("*.distcp"))
+    assert files and all(file.read_bytes().endswith(b"TSRATAIL") for file in files)
+    assert same(load_dcp(tmp_path / "dcp"), tensors)
+    into = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    dcp.load(into, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert same(into, tensors)
+    dcp_to_torch_save(tmp_path / "dcp", tmp_path / "b.pt")
+    assert same(torch.load(tmp_path / "b.pt", weights_only=True), tensors)
+    # What torch writes over it has none, and Tessera reads that.
+    dcp.save(tensors, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    convert(tmp_path / "dcp", tmp_path / "c.pt")
+    assert same(torch.load(tmp_path / "c.pt", weights_only=True), tensors)
 
 
 def test_shards_of_ranks_become_a_set_that_everybody_reads(tmp_path):

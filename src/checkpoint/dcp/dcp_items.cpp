@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/dcp/sharding_info.h"
+#include "checkpoint/digests/tail.h"
 #include "checkpoint/read/zstd_source.h"
 #include "format/torch/torch_file.h"
 #include "storage/lazy_source.h"
@@ -83,6 +85,7 @@ DataFiles::File& DataFiles::file(const dcp::Item& item, const std::string& key, 
                 item, key);
   }
   file.end = std::max(file.end, end);
+  ++file.items;
   if (apart) file.extents.push_back({item.offset, end, &key});
   if (!file.source)
     file.source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, file.size}, open_);
@@ -93,6 +96,7 @@ void DataFiles::pass_over(const dcp::Item& item) {
   const auto file = files_.find(item.path);
   if (file == files_.end()) return;
   file->second.end = std::max(file->second.end, checked_add(item.offset, item.length));
+  ++file->second.items;
 }
 
 void DataFiles::require_apart() {
@@ -176,6 +180,7 @@ std::vector<std::string> DataFiles::warnings() const {
   std::vector<std::string> warnings;
   for (const auto& [name, file] : files_) {
     if (!file.source || file.end >= file.size) continue;
+    if (is_attempt_name(name) && file.size - file.end == tail_size(file.end, file.items)) continue;
     warnings.push_back(printable(name) + " has " + std::to_string(file.size - file.end) +
                        " bytes after its last item");
   }

@@ -37,7 +37,7 @@ class DataFiles {
   void pass_over(const dcp::Item& item);
   // The files that were asked for, sorted by name.
   [[nodiscard]] std::vector<ObjectInfo> used() const;
-  // Files that go on after their last item.
+  // Files that go on after their last item, by more than the tail that we write.
   [[nodiscard]] std::vector<std::string> warnings() const;
 
  private:
@@ -54,7 +54,8 @@ class DataFiles {
   };
   struct File {
     std::uint64_t size = 0;
-    std::uint64_t end = 0;  // of the last item
+    std::uint64_t end = 0;    // of the last item
+    std::uint64_t items = 0;  // that were asked for or passed over
     std::vector<Extent> extents;
     std::shared_ptr<const ByteSource> source;  // null: nobody asked for it
   };

@@ -2,13 +2,14 @@
 
 #include <map>
 
+#include "checkpoint/digests/tail.h"
 #include "io/checked_source.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::uint64_t kSideFileLimit = std::uint64_t{1} << 30;  // bytes: 64 TB of data files
+constexpr std::uint64_t kSideFileLimit = std::uint64_t{1} << 30;  // bytes
 
 class GuardedStore final : public Store {
  public:
@@ -28,8 +29,9 @@ class GuardedStore final : public Store {
     const auto found = digests_.find(std::string(name));
     // One whose directory's side file has its digests is not checked twice.
     if (found == digests_.end() || source->checked()) return source;
-    return std::make_shared<CheckedSource>(std::move(source), found->second.blocks,
-                                           found->second.origin);
+    const FileDigests& file = found->second;
+    if (file.tail) return tailed_source(std::move(source), {file.size, *file.tail});
+    return std::make_shared<CheckedSource>(std::move(source), file.blocks, file.origin);
   }
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override {

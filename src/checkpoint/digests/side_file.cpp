@@ -1,5 +1,7 @@
 #include "checkpoint/digests/side_file.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "base/digest.h"
@@ -11,6 +13,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kVersion = 1;
+constexpr int kTailsVersion = 2;  // of a side file whose data files have tails
 constexpr std::string_view kPrefix = "tessera-";
 constexpr std::string_view kSuffix = ".json";
 // Where the checksum's digits are: the text begins with exactly this.
@@ -22,9 +25,10 @@ ByteView bytes_of(std::string_view text) {
 }
 
 void require_known(const Json& json) {
-  if (json.at("version").get<int>() != kVersion) {
+  const int version = json.at("version").get<int>();
+  if (version != kVersion && version != kTailsVersion) {
     throw Error(ErrorCode::unsupported,
-                "the side file has version " + json.at("version").dump() + ", known is 1");
+                "the side file has version " + json.at("version").dump() + ", known are 1 and 2");
   }
   if (json.at("block").get<std::uint64_t>() != kDigestBlock) {
     throw Error(ErrorCode::unsupported,
@@ -45,6 +49,15 @@ FileDigests digests_of_row(const Json& row, const std::string& name) {
   return file;
 }
 
+void add_tail(const Json& row, const std::string& name, DigestsByName& files) {
+  FileDigests file;
+  file.size = row.at(0).get<std::uint64_t>();
+  file.tail = digest_of_text(row.at(1).get_ref<const std::string&>());
+  if (!files.emplace(name, std::move(file)).second)
+    throw Error(ErrorCode::corrupt, "the side file has two kinds of digests of one file")
+        .at_key(name);
+}
+
 SideFile from_json(const Json& json) {
   require_known(json);
   SideFile side_file;
@@ -52,6 +65,9 @@ SideFile from_json(const Json& json) {
   side_file.producer = json.at("producer").get<std::string>();
   for (const auto& [name, row] : json.at("files").items()) {
     side_file.files.emplace(name, digests_of_row(row, name));
+  }
+  if (json.at("version").get<int>() == kTailsVersion) {
+    for (const auto& [name, row] : json.at("tails").items()) add_tail(row, name, side_file.files);
   }
   if (json.contains("tree")) side_file.types = json.at("tree").dump(-1, ' ', true);
   return side_file;
@@ -104,14 +120,21 @@ Digests digests_of_text(std::string_view text) {
 std::string encode_side_file(const SideFile& side_file) {
   Json json;
   json["checksum"] = kZeros;
-  json["version"] = kVersion;
+  const bool has_tails = std::ranges::any_of(
+      side_file.files, [](const auto& file) { return file.second.tail.has_value(); });
+  json["version"] = has_tails ? kTailsVersion : kVersion;
   json["save_id"] = side_file.save_id;
   json["producer"] = side_file.producer;
   json["block"] = kDigestBlock;
   if (!side_file.types.empty()) json["tree"] = Json::parse(side_file.types);
   json["files"] = Json::object();
-  for (const auto& [name, file] : side_file.files)
-    json["files"][name] = {file.size, digests_text(file.blocks)};
+  for (const auto& [name, file] : side_file.files) {
+    if (file.tail) {
+      json["tails"][name] = {file.size, digest_text(*file.tail)};
+    } else {
+      json["files"][name] = {file.size, digests_text(file.blocks)};
+    }
+  }
   std::string text = json.dump(1, ' ', true, Json::error_handler_t::replace) + "\n";
   stamp_checksum(text, kHead.size());
   return text;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,8 @@ struct FileDigests {
   std::uint64_t size = 0;    // bytes
   Digests blocks;            // of `size` bytes, or of those behind `origin`
   std::uint64_t origin = 0;  // where block 0 begins; always 0 in a side file
+  // The digest of the file's tail, which has those of its blocks: then `blocks` is empty.
+  std::optional<std::uint64_t> tail = {};
 };
 // What we call ourselves in the files that we write.
 [[nodiscard]] std::string own_producer();

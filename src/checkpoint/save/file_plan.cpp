@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/digests/tail.h"
 #include "format/torch/torch_file.h"
 
 namespace tessera {
@@ -45,11 +46,13 @@ ItemPlace FilePlan::place(int rank, std::uint64_t length, std::uint64_t bytes) {
   const ItemPlace place{static_cast<int>(least - begin), least->end, length};
   least->load += std::max<std::uint64_t>(bytes, 1);
   least->end += length;
+  ++least->items;
   return place;
 }
 
 std::uint64_t FilePlan::size_of(int rank, int file) const {
-  return all_[first_file_of(rank) + static_cast<std::size_t>(file)].end;
+  const File& planned = all_[first_file_of(rank) + static_cast<std::size_t>(file)];
+  return planned.items == 0 ? 0 : planned.end + tail_size(planned.end, planned.items);
 }
 
 }  // namespace tessera

@@ -39,6 +39,7 @@ class FilePlan {
   // The next item of `rank` goes behind the others of the file with the fewest bytes of tensors so
   // far; ties go to the first. `bytes`: of elements, 0 of a value.
   ItemPlace place(int rank, std::uint64_t length, std::uint64_t bytes);
+  // Of the whole file, with its tail; 0 if it has no items.
   [[nodiscard]] std::uint64_t size_of(int rank, int file) const;
   [[nodiscard]] int files() const noexcept { return files_; }
 
@@ -46,6 +47,7 @@ class FilePlan {
   struct File {
     std::uint64_t load = 0;  // bytes of elements, and one for each value
     std::uint64_t end = 0;
+    std::uint64_t items = 0;
   };
   [[nodiscard]] std::size_t first_file_of(int rank) const;
 

@@ -27,10 +27,9 @@ RankReport read_report(MessageReader& message) {
   for (auto count = message.count(); count > 0; --count) {
     FileReport file;
     file.file = static_cast<int>(message.count());
-    file.digests.size = message.number<std::uint64_t>();
-    for (auto blocks = message.count(); blocks > 0; --blocks)
-      file.digests.blocks.push_back(message.number<std::uint64_t>());
-    report.files.push_back(std::move(file));
+    file.digest.size = message.number<std::uint64_t>();
+    file.digest.tail = message.number<std::uint64_t>();
+    report.files.push_back(file);
   }
   return report;
 }
@@ -124,9 +123,8 @@ Bytes encode_report(const RankReport& report, std::uint64_t copies) {
   message.number(static_cast<std::int32_t>(report.rank)).text(report.host);
   message.count(report.files.size());
   for (const FileReport& file : report.files) {
-    message.count(static_cast<std::uint64_t>(file.file)).number(file.digests.size);
-    message.count(file.digests.blocks.size());
-    for (const std::uint64_t block : file.digests.blocks) message.number(block);
+    message.count(static_cast<std::uint64_t>(file.file)).number(file.digest.size);
+    message.number(file.digest.tail);
   }
   return message.take();
 }
@@ -151,9 +149,9 @@ Reports decode_reports(const Bytes& bytes) {
 void require_planned(const Reports& reports, const SavePlan& plan, const std::string& attempt) {
   for_each_file(reports, [&](const RankReport& rank, const FileReport& file) {
     const std::uint64_t planned = plan.size_of(rank.rank, file.file);
-    if (file.digests.size == planned) return;
+    if (file.digest.size == planned) return;
     throw Error(ErrorCode::mismatch, ranks_place(rank) + " wrote " +
-                                         std::to_string(file.digests.size) + " bytes into " +
+                                         std::to_string(file.digest.size) + " bytes into " +
                                          data_file_name(rank.rank, file.file, attempt) + ", " +
                                          std::to_string(planned) + " were planned");
   });
@@ -163,7 +161,7 @@ void require_in_store(const Reports& reports, const Store& store, const std::str
   const auto sizes = sizes_in(store);
   std::vector<Sought> missing;
   for_each_file(reports, [&](const RankReport& rank, const FileReport& file) {
-    const Sought sought{data_file_name(rank.rank, file.file, attempt), rank, file.digests.size};
+    const Sought sought{data_file_name(rank.rank, file.file, attempt), rank, file.digest.size};
     const auto found = sizes.find(sought.name);
     if (found == sizes.end()) {
       missing.push_back(sought);
@@ -185,7 +183,8 @@ void require_in_store(const Reports& reports, const Store& store, const std::str
 DigestsByName digests_of(const Reports& reports, const std::string& attempt) {
   DigestsByName digests;
   for_each_file(reports, [&](const RankReport& rank, const FileReport& file) {
-    digests.emplace(data_file_name(rank.rank, file.file, attempt), file.digests);
+    digests.emplace(data_file_name(rank.rank, file.file, attempt),
+                    FileDigests{file.digest.size, {}, 0, file.digest.tail});
   });
   return digests;
 }

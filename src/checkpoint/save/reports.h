@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checkpoint/digests/side_file.h"
+#include "checkpoint/digests/tail.h"
 #include "checkpoint/save/save_plan.h"
 #include "tessera/comm.h"
 #include "tessera/storage.h"
@@ -17,7 +18,7 @@ namespace tessera {
 
 struct FileReport {
   int file = 0;  // number of the rank's file
-  FileDigests digests;
+  DataDigest digest;
 };
 struct RankReport {
   int rank = 0;

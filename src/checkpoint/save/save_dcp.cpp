@@ -325,18 +325,21 @@ class Saver final : public DcpSave {
 
   void write_file(int file) {
     const std::string name = data_file_name(group_.rank(), file, opening_.attempt);
-    DigestSink sink(store_->create(name, IfExists::fail));
+    TailedSink sink(store_->create(name, IfExists::fail));
     ItemWriter writer(sink, name, kWindow);
     for (const OwnItem& item : own_.items) {
-      if (item.is_written && item.place.file == file) write_item(writer, item);
+      if (!item.is_written || item.place.file != file) continue;
+      write_item(writer, item);
+      sink.end_item(writer.written());
     }
     require_going_on(meter_->stop());
+    const DataDigest digest = sink.finish();
     sink.commit();
     IoReport written;
-    written.bytes_written = writer.written();
+    written.bytes_written = digest.size;
     counters_.add(written);
     const std::lock_guard lock(mutex_);
-    report_.files.push_back({file, {writer.written(), sink.digests(), 0}});
+    report_.files.push_back({file, digest});
   }
 
   void write_item(ItemWriter& writer, const OwnItem& item) {

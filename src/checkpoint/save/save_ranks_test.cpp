@@ -357,6 +357,25 @@ TEST(SaveRanks, PlacedTensorsTakeNoMessages) {
   EXPECT_LE(many->largest, 1024U + 2 * 32);
 }
 
+// Digests of blocks stay in the tails of files: what a rank reports does not grow with its files.
+TEST(SaveRanks, AReportDoesNotGrowWithTheFiles) {
+  const auto largest_message = [](std::int64_t rows) {
+    Counts counts;
+    const std::string directory = temporary_directory() + "/c";
+    run_ranks(2, [&](Group& group) {
+      Counting counting_group(group, counts);
+      Value tree =
+          Value::dict({{"w", placed({rows, 1 << 18}, {.parts = 2}, group.rank(), 1)}});  // MiB
+      SaveOptions options;
+      options.threads = 1;
+      save(tree, directory, options, counting_group);
+    });
+    return counts.largest.load();
+  };
+  const std::size_t small = largest_message(2);
+  EXPECT_EQ(largest_message(64), small);
+}
+
 // However tensors are placed, every rank computes what rank 0 publishes.
 TEST(SaveRanks, EveryPlacementIsReadBack) {
   std::mt19937 random(17);

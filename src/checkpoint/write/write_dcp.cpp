@@ -5,6 +5,7 @@
 #include "base/random_id.h"
 #include "checkpoint/dcp/item_writer.h"
 #include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/digests/tail.h"
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/leftovers.h"
 #include "checkpoint/tree/tree_json.h"
@@ -106,19 +107,21 @@ std::vector<std::vector<WrittenItem>> write_files(const ConvertJob& job, const P
   std::mutex mutex;  // guards digests
   parallel_for(job.threads, names.size(), [&](std::size_t file) {
     const std::string& name = names[file];
-    DigestSink sink(job.store.create(name, IfExists::fail));
+    TailedSink sink(job.store.create(name, IfExists::fail));
     ItemWriter writer(sink, name, job.window);
     const Share share = share_of(file, names.size(), ranks);
     const std::vector<WriteItem>& items = proposals[share.rank];
     for (std::size_t i = share.first; i < items.size(); i += share.step) {
       by_file[file].push_back(write_item(job, items[i], i, writer));
+      sink.end_item(writer.written());
     }
+    const DataDigest digest = sink.finish();
     sink.commit();
     IoReport report;
-    report.bytes_written = writer.written();
+    report.bytes_written = digest.size;
     job.counters.add(report);
     const std::lock_guard lock(mutex);
-    digests[name] = {writer.written(), sink.digests(), 0};
+    digests[name] = {digest.size, {}, 0, digest.tail};
   });
   std::vector<std::vector<WrittenItem>> written(ranks);
   for (std::size_t file = 0; file < names.size(); ++file) {
