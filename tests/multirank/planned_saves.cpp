@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/save/reports.h"
+#include "checkpoint/save/data_file.h"
 #include "checkpoint/save/save_plan.h"
 #include "comm/tree.h"
 #include "conformance/forwarding_group.h"

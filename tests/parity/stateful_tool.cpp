@@ -1,5 +1,6 @@
 // Saves and loads objects that give and take their state, by two ranks (threads).
 //   stateful_tool save DIRECTORY
+//   stateful_tool save-parts DIRECTORY   the same tree, without collectives
 //   stateful_tool load DIRECTORY     prints what the objects took, a line each
 #include <cstring>
 #include <iostream>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/save_part.h"
 #include "tessera/stateful.h"
 
 namespace {
@@ -72,6 +74,15 @@ void save_objects(Group& group, const std::string& directory) {
   save({{"model", model}, {"sampler", sampler}, {"step", step}}, directory, group);
 }
 
+void save_part_of_objects(int rank, const std::string& directory) {
+  Model model(rank);
+  model.number_elements();
+  save_part(Value::dict({{"model", model.state_dict()},
+                         {"sampler", Sampler(7, "shuffled").state_dict()},
+                         {"step", 41}}),
+            directory, rank);
+}
+
 std::string loaded_objects(Group& group, const std::string& directory) {
   Model model(group.rank());
   Sampler sampler(0, "");
@@ -93,6 +104,8 @@ int main(int argc, char** argv) {
     run_ranks(kRanks, [&](Group& group) {
       if (words[1] == "save") {
         save_objects(group, words[2]);
+      } else if (words[1] == "save-parts") {
+        save_part_of_objects(group.rank(), words[2]);
       } else {
         lines[static_cast<std::size_t>(group.rank())] = loaded_objects(group, words[2]);
       }

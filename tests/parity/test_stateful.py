@@ -1,5 +1,6 @@
 """Objects with state_dict and load_state_dict at the top of a state: what one side saved, the other loads."""
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -50,3 +51,23 @@ def test_tessera_loads_into_its_objects_what_pytorch_saved(tmp_path):
     state = {"model": Object({"weight": numbered()}), "sampler": Object({"seed": 9, "name": "in order"}), "step": 3}
     dcp.save(state, checkpoint_id=tmp_path / "c", no_dist=True)
     assert tool("load", tmp_path / "c").splitlines() == ["0 1 2 3 4 5 9 in order 3", "6 7 8 9 10 11 9 in order 3"]
+
+
+def test_pytorch_loads_parts_that_tessera_saved_without_collectives(tmp_path):
+    # P-04: PyTorch's reader gives a rank what is in the rank's own part.
+    tool("save-parts", tmp_path / "c")
+    assert not (tmp_path / "c" / ".metadata").exists()
+    for rank in range(2):
+        if rank > 0:
+            shutil.copy(tmp_path / "c" / f"__{rank}.metadata", tmp_path / "c" / "__0.metadata")
+        state = {"model": {"weight": torch.full((6, 2), -1.0)}, "sampler": {"seed": 0, "name": ""}, "step": 0}
+        dcp.load(state, checkpoint_id=tmp_path / "c", no_dist=True)
+        expected = torch.full((6, 2), -1.0)
+        expected[3 * rank:3 * rank + 3] = numbered()[3 * rank:3 * rank + 3]
+        assert torch.equal(state["model"]["weight"], expected)
+        assert (state["sampler"], state["step"]) == ({"seed": 7, "name": "shuffled"}, 41)
+
+
+def test_tessera_loads_its_parts(tmp_path):
+    tool("save-parts", tmp_path / "c")
+    assert tool("load", tmp_path / "c").splitlines() == ["0 1 2 3 4 5 7 shuffled 41", "6 7 8 9 10 11 7 shuffled 41"]

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "checkpoint/save/reports.h"
+#include "checkpoint/save/data_file.h"
 
 namespace tessera {
 

@@ -9,6 +9,7 @@
 
 #include "base/endian.h"
 #include "base/host.h"
+#include "checkpoint/save/data_file.h"
 #include "comm/message.h"
 #include "tessera/error.h"
 
@@ -112,10 +113,6 @@ void look_again(const Store& store, std::vector<Sought>& missing) {
 }
 
 }  // namespace
-
-std::string data_file_name(int rank, int file, const std::string& attempt) {
-  return "__" + std::to_string(rank) + "_" + std::to_string(file) + "_" + attempt + ".distcp";
-}
 
 Bytes encode_report(const RankReport& report, std::uint64_t copies) {
   MessageWriter message;

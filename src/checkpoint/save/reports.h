@@ -13,9 +13,6 @@
 
 namespace tessera {
 
-// "__3_0_1a2b3c4d5e6f.distcp": `attempt` is of one save alone.
-[[nodiscard]] std::string data_file_name(int rank, int file, const std::string& attempt);
-
 struct FileReport {
   int file = 0;  // number of the rank's file
   DataDigest digest;

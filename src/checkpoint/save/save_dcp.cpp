@@ -26,13 +26,12 @@
 #include "base/parallel.h"
 #include "base/random_id.h"
 #include "base/stop.h"
-#include "checkpoint/dcp/item_writer.h"
-#include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/read/memory.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/copies.h"
+#include "checkpoint/save/data_file.h"
 #include "checkpoint/save/elements.h"
 #include "checkpoint/save/leftovers.h"
 #include "checkpoint/save/opening.h"
@@ -48,17 +47,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kWindow = 1 << 20;  // bytes: stays in the cache between checksum and write
-
-// What `elements` gives, and `meter` hears of the bytes.
-ElementSource counted(ElementSource elements, Meter& meter) {
-  return [elements = std::move(elements), &meter](std::int64_t begin, std::int64_t count,
-                                                  MutableByteView scratch) {
-    const ByteView bytes = elements(begin, count, scratch);
-    meter.add(bytes.size());
-    return bytes;
-  };
-}
+constexpr std::size_t kWindow = 1 << 20;  // bytes
 
 // Of a tensor inside of a value.
 std::uint64_t digest_of_elements(const Tensor& tensor) {
@@ -285,21 +274,12 @@ class Saver final : public DcpSave {
                   }});
   }
 
-  [[nodiscard]] std::uint64_t bytes_to_write() const {
-    std::uint64_t bytes = 0;
-    for (const OwnItem& item : own_.items) {
-      if (item.is_written && planned_[item.leaf].is_tensor)
-        bytes += byte_size(planned_[item.leaf].dtype, item.chunk.box.sizes);
-    }
-    return bytes;
-  }
-
   void write_files(const std::stop_token& stop) {
     const auto tell_progress = [this](const Progress& progress) {
       group_.make_progress(progress.done);
       if (options_.progress) options_.progress(progress);
     };
-    meter_.emplace(tell_progress, bytes_to_write(), stop);
+    meter_.emplace(tell_progress, bytes_to_write(leaves_, own_), stop);
     take_samples();
     report_.rank = group_.rank();
     report_.host = host_name();
@@ -324,17 +304,9 @@ class Saver final : public DcpSave {
   }
 
   void write_file(int file) {
-    const std::string name = data_file_name(group_.rank(), file, opening_.attempt);
-    TailedSink sink(store_->create(name, IfExists::fail));
-    ItemWriter writer(sink, name, kWindow);
-    for (const OwnItem& item : own_.items) {
-      if (!item.is_written || item.place.file != file) continue;
-      write_item(writer, item);
-      sink.end_item(writer.written());
-    }
-    require_going_on(meter_->stop());
-    const DataDigest digest = sink.finish();
-    sink.commit();
+    const DataDigest digest = write_data_file(
+        *store_, {leaves_, own_, file, data_file_name(group_.rank(), file, opening_.attempt)},
+        *meter_);
     IoReport written;
     written.bytes_written = digest.size;
     counters_.add(written);
@@ -342,35 +314,10 @@ class Saver final : public DcpSave {
     report_.files.push_back({file, digest});
   }
 
-  void write_item(ItemWriter& writer, const OwnItem& item) {
-    const Leaf& leaf = leaves_[item.leaf];
-    dcp::Item written;
-    if (leaf.value.is(Value::Kind::tensor)) {
-      const Tensor& tensor = leaf.value.as_tensor();
-      TensorReader reader(tensor, leaf.name);
-      written = writer.tensor(tensor.dtype, item.chunk.box.sizes,
-                              counted(elements_of(tensor, item.chunk, reader), *meter_));
-    } else {
-      written = writer.value(leaf.value);
-    }
-    if (written.offset == item.place.offset && written.length == item.place.length) return;
-    throw Error(ErrorCode::mismatch, "the item has " + std::to_string(written.length) + " bytes, " +
-                                         std::to_string(item.place.length) +
-                                         " were planned: did the value change?")
-        .at_key(leaf.name);
-  }
-
-  // Of a save that ended before its commit; what cannot be removed is left to the next save.
+  // Of a save that ended before its commit.
   void remove_written() noexcept {
     for (const FileReport& file : report_.files)
-      remove(data_file_name(group_.rank(), file.file, opening_.attempt));
-  }
-  void remove(const std::string& name) noexcept {
-    try {
-      store_->remove(name);
-    } catch (const Error&) {
-      return;
-    }
+      remove_quietly(*store_, data_file_name(group_.rank(), file.file, opening_.attempt));
   }
 
   // Rank 0.
@@ -387,8 +334,8 @@ class Saver final : public DcpSave {
       result.total_bytes += more.bytes;
     } catch (...) {
       if (!is_visible(*store_, opening_.save_id)) {
-        for (const auto& [name, file] : digests) remove(name);
-        remove(side_file_name(opening_.save_id));
+        for (const auto& [name, file] : digests) remove_quietly(*store_, name);
+        remove_quietly(*store_, side_file_name(opening_.save_id));
       }
       throw;
     }

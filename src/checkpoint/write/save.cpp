@@ -8,6 +8,7 @@
 #include "checkpoint/read/memory.h"
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/save_dcp.h"
+#include "checkpoint/save/save_part.h"
 #include "checkpoint/write/destination.h"
 #include "comm/whereabouts.h"
 #include "tessera/convert.h"
@@ -142,6 +143,20 @@ SaveResult save(const Value& tree, const Location& where, const SaveOptions& opt
 
 SaveResult save(const Value& tree, const Location& where, Group& group) {
   return save(tree, where, {}, group);
+}
+
+SaveResult save_part(const Value& tree, const Location& where, int rank,
+                     const SaveOptions& options) {
+  const Purpose purpose("saving a part of a checkpoint");
+  const JobLog log(options.events, "save", rank, to_string(where));
+  SaveResult result;
+  log.phase("all", [&] {
+    if (options.kind.value_or(CheckpointKind::dcp) != CheckpointKind::dcp)
+      throw Error(ErrorCode::unsupported, "parts of a checkpoint are DCP's alone");
+    result = dcp_save_part(tree, *root_of(where), rank, options, log);
+    return result.bytes_written;
+  });
+  return result;
 }
 
 bool committed(const Location& where, const std::string& save_id) {

@@ -1,0 +1,36 @@
+// Writing the data files of one rank, whoever planned them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/digests/tail.h"
+#include "checkpoint/read/meter.h"
+#include "checkpoint/save/save_plan.h"
+#include "tessera/leaf.h"
+#include "tessera/storage.h"
+
+namespace tessera {
+
+// "__3_0_1a2b3c4d5e6f.distcp": `attempt` is of one save alone.
+[[nodiscard]] std::string data_file_name(int rank, int file, const std::string& attempt);
+
+struct DataFile {
+  const std::vector<Leaf>& leaves;
+  const OwnPlan& plan;
+  int file = 0;  // number of the rank's file
+  std::string name;
+};
+// Writes the items that the plan puts into it, and the tail. It is durable when this returns.
+// `meter` hears of the elements, and its `stop` ends the work. Throws `mismatch` for an item of
+// another length than planned.
+DataDigest write_data_file(Store& store, const DataFile& file, Meter& meter);
+
+// Bytes of the elements that the plan writes.
+[[nodiscard]] std::uint64_t bytes_to_write(const std::vector<Leaf>& leaves, const OwnPlan& plan);
+
+// What cannot be removed is left to the next save.
+void remove_quietly(Store& store, const std::string& name) noexcept;
+
+}  // namespace tessera

@@ -1,0 +1,15 @@
+// One rank's part of a save without collectives.
+#pragma once
+
+#include <memory>
+
+#include "base/job_log.h"
+#include "tessera/save_part.h"
+
+namespace tessera {
+
+// save_part() of tessera/save_part.h, into the root of `store`, with its phases in `log`.
+SaveResult dcp_save_part(const Value& tree, Store& store, int rank, const SaveOptions& options,
+                         const JobLog& log);
+
+}  // namespace tessera
