@@ -21,6 +21,10 @@ enum class ReplicaWriter : std::uint8_t {
 enum class IfDiffers : std::uint8_t {
   refuse,  // `mismatch` naming the keys and ranks; nothing is saved
   warn,    // says so and saves what the writer holds, or of a value the lowest rank
+  // Of values alone: the lowest rank's is saved as NAME, and what each rank r holds that differs
+  // from it as NAME.rank{r}, beside it in the tree. A load gives all ranks that of NAME, unless
+  // LoadOptions::rename says otherwise. A name that is taken is `conflict`.
+  keep,
 };
 
 struct SaveOptions {
@@ -31,7 +35,8 @@ struct SaveOptions {
   int threads = 2;         // writing threads on each rank; rank 0's is the number of a rank's files
   ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
   IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
-  IfDiffers copies = IfDiffers::warn;    // parts of tensors that several ranks hold
+  IfDiffers copies = IfDiffers::warn;    // parts of tensors that several ranks hold; `keep` is
+                                         // `unsupported`
   // Refuses keys that not every rank has (`mismatch`). Else they are saved from those that have
   // them, as stages of a pipeline need.
   bool same_keys = false;

@@ -155,6 +155,16 @@ UnlikeCopies unlike_copies(const Bytes& copies) {
   return found;
 }
 
+std::map<std::uint64_t, std::uint64_t> written_of_unlike(const Bytes& copies) {
+  AllKnown all;
+  decode_into(all, copies);
+  std::map<std::uint64_t, std::uint64_t> written;
+  for (const auto& [key, known] : all) {
+    if (known.digests.size() > 1) written.emplace(key, known.written);
+  }
+  return written;
+}
+
 std::string to_string(const UnlikeCopies& copies) {
   std::string ranks;
   for (const int rank : copies.unlike) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,9 @@ struct UnlikeCopies {
 };
 // `keys` is empty if there are none.
 [[nodiscard]] UnlikeCopies unlike_copies(const Bytes& copies);
+
+// The digests of what is written of these things, by key.
+[[nodiscard]] std::map<std::uint64_t, std::uint64_t> written_of_unlike(const Bytes& copies);
 
 // What to tell the user.
 [[nodiscard]] std::string to_string(const UnlikeCopies& copies);

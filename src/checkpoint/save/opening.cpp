@@ -51,6 +51,7 @@ Bytes encode_opening(const Opening& opening) {
   message.count(static_cast<std::uint64_t>(opening.rules.replicas));
   message.count(opening.rules.everything_told ? 1 : 0);
   message.count(opening.tells ? 1 : 0).count(opening.compare_values ? 1 : 0);
+  message.count(opening.keep_values ? 1 : 0);
   message.count(static_cast<std::uint64_t>(opening.copies));
   return message.take();
 }
@@ -66,6 +67,7 @@ Opening decode_opening(const Bytes& bytes) {
   opening.rules.everything_told = message.count() == 1;
   opening.tells = message.count() == 1;
   opening.compare_values = message.count() == 1;
+  opening.keep_values = message.count() == 1;
   opening.copies = static_cast<IfDiffers>(message.count());
   return opening;
 }

@@ -37,6 +37,7 @@ struct Opening {
   PlanRules rules;
   bool tells = false;           // ranks tell what they hold
   bool compare_values = false;  // they are not all the same
+  bool keep_values = false;     // those that differ are saved, too: all is told then
   IfDiffers copies = IfDiffers::warn;
 };
 [[nodiscard]] Bytes encode_opening(const Opening& opening);

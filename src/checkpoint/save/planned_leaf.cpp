@@ -124,10 +124,14 @@ PlannedLeaf planned(const Leaf& leaf, int rank, int ranks) {
   return made;
 }
 
+std::string kept_name(const std::string& name, int rank) {
+  return name + ".rank" + std::to_string(rank);
+}
+
 void write_leaf(MessageWriter& message, const PlannedLeaf& leaf) {
   message.text(leaf.name);
   write_path(message, leaf.path);
-  message.count(leaf.is_tensor ? 1 : 0);
+  message.count(leaf.is_tensor ? 1 : leaf.is_kept ? 2 : 0);
   if (!leaf.is_tensor) return;
   message.count(static_cast<std::uint64_t>(leaf.dtype));
   write_shape(message, leaf.shape);
@@ -139,7 +143,9 @@ PlannedLeaf read_leaf(MessageReader& message) {
   PlannedLeaf leaf;
   leaf.name = message.text();
   leaf.path = read_path(message);
-  leaf.is_tensor = message.count() == 1;
+  const std::uint64_t kind = message.count();
+  leaf.is_tensor = kind == 1;
+  leaf.is_kept = kind == 2;
   if (!leaf.is_tensor) return leaf;
   leaf.dtype = static_cast<DType>(message.count());
   leaf.shape = read_shape(message);

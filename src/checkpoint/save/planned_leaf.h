@@ -15,6 +15,7 @@ struct PlannedLeaf {
   std::string name;
   Path path;
   bool is_tensor = false;
+  bool is_kept = false;          // a value under a name of this rank's own, because it differs
   DType dtype = DType::float32;  // this and the rest: of tensors
   Shape shape;
   bool requires_grad = false;
@@ -35,6 +36,9 @@ struct HeldChunk {
 // The leaf as rank `rank` of `ranks` sees it. A tensor has a placement if its own, or that of a
 // tensor which every rank holds whole, says what this rank's pieces are.
 [[nodiscard]] PlannedLeaf planned(const Leaf& leaf, int rank, int ranks);
+
+// "NAME.rank3", under which rank 3 keeps a value that differs from that of NAME.
+[[nodiscard]] std::string kept_name(const std::string& name, int rank);
 
 // Where a box is in the order of a tensor's chunks: row-major, by where they begin.
 [[nodiscard]] bool begins_before(const Box& a, const Box& b);

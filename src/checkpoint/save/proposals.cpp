@@ -119,6 +119,7 @@ ToldLeaves::Target ToldLeaves::target_of(MessageReader& message, int rank) {
   }
   PlannedLeaf told = read_leaf(message);
   told.placement.reset();
+  if (told.is_kept) count_kept(told, rank);
   const auto [known, is_new] = by_name_.emplace(told.name, leaves_.size());
   Target target{known->second, told.is_tensor, told.shape.size(), true};
   if (is_new) {
@@ -130,6 +131,13 @@ ToldLeaves::Target ToldLeaves::target_of(MessageReader& message, int rank) {
   }
   tellers_[known->second].add(rank);
   const PlannedLeaf& first = leaves_[known->second];
+  if (first.is_kept || told.is_kept) {
+    errors_.add(Error(ErrorCode::conflict,
+                      "a rank keeps its own value under this name, which another leaf has")
+                    .at_key(told.name));
+    target.fits = false;
+    return target;
+  }
   target.fits = same_kind(first, told);
   if (!target.fits) {
     errors_.add(Error(ErrorCode::mismatch, "lower ranks have " + describe(first) + ", rank " +
@@ -137,6 +145,13 @@ ToldLeaves::Target ToldLeaves::target_of(MessageReader& message, int rank) {
                     .at_key(told.name));
   }
   return target;
+}
+
+// The rank has the key whose value it keeps: that of a lower rank was told before.
+void ToldLeaves::count_kept(const PlannedLeaf& kept, int rank) {
+  const std::size_t length = kept.name.size() - kept_name("", rank).size();
+  const auto original = by_name_.find(kept.name.substr(0, length));
+  if (original != by_name_.end()) tellers_[original->second].add(rank);
 }
 
 void ToldLeaves::read_chunks(MessageReader& message, const Target& target, int rank) {
@@ -158,7 +173,7 @@ void ToldLeaves::read_value(MessageReader& message, const Target& target, int ra
 void ToldLeaves::require_same_keys() {
   for (std::size_t leaf = 0; leaf < tellers_.size(); ++leaf) {
     const auto [count, lacking] = tellers_[leaf];
-    if (count == ranks_) continue;
+    if (count == ranks_ || leaves_[leaf].is_kept) continue;
     errors_.add(Error(ErrorCode::mismatch, std::to_string(ranks_ - count) + " of " +
                                                std::to_string(ranks_) +
                                                " ranks do not have it, the first is rank " +

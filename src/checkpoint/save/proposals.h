@@ -103,6 +103,7 @@ class ToldLeaves {
   };
   void add_proposal(MessageReader& message);
   Target target_of(MessageReader& message, int rank);
+  void count_kept(const PlannedLeaf& kept, int rank);
   void read_chunks(MessageReader& message, const Target& target, int rank);
   void read_value(MessageReader& message, const Target& target, int rank);
   void sort(std::size_t leaf);

@@ -123,6 +123,8 @@ class Saver final : public DcpSave {
   void require_savable() const {
     require_going_on(options_.stop);
     require_threads(options_.threads);
+    if (options_.copies == IfDiffers::keep)
+      throw Error(ErrorCode::unsupported, "parts of tensors that differ are not kept");
     for (const Leaf& leaf : leaves_) {
       if (leaf.value.is(Value::Kind::tensor)) require_readable(leaf.value.as_tensor(), leaf.name);
     }
@@ -164,9 +166,12 @@ class Saver final : public DcpSave {
     Opening opening;
     opening.save_id = random_uuid();
     opening.attempt = random_attempt();
-    opening.rules = {group_.size(), options_.threads, options_.replicas, !intents.same_leaves};
-    opening.tells = intents.first.tells || !intents.same_leaves;
-    opening.compare_values = !intents.same_values || !intents.same_leaves;
+    const bool others = !intents.same_leaves;
+    opening.compare_values = !intents.same_values || others;
+    opening.keep_values = opening.compare_values && options_.values == IfDiffers::keep;
+    opening.rules = {group_.size(), options_.threads, options_.replicas,
+                     others || opening.keep_values};
+    opening.tells = intents.first.tells || opening.rules.everything_told;
     opening.copies = options_.copies;
     return opening;
   }
@@ -185,12 +190,40 @@ class Saver final : public DcpSave {
 
   // A value is written by the lowest rank that has it (checkpoint-rows Q-09).
   void compare_values() {
-    (void)confer(group_, "comparing values",
-                 {[this] { return encode_copies(held_values(), group_.rank()); }, combine_copies,
-                  [this](const Bytes& all) {
-                    judge(unlike_copies(all), options_.values);
-                    return Bytes();
-                  }});
+    const auto conclude = [this](const Bytes& all) {
+      MessageWriter written;
+      if (!opening_.keep_values) {
+        judge(unlike_copies(all), options_.values);
+      } else {
+        for (const auto& [key, digest] : written_of_unlike(all)) written.number(key).number(digest);
+      }
+      return written.take();
+    };
+    const Bytes written = confer(
+        group_, "comparing values",
+        {[this] { return encode_copies(held_values(), group_.rank()); }, combine_copies, conclude});
+    for (MessageReader message(written); !message.at_end();) {
+      const auto key = message.number<std::uint64_t>();
+      keep_unlike(key, message.number<std::uint64_t>());
+    }
+  }
+
+  // What this rank holds of a value gets a name of its own if it is not what is written of it.
+  void keep_unlike(std::uint64_t key, std::uint64_t written) {
+    for (std::size_t i = 0; i < leaves_.size(); ++i) {
+      if (planned_[i].is_tensor || planned_[i].is_kept || value_digests_[i] == written) continue;
+      if (key_of(leaves_[i].name, {}) != key) continue;
+      Leaf& leaf = leaves_[i];
+      leaf.name = kept_name(leaf.name, group_.rank());
+      if (!leaf.path.empty() && std::holds_alternative<std::string>(leaf.path.back())) {
+        leaf.path.back() = kept_name(std::get<std::string>(leaf.path.back()), group_.rank());
+      } else {
+        leaf.path = {leaf.name};  // an element of a list or a key that is no text
+      }
+      planned_[i].name = leaf.name;
+      planned_[i].path = leaf.path;
+      planned_[i].is_kept = true;
+    }
   }
 
   // Rank 0.

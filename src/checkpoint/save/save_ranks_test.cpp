@@ -294,6 +294,55 @@ TEST(SaveRanks, TheResultIsTheSameOnAllRanks) {
   EXPECT_FALSE(committed(temporary_directory() + "/none", results[0].save_id));
 }
 
+// OQ-09: each rank's own value is there, and every load finds that of the lowest rank.
+TEST(SaveRanks, ValuesThatDifferAreKeptUnderNamesOfTheirRanks) {
+  const std::string directory = temporary_directory() + "/c";
+  const auto tree_of = [](int rank) {
+    return Value::dict({{"w", placed({4}, {.parts = 3}, rank, 1)},
+                        {"same", 7},
+                        {"data", Value::dict({{"seed", rank == 2 ? 5 : 4}, {"at", rank * 10}})},
+                        {"list", Value::list({Value::dict({{"n", rank > 0 ? "b" : "a"}})})}});
+  };
+  SaveOptions options{.values = IfDiffers::keep, .same_keys = true};
+  run_ranks(3, [&](Group& group) { save(tree_of(group.rank()), directory, options, group); });
+  const Value loaded = Checkpoint::open(directory).load();
+  EXPECT_EQ(floats(loaded.at("w").as_tensor()), floats(counting({4}, whole({4}), 1)));
+  EXPECT_EQ(loaded.at("same").as_int(), 7);
+  const Value& data = loaded.at("data");
+  EXPECT_EQ(data.size(), 5U);
+  EXPECT_EQ(data.at("seed").as_int(), 4);
+  EXPECT_EQ(data.at("seed.rank2").as_int(), 5);
+  EXPECT_EQ(data.at("at").as_int(), 0);
+  EXPECT_EQ(data.at("at.rank1").as_int(), 10);
+  EXPECT_EQ(data.at("at.rank2").as_int(), 20);
+  const Value& element = loaded.at("list").items().at(0);
+  EXPECT_EQ(element.at("n").as_string(), "a");
+  EXPECT_EQ(element.at("n.rank1").as_string(), "b");
+  run_ranks(3, [&](Group& group) {
+    Value tree = Value::dict({{"data", Value::dict({{"at", -1}})}});
+    LoadOptions own;
+    own.rename = [rank = std::to_string(group.rank())](const std::string& name) {
+      return name == "data.at" && rank != "0" ? name + ".rank" + rank : name;
+    };
+    load(tree, directory, own, group);
+    EXPECT_EQ(tree.at("data").at("at").as_int(), group.rank() * 10);
+  });
+}
+
+TEST(SaveRanks, ANameOfARankThatIsTakenIsAConflict) {
+  run_ranks(3, [&](Group& group) {
+    Value tree = Value::dict({{"n", group.rank()}});
+    if (group.rank() == 0) tree.set_item("n.rank1", 3);
+    try {
+      save(tree, memory_store(), {.values = IfDiffers::keep}, group);
+      ADD_FAILURE() << "saved";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::conflict) << error.what();
+      EXPECT_EQ(error.key(), "n.rank1");
+    }
+  });
+}
+
 // A group that loses rank 0 behind the commit: the last message down does not come.
 class Losing final : public Counting {
  public:
