@@ -6,6 +6,7 @@
 
 #include "base/digest.h"
 #include "comm/message.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
@@ -14,6 +15,7 @@ constexpr std::int64_t kWindows = 64;
 constexpr std::int64_t kWindowBytes = 1024;
 constexpr std::size_t kNamedRanks = 16;
 constexpr std::size_t kNamedKeys = 100;
+constexpr std::size_t kLongestKey = 200;  // bytes
 
 // Ranks that hold the same.
 struct Alike {
@@ -171,12 +173,12 @@ std::string to_string(const UnlikeCopies& copies) {
   if (copies.more_ranks > 0) ranks += " and " + plural(copies.more_ranks, "rank");
   const bool one = copies.unlike.size() + copies.more_ranks == 1;
   std::string text = std::string(one ? "rank " : "ranks ") + ranks + (one ? " holds" : " hold") +
-                     " other values of '" + copies.keys.front() + "' than rank " +
-                     std::to_string(copies.writer) + ", the one that writes them";
+                     " other values of '" + printable(copies.keys.front(), kLongestKey) +
+                     "' than rank " + std::to_string(copies.writer) + ", the one that writes them";
   const std::size_t others = copies.keys.size() - 1 + copies.more;
   if (others > 0) text += "; so it is with " + plural(others, "key") + ": ";
   for (std::size_t i = 1; i < copies.keys.size(); ++i)
-    text += (i > 1 ? ", '" : "'") + copies.keys[i] + "'";
+    text += (i > 1 ? ", '" : "'") + printable(copies.keys[i], kLongestKey) + "'";
   if (copies.more > 0) text += ", ...";
   return text + ". A parameter that no unit holds, or a buffer that each rank changes by itself?";
 }

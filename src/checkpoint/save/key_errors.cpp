@@ -1,9 +1,12 @@
 #include "checkpoint/save/key_errors.h"
 
+#include "value/render.h"
+
 namespace tessera {
 namespace {
 
 constexpr std::size_t kTold = 100;
+constexpr std::size_t kLongestKey = 200;  // bytes
 
 }  // namespace
 
@@ -19,7 +22,7 @@ void KeyErrors::require_none() const {
   std::string text = std::to_string(count_) + " keys do not fit: ";
   for (const Error& error : told_) {
     if (&error != &told_.front()) text += "; ";
-    text += "'" + error.key() + "': " + error.message();
+    text += "'" + printable(error.key(), kLongestKey) + "': " + error.message();
   }
   if (count_ > told_.size()) text += "; and " + std::to_string(count_ - told_.size()) + " more";
   throw Error(one_code_ ? told_.front().code() : ErrorCode::mismatch, std::move(text))

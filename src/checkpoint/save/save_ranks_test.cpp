@@ -256,7 +256,7 @@ TEST(SaveRanks, EveryKeyThatDoesNotFitIsTold) {
   run_ranks(2, [&](Group& group) {
     const Shape shape{4, group.rank() == 0 ? 2 : 3};
     const Value tree = Value::dict({{"a", counting(shape, whole(shape), 1)},
-                                    {"b", counting(shape, whole(shape), 1)},
+                                    {"b\n", counting(shape, whole(shape), 1)},  // told in a line
                                     {"hole", counting({4}, Box{{0}, {2}}, 1)}});
     try {
       save(tree, directory, group);
@@ -265,7 +265,7 @@ TEST(SaveRanks, EveryKeyThatDoesNotFitIsTold) {
       EXPECT_EQ(error.code(), ErrorCode::mismatch);
       EXPECT_THAT(error.what(),
                   AllOf(HasSubstr("3 keys do not fit"), HasSubstr("'a': lower ranks have float32"),
-                        HasSubstr("'b': "), HasSubstr("'hole': ")));
+                        HasSubstr("'b\\n': "), HasSubstr("'hole': ")));
     }
   });
 }
