@@ -1,8 +1,9 @@
 // P-04: saves without collectives.
 #include "tessera/save_part.h"
 
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "checkpoint/test_support.h"
@@ -11,7 +12,6 @@ namespace tessera {
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
-using ::testing::HasSubstr;
 
 // Of three ranks; "b" is whole on each.
 Value tree_of(int rank, float first = 1) {
