@@ -22,8 +22,9 @@ enum class IfDiffers : std::uint8_t {
   refuse,  // `mismatch` naming the keys and ranks; nothing is saved
   warn,    // says so and saves what the writer holds, or of a value the lowest rank
   // Of values alone: the lowest rank's is saved as NAME, and what each rank r holds that differs
-  // from it as NAME.rank{r}, beside it in the tree. A load gives all ranks that of NAME, unless
-  // LoadOptions::rename says otherwise. A name that is taken is `conflict`.
+  // from it as NAME.rank{r}, beside it in the tree (at its top, if NAME ends in no text). A load
+  // gives all ranks that of NAME, unless LoadOptions::rename says otherwise. A name that is taken
+  // is `conflict`.
   keep,
 };
 

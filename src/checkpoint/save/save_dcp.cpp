@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "base/digest.h"
@@ -202,28 +203,34 @@ class Saver final : public DcpSave {
     const Bytes written = confer(
         group_, "comparing values",
         {[this] { return encode_copies(held_values(), group_.rank()); }, combine_copies, conclude});
+    std::unordered_map<std::uint64_t, std::uint64_t> by_key;
     for (MessageReader message(written); !message.at_end();) {
       const auto key = message.number<std::uint64_t>();
-      keep_unlike(key, message.number<std::uint64_t>());
+      by_key.emplace(key, message.number<std::uint64_t>());
     }
+    if (!by_key.empty()) keep_unlike(by_key);
   }
 
   // What this rank holds of a value gets a name of its own if it is not what is written of it.
-  void keep_unlike(std::uint64_t key, std::uint64_t written) {
+  void keep_unlike(const std::unordered_map<std::uint64_t, std::uint64_t>& written_by_key) {
     for (std::size_t i = 0; i < leaves_.size(); ++i) {
-      if (planned_[i].is_tensor || planned_[i].is_kept || value_digests_[i] == written) continue;
-      if (key_of(leaves_[i].name, {}) != key) continue;
-      Leaf& leaf = leaves_[i];
-      leaf.name = kept_name(leaf.name, group_.rank());
-      if (!leaf.path.empty() && std::holds_alternative<std::string>(leaf.path.back())) {
-        leaf.path.back() = kept_name(std::get<std::string>(leaf.path.back()), group_.rank());
-      } else {
-        leaf.path = {leaf.name};  // an element of a list or a key that is no text
-      }
-      planned_[i].name = leaf.name;
-      planned_[i].path = leaf.path;
-      planned_[i].is_kept = true;
+      if (planned_[i].is_tensor) continue;
+      const auto written = written_by_key.find(key_of(leaves_[i].name, {}));
+      if (written != written_by_key.end() && written->second != value_digests_[i]) keep(i);
     }
+  }
+
+  void keep(std::size_t index) {
+    Leaf& leaf = leaves_[index];
+    leaf.name = kept_name(leaf.name, group_.rank());
+    if (!leaf.path.empty() && std::holds_alternative<std::string>(leaf.path.back())) {
+      leaf.path.back() = kept_name(std::get<std::string>(leaf.path.back()), group_.rank());
+    } else {
+      leaf.path = {leaf.name};  // an element of a list or a key that is no text
+    }
+    planned_[index].name = leaf.name;
+    planned_[index].path = leaf.path;
+    planned_[index].is_kept = true;
   }
 
   // Rank 0.
