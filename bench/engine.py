@@ -54,7 +54,7 @@ def saveload(bench):
         _, _, output = run([bench.build / "bench/bench_saveload", "--bytes", size, "--ranks", ranks, "--dir", work,
                             "--rounds", bench.rounds])
         line = json.loads(output)
-        print(f"\n{size / 1e9:.2f} GB by {ranks} ranks, medians in seconds: save {line['save_s']:.2f}, raw write and fsync "
+        print(f"\n{line['bytes'] / 1e9:.2f} GB by {ranks} ranks, medians in seconds: save {line['save_s']:.2f}, raw write and fsync "
               f"{line['raw_write_s']:.2f}, ratio {line['save_s'] / line['raw_write_s']:.2f}; load {line['load_s']:.2f}, raw read "
               f"{line['raw_read_s']:.2f}, ratio {line['load_s'] / line['raw_read_s']:.2f}; peak {line['peak_mib']} MiB", flush=True)
         fresh(work)
@@ -66,7 +66,7 @@ def tiny(bench):
     ours, theirs = bench.work / "ours", bench.work / "theirs"
     found = outputs({
         "tessera": [bench.build / "bench/bench_saveload", "--bytes", count * 16, "--tensor-bytes", "16", "--ranks", "1",
-                    "--dir", ours, "--rounds", "1"],
+                    "--dir", ours, "--rounds", "0"],
         "torch dcp": [PYTHON, PEERS / "tiny.py", theirs, count],
     }, bench.rounds, theirs)
     for what in ("save", "load"):

@@ -4,8 +4,9 @@
 // MiB), of which each rank has its rows. The peer writes as many bytes by as many threads, each
 // into a file of its own, 1 MiB at a time with an fsync at the end, and reads them back. Both write
 // to a fresh place, durably, and read from the page cache into memory that was touched before. They
-// take turns, once to warm up and then R times (5). Prints one line of JSON: medians in seconds and
-// the process's peak of memory, in which B bytes are the tensors.
+// take turns, once to warm up and then R times (5); with 0 the first time counts. Prints one line
+// of JSON: medians in seconds, the tensors' bytes (there is one at least), and the process's peak
+// of memory, in which these and the peer's memory count.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -131,15 +132,16 @@ class Measured {
       if (round % 2 == 0) tessera_round();
       raw_round();
       if (round % 2 != 0) tessera_round();
-      if (round == 0) clear();
+      if (round == 0 && job_.rounds > 0) clear();
     }
   }
 
   void print() const {
     std::printf(
         "{\"save_s\": %.4f, \"load_s\": %.4f, \"raw_write_s\": %.4f, \"raw_read_s\": %.4f, "
-        "\"peak_mib\": %ld}\n",
-        median(save_), median(load_), median(raw_write_), median(raw_read_), bench::peak_memory());
+        "\"bytes\": %zu, \"peak_mib\": %ld}\n",
+        median(save_), median(load_), median(raw_write_), median(raw_read_), bytes(),
+        bench::peak_memory());
   }
 
  private:
@@ -169,6 +171,11 @@ class Measured {
         [&] { of_each_rank([&](std::size_t rank) { read_raw(raw_file(rank), memory_[rank]); }); }));
   }
 
+  [[nodiscard]] std::size_t bytes() const {
+    std::size_t all = 0;
+    for (const RankState& state : states_) all += state.bytes();
+    return all;
+  }
   void of_each_rank(const std::function<void(std::size_t)>& work) const {
     parallel_for(job_.ranks, static_cast<std::size_t>(job_.ranks), work);
   }
@@ -209,7 +216,7 @@ bool parse(const std::vector<std::string>& arguments, Job& job) {
     }
   }
   return job.bytes > 0 && job.ranks > 0 && !job.directory.empty() && job.tensor_bytes >= 4 &&
-         job.rounds > 0;
+         job.rounds >= 0;
 }
 
 }  // namespace

@@ -15,19 +15,22 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 warnings.simplefilter("ignore")
 ROWS, COLUMNS = 4, 1024  # of a rank's slice
+PROPERTIES = metadata.TensorProperties(dtype=torch.float32)
+
+
+def item_of(rank, ranks, tensor):
+    """As the planner makes it: no two items share an object."""
+    offsets = torch.Size([rank * ROWS, 0])
+    chunk = metadata.ChunkStorageMetadata(offsets=offsets, sizes=torch.Size([ROWS, COLUMNS]))
+    data = planner.TensorWriteData(
+        chunk=chunk, properties=PROPERTIES, size=torch.Size([ranks * ROWS, COLUMNS]))
+    return planner.WriteItem(
+        index=metadata.MetadataIndex(f"model.layers.{tensor}.weight", torch.Size([rank * ROWS, 0])),
+        type=planner.WriteItemType.SHARD, tensor_data=data)
 
 
 def plan_of(rank, ranks, tensors):
-    properties = metadata.TensorProperties(dtype=torch.float32)
-    offsets = torch.Size([rank * ROWS, 0])
-    chunk = metadata.ChunkStorageMetadata(offsets=offsets, sizes=torch.Size([ROWS, COLUMNS]))
-    data = planner.TensorWriteData(chunk=chunk, properties=properties, size=torch.Size([ranks * ROWS, COLUMNS]))
-    return planner.SavePlan([
-        planner.WriteItem(
-            index=metadata.MetadataIndex(f"model.layers.{i}.weight", offsets),
-            type=planner.WriteItemType.SHARD, tensor_data=data)
-        for i in range(tensors)
-    ], planner_data={})
+    return planner.SavePlan([item_of(rank, ranks, i) for i in range(tensors)], planner_data={})
 
 
 def timed(work):
