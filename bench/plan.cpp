@@ -82,7 +82,7 @@ std::vector<Bytes> proposals_of(const Job& job, const std::vector<PlannedLeaf>& 
 }
 
 SavePlan plan_of(const Job& job, std::size_t& sent, Seconds& seconds) {
-  const PlanRules rules{job.ranks, 1};
+  const PlanRules rules{job.ranks};
   const std::vector<PlannedLeaf> leaves = leaves_of(job);
   std::vector<Bytes> messages;
   if (job.irregular) messages = proposals_of(job, leaves);

@@ -34,6 +34,9 @@ struct SaveOptions {
   std::optional<CheckpointKind> kind = {};
   bool overwrite = false;  // false: an existing checkpoint is `already_exists`
   int threads = 2;         // writing threads on each rank; rank 0's is the number of a rank's files
+  // DCP, rank 0's counts: each item (a value, or what a rank writes of a tensor in one box) has a
+  // data file of its own, `threads` of which are written at once.
+  bool one_file_an_item = false;
   ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
   IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
   IfDiffers copies = IfDiffers::warn;    // parts of tensors that several ranks hold; `keep` is

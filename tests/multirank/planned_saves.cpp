@@ -155,7 +155,7 @@ SavePlan simulated(const Job& job) {
     }));
   }
   told.finish();
-  return {{job.world, kFiles}, std::move(told), [&](std::size_t leaf) {
+  return {{job.world, {kFiles}}, std::move(told), [&](std::size_t leaf) {
             return item_length(leaves[leaf].value);
           }};
 }

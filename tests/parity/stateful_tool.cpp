@@ -1,5 +1,6 @@
 // Saves and loads objects that give and take their state, by two ranks (threads).
 //   stateful_tool save DIRECTORY
+//   stateful_tool save-items DIRECTORY   the same, one data file an item
 //   stateful_tool save-parts DIRECTORY   the same tree, without collectives
 //   stateful_tool load DIRECTORY     prints what the objects took, a line each
 #include <cstring>
@@ -66,12 +67,12 @@ class Sampler : public Stateful {
   std::string name_;
 };
 
-void save_objects(Group& group, const std::string& directory) {
+void save_objects(Group& group, const std::string& directory, const SaveOptions& options) {
   Model model(group.rank());
   model.number_elements();
   Sampler sampler(7, "shuffled");
   Value step = 41;
-  save({{"model", model}, {"sampler", sampler}, {"step", step}}, directory, group);
+  save({{"model", model}, {"sampler", sampler}, {"step", step}}, directory, options, group);
 }
 
 void save_part_of_objects(int rank, const std::string& directory) {
@@ -103,7 +104,9 @@ int main(int argc, char** argv) {
   try {
     run_ranks(kRanks, [&](Group& group) {
       if (words[1] == "save") {
-        save_objects(group, words[2]);
+        save_objects(group, words[2], {});
+      } else if (words[1] == "save-items") {
+        save_objects(group, words[2], {.one_file_an_item = true});
       } else if (words[1] == "save-parts") {
         save_part_of_objects(group.rank(), words[2]);
       } else {

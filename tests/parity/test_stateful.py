@@ -53,6 +53,26 @@ def test_tessera_loads_into_its_objects_what_pytorch_saved(tmp_path):
     assert tool("load", tmp_path / "c").splitlines() == ["0 1 2 3 4 5 9 in order 3", "6 7 8 9 10 11 9 in order 3"]
 
 
+def test_pytorch_loads_what_tessera_saved_one_file_an_item(tmp_path):
+    # P-21: the weight's rows of two ranks, three values.
+    tool("save-items", tmp_path / "c")
+    places = list(dcp.FileSystemReader(tmp_path / "c").read_metadata().storage_data.values())
+    files = {place.relative_path for place in places}
+    assert len(places) == len(files) == 5 and all(place.offset == 0 for place in places)
+    assert files == {file.name for file in (tmp_path / "c").glob("*.distcp")}
+    state = {"model": {"weight": torch.zeros(6, 2)}, "sampler": {"seed": 0, "name": ""}, "step": 0}
+    dcp.load(state, checkpoint_id=tmp_path / "c", no_dist=True)
+    assert torch.equal(state["model"]["weight"], numbered())
+    assert (state["sampler"], state["step"]) == ({"seed": 7, "name": "shuffled"}, 41)
+
+
+def test_tessera_loads_what_pytorch_saved_one_file_an_item(tmp_path):
+    state = {"model": {"weight": numbered()}, "sampler": {"seed": 9, "name": "in order"}, "step": 3}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "c", single_file_per_rank=False), no_dist=True)
+    assert len(list((tmp_path / "c").glob("*.distcp"))) == 4
+    assert tool("load", tmp_path / "c").splitlines() == ["0 1 2 3 4 5 9 in order 3", "6 7 8 9 10 11 9 in order 3"]
+
+
 def test_pytorch_loads_parts_that_tessera_saved_without_collectives(tmp_path):
     # P-04: PyTorch's reader gives a rank what is in the rank's own part.
     tool("save-parts", tmp_path / "c")

@@ -49,8 +49,8 @@ std::string data_file_name(int rank, int file, const std::string& attempt) {
 DataDigest write_data_file(Store& store, const DataFile& file, Meter& meter) {
   TailedSink sink(store.create(file.name, IfExists::fail));
   ItemWriter writer(sink, file.name, kWindow);
-  for (const OwnItem& item : file.plan.items) {
-    if (!item.is_written || item.place.file != file.file) continue;
+  for (const std::size_t index : file.plan.files[static_cast<std::size_t>(file.file)]) {
+    const OwnItem& item = file.plan.items[index];
     write_item(writer, file.leaves[item.leaf], item, meter);
     sink.end_item(writer.written());
   }

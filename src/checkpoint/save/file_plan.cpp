@@ -33,16 +33,31 @@ std::uint64_t ItemLengths::of(DType dtype, const Shape& sizes) {
   return last_length_;
 }
 
-FilePlan::FilePlan(int first, int ranks, int files)
-    : first_(first), files_(files), all_(static_cast<std::size_t>(ranks) * files) {}
+FilePlan::FilePlan(int first, int ranks, FileRules rules) : first_(first), rules_(rules) {
+  const auto count = static_cast<std::size_t>(ranks);
+  if (rules.one_an_item) {
+    own_.resize(count);
+  } else {
+    all_.resize(count * static_cast<std::size_t>(rules.most));
+  }
+}
 
 std::size_t FilePlan::first_file_of(int rank) const {
-  return static_cast<std::size_t>(rank - first_) * static_cast<std::size_t>(files_);
+  return index_of(rank) * static_cast<std::size_t>(rules_.most);
+}
+
+int FilePlan::files_of(int rank) const {
+  return rules_.one_an_item ? static_cast<int>(own_[index_of(rank)].size()) : rules_.most;
 }
 
 ItemPlace FilePlan::place(int rank, std::uint64_t length, std::uint64_t bytes) {
+  if (rules_.one_an_item) {
+    const ItemPlace place{files_of(rank), 0, length};
+    own_[index_of(rank)].push_back(length);
+    return place;
+  }
   const auto begin = all_.begin() + static_cast<std::ptrdiff_t>(first_file_of(rank));
-  const auto least = std::ranges::min_element(begin, begin + files_, {}, &File::load);
+  const auto least = std::ranges::min_element(begin, begin + rules_.most, {}, &File::load);
   const ItemPlace place{static_cast<int>(least - begin), least->end, length};
   least->load += std::max<std::uint64_t>(bytes, 1);
   least->end += length;
@@ -51,6 +66,11 @@ ItemPlace FilePlan::place(int rank, std::uint64_t length, std::uint64_t bytes) {
 }
 
 std::uint64_t FilePlan::size_of(int rank, int file) const {
+  if (file < 0 || file >= files_of(rank)) return 0;
+  if (rules_.one_an_item) {
+    const std::uint64_t length = own_[index_of(rank)][static_cast<std::size_t>(file)];
+    return length + tail_size(length, 1);
+  }
   const File& planned = all_[first_file_of(rank) + static_cast<std::size_t>(file)];
   return planned.items == 0 ? 0 : planned.end + tail_size(planned.end, planned.items);
 }

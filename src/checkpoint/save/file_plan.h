@@ -32,16 +32,25 @@ struct ItemPlace {
   std::uint64_t length = 0;
 };
 
+// The data files of each rank.
+struct FileRules {
+  int most = 1;              // files of a rank
+  bool one_an_item = false;  // then there are as many as the rank has items
+};
+
+// Keeps a few numbers for each file; with one file an item, 8 bytes for each item.
 class FilePlan {
  public:
-  // Of ranks [first, first + ranks), each with `files` data files at most.
-  FilePlan(int first, int ranks, int files);
-  // The next item of `rank` goes behind the others of the file with the fewest bytes of tensors so
-  // far; ties go to the first. `bytes`: of elements, 0 of a value.
+  // Of ranks [first, first + ranks).
+  FilePlan(int first, int ranks, FileRules rules);
+  // The next item of `rank` goes into the rank's next file if each has one of its own. Else it goes
+  // behind the others of the file with the fewest bytes of tensors so far; ties go to the first.
+  // `bytes`: of elements, 0 of a value.
   ItemPlace place(int rank, std::uint64_t length, std::uint64_t bytes);
   // Of the whole file, with its tail; 0 if it has no items.
   [[nodiscard]] std::uint64_t size_of(int rank, int file) const;
-  [[nodiscard]] int files() const noexcept { return files_; }
+  // Of a rank, those without items too.
+  [[nodiscard]] int files_of(int rank) const;
 
  private:
   struct File {
@@ -50,10 +59,14 @@ class FilePlan {
     std::uint64_t items = 0;
   };
   [[nodiscard]] std::size_t first_file_of(int rank) const;
+  [[nodiscard]] std::size_t index_of(int rank) const {
+    return static_cast<std::size_t>(rank - first_);
+  }
 
   int first_;
-  int files_;
-  std::vector<File> all_;  // `files_` of each rank
+  FileRules rules_;
+  std::vector<File> all_;                        // rules_.most of each rank
+  std::vector<std::vector<std::uint64_t>> own_;  // by rank and file: its item's length
 };
 
 }  // namespace tessera

@@ -47,7 +47,8 @@ Bytes encode_opening(const Opening& opening) {
   MessageWriter message;
   message.text(opening.save_id).text(opening.attempt);
   message.count(static_cast<std::uint64_t>(opening.rules.ranks));
-  message.count(static_cast<std::uint64_t>(opening.rules.files));
+  message.count(static_cast<std::uint64_t>(opening.rules.files.most));
+  message.count(opening.rules.files.one_an_item ? 1 : 0);
   message.count(static_cast<std::uint64_t>(opening.rules.replicas));
   message.count(opening.rules.everything_told ? 1 : 0);
   message.count(opening.tells ? 1 : 0).count(opening.compare_values ? 1 : 0);
@@ -62,7 +63,8 @@ Opening decode_opening(const Bytes& bytes) {
   opening.save_id = message.text();
   opening.attempt = message.text();
   opening.rules.ranks = static_cast<int>(message.count());
-  opening.rules.files = static_cast<int>(message.count());
+  opening.rules.files.most = static_cast<int>(message.count());
+  opening.rules.files.one_an_item = message.count() == 1;
   opening.rules.replicas = static_cast<ReplicaWriter>(message.count());
   opening.rules.everything_told = message.count() == 1;
   opening.tells = message.count() == 1;

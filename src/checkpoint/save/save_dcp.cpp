@@ -170,7 +170,9 @@ class Saver final : public DcpSave {
     const bool others = !intents.same_leaves;
     opening.compare_values = !intents.same_values || others;
     opening.keep_values = opening.compare_values && options_.values == IfDiffers::keep;
-    opening.rules = {group_.size(), options_.threads, options_.replicas,
+    opening.rules = {group_.size(),
+                     {options_.threads, options_.one_file_an_item},
+                     options_.replicas,
                      others || opening.keep_values};
     opening.tells = intents.first.tells || opening.rules.everything_told;
     opening.copies = options_.copies;
@@ -323,8 +325,8 @@ class Saver final : public DcpSave {
     take_samples();
     report_.rank = group_.rank();
     report_.host = host_name();
-    parallel_for(options_.threads, own_.lengths.size(), [&](std::size_t file) {
-      if (own_.lengths[file] > 0) write_file(static_cast<int>(file));
+    parallel_for(options_.threads, own_.files.size(), [&](std::size_t file) {
+      if (!own_.files[file].empty()) write_file(static_cast<int>(file));
     });
     meter_->finish();  // what the hook throws has to reach all ranks
   }

@@ -43,9 +43,9 @@ class PartSaver {
     std::mutex mutex;
     Meter meter(options_.progress, bytes_to_write(leaves_, plan_), options_.stop);
     try {
-      parallel_for(options_.threads, static_cast<std::size_t>(files_.files()), [&](std::size_t at) {
+      parallel_for(options_.threads, plan_.files.size(), [&](std::size_t at) {
         const int file = static_cast<int>(at);
-        if (plan_.lengths[at] == 0) return;
+        if (plan_.files[at].empty()) return;
         const DataDigest digest =
             write_data_file(store_, {leaves_, plan_, file, name_of(file)}, meter);
         const std::lock_guard lock(mutex);
@@ -129,8 +129,7 @@ class PartSaver {
         plan_.items.push_back(std::move(item));
       }
     }
-    for (int file = 0; file < files_.files(); ++file)
-      plan_.lengths.push_back(files_.size_of(rank_, file));
+    list_files(plan_, files_.files_of(rank_));
   }
 
   static std::vector<HeldChunk> chunks_of(const Leaf& leaf) {
@@ -169,7 +168,7 @@ class PartSaver {
            read_dcp_metadata(store_, metadata_name_).save_id == save_id_;
   }
   void remove_written() noexcept {
-    for (int file = 0; file < files_.files(); ++file) remove_quietly(store_, name_of(file));
+    for (int file = 0; file < files_.files_of(rank_); ++file) remove_quietly(store_, name_of(file));
   }
 
   std::vector<Leaf> leaves_;
@@ -179,7 +178,7 @@ class PartSaver {
   std::string metadata_name_;
   std::string save_id_ = random_uuid();
   std::string attempt_ = random_attempt();
-  FilePlan files_{rank_, 1, options_.threads};
+  FilePlan files_{rank_, 1, {options_.threads, options_.one_file_an_item}};
   OwnPlan plan_;
   SaveResult result_;
 };

@@ -46,8 +46,7 @@ class OwnLayout {
       return leaf.is_tensor && (rules_.everything_told || !leaf.placement);
     };
     for (const std::size_t leaf : by_name(own_.leaves, is_told)) told(leaf);
-    for (int file = 0; file < rules_.files; ++file)
-      plan_.lengths.push_back(files_.size_of(own_.rank, file));
+    list_files(plan_, files_.files_of(own_.rank));
     return std::move(plan_);
   }
 
@@ -129,6 +128,14 @@ class OwnLayout {
 
 OwnPlan own_plan(const PlanRules& rules, const OwnLeaves& own, const Choices& choices) {
   return OwnLayout(rules, own, choices).run();
+}
+
+void list_files(OwnPlan& plan, int files) {
+  plan.files.assign(static_cast<std::size_t>(files), {});
+  for (std::size_t i = 0; i < plan.items.size(); ++i) {
+    const OwnItem& item = plan.items[i];
+    if (item.is_written) plan.files[static_cast<std::size_t>(item.place.file)].push_back(i);
+  }
 }
 
 SavePlan::SavePlan(const PlanRules& rules, ToldLeaves told,

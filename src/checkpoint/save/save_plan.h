@@ -20,7 +20,7 @@ namespace tessera {
 // The same on all ranks.
 struct PlanRules {
   int ranks = 1;
-  int files = 1;  // data files of a rank at most
+  FileRules files = {};
   ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
   bool everything_told = false;  // the leaves of ranks differ
 };
@@ -37,8 +37,9 @@ struct OwnItem {
 
 // One rank's part of a save.
 struct OwnPlan {
-  std::vector<OwnItem> items;          // what is written, in the order of each file
-  std::vector<std::uint64_t> lengths;  // of its data files; files without items are not written
+  std::vector<OwnItem> items;                   // what it holds, in the order of each file
+  std::vector<std::vector<std::size_t>> files;  // which of them are written into each data file;
+                                                // a file without any is not written
 };
 
 struct OwnLeaves {
@@ -50,6 +51,9 @@ struct OwnLeaves {
 // `choices`: what rank 0 said of things that were told and that several ranks hold.
 [[nodiscard]] OwnPlan own_plan(const PlanRules& rules, const OwnLeaves& own,
                                const Choices& choices);
+
+// Makes `plan.files` of the places of its items.
+void list_files(OwnPlan& plan, int files);
 
 // The save of all ranks, on rank 0.
 class SavePlan {
