@@ -217,6 +217,12 @@ TEST(SaveFiles, ValuesComeFirstInAFileThenTensors) {
   for (const auto& [place, name] : places) order.push_back(name);
   EXPECT_THAT(order, ElementsAre("lr", "opt.beta", "step", "z@0", "m@0", "n@0", "told1@0",
                                  "told1@2", "told2@0", "told2@2"));
+  // Those who wrote the file agree with `.metadata`.
+  EXPECT_TRUE(verify(directory).findings.empty());
+  const Value loaded = Checkpoint::open(directory).load();
+  EXPECT_EQ(loaded.at("lr").as_real(), 0.5);
+  EXPECT_EQ(floats(loaded.at("m").as_tensor()), floats(copy_of_all({9}, 1)));
+  EXPECT_EQ(floats(loaded.at("told1").as_tensor()), floats(counting(shape, whole(shape), 2)));
 }
 
 TEST(FilePlan, FilesThatNobodyPlannedHaveNoSize) {
