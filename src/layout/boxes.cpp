@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/error.h"
+
 namespace tessera {
 namespace {
 
@@ -68,6 +70,44 @@ std::optional<Box> common_box(const Box& a, const Box& b) {
     common.sizes.push_back(end - begin);
   }
   return common;
+}
+
+Box bounds_of(const Slice& slice, const Shape& shape) {
+  if (numel(slice) == 0)
+    throw Error(ErrorCode::invalid_argument, "a slice without elements has no bounds");
+  if (const Box* box = std::get_if<Box>(&slice)) {
+    require_inside(slice, shape);
+    return *box;
+  }
+  const std::vector<Box> parts = boxes_of(std::get<FlatRange>(slice), shape);
+  Box bounds = parts.front();
+  for (const Box& part : parts) {
+    for (std::size_t d = 0; d < shape.size(); ++d) {
+      const std::int64_t end =
+          std::max(bounds.offsets[d] + bounds.sizes[d], part.offsets[d] + part.sizes[d]);
+      bounds.offsets[d] = std::min(bounds.offsets[d], part.offsets[d]);
+      bounds.sizes[d] = end - bounds.offsets[d];
+    }
+  }
+  return bounds;
+}
+
+bool is_row_of_slices(const Shape& shape, std::size_t count, const BoxRow& row) {
+  const std::size_t dimensions = shape.size();
+  if (count == 0 || dimensions == 0) return false;
+  const auto first = row(0);
+  std::size_t cut = 0;
+  while (cut + 1 < dimensions && first[dimensions + cut] == shape[cut]) ++cut;
+  std::int64_t end = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto here = row(i);
+    for (std::size_t d = 0; d < dimensions; ++d) {
+      if (d != cut && (here[d] != 0 || here[dimensions + d] != shape[d])) return false;
+    }
+    if (here[cut] != end || here[dimensions + cut] > shape[cut] - end) return false;
+    end += here[dimensions + cut];
+  }
+  return end == shape[cut];
 }
 
 Shape array_of(const Slice& slice) {

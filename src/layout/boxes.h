@@ -1,11 +1,13 @@
 // Boxes: of flat ranges, for formats whose chunks are boxes only and for elements at strides; in
-// common; and as torch.chunk cuts them.
+// common; around slices; in a row; and as torch.chunk cuts them.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "tessera/layout.h"
@@ -17,6 +19,16 @@ namespace tessera {
 [[nodiscard]] std::vector<Box> boxes_of(const FlatRange& range, const Shape& shape);
 // What two boxes of one tensor have in common; none when nothing.
 [[nodiscard]] std::optional<Box> common_box(const Box& a, const Box& b);
+// The smallest box that a slice of elements lies in. Throws as boxes_of does; a slice without
+// elements is `invalid_argument`.
+[[nodiscard]] Box bounds_of(const Slice& slice, const Shape& shape);
+
+// `count` boxes of one tensor, of which number i begins at row(i)[d] and has row(i)[dims + d] of
+// dimension d.
+using BoxRow = std::function<std::span<const std::int64_t>(std::size_t number)>;
+// Whether they cut the tensor along one dimension, one after the other: then they have every
+// element once, and no other proof is needed.
+[[nodiscard]] bool is_row_of_slices(const Shape& shape, std::size_t count, const BoxRow& row);
 
 // The sizes of an array of a slice's elements: a flat range's has one dimension.
 [[nodiscard]] Shape array_of(const Slice& slice);

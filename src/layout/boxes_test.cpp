@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "conformance/errors.h"
 #include "layout/plan.h"
 
 namespace tessera {
@@ -55,6 +56,37 @@ TEST(Chunks, AreTorchsForEverySizeAndNumberOfParts) {
       EXPECT_EQ(next, size);
     }
   }
+}
+
+TEST(Bounds, HoldTheSliceAndNoMore) {
+  const Shape shape{4, 3, 5};
+  EXPECT_EQ(bounds_of(Box{{1, 0, 2}, {2, 3, 1}}, shape), (Box{{1, 0, 2}, {2, 3, 1}}));
+  EXPECT_EQ(bounds_of(FlatRange{17, 19}, shape), (Box{{1, 0, 2}, {1, 1, 2}}));
+  EXPECT_EQ(bounds_of(FlatRange{16, 24}, shape), (Box{{1, 0, 0}, {1, 2, 5}}));
+  EXPECT_EQ(bounds_of(FlatRange{14, 16}, shape), (Box{{0, 0, 0}, {2, 3, 5}}));
+  EXPECT_EQ(bounds_of(FlatRange{15, 45}, shape), (Box{{1, 0, 0}, {2, 3, 5}}));
+  EXPECT_EQ(bounds_of(FlatRange{0, 1}, {}), (Box{{}, {}}));
+  EXPECT_EQ(code_of([&] { (void)bounds_of(FlatRange{3, 3}, shape); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { (void)bounds_of(FlatRange{3, 61}, shape); }), ErrorCode::corrupt);
+}
+
+using Rows = std::vector<std::vector<std::int64_t>>;
+
+bool is_row(const Shape& shape, const Rows& rows) {
+  return is_row_of_slices(shape, rows.size(), [&](std::size_t i) { return std::span(rows[i]); });
+}
+
+TEST(RowOfSlices, CutsOneDimensionWithoutGapsAndOverlaps) {
+  EXPECT_TRUE(is_row({4, 6}, {{0, 0, 1, 6}, {1, 0, 3, 6}}));
+  EXPECT_TRUE(is_row({4, 6}, {{0, 0, 4, 2}, {0, 2, 4, 0}, {0, 2, 4, 4}}));
+  EXPECT_TRUE(is_row({4, 6}, {{0, 0, 4, 6}}));
+  EXPECT_FALSE(is_row({4, 6}, {{1, 0, 3, 6}, {0, 0, 1, 6}}));  // in another order
+  EXPECT_FALSE(is_row({4, 6}, {{0, 0, 1, 6}, {2, 0, 2, 6}}));  // a gap
+  EXPECT_FALSE(is_row({4, 6}, {{0, 0, 2, 6}, {1, 0, 3, 6}}));  // an overlap
+  EXPECT_FALSE(is_row({4, 6}, {{0, 0, 2, 6}}));                // an end that is missing
+  EXPECT_FALSE(is_row({4, 6}, {{0, 0, 2, 6}, {2, 0, 2, 3}, {2, 3, 2, 3}}));  // two dimensions
+  EXPECT_FALSE(is_row({4, 6}, {}));
+  EXPECT_FALSE(is_row({}, {{}}));
 }
 
 }  // namespace

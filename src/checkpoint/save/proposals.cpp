@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/digest.h"
+#include "layout/boxes.h"
 #include "layout/plan.h"
 #include "tessera/error.h"
 
@@ -239,30 +240,10 @@ void ToldLeaves::sort(std::size_t leaf) {
   column = std::move(sorted);
 }
 
-// Whether the chunks cut the tensor along one dimension, one after the other: then they cover it
-// once. Others need the proof for boxes of any kind.
-bool ToldLeaves::is_row_of_slices(std::size_t leaf) const {
-  const Shape& shape = leaves_[leaf].shape;
-  const std::size_t dimensions = shape.size();
-  const std::size_t count = columns_[leaf].ranks.size();
-  if (count == 0 || dimensions == 0) return false;
-  const Numbers first = row(leaf, 0);
-  std::size_t cut = 0;
-  while (cut + 1 < dimensions && first[dimensions + cut] == shape[cut]) ++cut;
-  std::int64_t end = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const Numbers here = row(leaf, i);
-    for (std::size_t d = 0; d < dimensions; ++d) {
-      if (d != cut && (here[d] != 0 || here[dimensions + d] != shape[d])) return false;
-    }
-    if (here[cut] != end || here[dimensions + cut] > shape[cut] - end) return false;
-    end += here[dimensions + cut];
-  }
-  return end == shape[cut];
-}
-
 void ToldLeaves::require_covered(std::size_t leaf) const {
-  if (is_row_of_slices(leaf)) return;
+  const Shape& shape = leaves_[leaf].shape;
+  const auto here = [&](std::size_t index) { return row(leaf, index); };
+  if (is_row_of_slices(shape, columns_[leaf].ranks.size(), here)) return;
   std::vector<Slice> slices;
   chunks(leaf, [&](const Box& box, std::span<const int>) {
     if (!slices.empty() && std::get<Box>(slices.back()).offsets == box.offsets) {
@@ -271,7 +252,7 @@ void ToldLeaves::require_covered(std::size_t leaf) const {
     }
     slices.emplace_back(box);
   });
-  require_covered_once(leaves_[leaf].shape, slices);
+  require_covered_once(shape, slices);
 }
 
 void ToldLeaves::chunks(std::size_t leaf, const VisitChunk& visit) const {

@@ -111,7 +111,6 @@ class ToldLeaves {
   using Numbers = std::span<const std::int64_t>;
   [[nodiscard]] Numbers row(std::size_t leaf, std::size_t index) const;
   [[nodiscard]] bool is_sorted(std::size_t leaf) const;
-  [[nodiscard]] bool is_row_of_slices(std::size_t leaf) const;
 
   std::vector<PlannedLeaf> leaves_;
   bool everything_;
