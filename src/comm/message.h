@@ -64,6 +64,8 @@ class MessageReader {
     throw Error(ErrorCode::corrupt, "a message between ranks has a number of more than 64 bits");
   }
   std::span<const std::byte> block() { return take(number<std::uint32_t>()); }
+  // So many bytes, without a size in front of them.
+  std::span<const std::byte> bytes(std::size_t size) { return take(size); }
   std::string text() {
     const auto bytes = block();
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};

@@ -27,7 +27,12 @@ class Segment {
       : fd_(std::move(other.fd_)),
         data_(std::exchange(other.data_, nullptr)),
         bytes_(std::exchange(other.bytes_, 0)) {}
-  Segment& operator=(Segment&&) = delete;
+  Segment& operator=(Segment&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
   ~Segment();
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
