@@ -4,7 +4,12 @@
 #include <new>
 
 #include <fmt/format.h>
+// With the widest registers that the processor has, instead of those that every one has.
+#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h>
+#else
 #include <xxhash.h>
+#endif
 
 #include "tessera/error.h"
 
