@@ -76,6 +76,8 @@ std::vector<Extent> extents_of(const std::vector<Filling>& fillings) {
   return extents;
 }
 
+constexpr std::size_t kDirectWindow = 4 << 20;  // bytes
+
 // One piece of one tensor to fill, or to compare.
 class PieceJob {
  public:
@@ -148,11 +150,16 @@ class PieceJob {
     resolve_bits(piece_, want_.dtype, out, part);  // each bit is its own inverse
   }
 
+  // What needs no cast is read straight into its place. Large windows have few ends inside of
+  // blocks with one digest: such blocks are read into other memory first.
   void fill_dense() {
-    each_window(job_.window, [&](std::int64_t begin, std::int64_t part) {
-      read_to_store(begin, part,
-                    piece_.storage->data + first_ + static_cast<std::size_t>(begin) * element_);
-    });
+    const bool is_direct = want_.dtype == have_.dtype;
+    each_window(is_direct ? std::max(job_.window, kDirectWindow) : job_.window,
+                [&](std::int64_t begin, std::int64_t part) {
+                  read_to_store(
+                      begin, part,
+                      piece_.storage->data + first_ + static_cast<std::size_t>(begin) * element_);
+                });
   }
 
   void fill_strided() {
