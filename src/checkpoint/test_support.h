@@ -90,4 +90,13 @@ inline void write_text(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
+// Replaces the only occurrence of `from` by as many bytes.
+inline void patch(const std::string& path, const std::string& from, const std::string& to) {
+  std::string text = text_of(path);
+  ASSERT_EQ(from.size(), to.size());
+  ASSERT_NE(text.find(from), std::string::npos);
+  ASSERT_EQ(text.find(from), text.rfind(from));
+  write_text(path, text.replace(text.find(from), from.size(), to));
+}
+
 }  // namespace tessera::testing_support

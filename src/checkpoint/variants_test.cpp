@@ -86,15 +86,6 @@ std::vector<std::string> all_names() {
 
 INSTANTIATE_TEST_SUITE_P(PyTorch, Variant, testing::ValuesIn(all_names()));
 
-// Replaces the only occurrence of `from` by as many bytes.
-void patch(const std::string& path, const std::string& from, const std::string& to) {
-  std::string text = text_of(path);
-  ASSERT_EQ(from.size(), to.size());
-  ASSERT_NE(text.find(from), std::string::npos);
-  ASSERT_EQ(text.find(from), text.rfind(from));
-  write_text(path, text.replace(text.find(from), from.size(), to));
-}
-
 ErrorCode open_code(const std::string& path) {
   return code_of([&] { (void)Checkpoint::open(path); });
 }

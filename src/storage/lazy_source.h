@@ -48,6 +48,8 @@ class LazySource final : public ByteSource {
   LazySource& operator=(const LazySource&) = delete;
 
   [[nodiscard]] std::uint64_t size() const override { return object_.size; }
+  // Throws what the first read would, if it is not open yet.
+  void open() const { (void)current(); }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     current()->read_at(offset, out);
   }

@@ -150,7 +150,7 @@ class Scan {
       // A data file in the safetensors format: the length is one of raw elements.
       if (item.transforms.empty() && is_safetensors(*source, item.offset)) return;
       std::shared_ptr<const ByteSource> bytes = slice_source(source, item.offset, item.length);
-      if (encoding_of(item) == Encoding::torch_item_zstd)
+      if (encoding_of(view_of(item)) == Encoding::torch_item_zstd)
         bytes = zstd_source(std::move(bytes), kPickleLimit);
       archive(bytes, item.path + ":" + key);
     });

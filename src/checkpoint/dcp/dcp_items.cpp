@@ -20,9 +20,12 @@ constexpr std::uint64_t kValueCap = 1ULL << 30;  // bytes of a decompressed valu
 
 // A chunk in the safetensors format has a length of its elements alone; a torch.save archive of
 // them is always longer.
-bool is_safetensors(const dcp::Entry& entry, const dcp::Chunk& chunk) {
-  return chunk.item.transforms.empty() &&
-         chunk.item.length == byte_size(entry.dtype, chunk.box.sizes);
+bool is_safetensors(const dcp::Entry& entry, std::size_t number) {
+  const dcp::ItemView item = entry.chunks.item(number);
+  std::uint64_t bytes = size_of(entry.dtype);
+  for (const std::int64_t size : entry.chunks.box_sizes(number))
+    bytes = checked_mul(bytes, static_cast<std::uint64_t>(size));
+  return item.transforms.empty() && item.length == bytes;
 }
 
 bool is_zstd(const std::string& transform) {
@@ -32,7 +35,8 @@ bool is_zstd(const std::string& transform) {
 
 // `found`: what the data file's own header says of the chunk.
 [[noreturn]] void refuse_chunk(const std::string& found, const dcp::Entry& entry,
-                               const dcp::Chunk& chunk, const ByteSource& source) {
+                               std::size_t number, const ByteSource& source) {
+  const dcp::Chunk chunk = entry.chunks[number];
   throw Error(ErrorCode::corrupt, "the data file has " + found + ", .metadata says " +
                                       std::string(to_string(entry.dtype)) + " " +
                                       to_string(chunk.box.sizes) + " at " +
@@ -42,30 +46,35 @@ bool is_zstd(const std::string& transform) {
 
 }  // namespace
 
-Encoding encoding_of(const dcp::Item& item) {
+Encoding encoding_of(const dcp::ItemView& item) {
   if (item.transforms.empty()) return Encoding::torch_item;
   const std::string& name = item.transforms.front();
   const bool zstd = is_zstd(name);
   if (zstd && item.transforms.size() == 1) return Encoding::torch_item_zstd;
   throw Error(ErrorCode::unsupported, "the item went through the stream extension '" +
-                                          printable(zstd ? item.transforms.at(1) : name) + "'")
-      .at_path(item.path);
+                                          printable(zstd ? item.transforms[1] : name) + "'")
+      .at_path(std::string(item.path));
+}
+
+dcp::ItemView view_of(const dcp::Item& item) {
+  return {item.path, item.offset, item.length, item.transforms};
 }
 
 DataFiles::DataFiles(std::shared_ptr<Store> store)
     : store_(std::move(store)), open_(std::make_shared<OpenFiles>()) {
   for (ObjectInfo& object : store_->list()) files_[object.name].size = object.size;
+  last_ = files_.end();
 }
 
-void DataFiles::refuse_item(const std::string& what, const dcp::Item& item,
+void DataFiles::refuse_item(const std::string& what, const dcp::ItemView& item,
                             const std::string& key) const {
   throw Error(ErrorCode::incomplete, what)
-      .at_path(store_->name() + "/" + item.path)
+      .at_path(store_->name() + "/" + std::string(item.path))
       .at_key(key)
       .at_offset(item.offset);
 }
 
-void DataFiles::refuse_missing(const dcp::Item& item, const std::string& key) const {
+void DataFiles::refuse_missing(const dcp::ItemView& item, const std::string& key) const {
   try {
     (void)store_->open(item.path);  // says so when something else has the name
   } catch (const Error& error) {
@@ -74,8 +83,17 @@ void DataFiles::refuse_missing(const dcp::Item& item, const std::string& key) co
   refuse_item("a data file that .metadata names is missing", item, key);
 }
 
-DataFiles::File& DataFiles::file(const dcp::Item& item, const std::string& key, bool apart) {
-  const auto found = files_.find(item.path);
+// Items of one file follow each other, or those of one tensor, whose files follow each other.
+DataFiles::Files::iterator DataFiles::find(std::string_view path) {
+  for (int step = 0; step < 2 && last_ != files_.end(); ++step, ++last_) {
+    if (last_->first == path) return last_;
+  }
+  last_ = files_.find(path);
+  return last_;
+}
+
+DataFiles::File& DataFiles::file(const dcp::ItemView& item, const std::string& key, bool apart) {
+  const auto found = find(item.path);
   if (found == files_.end()) refuse_missing(item, key);
   File& file = found->second;
   const std::uint64_t end = checked_add(item.offset, item.length);
@@ -87,13 +105,16 @@ DataFiles::File& DataFiles::file(const dcp::Item& item, const std::string& key, 
   file.end = std::max(file.end, end);
   ++file.items;
   if (apart) file.extents.push_back({item.offset, end, &key});
-  if (!file.source)
-    file.source = std::make_shared<LazySource>(store_, ObjectInfo{item.path, file.size}, open_);
+  if (!file.source) {
+    file.source = std::make_shared<LazySource>(store_, ObjectInfo{found->first, file.size}, open_);
+    file.number = narrow<std::uint32_t>(numbered_.size());
+    numbered_.push_back(&file);
+  }
   return file;
 }
 
-void DataFiles::pass_over(const dcp::Item& item) {
-  const auto file = files_.find(item.path);
+void DataFiles::pass_over(const dcp::ItemView& item) {
+  const auto file = find(item.path);
   if (file == files_.end()) return;
   file->second.end = std::max(file->second.end, checked_add(item.offset, item.length));
   ++file->second.items;
@@ -115,9 +136,9 @@ void DataFiles::require_apart() {
   }
 }
 
-const DataFiles::Body& DataFiles::body(const dcp::Item& item,
+const DataFiles::Body& DataFiles::body(const dcp::ItemView& item,
                                        const std::shared_ptr<const ByteSource>& source) {
-  const auto [found, fresh] = bodies_.try_emplace({item.path, item.offset});
+  const auto [found, fresh] = bodies_.try_emplace({std::string(item.path), item.offset});
   if (fresh) {
     const auto rest = slice_source(source, item.offset, source->size() - item.offset);
     found->second.header = safetensors::read_header(*rest);
@@ -127,51 +148,50 @@ const DataFiles::Body& DataFiles::body(const dcp::Item& item,
 }
 
 const safetensors::Entry& DataFiles::entry_of(const Body& body, const dcp::Entry& entry,
-                                              const dcp::Chunk& chunk, const ByteSource& source) {
+                                              std::size_t number, const ByteSource& source) {
   const auto found = std::ranges::find(body.header.entries, entry.name, &safetensors::Entry::name);
-  if (found == body.header.entries.end()) refuse_chunk("no such tensor", entry, chunk, source);
-  if (found->dtype != entry.dtype || found->shape != chunk.box.sizes) {
-    refuse_chunk(std::string(to_string(found->dtype)) + " " + to_string(found->shape), entry, chunk,
-                 source);
+  if (found == body.header.entries.end()) refuse_chunk("no such tensor", entry, number, source);
+  if (found->dtype != entry.dtype ||
+      !std::ranges::equal(found->shape, entry.chunks.box_sizes(number))) {
+    refuse_chunk(std::string(to_string(found->dtype)) + " " + to_string(found->shape), entry,
+                 number, source);
   }
   const auto at = body.offsets.find(entry.name);
-  if (at != body.offsets.end() && at->second != chunk.box.offsets) {
-    refuse_chunk("a tensor that was saved from " + to_string(at->second), entry, chunk, source);
+  if (at != body.offsets.end() &&
+      !std::ranges::equal(at->second, entry.chunks.box_offsets(number))) {
+    refuse_chunk("a tensor that was saved from " + to_string(at->second), entry, number, source);
   }
   return *found;
 }
 
-std::shared_ptr<Storage> DataFiles::chunk(const dcp::Entry& entry, const dcp::Chunk& chunk) {
-  const bool plain = is_safetensors(entry, chunk);
-  File& holder = file(chunk.item, entry.name, !plain);
-  const std::shared_ptr<const ByteSource>& source = holder.source;
-  auto storage = std::make_shared<Storage>();
-  storage->source = source;
-  storage->offset = chunk.item.offset;
-  storage->size = chunk.item.length;
-  storage->encoding = encoding_of(chunk.item);
-  storage->dtype = entry.dtype;
-  if (!plain) return storage;
-  const Body& inside = body(chunk.item, source);
-  const safetensors::Entry& found = entry_of(inside, entry, chunk, *source);
-  holder.end = source->size();
-  storage->encoding = Encoding::raw;
-  storage->offset += inside.header.data_offset + found.begin;
-  return storage;
+ItemRange DataFiles::chunk(const dcp::Entry& entry, std::size_t number) {
+  const dcp::ItemView item = entry.chunks.item(number);
+  const bool plain = is_safetensors(entry, number);
+  File& holder = file(item, entry.name, !plain);
+  if (!plain) return {holder.number, item.offset, item.length, encoding_of(item)};
+  const Body& inside = body(item, holder.source);
+  const safetensors::Entry& found = entry_of(inside, entry, number, *holder.source);
+  holder.end = holder.source->size();
+  return {holder.number, item.offset + inside.header.data_offset + found.begin, item.length,
+          Encoding::raw};
 }
 
-Value DataFiles::value(const dcp::Entry& entry) {
-  const Encoding encoding = encoding_of(entry.item);
-  std::shared_ptr<const ByteSource> bytes =
-      slice_source(file(entry.item, entry.name, true).source, entry.item.offset, entry.item.length);
-  if (encoding == Encoding::torch_item_zstd) bytes = zstd_source(std::move(bytes), kValueCap);
+ItemRange DataFiles::item(const dcp::Entry& entry) {
+  const Encoding encoding = encoding_of(view_of(entry.item));
+  const File& holder = file(view_of(entry.item), entry.name, true);
+  return {holder.number, entry.item.offset, entry.item.length, encoding};
+}
+
+Value read_value(std::shared_ptr<const ByteSource> file, const ItemRange& place) {
+  std::shared_ptr<const ByteSource> bytes = slice_source(std::move(file), place.offset, place.size);
+  if (place.encoding == Encoding::torch_item_zstd) bytes = zstd_source(std::move(bytes), kValueCap);
   return torch_file::read(std::move(bytes));
 }
 
 std::vector<ObjectInfo> DataFiles::used() const {
-  std::vector<ObjectInfo> files;
+  std::vector<ObjectInfo> files(numbered_.size());
   for (const auto& [name, file] : files_) {
-    if (file.source) files.push_back({name, file.size});
+    if (file.source) files[file.number] = {name, file.size};
   }
   return files;
 }

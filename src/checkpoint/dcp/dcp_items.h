@@ -1,12 +1,17 @@
 // What lies at the items of a DCP checkpoint (checkpoint-rows F-03b, P-21 to P-24).
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/dcp/catalog.h"
 #include "format/dcp/dcp.h"
 #include "format/safetensors/safetensors.h"
 #include "tessera/storage.h"
@@ -17,25 +22,31 @@ namespace tessera {
 class OpenFiles;
 
 // How an item's archive is kept. Throws `unsupported` for an unknown transform.
-[[nodiscard]] Encoding encoding_of(const dcp::Item& item);
+[[nodiscard]] Encoding encoding_of(const dcp::ItemView& item);
+[[nodiscard]] dcp::ItemView view_of(const dcp::Item& item);
 
 // The data files that `.metadata` names, each opened at its first read. Entries must outlive it.
 class DataFiles {
  public:
   explicit DataFiles(std::shared_ptr<Store> store);
 
-  // The chunk's bytes. Throws `incomplete` when the file is missing or ends before the item does,
-  // `io` when something else than a file has its name, `unsupported` for an unknown transform, and
-  // for chunks in the safetensors format `corrupt` when the file's own header says something else.
-  [[nodiscard]] std::shared_ptr<Storage> chunk(const dcp::Entry& entry, const dcp::Chunk& chunk);
-  // The value of a bytes item.
-  [[nodiscard]] Value value(const dcp::Entry& entry);
+  // Where a chunk's bytes are. Throws `incomplete` when the file is missing or ends before the item
+  // does, `io` when something else than a file has its name, `unsupported` for an unknown
+  // transform, and for chunks in the safetensors format `corrupt` when the file's own header says
+  // something else.
+  [[nodiscard]] ItemRange chunk(const dcp::Entry& entry, std::size_t number);
+  // Where a bytes item is.
+  [[nodiscard]] ItemRange item(const dcp::Entry& entry);
   // Throws `corrupt` when two of the items that were asked for lie on the same bytes: every item is
   // an archive of its own. Those in the safetensors format share one file, whose header is checked.
   void require_apart();
   // Notes where an item ends that nobody reads.
-  void pass_over(const dcp::Item& item);
-  // The files that were asked for, sorted by name.
+  void pass_over(const dcp::ItemView& item);
+  // The bytes of a file that was asked for, by its number.
+  [[nodiscard]] std::shared_ptr<const ByteSource> source(std::uint32_t number) const {
+    return numbered_[number]->source;
+  }
+  // The files that were asked for, by number.
   [[nodiscard]] std::vector<ObjectInfo> used() const;
   // Files that go on after their last item, by more than the tail that we write.
   [[nodiscard]] std::vector<std::string> warnings() const;
@@ -56,24 +67,33 @@ class DataFiles {
     std::uint64_t size = 0;
     std::uint64_t end = 0;    // of the last item
     std::uint64_t items = 0;  // that were asked for or passed over
+    std::uint32_t number = 0;
     std::vector<Extent> extents;
     std::shared_ptr<const ByteSource> source;  // null: nobody asked for it
   };
+  using Files = std::map<std::string, File, std::less<>>;  // by name
+
+  Files::iterator find(std::string_view path);
   // `apart`: nothing else lies on the item's bytes.
-  File& file(const dcp::Item& item, const std::string& key, bool apart);
-  const Body& body(const dcp::Item& item, const std::shared_ptr<const ByteSource>& source);
+  File& file(const dcp::ItemView& item, const std::string& key, bool apart);
+  const Body& body(const dcp::ItemView& item, const std::shared_ptr<const ByteSource>& source);
   // What a body has of the chunk, which `.metadata` must say too.
   static const safetensors::Entry& entry_of(const Body& body, const dcp::Entry& entry,
-                                            const dcp::Chunk& chunk, const ByteSource& source);
-  [[noreturn]] void refuse_item(const std::string& what, const dcp::Item& item,
+                                            std::size_t number, const ByteSource& source);
+  [[noreturn]] void refuse_item(const std::string& what, const dcp::ItemView& item,
                                 const std::string& key) const;
   // Of an item whose file the store does not list.
-  [[noreturn]] void refuse_missing(const dcp::Item& item, const std::string& key) const;
+  [[noreturn]] void refuse_missing(const dcp::ItemView& item, const std::string& key) const;
 
   std::shared_ptr<Store> store_;
   std::shared_ptr<OpenFiles> open_;
-  std::map<std::string, File> files_;  // all of the store, by name
+  Files files_;           // all of the store
+  Files::iterator last_;  // that was found last, or the end
+  std::vector<File*> numbered_;
   std::map<std::pair<std::string, std::uint64_t>, Body> bodies_;
 };
+
+// The value of a bytes item in its data file.
+[[nodiscard]] Value read_value(std::shared_ptr<const ByteSource> file, const ItemRange& place);
 
 }  // namespace tessera

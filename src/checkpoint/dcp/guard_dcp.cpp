@@ -54,8 +54,8 @@ std::string save_id_of(const Store& store, const dcp::Metadata& metadata) {
   return digest_text(digest64(read_all(*store.open(kDcpMetadata), kMetadataLimit)));
 }
 
-std::shared_ptr<Store> guard_dcp(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
-                                 std::vector<std::string>& warnings, std::string& types) {
+DcpGuard guard_dcp(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
+                   std::vector<std::string>& warnings) {
   const std::vector<ObjectInfo> objects = store->list();
   const std::string id = save_id_of(*store, metadata);
   const std::string wanted = side_file_name(id);
@@ -63,17 +63,18 @@ std::shared_ptr<Store> guard_dcp(std::shared_ptr<Store> store, const dcp::Metada
     for (const ObjectInfo& object : objects) {
       if (is_side_file_name(object.name)) judge_other(*store, object.name, metadata, warnings);
     }
-    return store;
+    return {std::move(store), std::make_shared<DigestsByName>()};
   }
   SideFile side_file = read_side_file(*store, wanted);
   if (side_file.save_id != id) {
     throw Error(ErrorCode::corrupt, "the side file says that it is of another save")
         .at_path(store->name() + "/" + wanted);
   }
-  types = std::move(side_file.types);
-  auto guarded = guarded_store(store, objects, std::move(side_file.files));
-  (void)read_all(*guarded->open(kDcpMetadata), kMetadataLimit);
-  return guarded;
+  require_sizes(side_file.files, objects, *store);
+  const auto digests = std::make_shared<DigestsByName>(std::move(side_file.files));
+  DcpGuard guard{guarded_store(std::move(store), digests), digests, std::move(side_file.types)};
+  (void)read_all(*guard.store->open(kDcpMetadata), kMetadataLimit);
+  return guard;
 }
 
 }  // namespace tessera

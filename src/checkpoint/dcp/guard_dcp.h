@@ -5,20 +5,24 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/digests/side_file.h"
 #include "format/dcp/dcp.h"
 #include "tessera/storage.h"
 
 namespace tessera {
 
-// `store` guarded by the side file of `metadata`'s save, or `store` itself when there is none. A
-// damaged side file is `corrupt`. `.metadata` itself is compared first. A side file that belongs to
-// another save is ignored with a line in `warnings`, unless it holds digests of data files that
-// `metadata` names and whose names are used by one save only: then one of the two was changed,
-// which is `corrupt`. `types` becomes what the side file says of them.
-[[nodiscard]] std::shared_ptr<Store> guard_dcp(std::shared_ptr<Store> store,
-                                               const dcp::Metadata& metadata,
-                                               std::vector<std::string>& warnings,
-                                               std::string& types);
+// What the side file of a save says, and the store that is guarded by it.
+struct DcpGuard {
+  std::shared_ptr<Store> store;
+  std::shared_ptr<const DigestsByName> digests;  // empty where there is no side file
+  std::string types = {};
+};
+// The guard of `metadata`'s save, or `store` itself when there is none. A damaged side file is
+// `corrupt`. `.metadata` itself is compared first. A side file that belongs to another save is
+// ignored with a line in `warnings`, unless it holds digests of data files that `metadata` names
+// and whose names are used by one save only: then one of the two was changed, which is `corrupt`.
+[[nodiscard]] DcpGuard guard_dcp(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
+                                 std::vector<std::string>& warnings);
 // What the side file of a DCP directory is called by: the save's id, or where `.metadata` has none
 // that fits a file name, the digest of its bytes.
 [[nodiscard]] std::string save_id_of(const Store& store, const dcp::Metadata& metadata);

@@ -13,7 +13,7 @@ constexpr std::uint64_t kSideFileLimit = std::uint64_t{1} << 30;  // bytes
 
 class GuardedStore final : public Store {
  public:
-  GuardedStore(std::shared_ptr<Store> store, DigestsByName digests)
+  GuardedStore(std::shared_ptr<Store> store, std::shared_ptr<const DigestsByName> digests)
       : store_(std::move(store)), digests_(std::move(digests)) {}
 
   [[nodiscard]] const std::string& name() const override { return store_->name(); }
@@ -26,9 +26,9 @@ class GuardedStore final : public Store {
   [[nodiscard]] bool exists(std::string_view name) const override { return store_->exists(name); }
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
     auto source = store_->open(name);
-    const auto found = digests_.find(std::string(name));
+    const auto found = digests_->find(std::string(name));
     // One whose directory's side file has its digests is not checked twice.
-    if (found == digests_.end() || source->checked()) return source;
+    if (found == digests_->end() || source->checked()) return source;
     const FileDigests& file = found->second;
     if (file.tail) return tailed_source(std::move(source), {file.size, *file.tail});
     return std::make_shared<CheckedSource>(std::move(source), file.blocks, file.origin);
@@ -43,28 +43,13 @@ class GuardedStore final : public Store {
 
  private:
   std::shared_ptr<Store> store_;
-  DigestsByName digests_;
+  std::shared_ptr<const DigestsByName> digests_;
 };
 
 std::map<std::string_view, std::uint64_t> size_by_name(const std::vector<ObjectInfo>& objects) {
   std::map<std::string_view, std::uint64_t> sizes;
   for (const ObjectInfo& object : objects) sizes.emplace(object.name, object.size);
   return sizes;
-}
-
-// Throws unless the files that have digests are there and of the size that was recorded.
-void require_sizes(const DigestsByName& digests, const std::vector<ObjectInfo>& objects,
-                   const Store& store) {
-  const auto sizes = size_by_name(objects);
-  for (const auto& [name, file] : digests) {
-    const auto found = sizes.find(name);
-    const std::uint64_t size = found == sizes.end() ? 0 : found->second;
-    if (found != sizes.end() && size == file.size) continue;
-    throw Error(size < file.size ? ErrorCode::incomplete : ErrorCode::corrupt,
-                "the file has " + std::to_string(size) + " bytes, its digests were made of " +
-                    std::to_string(file.size))
-        .at_path(store.name() + "/" + name);
-  }
 }
 
 }  // namespace
@@ -80,17 +65,29 @@ SideFile read_side_file(const Store& store, std::string_view name) {
 }
 
 std::shared_ptr<Store> guarded_store(std::shared_ptr<Store> store,
-                                     const std::vector<ObjectInfo>& objects,
-                                     DigestsByName digests) {
-  require_sizes(digests, objects, *store);
+                                     std::shared_ptr<const DigestsByName> digests) {
   return std::make_shared<GuardedStore>(std::move(store), std::move(digests));
+}
+
+void require_sizes(const DigestsByName& digests, const std::vector<ObjectInfo>& objects,
+                   const Store& store) {
+  const auto sizes = size_by_name(objects);
+  for (const auto& [name, file] : digests) {
+    const auto found = sizes.find(name);
+    const std::uint64_t size = found == sizes.end() ? 0 : found->second;
+    if (found != sizes.end() && size == file.size) continue;
+    throw Error(size < file.size ? ErrorCode::incomplete : ErrorCode::corrupt,
+                "the file has " + std::to_string(size) + " bytes, its digests were made of " +
+                    std::to_string(file.size))
+        .at_path(store.name() + "/" + name);
+  }
 }
 
 std::shared_ptr<Store> guard_directory(std::shared_ptr<Store> store) {
   if (!store->exists(kDirectorySideFile)) return store;
   DigestsByName digests = read_side_file(*store, kDirectorySideFile).files;
-  const std::vector<ObjectInfo> objects = store->list();
-  return guarded_store(std::move(store), objects, std::move(digests));
+  require_sizes(digests, store->list(), *store);
+  return guarded_store(std::move(store), std::make_shared<DigestsByName>(std::move(digests)));
 }
 
 std::shared_ptr<Store> guard_file(std::shared_ptr<Store> store, const ObjectInfo& file) {
@@ -101,7 +98,8 @@ std::shared_ptr<Store> guard_file(std::shared_ptr<Store> store, const ObjectInfo
     throw Error(ErrorCode::corrupt, "the side file is of another file")
         .at_path(store->name() + "/" + side_file);
   }
-  return guarded_store(std::move(store), {file}, std::move(digests));
+  require_sizes(digests, {file}, *store);
+  return guarded_store(std::move(store), std::make_shared<DigestsByName>(std::move(digests)));
 }
 
 }  // namespace tessera

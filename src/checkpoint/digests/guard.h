@@ -11,12 +11,15 @@
 
 namespace tessera {
 
-// `store` whose `open` gives, for the files of `digests`, sources that check what is read. Throws
-// `incomplete` for a file of them that is missing in `objects` (what the store holds) or shorter
-// than recorded, and `corrupt` for one that is longer.
+// `store` whose `open` gives, for the files of `digests`, sources that check what is read. The
+// digests of a file may come later, but before it is opened. A file of another size than was
+// recorded is refused at its first read.
 [[nodiscard]] std::shared_ptr<Store> guarded_store(std::shared_ptr<Store> store,
-                                                   const std::vector<ObjectInfo>& objects,
-                                                   DigestsByName digests);
+                                                   std::shared_ptr<const DigestsByName> digests);
+// Throws `incomplete` for a file of `digests` that is missing in `objects` (what the store holds)
+// or shorter than recorded, and `corrupt` for one that is longer.
+void require_sizes(const DigestsByName& digests, const std::vector<ObjectInfo>& objects,
+                   const Store& store);
 
 // The side file `name` of `store`. Throws `corrupt` when it is damaged.
 [[nodiscard]] SideFile read_side_file(const Store& store, std::string_view name);

@@ -1,7 +1,8 @@
 // Loading by N ranks:
-//   1. every rank opens the checkpoint, and all compare what they have opened; each matches its
-//      tree's leaves with it (checkpoint-rows P-16) and proves that the memory is there which its
-//      tree speaks of; all agree, and learn which leaves no rank takes;
+//   1. the checkpoint is opened, by rank 0 for all of them if it is a DCP directory (opened.h);
+//      each rank matches its tree's leaves with it (checkpoint-rows P-16), proves that the memory
+//      is there which its tree speaks of, and opens the files that it will read; all agree, and
+//      learn which leaves no rank takes;
 //   2. every rank reads its own pieces, from whatever layout there is (checkpoint-rows P-17); all
 //      agree.
 // Nothing is written into the tree's memory before 1 has succeeded on every rank.
@@ -15,6 +16,7 @@
 #include "checkpoint/load/fill.h"
 #include "checkpoint/load/fresh.h"
 #include "checkpoint/load/load_plan.h"
+#include "checkpoint/load/opened.h"
 #include "checkpoint/load/untaken.h"
 #include "checkpoint/tree/tree.h"
 #include "comm/confer.h"
@@ -65,15 +67,17 @@ void settle(LoadPlan& plan, const std::string& path, const LoadOptions& options)
 }
 
 // A plan that is known to work on every rank.
-LoadPlan agreed_plan(const Value& tree, const Checkpoint& checkpoint, const LoadOptions& options,
+LoadPlan agreed_plan(const Value& tree, LoadSource& source, const LoadOptions& options,
                      Group& group) {
   constexpr const char* kOperation = "planning a load";
+  const Checkpoint& checkpoint = source.checkpoint();
   const bool refuses_extra = options.extra == OnDifference::refuse;
   LoadPlan plan;
   const auto contribute = [&] {
     require_going_on(options.stop);
     require_threads(options.threads);
-    plan = plan_load(tree, checkpoint, options);
+    plan = plan_load(tree, source, options);
+    source.require_files();
     // With extra keys in the list it is told when these are known.
     if (!refuses_extra) settle(plan, checkpoint.path, options);
     return untaken_message(checkpoint.leaves, plan.untaken, refuses_extra);
@@ -84,42 +88,6 @@ LoadPlan agreed_plan(const Value& tree, const Checkpoint& checkpoint, const Load
   plan.differences.set_extra(names_at(checkpoint, plan.untaken));
   if (any_refuses(all)) agree(group, kOperation, [&] { settle(plan, checkpoint.path, options); });
   return plan;
-}
-
-// Equal on ranks that have opened the same save.
-Bytes identity_of(const Checkpoint& checkpoint) {
-  RunningDigest files;
-  for (const ObjectInfo& file : checkpoint.files) {
-    files.add(std::as_bytes(std::span(file.name.data(), file.name.size() + 1)));
-    files.add(std::as_bytes(std::span(&file.size, 1)));
-  }
-  return MessageWriter().text(checkpoint.save_id).number(files.value()).take();
-}
-
-// Opens the checkpoint on every rank. Where it is replaced meanwhile, ranks may open the old save
-// and the new one: then all open it once more.
-Checkpoint opened(const Location& where, const LoadOptions& options, Group& group) {
-  constexpr int kAttempts = 3;
-  Checkpoint checkpoint;
-  const auto contribute = [&] {
-    require_going_on(options.stop);
-    require_threads(options.threads);
-    checkpoint = Checkpoint::open(where);
-    return identity_of(checkpoint);
-  };
-  // No identity is empty.
-  const auto same = [](const Bytes& left, const Bytes& right) {
-    return left == right ? left : Bytes();
-  };
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const Bytes all = confer(group, "opening a checkpoint",
-                             {contribute, same, [](Bytes common) { return common; }});
-    if (!all.empty()) return checkpoint;
-  }
-  throw Error(ErrorCode::conflict,
-              "the ranks have opened different saves: is the checkpoint being replaced all the "
-              "time, or is there another one at this place for some of them?")
-      .at_path(to_string(where));
 }
 
 // Reads all that belongs to one process, and checks it. Returns the bytes.
@@ -152,11 +120,11 @@ LoadReport load_planned(Value& tree, LoadPlan plan, const LoadOptions& options, 
   return report;
 }
 
-LoadReport load_opened(Value& tree, const Checkpoint& checkpoint, const LoadOptions& options,
-                       Group& group, const JobLog& log) {
+LoadReport load_opened(Value& tree, LoadSource& source, const LoadOptions& options, Group& group,
+                       const JobLog& log) {
   LoadPlan plan;
   log.phase("plan", [&] {
-    plan = agreed_plan(tree, checkpoint, options, group);
+    plan = agreed_plan(tree, source, options, group);
     return 0;
   });
   LoadReport report;
@@ -174,12 +142,12 @@ LoadReport load(Value& tree, const Location& where, const LoadOptions& options, 
   const JobLog log(options.events, "load", group.rank(), to_string(where));
   LoadReport report;
   log.phase("all", [&] {
-    Checkpoint checkpoint;
+    std::optional<LoadSource> source;
     log.phase("open", [&] {
-      checkpoint = opened(where, options, group);
+      source.emplace(open_for_load(where, options, group));
       return 0;
     });
-    report = load_opened(tree, checkpoint, options, group, log);
+    report = load_opened(tree, *source, options, group, log);
     return report.bytes_needed;
   });
   return report;
@@ -190,8 +158,9 @@ LoadReport load(Value& tree, const Checkpoint& checkpoint, const LoadOptions& op
   const Purpose purpose("loading a checkpoint");
   const JobLog log(options.events, "load", group.rank(), checkpoint.path);
   LoadReport report;
+  LoadSource source(checkpoint);
   log.phase("all", [&] {
-    report = load_opened(tree, checkpoint, options, group, log);
+    report = load_opened(tree, source, options, group, log);
     return report.bytes_needed;
   });
   return report;

@@ -67,11 +67,12 @@ bool holds_nothing(const Value& value) {
 
 class Planner {
  public:
-  Planner(const Checkpoint& checkpoint, const LoadOptions& options)
-      : checkpoint_(checkpoint),
+  Planner(LoadSource& source, const LoadOptions& options)
+      : source_(source),
+        checkpoint_(source.checkpoint()),
         options_(options),
-        fresh_(checkpoint.leaves),
-        taken_(checkpoint.leaves.size(), false) {}
+        fresh_(checkpoint_.leaves),
+        taken_(checkpoint_.leaves.size(), false) {}
 
   void add(const Leaf& wanted) {
     const std::string key = sought(wanted.name, options_);
@@ -80,8 +81,10 @@ class Planner {
       plan_.differences.add_missing(wanted.name, key);
       return;
     }
-    taken_[static_cast<std::size_t>(found - checkpoint_.leaves.data())] = true;
+    const auto leaf = static_cast<std::size_t>(found - checkpoint_.leaves.data());
+    taken_[leaf] = true;
     if (!wanted.value.is(Value::Kind::tensor)) {
+      source_.want(leaf);
       plan_.values.emplace_back(wanted.path, fresh_.of(found->value));
       return;
     }
@@ -90,6 +93,7 @@ class Planner {
     if (const std::optional<Error> why = misfit(tensor, found->value, options_)) {
       plan_.differences.add_unfit(wanted.name, *why);
     } else {
+      source_.want(leaf, tensor);
       plan_.fillings.push_back({wanted.name, wanted.value, found->value});
     }
   }
@@ -103,6 +107,7 @@ class Planner {
   }
 
  private:
+  LoadSource& source_;
   const Checkpoint& checkpoint_;
   const LoadOptions& options_;
   FreshMemory fresh_;
@@ -112,8 +117,9 @@ class Planner {
 
 }  // namespace
 
-LoadPlan plan_load(const Value& tree, const Checkpoint& checkpoint, const LoadOptions& options) {
-  Planner planner(checkpoint, options);
+LoadPlan plan_load(const Value& tree, LoadSource& source, const LoadOptions& options) {
+  const Checkpoint& checkpoint = source.checkpoint();
+  Planner planner(source, options);
   for (const Leaf& leaf : leaves_for(tree, checkpoint, options)) {
     try {
       planner.add(leaf);

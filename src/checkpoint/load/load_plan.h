@@ -7,6 +7,7 @@
 
 #include "checkpoint/load/differences.h"
 #include "checkpoint/load/fill.h"
+#include "checkpoint/load/opened.h"
 #include "tessera/checkpoint.h"
 #include "tessera/leaf.h"
 
@@ -23,7 +24,6 @@ struct LoadPlan {
 // Matches the leaves of the tree with those of the checkpoint (checkpoint-rows P-16). Throws only
 // for a tree into which nothing could be loaded: one whose memory is not what its pieces say.
 // Leaves of the checkpoint that hold nothing (empty dicts) count as taken.
-[[nodiscard]] LoadPlan plan_load(const Value& tree, const Checkpoint& checkpoint,
-                                 const LoadOptions& options);
+[[nodiscard]] LoadPlan plan_load(const Value& tree, LoadSource& source, const LoadOptions& options);
 
 }  // namespace tessera

@@ -181,10 +181,6 @@ void warn_of_holes(const std::vector<std::string>& names, std::vector<std::strin
   warnings.push_back(text + ": taken for empty dicts, which PyTorch leaves out of lists");
 }
 
-bool is_needless(const Shape& sizes, const Tensor& tensor) {
-  return numel(sizes) == 0 && (numel(tensor.shape) > 0 || !tensor.pieces.empty());
-}
-
 void require_coverage(const Checkpoint& checkpoint) {
   for (const Leaf& leaf : checkpoint.leaves) {
     if (!leaf.value.is(Value::Kind::tensor)) continue;

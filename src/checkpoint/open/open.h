@@ -19,6 +19,10 @@ namespace tessera {
                                          const OpenOptions& options);
 
 [[nodiscard]] Checkpoint open_dcp(std::shared_ptr<Store> store);
+// The store of a place that is a directory, or is taken for one.
+[[nodiscard]] std::shared_ptr<Store> store_of_directory(const Location& where);
+// The same where that is a DCP directory with a `.metadata`; else null.
+[[nodiscard]] std::shared_ptr<Store> dcp_directory(const Location& where);
 [[nodiscard]] Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file);
 // All of these files together.
 [[nodiscard]] Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
@@ -48,10 +52,6 @@ namespace tessera {
 
 // Tells of what fill_holes has added.
 void warn_of_holes(const std::vector<std::string>& names, std::vector<std::string>& warnings);
-
-// Whether a chunk of these sizes gives the tensor nothing: ranks without data leave empty ones
-// (checkpoint-rows P-18). An empty tensor keeps its first.
-[[nodiscard]] bool is_needless(const Shape& sizes, const Tensor& tensor);
 
 // Proves P-14 for every tensor of an opened checkpoint.
 void require_coverage(const Checkpoint& checkpoint);

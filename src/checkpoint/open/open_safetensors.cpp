@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/one_of.h"
+#include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/dcp/sharding_info.h"
 #include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/open/open.h"
@@ -105,7 +106,7 @@ Tensor sharded_tensor(const Found& found) {
     extend(tensor.shape, file->offsets.at(entry->name), entry->shape);
   }
   for (const auto& [file, entry] : found.shards) {
-    if (is_needless(entry->shape, tensor)) continue;
+    if (is_needless(entry->shape, tensor.shape, tensor.pieces.empty())) continue;
     tensor.pieces.push_back(piece_of(*file, *entry, file->offsets.at(entry->name)));
   }
   return tensor;

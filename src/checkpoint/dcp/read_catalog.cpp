@@ -1,0 +1,230 @@
+#include "checkpoint/dcp/read_catalog.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <utility>
+
+#include "checkpoint/dcp/dcp_items.h"
+#include "checkpoint/dcp/guard_dcp.h"
+#include "checkpoint/dcp/metadata_file.h"
+#include "format/pickle/pickle.h"
+#include "layout/boxes.h"
+#include "layout/plan.h"
+#include "tessera/error.h"
+#include "value/inner_tensors.h"
+
+namespace tessera {
+namespace {
+
+// Of a file `__{rank}_{n}...`; -1 for other names.
+int rank_of(const ObjectInfo& file) {
+  int rank = -1;
+  return std::sscanf(file.name.c_str(), "__%d_", &rank) == 1 ? rank : -1;
+}
+
+// The number of ranks, from file names; 0 when the names say nothing.
+int world_size_of(const std::vector<ObjectInfo>& files) {
+  int last = -1;
+  for (const ObjectInfo& file : files) last = std::max(last, rank_of(file));
+  return last + 1;
+}
+
+std::string rank_metadata(std::size_t rank) {
+  return "__" + std::to_string(rank) + std::string(kDcpMetadata);
+}
+
+std::map<std::string, ObjectInfo> rank_metadata_by_name(const Store& store) {
+  std::map<std::string, ObjectInfo> found;
+  for (const ObjectInfo& object : store.list()) {
+    if (is_rank_metadata(object.name)) found.emplace(object.name, object);
+  }
+  return found;
+}
+
+// The `__{rank}.metadata` of a save without collectives (checkpoint-rows P-04), in the order of
+// ranks.
+std::vector<ObjectInfo> rank_metadata_files(const Store& store) {
+  std::vector<ObjectInfo> files;
+  const std::map<std::string, ObjectInfo> found = rank_metadata_by_name(store);
+  for (std::size_t rank = 0; found.contains(rank_metadata(rank)); ++rank) {
+    files.push_back(found.at(rank_metadata(rank)));
+  }
+  if (files.size() != found.size()) {
+    throw Error(ErrorCode::incomplete, "there are " + std::to_string(found.size()) +
+                                           " files __{rank}.metadata, but not that of rank " +
+                                           std::to_string(files.size()))
+        .at_path(store.name());
+  }
+  return files;
+}
+
+dcp::Metadata merged_metadata(const Store& store, const std::vector<ObjectInfo>& files) {
+  std::vector<dcp::Metadata> ranks;
+  ranks.reserve(files.size());
+  for (const ObjectInfo& file : files) ranks.push_back(read_dcp_metadata(store, file.name));
+  try {
+    return dcp::merge(std::move(ranks));
+  } catch (Error& error) {
+    throw error.at_path(store.name());
+  }
+}
+
+std::vector<ObjectInfo> only_metadata_file(const Store& store) {
+  return {{std::string(kDcpMetadata), store.open(kDcpMetadata)->size()}};
+}
+
+// What a directory's metadata says, and the files that say it.
+struct FoundMetadata {
+  std::vector<ObjectInfo> files;
+  dcp::Metadata metadata;
+  bool merged = false;  // from files of ranks: there is no `.metadata`
+};
+
+// `.metadata` comes first where both are, as for PyTorch's reader.
+FoundMetadata find_metadata(const Store& store) {
+  if (store.exists(kDcpMetadata))
+    return {only_metadata_file(store), read_dcp_metadata(store), false};
+  std::vector<ObjectInfo> files = rank_metadata_files(store);
+  dcp::Metadata metadata = merged_metadata(store, files);
+  return {std::move(files), std::move(metadata), true};
+}
+
+// The numbers of a tensor's chunks, without those that give it nothing.
+std::vector<std::size_t> needed_chunks(const dcp::Entry& entry) {
+  std::vector<std::size_t> needed;
+  needed.reserve(entry.chunks.size());
+  for (std::size_t i = 0; i < entry.chunks.size(); ++i) {
+    if (!is_needless(entry.chunks.box_sizes(i), entry.shape, needed.empty())) needed.push_back(i);
+  }
+  return needed;
+}
+
+Shape shape_of(std::span<const std::int64_t> numbers) {
+  return {numbers.begin(), numbers.end()};
+}
+
+void require_covered(const dcp::Entry& entry, const std::vector<std::size_t>& chunks) {
+  std::vector<std::int64_t> row(2 * entry.shape.size());
+  const auto row_of = [&](std::size_t index) {
+    const auto offsets = entry.chunks.box_offsets(chunks[index]);
+    std::ranges::copy(entry.chunks.box_sizes(chunks[index]),
+                      std::ranges::copy(offsets, row.begin()).out);
+    return std::span<const std::int64_t>(row);
+  };
+  if (is_row_of_slices(entry.shape, chunks.size(), row_of)) return;
+  std::vector<Slice> slices;
+  slices.reserve(chunks.size());
+  for (const std::size_t chunk : chunks) {
+    slices.emplace_back(
+        Box{shape_of(entry.chunks.box_offsets(chunk)), shape_of(entry.chunks.box_sizes(chunk))});
+  }
+  require_covered_once(entry.shape, slices);
+}
+
+void add_tensor(const dcp::Entry& entry, DataFiles& files, CatalogWriter& catalog) {
+  catalog.add_tensor(entry);
+  const std::vector<std::size_t> needed = needed_chunks(entry);
+  auto next = needed.begin();
+  for (std::size_t i = 0; i < entry.chunks.size(); ++i) {
+    if (next == needed.end() || *next != i) {
+      files.pass_over(entry.chunks.item(i));
+      continue;
+    }
+    ++next;
+    catalog.add_chunk(entry.chunks.box_offsets(i), entry.chunks.box_sizes(i),
+                      files.chunk(entry, i));
+  }
+}
+
+// Tensors inside of a value are views of their item's file.
+void add_value(const dcp::Entry& entry, DataFiles& files, CatalogWriter& catalog) {
+  const ItemRange place = files.item(entry);
+  const Value value = read_value(files.source(place.file), place);
+  if (value.is(Value::Kind::tensor) || !inner_tensors(value).empty()) {
+    catalog.add_item(entry, place);
+  } else {
+    catalog.add_value(entry, pickle::write(value));
+  }
+}
+
+template <class Work>
+void for_each_entry(const dcp::Metadata& metadata, const Work& work) {
+  for (const dcp::Entry& entry : metadata.entries) {
+    try {
+      work(entry);
+    } catch (Error& error) {
+      throw error.at_key(entry.name);
+    }
+  }
+}
+
+void prove(const dcp::Metadata& metadata, DataFiles& files, const std::string& path) {
+  files.require_apart();
+  try {
+    for_each_entry(metadata, [](const dcp::Entry& entry) {
+      if (entry.is_tensor) require_covered(entry, needed_chunks(entry));
+    });
+  } catch (Error& error) {
+    throw error.at_path(path);
+  }
+}
+
+// Takes the digests of these files out of `digests`.
+std::vector<CatalogFile> with_digests(const std::vector<ObjectInfo>& files,
+                                      DigestsByName& digests) {
+  std::vector<CatalogFile> found;
+  found.reserve(files.size());
+  for (const ObjectInfo& file : files) {
+    found.push_back({file});
+    if (auto of_file = digests.extract(file.name))
+      found.back().digests = std::move(of_file.mapped());
+  }
+  return found;
+}
+
+}  // namespace
+
+bool is_needless(std::span<const std::int64_t> sizes, const Shape& shape, bool first) {
+  return std::ranges::count(sizes, 0) > 0 && (numel(shape) > 0 || !first);
+}
+
+Bytes read_catalog(std::shared_ptr<Store> store) {
+  auto [metadata_files, metadata, merged] = find_metadata(*store);
+  CatalogHead head;
+  head.version = metadata.version;
+  head.save_id = metadata.save_id;
+  head.warnings = metadata.warnings;
+  head.metadata_end = digest_of_end(*store->open(metadata_files.front().name));
+  if (!merged) {
+    if (store->exists(rank_metadata(0)))
+      head.warnings.emplace_back("__{rank}.metadata files are passed over for .metadata");
+    DcpGuard guard = guard_dcp(std::move(store), metadata, head.warnings);
+    store = std::move(guard.store);
+    head.digests = *guard.digests;
+    head.types = std::move(guard.types);
+  }
+  DataFiles files(store);
+  CatalogWriter catalog;
+  for_each_entry(metadata, [&](const dcp::Entry& entry) {
+    if (entry.is_tensor) {
+      add_tensor(entry, files, catalog);
+    } else {
+      add_value(entry, files, catalog);
+    }
+  });
+  prove(metadata, files, store->name());
+  const std::vector<ObjectInfo> used = files.used();
+  if (merged) {
+    // The replicas of higher ranks are not read: their files go on.
+    head.world_size = static_cast<int>(metadata_files.size());
+  } else {
+    head.world_size = world_size_of(used);
+    for (std::string& warning : files.warnings()) head.warnings.push_back(std::move(warning));
+  }
+  head.metadata = std::move(metadata_files);
+  const std::vector<CatalogFile> found = with_digests(used, head.digests);
+  return catalog.finish(head, found);
+}
+
+}  // namespace tessera

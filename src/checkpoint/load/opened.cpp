@@ -1,0 +1,99 @@
+#include "checkpoint/load/opened.h"
+
+#include <span>
+#include <utility>
+
+#include "base/digest.h"
+#include "base/parallel.h"
+#include "base/stop.h"
+#include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/open.h"
+#include "comm/confer.h"
+#include "comm/message.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+// Equal on ranks that have opened the same save.
+Bytes identity_of(const Checkpoint& checkpoint) {
+  RunningDigest files;
+  for (const ObjectInfo& file : checkpoint.files) {
+    files.add(std::as_bytes(std::span(file.name.data(), file.name.size() + 1)));
+    files.add(std::as_bytes(std::span(&file.size, 1)));
+  }
+  return MessageWriter().text(checkpoint.save_id).number(files.value()).take();
+}
+
+// Where it is replaced meanwhile, ranks may open the old save
+// and the new one: then all open it once more.
+std::unique_ptr<Checkpoint> opened_by_all(const Location& where, const LoadOptions& options,
+                                          Group& group) {
+  constexpr int kAttempts = 3;
+  auto checkpoint = std::make_unique<Checkpoint>();
+  const auto contribute = [&] {
+    require_going_on(options.stop);
+    *checkpoint = Checkpoint::open(where);
+    return identity_of(*checkpoint);
+  };
+  // No identity is empty.
+  const auto same = [](const Bytes& left, const Bytes& right) {
+    return left == right ? left : Bytes();
+  };
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const Bytes all = confer(group, "opening a checkpoint",
+                             {contribute, same, [](Bytes common) { return common; }});
+    if (!all.empty()) return checkpoint;
+  }
+  throw Error(ErrorCode::conflict,
+              "the ranks have opened different saves: is the checkpoint being replaced all the "
+              "time, or is there another one at this place for some of them?")
+      .at_path(to_string(where));
+}
+
+}  // namespace
+
+LoadSource::LoadSource(HostCopy catalog, std::shared_ptr<Store> store)
+    : catalog_(std::move(catalog)),
+      parts_(std::make_unique<OpenedDcp>(catalog_.bytes(), std::move(store))),
+      wanted_(parts_->checkpoint().leaves.size(), Wanted::nothing) {}
+
+void LoadSource::want(std::size_t leaf, const Tensor& pieces) {
+  if (!parts_ || wanted_[leaf] == Wanted::all) return;
+  if (wanted_[leaf] == Wanted::pieces) return want(leaf);
+  wanted_[leaf] = Wanted::pieces;
+  std::vector<Slice> slices;
+  slices.reserve(pieces.pieces.size());
+  for (const Piece& piece : pieces.pieces) slices.push_back(piece.slice);
+  parts_->give_pieces(leaf, slices);
+}
+
+void LoadSource::want(std::size_t leaf) {
+  if (!parts_ || wanted_[leaf] == Wanted::all) return;
+  wanted_[leaf] = Wanted::all;
+  parts_->give_pieces(leaf);
+}
+
+void LoadSource::require_files() const {
+  if (parts_) parts_->require_files();
+}
+
+LoadSource open_for_load(const Location& where, const LoadOptions& options, Group& group) {
+  const auto begin = [&] {
+    require_going_on(options.stop);
+    require_threads(options.threads);
+  };
+  // Rank 0 says by an empty catalog that it is not for one rank to open.
+  const auto open = [&] {
+    std::shared_ptr<Store> store = dcp_directory(where);
+    return store ? read_catalog(std::move(store)) : Bytes();
+  };
+  HostCopy catalog = copy_to_hosts(group, "opening a checkpoint", begin, open);
+  if (catalog.bytes().empty()) return LoadSource(opened_by_all(where, options, group));
+  std::optional<LoadSource> source;
+  agree(group, "opening a checkpoint",
+        [&] { source.emplace(std::move(catalog), store_of_directory(where)); });
+  return std::move(*source);
+}
+
+}  // namespace tessera

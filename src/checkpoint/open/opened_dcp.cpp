@@ -1,0 +1,168 @@
+#include "checkpoint/open/opened_dcp.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/dcp/dcp_items.h"
+#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/digests/guard.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/tree/tree_json.h"
+#include "format/pickle/pickle.h"
+#include "format/torch/names.h"
+#include "layout/boxes.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+std::string producer_of(const std::string& version) {
+  return version.empty() ? "" : "torch.distributed.checkpoint " + version;
+}
+
+Tensor tensor_of(const dcp::EntryHead& head) {
+  Tensor tensor;
+  tensor.dtype = head.dtype;
+  tensor.shape = head.shape;
+  // Of types without a storage class of their own torch cannot load a plain tensor that needs a
+  // gradient: a torch.save file of such a one would be lost to it, and its DCP loader drops the
+  // need.
+  tensor.requires_grad = head.requires_grad && torch_file::has_storage_class(head.dtype);
+  return tensor;
+}
+
+}  // namespace
+
+OpenedDcp::OpenedDcp(ByteView catalog, std::shared_ptr<Store> store)
+    : catalog_(catalog),
+      digests_(std::make_shared<DigestsByName>(catalog_.head().digests)),
+      store_(guarded_store(std::move(store), digests_)),
+      sources_(catalog_.files()) {
+  const CatalogHead& head = catalog_.head();
+  checkpoint_.kind = CheckpointKind::dcp;
+  checkpoint_.path = store_->name();
+  checkpoint_.producer = producer_of(head.version);
+  checkpoint_.save_id = head.save_id;
+  checkpoint_.warnings = head.warnings;
+  checkpoint_.world_size = head.world_size;
+  checkpoint_.files = head.metadata;
+  checkpoint_.store = store_;
+  std::vector<std::pair<std::string, std::size_t>> tensors;  // names and positions
+  catalog_.for_each([&](const Catalog::Entry& entry) {
+    checkpoint_.leaves.push_back(leaf_of(entry));
+    if (entry.head.is_tensor) tensors.emplace_back(entry.head.name, entry.chunks);
+  });
+  if (!head.types.empty()) add_types(head.types, checkpoint_.leaves);
+  checkpoint_.has_types = !head.types.empty();
+  warn_of_holes(fill_holes(checkpoint_.leaves), checkpoint_.warnings);
+  find_chunks(tensors);
+}
+
+// Leaves that were added in between have no entry; the others are in the order of the entries.
+void OpenedDcp::find_chunks(const std::vector<std::pair<std::string, std::size_t>>& tensors) {
+  chunks_.resize(checkpoint_.leaves.size());
+  auto next = tensors.begin();
+  for (std::size_t leaf = 0; leaf < chunks_.size() && next != tensors.end(); ++leaf) {
+    if (checkpoint_.leaves[leaf].name == next->first) chunks_[leaf] = (next++)->second;
+  }
+}
+
+Leaf OpenedDcp::leaf_of(const Catalog::Entry& entry) {
+  Leaf leaf;
+  leaf.name = entry.head.name;
+  leaf.path = entry.head.path.value_or(Path{entry.head.name});
+  if (entry.head.is_tensor) {
+    leaf.value = Value(tensor_of(entry.head));
+  } else if (entry.value) {
+    leaf.value = pickle::read(*entry.value).value;
+  } else {
+    leaf.value = read_value(source(entry.item.file), entry.item);
+  }
+  return leaf;
+}
+
+std::shared_ptr<LazySource>& OpenedDcp::source(std::uint32_t file) {
+  std::shared_ptr<LazySource>& source = sources_.at(file);
+  if (!source) {
+    CatalogFile found = catalog_.file(file);
+    if (found.digests) digests_->emplace(found.info.name, std::move(*found.digests));
+    source = std::make_shared<LazySource>(store_, std::move(found.info), open_);
+  }
+  return source;
+}
+
+void OpenedDcp::add_piece(Tensor& tensor, const CatalogChunks& chunks, std::size_t number) {
+  const ItemRange place = chunks.place(number);
+  auto storage = std::make_shared<Storage>();
+  storage->source = source(place.file);
+  storage->offset = place.offset;
+  storage->size = place.size;
+  storage->encoding = place.encoding;
+  storage->dtype = tensor.dtype;
+  tensor.pieces.push_back(Piece{chunks.box(number), std::move(storage), 0, {}, -1});
+}
+
+void OpenedDcp::give_pieces(std::size_t leaf) {
+  if (chunks_[leaf] == 0) return;
+  const CatalogChunks chunks = catalog_.chunks_at(chunks_[leaf]);
+  Tensor& tensor = checkpoint_.leaves[leaf].value.as_tensor();
+  tensor.pieces.clear();
+  tensor.pieces.reserve(chunks.size());
+  for (std::size_t i = 0; i < chunks.size(); ++i) add_piece(tensor, chunks, i);
+}
+
+void OpenedDcp::give_pieces(std::size_t leaf, std::span<const Slice> wanted) {
+  if (chunks_[leaf] == 0) return;
+  const CatalogChunks chunks = catalog_.chunks_at(chunks_[leaf]);
+  Tensor& tensor = checkpoint_.leaves[leaf].value.as_tensor();
+  tensor.pieces.clear();
+  std::vector<Box> bounds;
+  for (const Slice& slice : wanted) {
+    if (numel(slice) > 0) bounds.push_back(bounds_of(slice, tensor.shape));
+  }
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    const auto meets = [&](const Box& box) { return chunks.meets(i, box); };
+    if (std::ranges::any_of(bounds, meets)) add_piece(tensor, chunks, i);
+  }
+}
+
+void OpenedDcp::give_all() {
+  for (std::size_t leaf = 0; leaf < chunks_.size(); ++leaf) give_pieces(leaf);
+  std::vector<ObjectInfo> files;
+  for (std::size_t i = 0; i < catalog_.files(); ++i) files.push_back(catalog_.file(i).info);
+  std::ranges::sort(files, {}, &ObjectInfo::name);
+  checkpoint_.files.insert(checkpoint_.files.end(), files.begin(), files.end());
+}
+
+void OpenedDcp::require_same_metadata() const {
+  const ObjectInfo& metadata = catalog_.head().metadata.front();
+  const auto source = store_->open(metadata.name);
+  if (source->size() == metadata.size && digest_of_end(*source) == catalog_.head().metadata_end)
+    return;
+  throw Error(ErrorCode::conflict, "it is not the file that rank 0 has opened")
+      .at_path(source->name());
+}
+
+void OpenedDcp::require_files() const {
+  bool is_known = true;
+  std::size_t room = OpenFiles::kCapacity;  // more would be closed again before they are read
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (!sources_[i]) continue;
+    const CatalogFile file = catalog_.file(i);
+    is_known = is_known && (is_attempt_name(file.info.name) || file.digests);
+    if (room == 0) continue;
+    --room;
+    try {
+      sources_[i]->open();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::not_found) throw;
+      throw Error(ErrorCode::conflict,
+                  "rank 0 has opened a checkpoint with this data file, which is not here: do the "
+                  "ranks look into different directories, or was the checkpoint replaced?")
+          .at_path(sources_[i]->name());
+    }
+  }
+  if (!is_known) require_same_metadata();
+}
+
+}  // namespace tessera
