@@ -5,9 +5,13 @@
 // and all tell what they hold. Then `.metadata` goes to FILE while its chunks are computed, and is
 // decoded again. Prints one line of JSON: the seconds of the plan, of the proof that it fits, of
 // encoding and decoding; the peak of memory before decoding and after it; chunks; the file's bytes;
-// what one rank sends, in bytes. Without --out the file is a temporary one.
+// what one rank sends, in bytes. Then what a load costs: the seconds in which rank 0 opens the
+// checkpoint, its peak, the catalog that it spreads, and the seconds and memory in which another
+// rank finds its own slices in that. Without --out the file is a temporary one.
+#include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,12 +19,17 @@
 #include <filesystem>
 #include <fstream>
 #include <ios>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/open/opened_dcp.h"
+#include "checkpoint/save/data_file.h"
 #include "checkpoint/save/opening.h"
 #include "checkpoint/save/plan_source.h"
 #include "comm/tree.h"
@@ -33,6 +42,7 @@ using tessera::bench::now;
 
 constexpr std::int64_t kRows = 4;  // of a rank's slice
 constexpr std::int64_t kColumns = 1024;
+constexpr const char* kAttempt = "0123456789ab";
 
 struct Job {
   int ranks = 1024;
@@ -105,7 +115,7 @@ SavePlan plan_of(const Job& job, std::size_t& sent, Seconds& seconds) {
 
 void write(const SavePlan& plan, const std::string& path) {
   std::ofstream out(path, std::ios::binary);
-  const PlanSource source(plan, {"1.0.0", "/checkpoints/step1000", "an-id", true}, "0123456789ab");
+  const PlanSource source(plan, {"1.0.0", "/checkpoints/step1000", "an-id", true}, kAttempt);
   dcp::encode(source, [&out](ByteView piece) {
     out.write(reinterpret_cast<const char*>(piece.data()),
               static_cast<std::streamsize>(piece.size()));
@@ -119,6 +129,59 @@ std::vector<std::byte> read(const std::string& path) {
   in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   if (!in) throw std::runtime_error("cannot read " + path);
   return bytes;
+}
+
+// A directory whose data files are as long as they have to be, without being there.
+class MetadataAlone final : public Store {
+ public:
+  MetadataAlone(const Job& job, std::string path) : path_(std::move(path)) {
+    for (int rank = 0; rank < job.ranks; ++rank) {
+      for (int file = 0; file < FileRules().most; ++file)
+        files_.push_back({data_file_name(rank, file, kAttempt), std::uint64_t{1} << 50});
+    }
+    std::ranges::sort(files_, {}, &ObjectInfo::name);
+  }
+  [[nodiscard]] const std::string& name() const override { return path_; }
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view) const override { return files_; }
+  [[nodiscard]] bool exists(std::string_view name) const override { return name == kDcpMetadata; }
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view) const override {
+    const std::filesystem::path file = path_;
+    return posix_store(file.parent_path())->open(file.filename().string());
+  }
+  std::unique_ptr<ByteSink> create(std::string_view, IfExists, std::uint64_t) override {
+    throw std::logic_error("nothing is written");
+  }
+  void remove(std::string_view) override {}
+
+ private:
+  std::string path_;  // of `.metadata`
+  std::vector<ObjectInfo> files_;
+};
+
+std::size_t heap_bytes() {
+  const struct mallinfo2 heap = ::mallinfo2();
+  return heap.uordblks + heap.hblkhd;
+}
+
+struct Opening {
+  double open_s = 0, rank_s = 0;
+  std::size_t catalog_bytes = 0, rank_bytes = 0;
+};
+
+// Rank 0 opens, and the last rank looks for its slices.
+Opening open(const Job& job, const std::string& path) {
+  Opening cost;
+  const auto store = std::make_shared<MetadataAlone>(job, path);
+  const double opening = now();
+  const Bytes catalog = read_catalog(store);
+  const double opened = now();
+  const std::size_t before = heap_bytes();
+  OpenedDcp rank(catalog, store);
+  const std::vector<Slice> mine = {Box{{(job.ranks - 1) * kRows, 0}, {kRows, kColumns}}};
+  for (std::size_t leaf = 0; leaf < rank.checkpoint().leaves.size(); ++leaf)
+    rank.give_pieces(leaf, mine);
+  cost = {opened - opening, now() - opened, catalog.size(), heap_bytes() - before};
+  return cost;
 }
 
 std::size_t decode(const std::string& path) {
@@ -145,12 +208,16 @@ void measure(const Job& job) {
   const double decoding = now();
   const std::size_t chunks = decode(path);
   const double decoded = now();
+  const long decode_peak = bench::peak_memory();
+  const Opening cost = open(job, path);
   std::printf(
       "{\"plan_s\": %.4f, \"validate_s\": %.4f, \"encode_s\": %.4f, \"decode_s\": %.4f, "
       "\"plan_peak_mib\": %ld, \"peak_mib\": %ld, \"chunks\": %zu, \"bytes\": %ju, \"sent\": "
-      "%zu}\n",
-      seconds.plan, seconds.validate, written - begin, decoded - decoding, plan_peak,
-      bench::peak_memory(), chunks, std::filesystem::file_size(path), sent);
+      "%zu, \"open_s\": %.4f, \"open_peak_mib\": %ld, \"catalog_bytes\": %zu, \"rank_s\": %.4f, "
+      "\"rank_bytes\": %zu}\n",
+      seconds.plan, seconds.validate, written - begin, decoded - decoding, plan_peak, decode_peak,
+      chunks, std::filesystem::file_size(path), sent, cost.open_s, bench::peak_memory(),
+      cost.catalog_bytes, cost.rank_s, cost.rank_bytes);
   if (job.out.empty()) std::filesystem::remove(path);
 }
 
