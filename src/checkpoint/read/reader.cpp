@@ -135,6 +135,8 @@ TensorReader::Source& TensorReader::source(std::size_t index) {
       const auto size = narrow<std::uint64_t>(numel(made->sizes)) * element_;
       made->device.emplace(device, made->first_byte, made->first_byte + size);
     }
+    // Digests say more than a CRC-32 does.
+    made->followed = !made->is_checked();
     sources_[index] = std::move(made);
   }
   return *sources_[index];
