@@ -25,6 +25,16 @@ enum class OnDifference : std::uint8_t {
   report,  // the key is left alone and named in LoadReport
 };
 
+// Who asks the store.
+enum class LoadReader : std::uint8_t {
+  // Each rank reads the parts that it needs. Of a DCP directory rank 0 alone reads the metadata.
+  every_rank,
+  // Rank 0 opens and reads, and tells all ranks what any of them wants, 4 MiB at a time: for a
+  // checkpoint that the others cannot see. Theirs is not looked at. Every byte goes to every rank,
+  // so this takes longer. Values that hold tensors are `unsupported`.
+  rank_zero,
+};
+
 struct LoadOptions {
   // The first four are for a tree that is loaded into; Checkpoint::load has none.
   OnDifference missing = OnDifference::refuse;  // keys of the tree that the checkpoint lacks
@@ -34,9 +44,10 @@ struct LoadOptions {
   // and reports name the tree's keys, but for extra ones. To rename the keys of the checkpoint for
   // all that is done with it, use Checkpoint::map.
   std::function<std::string(const std::string& key)> rename = {};
-  bool allow_cast = true;   // dtypes may differ; elements are converted
-  bool allow_wrap = false;  // as in ReadOptions
-  int threads = 2;          // reading threads on each rank
+  LoadReader reader = LoadReader::every_rank;  // rank 0's counts; Checkpoint::load has none
+  bool allow_cast = true;                      // dtypes may differ; elements are converted
+  bool allow_wrap = false;                     // as in ReadOptions
+  int threads = 2;                             // reading threads on each rank
   ProgressHook progress = {};
   // Phases: "open", unless the checkpoint was open already; "plan"; "read"; "all".
   EventHook events = {};

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-enum class EntryKind : std::uint8_t { tensor, value, item };
+enum class EntryKind : std::uint8_t { tensor, value, item, untold };
 
 constexpr std::size_t kPlaceColumns = 4;        // behind those of the boxes
 constexpr std::uint64_t kEndOfMetadata = 4096;  // bytes
@@ -189,10 +189,10 @@ void CatalogWriter::add_value(const dcp::EntryHead& head, ByteView pickle) {
   bytes_.number(EntryKind::value).block(pickle);
 }
 
-void CatalogWriter::add_item(const dcp::EntryHead& head, const ItemRange& place) {
+void CatalogWriter::add_item(const dcp::EntryHead& head, const std::optional<ItemRange>& place) {
   add_head(head);
-  bytes_.number(EntryKind::item);
-  write_place(bytes_, place);
+  bytes_.number(place ? EntryKind::item : EntryKind::untold);
+  if (place) write_place(bytes_, *place);
 }
 
 Bytes CatalogWriter::finish(const CatalogHead& head, const std::vector<CatalogFile>& files) {
@@ -282,7 +282,7 @@ CatalogFile Catalog::file(std::size_t number) const {
 
 void Catalog::for_each(const std::function<void(const Entry& entry)>& visit) const {
   for (MessageReader message(entries_); !message.at_end();) {
-    Entry entry{read_entry_head(message), 0, std::nullopt, {}};
+    Entry entry{read_entry_head(message), 0, std::nullopt, std::nullopt};
     switch (message.number<EntryKind>()) {
       case EntryKind::tensor: {
         entry.head.is_tensor = true;
@@ -299,6 +299,8 @@ void Catalog::for_each(const std::function<void(const Entry& entry)>& visit) con
         break;
       case EntryKind::item:
         entry.item = read_place(message);
+        break;
+      case EntryKind::untold:
         break;
     }
     visit(entry);

@@ -62,8 +62,8 @@ class CatalogWriter {
   void add_chunk(Numbers offsets, Numbers sizes, const ItemRange& place);
   // A value that holds no tensor, as a pickle.
   void add_value(const dcp::EntryHead& head, ByteView pickle);
-  // A value that has to be read from its item.
-  void add_item(const dcp::EntryHead& head, const ItemRange& place);
+  // A value that has to be read from its item; without one nobody but the writer has it.
+  void add_item(const dcp::EntryHead& head, const std::optional<ItemRange>& place);
   // `files`: by their numbers.
   [[nodiscard]] Bytes finish(const CatalogHead& head, const std::vector<CatalogFile>& files);
 
@@ -118,7 +118,7 @@ class Catalog {
     dcp::EntryHead head;
     std::size_t chunks = 0;         // for chunks_at(); of tensors
     std::optional<ByteView> value;  // a pickle; of values, unless they are in their item
-    ItemRange item;                 // where such a value is
+    std::optional<ItemRange> item;  // where such a value is, if others can read it
   };
   [[nodiscard]] const CatalogHead& head() const noexcept { return head_; }
   [[nodiscard]] std::size_t files() const noexcept { return files_; }

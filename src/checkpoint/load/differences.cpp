@@ -109,13 +109,12 @@ std::optional<Error> Differences::refusal(const LoadOptions& options) const {
   return Error(shared_code(sorts), text_of(sorts)).at_key(sorts.front().differences.front().key);
 }
 
-void Differences::move_to(LoadReport& report) {
-  for (Missing& missing : missing_) report.missing.push_back(std::move(missing.key));
+void Differences::fill(LoadReport& report) const {
+  for (const Missing& missing : missing_) report.missing.push_back(missing.key);
   std::ranges::sort(report.missing);
-  for (Unfit& unfit : unfit_)
-    report.unfit.push_back({std::move(unfit.key), std::move(unfit.reason)});
+  for (const Unfit& unfit : unfit_) report.unfit.push_back({unfit.key, unfit.reason});
   std::ranges::sort(report.unfit, {}, &UnfitKey::key);
-  report.extra = std::move(extra_);
+  report.extra = extra_;
   std::ranges::sort(report.extra);
 }
 

@@ -24,8 +24,8 @@ class Differences {
   // one.
   [[nodiscard]] std::optional<Error> refusal(const LoadOptions& options) const;
 
-  // Puts them into `report`, sorted, and forgets them.
-  void move_to(LoadReport& report);
+  // Puts them into `report`, sorted.
+  void fill(LoadReport& report) const;
 
  private:
   struct Missing {

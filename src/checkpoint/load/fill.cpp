@@ -112,10 +112,7 @@ class PieceJob {
       held_.resize(expected.size());
       reader.read(piece_.slice, begin, part, held_.data());
       if (held_ == expected) return;
-      throw Error(ErrorCode::mismatch,
-                  "one memory for two keys, and the checkpoint has other values here than under '" +
-                      owner + "'")
-          .at_key(filling_.key);
+      throw other_values(filling_.key, owner);
     });
   }
 
@@ -262,6 +259,13 @@ Owners each_its_own(const std::vector<Filling>& fillings) {
 }
 
 }  // namespace
+
+Error other_values(const std::string& key, const std::string& owner) {
+  return Error(ErrorCode::mismatch,
+               "one memory for two keys, and the checkpoint has other values here than under '" +
+                   owner + "'")
+      .at_key(key);
+}
 
 std::uint64_t bytes_of(const std::vector<Filling>& fillings) {
   std::uint64_t bytes = 0;

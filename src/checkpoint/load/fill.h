@@ -7,6 +7,7 @@
 
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
+#include "tessera/error.h"
 #include "tessera/value.h"
 
 namespace tessera {
@@ -33,6 +34,10 @@ struct PieceOf {
 };
 using Owners = std::vector<std::vector<PieceOf>>;
 [[nodiscard]] Owners owners_of(const std::vector<Filling>& fillings);
+
+// What a load throws where the checkpoint has other elements for `key` than for `owner`, whose
+// memory that is.
+[[nodiscard]] Error other_values(const std::string& key, const std::string& owner);
 
 // Fills every piece. A piece that is another key's memory is compared with it instead: `mismatch`
 // naming both keys when the checkpoint has other elements for it. What the reads could not check by

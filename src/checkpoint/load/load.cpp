@@ -17,6 +17,7 @@
 #include "checkpoint/load/fresh.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/opened.h"
+#include "checkpoint/load/tell.h"
 #include "checkpoint/load/untaken.h"
 #include "checkpoint/tree/tree.h"
 #include "comm/confer.h"
@@ -25,6 +26,7 @@
 #include "comm/whereabouts.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
+#include "tessera/group_checkpoint.h"
 #include "value/children.h"
 
 namespace tessera {
@@ -101,22 +103,44 @@ std::uint64_t read_all(const std::vector<Filling>& fillings, const LoadOptions& 
   return counters.report().bytes_needed;
 }
 
-LoadReport load_planned(Value& tree, LoadPlan plan, const LoadOptions& options, Group& group) {
-  IoCounters counters;
+// The leaves that some rank takes.
+std::vector<bool> taken_leaves(const Checkpoint& checkpoint, const LoadPlan& plan) {
+  std::vector<bool> taken(checkpoint.leaves.size(), true);
+  for (const std::size_t leaf : plan.untaken) taken[leaf] = false;
+  return taken;
+}
+
+void fill(const LoadPlan& plan, const LoadSource& source, const LoadOptions& options,
+          IoCounters& counters, Group& group) {
   std::optional<Meter> meter;
   const auto tell_progress = [&](const Progress& progress) {
     group.make_progress(progress.done);
     if (options.progress) options.progress(progress);
   };
+  if (source.is_told()) {
+    const Checkpoint& contents = source.checkpoint();
+    meter.emplace(tell_progress, bytes_of(plan.fillings), options.stop);
+    tell_all({source.from(), contents, taken_leaves(contents, plan), plan.fillings, plan.owners,
+              counters, *meter},
+             group);
+    agree(group, "reading a checkpoint", [&] { meter->finish(); });
+    return;
+  }
   agree_on_long_work(group, "reading a checkpoint", options.stop, [&](const std::stop_token& stop) {
     meter.emplace(tell_progress, bytes_of(plan.fillings), stop);
     fill_all({plan.fillings, plan.owners, options.threads, nullptr, counters, *meter});
     meter->finish();  // what the hook throws has to reach all ranks
   });
+}
+
+LoadReport load_planned(Value& tree, const LoadPlan& plan, const LoadSource& source,
+                        const LoadOptions& options, Group& group) {
+  IoCounters counters;
+  fill(plan, source, options, counters, group);
   for (const auto& [place, value] : plan.values) assign(tree, place, value);
   LoadReport report;
   static_cast<IoReport&>(report) = counters.report();
-  plan.differences.move_to(report);
+  plan.differences.fill(report);
   return report;
 }
 
@@ -129,13 +153,49 @@ LoadReport load_opened(Value& tree, LoadSource& source, const LoadOptions& optio
   });
   LoadReport report;
   log.phase("read", [&] {
-    report = load_planned(tree, std::move(plan), options, group);
+    report = load_planned(tree, plan, source, options, group);
+    return report.bytes_needed;
+  });
+  return report;
+}
+
+LoadReport load_from(Value& tree, LoadSource& source, const LoadOptions& options, Group& group) {
+  const Purpose purpose("loading a checkpoint");
+  const JobLog log(options.events, "load", group.rank(), source.checkpoint().path);
+  LoadReport report;
+  log.phase("all", [&] {
+    report = load_opened(tree, source, options, group, log);
     return report.bytes_needed;
   });
   return report;
 }
 
 }  // namespace
+
+struct GroupCheckpoint::Opened {
+  LoadSource source;
+  Group& group;
+};
+
+GroupCheckpoint::GroupCheckpoint(std::unique_ptr<Opened> opened) : opened_(std::move(opened)) {}
+GroupCheckpoint::GroupCheckpoint(GroupCheckpoint&&) noexcept = default;
+GroupCheckpoint& GroupCheckpoint::operator=(GroupCheckpoint&&) noexcept = default;
+GroupCheckpoint::~GroupCheckpoint() = default;
+
+GroupCheckpoint GroupCheckpoint::open(const Location& where, const LoadOptions& options,
+                                      Group& group) {
+  const Purpose purpose("opening a checkpoint");
+  return GroupCheckpoint(
+      std::unique_ptr<Opened>(new Opened{open_for_load(where, options, group), group}));
+}
+
+const Checkpoint& GroupCheckpoint::contents() const& {
+  return opened_->source.checkpoint();
+}
+
+LoadReport GroupCheckpoint::load(Value& tree, const LoadOptions& options) {
+  return load_from(tree, opened_->source, options, opened_->group);
+}
 
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options, Group& group) {
   const Purpose purpose("loading a checkpoint");
@@ -155,15 +215,8 @@ LoadReport load(Value& tree, const Location& where, const LoadOptions& options, 
 
 LoadReport load(Value& tree, const Checkpoint& checkpoint, const LoadOptions& options,
                 Group& group) {
-  const Purpose purpose("loading a checkpoint");
-  const JobLog log(options.events, "load", group.rank(), checkpoint.path);
-  LoadReport report;
   LoadSource source(checkpoint);
-  log.phase("all", [&] {
-    report = load_opened(tree, source, options, group, log);
-    return report.bytes_needed;
-  });
-  return report;
+  return load_from(tree, source, options, group);
 }
 
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options) {

@@ -12,8 +12,11 @@
 
 namespace tessera {
 
-// Either every rank has opened it, and its tensors have their pieces. Or rank 0 has opened it for
-// all, and each rank gives the tensors that it wants the pieces that it needs.
+// It is one of three:
+//   - every rank has opened it, and its tensors have their pieces;
+//   - rank 0 has opened it for all, and each rank gives the tensors that it wants the pieces that
+//     it needs;
+//   - rank 0 alone reads it and tells the others (checkpoint-rows P-19): no tensor has pieces.
 class LoadSource {
  public:
   // `checkpoint` must outlive it.
@@ -21,12 +24,19 @@ class LoadSource {
   explicit LoadSource(std::unique_ptr<Checkpoint> checkpoint)
       : own_(std::move(checkpoint)), whole_(own_.get()) {}
   LoadSource(HostCopy catalog, std::shared_ptr<Store> store);
+  // `own`: what rank 0 reads; null elsewhere.
+  LoadSource(HostCopy catalog, const std::string& path, std::unique_ptr<Checkpoint> own);
 
   [[nodiscard]] const Checkpoint& checkpoint() const {
     return whole_ ? *whole_ : parts_->checkpoint();
   }
 
-  // The leaf's tensor is wanted in these pieces, or all of it. Any number of times.
+  // Whether rank 0 reads for all; `from` is what it reads, and null on other ranks.
+  [[nodiscard]] bool is_told() const noexcept { return is_told_; }
+  [[nodiscard]] const Checkpoint* from() const noexcept { return own_.get(); }
+
+  // The leaf's tensor is wanted in these pieces, or all of the leaf. Any number of times. Throws
+  // `unsupported` for a value that cannot be told.
   void want(std::size_t leaf, const Tensor& pieces);
   void want(std::size_t leaf);
   // Throws `conflict` if this rank does not find what the pieces need.
@@ -34,16 +44,18 @@ class LoadSource {
 
  private:
   enum class Wanted : std::uint8_t { nothing, pieces, all };
+  void want_told(std::size_t leaf);
 
   HostCopy catalog_;
   std::unique_ptr<Checkpoint> own_;
   const Checkpoint* whole_ = nullptr;
   std::unique_ptr<OpenedDcp> parts_;  // null: `whole_` is there
   std::vector<Wanted> wanted_;        // by leaf
+  bool is_told_ = false;
 };
 
-// Opens the checkpoint of a load. Rank 0 alone opens a DCP directory; any other kind is opened by
-// every rank, and all compare what they have opened. Collective.
+// Opens the checkpoint of a load. Rank 0 alone opens a DCP directory, or one that it tells; any
+// other kind is opened by every rank, and all compare what they have opened. Collective.
 [[nodiscard]] LoadSource open_for_load(const Location& where, const LoadOptions& options,
                                        Group& group);
 

@@ -12,6 +12,7 @@
 #include "format/torch/names.h"
 #include "layout/boxes.h"
 #include "tessera/error.h"
+#include "value/inner_tensors.h"
 
 namespace tessera {
 namespace {
@@ -75,8 +76,10 @@ Leaf OpenedDcp::leaf_of(const Catalog::Entry& entry) {
     leaf.value = Value(tensor_of(entry.head));
   } else if (entry.value) {
     leaf.value = pickle::read(*entry.value).value;
+  } else if (entry.item) {
+    leaf.value = read_value(source(entry.item->file), *entry.item);
   } else {
-    leaf.value = read_value(source(entry.item.file), entry.item);
+    untold_.insert(leaf.name);
   }
   return leaf;
 }
@@ -163,6 +166,33 @@ void OpenedDcp::require_files() const {
     }
   }
   if (!is_known) require_same_metadata();
+}
+
+Bytes catalog_of(const Checkpoint& checkpoint) {
+  CatalogWriter catalog;
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (checkpoint.has_types && is_empty_dict(leaf)) continue;  // the types have it
+    dcp::EntryHead head;
+    head.name = leaf.name;
+    if (!leaf.path.empty()) head.path = leaf.path;
+    if (leaf.value.is(Value::Kind::tensor)) {
+      const Tensor& tensor = leaf.value.as_tensor();
+      head.is_tensor = true;
+      head.dtype = tensor.dtype;
+      head.shape = tensor.shape;
+      head.requires_grad = tensor.requires_grad;
+      catalog.add_tensor(head);
+    } else if (inner_tensors(leaf.value).empty()) {
+      catalog.add_value(head, pickle::write(leaf.value));
+    } else {
+      catalog.add_item(head, std::nullopt);
+    }
+  }
+  CatalogHead head;
+  head.save_id = checkpoint.save_id;
+  head.warnings = checkpoint.warnings;
+  if (checkpoint.has_types) head.types = encode_types(checkpoint.leaves);
+  return catalog.finish(head, {});
 }
 
 }  // namespace tessera

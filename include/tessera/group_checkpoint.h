@@ -1,0 +1,42 @@
+// GroupCheckpoint: a checkpoint that the ranks of a group open together, look into, and load from.
+//
+//   auto checkpoint = GroupCheckpoint::open("run/step100", {}, group);
+//   Value tree = tree_for(checkpoint.contents().leaves);  // what is there decides what is wanted
+//   checkpoint.load(tree);
+//
+// load() of checkpoint.h does both at once. All ranks see and load one save, even if the checkpoint
+// is replaced meanwhile.
+#pragma once
+
+#include <memory>
+
+#include "tessera/checkpoint.h"
+
+namespace tessera {
+
+class GroupCheckpoint {
+ public:
+  // Opens as LoadOptions::reader says. `group` must outlive the result. Throws on all ranks what
+  // Checkpoint::open throws, and `conflict` if ranks have opened different saves. Collective.
+  [[nodiscard]] static GroupCheckpoint open(const Location& where, const LoadOptions& options,
+                                            Group& group);
+
+  // The leaves: names, paths, values, and tensors with dtype and shape. Tensors may lack their
+  // pieces, so nothing but load() reads them. The same on every rank.
+  [[nodiscard]] const Checkpoint& contents() const&;
+
+  // Loads as load() of checkpoint.h does, with the reader that opened it. Any number of times.
+  // Collective.
+  LoadReport load(Value& tree, const LoadOptions& options = {});
+
+  GroupCheckpoint(GroupCheckpoint&&) noexcept;
+  GroupCheckpoint& operator=(GroupCheckpoint&&) noexcept;
+  ~GroupCheckpoint();
+
+ private:
+  struct Opened;
+  explicit GroupCheckpoint(std::unique_ptr<Opened> opened);
+  std::unique_ptr<Opened> opened_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,268 @@
+// All ranks go through the wanted tensors in the same order, and through each in row-major order,
+// so nothing has to be said of what a batch holds. While rank 0 reads a batch, nobody else works;
+// what a rank does with one is its contribution to the next conference.
+#include "checkpoint/load/tell.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+
+#include "base/digest.h"
+#include "checkpoint/read/cast.h"
+#include "comm/confer.h"
+#include "layout/boxes.h"
+#include "layout/plan.h"
+#include "layout/strided.h"
+#include "tessera/error.h"
+#include "value/device_windows.h"
+#include "value/lazy_bits.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kOperation = "reading a checkpoint for all ranks";
+
+// Elements [begin, begin + count) of a leaf's tensor.
+struct Segment {
+  std::size_t leaf = 0;
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+};
+
+// The wanted elements, a batch after another.
+class Batches {
+ public:
+  explicit Batches(const TellJob& job) : job_(job) {}
+
+  // Empty: there are no more.
+  std::vector<Segment> next() {
+    std::vector<Segment> batch;
+    std::size_t room = job_.batch;
+    for (; leaf_ < job_.wanted.size(); ++leaf_, begin_ = 0) {
+      const Value& value = job_.contents.leaves[leaf_].value;
+      if (!job_.wanted[leaf_] || !value.is(Value::Kind::tensor)) continue;
+      const std::int64_t left = numel(value.as_tensor().shape) - begin_;
+      const std::size_t element = size_of(value.as_tensor().dtype);
+      const std::int64_t count = std::min(left, static_cast<std::int64_t>(room / element));
+      if (count == 0 && left > 0) return batch;
+      if (count > 0) batch.push_back({leaf_, begin_, count});
+      room -= static_cast<std::size_t>(count) * element;
+      begin_ += count;
+      if (count < left) return batch;
+    }
+    return batch;
+  }
+
+ private:
+  const TellJob& job_;
+  std::size_t leaf_ = 0;
+  std::int64_t begin_ = 0;  // of its tensor
+};
+
+// Rank 0's part.
+class Teller {
+ public:
+  explicit Teller(const TellJob& job) : job_(job) {}
+
+  Bytes read(const std::vector<Segment>& batch) {
+    Bytes bytes;
+    for (const Segment& segment : batch) {
+      const Tensor& tensor = reader_of(segment.leaf);
+      const std::size_t at = bytes.size();
+      bytes.resize(at + static_cast<std::size_t>(segment.count) * size_of(tensor.dtype));
+      reader_->read(whole(tensor.shape), segment.begin, segment.count, bytes.data() + at);
+    }
+    if (batch.empty()) close();
+    return bytes;
+  }
+
+ private:
+  const Tensor& reader_of(std::size_t leaf) {
+    const std::string& name = job_.contents.leaves[leaf].name;
+    const Tensor& tensor = job_.from->tensor(name);
+    if (!reader_ || leaf_ != leaf) {
+      close();
+      reader_.emplace(tensor, name);
+      leaf_ = leaf;
+    }
+    return tensor;
+  }
+
+  void close() {
+    if (reader_) job_.counters.add(reader_->report());
+    reader_.reset();
+  }
+
+  const TellJob& job_;
+  std::size_t leaf_ = 0;  // whose tensor reader_ reads
+  std::optional<TensorReader> reader_;
+};
+
+// A piece that takes its elements from what is told, in ascending order.
+class PieceTaker {
+ public:
+  // `owner`: the key whose memory the piece is; empty: it is its own.
+  PieceTaker(const Filling& filling, std::size_t piece, std::string owner)
+      : filling_(filling),
+        want_(filling.wanted.as_tensor()),
+        have_(filling.found.as_tensor().dtype),
+        piece_(want_.pieces[piece]),
+        sizes_(array_of(piece_.slice)),
+        strides_(piece_.strides.empty() ? contiguous_strides(sizes_) : piece_.strides),
+        element_(size_of(want_.dtype)),
+        owner_(std::move(owner)) {
+    if (piece_.storage->device) writer_.emplace(piece_.storage->device);
+  }
+
+  // Returns the bytes that it took.
+  std::uint64_t take(std::int64_t begin, std::int64_t count, const std::byte* elements) {
+    const Slice from[] = {FlatRange{begin, begin + count}};
+    const Slice to[] = {piece_.slice};
+    std::uint64_t taken = 0;
+    for (const Copy& copy : plan_copies(want_.shape, from, to)) {
+      scratch_.resize(static_cast<std::size_t>(copy.count) * element_);
+      convert(elements + static_cast<std::size_t>(copy.from_local) * size_of(have_), copy.count);
+      if (owner_.empty()) {
+        resolve_bits(piece_, want_.dtype, scratch_.data(), copy.count);
+        store(copy.to_local, copy.count);
+      } else {
+        told_.add(scratch_);
+      }
+      taken += scratch_.size();
+    }
+    return taken;
+  }
+
+  // After all pieces have taken everything.
+  void finish() {
+    if (writer_) writer_->finish();
+    if (!owner_.empty()) compare();
+  }
+
+ private:
+  void convert(const std::byte* elements, std::int64_t count) {
+    if (want_.dtype == have_) {
+      std::memcpy(scratch_.data(), elements, scratch_.size());
+    } else {
+      cast(have_, elements, want_.dtype, scratch_.data(), count);
+    }
+  }
+
+  // The scratch becomes elements of the piece from number `begin` on.
+  void store(std::int64_t begin, std::int64_t count) {
+    const std::byte* from = scratch_.data();
+    for_each_strided_run(sizes_, strides_, begin, count, [&](std::int64_t at, std::int64_t run) {
+      const std::size_t bytes = static_cast<std::size_t>(run) * element_;
+      const std::size_t place = static_cast<std::size_t>(piece_.storage_offset + at) * element_;
+      if (writer_) {
+        const WriteRange range{place, {from, bytes}};
+        writer_->write_ranges({&range, 1});
+      } else {
+        std::memcpy(piece_.storage->data + place, from, bytes);
+      }
+      from += bytes;
+    });
+  }
+
+  void compare() {
+    Tensor held = want_;
+    held.pieces = {piece_};
+    TensorReader reader(held, filling_.key);
+    RunningDigest digest;
+    const std::int64_t count = numel(piece_.slice);
+    constexpr std::int64_t kStep = 1 << 16;  // elements
+    for (std::int64_t begin = 0; begin < count; begin += kStep) {
+      const std::int64_t part = std::min(kStep, count - begin);
+      scratch_.resize(static_cast<std::size_t>(part) * element_);
+      reader.read(piece_.slice, begin, part, scratch_.data());
+      digest.add(scratch_);
+    }
+    if (digest.value() != told_.value()) throw other_values(filling_.key, owner_);
+  }
+
+  const Filling& filling_;
+  const Tensor& want_;
+  DType have_;
+  const Piece& piece_;
+  Shape sizes_;
+  Shape strides_;
+  std::size_t element_;
+  std::string owner_;
+  RunningDigest told_;  // of the elements, for a piece that is compared
+  std::optional<DeviceWriter> writer_;
+  std::vector<std::byte> scratch_;
+};
+
+// This rank's pieces, by the leaf that they take from.
+class Takers {
+ public:
+  explicit Takers(const TellJob& job) : job_(job) {
+    std::unordered_map<const void*, std::size_t> leaves;
+    for (std::size_t i = 0; i < job.contents.leaves.size(); ++i)
+      leaves.emplace(job.contents.leaves[i].value.identity(), i);
+    for (std::size_t i = 0; i < job.fillings.size(); ++i) {
+      const Filling& filling = job.fillings[i];
+      auto& takers = takers_[leaves.at(filling.found.identity())];
+      const auto& pieces = filling.wanted.as_tensor().pieces;
+      for (std::size_t p = 0; p < pieces.size(); ++p) {
+        if (numel(pieces[p].slice) == 0) continue;
+        const PieceOf& owner = job.owners[i][p];
+        const bool own = owner == PieceOf{i, p};
+        takers.push_back(std::make_unique<PieceTaker>(
+            filling, p, own ? std::string() : job.fillings[owner.filling].key));
+      }
+    }
+  }
+
+  void take(const std::vector<Segment>& batch, const Bytes& bytes) {
+    const std::byte* at = bytes.data();
+    for (const Segment& segment : batch) {
+      const DType dtype = job_.contents.leaves[segment.leaf].value.as_tensor().dtype;
+      const auto found = takers_.find(segment.leaf);
+      if (found != takers_.end()) {
+        for (const auto& taker : found->second)
+          job_.meter.add(taker->take(segment.begin, segment.count, at));
+      }
+      at += static_cast<std::size_t>(segment.count) * size_of(dtype);
+    }
+    job_.meter.add(0);  // whoever takes nothing may be asked to stop, too
+  }
+
+  void finish() {
+    for (const auto& [leaf, takers] : takers_) {
+      for (const auto& taker : takers) taker->finish();
+    }
+  }
+
+ private:
+  const TellJob& job_;
+  std::map<std::size_t, std::vector<std::unique_ptr<PieceTaker>>> takers_;
+};
+
+}  // namespace
+
+void tell_all(const TellJob& job, Group& group) {
+  std::optional<Takers> takers;
+  Batches batches(job);
+  Teller teller(job);
+  std::vector<Segment> told;
+  Bytes bytes;
+  for (bool more = true; more;) {
+    const std::vector<Segment> next = batches.next();
+    more = !next.empty();
+    const auto contribute = [&] {
+      if (!takers) takers.emplace(job);
+      takers->take(told, bytes);
+      if (!more) takers->finish();
+      return Bytes();
+    };
+    const auto conclude = [&](const Bytes&) { return teller.read(next); };
+    bytes = confer(group, kOperation, {contribute, combine_nothing, conclude});
+    told = next;
+  }
+}
+
+}  // namespace tessera
