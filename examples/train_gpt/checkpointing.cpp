@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/checkpoint.h"
+#include "tessera/group_checkpoint.h"
 #include "tessera/training_state.h"
 #include "tessera/verify.h"
 
@@ -188,8 +189,9 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
   Progress progress{.checkpoint = find_checkpoint(options, group)};
   if (progress.checkpoint.empty()) return progress;
   bool has_trainer = false;
+  const auto opened = tessera::GroupCheckpoint::open(progress.checkpoint, {}, group);
   tessera::agree(group, "opening the checkpoint to resume from", [&] {
-    const Checkpoint checkpoint = tessera::Checkpoint::open(progress.checkpoint);
+    const Checkpoint& checkpoint = opened.contents();
     try {
       require_same_model(checkpoint, training.model(), options);
       training.regroup(saved_groups(checkpoint));

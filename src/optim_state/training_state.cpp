@@ -6,6 +6,7 @@
 #include "fsdp/state/model_state.h"
 #include "optim_state/optim_leaves.h"
 #include "tessera/error.h"
+#include "tessera/group_checkpoint.h"
 
 namespace tessera {
 namespace {
@@ -91,19 +92,18 @@ SaveResult save(const TrainingState& state, const Location& where, Group& group)
 
 LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options,
                 Group& group) {
-  std::optional<Checkpoint> checkpoint;
+  agree(group, "preparing to load a training state", [&] { require_own_names(state, options); });
+  auto checkpoint = GroupCheckpoint::open(where, options, group);
   std::optional<OptimLeaves> optim;
   Value tree;
   LoadReport report;
   try {
     agree(group, "preparing to load a training state", [&] {
-      require_own_names(state, options);
-      checkpoint = Checkpoint::open(where);
       optim = leaves_of_optimizer(state);
-      if (optim) optim->prepare(part_of(*checkpoint, place_of_optim(state)));
+      if (optim) optim->prepare(part_of(checkpoint.contents(), place_of_optim(state)));
       tree = tree_of(state, optim);
     });
-    report = load(tree, *checkpoint, options, group);
+    report = checkpoint.load(tree, options);
   } catch (...) {
     if (optim) optim->undo();
     throw;

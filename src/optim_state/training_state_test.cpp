@@ -3,7 +3,9 @@
 #include "tessera/training_state.h"
 
 #include <gtest/gtest.h>
+
 #include <torch/torch.h>
+#include <atomic>
 
 #include <string>
 #include <tuple>
@@ -312,6 +314,46 @@ TEST(TrainingState, LoadsFromFilesOfOtherKinds) {
       expect_losses(trainer.train(kSavedAfter, kMoreSteps), expected);
     });
   }
+}
+
+// C04: each rank opened it for itself, and nobody compared.
+TEST(TrainingState, IsLoadedFromOneSaveByAllRanks) {
+  const TemporaryDirectory directory;
+  for (const std::string name : {"/0", "/1"})
+    save_trained(directory.path() + name, Way::rows, 2, Kind::adam);
+  std::atomic<int> refused = 0;
+  run_mesh(2, [&](Mesh& mesh) {
+    auto trainer = trainer_on(filled_net(), Way::rows, mesh, Kind::adam);
+    auto state = trainer.state();
+    const auto own = directory.path() + "/" + std::to_string(mesh.rank());
+    const auto code = code_of([&] { load(state, own, mesh.checkpoint_group()); });
+    if (code == ErrorCode::conflict) ++refused;
+  });
+  EXPECT_EQ(refused, 2);
+}
+
+// P-19: a file on a disk that rank 0 alone has.
+TEST(TrainingState, LoadsWhatRankZeroAloneSees) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  save_trained(path, Way::rows, 3, Kind::adam);
+  ConvertOptions how;
+  how.to = CheckpointKind::torch_file;
+  convert(path, directory.path() + "/state.pt", how);
+  Trainer alone(make_net({}), Kind::adam);
+  alone.train(0, kSavedAfter);
+  const auto expected = alone.train(kSavedAfter, kMoreSteps);
+  run_mesh(2, [&](Mesh& mesh) {
+    auto trainer = trainer_on(filled_net(), Way::original, mesh, Kind::adam);
+    auto state = trainer.state();
+    state.values.set_item("step", 0);
+    LoadOptions options;
+    options.reader = LoadReader::rank_zero;
+    load(state, mesh.rank() == 0 ? directory.path() + "/state.pt" : "/nowhere", options,
+         mesh.checkpoint_group());
+    EXPECT_EQ(state.values.at("step").as_int(), kSavedAfter);
+    expect_losses(trainer.train(kSavedAfter, kMoreSteps), expected);
+  });
 }
 
 TEST(TrainingState, LiesUnderTheKeyThatItIsGiven) {
