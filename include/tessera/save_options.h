@@ -28,6 +28,13 @@ enum class IfDiffers : std::uint8_t {
   keep,
 };
 
+// How items lie in the data files of a DCP checkpoint. PyTorch reads compressed ones where its
+// Python has `zstandard` or `pyzstd`.
+enum class Compression : std::uint8_t {
+  none,
+  zstd,  // each item is a frame of its own, as PyTorch's extension "stream.zstd" writes it
+};
+
 struct SaveOptions {
   // dcp, torch_file or safetensors. Unset: the extension of the path or object decides (.pt, .pth,
   // .safetensors); any other means dcp.
@@ -37,6 +44,10 @@ struct SaveOptions {
   // DCP, rank 0's counts: each item (a value, or what a rank writes of a tensor in one box) has a
   // data file of its own, `threads` of which are written at once.
   bool one_file_an_item = false;
+  // DCP, rank 0's count. A single file of torch.save or safetensors is not compressed: that is
+  // `unsupported`. Levels are zstd's, 1 to 19: else `invalid_argument`.
+  Compression compression = Compression::none;
+  int compression_level = 3;
   ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
   IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
   IfDiffers copies = IfDiffers::warn;    // parts of tensors that several ranks hold; `keep` is

@@ -139,6 +139,19 @@ TEST(Device, SavesTheSameBytesAsFromTheHost_R16) {
   EXPECT_LE(gpu.device->most_window_bytes(), std::size_t{4} << 20);
 }
 
+TEST(Device, CompressesTheSameBytesAsFromTheHost_R16) {
+  const Value host = host_tree();
+  OnDevice gpu(host);
+  const std::string root = temporary_directory();
+  const SaveOptions options{.compression = Compression::zstd};
+  save(host, root + "/host", options);
+  save(gpu.tree, root + "/device", options);
+  EXPECT_TRUE(data_of(root + "/host") == data_of(root + "/device"));
+  EXPECT_TRUE(verify(root + "/device").findings.empty());
+  EXPECT_EQ(gpu.device->open(), 0);
+  EXPECT_LE(gpu.device->most_window_bytes(), std::size_t{4} << 20);
+}
+
 // The tensors of `tree` as types that they can be cast to, in other memory: empty.
 Tensor to_fill(const Tensor& of, DType dtype) {
   Tensor made = random_tensor(dtype, of.shape);

@@ -1,6 +1,7 @@
 // Saves and loads objects that give and take their state, by two ranks (threads).
 //   stateful_tool save DIRECTORY
 //   stateful_tool save-items DIRECTORY   the same, one data file an item
+//   stateful_tool save-zstd DIRECTORY    the same and "large", of several windows, compressed
 //   stateful_tool save-parts DIRECTORY   the same tree, without collectives
 //   stateful_tool load DIRECTORY     prints what the objects took, a line each
 #include <cstring>
@@ -27,6 +28,14 @@ class Model : public Stateful {
 
   void number_elements() {
     std::iota(elements_.begin(), elements_.end(), static_cast<float>(first_ * kColumns));
+  }
+  // Its state, which owns the elements.
+  static Value numbered(int rank) {
+    const auto model = std::make_shared<Model>(rank);
+    model->number_elements();
+    Value state = model->state_dict();
+    state.at("weight").as_tensor().pieces[0].storage->owner = model;
+    return state;
   }
   [[nodiscard]] const std::vector<float>& elements() const { return elements_; }
 
@@ -75,6 +84,23 @@ void save_objects(Group& group, const std::string& directory, const SaveOptions&
   save({{"model", model}, {"sampler", sampler}, {"step", step}}, directory, options, group);
 }
 
+Value tree_with_large(int rank) {
+  const std::int64_t rows = 1000, columns = 700;
+  const auto numbers = std::make_shared<std::vector<float>>(rows * columns);
+  std::iota(numbers->begin(), numbers->end(), 0.0F);
+  auto storage = std::make_shared<Storage>();
+  storage->data = reinterpret_cast<std::byte*>(numbers->data());
+  storage->size = numbers->size() * sizeof(float);
+  storage->owner = numbers;
+  Tensor large;
+  large.shape = {rows, columns};
+  large.pieces = {{.slice = whole(large.shape), .storage = std::move(storage), .strides = {}}};
+  return Value::dict({{"model", Model::numbered(rank)},
+                      {"large", std::move(large)},
+                      {"sampler", Sampler(7, "shuffled").state_dict()},
+                      {"step", 41}});
+}
+
 void save_part_of_objects(int rank, const std::string& directory) {
   Model model(rank);
   model.number_elements();
@@ -107,6 +133,8 @@ int main(int argc, char** argv) {
         save_objects(group, words[2], {});
       } else if (words[1] == "save-items") {
         save_objects(group, words[2], {.one_file_an_item = true});
+      } else if (words[1] == "save-zstd") {
+        save(tree_with_large(group.rank()), words[2], {.compression = Compression::zstd}, group);
       } else if (words[1] == "save-parts") {
         save_part_of_objects(group.rank(), words[2]);
       } else {

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._extension import ZStandard
 
 TOOL = os.environ["TESSERA_STATEFUL_TOOL"]
 
@@ -70,6 +71,29 @@ def test_tessera_loads_what_pytorch_saved_one_file_an_item(tmp_path):
     state = {"model": {"weight": numbered()}, "sampler": {"seed": 9, "name": "in order"}, "step": 3}
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "c", single_file_per_rank=False), no_dist=True)
     assert len(list((tmp_path / "c").glob("*.distcp"))) == 4
+    assert tool("load", tmp_path / "c").splitlines() == ["0 1 2 3 4 5 9 in order 3", "6 7 8 9 10 11 9 in order 3"]
+
+
+def test_pytorch_loads_what_tessera_compressed(tmp_path):
+    # P-23: with `zstandard` of tools/requirements.txt, which torch's extension looks for.
+    tool("save-zstd", tmp_path / "c")
+    places = list(dcp.FileSystemReader(tmp_path / "c").read_metadata().storage_data.values())
+    assert len(places) == 6 and all(place.transform_descriptors == ["stream.zstd/1"] for place in places)
+    for place in places:
+        data = (tmp_path / "c" / place.relative_path).read_bytes()[place.offset:place.offset + place.length]
+        assert data[:4] == bytes.fromhex("28b52ffd")  # a frame
+    state = {"model": {"weight": torch.zeros(6, 2)}, "large": torch.zeros(1000, 700), "sampler": {"seed": 0, "name": ""},
+             "step": 0}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "c"), no_dist=True)
+    assert torch.equal(state["model"]["weight"], numbered())
+    assert torch.equal(state["large"], torch.arange(700000, dtype=torch.float32).reshape(1000, 700))
+    assert (state["sampler"], state["step"]) == ({"seed": 7, "name": "shuffled"}, 41)
+
+
+def test_tessera_loads_what_pytorch_compressed(tmp_path):
+    state = {"model": {"weight": numbered()}, "sampler": {"seed": 9, "name": "in order"}, "step": 3}
+    writer = dcp.FileSystemWriter(tmp_path / "c", _extensions=[ZStandard()])
+    dcp.save(state, storage_writer=writer, no_dist=True)
     assert tool("load", tmp_path / "c").splitlines() == ["0 1 2 3 4 5 9 in order 3", "6 7 8 9 10 11 9 in order 3"]
 
 

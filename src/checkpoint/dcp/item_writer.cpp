@@ -40,6 +40,12 @@ std::uint32_t write_storage(ByteSink& sink, std::uint64_t at, const Storage& sto
   return crc;
 }
 
+ItemWriter::ItemWriter(ByteSink& sink, std::string path, std::size_t window,
+                       std::optional<int> zstd_level)
+    : sink_(sink), path_(std::move(path)), window_(window) {
+  if (zstd_level) zstd_ = std::make_unique<ZstdSink>(*zstd_level, window);
+}
+
 dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, const ElementSource& elements) {
   scratch_.resize(window_);
   return tensor(dtype, shape, [&](ByteSink& sink, std::uint64_t at) {
@@ -52,38 +58,44 @@ dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, const ElementWrite
   tensor.dtype = dtype;
   tensor.shape = shape;
   return archive(Value(std::move(tensor)),
-                 [&](const auto& slot) { return elements(sink_, offset_ + slot.offset); });
+                 [&](ByteSink& sink, std::uint64_t at, const auto&) { return elements(sink, at); });
 }
 
 dcp::Item ItemWriter::value(const Value& value) {
-  return archive(value, [&](const torch_file::Writer::Slot& slot) {
-    scratch_.resize(window_);
-    const std::uint64_t at = offset_ + slot.offset;
-    if (slot.storage) return write_storage(sink_, at, *slot.storage, scratch_);
-    const Tensor& tensor = *slot.tensor;
-    TensorReader reader(tensor, "");
-    const std::size_t element = size_of(tensor.dtype);
-    return write_elements(
-        sink_, at, numel(tensor.shape), element,
-        [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
-          reader.read(whole(tensor.shape), begin, count, buffer.data());
-          return ByteView(buffer).first(static_cast<std::size_t>(count) * element);
-        },
-        scratch_);
-  });
+  return archive(value,
+                 [&](ByteSink& sink, std::uint64_t at, const torch_file::Writer::Slot& slot) {
+                   scratch_.resize(window_);
+                   if (slot.storage) return write_storage(sink, at, *slot.storage, scratch_);
+                   const Tensor& tensor = *slot.tensor;
+                   TensorReader reader(tensor, "");
+                   const std::size_t element = size_of(tensor.dtype);
+                   return write_elements(
+                       sink, at, numel(tensor.shape), element,
+                       [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
+                         reader.read(whole(tensor.shape), begin, count, buffer.data());
+                         return ByteView(buffer).first(static_cast<std::size_t>(count) * element);
+                       },
+                       scratch_);
+                 });
 }
 
 dcp::Item ItemWriter::archive(const Value& tree, const SlotWriter& write_slot) {
   torch_file::Writer archive(tree, "archive");
+  archive_size_ = archive.size();
+  if (zstd_) zstd_->begin(sink_, offset_, archive_size_);
+  ByteSink& target = zstd_ ? *zstd_ : sink_;
+  const std::uint64_t begin = zstd_ ? 0 : offset_;
   for (const auto& segment : archive.fixed())
-    sink_.write_at(offset_ + segment.offset, segment.bytes);
-  std::vector<std::uint32_t> crcs;
-  for (const auto& slot : archive.slots()) crcs.push_back(write_slot(slot));
-  archive.finish(crcs, [this](std::uint64_t offset, ByteView bytes) {
-    sink_.write_at(offset_ + offset, bytes);
-  });
-  dcp::Item item{path_, offset_, archive.size(), {}};
-  offset_ += archive.size();
+    target.write_at(begin + segment.offset, segment.bytes);
+  archive.stream(
+      [&](const auto& slot) { return write_slot(target, begin + slot.offset, slot); },
+      [&](std::uint64_t offset, ByteView bytes) { target.write_at(begin + offset, bytes); });
+  dcp::Item item{path_, offset_, archive_size_, {}};
+  if (zstd_) {
+    item.length = zstd_->end();
+    item.transforms = {kZstdTransform};
+  }
+  offset_ += item.length;
   return item;
 }
 

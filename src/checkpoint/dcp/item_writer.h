@@ -3,8 +3,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "checkpoint/dcp/zstd_sink.h"
 #include "format/dcp/dcp.h"
 #include "format/torch/torch_file.h"
 #include "tessera/io.h"
@@ -23,9 +27,10 @@ using ElementWriter = std::function<std::uint32_t(ByteSink& sink, std::uint64_t 
 
 class ItemWriter {
  public:
-  // `window`: bytes per step.
-  ItemWriter(ByteSink& sink, std::string path, std::size_t window)
-      : sink_(sink), path_(std::move(path)), window_(window) {}
+  // `window`: bytes per step. With a `zstd_level` each item is a zstd frame around its
+  // archive (checkpoint-rows P-23).
+  ItemWriter(ByteSink& sink, std::string path, std::size_t window,
+             std::optional<int> zstd_level = {});
 
   // A torch.save archive of one tensor of this dtype and shape. As in what PyTorch writes it needs
   // no gradient, which .metadata alone says: torch.load fails for a few dtypes where it does.
@@ -34,16 +39,21 @@ class ItemWriter {
   // A torch.save archive of a value. Tensors in it are copied window by window, wherever they are.
   dcp::Item value(const Value& value);
   [[nodiscard]] std::uint64_t written() const noexcept { return offset_; }
+  // Bytes of the last item's archive, before it was compressed.
+  [[nodiscard]] std::uint64_t archive_size() const noexcept { return archive_size_; }
 
  private:
-  // Writes the bytes of a slot of the archive that begins at offset_; returns their CRC-32.
-  using SlotWriter = std::function<std::uint32_t(const torch_file::Writer::Slot& slot)>;
+  // Writes the bytes of a slot of an archive at `at` of `sink`; returns their CRC-32.
+  using SlotWriter = std::function<std::uint32_t(ByteSink& sink, std::uint64_t at,
+                                                 const torch_file::Writer::Slot& slot)>;
   dcp::Item archive(const Value& tree, const SlotWriter& write_slot);
 
   ByteSink& sink_;
   std::string path_;          // of the data file, as .metadata names it
   std::uint64_t offset_ = 0;  // where the next item begins
+  std::uint64_t archive_size_ = 0;
   std::size_t window_;
+  std::unique_ptr<ZstdSink> zstd_;  // null: items are written as they are
   std::vector<std::byte> scratch_;
 };
 

@@ -23,7 +23,7 @@ ElementSource counted(ElementSource elements, Meter& meter) {
   };
 }
 
-void write_item(ItemWriter& writer, const Leaf& leaf, const OwnItem& item, Meter& meter) {
+void write_item(ItemWriter& writer, const Leaf& leaf, OwnItem& item, Meter& meter) {
   dcp::Item written;
   if (leaf.value.is(Value::Kind::tensor)) {
     const Tensor& tensor = leaf.value.as_tensor();
@@ -33,14 +33,21 @@ void write_item(ItemWriter& writer, const Leaf& leaf, const OwnItem& item, Meter
   } else {
     written = writer.value(leaf.value);
   }
-  if (written.offset == item.place.offset && written.length == item.place.length) return;
-  throw Error(ErrorCode::mismatch, "the item has " + std::to_string(written.length) + " bytes, " +
-                                       std::to_string(item.place.length) +
-                                       " were planned: did the value change?")
-      .at_key(leaf.name);
+  if (writer.archive_size() != item.place.length) {
+    throw Error(ErrorCode::mismatch, "the item has " + std::to_string(writer.archive_size()) +
+                                         " bytes, " + std::to_string(item.place.length) +
+                                         " were planned: did the value change?")
+        .at_key(leaf.name);
+  }
+  item.place.offset = written.offset;
+  item.place.length = written.length;
 }
 
 }  // namespace
+
+std::optional<int> zstd_level(const FileRules& rules) {
+  return rules.are_compressed() ? std::optional(rules.level) : std::nullopt;
+}
 
 std::string data_file_name(int rank, int file, const std::string& attempt) {
   return "__" + std::to_string(rank) + "_" + std::to_string(file) + "_" + attempt + ".distcp";
@@ -48,9 +55,9 @@ std::string data_file_name(int rank, int file, const std::string& attempt) {
 
 DataDigest write_data_file(Store& store, const DataFile& file, Meter& meter) {
   TailedSink sink(store.create(file.name, IfExists::fail));
-  ItemWriter writer(sink, file.name, kWindow);
+  ItemWriter writer(sink, file.name, kWindow, file.zstd_level);
   for (const std::size_t index : file.plan.files[static_cast<std::size_t>(file.file)]) {
-    const OwnItem& item = file.plan.items[index];
+    OwnItem& item = file.plan.items[index];
     write_item(writer, file.leaves[item.leaf], item, meter);
     sink.end_item(writer.written());
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,13 +19,16 @@ namespace tessera {
 
 struct DataFile {
   const std::vector<Leaf>& leaves;
-  const OwnPlan& plan;
-  int file = 0;  // number of the rank's file
+  OwnPlan& plan;  // gets the places of compressed items
+  int file = 0;   // number of the rank's file
   std::string name;
+  std::optional<int> zstd_level = {};
 };
+[[nodiscard]] std::optional<int> zstd_level(const FileRules& rules);
+
 // Writes the items that the plan puts into it, and the tail. It is durable when this returns.
 // `meter` hears of the elements, and its `stop` ends the work. Throws `mismatch` for an item of
-// another length than planned.
+// another length than planned. Several threads may write files of one plan.
 DataDigest write_data_file(Store& store, const DataFile& file, Meter& meter);
 
 // Bytes of the elements that the plan writes.

@@ -9,6 +9,7 @@
 
 #include "tessera/dtype.h"
 #include "tessera/layout.h"
+#include "tessera/save_options.h"
 #include "tessera/value.h"
 
 namespace tessera {
@@ -26,17 +27,26 @@ class ItemLengths {
 // Of an item of a value.
 [[nodiscard]] std::uint64_t item_length(const Value& value);
 
+// Of compressed items all but offset and length is known before they are written; these are what
+// they would be without compression.
 struct ItemPlace {
   int file = 0;  // number of the rank's file
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
+  std::uint64_t number = 0;  // of the item in its file
 };
 
 // The data files of each rank.
 struct FileRules {
   int most = 1;              // files of a rank
   bool one_an_item = false;  // then there are as many as the rank has items
+  Compression compression = Compression::none;
+  int level = 0;  // of the compression
+  [[nodiscard]] bool are_compressed() const { return compression != Compression::none; }
 };
+// Those that the options ask for. Throws `invalid_argument` for a number of threads or a
+// level that is none.
+[[nodiscard]] FileRules file_rules(const SaveOptions& options);
 
 // Keeps a few numbers for each file; with one file an item, 8 bytes for each item.
 class FilePlan {
@@ -47,8 +57,9 @@ class FilePlan {
   // behind the others of the file with the fewest bytes of tensors so far; ties go to the first.
   // `bytes`: of elements, 0 of a value.
   ItemPlace place(int rank, std::uint64_t length, std::uint64_t bytes);
-  // Of the whole file, with its tail; 0 if it has no items.
+  // Of the whole file, with its tail, if it is not compressed; 0 if it has no items.
   [[nodiscard]] std::uint64_t size_of(int rank, int file) const;
+  [[nodiscard]] std::uint64_t items_of(int rank, int file) const;
   // Of a rank, those without items too.
   [[nodiscard]] int files_of(int rank) const;
 

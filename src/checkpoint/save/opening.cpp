@@ -49,6 +49,8 @@ Bytes encode_opening(const Opening& opening) {
   message.count(static_cast<std::uint64_t>(opening.rules.ranks));
   message.count(static_cast<std::uint64_t>(opening.rules.files.most));
   message.count(opening.rules.files.one_an_item ? 1 : 0);
+  message.count(static_cast<std::uint64_t>(opening.rules.files.compression));
+  message.count(static_cast<std::uint64_t>(opening.rules.files.level));
   message.count(static_cast<std::uint64_t>(opening.rules.replicas));
   message.count(opening.rules.everything_told ? 1 : 0);
   message.count(opening.tells ? 1 : 0).count(opening.compare_values ? 1 : 0);
@@ -65,6 +67,8 @@ Opening decode_opening(const Bytes& bytes) {
   opening.rules.ranks = static_cast<int>(message.count());
   opening.rules.files.most = static_cast<int>(message.count());
   opening.rules.files.one_an_item = message.count() == 1;
+  opening.rules.files.compression = static_cast<Compression>(message.count());
+  opening.rules.files.level = static_cast<int>(message.count());
   opening.rules.replicas = static_cast<ReplicaWriter>(message.count());
   opening.rules.everything_told = message.count() == 1;
   opening.tells = message.count() == 1;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/save/item_ends.h"
 #include "checkpoint/save/save_plan.h"
 #include "format/dcp/dcp.h"
 
@@ -12,8 +13,8 @@ namespace tessera {
 
 class PlanSource final : public dcp::MetadataSource {
  public:
-  // `plan` outlives this. Of one thread.
-  PlanSource(const SavePlan& plan, dcp::Origin origin, std::string attempt);
+  // `plan` outlives this. Of one thread. `ends`: if the plan's files are compressed.
+  PlanSource(const SavePlan& plan, dcp::Origin origin, std::string attempt, ItemEnds ends = {});
 
   [[nodiscard]] const dcp::Origin& origin() const override { return origin_; }
   [[nodiscard]] std::size_t entry_count() const override { return heads_.size(); }
@@ -27,6 +28,8 @@ class PlanSource final : public dcp::MetadataSource {
   const SavePlan& plan_;
   dcp::Origin origin_;
   std::string attempt_;
+  ItemEnds ends_;
+  std::vector<std::string> transforms_;  // of every item
   std::vector<dcp::EntryHead> heads_;
   mutable std::optional<SavePlan::Items> items_;  // where the entry after the last one begins
 };

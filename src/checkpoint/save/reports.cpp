@@ -3,10 +3,12 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 
+#include "base/checked.h"
 #include "base/endian.h"
 #include "base/host.h"
 #include "checkpoint/save/data_file.h"
@@ -21,7 +23,7 @@ constexpr std::size_t kNamedFiles = 16;
 constexpr int kLooks = 6;
 constexpr std::chrono::milliseconds kFirstPause{50};
 
-RankReport read_report(MessageReader& message) {
+RankReport read_report(MessageReader& message, bool are_compressed) {
   RankReport report;
   report.rank = message.number<std::int32_t>();
   report.host = message.text();
@@ -30,9 +32,29 @@ RankReport read_report(MessageReader& message) {
     file.file = static_cast<int>(message.count());
     file.digest.size = message.number<std::uint64_t>();
     file.digest.tail = message.number<std::uint64_t>();
+    if (are_compressed) file.items = message.count();
+    for (std::uint64_t i = 0; i < file.items; ++i) report.lengths.push_back(message.count());
     report.files.push_back(file);
   }
   return report;
+}
+
+// Of a compressed file whose items have these lengths; 0 if there are not as many as planned.
+std::uint64_t size_with(std::span<const std::uint64_t> lengths, std::uint64_t items) {
+  if (lengths.size() != items) return 0;
+  std::uint64_t end = 0;
+  for (const std::uint64_t length : lengths) end = checked_add(end, length);
+  return end + tail_size(end, items);
+}
+
+void require_all_written(const FilePlan& plan, int rank, std::size_t written) {
+  std::size_t planned = 0;
+  for (int file = 0; file < plan.files_of(rank); ++file)
+    planned += plan.items_of(rank, file) > 0 ? 1 : 0;
+  if (written == planned) return;
+  throw Error(ErrorCode::mismatch, "rank " + std::to_string(rank) + " wrote " +
+                                       std::to_string(written) + " data files, " +
+                                       std::to_string(planned) + " were planned");
 }
 
 template <typename Visit>
@@ -114,14 +136,18 @@ void look_again(const Store& store, std::vector<Sought>& missing) {
 
 }  // namespace
 
-Bytes encode_report(const RankReport& report, std::uint64_t copies) {
+Bytes encode_report(const RankReport& report, std::uint64_t copies, bool are_compressed) {
   MessageWriter message;
   message.number(copies);
   message.number(static_cast<std::int32_t>(report.rank)).text(report.host);
   message.count(report.files.size());
+  auto length = report.lengths.begin();
   for (const FileReport& file : report.files) {
     message.count(static_cast<std::uint64_t>(file.file)).number(file.digest.size);
     message.number(file.digest.tail);
+    if (!are_compressed) continue;
+    message.count(file.items);
+    for (std::uint64_t i = 0; i < file.items; ++i) message.count(*length++);
   }
   return message.take();
 }
@@ -135,23 +161,34 @@ Bytes combine_reports(Bytes left, const Bytes& right) {
   return left;
 }
 
-Reports decode_reports(const Bytes& bytes) {
+Reports decode_reports(const Bytes& bytes, bool are_compressed) {
   MessageReader message(bytes);
   Reports reports;
   reports.copies = message.number<std::uint64_t>();
-  while (!message.at_end()) reports.ranks.push_back(read_report(message));
+  while (!message.at_end()) reports.ranks.push_back(read_report(message, are_compressed));
   return reports;
 }
 
 void require_planned(const Reports& reports, const SavePlan& plan, const std::string& attempt) {
-  for_each_file(reports, [&](const RankReport& rank, const FileReport& file) {
-    const std::uint64_t planned = plan.size_of(rank.rank, file.file);
-    if (file.digest.size == planned) return;
-    throw Error(ErrorCode::mismatch, ranks_place(rank) + " wrote " +
-                                         std::to_string(file.digest.size) + " bytes into " +
-                                         data_file_name(rank.rank, file.file, attempt) + ", " +
-                                         std::to_string(planned) + " were planned");
-  });
+  std::vector<std::size_t> written(static_cast<std::size_t>(plan.rules().ranks), 0);  // files
+  for (const RankReport& rank : reports.ranks) {
+    std::span<const std::uint64_t> lengths(rank.lengths);
+    for (const FileReport& file : rank.files) {
+      const std::uint64_t planned =
+          plan.rules().files.are_compressed()
+              ? size_with(lengths.first(file.items), plan.files().items_of(rank.rank, file.file))
+              : plan.size_of(rank.rank, file.file);
+      lengths = lengths.subspan(file.items);
+      if (file.digest.size == planned) continue;
+      throw Error(ErrorCode::mismatch, ranks_place(rank) + " wrote " +
+                                           std::to_string(file.digest.size) + " bytes into " +
+                                           data_file_name(rank.rank, file.file, attempt) + ", " +
+                                           std::to_string(planned) + " were planned");
+    }
+    written.at(static_cast<std::size_t>(rank.rank)) += rank.files.size();
+  }
+  for (int rank = 0; rank < plan.rules().ranks; ++rank)
+    require_all_written(plan.files(), rank, written[static_cast<std::size_t>(rank)]);
 }
 
 void require_in_store(const Reports& reports, const Store& store, const std::string& attempt) {

@@ -16,11 +16,14 @@ namespace tessera {
 struct FileReport {
   int file = 0;  // number of the rank's file
   DataDigest digest;
+  std::uint64_t items = 0;  // that are compressed
 };
 struct RankReport {
   int rank = 0;
   std::string host;
   std::vector<FileReport> files;
+  // Of compressed items, in the order of `files` and in each.
+  std::vector<std::uint64_t> lengths = {};
 };
 // The reports of all ranks, and the sum of their copies_term().
 struct Reports {
@@ -28,12 +31,15 @@ struct Reports {
   std::vector<RankReport> ranks;
 };
 
-// As messages that combine.
-[[nodiscard]] Bytes encode_report(const RankReport& report, std::uint64_t copies);
+// As messages that combine. `are_compressed`: they have the lengths of items.
+[[nodiscard]] Bytes encode_report(const RankReport& report, std::uint64_t copies,
+                                  bool are_compressed = false);
 [[nodiscard]] Bytes combine_reports(Bytes left, const Bytes& right);
-[[nodiscard]] Reports decode_reports(const Bytes& message);
+[[nodiscard]] Reports decode_reports(const Bytes& message, bool are_compressed = false);
 
-// Throws `mismatch` for a file whose size is not the planned one.
+// Throws `mismatch` for a file that is not planned, and one that is planned and nobody wrote; for a
+// size that is not the planned one, or of compressed files does not follow from the lengths of as
+// many items as planned.
 void require_planned(const Reports& reports, const SavePlan& plan, const std::string& attempt);
 // Throws `incomplete` for files that the store does not show here, with who wrote them where, and
 // `corrupt` for those of another size: ranks that write into different directories, or to disks of

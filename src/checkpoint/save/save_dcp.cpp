@@ -102,6 +102,7 @@ class Saver final : public DcpSave {
 
  private:
   [[nodiscard]] bool leads() const { return group_.rank() == 0; }
+  [[nodiscard]] bool are_compressed() const { return opening_.rules.files.are_compressed(); }
 
   void open() {
     const auto contribute = [this] {
@@ -123,7 +124,7 @@ class Saver final : public DcpSave {
 
   void require_savable() const {
     require_going_on(options_.stop);
-    require_threads(options_.threads);
+    (void)file_rules(options_);
     if (options_.copies == IfDiffers::keep)
       throw Error(ErrorCode::unsupported, "parts of tensors that differ are not kept");
     for (const Leaf& leaf : leaves_) {
@@ -170,9 +171,7 @@ class Saver final : public DcpSave {
     const bool others = !intents.same_leaves;
     opening.compare_values = !intents.same_values || others;
     opening.keep_values = opening.compare_values && options_.values == IfDiffers::keep;
-    opening.rules = {group_.size(),
-                     {options_.threads, options_.one_file_an_item},
-                     options_.replicas,
+    opening.rules = {group_.size(), file_rules(options_), options_.replicas,
                      others || opening.keep_values};
     opening.tells = intents.first.tells || opening.rules.everything_told;
     opening.copies = options_.copies;
@@ -294,11 +293,11 @@ class Saver final : public DcpSave {
         work_interruptibly(group_, options_.stop,
                            [this](const std::stop_token& stop) { write_files(stop); });
       }
-      return encode_report(report_, copies_term(copies_));
+      return encode_report(report_, copies_term(copies_), are_compressed());
     };
     const auto conclude = [this](const Bytes& all) {
       if (!plan_) plan_all(ToldLeaves(planned_, false));
-      reports_ = decode_reports(all);
+      reports_ = decode_reports(all, are_compressed());
       require_planned(reports_, *plan_, opening_.attempt);
       require_in_store(reports_, *store_, opening_.attempt);
       return reports_.copies == 0 ? Bytes() : Bytes(1);
@@ -346,14 +345,19 @@ class Saver final : public DcpSave {
   }
 
   void write_file(int file) {
-    const DataDigest digest = write_data_file(
-        *store_, {leaves_, own_, file, data_file_name(group_.rank(), file, opening_.attempt)},
-        *meter_);
+    const DataDigest digest =
+        write_data_file(*store_,
+                        {leaves_, own_, file, data_file_name(group_.rank(), file, opening_.attempt),
+                         zstd_level(opening_.rules.files)},
+                        *meter_);
     IoReport written;
     written.bytes_written = digest.size;
     counters_.add(written);
     const std::lock_guard lock(mutex_);
-    report_.files.push_back({file, digest});
+    const std::vector<std::size_t>& items = own_.files[static_cast<std::size_t>(file)];
+    report_.files.push_back({file, digest, items.size()});
+    if (!are_compressed()) return;
+    for (const std::size_t item : items) report_.lengths.push_back(own_.items[item].place.length);
   }
 
   // Of a save that ended before its commit.
@@ -367,7 +371,7 @@ class Saver final : public DcpSave {
     DigestsByName digests = digests_of(reports_, opening_.attempt);
     for (const auto& [name, file] : digests) result.total_bytes += file.size;
     const PlanSource source(*plan_, {"1.0.0", store_->name(), opening_.save_id, true},
-                            opening_.attempt);
+                            opening_.attempt, are_compressed() ? ItemEnds(reports_) : ItemEnds());
     try {
       const CommittedFiles more =
           commit_dcp(*store_, source, digests, encode_types(leaves_),

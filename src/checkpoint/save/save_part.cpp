@@ -12,6 +12,7 @@
 #include "base/random_id.h"
 #include "base/stop.h"
 #include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/dcp/zstd_sink.h"
 #include "checkpoint/read/memory.h"
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/data_file.h"
@@ -31,7 +32,6 @@ class PartSaver {
 
   void plan() {
     require_going_on(options_.stop);
-    require_threads(options_.threads);
     require_room();
     remove_leftovers();
     plan_values();
@@ -41,13 +41,14 @@ class PartSaver {
   std::uint64_t write() {
     std::uint64_t bytes = 0;
     std::mutex mutex;
+    const std::optional<int> level = zstd_level(rules_);
     Meter meter(options_.progress, bytes_to_write(leaves_, plan_), options_.stop);
     try {
       parallel_for(options_.threads, plan_.files.size(), [&](std::size_t at) {
         const int file = static_cast<int>(at);
         if (plan_.files[at].empty()) return;
         const DataDigest digest =
-            write_data_file(store_, {leaves_, plan_, file, name_of(file)}, meter);
+            write_data_file(store_, {leaves_, plan_, file, name_of(file), level}, meter);
         const std::lock_guard lock(mutex);
         bytes += digest.size;
         ++result_.files;
@@ -153,7 +154,8 @@ class PartSaver {
     }
     for (const OwnItem& item : plan_.items) {
       dcp::Entry& entry = metadata.entries[item.leaf];
-      const dcp::Item place{name_of(item.place.file), item.place.offset, item.place.length, {}};
+      dcp::Item place{name_of(item.place.file), item.place.offset, item.place.length, {}};
+      if (rules_.are_compressed()) place.transforms = {kZstdTransform};
       if (!entry.is_tensor) {
         entry.item = place;
       } else {
@@ -178,7 +180,8 @@ class PartSaver {
   std::string metadata_name_;
   std::string save_id_ = random_uuid();
   std::string attempt_ = random_attempt();
-  FilePlan files_{rank_, 1, {options_.threads, options_.one_file_an_item}};
+  FileRules rules_ = file_rules(options_);
+  FilePlan files_{rank_, 1, rules_};
   OwnPlan plan_;
   SaveResult result_;
 };

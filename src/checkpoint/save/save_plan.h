@@ -65,6 +65,8 @@ class SavePlan {
 
   [[nodiscard]] const std::vector<PlannedLeaf>& leaves() const { return told_.leaves(); }
   [[nodiscard]] const std::vector<Choice>& choices() const { return choices_; }
+  [[nodiscard]] const PlanRules& rules() const { return rules_; }
+  [[nodiscard]] const FilePlan& files() const { return files_; }
   [[nodiscard]] std::uint64_t size_of(int rank, int file) const {
     return files_.size_of(rank, file);
   }

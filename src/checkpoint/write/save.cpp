@@ -64,6 +64,13 @@ std::shared_ptr<Store> root_of(const Location& where) {
       .at_path(to_string(where));
 }
 
+void require_plain(const Location& where, const SaveOptions& options) {
+  if (options.compression != Compression::none) {
+    throw Error(ErrorCode::unsupported, "a single file is not compressed: save a DCP checkpoint")
+        .at_path(to_string(where));
+  }
+}
+
 void require_one_rank(const Location& where, const Group& group) {
   if (group.size() == 1) return;
   throw Error(ErrorCode::unsupported, "a file of one process, the group has " +
@@ -101,6 +108,7 @@ SaveResult save_in_phases(const Value& tree, const Location& where, const SaveOp
         dcp = dcp_save(tree, root_of(where), group, options);
       } else {
         require_one_rank(where, group);
+        require_plain(where, options);
         file = checkpoint_of(tree);
       }
     });

@@ -67,6 +67,10 @@ class Writer {
   // on data. Once.
   using Put = std::function<void(std::uint64_t offset, ByteView bytes)>;
   void finish(const std::vector<std::uint32_t>& slot_crcs, const Put& put);
+  // The same for a stream: `crc_of` may write a slot's bytes, since it is called for each, in
+  // order, between what `put` gets before and behind them.
+  using SlotCrc = std::function<std::uint32_t(const Slot& slot)>;
+  void stream(const SlotCrc& crc_of, const Put& put);
   // Total size of the archive.
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
 

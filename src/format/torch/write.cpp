@@ -275,6 +275,10 @@ Writer::Writer(const Value& tree, const std::string& root) {
 
 void Writer::finish(const std::vector<std::uint32_t>& slot_crcs, const Put& put) {
   require_checksum_each(slot_crcs.size(), slots_.size());
+  stream([next = slot_crcs.begin()](const Slot&) mutable { return *next++; }, put);
+}
+
+void Writer::stream(const SlotCrc& crc_of, const Put& put) {
   std::uint64_t crcs =
       std::accumulate(fixed_crcs_.begin(), fixed_crcs_.end(), std::uint64_t{0}, combine);
   std::size_t record = fixed_crcs_.size();
@@ -282,10 +286,11 @@ void Writer::finish(const std::vector<std::uint32_t>& slot_crcs, const Put& put)
   std::uint64_t at = zip_.placed(record).header_offset;  // of `bytes`
   for (std::size_t i = 0; i < slots_.size(); ++i, ++record) {
     if (!bytes.empty()) put(at, bytes);
+    const std::uint32_t crc = crc_of(slots_[i]);
     at = zip_.placed(record).descriptor_offset;
-    bytes = zip_.descriptor(record, slot_crcs[i]);
+    bytes = zip_.descriptor(record, crc);
     // A record without data has no descriptor, and counts for nothing.
-    if (slots_[i].size != 0) crcs = combine(crcs, slot_crcs[i]);
+    if (slots_[i].size != 0) crcs = combine(crcs, crc);
     append(bytes, zip_.header(record + 1));
   }
   const auto close = [&](std::string_view text) {
