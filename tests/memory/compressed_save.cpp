@@ -4,9 +4,12 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "checkpoint/dcp/item_writer.h"
 #include "conformance/temporary_directory.h"
 #include "heap.h"
 #include "tessera/checkpoint.h"
@@ -46,6 +49,36 @@ TEST(CompressedSave, NeedsAFewWindows) {
   EXPECT_LT(height, 8 << 20);
   ASSERT_GT(most, before);  // the hook is called while it is written
   EXPECT_LT(most - before, std::size_t{16} << 20);
+}
+
+class Nowhere final : public ByteSink {
+ public:
+  void write_at(std::uint64_t, ByteView) override {}
+  void commit() override {}
+  [[nodiscard]] const std::string& name() const override { return name_; }
+
+ private:
+  std::string name_ = "nowhere";
+};
+
+// Where each item has a file of its own, a window for each would be most of the work.
+TEST(SmallItems, TakeNoWindow) {
+  const Value tree = noise(64);
+  const Tensor& tensor = tree.at("w").as_tensor();
+  for (const auto& level : {std::optional<int>(), std::optional(3)}) {
+    const std::int64_t height = heap_height_of([&] {
+      Nowhere sink;
+      ItemWriter writer(sink, "nowhere", 1 << 20, level);
+      writer.tensor(tensor.dtype, tensor.shape,
+                    [&](std::int64_t begin, std::int64_t count, MutableByteView) {
+                      const ByteView all(tensor.pieces[0].storage->data, 64);
+                      return all.subspan(static_cast<std::size_t>(begin) * 4,
+                                         static_cast<std::size_t>(count) * 4);
+                    });
+      writer.value(Value(7));
+    });
+    EXPECT_LT(height, 16 << 10);
+  }
 }
 
 }  // namespace

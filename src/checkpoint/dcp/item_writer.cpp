@@ -46,10 +46,16 @@ ItemWriter::ItemWriter(ByteSink& sink, std::string path, std::size_t window,
   if (zstd_level) zstd_ = std::make_unique<ZstdSink>(*zstd_level, window);
 }
 
+MutableByteView ItemWriter::scratch_for(std::uint64_t bytes) {
+  const auto needed = static_cast<std::size_t>(std::min<std::uint64_t>(window_, bytes));
+  if (scratch_.size() < needed) scratch_.resize(needed);
+  return scratch_;
+}
+
 dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, const ElementSource& elements) {
-  scratch_.resize(window_);
+  const MutableByteView scratch = scratch_for(byte_size(dtype, shape));
   return tensor(dtype, shape, [&](ByteSink& sink, std::uint64_t at) {
-    return write_elements(sink, at, numel(shape), size_of(dtype), elements, scratch_);
+    return write_elements(sink, at, numel(shape), size_of(dtype), elements, scratch);
   });
 }
 
@@ -64,8 +70,8 @@ dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, const ElementWrite
 dcp::Item ItemWriter::value(const Value& value) {
   return archive(value,
                  [&](ByteSink& sink, std::uint64_t at, const torch_file::Writer::Slot& slot) {
-                   scratch_.resize(window_);
-                   if (slot.storage) return write_storage(sink, at, *slot.storage, scratch_);
+                   const MutableByteView scratch = scratch_for(slot.size);
+                   if (slot.storage) return write_storage(sink, at, *slot.storage, scratch);
                    const Tensor& tensor = *slot.tensor;
                    TensorReader reader(tensor, "");
                    const std::size_t element = size_of(tensor.dtype);
@@ -75,7 +81,7 @@ dcp::Item ItemWriter::value(const Value& value) {
                          reader.read(whole(tensor.shape), begin, count, buffer.data());
                          return ByteView(buffer).first(static_cast<std::size_t>(count) * element);
                        },
-                       scratch_);
+                       scratch);
                  });
 }
 

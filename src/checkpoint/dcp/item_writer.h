@@ -27,7 +27,7 @@ using ElementWriter = std::function<std::uint32_t(ByteSink& sink, std::uint64_t 
 
 class ItemWriter {
  public:
-  // `window`: bytes per step. With a `zstd_level` each item is a zstd frame around its
+  // `window`: bytes per step, at most. With a `zstd_level` each item is a zstd frame around its
   // archive (checkpoint-rows P-23).
   ItemWriter(ByteSink& sink, std::string path, std::size_t window,
              std::optional<int> zstd_level = {});
@@ -47,6 +47,8 @@ class ItemWriter {
   using SlotWriter = std::function<std::uint32_t(ByteSink& sink, std::uint64_t at,
                                                  const torch_file::Writer::Slot& slot)>;
   dcp::Item archive(const Value& tree, const SlotWriter& write_slot);
+  // A window, or less for an item of fewer bytes.
+  MutableByteView scratch_for(std::uint64_t bytes);
 
   ByteSink& sink_;
   std::string path_;          // of the data file, as .metadata names it
