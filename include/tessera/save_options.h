@@ -2,15 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <string>
 
+#include "tessera/dtype.h"
 #include "tessera/job.h"
 
 namespace tessera {
 
 enum class CheckpointKind : std::uint8_t;  // checkpoint.h
+struct Tensor;                             // value.h
 
 // Who writes what several ranks hold.
 enum class ReplicaWriter : std::uint8_t {
@@ -52,6 +56,23 @@ struct SaveOptions {
   IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
   IfDiffers copies = IfDiffers::warn;    // parts of tensors that several ranks hold; `keep` is
                                          // `unsupported`
+  // What a DCP save makes of its leaves. The functions are called several times for a key, and have
+  // to answer the same each time, on all ranks alike. If ranks answer differently, `name` and
+  // `dtype` make other leaves of their trees, as if these were different trees; of `writer` rank
+  // 0's answers count. Empty: as the tree is, and as `replicas` says.
+  //
+  // The name that a leaf is saved under. Steps of its place in the dicts stay steps where the name
+  // keeps them at its ends, and what is new between them is one key. A name that is empty or that
+  // two leaves of a rank get is `conflict`.
+  std::function<std::string(const std::string& key)> name = {};
+  // The type that a tensor is saved as. Elements are converted as they are written, where that
+  // needs no allow_wrap (docs/design/casts.md): else `invalid_argument`, and `unsupported` if there
+  // is no conversion. Tensors inside of values stay as they are. `key`: the name that it is saved
+  // under. A single file of torch.save or safetensors with either function is `unsupported`.
+  std::function<DType(const std::string& key, const Tensor& tensor)> dtype = {};
+  // Which of the ranks `holders`, ascending, that hold a part of a tensor writes it; asked where
+  // there are several. Another rank is `invalid_argument`.
+  std::function<int(const std::string& key, std::span<const int> holders)> writer = {};
   // Refuses keys that not every rank has (`mismatch`). Else they are saved from those that have
   // them, as stages of a pipeline need.
   bool same_keys = false;

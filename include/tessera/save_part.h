@@ -15,10 +15,10 @@ namespace tessera {
 // ranks or some rank's newest part are missing: whoever calls this has to know that all ranks have
 // succeeded. There is no side file: nothing but the archives' own checksums is found damaged.
 //
-// `options`: those of DCP saves, but for `replicas`, `values`, `copies` and `same_keys`, which have
-// no meaning here. An earlier part of this rank is `already_exists` or, with `overwrite`, replaced
-// in one step. A directory with a `.metadata` is `already_exists` in any case, because readers
-// would prefer that. `rank` below 0 is `invalid_argument`.
+// `options`: those of DCP saves, but for `replicas`, `writer`, `values`, `copies` and `same_keys`,
+// which have no meaning here. An earlier part of this rank is `already_exists` or, with
+// `overwrite`, replaced in one step. A directory with a `.metadata` is `already_exists` in any
+// case, because readers would prefer that. `rank` below 0 is `invalid_argument`.
 SaveResult save_part(const Value& tree, const Location& where, int rank,
                      const SaveOptions& options = {});
 

@@ -152,6 +152,30 @@ TEST(Device, CompressesTheSameBytesAsFromTheHost_R16) {
   EXPECT_LE(gpu.device->most_window_bytes(), std::size_t{4} << 20);
 }
 
+// By a function of the save (checkpoint-rows P-20).
+TEST(Device, ConvertsTheSameAsFromTheHost_R16) {
+  const Value host = host_tree();
+  OnDevice gpu(host);
+  const std::string root = temporary_directory();
+  const SaveOptions options{.dtype = [](const std::string&, const Tensor& tensor) {
+    return tensor.dtype == DType::float32 ? DType::bfloat16 : tensor.dtype;
+  }};
+  save(host, root + "/host", options);
+  save(gpu.tree, root + "/device", options);
+  EXPECT_TRUE(data_of(root + "/host") == data_of(root + "/device"));
+  const Checkpoint saved = Checkpoint::open(root + "/device");
+  EXPECT_EQ(saved.tensor("dense").dtype, DType::bfloat16);
+  // As a load converts what was saved as it is.
+  save(host, root + "/plain");
+  const Shape shape = {900, 1000};
+  std::vector<std::uint16_t> found(900'000), expected(900'000);
+  saved.read("dense", TensorView::of(found.data(), DType::bfloat16, shape));
+  Checkpoint::open(root + "/plain")
+      .read("dense", TensorView::of(expected.data(), DType::bfloat16, shape));
+  EXPECT_TRUE(found == expected);
+  EXPECT_EQ(gpu.device->open(), 0);
+}
+
 // The tensors of `tree` as types that they can be cast to, in other memory: empty.
 Tensor to_fill(const Tensor& of, DType dtype) {
   Tensor made = random_tensor(dtype, of.shape);

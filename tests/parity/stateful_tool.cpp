@@ -2,12 +2,15 @@
 //   stateful_tool save DIRECTORY
 //   stateful_tool save-items DIRECTORY   the same, one data file an item
 //   stateful_tool save-zstd DIRECTORY    the same and "large", of several windows, compressed
+//   stateful_tool save-hooks DIRECTORY   that tree: "model" as "net" in bfloat16, and what both
+//                                        ranks hold is written by the second one
 //   stateful_tool save-parts DIRECTORY   the same tree, without collectives
 //   stateful_tool load DIRECTORY     prints what the objects took, a line each
 #include <cstring>
 #include <iostream>
 #include <mutex>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -101,6 +104,18 @@ Value tree_with_large(int rank) {
                       {"step", 41}});
 }
 
+SaveOptions with_hooks() {
+  SaveOptions options;
+  options.name = [](const std::string& key) {
+    return key.starts_with("model.") ? "net." + key.substr(6) : key;
+  };
+  options.dtype = [](const std::string& key, const Tensor& tensor) {
+    return key.starts_with("net.") ? DType::bfloat16 : tensor.dtype;
+  };
+  options.writer = [](const std::string&, std::span<const int> holders) { return holders.back(); };
+  return options;
+}
+
 void save_part_of_objects(int rank, const std::string& directory) {
   Model model(rank);
   model.number_elements();
@@ -135,6 +150,8 @@ int main(int argc, char** argv) {
         save_objects(group, words[2], {.one_file_an_item = true});
       } else if (words[1] == "save-zstd") {
         save(tree_with_large(group.rank()), words[2], {.compression = Compression::zstd}, group);
+      } else if (words[1] == "save-hooks") {
+        save(tree_with_large(group.rank()), words[2], with_hooks(), group);
       } else if (words[1] == "save-parts") {
         save_part_of_objects(group.rank(), words[2]);
       } else {

@@ -97,6 +97,22 @@ def test_tessera_loads_what_pytorch_compressed(tmp_path):
     assert tool("load", tmp_path / "c").splitlines() == ["0 1 2 3 4 5 9 in order 3", "6 7 8 9 10 11 9 in order 3"]
 
 
+def test_pytorch_loads_what_tessera_saved_with_hooks(tmp_path):
+    # P-20: other names, another dtype, and the second rank writes what both hold.
+    tool("save-hooks", tmp_path / "c")
+    metadata = dcp.FileSystemReader(tmp_path / "c").read_metadata()
+    assert set(metadata.state_dict_metadata) == {"net.weight", "large", "sampler.seed", "sampler.name", "step"}
+    writers = {index.fqn: place.relative_path[:4] for index, place in metadata.storage_data.items()}
+    assert (writers["large"], writers["step"]) == ("__1_", "__0_")
+    state = {"net": {"weight": torch.zeros(6, 2, dtype=torch.bfloat16)}, "large": torch.zeros(1000, 700),
+             "sampler": {"seed": 0, "name": ""}, "step": 0}
+    dcp.load(state, checkpoint_id=tmp_path / "c", no_dist=True)
+    assert torch.equal(state["net"]["weight"], numbered().to(torch.bfloat16))
+    assert metadata.state_dict_metadata["net.weight"].properties.dtype == torch.bfloat16
+    assert torch.equal(state["large"], torch.arange(700000, dtype=torch.float32).reshape(1000, 700))
+    assert (state["sampler"], state["step"]) == ({"seed": 7, "name": "shuffled"}, 41)
+
+
 def test_pytorch_loads_parts_that_tessera_saved_without_collectives(tmp_path):
     # P-04: PyTorch's reader gives a rank what is in the rank's own part.
     tool("save-parts", tmp_path / "c")

@@ -11,8 +11,8 @@ namespace {
 
 // Whether the piece's elements lie in the memory of the host or of a device one after the other, as
 // they are meant.
-bool is_plain(const Piece& piece, const Shape& sizes) {
-  if (!piece.storage) return false;  // no elements, then
+bool is_plain(const Tensor& tensor, const Piece& piece, const Shape& sizes) {
+  if (!piece.storage || tensor.stored) return false;  // no elements, then, or of another type
   const bool dense = piece.strides.empty() || piece.strides == contiguous_strides(sizes);
   return dense && !piece.conj && !piece.neg && is_in_memory(*piece.storage);
 }
@@ -43,7 +43,7 @@ ElementSource elements_of(const Tensor& tensor, const HeldChunk& chunk, TensorRe
     return [](std::int64_t, std::int64_t, MutableByteView) { return ByteView(); };
   const Piece& piece = tensor.pieces[chunk.piece];
   const std::size_t element = size_of(tensor.dtype);
-  if (is_plain(piece, chunk.box.sizes)) {
+  if (is_plain(tensor, piece, chunk.box.sizes)) {
     const std::uint64_t first = static_cast<std::uint64_t>(piece.storage_offset) * element;
     const std::uint64_t size = byte_size(tensor.dtype, chunk.box.sizes);
     auto bytes = std::make_shared<StorageReader>(*piece.storage, first, first + size);
@@ -66,7 +66,7 @@ std::uint64_t sample_of_chunk(const Tensor& tensor, const std::string& name,
   const std::size_t element = size_of(tensor.dtype);
   if (count == 0) return 0;
   const Piece& piece = tensor.pieces[chunk.piece];
-  if (is_plain(piece, chunk.box.sizes) && piece.storage->device)
+  if (is_plain(tensor, piece, chunk.box.sizes) && piece.storage->device)
     return sample_on_device(piece, element, count);
   TensorReader reader(tensor, name);
   return sample_of(elements_of(tensor, chunk, reader), count, element);

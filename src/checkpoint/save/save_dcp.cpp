@@ -34,6 +34,7 @@
 #include "checkpoint/save/copies.h"
 #include "checkpoint/save/data_file.h"
 #include "checkpoint/save/elements.h"
+#include "checkpoint/save/hooks.h"
 #include "checkpoint/save/leftovers.h"
 #include "checkpoint/save/opening.h"
 #include "checkpoint/save/plan_source.h"
@@ -74,7 +75,10 @@ std::string unknown_outcome(const std::string& save_id) {
 class Saver final : public DcpSave {
  public:
   Saver(const Value& tree, std::shared_ptr<Store> store, Group& group, const SaveOptions& options)
-      : leaves_(flatten(tree)), store_(std::move(store)), group_(group), options_(options) {}
+      : leaves_(leaves_to_save(tree, options)),
+        store_(std::move(store)),
+        group_(group),
+        options_(options) {}
 
   void plan() override {
     open();
@@ -109,7 +113,9 @@ class Saver final : public DcpSave {
       require_savable();
       plan_leaves();
       Intents mine;
-      mine.first.leaves = digest_of(planned_);
+      // Ranks that choose differently tell, and rank 0 chooses.
+      mine.first.leaves =
+          digest_of(planned_) ^ digest_of_choices(planned_, group_.size(), options_.writer);
       mine.first.values = digest_values();
       mine.first.tells = std::ranges::any_of(
           planned_, [](const PlannedLeaf& leaf) { return leaf.is_tensor && !leaf.placement; });
@@ -120,6 +126,7 @@ class Saver final : public DcpSave {
                                      {contribute, combine_intents, [this](const Bytes& all) {
                                         return encode_opening(opening_for(decode_intents(all)));
                                       }}));
+    opening_.rules.writer = options_.writer;
   }
 
   void require_savable() const {
@@ -171,8 +178,8 @@ class Saver final : public DcpSave {
     const bool others = !intents.same_leaves;
     opening.compare_values = !intents.same_values || others;
     opening.keep_values = opening.compare_values && options_.values == IfDiffers::keep;
-    opening.rules = {group_.size(), file_rules(options_), options_.replicas,
-                     others || opening.keep_values};
+    opening.rules = {
+        group_.size(), file_rules(options_), options_.replicas, others || opening.keep_values, {}};
     opening.tells = intents.first.tells || opening.rules.everything_told;
     opening.copies = options_.copies;
     return opening;

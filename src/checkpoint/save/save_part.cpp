@@ -16,6 +16,7 @@
 #include "checkpoint/read/memory.h"
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/data_file.h"
+#include "checkpoint/save/hooks.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -24,7 +25,7 @@ namespace {
 class PartSaver {
  public:
   PartSaver(const Value& tree, Store& store, int rank, const SaveOptions& options)
-      : leaves_(flatten(tree)),
+      : leaves_(leaves_to_save(tree, options)),
         store_(store),
         rank_(rank),
         options_(options),

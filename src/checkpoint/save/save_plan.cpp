@@ -38,7 +38,7 @@ class OwnLayout {
 
   OwnPlan run() {
     for (const std::size_t leaf : by_name(own_.leaves, is_value)) value(leaf);
-    PlacedWalk walk(rules_.ranks, rules_.replicas);
+    PlacedWalk walk(rules_.ranks, rules_.writers());
     for (std::size_t leaf = 0; leaf < own_.leaves.size(); ++leaf) {
       if (is_placed(leaf)) placed(walk, leaf);
     }
@@ -173,7 +173,7 @@ void SavePlan::place_values(const std::function<std::uint64_t(std::size_t leaf)>
 }
 
 void SavePlan::place_told() {
-  PlacedWalk walk(rules_.ranks, rules_.replicas);
+  PlacedWalk walk(rules_.ranks, rules_.writers());
   ItemLengths lengths;
   for (const PlannedLeaf& leaf : leaves()) {
     if (!leaf.placement) continue;
@@ -188,7 +188,7 @@ void SavePlan::place_told() {
     const PlannedLeaf& leaf = leaves()[index];
     told_.chunks(index, [&](const Box& box, std::span<const int> holders) {
       const std::uint64_t bytes = byte_size(leaf.dtype, box.sizes);
-      const int writer = walk.writer_of(holders);
+      const int writer = walk.writer_of(leaf.name, holders);
       walk.add_load(writer, bytes);
       choose(leaf.name, box.offsets, writer, holders.size());
       places_[index].push_back(
@@ -209,7 +209,7 @@ void SavePlan::boxes(std::size_t leaf, const VisitBox& visit) const {
 }
 
 SavePlan::Items::Items(const SavePlan& plan)
-    : plan_(plan), walk_(plan.rules_.ranks, plan.rules_.replicas), files_(plan.after_values_) {}
+    : plan_(plan), walk_(plan.rules_.ranks, plan.rules_.writers()), files_(plan.after_values_) {}
 
 void SavePlan::Items::leaf(const Visit& visit) {
   const std::size_t index = next_++;

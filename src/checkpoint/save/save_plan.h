@@ -23,6 +23,10 @@ struct PlanRules {
   FileRules files = {};
   ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
   bool everything_told = false;  // the leaves of ranks differ
+  // This rank's own function, which chooses as those of the others do; if everything is told, that
+  // of rank 0 is the one that counts.
+  WriterFunction writer = {};
+  [[nodiscard]] WriterRules writers() const { return {replicas, writer}; }
 };
 
 // What one rank holds of a leaf, and may have to write.

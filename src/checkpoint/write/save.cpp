@@ -69,6 +69,11 @@ void require_plain(const Location& where, const SaveOptions& options) {
     throw Error(ErrorCode::unsupported, "a single file is not compressed: save a DCP checkpoint")
         .at_path(to_string(where));
   }
+  if (options.name || options.dtype) {
+    throw Error(ErrorCode::unsupported,
+                "a single file is saved as the tree is: rename and convert it with `convert`")
+        .at_path(to_string(where));
+  }
 }
 
 void require_one_rank(const Location& where, const Group& group) {
