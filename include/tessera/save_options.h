@@ -49,7 +49,8 @@ struct SaveOptions {
   // data file of its own, `threads` of which are written at once.
   bool one_file_an_item = false;
   // DCP, rank 0's count. A single file of torch.save or safetensors is not compressed: that is
-  // `unsupported`. Levels are zstd's, 1 to 19: else `invalid_argument`.
+  // `unsupported`. Levels are zstd's, 1 to 19: else `invalid_argument`. Each writing thread needs
+  // memory for an encoder: a few MiB at level 3, 90 MiB at 19.
   Compression compression = Compression::none;
   int compression_level = 3;
   ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
