@@ -1,8 +1,12 @@
 // GroupCheckpoint: a checkpoint that the ranks of a group open together, look into, and load from.
 //
-//   auto checkpoint = GroupCheckpoint::open("run/step100", {}, group);
-//   Value tree = tree_for(checkpoint.contents().leaves);  // what is there decides what is wanted
-//   checkpoint.load(tree);
+//   run_ranks(2, [](Group& group) {
+//     auto checkpoint = GroupCheckpoint::open("run/step100", {}, group);
+//     Value tree = Value::dict();
+//     for (const Leaf& leaf : checkpoint.contents().leaves)
+//       if (leaf.name.starts_with("config.")) tree.set_item(leaf.name, Value());
+//     checkpoint.load(tree);
+//   });
 //
 // load() of checkpoint.h does both at once. All ranks see and load one save, even if the checkpoint
 // is replaced meanwhile.

@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "tessera/checkpoint.h"
+#include "tessera/group_checkpoint.h"
 #include "tessera/stateful.h"
 
 namespace given {
