@@ -25,10 +25,11 @@ enum class ReplicaWriter : std::uint8_t {
 enum class IfDiffers : std::uint8_t {
   refuse,  // `mismatch` naming the keys and ranks; nothing is saved
   warn,    // says so and saves what the writer holds, or of a value the lowest rank
-  // Of values alone: the lowest rank's is saved as NAME, and what each rank r holds that differs
-  // from it as NAME.rank{r}, beside it in the tree (at its top, if NAME ends in no text). A load
-  // gives all ranks that of NAME, unless LoadOptions::rename says otherwise. A name that is taken
-  // is `conflict`.
+  // The lowest rank's is saved as NAME, and what each rank r holds that differs from it as
+  // NAME.rank{r}, beside it in the tree (at its top, if NAME ends in no text). A load gives all
+  // ranks that of NAME, unless LoadOptions::rename says otherwise. A name that is taken is
+  // `conflict`. Of tensors those that ranks hold whole, in one piece; all their bytes are compared,
+  // before anything is written. A part of a sharded tensor that differs is `mismatch`.
   keep,
 };
 
@@ -54,9 +55,9 @@ struct SaveOptions {
   Compression compression = Compression::none;
   int compression_level = 3;
   ReplicaWriter replicas = ReplicaWriter::fewest_bytes;
+  // Of DCP saves by several ranks, rank 0's count; others have nothing to compare.
   IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
-  IfDiffers copies = IfDiffers::warn;    // parts of tensors that several ranks hold; `keep` is
-                                         // `unsupported`
+  IfDiffers copies = IfDiffers::warn;    // tensors and their parts that several ranks hold
   // What a DCP save makes of its leaves. The functions are called several times for a key, and have
   // to answer the same each time, on all ranks alike. If ranks answer differently, `name` and
   // `dtype` make other leaves of their trees, as if these were different trees; of `writer` rank

@@ -329,6 +329,23 @@ TEST(Device, CopiesThatDifferAreSeen) {
   }
 }
 
+TEST(Device, CopiesThatDifferAreKept) {
+  const std::string path = temporary_directory() + "/c";
+  const Shape shape{600, 1000};
+  run_ranks(2, [&](Group& group) {
+    OnDevice gpu(
+        Value::dict({{"w", counting(shape, whole(shape), static_cast<float>(group.rank()))},
+                     {"same", counting(shape, whole(shape), 5)}}));
+    save(gpu.tree, path, {.copies = IfDiffers::keep}, group);
+  });
+  const Value tree = Checkpoint::open(path).load();
+  EXPECT_EQ(tree.size(), 3U);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(floats(tree.at(rank == 0 ? "w" : "w.rank1").as_tensor()),
+              floats(counting(shape, whole(shape), static_cast<float>(rank))));
+  }
+}
+
 // Row R16 of the failures that a save must survive.
 TEST(Device, AFailingCopyFailsTheSaveOnAllRanksAndPublishesNothing_R16) {
   const Shape shape{900, 1000};

@@ -115,4 +115,16 @@ void agree_on_long_work(Group& group, const std::string& operation, const std::s
   }
 }
 
+Bytes confer_after_long_work(Group& group, const std::stop_token& stop,
+                             const std::function<void(const std::stop_token&)>& work,
+                             const std::string& operation, const Conference& conference) {
+  const bool is_one = group.size() == 1 || group.carries_interrupts();
+  if (!is_one) agree_on_long_work(group, operation, stop, work);
+  const auto contribute = [&] {
+    if (is_one) work_interruptibly(group, stop, work);
+    return conference.contribute();
+  };
+  return confer(group, operation, {contribute, conference.combine, conference.conclude});
+}
+
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <stop_token>
 #include <string>
 
+#include "comm/confer.h"
 #include "tessera/comm.h"
 
 namespace tessera {
@@ -16,6 +17,11 @@ namespace tessera {
 // ranks a few times a second that this one goes on. Collective.
 void agree_on_long_work(Group& group, const std::string& operation, const std::stop_token& stop,
                         const std::function<void(const std::stop_token&)>& work);
+
+// A conference after such work; in a group that carries interrupts it is one fold for both.
+Bytes confer_after_long_work(Group& group, const std::stop_token& stop,
+                             const std::function<void(const std::stop_token&)>& work,
+                             const std::string& operation, const Conference& conference);
 
 // This rank's part of such work, in a group that carries interrupts: a failure of `work` interrupts
 // the other ranks. Returns early when a peer has failed: the next fold has to tell why. Not

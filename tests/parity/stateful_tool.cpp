@@ -5,6 +5,7 @@
 //   stateful_tool save-hooks DIRECTORY   that tree: "model" as "net" in bfloat16, and what both
 //                                        ranks hold is written by the second one
 //   stateful_tool save-parts DIRECTORY   the same tree, without collectives
+//   stateful_tool save-unlike DIRECTORY  a tensor and a value of each rank's own, kept
 //   stateful_tool load DIRECTORY     prints what the objects took, a line each
 #include <cstring>
 #include <iostream>
@@ -125,6 +126,19 @@ void save_part_of_objects(int rank, const std::string& directory) {
             directory, rank);
 }
 
+void save_unlike(Group& group, const std::string& directory) {
+  const int own = group.rank() + 1;
+  std::vector<float> elements(3, static_cast<float>(own));
+  auto storage = std::make_shared<Storage>();
+  storage->data = reinterpret_cast<std::byte*>(elements.data());
+  storage->size = elements.size() * sizeof(float);
+  Tensor scale;
+  scale.shape = {3};
+  scale.pieces = {{.slice = whole(scale.shape), .storage = std::move(storage), .strides = {}}};
+  save(Value::dict({{"scale", std::move(scale)}, {"seed", own}}), directory,
+       {.values = IfDiffers::keep, .copies = IfDiffers::keep}, group);
+}
+
 std::string loaded_objects(Group& group, const std::string& directory) {
   Model model(group.rank());
   Sampler sampler(0, "");
@@ -154,6 +168,8 @@ int main(int argc, char** argv) {
         save(tree_with_large(group.rank()), words[2], with_hooks(), group);
       } else if (words[1] == "save-parts") {
         save_part_of_objects(group.rank(), words[2]);
+      } else if (words[1] == "save-unlike") {
+        save_unlike(group, words[2]);
       } else {
         lines[static_cast<std::size_t>(group.rank())] = loaded_objects(group, words[2]);
       }

@@ -113,6 +113,17 @@ def test_pytorch_loads_what_tessera_saved_with_hooks(tmp_path):
     assert (state["sampler"], state["step"]) == ({"seed": 7, "name": "shuffled"}, 41)
 
 
+def test_pytorch_loads_what_tessera_kept_of_each_rank(tmp_path):
+    # each rank had a scale and a seed of its own.
+    tool("save-unlike", tmp_path / "c")
+    state = {"scale": torch.zeros(3), "scale.rank1": torch.zeros(3), "seed": 0, "seed.rank1": 0}
+    dcp.load(state, checkpoint_id=tmp_path / "c", no_dist=True)
+    assert torch.equal(state["scale"], torch.full((3,), 1.0))
+    assert torch.equal(state["scale.rank1"], torch.full((3,), 2.0))
+    assert (state["seed"], state["seed.rank1"]) == (1, 2)
+    assert len(dcp.FileSystemReader(tmp_path / "c").read_metadata().state_dict_metadata) == 4
+
+
 def test_pytorch_loads_parts_that_tessera_saved_without_collectives(tmp_path):
     # P-04: PyTorch's reader gives a rank what is in the rank's own part.
     tool("save-parts", tmp_path / "c")

@@ -5,6 +5,7 @@
 // Only if it is not, they tell their digests, and rank 0 finds out who holds what.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -30,6 +31,7 @@ struct HeldCopy {
   std::uint64_t digest = 0;
   int holders = 1;          // ranks that hold it
   bool is_written = false;  // by this rank: the others are compared with it
+  std::size_t leaf = 0;     // index of this rank's leaves; stays here
 };
 
 // This rank's part of a sum over all ranks, modulo 2^64, that is zero if all copies are equal.
@@ -50,7 +52,7 @@ struct UnlikeCopies {
 // `keys` is empty if there are none.
 [[nodiscard]] UnlikeCopies unlike_copies(const Bytes& copies);
 
-// The digests of what is written of these things, by key.
+// The digests of what is written of these things, by key. They travel as pairs of numbers.
 [[nodiscard]] std::map<std::uint64_t, std::uint64_t> written_of_unlike(const Bytes& copies);
 
 // What to tell the user.

@@ -6,6 +6,8 @@
 #include "base/log.h"
 #include "checkpoint/save/copies.h"
 #include "checkpoint/test_support.h"
+#include "tessera/save_part.h"
+#include "tessera/verify.h"
 
 namespace tessera {
 namespace {
@@ -110,6 +112,102 @@ TEST(Copies, AreRequiredToBeEqualByAnOption) {
   save_changed(
       directory, [](int, Value&) {}, options);
   EXPECT_NO_THROW((void)Checkpoint::open(directory).load());
+}
+
+float loaded(const Value& tree, const std::string& key, std::size_t index) {
+  return floats(tree.at(key).as_tensor()).at(index);
+}
+
+// A difference between the windows of a sample is kept, too (checkpoint-rows Q-09).
+TEST(Copies, WholeTensorsThatDifferAreKeptUnderNamesOfTheirRanks) {
+  const Warnings warnings;
+  const std::string directory = temporary_directory() + "/c";
+  const std::size_t unseen = 1000;  // between the first two windows
+  SaveOptions options{.values = IfDiffers::keep, .copies = IfDiffers::keep, .same_keys = true};
+  run_ranks(4, [&](Group& group) {
+    Value tree = tree_of(group.rank());
+    if (group.rank() >= 2) element(tree, "a", 7) = -1;
+    if (group.rank() == 3) element(tree, "b", unseen) = -3;
+    tree.set_item("n", group.rank() == 1 ? 1 : 0);
+    tree.set_item("in", Value::list({counting({2}, whole({2}), group.rank() == 1 ? 8.0F : 9.0F)}));
+    SaveOptions own = options;
+    if (group.rank() != 0) own.copies = IfDiffers::refuse;  // rank 0's word counts
+    save(tree, directory, own, group);
+  });
+  EXPECT_THAT(warnings.texts(), IsEmpty());
+  const Value tree = Checkpoint::open(directory).load();
+  EXPECT_EQ(tree.size(),
+            3U + 2 + 1 + 2 + 1 + 1);  // a.rank2, a.rank3, b.rank3, n.rank1, in, in.0.rank1
+  EXPECT_EQ(loaded(tree, "a", 7), 7);
+  EXPECT_EQ(loaded(tree, "a.rank2", 7), -1);
+  EXPECT_EQ(loaded(tree, "a.rank3", 7), -1);
+  EXPECT_EQ(loaded(tree, "a.rank3", 6), 6);
+  EXPECT_EQ(loaded(tree, "b", unseen), 1 + unseen);
+  EXPECT_EQ(loaded(tree, "b.rank3", unseen), -3);
+  EXPECT_EQ(loaded(tree, "b.rank3", unseen + 1), 2 + unseen);
+  EXPECT_EQ(floats(tree.at("h").as_tensor()), floats(counting({4, 2}, whole({4, 2}), 2)));
+  EXPECT_EQ(tree.at("n.rank1").as_int(), 1);
+  EXPECT_EQ(floats(tree.at("in").items().at(0).as_tensor()).front(), 9);
+  EXPECT_EQ(loaded(tree, "in.0.rank1", 0), 8);
+  EXPECT_TRUE(verify(directory).findings.empty());
+}
+
+TEST(Copies, PartsThatDifferAreNotKept) {
+  const std::string directory = temporary_directory() + "/c";
+  run_ranks(4, [&](Group& group) {
+    Value tree = tree_of(group.rank());
+    if (group.rank() == 3) element(tree, "h", 1) = -1;
+    if (group.rank() == 3) element(tree, "a", 1) = -1;
+    try {
+      save(tree, directory, {.copies = IfDiffers::keep}, group);
+      ADD_FAILURE() << "saved";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::mismatch);
+      EXPECT_EQ(error.key(), "h");
+      EXPECT_THAT(error.what(), HasSubstr("Only whole tensors can be kept"));
+    }
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(directory));
+}
+
+// Tensors of other shapes are no copies that differ.
+TEST(Copies, ATensorOfAnotherShapeIsNotKept) {
+  run_ranks(2, [&](Group& group) {
+    const Shape shape{group.rank() + 3};
+    const auto store = memory_store();
+    EXPECT_EQ(code_of([&] {
+                save(Value::dict({{"w", counting(shape, whole(shape), 0)}}), store,
+                     {.copies = IfDiffers::keep}, group);
+              }),
+              ErrorCode::mismatch);
+  });
+}
+
+TEST(Copies, ANameOfARankThatIsTakenIsAConflict) {
+  run_ranks(3, [&](Group& group) {
+    Value tree = Value::dict({{"w", counting({3}, whole({3}), static_cast<float>(group.rank()))}});
+    if (group.rank() == 0) tree.set_item("w.rank1", 3);
+    try {
+      save(tree, memory_store(), {.copies = IfDiffers::keep}, group);
+      ADD_FAILURE() << "saved";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::conflict) << error.what();
+      EXPECT_EQ(error.key(), "w.rank1");
+    }
+  });
+}
+
+// A file and a part are of one process: there is nothing to compare.
+TEST(Copies, OfOneProcessAreNothingToKeep) {
+  const std::string directory = temporary_directory();
+  const SaveOptions options{.values = IfDiffers::keep, .copies = IfDiffers::keep};
+  const Value tree = Value::dict({{"a", counting({10}, whole({10}), 0)}});
+  for (const char* name : {"/c", "/c.pt", "/c.safetensors"}) {
+    save(tree, directory + name, options);
+    EXPECT_EQ(Checkpoint::open(directory + name).load().size(), 1U) << name;
+  }
+  save_part(tree, directory + "/parts", 0, options);
+  EXPECT_EQ(Checkpoint::open(directory + "/parts").load().size(), 1U);
 }
 
 // Which elements of `count` a sample reads.

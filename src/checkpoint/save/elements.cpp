@@ -1,13 +1,19 @@
 #include "checkpoint/save/elements.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "base/digest.h"
+#include "base/stop.h"
 #include "checkpoint/save/copies.h"
 #include "value/storage_reader.h"
 
 namespace tessera {
 namespace {
+
+constexpr std::size_t kWindow = 1 << 20;  // bytes
 
 // Whether the piece's elements lie in the memory of the host or of a device one after the other, as
 // they are meant.
@@ -70,6 +76,22 @@ std::uint64_t sample_of_chunk(const Tensor& tensor, const std::string& name,
     return sample_on_device(piece, element, count);
   TensorReader reader(tensor, name);
   return sample_of(elements_of(tensor, chunk, reader), count, element);
+}
+
+std::uint64_t digest_of_chunk(const Tensor& tensor, const std::string& name, const HeldChunk& chunk,
+                              const std::stop_token& stop) {
+  const std::int64_t count = numel(chunk.box);
+  const std::size_t element = size_of(tensor.dtype);
+  const auto step = std::min<std::int64_t>(count, kWindow / element);
+  std::vector<std::byte> scratch(static_cast<std::size_t>(step) * element);
+  TensorReader reader(tensor, name);
+  const ElementSource elements = elements_of(tensor, chunk, reader);
+  RunningDigest digest;
+  for (std::int64_t begin = 0; begin < count; begin += step) {
+    require_going_on(stop);
+    digest.add(elements(begin, std::min(step, count - begin), MutableByteView(scratch)));
+  }
+  return digest.value();
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stop_token>
 #include <string>
 
 #include "checkpoint/dcp/item_writer.h"
@@ -18,5 +19,9 @@ namespace tessera {
 // A sample of them (copies.h). Of a device all its windows are on their way at once.
 [[nodiscard]] std::uint64_t sample_of_chunk(const Tensor& tensor, const std::string& name,
                                             const HeldChunk& chunk);
+
+// A digest of all of them. Throws `cancelled` when `stop` is requested.
+[[nodiscard]] std::uint64_t digest_of_chunk(const Tensor& tensor, const std::string& name,
+                                            const HeldChunk& chunk, const std::stop_token& stop);
 
 }  // namespace tessera

@@ -9,6 +9,9 @@
 namespace tessera {
 namespace {
 
+// Flags of a leaf in a message.
+constexpr std::uint64_t kTensor = 1, kKept = 2;
+
 bool holds_part(const std::vector<HeldChunk>& held, const Placement& placement, const Shape& shape,
                 int rank) {
   std::vector<Box> boxes = boxes_of_part(placement, shape, part_of_rank(placement, rank));
@@ -95,7 +98,7 @@ std::string kept_name(const std::string& name, int rank) {
 void write_leaf(MessageWriter& message, const PlannedLeaf& leaf) {
   message.text(leaf.name);
   write_path(message, leaf.path);
-  message.count(leaf.is_tensor ? 1 : leaf.is_kept ? 2 : 0);
+  message.count((leaf.is_tensor ? kTensor : 0) | (leaf.is_kept ? kKept : 0));
   if (!leaf.is_tensor) return;
   message.count(static_cast<std::uint64_t>(leaf.dtype));
   write_shape(message, leaf.shape);
@@ -107,9 +110,9 @@ PlannedLeaf read_leaf(MessageReader& message) {
   PlannedLeaf leaf;
   leaf.name = message.text();
   leaf.path = read_path(message);
-  const std::uint64_t kind = message.count();
-  leaf.is_tensor = kind == 1;
-  leaf.is_kept = kind == 2;
+  const std::uint64_t flags = message.count();
+  leaf.is_tensor = (flags & kTensor) != 0;
+  leaf.is_kept = (flags & kKept) != 0;
   if (!leaf.is_tensor) return leaf;
   leaf.dtype = static_cast<DType>(message.count());
   leaf.shape = read_shape(message);

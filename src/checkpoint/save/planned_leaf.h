@@ -15,7 +15,7 @@ struct PlannedLeaf {
   std::string name;
   Path path;
   bool is_tensor = false;
-  bool is_kept = false;          // a value under a name of this rank's own, because it differs
+  bool is_kept = false;          // under a name of this rank's own, because it differs
   DType dtype = DType::float32;  // this and the rest: of tensors
   Shape shape;
   bool requires_grad = false;
@@ -37,7 +37,7 @@ struct HeldChunk {
 // tensor which every rank holds whole, says what this rank's pieces are.
 [[nodiscard]] PlannedLeaf planned(const Leaf& leaf, int rank, int ranks);
 
-// "NAME.rank3", under which rank 3 keeps a value that differs from that of NAME.
+// "NAME.rank3", under which rank 3 keeps a value or tensor that differs from that of NAME.
 [[nodiscard]] std::string kept_name(const std::string& name, int rank);
 
 // Where a box is in the order of a tensor's chunks: row-major, by where they begin.

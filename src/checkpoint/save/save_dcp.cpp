@@ -39,6 +39,7 @@
 #include "checkpoint/save/opening.h"
 #include "checkpoint/save/plan_source.h"
 #include "checkpoint/save/reports.h"
+#include "checkpoint/save/whole_tensors.h"
 #include "checkpoint/tree/tree_json.h"
 #include "comm/confer.h"
 #include "comm/long_work.h"
@@ -83,6 +84,7 @@ class Saver final : public DcpSave {
   void plan() override {
     open();
     if (opening_.compare_values) compare_values();
+    if (opening_.copies == IfDiffers::keep && group_.size() > 1) keep_unlike_tensors();
     Choices choices;
     if (opening_.tells) choices = decode_choices(tell());
     plan_own(choices);
@@ -90,10 +92,6 @@ class Saver final : public DcpSave {
 
   std::uint64_t write() override {
     try {
-      if (!group_.carries_interrupts()) {
-        agree_on_long_work(group_, "writing a checkpoint", options_.stop,
-                           [this](const std::stop_token& stop) { write_files(stop); });
-      }
       compare_copies(report());
     } catch (...) {
       remove_written();
@@ -132,8 +130,6 @@ class Saver final : public DcpSave {
   void require_savable() const {
     require_going_on(options_.stop);
     (void)file_rules(options_);
-    if (options_.copies == IfDiffers::keep)
-      throw Error(ErrorCode::unsupported, "parts of tensors that differ are not kept");
     for (const Leaf& leaf : leaves_) {
       if (leaf.value.is(Value::Kind::tensor)) require_readable(leaf.value.as_tensor(), leaf.name);
     }
@@ -192,40 +188,61 @@ class Saver final : public DcpSave {
       copies.push_back({.name = leaves_[i].name,
                         .key = key_of(leaves_[i].name, {}),
                         .digest = value_digests_[i],
-                        .is_written = true});
+                        .is_written = true,
+                        .leaf = i});
     }
     return copies;
   }
 
   // A value is written by the lowest rank that has it (checkpoint-rows Q-09).
   void compare_values() {
-    const auto conclude = [this](const Bytes& all) {
-      MessageWriter written;
-      if (!opening_.keep_values) {
-        judge(unlike_copies(all), options_.values);
-      } else {
-        for (const auto& [key, digest] : written_of_unlike(all)) written.number(key).number(digest);
-      }
-      return written.take();
-    };
-    const Bytes written = confer(
-        group_, "comparing values",
-        {[this] { return encode_copies(held_values(), group_.rank()); }, combine_copies, conclude});
-    std::unordered_map<std::uint64_t, std::uint64_t> by_key;
-    for (MessageReader message(written); !message.at_end();) {
-      const auto key = message.number<std::uint64_t>();
-      by_key.emplace(key, message.number<std::uint64_t>());
+    if (opening_.keep_values) {
+      (void)keep_unlike("comparing values", held_values());
+      return;
     }
-    if (!by_key.empty()) keep_unlike(by_key);
+    (void)confer(group_, "comparing values",
+                 {[this] { return encode_copies(held_values(), group_.rank()); }, combine_copies,
+                  [this](const Bytes& all) {
+                    judge(unlike_copies(all), options_.values);
+                    return Bytes();
+                  }});
   }
 
-  // What this rank holds of a value gets a name of its own if it is not what is written of it.
-  void keep_unlike(const std::unordered_map<std::uint64_t, std::uint64_t>& written_by_key) {
-    for (std::size_t i = 0; i < leaves_.size(); ++i) {
-      if (planned_[i].is_tensor) continue;
-      const auto written = written_by_key.find(key_of(leaves_[i].name, {}));
-      if (written != written_by_key.end() && written->second != value_digests_[i]) keep(i);
+  // As with values, of tensors that ranks hold whole.
+  void keep_unlike_tensors() {
+    std::vector<HeldCopy> mine;
+    const auto digest = [&](const std::stop_token& stop) {
+      mine = whole_tensors({leaves_, chunks_}, options_.threads, stop);
+    };
+    const Bytes unlike = confer_after_long_work(
+        group_, options_.stop, digest, "comparing tensors",
+        {[&] { return digest_message(mine); }, combine_same,
+         [](const Bytes& same) { return same.empty() ? Bytes(1) : Bytes(); }});
+    if (!unlike.empty() && keep_unlike("comparing tensors", mine))
+      opening_.tells = opening_.rules.everything_told = true;
+  }
+
+  // What this rank holds of a thing gets a name of its own if it is not what is written of it.
+  // Returns whether that is so on any rank.
+  bool keep_unlike(const std::string& operation, const std::vector<HeldCopy>& mine) {
+    const auto conclude = [](const Bytes& all) {
+      MessageWriter written;
+      for (const auto& [key, digest] : written_of_unlike(all)) written.number(key).number(digest);
+      return written.take();
+    };
+    const Bytes told =
+        confer(group_, operation,
+               {[&] { return encode_copies(mine, group_.rank()); }, combine_copies, conclude});
+    std::unordered_map<std::uint64_t, std::uint64_t> written_by_key;
+    for (MessageReader message(told); !message.at_end();) {
+      const auto key = message.number<std::uint64_t>();
+      written_by_key.emplace(key, message.number<std::uint64_t>());
     }
+    for (const HeldCopy& copy : mine) {
+      const auto written = written_by_key.find(copy.key);
+      if (written != written_by_key.end() && written->second != copy.digest) keep(copy.leaf);
+    }
+    return !written_by_key.empty();
   }
 
   void keep(std::size_t index) {
@@ -244,9 +261,9 @@ class Saver final : public DcpSave {
   // Rank 0.
   static void judge(const UnlikeCopies& unlike, IfDiffers policy) {
     if (unlike.keys.empty()) return;
-    if (policy == IfDiffers::refuse)
-      throw Error(ErrorCode::mismatch, to_string(unlike)).at_key(unlike.keys.front());
-    log(LogLevel::warning, to_string(unlike));
+    if (policy == IfDiffers::warn) return log(LogLevel::warning, to_string(unlike));
+    const char* why = policy == IfDiffers::keep ? " Only whole tensors can be kept." : "";
+    throw Error(ErrorCode::mismatch, to_string(unlike) + why).at_key(unlike.keys.front());
   }
 
   [[nodiscard]] Bytes proposal() const {
@@ -295,13 +312,6 @@ class Saver final : public DcpSave {
 
   // Returns whether all copies are equal.
   bool report() {
-    const auto contribute = [this] {
-      if (group_.carries_interrupts()) {
-        work_interruptibly(group_, options_.stop,
-                           [this](const std::stop_token& stop) { write_files(stop); });
-      }
-      return encode_report(report_, copies_term(copies_), are_compressed());
-    };
     const auto conclude = [this](const Bytes& all) {
       if (!plan_) plan_all(ToldLeaves(planned_, false));
       reports_ = decode_reports(all, are_compressed());
@@ -309,7 +319,12 @@ class Saver final : public DcpSave {
       require_in_store(reports_, *store_, opening_.attempt);
       return reports_.copies == 0 ? Bytes() : Bytes(1);
     };
-    return confer(group_, "writing a checkpoint", {contribute, combine_reports, conclude}).empty();
+    return confer_after_long_work(group_, options_.stop,
+                                  [this](const std::stop_token& stop) { write_files(stop); },
+                                  "writing a checkpoint",
+                                  {[this] { return encode_report(report_, copies_term(copies_), are_compressed()); },
+                                   combine_reports, conclude})
+        .empty();
   }
 
   void compare_copies(bool all_equal) {

@@ -331,13 +331,6 @@ TEST(SaveRanks, ValuesThatDifferAreKeptUnderNamesOfTheirRanks) {
   });
 }
 
-TEST(SaveRanks, PartsOfTensorsAreNotKept) {
-  EXPECT_EQ(code_of([] {
-              save(Value::dict({{"n", 1}}), memory_store(), {.copies = IfDiffers::keep});
-            }),
-            ErrorCode::unsupported);
-}
-
 TEST(SaveRanks, ANameOfARankThatIsTakenIsAConflict) {
   run_ranks(3, [&](Group& group) {
     Value tree = Value::dict({{"n", group.rank()}});
@@ -413,6 +406,29 @@ TEST(SaveRanks, PlacedTensorsTakeNoMessages) {
   EXPECT_EQ(few->spreads, many->spreads);
   EXPECT_LE(many->folds, 3 * 4);  // of three ranks
   EXPECT_LE(many->largest, 1024U + 2 * 32);
+}
+
+// To keep what differs costs one fold if nothing does, and three if something does.
+TEST(SaveRanks, EqualTensorsThatWouldBeKeptTakeOneMessage) {
+  const auto counted_save = [&](int tensors, bool is_unlike) {
+    auto counts = std::make_unique<Counts>();
+    const std::string directory = temporary_directory() + "/c";
+    run_ranks(3, [&](Group& group) {
+      Counting counting_group(group, *counts);
+      Value tree = Value::dict({{"w", placed({9}, {.parts = 3}, group.rank(), 1)}});
+      for (int i = 0; i < tensors; ++i)
+        tree.set_item("b" + std::to_string(i), placed({5}, {}, is_unlike ? group.rank() : 0, 2));
+      if (is_unlike)
+        tree.set_item("c", counting({2}, whole({2}), static_cast<float>(group.rank())));
+      save(tree, directory, {.copies = IfDiffers::keep}, counting_group);
+    });
+    return counts;
+  };
+  const auto few = counted_save(1, false), many = counted_save(300, false);
+  EXPECT_EQ(few->folds, 3 * 5);  // of three ranks
+  EXPECT_EQ(many->folds, 3 * 5);
+  EXPECT_EQ(counted_save(1, true)->folds, 3 * 7);
+  EXPECT_LE(many->largest, 1024U);
 }
 
 // Digests of blocks stay in the tails of files: what a rank reports does not grow with its files.
