@@ -159,10 +159,10 @@ struct Checkpoint {
 // that by 64 KiB spread over them; values are compared whole. Rank 0's options decide what follows
 // from a difference, and all that is said of files and replicas. Before anything is read, every
 // piece must lie in its storage, and the tree must not contain itself: else `invalid_argument`
-// names the key and both numbers. All ranks see the failure of any rank. Before the commit, rank 0
-// looks whether every file is there: `incomplete` names those that are not, with their ranks and
-// hosts. Until the commit, an older checkpoint in the directory stays whole
-// (docs/design/commit.md).
+// names the key and both numbers. All ranks see the failure of any rank. Ranks that do not see what
+// rank 0 puts into the directory for that are `incomplete` before anything is saved, with their
+// hosts; so are files that rank 0 does not see before the commit. Until then an older checkpoint in
+// the directory stays whole (docs/design/commit.md).
 //
 // If the peers are lost during the commit, a rank cannot know whether it has happened. Its error
 // says so and gives the save id, for committed().

@@ -1,6 +1,7 @@
 // One rank that saves a small tree with the others, loads it and compares.
 //   RANK=0 WORLD_SIZE=4 MASTER_ADDR=10.17.0.1 MASTER_PORT=29500 save_and_load DIR
-// Prints the name of the backend and "loaded"; exits with 3 and the error on stderr.
+// Prints the name of the backend, "writes" when it begins to write data, and "loaded"; exits with 3
+// and the error on stderr.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -45,7 +46,11 @@ void save_and_load(const std::string& directory) {
   const auto mesh = tessera::Mesh::from_environment(options);
   std::printf("%s\n", mesh.process_group()->getDefaultBackend()->getBackendName().c_str());
   const State saved = state_of(mesh, 1);
-  tessera::save(saved.tree, directory, mesh.checkpoint_group());
+  bool writes = false;
+  const auto tell = [&](const tessera::Progress&) {
+    if (!std::exchange(writes, true)) std::printf("writes\n");
+  };
+  tessera::save(saved.tree, directory, {.progress = tell}, mesh.checkpoint_group());
   State loaded = state_of(mesh, -1);
   tessera::load(loaded.tree, directory, mesh.checkpoint_group());
   if (!torch::equal(loaded.rows, saved.rows) || !torch::equal(loaded.replica, saved.replica) ||

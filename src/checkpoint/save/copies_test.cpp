@@ -172,9 +172,9 @@ TEST(Copies, PartsThatDifferAreNotKept) {
 
 // Tensors of other shapes are no copies that differ.
 TEST(Copies, ATensorOfAnotherShapeIsNotKept) {
+  const auto store = memory_store();
   run_ranks(2, [&](Group& group) {
     const Shape shape{group.rank() + 3};
-    const auto store = memory_store();
     EXPECT_EQ(code_of([&] {
                 save(Value::dict({{"w", counting(shape, whole(shape), 0)}}), store,
                      {.copies = IfDiffers::keep}, group);
@@ -184,11 +184,12 @@ TEST(Copies, ATensorOfAnotherShapeIsNotKept) {
 }
 
 TEST(Copies, ANameOfARankThatIsTakenIsAConflict) {
+  const auto store = memory_store();
   run_ranks(3, [&](Group& group) {
     Value tree = Value::dict({{"w", counting({3}, whole({3}), static_cast<float>(group.rank()))}});
     if (group.rank() == 0) tree.set_item("w.rank1", 3);
     try {
-      save(tree, memory_store(), {.copies = IfDiffers::keep}, group);
+      save(tree, store, {.copies = IfDiffers::keep}, group);
       ADD_FAILURE() << "saved";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::conflict) << error.what();

@@ -7,6 +7,7 @@
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/side_file.h"
+#include "checkpoint/save/probe.h"
 
 namespace tessera {
 namespace {
@@ -28,6 +29,7 @@ bool is_data_file_name(const std::string& name) {
 }
 
 bool is_leftover(const std::string& name, const Present& present) {
+  if (is_probe_name(name)) return true;
   if (is_side_file_name(name)) return name != present.side_file;
   if (!is_data_file_name(name)) return false;
   return present.named ? !present.named->contains(name) : is_attempt_name(name);

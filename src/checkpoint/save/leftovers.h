@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-// Removes unfinished files, and data files and side files that do not belong to the present
+// Removes unfinished files, probes, and data files and side files that do not belong to the present
 // `.metadata`. Without a `.metadata` only those with names of ours go: they belong to nobody. Only
 // while nobody writes.
 void remove_leftovers(Store& store);

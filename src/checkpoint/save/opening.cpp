@@ -20,6 +20,7 @@ Bytes encode_intents(const Intents& intents) {
   message.number(intents.first.leaves).number(intents.first.values);
   message.count(intents.first.tells ? 1 : 0);
   message.count(intents.same_leaves ? 1 : 0).count(intents.same_values ? 1 : 0);
+  write_unseeing(message, intents.unseeing);
   return message.take();
 }
 
@@ -31,6 +32,7 @@ Intents decode_intents(const Bytes& bytes) {
   intents.first.tells = message.count() == 1;
   intents.same_leaves = message.count() == 1;
   intents.same_values = message.count() == 1;
+  intents.unseeing = read_unseeing(message);
   return intents;
 }
 
@@ -40,6 +42,7 @@ Bytes combine_intents(const Bytes& left, const Bytes& right) {
   both.same_leaves = both.same_leaves && more.same_leaves && both.first.leaves == more.first.leaves;
   both.same_values = both.same_values && more.same_values && both.first.values == more.first.values;
   both.first.tells = both.first.tells || more.first.tells;
+  both.unseeing.add(more.unseeing);
   return encode_intents(both);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/save/planned_leaf.h"
+#include "checkpoint/save/probe.h"
 #include "checkpoint/save/save_plan.h"
 #include "tessera/checkpoint.h"
 
@@ -25,6 +26,7 @@ struct Intents {
   Intent first;
   bool same_leaves = true;
   bool same_values = true;
+  Unseeing unseeing;
 };
 [[nodiscard]] Bytes encode_intents(const Intents& intents);
 [[nodiscard]] Intents decode_intents(const Bytes& message);

@@ -1,10 +1,8 @@
 #include "checkpoint/save/reports.h"
 
-#include <chrono>
 #include <cstring>
 #include <optional>
 #include <span>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -12,16 +10,13 @@
 #include "base/endian.h"
 #include "base/host.h"
 #include "checkpoint/save/data_file.h"
+#include "checkpoint/save/look_again.h"
+#include "checkpoint/save/named.h"
 #include "comm/message.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-constexpr std::size_t kNamedFiles = 16;
-// How long rank 0 looks for files that it does not see: five pauses, each twice as long.
-constexpr int kLooks = 6;
-constexpr std::chrono::milliseconds kFirstPause{50};
 
 RankReport read_report(MessageReader& message, bool are_compressed) {
   RankReport report;
@@ -65,25 +60,8 @@ void for_each_file(const Reports& reports, const Visit& visit) {
 }
 
 std::string ranks_place(const RankReport& rank) {
-  return "rank " + std::to_string(rank.rank) + (rank.host.empty() ? "" : " on " + rank.host);
+  return rank_on_host(rank.rank, rank.host);
 }
-
-// A list of which the first are named.
-class Named {
- public:
-  void add(const std::string& text) {
-    if (++count_ <= kNamedFiles) text_ += (count_ > 1 ? ", " : "") + text;
-  }
-  [[nodiscard]] std::size_t count() const { return count_; }
-  [[nodiscard]] std::string text() const {
-    return count_ <= kNamedFiles ? text_
-                                 : text_ + " and " + std::to_string(count_ - kNamedFiles) + " more";
-  }
-
- private:
-  std::string text_;
-  std::size_t count_ = 0;
-};
 
 std::unordered_map<std::string, std::uint64_t> sizes_in(const Store& store) {
   std::unordered_map<std::string, std::uint64_t> sizes;
@@ -117,20 +95,17 @@ bool opens(const Store& store, const Sought& file) {
   return size.has_value();
 }
 
-// A network file system may list the files of other nodes late, while it opens them at once, or
-// after a moment (fault-rows F24). What is found is no longer `missing`.
-void look_again(const Store& store, std::vector<Sought>& missing) {
-  auto pause = kFirstPause;
+// What is found is no longer `missing`.
+void look_for(const Store& store, std::vector<Sought>& missing) {
   std::size_t found = 0;
-  for (int look = 1; found < missing.size(); ++look) {
+  const bool all_found = look_again([&] {
     while (found < missing.size() && opens(store, missing[found])) ++found;
-    if (found == missing.size() || look == kLooks) break;
-    std::this_thread::sleep_for(pause);
-    pause *= 2;
-  }
-  std::vector<Sought> rest;
-  for (std::size_t i = found; i < missing.size(); ++i)
-    if (i == found || !opens(store, missing[i])) rest.push_back(missing[i]);
+    return found == missing.size();
+  });
+  if (all_found) return missing.clear();
+  std::vector<Sought> rest{missing[found]};
+  for (std::size_t i = found + 1; i < missing.size(); ++i)
+    if (!opens(store, missing[i])) rest.push_back(missing[i]);
   missing.swap(rest);
 }
 
@@ -203,7 +178,7 @@ void require_in_store(const Reports& reports, const Store& store, const std::str
       require_size(sought, found->second, store);
     }
   });
-  look_again(store, missing);
+  look_for(store, missing);
   if (missing.empty()) return;
   Named named;
   for (const Sought& file : missing) named.add(file.name + " of " + ranks_place(file.writer));

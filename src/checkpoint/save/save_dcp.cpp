@@ -1,15 +1,16 @@
 // Saving by N ranks, with a fixed number of messages up and down their tree:
-//   1. every rank says what it is about to save, as a digest; rank 0 draws the save's id and says
-//   how it is done. If there are parts that ranks cannot compute of one another, they tell them,
-//   and rank 0 proves that they fit (checkpoint-rows P-12 to P-14);
+//   1. rank 0 removes what the save before last left: files that the present `.metadata` does not
+//   name. Every rank says whether it writes to where rank 0 does, and what it is about to save, as
+//   a digest; rank 0 draws the save's id and says how it is done. If there are parts that ranks
+//   cannot compute of one another, they tell them, and rank 0 proves that they fit (checkpoint-rows
+//   P-12 to P-14);
 //   2. every rank computes its part of the plan and writes its data files
 //   `__{rank}_{n}_{attempt}.distcp`, durable and complete;
 //   3. every rank reports sizes and digests of its files. Rank 0 compares them with the plan and
 //   with what the store shows, and the ranks compare what several of them hold;
 //   4. rank 0 writes the side file with everybody's digests, durable, and then publishes
 //   `.metadata` in one rename: the commit.
-// Before 1, rank 0 removes what the save before last left: files that the present `.metadata` does
-// not name. What this save replaces stays until the next one, for readers that still follow it. A
+// What this save replaces stays until the next one, for readers that still follow it. A
 // failure in any step reaches every rank (checkpoint-rows P-03) before the next one begins. Until 4
 // an older checkpoint in the directory is untouched, and a crash leaves at most files that nobody
 // names.
@@ -38,6 +39,7 @@
 #include "checkpoint/save/leftovers.h"
 #include "checkpoint/save/opening.h"
 #include "checkpoint/save/plan_source.h"
+#include "checkpoint/save/probe.h"
 #include "checkpoint/save/reports.h"
 #include "checkpoint/save/whole_tensors.h"
 #include "checkpoint/tree/tree_json.h"
@@ -81,8 +83,18 @@ class Saver final : public DcpSave {
         group_(group),
         options_(options) {}
 
-  void plan() override {
-    open();
+  Bytes prepare() override {
+    make_room();
+    attempt_ = random_attempt();
+    if (group_.size() == 1) return {};
+    const std::string name = probe_name(attempt_);
+    probe_.emplace(store_, name);
+    return MessageWriter().text(name).take();
+  }
+
+  void plan(const Bytes& prepared) override {
+    open(prepared);
+    probe_.reset();
     if (opening_.compare_values) compare_values();
     if (opening_.copies == IfDiffers::keep && group_.size() > 1) keep_unlike_tensors();
     Choices choices;
@@ -106,8 +118,8 @@ class Saver final : public DcpSave {
   [[nodiscard]] bool leads() const { return group_.rank() == 0; }
   [[nodiscard]] bool are_compressed() const { return opening_.rules.files.are_compressed(); }
 
-  void open() {
-    const auto contribute = [this] {
+  void open(const Bytes& prepared) {
+    const auto contribute = [&] {
       require_savable();
       plan_leaves();
       Intents mine;
@@ -117,7 +129,8 @@ class Saver final : public DcpSave {
       mine.first.values = digest_values();
       mine.first.tells = std::ranges::any_of(
           planned_, [](const PlannedLeaf& leaf) { return leaf.is_tensor && !leaf.placement; });
-      if (leads()) make_room();
+      if (!leads() && !sees_probe(*store_, MessageReader(prepared).text()))
+        mine.unseeing.ranks.push_back({group_.rank(), host_name()});
       return encode_intents(mine);
     };
     opening_ = decode_opening(confer(group_, "planning a checkpoint",
@@ -168,9 +181,10 @@ class Saver final : public DcpSave {
 
   // Rank 0. Of ranks with other leaves nobody knows whether their values are others, too.
   [[nodiscard]] Opening opening_for(const Intents& intents) const {
+    require_seen_by_all(intents.unseeing, group_.size(), *store_);
     Opening opening;
     opening.save_id = random_uuid();
-    opening.attempt = random_attempt();
+    opening.attempt = attempt_;
     const bool others = !intents.same_leaves;
     opening.compare_values = !intents.same_values || others;
     opening.keep_values = opening.compare_values && options_.values == IfDiffers::keep;
@@ -416,6 +430,8 @@ class Saver final : public DcpSave {
   std::vector<PlannedLeaf> planned_;            // by leaf
   std::vector<std::vector<HeldChunk>> chunks_;  // by leaf
   std::vector<std::uint64_t> value_digests_;    // by leaf
+  std::string attempt_;                         // rank 0
+  std::optional<Probe> probe_;                  // rank 0, while ranks look for it
   Opening opening_;
   OwnPlan own_;
   std::vector<HeldCopy> copies_;         // of what others hold too

@@ -17,8 +17,11 @@ class DcpSave {
   DcpSave(const DcpSave&) = delete;
   DcpSave& operator=(const DcpSave&) = delete;
 
-  virtual void plan() = 0;            // nothing is written
-  virtual std::uint64_t write() = 0;  // this rank's data files; returns bytes of tensors
+  // On rank 0 alone, when all ranks can begin: refuses or cleans up, and puts a probe into the
+  // store. All ranks are told what this returns.
+  virtual Bytes prepare() = 0;
+  virtual void plan(const Bytes& prepared) = 0;  // writes nothing else; the probe goes
+  virtual std::uint64_t write() = 0;             // this rank's data files; returns bytes of tensors
   virtual SaveResult commit() = 0;
 };
 

@@ -15,7 +15,7 @@ bool is_whole(const Tensor& tensor, const std::vector<HeldChunk>& chunks) {
   return chunks.size() == 1 && chunks.front().box == whole(tensor.shape);
 }
 
-std::uint64_t key_of(const std::string& name, const Tensor& tensor) {
+std::uint64_t key_of_whole(const std::string& name, const Tensor& tensor) {
   Shape kind = tensor.shape;
   kind.push_back(static_cast<std::int64_t>(tensor.dtype));
   return key_of(name, kind);
@@ -32,7 +32,7 @@ std::vector<HeldCopy> whole_tensors(const HeldLeaves& held, int threads,
     const Tensor& tensor = leaf.value.as_tensor();
     if (!is_whole(tensor, held.chunks[i])) continue;
     copies.push_back(
-        {.name = leaf.name, .key = key_of(leaf.name, tensor), .is_written = true, .leaf = i});
+        {.name = leaf.name, .key = key_of_whole(leaf.name, tensor), .is_written = true, .leaf = i});
   }
   parallel_for(threads, copies.size(), [&](std::size_t i) {
     HeldCopy& copy = copies[i];

@@ -10,6 +10,7 @@
 #include "checkpoint/save/save_dcp.h"
 #include "checkpoint/save/save_part.h"
 #include "checkpoint/write/destination.h"
+#include "comm/confer.h"
 #include "comm/whereabouts.h"
 #include "tessera/convert.h"
 #include "tessera/error.h"
@@ -107,7 +108,7 @@ SaveResult save_in_phases(const Value& tree, const Location& where, const SaveOp
   std::unique_ptr<DcpSave> dcp;
   Checkpoint file;
   log.phase("plan", [&] {
-    agree(group, "planning a checkpoint", [&] {
+    const auto begin = [&] {
       kind = kind_to_save(where, options);
       if (kind == CheckpointKind::dcp) {
         dcp = dcp_save(tree, root_of(where), group, options);
@@ -116,8 +117,12 @@ SaveResult save_in_phases(const Value& tree, const Location& where, const SaveOp
         require_plain(where, options);
         file = checkpoint_of(tree);
       }
-    });
-    if (dcp) dcp->plan();
+      return Bytes();
+    };
+    const Bytes prepared = confer(
+        group, "planning a checkpoint",
+        {begin, combine_nothing, [&](const Bytes&) { return dcp ? dcp->prepare() : Bytes(); }});
+    if (dcp) dcp->plan(prepared);
     return 0;
   });
   SaveResult result;

@@ -1,0 +1,109 @@
+#include "checkpoint/save/probe.h"
+
+#include <span>
+#include <utility>
+
+#include "base/host.h"
+#include "base/random_id.h"
+#include "checkpoint/save/data_file.h"
+#include "checkpoint/save/look_again.h"
+#include "checkpoint/save/named.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kPrefix = "tessera-", kSuffix = ".probe";
+
+bool opens(const Store& store, const std::string& name) {
+  try {
+    (void)store.open(name);
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+    return false;
+  }
+}
+
+// A client of a network file system may remember that there is no such directory, until it makes
+// one itself and hears that it is there.
+void make_directory(Store& store, const std::string& name) {
+  try {
+    (void)store.create(name, IfExists::replace);
+  } catch (const Error&) {
+    return;  // what cannot be written here, the save itself will say
+  }
+}
+
+}  // namespace
+
+std::string probe_name(const std::string& attempt) {
+  return std::string(kPrefix) + attempt + std::string(kSuffix);
+}
+
+bool is_probe_name(std::string_view name) {
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return false;
+  name.remove_prefix(kPrefix.size());
+  name.remove_suffix(kSuffix.size());
+  return is_attempt(name);
+}
+
+Probe::Probe(std::shared_ptr<Store> store, std::string name)
+    : store_(std::move(store)), name_(std::move(name)) {
+  put(*store_, name_, std::as_bytes(std::span(name_)), IfExists::fail);
+}
+
+Probe::~Probe() {
+  remove_quietly(*store_, name_);
+}
+
+bool sees_probe(Store& store, const std::string& name) {
+  return look_again([&] {
+    if (opens(store, name)) return true;
+    make_directory(store, name);
+    return opens(store, name);
+  });
+}
+
+void Unseeing::add(const Unseeing& higher) {
+  more += higher.more;
+  for (const Rank& rank : higher.ranks) {
+    if (ranks.size() < Named::kMost) {
+      ranks.push_back(rank);
+    } else {
+      ++more;
+    }
+  }
+}
+
+void write_unseeing(MessageWriter& message, const Unseeing& unseeing) {
+  message.count(unseeing.ranks.size());
+  for (const auto& [rank, host] : unseeing.ranks)
+    message.count(static_cast<std::uint64_t>(rank)).text(host);
+  message.count(unseeing.more);
+}
+
+Unseeing read_unseeing(MessageReader& message) {
+  Unseeing unseeing;
+  for (auto count = message.count(); count > 0; --count) {
+    const int rank = static_cast<int>(message.count());
+    unseeing.ranks.push_back({rank, message.text()});
+  }
+  unseeing.more = message.count();
+  return unseeing;
+}
+
+void require_seen_by_all(const Unseeing& unseeing, int ranks, const Store& store) {
+  if (unseeing.ranks.empty()) return;
+  Named named;
+  for (const auto& [rank, host] : unseeing.ranks) named.add(rank_on_host(rank, host));
+  named.add_unnamed(unseeing.more);
+  throw Error(ErrorCode::incomplete,
+              std::to_string(named.count()) + " of " + std::to_string(ranks) +
+                  " ranks do not see what rank 0 on " + host_name() + " has put there (" +
+                  named.text() +
+                  "): do the ranks write into different directories, or to disks of their own?")
+      .at_path(store.name());
+}
+
+}  // namespace tessera
