@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -54,13 +53,14 @@ class Group {
   // On every rank: the message of rank 0, on which alone it matters.
   virtual Bytes spread(Bytes message);
 
-  // What ranks say while each works alone. Not collective, and any thread may call these. Whether
-  // they do anything; where they do not, ranks ask one another by collectives:
+  // Not collective, for any thread. Whether these do anything; else ranks ask by collectives:
   [[nodiscard]] virtual bool carries_interrupts() const noexcept { return false; }
   virtual void interrupt() {}  // asks all ranks to end what leads to the next fold: this one failed
   // Stop is requested when a rank has interrupted that, or is lost.
   [[nodiscard]] virtual std::stop_token interrupted() { return {}; }
   virtual void make_progress(std::uint64_t bytes_so_far) { static_cast<void>(bytes_so_far); }
+  // Throws if a peer is known to be lost: the last look before a step that nobody can take back.
+  virtual void require_peers() {}
 };
 
 // A group of one rank: every member returns at once.

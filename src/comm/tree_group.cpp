@@ -115,6 +115,7 @@ class TreeGroup final : public Group {
   void interrupt() override { links_.interrupt(); }
   [[nodiscard]] std::stop_token interrupted() override { return links_.interrupted(); }
   void make_progress(std::uint64_t bytes) override { links_.make_progress(bytes); }
+  void require_peers() override { links_.require_neighbours(); }
 
  private:
   static std::string named(int root) { return "root " + std::to_string(root); }

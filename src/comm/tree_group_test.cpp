@@ -15,6 +15,7 @@
 #include "comm/long_work.h"
 #include "comm/text.h"
 #include "comm/whereabouts.h"
+#include "conformance/errors.h"
 
 namespace tessera {
 namespace {
@@ -46,9 +47,10 @@ class Channel {
     closed_ = true;
     changed_.notify_all();
   }
-  void freeze() {
+  void freeze(bool frozen) {
     const std::lock_guard lock(mutex_);
-    frozen_ = true;
+    frozen_ = frozen;
+    changed_.notify_all();
   }
 
  private:
@@ -83,8 +85,8 @@ class Net {
     return std::make_unique<MemoryWire>(between(rank, peer), between(peer, rank));
   }
   // As when the process of the rank is stopped.
-  void freeze(int rank) {
-    of_each(rank, [](Channel& channel) { channel.freeze(); });
+  void freeze(int rank, bool frozen = true) {
+    of_each(rank, [=](Channel& channel) { channel.freeze(frozen); });
   }
   // As when it is killed: it says nothing of the first connection by the others.
   void cut(int rank) {
@@ -356,6 +358,33 @@ TEST(TreeGroup, WhoIsStoppedIsNamedOnAllRanks) {
     expect_all(failures, ranks, stopped, ErrorCode::timeout,
                "rank " + std::to_string(stopped) + " has given no sign of life for 300 ms");
   }
+}
+
+// What the others said while it did not listen lies in its connections when it runs again.
+TEST(TreeGroup, WhoWasStoppedHearsThatTheOthersHaveGivenUp) {
+  const Ranks ranks{.count = 3, .options = {.silence = 1000ms}};
+  std::latch given_up(2), heard(1);
+  const auto failures = failures_of(ranks, [&](Group& group, Net& net) {
+    (void)group.fold({}, [](Bytes left, const Bytes&) { return left; });
+    if (group.rank() == 0) {
+      EXPECT_NO_THROW(group.require_peers());
+      net.freeze(0);
+      given_up.wait();
+      net.freeze(0, false);
+      EXPECT_THAT(error_of([&] { group.require_peers(); }).what(),
+                  HasSubstr("rank 0 has given no sign of life"));
+      heard.count_down();
+      return;
+    }
+    try {
+      (void)group.spread({});
+    } catch (const Error&) {
+      given_up.count_down();
+      heard.wait();
+      throw;
+    }
+  });
+  expect_all(failures, ranks, 0, ErrorCode::timeout, "rank 0 has given no sign of life");
 }
 
 TEST(TreeGroup, AMessageToWhoIsStoppedDoesNotBlockForever) {

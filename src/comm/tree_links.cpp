@@ -19,6 +19,11 @@ std::string named(int rank) {
   return "rank " + std::to_string(rank);
 }
 
+// How often an edge gives a sign of life.
+milliseconds beat_of(const TreeOptions& options) {
+  return std::clamp<milliseconds>(options.silence / 4, milliseconds(1), std::chrono::seconds(1));
+}
+
 std::string in_words(milliseconds time) {
   return std::to_string(time.count()) + " ms";
 }
@@ -40,8 +45,7 @@ TreeLinks::~TreeLinks() {
 }
 
 void TreeLinks::add(int peer, std::unique_ptr<Wire> wire) {
-  const auto beat =
-      std::clamp<milliseconds>(options_.silence / 4, milliseconds(1), std::chrono::seconds(1));
+  const auto beat = beat_of(options_);
   const Lock lock(mutex_);
   EdgeOwner& owner = *this;
   auto edge = std::make_unique<Edge>(std::move(wire), peer, owner, beat);
@@ -52,6 +56,7 @@ void TreeLinks::add(int peer, std::unique_ptr<Wire> wire) {
 void TreeLinks::begin(std::string called) {
   const Lock lock(mutex_);
   called_[++call_] = std::move(called);
+  began_before_ = std::exchange(began_, Clock::now());
   if (called_.size() > kCallsKept) called_.erase(called_.begin());
 }
 
@@ -183,6 +188,14 @@ void TreeLinks::break_up(const Error& failure, int from, int culprit) {
 void TreeLinks::require_whole() {
   const Lock lock(mutex_);
   if (broken_) throw Error(*broken_);
+}
+
+void TreeLinks::require_neighbours() {
+  Lock lock(mutex_);
+  if (Clock::now() - began_before_ > options_.silence / 2)
+    changed_.wait_for(lock, 2 * beat_of(options_), [this] { return broken_.has_value(); });
+  if (broken_) throw Error(*broken_);
+  require_sign_of_life({}, Clock::now());
 }
 
 bool TreeLinks::all_quiet(int except) const {

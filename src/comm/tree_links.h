@@ -55,6 +55,10 @@ class TreeLinks final : private EdgeOwner {
   void fail(const Error& failure);
   // Throws the failure that broke the group, if any.
   void require_whole();
+  // Throws what broke the group, or for a neighbour that gives no sign of life. The process may
+  // have been stopped since it began the last call but one: then it waits for as long as a
+  // neighbour needs for a sign of life, and so hears what the others said while it did not listen.
+  void require_neighbours();
   // After a failure: gives the other ranks a moment to hear of it before this one may leave.
   void let_others_hear();
 
@@ -106,11 +110,12 @@ class TreeLinks final : private EdgeOwner {
   std::condition_variable changed_;
   std::map<int, Neighbour> neighbours_;  // by rank
   std::optional<Error> broken_;
-  int culprit_ = -1;                             // the neighbour that cannot be told, or -1
-  std::uint64_t call_ = 0;                       // the number of this rank's last
-  std::map<std::uint64_t, std::string> called_;  // the names of its last ones
-  int awaited_ = -1;                             // the neighbour that this rank waits for
-  std::uint64_t folds_ = 0;                      // done
+  int culprit_ = -1;        // the neighbour that cannot be told, or -1
+  std::uint64_t call_ = 0;  // the number of this rank's last
+  Clock::time_point began_ = Clock::now(), began_before_ = began_;  // it, and the one before
+  std::map<std::uint64_t, std::string> called_;                     // the names of its last ones
+  int awaited_ = -1;                                      // the neighbour that this rank waits for
+  std::uint64_t folds_ = 0;                               // done
   std::map<std::uint64_t, std::stop_source> interrupts_;  // by fold, from folds_ on
   std::uint64_t progress_ = 0;
 };

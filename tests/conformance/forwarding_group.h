@@ -35,6 +35,7 @@ class ForwardingGroup : public Group {
   void interrupt() override { inner_.interrupt(); }
   [[nodiscard]] std::stop_token interrupted() override { return inner_.interrupted(); }
   void make_progress(std::uint64_t bytes_so_far) override { inner_.make_progress(bytes_so_far); }
+  void require_peers() override { inner_.require_peers(); }
 
  protected:
   [[nodiscard]] Group& inner() noexcept { return inner_; }

@@ -25,7 +25,8 @@ bool is_visible(const Store& store, const std::string& save_id) {
 }
 
 CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, DigestsByName digests,
-                          std::string types, IfExists if_exists) {
+                          std::string types, IfExists if_exists,
+                          const std::function<void()>& last_look) {
   // The side file comes first, and needs the digests of this: it is invisible until its commit.
   DigestSink sink(store.create(kDcpMetadata, if_exists));
   dcp::encode(metadata, [&](ByteView bytes) { sink.write_at(sink.size(), bytes); });
@@ -35,6 +36,7 @@ CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, Dig
   const std::string side_file =
       encode_side_file({save_id, own_producer(), std::move(digests), std::move(types)});
   put(store, side_file_name(save_id), bytes_of(side_file), IfExists::fail);
+  if (last_look) last_look();
   sink.commit();
   return {2, size + side_file.size()};
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "checkpoint/digests/side_file.h"
@@ -22,8 +23,9 @@ struct CommittedFiles {
 
 // Publishes the `.metadata` of a save whose data files are durable and have these digests. The
 // side file becomes durable first; `.metadata` is the commit. `types`: as encode_types has them.
-// Returns what it wrote.
+// `last_look` comes right before the commit, and may throw. Returns what it wrote.
 CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, DigestsByName digests,
-                          std::string types, IfExists if_exists);
+                          std::string types, IfExists if_exists,
+                          const std::function<void()>& last_look = {});
 
 }  // namespace tessera

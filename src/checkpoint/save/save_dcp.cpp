@@ -411,7 +411,8 @@ class Saver final : public DcpSave {
     try {
       const CommittedFiles more =
           commit_dcp(*store_, source, digests, encode_types(leaves_),
-                     options_.overwrite ? IfExists::replace : IfExists::fail);
+                     options_.overwrite ? IfExists::replace : IfExists::fail,
+                     [this] { group_.require_peers(); });
       result.files = digests.size() + more.files;
       result.total_bytes += more.bytes;
     } catch (...) {
