@@ -1,0 +1,352 @@
+// Rank 0 of a save is killed, or stopped until the others have given up, at every step that it
+// takes in its store: before each call of the store, and inside of these before each call that
+// makes something durable or gives or takes a name.
+//   commit_steps DIRECTORY
+// Three ranks are processes. Afterwards the directory has the older checkpoint or the new one,
+// whole; the others have ended soon, and what they say of the outcome is true; the next saves leave
+// nothing of what this one wrote. A rank 0 that was stopped before its last look at the group
+// commits nothing when it runs again. Prints a line for each step that goes wrong and a summary;
+// exits with 1 when one did.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/tree_group.h"
+#include "conformance/forwarding_store.h"
+#include "layout/placement.h"
+#include "multirank/forked_ranks.h"
+#include "socket_wire.h"
+#include "tessera/checkpoint.h"
+#include "tessera/error.h"
+#include "tessera/verify.h"
+
+namespace {
+
+using namespace tessera;
+using testing::Clock;
+namespace fs = std::filesystem;
+
+constexpr int kRanks = 3;
+// Who is killed is missed at once, who is stopped after the silence.
+constexpr std::chrono::milliseconds kSilence{10'000}, kSilenceOfStopped{600};
+constexpr std::chrono::seconds kLimit{20};
+
+enum class Said : int { nothing, saved, failed, unknown };
+
+// What processes know of a run, in memory that they share.
+struct Board {
+  int steps = 0;            // that rank 0 has taken
+  int first_of_commit = 0;  // the first behind the data
+  bool after_look = false;  // the fatal step is behind rank 0's last look at the group
+  char last_step[64] = "";
+  Said said[kRanks] = {};
+  bool committed[kRanks] = {};  // what committed() says to whom the outcome is unknown
+  char error[kRanks][512] = {};
+};
+Board* board = nullptr;
+
+// Of this process.
+bool armed = false;
+bool looked = false;  // rank 0 has had its last look at the group
+int fatal_step = 0;   // 0: none
+int fatal_signal = SIGKILL;
+
+void step(const char* call, std::string_view name) {
+  if (!armed) return;
+  const bool is_over = fatal_step > 0 && board->steps >= fatal_step;
+  if (!is_over)
+    std::snprintf(board->last_step, sizeof board->last_step, "%s %.*s", call,
+                  static_cast<int>(name.size()), name.data());
+  if (++board->steps != fatal_step) return;
+  board->after_look = looked;
+  ::kill(::getpid(), fatal_signal);
+}
+
+class SteppingSink final : public ByteSink {
+ public:
+  SteppingSink(std::unique_ptr<ByteSink> inner, std::string name)
+      : inner_(std::move(inner)), object_(std::move(name)) {}
+  void write_at(std::uint64_t offset, ByteView bytes) override {
+    step("write", object_);
+    inner_->write_at(offset, bytes);
+  }
+  void commit() override {
+    if (object_ == ".metadata") looked = true;
+    step("commit", object_);
+    inner_->commit();
+  }
+  [[nodiscard]] const std::string& name() const override { return inner_->name(); }
+
+ private:
+  std::unique_ptr<ByteSink> inner_;
+  std::string object_;
+};
+
+class SteppingStore final : public testing::ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
+    step("list", prefix);
+    return ForwardingStore::list(prefix);
+  }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    step("list_level", prefix);
+    return ForwardingStore::list_level(prefix);
+  }
+  [[nodiscard]] bool exists(std::string_view name) const override {
+    step("exists", name);
+    return ForwardingStore::exists(name);
+  }
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    step("open", name);
+    return ForwardingStore::open(name);
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                 std::uint64_t size_hint) override {
+    step("create", name);
+    return std::make_unique<SteppingSink>(ForwardingStore::create(name, if_exists, size_hint),
+                                          std::string(name));
+  }
+  void remove(std::string_view name) override {
+    step("remove", name);
+    ForwardingStore::remove(name);
+  }
+  void remove_unfinished() override {
+    step("remove_unfinished", "");
+    ForwardingStore::remove_unfinished();
+  }
+  void sync() override {
+    step("sync", "");
+    ForwardingStore::sync();
+  }
+};
+
+// Rows of a tensor whose elements are `number`, and the number.
+Value tree_of(int rank, int ranks, float number, std::vector<float>& memory) {
+  Tensor tensor;
+  tensor.shape = {12, 3};
+  tensor.sharded = true;
+  tensor.placement = Placement{.parts = ranks};
+  for (Box& box : boxes_of_part(*tensor.placement, tensor.shape, rank)) {
+    memory.assign(static_cast<std::size_t>(numel(box)), number);
+    auto storage = std::make_shared<Storage>();
+    storage->data = reinterpret_cast<std::byte*>(memory.data());
+    storage->size = memory.size() * sizeof(float);
+    tensor.pieces.push_back({std::move(box), std::move(storage), 0, {}, -1});
+  }
+  return Value::dict({{"w", std::move(tensor)}, {"n", number}});
+}
+
+SaveOptions replacing() {
+  SaveOptions options;
+  options.overwrite = true;
+  options.threads = 1;
+  return options;
+}
+
+void save_alone(const std::string& directory, float number) {
+  std::vector<float> memory;
+  save(tree_of(0, 1, number, memory), directory, replacing());
+}
+
+// What a rank learns from the error that ended its save.
+Said judged(const std::string& text, const std::string& directory, int rank) {
+  std::snprintf(board->error[rank], sizeof board->error[rank], "%s", text.c_str());
+  const std::string begin = "whether save ";
+  const auto at = text.find(begin);
+  if (text.find("is complete, but the other ranks are lost") != std::string::npos)
+    return Said::saved;
+  if (at == std::string::npos) return Said::failed;
+  board->committed[rank] = committed(directory, text.substr(at + begin.size(), 36));
+  return Said::unknown;
+}
+
+int take_part(testing::Star& star, const std::string& directory, int rank) {
+  auto wires = star.wires_of(rank);
+  const auto silence = fatal_signal == SIGSTOP ? kSilenceOfStopped : kSilence;
+  const auto group = make_tree_group(rank, kRanks, {.silence = silence}, kLimit, [&](int peer) {
+    return std::move(wires[static_cast<std::size_t>(peer)]);
+  });
+  std::shared_ptr<Store> store = posix_store(directory);
+  if (rank == 0) store = std::make_shared<SteppingStore>(store);
+  armed = rank == 0;
+  SaveOptions options = replacing();
+  options.events = [&](const Event& event) {
+    if (rank == 0 && event.phase == "write") board->first_of_commit = board->steps + 1;
+  };
+  std::vector<float> memory;
+  try {
+    save(tree_of(rank, kRanks, 2, memory), store, options, *group);
+    if (rank == 0) step("end", "");
+    board->said[rank] = Said::saved;
+  } catch (const Error& error) {
+    armed = false;
+    board->said[rank] = judged(error.what(), directory, rank);
+  }
+  return 0;
+}
+
+// The number that the checkpoint there holds, whole; 0: there is none, -1: it is not whole.
+int number_in(const std::string& directory) {
+  if (!fs::exists(directory + "/.metadata")) return 0;
+  if (!verify(directory).findings.empty()) return -1;
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  if (!fs::exists(directory + "/tessera-" + checkpoint.save_id + ".json")) return -1;
+  const Value tree = checkpoint.load();
+  const auto number = static_cast<int>(tree.at("n").as_real());
+  const Tensor& tensor = tree.at("w").as_tensor();
+  const auto* elements = reinterpret_cast<const float*>(tensor.pieces.at(0).storage->data);
+  const bool is_whole = std::all_of(elements, elements + numel(tensor.shape), [&](float element) {
+    return element == static_cast<float>(number);
+  });
+  return is_whole ? number : -1;
+}
+
+// What is wrong with what a rank says; empty: nothing.
+std::string judge_rank(int rank, bool is_new, bool was_stopped) {
+  const std::string who = " rank " + std::to_string(rank);
+  const std::string error = board->error[rank];
+  // One that was stopped may commit behind the back of the others, after its last look at them.
+  const bool was_late = was_stopped && board->after_look;
+  switch (board->said[rank]) {
+    case Said::saved:
+      return is_new ? "" : who + " says that it is saved;";
+    case Said::failed:
+      if (rank != 0 && error.find("rank 0") == std::string::npos) return who + ": " + error;
+      return is_new ? who + " says that it is not saved: " + error : "";
+    case Said::unknown:
+      if (rank != 0 && error.find("rank 0") == std::string::npos) return who + ": " + error;
+      return board->committed[rank] == is_new || was_late ? "" : who + " heard a wrong answer;";
+    default:
+      return who + " has said nothing;";
+  }
+}
+
+struct Run {
+  std::string directory;
+  bool replaces = false;
+  int fatal_step = 0;
+  int signal = SIGKILL;
+};
+
+std::string judge(const Run& run) {
+  const int number = number_in(run.directory);
+  const bool is_new = number == 2;
+  if (number != 2 && number != (run.replaces ? 1 : 0))
+    return " the directory holds " + std::to_string(number) + ";";
+  std::string wrong;
+  const bool is_stopped = run.signal == SIGSTOP;
+  for (int rank = is_stopped ? 0 : 1; rank < kRanks; ++rank)
+    wrong += judge_rank(rank, is_new, is_stopped);
+  if (is_stopped && is_new && !board->after_look) wrong += " it committed when it ran again;";
+  // Two saves later there are files of these two alone: data, side file, and one .metadata.
+  save_alone(run.directory, 3);
+  save_alone(run.directory, 4);
+  const auto files = std::distance(fs::directory_iterator(run.directory), {});
+  if (files != 5) wrong += " it left something: " + std::to_string(files) + " files;";
+  return wrong;
+}
+
+std::string carry_out(const Run& run) {
+  fs::remove_all(run.directory);
+  fs::create_directories(run.directory);
+  if (run.replaces) save_alone(run.directory, 1);
+  *board = {};
+  fatal_step = run.fatal_step;
+  fatal_signal = run.signal;
+  testing::Star star(kRanks);
+  auto children =
+      testing::fork_ranks(kRanks, [&](int rank) { return take_part(star, run.directory, rank); });
+  (void)star.wires_of(-1);
+  fatal_step = 0;
+  const auto end = Clock::now() + kLimit;
+  const bool is_stopped = run.signal == SIGSTOP;
+  testing::wait_for(children, {.end = end, .without = is_stopped ? 0 : -1});
+  if (is_stopped) {
+    ::kill(children[0].process, SIGCONT);
+    testing::wait_for(children, {.end = end});
+  }
+  const std::string wrong = testing::end_all(children, [&](int rank, int status) {
+    const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    return status == 0 || (rank == 0 && !is_stopped && is_killed);
+  });
+  return wrong.empty() ? judge(run) : wrong;
+}
+
+struct Count {
+  int steps = 0;
+  int wrong = 0;
+  std::chrono::duration<double> longest{};
+};
+
+void count(const Run& run, Count& all) {
+  const auto begin = Clock::now();
+  const std::string wrong = carry_out(run);
+  all.longest = std::max<std::chrono::duration<double>>(all.longest, Clock::now() - begin);
+  ++all.steps;
+  if (wrong.empty()) return;
+  ++all.wrong;
+  std::printf("%s at step %d (%s), %s:%s\n", run.signal == SIGKILL ? "killed" : "stopped",
+              run.fatal_step, board->last_step, run.replaces ? "replacing" : "new", wrong.c_str());
+}
+
+}  // namespace
+
+// In the place of the system's functions, for the libraries that this program is made of.
+extern "C" {
+int fsync(int fd) {
+  step("fsync", "");
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
+int linkat(int from_directory, const char* from, int to_directory, const char* to,
+           int flags) noexcept {
+  step("linkat", to);
+  return static_cast<int>(::syscall(SYS_linkat, from_directory, from, to_directory, to, flags));
+}
+int renameat2(int from_directory, const char* from, int to_directory, const char* to,
+              unsigned flags) noexcept {
+  step("renameat2", to);
+  return static_cast<int>(::syscall(SYS_renameat2, from_directory, from, to_directory, to, flags));
+}
+int unlink(const char* path) noexcept {
+  step("unlink", path);
+  return static_cast<int>(::syscall(SYS_unlink, path));
+}
+}
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  void* shared =
+      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return 2;
+  board = new (shared) Board;
+  Count killed, stopped;
+  int steps = 0, first_of_commit = 0;
+  for (const bool replaces : {false, true}) {
+    Run run{.directory = argv[1], .replaces = replaces};
+    count(run, killed);  // nothing happens: how many steps there are
+    steps = board->steps;
+    first_of_commit = board->first_of_commit;
+    for (run.fatal_step = 1; run.fatal_step <= steps; ++run.fatal_step) count(run, killed);
+  }
+  Run run{.directory = argv[1], .replaces = true, .signal = SIGSTOP};
+  for (run.fatal_step = first_of_commit; run.fatal_step <= steps; ++run.fatal_step)
+    count(run, stopped);
+  fs::remove_all(argv[1]);
+  std::printf("killed at %d steps, stopped at %d; %d and %d wrong; the longest took %.1f s\n",
+              killed.steps, stopped.steps, killed.wrong, stopped.wrong,
+              std::max(killed.longest, stopped.longest).count());
+  return killed.wrong + stopped.wrong > 0 ? 1 : 0;
+}
