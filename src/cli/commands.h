@@ -52,8 +52,10 @@ void add_reshard(CLI::App& app, Common& common, Action& action);
 // out.
 void add_work(CLI::App& command, ConvertOptions& options);
 void add_olmo(CLI::App& command, ConvertOptions& options);
-// Converts with a progress bar called `verb`, and prints the report.
-int run_conversion(const std::string& verb, const std::string& source, const std::string& target,
-                   ConvertOptions how, const Common& common);
+// Runs a conversion with a progress bar called `verb`, and prints its report. `convert` is given
+// `how` with hooks.
+using Conversion = std::function<ConvertReport(const ConvertOptions& how)>;
+int run_conversion(const std::string& verb, const Conversion& convert, ConvertOptions how,
+                   const Common& common);
 
 }  // namespace tessera::cli

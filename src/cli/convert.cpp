@@ -108,13 +108,18 @@ int convert(const Options& options, const Common& common) {
   if (!options.dtype.empty()) how.dtype = dtype_of(options.dtype);
   if (options.dequantize) how.dequantize = how.dtype.value_or(DType::float32);
   how.to = kind_of(options);
-  return run_conversion("convert", options.source, options.target, how, common);
+  return run_conversion(
+      "convert",
+      [&](const ConvertOptions& with) {
+        return tessera::convert(options.source, options.target, with);
+      },
+      how, common);
 }
 
 }  // namespace
 
-int run_conversion(const std::string& verb, const std::string& source, const std::string& target,
-                   ConvertOptions how, const Common& common) {
+int run_conversion(const std::string& verb, const Conversion& convert, ConvertOptions how,
+                   const Common& common) {
   const auto begin = std::chrono::steady_clock::now();
   ConvertReport report;
   const StopOnSignal signals;
@@ -122,7 +127,7 @@ int run_conversion(const std::string& verb, const std::string& source, const std
   try {
     ProgressBar bar(verb, common);
     how.progress = bar.hook();
-    report = tessera::convert(source, target, how);
+    report = convert(how);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::cancelled) signals.end_by_signal();
     throw;

@@ -14,16 +14,17 @@ struct Options {
   ConvertOptions convert;
 };
 
-int reshard(const Options& options, const Common& common) {
-  ConvertOptions how = options.convert;
-  how.to = Checkpoint::open(options.source).kind;
+// Its metadata may be large, and is read once.
+ConvertReport reshard(const Options& options, ConvertOptions how) {
+  const Checkpoint source = Checkpoint::open(options.source, how.open);
+  how.to = source.kind;
   if (!row_of(how.to).is_split) {
     throw Error(ErrorCode::invalid_argument, "a checkpoint of kind " +
                                                  std::string(to_string(how.to)) +
                                                  " is not split over ranks: use convert")
         .at_path(options.source);
   }
-  return run_conversion("reshard", options.source, options.target, how, common);
+  return convert(source, options.target, how);
 }
 
 }  // namespace
@@ -43,8 +44,13 @@ Examples:
   add_olmo(*command, options->convert);
   add_work(*command, options->convert);
   add_common(*command, common);
-  command->callback(
-      [=, &common, &action] { action = [=, &common] { return reshard(*options, common); }; });
+  command->callback([=, &common, &action] {
+    action = [=, &common] {
+      return run_conversion(
+          "reshard", [&](const ConvertOptions& how) { return reshard(*options, how); },
+          options->convert, common);
+    };
+  });
 }
 
 }  // namespace tessera::cli

@@ -37,7 +37,10 @@ Examples:
   add_common(*command, common);
   command->callback([=, &common, &action] {
     action = [=, &common] {
-      return run_conversion("unshard", options->source, options->target, options->convert, common);
+      return run_conversion(
+          "unshard",
+          [&](const ConvertOptions& how) { return convert(options->source, options->target, how); },
+          options->convert, common);
     };
   });
 }

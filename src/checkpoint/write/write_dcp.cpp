@@ -46,48 +46,22 @@ void note_attributes(const ConvertJob& job) {
                              std::to_string(lost) + " tensors");
 }
 
-using Proposals = std::vector<std::vector<WriteItem>>;  // by rank
-
-bool has_rows(const WriteItem& item) {
-  return item.is_tensor && !item.shape.empty() && numel(item.shape) > 0;
-}
-
-void share_rows(WriteItem item, Proposals& proposals) {
-  const std::vector<Box> chunks = row_chunks(item.shape, static_cast<int>(proposals.size()));
-  for (std::size_t rank = 0; rank < chunks.size(); ++rank) {
-    item.box = chunks[rank];
-    proposals[rank].push_back(item);
-  }
-}
-
-// The leaves as one proposal a rank: rows are shared, what has none is the first rank's.
-Proposals proposals_of(const std::vector<Leaf>& leaves, int ranks) {
-  Proposals proposals(static_cast<std::size_t>(ranks));
-  for (std::size_t i = 0; i < leaves.size(); ++i) {
-    if (is_empty_dict(leaves[i])) continue;  // the side file has it
-    WriteItem item = item_of(leaves[i], i);
-    if (has_rows(item)) {
-      share_rows(std::move(item), proposals);
-      continue;
-    }
-    if (item.is_tensor) item.box = whole(item.shape);
-    proposals[0].push_back(std::move(item));
-  }
-  return proposals;
-}
-
-WrittenItem write_item(const ConvertJob& job, const WriteItem& item, std::size_t index,
+WrittenItem write_item(const ConvertJob& job, const Leaf& leaf, const Box& box,
                        ItemWriter& writer) {
-  const Leaf& leaf = job.leaves[item.leaf];
-  if (!item.is_tensor) return {index, writer.value(leaf.value)};
-  const auto elements = [&](ByteSink& sink, std::uint64_t at) {
-    return stream_slice(job, leaf.name, leaf.value.as_tensor(), item.box, sink, at);
-  };
-  return {index, writer.tensor(item.dtype, item.box.sizes, elements)};
+  dcp::Item item;
+  if (leaf.value.is(Value::Kind::tensor)) {
+    const Tensor& tensor = leaf.value.as_tensor();
+    item = writer.tensor(tensor.dtype, box.sizes, [&](ByteSink& sink, std::uint64_t at) {
+      return stream_slice(job, leaf.name, tensor, box, sink, at);
+    });
+  } else {
+    item = writer.value(leaf.value);
+  }
+  return {0, item.offset, item.length};
 }
 
-// The items of one file: of a rank's proposal, every `step`-th from `first` on. One rank's are
-// dealt to all files, which spreads large ones.
+// The items of one file: of a rank's leaves, every `step`-th from `first` on. One rank's are dealt
+// to all files, which spreads large ones.
 struct Share {
   std::size_t rank = 0;
   std::size_t first = 0;
@@ -98,21 +72,25 @@ Share share_of(std::size_t file, std::size_t files, std::size_t ranks) {
   return ranks > 1 ? Share{file, 0, 1} : Share{0, file, files};
 }
 
-// Writes all items into the data files `names`; returns what was written by each rank.
-std::vector<std::vector<WrittenItem>> write_files(const ConvertJob& job, const Proposals& proposals,
-                                                  const std::vector<std::string>& names,
-                                                  DigestsByName& digests) {
-  const std::size_t ranks = proposals.size();
-  std::vector<std::vector<WrittenItem>> by_file(names.size());
+// Writes all items into the data files `names`.
+WrittenItems write_files(const ConvertJob& job, const Shares& shares,
+                         const std::vector<std::string>& names, DigestsByName& digests) {
+  WrittenItems written(shares.ranks());
+  for (std::size_t rank = 0; rank < written.size(); ++rank)
+    written[rank].resize(shares.of(rank).size());
   std::mutex mutex;  // guards digests
   parallel_for(job.threads, names.size(), [&](std::size_t file) {
     const std::string& name = names[file];
     TailedSink sink(job.store.create(name, IfExists::fail));
     ItemWriter writer(sink, name, job.window);
-    const Share share = share_of(file, names.size(), ranks);
-    const std::vector<WriteItem>& items = proposals[share.rank];
-    for (std::size_t i = share.first; i < items.size(); i += share.step) {
-      by_file[file].push_back(write_item(job, items[i], i, writer));
+    const Share share = share_of(file, names.size(), shares.ranks());
+    const std::vector<std::size_t>& leaves = shares.of(share.rank);
+    for (std::size_t i = share.first; i < leaves.size(); i += share.step) {
+      const Leaf& leaf = shares.leaves()[leaves[i]];
+      const bool is_tensor = leaf.value.is(Value::Kind::tensor);
+      const Box box = is_tensor ? shares.part(leaf.value.as_tensor(), share.rank) : Box();
+      written[share.rank][i] = write_item(job, leaf, box, writer);
+      written[share.rank][i].file = file;
       sink.end_item(writer.written());
     }
     const DataDigest digest = sink.finish();
@@ -123,13 +101,6 @@ std::vector<std::vector<WrittenItem>> write_files(const ConvertJob& job, const P
     const std::lock_guard lock(mutex);
     digests[name] = {digest.size, {}, 0, digest.tail};
   });
-  std::vector<std::vector<WrittenItem>> written(ranks);
-  for (std::size_t file = 0; file < names.size(); ++file) {
-    auto& items = written[share_of(file, names.size(), ranks).rank];
-    items.insert(items.end(), by_file[file].begin(), by_file[file].end());
-  }
-  std::sort(written[0].begin(), written[0].end(),
-            [](const WrittenItem& a, const WrittenItem& b) { return a.item < b.item; });
   return written;
 }
 
@@ -157,11 +128,10 @@ std::vector<std::string> file_names(std::size_t count, bool of_ranks, const std:
 }
 
 // A file a rank. One rank has a file a thread.
-std::vector<std::string> data_files(const Proposals& proposals, int threads,
-                                    const std::string& attempt) {
-  if (proposals.size() > 1) return file_names(proposals.size(), true, attempt);
+std::vector<std::string> data_files(const Shares& shares, int threads, const std::string& attempt) {
+  if (shares.ranks() > 1) return file_names(shares.ranks(), true, attempt);
   const auto most = static_cast<std::size_t>(threads);
-  return file_names(std::clamp<std::size_t>(proposals[0].size(), 1, most), false, attempt);
+  return file_names(std::clamp<std::size_t>(shares.of(0).size(), 1, most), false, attempt);
 }
 
 }  // namespace
@@ -179,20 +149,18 @@ void write_dcp(ConvertJob& job) {
   note_attributes(job);
   remove_leftovers(job.store);
   const std::string attempt = job.resumption ? job.resumption->attempt() : random_attempt();
-  const Proposals proposals = proposals_of(job.leaves, job.options.ranks);
-  const std::vector<std::string> names = data_files(proposals, job.threads, attempt);
-  dcp::Metadata metadata;
+  const Shares shares(job.leaves, job.options.ranks);
+  const std::vector<std::string> names = data_files(shares, job.threads, attempt);
+  std::string save_id;
   try {
     DigestsByName digests;
-    metadata = metadata_of(proposals, write_files(job, proposals, names, digests));
-    metadata.version = "1.0.0";
-    metadata.checkpoint_id = job.final_name;
+    const WrittenItems written = write_files(job, shares, names, digests);
     job.before_visible();
-    metadata.save_id = random_uuid();
-    commit_dcp(job.store, *dcp::source_of(metadata), std::move(digests), encode_types(job.leaves),
-               job.if_exists);
+    save_id = random_uuid();
+    const WrittenSource metadata(shares, written, names, {"1.0.0", job.final_name, save_id, true});
+    commit_dcp(job.store, metadata, std::move(digests), encode_types(job.leaves), job.if_exists);
   } catch (...) {
-    if (job.resumption == nullptr) remove_own(job.store, names, metadata.save_id);
+    if (job.resumption == nullptr) remove_own(job.store, names, save_id);
     throw;
   }
 }
