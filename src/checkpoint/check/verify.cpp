@@ -161,10 +161,18 @@ std::uint64_t bytes_to_read(const std::vector<FilePart>& parts, const Checkpoint
   return total;
 }
 
-// `found` is by piece of work.
-void add_findings(std::vector<std::optional<Finding>>& found, VerifyReport& report) {
-  for (auto& finding : found) {
-    if (finding) report.findings.push_back(std::move(*finding));
+// The same for all that comes by one place of a file, whatever it was read for.
+std::string cause_of(const Error& error) {
+  if (!error.offset()) return error.what();
+  return error.path() + '\0' + std::to_string(*error.offset()) + '\0' + error.message();
+}
+
+// `found` is by piece of work. What is wrong with a file's tail keeps all of them from reading.
+void add_findings(const std::vector<std::optional<Error>>& found, VerifyReport& report) {
+  std::unordered_set<std::string> causes;
+  for (const auto& error : found) {
+    if (error && causes.insert(cause_of(*error)).second)
+      report.findings.push_back({error->code(), error->what()});
   }
 }
 
@@ -196,14 +204,14 @@ VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) 
   Meter meter(options.progress, bytes_to_read(parts, checkpoint), options.stop);
   Claims claims;
   std::mutex mutex;
-  std::vector<std::optional<Finding>> found(parts.size() + tensors.size());  // by piece of work
+  std::vector<std::optional<Error>> found(parts.size() + tensors.size());  // by piece of work
   parallel_for(options.threads, found.size(), [&](std::size_t i) {
     Checked checked;
     try {
       checked = i < parts.size() ? check_part(parts[i])
                                  : check_tensor(*tensors[i - parts.size()], claims);
     } catch (const Error& error) {
-      found[i] = Finding{error.code(), error.what()};
+      found[i] = error;
     }
     meter.add(checked.bytes + checked.bytes_unchecked);
     const std::lock_guard lock(mutex);

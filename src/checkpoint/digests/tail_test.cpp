@@ -211,6 +211,28 @@ TEST_F(TailedCheckpoint, EveryByteOfTailsAndSideFileIsChecked) {
   }
 }
 
+// A file is verified in parts, each of which reads the tail first.
+TEST(Tail, VerifySaysOnceThatOneIsDamaged) {
+  const std::string directory = temporary_directory() + "/c";
+  const std::vector<float> elements(35 << 20, 1.5F);  // three parts
+  Tensor tensor;
+  tensor.shape = {static_cast<std::int64_t>(elements.size())};
+  auto storage = std::make_shared<Storage>();
+  storage->data = reinterpret_cast<std::byte*>(const_cast<float*>(elements.data()));
+  storage->size = elements.size() * sizeof(float);
+  tensor.pieces.push_back({whole(tensor.shape), std::move(storage), 0, {}, -1});
+  save(Value::dict({{"w", std::move(tensor)}}), directory, {.threads = 1});
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    if (entry.path().extension() != ".distcp") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('?');
+  }
+  const VerifyReport report = verify(directory);
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_EQ(report.findings[0].code, ErrorCode::corrupt);
+}
+
 TEST_F(TailedCheckpoint, NobodyWarnsOfTails) {
   EXPECT_TRUE(Checkpoint::open(directory_).warnings.empty());
   EXPECT_TRUE(seal(directory_, {}).was_sealed);
