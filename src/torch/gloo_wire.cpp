@@ -4,6 +4,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
@@ -122,8 +124,15 @@ std::shared_ptr<gloo::transport::Device> make_gloo_device() {
                               : Gloo::createDefaultDevice();
 }
 
+void survive_broken_pipes() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL)
+    ::signal(SIGPIPE, SIG_IGN);
+}
+
 Connect connect_by_gloo(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                         std::chrono::milliseconds deadline) {
+  if (size > 1) survive_broken_pipes();
   auto connector = communicate("opening the network", [&] {
     return std::make_shared<Connector>(std::move(store), rank, size, deadline);
   });

@@ -20,8 +20,13 @@ namespace tessera {
 // The network device that Gloo uses: the one of GLOO_SOCKET_IFNAME, or that of this host's name.
 [[nodiscard]] std::shared_ptr<gloo::transport::Device> make_gloo_device();
 
+// Writing to a peer that is gone must be an error and not the end of this process, as in Python,
+// which does the same: ignores SIGPIPE, unless the program handles it.
+void survive_broken_pipes();
+
 // How rank `rank` of `size` connects with its neighbours in the tree. Two ranks connect when both
-// have called this with a store that they share; that takes at most the deadline.
+// have called this with a store that they share; that takes at most the deadline. With several
+// ranks the process survives broken pipes from then on.
 [[nodiscard]] Connect connect_by_gloo(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                       std::chrono::milliseconds deadline);
 

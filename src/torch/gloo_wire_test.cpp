@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <signal.h>
+
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -50,6 +52,21 @@ TEST(CheckpointGroup, FoldsInRankOrderAndSpreads) {
       EXPECT_EQ(to_text(group.spread(group.rank() == 0 ? all : Bytes())), expected);
     });
   }
+}
+
+// Signs of life go to a peer until it has ended: without a mesh, SIGPIPE could end this process.
+TEST(CheckpointGroup, WithoutAMeshSurvivesBrokenPipes) {
+  const auto handler = [] {
+    struct sigaction now {};
+    ::sigaction(SIGPIPE, nullptr, &now);
+    return now.sa_handler;
+  };
+  const auto before = ::signal(SIGPIPE, SIG_DFL);
+  run_groups(1, [](Group&) {});
+  EXPECT_EQ(handler(), SIG_DFL);
+  run_groups(2, [](Group& group) { group.barrier(); });
+  EXPECT_EQ(handler(), SIG_IGN);
+  ::signal(SIGPIPE, before);
 }
 
 TEST(CheckpointGroup, IsMadeOnceByAMesh) {

@@ -5,8 +5,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <signal.h>
-
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -25,14 +23,6 @@
 
 namespace tessera {
 namespace {
-
-// Writing to a peer that is gone must be an error and not the end of this process, as in Python,
-// which does the same. A handler of the program's own stays.
-void survive_broken_pipes() {
-  struct sigaction now {};
-  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL)
-    ::signal(SIGPIPE, SIG_IGN);
-}
 
 torch::Device device_of(const MeshOptions& options, int rank, int local_rank) {
   if (!options.device) return default_device(local_rank);
