@@ -287,9 +287,7 @@ std::string judge_directory(const Run& run) {
   if (run.directory.empty()) return "";
   if (!run.phase.empty()) {
     const auto n = tessera::Checkpoint::open(run.directory).load().at("n");
-    // The others have had their say when they wait for rank 0: it may commit when it runs again.
-    const bool either = run.phase == "write" && run.victim == 0 && run.way == Way::stopped;
-    if (!either && n != tessera::Value(is_saved_before_end(run) ? 2.0 : 1.0))
+    if (n != tessera::Value(is_saved_before_end(run) ? 2.0 : 1.0))
       return " the directory holds the other one of the two checkpoints";
   }
   if (!std::filesystem::exists(run.directory + "/.metadata")) return "";
