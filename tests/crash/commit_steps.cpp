@@ -250,6 +250,7 @@ std::string judge(const Run& run) {
   const bool is_stopped = run.signal == SIGSTOP;
   for (int rank = is_stopped ? 0 : 1; rank < kRanks; ++rank)
     wrong += judge_rank(rank, is_new, is_stopped);
+  if (is_stopped && board->said[0] == Said::unknown) wrong += " rank 0 does not know the outcome;";
   if (is_stopped && is_new && !board->after_look) wrong += " it committed when it ran again;";
   // Two saves later there are files of these two alone: data, side file, and one .metadata.
   save_alone(run.directory, 3);

@@ -70,11 +70,6 @@ std::uint64_t digest_of_elements(const Tensor& tensor) {
   return digest.value();
 }
 
-std::string unknown_outcome(const std::string& save_id) {
-  return "the other ranks are lost, and whether save " + save_id +
-         " is complete is not known here: ask committed() for it";
-}
-
 class Saver final : public DcpSave {
  public:
   Saver(const Value& tree, std::shared_ptr<Store> store, Group& group, const SaveOptions& options)
@@ -419,9 +414,19 @@ class Saver final : public DcpSave {
       if (!is_visible(*store_, opening_.save_id)) {
         for (const auto& [name, file] : digests) remove_quietly(*store_, name);
         remove_quietly(*store_, side_file_name(opening_.save_id));
+        is_withdrawn_ = true;
       }
       throw;
     }
+  }
+
+  // For whom the other ranks are lost at the end.
+  [[nodiscard]] std::string outcome(bool is_committed) const {
+    const std::string save = "save " + opening_.save_id;
+    if (is_committed) return save + " is complete, but the other ranks are lost";
+    if (is_withdrawn_) return save + " is not complete, and the other ranks are lost";
+    return "the other ranks are lost, and whether " + save +
+           " is complete is not known here: ask committed() for it";
   }
 
   std::vector<Leaf> leaves_;
@@ -440,6 +445,7 @@ class Saver final : public DcpSave {
   RankReport report_;                    // guarded by mutex_ while files are written
   std::optional<SavePlan> plan_;         // rank 0
   Reports reports_;                      // rank 0: everybody's
+  bool is_withdrawn_ = false;            // rank 0: it could not commit
   IoCounters counters_;
   std::optional<Meter> meter_;  // of what this rank writes
   std::mutex mutex_;
@@ -460,10 +466,7 @@ SaveResult Saver::commit() {
   } catch (const Error& error) {
     // An error of all ranks has them: then rank 0 has told how it ended.
     if (group_.size() == 1 || !error.peers().empty()) throw;
-    throw Error(error.code(),
-                is_committed ? "save " + opening_.save_id +
-                                   " is complete, but the other ranks are lost: " + error.message()
-                             : unknown_outcome(opening_.save_id) + ": " + error.message())
+    throw Error(error.code(), outcome(is_committed) + ": " + error.message())
         .at_path(store_->name())
         .while_doing("committing a checkpoint");
   }
