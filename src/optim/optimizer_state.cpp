@@ -1,4 +1,6 @@
 // load_optimizer_state_dict: an optimizer's own form of state into the optimizer.
+#include "optim/optimizer_state.h"
+
 #include <torch/torch.h>
 
 #include <string>
@@ -86,17 +88,31 @@ States states_in(const Value& given, const Parameters& parameters, const Optimiz
   return states;
 }
 
+// What belongs where, after all has been checked.
+struct LoadPlan {
+  Keys keys;
+  States states;
+};
+
+LoadPlan checked(const OptimizerRef& optimizer, const Value& state_dict) {
+  auto& access = optimizer.access();
+  LoadPlan plan{optimizer.keys(), {}};
+  const auto& groups = state_dict.at("param_groups").items();
+  const auto parameters = match(plan.keys, groups, optimizer.is_named());
+  plan.states = states_in(state_dict.at("state"), parameters, access);
+  for (std::size_t g = 0; g < groups.size(); ++g) access.check_group(g, groups[g]);
+  return plan;
+}
+
 }  // namespace
 
+void detail::check_optimizer_state_dict(const OptimizerRef& optimizer, const Value& state_dict) {
+  (void)checked(optimizer, state_dict);
+}
+
 void load_optimizer_state_dict(const OptimizerRef& optimizer, const Value& state_dict, bool keep) {
-  const auto keys = optimizer.keys();
-  const auto& groups = state_dict.at("param_groups").items();
-  const auto parameters = match(keys, groups, optimizer.is_named());
+  const auto [keys, states] = checked(optimizer, state_dict);
   auto& access = optimizer.access();
-
-  const auto states = states_in(state_dict.at("state"), parameters, access);
-  for (std::size_t g = 0; g < groups.size(); ++g) access.check_group(g, groups[g]);
-
   const torch::NoGradGuard no_grad;
   for (const auto& group : keys) {
     for (const auto& [key, parameter] : group) {
@@ -104,6 +120,7 @@ void load_optimizer_state_dict(const OptimizerRef& optimizer, const Value& state
       access.set_state(parameter, given == states.end() ? Value() : *given->second, keep);
     }
   }
+  const auto& groups = state_dict.at("param_groups").items();
   for (std::size_t g = 0; g < groups.size(); ++g) access.set_group(g, groups[g]);
 }
 

@@ -70,15 +70,18 @@ Copies gathered_copies(const torch::nn::Module& module, const FullStateOptions& 
   return copies;
 }
 
+Error differs_in_shape(const std::string& name, const Shape& given, const Shape& shape) {
+  return Error(ErrorCode::mismatch,
+               "the state has shape " + to_string(given) + ", the module " + to_string(shape))
+      .at_key(name);
+}
+
 void require_entry(const StateEntry& entry, const FullState& state) {
   const auto& [name, tensor] = entry;
   const auto* given = state.find(name);
   if (given == nullptr) throw Error(ErrorCode::mismatch, "the state lacks this name").at_key(name);
-  if (given->sizes() != tensor.sizes()) {
-    throw Error(ErrorCode::mismatch, "the state has shape " + to_string(given->sizes().vec()) +
-                                         ", the module " + to_string(tensor.sizes().vec()))
-        .at_key(name);
-  }
+  if (given->sizes() != tensor.sizes())
+    throw differs_in_shape(name, given->sizes().vec(), tensor.sizes().vec());
 }
 
 // All of them, before anything is changed.
@@ -230,16 +233,30 @@ void load_full_state_dict(ModuleRef module, const FullState& state) {
   require_same(entries, state);
   detail::refresh_units(module.get());
   const torch::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : entries) {
-    const auto& given = state[name];
-    const auto owner = detail::find_owner(tensor);
-    if (!owner.is_sharded()) {
-      tensor.copy_(given);
-      continue;
-    }
-    require_quiet(*owner.unit);
-    owner.unit->whole().take_own(owner.index, given, owner.unit->shard());
+  for (const auto& [name, tensor] : entries) detail::require_quiet(tensor);
+  for (const auto& [name, tensor] : entries) detail::set_entry(tensor, state[name]);
+}
+
+void detail::require_shape(const std::string& name, const Shape& shape, const Value& given) {
+  if (!given.is(Value::Kind::tensor))
+    throw Error(ErrorCode::mismatch, "the state has no tensor here").at_key(name);
+  if (given.as_tensor().shape != shape)
+    throw differs_in_shape(name, given.as_tensor().shape, shape);
+}
+
+void detail::require_quiet(const at::Tensor& tensor) {
+  const auto owner = find_owner(tensor);
+  if (owner.is_sharded()) tessera::require_quiet(*owner.unit);
+}
+
+void detail::set_entry(const at::Tensor& tensor, const at::Tensor& given) {
+  const torch::NoGradGuard no_grad;
+  const auto owner = find_owner(tensor);
+  if (!owner.is_sharded()) {
+    tensor.copy_(given);
+    return;
   }
+  owner.unit->whole().take_own(owner.index, given, owner.unit->shard());
 }
 
 }  // namespace tessera

@@ -204,6 +204,26 @@ TEST(FullState, ThatDoesNotFitChangesNothing) {
   });
 }
 
+// Nor does a load in the middle of a pass, though tensors of no unit come first.
+TEST(FullState, ThatComesInABackwardChangesNothing) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = make_net({.blocks = 2});
+    fully_shard(net->blocks[1], mesh);
+    const auto before = full_state_dict(net);
+    FullState zeros;
+    for (const auto& entry : before) zeros.insert(entry.key(), torch::zeros_like(entry.value()));
+    auto x = net->embed(torch::arange(6).view({2, 3}));
+    std::string text;
+    x.register_hook(
+        [&](const at::Tensor&) { text = error_of([&] { load_full_state_dict(net, zeros); }); });
+    net->blocks[1](x).sum().backward();
+    EXPECT_THAT(text, HasSubstr("in a forward or backward"));
+    const auto after = full_state_dict(net);
+    for (const auto& entry : before)
+      EXPECT_TRUE(torch::equal(after[entry.key()], entry.value())) << entry.key();
+  });
+}
+
 TEST(FullParams, OfOneUnitAloneLeaveTheOthers_SF1_M13) {
   run_mesh(2, [](Mesh& mesh) {
     auto plain = make_net({});

@@ -5,11 +5,12 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "base/log.h"
 #include "fsdp/state/redistribute.h"
+#include "fsdp/state/sharded_load.h"
 #include "fsdp/state/state_entries.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
@@ -19,7 +20,9 @@
 namespace tessera {
 namespace {
 
+using detail::ShardedLoad;
 using detail::Unit;
+using detail::units_without_chunks;
 using Pairs = std::vector<Value::Pair>;
 
 void require_possible(const StateDictOptions& options) {
@@ -84,85 +87,6 @@ Value full_state(ModuleRef module, const StateDictOptions& options) {
   return Value::dict(std::move(pairs), DictKind::ordered_dict);
 }
 
-struct Copy {
-  at::Tensor to, from;
-};
-
-void require_shape(const std::string& name, const Tensor& mine, const Tensor& given) {
-  if (given.shape == mine.shape) return;
-  throw Error(ErrorCode::mismatch, "the state has shape " + to_string(given.shape) +
-                                       ", the module " + to_string(mine.shape))
-      .at_key(name);
-}
-
-// The piece of `given` that lies where `piece` does.
-const Piece& same_piece(const std::string& name, const Piece& piece, const Tensor& given) {
-  const auto same = std::ranges::find_if(given.pieces, [&](const Piece& other) {
-    return other.slice == piece.slice && other.storage != nullptr;
-  });
-  if (same != given.pieces.end()) return *same;
-  throw Error(ErrorCode::mismatch,
-              "the state has no part that is this rank's: it was made by other ranks or another "
-              "kind of sharding; load it through a checkpoint")
-      .at_key(name);
-}
-
-// What `given` has for each piece of `mine`.
-void plan(const std::string& name, const Tensor& mine, const Tensor& given,
-          std::vector<Copy>& copies) {
-  require_shape(name, mine, given);
-  for (const auto& piece : mine.pieces) {
-    copies.push_back({detail::tensor_of_piece(mine, piece),
-                      detail::tensor_of_piece(given, same_piece(name, piece, given))});
-  }
-}
-
-// What `given` has for the only piece of `mine`; undefined when there is none.
-at::Tensor piece_for(const std::string& name, const Tensor& mine, const Tensor& given) {
-  require_shape(name, mine, given);
-  if (mine.pieces.empty()) return {};
-  return detail::tensor_of_piece(given, same_piece(name, mine.pieces.front(), given));
-}
-
-void require_no_more(const std::unordered_set<std::string>& known, const Value& state) {
-  for (const auto& [name, value] : state.pairs()) {
-    if (!known.contains(name.as_string()))
-      throw Error(ErrorCode::mismatch, "the module lacks this name").at_key(name.as_string());
-  }
-}
-
-const Value& entry_of(const Value& state, const std::string& name) {
-  const auto* given = state.find(name);
-  if (given == nullptr) throw Error(ErrorCode::mismatch, "the state lacks this name").at_key(name);
-  return *given;
-}
-
-void load_parts(const Value& mine, const Value& state) {
-  std::vector<Copy> copies;
-  std::unordered_set<std::string> known;
-  for (const auto& [key, value] : mine.pairs()) {
-    const auto name = key.as_string();
-    known.insert(name);
-    plan(name, value.as_tensor(), entry_of(state, name).as_tensor(), copies);
-  }
-  require_no_more(known, state);
-  const torch::NoGradGuard no_grad;
-  for (auto& copy : copies) copy.to.copy_(copy.from);
-}
-
-// Units whose sharded kind is gathered: FSDP1's, of which a rank holds other parts than chunks.
-bool holds_no_chunks(const Unit& unit) {
-  return unit.has_shards() && unit.geometry() != detail::Geometry::rows;
-}
-
-std::vector<std::shared_ptr<Unit>> units_without_chunks(const torch::nn::Module& module) {
-  std::vector<std::shared_ptr<Unit>> found;
-  for (auto& [name, unit] : detail::units_below(module)) {
-    if (holds_no_chunks(*unit)) found.push_back(std::move(unit));
-  }
-  return found;
-}
-
 // What this rank's chunk of a gathered parameter is, copied.
 Tensor own_chunk(const at::Tensor& whole, const Mesh& mesh) {
   const auto shape = whole.sizes().vec();
@@ -199,67 +123,6 @@ Value sharded_state(ModuleRef module) {
   return Value::dict(std::move(pairs), DictKind::ordered_dict);
 }
 
-// What a sharded state brings: copies into this rank's own memory, and for each flat unit the
-// chunks of its parameters.
-struct ShardedLoad {
-  std::vector<Copy> copies;
-  std::unordered_map<const c10::TensorImpl*, at::Tensor> chunks;  // undefined: none on this rank
-};
-
-at::Tensor given_chunk(const std::string& name, const at::Tensor& parameter, const Unit& unit,
-                       const Tensor& given) {
-  Tensor mine;
-  mine.shape = parameter.sizes().vec();
-  const auto mesh = unit.mesh();
-  const auto box = detail::chunk_of(mine.shape, mesh.size(), mesh.rank());
-  if (numel(box) > 0) mine.pieces.push_back({box, nullptr, 0, {}, -1});
-  return piece_for(name, mine, given);
-}
-
-ShardedLoad plan_sharded(const torch::nn::Module& module, const Value& state) {
-  ShardedLoad load;
-  std::unordered_set<std::string> known;
-  for (const auto& [name, tensor] : detail::state_entries(module)) {
-    known.insert(name);
-    const auto& given = entry_of(state, name).as_tensor();
-    const auto owner = detail::find_owner(tensor);
-    if (owner.unit && holds_no_chunks(*owner.unit)) {
-      load.chunks[tensor.unsafeGetTensorImpl()] = given_chunk(name, tensor, *owner.unit, given);
-    } else {
-      plan(name, detail::own_leaf(tensor), given, load.copies);
-    }
-  }
-  require_no_more(known, state);
-  return load;
-}
-
-// This rank's chunks, as `rows` has them.
-at::Tensor joined_chunks(const Unit& unit, const UnitLayout& rows, const ShardedLoad& load) {
-  const auto mine = at::zeros({rows.shard_elements}, unit.shard().options());
-  for (std::size_t i = 0; i < unit.params().size(); ++i) {
-    const auto& chunk = load.chunks.at(unit.params()[i].full.unsafeGetTensorImpl());
-    if (!chunk.defined()) continue;
-    mine.narrow(0, rows.parts[unit.mesh().rank()][i].base, chunk.numel())
-        .copy_(chunk.contiguous().view({-1}));
-  }
-  return mine;
-}
-
-// Each rank takes its own parts out of the chunks of all.
-void load_chunks(const Unit& unit, const ShardedLoad& load) {
-  std::vector<Shape> shapes;
-  for (const auto& place : unit.layout().params) shapes.push_back(place.shape);
-  const auto mesh = unit.mesh();
-  const auto rows = rows_layout(shapes, mesh.size(), 1);
-  const auto all = unit.whole().exchange(joined_chunks(unit, rows, load));
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    detail::redistribute(shapes[i], all, parts_of(rows, i), unit.shard(),
-                         part_of(unit, i, mesh.rank()));
-  }
-  // Nothing of this tells autograd, nor the unit that its shard has changed.
-  torch::autograd::impl::bump_version(unit.shard());
-}
-
 // A rank whose state does not fit says so to the others, which would wait for its chunks.
 template <typename Work>
 void agreed(const Mesh& mesh, Work&& work) {
@@ -281,16 +144,14 @@ void agreed(const Mesh& mesh, Work&& work) {
 
 void load_sharded(ModuleRef module, const Value& state) {
   const auto flat = units_without_chunks(module.get());
-  ShardedLoad load;
-  const auto make_plan = [&] { load = plan_sharded(module.get(), state); };
+  std::optional<ShardedLoad> load;
+  const auto plan = [&] { load.emplace(module.get(), state, detail::Names::same); };
   if (flat.empty()) {
-    make_plan();
+    plan();
   } else {
-    agreed(flat.front()->mesh(), make_plan);
+    agreed(flat.front()->mesh(), plan);
   }
-  const torch::NoGradGuard no_grad;
-  for (auto& copy : load.copies) copy.to.copy_(copy.from);
-  for (const auto& unit : flat) load_chunks(*unit, load);
+  load->apply();
 }
 
 }  // namespace
@@ -346,7 +207,7 @@ void load_state_dict(ModuleRef module, const Value& state) {
   const auto options = get_state_dict_type(module);
   const auto kind = kind_of(module, options);
   detail::refresh_units(module.get());
-  if (kind == StateDictType::local) return load_parts(local_state(module.get()), state);
+  if (kind == StateDictType::local) return ShardedLoad(local_state(module.get()), state).apply();
   if (kind == StateDictType::sharded) return load_sharded(module, state);
   FullState whole;
   for (const auto& [name, value] : state.pairs())

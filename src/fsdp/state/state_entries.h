@@ -39,4 +39,11 @@ inline std::vector<StateEntry> state_entries(const torch::nn::Module& module) {
 // leaf of a sharded parameter may write to the shard, so its unit takes it for changed.
 [[nodiscard]] Tensor own_leaf(const at::Tensor& tensor);
 
+// Throws `mismatch` unless `given` is a tensor of `shape`.
+void require_shape(const std::string& name, const Shape& shape, const Value& given);
+// Throws `invalid_argument` for a parameter whose unit is in a forward or backward.
+void require_quiet(const at::Tensor& tensor);
+// Copies a whole tensor into a parameter or buffer; of a sharded one each rank keeps its own part.
+void set_entry(const at::Tensor& tensor, const at::Tensor& given);
+
 }  // namespace tessera::detail
