@@ -5,9 +5,12 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/group_checkpoint.h"
+#include "tessera/optimizer_state.h"
 #include "tessera/stateful.h"
 
 namespace given {
 using namespace tessera;  // NOLINT(google-build-using-namespace): samples are read inside of it
+
+extern Group& group;
 
 }  // namespace given

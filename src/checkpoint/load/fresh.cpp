@@ -11,6 +11,14 @@
 namespace tessera {
 namespace {
 
+bool is_known(const Tensor& tensor) {
+  const bool here = std::all_of(tensor.pieces.begin(), tensor.pieces.end(),
+                                [](const Piece& piece) { return piece.storage != nullptr; });
+  return here && (!tensor.pieces.empty() || numel(tensor.shape) == 0);
+}
+
+}  // namespace
+
 std::shared_ptr<Storage> fresh_storage(DType dtype, std::uint64_t bytes) {
   auto storage = std::make_shared<Storage>();
   storage->owner = std::shared_ptr<void>(
@@ -22,14 +30,6 @@ std::shared_ptr<Storage> fresh_storage(DType dtype, std::uint64_t bytes) {
   storage->dtype = dtype;
   return storage;
 }
-
-bool is_known(const Tensor& tensor) {
-  const bool here = std::all_of(tensor.pieces.begin(), tensor.pieces.end(),
-                                [](const Piece& piece) { return piece.storage != nullptr; });
-  return here && (!tensor.pieces.empty() || numel(tensor.shape) == 0);
-}
-
-}  // namespace
 
 FreshMemory::FreshMemory(const std::vector<Leaf>& leaves) {
   for (NamedTensor& named : all_tensors(leaves))

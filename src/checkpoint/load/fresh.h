@@ -1,6 +1,8 @@
 // Trees whose tensors are in memory of their own.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -9,6 +11,9 @@
 #include "tessera/value.h"
 
 namespace tessera {
+
+// Memory of `bytes` bytes, not filled. Throws `limit` if there is none.
+[[nodiscard]] std::shared_ptr<Storage> fresh_storage(DType dtype, std::uint64_t bytes);
 
 // Copies trees of a checkpoint and gives each tensor in them, also those inside tuples, objects and
 // attributes, memory that it owns. What has to be read for that is collected.
