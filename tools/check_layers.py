@@ -47,6 +47,7 @@ HEADERS = {
     "pytorch/comm_hooks.h": "fsdp", "pytorch/full_params.h": "fsdp",
     "pytorch/fully_sharded_data_parallel.h": "fsdp", "pytorch/state_dict.h": "fsdp",
     "pytorch/wrap_scope.h": "fsdp", "pytorch/optim_state_dict.h": "optim_state",
+    "pytorch/distributed_state_dict.h": "optim_state",
     "checkpointer.h": "checkpointer",
 }
 

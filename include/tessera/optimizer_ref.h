@@ -109,6 +109,10 @@ class OptimizerAccess {
   // `none` forgets the state. Tensors move to the parameter's device, and take its dtype if both
   // are floating. They are copied unless `keep` says that nobody else has them.
   virtual void set_state(const at::Tensor& parameter, const Value& state, bool keep) = 0;
+  // The entries that a first step makes for this parameter, with zeros in all tensors: the state of
+  // which nothing has been learnt yet. Changes nothing. `none`: a step makes none, or only the
+  // optimizer itself could say.
+  [[nodiscard]] virtual Value first_state(const at::Tensor& /*parameter*/) const { return {}; }
 };
 
 // Functions make it from their argument. It may also be kept as long as the optimizer lives.

@@ -3,8 +3,9 @@
 //
 //   Value loaded = load_sharded_optimizer_state_dict("optim", "run/step100", group);
 //
-// An optimizer gets what lies under the key by optim_state_dict_to_load, with a state_dict_type of
-// the sharded kind (tessera/pytorch/optim_state_dict.h).
+// An optimizer gets what lies under the key by set_optimizer_state_dict
+// (tessera/pytorch/distributed_state_dict.h) or by optim_state_dict_to_load, with a state_dict_type
+// of the sharded kind (tessera/pytorch/optim_state_dict.h).
 #pragma once
 
 #include <string>

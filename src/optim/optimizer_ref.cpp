@@ -16,6 +16,42 @@
 namespace tessera {
 namespace {
 
+// While it lives, the optimizer has zeros with a gradient of zeros in the place of its parameters.
+class StandIn {
+ public:
+  StandIn(torch::optim::Optimizer& optimizer, const at::Tensor& parameter)
+      : optimizer_(optimizer),
+        zeros_(torch::zeros(parameter.sizes(), parameter.options().requires_grad(false))) {
+    zeros_.mutable_grad() = torch::zeros_like(zeros_);
+    for (auto& group : optimizer.param_groups()) {
+      auto& own = own_.emplace_back(std::exchange(group.params(), {}));
+      if (std::ranges::any_of(own, [&](const auto& one) { return one.is_same(parameter); }))
+        group.params().push_back(zeros_);
+    }
+  }
+  ~StandIn() {
+    for (std::size_t g = 0; g < own_.size(); ++g)
+      optimizer_.param_groups()[g].params() = std::move(own_[g]);
+    optimizer_.state().erase(zeros_.unsafeGetTensorImpl());
+  }
+  StandIn(const StandIn&) = delete;
+  StandIn& operator=(const StandIn&) = delete;
+
+  [[nodiscard]] const at::Tensor& tensor() const noexcept { return zeros_; }
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+  at::Tensor zeros_;
+  std::vector<std::vector<at::Tensor>> own_;  // by group
+};
+
+void fill_with_zeros(const Value& state) {
+  for (const auto& [name, value] : state.pairs()) {
+    if (value.is(Value::Kind::tensor) && numel(value.as_tensor().shape) > 0)
+      tensor_of(value.as_tensor()).zero_();
+  }
+}
+
 class TorchAccess final : public OptimizerAccess {
  public:
   explicit TorchAccess(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {
@@ -78,6 +114,20 @@ class TorchAccess final : public OptimizerAccess {
     }
   }
 
+  // By a step, as PyTorch does it, which steps with the parameters themselves.
+  Value first_state(const at::Tensor& parameter) const override {
+    const StandIn stand_in(optimizer_, parameter);
+    try {
+      optimizer_.step();
+    } catch (const c10::Error&) {
+      return {};  // it steps only with a loss (LBFGS), or has all states from the beginning
+                  // (Adagrad)
+    }
+    auto made = state(stand_in.tensor());
+    if (!made.is(Value::Kind::none)) fill_with_zeros(made);
+    return made;
+  }
+
  private:
   std::unique_ptr<torch::optim::OptimizerParamState> parsed(const at::Tensor& parameter,
                                                             const Value& state, bool keep) const {
@@ -121,14 +171,11 @@ class AdamWAccess final : public OptimizerAccess {
   Value state(const at::Tensor& parameter) const override {
     const auto [group, index] = place_of(parameter);
     const auto& state = optimizer_.state(group, index);
-    if (!state.defined()) return {};
-    detail::FieldsToDict fields;
-    auto copy = state;
-    copy.step = state.step.clone();
-    fields.value("step", [&] { return Value(leaf_of(copy.step)); }, {});
-    fields.tensor("exp_avg", copy.exp_avg);
-    fields.tensor("exp_avg_sq", copy.exp_avg_sq);
-    return fields.take();
+    return state.defined() ? dict_of(state) : Value();
+  }
+  Value first_state(const at::Tensor& parameter) const override {
+    const auto zeros = [&] { return torch::zeros(parameter.sizes(), parameter.options()); };
+    return dict_of({torch::zeros({}, torch::kFloat32), zeros(), zeros()});
   }
 
   void check_state(const at::Tensor& parameter, const Value& state) const override {
@@ -143,6 +190,15 @@ class AdamWAccess final : public OptimizerAccess {
  private:
   [[nodiscard]] std::pair<std::size_t, std::size_t> place_of(const at::Tensor& parameter) const {
     return places_.at(parameter.unsafeGetTensorImpl());
+  }
+
+  static Value dict_of(AdamWState state) {
+    detail::FieldsToDict fields;
+    state.step = state.step.clone();
+    fields.value("step", [&] { return Value(leaf_of(state.step)); }, {});
+    fields.tensor("exp_avg", state.exp_avg);
+    fields.tensor("exp_avg_sq", state.exp_avg_sq);
+    return fields.take();
   }
 
   // Views of what was given; AdamW copies them.

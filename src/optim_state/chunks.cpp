@@ -6,6 +6,7 @@
 #include <ranges>
 #include <utility>
 
+#include "fsdp/unit/broadcast.h"
 #include "fsdp/unit/quiet_copy.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
@@ -106,6 +107,12 @@ at::Tensor exchange_over(const Mesh& mesh, const at::Tensor& mine) {
   communicate("exchange of optimizer state",
               [&] { compat::all_gather(*group, all, sent)->wait(); });
   return all.cpu();
+}
+
+void broadcast_over(const Mesh& mesh, std::vector<at::Tensor>& tensors) {
+  for (auto& tensor : tensors) tensor = tensor.to(mesh.device());
+  broadcast_from_first(tensors, mesh);
+  for (auto& tensor : tensors) tensor = tensor.cpu();
 }
 
 }  // namespace tessera::detail

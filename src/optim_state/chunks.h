@@ -39,5 +39,7 @@ class ChunkArray {
 // What every rank gives, one after the other: one-dimensional, of the same size and dtype on all.
 // Collective.
 [[nodiscard]] at::Tensor exchange_over(const Mesh& mesh, const at::Tensor& mine);
+// Rank 0's values in the place of the others', all on the CPU. Collective.
+void broadcast_over(const Mesh& mesh, std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail

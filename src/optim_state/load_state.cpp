@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/log.h"
-#include "fsdp/unit/broadcast.h"
 #include "layout/plan.h"
 #include "optim/state_key.h"
 #include "optim_state/chunks.h"
@@ -231,12 +230,6 @@ void Loader::load(const Batch& batch) {
   keep(batch, to, made);
 }
 
-void broadcast_in_memory(std::vector<at::Tensor>& tensors, const Mesh& mesh) {
-  for (auto& tensor : tensors) tensor = tensor.to(mesh.device());
-  broadcast_from_first(tensors, mesh);
-  for (auto& tensor : tensors) tensor = tensor.cpu();
-}
-
 std::vector<at::Tensor> Loader::whole_tensors(const std::vector<Place>& places) const {
   std::vector<at::Tensor> tensors;
   for (const auto& place : places) {
@@ -245,7 +238,7 @@ std::vector<at::Tensor> Loader::whole_tensors(const std::vector<Place>& places) 
                                     : at::empty(leaf.shape, scalar_type_of(leaf.dtype)));
   }
   if (request_.source == LoadSource::first_rank && group_.mesh())
-    broadcast_in_memory(tensors, *group_.mesh());
+    broadcast_over(*group_.mesh(), tensors);
   return tensors;
 }
 

@@ -111,4 +111,20 @@ std::vector<OptimKey> keys_of(const OptimModel& model, const std::optional<Optim
   return keys;
 }
 
+std::vector<ParamGroup> params_by_group(const OptimModel& model, const OptimizerRef& optim) {
+  std::vector<ParamGroup> groups;
+  for (const auto& tensors : optim.access().parameters()) {
+    auto& group = groups.emplace_back();
+    for (const auto& tensor : tensors) group.push_back(require_known(model, tensor));
+  }
+  return groups;
+}
+
+std::vector<std::string> names_of(const ParamGroup& group) {
+  std::vector<std::string> names;
+  for (const auto* param : group)
+    names.insert(names.end(), param->names.begin(), param->names.end());
+  return names;
+}
+
 }  // namespace tessera::detail

@@ -86,5 +86,11 @@ struct OptimKey {
 [[nodiscard]] std::vector<OptimKey> keys_of(const OptimModel& model,
                                             const std::optional<OptimizerRef>& optim,
                                             const std::optional<OptimInput>& optim_input);
+// What the optimizer has, by group.
+using ParamGroup = std::vector<const ModelParam*>;
+[[nodiscard]] std::vector<ParamGroup> params_by_group(const OptimModel& model,
+                                                      const OptimizerRef& optim);
+// Of all that lies in them: the names by which a state has it.
+[[nodiscard]] std::vector<std::string> names_of(const ParamGroup& group);
 
 }  // namespace tessera::detail

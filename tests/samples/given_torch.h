@@ -18,6 +18,7 @@
 #include "tessera/optimizer_in_backward.h"
 #include "tessera/optimizer_ref.h"
 #include "tessera/pytorch/comm_hooks.h"
+#include "tessera/pytorch/distributed_state_dict.h"
 #include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/pytorch/optim_state_dict.h"
