@@ -66,7 +66,7 @@ class Mesh {
   [[nodiscard]] int local_rank() const noexcept;  // on this host; 0 if the environment does not say
   [[nodiscard]] torch::Device device() const noexcept;
 
-  // The same ranks for small messages (plans, errors), over the connections of training.
+  // The same ranks for small messages about what the connections of training carry, states too.
   [[nodiscard]] Group& group() const;
   // The same ranks over connections of their own, along a tree: a rank has at most 33, each of
   // which carries signs of life from threads of its own. Checkpoint save and load take this. They
