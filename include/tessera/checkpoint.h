@@ -1,6 +1,5 @@
 // Checkpoints: opens any kind, and saves and loads a state tree on N ranks. convert.h converts
-// them; verify.h verifies and compares them. What `stop`, `threads` and `progress` of all options
-// mean is said in job.h.
+// them; verify.h compares them; job.h says what `stop`, `threads` and `progress` of options mean.
 //
 // A checkpoint is a tree of values whose tensor leaves say which piece of which tensor lies where.
 // Everything here turns one set of pieces into another.
@@ -138,6 +137,7 @@ struct Checkpoint {
   std::optional<Value> root;     // the tree, if the file holds one rather than names
 
  private:
+  friend void index_names(Checkpoint& checkpoint);
   void index_names();
   std::vector<std::uint32_t> by_name_;  // positions in `leaves`; stale when their number differs
 };

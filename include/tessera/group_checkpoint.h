@@ -20,13 +20,13 @@ namespace tessera {
 
 class GroupCheckpoint {
  public:
-  // Opens as LoadOptions::reader says. `group` must outlive the result. Throws on all ranks what
-  // Checkpoint::open throws, and `conflict` if ranks have opened different saves. Collective.
+  // Rank 0 alone looks into the store. `group` must outlive the result. Throws on all ranks what
+  // Checkpoint::open throws. Collective.
   [[nodiscard]] static GroupCheckpoint open(const Location& where, const LoadOptions& options,
                                             Group& group);
 
   // The leaves: names, paths, values, and tensors with dtype and shape. Tensors may lack their
-  // pieces, so nothing but load() reads them. The same on every rank.
+  // pieces, so nothing but load() reads them. The same on every rank. A copy must not outlive this.
   [[nodiscard]] const Checkpoint& contents() const&;
 
   // Loads as load() of checkpoint.h does, with the reader that opened it. Any number of times.

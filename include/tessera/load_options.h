@@ -27,7 +27,7 @@ enum class OnDifference : std::uint8_t {
 
 // Who asks the store.
 enum class LoadReader : std::uint8_t {
-  // Each rank reads the parts that it needs. Of a DCP directory rank 0 alone reads the metadata.
+  // Rank 0 opens the checkpoint for all, and each rank reads the parts that it needs.
   every_rank,
   // Rank 0 opens and reads, and tells all ranks what any of them wants, 4 MiB at a time: for a
   // checkpoint that the others cannot see. Theirs is not looked at. Every byte goes to every rank,

@@ -1,8 +1,7 @@
 // Loading by N ranks:
-//   1. the checkpoint is opened, by rank 0 for all of them if it is a DCP directory (opened.h);
-//      each rank matches its tree's leaves with it (checkpoint-rows P-16), proves that the memory
-//      is there which its tree speaks of, and opens the files that it will read; all agree, and
-//      learn which leaves no rank takes;
+//   1. rank 0 opens the checkpoint for all (opened.h); each rank matches its tree's leaves with it
+//      (checkpoint-rows P-16), proves that the memory is there which its tree speaks of, and opens
+//      the files that it will read; all agree, and learn which leaves no rank takes;
 //   2. every rank reads its own pieces, from whatever layout there is (checkpoint-rows P-17); all
 //      agree.
 // Nothing is written into the tree's memory before 1 has succeeded on every rank.

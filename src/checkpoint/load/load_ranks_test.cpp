@@ -121,6 +121,52 @@ TEST(LoadRanks, RankZeroOpensAndTheOthersReadTheFilesThatTheyNeed) {
   }
 }
 
+// Rank 1 wants a value, the others a tensor.
+TEST(LoadRanks, OfOtherKindsRankZeroAloneLooksIntoTheStore) {
+  const auto store = memory_store("saved");
+  const Shape shape{1 << 20};  // files of more than what is read to open them
+  const Value all = Value::dict({{"a", Value(counting(shape, whole(shape), 1))},
+                                 {"b", Value(counting(shape, whole(shape), 2))},
+                                 {"n", 5}});
+  save(all, {store, "c.pt"});
+  save(all, {store, "c.safetensors"});
+  const std::string set = temporary_directory() + "/set";
+  ConvertOptions options;
+  options.to = CheckpointKind::safetensors;
+  options.max_shard_size = 5 << 20;
+  convert({store, "c.safetensors"}, set, options);
+  struct Case {
+    Location where;
+    std::set<std::string> read;  // by rank 2
+  };
+  const std::vector<Case> cases = {{{store, "c.pt"}, {"c.pt"}},
+                                   {{store, "c.safetensors"}, {"c.safetensors"}},
+                                   {posix_store(set), {"model-00002-of-00002.safetensors"}}};
+  for (const Case& each : cases) {
+    std::atomic<int> good = 0;
+    run_ranks(3, [&](Group& group) {
+      const auto counted = std::make_shared<CountedStore>(each.where.store);
+      Value tree = Value::dict();
+      if (group.rank() != 1) tree.set_item("b", Value(counting(shape, whole(shape), 0, false)));
+      if (group.rank() == 1) tree.set_item("n", 0);
+      load(tree, {counted, each.where.name}, group);
+      if (group.rank() == 1) {
+        EXPECT_EQ(tree.at("n").as_int(), 5);
+      } else {
+        EXPECT_TRUE(floats(tree.at("b").as_tensor()) == floats(all.at("b").as_tensor()));
+      }
+      if (group.rank() > 0) {
+        EXPECT_EQ(counted->lists + counted->looks, 0);
+        std::set<std::string> read;
+        for (const auto& [name, times] : counted->opened) read.insert(name);
+        EXPECT_EQ(read, group.rank() == 1 ? std::set<std::string>() : each.read);
+      }
+      ++good;
+    });
+    EXPECT_EQ(good, 3);
+  }
+}
+
 // C04: some ranks would load the old save, and some the new one.
 TEST(LoadRanks, OfACheckpointThatIsReplacedAllLoadOneSave) {
   const std::string directory = temporary_directory() + "/c";

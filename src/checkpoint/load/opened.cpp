@@ -7,8 +7,8 @@
 #include "base/parallel.h"
 #include "base/stop.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/load/recorded_store.h"
 #include "checkpoint/open/open.h"
-#include "comm/confer.h"
 #include "comm/message.h"
 #include "tessera/error.h"
 
@@ -17,43 +17,33 @@ namespace {
 
 constexpr const char* kOperation = "opening a checkpoint";
 
-// Rank 0 says it in front of its catalog, if there is one.
-enum class Opening : std::uint8_t { by_all, by_one, told };
+// What rank 0 has for the others; it says so in front of that.
+enum class Opening : std::uint8_t {
+  catalog,
+  record,  // of a store: from that every rank opens the checkpoint for itself
+  told,    // a catalog without chunks
+};
 
-// Equal on ranks that have opened the same save.
-Bytes identity_of(const Checkpoint& checkpoint) {
-  RunningDigest files;
-  for (const ObjectInfo& file : checkpoint.files) {
-    files.add(std::as_bytes(std::span(file.name.data(), file.name.size() + 1)));
-    files.add(std::as_bytes(std::span(&file.size, 1)));
-  }
-  return MessageWriter().text(checkpoint.save_id).number(files.value()).take();
+Checkpoint opened_at(const Place& place) {
+  Checkpoint checkpoint = open_checkpoint(place, {});
+  index_names(checkpoint);
+  return checkpoint;
 }
 
-// Where it is replaced meanwhile, ranks may open the old save
-// and the new one: then all open it once more.
-std::unique_ptr<Checkpoint> opened_by_all(const Location& where, const LoadOptions& options,
-                                          Group& group) {
-  constexpr int kAttempts = 3;
-  auto checkpoint = std::make_unique<Checkpoint>();
-  const auto contribute = [&] {
-    require_going_on(options.stop);
-    *checkpoint = Checkpoint::open(where);
-    return identity_of(*checkpoint);
-  };
-  // No identity is empty.
-  const auto same = [](const Bytes& left, const Bytes& right) {
-    return left == right ? left : Bytes();
-  };
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const Bytes all =
-        confer(group, kOperation, {contribute, same, [](Bytes common) { return common; }});
-    if (!all.empty()) return checkpoint;
-  }
-  throw Error(ErrorCode::conflict,
-              "the ranks have opened different saves: is the checkpoint being replaced all the "
-              "time, or is there another one at this place for some of them?")
-      .at_path(to_string(where));
+// Opens what is no DCP directory, and notes what it took to open it.
+Bytes record_of(Place place, Checkpoint& opened) {
+  const auto recorder = recording_store(place.store);
+  place.store = recorder;
+  opened = opened_at(place);
+  return recorder->finish();
+}
+
+// The same checkpoint on another rank.
+Checkpoint replayed(const Location& where, ByteView record) {
+  if (where.store) return opened_at(place_of({replaying_store(where.store, record), where.name}));
+  Place place = place_of(where);
+  place.store = replaying_store(std::move(place.store), record);
+  return opened_at(place);
 }
 
 }  // namespace
@@ -63,6 +53,9 @@ LoadSource::LoadSource(HostCopy catalog, std::shared_ptr<Store> store)
       parts_(
           std::make_unique<OpenedDcp>(catalog_.bytes().subspan(sizeof(Opening)), std::move(store))),
       wanted_(parts_->checkpoint().leaves.size(), Wanted::nothing) {}
+
+LoadSource::LoadSource(HostCopy record, std::unique_ptr<Checkpoint> own)
+    : catalog_(std::move(record)), own_(std::move(own)), whole_(own_.get()) {}
 
 LoadSource::LoadSource(HostCopy catalog, const std::string& path, std::unique_ptr<Checkpoint> own)
     : LoadSource(std::move(catalog), memory_store(path)) {
@@ -105,30 +98,39 @@ void LoadSource::require_files() const {
 }
 
 LoadSource open_for_load(const Location& where, const LoadOptions& options, Group& group) {
-  std::unique_ptr<Checkpoint> told;  // what rank 0 reads for all
+  auto own = std::make_unique<Checkpoint>();  // unless it is opened by a catalog
   const auto begin = [&] {
     require_going_on(options.stop);
     require_threads(options.threads);
   };
   const auto open = [&] {
     MessageWriter message;
+    const Place place = place_of(where);
     if (options.reader == LoadReader::rank_zero) {
-      told = std::make_unique<Checkpoint>(Checkpoint::open(where));
-      return message.number(Opening::told).rest(catalog_of(*told)).take();
+      *own = Checkpoint::open(where);
+      message.number(Opening::told).rest(catalog_of(*own));
+    } else if (is_dcp_directory(place)) {
+      message.number(Opening::catalog).rest(read_catalog(place.store));
+    } else {
+      message.number(Opening::record).rest(record_of(place, *own));
     }
-    std::shared_ptr<Store> store = dcp_directory(where);
-    if (!store) return message.number(Opening::by_all).take();
-    return message.number(Opening::by_one).rest(read_catalog(std::move(store))).take();
+    return message.take();
   };
-  HostCopy catalog = copy_to_hosts(group, kOperation, begin, open);
-  const auto opening = MessageReader(catalog.bytes()).number<Opening>();
-  if (opening == Opening::by_all) return LoadSource(opened_by_all(where, options, group));
+  HostCopy told = copy_to_hosts(group, kOperation, begin, open);
   std::optional<LoadSource> source;
   agree(group, kOperation, [&] {
-    if (opening == Opening::told) {
-      source.emplace(std::move(catalog), to_string(where), std::move(told));
-    } else {
-      source.emplace(std::move(catalog), store_of_directory(where));
+    switch (MessageReader(told.bytes()).number<Opening>()) {
+      case Opening::catalog:
+        source.emplace(std::move(told), place_of(where).store);
+        break;
+      case Opening::record:
+        if (group.rank() > 0) *own = replayed(where, told.bytes().subspan(sizeof(Opening)));
+        source.emplace(std::move(told), std::move(own));
+        break;
+      case Opening::told:
+        if (group.rank() > 0) own.reset();
+        source.emplace(std::move(told), to_string(where), std::move(own));
+        break;
     }
   });
   return std::move(*source);

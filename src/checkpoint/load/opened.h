@@ -13,7 +13,8 @@
 namespace tessera {
 
 // It is one of three:
-//   - every rank has opened it, and its tensors have their pieces;
+//   - every rank has opened it, if not before, then from what rank 0 found: its tensors have their
+//     pieces;
 //   - rank 0 has opened it for all, and each rank gives the tensors that it wants the pieces that
 //     it needs;
 //   - rank 0 alone reads it and tells the others (checkpoint-rows P-19): no tensor has pieces.
@@ -21,8 +22,8 @@ class LoadSource {
  public:
   // `checkpoint` must outlive it.
   explicit LoadSource(const Checkpoint& checkpoint) : whole_(&checkpoint) {}
-  explicit LoadSource(std::unique_ptr<Checkpoint> checkpoint)
-      : own_(std::move(checkpoint)), whole_(own_.get()) {}
+  // `record`: what `own` was opened from, or nothing of use.
+  LoadSource(HostCopy record, std::unique_ptr<Checkpoint> own);
   LoadSource(HostCopy catalog, std::shared_ptr<Store> store);
   // `own`: what rank 0 reads; null elsewhere.
   LoadSource(HostCopy catalog, const std::string& path, std::unique_ptr<Checkpoint> own);
@@ -54,8 +55,8 @@ class LoadSource {
   bool is_told_ = false;
 };
 
-// Opens the checkpoint of a load. Rank 0 alone opens a DCP directory, or one that it tells; any
-// other kind is opened by every rank, and all compare what they have opened. Collective.
+// Opens the checkpoint of a load. Rank 0 alone asks the store; from what it found the other ranks
+// open it, too. Collective.
 [[nodiscard]] LoadSource open_for_load(const Location& where, const LoadOptions& options,
                                        Group& group);
 

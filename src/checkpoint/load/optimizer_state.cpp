@@ -65,8 +65,7 @@ Value loaded_under(const std::string& key, const Checkpoint& contents, const Loa
   Value tree;
   agree(group, kPreparing, [&] {
     if (options.rename) {
-      throw Error(ErrorCode::invalid_argument,
-                  "other names for the keys of a tree that has none");
+      throw Error(ErrorCode::invalid_argument, "other names for the keys of a tree that has none");
     }
     tree = wanted_tree(key, contents, group);
   });

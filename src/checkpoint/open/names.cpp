@@ -12,13 +12,6 @@
 namespace tessera {
 namespace {
 
-Checkpoint opened(const Location& where, const OpenOptions& options) {
-  if (!where.store) return open_checkpoint(where.path, options);
-  if (where.name.empty()) return open_checkpoint(where.store, options);
-  const ObjectInfo object{where.name, where.store->open(where.name)->size()};
-  return open_checkpoint(where.store, object, options);
-}
-
 // Without an index.
 const Leaf* find_leaf(const std::vector<Leaf>& leaves, std::string_view name) {
   const auto found = std::ranges::find(leaves, name, &Leaf::name);
@@ -32,9 +25,13 @@ bool matches(const std::string& name, const std::string& glob) {
 }  // namespace
 
 Checkpoint Checkpoint::open(const Location& where, const OpenOptions& options) {
-  Checkpoint checkpoint = opened(where, options);
+  Checkpoint checkpoint = open_checkpoint(place_of(where), options);
   checkpoint.index_names();
   return checkpoint;
+}
+
+void index_names(Checkpoint& checkpoint) {
+  checkpoint.index_names();
 }
 
 void Checkpoint::index_names() {

@@ -58,10 +58,10 @@ CheckpointKind kind_of_file(const ByteSource& source) {
 
 // Of a path at which there is nothing: a crash while an OLMo directory was replaced may have left
 // the old one under another name.
-Checkpoint open_replaced(const std::string& path, const OpenOptions& options) {
+Place replaced_place(const std::string& path) {
   if (errno != ENOENT && errno != ENOTDIR) throw_errno(errno, "open", path);
   const std::string replaced = replaced_directory_of(path);
-  if (!replaced.empty()) return open_checkpoint(posix_store(replaced), options);
+  if (!replaced.empty()) return {posix_store(replaced)};
   throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
 }
 
@@ -137,17 +137,28 @@ std::vector<Slice> slices_of(const Tensor& tensor) {
 
 }  // namespace
 
-Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options) {
+Place place_of(const Location& where) {
+  if (where.store) {
+    if (where.name.empty()) return {where.store};
+    return {where.store, ObjectInfo{where.name, where.store->open(where.name)->size()}};
+  }
+  const std::string& path = where.path;
   require_local(path);
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return open_replaced(path, options);
-  if (S_ISDIR(status.st_mode)) return open_checkpoint(posix_store(path), options);
+  if (::stat(path.c_str(), &status) != 0) return replaced_place(path);
+  if (S_ISDIR(status.st_mode)) return {posix_store(path)};
   const std::filesystem::path file = followed(path);
-  const ObjectInfo object{file.filename().string(), static_cast<std::uint64_t>(status.st_size)};
-  Checkpoint checkpoint =
-      open_checkpoint(posix_store(file.parent_path().string()), object, options);
+  Place place{posix_store(file.parent_path().string()),
+              ObjectInfo{file.filename().string(), static_cast<std::uint64_t>(status.st_size)}};
   // Of an index all of the directory is meant.
-  if (!object.name.ends_with(safetensors::kIndexSuffix)) checkpoint.path = path;
+  if (!place.object->name.ends_with(safetensors::kIndexSuffix)) place.path = path;
+  return place;
+}
+
+Checkpoint open_checkpoint(const Place& place, const OpenOptions& options) {
+  if (!place.object) return open_checkpoint(place.store, options);
+  Checkpoint checkpoint = open_checkpoint(place.store, *place.object, options);
+  if (!place.path.empty()) checkpoint.path = place.path;
   return checkpoint;
 }
 

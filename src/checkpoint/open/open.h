@@ -11,18 +11,27 @@
 
 namespace tessera {
 
-// Each detects the kind, for Checkpoint::open: of a file or directory, of a store's root, of an
-// object.
-[[nodiscard]] Checkpoint open_checkpoint(const std::string& path, const OpenOptions& options);
+// Where a checkpoint is.
+struct Place {
+  std::shared_ptr<Store> store;
+  std::optional<ObjectInfo> object = {};  // none: all of the store
+  std::string path = {};                  // of the checkpoint; empty: by the store and the object
+};
+// Throws `not_found` for a path or an object that is not there.
+[[nodiscard]] Place place_of(const Location& where);
+
+// Each detects the kind, for Checkpoint::open: anywhere, of a store's root, of an object.
+[[nodiscard]] Checkpoint open_checkpoint(const Place& place, const OpenOptions& options);
 [[nodiscard]] Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options);
 [[nodiscard]] Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& object,
                                          const OpenOptions& options);
 
+// Lets find() look up names of one that did not come from Checkpoint::open.
+void index_names(Checkpoint& checkpoint);
+
 [[nodiscard]] Checkpoint open_dcp(std::shared_ptr<Store> store);
-// The store of a place that is a directory, or is taken for one.
-[[nodiscard]] std::shared_ptr<Store> store_of_directory(const Location& where);
-// The same where that is a DCP directory with a `.metadata`; else null.
-[[nodiscard]] std::shared_ptr<Store> dcp_directory(const Location& where);
+// Whether a place is a DCP directory with a `.metadata`.
+[[nodiscard]] bool is_dcp_directory(const Place& place);
 [[nodiscard]] Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file);
 // All of these files together.
 [[nodiscard]] Checkpoint open_safetensors(const std::shared_ptr<Store>& store,

@@ -5,14 +5,8 @@
 
 namespace tessera {
 
-std::shared_ptr<Store> store_of_directory(const Location& where) {
-  return where.store ? where.store : posix_store(where.path);
-}
-
-std::shared_ptr<Store> dcp_directory(const Location& where) {
-  if (!where.name.empty()) return nullptr;
-  std::shared_ptr<Store> store = store_of_directory(where);
-  return store->exists(kDcpMetadata) ? store : nullptr;
+bool is_dcp_directory(const Place& place) {
+  return !place.object && place.store->exists(kDcpMetadata);
 }
 
 Checkpoint open_dcp(std::shared_ptr<Store> store) {

@@ -57,6 +57,7 @@ OpenedDcp::OpenedDcp(ByteView catalog, std::shared_ptr<Store> store)
   checkpoint_.has_types = !head.types.empty();
   warn_of_holes(fill_holes(checkpoint_.leaves), checkpoint_.warnings);
   find_chunks(tensors);
+  index_names(checkpoint_);
 }
 
 // Leaves that were added in between have no entry; the others are in the order of the entries.

@@ -328,11 +328,11 @@ class Saver final : public DcpSave {
       require_in_store(reports_, *store_, opening_.attempt);
       return reports_.copies == 0 ? Bytes() : Bytes(1);
     };
-    return confer_after_long_work(group_, options_.stop,
-                                  [this](const std::stop_token& stop) { write_files(stop); },
-                                  "writing a checkpoint",
-                                  {[this] { return encode_report(report_, copies_term(copies_), are_compressed()); },
-                                   combine_reports, conclude})
+    return confer_after_long_work(
+               group_, options_.stop, [this](const std::stop_token& stop) { write_files(stop); },
+               "writing a checkpoint",
+               {[this] { return encode_report(report_, copies_term(copies_), are_compressed()); },
+                combine_reports, conclude})
         .empty();
   }
 
