@@ -2,11 +2,21 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "comm/same_host/testing.h"
+#include "comm/text.h"
 #include "conformance/errors.h"
 #include "conformance/forwarding_group.h"
+#include "conformance/temporary_directory.h"
 
 namespace tessera {
 namespace {
@@ -99,6 +109,63 @@ TEST(HostCopy, LargeBytesTravelByWindows) {
     EXPECT_GE(counted.largest, 1000U);
     EXPECT_LT(counted.largest, 1100U);
   });
+}
+
+// Ranks as processes, whose messages are files.
+class FileGroup final : public Group {
+ public:
+  FileGroup(const std::string& directory, int rank, int size)
+      : board_(directory), rank_(rank), size_(size) {}
+  [[nodiscard]] int rank() const noexcept override { return rank_; }
+  [[nodiscard]] int size() const noexcept override { return size_; }
+  void barrier() override { (void)all_gather({}); }
+  std::vector<Bytes> gather(const Bytes& mine, int root) override {
+    std::vector<Bytes> all = all_gather(mine);
+    return rank_ == root ? all : std::vector<Bytes>();
+  }
+  std::vector<Bytes> all_gather(const Bytes& mine) override {
+    const std::string call = std::to_string(calls_++) + ".";
+    board_.post(call + std::to_string(rank_), to_text(mine));
+    std::vector<Bytes> all;
+    for (int peer = 0; peer < size_; ++peer) {
+      std::optional<std::string> text;
+      while (!(text = board_.read(call + std::to_string(peer)))) ::usleep(500);
+      all.push_back(to_bytes(*text));
+    }
+    return all;
+  }
+  Bytes broadcast(const Bytes& message, int root) override {
+    return all_gather(message)[static_cast<std::size_t>(root)];
+  }
+  Bytes scatter(const std::vector<Bytes>& messages, int root) override {
+    (void)messages, (void)root;
+    throw Error(ErrorCode::unsupported, "no test needs it");
+  }
+
+ private:
+  same_host::DirectoryBoard board_;
+  int rank_, size_, calls_ = 0;
+};
+
+std::string maps_of_this_process() {
+  std::ifstream maps("/proc/self/maps");
+  return {std::istreambuf_iterator<char>(maps), {}};
+}
+
+TEST(HostCopyOfProcesses, TheOthersMapTheMemoryOfTheLowestRank) {
+  const TemporaryDirectory directory;
+  const Bytes bytes = numbered(3 << 20);
+  std::vector<pid_t> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(same_host::run_process([&] {
+      FileGroup group(directory.path(), rank, 3);
+      const HostCopy copy = copied(group, rank == 0 ? bytes : Bytes());
+      const bool good = copy.is_shared() && std::ranges::equal(copy.bytes(), bytes) &&
+                        maps_of_this_process().find("memfd:tessera") != std::string::npos;
+      return good ? 0 : 1;
+    }));
+  }
+  for (const pid_t rank : ranks) EXPECT_EQ(same_host::end_of(rank), 0);
 }
 
 }  // namespace
