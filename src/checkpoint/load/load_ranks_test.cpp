@@ -10,6 +10,7 @@
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/test_support.h"
 #include "comm/host_copy.h"
+#include "conformance/forwarding_store.h"
 
 namespace tessera {
 namespace {
@@ -19,38 +20,31 @@ using namespace testing_support;
 const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
 
 // Counts what is asked of a store.
-class CountedStore final : public Store {
+class CountedStore final : public testing::ForwardingStore {
  public:
-  explicit CountedStore(std::shared_ptr<Store> store) : store_(std::move(store)) {}
-  [[nodiscard]] const std::string& name() const override { return store_->name(); }
+  using ForwardingStore::ForwardingStore;
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
     ++lists;
-    return store_->list(prefix);
+    return inner().list(prefix);
   }
   [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
     ++lists;
-    return store_->list_level(prefix);
+    return inner().list_level(prefix);
   }
   [[nodiscard]] bool exists(std::string_view name) const override {
     ++looks;
-    return store_->exists(name);
+    return inner().exists(name);
   }
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
     const std::lock_guard lock(mutex_);
     ++opened[std::string(name)];
-    return store_->open(name);
+    return inner().open(name);
   }
-  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
-                                                 std::uint64_t size_hint) override {
-    return store_->create(name, if_exists, size_hint);
-  }
-  void remove(std::string_view name) override { store_->remove(name); }
 
   mutable std::atomic<int> lists = 0, looks = 0;
   mutable std::map<std::string, int> opened;  // how often, by name
 
  private:
-  std::shared_ptr<Store> store_;
   mutable std::mutex mutex_;
 };
 

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/save/testing.h"
 #include "checkpoint/test_support.h"
 #include "layout/placement.h"
 #include "tessera/save_part.h"
@@ -51,18 +52,6 @@ Value all_of_tree() {
   tree["model"].set_item("halves", counting(kShape, whole(kShape), 0.3F));
   tree.set_item("told", counting(kShape, whole(kShape), 0.5F));
   return tree;
-}
-
-// Which ranks wrote the chunks of each tensor, in the order of their places.
-std::map<std::string, std::vector<char>> writers_in(const std::string& directory) {
-  std::map<std::string, std::vector<char>> writers;
-  for (const dcp::Entry& entry : read_dcp_metadata(*posix_store(directory)).entries) {
-    std::map<Shape, char> by_place;  // "__R_...": the third character, of fewer than ten ranks
-    for (const dcp::Chunk& chunk : entry.chunks)
-      by_place[chunk.box.offsets] = chunk.item.path.at(2);
-    for (const auto& [place, writer] : by_place) writers[entry.name].push_back(writer);
-  }
-  return writers;
 }
 
 std::vector<std::string> files_in(const std::string& directory) {

@@ -12,6 +12,7 @@
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/tail.h"
 #include "checkpoint/save/file_plan.h"
+#include "checkpoint/save/testing.h"
 #include "checkpoint/test_support.h"
 #include "tessera/save_part.h"
 
@@ -23,13 +24,6 @@ using ::testing::ElementsAre;
 
 constexpr int kRanks = 3;
 const Shape kRows{7, 2}, kWhole{5}, kTold{4, 3}, kNone{0, 3};
-
-// Whole on every rank.
-Tensor copy_of_all(const Shape& shape, float first) {
-  Tensor tensor = counting(shape, whole(shape), first);
-  tensor.sharded = false;
-  return tensor;
-}
 
 // "rows" and "whole" can be computed by every rank, "told" cannot: ranks 0 and 1 have half of it.
 Value tree_of(int rank, bool stages) {

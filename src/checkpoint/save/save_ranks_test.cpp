@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/save/testing.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_group.h"
 #include "layout/placement.h"
@@ -77,18 +78,6 @@ std::vector<std::string> names_in(const std::string& directory) {
   for (const auto& entry : std::filesystem::directory_iterator(directory))
     names.push_back(entry.path().filename());
   return names;
-}
-
-// Which ranks wrote the chunks of each tensor, in the order of their places.
-std::map<std::string, std::vector<char>> writers_in(const std::string& directory) {
-  std::map<std::string, std::vector<char>> writers;
-  for (const dcp::Entry& entry : read_dcp_metadata(*posix_store(directory)).entries) {
-    std::map<Shape, char> by_place;  // "__R_...": the third character, of fewer than ten ranks
-    for (const dcp::Chunk& chunk : entry.chunks)
-      by_place[chunk.box.offsets] = chunk.item.path.at(2);
-    for (const auto& [place, writer] : by_place) writers[entry.name].push_back(writer);
-  }
-  return writers;
 }
 
 // P-13. Four ranks; "c" has two halves, which ranks 0 and 2, and 1 and 3 hold.

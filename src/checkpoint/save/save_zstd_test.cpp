@@ -9,6 +9,7 @@
 #include "checkpoint/digests/tail.h"
 #include "checkpoint/read/zstd_source.h"
 #include "checkpoint/save/item_ends.h"
+#include "checkpoint/save/testing.h"
 #include "checkpoint/test_support.h"
 #include "tessera/save_part.h"
 
@@ -20,12 +21,6 @@ using ::testing::ElementsAre;
 
 constexpr int kRanks = 3;
 const Shape kRows{7, 50}, kWhole{5}, kTold{4, 300}, kNone{0, 3}, kLarge{600, 1000};
-
-Tensor copy_of_all(const Shape& shape, float first) {
-  Tensor tensor = counting(shape, whole(shape), first);
-  tensor.sharded = false;
-  return tensor;
-}
 
 // "rows" and "whole" can be computed by every rank, "told" cannot: ranks 0 and 1 have half of it.
 // "large" is of more than one window. With `stages` ranks have leaves of their own, and all is
