@@ -43,6 +43,11 @@ def plan(bench):
     }, bench.rounds)
     for what, keys in (("plan, proof and encoding", ("plan_s", "validate_s", "encode_s")), ("decoding", ("decode_s",))):
         table(f"{what}, {many} ranks x 100 tensors, seconds", rows_of(found, *keys), "placed")
+    for name, lines in found.items():
+        line = lines[-1]
+        print(f"{name}: opened by one rank in {line['open_s']:.2f} s, with a peak of {line['open_peak_mib']} MiB; a catalog of "
+              f"{line['catalog_bytes'] / 1e6:.1f} MB; another rank finds its slices in {line['rank_s']:.3f} s and "
+              f"{line['rank_bytes'] / 1e6:.1f} MB", flush=True)
 
 
 def saveload(bench):

@@ -15,9 +15,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RANKS = [1024, 4096, 16384, 65536]
 TENSORS, RUNS = 100, 3
 WIDTH, HEIGHT, MARGIN = 380, 300, 55
-COLORS = ["#1b6ca8", "#c0392b", "#2e7d32"]
-SECONDS = [("plan and proof", ("plan_s", "validate_s")), ("encode", ("encode_s",)), ("decode", ("decode_s",))]
-MEMORY = [("plan and encode", ("plan_peak_mib",)), ("with decode", ("peak_mib",))]
+COLORS = ["#1b6ca8", "#c0392b", "#2e7d32", "#8e44ad"]
+SECONDS = [("plan and proof", ("plan_s", "validate_s")), ("encode", ("encode_s",)), ("decode", ("decode_s",)),
+           ("opened by a rank for all", ("open_s",))]
+MEMORY = [("plan and encode", ("plan_peak_mib",)), ("with decode", ("peak_mib",)), ("with opening", ("open_peak_mib",)),
+          ("catalog, once a host", ("catalog_mib",))]
 
 
 def measure(program, ranks, told, work):
@@ -26,6 +28,7 @@ def measure(program, ranks, told, work):
         command = [program, "--ranks", ranks, "--tensors", TENSORS, "--out", work / "metadata", *(["--irregular"] if told else [])]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
         lines.append(json.loads(done.stdout))
+        lines[-1]["catalog_mib"] = lines[-1]["catalog_bytes"] / 2**20
     return {key: statistics.median(line[key] for line in lines) for key in lines[0]}
 
 
@@ -67,7 +70,7 @@ class Panel:
 
 def draw(found):
     seconds = Panel(0, "seconds on rank 0", 0.001, 30)
-    memory = Panel(WIDTH, "peak of memory, MiB", 1, 3000)
+    memory = Panel(WIDTH, "peak of memory, MiB", 0.1, 3000)
     for panel, sorts in ((seconds, SECONDS), (memory, MEMORY)):
         panel.legend([name for name, _ in sorts])
         for color, (_, keys) in zip(COLORS, sorts):
