@@ -78,7 +78,7 @@ LoadPlan agreed_plan(const Value& tree, LoadSource& source, const LoadOptions& o
     require_going_on(options.stop);
     require_threads(options.threads);
     plan = plan_load(tree, source, options);
-    source.require_files();
+    source.require_files(options.threads);
     // With extra keys in the list it is told when these are known.
     if (!refuses_extra) settle(plan, checkpoint.path, options);
     return untaken_message(checkpoint.leaves, plan.untaken, refuses_extra);

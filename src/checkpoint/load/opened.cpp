@@ -93,8 +93,8 @@ void LoadSource::want_told(std::size_t leaf) {
   tensor.pieces = {Piece{whole(tensor.shape), std::move(storage), 0, {}, -1}};
 }
 
-void LoadSource::require_files() const {
-  if (parts_ && !is_told_) parts_->require_files();
+void LoadSource::require_files(int threads) const {
+  if (parts_ && !is_told_) parts_->require_files(threads);
 }
 
 LoadSource open_for_load(const Location& where, const LoadOptions& options, Group& group) {

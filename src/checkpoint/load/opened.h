@@ -41,7 +41,7 @@ class LoadSource {
   void want(std::size_t leaf, const Tensor& pieces);
   void want(std::size_t leaf);
   // Throws `conflict` if this rank does not find what the pieces need.
-  void require_files() const;
+  void require_files(int threads) const;
 
  private:
   enum class Wanted : std::uint8_t { nothing, pieces, all };

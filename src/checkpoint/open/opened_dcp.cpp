@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/parallel.h"
 #include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/guard.h"
@@ -30,6 +31,19 @@ Tensor tensor_of(const dcp::EntryHead& head) {
   // need.
   tensor.requires_grad = head.requires_grad && torch_file::has_storage_class(head.dtype);
   return tensor;
+}
+
+void require_there(const LazySource& source) {
+  try {
+    source.open();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+    throw Error(
+        ErrorCode::conflict,
+        "rank 0 has opened a checkpoint with this data file, which is not here: do the ranks "
+        "look into different directories, or was the checkpoint replaced?")
+        .at_path(source.name());
+  }
 }
 
 }  // namespace
@@ -147,25 +161,18 @@ void OpenedDcp::require_same_metadata() const {
       .at_path(source->name());
 }
 
-void OpenedDcp::require_files() const {
+void OpenedDcp::require_files(int threads) const {
   bool is_known = true;
-  std::size_t room = OpenFiles::kCapacity;  // more would be closed again before they are read
+  std::vector<const LazySource*> used;
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     if (!sources_[i]) continue;
     const CatalogFile file = catalog_.file(i);
     is_known = is_known && (is_attempt_name(file.info.name) || file.digests);
-    if (room == 0) continue;
-    --room;
-    try {
-      sources_[i]->open();
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::not_found) throw;
-      throw Error(ErrorCode::conflict,
-                  "rank 0 has opened a checkpoint with this data file, which is not here: do the "
-                  "ranks look into different directories, or was the checkpoint replaced?")
-          .at_path(sources_[i]->name());
-    }
+    used.push_back(sources_[i].get());
   }
+  // More would be closed again before they are read.
+  const std::size_t opened = std::min(used.size(), OpenFiles::kCapacity);
+  parallel_for(threads, opened, [&](std::size_t i) { require_there(*used[i]); });
   if (!is_known) require_same_metadata();
 }
 

@@ -34,7 +34,7 @@ class OpenedDcp {
   // Opens the files of the pieces that were given. Throws `conflict` if this rank does not find the
   // files that the catalog tells of: it looks into another directory, or the checkpoint is gone.
   // Files without digests and with names that other saves use, too, are known by their `.metadata`.
-  void require_files() const;
+  void require_files(int threads) const;
 
   // Whether the catalog lacks this leaf's value: catalog_of() has none that holds tensors.
   [[nodiscard]] bool is_untold(std::size_t leaf) const {
