@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "checkpoint/test_support.h"
+#include "conformance/forwarding_store.h"
 
 namespace tessera {
 namespace {
@@ -171,7 +172,7 @@ TEST(Checkpoint, AHoleBetweenChunksIsRefusedBeforeAnythingIsWritten) {  // P-14
 }
 
 // Bad input: one clear error, and the tree's memory is as it was.
-class BadInput : public testing::Test {
+class BadInput : public ::testing::Test {
  protected:
   BadInput() : directory_(temporary_directory() + "/c") { save_model(directory_, 2); }
 
@@ -269,29 +270,12 @@ TEST(Verify, AWholeCheckpointHasNoFindings) {
 }
 
 // A store in which whatever lies below what was asked for must not be looked at.
-class LevelStore final : public Store {
+class LevelStore final : public testing::ForwardingStore {
  public:
-  [[nodiscard]] const std::string& name() const override { return store_->name(); }
+  LevelStore() : ForwardingStore(memory_store("home")) {}
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view) const override {
     throw std::logic_error("the whole directory was listed");
   }
-  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
-    return store_->list_level(prefix);
-  }
-  [[nodiscard]] bool exists(std::string_view name) const override { return store_->exists(name); }
-  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
-    return store_->open(name);
-  }
-  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
-                                                 std::uint64_t size_hint) override {
-    return store_->create(name, if_exists, size_hint);
-  }
-  void remove(std::string_view name) override { store_->remove(name); }
-  void remove_unfinished() override {}
-  void sync() override {}
-
- private:
-  std::shared_ptr<Store> store_ = memory_store("home");
 };
 
 TEST(OpenCheckpoint, OneLevelTellsThatADirectoryIsNone) {
