@@ -5,10 +5,9 @@
 //   2. every rank reads its own pieces, from whatever layout there is (checkpoint-rows P-17); all
 //      agree.
 // Nothing is written into the tree's memory before 1 has succeeded on every rank.
+#include <memory>
 #include <optional>
-#include <span>
 
-#include "base/digest.h"
 #include "base/job_log.h"
 #include "base/parallel.h"
 #include "base/stop.h"
@@ -21,7 +20,6 @@
 #include "checkpoint/tree/tree.h"
 #include "comm/confer.h"
 #include "comm/long_work.h"
-#include "comm/message.h"
 #include "comm/whereabouts.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"

@@ -1,9 +1,8 @@
 #include "checkpoint/load/opened.h"
 
-#include <span>
+#include <optional>
 #include <utility>
 
-#include "base/digest.h"
 #include "base/parallel.h"
 #include "base/stop.h"
 #include "checkpoint/dcp/read_catalog.h"
@@ -107,7 +106,7 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
     MessageWriter message;
     const Place place = place_of(where);
     if (options.reader == LoadReader::rank_zero) {
-      *own = Checkpoint::open(where);
+      *own = opened_at(place);
       message.number(Opening::told).rest(catalog_of(*own));
     } else if (is_dcp_directory(place)) {
       message.number(Opening::catalog).rest(read_catalog(place.store));
