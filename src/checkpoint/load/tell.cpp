@@ -170,17 +170,8 @@ class PieceTaker {
   void compare() {
     Tensor held = want_;
     held.pieces = {piece_};
-    TensorReader reader(held, filling_.key);
-    RunningDigest digest;
-    const std::int64_t count = numel(piece_.slice);
-    constexpr std::int64_t kStep = 1 << 16;  // elements
-    for (std::int64_t begin = 0; begin < count; begin += kStep) {
-      const std::int64_t part = std::min(kStep, count - begin);
-      scratch_.resize(static_cast<std::size_t>(part) * element_);
-      reader.read(piece_.slice, begin, part, scratch_.data());
-      digest.add(scratch_);
-    }
-    if (digest.value() != told_.value()) throw other_values(filling_.key, owner_);
+    if (digest_of_slice(held, filling_.key, piece_.slice) != told_.value())
+      throw other_values(filling_.key, owner_);
   }
 
   const Filling& filling_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/digest.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/coalesce.h"
 #include "checkpoint/read/memory.h"
@@ -334,6 +335,22 @@ IoReport TensorReader::report() const {
     if (!source->is_checked()) report.bytes_unchecked += source->read;
   }
   return report;
+}
+
+std::uint64_t digest_of_slice(const Tensor& tensor, const std::string& name, const Slice& slice) {
+  constexpr std::size_t kWindow = 1 << 20;  // bytes
+  const std::size_t element = size_of(tensor.dtype);
+  const std::int64_t count = numel(slice);
+  const auto step = static_cast<std::int64_t>(kWindow / element);
+  std::vector<std::byte> window(static_cast<std::size_t>(std::min(step, count)) * element);
+  TensorReader reader(tensor, name);
+  RunningDigest digest;
+  for (std::int64_t begin = 0; begin < count; begin += step) {
+    const std::int64_t part = std::min(step, count - begin);
+    reader.read(slice, begin, part, window.data());
+    digest.add(ByteView(window).first(static_cast<std::size_t>(part) * element));
+  }
+  return digest.value();
 }
 
 }  // namespace tessera

@@ -111,6 +111,10 @@ class TensorReader {
   IoReport report_;
 };
 
+// A digest of the elements of `slice`, in row-major order.
+[[nodiscard]] std::uint64_t digest_of_slice(const Tensor& tensor, const std::string& name,
+                                            const Slice& slice);
+
 // The tensor inside an encoded DCP item (checkpoint-rows F-03b), or `piece` itself when its storage
 // is raw: a piece whose storage is raw and whose strides are known. Throws `corrupt` when the item
 // holds another shape or dtype than `tensor` says, or is no archive.

@@ -52,22 +52,9 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kWindow = 1 << 20;  // bytes
-
 // Of a tensor inside of a value.
 std::uint64_t digest_of_elements(const Tensor& tensor) {
-  std::vector<std::byte> window(kWindow);
-  TensorReader reader(tensor, "");
-  const std::size_t element = size_of(tensor.dtype);
-  const auto step = static_cast<std::int64_t>(kWindow / element);
-  const std::int64_t count = numel(tensor.shape);
-  RunningDigest digest;
-  for (std::int64_t begin = 0; begin < count; begin += step) {
-    const std::int64_t part = std::min(step, count - begin);
-    reader.read(whole(tensor.shape), begin, part, window.data());
-    digest.add(ByteView(window).first(static_cast<std::size_t>(part) * element));
-  }
-  return digest.value();
+  return digest_of_slice(tensor, "", whole(tensor.shape));
 }
 
 class Saver final : public DcpSave {
