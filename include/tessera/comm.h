@@ -32,10 +32,8 @@ class Group {
   Group() = default;
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
-
   [[nodiscard]] virtual int rank() const noexcept = 0;
   [[nodiscard]] virtual int size() const noexcept = 0;
-
   virtual void barrier() = 0;
   // On `root`: the messages of all ranks, in rank order. Elsewhere: empty.
   virtual std::vector<Bytes> gather(const Bytes& mine, int root = 0) = 0;

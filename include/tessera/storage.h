@@ -19,6 +19,7 @@ struct ObjectInfo {
 };
 
 enum class IfExists { fail, replace };
+class NewDirectory;  // new_directory.h
 
 // A store of your own overrides what has no body here. Objects in memory take some thirty lines.
 // Object names are relative, use '/', and never leave the root: every member refuses a name that is
@@ -28,8 +29,7 @@ class Store {
   virtual ~Store() = default;
   // How an Error names the store: by its directory or URL.
   [[nodiscard]] virtual const std::string& name() const = 0;
-  // Every object below `prefix` (a directory name or empty), sorted by name. An absent directory is
-  // empty.
+  // Every object below the directory `prefix` (or empty), sorted by name; none if it is absent.
   [[nodiscard]] virtual std::vector<ObjectInfo> list(std::string_view prefix = {}) const = 0;
   // The objects directly in `prefix`, without those in its directories.
   [[nodiscard]] virtual std::vector<ObjectInfo> list_level(std::string_view prefix = {}) const;
@@ -37,16 +37,21 @@ class Store {
   [[nodiscard]] virtual bool exists(std::string_view name) const;
   // Throws `not_found` if there is no such object, and `unsafe` for a link that leaves the root.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open(std::string_view name) const = 0;
-  // A new object, invisible until its commit. With IfExists::fail an existing object of that name
-  // is `already_exists`; commit checks again. `size_hint` (0: unknown) lets the store reserve room.
+  // A new object, invisible until its commit. An existing one is `already_exists` with
+  // IfExists::fail; commit checks again. `size_hint` (0: unknown) lets the store reserve room.
   [[nodiscard]] virtual std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                          std::uint64_t size_hint = 0) = 0;
+  // An object that several writers fill, visible at once: each opens it, writes bytes of its own
+  // and commits, which makes them durable. Where a store has no such objects it is `unsupported`,
+  // as is a new directory, which keeps one with objects under its name as `if_exists` says.
+  [[nodiscard]] virtual std::unique_ptr<ByteSink> share(std::string_view name);
+  [[nodiscard]] virtual std::unique_ptr<NewDirectory> new_directory(std::string_view name,
+                                                                    IfExists if_exists);
   // It is no error if there is no such object.
   virtual void remove(std::string_view name) = 0;
   // Removes what killed writers left behind. Call it only while nobody writes to the store.
   virtual void remove_unfinished() {}
-  // Makes the directory entries of all committed objects durable: objects committed before a sync
-  // survive a crash after it. Does nothing where the store is durable by itself.
+  // Objects committed before a sync survive a crash after it.
   virtual void sync() {}
 };
 

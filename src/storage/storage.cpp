@@ -1,6 +1,7 @@
 #include "tessera/storage.h"
 
 #include "tessera/error.h"
+#include "tessera/new_directory.h"
 
 namespace tessera {
 
@@ -21,6 +22,16 @@ std::vector<ObjectInfo> Store::list_level(std::string_view prefix) const {
     return object.name.find('/', below) != std::string::npos;
   });
   return found;
+}
+
+std::unique_ptr<ByteSink> Store::share(std::string_view name) {
+  throw Error(ErrorCode::unsupported, "a store whose objects have one writer")
+      .at_path(this->name() + "/" + std::string(name));
+}
+
+std::unique_ptr<NewDirectory> Store::new_directory(std::string_view name, IfExists /*if_exists*/) {
+  throw Error(ErrorCode::unsupported, "a store in which no directory appears in one step")
+      .at_path(this->name() + "/" + std::string(name));
 }
 
 std::string to_string(const Location& where) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "tessera/new_directory.h"
 #include "tessera/storage.h"
 
 namespace tessera {
@@ -37,6 +38,9 @@ class SubStore final : public Store {
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override {
     return parent_.create(full(name), if_exists, size_hint);
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
+    return parent_.share(full(name));
   }
   void remove(std::string_view name) override { parent_.remove(full(name)); }
   // Those of the whole parent: a store does not say which are whose.

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/new_directory.h"
 #include "tessera/storage.h"
 
 namespace tessera::testing {
@@ -29,6 +30,13 @@ class ForwardingStore : public Store {
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override {
     return inner_->create(name, if_exists, size_hint);
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
+    return inner_->share(name);
+  }
+  [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view name,
+                                                            IfExists if_exists) override {
+    return inner_->new_directory(name, if_exists);
   }
   void remove(std::string_view name) override { inner_->remove(name); }
   void remove_unfinished() override { inner_->remove_unfinished(); }

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "conformance/errors.h"
+#include "tessera/new_directory.h"
 #include "tessera/storage.h"
 
 namespace tessera {
@@ -131,6 +132,41 @@ TYPED_TEST_P(StoreConformance, AnObjectMayBeEmptyAndMayHaveGaps) {
   EXPECT_EQ(text_of(*this->store_->open("gap")), std::string("\0\0x", 3));
 }
 
+TYPED_TEST_P(StoreConformance, SeveralWritersFillAnObjectTogether) {
+  const auto first = this->store_->share("d/x");
+  const auto second = this->store_->share("d/x");
+  second->write_at(3, bytes_of("def"));
+  second->commit();
+  first->write_at(0, bytes_of("abc"));
+  first->commit();
+  EXPECT_EQ(text_of(*this->store_->open("d/x")), "abcdef");
+  EXPECT_EQ(code_of([&] { first->write_at(0, bytes_of("x")); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { first->commit(); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { (void)this->store_->share("../x"); }), ErrorCode::unsafe);
+}
+
+TYPED_TEST_P(StoreConformance, ADirectoryAppearsWholeOrNotAtAll) {
+  const auto save = [this](const std::string& text, IfExists if_exists, bool commits) {
+    const auto directory = this->store_->new_directory("run/step4", if_exists);
+    put(*this->store_, directory->working() + "/a/x", bytes_of(text), IfExists::fail);
+    EXPECT_FALSE(this->store_->exists("run/step4/a/" + text));
+    if (commits) directory->commit();
+  };
+  save("one", IfExists::fail, false);
+  EXPECT_TRUE(this->store_->list().empty());
+  save("one", IfExists::fail, true);
+  EXPECT_EQ(text_of(*this->store_->open("run/step4/a/x")), "one");
+  EXPECT_EQ(code_of([&] { save("two", IfExists::fail, true); }), ErrorCode::already_exists);
+  put(*this->store_, "run/step4/b", bytes_of("old"), IfExists::fail);
+  put(*this->store_, "run/step42/b", bytes_of("other"), IfExists::fail);
+  save("two", IfExists::replace, true);
+  EXPECT_EQ(text_of(*this->store_->open("run/step4/a/x")), "two");
+  EXPECT_FALSE(this->store_->exists("run/step4/b"));
+  EXPECT_EQ(this->store_->list().size(), 2U);
+  EXPECT_EQ(code_of([&] { (void)this->store_->new_directory("../x", IfExists::fail); }),
+            ErrorCode::unsafe);
+}
+
 TYPED_TEST_P(StoreConformance, ASinkIsUsedOnce) {
   const auto sink = this->store_->create("x", IfExists::replace);
   sink->write_at(0, bytes_of("abc"));
@@ -222,6 +258,7 @@ REGISTER_TYPED_TEST_SUITE_P(StoreConformance, WhatWasPutIsReadBack, NothingIsVis
                             ALevelIsListedWithoutWhatIsBelow, ALateRivalIsNoticedAtCommit,
                             AnOpenSourceOutlivesAReplacement, ListIsSortedAndBelowAPrefix,
                             AbsentAndShortObjectsAreErrors, AnObjectMayBeEmptyAndMayHaveGaps,
+                            SeveralWritersFillAnObjectTogether, ADirectoryAppearsWholeOrNotAtAll,
                             ASinkIsUsedOnce, ThreadsWriteOneObjectTogether, OfRivalsExactlyOneWins,
                             OddNamesAreNames, ADirectoryIsNoObject, NamesThatLeaveTheRootAreUnsafe);
 

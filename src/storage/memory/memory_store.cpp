@@ -1,10 +1,14 @@
 // The reference store: what every other store must do, in the fewest words.
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
 
+#include "base/random_id.h"
+#include "io/range.h"
 #include "storage/names.h"
 #include "tessera/error.h"
+#include "tessera/new_directory.h"
 #include "tessera/storage.h"
 
 namespace tessera {
@@ -20,6 +24,118 @@ struct Objects {
 [[noreturn]] void refuse_existing(const std::string& path) {
   throw Error(ErrorCode::already_exists, "the object is there already").at_path(path);
 }
+
+// An object that several writers fill.
+class GrowingObject final : public ByteSource {
+ public:
+  explicit GrowingObject(std::string path) : path_(std::move(path)) {}
+
+  [[nodiscard]] std::uint64_t size() const override {
+    const std::lock_guard lock(mutex_);
+    return bytes_.size();
+  }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    require_range(*this, offset, out.size());
+    const std::lock_guard lock(mutex_);
+    std::copy_n(bytes_.begin() + static_cast<std::ptrdiff_t>(offset), out.size(), out.begin());
+  }
+  void write_at(std::uint64_t offset, ByteView bytes) {
+    const std::lock_guard lock(mutex_);
+    bytes_.resize(std::max<std::size_t>(bytes_.size(), offset + bytes.size()));
+    std::ranges::copy(bytes, bytes_.begin() + static_cast<std::ptrdiff_t>(offset));
+  }
+  [[nodiscard]] const std::string& name() const override { return path_; }
+
+ private:
+  const std::string path_;
+  mutable std::mutex mutex_;
+  std::vector<std::byte> bytes_;  // guarded by mutex_
+};
+
+class SharedSink final : public ByteSink {
+ public:
+  explicit SharedSink(std::shared_ptr<GrowingObject> object) : object_(std::move(object)) {}
+
+  void write_at(std::uint64_t offset, ByteView bytes) override {
+    require_open();
+    object_->write_at(offset, bytes);
+  }
+  void commit() override {
+    require_open();
+    is_open_ = false;
+  }
+  [[nodiscard]] const std::string& name() const override { return object_->name(); }
+
+ private:
+  void require_open() const {
+    if (is_open_) return;
+    throw Error(ErrorCode::invalid_argument, "the object is closed already").at_path(name());
+  }
+
+  std::shared_ptr<GrowingObject> object_;
+  bool is_open_ = true;
+};
+
+// What is called `from`/... in the map gets names that begin with `to`/.
+class NewMemoryDirectory final : public NewDirectory {
+ public:
+  NewMemoryDirectory(std::shared_ptr<Objects> objects, std::string root, std::string name,
+                     IfExists if_exists)
+      : objects_(std::move(objects)),
+        path_(std::move(root) + "/" + name),
+        name_(std::move(name)),
+        working_(name_ + "-tmp-" + random_attempt()),
+        if_exists_(if_exists) {
+    const std::lock_guard lock(objects_->mutex);
+    require_room();
+  }
+  ~NewMemoryDirectory() override {
+    const std::lock_guard lock(objects_->mutex);
+    (void)take(working_);
+  }
+
+  [[nodiscard]] const std::string& working() const override { return working_; }
+  void commit() override {
+    const std::lock_guard lock(objects_->mutex);
+    require_room();
+    (void)take(name_);
+    for (auto& [name, object] : take(working_))
+      objects_->by_name[name_ + name.substr(working_.size())] = std::move(object);
+  }
+
+ private:
+  using Map = std::map<std::string, std::shared_ptr<ByteSource>, std::less<>>;
+
+  [[nodiscard]] bool is_below(const std::string& name, const std::string& directory) const {
+    return name.starts_with(directory) && name[directory.size()] == '/';
+  }
+  // With the mutex, as all below.
+  void require_room() const {
+    const auto found = objects_->by_name.lower_bound(name_ + "/");
+    const bool taken = objects_->by_name.contains(name_) ||
+                       (if_exists_ == IfExists::fail && found != objects_->by_name.end() &&
+                        is_below(found->first, name_));
+    if (!taken) return;
+    throw Error(ErrorCode::already_exists, "something of this name is there already")
+        .at_path(path_);
+  }
+  // Removes and returns what is in the directory.
+  Map take(const std::string& directory) {
+    Map taken;
+    auto entry = objects_->by_name.lower_bound(directory + "/");
+    while (entry != objects_->by_name.end() && is_below(entry->first, directory)) {
+      taken.insert(objects_->by_name.extract(entry));
+      entry = objects_->by_name.lower_bound(directory + "/");
+    }
+    return taken;
+  }
+
+  const std::shared_ptr<Objects> objects_;
+  const std::string path_;  // for errors
+  const std::string name_;
+  const std::string working_;
+  const IfExists if_exists_;
+};
 
 class MemoryStore final : public Store {
  public:
@@ -65,6 +181,22 @@ class MemoryStore final : public Store {
       objects->by_name[key] = std::move(object);
     };
     return memory_sink(full(name), commit);
+  }
+
+  [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
+    require_safe_name(name, name_);
+    const std::lock_guard lock(objects_->mutex);
+    std::shared_ptr<ByteSource>& object = objects_->by_name[std::string(name)];
+    if (!object) object = std::make_shared<GrowingObject>(full(name));
+    auto growing = std::dynamic_pointer_cast<GrowingObject>(object);
+    if (!growing) refuse_existing(full(name));
+    return std::make_unique<SharedSink>(std::move(growing));
+  }
+
+  [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view name,
+                                                            IfExists if_exists) override {
+    require_safe_name(name, name_);
+    return std::make_unique<NewMemoryDirectory>(objects_, name_, std::string(name), if_exists);
   }
 
   void remove(std::string_view name) override {

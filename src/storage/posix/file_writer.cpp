@@ -89,4 +89,9 @@ Fd FileWriter::finish() {
   return std::exchange(fd_, Fd());
 }
 
+void FileWriter::sync() {
+  if (::fsync(fd_.get()) != 0) throw_errno(errno, "fsync", path_);
+  fd_ = Fd();
+}
+
 }  // namespace tessera

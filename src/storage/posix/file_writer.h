@@ -26,6 +26,8 @@ class FileWriter {
   // Cuts the file behind the last byte that was written or kept, makes it durable and gives it
   // back: once. After a failure the bytes may be lost, whatever a second fsync says.
   Fd finish();
+  // Makes it durable and closes it; nothing is cut, since others write into it: once.
+  void sync();
   [[nodiscard]] bool is_open() const { return static_cast<bool>(fd_); }
 
  private:

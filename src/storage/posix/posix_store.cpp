@@ -5,14 +5,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 
 #include "base/fd.h"
 #include "io/range.h"
 #include "storage/names.h"
 #include "storage/posix/atomic_file.h"
 #include "storage/posix/lock.h"
+#include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
+#include "tessera/new_directory.h"
 #include "tessera/storage.h"
 
 namespace tessera {
@@ -84,6 +87,48 @@ class FileSource final : public ByteSource {
   Fd fd_;
   std::uint64_t size_ = 0;  // when it was opened
   timespec changed_{};      // the time of its last change, then
+};
+
+// A file that other processes write into, too.
+class SharedFile final : public ByteSink {
+ public:
+  explicit SharedFile(std::string path) : path_(std::move(path)) {
+    make_directories(directory_of(path_));
+    Fd fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+    if (!fd) throw_errno(errno, "open", path_);
+    file_.emplace(std::move(fd), path_);
+  }
+
+  void write_at(std::uint64_t offset, ByteView bytes) override {
+    open_file().write_at(offset, bytes);
+  }
+  void commit() override { open_file().sync(); }
+  [[nodiscard]] const std::string& name() const override { return path_; }
+
+ private:
+  FileWriter& open_file() {
+    if (!file_->is_open())
+      throw Error(ErrorCode::invalid_argument, "the file is closed already").at_path(path_);
+    return *file_;
+  }
+
+  const std::string path_;
+  std::optional<FileWriter> file_;
+};
+
+class NewPosixDirectory final : public NewDirectory {
+ public:
+  // `root`: the store's directory; `name` is in it.
+  NewPosixDirectory(const std::string& root, const std::string& name, IfExists if_exists)
+      : directory_(root + "/" + name, if_exists),
+        working_(directory_.working().substr(root.size() + 1)) {}
+
+  [[nodiscard]] const std::string& working() const override { return working_; }
+  void commit() override { directory_.commit(); }
+
+ private:
+  ReplacedDirectory directory_;
+  std::string working_;
 };
 
 // Calls `visit` for everything that an iterator over `directory` comes by: none when there is no
@@ -176,6 +221,16 @@ class PosixStore final : public Store {
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override {
     return std::make_unique<AtomicFile>(full(name), if_exists, size_hint);
+  }
+
+  [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
+    return std::make_unique<SharedFile>(full(name));
+  }
+
+  [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view name,
+                                                            IfExists if_exists) override {
+    require_safe_name(name, directory_);
+    return std::make_unique<NewPosixDirectory>(directory_, std::string(name), if_exists);
   }
 
   void remove(std::string_view name) override { remove_file(full(name)); }
