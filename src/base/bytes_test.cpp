@@ -48,6 +48,22 @@ TEST(Crc32, PiecesGiveTheValueOfTheWhole) {
   }
 }
 
+TEST(Crc32, IsPutTogetherFromTermsOfPartsInAnyOrder) {
+  const std::string text = "the quick brown fox jumps over the lazy dog";
+  for (const std::size_t cut : {0U, 1U, 9U, 43U}) {
+    const std::string_view parts[] = {std::string_view(text).substr(cut),
+                                      std::string_view(text).substr(0, cut)};
+    std::uint32_t terms = 0;
+    std::size_t behind = 0;
+    for (const std::string_view part : parts) {
+      terms ^= crc32_term(crc32(std::as_bytes(std::span(part))), part.size(), behind);
+      behind += part.size();
+    }
+    EXPECT_EQ(crc32_of_terms(terms, text.size()), crc32(bytes_of(text)));
+  }
+  EXPECT_EQ(crc32_of_terms(0, 0), 0U);
+}
+
 // From the reference implementation: XXH3_64bits of nothing and of "a".
 TEST(Digest, KnownValues) {
   EXPECT_EQ(digest_text(digest64({})), "2d06800538d394c2");

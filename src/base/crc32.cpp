@@ -4,6 +4,14 @@
 #include <zlib.h>
 
 namespace tessera {
+namespace {
+
+std::uint32_t crc32_of_zeros(std::uint64_t size) {
+  constexpr std::uint32_t kAll = 0xFFFFFFFF;  // what the register begins with, and its end's mask
+  return crc32_combine(kAll, 0, size) ^ kAll;
+}
+
+}  // namespace
 
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t so_far) {
   return libdeflate_crc32(so_far, bytes.data(), bytes.size());
@@ -12,6 +20,16 @@ std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t so_far) {
 std::uint32_t crc32_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_size) {
   return static_cast<std::uint32_t>(
       ::crc32_combine64(first, second, static_cast<z_off64_t>(second_size)));
+}
+
+// But for what depends on the size alone, a CRC-32 is linear in the bits of the text: that of a
+// part among zeros, and of another, are that of both.
+std::uint32_t crc32_term(std::uint32_t part, std::uint64_t size, std::uint64_t behind) {
+  return crc32_combine(part ^ crc32_of_zeros(size), 0, behind);
+}
+
+std::uint32_t crc32_of_terms(std::uint32_t terms, std::uint64_t size) {
+  return terms ^ crc32_of_zeros(size);
 }
 
 }  // namespace tessera

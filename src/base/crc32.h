@@ -14,4 +14,13 @@ namespace tessera {
 [[nodiscard]] std::uint32_t crc32_combine(std::uint32_t first, std::uint32_t second,
                                           std::uint64_t second_size);
 
+// The CRC-32 of a text that is known in parts, in any order, perhaps to several processes: the
+// terms of all parts, combined by exclusive or, make it.
+//
+// Of the part with this CRC-32 and size behind which `behind` bytes of the text follow.
+[[nodiscard]] std::uint32_t crc32_term(std::uint32_t part, std::uint64_t size,
+                                       std::uint64_t behind);
+// `terms`: of parts that have every byte of the text, of `size` bytes, once.
+[[nodiscard]] std::uint32_t crc32_of_terms(std::uint32_t terms, std::uint64_t size);
+
 }  // namespace tessera
