@@ -121,6 +121,28 @@ UnitPlan UnitPlan::of_local(const Store& store, const std::vector<std::string>& 
   return plan;
 }
 
+UnitPlan UnitPlan::of_units(std::vector<FlatUnit> units, bool aligned,
+                            const std::vector<std::string>& names) {
+  UnitPlan plan;
+  std::set<std::string> missing(names.begin(), names.end());
+  for (const FlatUnit& unit : units) {
+    if (!unit.path.empty()) plan.modules_.insert(unit.path);
+    for (const std::string& name : unit.names) {
+      if (missing.erase(name) == 1) continue;
+      throw Error(ErrorCode::mismatch,
+                  "the flat parameters hold a parameter that the model lacks, or twice")
+          .at_key("model." + name);
+    }
+  }
+  if (!missing.empty()) {
+    throw Error(ErrorCode::mismatch, "no flat parameter holds this parameter")
+        .at_key("model." + *missing.begin());
+  }
+  plan.units_ = std::move(units);
+  plan.aligned_ = aligned;
+  return plan;
+}
+
 std::string UnitPlan::wrapped(const std::string& path) const {
   if (path.empty()) return "";
   std::string result = kWrapper;

@@ -5,14 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "tessera/olmo_save.h"
 #include "tessera/storage.h"
 
 namespace tessera {
-
-struct FlatUnit {
-  std::string path;                // of the module, without wrappers; the root's is empty
-  std::vector<std::string> names;  // of its parameters, whole and without wrappers, in order
-};
 
 class UnitPlan {
  public:
@@ -23,6 +19,10 @@ class UnitPlan {
   // The units of the local checkpoint in `store`, as its first rank's file lists them. Throws
   // `mismatch` when they do not hold exactly `names`.
   static UnitPlan of_local(const Store& store, const std::vector<std::string>& names);
+
+  // Units that are known, the root first. Throws `mismatch` when they do not hold exactly `names`.
+  static UnitPlan of_units(std::vector<FlatUnit> units, bool aligned,
+                           const std::vector<std::string>& names);
 
   [[nodiscard]] const std::vector<FlatUnit>& units() const noexcept { return units_; }
   // Whether the source's flat parameters were aligned; by_expression: true.

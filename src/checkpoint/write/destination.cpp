@@ -90,10 +90,14 @@ Destination destination_of(const Location& target, const ConvertOptions& options
   return named_destination(target.path, options.to, in_parts);
 }
 
+bool holds_checkpoint(const std::vector<ObjectInfo>& files) {
+  return std::ranges::any_of(files, is_of_checkpoint, &ObjectInfo::name);
+}
+
 // Only a checkpoint is replaced by a directory: whatever else has the name stays.
 void require_checkpoint(const std::string& path) {
   const std::vector<ObjectInfo> files = posix_store(path)->list();
-  if (files.empty() || std::ranges::any_of(files, is_of_checkpoint, &ObjectInfo::name)) return;
+  if (files.empty() || holds_checkpoint(files)) return;
   throw Error(ErrorCode::already_exists, "a directory that holds no checkpoint is there already")
       .at_path(path);
 }

@@ -32,15 +32,6 @@ std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, Byte
   return crc;
 }
 
-// `count` times the value `fill`.
-std::vector<std::byte> filled(DType dtype, double fill, std::int64_t count) {
-  const std::vector<double> values(static_cast<std::size_t>(count), fill);
-  std::vector<std::byte> bytes(values.size() * size_of(dtype));
-  cast(DType::float64, reinterpret_cast<const std::byte*>(values.data()), dtype, bytes.data(),
-       count);
-  return bytes;
-}
-
 // Writes one part at `at`; adds to `made`, which is of the slot's bytes before it.
 void stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part, ByteSink& sink,
                  std::uint64_t at, MadeUnit& made) {
@@ -69,14 +60,6 @@ void stream_part(const ConvertJob& job, DType dtype, const ArchivePart& part, By
   const std::vector<HandedOver> open = reader->hand_over(job.checks);
   made.open.insert(made.open.end(), open.begin(), open.end());
   job.counters.add(reader->report());
-}
-
-// The folder inside the archive: the file's stem, as torch.save names it (checkpoint-rows F-01).
-std::string root_of(const std::string& file) {
-  const std::string stem = std::filesystem::path(file).stem().string();
-  const bool ascii =
-      std::ranges::all_of(stem, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
-  return ascii ? stem : "archive";
 }
 
 // What tells a part from others of the same size.
@@ -127,6 +110,21 @@ std::uint32_t stream_slot(const ConvertJob& job, const Archive& archive,
 
 }  // namespace
 
+std::string root_of_archive(const std::string& file) {
+  const std::string stem = std::filesystem::path(file).stem().string();
+  const bool ascii =
+      std::ranges::all_of(stem, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+  return ascii ? stem : "archive";
+}
+
+std::vector<std::byte> filled(DType dtype, double fill, std::int64_t count) {
+  const std::vector<double> values(static_cast<std::size_t>(count), fill);
+  std::vector<std::byte> bytes(values.size() * size_of(dtype));
+  cast(DType::float64, reinterpret_cast<const std::byte*>(values.data()), dtype, bytes.data(),
+       count);
+  return bytes;
+}
+
 void Wholes::sort() {
   std::stable_sort(list_.begin(), list_.end(), [](const Entry& a, const Entry& b) {
     return std::less<>()(a.tensor, b.tensor);
@@ -153,7 +151,7 @@ Value planned_tensor(DType dtype, Shape shape) {
 }
 
 void write_archive(const ConvertJob& job, const Archive& archive, int threads) {
-  torch_file::Writer writer(archive.tree, root_of(archive.file));
+  torch_file::Writer writer(archive.tree, root_of_archive(archive.file));
   const auto sink = job.store.create(archive.file, job.if_exists, writer.size());
   for (const auto& segment : writer.fixed()) sink->write_at(segment.offset, segment.bytes);
   std::vector<std::uint32_t> crcs(writer.slots().size());

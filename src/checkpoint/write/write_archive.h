@@ -46,6 +46,11 @@ struct Archive {
 // A leaf for an archive's tree: a tensor of this dtype and shape without pieces.
 [[nodiscard]] Value planned_tensor(DType dtype, Shape shape);
 
+// The folder inside the archive: the file's stem, as torch.save names it (checkpoint-rows F-01).
+[[nodiscard]] std::string root_of_archive(const std::string& file);
+// `count` times the value `fill`.
+[[nodiscard]] std::vector<std::byte> filled(DType dtype, double fill, std::int64_t count);
+
 // Leaves with a piece that is the whole tensor as plain elements keep their storage and share it as
 // in the tree; those with other pieces become dense; those without are filled by `parts`.
 void write_archive(const ConvertJob& job, const Archive& archive, int threads);

@@ -16,22 +16,6 @@ namespace {
 
 using Kind = Value::Kind;
 
-constexpr const char* kConfig = "config.yaml";
-
-// What OLMo calls the checkpointer that reads a kind; empty: none is named.
-std::string_view checkpointer_of(CheckpointKind kind) {
-  switch (kind) {
-    case CheckpointKind::olmo_torch_new:
-      return "torch_new";
-    case CheckpointKind::olmo_legacy:
-      return "torch_legacy";
-    case CheckpointKind::olmo_local:
-      return "local";
-    default:
-      return "";
-  }
-}
-
 std::vector<std::byte> config_of(const ConvertJob& job) {
   const std::filesystem::path given(job.options.olmo.config);
   if (!given.empty()) {
@@ -79,7 +63,7 @@ Value dict_with_tensors(const Value& dict, const Replace& replace) {
   return copy;
 }
 
-// The file of one rank, with its rows of every tensor.
+// Makes the archive of one rank, with its rows of every tensor.
 class LegacyFile {
  public:
   LegacyFile(const SourceTensors& sources, int rank, int ranks)
@@ -87,16 +71,16 @@ class LegacyFile {
         rank_(static_cast<std::size_t>(rank)),
         ranks_(ranks),
         maker_(rank, ranks),
-        archive_{"rank" + std::to_string(rank) + ".pt", Value::dict(), {}} {}
+        archive_{rank_file(rank), Value::dict(), {}} {}
 
-  void write(const ConvertJob& job, const OlmoState& state) {
+  Archive make(const OlmoState& state) {
     const auto shard = [this](const Tensor& tensor) { return shard_of(tensor); };
     archive_.tree.set_item("model", with_tensors(state.model, shard));
     if (state.optim) archive_.tree.set_item("optim", with_tensors(*state.optim, shard));
     if (state.train) {
       for (const auto& [key, value] : state.train->pairs()) archive_.tree.set_item(key, value);
     }
-    write_archive(job, archive_, 1);
+    return std::move(archive_);
   }
 
  private:
@@ -122,9 +106,29 @@ class LegacyFile {
 
 }  // namespace
 
+// Empty: no checkpointer of OLMo's.
+std::string_view checkpointer_of(CheckpointKind kind) {
+  switch (kind) {
+    case CheckpointKind::olmo_torch_new:
+      return "torch_new";
+    case CheckpointKind::olmo_legacy:
+      return "torch_legacy";
+    case CheckpointKind::olmo_local:
+      return "local";
+    default:
+      return "";
+  }
+}
+
 SourceTensors::SourceTensors(const OlmoState& state) {
   add("model", state.model);
   if (state.optim) add("optim", *state.optim);
+}
+
+std::vector<const Leaf*> SourceTensors::all() const {
+  std::vector<const Leaf*> all;
+  for (const Leaf& leaf : leaves_) all.push_back(&leaf);
+  return all;
 }
 
 void SourceTensors::add(const std::string& name, const Value& value) {
@@ -154,6 +158,21 @@ Value whole_tensor(const SourceTensors& sources, const Tensor& tensor, Archive& 
   return leaf;
 }
 
+std::string rank_file(int rank) {
+  return "rank" + std::to_string(rank) + ".pt";
+}
+
+Archive legacy_archive(const OlmoState& state, const SourceTensors& sources, int rank, int ranks) {
+  return LegacyFile(sources, rank, ranks).make(state);
+}
+
+Archive part_archive(const SourceTensors& sources, const std::string& name, const Value& dict) {
+  Archive archive{name, dict, {}};
+  archive.tree = with_tensors(
+      dict, [&](const Tensor& tensor) { return whole_tensor(sources, tensor, archive); });
+  return archive;
+}
+
 void write_train(const ConvertJob& job, const OlmoState& state, const std::string& name) {
   if (state.train) write_archive(job, {name, *state.train, {}}, 1);
 }
@@ -165,7 +184,7 @@ void write_olmo_torch_new(ConvertJob& job, const OlmoState& state) {
   ConvertJob inner = job.with(leaves, store, "model_and_optim");
   write_dcp(inner);
   for (int rank = 0; rank < job.options.ranks; ++rank) {
-    write_train(job, state, "train/rank" + std::to_string(rank) + ".pt");
+    write_train(job, state, "train/" + rank_file(rank));
   }
 }
 
@@ -173,7 +192,7 @@ void write_olmo_legacy(ConvertJob& job, const OlmoState& state) {
   const SourceTensors sources(state);
   const int ranks = job.options.ranks;
   parallel_for(job.threads, static_cast<std::size_t>(ranks), [&](std::size_t index) {
-    LegacyFile(sources, static_cast<int>(index), ranks).write(job, state);
+    write_archive(job, legacy_archive(state, sources, static_cast<int>(index), ranks), 1);
   });
 }
 

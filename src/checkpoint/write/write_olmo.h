@@ -1,4 +1,5 @@
-// What the writers of the OLMo kinds share.
+// What the writers of the OLMo kinds share: the archives that these kinds are made of, whoever
+// writes them.
 #pragma once
 
 #include <deque>
@@ -19,6 +20,8 @@ class SourceTensors {
   explicit SourceTensors(const OlmoState& state);
   // `tensor` must be a leaf of the state's model or optimizer.
   [[nodiscard]] const Leaf& of(const Tensor& tensor) const { return *by_tensor_.at(&tensor); }
+  // All of them, in the order of the state.
+  [[nodiscard]] std::vector<const Leaf*> all() const;
 
  private:
   void add(const std::string& name, const Value& value);
@@ -33,6 +36,22 @@ class SourceTensors {
 // A leaf of `archive` that holds all of `tensor`.
 [[nodiscard]] Value whole_tensor(const SourceTensors& sources, const Tensor& tensor,
                                  Archive& archive);
+
+inline constexpr const char* kConfig = "config.yaml";
+inline constexpr const char* kWorldFile = "metadata.yaml";
+// What is in kWorldFile (checkpoint-rows O-77).
+[[nodiscard]] std::string world_file_text(int ranks);
+// "rank3.pt"
+[[nodiscard]] std::string rank_file(int rank);
+// What OLMo calls the checkpointer that reads a sharded kind; empty: none is named.
+[[nodiscard]] std::string_view checkpointer_of(CheckpointKind kind);
+
+// `name`, holding the whole tensors of a part of the state: model.pt, optim.pt.
+[[nodiscard]] Archive part_archive(const SourceTensors& sources, const std::string& name,
+                                   const Value& dict);
+// The file of one of `ranks` ranks, with its rows of every tensor (checkpoint-rows O-60).
+[[nodiscard]] Archive legacy_archive(const OlmoState& state, const SourceTensors& sources, int rank,
+                                     int ranks);
 
 void write_olmo_full(ConvertJob& job, const OlmoState& state);
 void write_olmo_torch_new(ConvertJob& job, const OlmoState& state);

@@ -86,12 +86,9 @@ void write_part(const ConvertJob& job, const SourceTensors& sources, const std::
     write_encoded(job, name + ".safetensors", encoded);
     return;
   }
-  Archive archive{name + ".pt", dict, {}};
-  if (!keeps_tree(job)) {
-    archive.tree = with_tensors(
-        dict, [&](const Tensor& tensor) { return whole_tensor(sources, tensor, archive); });
-  }
-  write_archive(job, archive, job.threads);
+  const std::string file = name + ".pt";
+  write_archive(job, keeps_tree(job) ? Archive{file, dict, {}} : part_archive(sources, file, dict),
+                job.threads);
 }
 
 }  // namespace

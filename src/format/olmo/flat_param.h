@@ -20,7 +20,8 @@ namespace tessera::olmo {
 // follow each other directly and the last ranks' shards are filled up with zeros at the end.
 class FlatGeometry {
  public:
-  // Throws `limit` on overflow, `invalid_argument` on a world size below 1.
+  // `dtype`: the element type whose size the alignment counts in. Throws `limit` on overflow,
+  // `invalid_argument` on a world size below 1.
   FlatGeometry(const std::vector<Shape>& shapes, DType dtype, int world, bool aligned);
 
   // `count` elements of a shard: from element `begin` of parameter `param`, or padding (kPadding).

@@ -73,6 +73,8 @@ class Writer {
   void stream(const SlotCrc& crc_of, const Put& put);
   // Total size of the archive.
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
+  // Of the pickled tree.
+  [[nodiscard]] std::uint64_t pickle_size() const noexcept { return pickle_size_; }
 
  private:
   zip::Writer zip_;
@@ -80,7 +82,13 @@ class Writer {
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> fixed_crcs_;  // of the records before the slots
   std::uint64_t size_ = 0;
+  std::uint64_t pickle_size_ = 0;
 };
+
+// The slots of an archive whose tree has the same tensors as `tree` in the same order, and others
+// perhaps behind them, and whose pickle has this size: of one that another process writes.
+[[nodiscard]] std::vector<Writer::Slot> slots_of(const Value& tree, const std::string& root,
+                                                 std::uint64_t pickle_size);
 
 // A whole archive in memory, for trees whose data is in memory and small.
 [[nodiscard]] std::vector<std::byte> write(const Value& tree, const std::string& root);

@@ -240,11 +240,17 @@ void require_checksum_each(std::size_t checksums, std::size_t storages) {
                                                std::to_string(storages) + " storages");
 }
 
+void place(std::vector<Writer::Slot>& slots, zip::Writer& zip, const std::string& prefix) {
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    slots[i].offset = zip.add(prefix + "data/" + std::to_string(i), slots[i].size).data_offset;
+}
+
 }  // namespace
 
 Writer::Writer(const Value& tree, const std::string& root) {
   require_folder(root);
   std::vector<std::byte> pickle = Pickler(slots_).run(tree);
+  pickle_size_ = pickle.size();
   const std::string prefix = root + "/";
   const auto add_fixed = [&](const char* name, ByteView bytes) {
     zip_.add(prefix + name, bytes.size());
@@ -264,13 +270,23 @@ Writer::Writer(const Value& tree, const std::string& root) {
     append(front, view(text));
     append(front, zip_.descriptor(index, fixed_crcs_[index]));
   }
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    slots_[i].offset = zip_.add(prefix + "data/" + std::to_string(i), slots_[i].size).data_offset;
-  }
+  place(slots_, zip_, prefix);
   zip_.add(prefix + kVersion.first, view(kVersion.second).size());
   zip_.add(prefix + kSerializationId, kSerializationIdSize);
   size_ = checked_add(zip_.tail_offset(), zip_.tail_size());
   if (!slots_.empty()) append(front, zip_.header(index + 1));
+}
+
+std::vector<Writer::Slot> slots_of(const Value& tree, const std::string& root,
+                                   std::uint64_t pickle_size) {
+  std::vector<Writer::Slot> slots;
+  (void)Pickler(slots).run(tree);
+  const std::string prefix = root + "/";
+  zip::Writer zip;
+  zip.add(prefix + kPickle, pickle_size);
+  for (const auto& [label, text] : kLabels) zip.add(prefix + label, view(text).size());
+  place(slots, zip, prefix);
+  return slots;
 }
 
 void Writer::finish(const std::vector<std::uint32_t>& slot_crcs, const Put& put) {

@@ -1,0 +1,30 @@
+// What a save as one of OLMo's kinds takes beside SaveOptions (docs/formats/olmo.md).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/dtype.h"
+
+namespace tessera {
+
+// The flat parameter of one module that FSDP1 wraps.
+struct FlatUnit {
+  std::string path;                // of the module, without wrappers; the root's is empty
+  std::vector<std::string> names;  // of its parameters, whole and without wrappers, in order
+};
+
+struct OlmoSave {
+  // The text of config.yaml, which is written last. Empty: one line that names the checkpointer.
+  std::string config = {};
+  // The rest is of olmo_local alone. All modules that FSDP1 wraps, the root first, in the order of
+  // named_modules. The parameters of one lie one after another in its flat parameter.
+  std::vector<FlatUnit> units = {};
+  // As FSDP1's use_orig_params: whether parameters begin at multiples of 16 bytes.
+  bool orig_params = true;
+  // The element type whose size that alignment counts in; none: that of the parameters.
+  std::optional<DType> aligned_as = {};
+};
+
+}  // namespace tessera
