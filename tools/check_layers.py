@@ -20,7 +20,7 @@ ROOMS = {
     "format": ["pickle", "zip", "torch", "safetensors", "dcp", "sharded", "olmo"],
     "storage": ["memory", "posix"],
     "comm": ["same_host"],
-    "checkpoint": ["digests", "read", "dcp", "tree", "open", "load", "save", "write", "check"],
+    "checkpoint": ["digests", "read", "dcp", "tree", "open", "load", "save", "write", "together", "check"],
     "fsdp": ["plan", "unit", "step", "deferred", "wrap", "state", "testing"],
 }
 
@@ -34,10 +34,10 @@ HEADERS = {
     "dtype.h": "layout", "layout.h": "layout",
     "value.h": "value", "leaf.h": "value", "tensor_view.h": "value",
     "io.h": "io", "device_memory.h": "io",
-    "storage.h": "storage",
+    "storage.h": "storage", "new_directory.h": "storage",
     "comm.h": "comm",
     "checkpoint.h": "checkpoint", "load_options.h": "checkpoint", "save_options.h": "checkpoint", "convert.h": "checkpoint",
-    "group_checkpoint.h": "checkpoint", "optimizer_state.h": "checkpoint", "save_part.h": "checkpoint", "stateful.h": "checkpoint", "verify.h": "checkpoint",
+    "group_checkpoint.h": "checkpoint", "optimizer_state.h": "checkpoint", "olmo_save.h": "checkpoint", "save_part.h": "checkpoint", "state_digests.h": "checkpoint", "stateful.h": "checkpoint", "verify.h": "checkpoint",
     "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch",
     "grad_scaler.h": "optim", "optim.h": "optim", "optimizer_ref.h": "optim",
     "activation_checkpoint.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp", "fsdp.h": "fsdp",

@@ -1,6 +1,5 @@
 // Checkpoints: opens any kind, and saves and loads a state tree on N ranks. convert.h converts
 // them; verify.h compares them; job.h says what `stop`, `threads` and `progress` of options mean.
-//
 // A checkpoint is a tree of values whose tensor leaves say which piece of which tensor lies where.
 // Everything here turns one set of pieces into another.
 #pragma once
@@ -84,8 +83,8 @@ struct Checkpoint {
   //   `unsupported`       there is no conversion between the dtypes
   //   `invalid_argument`  the slice reaches outside the tensor; a view has several elements at one
   //                       place; two requests have memory that overlaps.
-  // A part of a tensor is compared with digests if its files have them, as all files do that
-  // Tessera wrote or sealed. `bytes_unchecked` counts the rest.
+  // A part of a tensor is compared with digests if its files have them, as those do that Tessera
+  // wrote or sealed. `bytes_unchecked` counts the rest.
   IoReport read(std::string_view name, const TensorView& to, const ReadOptions& options = {}) const;
   IoReport read(std::string_view name, const Slice& slice, const TensorView& to,
                 const ReadOptions& options = {}) const;
@@ -143,29 +142,28 @@ struct Checkpoint {
 };
 
 // Saving ------------------------------------------------------------------------------------------
-
-// Saves `tree` as a PyTorch distributed checkpoint, in a directory or a store, or as one file.
+// Saves `tree` as a PyTorch distributed checkpoint or one of OLMo's kinds, in a directory or a
+// store, or as one file.
 //
 // A file of torch.save or safetensors is saved by one process, whose tree holds every tensor whole.
 // A group of several ranks is `unsupported`, and a tensor with a missing part is `incomplete`. The
 // file appears complete or not at all.
 //
-// A DCP checkpoint is saved by all ranks of the group together: the call is collective over
-// `group`, and each rank gives its own tree of the same structure. Tensor leaves carry the rank's
-// own pieces, in memory, a device's too: `sharded` leaves as chunks (boxes), other leaves whole and
-// the same on every rank. Pieces without a storage belong to other ranks. If all ranks have the
-// same leaves, and every tensor is held whole or has a Placement, each rank computes for itself
-// what to write. Replicas are written once and compared: up to 64 KiB by all their bytes, above
-// that by 64 KiB spread over them; values are compared whole. Rank 0's options decide what follows
-// from a difference, and all that is said of files and replicas. Before anything is read, every
-// piece must lie in its storage, and the tree must not contain itself: else `invalid_argument`
-// names the key and both numbers. All ranks see the failure of any rank. Ranks that do not see what
-// rank 0 puts into the directory for that are `incomplete` before anything is saved, with their
-// hosts; so are files that rank 0 does not see before the commit. Until then an older checkpoint in
-// the directory stays whole (docs/design/commit.md).
+// A directory is saved by all ranks together: the call is collective over `group`, and each rank
+// gives its own tree of the same structure. Tensor leaves carry the rank's own pieces, in memory, a
+// device's too: `sharded` leaves as chunks (boxes), other leaves whole and the same on every rank.
+// Pieces without a storage belong to other ranks. Where every tensor is held whole or has a
+// Placement, as OLMo's kinds need, each rank computes what to write. Replicas are written once and
+// compared (DCP: above 64 KiB by samples); values are compared whole, but for the "train" of an
+// OLMo kind, which is each rank's own. Rank 0's options say what follows from a difference. Before
+// anything is read, every piece must lie in its storage, and the tree must not contain itself: else
+// `invalid_argument` names the key and both numbers. All ranks see the failure of any rank. Ranks
+// that do not see what rank 0 puts into the directory are `incomplete` before anything is saved,
+// with their hosts; so are files that rank 0 does not see before the commit. Until then an older
+// checkpoint in the directory stays whole (docs/design/commit.md, checkpointers.md).
 //
 // If the peers are lost during the commit, a rank cannot know whether it has happened. Its error
-// says so and gives the save id, for committed().
+// says so, and that of a DCP save gives the save id, for committed().
 SaveResult save(const Value& tree, const Location& where, const SaveOptions& options, Group& group);
 // The same by one process alone, and with default options.
 SaveResult save(const Value& tree, const Location& where, const SaveOptions& options = {});
@@ -175,7 +173,6 @@ SaveResult save(const Value& tree, const Location& where, Group& group);
 [[nodiscard]] bool committed(const Location& where, const std::string& save_id);
 
 // Loading -----------------------------------------------------------------------------------------
-
 // Loads from a checkpoint of any kind into `tree`. Tensor leaves are filled in place, in their
 // pieces' memory, on a device too. Other leaves are replaced by the checkpoint's values, whose
 // tensors get fresh memory that the tree owns. Collective over `group`: each rank asks for its own

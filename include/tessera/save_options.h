@@ -10,6 +10,7 @@
 
 #include "tessera/dtype.h"
 #include "tessera/job.h"
+#include "tessera/olmo_save.h"
 
 namespace tessera {
 
@@ -41,7 +42,7 @@ enum class Compression : std::uint8_t {
 };
 
 struct SaveOptions {
-  // dcp, torch_file or safetensors. Unset: the extension of the path or object decides (.pt, .pth,
+  // Any but rank_files. Unset: the extension of the path or object decides (.pt, .pth,
   // .safetensors); any other means dcp.
   std::optional<CheckpointKind> kind = {};
   bool overwrite = false;  // false: an existing checkpoint is `already_exists`
@@ -78,8 +79,9 @@ struct SaveOptions {
   // Refuses keys that not every rank has (`mismatch`). Else they are saved from those that have
   // them, as stages of a pipeline need.
   bool same_keys = false;
+  OlmoSave olmo = {};
   ProgressHook progress = {};
-  EventHook events = {};  // phases: "plan", "write", for DCP "commit"; "all"
+  EventHook events = {};  // phases: "plan", "write", for directories "commit"; "all"
   std::stop_token stop = {};
 };
 

@@ -26,10 +26,10 @@ inline constexpr std::array<KindRow, 8> kKinds = {{
     {CheckpointKind::torch_file, "torch", "model.pt", ".pt", true, true, false},
     {CheckpointKind::safetensors, "safetensors", "model.safetensors", ".safetensors", true, true,
      false},
-    {CheckpointKind::olmo_full, "olmo-full", "", "", true, false, false},
-    {CheckpointKind::olmo_torch_new, "olmo-torch-new", "", "", true, false, true},
-    {CheckpointKind::olmo_legacy, "olmo-legacy", "", "", true, false, true},
-    {CheckpointKind::olmo_local, "olmo-local", "", "", true, false, true},
+    {CheckpointKind::olmo_full, "olmo-full", "", "", true, true, false},
+    {CheckpointKind::olmo_torch_new, "olmo-torch-new", "", "", true, true, true},
+    {CheckpointKind::olmo_legacy, "olmo-legacy", "", "", true, true, true},
+    {CheckpointKind::olmo_local, "olmo-local", "", "", true, true, true},
     {CheckpointKind::rank_files, "rank-files", "", "", false, false, true},
 }};
 

@@ -1,0 +1,29 @@
+// Digests of a training state that are the same on every number of ranks and in every layout.
+//
+// A load that brings elements to wrong places shows here, and not only in the loss.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "tessera/comm.h"
+#include "tessera/storage.h"
+#include "tessera/value.h"
+
+namespace tessera {
+
+// By name: the CRC-32 of a tensor's bytes in row-major order, which torch.save records of it, too.
+using StateDigests = std::map<std::string, std::uint32_t>;
+
+// Of all tensors in the dicts and lists of `tree`, of which each rank holds its own pieces, as in
+// save() of checkpoint.h; on every rank. Ranks digest what they hold, and nothing else travels.
+// Throws `mismatch` naming the first tensor that differs between ranks that hold the same part of
+// it, `unsupported` for a tensor of which ranks cannot compute what the others hold. Collective.
+[[nodiscard]] StateDigests state_digests(const Value& tree, Group& group);
+
+// What a save of an OLMo kind left about its tensors in the checkpoint; empty: it has none. Throws
+// `corrupt` for a file that is damaged.
+[[nodiscard]] StateDigests saved_digests(const Store& checkpoint);
+
+}  // namespace tessera

@@ -1,0 +1,126 @@
+#include "checkpoint/together/olmo_files.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "layout/boxes.h"
+#include "layout/placement.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+std::uint32_t number(int rank) {
+  return static_cast<std::uint32_t>(rank);
+}
+
+// How a live model's parameters are cut into shards; all alike.
+const Placement* flat_placement(const PlacedTensors& tensors) {
+  for (const PlacedTensor& tensor : tensors.all()) {
+    if (tensor.placement.shard > 0) return &tensor.placement;
+  }
+  return nullptr;
+}
+
+void require_flat(const PlacedTensors& tensors, int ranks) {
+  if (ranks == 1 || flat_placement(tensors) != nullptr) return;
+  throw Error(ErrorCode::unsupported,
+              "the model has no flat parameters, which the kind olmo-local is made of: save "
+              "olmo-full, olmo-torch-new, olmo-legacy or dcp");
+}
+
+}  // namespace
+
+OlmoFiles::OlmoFiles(const Of& of) : of_(of) {
+  if (of_.kind == CheckpointKind::olmo_local) {
+    require_flat(of_.tensors, of_.ranks);
+    const OlmoSave& olmo = of_.options.olmo;
+    const std::vector<std::string> names = names_in_flat_model(of_.state.model);
+    const Placement* placement = flat_placement(of_.tensors);
+    const FlatRules rules{placement == nullptr ? 1 : placement->parts, olmo.orig_params,
+                          olmo.aligned_as};
+    local_.emplace(of_.state, of_.sources, UnitPlan::of_units(olmo.units, olmo.orig_params, names),
+                   rules);
+  } else if (of_.kind == CheckpointKind::olmo_legacy) {
+    own_legacy_.emplace(legacy_archive(of_.state, of_.sources, of_.rank, of_.ranks),
+                        FileRole{number(of_.rank), of_.rank, true, {}}, of_.rank, of_.ranks);
+  }
+}
+
+std::uint64_t OlmoFiles::pickle_size() const {
+  return own_legacy_ ? own_legacy_->pickle_size() : 0;
+}
+
+int OlmoFiles::own_shard() const {
+  const Placement* placement = flat_placement(of_.tensors);
+  return placement == nullptr ? 0 : part_of_rank(*placement, of_.rank);
+}
+
+void OlmoFiles::add(Archive archive, const FileRole& role) {
+  archives_.emplace_back(std::move(archive), role, of_.rank, of_.ranks);
+}
+
+void OlmoFiles::open(const std::vector<std::uint64_t>& pickle_sizes) {
+  switch (of_.kind) {
+    case CheckpointKind::olmo_full:
+      return open_full();
+    case CheckpointKind::olmo_legacy:
+      return open_legacy(pickle_sizes);
+    case CheckpointKind::olmo_local:
+      open_local();
+      return open_own_train();
+    default:
+      return open_own_train();  // olmo_torch_new: the rest is a DCP checkpoint
+  }
+}
+
+// The same on all ranks but for the trainer's part, which is rank 0's.
+void OlmoFiles::open_full() {
+  add(part_archive(of_.sources, "model.pt", of_.state.model), {0, 0, false, {}});
+  if (of_.state.optim)
+    add(part_archive(of_.sources, "optim.pt", *of_.state.optim), {1, 0, false, {}});
+  if (of_.state.train && of_.rank == 0) add({"train.pt", *of_.state.train, {}}, {2, 0, true, {}});
+}
+
+void OlmoFiles::open_own_train() {
+  if (!of_.state.train) return;
+  add({"train/" + rank_file(of_.rank), *of_.state.train, {}},
+      {3 * number(of_.rank) + 2, of_.rank, true, {}});
+}
+
+void OlmoFiles::open_local() {
+  const std::string file = rank_file(of_.rank);
+  const std::uint32_t first = 3 * number(of_.rank);
+  add(local_->model("model/" + file, own_shard()), {first, of_.rank, true, {}});
+  if (of_.state.optim)
+    add(local_->optim("optim/" + file, own_shard()), {first + 1, of_.rank, true, {}});
+}
+
+// Whether this rank has some of the rows that `other` has in its legacy file, and `other` has not.
+bool OlmoFiles::writes_into_rows_of(int other) const {
+  return std::ranges::any_of(of_.tensors.all(), [&](const PlacedTensor& placed) {
+    const Shape& shape = placed.leaf->value.as_tensor().shape;
+    const std::vector<Box> boxes =
+        boxes_to_write(placed.placement, shape, {of_.rank, of_.ranks, other});
+    if (boxes.empty()) return false;
+    if (shape.empty()) return true;
+    const std::vector<Box> rows = row_chunks(shape, of_.ranks);
+    if (static_cast<std::size_t>(other) >= rows.size()) return false;
+    return std::ranges::any_of(boxes, [&](const Box& box) {
+      return common_box(box, rows[static_cast<std::size_t>(other)]).has_value();
+    });
+  });
+}
+
+void OlmoFiles::open_legacy(const std::vector<std::uint64_t>& pickle_sizes) {
+  archives_.push_back(std::move(*own_legacy_));
+  OlmoState no_train = of_.state;
+  no_train.train.reset();
+  for (int other = 0; other < of_.ranks; ++other) {
+    if (other == of_.rank || !writes_into_rows_of(other)) continue;
+    add(legacy_archive(no_train, of_.sources, other, of_.ranks),
+        {number(other), other, true, pickle_sizes[static_cast<std::size_t>(other)]});
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+// The archives that a checkpoint of an OLMo kind is made of, as one of N ranks fills them.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/open/olmo_state.h"
+#include "checkpoint/together/placed.h"
+#include "checkpoint/together/shared_archive.h"
+#include "checkpoint/write/local_archives.h"
+#include "tessera/save_options.h"
+
+namespace tessera {
+
+class OlmoFiles {
+ public:
+  // `state`, `sources`, `tensors` and `options` outlive this. Throws `unsupported` for a state that
+  // the kind cannot hold.
+  struct Of {
+    const OlmoState& state;
+    const SourceTensors& sources;
+    const PlacedTensors& tensors;
+    CheckpointKind kind;
+    const SaveOptions& options;
+    int rank = 0;
+    int ranks = 1;
+  };
+  explicit OlmoFiles(const Of& of);
+
+  // What the others need to know of this rank's own file: the size of its pickle; 0: nothing.
+  [[nodiscard]] std::uint64_t pickle_size() const;
+  // Makes the archives into which this rank writes. `pickle_sizes`: what all ranks said.
+  void open(const std::vector<std::uint64_t>& pickle_sizes);
+  [[nodiscard]] std::deque<SharedArchive>& archives() { return archives_; }
+
+ private:
+  void add(Archive archive, const FileRole& role);
+  void open_full();
+  void open_own_train();
+  void open_legacy(const std::vector<std::uint64_t>& pickle_sizes);
+  void open_local();
+  [[nodiscard]] bool writes_into_rows_of(int other) const;
+  [[nodiscard]] int own_shard() const;
+
+  Of of_;
+  std::optional<LocalArchives> local_;
+  std::optional<SharedArchive> own_legacy_;
+  std::deque<SharedArchive> archives_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,132 @@
+#include "checkpoint/together/shared_archive.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/crc32.h"
+#include "base/parallel.h"
+#include "checkpoint/dcp/item_writer.h"
+#include "checkpoint/together/own_runs.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using Slot = torch_file::Writer::Slot;
+
+constexpr std::size_t kWindow = 1 << 20;  // bytes
+
+// A storage or tensor that the maker holds whole: of the trainer's values, or padding.
+WrittenSum write_filling(const ArchivePart& part, DType dtype, const RunTarget& target) {
+  WrittenSum sum;
+  const std::size_t element = size_of(dtype);
+  const auto step = static_cast<std::int64_t>(kWindow / element);
+  std::uint64_t at = target.begin;
+  for (std::int64_t done = 0; done < part.count; done += step) {
+    const std::vector<std::byte> bytes =
+        filled(dtype, part.fill, std::min(step, part.count - done));
+    target.sink->write_at(target.offset + at, bytes);
+    sum.add(
+        {bytes.size(), crc32_term(crc32(bytes), bytes.size(), target.size - at - bytes.size())});
+    at += bytes.size();
+  }
+  return sum;
+}
+
+WrittenSum write_value(const Slot& slot, ByteSink& sink) {
+  std::vector<std::byte> scratch(
+      static_cast<std::size_t>(std::clamp<std::uint64_t>(slot.size, 16, kWindow)));
+  std::uint32_t crc = 0;
+  if (slot.storage) {
+    crc = write_storage(sink, slot.offset, *slot.storage, scratch, [](std::size_t) {});
+  } else {
+    TensorReader reader(*slot.tensor, "");
+    const std::size_t element = size_of(slot.tensor->dtype);
+    const auto step = static_cast<std::int64_t>(scratch.size() / element);
+    const std::int64_t all = numel(slot.tensor->shape);
+    for (std::int64_t done = 0; done < all; done += step) {
+      const std::int64_t count = std::min(step, all - done);
+      const auto bytes = MutableByteView(scratch).first(static_cast<std::size_t>(count) * element);
+      reader.read(whole(slot.tensor->shape), done, count, bytes.data());
+      crc = crc32(bytes, crc);
+      sink.write_at(slot.offset + static_cast<std::uint64_t>(done) * element, bytes);
+    }
+  }
+  return {slot.size, crc32_term(crc, slot.size, 0)};
+}
+
+}  // namespace
+
+SharedArchive::SharedArchive(Archive archive, const FileRole& role, int rank, int ranks)
+    : archive_(std::move(archive)), role_(role), rank_(rank), ranks_(ranks) {
+  const std::string root = root_of_archive(archive_.file);
+  if (role_.pickle_size && !makes()) {
+    slots_ = torch_file::slots_of(archive_.tree, root, *role_.pickle_size);
+  } else {
+    writer_.emplace(archive_.tree, root);
+  }
+}
+
+WrittenSum SharedArchive::write_part(const ArchivePart& part, const Slot& slot, std::uint64_t begin,
+                                     const PlacedTensors& tensors, Meter& meter) const {
+  const RunTarget target{sink_.get(), slot.offset, slot.size, begin};
+  if (part.source == nullptr)
+    return makes() ? write_filling(part, slot.tensor->dtype, target) : WrittenSum();
+  const Tensor& tensor = part.source->value.as_tensor();
+  const std::vector<Box> boxes =
+      boxes_to_write(tensors.of(*part.source), tensor.shape,
+                     {rank_, ranks_, role_.is_makers_own ? role_.maker : -1});
+  if (boxes.empty()) return {};
+  TensorReader reader(tensor, part.source->name);
+  return write_runs(tensor, reader, boxes, part.slice, target, &meter);
+}
+
+WrittenSum SharedArchive::write_slot(const Slot& slot, const PlacedTensors& tensors,
+                                     Meter& meter) const {
+  const auto parts = slot.storage ? archive_.parts.end() : archive_.parts.find(slot.tensor);
+  if (parts == archive_.parts.end()) return makes() ? write_value(slot, *sink_) : WrittenSum();
+  WrittenSum sum;
+  std::uint64_t begin = 0;
+  for (const ArchivePart& part : parts->second) {
+    sum.add(write_part(part, slot, begin, tensors, meter));
+    begin += static_cast<std::uint64_t>(part.count) * size_of(slot.tensor->dtype);
+  }
+  return sum;
+}
+
+void SharedArchive::write(Store& store, const PlacedTensors& tensors, int threads, Meter& meter) {
+  sink_ = store.share(archive_.file);
+  if (makes()) {
+    for (const auto& segment : writer_->fixed()) sink_->write_at(segment.offset, segment.bytes);
+  }
+  std::vector<WrittenSum> written(slots().size());
+  parallel_for(threads, written.size(),
+               [&](std::size_t i) { written[i] = write_slot(slots()[i], tensors, meter); });
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    if (written[i].bytes > 0) sums_[{role_.number, static_cast<std::uint32_t>(i)}] = written[i];
+  }
+  if (makes()) return;
+  sink_->commit();
+  sink_.reset();
+}
+
+void SharedArchive::finish(const FileSums& sums) {
+  std::vector<std::uint32_t> crcs;
+  for (std::size_t i = 0; i < slots().size(); ++i) {
+    const Slot& slot = slots()[i];
+    const auto found = sums.find({role_.number, static_cast<std::uint32_t>(i)});
+    const WrittenSum sum = found == sums.end() ? WrittenSum() : found->second;
+    if (sum.bytes != slot.size) {
+      throw Error(ErrorCode::incomplete, "ranks have written " + std::to_string(sum.bytes) +
+                                             " bytes of record data/" + std::to_string(i) +
+                                             ", it has " + std::to_string(slot.size))
+          .at_path(sink_->name());
+    }
+    crcs.push_back(crc32_of_terms(sum.terms, slot.size));
+  }
+  writer_->finish(crcs, [this](std::uint64_t at, ByteView bytes) { sink_->write_at(at, bytes); });
+  sink_->commit();
+  sink_.reset();
+}
+
+}  // namespace tessera

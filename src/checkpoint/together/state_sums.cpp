@@ -1,0 +1,173 @@
+#include "checkpoint/together/state_sums.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/crc32.h"
+#include "base/parallel.h"
+#include "base/stop.h"
+#include "checkpoint/together/own_runs.h"
+#include "checkpoint/together/share.h"
+#include "comm/confer.h"
+#include "comm/message.h"
+#include "layout/placement.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kStateFileLimit = 1 << 30;  // bytes
+constexpr const char* kDigests = "crc32";
+
+// So that differences of several parts do not make up for one another.
+std::uint64_t mixed(std::uint32_t terms, int part) {
+  std::uint64_t value = (static_cast<std::uint64_t>(part) << 32U | terms) + 1;
+  value *= 0x9E3779B97F4A7C15U;
+  return (value ^ value >> 29U) * 0xBF58476D1CE4E5B9U;
+}
+
+TensorSum sum_tensor(const PlacedTensor& placed, int rank, int ranks) {
+  const Tensor& tensor = placed.leaf->value.as_tensor();
+  const int part = part_of_rank(placed.placement, rank);
+  RunTarget whole_tensor;
+  whole_tensor.size = byte_size(tensor.dtype, tensor.shape);
+  TensorReader reader(tensor, placed.leaf->name);
+  const WrittenSum own =
+      write_runs(tensor, reader, boxes_of_part(placed.placement, tensor.shape, part),
+                 whole(tensor.shape), whole_tensor, nullptr);
+  const Holders holders = holders_of(placed.placement, rank, ranks);
+  const std::uint64_t value = mixed(own.terms, part);
+  if (holders.index > 0) return {0, 0 - value, 0};
+  return {own.bytes, static_cast<std::uint64_t>(holders.count - 1) * value, own.terms};
+}
+
+StateSums decode_state_sums(const Bytes& bytes) {
+  StateSums sums;
+  for (MessageReader message(bytes); !message.at_end();) {
+    TensorSum& sum = sums.emplace_back();
+    sum.bytes = message.count();
+    sum.difference = message.number<std::uint64_t>();
+    sum.terms = message.number<std::uint32_t>();
+  }
+  return sums;
+}
+
+void add_tensors(const std::string& name, const Value& value, std::vector<Leaf>& leaves) {
+  if (value.is(Value::Kind::tensor)) {
+    leaves.push_back({name, {}, value});
+  } else if (value.is(Value::Kind::dict) || value.is(Value::Kind::list)) {
+    for (const Leaf& leaf : leaves_of(value)) {
+      if (leaf.value.is(Value::Kind::tensor)) leaves.push_back(leaf);
+    }
+  }
+}
+
+std::vector<const Leaf*> pointers_to(const std::vector<Leaf>& leaves) {
+  std::vector<const Leaf*> pointers;
+  for (const Leaf& leaf : leaves) pointers.push_back(&leaf);
+  return pointers;
+}
+
+StateDigests digests_in(const nlohmann::json& file) {
+  StateDigests digests;
+  for (const auto& [name, crc] : file.at(kDigests).items())
+    digests.emplace(name, crc.get<std::uint32_t>());
+  return digests;
+}
+
+}  // namespace
+
+StateSums sum_state(const PlacedTensors& tensors, int rank, int ranks, int threads,
+                    const std::stop_token& stop) {
+  StateSums sums(tensors.all().size());
+  parallel_for(threads, sums.size(), [&](std::size_t i) {
+    require_going_on(stop);
+    sums[i] = sum_tensor(tensors.all()[i], rank, ranks);
+  });
+  return sums;
+}
+
+Bytes encode_state_sums(const StateSums& sums) {
+  MessageWriter message;
+  for (const TensorSum& sum : sums)
+    message.count(sum.bytes).number(sum.difference).number(sum.terms);
+  return message.take();
+}
+
+Bytes combine_state_sums(const Bytes& left, const Bytes& right) {
+  StateSums both = decode_state_sums(left);
+  const StateSums more = decode_state_sums(right);
+  if (both.size() != more.size())
+    throw Error(ErrorCode::mismatch, "ranks have states of different tensors");
+  for (std::size_t i = 0; i < both.size(); ++i) {
+    both[i].bytes += more[i].bytes;
+    both[i].difference += more[i].difference;
+    both[i].terms ^= more[i].terms;
+  }
+  return encode_state_sums(both);
+}
+
+SummedState summed(const PlacedTensors& tensors, const Bytes& all) {
+  SummedState result;
+  const StateSums sums = decode_state_sums(all);
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const Leaf& leaf = *tensors.all()[i].leaf;
+    const std::uint64_t size =
+        byte_size(leaf.value.as_tensor().dtype, leaf.value.as_tensor().shape);
+    if (sums[i].bytes != size) {
+      throw Error(ErrorCode::incomplete, "ranks hold " + std::to_string(sums[i].bytes) +
+                                             " bytes of the tensor, it has " + std::to_string(size))
+          .at_key(leaf.name);
+    }
+    result.digests.emplace(leaf.name, crc32_of_terms(sums[i].terms, size));
+    if (sums[i].difference != 0) result.unlike.push_back(leaf.name);
+  }
+  return result;
+}
+
+std::string state_file_text(const StateDigests& digests, const std::string& save_id) {
+  nlohmann::json file = {{"version", 1}, {"save_id", save_id}};
+  file[kDigests] = digests;
+  return file.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+StateDigests saved_digests(const Store& checkpoint) {
+  if (!checkpoint.exists(kStateFile)) return {};
+  const auto source = checkpoint.open(kStateFile);
+  const std::vector<std::byte> bytes = read_all(*source, kStateFileLimit);
+  const auto* text = reinterpret_cast<const char*>(bytes.data());
+  try {
+    return digests_in(nlohmann::json::parse(text, text + bytes.size()));
+  } catch (const nlohmann::json::exception&) {
+    throw Error(ErrorCode::corrupt, "not the digests of a state").at_path(source->name());
+  }
+}
+
+StateDigests state_digests(const Value& tree, Group& group) {
+  std::vector<Leaf> leaves;
+  std::optional<PlacedTensors> tensors;
+  const auto contribute = [&] {
+    add_tensors("", tree, leaves);
+    tensors.emplace(pointers_to(leaves), group.rank(), group.size());
+    return encode_state_sums(sum_state(*tensors, group.rank(), group.size(), 1, {}));
+  };
+  const auto conclude = [&](const Bytes& all) {
+    const SummedState state = summed(*tensors, all);
+    if (!state.unlike.empty()) {
+      throw Error(ErrorCode::mismatch, std::to_string(state.unlike.size()) +
+                                           " tensors differ between ranks that hold the same part")
+          .at_key(state.unlike.front());
+    }
+    MessageWriter message;
+    for (const auto& [name, crc] : state.digests) message.text(name).number(crc);
+    return message.take();
+  };
+  const Bytes told = confer(group, "digesting a state", {contribute, combine_state_sums, conclude});
+  StateDigests digests;
+  for (MessageReader message(told); !message.at_end();) {
+    std::string name = message.text();
+    digests.emplace(std::move(name), message.number<std::uint32_t>());
+  }
+  return digests;
+}
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+// The CRC-32 of every tensor of a state, from what each rank holds of it.
+#pragma once
+
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "checkpoint/together/placed.h"
+#include "tessera/comm.h"
+#include "tessera/state_digests.h"
+
+namespace tessera {
+
+// What is known of one tensor so far.
+struct TensorSum {
+  std::uint64_t bytes = 0;       // of parts, each counted once
+  std::uint64_t difference = 0;  // zero if all that hold the same part hold equal bytes
+  std::uint32_t terms = 0;       // of base/crc32.h
+};
+using StateSums = std::vector<TensorSum>;  // in the order of the tensors
+
+// Of what this rank holds, all its bytes.
+[[nodiscard]] StateSums sum_state(const PlacedTensors& tensors, int rank, int ranks, int threads,
+                                  const std::stop_token& stop);
+[[nodiscard]] Bytes encode_state_sums(const StateSums& sums);
+[[nodiscard]] Bytes combine_state_sums(const Bytes& left, const Bytes& right);
+
+// Of the sums of all ranks.
+struct SummedState {
+  StateDigests digests;
+  std::vector<std::string> unlike;  // that differ between ranks
+};
+// Throws `incomplete` for a tensor that ranks do not have all of.
+[[nodiscard]] SummedState summed(const PlacedTensors& tensors, const Bytes& all);
+
+// tessera-state.json, which has them beside a checkpoint.
+inline constexpr const char* kStateFile = "tessera-state.json";
+[[nodiscard]] std::string state_file_text(const StateDigests& digests, const std::string& save_id);
+
+}  // namespace tessera
