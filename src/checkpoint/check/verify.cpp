@@ -1,16 +1,15 @@
 #include <algorithm>
-#include <map>
 #include <mutex>
 #include <unordered_set>
 
 #include "base/parallel.h"
 #include "base/stop.h"
+#include "checkpoint/check/sources.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/read/storage_checks.h"
 #include "io/block_digests.h"
-#include "storage/lazy_source.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 #include "tessera/verify.h"
@@ -28,28 +27,6 @@ struct FilePart {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
-
-using SourceByName = std::map<std::string, std::shared_ptr<const ByteSource>>;
-
-void add_sources(const Tensor& tensor, SourceByName& sources) {
-  for (const Piece& piece : tensor.pieces) {
-    if (piece.storage && piece.storage->source)
-      sources.emplace(piece.storage->source->name(), piece.storage->source);
-  }
-}
-
-// Those that the tensors have come first: of safetensors files only they know the digests.
-SourceByName sources_of(const Checkpoint& checkpoint) {
-  SourceByName sources;
-  for (const auto& [name, tensor] : all_tensors(checkpoint.leaves))
-    add_sources(tensor.as_tensor(), sources);
-  for (const ObjectInfo& file : checkpoint.files) {
-    auto source = std::make_shared<LazySource>(checkpoint.store, file);
-    const std::string& name = source->name();
-    sources.emplace(name, std::move(source));
-  }
-  return sources;
-}
 
 // The files whose bytes are checked by digests as they are read.
 std::vector<FilePart> checked_parts(const Checkpoint& checkpoint) {

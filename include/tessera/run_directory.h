@@ -1,0 +1,97 @@
+// The checkpoints of one run: a directory with one checkpoint for each step that was saved, on disk
+// or in a store. docs/design/checkpointers-run.md has the reasons.
+//
+//     RUN/step400            as the ranks shard it
+//     RUN/step400-unsharded  whole
+//     RUN/latest             OLMo's links to these; they are written and never followed
+//     RUN/latest-unsharded
+//
+// A checkpoint counts from the moment that its marker is there: `.metadata` of a DCP checkpoint,
+// `config.yaml` of an OLMo kind. A `run` is a path, a store, or with Location::name a directory of
+// a store. Whoever writes to a run has it alone; others may read at the same time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "tessera/comm.h"
+#include "tessera/storage.h"
+
+namespace tessera {
+
+struct RunCheckpoint {
+  std::int64_t step = 0;
+  bool unsharded = false;
+  Location where;  // for open, load, verify
+};
+
+// "step400", "step400-unsharded". A negative step is `invalid_argument`.
+[[nodiscard]] std::string run_checkpoint_name(std::int64_t step, bool unsharded = false);
+// A directory below: of a path, of a store's root, of a directory in a store.
+[[nodiscard]] Location directory_in(const Location& where, const std::string& name);
+// Where a checkpoint of the run is or goes.
+[[nodiscard]] RunCheckpoint run_checkpoint(const Location& run, std::int64_t step,
+                                           bool unsharded = false);
+
+// Those that have their marker, the newest first, the sharded one of a step before the unsharded
+// one. None is opened, so any may be damaged. A run that is not there has none. A checkpoint that a
+// kill left as NAME.old-<id> while it was being replaced is the one called NAME, unless that is
+// there.
+[[nodiscard]] std::vector<RunCheckpoint> run_checkpoints(const Location& run);
+
+// How a checkpoint of a run is verified.
+struct RunCheck {
+  // false: the metadata is read, and names and sizes of all files are compared with the store; of a
+  // file with digests its list of digests is, or its last block. true: verify() reads everything.
+  bool read_data = false;
+  int threads = 2;
+  std::stop_token stop = {};
+};
+
+struct LatestCheckpoint {
+  std::optional<RunCheckpoint> found;  // none: the run has no checkpoint yet
+  std::vector<std::string> warnings;   // which newer ones are damaged, and how
+};
+
+// The newest checkpoint that is whole. Damaged ones are passed over with a warning, and when all
+// are damaged that is `corrupt`. A store that does not answer (`io`, `timeout`) says nothing about
+// a checkpoint: that error is thrown, and nothing older takes its place.
+[[nodiscard]] LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check = {});
+// The same for all ranks: rank 0 looks, and every rank gets its answer, with the place as its own
+// `run` says. Collective.
+[[nodiscard]] LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check,
+                                                 Group& group);
+
+// Of each of the three lists the newest ones that stay; negative: all of them. The new checkpoint
+// is one of them, and it stays in any case.
+struct Retention {
+  int sharded = -1;
+  int unsharded = -1;
+  int ephemeral = -1;
+  // Which steps have sharded checkpoints that count as ephemeral ones. Empty: none.
+  std::function<bool(std::int64_t step)> is_ephemeral = {};
+  bool link = false;  // makes `latest` or `latest-unsharded` point to the new one; on disk only
+  RunCheck check = {};
+};
+
+struct RetentionReport {
+  std::vector<std::string> removed;  // names in the run
+  std::vector<std::string> warnings;
+};
+
+// To be called after a save: verifies `saved`, and throws what is wrong with it before anything is
+// removed. Then, of the steps before it, removes what the lists do not keep: older checkpoints,
+// damaged ones beside them, and what killed saves left, unless its writer lives. A checkpoint's
+// marker goes first, so at no moment does half of one look like a whole one. Later steps stay, with
+// a warning: they come from a run that went on from an earlier step.
+RetentionReport retain(const Location& run, const RunCheckpoint& saved,
+                       const Retention& retention = {});
+// The same by rank 0. Every rank gets its report. Collective.
+RetentionReport retain(const Location& run, const RunCheckpoint& saved, const Retention& retention,
+                       Group& group);
+
+}  // namespace tessera

@@ -1,0 +1,107 @@
+#include "tessera/run_directory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/parallel.h"
+#include "checkpoint/run/marker.h"
+#include "checkpoint/run/place.h"
+#include "checkpoint/run/soundness.h"
+#include "checkpoint/run/step_names.h"
+#include "comm/long_work.h"
+#include "comm/message.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+// A checkpoint of a run, and the name of its directory.
+struct Standing {
+  RunCheckpoint checkpoint;
+  std::string directory;
+};
+
+std::vector<Standing> marked_checkpoints(const Location& run) {
+  std::vector<Standing> found;
+  for (const StepDirectory& one : standing(step_directories(run))) {
+    Location where = directory_in(run, one.directory);
+    if (marker_in(*directory_store(where)).empty()) continue;
+    found.push_back({{one.step, one.unsharded, std::move(where)}, one.directory});
+  }
+  return found;
+}
+
+struct Latest {
+  std::optional<Standing> found;
+  std::vector<std::string> warnings;
+};
+
+Latest look(const Location& run, const RunCheck& check) {
+  require_threads(check.threads);
+  Latest latest;
+  for (Standing& one : marked_checkpoints(run)) {
+    const std::optional<Error> fault = fault_of(one.checkpoint.where, check);
+    if (!fault) {
+      latest.found = std::move(one);
+      return latest;
+    }
+    latest.warnings.push_back(one.directory + " is damaged and passed over: " + fault->what());
+  }
+  if (latest.warnings.empty()) return latest;
+  const std::string others = latest.warnings.size() == 1
+                                 ? ""
+                                 : " (and " + std::to_string(latest.warnings.size() - 1) + " more)";
+  throw Error(ErrorCode::corrupt,
+              "every checkpoint of the run is damaged: " + latest.warnings.front() + others)
+      .at_path(to_string(run));
+}
+
+Bytes encode(const Latest& latest) {
+  MessageWriter message;
+  message.count(latest.warnings.size());
+  for (const std::string& warning : latest.warnings) message.text(warning);
+  if (!latest.found) return message.take();
+  const RunCheckpoint& found = latest.found->checkpoint;
+  message.count(static_cast<std::uint64_t>(found.step)).count(found.unsharded ? 1 : 0);
+  return message.text(latest.found->directory).take();
+}
+
+LatestCheckpoint decode(const Location& run, ByteView bytes) {
+  MessageReader message(bytes);
+  LatestCheckpoint latest;
+  for (auto count = message.count(); count > 0; --count) latest.warnings.push_back(message.text());
+  if (message.at_end()) return latest;
+  const auto step = static_cast<std::int64_t>(message.count());
+  const bool unsharded = message.count() == 1;
+  latest.found = {step, unsharded, directory_in(run, message.text())};
+  return latest;
+}
+
+}  // namespace
+
+std::vector<RunCheckpoint> run_checkpoints(const Location& run) {
+  std::vector<RunCheckpoint> checkpoints;
+  for (Standing& one : marked_checkpoints(run)) checkpoints.push_back(std::move(one.checkpoint));
+  return checkpoints;
+}
+
+LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check) {
+  Latest latest = look(run, check);
+  LatestCheckpoint result{std::nullopt, std::move(latest.warnings)};
+  if (latest.found) result.found = std::move(latest.found->checkpoint);
+  return result;
+}
+
+LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check, Group& group) {
+  Bytes answer;
+  agree_on_long_work(group, "looking for the latest checkpoint", check.stop,
+                     [&](const std::stop_token& stop) {
+                       if (group.rank() != 0) return;
+                       RunCheck until = check;
+                       until.stop = stop;
+                       answer = encode(look(run, until));
+                     });
+  return decode(run, group.spread(std::move(answer)));
+}
+
+}  // namespace tessera

@@ -1,0 +1,67 @@
+#include "checkpoint/run/soundness.h"
+
+#include <array>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "base/one_of.h"
+#include "base/parallel.h"
+#include "base/stop.h"
+#include "checkpoint/check/sources.h"
+#include "tessera/checkpoint.h"
+#include "tessera/verify.h"
+
+namespace tessera {
+namespace {
+
+// These say that the checkpoint is damaged; all others, that it could not be seen, or not by us.
+bool is_damage(ErrorCode code) {
+  return is_one_of(code, ErrorCode::corrupt, ErrorCode::incomplete, ErrorCode::not_found,
+                   ErrorCode::unsafe, ErrorCode::conflict, ErrorCode::mismatch, ErrorCode::limit);
+}
+
+// The last byte of a file with digests: it is not given out before the list of digests behind the
+// file's data, or else the file's last block, is found good.
+void check_end(const ByteSource& source) {
+  if (source.size() == 0 || !source.checked()) return;
+  std::array<std::byte, 1> last{};
+  source.read_at(source.size() - 1, last);
+}
+
+void check_ends(const Location& where, const RunCheck& check) {
+  const Checkpoint checkpoint = Checkpoint::open(where);
+  std::vector<std::shared_ptr<const ByteSource>> sources;
+  for (const auto& [name, source] : sources_of(checkpoint)) sources.push_back(source);
+  parallel_for(check.threads, sources.size(), [&](std::size_t i) {
+    require_going_on(check.stop);
+    check_end(*sources[i]);
+  });
+}
+
+void check_all(const Location& where, const RunCheck& check) {
+  const VerifyReport report = verify(where, {.threads = check.threads, .stop = check.stop});
+  if (report.findings.empty()) return;
+  const auto& [code, text] = report.findings.front();
+  throw Error(code, text.substr(to_string(code).size() + std::string_view(": ").size()));
+}
+
+}  // namespace
+
+std::optional<Error> fault_of(const Location& where, const RunCheck& check) {
+  require_threads(check.threads);
+  require_going_on(check.stop);
+  try {
+    if (check.read_data) {
+      check_all(where, check);
+    } else {
+      check_ends(where, check);
+    }
+  } catch (const Error& error) {
+    if (!is_damage(error.code())) throw;
+    return error;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera

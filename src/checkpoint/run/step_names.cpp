@@ -1,0 +1,127 @@
+#include "checkpoint/run/step_names.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <tuple>
+
+#include "base/random_id.h"
+#include "checkpoint/run/place.h"
+#include "storage/posix/system.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using Role = StepDirectory::Role;
+
+constexpr std::string_view kStep = "step", kUnsharded = "-unsharded";
+constexpr std::string_view kOld = ".old-", kAttempt = "-tmp-";
+
+bool take_prefix(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return false;
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
+// A number as this library writes it.
+std::optional<std::int64_t> take_number(std::string_view& text) {
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const auto digits = text.substr(0, static_cast<std::size_t>(end - text.data()));
+  if (error != std::errc() || digits != std::to_string(number) || number < 0) return std::nullopt;
+  text.remove_prefix(digits.size());
+  return number;
+}
+
+std::optional<Role> role_of(std::string_view suffix) {
+  if (suffix.empty()) return Role::current;
+  const bool is_old = take_prefix(suffix, kOld);
+  if ((is_old || take_prefix(suffix, kAttempt)) && is_attempt(suffix))
+    return is_old ? Role::replaced : Role::attempt;
+  return std::nullopt;
+}
+
+std::optional<StepDirectory> parse(const std::string& name) {
+  std::string_view rest = name;
+  if (!take_prefix(rest, kStep)) return std::nullopt;
+  const auto step = take_number(rest);
+  if (!step) return std::nullopt;
+  const bool unsharded = take_prefix(rest, kUnsharded);
+  const auto role = role_of(rest);
+  if (!role) return std::nullopt;
+  return StepDirectory{*step, unsharded, *role, name};
+}
+
+// On a disk a directory is there before there is anything in it, and listing one level is cheap.
+std::set<std::string> names_on_disk(const std::string& path) {
+  require_local(path);
+  std::set<std::string> names;
+  std::error_code failure;
+  for (fs::directory_iterator entry(path, failure), end; !failure && entry != end;
+       entry.increment(failure)) {
+    std::error_code gone;
+    if (entry->is_directory(gone)) names.insert(entry->path().filename().string());
+  }
+  if (failure && failure != std::errc::no_such_file_or_directory) {
+    throw_errno(failure.value(), "list the checkpoints of the run", path);
+  }
+  return names;
+}
+
+std::set<std::string> names_in(const Store& store) {
+  std::set<std::string> names;
+  for (const ObjectInfo& object : store.list()) {
+    const auto slash = object.name.find('/');
+    if (slash != std::string::npos) names.insert(object.name.substr(0, slash));
+  }
+  return names;
+}
+
+bool is_same_name(const StepDirectory& a, const StepDirectory& b) {
+  return a.step == b.step && a.unsharded == b.unsharded;
+}
+
+}  // namespace
+
+std::vector<StepDirectory> step_directories(const Location& run) {
+  std::vector<StepDirectory> found;
+  for (const std::string& name :
+       run.store ? names_in(*directory_store(run)) : names_on_disk(run.path)) {
+    if (auto directory = parse(name)) found.push_back(std::move(*directory));
+  }
+  std::ranges::stable_sort(found, {}, [](const StepDirectory& directory) {
+    return std::tuple(-directory.step, directory.unsharded, directory.role);
+  });
+  return found;
+}
+
+std::vector<StepDirectory> standing(std::vector<StepDirectory> directories) {
+  std::erase_if(directories, [](const StepDirectory& one) { return one.role == Role::attempt; });
+  std::vector<StepDirectory> found;
+  for (auto at = directories.begin(); at != directories.end();) {
+    const auto next = std::find_if_not(
+        at, directories.end(), [&](const StepDirectory& one) { return is_same_name(one, *at); });
+    if (at->role == Role::current || next - at == 1) found.push_back(*at);
+    at = next;
+  }
+  return found;
+}
+
+std::string run_checkpoint_name(std::int64_t step, bool unsharded) {
+  if (step < 0) {
+    throw Error(ErrorCode::invalid_argument,
+                "a step is a number from 0 up, not " + std::to_string(step));
+  }
+  return std::string(kStep) + std::to_string(step) + std::string(unsharded ? kUnsharded : "");
+}
+
+RunCheckpoint run_checkpoint(const Location& run, std::int64_t step, bool unsharded) {
+  return {step, unsharded, directory_in(run, run_checkpoint_name(step, unsharded))};
+}
+
+}  // namespace tessera
