@@ -1,10 +1,13 @@
 #include "comm/launcher.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
+#include <thread>
 
+#include "base/parallel.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -93,6 +96,20 @@ std::optional<LaunchedRank> launched_rank(const Environment& environment) {
 int local_rank_of(const Environment& environment) {
   const char* name = first_set(environment, kLocalRanks);
   return environment(name) == nullptr ? 0 : number_of(environment, name, "", 0, kMost);
+}
+
+int fs_local_rank_of(const Environment& environment) {
+  constexpr const char* kName = "FS_LOCAL_RANK";
+  if (environment(kName) == nullptr) return local_rank_of(environment);
+  return number_of(environment, kName, "", 0, kMost);
+}
+
+int default_thread_count(const Environment& environment) {
+  constexpr const char* kName = "OLMO_NUM_THREADS";
+  constexpr unsigned kMostByDefault = 32, kBesideCores = 4;
+  if (environment(kName) != nullptr) return number_of(environment, kName, "", 1, kMostThreads);
+  const unsigned cores = std::thread::hardware_concurrency();  // 0: not known
+  return static_cast<int>(std::min(kMostByDefault, cores + kBesideCores));
 }
 
 }  // namespace tessera

@@ -31,6 +31,16 @@ using Environment = std::function<const char*(const char* name)>;
 // Throws `invalid_argument` when that is no number.
 [[nodiscard]] int local_rank_of(const Environment& environment = environment_of_process);
 
+// The rank among those that share a disk: FS_LOCAL_RANK, else that of its host. With a disk that
+// all hosts share, a launcher sets FS_LOCAL_RANK to the rank in the world, so that one rank alone
+// has 0 (checkpoint-rows O-02).
+[[nodiscard]] int fs_local_rank_of(const Environment& environment = environment_of_process);
+
+// How many threads read and write a checkpoint unless its options say so: OLMO_NUM_THREADS, else
+// four more than there are cores, 32 at most (checkpoint-rows O-05). Throws `invalid_argument` for
+// a variable that is no number from 1 to 1024.
+[[nodiscard]] int default_thread_count(const Environment& environment = environment_of_process);
+
 // The number in variable `name`; throws `invalid_argument` unless it is one in [low, high].
 // `launcher`: who would have set it.
 [[nodiscard]] int number_of(const Environment& environment, const char* name,

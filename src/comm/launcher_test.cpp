@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <thread>
 
+#include "conformance/errors.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -86,6 +89,31 @@ TEST(Launcher, NamesWhatIsMissingOrWrong) {
   EXPECT_THAT(refusal({{"PMIX_RANK", "0"}}), ::testing::HasSubstr("PMIX_RANK=0"));
   const Variables wrong{{"SLURM_LOCALID", "x"}};
   EXPECT_THROW(static_cast<void>(local_rank_of(environment_of(wrong))), Error);
+}
+
+TEST(Launcher, TheRankOnADiskHasAVariableOfItsOwn_O02) {
+  const auto rank = [](const Variables& variables) {
+    return fs_local_rank_of(environment_of(variables));
+  };
+  EXPECT_EQ(rank({}), 0);
+  EXPECT_EQ(rank({{"LOCAL_RANK", "3"}}), 3);
+  EXPECT_EQ(rank({{"SLURM_LOCALID", "2"}}), 2);
+  EXPECT_EQ(rank({{"FS_LOCAL_RANK", "11"}, {"LOCAL_RANK", "3"}}), 11);
+  EXPECT_THROW(static_cast<void>(rank({{"FS_LOCAL_RANK", "-1"}})), Error);
+}
+
+TEST(Launcher, TheNumberOfThreadsMayBeSet_O05) {
+  const auto threads = [](const Variables& variables) {
+    return default_thread_count(environment_of(variables));
+  };
+  EXPECT_EQ(threads({}), std::min(32, static_cast<int>(std::thread::hardware_concurrency()) + 4));
+  EXPECT_EQ(threads({{"OLMO_NUM_THREADS", "7"}}), 7);
+  for (const char* wrong : {"0", "-2", "many", "", "1025"}) {
+    const Variables variables{{"OLMO_NUM_THREADS", wrong}};
+    const Error error = error_of([&] { static_cast<void>(threads(variables)); });
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << wrong;
+    EXPECT_THAT(error.message(), ::testing::HasSubstr("OLMO_NUM_THREADS="));
+  }
 }
 
 }  // namespace
