@@ -1,69 +1,21 @@
 #include "checkpointing.h"
 
 #include <algorithm>
-#include <charconv>
-#include <filesystem>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "tessera/checkpoint.h"
 #include "tessera/group_checkpoint.h"
+#include "tessera/run_directory.h"
 #include "tessera/training_state.h"
-#include "tessera/verify.h"
 
 namespace {
 
-namespace fs = std::filesystem;
 using tessera::Checkpoint;
 using tessera::Error;
 using tessera::ErrorCode;
 using tessera::Value;
-
-// step{N}
-struct StepDirectory {
-  std::int64_t step = 0;
-  std::string path;
-};
-
-// Newest first.
-std::vector<StepDirectory> step_directories(const std::string& save) {
-  std::vector<StepDirectory> found;
-  std::error_code failure;
-  for (const auto& entry : fs::directory_iterator(save, failure)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with("step") || !entry.is_directory()) continue;
-    StepDirectory directory{.step = 0, .path = entry.path().string()};
-    const char* end = name.data() + name.size();
-    const auto parsed = std::from_chars(name.data() + 4, end, directory.step);
-    if (parsed.ec == std::errc() && parsed.ptr == end) found.push_back(std::move(directory));
-  }
-  if (failure && failure != std::errc::no_such_file_or_directory) {
-    throw Error(ErrorCode::io, "the directory of checkpoints cannot be read: " + failure.message())
-        .at_path(save);
-  }
-  std::ranges::sort(found, std::ranges::greater(), &StepDirectory::step);
-  return found;
-}
-
-bool is_complete(const StepDirectory& directory) {
-  return tessera::verify(directory.path, {.read_data = false}).findings.empty();
-}
-
-// What a save leaves that never got as far as its marker was no checkpoint yet.
-bool is_marked(const StepDirectory& directory) {
-  return fs::exists(fs::path(directory.path) / ".metadata");
-}
-
-// Empty: there is none yet.
-std::string latest(const std::string& save) {
-  const auto directories = step_directories(save);
-  for (const StepDirectory& directory : directories) {
-    if (is_complete(directory)) return directory.path;
-  }
-  if (std::ranges::none_of(directories, is_marked)) return {};
-  throw Error(ErrorCode::corrupt, "every checkpoint step{N} to resume from is damaged")
-      .at_path(save);
-}
 
 // Shape alone does not tell how many heads a model has, so the trainer's part says it all.
 Value model_config(const Options& o) {
@@ -147,46 +99,24 @@ Training::Groups saved_groups(const Checkpoint& checkpoint) {
   return groups;
 }
 
-void remove_checkpoint(const StepDirectory& directory) {
-  // The marker goes first, so that what a kill leaves of the removal is not taken for a checkpoint.
-  fs::remove(fs::path(directory.path) / ".metadata");
-  fs::remove_all(directory.path);
-}
-
-// Of the checkpoints up to `newest` the last `keep` complete ones stay. Incomplete ones before
-// `newest` are what killed saves left.
-void remove_old(const std::string& save, std::int64_t newest, std::int64_t keep) {
-  std::int64_t kept = 0;
-  for (const StepDirectory& directory : step_directories(save)) {
-    if (directory.step > newest) continue;
-    if (kept < keep && is_complete(directory)) {
-      ++kept;
-    } else {
-      remove_checkpoint(directory);
-    }
-  }
-}
-
-// Rank 0 looks, every rank gets the answer.
-std::string find_checkpoint(const Options& options, tessera::Group& group) {
-  std::string path = options.resume;
-  if (path != "latest") return path;
-  tessera::agree(group, "looking for the latest checkpoint", [&] {
-    if (group.rank() == 0) path = latest(options.save);
-  });
-  const auto* bytes = reinterpret_cast<const std::byte*>(path.data());
-  const auto answer = group.broadcast(tessera::Bytes(bytes, bytes + path.size()));
-  return {reinterpret_cast<const char*>(answer.data()), answer.size()};
+// The warnings are the run's: which newer checkpoints are damaged.
+std::string find_checkpoint(const Options& options, tessera::Group& group,
+                            std::vector<std::string>& warnings) {
+  if (options.resume != "latest") return options.resume;
+  tessera::LatestCheckpoint latest = tessera::latest_checkpoint(options.save, {}, group);
+  warnings = std::move(latest.warnings);
+  return latest.found ? latest.found->where.path : "";
 }
 
 }  // namespace
 
 std::string checkpoint_path(const Options& options, std::int64_t step) {
-  return (fs::path(options.save) / ("step" + std::to_string(step))).string();
+  return tessera::run_checkpoint(options.save, step).where.path;
 }
 
 Progress resume_training(Training& training, const Options& options, tessera::Group& group) {
-  Progress progress{.checkpoint = find_checkpoint(options, group)};
+  Progress progress;
+  progress.checkpoint = find_checkpoint(options, group, progress.warnings);
   if (progress.checkpoint.empty()) return progress;
   bool has_trainer = false;
   const auto opened = tessera::GroupCheckpoint::open(progress.checkpoint, {}, group);
@@ -212,18 +142,17 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
   return progress;
 }
 
-std::string save_training(Training& training, const Progress& progress, const Options& options,
-                          tessera::Group& group) {
+void save_training(Training& training, Progress& progress, const Options& options,
+                   tessera::Group& group) {
   tessera::TrainingState state(training.model(), training.optimizer());
   state.values.set_item("trainer", trainer_state(progress, options));
-  const std::string path = checkpoint_path(options, progress.step);
+  const auto saved = tessera::run_checkpoint(options.save, progress.step);
   tessera::SaveOptions how;
   how.overwrite = true;  // a resumed run may come by here again
-  tessera::save(state, path, how, group);
-  if (options.keep > 0) {
-    tessera::agree(group, "removing old checkpoints", [&] {
-      if (group.rank() == 0) remove_old(options.save, progress.step, options.keep);
-    });
-  }
-  return path;
+  tessera::save(state, saved.where, how, group);
+  progress.checkpoint = saved.where.path;
+  progress.warnings.clear();
+  if (options.keep == 0) return;
+  auto report = tessera::retain(options.save, saved, {.sharded = options.keep}, group);
+  progress.warnings = std::move(report.warnings);
 }

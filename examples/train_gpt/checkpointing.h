@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "options.h"
 #include "tessera/comm.h"
@@ -13,22 +14,23 @@
 struct Progress {
   std::int64_t step = 0;
   std::int64_t tokens = 0;
-  std::string checkpoint;  // the last one resumed from or saved; empty: none
+  std::string checkpoint;                  // the last one resumed from or saved; empty: none
+  std::vector<std::string> warnings = {};  // about the other checkpoints, of that resume or save
 };
 
 // SAVE/step{N}
 [[nodiscard]] std::string checkpoint_path(const Options& options, std::int64_t step);
 
 // Loads model and optimizer in place from the checkpoint that --resume means: a directory, or for
-// "latest" the highest step of --save whose marker, structure, sizes and coverage check out; before
-// the first checkpoint the answer is no progress, so that one command line serves the first start
-// and every restart; `corrupt` when all that are there are damaged. That it is of another model is
-// an error (`mismatch`) before any memory is written. Where a foreign program saved it, progress is
+// "latest" the newest one of --save that is whole (tessera/run_directory.h). Before the first
+// checkpoint the answer is no progress, so that one command line serves the first start and every
+// restart; it is `corrupt` when all that are there are damaged. That it is of another model is an
+// error (`mismatch`) before any memory is written. Where a foreign program saved it, progress is
 // what the optimizer's own steps say. The optimizer's groups and options are those of the
 // checkpoint, as in PyTorch. Collective.
 Progress resume_training(Training& training, const Options& options, tessera::Group& group);
 
-// Writes the checkpoint of `progress` and, when that is complete, removes what --keep no longer
-// wants. Returns its path. Collective.
-std::string save_training(Training& training, const Progress& progress, const Options& options,
-                          tessera::Group& group);
+// Writes the checkpoint of `progress`, notes it there and, when it is complete and verified,
+// removes what --keep no longer wants. Collective.
+void save_training(Training& training, Progress& progress, const Options& options,
+                   tessera::Group& group);

@@ -35,10 +35,15 @@ void say(const tessera::Mesh& mesh, const std::string& line) {
   if (mesh.rank() == 0) std::cout << line << std::endl;
 }
 
+void say_warnings(const tessera::Mesh& mesh, const Progress& progress) {
+  for (const std::string& warning : progress.warnings) say(mesh, "warning: " + warning);
+}
+
 void save(Training& training, Progress& progress, const Options& options,
           const tessera::Mesh& mesh) {
-  progress.checkpoint = save_training(training, progress, options, mesh.checkpoint_group());
+  save_training(training, progress, options, mesh.checkpoint_group());
   say(mesh, "saved " + progress.checkpoint);
+  say_warnings(mesh, progress);
 }
 
 // The timeline of three steps; not of the first one, which has costs of its own.
@@ -66,6 +71,7 @@ void train(const Options& options, const tessera::Mesh& mesh) {
   Progress progress;
   if (!options.resume.empty()) {
     progress = resume_training(training, options, mesh.checkpoint_group());
+    say_warnings(mesh, progress);
     say(mesh, progress.checkpoint.empty()
                   ? "no checkpoint in " + options.save + " yet: starting afresh"
                   : "resumed from " + progress.checkpoint + " after step " +

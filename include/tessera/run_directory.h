@@ -69,9 +69,9 @@ struct LatestCheckpoint {
 // Of each of the three lists the newest ones that stay; negative: all of them. The new checkpoint
 // is one of them, and it stays in any case.
 struct Retention {
-  int sharded = -1;
-  int unsharded = -1;
-  int ephemeral = -1;
+  std::int64_t sharded = -1;
+  std::int64_t unsharded = -1;
+  std::int64_t ephemeral = -1;
   // Which steps have sharded checkpoints that count as ephemeral ones. Empty: none.
   std::function<bool(std::int64_t step)> is_ephemeral = {};
   bool link = false;  // makes `latest` or `latest-unsharded` point to the new one; on disk only

@@ -77,7 +77,7 @@ class Retainer {
     if (unsharded) return kUnsharded;
     return retention_.is_ephemeral && retention_.is_ephemeral(step) ? kEphemeral : kSharded;
   }
-  [[nodiscard]] int limit_of(const StepDirectory& one) const {
+  [[nodiscard]] std::int64_t limit_of(const StepDirectory& one) const {
     const std::array limits{retention_.sharded, retention_.unsharded, retention_.ephemeral};
     return limits[list_of(one.step, one.unsharded)];
   }
@@ -101,7 +101,7 @@ class Retainer {
 
   // Whether it is kept. One that cannot be judged now takes none of the places.
   bool takes_place(const StepDirectory& one, const Location& where) {
-    int& kept = kept_[list_of(one.step, one.unsharded)];
+    std::int64_t& kept = kept_[list_of(one.step, one.unsharded)];
     if (kept >= limit_of(one)) return false;
     try {
       if (fault_of(where, retention_.check)) return false;
@@ -144,7 +144,7 @@ class Retainer {
   const Location& run_;
   const RunCheckpoint& saved_;
   const Retention& retention_;
-  std::array<int, 3> kept_{};  // by list
+  std::array<std::int64_t, 3> kept_{};  // by list
   RetentionReport report_;
 };
 
