@@ -45,4 +45,13 @@ void remove_leftovers(Store& store) {
   }
 }
 
+void drop_leftovers(const Store& store, const std::string& prefix,
+                    std::vector<ObjectInfo>& objects) {
+  const Present present = present_in(store);
+  std::erase_if(objects, [&](const ObjectInfo& object) {
+    return object.name.starts_with(prefix) &&
+           is_leftover(object.name.substr(prefix.size()), present);
+  });
+}
+
 }  // namespace tessera

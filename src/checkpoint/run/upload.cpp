@@ -1,0 +1,184 @@
+#include "tessera/upload.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "base/parallel.h"
+#include "checkpoint/run/copy_object.h"
+#include "checkpoint/run/marker.h"
+#include "checkpoint/run/place.h"
+#include "checkpoint/run/upload_plan.h"
+#include "checkpoint/run/upload_source.h"
+#include "checkpoint/run/upload_target.h"
+#include "comm/long_work.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+// Whether both are one place, as far as that can be seen.
+bool is_same_place(const Location& a, const Location& b) {
+  if (a.store && b.store) return a.store == b.store && a.name == b.name;
+  std::error_code unknown;
+  return std::filesystem::equivalent(directory_store(a)->name(), directory_store(b)->name(),
+                                     unknown);
+}
+
+// One rank's part of an upload, step by step.
+class Upload {
+ public:
+  Upload(const Location& from, const Location& to, const UploadOptions& options, Group& group)
+      : from_(from), to_(to), options_(options), group_(group) {}
+
+  UploadReport run() {
+    plan();
+    copy_data();
+    commit();
+    return report();
+  }
+
+ private:
+  [[nodiscard]] bool is_rank_zero() const { return group_.rank() == 0; }
+
+  // All ranks learn which of them copies what. At the end there is no marker at the target.
+  void plan() {
+    const auto seen = [this] {
+      require_threads(options_.threads);
+      require_going_on(options_.stop);
+      if (is_same_place(from_, to_)) {
+        throw Error(ErrorCode::invalid_argument, "a checkpoint cannot be copied onto itself")
+            .at_path(to_string(to_));
+      }
+      source_.emplace(directory_store(from_));
+      store_ = directory_store(to_);
+      if (is_rank_zero()) require_marker();
+      return encode_seen(source_->files(), group_.rank());
+    };
+    const auto join = [](const Bytes& left, const Bytes& right) { return join_seen(left, right); };
+    const auto conclude = [this](const Bytes& all) {
+      plan_ = share_out(all, group_.size());
+      target_.emplace(*store_, plan_);
+      target_->open(options_.overwrite);
+      return encode_plan(plan_);
+    };
+    const Bytes plan = confer(group_, "planning an upload", {seen, join, conclude});
+    if (!is_rank_zero()) plan_ = decode_plan(plan);
+    for (const UploadFile& file : plan_) {
+      if (file.rank == group_.rank()) mine_.push_back(file);
+    }
+  }
+
+  void require_marker() const {
+    const auto store = directory_store(from_);
+    if (!marker_in(*store).empty()) return;
+    throw Error(ErrorCode::incomplete,
+                "no whole checkpoint is here: neither .metadata nor config.yaml")
+        .at_path(store->name());
+  }
+
+  // Everything but the markers is visible at the target afterwards.
+  void copy_data() {
+    const auto work = [this](const std::stop_token& stop) { copy_mine(stop); };
+    const auto nothing = [] { return Bytes(); };
+    const auto look = [this](const Bytes&) {
+      target_->require_data();
+      return Bytes();
+    };
+    try {
+      (void)confer_after_long_work(group_, options_.stop, work, "copying a checkpoint",
+                                   {nothing, combine_nothing, look});
+    } catch (...) {
+      // Rank 0 commits only after a word of everybody, which this rank does not give any more.
+      markers_.clear();
+      withdraw(*store_, plan_, group_.rank());
+      throw;
+    }
+  }
+
+  void copy_mine(const std::stop_token& stop) {
+    if (is_rank_zero()) target_->remove_stale();
+    Meter meter(options_.progress, bytes_of(mine_), stop);
+    const auto first_marker = std::ranges::find_if(
+        mine_, [](const UploadFile& file) { return is_marker(file.object.name); });
+    parallel_for(options_.threads, static_cast<std::size_t>(first_marker - mine_.begin()),
+                 [&](std::size_t i) {
+                   WrittenObject written = write(mine_[i].object, IfExists::replace, meter);
+                   commit_copy(written, *store_, options_.read_back);
+                 });
+    for (auto at = first_marker; at != mine_.end(); ++at) prepare_marker(at->object, meter);
+    store_->sync();
+    meter.finish();
+  }
+
+  WrittenObject write(const ObjectInfo& file, IfExists if_exists, Meter& meter) {
+    return write_copy(*source_->open(file), *store_, file.name, if_exists, meter);
+  }
+
+  // So that nothing is left to do at the end but to make it visible.
+  void prepare_marker(const ObjectInfo& file, Meter& meter) {
+    marker_ends_.push_back(source_->end_of(file));
+    const auto if_exists = options_.overwrite ? IfExists::replace : IfExists::fail;
+    markers_.push_back(write(file, if_exists, meter));
+  }
+
+  void commit() {
+    const auto nothing = [] { return Bytes(); };
+    const auto publish = [this](const Bytes&) {
+      require_same_source();
+      group_.require_peers();
+      for (WrittenObject& marker : markers_) {
+        commit_copy(marker, *store_, options_.read_back);
+        store_->sync();
+      }
+      return Bytes();
+    };
+    try {
+      (void)confer(group_, "completing an upload", {nothing, combine_nothing, publish});
+    } catch (...) {
+      markers_.clear();
+      if (is_rank_zero()) target_->withdraw();
+      throw;
+    }
+  }
+
+  void require_same_source() const {
+    auto end = marker_ends_.begin();
+    for (const UploadFile& file : mine_) {
+      if (!is_marker(file.object.name)) continue;
+      if (source_->end_of(file.object) != *end++) {
+        throw Error(ErrorCode::conflict, "the checkpoint was replaced while it was copied")
+            .at_path(source_->name() + "/" + file.object.name);
+      }
+    }
+  }
+
+  [[nodiscard]] UploadReport report() const {
+    return {mine_.size(), bytes_of(mine_), plan_.size(), bytes_of(plan_)};
+  }
+
+  const Location& from_;
+  const Location& to_;
+  const UploadOptions& options_;
+  Group& group_;
+  std::optional<UploadSource> source_;
+  std::shared_ptr<Store> store_;  // the target
+  UploadPlan plan_;
+  UploadPlan mine_;                                  // what this rank copies, markers last
+  std::optional<UploadTarget> target_;               // rank 0
+  std::vector<WrittenObject> markers_;               // rank 0: written, and invisible until the end
+  std::vector<std::vector<std::byte>> marker_ends_;  // rank 0: the sources' last bytes
+};
+
+}  // namespace
+
+UploadReport upload(const Location& from, const Location& to, const UploadOptions& options,
+                    Group& group) {
+  return Upload(from, to, options, group).run();
+}
+
+UploadReport upload(const Location& from, const Location& to, const UploadOptions& options) {
+  return upload(from, to, options, *solo_group());
+}
+
+}  // namespace tessera

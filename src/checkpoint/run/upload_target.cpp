@@ -1,0 +1,106 @@
+#include "checkpoint/run/upload_target.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <string_view>
+
+#include "checkpoint/run/marker.h"
+#include "checkpoint/save/data_file.h"
+#include "checkpoint/save/look_again.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::array<std::string_view, 4> kFolders{"model/", "optim/", "train/",
+                                                   "model_and_optim/"};
+constexpr std::array<std::string_view, 6> kEnds{".pt",       ".safetensors", ".distcp",
+                                                ".metadata", ".index.json",  "metadata.yaml"};
+
+// Whether a checkpoint could have this object. Others are nobody's of ours and stay.
+bool is_of_checkpoint(std::string_view name) {
+  const auto begins = [name](std::string_view folder) { return name.starts_with(folder); };
+  const auto ends = [name](std::string_view end) { return name.ends_with(end); };
+  return is_marker(name) || name.starts_with("tessera-") || std::ranges::any_of(kFolders, begins) ||
+         std::ranges::any_of(kEnds, ends);
+}
+
+std::set<std::string> names_of(const UploadPlan& plan) {
+  std::set<std::string> names;
+  for (const UploadFile& file : plan) names.insert(file.object.name);
+  return names;
+}
+
+void withdraw_if(Store& store, const UploadPlan& plan, auto is_mine) noexcept {
+  try {
+    if (!marker_in(store).empty()) return;
+  } catch (const Error&) {
+    return;  // it does not answer
+  }
+  for (const UploadFile& file : plan) {
+    if (is_mine(file)) remove_quietly(store, file.object.name);
+  }
+}
+
+}  // namespace
+
+void UploadTarget::open(bool overwrite) {
+  const std::string marker = marker_in(store_);
+  if (!marker.empty() && !overwrite) {
+    throw Error(ErrorCode::already_exists, "a checkpoint is there already: it has " + marker)
+        .at_path(store_.name());
+  }
+  const std::set<std::string> planned = names_of(plan_);
+  std::vector<ObjectInfo> markers;
+  for (const ObjectInfo& object : store_.list()) {
+    if (is_marker(object.name)) {
+      markers.push_back(object);
+    } else if (!planned.contains(object.name) && is_of_checkpoint(object.name)) {
+      stale_.push_back(object.name);
+    }
+  }
+  if (!stale_.empty() && !overwrite) {
+    throw Error(ErrorCode::already_exists,
+                "data of another checkpoint is there already: " + stale_.front())
+        .at_path(store_.name());
+  }
+  sort_markers_last(markers);
+  for (auto at = markers.rbegin(); at != markers.rend(); ++at) store_.remove(at->name);
+  store_.sync();
+}
+
+void UploadTarget::remove_stale() {
+  for (const std::string& name : stale_) store_.remove(name);
+}
+
+void UploadTarget::require_data() const {
+  std::string missing;
+  const bool all = look_again([&] {
+    std::map<std::string, std::uint64_t> there;
+    for (const ObjectInfo& object : store_.list()) there.emplace(object.name, object.size);
+    const auto absent = std::ranges::find_if(plan_, [&](const UploadFile& file) {
+      const auto found = there.find(file.object.name);
+      return !is_marker(file.object.name) &&
+             (found == there.end() || found->second != file.object.size);
+    });
+    missing = absent == plan_.end() ? "" : absent->object.name;
+    return missing.empty();
+  });
+  if (all) return;
+  throw Error(ErrorCode::incomplete,
+              "rank 0 does not find what a rank has copied: do the ranks write into different "
+              "directories, or to disks of their own?")
+      .at_path(store_.name() + "/" + missing);
+}
+
+void UploadTarget::withdraw() noexcept {
+  withdraw_if(store_, plan_, [](const UploadFile&) { return true; });
+}
+
+void withdraw(Store& store, const UploadPlan& plan, int rank) noexcept {
+  withdraw_if(store, plan, [rank](const UploadFile& file) { return file.rank == rank; });
+}
+
+}  // namespace tessera
