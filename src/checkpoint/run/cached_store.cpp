@@ -1,0 +1,139 @@
+#include "tessera/cached_store.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/digests/guard.h"
+#include "checkpoint/digests/tail.h"
+#include "checkpoint/run/known_digests.h"
+#include "checkpoint/run/place.h"
+#include "io/checked_source.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kCompared = 1 << 20;  // bytes at the end of a file without digests
+
+std::shared_ptr<ByteSource> checked(std::shared_ptr<ByteSource> source,
+                                    const std::optional<FileDigests>& digests) {
+  if (!digests) return source;
+  if (digests->tail) return tailed_source(std::move(source), {digests->size, *digests->tail});
+  return std::make_shared<CheckedSource>(std::move(source), digests->blocks, digests->origin);
+}
+
+bool has_same_end(const ByteSource& a, const ByteSource& b) {
+  const std::uint64_t size = std::min(kCompared, a.size());
+  std::vector<std::byte> end_of_a(static_cast<std::size_t>(size));
+  std::vector<std::byte> end_of_b(end_of_a.size());
+  a.read_at(a.size() - size, end_of_a);
+  b.read_at(b.size() - size, end_of_b);
+  return end_of_a == end_of_b;
+}
+
+// Reads the copy until that fails, and the file from then on.
+class CachedSource final : public ByteSource {
+ public:
+  CachedSource(std::shared_ptr<ByteSource> file, std::shared_ptr<ByteSource> copy)
+      : file_(std::move(file)), copy_(std::move(copy)) {}
+
+  [[nodiscard]] std::uint64_t size() const override { return file_->size(); }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    if (!from_copy([&] { copy_->read_at(offset, out); })) file_->read_at(offset, out);
+  }
+  void read_ranges(std::span<const ReadRange> ranges) const override {
+    if (!from_copy([&] { copy_->read_ranges(ranges); })) file_->read_ranges(ranges);
+  }
+  [[nodiscard]] const std::string& name() const override { return file_->name(); }
+  [[nodiscard]] bool checked() const override { return file_->checked(); }
+
+ private:
+  template <typename Read>
+  bool from_copy(const Read& read) const {
+    if (failed_) return false;
+    try {
+      read();
+      return true;
+    } catch (const Error&) {
+      failed_ = true;
+      return false;
+    }
+  }
+
+  std::shared_ptr<ByteSource> file_;
+  std::shared_ptr<ByteSource> copy_;
+  mutable std::atomic<bool> failed_{false};
+};
+
+class CachedStore final : public Store {
+ public:
+  CachedStore(std::shared_ptr<Store> store, std::shared_ptr<Store> cache)
+      : store_(std::move(store)), cache_(std::move(cache)), known_(store_, cache_) {}
+
+  [[nodiscard]] const std::string& name() const override { return store_->name(); }
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
+    return store_->list(prefix);
+  }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    return store_->list_level(prefix);
+  }
+  [[nodiscard]] bool exists(std::string_view name) const override { return store_->exists(name); }
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    auto file = store_->open(name);
+    if (written_) return file;
+    auto copy = copy_of(std::string(name), *file);
+    if (!copy) return file;
+    const CopyRule rule = known_.rule_of(std::string(name));
+    if (!is_good(rule, *file, *copy)) return file;
+    return std::make_shared<CachedSource>(checked(std::move(file), rule.digests),
+                                          checked(std::move(copy), rule.digests));
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                 std::uint64_t size_hint) override {
+    written_ = true;
+    return store_->create(name, if_exists, size_hint);
+  }
+  void remove(std::string_view name) override {
+    written_ = true;
+    store_->remove(name);
+  }
+  void remove_unfinished() override { store_->remove_unfinished(); }
+  void sync() override { store_->sync(); }
+
+ private:
+  // Null: there is none of that size. A cache that fails has none.
+  std::shared_ptr<ByteSource> copy_of(const std::string& name, const ByteSource& file) const {
+    if (is_side_file_name(name) || name == kDirectorySideFile) return nullptr;
+    try {
+      if (!cache_->exists(name)) return nullptr;
+      auto copy = cache_->open(name);
+      return copy->size() == file.size() ? copy : nullptr;
+    } catch (const Error&) {
+      return nullptr;
+    }
+  }
+
+  static bool is_good(const CopyRule& rule, const ByteSource& file, const ByteSource& copy) {
+    if (!rule.may_be_taken || (rule.digests && rule.digests->size != file.size())) return false;
+    try {
+      return rule.digests || has_same_end(file, copy);
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  std::shared_ptr<Store> store_;
+  std::shared_ptr<Store> cache_;
+  mutable KnownDigests known_;
+  std::atomic<bool> written_{false};
+};
+
+}  // namespace
+
+std::shared_ptr<Store> cached_store(const Location& of, const Location& cache) {
+  return std::make_shared<CachedStore>(directory_store(of), directory_store(cache));
+}
+
+}  // namespace tessera
