@@ -7,27 +7,25 @@
 // nothing of what this one wrote. A rank 0 that was stopped before its last look at the group
 // commits nothing when it runs again. Prints a line for each step that goes wrong and a summary;
 // exits with 1 when one did.
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/tree_group.h"
-#include "conformance/forwarding_store.h"
 #include "layout/placement.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
+#include "stepping_store.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/verify.h"
@@ -63,8 +61,9 @@ bool looked = false;  // rank 0 has had its last look at the group
 int fatal_step = 0;   // 0: none
 int fatal_signal = SIGKILL;
 
-void step(const char* call, std::string_view name) {
+void count_step(const char* call, std::string_view name) {
   if (!armed) return;
+  if (std::strcmp(call, "commit") == 0 && name == ".metadata") looked = true;
   const bool is_over = fatal_step > 0 && board->steps >= fatal_step;
   if (!is_over)
     std::snprintf(board->last_step, sizeof board->last_step, "%s %.*s", call,
@@ -73,65 +72,6 @@ void step(const char* call, std::string_view name) {
   board->after_look = looked;
   ::kill(::getpid(), fatal_signal);
 }
-
-class SteppingSink final : public ByteSink {
- public:
-  SteppingSink(std::unique_ptr<ByteSink> inner, std::string name)
-      : inner_(std::move(inner)), object_(std::move(name)) {}
-  void write_at(std::uint64_t offset, ByteView bytes) override {
-    step("write", object_);
-    inner_->write_at(offset, bytes);
-  }
-  void commit() override {
-    if (object_ == ".metadata") looked = true;
-    step("commit", object_);
-    inner_->commit();
-  }
-  [[nodiscard]] const std::string& name() const override { return inner_->name(); }
-
- private:
-  std::unique_ptr<ByteSink> inner_;
-  std::string object_;
-};
-
-class SteppingStore final : public testing::ForwardingStore {
- public:
-  using ForwardingStore::ForwardingStore;
-  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
-    step("list", prefix);
-    return ForwardingStore::list(prefix);
-  }
-  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
-    step("list_level", prefix);
-    return ForwardingStore::list_level(prefix);
-  }
-  [[nodiscard]] bool exists(std::string_view name) const override {
-    step("exists", name);
-    return ForwardingStore::exists(name);
-  }
-  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
-    step("open", name);
-    return ForwardingStore::open(name);
-  }
-  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
-                                                 std::uint64_t size_hint) override {
-    step("create", name);
-    return std::make_unique<SteppingSink>(ForwardingStore::create(name, if_exists, size_hint),
-                                          std::string(name));
-  }
-  void remove(std::string_view name) override {
-    step("remove", name);
-    ForwardingStore::remove(name);
-  }
-  void remove_unfinished() override {
-    step("remove_unfinished", "");
-    ForwardingStore::remove_unfinished();
-  }
-  void sync() override {
-    step("sync", "");
-    ForwardingStore::sync();
-  }
-};
 
 // Rows of a tensor whose elements are `number`, and the number.
 Value tree_of(int rank, int ranks, float number, std::vector<float>& memory) {
@@ -180,8 +120,9 @@ int take_part(testing::Star& star, const std::string& directory, int rank) {
     return std::move(wires[static_cast<std::size_t>(peer)]);
   });
   std::shared_ptr<Store> store = posix_store(directory);
-  if (rank == 0) store = std::make_shared<SteppingStore>(store);
+  if (rank == 0) store = std::make_shared<testing::SteppingStore>(store);
   armed = rank == 0;
+  testing::on_step() = count_step;
   SaveOptions options = replacing();
   options.events = [&](const Event& event) {
     if (rank == 0 && event.phase == "write") board->first_of_commit = board->steps + 1;
@@ -189,7 +130,7 @@ int take_part(testing::Star& star, const std::string& directory, int rank) {
   std::vector<float> memory;
   try {
     save(tree_of(rank, kRanks, 2, memory), store, options, *group);
-    if (rank == 0) step("end", "");
+    if (rank == 0) count_step("end", "");
     board->said[rank] = Said::saved;
   } catch (const Error& error) {
     armed = false;
@@ -304,28 +245,6 @@ void count(const Run& run, Count& all) {
 }
 
 }  // namespace
-
-// In the place of the system's functions, for the libraries that this program is made of.
-extern "C" {
-int fsync(int fd) {
-  step("fsync", "");
-  return static_cast<int>(::syscall(SYS_fsync, fd));
-}
-int linkat(int from_directory, const char* from, int to_directory, const char* to,
-           int flags) noexcept {
-  step("linkat", to);
-  return static_cast<int>(::syscall(SYS_linkat, from_directory, from, to_directory, to, flags));
-}
-int renameat2(int from_directory, const char* from, int to_directory, const char* to,
-              unsigned flags) noexcept {
-  step("renameat2", to);
-  return static_cast<int>(::syscall(SYS_renameat2, from_directory, from, to_directory, to, flags));
-}
-int unlink(const char* path) noexcept {
-  step("unlink", path);
-  return static_cast<int>(::syscall(SYS_unlink, path));
-}
-}
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;

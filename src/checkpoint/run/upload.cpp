@@ -60,6 +60,8 @@ class Upload {
       plan_ = share_out(all, group_.size());
       target_.emplace(*store_, plan_);
       target_->open(options_.overwrite);
+      // Of a store somebody else may write to another part.
+      if (!to_.store) store_->remove_unfinished();
       return encode_plan(plan_);
     };
     const Bytes plan = confer(group_, "planning an upload", {seen, join, conclude});

@@ -12,8 +12,6 @@ namespace tessera {
 namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
-using ::testing::Each;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 namespace fs = std::filesystem;
 
@@ -113,14 +111,14 @@ TEST(Upload, RanksThatSeeTheirOwnFilesCopyThose_O18) {
     }
     const auto target = memory_store();
     run_ranks(4, [&](Group& group) {  // two on each node
-      const auto disk = disks[static_cast<std::size_t>(group.rank() / 2)];
+      const auto& disk = disks[static_cast<std::size_t>(group.rank() / 2)];
       (void)upload(disk, target, {}, group);
     });
     EXPECT_EQ(contents_of(*target), contents_of(*all));
     // One name with two sizes is not one checkpoint.
     put(*disks[1], "config.yaml", bytes_of("other: 1\n# and more\n"), IfExists::replace);
     run_ranks(2, [&](Group& group) {
-      const auto disk = disks[static_cast<std::size_t>(group.rank())];
+      const auto& disk = disks[static_cast<std::size_t>(group.rank())];
       const Error error = error_of([&] { (void)upload(disk, memory_store(), {}, group); });
       EXPECT_EQ(error.code(), ErrorCode::conflict) << error.what();
       EXPECT_EQ(error.path(), "config.yaml");
