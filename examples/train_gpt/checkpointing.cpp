@@ -139,6 +139,7 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
     progress.step = training.optimizer().state(0, 0).step.item<std::int64_t>();
     progress.tokens = progress.step * options.batch * options.seq;
   }
+  if (!options.save.empty()) tessera::go_on_from(options.save, progress.step, group);
   return progress;
 }
 

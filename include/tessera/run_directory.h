@@ -57,14 +57,24 @@ struct LatestCheckpoint {
   std::vector<std::string> warnings;   // which newer ones are damaged, and how
 };
 
-// The newest checkpoint that is whole. Damaged ones are passed over with a warning, and when all
-// are damaged that is `corrupt`. A store that does not answer (`io`, `timeout`) says nothing about
-// a checkpoint: that error is thrown, and nothing older takes its place.
+// The newest checkpoint that is whole and not left behind (go_on_from). Others are passed over with
+// a warning. When all are damaged that is `corrupt`, and when only those that were left are whole,
+// `conflict`: the caller has to say which one is meant. A store that does not answer (`io`,
+// `timeout`) says nothing about a checkpoint: that error is thrown, and nothing older takes its
+// place.
 [[nodiscard]] LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check = {});
 // The same for all ranks: rank 0 looks, and every rank gets its answer, with the place as its own
 // `run` says. Collective.
 [[nodiscard]] LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check,
                                                  Group& group);
+
+// To be called when a training goes on from this step and saves into the run: checkpoints of later
+// steps are of a line that it leaves. latest_checkpoint passes over them from now on, until their
+// step is saved again. They are noted in the object `tessera-left.txt` of the run; a second call
+// replaces what the first one has noted.
+void go_on_from(const Location& run, std::int64_t step);
+// The same by rank 0. Collective.
+void go_on_from(const Location& run, std::int64_t step, Group& group);
 
 // Of each of the three lists the newest ones that stay; negative: all of them. The new checkpoint
 // is one of them, and it stays in any case.
@@ -87,7 +97,7 @@ struct RetentionReport {
 // removed. Then, of the steps before it, removes what the lists do not keep: older checkpoints,
 // damaged ones beside them, and what killed saves left, unless its writer lives. A checkpoint's
 // marker goes first, so at no moment does half of one look like a whole one. Later steps stay, with
-// a warning: they come from a run that went on from an earlier step.
+// a warning unless go_on_from has noted them.
 RetentionReport retain(const Location& run, const RunCheckpoint& saved,
                        const Retention& retention = {});
 // The same by rank 0. Every rank gets its report. Collective.

@@ -115,6 +115,13 @@ def test_latest_passes_over_damaged_checkpoints(train, saved, tmp_path):
     assert "after step 4" in resumed.out[0]
 
 
+def test_going_back_leaves_later_checkpoints_behind(train, saved, tmp_path):
+    shutil.copytree(saved / "run", tmp_path / "run")
+    train(2, "--steps", "5", "--save", tmp_path / "run", "--resume", tmp_path / "run/step4")
+    again = train(2, "--steps", "5", "--save", tmp_path / "run", "--resume", "latest")
+    assert "after step 5" in again.out[0] and "step12 is passed over" in again.out[0]
+
+
 def test_latest_of_damaged_checkpoints_alone_is_an_error(train, saved, tmp_path):
     shutil.copytree(saved / "run/step12", tmp_path / "run/step12")
     next((tmp_path / "run/step12").glob("*.distcp")).unlink()

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/random_id.h"
+#include "checkpoint/run/left_line.h"
 #include "checkpoint/run/marker.h"
 #include "checkpoint/run/place.h"
 #include "checkpoint/run/soundness.h"
@@ -58,6 +59,7 @@ class Retainer {
     const std::vector<StepDirectory> all = step_directories(run_);
     std::set<std::string> standing_ones;
     for (const StepDirectory& one : standing(all)) standing_ones.insert(one.directory);
+    note_saved(standing_ones);
     for (const StepDirectory& one : all) {
       const bool stands = standing_ones.contains(one.directory);
       if (one.step > saved_.step) {
@@ -82,7 +84,18 @@ class Retainer {
     return limits[list_of(one.step, one.unsharded)];
   }
 
+  // What is saved again is not left any more, and what is gone needs no note.
+  void note_saved(const std::set<std::string>& standing_ones) {
+    const auto store = directory_store(run_);
+    const LeftLine before = read_left(*store);
+    left_ = before;
+    left_.erase(run_checkpoint_name(saved_.step, saved_.unsharded));
+    std::erase_if(left_, [&](const auto& noted) { return !standing_ones.contains(noted.first); });
+    if (left_ != before) write_left(*store, left_);
+  }
+
   void warn_of_later(const StepDirectory& one) {
+    if (is_left(left_, run_, one.directory)) return;
     report_.warnings.push_back(one.directory +
                                " is of a later step than the one just saved: it stays, and is the "
                                "latest one if it is whole");
@@ -144,6 +157,7 @@ class Retainer {
   const Location& run_;
   const RunCheckpoint& saved_;
   const Retention& retention_;
+  LeftLine left_;
   std::array<std::int64_t, 3> kept_{};  // by list
   RetentionReport report_;
 };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/parallel.h"
+#include "checkpoint/run/left_line.h"
 #include "checkpoint/run/marker.h"
 #include "checkpoint/run/place.h"
 #include "checkpoint/run/soundness.h"
@@ -36,10 +37,33 @@ struct Latest {
   std::vector<std::string> warnings;
 };
 
+std::string and_more(const std::vector<std::string>& texts) {
+  return texts.size() == 1 ? texts.front()
+                           : texts.front() + " (and " + std::to_string(texts.size() - 1) + " more)";
+}
+
+// Why there is no latest one, though there are checkpoints.
+[[noreturn]] void refuse(const Latest& latest, bool any_left, const Location& run) {
+  const std::string why = and_more(latest.warnings);
+  throw Error(any_left ? ErrorCode::conflict : ErrorCode::corrupt,
+              (any_left ? "no checkpoint of the run is whole but those that it left: "
+                        : "every checkpoint of the run is damaged: ") +
+                  why)
+      .at_path(to_string(run));
+}
+
 Latest look(const Location& run, const RunCheck& check) {
   require_threads(check.threads);
   Latest latest;
+  bool any_left = false;
+  const LeftLine left = read_left(*directory_store(run));
   for (Standing& one : marked_checkpoints(run)) {
+    if (is_left(left, run, one.directory)) {
+      any_left = true;
+      latest.warnings.push_back(one.directory +
+                                " is passed over: the run has gone on from an earlier step");
+      continue;
+    }
     const std::optional<Error> fault = fault_of(one.checkpoint.where, check);
     if (!fault) {
       latest.found = std::move(one);
@@ -47,13 +71,8 @@ Latest look(const Location& run, const RunCheck& check) {
     }
     latest.warnings.push_back(one.directory + " is damaged and passed over: " + fault->what());
   }
-  if (latest.warnings.empty()) return latest;
-  const std::string others = latest.warnings.size() == 1
-                                 ? ""
-                                 : " (and " + std::to_string(latest.warnings.size() - 1) + " more)";
-  throw Error(ErrorCode::corrupt,
-              "every checkpoint of the run is damaged: " + latest.warnings.front() + others)
-      .at_path(to_string(run));
+  if (!latest.warnings.empty()) refuse(latest, any_left, run);
+  return latest;
 }
 
 Bytes encode(const Latest& latest) {
