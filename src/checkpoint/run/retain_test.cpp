@@ -145,6 +145,22 @@ TEST(Retain, WhatKillsLeftGoesUnlessItsWriterLives_C06) {
                            "step7-tmp-0123456789ab", "steps", "step2-tmp-x"));
 }
 
+// Who has a file open reads it to the end; who has not gets one error, and no other values.
+TEST(Retain, AReaderOfWhatGoesReadsAllOrFails_C05) {
+  for (const Location& run : {Location(temporary_directory()), Location(memory_store())}) {
+    save_steps(run, {1, 2});
+    const auto open = [&] { return Checkpoint::open(run_checkpoint(run, 1).where); };
+    const Checkpoint reading = open();
+    const Checkpoint waiting = open();
+    const auto wanted = floats(reading.load().at("weight").as_tensor());
+    (void)retain(run, run_checkpoint(run, 2), {.sharded = 1});
+    EXPECT_EQ(floats(reading.load().at("weight").as_tensor()), wanted);
+    const Error error = error_of([&] { (void)waiting.load(); });
+    EXPECT_EQ(error.code(), ErrorCode::not_found) << error.what();
+    EXPECT_EQ(code_of([&] { (void)open(); }), ErrorCode::not_found);
+  }
+}
+
 TEST(Retain, LaterStepsStayWithAWarning_C11) {
   const std::string run = temporary_directory();
   save_steps(run, {1, 2, 8, 9});

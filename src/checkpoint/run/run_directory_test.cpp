@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <thread>
+
 #include "checkpoint/run/testing.h"
 #include "storage/posix/replaced_directory.h"
 
@@ -169,6 +171,44 @@ TEST(RunDirectory, AStoreThatFailsIsNoDamage) {
       return;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::io) << error.what();
+    }
+  }
+}
+
+TEST(RunDirectory, TwoWritersOfDifferentStepsBothCommit_C02) {
+  const std::string run = temporary_directory();
+  {
+    std::vector<std::jthread> writers;
+    for (const std::int64_t step : {7, 8}) {
+      writers.emplace_back([&run, step] {
+        save_step(run_checkpoint(run, step).where, static_cast<float>(step), 1 << 12);
+      });
+    }
+  }
+  EXPECT_EQ(latest_name(run, {.read_data = true}), "step8");
+  for (const RunCheckpoint& one : run_checkpoints(run)) {
+    const Value tree = Checkpoint::open(one.where).load();
+    EXPECT_EQ(floats(tree.at("weight").as_tensor()).front(), static_cast<float>(one.step));
+    EXPECT_EQ(tree.at("step").as_int(), one.step);
+  }
+}
+
+// Who looks while checkpoints come to be finds one that is whole, or none.
+TEST(RunDirectory, AReaderDuringSavesFindsWholeOnes_C03) {
+  constexpr std::int64_t kSteps = 40;
+  for (const Location& run : empty_runs()) {
+    std::jthread writer([&run] {
+      for (std::int64_t step = 0; step < kSteps; ++step)
+        save_step(run_checkpoint(run, step).where, static_cast<float>(step));
+    });
+    std::int64_t before = -1;
+    while (before < kSteps - 1) {
+      const LatestCheckpoint latest = latest_checkpoint(run, {.read_data = true});
+      EXPECT_THAT(latest.warnings, IsEmpty());
+      if (!latest.found) continue;
+      EXPECT_GE(latest.found->step, before);
+      before = latest.found->step;
+      EXPECT_EQ(Checkpoint::open(latest.found->where).load().at("step").as_int(), before);
     }
   }
 }
