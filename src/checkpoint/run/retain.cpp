@@ -47,6 +47,13 @@ void link_latest(const std::string& run, const RunCheckpoint& saved) {
   throw_errno(error.value(), "replace the link", link);
 }
 
+// With what no store lists.
+void remove_directory(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) throw_errno(error.value(), "remove an old checkpoint", path);
+}
+
 // Goes through the directories of a run, each by itself, the newest first.
 class Retainer {
  public:
@@ -141,7 +148,8 @@ class Retainer {
     }
     const std::string path = directory_in(run_, one.directory).path;
     remove_abandoned(path);
-    if (!fs::exists(path)) report_.removed.push_back(one.directory);
+    std::error_code unknown;
+    if (!fs::exists(path, unknown)) report_.removed.push_back(one.directory);
   }
 
   void remove(const StepDirectory& one) {
@@ -150,7 +158,7 @@ class Retainer {
     remove_markers_first(*directory_store(where), [&] {
       if (!where.store) sync_directory(where.path);
     });
-    if (!where.store) fs::remove_all(where.path);
+    if (!where.store) remove_directory(where.path);
     report_.removed.push_back(one.directory);
   }
 
