@@ -29,9 +29,7 @@ class GuardedStore final : public Store {
     const auto found = digests_->find(std::string(name));
     // One whose directory's side file has its digests is not checked twice.
     if (found == digests_->end() || source->checked()) return source;
-    const FileDigests& file = found->second;
-    if (file.tail) return tailed_source(std::move(source), {file.size, *file.tail});
-    return std::make_shared<CheckedSource>(std::move(source), file.blocks, file.origin);
+    return guarded_source(std::move(source), found->second);
   }
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override {
@@ -62,6 +60,12 @@ SideFile read_side_file(const Store& store, std::string_view name) {
   } catch (Error& error) {
     throw error.at_path(source->name());
   }
+}
+
+std::shared_ptr<ByteSource> guarded_source(std::shared_ptr<ByteSource> source,
+                                           const FileDigests& digests) {
+  if (digests.tail) return tailed_source(std::move(source), {digests.size, *digests.tail});
+  return std::make_shared<CheckedSource>(std::move(source), digests.blocks, digests.origin);
 }
 
 std::shared_ptr<Store> guarded_store(std::shared_ptr<Store> store,

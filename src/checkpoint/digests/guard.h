@@ -11,6 +11,9 @@
 
 namespace tessera {
 
+// A source that checks what is read of `source`, which has these digests.
+[[nodiscard]] std::shared_ptr<ByteSource> guarded_source(std::shared_ptr<ByteSource> source,
+                                                         const FileDigests& digests);
 // `store` whose `open` gives, for the files of `digests`, sources that check what is read. The
 // digests of a file may come later, but before it is opened. A file of another size than was
 // recorded is refused at its first read.

@@ -6,10 +6,8 @@
 #include <vector>
 
 #include "checkpoint/digests/guard.h"
-#include "checkpoint/digests/tail.h"
 #include "checkpoint/run/known_digests.h"
 #include "checkpoint/run/place.h"
-#include "io/checked_source.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -19,9 +17,7 @@ constexpr std::uint64_t kCompared = 1 << 20;  // bytes at the end of a file with
 
 std::shared_ptr<ByteSource> checked(std::shared_ptr<ByteSource> source,
                                     const std::optional<FileDigests>& digests) {
-  if (!digests) return source;
-  if (digests->tail) return tailed_source(std::move(source), {digests->size, *digests->tail});
-  return std::make_shared<CheckedSource>(std::move(source), digests->blocks, digests->origin);
+  return digests ? guarded_source(std::move(source), *digests) : source;
 }
 
 bool has_same_end(const ByteSource& a, const ByteSource& b) {

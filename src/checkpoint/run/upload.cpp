@@ -57,7 +57,7 @@ class Upload {
     };
     const auto join = [](const Bytes& left, const Bytes& right) { return join_seen(left, right); };
     const auto conclude = [this](const Bytes& all) {
-      plan_ = share_out(all, group_.size());
+      plan_ = share_out(all, source_->look(), group_.size());
       target_.emplace(*store_, plan_);
       target_->open(options_.overwrite);
       // Of a store somebody else may write to another part.
@@ -105,21 +105,21 @@ class Upload {
         mine_, [](const UploadFile& file) { return is_marker(file.object.name); });
     parallel_for(options_.threads, static_cast<std::size_t>(first_marker - mine_.begin()),
                  [&](std::size_t i) {
-                   WrittenObject written = write(mine_[i].object, IfExists::replace, meter);
+                   WrittenObject written = write(mine_[i], IfExists::replace, meter);
                    commit_copy(written, *store_, options_.read_back);
                  });
-    for (auto at = first_marker; at != mine_.end(); ++at) prepare_marker(at->object, meter);
+    for (auto at = first_marker; at != mine_.end(); ++at) prepare_marker(*at, meter);
     store_->sync();
     meter.finish();
   }
 
-  WrittenObject write(const ObjectInfo& file, IfExists if_exists, Meter& meter) {
-    return write_copy(*source_->open(file), *store_, file.name, if_exists, meter);
+  WrittenObject write(const UploadFile& file, IfExists if_exists, Meter& meter) {
+    return write_copy(*source_->open(file), *store_, file.object.name, if_exists, meter);
   }
 
   // So that nothing is left to do at the end but to make it visible.
-  void prepare_marker(const ObjectInfo& file, Meter& meter) {
-    marker_ends_.push_back(source_->end_of(file));
+  void prepare_marker(const UploadFile& file, Meter& meter) {
+    marker_ends_.push_back(source_->end_of(file.object));
     const auto if_exists = options_.overwrite ? IfExists::replace : IfExists::fail;
     markers_.push_back(write(file, if_exists, meter));
   }

@@ -85,6 +85,37 @@ void balance(UploadPlan& plan, const SeenByName& files, int ranks) {
   }
 }
 
+// How a file's digests come: there are none, they are its blocks', or stand in its tail.
+enum class Given : std::uint8_t { nothing, blocks, tail };
+
+void write_digests(MessageWriter& message, const std::optional<FileDigests>& digests) {
+  if (!digests) {
+    message.number(static_cast<std::uint8_t>(Given::nothing));
+    return;
+  }
+  message.number(static_cast<std::uint8_t>(digests->tail ? Given::tail : Given::blocks))
+      .count(digests->size);
+  if (digests->tail) {
+    message.number(*digests->tail);
+  } else {
+    message.count(digests->origin).text(digests_text(digests->blocks));
+  }
+}
+
+std::optional<FileDigests> read_digests(MessageReader& message) {
+  const auto given = static_cast<Given>(message.number<std::uint8_t>());
+  if (given == Given::nothing) return std::nullopt;
+  FileDigests digests;
+  digests.size = message.count();
+  if (given == Given::tail) {
+    digests.tail = message.number<std::uint64_t>();
+  } else {
+    digests.origin = message.count();
+    digests.blocks = digests_of_text(message.text());
+  }
+  return digests;
+}
+
 }  // namespace
 
 Bytes encode_seen(const std::vector<ObjectInfo>& files, int rank) {
@@ -102,14 +133,19 @@ Bytes join_seen(ByteView left, ByteView right) {
   return encode(files);
 }
 
-UploadPlan share_out(ByteView seen, int ranks) {
+UploadPlan share_out(ByteView seen, const KnownFiles& known, int ranks) {
   const SeenByName files = decode(seen);
   std::vector<ObjectInfo> objects;
-  for (const auto& [name, file] : files) objects.push_back({name, file.size});
+  for (const auto& [name, file] : files) {
+    if (!known.leftovers.contains(name)) objects.push_back({name, file.size});
+  }
   sort_markers_last(objects);
   UploadPlan plan;
-  for (const ObjectInfo& object : objects)
+  for (const ObjectInfo& object : objects) {
     plan.push_back({object, is_marker(object.name) ? 0 : files.at(object.name).rank});
+    const auto digests = known.digests.find(object.name);
+    if (digests != known.digests.end()) plan.back().digests = digests->second;
+  }
   balance(plan, files, ranks);
   return plan;
 }
@@ -117,18 +153,21 @@ UploadPlan share_out(ByteView seen, int ranks) {
 Bytes encode_plan(const UploadPlan& plan) {
   MessageWriter message;
   message.count(plan.size());
-  for (const auto& [object, rank] : plan)
+  for (const auto& [object, rank, digests] : plan) {
     message.text(object.name).count(object.size).count(static_cast<std::uint64_t>(rank));
+    write_digests(message, digests);
+  }
   return message.take();
 }
 
 UploadPlan decode_plan(ByteView bytes) {
   MessageReader message(bytes);
   UploadPlan plan(message.count());
-  for (auto& [object, rank] : plan) {
+  for (auto& [object, rank, digests] : plan) {
     object.name = message.text();
     object.size = message.count();
     rank = static_cast<int>(message.count());
+    digests = read_digests(message);
   }
   return plan;
 }

@@ -15,16 +15,12 @@ namespace {
 const std::string kInner = "model_and_optim";
 constexpr std::uint64_t kEnd = 4096;  // bytes
 
-std::shared_ptr<Store> guarded_dcp(const std::shared_ptr<Store>& store) {
+// Adds what a DCP directory says of its files, whose names have `prefix` before them.
+void add_dcp(const std::shared_ptr<Store>& store, const std::string& prefix, KnownFiles& known) {
   std::vector<std::string> warnings;  // who opened the checkpoint has heard of them
-  return guard_dcp(store, read_dcp_metadata(*store), warnings).store;
-}
-
-// Without a look at the sizes: other nodes may have the other files.
-std::shared_ptr<Store> guarded_by_side_file(const std::shared_ptr<Store>& store) {
-  if (!store->exists(kDirectorySideFile)) return store;
-  SideFile side_file = read_side_file(*store, kDirectorySideFile);
-  return guarded_store(store, std::make_shared<DigestsByName>(std::move(side_file.files)));
+  const DcpGuard guard = guard_dcp(store, read_dcp_metadata(*store), warnings);
+  for (const auto& [name, digests] : *guard.digests) known.digests[prefix + name] = digests;
+  for (const std::string& name : leftovers_in(*store)) known.leftovers.insert(prefix + name);
 }
 
 void require_size(const ByteSource& source, const ObjectInfo& file) {
@@ -37,31 +33,28 @@ void require_size(const ByteSource& source, const ObjectInfo& file) {
 
 }  // namespace
 
-UploadSource::UploadSource(std::shared_ptr<Store> store)
-    : plain_(std::move(store)), store_(plain_) {
-  files_ = store_->list();
+KnownFiles UploadSource::look() const {
+  KnownFiles known;
   if (store_->exists(kDcpMetadata)) {
-    drop_leftovers(*store_, "", files_);
-    store_ = guarded_dcp(store_);
-    return;
+    add_dcp(store_, "", known);
+    return known;
   }
-  store_ = guarded_by_side_file(store_);
-  auto inner = std::make_shared<SubStore>(store_, kInner);
-  if (!inner->exists(kDcpMetadata)) return;
-  drop_leftovers(*inner, kInner + "/", files_);
-  inner_ = guarded_dcp(inner);
+  // Without a look at the sizes: other nodes may have the other files.
+  if (store_->exists(kDirectorySideFile))
+    known.digests = read_side_file(*store_, kDirectorySideFile).files;
+  const auto inner = std::make_shared<SubStore>(store_, kInner);
+  if (inner->exists(kDcpMetadata)) add_dcp(inner, kInner + "/", known);
+  return known;
 }
 
-std::shared_ptr<ByteSource> UploadSource::open(const ObjectInfo& file) const {
-  const std::string below = kInner + "/";
-  const bool is_inner = inner_ && file.name.starts_with(below);
-  auto source = is_inner ? inner_->open(file.name.substr(below.size())) : store_->open(file.name);
-  require_size(*source, file);
-  return source;
+std::shared_ptr<ByteSource> UploadSource::open(const UploadFile& file) const {
+  auto source = store_->open(file.object.name);
+  require_size(*source, file.object);
+  return file.digests ? guarded_source(std::move(source), *file.digests) : source;
 }
 
 std::vector<std::byte> UploadSource::end_of(const ObjectInfo& file) const {
-  const auto source = plain_->open(file.name);
+  const auto source = store_->open(file.name);
   require_size(*source, file);
   std::vector<std::byte> bytes(static_cast<std::size_t>(std::min(kEnd, file.size)));
   source->read_at(file.size - bytes.size(), bytes);

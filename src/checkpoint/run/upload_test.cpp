@@ -13,7 +13,6 @@ namespace {
 
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
 using ::testing::IsEmpty;
-namespace fs = std::filesystem;
 
 using Contents = std::map<std::string, std::vector<std::byte>>;
 
@@ -354,19 +353,47 @@ TEST(Upload, ARequestToStopEndsItOnAllRanks) {
   EXPECT_THAT(contents_of(*inner), IsEmpty());
 }
 
+// Each file is damaged by itself, and read by whoever copies it.
 TEST(Upload, DamageIsNotCopied) {
-  for (const CheckpointKind kind : {CheckpointKind::dcp, CheckpointKind::olmo_torch_new}) {
-    const std::string source = copy_of(written(kind));
-    const std::string data = source + (kind == CheckpointKind::dcp ? "" : "/model_and_optim");
-    for (const auto& entry : fs::directory_iterator(data)) {
-      if (!entry.path().string().ends_with(".distcp")) continue;
-      std::string text = text_of(entry.path());
-      text[text.size() / 2] ^= 1;
-      write_text(entry.path(), text);
+  std::set<int> found_by;
+  for (const CheckpointKind kind :
+       {CheckpointKind::dcp, CheckpointKind::olmo_torch_new, CheckpointKind::olmo_legacy}) {
+    for (const ObjectInfo& file : store_of(kind)->list()) {
+      if (!file.name.ends_with(".distcp") && !file.name.ends_with("rank1.pt")) continue;
+      const auto source = memory_store();
+      copy_objects(store_of(kind), *source);
+      auto bytes = read_all(*source->open(file.name), 1 << 26);
+      bytes[bytes.size() / 2] ^= std::byte{1};
+      put(*source, file.name, bytes, IfExists::replace);
+      const auto target = memory_store();
+      run_ranks(3, [&](Group& group) {
+        const Error error = error_of([&] { (void)upload(source, target, {}, group); });
+        EXPECT_EQ(error.code(), ErrorCode::corrupt) << error.what();
+        if (group.rank() == 0) found_by.insert(error.peers().begin()->first);
+      });
+      EXPECT_THAT(contents_of(*target), IsEmpty());
     }
+  }
+  EXPECT_GT(found_by.size(), 1U);
+}
+
+TEST(Upload, RankZeroAloneReadsTheMetadata) {
+  class WithoutMetadata final : public testing::ForwardingStore {
+   public:
+    using ForwardingStore::ForwardingStore;
+    [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+      if (name.ends_with(".metadata")) throw Error(ErrorCode::io, "not for you");
+      return ForwardingStore::open(name);
+    }
+  };
+  for (const CheckpointKind kind : {CheckpointKind::dcp, CheckpointKind::olmo_torch_new}) {
     const auto target = memory_store();
-    EXPECT_EQ(code_of([&] { (void)upload(source, target); }), ErrorCode::corrupt);
-    EXPECT_THAT(contents_of(*target), IsEmpty());
+    run_ranks(3, [&](Group& group) {
+      std::shared_ptr<Store> source = store_of(kind);
+      if (group.rank() > 0) source = std::make_shared<WithoutMetadata>(source);
+      (void)upload(source, target, {}, group);
+    });
+    EXPECT_EQ(contents_of(*target), contents_of(*store_of(kind)));
   }
 }
 

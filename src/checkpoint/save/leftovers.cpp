@@ -37,21 +37,18 @@ bool is_leftover(const std::string& name, const Present& present) {
 
 }  // namespace
 
-void remove_leftovers(Store& store) {
-  store.remove_unfinished();
+std::vector<std::string> leftovers_in(const Store& store) {
   const Present present = present_in(store);
+  std::vector<std::string> leftovers;
   for (const ObjectInfo& object : store.list()) {
-    if (is_leftover(object.name, present)) store.remove(object.name);
+    if (is_leftover(object.name, present)) leftovers.push_back(object.name);
   }
+  return leftovers;
 }
 
-void drop_leftovers(const Store& store, const std::string& prefix,
-                    std::vector<ObjectInfo>& objects) {
-  const Present present = present_in(store);
-  std::erase_if(objects, [&](const ObjectInfo& object) {
-    return object.name.starts_with(prefix) &&
-           is_leftover(object.name.substr(prefix.size()), present);
-  });
+void remove_leftovers(Store& store) {
+  store.remove_unfinished();
+  for (const std::string& name : leftovers_in(store)) store.remove(name);
 }
 
 }  // namespace tessera

@@ -13,9 +13,7 @@ namespace tessera {
 // while nobody writes.
 void remove_leftovers(Store& store);
 
-// Takes those out of a list: of the DCP directory `store`, whose objects have `prefix` before their
-// names there.
-void drop_leftovers(const Store& store, const std::string& prefix,
-                    std::vector<ObjectInfo>& objects);
+// The objects of the DCP directory that it would remove.
+[[nodiscard]] std::vector<std::string> leftovers_in(const Store& store);
 
 }  // namespace tessera
