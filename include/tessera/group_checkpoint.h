@@ -12,6 +12,7 @@
 // is replaced meanwhile.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "tessera/checkpoint.h"
@@ -28,6 +29,12 @@ class GroupCheckpoint {
   // The leaves: names, paths, values, and tensors with dtype and shape. Tensors may lack their
   // pieces, so nothing but load() reads them. The same on every rank. A copy must not outlive this.
   [[nodiscard]] const Checkpoint& contents() const&;
+
+  // Shows other leaves from now on, to contents() and to load(). `fn` gets the contents and returns
+  // them with other leaves: tensors of theirs under other names, also one under several, and any
+  // values. So do Checkpoint::map and as_training_state() of restore.h. All ranks must make the
+  // same names: else it throws `mismatch`. Collective.
+  void arrange(const std::function<Checkpoint(const Checkpoint& contents)>& fn);
 
   // Loads as load() of checkpoint.h does, with the reader that opened it. Any number of times.
   // Collective.

@@ -6,6 +6,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/group_checkpoint.h"
 #include "tessera/optimizer_state.h"
+#include "tessera/restore.h"
 #include "tessera/stateful.h"
 
 namespace given {

@@ -84,7 +84,7 @@ void write_data_files(MessageWriter& message, const std::vector<CatalogFile>& fi
 }
 
 void write_head(MessageWriter& message, const CatalogHead& head) {
-  message.text(head.version).text(head.save_id).text(head.types);
+  message.number(head.kind).text(head.version).text(head.save_id).text(head.types);
   message.count(head.warnings.size());
   for (const std::string& warning : head.warnings) message.text(warning);
   message.number(static_cast<std::int32_t>(head.world_size)).number(head.metadata_end);
@@ -98,6 +98,7 @@ void write_head(MessageWriter& message, const CatalogHead& head) {
 
 CatalogHead read_head(MessageReader& message) {
   CatalogHead head;
+  head.kind = message.number<CheckpointKind>();
   head.version = message.text();
   head.save_id = message.text();
   head.types = message.text();

@@ -17,6 +17,7 @@
 #include "checkpoint/digests/side_file.h"
 #include "comm/message.h"
 #include "format/dcp/dcp.h"
+#include "tessera/checkpoint.h"
 #include "tessera/storage.h"
 #include "tessera/value.h"
 
@@ -38,7 +39,8 @@ struct CatalogFile {
 
 // What is true of the checkpoint as a whole.
 struct CatalogHead {
-  std::string version;  // of PyTorch's planner
+  CheckpointKind kind = CheckpointKind::dcp;  // what the catalog was made of
+  std::string version;                        // of PyTorch's planner
   std::string save_id;
   std::vector<std::string> warnings;
   std::string types;                 // of the tree, as the side file has them

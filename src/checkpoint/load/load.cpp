@@ -115,11 +115,10 @@ void fill(const LoadPlan& plan, const LoadSource& source, const LoadOptions& opt
     if (options.progress) options.progress(progress);
   };
   if (source.is_told()) {
-    const Checkpoint& contents = source.checkpoint();
+    const Checkpoint& contents = source.stored();
+    const std::vector<bool> taken = source.stored_leaves(taken_leaves(source.checkpoint(), plan));
     meter.emplace(tell_progress, bytes_of(plan.fillings), options.stop);
-    tell_all({source.from(), contents, taken_leaves(contents, plan), plan.fillings, plan.owners,
-              counters, *meter},
-             group);
+    tell_all({source.from(), contents, taken, plan.fillings, plan.owners, counters, *meter}, group);
     agree(group, "reading a checkpoint", [&] { meter->finish(); });
     return;
   }
@@ -188,6 +187,20 @@ GroupCheckpoint GroupCheckpoint::open(const Location& where, const LoadOptions& 
 
 const Checkpoint& GroupCheckpoint::contents() const& {
   return opened_->source.checkpoint();
+}
+
+void GroupCheckpoint::arrange(const std::function<Checkpoint(const Checkpoint&)>& fn) {
+  constexpr const char* kOperation = "naming what a checkpoint holds";
+  const auto contribute = [&] {
+    opened_->source.arrange(fn(contents()));
+    return untaken_message(contents().leaves, {}, false);
+  };
+  const auto require_same_names = [](const Bytes& all) {
+    if (names_differ(all))
+      throw Error(ErrorCode::mismatch, "ranks want other names for what one checkpoint holds");
+    return Bytes();
+  };
+  confer(opened_->group, kOperation, {contribute, combine_untaken, require_same_names});
 }
 
 LoadReport GroupCheckpoint::load(Value& tree, const LoadOptions& options) {

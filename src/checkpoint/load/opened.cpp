@@ -1,6 +1,7 @@
 #include "checkpoint/load/opened.h"
 
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "base/parallel.h"
@@ -62,10 +63,42 @@ LoadSource::LoadSource(HostCopy catalog, const std::string& path, std::unique_pt
   is_told_ = true;
 }
 
-void LoadSource::want(std::size_t leaf, const Tensor& pieces) {
-  if (is_told_) return;
-  if (!parts_ || wanted_[leaf] == Wanted::all) return;
-  if (wanted_[leaf] == Wanted::pieces) return want(leaf);
+void LoadSource::arrange(Checkpoint shown) {
+  std::unordered_map<const void*, std::size_t> stored_at;  // by node
+  const std::vector<Leaf>& leaves = stored().leaves;
+  for (std::size_t i = 0; i < leaves.size(); ++i) stored_at.emplace(leaves[i].value.identity(), i);
+  std::vector<std::optional<std::size_t>> origin;
+  for (const Leaf& leaf : shown.leaves) {
+    const auto found = stored_at.find(leaf.value.identity());
+    const bool known = found != stored_at.end();
+    if (!known && leaf.value.is(Value::Kind::tensor)) {
+      throw Error(ErrorCode::invalid_argument, "a tensor that is not one of the checkpoint's")
+          .at_key(leaf.name);
+    }
+    origin.push_back(known ? std::optional(found->second) : std::nullopt);
+  }
+  origin_ = std::move(origin);
+  shown_ = std::make_unique<const Checkpoint>(std::move(shown));
+}
+
+std::optional<std::size_t> LoadSource::stored_leaf(std::size_t leaf) const {
+  return shown_ ? origin_.at(leaf) : std::optional(leaf);
+}
+
+std::vector<bool> LoadSource::stored_leaves(const std::vector<bool>& shown) const {
+  std::vector<bool> chosen(stored().leaves.size(), false);
+  for (std::size_t i = 0; i < shown.size(); ++i) {
+    const std::optional<std::size_t> at = stored_leaf(i);
+    if (at && shown[i]) chosen[*at] = true;
+  }
+  return chosen;
+}
+
+void LoadSource::want(std::size_t shown, const Tensor& pieces) {
+  if (is_told_ || !parts_) return;
+  const std::size_t leaf = stored_leaf(shown).value();
+  if (wanted_[leaf] == Wanted::all) return;
+  if (wanted_[leaf] == Wanted::pieces) return want(shown);
   wanted_[leaf] = Wanted::pieces;
   std::vector<Slice> slices;
   slices.reserve(pieces.pieces.size());
@@ -73,11 +106,13 @@ void LoadSource::want(std::size_t leaf, const Tensor& pieces) {
   parts_->give_pieces(leaf, slices);
 }
 
-void LoadSource::want(std::size_t leaf) {
-  if (is_told_) return want_told(leaf);
-  if (!parts_ || wanted_[leaf] == Wanted::all) return;
-  wanted_[leaf] = Wanted::all;
-  parts_->give_pieces(leaf);
+void LoadSource::want(std::size_t shown) {
+  const std::optional<std::size_t> leaf = stored_leaf(shown);
+  if (!leaf) return;
+  if (is_told_) return want_told(*leaf);
+  if (!parts_ || wanted_[*leaf] == Wanted::all) return;
+  wanted_[*leaf] = Wanted::all;
+  parts_->give_pieces(*leaf);
 }
 
 void LoadSource::want_told(std::size_t leaf) {

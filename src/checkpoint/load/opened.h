@@ -28,9 +28,14 @@ class LoadSource {
   // `own`: what rank 0 reads; null elsewhere.
   LoadSource(HostCopy catalog, const std::string& path, std::unique_ptr<Checkpoint> own);
 
-  [[nodiscard]] const Checkpoint& checkpoint() const {
-    return whole_ ? *whole_ : parts_->checkpoint();
-  }
+  // With the leaves of arrange(), if that was called.
+  [[nodiscard]] const Checkpoint& checkpoint() const { return shown_ ? *shown_ : stored(); }
+  [[nodiscard]] const Checkpoint& stored() const { return whole_ ? *whole_ : parts_->checkpoint(); }
+
+  // Shows this in place of what is stored. Its tensors are nodes of stored leaves.
+  void arrange(Checkpoint shown);
+  // Of leaves of checkpoint(), those of stored() that they are nodes of.
+  [[nodiscard]] std::vector<bool> stored_leaves(const std::vector<bool>& shown) const;
 
   // Whether rank 0 reads for all; `from` is what it reads, and null on other ranks.
   [[nodiscard]] bool is_told() const noexcept { return is_told_; }
@@ -38,20 +43,24 @@ class LoadSource {
 
   // The leaf's tensor is wanted in these pieces, or all of the leaf. Any number of times. Throws
   // `unsupported` for a value that cannot be told.
-  void want(std::size_t leaf, const Tensor& pieces);
-  void want(std::size_t leaf);
+  void want(std::size_t shown, const Tensor& pieces);
+  void want(std::size_t shown);
   // Throws `conflict` if this rank does not find what the pieces need.
   void require_files(int threads) const;
 
  private:
   enum class Wanted : std::uint8_t { nothing, pieces, all };
   void want_told(std::size_t leaf);
+  // The stored leaf that a leaf of checkpoint() is; none: a value that arrange() brought.
+  [[nodiscard]] std::optional<std::size_t> stored_leaf(std::size_t leaf) const;
 
   HostCopy catalog_;
   std::unique_ptr<Checkpoint> own_;
   const Checkpoint* whole_ = nullptr;
-  std::unique_ptr<OpenedDcp> parts_;  // null: `whole_` is there
-  std::vector<Wanted> wanted_;        // by leaf
+  std::unique_ptr<OpenedDcp> parts_;                // null: `whole_` is there
+  std::vector<Wanted> wanted_;                      // by stored leaf
+  std::unique_ptr<const Checkpoint> shown_;         // null: what is stored
+  std::vector<std::optional<std::size_t>> origin_;  // by leaf of shown_
   bool is_told_ = false;
 };
 

@@ -55,12 +55,16 @@ Bytes combine_untaken(Bytes left, Bytes right) {
 }
 
 std::vector<std::size_t> untaken_by_all(const Bytes& message, std::vector<std::size_t> untaken) {
-  if ((message.front() & kNamesDiffer) != std::byte{0}) return untaken;
+  if (names_differ(message)) return untaken;
   if (message.size() == kDigestEnd) return {};
   std::erase_if(untaken, [&message](std::size_t leaf) {
     return (message[kDigestEnd + leaf / 8] & bit(leaf)) == std::byte{0};
   });
   return untaken;
+}
+
+bool names_differ(const Bytes& message) {
+  return (message.front() & kNamesDiffer) != std::byte{0};
 }
 
 bool any_refuses(const Bytes& message) {

@@ -22,6 +22,9 @@ namespace tessera {
 [[nodiscard]] std::vector<std::size_t> untaken_by_all(const Bytes& message,
                                                       std::vector<std::size_t> untaken);
 
+// Whether the ranks' leaves have other names or another order.
+[[nodiscard]] bool names_differ(const Bytes& message);
+
 // Whether one of the ranks refuses.
 [[nodiscard]] bool any_refuses(const Bytes& message);
 

@@ -54,7 +54,7 @@ OpenedDcp::OpenedDcp(ByteView catalog, std::shared_ptr<Store> store)
       store_(guarded_store(std::move(store), digests_)),
       sources_(catalog_.files()) {
   const CatalogHead& head = catalog_.head();
-  checkpoint_.kind = CheckpointKind::dcp;
+  checkpoint_.kind = head.kind;
   checkpoint_.path = store_->name();
   checkpoint_.producer = producer_of(head.version);
   checkpoint_.save_id = head.save_id;
@@ -197,6 +197,7 @@ Bytes catalog_of(const Checkpoint& checkpoint) {
     }
   }
   CatalogHead head;
+  head.kind = checkpoint.kind;
   head.save_id = checkpoint.save_id;
   head.warnings = checkpoint.warnings;
   if (checkpoint.has_types) head.types = encode_types(checkpoint.leaves);

@@ -1,0 +1,176 @@
+#include "tessera/parameter_names.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+// A number of a block as names have it: no sign, no zeros in front.
+std::optional<std::int64_t> block_number(std::string_view text) {
+  constexpr std::int64_t kMost = 1 << 20;  // so that no product of two overflows
+  std::int64_t number = 0;
+  (void)std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool plain = number >= 0 && number < kMost && std::to_string(number) == text;
+  return plain ? std::optional(number) : std::nullopt;
+}
+
+// Takes the text before the next dot from the front of `rest`; none: there is no dot.
+std::optional<std::string_view> take_step(std::string_view& rest) {
+  const std::size_t dot = rest.find('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const std::string_view step = rest.substr(0, dot);
+  rest.remove_prefix(dot + 1);
+  return step;
+}
+
+struct GroupedBlock {
+  std::int64_t group = 0;
+  std::int64_t index = 0;
+  std::string_view rest;
+};
+
+// "groups.G.I.REST" taken apart; none: `name` is of no block in groups.
+std::optional<GroupedBlock> grouped_block(std::string_view name, const BlockRule& rule) {
+  if (!name.starts_with(rule.groups + ".")) return std::nullopt;
+  name.remove_prefix(rule.groups.size() + 1);
+  const auto first = take_step(name);
+  const auto second = take_step(name);
+  if (!first || !second) return std::nullopt;
+  const auto group = block_number(*first);
+  const auto index = block_number(*second);
+  if (!group || !index) return std::nullopt;
+  return GroupedBlock{*group, *index, name};
+}
+
+// Names of one side, by which those of the other side are found: without wrappers, and with all
+// blocks in one list.
+class Canonical {
+ public:
+  Canonical(const std::vector<std::string>& names, const NameRules& rules)
+      : rules_(rules), sizes_(rules.blocks.size(), 1) {
+    for (const std::string& name : names) {
+      const std::string clean = without_wrappers(name, rules);
+      for (std::size_t i = 0; i < sizes_.size(); ++i) {
+        const auto block = grouped_block(clean, rules.blocks[i]);
+        if (block) sizes_[i] = std::max(sizes_[i], block->index + 1);
+      }
+    }
+  }
+
+  [[nodiscard]] std::string of(const std::string& name) const {
+    std::string clean = without_wrappers(name, rules_);
+    for (std::size_t i = 0; i < sizes_.size(); ++i) {
+      const auto block = grouped_block(clean, rules_.blocks[i]);
+      if (!block) continue;
+      const std::int64_t number = block->group * sizes_[i] + block->index;
+      return rules_.blocks[i].list + "." + std::to_string(number) + "." + std::string(block->rest);
+    }
+    return clean;
+  }
+
+ private:
+  const NameRules& rules_;
+  std::vector<std::int64_t> sizes_;  // of groups, by rule
+};
+
+// A pattern around its `*`, if it has one.
+struct Pattern {
+  explicit Pattern(const std::string& text)
+      : before(text.substr(0, text.find('*'))), star(before.size() < text.size()) {
+    if (star) after = text.substr(before.size() + 1);
+    if (after.find('*') != std::string::npos)
+      throw Error(ErrorCode::invalid_argument, "a name's rule has more than one *: " + text);
+  }
+
+  // What the `*` stands for in `name`; none: the name is another one.
+  [[nodiscard]] std::optional<std::string> match(const std::string& name) const {
+    if (!star) return name == before ? std::optional(std::string()) : std::nullopt;
+    const std::size_t ends = before.size() + after.size();
+    if (name.size() < ends || !name.starts_with(before) || !name.ends_with(after))
+      return std::nullopt;
+    return name.substr(before.size(), name.size() - ends);
+  }
+  [[nodiscard]] std::string with(const std::string& text) const { return before + text + after; }
+
+  std::string before;
+  bool star;
+  std::string after = {};
+};
+
+using ByName = std::map<std::string, std::string>;
+
+const std::string* find_in(const ByName& names, const std::string& name) {
+  const auto found = names.find(name);
+  return found == names.end() ? nullptr : &found->second;
+}
+
+// What the rule leads to from a live name.
+const std::string* find_by(const NameRule& rule, const std::string& live, const ByName& stored) {
+  for (const std::string& pattern : rule.live) {
+    const auto text = Pattern(pattern).match(live);
+    if (!text) continue;
+    if (const std::string* found = find_in(stored, Pattern(rule.stored).with(*text))) return found;
+  }
+  return nullptr;
+}
+
+const std::string* find_stored(const std::string& live, const ByName& stored,
+                               const NameRules& rules) {
+  if (const std::string* same = find_in(stored, live)) return same;
+  for (const NameRule& rule : rules.renamed) {
+    if (const std::string* found = find_by(rule, live, stored)) return found;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+NameRules olmo_name_rules() {
+  NameRules rules;
+  rules.wrappers = {"_fsdp_wrapped_module."};
+  rules.blocks = {{"transformer.blocks", "transformer.block_groups"}};
+  for (const std::string kind : {"weight", "bias"}) {
+    rules.renamed.push_back({"transformer.*.norm." + kind,
+                             {"transformer.*.attn_norm." + kind, "transformer.*.ff_norm." + kind}});
+  }
+  return rules;
+}
+
+std::string without_wrappers(std::string name, const NameRules& rules) {
+  for (const std::string& wrapper : rules.wrappers) {
+    if (wrapper.empty()) continue;
+    for (std::size_t at = name.find(wrapper); at != std::string::npos; at = name.find(wrapper, at))
+      name.erase(at, wrapper.size());
+  }
+  return name;
+}
+
+std::map<std::string, std::string> match_names(const std::vector<std::string>& stored,
+                                               const std::vector<std::string>& live,
+                                               const NameRules& rules) {
+  const Canonical canonical_stored(stored, rules);
+  const Canonical canonical_live(live, rules);
+  ByName by_canonical;
+  for (const std::string& name : stored) {
+    const auto [found, added] = by_canonical.emplace(canonical_stored.of(name), name);
+    if (!added && found->second != name) {
+      throw Error(ErrorCode::conflict,
+                  "two stored names are of this parameter: " + found->second + " and " + name)
+          .at_key(found->first);
+    }
+  }
+  std::map<std::string, std::string> matched;
+  for (const std::string& name : live) {
+    const std::string* found = find_stored(canonical_live.of(name), by_canonical, rules);
+    if (found != nullptr) matched.emplace(name, *found);
+  }
+  return matched;
+}
+
+}  // namespace tessera
