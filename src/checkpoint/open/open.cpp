@@ -65,16 +65,6 @@ Place replaced_place(const std::string& path) {
   throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
 }
 
-// One level decides, and that of the directories where the OLMo kinds have files: below a
-// directory that is no checkpoint there may be anything.
-std::vector<ObjectInfo> deciding_files(const Store& store) {
-  std::vector<ObjectInfo> files = store.list_level();
-  for (const char* part : {"model", "model_and_optim"}) {
-    for (ObjectInfo& file : store.list_level(part)) files.push_back(std::move(file));
-  }
-  return files;
-}
-
 bool any_ends_with(const std::vector<ObjectInfo>& files, std::string_view suffix) {
   return std::ranges::any_of(files,
                              [suffix](const ObjectInfo& file) { return has_suffix(file, suffix); });
@@ -153,6 +143,14 @@ Place place_of(const Location& where) {
   // Of an index all of the directory is meant.
   if (!place.object->name.ends_with(safetensors::kIndexSuffix)) place.path = path;
   return place;
+}
+
+std::vector<ObjectInfo> deciding_files(const Store& store) {
+  std::vector<ObjectInfo> files = store.list_level();
+  for (const char* part : {"model", "model_and_optim"}) {
+    for (ObjectInfo& file : store.list_level(part)) files.push_back(std::move(file));
+  }
+  return files;
 }
 
 Checkpoint open_checkpoint(const Place& place, const OpenOptions& options) {

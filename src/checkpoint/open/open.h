@@ -51,10 +51,19 @@ void index_names(Checkpoint& checkpoint);
 [[nodiscard]] std::optional<std::string> index_total_fault(const safetensors::Index& index,
                                                            const std::vector<Leaf>& leaves);
 
+// One level decides what a directory is, and that of the directories where the OLMo kinds have
+// files: below a directory that is no checkpoint there may be anything.
+[[nodiscard]] std::vector<ObjectInfo> deciding_files(const Store& store);
 // The OLMo kind that a directory with these files is (by their names), if any.
 [[nodiscard]] std::optional<CheckpointKind> olmo_kind_of(const std::vector<ObjectInfo>& files);
 [[nodiscard]] Checkpoint open_olmo_full(std::shared_ptr<Store> store);
 [[nodiscard]] Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store);
+// What `name`.safetensors or else `name`.pt holds (checkpoint-rows O-15), one of `files`, which is
+// added to `used`; none when neither is there.
+[[nodiscard]] std::optional<Value> read_olmo_part(const std::shared_ptr<Store>& store,
+                                                  const std::vector<ObjectInfo>& files,
+                                                  const std::string& name,
+                                                  std::vector<ObjectInfo>& used);
 // The state dict in a safetensors file with OLMo's names (checkpoint-rows F-06). Throws
 // `unsupported` for other names.
 [[nodiscard]] Value read_olmo_safetensors(const std::shared_ptr<const ByteSource>& source);

@@ -353,6 +353,14 @@ bool has_local_files(const std::vector<ObjectInfo>& files) {
   });
 }
 
+int world_of_local(const Store& store) {
+  if (store.exists(kWorldFile)) return world_size_in(store);
+  int ranks = 0;
+  for (const ObjectInfo& file : store.list_level("model"))
+    ranks = std::max(ranks, rank_between(file.name, "model/rank", '.').value_or(-1) + 1);
+  return ranks;
+}
+
 Checkpoint open_local(const std::shared_ptr<Store>& store) {
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::olmo_local;

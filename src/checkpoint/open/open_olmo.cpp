@@ -71,21 +71,6 @@ void put_at(Value dict, const Value::List& keys, const Value& value) {
   dict.set_item(keys.back(), value);
 }
 
-// A part of the training state; null when no file has it.
-std::optional<Value> read_part(const std::shared_ptr<Store>& store,
-                               const std::vector<ObjectInfo>& files, const std::string& name,
-                               std::vector<ObjectInfo>& used) {
-  // As OLMo looks: safetensors first (checkpoint-rows O-15).
-  if (const ObjectInfo* file = find_file(files, name + ".safetensors")) {
-    used.push_back(*file);
-    return read_olmo_safetensors(std::make_shared<LazySource>(store, *file));
-  }
-  const ObjectInfo* file = find_file(files, name + ".pt");
-  if (file == nullptr) return std::nullopt;
-  used.push_back(*file);
-  return torch_file::read(std::make_shared<LazySource>(store, *file));
-}
-
 // What the config says, as far as it can be read: a checkpoint does not depend on it.
 void note_config(const Store& store, Checkpoint& checkpoint) {
   if (!store.exists("config.yaml")) return;
@@ -142,6 +127,20 @@ Value read_olmo_safetensors(const std::shared_ptr<const ByteSource>& source) {
   return root;
 }
 
+std::optional<Value> read_olmo_part(const std::shared_ptr<Store>& store,
+                                    const std::vector<ObjectInfo>& files, const std::string& name,
+                                    std::vector<ObjectInfo>& used) {
+  // As OLMo looks: safetensors first (checkpoint-rows O-15).
+  if (const ObjectInfo* file = find_file(files, name + ".safetensors")) {
+    used.push_back(*file);
+    return read_olmo_safetensors(std::make_shared<LazySource>(store, *file));
+  }
+  const ObjectInfo* file = find_file(files, name + ".pt");
+  if (file == nullptr) return std::nullopt;
+  used.push_back(*file);
+  return torch_file::read(std::make_shared<LazySource>(store, *file));
+}
+
 std::optional<CheckpointKind> olmo_kind_of(const std::vector<ObjectInfo>& files) {
   if (has_file(files, "model_and_optim/.metadata")) return CheckpointKind::olmo_torch_new;
   if (is_olmo_full(files)) return CheckpointKind::olmo_full;
@@ -153,15 +152,15 @@ Checkpoint open_olmo_full(std::shared_ptr<Store> store) {
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::olmo_full;
   checkpoint.path = store->name();
-  Value model = *read_part(store, files, "model", checkpoint.files);
+  Value model = *read_olmo_part(store, files, "model", checkpoint.files);
   const bool alone = files.size() == 1 && find_entry(model, "model") != nullptr;
   if (alone) return open_torch(std::move(store), files.front());
   OlmoState state = olmo_state_of(Value::dict({{"model", std::move(model)}}));
-  if (auto optim = read_part(store, files, "optim", checkpoint.files)) {
+  if (auto optim = read_olmo_part(store, files, "optim", checkpoint.files)) {
     state.optim = named_optim(*optim);
   }
-  state.train = read_part(store, files, "train", checkpoint.files);
-  if (!state.train) state.train = read_part(store, files, "other", checkpoint.files);
+  state.train = read_olmo_part(store, files, "train", checkpoint.files);
+  if (!state.train) state.train = read_olmo_part(store, files, "other", checkpoint.files);
   checkpoint.root = state.tree();
   checkpoint.leaves = leaves_of(*checkpoint.root);
   note_config(*store, checkpoint);

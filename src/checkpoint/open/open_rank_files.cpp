@@ -155,6 +155,12 @@ std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files, const s
   return ordered;
 }
 
+std::optional<int> rank_between(std::string_view name, std::string_view prefix, char end) {
+  const std::size_t at = name.find(end, std::min(prefix.size(), name.size()));
+  if (at == std::string_view::npos) return std::nullopt;
+  return rank_in(name, prefix, name.substr(at));
+}
+
 Value read_rank_file(const RankStore& from, const ObjectInfo& file) {
   torch_file::ReadOptions options;
   options.skip_shard_lists = true;

@@ -3,7 +3,9 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/open/rank_merge.h"
@@ -18,6 +20,10 @@ namespace tessera {
                                                  const std::string& prefix,
                                                  const std::string& suffix,
                                                  const std::string& where);
+
+// The rank that stands between `prefix` and `end` in a file's name; what follows may be anything.
+[[nodiscard]] std::optional<int> rank_between(std::string_view name, std::string_view prefix,
+                                              char end);
 
 // Where the ranks' files are.
 struct RankStore {
@@ -41,6 +47,8 @@ void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(in
 [[nodiscard]] Checkpoint open_world_size_files(const std::shared_ptr<Store>& store);
 // {model,optim,train}/rank{r}.pt: flat parameters (checkpoint-rows O-70).
 [[nodiscard]] bool has_local_files(const std::vector<ObjectInfo>& files);
+// The number of ranks by its `metadata.yaml`, or else one more than the largest of its files has.
+[[nodiscard]] int world_of_local(const Store& store);
 [[nodiscard]] Checkpoint open_local(const std::shared_ptr<Store>& store);
 
 }  // namespace tessera

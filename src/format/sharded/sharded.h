@@ -4,6 +4,7 @@
 // docs/formats/rank-files.md and docs/formats/flat-parameters.md have the bytes.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,10 @@ struct Rank {
 // shards that do not fit; `incomplete` when it is of more ranks; `unsupported` for placements that
 // hold no part of the values (Partial).
 void resolve(Value& tree, const Rank& rank);
+
+// The number of ranks that the first ShardedTensor below the dicts of `tree` says it is of; none:
+// no such tensor says one.
+[[nodiscard]] std::optional<int> world_of(const Value& tree);
 
 // A flat parameter: this rank's shard of one or more parameters, one after another.
 struct FlatHandle {

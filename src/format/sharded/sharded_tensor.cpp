@@ -80,4 +80,21 @@ Tensor read_sharded_tensor(const Value& value, const Rank& rank) {
   return tensor;
 }
 
+std::optional<int> world_of(const Value& tree) {
+  if (is_sharded_tensor(tree)) {
+    const Value& group = state_of(tree)[2];
+    if (!group.is(Kind::object)) return std::nullopt;
+    const Value& state = attributes(group, "ProcessGroupState");
+    const std::int64_t world = integer(attribute(state, "global_world_size"), "global_world_size");
+    constexpr std::int64_t kMostRanks = 1 << 20;
+    if (world < 1 || world > kMostRanks) corrupt("a ShardedTensor of no such number of ranks");
+    return static_cast<int>(world);
+  }
+  if (!tree.is(Kind::dict)) return std::nullopt;
+  for (const auto& [key, value] : tree.pairs()) {
+    if (const auto world = world_of(value)) return world;
+  }
+  return std::nullopt;
+}
+
 }  // namespace tessera::sharded

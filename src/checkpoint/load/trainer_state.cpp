@@ -1,0 +1,322 @@
+// Rank 0 finds out of how many ranks the checkpoint is. Where that is the group's number, each rank
+// reads its own file; else rank 0 reads, and tells the others (checkpoint-rows O-41, O-51, O-61,
+// O-73).
+#include "tessera/trainer_state.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/log.h"
+#include "base/one_of.h"
+#include "base/parallel.h"
+#include "base/stop.h"
+#include "checkpoint/digests/guard.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/open/rank_files.h"
+#include "comm/confer.h"
+#include "comm/message.h"
+#include "comm/whereabouts.h"
+#include "format/sharded/sharded.h"
+#include "format/torch/torch_file.h"
+#include "tessera/error.h"
+#include "value/children.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kOperation = "reading the trainer's state";
+
+using Kind = Value::Kind;
+
+// What rank 0 has for the others; it says so in front of that.
+enum class Answer : std::uint8_t {
+  none,   // no rank has a state
+  own,    // each rank reads its own
+  first,  // rank 0's, without random numbers
+  full,   // the same, of a checkpoint that has one state
+  each,   // a state for each rank
+};
+
+// Where the state of each rank is.
+class Found {
+ public:
+  explicit Found(const Location& where) {
+    const Place place = place_of(where);
+    if (place.object) refuse_kind(to_string(where));
+    store_ = guard_directory(place.store);
+    const std::vector<ObjectInfo> files = deciding_files(*store_);
+    const auto olmo = olmo_kind_of(files);
+    if (olmo) {
+      kind_ = *olmo;
+    } else if (has_local_files(files)) {
+      kind_ = CheckpointKind::olmo_local;
+    } else if (has_rank_files(files)) {
+      kind_ = CheckpointKind::olmo_legacy;
+    } else {
+      refuse_kind(store_->name());
+    }
+  }
+
+  [[nodiscard]] CheckpointKind kind() const { return kind_; }
+  [[nodiscard]] const std::string& name() const { return store_->name(); }
+
+  [[nodiscard]] std::string file_of(int rank) const {
+    const bool beside = kind_ == CheckpointKind::olmo_legacy;
+    return (beside ? "rank" : "train/rank") + std::to_string(rank) + ".pt";
+  }
+
+  [[nodiscard]] bool has(int rank) const {
+    return kind_ != CheckpointKind::olmo_full && store_->exists(file_of(rank));
+  }
+
+  // Of the ranks that saved it, by what rank 0's node has.
+  [[nodiscard]] int world() const {
+    if (kind_ == CheckpointKind::olmo_local) return world_of_local(*store_);
+    if (kind_ == CheckpointKind::olmo_torch_new)
+      return std::max(ranks_in("model_and_optim", "model_and_optim/__", '_'),
+                      ranks_in("train", "train/rank", '.'));
+    if (has(0)) {
+      if (const auto said = sharded::world_of(file(0))) return *said;
+    }
+    return ranks_in("", "rank", '.');
+  }
+
+  // A rank's own, whose tensors are in the file.
+  [[nodiscard]] Value state_of(int rank) const {
+    if (!has(rank)) {
+      throw Error(ErrorCode::incomplete, "the trainer's state of rank " + std::to_string(rank) +
+                                             " is missing: there is no " + file_of(rank))
+          .at_path(store_->name());
+    }
+    const Value tree = file(rank);
+    if (kind_ != CheckpointKind::olmo_legacy) return tree;
+    if (!tree.is(Kind::dict))
+      throw Error(ErrorCode::corrupt, "the file holds no dict").at_path(path_of(rank));
+    Value own = Value::dict();
+    for (const auto& [key, value] : tree.pairs()) {
+      if (!is_one_of(key, Value("model"), Value("optim"))) own.set_item(key, value);
+    }
+    return own;
+  }
+
+  // The one of an olmo-full checkpoint.
+  [[nodiscard]] std::optional<Value> whole_state() const {
+    std::vector<ObjectInfo> used;
+    const std::vector<ObjectInfo> files = store_->list_level();
+    auto state = read_olmo_part(store_, files, "train", used);
+    return state ? std::move(state) : read_olmo_part(store_, files, "other", used);
+  }
+
+ private:
+  [[noreturn]] static void refuse_kind(const std::string& path) {
+    throw Error(ErrorCode::unsupported,
+                "the trainer's state of a checkpoint that is none of OLMo's kinds")
+        .at_path(path);
+  }
+
+  [[nodiscard]] std::string path_of(int rank) const { return store_->name() + "/" + file_of(rank); }
+
+  [[nodiscard]] Value file(int rank) const {
+    const std::string name = file_of(rank);
+    return read_rank_file({store_}, {name, store_->open(name)->size()});
+  }
+
+  // One more than the largest rank between `prefix` and `end` in the names of a directory's files.
+  [[nodiscard]] int ranks_in(std::string_view directory, std::string_view prefix, char end) const {
+    int ranks = 0;
+    for (const ObjectInfo& file : store_->list_level(directory)) {
+      if (const auto rank = rank_between(file.name, prefix, end))
+        ranks = std::max(ranks, *rank + 1);
+    }
+    return ranks;
+  }
+
+  std::shared_ptr<Store> store_;
+  CheckpointKind kind_ = CheckpointKind::olmo_full;
+};
+
+// `tree` with its tensors in memory of their own, all of whose checksums are checked.
+Value in_memory(const Value& tree, const std::string& path, const LoadOptions& options) {
+  Checkpoint held;
+  held.path = path;
+  held.root = tree;
+  held.leaves = leaves_of(tree);
+  LoadOptions own;
+  own.threads = options.threads;
+  own.stop = options.stop;
+  return held.load(own);
+}
+
+Value without_random_numbers(const Value& state) {
+  if (!state.is(Kind::dict)) return state;
+  Value rest = Value::dict(state.pairs(), state.dict_kind());
+  rest.erase("rng");
+  return rest;
+}
+
+void put_state(MessageWriter& message, const Value& state) {
+  message.block(torch_file::write(state, "archive"));
+}
+
+Value take_state(MessageReader& message, const std::string& path, const LoadOptions& options) {
+  const std::span<const std::byte> bytes = message.block();
+  return in_memory(torch_file::read(memory_source({bytes.begin(), bytes.end()}, path)), path,
+                   options);
+}
+
+// What rank 0 has found, and what it keeps for itself.
+class Teller {
+ public:
+  Teller(const Location& where, const LoadOptions& options, int ranks)
+      : where_(where), options_(options), ranks_(ranks) {}
+
+  // `anybody`: whether a rank sees a state of its own.
+  Bytes conclude(bool anybody) {
+    const Found found(where_);
+    if (found.kind() == CheckpointKind::olmo_full) return tell_whole(found);
+    if (options_.reader == LoadReader::rank_zero) anybody = has_any(found);
+    const int world = found.world();
+    MessageWriter message;
+    if (!anybody) return message.number(Answer::none).take();
+    if (world != ranks_) return tell_first(found, world);
+    if (options_.reader == LoadReader::every_rank) return message.number(Answer::own).take();
+    message.number(Answer::each);
+    for (int rank = 0; rank < ranks_; ++rank)
+      put_state(message, in_memory(found.state_of(rank), found.name(), options_));
+    return message.take();
+  }
+
+  [[nodiscard]] std::optional<Value> take_own() { return std::move(own_); }
+
+ private:
+  [[nodiscard]] bool has_any(const Found& found) const {
+    bool any = false;
+    for (int rank = 0; rank < ranks_; ++rank) any = any || found.has(rank);
+    return any;
+  }
+
+  Bytes tell_whole(const Found& found) {
+    MessageWriter message;
+    const std::optional<Value> state = found.whole_state();
+    if (!state) return message.number(Answer::none).take();
+    own_ = in_memory(*state, found.name(), options_);
+    message.number(Answer::full);
+    put_state(message, without_random_numbers(*own_));
+    return message.take();
+  }
+
+  Bytes tell_first(const Found& found, int world) {
+    MessageWriter message;
+    message.number(Answer::first).number(static_cast<std::int32_t>(world));
+    const Value state = without_random_numbers(found.state_of(0));
+    put_state(message, in_memory(state, found.name(), options_));
+    return message.take();
+  }
+
+  const Location& where_;
+  const LoadOptions& options_;
+  int ranks_;
+  std::optional<Value> own_;  // of rank 0 alone
+};
+
+void warn(TrainerState& result, std::string text) {
+  log(LogLevel::warning, text);
+  result.warnings.push_back(std::move(text));
+}
+
+void warn_of_other_ranks(TrainerState& result, int world, const Group& group) {
+  warn(result, "the checkpoint is of " + std::to_string(world) + " ranks, here are " +
+                   std::to_string(group.size()) +
+                   ": every rank gets the trainer's state of rank 0, without its random numbers");
+}
+
+// Of whole checkpoints; `state` is what this rank takes.
+void warn_of_one_state(TrainerState& result, const Group& group) {
+  if (group.rank() == 0) return;
+  warn(result,
+       "an olmo-full checkpoint has the random numbers of rank 0 alone: this rank gets none");
+}
+
+// Of what is there of the state's step.
+Bytes step_of(const Value& state) {
+  const Value* step = find_entry(state, "global_step");
+  MessageWriter message;
+  if (step != nullptr) message.text(render(*step, 60));
+  return message.take();
+}
+
+Bytes same_step(const Bytes& left, const Bytes& right) {
+  if (left.empty() || right.empty()) return left.empty() ? right : left;
+  if (left != right) {
+    throw Error(ErrorCode::mismatch, "ranks have saved the trainer's state at different steps: " +
+                                         MessageReader(left).text() + " and " +
+                                         MessageReader(right).text())
+        .at_key("global_step");
+  }
+  return left;
+}
+
+// Each rank reads its own.
+void read_own(TrainerState& result, const Location& where, const LoadOptions& options,
+              Group& group) {
+  const auto contribute = [&] {
+    const Found found(where);
+    result.state = in_memory(found.state_of(group.rank()), found.name(), options);
+    return step_of(*result.state);
+  };
+  const auto conclude = [](const Bytes&) { return Bytes(); };
+  confer(group, kOperation, {contribute, same_step, conclude});
+}
+
+// Whether this rank sees a state of its own; false too where it sees no checkpoint: then rank 0
+// says what is wrong.
+Bytes sees_own(const Location& where, const LoadOptions& options, const Group& group) {
+  require_going_on(options.stop);
+  require_threads(options.threads);
+  bool sees = false;
+  if (options.reader == LoadReader::every_rank) {
+    try {
+      sees = Found(where).has(group.rank());
+    } catch (const Error& error) {
+      if (!is_one_of(error.code(), ErrorCode::not_found, ErrorCode::unsupported)) throw;
+    }
+  }
+  return {std::byte{sees ? std::uint8_t{1} : std::uint8_t{0}}};
+}
+
+Bytes any_sees(const Bytes& left, const Bytes& right) {
+  return {left.at(0) | right.at(0)};
+}
+
+}  // namespace
+
+TrainerState trainer_state(const Location& where, const LoadOptions& options, Group& group) {
+  const Purpose purpose(kOperation);
+  Teller teller(where, options, group.size());
+  const Bytes told =
+      confer(group, kOperation,
+             {[&] { return sees_own(where, options, group); }, any_sees,
+              [&](const Bytes& all) { return teller.conclude(all.at(0) != std::byte{0}); }});
+  MessageReader message(told);
+  const auto answer = message.number<Answer>();
+  TrainerState result;
+  if (answer == Answer::none) return result;
+  if (answer == Answer::own) {
+    read_own(result, where, options, group);
+    return result;
+  }
+  agree(group, kOperation, [&] {
+    const std::string path = to_string(where);
+    if (answer == Answer::first) warn_of_other_ranks(result, message.number<std::int32_t>(), group);
+    if (answer == Answer::full) warn_of_one_state(result, group);
+    const int before = answer == Answer::each ? group.rank() : 0;
+    for (int rank = 0; rank < before; ++rank) (void)message.block();
+    result.state = teller.take_own();
+    if (!result.state) result.state = take_state(message, path, options);
+  });
+  return result;
+}
+
+}  // namespace tessera
