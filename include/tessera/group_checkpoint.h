@@ -26,8 +26,19 @@ class GroupCheckpoint {
   [[nodiscard]] static GroupCheckpoint open(const Location& where, const LoadOptions& options,
                                             Group& group);
 
+  // The same for ranks that will load `model`, a dict of names and tensors with each rank's pieces,
+  // and its optimizer's state. Where every rank has saved just these pieces itself, as olmo-local
+  // or olmo-legacy on as many ranks, each opens its own files and no other: then contents() has the
+  // leaves of these files alone, without the trainer's state (trainer_state.h), and is_own() is
+  // true. Every checksum of what load() reads is compared then. Throws `mismatch` on all ranks when
+  // the files of two ranks are not of one save.
+  [[nodiscard]] static GroupCheckpoint open(const Location& where, const Value& model,
+                                            const LoadOptions& options, Group& group);
+  [[nodiscard]] bool is_own() const;
+
   // The leaves: names, paths, values, and tensors with dtype and shape. Tensors may lack their
-  // pieces, so nothing but load() reads them. The same on every rank. A copy must not outlive this.
+  // pieces, so nothing but load() reads them. The same on every rank, unless is_own(). A copy must
+  // not outlive this.
   [[nodiscard]] const Checkpoint& contents() const&;
 
   // Shows other leaves from now on, to contents() and to load(). `fn` gets the contents and returns

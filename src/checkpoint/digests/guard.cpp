@@ -94,6 +94,12 @@ std::shared_ptr<Store> guard_directory(std::shared_ptr<Store> store) {
   return guarded_store(std::move(store), std::make_shared<DigestsByName>(std::move(digests)));
 }
 
+std::shared_ptr<Store> guard_present(std::shared_ptr<Store> store) {
+  if (!store->exists(kDirectorySideFile)) return store;
+  DigestsByName digests = read_side_file(*store, kDirectorySideFile).files;
+  return guarded_store(std::move(store), std::make_shared<DigestsByName>(std::move(digests)));
+}
+
 std::shared_ptr<Store> guard_file(std::shared_ptr<Store> store, const ObjectInfo& file) {
   const std::string side_file = file.name + std::string(kSideFileSuffix);
   if (!store->exists(side_file)) return store;

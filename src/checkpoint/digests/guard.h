@@ -33,6 +33,8 @@ void require_sizes(const DigestsByName& digests, const std::vector<ObjectInfo>& 
 //
 // A directory without `.metadata`.
 [[nodiscard]] std::shared_ptr<Store> guard_directory(std::shared_ptr<Store> store);
+// The same where other files may lie on other nodes: only what is read is compared.
+[[nodiscard]] std::shared_ptr<Store> guard_present(std::shared_ptr<Store> store);
 // A single file.
 [[nodiscard]] std::shared_ptr<Store> guard_file(std::shared_ptr<Store> store,
                                                 const ObjectInfo& file);

@@ -124,7 +124,10 @@ void fill(const LoadPlan& plan, const LoadSource& source, const LoadOptions& opt
   }
   agree_on_long_work(group, "reading a checkpoint", options.stop, [&](const std::stop_token& stop) {
     meter.emplace(tell_progress, bytes_of(plan.fillings), stop);
-    fill_all({plan.fillings, plan.owners, options.threads, nullptr, counters, *meter});
+    StorageChecks checks;  // of own files, which no other rank reads
+    fill_all({plan.fillings, plan.owners, options.threads, source.is_own() ? &checks : nullptr,
+              counters, *meter});
+    checks.read_rest(options.threads, stop);
     meter->finish();  // what the hook throws has to reach all ranks
   });
 }
@@ -185,6 +188,17 @@ GroupCheckpoint GroupCheckpoint::open(const Location& where, const LoadOptions& 
       std::unique_ptr<Opened>(new Opened{open_for_load(where, options, group), group}));
 }
 
+GroupCheckpoint GroupCheckpoint::open(const Location& where, const Value& model,
+                                      const LoadOptions& options, Group& group) {
+  const Purpose purpose("opening a checkpoint");
+  return GroupCheckpoint(
+      std::unique_ptr<Opened>(new Opened{open_own_or_all(where, model, options, group), group}));
+}
+
+bool GroupCheckpoint::is_own() const {
+  return opened_->source.is_own();
+}
+
 const Checkpoint& GroupCheckpoint::contents() const& {
   return opened_->source.checkpoint();
 }
@@ -195,8 +209,8 @@ void GroupCheckpoint::arrange(const std::function<Checkpoint(const Checkpoint&)>
     opened_->source.arrange(fn(contents()));
     return untaken_message(contents().leaves, {}, false);
   };
-  const auto require_same_names = [](const Bytes& all) {
-    if (names_differ(all))
+  const auto require_same_names = [&](const Bytes& all) {
+    if (!is_own() && names_differ(all))
       throw Error(ErrorCode::mismatch, "ranks want other names for what one checkpoint holds");
     return Bytes();
   };

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "checkpoint/load/fresh.h"
+#include "checkpoint/load/own_files.h"
 #include "checkpoint/read/castable.h"
 #include "checkpoint/read/memory.h"
 #include "tessera/error.h"
@@ -78,6 +79,7 @@ class Planner {
     const std::string key = sought(wanted.name, options_);
     const Leaf* const found = checkpoint_.find(key);
     if (found == nullptr) {
+      if (is_elsewhere(wanted)) return;
       plan_.differences.add_missing(wanted.name, key);
       return;
     }
@@ -93,6 +95,7 @@ class Planner {
     if (const std::optional<Error> why = misfit(tensor, found->value, options_)) {
       plan_.differences.add_unfit(wanted.name, *why);
     } else {
+      if (source_.is_own()) require_held(tensor, found->value.as_tensor());
       source_.want(leaf, tensor);
       plan_.fillings.push_back({wanted.name, wanted.value, found->value});
     }
@@ -107,6 +110,12 @@ class Planner {
   }
 
  private:
+  // Whether only the files of other ranks may have it, who have its elements too.
+  [[nodiscard]] bool is_elsewhere(const Leaf& wanted) const {
+    return source_.is_own() && wanted.value.is(Value::Kind::tensor) &&
+           wants_nothing(wanted.value.as_tensor());
+  }
+
   LoadSource& source_;
   const Checkpoint& checkpoint_;
   const LoadOptions& options_;

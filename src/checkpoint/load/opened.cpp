@@ -7,8 +7,10 @@
 #include "base/parallel.h"
 #include "base/stop.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/load/own_files.h"
 #include "checkpoint/load/recorded_store.h"
 #include "checkpoint/open/open.h"
+#include "comm/confer.h"
 #include "comm/message.h"
 #include "tessera/error.h"
 
@@ -56,6 +58,9 @@ LoadSource::LoadSource(HostCopy catalog, std::shared_ptr<Store> store)
 
 LoadSource::LoadSource(HostCopy record, std::unique_ptr<Checkpoint> own)
     : catalog_(std::move(record)), own_(std::move(own)), whole_(own_.get()) {}
+
+LoadSource::LoadSource(std::unique_ptr<Checkpoint> own)
+    : own_(std::move(own)), whole_(own_.get()), is_own_(true) {}
 
 LoadSource::LoadSource(HostCopy catalog, const std::string& path, std::unique_ptr<Checkpoint> own)
     : LoadSource(std::move(catalog), memory_store(path)) {
@@ -168,6 +173,21 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
     }
   });
   return std::move(*source);
+}
+
+LoadSource open_own_or_all(const Location& where, const Value& model, const LoadOptions& options,
+                           Group& group) {
+  std::optional<Checkpoint> own;
+  const auto contribute = [&] {
+    require_going_on(options.stop);
+    if (options.reader == LoadReader::every_rank)
+      own = open_own_files(where, model, {group.rank(), group.size()});
+    return shared_values(own);
+  };
+  const auto conclude = [](const Bytes& all) { return Bytes(all.begin(), all.begin() + 1); };
+  if (!all_have_own(confer(group, kOperation, {contribute, combine_shared_values, conclude})))
+    return open_for_load(where, options, group);
+  return LoadSource(std::make_unique<Checkpoint>(contents_of(*own)));
 }
 
 }  // namespace tessera

@@ -12,11 +12,12 @@
 
 namespace tessera {
 
-// It is one of three:
+// It is one of four:
 //   - every rank has opened it, if not before, then from what rank 0 found: its tensors have their
 //     pieces;
 //   - rank 0 has opened it for all, and each rank gives the tensors that it wants the pieces that
 //     it needs;
+//   - every rank has opened its own files of it, and has no pieces of others (own_files.h);
 //   - rank 0 alone reads it and tells the others (checkpoint-rows P-19): no tensor has pieces.
 class LoadSource {
  public:
@@ -25,6 +26,8 @@ class LoadSource {
   // `record`: what `own` was opened from, or nothing of use.
   LoadSource(HostCopy record, std::unique_ptr<Checkpoint> own);
   LoadSource(HostCopy catalog, std::shared_ptr<Store> store);
+  // `own`: of this rank's own files.
+  explicit LoadSource(std::unique_ptr<Checkpoint> own);
   // `own`: what rank 0 reads; null elsewhere.
   LoadSource(HostCopy catalog, const std::string& path, std::unique_ptr<Checkpoint> own);
 
@@ -37,6 +40,8 @@ class LoadSource {
   // Of leaves of checkpoint(), those of stored() that they are nodes of.
   [[nodiscard]] std::vector<bool> stored_leaves(const std::vector<bool>& shown) const;
 
+  // Whether this rank's own files are all that it sees. Other ranks' leaves may differ.
+  [[nodiscard]] bool is_own() const noexcept { return is_own_; }
   // Whether rank 0 reads for all; `from` is what it reads, and null on other ranks.
   [[nodiscard]] bool is_told() const noexcept { return is_told_; }
   [[nodiscard]] const Checkpoint* from() const noexcept { return own_.get(); }
@@ -62,11 +67,15 @@ class LoadSource {
   std::unique_ptr<const Checkpoint> shown_;         // null: what is stored
   std::vector<std::optional<std::size_t>> origin_;  // by leaf of shown_
   bool is_told_ = false;
+  bool is_own_ = false;
 };
 
 // Opens the checkpoint of a load. Rank 0 alone asks the store; from what it found the other ranks
 // open it, too. Collective.
 [[nodiscard]] LoadSource open_for_load(const Location& where, const LoadOptions& options,
                                        Group& group);
+// The same for ranks that will load `model`: of their own files, where each has all that it needs.
+[[nodiscard]] LoadSource open_own_or_all(const Location& where, const Value& model,
+                                         const LoadOptions& options, Group& group);
 
 }  // namespace tessera

@@ -45,7 +45,7 @@ class Found {
   explicit Found(const Location& where) {
     const Place place = place_of(where);
     if (place.object) refuse_kind(to_string(where));
-    store_ = guard_directory(place.store);
+    store_ = guard_present(place.store);
     const std::vector<ObjectInfo> files = deciding_files(*store_);
     const auto olmo = olmo_kind_of(files);
     if (olmo) {

@@ -361,6 +361,23 @@ int world_of_local(const Store& store) {
   return ranks;
 }
 
+Value read_local_part(const RankStore& from, int rank) {
+  const auto info = [&](const std::string& name) {
+    return ObjectInfo{name, from.store->open(name)->size()};
+  };
+  const RankState state(read_with(from, info(own_file("model", rank)), sharded::flat_handles),
+                        rank);
+  Value part = Value::dict({{"model", state.model()}});
+  const std::string optim = own_file("optim", rank);
+  if (from.store->exists(optim)) {
+    part.set_item("optim", read_with(from, info(optim),
+                                     [&](const Value& file) { return state.optimizer(file); }));
+    drop_empty_states(part);
+  }
+  part.set_item("layout", Value::list(geometry_of(state)));
+  return part;
+}
+
 Checkpoint open_local(const std::shared_ptr<Store>& store) {
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::olmo_local;

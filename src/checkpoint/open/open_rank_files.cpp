@@ -155,6 +155,10 @@ std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files, const s
   return ordered;
 }
 
+std::string own_file(const std::string& folder, int rank) {
+  return (folder.empty() ? "rank" : folder + "/rank") + std::to_string(rank) + ".pt";
+}
+
 std::optional<int> rank_between(std::string_view name, std::string_view prefix, char end) {
   const std::size_t at = name.find(end, std::min(prefix.size(), name.size()));
   if (at == std::string_view::npos) return std::nullopt;
@@ -202,6 +206,22 @@ Checkpoint open_rank_files(const std::shared_ptr<Store>& store) {
   });
   if (has_model(*checkpoint.root)) checkpoint.kind = CheckpointKind::olmo_legacy;
   return checkpoint;
+}
+
+std::optional<Value> read_legacy_part(const RankStore& from, const sharded::Rank& rank) {
+  const std::string name = own_file("", rank.rank);
+  Value tree = read_rank_file(from, {name, from.store->open(name)->size()});
+  if (!has_model(tree) || sharded::world_of(tree) != rank.world) return std::nullopt;
+  try {
+    sharded::resolve(tree, rank);
+  } catch (Error& error) {
+    throw error.at_path(from.store->name() + "/" + name);
+  }
+  Value part = Value::dict();
+  for (const char* key : {"model", "optim"}) {
+    if (const Value* found = tree.find(key)) part.set_item(key, *found);
+  }
+  return part;
 }
 
 bool has_world_size_files(const std::vector<ObjectInfo>& files) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/open/rank_merge.h"
+#include "format/sharded/sharded.h"
 #include "storage/lazy_source.h"
 #include "tessera/checkpoint.h"
 
@@ -24,6 +25,9 @@ namespace tessera {
 // The rank that stands between `prefix` and `end` in a file's name; what follows may be anything.
 [[nodiscard]] std::optional<int> rank_between(std::string_view name, std::string_view prefix,
                                               char end);
+
+// "FOLDER/rank{r}.pt", or without a folder "rank{r}.pt".
+[[nodiscard]] std::string own_file(const std::string& folder, int rank);
 
 // Where the ranks' files are.
 struct RankStore {
@@ -42,6 +46,10 @@ void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(in
 // O-60).
 [[nodiscard]] bool has_rank_files(const std::vector<ObjectInfo>& files);
 [[nodiscard]] Checkpoint open_rank_files(const std::shared_ptr<Store>& store);
+// The "model" and "optim" that one rank's file has, whose sharded tensors have that rank's pieces
+// alone. None: the file has no model, or says that it is of other numbers of ranks or none.
+[[nodiscard]] std::optional<Value> read_legacy_part(const RankStore& from,
+                                                    const sharded::Rank& rank);
 // {model,optim,extra_state}_world_size_{N}_rank_{r}.pt.
 [[nodiscard]] bool has_world_size_files(const std::vector<ObjectInfo>& files);
 [[nodiscard]] Checkpoint open_world_size_files(const std::shared_ptr<Store>& store);
@@ -49,6 +57,9 @@ void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(in
 [[nodiscard]] bool has_local_files(const std::vector<ObjectInfo>& files);
 // The number of ranks by its `metadata.yaml`, or else one more than the largest of its files has.
 [[nodiscard]] int world_of_local(const Store& store);
+// The "model" and "optim" that one rank's files have, whose tensors have that rank's pieces alone,
+// and under "layout" how its flat parameters are laid out.
+[[nodiscard]] Value read_local_part(const RankStore& from, int rank);
 [[nodiscard]] Checkpoint open_local(const std::shared_ptr<Store>& store);
 
 }  // namespace tessera

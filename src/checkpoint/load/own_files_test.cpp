@@ -1,0 +1,281 @@
+// Ranks that restore from their own files alone (O-61, O-73), and what they find wrong with them.
+#include "checkpoint/load/own_files.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "checkpoint/test_support.h"
+#include "conformance/forwarding_store.h"
+#include "format/torch/torch_file.h"
+#include "tessera/group_checkpoint.h"
+#include "tessera/restore.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+namespace fs = std::filesystem;
+
+const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
+
+struct Case {
+  std::string golden;
+  std::string kind;
+  int ranks;
+};
+// The name is GoogleTest's. NOLINTNEXTLINE(readability-identifier-naming)
+void PrintTo(const Case& row, std::ostream* out) {
+  *out << row.golden << "/" << row.kind;
+}
+
+std::string rank_file(const std::string& folder, int rank) {
+  return (folder.empty() ? "rank" : folder + "/rank") + std::to_string(rank) + ".pt";
+}
+
+std::vector<std::string> files_of(const Case& row, int rank) {
+  if (row.kind == "legacy") return {rank_file("", rank)};
+  return {rank_file("model", rank), rank_file("optim", rank)};
+}
+
+std::string file_for_damage(const Case& row, int rank) {
+  return "/" + files_of(row, rank).front();
+}
+
+// All files, as the ranks of one node see them.
+std::string whole_directory(const Case& row) {
+  std::string directory = copy_of(kGolden + row.golden + "/" + row.kind);
+  if (row.kind == "local")
+    write_text(directory + "/metadata.yaml", "world_size: " + std::to_string(row.ranks) + "\n");
+  return directory;
+}
+
+// What a node has whose only rank this is.
+std::string directory_of_rank(const std::string& all, const Case& row, int rank) {
+  std::string directory = temporary_directory();
+  std::vector<std::string> files = files_of(row, rank);
+  if (row.kind == "local") files.emplace_back("metadata.yaml");
+  for (const std::string& file : files) {
+    fs::create_directories(fs::path(directory + "/" + file).parent_path());
+    fs::copy_file(all + "/" + file, directory + "/" + file);
+  }
+  return directory;
+}
+
+// The training state by names, whose tensors have the pieces of all ranks.
+Value state_in(const std::string& all) {
+  const Checkpoint named = as_training_state(Checkpoint::open(all));
+  std::vector<Leaf> leaves;
+  for (const Leaf& leaf : named.leaves) {
+    if (!leaf.name.starts_with("train.")) leaves.push_back(leaf);
+  }
+  return unflatten(leaves);
+}
+
+// Memory for the pieces that this rank has saved; `all`: also for what is whole on each rank.
+Value live_tree(const Value& state, int rank) {
+  std::vector<Leaf> leaves = flatten(state);
+  for (Leaf& leaf : leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    Tensor live = leaf.value.as_tensor();
+    std::erase_if(live.pieces,
+                  [&](const Piece& piece) { return live.sharded && piece.rank != rank; });
+    for (Piece& piece : live.pieces) {
+      piece.storage = memory(static_cast<std::size_t>(numel(piece.slice)) * size_of(live.dtype));
+      piece.storage_offset = 0;
+      piece.strides.clear();
+    }
+    leaf.value = Value(std::move(live));
+  }
+  return unflatten(leaves);
+}
+
+// The steps of parameters of which this rank has no element are in other ranks' files alone.
+void drop_steps_of_others(Value& tree) {
+  for (const auto& [name, state] : tree.at("optim").at("state").pairs()) {
+    if (!state.at("exp_avg").as_tensor().pieces.empty()) continue;
+    Value own(state);
+    Tensor& step = own["step"].as_tensor();
+    step.pieces.clear();
+  }
+}
+
+void expect_pieces(const Value& tree, const std::string& all) {
+  const Checkpoint named = as_training_state(Checkpoint::open(all));
+  for (const Leaf& leaf : flatten(tree)) {
+    if (!leaf.value.is(Value::Kind::tensor)) {
+      EXPECT_EQ(leaf.value, named.find(leaf.name)->value) << leaf.name;
+      continue;
+    }
+    const Tensor& tensor = leaf.value.as_tensor();
+    for (const Piece& piece : tensor.pieces) {
+      std::vector<std::byte> expected(static_cast<std::size_t>(numel(piece.slice)) *
+                                      size_of(tensor.dtype));
+      Shape shape{numel(piece.slice)};
+      if (const auto* box = std::get_if<Box>(&piece.slice)) shape = box->sizes;
+      named.read(leaf.name, piece.slice, TensorView::of(expected, tensor.dtype, shape));
+      EXPECT_EQ(std::memcmp(expected.data(), piece.storage->data, expected.size()), 0) << leaf.name;
+    }
+  }
+}
+
+LiveNames names_of(const Value& state) {
+  LiveNames live;
+  for (const auto& [key, value] : state.at("model").pairs()) live.names.push_back(key.as_string());
+  live.groups = state.at("optim").at("param_groups");
+  return live;
+}
+
+struct Restored {
+  bool own = false;
+  LoadReport report;
+};
+
+Restored restore(Value& tree, const Location& where, Group& group) {
+  auto checkpoint = GroupCheckpoint::open(where, tree.at("model"), {}, group);
+  const LiveNames live = names_of(tree);
+  checkpoint.arrange([&](const Checkpoint& stored) { return as_training_state(stored, live); });
+  LoadOptions options;
+  options.extra = OnDifference::report;
+  return {checkpoint.is_own(), checkpoint.load(tree, options)};
+}
+
+// Notes what is opened.
+class WatchedStore final : public testing::ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    const std::lock_guard lock(mutex_);
+    opened.emplace(name);
+    return inner().open(name);
+  }
+  mutable std::set<std::string> opened;
+
+ private:
+  mutable std::mutex mutex_;
+};
+
+class OwnFiles : public ::testing::TestWithParam<Case> {};
+
+TEST_P(OwnFiles, ANodeThatHasNoOtherFilesRestores) {
+  const Case& row = GetParam();
+  const std::string all = whole_directory(row);
+  const Value state = state_in(all);
+  std::vector<std::string> nodes;
+  for (int rank = 0; rank < row.ranks; ++rank) nodes.push_back(directory_of_rank(all, row, rank));
+  run_ranks(row.ranks, [&](Group& group) {
+    Value tree = live_tree(state, group.rank());
+    drop_steps_of_others(tree);
+    const Restored restored = restore(tree, nodes[static_cast<std::size_t>(group.rank())], group);
+    EXPECT_TRUE(restored.own);
+    EXPECT_EQ(restored.report.extra, std::vector<std::string>());
+    expect_pieces(tree, all);
+  });
+}
+
+TEST_P(OwnFiles, EachRankOpensItsOwnFilesAlone) {
+  const Case& row = GetParam();
+  const std::string all = whole_directory(row);
+  const Value state = state_in(all);
+  run_ranks(row.ranks, [&](Group& group) {
+    const auto store = std::make_shared<WatchedStore>(posix_store(all));
+    Value tree = live_tree(state, group.rank());
+    drop_steps_of_others(tree);
+    EXPECT_TRUE(restore(tree, {store}, group).own);
+    const std::vector<std::string> files = files_of(row, group.rank());
+    std::set<std::string> expected(files.begin(), files.end());
+    if (row.kind == "local") expected.insert("metadata.yaml");
+    EXPECT_EQ(store->opened, expected);
+  });
+}
+
+TEST_P(OwnFiles, OtherPiecesOnOneRankTakeTheGeneralWayOnAll) {
+  const Case& row = GetParam();
+  const std::string all = whole_directory(row);
+  const Value state = state_in(all);
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    run_ranks(ranks, [&](Group& group) {
+      // The last rank wants what the first one has.
+      const bool last = group.rank() == ranks - 1;
+      Value tree = live_tree(state, last ? (row.ranks > 1 && ranks == 1 ? 1 : 0) : group.rank());
+      const Restored restored = restore(tree, all, group);
+      EXPECT_FALSE(restored.own);
+      expect_pieces(tree, all);
+    });
+  }
+}
+
+void expect_failure(const Case& row, const std::string& all, const Value& state,
+                    std::optional<ErrorCode> code) {
+  run_ranks(row.ranks, [&](Group& group) {
+    Value tree = live_tree(state, group.rank());
+    drop_steps_of_others(tree);
+    try {
+      (void)restore(tree, all, group);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code.value_or(error.code())) << error.what();
+    }
+  });
+}
+
+TEST_P(OwnFiles, DamageIsTheSameErrorOnAllRanks) {
+  const Case& row = GetParam();
+  const std::string all = whole_directory(row);
+  const Value state = state_in(all);
+  const std::string path = all + file_for_damage(row, 1);
+  const std::string file = text_of(path);
+  write_text(path, file.substr(0, file.size() / 2));
+  expect_failure(row, all, state, std::nullopt);
+  fs::remove(path);
+  expect_failure(row, all, state, ErrorCode::incomplete);
+  // A file of another rank.
+  fs::copy_file(all + file_for_damage(row, 0), path);
+  expect_failure(row, all, state, std::nullopt);
+  // One bit of the elements: the archive's checksum tells.
+  std::string flipped = file;
+  const Value held = torch_file::read(
+      memory_source({reinterpret_cast<const std::byte*>(file.data()),
+                     reinterpret_cast<const std::byte*>(file.data()) + file.size()},
+                    "f"));
+  const Checkpoint whole_state = Checkpoint::open(kGolden + row.golden + "/" + row.kind);
+  std::optional<std::uint64_t> at;
+  for (const Leaf& leaf : whole_state.leaves) {
+    if (!leaf.name.starts_with("model.") || !leaf.value.is(Value::Kind::tensor)) continue;
+    for (const Piece& piece : leaf.value.as_tensor().pieces) {
+      if (piece.rank == 1 && numel(piece.slice) > 0)
+        at = piece.storage->offset + static_cast<std::uint64_t>(piece.storage_offset) * 4;
+    }
+  }
+  ASSERT_TRUE(at.has_value());
+  flipped[static_cast<std::size_t>(*at)] ^= 1;
+  write_text(path, flipped);
+  expect_failure(row, all, state, ErrorCode::corrupt);
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, OwnFiles,
+                         ::testing::Values(Case{"fsdp1_uop0_ws2", "local", 2},
+                                           Case{"fsdp1_uop1_ws2", "local", 2},
+                                           Case{"fsdp1_uop1_ws4", "local", 4},
+                                           Case{"fsdp1_uop0_ws2", "legacy", 2},
+                                           Case{"fsdp1_uop1_ws4", "legacy", 4}));
+
+// A rank's file from another step: its optimizer counts other steps.
+TEST(OwnFilesOfSteps, FilesOfDifferentSavesAreRefused) {
+  const Case row{"fsdp1_uop1_ws2", "local", 2};
+  const std::string all = whole_directory(row);
+  const Value state = state_in(all);
+  const std::string path = all + "/optim/rank1.pt";
+  Value optim = torch_file::read(posix_store(all)->open("optim/rank1.pt"));
+  Value(optim.at("param_groups").items()[0]).set_item("lr", 0.25);
+  Checkpoint held;
+  held.root = optim;
+  held.leaves = leaves_of(optim);
+  const std::vector<std::byte> bytes = torch_file::write(held.load(), "rank1");
+  write_text(path, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  expect_failure(row, all, state, ErrorCode::mismatch);
+}
+
+}  // namespace
+}  // namespace tessera
