@@ -277,5 +277,72 @@ TEST(OwnFilesOfSteps, FilesOfDifferentSavesAreRefused) {
   expect_failure(row, all, state, ErrorCode::mismatch);
 }
 
+// Elements with all kinds of bits, NaNs among them (OQ-03).
+Value odd_bits(DType dtype, const Shape& shape, unsigned seed) {
+  Tensor tensor;
+  tensor.dtype = dtype;
+  tensor.shape = shape;
+  const std::size_t bytes = static_cast<std::size_t>(numel(shape)) * size_of(dtype);
+  tensor.pieces.push_back({whole(shape), memory(bytes), 0, {}, -1});
+  auto* data = reinterpret_cast<unsigned char*>(tensor.pieces[0].storage->data);
+  for (std::size_t i = 0; i < bytes; ++i)
+    data[i] = static_cast<unsigned char>(i % 5 == 1 ? 0xff : seed * 31 + i * 7);
+  return Value(std::move(tensor));
+}
+
+// Odd shapes, of which some ranks hold nothing.
+Value odd_state(DType second) {
+  Value model = Value::dict();
+  Value states = Value::dict();
+  Value::List names;
+  unsigned seed = 0;
+  for (const auto& [name, shape] : std::vector<std::pair<std::string, Shape>>{
+           {"blocks.0.w", {5, 3}}, {"blocks.0.b", {1}}, {"blocks.1.w", {3, 1, 7}}, {"head", {2}}}) {
+    model.set_item(name, odd_bits(DType::bfloat16, shape, ++seed));
+    states.set_item(name, Value::dict({{"step", odd_bits(DType::float32, {}, 99)},
+                                       {"exp_avg", odd_bits(second, shape, ++seed)}}));
+    names.emplace_back(name);
+  }
+  const Value group = Value::dict(
+      {{"lr", 0.5}, {"params", Value::list(names)}, {"param_names", Value::list(names)}});
+  return Value::dict(
+      {{"model", model},
+       {"optim", Value::dict({{"state", states}, {"param_groups", Value::list({group})}})}});
+}
+
+void expect_restored(const std::string& where, int saved) {
+  const Value state = state_in(where);
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    run_ranks(ranks, [&](Group& group) {
+      Value tree = live_tree(state, std::min(group.rank(), saved - 1));
+      if (ranks == saved) drop_steps_of_others(tree);
+      EXPECT_EQ(restore(tree, where, group).own, ranks == saved);
+      expect_pieces(tree, where);
+    });
+  }
+}
+
+TEST(OwnFilesOfAnyWorld, OddShapesTypesAndNaNsComeBack) {
+  const std::string work = temporary_directory();
+  save(odd_state(DType::float32), work + "/floats", *solo_group());
+  save(odd_state(DType::int64), work + "/integers", *solo_group());
+  ConvertOptions options;
+  options.olmo.unit = "blocks.0";
+  for (int saved = 1; saved <= 4; ++saved) {
+    options.ranks = saved;
+    const std::string name = work + "/" + std::to_string(saved);
+    options.to = CheckpointKind::olmo_local;
+    for (const bool aligned : {true, false}) {
+      options.olmo.orig_params = aligned;
+      const std::string where = name + (aligned ? "aligned" : "dense");
+      (void)convert(work + "/floats", where, options);
+      expect_restored(where, saved);
+    }
+    options.to = CheckpointKind::olmo_legacy;
+    (void)convert(work + "/integers", name + "legacy", options);
+    expect_restored(name + "legacy", saved);
+  }
+}
+
 }  // namespace
 }  // namespace tessera
