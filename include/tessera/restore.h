@@ -32,7 +32,8 @@ struct LiveNames {
 // - An optimizer's state that goes by numbers gets the names that `param_names` of its group gives.
 // - All names lose their wrappers, and then become those of `live` by the rules: those of the
 //   model, of the optimizer's state, and in its groups alike. A leaf that serves several live names
-//   comes as often. What no live name asks for keeps its stored name.
+//   comes as often. What no live name asks for keeps its stored name. The optimizer gets names of
+//   `live.groups` alone: tied parameters have several in a model, which a rule can tell of.
 // - `live.groups` get the settings of the stored ones, see fit_groups().
 // - `grad_norm_exp_avg` of an olmo-local optimizer is left out: each rank's own gradients made it.
 // - A tree of tensors without "model" is a model; one whose only entry has a "model" is looked

@@ -57,8 +57,9 @@ std::string directory_of_rank(const std::string& all, const Case& row, int rank)
   std::vector<std::string> files = files_of(row, rank);
   if (row.kind == "local") files.emplace_back("metadata.yaml");
   for (const std::string& file : files) {
-    fs::create_directories(fs::path(directory + "/" + file).parent_path());
-    fs::copy_file(all + "/" + file, directory + "/" + file);
+    const fs::path to = fs::path(directory) / file;
+    fs::create_directories(to.parent_path());
+    fs::copy_file(fs::path(all) / file, to);
   }
   return directory;
 }

@@ -86,11 +86,13 @@ LiveNames names_of(const Value& state) {
 }
 
 LoadReport restore(Value& tree, const std::string& where, const LiveNames& live, Group& group,
-                   LoadReader reader = LoadReader::every_rank) {
+                   LoadReader reader = LoadReader::every_rank,
+                   const NameRules& rules = olmo_name_rules()) {
   LoadOptions options;
   options.reader = reader;
   auto checkpoint = GroupCheckpoint::open(where, options, group);
-  checkpoint.arrange([&](const Checkpoint& stored) { return as_training_state(stored, live); });
+  checkpoint.arrange(
+      [&](const Checkpoint& stored) { return as_training_state(stored, live, rules); });
   return checkpoint.load(tree, options);
 }
 
@@ -260,6 +262,28 @@ TEST(RestoreNames, BlocksGoBackIntoGroups) {
     load(tree, as_training_state(Checkpoint::open(work + "/dcp"), names_of(grouped)), {}, group);
     expect_rows(tree, grouped);
   });
+}
+
+// FSDP1 saves one of them; a model shows both, and its optimizer one.
+TEST(RestoreNames, TiedParametersAreFilledFromTheOneThatIsStored) {
+  const Value older = older_state();
+  const std::string work = temporary_directory();
+  save(older, work + "/dcp", *solo_group());
+  NameRules rules = olmo_name_rules();
+  rules.renamed.push_back({"transformer.wte.weight", {"transformer.ff_out.weight"}});
+  for (const LoadReader reader : {LoadReader::every_rank, LoadReader::rank_zero}) {
+    run_ranks(3, [&](Group& group) {
+      Value tree = live_tree(older, group);
+      Value model(tree.at("model"));
+      model.set_item("transformer.ff_out.weight", model.at("transformer.wte.weight"));
+      LiveNames live = names_of(older);
+      live.names.emplace_back("transformer.ff_out.weight");
+      const LoadReport report = restore(tree, work + "/dcp", live, group, reader, rules);
+      EXPECT_TRUE(report.missing.empty());
+      model.erase("transformer.ff_out.weight");
+      expect_rows(tree, older);
+    });
+  }
 }
 
 Checkpoint held(const Value& tree) {

@@ -76,13 +76,28 @@ std::string name_in_model(const Leaf& leaf) {
   return dotted(tail_of(leaf.path));
 }
 
+void add_names_of_groups(const Value& groups, std::vector<std::string>& names) {
+  std::set<std::string> known(names.begin(), names.end());
+  for (const Value& group : groups.items()) {
+    for (const Value& name : group.at("params").items()) {
+      if (known.insert(name.as_string()).second) names.push_back(name.as_string());
+    }
+  }
+}
+
 // Which names a stored one gets.
 class Renaming {
  public:
-  Renaming(const std::vector<std::string>& stored, const std::vector<std::string>& live,
-           const NameRules& rules)
+  Renaming(const std::vector<std::string>& stored, const LiveNames& live, const NameRules& rules)
       : rules_(rules) {
-    for (const auto& [name, from] : match_names(stored, live, rules)) live_[from].push_back(name);
+    std::vector<std::string> names = live.names;
+    if (live.groups) {
+      std::vector<std::string> of_groups;
+      add_names_of_groups(*live.groups, of_groups);
+      optimized_.emplace(of_groups.begin(), of_groups.end());
+      add_names_of_groups(*live.groups, names);
+    }
+    for (const auto& [name, from] : match_names(stored, names, rules)) live_[from].push_back(name);
   }
 
   [[nodiscard]] std::vector<std::string> of(const std::string& stored) const {
@@ -91,9 +106,20 @@ class Renaming {
     return {without_wrappers(stored, rules_)};
   }
 
+  // Those that the live optimizer has: of tied parameters a model has more.
+  [[nodiscard]] std::vector<std::string> in_optimizer(const std::string& stored) const {
+    std::vector<std::string> names = of(stored);
+    if (!optimized_) return names;
+    const auto is_strange = [&](const std::string& name) { return !optimized_->contains(name); };
+    if (std::ranges::all_of(names, is_strange)) return {without_wrappers(stored, rules_)};
+    std::erase_if(names, is_strange);
+    return names;
+  }
+
  private:
   const NameRules& rules_;
   std::map<std::string, std::vector<std::string>> live_;  // by stored name
+  std::optional<std::set<std::string>> optimized_;        // none: not known
 };
 
 // The optimizer's part with names in place of numbers; none: there is none that has groups.
@@ -110,15 +136,6 @@ std::optional<Value> optim_of(const std::vector<Leaf>& leaves) {
   return named_optim(unflatten(below));
 }
 
-void add_names_of_groups(const Value& optim, std::vector<std::string>& names) {
-  std::set<std::string> known(names.begin(), names.end());
-  for (const Value& group : optim.at(kGroups).items()) {
-    for (const Value& name : group.at("params").items()) {
-      if (known.insert(name.as_string()).second) names.push_back(name.as_string());
-    }
-  }
-}
-
 // The names of the model and of the optimizer: of tied parameters a model has more. Both have no
 // wrappers of FSDP any more where they are matched.
 std::vector<std::string> stored_names(const std::vector<Leaf>& leaves,
@@ -127,7 +144,7 @@ std::vector<std::string> stored_names(const std::vector<Leaf>& leaves,
   for (const Leaf& leaf : leaves) {
     if (is_below(leaf, kModel)) names.push_back(without_wrappers(name_in_model(leaf), rules));
   }
-  if (optim) add_names_of_groups(*optim, names);
+  if (optim) add_names_of_groups(optim->at(kGroups), names);
   return names;
 }
 
@@ -144,7 +161,7 @@ void add_group_name(const std::string& name, std::set<std::string>& taken, Value
 Value renamed_group(const Value& group, const Renaming& renaming, std::set<std::string>& taken) {
   Value::List names;
   for (const Value& stored : group.at("params").items()) {
-    for (const std::string& name : renaming.of(stored.as_string()))
+    for (const std::string& name : renaming.in_optimizer(stored.as_string()))
       add_group_name(name, taken, names);
   }
   Value copy = Value::dict(group.pairs());
@@ -166,7 +183,7 @@ Value renamed_states(const Value& states, const Renaming& renaming, CheckpointKi
   for (const auto& [key, stored] : states.pairs()) {
     const Value state = kind == CheckpointKind::olmo_local ? without_norms(stored) : stored;
     if (state.is(Kind::dict) && state.size() == 0) continue;
-    for (const std::string& name : renaming.of(key.as_string())) {
+    for (const std::string& name : renaming.in_optimizer(key.as_string())) {
       if (renamed.find(name) != nullptr)
         throw Error(ErrorCode::conflict, "two states of one parameter").at_key(printable(name));
       renamed.set_item(name, state);
@@ -215,7 +232,7 @@ Checkpoint as_training_state(const Checkpoint& stored, const LiveNames& live,
                              const NameRules& rules) {
   const std::vector<Leaf> leaves = leaves_of_state(stored.leaves);
   const std::optional<Value> optim = optim_of(leaves);
-  const Renaming renaming(stored_names(leaves, optim, rules), live.names, rules);
+  const Renaming renaming(stored_names(leaves, optim, rules), live, rules);
   Checkpoint made = stored;
   made.mapped = true;
   made.root.reset();
