@@ -119,13 +119,13 @@ struct Checkpoint {
   // In the checkpoint's own order; the pieces of each tensor cover it. Leaves may be removed, but
   // not renamed or reordered, because `find` looks them up.
   std::vector<Leaf> leaves;
+  std::vector<Leaf> replicas;  // further copies of pieces, by their ranks: verify() compares them
   std::vector<ObjectInfo> files;  // the objects that belong to it
   std::string producer;           // what the files say about their origin; may be empty
   std::string save_id;            // DCP: names this save; empty elsewhere or in old files
   int world_size = 0;             // ranks whose files are there; 0: not known
-  // Whether the types of dicts and keys, and which tensors are parameters, are known: from
-  // torch.save files and all that Tessera wrote. Elsewhere every dict is plain and every key is a
-  // string.
+  // Whether types of dicts and keys, and which tensors are parameters, are known: from torch.save
+  // files and all that Tessera wrote. Elsewhere dicts are plain and keys are strings.
   bool has_types = false;
   std::vector<std::string> warnings;  // what a careful reader should know (a stale side file, ...)
   // `__metadata__` of safetensors files, without what is about the files themselves. Where several

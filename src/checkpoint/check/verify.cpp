@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <unordered_set>
 
 #include "base/parallel.h"
 #include "base/stop.h"
+#include "checkpoint/check/replicas.h"
 #include "checkpoint/check/sources.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/meter.h"
@@ -133,9 +135,32 @@ std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint, const std::vec
 
 // What there is to read: of checked files all of it, otherwise the tensors.
 std::uint64_t bytes_to_read(const std::vector<FilePart>& parts, const Checkpoint& checkpoint) {
-  std::uint64_t total = parts.empty() ? tensor_bytes(checkpoint.leaves) : 0;
+  std::uint64_t total =
+      parts.empty() ? tensor_bytes(checkpoint.leaves) + bytes_of(checkpoint.replicas) : 0;
   for (const FilePart& part : parts) total += part.end - part.begin;
   return total;
+}
+
+// One thing to do, and what came of it.
+struct Work {
+  std::function<Checked()> run;
+  std::optional<Error> failed = {};
+};
+
+std::vector<Work> work_of(const Checkpoint& checkpoint, const std::vector<FilePart>& parts,
+                          const std::vector<const Leaf*>& tensors, Claims& claims) {
+  std::vector<Work> all;
+  for (const FilePart& part : parts) all.push_back({[&part] { return check_part(part); }});
+  for (const Leaf* leaf : tensors)
+    all.push_back({[leaf, &claims] { return check_tensor(*leaf, claims); }});
+  for (const Leaf& replica : checkpoint.replicas) {
+    all.push_back({[&] {
+      const Checked checked = check_tensor(replica, claims);
+      require_same_copies(checkpoint, replica);
+      return checked;
+    }});
+  }
+  return all;
 }
 
 // The same for all that comes by one place of a file, whatever it was read for.
@@ -144,12 +169,12 @@ std::string cause_of(const Error& error) {
   return error.path() + '\0' + std::to_string(*error.offset()) + '\0' + error.message();
 }
 
-// `found` is by piece of work. What is wrong with a file's tail keeps all of them from reading.
-void add_findings(const std::vector<std::optional<Error>>& found, VerifyReport& report) {
+// What is wrong with a file's tail keeps all of them from reading.
+void add_findings(const std::vector<Work>& all, VerifyReport& report) {
   std::unordered_set<std::string> causes;
-  for (const auto& error : found) {
-    if (error && causes.insert(cause_of(*error)).second)
-      report.findings.push_back({error->code(), error->what()});
+  for (const Work& work : all) {
+    if (work.failed && causes.insert(cause_of(*work.failed)).second)
+      report.findings.push_back({work.failed->code(), work.failed->what()});
   }
 }
 
@@ -181,21 +206,20 @@ VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) 
   Meter meter(options.progress, bytes_to_read(parts, checkpoint), options.stop);
   Claims claims;
   std::mutex mutex;
-  std::vector<std::optional<Error>> found(parts.size() + tensors.size());  // by piece of work
-  parallel_for(options.threads, found.size(), [&](std::size_t i) {
+  std::vector<Work> all = work_of(checkpoint, parts, tensors, claims);
+  parallel_for(options.threads, all.size(), [&](std::size_t i) {
     Checked checked;
     try {
-      checked = i < parts.size() ? check_part(parts[i])
-                                 : check_tensor(*tensors[i - parts.size()], claims);
+      checked = all[i].run();
     } catch (const Error& error) {
-      found[i] = error;
+      all[i].failed = error;
     }
     meter.add(checked.bytes + checked.bytes_unchecked);
     const std::lock_guard lock(mutex);
     report.bytes += checked.bytes;
     report.bytes_unchecked += checked.bytes_unchecked;
   });
-  add_findings(found, report);
+  add_findings(all, report);
   meter.finish();
   return report;
 }

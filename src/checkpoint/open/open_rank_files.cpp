@@ -181,8 +181,12 @@ void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(in
                  merge.add(rank, tree_of(rank));
                });
   try {
-    checkpoint.root = merge.finish(checkpoint.warnings);
+    Merged merged = merge.finish();
+    checkpoint.root = std::move(merged.tree);
     checkpoint.leaves = leaves_of(*checkpoint.root);
+    checkpoint.replicas = std::move(merged.replicas);
+    checkpoint.warnings.insert(checkpoint.warnings.end(), merged.warnings.begin(),
+                               merged.warnings.end());
   } catch (Error& error) {
     throw error.at_path(checkpoint.path);
   }

@@ -1,6 +1,7 @@
 // Files of one rank each: what is missing, too many, or does not fit together (L01, L02, L03, O-60
 // to O-77). Their values are compared with PyTorch's in golden_test.cpp.
 #include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "checkpoint/test_support.h"
@@ -72,6 +73,15 @@ class RankFiles : public testing::Test {
 
   std::string directory_;
 };
+
+// In the middle, where tensors are.
+void flip_a_byte_of(const std::string& file) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(static_cast<std::streamoff>(fs::file_size(file) / 2));
+  const auto byte = static_cast<char>(stream.get() ^ 1);
+  stream.seekp(static_cast<std::streamoff>(fs::file_size(file) / 2));
+  stream.put(byte);
+}
 
 Value& handle(Value& model, std::size_t module) {
   Value modules = model.at("modules");
@@ -415,6 +425,76 @@ TEST_F(RankFiles, ConvertToTorchAndSafetensors) {
                                        << differences[0].name << " " << differences[0].text;
     }
   }
+}
+
+// Four ranks in a hybrid mesh: ranks 2 and 3 hold what 0 and 1 do. Shards of torch_legacy are
+// DTensors then, which OLMo's own unsharding refuses.
+TEST_F(RankFiles, OlmosHybridMeshesAreOneState) {
+  const Checkpoint full = Checkpoint::open(kRoot + "olmo_hybrid/full");
+  for (const char* kind : {"torch_legacy", "local"}) {
+    const std::string directory = temporary_directory() + "/whole";
+    ConvertOptions options;
+    options.to = CheckpointKind::olmo_full;
+    convert(kRoot + "olmo_hybrid/" + kind, directory, options);
+    const Checkpoint whole = Checkpoint::open(directory).only({"model", "optim.state"});
+    const auto differences = diff(full.only({"model", "optim.state"}), whole);
+    EXPECT_TRUE(differences.empty()) << kind << ": " << differences[0].name;
+  }
+}
+
+// Of a copy that a checkpoint does not use, too, every byte is compared with its checksum.
+TEST_F(RankFiles, VerifyReadsEveryCopyOfAHybridMesh) {
+  const std::uint64_t once = verify(kRoot + "olmo_hybrid/full").bytes;
+  EXPECT_GT(verify(kRoot + "olmo_hybrid/local").bytes, once * 19 / 10);
+  for (const char* name : {"model/rank3.pt", "optim/rank2.pt"}) {
+    flip_a_byte_of(copy_of("olmo_hybrid/local") + "/" + name);
+    const auto report = verify(path());
+    ASSERT_EQ(report.findings.size(), 1U);
+    EXPECT_EQ(report.findings[0].code, ErrorCode::corrupt);
+    EXPECT_NE(report.findings[0].text.find(name), std::string::npos) << report.findings[0].text;
+  }
+}
+
+// A copy that was saved so, with a checksum that fits.
+TEST_F(RankFiles, VerifyNamesTheRanksWhoseCopiesDiffer) {
+  copy_of("olmo_hybrid/local");
+  change("model/rank2.pt", [](Value& model) {
+    const Storage& data = *handle(model, 1).at("flat_param.data").as_tensor().pieces[0].storage;
+    const auto bytes = std::make_shared<std::vector<std::byte>>(data.size);
+    data.source->read_at(data.offset, *bytes);
+    (*bytes)[8] ^= std::byte{1};
+    Storage& changed = const_cast<Storage&>(data);
+    changed.data = bytes->data();
+    changed.owner = bytes;
+  });
+  const Checkpoint checkpoint = Checkpoint::open(path());
+  const auto report = verify(checkpoint);
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_EQ(report.findings[0].code, ErrorCode::mismatch);
+  EXPECT_NE(report.findings[0].text.find("ranks 0 and 2 hold copies of elements 0 to "),
+            std::string::npos)
+      << report.findings[0].text;
+  EXPECT_NE(report.findings[0].text.find("blocks.0."), std::string::npos);
+  EXPECT_TRUE(verify(checkpoint.only({"optim"})).findings.empty());
+  EXPECT_TRUE(verify(path(), {.read_data = false}).findings.empty());
+}
+
+TEST_F(RankFiles, VerifyComparesCopiesOfDTensors) {
+  copy_of("olmo_hybrid/torch_legacy");
+  EXPECT_TRUE(verify(path()).findings.empty());
+  change("rank3.pt", [](Value& tree) {
+    const Value tensor = tree.at("model").at("transformer.wte.weight");
+    const Value state = tensor.as_object().arguments.items()[3].items()[1];
+    Storage& data = *state.at("_local_tensor").as_tensor().pieces[0].storage;
+    const auto bytes = std::make_shared<std::vector<std::byte>>(data.size, std::byte{1});
+    data.data = bytes->data();
+    data.owner = bytes;
+  });
+  const auto report = verify(path());
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_EQ(report.findings[0].code, ErrorCode::mismatch);
+  EXPECT_NE(report.findings[0].text.find("ranks 1 and 3"), std::string::npos)
+      << report.findings[0].text;
 }
 
 // Python 3.11.2 writes the memory format of a ShardedTensor, and the class of its group, by

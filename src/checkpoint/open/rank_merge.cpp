@@ -1,10 +1,9 @@
 #include "checkpoint/open/rank_merge.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
-#include "checkpoint/read/reader.h"
+#include "checkpoint/read/same_elements.h"
 #include "tessera/error.h"
 #include "value/children.h"
 #include "value/render.h"
@@ -22,48 +21,10 @@ bool is_sharded(const Value& value) {
   return value.is(Kind::tensor) && value.as_tensor().sharded;
 }
 
-bool same_form(const Tensor& x, const Tensor& y) {
-  return x.shape == y.shape && x.dtype == y.dtype;
-}
-
-// Whether both are the same views of whole storages with one checksum. 0: the file has none.
-bool same_checksum(const Piece& a, const Piece& b) {
-  const Storage& x = *a.storage;
-  const Storage& y = *b.storage;
-  return x.size == y.size && a.storage_offset == b.storage_offset && a.strides == b.strides &&
-         x.crc32.value_or(0) != 0 && x.crc32 == y.crc32;
-}
-
-bool same_bytes(const Leaf& a, const Leaf& b) {
-  const Tensor& x = a.value.as_tensor();
-  const Tensor& y = b.value.as_tensor();
-  constexpr std::int64_t kWindow = 64 << 10;  // elements
-  const std::size_t size = size_of(x.dtype);
-  const Slice all = whole(x.shape);
-  TensorReader left(x, a.name);
-  TensorReader right(y, b.name);
-  std::vector<std::byte> bytes[2];
-  for (std::int64_t at = 0; at < numel(x.shape); at += kWindow) {
-    const std::int64_t count = std::min(kWindow, numel(x.shape) - at);
-    for (auto& half : bytes) half.resize(static_cast<std::size_t>(count) * size);
-    left.read(all, at, count, bytes[0].data());
-    right.read(all, at, count, bytes[1].data());
-    if (bytes[0] != bytes[1]) return false;
-  }
-  return true;
-}
-
-// By the checksums where the files have them, else by the elements.
-bool same_elements(const Leaf& a, const Leaf& b) {
-  const Tensor& x = a.value.as_tensor();
-  const Tensor& y = b.value.as_tensor();
-  if (!same_form(x, y)) return false;
-  return same_checksum(x.pieces.at(0), y.pieces.at(0)) || same_bytes(a, b);
-}
-
 bool same(const Leaf& a, const Leaf& b) {
   const bool tensors = a.value.is(Kind::tensor) && b.value.is(Kind::tensor);
-  return tensors ? same_elements(a, b) : a.value == b.value;
+  return tensors ? same_elements(a.value.as_tensor(), b.value.as_tensor(), a.name)
+                 : a.value == b.value;
 }
 
 std::string described(const Value& value) {
@@ -98,29 +59,37 @@ Piece empty_piece(const Tensor& tensor) {
   return Piece{whole(tensor.shape), std::move(nothing), 0, {}, -1};
 }
 
-// Of pieces of one slice the first stays.
-std::vector<Piece> without_replicas(std::vector<Piece> pieces) {
+// Of pieces of one slice the first stays. Returns the others.
+std::vector<Piece> take_replicas(std::vector<Piece>& pieces) {
   const auto slice_less = [](const Slice* a, const Slice* b) { return before(*a, *b); };
   std::set<const Slice*, decltype(slice_less)> seen(slice_less);
   std::vector<bool> keep;
   for (const Piece& piece : pieces) keep.push_back(seen.insert(&piece.slice).second);
   std::size_t at = 0;
   std::vector<Piece> kept;
-  for (Piece& piece : pieces) {
-    if (keep[at++]) kept.push_back(std::move(piece));
-  }
-  return kept;
+  std::vector<Piece> others;
+  for (Piece& piece : pieces) (keep[at++] ? kept : others).push_back(std::move(piece));
+  pieces = std::move(kept);
+  return others;
 }
 
-// By rank, without those that a lower rank has too. A tensor without elements keeps an empty piece.
-void put_in_order(Tensor& tensor) {
+// By rank, without those that a lower rank has too, which are returned. A tensor without elements
+// keeps an empty piece.
+std::vector<Piece> put_in_order(Tensor& tensor) {
   auto& pieces = tensor.pieces;
   if (pieces.empty() && numel(tensor.shape) == 0) {
     pieces.push_back(empty_piece(tensor));
-    return;
+    return {};
   }
   std::ranges::stable_sort(pieces, {}, &Piece::rank);
-  pieces = without_replicas(std::move(pieces));
+  return take_replicas(pieces);
+}
+
+// The tensor with these pieces of it.
+Leaf with_pieces(const Leaf& leaf, std::vector<Piece> pieces) {
+  Tensor tensor = leaf.value.as_tensor();
+  tensor.pieces = std::move(pieces);
+  return Leaf{leaf.name, leaf.path, Value(std::move(tensor))};
 }
 
 void warn_of_differences(const std::vector<std::string>& names,
@@ -208,16 +177,20 @@ void RankMerge::add_late() {
   }
 }
 
-Value RankMerge::finish(std::vector<std::string>& warnings) {
+Merged RankMerge::finish() {
   const std::lock_guard lock(mutex_);
   add_late();
+  Merged merged;
   for (auto& [name, leaf] : leaves_) {
-    if (is_sharded(leaf.value)) put_in_order(leaf.value.as_tensor());
+    if (!is_sharded(leaf.value)) continue;
+    std::vector<Piece> others = put_in_order(leaf.value.as_tensor());
+    if (!others.empty()) merged.replicas.push_back(with_pieces(leaf, std::move(others)));
   }
   std::sort(differ_.begin(), differ_.end());
   differ_.erase(std::unique(differ_.begin(), differ_.end()), differ_.end());
-  warn_of_differences(differ_, warnings);
-  return std::move(tree_);
+  warn_of_differences(differ_, merged.warnings);
+  merged.tree = std::move(tree_);
+  return merged;
 }
 
 }  // namespace tessera

@@ -17,6 +17,15 @@ namespace tessera {
 // are kept (checkpoint-rows O-62).
 inline constexpr std::string_view kTrainState = "train";
 
+// What N ranks' trees are together.
+struct Merged {
+  // The structure of rank 0's and what only other ranks have. Pieces are in the order of ranks; of
+  // replicas the lowest rank's stays.
+  Value tree;
+  std::vector<Leaf> replicas;         // tensors with the pieces that did not stay
+  std::vector<std::string> warnings;  // which of the train state's values differ
+};
+
 class RankMerge {
  public:
   // Adds a rank's tree, whose sharded tensors carry that rank's pieces. Rank 0 comes first; the
@@ -25,10 +34,7 @@ class RankMerge {
   // value does.
   void add(int rank, Value tree);
 
-  // The tree, with the structure of rank 0's and what only other ranks have. Pieces are in the
-  // order of ranks; of replicas the lowest rank's stays. `warnings` is told which of the train
-  // state's values differ. Once.
-  [[nodiscard]] Value finish(std::vector<std::string>& warnings);
+  [[nodiscard]] Merged finish();  // once
 
  private:
   void begin(Value tree, std::vector<Leaf> leaves);  // with rank 0's
