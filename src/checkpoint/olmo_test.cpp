@@ -284,6 +284,63 @@ TEST(OlmoTargets, RefuseNamesWithoutEnd) {
   EXPECT_EQ(code_of([&] { (void)UnitPlan::by_expression(names, "(a|b)*c"); }), ErrorCode::limit);
 }
 
+// Of bytes that are all 255: a NaN, if it is a floating-point type, and -1.
+Value all_ones(DType dtype, const Shape& shape) {
+  const auto bytes = std::make_shared<std::vector<std::byte>>(64, std::byte{255});
+  auto storage = std::make_shared<Storage>();
+  storage->dtype = dtype;
+  storage->size = byte_size(dtype, shape);
+  storage->data = bytes->data();
+  storage->owner = bytes;
+  Tensor made;
+  made.dtype = dtype;
+  made.shape = shape;
+  made.pieces.push_back(Piece{whole(shape), std::move(storage), 0, {}, -1});
+  return Value(std::move(made));
+}
+
+// The tree, saved, as that kind on three ranks: nothing has changed.
+void expect_unchanged(const Value& tree, CheckpointKind kind) {
+  const std::string work = temporary_directory();
+  save(tree, work + "/all.pt");
+  convert(work + "/all.pt", work + "/out", to(kind, 3));
+  EXPECT_TRUE(verify(work + "/out").findings.empty());
+  const auto differences =
+      diff(Checkpoint::open(work + "/all.pt"), Checkpoint::open(work + "/out"));
+  EXPECT_TRUE(differences.empty())
+      << to_string(kind) << ": " << differences[0].name << " " << differences[0].text;
+}
+
+constexpr CheckpointKind kOlmoKinds[] = {CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new,
+                                         CheckpointKind::olmo_legacy, CheckpointKind::olmo_local};
+
+// OLMo fills what it has not read yet with NaNs, so it refuses genuine ones, and cannot tell of
+// integers.
+TEST(OlmoTargets, NansAndIntegersAreValues_OQ03) {
+  for (const CheckpointKind kind : kOlmoKinds) {
+    Value model = Value::dict(
+        {{"l0.w", all_ones(DType::float32, {5, 3})}, {"l1.w", all_ones(DType::float32, {2})}});
+    // A flat parameter has no integers.
+    if (kind != CheckpointKind::olmo_local) model.set_item("n", all_ones(DType::int64, {4}));
+    expect_unchanged(Value::dict({{"model", model}}), kind);
+  }
+}
+
+// OLMo's unsharding takes float32 alone, from ranks with rows, under keys that are strings, whose
+// names together have at most 255 characters.
+TEST(OlmoTargets, AnyTypeAndAnyKey_OQ05) {
+  for (const CheckpointKind kind : {CheckpointKind::olmo_full, CheckpointKind::olmo_legacy}) {
+    const Value seen = Value::dict();
+    Value(seen).set_item(Value(7), all_ones(DType::uint8, {4}));
+    expect_unchanged(
+        Value::dict({{"model", Value::dict({{"w", all_ones(DType::bfloat16, {5, 3})},
+                                            {std::string(300, 'n'), all_ones(DType::int64, {1})},
+                                            {"none", all_ones(DType::float16, {0, 4})}})},
+                     {"train", Value::dict({{"seen", seen}})}}),
+        kind);
+  }
+}
+
 // What makes one checkpoint of another is tested by diff; what must not happen, here.
 TEST(OlmoTargets, RefuseWhatTheyCannotHold) {
   const std::string work = temporary_directory();

@@ -5,10 +5,11 @@
 JOBS.json is a list of trainings that run one after another, each in a new model:
 
     {"config": FILE, "steps": N, "losses": FILE.csv,
-     "load": [KIND, DIRECTORY],
+     "load": [KIND, DIRECTORY], "local_world_size": N,
      "saves": {STEP: [[KIND, DIRECTORY], ...]}}
 
-Only `config` and `steps` have to be there. KIND is full, torch_new, torch_legacy or local. The configuration is a TrainConfig
+Only `config` and `steps` have to be there. `local_world_size` is what OLMo takes for the ranks of this host while it restores,
+all of them otherwise. KIND is full, torch_new, torch_legacy or local. The configuration is a TrainConfig
 of OLMo's whose data are files of token numbers; `write_config` makes one. OLMo's Trainer needs CUDA, since its state asks for
 CUDA's random numbers: `train` is its loop without evaluation and logging. `adapted` has what had to be changed for torch 2.13
 on CPU. olmo_stubs has to be on PYTHONPATH.
@@ -156,6 +157,7 @@ class Training:
                       "checkpoints": [], "unsharded_checkpoints": [], "ephemeral_checkpoints": []}
         torch.manual_seed(config.seed + rank)
         if "load" in job:
+            os.environ["LOCAL_WORLD_SIZE"] = str(job.get("local_world_size", world))
             self.restore(*job["load"])
         self.scheduler = build_scheduler(config)
         self.own = config.global_train_batch_size // world

@@ -44,7 +44,7 @@ def launch(command, ranks=1, timeout=120):
     port = free_port()
     for rank in range(ranks):
         if ranks > 1 or is_python:
-            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
                             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         processes.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                           env=dict(environment)))

@@ -51,9 +51,10 @@ def start(factory, name, ranks, **more):
     return Run(directory, config, ranks, rows_after(directory / "losses.csv"))
 
 
-def go_on(run_, sources, into):
+def go_on(run_, sources, into, **more):
     """What OLMo's losses are after it restored each of `sources`, (kind, directory)."""
-    jobs = [{"config": run_.config, "steps": LAST, "load": source, "losses": into / f"{i}.csv"} for i, source in enumerate(sources)]
+    jobs = [{"config": run_.config, "steps": LAST, "load": source, "losses": into / f"{i}.csv", **more}
+            for i, source in enumerate(sources)]
     train(jobs, run_.ranks, into)
     return [rows_after(job["losses"]) for job in jobs]
 
@@ -167,6 +168,12 @@ def test_olmo_goes_on_as_if_it_had_not_stopped(plain, dropout, tmp_path):
             assert (losses == run_.losses) == has_own_numbers, f"{run_.directory.name} {kind}"
 
 
+def test_olmo_needs_local_world_size(plain, tmp_path):
+    """OQ-16: it reads a `full` optimizer on so many ranks of a host. As it is by default, one, the other ranks' moments are not
+    there, without an error."""
+    assert go_on(plain, [("full", plain.directory / "full")], tmp_path, local_world_size=1) != [plain.losses]
+
+
 def test_olmo_goes_on_in_a_hybrid_mesh(hybrid, tmp_path):
     """From `torch_new` it does not: PyTorch cuts the optimizer's tensors over all ranks, and FSDP joins them over those of one
     copy. Most of its state is wrong then, without an error, and the losses leave the uninterrupted run after one step."""
@@ -194,6 +201,14 @@ def test_kinds_are_one_state(saved):
     tessera("diff", saved.directory / "local", saved.directory / "full", code=1)
     only = ["--only", "model"]
     assert "equal" in tessera("diff", saved.directory / "local", saved.directory / "full", *only)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unsharded_files_need_no_trust(saved, kind, tmp_path):
+    """OQ-07: torch.load executes nothing of them."""
+    tessera("unshard", saved.directory / kind, tmp_path / "out", "--quiet")
+    for part in ("model", "optim"):
+        assert torch.load(tmp_path / f"out/{part}.pt", weights_only=True)
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)

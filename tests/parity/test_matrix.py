@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.tensor  # DTensors in the files
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-# OLMo 0.6 calls torch.load as it was before 2.6.
+# OLMo 0.6 calls torch.load as it was before 2.6 (OQ-07).
 os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 TESSERA = os.environ["TESSERA_COMMAND"]
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"

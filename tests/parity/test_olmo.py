@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-# OLMo 0.6 calls torch.load as it was before 2.6.
+# OLMo 0.6 calls torch.load as it was before 2.6 (OQ-07).
 os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 checkpoint = pytest.importorskip("olmo.checkpoint")
 from olmo.safetensors_util import safetensors_file_to_state_dict, state_dict_to_safetensors_file  # noqa: E402

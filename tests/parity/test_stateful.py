@@ -114,7 +114,7 @@ def test_pytorch_loads_what_tessera_saved_with_hooks(tmp_path):
 
 
 def test_pytorch_loads_what_tessera_kept_of_each_rank(tmp_path):
-    # each rank had a scale and a seed of its own.
+    # OQ-09: each rank had a scale and a seed of its own.
     tool("save-unlike", tmp_path / "c")
     state = {"scale": torch.zeros(3), "scale.rank1": torch.zeros(3), "seed": 0, "seed.rank1": 0}
     dcp.load(state, checkpoint_id=tmp_path / "c", no_dist=True)

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "checkpoint/test_support.h"
+#include "format/sharded/sharded.h"
 #include "format/torch/torch_file.h"
 #include "storage/lazy_source.h"
 
@@ -276,7 +277,7 @@ TEST_F(RankFiles, LocalWithoutOptimizerIsAModel) {
   EXPECT_EQ(checkpoint.warnings.size(), 2U);
 }
 
-// A hole is seen by the proof of coverage, not by NaNs.
+// A hole is seen by the proof of coverage, not by NaNs (OQ-03, OQ-06).
 TEST_F(RankFiles, HolesAreIncomplete) {
   copy_of("fsdp1_uop0_ws2_legacy");
   change("rank1.pt", [](Value& tree) {
@@ -495,6 +496,46 @@ TEST_F(RankFiles, VerifyComparesCopiesOfDTensors) {
   EXPECT_EQ(report.findings[0].code, ErrorCode::mismatch);
   EXPECT_NE(report.findings[0].text.find("ranks 1 and 3"), std::string::npos)
       << report.findings[0].text;
+}
+
+// Shard.metadata of rows [begin, begin + rows) in place of the given one's.
+Value rows_of(const Value& shard, std::int64_t begin, std::int64_t rows) {
+  const Value& attributes = shard.as_object().state->items()[1];
+  const Value& metadata = attributes.at("metadata").as_object().state->items()[1];
+  Object described = attributes.at("metadata").as_object();
+  described.state =
+      Value::tuple({Value(), Value::dict({{"shard_offsets", Value::list({begin, std::int64_t{0}})},
+                                          {"shard_sizes", Value::list({rows, std::int64_t{3}})},
+                                          {"placement", metadata.at("placement")}})});
+  Tensor tensor = attributes.at("tensor").as_tensor();
+  tensor.shape = {rows, 3};
+  tensor.pieces[0].slice = whole(tensor.shape);
+  tensor.pieces[0].storage_offset += begin * 3;
+  Object made = shard.as_object();
+  made.state =
+      Value::tuple({Value(), Value::dict({{"tensor", Value(std::move(tensor))},
+                                          {"metadata", Value::object(std::move(described))}})});
+  return Value::object(std::move(made));
+}
+
+// OLMo's unsharding takes one shard of a rank.
+TEST_F(RankFiles, SeveralShardsOfARank_OQ05) {
+  copy_of("fsdp1_uop0_ws2_legacy");
+  change("rank0.pt", [](Value& tree) {
+    const Value tensor = tree.at("model").at("l1.weight");
+    Value shards = tensor.as_object().arguments.items()[3].items()[0];
+    const Value shard = shards.items().at(0);
+    shards.items() = {rows_of(shard, 0, 1), rows_of(shard, 1, 2)};
+  });
+  const Checkpoint split = Checkpoint::open(path());
+  EXPECT_EQ(split.tensor("model.l1.weight").pieces.size(), 3U);
+  EXPECT_TRUE(diff(split, Checkpoint::open(kRoot + "fsdp1_uop0_ws2_legacy")).empty());
+}
+
+TEST(CleanName, AWrapperAtTheEndStays_OQ14) {
+  EXPECT_EQ(sharded::clean_name("_fsdp_wrapped_module.a._fsdp_wrapped_module.b"), "a.b");
+  EXPECT_EQ(sharded::clean_name("_fsdp_wrapped_module"), "_fsdp_wrapped_module");
+  EXPECT_EQ(sharded::clean_name("a._fsdp_wrapped_module"), "a._fsdp_wrapped_module");
 }
 
 // Python 3.11.2 writes the memory format of a ShardedTensor, and the class of its group, by

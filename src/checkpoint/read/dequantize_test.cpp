@@ -1,4 +1,4 @@
-// Quantized weights (P-28, Q-12), against what torch computes from the formats' definitions
+// Quantized weights (P-28, OQ-12), against what torch computes from the formats' definitions
 // (tests/golden/make/quantized.py).
 #include "checkpoint/read/dequantize.h"
 

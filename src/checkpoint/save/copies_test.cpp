@@ -118,7 +118,7 @@ float loaded(const Value& tree, const std::string& key, std::size_t index) {
   return floats(tree.at(key).as_tensor()).at(index);
 }
 
-// A difference between the windows of a sample is kept, too (checkpoint-rows Q-09).
+// A difference between the windows of a sample is kept, too (checkpoint-rows OQ-09).
 TEST(Copies, WholeTensorsThatDifferAreKeptUnderNamesOfTheirRanks) {
   const Warnings warnings;
   const std::string directory = temporary_directory() + "/c";

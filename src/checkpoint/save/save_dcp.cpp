@@ -190,7 +190,7 @@ class Saver final : public DcpSave {
     return copies;
   }
 
-  // A value is written by the lowest rank that has it (checkpoint-rows Q-09).
+  // A value is written by the lowest rank that has it (checkpoint-rows OQ-09).
   void compare_values() {
     if (opening_.keep_values) {
       (void)keep_unlike("comparing values", held_values());

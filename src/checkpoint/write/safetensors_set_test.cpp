@@ -36,10 +36,10 @@ TEST(SafetensorsSet, FollowsTheIndex) {
   EXPECT_TRUE(checkpoint.warnings.empty());
   EXPECT_EQ(Checkpoint::open(kGolden + "c2_hf_cons" + kIndex).leaves.size(), 7U);
   EXPECT_TRUE(diff(checkpoint, Checkpoint::open(kGolden + "c2_hf_cons/sharded")).size() ==
-              1U);
+              1U);  // OQ-12
 }
 
-// consolidation turned the scalar 3 into 0; the shards still have it.
+// OQ-12: consolidation turned the scalar 3 into 0; the shards still have it.
 TEST(SafetensorsSet, ShardsAreReadFromTheirOffsets) {
   const Checkpoint checkpoint = Checkpoint::open(kGolden + "c2_hf_dist");
   EXPECT_EQ(checkpoint.world_size, 2);

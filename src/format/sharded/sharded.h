@@ -52,7 +52,7 @@ struct FlatHandle {
                                int rank);
 
 // A parameter's name without what FSDP puts between modules, every "_fsdp_wrapped_module."
-// (checkpoint-rows O-41; a name that only ends in the word keeps it, Q-14).
+// (checkpoint-rows O-41; a name that only ends in the word keeps it, OQ-14).
 [[nodiscard]] std::string clean_name(std::string name);
 
 }  // namespace tessera::sharded

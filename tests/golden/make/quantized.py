@@ -1,5 +1,5 @@
 """Writes tests/golden/quantized: a set of safetensors with quantized weights, and expected.json with what they
-stand for (CRC-32 of the elements, every NaN made the same), computed here by torch from the definitions of the formats (PyTorch's own reader is wrong about MXFP4, Q-12).
+stand for (CRC-32 of the elements, every NaN made the same), computed here by torch from the definitions of the formats (PyTorch's own reader is wrong about MXFP4, OQ-12).
 
     python quantized.py OUT
 
