@@ -25,13 +25,15 @@ import tree
 
 # sections: of the specification, those that count. errors: the section in which each message is a row, X1, X2, ...
 # tables: for a table whose rows have no names, by its first header, what their names begin with. others: what the names of
-# rows begin with that the page has in tables of another form, because comments cite them.
-Spec = collections.namedtuple("Spec", "page sections errors tables others", defaults=[()])
+# rows begin with that the page has in tables of another form, because comments cite them. renamed: what names begin with
+# there and here, where another specification has the same. found: rows that were found since.
+Spec = collections.namedtuple("Spec", "page sections errors tables others renamed found", defaults=[(), {}, ()])
 SPECS = {
     "fsdp-runtime": Spec("docs/fsdp-rows.md", ["1", "2", "3", "4", "5", "6", "7", "9"], "7",
                          {"Type": "SDT", "API": "OSA"}),
     "optimizer-state": Spec("docs/optimizer-rows.md", ["1", "4", "7", "8", "11"], "", {}),
-    "checkpoints": Spec("docs/checkpoint-rows.md", ["3"], "", {}, others=("F-", "O-", "Q-")),
+    "checkpoints": Spec("docs/checkpoint-rows.md", ["1", "3", "6"], "", {}, others=("F-",), renamed={"Q-": "OQ-"},
+                        found=("OQ-15", "OQ-16")),
     "reliability": Spec("docs/fault-rows.md", ["4"], "", {}),
 }
 
@@ -103,7 +105,10 @@ def extract(spec, text):
         if section in spec.sections:
             found.update((row, number) for row in rows)
     named = {number for row, number in found.items() if row != number}
-    return [row for row in found if row not in named]
+    rows = [row for row in found if row not in named]
+    for there, here in spec.renamed.items():
+        rows = [here + row[len(there):] if row.startswith(there) else row for row in rows]
+    return [*rows, *spec.found]
 
 
 def tests_of(root):

@@ -220,8 +220,8 @@ class Rows(unittest.TestCase):
             self.assertIn(right, page)
             self.assertEqual(rows(page.replace(right, wrong))[0], 1, wrong)
 
-    def test_every_row_of_dcp_and_every_fault_is_asked_for(self):
-        for name, count, first, last in (("checkpoints", 33, "P-01", "P-36"), ("reliability", 106, "F01", "Q08")):
+    def test_every_row_of_checkpoints_and_every_fault_is_asked_for(self):
+        for name, count, first, last in (("checkpoints", 97, "O-01", "OQ-16"), ("reliability", 106, "F01", "Q08")):
             ids = (check_rows.tree.ROOT / f"docs/rows/{name}.ids").read_text().split()
             self.assertEqual((len(set(ids)), ids[0], ids[-1]), (count, first, last))
             page = self.page + "".join(f"| {row} | what | open | why |\n" for row in ids)
@@ -230,7 +230,7 @@ class Rows(unittest.TestCase):
 
     def test_rows_that_comments_cite_may_stand_beside(self):
         page = self.page + "| P-01 | what | test | `A.Works` |\n"
-        cited = "| row | what | where |\n|---|---|---|\n| F-00 | what | there |\n| O-70 to O-75 | what | |\n"
+        cited = "| row | what | where |\n|---|---|---|\n| F-00 | what | there |\n| F-03 to F-05 | what | |\n"
         self.assertEqual(page_of("checkpoints", page + cited, ["P-01"]), [])
         self.assertEqual(len(page_of("optimizer-state", page + cited, ["P-01"])), 4, "no other page has such rows")
         for wrong, count in (("| P-02 | what | there |\n", 2), ("| P-02 to P-04 | what | open | why |\n", 1)):
@@ -305,6 +305,10 @@ E8  no section
 - **W3 bold** in a list
 106 rows.
 """.strip()), """E1 R-02b L1 L2 L30 NS1 NS2 NS3 6.2 SDT-full-save SDT-no-shard X1 X2 X3 X4 X5 R1 R2 W-01""".split())
+
+    def test_names_that_another_specification_has_get_another_beginning(self):
+        spec = check_rows.Spec("a.md", ["6"], "", {}, renamed={"Q-": "OQ-"}, found=("OQ-03",))
+        self.assertEqual(check_rows.extract(spec, "## 6. Quirks\n- Q-01 one\n- P-02 two"), ["OQ-01", "P-02", "OQ-03"])
 
 
 class Functions(unittest.TestCase):
