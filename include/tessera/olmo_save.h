@@ -18,6 +18,8 @@ struct FlatUnit {
 struct OlmoSave {
   // The text of config.yaml, which is written last. Empty: one line that names the checkpointer.
   std::string config = {};
+  // Of olmo_full: model and optimizer become .safetensors with OLMo's names instead of .pt.
+  bool safetensors = false;
   // The rest is of olmo_local alone. All modules that FSDP1 wraps, the root first, in the order of
   // named_modules. The parameters of one lie one after another in its flat parameter.
   std::vector<FlatUnit> units = {};

@@ -128,6 +128,11 @@ UnitPlan UnitPlan::of_units(std::vector<FlatUnit> units, bool aligned,
   for (const FlatUnit& unit : units) {
     if (!unit.path.empty()) plan.modules_.insert(unit.path);
     for (const std::string& name : unit.names) {
+      if (!unit.path.empty() && !name.starts_with(unit.path + ".")) {
+        throw Error(ErrorCode::invalid_argument,
+                    "a parameter that is not below its module " + unit.path)
+            .at_key("model." + name);
+      }
       if (missing.erase(name) == 1) continue;
       throw Error(ErrorCode::mismatch,
                   "the flat parameters hold a parameter that the model lacks, or twice")

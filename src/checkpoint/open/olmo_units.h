@@ -20,7 +20,8 @@ class UnitPlan {
   // `mismatch` when they do not hold exactly `names`.
   static UnitPlan of_local(const Store& store, const std::vector<std::string>& names);
 
-  // Units that are known, the root first. Throws `mismatch` when they do not hold exactly `names`.
+  // Units that are known, the root first. Throws `mismatch` when they do not hold exactly `names`,
+  // `invalid_argument` for a name that is not below its unit's path.
   static UnitPlan of_units(std::vector<FlatUnit> units, bool aligned,
                            const std::vector<std::string>& names);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/together/share.h"
+#include "checkpoint/together/shared_safetensors.h"
 #include "layout/boxes.h"
 #include "layout/placement.h"
 #include "tessera/error.h"
@@ -42,8 +44,9 @@ OlmoFiles::OlmoFiles(const Of& of) : of_(of) {
     local_.emplace(of_.state, of_.sources, UnitPlan::of_units(olmo.units, olmo.orig_params, names),
                    rules);
   } else if (of_.kind == CheckpointKind::olmo_legacy) {
-    own_legacy_.emplace(legacy_archive(of_.state, of_.sources, of_.rank, of_.ranks),
-                        FileRole{number(of_.rank), of_.rank, true, {}}, of_.rank, of_.ranks);
+    own_legacy_ = std::make_unique<SharedArchive>(
+        legacy_archive(of_.state, of_.sources, of_.rank, of_.ranks),
+        FileRole{number(of_.rank), of_.rank, true, {}}, of_.rank, of_.ranks);
   }
 }
 
@@ -57,7 +60,7 @@ int OlmoFiles::own_shard() const {
 }
 
 void OlmoFiles::add(Archive archive, const FileRole& role) {
-  archives_.emplace_back(std::move(archive), role, of_.rank, of_.ranks);
+  files_.push_back(std::make_unique<SharedArchive>(std::move(archive), role, of_.rank, of_.ranks));
 }
 
 void OlmoFiles::open(const std::vector<std::uint64_t>& pickle_sizes) {
@@ -74,11 +77,21 @@ void OlmoFiles::open(const std::vector<std::uint64_t>& pickle_sizes) {
   }
 }
 
+// A file that is everybody's.
+void OlmoFiles::add_part(const std::string& name, const Value& dict, std::uint32_t number) {
+  const FileRole role{number, 0, false, {}};
+  if (of_.options.olmo.safetensors) {
+    files_.push_back(std::make_unique<SharedSafetensors>(
+        name + ".safetensors", encoded_part(of_.sources, dict), role, of_.rank, of_.ranks));
+  } else {
+    add(part_archive(of_.sources, name + ".pt", dict), role);
+  }
+}
+
 // The same on all ranks but for the trainer's part, which is rank 0's.
 void OlmoFiles::open_full() {
-  add(part_archive(of_.sources, "model.pt", of_.state.model), {0, 0, false, {}});
-  if (of_.state.optim)
-    add(part_archive(of_.sources, "optim.pt", *of_.state.optim), {1, 0, false, {}});
+  add_part("model", of_.state.model, 0);
+  if (of_.state.optim) add_part("optim", *of_.state.optim, 1);
   if (of_.state.train && of_.rank == 0) add({"train.pt", *of_.state.train, {}}, {2, 0, true, {}});
 }
 
@@ -113,7 +126,7 @@ bool OlmoFiles::writes_into_rows_of(int other) const {
 }
 
 void OlmoFiles::open_legacy(const std::vector<std::uint64_t>& pickle_sizes) {
-  archives_.push_back(std::move(*own_legacy_));
+  files_.push_back(std::move(own_legacy_));
   OlmoState no_train = of_.state;
   no_train.train.reset();
   for (int other = 0; other < of_.ranks; ++other) {

@@ -1,7 +1,7 @@
-// The archives that a checkpoint of an OLMo kind is made of, as one of N ranks fills them.
+// The files that a checkpoint of an OLMo kind is made of, as one of N ranks fills them.
 #pragma once
 
-#include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,12 +31,13 @@ class OlmoFiles {
 
   // What the others need to know of this rank's own file: the size of its pickle; 0: nothing.
   [[nodiscard]] std::uint64_t pickle_size() const;
-  // Makes the archives into which this rank writes. `pickle_sizes`: what all ranks said.
+  // Makes the files into which this rank writes. `pickle_sizes`: what all ranks said.
   void open(const std::vector<std::uint64_t>& pickle_sizes);
-  [[nodiscard]] std::deque<SharedArchive>& archives() { return archives_; }
+  [[nodiscard]] const std::vector<std::unique_ptr<SharedFile>>& files() const { return files_; }
 
  private:
   void add(Archive archive, const FileRole& role);
+  void add_part(const std::string& name, const Value& dict, std::uint32_t number);
   void open_full();
   void open_own_train();
   void open_legacy(const std::vector<std::uint64_t>& pickle_sizes);
@@ -46,8 +47,8 @@ class OlmoFiles {
 
   Of of_;
   std::optional<LocalArchives> local_;
-  std::optional<SharedArchive> own_legacy_;
-  std::deque<SharedArchive> archives_;
+  std::unique_ptr<SharedArchive> own_legacy_;  // until open()
+  std::vector<std::unique_ptr<SharedFile>> files_;
 };
 
 }  // namespace tessera

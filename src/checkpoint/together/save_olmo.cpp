@@ -24,6 +24,7 @@
 #include "checkpoint/save/probe.h"
 #include "checkpoint/save/save_dcp.h"
 #include "checkpoint/together/olmo_files.h"
+#include "checkpoint/together/share.h"
 #include "checkpoint/together/state_sums.h"
 #include "checkpoint/write/destination.h"
 #include "comm/confer.h"
@@ -339,9 +340,9 @@ class Saver final : public OlmoKindSave {
       if (options_.progress && !dcp_) options_.progress(progress);
     };
     Meter meter(tell_progress, bytes_to_write(), stop);
-    for (SharedArchive& archive : files_.archives()) {
-      archive.write(*working_, tensors_, options_.threads, meter);
-      for (const auto& [at, sum] : archive.sums()) {
+    for (const auto& file : files_.files()) {
+      file->write(*working_, tensors_, options_.threads, meter);
+      for (const auto& [at, sum] : file->sums()) {
         sums_[at].add(sum);
         bytes_written_ += sum.bytes;
       }
@@ -382,10 +383,10 @@ class Saver final : public OlmoKindSave {
   // By the makers. Returns names and sizes of this rank's files.
   Bytes finish_files() {
     MessageWriter message;
-    for (SharedArchive& archive : files_.archives()) {
-      if (!archive.is_made_here()) continue;
-      archive.finish(sums_);
-      message.text(archive.name()).number(archive.size());
+    for (const auto& file : files_.files()) {
+      if (!file->is_made_here()) continue;
+      file->finish(sums_);
+      message.text(file->name()).number(file->size());
     }
     return message.take();
   }

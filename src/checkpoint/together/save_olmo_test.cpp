@@ -237,6 +237,26 @@ TEST(SaveOlmo, FilesAreThoseOfAConversion) {
   }
 }
 
+TEST(SaveOlmo, FullIsSavedAsSafetensorsToo_O15) {
+  SaveOptions options = options_for(CheckpointKind::olmo_full);
+  options.olmo.safetensors = true;
+  Files first;
+  for (const Cut cut : {Cut::rows, Cut::flat, Cut::whole}) {
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+      const std::string path = temporary_directory() + "/step4";
+      save_by(ranks, cut, path, options);
+      const Checkpoint checkpoint = Checkpoint::open(path);
+      EXPECT_EQ(checkpoint.kind, CheckpointKind::olmo_full);
+      expect_state(checkpoint);
+      Files files = files_in(*posix_store(path), "");
+      EXPECT_TRUE(files.contains("model.safetensors"));
+      files.erase("tessera-state.json");  // has the save's id
+      if (first.empty()) first = files;
+      EXPECT_TRUE(files == first) << ranks;
+    }
+  }
+}
+
 TEST(SaveOlmo, EachRankKeepsItsOwnTrainerState) {
   for (const CheckpointKind kind : {CheckpointKind::olmo_torch_new, CheckpointKind::olmo_local}) {
     const std::string path = temporary_directory() + "/step4";
@@ -331,6 +351,22 @@ TEST(SaveOlmo, ConfigSaysWhichCheckpointerItIs) {
   const std::string own = temporary_directory() + "/step4";
   save_by(2, Cut::rows, own, options_for(CheckpointKind::olmo_torch_new));
   EXPECT_EQ(text_of(own + "/config.yaml"), "sharded_checkpointer: torch_new\n");
+}
+
+TEST(SaveOlmo, LocalNeedsTheUnitsOfAllParameters) {
+  const std::string path = temporary_directory() + "/step4";
+  const auto code_with = [&](const std::vector<FlatUnit>& given) {
+    SaveOptions options = options_for(CheckpointKind::olmo_local);
+    options.olmo.units = given;
+    return code_of([&] { save_by(2, Cut::flat, path, options); });
+  };
+  EXPECT_EQ(code_with({}), ErrorCode::mismatch);
+  std::vector<FlatUnit> twice = units();
+  twice.push_back(twice.back());
+  EXPECT_EQ(code_with(twice), ErrorCode::mismatch);
+  std::vector<FlatUnit> elsewhere = units();
+  elsewhere.back().path = "transformer.blocks.1.w";
+  EXPECT_EQ(code_with(elsewhere), ErrorCode::invalid_argument);
 }
 
 TEST(SaveOlmo, LocalNeedsFlatParameters) {

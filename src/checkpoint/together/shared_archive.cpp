@@ -7,6 +7,7 @@
 #include "base/parallel.h"
 #include "checkpoint/dcp/item_writer.h"
 #include "checkpoint/together/own_runs.h"
+#include "checkpoint/together/share.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -57,10 +58,21 @@ WrittenSum write_value(const Slot& slot, ByteSink& sink) {
 
 }  // namespace
 
+WrittenSum SharedFile::require_filled(const FileSums& sums, std::size_t record,
+                                      std::uint64_t size) const {
+  const auto found = sums.find({role_.number, static_cast<std::uint32_t>(record)});
+  const WrittenSum sum = found == sums.end() ? WrittenSum() : found->second;
+  if (sum.bytes == size) return sum;
+  throw Error(ErrorCode::incomplete, "ranks have written " + std::to_string(sum.bytes) +
+                                         " bytes of record " + std::to_string(record) +
+                                         ", it has " + std::to_string(size))
+      .at_path(name());
+}
+
 SharedArchive::SharedArchive(Archive archive, const FileRole& role, int rank, int ranks)
-    : archive_(std::move(archive)), role_(role), rank_(rank), ranks_(ranks) {
+    : SharedFile(role, rank, ranks), archive_(std::move(archive)) {
   const std::string root = root_of_archive(archive_.file);
-  if (role_.pickle_size && !makes()) {
+  if (role_.pickle_size && !is_made_here()) {
     slots_ = torch_file::slots_of(archive_.tree, root, *role_.pickle_size);
   } else {
     writer_.emplace(archive_.tree, root);
@@ -71,7 +83,7 @@ WrittenSum SharedArchive::write_part(const ArchivePart& part, const Slot& slot, 
                                      const PlacedTensors& tensors, Meter& meter) const {
   const RunTarget target{sink_.get(), slot.offset, slot.size, begin};
   if (part.source == nullptr)
-    return makes() ? write_filling(part, slot.tensor->dtype, target) : WrittenSum();
+    return is_made_here() ? write_filling(part, slot.tensor->dtype, target) : WrittenSum();
   const Tensor& tensor = part.source->value.as_tensor();
   const std::vector<Box> boxes =
       boxes_to_write(tensors.of(*part.source), tensor.shape,
@@ -84,7 +96,8 @@ WrittenSum SharedArchive::write_part(const ArchivePart& part, const Slot& slot, 
 WrittenSum SharedArchive::write_slot(const Slot& slot, const PlacedTensors& tensors,
                                      Meter& meter) const {
   const auto parts = slot.storage ? archive_.parts.end() : archive_.parts.find(slot.tensor);
-  if (parts == archive_.parts.end()) return makes() ? write_value(slot, *sink_) : WrittenSum();
+  if (parts == archive_.parts.end())
+    return is_made_here() ? write_value(slot, *sink_) : WrittenSum();
   WrittenSum sum;
   std::uint64_t begin = 0;
   for (const ArchivePart& part : parts->second) {
@@ -96,16 +109,14 @@ WrittenSum SharedArchive::write_slot(const Slot& slot, const PlacedTensors& tens
 
 void SharedArchive::write(Store& store, const PlacedTensors& tensors, int threads, Meter& meter) {
   sink_ = store.share(archive_.file);
-  if (makes()) {
+  if (is_made_here()) {
     for (const auto& segment : writer_->fixed()) sink_->write_at(segment.offset, segment.bytes);
   }
   std::vector<WrittenSum> written(slots().size());
   parallel_for(threads, written.size(),
                [&](std::size_t i) { written[i] = write_slot(slots()[i], tensors, meter); });
-  for (std::size_t i = 0; i < written.size(); ++i) {
-    if (written[i].bytes > 0) sums_[{role_.number, static_cast<std::uint32_t>(i)}] = written[i];
-  }
-  if (makes()) return;
+  for (std::size_t i = 0; i < written.size(); ++i) note(i, written[i]);
+  if (is_made_here()) return;
   sink_->commit();
   sink_.reset();
 }
@@ -113,16 +124,8 @@ void SharedArchive::write(Store& store, const PlacedTensors& tensors, int thread
 void SharedArchive::finish(const FileSums& sums) {
   std::vector<std::uint32_t> crcs;
   for (std::size_t i = 0; i < slots().size(); ++i) {
-    const Slot& slot = slots()[i];
-    const auto found = sums.find({role_.number, static_cast<std::uint32_t>(i)});
-    const WrittenSum sum = found == sums.end() ? WrittenSum() : found->second;
-    if (sum.bytes != slot.size) {
-      throw Error(ErrorCode::incomplete, "ranks have written " + std::to_string(sum.bytes) +
-                                             " bytes of record data/" + std::to_string(i) +
-                                             ", it has " + std::to_string(slot.size))
-          .at_path(sink_->name());
-    }
-    crcs.push_back(crc32_of_terms(sum.terms, slot.size));
+    const std::uint64_t size = slots()[i].size;
+    crcs.push_back(crc32_of_terms(require_filled(sums, i, size).terms, size));
   }
   writer_->finish(crcs, [this](std::uint64_t at, ByteView bytes) { sink_->write_at(at, bytes); });
   sink_->commit();

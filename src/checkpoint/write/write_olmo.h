@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "checkpoint/open/olmo_state.h"
 #include "checkpoint/write/targets.h"
 #include "checkpoint/write/write_archive.h"
+#include "format/safetensors/safetensors.h"
 
 namespace tessera {
 
@@ -49,6 +51,18 @@ inline constexpr const char* kWorldFile = "metadata.yaml";
 // `name`, holding the whole tensors of a part of the state: model.pt, optim.pt.
 [[nodiscard]] Archive part_archive(const SourceTensors& sources, const std::string& name,
                                    const Value& dict);
+// A part of the state as a safetensors file with OLMo's names (checkpoint-rows F-06).
+struct EncodedPart {
+  safetensors::Header header;
+  std::vector<std::byte> head;                           // what is before the data
+  std::map<std::string, const Leaf*> tensors;            // by name in the file
+  std::map<std::string, std::vector<std::byte>> values;  // all else, as pickles
+
+  [[nodiscard]] std::uint64_t size() const {
+    return header.data_offset + (header.entries.empty() ? 0 : header.entries.back().end);
+  }
+};
+[[nodiscard]] EncodedPart encoded_part(const SourceTensors& sources, const Value& dict);
 // The file of one of `ranks` ranks, with its rows of every tensor (checkpoint-rows O-60).
 [[nodiscard]] Archive legacy_archive(const OlmoState& state, const SourceTensors& sources, int rank,
                                      int ranks);

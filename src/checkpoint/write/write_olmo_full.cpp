@@ -13,19 +13,13 @@ namespace {
 
 using Kind = Value::Kind;
 
-// Tensors of a state dict, and everything else as the bytes of its pickle, by OLMo's names.
-struct Encoded {
-  std::map<std::string, const Leaf*> tensors;
-  std::map<std::string, std::vector<std::byte>> values;
-};
-
 void require_encodable(const Value& key) {
   if (is_one_of(key.kind(), Kind::string, Kind::integer)) return;
   throw Error(ErrorCode::unsupported, "a key that is neither a string nor a number")
       .at_key(render(key, 60));
 }
 
-void encode(const Value& dict, const SourceTensors& sources, Value::List& keys, Encoded& out) {
+void encode(const Value& dict, const SourceTensors& sources, Value::List& keys, EncodedPart& out) {
   for (const auto& [key, value] : dict.pairs()) {
     require_encodable(key);
     keys.push_back(key);
@@ -40,7 +34,7 @@ void encode(const Value& dict, const SourceTensors& sources, Value::List& keys, 
   }
 }
 
-safetensors::Header header_of(const Encoded& encoded) {
+safetensors::Header header_of(const EncodedPart& encoded) {
   safetensors::Header header;
   for (const auto& [name, leaf] : encoded.tensors) {
     const Tensor& tensor = leaf->value.as_tensor();
@@ -54,14 +48,12 @@ safetensors::Header header_of(const Encoded& encoded) {
   return header;
 }
 
-void write_encoded(const ConvertJob& job, const std::string& file, const Encoded& encoded) {
-  safetensors::Header header = header_of(encoded);
-  const std::vector<std::byte> head = safetensors::encode_header(header);
+void write_encoded(const ConvertJob& job, const std::string& file, const EncodedPart& encoded) {
+  const safetensors::Header& header = encoded.header;
   IoReport report;
-  report.bytes_written =
-      header.data_offset + (header.entries.empty() ? 0 : header.entries.back().end);
+  report.bytes_written = encoded.size();
   const auto sink = job.store.create(file, job.if_exists, report.bytes_written);
-  sink->write_at(0, head);
+  sink->write_at(0, encoded.head);
   parallel_for(job.threads, header.entries.size(), [&](std::size_t i) {
     const safetensors::Entry& entry = header.entries[i];
     const std::uint64_t at = header.data_offset + entry.begin;
@@ -80,10 +72,7 @@ void write_encoded(const ConvertJob& job, const std::string& file, const Encoded
 void write_part(const ConvertJob& job, const SourceTensors& sources, const std::string& name,
                 const Value& dict) {
   if (job.options.olmo.safetensors) {
-    Encoded encoded;
-    Value::List keys;
-    encode(dict, sources, keys, encoded);
-    write_encoded(job, name + ".safetensors", encoded);
+    write_encoded(job, name + ".safetensors", encoded_part(sources, dict));
     return;
   }
   const std::string file = name + ".pt";
@@ -92,6 +81,15 @@ void write_part(const ConvertJob& job, const SourceTensors& sources, const std::
 }
 
 }  // namespace
+
+EncodedPart encoded_part(const SourceTensors& sources, const Value& dict) {
+  EncodedPart encoded;
+  Value::List keys;
+  encode(dict, sources, keys, encoded);
+  encoded.header = header_of(encoded);
+  encoded.head = safetensors::encode_header(encoded.header);
+  return encoded;
+}
 
 void write_olmo_full(ConvertJob& job, const OlmoState& state) {
   const SourceTensors sources(state);

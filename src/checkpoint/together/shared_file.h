@@ -1,0 +1,62 @@
+// One file that ranks fill together, as one of them sees it.
+//
+// Its layout follows from the tree and from shapes, so each rank knows where its elements go. One
+// rank, the maker, writes what is not of a sharded tensor: the head, padding, values; and, when all
+// others are done, the rest.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "checkpoint/read/meter.h"
+#include "checkpoint/together/file_sums.h"
+#include "checkpoint/together/placed.h"
+#include "tessera/storage.h"
+
+namespace tessera {
+
+struct FileRole {
+  std::uint32_t number = 0;  // of the file, on all ranks
+  int maker = 0;
+  bool is_makers_own = false;  // what the maker holds of a tensor nobody else writes into it
+  // Of a file whose pickle this rank cannot compute: the maker told it.
+  std::optional<std::uint64_t> pickle_size = {};
+};
+
+class SharedFile {
+ public:
+  SharedFile(const FileRole& role, int rank, int ranks) : role_(role), rank_(rank), ranks_(ranks) {}
+  SharedFile(const SharedFile&) = delete;
+  SharedFile& operator=(const SharedFile&) = delete;
+  virtual ~SharedFile() = default;
+
+  // Writes this rank's bytes. What others than the maker have written is durable afterwards.
+  virtual void write(Store& store, const PlacedTensors& tensors, int threads, Meter& meter) = 0;
+  // What this rank has written into the records.
+  [[nodiscard]] const FileSums& sums() const { return sums_; }
+  [[nodiscard]] bool is_made_here() const { return rank_ == role_.maker; }
+  // By the maker: writes the rest and makes the file durable. `sums`: of all ranks, of this file at
+  // least. Throws `incomplete` for a record that nobody has filled.
+  virtual void finish(const FileSums& sums) = 0;
+
+  [[nodiscard]] virtual const std::string& name() const = 0;
+  [[nodiscard]] virtual std::uint64_t size() const = 0;  // known to the maker
+
+ protected:
+  // What was written into record `record`, which has `size` bytes.
+  [[nodiscard]] WrittenSum require_filled(const FileSums& sums, std::size_t record,
+                                          std::uint64_t size) const;
+  void note(std::size_t record, const WrittenSum& sum) {
+    if (sum.bytes > 0) sums_[{role_.number, static_cast<std::uint32_t>(record)}] = sum;
+  }
+
+  FileRole role_;
+  int rank_;
+  int ranks_;
+
+ private:
+  FileSums sums_;
+};
+
+}  // namespace tessera
