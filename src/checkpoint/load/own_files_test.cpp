@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <set>
 
+#include "checkpoint/digests/side_file.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
 #include "format/torch/torch_file.h"
@@ -175,6 +176,52 @@ TEST_P(OwnFiles, ANodeThatHasNoOtherFilesRestores) {
   });
 }
 
+// Gives a file other content of the same form.
+void change_file(const std::string& directory, const std::string& name,
+                 const std::function<void(Value& tree)>& change) {
+  Checkpoint held;
+  held.root = torch_file::read(posix_store(directory)->open(name));
+  held.leaves = leaves_of(*held.root);
+  Value tree = held.load();
+  change(tree);
+  const fs::path path = fs::path(directory) / name;
+  const std::vector<std::byte> bytes = torch_file::write(tree, path.stem().string());
+  write_text(path.string(), std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+}
+
+// The side file tells of files that lie on other nodes.
+TEST_P(OwnFiles, ANodeThatHasNoOtherFilesComparesDigests) {
+  const Case& row = GetParam();
+  const std::string all = whole_directory(row);
+  const Value state = state_in(all);
+  (void)seal(all);
+  const std::string side_file(kDirectorySideFile);
+  std::vector<std::string> nodes;
+  for (int rank = 0; rank < row.ranks; ++rank) {
+    nodes.push_back(directory_of_rank(all, row, rank));
+    fs::copy_file(fs::path(all) / side_file, fs::path(nodes.back()) / side_file);
+  }
+  const auto restore_all = [&] {
+    run_ranks(row.ranks, [&](Group& group) {
+      Value tree = live_tree(state, group.rank());
+      drop_steps_of_others(tree);
+      const Restored restored = restore(tree, nodes[static_cast<std::size_t>(group.rank())], group);
+      EXPECT_TRUE(restored.own);
+      EXPECT_EQ(restored.report.bytes_unchecked, 0U);
+    });
+  };
+  restore_all();
+  if (row.kind != "local") return;
+  // Checksums of its own that are right, and another element.
+  change_file(nodes[1], "optim/rank1.pt", [](Value& optim) {
+    for (const auto& [id, entries] : optim.at("state").pairs()) {
+      const Tensor& average = entries.at("exp_avg").as_tensor();
+      if (numel(average.shape) > 0) average.pieces[0].storage->data[0] ^= std::byte{1};
+    }
+  });
+  EXPECT_EQ(code_of(restore_all), ErrorCode::corrupt);
+}
+
 TEST_P(OwnFiles, EachRankOpensItsOwnFilesAlone) {
   const Case& row = GetParam();
   const std::string all = whole_directory(row);
@@ -267,14 +314,9 @@ TEST(OwnFilesOfSteps, FilesOfDifferentSavesAreRefused) {
   const Case row{"fsdp1_uop1_ws2", "local", 2};
   const std::string all = whole_directory(row);
   const Value state = state_in(all);
-  const std::string path = all + "/optim/rank1.pt";
-  Value optim = torch_file::read(posix_store(all)->open("optim/rank1.pt"));
-  Value(optim.at("param_groups").items()[0]).set_item("lr", 0.25);
-  Checkpoint held;
-  held.root = optim;
-  held.leaves = leaves_of(optim);
-  const std::vector<std::byte> bytes = torch_file::write(held.load(), "rank1");
-  write_text(path, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  change_file(all, "optim/rank1.pt", [](Value& optim) {
+    Value(optim.at("param_groups").items()[0]).set_item("lr", 0.25);
+  });
   expect_failure(row, all, state, ErrorCode::mismatch);
 }
 
