@@ -9,7 +9,7 @@ JOBS.json is a list of trainings that run one after another, each in a new model
      "saves": {STEP: [[KIND, DIRECTORY], ...]}}
 
 Only `config` and `steps` have to be there. `local_world_size` is what OLMo takes for the ranks of this host while it restores,
-all of them otherwise. KIND is full, torch_new, torch_legacy or local. The configuration is a TrainConfig
+all of them otherwise. `saves` are made when that step has been done, or restored. KIND is full, torch_new, torch_legacy or local. The configuration is a TrainConfig
 of OLMo's whose data are files of token numbers; `write_config` makes one. OLMo's Trainer needs CUDA, since its state asks for
 CUDA's random numbers: `train` is its loop without evaluation and logging. `adapted` has what had to be changed for torch 2.13
 on CPU. olmo_stubs has to be on PYTHONPATH.
@@ -203,10 +203,12 @@ class Training:
 
 def train(job):
     training, rows = Training(job), []
-    while training.state["global_step"] < job["steps"]:
-        rows.append(training.step())
+    while True:
         for kind, directory in job.get("saves", {}).get(str(training.state["global_step"]), []):
             training.save(kind, directory)
+        if training.state["global_step"] >= job["steps"]:
+            break
+        rows.append(training.step())
     if dist.get_rank() == 0 and "losses" in job:
         with open(job["losses"], "w", encoding="ascii", newline="") as file:
             csv.writer(file).writerows([["step", "loss", "lr", "grad_norm"], *rows])
