@@ -5,6 +5,8 @@ olmo_fsdp.py is the peer, olmo_runs.py starts it. PYTHONPATH has olmo_stubs, see
 """
 import itertools
 import json
+import os
+import subprocess
 
 import pytest
 import torch
@@ -31,7 +33,7 @@ def dropout(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory):
     """Two copies of the model, each on two ranks."""
-    return start(tmp_path_factory, "hybrid", 4, dropout=0.1, hybrid=True)
+    return start(tmp_path_factory, "hybrid", 4, hybrid=True)
 
 
 @pytest.fixture(params=["plain", "hybrid"])
@@ -75,10 +77,9 @@ def test_olmo_goes_on_in_a_hybrid_mesh(hybrid, tmp_path):
     """From `torch_new` it does not: PyTorch cuts the optimizer's tensors over all ranks, and FSDP joins them over those of one
     copy. Most of its state is wrong then, without an error, and the losses leave the uninterrupted run after one step."""
     found = dict(zip(KINDS, go_on(hybrid, [(kind, hybrid.directory / kind) for kind in KINDS], tmp_path)))
-    assert found["local"] == found["torch_legacy"] == hybrid.losses
+    assert found["local"] == found["torch_legacy"] == found["full"] == hybrid.losses
     loss = {kind: [row.split(",")[1] for row in rows] for kind, rows in {**found, "": hybrid.losses}.items()}
     assert loss["torch_new"][0] == loss[""][0] and loss["torch_new"][1] != loss[""][1]
-    assert found["full"] != hybrid.losses  # OQ-15
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,3 +131,47 @@ def test_olmo_goes_on_from_converted_checkpoints(plain, tmp_path):
                 assert (out / file).read_bytes() == (plain.directory / "local" / file).read_bytes(), file
     for pair, losses in zip(PAIRS, go_on(plain, sources, tmp_path)):
         assert losses == plain.losses, pair
+
+
+def saved_by_ranks(run_, kind, cut, directory):
+    """The `full` state, saved by as many ranks of Tessera's, which hold it cut so."""
+    words = [run_.directory / "full", directory, kind, cut, run_.ranks, run_.ranks // 2]
+    subprocess.run([os.environ["TESSERA_OLMO_SAVE_TOOL"], *map(str, words)], check=True)
+    (directory / "config.yaml").write_bytes((run_.directory / kind / "config.yaml").read_bytes())
+    return directory
+
+
+@pytest.fixture(scope="module")
+def by_ranks(plain, tmp_path_factory):
+    """(kind, cut) -> directory."""
+    into = tmp_path_factory.mktemp("by_ranks")
+    cases = [(kind, cut) for kind in KINDS for cut in ("rows", "flat") if (kind, cut) != ("local", "rows")]
+    return {(kind, cut): saved_by_ranks(plain, kind, cut, into / f"{kind}-{cut}") for kind, cut in cases}
+
+
+def test_olmo_goes_on_from_what_ranks_saved(plain, by_ranks, tmp_path):
+    """O-40, O-50, O-60, O-72: no rank had all of it."""
+    found = go_on(plain, [(kind, directory) for (kind, _), directory in by_ranks.items()], tmp_path)
+    for case, losses in zip(by_ranks, found):
+        assert losses == plain.losses, case
+
+
+def test_what_ranks_saved_is_what_olmo_saved(plain, by_ranks, tmp_path):
+    """By OLMo's and PyTorch's own code, by ours, and flat parameters byte for byte."""
+    for case, directory in by_ranks.items():
+        (tmp_path / directory.name).mkdir()
+        saved, wanted = (unsharded_by_olmo(case[0], of, tmp_path / directory.name) for of in (directory, plain.directory / case[0]))
+        same(wanted, saved)
+        assert tessera("verify", directory).startswith("ok: 66 tensors"), case
+    for file in (f"{part}/rank{rank}.pt" for part in ("model", "optim") for rank in range(2)):
+        assert (by_ranks["local", "flat"] / file).read_bytes() == (plain.directory / "local" / file).read_bytes(), file
+
+
+def test_olmo_goes_on_from_what_a_hybrid_mesh_saved(hybrid, tmp_path):
+    """All but `torch_legacy`: OLMo in a hybrid mesh restores DTensors there, and ranks of Tessera's save ShardedTensors."""
+    kinds = [kind for kind in KINDS if kind != "torch_legacy"]
+    sources = [(kind, saved_by_ranks(hybrid, kind, "flat", tmp_path / kind)) for kind in kinds]
+    for (kind, directory), losses in zip(sources, go_on(hybrid, sources, tmp_path)):
+        right = 1 if kind == "torch_new" else len(hybrid.losses)
+        assert [row.split(",")[1] for row in losses[:right]] == [row.split(",")[1] for row in hybrid.losses[:right]], kind
+        assert tessera("verify", directory).startswith("ok: 66 tensors"), kind
