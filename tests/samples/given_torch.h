@@ -24,6 +24,7 @@
 #include "tessera/pytorch/optim_state_dict.h"
 #include "tessera/pytorch/state_dict.h"
 #include "tessera/pytorch/wrap_scope.h"
+#include "tessera/random_state.h"
 #include "tessera/trace.h"
 #include "tessera/training_state.h"
 
@@ -69,6 +70,7 @@ extern std::vector<std::pair<torch::Tensor, torch::Tensor>> batches;
 extern torch::Tensor input, target, loss, x;
 extern std::uint64_t seed;
 extern std::int64_t step;
+extern Value trainer;
 extern double max_norm;
 
 torch::Tensor cross_entropy(const torch::Tensor& logits, const torch::Tensor& target);
