@@ -76,6 +76,18 @@ TEST(SaveFile, OneTreeIsFilledFromEveryKind) {
   }
 }
 
+// An allocator that is asked for no bytes may give none.
+TEST(SaveFile, ATensorWithoutElementsNeedsNoMemory) {
+  const std::string root = temporary_directory();
+  const auto nothing =
+      ConstTensorView::of(static_cast<const float*>(nullptr), DType::float32, {0, 3});
+  const Value tree = Value::dict({{"w", nothing.tensor()}});
+  for (const auto& [name, kind] : kKinds) {
+    save(tree, root + name);
+    EXPECT_EQ(Checkpoint::open(root + name).load().at("w").as_tensor().shape, Shape({0, 3}));
+  }
+}
+
 TEST(SaveFile, WhatIsNotHereIsRefused) {
   const std::string root = temporary_directory();
   Value half = Value::dict({{"w", counting({4}, Box{{0}, {2}}, 0)}});

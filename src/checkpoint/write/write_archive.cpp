@@ -17,7 +17,9 @@ namespace tessera {
 namespace {
 
 bool is_unchecked(const Storage& storage) {
-  return !is_in_memory(storage) && !has_crc(storage) && !storage.source->checked();
+  // A storage without bytes may be nowhere at all.
+  return !is_in_memory(storage) && storage.source && !has_crc(storage) &&
+         !storage.source->checked();
 }
 
 std::uint32_t stream_storage(const ConvertJob& job, const Storage& storage, ByteSink& sink,
