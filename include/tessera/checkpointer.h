@@ -1,0 +1,113 @@
+// Checkpointer: OLMo's four checkpointers for models of libtorch.
+//
+//   Checkpointer checkpointer(CheckpointerKind::local, mesh.checkpoint_group());
+//   trainer = checkpointer.restore_checkpoint("run/step100", model, optimizer);
+//   set_random_state(trainer.at("rng"));
+//
+// What OLMo saved is restored on any number of ranks and under any way of sharding: FSDP1 with or
+// without original parameters, fully_shard, replicate, or none. docs/formats/olmo.md has the files.
+//
+// Restore between steps. Members marked collective are called by every rank of the group.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/checkpoint.h"
+#include "tessera/convert.h"
+#include "tessera/module_ref.h"
+#include "tessera/optimizer_ref.h"
+#include "tessera/value.h"
+
+namespace tessera {
+
+enum class CheckpointerKind : std::uint8_t {
+  full,          // model.pt, optim.pt, train.pt: whole tensors
+  torch_new,     // model_and_optim/, a DCP checkpoint
+  torch_legacy,  // rank{r}.pt: rows of each tensor
+  local,         // {model,optim,train}/rank{r}.pt: flat parameters of FSDP1
+};
+// OLMo's name, as above.
+[[nodiscard]] std::string_view to_string(CheckpointerKind kind) noexcept;
+// What saved the checkpoint there, by its files. Throws `not_found` if there is none, and
+// `unsupported` if it is of no checkpointer.
+[[nodiscard]] CheckpointerKind checkpointer_of(const Location& path);
+
+struct CheckpointerOptions {
+  bool save_overwrite = false;  // false: a target that is there is `already_exists`
+  // Threads that read and write on each rank. Unset: the environment's OLMO_NUM_THREADS, else four
+  // more than there are processors, 32 at most. Below 1 is `invalid_argument`.
+  std::optional<int> thread_count = {};
+  // The text of a config.yaml.
+  std::string config = {};
+};
+
+struct RestoreOptions {
+  bool load_optimizer_state = true;
+  bool load_trainer_state = true;  // false: restore_checkpoint returns none
+};
+
+struct UnshardOptions {
+  bool load_optimizer_state = true;
+  bool load_trainer_state = true;
+  torch::Device device = torch::kCPU;  // of the tensors of the model and the optimizer
+};
+// A checkpoint in memory, as OLMo unshards it: whole tensors. `optim` of `local` goes by numbers.
+struct UnshardedState {
+  Value model;
+  std::optional<Value> optim;
+  std::optional<Value> trainer;  // rank 0's; of `torch_legacy` without "rng", as in OLMo
+};
+
+class Checkpointer {
+ public:
+  // `group` must outlive it. Throws `invalid_argument` for a number of threads below 1, and for a
+  // `config` that names another sharded checkpointer, unless the kind is `full`.
+  Checkpointer(CheckpointerKind kind, Group& group, CheckpointerOptions options = {});
+
+  [[nodiscard]] CheckpointerKind kind() const noexcept { return kind_; }
+
+  // Fills the model and the optimizer, and returns the trainer state: the rank's own, or on another
+  // number of ranks rank 0's without its "rng", with a warning. `full` has rank 0's alone: other
+  // ranks get it with an "rng" that derived_random_state (tessera/random_state.h) makes of it, with
+  // a warning.
+  //
+  // Parameters are found by names, whatever the order of groups. A checkpoint with one group fills
+  // an optimizer with two, of which the second has no weight decay. Throws `invalid_argument` for a
+  // checkpoint of another kind and for a config.yaml that names another sharded checkpointer,
+  // `mismatch` for another model or other groups, `incomplete` if a rank's trainer state is
+  // missing, and what load() throws, before anything is changed. A failure after that leaves model
+  // and optimizer with undefined content. Collective.
+  Value restore_checkpoint(const Location& path, ModuleRef model, OptimizerRef optim,
+                           const RestoreOptions& options = {});
+
+  // Whole tensors of a checkpoint of this kind, in memory. For one process; needs no ranks.
+  [[nodiscard]] UnshardedState unshard_checkpoint(const Location& path,
+                                                  const UnshardOptions& options = {}) const;
+  // The same as a checkpoint of kind `full` at `target`, streamed in bounded memory; `device` has
+  // no effect.
+  ConvertReport unshard_checkpoint(const Location& path, const Location& target,
+                                   const UnshardOptions& options) const;
+
+ private:
+  [[nodiscard]] LoadOptions load_options() const;
+  CheckpointerKind kind_;
+  Group& group_;
+  CheckpointerOptions options_;
+  int threads_;
+  // By group: what the last restore found and the optimizer does not know, and as "params" the
+  // order of its parameters there.
+  Value::List restored_groups_;
+};
+
+// The checkpointer that a run's configuration names: `torch_new`, `torch_legacy` or `local`.
+// Without a name that of `options.config` counts. Throws `unsupported` for `olmo_core`, and
+// `invalid_argument` for any other name and for none.
+[[nodiscard]] Checkpointer build_sharded_checkpointer(std::string_view name, Group& group,
+                                                      const CheckpointerOptions& options = {});
+
+}  // namespace tessera

@@ -1,0 +1,100 @@
+#include "tessera/checkpointer.h"
+
+#include <array>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/parallel.h"
+#include "checkpointer/kinds.h"
+#include "comm/launcher.h"
+#include "format/olmo/config.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using detail::KindNames;
+
+int thread_count(const std::optional<int>& asked) {
+  if (!asked) return default_thread_count();
+  require_threads(*asked);
+  return *asked;
+}
+
+std::optional<std::string> named_in(const std::string& config) {
+  return olmo::sharded_checkpointer_of(std::as_bytes(std::span(config)));
+}
+
+}  // namespace
+
+const KindNames& detail::names_of(CheckpointerKind kind) noexcept {
+  static constexpr std::array<KindNames, 4> kNames{{
+      {"full", CheckpointKind::olmo_full},
+      {"torch_new", CheckpointKind::olmo_torch_new},
+      {"torch_legacy", CheckpointKind::olmo_legacy},
+      {"local", CheckpointKind::olmo_local},
+  }};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+std::optional<CheckpointerKind> detail::checkpointer_of_files(CheckpointKind kind) noexcept {
+  for (const auto one : kCheckpointers) {
+    if (names_of(one).files == kind) return one;
+  }
+  return std::nullopt;
+}
+
+void detail::require_named(CheckpointerKind kind, const std::optional<std::string>& named) {
+  if (kind == CheckpointerKind::full || !named || *named == to_string(kind)) return;
+  throw Error(ErrorCode::invalid_argument, "config.yaml names the sharded checkpointer " + *named +
+                                               ", this is " + std::string(to_string(kind)))
+      .at_key("sharded_checkpointer");
+}
+
+std::string_view to_string(CheckpointerKind kind) noexcept {
+  return detail::names_of(kind).name;
+}
+
+CheckpointerKind checkpointer_of(const Location& path) {
+  const auto kind = Checkpoint::open(path).kind;
+  if (const auto found = detail::checkpointer_of_files(kind)) return *found;
+  throw Error(ErrorCode::unsupported,
+              "no checkpointer of OLMo's saved this: it is " + std::string(to_string(kind)))
+      .at_path(to_string(path));
+}
+
+Checkpointer::Checkpointer(CheckpointerKind kind, Group& group, CheckpointerOptions options)
+    : kind_(kind),
+      group_(group),
+      options_(std::move(options)),
+      threads_(thread_count(options_.thread_count)) {
+  detail::require_named(kind_, named_in(options_.config));
+}
+
+LoadOptions Checkpointer::load_options() const {
+  LoadOptions options;
+  options.threads = threads_;
+  return options;
+}
+
+Checkpointer build_sharded_checkpointer(std::string_view name, Group& group,
+                                        const CheckpointerOptions& options) {
+  const std::string wanted =
+      name.empty() ? named_in(options.config).value_or("") : std::string(name);
+  for (const auto kind : detail::kCheckpointers) {
+    if (kind != CheckpointerKind::full && wanted == to_string(kind)) return {kind, group, options};
+  }
+  if (wanted == "olmo_core") {
+    throw Error(ErrorCode::unsupported, "checkpoints of olmo_core are another format")
+        .at_key("sharded_checkpointer");
+  }
+  throw Error(ErrorCode::invalid_argument,
+              (wanted.empty() ? "nothing names a sharded checkpointer"
+                              : "there is no sharded checkpointer " + wanted) +
+                  std::string(", expected torch_new, torch_legacy or local"))
+      .at_key("sharded_checkpointer");
+}
+
+}  // namespace tessera
