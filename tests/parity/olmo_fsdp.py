@@ -176,6 +176,8 @@ class Training:
 
     def save(self, kind, directory):
         self.optim.zero_grad(set_to_none=True)
+        if kind != "full":
+            self.config.sharded_checkpointer = kind  # as the configuration of such a run says
         checkpointer(kind, self.config).save_checkpoint(pathlib.Path(directory), self.fsdp, self.optim,
                                                         {**self.state, "rng": random_states()})
 
