@@ -47,11 +47,14 @@ struct CheckpointerOptions {
 };
 
 struct RestoreOptions {
+  // A directory with copies of some of the checkpoint's files, see tessera/cached_store.h.
+  std::optional<Location> local_cache = {};
   bool load_optimizer_state = true;
   bool load_trainer_state = true;  // false: restore_checkpoint returns none
 };
 
 struct UnshardOptions {
+  std::optional<Location> local_cache = {};
   bool load_optimizer_state = true;
   bool load_trainer_state = true;
   torch::Device device = torch::kCPU;  // of the tensors of the model and the optimizer
@@ -71,17 +74,15 @@ class Checkpointer {
 
   [[nodiscard]] CheckpointerKind kind() const noexcept { return kind_; }
 
-  // Fills the model and the optimizer, and returns the trainer state: the rank's own, or on another
-  // number of ranks rank 0's without its "rng", with a warning. `full` has rank 0's alone: other
-  // ranks get it with an "rng" that derived_random_state (tessera/random_state.h) makes of it, with
-  // a warning.
+  // Fills the model and the optimizer, and returns the trainer state, as trainer_state() of
+  // tessera/trainer_state.h says; none if there is none. Of `full` ranks above 0 get an "rng" that
+  // derived_random_state() of tessera/random_state.h makes of rank 0's, with a warning.
   //
-  // Parameters are found by names, whatever the order of groups. A checkpoint with one group fills
-  // an optimizer with two, of which the second has no weight decay. Throws `invalid_argument` for a
-  // checkpoint of another kind and for a config.yaml that names another sharded checkpointer,
-  // `mismatch` for another model or other groups, `incomplete` if a rank's trainer state is
-  // missing, and what load() throws, before anything is changed. A failure after that leaves model
-  // and optimizer with undefined content. Collective.
+  // Parameters are found by names, and groups by the names in them: tessera/restore.h has the
+  // rules. Throws `invalid_argument` for a checkpoint of another kind and for a config.yaml that
+  // names another sharded checkpointer, `mismatch` for another model or other groups, `incomplete`
+  // if a rank's trainer state is missing, and what load() throws, before anything is changed. A
+  // failure after that leaves model and optimizer with undefined content. Collective.
   Value restore_checkpoint(const Location& path, ModuleRef model, OptimizerRef optim,
                            const RestoreOptions& options = {});
 
@@ -99,9 +100,9 @@ class Checkpointer {
   Group& group_;
   CheckpointerOptions options_;
   int threads_;
-  // By group: what the last restore found and the optimizer does not know, and as "params" the
-  // order of its parameters there.
+  // By group: what the last restore found and the optimizer does not know.
   Value::List restored_groups_;
+  Value::List restored_orders_;  // the names of each stored group
 };
 
 // The checkpointer that a run's configuration names: `torch_new`, `torch_legacy` or `local`.

@@ -1,10 +1,13 @@
 #include "checkpointer/load_tree.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "base/one_of.h"
+#include "format/sharded/sharded.h"
 #include "fsdp/state/model_state.h"
 #include "tessera/error.h"
 #include "tessera/leaf.h"
@@ -15,6 +18,8 @@ namespace {
 constexpr const char* kModel = "model";
 constexpr const char* kOptim = "optim";
 constexpr const char* kGroups = "param_groups";
+constexpr const char* kParams = "params";
+constexpr const char* kParamNames = "param_names";
 
 bool is_below(const Leaf& leaf, const char* part) {
   return leaf.path.size() > 1 && leaf.path[0] == PathPart(std::string(part));
@@ -64,28 +69,58 @@ Value entries(const Value& group, const Value& known, bool that_it_has) {
   return Value::dict(std::move(pairs));
 }
 
+bool is_list_of_text(const Leaf* leaf) {
+  return leaf != nullptr && leaf->value.is(Value::Kind::list) &&
+         std::ranges::all_of(leaf->value.items(),
+                             [](const Value& item) { return item.is(Value::Kind::string); });
+}
+
 }  // namespace
 
-LoadTree::LoadTree(const Checkpoint& contents, ModuleRef model, std::optional<OptimizerRef> optim)
-    : optimizer_(std::move(optim)) {
-  add_model(contents, model);
-  if (optimizer_) add_optimizer(contents, model, *optimizer_);
-  note_keys();
+Value::List stored_orders(const Checkpoint& contents) {
+  Value::List orders;
+  for (std::size_t g = 0;; ++g) {
+    const auto group = std::string(kOptim) + "." + kGroups + "." + std::to_string(g) + ".";
+    const auto* params = contents.find(group + kParams);
+    if (params == nullptr) return orders;
+    const auto* names = is_list_of_text(params) ? params : contents.find(group + kParamNames);
+    if (!is_list_of_text(names)) continue;
+    Value::List clean;
+    for (const auto& name : names->value.items())
+      clean.emplace_back(sharded::clean_name(name.as_string()));
+    orders.push_back(Value::list(std::move(clean)));
+  }
+}
+
+LoadTree::LoadTree(ModuleRef model, std::optional<OptimizerRef> optim)
+    : model_(model_state(model)), optimizer_(std::move(optim)) {
+  if (optimizer_) leaves_.emplace(model, *optimizer_);
+}
+
+LiveNames LoadTree::names() {
+  LiveNames live;
+  for (const auto& pair : model_.pairs()) live.names.push_back(pair.first.as_string());
+  if (leaves_) live.groups = leaves_->tree().at(kGroups);
+  return live;
+}
+
+void LoadTree::prepare(const Checkpoint& contents) {
+  add_model(contents);
+  if (leaves_) add_optimizer(contents);
 }
 
 // A parameter that modules share is there under one name at least.
-void LoadTree::add_model(const Checkpoint& contents, ModuleRef model) {
+void LoadTree::add_model(const Checkpoint& contents) {
   auto theirs = names_below(contents, kModel);
-  const auto state = model_state(model);
   std::set<const void*> found;
   std::set<std::string> missing;
   std::vector<Value::Pair> pairs;
-  for (const auto& [key, value] : state.pairs()) {
+  for (const auto& [key, value] : model_.pairs()) {
     if (theirs.erase("model." + key.as_string()) == 0) continue;
     found.insert(value.identity());
     pairs.emplace_back(key, value);
   }
-  for (const auto& [key, value] : state.pairs()) {
+  for (const auto& [key, value] : model_.pairs()) {
     if (!found.contains(value.identity())) missing.insert("model." + key.as_string());
   }
   if (!missing.empty()) throw other_model("it lacks", missing);
@@ -93,55 +128,24 @@ void LoadTree::add_model(const Checkpoint& contents, ModuleRef model) {
   tree_.set_item(kModel, Value::dict(std::move(pairs), DictKind::ordered_dict));
 }
 
-void LoadTree::add_optimizer(const Checkpoint& contents, ModuleRef model,
-                             const OptimizerRef& optim) {
-  leaves_.emplace(model, optim);
-  match_ = match_optim(part_of(contents, kOptim), leaves_->tree());
-  try {
-    leaves_->prepare(match_.stored);
-  } catch (...) {
-    leaves_->undo();
-    throw;
-  }
+void LoadTree::add_optimizer(const Checkpoint& contents) {
+  const auto stored = part_of(contents, kOptim);
+  leaves_->prepare(stored);
   Value::List groups;
-  for (const auto& group : match_.stored.at(kGroups).items()) groups.push_back(unknown_like(group));
+  std::ranges::transform(stored.at(kGroups).items(), std::back_inserter(groups), unknown_like);
   tree_.set_item(kOptim, Value::dict({{"state", leaves_->tree().at("state")},
                                       {kGroups, Value::list(std::move(groups))}}));
-}
-
-void LoadTree::note_keys() {
-  for (const auto& leaf : flatten(tree_)) {
-    if (!is_below(leaf, kOptim) || leaf.path.size() < 3) continue;
-    auto path = leaf.path;
-    if (path[1] == PathPart(std::string(kGroups))) {
-      const auto group = static_cast<std::size_t>(std::get<std::int64_t>(path[2]));
-      path[2] = static_cast<std::int64_t>(match_.groups[group]);
-    } else {
-      path[2] = match_.keys.at(std::get<std::string>(path[2]));
-    }
-    keys_->emplace(leaf.name, dotted(path));
-  }
-}
-
-std::function<std::string(const std::string&)> LoadTree::rename() const {
-  return [keys = keys_](const std::string& key) {
-    const auto found = keys->find(key);
-    return found == keys->end() ? key : found->second;
-  };
 }
 
 Value::List LoadTree::finish() {
   if (!leaves_) return {};
   const auto& loaded = tree_.at(kOptim);
   Value::List known, others;
-  for (std::size_t g = 0; g < match_.groups.size(); ++g) {
-    auto group = loaded.at(kGroups).items().at(g);
-    if (match_.is_split && g == 1) group.set_item("weight_decay", 0.0);
-    const auto own = optimizer_->access().group(g);
+  for (const auto& group : loaded.at(kGroups).items()) {
+    const auto own = optimizer_->access().group(known.size());
     known.push_back(entries(group, own, true));
     auto& rest = others.emplace_back(entries(group, own, false));
-    rest.erase("param_names");
-    rest.set_item("params", match_.orders[g]);
+    for (const auto* named : {kParams, kParamNames}) rest.erase(named);
   }
   leaves_->finish(
       Value::dict({{"state", loaded.at("state")}, {kGroups, Value::list(std::move(known))}}));

@@ -1,4 +1,8 @@
 // A checkpoint of a checkpointer becomes that of a live model and its optimizer.
+#include <torch/torch.h>
+
+#include <array>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -7,11 +11,15 @@
 #include "base/log.h"
 #include "checkpointer/kinds.h"
 #include "checkpointer/load_tree.h"
-#include "checkpointer/trainer_file.h"
+#include "checkpointer/places.h"
 #include "format/olmo/config.h"
 #include "tessera/checkpointer.h"
 #include "tessera/error.h"
 #include "tessera/group_checkpoint.h"
+#include "tessera/random_state.h"
+#include "tessera/restore.h"
+#include "tessera/trainer_state.h"
+#include "torch/tensor.h"
 
 namespace tessera {
 namespace {
@@ -47,36 +55,85 @@ void require_config_of(CheckpointerKind kind, const Checkpoint& contents) {
   }
 }
 
+constexpr const char* kRandom = "rng";
+constexpr std::array kGenerators{"torch", "cuda"};  // whose states are derived
+
+Bytes bytes_of(const Value* state) {
+  if (state == nullptr || !state->is(Value::Kind::tensor)) return {};
+  const auto bytes = tensor_of(state->as_tensor()).contiguous();
+  const auto* data = static_cast<const std::byte*>(bytes.const_data_ptr());
+  return {data, data + bytes.nbytes()};
+}
+
+Value state_of(const Bytes& bytes) {
+  auto tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  return leaf_of(tensor);
+}
+
+// `full` has rank 0's random numbers alone: the other ranks get some that are derived from them
+// (checkpoint-rows OQ-15).
+void derive_random_state(Value& state, Group& group) {
+  const Value* own = state.find(kRandom);
+  auto common = Value::dict();
+  for (const auto* generator : kGenerators) {
+    const auto known = group.spread(bytes_of(own == nullptr ? nullptr : own->find(generator)));
+    if (!known.empty()) common.set_item(generator, state_of(known));
+  }
+  if (group.rank() == 0 || common.size() == 0) return;
+  state.set_item(kRandom, derived_random_state(common, group.rank()));
+}
+
+// None where no rank has saved one.
+Value trainer_state_for(const Location& where, CheckpointerKind kind, const LoadOptions& options,
+                        Group& group) {
+  auto found = trainer_state(where, options, group).state;
+  if (!found) return {};
+  if (kind == CheckpointerKind::full && group.size() > 1) {
+    derive_random_state(*found, group);
+    if (group.rank() == 0) {
+      log(LogLevel::warning,
+          "a `full` checkpoint has the random state of rank 0 alone: other ranks get seeds that "
+          "are derived from it");
+    }
+  }
+  return std::move(*found);
+}
+
 }  // namespace
 
 Value Checkpointer::restore_checkpoint(const Location& path, ModuleRef model, OptimizerRef optim,
                                        const RestoreOptions& options) {
-  auto how = load_options();
-  auto checkpoint = GroupCheckpoint::open(path, how, group_);
-  const Checkpoint& contents = checkpoint.contents();
-  detail::TrainerState trainer;
+  const auto where = detail::seen_through(path, options.local_cache);
+  auto checkpoint = GroupCheckpoint::open(where, load_options(), group_);
+  Value::List orders;
   std::optional<LoadTree> tree;
+  LiveNames live;
+  agree(group_, "preparing to restore a checkpoint", [&] {
+    const Checkpoint& stored = checkpoint.contents();
+    require_files_of(kind_, stored);
+    if (group_.rank() == 0) require_config_of(kind_, stored);
+    orders = detail::stored_orders(stored);
+    tree.emplace(model, options.load_optimizer_state ? std::optional(optim) : std::nullopt);
+    live = tree->names();
+  });
+  Value trainer;
+  if (options.load_trainer_state) trainer = trainer_state_for(where, kind_, load_options(), group_);
+  checkpoint.arrange([&](const Checkpoint& stored) { return as_training_state(stored, live); });
   try {
-    agree(group_, "preparing to restore a checkpoint", [&] {
-      require_files_of(kind_, contents);
-      if (group_.rank() == 0) require_config_of(kind_, contents);
-      if (options.load_trainer_state) {
-        trainer = detail::trainer_state_in(path, kind_, contents.world_size, group_.rank(),
-                                           group_.size());
-      }
-      tree.emplace(contents, model,
-                   options.load_optimizer_state ? std::optional(optim) : std::nullopt);
-    });
-    how.rename = tree->rename();
-    checkpoint.load(tree->tree(), how);
+    agree(group_, "preparing to restore a checkpoint",
+          [&] { tree->prepare(checkpoint.contents()); });
+    checkpoint.load(tree->tree(), load_options());
   } catch (...) {
-    if (tree) tree->undo();
+    tree->undo();
     throw;
   }
   auto others = tree->finish();
-  if (options.load_optimizer_state) restored_groups_ = std::move(others);
-  if (group_.rank() == 0 && !trainer.warning.empty()) log(LogLevel::warning, trainer.warning);
-  return trainer.state;
+  if (options.load_optimizer_state) {
+    restored_groups_ = std::move(others);
+    restored_orders_ = std::move(orders);
+  }
+  return trainer;
 }
 
 }  // namespace tessera

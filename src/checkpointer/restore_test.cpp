@@ -5,11 +5,14 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "checkpointer/testing.h"
+#include "conformance/errors.h"
 #include "conformance/temporary_directory.h"
 #include "tessera/checkpointer.h"
 #include "tessera/convert.h"
+#include "tessera/error.h"
 #include "tessera/pytorch/full_params.h"
 
 namespace tessera {
@@ -89,6 +92,53 @@ TEST(RestoredLocal, OfFlatParametersFillsOtherWays_O73) {
       if (mesh.rank() == 0) testing::expect_same(state.at("state"), optim.at("state"));
     });
   }
+}
+
+// O-13: an old checkpoint has one group, the optimizer two, of which one does not decay.
+TEST(RestoredOptimizer, MakesTwoGroupsOfOne_O13) {
+  for (const auto kind : {CheckpointerKind::torch_new, CheckpointerKind::local}) {
+    const TemporaryDirectory directory;
+    const auto path = copied_golden(directory, kind);
+    const auto optim = whole_state_of(path, directory.path() + "/whole").second;
+    run_mesh(2, [&](Mesh& mesh) {
+      auto layers = make_layers();
+      shard_layers(layers, Way::original, mesh);
+      ParameterGroup decay{{}, {.lr = 0.5, .weight_decay = 0.1}},
+          rest{{}, {.lr = 0.5, .weight_decay = 0}};
+      for (auto& parameter : sharded_parameters(layers))
+        (parameter.shape.size() > 1 ? decay : rest).parameters.push_back(std::move(parameter));
+      AdamW adam(std::vector<ParameterGroup>{std::move(decay), std::move(rest)});
+      Checkpointer checkpointer(kind, mesh.checkpoint_group());
+      checkpointer.restore_checkpoint(path, layers, adam, kNoTrainer);
+      EXPECT_EQ(adam.options(0).lr, 1e-3);
+      EXPECT_EQ(adam.options(1).lr, 1e-3);
+      EXPECT_EQ(adam.options(0).weight_decay, 0.01);
+      EXPECT_EQ(adam.options(1).weight_decay, 0);
+      const Value state = full_optim_state_dict(layers, adam);
+      if (mesh.rank() == 0) testing::expect_same(state.at("state"), optim.at("state"));
+    });
+  }
+}
+
+// O-06: the files that the cache has come from there.
+TEST(RestoredModel, IsReadThroughACache_O06) {
+  const TemporaryDirectory directory;
+  const auto path = copied_golden(directory, CheckpointerKind::local);
+  const TemporaryDirectory cache;
+  const auto copies = copied_golden(cache, CheckpointerKind::local);
+  run_mesh(2, [&](Mesh& mesh) {
+    auto layers = make_layers();
+    shard_layers(layers, Way::original, mesh);
+    AdamW adam(sharded_parameters(layers));
+    Checkpointer checkpointer(CheckpointerKind::local, mesh.checkpoint_group());
+    checkpointer.restore_checkpoint(path, layers, adam,
+                                    {.local_cache = copies, .load_trainer_state = false});
+    EXPECT_EQ(code_of([&] {
+                checkpointer.restore_checkpoint(directory.path() + "/nowhere", layers, adam,
+                                                {.local_cache = copies});
+              }),
+              ErrorCode::not_found);
+  });
 }
 
 TEST(RestoredModel, LeavesTheOptimizerAlone) {

@@ -7,6 +7,7 @@
 
 #include "base/one_of.h"
 #include "checkpointer/kinds.h"
+#include "checkpointer/places.h"
 #include "optim_state/tree.h"
 #include "tessera/checkpointer.h"
 #include "tessera/convert.h"
@@ -31,7 +32,7 @@ bool is_at(const Leaf& leaf, const char* part, const char* key = nullptr) {
 // The parts of a checkpoint of the kind that the options ask for.
 Checkpoint wanted_parts(const Location& path, CheckpointerKind kind,
                         const UnshardOptions& options) {
-  auto opened = Checkpoint::open(path);
+  auto opened = Checkpoint::open(detail::seen_through(path, options.local_cache));
   if (opened.kind != detail::names_of(kind).files) {
     throw Error(ErrorCode::invalid_argument, "the checkpoint is " +
                                                  std::string(to_string(opened.kind)) +
