@@ -48,7 +48,7 @@ HEADERS = {
     "pytorch/fully_sharded_data_parallel.h": "fsdp", "pytorch/state_dict.h": "fsdp",
     "pytorch/wrap_scope.h": "fsdp", "pytorch/optim_state_dict.h": "optim_state",
     "pytorch/distributed_state_dict.h": "optim_state",
-    "checkpointer.h": "checkpointer", "random_state.h": "checkpointer",
+    "checkpointer.h": "checkpointer", "checkpointer_functions.h": "checkpointer", "random_state.h": "checkpointer",
 }
 
 LIBTORCH_PREFIXES = ("torch/", "ATen/", "c10/", "caffe2/", "gloo/")

@@ -106,7 +106,7 @@ LiveNames LoadTree::names() {
 
 void LoadTree::prepare(const Checkpoint& contents) {
   add_model(contents);
-  if (leaves_) add_optimizer(contents);
+  if (leaves_) prepare_optimizer(contents);
 }
 
 // A parameter that modules share is there under one name at least.
@@ -128,7 +128,7 @@ void LoadTree::add_model(const Checkpoint& contents) {
   tree_.set_item(kModel, Value::dict(std::move(pairs), DictKind::ordered_dict));
 }
 
-void LoadTree::add_optimizer(const Checkpoint& contents) {
+void LoadTree::prepare_optimizer(const Checkpoint& contents) {
   const auto stored = part_of(contents, kOptim);
   leaves_->prepare(stored);
   Value::List groups;

@@ -27,6 +27,8 @@ class LoadTree {
   // for these names. Throws `mismatch` for another model, `not_found` where there is no optimizer
   // in the checkpoint.
   void prepare(const Checkpoint& contents);
+  // The same for the optimizer alone.
+  void prepare_optimizer(const Checkpoint& contents);
   // For load().
   [[nodiscard]] Value& tree() noexcept { return tree_; }
   // After the load: gives the optimizer what was loaded. Returns, by group, the entries that the
@@ -37,7 +39,6 @@ class LoadTree {
 
  private:
   void add_model(const Checkpoint& contents);
-  void add_optimizer(const Checkpoint& contents);
 
   Value model_;  // the state of the model
   std::optional<OptimizerRef> optimizer_;
