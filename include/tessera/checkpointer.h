@@ -1,13 +1,17 @@
 // Checkpointer: OLMo's four checkpointers for models of libtorch.
 //
-//   Checkpointer checkpointer(CheckpointerKind::local, mesh.checkpoint_group());
+//   Checkpointer checkpointer(CheckpointerKind::local, mesh.checkpoint_group(), {.config = yaml});
+//   trainer.set_item("rng", random_state());
+//   checkpointer.save_checkpoint("run/step100", model, optimizer, trainer);
+//   ...
 //   trainer = checkpointer.restore_checkpoint("run/step100", model, optimizer);
 //   set_random_state(trainer.at("rng"));
 //
-// What OLMo saved is restored on any number of ranks and under any way of sharding: FSDP1 with or
-// without original parameters, fully_shard, replicate, or none. docs/formats/olmo.md has the files.
+// OLMo restores and unshards what is saved here, and what OLMo saved is restored here, on any
+// number of ranks and under any way of sharding: FSDP1 with or without original parameters,
+// fully_shard, replicate, or none. docs/formats/olmo.md has the files.
 //
-// Restore between steps. Members marked collective are called by every rank of the group.
+// Save and restore between steps. Members marked collective are called by every rank of the group.
 #pragma once
 
 #include <torch/types.h>
@@ -38,12 +42,20 @@ enum class CheckpointerKind : std::uint8_t {
 [[nodiscard]] CheckpointerKind checkpointer_of(const Location& path);
 
 struct CheckpointerOptions {
-  bool save_overwrite = false;  // false: a target that is there is `already_exists`
+  bool save_overwrite = false;  // false: what is there is `already_exists`
   // Threads that read and write on each rank. Unset: the environment's OLMO_NUM_THREADS, else four
   // more than there are processors, 32 at most. Below 1 is `invalid_argument`.
   std::optional<int> thread_count = {};
-  // The text of a config.yaml.
+  // The text of config.yaml. Saves write it last. Empty: a line that names the checkpointer.
   std::string config = {};
+  // What every group of the optimizer gets beside the optimizer's own options, such as OLMo's
+  // {"max_grad_norm": 1.0}. It wins over what was restored.
+  Value group_options = Value::dict();
+};
+
+struct SaveCheckpointOptions {
+  // A directory that gets a copy when the checkpoint is complete, see tessera/upload.h.
+  std::optional<Location> upload_to = {};
 };
 
 struct RestoreOptions {
@@ -73,6 +85,16 @@ class Checkpointer {
   Checkpointer(CheckpointerKind kind, Group& group, CheckpointerOptions options = {});
 
   [[nodiscard]] CheckpointerKind kind() const noexcept { return kind_; }
+
+  // Saves in one step: `dir` appears whole, or keeps what it had. Every rank gives its own trainer
+  // state, a dict; of `full` rank 0's is saved. Groups of the optimizer get OLMo's keys
+  // `param_names`, `sharded`, `max_grad_norm` and `max_grad_norm_ratio`, and the keys of the groups
+  // restored last that this optimizer does not know. Their parameters stand in the order that was
+  // restored, else sorted as OLMo sorts them: by it `local` numbers them. Throws what save() and
+  // upload() throw, and `unsupported` for `local` and a model with anything that is in no flat
+  // parameter of FSDP1. Collective.
+  SaveResult save_checkpoint(const Location& dir, ModuleRef model, OptimizerRef optim,
+                             const Value& trainer_state, const SaveCheckpointOptions& options = {});
 
   // Fills the model and the optimizer, and returns the trainer state, as trainer_state() of
   // tessera/trainer_state.h says; none if there is none. Of `full` ranks above 0 get an "rng" that

@@ -12,6 +12,7 @@
 #include "checkpointer/kinds.h"
 #include "checkpointer/load_tree.h"
 #include "checkpointer/places.h"
+#include "checkpointer/proof.h"
 #include "format/olmo/config.h"
 #include "tessera/checkpointer.h"
 #include "tessera/error.h"
@@ -124,6 +125,7 @@ Value Checkpointer::restore_checkpoint(const Location& path, ModuleRef model, Op
     agree(group_, "preparing to restore a checkpoint",
           [&] { tree->prepare(checkpoint.contents()); });
     checkpoint.load(tree->tree(), load_options());
+    detail::require_as_saved(tree->tree(), checkpoint.contents(), group_);
   } catch (...) {
     tree->undo();
     throw;

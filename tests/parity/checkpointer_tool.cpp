@@ -6,13 +6,13 @@
 //
 //   {"config": FILE, "steps": N, "batches": FILE, "losses": FILE.csv,
 //    "wrap": "fsdp1" | "fsdp1_flat" | "fsdp2" | "ddp" | "none", "copies": N,
-//    "load": [KIND, DIRECTORY]}
+//    "load": [KIND, DIRECTORY],
+//    "saves": {STEP: [[KIND, DIRECTORY], ...]}}
 //
 // Only `config` and `steps` have to be there. The configuration is a TrainConfig of OLMo's.
 // `batches` are the tokens of steps 1, 2, ...: int64, [step][sequence of the global batch][time].
 // Rank r of N takes every N-th sequence from r on, as OLMo does. `copies` are those of a hybrid
-// mesh.
-
+// mesh. With `saves` of the step that was loaded nothing is trained before.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -155,6 +155,11 @@ class Training {
 
   [[nodiscard]] std::int64_t step_count() const { return state_.at("global_step").as_int(); }
 
+  void save(const std::string& kind, const std::string& directory) {
+    state_.set_item("rng", tessera::random_state(random_));
+    checkpointer(kind).save_checkpoint(directory, model_, *optimizer_, state_);
+  }
+
   // A row of the file of losses.
   std::string step() {
     const auto done = step_count() + 1;
@@ -186,12 +191,32 @@ class Training {
     state_.set_item(key, state_.at(key).as_int() + more);
   }
 
-  void restore(const std::string& kind, const std::string& directory) {
+  Checkpointer& checkpointer(const std::string& kind) {
+    tessera::CheckpointerOptions options;
+    options.save_overwrite = true;
+    options.thread_count = 2;
+    options.config = with_kind(kind);
+    options.group_options.set_item("max_grad_norm", run_.config.at("max_grad_norm").as_real());
     auto& group = mesh_.checkpoint_group();
-    Checkpointer checkpointer(kind_of(kind, group), group, {.thread_count = 2});
-    const auto found = checkpointer.restore_checkpoint(directory, model_, *optimizer_);
+    return checkpointer_.emplace(kind_of(kind, group), group, std::move(options));
+  }
+
+  // The configuration, naming this checkpointer.
+  [[nodiscard]] std::string with_kind(const std::string& kind) const {
+    if (kind == "full") return run_.text;
+    constexpr std::string_view kKey = "sharded_checkpointer: ";
+    auto text = run_.text;
+    const auto at = text.find(kKey) + kKey.size();
+    return text.replace(at, text.find('\n', at) - at, kind);
+  }
+
+  void restore(const std::string& kind, const std::string& directory) {
+    const auto found = checkpointer(kind).restore_checkpoint(directory, model_, *optimizer_);
     for (const auto* key : kCounts) state_.set_item(key, found.at(key));
-    if (const auto* random = found.find("rng")) tessera::set_random_state(*random);
+    const auto* random = found.find("rng");
+    if (random == nullptr) return;
+    tessera::set_random_state(*random);
+    random_ = *random;
   }
 
   void read_batches(const std::string& path) {
@@ -208,15 +233,25 @@ class Training {
   Run run_;
   Olmo model_;
   std::optional<tessera::AdamW> optimizer_;
+  std::optional<Checkpointer> checkpointer_;
   Value state_ = Value::dict();
+  Value random_ = Value::dict();
   std::vector<torch::Tensor> batches_;
 };
 
 void train(const json& job, Mesh& mesh) {
   Training training(job, mesh);
   std::string rows = "step,loss,lr,grad_norm\n";
-  while (training.step_count() < job.at("steps").get<std::int64_t>())
+  const auto save = [&] {
+    const auto saves = job.value("saves", json::object());
+    for (const auto& one : saves.value(std::to_string(training.step_count()), json::array()))
+      training.save(one[0], one[1]);
+  };
+  save();
+  while (training.step_count() < job.at("steps").get<std::int64_t>()) {
     rows += training.step() + "\n";
+    save();
+  }
   if (mesh.rank() == 0 && job.contains("losses"))
     std::ofstream(job["losses"].get<std::string>()) << rows;
 }

@@ -1,0 +1,16 @@
+// Whether what a restore has put into memory is what was saved, on whatever ranks and in whatever
+// layout both were: by digests that the save left in the checkpoint.
+#pragma once
+
+#include "tessera/checkpoint.h"
+#include "tessera/comm.h"
+#include "tessera/value.h"
+
+namespace tessera::detail {
+
+// `tree`: what was loaded, each rank's own pieces. `contents`: the checkpoint, under the tree's
+// names. Tensors that were converted to another type, or have another name than they were saved
+// under, are not compared. Throws `mismatch` naming the first tensor that differs. Collective.
+void require_as_saved(const Value& tree, const Checkpoint& contents, Group& group);
+
+}  // namespace tessera::detail

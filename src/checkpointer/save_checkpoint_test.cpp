@@ -1,0 +1,171 @@
+// Live models are saved as each kind, and trainings go on from there.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "checkpointer/testing.h"
+#include "conformance/errors.h"
+#include "conformance/temporary_directory.h"
+#include "tessera/checkpointer.h"
+#include "tessera/error.h"
+#include "tessera/random_state.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::copied_golden;
+using testing::Layers;
+using testing::make_layers;
+using testing::run_mesh;
+using testing::shard_layers;
+using testing::Way;
+
+constexpr int kSavedAfter = 2, kMoreSteps = 2;
+
+// All ranks learn from the same rows.
+double train(Layers& layers, AdamW& adam, int first, int count) {
+  double last = 0;
+  for (int step = first; step < first + count; ++step) {
+    adam.zero_grad();
+    auto loss = layers(torch::arange(6).to(torch::kFloat).add(step).view({2, 3})).square().mean() +
+                layers->l1->weight.sum() * 0;
+    loss.backward();
+    last = loss.item<double>();
+    adam.step();
+  }
+  return last;
+}
+
+Value state_of_rank(int rank) {
+  return Value::dict({{"global_step", kSavedAfter}, {"rank", rank}});
+}
+
+// (kind, way that saves)
+class Saved : public ::testing::TestWithParam<std::tuple<CheckpointerKind, Way>> {};
+
+TEST_P(Saved, GoesOnOnOtherRanks_O40_O50_O60_O72) {
+  const auto [kind, way] = GetParam();
+  for (int world = 1; world <= 4; ++world) {
+    const TemporaryDirectory directory;
+    const auto path = directory.path() + "/saved";
+    std::atomic<double> expected = 0;
+    run_mesh(world, [&, kind = kind, way = way](Mesh& mesh) {
+      auto layers = make_layers();
+      shard_layers(layers, way, mesh);
+      AdamW adam(sharded_parameters(layers), {.lr = 0.1});
+      train(layers, adam, 0, kSavedAfter);
+      Checkpointer checkpointer(kind, mesh.checkpoint_group());
+      checkpointer.save_checkpoint(path, layers, adam, state_of_rank(mesh.rank()));
+      EXPECT_EQ(code_of([&] {
+                  checkpointer.save_checkpoint(path, layers, adam, state_of_rank(mesh.rank()));
+                }),
+                ErrorCode::already_exists);
+      expected = train(layers, adam, kSavedAfter, kMoreSteps);
+    });
+    EXPECT_EQ(checkpointer_of(path), kind);
+    for (const int ranks : {1, world, 3}) {
+      run_mesh(ranks, [&, kind = kind](Mesh& mesh) {
+        auto layers = make_layers(9);
+        shard_layers(layers, Way::rows, mesh);
+        AdamW adam(sharded_parameters(layers), {.lr = 0.7});
+        Checkpointer checkpointer(kind, mesh.checkpoint_group());
+        const auto state = checkpointer.restore_checkpoint(path, layers, adam);
+        const bool own = kind != CheckpointerKind::full && ranks == world;
+        EXPECT_EQ(state.at("rank").as_int(), own ? mesh.rank() : 0);
+        EXPECT_NEAR(train(layers, adam, kSavedAfter, kMoreSteps), expected, 1e-6);
+      });
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, Saved,
+    ::testing::Values(std::tuple(CheckpointerKind::full, Way::original),
+                      std::tuple(CheckpointerKind::full, Way::rows),
+                      std::tuple(CheckpointerKind::full, Way::replicated),
+                      std::tuple(CheckpointerKind::torch_new, Way::flat),
+                      std::tuple(CheckpointerKind::torch_new, Way::rows),
+                      std::tuple(CheckpointerKind::torch_legacy, Way::original),
+                      std::tuple(CheckpointerKind::torch_legacy, Way::rows),
+                      std::tuple(CheckpointerKind::torch_legacy, Way::replicated),
+                      std::tuple(CheckpointerKind::local, Way::original),
+                      std::tuple(CheckpointerKind::local, Way::flat)),
+    [](const auto& of) {
+      return std::string(to_string(std::get<0>(of.param))) + "_" +
+             testing::name_of(std::get<1>(of.param));
+    });
+
+TEST(SavedLocal, NeedsFlatParameters) {
+  const TemporaryDirectory directory;
+  run_mesh(2, [&](Mesh& mesh) {
+    auto layers = make_layers();
+    shard_layers(layers, Way::rows, mesh);
+    AdamW adam(sharded_parameters(layers));
+    Checkpointer checkpointer(CheckpointerKind::local, mesh.checkpoint_group());
+    const auto error = error_of([&] {
+      checkpointer.save_checkpoint(directory.path() + "/s", layers, adam, Value::dict());
+    });
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("`torch_new`"));
+  });
+  EXPECT_TRUE(fs::is_empty(directory.path()));
+}
+
+// What a checkpoint of OLMo's has in its groups is there again in the next one.
+TEST(SavedGroups, KeepWhatWasRestored) {
+  const TemporaryDirectory directory;
+  const auto golden = copied_golden(directory, CheckpointerKind::local);
+  const auto path = directory.path() + "/saved";
+  run_mesh(2, [&](Mesh& mesh) {
+    auto layers = make_layers();
+    shard_layers(layers, Way::original, mesh);
+    AdamW adam(sharded_parameters(layers));
+    Checkpointer checkpointer(CheckpointerKind::local, mesh.checkpoint_group());
+    checkpointer.restore_checkpoint(golden, layers, adam, {.load_trainer_state = false});
+    checkpointer.save_checkpoint(path, layers, adam, Value::dict());
+  });
+  for (const std::string file : {"/model/rank0.pt", "/model/rank1.pt"}) {
+    std::ifstream ours(path + file, std::ios::binary), theirs(golden + file, std::ios::binary);
+    const std::string a{std::istreambuf_iterator<char>(ours), {}},
+        b{std::istreambuf_iterator<char>(theirs), {}};
+    EXPECT_EQ(a, b) << file;  // byte for byte
+  }
+  const auto group = [](const std::string& from) {
+    return Checkpoint::open(from + "/optim/rank0.pt").load().at("param_groups").at(0U);
+  };
+  const auto mine = group(path), given = group(golden);
+  EXPECT_TRUE(mine.at("param_names") == given.at("param_names"));
+  EXPECT_TRUE(mine.at("max_grad_norm") == given.at("max_grad_norm"));
+  EXPECT_EQ(mine.size(), given.size());
+}
+
+TEST(SavedConfig, IsTheTextThatWasGiven_O31) {
+  const TemporaryDirectory directory;
+  const auto alone = solo_group();
+  auto layers = make_layers();
+  AdamW adam(sharded_parameters(layers));
+  const std::string text = "run_name: a\nsharded_checkpointer: torch_new\n";
+  Checkpointer checkpointer(CheckpointerKind::torch_new, *alone, {.config = text});
+  const auto path = directory.path() + "/saved", remote = directory.path() + "/remote";
+  checkpointer.save_checkpoint(path, layers, adam, Value::dict({{"global_step", 1}}),
+                               {.upload_to = remote});
+  for (const auto& at : {path, remote}) {
+    std::ifstream file(at + "/config.yaml");
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), text);
+    EXPECT_EQ(checkpointer_of(at), CheckpointerKind::torch_new);
+  }
+  EXPECT_EQ(code_of([&] { checkpointer.save_checkpoint(path + "2", layers, adam, Value()); }),
+            ErrorCode::invalid_argument);
+}
+
+}  // namespace
+}  // namespace tessera
