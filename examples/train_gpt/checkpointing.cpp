@@ -1,11 +1,14 @@
 #include "checkpointing.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
 #include "tessera/checkpoint.h"
+#include "tessera/checkpointer.h"
 #include "tessera/group_checkpoint.h"
 #include "tessera/run_directory.h"
 #include "tessera/training_state.h"
@@ -13,6 +16,8 @@
 namespace {
 
 using tessera::Checkpoint;
+using tessera::CheckpointerKind;
+using tessera::CheckpointKind;
 using tessera::Error;
 using tessera::ErrorCode;
 using tessera::Value;
@@ -61,6 +66,14 @@ std::set<std::string> model_names(const Gpt& model) {
   return names;
 }
 
+// Where our own part of the trainer's state is; empty: a foreign program saved the checkpoint.
+std::string place_of_trainer(const Checkpoint& checkpoint) {
+  for (const char* place : {"trainer", "train.trainer"}) {
+    if (checkpoint.find(std::string(place) + ".step") != nullptr) return place;
+  }
+  return {};
+}
+
 // Loading asks only for what this model has; a checkpoint that has more is of another model.
 void require_same_model(const Checkpoint& checkpoint, const Gpt& model, const Options& options) {
   const auto theirs = model_names(checkpoint);
@@ -75,10 +88,11 @@ void require_same_model(const Checkpoint& checkpoint, const Gpt& model, const Op
                                          " names differ)")
         .at_key(first);
   }
-  if (checkpoint.find("trainer.step") == nullptr) return;
+  const std::string trainer = place_of_trainer(checkpoint);
+  if (trainer.empty()) return;
   const Value config = model_config(options);
   for (const auto& [key, ours_value] : config.pairs()) {
-    const std::string name = "trainer.model." + key.as_string();
+    const std::string name = trainer + ".model." + key.as_string();
     const Value& saved = required(checkpoint, name);
     if (!(saved == ours_value)) {
       throw Error(ErrorCode::mismatch, "the checkpoint is of another model: its --" +
@@ -97,6 +111,52 @@ Training::Groups saved_groups(const Checkpoint& checkpoint) {
     for (const Value& name : leaf->value.items()) groups.back().push_back(name.as_string());
   }
   return groups;
+}
+
+// The checkpointer of OLMo's that made such files, if one did.
+std::optional<CheckpointerKind> checkpointer_of_files(CheckpointKind kind) {
+  switch (kind) {
+    case CheckpointKind::olmo_full:
+      return CheckpointerKind::full;
+    case CheckpointKind::olmo_torch_new:
+      return CheckpointerKind::torch_new;
+    case CheckpointKind::olmo_legacy:
+      return CheckpointerKind::torch_legacy;
+    case CheckpointKind::olmo_local:
+      return CheckpointerKind::local;
+    default:
+      return std::nullopt;
+  }
+}
+
+// The one that --checkpointer names; none: DCP.
+std::optional<CheckpointerKind> chosen_checkpointer(const Options& options) {
+  for (const auto kind : {CheckpointerKind::full, CheckpointerKind::torch_new,
+                          CheckpointerKind::torch_legacy, CheckpointerKind::local}) {
+    if (options.checkpointer == to_string(kind)) return kind;
+  }
+  return std::nullopt;
+}
+
+// What OLMo's tools read of it is the checkpointer.
+std::string config_text(const Options& o) {
+  std::string text = "model:\n";
+  for (const auto& [key, value] :
+       std::array<std::pair<const char*, std::int64_t>, 4>{{{"d_model", o.dim},
+                                                            {"n_layers", o.layers},
+                                                            {"n_heads", o.heads},
+                                                            {"max_sequence_length", o.seq}}})
+    text += std::string("  ") + key + ": " + std::to_string(value) + "\n";
+  text += "seed: " + std::to_string(o.seed) + "\n";
+  if (o.checkpointer != "full") text += "sharded_checkpointer: " + o.checkpointer + "\n";
+  return text;
+}
+
+// The names of OLMo's trainer, and our own part.
+Value olmo_trainer_state(const Progress& progress, const Options& options) {
+  return Value::dict({{"global_step", progress.step},
+                      {"global_train_tokens_seen", progress.tokens},
+                      {"trainer", trainer_state(progress, options)}});
 }
 
 // The warnings are the run's: which newer checkpoints are damaged.
@@ -119,22 +179,30 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
   progress.checkpoint = find_checkpoint(options, group, progress.warnings);
   if (progress.checkpoint.empty()) return progress;
   bool has_trainer = false;
+  std::optional<CheckpointerKind> checkpointer;
   const auto opened = tessera::GroupCheckpoint::open(progress.checkpoint, {}, group);
   tessera::agree(group, "opening the checkpoint to resume from", [&] {
     const Checkpoint& checkpoint = opened.contents();
     try {
       require_same_model(checkpoint, training.model(), options);
-      training.regroup(saved_groups(checkpoint));
-      has_trainer = checkpoint.find("trainer.step") != nullptr;
+      checkpointer = checkpointer_of_files(checkpoint.kind);
+      if (!checkpointer) training.regroup(saved_groups(checkpoint));
+      const std::string trainer = place_of_trainer(checkpoint);
+      has_trainer = !trainer.empty();
       if (!has_trainer) return;
-      progress.step = required(checkpoint, "trainer.step").as_int();
-      progress.tokens = required(checkpoint, "trainer.tokens").as_int();
+      progress.step = required(checkpoint, trainer + ".step").as_int();
+      progress.tokens = required(checkpoint, trainer + ".tokens").as_int();
     } catch (Error& error) {
       throw error.at_path(progress.checkpoint);
     }
   });
-  tessera::TrainingState state(training.model(), training.optimizer());
-  tessera::load(state, progress.checkpoint, group);
+  if (checkpointer) {
+    (void)tessera::Checkpointer(*checkpointer, group)
+        .restore_checkpoint(progress.checkpoint, training.model(), training.optimizer());
+  } else {
+    tessera::TrainingState state(training.model(), training.optimizer());
+    tessera::load(state, progress.checkpoint, group);
+  }
   if (!has_trainer) {
     progress.step = training.optimizer().state(0, 0).step.item<std::int64_t>();
     progress.tokens = progress.step * options.batch * options.seq;
@@ -145,12 +213,20 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
 
 void save_training(Training& training, Progress& progress, const Options& options,
                    tessera::Group& group) {
-  tessera::TrainingState state(training.model(), training.optimizer());
-  state.values.set_item("trainer", trainer_state(progress, options));
   const auto saved = tessera::run_checkpoint(options.save, progress.step);
-  tessera::SaveOptions how;
-  how.overwrite = true;  // a resumed run may come by here again
-  tessera::save(state, saved.where, how, group);
+  // A resumed run may come by a step again, so what is there is replaced.
+  if (const auto kind = chosen_checkpointer(options)) {
+    tessera::Checkpointer checkpointer(*kind, group,
+                                       {.save_overwrite = true, .config = config_text(options)});
+    checkpointer.save_checkpoint(saved.where, training.model(), training.optimizer(),
+                                 olmo_trainer_state(progress, options));
+  } else {
+    tessera::TrainingState state(training.model(), training.optimizer());
+    state.values.set_item("trainer", trainer_state(progress, options));
+    tessera::SaveOptions how;
+    how.overwrite = true;
+    tessera::save(state, saved.where, how, group);
+  }
   progress.checkpoint = saved.where.path;
   progress.warnings.clear();
   if (options.keep == 0) return;

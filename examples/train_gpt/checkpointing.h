@@ -1,5 +1,5 @@
 // The checkpoints of a training: SAVE/step{N}, each a PyTorch distributed checkpoint of
-// {"model": ..., "optim": ..., "trainer": ...}.
+// {"model": ..., "optim": ..., "trainer": ...}, or what one of OLMo's checkpointers makes.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct Progress {
 // checkpoint the answer is no progress, so that one command line serves the first start and every
 // restart; it is `corrupt` when all that are there are damaged. That it is of another model is an
 // error (`mismatch`) before any memory is written. Where a foreign program saved it, progress is
-// what the optimizer's own steps say. The optimizer's groups and options are those of the
-// checkpoint, as in PyTorch. Collective.
+// what the optimizer's own steps say. The optimizer's options are those of the checkpoint, and of a
+// distributed checkpoint its groups, too, as in PyTorch. The kind is told by the files. Collective.
 Progress resume_training(Training& training, const Options& options, tessera::Group& group);
 
 // Writes the checkpoint of `progress`, notes it there and, when it is complete and verified,

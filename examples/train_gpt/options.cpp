@@ -47,6 +47,10 @@ void add_training_flags(CLI::App& app, Options& o) {
 
 void add_output_flags(CLI::App& app, Options& o) {
   app.add_option("--save", o.save, "Directory of the checkpoints step{N}");
+  app.add_option("--checkpointer", o.checkpointer,
+                 "How they are laid out: as PyTorch's DCP, or as one of OLMo's checkpointers does")
+      ->check(CLI::IsMember({"dcp", "full", "torch_new", "torch_legacy", "local"}).description(""))
+      ->type_name("dcp|full|torch_new|torch_legacy|local");
   app.add_option("--save-every", o.save_every, "Steps; 0: only at the end")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--keep", o.keep, "Newest checkpoints to keep; 0: all")

@@ -1,14 +1,26 @@
 """train_gpt beside itself on other numbers of ranks, and beside Python's fully_shard with real checkpoints."""
 
 import json
+import os
+import pathlib
 import random
 import shutil
+import subprocess
 import sys
 
 import pytest
 import torch
 
 from programs import PEERS, TESSERA, TRAIN_GPT, free_port, largest_difference, launch, losses, run
+
+OLMO_UNSHARDS = """
+import pathlib, sys, torch
+import olmo_fsdp as peer
+peer.adapted()
+kind, directory, out = sys.argv[1:]
+model, optim, _ = peer.checkpointer(kind, None).unshard_checkpoint(pathlib.Path(directory))
+torch.save({"model": dict(model), "optim": {key: dict(state) for key, state in optim["state"].items()}}, out)
+"""
 
 # Nothing here is divisible by 2 or 3 that could be: uneven shards, uneven batches.
 MODEL = "--dim 40 --layers 2 --heads 4 --seq 31".split()
@@ -104,6 +116,44 @@ def test_resume_across_ways_of_sharding(train, single, tmp_path):
         check(losses(tmp_path / "run.csv"), single)
     result = run([PEERS / "load_checkpoint.py", tmp_path / "run/step4", *MODEL], 2)
     assert json.loads(result.out[0].strip().splitlines()[-1])["step"] == 4
+
+
+@pytest.mark.parametrize("kind", ["full", "torch_new", "torch_legacy", "local"])
+def test_training_goes_on_from_each_of_olmos_kinds(train, single, tmp_path, kind):
+    """checkpoint-rows O-40, O-50, O-60, O-72: saved by flat parameters on two ranks, resumed elsewhere, told by its files."""
+    flags = ["--steps", "12", "--save", tmp_path / "run", "--save-every", "4", "--metrics", tmp_path / "run.csv"]
+    train(2, *flags, "--sharding", "fsdp1", "--checkpointer", kind)
+    check(losses(tmp_path / "run.csv"), single)
+    shutil.rmtree(tmp_path / "run/step12")
+    train(2, *flags, "--sharding", "fsdp1", "--checkpointer", kind, "--resume", "latest")
+    check(losses(tmp_path / "run.csv"), single)
+    for step in (8, 12):
+        shutil.rmtree(tmp_path / f"run/step{step}")
+    train(3, *flags, "--sharding", "fsdp2", "--resume", "latest")
+    check(losses(tmp_path / "run.csv"), single)
+
+
+@pytest.mark.parametrize("kind", ["torch_legacy", "local"])
+def test_olmo_unshards_what_train_gpt_saves(train, tmp_path, kind):
+    """checkpoint-rows O-62, O-76: OLMo's own unsharding gives the tensors that `tessera unshard` gives."""
+    train(2, "--steps", "4", "--save", tmp_path / "run", "--save-every", "4", "--sharding", "fsdp1", "--checkpointer", kind)
+    here = pathlib.Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{here / 'olmo_stubs'}:{here}", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+    subprocess.run([sys.executable, "-c", OLMO_UNSHARDS, kind, tmp_path / "run/step4", tmp_path / "olmo.pt"], env=environment,
+                   check=True, timeout=120)
+    subprocess.run([TESSERA, "unshard", tmp_path / "run/step4", tmp_path / "ours", "--quiet"], check=True, timeout=120)
+    theirs = torch.load(tmp_path / "olmo.pt", weights_only=True)
+    ours = torch.load(tmp_path / "ours/model.pt", weights_only=True)
+    assert sorted(theirs["model"]) == sorted(ours)
+    for name, tensor in theirs["model"].items():
+        assert torch.equal(tensor, ours[name]), name
+    ours = torch.load(tmp_path / "ours/optim.pt", weights_only=True)["state"]
+    theirs = theirs["optim"]
+    assert sorted(map(str, theirs)) == sorted(map(str, ours))
+    assert len(ours) > 0
+    for key, state in theirs.items():
+        for name, tensor in state.items():
+            assert torch.equal(tensor, ours[key][name]), (key, name)
 
 
 def test_latest_passes_over_damaged_checkpoints(train, saved, tmp_path):
