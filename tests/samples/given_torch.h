@@ -72,6 +72,7 @@ extern torch::Tensor input, target, loss, x;
 extern std::uint64_t seed;
 extern std::int64_t step;
 extern Value trainer;
+extern std::string yaml;
 extern double max_norm;
 
 torch::Tensor cross_entropy(const torch::Tensor& logits, const torch::Tensor& target);
