@@ -20,6 +20,8 @@ class LoadTree {
   // Changes nothing yet. Without an optimizer it is left alone.
   LoadTree(ModuleRef model, std::optional<OptimizerRef> optim);
 
+  // The model's tensors, with this rank's pieces.
+  [[nodiscard]] const Value& model() const noexcept { return model_; }
   // What there is to restore into.
   [[nodiscard]] LiveNames names();
 

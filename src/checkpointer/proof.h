@@ -4,13 +4,15 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/comm.h"
+#include "tessera/group_checkpoint.h"
 #include "tessera/value.h"
 
 namespace tessera::detail {
 
-// `tree`: what was loaded, each rank's own pieces. `contents`: the checkpoint, under the tree's
+// `tree`: what was loaded, each rank's own pieces. `checkpoint`: where from, under the tree's
 // names. Tensors that were converted to another type, or have another name than they were saved
-// under, are not compared. Throws `mismatch` naming the first tensor that differs. Collective.
-void require_as_saved(const Value& tree, const Checkpoint& contents, Group& group);
+// under, are not compared, and of ranks that opened their own files alone only the model's. Throws
+// `mismatch` naming the first tensor that differs. Collective.
+void require_as_saved(const Value& tree, const GroupCheckpoint& checkpoint, Group& group);
 
 }  // namespace tessera::detail

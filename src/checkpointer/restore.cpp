@@ -106,17 +106,20 @@ Value trainer_state_for(const Location& where, CheckpointerKind kind, const Load
 Value Checkpointer::restore_checkpoint(const Location& path, ModuleRef model, OptimizerRef optim,
                                        const RestoreOptions& options) {
   const auto where = detail::seen_through(path, options.local_cache);
-  auto checkpoint = GroupCheckpoint::open(where, load_options(), group_);
-  Value::List orders;
   std::optional<LoadTree> tree;
   LiveNames live;
+  agree(group_, "preparing to restore a checkpoint", [&] {
+    tree.emplace(model, options.load_optimizer_state ? std::optional(optim) : std::nullopt);
+    live = tree->names();
+  });
+  // Ranks that have saved just these parts themselves open their own files alone.
+  auto checkpoint = GroupCheckpoint::open(where, tree->model(), load_options(), group_);
+  Value::List orders;
   agree(group_, "preparing to restore a checkpoint", [&] {
     const Checkpoint& stored = checkpoint.contents();
     require_files_of(kind_, stored);
     if (group_.rank() == 0) require_config_of(kind_, stored);
     orders = detail::stored_orders(stored);
-    tree.emplace(model, options.load_optimizer_state ? std::optional(optim) : std::nullopt);
-    live = tree->names();
   });
   Value trainer;
   if (options.load_trainer_state) trainer = trainer_state_for(where, kind_, load_options(), group_);
@@ -125,7 +128,7 @@ Value Checkpointer::restore_checkpoint(const Location& path, ModuleRef model, Op
     agree(group_, "preparing to restore a checkpoint",
           [&] { tree->prepare(checkpoint.contents()); });
     checkpoint.load(tree->tree(), load_options());
-    detail::require_as_saved(tree->tree(), checkpoint.contents(), group_);
+    detail::require_as_saved(tree->tree(), checkpoint, group_);
   } catch (...) {
     tree->undo();
     throw;

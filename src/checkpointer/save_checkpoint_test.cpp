@@ -104,6 +104,49 @@ INSTANTIATE_TEST_SUITE_P(
              testing::name_of(std::get<1>(of.param));
     });
 
+// A directory with what a node of rank `rank` alone has.
+std::string files_of_rank(const std::string& all, const std::string& to, int rank) {
+  for (const auto& entry : fs::recursive_directory_iterator(all)) {
+    if (!entry.is_regular_file()) continue;
+    const auto name = entry.path().filename().string();
+    if (name.starts_with("rank") && name != "rank" + std::to_string(rank) + ".pt") continue;
+    const auto target = fs::path(to) / fs::relative(entry.path(), all);
+    fs::create_directories(target.parent_path());
+    fs::copy_file(entry.path(), target);
+  }
+  return to;
+}
+
+// What was saved by so many ranks in one way is restored by them from the files of each alone.
+void restore_from_own_files(CheckpointerKind kind, Way way) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(2, [&](Mesh& mesh) {
+    auto layers = make_layers();
+    shard_layers(layers, way, mesh);
+    AdamW adam(sharded_parameters(layers), {.lr = 0.1});
+    train(layers, adam, 0, kSavedAfter);
+    Checkpointer checkpointer(kind, mesh.checkpoint_group());
+    checkpointer.save_checkpoint(path, layers, adam, trainer_of_rank(mesh.rank()));
+    const auto expected = train(layers, adam, kSavedAfter, kMoreSteps);
+
+    const auto node = directory.path() + "/node" + std::to_string(mesh.rank());
+    const auto own = files_of_rank(path, node, mesh.rank());
+    auto other = make_layers(9);
+    shard_layers(other, way, mesh);
+    AdamW other_adam(sharded_parameters(other), {.lr = 0.7});
+    const auto state = checkpointer.restore_checkpoint(own, other, other_adam);
+    EXPECT_EQ(state.at("rank").as_int(), mesh.rank());
+    EXPECT_NEAR(train(other, other_adam, kSavedAfter, kMoreSteps), expected, 1e-6);
+  });
+}
+
+TEST(SavedFiles, OfEachRankAloneAreEnoughForIt_O61_O73) {
+  restore_from_own_files(CheckpointerKind::local, Way::original);
+  restore_from_own_files(CheckpointerKind::local, Way::flat);
+  restore_from_own_files(CheckpointerKind::torch_legacy, Way::rows);
+}
+
 TEST(SavedLocal, NeedsFlatParameters) {
   const TemporaryDirectory directory;
   run_mesh(2, [&](Mesh& mesh) {
