@@ -9,6 +9,7 @@
 #include "checkpoint/run/known_digests.h"
 #include "checkpoint/run/place.h"
 #include "tessera/error.h"
+#include "tessera/new_directory.h"
 
 namespace tessera {
 namespace {
@@ -94,6 +95,13 @@ class CachedStore final : public Store {
   void remove(std::string_view name) override {
     written_ = true;
     store_->remove(name);
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
+    return store_->share(name);
+  }
+  [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view name,
+                                                            IfExists if_exists) override {
+    return store_->new_directory(name, if_exists);
   }
   void remove_unfinished() override { store_->remove_unfinished(); }
   void sync() override { store_->sync(); }

@@ -94,7 +94,7 @@ TEST(SaveFile, WhatIsNotHereIsRefused) {
   EXPECT_EQ(code_of([&] { save(half, root + "/a.pt"); }), ErrorCode::incomplete);
   half["w"].as_tensor().pieces.push_back({Box{{2}, {2}}, nullptr, 0, {}, 1});
   EXPECT_EQ(code_of([&] { save(half, root + "/a.pt"); }), ErrorCode::incomplete);
-  EXPECT_EQ(code_of([&] { save(const_tree(), root + "/a", {.kind = CheckpointKind::olmo_full}); }),
+  EXPECT_EQ(code_of([&] { save(const_tree(), root + "/a", {.kind = CheckpointKind::rank_files}); }),
             ErrorCode::unsupported);
   run_ranks(2, [&](Group& group) {
     EXPECT_EQ(code_of([&] { save(const_tree(), root + "/a.pt", group); }), ErrorCode::unsupported);
