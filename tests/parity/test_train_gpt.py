@@ -19,7 +19,8 @@ import olmo_fsdp as peer
 peer.adapted()
 kind, directory, out = sys.argv[1:]
 model, optim, _ = peer.checkpointer(kind, None).unshard_checkpoint(pathlib.Path(directory))
-names = {key: name for group in optim["param_groups"] for key, name in zip(group["params"], group["param_names"])}
+names = {key: name.replace("_fsdp_wrapped_module.", "") for group in optim["param_groups"]
+         for key, name in zip(group["params"], group["param_names"])}
 torch.save({"model": dict(model), "optim": {names[key]: dict(state) for key, state in optim["state"].items()}}, out)
 """
 
@@ -125,9 +126,10 @@ def test_training_goes_on_from_each_of_olmos_kinds(train, single, tmp_path, kind
     flags = ["--steps", "12", "--save", tmp_path / "run", "--save-every", "4", "--metrics", tmp_path / "run.csv"]
     train(2, *flags, "--sharding", "fsdp1", "--checkpointer", kind)
     check(losses(tmp_path / "run.csv"), single)
-    shutil.rmtree(tmp_path / "run/step12")
-    train(2, *flags, "--sharding", "fsdp1", "--checkpointer", kind, "--resume", "latest")
-    check(losses(tmp_path / "run.csv"), single)
+    if kind in ("local", "torch_legacy"):  # from own files, and saved again
+        shutil.rmtree(tmp_path / "run/step12")
+        train(2, *flags, "--sharding", "fsdp1", "--checkpointer", kind, "--resume", "latest")
+        check(losses(tmp_path / "run.csv"), single)
     for step in (8, 12):
         shutil.rmtree(tmp_path / f"run/step{step}")
     train(3, *flags, "--sharding", "fsdp2", "--resume", "latest")
