@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,9 +36,12 @@ inline const std::vector<CheckpointKind>& marked_kinds() {
   return kinds;
 }
 
-// A directory with FSDP's own training of two ranks as a checkpoint of this kind; made once.
+// A directory with FSDP's own training of two ranks as a checkpoint of this kind; made once, by
+// whichever rank asks first.
 inline std::string written(CheckpointKind kind) {
+  static std::mutex mutex;
   static std::map<CheckpointKind, std::string> made;
+  const std::lock_guard lock(mutex);
   const auto known = made.find(kind);
   if (known != made.end()) return known->second;
   const std::string golden =

@@ -388,9 +388,8 @@ TEST(Upload, RankZeroAloneReadsTheMetadata) {
   };
   for (const CheckpointKind kind : {CheckpointKind::dcp, CheckpointKind::olmo_torch_new}) {
     const auto target = memory_store();
-    const std::string directory = written(kind);  // it is made by one thread
     run_ranks(3, [&](Group& group) {
-      std::shared_ptr<Store> source = posix_store(directory);
+      std::shared_ptr<Store> source = store_of(kind);
       if (group.rank() > 0) source = std::make_shared<WithoutMetadata>(source);
       (void)upload(source, target, {}, group);
     });
