@@ -4,6 +4,7 @@
 
 #include "checkpoint/digests/tail.h"
 #include "io/checked_source.h"
+#include "storage/forwarding_store.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -11,36 +12,20 @@ namespace {
 
 constexpr std::uint64_t kSideFileLimit = std::uint64_t{1} << 30;  // bytes
 
-class GuardedStore final : public Store {
+class GuardedStore final : public ForwardingStore {
  public:
   GuardedStore(std::shared_ptr<Store> store, std::shared_ptr<const DigestsByName> digests)
-      : store_(std::move(store)), digests_(std::move(digests)) {}
+      : ForwardingStore(std::move(store)), digests_(std::move(digests)) {}
 
-  [[nodiscard]] const std::string& name() const override { return store_->name(); }
-  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
-    return store_->list(prefix);
-  }
-  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
-    return store_->list_level(prefix);
-  }
-  [[nodiscard]] bool exists(std::string_view name) const override { return store_->exists(name); }
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
-    auto source = store_->open(name);
+    auto source = ForwardingStore::open(name);
     const auto found = digests_->find(std::string(name));
     // One whose directory's side file has its digests is not checked twice.
     if (found == digests_->end() || source->checked()) return source;
     return guarded_source(std::move(source), found->second);
   }
-  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
-                                                 std::uint64_t size_hint) override {
-    return store_->create(name, if_exists, size_hint);
-  }
-  void remove(std::string_view name) override { store_->remove(name); }
-  void remove_unfinished() override { store_->remove_unfinished(); }
-  void sync() override { store_->sync(); }
 
  private:
-  std::shared_ptr<Store> store_;
   std::shared_ptr<const DigestsByName> digests_;
 };
 

@@ -8,8 +8,8 @@
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/run/known_digests.h"
 #include "checkpoint/run/place.h"
+#include "storage/forwarding_store.h"
 #include "tessera/error.h"
-#include "tessera/new_directory.h"
 
 namespace tessera {
 namespace {
@@ -64,21 +64,14 @@ class CachedSource final : public ByteSource {
   mutable std::atomic<bool> failed_{false};
 };
 
-class CachedStore final : public Store {
+// What is written to it is the store's alone: from then on nothing is read from the cache.
+class CachedStore final : public ForwardingStore {
  public:
-  CachedStore(std::shared_ptr<Store> store, std::shared_ptr<Store> cache)
-      : store_(std::move(store)), cache_(std::move(cache)), known_(store_, cache_) {}
+  CachedStore(const std::shared_ptr<Store>& store, std::shared_ptr<Store> cache)
+      : ForwardingStore(store), cache_(std::move(cache)), known_(store, cache_) {}
 
-  [[nodiscard]] const std::string& name() const override { return store_->name(); }
-  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
-    return store_->list(prefix);
-  }
-  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
-    return store_->list_level(prefix);
-  }
-  [[nodiscard]] bool exists(std::string_view name) const override { return store_->exists(name); }
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
-    auto file = store_->open(name);
+    auto file = ForwardingStore::open(name);
     if (written_) return file;
     auto copy = copy_of(std::string(name), *file);
     if (!copy) return file;
@@ -90,21 +83,21 @@ class CachedStore final : public Store {
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override {
     written_ = true;
-    return store_->create(name, if_exists, size_hint);
-  }
-  void remove(std::string_view name) override {
-    written_ = true;
-    store_->remove(name);
+    return ForwardingStore::create(name, if_exists, size_hint);
   }
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
-    return store_->share(name);
+    written_ = true;
+    return ForwardingStore::share(name);
   }
   [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view name,
                                                             IfExists if_exists) override {
-    return store_->new_directory(name, if_exists);
+    written_ = true;
+    return ForwardingStore::new_directory(name, if_exists);
   }
-  void remove_unfinished() override { store_->remove_unfinished(); }
-  void sync() override { store_->sync(); }
+  void remove(std::string_view name) override {
+    written_ = true;
+    ForwardingStore::remove(name);
+  }
 
  private:
   // Null: there is none of that size. A cache that fails has none.
@@ -128,7 +121,6 @@ class CachedStore final : public Store {
     }
   }
 
-  std::shared_ptr<Store> store_;
   std::shared_ptr<Store> cache_;
   mutable KnownDigests known_;
   std::atomic<bool> written_{false};

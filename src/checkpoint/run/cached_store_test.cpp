@@ -1,5 +1,6 @@
 // A store with a cache: checkpoint-rows O-06, O-22, O-23.
 #include "tessera/cached_store.h"
+#include "tessera/new_directory.h"
 
 #include <gmock/gmock.h>
 
@@ -226,6 +227,33 @@ TEST(CachedStore, WritesGoToTheStoreAlone) {
   EXPECT_EQ(inner->list().size(), 2U);
   EXPECT_EQ(cache->list().size(), 1U);
   EXPECT_EQ(read_all(*cache->open("x"), 100), bytes_of("old"));
+}
+
+// Copies that cannot be told from the files by their ends.
+TEST(CachedStore, AfterAnyWayToWriteNothingIsReadFromTheCache) {
+  std::vector<std::byte> old_bytes(3 << 20);
+  auto new_bytes = old_bytes;
+  new_bytes[5] = std::byte{1};
+  const auto cache = memory_store();
+  put(*cache, "d/x", old_bytes, IfExists::fail);
+  const auto read = [&](const std::function<void(Store&)>& write) {
+    const auto store = cached_store(memory_store(), cache);
+    write(*store);
+    return read_all(*store->open("d/x"), 4 << 20) == new_bytes;
+  };
+  EXPECT_TRUE(read([&](Store& store) { put(store, "d/x", new_bytes, IfExists::fail); }));
+  EXPECT_TRUE(read([&](Store& store) {
+    const auto sink = store.share("d/x");
+    sink->write_at(0, new_bytes);
+    sink->commit();
+  }));
+  const auto inner = memory_store();
+  const auto directory = inner->new_directory("d", IfExists::fail);
+  put(*inner, directory->working() + "/x", new_bytes, IfExists::fail);
+  const auto store = cached_store(inner, cache);
+  (void)store->new_directory("e", IfExists::fail);
+  directory->commit();
+  EXPECT_EQ(read_all(*store->open("d/x"), 4 << 20), new_bytes);
 }
 
 TEST(CachedStore, ADirectoryOfAStoreHasACache) {

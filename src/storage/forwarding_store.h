@@ -1,0 +1,52 @@
+// A Store that hands everything on to another one; derive from it to change what is different.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/new_directory.h"
+#include "tessera/storage.h"
+
+namespace tessera {
+
+class ForwardingStore : public Store {
+ public:
+  explicit ForwardingStore(std::shared_ptr<Store> inner) : inner_(std::move(inner)) {}
+
+  [[nodiscard]] const std::string& name() const override { return inner_->name(); }
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
+    return inner_->list(prefix);
+  }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    return inner_->list_level(prefix);
+  }
+  [[nodiscard]] bool exists(std::string_view name) const override { return inner_->exists(name); }
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    return inner_->open(name);
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                 std::uint64_t size_hint) override {
+    return inner_->create(name, if_exists, size_hint);
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
+    return inner_->share(name);
+  }
+  [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view name,
+                                                            IfExists if_exists) override {
+    return inner_->new_directory(name, if_exists);
+  }
+  void remove(std::string_view name) override { inner_->remove(name); }
+  void remove_unfinished() override { inner_->remove_unfinished(); }
+  void sync() override { inner_->sync(); }
+
+ protected:
+  [[nodiscard]] Store& inner() const { return *inner_; }
+
+ private:
+  std::shared_ptr<Store> inner_;
+};
+
+}  // namespace tessera
