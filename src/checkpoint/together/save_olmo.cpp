@@ -21,6 +21,7 @@
 #include "base/parallel.h"
 #include "base/random_id.h"
 #include "checkpoint/open/kinds.h"
+#include "checkpoint/save/opening.h"
 #include "checkpoint/save/probe.h"
 #include "checkpoint/save/save_dcp.h"
 #include "checkpoint/together/olmo_files.h"
@@ -90,46 +91,29 @@ void require_plain(const SaveOptions& options) {
               "names, types, writers, compression and kept copies are of DCP saves alone");
 }
 
-// What ranks are about to save.
-struct Intent {
-  std::uint64_t tensors = 0;
-  std::uint64_t values = 0;
-  Unseeing unseeing;
-  std::vector<std::uint64_t> pickle_sizes;
-  bool same_tensors = true;
-  bool same_values = true;
+// What ranks are about to save, and the sizes of their pickles.
+Bytes encode_plans(const Intents& intents, std::uint64_t pickle_size) {
+  return MessageWriter().block(encode_intents(intents)).number(pickle_size).take();
+}
+
+struct Plans {
+  Bytes intents;
+  Bytes pickle_sizes;  // numbers of 64 bits, by rank
 };
-
-Bytes encode(const Intent& intent) {
-  MessageWriter message;
-  message.number(intent.tensors).number(intent.values);
-  message.count(intent.same_tensors ? 1 : 0).count(intent.same_values ? 1 : 0);
-  write_unseeing(message, intent.unseeing);
-  for (const std::uint64_t size : intent.pickle_sizes) message.count(size);
-  return message.take();
-}
-
-Intent decode_intent(const Bytes& bytes) {
+Plans parts_of_plans(const Bytes& bytes) {
   MessageReader message(bytes);
-  Intent intent;
-  intent.tensors = message.number<std::uint64_t>();
-  intent.values = message.number<std::uint64_t>();
-  intent.same_tensors = message.count() == 1;
-  intent.same_values = message.count() == 1;
-  intent.unseeing = read_unseeing(message);
-  while (!message.at_end()) intent.pickle_sizes.push_back(message.count());
-  return intent;
+  const auto intents = message.block();
+  return {Bytes(intents.begin(), intents.end()),
+          Bytes(message.rest().begin(), message.rest().end())};
 }
 
-Bytes combine_intents(const Bytes& left, const Bytes& right) {
-  Intent both = decode_intent(left);
-  const Intent more = decode_intent(right);
-  both.same_tensors = both.same_tensors && more.same_tensors && both.tensors == more.tensors;
-  both.same_values = both.same_values && more.same_values && both.values == more.values;
-  both.unseeing.add(more.unseeing);
-  both.pickle_sizes.insert(both.pickle_sizes.end(), more.pickle_sizes.begin(),
-                           more.pickle_sizes.end());
-  return encode(both);
+Bytes combine_plans(const Bytes& left, const Bytes& right) {
+  Plans a = parts_of_plans(left);
+  const Plans b = parts_of_plans(right);
+  return MessageWriter()
+      .block(combine_intents(a.intents, b.intents))
+      .rest(side_by_side(std::move(a.pickle_sizes), b.pickle_sizes))
+      .take();
 }
 
 // What ranks have written, and the digests of their parts of the state.
@@ -229,29 +213,27 @@ class Saver final : public OlmoKindSave {
 
   void agree_on_state() {
     const auto contribute = [this] {
-      Intent intent;
-      intent.tensors = tensors_.digest();
-      intent.values = digest_of_values();
-      intent.pickle_sizes = {files_.pickle_size()};
+      Intents mine;
+      mine.first.leaves = tensors_.digest();
+      mine.first.values = digest_of_values();
       if (!leads() && !sees_probe(*working_, probe_name_))
-        intent.unseeing.ranks.push_back({group_.rank(), host_name()});
-      return encode(intent);
+        mine.unseeing.ranks.push_back({group_.rank(), host_name()});
+      return encode_plans(mine, files_.pickle_size());
     };
     const auto conclude = [this](const Bytes& all) {
-      const Intent intent = decode_intent(all);
-      require_seen_by_all(intent.unseeing, group_.size(), *working_);
-      MessageWriter message;
-      message.count(intent.same_tensors && intent.same_values ? 1 : 0);
-      for (const std::uint64_t size : intent.pickle_sizes) message.count(size);
-      return message.take();
+      const Plans plans = parts_of_plans(all);
+      const Intents intents = decode_intents(plans.intents);
+      require_seen_by_all(intents.unseeing, group_.size(), *working_);
+      const bool same = intents.same_leaves && intents.same_values;
+      return MessageWriter().count(same ? 1 : 0).rest(plans.pickle_sizes).take();
     };
     const Bytes told =
-        confer(group_, "planning a checkpoint", {contribute, combine_intents, conclude});
+        confer(group_, "planning a checkpoint", {contribute, combine_plans, conclude});
     probe_.reset();
     MessageReader message(told);
     if (message.count() == 0) find_difference();
     std::vector<std::uint64_t> sizes;
-    while (!message.at_end()) sizes.push_back(message.count());
+    while (!message.at_end()) sizes.push_back(message.number<std::uint64_t>());
     agree(group_, "planning a checkpoint", [&] { files_.open(sizes); });
   }
 

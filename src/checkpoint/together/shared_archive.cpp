@@ -17,7 +17,7 @@ using Slot = torch_file::Writer::Slot;
 
 constexpr std::size_t kWindow = 1 << 20;  // bytes
 
-// A storage or tensor that the maker holds whole: of the trainer's values, or padding.
+// Padding between parameters.
 WrittenSum write_filling(const ArchivePart& part, DType dtype, const RunTarget& target) {
   WrittenSum sum;
   const std::size_t element = size_of(dtype);
@@ -34,26 +34,18 @@ WrittenSum write_filling(const ArchivePart& part, DType dtype, const RunTarget& 
   return sum;
 }
 
+// A storage of the maker's, as it is, or a tensor of its own.
 WrittenSum write_value(const Slot& slot, ByteSink& sink) {
-  std::vector<std::byte> scratch(
-      static_cast<std::size_t>(std::clamp<std::uint64_t>(slot.size, 16, kWindow)));
-  std::uint32_t crc = 0;
   if (slot.storage) {
-    crc = write_storage(sink, slot.offset, *slot.storage, scratch, [](std::size_t) {});
-  } else {
-    TensorReader reader(*slot.tensor, "");
-    const std::size_t element = size_of(slot.tensor->dtype);
-    const auto step = static_cast<std::int64_t>(scratch.size() / element);
-    const std::int64_t all = numel(slot.tensor->shape);
-    for (std::int64_t done = 0; done < all; done += step) {
-      const std::int64_t count = std::min(step, all - done);
-      const auto bytes = MutableByteView(scratch).first(static_cast<std::size_t>(count) * element);
-      reader.read(whole(slot.tensor->shape), done, count, bytes.data());
-      crc = crc32(bytes, crc);
-      sink.write_at(slot.offset + static_cast<std::uint64_t>(done) * element, bytes);
-    }
+    std::vector<std::byte> scratch(
+        static_cast<std::size_t>(std::clamp<std::uint64_t>(slot.size, 16, kWindow)));
+    const std::uint32_t crc =
+        write_storage(sink, slot.offset, *slot.storage, scratch, [](std::size_t) {});
+    return {slot.size, crc32_term(crc, slot.size, 0)};
   }
-  return {slot.size, crc32_term(crc, slot.size, 0)};
+  TensorReader reader(*slot.tensor, "");
+  const Box all = whole(slot.tensor->shape);
+  return write_runs(*slot.tensor, reader, {all}, all, {&sink, slot.offset, slot.size, 0}, nullptr);
 }
 
 }  // namespace

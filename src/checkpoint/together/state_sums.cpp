@@ -51,14 +51,10 @@ StateSums decode_state_sums(const Bytes& bytes) {
   return sums;
 }
 
-void add_tensors(const std::string& name, const Value& value, std::vector<Leaf>& leaves) {
-  if (value.is(Value::Kind::tensor)) {
-    leaves.push_back({name, {}, value});
-  } else if (value.is(Value::Kind::dict) || value.is(Value::Kind::list)) {
-    for (const Leaf& leaf : leaves_of(value)) {
-      if (leaf.value.is(Value::Kind::tensor)) leaves.push_back(leaf);
-    }
-  }
+std::vector<Leaf> tensors_in(const Value& tree) {
+  std::vector<Leaf> leaves = leaves_of(tree);
+  std::erase_if(leaves, [](const Leaf& leaf) { return !leaf.value.is(Value::Kind::tensor); });
+  return leaves;
 }
 
 std::vector<const Leaf*> pointers_to(const std::vector<Leaf>& leaves) {
@@ -146,7 +142,7 @@ StateDigests state_digests(const Value& tree, Group& group) {
   std::vector<Leaf> leaves;
   std::optional<PlacedTensors> tensors;
   const auto contribute = [&] {
-    add_tensors("", tree, leaves);
+    leaves = tensors_in(tree);
     tensors.emplace(pointers_to(leaves), group.rank(), group.size());
     return encode_state_sums(sum_state(*tensors, group.rank(), group.size(), 1, {}));
   };
