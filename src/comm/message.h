@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/checked.h"
 #include "base/endian.h"
@@ -26,6 +27,12 @@ class MessageWriter {
   }
   MessageWriter& text(std::string_view text) {
     return block(std::as_bytes(std::span(text.data(), text.size())));
+  }
+  // Their number and each of them.
+  MessageWriter& texts(std::span<const std::string> texts) {
+    count(texts.size());
+    for (const std::string& one : texts) text(one);
+    return *this;
   }
   // Its size and the bytes.
   MessageWriter& block(std::span<const std::byte> bytes) {
@@ -64,6 +71,11 @@ class MessageReader {
     throw Error(ErrorCode::corrupt, "a message between ranks has a number of more than 64 bits");
   }
   std::span<const std::byte> block() { return take(number<std::uint32_t>()); }
+  std::vector<std::string> texts() {
+    std::vector<std::string> texts;
+    for (auto count = this->count(); count > 0; --count) texts.push_back(text());
+    return texts;
+  }
   // So many bytes, without a size in front of them.
   std::span<const std::byte> bytes(std::size_t size) { return take(size); }
   std::string text() {

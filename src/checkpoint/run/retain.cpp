@@ -170,17 +170,6 @@ class Retainer {
   RetentionReport report_;
 };
 
-void write_texts(MessageWriter& message, const std::vector<std::string>& texts) {
-  message.count(texts.size());
-  for (const std::string& text : texts) message.text(text);
-}
-
-std::vector<std::string> read_texts(MessageReader& message) {
-  std::vector<std::string> texts;
-  for (auto count = message.count(); count > 0; --count) texts.push_back(message.text());
-  return texts;
-}
-
 }  // namespace
 
 RetentionReport retain(const Location& run, const RunCheckpoint& saved,
@@ -199,14 +188,13 @@ RetentionReport retain(const Location& run, const RunCheckpoint& saved, const Re
                        Retention until = retention;
                        until.check.stop = stop;
                        const RetentionReport report = retain(run, saved, until);
-                       write_texts(message, report.removed);
-                       write_texts(message, report.warnings);
+                       message.texts(report.removed).texts(report.warnings);
                      });
   const Bytes told = group.spread(message.take());
   MessageReader reader(told);
   RetentionReport report;
-  report.removed = read_texts(reader);
-  report.warnings = read_texts(reader);
+  report.removed = reader.texts();
+  report.warnings = reader.texts();
   return report;
 }
 

@@ -77,8 +77,7 @@ Latest look(const Location& run, const RunCheck& check) {
 
 Bytes encode(const Latest& latest) {
   MessageWriter message;
-  message.count(latest.warnings.size());
-  for (const std::string& warning : latest.warnings) message.text(warning);
+  message.texts(latest.warnings);
   if (!latest.found) return message.take();
   const RunCheckpoint& found = latest.found->checkpoint;
   message.count(static_cast<std::uint64_t>(found.step)).count(found.unsharded ? 1 : 0);
@@ -88,7 +87,7 @@ Bytes encode(const Latest& latest) {
 LatestCheckpoint decode(const Location& run, ByteView bytes) {
   MessageReader message(bytes);
   LatestCheckpoint latest;
-  for (auto count = message.count(); count > 0; --count) latest.warnings.push_back(message.text());
+  latest.warnings = message.texts();
   if (message.at_end()) return latest;
   const auto step = static_cast<std::int64_t>(message.count());
   const bool unsharded = message.count() == 1;
