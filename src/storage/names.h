@@ -10,4 +10,8 @@ namespace tessera {
 // byte.
 void require_safe_name(std::string_view name, const std::string& store);
 
+// What is put behind a directory's name, with an attempt (base/random_id.h) after it, for what
+// takes its place and for what had it.
+inline constexpr std::string_view kWorkMark = "-tmp-", kOldMark = ".old-";
+
 }  // namespace tessera

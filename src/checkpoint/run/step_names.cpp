@@ -10,6 +10,7 @@
 
 #include "base/random_id.h"
 #include "checkpoint/run/place.h"
+#include "storage/names.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 
@@ -20,7 +21,6 @@ namespace fs = std::filesystem;
 using Role = StepDirectory::Role;
 
 constexpr std::string_view kStep = "step", kUnsharded = "-unsharded";
-constexpr std::string_view kOld = ".old-", kAttempt = "-tmp-";
 
 bool take_prefix(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return false;
@@ -40,8 +40,8 @@ std::optional<std::int64_t> take_number(std::string_view& text) {
 
 std::optional<Role> role_of(std::string_view suffix) {
   if (suffix.empty()) return Role::current;
-  const bool is_old = take_prefix(suffix, kOld);
-  if ((is_old || take_prefix(suffix, kAttempt)) && is_attempt(suffix))
+  const bool is_old = take_prefix(suffix, kOldMark);
+  if ((is_old || take_prefix(suffix, kWorkMark)) && is_attempt(suffix))
     return is_old ? Role::replaced : Role::attempt;
   return std::nullopt;
 }

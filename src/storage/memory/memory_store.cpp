@@ -84,7 +84,7 @@ class NewMemoryDirectory final : public NewDirectory {
       : objects_(std::move(objects)),
         path_(std::move(root) + "/" + name),
         name_(std::move(name)),
-        working_(name_ + "-tmp-" + random_attempt()),
+        working_(name_ + std::string(kWorkMark) + random_attempt()),
         if_exists_(if_exists) {
     const std::lock_guard lock(objects_->mutex);
     require_room();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/random_id.h"
+#include "storage/names.h"
 #include "storage/posix/lock.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
@@ -19,9 +20,6 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::string_view kOldMark = ".old-";
-constexpr std::string_view kWorkMark = "-tmp-";
 
 bool is_there(const std::string& path) {
   struct stat status {};
