@@ -9,6 +9,7 @@
 
 #include "format/sharded/sharded.h"
 #include "fsdp/state/model_state.h"
+#include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "tessera/leaf.h"
 
@@ -23,19 +24,6 @@ constexpr const char* kParamNames = "param_names";
 
 bool is_below(const Leaf& leaf, const char* part) {
   return leaf.path.size() > 1 && leaf.path[0] == PathPart(std::string(part));
-}
-
-// What the checkpoint has below `part`, as a tree.
-Value part_of(const Checkpoint& checkpoint, const char* part) {
-  std::vector<Leaf> below;
-  for (const auto& leaf : checkpoint.leaves) {
-    if (!is_below(leaf, part)) continue;
-    auto& one = below.emplace_back(leaf);
-    one.path.erase(one.path.begin());
-    one.name = dotted(one.path);
-    one.containers = nullptr;
-  }
-  return unflatten(below);
 }
 
 std::set<std::string> names_below(const Checkpoint& checkpoint, const char* part) {
@@ -129,7 +117,7 @@ void LoadTree::add_model(const Checkpoint& contents) {
 }
 
 void LoadTree::prepare_optimizer(const Checkpoint& contents) {
-  const auto stored = part_of(contents, kOptim);
+  const auto stored = stored_part(contents, {kOptim});
   leaves_->prepare(stored);
   Value::List groups;
   std::ranges::transform(stored.at(kGroups).items(), std::back_inserter(groups), unknown_like);

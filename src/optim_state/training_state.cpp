@@ -5,6 +5,7 @@
 
 #include "fsdp/state/model_state.h"
 #include "optim_state/optim_leaves.h"
+#include "optim_state/tree.h"
 #include "tessera/error.h"
 #include "tessera/group_checkpoint.h"
 
@@ -52,21 +53,6 @@ void require_own_names(const TrainingState& state, const LoadOptions& options) {
   throw Error(ErrorCode::unsupported, "other names for the keys of a state with an optimizer");
 }
 
-// The leaves of `checkpoint` below the dict at `path` as a tree of their own.
-Value part_of(const Checkpoint& checkpoint, const Path& path) {
-  std::vector<Leaf> below;
-  for (const auto& leaf : checkpoint.leaves) {
-    if (leaf.path.size() <= path.size() || !std::equal(path.begin(), path.end(), leaf.path.begin()))
-      continue;
-    auto& part = below.emplace_back(leaf);
-    part.path.erase(part.path.begin(),
-                    part.path.begin() + static_cast<std::ptrdiff_t>(path.size()));
-    part.name = dotted(part.path);
-    part.containers = nullptr;
-  }
-  return unflatten(below);
-}
-
 // What a load has put in the place of `values`.
 Value loaded_values(const Value& values, const Value& loaded) {
   std::vector<Value::Pair> pairs;
@@ -100,7 +86,7 @@ LoadReport load(TrainingState& state, const Location& where, const LoadOptions& 
   try {
     agree(group, "preparing to load a training state", [&] {
       optim = leaves_of_optimizer(state);
-      if (optim) optim->prepare(part_of(checkpoint.contents(), place_of_optim(state)));
+      if (optim) optim->prepare(detail::stored_part(checkpoint.contents(), place_of_optim(state)));
       tree = tree_of(state, optim);
     });
     report = checkpoint.load(tree, options);

@@ -2,7 +2,9 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/one_of.h"
 #include "fsdp/state/redistribute.h"
@@ -61,6 +63,20 @@ Value with_params(const Value& groups,
 KeyOrder order_of(const Value& key) {
   if (key.is(Value::Kind::integer)) return key.as_int();
   return key.as_string();
+}
+
+Value stored_part(const Checkpoint& checkpoint, const Path& path) {
+  std::vector<Leaf> below;
+  for (const auto& leaf : checkpoint.leaves) {
+    if (leaf.path.size() <= path.size() || !std::equal(path.begin(), path.end(), leaf.path.begin()))
+      continue;
+    auto& part = below.emplace_back(leaf);
+    part.path.erase(part.path.begin(),
+                    part.path.begin() + static_cast<std::ptrdiff_t>(path.size()));
+    part.name = dotted(part.path);
+    part.containers = nullptr;
+  }
+  return unflatten(below);
 }
 
 }  // namespace tessera::detail

@@ -6,6 +6,8 @@
 #include <string>
 #include <variant>
 
+#include "tessera/checkpoint.h"
+#include "tessera/leaf.h"
 #include "tessera/value.h"
 
 namespace tessera::detail {
@@ -25,6 +27,9 @@ namespace tessera::detail {
 // Copies of an optimizer's groups whose "params" are what `params_of` gives for those they had.
 [[nodiscard]] Value with_params(const Value& groups,
                                 const std::function<Value::List(const Value::List&)>& params_of);
+
+// The leaves of `checkpoint` below the dict at `path` as a tree of their own.
+[[nodiscard]] Value stored_part(const Checkpoint& checkpoint, const Path& path);
 
 // What keys of parameters are sorted by: numbers come before names.
 using KeyOrder = std::variant<std::int64_t, std::string>;
