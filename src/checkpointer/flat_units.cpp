@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "format/sharded/sharded.h"
 #include "fsdp/state/state_entries.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
@@ -15,8 +16,6 @@
 
 namespace tessera::detail {
 namespace {
-
-constexpr const char* kWrapper = "_fsdp_wrapped_module.";
 
 bool is_fsdp1(const Unit& unit) {
   return unit.geometry() != Geometry::rows;
@@ -71,12 +70,10 @@ struct Common {
   }
 };
 
-LiveFlatUnit unit_of(const std::string& path, const Unit& unit, const NamesByTensor& names) {
-  LiveFlatUnit made{.path = path, .names = {}, .shapes = {}};
-  for (const auto& param : unit.params()) {
+FlatUnit unit_of(const std::string& path, const Unit& unit, const NamesByTensor& names) {
+  FlatUnit made{.path = path, .names = {}};
+  for (const auto& param : unit.params())
     made.names.push_back(names.at(param.full.unsafeGetTensorImpl()));
-    made.shapes.push_back(param.full.sizes().vec());
-  }
   return made;
 }
 
@@ -91,13 +88,13 @@ LiveFlatModel flat_model_of(ModuleRef model) {
   Common common;
   for (const auto& [path, unit] : units_below(model.get())) {
     common.take(*unit, path);
-    made.units.push_back(unit_of(path, *unit, names));
+    made.layout.units.push_back(unit_of(path, *unit, names));
   }
-  if (made.units.empty()) refuse("this model has no units", "model");
+  if (made.layout.units.empty()) refuse("this model has no units", "model");
   // Python's root is always wrapped, and comes first.
-  if (!made.units.front().path.empty()) refuse("the model itself is no unit", "model");
-  made.orig_params = common.orig_params;
-  made.aligned_as = common.type;
+  if (!made.layout.units.front().path.empty()) refuse("the model itself is no unit", "model");
+  made.layout.orig_params = common.orig_params;
+  made.layout.aligned_as = common.type;
   made.shards = common.shards;
   return made;
 }
@@ -115,14 +112,9 @@ WrappedNames::WrappedNames(ModuleRef model) {
 }
 
 std::string WrappedNames::of(const std::string& name) const {
-  std::string wrapped = std::ranges::binary_search(modules_, "") ? kWrapper : "";
-  std::size_t done = 0;
-  for (auto dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
-    if (!std::ranges::binary_search(modules_, name.substr(0, dot))) continue;
-    wrapped += name.substr(done, dot + 1 - done) + kWrapper;
-    done = dot + 1;
-  }
-  return wrapped + name.substr(done);
+  return sharded::wrapped_name(name, [this](const std::string& module) {
+    return std::ranges::binary_search(modules_, module);
+  });
 }
 
 }  // namespace tessera::detail

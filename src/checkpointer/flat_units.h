@@ -2,28 +2,17 @@
 // that Python's FSDP gives what is below its wrappers.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "tessera/dtype.h"
-#include "tessera/layout.h"
 #include "tessera/module_ref.h"
+#include "tessera/olmo_save.h"
 
 namespace tessera::detail {
 
-// A module that FSDP1 wraps.
-struct LiveFlatUnit {
-  std::string path;                // below the model, whose own is empty
-  std::vector<std::string> names;  // of the parameters in its flat parameter, whole, in order
-  std::vector<Shape> shapes;       // theirs
-};
-
 struct LiveFlatModel {
-  std::vector<LiveFlatUnit> units;    // the root first, in the order of named_modules
-  bool orig_params = true;            // parameters begin at multiples of 16 bytes
-  DType aligned_as = DType::float32;  // the type that these bytes are counted in
-  int shards = 1;                     // ranks that share each flat parameter
+  OlmoSave layout;  // units, orig_params and aligned_as
+  int shards = 1;   // ranks that share each flat parameter
 };
 
 // All ranks have the same. Throws `unsupported`, naming the kinds that fit, for a model that is not

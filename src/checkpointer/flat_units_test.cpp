@@ -36,6 +36,12 @@ void wrap(Net& net, const Mesh& mesh, bool orig_params, const MixedPrecision& pr
                                              .use_orig_params = orig_params});
 }
 
+std::vector<Shape> shapes_of(const detail::Unit& unit) {
+  std::vector<Shape> shapes;
+  for (const auto& param : unit.params()) shapes.push_back(param.full.sizes().vec());
+  return shapes;
+}
+
 using Segments = std::vector<FlatGeometry::Segment>;
 
 Segments live_segments(const UnitLayout& layout, int rank) {
@@ -61,16 +67,16 @@ TEST_P(LiveFlatUnits, LieAsTheFilesOfLocalSay_O70) {
       auto net = make_net({});
       wrap(net, mesh, orig_params, {.param_dtype = computes, .cast_forward_inputs = false});
       const auto flat = flat_model_of(net);
-      EXPECT_EQ(flat.orig_params, orig_params);
+      EXPECT_EQ(flat.layout.orig_params, orig_params);
       EXPECT_EQ(flat.shards, world);
       const auto live = detail::units_below(*net);
-      ASSERT_EQ(flat.units.size(), live.size());
+      ASSERT_EQ(flat.layout.units.size(), live.size());
       for (std::size_t u = 0; u < live.size(); ++u) {
-        EXPECT_EQ(flat.units[u].path, live[u].first);
+        EXPECT_EQ(flat.layout.units[u].path, live[u].first);
         if (world == 1) continue;  // not sharded: there is no layout
         const auto& layout = live[u].second->layout();
-        const FlatGeometry said(flat.units[u].shapes, flat.aligned_as, flat.shards,
-                                flat.orig_params);
+        const FlatGeometry said(shapes_of(*live[u].second), *flat.layout.aligned_as, flat.shards,
+                                flat.layout.orig_params);
         EXPECT_EQ(said.shard_size(), layout.shard_elements) << u;
         for (int rank = 0; rank < world; ++rank)
           EXPECT_EQ(without_padding(said.shard(rank)), live_segments(layout, rank)) << u;
@@ -92,10 +98,10 @@ TEST(FlatUnits, ListTheParametersOfEachUnitOnce) {
     auto net = make_net({.tied = true, .blocks = 1});
     wrap(net, mesh, true);
     const auto flat = flat_model_of(net);
-    ASSERT_EQ(flat.units.size(), 2U);
-    EXPECT_THAT(flat.units[0].names, ElementsAre("embed.weight"));  // the head's is the same
-    EXPECT_EQ(flat.units[1].path, "block0");
-    EXPECT_THAT(flat.units[1].names,
+    ASSERT_EQ(flat.layout.units.size(), 2U);
+    EXPECT_THAT(flat.layout.units[0].names, ElementsAre("embed.weight"));  // the head's is the same
+    EXPECT_EQ(flat.layout.units[1].path, "block0");
+    EXPECT_THAT(flat.layout.units[1].names,
                 ElementsAre("block0.norm.weight", "block0.norm.bias", "block0.up.weight",
                             "block0.up.bias", "block0.down.weight", "block0.down.bias"));
   });

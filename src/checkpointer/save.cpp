@@ -16,14 +16,6 @@
 namespace tessera {
 namespace {
 
-OlmoSave layout_of(const detail::LiveFlatModel& flat) {
-  OlmoSave layout;
-  for (const auto& unit : flat.units) layout.units.push_back({unit.path, unit.names});
-  layout.orig_params = flat.orig_params;
-  layout.aligned_as = flat.aligned_as;
-  return layout;
-}
-
 std::vector<std::string> names_in(const OlmoSave& layout) {
   std::vector<std::string> names;
   for (const auto& unit : layout.units)
@@ -48,7 +40,7 @@ SaveResult Checkpointer::save_checkpoint(const Location& dir, ModuleRef model, O
   Value tree;
   agree(group_, "taking the state of a training", [&] {
     require_dict(trainer_state);
-    if (kind_ == CheckpointerKind::local) options.olmo = layout_of(detail::flat_model_of(model));
+    if (kind_ == CheckpointerKind::local) options.olmo = detail::flat_model_of(model).layout;
     tree = Value::dict(
         {{"model", detail::olmo_model(model, names_in(options.olmo))},
          {"optim", detail::olmo_optimizer(

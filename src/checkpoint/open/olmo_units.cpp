@@ -12,7 +12,6 @@ namespace tessera {
 namespace {
 
 constexpr const char* kFirstRank = "model/rank0.pt";
-constexpr const char* kWrapper = "_fsdp_wrapped_module.";
 constexpr std::size_t kLongestName = 1024;  // std::regex recurses with the length of what it reads
 
 // The paths of the modules around `name`, outermost first: "a", "a.b" for "a.b.weight".
@@ -150,14 +149,9 @@ UnitPlan UnitPlan::of_units(std::vector<FlatUnit> units, bool aligned,
 
 std::string UnitPlan::wrapped(const std::string& path) const {
   if (path.empty()) return "";
-  std::string result = kWrapper;
-  std::size_t done = 0;
-  for (const std::string& module : modules_around(path)) {
-    if (!modules_.contains(module)) continue;
-    result += path.substr(done, module.size() + 1 - done) + kWrapper;
-    done = module.size() + 1;
-  }
-  return result + path.substr(done);
+  return sharded::wrapped_name(path, [this](const std::string& module) {
+    return module.empty() || modules_.contains(module);
+  });
 }
 
 }  // namespace tessera

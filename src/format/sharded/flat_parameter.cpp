@@ -229,6 +229,18 @@ std::string clean_name(std::string name) {
   return name;
 }
 
+std::string wrapped_name(const std::string& name,
+                         const std::function<bool(const std::string& module)>& is_wrapped) {
+  std::string wrapped(is_wrapped("") ? kWrapper : "");
+  std::size_t done = 0;
+  for (auto dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
+    if (!is_wrapped(name.substr(0, dot))) continue;
+    wrapped.append(name, done, dot + 1 - done).append(kWrapper);
+    done = dot + 1;
+  }
+  return wrapped.append(name, done);
+}
+
 std::vector<FlatHandle> flat_handles(const Value& model) {
   std::vector<FlatHandle> handles;
   for (const Value& module : sequence(attribute(model, "modules"), "modules")) {

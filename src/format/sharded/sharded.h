@@ -4,6 +4,7 @@
 // docs/formats/rank-files.md and docs/formats/flat-parameters.md have the bytes.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -54,5 +55,9 @@ struct FlatHandle {
 // A parameter's name without what FSDP puts between modules, every "_fsdp_wrapped_module."
 // (checkpoint-rows O-41; a name that only ends in the word keeps it, OQ-14).
 [[nodiscard]] std::string clean_name(std::string name);
+// The reverse: `name` with that word behind each module around it that `is_wrapped`; the path of
+// the root is empty.
+[[nodiscard]] std::string wrapped_name(
+    const std::string& name, const std::function<bool(const std::string& module)>& is_wrapped);
 
 }  // namespace tessera::sharded
