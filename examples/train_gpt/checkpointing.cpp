@@ -17,7 +17,6 @@ namespace {
 
 using tessera::Checkpoint;
 using tessera::CheckpointerKind;
-using tessera::CheckpointKind;
 using tessera::Error;
 using tessera::ErrorCode;
 using tessera::Value;
@@ -113,31 +112,6 @@ Training::Groups saved_groups(const Checkpoint& checkpoint) {
   return groups;
 }
 
-// The checkpointer of OLMo's that made such files, if one did.
-std::optional<CheckpointerKind> checkpointer_of_files(CheckpointKind kind) {
-  switch (kind) {
-    case CheckpointKind::olmo_full:
-      return CheckpointerKind::full;
-    case CheckpointKind::olmo_torch_new:
-      return CheckpointerKind::torch_new;
-    case CheckpointKind::olmo_legacy:
-      return CheckpointerKind::torch_legacy;
-    case CheckpointKind::olmo_local:
-      return CheckpointerKind::local;
-    default:
-      return std::nullopt;
-  }
-}
-
-// The one that --checkpointer names; none: DCP.
-std::optional<CheckpointerKind> chosen_checkpointer(const Options& options) {
-  for (const auto kind : {CheckpointerKind::full, CheckpointerKind::torch_new,
-                          CheckpointerKind::torch_legacy, CheckpointerKind::local}) {
-    if (options.checkpointer == to_string(kind)) return kind;
-  }
-  return std::nullopt;
-}
-
 // What OLMo's tools read of it is the checkpointer.
 std::string config_text(const Options& o) {
   std::string text = "model:\n";
@@ -185,7 +159,7 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
     const Checkpoint& checkpoint = opened.contents();
     try {
       require_same_model(checkpoint, training.model(), options);
-      checkpointer = checkpointer_of_files(checkpoint.kind);
+      checkpointer = tessera::checkpointer_of(checkpoint.kind);
       if (!checkpointer) training.regroup(saved_groups(checkpoint));
       const std::string trainer = place_of_trainer(checkpoint);
       has_trainer = !trainer.empty();
@@ -215,7 +189,7 @@ void save_training(Training& training, Progress& progress, const Options& option
                    tessera::Group& group) {
   const auto saved = tessera::run_checkpoint(options.save, progress.step);
   // A resumed run may come by a step again, so what is there is replaced.
-  if (const auto kind = chosen_checkpointer(options)) {
+  if (const auto kind = tessera::checkpointer_named(options.checkpointer)) {
     tessera::Checkpointer checkpointer(*kind, group,
                                        {.save_overwrite = true, .config = config_text(options)});
     checkpointer.save_checkpoint(saved.where, training.model(), training.optimizer(),

@@ -37,6 +37,9 @@ enum class CheckpointerKind : std::uint8_t {
 };
 // OLMo's name, as above.
 [[nodiscard]] std::string_view to_string(CheckpointerKind kind) noexcept;
+// The checkpointer of this name, and the one whose files are of this kind; none: there is no such.
+[[nodiscard]] std::optional<CheckpointerKind> checkpointer_named(std::string_view name) noexcept;
+[[nodiscard]] std::optional<CheckpointerKind> checkpointer_of(CheckpointKind kind) noexcept;
 // What saved the checkpoint there, by its files. Throws `not_found` if there is none, and
 // `unsupported` if it is of no checkpointer.
 [[nodiscard]] CheckpointerKind checkpointer_of(const Location& path);

@@ -1,6 +1,8 @@
 #include "tessera/checkpointer.h"
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +19,22 @@ namespace {
 
 using detail::KindNames;
 
+// In the order of CheckpointerKind.
+constexpr std::array<KindNames, 4> kNames{{
+    {"full", CheckpointKind::olmo_full},
+    {"torch_new", CheckpointKind::olmo_torch_new},
+    {"torch_legacy", CheckpointKind::olmo_legacy},
+    {"local", CheckpointKind::olmo_local},
+}};
+
+// The one whose row has `value` there.
+template <typename Value>
+std::optional<CheckpointerKind> find_kind(Value KindNames::*member, const Value& value) noexcept {
+  const auto* row = std::ranges::find(kNames, value, member);
+  if (row == kNames.end()) return std::nullopt;
+  return static_cast<CheckpointerKind>(row - kNames.begin());
+}
+
 int thread_count(const std::optional<int>& asked) {
   if (!asked) return default_thread_count();
   require_threads(*asked);
@@ -30,20 +48,7 @@ std::optional<std::string> named_in(const std::string& config) {
 }  // namespace
 
 const KindNames& detail::names_of(CheckpointerKind kind) noexcept {
-  static constexpr std::array<KindNames, 4> kNames{{
-      {"full", CheckpointKind::olmo_full},
-      {"torch_new", CheckpointKind::olmo_torch_new},
-      {"torch_legacy", CheckpointKind::olmo_legacy},
-      {"local", CheckpointKind::olmo_local},
-  }};
   return kNames[static_cast<std::size_t>(kind)];
-}
-
-std::optional<CheckpointerKind> detail::checkpointer_of_files(CheckpointKind kind) noexcept {
-  for (const auto one : kCheckpointers) {
-    if (names_of(one).files == kind) return one;
-  }
-  return std::nullopt;
 }
 
 void detail::require_named(CheckpointerKind kind, const std::optional<std::string>& named) {
@@ -57,9 +62,17 @@ std::string_view to_string(CheckpointerKind kind) noexcept {
   return detail::names_of(kind).name;
 }
 
+std::optional<CheckpointerKind> checkpointer_named(std::string_view name) noexcept {
+  return find_kind(&KindNames::name, name);
+}
+
+std::optional<CheckpointerKind> checkpointer_of(CheckpointKind kind) noexcept {
+  return find_kind(&KindNames::files, kind);
+}
+
 CheckpointerKind checkpointer_of(const Location& path) {
   const auto kind = Checkpoint::open(path).kind;
-  if (const auto found = detail::checkpointer_of_files(kind)) return *found;
+  if (const auto found = checkpointer_of(kind)) return *found;
   throw Error(ErrorCode::unsupported,
               "no checkpointer of OLMo's saved this: it is " + std::string(to_string(kind)))
       .at_path(to_string(path));
@@ -83,9 +96,8 @@ Checkpointer build_sharded_checkpointer(std::string_view name, Group& group,
                                         const CheckpointerOptions& options) {
   const std::string wanted =
       name.empty() ? named_in(options.config).value_or("") : std::string(name);
-  for (const auto kind : detail::kCheckpointers) {
-    if (kind != CheckpointerKind::full && wanted == to_string(kind)) return {kind, group, options};
-  }
+  const auto kind = checkpointer_named(wanted);
+  if (kind && *kind != CheckpointerKind::full) return {*kind, group, options};
   if (wanted == "olmo_core") {
     throw Error(ErrorCode::unsupported, "checkpoints of olmo_core are another format")
         .at_key("sharded_checkpointer");

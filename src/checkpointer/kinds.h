@@ -1,7 +1,6 @@
 // What OLMo calls its checkpointers, and which files are theirs (checkpoint-rows O-80).
 #pragma once
 
-#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,16 +9,11 @@
 
 namespace tessera::detail {
 
-inline constexpr std::array<CheckpointerKind, 4> kCheckpointers{
-    CheckpointerKind::full, CheckpointerKind::torch_new, CheckpointerKind::torch_legacy,
-    CheckpointerKind::local};
-
 struct KindNames {
   std::string_view name;
   CheckpointKind files;
 };
 [[nodiscard]] const KindNames& names_of(CheckpointerKind kind) noexcept;
-[[nodiscard]] std::optional<CheckpointerKind> checkpointer_of_files(CheckpointKind kind) noexcept;
 
 // `named`: what a config.yaml says. Throws `invalid_argument` if that is another sharded one.
 // `full` is beside the sharded ones, so its config names any of them.

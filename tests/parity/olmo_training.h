@@ -112,10 +112,6 @@ inline AdamW make_optimizer(const Olmo& model, const Run& run) {
   return AdamW(std::move(groups));
 }
 
-inline CheckpointerKind kind_of(const std::string& name, Group& group) {
-  return name == "full" ? CheckpointerKind::full : build_sharded_checkpointer(name, group).kind();
-}
-
 class Training {
  public:
   // `job`: "config" and, if given, "wrap", "copies", "load" and "batches" of checkpointer_tool.cpp.
@@ -195,7 +191,7 @@ class Training {
     options.config = with_kind(kind);
     options.group_options.set_item("max_grad_norm", run_.config.at("max_grad_norm").as_real());
     auto& group = mesh_.checkpoint_group();
-    return checkpointer_.emplace(kind_of(kind, group), group, std::move(options));
+    return checkpointer_.emplace(checkpointer_named(kind).value(), group, std::move(options));
   }
 
   // The configuration, naming this checkpointer.
