@@ -27,8 +27,6 @@ namespace {
 
 using detail::LoadTree;
 
-constexpr const char* kConfig = "config.yaml";
-
 void require_files_of(CheckpointerKind kind, const Checkpoint& contents) {
   if (contents.kind == detail::names_of(kind).files) return;
   throw Error(ErrorCode::invalid_argument,
@@ -39,8 +37,8 @@ void require_files_of(CheckpointerKind kind, const Checkpoint& contents) {
 
 // A config that cannot be read says nothing: a checkpoint does not depend on it.
 std::optional<std::string> named_in_config(const Checkpoint& contents) {
-  if (!contents.store || !contents.store->exists(kConfig)) return std::nullopt;
-  const auto text = read_all(*contents.store->open(kConfig), olmo::kYamlLimit);
+  if (!contents.store || !contents.store->exists(olmo::kConfigFile)) return std::nullopt;
+  const auto text = read_all(*contents.store->open(olmo::kConfigFile), olmo::kYamlLimit);
   try {
     return olmo::sharded_checkpointer_of(text);
   } catch (const Error&) {
@@ -52,7 +50,7 @@ void require_config_of(CheckpointerKind kind, const Checkpoint& contents) {
   try {
     detail::require_named(kind, named_in_config(contents));
   } catch (Error& error) {
-    throw error.at_path(contents.path + "/" + kConfig);
+    throw error.at_path(contents.path + "/" + std::string(olmo::kConfigFile));
   }
 }
 

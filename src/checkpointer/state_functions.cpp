@@ -1,5 +1,4 @@
 // OLMo's functions beside its checkpointers (checkpoint-rows O-11 to O-16).
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -8,12 +7,13 @@
 #include "checkpointer/load_tree.h"
 #include "checkpointer/places.h"
 #include "checkpointer/safetensors_tree.h"
-#include "storage/sub_store.h"
+#include "format/olmo/config.h"
 #include "tessera/cached_store.h"
 #include "tessera/checkpointer_functions.h"
 #include "tessera/error.h"
 #include "tessera/group_checkpoint.h"
 #include "tessera/restore.h"
+#include "tessera/run_directory.h"
 #include "tessera/training_state.h"
 #include "tessera/upload.h"
 
@@ -23,13 +23,8 @@ namespace {
 using detail::inside;
 using detail::LoadTree;
 
-constexpr const char* kModelAndOptim = "model_and_optim";
-
-// A DCP checkpoint is at the root of a store.
 Location model_and_optim_in(const Location& checkpoint) {
-  const auto inner = inside(checkpoint, kModelAndOptim);
-  if (!inner.store) return inner;
-  return std::make_shared<SubStore>(inner.store, inner.name);
+  return directory_in(checkpoint, std::string(olmo::kDcpFolder));
 }
 
 Location cached_part(const Location& checkpoint, const std::optional<Location>& cache) {

@@ -63,8 +63,7 @@ class Found {
   [[nodiscard]] const std::string& name() const { return store_->name(); }
 
   [[nodiscard]] std::string file_of(int rank) const {
-    const bool beside = kind_ == CheckpointKind::olmo_legacy;
-    return (beside ? "rank" : "train/rank") + std::to_string(rank) + ".pt";
+    return own_file(kind_ == CheckpointKind::olmo_legacy ? "" : "train", rank);
   }
 
   [[nodiscard]] bool has(int rank) const {

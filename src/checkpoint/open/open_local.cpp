@@ -17,15 +17,13 @@ namespace {
 using Kind = Value::Kind;
 using sharded::FlatHandle;
 
-constexpr std::string_view kWorldFile = "metadata.yaml";
-
 [[noreturn]] void corrupt(const std::string& what) {
   throw Error(ErrorCode::corrupt, what);
 }
 
 // `world_size: N`, the only thing that is in metadata.yaml (checkpoint-rows F-08, O-77).
 int world_size_in(const Store& store) {
-  const auto source = store.open(kWorldFile);
+  const auto source = store.open(olmo::kWorldFile);
   try {
     return olmo::world_size_of(read_all(*source, olmo::kYamlLimit));
   } catch (Error& error) {
@@ -354,7 +352,7 @@ bool has_local_files(const std::vector<ObjectInfo>& files) {
 }
 
 int world_of_local(const Store& store) {
-  if (store.exists(kWorldFile)) return world_size_in(store);
+  if (store.exists(olmo::kWorldFile)) return world_size_in(store);
   int ranks = 0;
   for (const ObjectInfo& file : store.list_level("model"))
     ranks = std::max(ranks, rank_between(file.name, "model/rank", '.').value_or(-1) + 1);
@@ -390,7 +388,7 @@ Checkpoint open_local(const std::shared_ptr<Store>& store) {
   const auto optims = files_of(all, "optim", world, checkpoint);
   const auto trains = files_of(all, "train", world, checkpoint);
   checkpoint.world_size = static_cast<int>(world);
-  if (store->exists(kWorldFile)) require_world(world_size_in(*store), checkpoint);
+  if (store->exists(olmo::kWorldFile)) require_world(world_size_in(*store), checkpoint);
   const RankStore from{store};
   std::vector<Value> geometry;  // rank 0's
   merge_ranks(checkpoint, checkpoint.world_size, [&](int rank) {

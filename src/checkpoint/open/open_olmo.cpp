@@ -1,7 +1,6 @@
 // The OLMo kinds whose parts are whole files or a DCP checkpoint: olmo_full, olmo_torch_new.
 #include <algorithm>
 #include <array>
-#include <span>
 
 #include "base/checked.h"
 #include "checkpoint/open/olmo_state.h"
@@ -49,33 +48,11 @@ Value value_of(const safetensors::Entry& entry, const olmo::Key& key,
   return olmo::decode_value(bytes);
 }
 
-[[noreturn]] void refuse_place() {
-  throw Error(ErrorCode::conflict, "two names of the file lead to one place");
-}
-
-// The dict under `key`, which is made when there is none.
-Value dict_under(Value dict, const Value& key) {
-  if (const Value* found = dict.find_key(key)) {
-    if (!found->is(Kind::dict)) refuse_place();
-    return *found;
-  }
-  Value made = Value::dict();
-  dict.set_item(key, made);
-  return made;
-}
-
-// Puts `value` where `keys` lead, through dicts that are made on the way.
-void put_at(Value dict, const Value::List& keys, const Value& value) {
-  for (const Value& key : std::span(keys).first(keys.size() - 1)) dict = dict_under(dict, key);
-  if (dict.find_key(keys.back()) != nullptr) refuse_place();
-  dict.set_item(keys.back(), value);
-}
-
 // What the config says, as far as it can be read: a checkpoint does not depend on it.
 void note_config(const Store& store, Checkpoint& checkpoint) {
-  if (!store.exists("config.yaml")) return;
-  const auto source = store.open("config.yaml");
-  checkpoint.files.push_back({"config.yaml", source->size()});
+  if (!store.exists(olmo::kConfigFile)) return;
+  const auto source = store.open(olmo::kConfigFile);
+  checkpoint.files.push_back({std::string(olmo::kConfigFile), source->size()});
   try {
     (void)olmo::sharded_checkpointer_of(read_all(*source, olmo::kYamlLimit));
   } catch (const Error& error) {
@@ -119,7 +96,7 @@ Value read_olmo_safetensors(const std::shared_ptr<const ByteSource>& source) {
     storage->size = entry.end - entry.begin;
     storage->dtype = entry.dtype;
     try {
-      put_at(root, key->keys, value_of(entry, *key, storage));
+      olmo::put_at(root, key->keys, value_of(entry, *key, storage));
     } catch (Error& error) {
       throw error.at_path(source->name()).at_key(entry.name);
     }

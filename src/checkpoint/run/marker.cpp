@@ -4,6 +4,7 @@
 #include <array>
 
 #include "checkpoint/dcp/metadata_file.h"
+#include "format/olmo/config.h"
 
 namespace tessera {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 constexpr std::string_view kInnerMarker = "model_and_optim/.metadata";
 // Behind a DCP checkpoint's marker may come a config of its trainer's. So where both are, the
 // config says no less than `.metadata`.
-constexpr std::array kMarkers{kInnerMarker, kDcpMetadata, kOlmoMarker};
+constexpr std::array kMarkers{kInnerMarker, kDcpMetadata, olmo::kConfigFile};
 // Without them no opener finds the rest.
 constexpr std::array<std::string_view, 4> kFirstRead{"model.pt", "model.safetensors", "rank0.pt",
                                                      "model/rank0.pt"};
@@ -27,7 +28,7 @@ int turn_of(std::string_view name) {
 }  // namespace
 
 std::string marker_in(const Store& store) {
-  for (const std::string_view name : {kDcpMetadata, kOlmoMarker}) {
+  for (const std::string_view name : {kDcpMetadata, olmo::kConfigFile}) {
     if (store.exists(name)) return std::string(name);
   }
   return {};

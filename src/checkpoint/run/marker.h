@@ -10,8 +10,6 @@
 
 namespace tessera {
 
-inline constexpr std::string_view kOlmoMarker = "config.yaml";
-
 // The object whose presence says that the checkpoint in `store` is whole: `.metadata` of a DCP
 // checkpoint, `config.yaml` of an OLMo kind. Empty: there is none.
 [[nodiscard]] std::string marker_in(const Store& store);

@@ -6,13 +6,13 @@
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/save/leftovers.h"
+#include "format/olmo/config.h"
 #include "storage/sub_store.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
-const std::string kInner = "model_and_optim";
 constexpr std::uint64_t kEnd = 4096;  // bytes
 
 // Adds what a DCP directory says of its files, whose names have `prefix` before them.
@@ -42,8 +42,9 @@ KnownFiles UploadSource::look() const {
   // Without a look at the sizes: other nodes may have the other files.
   if (store_->exists(kDirectorySideFile))
     known.digests = read_side_file(*store_, kDirectorySideFile).files;
-  const auto inner = std::make_shared<SubStore>(store_, kInner);
-  if (inner->exists(kDcpMetadata)) add_dcp(inner, kInner + "/", known);
+  const std::string folder(olmo::kDcpFolder);
+  const auto inner = std::make_shared<SubStore>(store_, folder);
+  if (inner->exists(kDcpMetadata)) add_dcp(inner, folder + "/", known);
   return known;
 }
 

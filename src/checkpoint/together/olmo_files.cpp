@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/open/rank_files.h"
 #include "checkpoint/together/share.h"
 #include "checkpoint/together/shared_safetensors.h"
 #include "layout/boxes.h"
@@ -97,16 +98,15 @@ void OlmoFiles::open_full() {
 
 void OlmoFiles::open_own_train() {
   if (!of_.state.train) return;
-  add({"train/" + rank_file(of_.rank), *of_.state.train, {}},
+  add({own_file("train", of_.rank), *of_.state.train, {}},
       {3 * number(of_.rank) + 2, of_.rank, true, {}});
 }
 
 void OlmoFiles::open_local() {
-  const std::string file = rank_file(of_.rank);
   const std::uint32_t first = 3 * number(of_.rank);
-  add(local_->model("model/" + file, own_shard()), {first, of_.rank, true, {}});
+  add(local_->model(own_file("model", of_.rank), own_shard()), {first, of_.rank, true, {}});
   if (of_.state.optim)
-    add(local_->optim("optim/" + file, own_shard()), {first + 1, of_.rank, true, {}});
+    add(local_->optim(own_file("optim", of_.rank), own_shard()), {first + 1, of_.rank, true, {}});
 }
 
 // Whether this rank has some of the rows that `other` has in its legacy file, and `other` has not.

@@ -41,7 +41,6 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kDcpFolder = "model_and_optim";
 constexpr std::chrono::seconds kVisibleWithin{90};  // of other ranks (fault-rows F24)
 constexpr std::chrono::milliseconds kLookEvery{100};
 
@@ -69,12 +68,12 @@ Place place_of(const Location& where) {
 // What rank 0 saves as config.yaml.
 std::string config_text(const OlmoSave& olmo, CheckpointKind kind) {
   if (!olmo.config.empty()) return olmo.config;
-  const std::string_view name = checkpointer_of(kind);
+  const std::string_view name = sharded_checkpointer_name(kind);
   return name.empty() ? "{}\n" : "sharded_checkpointer: " + std::string(name) + "\n";
 }
 
 void require_own_kind(const std::string& config, CheckpointKind kind) {
-  const std::string_view own = checkpointer_of(kind);
+  const std::string_view own = sharded_checkpointer_name(kind);
   const auto named = olmo::sharded_checkpointer_of(bytes_of(config));
   if (!named || own.empty() || *named == own) return;
   throw Error(ErrorCode::invalid_argument,
@@ -308,8 +307,9 @@ class Saver final : public OlmoKindSave {
     dcp_options_ = options_;
     dcp_options_.kind = CheckpointKind::dcp;
     agree(group_, "planning a checkpoint", [this] {
-      dcp_ = dcp_save(dcp_tree_, std::make_shared<SubStore>(working_, kDcpFolder), group_,
-                      dcp_options_);
+      dcp_ =
+          dcp_save(dcp_tree_, std::make_shared<SubStore>(working_, std::string(olmo::kDcpFolder)),
+                   group_, dcp_options_);
     });
     dcp_->plan(confer(group_, "planning a checkpoint",
                       {[] { return Bytes(); }, combine_nothing,
@@ -389,7 +389,7 @@ class Saver final : public OlmoKindSave {
     }
   }
 
-  void put_file(const std::string& name, const std::string& text) {
+  void put_file(std::string_view name, const std::string& text) {
     put(*working_, name, bytes_of(text), IfExists::fail);
     ++result_.files;
     result_.total_bytes += text.size();
@@ -398,9 +398,10 @@ class Saver final : public OlmoKindSave {
   // Rank 0.
   Bytes publish(const Bytes& all) {
     require_in_store(all);
-    if (kind_ == CheckpointKind::olmo_local) put_file(kWorldFile, world_file_text(group_.size()));
+    if (kind_ == CheckpointKind::olmo_local)
+      put_file(olmo::kWorldFile, world_file_text(group_.size()));
     put_file(kStateFile, state_file_text(digests_, save_id_));
-    put_file(kConfig, config_);
+    put_file(olmo::kConfigFile, config_);
     group_.require_peers();
     directory_->commit();
     is_committed_ = true;
@@ -410,7 +411,7 @@ class Saver final : public OlmoKindSave {
   // A network file system may show the new directory late; opening asks the server.
   void wait_until_visible() const {
     const auto end = std::chrono::steady_clock::now() + kVisibleWithin;
-    const std::string config = place_.name + "/" + kConfig;
+    const std::string config = place_.name + "/" + std::string(olmo::kConfigFile);
     while (!place_.parent->exists(config)) {
       if (std::chrono::steady_clock::now() >= end) {
         throw Error(ErrorCode::timeout, "the checkpoint is committed, and not visible here")

@@ -4,6 +4,7 @@
 
 #include "base/parallel.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/rank_files.h"
 #include "format/olmo/config.h"
 #include "format/olmo/sharded_tensor.h"
 #include "storage/posix/system.h"
@@ -23,12 +24,12 @@ std::vector<std::byte> config_of(const ConvertJob& job) {
                     olmo::kYamlLimit);
   }
   const Store& store = *job.source.store;
-  if (!store.exists(kConfig)) return {};
-  return read_all(*store.open(kConfig), olmo::kYamlLimit);
+  if (!store.exists(olmo::kConfigFile)) return {};
+  return read_all(*store.open(olmo::kConfigFile), olmo::kYamlLimit);
 }
 
 void note_other_checkpointer(const ConvertJob& job, const std::vector<std::byte>& config) {
-  const std::string_view wanted = checkpointer_of(job.options.to);
+  const std::string_view wanted = sharded_checkpointer_name(job.options.to);
   const auto named = olmo::sharded_checkpointer_of(config);
   if (!named || wanted.empty() || *named == wanted) return;
   job.report.notes.push_back("config.yaml says sharded_checkpointer: " + *named + ", this is " +
@@ -44,7 +45,7 @@ void copy_config(const ConvertJob& job) {
     return;
   }
   note_other_checkpointer(job, config);
-  put(job.store, kConfig, config, job.if_exists);
+  put(job.store, olmo::kConfigFile, config, job.if_exists);
 }
 
 using Replace = std::function<Value(const Tensor&)>;
@@ -71,7 +72,7 @@ class LegacyFile {
         rank_(static_cast<std::size_t>(rank)),
         ranks_(ranks),
         maker_(rank, ranks),
-        archive_{rank_file(rank), Value::dict(), {}} {}
+        archive_{own_file("", rank), Value::dict(), {}} {}
 
   Archive make(const OlmoState& state) {
     const auto shard = [this](const Tensor& tensor) { return shard_of(tensor); };
@@ -107,7 +108,7 @@ class LegacyFile {
 }  // namespace
 
 // Empty: no checkpointer of OLMo's.
-std::string_view checkpointer_of(CheckpointKind kind) {
+std::string_view sharded_checkpointer_name(CheckpointKind kind) {
   switch (kind) {
     case CheckpointKind::olmo_torch_new:
       return "torch_new";
@@ -158,10 +159,6 @@ Value whole_tensor(const SourceTensors& sources, const Tensor& tensor, Archive& 
   return leaf;
 }
 
-std::string rank_file(int rank) {
-  return "rank" + std::to_string(rank) + ".pt";
-}
-
 Archive legacy_archive(const OlmoState& state, const SourceTensors& sources, int rank, int ranks) {
   return LegacyFile(sources, rank, ranks).make(state);
 }
@@ -180,11 +177,12 @@ void write_train(const ConvertJob& job, const OlmoState& state, const std::strin
 void write_olmo_torch_new(ConvertJob& job, const OlmoState& state) {
   OlmoState part{state.model, state.optim, {}};
   const std::vector<Leaf> leaves = leaves_of(part.tree());
-  SubStore store(job.store, "model_and_optim");
-  ConvertJob inner = job.with(leaves, store, "model_and_optim");
+  const std::string folder(olmo::kDcpFolder);
+  SubStore store(job.store, folder);
+  ConvertJob inner = job.with(leaves, store, folder);
   write_dcp(inner);
   for (int rank = 0; rank < job.options.ranks; ++rank) {
-    write_train(job, state, "train/" + rank_file(rank));
+    write_train(job, state, own_file("train", rank));
   }
 }
 

@@ -39,14 +39,10 @@ class SourceTensors {
 [[nodiscard]] Value whole_tensor(const SourceTensors& sources, const Tensor& tensor,
                                  Archive& archive);
 
-inline constexpr const char* kConfig = "config.yaml";
-inline constexpr const char* kWorldFile = "metadata.yaml";
-// What is in kWorldFile (checkpoint-rows O-77).
+// What is in metadata.yaml (checkpoint-rows O-77).
 [[nodiscard]] std::string world_file_text(int ranks);
-// "rank3.pt"
-[[nodiscard]] std::string rank_file(int rank);
 // What OLMo calls the checkpointer that reads a sharded kind; empty: none is named.
-[[nodiscard]] std::string_view checkpointer_of(CheckpointKind kind);
+[[nodiscard]] std::string_view sharded_checkpointer_name(CheckpointKind kind);
 
 // `name`, holding the whole tensors of a part of the state: model.pt, optim.pt.
 [[nodiscard]] Archive part_archive(const SourceTensors& sources, const std::string& name,

@@ -1,7 +1,9 @@
 // model/, optim/ and train/rank{r}.pt of a local checkpoint, and metadata.yaml (checkpoint-rows
 // O-72, O-77).
 #include "base/parallel.h"
+#include "checkpoint/open/rank_files.h"
 #include "checkpoint/write/local_archives.h"
+#include "format/olmo/config.h"
 
 namespace tessera {
 namespace {
@@ -35,12 +37,11 @@ void write_olmo_local(ConvertJob& job, const OlmoState& state) {
   const LocalArchives archives(state, sources, std::move(plan), rules);
   parallel_for(job.threads, static_cast<std::size_t>(ranks), [&](std::size_t index) {
     const auto rank = static_cast<int>(index);
-    const std::string file = rank_file(rank);
-    write_archive(job, archives.model("model/" + file, rank), 1);
-    if (state.optim) write_archive(job, archives.optim("optim/" + file, rank), 1);
-    write_train(job, state, "train/" + file);
+    write_archive(job, archives.model(own_file("model", rank), rank), 1);
+    if (state.optim) write_archive(job, archives.optim(own_file("optim", rank), rank), 1);
+    write_train(job, state, own_file("train", rank));
   });
-  put_text(job, kWorldFile, world_file_text(ranks));
+  put_text(job, olmo::kWorldFile, world_file_text(ranks));
 }
 
 }  // namespace tessera

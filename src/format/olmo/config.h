@@ -1,16 +1,21 @@
-// The two YAML files of OLMo's checkpoints (checkpoint-rows F-08, docs/formats/olmo.md).
+// The two YAML files of OLMo's checkpoints, and what their parts are called (checkpoint-rows F-08,
+// docs/formats/olmo.md).
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "tessera/io.h"
 #include "tessera/value.h"
 
 namespace tessera::olmo {
 
-inline constexpr std::uint64_t kYamlLimit = 16 << 20;  // bytes of a file
+inline constexpr std::string_view kConfigFile = "config.yaml";
+inline constexpr std::string_view kWorldFile = "metadata.yaml";
+inline constexpr std::string_view kDcpFolder = "model_and_optim";  // of torch_new
+inline constexpr std::uint64_t kYamlLimit = 16 << 20;              // bytes of a file
 
 // One YAML document as values: dicts, lists and scalars typed as OLMo's loader (OmegaConf over
 // PyYAML) types them: `no` is false, 012 is 10, 1_000 is 1000, dates and interpolations (`${...}`)

@@ -1,6 +1,7 @@
 #include "format/olmo/keys.h"
 
 #include <algorithm>
+#include <span>
 
 #include "base/one_of.h"
 #include "format/pickle/pickle.h"
@@ -86,7 +87,29 @@ std::optional<Key> key_of(const Value& pair) {
   return Key{keys.items(), flag.as_bool()};
 }
 
+[[noreturn]] void refuse_place() {
+  throw Error(ErrorCode::conflict, "two names of the file lead to one place");
+}
+
+// The dict under `key`, which is made when there is none.
+Value dict_under(Value dict, const Value& key) {
+  if (const Value* found = dict.find_key(key)) {
+    if (!found->is(Value::Kind::dict)) refuse_place();
+    return *found;
+  }
+  Value made = Value::dict();
+  dict.set_item(key, made);
+  return made;
+}
+
 }  // namespace
+
+void put_at(const Value& root, const Value::List& keys, const Value& value) {
+  Value dict = root;
+  for (const Value& key : std::span(keys).first(keys.size() - 1)) dict = dict_under(dict, key);
+  if (dict.find_key(keys.back()) != nullptr) refuse_place();
+  dict.set_item(keys.back(), value);
+}
 
 std::string encode_key(const Key& key) {
   const Value pair = Value::tuple({Value::tuple(key.keys), key.pickled});

@@ -25,6 +25,10 @@ struct Key {
 // The key that `name` says, or none when it is not such a name. Never throws.
 [[nodiscard]] std::optional<Key> decode_key(std::string_view name);
 
+// Puts `value` where `keys` lead from the dict `root`, through dicts that are made on the way.
+// Throws `conflict` for a place that is taken.
+void put_at(const Value& root, const Value::List& keys, const Value& value);
+
 // A value as the bytes of a `pickled` tensor, and back. Reading throws as pickle::read does;
 // writing throws `unsupported` for a tree that holds a tensor.
 [[nodiscard]] std::vector<std::byte> encode_value(const Value& value);
