@@ -90,53 +90,33 @@ void require_plain(const SaveOptions& options) {
               "names, types, writers, compression and kept copies are of DCP saves alone");
 }
 
-// What ranks are about to save, and the sizes of their pickles.
-Bytes encode_plans(const Intents& intents, std::uint64_t pickle_size) {
-  return MessageWriter().block(encode_intents(intents)).number(pickle_size).take();
-}
-
-struct Plans {
-  Bytes intents;
-  Bytes pickle_sizes;  // numbers of 64 bits, by rank
+// Two messages in one.
+struct Pair {
+  Bytes first, second;
 };
-Plans parts_of_plans(const Bytes& bytes) {
-  MessageReader message(bytes);
-  const auto intents = message.block();
-  return {Bytes(intents.begin(), intents.end()),
-          Bytes(message.rest().begin(), message.rest().end())};
+
+Bytes encode(const Pair& pair) {
+  return MessageWriter().block(pair.first).rest(pair.second).take();
 }
 
+Pair decode_pair(const Bytes& bytes) {
+  MessageReader message(bytes);
+  const auto first = message.block();
+  return {Bytes(first.begin(), first.end()), Bytes(message.rest().begin(), message.rest().end())};
+}
+
+// Of what ranks are about to save, and of the sizes of their pickles: numbers of 64 bits, by rank.
 Bytes combine_plans(const Bytes& left, const Bytes& right) {
-  Plans a = parts_of_plans(left);
-  const Plans b = parts_of_plans(right);
-  return MessageWriter()
-      .block(combine_intents(a.intents, b.intents))
-      .rest(side_by_side(std::move(a.pickle_sizes), b.pickle_sizes))
-      .take();
+  Pair a = decode_pair(left);
+  const Pair b = decode_pair(right);
+  return encode({combine_intents(a.first, b.first), side_by_side(std::move(a.second), b.second)});
 }
 
-// What ranks have written, and the digests of their parts of the state.
-Bytes encode_written(const FileSums& sums, const StateSums& state) {
-  return MessageWriter().block(encode_sums(sums)).rest(encode_state_sums(state)).take();
-}
-
-struct WrittenParts {
-  Bytes sums;
-  Bytes state;
-};
-WrittenParts parts_of(const Bytes& bytes) {
-  MessageReader message(bytes);
-  const auto sums = message.block();
-  return {Bytes(sums.begin(), sums.end()), Bytes(message.rest().begin(), message.rest().end())};
-}
-
+// Of what ranks have written, and of the digests of their parts of the state.
 Bytes combine_written(const Bytes& left, const Bytes& right) {
-  const WrittenParts a = parts_of(left);
-  const WrittenParts b = parts_of(right);
-  return MessageWriter()
-      .block(combine_sums(a.sums, b.sums))
-      .rest(combine_state_sums(a.state, b.state))
-      .take();
+  const Pair a = decode_pair(left);
+  const Pair b = decode_pair(right);
+  return encode({combine_sums(a.first, b.first), combine_state_sums(a.second, b.second)});
 }
 
 class Saver final : public OlmoKindSave {
@@ -167,8 +147,10 @@ class Saver final : public OlmoKindSave {
     const Bytes told = confer_after_long_work(
         group_, options_.stop, [this](const std::stop_token& stop) { write_files(stop); },
         "writing a checkpoint",
-        {[this] { return encode_written(sums_, state_sums_); }, combine_written,
-         [this](const Bytes& all) { return conclude_written(all); }});
+        {[this] {
+           return encode({encode_sums(sums_), encode_state_sums(state_sums_)});
+         },
+         combine_written, [this](const Bytes& all) { return conclude_written(all); }});
     sums_ = decode_sums(told);
     return bytes_written_ + dcp_bytes_;
   }
@@ -217,14 +199,14 @@ class Saver final : public OlmoKindSave {
       mine.first.values = digest_of_values();
       if (!leads() && !sees_probe(*working_, probe_name_))
         mine.unseeing.ranks.push_back({group_.rank(), host_name()});
-      return encode_plans(mine, files_.pickle_size());
+      return encode({encode_intents(mine), MessageWriter().number(files_.pickle_size()).take()});
     };
     const auto conclude = [this](const Bytes& all) {
-      const Plans plans = parts_of_plans(all);
-      const Intents intents = decode_intents(plans.intents);
+      const Pair plans = decode_pair(all);
+      const Intents intents = decode_intents(plans.first);
       require_seen_by_all(intents.unseeing, group_.size(), *working_);
       const bool same = intents.same_leaves && intents.same_values;
-      return MessageWriter().count(same ? 1 : 0).rest(plans.pickle_sizes).take();
+      return MessageWriter().count(same ? 1 : 0).rest(plans.second).take();
     };
     const Bytes told =
         confer(group_, "planning a checkpoint", {contribute, combine_plans, conclude});
@@ -346,11 +328,11 @@ class Saver final : public OlmoKindSave {
 
   // Rank 0. Returns what was written into each record.
   Bytes conclude_written(const Bytes& all) {
-    const WrittenParts parts = parts_of(all);
-    const SummedState state = summed(tensors_, parts.state);
+    Pair written = decode_pair(all);
+    const SummedState state = summed(tensors_, written.second);
     digests_ = state.digests;
     if (!state.unlike.empty()) judge(state.unlike);
-    return parts.sums;
+    return std::move(written.first);
   }
 
   void judge(const std::vector<std::string>& unlike) const {
