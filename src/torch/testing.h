@@ -6,6 +6,7 @@
 
 #include <exception>
 #include <functional>
+#include <latch>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,12 +29,15 @@ std::string error_of(Work&& work) {
 
 // Runs `body` on `ranks` threads, each with its own Mesh, and joins them. Rethrows the first
 // failure by rank, preferring one that is not merely the loss of a peer. Without `same_host` they
-// meet through Gloo.
+// meet through Gloo. A rank whose body returns keeps its mesh until all bodies have ended: else one
+// that is slower might lose its connections before it comes to what its test expects. A rank that
+// throws is lost to the others at once.
 inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
                      std::chrono::milliseconds deadline = std::chrono::seconds(30),
                      bool same_host = true) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> failures(ranks);
+  std::latch ended(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
@@ -45,8 +49,10 @@ inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
         options.device = torch::kCPU;
         Mesh mesh = ranks == 1 ? Mesh(options) : Mesh(store, rank, ranks, options);
         body(mesh);
+        ended.arrive_and_wait();
       } catch (...) {
         failures[rank] = std::current_exception();
+        ended.count_down();
       }
     });
   }
