@@ -19,9 +19,11 @@ peer.adapted()
 TESSERA = os.environ["TESSERA_COMMAND"]
 KINDS = {"full": "olmo-full", "torch_new": "olmo-torch-new", "torch_legacy": "olmo-legacy", "local": "olmo-local"}
 SAVED, LAST = 4, 8  # the step that is saved, and where trainings end
+LATER = 12  # where trainings end that Tessera continues first
 
-# A run of OLMo's without a break, which saved each kind at step SAVED. losses: the rows after it.
-Run = collections.namedtuple("Run", "directory config ranks losses")
+# A run of OLMo's without a break, which saved each kind at step SAVED. losses: the rows after it, up to LAST; later: those
+# after LAST.
+Run = collections.namedtuple("Run", "directory config ranks losses later")
 
 
 def rows_after(file):
@@ -40,7 +42,8 @@ def start(factory, name, ranks, last=LAST, **more):
     config = peer.write_config(directory / "config.yaml", **more)
     saves = {str(SAVED): [[kind, directory / kind] for kind in KINDS]}
     train([{"config": config, "steps": last, "losses": directory / "losses.csv", "saves": saves}], ranks, directory)
-    return Run(directory, config, ranks, rows_after(directory / "losses.csv"))
+    rows = rows_after(directory / "losses.csv")
+    return Run(directory, config, ranks, rows[:LAST - SAVED], rows[LAST - SAVED:])
 
 
 def go_on(run_, sources, into, **more):

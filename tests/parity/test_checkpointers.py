@@ -13,27 +13,11 @@ import torch
 
 pytest.importorskip("olmo.checkpoint")
 import olmo_fsdp as peer  # noqa: E402
-from olmo_runs import KINDS, go_on, loaded, same, start, tessera, unsharded_by_olmo  # noqa: E402
+from olmo_runs import KINDS, go_on, loaded, same, tessera, unsharded_by_olmo  # noqa: E402
 
 PAIRS = list(itertools.permutations(KINDS, 2))
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return start(tmp_path_factory, "plain", 2)
-
-
-@pytest.fixture(scope="module")
-def dropout(tmp_path_factory):
-    return start(tmp_path_factory, "dropout", 2, dropout=0.1)
-
-
-@pytest.fixture(scope="module")
-def hybrid(tmp_path_factory):
-    """Two copies of the model, each on two ranks."""
-    return start(tmp_path_factory, "hybrid", 4, hybrid=True)
 
 
 @pytest.fixture(params=["plain", "hybrid"])

@@ -13,7 +13,7 @@ import pytest
 from programs import launch
 
 pytest.importorskip("olmo.checkpoint")
-from olmo_runs import KINDS, LAST, SAVED, rows_after, start, train, write_batches  # noqa: E402
+from olmo_runs import KINDS, LAST, SAVED, rows_after, train, write_batches  # noqa: E402
 
 TOOL = os.environ["TESSERA_CHECKPOINTER_TOOL"]
 WAYS = ["fsdp1", "fsdp2", "ddp"]
@@ -27,20 +27,19 @@ def rows(lines):
     return [list(map(float, line.split(",")[1:])) for line in lines]
 
 
-def start_with_batches(factory, name, **more):
-    """A run of OLMo's, its losses as numbers, and the tokens of its steps."""
-    run_ = start(factory, name, 2, **more)
+def with_batches(run_):
+    """The run, its losses as numbers, and the tokens of its steps."""
     return Run(run_.directory, run_.config, write_batches(run_.config, LAST, run_.directory / "batches"), rows(run_.losses))
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return start_with_batches(tmp_path_factory, "plain")
+@pytest.fixture(scope="module", name="plain")
+def plain_with_batches(plain):
+    return with_batches(plain)
 
 
-@pytest.fixture(scope="module")
-def dropout(tmp_path_factory):
-    return start_with_batches(tmp_path_factory, "dropout", dropout=0.1)
+@pytest.fixture(scope="module", name="dropout")
+def dropout_with_batches(dropout):
+    return with_batches(dropout)
 
 
 def jobs_for(run_, kinds, ways, work, **more):
