@@ -210,5 +210,32 @@ TEST(SavedConfig, IsTheTextThatWasGiven_O31) {
             ErrorCode::invalid_argument);
 }
 
+// The example of README, in a folder with `olmo/step1000`.
+TEST(Readme, ATrainingOfOlmoGoesOn) {
+  const TemporaryDirectory directory;
+  const auto before = fs::current_path();
+  fs::current_path(directory.path());
+  fs::create_directory("olmo");
+  run_mesh(2, [](Mesh& mesh) {
+    auto model = make_layers();
+    shard_layers(model, Way::flat, mesh);
+    AdamW optimizer(sharded_parameters(model), {.lr = 0.1});
+    train(model, optimizer, 0, kSavedAfter);
+    Value saved = trainer_of_rank(mesh.rank());
+    saved["rng"] = random_state();
+    Checkpointer(CheckpointerKind::local, mesh.checkpoint_group())
+        .save_checkpoint("olmo/step1000", model, optimizer, saved);
+    const double expected = train(model, optimizer, kSavedAfter, 1);
+    const std::int64_t step = 2000;
+#include "readme_checkpointer.inc"
+    EXPECT_EQ(trainer.at("rank").as_int(), mesh.rank());
+    EXPECT_EQ(train(model, optimizer, kSavedAfter, 1), expected);
+    const Value again = checkpointer.restore_checkpoint("olmo/step2000", model, optimizer);
+    EXPECT_EQ(again.at("global_step").as_int(), 2000);
+    EXPECT_EQ(train(model, optimizer, kSavedAfter, 1), expected);
+  });
+  fs::current_path(before);
+}
+
 }  // namespace
 }  // namespace tessera

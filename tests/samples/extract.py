@@ -3,6 +3,7 @@
 
   extract.py core|torch OUTPUT [FILE...]   writes OUTPUT, a C++ file with every sample of the FILEs
   extract.py list FILE...                  prints the samples
+  extract.py one TEXT OUTPUT FILE          writes OUTPUT, the statements of the sample of FILE that contains TEXT
 
 A sample of a document is a block fenced as ```cpp. A sample of a header is a block of comment lines that are
 indented by three blanks or more and of which one ends like a statement; lists and tables of codes are none. Each
@@ -83,8 +84,19 @@ def generate(kind, names):
     return "\n".join(out + [""] + bodies)
 
 
+def one(text, name):
+    """For a test that includes it in a function."""
+    (line, code), = ((line, code) for _, line, code in samples(name) if text in code)
+    includes, _, statements = parts(code)
+    return "\n".join([f'#line {line + len(includes)} "{name}"', *statements, ""])
+
+
 def main():
     kind, *arguments = sys.argv[1:]
+    if kind == "one":
+        text, output, name = arguments
+        pathlib.Path(output).write_text(one(text, name), encoding="utf-8")
+        return
     if kind == "list":
         for name in arguments:
             for found, line, code in samples(name):
