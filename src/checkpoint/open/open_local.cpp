@@ -343,6 +343,42 @@ std::vector<Value> geometry_of(const RankState& state) {
       .at_path(checkpoint.path);
 }
 
+Checkpoint open_all(const std::shared_ptr<Store>& store, const std::vector<ObjectInfo>& all) {
+  Checkpoint checkpoint;
+  checkpoint.kind = CheckpointKind::olmo_local;
+  checkpoint.path = store->name();
+  checkpoint.store = store;
+  const auto models = rank_files(all, "model/rank", ".pt", checkpoint.path);
+  const std::size_t world = models.size();
+  checkpoint.files = models;
+  const auto optims = files_of(all, "optim", world, checkpoint);
+  const auto trains = files_of(all, "train", world, checkpoint);
+  checkpoint.world_size = static_cast<int>(world);
+  if (store->exists(olmo::kWorldFile)) require_world(world_size_in(*store), checkpoint);
+  const RankStore from{store};
+  std::vector<Value> geometry;  // rank 0's
+  merge_ranks(checkpoint, checkpoint.world_size, [&](int rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    const RankState state(read_with(from, models[at], sharded::flat_handles), rank);
+    const std::vector<Value> own = geometry_of(state);
+    if (rank == 0) geometry = own;
+    if (own != geometry) refuse_geometry(rank, checkpoint);
+    Value tree = Value::dict({{"model", state.model()}});
+    if (!optims.empty()) {
+      tree.set_item("optim", read_with(from, optims[at],
+                                       [&](const Value& file) { return state.optimizer(file); }));
+    }
+    if (!trains.empty()) {
+      tree.set_item(Value(std::string(kTrainState)),
+                    read_with(from, trains[at], [](Value file) { return file; }));
+    }
+    return tree;
+  });
+  drop_empty_states(*checkpoint.root);
+  checkpoint.leaves = leaves_of(*checkpoint.root);
+  return checkpoint;
+}
+
 }  // namespace
 
 bool has_local_files(const std::vector<ObjectInfo>& files) {
@@ -377,40 +413,12 @@ Value read_local_part(const RankStore& from, int rank) {
 }
 
 Checkpoint open_local(const std::shared_ptr<Store>& store) {
-  Checkpoint checkpoint;
-  checkpoint.kind = CheckpointKind::olmo_local;
-  checkpoint.path = store->name();
-  checkpoint.store = store;
   const std::vector<ObjectInfo> all = store->list();
-  const auto models = rank_files(all, "model/rank", ".pt", checkpoint.path);
-  const std::size_t world = models.size();
-  checkpoint.files = models;
-  const auto optims = files_of(all, "optim", world, checkpoint);
-  const auto trains = files_of(all, "train", world, checkpoint);
-  checkpoint.world_size = static_cast<int>(world);
-  if (store->exists(olmo::kWorldFile)) require_world(world_size_in(*store), checkpoint);
-  const RankStore from{store};
-  std::vector<Value> geometry;  // rank 0's
-  merge_ranks(checkpoint, checkpoint.world_size, [&](int rank) {
-    const auto at = static_cast<std::size_t>(rank);
-    const RankState state(read_with(from, models[at], sharded::flat_handles), rank);
-    const std::vector<Value> own = geometry_of(state);
-    if (rank == 0) geometry = own;
-    if (own != geometry) refuse_geometry(rank, checkpoint);
-    Value tree = Value::dict({{"model", state.model()}});
-    if (!optims.empty()) {
-      tree.set_item("optim", read_with(from, optims[at],
-                                       [&](const Value& file) { return state.optimizer(file); }));
-    }
-    if (!trains.empty()) {
-      tree.set_item(Value(std::string(kTrainState)),
-                    read_with(from, trains[at], [](Value file) { return file; }));
-    }
-    return tree;
-  });
-  drop_empty_states(*checkpoint.root);
-  checkpoint.leaves = leaves_of(*checkpoint.root);
-  return checkpoint;
+  try {
+    return open_all(store, all);
+  } catch (const Error& error) {
+    rethrow_with_missing(error, all, "model/rank", world_of_local(*store));
+  }
 }
 
 }  // namespace tessera

@@ -20,6 +20,7 @@ using Kind = Value::Kind;
 
 constexpr int kMaxRanks = 1 << 20;
 constexpr unsigned kMaxThreads = 8;
+constexpr int kNamed = 16;  // files that an error names
 constexpr std::string_view kWorldSize = "_world_size_";
 // The parts that FSDP trainers write into files of their own.
 constexpr std::string_view kParts[] = {"model", "optim", "extra_state"};
@@ -139,6 +140,20 @@ std::optional<std::vector<ObjectInfo>> files_of_part(const std::vector<ObjectInf
   return files;
 }
 
+Checkpoint open_rank_files(const std::shared_ptr<Store>& store,
+                           const std::vector<ObjectInfo>& all) {
+  const auto files = rank_files(all, "rank", ".pt", store->name());
+  const int world = static_cast<int>(files.size());
+  Checkpoint checkpoint = rank_checkpoint(store, CheckpointKind::rank_files, world);
+  checkpoint.files = files;
+  const RankStore from{store};
+  merge_ranks(checkpoint, world, [&](int rank) {
+    return with_train_state(resolved(from, files[static_cast<std::size_t>(rank)], {rank, world}));
+  });
+  if (has_model(*checkpoint.root)) checkpoint.kind = CheckpointKind::olmo_legacy;
+  return checkpoint;
+}
+
 }  // namespace
 
 std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files, const std::string& prefix,
@@ -153,6 +168,23 @@ std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files, const s
     ordered.push_back(std::move(file));
   }
   return ordered;
+}
+
+void rethrow_with_missing(const Error& error, const std::vector<ObjectInfo>& files,
+                          const std::string& prefix, int world) {
+  if (error.code() != ErrorCode::incomplete) throw Error(error);
+  const std::map<int, ObjectInfo> found = files_by_rank(files, prefix, ".pt");
+  std::string names;
+  int missing = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    if (found.contains(rank) || ++missing > kNamed) continue;
+    names += (missing > 1 ? ", " : "") + prefix + std::to_string(rank) + ".pt";
+  }
+  if (missing == 0) throw Error(error);
+  if (missing > kNamed) names += " and " + std::to_string(missing - kNamed) + " more";
+  throw Error(error.code(), error.message() + "; of " + std::to_string(world) +
+                                " ranks' files these are missing: " + names)
+      .at_path(error.path());
 }
 
 std::string own_file(const std::string& folder, int rank) {
@@ -200,16 +232,14 @@ bool has_rank_files(const std::vector<ObjectInfo>& files) {
 }
 
 Checkpoint open_rank_files(const std::shared_ptr<Store>& store) {
-  const auto files = rank_files(store->list(), "rank", ".pt", store->name());
-  const int world = static_cast<int>(files.size());
-  Checkpoint checkpoint = rank_checkpoint(store, CheckpointKind::rank_files, world);
-  checkpoint.files = files;
-  const RankStore from{store};
-  merge_ranks(checkpoint, world, [&](int rank) {
-    return with_train_state(resolved(from, files[static_cast<std::size_t>(rank)], {rank, world}));
-  });
-  if (has_model(*checkpoint.root)) checkpoint.kind = CheckpointKind::olmo_legacy;
-  return checkpoint;
+  const std::vector<ObjectInfo> all = store->list();
+  try {
+    return open_rank_files(store, all);
+  } catch (const Error& error) {
+    const std::map<int, ObjectInfo> found = files_by_rank(all, "rank", ".pt");
+    const Value tree = read_rank_file({store}, found.begin()->second);
+    rethrow_with_missing(error, all, "rank", sharded::world_of(tree).value_or(0));
+  }
 }
 
 std::optional<Value> read_legacy_part(const RankStore& from, const sharded::Rank& rank) {

@@ -12,6 +12,7 @@
 #include "format/sharded/sharded.h"
 #include "storage/lazy_source.h"
 #include "tessera/checkpoint.h"
+#include "tessera/error.h"
 
 namespace tessera {
 
@@ -21,6 +22,11 @@ namespace tessera {
                                                  const std::string& prefix,
                                                  const std::string& suffix,
                                                  const std::string& where);
+
+// Throws `error`, and where that is `incomplete` with the names of the files that are not there, of
+// those of `world` ranks; 0: it is not known.
+[[noreturn]] void rethrow_with_missing(const Error& error, const std::vector<ObjectInfo>& files,
+                                       const std::string& prefix, int world);
 
 // The rank that stands between `prefix` and `end` in a file's name; what follows may be anything.
 [[nodiscard]] std::optional<int> rank_between(std::string_view name, std::string_view prefix,

@@ -267,6 +267,14 @@ TEST_F(RankFiles, LocalFilesMustBeThere) {
   for (const char* part : {"model", "optim", "train"}) remove(std::string(part) + "/rank4.pt");
   EXPECT_EQ(code(), ErrorCode::incomplete);  // O-77: metadata.yaml says 5
   EXPECT_NE(text().find("metadata.yaml says 5 ranks"), std::string::npos) << text();
+  EXPECT_NE(text().find("missing: model/rank4.pt"), std::string::npos) << text();
+}
+
+// Of a large world whose files lie on many nodes.
+TEST_F(RankFiles, OfMissingFilesSixteenAreNamed) {
+  write_text(copy_of("fsdp1_uop0_ws2_local") + "/metadata.yaml", "world_size: 40\n");
+  EXPECT_EQ(code(), ErrorCode::incomplete);
+  EXPECT_NE(text().find("model/rank17.pt and 22 more"), std::string::npos) << text();
 }
 
 TEST_F(RankFiles, LocalWithoutOptimizerIsAModel) {
