@@ -1,4 +1,14 @@
 // What a save as one of OLMo's kinds takes beside SaveOptions (docs/formats/olmo.md).
+//
+// Ranks may have the directory on disks that they do not share:
+//   olmo_full                 what other ranks hold travels through the group to rank 0's directory
+//   olmo_legacy, olmo_local   each node has a directory of its own, with the files of its ranks and
+//                             what belongs to all. The ranks that saved them restore from these.
+//   olmo_torch_new            `incomplete` with ranks and hosts
+// Nodes are found by what ranks see. No directory gets its name before all are complete. A node
+// that fails then keeps its old one: the error says so, a restore finds two saves and refuses them
+// (`mismatch`), and the next save repairs it. A disk that shows one rank the directory of another
+// one late, as its own, is `conflict`, and nothing is published.
 #pragma once
 
 #include <optional>

@@ -5,7 +5,6 @@
 #include <map>
 #include <utility>
 
-#include "base/digest.h"
 #include "comm/confer.h"
 #include "comm/message.h"
 #include "comm/same_host/process.h"
@@ -22,16 +21,6 @@ struct HostMemory {
   int descriptor = -1;  // none: it has no memory to share
 };
 using HostMemories = std::map<std::uint64_t, HostMemory>;
-
-// 0: there is nothing to share.
-std::uint64_t this_host() noexcept {
-  try {
-    const std::string host = same_host::this_process().host;
-    return digest64(std::as_bytes(std::span(host)));
-  } catch (const Error&) {
-    return 0;
-  }
-}
 
 Bytes encode(const HostMemory& memory) {
   MessageWriter message;
@@ -94,7 +83,7 @@ class Room {
  public:
   Room(Group& group, const std::string& operation, std::size_t size)
       : group_(group), operation_(operation), size_(size) {
-    const std::uint64_t host = this_host();
+    const std::uint64_t host = same_host::host_digest();
     const HostMemory mine{host, group.rank(), 0, -1};
     const HostMemories first = memories_of_all(group, operation, [&] { return mine; });
     leads_ = host != 0 && first.at(host).rank == group.rank();

@@ -15,16 +15,6 @@ namespace {
 
 constexpr std::string_view kPrefix = "tessera-", kSuffix = ".probe";
 
-bool opens(const Store& store, const std::string& name) {
-  try {
-    (void)store.open(name);
-    return true;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::not_found) throw;
-    return false;
-  }
-}
-
 // A client of a network file system may remember that there is no such directory, until it makes
 // one itself and hears that it is there.
 void make_directory(Store& store, const std::string& name) {
@@ -57,11 +47,21 @@ Probe::~Probe() {
   remove_quietly(*store_, name_);
 }
 
+bool shows_probe(const Store& store, const std::string& name) {
+  try {
+    (void)store.open(name);
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+    return false;
+  }
+}
+
 bool sees_probe(Store& store, const std::string& name) {
   return look_again([&] {
-    if (opens(store, name)) return true;
+    if (shows_probe(store, name)) return true;
     make_directory(store, name);
-    return opens(store, name);
+    return shows_probe(store, name);
   });
 }
 

@@ -30,7 +30,9 @@ class Probe {
   std::string name_;
 };
 
-// On another rank: whether the store here has the object, or gets it within one and a half seconds.
+// On another rank: whether the store here has the object.
+[[nodiscard]] bool shows_probe(const Store& store, const std::string& name);
+// The same, or gets it within one and a half seconds.
 [[nodiscard]] bool sees_probe(Store& store, const std::string& name);
 
 // The ranks that do not see it: the lowest sixteen, and how many more.

@@ -7,62 +7,39 @@
 //   4. rank 0 sees all files in the store, writes the digests of the state and config.yaml, last,
 //   and gives the sibling its name in one step: the commit (checkpoint-rows O-30, O-31, OQ-02).
 // A failure in any step reaches every rank before the next one begins; the sibling is removed.
+// Where ranks do not share the directory, each node has one of its own, or bytes travel
+// (directories.h, travel.h).
 #include "checkpoint/together/save_olmo.h"
 
 #include <algorithm>
-#include <chrono>
-#include <filesystem>
-#include <thread>
+#include <map>
 #include <utility>
 
-#include "base/digest.h"
 #include "base/host.h"
 #include "base/log.h"
 #include "base/parallel.h"
-#include "base/random_id.h"
+#include "checkpoint/digests/side_file.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/save/opening.h"
-#include "checkpoint/save/probe.h"
 #include "checkpoint/save/save_dcp.h"
+#include "checkpoint/together/directories.h"
 #include "checkpoint/together/olmo_files.h"
+#include "checkpoint/together/same_state.h"
 #include "checkpoint/together/share.h"
 #include "checkpoint/together/state_sums.h"
-#include "checkpoint/write/destination.h"
+#include "checkpoint/together/travel.h"
 #include "comm/confer.h"
 #include "comm/long_work.h"
 #include "comm/message.h"
 #include "format/olmo/config.h"
-#include "storage/posix/system.h"
 #include "storage/sub_store.h"
 #include "tessera/error.h"
-#include "tessera/new_directory.h"
-#include "value/digest.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::chrono::seconds kVisibleWithin{90};  // of other ranks (fault-rows F24)
-constexpr std::chrono::milliseconds kLookEvery{100};
-
 ByteView bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text));
-}
-
-// The store that the directory is in, and its name there.
-struct Place {
-  std::shared_ptr<Store> parent;
-  std::string name;
-};
-
-Place place_of(const Location& where) {
-  if (where.store) {
-    if (!where.name.empty()) return {where.store, where.name};
-    throw Error(ErrorCode::invalid_argument,
-                "an OLMo checkpoint is a directory in a store: name it")
-        .at_path(to_string(where));
-  }
-  const std::string path = without_slashes(where.path);
-  return {posix_store(directory_of(path)), std::filesystem::path(path).filename().string()};
 }
 
 // What rank 0 saves as config.yaml.
@@ -119,6 +96,15 @@ Bytes combine_written(const Bytes& left, const Bytes& right) {
   return encode({combine_sums(a.first, b.first), combine_state_sums(a.second, b.second)});
 }
 
+// Of how many files are in a directory, and of their bytes.
+Bytes add_counts(const Bytes& left, const Bytes& right) {
+  MessageReader a(left);
+  MessageReader b(right);
+  const auto files = a.number<std::uint64_t>() + b.number<std::uint64_t>();
+  const auto bytes = a.number<std::uint64_t>() + b.number<std::uint64_t>();
+  return MessageWriter().number(files).number(bytes).take();
+}
+
 class Saver final : public OlmoKindSave {
  public:
   Saver(const Value& tree, const Location& where, CheckpointKind kind, const SaveOptions& options,
@@ -126,7 +112,7 @@ class Saver final : public OlmoKindSave {
       : kind_(kind),
         options_(options),
         group_(group),
-        place_(place_of(where)),
+        directories_(where, options.overwrite, group),
         config_(config_text(options.olmo, kind)),
         state_(olmo_state_of(tree)),
         sources_(state_),
@@ -137,21 +123,31 @@ class Saver final : public OlmoKindSave {
   }
 
   void plan() override {
-    begin();
+    directories_.begin();
     agree_on_state();
     if (kind_ == CheckpointKind::olmo_torch_new) plan_dcp();
   }
 
   std::uint64_t write() override {
     if (dcp_) dcp_bytes_ = dcp_->write();
-    const Bytes told = confer_after_long_work(
-        group_, options_.stop, [this](const std::stop_token& stop) { write_files(stop); },
-        "writing a checkpoint",
-        {[this] {
-           return encode({encode_sums(sums_), encode_state_sums(state_sums_)});
-         },
-         combine_written, [this](const Bytes& all) { return conclude_written(all); }});
-    sums_ = decode_sums(told);
+    const auto work = [this](const std::stop_token& stop) { write_files(stop); };
+    const Conference written{[this] {
+                               return encode({encode_sums(sums_), encode_state_sums(state_sums_)});
+                             },
+                             combine_written,
+                             [this](const Bytes& all) { return conclude_written(all); }};
+    constexpr const char* kOperation = "writing a checkpoint";
+    Bytes told;
+    if (travels_) {
+      agree_on_long_work(group_, kOperation, options_.stop, work);
+      send_runs();
+      told = confer(group_, kOperation, written);
+    } else {
+      told = confer_after_long_work(group_, options_.stop, work, kOperation, written);
+    }
+    const Pair all = decode_pair(told);
+    sums_ = decode_sums(all.first);
+    if (directories_.are_several()) digests_ = decode_digests(all.second);
     return bytes_written_ + dcp_bytes_;
   }
 
@@ -159,128 +155,54 @@ class Saver final : public OlmoKindSave {
 
  private:
   [[nodiscard]] bool leads() const { return group_.rank() == 0; }
-  [[nodiscard]] std::string path() const { return place_.parent->name() + "/" + place_.name; }
-
-  // Rank 0 makes the sibling with a probe in it; the others learn its name.
-  void begin() {
-    const auto make = [this](const Bytes&) {
-      if (options_.overwrite) require_replaceable();
-      directory_ = place_.parent->new_directory(
-          place_.name, options_.overwrite ? IfExists::replace : IfExists::fail);
-      const std::string attempt = random_attempt();
-      probe_.emplace(std::make_shared<SubStore>(place_.parent, directory_->working()),
-                     probe_name(attempt));
-      return MessageWriter()
-          .text(directory_->working())
-          .text(probe_name(attempt))
-          .text(random_uuid())
-          .take();
-    };
-    const Bytes told =
-        confer(group_, "planning a checkpoint", {[] { return Bytes(); }, combine_nothing, make});
-    MessageReader message(told);
-    working_ = std::make_shared<SubStore>(place_.parent, message.text());
-    probe_name_ = message.text();
-    save_id_ = message.text();
-  }
-
-  // Only a checkpoint is replaced: whatever else has the name stays.
-  void require_replaceable() const {
-    const std::vector<ObjectInfo> files = SubStore(*place_.parent, place_.name).list("");
-    if (files.empty() || holds_checkpoint(files)) return;
-    throw Error(ErrorCode::already_exists, "a directory that holds no checkpoint is there already")
-        .at_path(path());
-  }
 
   void agree_on_state() {
     const auto contribute = [this] {
       Intents mine;
       mine.first.leaves = tensors_.digest();
-      mine.first.values = digest_of_values();
-      if (!leads() && !sees_probe(*working_, probe_name_))
-        mine.unseeing.ranks.push_back({group_.rank(), host_name()});
+      mine.first.values = digest_of_values(state_);
+      if (!directories_.sees_first()) mine.unseeing.ranks.push_back({group_.rank(), host_name()});
       return encode({encode_intents(mine), MessageWriter().number(files_.pickle_size()).take()});
     };
     const auto conclude = [this](const Bytes& all) {
       const Pair plans = decode_pair(all);
       const Intents intents = decode_intents(plans.first);
-      require_seen_by_all(intents.unseeing, group_.size(), *working_);
+      judge_sharing(intents.unseeing);
       const bool same = intents.same_leaves && intents.same_values;
-      return MessageWriter().count(same ? 1 : 0).rest(plans.second).take();
+      const bool is_shared = intents.unseeing.ranks.empty();
+      return MessageWriter().count(same ? 1 : 0).count(is_shared ? 1 : 0).rest(plans.second).take();
     };
     const Bytes told =
         confer(group_, "planning a checkpoint", {contribute, combine_plans, conclude});
-    probe_.reset();
     MessageReader message(told);
-    if (message.count() == 0) find_difference();
+    if (message.count() == 0) refuse_difference(state_, tensors_, group_);
+    settle(message.count() == 1);
     std::vector<std::uint64_t> sizes;
     while (!message.at_end()) sizes.push_back(message.number<std::uint64_t>());
     agree(group_, "planning a checkpoint", [&] { files_.open(sizes); });
   }
 
-  // Of all that is no tensor outside of the trainer's state (checkpoint-rows OQ-09).
-  [[nodiscard]] std::vector<std::pair<std::string, std::uint64_t>> values_of_state() const {
-    std::vector<std::pair<std::string, std::uint64_t>> values;
-    const auto no_elements = [](const Tensor&) { return std::uint64_t{0}; };
-    OlmoState shared{state_.model, state_.optim, {}};
-    for (const Leaf& leaf : leaves_of(shared.tree())) {
-      if (leaf.value.is(Value::Kind::tensor)) continue;
-      values.emplace_back(leaf.name, digest_of(leaf.value, no_elements));
-    }
-    return values;
+  // Rank 0. Whether ranks may have directories of their own.
+  void judge_sharing(const Unseeing& unseeing) const {
+    if (unseeing.ranks.empty()) return;
+    if (kind_ == CheckpointKind::olmo_torch_new)
+      require_seen_by_all(unseeing, group_.size(), *directories_.working());
+    log(LogLevel::info,
+        std::to_string(unseeing.ranks.size() + unseeing.more) +
+            " ranks do not see the directory of rank 0: " +
+            (kind_ == CheckpointKind::olmo_full ? "what they write travels to it"
+                                                : "each node has a directory of its own"));
   }
 
-  [[nodiscard]] std::uint64_t digest_of_values() const {
-    RunningDigest all;
-    for (const auto& [name, digest] : values_of_state()) {
-      all.add(bytes_of(name));
-      all.add(std::as_bytes(std::span(&digest, 1)));
+  void settle(bool is_shared) {
+    if (is_shared) return directories_.share();
+    if (kind_ == CheckpointKind::olmo_full) {
+      directories_.keep_first();
+      travels_ = true;
+    } else {
+      directories_.find_others();
+      travels_ = kind_ == CheckpointKind::olmo_legacy;
     }
-    return all.value();
-  }
-
-  // Throws on all ranks, naming the first thing that ranks do not have alike.
-  void find_difference() {
-    const auto contribute = [this] {
-      MessageWriter message;
-      for (const auto& [name, digest] : values_of_state()) message.text(name).number(digest);
-      for (const PlacedTensor& placed : tensors_.all()) {
-        const Tensor& tensor = placed.leaf->value.as_tensor();
-        const std::string is = std::string(to_string(tensor.dtype)) + to_string(tensor.shape);
-        message.text(placed.leaf->name).number(digest64(bytes_of(is)));
-      }
-      return MessageWriter().block(message.take()).take();
-    };
-    const auto conclude = [](const Bytes& all) -> Bytes {
-      std::vector<std::map<std::string, std::uint64_t>> ranks;
-      for (MessageReader message(all); !message.at_end();) {
-        ranks.emplace_back();
-        for (MessageReader one(message.block()); !one.at_end();) {
-          std::string name = one.text();
-          ranks.back().emplace(std::move(name), one.number<std::uint64_t>());
-        }
-      }
-      refuse_first_difference(ranks);
-    };
-    (void)confer(
-        group_, "comparing states",
-        {contribute,
-         [](Bytes left, const Bytes& right) { return side_by_side(std::move(left), right); },
-         conclude});
-  }
-
-  [[noreturn]] static void refuse_first_difference(
-      const std::vector<std::map<std::string, std::uint64_t>>& ranks) {
-    for (std::size_t r = 1; r < ranks.size(); ++r) {
-      const auto [a, b] = std::ranges::mismatch(ranks[0], ranks[r]);
-      if (a == ranks[0].end() && b == ranks[r].end()) continue;
-      const bool of_first = a != ranks[0].end();
-      throw Error(ErrorCode::mismatch, "ranks 0 and " + std::to_string(r) +
-                                           " do not have the same here, outside of the trainer's "
-                                           "state")
-          .at_key(of_first ? a->first : b->first);
-    }
-    throw Error(ErrorCode::mismatch, "ranks hold other parts of tensors than they say");
   }
 
   // The model and the optimizer as a DCP checkpoint inside of the directory.
@@ -289,9 +211,10 @@ class Saver final : public OlmoKindSave {
     dcp_options_ = options_;
     dcp_options_.kind = CheckpointKind::dcp;
     agree(group_, "planning a checkpoint", [this] {
-      dcp_ =
-          dcp_save(dcp_tree_, std::make_shared<SubStore>(working_, std::string(olmo::kDcpFolder)),
-                   group_, dcp_options_);
+      dcp_ = dcp_save(
+          dcp_tree_,
+          std::make_shared<SubStore>(directories_.working(), std::string(olmo::kDcpFolder)), group_,
+          dcp_options_);
     });
     dcp_->plan(confer(group_, "planning a checkpoint",
                       {[] { return Bytes(); }, combine_nothing,
@@ -305,14 +228,52 @@ class Saver final : public OlmoKindSave {
     };
     Meter meter(tell_progress, bytes_to_write(), stop);
     for (const auto& file : files_.files()) {
-      file->write(*working_, tensors_, options_.threads, meter);
-      for (const auto& [at, sum] : file->sums()) {
-        sums_[at].add(sum);
-        bytes_written_ += sum.bytes;
-      }
+      if (!directories_.reaches(file->maker())) continue;
+      file->write(directories_.working()->share(file->name()), tensors_, options_.threads, meter);
+      add_sums(*file);
     }
     state_sums_ = sum_state(tensors_, group_.rank(), group_.size(), options_.threads, stop);
     meter.finish();
+  }
+
+  void add_sums(const SharedFile& file) {
+    for (const auto& [at, sum] : file.sums()) {
+      sums_[at].add(sum);
+      bytes_written_ += sum.bytes;
+    }
+  }
+
+  // What belongs into files that this rank does not reach.
+  void send_runs() {
+    std::map<std::uint32_t, std::unique_ptr<ByteSink>> received;
+    Travel how;
+    how.send = [this](Outbox& outbox) {
+      const auto tell_progress = [this](const Progress& p) { group_.make_progress(p.done); };
+      Meter meter(tell_progress, 0);
+      for (const auto& file : files_.files()) {
+        if (directories_.reaches(file->maker())) continue;
+        file->write(outbox.sink({file->maker(), file->number()}, file->name()), tensors_,
+                    options_.threads, meter);
+        add_sums(*file);
+      }
+    };
+    how.receive = [&](std::uint32_t number, std::uint64_t offset, ByteView bytes) {
+      std::unique_ptr<ByteSink>& sink = received[number];
+      if (!sink) sink = directories_.working()->share(file_of(number).name());
+      sink->write_at(offset, bytes);
+    };
+    how.to_rank_zero = kind_ == CheckpointKind::olmo_full;
+    how.stop = options_.stop;
+    travel(group_, how);
+    agree(group_, "writing a checkpoint", [&] {
+      for (const auto& [number, sink] : received) sink->commit();
+    });
+  }
+
+  [[nodiscard]] const SharedFile& file_of(std::uint32_t number) const {
+    const auto& files = files_.files();
+    return **std::ranges::find_if(
+        files, [&](const auto& file) { return file->is_made_here() && file->number() == number; });
   }
 
   [[nodiscard]] std::uint64_t bytes_to_write() const {
@@ -326,13 +287,14 @@ class Saver final : public OlmoKindSave {
     return bytes;
   }
 
-  // Rank 0. Returns what was written into each record.
+  // Rank 0. Returns what was written into each record, and to several publishers the digests.
   Bytes conclude_written(const Bytes& all) {
     Pair written = decode_pair(all);
     const SummedState state = summed(tensors_, written.second);
     digests_ = state.digests;
     if (!state.unlike.empty()) judge(state.unlike);
-    return std::move(written.first);
+    return encode({std::move(written.first),
+                   directories_.are_several() ? encode_digests(digests_) : Bytes()});
   }
 
   void judge(const std::vector<std::string>& unlike) const {
@@ -344,89 +306,134 @@ class Saver final : public OlmoKindSave {
     throw Error(ErrorCode::mismatch, text).at_key(unlike.front());
   }
 
-  // By the makers. Returns names and sizes of this rank's files.
+  // By the makers. Returns names and sizes of this rank's files, and who publishes them.
   Bytes finish_files() {
     MessageWriter message;
     for (const auto& file : files_.files()) {
       if (!file->is_made_here()) continue;
       file->finish(sums_);
+      message.count(static_cast<std::uint64_t>(directories_.publisher()));
       message.text(file->name()).number(file->size());
     }
     return message.take();
   }
 
-  // Rank 0.
+  // By a publisher: sees the files that it publishes.
   void require_in_store(const Bytes& all) {
     for (MessageReader message(all); !message.at_end();) {
+      const bool is_ours = static_cast<int>(message.count()) == directories_.publisher();
       const std::string name = message.text();
       const auto size = message.number<std::uint64_t>();
-      const std::uint64_t found = working_->open(name)->size();
+      if (!is_ours) continue;
+      const std::uint64_t found = directories_.working()->open(name)->size();
       if (found != size) {
         throw Error(ErrorCode::incomplete, "a file has " + std::to_string(found) + " bytes here, " +
                                                std::to_string(size) + " were written")
-            .at_path(working_->name() + "/" + name);
+            .at_path(directories_.working()->name() + "/" + name);
       }
-      ++result_.files;
-      result_.total_bytes += size;
+      count_file(size);
     }
+  }
+
+  void count_file(std::uint64_t size) {
+    ++result_.files;
+    result_.total_bytes += size;
   }
 
   void put_file(std::string_view name, const std::string& text) {
-    put(*working_, name, bytes_of(text), IfExists::fail);
-    ++result_.files;
-    result_.total_bytes += text.size();
+    put(*directories_.working(), name, bytes_of(text), IfExists::fail);
+    count_file(text.size());
   }
 
-  // Rank 0.
-  Bytes publish(const Bytes& all) {
+  // By a publisher: what a directory has beside the ranks' files.
+  void complete(const Bytes& all, const std::string& config) {
+    directories_.drop_probe();
     require_in_store(all);
     if (kind_ == CheckpointKind::olmo_local)
       put_file(olmo::kWorldFile, world_file_text(group_.size()));
-    put_file(kStateFile, state_file_text(digests_, save_id_));
-    put_file(olmo::kConfigFile, config_);
-    group_.require_peers();
-    directory_->commit();
-    is_committed_ = true;
+    put_file(kStateFile, state_file_text(digests_, directories_.save_id()));
+    put_file(olmo::kConfigFile, config);
+  }
+
+  [[nodiscard]] Bytes counts() const {
     return MessageWriter().number(result_.files).number(result_.total_bytes).take();
   }
 
-  // A network file system may show the new directory late; opening asks the server.
-  void wait_until_visible() const {
-    const auto end = std::chrono::steady_clock::now() + kVisibleWithin;
-    const std::string config = place_.name + "/" + std::string(olmo::kConfigFile);
-    while (!place_.parent->exists(config)) {
-      if (std::chrono::steady_clock::now() >= end) {
-        throw Error(ErrorCode::timeout, "the checkpoint is committed, and not visible here")
-            .at_path(path());
-      }
-      std::this_thread::sleep_for(kLookEvery);
+  // Returns counts of all files.
+  Bytes publish_one() {
+    return confer(group_, kCommit,
+                  {[this] { return finish_files(); }, side_by_side,
+                   [this](const Bytes& all) {
+                     complete(all, config_);
+                     directories_.publish();
+                     return counts();
+                   }});
+  }
+
+  // The same where each node has a directory: no rank publishes before all are complete.
+  Bytes publish_each() {
+    const Bytes told =
+        confer(group_, kCommit,
+               {[this] {
+                  directories_.require_apart();
+                  return finish_files();
+                },
+                side_by_side,
+                [this](const Bytes& all) {
+                  return encode({all, Bytes(bytes_of(config_).begin(), bytes_of(config_).end())});
+                }});
+    const Pair all = decode_pair(told);
+    const std::string config(reinterpret_cast<const char*>(all.second.data()), all.second.size());
+    const auto complete_own = [&] {
+      if (directories_.publishes()) complete(all.first, config);
+      return counts();
+    };
+    Bytes counted =
+        confer(group_, kCommit, {complete_own, add_counts, [](Bytes sum) { return sum; }});
+    agree(group_, kCommit, [this] { publish_own(); });
+    return counted;
+  }
+
+  void publish_own() {
+    if (!directories_.publishes()) return;
+    try {
+      directories_.publish();
+    } catch (const Error& error) {
+      throw Error(error.code(),
+                  "the directory of this node is not published, those of others may "
+                  "be: " +
+                      error.message())
+          .at_path(directories_.path());
     }
   }
 
+  // After the other ranks were lost.
+  [[nodiscard]] std::string outcome() const {
+    if (!directories_.publishes()) return "whether it is complete is not known here";
+    const std::string what = directories_.are_several() ? "the part of this node" : "it";
+    return what + (directories_.is_published() ? " is complete" : " is not complete");
+  }
+
+  static constexpr const char* kCommit = "committing a checkpoint";
   const CheckpointKind kind_;
   const SaveOptions& options_;
   Group& group_;
-  const Place place_;
+  Directories directories_;
   const std::string config_;
   const OlmoState state_;
   const SourceTensors sources_;
   const PlacedTensors tensors_;
   OlmoFiles files_;
-  std::unique_ptr<NewDirectory> directory_;  // rank 0
-  std::optional<Probe> probe_;               // rank 0, while ranks look for it
-  std::string probe_name_;
-  std::string save_id_;
-  std::shared_ptr<Store> working_;
+  bool travels_ = false;  // some ranks do not reach a file that they write into
   Value dcp_tree_;
   SaveOptions dcp_options_;
   std::unique_ptr<DcpSave> dcp_;  // olmo_torch_new
   FileSums sums_;                 // of this rank, then of all
   StateSums state_sums_;
-  StateDigests digests_;  // rank 0
+  StateDigests digests_;  // of publishers
   SaveResult result_;
   std::uint64_t bytes_written_ = 0;
   std::uint64_t dcp_bytes_ = 0;
-  bool is_committed_ = false;  // rank 0
 };
 
 SaveResult Saver::commit() {
@@ -437,27 +444,20 @@ SaveResult Saver::commit() {
   }
   Bytes told;
   try {
-    told =
-        confer(group_, "committing a checkpoint",
-               {[this] { return finish_files(); },
-                [](Bytes left, const Bytes& right) { return side_by_side(std::move(left), right); },
-                [this](const Bytes& all) { return publish(all); }});
+    told = directories_.are_several() ? publish_each() : publish_one();
   } catch (const Error& error) {
     if (group_.size() == 1 || !error.peers().empty()) throw;
-    const char* outcome = !leads()        ? "whether it is complete is not known here"
-                          : is_committed_ ? "it is complete"
-                                          : "it is not complete";
-    throw Error(error.code(), "the other ranks were lost while the save ended, and " +
-                                  std::string(outcome) + ": " + error.message())
-        .at_path(path())
-        .while_doing("committing a checkpoint");
+    throw Error(error.code(), "the other ranks were lost while the save ended, and " + outcome() +
+                                  ": " + error.message())
+        .at_path(directories_.path())
+        .while_doing(kCommit);
   }
-  agree(group_, "waiting for the checkpoint", [this] { wait_until_visible(); });
+  agree(group_, "waiting for the checkpoint", [this] { directories_.wait_until_visible(); });
   MessageReader message(told);
   result_.files = message.number<std::uint64_t>();
   result_.total_bytes = message.number<std::uint64_t>();
   result_.bytes_written = bytes_written_ + dcp_bytes_;
-  result_.save_id = save_id_;
+  result_.save_id = directories_.save_id();
   return result_;
 }
 

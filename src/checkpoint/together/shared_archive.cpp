@@ -99,8 +99,9 @@ WrittenSum SharedArchive::write_slot(const Slot& slot, const PlacedTensors& tens
   return sum;
 }
 
-void SharedArchive::write(Store& store, const PlacedTensors& tensors, int threads, Meter& meter) {
-  sink_ = store.share(archive_.file);
+void SharedArchive::write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors, int threads,
+                          Meter& meter) {
+  sink_ = std::move(sink);
   if (is_made_here()) {
     for (const auto& segment : writer_->fixed()) sink_->write_at(segment.offset, segment.bytes);
   }

@@ -15,7 +15,8 @@ class SharedArchive final : public SharedFile {
  public:
   SharedArchive(Archive archive, const FileRole& role, int rank, int ranks);
 
-  void write(Store& store, const PlacedTensors& tensors, int threads, Meter& meter) override;
+  void write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors, int threads,
+             Meter& meter) override;
   void finish(const FileSums& sums) override;
   [[nodiscard]] const std::string& name() const override { return archive_.file; }
   [[nodiscard]] std::uint64_t size() const override { return writer_->size(); }

@@ -6,13 +6,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "checkpoint/read/meter.h"
 #include "checkpoint/together/file_sums.h"
 #include "checkpoint/together/placed.h"
-#include "tessera/storage.h"
+#include "tessera/io.h"
 
 namespace tessera {
 
@@ -31,11 +32,14 @@ class SharedFile {
   SharedFile& operator=(const SharedFile&) = delete;
   virtual ~SharedFile() = default;
 
-  // Writes this rank's bytes. What others than the maker have written is durable afterwards.
-  virtual void write(Store& store, const PlacedTensors& tensors, int threads, Meter& meter) = 0;
+  // Writes this rank's bytes into `sink`, which is the file. Others than the maker commit it.
+  virtual void write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors, int threads,
+                     Meter& meter) = 0;
   // What this rank has written into the records.
   [[nodiscard]] const FileSums& sums() const { return sums_; }
   [[nodiscard]] bool is_made_here() const { return rank_ == role_.maker; }
+  [[nodiscard]] int maker() const { return role_.maker; }
+  [[nodiscard]] std::uint32_t number() const { return role_.number; }
   // By the maker: writes the rest and makes the file durable. `sums`: of all ranks, of this file at
   // least. Throws `incomplete` for a record that nobody has filled.
   virtual void finish(const FileSums& sums) = 0;

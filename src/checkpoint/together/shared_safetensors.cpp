@@ -23,9 +23,9 @@ WrittenSum SharedSafetensors::write_entry(const safetensors::Entry& entry,
                     {sink_.get(), at, entry.end - entry.begin, 0}, &meter);
 }
 
-void SharedSafetensors::write(Store& store, const PlacedTensors& tensors, int threads,
-                              Meter& meter) {
-  sink_ = store.share(file_);
+void SharedSafetensors::write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors,
+                              int threads, Meter& meter) {
+  sink_ = std::move(sink);
   if (is_made_here()) sink_->write_at(0, part_.head);
   const std::vector<safetensors::Entry>& entries = part_.header.entries;
   std::vector<WrittenSum> written(entries.size());

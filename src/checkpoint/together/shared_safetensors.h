@@ -15,7 +15,8 @@ class SharedSafetensors final : public SharedFile {
   SharedSafetensors(std::string file, EncodedPart part, const FileRole& role, int rank, int ranks)
       : SharedFile(role, rank, ranks), file_(std::move(file)), part_(std::move(part)) {}
 
-  void write(Store& store, const PlacedTensors& tensors, int threads, Meter& meter) override;
+  void write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors, int threads,
+             Meter& meter) override;
   void finish(const FileSums& sums) override;
   [[nodiscard]] const std::string& name() const override { return file_; }
   [[nodiscard]] std::uint64_t size() const override { return part_.size(); }

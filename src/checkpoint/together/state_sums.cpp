@@ -5,6 +5,7 @@
 #include "base/crc32.h"
 #include "base/parallel.h"
 #include "base/stop.h"
+#include "checkpoint/digests/side_file.h"
 #include "checkpoint/together/own_runs.h"
 #include "checkpoint/together/share.h"
 #include "comm/confer.h"
@@ -15,7 +16,6 @@
 namespace tessera {
 namespace {
 
-constexpr std::uint64_t kStateFileLimit = 1 << 30;  // bytes
 constexpr const char* kDigests = "crc32";
 
 // So that differences of several parts do not make up for one another.
@@ -120,6 +120,21 @@ SummedState summed(const PlacedTensors& tensors, const Bytes& all) {
   return result;
 }
 
+Bytes encode_digests(const StateDigests& digests) {
+  MessageWriter message;
+  for (const auto& [name, crc] : digests) message.text(name).number(crc);
+  return message.take();
+}
+
+StateDigests decode_digests(const Bytes& bytes) {
+  StateDigests digests;
+  for (MessageReader message(bytes); !message.at_end();) {
+    std::string name = message.text();
+    digests.emplace(std::move(name), message.number<std::uint32_t>());
+  }
+  return digests;
+}
+
 std::string state_file_text(const StateDigests& digests, const std::string& save_id) {
   nlohmann::json file = {{"version", 1}, {"save_id", save_id}};
   file[kDigests] = digests;
@@ -153,17 +168,10 @@ StateDigests state_digests(const Value& tree, Group& group) {
                                            " tensors differ between ranks that hold the same part")
           .at_key(state.unlike.front());
     }
-    MessageWriter message;
-    for (const auto& [name, crc] : state.digests) message.text(name).number(crc);
-    return message.take();
+    return encode_digests(state.digests);
   };
-  const Bytes told = confer(group, "digesting a state", {contribute, combine_state_sums, conclude});
-  StateDigests digests;
-  for (MessageReader message(told); !message.at_end();) {
-    std::string name = message.text();
-    digests.emplace(std::move(name), message.number<std::uint32_t>());
-  }
-  return digests;
+  return decode_digests(
+      confer(group, "digesting a state", {contribute, combine_state_sums, conclude}));
 }
 
 }  // namespace tessera

@@ -33,8 +33,10 @@ struct SummedState {
 // Throws `incomplete` for a tensor that ranks do not have all of.
 [[nodiscard]] SummedState summed(const PlacedTensors& tensors, const Bytes& all);
 
-// tessera-state.json, which has them beside a checkpoint.
-inline constexpr const char* kStateFile = "tessera-state.json";
+[[nodiscard]] Bytes encode_digests(const StateDigests& digests);
+[[nodiscard]] StateDigests decode_digests(const Bytes& message);
+
+// The text of kStateFile (digests/side_file.h).
 [[nodiscard]] std::string state_file_text(const StateDigests& digests, const std::string& save_id);
 
 }  // namespace tessera

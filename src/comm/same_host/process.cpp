@@ -8,8 +8,10 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <span>
 #include <sstream>
 
+#include "base/digest.h"
 #include "tessera/error.h"
 
 namespace tessera::same_host {
@@ -50,6 +52,15 @@ ProcessId this_process() {
     throw Error(ErrorCode::unsupported, "/proc does not know this process by its own number");
   }
   return {host_name(), ::getpid(), *started};
+}
+
+std::uint64_t host_digest() noexcept {
+  try {
+    const std::string host = this_process().host;
+    return digest64(std::as_bytes(std::span(host)));
+  } catch (const Error&) {
+    return 0;
+  }
 }
 
 std::string to_text(const ProcessId& process) {

@@ -21,6 +21,8 @@ struct ProcessId {
 
 // Throws `unsupported` where /proc does not tell.
 [[nodiscard]] ProcessId this_process();
+// Of this host, as ProcessId names it; 0 where that is not known.
+[[nodiscard]] std::uint64_t host_digest() noexcept;
 
 [[nodiscard]] std::string to_text(const ProcessId& process);
 // Throws `corrupt` for a text that to_text did not make.

@@ -1,0 +1,236 @@
+#include "checkpoint/together/directories.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <set>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "base/random_id.h"
+#include "checkpoint/save/look_again.h"
+#include "checkpoint/write/destination.h"
+#include "comm/confer.h"
+#include "comm/message.h"
+#include "comm/same_host/process.h"
+#include "format/olmo/config.h"
+#include "storage/posix/system.h"
+#include "storage/sub_store.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kOperation = "planning a checkpoint";
+constexpr std::chrono::seconds kVisibleWithin{90};  // of other ranks (fault-rows F24)
+constexpr std::chrono::milliseconds kLookEvery{100};
+
+Bytes all_of_it(Bytes all) {
+  return all;
+}
+
+}  // namespace
+
+Directories::Directories(const Location& where, bool overwrite, Group& group)
+    : group_(group), overwrite_(overwrite) {
+  if (where.store) {
+    if (where.name.empty()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "an OLMo checkpoint is a directory in a store: name it")
+          .at_path(to_string(where));
+    }
+    parent_ = where.store;
+    name_ = where.name;
+  } else {
+    const std::string path = without_slashes(where.path);
+    parent_ = posix_store(directory_of(path));
+    name_ = std::filesystem::path(path).filename().string();
+  }
+}
+
+Bytes Directories::encode(const Sibling& sibling) {
+  return MessageWriter()
+      .count(static_cast<std::uint64_t>(sibling.publisher))
+      .text(sibling.working)
+      .text(sibling.probe)
+      .take();
+}
+
+std::vector<Directories::Sibling> Directories::decode(std::span<const std::byte> bytes) {
+  std::vector<Sibling> siblings;
+  for (MessageReader message(bytes); !message.at_end();) {
+    Sibling& sibling = siblings.emplace_back();
+    sibling.publisher = static_cast<int>(message.count());
+    sibling.working = message.text();
+    sibling.probe = message.text();
+  }
+  return siblings;
+}
+
+// Only a checkpoint is replaced: whatever else has the name stays.
+void Directories::require_replaceable() const {
+  const std::vector<ObjectInfo> files = SubStore(*parent_, name_).list("");
+  if (files.empty() || holds_checkpoint(files)) return;
+  throw Error(ErrorCode::already_exists, "a directory that holds no checkpoint is there already")
+      .at_path(path());
+}
+
+Directories::Sibling Directories::make() {
+  if (overwrite_) require_replaceable();
+  directory_ = parent_->new_directory(name_, overwrite_ ? IfExists::replace : IfExists::fail);
+  Sibling made{group_.rank(), directory_->working(), probe_name(random_attempt())};
+  probe_.emplace(std::make_shared<SubStore>(parent_, made.working), made.probe);
+  return made;
+}
+
+void Directories::enter(const Sibling& sibling) {
+  working_ = std::make_shared<SubStore>(parent_, sibling.working);
+  publisher_ = sibling.publisher;
+}
+
+void Directories::begin() {
+  const auto conclude = [this](const Bytes&) {
+    const Sibling made = make();
+    return MessageWriter().text(random_uuid()).rest(encode(made)).take();
+  };
+  const Bytes told =
+      confer(group_, kOperation, {[] { return Bytes(); }, combine_nothing, conclude});
+  MessageReader message(told);
+  save_id_ = message.text();
+  siblings_ = decode(message.rest());
+  enter(siblings_.front());
+}
+
+bool Directories::sees_first() {
+  if (group_.rank() > 0) sees_first_ = sees_probe(*working_, siblings_.front().probe);
+  return sees_first_;
+}
+
+void Directories::share() {
+  drop_probe();
+}
+
+void Directories::keep_first() {
+  drop_probe();
+  if (!sees_first_) working_.reset();
+}
+
+bool Directories::shows(const Sibling& sibling) const {
+  return shows_probe(SubStore(*parent_, sibling.working), sibling.probe);
+}
+
+bool Directories::enter_lowest_seen() {
+  const auto seen = std::ranges::find_if(siblings_, [this](const Sibling& sibling) {
+    return sibling.publisher == group_.rank() || shows(sibling);
+  });
+  if (seen == siblings_.end()) return false;
+  enter(*seen);
+  return true;
+}
+
+// Of several on one disk all ranks take that of the lowest rank; the others' go. Who has made one
+// does not wait for a lower one to appear: require_apart() looks again.
+void Directories::look_for_one() {
+  const bool has_made = directory_ != nullptr;
+  if (!has_made) {
+    (void)look_again([this] { return enter_lowest_seen(); });
+    return;
+  }
+  (void)enter_lowest_seen();
+  if (publishes()) return;
+  drop_probe();
+  directory_.reset();
+}
+
+// Returns the ranks that have to make one, in ascending order; none: every rank has one.
+std::vector<int> Directories::elect() {
+  const auto contribute = [this] {
+    if (publisher_ < 0 && siblings_.size() > 1) look_for_one();
+    return MessageWriter()
+        .count(publisher_ < 0 ? 0 : static_cast<std::uint64_t>(publisher_) + 1)
+        .number(same_host::host_digest())
+        .take();
+  };
+  const auto conclude = [](const Bytes& all) {
+    std::set<std::uint64_t> hosts;
+    std::vector<int> publishers;
+    MessageWriter elected;
+    for (MessageReader message(all); !message.at_end();) {
+      publishers.push_back(static_cast<int>(message.count()) - 1);
+      const auto host = message.number<std::uint64_t>();
+      if (publishers.back() < 0 && hosts.insert(host).second) elected.count(publishers.size() - 1);
+    }
+    if (!hosts.empty()) return MessageWriter().count(1).rest(elected.take()).take();
+    for (const int publisher : publishers) {
+      if (publishers[static_cast<std::size_t>(publisher)] == publisher) continue;
+      throw Error(ErrorCode::incomplete, "a rank sees the directory of rank " +
+                                             std::to_string(publisher) +
+                                             ", which writes into that of another rank");
+    }
+    MessageWriter found;
+    found.count(0);
+    for (const int publisher : publishers) found.count(static_cast<std::uint64_t>(publisher));
+    return found.take();
+  };
+  const Bytes told = confer(group_, kOperation, {contribute, side_by_side, conclude});
+  MessageReader message(told);
+  const bool is_election = message.count() == 1;
+  std::vector<int> ranks;
+  while (!message.at_end()) ranks.push_back(static_cast<int>(message.count()));
+  if (is_election) return ranks;
+  publishers_ = std::move(ranks);
+  return {};
+}
+
+void Directories::make_more(const std::vector<int>& makers) {
+  const bool is_maker = std::ranges::binary_search(makers, group_.rank());
+  const auto contribute = [&] { return is_maker ? encode(make()) : Bytes(); };
+  for (Sibling& made : decode(confer(group_, kOperation, {contribute, side_by_side, all_of_it})))
+    siblings_.push_back(std::move(made));
+}
+
+void Directories::find_others() {
+  if (!sees_first_) {
+    working_.reset();
+    publisher_ = -1;
+  }
+  for (std::vector<int> makers = elect(); !makers.empty(); makers = elect()) make_more(makers);
+}
+
+bool Directories::reaches(int maker) const {
+  const int theirs = are_several() ? publishers_.at(static_cast<std::size_t>(maker)) : 0;
+  return working_ != nullptr && publisher_ == theirs;
+}
+
+void Directories::require_apart() const {
+  if (!publishes()) return;
+  for (const Sibling& sibling : siblings_) {
+    if (sibling.publisher == publisher_ || !shows(sibling)) continue;
+    throw Error(ErrorCode::conflict, "the directory of rank " + std::to_string(sibling.publisher) +
+                                         " was not seen here when the save began, and is now: "
+                                         "both ranks would publish it")
+        .at_path(path());
+  }
+}
+
+void Directories::publish() {
+  group_.require_peers();
+  directory_->commit();
+  is_published_ = true;
+}
+
+void Directories::wait_until_visible() const {
+  if (!working_) return;
+  const auto end = std::chrono::steady_clock::now() + kVisibleWithin;
+  const std::string config = name_ + "/" + std::string(olmo::kConfigFile);
+  while (!parent_->exists(config)) {
+    if (std::chrono::steady_clock::now() >= end) {
+      throw Error(ErrorCode::timeout, "the checkpoint is committed, and not visible here")
+          .at_path(path());
+    }
+    std::this_thread::sleep_for(kLookEvery);
+  }
+}
+
+}  // namespace tessera

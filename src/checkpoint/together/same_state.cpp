@@ -1,0 +1,91 @@
+#include "checkpoint/together/same_state.h"
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/digest.h"
+#include "comm/confer.h"
+#include "comm/message.h"
+#include "tessera/error.h"
+#include "tessera/leaf.h"
+#include "value/digest.h"
+
+namespace tessera {
+namespace {
+
+using DigestsOfRank = std::map<std::string, std::uint64_t>;
+
+ByteView bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+std::vector<std::pair<std::string, std::uint64_t>> values_of(const OlmoState& state) {
+  std::vector<std::pair<std::string, std::uint64_t>> values;
+  const auto no_elements = [](const Tensor&) { return std::uint64_t{0}; };
+  OlmoState shared{state.model, state.optim, {}};
+  for (const Leaf& leaf : leaves_of(shared.tree())) {
+    if (leaf.value.is(Value::Kind::tensor)) continue;
+    values.emplace_back(leaf.name, digest_of(leaf.value, no_elements));
+  }
+  return values;
+}
+
+Bytes encode(const OlmoState& state, const PlacedTensors& tensors) {
+  MessageWriter message;
+  for (const auto& [name, digest] : values_of(state)) message.text(name).number(digest);
+  for (const PlacedTensor& placed : tensors.all()) {
+    const Tensor& tensor = placed.leaf->value.as_tensor();
+    const std::string is = std::string(to_string(tensor.dtype)) + to_string(tensor.shape);
+    message.text(placed.leaf->name).number(digest64(bytes_of(is)));
+  }
+  return MessageWriter().block(message.take()).take();
+}
+
+std::vector<DigestsOfRank> decode(const Bytes& all) {
+  std::vector<DigestsOfRank> ranks;
+  for (MessageReader message(all); !message.at_end();) {
+    ranks.emplace_back();
+    for (MessageReader one(message.block()); !one.at_end();) {
+      std::string name = one.text();
+      ranks.back().emplace(std::move(name), one.number<std::uint64_t>());
+    }
+  }
+  return ranks;
+}
+
+[[noreturn]] void refuse_first_difference(const std::vector<DigestsOfRank>& ranks) {
+  for (std::size_t r = 1; r < ranks.size(); ++r) {
+    const auto [a, b] = std::ranges::mismatch(ranks[0], ranks[r]);
+    if (a == ranks[0].end() && b == ranks[r].end()) continue;
+    const bool of_first = a != ranks[0].end();
+    throw Error(ErrorCode::mismatch, "ranks 0 and " + std::to_string(r) +
+                                         " do not have the same here, outside of the trainer's "
+                                         "state")
+        .at_key(of_first ? a->first : b->first);
+  }
+  throw Error(ErrorCode::mismatch, "ranks hold other parts of tensors than they say");
+}
+
+}  // namespace
+
+std::uint64_t digest_of_values(const OlmoState& state) {
+  RunningDigest all;
+  for (const auto& [name, digest] : values_of(state)) {
+    all.add(bytes_of(name));
+    all.add(std::as_bytes(std::span(&digest, 1)));
+  }
+  return all.value();
+}
+
+void refuse_difference(const OlmoState& state, const PlacedTensors& tensors, Group& group) {
+  const auto contribute = [&] { return encode(state, tensors); };
+  const auto conclude = [](const Bytes& all) -> Bytes { refuse_first_difference(decode(all)); };
+  (void)confer(group, "comparing states", {contribute, side_by_side, conclude});
+}
+
+}  // namespace tessera
