@@ -25,11 +25,20 @@ struct FlatUnit {
   std::vector<std::string> names;  // of its parameters, whole and without wrappers, in order
 };
 
+// A mesh in which ranks hold copies of the model: rank r has the same part as r + N / copies of N.
+struct OlmoMesh {
+  int copies = 2;
+  std::string device = "cpu";  // torch's name of its type: "cpu", "cuda"
+};
+
 struct OlmoSave {
   // The text of config.yaml, which is written last. Empty: one line that names the checkpointer.
   std::string config = {};
   // Of olmo_full: model and optimizer become .safetensors with OLMo's names instead of .pt.
   bool safetensors = false;
+  // Of olmo_legacy: tensors become the DTensors of this mesh, which OLMo restores in a hybrid mesh
+  // of the same size and nowhere else. None: ShardedTensors over all ranks.
+  std::optional<OlmoMesh> mesh = {};
   // The rest is of olmo_local alone. All modules that FSDP1 wraps, the root first, in the order of
   // named_modules. The parameters of one lie one after another in its flat parameter.
   std::vector<FlatUnit> units = {};

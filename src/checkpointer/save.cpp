@@ -7,6 +7,7 @@
 
 #include "checkpointer/absent_state.h"
 #include "checkpointer/flat_units.h"
+#include "checkpointer/hybrid_mesh.h"
 #include "checkpointer/kinds.h"
 #include "checkpointer/save_tree.h"
 #include "tessera/checkpointer.h"
@@ -41,6 +42,7 @@ SaveResult Checkpointer::save_checkpoint(const Location& dir, ModuleRef model, O
   agree(group_, "taking the state of a training", [&] {
     require_dict(trainer_state);
     if (kind_ == CheckpointerKind::local) options.olmo = detail::flat_model_of(model).layout;
+    if (kind_ == CheckpointerKind::torch_legacy) options.olmo.mesh = detail::hybrid_mesh_of(model);
     tree = Value::dict(
         {{"model", detail::olmo_model(model, names_in(options.olmo))},
          {"optim", detail::olmo_optimizer(

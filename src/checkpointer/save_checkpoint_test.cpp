@@ -6,6 +6,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <tuple>
@@ -117,13 +118,34 @@ std::string files_of_rank(const std::string& all, const std::string& to, int ran
   return to;
 }
 
+using Sharder = std::function<void(Layers&, const Mesh&)>;
+
+Sharder sharder_of(Way way) {
+  return [way](Layers& layers, const Mesh& mesh) { shard_layers(layers, way, mesh); };
+}
+
+// Two copies, each on half of the ranks.
+void shard_hybrid_rows(Layers& layers, const Mesh& mesh) {
+  const auto both = mesh.split(mesh.size() / 2);
+  fully_shard(layers->l1, both);
+  fully_shard(layers->l2, both);
+  fully_shard(layers, both);
+}
+
+void shard_hybrid_flat(Layers& layers, const Mesh& mesh) {
+  FullyShardedOptions options;
+  options.sharding_strategy = ShardingStrategy::hybrid_shard;
+  options.use_orig_params = true;
+  const FullyShardedDataParallel<Layers> wrapped(layers, mesh.split(mesh.size() / 2), options);
+}
+
 // What was saved by so many ranks in one way is restored by them from the files of each alone.
-void restore_from_own_files(CheckpointerKind kind, Way way) {
+void restore_from_own_files(CheckpointerKind kind, const Sharder& shard, int ranks = 2) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/saved";
-  run_mesh(2, [&](Mesh& mesh) {
+  run_mesh(ranks, [&](Mesh& mesh) {
     auto layers = make_layers();
-    shard_layers(layers, way, mesh);
+    shard(layers, mesh);
     AdamW adam(sharded_parameters(layers), {.lr = 0.1});
     train(layers, adam, 0, kSavedAfter);
     Checkpointer checkpointer(kind, mesh.checkpoint_group());
@@ -133,7 +155,7 @@ void restore_from_own_files(CheckpointerKind kind, Way way) {
     const auto node = directory.path() + "/node" + std::to_string(mesh.rank());
     const auto own = files_of_rank(path, node, mesh.rank());
     auto other = make_layers(9);
-    shard_layers(other, way, mesh);
+    shard(other, mesh);
     AdamW other_adam(sharded_parameters(other), {.lr = 0.7});
     const auto state = checkpointer.restore_checkpoint(own, other, other_adam);
     EXPECT_EQ(state.at("rank").as_int(), mesh.rank());
@@ -142,9 +164,43 @@ void restore_from_own_files(CheckpointerKind kind, Way way) {
 }
 
 TEST(SavedFiles, OfEachRankAloneAreEnoughForIt_O61_O73) {
-  restore_from_own_files(CheckpointerKind::local, Way::original);
-  restore_from_own_files(CheckpointerKind::local, Way::flat);
-  restore_from_own_files(CheckpointerKind::torch_legacy, Way::rows);
+  restore_from_own_files(CheckpointerKind::local, sharder_of(Way::original));
+  restore_from_own_files(CheckpointerKind::local, sharder_of(Way::flat));
+  restore_from_own_files(CheckpointerKind::torch_legacy, sharder_of(Way::rows));
+  restore_from_own_files(CheckpointerKind::torch_legacy, shard_hybrid_rows, 4);
+}
+
+// As OLMo's restore wants them in such a mesh.
+TEST(SavedLegacy, HasDTensorsOfAHybridMesh_O60) {
+  for (const Sharder& shard : {Sharder(shard_hybrid_rows), Sharder(shard_hybrid_flat)}) {
+    const TemporaryDirectory directory;
+    const auto path = directory.path() + "/saved";
+    std::atomic<double> expected = 0;
+    run_mesh(4, [&](Mesh& mesh) {
+      auto layers = make_layers();
+      shard(layers, mesh);
+      AdamW adam(sharded_parameters(layers), {.lr = 0.1});
+      train(layers, adam, 0, kSavedAfter);
+      Checkpointer checkpointer(CheckpointerKind::torch_legacy, mesh.checkpoint_group());
+      checkpointer.save_checkpoint(path, layers, adam, trainer_of_rank(mesh.rank()));
+      expected = train(layers, adam, kSavedAfter, kMoreSteps);
+    });
+    std::ifstream file(path + "/rank3.pt", std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_THAT(bytes, ::testing::HasSubstr("DeviceMesh"));
+    EXPECT_THAT(bytes, ::testing::Not(::testing::HasSubstr("ShardedTensor")));
+    for (const int ranks : {1, 3, 4}) {
+      run_mesh(ranks, [&](Mesh& mesh) {
+        auto layers = make_layers(9);
+        shard_layers(layers, Way::rows, mesh);
+        AdamW adam(sharded_parameters(layers), {.lr = 0.7});
+        Checkpointer checkpointer(CheckpointerKind::torch_legacy, mesh.checkpoint_group());
+        const auto state = checkpointer.restore_checkpoint(path, layers, adam);
+        EXPECT_EQ(state.at("rank").as_int(), ranks == 4 ? mesh.rank() : 0);
+        EXPECT_NEAR(train(layers, adam, kSavedAfter, kMoreSteps), expected, 1e-6);
+      });
+    }
+  }
 }
 
 TEST(SavedLocal, NeedsFlatParameters) {

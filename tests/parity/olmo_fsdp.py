@@ -132,8 +132,8 @@ def build(config, seed):
     model = OLMo(config.model)
     more = {}
     if config.fsdp.sharding_strategy in HYBRID:
-        copies = config.fsdp.hybrid_sharding_num_model_replicas
-        more["device_mesh"] = init_device_mesh("cpu", (copies, dist.get_world_size() // copies), mesh_dim_names=("copy", "shard"))
+        copies = config.fsdp.hybrid_sharding_num_model_replicas  # without names of dimensions, as OLMo's train.py makes it
+        more["device_mesh"] = init_device_mesh("cpu", (copies, dist.get_world_size() // copies))
     fsdp = FSDP(model, auto_wrap_policy=model.get_fsdp_wrap_policy(config.fsdp.wrapping_strategy), device_id=torch.device("cpu"),
                 sharding_strategy=config.fsdp.sharding_strategy, mixed_precision=config.fsdp_precision,
                 use_orig_params=config.fsdp.use_orig_params, **more)

@@ -84,6 +84,7 @@ void save_part(const Job& job, Group& group) {
   const Value& model = whole_state.at("model");
   SaveOptions options;
   options.olmo.units = units_of(model);
+  if (job.copies > 1) options.olmo.mesh = OlmoMesh{.copies = job.copies};
   options.kind = job.kind == "full"           ? CheckpointKind::olmo_full
                  : job.kind == "torch_new"    ? CheckpointKind::olmo_torch_new
                  : job.kind == "torch_legacy" ? CheckpointKind::olmo_legacy

@@ -77,7 +77,8 @@ class Found {
       return std::max(ranks_in("model_and_optim", "model_and_optim/__", '_'),
                       ranks_in("train", "train/rank", '.'));
     if (has(0)) {
-      if (const auto said = sharded::world_of(file(0))) return *said;
+      if (const auto said = sharded::world_of(file(0)))
+        return std::max(*said, ranks_in("", "rank", '.'));
     }
     return ranks_in("", "rank", '.');
   }

@@ -32,6 +32,12 @@ void require_flat(const PlacedTensors& tensors, int ranks) {
               "olmo-full, olmo-torch-new, olmo-legacy or dcp");
 }
 
+void require_mesh(const std::optional<OlmoMesh>& mesh, int ranks) {
+  if (!mesh || (mesh->copies > 0 && ranks % mesh->copies == 0)) return;
+  throw Error(ErrorCode::invalid_argument, "a mesh of " + std::to_string(mesh->copies) +
+                                               " copies, of " + std::to_string(ranks) + " ranks");
+}
+
 }  // namespace
 
 OlmoFiles::OlmoFiles(const Of& of) : of_(of) {
@@ -45,8 +51,9 @@ OlmoFiles::OlmoFiles(const Of& of) : of_(of) {
     local_.emplace(of_.state, of_.sources, UnitPlan::of_units(olmo.units, olmo.orig_params, names),
                    rules);
   } else if (of_.kind == CheckpointKind::olmo_legacy) {
+    require_mesh(of_.options.olmo.mesh, of_.ranks);
     own_legacy_ = std::make_unique<SharedArchive>(
-        legacy_archive(of_.state, of_.sources, of_.rank, of_.ranks),
+        legacy_archive(of_.state, of_.sources, legacy(of_.rank)),
         FileRole{number(of_.rank), of_.rank, true, {}}, of_.rank, of_.ranks);
   }
 }
@@ -109,6 +116,10 @@ void OlmoFiles::open_local() {
     add(local_->optim(own_file("optim", of_.rank), own_shard()), {first + 1, of_.rank, true, {}});
 }
 
+LegacyRank OlmoFiles::legacy(int rank) const {
+  return {rank, of_.ranks, of_.options.olmo.mesh};
+}
+
 // Whether this rank has some of the rows that `other` has in its legacy file, and `other` has not.
 bool OlmoFiles::writes_into_rows_of(int other) const {
   return std::ranges::any_of(of_.tensors.all(), [&](const PlacedTensor& placed) {
@@ -117,11 +128,10 @@ bool OlmoFiles::writes_into_rows_of(int other) const {
         boxes_to_write(placed.placement, shape, {of_.rank, of_.ranks, other});
     if (boxes.empty()) return false;
     if (shape.empty()) return true;
-    const std::vector<Box> rows = row_chunks(shape, of_.ranks);
-    if (static_cast<std::size_t>(other) >= rows.size()) return false;
-    return std::ranges::any_of(boxes, [&](const Box& box) {
-      return common_box(box, rows[static_cast<std::size_t>(other)]).has_value();
-    });
+    const std::optional<Box> rows = legacy_rows(shape, legacy(other));
+    if (!rows) return false;
+    return std::ranges::any_of(boxes,
+                               [&](const Box& box) { return common_box(box, *rows).has_value(); });
   });
 }
 
@@ -131,7 +141,7 @@ void OlmoFiles::open_legacy(const std::vector<std::uint64_t>& pickle_sizes) {
   no_train.train.reset();
   for (int other = 0; other < of_.ranks; ++other) {
     if (other == of_.rank || !writes_into_rows_of(other)) continue;
-    add(legacy_archive(no_train, of_.sources, other, of_.ranks),
+    add(legacy_archive(no_train, of_.sources, legacy(other)),
         {number(other), other, true, pickle_sizes[static_cast<std::size_t>(other)]});
   }
 }

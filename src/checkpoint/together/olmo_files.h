@@ -1,4 +1,5 @@
-// The files that a checkpoint of an OLMo kind is made of, as one of N ranks fills them.
+// The files that a checkpoint of an OLMo kind or a set of safetensors is made of, as one of N ranks
+// fills them.
 #pragma once
 
 #include <memory>
@@ -42,6 +43,7 @@ class OlmoFiles {
   void open_own_train();
   void open_legacy(const std::vector<std::uint64_t>& pickle_sizes);
   void open_local();
+  [[nodiscard]] LegacyRank legacy(int rank) const;
   [[nodiscard]] bool writes_into_rows_of(int other) const;
   [[nodiscard]] int own_shard() const;
 

@@ -45,6 +45,54 @@ TEST(SaveOlmo, EveryLayoutIsReadBack_O40_O50_O60_O72) {
   }
 }
 
+// Ranks r and r + parts hold the same.
+void save_hybrid(Cut cut, int copies, int parts, const std::string& path, bool damage = false) {
+  SaveOptions options = options_for(CheckpointKind::olmo_legacy);
+  options.olmo.mesh = OlmoMesh{.copies = copies};
+  run_ranks(copies * parts, [&](Group& group) {
+    Value state = state_of(cut, group.rank(), parts);
+    if (damage && group.rank() == parts) {
+      Tensor other = state.at("model").at("transformer.wte.weight").as_tensor();
+      other.pieces.at(0).storage->data[5] ^= std::byte{1};
+    }
+    save(state, path, options, group);
+  });
+}
+
+TEST(SaveOlmo, AHybridMeshSavesDTensors_O60) {
+  for (const Cut cut : {Cut::rows, Cut::flat}) {
+    for (const auto& [copies, parts] : {std::pair{2, 1}, {2, 2}, {3, 2}, {2, 3}}) {
+      SCOPED_TRACE(std::to_string(copies) + " x " + std::to_string(parts));
+      const std::string path = temporary_directory() + "/step4";
+      save_hybrid(cut, copies, parts, path);
+      expect_state(Checkpoint::open(path));
+      EXPECT_TRUE(verify(path).findings.empty());
+      const auto archive = read_all(*posix_store(path)->open("rank1.pt"), 1 << 24);
+      const std::string bytes(reinterpret_cast<const char*>(archive.data()), archive.size());
+      EXPECT_NE(bytes.find("DeviceMesh"), std::string::npos);
+      EXPECT_EQ(bytes.find("ShardedTensor"), std::string::npos);
+    }
+  }
+}
+
+// What differs in the memory of ranks is in their files.
+TEST(SaveOlmo, CopiesInAHybridMeshAreCompared_O60) {
+  const std::string path = temporary_directory() + "/step4";
+  save_hybrid(Cut::rows, 2, 2, path, true);
+  const VerifyReport report = verify(path);
+  ASSERT_EQ(report.findings.size(), 1U);
+  EXPECT_NE(report.findings.at(0).text.find("transformer.wte.weight"), std::string::npos);
+}
+
+TEST(SaveOlmo, AHybridMeshHasAsManyCopiesAsItSays) {
+  const std::string path = temporary_directory() + "/step4";
+  SaveOptions options = options_for(CheckpointKind::olmo_legacy);
+  for (const int copies : {0, 2, -1}) {
+    options.olmo.mesh = OlmoMesh{.copies = copies};
+    EXPECT_EQ(code_of([&] { save_by(3, Cut::rows, path, options); }), ErrorCode::invalid_argument);
+  }
+}
+
 // A conversion of the whole state writes the same files, but for the trainer's, which differ.
 TEST(SaveOlmo, FilesAreThoseOfAConversion) {
   const std::string whole = temporary_directory() + "/whole.pt";

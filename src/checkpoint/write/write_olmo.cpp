@@ -6,6 +6,7 @@
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
 #include "format/olmo/config.h"
+#include "format/olmo/dtensor.h"
 #include "format/olmo/sharded_tensor.h"
 #include "storage/posix/system.h"
 #include "storage/sub_store.h"
@@ -67,12 +68,14 @@ Value dict_with_tensors(const Value& dict, const Replace& replace) {
 // Makes the archive of one rank, with its rows of every tensor.
 class LegacyFile {
  public:
-  LegacyFile(const SourceTensors& sources, int rank, int ranks)
+  LegacyFile(const SourceTensors& sources, const LegacyRank& of)
       : sources_(sources),
-        rank_(static_cast<std::size_t>(rank)),
-        ranks_(ranks),
-        maker_(rank, ranks),
-        archive_{own_file("", rank), Value::dict(), {}} {}
+        of_(of),
+        maker_(of.rank, of.ranks),
+        archive_{own_file("", of.rank), Value::dict(), {}} {
+    if (of.mesh)
+      dtensors_.emplace(of.rank, olmo::HybridMesh{of.mesh->copies, of.parts(), of.mesh->device});
+  }
 
   Archive make(const OlmoState& state) {
     const auto shard = [this](const Tensor& tensor) { return shard_of(tensor); };
@@ -89,19 +92,32 @@ class LegacyFile {
   Value shard_of(const Tensor& tensor) {
     if (tensor.shape.empty() || numel(tensor.shape) == 0)
       return whole_tensor(sources_, tensor, archive_);
-    const std::vector<Box> chunks = row_chunks(tensor.shape, ranks_);
-    if (rank_ >= chunks.size()) return maker_.make(tensor.dtype, tensor.shape, chunks, nullptr);
-    const Box& mine = chunks[rank_];
-    const Value local = planned_tensor(tensor.dtype, mine.sizes);
-    archive_.parts.emplace(&local.as_tensor(),
-                           std::vector{ArchivePart{&sources_.of(tensor), mine, 0, numel(mine)}});
+    const std::optional<Box> mine = legacy_rows(tensor.shape, of_);
+    if (dtensors_) {
+      // Every rank has a local tensor, one without rows as well.
+      Shape none = tensor.shape;
+      none[0] = 0;
+      const Value local = mine ? rows_of(tensor, *mine) : planned_tensor(tensor.dtype, none);
+      archive_.parts.try_emplace(&local.as_tensor());
+      return dtensors_->make(tensor.dtype, tensor.shape, local);
+    }
+    const std::vector<Box> chunks = row_chunks(tensor.shape, of_.ranks);
+    if (!mine) return maker_.make(tensor.dtype, tensor.shape, chunks, nullptr);
+    const Value local = rows_of(tensor, *mine);
     return maker_.make(tensor.dtype, tensor.shape, chunks, &local);
   }
 
+  Value rows_of(const Tensor& tensor, const Box& rows) {
+    Value local = planned_tensor(tensor.dtype, rows.sizes);
+    archive_.parts.emplace(&local.as_tensor(),
+                           std::vector{ArchivePart{&sources_.of(tensor), rows, 0, numel(rows)}});
+    return local;
+  }
+
   const SourceTensors& sources_;
-  std::size_t rank_;
-  int ranks_;
+  LegacyRank of_;
   olmo::ShardedTensorMaker maker_;
+  std::optional<olmo::DTensorMaker> dtensors_;  // of a hybrid mesh
   Archive archive_;
 };
 
@@ -159,8 +175,15 @@ Value whole_tensor(const SourceTensors& sources, const Tensor& tensor, Archive& 
   return leaf;
 }
 
-Archive legacy_archive(const OlmoState& state, const SourceTensors& sources, int rank, int ranks) {
-  return LegacyFile(sources, rank, ranks).make(state);
+std::optional<Box> legacy_rows(const Shape& shape, const LegacyRank& of) {
+  std::vector<Box> chunks = row_chunks(shape, of.parts());
+  const auto part = static_cast<std::size_t>(of.part());
+  if (part >= chunks.size()) return std::nullopt;
+  return std::move(chunks[part]);
+}
+
+Archive legacy_archive(const OlmoState& state, const SourceTensors& sources, const LegacyRank& of) {
+  return LegacyFile(sources, of).make(state);
 }
 
 Archive part_archive(const SourceTensors& sources, const std::string& name, const Value& dict) {
@@ -190,7 +213,7 @@ void write_olmo_legacy(ConvertJob& job, const OlmoState& state) {
   const SourceTensors sources(state);
   const int ranks = job.options.ranks;
   parallel_for(job.threads, static_cast<std::size_t>(ranks), [&](std::size_t index) {
-    write_archive(job, legacy_archive(state, sources, static_cast<int>(index), ranks), 1);
+    write_archive(job, legacy_archive(state, sources, {static_cast<int>(index), ranks, {}}), 1);
   });
 }
 

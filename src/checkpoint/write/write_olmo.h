@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "checkpoint/write/targets.h"
 #include "checkpoint/write/write_archive.h"
 #include "format/safetensors/safetensors.h"
+#include "tessera/olmo_save.h"
 
 namespace tessera {
 
@@ -59,9 +61,21 @@ struct EncodedPart {
   }
 };
 [[nodiscard]] EncodedPart encoded_part(const SourceTensors& sources, const Value& dict);
-// The file of one of `ranks` ranks, with its rows of every tensor (checkpoint-rows O-60).
-[[nodiscard]] Archive legacy_archive(const OlmoState& state, const SourceTensors& sources, int rank,
-                                     int ranks);
+// Whose legacy file it is.
+struct LegacyRank {
+  int rank = 0;
+  int ranks = 1;
+  std::optional<OlmoMesh> mesh = {};
+
+  // How many ranks share the rows of a tensor, and which of them this is.
+  [[nodiscard]] int parts() const { return mesh ? ranks / mesh->copies : ranks; }
+  [[nodiscard]] int part() const { return rank % parts(); }
+};
+// The rank's rows of a tensor that is neither a scalar nor without elements; none: it has no rows.
+[[nodiscard]] std::optional<Box> legacy_rows(const Shape& shape, const LegacyRank& of);
+// The file of one rank, with its rows of every tensor (checkpoint-rows O-60).
+[[nodiscard]] Archive legacy_archive(const OlmoState& state, const SourceTensors& sources,
+                                     const LegacyRank& of);
 
 void write_olmo_full(ConvertJob& job, const OlmoState& state);
 void write_olmo_torch_new(ConvertJob& job, const OlmoState& state);

@@ -35,6 +35,8 @@ namespace tessera::sharded {
 [[nodiscard]] Tensor read_sharded_tensor(const Value& value, const Rank& rank);
 [[nodiscard]] bool is_dtensor(const Value& value);
 [[nodiscard]] Tensor read_dtensor(const Value& value, const Rank& rank);
+// The number of ranks of its mesh, or of the mesh that its mesh is a part of, if that is known.
+[[nodiscard]] int ranks_of_dtensor(const Value& value);
 
 // A leaf of what this rank holds, as the pieces of `whole` that `box` is; throws when the leaf is
 // not of this size and type.

@@ -274,10 +274,28 @@ const Value& attributes_of(const Value& state) {
   return slots ? state.items()[1] : state;
 }
 
+const Value& spec_of(const Value& dtensor) {
+  const Value& state = attributes_of(dtensor.as_object().arguments.items()[3]);
+  return attributes(attribute(state, "_spec"), "DTensorSpec");
+}
+
 }  // namespace
 
 bool is_dtensor(const Value& value) {
   return is_rebuilt_as(value, kPackage, "DTensor");
+}
+
+int ranks_of_dtensor(const Value& value) {
+  const Value& state = attributes(attribute(spec_of(value), "mesh"), "DeviceMesh");
+  const Value* all = optional_attribute(state, "_flatten_rank_map");
+  const std::int64_t count =
+      all != nullptr ? static_cast<std::int64_t>(sequence(*all, "_flatten_rank_map").size())
+      : ranks_of(state) != nullptr
+          ? numel(integers_of(*ranks_of(state)).shape)
+          : numel(layout_sizes(attributes(attribute(state, "_layout"), "_MeshLayout")));
+  require_rank_count(count);
+  if (count < 1) corrupt("a mesh without ranks");
+  return static_cast<int>(count);
 }
 
 Tensor read_dtensor(const Value& value, const Rank& rank) {
@@ -286,7 +304,7 @@ Tensor read_dtensor(const Value& value, const Rank& rank) {
   const Value::List& made = sequence(arguments[2], "a DTensor's arguments");
   if (made.size() < 8) corrupt("a DTensor with arguments missing");
   const Value& state = attributes_of(arguments[3]);
-  const Value& spec = attributes(attribute(state, "_spec"), "DTensorSpec");
+  const Value& spec = spec_of(value);
   Tensor tensor;
   tensor.dtype = dtype(made[1]);
   tensor.shape = shape(made[2], "a DTensor's size");

@@ -28,8 +28,9 @@ struct Rank {
 // hold no part of the values (Partial).
 void resolve(Value& tree, const Rank& rank);
 
-// The number of ranks that the first ShardedTensor below the dicts of `tree` says it is of; none:
-// no such tensor says one.
+// The number of ranks that the first ShardedTensor or DTensor below the dicts of `tree` says it is
+// of; none: no such tensor says one. A DTensor knows no more than the ranks of its mesh, which may
+// be some of all.
 [[nodiscard]] std::optional<int> world_of(const Value& tree);
 
 // A flat parameter: this rank's shard of one or more parameters, one after another.

@@ -90,6 +90,7 @@ std::optional<int> world_of(const Value& tree) {
     if (world < 1 || world > kMostRanks) corrupt("a ShardedTensor of no such number of ranks");
     return static_cast<int>(world);
   }
+  if (is_dtensor(tree)) return ranks_of_dtensor(tree);
   if (!tree.is(Kind::dict)) return std::nullopt;
   for (const auto& [key, value] : tree.pairs()) {
     if (const auto world = world_of(value)) return world;
