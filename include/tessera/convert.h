@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -51,6 +52,9 @@ struct ConvertOptions {
   // an index, as huggingface does it. The target is then a directory, and appears whole. 0: one
   // file. A tensor is never divided.
   std::uint64_t max_shard_size = 0;
+  // The same, by a map from names to numbers of files (tessera/safetensors_set.h); `max_shard_size`
+  // is 0 then.
+  std::map<std::string, int> file_of = {};
   // Writes quantized weights (docs/formats/safetensors.md) as this floating type, without their
   // scales. `only` and `rename` see the resulting names. Unset: quantized weights are copied as
   // they are.

@@ -11,6 +11,7 @@
 #include "tessera/dtype.h"
 #include "tessera/job.h"
 #include "tessera/olmo_save.h"
+#include "tessera/safetensors_set.h"
 
 namespace tessera {
 
@@ -80,6 +81,10 @@ struct SaveOptions {
   // them, as stages of a pipeline need.
   bool same_keys = false;
   OlmoSave olmo = {};
+  // Kind safetensors: a directory of such files that all ranks fill, instead of one file of one
+  // process. The tree is then of tensors alone, each whole on every rank or with a placement.
+  // Options of DCP saves are `unsupported`. It appears whole, also in a store that can do so.
+  std::optional<SafetensorsSet> safetensors = {};
   ProgressHook progress = {};
   EventHook events = {};  // phases: "plan", "write", for directories "commit"; "all"
   std::stop_token stop = {};

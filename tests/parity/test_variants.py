@@ -86,6 +86,31 @@ def test_shards_of_ranks_become_a_set_that_everybody_reads(tmp_path):
     assert same(again, expected)
 
 
+@pytest.mark.parametrize("numbers", [[1, 3, 3, 5, 1], [1, 1, 1, 1, 1]])
+def test_ranks_save_the_set_that_pytorch_saves(numbers, tmp_path):
+    """P-26: the same files with the same tensors for one map, from three ranks that hold rows. PyTorch and safetensors read
+    them."""
+    torch.manual_seed(5)
+    tensors = {"a.weight": torch.randn(7, 5), "a.bias": torch.randn(7).bfloat16(), "b.weight": torch.randn(2, 3, 4),
+               "b.ids": torch.arange(11), "step": torch.tensor(3.0)}
+    files = dict(zip(tensors, numbers))
+    torch.save(tensors, tmp_path / "whole.pt")
+    words = [tmp_path / "whole.pt", tmp_path / "ours", "3", "0", *(f"{name}={number}" for name, number in files.items())]
+    subprocess.run([os.environ["TESSERA_SAVE_SET_TOOL"], *words], check=True)
+    dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(tmp_path / "theirs", fqn_to_index_mapping=files), no_dist=True)
+    names, indices = [], []
+    for directory in (tmp_path / "ours", tmp_path / "theirs"):
+        names.append(sorted(file.name for file in directory.iterdir()))
+        indices.append(json.loads((directory / "model.safetensors.index.json").read_text()))
+    assert names[0] == names[1] and len(names[0]) == len(set(numbers)) + 1
+    assert indices[0] == indices[1]
+    for file in set(indices[0]["weight_map"].values()):
+        assert same(*(safetensors.torch.load_file(tmp_path / of / file) for of in ("ours", "theirs"))), file
+    again = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    dcp.load(again, storage_reader=dcp.HuggingFaceStorageReader(tmp_path / "ours"), no_dist=True)
+    assert same(again, tensors)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_float8_blocks_are_pytorch_s_own(dtype, tmp_path):
     convert(GOLDEN / "checkpoints/qz", tmp_path / "a.safetensors", "--dequantize", "--dtype", {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype])

@@ -14,7 +14,6 @@
 #include "comm/confer.h"
 #include "comm/message.h"
 #include "comm/same_host/process.h"
-#include "format/olmo/config.h"
 #include "storage/posix/system.h"
 #include "storage/sub_store.h"
 #include "tessera/error.h"
@@ -37,7 +36,7 @@ Directories::Directories(const Location& where, bool overwrite, Group& group)
   if (where.store) {
     if (where.name.empty()) {
       throw Error(ErrorCode::invalid_argument,
-                  "an OLMo checkpoint is a directory in a store: name it")
+                  "such a checkpoint is a directory in a store: name it")
           .at_path(to_string(where));
     }
     parent_ = where.store;
@@ -220,11 +219,11 @@ void Directories::publish() {
   is_published_ = true;
 }
 
-void Directories::wait_until_visible() const {
+void Directories::wait_until_visible(const std::string& file) const {
   if (!working_) return;
   const auto end = std::chrono::steady_clock::now() + kVisibleWithin;
-  const std::string config = name_ + "/" + std::string(olmo::kConfigFile);
-  while (!parent_->exists(config)) {
+  const std::string object = name_ + "/" + file;
+  while (!parent_->exists(object)) {
     if (std::chrono::steady_clock::now() >= end) {
       throw Error(ErrorCode::timeout, "the checkpoint is committed, and not visible here")
           .at_path(path());

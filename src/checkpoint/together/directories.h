@@ -54,8 +54,8 @@ class Directories {
   // By publishers: gives the sibling the directory's name.
   void publish();
   [[nodiscard]] bool is_published() const { return is_published_; }
-  // A network file system may show the new directory late; opening asks the server.
-  void wait_until_visible() const;
+  // A network file system may show the new directory late; opening its `file` asks the server.
+  void wait_until_visible(const std::string& file) const;
 
   [[nodiscard]] const std::string& save_id() const { return save_id_; }
   [[nodiscard]] std::string path() const { return parent_->name() + "/" + name_; }

@@ -1,11 +1,16 @@
 #include "checkpoint/together/olmo_files.h"
 
 #include <algorithm>
+#include <map>
+#include <span>
 #include <utility>
 
+#include "base/digest.h"
+#include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/open/rank_files.h"
 #include "checkpoint/together/share.h"
 #include "checkpoint/together/shared_safetensors.h"
+#include "checkpoint/tree/tree_json.h"
 #include "layout/boxes.h"
 #include "layout/placement.h"
 #include "tessera/error.h"
@@ -55,6 +60,41 @@ OlmoFiles::OlmoFiles(const Of& of) : of_(of) {
     own_legacy_ = std::make_unique<SharedArchive>(
         legacy_archive(of_.state, of_.sources, legacy(of_.rank)),
         FileRole{number(of_.rank), of_.rank, true, {}}, of_.rank, of_.ranks);
+  } else if (of_.kind == CheckpointKind::safetensors) {
+    plan_set();
+  }
+}
+
+// As a conversion of the whole tree writes them.
+void OlmoFiles::plan_set() {
+  const std::vector<Leaf> leaves = leaves_of(of_.state.model);
+  set_ = safetensors_files(leaves, *of_.options.safetensors, kSetFile);
+  for (SafetensorsFile& file : set_) {
+    file.header.metadata.emplace("format", "pt");
+    reserve_digests(file.header);
+  }
+  std::uint64_t values = 0;
+  if (!set_.empty()) set_[0].header.metadata[kTreeKey] = encode_tree(leaves, values);
+  const std::string text = index_text(set_);
+  set_digest_ = digest64(std::as_bytes(std::span(text)));
+  if (has_index(set_, kSetFile)) index_ = text;
+}
+
+// Each file is another rank's to finish.
+void OlmoFiles::open_set() {
+  std::map<std::string, const Leaf*> by_name;
+  for (const PlacedTensor& placed : of_.tensors.all())
+    by_name.emplace(placed.leaf->name, placed.leaf);
+  int file = 0;
+  for (SafetensorsFile& of : set_) {
+    EncodedPart part{std::move(of.header), {}, {}, {}, true};
+    part.head = safetensors::encode_header(part.header);
+    for (const safetensors::Entry& entry : part.header.entries)
+      part.tensors.emplace(entry.name, by_name.at(entry.name));
+    const FileRole role{number(file), file % of_.ranks, false, {}};
+    files_.push_back(std::make_unique<SharedSafetensors>(std::move(of.name), std::move(part), role,
+                                                         of_.rank, of_.ranks));
+    ++file;
   }
 }
 
@@ -77,6 +117,8 @@ void OlmoFiles::open(const std::vector<std::uint64_t>& pickle_sizes) {
       return open_full();
     case CheckpointKind::olmo_legacy:
       return open_legacy(pickle_sizes);
+    case CheckpointKind::safetensors:
+      return open_set();
     case CheckpointKind::olmo_local:
       open_local();
       return open_own_train();

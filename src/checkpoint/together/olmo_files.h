@@ -11,9 +11,13 @@
 #include "checkpoint/together/placed.h"
 #include "checkpoint/together/shared_archive.h"
 #include "checkpoint/write/local_archives.h"
+#include "checkpoint/write/safetensors_files.h"
 #include "tessera/save_options.h"
 
 namespace tessera {
+
+// What a set of safetensors is called after.
+inline constexpr const char* kSetFile = "model.safetensors";
 
 class OlmoFiles {
  public:
@@ -35,11 +39,17 @@ class OlmoFiles {
   // Makes the files into which this rank writes. `pickle_sizes`: what all ranks said.
   void open(const std::vector<std::uint64_t>& pickle_sizes);
   [[nodiscard]] const std::vector<std::unique_ptr<SharedFile>>& files() const { return files_; }
+  // Of which tensors of a set of safetensors lie in which file.
+  [[nodiscard]] std::uint64_t set_digest() const { return set_digest_; }
+  // The index of a set of safetensors; empty: there is none.
+  [[nodiscard]] const std::string& index() const { return index_; }
 
  private:
   void add(Archive archive, const FileRole& role);
   void add_part(const std::string& name, const Value& dict, std::uint32_t number);
   void open_full();
+  void plan_set();
+  void open_set();
   void open_own_train();
   void open_legacy(const std::vector<std::uint64_t>& pickle_sizes);
   void open_local();
@@ -50,6 +60,9 @@ class OlmoFiles {
   Of of_;
   std::optional<LocalArchives> local_;
   std::unique_ptr<SharedArchive> own_legacy_;  // until open()
+  std::vector<SafetensorsFile> set_;           // of safetensors, until open()
+  std::uint64_t set_digest_ = 0;
+  std::string index_;
   std::vector<std::unique_ptr<SharedFile>> files_;
 };
 

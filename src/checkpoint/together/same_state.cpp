@@ -24,20 +24,21 @@ ByteView bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
 }
 
-std::vector<std::pair<std::string, std::uint64_t>> values_of(const OlmoState& state) {
-  std::vector<std::pair<std::string, std::uint64_t>> values;
+NamedDigests values_of(const OlmoState& state, const NamedDigests& more) {
+  NamedDigests values;
   const auto no_elements = [](const Tensor&) { return std::uint64_t{0}; };
   OlmoState shared{state.model, state.optim, {}};
   for (const Leaf& leaf : leaves_of(shared.tree())) {
     if (leaf.value.is(Value::Kind::tensor)) continue;
     values.emplace_back(leaf.name, digest_of(leaf.value, no_elements));
   }
+  values.insert(values.end(), more.begin(), more.end());
   return values;
 }
 
-Bytes encode(const OlmoState& state, const PlacedTensors& tensors) {
+Bytes encode(const OlmoState& state, const NamedDigests& more, const PlacedTensors& tensors) {
   MessageWriter message;
-  for (const auto& [name, digest] : values_of(state)) message.text(name).number(digest);
+  for (const auto& [name, digest] : values_of(state, more)) message.text(name).number(digest);
   for (const PlacedTensor& placed : tensors.all()) {
     const Tensor& tensor = placed.leaf->value.as_tensor();
     const std::string is = std::string(to_string(tensor.dtype)) + to_string(tensor.shape);
@@ -73,17 +74,18 @@ std::vector<DigestsOfRank> decode(const Bytes& all) {
 
 }  // namespace
 
-std::uint64_t digest_of_values(const OlmoState& state) {
+std::uint64_t digest_of_values(const OlmoState& state, const NamedDigests& more) {
   RunningDigest all;
-  for (const auto& [name, digest] : values_of(state)) {
+  for (const auto& [name, digest] : values_of(state, more)) {
     all.add(bytes_of(name));
     all.add(std::as_bytes(std::span(&digest, 1)));
   }
   return all.value();
 }
 
-void refuse_difference(const OlmoState& state, const PlacedTensors& tensors, Group& group) {
-  const auto contribute = [&] { return encode(state, tensors); };
+void refuse_difference(const OlmoState& state, const NamedDigests& more,
+                       const PlacedTensors& tensors, Group& group) {
+  const auto contribute = [&] { return encode(state, more, tensors); };
   const auto conclude = [](const Bytes& all) -> Bytes { refuse_first_difference(decode(all)); };
   (void)confer(group, "comparing states", {contribute, side_by_side, conclude});
 }

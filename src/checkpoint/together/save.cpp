@@ -58,6 +58,17 @@ CheckpointKind kind_to_save(const Location& where, const SaveOptions& options) {
   return kind_of_file_name(where.store ? where.name : where.path).value_or(CheckpointKind::dcp);
 }
 
+// A set of safetensors is a directory, and nothing else is such a set.
+void require_fitting(const Location& where, CheckpointKind kind, const SaveOptions& options) {
+  if (!options.safetensors) return;
+  const bool names_file = kind_of_file_name(where.store ? where.name : where.path).has_value();
+  if (kind == CheckpointKind::safetensors && !names_file) return;
+  throw Error(ErrorCode::invalid_argument,
+              "SaveOptions::safetensors makes a directory of kind safetensors, and this is " +
+                  (names_file ? "a file" : "of kind " + std::string(to_string(kind))))
+      .at_path(to_string(where));
+}
+
 // The store whose root the location is. Throws `invalid_argument` for one that names an object.
 std::shared_ptr<Store> root_of(const Location& where) {
   if (!where.store) return posix_store(where.path);
@@ -107,6 +118,11 @@ bool is_olmo(CheckpointKind kind) {
   return !is_one_file(kind) && kind != CheckpointKind::dcp;
 }
 
+// Whether ranks fill the files of a directory together.
+bool is_filled_together(CheckpointKind kind, const SaveOptions& options) {
+  return is_olmo(kind) || (kind == CheckpointKind::safetensors && options.safetensors);
+}
+
 // Tells of each phase.
 SaveResult save_in_phases(const Value& tree, const Location& where, const SaveOptions& options,
                           Group& group, const JobLog& log) {
@@ -117,9 +133,10 @@ SaveResult save_in_phases(const Value& tree, const Location& where, const SaveOp
   log.phase("plan", [&] {
     const auto begin = [&] {
       kind = kind_to_save(where, options);
+      require_fitting(where, kind, options);
       if (kind == CheckpointKind::dcp) {
         dcp = dcp_save(tree, root_of(where), group, options);
-      } else if (is_olmo(kind)) {
+      } else if (is_filled_together(kind, options)) {
         olmo = olmo_kind_save(tree, where, kind, options, group);
       } else {
         require_one_rank(where, group);

@@ -67,6 +67,21 @@ void require_plain(const SaveOptions& options) {
               "names, types, writers, compression and kept copies are of DCP saves alone");
 }
 
+bool is_set(CheckpointKind kind) {
+  return kind == CheckpointKind::safetensors;
+}
+
+// Throws for what is no tensor.
+std::vector<Leaf> tensors_in(const Value& tree) {
+  std::vector<Leaf> leaves = leaves_of(tree);
+  for (const Leaf& leaf : leaves) {
+    if (leaf.value.is(Value::Kind::tensor)) continue;
+    throw Error(ErrorCode::unsupported, "ranks save sets of safetensors of tensors alone")
+        .at_key(leaf.name);
+  }
+  return leaves;
+}
+
 // Two messages in one.
 struct Pair {
   Bytes first, second;
@@ -114,8 +129,8 @@ class Saver final : public OlmoKindSave {
         group_(group),
         directories_(where, options.overwrite, group),
         config_(config_text(options.olmo, kind)),
-        state_(olmo_state_of(tree)),
-        sources_(state_),
+        state_(is_set(kind) ? OlmoState{tree, {}, {}} : olmo_state_of(tree)),
+        sources_(is_set(kind) ? SourceTensors(tensors_in(tree)) : SourceTensors(state_)),
         tensors_(sources_.all(), group.rank(), group.size()),
         files_({state_, sources_, tensors_, kind, options, group.rank(), group.size()}) {
     require_plain(options);
@@ -155,12 +170,31 @@ class Saver final : public OlmoKindSave {
 
  private:
   [[nodiscard]] bool leads() const { return group_.rank() == 0; }
+  // Also where ranks do not see rank 0's: then it gets what they write.
+  [[nodiscard]] bool is_in_one_directory() const {
+    return kind_ == CheckpointKind::olmo_full || is_set(kind_);
+  }
+  // That comes last into a directory.
+  [[nodiscard]] std::string last_file() const {
+    if (!is_set(kind_)) return std::string(olmo::kConfigFile);
+    return files_.index().empty() ? kSetFile : index_name(kSetFile);
+  }
+
+  // What the layout of files follows from beside names, types and shapes.
+  [[nodiscard]] NamedDigests layout() const {
+    NamedDigests digests = {{"SaveOptions::safetensors", files_.set_digest()}};
+    if (options_.olmo.mesh) {
+      digests.emplace_back("OlmoSave::mesh",
+                           static_cast<std::uint64_t>(options_.olmo.mesh->copies));
+    }
+    return digests;
+  }
 
   void agree_on_state() {
     const auto contribute = [this] {
       Intents mine;
       mine.first.leaves = tensors_.digest();
-      mine.first.values = digest_of_values(state_);
+      mine.first.values = digest_of_values(state_, layout());
       if (!directories_.sees_first()) mine.unseeing.ranks.push_back({group_.rank(), host_name()});
       return encode({encode_intents(mine), MessageWriter().number(files_.pickle_size()).take()});
     };
@@ -175,7 +209,7 @@ class Saver final : public OlmoKindSave {
     const Bytes told =
         confer(group_, "planning a checkpoint", {contribute, combine_plans, conclude});
     MessageReader message(told);
-    if (message.count() == 0) refuse_difference(state_, tensors_, group_);
+    if (message.count() == 0) refuse_difference(state_, layout(), tensors_, group_);
     settle(message.count() == 1);
     std::vector<std::uint64_t> sizes;
     while (!message.at_end()) sizes.push_back(message.number<std::uint64_t>());
@@ -190,13 +224,13 @@ class Saver final : public OlmoKindSave {
     log(LogLevel::info,
         std::to_string(unseeing.ranks.size() + unseeing.more) +
             " ranks do not see the directory of rank 0: " +
-            (kind_ == CheckpointKind::olmo_full ? "what they write travels to it"
+            (is_in_one_directory() ? "what they write travels to it"
                                                 : "each node has a directory of its own"));
   }
 
   void settle(bool is_shared) {
     if (is_shared) return directories_.share();
-    if (kind_ == CheckpointKind::olmo_full) {
+    if (is_in_one_directory()) {
       directories_.keep_first();
       travels_ = true;
     } else {
@@ -262,7 +296,7 @@ class Saver final : public OlmoKindSave {
       if (!sink) sink = directories_.working()->share(file_of(number).name());
       sink->write_at(offset, bytes);
     };
-    how.to_rank_zero = kind_ == CheckpointKind::olmo_full;
+    how.to_rank_zero = is_in_one_directory();
     how.stop = options_.stop;
     travel(group_, how);
     agree(group_, "writing a checkpoint", [&] {
@@ -351,6 +385,10 @@ class Saver final : public OlmoKindSave {
     require_in_store(all);
     if (kind_ == CheckpointKind::olmo_local)
       put_file(olmo::kWorldFile, world_file_text(group_.size()));
+    if (is_set(kind_)) {
+      if (!files_.index().empty()) put_file(index_name(kSetFile), files_.index());
+      return;
+    }
     put_file(kStateFile, state_file_text(digests_, directories_.save_id()));
     put_file(olmo::kConfigFile, config);
   }
@@ -452,7 +490,7 @@ SaveResult Saver::commit() {
         .at_path(directories_.path())
         .while_doing(kCommit);
   }
-  agree(group_, "waiting for the checkpoint", [this] { directories_.wait_until_visible(); });
+  agree(group_, "waiting for the checkpoint", [this] { directories_.wait_until_visible(last_file()); });
   MessageReader message(told);
   result_.files = message.number<std::uint64_t>();
   result_.total_bytes = message.number<std::uint64_t>();

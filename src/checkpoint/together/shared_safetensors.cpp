@@ -1,8 +1,12 @@
 #include "checkpoint/together/shared_safetensors.h"
 
+#include <algorithm>
+
 #include "base/parallel.h"
+#include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/together/own_runs.h"
 #include "checkpoint/together/share.h"
+#include "io/block_digests.h"
 
 namespace tessera {
 
@@ -25,6 +29,7 @@ WrittenSum SharedSafetensors::write_entry(const safetensors::Entry& entry,
 
 void SharedSafetensors::write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors,
                               int threads, Meter& meter) {
+  store_ = &store;
   sink_ = std::move(sink);
   if (is_made_here()) sink_->write_at(0, part_.head);
   const std::vector<safetensors::Entry>& entries = part_.header.entries;
@@ -42,6 +47,28 @@ void SharedSafetensors::finish(const FileSums& sums) {
     const safetensors::Entry& entry = part_.header.entries[i];
     (void)require_filled(sums, i, entry.end - entry.begin);
   }
+  sink_->commit();
+  sink_.reset();
+  if (part_.has_digests) write_digests();
+}
+
+// A block may have elements of several ranks, so the maker digests what is in the store.
+void SharedSafetensors::write_digests() {
+  const std::uint64_t begin = part_.header.data_offset;
+  const auto data = slice_source(store_->open(file_), begin, part_.size() - begin);
+  BlockDigests digests;
+  std::vector<std::byte> window(kDigestBlock);
+  for (std::uint64_t at = 0; at < data->size();) {
+    const auto size = static_cast<std::size_t>(std::min(kDigestBlock, data->size() - at));
+    const auto bytes = MutableByteView(window).first(size);
+    data->read_at(at, bytes);
+    digests.add(at, bytes);
+    at += size;
+  }
+  std::vector<std::byte> head = part_.head;
+  fill_digests(head, digests.finish(data->size()));
+  sink_ = store_->share(file_);
+  sink_->write_at(0, head);
   sink_->commit();
   sink_.reset();
 }

@@ -1,4 +1,5 @@
-// A safetensors file with OLMo's names that ranks fill together (checkpoint-rows F-06).
+// A safetensors file that ranks fill together, with names of OLMo's or one of a set (checkpoint-rows
+// F-06, P-26).
 #pragma once
 
 #include <memory>
@@ -22,11 +23,13 @@ class SharedSafetensors final : public SharedFile {
   [[nodiscard]] std::uint64_t size() const override { return part_.size(); }
 
  private:
+  void write_digests();
   WrittenSum write_entry(const safetensors::Entry& entry, const PlacedTensors& tensors,
                          Meter& meter) const;
 
   const std::string file_;
   const EncodedPart part_;
+  Store* store_ = nullptr;  // the last write()'s
   std::unique_ptr<ByteSink> sink_;
 };
 

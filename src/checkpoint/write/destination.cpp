@@ -33,8 +33,13 @@ Destination directory_destination(const std::string& path, CheckpointKind kind) 
   return {path, "", kind == CheckpointKind::dcp ? Publishing::marker : Publishing::directory};
 }
 
+// Whether the target is a set of safetensors.
+bool is_set(const ConvertOptions& options) {
+  return options.max_shard_size > 0 || !options.file_of.empty();
+}
+
 bool can_be_in_store(const ConvertOptions& options) {
-  return !options.resume && options.max_shard_size == 0 &&
+  return !options.resume && !is_set(options) &&
          (is_one_file(options.to) || options.to == CheckpointKind::dcp);
 }
 
@@ -76,7 +81,8 @@ void require_set_of_files(const std::string& path, CheckpointKind kind) {
   if (kind != CheckpointKind::safetensors ||
       kind_of_file_name(path) == CheckpointKind::safetensors) {
     refuse_target(path,
-                  "a size for each file makes a set of safetensors, whose target is a directory");
+                  "a size for each file, or a map of files, makes a set of safetensors, whose "
+                  "target is a directory");
   }
 }
 
@@ -85,7 +91,7 @@ void require_set_of_files(const std::string& path, CheckpointKind kind) {
 Destination destination_of(const Location& target, const ConvertOptions& options) {
   if (target.store) return destination_in(target, options);
   require_local(target.path);
-  const bool in_parts = options.max_shard_size > 0;
+  const bool in_parts = is_set(options);
   if (in_parts) require_set_of_files(target.path, options.to);
   return named_destination(target.path, options.to, in_parts);
 }

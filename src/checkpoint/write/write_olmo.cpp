@@ -142,6 +142,10 @@ SourceTensors::SourceTensors(const OlmoState& state) {
   if (state.optim) add("optim", *state.optim);
 }
 
+SourceTensors::SourceTensors(const std::vector<Leaf>& leaves) {
+  for (const Leaf& leaf : leaves) add(leaf.name, leaf.value);
+}
+
 std::vector<const Leaf*> SourceTensors::all() const {
   std::vector<const Leaf*> all;
   for (const Leaf& leaf : leaves_) all.push_back(&leaf);

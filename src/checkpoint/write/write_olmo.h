@@ -22,6 +22,7 @@ namespace tessera {
 class SourceTensors {
  public:
   explicit SourceTensors(const OlmoState& state);
+  explicit SourceTensors(const std::vector<Leaf>& leaves);  // tensors
   // `tensor` must be a leaf of the state's model or optimizer.
   [[nodiscard]] const Leaf& of(const Tensor& tensor) const { return *by_tensor_.at(&tensor); }
   // All of them, in the order of the state.
@@ -55,6 +56,7 @@ struct EncodedPart {
   std::vector<std::byte> head;                           // what is before the data
   std::map<std::string, const Leaf*> tensors;            // by name in the file
   std::map<std::string, std::vector<std::byte>> values;  // all else, as pickles
+  bool has_digests = false;                              // room for them, in `head`
 
   [[nodiscard]] std::uint64_t size() const {
     return header.data_offset + (header.entries.empty() ? 0 : header.entries.back().end);

@@ -1,26 +1,19 @@
 // One safetensors file, or a set with an index. Of a file every tensor is written at its place by
 // whichever thread is free, and then the header, which holds their digests.
 #include <algorithm>
-#include <cstdio>
 #include <map>
+#include <span>
 
-#include "base/checked.h"
 #include "base/parallel.h"
 #include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/tree/tree_json.h"
+#include "checkpoint/write/safetensors_files.h"
 #include "checkpoint/write/targets.h"
-#include "format/safetensors/index.h"
 #include "format/safetensors/safetensors.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-// A file that will be written: its tensors, not yet laid out, and its metadata.
-struct File {
-  std::string name;
-  safetensors::Header header;
-};
 
 bool is_only_its_name(const Leaf& leaf) {
   if (!leaf.value.is(Value::Kind::tensor) || leaf.path != Path{leaf.name}) return false;
@@ -35,58 +28,22 @@ bool is_flat(const ConvertJob& job) {
          std::ranges::all_of(job.leaves, is_only_its_name);
 }
 
-void require_storable(const std::string& name, const Tensor& tensor) {
-  require_safetensors_type(tensor.dtype, name);
-  if (name == "__metadata__") {
-    throw Error(ErrorCode::unsupported, "a name that safetensors reserves").at_key(name);
-  }
-}
-
-// Tensors in their order, a new file where one would become too large: huggingface's rule.
-std::vector<File> dealt_tensors(const ConvertJob& job) {
-  const std::uint64_t limit = job.options.max_shard_size;
-  std::vector<File> files(1);
-  std::uint64_t bytes = 0;
-  for (const Leaf& leaf : job.leaves) {
-    if (!leaf.value.is(Value::Kind::tensor)) continue;
-    const Tensor& tensor = leaf.value.as_tensor();
-    require_storable(leaf.name, tensor);
-    const std::uint64_t size = byte_size(tensor.dtype, tensor.shape);
-    if (limit > 0 && bytes > 0 && checked_add(bytes, size) > limit) {
-      files.emplace_back();
-      bytes = 0;
-    }
-    bytes += size;
-    files.back().header.entries.push_back({leaf.name, tensor.dtype, tensor.shape, 0, 0});
-  }
-  return files;
-}
-
-void name_files(const ConvertJob& job, std::vector<File>& files) {
-  const std::string stem = job.name.substr(0, job.name.rfind('.'));
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    char numbers[64];
-    std::snprintf(numbers, sizeof numbers, "-%05zu-of-%05zu.safetensors", i + 1, files.size());
-    files[i].name = files.size() == 1 ? job.name : stem + numbers;
-  }
-}
-
-std::vector<File> plan_files(const ConvertJob& job) {
-  std::vector<File> files = dealt_tensors(job);
-  for (File& file : files) {
+std::vector<SafetensorsFile> plan_files(const ConvertJob& job) {
+  const SafetensorsSet set{job.options.file_of, job.options.max_shard_size};
+  std::vector<SafetensorsFile> files = safetensors_files(job.leaves, set, job.name);
+  for (SafetensorsFile& file : files) {
     file.header.metadata = job.source.metadata;
     file.header.metadata.emplace("format", "pt");
   }
-  if (!is_flat(job)) {
+  if (!files.empty() && !is_flat(job)) {
     files[0].header.metadata[kTreeKey] = encode_tree(job.leaves, job.report.values_in_metadata);
   }
-  name_files(job, files);
   return files;
 }
 
 using Tensors = std::map<std::string_view, const Tensor*>;
 
-void write_file(const ConvertJob& job, File& file, const Tensors& tensors) {
+void write_file(const ConvertJob& job, SafetensorsFile& file, const Tensors& tensors) {
   reserve_digests(file.header);
   std::vector<std::byte> head = safetensors::encode_header(file.header);
   const auto& entries = file.header.entries;
@@ -105,26 +62,10 @@ void write_file(const ConvertJob& job, File& file, const Tensors& tensors) {
   job.counters.add(report);
 }
 
-safetensors::Index index_of(const std::vector<File>& files, const Tensors& tensors) {
-  safetensors::Index index;
-  std::uint64_t total = 0;
-  for (const File& file : files) {
-    for (const safetensors::Entry& entry : file.header.entries) {
-      index.files.emplace(entry.name, file.name);
-      total = checked_add(total, byte_size(entry.dtype, entry.shape));
-    }
-  }
-  index.total_size = total;
-  return index;
-}
-
-void write_set(const ConvertJob& job, std::vector<File>& files, const Tensors& tensors) {
-  for (File& file : files) write_file(job, file, tensors);
-  const std::string index =
-      job.name.substr(0, job.name.rfind('.')) + std::string(safetensors::kIndexSuffix);
-  const std::string text = safetensors::encode_index(index_of(files, tensors));
-  put(job.store, index, {reinterpret_cast<const std::byte*>(text.data()), text.size()},
-      IfExists::fail);
+void write_set(const ConvertJob& job, std::vector<SafetensorsFile>& files, const Tensors& tensors) {
+  for (SafetensorsFile& file : files) write_file(job, file, tensors);
+  const std::string text = index_text(files);
+  put(job.store, index_name(job.name), std::as_bytes(std::span(text)), IfExists::fail);
   IoReport report;
   report.bytes_written = text.size();
   job.counters.add(report);
@@ -144,11 +85,11 @@ void write_safetensors(const ConvertJob& job) {
   for (const Leaf& leaf : job.leaves) {
     if (leaf.value.is(Value::Kind::tensor)) tensors.emplace(leaf.name, &leaf.value.as_tensor());
   }
-  std::vector<File> files = plan_files(job);
-  if (files.size() == 1) {
-    write_file(job, files[0], tensors);
-  } else {
+  std::vector<SafetensorsFile> files = plan_files(job);
+  if (has_index(files, job.name)) {
     write_set(job, files, tensors);
+  } else {
+    write_file(job, files[0], tensors);
   }
 }
 
