@@ -80,8 +80,8 @@ void OlmoFiles::plan_set() {
   if (has_index(set_, kSetFile)) index_ = text;
 }
 
-// Each file is another rank's to finish.
-void OlmoFiles::open_set() {
+// Each file is another rank's to finish, where it reaches it.
+void OlmoFiles::open_set(bool travels) {
   std::map<std::string, const Leaf*> by_name;
   for (const PlacedTensor& placed : of_.tensors.all())
     by_name.emplace(placed.leaf->name, placed.leaf);
@@ -91,7 +91,7 @@ void OlmoFiles::open_set() {
     part.head = safetensors::encode_header(part.header);
     for (const safetensors::Entry& entry : part.header.entries)
       part.tensors.emplace(entry.name, by_name.at(entry.name));
-    const FileRole role{number(file), file % of_.ranks, false, {}};
+    const FileRole role{number(file), travels ? 0 : file % of_.ranks, false, {}};
     files_.push_back(std::make_unique<SharedSafetensors>(std::move(of.name), std::move(part), role,
                                                          of_.rank, of_.ranks));
     ++file;
@@ -111,14 +111,14 @@ void OlmoFiles::add(Archive archive, const FileRole& role) {
   files_.push_back(std::make_unique<SharedArchive>(std::move(archive), role, of_.rank, of_.ranks));
 }
 
-void OlmoFiles::open(const std::vector<std::uint64_t>& pickle_sizes) {
+void OlmoFiles::open(const std::vector<std::uint64_t>& pickle_sizes, bool travels) {
   switch (of_.kind) {
     case CheckpointKind::olmo_full:
       return open_full();
     case CheckpointKind::olmo_legacy:
       return open_legacy(pickle_sizes);
     case CheckpointKind::safetensors:
-      return open_set();
+      return open_set(travels);
     case CheckpointKind::olmo_local:
       open_local();
       return open_own_train();

@@ -36,8 +36,9 @@ class OlmoFiles {
 
   // What the others need to know of this rank's own file: the size of its pickle; 0: nothing.
   [[nodiscard]] std::uint64_t pickle_size() const;
-  // Makes the files into which this rank writes. `pickle_sizes`: what all ranks said.
-  void open(const std::vector<std::uint64_t>& pickle_sizes);
+  // Makes the files into which this rank writes. `pickle_sizes`: what all ranks said. `travels`:
+  // whether only rank 0 reaches a file that belongs to all.
+  void open(const std::vector<std::uint64_t>& pickle_sizes, bool travels);
   [[nodiscard]] const std::vector<std::unique_ptr<SharedFile>>& files() const { return files_; }
   // Of which tensors of a set of safetensors lie in which file.
   [[nodiscard]] std::uint64_t set_digest() const { return set_digest_; }
@@ -49,7 +50,7 @@ class OlmoFiles {
   void add_part(const std::string& name, const Value& dict, std::uint32_t number);
   void open_full();
   void plan_set();
-  void open_set();
+  void open_set(bool travels);
   void open_own_train();
   void open_legacy(const std::vector<std::uint64_t>& pickle_sizes);
   void open_local();

@@ -213,7 +213,7 @@ class Saver final : public OlmoKindSave {
     settle(message.count() == 1);
     std::vector<std::uint64_t> sizes;
     while (!message.at_end()) sizes.push_back(message.number<std::uint64_t>());
-    agree(group_, "planning a checkpoint", [&] { files_.open(sizes); });
+    agree(group_, "planning a checkpoint", [&] { files_.open(sizes, travels_); });
   }
 
   // Rank 0. Whether ranks may have directories of their own.
@@ -345,7 +345,7 @@ class Saver final : public OlmoKindSave {
     MessageWriter message;
     for (const auto& file : files_.files()) {
       if (!file->is_made_here()) continue;
-      file->finish(sums_);
+      file->finish(sums_, *directories_.working());
       message.count(static_cast<std::uint64_t>(directories_.publisher()));
       message.text(file->name()).number(file->size());
     }

@@ -114,7 +114,7 @@ void SharedArchive::write(std::unique_ptr<ByteSink> sink, const PlacedTensors& t
   sink_.reset();
 }
 
-void SharedArchive::finish(const FileSums& sums) {
+void SharedArchive::finish(const FileSums& sums, Store& /*where*/) {
   std::vector<std::uint32_t> crcs;
   for (std::size_t i = 0; i < slots().size(); ++i) {
     const std::uint64_t size = slots()[i].size;

@@ -17,7 +17,7 @@ class SharedArchive final : public SharedFile {
 
   void write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors, int threads,
              Meter& meter) override;
-  void finish(const FileSums& sums) override;
+  void finish(const FileSums& sums, Store& where) override;
   [[nodiscard]] const std::string& name() const override { return archive_.file; }
   [[nodiscard]] std::uint64_t size() const override { return writer_->size(); }
   // Known to the maker.

@@ -14,6 +14,7 @@
 #include "checkpoint/together/file_sums.h"
 #include "checkpoint/together/placed.h"
 #include "tessera/io.h"
+#include "tessera/storage.h"
 
 namespace tessera {
 
@@ -40,9 +41,9 @@ class SharedFile {
   [[nodiscard]] bool is_made_here() const { return rank_ == role_.maker; }
   [[nodiscard]] int maker() const { return role_.maker; }
   [[nodiscard]] std::uint32_t number() const { return role_.number; }
-  // By the maker: writes the rest and makes the file durable. `sums`: of all ranks, of this file at
-  // least. Throws `incomplete` for a record that nobody has filled.
-  virtual void finish(const FileSums& sums) = 0;
+  // By the maker: writes the rest and makes the file, which is in `where`, durable. `sums`: of all
+  // ranks, of this file at least. Throws `incomplete` for a record that nobody has filled.
+  virtual void finish(const FileSums& sums, Store& where) = 0;
 
   [[nodiscard]] virtual const std::string& name() const = 0;
   [[nodiscard]] virtual std::uint64_t size() const = 0;  // known to the maker

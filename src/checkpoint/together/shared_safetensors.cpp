@@ -29,7 +29,6 @@ WrittenSum SharedSafetensors::write_entry(const safetensors::Entry& entry,
 
 void SharedSafetensors::write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors,
                               int threads, Meter& meter) {
-  store_ = &store;
   sink_ = std::move(sink);
   if (is_made_here()) sink_->write_at(0, part_.head);
   const std::vector<safetensors::Entry>& entries = part_.header.entries;
@@ -42,20 +41,20 @@ void SharedSafetensors::write(std::unique_ptr<ByteSink> sink, const PlacedTensor
   sink_.reset();
 }
 
-void SharedSafetensors::finish(const FileSums& sums) {
+void SharedSafetensors::finish(const FileSums& sums, Store& where) {
   for (std::size_t i = 0; i < part_.header.entries.size(); ++i) {
     const safetensors::Entry& entry = part_.header.entries[i];
     (void)require_filled(sums, i, entry.end - entry.begin);
   }
   sink_->commit();
   sink_.reset();
-  if (part_.has_digests) write_digests();
+  if (part_.has_digests) write_digests(where);
 }
 
 // A block may have elements of several ranks, so the maker digests what is in the store.
-void SharedSafetensors::write_digests() {
+void SharedSafetensors::write_digests(Store& where) {
   const std::uint64_t begin = part_.header.data_offset;
-  const auto data = slice_source(store_->open(file_), begin, part_.size() - begin);
+  const auto data = slice_source(where.open(file_), begin, part_.size() - begin);
   BlockDigests digests;
   std::vector<std::byte> window(kDigestBlock);
   for (std::uint64_t at = 0; at < data->size();) {
@@ -67,7 +66,7 @@ void SharedSafetensors::write_digests() {
   }
   std::vector<std::byte> head = part_.head;
   fill_digests(head, digests.finish(data->size()));
-  sink_ = store_->share(file_);
+  sink_ = where.share(file_);
   sink_->write_at(0, head);
   sink_->commit();
   sink_.reset();

@@ -18,18 +18,17 @@ class SharedSafetensors final : public SharedFile {
 
   void write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors, int threads,
              Meter& meter) override;
-  void finish(const FileSums& sums) override;
+  void finish(const FileSums& sums, Store& where) override;
   [[nodiscard]] const std::string& name() const override { return file_; }
   [[nodiscard]] std::uint64_t size() const override { return part_.size(); }
 
  private:
-  void write_digests();
+  void write_digests(Store& where);
   WrittenSum write_entry(const safetensors::Entry& entry, const PlacedTensors& tensors,
                          Meter& meter) const;
 
   const std::string file_;
   const EncodedPart part_;
-  Store* store_ = nullptr;  // the last write()'s
   std::unique_ptr<ByteSink> sink_;
 };
 
