@@ -66,6 +66,13 @@ void run_kernel(Batch& batch, const AdamWOptions& o) {
                     /*maximize=*/false);
 }
 
+// A load fills the state where it is; what stands for it afterwards is a view of the same memory.
+void copy_unless_same(at::Tensor& into, const at::Tensor& from) {
+  const bool is_same = into.const_data_ptr() == from.const_data_ptr() &&
+                       into.scalar_type() == from.scalar_type() && into.strides() == from.strides();
+  if (!is_same) into.copy_(from);
+}
+
 }  // namespace
 
 struct AdamW::Impl {
@@ -236,8 +243,8 @@ void AdamW::set_state(std::size_t group, std::size_t index, const AdamWState& st
   }
   impl_->make_state(parameter, own);
   own.step.copy_(state.step);
-  own.exp_avg.copy_(state.exp_avg);
-  own.exp_avg_sq.copy_(state.exp_avg_sq);
+  copy_unless_same(own.exp_avg, state.exp_avg);
+  copy_unless_same(own.exp_avg_sq, state.exp_avg_sq);
 }
 void AdamW::make_state() {
   torch::NoGradGuard no_grad;

@@ -300,6 +300,25 @@ TEST(OptimizerStateOwn, WhatIsForgottenBeginsAtZero) {
   EXPECT_TRUE(torch::equal(train(true), train(false)));
 }
 
+// A load fills it in place, and gives it back as views.
+TEST(OptimizerStateOwn, StateInItsOwnMemoryIsNotCopied) {
+  ShardedParameter parameter;
+  parameter.names = {"p"};
+  parameter.shape = {3, 2};
+  parameter.local = values(0, {3, 2}).requires_grad_();
+  AdamW optimizer({parameter});
+  optimizer.make_state();
+  const auto& state = optimizer.state(0, 0);
+  const auto view_of = [](const at::Tensor& tensor) {
+    return torch::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options());
+  };
+  const auto version = state.exp_avg._version();
+  optimizer.set_state(0, 0, {state.step, view_of(state.exp_avg), view_of(state.exp_avg_sq)});
+  EXPECT_EQ(state.exp_avg._version(), version);
+  optimizer.set_state(0, 0, {state.step, values(7, {3, 2}), view_of(state.exp_avg_sq)});
+  EXPECT_TRUE(torch::equal(state.exp_avg, values(7, {3, 2})));
+}
+
 TEST(OwnOptimizers, AreDescribedByTheirFields) {
   using Own = OwnOptimizer<1>;
   const auto p = torch::ones({2}).requires_grad_();

@@ -100,14 +100,22 @@ std::string first_name_of(const ShardedParameter& parameter) {
   return parameter.members.empty() ? parameter.name() : parameter.members[0].name;
 }
 
-// Zeros of the shapes that this rank has of what a checkpoint stores for a parameter; of a flat
-// one, for the first in it.
-Value zeros_for(const Value& stored, const ShardedParameter& parameter) {
+// The state that a checkpoint stores for a parameter, its tensors in the shapes that this rank has
+// and without elements; of a flat one, for the first in it.
+Value form_of(const Value& stored, const ShardedParameter& parameter) {
   const auto& shape = parameter.members.empty() ? parameter.shape : parameter.members[0].shape;
   return map_tensors(stored, [&](const Tensor& leaf) {
-    const auto sizes = parameter.sharded && is_of_shape(leaf, shape) ? parameter.local.sizes()
-                                                                     : at::IntArrayRef(leaf.shape);
-    return leaf_of(at::zeros(sizes, scalar_type_of(leaf.dtype)));
+    Tensor form;
+    form.dtype = leaf.dtype;
+    form.shape = leaf.shape;
+    if (parameter.sharded && is_of_shape(leaf, shape)) form.shape = parameter.local.sizes().vec();
+    return Value(std::move(form));
+  });
+}
+
+Value zeros_of(const Value& form) {
+  return map_tensors(form, [](const Tensor& leaf) {
+    return leaf_of(at::zeros(leaf.shape, scalar_type_of(leaf.dtype)));
   });
 }
 
@@ -236,10 +244,10 @@ void OptimLeaves::prepare(const Value& stored) {
 void OptimLeaves::prepare_state(Held& held, const Value* stored) {
   auto& access = optimizer_.access();
   const auto& parameter = *held.parameter;
-  const auto zeros = stored == nullptr ? Value() : zeros_for(*stored, parameter);
+  const auto form = stored == nullptr ? Value() : form_of(*stored, parameter);
   auto before = access.state(parameter.local);
-  if (has_form_of(before, zeros)) return;
-  access.set_state(parameter.local, zeros, /*keep=*/true);
+  if (has_form_of(before, form)) return;
+  access.set_state(parameter.local, zeros_of(form), /*keep=*/true);
   held.before = std::move(before);
   held.is_new = true;
 }

@@ -1,12 +1,16 @@
 // Optimizer state as a tree with PyTorch's names; keys as get_state_dict gives them.
 #include "optim_state/optim_leaves.h"
 
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
+#include <memory>
 
 #include "fsdp/state/model_state.h"
 #include "fsdp/testing/test_training.h"
@@ -99,6 +103,32 @@ TEST(OptimState, ARunContinuesFromAnothersState) {
     EXPECT_EQ(two.options(1).lr, 0.005);
     for (int i = 3; i < 6; ++i)
       EXPECT_EQ(train_step(first, one, i), train_step(second, two, i)) << i;
+  });
+}
+
+// Calls of libtorch's zeros() that `work` makes.
+int zeros_made(const std::function<void()>& work) {
+  static std::atomic<int> made;
+  made = 0;
+  const auto count = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+    if (std::strcmp(call.name(), "aten::zeros") == 0) ++made;
+    return nullptr;
+  };
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(count).scopes({at::RecordScope::FUNCTION}));
+  work();
+  at::removeCallback(handle);
+  return made;
+}
+
+TEST(OptimState, RoomThatIsThereIsNotMadeAgain) {
+  run_mesh(1, [](Mesh& mesh) {
+    auto net = sharded_net(mesh, false), fresh = sharded_net(mesh, false);
+    auto optimizer = make_grouped(net), other = make_grouped(fresh);
+    train_step(net, optimizer, 0);
+    const auto saved = OptimLeaves(net, optimizer).tree();
+    EXPECT_EQ(zeros_made([&] { OptimLeaves(net, optimizer).prepare(saved); }), 0);
+    EXPECT_GT(zeros_made([&] { OptimLeaves(fresh, other).prepare(saved); }), 0);
   });
 }
 
