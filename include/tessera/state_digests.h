@@ -19,8 +19,9 @@ using StateDigests = std::map<std::string, std::uint32_t>;
 // Of all tensors in the dicts and lists of `tree`, of which each rank holds its own pieces, as in
 // save() of checkpoint.h; on every rank. Ranks digest what they hold, and nothing else travels.
 // Throws `mismatch` naming the first tensor that differs between ranks that hold the same part of
-// it, `unsupported` for a tensor of which ranks cannot compute what the others hold. Collective.
-[[nodiscard]] StateDigests state_digests(const Value& tree, Group& group);
+// it, `unsupported` for a tensor of which ranks cannot compute what the others hold. `threads`: of
+// this rank, 1 to 256. Collective.
+[[nodiscard]] StateDigests state_digests(const Value& tree, Group& group, int threads = 1);
 
 // What a save of an OLMo kind left about its tensors in the checkpoint; empty: it has none. Throws
 // `corrupt` for a file that is damaged.

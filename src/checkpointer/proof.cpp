@@ -42,7 +42,8 @@ void require_equal(const StateDigests& loaded, const StateDigests& saved) {
 
 }  // namespace
 
-void require_as_saved(const Value& tree, const GroupCheckpoint& checkpoint, Group& group) {
+void require_as_saved(const Value& tree, const GroupCheckpoint& checkpoint, int threads,
+                      Group& group) {
   constexpr const char* kOperation = "comparing what was restored with what was saved";
   StateDigests saved;
   Bytes has_digests(1);
@@ -53,7 +54,7 @@ void require_as_saved(const Value& tree, const GroupCheckpoint& checkpoint, Grou
     has_digests[0] = std::byte{static_cast<unsigned char>(saved.empty() ? 0 : 1)};
   });
   if (group.spread(has_digests)[0] == std::byte{0}) return;
-  const auto loaded = state_digests(comparable(tree, checkpoint), group);
+  const auto loaded = state_digests(comparable(tree, checkpoint), group, threads);
   agree(group, kOperation, [&] {
     if (group.rank() == 0) require_equal(loaded, saved);
   });

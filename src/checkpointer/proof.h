@@ -13,6 +13,7 @@ namespace tessera::detail {
 // names. Tensors that were converted to another type, or have another name than they were saved
 // under, are not compared, and of ranks that opened their own files alone only the model's. Throws
 // `mismatch` naming the first tensor that differs. Collective.
-void require_as_saved(const Value& tree, const GroupCheckpoint& checkpoint, Group& group);
+void require_as_saved(const Value& tree, const GroupCheckpoint& checkpoint, int threads,
+                      Group& group);
 
 }  // namespace tessera::detail

@@ -126,7 +126,7 @@ Value Checkpointer::restore_checkpoint(const Location& path, ModuleRef model, Op
     agree(group_, "preparing to restore a checkpoint",
           [&] { tree->prepare(checkpoint.contents()); });
     checkpoint.load(tree->tree(), load_options());
-    detail::require_as_saved(tree->tree(), checkpoint, group_);
+    detail::require_as_saved(tree->tree(), checkpoint, load_options().threads, group_);
   } catch (...) {
     tree->undo();
     throw;

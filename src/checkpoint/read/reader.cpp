@@ -175,6 +175,20 @@ void TensorReader::read(const Slice& target, std::int64_t begin, std::int64_t co
   }
 }
 
+ByteView TensorReader::view(const Slice& target, std::int64_t begin, std::int64_t count) {
+  if (stored_ != tensor_.dtype) return {};
+  prepare_plan(target);
+  const std::vector<Copy> window = window_of(begin, count);
+  if (window.size() != 1 || window[0].count != count) return {};
+  const Source& from = source(window[0].from);
+  const Piece& piece = from.piece;
+  const bool is_there = piece.storage->data != nullptr && from.dense && !piece.conj && !piece.neg;
+  if (!is_there) return {};
+  const std::uint64_t at =
+      from.first_byte + static_cast<std::uint64_t>(window[0].from_local) * element_;
+  return {piece.storage->data + at, static_cast<std::size_t>(count) * element_};
+}
+
 void TensorReader::read_stored(const Slice& target, std::int64_t begin, std::int64_t count,
                                std::byte* out) {
   prepare_plan(target);

@@ -56,6 +56,10 @@ class TensorReader {
   // stored as another type are converted.
   void read(const Slice& target, std::int64_t begin, std::int64_t count, std::byte* out);
 
+  // The same elements where they are, if they lie one behind the other in memory as they are
+  // wanted; else nothing. Valid as long as that memory.
+  [[nodiscard]] ByteView view(const Slice& target, std::int64_t begin, std::int64_t count);
+
   // Leaves the checksums of storages that were read in part, or out of order, to `checks`; they
   // count as checked from now on. To be called after the last read. Returns what was left.
   std::vector<HandedOver> hand_over(StorageChecks& checks);

@@ -138,6 +138,7 @@ std::vector<std::byte> expected_of(const Tensor& tensor, const std::vector<std::
 }
 
 TEST(TensorReader, ReadsElementsAtAnyStridesThroughAnyWindows) {
+  int views = 0;
   for (unsigned seed = 0; seed < 250; ++seed) {
     Generator generator(seed);
     const Tensor tensor = generator.tensor();
@@ -156,7 +157,13 @@ TEST(TensorReader, ReadsElementsAtAnyStridesThroughAnyWindows) {
       std::memcpy(found.data(), expected.data(), static_cast<std::size_t>(at) * element);
       while (at < count) {
         const std::int64_t part = std::min(window, count - at);
-        reader.read(target, at, part, found.data() + static_cast<std::size_t>(at) * element);
+        const MutableByteView place = MutableByteView(found).subspan(
+            static_cast<std::size_t>(at) * element, static_cast<std::size_t>(part) * element);
+        reader.read(target, at, part, place.data());
+        if (const ByteView there = reader.view(target, at, part); !there.empty()) {
+          ++views;
+          ASSERT_TRUE(std::ranges::equal(there, place)) << "seed " << seed;
+        }
         at += part;
       }
       ASSERT_EQ(found, expected) << "seed " << seed << ", " << to_string(target) << " of "
@@ -166,6 +173,28 @@ TEST(TensorReader, ReadsElementsAtAnyStridesThroughAnyWindows) {
     reader.hand_over(checks);
     checks.read_rest(1);
   }
+  EXPECT_GT(views, 20);
+}
+
+TEST(TensorReader, ElementsAreSeenWhereTheyAreUnlessTheyStandForOthers) {
+  std::vector<std::byte> bytes(48, std::byte{1});
+  Tensor tensor;
+  tensor.shape = {4, 3};
+  const auto storage = std::make_shared<Storage>();
+  storage->data = bytes.data();
+  storage->size = bytes.size();
+  tensor.pieces.push_back({whole(tensor.shape), storage, 0, {}, -1});
+  const auto seen = [&] { return TensorReader(tensor, "w").view(whole(tensor.shape), 3, 6); };
+  EXPECT_EQ(seen().data(), bytes.data() + 12);
+  EXPECT_EQ(seen().size(), 24U);
+  tensor.pieces[0].neg = true;
+  EXPECT_TRUE(seen().empty());
+  tensor.pieces[0].neg = false;
+  tensor.stored = DType::bfloat16;
+  EXPECT_TRUE(seen().empty());
+  tensor.stored.reset();
+  tensor.pieces[0].strides = {1, 4};
+  EXPECT_TRUE(seen().empty());
 }
 
 struct Scattered {

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <map>
+#include <unordered_map>
 #include <utility>
 
 #include "tessera/comm.h"
+#include "tessera/leaf.h"
 
 namespace tessera {
 
@@ -22,6 +24,9 @@ struct WrittenSum {
 
 // By number of the file and of the record in it; both are the same on all ranks.
 using FileSums = std::map<std::pair<std::uint32_t, std::uint32_t>, WrittenSum>;
+
+// Of elements that this rank has written, by tensor: as bytes of the tensor in row-major order.
+using TensorSums = std::unordered_map<const Leaf*, WrittenSum>;
 
 [[nodiscard]] Bytes encode_sums(const FileSums& sums);
 [[nodiscard]] FileSums decode_sums(const Bytes& message);

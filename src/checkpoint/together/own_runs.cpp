@@ -1,6 +1,7 @@
 #include "checkpoint/together/own_runs.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/crc32.h"
 #include "layout/plan.h"
@@ -14,38 +15,62 @@ constexpr std::size_t kWindow = 1 << 20;  // bytes: stays in the cache between c
 class BoxRuns {
  public:
   BoxRuns(const Tensor& tensor, TensorReader& reader, const Box& box, const RunTarget& target)
-      : reader_(reader), box_(box), target_(target), element_(size_of(tensor.dtype)) {}
+      : reader_(reader),
+        box_(box),
+        target_(target),
+        element_(size_of(tensor.dtype)),
+        tensor_size_(byte_size(tensor.dtype, tensor.shape)) {
+    const RunSequence runs(box_, tensor.shape);
+    if (runs.size() == 1) first_ = runs[0].global;
+  }
 
   void write(const Copy& copy, std::vector<std::byte>& window, Meter* meter) {
     const auto step = static_cast<std::int64_t>(window.size() / element_);
     for (std::int64_t done = 0; done < copy.count; done += step) {
       const std::int64_t count = std::min(step, copy.count - done);
-      const auto bytes = MutableByteView(window).first(static_cast<std::size_t>(count) * element_);
-      reader_.read(box_, copy.from_local + done, count, bytes.data());
+      const ByteView bytes = elements(copy.from_local + done, count, window);
       const std::uint64_t at =
           target_.begin + static_cast<std::uint64_t>(copy.to_local + done) * element_;
       if (target_.sink != nullptr) target_.sink->write_at(target_.offset + at, bytes);
-      sum_.add(
-          {bytes.size(), crc32_term(crc32(bytes), bytes.size(), target_.size - at - bytes.size())});
+      add(crc32(bytes), bytes.size(), at, copy.from_local + done);
       if (meter != nullptr) meter->add(bytes.size());
     }
   }
 
-  [[nodiscard]] const WrittenSum& sum() const { return sum_; }
+  [[nodiscard]] const RunSums& sums() const { return sums_; }
 
  private:
+  // `at`: of the bytes in the row. `local`: of their first element in the box.
+  void add(std::uint32_t crc, std::uint64_t size, std::uint64_t at, std::int64_t local) {
+    sums_.row.add({size, crc32_term(crc, size, target_.size - at - size)});
+    if (!first_) return;
+    const std::uint64_t in_tensor = static_cast<std::uint64_t>(*first_ + local) * element_;
+    sums_.tensor.add({size, crc32_term(crc, size, tensor_size_ - in_tensor - size)});
+  }
+
+  // Where they are, or brought together in `window`.
+  ByteView elements(std::int64_t begin, std::int64_t count, std::vector<std::byte>& window) {
+    const ByteView there = reader_.view(box_, begin, count);
+    if (!there.empty()) return there;
+    const auto bytes = MutableByteView(window).first(static_cast<std::size_t>(count) * element_);
+    reader_.read(box_, begin, count, bytes.data());
+    return bytes;
+  }
+
   TensorReader& reader_;
   const Slice box_;
   const RunTarget& target_;
   const std::size_t element_;
-  WrittenSum sum_;
+  const std::uint64_t tensor_size_;    // bytes
+  std::optional<std::int64_t> first_;  // of the box's elements in the tensor, if they are one run
+  RunSums sums_;
 };
 
 }  // namespace
 
-WrittenSum write_runs(const Tensor& tensor, TensorReader& reader, const std::vector<Box>& boxes,
-                      const Slice& slice, const RunTarget& target, Meter* meter) {
-  WrittenSum sum;
+RunSums write_runs(const Tensor& tensor, TensorReader& reader, const std::vector<Box>& boxes,
+                   const Slice& slice, const RunTarget& target, Meter* meter) {
+  RunSums sums;
   const std::uint64_t most = static_cast<std::uint64_t>(numel(slice)) * size_of(tensor.dtype);
   std::vector<std::byte> window;
   for (const Box& box : boxes) {
@@ -56,9 +81,10 @@ WrittenSum write_runs(const Tensor& tensor, TensorReader& reader, const std::vec
     if (window.empty()) window.resize(std::clamp<std::uint64_t>(most, 16, kWindow));
     BoxRuns runs(tensor, reader, box, target);
     for (const Copy& copy : copies) runs.write(copy, window, meter);
-    sum.add(runs.sum());
+    sums.row.add(runs.sums().row);
+    sums.tensor.add(runs.sums().tensor);
   }
-  return sum;
+  return sums;
 }
 
 }  // namespace tessera

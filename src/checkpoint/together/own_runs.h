@@ -21,10 +21,17 @@ struct RunTarget {
   std::uint64_t begin = 0;   // where in the row the elements of the slice begin
 };
 
+// The same elements as bytes of the row, and as bytes of the tensor in row-major order.
+struct RunSums {
+  WrittenSum row;
+  WrittenSum tensor;  // only of boxes that are one run of the tensor
+};
+
 // Writes what `boxes`, which this rank holds, have in common with `slice`, at its place in the row.
-// Needs one window of memory. `reader` is of the tensor of `shape` and `dtype`.
-[[nodiscard]] WrittenSum write_runs(const Tensor& tensor, TensorReader& reader,
-                                    const std::vector<Box>& boxes, const Slice& slice,
-                                    const RunTarget& target, Meter* meter);
+// Needs one window of memory at most. `reader` is of the tensor of `shape` and `dtype`. Each byte
+// is summed once, for both.
+[[nodiscard]] RunSums write_runs(const Tensor& tensor, TensorReader& reader,
+                                 const std::vector<Box>& boxes, const Slice& slice,
+                                 const RunTarget& target, Meter* meter);
 
 }  // namespace tessera

@@ -261,12 +261,15 @@ class Saver final : public OlmoKindSave {
       if (options_.progress && !dcp_) options_.progress(progress);
     };
     Meter meter(tell_progress, bytes_to_write(), stop);
+    TensorSums written;
     for (const auto& file : files_.files()) {
       if (!directories_.reaches(file->maker())) continue;
       file->write(directories_.working()->share(file->name()), tensors_, options_.threads, meter);
       add_sums(*file);
+      for (const auto& [leaf, sum] : file->tensor_sums()) written[leaf].add(sum);
     }
-    state_sums_ = sum_state(tensors_, group_.rank(), group_.size(), options_.threads, stop);
+    state_sums_ =
+        sum_state(tensors_, written, {group_.rank(), group_.size(), options_.threads, stop});
     meter.finish();
   }
 

@@ -7,6 +7,7 @@
 
 #include "base/crc32.h"
 #include "checkpoint/together/testing.h"
+#include "io/counting.h"
 #include "tessera/state_digests.h"
 
 namespace tessera {
@@ -326,6 +327,37 @@ TEST(StateDigests, LieBesideTheCheckpoint) {
     });
     write_text(path + "/tessera-state.json", "{");
     EXPECT_EQ(code_of([&] { (void)saved_digests(*posix_store(path)); }), ErrorCode::corrupt);
+  }
+}
+
+// Elements of `tensor` come from sources that count.
+using Sources = std::vector<std::shared_ptr<CountingSource>>;
+void count_reads(Tensor& tensor, Sources& sources) {
+  for (Piece& piece : tensor.pieces) {
+    const std::byte* data = piece.storage->data;
+    auto counted = std::make_shared<Storage>();
+    counted->size = piece.storage->size;
+    sources.push_back(std::make_shared<CountingSource>(
+        memory_source(std::vector<std::byte>(data, data + counted->size), "elements")));
+    counted->source = sources.back();
+    piece.storage = counted;
+  }
+}
+
+// For the file's CRC-32 and for the digest of the state.
+TEST(StateDigests, ASaveReadsEachByteOnce) {
+  for (const CheckpointKind kind :
+       {CheckpointKind::olmo_full, CheckpointKind::olmo_legacy, CheckpointKind::olmo_local}) {
+    const std::string path = temporary_directory() + "/step4";
+    run_ranks(2, [&](Group& group) {
+      Value state = state_of(Cut::flat, group.rank(), 2);
+      Sources sources;
+      for (const Parameter& parameter : kParameters)
+        count_reads(state.at("model").at(parameter.name).as_tensor(), sources);
+      (void)save(state, path, options_for(kind), group);
+      for (const auto& source : sources) EXPECT_EQ(source->bytes(), source->size());
+    });
+    expect_state(Checkpoint::open(path));
   }
 }
 

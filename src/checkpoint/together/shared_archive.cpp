@@ -6,7 +6,6 @@
 #include "base/crc32.h"
 #include "base/parallel.h"
 #include "checkpoint/dcp/item_writer.h"
-#include "checkpoint/together/own_runs.h"
 #include "checkpoint/together/share.h"
 #include "tessera/error.h"
 
@@ -45,7 +44,8 @@ WrittenSum write_value(const Slot& slot, ByteSink& sink) {
   }
   TensorReader reader(*slot.tensor, "");
   const Box all = whole(slot.tensor->shape);
-  return write_runs(*slot.tensor, reader, {all}, all, {&sink, slot.offset, slot.size, 0}, nullptr);
+  return write_runs(*slot.tensor, reader, {all}, all, {&sink, slot.offset, slot.size, 0}, nullptr)
+      .row;
 }
 
 }  // namespace
@@ -71,11 +71,11 @@ SharedArchive::SharedArchive(Archive archive, const FileRole& role, int rank, in
   }
 }
 
-WrittenSum SharedArchive::write_part(const ArchivePart& part, const Slot& slot, std::uint64_t begin,
-                                     const PlacedTensors& tensors, Meter& meter) const {
+RunSums SharedArchive::write_part(const ArchivePart& part, const Slot& slot, std::uint64_t begin,
+                                  const PlacedTensors& tensors, Meter& meter) const {
   const RunTarget target{sink_.get(), slot.offset, slot.size, begin};
   if (part.source == nullptr)
-    return is_made_here() ? write_filling(part, slot.tensor->dtype, target) : WrittenSum();
+    return {is_made_here() ? write_filling(part, slot.tensor->dtype, target) : WrittenSum(), {}};
   const Tensor& tensor = part.source->value.as_tensor();
   const std::vector<Box> boxes =
       boxes_to_write(tensors.of(*part.source), tensor.shape,
@@ -85,18 +85,20 @@ WrittenSum SharedArchive::write_part(const ArchivePart& part, const Slot& slot, 
   return write_runs(tensor, reader, boxes, part.slice, target, &meter);
 }
 
-WrittenSum SharedArchive::write_slot(const Slot& slot, const PlacedTensors& tensors,
-                                     Meter& meter) const {
+SharedArchive::SlotSums SharedArchive::write_slot(const Slot& slot, const PlacedTensors& tensors,
+                                                  Meter& meter) const {
   const auto parts = slot.storage ? archive_.parts.end() : archive_.parts.find(slot.tensor);
   if (parts == archive_.parts.end())
-    return is_made_here() ? write_value(slot, *sink_) : WrittenSum();
-  WrittenSum sum;
+    return {is_made_here() ? write_value(slot, *sink_) : WrittenSum(), {}};
+  SlotSums sums;
   std::uint64_t begin = 0;
   for (const ArchivePart& part : parts->second) {
-    sum.add(write_part(part, slot, begin, tensors, meter));
+    const RunSums written = write_part(part, slot, begin, tensors, meter);
+    sums.record.add(written.row);
+    if (written.tensor.bytes > 0) sums.tensors[part.source].add(written.tensor);
     begin += static_cast<std::uint64_t>(part.count) * size_of(slot.tensor->dtype);
   }
-  return sum;
+  return sums;
 }
 
 void SharedArchive::write(std::unique_ptr<ByteSink> sink, const PlacedTensors& tensors, int threads,
@@ -105,10 +107,13 @@ void SharedArchive::write(std::unique_ptr<ByteSink> sink, const PlacedTensors& t
   if (is_made_here()) {
     for (const auto& segment : writer_->fixed()) sink_->write_at(segment.offset, segment.bytes);
   }
-  std::vector<WrittenSum> written(slots().size());
+  std::vector<SlotSums> written(slots().size());
   parallel_for(threads, written.size(),
                [&](std::size_t i) { written[i] = write_slot(slots()[i], tensors, meter); });
-  for (std::size_t i = 0; i < written.size(); ++i) note(i, written[i]);
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    note(i, written[i].record);
+    note(written[i].tensors);
+  }
   if (is_made_here()) return;
   sink_->commit();
   sink_.reset();

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "checkpoint/together/own_runs.h"
 #include "checkpoint/together/shared_file.h"
 #include "checkpoint/write/write_archive.h"
 #include "format/torch/torch_file.h"
@@ -27,10 +28,15 @@ class SharedArchive final : public SharedFile {
   [[nodiscard]] const std::vector<torch_file::Writer::Slot>& slots() const {
     return writer_ ? writer_->slots() : slots_;
   }
-  WrittenSum write_slot(const torch_file::Writer::Slot& slot, const PlacedTensors& tensors,
-                        Meter& meter) const;
-  WrittenSum write_part(const ArchivePart& part, const torch_file::Writer::Slot& slot,
-                        std::uint64_t begin, const PlacedTensors& tensors, Meter& meter) const;
+  // What was written into one record, and of which tensors.
+  struct SlotSums {
+    WrittenSum record;
+    TensorSums tensors;
+  };
+  SlotSums write_slot(const torch_file::Writer::Slot& slot, const PlacedTensors& tensors,
+                      Meter& meter) const;
+  RunSums write_part(const ArchivePart& part, const torch_file::Writer::Slot& slot,
+                     std::uint64_t begin, const PlacedTensors& tensors, Meter& meter) const;
 
   Archive archive_;
   std::optional<torch_file::Writer> writer_;     // where the pickle is known

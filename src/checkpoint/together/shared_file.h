@@ -38,6 +38,7 @@ class SharedFile {
                      Meter& meter) = 0;
   // What this rank has written into the records.
   [[nodiscard]] const FileSums& sums() const { return sums_; }
+  [[nodiscard]] const TensorSums& tensor_sums() const { return tensor_sums_; }
   [[nodiscard]] bool is_made_here() const { return rank_ == role_.maker; }
   [[nodiscard]] int maker() const { return role_.maker; }
   [[nodiscard]] std::uint32_t number() const { return role_.number; }
@@ -56,12 +57,17 @@ class SharedFile {
     if (sum.bytes > 0) sums_[{role_.number, static_cast<std::uint32_t>(record)}] = sum;
   }
 
+  void note(const TensorSums& written) {
+    for (const auto& [leaf, sum] : written) tensor_sums_[leaf].add(sum);
+  }
+
   FileRole role_;
   int rank_;
   int ranks_;
 
  private:
   FileSums sums_;
+  TensorSums tensor_sums_;
 };
 
 }  // namespace tessera

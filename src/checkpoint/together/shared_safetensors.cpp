@@ -4,19 +4,18 @@
 
 #include "base/parallel.h"
 #include "checkpoint/digests/safetensors_digests.h"
-#include "checkpoint/together/own_runs.h"
 #include "checkpoint/together/share.h"
 #include "io/block_digests.h"
 
 namespace tessera {
 
-WrittenSum SharedSafetensors::write_entry(const safetensors::Entry& entry,
-                                          const PlacedTensors& tensors, Meter& meter) const {
+RunSums SharedSafetensors::write_entry(const safetensors::Entry& entry,
+                                       const PlacedTensors& tensors, Meter& meter) const {
   const std::uint64_t at = part_.header.data_offset + entry.begin;
   if (const auto value = part_.values.find(entry.name); value != part_.values.end()) {
     if (!is_made_here()) return {};
     sink_->write_at(at, value->second);
-    return {value->second.size(), 0};
+    return {{value->second.size(), 0}, {}};
   }
   const Leaf& leaf = *part_.tensors.at(entry.name);
   const Tensor& tensor = leaf.value.as_tensor();
@@ -32,10 +31,14 @@ void SharedSafetensors::write(std::unique_ptr<ByteSink> sink, const PlacedTensor
   sink_ = std::move(sink);
   if (is_made_here()) sink_->write_at(0, part_.head);
   const std::vector<safetensors::Entry>& entries = part_.header.entries;
-  std::vector<WrittenSum> written(entries.size());
+  std::vector<RunSums> written(entries.size());
   parallel_for(threads, written.size(),
                [&](std::size_t i) { written[i] = write_entry(entries[i], tensors, meter); });
-  for (std::size_t i = 0; i < written.size(); ++i) note(i, written[i]);
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    note(i, written[i].row);
+    const auto tensor = part_.tensors.find(entries[i].name);
+    if (tensor != part_.tensors.end()) note({{tensor->second, written[i].tensor}});
+  }
   if (is_made_here()) return;
   sink_->commit();
   sink_.reset();

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/together/own_runs.h"
 #include "checkpoint/together/shared_file.h"
 #include "checkpoint/write/write_olmo.h"
 
@@ -24,8 +25,8 @@ class SharedSafetensors final : public SharedFile {
 
  private:
   void write_digests(Store& where);
-  WrittenSum write_entry(const safetensors::Entry& entry, const PlacedTensors& tensors,
-                         Meter& meter) const;
+  RunSums write_entry(const safetensors::Entry& entry, const PlacedTensors& tensors,
+                      Meter& meter) const;
 
   const std::string file_;
   const EncodedPart part_;

@@ -25,16 +25,25 @@ std::uint64_t mixed(std::uint32_t terms, int part) {
   return (value ^ value >> 29U) * 0xBF58476D1CE4E5B9U;
 }
 
-TensorSum sum_tensor(const PlacedTensor& placed, int rank, int ranks) {
+// What this rank holds of a tensor, as bytes of the tensor.
+WrittenSum sum_held(const PlacedTensor& placed, const std::vector<Box>& held) {
   const Tensor& tensor = placed.leaf->value.as_tensor();
-  const int part = part_of_rank(placed.placement, rank);
   RunTarget whole_tensor;
   whole_tensor.size = byte_size(tensor.dtype, tensor.shape);
   TensorReader reader(tensor, placed.leaf->name);
-  const WrittenSum own =
-      write_runs(tensor, reader, boxes_of_part(placed.placement, tensor.shape, part),
-                 whole(tensor.shape), whole_tensor, nullptr);
-  const Holders holders = holders_of(placed.placement, rank, ranks);
+  return write_runs(tensor, reader, held, whole(tensor.shape), whole_tensor, nullptr).row;
+}
+
+TensorSum sum_tensor(const PlacedTensor& placed, const TensorSums& written, const SumJob& job) {
+  const Tensor& tensor = placed.leaf->value.as_tensor();
+  const int part = part_of_rank(placed.placement, job.rank);
+  const std::vector<Box> held = boxes_of_part(placed.placement, tensor.shape, part);
+  std::uint64_t size = 0;
+  for (const Box& box : held) size += byte_size(tensor.dtype, box.sizes);
+  const auto found = written.find(placed.leaf);
+  const bool is_known = found != written.end() && found->second.bytes == size;
+  const WrittenSum own = is_known ? found->second : sum_held(placed, held);
+  const Holders holders = holders_of(placed.placement, job.rank, job.ranks);
   const std::uint64_t value = mixed(own.terms, part);
   if (holders.index > 0) return {0, 0 - value, 0};
   return {own.bytes, static_cast<std::uint64_t>(holders.count - 1) * value, own.terms};
@@ -72,12 +81,11 @@ StateDigests digests_in(const nlohmann::json& file) {
 
 }  // namespace
 
-StateSums sum_state(const PlacedTensors& tensors, int rank, int ranks, int threads,
-                    const std::stop_token& stop) {
+StateSums sum_state(const PlacedTensors& tensors, const TensorSums& written, const SumJob& job) {
   StateSums sums(tensors.all().size());
-  parallel_for(threads, sums.size(), [&](std::size_t i) {
-    require_going_on(stop);
-    sums[i] = sum_tensor(tensors.all()[i], rank, ranks);
+  parallel_for(job.threads, sums.size(), [&](std::size_t i) {
+    require_going_on(job.stop);
+    sums[i] = sum_tensor(tensors.all()[i], written, job);
   });
   return sums;
 }
@@ -153,13 +161,14 @@ StateDigests saved_digests(const Store& checkpoint) {
   }
 }
 
-StateDigests state_digests(const Value& tree, Group& group) {
+StateDigests state_digests(const Value& tree, Group& group, int threads) {
   std::vector<Leaf> leaves;
   std::optional<PlacedTensors> tensors;
   const auto contribute = [&] {
+    require_threads(threads);
     leaves = tensors_in(tree);
     tensors.emplace(pointers_to(leaves), group.rank(), group.size());
-    return encode_state_sums(sum_state(*tensors, group.rank(), group.size(), 1, {}));
+    return encode_state_sums(sum_state(*tensors, {}, {group.rank(), group.size(), threads}));
   };
   const auto conclude = [&](const Bytes& all) {
     const SummedState state = summed(*tensors, all);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/together/file_sums.h"
 #include "checkpoint/together/placed.h"
 #include "tessera/comm.h"
 #include "tessera/state_digests.h"
@@ -19,9 +20,16 @@ struct TensorSum {
 };
 using StateSums = std::vector<TensorSum>;  // in the order of the tensors
 
-// Of what this rank holds, all its bytes.
-[[nodiscard]] StateSums sum_state(const PlacedTensors& tensors, int rank, int ranks, int threads,
-                                  const std::stop_token& stop);
+// Of what this rank holds, all its bytes. Those of tensors all of which is in `written` are not
+// read again.
+struct SumJob {
+  int rank = 0;
+  int ranks = 1;
+  int threads = 1;
+  std::stop_token stop = {};
+};
+[[nodiscard]] StateSums sum_state(const PlacedTensors& tensors, const TensorSums& written,
+                                  const SumJob& job);
 [[nodiscard]] Bytes encode_state_sums(const StateSums& sums);
 [[nodiscard]] Bytes combine_state_sums(const Bytes& left, const Bytes& right);
 
