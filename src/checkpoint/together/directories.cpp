@@ -48,6 +48,17 @@ Directories::Directories(const Location& where, bool overwrite, Group& group)
   }
 }
 
+// Who looked for rank 0's sibling on a disk of its own has made a directory of that name there
+// (sees_probe). Making a new one removes what others have left.
+Directories::~Directories() {
+  if (sees_first_ || publishes()) return;
+  try {
+    (void)parent_->new_directory(name_, IfExists::replace);
+  } catch (const Error&) {
+    return;  // it stays for the next save
+  }
+}
+
 Bytes Directories::encode(const Sibling& sibling) {
   return MessageWriter()
       .count(static_cast<std::uint64_t>(sibling.publisher))

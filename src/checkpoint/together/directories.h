@@ -22,6 +22,9 @@ class Directories {
  public:
   // `group` outlives this. Throws `invalid_argument` for a place that is no directory.
   Directories(const Location& where, bool overwrite, Group& group);
+  Directories(const Directories&) = delete;
+  Directories& operator=(const Directories&) = delete;
+  ~Directories();
 
   // Rank 0 makes the sibling of its directory, with a probe in it. Collective.
   void begin();

@@ -295,6 +295,39 @@ TEST(Nodes, OneDirectoryIsNotPublishedTwice_F24) {
   });
 }
 
+// On disks: looking for what is on another one leaves nothing, neither does a refused save.
+TEST(Nodes, NothingIsLeftOnTheirDisks) {
+  const std::vector<CheckpointKind> kinds = {CheckpointKind::olmo_full, CheckpointKind::olmo_legacy,
+                                             CheckpointKind::olmo_local,
+                                             CheckpointKind::olmo_torch_new};
+  const std::string root = temporary_directory();
+  for_each_at_once(kinds, [&](const CheckpointKind kind) {
+    const std::string disks[] = {root + "/" + std::string(to_string(kind)) + "-0",
+                                 root + "/" + std::string(to_string(kind)) + "-1"};
+    const auto save_there = [&] {
+      run_ranks(3, [&](Group& group) {
+        save(state_of(Cut::flat, group.rank(), 3), disks[group.rank() / 2] + "/step4",
+             options_for(kind), group);
+      });
+    };
+    const bool is_refused = kind == CheckpointKind::olmo_torch_new;
+    if (is_refused) {
+      EXPECT_EQ(code_of(save_there), ErrorCode::incomplete);
+    } else {
+      save_there();
+    }
+    for (int disk = 0; disk < 2; ++disk) {
+      const bool has_one = !is_refused && (disk == 0 || kind != CheckpointKind::olmo_full);
+      std::vector<std::string> found;
+      if (std::filesystem::exists(disks[disk])) {
+        for (const auto& entry : std::filesystem::directory_iterator(disks[disk]))
+          found.push_back(entry.path().filename());
+      }
+      EXPECT_EQ(found, std::vector<std::string>(has_one ? 1 : 0, "step4")) << disks[disk];
+    }
+  });
+}
+
 // Several rounds of messages.
 TEST(Nodes, LargeTensorsTravelInParts) {
   const Nodes nodes({0, 1});
