@@ -118,8 +118,14 @@ void fill(const LoadPlan& plan, const LoadSource& source, const LoadOptions& opt
     const Checkpoint& contents = source.stored();
     const std::vector<bool> taken = source.stored_leaves(taken_leaves(source.checkpoint(), plan));
     meter.emplace(tell_progress, bytes_of(plan.fillings), options.stop);
-    tell_all({source.from(), contents, taken, plan.fillings, plan.owners, counters, *meter}, group);
-    agree(group, "reading a checkpoint", [&] { meter->finish(); });
+    StorageChecks checks;  // of own files
+    StorageChecks* const own = source.is_told_by_all() ? &checks : nullptr;
+    tell_all({source.from(), contents, taken, plan.fillings, plan.owners, counters, *meter, own},
+             group);
+    agree(group, "reading a checkpoint", [&] {
+      checks.read_rest(options.threads, options.stop);
+      meter->finish();
+    });
     return;
   }
   agree_on_long_work(group, "reading a checkpoint", options.stop, [&](const std::stop_token& stop) {

@@ -68,6 +68,14 @@ LoadSource::LoadSource(HostCopy catalog, const std::string& path, std::unique_pt
   is_told_ = true;
 }
 
+LoadSource::LoadSource(HostCopy catalog, std::shared_ptr<Store> store,
+                       std::unique_ptr<Checkpoint> own)
+    : LoadSource(std::move(catalog), std::move(store)) {
+  own_ = std::move(own);
+  is_told_ = true;
+  is_told_by_all_ = true;
+}
+
 void LoadSource::arrange(Checkpoint shown) {
   std::unordered_map<const void*, std::size_t> stored_at;  // by node
   const std::vector<Leaf>& leaves = stored().leaves;
@@ -177,17 +185,32 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
 
 LoadSource open_own_or_all(const Location& where, const Value& model, const LoadOptions& options,
                            Group& group) {
-  std::optional<Checkpoint> own;
+  std::optional<OwnFiles> own;
   const auto contribute = [&] {
     require_going_on(options.stop);
     if (options.reader == LoadReader::every_rank)
       own = open_own_files(where, model, {group.rank(), group.size()});
     return shared_values(own);
   };
-  const auto conclude = [](const Bytes& all) { return Bytes(all.begin(), all.begin() + 1); };
-  if (!all_have_own(confer(group, kOperation, {contribute, combine_shared_values, conclude})))
-    return open_for_load(where, options, group);
-  return LoadSource(std::make_unique<Checkpoint>(contents_of(*own)));
+  const auto conclude = [&](const Bytes& all) {
+    Holding holding = holding_of(all);
+    if (holding == Holding::files && (!own->can_be_told() || own->sees_all_files()))
+      holding = Holding::nothing;
+    return MessageWriter().number(holding).take();
+  };
+  const Holding all =
+      holding_of(confer(group, kOperation, {contribute, combine_shared_values, conclude}));
+  if (all == Holding::nothing) return open_for_load(where, options, group);
+  std::optional<LoadSource> source;
+  agree(group, kOperation, [&] {
+    auto contents = std::make_unique<Checkpoint>(contents_of(own->checkpoint));
+    if (all == Holding::pieces) return void(source.emplace(std::move(contents)));
+    index_names(*contents);
+    Bytes catalog = MessageWriter().number(Opening::told).rest(catalog_of(*contents)).take();
+    const auto store = contents->store;
+    source.emplace(HostCopy(std::move(catalog)), store, std::move(contents));
+  });
+  return std::move(*source);
 }
 
 }  // namespace tessera

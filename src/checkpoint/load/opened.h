@@ -12,13 +12,15 @@
 
 namespace tessera {
 
-// It is one of four:
+// It is one of five:
 //   - every rank has opened it, if not before, then from what rank 0 found: its tensors have their
 //     pieces;
 //   - rank 0 has opened it for all, and each rank gives the tensors that it wants the pieces that
 //     it needs;
 //   - every rank has opened its own files of it, and has no pieces of others (own_files.h);
-//   - rank 0 alone reads it and tells the others (checkpoint-rows P-19): no tensor has pieces.
+//   - rank 0 alone reads it and tells the others (checkpoint-rows P-19): no tensor has pieces;
+//   - every rank has opened its own files of it, which hold other pieces than it wants: it tells
+//     the others.
 class LoadSource {
  public:
   // `checkpoint` must outlive it.
@@ -30,6 +32,8 @@ class LoadSource {
   explicit LoadSource(std::unique_ptr<Checkpoint> own);
   // `own`: what rank 0 reads; null elsewhere.
   LoadSource(HostCopy catalog, const std::string& path, std::unique_ptr<Checkpoint> own);
+  // `own`: what each rank reads; `catalog` is of that.
+  LoadSource(HostCopy catalog, std::shared_ptr<Store> store, std::unique_ptr<Checkpoint> own);
 
   // With the leaves of arrange(), if that was called.
   [[nodiscard]] const Checkpoint& checkpoint() const { return shown_ ? *shown_ : stored(); }
@@ -42,8 +46,9 @@ class LoadSource {
 
   // Whether this rank's own files are all that it sees. Other ranks' leaves may differ.
   [[nodiscard]] bool is_own() const noexcept { return is_own_; }
-  // Whether rank 0 reads for all; `from` is what it reads, and null on other ranks.
+  // Whether ranks are told what they want; `from` is what this rank reads, and null if it does not.
   [[nodiscard]] bool is_told() const noexcept { return is_told_; }
+  [[nodiscard]] bool is_told_by_all() const noexcept { return is_told_by_all_; }
   [[nodiscard]] const Checkpoint* from() const noexcept { return own_.get(); }
 
   // The leaf's tensor is wanted in these pieces, or all of the leaf. Any number of times. Throws
@@ -67,6 +72,7 @@ class LoadSource {
   std::unique_ptr<const Checkpoint> shown_;         // null: what is stored
   std::vector<std::optional<std::size_t>> origin_;  // by leaf of shown_
   bool is_told_ = false;
+  bool is_told_by_all_ = false;
   bool is_own_ = false;
 };
 
@@ -74,7 +80,8 @@ class LoadSource {
 // open it, too. Collective.
 [[nodiscard]] LoadSource open_for_load(const Location& where, const LoadOptions& options,
                                        Group& group);
-// The same for ranks that will load `model`: of their own files, where each has all that it needs.
+// The same for ranks that will load `model`: of their own files, where each has all that it needs,
+// or where all together have and rank 0 does not see the others' (each on a disk of its own).
 [[nodiscard]] LoadSource open_own_or_all(const Location& where, const Value& model,
                                          const LoadOptions& options, Group& group);
 

@@ -134,19 +134,29 @@ void require_held(const Tensor& wanted, const Tensor& found) {
   require_filled(wanted.shape, to, plan_copies(wanted.shape, from, to));
 }
 
-std::optional<Checkpoint> open_own_files(const Location& where, const Value& model,
-                                         const sharded::Rank& rank) {
+std::optional<OwnFiles> open_own_files(const Location& where, const Value& model,
+                                       const sharded::Rank& rank) {
   const std::optional<Place> place = directory_of(where);
   if (!place) return std::nullopt;
   std::optional<Checkpoint> own = read_own_files(place->store, rank);
-  if (own && !holds_all(*own, model)) own.reset();
-  return own;
+  if (!own) return std::nullopt;
+  const bool has_all = holds_all(*own, model);
+  return OwnFiles{std::move(*own), has_all};
 }
 
-Bytes shared_values(const std::optional<Checkpoint>& own) {
+bool OwnFiles::sees_all_files() const {
+  const bool is_legacy = checkpoint.kind == CheckpointKind::olmo_legacy;
+  for (int rank = 0; rank < checkpoint.world_size; ++rank) {
+    if (!checkpoint.store->exists(own_file(is_legacy ? "" : "model", rank))) return false;
+  }
+  return true;
+}
+
+Bytes shared_values(const std::optional<OwnFiles>& files) {
   MessageWriter message;
-  message.number(static_cast<std::uint8_t>(own.has_value()));
-  if (!own) return message.take();
+  if (!files) return message.number(Holding::nothing).take();
+  message.number(files->holds_all ? Holding::pieces : Holding::files);
+  const Checkpoint* own = &files->checkpoint;
   write_save(message, *own->store);
   for (const Leaf& leaf : own->leaves) {
     if (const auto digest = digest_of_shared(leaf)) message.text(leaf.name).number(*digest);
@@ -155,7 +165,8 @@ Bytes shared_values(const std::optional<Checkpoint>& own) {
 }
 
 Bytes combine_shared_values(const Bytes& left, const Bytes& right) {
-  if (!all_have_own(left) || !all_have_own(right)) return {std::byte{0}};
+  const Holding both = std::min(holding_of(left), holding_of(right));
+  if (both == Holding::nothing) return MessageWriter().number(both).take();
   std::map<std::string, std::uint64_t> digests;
   for (const Bytes* side : {&left, &right}) {
     MessageReader message(*side);
@@ -170,7 +181,7 @@ Bytes combine_shared_values(const Bytes& left, const Bytes& right) {
     }
   }
   MessageWriter combined;
-  combined.number(std::uint8_t{1});
+  combined.number(both);
   for (const auto& [name, digest] : digests) combined.text(name).number(digest);
   return combined.take();
 }
@@ -179,8 +190,8 @@ Checkpoint contents_of(const Checkpoint& own) {
   return parts_of(own, {"model", "optim"});
 }
 
-bool all_have_own(const Bytes& message) {
-  return message.at(0) != std::byte{0};
+Holding holding_of(const Bytes& message) {
+  return MessageReader(message).number<Holding>();
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 // Ranks that load what they have saved themselves, each from its own files alone.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "format/sharded/sharded.h"
@@ -10,22 +11,33 @@
 namespace tessera {
 
 // The rank's part of an olmo-local or olmo-legacy checkpoint by its own files, without the
-// trainer's state: leaves by stored names, whose tensors have the rank's pieces alone. None: there
-// is no such checkpoint, it is of other ranks, or the rank's files do not hold all of its pieces of
-// `model` (name -> tensor). Throws what is wrong with the rank's files.
-[[nodiscard]] std::optional<Checkpoint> open_own_files(const Location& where, const Value& model,
-                                                       const sharded::Rank& rank);
+// trainer's state.
+struct OwnFiles {
+  Checkpoint checkpoint;   // leaves by stored names, whose tensors have the rank's pieces alone
+  bool holds_all = false;  // that this rank wants of the model
+
+  // Whether ranks can tell one another what their files hold: these have the same leaves.
+  [[nodiscard]] bool can_be_told() const { return checkpoint.kind == CheckpointKind::olmo_legacy; }
+  // Whether this rank sees those of all ranks.
+  [[nodiscard]] bool sees_all_files() const;
+};
+// None: there is no such checkpoint, or it is of other ranks. `model`: name -> tensor. Throws what
+// is wrong with the rank's files.
+[[nodiscard]] std::optional<OwnFiles> open_own_files(const Location& where, const Value& model,
+                                                     const sharded::Rank& rank);
 
 // Of such a checkpoint, what a load takes. The rest is for shared_values().
 [[nodiscard]] Checkpoint contents_of(const Checkpoint& own);
 
 // What must be the same in the files of all ranks: digests of values, of tensors that are not
 // sharded and of the layout of flat parameters. A message of no checkpoint says that there is none.
-[[nodiscard]] Bytes shared_values(const std::optional<Checkpoint>& own);
+[[nodiscard]] Bytes shared_values(const std::optional<OwnFiles>& own);
 // The values of both; no checkpoint as soon as one rank has none. Throws `mismatch` for values that
 // differ: the files are not of one save. Associative.
 [[nodiscard]] Bytes combine_shared_values(const Bytes& left, const Bytes& right);
-[[nodiscard]] bool all_have_own(const Bytes& message);
+// What all ranks of a message have: not even files, files, or all the pieces that they want.
+enum class Holding : std::uint8_t { nothing, files, pieces };
+[[nodiscard]] Holding holding_of(const Bytes& message);
 
 // Throws `incomplete` unless `found` holds every element that this rank wants.
 void require_held(const Tensor& wanted, const Tensor& found);

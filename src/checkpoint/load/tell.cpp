@@ -1,6 +1,7 @@
 // All ranks go through the wanted tensors in the same order, and through each in row-major order,
 // so nothing has to be said of what a batch holds. While rank 0 reads a batch, nobody else works;
-// what a rank does with one is its contribution to the next conference.
+// what a rank does with one is its contribution to the next conference. Where each rank reads its
+// own files, that has also what they hold of the batch, and rank 0 puts these parts together.
 #include "checkpoint/load/tell.h"
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "base/digest.h"
 #include "checkpoint/read/cast.h"
 #include "comm/confer.h"
+#include "comm/message.h"
 #include "layout/boxes.h"
 #include "layout/plan.h"
 #include "layout/strided.h"
@@ -62,7 +64,40 @@ class Batches {
   std::int64_t begin_ = 0;  // of its tensor
 };
 
-// Rank 0's part.
+std::size_t size_of(const TellJob& job, const Segment& segment) {
+  const DType dtype = job.contents.leaves[segment.leaf].value.as_tensor().dtype;
+  return static_cast<std::size_t>(segment.count) * size_of(dtype);
+}
+
+// A batch from the parts that ranks have of it. Those that several ranks have are the same.
+Bytes put_together(const TellJob& job, const std::vector<Segment>& batch, const Bytes& parts) {
+  std::size_t size = 0;
+  for (const Segment& segment : batch) size += size_of(job, segment);
+  Bytes bytes(size);
+  std::map<std::size_t, std::size_t> ends;  // by begin
+  for (MessageReader message(parts); !message.at_end();) {
+    const auto at = static_cast<std::size_t>(message.count());
+    const std::span<const std::byte> part = message.block();
+    std::ranges::copy(part, bytes.begin() + static_cast<std::ptrdiff_t>(at));
+    std::size_t& end = ends[at];
+    end = std::max(end, at + part.size());
+  }
+  std::size_t done = 0;
+  for (const auto& [begin, end] : ends) {
+    if (begin <= done) done = std::max(done, end);
+  }
+  for (const Segment& segment : batch) {
+    const std::size_t own = size_of(job, segment);
+    if (done < own) {
+      throw Error(ErrorCode::incomplete, "no rank's own files hold a part of the tensor")
+          .at_key(job.contents.leaves[segment.leaf].name);
+    }
+    done -= own;
+  }
+  return bytes;
+}
+
+// The part of who reads.
 class Teller {
  public:
   explicit Teller(const TellJob& job) : job_(job) {}
@@ -79,7 +114,35 @@ class Teller {
     return bytes;
   }
 
+  // What the own files hold of the batch, each part behind its place in the batch. Of tensors that
+  // are whole in each rank's file rank 0 tells.
+  Bytes read_own(const std::vector<Segment>& batch, int rank) {
+    MessageWriter parts;
+    std::size_t begin = 0;
+    for (const Segment& segment : batch) {
+      const Tensor& tensor = reader_of(segment.leaf);
+      if (tensor.sharded || rank == 0) read_pieces(tensor, segment, begin, parts);
+      begin += size_of(job_, segment);
+    }
+    if (batch.empty()) close();
+    return parts.take();
+  }
+
  private:
+  void read_pieces(const Tensor& tensor, const Segment& segment, std::size_t begin,
+                   MessageWriter& parts) {
+    const std::size_t element = size_of(tensor.dtype);
+    const Slice wanted[] = {FlatRange{segment.begin, segment.begin + segment.count}};
+    for (const Piece& piece : tensor.pieces) {
+      const Slice held[] = {piece.slice};
+      for (const Copy& copy : plan_copies(tensor.shape, held, wanted)) {
+        Bytes bytes(static_cast<std::size_t>(copy.count) * element);
+        reader_->read(piece.slice, copy.from_local, copy.count, bytes.data());
+        parts.count(begin + static_cast<std::size_t>(copy.to_local) * element).block(bytes);
+      }
+    }
+  }
+
   const Tensor& reader_of(std::size_t leaf) {
     const std::string& name = job_.contents.leaves[leaf].name;
     const Tensor& tensor = job_.from->tensor(name);
@@ -92,6 +155,7 @@ class Teller {
   }
 
   void close() {
+    if (reader_ && job_.checks != nullptr) reader_->hand_over(*job_.checks);
     if (reader_) job_.counters.add(reader_->report());
     reader_.reset();
   }
@@ -211,13 +275,12 @@ class Takers {
   void take(const std::vector<Segment>& batch, const Bytes& bytes) {
     const std::byte* at = bytes.data();
     for (const Segment& segment : batch) {
-      const DType dtype = job_.contents.leaves[segment.leaf].value.as_tensor().dtype;
       const auto found = takers_.find(segment.leaf);
       if (found != takers_.end()) {
         for (const auto& taker : found->second)
           job_.meter.add(taker->take(segment.begin, segment.count, at));
       }
-      at += static_cast<std::size_t>(segment.count) * size_of(dtype);
+      at += size_of(job_, segment);
     }
     job_.meter.add(0);  // whoever takes nothing may be asked to stop, too
   }
@@ -239,6 +302,7 @@ void tell_all(const TellJob& job, Group& group) {
   std::optional<Takers> takers;
   Batches batches(job);
   Teller teller(job);
+  const bool by_all = job.checks != nullptr;
   std::vector<Segment> told;
   Bytes bytes;
   for (bool more = true; more;) {
@@ -248,10 +312,14 @@ void tell_all(const TellJob& job, Group& group) {
       if (!takers) takers.emplace(job);
       takers->take(told, bytes);
       if (!more) takers->finish();
-      return Bytes();
+      return by_all ? teller.read_own(next, group.rank()) : Bytes();
     };
-    const auto conclude = [&](const Bytes&) { return teller.read(next); };
-    bytes = confer(group, kOperation, {contribute, combine_nothing, conclude});
+    const auto conclude = [&](const Bytes& parts) {
+      return by_all ? put_together(job, next, parts) : teller.read(next);
+    };
+    bytes =
+        confer(group, kOperation,
+               {contribute, by_all ? Combine(side_by_side) : Combine(combine_nothing), conclude});
     told = next;
   }
 }

@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "checkpoint/together/testing.h"
 #include "checkpoint/together/travel.h"
+#include "format/torch/torch_file.h"
 #include "storage/sub_store.h"
 #include "tessera/group_checkpoint.h"
 #include "tessera/restore.h"
@@ -178,6 +180,8 @@ TEST(Nodes, RestoreFromTheirOwnDirectories_O61_O73) {
   for (const Layout& layout : kLayouts) {
     cases.push_back({layout, {CheckpointKind::olmo_local, Cut::flat}});
     cases.push_back({layout, {CheckpointKind::olmo_legacy, Cut::rows}});
+    // Rows, of which the ranks of other nodes have some: they tell one another.
+    cases.push_back({layout, {CheckpointKind::olmo_legacy, Cut::flat}});
   }
   for_each_at_once(cases, [](const Case& one) {
     const Nodes nodes(one.layout);
@@ -185,17 +189,51 @@ TEST(Nodes, RestoreFromTheirOwnDirectories_O61_O73) {
     run_ranks(nodes.ranks(), [&](Group& group) {
       const auto& store = nodes.of(group.rank());
       const Restored restored = restore_own(store, one.saving.cut, group);
-      EXPECT_TRUE(restored.is_own);
+      const bool is_told =
+          one.saving.kind == CheckpointKind::olmo_legacy && one.saving.cut == Cut::flat;
+      EXPECT_EQ(restored.is_own, !is_told);
       // The digests that each node has prove what was restored.
       Value model = Value::dict({{"model", restored.tree.at("model")}});
       const StateDigests saved = saved_digests(SubStore(store, "step4"));
       EXPECT_EQ(saved.size(), 3 * kParameters.size());
+      if (is_told) model.set_item("optim", restored.tree.at("optim"));
       for (const auto& [name, digest] : state_digests(model, group))
         EXPECT_EQ(saved.at(name), digest) << name;
       const auto state = trainer_state(std::make_shared<SubStore>(store, "step4"), {}, group);
       EXPECT_EQ(state.state->at("rank").as_int(), group.rank());
     });
   });
+}
+
+// A file whose rank holds nothing of a parameter any more, on the node that alone has it.
+void empty_shards(Store& store, const std::string& file, const std::string& parameter) {
+  Checkpoint held;
+  held.root = torch_file::read(store.open(file));
+  held.leaves = leaves_of(*held.root);
+  Value tree = held.load();
+  Value shards = tree.at("model").at(parameter).as_object().arguments.items()[3].items()[0];
+  shards.items().clear();
+  put(store, file, torch_file::write(tree, "rank1"), IfExists::replace);
+}
+
+TEST(Nodes, AreToldWhatNoneOfThemHolds) {
+  const Nodes nodes({0, 1});
+  const Saving saving{CheckpointKind::olmo_legacy, Cut::flat};
+  save_on(nodes, saving, options_of(saving));
+  empty_shards(*nodes.stores[1], "step4/rank1.pt", "transformer.blocks.1.w");
+  std::mutex mutex;
+  std::set<std::string> errors;
+  run_ranks(2, [&](Group& group) {
+    try {
+      (void)restore_own(nodes.of(group.rank()), saving.cut, group);
+    } catch (const Error& error) {
+      const std::lock_guard lock(mutex);
+      errors.emplace(error.what());
+    }
+  });
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_THAT(*errors.begin(), HasSubstr("no rank's own files hold a part"));
+  EXPECT_THAT(*errors.begin(), HasSubstr("model.transformer.blocks.1.w"));
 }
 
 std::string message_of(const std::function<void()>& work, ErrorCode code) {
