@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Ranks on two hosts save over a network: on one directory that both hosts have, and on two that only look alike.
+OLMo's kinds are saved there as well, and restored by each rank from what its host has.
 
     two_hosts_test.py SAVE_AND_LOAD
 
@@ -89,9 +90,11 @@ def environment(hosts, rank):
             "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
 
 
-def save_on(hosts, seen):
-    """(exit code, output, errors) of each rank."""
-    ranks = [hosts[rank // RANKS_OF_HOST].start(SAVE_AND_LOAD, seen, env=environment(hosts, rank))
+def save_on(hosts, *arguments, apart=()):
+    """(exit code, output, errors) of each rank. Those that are `apart` take themselves for another host."""
+    alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    ranks = [hosts[rank // RANKS_OF_HOST].start(*(alone if rank in apart else []), SAVE_AND_LOAD, *arguments,
+                                                env=environment(hosts, rank))
              for rank in range(RANKS_OF_HOST * len(hosts))]
     said = [rank.communicate(timeout=PATIENCE) for rank in ranks]
     return [(rank.returncode, *texts) for rank, texts in zip(ranks, said)]
@@ -108,9 +111,9 @@ class TwoHosts(unittest.TestCase):
         (self.work / name).mkdir()
         return str(self.work / name)
 
-    def save(self, *disks):
+    def save(self, *disks, arguments=(), apart=()):
         with two_hosts(disks, self.seen) as hosts:
-            ended = save_on(hosts, self.seen)
+            ended = save_on(hosts, self.seen, *arguments, apart=apart)
         self.assertEqual(os.listdir(self.seen), [], "a mount of a host is seen outside")
         return ended
 
@@ -132,6 +135,34 @@ class TwoHosts(unittest.TestCase):
             self.assertIn("2 of 4 ranks do not see what rank 0 on host-0 has put there", error)
             self.assertIn("(rank 2 on host-1, rank 3 on host-1)", error)
         self.assertEqual([os.listdir(disk) for disk in disks], [[], []])
+
+    def files(self, disk, kind):
+        root = pathlib.Path(disk) / kind
+        return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    def test_hosts_with_disks_of_their_own_save_and_restore_olmos_kinds(self):
+        disks = [self.directory("disk-0"), self.directory("disk-1")]
+        shared = self.directory("shared")
+        for code, output, errors in self.save(shared, shared, arguments=["olmo"]):
+            self.assertEqual((code, output), (0, "gloo\nolmo-full saved\nolmo-torch-new saved loaded\n"
+                                              "olmo-legacy saved loaded\nolmo-local saved loaded\n"), errors)
+        # Rank 3 is in a namespace of its own for processes: it and rank 2 both make a directory, and keep one.
+        for code, output, errors in self.save(*disks, arguments=["olmo"], apart=[3]):
+            self.assertEqual(code, 0, errors)
+            backend, full, torch_new, legacy, local = output.splitlines()
+            self.assertEqual((full, legacy, local), ("olmo-full saved", "olmo-legacy saved loaded", "olmo-local saved loaded"))
+            self.assertIn("incomplete: 2 of 4 ranks do not see what rank 0 on host-0 has put there", torch_new)
+            self.assertIn("(rank 2 on host-1, rank 3 on host-1)", torch_new)
+        self.assertEqual([sorted(os.listdir(disk)) for disk in disks],
+                         [["olmo-full", "olmo-legacy", "olmo-local"], ["olmo-legacy", "olmo-local"]])
+        for kind in ("olmo-full", "olmo-legacy", "olmo-local"):
+            of_all = self.files(shared, kind)
+            del of_all["tessera-state.json"]  # has the save's id
+            found = [self.files(disk, kind) for disk in disks if kind in os.listdir(disk)]
+            self.assertEqual(len({files.pop("tessera-state.json") for files in found}), 1)
+            for number, files in enumerate(found):
+                others = [f"rank{rank}.pt" for rank in range(4) if len(found) == 2 and rank // RANKS_OF_HOST != number]
+                self.assertEqual(files, {name: data for name, data in of_all.items() if not name.endswith(tuple(others))})
 
 
 def obstacle():
