@@ -10,9 +10,8 @@
 //
 // The number of ranks, the way of sharding and the kind of checkpoint may change between the two. A
 // DCP checkpoint of the state is what torch.distributed.checkpoint.state_dict.get_state_dict gives
-// in Python, with the values beside "model" and "optim".
-//
-// Save and load between steps, not between a forward and its backward.
+// in Python, with the values beside "model" and "optim". Save and load between steps, not between
+// a forward and its backward.
 #pragma once
 
 #include <optional>
@@ -27,9 +26,8 @@ namespace tessera {
 
 class TrainingState {
  public:
-  // The first form is of a model alone: for inference, or for a new optimizer. The model and the
-  // optimizer must outlive this object, which does not own them. The optimizer is of any type that
-  // OptimizerRef knows; all its parameters are the model's.
+  // The first form is for inference, or for a new optimizer. Model and optimizer must outlive this
+  // object. The optimizer is of any type that OptimizerRef knows; its parameters are the model's.
   explicit TrainingState(ModuleRef model) : model_(model) {}
   TrainingState(ModuleRef model, OptimizerRef optimizer)
       : model_(model), optimizer_(std::move(optimizer)) {}
@@ -38,9 +36,10 @@ class TrainingState {
   // the values of its keys, and throws `not_found` for a key that the checkpoint lacks. The keys
   // "model" and "optim" are taken.
   Value values = Value::dict();
-  // The key under which the checkpoint holds everything: "app" for {"app": {"model": ..., "optim":
-  // ...}}. Empty: "model" and "optim" are at the root.
+  // Under which the checkpoint holds everything: "app" for {"app": {"model": ...}}. Empty: nothing.
   std::string key;
+  // By group: what the last load found that the optimizer does not know. Saves write it again.
+  Value::List other_options;
 
   [[nodiscard]] ModuleRef model() const noexcept { return model_; }
   [[nodiscard]] const std::optional<OptimizerRef>& optimizer() const noexcept { return optimizer_; }
@@ -51,19 +50,20 @@ class TrainingState {
 };
 
 // Saves the state as a tree, with save() of tessera/checkpoint.h. Nothing is copied or gathered:
-// every rank writes the parts that it holds. A parameter without a step so far has no optimizer
-// state to save. Throws `invalid_argument` if the optimizer has a parameter that is not the
-// model's, and `unsupported` for tensors on other devices than the CPU and CUDA's. Collective.
+// every rank writes its parts. A parameter without a step so far has no optimizer state to save.
+// Throws `invalid_argument` if the optimizer has a parameter that is not the model's, and
+// `unsupported` for tensors on other devices than the CPU and CUDA's. Collective.
 SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options,
                 Group& group);
 SaveResult save(const TrainingState& state, const Location& where, Group& group);
 
 // Loads into the memory of the model and the optimizer, with load() of tessera/checkpoint.h. The
 // optimizer's options become those of the checkpoint. Its state is found by the names of
-// parameters: their order and the way of sharding do not matter, but the groups must hold the same
-// parameters. Throws what load() throws, `mismatch` for other groups, and `unsupported` for
-// LoadOptions::rename beside an optimizer, before anything is changed. A failure after that leaves
-// both with undefined content. Collective.
+// parameters, and groups must hold the same. Of OLMo's kinds, unless there is a `key`, names and
+// groups are found as tessera/restore.h says, a rank opens its own files alone if they hold what it
+// needs, and the value "train" is its own trainer state. Throws what load() and these throw,
+// `mismatch` for other groups, `unsupported` for LoadOptions::rename beside an optimizer, before
+// anything is changed. A failure after that leaves both with undefined content. Collective.
 LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options,
                 Group& group);
 LoadReport load(TrainingState& state, const Location& where, Group& group);

@@ -1,7 +1,6 @@
 #include "checkpointer/load_tree.h"
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 #include <string>
 #include <utility>
@@ -40,23 +39,6 @@ Error other_model(const std::string& what, const std::set<std::string>& names) {
       .at_key(*names.begin());
 }
 
-// A tree of the same containers in which nothing is known yet.
-Value unknown_like(const Value& value) {
-  if (!value.is(Value::Kind::dict)) return {};
-  std::vector<Value::Pair> pairs;
-  for (const auto& [key, item] : value.pairs()) pairs.emplace_back(key, unknown_like(item));
-  return Value::dict(std::move(pairs));
-}
-
-// The entries of `group` that `known` has, or those that it lacks.
-Value entries(const Value& group, const Value& known, bool that_it_has) {
-  std::vector<Value::Pair> pairs;
-  for (const auto& [key, value] : group.pairs()) {
-    if ((known.find_key(key) != nullptr) == that_it_has) pairs.emplace_back(key, value);
-  }
-  return Value::dict(std::move(pairs));
-}
-
 bool is_list_of_text(const Leaf* leaf) {
   return leaf != nullptr && leaf->value.is(Value::Kind::list) &&
          std::ranges::all_of(leaf->value.items(),
@@ -81,8 +63,8 @@ Value::List stored_orders(const Checkpoint& contents) {
 }
 
 LoadTree::LoadTree(ModuleRef model, std::optional<OptimizerRef> optim)
-    : model_(model_state(model)), optimizer_(std::move(optim)) {
-  if (optimizer_) leaves_.emplace(model, *optimizer_);
+    : model_(model_state(model)) {
+  if (optim) leaves_.emplace(model, std::move(*optim));
 }
 
 LiveNames LoadTree::names() {
@@ -119,25 +101,11 @@ void LoadTree::add_model(const Checkpoint& contents) {
 void LoadTree::prepare_optimizer(const Checkpoint& contents) {
   const auto stored = stored_part(contents, {kOptim});
   leaves_->prepare(stored);
-  Value::List groups;
-  std::ranges::transform(stored.at(kGroups).items(), std::back_inserter(groups), unknown_like);
-  tree_.set_item(kOptim, Value::dict({{"state", leaves_->tree().at("state")},
-                                      {kGroups, Value::list(std::move(groups))}}));
+  tree_.set_item(kOptim, leaves_->tree_like(stored));
 }
 
 Value::List LoadTree::finish() {
-  if (!leaves_) return {};
-  const auto& loaded = tree_.at(kOptim);
-  Value::List known, others;
-  for (const auto& group : loaded.at(kGroups).items()) {
-    const auto own = optimizer_->access().group(known.size());
-    known.push_back(entries(group, own, true));
-    auto& rest = others.emplace_back(entries(group, own, false));
-    for (const auto* named : {kParams, kParamNames}) rest.erase(named);
-  }
-  leaves_->finish(
-      Value::dict({{"state", loaded.at("state")}, {kGroups, Value::list(std::move(known))}}));
-  return others;
+  return leaves_ ? leaves_->finish(tree_.at(kOptim)) : Value::List();
 }
 
 void LoadTree::undo() {

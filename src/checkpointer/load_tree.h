@@ -43,7 +43,6 @@ class LoadTree {
   void add_model(const Checkpoint& contents);
 
   Value model_;  // the state of the model
-  std::optional<OptimizerRef> optimizer_;
   std::optional<OptimLeaves> leaves_;
   Value tree_ = Value::dict();
 };

@@ -15,6 +15,9 @@
 namespace tessera::detail {
 namespace {
 
+constexpr const char* kParams = "params";
+constexpr const char* kParamNames = "param_names";  // OLMo's
+
 Value with_loaded_values(const Value& own, const Value& loaded);
 
 Value list_with_loaded(const Value& own, const Value& loaded) {
@@ -136,6 +139,23 @@ bool has_form_of(const Value& a, const Value& b) {
   return !a.is(Value::Kind::dict) || has_entries_of(a, b);
 }
 
+// A tree of the same containers in which nothing is known yet.
+Value unknown_like(const Value& value) {
+  if (!value.is(Value::Kind::dict)) return {};
+  std::vector<Value::Pair> pairs;
+  for (const auto& [key, item] : value.pairs()) pairs.emplace_back(key, unknown_like(item));
+  return Value::dict(std::move(pairs));
+}
+
+// The entries of `group` that `known` has, or those that it lacks.
+Value entries(const Value& group, const Value& known, bool that_it_has) {
+  std::vector<Value::Pair> pairs;
+  for (const auto& [key, value] : group.pairs()) {
+    if ((known.find_key(key) != nullptr) == that_it_has) pairs.emplace_back(key, value);
+  }
+  return Value::dict(std::move(pairs));
+}
+
 const Value& part_named(const Value& tree, const char* key) {
   const auto* found = tree.is(Value::Kind::dict) ? tree.find(key) : nullptr;
   if (found != nullptr) return *found;
@@ -157,7 +177,7 @@ const ShardedParameter& require_parameter(const ParametersByTensor& known,
 // The names of a checkpoint's group, sorted; empty: of what is none.
 std::vector<std::string> listed_names(const Value& group) {
   std::vector<std::string> names;
-  for (const auto& name : part_named(group, "params").items())
+  for (const auto& name : part_named(group, kParams).items())
     names.push_back(name.is(Value::Kind::string) ? name.as_string() : std::string());
   std::ranges::sort(names);
   return names;
@@ -199,7 +219,7 @@ Value OptimLeaves::tree() {
     }
     const auto names = names_of(groups_[g]);
     auto group = optimizer_.access().group(g);
-    group.set_item("params", Value::list(Value::List(names.begin(), names.end())));
+    group.set_item(kParams, Value::list(Value::List(names.begin(), names.end())));
     groups.push_back(std::move(group));
   }
   return Value::dict(
@@ -252,8 +272,22 @@ void OptimLeaves::prepare_state(Held& held, const Value* stored) {
   held.is_new = true;
 }
 
-void OptimLeaves::finish(const Value& loaded) {
+Value OptimLeaves::tree_like(const Value& stored) {
+  auto made = tree();
+  auto& groups = made.at("param_groups").items();
+  const auto& others = part_named(stored, "param_groups").items();
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (const auto& [key, value] : others.at(g).pairs()) {
+      const bool is_known = groups[g].find_key(key) != nullptr || key == Value(kParamNames);
+      if (!is_known) groups[g].set_item(key, unknown_like(value));
+    }
+  }
+  return made;
+}
+
+Value::List OptimLeaves::finish(const Value& loaded) {
   auto& access = optimizer_.access();
+  Value::List others;
   const auto& groups = loaded.at("param_groups").items();
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (const auto& held : groups_[g]) {
@@ -261,8 +295,12 @@ void OptimLeaves::finish(const Value& loaded) {
       const auto& state = loaded.at("state").at(held.key);
       access.set_state(held.parameter->local, with_loaded_values(held.state, state), /*keep=*/true);
     }
-    access.set_group(g, groups[g]);
+    const auto own = access.group(g);
+    access.set_group(g, entries(groups[g], own, true));
+    auto& rest = others.emplace_back(entries(groups[g], own, false));
+    for (const auto* names : {kParams, kParamNames}) rest.erase(names);
   }
+  return others;
 }
 
 void OptimLeaves::undo() {

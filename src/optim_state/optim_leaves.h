@@ -30,8 +30,12 @@ class OptimLeaves {
   // or `unsupported` for state or options that the optimizer cannot have; undo() then takes back
   // what was changed before.
   void prepare(const Value& stored);
-  // Gives the optimizer what a load has put into `loaded`, which tree() gave after prepare().
-  void finish(const Value& loaded);
+  // After prepare(): tree(), and of the groups also what `stored` has and the optimizer does not
+  // know.
+  [[nodiscard]] Value tree_like(const Value& stored);
+  // Gives the optimizer what a load has put into `loaded`, such a tree. Returns, by group, the
+  // entries that it does not know.
+  Value::List finish(const Value& loaded);
   // Takes back what prepare() changed.
   void undo();
 
