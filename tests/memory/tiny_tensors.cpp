@@ -1,4 +1,4 @@
-// What a DCP checkpoint of many tiny tensors takes of the heap, in bytes a tensor at its height,
+// What a checkpoint of many tiny tensors takes of the heap, in bytes a tensor at its height,
 // opening included. 100,000 tensors may take 300 MB above what the process has at rest. The bounds
 // are what the work takes now and a little more: a copy of each name or chunk is seen.
 #include <gtest/gtest.h>
@@ -17,13 +17,16 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kTensors = 20'000;
+constexpr std::int64_t kOlmoTensors = 5'000;  // of each kind
 
 // Names as models have them, four floats each, which lie in one block: so they are not counted.
 class Tiny {
  public:
+  explicit Tiny(std::int64_t count = kTensors) : count_(count) {}
+
   Value tree() {
     Value tree = Value::dict();
-    for (std::int64_t i = 0; i < kTensors; ++i) {
+    for (std::int64_t i = 0; i < count_; ++i) {
       auto storage = std::make_shared<Storage>();
       storage->data = reinterpret_cast<std::byte*>(elements_.data() + 4 * i);
       storage->size = 16;
@@ -37,6 +40,7 @@ class Tiny {
   }
 
  private:
+  std::int64_t count_;
   std::vector<float> elements_ = std::vector<float>(4 * kTensors, 1.5F);
 };
 
@@ -87,6 +91,37 @@ TEST_F(TinyTensors, ConvertToDcp) {
 
 TEST_F(TinyTensors, ReshardToFive) {
   EXPECT_LE(of_converting(5), kMost);
+}
+
+// Live saves of the OLMo kinds by one rank, and loads of them.
+struct OlmoMost {
+  CheckpointKind kind;
+  std::int64_t save, load;  // bytes a tensor
+};
+// In a legacy file each tensor is a ShardedTensor, which is a tree of forty values.
+constexpr OlmoMost kOlmoMost[] = {{CheckpointKind::olmo_full, 1'900, 3'300},
+                                  {CheckpointKind::olmo_torch_new, 3'100, 2'800},
+                                  {CheckpointKind::olmo_legacy, 15'000, 17'500},
+                                  {CheckpointKind::olmo_local, 2'800, 2'200}};
+
+TEST_F(TinyTensors, OfTheOlmoKinds) {
+  for (const OlmoMost& most : kOlmoMost) {
+    SCOPED_TRACE(to_string(most.kind));
+    Tiny tiny(kOlmoTensors);
+    const Value model = tiny.tree();
+    Value tree = Value::dict({{"model", model}});
+    SaveOptions options;
+    options.kind = most.kind;
+    options.threads = 1;
+    options.olmo.units = {{"", {}}};
+    for (const auto& pair : model.pairs())
+      options.olmo.units.back().names.push_back(pair.first.as_string());
+    const std::string directory = path(std::string(to_string(most.kind)));
+    const auto saved = heap_height_of([&] { (void)save(tree, directory, options); });
+    const auto loaded = heap_height_of([&] { (void)load(tree, directory); });
+    EXPECT_LE(saved / kOlmoTensors, most.save);
+    EXPECT_LE(loaded / kOlmoTensors, most.load);
+  }
 }
 
 }  // namespace

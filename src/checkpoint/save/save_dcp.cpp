@@ -57,10 +57,23 @@ std::uint64_t digest_of_elements(const Tensor& tensor) {
   return digest_of_slice(tensor, "", whole(tensor.shape));
 }
 
+// Empty dicts of a tree, with their index among all its leaves. They have no entry in `.metadata`.
+using EmptyDicts = std::vector<std::pair<std::size_t, Leaf>>;
+
+EmptyDicts empty_dicts_of(const Value& tree) {
+  EmptyDicts found;
+  const std::vector<Leaf> all = leaves_of(tree);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (is_empty_dict(all[i])) found.emplace_back(i, all[i]);
+  }
+  return found;
+}
+
 class Saver final : public DcpSave {
  public:
   Saver(const Value& tree, std::shared_ptr<Store> store, Group& group, const SaveOptions& options)
       : leaves_(leaves_to_save(tree, options)),
+        empty_dicts_(group.rank() == 0 ? empty_dicts_of(tree) : EmptyDicts()),
         store_(std::move(store)),
         group_(group),
         options_(options) {}
@@ -384,6 +397,15 @@ class Saver final : public DcpSave {
       remove_quietly(*store_, data_file_name(group_.rank(), file.file, opening_.attempt));
   }
 
+  // Of all leaves, with the empty dicts where they stand in the tree.
+  [[nodiscard]] std::string types() const {
+    if (empty_dicts_.empty()) return encode_types(leaves_);
+    std::vector<Leaf> all = leaves_;
+    for (const auto& [at, leaf] : empty_dicts_)
+      all.insert(all.begin() + std::min(std::ssize(all), static_cast<std::ptrdiff_t>(at)), leaf);
+    return encode_types(all);
+  }
+
   // Rank 0.
   void publish(SaveResult& result) {
     DigestsByName digests = digests_of(reports_, opening_.attempt);
@@ -392,7 +414,7 @@ class Saver final : public DcpSave {
                             opening_.attempt, are_compressed() ? ItemEnds(reports_) : ItemEnds());
     try {
       const CommittedFiles more =
-          commit_dcp(*store_, source, digests, encode_types(leaves_),
+          commit_dcp(*store_, source, digests, types(),
                      options_.overwrite ? IfExists::replace : IfExists::fail,
                      [this] { group_.require_peers(); });
       result.files = digests.size() + more.files;
@@ -417,6 +439,7 @@ class Saver final : public DcpSave {
   }
 
   std::vector<Leaf> leaves_;
+  const EmptyDicts empty_dicts_;  // rank 0
   std::shared_ptr<Store> store_;
   Group& group_;
   const SaveOptions& options_;
