@@ -266,6 +266,28 @@ TEST(SavedConfig, IsTheTextThatWasGiven_O31) {
             ErrorCode::invalid_argument);
 }
 
+TEST(SavedPaths, MayEndInSlashes_O33) {
+  const TemporaryDirectory directory;
+  const auto alone = solo_group();
+  auto layers = make_layers();
+  AdamW adam(sharded_parameters(layers));
+  const auto path = directory.path() + "/saved", remote = directory.path() + "/remote";
+  for (const auto kind : {CheckpointerKind::full, CheckpointerKind::torch_new}) {
+    Checkpointer checkpointer(kind, *alone, {.save_overwrite = true});
+    checkpointer.save_checkpoint(path + "/", layers, adam, trainer_of_rank(0),
+                                 {.upload_to = remote + "//"});
+    for (const auto& at : {path, remote}) {
+      const Value trainer = checkpointer.restore_checkpoint(at + "/", layers, adam);
+      EXPECT_EQ(trainer.at("global_step").as_int(), kSavedAfter);
+      EXPECT_EQ(checkpointer_of(at + "//"), kind);
+    }
+    (void)checkpointer.unshard_checkpoint(path + "/", directory.path() + "/whole/", {});
+    EXPECT_TRUE(fs::exists(directory.path() + "/whole/model.pt"));
+    fs::remove_all(directory.path() + "/whole");
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory.path()), {}), 2);
+}
+
 // The example of README, in a folder with `olmo/step1000`.
 TEST(Readme, ATrainingOfOlmoGoesOn) {
   const TemporaryDirectory directory;

@@ -1,4 +1,5 @@
 // Trees with more than names can say, through files of names and back (issue 15, 3.2 to 3.5).
+#include "checkpoint/digests/side_file.h"
 #include "checkpoint/test_support.h"
 #include "checkpoint/tree/tree_json.h"
 #include "format/torch/torch_file.h"
@@ -122,15 +123,24 @@ TEST(Trees, HolesOfAListAreEmptyDicts) {
   std::vector<Leaf> wild = {{"l.x", {"l", std::int64_t{1} << 40}, 1}};
   EXPECT_TRUE(fill_holes(wild).empty());
   EXPECT_EQ(code_of([&] { (void)unflatten(wild); }), ErrorCode::incomplete);
-  // A save by ranks leaves them out as PyTorch does.
+  // A save by ranks leaves them out of `.metadata` as PyTorch does; the side file has them.
   const std::string directory = temporary_directory() + "/dcp";
   const auto group = solo_group();
   save(Value::dict({{"l", Value::list({Value(1), Value::dict(), Value(2)})}}), directory, *group);
-  const Checkpoint saved = Checkpoint::open(directory);
-  EXPECT_EQ(saved.tree().at("l"), Value::list({Value(1), Value::dict(), Value(2)}));
-  ASSERT_EQ(saved.warnings.size(), 1U);
-  EXPECT_EQ(saved.find("l.1")->value, Value::dict());
-  EXPECT_NE(saved.warnings[0].find("l.1"), std::string::npos);
+  const auto expect_tree = [](const Checkpoint& saved) {
+    EXPECT_EQ(saved.tree().at("l"), Value::list({Value(1), Value::dict(), Value(2)}));
+    EXPECT_EQ(saved.find("l.1")->value, Value::dict());
+  };
+  const Checkpoint whole = Checkpoint::open(directory);
+  expect_tree(whole);
+  EXPECT_TRUE(whole.warnings.empty());
+  const auto store = posix_store(directory);
+  for (const ObjectInfo& file : store->list())
+    if (is_side_file_name(file.name)) store->remove(file.name);
+  const Checkpoint bare = Checkpoint::open(directory);
+  expect_tree(bare);
+  ASSERT_EQ(bare.warnings.size(), 1U);
+  EXPECT_NE(bare.warnings[0].find("l.1"), std::string::npos);
 }
 
 TEST(Trees, EqualNamesAreAConflictOfFlatTargetsOnly) {
