@@ -14,6 +14,7 @@
 #include "tessera/restore.h"
 #include "tessera/state_digests.h"
 #include "tessera/trainer_state.h"
+#include "tessera/upload.h"
 
 namespace tessera {
 namespace {
@@ -202,6 +203,25 @@ TEST(Nodes, RestoreFromTheirOwnDirectories_O61_O73) {
       const auto state = trainer_state(std::make_shared<SubStore>(store, "step4"), {}, group);
       EXPECT_EQ(state.state->at("rank").as_int(), group.rank());
     });
+  });
+}
+
+// What each node has comes together in another store, from which any ranks restore.
+TEST(Nodes, AnUploadBringsTheirDirectoriesTogether_O18) {
+  const std::vector<Saving> savings = {{CheckpointKind::olmo_local, Cut::flat},
+                                       {CheckpointKind::olmo_legacy, Cut::flat}};
+  for_each_at_once(savings, [](const Saving& saving) {
+    const Nodes nodes({0, 0, 1, 1});
+    save_on(nodes, saving, options_of(saving));
+    const auto remote = memory_store("remote");
+    run_ranks(nodes.ranks(), [&](Group& group) {
+      upload(Location(nodes.of(group.rank()), "step4"), Location(remote, "step4"), {}, group);
+    });
+    Files shared = files_of_shared(saving, nodes.ranks());
+    Files found = files_in(*remote, "step4");
+    for (Files* files : {&shared, &found}) EXPECT_EQ(files->erase("tessera-state.json"), 1U);
+    EXPECT_TRUE(found == shared);
+    expect_state(Checkpoint::open(std::make_shared<SubStore>(remote, "step4")));
   });
 }
 
