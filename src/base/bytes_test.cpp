@@ -1,7 +1,11 @@
 // Endianness, CRC-32 and digests: bytes in, numbers out.
 #include <gtest/gtest.h>
 
+#include <random>
+#include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/crc32.h"
 #include "base/digest.h"
@@ -65,6 +69,32 @@ TEST(Crc32, IsPutTogetherFromTermsOfPartsInAnyOrder) {
 }
 
 // From the reference implementation: XXH3_64bits of nothing and of "a".
+// A bit at a time, as the definition says.
+std::uint32_t slow_crc32(std::span<const std::byte> bytes) {
+  std::uint32_t value = 0xFFFFFFFF;
+  for (const std::byte byte : bytes) {
+    value ^= std::to_integer<std::uint32_t>(byte);
+    for (int bit = 0; bit < 8; ++bit) value = value >> 1U ^ ((value & 1U) != 0 ? 0xEDB88320U : 0U);
+  }
+  return ~value;
+}
+
+// Long rows are folded where the processor can do that, by blocks of 256 bytes.
+TEST(Crc32, IsThatOfTheDefinitionForEveryLengthAndAddress) {
+  std::vector<std::byte> bytes(5000);
+  std::minstd_rand random(1);
+  for (std::byte& byte : bytes) byte = std::byte(random() >> 8U);
+  const std::span<const std::byte> all(bytes);
+  for (std::size_t size = 0; size < 2900; size += 1 + size / 40) {
+    for (const std::size_t at : {std::size_t{0}, std::size_t{1}, size % 64, std::size_t{2049}}) {
+      const auto part = all.subspan(at, size);
+      ASSERT_EQ(crc32(part), slow_crc32(part)) << size << " bytes at " << at;
+      const std::uint32_t before = crc32(all.first(at));
+      ASSERT_EQ(crc32(part, before), slow_crc32(all.first(at + size))) << size << " at " << at;
+    }
+  }
+}
+
 TEST(Digest, KnownValues) {
   EXPECT_EQ(digest_text(digest64({})), "2d06800538d394c2");
   EXPECT_EQ(digest_text(digest64(bytes_of("a"))), "e6c632b61e964e1f");

@@ -3,6 +3,10 @@
 #include <libdeflate.h>
 #include <zlib.h>
 
+#include <array>
+
+#include "base/crc32_fold.h"
+
 namespace tessera {
 namespace {
 
@@ -14,6 +18,13 @@ std::uint32_t crc32_of_zeros(std::uint64_t size) {
 }  // namespace
 
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t so_far) {
+  constexpr std::size_t kLong = 4 * kFoldedBytes;
+  if (bytes.size() >= kLong && can_fold_crc32()) {
+    std::array<std::byte, kFoldedBytes> folded{};
+    bytes = bytes.subspan(fold_crc32(bytes, so_far, folded));
+    constexpr std::uint32_t kZeroRegister = 0xFFFFFFFF;
+    so_far = libdeflate_crc32(kZeroRegister, folded.data(), folded.size());
+  }
   return libdeflate_crc32(so_far, bytes.data(), bytes.size());
 }
 
