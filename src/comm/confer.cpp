@@ -113,9 +113,8 @@ Bytes confer(Group& group, const std::string& operation, const Conference& confe
       conclusion = encode(std::move(report));
     }
     told = decode(group.spread(std::move(conclusion)));
-  } catch (const Error&) {
-    // The peers cannot be heard any more: what went wrong here says more than that.
-    if (own_failure) throw Error(*own_failure).while_doing(operation);
+  } catch (const Error& error) {
+    if (own_failure) throw with_loss(*own_failure, error).while_doing(operation);
     throw;
   }
   if (told.failed == 0) return std::move(told.content);

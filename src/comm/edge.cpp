@@ -84,9 +84,9 @@ LetterHead letter_head_of(std::uint64_t number, std::span<const std::byte> paylo
 
 Edge::Edge(std::unique_ptr<Wire> wire, int peer, EdgeOwner& owner, std::chrono::milliseconds beat)
     : wire_(std::move(wire)), peer_(peer), owner_(owner), beat_(beat), last_heard_(Clock::now()) {
-  reader_ = std::thread([this] { run_reader(); });
+  reader_ = std::thread([this] { run([this] { read_and_tell(); }); });
   try {
-    writer_ = std::thread([this] { run_writer(); });
+    writer_ = std::thread([this] { run([this] { write_and_tell(); }); });
   } catch (...) {
     stop();
     throw;
@@ -104,7 +104,20 @@ void Edge::stop() noexcept {
   if (writer_.joinable()) writer_.join();
 }
 
-void Edge::run_reader() noexcept {
+// Where memory is short it may not even be there for saying so: then the connection ends, which
+// every neighbour notices.
+void Edge::run(const std::function<void()>& work) noexcept {
+  try {
+    work();
+  } catch (...) {
+    const Lock lock(mutex_);
+    ended_ = true;
+    wire_->shut_down();
+  }
+  changed_.notify_all();
+}
+
+void Edge::read_and_tell() {
   const auto failure = failure_of([this] { read_until_farewell(); });
   bool wanted = false;
   {
@@ -123,12 +136,16 @@ void Edge::run_reader() noexcept {
 
 // Whether the peer has left or is lost, the reading thread says: what the peer sent before its end
 // may still be on its way to it.
-void Edge::run_writer() noexcept {
-  (void)failure_of([this] { write_until_farewell(); });
+void Edge::write_and_tell() {
+  const auto failure = failure_of([this] { write_until_farewell(); });
   {
     const Lock lock(mutex_);
     ended_ = true;
   }
+  // If it is not the connection that has failed, nobody notices before it ends.
+  const bool is_connected =
+      failure && failure->code() != ErrorCode::peer_failed && failure->code() != ErrorCode::timeout;
+  if (is_connected) wire_->shut_down();
   owner_.all_sent();
 }
 

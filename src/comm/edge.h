@@ -12,6 +12,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -94,8 +95,9 @@ class Edge {
   };
 
   void post_urgent(Bytes frame);
-  void run_reader() noexcept;
-  void run_writer() noexcept;
+  void run(const std::function<void()>& work) noexcept;
+  void read_and_tell();
+  void write_and_tell();
 
   void write_until_farewell();
   void write_urgent(Lock& lock);

@@ -3,6 +3,7 @@
 // bytes) and its error (4-byte length, this form). Numbers are little-endian.
 #include "comm/error_message.h"
 
+#include <new>
 #include <utility>
 
 #include "comm/message.h"
@@ -74,12 +75,21 @@ std::optional<Error> failure_of(const std::function<void()>& work) {
     work();
   } catch (const Error& error) {
     return error;
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::io, "no memory is left");
   } catch (const std::exception& error) {
     return Error(ErrorCode::io, error.what());
   } catch (...) {
     return Error(ErrorCode::io, "an exception that is no std::exception");
   }
   return std::nullopt;
+}
+
+Error with_loss(const Error& own, const Error& loss) {
+  Error both(own.code(), own.message() + "; and the group was lost: " + loss.message());
+  both.at_path(own.path()).at_key(own.key());
+  if (own.offset()) both.at_offset(*own.offset());
+  return both;
 }
 
 void add_failure(std::map<int, Error>& failures, int rank, const Error& failure) {

@@ -72,9 +72,8 @@ void agree_by_asking(Group& group, const std::string& operation, const std::stop
     std::vector<Bytes> reports;
     try {
       reports = group.all_gather(running.report_after_beat());
-    } catch (const Error&) {
-      // The peers cannot be heard any more: what went wrong here says more than that.
-      if (const auto mine = running.failure()) throw Error(*mine).while_doing(operation);
+    } catch (const Error& error) {
+      if (const auto mine = running.failure()) throw with_loss(*mine, error).while_doing(operation);
       throw;
     }
     working = false;
