@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,6 +21,7 @@ struct ObjectInfo {
 
 enum class IfExists { fail, replace };
 class NewDirectory;  // new_directory.h
+class StoreHold;     // store_hold.h
 
 // A store of your own overrides what has no body here. Objects in memory take some thirty lines.
 // Object names are relative, use '/', and never leave the root: every member refuses a name that is
@@ -27,14 +29,12 @@ class NewDirectory;  // new_directory.h
 class Store {
  public:
   virtual ~Store() = default;
-  // How an Error names the store: by its directory or URL.
-  [[nodiscard]] virtual const std::string& name() const = 0;
+  [[nodiscard]] virtual const std::string& name() const = 0;  // for errors: the directory or URL
   // Every object below the directory `prefix` (or empty), sorted by name; none if it is absent.
   [[nodiscard]] virtual std::vector<ObjectInfo> list(std::string_view prefix = {}) const = 0;
   // The objects directly in `prefix`, without those in its directories.
   [[nodiscard]] virtual std::vector<ObjectInfo> list_level(std::string_view prefix = {}) const;
-  // Whether `open` would find the object.
-  [[nodiscard]] virtual bool exists(std::string_view name) const;
+  [[nodiscard]] virtual bool exists(std::string_view name) const;  // whether `open` would find it
   // Throws `not_found` if there is no such object, and `unsafe` for a link that leaves the root.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open(std::string_view name) const = 0;
   // A new object, invisible until its commit. An existing one is `already_exists` with
@@ -47,12 +47,13 @@ class Store {
   [[nodiscard]] virtual std::unique_ptr<ByteSink> share(std::string_view name);
   [[nodiscard]] virtual std::unique_ptr<NewDirectory> new_directory(std::string_view name,
                                                                     IfExists if_exists);
-  // It is no error if there is no such object.
-  virtual void remove(std::string_view name) = 0;
+  virtual void remove(std::string_view name) = 0;  // no error if there is no such object
   // Removes what killed writers left behind. Call it only while nobody writes to the store.
   virtual void remove_unfinished() {}
-  // Objects committed before a sync survive a crash after it.
-  virtual void sync() {}
+  virtual void sync() {}  // objects committed before it survive a crash after it
+  // Null where the store cannot keep another writer that asks away, who else gets `conflict`.
+  [[nodiscard]] virtual std::unique_ptr<StoreHold> hold();
+  [[nodiscard]] virtual std::optional<std::uint64_t> free_bytes() const;  // none: unknown
 };
 
 // Objects in this process's memory: the reference implementation.
@@ -73,8 +74,7 @@ struct Location {
   std::shared_ptr<Store> store;  // null: `path` is used
   std::string name;              // of an object in `store`
 };
-// How an Error names it.
-[[nodiscard]] std::string to_string(const Location& where);
+[[nodiscard]] std::string to_string(const Location& where);  // for errors
 
 // Writes a small object whole: create, write_at, commit.
 void put(Store& store, std::string_view name, ByteView bytes, IfExists if_exists);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "tessera/new_directory.h"
 #include "tessera/storage.h"
+#include "tessera/store_hold.h"
 
 namespace tessera {
 
@@ -41,6 +43,10 @@ class ForwardingStore : public Store {
   void remove(std::string_view name) override { inner_->remove(name); }
   void remove_unfinished() override { inner_->remove_unfinished(); }
   void sync() override { inner_->sync(); }
+  [[nodiscard]] std::unique_ptr<StoreHold> hold() override { return inner_->hold(); }
+  [[nodiscard]] std::optional<std::uint64_t> free_bytes() const override {
+    return inner_->free_bytes();
+  }
 
  protected:
   [[nodiscard]] Store& inner() const { return *inner_; }

@@ -2,6 +2,7 @@
 
 #include "tessera/error.h"
 #include "tessera/new_directory.h"
+#include "tessera/store_hold.h"
 
 namespace tessera {
 
@@ -32,6 +33,14 @@ std::unique_ptr<ByteSink> Store::share(std::string_view name) {
 std::unique_ptr<NewDirectory> Store::new_directory(std::string_view name, IfExists /*if_exists*/) {
   throw Error(ErrorCode::unsupported, "a store in which no directory appears in one step")
       .at_path(this->name() + "/" + std::string(name));
+}
+
+std::unique_ptr<StoreHold> Store::hold() {
+  return nullptr;
+}
+
+std::optional<std::uint64_t> Store::free_bytes() const {
+  return std::nullopt;
 }
 
 std::string to_string(const Location& where) {

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "tessera/new_directory.h"
 #include "tessera/storage.h"
+#include "tessera/store_hold.h"
 
 namespace tessera {
 
@@ -46,6 +48,9 @@ class SubStore final : public Store {
   // Those of the whole parent: a store does not say which are whose.
   void remove_unfinished() override { parent_.remove_unfinished(); }
   void sync() override { parent_.sync(); }
+  [[nodiscard]] std::optional<std::uint64_t> free_bytes() const override {
+    return parent_.free_bytes();
+  }
 
  private:
   [[nodiscard]] std::string directory(std::string_view prefix) const {

@@ -58,7 +58,7 @@ std::string link_of(int fd) {
 
 // None where the file system has no such files, or where nobody could name them afterwards.
 Fd open_unnamed(const std::string& directory) {
-  Fd fd(::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666));
+  Fd fd = opened(directory, O_TMPFILE | O_WRONLY);
   if (!fd || ::access(link_of(fd.get()).c_str(), F_OK) != 0) return {};
   return fd;
 }
@@ -79,16 +79,21 @@ bool is_temporary_name(std::string_view file_name) {
 }
 
 void link_into_place(const std::string& temporary, const std::string& path) {
-  if (::link(temporary.c_str(), path.c_str()) != 0) throw_errno(errno, "link into place", path);
+  const auto file = id_of(temporary);
+  if (::link(temporary.c_str(), path.c_str()) != 0 && !is_at(file, path))
+    throw_errno(errno, "link into place", path);
   ::unlink(temporary.c_str());
 }
 
 void move_into_place(const std::string& temporary, const std::string& path, IfExists if_exists) {
   const unsigned flags = if_exists == IfExists::fail ? RENAME_NOREPLACE : 0U;
+  const auto file = id_of(temporary);
   if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), flags) != 0) {
-    const bool no_such_flag = flags != 0 && lacks_flag(errno);
-    if (!no_such_flag) throw_errno(errno, "rename into place", path);
-    link_into_place(temporary, path);
+    const int error = errno;
+    const bool no_such_flag = flags != 0 && lacks_flag(error);
+    const bool is_done = error == ENOENT && is_at(file, path);
+    if (!no_such_flag && !is_done) throw_errno(error, "rename into place", path);
+    if (no_such_flag) link_into_place(temporary, path);
   }
   sync_directory(directory_of(path));
 }
@@ -118,7 +123,7 @@ void AtomicFile::reserve(std::uint64_t size) {
 
 void AtomicFile::open_named() {
   const std::string temporary = temporary_path(path_);
-  Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  Fd fd = opened(temporary, O_WRONLY | O_CREAT | O_EXCL);
   if (!fd) throw_errno(errno, "create", path_);
   temporary_ = temporary;
   (void)try_lock(fd.get());
@@ -147,7 +152,12 @@ void AtomicFile::commit() {
 // something to replace, a rename ends it.
 void AtomicFile::link(int fd) {
   const auto link_to = [fd](const std::string& name) {
-    return ::linkat(AT_FDCWD, link_of(fd).c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+    if (::linkat(AT_FDCWD, link_of(fd).c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0)
+      return true;
+    const int error = errno;
+    const bool is_done = error == EEXIST && is_at(id_of(fd), name);
+    errno = error;
+    return is_done;
   };
   if (link_to(path_)) {
     sync_directory(directory_of(path_));

@@ -17,6 +17,7 @@ namespace {
 constexpr std::uint64_t kWriteBackStep = 8 << 20;   // bytes that start write-back
 constexpr std::uint64_t kWriteBackLeast = 1 << 20;  // less than this is not worth a call
 constexpr std::size_t kWriters = 16;                // whose runs are followed at once
+constexpr int kIdleWrites = 3;                      // one after another are an error
 
 // Only starts the write: waiting here would take the write's error away from fsync.
 void start_write_back(int fd, std::uint64_t begin, std::uint64_t end) {
@@ -24,11 +25,22 @@ void start_write_back(int fd, std::uint64_t begin, std::uint64_t end) {
                     SYNC_FILE_RANGE_WRITE);
 }
 
+// Some file systems tell only at a close that a write has failed. The file is needed after this, so
+// it is a second descriptor that is closed; the system closes it also when a signal interrupts.
+void require_closing(int fd, const std::string& path) {
+  const int second = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (second < 0) throw_errno(errno, "close", path);
+  if (::close(second) != 0 && errno != EINTR) throw_errno(errno, "close", path);
+}
+
 }  // namespace
 
 void FileWriter::reserve(std::uint64_t size) {
   if (size == 0 || !std::in_range<off_t>(size)) return;
-  if (::fallocate(fd_.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size)) == 0) return;
+  const auto allocate = [&] {
+    return ::fallocate(fd_.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size));
+  };
+  if (uninterrupted(allocate) == 0) return;
   if (errno == ENOSPC || errno == EDQUOT) {
     throw_errno(errno, "reserve " + std::to_string(size) + " bytes", path_);
   }
@@ -36,16 +48,17 @@ void FileWriter::reserve(std::uint64_t size) {
 
 void FileWriter::write_at(std::uint64_t offset, ByteView bytes) {
   (void)narrow<off_t>(checked_add<std::uint64_t>(offset, bytes.size()));
-  while (!bytes.empty()) {
+  for (int idle = 0; !bytes.empty();) {
     const auto part = bytes.first(std::min<std::size_t>(bytes.size(), kWriteBackStep));
-    const ssize_t wrote = uninterrupted(
+    const ssize_t wrote = transferred(
         [&] { return ::pwrite(fd_.get(), part.data(), part.size(), static_cast<off_t>(offset)); });
     if (wrote < 0) throw_errno(errno, "write", path_);
-    if (wrote == 0) {
-      throw Error(ErrorCode::io, "a write made no progress").at_path(path_).at_offset(offset);
+    idle = wrote == 0 ? idle + 1 : 0;
+    if (idle == kIdleWrites) {
+      throw Error(ErrorCode::io, "writes made no progress").at_path(path_).at_offset(offset);
     }
     const auto count = static_cast<std::uint64_t>(wrote);
-    note_written(offset, offset + count);
+    if (count > 0) note_written(offset, offset + count);
     bytes = bytes.subspan(count);
     offset += count;
   }
@@ -84,13 +97,16 @@ void FileWriter::keep(std::uint64_t end) {
 
 Fd FileWriter::finish() {
   // The reservation may reach past what was written.
-  if (::ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) throw_errno(errno, "truncate", path_);
-  if (::fsync(fd_.get()) != 0) throw_errno(errno, "fsync", path_);
+  const auto cut = [this] { return ::ftruncate(fd_.get(), static_cast<off_t>(end_)); };
+  if (uninterrupted(cut) != 0) throw_errno(errno, "truncate", path_);
+  sync_open(fd_.get(), path_);
+  require_closing(fd_.get(), path_);
   return std::exchange(fd_, Fd());
 }
 
 void FileWriter::sync() {
-  if (::fsync(fd_.get()) != 0) throw_errno(errno, "fsync", path_);
+  sync_open(fd_.get(), path_);
+  require_closing(fd_.get(), path_);
   fd_ = Fd();
 }
 

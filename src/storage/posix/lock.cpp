@@ -28,11 +28,12 @@ bool is_own(const Fd& fd) {
 }  // namespace
 
 bool try_lock(int fd) {
-  return ::flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+  return uninterrupted([fd] { return ::flock(fd, LOCK_EX | LOCK_NB); }) == 0 ||
+         errno != EWOULDBLOCK;
 }
 
 Fd locked_directory(const std::string& path) {
-  Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Fd fd = opened(path, O_RDONLY | O_DIRECTORY);
   if (!fd) throw_errno(errno, "open directory", path);
   if (!try_lock(fd.get())) {
     throw Error(ErrorCode::conflict, "another process writes into the directory").at_path(path);
@@ -41,22 +42,22 @@ Fd locked_directory(const std::string& path) {
 }
 
 void remove_abandoned(const std::string& path) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  const Fd fd = opened(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (!fd || !is_own(fd) || !try_lock(fd.get())) return;
-  std::error_code ignored;
-  std::filesystem::remove_all(path, ignored);
+  try {
+    remove_all(path);
+  } catch (const Error&) {
+    return;  // what cannot be removed is in nobody's way
+  }
 }
 
 void remove_abandoned_attempts(const std::string& directory, std::string_view start,
                                std::filesystem::file_type type) {
   std::vector<std::string> found;
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    std::error_code unknown;
-    if (is_attempt_of(name, start) && entry->symlink_status(unknown).type() == type)
-      found.push_back(entry->path().string());
+  for (const DirectoryEntry& entry : entries_of(directory)) {
+    const bool fits =
+        type == std::filesystem::file_type::directory ? entry.is_directory : entry.is_regular_file;
+    if (fits && is_attempt_of(entry.name, start)) found.push_back(entry.path);
   }
   for (const std::string& left : found) remove_abandoned(left);
 }

@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,11 +13,13 @@
 #include "storage/names.h"
 #include "storage/posix/atomic_file.h"
 #include "storage/posix/lock.h"
+#include "storage/posix/new_directories.h"
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 #include "tessera/new_directory.h"
 #include "tessera/storage.h"
+#include "tessera/store_hold.h"
 
 namespace tessera {
 namespace {
@@ -30,14 +33,15 @@ bool is_same(const timespec& a, const timespec& b) {
 class FileSource final : public ByteSource {
  public:
   explicit FileSource(std::string path) : path_(std::move(path)) {
-    // O_NONBLOCK: a FIFO in the file's place would otherwise wait for a writer.
-    fd_ = Fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    fd_ = open();
+    // The server of a network file system may have forgotten what the client remembers of the file.
+    if (!fd_ && errno == ESTALE) fd_ = open();
     if (!fd_) throw_errno(errno, "open", path_);
-    struct stat status {};
-    if (::fstat(fd_.get(), &status) != 0) throw_errno(errno, "stat", path_);
+    const struct stat status = status_of(fd_);
     if (!S_ISREG(status.st_mode)) throw Error(ErrorCode::io, "not a regular file").at_path(path_);
     size_ = static_cast<std::uint64_t>(status.st_size);
     changed_ = status.st_mtim;
+    number_ = status.st_ino;
   }
 
   [[nodiscard]] std::uint64_t size() const override { return size_; }
@@ -56,11 +60,26 @@ class FileSource final : public ByteSource {
   [[nodiscard]] const std::string& name() const override { return path_; }
 
  private:
+  // O_NONBLOCK: a FIFO in the file's place would otherwise wait for a writer.
+  [[nodiscard]] Fd open() const { return opened(path_, O_RDONLY | O_NONBLOCK); }
+
+  [[nodiscard]] struct stat status_of(const Fd& fd) const {
+    struct stat status {};
+    if (::fstat(fd.get(), &status) != 0) throw_errno(errno, "stat", path_);
+    return status;
+  }
+
   void read(std::uint64_t offset, MutableByteView out) const {
     require_range(*this, offset, out.size());
+    Fd again;  // a handle that is stale is replaced once
     while (!out.empty()) {
-      const ssize_t got = uninterrupted(
-          [&] { return ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset)); });
+      const int fd = again ? again.get() : fd_.get();
+      const ssize_t got = transferred(
+          [&] { return ::pread(fd, out.data(), out.size(), static_cast<off_t>(offset)); });
+      if (got < 0 && errno == ESTALE && !again) {
+        again = opened_again();
+        continue;
+      }
       if (got < 0) throw_errno(errno, "read", path_);
       if (got == 0) {
         throw Error(ErrorCode::incomplete, "the file has become shorter, expected " +
@@ -73,13 +92,29 @@ class FileSource final : public ByteSource {
     }
   }
 
+  // By its name; another file of this name is not taken for it.
+  [[nodiscard]] Fd opened_again() const {
+    Fd fd = open();
+    if (!fd) throw_errno(errno, "open again", path_);
+    const struct stat status = status_of(fd);
+    if (status.st_ino == number_ && is_as_before(status)) return fd;
+    throw Error(ErrorCode::conflict, "the file was replaced while it was open").at_path(path_);
+  }
+
+  [[nodiscard]] bool is_as_before(const struct stat& status) const {
+    return static_cast<std::uint64_t>(status.st_size) == size_ && is_same(status.st_mtim, changed_);
+  }
+
   // What was read before and what is read now are of one file. One that was replaced stays open as
   // it was; one that was written into would give a mixture.
   void require_unchanged() const {
     struct stat status {};
-    if (::fstat(fd_.get(), &status) != 0) throw_errno(errno, "stat", path_);
-    if (static_cast<std::uint64_t>(status.st_size) == size_ && is_same(status.st_mtim, changed_))
+    if (::fstat(fd_.get(), &status) != 0) {
+      if (errno != ESTALE) throw_errno(errno, "stat", path_);
+      (void)opened_again();
       return;
+    }
+    if (is_as_before(status)) return;
     throw Error(ErrorCode::conflict, "the file was changed while it was open").at_path(path_);
   }
 
@@ -87,6 +122,7 @@ class FileSource final : public ByteSource {
   Fd fd_;
   std::uint64_t size_ = 0;  // when it was opened
   timespec changed_{};      // the time of its last change, then
+  ino_t number_ = 0;
 };
 
 // A file that other processes write into, too.
@@ -94,7 +130,7 @@ class SharedFile final : public ByteSink {
  public:
   explicit SharedFile(std::string path) : path_(std::move(path)) {
     make_directories(directory_of(path_));
-    Fd fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+    Fd fd = opened(path_, O_WRONLY | O_CREAT);
     if (!fd) throw_errno(errno, "open", path_);
     file_.emplace(std::move(fd), path_);
   }
@@ -116,6 +152,34 @@ class SharedFile final : public ByteSink {
   std::optional<FileWriter> file_;
 };
 
+// The lock of the store's directory, which is made if it is not there. One that is still empty goes
+// again at the end.
+class HeldDirectory final : public StoreHold {
+ public:
+  explicit HeldDirectory(std::string path) : path_(std::move(path)), made_(path_) {
+    make_directories(path_);
+    take_lock();
+    require_there();
+  }
+
+  void require_there() const override {
+    if (is_at(id_of(lock_.get()), path_)) return;
+    throw Error(ErrorCode::conflict, "the directory was deleted while files were written into it")
+        .at_path(path_);
+  }
+
+ private:
+  // Another writer may have made the directory after we looked: then it is not ours to remove.
+  void take_lock() try { lock_ = locked_directory(path_); } catch (const Error&) {
+    made_.keep();
+    throw;
+  }
+
+  const std::string path_;
+  NewDirectories made_;
+  Fd lock_;
+};
+
 class NewPosixDirectory final : public NewDirectory {
  public:
   // `root`: the store's directory; `name` is in it.
@@ -131,25 +195,13 @@ class NewPosixDirectory final : public NewDirectory {
   std::string working_;
 };
 
-// Calls `visit` for everything that an iterator over `directory` comes by: none when there is no
-// such directory.
-template <typename Iterator, typename Visit>
-void for_each_entry(const std::string& directory, Visit visit) {
-  std::error_code error;
-  Iterator entry(directory, error);
-  if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return;
-  for (const Iterator end; !error && entry != end; entry.increment(error)) visit(*entry);
-  if (error) throw_errno(error.value(), "list", directory);
-}
-
 // Calls `visit` for every regular file below `directory`; links to directories are not followed.
 template <typename Visit>
 void for_each_file(const std::string& directory, Visit visit) {
-  for_each_entry<fs::recursive_directory_iterator>(directory,
-                                                   [&visit](const fs::directory_entry& entry) {
-                                                     std::error_code gone;
-                                                     if (entry.is_regular_file(gone)) visit(entry);
-                                                   });
+  for (const DirectoryEntry& entry : entries_of(directory)) {
+    if (entry.is_directory) for_each_file(entry.path, visit);
+    if (entry.is_regular_file) visit(entry);
+  }
 }
 
 void remove_file(const std::string& path) {
@@ -193,16 +245,14 @@ class PosixStore final : public Store {
 
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
     std::vector<ObjectInfo> found;
-    for_each_file(start_of(prefix),
-                  [&](const fs::directory_entry& entry) { add_object(entry, found); });
+    for_each_file(start_of(prefix), [&](const DirectoryEntry& entry) { add_object(entry, found); });
     std::sort(found.begin(), found.end(), by_name);
     return found;
   }
 
   [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
     std::vector<ObjectInfo> found;
-    for_each_entry<fs::directory_iterator>(
-        start_of(prefix), [&](const fs::directory_entry& entry) { add_object(entry, found); });
+    for (const DirectoryEntry& entry : entries_of(start_of(prefix))) add_object(entry, found);
     std::sort(found.begin(), found.end(), by_name);
     return found;
   }
@@ -237,8 +287,8 @@ class PosixStore final : public Store {
 
   void remove_unfinished() override {
     std::vector<std::string> found;
-    for_each_file(directory_ + "/", [&](const fs::directory_entry& entry) {
-      if (is_temporary_name(entry.path().filename().native())) found.push_back(entry.path());
+    for_each_file(directory_ + "/", [&](const DirectoryEntry& entry) {
+      if (is_temporary_name(entry.name)) found.push_back(entry.path);
     });
     for (const std::string& path : found) remove_abandoned(path);
   }
@@ -246,16 +296,33 @@ class PosixStore final : public Store {
   // Every commit has synced its directory by itself.
   void sync() override {}
 
+  [[nodiscard]] std::unique_ptr<StoreHold> hold() override {
+    return std::make_unique<HeldDirectory>(directory_.empty() ? "/" : directory_);
+  }
+
+  // Of the directory, or of the one above it in which it will be made. A file system that does not
+  // say how large it is does not say how much is free either.
+  [[nodiscard]] std::optional<std::uint64_t> free_bytes() const override {
+    fs::path at = directory_.empty() ? "/" : directory_;
+    struct statvfs status {};
+    while (::statvfs(at.c_str(), &status) != 0) {
+      if (errno != ENOENT || at == at.parent_path()) return std::nullopt;
+      at = directory_of(at);
+    }
+    if (status.f_blocks == 0) return std::nullopt;
+    return std::uint64_t{status.f_bavail} * status.f_frsize;
+  }
+
  private:
   static bool by_name(const ObjectInfo& a, const ObjectInfo& b) { return a.name < b.name; }
 
-  void add_object(const fs::directory_entry& entry, std::vector<ObjectInfo>& found) const {
-    std::error_code error;
-    if (!entry.is_regular_file(error)) return;
-    if (is_temporary_name(entry.path().filename().native())) return;
-    const std::uint64_t size = entry.file_size(error);
+  void add_object(const DirectoryEntry& entry, std::vector<ObjectInfo>& found) const {
+    if (!entry.is_regular_file || is_temporary_name(entry.name)) return;
+    struct stat status {};
     // A file that vanished between the listing and the stat is not there.
-    if (!error) found.push_back({entry.path().native().substr(directory_.size() + 1), size});
+    if (::stat(entry.path.c_str(), &status) != 0) return;
+    found.push_back(
+        {entry.path.substr(directory_.size() + 1), static_cast<std::uint64_t>(status.st_size)});
   }
 
   // Where a listing of what begins with `prefix` begins.

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <utility>
 #include <vector>
@@ -32,26 +33,19 @@ bool is_there(const std::string& path) {
 // none, where the file system can promise that.
 void rename_to(const std::string& from, const std::string& to, bool empty_too) {
   const unsigned flags = empty_too ? 0U : RENAME_NOREPLACE;
+  const auto moved = id_of(from);
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return;
   const bool no_such_flag = flags != 0 && lacks_flag(errno);
   if (no_such_flag && ::rename(from.c_str(), to.c_str()) == 0) return;
-  throw_errno(errno == ENOTEMPTY ? EEXIST : errno, "rename into place", to);
+  const int error = errno;
+  if (error == ENOENT && is_at(moved, to)) return;
+  throw_errno(error == ENOTEMPTY ? EEXIST : error, "rename into place", to);
 }
 
 void sync_tree(const std::string& directory) {
-  std::error_code error;
-  fs::recursive_directory_iterator entry(directory, error);
-  for (const fs::recursive_directory_iterator end; !error && entry != end; entry.increment(error)) {
-    if (entry->is_directory()) sync_directory(entry->path().string());
-  }
-  if (error) throw_errno(error.value(), "list", directory);
+  for (const DirectoryEntry& entry : entries_of(directory))
+    if (entry.is_directory) sync_tree(entry.path);
   sync_directory(directory);
-}
-
-void remove_tree(const std::string& directory) {
-  std::error_code error;
-  fs::remove_all(directory, error);
-  if (error) throw_errno(error.value(), "remove what was replaced", directory);
 }
 
 }  // namespace
@@ -72,7 +66,7 @@ void ReplacedDirectory::make_sibling() {
   const std::string working = path_ + std::string(kWorkMark) + random_attempt();
   if (::mkdir(working.c_str(), 0777) != 0) throw_errno(errno, "make directory", working);
   working_ = working;
-  Fd fd(::open(working.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Fd fd = opened(working, O_RDONLY | O_DIRECTORY);
   if (!fd && errno != ENOENT) throw_errno(errno, "open directory", working);
   if (fd && try_lock(fd.get()) && is_there(working)) lock_ = std::move(fd);
 }
@@ -95,13 +89,18 @@ void ReplacedDirectory::require_room() const {
 }
 
 ReplacedDirectory::~ReplacedDirectory() {
-  std::error_code ignored;
-  if (is_ours_ && !working_.empty()) fs::remove_all(working_, ignored);
+  if (!is_ours_ || working_.empty()) return;
+  try {
+    remove_all(working_);
+  } catch (const std::exception&) {
+    return;  // memory may be short, too; the next one removes it
+  }
 }
 
 void ReplacedDirectory::commit() {
   if (working_.empty())
     throw Error(ErrorCode::invalid_argument, "already committed").at_path(path_);
+  require_untouched();
   sync_tree(working_);
   if (is_there(path_)) {
     if (if_exists_ == IfExists::replace) {
@@ -116,15 +115,25 @@ void ReplacedDirectory::commit() {
   sync_directory(directory_of(path_));
 }
 
+// Who writes into a sibling that somebody has deleted makes it again, without what was in it.
+void ReplacedDirectory::require_untouched() const {
+  if (!is_ours_ || is_at(id_of(lock_.get()), working_)) return;
+  throw Error(ErrorCode::conflict, "the directory was deleted while files were written into it")
+      .at_path(working_);
+}
+
 void ReplacedDirectory::exchange() {
   std::string old = working_;
+  const auto moved = id_of(working_);
   if (::renameat2(AT_FDCWD, working_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) != 0) {
-    if (!lacks_flag(errno)) throw_errno(errno, "exchange with", path_);
-    old = exchange_in_two_steps(working_, path_);
+    const int error = errno;
+    const bool is_done = error == ENOENT && is_at(moved, path_);
+    if (!lacks_flag(error) && !is_done) throw_errno(error, "exchange with", path_);
+    if (!is_done) old = exchange_in_two_steps(working_, path_);
   }
   working_.clear();
   sync_directory(directory_of(path_));
-  remove_tree(old);
+  remove_all(old);
 }
 
 std::string exchange_in_two_steps(const std::string& new_path, const std::string& old_path) {
@@ -139,12 +148,8 @@ std::string replaced_directory_of(const std::string& path) {
   const std::string plain = without_slashes(path);
   const std::string start = fs::path(plain).filename().string() + std::string(kOldMark);
   std::vector<std::string> found;
-  std::error_code error;
-  for (fs::directory_iterator entry(directory_of(plain), error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (name.starts_with(start) && entry->is_directory(error)) found.push_back(entry->path());
-  }
+  for (const DirectoryEntry& entry : entries_of(directory_of(plain)))
+    if (entry.name.starts_with(start) && entry.is_directory) found.push_back(entry.path);
   return found.size() == 1 ? found.front() : std::string();
 }
 

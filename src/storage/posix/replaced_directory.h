@@ -35,6 +35,7 @@ class ReplacedDirectory {
  private:
   void require_room() const;
   void make_sibling();
+  void require_untouched() const;
   void exchange();
 
   std::string path_;

@@ -1,15 +1,20 @@
 #include "storage/posix/system.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
+#include <memory>
 #include <string_view>
 #include <system_error>
+#include <thread>
+#include <utility>
 
-#include "base/fd.h"
 #include "base/one_of.h"
 #include "tessera/error.h"
 
@@ -32,12 +37,72 @@ bool is_there(const std::string& directory) {
       .at_path(directory);
 }
 
+// Behind the system's words, where a limit was reached that somebody can change.
+std::string limit_of(int error_number) {
+  if (error_number == ENFILE) return "; the limit is the system's, fs.file-max";
+  rlimit limit{};
+  if (error_number != EMFILE || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
+  return "; the limit is " + std::to_string(limit.rlim_cur) + " open files (ulimit -n)";
+}
+
+std::optional<FileId> id_in(const struct stat& status) {
+  return FileId{static_cast<std::uint64_t>(status.st_dev),
+                static_cast<std::uint64_t>(status.st_ino)};
+}
+
+void set_type(DirectoryEntry& entry, unsigned char type) {
+  struct stat status {};
+  if (type == DT_UNKNOWN && ::lstat(entry.path.c_str(), &status) == 0)
+    type = S_ISDIR(status.st_mode) ? DT_DIR : S_ISREG(status.st_mode) ? DT_REG : DT_LNK;
+  entry.is_directory = type == DT_DIR;
+  entry.is_regular_file = type == DT_REG;
+  if (type == DT_LNK)
+    entry.is_regular_file = ::stat(entry.path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+}
+
 }  // namespace
 
 void throw_errno(int error_number, const std::string& operation, const std::string& path) {
-  throw Error(code_of(error_number),
-              operation + ": " + std::generic_category().message(error_number))
+  throw Error(
+      code_of(error_number),
+      operation + ": " + std::generic_category().message(error_number) + limit_of(error_number))
       .at_path(path);
+}
+
+ssize_t transferred(const std::function<ssize_t()>& call) {
+  constexpr int kAttempts = 3000;
+  constexpr std::chrono::milliseconds kPause{10};
+  ssize_t result = uninterrupted(call);
+  for (int i = 0; result < 0 && errno == EAGAIN && i < kAttempts; ++i) {
+    std::this_thread::sleep_for(kPause);
+    result = uninterrupted(call);
+  }
+  return result;
+}
+
+Fd opened(const std::string& path, int flags) {
+  return Fd(uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); }));
+}
+
+void sync_open(int fd, const std::string& path) {
+  if (uninterrupted([fd] { return ::fsync(fd); }) != 0) throw_errno(errno, "fsync", path);
+}
+
+std::optional<FileId> id_of(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return {};
+  return id_in(status);
+}
+
+std::optional<FileId> id_of(int fd) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return {};
+  return id_in(status);
+}
+
+bool is_at(const std::optional<FileId>& file, const std::string& path) {
+  const std::optional<FileId> there = id_of(path);
+  return file && there && file->device == there->device && file->number == there->number;
 }
 
 bool lacks_flag(int error_number) {
@@ -64,10 +129,36 @@ void require_local(const std::string& path) {
       .at_path(path);
 }
 
+std::vector<DirectoryEntry> entries_of(const std::string& directory) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(directory.c_str()), ::closedir);
+  if (!stream) {
+    if (is_one_of(errno, ENOENT, ENOTDIR)) return {};
+    throw_errno(errno, "list", directory);
+  }
+  std::vector<DirectoryEntry> entries;
+  errno = 0;
+  for (const dirent* next = nullptr; (next = ::readdir(stream.get())) != nullptr; errno = 0) {
+    std::string name = static_cast<const char*>(next->d_name);
+    if (is_one_of<std::string_view>(name, ".", "..")) continue;
+    std::string path = (directory.ends_with('/') ? directory : directory + "/") + name;
+    entries.push_back({std::move(path), std::move(name)});
+    set_type(entries.back(), next->d_type);
+  }
+  if (errno != 0) throw_errno(errno, "list", directory);
+  return entries;
+}
+
+void remove_all(const std::string& path) {
+  if (::unlink(path.c_str()) == 0 || is_one_of(errno, ENOENT, ENOTDIR)) return;
+  if (!is_one_of(errno, EISDIR, EPERM)) throw_errno(errno, "remove", path);
+  for (const DirectoryEntry& entry : entries_of(path)) remove_all(entry.path);
+  if (::rmdir(path.c_str()) != 0 && errno != ENOENT) throw_errno(errno, "remove", path);
+}
+
 void sync_directory(const std::string& directory) {
-  const Fd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Fd fd = opened(directory, O_RDONLY | O_DIRECTORY);
   if (!fd) throw_errno(errno, "open directory", directory);
-  if (::fsync(fd.get()) != 0) throw_errno(errno, "fsync", directory);
+  sync_open(fd.get(), directory);
 }
 
 void make_directories(const std::string& directory) {

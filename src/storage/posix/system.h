@@ -4,8 +4,14 @@
 #include <sys/types.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <string>
+#include <vector>
+
+#include "base/fd.h"
 
 namespace tessera {
 
@@ -16,13 +22,33 @@ namespace tessera {
 // Whether a call failed because kernel or file system do not know what its flags ask for.
 [[nodiscard]] bool lacks_flag(int error_number);
 
-// Makes a call that reads or writes, again as long as signals interrupt it.
+// Makes a call of the system, again as long as signals interrupt it.
 template <typename Call>
-[[nodiscard]] ssize_t uninterrupted(Call call) {
-  ssize_t result = call();
+[[nodiscard]] auto uninterrupted(Call call) {
+  auto result = call();
   while (result < 0 && errno == EINTR) result = call();
   return result;
 }
+// The same for one that reads or writes, which is also made again for some time if it would have to
+// wait (EAGAIN).
+[[nodiscard]] ssize_t transferred(const std::function<ssize_t()>& call);
+
+// None if it fails: `errno` says why.
+[[nodiscard]] Fd opened(const std::string& path, int flags);
+// Makes an open file or directory durable. A failure must not be tried again.
+void sync_open(int fd, const std::string& path);
+
+// Which file or directory it is, whatever it is called.
+struct FileId {
+  std::uint64_t device = 0, number = 0;
+};
+// None if there is none.
+[[nodiscard]] std::optional<FileId> id_of(const std::string& path);
+[[nodiscard]] std::optional<FileId> id_of(int fd);
+// Whether that file has the name `path`: then a call that was to give it is done, whatever it said.
+// A network file system sends a call again whose answer it has lost, and reports the answer to the
+// second one.
+[[nodiscard]] bool is_at(const std::optional<FileId>& file, const std::string& path);
 
 // The directory that `path` is in, "." where it names none.
 [[nodiscard]] std::string directory_of(const std::filesystem::path& path);
@@ -31,6 +57,19 @@ template <typename Call>
 // Throws `unsupported` for a URL: no store is built for its scheme, and a directory of that name is
 // not meant. "./s3://b" is a path.
 void require_local(const std::string& path);
+
+// What is in a directory.
+struct DirectoryEntry {
+  std::string path;  // begins with the directory
+  std::string name;
+  bool is_directory = false;     // a link to one is none
+  bool is_regular_file = false;  // or a link to one
+};
+// None if there is no such directory. (Iterators of the standard library end the process where
+// memory is short.)
+[[nodiscard]] std::vector<DirectoryEntry> entries_of(const std::string& directory);
+// Removes a directory with all that is in it, or a file. Absent is no error.
+void remove_all(const std::string& path);
 
 // Makes the entries of `directory` durable.
 void sync_directory(const std::string& directory);
