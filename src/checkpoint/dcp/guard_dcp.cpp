@@ -47,17 +47,9 @@ bool fits_file_name(const std::string& id) {
   return !id.empty() && id.size() <= kLongestSaveId && std::ranges::all_of(id, is_plain);
 }
 
-}  // namespace
-
-std::string save_id_of(const Store& store, const dcp::Metadata& metadata) {
-  if (fits_file_name(metadata.save_id)) return metadata.save_id;
-  return digest_text(digest64(read_all(*store.open(kDcpMetadata), kMetadataLimit)));
-}
-
-DcpGuard guard_dcp(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
-                   std::vector<std::string>& warnings) {
+DcpGuard guard_by_side_file(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
+                            const std::string& id, std::vector<std::string>& warnings) {
   const std::vector<ObjectInfo> objects = store->list();
-  const std::string id = save_id_of(*store, metadata);
   const std::string wanted = side_file_name(id);
   if (std::ranges::find(objects, wanted, &ObjectInfo::name) == objects.end()) {
     for (const ObjectInfo& object : objects) {
@@ -75,6 +67,38 @@ DcpGuard guard_dcp(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
   DcpGuard guard{guarded_store(std::move(store), digests), digests, std::move(side_file.types)};
   (void)read_all(*guard.store->open(kDcpMetadata), kMetadataLimit);
   return guard;
+}
+
+// What looks like damage may be the work of a save that has replaced the checkpoint meanwhile
+// (fault-rows C04).
+void require_not_replaced(const Store& store, const std::string& id) {
+  std::string present = id;
+  try {
+    present = save_id_of(store, read_dcp_metadata(store));
+  } catch (const Error&) {
+    return;  // the first error says more
+  }
+  if (present == id) return;
+  throw Error(ErrorCode::conflict, "the checkpoint was replaced while it was opened")
+      .at_path(store.name());
+}
+
+}  // namespace
+
+std::string save_id_of(const Store& store, const dcp::Metadata& metadata) {
+  if (fits_file_name(metadata.save_id)) return metadata.save_id;
+  return digest_text(digest64(read_all(*store.open(kDcpMetadata), kMetadataLimit)));
+}
+
+DcpGuard guard_dcp(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
+                   std::vector<std::string>& warnings) {
+  const std::string id = save_id_of(*store, metadata);
+  try {
+    return guard_by_side_file(store, metadata, id, warnings);
+  } catch (const Error&) {
+    require_not_replaced(*store, id);
+    throw;
+  }
 }
 
 }  // namespace tessera

@@ -38,10 +38,6 @@ struct SideFile {
 [[nodiscard]] bool is_side_file_name(std::string_view name);  // of any save
 // In a directory without `.metadata`, and beside a single file.
 inline constexpr std::string_view kDirectorySideFile = "tessera-digests.json";
-
-// What a save of an OLMo kind leaves about its tensors (tessera/state_digests.h).
-inline constexpr const char* kStateFile = "tessera-state.json";
-inline constexpr std::uint64_t kStateFileLimit = 1 << 30;  // bytes
 inline constexpr std::string_view kSideFileSuffix = ".tessera.json";
 
 [[nodiscard]] std::string encode_side_file(const SideFile& side_file);

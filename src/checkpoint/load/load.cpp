@@ -134,6 +134,7 @@ void fill(const LoadPlan& plan, const LoadSource& source, const LoadOptions& opt
     fill_all({plan.fillings, plan.owners, options.threads, source.is_own() ? &checks : nullptr,
               counters, *meter});
     checks.read_rest(options.threads, stop);
+    source.require_same_save();
     meter->finish();  // what the hook throws has to reach all ranks
   });
 }

@@ -7,6 +7,7 @@
 #include "base/parallel.h"
 #include "base/stop.h"
 #include "checkpoint/dcp/read_catalog.h"
+#include "checkpoint/digests/state_file.h"
 #include "checkpoint/load/own_files.h"
 #include "checkpoint/load/recorded_store.h"
 #include "checkpoint/open/open.h"
@@ -46,6 +47,16 @@ Checkpoint replayed(const Location& where, ByteView record) {
   Place place = place_of(where);
   place.store = replaying_store(std::move(place.store), record);
   return opened_at(place);
+}
+
+void emplace_recorded(std::optional<LoadSource>& source, const Location& where, HostCopy told,
+                      std::unique_ptr<Checkpoint> own, int rank) {
+  MessageReader message(told.bytes());
+  (void)message.number<Opening>();
+  const auto mark = message.number<std::uint64_t>();
+  if (rank > 0) *own = replayed(where, message.rest());
+  source.emplace(std::move(told), std::move(own));
+  if (mark != 0) source->watch(place_of(where).store, mark);
 }
 
 }  // namespace
@@ -140,6 +151,18 @@ void LoadSource::want_told(std::size_t leaf) {
   tensor.pieces = {Piece{whole(tensor.shape), std::move(storage), 0, {}, -1}};
 }
 
+void LoadSource::watch(std::shared_ptr<const Store> directory, std::uint64_t mark) {
+  watched_ = mark != 0 ? std::move(directory) : nullptr;
+  mark_ = mark;
+}
+
+void LoadSource::require_same_save() const {
+  // A node may have its ranks' files alone.
+  if (!watched_ || !watched_->exists(kStateFile) || save_mark_of(*watched_) == mark_) return;
+  throw Error(ErrorCode::conflict, "the checkpoint was replaced while it was loaded")
+      .at_path(watched_->name());
+}
+
 void LoadSource::require_files(int threads) const {
   if (parts_ && !is_told_) parts_->require_files(threads);
 }
@@ -159,7 +182,9 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
     } else if (is_dcp_directory(place)) {
       message.number(Opening::catalog).rest(read_catalog(place.store));
     } else {
-      message.number(Opening::record).rest(record_of(place, *own));
+      message.number(Opening::record)
+          .number<std::uint64_t>(place.object ? 0 : save_mark_of(*place.store));
+      message.rest(record_of(place, *own));
     }
     return message.take();
   };
@@ -171,8 +196,7 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
         source.emplace(std::move(told), place_of(where).store);
         break;
       case Opening::record:
-        if (group.rank() > 0) *own = replayed(where, told.bytes().subspan(sizeof(Opening)));
-        source.emplace(std::move(told), std::move(own));
+        emplace_recorded(source, where, std::move(told), std::move(own), group.rank());
         break;
       case Opening::told:
         if (group.rank() > 0) own.reset();

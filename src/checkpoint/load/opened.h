@@ -57,6 +57,10 @@ class LoadSource {
   void want(std::size_t shown);
   // Throws `conflict` if this rank does not find what the pieces need.
   void require_files(int threads) const;
+  // Another save may take the place of an OLMo directory before a rank has opened its files there.
+  void watch(std::shared_ptr<const Store> directory, std::uint64_t mark);
+  // Throws `conflict` if that has happened.
+  void require_same_save() const;
 
  private:
   enum class Wanted : std::uint8_t { nothing, pieces, all };
@@ -71,6 +75,8 @@ class LoadSource {
   std::vector<Wanted> wanted_;                      // by stored leaf
   std::unique_ptr<const Checkpoint> shown_;         // null: what is stored
   std::vector<std::optional<std::size_t>> origin_;  // by leaf of shown_
+  std::shared_ptr<const Store> watched_;            // null: nothing tells
+  std::uint64_t mark_ = 0;                          // of the save (digests/state_file.h)
   bool is_told_ = false;
   bool is_told_by_all_ = false;
   bool is_own_ = false;

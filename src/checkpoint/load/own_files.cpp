@@ -9,7 +9,7 @@
 #include "base/one_of.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/guard.h"
-#include "checkpoint/digests/side_file.h"
+#include "checkpoint/digests/state_file.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
 #include "checkpoint/read/reader.h"
@@ -106,13 +106,6 @@ std::optional<std::uint64_t> digest_of_shared(const Leaf& leaf) {
   return digest_of_slice(tensor, leaf.name, whole(tensor.shape));
 }
 
-// What a save leaves beside its files, on each node the same.
-void write_save(MessageWriter& message, const Store& store) {
-  if (!store.exists(kStateFile)) return;
-  const std::vector<std::byte> text = read_all(*store.open(kStateFile), kStateFileLimit);
-  message.text(kStateFile).number(digest64(text));
-}
-
 }  // namespace
 
 bool wants_nothing(const Tensor& wanted) {
@@ -157,7 +150,7 @@ Bytes shared_values(const std::optional<OwnFiles>& files) {
   if (!files) return message.number(Holding::nothing).take();
   message.number(files->holds_all ? Holding::pieces : Holding::files);
   const Checkpoint* own = &files->checkpoint;
-  write_save(message, *own->store);
+  message.number(save_mark_of(*own->store));  // the same on each node
   for (const Leaf& leaf : own->leaves) {
     if (const auto digest = digest_of_shared(leaf)) message.text(leaf.name).number(*digest);
   }

@@ -6,10 +6,14 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 #include <span>
+#include <system_error>
 
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/guard.h"
+#include "checkpoint/digests/state_file.h"
+#include "checkpoint/open/beside_link.h"
 #include "checkpoint/open/rank_files.h"
 #include "format/torch/stream.h"
 #include "io/head.h"
@@ -56,12 +60,24 @@ CheckpointKind kind_of_file(const ByteSource& source) {
       .at_path(source.name());
 }
 
+// A link such as `latest` that leads nowhere.
+[[noreturn]] void refuse_link(const std::string& path) {
+  std::error_code none;
+  const std::string target = std::filesystem::read_symlink(path, none).string();
+  const std::string newest = newest_beside(path);
+  throw Error(ErrorCode::not_found,
+              "the link leads to " + printable(target, 200) + ", which is not there" +
+                  (newest.empty() ? "" : "; the newest checkpoint beside it is " + newest))
+      .at_path(path);
+}
+
 // Of a path at which there is nothing: a crash while an OLMo directory was replaced may have left
 // the old one under another name.
 Place replaced_place(const std::string& path) {
   if (errno != ENOENT && errno != ENOTDIR) throw_errno(errno, "open", path);
   const std::string replaced = replaced_directory_of(path);
   if (!replaced.empty()) return {posix_store(replaced)};
+  if (std::error_code none; std::filesystem::is_symlink(path, none)) refuse_link(path);
   throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
 }
 
@@ -125,6 +141,25 @@ std::vector<Slice> slices_of(const Tensor& tensor) {
   return slices;
 }
 
+// Of a directory without a `.metadata` of its own.
+Checkpoint open_directory(std::shared_ptr<Store> store, const OpenOptions& options) {
+  store = guard_directory(std::move(store));
+  std::vector<ObjectInfo> files = deciding_files(*store);
+  if (const auto olmo = olmo_kind_of(files)) return open_olmo(*olmo, std::move(store));
+  if (has_rank_metadata(files)) return open_dcp(std::move(store));
+  const auto* const of_ranks = std::ranges::find_if(
+      kRankKinds, [&files](const RankKind& kind) { return kind.has_files(files); });
+  if (of_ranks != kRankKinds.end()) return of_ranks->open(store);
+  if (has_safetensors(files)) return open_safetensors_directory(store, std::move(files), options);
+  refuse_directory(*store, files);
+}
+
+void require_same_save(const Store& store, std::uint64_t save) {
+  if (save == 0 || save_mark_of(store) == save) return;
+  throw Error(ErrorCode::conflict, "the checkpoint was replaced while it was opened")
+      .at_path(store.name());
+}
+
 }  // namespace
 
 Place place_of(const Location& where) {
@@ -172,15 +207,18 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& objec
 
 Checkpoint open_checkpoint(std::shared_ptr<Store> store, const OpenOptions& options) {
   if (store->exists(kDcpMetadata)) return open_dcp(std::move(store));
-  store = guard_directory(std::move(store));
-  std::vector<ObjectInfo> files = deciding_files(*store);
-  if (const auto olmo = olmo_kind_of(files)) return open_olmo(*olmo, std::move(store));
-  if (has_rank_metadata(files)) return open_dcp(std::move(store));
-  const auto* const of_ranks = std::ranges::find_if(
-      kRankKinds, [&files](const RankKind& kind) { return kind.has_files(files); });
-  if (of_ranks != kRankKinds.end()) return of_ranks->open(store);
-  if (has_safetensors(files)) return open_safetensors_directory(store, std::move(files), options);
-  refuse_directory(*store, files);
+  // The directory is replaced whole, so files that are opened one after another may be of two
+  // saves.
+  const std::uint64_t save = save_mark_of(*store);
+  std::optional<Checkpoint> checkpoint;
+  try {
+    checkpoint = open_directory(store, options);
+  } catch (const Error&) {
+    require_same_save(*store, save);
+    throw;
+  }
+  require_same_save(*store, save);
+  return std::move(*checkpoint);
 }
 
 void warn_of_holes(const std::vector<std::string>& names, std::vector<std::string>& warnings) {

@@ -161,6 +161,14 @@ StateDigests saved_digests(const Store& checkpoint) {
   }
 }
 
+bool is_saved_as(const Store& checkpoint, const std::string& save_id) {
+  if (!checkpoint.exists(kStateFile)) return false;
+  const std::vector<std::byte> bytes = read_all(*checkpoint.open(kStateFile), kStateFileLimit);
+  const auto* text = reinterpret_cast<const char*>(bytes.data());
+  const auto file = nlohmann::json::parse(text, text + bytes.size(), nullptr, false);
+  return file.is_object() && file.contains("save_id") && file["save_id"] == save_id;
+}
+
 StateDigests state_digests(const Value& tree, Group& group, int threads) {
   std::vector<Leaf> leaves;
   std::optional<PlacedTensors> tensors;

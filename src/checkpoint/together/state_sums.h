@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/digests/state_file.h"
 #include "checkpoint/together/file_sums.h"
 #include "checkpoint/together/placed.h"
 #include "tessera/comm.h"
@@ -44,7 +45,9 @@ struct SummedState {
 [[nodiscard]] Bytes encode_digests(const StateDigests& digests);
 [[nodiscard]] StateDigests decode_digests(const Bytes& message);
 
-// The text of kStateFile (digests/side_file.h).
+// tessera-state.json (kStateFile), which has them beside a checkpoint.
 [[nodiscard]] std::string state_file_text(const StateDigests& digests, const std::string& save_id);
+// Whether it says that the checkpoint is that of this save.
+[[nodiscard]] bool is_saved_as(const Store& checkpoint, const std::string& save_id);
 
 }  // namespace tessera

@@ -1,0 +1,17 @@
+// The file with digests of a training state, which a save of an OLMo kind puts beside its files. It
+// has the save's id, so it tells one save from another in its place.
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/storage.h"
+
+namespace tessera {
+
+inline constexpr const char* kStateFile = "tessera-state.json";
+inline constexpr std::uint64_t kStateFileLimit = std::uint64_t{1} << 30;  // bytes
+
+// Which save of an OLMo kind the directory holds; 0: nothing there says so (fault-rows C04).
+[[nodiscard]] std::uint64_t save_mark_of(const Store& directory);
+
+}  // namespace tessera
