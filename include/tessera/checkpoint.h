@@ -163,7 +163,7 @@ struct Checkpoint {
 // commit. Until then an older checkpoint there stays whole (docs/design/commit.md, checkpointers.md).
 //
 // If the peers are lost during the commit, a rank cannot know whether it has happened. Its error
-// says so, and that of a DCP save gives the save id, for committed().
+// says so and gives the save id, for committed().
 SaveResult save(const Value& tree, const Location& where, const SaveOptions& options, Group& group);
 // The same by one process alone, and with default options.
 SaveResult save(const Value& tree, const Location& where, const SaveOptions& options = {});

@@ -104,6 +104,7 @@ class OnDevice {
 // All files, by name without what differs between two saves, with their bytes.
 std::map<std::string, std::string> data_of(const std::string& path) {
   namespace fs = std::filesystem;
+  if (!fs::exists(path)) return {};  // a save that failed leaves no directory that it has made
   if (!fs::is_directory(path)) return {{"", text_of(path)}};
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::directory_iterator(path)) {

@@ -1,5 +1,6 @@
 #include "checkpoint/save/data_file.h"
 
+#include <exception>
 #include <utility>
 
 #include "base/stop.h"
@@ -80,8 +81,8 @@ std::uint64_t bytes_to_write(const std::vector<Leaf>& leaves, const OwnPlan& pla
 void remove_quietly(Store& store, const std::string& name) noexcept {
   try {
     store.remove(name);
-  } catch (const Error&) {
-    return;
+  } catch (const std::exception&) {
+    return;  // memory may be short, too
   }
 }
 

@@ -40,7 +40,12 @@ bool is_probe_name(std::string_view name) {
 
 Probe::Probe(std::shared_ptr<Store> store, std::string name)
     : store_(std::move(store)), name_(std::move(name)) {
-  put(*store_, name_, std::as_bytes(std::span(name_)), IfExists::fail);
+  try {
+    put(*store_, name_, std::as_bytes(std::span(name_)), IfExists::fail);
+  } catch (...) {
+    remove_quietly(*store_, name_);  // it may have its name, and fail behind that
+    throw;
+  }
 }
 
 Probe::~Probe() {

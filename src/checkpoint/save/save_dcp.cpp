@@ -41,12 +41,14 @@
 #include "checkpoint/save/plan_source.h"
 #include "checkpoint/save/probe.h"
 #include "checkpoint/save/reports.h"
+#include "checkpoint/save/room.h"
 #include "checkpoint/save/whole_tensors.h"
 #include "checkpoint/tree/tree_json.h"
 #include "comm/confer.h"
 #include "comm/long_work.h"
 #include "comm/message.h"
 #include "tessera/error.h"
+#include "tessera/store_hold.h"
 #include "value/digest.h"
 
 namespace tessera {
@@ -79,6 +81,7 @@ class Saver final : public DcpSave {
         options_(options) {}
 
   Bytes prepare() override {
+    hold_ = store_->hold();
     make_room();
     attempt_ = random_attempt();
     if (group_.size() == 1) return {};
@@ -172,6 +175,9 @@ class Saver final : public DcpSave {
   void make_room() {
     if (!options_.overwrite) require_no_checkpoint(*store_, store_->name());
     remove_leftovers(*store_);
+    // Types that are converted to and compression make other sizes.
+    if (!options_.dtype && options_.compression == Compression::none)
+      require_free(*store_, tensor_bytes(leaves_));
   }
 
   // Rank 0. Of ranks with other leaves nobody knows whether their values are others, too.
@@ -376,11 +382,15 @@ class Saver final : public DcpSave {
   }
 
   void write_file(int file) {
-    const DataDigest digest =
-        write_data_file(*store_,
-                        {leaves_, own_, file, data_file_name(group_.rank(), file, opening_.attempt),
-                         zstd_level(opening_.rules.files)},
-                        *meter_);
+    const std::string name = data_file_name(group_.rank(), file, opening_.attempt);
+    DataDigest digest;
+    try {
+      digest = write_data_file(
+          *store_, {leaves_, own_, file, name, zstd_level(opening_.rules.files)}, *meter_);
+    } catch (...) {
+      remove_quietly(*store_, name);  // it may have its name, and fail behind that
+      throw;
+    }
     IoReport written;
     written.bytes_written = digest.size;
     counters_.add(written);
@@ -392,7 +402,7 @@ class Saver final : public DcpSave {
   }
 
   // Of a save that ended before its commit.
-  void remove_written() noexcept {
+  void remove_written() {
     for (const FileReport& file : report_.files)
       remove_quietly(*store_, data_file_name(group_.rank(), file.file, opening_.attempt));
   }
@@ -415,8 +425,10 @@ class Saver final : public DcpSave {
     try {
       const CommittedFiles more =
           commit_dcp(*store_, source, digests, types(),
-                     options_.overwrite ? IfExists::replace : IfExists::fail,
-                     [this] { group_.require_peers(); });
+                     options_.overwrite ? IfExists::replace : IfExists::fail, [this] {
+                       group_.require_peers();
+                       if (hold_) hold_->require_there();
+                     });
       result.files = digests.size() + more.files;
       result.total_bytes += more.bytes;
     } catch (...) {
@@ -446,6 +458,7 @@ class Saver final : public DcpSave {
   std::vector<PlannedLeaf> planned_;            // by leaf
   std::vector<std::vector<HeldChunk>> chunks_;  // by leaf
   std::vector<std::uint64_t> value_digests_;    // by leaf
+  std::unique_ptr<StoreHold> hold_;             // rank 0; null: the store has none
   std::string attempt_;                         // rank 0
   std::optional<Probe> probe_;                  // rank 0, while ranks look for it
   Opening opening_;

@@ -79,6 +79,7 @@ void expect_a_file_each(const std::string& directory, const std::vector<dcp::Ite
 }
 
 std::size_t data_files_in(const std::string& directory) {
+  if (!std::filesystem::exists(directory)) return 0;
   return static_cast<std::size_t>(std::ranges::count_if(
       std::filesystem::directory_iterator(directory),
       [](const auto& entry) { return entry.path().extension() == ".distcp"; }));

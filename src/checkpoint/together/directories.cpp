@@ -9,11 +9,14 @@
 #include <utility>
 
 #include "base/random_id.h"
+#include "base/stop.h"
 #include "checkpoint/save/look_again.h"
+#include "checkpoint/save/room.h"
 #include "checkpoint/write/destination.h"
 #include "comm/confer.h"
 #include "comm/message.h"
 #include "comm/same_host/process.h"
+#include "storage/names.h"
 #include "storage/posix/system.h"
 #include "storage/sub_store.h"
 #include "tessera/error.h"
@@ -110,6 +113,17 @@ void Directories::begin() {
   save_id_ = message.text();
   siblings_ = decode(message.rest());
   enter(siblings_.front());
+}
+
+void Directories::require_same_name() const {
+  const std::string& told = siblings_.front().working;
+  if (told.starts_with(name_ + std::string(kWorkMark))) return;
+  throw Error(ErrorCode::mismatch, "rank 0 saves into " + told.substr(0, told.rfind(kWorkMark)))
+      .at_path(path());
+}
+
+void Directories::require_room(std::uint64_t bytes) const {
+  require_free(*parent_, bytes);
 }
 
 bool Directories::sees_first() {
@@ -230,11 +244,16 @@ void Directories::publish() {
   is_published_ = true;
 }
 
-void Directories::wait_until_visible(const std::string& file) const {
+void Directories::wait_until_visible(const std::string& file, const std::stop_token& stop) const {
   if (!working_) return;
   const auto end = std::chrono::steady_clock::now() + kVisibleWithin;
   const std::string object = name_ + "/" + file;
   while (!parent_->exists(object)) {
+    require_going_on(stop);
+    if (publishes()) {
+      throw Error(ErrorCode::not_found, "the checkpoint was committed, and is there no more")
+          .at_path(path());
+    }
     if (std::chrono::steady_clock::now() >= end) {
       throw Error(ErrorCode::timeout, "the checkpoint is committed, and not visible here")
           .at_path(path());

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,11 @@ class Directories {
 
   // Rank 0 makes the sibling of its directory, with a probe in it. Collective.
   void begin();
+  // Throws `mismatch` where rank 0 saves under another name: nobody would publish what this rank
+  // waits for (fault-rows R06).
+  void require_same_name() const;
+  // Throws `out_of_space` where the store says that it has not as many bytes (fault-rows C14).
+  void require_room(std::uint64_t bytes) const;
   // Whether this rank sees that; without it a rank takes a second and a half to say so.
   [[nodiscard]] bool sees_first();
 
@@ -57,8 +63,9 @@ class Directories {
   // By publishers: gives the sibling the directory's name.
   void publish();
   [[nodiscard]] bool is_published() const { return is_published_; }
-  // A network file system may show the new directory late; opening its `file` asks the server.
-  void wait_until_visible(const std::string& file) const;
+  // A network file system may show the new directory late to others than publishers; opening its
+  // `file` asks the server.
+  void wait_until_visible(const std::string& file, const std::stop_token& stop) const;
 
   [[nodiscard]] const std::string& save_id() const { return save_id_; }
   [[nodiscard]] std::string path() const { return parent_->name() + "/" + name_; }

@@ -1,6 +1,5 @@
 #include "checkpoint/together/same_state.h"
 
-#include <algorithm>
 #include <map>
 #include <span>
 #include <string>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "base/digest.h"
+#include "checkpoint/save/key_errors.h"
 #include "comm/confer.h"
 #include "comm/message.h"
 #include "tessera/error.h"
@@ -59,16 +59,26 @@ std::vector<DigestsOfRank> decode(const Bytes& all) {
   return ranks;
 }
 
-[[noreturn]] void refuse_first_difference(const std::vector<DigestsOfRank>& ranks) {
+[[noreturn]] void refuse_differences(const std::vector<DigestsOfRank>& ranks) {
+  std::map<std::string, std::size_t> unlike;  // keys, and the first rank that has it otherwise
   for (std::size_t r = 1; r < ranks.size(); ++r) {
-    const auto [a, b] = std::ranges::mismatch(ranks[0], ranks[r]);
-    if (a == ranks[0].end() && b == ranks[r].end()) continue;
-    const bool of_first = a != ranks[0].end();
-    throw Error(ErrorCode::mismatch, "ranks 0 and " + std::to_string(r) +
-                                         " do not have the same here, outside of the trainer's "
-                                         "state")
-        .at_key(of_first ? a->first : b->first);
+    const auto note_unlike = [&unlike, r](const DigestsOfRank& mine, const DigestsOfRank& others) {
+      for (const auto& [key, digest] : mine) {
+        const auto other = others.find(key);
+        if (other == others.end() || other->second != digest) unlike.emplace(key, r);
+      }
+    };
+    note_unlike(ranks[0], ranks[r]);
+    note_unlike(ranks[r], ranks[0]);
   }
+  KeyErrors errors;
+  for (const auto& [key, rank] : unlike) {
+    errors.add(Error(ErrorCode::mismatch,
+                     "ranks 0 and " + std::to_string(rank) +
+                         " do not have the same here, outside of the trainer's state")
+                   .at_key(key));
+  }
+  errors.require_none();
   throw Error(ErrorCode::mismatch, "ranks hold other parts of tensors than they say");
 }
 
@@ -86,7 +96,7 @@ std::uint64_t digest_of_values(const OlmoState& state, const NamedDigests& more)
 void refuse_difference(const OlmoState& state, const NamedDigests& more,
                        const PlacedTensors& tensors, Group& group) {
   const auto contribute = [&] { return encode(state, more, tensors); };
-  const auto conclude = [](const Bytes& all) -> Bytes { refuse_first_difference(decode(all)); };
+  const auto conclude = [](const Bytes& all) -> Bytes { refuse_differences(decode(all)); };
   (void)confer(group, "comparing states", {contribute, side_by_side, conclude});
 }
 

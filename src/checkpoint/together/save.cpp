@@ -2,6 +2,7 @@
 // process.
 
 #include <memory>
+#include <new>
 
 #include "base/job_log.h"
 #include "checkpoint/open/kinds.h"
@@ -11,9 +12,11 @@
 #include "checkpoint/save/save_dcp.h"
 #include "checkpoint/save/save_part.h"
 #include "checkpoint/together/save_olmo.h"
+#include "checkpoint/together/state_sums.h"
 #include "checkpoint/write/destination.h"
 #include "comm/confer.h"
 #include "comm/whereabouts.h"
+#include "storage/sub_store.h"
 #include "tessera/convert.h"
 #include "tessera/error.h"
 #include "value/depth.h"
@@ -118,6 +121,16 @@ bool is_olmo(CheckpointKind kind) {
   return !is_one_file(kind) && kind != CheckpointKind::dcp;
 }
 
+// What ranks say of the kind that they save.
+Bytes same_kind(const Bytes& left, const Bytes& right) {
+  if (left == right) return left;
+  const auto name = [](const Bytes& bytes) {
+    return std::string(to_string(static_cast<CheckpointKind>(bytes.at(0))));
+  };
+  throw Error(ErrorCode::mismatch,
+              "ranks save different kinds of checkpoint: " + name(left) + " and " + name(right));
+}
+
 // Whether ranks fill the files of a directory together.
 bool is_filled_together(CheckpointKind kind, const SaveOptions& options) {
   return is_olmo(kind) || (kind == CheckpointKind::safetensors && options.safetensors);
@@ -131,7 +144,7 @@ SaveResult save_in_phases(const Value& tree, const Location& where, const SaveOp
   std::unique_ptr<OlmoKindSave> olmo;
   Checkpoint file;
   log.phase("plan", [&] {
-    const auto begin = [&] {
+    const auto begin = [&]() -> Bytes {
       kind = kind_to_save(where, options);
       require_fitting(where, kind, options);
       if (kind == CheckpointKind::dcp) {
@@ -143,11 +156,11 @@ SaveResult save_in_phases(const Value& tree, const Location& where, const SaveOp
         require_plain(where, options);
         file = checkpoint_of(tree);
       }
-      return Bytes();
+      return {static_cast<std::byte>(kind)};
     };
-    const Bytes prepared = confer(
-        group, "planning a checkpoint",
-        {begin, combine_nothing, [&](const Bytes&) { return dcp ? dcp->prepare() : Bytes(); }});
+    const Bytes prepared =
+        confer(group, "planning a checkpoint",
+               {begin, same_kind, [&](const Bytes&) { return dcp ? dcp->prepare() : Bytes(); }});
     if (dcp) dcp->plan(prepared);
     if (olmo) olmo->plan();
     return 0;
@@ -175,10 +188,14 @@ SaveResult save(const Value& tree, const Location& where, const SaveOptions& opt
   const Purpose purpose("saving a checkpoint");
   const JobLog log(options.events, "save", group.rank(), to_string(where));
   SaveResult result;
-  log.phase("all", [&] {
-    result = save_in_phases(tree, where, options, group, log);
-    return result.bytes_written;
-  });
+  try {
+    log.phase("all", [&] {
+      result = save_in_phases(tree, where, options, group, log);
+      return result.bytes_written;
+    });
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::io, "no memory is left").while_doing("saving a checkpoint");
+  }
   return result;
 }
 
@@ -205,7 +222,10 @@ SaveResult save_part(const Value& tree, const Location& where, int rank,
 }
 
 bool committed(const Location& where, const std::string& save_id) {
-  return is_visible(*root_of(where), save_id);
+  const auto store = where.store && !where.name.empty()
+                         ? std::make_shared<SubStore>(where.store, where.name)
+                         : root_of(where);
+  return is_visible(*store, save_id) || is_saved_as(*store, save_id);
 }
 
 }  // namespace tessera

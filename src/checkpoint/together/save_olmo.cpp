@@ -192,6 +192,7 @@ class Saver final : public OlmoKindSave {
 
   void agree_on_state() {
     const auto contribute = [this] {
+      directories_.require_same_name();
       Intents mine;
       mine.first.leaves = tensors_.digest();
       mine.first.values = digest_of_values(state_, layout());
@@ -213,7 +214,11 @@ class Saver final : public OlmoKindSave {
     settle(message.count() == 1);
     std::vector<std::uint64_t> sizes;
     while (!message.at_end()) sizes.push_back(message.number<std::uint64_t>());
-    agree(group_, "planning a checkpoint", [&] { files_.open(sizes, travels_); });
+    agree(group_, "planning a checkpoint", [&] {
+      if (leads() && !directories_.are_several())
+        directories_.require_room(tensor_bytes(leaves_of(OlmoState(state_).tree())));
+      files_.open(sizes, travels_);
+    });
   }
 
   // Rank 0. Whether ranks may have directories of their own.
@@ -448,11 +453,15 @@ class Saver final : public OlmoKindSave {
     }
   }
 
-  // After the other ranks were lost.
+  // For whom the other ranks are lost at the end.
   [[nodiscard]] std::string outcome() const {
-    if (!directories_.publishes()) return "whether it is complete is not known here";
-    const std::string what = directories_.are_several() ? "the part of this node" : "it";
-    return what + (directories_.is_published() ? " is complete" : " is not complete");
+    const std::string save = "save " + directories_.save_id();
+    const std::string part = directories_.are_several() ? "the part of this node of " + save : save;
+    if (is_committed_) return save + " is complete, but the other ranks are lost";
+    if (directories_.is_published()) return part + " is complete, but the other ranks are lost";
+    if (directories_.publishes()) return part + " is not complete, and the other ranks are lost";
+    return "the other ranks are lost, and whether " + save +
+           " is complete is not known here: ask committed() for it";
   }
 
   static constexpr const char* kCommit = "committing a checkpoint";
@@ -475,6 +484,7 @@ class Saver final : public OlmoKindSave {
   SaveResult result_;
   std::uint64_t bytes_written_ = 0;
   std::uint64_t dcp_bytes_ = 0;
+  bool is_committed_ = false;  // as far as this rank knows, by all
 };
 
 SaveResult Saver::commit() {
@@ -486,14 +496,16 @@ SaveResult Saver::commit() {
   Bytes told;
   try {
     told = directories_.are_several() ? publish_each() : publish_one();
+    is_committed_ = true;
+    agree_on_long_work(
+        group_, "waiting for the checkpoint", {},
+        [this](const std::stop_token& stop) { directories_.wait_until_visible(last_file(), stop); });
   } catch (const Error& error) {
     if (group_.size() == 1 || !error.peers().empty()) throw;
-    throw Error(error.code(), "the other ranks were lost while the save ended, and " + outcome() +
-                                  ": " + error.message())
+    throw Error(error.code(), outcome() + ": " + error.message())
         .at_path(directories_.path())
         .while_doing(kCommit);
   }
-  agree(group_, "waiting for the checkpoint", [this] { directories_.wait_until_visible(last_file()); });
   MessageReader message(told);
   result_.files = message.number<std::uint64_t>();
   result_.total_bytes = message.number<std::uint64_t>();
