@@ -7,10 +7,11 @@
 // runs again later has to end as well. Prints one line a failure and a summary; exits with 1 when a
 // run went wrong.
 //
-//   failing_groups phases DIRECTORY
+//   failing_groups phases DIRECTORY EVERY
 // One of 2 to 8 ranks is killed or stopped in each phase of a save by name, while it replaces a
 // checkpoint. The others name it, the directory holds the one checkpoint or the other as the phase
-// says, and committed() knows which.
+// says, and committed() knows which. Takes every EVERYth of these runs (1: all);
+// tests/crash/failing_phases.cpp has the same for each kind of directory, over sockets.
 //
 // With a DIRECTORY ranks save and load a checkpoint there instead. What a load gives has to be what
 // the save before it got, and after each run the directory has to hold a whole checkpoint or none.
@@ -21,6 +22,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -355,11 +357,13 @@ Run draw(const tessera::testing::Below& below, const std::string& directory) {
   return run;
 }
 
-// Each phase, each rank of `world`; returns how many runs went wrong.
-int fail_in_phases(int world, Way way, const std::string& directory) {
-  int wrong = 0;
+// Each phase, each rank of `world`, and of these every `every`th; returns how many runs went wrong.
+int fail_in_phases(int world, Way way, const std::string& directory, int every) {
+  int wrong = 0, count = 0, done = 0;
   for (const char* phase : {"plan", "writing", "write", "commit", "all"}) {
     for (int victim = 0; victim < world; ++victim) {
+      if (count++ % every != 0) continue;
+      ++done;
       std::filesystem::remove_all(directory);
       Run run{.world = world, .victim = victim, .way = way};
       run.port = tessera::testing::free_port();
@@ -371,25 +375,26 @@ int fail_in_phases(int world, Way way, const std::string& directory) {
       std::printf("%s:%s\n", describe(run).c_str(), text.c_str());
     }
   }
-  std::printf("%d runs in which a rank %s in a phase, %d wrong\n", 5 * world,
+  std::printf("%d runs in which a rank %s in a phase, %d wrong\n", done,
               kWayNames[static_cast<int>(way)], wrong);
   return wrong;
 }
 
-int fail_in_phases(const std::string& directory) {
+int fail_in_phases(const std::string& directory, int every) {
   int wrong = 0;
-  for (const int world : {2, 4, 8}) wrong += fail_in_phases(world, Way::killed, directory);
-  return wrong + fail_in_phases(3, Way::stopped, directory);
+  for (const int world : {2, 4, 8}) wrong += fail_in_phases(world, Way::killed, directory, every);
+  return wrong + fail_in_phases(3, Way::stopped, directory, every);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 3 && std::string(argv[1]) == "phases") return fail_in_phases(argv[2]) == 0 ? 0 : 1;
+  if (argc == 4 && std::string(argv[1]) == "phases")
+    return fail_in_phases(argv[2], std::max(1, std::atoi(argv[3]))) == 0 ? 0 : 1;
   if (argc != 3 && argc != 4) {
     std::fprintf(stderr,
                  "usage: failing_groups RUNS SEED [DIRECTORY]\n"
-                 "       failing_groups phases DIRECTORY\n");
+                 "       failing_groups phases DIRECTORY EVERY\n");
     return 2;
   }
   const std::string directory = argc == 4 ? argv[3] : "";

@@ -1,0 +1,228 @@
+// The rows of failing_calls.cpp: which calls fail, how, and what is asked for then.
+#pragma once
+
+#include <cerrno>
+
+#include "injected_calls.h"
+
+namespace tessera::testing {
+
+// What may happen at a call. failing_calls.cpp has them.
+void die();
+void stop();
+void delete_target();
+void delete_parent();
+void bring_rival();
+
+enum class Expect {
+  failure,      // of every case
+  success,      // of every case
+  whole,        // either; what ranks say has to be true
+  others_fail,  // the rank at fault is gone: the others name it, or have saved
+};
+
+struct Row {
+  const char* name;
+  const char* what;
+  Injection injection;  // `at` as the case says
+  Expect expect = Expect::whole;
+  bool is_sticky = false;        // from the first call on that fails
+  const char* says = "";         // what the error has to contain
+  bool may_leave = false;        // the ranks cannot clean up
+  bool over_checkpoints = true;  // is tried over a checkpoint, too
+};
+
+constexpr unsigned kGrowing =
+    kOpenToWrite | kOpenUnnamed | kWrite | kReserve | kSync | kMakeDirectory | kNaming;
+constexpr unsigned kInterruptible =
+    kOpening | kWrite | kRead | kReserve | kTruncate | kSync | kSyncDirectory;
+constexpr unsigned kOfNames = kOpenToWrite | kOpenUnnamed | kMakeDirectory | kNaming | kUnlink;
+
+inline const Row kRows[] = {
+    {"F01",
+     "killed before the call",
+     {.calls = kAnyCall, .way = Way::act_before, .action = die},
+     Expect::others_fail,
+     false,
+     "rank",
+     true},
+    {"F01",
+     "killed after the call",
+     {.calls = kAnyCall, .way = Way::act_after, .action = die},
+     Expect::others_fail,
+     false,
+     "rank",
+     true},
+    {"F06", "no room", {.calls = kGrowing, .error = ENOSPC}, Expect::whole, true, "out_of_space"},
+    {"F06",
+     "no room once",
+     {.calls = kGrowing, .error = ENOSPC},
+     Expect::whole,
+     false,
+     "out_of_space"},
+    {"F07",
+     "the quota is used up",
+     {.calls = kGrowing, .error = EDQUOT},
+     Expect::whole,
+     true,
+     "out_of_space"},
+    {"F08",
+     "a file may not grow",
+     {.calls = kWrite, .error = EFBIG},
+     Expect::failure,
+     false,
+     "File too large"},
+    {"F09",
+     "a write fails",
+     {.calls = kWrite, .error = EIO},
+     Expect::failure,
+     false,
+     "write: Input/output error"},
+    {"F10",
+     "an fsync fails once",
+     {.calls = kSync, .error = EIO},
+     Expect::failure,
+     false,
+     "fsync: Input/output error"},
+    {"F11",
+     "a close fails",
+     {.calls = kClose, .way = Way::fails_when_done, .error = EIO},
+     Expect::whole,
+     false,
+     "close: Input/output error"},
+    {"F11",
+     "a close finds no room",
+     {.calls = kClose, .way = Way::fails_when_done, .error = ENOSPC},
+     Expect::whole,
+     true,
+     "out_of_space"},
+    {"F12",
+     "there is no fsync",
+     {.calls = kSync, .error = EINVAL},
+     Expect::failure,
+     true,
+     "fsync: Invalid argument"},
+    {"F12",
+     "fsync is not implemented",
+     {.calls = kSync, .error = ENOSYS},
+     Expect::failure,
+     true,
+     "fsync: Function not implemented"},
+    {"F13", "writes take 7 bytes", {.calls = kWrite, .way = Way::is_short}, Expect::success, true},
+    {"F13",
+     "a write takes nothing twice",
+     {.calls = kWrite, .times = 2, .way = Way::is_idle},
+     Expect::success},
+    {"F13",
+     "writes take nothing",
+     {.calls = kWrite, .way = Way::is_idle},
+     Expect::failure,
+     true,
+     "no progress"},
+    {"F14", "a call is interrupted", {.calls = kInterruptible, .error = EINTR}, Expect::success},
+    {"F14",
+     "a close is interrupted",
+     {.calls = kClose, .way = Way::fails_when_done, .error = EINTR},
+     Expect::success},
+    {"F14", "a call would block", {.calls = kWrite | kRead, .error = EAGAIN}, Expect::success},
+    {"F15",
+     "no descriptor is left",
+     {.calls = kOpening, .error = EMFILE},
+     Expect::whole,
+     true,
+     "the limit is",
+     true},
+    {"F15",
+     "the system has none left once",
+     {.calls = kOpening, .error = ENFILE},
+     Expect::whole,
+     false,
+     "the limit is"},
+    {"F16", "an allocation fails", {.calls = kAllocate}, Expect::whole},
+    {"F16", "no memory is left", {.calls = kAllocate}, Expect::whole, true, "", true},
+    {"F17",
+     "the file system is read-only",
+     {.calls = kOfNames, .error = EROFS},
+     Expect::whole,
+     true,
+     "Read-only file system",
+     true},
+    {"F17",
+     "it is forbidden",
+     {.calls = kOfNames, .error = EACCES},
+     Expect::whole,
+     true,
+     "Permission denied",
+     true},
+    {"F18",
+     "a directory may not be synced",
+     {.calls = kSyncDirectory, .error = EACCES},
+     Expect::failure,
+     false,
+     "fsync: Permission denied"},
+    {"F19",
+     "the name is taken at last",
+     {.calls = kNaming, .way = Way::act_before, .at_commit = true, .action = bring_rival},
+     Expect::failure,
+     false,
+     "already_exists",
+     false,
+     false},
+    {"F20",
+     "a rename was done and says not",
+     {.calls = kRenaming, .way = Way::fails_when_done, .error = ENOENT},
+     Expect::success},
+    {"F20",
+     "a link was made and says not",
+     {.calls = kLink, .way = Way::fails_when_done, .error = EEXIST},
+     Expect::success},
+    {"F21",
+     "a handle is stale once",
+     {.calls = kOpenToRead | kRead, .error = ESTALE},
+     Expect::success},
+    {"F21",
+     "a file that is written is stale",
+     {.calls = kWrite | kSync, .error = ESTALE},
+     Expect::failure,
+     true,
+     "Stale file handle"},
+    {"F23",
+     "no rename has flags",
+     {.calls = kRenameWithFlags, .error = EINVAL},
+     Expect::success,
+     true},
+    {"F23",
+     "no file is without a name",
+     {.calls = kOpenUnnamed, .error = EOPNOTSUPP},
+     Expect::success,
+     true},
+    {"F26",
+     "the target is deleted",
+     {.calls = kAnyCall, .way = Way::act_before, .action = delete_target},
+     Expect::whole,
+     false,
+     "",
+     true},
+    {"F26",
+     "its directory is deleted",
+     {.calls = kAnyCall, .way = Way::act_before, .action = delete_parent},
+     Expect::whole,
+     false,
+     "",
+     true},
+    {"R02",
+     "stopped before the call",
+     {.calls = kAnyCall, .way = Way::act_before, .action = stop},
+     Expect::others_fail,
+     false,
+     "rank",
+     true},
+    {"R05",
+     "a thread of a rank fails",
+     {.calls = kWrite, .error = EIO, .in_helpers = true},
+     Expect::failure,
+     false,
+     "write: Input/output error"},
+};
+
+}  // namespace tessera::testing
