@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "conformance/forwarding_store.h"
+#include "tessera/run_directory.h"
 
 namespace tessera {
 namespace {
@@ -417,6 +418,22 @@ TEST(FiveKinds, R19_DamageThatOneRankReadsIsTheErrorOfAll) {
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
     EXPECT_THAT(error.code(), AnyOf(ErrorCode::corrupt, ErrorCode::incomplete)) << error.what();
     EXPECT_THAT(error.what(), HasSubstr(fs::path(file).filename().string()));
+  });
+}
+
+TEST(FiveKinds, C12_WhileTheNewOneIsNotWholeTheLastOneStays) {
+  for_each_kind([](CheckpointKind kind, const std::string& path) {
+    const std::string run = parent_of(path);
+    for (const char* name : {"/step3", "/step4"}) save_by(2, kind, run + name, name[5] - '0');
+    const RunCheckpoint saved = run_checkpoint(run, 4);
+    const std::string file = file_of_rank_one(kind, path);
+    fs::resize_file(file, fs::file_size(file) - 10);
+    EXPECT_ANY_THROW((void)retain(run, saved, {.sharded = 1}));
+    EXPECT_EQ(number_at(run + "/step3"), 3);
+    save_by(2, kind, path, 4);
+    EXPECT_EQ(retain(run, saved, {.sharded = 1}).removed.size(), 1U);
+    EXPECT_FALSE(fs::exists(run + "/step3"));
+    EXPECT_EQ(number_at(path), 4);
   });
 }
 
