@@ -221,7 +221,7 @@ inline const Row kRows[] = {
      "a thread of a rank fails",
      {.calls = kWrite, .error = EIO, .in_helpers = true},
      Expect::failure,
-     false,
+     true,
      "write: Input/output error"},
 };
 

@@ -8,25 +8,23 @@
 namespace tessera::testing {
 
 // Which calls count; several of these together.
-enum Call : unsigned {
-  kOpenToRead = 1U << 0U,
-  kOpenToWrite = 1U << 1U,
-  kOpenDirectory = 1U << 2U,
-  kWrite = 1U << 3U,
-  kReserve = 1U << 4U,
-  kTruncate = 1U << 5U,
-  kSync = 1U << 6U,           // of a file
-  kSyncDirectory = 1U << 7U,  // of a directory
-  kClose = 1U << 8U,          // of a file that is open to write
-  kMakeDirectory = 1U << 9U,
-  kRename = 1U << 10U,
-  kLink = 1U << 11U,
-  kUnlink = 1U << 12U,
-  kRead = 1U << 13U,
-  kAllocate = 1U << 14U,
-  kOpenUnnamed = 1U << 15U,      // with O_TMPFILE
-  kRenameWithFlags = 1U << 16U,  // kRename are those without
-};
+constexpr unsigned kOpenToRead = 1U << 0U;
+constexpr unsigned kOpenToWrite = 1U << 1U;
+constexpr unsigned kOpenDirectory = 1U << 2U;
+constexpr unsigned kWrite = 1U << 3U;
+constexpr unsigned kReserve = 1U << 4U;
+constexpr unsigned kTruncate = 1U << 5U;
+constexpr unsigned kSync = 1U << 6U;           // of a file
+constexpr unsigned kSyncDirectory = 1U << 7U;  // of a directory
+constexpr unsigned kClose = 1U << 8U;          // of a file that is open to write
+constexpr unsigned kMakeDirectory = 1U << 9U;
+constexpr unsigned kRename = 1U << 10U;
+constexpr unsigned kLink = 1U << 11U;
+constexpr unsigned kUnlink = 1U << 12U;
+constexpr unsigned kRead = 1U << 13U;
+constexpr unsigned kAllocate = 1U << 14U;
+constexpr unsigned kOpenUnnamed = 1U << 15U;      // with O_TMPFILE
+constexpr unsigned kRenameWithFlags = 1U << 16U;  // kRename are those without
 constexpr int kCalls = 17;
 constexpr unsigned kRenaming = kRename | kRenameWithFlags;
 constexpr unsigned kNaming = kRenaming | kLink;

@@ -140,7 +140,9 @@ std::vector<DirectoryEntry> entries_of(const std::string& directory) {
   for (const dirent* next = nullptr; (next = ::readdir(stream.get())) != nullptr; errno = 0) {
     std::string name = static_cast<const char*>(next->d_name);
     if (is_one_of<std::string_view>(name, ".", "..")) continue;
-    std::string path = (directory.ends_with('/') ? directory : directory + "/") + name;
+    std::string path = directory;
+    if (!path.ends_with('/')) path += '/';
+    path += name;
     entries.push_back({std::move(path), std::move(name)});
     set_type(entries.back(), next->d_type);
   }
