@@ -182,6 +182,8 @@ int close(int fd) {
   return injected(kClose, "close", "", [&] { return real(); });
 }
 ssize_t pwrite(int fd, const void* bytes, std::size_t size, off_t offset) {
+  // So that other threads find something to do.
+  if (is_armed && state.injection.in_helpers && ::gettid() == ::getpid()) ::usleep(5000);
   if (size > 7 && state.injection.way == Way::is_short && is_due(kWrite, "pwrite", "")) size = 7;
   if (state.injection.way == Way::is_idle && is_due(kWrite, "pwrite", "")) return 0;
   return injected(kWrite, "pwrite", "",
