@@ -393,8 +393,18 @@ TEST(Nodes, LargeTensorsTravelInParts) {
   run_ranks(2, [&](Group& group) {
     const Value model =
         Value::dict({{"w", part_of(shape, {.parts = 2}, group.rank(), 0, DType::int32)}});
-    save(Value::dict({{"model", model}}), Location(nodes.of(group.rank()), "step4"),
-         options_for(CheckpointKind::olmo_full), group);
+    SaveOptions options = options_for(CheckpointKind::olmo_full);
+    std::mutex mutex;  // of what the hook has told, in bytes
+    std::vector<std::uint64_t> told;
+    options.progress = [&](const Progress& progress) {
+      const std::lock_guard lock(mutex);
+      EXPECT_EQ(progress.total, 12U << 20);
+      told.push_back(progress.done);
+    };
+    save(Value::dict({{"model", model}}), Location(nodes.of(group.rank()), "step4"), options,
+         group);
+    EXPECT_TRUE(std::ranges::is_sorted(told));
+    EXPECT_EQ(told.back(), 12U << 20);
   });
   const auto where = std::make_shared<SubStore>(nodes.stores[0], "step4");
   const Checkpoint checkpoint = Checkpoint::open(where);

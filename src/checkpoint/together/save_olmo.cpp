@@ -261,11 +261,7 @@ class Saver final : public OlmoKindSave {
   }
 
   void write_files(const std::stop_token& stop) {
-    const auto tell_progress = [this](const Progress& progress) {
-      group_.make_progress(progress.done);
-      if (options_.progress && !dcp_) options_.progress(progress);
-    };
-    Meter meter(tell_progress, bytes_to_write(), stop);
+    Meter meter(progress_after(0), bytes_to_write(), stop);
     TensorSums written;
     for (const auto& file : files_.files()) {
       if (!directories_.reaches(file->maker())) continue;
@@ -275,7 +271,15 @@ class Saver final : public OlmoKindSave {
     }
     state_sums_ =
         sum_state(tensors_, written, {group_.rank(), group_.size(), options_.threads, stop});
-    meter.finish();
+    if (!travels_) meter.finish();
+  }
+
+  // Tells of bytes that come after so many others.
+  [[nodiscard]] ProgressHook progress_after(std::uint64_t before) const {
+    return [this, before](const Progress& progress) {
+      group_.make_progress(before + progress.done);
+      if (options_.progress && !dcp_) options_.progress({before + progress.done, progress.total});
+    };
   }
 
   void add_sums(const SharedFile& file) {
@@ -290,8 +294,7 @@ class Saver final : public OlmoKindSave {
     std::map<std::uint32_t, std::unique_ptr<ByteSink>> received;
     Travel how;
     how.send = [this](Outbox& outbox) {
-      const auto tell_progress = [this](const Progress& p) { group_.make_progress(p.done); };
-      Meter meter(tell_progress, 0);
+      Meter meter(progress_after(bytes_written_), bytes_to_write());
       for (const auto& file : files_.files()) {
         if (directories_.reaches(file->maker())) continue;
         file->write(outbox.sink({file->maker(), file->number()}, file->name()), tensors_,
@@ -309,6 +312,7 @@ class Saver final : public OlmoKindSave {
     travel(group_, how);
     agree(group_, "writing a checkpoint", [&] {
       for (const auto& [number, sink] : received) sink->commit();
+      progress_after(0)({bytes_to_write(), bytes_to_write()});
     });
   }
 
