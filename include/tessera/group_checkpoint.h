@@ -31,7 +31,9 @@ class GroupCheckpoint {
   // or olmo-legacy on as many ranks, each opens its own files and no other: then contents() has the
   // leaves of these files alone, without the trainer's state (trainer_state.h), and is_own() is
   // true. Every checksum of what load() reads is compared then. Throws `mismatch` on all ranks when
-  // the files of two ranks are not of one save.
+  // the files of two ranks are not of one save. Of olmo-legacy each needs no more than a file of
+  // its own: where rank 0 does not see those of the others, ranks tell one another what theirs
+  // hold, and is_own() is false.
   [[nodiscard]] static GroupCheckpoint open(const Location& where, const Value& model,
                                             const LoadOptions& options, Group& group);
   [[nodiscard]] bool is_own() const;
