@@ -160,7 +160,7 @@ struct Checkpoint {
 // `invalid_argument` names the key and both numbers. All ranks see the failure of any rank. Ranks
 // that do not see what rank 0 puts into the directory are `incomplete` before anything is saved,
 // with their hosts (OLMo's kinds: olmo_save.h); so are files that rank 0 does not see before the
-// commit. Until then an older checkpoint there stays whole (docs/design/commit.md, checkpointers.md).
+// commit. Until then an older one there stays whole (docs/design/commit.md, checkpointers.md).
 //
 // If the peers are lost during the commit, a rank cannot know whether it has happened. Its error
 // says so and gives the save id, for committed().
