@@ -125,3 +125,12 @@ def test_a_hybrid_mesh_saves_what_olmo_goes_on_from(hybrid, tmp_path):
     for (kind, _), losses in zip(sources, go_on(hybrid, sources, tmp_path)):
         right = 1 if kind == "torch_new" else LAST - SAVED
         assert [row.split(",")[1] for row in losses[:right]] == [row.split(",")[1] for row in hybrid.losses[:right]], kind
+    # DTensors, OLMo's and ours, on three ranks that have no copies.
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/torch_legacy").symlink_to(tmp_path / "local-torch_legacy")
+    for run_ in (hybrid, hybrid._replace(directory=tmp_path / "ours")):
+        into = tmp_path / f"from {run_.directory.name}"
+        into.mkdir()
+        (_, whole), = save_again(run_, [("torch_legacy", "full")], into, ranks=3)
+        same(loaded(hybrid.directory / "full")["model"], loaded(whole)["model"])
+        same(loaded(hybrid.directory / "full")["optim"]["state"], loaded(whole)["optim"]["state"])
