@@ -40,7 +40,7 @@ bool opens(const std::string& path) {
 
 std::string newest_beside(const std::string& link) {
   std::vector<std::pair<std::int64_t, std::string>> steps;
-  for (const DirectoryEntry& entry : entries_of(directory_of(link))) {
+  for (const DirectoryEntry& entry : readable_entries_of(directory_of(link))) {
     const std::optional<std::int64_t> step = step_of(entry.name);
     if (step && entry.is_directory) steps.emplace_back(*step, entry.name);
   }

@@ -54,7 +54,7 @@ void remove_abandoned(const std::string& path) {
 void remove_abandoned_attempts(const std::string& directory, std::string_view start,
                                std::filesystem::file_type type) {
   std::vector<std::string> found;
-  for (const DirectoryEntry& entry : entries_of(directory)) {
+  for (const DirectoryEntry& entry : readable_entries_of(directory)) {
     const bool fits =
         type == std::filesystem::file_type::directory ? entry.is_directory : entry.is_regular_file;
     if (fits && is_attempt_of(entry.name, start)) found.push_back(entry.path);

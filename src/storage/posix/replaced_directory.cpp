@@ -148,7 +148,7 @@ std::string replaced_directory_of(const std::string& path) {
   const std::string plain = without_slashes(path);
   const std::string start = fs::path(plain).filename().string() + std::string(kOldMark);
   std::vector<std::string> found;
-  for (const DirectoryEntry& entry : entries_of(directory_of(plain)))
+  for (const DirectoryEntry& entry : readable_entries_of(directory_of(plain)))
     if (entry.name.starts_with(start) && entry.is_directory) found.push_back(entry.path);
   return found.size() == 1 ? found.front() : std::string();
 }

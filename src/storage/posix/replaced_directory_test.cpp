@@ -1,5 +1,7 @@
 #include "storage/posix/replaced_directory.h"
 
+#include <unistd.h>
+
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -144,6 +146,22 @@ TEST(ReplacedDirectory, InTwoStepsWhereNamesCannotBeExchanged) {
   EXPECT_EQ(replaced_directory_of(path + "2"), "");
   fs::create_directory(path + ".old-2");
   EXPECT_EQ(replaced_directory_of(path), "");
+}
+
+// Who looks for a checkpoint there hears that there is none.
+TEST(ReplacedDirectory, NothingIsFoundWhereEntriesCannotBeRead) {
+  const TemporaryDirectory directory;
+  std::filesystem::create_directory(directory.path() + "/x.old-0123456789ab");
+  EXPECT_FALSE(replaced_directory_of(directory.path() + "/x").empty());
+  std::filesystem::permissions(directory.path(), std::filesystem::perms::owner_exec);
+  const uid_t before = ::geteuid();
+  if (before == 0) {
+    ASSERT_EQ(::chown(directory.path().c_str(), 12345, 12345), 0);
+    ASSERT_EQ(::seteuid(12345), 0);
+  }
+  EXPECT_TRUE(replaced_directory_of(directory.path() + "/x").empty());
+  ASSERT_EQ(::seteuid(before), 0);
+  std::filesystem::permissions(directory.path(), std::filesystem::perms::owner_all);
 }
 
 }  // namespace

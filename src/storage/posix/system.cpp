@@ -150,6 +150,14 @@ std::vector<DirectoryEntry> entries_of(const std::string& directory) {
   return entries;
 }
 
+std::vector<DirectoryEntry> readable_entries_of(const std::string& directory) {
+  try {
+    return entries_of(directory);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 void remove_all(const std::string& path) {
   if (::unlink(path.c_str()) == 0 || is_one_of(errno, ENOENT, ENOTDIR)) return;
   if (!is_one_of(errno, EISDIR, EPERM)) throw_errno(errno, "remove", path);

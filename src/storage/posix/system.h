@@ -68,6 +68,8 @@ struct DirectoryEntry {
 // None if there is no such directory. (Iterators of the standard library end the process where
 // memory is short.)
 [[nodiscard]] std::vector<DirectoryEntry> entries_of(const std::string& directory);
+// The same, and none where they cannot be read.
+[[nodiscard]] std::vector<DirectoryEntry> readable_entries_of(const std::string& directory);
 // Removes a directory with all that is in it, or a file. Absent is no error.
 void remove_all(const std::string& path);
 
