@@ -1,5 +1,5 @@
-// A safetensors file that ranks fill together, with names of OLMo's or one of a set (checkpoint-rows
-// F-06, P-26).
+// A safetensors file that ranks fill together, with names of OLMo's or one of a set
+// (checkpoint-rows F-06, P-26).
 #pragma once
 
 #include <memory>
