@@ -90,7 +90,7 @@ std::string save_id_of(const Store& store, const dcp::Metadata& metadata) {
   return digest_text(digest64(read_all(*store.open(kDcpMetadata), kMetadataLimit)));
 }
 
-DcpGuard guard_dcp(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
+DcpGuard guard_dcp(const std::shared_ptr<Store>& store, const dcp::Metadata& metadata,
                    std::vector<std::string>& warnings) {
   const std::string id = save_id_of(*store, metadata);
   try {

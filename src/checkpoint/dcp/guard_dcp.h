@@ -21,7 +21,7 @@ struct DcpGuard {
 // `corrupt`. `.metadata` itself is compared first. A side file that belongs to another save is
 // ignored with a line in `warnings`, unless it holds digests of data files that `metadata` names
 // and whose names are used by one save only: then one of the two was changed, which is `corrupt`.
-[[nodiscard]] DcpGuard guard_dcp(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
+[[nodiscard]] DcpGuard guard_dcp(const std::shared_ptr<Store>& store, const dcp::Metadata& metadata,
                                  std::vector<std::string>& warnings);
 // What the side file of a DCP directory is called by: the save's id, or where `.metadata` has none
 // that fits a file name, the digest of its bytes.

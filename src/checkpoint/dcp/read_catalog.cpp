@@ -199,7 +199,7 @@ Bytes read_catalog(std::shared_ptr<Store> store) {
   if (!merged) {
     if (store->exists(rank_metadata(0)))
       head.warnings.emplace_back("__{rank}.metadata files are passed over for .metadata");
-    DcpGuard guard = guard_dcp(std::move(store), metadata, head.warnings);
+    DcpGuard guard = guard_dcp(store, metadata, head.warnings);
     store = std::move(guard.store);
     head.digests = *guard.digests;
     head.types = std::move(guard.types);
