@@ -60,6 +60,7 @@ def measure(bench):
                 out = bench.work / name
                 fresh(out)
                 words = ["--kind", kind, "--config", config, "--save", out, "--restore", out]
+                words += [] if python else ["--proofs", "5"]
                 _, _, output = run(torchrun(RANKS, program, *words, python=python), env=env)
                 if round_ > 0:
                     rows[name].append(json.loads(output.strip().rsplit("\n", 1)[-1]))
@@ -78,4 +79,6 @@ def show(kind, size, rows, raw):
         ours, theirs = ((statistics.median if is_time else max)(row[key] for row in rows[name]) for name in ("tessera", "ai2-olmo"))
         print(f"{title:24} {ours:9.2f} {theirs:9.2f}" + (f" {theirs / ours:6.1f}x" if is_time else ""))
     save, disk = statistics.median(row["save_s"] for row in rows["tessera"]), statistics.median(raw)
+    proof = statistics.median(row["proof_share"] for row in rows["tessera"])
+    print(f"{'digests in a restore, %':24} {100 * proof:9.1f}")
     print(f"{'raw writes and fsync, s':24} {disk:9.2f}\nours saves in {save / disk:.2f} times a raw write", flush=True)
