@@ -465,7 +465,8 @@ class Saver final : public OlmoKindSave {
     if (directories_.is_published()) return part + " is complete, but the other ranks are lost";
     if (directories_.publishes()) return part + " is not complete, and the other ranks are lost";
     return "the other ranks are lost, and whether " + save +
-           " is complete is not known here: ask committed() for it";
+           " is complete is not known here" +
+           (is_set(kind_) ? "" : ": ask committed() for it");
   }
 
   static constexpr const char* kCommit = "committing a checkpoint";
