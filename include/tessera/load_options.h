@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/io.h"
 #include "tessera/job.h"
+#include "tessera/value.h"
 
 namespace tessera {
 
@@ -35,6 +37,13 @@ enum class LoadReader : std::uint8_t {
   rank_zero,
 };
 
+// Called with elements that a load has just brought into the memory of a key as the checkpoint has
+// them, one behind the other: `bytes` are those of the tensor from its element number `first` on,
+// in row-major order. By several threads at once. Elements that are cast, lie at strides or on a
+// device, or are told by rank 0, come without a call.
+using FilledHook = std::function<void(const std::string& key, const Tensor& tensor,
+                                      std::int64_t first, ByteView bytes)>;
+
 struct LoadOptions {
   // The first four are for a tree that is loaded into; Checkpoint::load has none.
   OnDifference missing = OnDifference::refuse;  // keys of the tree that the checkpoint lacks
@@ -49,6 +58,7 @@ struct LoadOptions {
   bool allow_wrap = false;                     // as in ReadOptions
   int threads = 2;                             // reading threads on each rank
   ProgressHook progress = {};
+  FilledHook filled = {};  // Checkpoint::load has none
   // Phases: "open", unless the checkpoint was open already; "plan"; "read"; "all".
   EventHook events = {};
   std::stop_token stop = {};

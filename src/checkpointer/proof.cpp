@@ -5,7 +5,6 @@
 
 #include "tessera/error.h"
 #include "tessera/leaf.h"
-#include "tessera/state_digests.h"
 
 namespace tessera::detail {
 namespace {
@@ -43,7 +42,7 @@ void require_equal(const StateDigests& loaded, const StateDigests& saved) {
 }  // namespace
 
 void require_as_saved(const Value& tree, const GroupCheckpoint& checkpoint, int threads,
-                      Group& group) {
+                      const LoadedSums& loaded_sums, Group& group) {
   constexpr const char* kOperation = "comparing what was restored with what was saved";
   StateDigests saved;
   Bytes has_digests(1);
@@ -54,7 +53,7 @@ void require_as_saved(const Value& tree, const GroupCheckpoint& checkpoint, int 
     has_digests[0] = std::byte{static_cast<unsigned char>(saved.empty() ? 0 : 1)};
   });
   if (group.spread(has_digests)[0] == std::byte{0}) return;
-  const auto loaded = state_digests(comparable(tree, checkpoint), group, threads);
+  const auto loaded = state_digests(comparable(tree, checkpoint), group, threads, &loaded_sums);
   agree(group, kOperation, [&] {
     if (group.rank() == 0) require_equal(loaded, saved);
   });

@@ -5,15 +5,16 @@
 #include "tessera/checkpoint.h"
 #include "tessera/comm.h"
 #include "tessera/group_checkpoint.h"
+#include "tessera/state_digests.h"
 #include "tessera/value.h"
 
 namespace tessera::detail {
 
 // `tree`: what was loaded, each rank's own pieces. `checkpoint`: where from, under the tree's
-// names. Tensors that were converted to another type, or have another name than they were saved
-// under, are not compared, and of ranks that opened their own files alone only the model's. Throws
-// `mismatch` naming the first tensor that differs. Collective.
+// names. `loaded`: what that load summed. Tensors that were converted to another type, or have
+// another name than they were saved under, are not compared, and of ranks that opened their own
+// files alone only the model's. Throws `mismatch` naming the first tensor that differs. Collective.
 void require_as_saved(const Value& tree, const GroupCheckpoint& checkpoint, int threads,
-                      Group& group);
+                      const LoadedSums& loaded, Group& group);
 
 }  // namespace tessera::detail

@@ -125,8 +125,11 @@ Value Checkpointer::restore_checkpoint(const Location& path, ModuleRef model, Op
   try {
     agree(group_, "preparing to restore a checkpoint",
           [&] { tree->prepare(checkpoint.contents()); });
-    checkpoint.load(tree->tree(), load_options());
-    detail::require_as_saved(tree->tree(), checkpoint, load_options().threads, group_);
+    LoadedSums sums;
+    LoadOptions loading = load_options();
+    loading.filled = sums.hook();
+    checkpoint.load(tree->tree(), loading);
+    detail::require_as_saved(tree->tree(), checkpoint, loading.threads, sums, group_);
   } catch (...) {
     tree->undo();
     throw;

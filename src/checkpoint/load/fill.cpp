@@ -14,6 +14,7 @@
 #include "checkpoint/read/gather.h"
 #include "checkpoint/read/memory.h"
 #include "layout/boxes.h"
+#include "layout/plan.h"
 #include "layout/strided.h"
 #include "tessera/error.h"
 #include "value/device_windows.h"
@@ -151,12 +152,24 @@ class PieceJob {
   // blocks with one digest: such blocks are read into other memory first.
   void fill_dense() {
     const bool is_direct = want_.dtype == have_.dtype;
+    const std::optional<std::int64_t> row = row_to_tell();
     each_window(is_direct ? std::max(job_.window, kDirectWindow) : job_.window,
                 [&](std::int64_t begin, std::int64_t part) {
-                  read_to_store(
-                      begin, part,
-                      piece_.storage->data + first_ + static_cast<std::size_t>(begin) * element_);
+                  std::byte* place =
+                      piece_.storage->data + first_ + static_cast<std::size_t>(begin) * element_;
+                  read_to_store(begin, part, place);
+                  if (row) {
+                    job_.filled(filling_.key, want_, *row + begin,
+                                {place, static_cast<std::size_t>(part) * element_});
+                  }
                 });
+  }
+
+  // The number of the piece's first element in the tensor, if whoever listens can be told of it.
+  [[nodiscard]] std::optional<std::int64_t> row_to_tell() const {
+    if (!job_.filled || want_.dtype != have_.dtype || piece_.conj || piece_.neg) return {};
+    const RunSequence runs(piece_.slice, want_.shape);
+    return runs.size() == 1 ? std::optional(runs[0].global) : std::nullopt;
   }
 
   void fill_strided() {

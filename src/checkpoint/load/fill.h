@@ -8,6 +8,7 @@
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
 #include "tessera/error.h"
+#include "tessera/load_options.h"
 #include "tessera/value.h"
 
 namespace tessera {
@@ -51,6 +52,7 @@ struct FillJob {
   Meter& meter;
   std::size_t window = 1 << 20;  // bytes of elements that are read, converted or scattered at once
   std::size_t tile = TensorReader::kTileBytes;  // bytes of elements put into order
+  FilledHook filled = {};
 };
 void fill_all(const FillJob& job);
 

@@ -131,8 +131,10 @@ void fill(const LoadPlan& plan, const LoadSource& source, const LoadOptions& opt
   agree_on_long_work(group, "reading a checkpoint", options.stop, [&](const std::stop_token& stop) {
     meter.emplace(tell_progress, bytes_of(plan.fillings), stop);
     StorageChecks checks;  // of own files, which no other rank reads
-    fill_all({plan.fillings, plan.owners, options.threads, source.is_own() ? &checks : nullptr,
-              counters, *meter});
+    FillJob job{plan.fillings, plan.owners, options.threads, source.is_own() ? &checks : nullptr,
+                counters,      *meter};
+    job.filled = options.filled;
+    fill_all(job);
     checks.read_rest(options.threads, stop);
     source.require_same_save();
     meter->finish();  // what the hook throws has to reach all ranks

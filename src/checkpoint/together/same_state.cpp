@@ -73,10 +73,10 @@ std::vector<DigestsOfRank> decode(const Bytes& all) {
   }
   KeyErrors errors;
   for (const auto& [key, rank] : unlike) {
-    errors.add(Error(ErrorCode::mismatch,
-                     "ranks 0 and " + std::to_string(rank) +
-                         " do not have the same here, outside of the trainer's state")
-                   .at_key(key));
+    errors.add(
+        Error(ErrorCode::mismatch, "ranks 0 and " + std::to_string(rank) +
+                                       " do not have the same here, outside of the trainer's state")
+            .at_key(key));
   }
   errors.require_none();
   throw Error(ErrorCode::mismatch, "ranks hold other parts of tensors than they say");

@@ -19,7 +19,8 @@ using NamedDigests = std::vector<std::pair<std::string, std::uint64_t>>;
 // Of all that is no tensor, and of `more`.
 [[nodiscard]] std::uint64_t digest_of_values(const OlmoState& state, const NamedDigests& more);
 
-// Where digests differ: throws on all ranks `mismatch`, naming all that ranks do not have alike. Collective.
+// Where digests differ: throws on all ranks `mismatch`, naming all that ranks do not have alike.
+// Collective.
 void refuse_difference(const OlmoState& state, const NamedDigests& more,
                        const PlacedTensors& tensors, Group& group);
 

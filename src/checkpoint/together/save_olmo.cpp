@@ -226,11 +226,10 @@ class Saver final : public OlmoKindSave {
     if (unseeing.ranks.empty()) return;
     if (kind_ == CheckpointKind::olmo_torch_new)
       require_seen_by_all(unseeing, group_.size(), *directories_.working());
-    log(LogLevel::info,
-        std::to_string(unseeing.ranks.size() + unseeing.more) +
-            " ranks do not see the directory of rank 0: " +
-            (is_in_one_directory() ? "what they write travels to it"
-                                                : "each node has a directory of its own"));
+    log(LogLevel::info, std::to_string(unseeing.ranks.size() + unseeing.more) +
+                            " ranks do not see the directory of rank 0: " +
+                            (is_in_one_directory() ? "what they write travels to it"
+                                                   : "each node has a directory of its own"));
   }
 
   void settle(bool is_shared) {
@@ -464,8 +463,7 @@ class Saver final : public OlmoKindSave {
     if (is_committed_) return save + " is complete, but the other ranks are lost";
     if (directories_.is_published()) return part + " is complete, but the other ranks are lost";
     if (directories_.publishes()) return part + " is not complete, and the other ranks are lost";
-    return "the other ranks are lost, and whether " + save +
-           " is complete is not known here" +
+    return "the other ranks are lost, and whether " + save + " is complete is not known here" +
            (is_set(kind_) ? "" : ": ask committed() for it");
   }
 
@@ -502,9 +500,10 @@ SaveResult Saver::commit() {
   try {
     told = directories_.are_several() ? publish_each() : publish_one();
     is_committed_ = true;
-    agree_on_long_work(
-        group_, "waiting for the checkpoint", {},
-        [this](const std::stop_token& stop) { directories_.wait_until_visible(last_file(), stop); });
+    agree_on_long_work(group_, "waiting for the checkpoint", {},
+                       [this](const std::stop_token& stop) {
+                         directories_.wait_until_visible(last_file(), stop);
+                       });
   } catch (const Error& error) {
     if (group_.size() == 1 || !error.peers().empty()) throw;
     throw Error(error.code(), outcome() + ": " + error.message())

@@ -1,5 +1,6 @@
 #include "checkpoint/together/state_sums.h"
 
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "base/crc32.h"
@@ -161,6 +162,37 @@ StateDigests saved_digests(const Store& checkpoint) {
   }
 }
 
+struct LoadedSums::Sums {
+  std::mutex mutex;
+  std::map<std::string, WrittenSum> of;  // by key; guarded by mutex
+
+  void add(const std::string& key, const Tensor& tensor, std::int64_t first, ByteView bytes) {
+    const std::uint64_t size = byte_size(tensor.dtype, tensor.shape);
+    const std::uint64_t at = static_cast<std::uint64_t>(first) * size_of(tensor.dtype);
+    const std::uint32_t term = crc32_term(crc32(bytes), bytes.size(), size - at - bytes.size());
+    const std::lock_guard lock(mutex);
+    of[key].add({bytes.size(), term});
+  }
+
+  [[nodiscard]] TensorSums of_leaves(const std::vector<Leaf>& leaves) const {
+    TensorSums found;
+    for (const Leaf& leaf : leaves) {
+      if (const auto known = of.find(leaf.name); known != of.end())
+        found.emplace(&leaf, known->second);
+    }
+    return found;
+  }
+};
+
+LoadedSums::LoadedSums() : sums_(std::make_unique<Sums>()) {}
+LoadedSums::~LoadedSums() = default;
+
+FilledHook LoadedSums::hook() {
+  return [this](const std::string& key, const Tensor& tensor, std::int64_t first, ByteView bytes) {
+    sums_->add(key, tensor, first, bytes);
+  };
+}
+
 bool is_saved_as(const Store& checkpoint, const std::string& save_id) {
   if (!checkpoint.exists(kStateFile)) return false;
   const std::vector<std::byte> bytes = read_all(*checkpoint.open(kStateFile), kStateFileLimit);
@@ -169,14 +201,15 @@ bool is_saved_as(const Store& checkpoint, const std::string& save_id) {
   return file.is_object() && file.contains("save_id") && file["save_id"] == save_id;
 }
 
-StateDigests state_digests(const Value& tree, Group& group, int threads) {
+StateDigests state_digests(const Value& tree, Group& group, int threads, const LoadedSums* loaded) {
   std::vector<Leaf> leaves;
   std::optional<PlacedTensors> tensors;
   const auto contribute = [&] {
     require_threads(threads);
     leaves = tensors_in(tree);
     tensors.emplace(pointers_to(leaves), group.rank(), group.size());
-    return encode_state_sums(sum_state(*tensors, {}, {group.rank(), group.size(), threads}));
+    const TensorSums known = loaded == nullptr ? TensorSums() : loaded->sums_->of_leaves(leaves);
+    return encode_state_sums(sum_state(*tensors, known, {group.rank(), group.size(), threads}));
   };
   const auto conclude = [&](const Bytes& all) {
     const SummedState state = summed(*tensors, all);
