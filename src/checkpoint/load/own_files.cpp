@@ -150,7 +150,9 @@ Bytes shared_values(const std::optional<OwnFiles>& files) {
   if (!files) return message.number(Holding::nothing).take();
   message.number(files->holds_all ? Holding::pieces : Holding::files);
   const Checkpoint* own = &files->checkpoint;
-  message.number(save_mark_of(*own->store));  // the same on each node
+  // What a save leaves beside its files, on each node the same.
+  if (const std::uint64_t mark = save_mark_of(*own->store); mark != 0)
+    message.text(kStateFile).number(mark);
   for (const Leaf& leaf : own->leaves) {
     if (const auto digest = digest_of_shared(leaf)) message.text(leaf.name).number(*digest);
   }
