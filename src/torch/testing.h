@@ -4,9 +4,11 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <chrono>
+#include <condition_variable>
 #include <exception>
 #include <functional>
-#include <latch>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -29,15 +31,22 @@ std::string error_of(Work&& work) {
 
 // Runs `body` on `ranks` threads, each with its own Mesh, and joins them. Rethrows the first
 // failure by rank, preferring one that is not merely the loss of a peer. Without `same_host` they
-// meet through Gloo. A rank whose body returns keeps its mesh until all bodies have ended: else one
-// that is slower might lose its connections before it comes to what its test expects. A rank that
-// throws is lost to the others at once.
+// meet through Gloo. A rank whose body returns keeps its mesh until all bodies have ended, for a
+// second at most: else one that is slower might lose its connections before it comes to what its
+// test expects. A rank that throws is lost to the others at once.
 inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
                      std::chrono::milliseconds deadline = std::chrono::seconds(30),
                      bool same_host = true) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> failures(ranks);
-  std::latch ended(ranks);
+  std::mutex mutex;
+  std::condition_variable changed;
+  int running = ranks;  // guarded by mutex
+  const auto end = [&] {
+    const std::lock_guard lock(mutex);
+    --running;
+    changed.notify_all();
+  };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
@@ -49,10 +58,12 @@ inline void run_mesh(int ranks, const std::function<void(Mesh&)>& body,
         options.device = torch::kCPU;
         Mesh mesh = ranks == 1 ? Mesh(options) : Mesh(store, rank, ranks, options);
         body(mesh);
-        ended.arrive_and_wait();
+        end();
+        std::unique_lock lock(mutex);
+        changed.wait_for(lock, std::chrono::seconds(1), [&] { return running == 0; });
       } catch (...) {
         failures[rank] = std::current_exception();
-        ended.count_down();
+        end();
       }
     });
   }

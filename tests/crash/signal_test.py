@@ -72,7 +72,7 @@ def interrupt(tessera, source, base, name, options, rng, number):
         fail(f"{name}: signal {number} ended a run with {run.returncode}: {said}")
     if number != signal.SIGKILL and left:
         fail(f"{name}: signal {number} left {left}")
-    if target.exists() and not options[:2] == ["--to", "dcp"]:
+    if target.exists() and (options[:2] != ["--to", "dcp"] or (target / ".metadata").exists()):
         # A SIGKILL may come after the step that makes the target visible and before the end.
         if number != signal.SIGKILL:
             fail(f"{name}: there is a target after signal {number}")
