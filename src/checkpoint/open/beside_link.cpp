@@ -1,31 +1,17 @@
 #include "checkpoint/open/beside_link.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cstdint>
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/step_name.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-constexpr std::string_view kStep = "step", kUnsharded = "-unsharded";
-
-std::optional<std::int64_t> step_of(std::string_view name) {
-  if (!name.starts_with(kStep)) return {};
-  name.remove_prefix(kStep.size());
-  if (name.ends_with(kUnsharded)) name.remove_suffix(kUnsharded.size());
-  std::int64_t step = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
-  if (error != std::errc() || end != name.data() + name.size() || step < 0) return {};
-  return step;
-}
 
 bool opens(const std::string& path) {
   try {
@@ -39,18 +25,19 @@ bool opens(const std::string& path) {
 }  // namespace
 
 std::string newest_beside(const std::string& link) {
-  std::vector<std::pair<std::int64_t, std::string>> steps;
+  std::vector<StepName> steps;
   for (const DirectoryEntry& entry : readable_entries_of(directory_of(link))) {
-    const std::optional<std::int64_t> step = step_of(entry.name);
-    if (step && entry.is_directory) steps.emplace_back(*step, entry.name);
+    std::string_view rest = entry.name;
+    const auto step = take_step_name(rest);
+    if (step && rest.empty() && entry.is_directory) steps.push_back(*step);
   }
   // Of one step the sharded one comes first, as for who asks a run for its latest.
-  std::ranges::sort(steps, [](const auto& a, const auto& b) {
-    return a.first != b.first ? a.first > b.first : a.second < b.second;
+  std::ranges::sort(steps, {},
+                    [](const StepName& step) { return std::pair(-step.step, step.unsharded); });
+  const auto newest = std::ranges::find_if(steps, [&](const StepName& step) {
+    return opens(directory_of(link) + "/" + to_string(step));
   });
-  const auto newest = std::ranges::find_if(
-      steps, [&](const auto& step) { return opens(directory_of(link) + "/" + step.second); });
-  return newest == steps.end() ? std::string() : newest->second;
+  return newest == steps.end() ? std::string() : to_string(*newest);
 }
 
 }  // namespace tessera

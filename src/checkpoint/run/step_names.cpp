@@ -1,7 +1,6 @@
 #include "checkpoint/run/step_names.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <optional>
 #include <set>
@@ -9,6 +8,7 @@
 #include <tuple>
 
 #include "base/random_id.h"
+#include "checkpoint/open/step_name.h"
 #include "checkpoint/run/place.h"
 #include "storage/names.h"
 #include "storage/posix/system.h"
@@ -20,22 +20,10 @@ namespace {
 namespace fs = std::filesystem;
 using Role = StepDirectory::Role;
 
-constexpr std::string_view kStep = "step", kUnsharded = "-unsharded";
-
 bool take_prefix(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return false;
   text.remove_prefix(prefix.size());
   return true;
-}
-
-// A number as this library writes it.
-std::optional<std::int64_t> take_number(std::string_view& text) {
-  std::int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const auto digits = text.substr(0, static_cast<std::size_t>(end - text.data()));
-  if (error != std::errc() || digits != std::to_string(number) || number < 0) return std::nullopt;
-  text.remove_prefix(digits.size());
-  return number;
 }
 
 std::optional<Role> role_of(std::string_view suffix) {
@@ -48,13 +36,11 @@ std::optional<Role> role_of(std::string_view suffix) {
 
 std::optional<StepDirectory> parse(const std::string& name) {
   std::string_view rest = name;
-  if (!take_prefix(rest, kStep)) return std::nullopt;
-  const auto step = take_number(rest);
+  const auto step = take_step_name(rest);
   if (!step) return std::nullopt;
-  const bool unsharded = take_prefix(rest, kUnsharded);
   const auto role = role_of(rest);
   if (!role) return std::nullopt;
-  return StepDirectory{*step, unsharded, *role, name};
+  return StepDirectory{step->step, step->unsharded, *role, name};
 }
 
 // On a disk a directory is there before there is anything in it, and listing one level is cheap.
@@ -117,7 +103,7 @@ std::string run_checkpoint_name(std::int64_t step, bool unsharded) {
     throw Error(ErrorCode::invalid_argument,
                 "a step is a number from 0 up, not " + std::to_string(step));
   }
-  return std::string(kStep) + std::to_string(step) + std::string(unsharded ? kUnsharded : "");
+  return to_string(StepName{step, unsharded});
 }
 
 RunCheckpoint run_checkpoint(const Location& run, std::int64_t step, bool unsharded) {
