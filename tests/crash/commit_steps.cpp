@@ -8,7 +8,6 @@
 // commits nothing when it runs again. Prints a line for each step that goes wrong and a summary;
 // exits with 1 when one did.
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -248,10 +247,7 @@ void count(const Run& run, Count& all) {
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-  void* shared =
-      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) return 2;
-  board = new (shared) Board;
+  board = testing::shared_by_processes<Board>();
   Count killed, stopped;
   int steps = 0, first_of_commit = 0;
   for (const bool replaces : {false, true}) {

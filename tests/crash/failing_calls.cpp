@@ -10,7 +10,6 @@
 //   - a second save, by another number of ranks, works and leaves nothing of the first (R10).
 // Prints a line for each case that goes wrong and one for each row; exits with 1 when one did.
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -382,10 +381,7 @@ int run_row(const Row& row, const std::vector<Kind>& kinds, std::size_t most,
 
 int main(int argc, char** argv) {
   if (argc < 4) return 2;
-  void* shared =
-      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) return 2;
-  board = new (shared) Board;
+  board = testing::shared_by_processes<Board>();
   parent = std::string(argv[1]) + "/run";
   rival = std::string(argv[1]) + "/rival";
   target = parent + "/step4";

@@ -2,12 +2,11 @@
 // checkpoint of any kind of directory (fault-rows R01, R02, R03).
 //   failing_phases DIRECTORY MOST SEED
 // MOST runs of each kind in which a rank is killed, and a fourth of that in which it is stopped (0:
-// all). The others name the rank, soon; the directory holds the
-// old checkpoint or the new one, as the phase says, whole; what ranks say of it is true; the next
-// save, by another number of ranks, works and leaves nothing of this one (R10). Prints a line for
-// each run that goes wrong and one for each kind; exits with 1 when one did.
+// all). The others name the rank, soon; the directory holds the old checkpoint or the new one, as
+// the phase says, whole; what ranks say of it is true; the next save, by another number of ranks,
+// works and leaves nothing of this one (R10). Prints a line for each run that goes wrong and one
+// for each kind; exits with 1 when one did.
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -162,10 +161,7 @@ std::vector<Run> runs_of(CheckpointKind kind, int signal) {
 
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
-  void* shared =
-      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) return 2;
-  board = new (shared) Board;
+  board = testing::shared_by_processes<Board>();
   target = std::string(argv[1]) + "/step4";
   const auto most = static_cast<std::size_t>(std::atoi(argv[2]));
   std::mt19937 random(static_cast<unsigned>(std::atoi(argv[3])));

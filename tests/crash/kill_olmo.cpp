@@ -9,7 +9,6 @@
 // ended soon; and the next save leaves nothing beside its directory. Prints a line for each run
 // that goes wrong and a summary for each kind; exits with 1 when one did.
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -273,10 +272,7 @@ testing::Outcome carry_out(const Run& run, const testing::Below& below) {
 
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
-  void* shared =
-      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) return 2;
-  board = new (shared) Board;
+  board = testing::shared_by_processes<Board>();
   int wrong = 0;
   for (const CheckpointKind kind : kKinds) {
     std::printf("%s: ", std::string(to_string(kind)).c_str());

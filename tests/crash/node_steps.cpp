@@ -6,7 +6,6 @@
 // of one save, and refuse what is not; and the next save makes both new and leaves nothing beside
 // them. Prints a line for each step that goes wrong and a summary; exits with 1 when one did.
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -258,10 +257,7 @@ int main(int argc, char** argv) {
   root = argv[1];
   fs::remove_all(root);
   fs::create_directories(root);
-  void* shared = ::mmap(nullptr, kMost * sizeof(Board), PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) return 2;
-  boards = new (shared) Board[kMost];
+  boards = testing::shared_by_processes<Board>(kMost);
   std::vector<Run> undisturbed;  // to know how many steps there are
   std::vector<std::jthread> saves;
   for (const CheckpointKind kind : {CheckpointKind::olmo_local, CheckpointKind::olmo_legacy}) {

@@ -7,7 +7,6 @@
 // the next upload leaves nothing but what it has copied. Prints a line for each step that goes
 // wrong and a summary; exits with 1 when one did.
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -226,10 +225,7 @@ int main(int argc, char** argv) {
   root = argv[1];
   fs::remove_all(root);
   fs::create_directories(root);
-  void* shared =
-      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) return 2;
-  board = new (shared) Board;
+  board = testing::shared_by_processes<Board>();
   const CheckpointKind kinds[] = {CheckpointKind::dcp, CheckpointKind::olmo_legacy};
   for (const CheckpointKind kind : kinds) {
     for (const int number : {1, 2}) make_source(kind, number);

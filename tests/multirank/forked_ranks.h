@@ -3,6 +3,7 @@
 
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <new>
 #include <optional>
 #include <random>
 #include <string>
@@ -26,6 +28,15 @@ struct Child {
   pid_t process = 0;
   std::optional<int> status = {};  // as waitpid has it; none while it runs
 };
+
+// `count` objects in memory that this process shares with those that it forks from now on.
+template <typename Object>
+Object* shared_by_processes(std::size_t count = 1) {
+  void* memory = ::mmap(nullptr, count * sizeof(Object), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return new (memory) Object[count];
+}
 
 // Rank r is a process that ends with `body(r)`.
 inline std::vector<Child> fork_ranks(int world, const std::function<int(int rank)>& body) {

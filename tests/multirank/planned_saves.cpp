@@ -5,7 +5,6 @@
 // a fold calls, and compares: chunks, files, offsets and lengths in `.metadata`, and sizes of
 // files. With placements, what ranks send may not depend on the number of tensors. Prints a line
 // for each save that goes wrong and a summary; exits with 1 when one went wrong.
-#include <sys/mman.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -297,10 +296,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   constexpr std::size_t kMost = 64;
-  void* shared = ::mmap(nullptr, kMost * sizeof(Sent), PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) return 2;
-  const std::span<Sent> sent(static_cast<Sent*>(shared), kMost);
+  const std::span<Sent> sent(testing::shared_by_processes<Sent>(kMost), kMost);
   int saves = 0, wrong = 0;
   std::uint64_t most = 0;
   for (const int world : {2, 3, 4, 8, 33, 64}) {
