@@ -19,7 +19,18 @@ namespace tessera::testing {
 constexpr CheckpointKind kFiveKinds[] = {CheckpointKind::dcp, CheckpointKind::olmo_full,
                                          CheckpointKind::olmo_torch_new,
                                          CheckpointKind::olmo_legacy, CheckpointKind::olmo_local};
-constexpr const char* kParameterNames[] = {"a.w", "b.bias"};
+
+// The parameters of a state; each is a unit of FSDP1, called by its first letter.
+struct NamedShape {
+  std::string name;
+  Shape shape;
+};
+using NamedShapes = std::vector<NamedShape>;
+
+// Sizes that ranks do not divide.
+inline NamedShapes small_shapes() {
+  return {{"a.w", {11, 5}}, {"b.bias", {13}}};
+}
 
 // Everything lies as FSDP1 lays it, each parameter a flat one of its own, so that any kind fits.
 // All elements are `number`.
@@ -41,13 +52,12 @@ inline Tensor flat_tensor(const Shape& shape, int rank, int ranks, int number) {
   return tensor;
 }
 
-// Sizes that ranks do not divide.
-inline Value training_state(int rank, int ranks, int number) {
+inline Value training_state(int rank, int ranks, int number,
+                            const NamedShapes& parameters = small_shapes()) {
   Value model = Value::dict({}, DictKind::ordered_dict);
   Value states = Value::dict();
   Value names = Value::list();
-  for (const char* name : kParameterNames) {
-    const Shape shape = name[0] == 'b' ? Shape{13} : Shape{11, 5};
+  for (const auto& [name, shape] : parameters) {
     model.set_item(name, flat_tensor(shape, rank, ranks, number));
     states.set_item(name, Value::dict({{"exp_avg", flat_tensor(shape, rank, ranks, number)}}));
     names.items().emplace_back(name);
@@ -59,15 +69,16 @@ inline Value training_state(int rank, int ranks, int number) {
        {"train", Value::dict({{"global_step", number}})}});
 }
 
-inline SaveOptions options_for_kind(CheckpointKind kind, bool overwrite) {
+inline SaveOptions options_for_kind(CheckpointKind kind, bool overwrite,
+                                    const NamedShapes& parameters = small_shapes()) {
   SaveOptions options;
   options.kind = kind;
   options.overwrite = overwrite;
   options.threads = 2;
   if (kind == CheckpointKind::dcp) return options;
   options.olmo.units = {{"", {}}};
-  for (const char* name : kParameterNames)
-    options.olmo.units.push_back({std::string(1, name[0]), {std::string(name)}});
+  for (const auto& [name, shape] : parameters)
+    options.olmo.units.push_back({name.substr(0, 1), {name}});
   return options;
 }
 
@@ -83,24 +94,36 @@ inline bool is_checkpoint_at(const std::string& path) {
          std::filesystem::exists(path + "/config.yaml");
 }
 
-// The number that the checkpoint at `path` holds. Throws if its elements are not all of one save.
-inline int loaded_number(const std::string& path) {
-  const Value tree = Checkpoint::open(path).load();
-  const auto number = static_cast<int>(tree.at("train").at("global_step").as_int());
-  for (const Leaf& leaf : leaves_of(tree)) {
-    if (leaf.value.is(Value::Kind::tensor) && !is_filled_with(leaf.value.as_tensor(), number))
-      throw Error(ErrorCode::corrupt, "elements of two saves").at_path(path).at_key(leaf.name);
-  }
-  return number;
+inline int number_of(const Value& state) {
+  return static_cast<int>(state.at("train").at("global_step").as_int());
 }
 
-// The same; 0: there is none. Throws what is wrong with its files.
-inline int number_at(const std::string& path) {
-  if (!is_checkpoint_at(path)) return 0;
+// The state that the checkpoint at `path` holds. Throws if its elements are not all of one save.
+inline Value loaded_state(const std::string& path) {
+  Value state = Checkpoint::open(path).load();
+  for (const Leaf& leaf : leaves_of(state)) {
+    const bool is_other = leaf.value.is(Value::Kind::tensor) &&
+                          !is_filled_with(leaf.value.as_tensor(), number_of(state));
+    if (is_other)
+      throw Error(ErrorCode::corrupt, "elements of two saves").at_path(path).at_key(leaf.name);
+  }
+  return state;
+}
+inline int loaded_number(const std::string& path) {
+  return number_of(loaded_state(path));
+}
+
+// The same. Throws what is wrong with its files, too.
+inline Value verified_state(const std::string& path) {
   const VerifyReport report = verify(path);
   if (!report.findings.empty())
     throw Error(ErrorCode::corrupt, report.findings.front().text).at_path(path);
-  return loaded_number(path);
+  return loaded_state(path);
+}
+
+// Its number; 0: there is no checkpoint.
+inline int number_at(const std::string& path) {
+  return is_checkpoint_at(path) ? number_of(verified_state(path)) : 0;
 }
 
 }  // namespace tessera::testing

@@ -24,14 +24,13 @@
 #include <vector>
 
 #include "comm/tree_group.h"
-#include "layout/placement.h"
+#include "five_kinds.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/state_digests.h"
 #include "tessera/upload.h"
-#include "tessera/verify.h"
 
 namespace {
 
@@ -43,7 +42,6 @@ constexpr CheckpointKind kKinds[] = {CheckpointKind::olmo_full, CheckpointKind::
                                      CheckpointKind::olmo_legacy, CheckpointKind::olmo_local};
 constexpr std::chrono::milliseconds kSilence{600};
 constexpr std::chrono::seconds kLimit{20};
-constexpr const char* kNames[] = {"a.w", "b.bias", "c.w"};
 
 // What processes know of a run, in memory that they share.
 struct Board {
@@ -59,51 +57,20 @@ struct Run {
   bool uploads = false;
 };
 
-// Everything lies as FSDP1 lays it, each parameter a flat one of its own, so that any kind fits.
-Tensor tensor_of(const Shape& shape, int rank, int ranks, float number) {
-  Tensor tensor;
-  tensor.shape = shape;
-  tensor.sharded = ranks > 1;
-  const std::int64_t aligned = (numel(shape) + ranks - 1) / ranks * ranks;
-  tensor.placement = ranks > 1 ? Placement{ranks, 1, 0, aligned / ranks, 0} : Placement{};
-  for (Box& box : boxes_of_part(*tensor.placement, shape, rank)) {
-    auto numbers =
-        std::make_shared<std::vector<float>>(static_cast<std::size_t>(numel(box)), number);
-    auto storage = std::make_shared<Storage>();
-    storage->data = reinterpret_cast<std::byte*>(numbers->data());
-    storage->size = numbers->size() * sizeof(float);
-    storage->owner = numbers;
-    tensor.pieces.push_back({std::move(box), std::move(storage), 0, {}, rank});
-  }
-  return tensor;
+// Large enough that a kill finds a save at work.
+testing::NamedShapes shapes() {
+  return {{"a.w", {515, 257}}, {"b.bias", {513}}, {"c.w", {515, 257}}};
 }
 
 Value tree_of(int rank, int ranks, int step) {
-  const auto number = static_cast<float>(step);
-  Value model = Value::dict({}, DictKind::ordered_dict);
-  Value states = Value::dict();
-  Value names = Value::list();
-  for (const char* name : kNames) {
-    const Shape shape = name[0] == 'b' ? Shape{513} : Shape{515, 257};
-    model.set_item(name, tensor_of(shape, rank, ranks, number));
-    states.set_item(name, Value::dict({{"exp_avg", tensor_of(shape, rank, ranks, number)}}));
-    names.items().emplace_back(name);
-  }
-  Value group = Value::dict({{"lr", 0.5}, {"params", names}, {"param_names", names}});
-  return Value::dict(
-      {{"model", model},
-       {"optim", Value::dict({{"state", states}, {"param_groups", Value::list({group})}})},
-       {"train", Value::dict({{"global_step", step}, {"rank", rank}})}});
+  Value tree = testing::training_state(rank, ranks, step, shapes());
+  tree.at("train").set_item("rank", rank);
+  return tree;
 }
 
 SaveOptions options_of(const Run& run) {
-  SaveOptions options;
-  options.kind = run.kind;
-  options.overwrite = true;
+  SaveOptions options = testing::options_for_kind(run.kind, true, shapes());
   options.threads = 1;
-  options.olmo.units = {{"", {}}};
-  for (const char* name : kNames)
-    options.olmo.units.push_back({std::string(1, name[0]), {std::string(name)}});
   return options;
 }
 
@@ -132,30 +99,9 @@ int save_without_end(testing::Star& star, const Run& run, int rank) {
   }
 }
 
-bool is_filled_with(const Tensor& tensor, float number) {
-  const Piece& piece = tensor.pieces.at(0);
-  const auto* elements = reinterpret_cast<const float*>(piece.storage->data);
-  return std::all_of(elements, elements + numel(tensor.shape),
-                     [number](float element) { return element == number; });
-}
-
-void require_filled(const Value& tree, float number, const std::string& path) {
-  for (const Leaf& leaf : leaves_of(tree)) {
-    if (leaf.value.is(Value::Kind::tensor) && !is_filled_with(leaf.value.as_tensor(), number))
-      throw Error(ErrorCode::corrupt, "elements of two saves").at_path(path).at_key(leaf.name);
-  }
-}
-
 // The step that the whole checkpoint at `path` is of. Throws what is wrong with it.
 int step_in(const std::string& path) {
-  const VerifyReport report = verify(path);
-  if (!report.findings.empty())
-    throw Error(ErrorCode::corrupt, report.findings.front().text).at_path(path);
-  const Checkpoint checkpoint = Checkpoint::open(path);
-  const Value tree = checkpoint.load();
-  const auto step = static_cast<int>(tree.at("train").at("global_step").as_int());
-  require_filled(tree.at("model"), static_cast<float>(step), path);
-  require_filled(tree.at("optim"), static_cast<float>(step), path);
+  const Value tree = testing::verified_state(path);
   const Value model = Value::dict({{"model", tree.at("model")}});
   const auto group = solo_group();
   const StateDigests saved = saved_digests(*posix_store(path));
@@ -166,7 +112,7 @@ int step_in(const std::string& path) {
           .at_path(path)
           .at_key(name);
   }
-  return step;
+  return testing::number_of(tree);
 }
 
 // What is wrong with the directories of a run; empty: nothing.

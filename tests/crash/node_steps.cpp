@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "comm/tree_group.h"
-#include "layout/placement.h"
+#include "five_kinds.h"
 #include "multirank/forked_ranks.h"
 #include "socket_wire.h"
 #include "stepping_store.h"
@@ -69,25 +69,9 @@ std::string node_in(const std::string& directory, int rank) {
 }
 
 // As FSDP1 lays it: rank 0 holds 8 elements, rank 1 the rest.
-Tensor tensor_of(int rank, float number) {
-  Tensor tensor;
-  tensor.shape = kShape;
-  tensor.sharded = true;
-  tensor.placement = Placement{kRanks, 1, 0, 8, 0};
-  for (Box& box : boxes_of_part(*tensor.placement, kShape, rank)) {
-    auto numbers =
-        std::make_shared<std::vector<float>>(static_cast<std::size_t>(numel(box)), number);
-    auto storage = std::make_shared<Storage>();
-    storage->data = reinterpret_cast<std::byte*>(numbers->data());
-    storage->size = numbers->size() * sizeof(float);
-    storage->owner = numbers;
-    tensor.pieces.push_back({std::move(box), std::move(storage), 0, {}, rank});
-  }
-  return tensor;
-}
-
-Value model_of(int rank, float number) {
-  return Value::dict({{"a.w", tensor_of(rank, number)}, {"b.w", tensor_of(rank, number)}});
+Value model_of(int rank, int number) {
+  const auto tensor = [&] { return testing::flat_tensor(kShape, rank, kRanks, number); };
+  return Value::dict({{"a.w", tensor()}, {"b.w", tensor()}});
 }
 
 void save_there(const std::string& directory, CheckpointKind kind, int number, Group& group) {
@@ -96,7 +80,7 @@ void save_there(const std::string& directory, CheckpointKind kind, int number, G
   options.overwrite = true;
   options.threads = 1;
   options.olmo.units = {{"", {}}, {"a", {"a.w"}}, {"b", {"b.w"}}};
-  const Value tree = Value::dict({{"model", model_of(group.rank(), static_cast<float>(number))},
+  const Value tree = Value::dict({{"model", model_of(group.rank(), number)},
                                   {"train", Value::dict({{"rank", group.rank()}})}});
   save(tree, node_in(directory, group.rank()) + "/step", options, group);
 }
