@@ -18,7 +18,6 @@
 #include "base/host.h"
 #include "base/log.h"
 #include "base/parallel.h"
-#include "checkpoint/digests/side_file.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/save/opening.h"
 #include "checkpoint/save/save_dcp.h"

@@ -6,7 +6,6 @@
 #include "base/crc32.h"
 #include "base/parallel.h"
 #include "base/stop.h"
-#include "checkpoint/digests/side_file.h"
 #include "checkpoint/together/own_runs.h"
 #include "checkpoint/together/share.h"
 #include "comm/confer.h"
