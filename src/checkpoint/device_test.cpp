@@ -25,7 +25,7 @@ constexpr std::pair<const char*, CheckpointKind> kKinds[] = {
 // storage.
 Tensor random_tensor(DType dtype, const Shape& shape, const Shape& strides = {},
                      std::int64_t first = 0) {
-  static std::mt19937 random(7);
+  thread_local std::mt19937 random(7);  // ranks are threads
   const Shape at = strides.empty() ? contiguous_strides(shape) : strides;
   const auto elements = static_cast<std::size_t>(first + strided_reach(shape, at) + 1);
   Tensor tensor;
