@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <limits>
 #include <numeric>
 #include <thread>
 
@@ -179,35 +180,40 @@ TEST(Read, FromSeveralThreadsAtOnce) {
   }
 }
 
-// A loader asks for one tensor after the other: what it pays for that must not depend on how many
-// there are. CPU time, as other programs run beside; the least of some tries.
-TEST(Read, ANameIsFoundAmongManyAtOnce) {
-  constexpr int kTensors = 100'000;
+// CPU time, in clocks, of a thousand reads of a file that holds so many tensors: the least of some
+// tries, as other programs run beside.
+std::clock_t clocks_of_reads(int tensors) {
   constexpr int kReads = 1'000;
   const auto store = memory_store();
   Value tree = Value::dict();
   const std::array<float, 1> one{1};
-  for (int i = 0; i < kTensors; ++i) {
+  for (int i = 0; i < tensors; ++i) {
     tree["layers." + std::to_string(i) + ".weight"] =
         ConstTensorView::of(one.data(), DType::float32, {1}).tensor();
   }
   save(tree, {store, "many.safetensors"});
   const Checkpoint checkpoint = Checkpoint::open({store, "many.safetensors"});
-  ASSERT_EQ(checkpoint.leaves.size(), kTensors);
-  const auto now = [] { return std::clock(); };
-  double least = 1e9;  // milliseconds
+  EXPECT_EQ(checkpoint.leaves.size(), tensors);
+  std::clock_t least = std::numeric_limits<std::clock_t>::max();
   for (int attempt = 0; attempt < 5; ++attempt) {
-    const std::clock_t begin = now();
+    const std::clock_t begin = std::clock();
     for (int i = 0; i < kReads; ++i) {
       float found = 0;
-      checkpoint.read("layers." + std::to_string(i * 97 % kTensors) + ".weight",
+      checkpoint.read("layers." + std::to_string(i * 97 % tensors) + ".weight",
                       TensorView::of(&found, DType::float32, {1}));
-      ASSERT_EQ(found, 1);
+      EXPECT_EQ(found, 1);
     }
-    least = std::min(least, 1e3 * static_cast<double>(now() - begin) / CLOCKS_PER_SEC);
+    least = std::min(least, std::clock() - begin);
   }
-  RecordProperty("milliseconds", std::to_string(least));
-  EXPECT_LE(least, 20.0);
+  return least;
+}
+
+// A loader asks for one tensor after the other: what it pays for that must not depend on how many
+// there are. A search would make a thousand times as many cost a thousand times as much.
+TEST(Read, ANameIsFoundAmongManyAtOnce) {
+  const std::clock_t few = clocks_of_reads(100);
+  const std::clock_t many = clocks_of_reads(100'000);
+  EXPECT_LE(many, 50 * few) << few;
 }
 
 }  // namespace
