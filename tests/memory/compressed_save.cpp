@@ -51,6 +51,32 @@ TEST(CompressedSave, NeedsAFewWindows) {
   EXPECT_LT(most - before, std::size_t{16} << 20);
 }
 
+// Nor does a load of it take more, however many pieces share the chunk (checkpoint-rows OQ-01).
+TEST(CompressedLoad, NeedsAFewWindows) {
+  const TemporaryDirectory root;
+  constexpr std::int64_t kRows = 1024;
+  constexpr std::int64_t kColumns = (std::int64_t{64} << 20) / 4 / kRows;
+  Value tree = noise(std::size_t{64} << 20);
+  Tensor& tensor = tree.at("w").as_tensor();
+  tensor.shape = {kRows, kColumns};
+  tensor.pieces[0].slice = whole(tensor.shape);
+  save(tree, root.path() + "/c", {.threads = 1, .compression = Compression::zstd});
+  const Piece all = tensor.pieces[0];
+  tensor.pieces.clear();
+  for (std::int64_t column = 0; column < kColumns; column += kColumns / 4) {
+    tensor.pieces.push_back(
+        {Box{{0, column}, {kRows, kColumns / 4}}, all.storage, column, {kColumns, 1}, 0});
+  }
+  std::size_t most = 0;
+  const std::size_t before = taken();
+  LoadOptions options{.threads = 2};
+  options.progress = [&](const Progress&) { most = std::max(most, taken()); };
+  const std::int64_t height = heap_height_of([&] { load(tree, root.path() + "/c", options); });
+  EXPECT_LT(height, 8 << 20);
+  ASSERT_GT(most, before);
+  EXPECT_LT(most - before, std::size_t{16} << 20);
+}
+
 class Nowhere final : public ByteSink {
  public:
   void write_at(std::uint64_t, ByteView) override {}

@@ -1,3 +1,5 @@
+#include "checkpoint/read/decode_item.h"
+
 #include <array>
 
 #include "base/checked.h"
@@ -31,6 +33,28 @@ void require_zip(const ByteSource& source) {
 
 }  // namespace
 
+std::uint64_t most_in_item(const Tensor& tensor, const Piece& piece) {
+  const auto count = narrow<std::uint64_t>(numel(piece.slice));
+  const auto size = checked_mul<std::uint64_t>(count, size_of(tensor.dtype));
+  return checked_add(size, kArchiveRoom);
+}
+
+void require_item(const Tensor& tensor, const Piece& piece, const Tensor& item,
+                  const std::string& name) {
+  const Shape& expected = std::get<Box>(piece.slice).sizes;
+  if (item.shape != expected) {
+    refuse("the item holds a tensor of shape " + to_string(item.shape) + ", .metadata says " +
+               to_string(expected),
+           piece, name);
+  }
+  const DType stored = tensor.stored.value_or(tensor.dtype);
+  if (item.dtype != stored) {
+    refuse("the item holds " + std::string(to_string(item.dtype)) + ", .metadata says " +
+               std::string(to_string(stored)),
+           piece, name);
+  }
+}
+
 Piece decoded_piece(const Tensor& tensor, const Piece& piece, const std::string& name) {
   if (!piece.storage) {
     throw Error(ErrorCode::invalid_argument, "this rank does not hold the piece").at_key(name);
@@ -46,27 +70,14 @@ Piece decoded_piece(const Tensor& tensor, const Piece& piece, const std::string&
     std::shared_ptr<const ByteSource> bytes =
         slice_source(storage.source, storage.offset, storage.size);
     if (storage.encoding == Encoding::torch_item_zstd) {
-      const auto count = narrow<std::uint64_t>(numel(piece.slice));
-      const auto size = checked_mul<std::uint64_t>(count, size_of(tensor.dtype));
-      bytes = zstd_source(std::move(bytes), checked_add(size, kArchiveRoom));
+      bytes = zstd_source(std::move(bytes), most_in_item(tensor, piece));
     }
     require_zip(*bytes);
     item = torch_file::read_tensor_item(std::move(bytes));
   } catch (Error& error) {
     throw error.at_path(storage.source->name()).at_key(name).at_offset(storage.offset);
   }
-  const Shape& expected = std::get<Box>(piece.slice).sizes;
-  if (item.shape != expected) {
-    refuse("the item holds a tensor of shape " + to_string(item.shape) + ", .metadata says " +
-               to_string(expected),
-           piece, name);
-  }
-  const DType stored = tensor.stored.value_or(tensor.dtype);
-  if (item.dtype != stored) {
-    refuse("the item holds " + std::string(to_string(item.dtype)) + ", .metadata says " +
-               std::string(to_string(stored)),
-           piece, name);
-  }
+  require_item(tensor, piece, item, name);
   Piece raw = item.pieces.at(0);
   raw.slice = piece.slice;
   return raw;

@@ -9,9 +9,8 @@
 namespace tessera {
 
 // The content of the frames that make up `frames`, decompressed as it is read; memory is bounded
-// whatever the size. Reading backwards begins again at the start. Throws `limit` when the content
-// is longer than `cap` or needs a window of more than 16 MiB, `corrupt` for bytes that are not
-// zstd, `incomplete` for a frame that ends too early.
+// whatever the size. Making it goes over all frames once and keeps both ends of the content in
+// memory. Reading backwards between them begins again at the start. Throws as ZstdStream does.
 [[nodiscard]] std::shared_ptr<const ByteSource> zstd_source(
     std::shared_ptr<const ByteSource> frames, std::uint64_t cap);
 

@@ -1,0 +1,193 @@
+#include "checkpoint/load/piece_job.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <optional>
+
+#include "checkpoint/read/cast.h"
+#include "checkpoint/read/gather.h"
+#include "checkpoint/read/memory.h"
+#include "layout/boxes.h"
+#include "layout/plan.h"
+#include "layout/strided.h"
+#include "tessera/error.h"
+#include "value/device_windows.h"
+#include "value/lazy_bits.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kDirectWindow = 4 << 20;  // bytes
+
+class PieceJob {
+ public:
+  PieceJob(const FillJob& job, const Filling& filling, std::size_t piece)
+      : job_(job),
+        filling_(filling),
+        want_(filling_.wanted.as_tensor()),
+        have_(filling_.found.as_tensor()),
+        piece_(want_.pieces[piece]),
+        sizes_(array_of(piece_.slice)),
+        strides_(strides_of(piece_)),
+        element_(size_of(want_.dtype)),
+        first_(static_cast<std::size_t>(piece_.storage_offset) * element_) {}
+
+  void fill() {
+    const bool dense = strides_ == contiguous_strides(sizes_);
+    if (piece_.storage->device) {
+      dense ? fill_device() : fill_device_strided();
+    } else {
+      dense ? fill_dense() : fill_strided();
+    }
+  }
+
+  // Also what lies on a device is brought here for it.
+  void compare(const std::string& owner) {
+    Tensor held = want_;
+    held.pieces = {piece_};
+    TensorReader reader(held, filling_.key, job_.tile);
+    each_window(job_.window, [&](std::int64_t begin, std::int64_t part) {
+      std::vector<std::byte>& expected = scratch_for(part);
+      read(begin, part, expected.data());
+      held_.resize(expected.size());
+      reader.read(piece_.slice, begin, part, held_.data());
+      if (held_ == expected) return;
+      throw other_values(filling_.key, owner);
+    });
+  }
+
+ private:
+  using Visit = std::function<void(std::int64_t begin, std::int64_t part)>;
+
+  // Visits the piece's elements by windows of at most so many bytes.
+  void each_window(std::size_t window, const Visit& visit) {
+    const std::int64_t count = numel(piece_.slice);
+    const auto step = static_cast<std::int64_t>(window / std::max(element_, size_of(have_.dtype)));
+    reader_.emplace(have_, filling_.key, job_.tile);
+    for (std::int64_t begin = 0; begin < count; begin += step) {
+      const std::int64_t part = std::min(step, count - begin);
+      visit(begin, part);
+      job_.meter.add(static_cast<std::uint64_t>(part) * element_);
+    }
+    if (job_.checks != nullptr) reader_->hand_over(*job_.checks);
+    job_.counters.add(reader_->report());
+  }
+
+  // Elements of the checkpoint's tensor, as the wanted type.
+  void read(std::int64_t begin, std::int64_t part, std::byte* out) {
+    if (want_.dtype == have_.dtype) return reader_->read(piece_.slice, begin, part, out);
+    raw_.resize(static_cast<std::size_t>(part) * size_of(have_.dtype));
+    reader_->read(piece_.slice, begin, part, raw_.data());
+    cast(have_.dtype, raw_.data(), want_.dtype, out, part);
+  }
+
+  // The same, as the piece's storage has them.
+  void read_to_store(std::int64_t begin, std::int64_t part, std::byte* out) {
+    read(begin, part, out);
+    resolve_bits(piece_, want_.dtype, out, part);  // each bit is its own inverse
+  }
+
+  // What needs no cast is read straight into its place. Large windows have few ends inside of
+  // blocks with one digest: such blocks are read into other memory first.
+  void fill_dense() {
+    const bool is_direct = want_.dtype == have_.dtype;
+    const std::optional<std::int64_t> row = row_to_tell();
+    each_window(is_direct ? std::max(job_.window, kDirectWindow) : job_.window,
+                [&](std::int64_t begin, std::int64_t part) {
+                  std::byte* place =
+                      piece_.storage->data + first_ + static_cast<std::size_t>(begin) * element_;
+                  read_to_store(begin, part, place);
+                  if (row) {
+                    job_.filled(filling_.key, want_, *row + begin,
+                                {place, static_cast<std::size_t>(part) * element_});
+                  }
+                });
+  }
+
+  // The number of the piece's first element in the tensor, if whoever listens can be told of it.
+  [[nodiscard]] std::optional<std::int64_t> row_to_tell() const {
+    if (!job_.filled || want_.dtype != have_.dtype || piece_.conj || piece_.neg) return {};
+    const RunSequence runs(piece_.slice, want_.shape);
+    return runs.size() == 1 ? std::optional(runs[0].global) : std::nullopt;
+  }
+
+  void fill_strided() {
+    each_window(job_.window, [&](std::int64_t begin, std::int64_t part) {
+      const std::byte* from = scratch_for(part).data();
+      read_to_store(begin, part, scratch_.data());
+      for_each_strided_run(
+          sizes_, strides_, begin, part, [&](std::int64_t position, std::int64_t run) {
+            const std::size_t bytes = static_cast<std::size_t>(run) * element_;
+            std::memcpy(
+                piece_.storage->data + first_ + static_cast<std::size_t>(position) * element_, from,
+                bytes);
+            from += bytes;
+          });
+    });
+  }
+
+  // While a window is on its way to the device, the next one is read.
+  void fill_device() {
+    DeviceWriter writer(piece_.storage->device);
+    each_window(job_.window, [&](std::int64_t begin, std::int64_t part) {
+      const std::size_t size = static_cast<std::size_t>(part) * element_;
+      read_to_store(begin, part, writer.room(size).data());
+      writer.send(first_ + static_cast<std::size_t>(begin) * element_, size);
+    });
+    writer.finish();
+  }
+
+  // By tiles: of a transposed piece each has longer runs for the device.
+  void fill_device_strided() {
+    DeviceWriter writer(piece_.storage->device);
+    GatherScratch scratch;
+    std::vector<WriteRange> writes;
+    const auto write = [&](std::span<ReadRange> ranges) {
+      writes.clear();
+      for (const ReadRange& range : ranges) writes.push_back({range.offset, range.out});
+      writer.write_ranges(writes);
+    };
+    const Shape dense = contiguous_strides(sizes_);
+    each_window(job_.tile, [&](std::int64_t begin, std::int64_t part) {
+      read_to_store(begin, part, scratch_for(part).data());
+      for (const Box& box : boxes_of({begin, begin + part}, sizes_))
+        scatter(move_of(box, strides_, dense, -begin), element_, first_, scratch_.data(), write,
+                scratch);
+    });
+    writer.finish();
+  }
+
+  std::vector<std::byte>& scratch_for(std::int64_t count) {
+    scratch_.resize(static_cast<std::size_t>(count) * element_);
+    return scratch_;
+  }
+
+  const FillJob& job_;
+  const Filling& filling_;
+  const Tensor& want_;
+  const Tensor& have_;
+  const Piece& piece_;
+  Shape sizes_;
+  Shape strides_;
+  std::size_t element_;
+  std::size_t first_;  // byte of the storage
+  std::optional<TensorReader> reader_;
+  std::vector<std::byte> raw_;      // elements as the checkpoint has them
+  std::vector<std::byte> scratch_;  // as the piece has them
+  std::vector<std::byte> held_;     // what the piece holds
+};
+
+}  // namespace
+
+void fill_piece(const FillJob& job, const Filling& filling, std::size_t piece) {
+  PieceJob(job, filling, piece).fill();
+}
+
+void compare_piece(const FillJob& job, const Filling& filling, std::size_t piece,
+                   const std::string& owner) {
+  PieceJob(job, filling, piece).compare(owner);
+}
+
+}  // namespace tessera
