@@ -17,6 +17,11 @@
 
 namespace tessera {
 
+// Which of OLMo's kinds the directory holds, by the names of its files: a node that has its own
+// ranks' files alone knows it, too. None: another kind, or no checkpoint. Throws `not_found` where
+// there is nothing.
+[[nodiscard]] std::optional<CheckpointKind> olmo_kind_at(const Location& where);
+
 // What there is to restore into.
 struct LiveNames {
   // Of the model's parameters and buffers. Empty: names stay as they are stored.

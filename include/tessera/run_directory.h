@@ -64,7 +64,9 @@ struct LatestCheckpoint {
 // place.
 [[nodiscard]] LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check = {});
 // The same for all ranks: rank 0 looks, and every rank gets its answer, with the place as its own
-// `run` says. Collective.
+// `run` says. Where rank 0 does not see files of other ranks because nodes have disks of their own,
+// each rank looks at its own files: a checkpoint is whole if all of them are, and the warning about
+// another one names the rank and its host. Steps that rank 0 does not see count, too. Collective.
 [[nodiscard]] LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check,
                                                  Group& group);
 
@@ -100,7 +102,10 @@ struct RetentionReport {
 // a warning unless go_on_from has noted them.
 RetentionReport retain(const Location& run, const RunCheckpoint& saved,
                        const Retention& retention = {});
-// The same by rank 0. Every rank gets its report. Collective.
+// The same by rank 0. Every rank gets its report. Where nodes have disks of their own, so that each
+// has a part of `saved`, all ranks verify theirs first. One rank of each node then removes there
+// what is not kept. A checkpoint of which one node lacks a part is a damaged one. Every rank gives
+// the same `retention`. What fails on one node is the error of all. Collective.
 RetentionReport retain(const Location& run, const RunCheckpoint& saved, const Retention& retention,
                        Group& group);
 

@@ -36,31 +36,6 @@ std::optional<Place> directory_of(const Location& where) {
   return std::nullopt;
 }
 
-// The files of one rank, as a part of what open_local and open_rank_files make of all.
-std::optional<Checkpoint> read_own_files(std::shared_ptr<Store> store, const sharded::Rank& rank) {
-  if (store->exists(kDcpMetadata)) return std::nullopt;
-  store = guard_present(std::move(store));
-  const RankStore from{store};
-  Checkpoint own;
-  own.path = store->name();
-  own.store = store;
-  own.world_size = rank.world;
-  std::optional<Value> tree;
-  if (store->exists(own_file("model", rank.rank))) {
-    if (world_of_local(*store) != rank.world) return std::nullopt;
-    own.kind = CheckpointKind::olmo_local;
-    tree = read_local_part(from, rank.rank);
-  } else if (store->exists(own_file("", rank.rank))) {
-    own.kind = CheckpointKind::olmo_legacy;
-    tree = read_legacy_part(from, rank);
-  }
-  if (!tree) return std::nullopt;
-  own.root = *tree;
-  own.leaves = leaves_of(*tree);
-  index_names(own);
-  return own;
-}
-
 bool holds(const Checkpoint& named, const Leaf& wanted) {
   if (!wanted.value.is(Kind::tensor) || wants_nothing(wanted.value.as_tensor())) return true;
   const Leaf* found = named.find(wanted.name);
@@ -106,7 +81,49 @@ std::optional<std::uint64_t> digest_of_shared(const Leaf& leaf) {
   return digest_of_slice(tensor, leaf.name, whole(tensor.shape));
 }
 
+// Of one rank's files, in a checkpoint of either kind.
+std::vector<std::string> names_of_own(CheckpointKind kind, int rank) {
+  if (kind == CheckpointKind::olmo_legacy) return {own_file("", rank)};
+  return {own_file("model", rank), own_file("optim", rank), own_file("train", rank)};
+}
+
 }  // namespace
+
+// A part of what open_local and open_rank_files make of all.
+std::optional<Checkpoint> read_own_files(std::shared_ptr<Store> directory,
+                                         const sharded::Rank& rank) {
+  if (directory->exists(kDcpMetadata)) return std::nullopt;
+  const RankStore from{directory};
+  Checkpoint own;
+  own.path = directory->name();
+  own.world_size = rank.world;
+  std::optional<Value> tree;
+  if (directory->exists(own_file("model", rank.rank))) {
+    if (world_of_local(*directory) != rank.world) return std::nullopt;
+    own.kind = CheckpointKind::olmo_local;
+    tree = read_local_part(from, rank.rank);
+  } else if (directory->exists(own_file("", rank.rank))) {
+    own.kind = CheckpointKind::olmo_legacy;
+    tree = read_legacy_part(from, rank);
+  }
+  if (!tree) return std::nullopt;
+  for (const std::string& name : names_of_own(own.kind, rank.rank)) {
+    if (directory->exists(name)) own.files.push_back({name, directory->open(name)->size()});
+  }
+  own.store = std::move(directory);
+  own.root = *tree;
+  own.leaves = leaves_of(*tree);
+  index_names(own);
+  return own;
+}
+
+std::optional<int> lowest_rank_in(const Store& directory, int world) {
+  for (int rank = 0; rank < world; ++rank) {
+    if (directory.exists(own_file("model", rank)) || directory.exists(own_file("", rank)))
+      return rank;
+  }
+  return std::nullopt;
+}
 
 bool wants_nothing(const Tensor& wanted) {
   return std::ranges::none_of(wanted.pieces, [](const Piece& piece) {
@@ -131,7 +148,8 @@ std::optional<OwnFiles> open_own_files(const Location& where, const Value& model
                                        const sharded::Rank& rank) {
   const std::optional<Place> place = directory_of(where);
   if (!place) return std::nullopt;
-  std::optional<Checkpoint> own = read_own_files(place->store, rank);
+  if (place->store->exists(kDcpMetadata)) return std::nullopt;
+  std::optional<Checkpoint> own = read_own_files(guard_present(place->store), rank);
   if (!own) return std::nullopt;
   const bool has_all = holds_all(*own, model);
   return OwnFiles{std::move(*own), has_all};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "format/sharded/sharded.h"
@@ -21,6 +22,13 @@ struct OwnFiles {
   // Whether this rank sees those of all ranks.
   [[nodiscard]] bool sees_all_files() const;
 };
+// The same without a model: all that the rank's files hold of it, and which files these are (with
+// that of the trainer's state). `directory` is guarded as guard_present() does.
+[[nodiscard]] std::optional<Checkpoint> read_own_files(std::shared_ptr<Store> directory,
+                                                       const sharded::Rank& rank);
+// The lowest rank of whose files the directory has one; none: of no rank of so many.
+[[nodiscard]] std::optional<int> lowest_rank_in(const Store& directory, int world);
+
 // None: there is no such checkpoint, or it is of other ranks. `model`: name -> tensor. Throws what
 // is wrong with the rank's files.
 [[nodiscard]] std::optional<OwnFiles> open_own_files(const Location& where, const Value& model,

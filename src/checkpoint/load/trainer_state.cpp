@@ -46,17 +46,9 @@ class Found {
     const Place place = place_of(where);
     if (place.object) refuse_kind(to_string(where));
     store_ = guard_present(place.store);
-    const std::vector<ObjectInfo> files = deciding_files(*store_);
-    const auto olmo = olmo_kind_of(files);
-    if (olmo) {
-      kind_ = *olmo;
-    } else if (has_local_files(files)) {
-      kind_ = CheckpointKind::olmo_local;
-    } else if (has_rank_files(files)) {
-      kind_ = CheckpointKind::olmo_legacy;
-    } else {
-      refuse_kind(store_->name());
-    }
+    const auto olmo = any_olmo_kind_of(deciding_files(*store_));
+    if (!olmo) refuse_kind(store_->name());
+    kind_ = *olmo;
   }
 
   [[nodiscard]] CheckpointKind kind() const { return kind_; }

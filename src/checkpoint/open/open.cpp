@@ -21,6 +21,7 @@
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
+#include "tessera/restore.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -186,6 +187,20 @@ std::vector<ObjectInfo> deciding_files(const Store& store) {
     for (ObjectInfo& file : store.list_level(part)) files.push_back(std::move(file));
   }
   return files;
+}
+
+std::optional<CheckpointKind> any_olmo_kind_of(const std::vector<ObjectInfo>& files) {
+  if (const auto olmo = olmo_kind_of(files)) return olmo;
+  if (has_local_files(files)) return CheckpointKind::olmo_local;
+  if (has_rank_files(files)) return CheckpointKind::olmo_legacy;
+  return std::nullopt;
+}
+
+std::optional<CheckpointKind> olmo_kind_at(const Location& where) {
+  const Place place = place_of(where);
+  if (place.object || place.store->exists(kDcpMetadata)) return std::nullopt;
+  const std::vector<ObjectInfo> files = deciding_files(*place.store);
+  return has_rank_metadata(files) ? std::nullopt : any_olmo_kind_of(files);
 }
 
 Checkpoint open_checkpoint(const Place& place, const OpenOptions& options) {

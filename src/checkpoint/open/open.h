@@ -56,6 +56,8 @@ void index_names(Checkpoint& checkpoint);
 [[nodiscard]] std::vector<ObjectInfo> deciding_files(const Store& store);
 // The OLMo kind that a directory with these files is (by their names), if any.
 [[nodiscard]] std::optional<CheckpointKind> olmo_kind_of(const std::vector<ObjectInfo>& files);
+// The same, and the kinds that have a file of each rank, of which some may be elsewhere.
+[[nodiscard]] std::optional<CheckpointKind> any_olmo_kind_of(const std::vector<ObjectInfo>& files);
 [[nodiscard]] Checkpoint open_olmo_full(std::shared_ptr<Store> store);
 [[nodiscard]] Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store);
 // What `name`.safetensors or else `name`.pt holds (checkpoint-rows O-15), one of `files`, which is

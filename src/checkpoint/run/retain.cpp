@@ -1,17 +1,22 @@
 // What a run keeps of its checkpoints.
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <set>
 #include <utility>
 
 #include "base/random_id.h"
+#include "checkpoint/load/own_files.h"
+#include "checkpoint/run/judge.h"
 #include "checkpoint/run/left_line.h"
 #include "checkpoint/run/marker.h"
 #include "checkpoint/run/place.h"
 #include "checkpoint/run/soundness.h"
 #include "checkpoint/run/step_names.h"
+#include "comm/confer.h"
 #include "comm/long_work.h"
 #include "comm/message.h"
+#include "comm/whereabouts.h"
 #include "storage/posix/lock.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
@@ -23,13 +28,16 @@ namespace {
 namespace fs = std::filesystem;
 using Role = StepDirectory::Role;
 
+constexpr const char* kVerifying = "verifying the new checkpoint before older ones are removed";
+constexpr const char* kUnjudged = " stays, it cannot be judged: ";
+
 void require_whole(const RunCheckpoint& saved, const RunCheck& check) {
   if (marker_in(*directory_store(saved.where)).empty()) {
     throw Error(ErrorCode::incomplete, "the new checkpoint has neither .metadata nor config.yaml")
         .at_path(to_string(saved.where));
   }
   if (std::optional<Error> fault = fault_of(saved.where, check))
-    throw fault->while_doing("verifying the new checkpoint before older ones are removed");
+    throw fault->while_doing(kVerifying);
 }
 
 // As OLMo's trainer links, but in one step: a reader finds the old one or the new one.
@@ -54,13 +62,45 @@ void remove_directory(const std::string& path) {
   if (error) throw_errno(error.value(), "remove an old checkpoint", path);
 }
 
+// The three lists, and how many checkpoints each has so far.
+class Lists {
+ public:
+  Lists(const RunCheckpoint& saved, const Retention& retention) : retention_(retention) {
+    count(saved.step, saved.unsharded);
+  }
+
+  [[nodiscard]] std::int64_t limit_of(std::int64_t step, bool unsharded) const {
+    const std::array limits{retention_.sharded, retention_.unsharded, retention_.ephemeral};
+    return limits[list_of(step, unsharded)];
+  }
+  [[nodiscard]] bool has_place(std::int64_t step, bool unsharded) const {
+    return kept_[list_of(step, unsharded)] < limit_of(step, unsharded);
+  }
+  void count(std::int64_t step, bool unsharded) { ++kept_[list_of(step, unsharded)]; }
+
+ private:
+  // Positions in the tables of lists.
+  static constexpr std::size_t kSharded = 0, kUnsharded = 1, kEphemeral = 2;
+
+  [[nodiscard]] std::size_t list_of(std::int64_t step, bool unsharded) const {
+    if (unsharded) return kUnsharded;
+    return retention_.is_ephemeral && retention_.is_ephemeral(step) ? kEphemeral : kSharded;
+  }
+
+  const Retention& retention_;
+  std::array<std::int64_t, 3> kept_{};  // by list
+};
+
+// What ranks on several disks have decided to keep, by the names of their steps.
+using Kept = std::set<std::string>;
+
 // Goes through the directories of a run, each by itself, the newest first.
 class Retainer {
  public:
-  Retainer(const Location& run, const RunCheckpoint& saved, const Retention& retention)
-      : run_(run), saved_(saved), retention_(retention) {
-    ++kept_[list_of(saved.step, saved.unsharded)];
-  }
+  // `kept`: null where this rank judges.
+  Retainer(const Location& run, const RunCheckpoint& saved, const Retention& retention,
+           const Kept* kept = nullptr)
+      : run_(run), saved_(saved), retention_(retention), lists_(saved, retention), kept_(kept) {}
 
   RetentionReport retain() {
     const std::vector<StepDirectory> all = step_directories(run_);
@@ -71,7 +111,7 @@ class Retainer {
       const bool stands = standing_ones.contains(one.directory);
       if (one.step > saved_.step) {
         if (stands) warn_of_later(one);
-      } else if (limit_of(one) >= 0) {
+      } else if (lists_.limit_of(one.step, one.unsharded) >= 0) {
         stands ? settle(one) : remove_aside(one);
       }
     }
@@ -79,18 +119,6 @@ class Retainer {
   }
 
  private:
-  // Positions in the tables of lists.
-  static constexpr std::size_t kSharded = 0, kUnsharded = 1, kEphemeral = 2;
-
-  [[nodiscard]] std::size_t list_of(std::int64_t step, bool unsharded) const {
-    if (unsharded) return kUnsharded;
-    return retention_.is_ephemeral && retention_.is_ephemeral(step) ? kEphemeral : kSharded;
-  }
-  [[nodiscard]] std::int64_t limit_of(const StepDirectory& one) const {
-    const std::array limits{retention_.sharded, retention_.unsharded, retention_.ephemeral};
-    return limits[list_of(one.step, one.unsharded)];
-  }
-
   // What is saved again is not left any more, and what is gone needs no note.
   void note_saved(const std::set<std::string>& standing_ones) {
     const auto store = directory_store(run_);
@@ -121,14 +149,14 @@ class Retainer {
 
   // Whether it is kept. One that cannot be judged now takes none of the places.
   bool takes_place(const StepDirectory& one, const Location& where) {
-    std::int64_t& kept = kept_[list_of(one.step, one.unsharded)];
-    if (kept >= limit_of(one)) return false;
+    if (kept_ != nullptr) return kept_->contains(run_checkpoint_name(one.step, one.unsharded));
+    if (!lists_.has_place(one.step, one.unsharded)) return false;
     try {
       if (fault_of(where, retention_.check)) return false;
-      ++kept;
+      lists_.count(one.step, one.unsharded);
     } catch (const Error& error) {
       if (error.code() == ErrorCode::cancelled) throw;
-      report_.warnings.push_back(one.directory + " stays, it cannot be judged: " + error.what());
+      report_.warnings.push_back(one.directory + kUnjudged + error.what());
     }
     return true;
   }
@@ -165,36 +193,92 @@ class Retainer {
   const Location& run_;
   const RunCheckpoint& saved_;
   const Retention& retention_;
+  Lists lists_;
+  const Kept* kept_;
   LeftLine left_;
-  std::array<std::int64_t, 3> kept_{};  // by list
   RetentionReport report_;
 };
+
+RetentionReport retain_verified(const Location& run, const RunCheckpoint& saved,
+                                const Retention& retention, const Kept* kept = nullptr) {
+  if (retention.link && !run.store) link_latest(run.path, saved);
+  return Retainer(run, saved, retention, kept).retain();
+}
+
+// By all ranks, where each disk has a part. What cannot be judged stays.
+Kept kept_by_all(const Location& run, const RunCheckpoint& saved, const Retention& retention,
+                 Group& group, std::vector<std::string>& warnings) {
+  Kept kept;
+  Lists lists(saved, retention);
+  for (const SeenStep& one : seen_steps(run, group)) {
+    const bool is_saved = one.step == saved.step && one.unsharded == saved.unsharded;
+    if (is_saved || one.step > saved.step || !lists.has_place(one.step, one.unsharded)) continue;
+    const std::string name = run_checkpoint_name(one.step, one.unsharded);
+    try {
+      if (judge(one.where, retention.check, group).fault) continue;
+      lists.count(one.step, one.unsharded);
+    } catch (const Error& error) {
+      const bool is_of_all = !error.peers().empty();  // the group is not broken
+      if (!is_of_all || error.code() == ErrorCode::cancelled) throw;
+      warnings.push_back(name + kUnjudged + error.what());
+    }
+    kept.insert(name);
+  }
+  return kept;
+}
+
+// Whether this rank removes on its disk: of those whose files are there it is the lowest.
+bool removes(const RunCheckpoint& saved, bool is_on_nodes, const Group& group) {
+  if (!is_on_nodes) return group.rank() == 0;
+  return lowest_rank_in(*directory_store(saved.where), group.size()) == group.rank();
+}
+
+// Of what each disk had, everything; of warnings those of rank 0, which has the run's notes.
+RetentionReport joined(const Bytes& all) {
+  RetentionReport report;
+  for (MessageReader message(all); !message.at_end();) {
+    for (std::string& name : message.texts()) {
+      if (std::ranges::find(report.removed, name) == report.removed.end())
+        report.removed.push_back(std::move(name));
+    }
+    std::vector<std::string> warnings = message.texts();
+    if (report.warnings.empty()) report.warnings = std::move(warnings);
+  }
+  return report;
+}
 
 }  // namespace
 
 RetentionReport retain(const Location& run, const RunCheckpoint& saved,
                        const Retention& retention) {
   require_whole(saved, retention.check);
-  if (retention.link && !run.store) link_latest(run.path, saved);
-  return Retainer(run, saved, retention).retain();
+  return retain_verified(run, saved, retention);
 }
 
 RetentionReport retain(const Location& run, const RunCheckpoint& saved, const Retention& retention,
                        Group& group) {
+  constexpr const char* kOperation = "removing old checkpoints";
+  const Purpose purpose(kOperation);
+  Judgement judgement = judge(saved.where, retention.check, group);
+  if (judgement.fault) throw judgement.fault->while_doing(kVerifying);
+  std::vector<std::string> warnings;
+  Kept kept;
+  if (judgement.is_on_nodes) kept = kept_by_all(run, saved, retention, group, warnings);
   MessageWriter message;
-  agree_on_long_work(group, "removing old checkpoints", retention.check.stop,
-                     [&](const std::stop_token& stop) {
-                       if (group.rank() != 0) return;
-                       Retention until = retention;
-                       until.check.stop = stop;
-                       const RetentionReport report = retain(run, saved, until);
-                       message.texts(report.removed).texts(report.warnings);
-                     });
-  const Bytes told = group.spread(message.take());
-  MessageReader reader(told);
-  RetentionReport report;
-  report.removed = reader.texts();
-  report.warnings = reader.texts();
+  agree_on_long_work(group, kOperation, retention.check.stop, [&](const std::stop_token& stop) {
+    if (!removes(saved, judgement.is_on_nodes, group)) return;
+    Retention until = retention;
+    until.check.stop = stop;
+    const RetentionReport report =
+        retain_verified(run, saved, until, judgement.is_on_nodes ? &kept : nullptr);
+    message.texts(report.removed)
+        .texts(group.rank() == 0 ? report.warnings : std::vector<std::string>());
+  });
+  const Bytes told =
+      confer(group, kOperation,
+             {[&] { return message.take(); }, side_by_side, [](Bytes all) { return all; }});
+  RetentionReport report = joined(told);
+  report.warnings.insert(report.warnings.end(), warnings.begin(), warnings.end());
   return report;
 }
 

@@ -1,6 +1,7 @@
 #include "checkpoint/run/soundness.h"
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,10 @@
 #include "base/parallel.h"
 #include "base/stop.h"
 #include "checkpoint/check/sources.h"
+#include "checkpoint/digests/guard.h"
+#include "checkpoint/load/own_files.h"
+#include "checkpoint/run/marker.h"
+#include "checkpoint/run/place.h"
 #include "tessera/checkpoint.h"
 #include "tessera/verify.h"
 
@@ -46,22 +51,49 @@ void check_all(const Location& where, const RunCheck& check) {
   throw Error(code, text.substr(to_string(code).size() + std::string_view(": ").size()));
 }
 
-}  // namespace
+void check_by(const Location& where, const RunCheck& check) {
+  if (check.read_data) {
+    check_all(where, check);
+  } else {
+    check_ends(where, check);
+  }
+}
 
-std::optional<Error> fault_of(const Location& where, const RunCheck& check) {
+// Each by itself: all of it is this rank's.
+void check_own(const Location& where, const RunCheck& check, const sharded::Rank& rank) {
+  const std::shared_ptr<Store> directory = directory_store(where);
+  if (marker_in(*directory).empty())
+    throw Error(ErrorCode::incomplete, "there is no such checkpoint").at_path(directory->name());
+  const std::optional<Checkpoint> own = read_own_files(guard_present(directory), rank);
+  if (!own) {
+    throw Error(ErrorCode::incomplete, "there are no files of this rank")
+        .at_path(directory->name());
+  }
+  for (const ObjectInfo& file : own->files) check_by({own->store, file.name}, check);
+}
+
+// What is wrong, if `work` finds that.
+std::optional<Error> damage_found_by(const RunCheck& check, const std::function<void()>& work) {
   require_threads(check.threads);
   require_going_on(check.stop);
   try {
-    if (check.read_data) {
-      check_all(where, check);
-    } else {
-      check_ends(where, check);
-    }
+    work();
   } catch (const Error& error) {
     if (!is_damage(error.code())) throw;
     return error;
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Error> fault_of(const Location& where, const RunCheck& check) {
+  return damage_found_by(check, [&] { check_by(where, check); });
+}
+
+std::optional<Error> own_fault_of(const Location& where, const RunCheck& check,
+                                  const sharded::Rank& rank) {
+  return damage_found_by(check, [&] { check_own(where, check, rank); });
 }
 
 }  // namespace tessera
