@@ -11,6 +11,7 @@
 #include "tessera/checkpointer.h"
 #include "tessera/group_checkpoint.h"
 #include "tessera/run_directory.h"
+#include "tessera/trainer_state.h"
 #include "tessera/training_state.h"
 
 namespace {
@@ -20,6 +21,8 @@ using tessera::CheckpointerKind;
 using tessera::Error;
 using tessera::ErrorCode;
 using tessera::Value;
+
+constexpr const char* kTrainer = "trainer";  // our own part of the trainer's state
 
 // Shape alone does not tell how many heads a model has, so the trainer's part says it all.
 Value model_config(const Options& o) {
@@ -42,12 +45,13 @@ Value trainer_state(const Progress& progress, const Options& o) {
   return trainer;
 }
 
-const Value& required(const Checkpoint& checkpoint, const std::string& name) {
-  const tessera::Leaf* leaf = checkpoint.find(name);
-  if (leaf == nullptr) {
-    throw Error(ErrorCode::not_found, "the checkpoint has no such value").at_key(name);
+const Value& required(const Value& values, const std::string& key) {
+  const Value* found = values.find(key);
+  if (found == nullptr) {
+    throw Error(ErrorCode::not_found, "the checkpoint has no such value")
+        .at_key(std::string(kTrainer) + "." + key);
   }
-  return leaf->value;
+  return *found;
 }
 
 std::set<std::string> model_names(const Checkpoint& checkpoint) {
@@ -65,16 +69,8 @@ std::set<std::string> model_names(const Gpt& model) {
   return names;
 }
 
-// Where our own part of the trainer's state is; empty: a foreign program saved the checkpoint.
-std::string place_of_trainer(const Checkpoint& checkpoint) {
-  for (const char* place : {"trainer", "train.trainer"}) {
-    if (checkpoint.find(std::string(place) + ".step") != nullptr) return place;
-  }
-  return {};
-}
-
 // Loading asks only for what this model has; a checkpoint that has more is of another model.
-void require_same_model(const Checkpoint& checkpoint, const Gpt& model, const Options& options) {
+void require_same_model(const Checkpoint& checkpoint, const Gpt& model) {
   const auto theirs = model_names(checkpoint);
   const auto ours = model_names(model);
   std::vector<std::string> different;
@@ -87,17 +83,16 @@ void require_same_model(const Checkpoint& checkpoint, const Gpt& model, const Op
                                          " names differ)")
         .at_key(first);
   }
-  const std::string trainer = place_of_trainer(checkpoint);
-  if (trainer.empty()) return;
+}
+
+void require_same_config(const Value& trainer, const Options& options) {
   const Value config = model_config(options);
-  for (const auto& [key, ours_value] : config.pairs()) {
-    const std::string name = trainer + ".model." + key.as_string();
-    const Value& saved = required(checkpoint, name);
-    if (!(saved == ours_value)) {
-      throw Error(ErrorCode::mismatch, "the checkpoint is of another model: its --" +
-                                           key.as_string() + " is not the one given")
-          .at_key(name);
-    }
+  const Value& saved = required(trainer, "model");
+  for (const auto& [key, ours] : config.pairs()) {
+    if (saved.find_key(key) != nullptr && *saved.find_key(key) == ours) continue;
+    throw Error(ErrorCode::mismatch, "the checkpoint is of another model: its --" +
+                                         key.as_string() + " is not the one given")
+        .at_key(std::string(kTrainer) + ".model." + key.as_string());
   }
 }
 
@@ -130,7 +125,7 @@ std::string config_text(const Options& o) {
 Value olmo_trainer_state(const Progress& progress, const Options& options) {
   return Value::dict({{"global_step", progress.step},
                       {"global_train_tokens_seen", progress.tokens},
-                      {"trainer", trainer_state(progress, options)}});
+                      {kTrainer, trainer_state(progress, options)}});
 }
 
 // The warnings are the run's: which newer checkpoints are damaged.
@@ -140,6 +135,64 @@ std::string find_checkpoint(const Options& options, tessera::Group& group,
   tessera::LatestCheckpoint latest = tessera::latest_checkpoint(options.save, {}, group);
   warnings = std::move(latest.warnings);
   return latest.found ? latest.found->where.path : "";
+}
+
+// What saved the checkpoint, if it is one of OLMo's checkpointers.
+std::optional<CheckpointerKind> olmo_kind_of(const std::string& path, tessera::Group& group) {
+  try {
+    return tessera::checkpointer_of(path, group);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    return std::nullopt;
+  }
+}
+
+// Takes the progress from our own part of the trainer's state.
+void take_progress(const Value& trainer, Progress& progress, const Options& options) {
+  require_same_config(trainer, options);
+  progress.step = required(trainer, "step").as_int();
+  progress.tokens = required(trainer, "tokens").as_int();
+}
+
+// Each returns whether the checkpoint has our part: else a foreign program saved it.
+//
+// Of OLMo's kinds a host may have the files of its own ranks alone, so nothing here opens all.
+bool resume_olmo(Training& training, Progress& progress, CheckpointerKind kind,
+                 const Options& options, tessera::Group& group) {
+  const auto found = tessera::trainer_state(progress.checkpoint, {}, group);
+  const Value* trainer = found.state ? found.state->find(kTrainer) : nullptr;
+  tessera::agree(group, "opening the checkpoint to resume from", [&] {
+    try {
+      if (trainer != nullptr) take_progress(*trainer, progress, options);
+    } catch (Error& error) {
+      throw error.at_path(progress.checkpoint);
+    }
+  });
+  (void)tessera::Checkpointer(kind, group)
+      .restore_checkpoint(progress.checkpoint, training.model(), training.optimizer(),
+                          {.load_trainer_state = false});
+  return trainer != nullptr;
+}
+
+bool resume_state(Training& training, Progress& progress, const Options& options,
+                  tessera::Group& group) {
+  bool is_ours = false;
+  const auto opened = tessera::GroupCheckpoint::open(progress.checkpoint, {}, group);
+  tessera::agree(group, "opening the checkpoint to resume from", [&] {
+    const Checkpoint& checkpoint = opened.contents();
+    try {
+      require_same_model(checkpoint, training.model());
+      training.regroup(saved_groups(checkpoint));
+      is_ours = checkpoint.find(std::string(kTrainer) + ".step") != nullptr;
+      if (!is_ours) return;
+      take_progress(checkpoint.only({kTrainer}).tree().at(kTrainer), progress, options);
+    } catch (Error& error) {
+      throw error.at_path(progress.checkpoint);
+    }
+  });
+  tessera::TrainingState state(training.model(), training.optimizer());
+  tessera::load(state, progress.checkpoint, group);
+  return is_ours;
 }
 
 }  // namespace
@@ -152,32 +205,10 @@ Progress resume_training(Training& training, const Options& options, tessera::Gr
   Progress progress;
   progress.checkpoint = find_checkpoint(options, group, progress.warnings);
   if (progress.checkpoint.empty()) return progress;
-  bool has_trainer = false;
-  std::optional<CheckpointerKind> checkpointer;
-  const auto opened = tessera::GroupCheckpoint::open(progress.checkpoint, {}, group);
-  tessera::agree(group, "opening the checkpoint to resume from", [&] {
-    const Checkpoint& checkpoint = opened.contents();
-    try {
-      require_same_model(checkpoint, training.model(), options);
-      checkpointer = tessera::checkpointer_of(checkpoint.kind);
-      if (!checkpointer) training.regroup(saved_groups(checkpoint));
-      const std::string trainer = place_of_trainer(checkpoint);
-      has_trainer = !trainer.empty();
-      if (!has_trainer) return;
-      progress.step = required(checkpoint, trainer + ".step").as_int();
-      progress.tokens = required(checkpoint, trainer + ".tokens").as_int();
-    } catch (Error& error) {
-      throw error.at_path(progress.checkpoint);
-    }
-  });
-  if (checkpointer) {
-    (void)tessera::Checkpointer(*checkpointer, group)
-        .restore_checkpoint(progress.checkpoint, training.model(), training.optimizer());
-  } else {
-    tessera::TrainingState state(training.model(), training.optimizer());
-    tessera::load(state, progress.checkpoint, group);
-  }
-  if (!has_trainer) {
+  const auto kind = olmo_kind_of(progress.checkpoint, group);
+  const bool is_ours = kind ? resume_olmo(training, progress, *kind, options, group)
+                            : resume_state(training, progress, options, group);
+  if (!is_ours) {
     progress.step = training.optimizer().state(0, 0).step.item<std::int64_t>();
     progress.tokens = progress.step * options.batch * options.seq;
   }
@@ -196,7 +227,7 @@ void save_training(Training& training, Progress& progress, const Options& option
                                  olmo_trainer_state(progress, options));
   } else {
     tessera::TrainingState state(training.model(), training.optimizer());
-    state.values.set_item("trainer", trainer_state(progress, options));
+    state.values.set_item(kTrainer, trainer_state(progress, options));
     tessera::SaveOptions how;
     how.overwrite = true;
     tessera::save(state, saved.where, how, group);

@@ -40,9 +40,12 @@ enum class CheckpointerKind : std::uint8_t {
 // The checkpointer of this name, and the one whose files are of this kind; none: there is no such.
 [[nodiscard]] std::optional<CheckpointerKind> checkpointer_named(std::string_view name) noexcept;
 [[nodiscard]] std::optional<CheckpointerKind> checkpointer_of(CheckpointKind kind) noexcept;
-// What saved the checkpoint there, by its files. Throws `not_found` if there is none, and
-// `unsupported` if it is of no checkpointer.
+// What saved the checkpoint there, by the names of its files, of which nodes with disks of their
+// own may have some alone. Throws `not_found` if there is none, and `unsupported` if it is of no
+// checkpointer.
 [[nodiscard]] CheckpointerKind checkpointer_of(const Location& path);
+// The same by rank 0, for all. Collective.
+[[nodiscard]] CheckpointerKind checkpointer_of(const Location& path, Group& group);
 
 struct CheckpointerOptions {
   bool save_overwrite = false;  // false: what is there is `already_exists`

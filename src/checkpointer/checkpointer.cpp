@@ -13,6 +13,7 @@
 #include "comm/launcher.h"
 #include "format/olmo/config.h"
 #include "tessera/error.h"
+#include "tessera/restore.h"
 
 namespace tessera {
 namespace {
@@ -71,11 +72,19 @@ std::optional<CheckpointerKind> checkpointer_of(CheckpointKind kind) noexcept {
 }
 
 CheckpointerKind checkpointer_of(const Location& path) {
+  if (const auto known = olmo_kind_at(path)) return checkpointer_of(*known).value();
   const auto kind = Checkpoint::open(path).kind;
-  if (const auto found = checkpointer_of(kind)) return *found;
   throw Error(ErrorCode::unsupported,
               "no checkpointer of OLMo's saved this: it is " + std::string(to_string(kind)))
       .at_path(to_string(path));
+}
+
+CheckpointerKind checkpointer_of(const Location& path, Group& group) {
+  Bytes kind(1);
+  agree(group, "telling what saved a checkpoint", [&] {
+    if (group.rank() == 0) kind[0] = static_cast<std::byte>(checkpointer_of(path));
+  });
+  return static_cast<CheckpointerKind>(group.spread(kind).at(0));
 }
 
 Checkpointer::Checkpointer(CheckpointerKind kind, Group& group, CheckpointerOptions options)

@@ -248,5 +248,19 @@ TEST(Checkpointers, AreToldByTheFiles) {
   EXPECT_EQ(code_of([&] { (void)checkpointer_of("/nowhere"); }), ErrorCode::not_found);
 }
 
+// A node may have its own ranks' files alone.
+TEST(Checkpointers, AreToldByThoseOfOneRank_F25) {
+  const TemporaryDirectory directory;
+  const auto root = golden_path("fsdp1_uop1_ws2");
+  const auto path = directory.path() + "/part";
+  fs::create_directories(path);
+  fs::copy_file(root + "/legacy/rank1.pt", path + "/rank1.pt");
+  EXPECT_EQ(checkpointer_of(path), CheckpointerKind::torch_legacy);
+  run_ranks(2, [&](Group& group) {
+    const auto own = group.rank() == 0 ? path : directory.path() + "/nowhere";
+    EXPECT_EQ(checkpointer_of(own, group), CheckpointerKind::torch_legacy);
+  });
+}
+
 }  // namespace
 }  // namespace tessera

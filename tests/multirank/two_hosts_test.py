@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Ranks on two hosts save over a network: on one directory that both hosts have, and on two that only look alike.
-OLMo's kinds are saved there as well, and restored by each rank from what its host has.
+OLMo's kinds are saved there as well, and restored by each rank from what its host has. A training goes on there.
 
-    two_hosts_test.py SAVE_AND_LOAD
+    two_hosts_test.py SAVE_AND_LOAD TRAIN_GPT
 
 A host is a set of namespaces: its network, mounts, name and processes. They have no names outside, so nothing outlives
 the host's first process, and that ends with this one. A pair of veth devices joins the hosts.
@@ -10,6 +10,7 @@ the host's first process, and that ends with this one. A pair of veth devices jo
 Exits with 77 and says why where hosts cannot be made: without root or iproute2, and in most containers.
 """
 import contextlib
+import csv
 import os
 import pathlib
 import shutil
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import unittest
 
-SAVE_AND_LOAD = None
+SAVE_AND_LOAD = TRAIN_GPT = None
 SKIPPED = 77
 LIFE = "120"  # seconds, of a host
 PATIENCE = 60  # seconds, with any other process
@@ -82,11 +83,11 @@ def two_hosts(disks, seen):
         yield hosts
 
 
-def environment(hosts, rank):
-    """Without TESSERA_SAME_HOST: the ranks have to find out that they share no memory."""
+def environment(hosts, rank, ranks_of_host=RANKS_OF_HOST):
+    """What torchrun sets. Without TESSERA_SAME_HOST: the ranks have to find out that they share no memory."""
     own = {name: value for name, value in os.environ.items() if name != "TESSERA_SAME_HOST"}
-    return {**own, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank % RANKS_OF_HOST),
-            "WORLD_SIZE": str(RANKS_OF_HOST * len(hosts)), "GLOO_SOCKET_IFNAME": "wire",
+    return {**own, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank % ranks_of_host),
+            "WORLD_SIZE": str(ranks_of_host * len(hosts)), "GLOO_SOCKET_IFNAME": "wire",
             "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
 
 
@@ -98,6 +99,11 @@ def save_on(hosts, *arguments, apart=()):
              for rank in range(RANKS_OF_HOST * len(hosts))]
     said = [rank.communicate(timeout=PATIENCE) for rank in ranks]
     return [(rank.returncode, *texts) for rank, texts in zip(ranks, said)]
+
+
+def losses(path):
+    with open(path, encoding="ascii") as file:
+        return {int(row["step"]): row["loss"] for row in csv.DictReader(file)}
 
 
 class TwoHosts(unittest.TestCase):
@@ -164,6 +170,39 @@ class TwoHosts(unittest.TestCase):
                 others = [f"rank{rank}.pt" for rank in range(4) if len(found) == 2 and rank // RANKS_OF_HOST != number]
                 self.assertEqual(files, {name: data for name, data in of_all.items() if not name.endswith(tuple(others))})
 
+    def train(self, disks, kind, metrics, *more, until=""):
+        """One rank on each host, 8 steps; the output of rank 0. With `until` the hosts die when it has said that."""
+        data = self.work / "text.txt"
+        data.write_text("".join(chr(97 + i * i % 23) for i in range(5000)), encoding="ascii")
+        command = [TRAIN_GPT, *"--dim 40 --layers 2 --heads 4 --seq 31 --batch 7 --threads 1 --steps 8".split(),
+                   "--data", str(data), "--sharding", "fsdp1", "--checkpointer", kind, "--save", self.seen,
+                   "--save-every", "4", "--metrics", str(self.work / metrics), *more]
+        with two_hosts(disks, self.seen) as hosts:
+            ranks = [host.start(*command, env=environment(hosts, rank, 1)) for rank, host in enumerate(hosts)]
+            if until:
+                return next(line for line in ranks[0].stdout if until in line)
+            said = [rank.communicate(timeout=PATIENCE) for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
+        return said[0][0]
+
+    def test_a_training_goes_on_from_what_each_host_has(self):
+        for number, kind in enumerate(("torch_legacy", "local")):
+            disks = [self.directory(f"{kind}-{host}") for host in range(2)]
+            steps = lambda: [sorted(os.listdir(disk)) for disk in disks]
+            if number == 0:  # to the end, and then one host loses the newest checkpoint
+                self.train(disks, kind, "whole.csv")
+                shutil.rmtree(pathlib.Path(disks[1]) / "step8")
+                expected = losses(self.work / "whole.csv")
+            else:
+                self.train(disks, kind, "killed.csv", until="saved " + self.seen + "/step4")
+            said = self.train(disks, kind, kind + ".csv", "--resume", "latest", "--keep", "1")
+            self.assertIn("/step4 after step 4", said)
+            if number == 0:
+                self.assertIn("step8 is damaged and passed over: incomplete: rank 1 on host-1: there is no such", said)
+            self.assertEqual(losses(self.work / f"{kind}.csv"), {step: expected[step] for step in range(5, 9)})
+            # Retention has removed step 4 on both hosts.
+            self.assertEqual(steps(), [["step8"], ["step8"]])
+
 
 def obstacle():
     """Why this system has no hosts for us; None: it has."""
@@ -178,7 +217,7 @@ def obstacle():
 
 
 if __name__ == "__main__":
-    SAVE_AND_LOAD = os.path.abspath(sys.argv[1])
+    SAVE_AND_LOAD, TRAIN_GPT = map(os.path.abspath, sys.argv[1:3])
     if reason := obstacle():
         print(f"skipped: {reason}")
         sys.exit(SKIPPED)
