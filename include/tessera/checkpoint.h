@@ -185,8 +185,8 @@ SaveResult save(const Value& tree, const Location& where, Group& group);
 //                       (with both numbers), or has several elements at one place; two keys have
 //                       memory that overlaps.
 // One tensor may have two keys (tied weights). Its memory is filled once, and then compared with
-// what the checkpoint has for the other key: a difference is `mismatch`. A failure after the first
-// write leaves the pieces with undefined content.
+// what the checkpoint has for the other key: a difference is `mismatch`. A failure once memory is
+// written leaves no values in any piece, on any rank: spoiled() of restore.h says what instead.
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options, Group& group);
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options = {});
 LoadReport load(Value& tree, const Location& where, Group& group);

@@ -110,7 +110,7 @@ class Checkpointer {
   // rules. Throws `invalid_argument` for a checkpoint of another kind and for a config.yaml that
   // names another sharded checkpointer, `mismatch` for another model or other groups, `incomplete`
   // if a rank's trainer state is missing, and what load() throws, before anything is changed. A
-  // failure after that leaves model and optimizer with undefined content. Collective.
+  // failure after that leaves no values in them, as spoiled() of tessera/restore.h. Collective.
   Value restore_checkpoint(const Location& path, ModuleRef model, OptimizerRef optim,
                            const RestoreOptions& options = {});
 

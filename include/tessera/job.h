@@ -36,9 +36,9 @@ using EventHook = std::function<void(const Event&)>;
 
 // `stop` in the options of a job ends it, from any thread. The job throws `cancelled` within a
 // second, plus the time that the store needs for requests under way. On several ranks one rank's
-// token is enough: all of them throw. Then nothing has become visible, and memory that a read or a
-// load was filling has undefined content. After the step that makes the result visible, a request
-// to stop has no effect.
+// token is enough: all of them throw. Then nothing has become visible; memory that a read was
+// filling has undefined content, and a load leaves what any failure of it leaves. After the step
+// that makes the result visible, a request to stop has no effect.
 
 // Every `threads` must be from 1 to 1024; any other number is `invalid_argument`.
 

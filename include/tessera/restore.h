@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tessera/checkpoint.h"
+#include "tessera/error.h"
 #include "tessera/parameter_names.h"
 
 namespace tessera {
@@ -62,5 +63,13 @@ struct LiveNames {
 //
 // Throws `mismatch` for other numbers of groups, or a parameter in another group or in none.
 [[nodiscard]] Value fit_groups(const Value& stored, const Value& live);
+
+// What a load does when it fails after it has begun to fill `tree`, and whoever finds only
+// afterwards that it must not be used: overwrites every tensor that has memory here, so that nobody
+// goes on with a mixture of two states. Floating-point elements become NaN, signed integers their
+// least value, unsigned ones their greatest, bools true; types without a NaN get all bits. Returns
+// `failure` with a remark about it. Never throws for memory that cannot be written: the remark
+// says so. Not collective: every rank that has the failure calls it.
+[[nodiscard]] Error spoiled(const Value& tree, const Error& failure);
 
 }  // namespace tessera

@@ -63,7 +63,7 @@ SaveResult save(const TrainingState& state, const Location& where, Group& group)
 // groups are found as tessera/restore.h says, a rank opens its own files alone if they hold what it
 // needs, and the value "train" is its own trainer state. Throws what load() and these throw,
 // `mismatch` for other groups, `unsupported` for LoadOptions::rename beside an optimizer, before
-// anything is changed. A failure after that leaves both with undefined content. Collective.
+// anything is changed. A failure after that leaves no values in either, as load(). Collective.
 LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options,
                 Group& group);
 LoadReport load(TrainingState& state, const Location& where, Group& group);

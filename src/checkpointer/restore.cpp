@@ -99,6 +99,16 @@ Value trainer_state_for(const Location& where, CheckpointerKind kind, const Load
   return std::move(*found);
 }
 
+// After the load: what is not what was saved must not be trained with.
+void require_proven(LoadTree& tree, const GroupCheckpoint& checkpoint, const LoadedSums& sums,
+                    int threads, Group& group) {
+  try {
+    detail::require_as_saved(tree.tree(), checkpoint, threads, sums, group);
+  } catch (const Error& failure) {
+    throw spoiled(tree.tree(), failure);
+  }
+}
+
 }  // namespace
 
 Value Checkpointer::restore_checkpoint(const Location& path, ModuleRef model, OptimizerRef optim,
@@ -129,7 +139,7 @@ Value Checkpointer::restore_checkpoint(const Location& path, ModuleRef model, Op
     LoadOptions loading = load_options();
     loading.filled = sums.hook();
     checkpoint.load(tree->tree(), loading);
-    detail::require_as_saved(tree->tree(), checkpoint, loading.threads, sums, group_);
+    require_proven(*tree, checkpoint, sums, loading.threads, group_);
   } catch (...) {
     tree->undo();
     throw;

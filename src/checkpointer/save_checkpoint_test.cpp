@@ -17,6 +17,7 @@
 #include "conformance/temporary_directory.h"
 #include "tessera/checkpointer.h"
 #include "tessera/error.h"
+#include "tessera/pytorch/full_params.h"
 #include "tessera/random_state.h"
 
 namespace tessera {
@@ -313,6 +314,41 @@ TEST(Readme, ATrainingOfOlmoGoesOn) {
     EXPECT_EQ(train(model, optimizer, kSavedAfter, 1), expected);
   });
   fs::current_path(before);
+}
+
+// Ranks that read parts of an archive cannot compare its checksums: the digests of the state show
+// what is wrong, when memory is filled already.
+TEST(SavedFull, WhatIsNotWhatWasSavedCannotBeTrainedWith_R19) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(2, [&](Mesh& mesh) {
+    auto layers = make_layers();
+    shard_layers(layers, Way::rows, mesh);
+    AdamW adam(sharded_parameters(layers));
+    Checkpointer checkpointer(CheckpointerKind::full, mesh.checkpoint_group());
+    checkpointer.save_checkpoint(path, layers, adam, trainer_of_rank(mesh.rank()));
+  });
+  const auto weight = make_layers()->l1->weight;
+  std::fstream file(path + "/model.pt", std::ios::in | std::ios::out | std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  const auto at = bytes.find(
+      std::string(reinterpret_cast<const char*>(weight.const_data_ptr()), weight.nbytes()));
+  ASSERT_NE(at, std::string::npos);
+  file.seekp(static_cast<std::streamoff>(at));
+  file.put(static_cast<char>(bytes[at] ^ 1));
+  file.close();
+  run_mesh(2, [&](Mesh& mesh) {
+    auto layers = make_layers(9);
+    shard_layers(layers, Way::rows, mesh);
+    AdamW adam(sharded_parameters(layers));
+    Checkpointer checkpointer(CheckpointerKind::full, mesh.checkpoint_group());
+    const Error error = error_of([&] { checkpointer.restore_checkpoint(path, layers, adam); });
+    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_EQ(error.key(), "model.l1.weight");
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("after which all that it was to fill is NaN"));
+    for (const auto& held : full_state_dict(layers))
+      EXPECT_TRUE(held.value().isnan().all().item<bool>()) << held.key();
+  });
 }
 
 }  // namespace

@@ -9,9 +9,11 @@
 
 #include <atomic>
 #include <barrier>
+#include <cmath>
 #include <thread>
 
 #include "conformance/forwarding_store.h"
+#include "tessera/group_checkpoint.h"
 #include "tessera/run_directory.h"
 
 namespace tessera {
@@ -20,6 +22,7 @@ namespace {
 using namespace testing;  // NOLINT(google-build-using-namespace)
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
 constexpr int kRounds = 4;  // of what happens at random moments
@@ -404,6 +407,28 @@ TEST(FiveKinds, F30_TheDirectorysAccessListCounts) {
   });
 }
 
+// Whether every element that the rank holds of its tensors is `is`.
+bool all_elements(const Value& tree, const std::function<bool(float)>& is) {
+  int elements = 0;
+  for (const Leaf& leaf : leaves_of(tree)) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    for (const Piece& piece : leaf.value.as_tensor().pieces) {
+      const auto* begin = reinterpret_cast<const float*>(piece.storage->data);
+      const auto* end = begin + numel(piece.slice);
+      elements += static_cast<int>(end - begin);
+      if (!std::all_of(begin, end, is)) return false;
+    }
+  }
+  return elements > 0;
+}
+
+// What a rank of two or more loads, all of it `number`.
+Value live_state(int rank, int number, int ranks = 2) {
+  const Value state = training_state(rank, ranks, number);
+  return Value::dict({{"model", state.at("model")},
+                      {"optim", Value::dict({{"state", state.at("optim").at("state")}})}});
+}
+
 TEST(FiveKinds, R19_DamageThatOneRankReadsIsTheErrorOfAll) {
   for_each_kind([](CheckpointKind kind, const std::string& path) {
     save_by(2, kind, path, 1);
@@ -411,13 +436,67 @@ TEST(FiveKinds, R19_DamageThatOneRankReadsIsTheErrorOfAll) {
     fs::resize_file(file, fs::file_size(file) / 2);
     const auto begin = std::chrono::steady_clock::now();
     const Error error = one_error(errors_of([&](Group& group) {
-      Value tree = training_state(group.rank(), 2, 0);
-      Value model = Value::dict({{"model", tree.at("model")}});
-      (void)load(model, path, {}, group);
+      Value tree = live_state(group.rank(), 3);
+      try {
+        (void)load(tree, path, {}, group);
+      } catch (const Error&) {  // before any memory was written
+        EXPECT_TRUE(all_elements(tree, [](float element) { return element == 3; }));
+        throw;
+      }
     }));
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
     EXPECT_THAT(error.code(), AnyOf(ErrorCode::corrupt, ErrorCode::incomplete)) << error.what();
     EXPECT_THAT(error.what(), HasSubstr(fs::path(file).filename().string()));
+    EXPECT_THAT(error.what(), Not(HasSubstr("NaN")));
+  });
+}
+
+// Changes the last element of `number` in a file that rank 1 reads. Returns the file's name.
+std::string damage_element_of_rank_one(const std::string& path, float number) {
+  std::string elements;
+  for (int i = 0; i < 3; ++i)
+    elements.append(reinterpret_cast<const char*>(&number), sizeof number);
+  for (const auto& [name, bytes] : contents_of(path)) {
+    const std::string file = fs::path(name).filename().string();
+    if (!file.starts_with("__1_") && file != "rank1.pt" && file != "model.pt") continue;
+    const std::size_t at = bytes.rfind(elements);
+    if (at == std::string::npos) continue;
+    std::fstream stream(name, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(static_cast<std::streamoff>(at));
+    stream.put(static_cast<char>(bytes[at] ^ 1));
+    return file;
+  }
+  throw std::runtime_error("no file of rank 1 has the elements");
+}
+
+// Loads what a rank has saved itself.
+void restore(Value& tree, const std::string& path, Group& group) {
+  auto found = GroupCheckpoint::open(path, tree.at("model"), {}, group);
+  (void)found.load(tree);
+}
+
+// Rank 0 has read all of its own: it must not go on with that either. An archive has one checksum a
+// tensor, which only who reads all of it can compare: of `full` rank 1 wants whole tensors.
+TEST(FiveKinds, R19_AfterDamageThatOneRankReadsNoRankHasValues_Q02) {
+  for_each_kind([](CheckpointKind kind, const std::string& path) {
+    save_by(2, kind, path, 7);
+    const std::string file = damage_element_of_rank_one(path, 7);
+    const Error error = one_error(errors_of([&](Group& group) {
+      const bool is_whole = kind == CheckpointKind::olmo_full && group.rank() == 1;
+      Value tree = is_whole ? live_state(0, 3, 1) : live_state(group.rank(), 3);
+      if (kind == CheckpointKind::olmo_local) tree.erase("optim");  // goes by numbers
+      try {
+        restore(tree, path, group);
+      } catch (const Error&) {
+        EXPECT_TRUE(all_elements(tree, [](float element) { return std::isnan(element); }));
+        throw;
+      }
+    }));
+    EXPECT_EQ(error.code(), ErrorCode::corrupt) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("after which all that it was to fill is NaN"));
+    EXPECT_THAT(error.path(), HasSubstr(file));
+    EXPECT_THAT(error.key(), AnyOf(HasSubstr("a.w"), HasSubstr("b.bias"))) << error.what();
+    EXPECT_TRUE(error.offset().has_value()) << error.what();
   });
 }
 

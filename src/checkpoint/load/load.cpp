@@ -3,7 +3,7 @@
 //      (checkpoint-rows P-16), proves that the memory is there which its tree speaks of, and opens
 //      the files that it will read; all agree, and learn which leaves no rank takes;
 //   2. every rank reads its own pieces, from whatever layout there is (checkpoint-rows P-17); all
-//      agree.
+//      agree. If one fails, all overwrite their pieces with NaN (spoil.h).
 // Nothing is written into the tree's memory before 1 has succeeded on every rank.
 #include <memory>
 #include <optional>
@@ -15,10 +15,12 @@
 #include "checkpoint/load/fresh.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/opened.h"
+#include "checkpoint/load/spoil.h"
 #include "checkpoint/load/tell.h"
 #include "checkpoint/load/untaken.h"
 #include "checkpoint/tree/tree.h"
 #include "comm/confer.h"
+#include "comm/error_message.h"
 #include "comm/long_work.h"
 #include "comm/whereabouts.h"
 #include "tessera/checkpoint.h"
@@ -144,7 +146,9 @@ void fill(const LoadPlan& plan, const LoadSource& source, const LoadOptions& opt
 LoadReport load_planned(Value& tree, const LoadPlan& plan, const LoadSource& source,
                         const LoadOptions& options, Group& group) {
   IoCounters counters;
-  fill(plan, source, options, counters, group);
+  // Every rank has the failure, so all of them spoil what they hold (fault-rows R19).
+  if (const auto failure = failure_of([&] { fill(plan, source, options, counters, group); }))
+    throw spoiled(plan.fillings, *failure);
   for (const auto& [place, value] : plan.values) assign(tree, place, value);
   LoadReport report;
   static_cast<IoReport&>(report) = counters.report();
