@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <map>
 #include <optional>
 #include <thread>
@@ -97,7 +98,8 @@ Value with_train_state(const Value& tree) {
 }
 
 Value resolved(const RankStore& from, const ObjectInfo& file, const sharded::Rank& rank) {
-  Value tree = read_rank_file(from, file);
+  sharded::Rebuilder rebuild(rank);
+  Value tree = read_rank_file(from, file, std::ref(rebuild));
   try {
     sharded::resolve(tree, rank);
   } catch (Error& error) {
@@ -197,9 +199,10 @@ std::optional<int> rank_between(std::string_view name, std::string_view prefix, 
   return rank_in(name, prefix, name.substr(at));
 }
 
-Value read_rank_file(const RankStore& from, const ObjectInfo& file) {
+Value read_rank_file(const RankStore& from, const ObjectInfo& file, const Rebuild& rebuild) {
   torch_file::ReadOptions options;
   options.skip_shard_lists = true;
+  options.rebuild = rebuild;
   return torch_file::read(std::make_shared<LazySource>(from.store, file, from.files), options);
 }
 
@@ -244,8 +247,10 @@ Checkpoint open_rank_files(const std::shared_ptr<Store>& store) {
 
 std::optional<Value> read_legacy_part(const RankStore& from, const sharded::Rank& rank) {
   const std::string name = own_file("", rank.rank);
-  Value tree = read_rank_file(from, {name, from.store->open(name)->size()});
-  if (!has_model(tree) || sharded::world_of(tree) != rank.world) return std::nullopt;
+  sharded::Rebuilder rebuild(rank);
+  Value tree = read_rank_file(from, {name, from.store->open(name)->size()}, std::ref(rebuild));
+  const std::optional<int> world = sharded::world_of(tree);
+  if (!has_model(tree) || (world ? world : rebuild.world()) != rank.world) return std::nullopt;
   try {
     sharded::resolve(tree, rank);
   } catch (Error& error) {

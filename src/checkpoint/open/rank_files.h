@@ -41,8 +41,11 @@ struct RankStore {
   std::shared_ptr<OpenFiles> files = std::make_shared<OpenFiles>();
 };
 
-// The tree of one rank's file, without the shard lists that it does not need.
-[[nodiscard]] Value read_rank_file(const RankStore& from, const ObjectInfo& file);
+// The tree of one rank's file, without the shard lists that it does not need. `rebuild`: as in
+// torch_file::ReadOptions.
+using Rebuild = std::function<bool(const Value& callable, const Value& arguments, Value& result)>;
+[[nodiscard]] Value read_rank_file(const RankStore& from, const ObjectInfo& file,
+                                   const Rebuild& rebuild = {});
 
 // Merges what `tree_of` gives for every rank, several at a time, each dropped when its pieces are
 // taken; then the tree becomes the checkpoint's, and its coverage is proved.

@@ -42,7 +42,11 @@ void require_key(const Value& key) {
 }  // namespace
 
 Machine::Machine(ByteView bytes, const ReadOptions& options)
-    : cursor_(bytes), options_(options), cells_(1), skipping_(options.skip.has_value()) {}
+    : cursor_(bytes),
+      options_(options),
+      cells_(1),
+      recalled_(recalled_entries(bytes)),
+      skipping_(options.skip.has_value()) {}
 
 Parsed Machine::run() {
   std::size_t at = 0;
@@ -297,15 +301,17 @@ void Machine::memoize(std::uint64_t index) {
   if (index < memo_end_ && !skipped_.empty()) read_skipped();
   memo_end_ = std::max(memo_end_, saturating_add(index, 1));
   const Slot& slot = top();
-  // Picklers count up; any other index has no claim to memory of its own size.
-  if (index <= memo_.size() + 1) return memoize_dense(index, slot);
-  if (sparse_memo_.insert_or_assign(index, slot).second) count_entry();
+  if (is_first_put(index)) count_entry();
+  if (is_recalled(index)) memo_.insert_or_assign(index, slot);
 }
 
-void Machine::memoize_dense(std::uint64_t index, const Slot& slot) {
-  if (index >= memo_.size()) memo_.resize(index + 1, Slot{Value(), kUnset});
-  if (memo_[index].cell == kUnset) count_entry();
-  memo_[index] = slot;
+bool Machine::is_first_put(std::uint64_t index) {
+  // Picklers count up; any other index has no claim to memory of its own size.
+  if (index > put_.size() + 1) return sparse_put_.insert(index).second;
+  if (index >= put_.size()) put_.resize(index + 1);
+  const bool first = !put_[index] && !sparse_put_.contains(index);
+  put_[index] = true;
+  return first;
 }
 
 // A pickler numbers a value once: a memo that is larger than all values is there to fill memory.
@@ -328,9 +334,36 @@ void Machine::recall(std::uint64_t index) {
 }
 
 const Machine::Slot* Machine::memo_entry(std::uint64_t index) const {
-  if (index < memo_.size() && memo_[index].cell != kUnset) return &memo_[index];
-  const auto found = sparse_memo_.find(index);
-  return found == sparse_memo_.end() ? nullptr : &found->second;
+  const auto found = memo_.find(index);
+  return found == memo_.end() ? nullptr : &found->second;
+}
+
+std::vector<bool> Machine::recalled_entries(ByteView bytes) {
+  std::vector<bool> recalled;
+  const auto note = [&](std::uint64_t index) {
+    if (index >= bytes.size()) return;  // more than there are
+    if (index >= recalled.size()) recalled.resize(index + 1);
+    recalled[index] = true;
+  };
+  Cursor cursor(bytes);
+  try {
+    for (Op op = Op::mark; op != Op::stop;) {
+      op = static_cast<Op>(cursor.opcode());
+      const Opcode& opcode = opcode_of(op);
+      if (opcode.argument == Argument::not_an_opcode) break;
+      if (is_one_of(op, Op::binget, Op::long_binget)) {
+        note(cursor.number(opcode.argument));
+      } else if (op == Op::get) {
+        note(parse_index(cursor.line()));
+      } else {
+        cursor.skip(opcode.argument);
+      }
+    }
+  } catch (const Error&) {
+    // The machine gets no further, and says why.
+  }
+  recalled.resize(bytes.size());
+  return recalled;
 }
 
 std::uint64_t Machine::parse_index(std::string_view text) {

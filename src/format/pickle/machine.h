@@ -3,8 +3,10 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "format/pickle/cursor.h"
@@ -78,10 +80,16 @@ class Machine {
   // Memo.
   void memoize_next();
   void memoize(std::uint64_t index);
-  void memoize_dense(std::uint64_t index, const Slot& slot);
+  [[nodiscard]] bool is_first_put(std::uint64_t index);
   void count_entry();
+  // The entries that opcodes take out of the memo, by index. Those behind its end may be, too.
+  [[nodiscard]] static std::vector<bool> recalled_entries(ByteView bytes);
+  // Whether some opcode takes this entry out of the memo.
+  [[nodiscard]] bool is_recalled(std::uint64_t index) const {
+    return index >= recalled_.size() || recalled_[index];
+  }
   void recall(std::uint64_t index);
-  [[nodiscard]] const Slot* memo_entry(std::uint64_t index) const;  // null: never put
+  [[nodiscard]] const Slot* memo_entry(std::uint64_t index) const;  // null: never put, or recalled
   [[nodiscard]] static std::uint64_t parse_index(std::string_view text);
 
   // Skipped lists (skip.cpp).
@@ -119,9 +127,12 @@ class Machine {
   bool stopped_ = false;
   Slots stack_;
   std::vector<std::size_t> marks_;  // heights of the stack
-  std::vector<Cell> cells_;
-  Slots memo_;  // dense indices; cell kUnset: never put
-  std::unordered_map<std::uint64_t, Slot> sparse_memo_;
+  std::deque<Cell> cells_;          // does not move while it grows
+  // Picklers number nearly all values and come back to few: no other value is kept alive here.
+  std::vector<bool> recalled_;
+  std::unordered_map<std::uint64_t, Slot> memo_;
+  std::vector<bool> put_;  // dense indices
+  std::unordered_set<std::uint64_t> sparse_put_;
   std::size_t memo_size_ = 0;
   std::uint64_t memo_end_ = 0;   // above every index that was ever put
   bool skipping_ = false;        // lists of options_.skip are skipped

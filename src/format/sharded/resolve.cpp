@@ -19,7 +19,9 @@ const Value& inside_parameter(const Value& value) {
 
 void visit(Value& value, const Rank& rank) {
   const Value& tensor = inside_parameter(value);
-  if (is_sharded_tensor(tensor)) {
+  if (tensor.is(Kind::tensor) && tensor.as_tensor().sharded) {
+    value = Value(tensor);  // a Rebuilder's
+  } else if (is_sharded_tensor(tensor)) {
     value = Value(read_sharded_tensor(tensor, rank));
   } else if (is_dtensor(tensor)) {
     value = Value(read_dtensor(tensor, rank));
@@ -52,6 +54,22 @@ void walk(Value& value, const Rank& rank) {
 
 void resolve(Value& tree, const Rank& rank) {
   visit(tree, rank);
+}
+
+bool Rebuilder::operator()(const Value& callable, const Value& arguments, Value& result) {
+  if (!is_global(callable, "torch._tensor", "_rebuild_from_type_v2")) return false;
+  const Value made = Value::object({.callable = callable, .arguments = arguments});
+  try {
+    const bool is_sharded = is_sharded_tensor(made);
+    if (!is_sharded && !is_dtensor(made)) return false;
+    const std::optional<int> world = world_of(made);
+    result = Value(is_sharded ? read_sharded_tensor(made, rank_) : read_dtensor(made, rank_));
+    if (!any_) world_ = world;
+    any_ = true;
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace tessera::sharded

@@ -28,6 +28,23 @@ struct Rank {
 // hold no part of the values (Partial).
 void resolve(Value& tree, const Rank& rank);
 
+// The same for one call while a pickle is read, so that its arguments need no memory when the rest
+// is. What it does not take is left for `resolve`, which says why.
+class Rebuilder {
+ public:
+  explicit Rebuilder(Rank rank) : rank_(rank) {}
+
+  // Whether `callable(*arguments)` is such a tensor; `result` is the leaf then.
+  bool operator()(const Value& callable, const Value& arguments, Value& result);
+  // As `world_of` says of the first tensor that was taken.
+  [[nodiscard]] std::optional<int> world() const { return world_; }
+
+ private:
+  Rank rank_;
+  bool any_ = false;
+  std::optional<int> world_;
+};
+
 // The number of ranks that the first ShardedTensor or DTensor below the dicts of `tree` says it is
 // of; none: no such tensor says one. A DTensor knows no more than the ranks of its mesh, which may
 // be some of all.

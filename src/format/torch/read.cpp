@@ -190,7 +190,10 @@ pickle::ReadOptions Reader::options() {
   pickle::ReadOptions options;
   if (wanted_.skip_shard_lists) options.skip = pickle::SkipRule{kShardLists, kShardClasses};
   options.persistent_load = [this](const Value& id) { return load_storage(id); };
-  options.reduce = rebuild_tensor;
+  options.reduce = [this](const Value& callable, const Value& arguments, Value& result) {
+    return rebuild_tensor(callable, arguments, result) ||
+           (wanted_.rebuild && wanted_.rebuild(callable, arguments, result));
+  };
   return options;
 }
 

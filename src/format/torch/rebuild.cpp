@@ -112,7 +112,8 @@ bool rebuild_plain(const Value::List& arguments, bool v3, Tensor& tensor) {
 bool is_plain_tensor(const Value& value) {
   if (!value.is(Kind::tensor)) return false;
   const Tensor& tensor = value.as_tensor();
-  return !tensor.bare_storage && !tensor.parameter && !tensor.attributes && !tensor.requires_grad;
+  return !tensor.bare_storage && !tensor.parameter && !tensor.attributes && !tensor.requires_grad &&
+         !tensor.sharded;
 }
 
 // _rebuild_parameter(tensor, requires_grad, hooks[, state])
