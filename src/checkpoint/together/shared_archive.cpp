@@ -65,9 +65,9 @@ SharedArchive::SharedArchive(Archive archive, const FileRole& role, int rank, in
     : SharedFile(role, rank, ranks), archive_(std::move(archive)) {
   const std::string root = root_of_archive(archive_.file);
   if (role_.pickle_size && !is_made_here()) {
-    slots_ = torch_file::slots_of(archive_.tree, root, *role_.pickle_size);
+    slots_ = torch_file::slots_of(archive_.tree, root, *role_.pickle_size, archive_.expand);
   } else {
-    writer_.emplace(archive_.tree, root);
+    writer_.emplace(archive_.tree, root, archive_.expand);
   }
 }
 

@@ -9,7 +9,6 @@
 #include "base/parallel.h"
 #include "checkpoint/dcp/item_writer.h"
 #include "checkpoint/read/cast.h"
-#include "format/torch/torch_file.h"
 #include "tessera/error.h"
 #include "value/storage_reader.h"
 
@@ -153,7 +152,7 @@ Value planned_tensor(DType dtype, Shape shape) {
 }
 
 void write_archive(const ConvertJob& job, const Archive& archive, int threads) {
-  torch_file::Writer writer(archive.tree, root_of_archive(archive.file));
+  torch_file::Writer writer(archive.tree, root_of_archive(archive.file), archive.expand);
   const auto sink = job.store.create(archive.file, job.if_exists, writer.size());
   for (const auto& segment : writer.fixed()) sink->write_at(segment.offset, segment.bytes);
   std::vector<std::uint32_t> crcs(writer.slots().size());

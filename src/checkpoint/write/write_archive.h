@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checkpoint/write/targets.h"
+#include "format/torch/torch_file.h"
 
 namespace tessera {
 
@@ -38,7 +39,8 @@ struct Archive {
   Value tree;
   // What the tensor leaves of `tree` that have no pieces hold, in row-major order.
   std::unordered_map<const Tensor*, std::vector<ArchivePart>> parts;
-  Wholes wholes = {};  // the same for leaves that are one part
+  Wholes wholes = {};              // the same for leaves that are one part
+  torch_file::Expand expand = {};  // of what stands in `tree` for a larger value
 };
 
 // The part that is all of `source`.

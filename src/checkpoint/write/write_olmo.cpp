@@ -1,6 +1,8 @@
 #include "checkpoint/write/write_olmo.h"
 
 #include <filesystem>
+#include <memory>
+#include <unordered_map>
 
 #include "base/parallel.h"
 #include "checkpoint/open/open.h"
@@ -65,16 +67,60 @@ Value dict_with_tensors(const Value& dict, const Replace& replace) {
   return copy;
 }
 
+// What stands for a tensor in the tree of a legacy file: an empty string. Torch's object of it is
+// forty values, so it is made when it is pickled.
+class RankTensors {
+ public:
+  explicit RankTensors(const LegacyRank& of) : of_(of), sharded_(of.rank, of.ranks) {
+    if (of.mesh)
+      dtensors_.emplace(of.rank, olmo::HybridMesh{of.mesh->copies, of.parts(), of.mesh->device});
+  }
+
+  // `local`: the leaf with the rank's rows; none: it has none.
+  Value add(const Tensor& tensor, Value local) {
+    Value stand_in{std::string()};
+    by_stand_in_.emplace(stand_in.identity(), Entry{&tensor, std::move(local)});
+    return stand_in;
+  }
+
+  bool expand(const Value& value, Value& expanded) const {
+    if (!value.is(Kind::string)) return false;
+    const auto found = by_stand_in_.find(value.identity());
+    if (found == by_stand_in_.end()) return false;
+    const auto& [tensor, local] = found->second;
+    if (dtensors_) {
+      expanded = dtensors_->make(tensor->dtype, tensor->shape, local);
+    } else {
+      expanded = sharded_.make(tensor->dtype, tensor->shape, row_chunks(tensor->shape, of_.ranks),
+                               local.is(Kind::none) ? nullptr : &local);
+    }
+    return true;
+  }
+
+  [[nodiscard]] bool has_dtensors() const { return dtensors_.has_value(); }
+
+ private:
+  struct Entry {
+    const Tensor* tensor;  // of the state
+    Value local;
+  };
+  LegacyRank of_;
+  olmo::ShardedTensorMaker sharded_;
+  std::optional<olmo::DTensorMaker> dtensors_;  // of a hybrid mesh
+  std::unordered_map<const void*, Entry> by_stand_in_;
+};
+
 // Makes the archive of one rank, with its rows of every tensor.
 class LegacyFile {
  public:
   LegacyFile(const SourceTensors& sources, const LegacyRank& of)
       : sources_(sources),
         of_(of),
-        maker_(of.rank, of.ranks),
+        tensors_(std::make_shared<RankTensors>(of)),
         archive_{own_file("", of.rank), Value::dict(), {}} {
-    if (of.mesh)
-      dtensors_.emplace(of.rank, olmo::HybridMesh{of.mesh->copies, of.parts(), of.mesh->device});
+    archive_.expand = [tensors = tensors_](const Value& value, Value& expanded) {
+      return tensors->expand(value, expanded);
+    };
   }
 
   Archive make(const OlmoState& state) {
@@ -92,19 +138,15 @@ class LegacyFile {
   Value shard_of(const Tensor& tensor) {
     if (tensor.shape.empty() || numel(tensor.shape) == 0)
       return whole_tensor(sources_, tensor, archive_);
-    const std::optional<Box> mine = legacy_rows(tensor.shape, of_);
-    if (dtensors_) {
-      // Every rank has a local tensor, one without rows as well.
-      Shape none = tensor.shape;
-      none[0] = 0;
-      const Value local = mine ? rows_of(tensor, *mine) : planned_tensor(tensor.dtype, none);
-      archive_.parts.try_emplace(&local.as_tensor());
-      return dtensors_->make(tensor.dtype, tensor.shape, local);
-    }
-    const std::vector<Box> chunks = row_chunks(tensor.shape, of_.ranks);
-    if (!mine) return maker_.make(tensor.dtype, tensor.shape, chunks, nullptr);
-    const Value local = rows_of(tensor, *mine);
-    return maker_.make(tensor.dtype, tensor.shape, chunks, &local);
+    if (const std::optional<Box> mine = legacy_rows(tensor.shape, of_))
+      return tensors_->add(tensor, rows_of(tensor, *mine));
+    if (!tensors_->has_dtensors()) return tensors_->add(tensor, Value());
+    // Every rank of a mesh has a local tensor, one without rows as well.
+    Shape none = tensor.shape;
+    none[0] = 0;
+    Value local = planned_tensor(tensor.dtype, std::move(none));
+    archive_.parts.try_emplace(&local.as_tensor());
+    return tensors_->add(tensor, std::move(local));
   }
 
   Value rows_of(const Tensor& tensor, const Box& rows) {
@@ -116,8 +158,7 @@ class LegacyFile {
 
   const SourceTensors& sources_;
   LegacyRank of_;
-  olmo::ShardedTensorMaker maker_;
-  std::optional<olmo::DTensorMaker> dtensors_;  // of a hybrid mesh
+  std::shared_ptr<RankTensors> tensors_;  // the archive's, too
   Archive archive_;
 };
 

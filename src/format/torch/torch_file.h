@@ -42,6 +42,11 @@ struct ReadOptions {
 // item is something else.
 [[nodiscard]] Tensor read_tensor_item(std::shared_ptr<const ByteSource> item);
 
+// Makes the value that is pickled in the place of one in the tree, where that only stands for it;
+// returns false for all others. What it makes is gone when it is pickled. Tensor leaves inside of
+// it must outlive the writer.
+using Expand = std::function<bool(const Value& value, Value& expanded)>;
+
 // A torch.save archive laid out for writing: `fixed` bytes at their offsets, storages to be filled
 // by the caller, and `finish`, which needs the CRC-32 of each storage's bytes. For a tree that was
 // read from a file of torch.save the result is that file, byte for byte.
@@ -63,7 +68,7 @@ class Writer {
   // and for names that are not ASCII. Leaves with a single piece over the whole tensor keep their
   // storage, strides and sharing; all others become contiguous. `tree` must outlive the writer.
   // Throws `invalid_argument` when tensors of two element types share a storage.
-  Writer(const Value& tree, const std::string& root);
+  Writer(const Value& tree, const std::string& root, const Expand& expand = {});
   [[nodiscard]] const std::vector<Segment>& fixed() const noexcept { return fixed_; }
   [[nodiscard]] const std::vector<Slot>& slots() const noexcept { return slots_; }
   // Hands all bytes that are neither `fixed` nor a slot's to `put`, in ascending order: they depend
@@ -91,7 +96,8 @@ class Writer {
 // The slots of an archive whose tree has the same tensors as `tree` in the same order, and others
 // perhaps behind them, and whose pickle has this size: of one that another process writes.
 [[nodiscard]] std::vector<Writer::Slot> slots_of(const Value& tree, const std::string& root,
-                                                 std::uint64_t pickle_size);
+                                                 std::uint64_t pickle_size,
+                                                 const Expand& expand = {});
 
 // A whole archive in memory, for trees whose data is in memory and small.
 [[nodiscard]] std::vector<std::byte> write(const Value& tree, const std::string& root);

@@ -39,7 +39,8 @@ void append(std::vector<std::byte>& to, ByteView bytes) {
 // use.
 class Pickler {
  public:
-  explicit Pickler(std::vector<Writer::Slot>& slots) : slots_(slots) {}
+  Pickler(std::vector<Writer::Slot>& slots, const Expand& expand)
+      : slots_(slots), expand_(expand) {}
 
   std::vector<std::byte> run(const Value& tree) {
     pickle::WriteOptions options;
@@ -49,6 +50,7 @@ class Pickler {
       return true;
     };
     options.reduce = [this](const Value& value, Value& replacement) {
+      if (expand_ && expand_(value, replacement)) return true;
       if (!value.is(Kind::tensor)) return false;
       replacement = reduced(value.as_tensor());
       return true;
@@ -190,6 +192,7 @@ class Pickler {
   static Value tuple_of(const Shape& shape) { return Value::tuple({shape.begin(), shape.end()}); }
 
   std::vector<Writer::Slot>& slots_;
+  const Expand& expand_;
   std::unordered_map<const Storage*, Known> known_;
   Known fresh_;                                // of the gathered tensor whose stand-in is next
   std::map<std::string_view, Value> classes_;  // one node for each
@@ -247,9 +250,9 @@ void place(std::vector<Writer::Slot>& slots, zip::Writer& zip, const std::string
 
 }  // namespace
 
-Writer::Writer(const Value& tree, const std::string& root) {
+Writer::Writer(const Value& tree, const std::string& root, const Expand& expand) {
   require_folder(root);
-  std::vector<std::byte> pickle = Pickler(slots_).run(tree);
+  std::vector<std::byte> pickle = Pickler(slots_, expand).run(tree);
   pickle_size_ = pickle.size();
   const std::string prefix = root + "/";
   const auto add_fixed = [&](const char* name, ByteView bytes) {
@@ -278,9 +281,9 @@ Writer::Writer(const Value& tree, const std::string& root) {
 }
 
 std::vector<Writer::Slot> slots_of(const Value& tree, const std::string& root,
-                                   std::uint64_t pickle_size) {
+                                   std::uint64_t pickle_size, const Expand& expand) {
   std::vector<Writer::Slot> slots;
-  (void)Pickler(slots).run(tree);
+  (void)Pickler(slots, expand).run(tree);
   const std::string prefix = root + "/";
   zip::Writer zip;
   zip.add(prefix + kPickle, pickle_size);
