@@ -4,11 +4,13 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/look_again.h"
 #include "base/parallel.h"
 #include "base/stop.h"
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/digests/state_file.h"
 #include "checkpoint/load/own_files.h"
+#include "checkpoint/load/patient_store.h"
 #include "checkpoint/load/recorded_store.h"
 #include "checkpoint/open/open.h"
 #include "comm/confer.h"
@@ -41,22 +43,70 @@ Bytes record_of(Place place, Checkpoint& opened) {
   return recorder->finish();
 }
 
+// Where rank 0 has opened a checkpoint, another rank waits until it sees that place.
+Place place_on(int rank, const Location& where, const std::stop_token& stop) {
+  if (rank == 0) return place_of(where);
+  std::optional<Place> place;
+  const bool is_visible = look_until_visible(stop, [&] {
+    try {
+      place = place_of(where);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::not_found) throw;
+    }
+    return place.has_value();
+  });
+  if (is_visible) return std::move(*place);
+  throw Error(ErrorCode::incomplete, "rank 0 has opened a checkpoint, which does not appear here")
+      .at_path(to_string(where));
+}
+
 // The same checkpoint on another rank.
-Checkpoint replayed(const Location& where, ByteView record) {
-  if (where.store) return opened_at(place_of({replaying_store(where.store, record), where.name}));
-  Place place = place_of(where);
-  place.store = replaying_store(std::move(place.store), record);
+Checkpoint replayed(Location where, Place place, const Replay& replay) {
+  if (where.store) {
+    where.store = replaying_store(where.store, replay);
+    return opened_at(place_of(where));
+  }
+  place.store = replaying_store(std::move(place.store), replay);
   return opened_at(place);
 }
 
-void emplace_recorded(std::optional<LoadSource>& source, const Location& where, HostCopy told,
-                      std::unique_ptr<Checkpoint> own, int rank) {
+struct Opener {
+  const Location& where;
+  const std::stop_token& stop;
+  int rank = 0;
+};
+
+void emplace_recorded(std::optional<LoadSource>& source, const Opener& opener, HostCopy told,
+                      std::unique_ptr<Checkpoint> own) {
   MessageReader message(told.bytes());
   (void)message.number<Opening>();
   const auto mark = message.number<std::uint64_t>();
-  if (rank > 0) *own = replayed(where, message.rest());
+  // What is in a store, the record tells.
+  const Place place = opener.where.store ? Place{opener.where.store}
+                                         : place_on(opener.rank, opener.where, opener.stop);
+  const auto is_replaced = [store = place.store, mark] {
+    const std::uint64_t seen =
+        mark == 0 || !store->exists(kStateFile) ? mark : save_mark_of(*store);
+    return seen != mark;
+  };
+  if (opener.rank > 0)
+    *own = replayed(opener.where, place, {message.rest(), opener.stop, is_replaced});
   source.emplace(std::move(told), std::move(own));
-  if (mark != 0) source->watch(place_of(where).store, mark);
+  if (mark != 0) source->watch(place.store, mark);
+}
+
+void emplace_catalog(std::optional<LoadSource>& source, const Opener& opener, HostCopy told) {
+  std::shared_ptr<Store> store = place_on(opener.rank, opener.where, opener.stop).store;
+  if (opener.rank > 0) {
+    const CatalogHead head = Catalog(told.bytes().subspan(sizeof(Opening))).head();
+    const auto is_replaced = [store, metadata = head.metadata.front(), end = head.metadata_end] {
+      if (!store->exists(metadata.name)) return false;
+      const auto found = store->open(metadata.name);
+      return found->size() != metadata.size || digest_of_end(*found) != end;
+    };
+    store = patient_store(store, opener.stop, is_replaced);
+  }
+  source.emplace(std::move(told), std::move(store));
 }
 
 }  // namespace
@@ -190,13 +240,14 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
   };
   HostCopy told = copy_to_hosts(group, kOperation, begin, open);
   std::optional<LoadSource> source;
+  const Opener opener{where, options.stop, group.rank()};
   agree(group, kOperation, [&] {
     switch (MessageReader(told.bytes()).number<Opening>()) {
       case Opening::catalog:
-        source.emplace(std::move(told), place_of(where).store);
+        emplace_catalog(source, opener, std::move(told));
         break;
       case Opening::record:
-        emplace_recorded(source, where, std::move(told), std::move(own), group.rank());
+        emplace_recorded(source, opener, std::move(told), std::move(own));
         break;
       case Opening::told:
         if (group.rank() > 0) own.reset();

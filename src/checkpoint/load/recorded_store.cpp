@@ -4,9 +4,11 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/load/patient_store.h"
 #include "comm/message.h"
 #include "storage/lazy_source.h"
 #include "tessera/error.h"
@@ -210,10 +212,14 @@ class ReplayedSource final : public ByteSource {
 
 class Replayer final : public Store {
  public:
-  Replayer(std::shared_ptr<Store> store, ByteView record) : store_(std::move(store)) {
-    MessageReader message(record);
+  Replayer(std::shared_ptr<Store> store, Replay replay)
+      : store_(std::move(store)),
+        patient_(patient_store(store_, std::move(replay.stop), std::move(replay.is_replaced))) {
+    MessageReader message(replay.record);
     lists_ = read_list(message);
     levels_ = read_list(message);
+    note_names(lists_);
+    note_names(levels_);
     for (auto count = message.count(); count > 0; --count) {
       const std::string name = message.text();
       exists_[name] = message.count() == 1;
@@ -245,8 +251,9 @@ class Replayer final : public Store {
   }
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
     const auto known = objects_.find(name);
-    if (known == objects_.end()) return store_->open(name);
-    return std::make_shared<ReplayedSource>(store_, known->first, known->second);
+    if (known == objects_.end())
+      return names_.contains(name) ? patient_->open(name) : store_->open(name);
+    return std::make_shared<ReplayedSource>(patient_, known->first, known->second);
   }
   std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                    std::uint64_t size_hint) override {
@@ -255,7 +262,14 @@ class Replayer final : public Store {
   void remove(std::string_view name) override { store_->remove(name); }
 
  private:
+  void note_names(const ByName<std::vector<ObjectInfo>>& lists) {
+    for (const auto& [prefix, files] : lists)
+      for (const ObjectInfo& file : files) names_.insert(file.name);
+  }
+
   std::shared_ptr<Store> store_;
+  std::shared_ptr<Store> patient_;  // for what is known to be there
+  std::set<std::string, std::less<>> names_;
   ByName<std::vector<ObjectInfo>> lists_, levels_;
   ByName<bool> exists_;
   ByName<std::shared_ptr<const ReplayedObject>> objects_;
@@ -267,8 +281,8 @@ std::shared_ptr<RecordingStore> recording_store(std::shared_ptr<Store> store) {
   return std::make_shared<Recorder>(std::move(store));
 }
 
-std::shared_ptr<Store> replaying_store(std::shared_ptr<Store> store, ByteView record) {
-  return std::make_shared<Replayer>(std::move(store), record);
+std::shared_ptr<Store> replaying_store(std::shared_ptr<Store> store, Replay replay) {
+  return std::make_shared<Replayer>(std::move(store), std::move(replay));
 }
 
 }  // namespace tessera

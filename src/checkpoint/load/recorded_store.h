@@ -2,7 +2,9 @@
 // from that: they open the same checkpoint without asking theirs.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <stop_token>
 
 #include "tessera/comm.h"
 #include "tessera/storage.h"
@@ -17,9 +19,15 @@ class RecordingStore : public Store {
 };
 [[nodiscard]] std::shared_ptr<RecordingStore> recording_store(std::shared_ptr<Store> store);
 
+struct Replay {
+  ByteView record;  // must outlive what is opened
+  // What patient_store() gets.
+  std::stop_token stop = {};
+  std::function<bool()> is_replaced = [] { return false; };
+};
 // `store` as it answered the rank that recorded: what was asked there is not asked again, and
-// everything else is. An object of another size than recorded is `conflict` when it is read.
-// `record` must outlive what is opened.
-[[nodiscard]] std::shared_ptr<Store> replaying_store(std::shared_ptr<Store> store, ByteView record);
+// everything else is. An object of another size than recorded is `conflict` when it is read. What
+// the record knows is waited for (patient_store.h).
+[[nodiscard]] std::shared_ptr<Store> replaying_store(std::shared_ptr<Store> store, Replay replay);
 
 }  // namespace tessera

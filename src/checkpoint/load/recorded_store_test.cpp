@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "conformance/errors.h"
+#include "conformance/short_patience.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -27,7 +28,7 @@ bool is_part(const Bytes& bytes, std::size_t offset) {
   return std::equal(bytes.begin(), bytes.end(), all.begin() + static_cast<std::ptrdiff_t>(offset));
 }
 
-class Recorded : public testing::Test {
+class Recorded : public ::testing::Test {
  protected:
   Recorded() {
     put(*first_, "dir/a", numbered(100), IfExists::fail);
@@ -50,7 +51,7 @@ class Recorded : public testing::Test {
 
 // The other rank's store is empty: it is not asked.
 TEST_F(Recorded, AnswersComeAgain) {
-  const auto store = replaying_store(memory_store("second"), record_);
+  const auto store = replaying_store(memory_store("second"), {record_});
   EXPECT_EQ(store->name(), "second");
   EXPECT_EQ(store->list().size(), 2U);
   EXPECT_EQ(store->list().at(0).size, 50U);
@@ -62,12 +63,21 @@ TEST_F(Recorded, AnswersComeAgain) {
   EXPECT_EQ(source->name(), "second/dir/a");
   EXPECT_TRUE(is_part(part_of(*store, "dir/a", 10, 20), 10));
   EXPECT_TRUE(is_part(part_of(*store, "dir/a", 25, 5), 25));
-  EXPECT_EQ(code_of([&] { (void)part_of(*store, "dir/a", 25, 6); }), ErrorCode::not_found);
+  EXPECT_EQ(code_of([&] { (void)store->open("c"); }), ErrorCode::not_found);
+  // What is known to be there is waited for, and what is not recorded of it, too.
+  const testing::ShortPatience patience;
+  EXPECT_EQ(code_of([&] { (void)part_of(*store, "dir/a", 25, 6); }), ErrorCode::incomplete);
+  EXPECT_EQ(code_of([&] { (void)store->open("b"); }), ErrorCode::incomplete);
+}
+
+TEST_F(Recorded, WhatIsGoneFromAnotherSaveIsNotWaitedFor) {
+  const auto is_replaced = [] { return true; };
+  const auto store = replaying_store(memory_store("second"), {record_, {}, is_replaced});
   EXPECT_EQ(code_of([&] { (void)store->open("b"); }), ErrorCode::not_found);
 }
 
 TEST_F(Recorded, WhatWasNotAskedIsAskedOfTheRanksOwnStore) {
-  const auto store = replaying_store(first_, record_);
+  const auto store = replaying_store(first_, {record_});
   EXPECT_EQ(store->list("dir").size(), 1U);
   EXPECT_TRUE(is_part(part_of(*store, "dir/a", 25, 60), 25));
   EXPECT_TRUE(is_part(part_of(*store, "b", 3, 4), 3));
@@ -81,7 +91,7 @@ TEST_F(Recorded, WhatWasNotAskedIsAskedOfTheRanksOwnStore) {
 TEST_F(Recorded, AnObjectOfAnotherSizeIsAConflict) {
   const auto other = memory_store("second");
   put(*other, "dir/a", numbered(99), IfExists::fail);
-  const auto store = replaying_store(other, record_);
+  const auto store = replaying_store(other, {record_});
   EXPECT_EQ(code_of([&] { (void)part_of(*store, "dir/a", 50, 10); }), ErrorCode::conflict);
 }
 

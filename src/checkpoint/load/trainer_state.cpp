@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/log.h"
+#include "base/look_again.h"
 #include "base/one_of.h"
 #include "base/parallel.h"
 #include "base/stop.h"
@@ -60,6 +62,18 @@ class Found {
 
   [[nodiscard]] bool has(int rank) const {
     return kind_ != CheckpointKind::olmo_full && store_->exists(file_of(rank));
+  }
+
+  // By rank: 1 where its file is listed.
+  [[nodiscard]] Bytes listed(int ranks) const {
+    std::set<std::string> names;
+    for (ObjectInfo& object :
+         store_->list_level(kind_ == CheckpointKind::olmo_legacy ? "" : "train"))
+      names.insert(std::move(object.name));
+    Bytes found;
+    for (int rank = 0; rank < ranks; ++rank)
+      found.push_back(std::byte{static_cast<std::uint8_t>(names.contains(file_of(rank)) ? 1 : 0)});
+    return found;
   }
 
   // Of the ranks that saved it, by what rank 0's node has.
@@ -173,7 +187,8 @@ class Teller {
     MessageWriter message;
     if (!anybody) return message.number(Answer::none).take();
     if (world != ranks_) return tell_first(found, world);
-    if (options_.reader == LoadReader::every_rank) return message.number(Answer::own).take();
+    if (options_.reader == LoadReader::every_rank)
+      return message.number(Answer::own).rest(found.listed(ranks_)).take();
     message.number(Answer::each);
     for (int rank = 0; rank < ranks_; ++rank)
       put_state(message, in_memory(found.state_of(rank), found.name(), options_));
@@ -250,10 +265,22 @@ Bytes same_step(const Bytes& left, const Bytes& right) {
   return left;
 }
 
-// Each rank reads its own.
-void read_own(TrainerState& result, const Location& where, const LoadOptions& options,
+// Whether the rank sees a state of its own; false too where it sees no checkpoint.
+bool sees_own(const Location& where, int rank) {
+  try {
+    return Found(where).has(rank);
+  } catch (const Error& error) {
+    if (!is_one_of(error.code(), ErrorCode::not_found, ErrorCode::unsupported)) throw;
+    return false;
+  }
+}
+
+// Each rank reads its own. `listed`: rank 0 sees its file, so it is waited for (fault-rows F24).
+void read_own(TrainerState& result, const Location& where, const LoadOptions& options, bool listed,
               Group& group) {
   const auto contribute = [&] {
+    if (listed)
+      (void)look_until_visible(options.stop, [&] { return sees_own(where, group.rank()); });
     const Found found(where);
     result.state = in_memory(found.state_of(group.rank()), found.name(), options);
     return step_of(*result.state);
@@ -262,19 +289,11 @@ void read_own(TrainerState& result, const Location& where, const LoadOptions& op
   confer(group, kOperation, {contribute, same_step, conclude});
 }
 
-// Whether this rank sees a state of its own; false too where it sees no checkpoint: then rank 0
-// says what is wrong.
-Bytes sees_own(const Location& where, const LoadOptions& options, const Group& group) {
+// Where this rank sees no checkpoint, rank 0 says what is wrong.
+Bytes says_own(const Location& where, const LoadOptions& options, const Group& group) {
   require_going_on(options.stop);
   require_threads(options.threads);
-  bool sees = false;
-  if (options.reader == LoadReader::every_rank) {
-    try {
-      sees = Found(where).has(group.rank());
-    } catch (const Error& error) {
-      if (!is_one_of(error.code(), ErrorCode::not_found, ErrorCode::unsupported)) throw;
-    }
-  }
+  const bool sees = options.reader == LoadReader::every_rank && sees_own(where, group.rank());
   return {std::byte{sees ? std::uint8_t{1} : std::uint8_t{0}}};
 }
 
@@ -289,14 +308,15 @@ TrainerState trainer_state(const Location& where, const LoadOptions& options, Gr
   Teller teller(where, options, group.size());
   const Bytes told =
       confer(group, kOperation,
-             {[&] { return sees_own(where, options, group); }, any_sees,
+             {[&] { return says_own(where, options, group); }, any_sees,
               [&](const Bytes& all) { return teller.conclude(all.at(0) != std::byte{0}); }});
   MessageReader message(told);
   const auto answer = message.number<Answer>();
   TrainerState result;
   if (answer == Answer::none) return result;
   if (answer == Answer::own) {
-    read_own(result, where, options, group);
+    const bool listed = message.rest()[static_cast<std::size_t>(group.rank())] != std::byte{0};
+    read_own(result, where, options, listed, group);
     return result;
   }
   agree(group, kOperation, [&] {

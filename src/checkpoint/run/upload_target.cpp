@@ -6,9 +6,9 @@
 #include <set>
 #include <string_view>
 
+#include "base/look_again.h"
 #include "checkpoint/run/marker.h"
 #include "checkpoint/save/data_file.h"
-#include "checkpoint/save/look_again.h"
 #include "tessera/error.h"
 
 namespace tessera {

@@ -58,7 +58,7 @@ Bytes encode_opening(const Opening& opening) {
   message.count(opening.rules.everything_told ? 1 : 0);
   message.count(opening.tells ? 1 : 0).count(opening.compare_values ? 1 : 0);
   message.count(opening.keep_values ? 1 : 0);
-  message.count(static_cast<std::uint64_t>(opening.copies));
+  message.count(static_cast<std::uint64_t>(opening.copies)).count(opening.is_seen_late ? 1 : 0);
   return message.take();
 }
 
@@ -78,6 +78,7 @@ Opening decode_opening(const Bytes& bytes) {
   opening.compare_values = message.count() == 1;
   opening.keep_values = message.count() == 1;
   opening.copies = static_cast<IfDiffers>(message.count());
+  opening.is_seen_late = message.count() == 1;
   return opening;
 }
 

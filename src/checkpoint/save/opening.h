@@ -41,6 +41,7 @@ struct Opening {
   bool compare_values = false;  // they are not all the same
   bool keep_values = false;     // those that differ are saved, too: all is told then
   IfDiffers copies = IfDiffers::warn;
+  bool is_seen_late = false;  // some ranks have to wait until they see rank 0's probe
 };
 [[nodiscard]] Bytes encode_opening(const Opening& opening);
 [[nodiscard]] Opening decode_opening(const Bytes& message);

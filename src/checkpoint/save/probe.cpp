@@ -1,13 +1,15 @@
 #include "checkpoint/save/probe.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
 #include "base/host.h"
+#include "base/look_again.h"
 #include "base/random_id.h"
 #include "checkpoint/save/data_file.h"
-#include "checkpoint/save/look_again.h"
 #include "checkpoint/save/named.h"
+#include "comm/long_work.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -62,12 +64,22 @@ bool shows_probe(const Store& store, const std::string& name) {
   }
 }
 
-bool sees_probe(Store& store, const std::string& name) {
-  return look_again([&] {
-    if (shows_probe(store, name)) return true;
-    make_directory(store, name);
-    return shows_probe(store, name);
+void ProbeLook::look(const std::shared_ptr<Store>& store, const std::string& name) {
+  sees_ = look_again([&] {
+    if (shows_probe(*store, name)) return true;
+    make_directory(*store, name);
+    return shows_probe(*store, name);
   });
+  if (sees_) return;
+  try {
+    own_.emplace(store, probe_name(random_attempt()));
+  } catch (const Error&) {
+    return;  // rank 0 looks for none
+  }
+}
+
+void ProbeLook::tell(Unseeing& unseeing, int rank) const {
+  if (!sees_) unseeing.ranks.push_back({rank, host_name(), own_ ? own_->name() : std::string()});
 }
 
 void Unseeing::add(const Unseeing& higher) {
@@ -83,8 +95,8 @@ void Unseeing::add(const Unseeing& higher) {
 
 void write_unseeing(MessageWriter& message, const Unseeing& unseeing) {
   message.count(unseeing.ranks.size());
-  for (const auto& [rank, host] : unseeing.ranks)
-    message.count(static_cast<std::uint64_t>(rank)).text(host);
+  for (const auto& [rank, host, probe] : unseeing.ranks)
+    message.count(static_cast<std::uint64_t>(rank)).text(host).text(probe);
   message.count(unseeing.more);
 }
 
@@ -92,16 +104,55 @@ Unseeing read_unseeing(MessageReader& message) {
   Unseeing unseeing;
   for (auto count = message.count(); count > 0; --count) {
     const int rank = static_cast<int>(message.count());
-    unseeing.ranks.push_back({rank, message.text()});
+    std::string host = message.text();
+    unseeing.ranks.push_back({rank, std::move(host), message.text()});
   }
   unseeing.more = message.count();
   return unseeing;
 }
 
+// Nobody has asked for these names here before, so no cache says that they are not there.
+bool see_late(const Unseeing& unseeing, const Store& store) {
+  return !unseeing.ranks.empty() &&
+         std::ranges::all_of(unseeing.ranks, [&](const Unseeing::Rank& rank) {
+           return !rank.probe.empty() && shows_probe(store, rank.probe);
+         });
+}
+
+void await_probe(Group& group, const Store& store, const std::string& name,
+                 const std::stop_token& stop) {
+  bool sees = true;
+  const auto work = [&](const std::stop_token& stopped) {
+    sees = look_until_visible(stopped, [&] { return shows_probe(store, name); });
+  };
+  const auto contribute = [&] {
+    Unseeing mine;
+    if (!sees) mine.ranks.push_back({group.rank(), host_name()});
+    MessageWriter message;
+    write_unseeing(message, mine);
+    return message.take();
+  };
+  const auto combine = [](const Bytes& left, const Bytes& right) {
+    MessageReader first(left), second(right);
+    Unseeing both = read_unseeing(first);
+    both.add(read_unseeing(second));
+    MessageWriter message;
+    write_unseeing(message, both);
+    return message.take();
+  };
+  const auto conclude = [&](const Bytes& all) {
+    MessageReader message(all);
+    require_seen_by_all(read_unseeing(message), group.size(), store);
+    return Bytes();
+  };
+  (void)confer_after_long_work(group, stop, work, "waiting for a directory to appear",
+                               {contribute, combine, conclude});
+}
+
 void require_seen_by_all(const Unseeing& unseeing, int ranks, const Store& store) {
   if (unseeing.ranks.empty()) return;
   Named named;
-  for (const auto& [rank, host] : unseeing.ranks) named.add(rank_on_host(rank, host));
+  for (const auto& [rank, host, probe] : unseeing.ranks) named.add(rank_on_host(rank, host));
   named.add_unnamed(unseeing.more);
   throw Error(ErrorCode::incomplete,
               std::to_string(named.count()) + " of " + std::to_string(ranks) +

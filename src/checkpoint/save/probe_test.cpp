@@ -7,6 +7,7 @@
 #include "checkpoint/save/probe.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
+#include "conformance/short_patience.h"
 #include "layout/placement.h"
 
 namespace tessera {
@@ -105,7 +106,8 @@ class Late final : public ForwardingStore {
 
 // F24: what a node did not see yet was taken for missing.
 TEST(Probe, APlaceThatAppearsLateIsWaitedFor) {
-  for (const int refusals : {1, 5}) {
+  // Twelve looks show that a rank sees it late, and then it waits.
+  for (const int refusals : {1, 5, 14}) {
     const auto shared = memory_store();
     run_ranks(3, [&](Group& group) {
       const auto late = std::make_shared<Late>(shared, ".probe", group.rank() == 0 ? 0 : refusals);
@@ -115,8 +117,29 @@ TEST(Probe, APlaceThatAppearsLateIsWaitedFor) {
   }
 }
 
+// Rank 0 sees what the others put there: they look at one place, so they do not give up soon.
+TEST(Probe, APlaceThatNeverAppearsIsNotWaitedForForever) {
+  const testing::ShortPatience patience;
+  const auto shared = memory_store();
+  std::atomic<int> refused = 0;
+  run_ranks(3, [&](Group& group) {
+    const auto late = std::make_shared<Late>(shared, ".probe", group.rank() == 2 ? 1'000'000 : 0);
+    try {
+      save(third_of(group.rank()), late, group);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::incomplete);
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("1 of 3 ranks do not see"), HasSubstr("(rank 2 on "),
+                        HasSubstr("waiting for a directory to appear")));
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 3);
+  EXPECT_TRUE(shared->list().empty());
+}
+
 TEST(Probe, FilesThatAppearLateAreWaitedFor) {
-  for (const int refusals : {0, 1, 3}) {
+  for (const int refusals : {0, 1, 7}) {
     const auto shared = memory_store();
     run_ranks(3, [&](Group& group) {
       const auto late = std::make_shared<Late>(shared, ".distcp", group.rank() == 0 ? refusals : 0);
@@ -143,6 +166,7 @@ class Elsewhere final : public ForwardingStore {
 
 // The check before the commit, for whatever the probe does not show.
 TEST(Probe, FilesThatRankZeroDoesNotSeeAreRefusedBeforeTheCommit) {
+  const testing::ShortPatience patience;
   const auto shared = memory_store();
   std::atomic<int> refused = 0;
   run_ranks(3, [&](Group& group) {

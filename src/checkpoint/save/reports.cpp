@@ -9,8 +9,8 @@
 #include "base/checked.h"
 #include "base/endian.h"
 #include "base/host.h"
+#include "base/look_again.h"
 #include "checkpoint/save/data_file.h"
-#include "checkpoint/save/look_again.h"
 #include "checkpoint/save/named.h"
 #include "comm/message.h"
 #include "tessera/error.h"
@@ -96,9 +96,9 @@ bool opens(const Store& store, const Sought& file) {
 }
 
 // What is found is no longer `missing`.
-void look_for(const Store& store, std::vector<Sought>& missing) {
+void look_for(const Store& store, std::vector<Sought>& missing, const std::stop_token& stop) {
   std::size_t found = 0;
-  const bool all_found = look_again([&] {
+  const bool all_found = look_until_visible(stop, [&] {
     while (found < missing.size() && opens(store, missing[found])) ++found;
     return found == missing.size();
   });
@@ -166,7 +166,8 @@ void require_planned(const Reports& reports, const SavePlan& plan, const std::st
     require_all_written(plan.files(), rank, written[static_cast<std::size_t>(rank)]);
 }
 
-void require_in_store(const Reports& reports, const Store& store, const std::string& attempt) {
+void require_in_store(const Reports& reports, const Store& store, const std::string& attempt,
+                      const std::stop_token& stop) {
   const auto sizes = sizes_in(store);
   std::vector<Sought> missing;
   for_each_file(reports, [&](const RankReport& rank, const FileReport& file) {
@@ -178,7 +179,7 @@ void require_in_store(const Reports& reports, const Store& store, const std::str
       require_size(sought, found->second, store);
     }
   });
-  look_for(store, missing);
+  look_for(store, missing, stop);
   if (missing.empty()) return;
   Named named;
   for (const Sought& file : missing) named.add(file.name + " of " + ranks_place(file.writer));

@@ -92,6 +92,9 @@ class Saver final : public DcpSave {
 
   void plan(const Bytes& prepared) override {
     open(prepared);
+    if (opening_.is_seen_late)
+      await_probe(group_, *store_, MessageReader(prepared).text(), options_.stop);
+    look_.drop_own();
     probe_.reset();
     if (opening_.compare_values) compare_values();
     if (opening_.copies == IfDiffers::keep && group_.size() > 1) keep_unlike_tensors();
@@ -127,8 +130,8 @@ class Saver final : public DcpSave {
       mine.first.values = digest_values();
       mine.first.tells = std::ranges::any_of(
           planned_, [](const PlannedLeaf& leaf) { return leaf.is_tensor && !leaf.placement; });
-      if (!leads() && !sees_probe(*store_, MessageReader(prepared).text()))
-        mine.unseeing.ranks.push_back({group_.rank(), host_name()});
+      if (!leads()) look_.look(store_, MessageReader(prepared).text());
+      look_.tell(mine.unseeing, group_.rank());
       return encode_intents(mine);
     };
     opening_ = decode_opening(confer(group_, "planning a checkpoint",
@@ -182,8 +185,9 @@ class Saver final : public DcpSave {
 
   // Rank 0. Of ranks with other leaves nobody knows whether their values are others, too.
   [[nodiscard]] Opening opening_for(const Intents& intents) const {
-    require_seen_by_all(intents.unseeing, group_.size(), *store_);
     Opening opening;
+    opening.is_seen_late = see_late(intents.unseeing, *store_);
+    if (!opening.is_seen_late) require_seen_by_all(intents.unseeing, group_.size(), *store_);
     opening.save_id = random_uuid();
     opening.attempt = attempt_;
     const bool others = !intents.same_leaves;
@@ -331,7 +335,7 @@ class Saver final : public DcpSave {
       if (!plan_) plan_all(ToldLeaves(planned_, false));
       reports_ = decode_reports(all, are_compressed());
       require_planned(reports_, *plan_, opening_.attempt);
-      require_in_store(reports_, *store_, opening_.attempt);
+      require_in_store(reports_, *store_, opening_.attempt, options_.stop);
       return reports_.copies == 0 ? Bytes() : Bytes(1);
     };
     return confer_after_long_work(
@@ -461,6 +465,7 @@ class Saver final : public DcpSave {
   std::unique_ptr<StoreHold> hold_;             // rank 0; null: the store has none
   std::string attempt_;                         // rank 0
   std::optional<Probe> probe_;                  // rank 0, while ranks look for it
+  ProbeLook look_;                              // of another rank
   Opening opening_;
   OwnPlan own_;
   std::vector<HeldCopy> copies_;         // of what others hold too

@@ -8,9 +8,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/look_again.h"
 #include "base/random_id.h"
 #include "base/stop.h"
-#include "checkpoint/save/look_again.h"
 #include "checkpoint/save/room.h"
 #include "checkpoint/write/destination.h"
 #include "comm/confer.h"
@@ -25,8 +25,6 @@ namespace tessera {
 namespace {
 
 constexpr const char* kOperation = "planning a checkpoint";
-constexpr std::chrono::seconds kVisibleWithin{90};  // of other ranks (fault-rows F24)
-constexpr std::chrono::milliseconds kLookEvery{100};
 
 Bytes all_of_it(Bytes all) {
   return all;
@@ -52,9 +50,9 @@ Directories::Directories(const Location& where, bool overwrite, Group& group)
 }
 
 // Who looked for rank 0's sibling on a disk of its own has made a directory of that name there
-// (sees_probe). Making a new one removes what others have left.
+// (ProbeLook). Making a new one removes what others have left.
 Directories::~Directories() {
-  if (sees_first_ || publishes()) return;
+  if (look_.sees() || publishes()) return;
   try {
     (void)parent_->new_directory(name_, IfExists::replace);
   } catch (const Error&) {
@@ -126,18 +124,28 @@ void Directories::require_room(std::uint64_t bytes) const {
   require_free(*parent_, bytes);
 }
 
-bool Directories::sees_first() {
-  if (group_.rank() > 0) sees_first_ = sees_probe(*working_, siblings_.front().probe);
-  return sees_first_;
+void Directories::look_for_first(Unseeing& unseeing) {
+  if (group_.rank() > 0) look_.look(working_, siblings_.front().probe);
+  look_.tell(unseeing, group_.rank());
+}
+
+bool Directories::is_first_seen_late(const Unseeing& unseeing) const {
+  return see_late(unseeing, *working_);
+}
+
+void Directories::await_first(const std::stop_token& stop) {
+  await_probe(group_, *working_, siblings_.front().probe, stop);
 }
 
 void Directories::share() {
   drop_probe();
+  look_.drop_own();
 }
 
 void Directories::keep_first() {
   drop_probe();
-  if (!sees_first_) working_.reset();
+  look_.drop_own();
+  if (!look_.sees()) working_.reset();
 }
 
 bool Directories::shows(const Sibling& sibling) const {
@@ -215,7 +223,8 @@ void Directories::make_more(const std::vector<int>& makers) {
 }
 
 void Directories::find_others() {
-  if (!sees_first_) {
+  look_.drop_own();
+  if (!look_.sees()) {
     working_.reset();
     publisher_ = -1;
   }
@@ -246,19 +255,16 @@ void Directories::publish() {
 
 void Directories::wait_until_visible(const std::string& file, const std::stop_token& stop) const {
   if (!working_) return;
-  const auto end = std::chrono::steady_clock::now() + kVisibleWithin;
   const std::string object = name_ + "/" + file;
-  while (!parent_->exists(object)) {
-    require_going_on(stop);
-    if (publishes()) {
-      throw Error(ErrorCode::not_found, "the checkpoint was committed, and is there no more")
-          .at_path(path());
-    }
-    if (std::chrono::steady_clock::now() >= end) {
-      throw Error(ErrorCode::timeout, "the checkpoint is committed, and not visible here")
-          .at_path(path());
-    }
-    std::this_thread::sleep_for(kLookEvery);
+  const bool is_visible = look_until_visible(stop, [&] {
+    if (parent_->exists(object)) return true;
+    if (!publishes()) return false;
+    throw Error(ErrorCode::not_found, "the checkpoint was committed, and is there no more")
+        .at_path(path());
+  });
+  if (!is_visible) {
+    throw Error(ErrorCode::timeout, "the checkpoint is committed, and not visible here")
+        .at_path(path());
   }
 }
 

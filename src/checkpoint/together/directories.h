@@ -34,8 +34,12 @@ class Directories {
   void require_same_name() const;
   // Throws `out_of_space` where the store says that it has not as many bytes (fault-rows C14).
   void require_room(std::uint64_t bytes) const;
-  // Whether this rank sees that; without it a rank takes a second and a half to say so.
-  [[nodiscard]] bool sees_first();
+  // Adds this rank if it does not see that; then it takes a second and a half to say so.
+  void look_for_first(Unseeing& unseeing);
+  // On rank 0: whether those ranks see late what is there.
+  [[nodiscard]] bool is_first_seen_late(const Unseeing& unseeing) const;
+  // Then this waits until they see it (probe.h). Collective.
+  void await_first(const std::stop_token& stop);
 
   // One of these follows, with what all ranks have said. Ranks that do not see the first sibling
   //   - are none;
@@ -99,7 +103,7 @@ class Directories {
   std::shared_ptr<Store> working_;
   int publisher_ = 0;            // -1: none yet
   std::vector<int> publishers_;  // by rank; empty: all write into rank 0's
-  bool sees_first_ = true;
+  ProbeLook look_;               // for rank 0's
   bool is_published_ = false;
 };
 

@@ -66,6 +66,9 @@ void require_plain(const SaveOptions& options) {
               "names, types, writers, compression and kept copies are of DCP saves alone");
 }
 
+// Who writes into rank 0's directory: all ranks; all, and some see late what is in it; some alone.
+enum class Sharing : std::uint8_t { all, late, some };
+
 bool is_set(CheckpointKind kind) {
   return kind == CheckpointKind::safetensors;
 }
@@ -195,22 +198,22 @@ class Saver final : public OlmoKindSave {
       Intents mine;
       mine.first.leaves = tensors_.digest();
       mine.first.values = digest_of_values(state_, layout());
-      if (!directories_.sees_first()) mine.unseeing.ranks.push_back({group_.rank(), host_name()});
+      directories_.look_for_first(mine.unseeing);
       return encode({encode_intents(mine), MessageWriter().number(files_.pickle_size()).take()});
     };
     const auto conclude = [this](const Bytes& all) {
       const Pair plans = decode_pair(all);
       const Intents intents = decode_intents(plans.first);
-      judge_sharing(intents.unseeing);
       const bool same = intents.same_leaves && intents.same_values;
-      const bool is_shared = intents.unseeing.ranks.empty();
-      return MessageWriter().count(same ? 1 : 0).count(is_shared ? 1 : 0).rest(plans.second).take();
+      MessageWriter message;
+      message.count(same ? 1 : 0).number(sharing_of(intents.unseeing));
+      return message.rest(plans.second).take();
     };
     const Bytes told =
         confer(group_, "planning a checkpoint", {contribute, combine_plans, conclude});
     MessageReader message(told);
     if (message.count() == 0) refuse_difference(state_, layout(), tensors_, group_);
-    settle(message.count() == 1);
+    settle(message.number<Sharing>());
     std::vector<std::uint64_t> sizes;
     while (!message.at_end()) sizes.push_back(message.number<std::uint64_t>());
     agree(group_, "planning a checkpoint", [&] {
@@ -220,19 +223,22 @@ class Saver final : public OlmoKindSave {
     });
   }
 
-  // Rank 0. Whether ranks may have directories of their own.
-  void judge_sharing(const Unseeing& unseeing) const {
-    if (unseeing.ranks.empty()) return;
+  // Rank 0. Throws where ranks may not have directories of their own.
+  [[nodiscard]] Sharing sharing_of(const Unseeing& unseeing) const {
+    if (unseeing.ranks.empty()) return Sharing::all;
+    if (directories_.is_first_seen_late(unseeing)) return Sharing::late;
     if (kind_ == CheckpointKind::olmo_torch_new)
       require_seen_by_all(unseeing, group_.size(), *directories_.working());
     log(LogLevel::info, std::to_string(unseeing.ranks.size() + unseeing.more) +
                             " ranks do not see the directory of rank 0: " +
                             (is_in_one_directory() ? "what they write travels to it"
                                                    : "each node has a directory of its own"));
+    return Sharing::some;
   }
 
-  void settle(bool is_shared) {
-    if (is_shared) return directories_.share();
+  void settle(Sharing sharing) {
+    if (sharing == Sharing::late) directories_.await_first(options_.stop);
+    if (sharing != Sharing::some) return directories_.share();
     if (is_in_one_directory()) {
       directories_.keep_first();
       travels_ = true;
