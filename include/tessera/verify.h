@@ -32,10 +32,11 @@ struct VerifyOptions {
 };
 
 // Checks structure, coverage, sizes, and every checksum there is: all bytes of files with digests,
-// and the CRC-32s of other files. A checkpoint that cannot be opened is a finding, not an
-// exception.
+// and the CRC-32s of other files. Where a save has left digests of the state (state_digests.h), all
+// tensors are read once more and compared with them: one that differs, or that one side alone has,
+// is a finding. A checkpoint that cannot be opened is a finding, not an exception.
 [[nodiscard]] VerifyReport verify(const Location& where, const VerifyOptions& options = {});
-// The same for a checkpoint that is open.
+// The same for a checkpoint that is open, which may be a part of one: without digests of the state.
 [[nodiscard]] VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options = {});
 
 struct SealOptions {

@@ -71,7 +71,8 @@ int verify(const Options& options, const Common& common) {
 
 constexpr const char* kExamples = R"(
 Checks the structure, that every tensor is covered exactly once, and every checksum there is: the
-digests of what tessera wrote or sealed, and the CRC-32s of torch.save archives. The exit code is 1
+digests of what tessera wrote or sealed, and the CRC-32s of torch.save archives. If there is a
+tessera-state.json, the tensors are compared with it, unless --only names a part. The exit code is 1
 if something is wrong.
 
 Examples:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import unittest
 import unittest.mock
+import zipfile
 
 from made import write_safetensors
 
@@ -313,6 +314,30 @@ class CommandLine(unittest.TestCase):
                 self.assertEqual(same.returncode, 0, f"byte {at} changed a value unnoticed")
             found += done.returncode != 0
         self.assertGreater(found, 10)
+
+    def test_verify_compares_the_digests_that_a_save_left(self):
+        whole = self.work / "whole"
+        self.assertEqual(tessera("unshard", self.dcp, whole).returncode, 0)
+        names = [row["name"] for row in json.loads(tessera("ls", whole, "--json").stdout) if row.get("dtype")]
+        digests = {}
+        for part in ("model", "optim"):
+            with zipfile.ZipFile(whole / f"{part}.pt") as archive:
+                data = sorted((int(info.filename.split("/")[-1]), info.CRC) for info in archive.infolist()
+                              if "/data/" in info.filename)
+            digests |= dict(zip((name for name in names if name.startswith(part + ".")), (crc for _, crc in data)))
+        state = whole / "tessera-state.json"
+        write = lambda: state.write_text(json.dumps({"version": 1, "save_id": "a", "crc32": digests}))
+        write()
+        done = tessera("verify", whole)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        digests["model.net1.weight"] ^= 1
+        write()
+        self.refused("mismatch", "verify", whole, exit_code=1)
+        self.assertIn("'model.net1.weight'", tessera("verify", whole).stderr)
+        del digests["model.net1.weight"]
+        write()
+        self.refused("incomplete", "verify", whole, exit_code=1)
+        self.assertEqual(tessera("verify", whole, "--only", "model").returncode, 0)
 
     def test_seal_and_then_every_read_is_checked(self):
         done = tessera("seal", self.dcp)

@@ -3,9 +3,11 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "base/one_of.h"
 #include "base/parallel.h"
 #include "base/stop.h"
 #include "checkpoint/check/replicas.h"
+#include "checkpoint/check/saved_state.h"
 #include "checkpoint/check/sources.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/meter.h"
@@ -45,6 +47,7 @@ std::vector<FilePart> checked_parts(const Checkpoint& checkpoint) {
 struct Checked {
   std::uint64_t bytes = 0;
   std::uint64_t bytes_unchecked = 0;
+  std::uint64_t bytes_again = 0;  // read for a digest of a tensor, and counted above by other work
 };
 
 Checked check_part(const FilePart& part) {
@@ -133,11 +136,17 @@ std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint, const std::vec
   return tensors;
 }
 
-// What there is to read: of checked files all of it, otherwise the tensors.
-std::uint64_t bytes_to_read(const std::vector<FilePart>& parts, const Checkpoint& checkpoint) {
+// What there is to read: of checked files all of it, otherwise the tensors; and once more those
+// that have digests.
+std::uint64_t bytes_to_read(const std::vector<FilePart>& parts, const Checkpoint& checkpoint,
+                            const SavedState& saved) {
   std::uint64_t total =
       parts.empty() ? tensor_bytes(checkpoint.leaves) + bytes_of(checkpoint.replicas) : 0;
   for (const FilePart& part : parts) total += part.end - part.begin;
+  for (const DigestedTensor& tensor : saved.tensors) {
+    const Tensor& stored = tensor.leaf.value.as_tensor();
+    total += byte_size(stored.dtype, stored.shape);
+  }
   return total;
 }
 
@@ -178,22 +187,19 @@ void add_findings(const std::vector<Work>& all, VerifyReport& report) {
   }
 }
 
-}  // namespace
-
-VerifyReport verify(const Location& where, const VerifyOptions& options) {
-  require_threads(options.threads);
-  if (!where.store) require_local(where.path);
-  try {
-    return verify(Checkpoint::open(where), options);
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::cancelled) throw;
-    VerifyReport report;
-    report.findings.push_back({error.code(), error.what()});
-    return report;
-  }
+bool is_olmo_kind(CheckpointKind kind) {
+  return is_one_of(kind, CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new,
+                   CheckpointKind::olmo_legacy, CheckpointKind::olmo_local);
 }
 
-VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) {
+void add_work(const SavedState& saved, const std::stop_token& stop, std::vector<Work>& all) {
+  for (const DigestedTensor& tensor : saved.tensors)
+    all.push_back({[&tensor, stop] { return Checked{0, 0, require_digest(tensor, stop)}; }});
+}
+
+// `saved`: empty for a part of a checkpoint, and for one without digests of a state.
+VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
+                         const VerifyOptions& options) {
   require_going_on(options.stop);
   require_threads(options.threads);
   VerifyReport report;
@@ -203,10 +209,11 @@ VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) 
   report.tensors = tensors.size();
   if (!options.read_data) return report;
   const std::vector<FilePart> parts = checked_parts(checkpoint);
-  Meter meter(options.progress, bytes_to_read(parts, checkpoint), options.stop);
+  Meter meter(options.progress, bytes_to_read(parts, checkpoint, saved), options.stop);
   Claims claims;
   std::mutex mutex;
   std::vector<Work> all = work_of(checkpoint, parts, tensors, claims);
+  add_work(saved, options.stop, all);
   parallel_for(options.threads, all.size(), [&](std::size_t i) {
     Checked checked;
     try {
@@ -214,14 +221,36 @@ VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) 
     } catch (const Error& error) {
       all[i].failed = error;
     }
-    meter.add(checked.bytes + checked.bytes_unchecked);
+    meter.add(checked.bytes + checked.bytes_unchecked + checked.bytes_again);
     const std::lock_guard lock(mutex);
     report.bytes += checked.bytes;
     report.bytes_unchecked += checked.bytes_unchecked;
   });
+  report.findings.insert(report.findings.end(), saved.findings.begin(), saved.findings.end());
   add_findings(all, report);
   meter.finish();
   return report;
+}
+
+}  // namespace
+
+VerifyReport verify(const Location& where, const VerifyOptions& options) {
+  require_threads(options.threads);
+  if (!where.store) require_local(where.path);
+  try {
+    const Checkpoint checkpoint = Checkpoint::open(where);
+    const bool is_state = options.read_data && is_olmo_kind(checkpoint.kind);
+    return verify_with(is_state ? saved_state_of(checkpoint) : SavedState(), checkpoint, options);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::cancelled) throw;
+    VerifyReport report;
+    report.findings.push_back({error.code(), error.what()});
+    return report;
+  }
+}
+
+VerifyReport verify(const Checkpoint& checkpoint, const VerifyOptions& options) {
+  return verify_with({}, checkpoint, options);
 }
 
 }  // namespace tessera

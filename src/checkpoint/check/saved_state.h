@@ -1,0 +1,32 @@
+// The digests of a training state that a save left in the checkpoint, beside its tensors.
+#pragma once
+
+#include <cstdint>
+#include <stop_token>
+#include <vector>
+
+#include "tessera/checkpoint.h"
+#include "tessera/state_digests.h"
+#include "tessera/verify.h"
+
+namespace tessera {
+
+// A tensor of the model or the optimizer, as it is stored, and its digest.
+struct DigestedTensor {
+  Leaf leaf;
+  std::uint32_t digest = 0;
+};
+
+struct SavedState {
+  std::vector<DigestedTensor> tensors;
+  std::vector<Finding> findings;  // tensors that only one side has
+};
+// Of a directory of an OLMo kind; empty: no save has left digests there. Throws `corrupt` for a
+// file of digests that is damaged.
+[[nodiscard]] SavedState saved_state_of(const Checkpoint& checkpoint);
+
+// Reads all of the tensor. Throws `mismatch` if its bytes have another digest. Returns their
+// number.
+std::uint64_t require_digest(const DigestedTensor& tensor, const std::stop_token& stop);
+
+}  // namespace tessera
