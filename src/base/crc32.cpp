@@ -39,6 +39,23 @@ std::uint32_t crc32_term(std::uint32_t part, std::uint64_t size, std::uint64_t b
   return crc32_combine(part ^ crc32_of_zeros(size), 0, behind);
 }
 
+void Crc32Terms::add(std::uint32_t part, std::uint64_t size, std::uint64_t end) {
+  if (size != size_) {
+    size_ = size;
+    zeros_ = crc32_of_zeros(size);
+  }
+  if (end - end_ != step_) {
+    step_ = end - end_;
+    operator_ = static_cast<std::uint32_t>(crc32_combine_gen64(static_cast<z_off64_t>(step_)));
+  }
+  end_ = end;
+  terms_ = static_cast<std::uint32_t>(crc32_combine_op(terms_, part ^ zeros_, operator_));
+}
+
+std::uint32_t Crc32Terms::of_text(std::uint64_t size) const {
+  return crc32_combine(terms_, 0, size - end_);
+}
+
 std::uint32_t crc32_of_terms(std::uint32_t terms, std::uint64_t size) {
   return terms ^ crc32_of_zeros(size);
 }

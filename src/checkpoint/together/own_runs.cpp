@@ -37,12 +37,17 @@ class BoxRuns {
     }
   }
 
-  [[nodiscard]] const RunSums& sums() const { return sums_; }
+  [[nodiscard]] RunSums sums() const {
+    RunSums sums = sums_;
+    sums.row.terms = row_terms_.of_text(target_.size);
+    return sums;
+  }
 
  private:
   // `at`: of the bytes in the row. `local`: of their first element in the box.
   void add(std::uint32_t crc, std::uint64_t size, std::uint64_t at, std::int64_t local) {
-    sums_.row.add({size, crc32_term(crc, size, target_.size - at - size)});
+    sums_.row.bytes += size;
+    row_terms_.add(crc, size, at + size);
     if (!first_) return;
     const std::uint64_t in_tensor = static_cast<std::uint64_t>(*first_ + local) * element_;
     sums_.tensor.add({size, crc32_term(crc, size, tensor_size_ - in_tensor - size)});
@@ -63,7 +68,8 @@ class BoxRuns {
   const std::size_t element_;
   const std::uint64_t tensor_size_;    // bytes
   std::optional<std::int64_t> first_;  // of the box's elements in the tensor, if they are one run
-  RunSums sums_;
+  RunSums sums_;                       // but for the terms of the row
+  Crc32Terms row_terms_;
 };
 
 }  // namespace
@@ -81,8 +87,9 @@ RunSums write_runs(const Tensor& tensor, TensorReader& reader, const std::vector
     if (window.empty()) window.resize(std::clamp<std::uint64_t>(most, 16, kWindow));
     BoxRuns runs(tensor, reader, box, target);
     for (const Copy& copy : copies) runs.write(copy, window, meter);
-    sums.row.add(runs.sums().row);
-    sums.tensor.add(runs.sums().tensor);
+    const RunSums of_box = runs.sums();
+    sums.row.add(of_box.row);
+    sums.tensor.add(of_box.tensor);
   }
   return sums;
 }
