@@ -12,6 +12,7 @@
 #include "checkpoint/load/own_files.h"
 #include "checkpoint/load/patient_store.h"
 #include "checkpoint/load/recorded_store.h"
+#include "checkpoint/load/scattered.h"
 #include "checkpoint/open/open.h"
 #include "comm/confer.h"
 #include "comm/message.h"
@@ -238,7 +239,12 @@ LoadSource open_for_load(const Location& where, const LoadOptions& options, Grou
     }
     return message.take();
   };
-  HostCopy told = copy_to_hosts(group, kOperation, begin, open);
+  HostCopy told;
+  try {
+    told = copy_to_hosts(group, kOperation, begin, open);
+  } catch (const Error& error) {
+    rethrow_with_disks(error, where, group);
+  }
   std::optional<LoadSource> source;
   const Opener opener{where, options.stop, group.rank()};
   agree(group, kOperation, [&] {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/host.h"
+#include "base/named.h"
 #include "base/one_of.h"
 #include "checkpoint/digests/state_file.h"
 #include "checkpoint/load/own_files.h"
@@ -15,7 +16,6 @@
 #include "checkpoint/run/place.h"
 #include "checkpoint/run/soundness.h"
 #include "checkpoint/run/step_names.h"
-#include "checkpoint/save/named.h"
 #include "comm/confer.h"
 #include "comm/error_message.h"
 #include "comm/long_work.h"

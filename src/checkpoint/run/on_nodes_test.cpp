@@ -46,14 +46,6 @@ const Files& saved_by_ranks(CheckpointKind kind) {
   return saved[kind] = files_in(*store, "step");
 }
 
-bool is_of_other_node(const std::string& name, std::size_t node) {
-  for (int rank = 0; rank < kRanks; ++rank) {
-    if (name.ends_with("rank" + std::to_string(rank) + ".pt"))
-      return static_cast<std::size_t>(rank / 2) != node;
-  }
-  return false;
-}
-
 void add_step(NodeRun& run, CheckpointKind kind, std::int64_t step) {
   for (const auto& [name, bytes] : saved_by_ranks(kind)) {
     for (std::size_t node = 0; node < run.stores.size(); ++node) {

@@ -6,9 +6,9 @@
 
 #include "base/host.h"
 #include "base/look_again.h"
+#include "base/named.h"
 #include "base/random_id.h"
 #include "checkpoint/save/data_file.h"
-#include "checkpoint/save/named.h"
 #include "comm/long_work.h"
 #include "tessera/error.h"
 

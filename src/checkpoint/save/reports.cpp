@@ -10,8 +10,8 @@
 #include "base/endian.h"
 #include "base/host.h"
 #include "base/look_again.h"
+#include "base/named.h"
 #include "checkpoint/save/data_file.h"
-#include "checkpoint/save/named.h"
 #include "comm/message.h"
 #include "tessera/error.h"
 

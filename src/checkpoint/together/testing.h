@@ -138,6 +138,14 @@ inline Files files_in(const Store& store, const std::string& directory) {
   return files;
 }
 
+// Of four ranks on two nodes: whether a file is of a rank on the other one.
+inline bool is_of_other_node(const std::string& name, std::size_t node) {
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    if (name.ends_with("rank" + std::to_string(rank) + ".pt")) return rank / 2 != node;
+  }
+  return false;
+}
+
 inline void save_by(int ranks, Cut cut, const Location& where, const SaveOptions& options) {
   run_ranks(ranks, [&](Group& group) {
     const SaveResult result = save(state_of(cut, group.rank(), ranks), where, options, group);
