@@ -105,17 +105,18 @@ bool has_part(const Location& where, const Error& fault, const Group& group) {
 
 enum class Seen : std::uint8_t { whole, faulty, part };
 
+Error no_checkpoint_for(int rank, const Location& where) {
+  return Error(ErrorCode::incomplete,
+               rank_on_host(rank, host_name()) + ": there is no such checkpoint")
+      .at_path(to_string(where));
+}
+
 // What rank 0 has to say.
 Bytes look_at_all(const Location& where, const RunCheck& check, const Group& group) {
-  std::optional<Error> fault;
-  if (group.size() > 1 && marker_in(*directory_store(where)).empty()) {
-    fault =
-        Error(ErrorCode::incomplete, rank_on_host(0, host_name()) + ": there is no such checkpoint")
-            .at_path(to_string(where));
-  } else {
-    fault = fault_of(where, check);
-  }
   MessageWriter message;
+  if (marker_in(*directory_store(where)).empty())
+    return message.number(Seen::faulty).rest(encode_error(no_checkpoint_for(0, where))).take();
+  const std::optional<Error> fault = fault_of(where, check);
   if (!fault) return message.number(Seen::whole).take();
   message.number(has_part(where, *fault, group) ? Seen::part : Seen::faulty);
   return message.rest(encode_error(*fault)).take();

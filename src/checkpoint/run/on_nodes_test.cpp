@@ -1,6 +1,7 @@
 // Runs of nodes with disks of their own: fault-rows C09, C12, C13, F25.
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -20,12 +21,14 @@ using ::testing::IsEmpty;
 
 constexpr int kRanks = 4;
 
-// Two stores, of which each has two of four ranks.
+// Two stores or directories, of which each has two of four ranks.
 struct NodeRun {
   std::vector<std::shared_ptr<Store>> stores{memory_store("node-0"), memory_store("node-1")};
+  std::vector<std::string> paths = {};  // of directories; empty: they are stores
 
-  [[nodiscard]] const std::shared_ptr<Store>& of(int rank) const {
-    return stores[static_cast<std::size_t>(rank / 2)];
+  [[nodiscard]] Location of(int rank) const {
+    const auto node = static_cast<std::size_t>(rank / 2);
+    return paths.empty() ? Location(stores[node]) : Location(paths[node]);
   }
   [[nodiscard]] RunCheckpoint at(const Group& group, std::int64_t step) const {
     return run_checkpoint(of(group.rank()), step);
@@ -55,14 +58,21 @@ void add_step(NodeRun& run, CheckpointKind kind, std::int64_t step) {
   }
 }
 
-NodeRun run_with(CheckpointKind kind, const std::vector<std::int64_t>& steps) {
+NodeRun run_with(CheckpointKind kind, const std::vector<std::int64_t>& steps,
+                 bool on_disk = false) {
   NodeRun run;
+  for (std::size_t node = 0; on_disk && node < 2; ++node) {
+    run.paths.push_back(temporary_directory() + "/node-" + std::to_string(node));
+    run.stores[node] = posix_store(run.paths[node]);
+  }
   for (const std::int64_t step : steps) add_step(run, kind, step);
   return run;
 }
 
-void lose(Store& store, const std::string& directory) {
-  for (const ObjectInfo& object : store.list(directory)) store.remove(object.name);
+void lose(const NodeRun& run, std::size_t node, const std::string& directory) {
+  for (const ObjectInfo& object : run.stores[node]->list(directory))
+    run.stores[node]->remove(object.name);
+  if (!run.paths.empty()) std::filesystem::remove_all(run.paths[node] + "/" + directory);
 }
 
 // The file with the model of rank 3, on node 1.
@@ -89,7 +99,7 @@ std::vector<std::string> latest_of(const NodeRun& run, const RunCheck& check = {
       }
     } catch (const Error& error) {
       const std::string text = error.what();
-      words = {text.substr(0, text.rfind(" [node-"))};  // the place is each rank's own
+      words = {text.substr(0, text.rfind(" ["))};  // the place is each rank's own
     }
     const std::lock_guard lock(mutex);
     said.insert(words);
@@ -102,26 +112,33 @@ std::string on_this_host(int rank) {
   return "rank " + std::to_string(rank) + " on " + host_name();
 }
 
+void expect_newest_of_all_nodes(CheckpointKind kind, bool on_disk) {
+  const NodeRun run = run_with(kind, {2, 4, 8, 12}, on_disk);
+  EXPECT_THAT(latest_of(run), ElementsAre("step12"));
+  lose(run, 1, "step12");
+  EXPECT_THAT(latest_of(run), ElementsAre("step8", ::testing::AllOf(HasSubstr("step12 is damaged"),
+                                                                    HasSubstr(on_this_host(2)))));
+  lose(run, 0, "step8");
+  run.stores[0]->remove("step4/config.yaml");  // not whole, as a kill leaves it
+  const std::vector<std::string> said = latest_of(run);
+  ASSERT_EQ(said.size(), 4U) << said[0];
+  EXPECT_EQ(said[0], "step2");
+  for (const std::size_t warning : {2, 3})
+    EXPECT_THAT(said[warning], HasSubstr(on_this_host(0) + ": there is no such checkpoint"));
+  run.stores[1]->remove("step2" + file_of_last_rank(kind));
+  EXPECT_THAT(latest_of(run), ElementsAre(::testing::AllOf(HasSubstr("corrupt: every checkpoint"),
+                                                           HasSubstr("(and 3 more)"))));
+  // A node that has lost all it had is no fresh start.
+  for (const char* step : {"step2", "step4", "step12"}) lose(run, 0, step);
+  EXPECT_THAT(latest_of(run), ElementsAre(HasSubstr("corrupt: every checkpoint")));
+}
+
 TEST(RunOnNodes, TheLatestIsTheNewestThatAllNodesHave_C09) {
   for (const CheckpointKind kind : kKindsOnNodes) {
-    SCOPED_TRACE(to_string(kind));
-    const NodeRun run = run_with(kind, {4, 8, 12});
-    EXPECT_THAT(latest_of(run), ElementsAre("step12"));
-    lose(*run.stores[1], "step12");
-    EXPECT_THAT(latest_of(run),
-                ElementsAre("step8", ::testing::AllOf(HasSubstr("step12 is damaged"),
-                                                      HasSubstr(on_this_host(2)))));
-    run.stores[0]->remove("step8/config.yaml");  // not whole, as a kill leaves it
-    const std::vector<std::string> said = latest_of(run);
-    ASSERT_EQ(said.size(), 3U);
-    EXPECT_EQ(said[0], "step4");
-    EXPECT_THAT(said[2], HasSubstr(on_this_host(0) + ": there is no such checkpoint"));
-    run.stores[1]->remove("step4" + file_of_last_rank(kind));
-    EXPECT_THAT(latest_of(run), ElementsAre(::testing::AllOf(HasSubstr("corrupt: every checkpoint"),
-                                                             HasSubstr("(and 2 more)"))));
-    // A node that has lost all it had is no fresh start.
-    for (const ObjectInfo& object : run.stores[0]->list()) run.stores[0]->remove(object.name);
-    EXPECT_THAT(latest_of(run), ElementsAre(HasSubstr("corrupt: every checkpoint")));
+    for (const bool on_disk : {false, true}) {
+      SCOPED_TRACE(std::string(to_string(kind)) + (on_disk ? " on disk" : ""));
+      expect_newest_of_all_nodes(kind, on_disk);
+    }
   }
 }
 
@@ -197,13 +214,15 @@ TEST(RunOnNodes, RetentionRemovesOnEveryNode_C13) {
   using ::testing::UnorderedElementsAre;
   for (const CheckpointKind kind : kKindsOnNodes) {
     SCOPED_TRACE(to_string(kind));
-    const NodeRun run = run_with(kind, {1, 2, 3, 4, 5});
+    const NodeRun run = run_with(kind, {1, 2, 3, 4, 5}, kind == CheckpointKind::olmo_local);
     // Of these two one node lacks a part: they take no place.
-    lose(*run.stores[0], "step4");
+    lose(run, 0, "step4");
     run.stores[1]->remove("step2" + file_of_last_rank(kind));
     put(*run.stores[1], "step0/rank2.pt", {}, IfExists::fail);  // what a kill left
-    const RetainedOnNodes retained = retain_on(run, 5, {.sharded = 2});
+    const RetainedOnNodes retained = retain_on(run, 5, {.sharded = 2, .link = true});
     EXPECT_THAT(retained.errors, IsEmpty());
+    for (const std::string& path : run.paths)
+      EXPECT_EQ(std::filesystem::read_symlink(path + "/latest"), "step5");
     EXPECT_THAT(retained.report.removed, UnorderedElementsAre("step4", "step2", "step1", "step0"));
     EXPECT_THAT(retained.report.warnings, IsEmpty());
     for (const auto& store : run.stores)
