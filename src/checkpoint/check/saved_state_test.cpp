@@ -1,8 +1,10 @@
 // Digests of a training state that do not fit its tensors: checkpoint-rows O-40, O-50, O-60, O-72.
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/digests/state_file.h"
 #include "checkpoint/together/testing.h"
 #include "storage/sub_store.h"
 #include "tessera/verify.h"
@@ -106,6 +108,43 @@ TEST(SavedState, FilesOfAnotherStateAreFound) {
         findings_in(place_in(store)),
         ElementsAre(AllOf(HasSubstr("mismatch"), HasSubstr("model.transformer.wte.weight"))));
   }
+}
+
+// Opening a checkpoint asks for the save before and after, but does not read all digests for that.
+TEST(SavedState, ASaveIsToldByTheEndOfItsFile_C04) {
+  class Counting final : public ByteSource {
+   public:
+    Counting(std::shared_ptr<ByteSource> inner, std::atomic<std::uint64_t>& bytes)
+        : inner_(std::move(inner)), bytes_(bytes) {}
+    [[nodiscard]] std::uint64_t size() const override { return inner_->size(); }
+    void read_at(std::uint64_t offset, MutableByteView out) const override {
+      bytes_ += out.size();
+      inner_->read_at(offset, out);
+    }
+    [[nodiscard]] const std::string& name() const override { return inner_->name(); }
+
+   private:
+    std::shared_ptr<ByteSource> inner_;
+    std::atomic<std::uint64_t>& bytes_;
+  };
+  class CountingStore final : public testing::ForwardingStore {
+   public:
+    using ForwardingStore::ForwardingStore;
+    [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+      auto source = ForwardingStore::open(name);
+      return name == kDigestsFile ? std::make_shared<Counting>(source, bytes) : source;
+    }
+    mutable std::atomic<std::uint64_t> bytes = 0;
+  };
+  const auto first = digested({CheckpointKind::olmo_legacy});
+  const auto second = digested({CheckpointKind::olmo_legacy});
+  EXPECT_NE(save_mark_of(SubStore(first, "c")), save_mark_of(SubStore(second, "c")));
+  const auto counting = std::make_shared<CountingStore>(first);
+  const std::uint64_t all = counting->open(kDigestsFile)->size();
+  EXPECT_GT(all, 1024U);
+  (void)Checkpoint::open(place_in(counting));
+  EXPECT_GT(counting->bytes, 0U);
+  EXPECT_LT(counting->bytes, all / 2);
 }
 
 // OLMo's own, and damage.

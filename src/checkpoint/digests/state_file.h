@@ -11,7 +11,9 @@ namespace tessera {
 inline constexpr const char* kStateFile = "tessera-state.json";
 inline constexpr std::uint64_t kStateFileLimit = std::uint64_t{1} << 30;  // bytes
 
-// Which save of an OLMo kind the directory holds; 0: nothing there says so (fault-rows C04).
+// Which save of an OLMo kind the directory holds, by the end of the file; 0: nothing there says so
+// (fault-rows C04). It is asked for several times while a checkpoint is opened and loaded, so it
+// does not read the digests.
 [[nodiscard]] std::uint64_t save_mark_of(const Store& directory);
 
 }  // namespace tessera
