@@ -140,6 +140,12 @@ Injector injector_for(const Case& one, const std::string& commit_path) {
 bool is_without_memory(const Case& one) {
   return one.row->injection.calls == testing::kAllocate;
 }
+// The JSON library ends the process where it has no memory to take a value apart. Saves of DCP make
+// such values, of what its own files do not say of the tree (fault-rows F16).
+bool may_end(const Case& one) {
+  return is_without_memory(one) &&
+         (one.kind == CheckpointKind::dcp || one.kind == CheckpointKind::olmo_torch_new);
+}
 bool is_stopped(const Case& one) {
   return one.row->injection.action == testing::stop;
 }
@@ -281,7 +287,7 @@ std::string carry_out(const Case& one, std::size_t files) {
     if (rank != one.victim || !WIFSIGNALED(status)) return false;
     board->ended = true;
     return WTERMSIG(status) == SIGKILL ? one.row->injection.action == testing::die
-                                       : is_without_memory(one) && WTERMSIG(status) == SIGABRT;
+                                       : may_end(one) && WTERMSIG(status) == SIGABRT;
   });
   if (wrong.empty()) wrong = judge_words(one) + judge_files(one, before);
   if (wrong.empty() && files > 0) wrong = judge_next(one, files);

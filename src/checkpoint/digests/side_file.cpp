@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/digest.h"
+#include "checkpoint/digests/json_text.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -118,24 +119,23 @@ Digests digests_of_text(std::string_view text) {
 }
 
 std::string encode_side_file(const SideFile& side_file) {
-  Json json;
-  json["checksum"] = kZeros;
-  const bool has_tails = std::ranges::any_of(
-      side_file.files, [](const auto& file) { return file.second.tail.has_value(); });
-  json["version"] = has_tails ? kTailsVersion : kVersion;
-  json["save_id"] = side_file.save_id;
-  json["producer"] = side_file.producer;
-  json["block"] = kDigestBlock;
-  if (!side_file.types.empty()) json["tree"] = Json::parse(side_file.types);
-  json["files"] = Json::object();
+  std::string files, tails;
   for (const auto& [name, file] : side_file.files) {
-    if (file.tail) {
-      json["tails"][name] = {file.size, digest_text(*file.tail)};
-    } else {
-      json["files"][name] = {file.size, digests_text(file.blocks)};
-    }
+    std::string& list = file.tail ? tails : files;
+    if (!list.empty()) list += ',';
+    list.append(json_quoted(name, true)).append(":[").append(std::to_string(file.size));
+    list.append(",\"").append(file.tail ? digest_text(*file.tail) : digests_text(file.blocks));
+    list.append("\"]");
   }
-  std::string text = json.dump(1, ' ', true, Json::error_handler_t::replace) + "\n";
+  std::string json = std::string("{\"checksum\":\"") + kZeros;
+  json.append("\",\"version\":").append(std::to_string(tails.empty() ? kVersion : kTailsVersion));
+  json.append(",\"save_id\":").append(json_quoted(side_file.save_id, true));
+  json.append(",\"producer\":").append(json_quoted(side_file.producer, true));
+  json.append(",\"block\":").append(std::to_string(kDigestBlock));
+  if (!side_file.types.empty()) json.append(",\"tree\":").append(side_file.types);
+  json.append(",\"files\":{").append(files).append("}");
+  if (!tails.empty()) json.append(",\"tails\":{").append(tails).append("}");
+  std::string text = json_in_lines(json.append("}")) + "\n";
   stamp_checksum(text, kHead.size());
   return text;
 }

@@ -1,4 +1,5 @@
 #include "checkpoint/together/state_sums.h"
+#include "checkpoint/digests/json_text.h"
 
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -144,9 +145,14 @@ StateDigests decode_digests(const Bytes& bytes) {
 }
 
 std::string state_file_text(const StateDigests& digests, const std::string& save_id) {
-  nlohmann::json file = {{"version", 1}, {"save_id", save_id}};
-  file[kDigests] = digests;
-  return file.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  std::string list;
+  for (const auto& [name, crc] : digests) {
+    if (!list.empty()) list += ',';
+    list.append(json_quoted(name, false)).append(":").append(std::to_string(crc));
+  }
+  std::string json = std::string("{\"") + kDigests + "\":{" + list + "},\"save_id\":";
+  json.append(json_quoted(save_id, false)).append(",\"version\":1}");
+  return json_in_lines(json) + "\n";
 }
 
 StateDigests saved_digests(const Store& checkpoint) {
