@@ -54,6 +54,10 @@ std::string data_file_name(int rank, int file, const std::string& attempt) {
   return "__" + std::to_string(rank) + "_" + std::to_string(file) + "_" + attempt + ".distcp";
 }
 
+bool is_data_file_of(std::string_view name, const std::string& attempt) {
+  return name.starts_with("__") && name.ends_with("_" + attempt + ".distcp");
+}
+
 DataDigest write_data_file(Store& store, const DataFile& file, Meter& meter) {
   TailedSink sink(store.create(file.name, IfExists::fail));
   ItemWriter writer(sink, file.name, kWindow, file.zstd_level);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/digests/tail.h"
@@ -16,6 +17,8 @@ namespace tessera {
 
 // "__3_0_1a2b3c4d5e6f.distcp": `attempt` is of one save alone.
 [[nodiscard]] std::string data_file_name(int rank, int file, const std::string& attempt);
+// Of any rank.
+[[nodiscard]] bool is_data_file_of(std::string_view name, const std::string& attempt);
 
 struct DataFile {
   const std::vector<Leaf>& leaves;

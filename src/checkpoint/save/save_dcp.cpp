@@ -405,10 +405,19 @@ class Saver final : public DcpSave {
     for (const std::size_t item : items) report_.lengths.push_back(own_.items[item].place.length);
   }
 
-  // Of a save that ended before its commit.
+  // Of a save that ended before its commit. Rank 0 removes the files of all ranks, because it may
+  // have made the directory, which can only go when it is empty.
   void remove_written() {
     for (const FileReport& file : report_.files)
       remove_quietly(*store_, data_file_name(group_.rank(), file.file, opening_.attempt));
+    if (!leads()) return;
+    try {
+      for (const ObjectInfo& object : store_->list_level("")) {
+        if (is_data_file_of(object.name, opening_.attempt)) remove_quietly(*store_, object.name);
+      }
+    } catch (const Error&) {
+      return;  // the next save removes them
+    }
   }
 
   // Of all leaves, with the empty dicts where they stand in the tree.
