@@ -431,27 +431,39 @@ class Saver final : public DcpSave {
 
   // Rank 0.
   void publish(SaveResult& result) {
-    DigestsByName digests = digests_of(reports_, opening_.attempt);
-    for (const auto& [name, file] : digests) result.total_bytes += file.size;
-    const PlanSource source(*plan_, {"1.0.0", store_->name(), opening_.save_id, true},
-                            opening_.attempt, are_compressed() ? ItemEnds(reports_) : ItemEnds());
     try {
-      const CommittedFiles more =
-          commit_dcp(*store_, source, digests, types(),
-                     options_.overwrite ? IfExists::replace : IfExists::fail, [this] {
-                       group_.require_peers();
-                       if (hold_) hold_->require_there();
-                     });
-      result.files = digests.size() + more.files;
-      result.total_bytes += more.bytes;
+      put_metadata(result);
     } catch (...) {
-      if (!is_visible(*store_, opening_.save_id)) {
-        for (const auto& [name, file] : digests) remove_quietly(*store_, name);
-        remove_quietly(*store_, side_file_name(opening_.save_id));
-        is_withdrawn_ = true;
-      }
+      withdraw();
       throw;
     }
+  }
+
+  void put_metadata(SaveResult& result) {
+    DigestsByName digests = digests_of(reports_, opening_.attempt);
+    for (const auto& [name, file] : digests) result.total_bytes += file.size;
+    const std::size_t files = digests.size();
+    const PlanSource source(*plan_, {"1.0.0", store_->name(), opening_.save_id, true},
+                            opening_.attempt, are_compressed() ? ItemEnds(reports_) : ItemEnds());
+    const CommittedFiles more =
+        commit_dcp(*store_, source, std::move(digests), types(),
+                   options_.overwrite ? IfExists::replace : IfExists::fail, [this] {
+                     group_.require_peers();
+                     if (hold_) hold_->require_there();
+                   });
+    result.files = files + more.files;
+    result.total_bytes += more.bytes;
+  }
+
+  // Everybody's files, unless the commit has been made.
+  void withdraw() {
+    if (is_visible(*store_, opening_.save_id)) return;
+    for (const RankReport& report : reports_.ranks) {
+      for (const FileReport& file : report.files)
+        remove_quietly(*store_, data_file_name(report.rank, file.file, opening_.attempt));
+    }
+    remove_quietly(*store_, side_file_name(opening_.save_id));
+    is_withdrawn_ = true;
   }
 
   // For whom the other ranks are lost at the end.
