@@ -96,9 +96,11 @@ bool opens(const Store& store, const Sought& file) {
 }
 
 // What is found is no longer `missing`.
-void look_for(const Store& store, std::vector<Sought>& missing, const std::stop_token& stop) {
+void look_for(const Store& store, std::vector<Sought>& missing,
+              const std::function<void()>& may_wait) {
   std::size_t found = 0;
-  const bool all_found = look_until_visible(stop, [&] {
+  const bool all_found = look_until_visible({}, [&] {
+    may_wait();
     while (found < missing.size() && opens(store, missing[found])) ++found;
     return found == missing.size();
   });
@@ -167,7 +169,7 @@ void require_planned(const Reports& reports, const SavePlan& plan, const std::st
 }
 
 void require_in_store(const Reports& reports, const Store& store, const std::string& attempt,
-                      const std::stop_token& stop) {
+                      const std::function<void()>& may_wait) {
   const auto sizes = sizes_in(store);
   std::vector<Sought> missing;
   for_each_file(reports, [&](const RankReport& rank, const FileReport& file) {
@@ -179,7 +181,7 @@ void require_in_store(const Reports& reports, const Store& store, const std::str
       require_size(sought, found->second, store);
     }
   });
-  look_for(store, missing, stop);
+  look_for(store, missing, may_wait);
   if (missing.empty()) return;
   Named named;
   for (const Sought& file : missing) named.add(file.name + " of " + ranks_place(file.writer));

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <stop_token>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -45,9 +45,9 @@ void require_planned(const Reports& reports, const SavePlan& plan, const std::st
 // Throws `incomplete` for files that the store does not show here, with who wrote them where, and
 // `corrupt` for those of another size: ranks that write into different directories, or to disks of
 // their own, would get a checkpoint of which a part is missing. What is not listed is opened, and
-// looked for again for 90 seconds.
+// looked for again for 90 seconds, as long as `may_wait`, called before each look, does not throw.
 void require_in_store(const Reports& reports, const Store& store, const std::string& attempt,
-                      const std::stop_token& stop);
+                      const std::function<void()>& may_wait);
 
 [[nodiscard]] DigestsByName digests_of(const Reports& reports, const std::string& attempt);
 

@@ -335,7 +335,10 @@ class Saver final : public DcpSave {
       if (!plan_) plan_all(ToldLeaves(planned_, false));
       reports_ = decode_reports(all, are_compressed());
       require_planned(reports_, *plan_, opening_.attempt);
-      require_in_store(reports_, *store_, opening_.attempt, options_.stop);
+      require_in_store(reports_, *store_, opening_.attempt, [this] {
+        require_going_on(options_.stop);
+        group_.require_peers();  // who gives up removes its files
+      });
       return reports_.copies == 0 ? Bytes() : Bytes(1);
     };
     return confer_after_long_work(
