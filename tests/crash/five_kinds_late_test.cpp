@@ -147,7 +147,9 @@ TEST(FiveKinds, F24_WhatNeverAppearsIsTheErrorOfAll) {
         try {
           (void)load(tree, where, {}, group);
         } catch (const Error&) {
-          if (is_path) EXPECT_TRUE(is_loaded(tree, 3));
+          if (is_path) {
+            EXPECT_TRUE(is_loaded(tree, 3));
+          }
           throw;
         }
       }));

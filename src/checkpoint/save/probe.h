@@ -50,8 +50,8 @@ struct Unseeing {
   void add(const Unseeing& higher);
 };
 
-// What a rank sees of rank 0's object. If that is nothing, it puts one of its own there: does rank
-// 0 see it, then both look at one place, and this rank sees late what is in it (fault-rows F24).
+// What a rank sees of rank 0's object. If that is nothing, it puts one of its own there. If rank 0
+// sees that, both look at one place, and this rank sees late what is in it (fault-rows F24).
 class ProbeLook {
  public:
   // Takes up to one and a half seconds.
