@@ -9,16 +9,37 @@
 #include <fmt/format.h>
 
 #include "checkpoint/read/cast.h"
-#include "checkpoint/tree/value_json.h"
 #include "value/children.h"
 #include "value/render.h"
 
 namespace tessera::cli {
 namespace {
 
+using Json = nlohmann::ordered_json;
 using Kind = Value::Kind;
 
 constexpr std::size_t kLongestText = 1 << 20;  // bytes of a value that JSON has no word for
+
+// What JSON has a word for: None, booleans, strings, integers of 64 bits and finite reals. nullopt:
+// any other value.
+std::optional<Json> json_scalar(const Value& value) {
+  switch (value.kind()) {
+    case Kind::none:
+      return Json(nullptr);
+    case Kind::boolean:
+      return Json(value.as_bool());
+    case Kind::string:
+      return Json(value.as_string());
+    case Kind::integer:
+      if (value.as_integer().big.empty()) return Json(value.as_integer().small);
+      return std::nullopt;
+    case Kind::real:
+      if (std::isfinite(value.as_real())) return Json(value.as_real());
+      return std::nullopt;
+    default:
+      return std::nullopt;
+  }
+}
 
 // No more than `left` values; nullopt: there are more.
 std::optional<Json> bounded(const Value& value, std::size_t& left);

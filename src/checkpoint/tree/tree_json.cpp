@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -32,12 +34,33 @@ bool has_odd_key(const Path& path) {
                      [](const PathPart& part) { return std::holds_alternative<DictKey>(part); });
 }
 
-Json encode_container(const Container& container) {
-  Json item = Json::object();
-  item["kind"] = type_name(container.kind);
-  if (container.state) item["state"] = encode_value(*container.state);
-  if (container.default_factory) item["factory"] = encode_value(*container.default_factory);
-  return item;
+void append_name(JsonWriter& json, const std::string& name) {
+  json.key("name");
+  json.text(name);
+}
+
+void append_path_member(JsonWriter& json, const Path& path) {
+  json.key("path");
+  append_path(json, path);
+}
+
+void append_true(JsonWriter& json, std::string_view key) {
+  json.key(key);
+  json.raw("true");
+}
+
+void append_member(JsonWriter& json, std::string_view key, const Value& value,
+                   const TensorNames& names = {}) {
+  json.key(key);
+  append_value(json, value, names);
+}
+
+// Members of an object.
+void append_container(JsonWriter& json, const Container& container) {
+  json.key("kind");
+  json.text(std::string(type_name(container.kind)));
+  if (container.state) append_member(json, "state", *container.state);
+  if (container.default_factory) append_member(json, "factory", *container.default_factory);
 }
 
 DictKind kind_named(const std::string& name) {
@@ -59,48 +82,53 @@ std::shared_ptr<const Container> decode_container(const Json& item) {
 std::string key_of(const Json& path) {
   return path.dump(-1, ' ', true, Json::error_handler_t::replace);
 }
+std::string key_of(std::span<const PathPart> path, BadText bad_text) {
+  JsonWriter json(bad_text);
+  append_path(json, path);
+  return json.take();
+}
 
 // Those around a leaf whose paths are not `known` yet.
-void encode_around(const Leaf& leaf, std::unordered_set<std::string>& known, Json& list) {
+void append_around(JsonWriter& json, const Leaf& leaf, std::unordered_set<std::string>& known) {
   const std::size_t depth = std::min(leaf.containers->size(), leaf.path.size());
   for (std::size_t step = 0; step < depth; ++step) {
     const Container* container = (*leaf.containers)[step].get();
     if (container == nullptr) continue;
-    const auto end = leaf.path.begin() + static_cast<std::ptrdiff_t>(step);
-    Json path = encode_path(Path(leaf.path.begin(), end));
-    if (!known.insert(key_of(path)).second) continue;
-    Json item = Json::object();
-    item["path"] = std::move(path);
-    item.update(encode_container(*container));
-    list.push_back(std::move(item));
+    const auto path = known.insert(key_of(std::span(leaf.path).first(step), BadText::refuse));
+    if (!path.second) continue;
+    json.begin('{');
+    json.key("path");
+    json.raw(*path.first);
+    append_container(json, *container);
+    json.end('}');
   }
 }
 
-// The dicts that are more than plain ones, each by its path.
-Json encode_containers(const std::vector<Leaf>& leaves) {
-  Json list = Json::array();
+// A member with the dicts that are more than plain ones, each by its path.
+void append_containers(JsonWriter& json, const std::vector<Leaf>& leaves) {
   std::unordered_set<const Containers*> met;
   std::unordered_set<std::string> known;
+  json.key("containers");
+  json.begin('[');
   for (const Leaf& leaf : leaves) {
     if (leaf.containers && met.insert(leaf.containers.get()).second)
-      encode_around(leaf, known, list);
+      append_around(json, leaf, known);
   }
-  return list;
+  json.end(']');
 }
 
 using ContainersByWay = std::unordered_map<std::string, std::shared_ptr<const Container>>;
 
 // The containers on the way to a leaf, the outermost first; null when none of them is known.
-std::shared_ptr<const Containers> containers_on(Json way, const ContainersByWay& known) {
+std::shared_ptr<const Containers> containers_on(std::span<const PathPart> way,
+                                                const ContainersByWay& known) {
   Containers containers(way.size() + 1);
   bool plain = true;
-  for (std::size_t step = containers.size(); step-- > 0;) {
-    const auto found = known.find(key_of(way));
-    if (found != known.end()) {
-      containers[step] = found->second;
-      plain = false;
-    }
-    if (step > 0) way.erase(step - 1);
+  for (std::size_t step = 0; step < containers.size(); ++step) {
+    const auto found = known.find(key_of(way.first(step), BadText::replace));
+    if (found == known.end()) continue;
+    containers[step] = found->second;
+    plain = false;
   }
   return plain ? nullptr : std::make_shared<const Containers>(std::move(containers));
 }
@@ -118,10 +146,10 @@ void add_containers(const Json& list, std::vector<Leaf>& leaves) {
   std::shared_ptr<const Containers> shared;
   for (Leaf& leaf : leaves) {
     if (leaf.path.empty()) continue;
-    Json way = encode_path(Path(leaf.path.begin(), leaf.path.end() - 1));
-    std::string text = key_of(way);
+    const auto way = std::span<const PathPart>(leaf.path).first(leaf.path.size() - 1);
+    std::string text = key_of(way, BadText::replace);
     if (text != last) {
-      shared = containers_on(std::move(way), known);
+      shared = containers_on(way, known);
       last = std::move(text);
     }
     leaf.containers = shared;
@@ -138,13 +166,16 @@ bool needs_attributes_entry(const Tensor& tensor, bool whole) {
   return tensor.attributes && (whole || inner_tensors(Value(tensor)).empty());
 }
 
-// What a tensor is besides its elements. `whole`: also what DCP says by itself.
-void encode_tensor(const Tensor& tensor, const TensorNames& names, Json& item, bool whole) {
-  if (tensor.parameter) item["parameter"] = true;
-  if (needs_gradient_entry(tensor, whole)) item["requires_grad"] = true;
+// Members of an object: what a tensor is besides its elements. `whole`: also what DCP says by
+// itself.
+void append_tensor(JsonWriter& json, const Tensor& tensor, const TensorNames& names, bool whole) {
+  if (tensor.parameter) append_true(json, "parameter");
+  if (needs_gradient_entry(tensor, whole)) append_true(json, "requires_grad");
   if (needs_attributes_entry(tensor, whole))
-    item["attributes"] = encode_value(*tensor.attributes, names);
-  if (tensor.bare_storage && whole) item["storage"] = tensor.pieces.at(0).storage->torch_class;
+    append_member(json, "attributes", *tensor.attributes, names);
+  if (!tensor.bare_storage || !whole) return;
+  json.key("storage");
+  json.text(tensor.pieces.at(0).storage->torch_class);
 }
 
 // That the tensor is a bare storage of this class.
@@ -274,15 +305,6 @@ void with_entry(const std::map<std::string, std::string>& metadata, Use use) {
   with_tree(entry->second, std::string("the metadata entry '") + kTreeKey + "'", use);
 }
 
-std::string text_of_json(const Json& json) {
-  try {
-    return json.dump(-1, ' ', true);
-  } catch (const Json::exception& error) {
-    throw Error(ErrorCode::unsupported,
-                std::string("a name or text is not UTF-8: ") + error.what());
-  }
-}
-
 TensorNames names_of_tensors(const std::vector<Leaf>& leaves) {
   TensorNames names;
   for (const Leaf& leaf : leaves) {
@@ -295,16 +317,16 @@ bool is_named_by_path(const Leaf& leaf) {
   return is_in_tree(leaf) && dotted(leaf.path) == leaf.name;
 }
 
-Json encode_leaf(const Leaf& leaf, const TensorNames& names) {
-  Json item = Json::object();
-  if (is_in_tree(leaf)) item["path"] = encode_path(leaf.path);
-  if (!is_named_by_path(leaf)) item["name"] = leaf.name;
+void append_leaf(JsonWriter& json, const Leaf& leaf, const TensorNames& names) {
+  json.begin('{');
+  if (is_in_tree(leaf)) append_path_member(json, leaf.path);
+  if (!is_named_by_path(leaf)) append_name(json, leaf.name);
   if (leaf.value.is(Value::Kind::tensor)) {
-    encode_tensor(leaf.value.as_tensor(), names, item, true);
+    append_tensor(json, leaf.value.as_tensor(), names, true);
   } else {
-    item["value"] = encode_value(leaf.value, names);
+    append_member(json, "value", leaf.value, names);
   }
-  return item;
+  json.end('}');
 }
 
 int version_of(const std::vector<Leaf>& leaves) {
@@ -313,17 +335,33 @@ int version_of(const std::vector<Leaf>& leaves) {
   return newest ? kNewestVersion : kVersion;
 }
 
-// What the side file says of the leaf at `index`; empty: nothing.
-Json encode_type(const Leaf& leaf, std::size_t index) {
-  Json item = Json::object();
+// What the side file says of the leaf at `index`, if it is anything.
+void append_type(JsonWriter& json, const Leaf& leaf, std::size_t index) {
+  JsonWriter members;
   const bool empty = is_empty_dict(leaf);
-  if (has_odd_key(leaf.path) || empty) item["path"] = encode_path(leaf.path);
+  if (has_odd_key(leaf.path) || empty) append_path_member(members, leaf.path);
   if (empty) {
-    item["value"] = encode_value(leaf.value);
-    item["at"] = index;
+    append_member(members, "value", leaf.value);
+    members.key("at");
+    members.integer(static_cast<std::int64_t>(index));
   }
-  if (leaf.value.is(Value::Kind::tensor)) encode_tensor(leaf.value.as_tensor(), {}, item, false);
-  return item;
+  if (leaf.value.is(Value::Kind::tensor)) append_tensor(members, leaf.value.as_tensor(), {}, false);
+  if (members.json().empty()) return;
+  append_name(members, leaf.name);
+  json.begin('{');
+  json.raw(members.json());
+  json.end('}');
+}
+
+// Up to the list of leaves.
+JsonWriter begun_tree(int version) {
+  JsonWriter json;
+  json.begin('{');
+  json.key("version");
+  json.integer(version);
+  json.key("leaves");
+  json.begin('[');
+  return json;
 }
 
 void decode_type(const Json& item, Leaf& leaf) {
@@ -344,19 +382,21 @@ void decode_types(const Json& items, std::vector<Leaf>& leaves) {
 
 std::string encode_tree(const std::vector<Leaf>& leaves, std::uint64_t& values) {
   const TensorNames names = names_of_tensors(leaves);
-  Json list = Json::array();
-  Json inner = Json::array();
-  for (const Leaf& leaf : leaves) {
-    (is_in_tree(leaf) ? list : inner).push_back(encode_leaf(leaf, names));
+  JsonWriter tree = begun_tree(version_of(leaves));
+  JsonWriter inner;
+  for (const Leaf& leaf : leaves) append_leaf(is_in_tree(leaf) ? tree : inner, leaf, names);
+  tree.end(']');
+  if (!inner.json().empty()) {
+    tree.key("tensors");
+    tree.begin('[');
+    tree.raw(inner.json());
+    tree.end(']');
   }
   values += static_cast<std::uint64_t>(std::ranges::count_if(
       leaves, [](const Leaf& leaf) { return !leaf.value.is(Value::Kind::tensor); }));
-  Json tree = Json::object();
-  tree["version"] = version_of(leaves);
-  tree["leaves"] = std::move(list);
-  if (!inner.empty()) tree["tensors"] = std::move(inner);
-  tree["containers"] = encode_containers(leaves);
-  return text_of_json(tree);
+  append_containers(tree, leaves);
+  tree.end('}');
+  return tree.take();
 }
 
 bool add_from_metadata(const std::map<std::string, std::string>& metadata,
@@ -380,18 +420,12 @@ bool is_empty_dict(const Leaf& leaf) {
 }
 
 std::string encode_types(const std::vector<Leaf>& leaves) {
-  Json list = Json::array();
-  for (std::size_t i = 0; i < leaves.size(); ++i) {
-    Json item = encode_type(leaves[i], i);
-    if (item.empty()) continue;
-    item["name"] = leaves[i].name;
-    list.push_back(std::move(item));
-  }
-  Json tree = Json::object();
-  tree["version"] = kVersion;
-  tree["leaves"] = std::move(list);
-  tree["containers"] = encode_containers(leaves);
-  return text_of_json(tree);
+  JsonWriter tree = begun_tree(kVersion);
+  for (std::size_t i = 0; i < leaves.size(); ++i) append_type(tree, leaves[i], i);
+  tree.end(']');
+  append_containers(tree, leaves);
+  tree.end('}');
+  return tree.take();
 }
 
 void add_types(const std::string& text, std::vector<Leaf>& leaves) {

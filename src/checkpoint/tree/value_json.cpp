@@ -66,30 +66,50 @@ std::uint64_t bytes_inside(const Value& value) {
   return bytes;
 }
 
-Json tag(const char* name, Json content) {
-  Json object = Json::object();
-  object[name] = std::move(content);
-  return object;
+// Whether JSON has a word for the value: None, booleans, strings, integers of 64 bits and finite
+// reals. Then it is written.
+bool append_scalar(JsonWriter& json, const Value& value) {
+  switch (value.kind()) {
+    case Value::Kind::none:
+      json.raw("null");
+      return true;
+    case Value::Kind::boolean:
+      json.raw(value.as_bool() ? "true" : "false");
+      return true;
+    case Value::Kind::string:
+      json.text(value.as_string());
+      return true;
+    case Value::Kind::integer:
+      if (value.as_integer().big.empty()) json.integer(value.as_integer().small);
+      return value.as_integer().big.empty();
+    case Value::Kind::real:
+      if (std::isfinite(value.as_real())) json.real(value.as_real());
+      return std::isfinite(value.as_real());
+    default:
+      return false;
+  }
 }
 
 class Encoder {
  public:
-  explicit Encoder(const TensorNames& names) : names_(names) {}
+  Encoder(JsonWriter& json, const TensorNames& names) : json_(json), names_(names) {}
 
-  Json encode(const Value& value) const {
-    if (std::optional<Json> scalar = json_scalar(value)) return std::move(*scalar);
-    if (const std::string* name = name_of(value)) return tag("tensor", *name);
+  void encode(const Value& value) {
+    if (append_scalar(json_, value)) return;
+    if (const std::string* name = name_of(value)) {
+      return tag("tensor", [&] { json_.text(*name); });
+    }
     if (is_plain_dict(value)) return encode_dict(value);
     switch (value.kind()) {
       case Value::Kind::list:
         return encode_items(value.items());
       case Value::Kind::tuple:
-        return tag("tuple", encode_items(value.items()));
+        return tag("tuple", [&] { encode_items(value.items()); });
       case Value::Kind::real:
         return encode_special_real(value);
       case Value::Kind::bytes:
         require_short(value.as_bytes().size());
-        return tag("bytes", to_hex(value.as_bytes()));
+        return tag_hex("bytes", value.as_bytes());
       default:
         return encode_archive(value);
     }
@@ -107,31 +127,54 @@ class Encoder {
     return name == names_.end() ? nullptr : &name->second;
   }
 
+  // An object with this one member, which `content` writes.
+  template <typename Content>
+  void tag(std::string_view name, Content content) {
+    json_.begin('{');
+    json_.key(name);
+    content();
+    json_.end('}');
+  }
+
+  void tag_hex(std::string_view name, const std::vector<std::byte>& bytes) {
+    tag(name, [&] { json_.raw('"' + to_hex(bytes) + '"'); });
+  }
+
   // Whatever JSON has no word for: an archive of torch.save.
-  [[nodiscard]] Json encode_archive(const Value& value) const {
+  void encode_archive(const Value& value) {
     const Value rest = without_tensors(value);
     require_short(bytes_inside(rest));
-    return tag("torch", to_hex(torch_file::write(rest, "archive")));
+    tag_hex("torch", torch_file::write(rest, "archive"));
   }
 
   // JSON has finite numbers, and one kind of NaN is not another.
-  static Json encode_special_real(const Value& value) {
+  void encode_special_real(const Value& value) {
     const double real = value.as_real();
-    if (!std::isnan(real)) return tag("float", real > 0 ? "inf" : "-inf");
-    if (value == Value(std::nan(""))) return tag("float", "nan");
-    return tag("torch", to_hex(torch_file::write(value, "archive")));
+    if (std::isnan(real) && !(value == Value(std::nan(""))))
+      return tag_hex("torch", torch_file::write(value, "archive"));
+    const char* word = real > 0 ? "\"inf\"" : "\"-inf\"";
+    tag("float", [&] { json_.raw(std::isnan(real) ? "\"nan\"" : word); });
   }
 
-  Json encode_items(const Value::List& items) const {
-    Json array = Json::array();
-    for (const Value& item : items) array.push_back(encode(item));
-    return array;
+  void encode_items(const Value::List& items) {
+    json_.begin('[');
+    for (const Value& item : items) encode(item);
+    json_.end(']');
   }
 
-  Json encode_dict(const Value& value) const {
-    Json pairs = Json::array();
-    for (const auto& [key, item] : value.pairs()) pairs.push_back({encode(key), encode(item)});
-    return tag("dict", std::move(pairs));
+  void encode_pair(const Value& key, const Value& item) {
+    json_.begin('[');
+    encode(key);
+    encode(item);
+    json_.end(']');
+  }
+
+  void encode_dict(const Value& value) {
+    tag("dict", [&] {
+      json_.begin('[');
+      for (const auto& [key, item] : value.pairs()) encode_pair(key, item);
+      json_.end(']');
+    });
   }
 
   [[nodiscard]] Value without_tensors(const Value& value) const {
@@ -144,6 +187,7 @@ class Encoder {
     });
   }
 
+  JsonWriter& json_;
   const TensorNames& names_;
 };
 
@@ -167,7 +211,7 @@ bool is_reference(const Object& object) {
          object.arguments.items()[0].is(Value::Kind::string);
 }
 
-// What json_scalar has made, and other numbers that somebody wrote.
+// What append_scalar has made, and other numbers that somebody wrote.
 Value decode_scalar(const Json& json) {
   switch (json.type()) {
     case Json::value_t::null:
@@ -290,18 +334,14 @@ class Decoder {
   const TensorsByName& tensors_;
 };
 
-std::optional<Json> json_integer(const Integer& integer) {
-  return integer.big.empty() ? std::optional(Json(integer.small)) : std::nullopt;
-}
-
-std::optional<Json> json_real(double real) {
-  return std::isfinite(real) ? std::optional(Json(real)) : std::nullopt;
-}
-
-Json encode_step(const PathPart& part) {
-  if (const auto* key = std::get_if<std::string>(&part)) return *key;
-  if (const auto* odd = std::get_if<DictKey>(&part)) return tag("key", encode_value(odd->key));
-  return std::get<std::int64_t>(part);
+void append_step(JsonWriter& json, const PathPart& part) {
+  if (const auto* key = std::get_if<std::string>(&part)) return json.text(*key);
+  const auto* odd = std::get_if<DictKey>(&part);
+  if (odd == nullptr) return json.integer(std::get<std::int64_t>(part));
+  json.begin('{');
+  json.key("key");
+  append_value(json, odd->key);
+  json.end('}');
 }
 
 PathPart decode_step(const Json& step) {
@@ -316,25 +356,8 @@ PathPart decode_step(const Json& step) {
 
 }  // namespace
 
-std::optional<Json> json_scalar(const Value& value) {
-  switch (value.kind()) {
-    case Value::Kind::none:
-      return Json(nullptr);
-    case Value::Kind::boolean:
-      return Json(value.as_bool());
-    case Value::Kind::string:
-      return Json(value.as_string());
-    case Value::Kind::integer:
-      return json_integer(value.as_integer());
-    case Value::Kind::real:
-      return json_real(value.as_real());
-    default:
-      return std::nullopt;
-  }
-}
-
-Json encode_value(const Value& value, const TensorNames& names) {
-  return Encoder(names).encode(value);
+void append_value(JsonWriter& json, const Value& value, const TensorNames& names) {
+  Encoder(json, names).encode(value);
 }
 
 Value decode_value(const Json& json, const TensorsByName& tensors) {
@@ -354,10 +377,10 @@ void for_each_archive(const Json& json,
   }
 }
 
-Json encode_path(const Path& path) {
-  Json array = Json::array();
-  for (const PathPart& part : path) array.push_back(encode_step(part));
-  return array;
+void append_path(JsonWriter& json, std::span<const PathPart> path) {
+  json.begin('[');
+  for (const PathPart& part : path) append_step(json, part);
+  json.end(']');
 }
 
 Path decode_path(const Json& array) {

@@ -3,13 +3,14 @@
 
 #include <cstddef>
 #include <functional>
-#include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/tree/json_writer.h"
 #include "tessera/leaf.h"
 #include "tessera/value.h"
 
@@ -22,14 +23,10 @@ using TensorNames = std::unordered_map<const void*, std::string>;
 // And by name: what they are.
 using TensorsByName = std::unordered_map<std::string, Value>;
 
-// What JSON has a word for: None, booleans, strings, integers of 64 bits and finite reals. nullopt:
-// any other value.
-[[nodiscard]] std::optional<Json> json_scalar(const Value& value);
-
 // A tensor in `names` becomes a reference to it, any other one is copied whole, into memory.
-[[nodiscard]] Json encode_value(const Value& value, const TensorNames& names = {});
+void append_value(JsonWriter& json, const Value& value, const TensorNames& names = {});
 
-// The inverse. Throws `corrupt` for JSON that encode_value does not write and for a reference that
+// The inverse. Throws `corrupt` for JSON that append_value does not write and for a reference that
 // `tensors` lacks.
 [[nodiscard]] Value decode_value(const Json& json, const TensorsByName& tensors = {});
 
@@ -38,7 +35,7 @@ void for_each_archive(const Json& json,
                       const std::function<void(std::vector<std::byte> bytes)>& take);
 
 // Steps of a path: strings, list indices, and other keys as {"key": value}.
-[[nodiscard]] Json encode_path(const Path& path);
+void append_path(JsonWriter& json, std::span<const PathPart> path);
 [[nodiscard]] Path decode_path(const Json& array);
 
 }  // namespace tessera
