@@ -121,13 +121,15 @@ void AtomicFile::reserve(std::uint64_t size) {
   }
 }
 
+// Needs no memory once there is a file: without it nobody would remove that.
 void AtomicFile::open_named() {
-  const std::string temporary = temporary_path(path_);
+  std::string temporary = temporary_path(path_);
+  std::string path = path_;
   Fd fd = opened(temporary, O_WRONLY | O_CREAT | O_EXCL);
   if (!fd) throw_errno(errno, "create", path_);
-  temporary_ = temporary;
+  temporary_ = std::move(temporary);
   (void)try_lock(fd.get());
-  file_.emplace(std::move(fd), path_);
+  file_.emplace(std::move(fd), std::move(path));
 }
 
 AtomicFile::~AtomicFile() {
@@ -165,9 +167,9 @@ void AtomicFile::link(int fd) {
   }
   if (errno != EEXIST || if_exists_ == IfExists::fail) throw_errno(errno, "link into place", path_);
   (void)try_lock(fd);
-  const std::string temporary = temporary_path(path_);
+  std::string temporary = temporary_path(path_);
   if (!link_to(temporary)) throw_errno(errno, "link", path_);
-  temporary_ = temporary;
+  temporary_ = std::move(temporary);  // without memory, so that it goes whatever fails
   move_into_place(temporary_, path_, if_exists_);
 }
 
