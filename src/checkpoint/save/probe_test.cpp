@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "checkpoint/save/probe.h"
+#include "checkpoint/save/reports.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
 #include "conformance/short_patience.h"
@@ -201,6 +202,18 @@ TEST(Probe, NoneIsLeft) {
     EXPECT_THROW(save(tree, store, {.overwrite = true, .threads = 0}, group), Error);
   });
   for (const ObjectInfo& object : store->list()) EXPECT_FALSE(object.name.ends_with(".probe"));
+}
+
+// It would look for 90 seconds.
+TEST(Probe, NobodyLooksForTheFilesOfARankThatIsLost) {
+  const auto store = posix_store(temporary_directory());
+  Reports reports;
+  reports.ranks.push_back({.rank = 1, .host = "elsewhere", .files = {{}}});
+  const auto lost = [] { throw Error(ErrorCode::peer_failed, "rank 1 is gone"); };
+  EXPECT_EQ(code_of([&] {
+              require_in_store(reports, *store, "0123456789ab", {{}, lost});
+            }),
+            ErrorCode::peer_failed);
 }
 
 }  // namespace

@@ -96,13 +96,13 @@ bool opens(const Store& store, const Sought& file) {
 }
 
 // What is found is no longer `missing`.
-void look_for(const Store& store, std::vector<Sought>& missing,
-              const std::function<void()>& may_wait) {
+void look_for(const Store& store, std::vector<Sought>& missing, const Looking& looking) {
   std::size_t found = 0;
-  const bool all_found = look_until_visible({}, [&] {
-    may_wait();
+  const bool all_found = look_until_visible(looking.stop, [&] {
     while (found < missing.size() && opens(store, missing[found])) ++found;
-    return found == missing.size();
+    if (found == missing.size()) return true;
+    looking.require_peers();
+    return false;
   });
   if (all_found) return missing.clear();
   std::vector<Sought> rest{missing[found]};
@@ -169,7 +169,7 @@ void require_planned(const Reports& reports, const SavePlan& plan, const std::st
 }
 
 void require_in_store(const Reports& reports, const Store& store, const std::string& attempt,
-                      const std::function<void()>& may_wait) {
+                      const Looking& looking) {
   const auto sizes = sizes_in(store);
   std::vector<Sought> missing;
   for_each_file(reports, [&](const RankReport& rank, const FileReport& file) {
@@ -181,7 +181,7 @@ void require_in_store(const Reports& reports, const Store& store, const std::str
       require_size(sought, found->second, store);
     }
   });
-  look_for(store, missing, may_wait);
+  look_for(store, missing, looking);
   if (missing.empty()) return;
   Named named;
   for (const Sought& file : missing) named.add(file.name + " of " + ranks_place(file.writer));

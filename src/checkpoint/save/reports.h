@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -42,12 +43,17 @@ struct Reports {
 // size that is not the planned one, or of compressed files does not follow from the lengths of as
 // many items as planned.
 void require_planned(const Reports& reports, const SavePlan& plan, const std::string& attempt);
+// What ends rank 0's looking for files of others, each by a throw.
+struct Looking {
+  std::stop_token stop;
+  std::function<void()> require_peers;  // a rank that fails takes its files away
+};
 // Throws `incomplete` for files that the store does not show here, with who wrote them where, and
 // `corrupt` for those of another size: ranks that write into different directories, or to disks of
 // their own, would get a checkpoint of which a part is missing. What is not listed is opened, and
-// looked for again for 90 seconds, as long as `may_wait`, called before each look, does not throw.
+// looked for again for 90 seconds.
 void require_in_store(const Reports& reports, const Store& store, const std::string& attempt,
-                      const std::function<void()>& may_wait);
+                      const Looking& looking);
 
 [[nodiscard]] DigestsByName digests_of(const Reports& reports, const std::string& attempt);
 

@@ -79,6 +79,7 @@ class Saver final : public DcpSave {
         store_(std::move(store)),
         group_(group),
         options_(options) {}
+  ~Saver() override { give_up(); }
 
   Bytes prepare() override {
     hold_ = store_->hold();
@@ -110,6 +111,7 @@ class Saver final : public DcpSave {
       remove_written();
       throw;
     }
+    is_uncommitted_ = leads();
     return counters_.report().bytes_written;
   }
 
@@ -335,10 +337,8 @@ class Saver final : public DcpSave {
       if (!plan_) plan_all(ToldLeaves(planned_, false));
       reports_ = decode_reports(all, are_compressed());
       require_planned(reports_, *plan_, opening_.attempt);
-      require_in_store(reports_, *store_, opening_.attempt, [this] {
-        require_going_on(options_.stop);
-        group_.require_peers();  // who gives up removes its files
-      });
+      require_in_store(reports_, *store_, opening_.attempt,
+                       {options_.stop, [this] { group_.require_peers(); }});
       return reports_.copies == 0 ? Bytes() : Bytes(1);
     };
     return confer_after_long_work(
@@ -466,7 +466,19 @@ class Saver final : public DcpSave {
         remove_quietly(*store_, data_file_name(report.rank, file.file, opening_.attempt));
     }
     remove_quietly(*store_, side_file_name(opening_.save_id));
+    is_uncommitted_ = false;
     is_withdrawn_ = true;
+  }
+
+  // Of a save that has written and then ends where `publish` is not, or not yet: a rank is lost,
+  // or has no memory. Does nothing on ranks but 0.
+  void give_up() noexcept {
+    if (!is_uncommitted_) return;
+    try {
+      withdraw();
+    } catch (const std::exception&) {
+      return;  // the next save removes them
+    }
   }
 
   // For whom the other ranks are lost at the end.
@@ -497,6 +509,7 @@ class Saver final : public DcpSave {
   RankReport report_;                    // guarded by mutex_ while files are written
   std::optional<SavePlan> plan_;         // rank 0
   Reports reports_;                      // rank 0: everybody's
+  bool is_uncommitted_ = false;          // rank 0: all ranks have written
   bool is_withdrawn_ = false;            // rank 0: it could not commit
   IoCounters counters_;
   std::optional<Meter> meter_;  // of what this rank writes
@@ -509,6 +522,7 @@ SaveResult Saver::commit() {
   const auto conclude = [&](const Bytes&) {
     publish(result);
     is_committed = true;
+    is_uncommitted_ = false;
     return MessageWriter().number(result.files).number(result.total_bytes).take();
   };
   Bytes told;
@@ -516,6 +530,7 @@ SaveResult Saver::commit() {
     told = confer(group_, "committing a checkpoint",
                   {[] { return Bytes(); }, combine_nothing, conclude});
   } catch (const Error& error) {
+    give_up();
     // An error of all ranks has them: then rank 0 has told how it ended.
     if (group_.size() == 1 || !error.peers().empty()) throw;
     throw Error(error.code(), outcome(is_committed) + ": " + error.message())
