@@ -418,7 +418,7 @@ class Saver final : public DcpSave {
       for (const ObjectInfo& object : store_->list_level("")) {
         if (is_data_file_of(object.name, opening_.attempt)) remove_quietly(*store_, object.name);
       }
-    } catch (const Error&) {
+    } catch (...) {
       return;  // the next save removes them
     }
   }
