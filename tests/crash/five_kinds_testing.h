@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -75,14 +76,17 @@ inline std::string parent_of(const std::string& path) {
   return fs::path(path).parent_path().string();
 }
 
-// A file that rank 1 alone has to read.
+// A file with tensors that rank 1 alone has to read, whatever the order of the directory is.
 inline std::string file_of_rank_one(CheckpointKind kind, const std::string& path) {
+  if (kind == CheckpointKind::olmo_full) return path + "/model.pt";
+  if (kind == CheckpointKind::olmo_local) return path + "/model/rank1.pt";
+  if (kind == CheckpointKind::olmo_legacy) return path + "/rank1.pt";
+  std::set<std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(path)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("__1_") || name == "rank1.pt") return entry.path().string();
+    if (entry.path().filename().string().starts_with("__1_")) files.insert(entry.path().string());
   }
-  EXPECT_EQ(kind, CheckpointKind::olmo_full);
-  return path + "/model.pt";
+  EXPECT_FALSE(files.empty());
+  return files.empty() ? path : *files.begin();
 }
 
 }  // namespace tessera::testing
