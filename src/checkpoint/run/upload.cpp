@@ -111,6 +111,7 @@ class Upload {
     for (auto at = first_marker; at != mine_.end(); ++at) prepare_marker(*at, meter);
     store_->sync();
     meter.finish();
+    require_going_on(stop);  // threads that were at their last bytes have not looked
   }
 
   WrittenObject write(const UploadFile& file, IfExists if_exists, Meter& meter) {
