@@ -112,8 +112,8 @@ Unseeing read_unseeing(MessageReader& message) {
 }
 
 // Nobody has asked for these names here before, so no cache says that they are not there.
-bool see_late(const Unseeing& unseeing, const Store& store) {
-  return !unseeing.ranks.empty() &&
+bool see_late(const Unseeing& unseeing, const Store& store, const std::string& own) {
+  return !unseeing.ranks.empty() && shows_probe(store, own) &&
          std::ranges::all_of(unseeing.ranks, [&](const Unseeing::Rank& rank) {
            return !rank.probe.empty() && shows_probe(store, rank.probe);
          });

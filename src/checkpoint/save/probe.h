@@ -69,8 +69,9 @@ class ProbeLook {
 void write_unseeing(MessageWriter& message, const Unseeing& unseeing);
 [[nodiscard]] Unseeing read_unseeing(MessageReader& message);
 
-// On rank 0: whether it sees what each of them has put there.
-[[nodiscard]] bool see_late(const Unseeing& unseeing, const Store& store);
+// On rank 0: whether it sees what each of them has put there, and still its own object: a directory
+// that was deleted and made again is none that is seen late.
+[[nodiscard]] bool see_late(const Unseeing& unseeing, const Store& store, const std::string& own);
 // Waits until all ranks see rank 0's object, for 90 seconds at most; then it throws as
 // require_seen_by_all. Collective.
 void await_probe(Group& group, const Store& store, const std::string& name,

@@ -101,7 +101,7 @@ void look_for(const Store& store, std::vector<Sought>& missing, const Looking& l
   const bool all_found = look_until_visible(looking.stop, [&] {
     while (found < missing.size() && opens(store, missing[found])) ++found;
     if (found == missing.size()) return true;
-    looking.require_peers();
+    looking.require_writers();
     return false;
   });
   if (all_found) return missing.clear();

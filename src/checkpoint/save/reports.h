@@ -46,7 +46,8 @@ void require_planned(const Reports& reports, const SavePlan& plan, const std::st
 // What ends rank 0's looking for files of others, each by a throw.
 struct Looking {
   std::stop_token stop;
-  std::function<void()> require_peers;  // a rank that fails takes its files away
+  // A rank that fails takes its files away, and who deletes the directory takes all.
+  std::function<void()> require_writers;
 };
 // Throws `incomplete` for files that the store does not show here, with who wrote them where, and
 // `corrupt` for those of another size: ranks that write into different directories, or to disks of

@@ -188,7 +188,7 @@ class Saver final : public DcpSave {
   // Rank 0. Of ranks with other leaves nobody knows whether their values are others, too.
   [[nodiscard]] Opening opening_for(const Intents& intents) const {
     Opening opening;
-    opening.is_seen_late = see_late(intents.unseeing, *store_);
+    opening.is_seen_late = see_late(intents.unseeing, *store_, probe_name(attempt_));
     if (!opening.is_seen_late) require_seen_by_all(intents.unseeing, group_.size(), *store_);
     opening.save_id = random_uuid();
     opening.attempt = attempt_;
@@ -337,8 +337,10 @@ class Saver final : public DcpSave {
       if (!plan_) plan_all(ToldLeaves(planned_, false));
       reports_ = decode_reports(all, are_compressed());
       require_planned(reports_, *plan_, opening_.attempt);
-      require_in_store(reports_, *store_, opening_.attempt,
-                       {options_.stop, [this] { group_.require_peers(); }});
+      require_in_store(reports_, *store_, opening_.attempt, {options_.stop, [this] {
+                                                               group_.require_peers();
+                                                               if (hold_) hold_->require_there();
+                                                             }});
       return reports_.copies == 0 ? Bytes() : Bytes(1);
     };
     return confer_after_long_work(

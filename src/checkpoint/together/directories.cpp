@@ -130,7 +130,7 @@ void Directories::look_for_first(Unseeing& unseeing) {
 }
 
 bool Directories::is_first_seen_late(const Unseeing& unseeing) const {
-  return see_late(unseeing, *working_);
+  return see_late(unseeing, *working_, siblings_.front().probe);
 }
 
 void Directories::await_first(const std::stop_token& stop) {
