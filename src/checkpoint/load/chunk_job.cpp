@@ -65,21 +65,12 @@ class PartsOfChunk {
         Tensor wanted = want_;
         wanted.pieces = {part_of(want_.pieces[part.piece], *common, want_.shape)};
         filling.wanted = Value(std::move(wanted));
-        take_one(filling, part.piece);
+        carry_out(job_, {chunk_.filling, part.piece}, filling, 0);
       }
     }
   }
 
  private:
-  void take_one(const Filling& filling, std::size_t piece) const {
-    const PieceOf owner = job_.owners[chunk_.filling][piece];
-    if (owner == PieceOf{chunk_.filling, piece}) {
-      fill_piece(job_, filling, 0);
-    } else {
-      compare_piece(job_, filling, 0, job_.fillings[owner.filling].key);
-    }
-  }
-
   const FillJob& job_;
   const ChunkJob& chunk_;
   const Filling& filling_;

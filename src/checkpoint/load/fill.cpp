@@ -167,13 +167,8 @@ struct Work {
 void carry_out(const FillJob& job, const Work& work) {
   parallel_for(job.threads, work.pieces.size() + work.chunks.size(), [&](std::size_t i) {
     if (i >= work.pieces.size()) return carry_out(job, work.chunks[i - work.pieces.size()]);
-    const auto [filling, piece] = work.pieces[i];
-    const PieceOf owner = job.owners[filling][piece];
-    if (owner == work.pieces[i]) {
-      fill_piece(job, job.fillings[filling], piece);
-    } else {
-      compare_piece(job, job.fillings[filling], piece, job.fillings[owner.filling].key);
-    }
+    const PieceOf& of = work.pieces[i];
+    carry_out(job, of, job.fillings[of.filling], of.piece);
   });
 }
 

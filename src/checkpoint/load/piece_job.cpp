@@ -181,13 +181,14 @@ class PieceJob {
 
 }  // namespace
 
-void fill_piece(const FillJob& job, const Filling& filling, std::size_t piece) {
-  PieceJob(job, filling, piece).fill();
-}
-
-void compare_piece(const FillJob& job, const Filling& filling, std::size_t piece,
-                   const std::string& owner) {
-  PieceJob(job, filling, piece).compare(owner);
+void carry_out(const FillJob& job, const PieceOf& of, const Filling& filling, std::size_t piece) {
+  const PieceOf owner = job.owners[of.filling][of.piece];
+  PieceJob work(job, filling, piece);
+  if (owner == of) {
+    work.fill();
+  } else {
+    work.compare(job.fillings[owner.filling].key);
+  }
 }
 
 }  // namespace tessera
