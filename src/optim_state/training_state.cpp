@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/one_of.h"
+#include "checkpoint/open/kinds.h"
 #include "fsdp/state/model_state.h"
 #include "optim_state/optim_leaves.h"
 #include "optim_state/tree.h"
@@ -75,11 +75,6 @@ Value loaded_values(const Value& values, const Value& loaded) {
   std::vector<Value::Pair> pairs;
   for (const auto& [key, value] : values.pairs()) pairs.emplace_back(key, *loaded.find_key(key));
   return Value::dict(std::move(pairs));
-}
-
-bool is_olmo(CheckpointKind kind) {
-  return is_one_of(kind, CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new,
-                   CheckpointKind::olmo_legacy, CheckpointKind::olmo_local);
 }
 
 // What one load is made of.
@@ -167,7 +162,7 @@ LoadReport load(TrainingState& state, const Location& where, const LoadOptions& 
   std::optional<TrainingLoad> job;
   agree(group, "preparing to load a training state", [&] { job.emplace(state, options); });
   auto checkpoint = opened(state, *job, where, options, group);
-  if (is_olmo(checkpoint.contents().kind) && state.key.empty() && !options.rename) {
+  if (is_olmo_kind(checkpoint.contents().kind) && state.key.empty() && !options.rename) {
     const auto live = job->names();
     checkpoint.arrange([&](const Checkpoint& stored) { return as_training_state(stored, live); });
     if (state.values.find(kTrain) != nullptr)

@@ -3,12 +3,12 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "base/one_of.h"
 #include "base/parallel.h"
 #include "base/stop.h"
 #include "checkpoint/check/replicas.h"
 #include "checkpoint/check/saved_state.h"
 #include "checkpoint/check/sources.h"
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
@@ -185,11 +185,6 @@ void add_findings(const std::vector<Work>& all, VerifyReport& report) {
     if (work.failed && causes.insert(cause_of(*work.failed)).second)
       report.findings.push_back({work.failed->code(), work.failed->what()});
   }
-}
-
-bool is_olmo_kind(CheckpointKind kind) {
-  return is_one_of(kind, CheckpointKind::olmo_full, CheckpointKind::olmo_torch_new,
-                   CheckpointKind::olmo_legacy, CheckpointKind::olmo_local);
 }
 
 void add_work(const SavedState& saved, const std::stop_token& stop, std::vector<Work>& all) {

@@ -18,24 +18,29 @@ struct KindRow {
   bool is_written;             // convert makes it
   bool is_saved;               // save() makes it
   bool is_split;               // over ranks
+  bool is_olmo;                // one of OLMo's checkpointers makes it
 };
 
 // In the order of CheckpointKind.
 inline constexpr std::array<KindRow, 8> kKinds = {{
-    {CheckpointKind::dcp, "dcp", "", "", true, true, true},
-    {CheckpointKind::torch_file, "torch", "model.pt", ".pt", true, true, false},
+    {CheckpointKind::dcp, "dcp", "", "", true, true, true, false},
+    {CheckpointKind::torch_file, "torch", "model.pt", ".pt", true, true, false, false},
     {CheckpointKind::safetensors, "safetensors", "model.safetensors", ".safetensors", true, true,
-     false},
-    {CheckpointKind::olmo_full, "olmo-full", "", "", true, true, false},
-    {CheckpointKind::olmo_torch_new, "olmo-torch-new", "", "", true, true, true},
-    {CheckpointKind::olmo_legacy, "olmo-legacy", "", "", true, true, true},
-    {CheckpointKind::olmo_local, "olmo-local", "", "", true, true, true},
-    {CheckpointKind::rank_files, "rank-files", "", "", false, false, true},
+     false, false},
+    {CheckpointKind::olmo_full, "olmo-full", "", "", true, true, false, true},
+    {CheckpointKind::olmo_torch_new, "olmo-torch-new", "", "", true, true, true, true},
+    {CheckpointKind::olmo_legacy, "olmo-legacy", "", "", true, true, true, true},
+    {CheckpointKind::olmo_local, "olmo-local", "", "", true, true, true, true},
+    {CheckpointKind::rank_files, "rank-files", "", "", false, false, true, false},
 }};
 
 [[nodiscard]] const KindRow& row_of(CheckpointKind kind) noexcept;
 [[nodiscard]] inline bool is_one_file(CheckpointKind kind) noexcept {
   return !row_of(kind).file.empty();
+}
+
+[[nodiscard]] inline bool is_olmo_kind(CheckpointKind kind) noexcept {
+  return row_of(kind).is_olmo;
 }
 
 // The kind of a file, by its name's extension; none: the name is of no file.

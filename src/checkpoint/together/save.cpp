@@ -117,10 +117,6 @@ SaveResult save_file(const Checkpoint& tree, const Location& where, CheckpointKi
   return result;
 }
 
-bool is_olmo(CheckpointKind kind) {
-  return !is_one_file(kind) && kind != CheckpointKind::dcp;
-}
-
 // What ranks say of the kind that they save.
 Bytes same_kind(const Bytes& left, const Bytes& right) {
   if (left == right) return left;
@@ -133,7 +129,7 @@ Bytes same_kind(const Bytes& left, const Bytes& right) {
 
 // Whether ranks fill the files of a directory together.
 bool is_filled_together(CheckpointKind kind, const SaveOptions& options) {
-  return is_olmo(kind) || (kind == CheckpointKind::safetensors && options.safetensors);
+  return is_olmo_kind(kind) || (kind == CheckpointKind::safetensors && options.safetensors);
 }
 
 // Tells of each phase.
