@@ -21,4 +21,9 @@ std::uint64_t save_mark_of(const Store& directory) {
   return digest64(end);
 }
 
+bool holds_other_save(const Store& directory, std::uint64_t mark) {
+  const std::uint64_t held = save_mark_of(directory);
+  return held != 0 && held != mark;
+}
+
 }  // namespace tessera

@@ -15,5 +15,7 @@ inline constexpr std::uint64_t kStateFileLimit = std::uint64_t{1} << 30;  // byt
 // (fault-rows C04). It is asked for several times while a checkpoint is opened and loaded, so it
 // does not read the digests.
 [[nodiscard]] std::uint64_t save_mark_of(const Store& directory);
+// Whether the directory says that it holds another save than that of `mark`, which is not 0.
+[[nodiscard]] bool holds_other_save(const Store& directory, std::uint64_t mark);
 
 }  // namespace tessera

@@ -86,9 +86,7 @@ void emplace_recorded(std::optional<LoadSource>& source, const Opener& opener, H
   const Place place = opener.where.store ? Place{opener.where.store}
                                          : place_on(opener.rank, opener.where, opener.stop);
   const auto is_replaced = [store = place.store, mark] {
-    const std::uint64_t seen =
-        mark == 0 || !store->exists(kStateFile) ? mark : save_mark_of(*store);
-    return seen != mark;
+    return mark != 0 && holds_other_save(*store, mark);
   };
   if (opener.rank > 0)
     *own = replayed(opener.where, place, {message.rest(), opener.stop, is_replaced});
@@ -209,7 +207,7 @@ void LoadSource::watch(std::shared_ptr<const Store> directory, std::uint64_t mar
 
 void LoadSource::require_same_save() const {
   // A node may have its ranks' files alone.
-  if (!watched_ || !watched_->exists(kStateFile) || save_mark_of(*watched_) == mark_) return;
+  if (!watched_ || !holds_other_save(*watched_, mark_)) return;
   throw Error(ErrorCode::conflict, "the checkpoint was replaced while it was loaded")
       .at_path(watched_->name());
 }
