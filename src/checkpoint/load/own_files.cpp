@@ -81,13 +81,12 @@ std::optional<std::uint64_t> digest_of_shared(const Leaf& leaf) {
   return digest_of_slice(tensor, leaf.name, whole(tensor.shape));
 }
 
-// Of one rank's files, in a checkpoint of either kind.
+}  // namespace
+
 std::vector<std::string> names_of_own(CheckpointKind kind, int rank) {
   if (kind == CheckpointKind::olmo_legacy) return {own_file("", rank)};
   return {own_file("model", rank), own_file("optim", rank), own_file("train", rank)};
 }
-
-}  // namespace
 
 // A part of what open_local and open_rank_files make of all.
 std::optional<Checkpoint> read_own_files(std::shared_ptr<Store> directory,
@@ -107,9 +106,6 @@ std::optional<Checkpoint> read_own_files(std::shared_ptr<Store> directory,
     tree = read_legacy_part(from, rank);
   }
   if (!tree) return std::nullopt;
-  for (const std::string& name : names_of_own(own.kind, rank.rank)) {
-    if (directory->exists(name)) own.files.push_back({name, directory->open(name)->size()});
-  }
   own.store = std::move(directory);
   own.root = *tree;
   own.leaves = leaves_of(*tree);

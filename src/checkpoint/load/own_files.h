@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "format/sharded/sharded.h"
 #include "tessera/checkpoint.h"
@@ -22,8 +24,11 @@ struct OwnFiles {
   // Whether this rank sees those of all ranks.
   [[nodiscard]] bool sees_all_files() const;
 };
-// The same without a model: all that the rank's files hold of it, and which files these are (with
-// that of the trainer's state). `directory` is guarded as guard_present() does.
+// The names of a rank's files in a checkpoint of kind olmo_local or olmo_legacy, with that of the
+// trainer's state. Not all of them have to be there.
+[[nodiscard]] std::vector<std::string> names_of_own(CheckpointKind kind, int rank);
+// The same without a model: all that the rank's files hold of it. `directory` is guarded as
+// guard_present() does.
 [[nodiscard]] std::optional<Checkpoint> read_own_files(std::shared_ptr<Store> directory,
                                                        const sharded::Rank& rank);
 // The lowest rank of whose files the directory has one; none: of no rank of so many.

@@ -69,7 +69,9 @@ void check_own(const Location& where, const RunCheck& check, const sharded::Rank
     throw Error(ErrorCode::incomplete, "there are no files of this rank")
         .at_path(directory->name());
   }
-  for (const ObjectInfo& file : own->files) check_by({own->store, file.name}, check);
+  for (const std::string& name : names_of_own(own->kind, rank.rank)) {
+    if (own->store->exists(name)) check_by({own->store, name}, check);
+  }
 }
 
 // What is wrong, if `work` finds that.
