@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/digest.h"
-#include "checkpoint/digests/json_text.h"
+#include "checkpoint/digests/json_writer.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -74,6 +74,21 @@ SideFile from_json(const Json& json) {
   return side_file;
 }
 
+// A member with those that have tails, or those that have none.
+void append_files(JsonWriter& json, const DigestsByName& files, bool with_tails) {
+  json.key(with_tails ? "tails" : "files");
+  json.begin('{');
+  for (const auto& [name, file] : files) {
+    if (file.tail.has_value() != with_tails) continue;
+    json.name(name);
+    json.begin('[');
+    json.raw(std::to_string(file.size));
+    json.text(file.tail ? digest_text(*file.tail) : digests_text(file.blocks));
+    json.end(']');
+  }
+  json.end('}');
+}
+
 }  // namespace
 
 std::string own_producer() {
@@ -119,23 +134,28 @@ Digests digests_of_text(std::string_view text) {
 }
 
 std::string encode_side_file(const SideFile& side_file) {
-  std::string files, tails;
-  for (const auto& [name, file] : side_file.files) {
-    std::string& list = file.tail ? tails : files;
-    if (!list.empty()) list += ',';
-    list.append(json_quoted(name, true)).append(":[").append(std::to_string(file.size));
-    list.append(",\"").append(file.tail ? digest_text(*file.tail) : digests_text(file.blocks));
-    list.append("\"]");
+  const bool has_tails = std::ranges::any_of(
+      side_file.files, [](const auto& file) { return file.second.tail.has_value(); });
+  JsonWriter json(BadText::replace);
+  json.begin('{');
+  json.key("checksum");
+  json.text(kZeros);
+  json.key("version");
+  json.integer(has_tails ? kTailsVersion : kVersion);
+  json.key("save_id");
+  json.text(side_file.save_id);
+  json.key("producer");
+  json.text(side_file.producer);
+  json.key("block");
+  json.integer(kDigestBlock);
+  if (!side_file.types.empty()) {
+    json.key("tree");
+    json.raw(side_file.types);
   }
-  std::string json = std::string("{\"checksum\":\"") + kZeros;
-  json.append("\",\"version\":").append(std::to_string(tails.empty() ? kVersion : kTailsVersion));
-  json.append(",\"save_id\":").append(json_quoted(side_file.save_id, true));
-  json.append(",\"producer\":").append(json_quoted(side_file.producer, true));
-  json.append(",\"block\":").append(std::to_string(kDigestBlock));
-  if (!side_file.types.empty()) json.append(",\"tree\":").append(side_file.types);
-  json.append(",\"files\":{").append(files).append("}");
-  if (!tails.empty()) json.append(",\"tails\":{").append(tails).append("}");
-  std::string text = json_in_lines(json.append("}")) + "\n";
+  append_files(json, side_file.files, false);
+  if (has_tails) append_files(json, side_file.files, true);
+  json.end('}');
+  std::string text = json_in_lines(json.json()) + "\n";
   stamp_checksum(text, kHead.size());
   return text;
 }

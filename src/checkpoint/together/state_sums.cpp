@@ -1,5 +1,4 @@
 #include "checkpoint/together/state_sums.h"
-#include "checkpoint/digests/json_text.h"
 
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -7,6 +6,7 @@
 #include "base/crc32.h"
 #include "base/parallel.h"
 #include "base/stop.h"
+#include "checkpoint/digests/json_writer.h"
 #include "checkpoint/together/own_runs.h"
 #include "checkpoint/together/share.h"
 #include "comm/confer.h"
@@ -145,14 +145,21 @@ StateDigests decode_digests(const Bytes& bytes) {
 }
 
 std::string state_file_text(const StateDigests& digests, const std::string& save_id) {
-  std::string list;
+  JsonWriter json(BadText::replace, BeyondAscii::as_it_is);
+  json.begin('{');
+  json.key(kDigests);
+  json.begin('{');
   for (const auto& [name, crc] : digests) {
-    if (!list.empty()) list += ',';
-    list.append(json_quoted(name, false)).append(":").append(std::to_string(crc));
+    json.name(name);
+    json.integer(crc);
   }
-  std::string json = std::string("{\"") + kDigests + "\":{" + list + "},\"save_id\":";
-  json.append(json_quoted(save_id, false)).append(",\"version\":1}");
-  return json_in_lines(json) + "\n";
+  json.end('}');
+  json.key("save_id");
+  json.text(save_id);
+  json.key("version");
+  json.integer(1);
+  json.end('}');
+  return json_in_lines(json.json()) + "\n";
 }
 
 StateDigests saved_digests(const Store& checkpoint) {

@@ -10,7 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/tree/json_writer.h"
+#include "checkpoint/digests/json_writer.h"
 #include "tessera/leaf.h"
 #include "tessera/value.h"
 

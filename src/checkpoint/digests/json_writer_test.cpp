@@ -1,5 +1,5 @@
 // JSON that is written as text is what the JSON library writes (fault-rows F16).
-#include "checkpoint/digests/json_text.h"
+#include "checkpoint/digests/json_writer.h"
 
 #include <gtest/gtest.h>
 
@@ -22,9 +22,12 @@ TEST(JsonText, LinesAreThoseOfTheLibrary) {
 
 TEST(JsonText, QuotedTextIsThatOfTheLibrary) {
   for (const std::string text : {"", "plain", "\"\\\n\t\x01", "\xc3\xa4\xe2\x82\xac", "\xff\xc3"}) {
-    for (const bool ascii : {false, true})
-      EXPECT_EQ(json_quoted(text, ascii),
-                Json(text).dump(1, ' ', ascii, Json::error_handler_t::replace));
+    for (const BeyondAscii beyond : {BeyondAscii::as_it_is, BeyondAscii::escaped}) {
+      JsonWriter json(BadText::replace, beyond);
+      json.text(text);
+      EXPECT_EQ(json.json(), Json(text).dump(1, ' ', beyond == BeyondAscii::escaped,
+                                             Json::error_handler_t::replace));
+    }
   }
 }
 
