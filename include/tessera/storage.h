@@ -51,8 +51,9 @@ class Store {
   // Removes what killed writers left behind. Call it only while nobody writes to the store.
   virtual void remove_unfinished() {}
   virtual void sync() {}  // objects committed before it survive a crash after it
-  // Null where the store cannot keep another writer that asks away, who else gets `conflict`.
-  [[nodiscard]] virtual std::unique_ptr<StoreHold> hold();
+  // Of a directory of the store, or of all. Null where the store cannot keep another writer that asks
+  // away, who else gets `conflict`.
+  [[nodiscard]] virtual std::unique_ptr<StoreHold> hold(std::string_view directory = {});
   [[nodiscard]] virtual std::optional<std::uint64_t> free_bytes() const;  // none: unknown
 };
 

@@ -43,7 +43,9 @@ class ForwardingStore : public Store {
   void remove(std::string_view name) override { inner_->remove(name); }
   void remove_unfinished() override { inner_->remove_unfinished(); }
   void sync() override { inner_->sync(); }
-  [[nodiscard]] std::unique_ptr<StoreHold> hold() override { return inner_->hold(); }
+  [[nodiscard]] std::unique_ptr<StoreHold> hold(std::string_view directory) override {
+    return inner_->hold(directory);
+  }
   [[nodiscard]] std::optional<std::uint64_t> free_bytes() const override {
     return inner_->free_bytes();
   }

@@ -35,7 +35,7 @@ std::unique_ptr<NewDirectory> Store::new_directory(std::string_view name, IfExis
       .at_path(this->name() + "/" + std::string(name));
 }
 
-std::unique_ptr<StoreHold> Store::hold() {
+std::unique_ptr<StoreHold> Store::hold(std::string_view /*directory*/) {
   return nullptr;
 }
 

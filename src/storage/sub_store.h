@@ -48,6 +48,9 @@ class SubStore final : public Store {
   // Those of the whole parent: a store does not say which are whose.
   void remove_unfinished() override { parent_.remove_unfinished(); }
   void sync() override { parent_.sync(); }
+  [[nodiscard]] std::unique_ptr<StoreHold> hold(std::string_view below) override {
+    return parent_.hold(directory(below));
+  }
   [[nodiscard]] std::optional<std::uint64_t> free_bytes() const override {
     return parent_.free_bytes();
   }

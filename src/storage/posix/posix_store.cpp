@@ -296,7 +296,8 @@ class PosixStore final : public Store {
   // Every commit has synced its directory by itself.
   void sync() override {}
 
-  [[nodiscard]] std::unique_ptr<StoreHold> hold() override {
+  [[nodiscard]] std::unique_ptr<StoreHold> hold(std::string_view directory) override {
+    if (!directory.empty()) return std::make_unique<HeldDirectory>(full(directory));
     return std::make_unique<HeldDirectory>(directory_.empty() ? "/" : directory_);
   }
 

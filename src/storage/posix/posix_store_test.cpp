@@ -4,6 +4,8 @@
 
 #include "conformance/store_conformance.h"
 #include "conformance/temporary_directory.h"
+#include "storage/sub_store.h"
+#include "tessera/store_hold.h"
 
 namespace tessera {
 
@@ -135,6 +137,22 @@ TEST(PosixStore, WhatKilledWritersLeftIsHiddenAndRemovable) {
   EXPECT_FALSE(std::filesystem::exists(directory.path() + "/.x.tmp-0123456789ab"));
   EXPECT_FALSE(std::filesystem::exists(directory.path() + "/a/..metadata.tmp-0123456789ab"));
   posix_store(directory.path() + "/none")->remove_unfinished();
+}
+
+// fault-rows F26: also of a directory inside of a store.
+TEST(PosixStore, AHeldDirectoryIsMissedWhenItIsDeleted) {
+  const TemporaryDirectory directory;
+  const auto parent = posix_store(directory.path());
+  const auto above = std::make_shared<SubStore>(parent, "a");
+  const std::shared_ptr<Store> store = std::make_shared<SubStore>(above, "b");
+  const auto held = store->hold();
+  ASSERT_NE(held, nullptr);
+  held->require_there();
+  EXPECT_EQ(code_of([&] { (void)parent->hold("a/b"); }), ErrorCode::conflict);
+  EXPECT_NE(parent->hold("a/c"), nullptr);
+  std::filesystem::remove_all(directory.path() + "/a");
+  put(*parent, "a/b/x", bytes_of("made again"), IfExists::fail);
+  EXPECT_EQ(code_of([&] { held->require_there(); }), ErrorCode::conflict);
 }
 
 }  // namespace
