@@ -1,16 +1,18 @@
 """On PYTHONPATH: makes ai2-olmo importable without the packages that its checkpoint code imports but does not need.
 
 Python runs a module of this name at its start, in the processes that OLMo spawns too. Each package below becomes an
-empty module whose attributes are empty classes.
+empty module whose attributes are empty classes, unless TESSERA_REAL_PACKAGES names it, between commas.
 """
 import importlib.abc
 import importlib.machinery
+import os
 import pathlib
 import sys
 import types
 
 STAND_INS = {"antlr4", "boto3", "botocore", "cached_path", "datasets", "google", "importlib_resources",
              "requests", "rich", "tokenizers", "transformers"}
+STAND_INS -= set(os.environ.get("TESSERA_REAL_PACKAGES", "").split(","))
 
 
 # What "from PACKAGE import *" gives.
@@ -71,5 +73,5 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.cached_path = local_path
 
 
-# Last: a package that is installed is used.
-sys.meta_path.append(Finder())
+# First: what else is installed does not change a test.
+sys.meta_path.insert(0, Finder())
