@@ -18,7 +18,7 @@ BAR = LAYERS.index("torch")  # from here on libtorch is allowed
 # The rooms of a folder: each includes itself, the rooms before it and what stands beside the rooms.
 ROOMS = {
     "format": ["pickle", "zip", "torch", "safetensors", "dcp", "sharded", "olmo"],
-    "storage": ["memory", "posix"],
+    "storage": ["memory", "posix", "http", "s3"],
     "comm": ["same_host"],
     "checkpoint": ["digests", "read", "dcp", "tree", "open", "load", "save", "write", "together", "check", "run"],
     "fsdp": ["plan", "unit", "step", "deferred", "wrap", "state", "testing"],

@@ -1,4 +1,4 @@
-// Store: named objects in a flat or nested directory: on disk, in memory, later in an object store.
+// Store: named objects in a flat or nested directory: on disk, in memory, in an object store.
 #pragma once
 
 #include <concepts>
@@ -32,8 +32,9 @@ class Store {
   [[nodiscard]] virtual const std::string& name() const = 0;  // for errors: the directory or URL
   // Every object below the directory `prefix` (or empty), sorted by name; none if it is absent.
   [[nodiscard]] virtual std::vector<ObjectInfo> list(std::string_view prefix = {}) const = 0;
-  // The objects directly in `prefix`, without those in its directories.
+  // The objects, and the directories, directly in one; both sorted, on a disk also empty ones.
   [[nodiscard]] virtual std::vector<ObjectInfo> list_level(std::string_view prefix = {}) const;
+  [[nodiscard]] virtual std::vector<std::string> list_directories(std::string_view in = {}) const;
   [[nodiscard]] virtual bool exists(std::string_view name) const;  // whether `open` would find it
   // Throws `not_found` if there is no such object, and `unsafe` for a link that leaves the root.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open(std::string_view name) const = 0;
@@ -48,21 +49,20 @@ class Store {
   [[nodiscard]] virtual std::unique_ptr<NewDirectory> new_directory(std::string_view name,
                                                                     IfExists if_exists);
   virtual void remove(std::string_view name) = 0;  // no error if there is no such object
-  // Removes what killed writers left behind. Call it only while nobody writes to the store.
-  virtual void remove_unfinished() {}
-  virtual void sync() {}  // objects committed before it survive a crash after it
-  // Of a directory of the store, or of all. Null where the store cannot keep another writer that asks
-  // away, who else gets `conflict`.
+  virtual void remove_unfinished() {}  // of killed writers; only while nobody writes to the store
+  virtual void sync() {}               // objects committed before it survive a crash after it
+  // Keeps others that ask out of a directory: they get `conflict`. Null: the store cannot.
   [[nodiscard]] virtual std::unique_ptr<StoreHold> hold(std::string_view directory = {});
   [[nodiscard]] virtual std::optional<std::uint64_t> free_bytes() const;  // none: unknown
 };
 
 // Objects in this process's memory: the reference implementation.
 [[nodiscard]] std::shared_ptr<Store> memory_store(std::string name = "memory");
-// A local directory. The first create makes it and its parents. A URL is `unsupported`, as in every
-// function that takes a path.
+// A local directory. The first create makes it and its parents. A URL is `unsupported`.
 [[nodiscard]] std::shared_ptr<Store> posix_store(const std::string& directory);
-// Where a checkpoint is or goes: a path, or a store. In a store it is the root or one object.
+// The directory of a path or URL: file, s3, r2, weka, gs, http(s); docs/guide/object-stores.md.
+[[nodiscard]] std::shared_ptr<Store> open_store(const std::string& path_or_url);
+// Where a checkpoint is or goes: a path, a URL, or a store, of which it is the root or an object.
 struct Location {
   template <std::convertible_to<std::string> Path>  // a literal, std::string, std::filesystem::path
   Location(const Path& at) : path(at) {}            // NOLINT(google-explicit-constructor)
@@ -70,7 +70,6 @@ struct Location {
   template <std::derived_from<Store> AnyStore>
   Location(std::shared_ptr<AnyStore> of, std::string in_store = {})  // NOLINT
       : store(std::move(of)), name(std::move(in_store)) {}
-
   std::string path;              // empty: `store` is used
   std::shared_ptr<Store> store;  // null: `path` is used
   std::string name;              // of an object in `store`

@@ -33,6 +33,7 @@ Examples:
   tessera unshard step1000/ step1000-unsharded/  model.pt, optim.pt, train.pt, config.yaml
   tessera reshard step1000/ step1000-on-8/ --ranks 8
   tessera diff checkpoint/ model.safetensors     by name, bit for bit
+  tessera ls s3://bucket/run/step1000            a URL wherever there is a path
 
 With --json a failure is also printed as {"error": {"code": ..., "message": ..., "path": ...}}.
 Exit codes: 0 done; 1 the answer is no (verify, scan, diff); 2 wrong usage; 3 failed.)";

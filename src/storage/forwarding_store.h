@@ -25,6 +25,9 @@ class ForwardingStore : public Store {
   [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
     return inner_->list_level(prefix);
   }
+  [[nodiscard]] std::vector<std::string> list_directories(std::string_view in) const override {
+    return inner_->list_directories(in);
+  }
   [[nodiscard]] bool exists(std::string_view name) const override { return inner_->exists(name); }
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
     return inner_->open(name);

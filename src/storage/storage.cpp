@@ -1,5 +1,8 @@
 #include "tessera/storage.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "tessera/error.h"
 #include "tessera/new_directory.h"
 #include "tessera/store_hold.h"
@@ -22,6 +25,20 @@ std::vector<ObjectInfo> Store::list_level(std::string_view prefix) const {
   std::erase_if(found, [below](const ObjectInfo& object) {
     return object.name.find('/', below) != std::string::npos;
   });
+  return found;
+}
+
+std::vector<std::string> Store::list_directories(std::string_view prefix) const {
+  const std::size_t begin = prefix.empty() ? 0 : prefix.size() + 1;
+  std::vector<std::string> found;
+  for (const ObjectInfo& object : list(prefix)) {
+    const std::size_t end = object.name.find('/', begin);
+    if (end == std::string::npos) continue;
+    std::string name = object.name.substr(begin, end - begin);
+    if (found.empty() || found.back() != name) found.push_back(std::move(name));
+  }
+  std::ranges::sort(found);  // "a-/x" is listed before "a/x"
+  found.erase(std::unique(found.begin(), found.end()), found.end());
   return found;
 }
 

@@ -31,6 +31,9 @@ class SubStore final : public Store {
   [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
     return renamed(parent_.list_level(directory(prefix)));
   }
+  [[nodiscard]] std::vector<std::string> list_directories(std::string_view prefix) const override {
+    return parent_.list_directories(directory(prefix));
+  }
   [[nodiscard]] bool exists(std::string_view name) const override {
     return parent_.exists(full(name));
   }

@@ -273,12 +273,20 @@ class CommandLine(unittest.TestCase):
         self.refused("invalid_argument", "convert", self.dcp, self.work / "x", exit_code=2)
         self.assertEqual(tessera("--help").returncode, 0)
 
-    def test_urls_are_no_paths(self):
-        for arguments in (["ls", "s3://bucket/x"], ["verify", "gs://bucket/x"], ["scan", "https://host/x.pt"],
-                          ["convert", self.dcp, "s3://bucket/x", "--to", "dcp"], ["convert", self.dcp, "s3://bucket/x.pt"]):
+    def test_urls_of_no_store_are_no_paths(self):
+        for arguments in (["ls", "hdfs://host/x"], ["verify", "hdfs://host/x"], ["scan", "hdfs://host/x.pt"],
+                          ["convert", self.dcp, "hdfs://host/x", "--to", "dcp"], ["convert", self.dcp, "hdfs://host/x.pt"],
+                          ["ls", "az://account/x"]):
             result = tessera(*arguments, cwd=self.work)
             self.assertEqual((result.returncode, list(self.work.glob("*:"))), (3, []), arguments)
-            self.assertIn("no store is built for", result.stderr)
+            self.assertRegex(result.stderr, "no store is known for hdfs://|Azure has no interface of S3")
+
+    def test_without_a_url_libcurl_is_not_loaded(self):
+        result = tessera("ls", self.dcp, env={**os.environ, "LD_DEBUG": "libs"})
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("libc.so", result.stderr)
+        self.assertNotIn("libcurl", result.stderr)
+        self.assertNotIn("libcrypto", result.stderr)
 
     def test_nothing_there(self):
         (self.work / "empty").mkdir()

@@ -9,6 +9,7 @@
 #include "base/one_of.h"
 #include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/zstd_source.h"
 #include "checkpoint/tree/tree_json.h"
@@ -18,7 +19,6 @@
 #include "format/torch/names.h"
 #include "format/zip/zip.h"
 #include "io/head.h"
-#include "storage/posix/system.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -218,9 +218,9 @@ bool may_be_pickle(const std::string& name) {
   return !name.ends_with(".distcp") && !name.ends_with(".json");
 }
 
-ScanReport scan_file(const std::filesystem::path& file) {
-  Scan scan(posix_store(file.parent_path().string()));
-  scan.file(file.filename().string(), true);
+ScanReport scan_object(std::shared_ptr<Store> store, const std::string& name) {
+  Scan scan(std::move(store));
+  scan.file(name, true);
   return std::move(scan).report();
 }
 
@@ -245,11 +245,16 @@ std::string_view to_string(NameKind kind) noexcept {
 
 ScanReport scan(const std::string& path) {
   namespace fs = std::filesystem;
-  require_local(path);
+  const Location where = located_source(path);
+  if (where.store)
+    return where.name.empty() ? scan_directory(where.store) : scan_object(where.store, where.name);
+  const fs::path file = where.path;
   std::error_code error;
-  if (!fs::exists(path, error))
+  if (!fs::exists(file, error))
     throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
-  return fs::is_directory(path, error) ? scan_directory(posix_store(path)) : scan_file(path);
+  return fs::is_directory(file, error)
+             ? scan_directory(posix_store(file.string()))
+             : scan_object(posix_store(file.parent_path().string()), file.filename().string());
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/side_file.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/read/meter.h"
 #include "tessera/error.h"
 #include "tessera/verify.h"
@@ -52,6 +53,11 @@ FileDigests digest_file(const ByteSource& source, int threads, Meter& meter) {
   return {size, blocks.finish(size), 0};
 }
 
+bool is_directory(const std::string& path) {
+  const Location where = located_source(path);
+  return where.store ? where.name.empty() : std::filesystem::is_directory(where.path);
+}
+
 // The name of the side file that readers of this checkpoint look for.
 std::string side_file_of(const Checkpoint& checkpoint, const std::string& path, std::string& id) {
   // Saves without collectives have no `.metadata` and no id of the whole: the directory's file.
@@ -59,7 +65,7 @@ std::string side_file_of(const Checkpoint& checkpoint, const std::string& path, 
     id = save_id_of(*checkpoint.store, read_dcp_metadata(*checkpoint.store));
     return side_file_name(id);
   }
-  if (std::filesystem::is_directory(path)) return std::string(kDirectorySideFile);
+  if (is_directory(path)) return std::string(kDirectorySideFile);
   return checkpoint.files.at(0).name + std::string(kSideFileSuffix);
 }
 

@@ -9,6 +9,7 @@
 #include "checkpoint/check/saved_state.h"
 #include "checkpoint/check/sources.h"
 #include "checkpoint/open/kinds.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/read/reader.h"
@@ -231,7 +232,7 @@ VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
 
 VerifyReport verify(const Location& where, const VerifyOptions& options) {
   require_threads(options.threads);
-  if (!where.store) require_local(where.path);
+  (void)directory_store(where);  // a URL of no store is a mistake, no finding
   try {
     const Checkpoint checkpoint = Checkpoint::open(where);
     const bool is_state = options.read_data && is_olmo_kind(checkpoint.kind);

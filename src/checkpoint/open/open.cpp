@@ -14,6 +14,7 @@
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/digests/state_file.h"
 #include "checkpoint/open/beside_link.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/open/rank_files.h"
 #include "format/torch/stream.h"
 #include "io/head.h"
@@ -163,13 +164,13 @@ void require_same_save(const Store& store, std::uint64_t save) {
 
 }  // namespace
 
-Place place_of(const Location& where) {
+Place place_of(const Location& given) {
+  const Location where = located_source(given);
   if (where.store) {
     if (where.name.empty()) return {where.store};
     return {where.store, ObjectInfo{where.name, where.store->open(where.name)->size()}};
   }
   const std::string& path = where.path;
-  require_local(path);
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return replaced_place(path);
   if (S_ISDIR(status.st_mode)) return {posix_store(path)};

@@ -63,7 +63,7 @@ std::string header_of(DType dtype, const Shape& shape) {
 
 NpyWriter::NpyWriter(const std::string& path, DType dtype, const Shape& shape) : dtype_(dtype) {
   const std::filesystem::path file(path);
-  const auto store = posix_store(file.parent_path().string());
+  const auto store = open_store(file.parent_path().string());
   sink_ = store->create(file.filename().string(), IfExists::fail);
   const std::string head = header_of(dtype, shape);
   sink_->write_at(0, std::as_bytes(std::span(head.data(), head.size())));

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "checkpoint/digests/guard.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/run/known_digests.h"
-#include "checkpoint/run/place.h"
 #include "storage/forwarding_store.h"
 #include "tessera/error.h"
 

@@ -6,8 +6,8 @@
 
 #include "base/digest.h"
 #include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/run/marker.h"
-#include "checkpoint/run/place.h"
 #include "checkpoint/run/step_names.h"
 #include "comm/long_work.h"
 #include "tessera/error.h"

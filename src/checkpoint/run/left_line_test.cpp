@@ -5,8 +5,8 @@
 
 #include <span>
 
+#include "checkpoint/open/located.h"
 #include "checkpoint/run/marker.h"
-#include "checkpoint/run/place.h"
 #include "checkpoint/run/testing.h"
 
 namespace tessera {

@@ -1,26 +1,17 @@
-#include "checkpoint/run/place.h"
-
 #include <filesystem>
 
+#include "checkpoint/open/located.h"
 #include "storage/names.h"
-#include "storage/posix/system.h"
 #include "storage/sub_store.h"
 #include "tessera/run_directory.h"
 
 namespace tessera {
 
-std::shared_ptr<Store> directory_store(const Location& where) {
-  if (!where.store) return posix_store(where.path);
-  if (where.name.empty()) return where.store;
-  require_safe_name(where.name, where.store->name());
-  return std::make_shared<SubStore>(where.store, where.name);
-}
-
+// In a URL it is a URL, so that whoever is told where a checkpoint is can use that.
 Location directory_in(const Location& where, const std::string& name) {
-  if (!where.store) {
-    require_local(where.path);
-    return (std::filesystem::path(where.path) / name).string();
-  }
+  if (is_on_disk(where))
+    return (std::filesystem::path(located_directory(where).path) / name).string();
+  if (!where.store) return where.path + (where.path.ends_with('/') ? "" : "/") + name;
   const std::shared_ptr<Store> above = directory_store(where);
   require_safe_name(name, above->name());
   return std::make_shared<SubStore>(above, name);

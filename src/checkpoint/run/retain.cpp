@@ -7,10 +7,10 @@
 
 #include "base/random_id.h"
 #include "checkpoint/load/own_files.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/run/judge.h"
 #include "checkpoint/run/left_line.h"
 #include "checkpoint/run/marker.h"
-#include "checkpoint/run/place.h"
 #include "checkpoint/run/soundness.h"
 #include "checkpoint/run/step_names.h"
 #include "comm/confer.h"
@@ -170,7 +170,7 @@ class Retainer {
   // On disk a writer that lives holds a lock. In a store there is none: a run saves one step after
   // the other, so nobody writes to an earlier one.
   void remove_left(const StepDirectory& one) {
-    if (run_.store) {
+    if (!is_on_disk(run_)) {
       remove(one);
       return;
     }
@@ -184,9 +184,9 @@ class Retainer {
     const Location where = directory_in(run_, one.directory);
     // A power cut must not leave a marker and take the rest.
     remove_markers_first(*directory_store(where), [&] {
-      if (!where.store) sync_directory(where.path);
+      if (is_on_disk(where)) sync_directory(where.path);
     });
-    if (!where.store) remove_directory(where.path);
+    if (is_on_disk(where)) remove_directory(where.path);
     report_.removed.push_back(one.directory);
   }
 
@@ -201,7 +201,7 @@ class Retainer {
 
 RetentionReport retain_verified(const Location& run, const RunCheckpoint& saved,
                                 const Retention& retention, const Kept* kept = nullptr) {
-  if (retention.link && !run.store) link_latest(run.path, saved);
+  if (retention.link && is_on_disk(run)) link_latest(located_directory(run).path, saved);
   return Retainer(run, saved, retention, kept).retain();
 }
 

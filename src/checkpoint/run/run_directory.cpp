@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "base/parallel.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/run/judge.h"
 #include "checkpoint/run/left_line.h"
 #include "checkpoint/run/marker.h"
-#include "checkpoint/run/place.h"
 #include "checkpoint/run/soundness.h"
 #include "checkpoint/run/step_names.h"
 #include "comm/whereabouts.h"

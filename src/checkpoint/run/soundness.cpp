@@ -12,8 +12,8 @@
 #include "checkpoint/check/sources.h"
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/load/own_files.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/run/marker.h"
-#include "checkpoint/run/place.h"
 #include "tessera/checkpoint.h"
 #include "tessera/verify.h"
 

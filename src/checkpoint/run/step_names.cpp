@@ -1,23 +1,19 @@
 #include "checkpoint/run/step_names.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <optional>
-#include <set>
 #include <string_view>
 #include <tuple>
 
 #include "base/random_id.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/open/step_name.h"
-#include "checkpoint/run/place.h"
 #include "storage/names.h"
-#include "storage/posix/system.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
-namespace fs = std::filesystem;
 using Role = StepDirectory::Role;
 
 bool take_prefix(std::string_view& text, std::string_view prefix) {
@@ -43,31 +39,6 @@ std::optional<StepDirectory> parse(const std::string& name) {
   return StepDirectory{step->step, step->unsharded, *role, name};
 }
 
-// On a disk a directory is there before there is anything in it, and listing one level is cheap.
-std::set<std::string> names_on_disk(const std::string& path) {
-  require_local(path);
-  std::set<std::string> names;
-  std::error_code failure;
-  for (fs::directory_iterator entry(path, failure), end; !failure && entry != end;
-       entry.increment(failure)) {
-    std::error_code gone;
-    if (entry->is_directory(gone)) names.insert(entry->path().filename().string());
-  }
-  if (failure && failure != std::errc::no_such_file_or_directory) {
-    throw_errno(failure.value(), "list the checkpoints of the run", path);
-  }
-  return names;
-}
-
-std::set<std::string> names_in(const Store& store) {
-  std::set<std::string> names;
-  for (const ObjectInfo& object : store.list()) {
-    const auto slash = object.name.find('/');
-    if (slash != std::string::npos) names.insert(object.name.substr(0, slash));
-  }
-  return names;
-}
-
 bool is_same_name(const StepDirectory& a, const StepDirectory& b) {
   return a.step == b.step && a.unsharded == b.unsharded;
 }
@@ -76,8 +47,7 @@ bool is_same_name(const StepDirectory& a, const StepDirectory& b) {
 
 std::vector<StepDirectory> step_directories(const Location& run) {
   std::vector<StepDirectory> found;
-  for (const std::string& name :
-       run.store ? names_in(*directory_store(run)) : names_on_disk(run.path)) {
+  for (const std::string& name : directory_store(run)->list_directories()) {
     if (auto directory = parse(name)) found.push_back(std::move(*directory));
   }
   std::ranges::stable_sort(found, {}, [](const StepDirectory& directory) {

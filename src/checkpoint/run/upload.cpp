@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "base/parallel.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/run/copy_object.h"
 #include "checkpoint/run/marker.h"
-#include "checkpoint/run/place.h"
 #include "checkpoint/run/upload_plan.h"
 #include "checkpoint/run/upload_source.h"
 #include "checkpoint/run/upload_target.h"
@@ -20,9 +20,10 @@ namespace {
 // Whether both are one place, as far as that can be seen.
 bool is_same_place(const Location& a, const Location& b) {
   if (a.store && b.store) return a.store == b.store && a.name == b.name;
+  const std::string first = directory_store(a)->name(), second = directory_store(b)->name();
+  if (!is_on_disk(a) || !is_on_disk(b)) return first == second;
   std::error_code unknown;
-  return std::filesystem::equivalent(directory_store(a)->name(), directory_store(b)->name(),
-                                     unknown);
+  return std::filesystem::equivalent(first, second, unknown);
 }
 
 // One rank's part of an upload, step by step.
@@ -61,7 +62,7 @@ class Upload {
       target_.emplace(*store_, plan_);
       target_->open(options_.overwrite);
       // Of a store somebody else may write to another part.
-      if (!to_.store) store_->remove_unfinished();
+      if (is_on_disk(to_)) store_->remove_unfinished();
       return encode_plan(plan_);
     };
     const Bytes plan = confer(group_, "planning an upload", {seen, join, conclude});

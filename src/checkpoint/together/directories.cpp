@@ -11,6 +11,7 @@
 #include "base/look_again.h"
 #include "base/random_id.h"
 #include "base/stop.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/save/room.h"
 #include "checkpoint/write/destination.h"
 #include "comm/confer.h"
@@ -32,8 +33,9 @@ Bytes all_of_it(Bytes all) {
 
 }  // namespace
 
-Directories::Directories(const Location& where, bool overwrite, Group& group)
+Directories::Directories(const Location& given, bool overwrite, Group& group)
     : group_(group), overwrite_(overwrite) {
+  const Location where = located_directory(given);
   if (where.store) {
     if (where.name.empty()) {
       throw Error(ErrorCode::invalid_argument,

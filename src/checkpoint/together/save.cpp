@@ -6,6 +6,7 @@
 
 #include "base/job_log.h"
 #include "checkpoint/open/kinds.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/read/memory.h"
 #include "checkpoint/save/commit_dcp.h"
@@ -74,8 +75,7 @@ void require_fitting(const Location& where, CheckpointKind kind, const SaveOptio
 
 // The store whose root the location is. Throws `invalid_argument` for one that names an object.
 std::shared_ptr<Store> root_of(const Location& where) {
-  if (!where.store) return posix_store(where.path);
-  if (where.name.empty()) return where.store;
+  if (where.name.empty()) return directory_store(where);
   throw Error(ErrorCode::invalid_argument,
               "a distributed checkpoint is at the root of a store, not an object in it")
       .at_path(to_string(where));
@@ -133,14 +133,16 @@ bool is_filled_together(CheckpointKind kind, const SaveOptions& options) {
 }
 
 // Tells of each phase.
-SaveResult save_in_phases(const Value& tree, const Location& where, const SaveOptions& options,
+SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOptions& options,
                           Group& group, const JobLog& log) {
+  Location where = given;
   CheckpointKind kind{};
   std::unique_ptr<DcpSave> dcp;
   std::unique_ptr<OlmoKindSave> olmo;
   Checkpoint file;
   log.phase("plan", [&] {
     const auto begin = [&]() -> Bytes {
+      where = located_target(given);
       kind = kind_to_save(where, options);
       require_fitting(where, kind, options);
       if (kind == CheckpointKind::dcp) {
@@ -211,16 +213,14 @@ SaveResult save_part(const Value& tree, const Location& where, int rank,
   log.phase("all", [&] {
     if (options.kind.value_or(CheckpointKind::dcp) != CheckpointKind::dcp)
       throw Error(ErrorCode::unsupported, "parts of a checkpoint are DCP's alone");
-    result = dcp_save_part(tree, *root_of(where), rank, options, log);
+    result = dcp_save_part(tree, *root_of(located_target(where)), rank, options, log);
     return result.bytes_written;
   });
   return result;
 }
 
 bool committed(const Location& where, const std::string& save_id) {
-  const auto store = where.store && !where.name.empty()
-                         ? std::make_shared<SubStore>(where.store, where.name)
-                         : root_of(where);
+  const auto store = directory_store(where);
   return is_visible(*store, save_id) || is_saved_as(*store, save_id);
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/one_of.h"
 #include "checkpoint/open/kinds.h"
+#include "checkpoint/open/located.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 
@@ -88,9 +89,9 @@ void require_set_of_files(const std::string& path, CheckpointKind kind) {
 
 }  // namespace
 
-Destination destination_of(const Location& target, const ConvertOptions& options) {
+Destination destination_of(const Location& given, const ConvertOptions& options) {
+  const Location target = located_target(given);
   if (target.store) return destination_in(target, options);
-  require_local(target.path);
   const bool in_parts = is_set(options);
   if (in_parts) require_set_of_files(target.path, options.to);
   return named_destination(target.path, options.to, in_parts);

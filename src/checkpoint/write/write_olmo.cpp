@@ -23,7 +23,7 @@ using Kind = Value::Kind;
 std::vector<std::byte> config_of(const ConvertJob& job) {
   const std::filesystem::path given(job.options.olmo.config);
   if (!given.empty()) {
-    return read_all(*posix_store(directory_of(given))->open(given.filename().string()),
+    return read_all(*open_store(directory_of(given))->open(given.filename().string()),
                     olmo::kYamlLimit);
   }
   const Store& store = *job.source.store;

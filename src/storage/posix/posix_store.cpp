@@ -257,6 +257,17 @@ class PosixStore final : public Store {
     return found;
   }
 
+  // Also links to directories.
+  [[nodiscard]] std::vector<std::string> list_directories(std::string_view prefix) const override {
+    std::vector<std::string> found;
+    for (const DirectoryEntry& entry : entries_of(start_of(prefix))) {
+      std::error_code none;
+      if (entry.is_directory || fs::is_directory(entry.path, none)) found.push_back(entry.name);
+    }
+    std::ranges::sort(found);
+    return found;
+  }
+
   [[nodiscard]] bool exists(std::string_view name) const override {
     std::error_code error;
     return fs::is_regular_file(full(name), error);

@@ -1,0 +1,72 @@
+#include "checkpoint/open/located.h"
+
+#include <utility>
+
+#include "checkpoint/open/kinds.h"
+#include "storage/names.h"
+#include "storage/open_store.h"
+#include "storage/sub_store.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+bool names_store(const Location& where) {
+  return !where.store && is_remote(where.path);
+}
+
+// A web server lists nothing, so what it has are files, each by its name.
+bool is_web(const std::string& url) {
+  return url.starts_with("http://") || url.starts_with("https://");
+}
+
+// s3://bucket/a/b: the store of s3://bucket/a, and "b", which is empty where the URL ends with a
+// slash or names a whole bucket.
+std::pair<std::string, std::string> divided(std::string url) {
+  const std::size_t host = url.find("://") + 3;
+  const std::size_t slash = url.rfind('/');
+  if (slash < host) return {std::move(url), ""};
+  return {url.substr(0, slash), url.substr(slash + 1)};
+}
+
+Location object_at(const std::string& url) {
+  const auto [parent, name] = divided(url);
+  return {open_store(parent), name};
+}
+
+}  // namespace
+
+bool is_on_disk(const Location& where) {
+  return !where.store && !is_remote(where.path);
+}
+
+Location located_directory(const Location& where) {
+  if (where.store) return where;
+  if (names_store(where)) return open_store(where.path);
+  return without_file_scheme(where.path);
+}
+
+Location located_source(const Location& where) {
+  if (!names_store(where)) return located_directory(where);
+  if (!divided(where.path).second.empty()) {
+    Location object = object_at(where.path);
+    if (is_web(where.path) || object.store->exists(object.name)) return object;
+  }
+  return located_directory(where);
+}
+
+Location located_target(const Location& where) {
+  if (names_store(where) && kind_of_file_name(divided(where.path).second))
+    return object_at(where.path);
+  return located_directory(where);
+}
+
+std::shared_ptr<Store> directory_store(const Location& where) {
+  const Location located = located_directory(where);
+  if (!located.store) return posix_store(located.path);
+  if (located.name.empty()) return located.store;
+  require_safe_name(located.name, located.store->name());
+  return std::make_shared<SubStore>(located.store, located.name);
+}
+
+}  // namespace tessera

@@ -1,0 +1,25 @@
+// Locations that are URLs, as stores.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tessera/storage.h"
+
+namespace tessera {
+
+// Whether it is a path of this machine: no store, and no URL but file://.
+[[nodiscard]] bool is_on_disk(const Location& where);
+
+// Each returns a path of this machine without its scheme, and what is a store already as it is.
+// What a URL of another scheme means depends on what is asked for:
+[[nodiscard]] Location located_directory(const Location& where);  // always a directory
+// An object if there is one of that name, else a directory.
+[[nodiscard]] Location located_source(const Location& where);
+// An object if its extension is that of a kind that is a file, else a directory.
+[[nodiscard]] Location located_target(const Location& where);
+
+// A directory as a store: of a path, a URL, a store's root, or a directory in a store.
+[[nodiscard]] std::shared_ptr<Store> directory_store(const Location& where);
+
+}  // namespace tessera

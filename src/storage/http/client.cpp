@@ -1,0 +1,223 @@
+#include "storage/http/client.h"
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "base/one_of.h"
+#include "storage/http/limiter.h"
+#include "storage/http/loopback.h"
+#include "storage/http/pause.h"
+#include "storage/http/transfer.h"
+#include "storage/http/uri.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+// A body of the wrong length so often is the server's opinion, no accident.
+constexpr int kMostMisfits = 3;
+
+// The server is busy: fewer requests at once help it.
+bool is_busy(int status) {
+  return is_one_of(status, 429, 503);
+}
+// It may do better next time.
+bool is_passing(int status) {
+  return is_busy(status) || is_one_of(status, 408, 500, 502, 504);
+}
+
+HttpOptions with_environment(HttpOptions options) {
+  const char* allow = std::getenv("TESSERA_ALLOW_HTTP");
+  if (allow != nullptr && std::string_view(allow) == "1") options.allow_http = true;
+  const char* ca_file = std::getenv("TESSERA_CA_FILE");
+  if (options.ca_file.empty() && ca_file != nullptr) options.ca_file = ca_file;
+  if (options.most_in_flight < 1)
+    throw Error(ErrorCode::invalid_argument, "at least one request has to be in flight");
+  return options;
+}
+
+void require_sendable(const HttpRequest& request, bool allow_http) {
+  const auto is_of_url = [](char c) { return c > 0x20 && c < 0x7f; };
+  const std::string path(without_query(request.url));
+  if (!std::ranges::all_of(request.url, is_of_url)) {
+    throw Error(ErrorCode::invalid_argument, "a URL has characters that are not percent-encoded")
+        .at_path(path);
+  }
+  const Uri uri = parse_uri(request.url);
+  if (uri.scheme == "https") return;
+  if (uri.scheme != "http")
+    throw Error(ErrorCode::unsupported, "no scheme of HTTP: '" + uri.scheme + "'").at_path(path);
+  if (allow_http || is_loopback(uri.host)) return;
+  throw Error(ErrorCode::unsafe,
+              "plain http shows data and credentials to everyone on the way: use https, or allow it"
+              " by TESSERA_ALLOW_HTTP=1")
+      .at_path(path);
+}
+
+// A wait that the server asks for, in seconds; dates, which need its clock, are left alone.
+milliseconds asked_pause(const HttpResponse& response) {
+  const std::string text = response.header("retry-after");
+  unsigned int seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error != std::errc() || end != text.data() + text.size()) return milliseconds(0);
+  return std::min<milliseconds>(std::chrono::seconds(seconds), Backoff::kLongest);
+}
+
+// Handles that nobody uses now, the last used on top: its connection is the least likely to have
+// been closed meanwhile.
+class TransferPool {
+ public:
+  std::unique_ptr<Transfer> take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        auto transfer = std::move(idle_.back());
+        idle_.pop_back();
+        return transfer;
+      }
+    }
+    return std::make_unique<Transfer>();
+  }
+  void give_back(std::unique_ptr<Transfer> transfer) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(transfer));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Transfer>> idle_;  // guarded by mutex_
+};
+
+struct Counters {
+  std::atomic<std::uint64_t> requests{0}, retries{0};
+  std::atomic<std::uint64_t> bytes_sent{0}, bytes_received{0}, bytes_again{0};
+};
+
+// One call of send(): what its attempts have in common.
+struct Operation {
+  explicit Operation(milliseconds first_pause) : backoff(first_pause) {}
+
+  Backoff backoff;
+  std::optional<Clock::time_point> until;  // from the first attempt on, not while that waits
+  int attempts = 0;
+  int misfits = 0;     // bodies that did not fill `into`
+  int unanswered = 0;  // attempts, the last ones, where nobody listened
+
+  [[nodiscard]] milliseconds left() const {
+    return std::max(std::chrono::duration_cast<milliseconds>(*until - Clock::now()),
+                    milliseconds(0));
+  }
+};
+
+}  // namespace
+
+class HttpClient::Impl {
+ public:
+  explicit Impl(HttpOptions options)
+      : options_(with_environment(std::move(options))), limiter_(options_.most_in_flight) {}
+
+  HttpResponse send(const Prepare& prepare,
+                    const std::function<bool(const HttpResponse&)>& is_again) {
+    Operation operation(options_.first_pause);
+    while (true) {
+      // Outside of the limiter: it may send requests of its own, for credentials.
+      const HttpRequest request = prepare(++operation.attempts);
+      require_sendable(request, options_.allow_http);
+      Attempt attempt = attempt_once(request, operation);
+      attempt.response.attempts = operation.attempts;
+      const bool is_done = attempt.failure.empty() && !is_passing(attempt.response.status) &&
+                           !(is_again && is_again(attempt.response));
+      count(attempt, operation, is_done);
+      if (is_done || is_hopeless(attempt, operation) || !pause(attempt, operation))
+        return answer_of(request, std::move(attempt));
+    }
+  }
+
+  [[nodiscard]] HttpCounts counts() const {
+    return {counters_.requests, counters_.retries, counters_.bytes_sent, counters_.bytes_received,
+            counters_.bytes_again};
+  }
+  [[nodiscard]] int most_in_flight() const { return options_.most_in_flight; }
+
+ private:
+  Attempt attempt_once(const HttpRequest& request, Operation& operation) {
+    Limiter::Place place(limiter_);
+    if (!operation.until) operation.until = Clock::now() + options_.operation_within;
+    auto transfer = transfers_.take();
+    Attempt attempt =
+        transfer->attempt(request, options_, std::max(operation.left(), milliseconds(1)));
+    // Whatever failed, a new handle has no part of it: libcurl 7.88 keeps buffers of a host that
+    // did not resolve, and refuses options then.
+    if (attempt.failure.empty()) transfers_.give_back(std::move(transfer));
+    if (is_busy(attempt.response.status)) {
+      place.was_busy();
+    } else if (attempt.failure.empty()) {
+      place.went_well();
+    }
+    return attempt;
+  }
+
+  void count(const Attempt& attempt, const Operation& operation, bool is_done) {
+    ++counters_.requests;
+    if (operation.attempts > 1) ++counters_.retries;
+    counters_.bytes_sent += attempt.sent;
+    counters_.bytes_received += attempt.received;
+    if (!is_done) counters_.bytes_again += attempt.sent + attempt.received;
+  }
+
+  [[nodiscard]] bool is_hopeless(const Attempt& attempt, Operation& operation) const {
+    operation.unanswered = attempt.is_connected ? 0 : operation.unanswered + 1;
+    if (attempt.failure.empty()) return false;
+    if (operation.unanswered == options_.most_unanswered) return true;
+    if (attempt.code == ErrorCode::corrupt && ++operation.misfits == kMostMisfits) return true;
+    return attempt.is_final;
+  }
+
+  // False: the time would be over before another attempt.
+  static bool pause(const Attempt& attempt, Operation& operation) {
+    if (attempt.is_stale) return operation.left() > milliseconds(0);
+    const milliseconds pause = std::max(operation.backoff.next(), asked_pause(attempt.response));
+    if (pause >= operation.left()) return false;
+    std::this_thread::sleep_for(pause);
+    return true;
+  }
+
+  static HttpResponse answer_of(const HttpRequest& request, Attempt attempt) {
+    if (attempt.failure.empty()) return std::move(attempt.response);
+    const int attempts = attempt.response.attempts;
+    throw Error(attempt.code, request.method + ": " + attempt.failure + ", after " +
+                                  std::to_string(attempts) +
+                                  (attempts == 1 ? " attempt" : " attempts"))
+        .at_path(std::string(without_query(request.url)));
+  }
+
+  const HttpOptions options_;
+  Limiter limiter_;
+  TransferPool transfers_;
+  Counters counters_;
+};
+
+HttpClient::HttpClient(HttpOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+HttpClient::~HttpClient() = default;
+
+HttpResponse HttpClient::send(const Prepare& prepare,
+                              const std::function<bool(const HttpResponse&)>& is_again) {
+  return impl_->send(prepare, is_again);
+}
+
+HttpCounts HttpClient::counts() const {
+  return impl_->counts();
+}
+int HttpClient::most_in_flight() const {
+  return impl_->most_in_flight();
+}
+
+}  // namespace tessera

@@ -1,0 +1,20 @@
+// Objects behind http:// and https://, which are read and not written.
+#pragma once
+
+#include <memory>
+
+#include "storage/http/client.h"
+#include "storage/http/uri.h"
+#include "tessera/storage.h"
+
+namespace tessera {
+
+// `directory`: names are put behind its path, and its query behind them. A web server tells no
+// listing: list(), create() and remove() are `unsupported`, open() and exists() work. An object
+// that was replaced since it was opened is `conflict`, as far as the server tells: by ETag, or by
+// Last-Modified where it has no strong one, and by its size. A server that answers with other bytes
+// than those asked for is `corrupt`. Redirects are followed once, and never from https to http.
+[[nodiscard]] std::shared_ptr<Store> http_store(const Uri& directory,
+                                                std::shared_ptr<HttpClient> client);
+
+}  // namespace tessera

@@ -1,0 +1,25 @@
+// Where an answer sends the caller. HttpClient follows nothing by itself: a signature or a token is
+// for one host.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "storage/http/client.h"
+
+namespace tessera {
+
+// The absolute URL that a 301, 302, 303, 307 or 308 to `url` names in its Location; none: it is no
+// redirect, or names nothing. Throws `unsafe` for one from https to http, and for one to a host of
+// this machine from another one.
+[[nodiscard]] std::optional<std::string> redirect_of(const std::string& url,
+                                                     const HttpResponse& response);
+
+// Sends what `make` makes of `url`, and of the URL that the server sends it on to, once. Throws
+// `io` for a second redirect, else what HttpClient::send() throws.
+[[nodiscard]] HttpResponse send_following(
+    HttpClient& client, const std::string& url,
+    const std::function<HttpRequest(const std::string& url)>& make);
+
+}  // namespace tessera

@@ -1,0 +1,162 @@
+#include "storage/http/reply.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <optional>
+
+#include "base/one_of.h"
+#include "storage/http/uri.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+// S3 answers with some 20 headers of 1 KiB together.
+constexpr std::size_t kMostHeadBytes = 64U << 10U;
+constexpr std::size_t kMostHeadLines = 200;
+// Of a body that tells of an error.
+constexpr std::size_t kMostErrorBody = 64U << 10U;
+
+bool is_blank(char c) {
+  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+std::string lowered(std::string_view text) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return result;
+}
+
+template <typename Number>
+std::optional<Number> parse_number(std::string_view text) {
+  Number number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+// The bytes are the object's own. "aws-chunked" is how they were uploaded, which some servers tell.
+bool is_plain_encoding(std::string_view codings) {
+  while (!codings.empty()) {
+    const std::size_t end = std::min(codings.find(','), codings.size());
+    const std::string coding = lowered(trimmed(codings.substr(0, end)));
+    if (!is_one_of(coding, "", "identity", "aws-chunked")) return false;
+    codings.remove_prefix(std::min(end + 1, codings.size()));
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string Reply::path() const {
+  return std::string(without_query(request_.url));
+}
+
+bool Reply::goes_into() const {
+  return !request_.into.empty() && is_one_of(response_.status, 200, 206);
+}
+
+bool Reply::take_header(std::string_view line) noexcept {
+  try {
+    head_bytes_ += line.size();
+    if (++head_lines_ > kMostHeadLines || head_bytes_ > kMostHeadBytes)
+      throw Error(ErrorCode::corrupt, "the answer has more headers than any server needs")
+          .at_path(path());
+    // An interim answer (100) has a head of its own, and trailers come behind the body.
+    if (response_.status < 200 && line.starts_with("HTTP/")) {
+      begin(line);
+    } else if (trimmed(line).empty()) {
+      return end_head();
+    } else if (!is_head_over_) {
+      add_header(line);
+    }
+    return true;
+  } catch (...) {  // libcurl is C
+    refusal_ = std::current_exception();
+    return false;
+  }
+}
+
+// "HTTP/1.1 404 Not Found".
+void Reply::begin(std::string_view status_line) {
+  response_.headers.clear();
+  is_head_over_ = false;
+  const std::size_t space = std::min(status_line.find(' '), status_line.size());
+  const std::string_view rest = trimmed(status_line.substr(space));
+  response_.status = parse_number<int>(rest.substr(0, 3)).value_or(0);
+  response_.reason = rest.size() > 4 ? trimmed(rest.substr(4)) : std::string_view();
+}
+
+void Reply::add_header(std::string_view line) {
+  const std::size_t colon = line.find(':');
+  if (colon == std::string_view::npos) return;
+  response_.headers[lowered(trimmed(line.substr(0, colon)))] = trimmed(line.substr(colon + 1));
+}
+
+bool Reply::end_head() {
+  is_head_over_ = true;
+  if (!goes_into()) return true;
+  if (!is_plain_encoding(response_.header("content-encoding"))) {
+    throw Error(ErrorCode::corrupt, "the body is encoded as '" +
+                                        response_.header("content-encoding") +
+                                        "', although nobody asked for that")
+        .at_path(path());
+  }
+  const auto length = parse_number<std::uint64_t>(response_.header("content-length"));
+  if (!length || *length == request_.into.size()) return true;
+  promised_ = *length;
+  return *length == 0;  // nothing comes that could be stopped
+}
+
+bool Reply::take_body(ByteView bytes) noexcept {
+  try {
+    received_ += bytes.size();
+    return keep(bytes);
+  } catch (...) {
+    refusal_ = std::current_exception();
+    return false;
+  }
+}
+
+bool Reply::keep(ByteView bytes) {
+  const std::uint64_t before = received_ - bytes.size();
+  if (goes_into()) {
+    if (received_ > request_.into.size()) {
+      promised_ = received_;
+      return false;
+    }
+    std::memcpy(request_.into.data() + before, bytes.data(), bytes.size());
+    return true;
+  }
+  const bool is_error = response_.status >= 300;
+  if (is_error && received_ > kMostErrorBody) {
+    is_enough_ = true;
+    return false;
+  }
+  if (!is_error && received_ > request_.most_body) {
+    throw Error(ErrorCode::limit, "the answer has more than the " +
+                                      std::to_string(request_.most_body) + " bytes expected here")
+        .at_path(path());
+  }
+  response_.body.insert(response_.body.end(), bytes.begin(), bytes.end());
+  return true;
+}
+
+std::string Reply::misfit() const {
+  const std::uint64_t found = std::max(received_, promised_);
+  if (!goes_into() || (found == request_.into.size() && promised_ == 0)) return {};
+  return "the answer " + std::to_string(response_.status) + " has " +
+         (received_ > request_.into.size() ? "at least " : "") + std::to_string(found) +
+         " bytes, expected " + std::to_string(request_.into.size());
+}
+
+}  // namespace tessera

@@ -1,0 +1,35 @@
+// URLs: taken apart, put together, percent-encoded.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+// scheme://host[:port]/path[?query]. Names with user names, passwords or fragments are refused:
+// credentials are never part of a URL.
+struct Uri {
+  std::string scheme;      // lower case
+  std::string host;        // of s3: the bucket; of file: may be empty; IPv6 in its brackets
+  std::uint16_t port = 0;  // 0: that of the scheme
+  std::string path;        // begins with a slash, or is empty; as it was written
+  std::string query;       // without the question mark; as it was written
+};
+
+// Whether `text` begins with SCHEME://.
+[[nodiscard]] bool is_url(std::string_view text);
+// Throws `invalid_argument` that names what is wrong, without repeating a password.
+[[nodiscard]] Uri parse_uri(std::string_view text);
+[[nodiscard]] std::string to_string(const Uri& uri);
+// "host:port", or "host" where the port is that of http or https.
+[[nodiscard]] std::string authority_of(const Uri& uri);
+// A URL as an error tells it: a query may hold a signature.
+[[nodiscard]] std::string_view without_query(std::string_view url);
+
+// Encodes all bytes but A-Z a-z 0-9 - . _ ~ and, where `keep_slashes`, '/' (the rule of SigV4).
+[[nodiscard]] std::string percent_encoded(std::string_view text, bool keep_slashes);
+// Throws `invalid_argument` for a '%' that two hexadecimal digits do not follow.
+[[nodiscard]] std::string percent_decoded(std::string_view text);
+
+}  // namespace tessera

@@ -1,0 +1,233 @@
+#include "storage/s3/bucket.h"
+
+#include <array>
+#include <charconv>
+
+#include "base/crc32.h"
+#include "base/one_of.h"
+#include "storage/http/ranges.h"
+#include "storage/http/uri.h"
+#include "tessera/error.h"
+
+namespace tessera::s3 {
+namespace {
+
+constexpr const char* kAttempt = "x-amz-meta-tessera-attempt";
+constexpr const char* kGet = "s3:GetObject";
+constexpr const char* kPut = "s3:PutObject";
+
+std::string base64(const std::array<unsigned char, 4>& bytes) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  const std::uint64_t bits = std::uint64_t{bytes[0]} << 40U | std::uint64_t{bytes[1]} << 32U |
+                             std::uint64_t{bytes[2]} << 24U | std::uint64_t{bytes[3]} << 16U;
+  std::string text;
+  for (unsigned shift = 42; text.size() < 6; shift -= 6) text += kDigits[bits >> shift & 63U];
+  return text + "==";
+}
+
+// As S3 writes it: base64 of the big-endian number.
+std::string checksum_of(ByteView body) {
+  const std::uint32_t crc = crc32(body);
+  return base64({static_cast<unsigned char>(crc >> 24U), static_cast<unsigned char>(crc >> 16U),
+                 static_cast<unsigned char>(crc >> 8U), static_cast<unsigned char>(crc)});
+}
+
+Fields of_part(const Upload& upload, int number) {
+  return {{"partNumber", std::to_string(number)}, {"uploadId", upload.id}};
+}
+
+Written written(const Endpoint& endpoint, const Call& call, Answer answer) {
+  if (answer.response.status == 412) return Written::refused;
+  if (answer.error.code == "NoSuchUpload") return Written::gone;
+  (void)endpoint.require_good(call, std::move(answer));
+  return Written::done;
+}
+
+Fields& operator+=(Fields& fields, Fields more) {
+  for (auto& field : more) fields.push_back(std::move(field));
+  return fields;
+}
+
+}  // namespace
+
+Fields Bucket::fields_of(const Condition& condition) const {
+  if (!condition.etag.empty()) return {{"If-Match", condition.etag}};
+  if (!condition.is_absent) return {};
+  if (endpoint_.settings().is_google) return {{"x-goog-if-generation-match", "0"}};
+  return {{"If-None-Match", "*"}};
+}
+
+std::optional<ObjectState> Bucket::head(const std::string& key) {
+  const Call call{.method = "HEAD", .key = key, .permission = kGet};
+  Answer answer = endpoint_.send(call);
+  if (answer.response.status == 404) return std::nullopt;
+  const HttpResponse response = endpoint_.require_good(call, std::move(answer)).response;
+  const std::string length = response.header("content-length");
+  ObjectState state{
+      .size = 0, .etag = response.header("etag"), .attempt = response.header(kAttempt)};
+  const char* end = length.data() + length.size();
+  const auto parsed = std::from_chars(length.data(), end, state.size);
+  if (length.empty() || parsed.ec != std::errc() || parsed.ptr != end) {
+    throw Error(ErrorCode::corrupt, "the server tells the size as '" + length + "'")
+        .at_path(path_of(key));
+  }
+  if (state.etag.empty()) {
+    throw Error(ErrorCode::unsupported,
+                "the server tells no ETag, by which a replaced object is told")
+        .at_path(path_of(key));
+  }
+  return state;
+}
+
+void Bucket::read(const std::string& key, const ObjectState& version, std::uint64_t offset,
+                  MutableByteView out) {
+  const Call call{
+      .method = "GET",
+      .key = key,
+      .headers = {{"Range", range_text(offset, out.size())}, {"If-Match", version.etag}},
+      .into = out,
+      .permission = kGet};
+  Answer answer = endpoint_.send(call);
+  // A server may know no If-Match, and give what is there now.
+  const std::string etag = answer.response.header("etag");
+  const bool is_other = answer.is_good() && !etag.empty() && etag != version.etag;
+  if (is_other || is_one_of(answer.response.status, 404, 412, 416)) {
+    throw Error(ErrorCode::conflict, "the object was replaced or removed while it was open")
+        .at_path(path_of(key))
+        .at_offset(offset);
+  }
+  const HttpResponse response = endpoint_.require_good(call, std::move(answer)).response;
+  if (response.status == 200 && offset == 0 && out.size() == version.size) return;
+  const std::string told = response.header("content-range");
+  if (response.status == 206 && is_range_of(told, offset, out.size(), version.size)) return;
+  throw Error(ErrorCode::corrupt,
+              "asked for " + std::to_string(out.size()) + " of " + std::to_string(version.size) +
+                  " bytes, the server answered " + std::to_string(response.status) +
+                  " with the range '" + told.substr(0, 100) + "'")
+      .at_path(path_of(key))
+      .at_offset(offset);
+}
+
+Written Bucket::put(const std::string& key, ByteView body, const Condition& condition,
+                    const std::string& attempt) {
+  Call call{.method = "PUT",
+            .key = key,
+            .headers = {{"x-amz-checksum-crc32", checksum_of(body)}, {kAttempt, attempt}},
+            .body = body,
+            .permission = kPut};
+  call.headers += fields_of(condition);
+  return written(endpoint_, call, endpoint_.send(call));
+}
+
+void Bucket::remove(const std::string& key) {
+  const Call call{.method = "DELETE", .key = key, .permission = "s3:DeleteObject"};
+  Answer answer = endpoint_.send(call);
+  if (answer.response.status != 404) (void)endpoint_.require_good(call, std::move(answer));
+}
+
+std::string Bucket::copied_etag(Call call, const CopiedObject& from) {
+  call.method = "PUT";
+  call.permission = "s3:PutObject, and s3:GetObject of what is copied";
+  call.headers += {{"x-amz-copy-source",
+                    "/" + endpoint_.settings().bucket + "/" + percent_encoded(from.key, true)},
+                   {"x-amz-copy-source-if-match", from.etag}};
+  Answer answer = endpoint_.send(call);
+  if (answer.response.status == 412) {
+    throw Error(ErrorCode::conflict, "the object was replaced while it was copied")
+        .at_path(path_of(from.key));
+  }
+  return parse_copied_etag(endpoint_.require_good(call, std::move(answer)).response.text());
+}
+
+void Bucket::copy(const CopiedObject& from, const std::string& to, const std::string& attempt) {
+  const Fields fields = {{"x-amz-metadata-directive", "REPLACE"}, {kAttempt, attempt}};
+  (void)copied_etag({.method = {}, .key = to, .headers = fields}, from);
+}
+
+Upload Bucket::create_upload(const std::string& key, const std::string& attempt, PartsAre parts) {
+  Call call{.method = "POST",
+            .key = key,
+            .query = {{"uploads", ""}},
+            .headers = {{kAttempt, attempt}},
+            .permission = kPut};
+  if (parts == PartsAre::sent) call.headers += {{"x-amz-checksum-algorithm", "CRC32"}};
+  return {key, parse_upload_id(endpoint_.send_good(call).response.text())};
+}
+
+CompletedPart Bucket::upload_part(const Upload& upload, int number, ByteView body) {
+  CompletedPart part{.number = number, .etag = {}, .crc32 = checksum_of(body)};
+  const Call call{.method = "PUT",
+                  .key = upload.key,
+                  .query = of_part(upload, number),
+                  .headers = {{"x-amz-checksum-crc32", part.crc32}},
+                  .body = body,
+                  .permission = kPut};
+  part.etag = endpoint_.send_good(call).response.header("etag");
+  return part;
+}
+
+CompletedPart Bucket::copy_part(const Upload& upload, int number, const CopiedObject& from,
+                                std::uint64_t begin, std::uint64_t end) {
+  const Fields fields = {{"x-amz-copy-source-range", range_text(begin, end - begin)}};
+  Call call{.method = {}, .key = upload.key, .query = of_part(upload, number), .headers = fields};
+  return {.number = number, .etag = copied_etag(std::move(call), from), .crc32 = {}};
+}
+
+Written Bucket::complete(const Upload& upload, const std::vector<CompletedPart>& parts,
+                         const Condition& condition) {
+  const std::string body = complete_request(parts);
+  const Call call{.method = "POST",
+                  .key = upload.key,
+                  .query = {{"uploadId", upload.id}},
+                  .headers = fields_of(condition),
+                  .body = std::as_bytes(std::span(body)),
+                  .permission = kPut};
+  return written(endpoint_, call, endpoint_.send(call));
+}
+
+void Bucket::abort(const Upload& upload) {
+  const Call call{.method = "DELETE",
+                  .key = upload.key,
+                  .query = {{"uploadId", upload.id}},
+                  .permission = "s3:AbortMultipartUpload"};
+  Answer answer = endpoint_.send(call);
+  if (answer.response.status != 404) (void)endpoint_.require_good(call, std::move(answer));
+}
+
+void Bucket::list(const std::string& prefix, bool is_level,
+                  const std::function<void(const Listing&)>& take) {
+  Call call{.method = "GET", .permission = "s3:ListBucket"};
+  std::string token;
+  do {
+    call.query = {{"list-type", "2"}, {"encoding-type", "url"}, {"prefix", prefix}};
+    if (is_level) call.query.emplace_back("delimiter", "/");
+    if (!token.empty()) call.query.emplace_back("continuation-token", token);
+    const Listing page = parse_listing(endpoint_.send_good(call).response.text());
+    take(page);
+    if (!page.next.empty() && page.next == token)
+      throw Error(ErrorCode::corrupt, "the server lists the same page again").at_path(name());
+    token = page.next;
+  } while (!token.empty());
+}
+
+std::vector<ListedUpload> Bucket::list_uploads(const std::string& prefix) {
+  Call call{.method = "GET", .permission = "s3:ListBucketMultipartUploads"};
+  std::vector<ListedUpload> found;
+  UploadListing page;
+  do {
+    call.query = {{"uploads", ""}, {"encoding-type", "url"}, {"prefix", prefix}};
+    if (!page.next_key.empty()) {
+      call.query.emplace_back("key-marker", page.next_key);
+      call.query.emplace_back("upload-id-marker", page.next_id);
+    }
+    UploadListing next = parse_uploads(endpoint_.send_good(call).response.text());
+    if (!next.next_key.empty() && next.next_key == page.next_key && next.next_id == page.next_id)
+      throw Error(ErrorCode::corrupt, "the server lists the same uploads again").at_path(name());
+    found.insert(found.end(), next.uploads.begin(), next.uploads.end());
+    page = std::move(next);
+  } while (!page.next_key.empty());
+  return found;
+}
+
+}  // namespace tessera::s3

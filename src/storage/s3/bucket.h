@@ -1,0 +1,95 @@
+// The objects of one bucket: S3's verbs, without names of a store above them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "storage/s3/endpoint.h"
+
+namespace tessera::s3 {
+
+struct ObjectState {
+  std::uint64_t size = 0;
+  std::string etag;     // with its quotes
+  std::string attempt;  // of whoever wrote it with this library, see Written; else empty
+};
+
+// What a write demands of the object that has the name by now. Empty: nothing.
+struct Condition {
+  bool is_absent = false;  // there is none
+  std::string etag = {};   // or it is this one
+};
+
+enum class Written : std::uint8_t {
+  done,
+  refused,  // the condition does not hold. A first attempt whose answer was lost may be the reason
+  gone,     // of an upload: there is none. It was completed already, or aborted
+};
+
+struct Upload {
+  std::string key, id;
+};
+
+// Where the parts of an upload come from. Parts that are sent have checksums, which the server
+// wants for either all or none.
+enum class PartsAre : std::uint8_t { sent, copied };
+
+// An object that the server copies, if it is of this version still: else `conflict`.
+struct CopiedObject {
+  std::string key, etag;
+};
+
+// All throw an Error that names URL, verb, status, request id and the server's code. Threads may
+// call members at once. An `attempt` is a header of the object that head() tells, so that who lost
+// an answer knows what became of the request.
+class Bucket {
+ public:
+  Bucket(std::string name, Settings settings, std::shared_ptr<HttpClient> client)
+      : endpoint_(std::move(name), std::move(settings), std::move(client)) {}
+
+  [[nodiscard]] std::string path_of(const std::string& key) const { return endpoint_.path_of(key); }
+  [[nodiscard]] const std::string& name() const { return endpoint_.name(); }
+  [[nodiscard]] const std::string& prefix() const { return endpoint_.settings().prefix; }
+
+  [[nodiscard]] std::optional<ObjectState> head(const std::string& key);
+  // Fills `out`, which is not empty, from `offset` on, if the object is `version` still: else
+  // `conflict`.
+  void read(const std::string& key, const ObjectState& version, std::uint64_t offset,
+            MutableByteView out);
+  Written put(const std::string& key, ByteView body, const Condition& condition,
+              const std::string& attempt);
+  // No error if there is none.
+  void remove(const std::string& key);
+  // Up to 5 GiB.
+  void copy(const CopiedObject& from, const std::string& to, const std::string& attempt);
+
+  [[nodiscard]] Upload create_upload(const std::string& key, const std::string& attempt,
+                                     PartsAre parts);
+  [[nodiscard]] CompletedPart upload_part(const Upload& upload, int number, ByteView body);
+  // Its bytes [begin, end).
+  [[nodiscard]] CompletedPart copy_part(const Upload& upload, int number, const CopiedObject& from,
+                                        std::uint64_t begin, std::uint64_t end);
+  // `parts` by number. Nothing is visible before it.
+  Written complete(const Upload& upload, const std::vector<CompletedPart>& parts,
+                   const Condition& condition);
+  void abort(const Upload& upload);  // no error if there is none
+
+  // Calls `take` for each page of keys that begin with `prefix`, in the server's order. With
+  // `is_level` what has a further '/' behind the prefix is told as Listing::prefixes.
+  void list(const std::string& prefix, bool is_level,
+            const std::function<void(const Listing&)>& take);
+  // Unfinished ones of keys that begin with `prefix`, of whoever began them.
+  [[nodiscard]] std::vector<ListedUpload> list_uploads(const std::string& prefix);
+
+ private:
+  [[nodiscard]] Fields fields_of(const Condition& condition) const;
+  [[nodiscard]] std::string copied_etag(Call call, const CopiedObject& from);
+
+  Endpoint endpoint_;
+};
+
+}  // namespace tessera::s3

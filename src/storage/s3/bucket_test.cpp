@@ -1,0 +1,206 @@
+// What servers say that those of tests/stores do not, played by a script.
+#include "storage/s3/bucket.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <span>
+
+#include "conformance/errors.h"
+#include "storage/s3/parts.h"
+#include "storage/s3/s3_sink.h"
+#include "storage/s3/scripted_server.h"
+
+namespace tessera::s3 {
+namespace {
+
+std::string answer(const std::string& status, const std::string& body,
+                   const std::string& headers = {}) {
+  return "HTTP/1.1 " + status + "\r\nConnection: close\r\nx-amz-request-id: REQ7\r\n" + headers +
+         "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+}
+std::string error_body(const std::string& code) {
+  return "<Error><Code>" + code + "</Code><Message>so it is</Message></Error>";
+}
+std::string refusal(const std::string& status, const std::string& code,
+                    const std::string& headers = {}) {
+  return answer(status, error_body(code), headers);
+}
+// Of a HEAD: a length without a body.
+std::string head_answer(const std::string& attempt) {
+  return "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\nETag: \"e\"\r\n"
+         "x-amz-meta-tessera-attempt: " +
+         attempt + "\r\n\r\n";
+}
+const std::string kDone = answer("200 OK", "", "ETag: \"e\"\r\n");
+const std::string kOurs(ScriptedServer::kAttempt);
+const std::string kMissing = "HTTP/1.1 404 Not Found\r\nConnection: close\r\n\r\n";
+
+class S3Answers : public testing::Test {
+ protected:
+  S3Answers() {
+    ::setenv("AWS_ACCESS_KEY_ID", "AKID", 1);
+    ::setenv("AWS_SECRET_ACCESS_KEY", "hidden-secret", 1);
+  }
+  // Of a server with that script.
+  Bucket& bucket(std::vector<std::string> answers) {
+    server_.emplace(std::move(answers));
+    const Settings settings{.endpoint = server_->url(),
+                            .region = "us-east-1",
+                            .profile = {},
+                            .bucket = "b",
+                            .prefix = {},
+                            .is_path_style = true};
+    HttpOptions options;
+    options.first_pause = std::chrono::milliseconds(1);
+    options.operation_within = std::chrono::seconds(20);
+    bucket_ = std::make_shared<Bucket>("s3://b", settings, std::make_shared<HttpClient>(options));
+    return *bucket_;
+  }
+  Written put_hello() { return bucket_->put("k", hello_, {.is_absent = true}, "mine"); }
+  // A sink that has the bytes.
+  std::unique_ptr<ByteSink> written_sink() {
+    auto sink = s3_sink(bucket_, "k", IfExists::fail, hello_.size());
+    sink->write_at(0, hello_);
+    return sink;
+  }
+  [[nodiscard]] std::string request(std::size_t i) { return server_->requests().at(i); }
+  [[nodiscard]] bool has(std::size_t i, const std::string& text) {
+    return request(i).find(text) != std::string::npos;
+  }
+
+  const std::string text_ = "hello";
+  const ByteView hello_ = std::as_bytes(std::span(text_));
+  std::optional<ScriptedServer> server_;
+  std::shared_ptr<Bucket> bucket_;
+};
+
+TEST_F(S3Answers, AnExpiredTokenIsAskedForAnew_O15) {
+  bucket({refusal("400 Bad Request", "ExpiredToken"), kDone});
+  EXPECT_EQ(put_hello(), Written::done);
+  EXPECT_EQ(server_->requests().size(), 2U);
+}
+
+TEST_F(S3Answers, ASkewedClockIsSetByTheServer_O15) {
+  bucket(
+      {refusal("403 Forbidden", "RequestTimeTooSkewed", "Date: Wed, 25 Nov 2043 03:00:00 GMT\r\n"),
+       kDone});
+  EXPECT_EQ(put_hello(), Written::done);
+  EXPECT_FALSE(has(0, "20431125T0"));
+  EXPECT_TRUE(has(1, "20431125T0"));
+}
+
+TEST_F(S3Answers, AnotherRegionIsTriedOnce_O16) {
+  const std::string elsewhere =
+      refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-1\r\n");
+  bucket({elsewhere, kDone, kDone});
+  EXPECT_EQ(put_hello(), Written::done);
+  EXPECT_EQ(put_hello(), Written::done);  // remembered
+  EXPECT_TRUE(has(0, "/us-east-1/s3/"));
+  EXPECT_TRUE(has(1, "/eu-west-1/s3/"));
+  EXPECT_TRUE(has(2, "/eu-west-1/s3/"));
+
+  bucket({elsewhere, refusal("301 Moved Permanently", "PermanentRedirect",
+                             "x-amz-bucket-region: eu-west-2\r\n")});
+  EXPECT_EQ(code_of([&] { (void)put_hello(); }), ErrorCode::io);
+}
+
+TEST_F(S3Answers, ABodyThatIsDamagedThreeTimesIsCorrupt_O23) {
+  const std::string bad = refusal("400 Bad Request", "BadDigest");
+  bucket({bad, bad, kDone});
+  EXPECT_EQ(put_hello(), Written::done);
+  bucket({bad, bad, bad});
+  const Error error = error_of([&] { (void)put_hello(); });
+  EXPECT_EQ(error.code(), ErrorCode::corrupt);
+  EXPECT_NE(error.message().find("memory of this host or the network"), std::string::npos);
+}
+
+TEST_F(S3Answers, ADenialNamesTheVerbThatIsLacking_O30) {
+  const Bucket& denying = bucket({refusal("403 Forbidden", "AccessDenied")});
+  const Error error = error_of([&] { (void)put_hello(); });
+  EXPECT_EQ(error.path(), denying.path_of("k"));
+  const std::string text = error.what();
+  for (const std::string& told :
+       {"PUT " + server_->url() + "/b/k", std::string("403"), std::string("REQ7"),
+        std::string("AccessDenied"), std::string("s3:PutObject")})
+    EXPECT_NE(text.find(told), std::string::npos) << told << " in " << text;
+  EXPECT_EQ(text.find("hidden-secret"), std::string::npos);
+}
+
+TEST_F(S3Answers, AnErrorInsideOfA200IsOne_O09) {
+  const std::vector<CompletedPart> parts = {{.number = 1, .etag = "\"e\"", .crc32 = {}}};
+  const std::string again = answer("200 OK", error_body("InternalError"));
+  bucket({again, again, kDone});
+  EXPECT_EQ(bucket_->complete({"k", "id"}, parts, {}), Written::done);
+  bucket({answer("200 OK", error_body("InvalidPart"))});
+  EXPECT_EQ(code_of([&] { (void)bucket_->complete({"k", "id"}, parts, {}); }), ErrorCode::io);
+}
+
+TEST_F(S3Answers, AConflictIsTriedAgain_O12) {
+  bucket({refusal("409 Conflict", "ConditionalRequestConflict"), kDone});
+  EXPECT_EQ(put_hello(), Written::done);
+}
+
+// The first request is applied and its answer lost; the second finds what that left.
+TEST_F(S3Answers, ARefusalIsComparedWithWhatWasWritten_O11) {
+  const std::string refused = refusal("412 Precondition Failed", "PreconditionFailed");
+  bucket({"", refused, head_answer(kOurs)});
+  written_sink()->commit();
+  bucket({"", refused, head_answer("another")});
+  EXPECT_EQ(code_of([&] { written_sink()->commit(); }), ErrorCode::already_exists);
+}
+
+TEST_F(S3Answers, ACompletedUploadThatIsGoneIsComparedWithTheObject_O10) {
+  const std::string created = answer("200 OK",
+                                     "<InitiateMultipartUploadResult><UploadId>id</UploadId>"
+                                     "</InitiateMultipartUploadResult>");
+  const std::string gone = refusal("404 Not Found", "NoSuchUpload");
+  const std::vector<std::byte> bytes(kSmallestPart + 1);
+  for (const std::string& attempt : {kOurs, std::string("another")}) {
+    std::vector<std::string> answers = {created, kDone, kDone, "", gone, head_answer(attempt)};
+    if (attempt != kOurs) answers.push_back(gone);  // of the abort
+    bucket(std::move(answers));
+    auto sink = s3_sink(bucket_, "k", IfExists::fail, bytes.size());
+    sink->write_at(0, bytes);
+    if (attempt == kOurs) {
+      sink->commit();
+    } else {
+      EXPECT_EQ(code_of([&] { sink->commit(); }), ErrorCode::conflict);
+    }
+    sink.reset();
+    EXPECT_TRUE(has(3, "POST /b/k?uploadId=id "));
+    EXPECT_TRUE(has(5, "HEAD /b/k "));
+  }
+}
+
+TEST_F(S3Answers, ADirtyRangeIsNotTaken_O08) {
+  std::vector<std::byte> out(5);
+  const ObjectState version{.size = 100, .etag = "\"e\"", .attempt = {}};
+  const auto read = [&] { bucket_->read("k", version, 10, out); };
+  bucket({answer("206 Partial Content", "hello", "Content-Range: bytes 11-15/100\r\n")});
+  EXPECT_EQ(code_of(read), ErrorCode::corrupt);
+  bucket({answer("200 OK", "hello")});
+  EXPECT_EQ(code_of(read), ErrorCode::corrupt);
+  bucket({answer("206 Partial Content", "hello",
+                 "ETag: \"f\"\r\nContent-Range: bytes 10-14/100\r\n")});
+  EXPECT_EQ(code_of(read), ErrorCode::conflict);
+  bucket({answer("206 Partial Content", "hello", "Content-Range: bytes 10-14/100\r\n")});
+  read();
+}
+
+TEST_F(S3Answers, APageThatComesAgainEndsTheList) {
+  const std::string page =
+      answer("200 OK",
+             "<ListBucketResult><IsTruncated>true</IsTruncated>"
+             "<NextContinuationToken>t</NextContinuationToken></ListBucketResult>");
+  bucket({page, page});
+  EXPECT_EQ(code_of([&] { bucket_->list("", false, [](const Listing&) {}); }), ErrorCode::corrupt);
+}
+
+TEST_F(S3Answers, AnAbsentObjectHasNoState) {
+  bucket({kMissing});
+  EXPECT_FALSE(bucket_->head("k"));
+}
+
+}  // namespace
+}  // namespace tessera::s3

@@ -1,0 +1,48 @@
+// Who we are to an S3 endpoint. Secrets are in no error, log or argument list.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "storage/http/client.h"
+
+namespace tessera::s3 {
+
+struct Credentials {
+  std::string key_id;
+  std::string secret;
+  std::string token = {};                                             // empty: none
+  std::optional<std::chrono::system_clock::time_point> expires = {};  // none: never
+};
+
+// Finds credentials in the order of the AWS SDKs: environment, web identity, profile files (keys,
+// credential_process, web_identity_token_file), container, instance metadata v2. A profile that
+// takes a role by another profile is `unsupported` with what to do. Threads may ask at once; one of
+// them asks for new ones five minutes before they expire.
+class CredentialSource {
+ public:
+  // `profile`: empty: AWS_PROFILE, or "default". A profile that was named in any way comes before
+  // the environment and has to be there.
+  CredentialSource(std::string profile, std::shared_ptr<HttpClient> client);
+  ~CredentialSource();
+  // Throws `not_found` that lists what was tried, and where a profile or process is wrong `io` or
+  // `invalid_argument` that names it. None: requests go unsigned (AWS_NO_SIGN_REQUEST or
+  // "anonymous" as the profile).
+  [[nodiscard]] std::optional<Credentials> get();
+  // The server called them expired: the next get() asks anew.
+  void drop();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// A setting of a profile in ~/.aws/config and ~/.aws/credentials (or AWS_CONFIG_FILE and
+// AWS_SHARED_CREDENTIALS_FILE): "region", "endpoint_url"; none: it is not there.
+[[nodiscard]] std::optional<std::string> profile_setting(const std::string& profile,
+                                                         const std::string& name);
+
+}  // namespace tessera::s3

@@ -1,0 +1,185 @@
+#include "storage/s3/endpoint.h"
+
+#include <ctime>
+#include <iomanip>
+#include <optional>
+#include <sstream>
+#include <string_view>
+
+#include "base/one_of.h"
+#include "storage/http/uri.h"
+#include "storage/s3/sigv4.h"
+#include "tessera/error.h"
+
+namespace tessera::s3 {
+namespace {
+
+// Larger bodies go unhashed: their CRC-32 is a signed header, and a second pass costs more than it.
+constexpr std::size_t kMostHashed = 64U << 10U;
+// How often answers are asked to change that say why they are bad. The client pauses between.
+constexpr int kMostRepairs = 8;
+constexpr int kMostDigests = 3;
+
+std::string query_of(const Fields& fields) {
+  std::string text;
+  for (const auto& [name, value] : fields) {
+    text += text.empty() ? "?" : "&";
+    text += percent_encoded(name, false) + "=" + percent_encoded(value, false);
+  }
+  return text;
+}
+
+// "Wed, 25 Nov 2026 03:00:00 GMT".
+std::optional<std::time_t> parse_http_date(const std::string& text) {
+  std::istringstream in(text);
+  in.imbue(std::locale::classic());
+  std::tm parts{};
+  in >> std::get_time(&parts, "%a, %d %b %Y %H:%M:%S");
+  if (in.fail()) return std::nullopt;
+  return ::timegm(&parts);
+}
+
+// AWS has a host a region; other servers have one for all.
+std::string endpoint_in(const Settings& settings, const std::string& region) {
+  const std::string own = "s3." + settings.region + ".amazonaws.com";
+  if (!settings.endpoint.ends_with("://" + own)) return settings.endpoint;
+  return settings.endpoint.substr(0, settings.endpoint.size() - own.size()) + "s3." + region +
+         ".amazonaws.com";
+}
+
+bool is_about_token(std::string_view code) {
+  return is_one_of(code, "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired");
+}
+
+// Said with statuses that by themselves would not be tried again, or inside of a 200.
+bool is_passing(std::string_view code) {
+  return is_one_of(code, "InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout",
+                   "ConditionalRequestConflict", "OperationAborted");
+}
+
+ErrorCode code_for(int status, std::string_view code) {
+  if (is_one_of(status, 409, 412) || code == "NoSuchUpload") return ErrorCode::conflict;
+  if (status == 404) return ErrorCode::not_found;
+  if (code == "BadDigest") return ErrorCode::corrupt;
+  if (is_one_of(code, "EntityTooLarge", "KeyTooLongError")) return ErrorCode::limit;
+  if (status == 501) return ErrorCode::unsupported;
+  if (status == 507 || code == "QuotaExceeded") return ErrorCode::out_of_space;
+  if (is_one_of(status, 429, 500, 502, 503, 504)) return ErrorCode::timeout;
+  return ErrorCode::io;
+}
+
+}  // namespace
+
+// What has been done about the answers of one call.
+struct Endpoint::Repairs {
+  int others = 0, digests = 0;
+  bool token = false, clock = false, region = false;
+  std::string asked_in = {};  // the region of the last attempt
+};
+
+Endpoint::Endpoint(std::string name, Settings settings, std::shared_ptr<HttpClient> client)
+    : name_(std::move(name)),
+      settings_(std::move(settings)),
+      client_(std::move(client)),
+      credentials_(settings_.profile, client_),
+      region_(settings_.region) {}
+
+std::string Endpoint::region() const {
+  const std::lock_guard lock(mutex_);
+  return region_;
+}
+
+HttpRequest Endpoint::made(const Call& call, const std::string& region) const {
+  std::string base = endpoint_in(settings_, region);
+  if (settings_.is_path_style) {
+    base += "/" + settings_.bucket;
+  } else {
+    base.insert(base.find("://") + 3, settings_.bucket + ".");
+  }
+  HttpRequest request;
+  request.method = call.method;
+  request.url = base + "/" + percent_encoded(call.key, true) + query_of(call.query);
+  request.headers = call.headers;
+  if (!call.body.empty()) request.body = {call.body};
+  request.into = call.into;
+  return request;
+}
+
+HttpRequest Endpoint::signed_request(const Call& call, const std::string& region) {
+  HttpRequest request = made(call, region);
+  const auto credentials = credentials_.get();
+  if (!credentials) return request;
+  const auto now = std::chrono::system_clock::now() + std::chrono::seconds(clock_offset_.load());
+  const bool is_hashed = call.body.size() <= kMostHashed;
+  sign(request, *credentials, {.region = region, .now = now},
+       is_hashed ? sha256_hex(call.body) : std::string(kUnsignedPayload));
+  return request;
+}
+
+bool Endpoint::has_new_clock(const HttpResponse& response) {
+  const auto theirs = parse_http_date(response.header("date"));
+  if (!theirs) return false;
+  clock_offset_ = *theirs - std::time(nullptr);
+  return true;
+}
+
+bool Endpoint::has_new_region(const HttpResponse& response, const ServerError& error,
+                              const std::string& asked_in) {
+  if (!is_one_of(response.status, 301, 307, 400)) return false;
+  std::string told = response.header("x-amz-bucket-region");
+  if (told.empty()) told = error.region;
+  if (told.empty() || told == asked_in) return false;
+  const std::lock_guard lock(mutex_);
+  region_ = told;
+  return true;
+}
+
+bool Endpoint::is_again(const Call& call, const HttpResponse& response, Repairs& repairs) {
+  if (response.status < 300 && call.method == "GET") return false;
+  const ServerError error = parse_error(response.text());
+  if (error.code == "BadDigest") return ++repairs.digests < kMostDigests;
+  if (is_about_token(error.code) && !std::exchange(repairs.token, true)) {
+    credentials_.drop();
+    return true;
+  }
+  if (error.code == "RequestTimeTooSkewed" && !std::exchange(repairs.clock, true))
+    return has_new_clock(response);
+  if (has_new_region(response, error, repairs.asked_in))
+    return !std::exchange(repairs.region, true);
+  return is_passing(error.code) && ++repairs.others < kMostRepairs;
+}
+
+Answer Endpoint::send(const Call& call) {
+  Repairs repairs;
+  const auto prepare = [&](int) {
+    repairs.asked_in = region();
+    return signed_request(call, repairs.asked_in);
+  };
+  const auto again = [&](const HttpResponse& response) {
+    return is_again(call, response, repairs);
+  };
+  Answer answer{client_->send(prepare, again), {}};
+  if (answer.response.status >= 300 || call.method != "GET")
+    answer.error = parse_error(answer.response.text());
+  return answer;
+}
+
+Answer Endpoint::require_good(const Call& call, Answer answer) const {
+  if (answer.is_good()) return answer;
+  const int status = answer.response.status;
+  std::string text = describe(made(call, region()), answer.response);
+  if (status == 403) {
+    text += "; the credentials need " + std::string(call.permission);
+    // Who may not list is told 403 where there is nothing.
+    if (call.method == "HEAD") text += ", and s3:ListBucket to be told that an object is absent";
+  }
+  if (answer.error.code == "BadDigest") {
+    text += "; " + std::to_string(kMostDigests) +
+            " times it got other bytes than were summed here: the memory of this host or the"
+            " network damages them";
+  }
+  throw Error(code_for(status, answer.error.code), text)
+      .at_path(call.key.empty() ? name_ : path_of(call.key));
+}
+
+}  // namespace tessera::s3

@@ -1,0 +1,78 @@
+// Requests to the server of one bucket: each attempt is signed anew, and what an answer asks for is
+// done before the next one: another token, clock or region.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "storage/http/client.h"
+#include "storage/s3/credentials.h"
+#include "storage/s3/settings.h"
+#include "storage/s3/xml.h"
+
+namespace tessera::s3 {
+
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
+// A request of S3, before it has a URL and a signature.
+struct Call {
+  std::string method;
+  std::string key = {};  // empty: the bucket itself
+  Fields query = {};     // not encoded
+  Fields headers = {};
+  ByteView body = {};           // lives until the answer is there
+  MutableByteView into = {};    // as HttpRequest::into
+  const char* permission = "";  // what credentials need for it: "s3:PutObject"
+};
+
+struct Answer {
+  HttpResponse response;
+  ServerError error;  // code empty: none, or the answer has no body
+  [[nodiscard]] bool is_good() const {
+    return response.status >= 200 && response.status < 300 && error.code.empty();
+  }
+};
+
+// Threads may send at once.
+class Endpoint {
+ public:
+  // `name`: "s3://bucket", for errors.
+  Endpoint(std::string name, Settings settings, std::shared_ptr<HttpClient> client);
+
+  // Returns any answer that another attempt would not change; throws what HttpClient does. A 200
+  // whose body is an error has that in `error`.
+  Answer send(const Call& call);
+  // Throws the Error that tells of an answer which is not good; good ones it returns.
+  Answer require_good(const Call& call, Answer answer) const;
+  Answer send_good(const Call& call) { return require_good(call, send(call)); }
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const Settings& settings() const { return settings_; }
+  // How an Error names an object.
+  [[nodiscard]] std::string path_of(const std::string& key) const { return name_ + "/" + key; }
+
+ private:
+  struct Repairs;
+  [[nodiscard]] HttpRequest made(const Call& call, const std::string& region) const;
+  [[nodiscard]] HttpRequest signed_request(const Call& call, const std::string& region);
+  [[nodiscard]] bool is_again(const Call& call, const HttpResponse& response, Repairs& repairs);
+  [[nodiscard]] bool has_new_clock(const HttpResponse& response);
+  [[nodiscard]] bool has_new_region(const HttpResponse& response, const ServerError& error,
+                                    const std::string& asked_in);
+  [[nodiscard]] std::string region() const;
+
+  const std::string name_;
+  const Settings settings_;  // but for the region, which a server may correct
+  const std::shared_ptr<HttpClient> client_;
+  CredentialSource credentials_;
+  std::atomic<std::chrono::seconds::rep> clock_offset_{0};  // server's clock less ours
+  mutable std::mutex mutex_;
+  std::string region_;  // guarded by mutex_
+};
+
+}  // namespace tessera::s3

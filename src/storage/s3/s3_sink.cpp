@@ -1,0 +1,275 @@
+#include "storage/s3/s3_sink.h"
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/checked.h"
+#include "base/parallel.h"
+#include "base/random_id.h"
+#include "storage/s3/parts.h"
+#include "tessera/error.h"
+
+namespace tessera::s3 {
+namespace {
+
+constexpr int kSentAtOnce = 8;  // parts of one write
+
+// A part's bytes on their way: in a buffer, or in the caller's memory.
+struct Outgoing {
+  int number = 0;
+  ByteView bytes;
+  std::shared_ptr<PartBuffer> buffer = nullptr;
+};
+
+struct Pending {
+  std::shared_ptr<PartBuffer> buffer;
+  int writers = 0;  // threads that copy into it
+};
+
+class S3Sink final : public ByteSink {
+ public:
+  S3Sink(std::shared_ptr<Bucket> bucket, std::string key, IfExists if_exists,
+         std::uint64_t size_hint)
+      : bucket_(std::move(bucket)),
+        key_(std::move(key)),
+        path_(bucket_->path_of(key_)),
+        attempt_(random_uuid()),
+        if_exists_(if_exists),
+        plan_(size_hint),
+        first_(plan_.part_at(0)),
+        reaches_behind_first_(size_hint > first_.end) {}
+
+  ~S3Sink() override {
+    if (!upload_ || is_done_) return;
+    try {
+      bucket_->abort(*upload_);
+    } catch (...) {  // found later among the unfinished uploads
+    }
+  }
+  S3Sink(const S3Sink&) = delete;
+  S3Sink& operator=(const S3Sink&) = delete;
+
+  void write_at(std::uint64_t offset, ByteView bytes) override {
+    guarded([&] { write(offset, bytes); });
+  }
+
+  void commit() override {
+    guarded([&] {
+      close();
+      if (!upload_ && size_ <= first_.end) {
+        put_whole();
+      } else {
+        complete();
+      }
+    });
+  }
+
+  [[nodiscard]] const std::string& name() const override { return path_; }
+
+ private:
+  void guarded(const std::function<void()>& work) {
+    require_usable();
+    try {
+      work();
+    } catch (Error& error) {
+      error.at_path(path_);
+      remember_failure();
+      throw;
+    } catch (...) {
+      remember_failure();
+      throw;
+    }
+  }
+
+  void require_usable() {
+    const std::lock_guard lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+    if (!is_open_) throw Error(ErrorCode::invalid_argument, "already committed").at_path(path_);
+  }
+
+  void close() {
+    const std::lock_guard lock(mutex_);
+    is_open_ = false;
+  }
+
+  void remember_failure() {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::current_exception();
+  }
+
+  void write(std::uint64_t offset, ByteView bytes) {
+    if (bytes.empty()) return;
+    const std::uint64_t end = checked_add<std::uint64_t>(offset, bytes.size());
+    (void)plan_.part_at(end - 1);  // refused before anything is sent
+    {
+      const std::lock_guard lock(mutex_);
+      size_ = std::max(size_, end);
+      if (end > first_.end) reaches_behind_first_ = true;
+    }
+    std::vector<Outgoing> ready;
+    std::vector<int> touched = {first_.number};  // which may have waited for what is behind it
+    while (!bytes.empty()) {
+      const Part part = plan_.part_at(offset);
+      const ByteView here = bytes.first(std::min<std::uint64_t>(part.end - offset, bytes.size()));
+      if (is_claimed_whole(part, here.size())) {
+        ready.push_back({part.number, here});
+      } else {
+        copy(part, offset - part.begin, here);
+        touched.push_back(part.number);
+      }
+      offset += here.size();
+      bytes = bytes.subspan(here.size());
+    }
+    take_full(touched, ready);
+    send(ready);
+  }
+
+  // Whether a part goes straight from the caller's memory.
+  bool is_claimed_whole(const Part& part, std::size_t size) {
+    if (size != part.end - part.begin) return false;
+    const std::lock_guard lock(mutex_);
+    if (!reaches_behind_first_ || pending_.contains(part.number)) return false;
+    return sent_.try_emplace(part.number).second;
+  }
+
+  void copy(const Part& part, std::size_t offset, ByteView bytes) {
+    std::shared_ptr<PartBuffer> buffer;
+    {
+      const std::lock_guard lock(mutex_);
+      if (sent_.contains(part.number)) {
+        throw Error(ErrorCode::invalid_argument, "these bytes were written already, and sent")
+            .at_offset(part.begin + offset);
+      }
+      Pending& pending = pending_[part.number];
+      if (!pending.buffer)
+        pending.buffer = std::make_shared<PartBuffer>(narrow<std::size_t>(part.end - part.begin));
+      ++pending.writers;
+      buffer = pending.buffer;
+    }
+    buffer->copy(offset, bytes);
+    const std::lock_guard lock(mutex_);
+    buffer->note(offset, bytes.size());
+    --pending_[part.number].writers;
+  }
+
+  // Moves parts that have all their bytes to `ready`.
+  void take_full(const std::vector<int>& numbers, std::vector<Outgoing>& ready) {
+    const std::lock_guard lock(mutex_);
+    if (!reaches_behind_first_) return;
+    for (const int number : numbers) {
+      const auto found = pending_.find(number);
+      if (found == pending_.end()) continue;
+      const Pending& pending = found->second;
+      if (pending.writers > 0 || !pending.buffer->is_full()) continue;
+      ready.push_back({number, pending.buffer->filled(pending.buffer->size()), pending.buffer});
+      sent_.try_emplace(number);
+      pending_.erase(found);
+    }
+  }
+
+  void send(const std::vector<Outgoing>& ready) {
+    if (ready.empty()) return;
+    const Upload& upload = begun();
+    parallel_for(kSentAtOnce, ready.size(), [&](std::size_t i) {
+      const CompletedPart part = bucket_->upload_part(upload, ready[i].number, ready[i].bytes);
+      const std::lock_guard lock(mutex_);
+      sent_[ready[i].number] = part;
+    });
+  }
+
+  const Upload& begun() {
+    const std::lock_guard lock(beginning_);
+    if (!upload_) upload_ = bucket_->create_upload(key_, attempt_, PartsAre::sent);
+    return *upload_;
+  }
+
+  void put_whole() {
+    const auto found = pending_.find(first_.number);
+    const ByteView bytes =
+        found == pending_.end() ? ByteView() : found->second.buffer->filled(size_);
+    settle([&] { return bucket_->put(key_, bytes, condition(), attempt_); });
+  }
+
+  void complete() {
+    std::vector<Outgoing> rest;
+    for (std::uint64_t begin = 0; begin < size_;) {
+      const Part part = plan_.part_at(begin);
+      const auto size = narrow<std::size_t>(std::min(part.end, size_) - begin);
+      const auto found = pending_.find(part.number);
+      if (found != pending_.end()) {
+        rest.push_back({part.number, found->second.buffer->filled(size), found->second.buffer});
+      } else if (!sent_.contains(part.number)) {
+        PartBuffer gap(size);
+        send({{part.number, gap.filled(size)}});
+      }
+      begin = part.end;
+    }
+    send(rest);
+    std::vector<CompletedPart> parts;
+    for (const auto& [number, part] : sent_) parts.push_back(part);
+    settle([&] { return bucket_->complete(begun(), parts, condition()); });
+  }
+
+  [[nodiscard]] Condition condition() const { return {.is_absent = if_exists_ == IfExists::fail}; }
+
+  [[nodiscard]] bool is_ours() const {
+    const auto state = bucket_->head(key_);
+    return state && state->attempt == attempt_;
+  }
+  [[nodiscard]] bool is_known_as_ours() const {
+    try {
+      return is_ours();
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  void settle(const std::function<Written()>& write) {
+    Written outcome = Written::done;
+    try {
+      outcome = write();
+    } catch (const Error&) {
+      if (!is_known_as_ours()) throw;
+    }
+    is_done_ = outcome == Written::done || is_ours();
+    if (is_done_) return;
+    if (outcome == Written::gone)
+      throw Error(ErrorCode::conflict, "somebody aborted the upload of this object");
+    throw Error(ErrorCode::already_exists, "the object is there already");
+  }
+
+  const std::shared_ptr<Bucket> bucket_;
+  const std::string key_;
+  const std::string path_;
+  const std::string attempt_;
+  const IfExists if_exists_;
+  const PartPlan plan_;
+  const Part first_;
+  bool is_done_ = false;  // the object is visible
+
+  std::mutex beginning_;          // held while the upload is created; before mutex_
+  std::optional<Upload> upload_;  // guarded by beginning_
+
+  std::mutex mutex_;  // guards what follows until commit, which is alone
+  bool reaches_behind_first_;
+  bool is_open_ = true;
+  std::exception_ptr failure_;
+  std::uint64_t size_ = 0;             // where the last byte so far ends
+  std::map<int, Pending> pending_;     // parts that lack bytes
+  std::map<int, CompletedPart> sent_;  // and those on their way
+};
+
+}  // namespace
+
+std::unique_ptr<ByteSink> s3_sink(std::shared_ptr<Bucket> bucket, std::string key,
+                                  IfExists if_exists, std::uint64_t size_hint) {
+  return std::make_unique<S3Sink>(std::move(bucket), std::move(key), if_exists, size_hint);
+}
+
+}  // namespace tessera::s3

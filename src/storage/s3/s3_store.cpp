@@ -1,0 +1,173 @@
+#include "storage/s3/s3_store.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/parallel.h"
+#include "io/range.h"
+#include "storage/names.h"
+#include "storage/s3/s3_sink.h"
+#include "storage/s3/settings.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using s3::Bucket;
+using s3::ObjectState;
+
+constexpr int kReadAtOnce = 16;
+// A longer range is read in pieces, by several connections: one does not fill a fast network.
+constexpr std::size_t kPiece = 16U << 20U;
+
+class S3Source final : public ByteSource {
+ public:
+  S3Source(std::shared_ptr<Bucket> bucket, std::string key, ObjectState version)
+      : bucket_(std::move(bucket)),
+        key_(std::move(key)),
+        path_(bucket_->path_of(key_)),
+        version_(std::move(version)) {}
+
+  [[nodiscard]] std::uint64_t size() const override { return version_.size; }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    const ReadRange range{offset, out};
+    read_ranges({&range, 1});
+  }
+  void read_ranges(std::span<const ReadRange> ranges) const override {
+    std::vector<ReadRange> pieces;
+    for (const ReadRange& range : ranges) {
+      require_range(*this, range.offset, range.out.size());
+      for (std::size_t done = 0; done < range.out.size(); done += kPiece) {
+        const std::size_t size = std::min(kPiece, range.out.size() - done);
+        pieces.push_back({range.offset + done, range.out.subspan(done, size)});
+      }
+    }
+    parallel_for(kReadAtOnce, pieces.size(), [&](std::size_t i) {
+      bucket_->read(key_, version_, pieces[i].offset, pieces[i].out);
+    });
+  }
+  [[nodiscard]] const std::string& name() const override { return path_; }
+
+ private:
+  const std::shared_ptr<Bucket> bucket_;
+  const std::string key_;
+  const std::string path_;
+  const ObjectState version_;
+};
+
+bool is_name(std::string_view name) {
+  try {
+    require_safe_name(name, {});
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+class S3Store final : public Store {
+ public:
+  S3Store(std::shared_ptr<Bucket> bucket, const std::string& prefix)
+      : bucket_(std::move(bucket)),
+        name_(prefix.empty() ? bucket_->name() : bucket_->path_of(prefix)),
+        root_(prefix.empty() ? std::string() : prefix + "/") {}
+
+  [[nodiscard]] const std::string& name() const override { return name_; }
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
+    return listed(prefix, false);
+  }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    return listed(prefix, true);
+  }
+  [[nodiscard]] std::vector<std::string> list_directories(std::string_view prefix) const override {
+    const std::string below = below_of(prefix);
+    std::vector<std::string> found;
+    bucket_->list(below, true, [&](const s3::Listing& page) {
+      for (const std::string& directory : page.prefixes) {
+        require_below(below, directory);
+        std::string name = directory.substr(below.size());
+        if (name.ends_with('/')) name.pop_back();
+        if (is_name(name)) found.push_back(std::move(name));
+      }
+    });
+    std::ranges::sort(found);
+    return found;
+  }
+  [[nodiscard]] bool exists(std::string_view name) const override {
+    return bucket_->head(key_of(name)).has_value();
+  }
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    std::string key = key_of(name);
+    auto state = bucket_->head(key);
+    if (!state) {
+      throw Error(ErrorCode::not_found, "there is no such object").at_path(bucket_->path_of(key));
+    }
+    return std::make_shared<S3Source>(bucket_, std::move(key), std::move(*state));
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
+                                                 std::uint64_t size_hint) override {
+    std::string key = key_of(name);
+    if (if_exists == IfExists::fail && bucket_->head(key)) {
+      throw Error(ErrorCode::already_exists, "the object is there already")
+          .at_path(bucket_->path_of(key));
+    }
+    return s3_sink(bucket_, std::move(key), if_exists, size_hint);
+  }
+  void remove(std::string_view name) override { bucket_->remove(key_of(name)); }
+
+ private:
+  [[nodiscard]] std::string key_of(std::string_view name) const {
+    require_safe_name(name, name_);
+    return root_ + std::string(name);
+  }
+
+  // What keys in a directory begin with.
+  [[nodiscard]] std::string below_of(std::string_view prefix) const {
+    return prefix.empty() ? root_ : key_of(prefix) + "/";
+  }
+  void require_below(const std::string& below, const std::string& key) const {
+    if (key.starts_with(below)) return;
+    throw Error(ErrorCode::corrupt,
+                "asked for keys below '" + below + "', the server lists '" + key + "'")
+        .at_path(name_);
+  }
+
+  [[nodiscard]] std::vector<ObjectInfo> listed(std::string_view prefix, bool is_level) const {
+    const std::string below = below_of(prefix);
+    std::vector<ObjectInfo> found;
+    bucket_->list(below, is_level, [&](const s3::Listing& page) {
+      for (const s3::ListedObject& object : page.objects) {
+        require_below(below, object.key);
+        std::string name = object.key.substr(root_.size());
+        if (is_name(name)) found.push_back({std::move(name), object.size});
+      }
+    });
+    // Servers promise the order of UTF-8 bytes, of which directory buckets know nothing.
+    std::ranges::sort(found, {}, &ObjectInfo::name);
+    return found;
+  }
+
+  const std::shared_ptr<Bucket> bucket_;
+  const std::string name_;
+  const std::string root_;  // of keys: empty, or ends with a slash
+};
+
+}  // namespace
+
+namespace s3 {
+
+std::shared_ptr<Bucket> bucket_of(const Uri& url, std::shared_ptr<HttpClient> client) {
+  Settings settings = settings_for(url);
+  std::string name = url.scheme + "://" + settings.bucket;
+  return std::make_shared<Bucket>(std::move(name), std::move(settings), std::move(client));
+}
+
+}  // namespace s3
+
+std::shared_ptr<Store> s3_store(const Uri& url, std::shared_ptr<HttpClient> client) {
+  auto bucket = s3::bucket_of(url, std::move(client));
+  const std::string prefix = bucket->prefix();
+  return std::make_shared<S3Store>(std::move(bucket), prefix);
+}
+
+}  // namespace tessera

@@ -1,0 +1,127 @@
+// https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html has the rules.
+#include "storage/s3/sigv4.h"
+
+#include <algorithm>
+#include <ctime>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "storage/http/uri.h"
+#include "storage/s3/crypto_library.h"
+
+namespace tessera::s3 {
+namespace {
+
+constexpr const char* kAlgorithm = "AWS4-HMAC-SHA256";
+
+ByteView bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+// 20130524T000000Z
+std::string timestamp_of(std::chrono::system_clock::time_point now) {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
+  std::tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  char text[17];
+  (void)std::strftime(text, sizeof text, "%Y%m%dT%H%M%SZ", &utc);
+  return text;
+}
+
+// Sorted by name, then by value; a name without '=' has an empty value.
+std::string canonical_query(std::string_view query) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  while (!query.empty()) {
+    const std::string_view one = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(one.size() + 1, query.size()));
+    if (one.empty()) continue;
+    const std::size_t equals = one.find('=');
+    pairs.emplace_back(one.substr(0, equals), equals == std::string_view::npos
+                                                  ? std::string_view()
+                                                  : one.substr(equals + 1));
+  }
+  std::ranges::sort(pairs);
+  std::string text;
+  for (const auto& [name, value] : pairs) {
+    if (!text.empty()) text += '&';
+    text.append(name).append("=").append(value);
+  }
+  return text;
+}
+
+// Blanks at the ends go, several inside become one.
+std::string trimmed(std::string_view value) {
+  std::string text;
+  for (const char c : value) {
+    const bool is_blank = c == ' ' || c == '\t';
+    if (!is_blank) {
+      text += c;
+    } else if (!text.empty() && text.back() != ' ') {
+      text += ' ';
+    }
+  }
+  if (text.ends_with(' ')) text.pop_back();
+  return text;
+}
+
+struct CanonicalHeaders {
+  std::string lines, names;
+};
+
+CanonicalHeaders canonical_headers(const HttpRequest& request) {
+  std::map<std::string, std::string> sorted;
+  for (const auto& [name, value] : request.headers) {
+    std::string lower = name;
+    std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
+    std::string& joined = sorted[lower];
+    joined += (joined.empty() ? "" : ",") + trimmed(value);
+  }
+  CanonicalHeaders canonical;
+  for (const auto& [name, value] : sorted) {
+    canonical.lines.append(name).append(":").append(value).append("\n");
+    canonical.names += (canonical.names.empty() ? "" : ";") + name;
+  }
+  return canonical;
+}
+
+std::string signature_of(const Credentials& credentials, const SigningScope& scope,
+                         const std::string& date, const std::string& to_sign) {
+  const std::string secret = "AWS4" + credentials.secret;
+  Sha256 key = hmac_sha256(bytes_of(secret), date);
+  for (const std::string_view part :
+       {std::string_view(scope.region), std::string_view(scope.service),
+        std::string_view("aws4_request")})
+    key = hmac_sha256(key, part);
+  return hex(hmac_sha256(key, to_sign));
+}
+
+}  // namespace
+
+std::string sha256_hex(ByteView bytes) {
+  return hex(sha256(bytes));
+}
+
+void sign(HttpRequest& request, const Credentials& credentials, const SigningScope& scope,
+          std::string_view payload_hash) {
+  const Uri url = parse_uri(request.url);
+  const std::string time = timestamp_of(scope.now), date = time.substr(0, 8);
+  request.headers.emplace_back("host", authority_of(url));
+  request.headers.emplace_back("x-amz-date", time);
+  request.headers.emplace_back("x-amz-content-sha256", payload_hash);
+  if (!credentials.token.empty())
+    request.headers.emplace_back("x-amz-security-token", credentials.token);
+  const CanonicalHeaders headers = canonical_headers(request);
+  const std::string canonical = request.method + "\n" + (url.path.empty() ? "/" : url.path) + "\n" +
+                                canonical_query(url.query) + "\n" + headers.lines + "\n" +
+                                headers.names + "\n" + std::string(payload_hash);
+  const std::string place = date + "/" + scope.region + "/" + scope.service + "/aws4_request";
+  const std::string to_sign =
+      std::string(kAlgorithm) + "\n" + time + "\n" + place + "\n" + sha256_hex(bytes_of(canonical));
+  request.headers.emplace_back(
+      "authorization", std::string(kAlgorithm) + " Credential=" + credentials.key_id + "/" + place +
+                           ",SignedHeaders=" + headers.names +
+                           ",Signature=" + signature_of(credentials, scope, date, to_sign));
+}
+
+}  // namespace tessera::s3

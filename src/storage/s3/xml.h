@@ -1,0 +1,53 @@
+// What S3 servers say in XML. A document that is cut, lies or nests is `corrupt`, and what it
+// says that nobody asked for is skipped.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::s3 {
+
+struct ListedObject {
+  std::string key;
+  std::uint64_t size = 0;
+  std::string etag;  // with its quotes
+};
+struct Listing {
+  std::vector<ListedObject> objects;
+  std::vector<std::string> prefixes;  // CommonPrefixes
+  std::string next;                   // of the next page; empty: this is the last
+};
+// ListBucketResult of ListObjectsV2 with encoding-type=url. A page that is truncated without a
+// token is `corrupt`.
+[[nodiscard]] Listing parse_listing(std::string_view xml);
+
+struct ListedUpload {
+  std::string key, id;
+  std::string initiated;  // 2026-11-25T03:00:00.000Z
+};
+struct UploadListing {
+  std::vector<ListedUpload> uploads;
+  std::string next_key, next_id;  // empty: this is the last
+};
+[[nodiscard]] UploadListing parse_uploads(std::string_view xml);
+
+[[nodiscard]] std::string parse_upload_id(std::string_view xml);  // of CreateMultipartUpload
+[[nodiscard]] std::string parse_copied_etag(std::string_view xml);  // of CopyObject, UploadPartCopy
+
+struct ServerError {
+  std::string code;  // "NoSuchKey"; empty: this is no <Error> document
+  std::string message, region, request_id;
+};
+// Never throws: what is no error document has an empty code.
+[[nodiscard]] ServerError parse_error(std::string_view xml) noexcept;
+
+struct CompletedPart {
+  int number = 0;
+  std::string etag;
+  std::string crc32;  // base64; empty: none
+};
+[[nodiscard]] std::string complete_request(const std::vector<CompletedPart>& parts);
+
+}  // namespace tessera::s3

@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""The tessera command on URLs, beside an S3 server and a web server on loopback.
+
+    urls_test.py TESSERA GOLDEN_DIRECTORY
+
+with_server.py starts the S3 server and runs this; its variables say where it is.
+"""
+import contextlib
+import functools
+import http.server
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+TESSERA = GOLDEN = None
+BUCKET = "s3://tessera"
+
+
+def tessera(*arguments, **environment):
+    return subprocess.run([TESSERA, *map(str, arguments)], capture_output=True, text=True, check=False,
+                          env={**os.environ, **environment})
+
+
+class Files(http.server.SimpleHTTPRequestHandler):
+    """A web server that knows ranges, as most do and Python's own does not."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        path = pathlib.Path(self.translate_path(self.path))
+        if not path.is_file() or "Range" not in self.headers:
+            return super().do_GET()
+        data = path.read_bytes()
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+        self.send_header("Content-Length", str(last + 1 - first))
+        self.send_header("Last-Modified", self.date_time_string(int(path.stat().st_mtime)))
+        self.end_headers()
+        self.wfile.write(data[first:last + 1])
+        return None
+
+
+@contextlib.contextmanager
+def web_server(directory):
+    """Its URL."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=str(directory)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Urls(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.directory = pathlib.Path(cls.temporary.name)
+        cls.dcp = cls.directory / "dcp"
+        cls.file = GOLDEN / "c2_hf_cons" / "model-00001-of-00002.safetensors"
+        done = tessera("convert", cls.file, cls.dcp, "--to", "dcp", "--ranks", "2")
+        assert done.returncode == 0, done.stderr
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    def done(self, *arguments, **environment):
+        run = tessera(*arguments, **environment)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return run.stdout
+
+    def fails(self, code, *arguments, **environment):
+        run = tessera(*arguments, **environment)
+        self.assertNotEqual(run.returncode, 0, run.stdout)
+        self.assertIn(f"tessera: {code}:", run.stderr)
+        self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
+        return run.stderr
+
+    def same(self, first, second):
+        self.done("diff", first, second)
+
+    def test_p05_any_kind_goes_there_and_back(self):
+        """checkpoint-rows P-05, P-25, O-07, O-08"""
+        single, dcp = f"{BUCKET}/kinds/model.safetensors", f"{BUCKET}/kinds/step 1"
+        self.done("convert", self.file, single)
+        self.done("convert", single, dcp, "--to", "dcp", "--ranks", "3")
+        self.done("convert", dcp, f"{BUCKET}/kinds/model.pt")
+        back = self.directory / "back.safetensors"
+        self.done("convert", f"{BUCKET}/kinds/model.pt", back)
+        self.same(self.file, back)
+        for url in (single, dcp, f"{BUCKET}/kinds/model.pt"):
+            self.same(url, self.file)
+            self.assertEqual(self.done("ls", url, "--json").count('"name"'), self.done("ls", self.file, "--json").count('"name"'))
+            self.done("verify", url)
+            self.done("stat", url)
+            self.done("map", url)
+        self.done("scan", dcp)
+        self.done("scan", f"{BUCKET}/kinds/model.pt")
+
+    def test_o08_what_is_there_stays_unless_it_is_overwritten(self):
+        """checkpoint-rows O-08; fault-rows O11"""
+        url, dcp = f"{BUCKET}/kept/model.safetensors", f"{BUCKET}/kept/dcp"
+        self.done("convert", self.file, url)
+        self.done("convert", self.file, dcp, "--to", "dcp")
+        for arguments in ((self.file, url), (self.file, dcp, "--to", "dcp")):
+            self.fails("already_exists", "convert", *arguments)
+            self.done("convert", *arguments, "--overwrite")
+        self.same(url, dcp)
+
+    def test_an_absent_checkpoint_is_not_found(self):
+        for url in (f"{BUCKET}/none", f"{BUCKET}/none.safetensors", "s3://no-such-bucket/x"):
+            error = self.fails("not_found", "ls", url)
+            self.assertIn(url.rsplit("/", 1)[0], error)
+
+    def test_secrets_are_in_no_error(self):
+        """fault-rows O30"""
+        error = self.fails("io", "ls", f"{BUCKET}/x", AWS_SECRET_ACCESS_KEY="wrong-secret")
+        self.assertNotIn("wrong-secret", error)
+        self.assertIn("403", error)
+        self.fails("not_found", "ls", f"{BUCKET}/x", AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="",
+                   AWS_EC2_METADATA_DISABLED="true")
+        self.fails("invalid_argument", "ls", "s3://user:password@bucket/x")
+
+    def test_olmos_schemes_have_variables_of_their_own(self):
+        """checkpoint-rows O-07"""
+        self.done("convert", self.file, f"{BUCKET}/schemes/model.safetensors")
+        endpoint = os.environ["AWS_ENDPOINT_URL"]
+        for scheme, variable in (("r2", "R2_ENDPOINT_URL"), ("weka", "WEKA_ENDPOINT_URL")):
+            url = f"{scheme}://tessera/schemes/model.safetensors"
+            self.done("ls", url, **{variable: endpoint})
+            self.assertIn(variable, self.fails("invalid_argument", "ls", url))
+
+    def test_credentials_of_a_profile_and_of_a_process(self):
+        self.done("convert", self.file, f"{BUCKET}/profiles/model.safetensors")
+        keys = {"AccessKeyId": os.environ["AWS_ACCESS_KEY_ID"], "SecretAccessKey": os.environ["AWS_SECRET_ACCESS_KEY"]}
+        answer = self.directory / "answer.json"
+        answer.write_text(json.dumps({"Version": 1, **keys, "Expiration": "2099-01-01T00:00:00Z"}))
+        config = self.directory / "config"
+        config.write_text(f"[profile process]\ncredential_process = cat '{answer}'\n"
+                          "[profile fails]\ncredential_process = false\n")
+        secrets = self.directory / "credentials"
+        secrets.write_text(f"[plain]\naws_access_key_id={keys['AccessKeyId']}\naws_secret_access_key = {keys['SecretAccessKey']}\n")
+        names = {"AWS_CONFIG_FILE": str(config), "AWS_SHARED_CREDENTIALS_FILE": str(secrets),
+                 "AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing"}
+        url = f"{BUCKET}/profiles/model.safetensors"
+        for profile in ("process", "plain"):
+            self.done("ls", url, AWS_PROFILE=profile, **names)
+        self.fails("io", "ls", url, AWS_PROFILE="fails", **names)
+        self.fails("not_found", "ls", url, AWS_PROFILE="absent", **names)
+
+    def test_plain_http_stays_on_this_machine(self):
+        """fault-rows O20"""
+        self.fails("unsafe", "ls", f"{BUCKET}/x", AWS_ENDPOINT_URL="http://192.0.2.1:8333")
+
+    def test_files_of_a_web_server(self):
+        """checkpoint-rows O-07"""
+        with web_server(self.file.parent) as url:
+            self.same(f"{url}/{self.file.name}", self.file)
+            self.done("verify", f"{url}/{self.file.name}")
+            self.fails("unsupported", "convert", self.file, f"{url}/x.safetensors")
+            self.fails("not_found", "ls", f"{url}/none.safetensors")
+
+    def test_file_urls_are_paths(self):
+        self.same(f"file://{self.file}", self.file)
+        target = self.directory / "by-url.safetensors"
+        self.done("convert", f"file://{self.dcp}", f"file://{target}")
+        self.same(target, self.file)
+        self.fails("invalid_argument", "ls", "file://elsewhere/x")
+
+
+if __name__ == "__main__":
+    TESSERA, GOLDEN = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
