@@ -2,6 +2,7 @@
 #include "storage/s3/sigv4.h"
 
 #include <algorithm>
+#include <cctype>
 #include <ctime>
 #include <map>
 #include <span>
@@ -74,8 +75,8 @@ CanonicalHeaders canonical_headers(const HttpRequest& request) {
   for (const auto& [name, value] : request.headers) {
     std::string lower = name;
     std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
-    std::string& joined = sorted[lower];
-    joined += (joined.empty() ? "" : ",") + trimmed(value);
+    const auto [joined, is_first] = sorted.try_emplace(lower);
+    joined->second += (is_first ? "" : ",") + trimmed(value);
   }
   CanonicalHeaders canonical;
   for (const auto& [name, value] : sorted) {
@@ -108,7 +109,8 @@ void sign(HttpRequest& request, const Credentials& credentials, const SigningSco
   const std::string time = timestamp_of(scope.now), date = time.substr(0, 8);
   request.headers.emplace_back("host", authority_of(url));
   request.headers.emplace_back("x-amz-date", time);
-  request.headers.emplace_back("x-amz-content-sha256", payload_hash);
+  // Other services take the hash as signed without being told it.
+  if (scope.service == "s3") request.headers.emplace_back("x-amz-content-sha256", payload_hash);
   if (!credentials.token.empty())
     request.headers.emplace_back("x-amz-security-token", credentials.token);
   const CanonicalHeaders headers = canonical_headers(request);

@@ -18,9 +18,10 @@ struct SigningScope {
   std::chrono::system_clock::time_point now;
 };
 
-// Adds host, x-amz-date, x-amz-content-sha256, x-amz-security-token and authorization to the
-// headers of `request`, whose URL is percent-encoded once as by percent_encoded(). Its query may
-// have any order. `payload_hash`: of the body in hexadecimal digits, or kUnsignedPayload.
+// Adds host, x-amz-date, x-amz-security-token and authorization, and for s3 x-amz-content-sha256,
+// to the headers of `request`, whose URL is percent-encoded once as by percent_encoded(). Its query
+// may have any order; all headers are signed. `payload_hash`: of the body in hexadecimal digits, or
+// kUnsignedPayload.
 void sign(HttpRequest& request, const Credentials& credentials, const SigningScope& scope,
           std::string_view payload_hash);
 

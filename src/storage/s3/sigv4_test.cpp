@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <span>
+#include <vector>
+
+#include "storage/http/uri.h"
 
 namespace tessera::s3 {
 namespace {
@@ -57,6 +60,74 @@ TEST(SigV4, AListing) {
   request.url = "https://examplebucket.s3.amazonaws.com/?prefix=J&max-keys=2";
   EXPECT_EQ(signature_of(request, kEmpty),
             "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7");
+}
+
+// AWS's test suite of SigV4, whose service is no S3: each is a request and its signature.
+struct OfSuite {
+  const char* name;
+  HttpRequest request;
+  const char* signature;
+};
+
+std::vector<OfSuite> suite() {
+  const std::string host = "https://example.amazonaws.com";
+  return {
+      {"get-vanilla",
+       {.url = host + "/"},
+       "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31"},
+      {"get-vanilla without a path",
+       {.url = host},
+       "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31"},
+      {"get-vanilla-query-order-key-case",
+       {.url = host + "/?Param2=value2&Param1=value1"},
+       "b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500"},
+      {"get-vanilla-query-order-value",
+       {.url = host + "/?Param1=value2&Param1=value1"},
+       "5772eed61e12b33fae39ee5e7012498b51d56abc0abb7c60486157bd471c4694"},
+      {"get-unreserved",
+       {.url = host + "/-._~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"},
+       "07ef7494c76fa4850883e2b006601f940f8a34d404d0cfa977f52a65bbf5f24f"},
+      {"get-utf8",
+       {.url = host + "/" + percent_encoded("\u1234", true)},
+       "8318018e0b0f223aa2bbf98705b62bb787dc9c0e678f255a891fd03141be5d85"},
+      {"get-header-key-duplicate",
+       {.url = host + "/",
+        .headers = {{"My-Header1", "value2"}, {"My-Header1", "value2"}, {"My-Header1", "value1"}}},
+       "c9d5ea9f3f72853aea855b47ea873832890dbdd183b4468f858259531a5138ea"},
+      {"get-header-value-order",
+       {.url = host + "/",
+        .headers = {{"My-Header1", "value4"},
+                    {"My-Header1", "value1"},
+                    {"My-Header1", "value3"},
+                    {"My-Header1", "value2"}}},
+       "08c7e5a9acfcfeb3ab6b2185e75ce8b1deb5e634ec47601a50643f830c755c01"},
+      {"get-header-value-trim",
+       {.url = host + "/",
+        .headers = {{"My-Header1", " value1"}, {"My-Header2", " \"a   b   c\""}}},
+       "acc3ed3afb60bb290fc8d2dd0098b9911fcaa05412b367055dee359757a9c736"},
+      {"post-header-key-sort",
+       {.method = "POST", .url = host + "/", .headers = {{"My-Header1", "value1"}}},
+       "c5410059b04c1ee005303aed430f6e6645f61f4dc9e1461ec8f8916fdf18852c"},
+      {"post-vanilla-query",
+       {.method = "POST", .url = host + "/?Param1=value1"},
+       "28038455d6de14eafc1f9222cf5aa6f1a96197d7deb8263271d420d138af7f11"},
+  };
+}
+
+TEST(SigV4, TheSuiteOfAws) {
+  const Credentials credentials{"AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"};
+  // 2015-08-30T12:36:00Z
+  const SigningScope scope{"us-east-1", "service",
+                           std::chrono::system_clock::from_time_t(1440938160)};
+  for (const auto& [name, request, signature] : suite())
+    EXPECT_EQ(signature_of(request, kEmpty, credentials, scope), signature) << name;
+}
+
+TEST(SigV4, AnEmptyValueIsAValue) {
+  const auto of = [](const std::string& first, const std::string& second) {
+    return signature_of({.url = "https://h/x", .headers = {{"a", first}, {"a", second}}}, kEmpty);
+  };
+  EXPECT_NE(of("", "b"), of("b", ""));
 }
 
 TEST(SigV4, ATokenIsSigned) {
