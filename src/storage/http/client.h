@@ -51,6 +51,7 @@ struct HttpOptions {
   int most_unanswered = 8;                     // attempts one behind the other where nobody listens
   // Plain http is for loopback alone, unless this or TESSERA_ALLOW_HTTP=1 says otherwise.
   bool allow_http = false;
+  bool allow_proxy = true;   // of the environment; loopback is never asked by one
   std::string ca_file = {};  // empty: the system's, or TESSERA_CA_FILE
 };
 

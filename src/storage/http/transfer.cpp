@@ -176,7 +176,7 @@ class Transfer::Handle {
     if (!options.ca_file.empty()) set(CURLOPT_CAINFO, options.ca_file.c_str());
     set(CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);  // a proxy's answer is not the server's
     // A proxy's loopback is another machine.
-    if (is_loopback_url(request.url)) set(CURLOPT_PROXY, "");
+    if (!options.allow_proxy || is_loopback_url(request.url)) set(CURLOPT_PROXY, "");
   }
 
   void set_patience(const HttpRequest& request, const HttpOptions& options, milliseconds whole) {

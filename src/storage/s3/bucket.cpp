@@ -216,7 +216,8 @@ std::vector<ListedUpload> Bucket::list_uploads(const std::string& prefix) {
   std::vector<ListedUpload> found;
   UploadListing page;
   do {
-    call.query = {{"uploads", ""}, {"encoding-type", "url"}, {"prefix", prefix}};
+    // Not encoded: SeaweedFS says that it encodes these keys, and does not.
+    call.query = {{"uploads", ""}, {"prefix", prefix}};
     if (!page.next_key.empty()) {
       call.query.emplace_back("key-marker", page.next_key);
       call.query.emplace_back("upload-id-marker", page.next_id);

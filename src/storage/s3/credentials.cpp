@@ -1,5 +1,6 @@
 #include "storage/s3/credentials.h"
 
+#include <condition_variable>
 #include <mutex>
 #include <utility>
 
@@ -10,42 +11,32 @@
 namespace tessera::s3 {
 namespace {
 
+using std::chrono::system_clock;
+
 constexpr std::chrono::minutes kBefore{5};
+// What is not new enough, or fails, is not asked for at each request.
+constexpr std::chrono::seconds kBetweenLooks{30};
 
-std::string setting(const Profile& profile, const char* name) {
-  const auto found = profile.find(name);
-  return found == profile.end() ? std::string() : found->second;
-}
-
-std::optional<Credentials> of_environment() {
-  Credentials found{variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY"),
-                    variable("AWS_SESSION_TOKEN")};
-  if (found.key_id.empty() && found.secret.empty()) return std::nullopt;
-  if (!found.key_id.empty() && !found.secret.empty()) return found;
-  throw Error(ErrorCode::invalid_argument,
-              "of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY one is set, and the other is not");
+bool is_anonymous(const std::string& profile) {
+  const std::string unsigned_requests = variable("AWS_NO_SIGN_REQUEST");
+  return profile == "anonymous" || unsigned_requests == "1" || unsigned_requests == "true";
 }
 
 }  // namespace
 
 class CredentialSource::Impl {
  public:
-  Impl(std::string profile, std::shared_ptr<HttpClient> client)
-      : profile_(profile.empty() ? variable("AWS_PROFILE") : std::move(profile)),
-        client_(std::move(client)) {}
+  Impl(Find find, Now now) : find_(std::move(find)), now_(std::move(now)) {}
 
   std::optional<Credentials> get() {
-    const std::lock_guard lock(mutex_);
-    if (is_anonymous()) return std::nullopt;
-    const auto now = std::chrono::system_clock::now();
-    if (found_ && (!found_->expires || now + kBefore < *found_->expires)) return found_;
-    try {
-      found_ = look();
-    } catch (const Error&) {
-      const bool still_hold = found_ && found_->expires && now < *found_->expires;
-      if (!still_hold) throw;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      if (holds_until(now_() + kBefore)) return found_;
+      // One asks; the others go on with what still holds, or wait for it.
+      if (holds_until(now_()) && (is_asking_ || now_() < next_look_)) return found_;
+      if (!is_asking_) return asked(lock);
+      answered_.wait(lock);
     }
-    return found_;
   }
 
   void drop() {
@@ -54,71 +45,59 @@ class CredentialSource::Impl {
   }
 
  private:
-  [[nodiscard]] bool is_anonymous() const {
-    return profile_ == "anonymous" || variable("AWS_NO_SIGN_REQUEST") == "1" ||
-           variable("AWS_NO_SIGN_REQUEST") == "true";
+  [[nodiscard]] bool holds_until(system_clock::time_point time) const {
+    return found_ && (!found_->expires || time < *found_->expires);
   }
 
-  [[nodiscard]] Credentials look() const {
-    if (!profile_.empty()) return of_named_profile();
-    if (auto found = of_environment()) return *std::move(found);
-    const std::string token_file = variable("AWS_WEB_IDENTITY_TOKEN_FILE");
-    if (!token_file.empty()) return of_web_identity(token_file, variable("AWS_ROLE_ARN"), *client_);
-    if (const auto profile = read_profile("default")) {
-      if (auto found = of_profile(*profile)) return *std::move(found);
+  std::optional<Credentials> asked(std::unique_lock<std::mutex>& lock) {
+    is_asking_ = true;
+    lock.unlock();
+    std::optional<Credentials> fresh;
+    std::exception_ptr failure;
+    try {
+      fresh = find_();
+      if (fresh->expires && *fresh->expires <= now_())
+        throw Error(ErrorCode::io, "the credentials that were found have expired");
+    } catch (...) {
+      failure = std::current_exception();
     }
-    if (auto found = of_container()) return *std::move(found);
-    if (auto found = of_instance()) return *std::move(found);
-    throw Error(ErrorCode::not_found,
-                "no credentials: not in AWS_ACCESS_KEY_ID, AWS_WEB_IDENTITY_TOKEN_FILE, the "
-                "default profile, the container or the instance. For a public bucket set "
-                "AWS_NO_SIGN_REQUEST=1");
+    lock.lock();
+    is_asking_ = false;
+    answered_.notify_all();
+    next_look_ = now_() + kBetweenLooks;
+    if (!failure) return found_ = std::move(fresh);
+    if (holds_until(now_())) return found_;
+    std::rethrow_exception(failure);
   }
 
-  [[nodiscard]] Credentials of_named_profile() const {
-    const auto profile = read_profile(profile_);
-    if (!profile) {
-      throw Error(ErrorCode::not_found, "there is no profile '" + profile_ +
-                                            "' in AWS's files of configuration and credentials");
-    }
-    if (auto found = of_profile(*profile)) return *std::move(found);
-    throw Error(ErrorCode::not_found, "the profile '" + profile_ + "' has no credentials");
-  }
-
-  [[nodiscard]] std::optional<Credentials> of_profile(const Profile& profile) const {
-    Credentials found{setting(profile, "aws_access_key_id"),
-                      setting(profile, "aws_secret_access_key"),
-                      setting(profile, "aws_session_token")};
-    if (!setting(profile, "source_profile").empty()) {
-      throw Error(ErrorCode::unsupported,
-                  "a profile that takes a role by another profile: give it credential_process = "
-                  "aws configure export-credentials --format process --profile NAME");
-    }
-    if (!found.key_id.empty() && !found.secret.empty()) return found;
-    const std::string token_file = setting(profile, "web_identity_token_file");
-    if (!token_file.empty())
-      return of_web_identity(token_file, setting(profile, "role_arn"), *client_);
-    const std::string process = setting(profile, "credential_process");
-    if (!process.empty()) return of_process(process);
-    return std::nullopt;
-  }
-
-  const std::string profile_;  // empty: the chain
-  const std::shared_ptr<HttpClient> client_;
+  const Find find_;
+  const Now now_;
   std::mutex mutex_;
-  std::optional<Credentials> found_;
+  std::condition_variable answered_;
+  std::optional<Credentials> found_;    // guarded by mutex_, as are the following
+  bool is_asking_ = false;              // a thread is in find_()
+  system_clock::time_point next_look_;  // while what there is holds
 };
 
-CredentialSource::CredentialSource(std::string profile, std::shared_ptr<HttpClient> client)
-    : impl_(std::make_unique<Impl>(std::move(profile), std::move(client))) {}
+CredentialSource::CredentialSource(std::string profile, std::shared_ptr<HttpClient> client) {
+  if (profile.empty()) profile = variable("AWS_PROFILE");
+  if (is_anonymous(profile)) return;
+  impl_ = std::make_unique<Impl>(
+      [profile = std::move(profile), client = std::move(client)] {
+        return find_credentials(profile, *client);
+      },
+      [] { return system_clock::now(); });
+}
+CredentialSource::CredentialSource(Find find, Now now)
+    : impl_(std::make_unique<Impl>(std::move(find), std::move(now))) {}
 CredentialSource::~CredentialSource() = default;
 
 std::optional<Credentials> CredentialSource::get() {
-  return impl_->get();
+  return impl_ ? impl_->get() : std::nullopt;
 }
 
 void CredentialSource::drop() {
-  impl_->drop();
+  if (impl_) impl_->drop();
 }
 
 }  // namespace tessera::s3

@@ -128,7 +128,8 @@ bool Endpoint::has_new_region(const HttpResponse& response, const ServerError& e
   if (!is_one_of(response.status, 301, 307, 400)) return false;
   std::string told = response.header("x-amz-bucket-region");
   if (told.empty()) told = error.region;
-  if (told.empty() || told == asked_in) return false;
+  // It becomes a part of the host's name, which a server must not choose.
+  if (!is_region(told) || told == asked_in) return false;
   const std::lock_guard lock(mutex_);
   region_ = told;
   return true;

@@ -1,5 +1,7 @@
 #include "storage/s3/profile_files.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
@@ -21,21 +23,43 @@ std::string trimmed(std::string_view text) {
   return std::string(text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin));
 }
 
+std::string lowered(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
 std::string path_of(const char* name, const std::string& usual) {
-  const std::string given = variable(name);
+  const std::string given = variable(name), home = variable("HOME");
+  if (given.starts_with("~/")) return home + given.substr(1);
   if (!given.empty()) return given;
-  const std::string home = variable("HOME");
   return home.empty() ? std::string() : home + "/.aws/" + usual;
 }
 
-std::map<std::string, Profile> profiles_in(const std::string& path) {
+std::map<std::string, Profile> profiles_in(const std::string& path, SectionsAre sections) {
   if (path.empty()) return {};
   try {
-    return parse_profiles(read_small_file(path));
+    return parse_profiles(read_small_file(path), sections);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::not_found) return {};
     throw;
   }
+}
+
+std::string unquoted(const std::string& text) {
+  const bool is_quoted =
+      text.size() >= 2 && (text[0] == '"' || text[0] == '\'') && text.back() == text[0];
+  return is_quoted ? text.substr(1, text.size() - 2) : text;
+}
+
+// The profile that "[...]" begins; none: it begins something else.
+std::optional<std::string> profile_of(const std::string& line, SectionsAre sections) {
+  const std::size_t end = line.find(']');
+  if (end == std::string::npos) return std::nullopt;
+  const std::string section = trimmed(line.substr(1, end - 1));
+  if (sections == SectionsAre::names || section == "default") return unquoted(section);
+  const std::size_t blank = section.find_first_of(kBlanks);
+  if (section.substr(0, blank) != "profile" || blank == std::string::npos) return std::nullopt;
+  return unquoted(trimmed(section.substr(blank)));
 }
 
 }  // namespace
@@ -58,33 +82,48 @@ std::string read_small_file(const std::string& path) {
   return text;
 }
 
-std::map<std::string, Profile> parse_profiles(const std::string& text) {
+std::string without_line_end(std::string text) {
+  while (text.ends_with('\n') || text.ends_with('\r')) text.pop_back();
+  return text;
+}
+
+std::map<std::string, Profile> parse_profiles(const std::string& text, SectionsAre sections) {
   std::map<std::string, Profile> profiles;
   Profile* current = nullptr;
+  std::size_t indent = std::string::npos;  // of the setting above; npos: a section begins
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     const std::string plain = trimmed(line);
     if (plain.empty() || plain[0] == '#' || plain[0] == ';') continue;
+    const std::size_t indented = line.find_first_not_of(kBlanks);
+    if (indented > indent) continue;
     if (plain[0] == '[') {
-      const std::size_t end = plain.find(']');
-      current = end == std::string::npos ? nullptr : &profiles[trimmed(plain.substr(1, end - 1))];
+      const auto name = profile_of(plain, sections);
+      current = name ? &profiles[*name] : nullptr;
+      indent = std::string::npos;
       continue;
     }
+    indent = indented;
     const std::size_t equals = plain.find('=');
-    const bool is_nested = kBlanks.find(line[0]) != std::string_view::npos;
-    if (current == nullptr || is_nested || equals == std::string::npos) continue;
-    (*current)[trimmed(plain.substr(0, equals))] = trimmed(plain.substr(equals + 1));
+    if (current == nullptr || equals == std::string::npos) continue;
+    (*current)[lowered(trimmed(plain.substr(0, equals)))] = trimmed(plain.substr(equals + 1));
   }
   return profiles;
 }
 
 std::optional<Profile> read_profile(const std::string& name) {
-  auto configured = profiles_in(path_of("AWS_CONFIG_FILE", "config"));
-  auto secrets = profiles_in(path_of("AWS_SHARED_CREDENTIALS_FILE", "credentials"));
-  const auto config = configured.find(name == "default" ? name : "profile " + name);
+  auto configured = profiles_in(path_of("AWS_CONFIG_FILE", "config"), SectionsAre::of_config);
+  auto secrets =
+      profiles_in(path_of("AWS_SHARED_CREDENTIALS_FILE", "credentials"), SectionsAre::names);
+  const auto config = configured.find(name);
   const auto secret = secrets.find(name);
   if (config == configured.end() && secret == secrets.end()) return std::nullopt;
   Profile both = secret == secrets.end() ? Profile() : std::move(secret->second);
+  // Keys and their token are of one file.
+  if (config != configured.end() && both.contains("aws_access_key_id")) {
+    for (const char* name_of_key : {"aws_secret_access_key", "aws_session_token"})
+      config->second.erase(name_of_key);
+  }
   if (config != configured.end()) both.merge(config->second);
   return both;
 }

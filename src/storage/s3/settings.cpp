@@ -1,8 +1,9 @@
 #include "storage/s3/settings.h"
 
 #include <algorithm>
-#include <cctype>
+#include <initializer_list>
 
+#include "base/one_of.h"
 #include "storage/s3/credentials.h"
 #include "storage/s3/profile_files.h"
 #include "tessera/error.h"
@@ -10,9 +11,18 @@
 namespace tessera::s3 {
 namespace {
 
-std::string first_of(std::initializer_list<const char*> names) {
+[[noreturn]] void refuse(const std::string& why) {
+  throw Error(ErrorCode::invalid_argument, why);
+}
+
+struct Variable {
+  std::string name, value;
+};
+
+// The first that is set; "" if none is.
+Variable first_of(std::initializer_list<const char*> names) {
   for (const char* const name : names)
-    if (std::string value = variable(name); !value.empty()) return value;
+    if (std::string value = variable(name); !value.empty()) return {name, std::move(value)};
   return {};
 }
 
@@ -21,53 +31,104 @@ std::string without_slashes(std::string text) {
   return text;
 }
 
+bool is_small_or_digit(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+}
+bool is_plain(char c) {
+  return is_small_or_digit(c) || (c >= 'A' && c <= 'Z');
+}
+
 void require_bucket(const std::string& name) {
-  const bool is_plain = std::ranges::all_of(name, [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_';
-  });
-  if (is_plain && !name.empty() && name.size() < 256) return;
-  throw Error(ErrorCode::invalid_argument,
-              "'" + name.substr(0, 80) + "' cannot be a bucket's name");
+  // Old buckets and those of other servers have names that new ones of AWS may not have.
+  const bool is_good =
+      !name.empty() && name.size() < 256 && is_plain(name.front()) && is_plain(name.back()) &&
+      std::ranges::all_of(name, [](char c) { return is_plain(c) || is_one_of(c, '.', '-', '_'); });
+  if (!is_good) refuse("'" + name.substr(0, 80) + "' cannot be a bucket's name");
+}
+
+// Without dots: the certificate of a host name has one more label, not two.
+bool is_label_of_host(const std::string& bucket) {
+  return bucket.size() <= 63 &&
+         std::ranges::all_of(bucket, [](char c) { return is_small_or_digit(c) || c == '-'; });
+}
+
+std::string prefix_of(const Uri& url) {
+  std::string prefix = url.path.substr(url.path.starts_with('/') ? 1 : 0);
+  if (prefix.ends_with('/')) prefix.pop_back();
+  if (prefix.empty()) return prefix;
+  for (std::size_t begin = 0; begin <= prefix.size();) {
+    const std::size_t end = std::min(prefix.find('/', begin), prefix.size());
+    const std::string part = prefix.substr(begin, end - begin);
+    if (is_one_of(part, "", ".", ".."))
+      refuse(url.scheme + "://" + url.host + ": a part of the key is empty or dots");
+    begin = end + 1;
+  }
+  return prefix;
+}
+
+// `from`: what it is set by.
+std::string endpoint_of(const std::string& text, const std::string& from) {
+  Uri uri;
+  try {
+    uri = parse_uri(text);
+  } catch (const Error& error) {
+    refuse(from + ": " + error.message());
+  }
+  if (!is_one_of(uri.scheme, "http", "https") || !uri.query.empty())
+    refuse(from + " is no URL of a server: it begins with https:// and has no query");
+  return without_slashes(to_string(uri));
 }
 
 // OLMo's schemes name their endpoint and profile by variables of their own (checkpoint-rows O-07).
 std::string needed_endpoint(const char* name, const std::string& scheme) {
-  std::string value = variable(name);
-  if (value.empty()) {
-    throw Error(ErrorCode::invalid_argument,
-                scheme + ":// needs " + name + ", the URL of the server");
-  }
-  return value;
+  const std::string value = variable(name);
+  if (value.empty()) refuse(scheme + ":// needs " + name + ", the URL of the server");
+  return endpoint_of(value, name);
 }
 
 void settle_s3(Settings& settings) {
-  settings.profile = variable("AWS_PROFILE");
+  settings.profile = first_of({"S3_PROFILE", "AWS_PROFILE"}).value;
   const std::string profile = settings.profile.empty() ? "default" : settings.profile;
-  settings.region = first_of({"AWS_REGION", "AWS_DEFAULT_REGION"});
-  if (settings.region.empty())
-    settings.region = profile_setting(profile, "region").value_or("us-east-1");
-  settings.endpoint = first_of({"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"});
-  if (settings.endpoint.empty())
-    settings.endpoint = profile_setting(profile, "endpoint_url").value_or("");
-  settings.is_path_style = !settings.endpoint.empty();
-  if (!settings.endpoint.empty()) return;
-  settings.endpoint = "https://s3." + settings.region + ".amazonaws.com";
-  // The certificate of a host name has one more label, not two.
-  settings.is_path_style = settings.bucket.find('.') != std::string::npos;
+  const auto of_profile = [&](const char* name) {
+    return Variable{std::string(name) + " of the profile '" + profile + "'",
+                    profile_setting(profile, name).value_or("")};
+  };
+  Variable region = first_of({"AWS_REGION", "AWS_DEFAULT_REGION"});
+  if (region.value.empty()) region = of_profile("region");
+  if (region.value.empty()) region.value = "us-east-1";
+  if (!is_region(region.value)) refuse(region.name + " is no name of a region");
+  settings.region = region.value;
+  Variable endpoint = first_of({"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"});
+  if (endpoint.value.empty()) endpoint = of_profile("endpoint_url");
+  if (!endpoint.value.empty()) {
+    settings.endpoint = endpoint_of(endpoint.value, endpoint.name);
+    settings.is_path_style = true;
+    return;
+  }
+  settings.endpoint = "https://" + aws_host("s3", settings.region);
+  settings.is_path_style = !is_label_of_host(settings.bucket);
 }
 
 }  // namespace
+
+bool is_region(std::string_view name) {
+  return !name.empty() && name.size() <= 63 && name.front() != '-' && name.back() != '-' &&
+         std::ranges::all_of(name, [](char c) { return is_small_or_digit(c) || c == '-'; });
+}
+
+std::string aws_host(const std::string& service, const std::string& region) {
+  const std::string host = service + "." + region + ".amazonaws.com";
+  return region.starts_with("cn-") ? host + ".cn" : host;
+}
 
 Settings settings_for(const Uri& url) {
   Settings settings;
   settings.bucket = url.host;
   require_bucket(settings.bucket);
   if (url.port != 0 || !url.query.empty())
-    throw Error(ErrorCode::invalid_argument,
-                url.scheme + ":// URL: it has a port or a query, and names a bucket and a key");
-  settings.prefix = without_slashes(url.path);
-  settings.prefix.erase(0, settings.prefix.find_first_not_of('/'));
-  if (url.scheme == "r2" || url.scheme == "weka") {
+    refuse(url.scheme + ":// URL: it has a port or a query, and names a bucket and a key");
+  settings.prefix = prefix_of(url);
+  if (is_one_of(url.scheme, "r2", "weka")) {
     const bool is_r2 = url.scheme == "r2";
     settings.endpoint =
         needed_endpoint(is_r2 ? "R2_ENDPOINT_URL" : "WEKA_ENDPOINT_URL", url.scheme);
@@ -82,8 +143,8 @@ Settings settings_for(const Uri& url) {
   } else {
     settle_s3(settings);
   }
-  settings.endpoint = without_slashes(settings.endpoint);
   const std::string style = variable("TESSERA_S3_STYLE");
+  if (!is_one_of(style, "", "host", "path")) refuse("TESSERA_S3_STYLE is neither host nor path");
   if (!style.empty()) settings.is_path_style = style != "host";
   return settings;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "storage/http/uri.h"
 
@@ -18,10 +19,17 @@ struct Settings {
 };
 
 // For s3, r2, weka and gs, by the environment: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION,
-// AWS_DEFAULT_REGION, AWS_PROFILE and the profile's `region` and `endpoint_url`; R2_PROFILE and
-// R2_ENDPOINT_URL; WEKA_PROFILE and WEKA_ENDPOINT_URL (checkpoint-rows O-09). Named endpoints are
-// spoken to in path style unless TESSERA_S3_STYLE=host. Throws `invalid_argument` where a needed
-// variable is missing or the bucket's name cannot be one.
+// AWS_DEFAULT_REGION, S3_PROFILE, AWS_PROFILE and the profile's `region` and `endpoint_url`;
+// R2_PROFILE and R2_ENDPOINT_URL; WEKA_PROFILE and WEKA_ENDPOINT_URL; GS_PROFILE. Named endpoints
+// are spoken to in path style unless TESSERA_S3_STYLE=host. Throws `invalid_argument` where a
+// needed variable is missing or has no use, the bucket's name cannot be one, or a part of the key
+// is empty,
+// "." or "..", which servers and proxies take for other keys.
 [[nodiscard]] Settings settings_for(const Uri& url);
+
+// Whether a server may have a region of that name, which becomes a part of host names.
+[[nodiscard]] bool is_region(std::string_view name);
+// "s3.eu-west-1.amazonaws.com". `region`: is_region().
+[[nodiscard]] std::string aws_host(const std::string& service, const std::string& region);
 
 }  // namespace tessera::s3

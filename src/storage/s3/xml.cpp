@@ -1,34 +1,42 @@
 #include "storage/s3/xml.h"
 
+#include <algorithm>
 #include <charconv>
+#include <initializer_list>
 #include <optional>
 #include <pugixml.hpp>
 
+#include "base/one_of.h"
 #include "storage/http/uri.h"
 #include "tessera/error.h"
 
 namespace tessera::s3 {
 namespace {
 
+constexpr std::size_t kMostBytes = 16U << 20U;
 constexpr int kMostDepth = 32;
 
 [[noreturn]] void refuse(const std::string& why) {
   throw Error(ErrorCode::corrupt, "the server's XML: " + why);
 }
 
-// No document type and no entities of one: pugixml skips both.
-pugi::xml_document parse(std::string_view xml, const char* root) {
-  pugi::xml_document document;
-  if (xml.find('\0') != std::string_view::npos) refuse("it has a NUL byte");
-  const auto result =
-      document.load_buffer(xml.data(), xml.size(), pugi::parse_default, pugi::encoding_utf8);
-  if (!result) refuse(result.description());
-  const std::string_view name = document.document_element().name();
-  if (name != root) refuse("<" + std::string(name.substr(0, 100)) + "> instead of <" + root + ">");
-  return document;
+// pugixml takes what "&#0;" stands for as the end of the text, and numbers above 2^32 for smaller
+// ones.
+void require_good_references(std::string_view xml) {
+  for (std::size_t at = xml.find("&#"); at != std::string_view::npos; at = xml.find("&#", at + 2)) {
+    const bool is_hexadecimal = xml.substr(at + 2).starts_with('x');
+    const std::string_view digits = xml.substr(at + (is_hexadecimal ? 3 : 2));
+    std::uint32_t number = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number,
+                                              is_hexadecimal ? 16 : 10);
+    const bool is_ended = end != digits.data() + digits.size() && *end == ';';
+    const bool is_surrogate = number >= 0xD800 && number <= 0xDFFF;
+    if (error != std::errc() || !is_ended || number == 0 || number > 0x10FFFF || is_surrogate)
+      refuse("a reference to a character that there is not");
+  }
 }
 
-int depth_below(const pugi::xml_node& top) {
+void require_shallow(pugi::xml_document& document) {
   struct Walker : pugi::xml_tree_walker {
     int deepest = 0;
     bool for_each(pugi::xml_node&) override {
@@ -36,13 +44,41 @@ int depth_below(const pugi::xml_node& top) {
       return deepest <= kMostDepth;
     }
   } walker;
-  pugi::xml_node node = top;
-  node.traverse(walker);
-  return walker.deepest;
+  document.traverse(walker);
+  if (walker.deepest > kMostDepth) refuse("it nests too deep");
 }
 
-void require_shallow(const pugi::xml_document& document) {
-  if (depth_below(document) > kMostDepth) refuse("it nests too deep");
+// Nothing that a document type could declare is looked at: one that has a type is refused.
+pugi::xml_document parse(std::string_view xml, std::initializer_list<std::string_view> roots) {
+  if (xml.size() > kMostBytes)
+    throw Error(ErrorCode::limit, "the server's XML: it is longer than 16 MiB");
+  if (xml.find('\0') != std::string_view::npos) refuse("it has a NUL byte");
+  require_good_references(xml);
+  pugi::xml_document document;
+  const auto result = document.load_buffer(
+      xml.data(), xml.size(), pugi::parse_default | pugi::parse_doctype, pugi::encoding_utf8);
+  if (!result) refuse(result.description());
+  const pugi::xml_node root = document.document_element();
+  if (document.first_child() != root || document.last_child() != root)
+    refuse("it has more than an element");
+  const std::string_view name = root.name();
+  if (std::ranges::find(roots, name) == roots.end()) {
+    refuse("<" + std::string(name.substr(0, 100)) + "> instead of <" + std::string(*roots.begin()) +
+           ">");
+  }
+  require_shallow(document);
+  return document;
+}
+
+// All of it: comments and sections of CDATA divide what pugixml calls the text.
+std::string text_of(const pugi::xml_node& node) {
+  std::string text;
+  for (const pugi::xml_node& part : node.children()) {
+    if (part.type() == pugi::node_element)
+      refuse("<" + std::string(part.name()).substr(0, 100) + "> in the middle of a text");
+    text += part.value();
+  }
+  return text;
 }
 
 // The text of the one child of that name; none: there is none.
@@ -50,7 +86,7 @@ std::optional<std::string> child(const pugi::xml_node& node, const char* name) {
   const pugi::xml_node found = node.child(name);
   if (!found) return std::nullopt;
   if (found.next_sibling(name)) refuse("two <" + std::string(name) + "> in one place");
-  return found.text().get();
+  return text_of(found);
 }
 
 std::string needed(const pugi::xml_node& node, const char* name) {
@@ -66,8 +102,8 @@ std::string decoded(const std::string& text) {
     if (c == '+') c = ' ';
   try {
     return percent_decoded(spaced);
-  } catch (const Error& error) {
-    refuse(error.message());
+  } catch (const Error&) {
+    refuse("a name that is percent-encoded wrongly");
   }
 }
 
@@ -80,14 +116,35 @@ std::uint64_t number(const std::string& text) {
 }
 
 bool is_truncated(const pugi::xml_node& root) {
-  return child(root, "IsTruncated").value_or("false") == "true";
+  const std::string text = child(root, "IsTruncated").value_or("false");
+  if (!is_one_of(text, "true", "false")) refuse("<IsTruncated> is neither true nor false");
+  return text == "true";
+}
+
+std::string escaped(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    switch (c) {
+      case '"':
+        result += "&quot;";
+        break;
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      default:
+        result += c;
+    }
+  }
+  return result;
 }
 
 }  // namespace
 
 Listing parse_listing(std::string_view xml) {
-  const pugi::xml_document document = parse(xml, "ListBucketResult");
-  require_shallow(document);
+  const pugi::xml_document document = parse(xml, {"ListBucketResult"});
   const pugi::xml_node root = document.document_element();
   const bool is_encoded = child(root, "EncodingType").value_or("") == "url";
   const auto name = [is_encoded](const std::string& text) {
@@ -105,8 +162,7 @@ Listing parse_listing(std::string_view xml) {
 }
 
 UploadListing parse_uploads(std::string_view xml) {
-  const pugi::xml_document document = parse(xml, "ListMultipartUploadsResult");
-  require_shallow(document);
+  const pugi::xml_document document = parse(xml, {"ListMultipartUploadsResult"});
   const pugi::xml_node root = document.document_element();
   const bool is_encoded = child(root, "EncodingType").value_or("") == "url";
   const auto name = [is_encoded](const std::string& text) {
@@ -118,25 +174,27 @@ UploadListing parse_uploads(std::string_view xml) {
                                child(node, "Initiated").value_or("")});
   }
   if (!is_truncated(root)) return listing;
-  listing.next_key = name(needed(root, "NextKeyMarker"));
-  listing.next_id = needed(root, "NextUploadIdMarker");
+  if (listing.uploads.empty()) refuse("a part of a list that is empty and not the last");
+  const ListedUpload& last = listing.uploads.back();
+  const auto key = child(root, "NextKeyMarker"), id = child(root, "NextUploadIdMarker");
+  listing.next_key = key && !key->empty() ? name(*key) : last.key;
+  listing.next_id = id && !id->empty() ? *id : last.id;
   return listing;
 }
 
 std::string parse_upload_id(std::string_view xml) {
-  const pugi::xml_document document = parse(xml, "InitiateMultipartUploadResult");
+  const pugi::xml_document document = parse(xml, {"InitiateMultipartUploadResult"});
   return needed(document.document_element(), "UploadId");
 }
 
 std::string parse_copied_etag(std::string_view xml) {
-  const bool is_part = xml.find("<CopyPartResult") != std::string_view::npos;
-  const pugi::xml_document document = parse(xml, is_part ? "CopyPartResult" : "CopyObjectResult");
+  const pugi::xml_document document = parse(xml, {"CopyObjectResult", "CopyPartResult"});
   return needed(document.document_element(), "ETag");
 }
 
 ServerError parse_error(std::string_view xml) noexcept {
   try {
-    const pugi::xml_document document = parse(xml, "Error");
+    const pugi::xml_document document = parse(xml, {"Error"});
     const pugi::xml_node root = document.document_element();
     return {child(root, "Code").value_or(""), child(root, "Message").value_or(""),
             child(root, "Region").value_or(""), child(root, "RequestId").value_or("")};
@@ -146,13 +204,11 @@ ServerError parse_error(std::string_view xml) noexcept {
 }
 
 std::string complete_request(const std::vector<CompletedPart>& parts) {
-  // ETags and base64 have nothing that XML would need escaped but the ETag's quotes.
   std::string xml = "<CompleteMultipartUpload>";
   for (const CompletedPart& part : parts) {
-    std::string etag;
-    for (const char c : part.etag) etag += c == '"' ? std::string("&quot;") : std::string(1, c);
-    xml += "<Part><PartNumber>" + std::to_string(part.number) + "</PartNumber><ETag>" + etag +
-           "</ETag>";
+    // The server's own, with quotes.
+    xml += "<Part><PartNumber>" + std::to_string(part.number) + "</PartNumber><ETag>" +
+           escaped(part.etag) + "</ETag>";
     if (!part.crc32.empty()) xml += "<ChecksumCRC32>" + part.crc32 + "</ChecksumCRC32>";
     xml += "</Part>";
   }

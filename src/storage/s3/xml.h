@@ -1,5 +1,5 @@
-// What S3 servers say in XML. A document that is cut, lies or nests is `corrupt`, and what it
-// says that nobody asked for is skipped.
+// What S3 servers say in XML. A document that is cut, lies, nests or has a document type is
+// `corrupt`, one above 16 MiB `limit`, and elements that nobody asked for are skipped.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,11 @@ struct UploadListing {
   std::vector<ListedUpload> uploads;
   std::string next_key, next_id;  // empty: this is the last
 };
+// Where a page that is not the last leaves out what the next one begins behind (SeaweedFS does),
+// that is its last upload.
 [[nodiscard]] UploadListing parse_uploads(std::string_view xml);
 
-[[nodiscard]] std::string parse_upload_id(std::string_view xml);  // of CreateMultipartUpload
+[[nodiscard]] std::string parse_upload_id(std::string_view xml);    // of CreateMultipartUpload
 [[nodiscard]] std::string parse_copied_etag(std::string_view xml);  // of CopyObject, UploadPartCopy
 
 struct ServerError {
