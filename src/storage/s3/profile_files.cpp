@@ -91,7 +91,8 @@ std::map<std::string, Profile> parse_profiles(const std::string& text, SectionsA
   std::map<std::string, Profile> profiles;
   Profile* current = nullptr;
   std::size_t indent = std::string::npos;  // of the setting above; npos: a section begins
-  std::istringstream lines(text);
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";  // of UTF-8, which some editors write
+  std::istringstream lines(text.substr(text.starts_with(kMark) ? kMark.size() : 0));
   for (std::string line; std::getline(lines, line);) {
     const std::string plain = trimmed(line);
     if (plain.empty() || plain[0] == '#' || plain[0] == ';') continue;

@@ -54,8 +54,8 @@ bool is_label_of_host(const std::string& bucket) {
 
 std::string prefix_of(const Uri& url) {
   std::string prefix = url.path.substr(url.path.starts_with('/') ? 1 : 0);
-  if (prefix.ends_with('/')) prefix.pop_back();
   if (prefix.empty()) return prefix;
+  if (prefix.ends_with('/')) prefix.pop_back();
   for (std::size_t begin = 0; begin <= prefix.size();) {
     const std::size_t end = std::min(prefix.find('/', begin), prefix.size());
     const std::string part = prefix.substr(begin, end - begin);
