@@ -114,11 +114,13 @@ TEST_F(Providers, WordsOfAProcessAreThoseOfAShell) {
   // Tells its arguments as the id of the key, each in brackets.
   const std::string path = script(
       "for word; do all=\"$all[$word]\"; done\n"
-      "printf '{\"Version\": 1, \"AccessKeyId\": \"x%s\", \"SecretAccessKey\": \"s\"}' \"$all\"");
+      "printf '{\"Version\": 1, \"AccessKeyId\": \"x%s\", \"SecretAccessKey\": \"s\"}' "
+      "\"$(printf %s \"$all\" | sed 's/[\\\\\"]/\\\\&/g')\"");
   const auto words = [&](const std::string& line) { return of_process(path + line).key_id; };
   EXPECT_EQ(words(""), "x");
   EXPECT_EQ(words("  a\tb "), "x[a][b]");
   EXPECT_EQ(words(" 'a b' \"c d\"e '' f\\ g"), "x[a b][c de][][f g]");
+  EXPECT_EQ(words(R"( "a\$b\"c" 'd\e' f\\)"), R"(x[a\$b"c][d\e][f\])");
   EXPECT_EQ(words(" $HOME `id` a;b *"), "x[$HOME][`id`][a;b][*]");
   EXPECT_EQ(words(" \"it's\" \"a b\"'c d'"), "x[it's][a bc d]");
   EXPECT_EQ(code_of([&] { (void)of_process(path + " 'a"); }), ErrorCode::invalid_argument);
@@ -302,7 +304,7 @@ TEST_F(Providers, MachinesThatAreNoInstance) {
 
 TEST_F(Providers, AnInstanceWithoutARole) {
   LoopbackServer server([](int number, const std::string&) {
-    return Scripted{number == 1 ? http_answer(200, "token") : http_answer(404, "")};
+    return Scripted{number == 1 ? http_answer(200, "token") : http_answer(404, "none")};
   });
   environment_.set("AWS_EC2_METADATA_DISABLED", "false");
   environment_.set("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url());

@@ -124,10 +124,9 @@ TEST(SigV4, TheSuiteOfAws) {
 }
 
 TEST(SigV4, AnEmptyValueIsAValue) {
-  const auto of = [](const std::string& first, const std::string& second) {
-    return signature_of({.url = "https://h/x", .headers = {{"a", first}, {"a", second}}}, kEmpty);
-  };
-  EXPECT_NE(of("", "b"), of("b", ""));
+  const std::string url = "https://h/x";
+  EXPECT_EQ(signature_of({.url = url, .headers = {{"a", ""}, {"a", "b"}}}, kEmpty),
+            signature_of({.url = url, .headers = {{"a", ",b"}}}, kEmpty));
 }
 
 TEST(SigV4, ATokenIsSigned) {
