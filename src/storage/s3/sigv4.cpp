@@ -81,7 +81,8 @@ CanonicalHeaders canonical_headers(const HttpRequest& request) {
   CanonicalHeaders canonical;
   for (const auto& [name, value] : sorted) {
     canonical.lines.append(name).append(":").append(value).append("\n");
-    canonical.names += (canonical.names.empty() ? "" : ";") + name;
+    if (!canonical.names.empty()) canonical.names += ';';
+    canonical.names += name;
   }
   return canonical;
 }

@@ -131,7 +131,8 @@ struct Hostile {
 std::vector<Hostile> hostile_listings() {
   const std::string encoded = "<EncodingType>url</EncodingType>";
   std::string deep;
-  for (int i = 0; i < 100; ++i) deep = "<x>" + deep + "</x>";
+  for (int i = 0; i < 100; ++i) deep += "<x>";
+  for (int i = 0; i < 100; ++i) deep += "</x>";
   std::string laughs = "<!DOCTYPE lolz [<!ENTITY l0 \"lol\">";
   for (int i = 1; i < 10; ++i) {
     laughs += "<!ENTITY l" + std::to_string(i) + " \"";
