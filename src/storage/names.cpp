@@ -38,4 +38,12 @@ void put(Store& store, std::string_view name, ByteView bytes, IfExists if_exists
   sink->commit();
 }
 
+std::string_view scheme_of(std::string_view path) {
+  constexpr std::string_view kCharacters =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-";
+  const std::size_t end = path.find_first_not_of(kCharacters);
+  if (end == 0 || end == std::string_view::npos || path.substr(end, 3) != "://") return {};
+  return path.substr(0, end);
+}
+
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <array>
 #include <string_view>
 
+#include "storage/names.h"
 #include "tessera/error.h"
 #ifdef TESSERA_REMOTE
 #include "storage/http/client.h"
@@ -15,17 +16,6 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kFile = "file";
-
-// "s3" of s3://...; empty: a path.
-std::string_view scheme_of(std::string_view path) {
-  constexpr std::string_view kCharacters =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-";
-  const std::size_t end = path.find_first_not_of(kCharacters);
-  if (end == 0 || end == std::string_view::npos || path.substr(end, 3) != "://") return {};
-  return path.substr(0, end);
-}
-
-std::string known_schemes();
 
 [[noreturn]] void refuse(const std::string& url, const std::string& why) {
   throw Error(ErrorCode::unsupported, why).at_path(url);

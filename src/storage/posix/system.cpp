@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/one_of.h"
+#include "storage/names.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -120,11 +121,9 @@ std::string without_slashes(std::string path) {
 }
 
 void require_local(const std::string& path) {
-  constexpr std::string_view kSchemeCharacters =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-";
-  const std::size_t end = path.find_first_not_of(kSchemeCharacters);
-  if (end == 0 || end == std::string::npos || path.compare(end, 3, "://") != 0) return;
-  throw Error(ErrorCode::unsupported, "no store is built for " + path.substr(0, end) +
+  const std::string_view scheme = scheme_of(path);
+  if (scheme.empty()) return;
+  throw Error(ErrorCode::unsupported, "no store is built for " + std::string(scheme) +
                                           ":// URLs; paths of this machine are supported")
       .at_path(path);
 }

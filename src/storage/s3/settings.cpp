@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "base/one_of.h"
+#include "storage/posix/system.h"
 #include "storage/s3/credentials.h"
 #include "storage/s3/profile_files.h"
 #include "tessera/error.h"
@@ -24,11 +25,6 @@ Variable first_of(std::initializer_list<const char*> names) {
   for (const char* const name : names)
     if (std::string value = variable(name); !value.empty()) return {name, std::move(value)};
   return {};
-}
-
-std::string without_slashes(std::string text) {
-  while (text.ends_with('/')) text.pop_back();
-  return text;
 }
 
 bool is_small_or_digit(char c) {

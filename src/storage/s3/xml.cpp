@@ -107,6 +107,19 @@ std::string decoded(const std::string& text) {
   }
 }
 
+// How a listing writes keys.
+class Names {
+ public:
+  explicit Names(const pugi::xml_node& root)
+      : are_encoded_(child(root, "EncodingType").value_or("") == "url") {}
+  [[nodiscard]] std::string operator()(const std::string& text) const {
+    return are_encoded_ ? decoded(text) : text;
+  }
+
+ private:
+  bool are_encoded_;
+};
+
 std::uint64_t number(const std::string& text) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -146,10 +159,7 @@ std::string escaped(const std::string& text) {
 Listing parse_listing(std::string_view xml) {
   const pugi::xml_document document = parse(xml, {"ListBucketResult"});
   const pugi::xml_node root = document.document_element();
-  const bool is_encoded = child(root, "EncodingType").value_or("") == "url";
-  const auto name = [is_encoded](const std::string& text) {
-    return is_encoded ? decoded(text) : text;
-  };
+  const Names name(root);
   Listing listing;
   for (const pugi::xml_node& node : root.children("Contents")) {
     listing.objects.push_back({name(needed(node, "Key")), number(needed(node, "Size")),
@@ -164,10 +174,7 @@ Listing parse_listing(std::string_view xml) {
 UploadListing parse_uploads(std::string_view xml) {
   const pugi::xml_document document = parse(xml, {"ListMultipartUploadsResult"});
   const pugi::xml_node root = document.document_element();
-  const bool is_encoded = child(root, "EncodingType").value_or("") == "url";
-  const auto name = [is_encoded](const std::string& text) {
-    return is_encoded ? decoded(text) : text;
-  };
+  const Names name(root);
   UploadListing listing;
   for (const pugi::xml_node& node : root.children("Upload")) {
     listing.uploads.push_back({name(needed(node, "Key")), needed(node, "UploadId"),
