@@ -244,7 +244,7 @@ TEST(RunDirectory, AllRanksHearThatAllAreDamaged) {
 
 TEST(RunDirectory, BadNamesAreRefused) {
   EXPECT_EQ(code_of([] { (void)run_checkpoint_name(-1); }), ErrorCode::invalid_argument);
-  EXPECT_EQ(code_of([] { (void)run_checkpoints("s3://bucket/run"); }), ErrorCode::unsupported);
+  EXPECT_EQ(code_of([] { (void)run_checkpoints("hdfs://host/run"); }), ErrorCode::unsupported);
   EXPECT_EQ(code_of([] { (void)run_checkpoints({memory_store(), "../run"}); }), ErrorCode::unsafe);
   EXPECT_EQ(code_of([] { (void)latest_checkpoint(memory_store(), {.threads = 0}); }),
             ErrorCode::invalid_argument);

@@ -467,7 +467,7 @@ TEST(Upload, WhatCannotBeMeantIsRefused) {
   EXPECT_EQ(code_of([&] { (void)upload(source, posix_store(source), {.overwrite = true}); }),
             ErrorCode::invalid_argument);
   EXPECT_EQ(code_of([&] { (void)upload(temporary_directory(), target); }), ErrorCode::incomplete);
-  EXPECT_EQ(code_of([&] { (void)upload(source, "s3://bucket/x"); }), ErrorCode::unsupported);
+  EXPECT_EQ(code_of([&] { (void)upload(source, "hdfs://host/x"); }), ErrorCode::unsupported);
   EXPECT_EQ(code_of([&] { (void)upload(source, {target, "../x"}); }), ErrorCode::unsafe);
   EXPECT_THAT(contents_of(*target), IsEmpty());
 }

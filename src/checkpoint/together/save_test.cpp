@@ -104,11 +104,11 @@ TEST(SaveFile, WhatIsNotHereIsRefused) {
 
 // A URL whose store is not built does not become a directory of that name.
 TEST(SaveFile, UrlsAreNoPaths) {
-  for (const char* url : {"s3://bucket/x", "s3://bucket/x.pt", "s3://bucket/x.safetensors"}) {
+  for (const char* url : {"hdfs://host/x", "hdfs://host/x.pt", "hdfs://host/x.safetensors"}) {
     EXPECT_EQ(code_of([&] { save(const_tree(), url); }), ErrorCode::unsupported) << url;
     EXPECT_EQ(code_of([&] { (void)Checkpoint::open(url); }), ErrorCode::unsupported) << url;
   }
-  EXPECT_FALSE(std::filesystem::exists("s3:"));
+  EXPECT_FALSE(std::filesystem::exists("hdfs:"));
 }
 
 // Objects of one's own: all that a store needs.
