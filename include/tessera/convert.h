@@ -32,6 +32,9 @@ struct ConvertOptions {
   int ranks = 1;
   OlmoOptions olmo;
   bool overwrite = false;  // replaces an existing target atomically
+  // Nobody else writes this target. Needed where a store cannot keep rivals out
+  // (docs/guide/object-stores.md).
+  bool single_writer = false;
   // Continues an interrupted conversion that had this option, the same source and the same options.
   // If this one is interrupted, it leaves its own work to a later one (docs/design/resume.md). The
   // work is in ".NAME.resume" beside the target, for dcp in ".resume" inside it. It is used only

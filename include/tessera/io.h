@@ -35,6 +35,8 @@ class ByteSource {
   }
   // How an Error names the object.
   [[nodiscard]] virtual const std::string& name() const = 0;
+  // Tells these bytes from others that had this name, or get it. Empty: the store cannot tell.
+  [[nodiscard]] virtual std::string version() const { return {}; }
   // Whether read_at compares what it gives with digests recorded for it. A difference is `corrupt`.
   [[nodiscard]] virtual bool checked() const { return false; }
 };

@@ -47,7 +47,10 @@ struct SaveOptions {
   // .safetensors); any other means dcp.
   std::optional<CheckpointKind> kind = {};
   bool overwrite = false;  // false: an existing checkpoint is `already_exists`
-  int threads = 2;         // writing threads on each rank; rank 0's is the number of a rank's files
+  // Nobody else saves to this place. Needed where a store cannot keep rivals out, see
+  // docs/guide/object-stores.md; such a store is `unsupported` otherwise.
+  bool single_writer = false;
+  int threads = 2;  // writing threads on each rank; rank 0's is the number of a rank's files
   // DCP, rank 0's counts: each item (a value, or what a rank writes of a tensor in one box) has a
   // data file of its own, `threads` of which are written at once.
   bool one_file_an_item = false;

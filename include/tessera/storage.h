@@ -1,22 +1,22 @@
 // Store: named objects in a flat or nested directory: on disk, in memory, in an object store.
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "tessera/io.h"
+#include "tessera/location.h"
 
 namespace tessera {
 
 struct ObjectInfo {
-  std::string name;        // relative to the store's root, '/' between parts
-  std::uint64_t size = 0;  // bytes
+  std::string name;          // relative to the store's root, '/' between parts
+  std::uint64_t size = 0;    // bytes
+  std::string version = {};  // ByteSource::version, where a listing tells it; else empty
 };
 
 enum class IfExists { fail, replace };
@@ -42,6 +42,12 @@ class Store {
   // IfExists::fail; commit checks again. `size_hint` (0: unknown) lets the store reserve room.
   [[nodiscard]] virtual std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                          std::uint64_t size_hint = 0) = 0;
+  // A new version of an object. Its commit is `conflict` if the object is not of the version
+  // `expected` (ByteSource::version) any more. Stores in which that is one step with the commit
+  // say so; this looks right before it.
+  [[nodiscard]] virtual std::unique_ptr<ByteSink> replace(std::string_view name,
+                                                          std::string_view expected,
+                                                          std::uint64_t size_hint = 0);
   // An object that several writers fill, visible at once: each opens it, writes bytes of its own
   // and commits, which makes them durable. Where a store has no such objects it is `unsupported`,
   // as is a new directory, which keeps one with objects under its name as `if_exists` says.
@@ -49,6 +55,10 @@ class Store {
   [[nodiscard]] virtual std::unique_ptr<NewDirectory> new_directory(std::string_view name,
                                                                     IfExists if_exists);
   virtual void remove(std::string_view name) = 0;  // no error if there is no such object
+  // Tries what a save asks for, where rights are granted one by one: throws what it is refused. By
+  // an object `probe`, gone afterwards. If commits do not keep rivals out, it is `unsupported`,
+  // unless `is_only_writer`.
+  virtual void require_writable(std::string_view probe, bool is_only_writer);
   virtual void remove_unfinished() {}  // of killed writers; only while nobody writes to the store
   virtual void sync() {}               // objects committed before it survive a crash after it
   // Keeps others that ask out of a directory: they get `conflict`. Null: the store cannot.
@@ -62,19 +72,6 @@ class Store {
 [[nodiscard]] std::shared_ptr<Store> posix_store(const std::string& directory);
 // The directory of a path or URL: file, s3, r2, weka, gs, http(s); docs/guide/object-stores.md.
 [[nodiscard]] std::shared_ptr<Store> open_store(const std::string& path_or_url);
-// Where a checkpoint is or goes: a path, a URL, or a store, of which it is the root or an object.
-struct Location {
-  template <std::convertible_to<std::string> Path>  // a literal, std::string, std::filesystem::path
-  Location(const Path& at) : path(at) {}            // NOLINT(google-explicit-constructor)
-  // An empty `in_store` is the store's root, for a checkpoint that is a directory.
-  template <std::derived_from<Store> AnyStore>
-  Location(std::shared_ptr<AnyStore> of, std::string in_store = {})  // NOLINT
-      : store(std::move(of)), name(std::move(in_store)) {}
-  std::string path;              // empty: `store` is used
-  std::shared_ptr<Store> store;  // null: `path` is used
-  std::string name;              // of an object in `store`
-};
-[[nodiscard]] std::string to_string(const Location& where);  // for errors
 
 // Writes a small object whole: create, write_at, commit.
 void put(Store& store, std::string_view name, ByteView bytes, IfExists if_exists);

@@ -15,6 +15,7 @@ struct UploadOptions {
   // false: a checkpoint at the target, or data of another one, is `already_exists`. What an upload
   // of the same files left that was interrupted does not count.
   bool overwrite = false;
+  bool single_writer = false;  // as SaveOptions has it
   int threads = 2;         // files that each rank copies at once, with a buffer of 4 MiB for each
   bool read_back = false;  // reads each file again from the target: a difference is `corrupt`
   ProgressHook progress = {};

@@ -147,6 +147,8 @@ void add_work(CLI::App& command, ConvertOptions& options) {
   command.add_option("--memory", options.memory, "limit for all buffers together, e.g. 64MiB")
       ->transform(CLI::AsSizeValue(false));
   command.add_flag("--overwrite", options.overwrite, "replace an existing target, atomically");
+  command.add_flag("--single-writer", options.single_writer,
+                   "nobody else writes the target: needed on servers that keep no rivals out");
   command.add_flag("--resume", options.resume,
                    "continue an interrupted run; if this run is interrupted, keep its work");
 }

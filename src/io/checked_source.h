@@ -29,6 +29,7 @@ class CheckedSource final : public ByteSource {
   void read_at(std::uint64_t offset, MutableByteView out) const override;
   void read_ranges(std::span<const ReadRange> ranges) const override;
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
+  [[nodiscard]] std::string version() const override { return source_->version(); }
   [[nodiscard]] bool checked() const override { return true; }
 
  private:

@@ -20,6 +20,7 @@ class CountingSource final : public ByteSource {
     source_->read_at(offset, out);
   }
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
+  [[nodiscard]] std::string version() const override { return source_->version(); }
   [[nodiscard]] bool checked() const override { return source_->checked(); }
 
   // What was asked for so far, failed reads included.

@@ -42,6 +42,7 @@ class SliceSource final : public ByteSource {
     source_->read_ranges(moved);
   }
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
+  [[nodiscard]] std::string version() const override { return source_->version(); }
   [[nodiscard]] bool checked() const override { return source_->checked(); }
 
  private:

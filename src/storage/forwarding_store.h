@@ -36,6 +36,10 @@ class ForwardingStore : public Store {
                                                  std::uint64_t size_hint) override {
     return inner_->create(name, if_exists, size_hint);
   }
+  [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
+                                                  std::uint64_t size_hint) override {
+    return inner_->replace(name, expected, size_hint);
+  }
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
     return inner_->share(name);
   }
@@ -44,6 +48,9 @@ class ForwardingStore : public Store {
     return inner_->new_directory(name, if_exists);
   }
   void remove(std::string_view name) override { inner_->remove(name); }
+  void require_writable(std::string_view probe, bool is_only_writer) override {
+    inner_->require_writable(probe, is_only_writer);
+  }
   void remove_unfinished() override { inner_->remove_unfinished(); }
   void sync() override { inner_->sync(); }
   [[nodiscard]] std::unique_ptr<StoreHold> hold(std::string_view directory) override {

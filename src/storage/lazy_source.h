@@ -57,6 +57,7 @@ class LazySource final : public ByteSource {
     current()->read_ranges(ranges);
   }
   [[nodiscard]] const std::string& name() const override { return name_; }
+  [[nodiscard]] std::string version() const override { return current()->version(); }
   [[nodiscard]] bool checked() const override { return current()->checked(); }
 
  private:

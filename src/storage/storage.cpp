@@ -8,6 +8,43 @@
 #include "tessera/store_hold.h"
 
 namespace tessera {
+namespace {
+
+// Replaces a version by a look right before the commit.
+class ReplacingSink final : public ByteSink {
+ public:
+  ReplacingSink(const Store& store, std::string_view name, std::string_view expected,
+                std::unique_ptr<ByteSink> sink)
+      : store_(store), object_(name), expected_(expected), sink_(std::move(sink)) {}
+
+  void write_at(std::uint64_t offset, ByteView bytes) override { sink_->write_at(offset, bytes); }
+  void keep_at(std::uint64_t offset, ByteView bytes) override { sink_->keep_at(offset, bytes); }
+  void commit() override {
+    if (found() != expected_) {
+      throw Error(ErrorCode::conflict, "another writer has replaced or removed the object")
+          .at_path(sink_->name());
+    }
+    sink_->commit();
+  }
+  [[nodiscard]] const std::string& name() const override { return sink_->name(); }
+
+ private:
+  [[nodiscard]] std::optional<std::string> found() const {
+    try {
+      return store_.open(object_)->version();
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::not_found) return std::nullopt;
+      throw;
+    }
+  }
+
+  const Store& store_;
+  const std::string object_;
+  const std::string expected_;
+  const std::unique_ptr<ByteSink> sink_;
+};
+
+}  // namespace
 
 bool Store::exists(std::string_view name) const {
   try {
@@ -42,6 +79,12 @@ std::vector<std::string> Store::list_directories(std::string_view prefix) const 
   return found;
 }
 
+std::unique_ptr<ByteSink> Store::replace(std::string_view name, std::string_view expected,
+                                         std::uint64_t size_hint) {
+  return std::make_unique<ReplacingSink>(*this, name, expected,
+                                         create(name, IfExists::replace, size_hint));
+}
+
 std::unique_ptr<ByteSink> Store::share(std::string_view name) {
   throw Error(ErrorCode::unsupported, "a store whose objects have one writer")
       .at_path(this->name() + "/" + std::string(name));
@@ -51,6 +94,8 @@ std::unique_ptr<NewDirectory> Store::new_directory(std::string_view name, IfExis
   throw Error(ErrorCode::unsupported, "a store in which no directory appears in one step")
       .at_path(this->name() + "/" + std::string(name));
 }
+
+void Store::require_writable(std::string_view /*probe*/, bool /*is_only_writer*/) {}
 
 std::unique_ptr<StoreHold> Store::hold(std::string_view /*directory*/) {
   return nullptr;

@@ -44,10 +44,17 @@ class SubStore final : public Store {
                                                  std::uint64_t size_hint) override {
     return parent_.create(full(name), if_exists, size_hint);
   }
+  [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
+                                                  std::uint64_t size_hint) override {
+    return parent_.replace(full(name), expected, size_hint);
+  }
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
     return parent_.share(full(name));
   }
   void remove(std::string_view name) override { parent_.remove(full(name)); }
+  void require_writable(std::string_view probe, bool is_only_writer) override {
+    parent_.require_writable(full(probe), is_only_writer);
+  }
   // Those of the whole parent: a store does not say which are whose.
   void remove_unfinished() override { parent_.remove_unfinished(); }
   void sync() override { parent_.sync(); }

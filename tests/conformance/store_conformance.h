@@ -82,6 +82,28 @@ TYPED_TEST_P(StoreConformance, ALateRivalIsNoticedAtCommit) {
   EXPECT_EQ(text_of(*this->store_->open("x")), "first");
 }
 
+TYPED_TEST_P(StoreConformance, AReplacementIsAnotherVersion) {
+  put(*this->store_, "x", bytes_of("old"), IfExists::fail);
+  const std::string old = this->store_->open("x")->version();
+  EXPECT_TRUE(!old.empty() && this->store_->list().at(0).version == old);
+  put(*this->store_, "x", bytes_of("new"), IfExists::replace);
+  EXPECT_NE(this->store_->open("x")->version(), old);
+}
+
+TYPED_TEST_P(StoreConformance, AVersionThatWasReplacedIsAConflict) {
+  put(*this->store_, "x", bytes_of("1"), IfExists::fail);
+  const std::string first = this->store_->open("x")->version();
+  const auto late = replacing(*this->store_, first, "late");
+  replacing(*this->store_, first, "second")->commit();
+  EXPECT_EQ(text_of(*this->store_->open("x")), "second");
+  EXPECT_EQ(code_of([&] { late->commit(); }), ErrorCode::conflict);
+  EXPECT_EQ(text_of(*this->store_->open("x")), "second");
+  const auto orphan = replacing(*this->store_, this->store_->open("x")->version(), "orphan");
+  this->store_->remove("x");
+  EXPECT_EQ(code_of([&] { orphan->commit(); }), ErrorCode::conflict);
+  EXPECT_FALSE(this->store_->exists("x"));
+}
+
 TYPED_TEST_P(StoreConformance, AnOpenSourceOutlivesAReplacement) {
   put(*this->store_, "x", bytes_of("old"), IfExists::fail);
   const auto source = this->store_->open("x");
@@ -268,6 +290,7 @@ TYPED_TEST_P(StoreConformance, NamesThatLeaveTheRootAreUnsafe) {
 REGISTER_TYPED_TEST_SUITE_P(StoreConformance, WhatWasPutIsReadBack, NothingIsVisibleBeforeCommit,
                             WritesInAnyOrderMakeOneObject, AnExistingObjectIsKeptOrReplaced,
                             ALevelIsListedWithoutWhatIsBelow, ALateRivalIsNoticedAtCommit,
+                            AReplacementIsAnotherVersion, AVersionThatWasReplacedIsAConflict,
                             AnOpenSourceOutlivesAReplacement, ListIsSortedAndBelowAPrefix,
                             AbsentAndShortObjectsAreErrors, AnObjectMayBeEmptyAndMayHaveGaps,
                             SeveralWritersFillAnObjectTogether, ADirectoryAppearsWholeOrNotAtAll,

@@ -14,6 +14,14 @@ inline ByteView bytes_of(const std::string& text) {
   return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
 }
 
+// A new version of "x" with that text, before its commit.
+inline std::unique_ptr<ByteSink> replacing(Store& store, const std::string& version,
+                                           const std::string& text) {
+  auto sink = store.replace("x", version);
+  sink->write_at(0, bytes_of(text));
+  return sink;
+}
+
 inline std::string text_of(const ByteSource& source) {
   const auto bytes = read_all(source, 1 << 20);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};

@@ -68,6 +68,12 @@ class SteppingStore final : public ForwardingStore {
     return std::make_unique<SteppingSink>(ForwardingStore::create(name, if_exists, size_hint),
                                           std::string(name));
   }
+  [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
+                                                  std::uint64_t size_hint) override {
+    step("create", name);
+    return std::make_unique<SteppingSink>(ForwardingStore::replace(name, expected, size_hint),
+                                          std::string(name));
+  }
   void remove(std::string_view name) override {
     step("remove", name);
     ForwardingStore::remove(name);

@@ -44,6 +44,7 @@ class CachedSource final : public ByteSource {
     if (!from_copy([&] { copy_->read_ranges(ranges); })) file_->read_ranges(ranges);
   }
   [[nodiscard]] const std::string& name() const override { return file_->name(); }
+  [[nodiscard]] std::string version() const override { return file_->version(); }
   [[nodiscard]] bool checked() const override { return file_->checked(); }
 
  private:
@@ -84,6 +85,11 @@ class CachedStore final : public ForwardingStore {
                                                  std::uint64_t size_hint) override {
     written_ = true;
     return ForwardingStore::create(name, if_exists, size_hint);
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
+                                                  std::uint64_t size_hint) override {
+    written_ = true;
+    return ForwardingStore::replace(name, expected, size_hint);
   }
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
     written_ = true;

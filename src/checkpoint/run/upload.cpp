@@ -5,12 +5,14 @@
 #include <utility>
 
 #include "base/parallel.h"
+#include "base/random_id.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/run/copy_object.h"
 #include "checkpoint/run/marker.h"
 #include "checkpoint/run/upload_plan.h"
 #include "checkpoint/run/upload_source.h"
 #include "checkpoint/run/upload_target.h"
+#include "checkpoint/save/probe.h"
 #include "comm/long_work.h"
 #include "tessera/error.h"
 
@@ -53,7 +55,10 @@ class Upload {
       }
       source_.emplace(directory_store(from_));
       store_ = directory_store(to_);
-      if (is_rank_zero()) require_marker();
+      if (is_rank_zero()) {
+        require_marker();
+        store_->require_writable(probe_name(random_attempt()), options_.single_writer);
+      }
       return encode_seen(source_->files(), group_.rank());
     };
     const auto join = [](const Bytes& left, const Bytes& right) { return join_seen(left, right); };

@@ -120,7 +120,8 @@ std::optional<FileDigests> read_digests(MessageReader& message) {
 
 Bytes encode_seen(const std::vector<ObjectInfo>& files, int rank) {
   SeenByName seen;
-  for (const auto& [name, size] : files) seen[name] = {size, 1, draw_of(name, rank), rank};
+  for (const ObjectInfo& file : files)
+    seen[file.name] = {file.size, 1, draw_of(file.name, rank), rank};
   return encode(seen);
 }
 

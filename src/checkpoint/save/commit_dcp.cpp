@@ -1,5 +1,6 @@
 #include "checkpoint/save/commit_dcp.h"
 
+#include <memory>
 #include <span>
 
 #include "checkpoint/dcp/metadata_file.h"
@@ -13,6 +14,12 @@ ByteView bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
+std::unique_ptr<ByteSink> new_metadata(Store& store, const Replaced& replaced) {
+  if (!replaced) return store.create(kDcpMetadata, IfExists::fail);
+  if (replaced->empty()) return store.create(kDcpMetadata, IfExists::replace);
+  return store.replace(kDcpMetadata, *replaced);
+}
+
 }  // namespace
 
 void require_no_checkpoint(const Store& store, const std::string& path) {
@@ -24,11 +31,16 @@ bool is_visible(const Store& store, const std::string& save_id) {
   return store.exists(kDcpMetadata) && read_dcp_metadata(store).save_id == save_id;
 }
 
+Replaced metadata_version(const Store& store) {
+  if (!store.exists(kDcpMetadata)) return std::nullopt;
+  return store.open(kDcpMetadata)->version();
+}
+
 CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, DigestsByName digests,
-                          std::string types, IfExists if_exists,
+                          std::string types, const Replaced& replaced,
                           const std::function<void()>& last_look) {
   // The side file comes first, and needs the digests of this: it is invisible until its commit.
-  DigestSink sink(store.create(kDcpMetadata, if_exists));
+  DigestSink sink(new_metadata(store, replaced));
   dcp::encode(metadata, [&](ByteView bytes) { sink.write_at(sink.size(), bytes); });
   const std::uint64_t size = sink.size();
   digests[std::string(kDcpMetadata)] = {size, sink.digests(), 0};

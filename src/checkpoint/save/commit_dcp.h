@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "checkpoint/digests/side_file.h"
@@ -16,16 +17,23 @@ void require_no_checkpoint(const Store& store, const std::string& path);
 // Whether the checkpoint in the store is that of this save.
 [[nodiscard]] bool is_visible(const Store& store, const std::string& save_id);
 
+// The version of the `.metadata` that a commit replaces; empty where the store knows no versions.
+// None: there is none.
+using Replaced = std::optional<std::string>;
+[[nodiscard]] Replaced metadata_version(const Store& store);
+
 struct CommittedFiles {
   std::uint64_t files = 0;
   std::uint64_t bytes = 0;
 };
 
 // Publishes the `.metadata` of a save whose data files are durable and have these digests. The
-// side file becomes durable first; `.metadata` is the commit. `types`: as encode_types has them.
+// side file becomes durable first; `.metadata` is the commit. If what is there by then is not
+// `replaced`, another save was faster: `conflict`, or `already_exists` where there was none.
+// `types`: as encode_types has them.
 // `last_look` comes right before the commit, and may throw. Returns what it wrote.
 CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, DigestsByName digests,
-                          std::string types, IfExists if_exists,
+                          std::string types, const Replaced& replaced,
                           const std::function<void()>& last_look = {});
 
 }  // namespace tessera

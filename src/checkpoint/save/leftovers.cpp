@@ -7,6 +7,7 @@
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/side_file.h"
+#include "checkpoint/save/data_file.h"
 #include "checkpoint/save/probe.h"
 
 namespace tessera {
@@ -49,6 +50,17 @@ std::vector<std::string> leftovers_in(const Store& store) {
 void remove_leftovers(Store& store) {
   store.remove_unfinished();
   for (const std::string& name : leftovers_in(store)) store.remove(name);
+}
+
+void Leftovers::find(Store& store, bool is_alone) {
+  if (is_alone) return remove_leftovers(store);
+  waiting_ = leftovers_in(store);
+  // A rival puts its probe there before it looks which checkpoint is there.
+  std::erase_if(waiting_, [](const std::string& name) { return is_probe_name(name); });
+}
+
+void Leftovers::after_commit(Store& store) const noexcept {
+  for (const std::string& name : waiting_) remove_quietly(store, name);
 }
 
 }  // namespace tessera

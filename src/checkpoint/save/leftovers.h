@@ -8,12 +8,25 @@
 
 namespace tessera {
 
-// Removes unfinished files, probes, and data files and side files that do not belong to the present
-// `.metadata`. Without a `.metadata` only those with names of ours go: they belong to nobody. Only
-// while nobody writes.
+// Probes, and data files and side files that do not belong to the present `.metadata`. Without a
+// `.metadata` only those with names of ours: they belong to nobody, or to a save that goes on.
+[[nodiscard]] std::vector<std::string> leftovers_in(const Store& store);
+
+// Removes these and unfinished files. Only while nobody writes.
 void remove_leftovers(Store& store);
 
-// The objects of the DCP directory that it would remove.
-[[nodiscard]] std::vector<std::string> leftovers_in(const Store& store);
+// What a save or conversion removes of them.
+class Leftovers {
+ public:
+  // At its begin, after it has looked which checkpoint is there. If nobody else writes, they go now
+  // and make room. Else some may be a rival's, and wait.
+  void find(Store& store, bool is_alone);
+  // After the commit. Rivals that had files by then have lost, because another checkpoint is there
+  // than they have planned on.
+  void after_commit(Store& store) const noexcept;
+
+ private:
+  std::vector<std::string> waiting_;
+};
 
 }  // namespace tessera

@@ -193,7 +193,7 @@ TEST(Probe, NoneIsLeft) {
   const std::string left = "tessera-0123456789ab.probe";
   for (const bool overwrite : {false, true}) {
     put(*store, left, {}, IfExists::fail);
-    save(Value::dict({{"n", 1}}), store, {.overwrite = overwrite});
+    save(Value::dict({{"n", 1}}), store, {.overwrite = overwrite, .single_writer = true});
     EXPECT_FALSE(store->exists(left)) << overwrite;
   }
   run_ranks(2, [&](Group& group) {

@@ -83,8 +83,9 @@ class Saver final : public DcpSave {
 
   Bytes prepare() override {
     hold_ = store_->hold();
-    make_room();
     attempt_ = random_attempt();
+    store_->require_writable(probe_name(attempt_), options_.single_writer);
+    make_room();
     if (group_.size() == 1) return {};
     const std::string name = probe_name(attempt_);
     probe_.emplace(store_, name);
@@ -178,8 +179,12 @@ class Saver final : public DcpSave {
 
   // Rank 0, before anything is written.
   void make_room() {
-    if (!options_.overwrite) require_no_checkpoint(*store_, store_->name());
-    remove_leftovers(*store_);
+    if (options_.overwrite) {
+      replaced_ = metadata_version(*store_);
+    } else {
+      require_no_checkpoint(*store_, store_->name());
+    }
+    leftovers_.find(*store_, hold_ != nullptr || options_.single_writer);
     // Types that are converted to and compression make other sizes.
     if (!options_.dtype && options_.compression == Compression::none)
       require_free(*store_, tensor_bytes(leaves_));
@@ -451,11 +456,10 @@ class Saver final : public DcpSave {
     const PlanSource source(*plan_, {"1.0.0", store_->name(), opening_.save_id, true},
                             opening_.attempt, are_compressed() ? ItemEnds(reports_) : ItemEnds());
     const CommittedFiles more =
-        commit_dcp(*store_, source, std::move(digests), types(),
-                   options_.overwrite ? IfExists::replace : IfExists::fail, [this] {
-                     group_.require_peers();
-                     if (hold_) hold_->require_there();
-                   });
+        commit_dcp(*store_, source, std::move(digests), types(), replaced_, [this] {
+          group_.require_peers();
+          if (hold_) hold_->require_there();
+        });
     result.files = files + more.files;
     result.total_bytes += more.bytes;
   }
@@ -502,6 +506,8 @@ class Saver final : public DcpSave {
   std::vector<std::uint64_t> value_digests_;    // by leaf
   std::unique_ptr<StoreHold> hold_;             // rank 0; null: the store has none
   std::string attempt_;                         // rank 0
+  Replaced replaced_;                           // rank 0
+  Leftovers leftovers_;                         // rank 0
   std::optional<Probe> probe_;                  // rank 0, while ranks look for it
   ProbeLook look_;                              // of another rank
   Opening opening_;
@@ -525,6 +531,7 @@ SaveResult Saver::commit() {
     publish(result);
     is_committed = true;
     is_uncommitted_ = false;
+    leftovers_.after_commit(*store_);
     return MessageWriter().number(result.files).number(result.total_bytes).take();
   };
   Bytes told;

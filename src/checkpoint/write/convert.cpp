@@ -5,11 +5,13 @@
 
 #include "base/one_of.h"
 #include "base/parallel.h"
+#include "base/random_id.h"
 #include "checkpoint/digests/digesting_store.h"
 #include "checkpoint/read/buffers.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/dequantize.h"
 #include "checkpoint/read/select.h"
+#include "checkpoint/save/probe.h"
 #include "checkpoint/write/destination.h"
 #include "checkpoint/write/flat_leaves.h"
 #include "checkpoint/write/resume.h"
@@ -20,6 +22,7 @@
 #include "storage/posix/replaced_directory.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
+#include "tessera/store_hold.h"
 
 namespace tessera {
 namespace {
@@ -166,6 +169,7 @@ class Output {
     if (where.publishing == Publishing::directory)
       whole_.emplace(where.directory, if_exists(options));
     store_ = where.store ? where.store : posix_store(whole_ ? whole_->working() : where.directory);
+    store_->require_writable(probe_name(random_attempt()), options.single_writer);
   }
 
   static IfExists if_exists(const ConvertOptions& options) {
@@ -237,6 +241,7 @@ ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
   const bool as_directory = where.publishing == Publishing::directory;
   if (as_directory && options.overwrite) require_checkpoint(where.directory);
   Place place(where);
+  const auto hold = where.store ? where.store->hold() : nullptr;
   Output output(checkpoint, leaves, where, options);
   if (output.is_finished()) {
     place.made.keep();
@@ -264,6 +269,7 @@ ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
                  .report = report,
                  .checks = checks,
                  .appears_whole = output.appears_whole(),
+                 .is_alone = !where.store || hold || options.single_writer,
                  .resumption = output.resumption()};
   make_target(job, output, as_directory ? &digested : nullptr);
   place.made.keep();

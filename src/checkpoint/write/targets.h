@@ -33,7 +33,8 @@ struct ConvertJob {
   ConvertReport& report;
   StorageChecks& checks;  // of what was read in this job
   bool appears_whole =
-      false;  // `store` is a directory that the caller makes visible when all is done
+      false;             // `store` is a directory that the caller makes visible when all is done
+  bool is_alone = true;  // nobody else writes into `store`
   Resumption* resumption = nullptr;  // null: an interrupted conversion leaves nothing
 
   // Compares the checksums that are still open. To be called before a file or a set of files is
@@ -69,6 +70,7 @@ struct ConvertJob {
             .report = report,
             .checks = checks,
             .appears_whole = appears_whole,
+            .is_alone = is_alone,
             .resumption = resumption};
   }
 };

@@ -145,9 +145,11 @@ std::vector<Box> row_chunks(const Shape& shape, int ranks) {
 
 void write_dcp(ConvertJob& job) {
   if (job.if_exists == IfExists::fail) require_no_checkpoint(job.store, job.store.name());
+  const Replaced replaced = metadata_version(job.store);
   check_root(job.leaves);
   note_attributes(job);
-  remove_leftovers(job.store);
+  Leftovers leftovers;
+  leftovers.find(job.store, job.is_alone);
   const std::string attempt = job.resumption ? job.resumption->attempt() : random_attempt();
   const Shares shares(job.leaves, job.options.ranks);
   const std::vector<std::string> names = data_files(shares, job.threads, attempt);
@@ -158,11 +160,12 @@ void write_dcp(ConvertJob& job) {
     job.before_visible();
     save_id = random_uuid();
     const WrittenSource metadata(shares, written, names, {"1.0.0", job.final_name, save_id, true});
-    commit_dcp(job.store, metadata, std::move(digests), encode_types(job.leaves), job.if_exists);
+    commit_dcp(job.store, metadata, std::move(digests), encode_types(job.leaves), replaced);
   } catch (...) {
     if (job.resumption == nullptr) remove_own(job.store, names, save_id);
     throw;
   }
+  leftovers.after_commit(job.store);
 }
 
 }  // namespace tessera

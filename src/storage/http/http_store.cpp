@@ -70,6 +70,9 @@ class HttpSource final : public ByteSource {
 
   [[nodiscard]] std::uint64_t size() const override { return size_; }
   [[nodiscard]] const std::string& name() const override { return name_; }
+  [[nodiscard]] std::string version() const override {
+    return version_.etag.empty() ? version_.last_modified : version_.etag;
+  }
 
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     require_range(*this, offset, out.size());

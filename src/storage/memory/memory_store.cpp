@@ -1,5 +1,6 @@
 // The reference store: what every other store must do, in the fewest words.
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -19,6 +20,24 @@ namespace {
 struct Objects {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<ByteSource>, std::less<>> by_name;  // guarded by mutex
+  std::uint64_t written = 0;  // objects so far; guarded by mutex
+};
+
+class WholeObject final : public ByteSource {
+ public:
+  WholeObject(std::vector<std::byte> bytes, std::string path, std::uint64_t version)
+      : bytes_(memory_source(std::move(bytes), std::move(path))), version_(version) {}
+
+  [[nodiscard]] std::uint64_t size() const override { return bytes_->size(); }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    bytes_->read_at(offset, out);
+  }
+  [[nodiscard]] const std::string& name() const override { return bytes_->name(); }
+  [[nodiscard]] std::string version() const override { return std::to_string(version_); }
+
+ private:
+  const std::shared_ptr<ByteSource> bytes_;
+  const std::uint64_t version_;
 };
 
 [[noreturn]] void refuse_existing(const std::string& path) {
@@ -149,7 +168,7 @@ class MemoryStore final : public Store {
     std::vector<ObjectInfo> found;
     for (auto entry = objects_->by_name.lower_bound(below);
          entry != objects_->by_name.end() && entry->first.starts_with(below); ++entry) {
-      found.push_back({entry->first, entry->second->size()});
+      found.push_back({entry->first, entry->second->size(), entry->second->version()});
     }
     return found;
   }
@@ -173,14 +192,20 @@ class MemoryStore final : public Store {
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t /*size_hint*/) override {
     if (exists(name) && if_exists == IfExists::fail) refuse_existing(full(name));
-    const auto commit = [objects = objects_, key = std::string(name), path = full(name),
-                         if_exists](std::vector<std::byte> bytes) {
-      auto object = memory_source(std::move(bytes), path);
-      const std::lock_guard lock(objects->mutex);
-      if (if_exists == IfExists::fail && objects->by_name.contains(key)) refuse_existing(path);
-      objects->by_name[key] = std::move(object);
-    };
-    return memory_sink(full(name), commit);
+    return sink(std::string(name), [if_exists, path = full(name)](const ByteSource* there) {
+      if (if_exists == IfExists::fail && there != nullptr) refuse_existing(path);
+    });
+  }
+
+  [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
+                                                  std::uint64_t /*size_hint*/) override {
+    require_safe_name(name, name_);
+    return sink(std::string(name), [expected = std::string(expected),
+                                    path = full(name)](const ByteSource* there) {
+      if (there != nullptr && there->version() == expected) return;
+      throw Error(ErrorCode::conflict, "another writer has replaced or removed the object")
+          .at_path(path);
+    });
   }
 
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
@@ -207,6 +232,19 @@ class MemoryStore final : public Store {
   }
 
  private:
+  // `judge` is asked in one step with the commit, about the object that is there by then.
+  [[nodiscard]] std::unique_ptr<ByteSink> sink(std::string name,
+                                               std::function<void(const ByteSource*)> judge) const {
+    const std::string path = full(name);
+    return memory_sink(path, [objects = objects_, key = std::move(name), path,
+                              judge = std::move(judge)](std::vector<std::byte> bytes) {
+      const std::lock_guard lock(objects->mutex);
+      const auto found = objects->by_name.find(key);
+      judge(found == objects->by_name.end() ? nullptr : found->second.get());
+      objects->by_name[key] =
+          std::make_shared<WholeObject>(std::move(bytes), path, ++objects->written);
+    });
+  }
   [[nodiscard]] std::string full(std::string_view name) const {
     return name_ + "/" + std::string(name);
   }

@@ -30,6 +30,12 @@ bool is_same(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
+// A file that replaces another one has an inode of its own, while both are there.
+std::string version_of(const struct stat& status) {
+  return std::to_string(status.st_ino) + "-" + std::to_string(status.st_size) + "-" +
+         std::to_string(status.st_mtim.tv_sec) + "." + std::to_string(status.st_mtim.tv_nsec);
+}
+
 class FileSource final : public ByteSource {
  public:
   explicit FileSource(std::string path) : path_(std::move(path)) {
@@ -42,6 +48,7 @@ class FileSource final : public ByteSource {
     size_ = static_cast<std::uint64_t>(status.st_size);
     changed_ = status.st_mtim;
     number_ = status.st_ino;
+    version_ = version_of(status);
   }
 
   [[nodiscard]] std::uint64_t size() const override { return size_; }
@@ -58,6 +65,7 @@ class FileSource final : public ByteSource {
   }
 
   [[nodiscard]] const std::string& name() const override { return path_; }
+  [[nodiscard]] std::string version() const override { return version_; }
 
  private:
   // O_NONBLOCK: a FIFO in the file's place would otherwise wait for a writer.
@@ -123,6 +131,7 @@ class FileSource final : public ByteSource {
   std::uint64_t size_ = 0;  // when it was opened
   timespec changed_{};      // the time of its last change, then
   ino_t number_ = 0;
+  std::string version_;
 };
 
 // A file that other processes write into, too.
@@ -333,8 +342,8 @@ class PosixStore final : public Store {
     struct stat status {};
     // A file that vanished between the listing and the stat is not there.
     if (::stat(entry.path.c_str(), &status) != 0) return;
-    found.push_back(
-        {entry.path.substr(directory_.size() + 1), static_cast<std::uint64_t>(status.st_size)});
+    found.push_back({entry.path.substr(directory_.size() + 1),
+                     static_cast<std::uint64_t>(status.st_size), version_of(status)});
   }
 
   // Where a listing of what begins with `prefix` begins.

@@ -13,6 +13,7 @@ namespace tessera::s3 {
 namespace {
 
 constexpr const char* kAttempt = "x-amz-meta-tessera-attempt";
+constexpr const char* kGoogleCondition = "x-goog-if-generation-match";
 constexpr const char* kGet = "s3:GetObject";
 constexpr const char* kPut = "s3:PutObject";
 
@@ -38,7 +39,8 @@ Fields of_part(const Upload& upload, int number) {
 }
 
 Written written(const Endpoint& endpoint, const Call& call, Answer answer) {
-  if (answer.response.status == 412) return Written::refused;
+  const bool is_absent = answer.response.status == 404 && answer.error.code == "NoSuchKey";
+  if (answer.response.status == 412 || is_absent) return Written::refused;
   if (answer.error.code == "NoSuchUpload") return Written::gone;
   (void)endpoint.require_good(call, std::move(answer));
   return Written::done;
@@ -52,9 +54,12 @@ Fields& operator+=(Fields& fields, Fields more) {
 }  // namespace
 
 Fields Bucket::fields_of(const Condition& condition) const {
-  if (!condition.etag.empty()) return {{"If-Match", condition.etag}};
+  if (!sends_conditions_) return {};
+  const bool is_google = endpoint_.settings().is_google;
+  if (!condition.version.empty())
+    return {{is_google ? kGoogleCondition : "If-Match", condition.version}};
   if (!condition.is_absent) return {};
-  if (endpoint_.settings().is_google) return {{"x-goog-if-generation-match", "0"}};
+  if (is_google) return {{kGoogleCondition, "0"}};
   return {{"If-None-Match", "*"}};
 }
 
@@ -65,7 +70,10 @@ std::optional<ObjectState> Bucket::head(const std::string& key) {
   const HttpResponse response = endpoint_.require_good(call, std::move(answer)).response;
   const std::string length = response.header("content-length");
   ObjectState state{
-      .size = 0, .etag = response.header("etag"), .attempt = response.header(kAttempt)};
+      .size = 0,
+      .etag = response.header("etag"),
+      .attempt = response.header(kAttempt),
+      .version = response.header(endpoint_.settings().is_google ? "x-goog-generation" : "etag")};
   const char* end = length.data() + length.size();
   const auto parsed = std::from_chars(length.data(), end, state.size);
   if (length.empty() || parsed.ec != std::errc() || parsed.ptr != end) {
@@ -118,6 +126,22 @@ Written Bucket::put(const std::string& key, ByteView body, const Condition& cond
             .permission = kPut};
   call.headers += fields_of(condition);
   return written(endpoint_, call, endpoint_.send(call));
+}
+
+bool Bucket::heeds_conditions(const std::string& key) {
+  // Google's generation 0 is that of no object.
+  const std::string no_version = endpoint_.settings().is_google ? "0" : "\"0\"";
+  return refuses(key, {.is_absent = true}) && refuses(key, {.version = no_version});
+}
+
+bool Bucket::refuses(const std::string& key, const Condition& unmet) {
+  const Call call{.method = "PUT", .key = key, .headers = fields_of(unmet), .permission = kPut};
+  Answer answer = endpoint_.send(call);
+  if (is_one_of(answer.response.status, 404, 409, 412)) return true;
+  // 304 and 200 are of servers that misunderstand or ignore it; 400 and 501 of those that tell so.
+  if (answer.is_good() || is_one_of(answer.response.status, 304, 400, 501)) return false;
+  (void)endpoint_.require_good(call, std::move(answer));
+  return false;
 }
 
 void Bucket::remove(const std::string& key) {
@@ -193,6 +217,13 @@ void Bucket::abort(const Upload& upload) {
                   .permission = "s3:AbortMultipartUpload"};
   Answer answer = endpoint_.send(call);
   if (answer.response.status != 404) (void)endpoint_.require_good(call, std::move(answer));
+}
+
+void Bucket::once(const std::string& name, const std::function<void()>& work) {
+  const std::lock_guard lock(once_);
+  if (done_.contains(name)) return;
+  work();
+  done_.insert(name);
 }
 
 void Bucket::list(const std::string& prefix, bool is_level,

@@ -1,10 +1,13 @@
 // The objects of one bucket: S3's verbs, without names of a store above them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,17 +19,20 @@ struct ObjectState {
   std::uint64_t size = 0;
   std::string etag;     // with its quotes
   std::string attempt;  // of whoever wrote it with this library, see Written; else empty
+  std::string version;  // for Condition: the ETag, or Google's generation
 };
 
 // What a write demands of the object that has the name by now. Empty: nothing.
 struct Condition {
-  bool is_absent = false;  // there is none
-  std::string etag = {};   // or it is this one
+  bool is_absent = false;    // there is none
+  std::string version = {};  // or it is this one
 };
 
 enum class Written : std::uint8_t {
   done,
-  refused,  // the condition does not hold. A first attempt whose answer was lost may be the reason
+  refused,  // the condition does not hold. A first attempt whose answer was lost may be the reason.
+            // Of an object of some version that is no more there, servers say also that it is
+            // absent
   gone,     // of an upload: there is none. It was completed already, or aborted
 };
 
@@ -53,7 +59,6 @@ class Bucket {
 
   [[nodiscard]] std::string path_of(const std::string& key) const { return endpoint_.path_of(key); }
   [[nodiscard]] const std::string& name() const { return endpoint_.name(); }
-  [[nodiscard]] const std::string& prefix() const { return endpoint_.settings().prefix; }
 
   [[nodiscard]] std::optional<ObjectState> head(const std::string& key);
   // Fills `out`, which is not empty, from `offset` on, if the object is `version` still: else
@@ -62,6 +67,11 @@ class Bucket {
             MutableByteView out);
   Written put(const std::string& key, ByteView body, const Condition& condition,
               const std::string& attempt);
+  // Whether the server refuses to write `key`, at which there is an object, under conditions that
+  // do not hold. Some servers ignore them, or know none.
+  [[nodiscard]] bool heeds_conditions(const std::string& key);
+  // From now on no request has one. Rivals are then kept out by whoever decided that.
+  void send_no_conditions() { sends_conditions_ = false; }
   // No error if there is none.
   void remove(const std::string& key);
   // Up to 5 GiB.
@@ -82,14 +92,25 @@ class Bucket {
   // `is_level` what has a further '/' behind the prefix is told as Listing::prefixes.
   void list(const std::string& prefix, bool is_level,
             const std::function<void(const Listing&)>& take);
+  // ObjectState::version of a listed object; empty where listings do not tell it.
+  [[nodiscard]] std::string listed_version(const ListedObject& object) const {
+    return endpoint_.settings().is_google ? std::string() : object.etag;
+  }
   // Unfinished ones of keys that begin with `prefix`, of whoever began them.
   [[nodiscard]] std::vector<ListedUpload> list_uploads(const std::string& prefix);
 
+  // Calls `work` unless a call with this name has returned before.
+  void once(const std::string& name, const std::function<void()>& work);
+
  private:
   [[nodiscard]] Fields fields_of(const Condition& condition) const;
+  [[nodiscard]] bool refuses(const std::string& key, const Condition& unmet);
   [[nodiscard]] std::string copied_etag(Call call, const CopiedObject& from);
 
   Endpoint endpoint_;
+  std::atomic<bool> sends_conditions_{true};
+  std::mutex once_;
+  std::set<std::string> done_;  // guarded by once_
 };
 
 }  // namespace tessera::s3

@@ -60,7 +60,7 @@ class S3Answers : public testing::Test {
   Written put_hello() { return bucket_->put("k", hello_, {.is_absent = true}, "mine"); }
   // A sink that has the bytes.
   std::unique_ptr<ByteSink> written_sink() {
-    auto sink = s3_sink(bucket_, "k", IfExists::fail, hello_.size());
+    auto sink = s3_sink(bucket_, "k", {.is_absent = true}, hello_.size());
     sink->write_at(0, hello_);
     return sink;
   }
@@ -160,7 +160,7 @@ TEST_F(S3Answers, ACompletedUploadThatIsGoneIsComparedWithTheObject_O10) {
     std::vector<std::string> answers = {created, kDone, kDone, "", gone, head_answer(attempt)};
     if (attempt != kOurs) answers.push_back(gone);  // of the abort
     bucket(std::move(answers));
-    auto sink = s3_sink(bucket_, "k", IfExists::fail, bytes.size());
+    auto sink = s3_sink(bucket_, "k", {.is_absent = true}, bytes.size());
     sink->write_at(0, bytes);
     if (attempt == kOurs) {
       sink->commit();

@@ -34,13 +34,13 @@ struct Pending {
 
 class S3Sink final : public ByteSink {
  public:
-  S3Sink(std::shared_ptr<Bucket> bucket, std::string key, IfExists if_exists,
+  S3Sink(std::shared_ptr<Bucket> bucket, std::string key, Condition condition,
          std::uint64_t size_hint)
       : bucket_(std::move(bucket)),
         key_(std::move(key)),
         path_(bucket_->path_of(key_)),
         attempt_(random_uuid()),
-        if_exists_(if_exists),
+        condition_(std::move(condition)),
         plan_(size_hint),
         first_(plan_.part_at(0)),
         reaches_behind_first_(size_hint > first_.end) {}
@@ -193,7 +193,7 @@ class S3Sink final : public ByteSink {
     const auto found = pending_.find(first_.number);
     const ByteView bytes =
         found == pending_.end() ? ByteView() : found->second.buffer->filled(size_);
-    settle([&] { return bucket_->put(key_, bytes, condition(), attempt_); });
+    settle([&] { return bucket_->put(key_, bytes, condition_, attempt_); });
   }
 
   void complete() {
@@ -213,10 +213,8 @@ class S3Sink final : public ByteSink {
     send(rest);
     std::vector<CompletedPart> parts;
     for (const auto& [number, part] : sent_) parts.push_back(part);
-    settle([&] { return bucket_->complete(begun(), parts, condition()); });
+    settle([&] { return bucket_->complete(begun(), parts, condition_); });
   }
-
-  [[nodiscard]] Condition condition() const { return {.is_absent = if_exists_ == IfExists::fail}; }
 
   [[nodiscard]] bool is_ours() const {
     const auto state = bucket_->head(key_);
@@ -241,6 +239,8 @@ class S3Sink final : public ByteSink {
     if (is_done_) return;
     if (outcome == Written::gone)
       throw Error(ErrorCode::conflict, "somebody aborted the upload of this object");
+    if (!condition_.version.empty())
+      throw Error(ErrorCode::conflict, "another writer has replaced or removed the object");
     throw Error(ErrorCode::already_exists, "the object is there already");
   }
 
@@ -248,7 +248,7 @@ class S3Sink final : public ByteSink {
   const std::string key_;
   const std::string path_;
   const std::string attempt_;
-  const IfExists if_exists_;
+  const Condition condition_;
   const PartPlan plan_;
   const Part first_;
   bool is_done_ = false;  // the object is visible
@@ -268,8 +268,9 @@ class S3Sink final : public ByteSink {
 }  // namespace
 
 std::unique_ptr<ByteSink> s3_sink(std::shared_ptr<Bucket> bucket, std::string key,
-                                  IfExists if_exists, std::uint64_t size_hint) {
-  return std::make_unique<S3Sink>(std::move(bucket), std::move(key), if_exists, size_hint);
+                                  Condition condition, std::uint64_t size_hint) {
+  return std::make_unique<S3Sink>(std::move(bucket), std::move(key), std::move(condition),
+                                  size_hint);
 }
 
 }  // namespace tessera::s3

@@ -16,7 +16,8 @@ namespace tessera::s3 {
 // as many as a writer jumps about in. An object that does not reach behind its first part is one
 // PUT.
 //
-// With IfExists::fail the request that makes the object visible is conditional. If its answer is
+// `condition` is that of the request that makes the object visible; if it does not hold, commit is
+// `already_exists`, or of a version `conflict`. If its answer is
 // lost, or is that somebody wrote the object, or that there is no such upload, the object itself
 // tells whether it is this sink's. The server may ask to write the object again (409, another
 // writer at the same moment); the bytes are gone by then, so that is `conflict` once some pauses
@@ -24,6 +25,6 @@ namespace tessera::s3 {
 // upload; what an abort that fails leaves is an unfinished upload of this key
 // (Bucket::list_uploads).
 [[nodiscard]] std::unique_ptr<ByteSink> s3_sink(std::shared_ptr<Bucket> bucket, std::string key,
-                                                IfExists if_exists, std::uint64_t size_hint);
+                                                Condition condition, std::uint64_t size_hint);
 
 }  // namespace tessera::s3

@@ -1,12 +1,17 @@
 #include "storage/s3/s3_store.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <list>
+#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "base/parallel.h"
 #include "io/range.h"
 #include "storage/names.h"
+#include "storage/s3/preflight.h"
 #include "storage/s3/s3_sink.h"
 #include "storage/s3/settings.h"
 #include "tessera/error.h"
@@ -48,6 +53,7 @@ class S3Source final : public ByteSource {
     });
   }
   [[nodiscard]] const std::string& name() const override { return path_; }
+  [[nodiscard]] std::string version() const override { return version_.version; }
 
  private:
   const std::shared_ptr<Bucket> bucket_;
@@ -111,9 +117,17 @@ class S3Store final : public Store {
       throw Error(ErrorCode::already_exists, "the object is there already")
           .at_path(bucket_->path_of(key));
     }
-    return s3_sink(bucket_, std::move(key), if_exists, size_hint);
+    return s3_sink(bucket_, std::move(key), {.is_absent = if_exists == IfExists::fail}, size_hint);
+  }
+  [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
+                                                  std::uint64_t size_hint) override {
+    return s3_sink(bucket_, key_of(name), {.version = std::string(expected)}, size_hint);
   }
   void remove(std::string_view name) override { bucket_->remove(key_of(name)); }
+  void require_writable(std::string_view probe, bool is_only_writer) override {
+    bucket_->once("write " + root_ + (is_only_writer ? " alone" : ""),
+                  [&] { s3::require_writable(*bucket_, key_of(probe), is_only_writer); });
+  }
 
  private:
   [[nodiscard]] std::string key_of(std::string_view name) const {
@@ -139,7 +153,8 @@ class S3Store final : public Store {
       for (const s3::ListedObject& object : page.objects) {
         require_below(below, object.key);
         std::string name = object.key.substr(root_.size());
-        if (is_name(name)) found.push_back({std::move(name), object.size});
+        if (is_name(name))
+          found.push_back({std::move(name), object.size, bucket_->listed_version(object)});
       }
     });
     // Servers promise the order of UTF-8 bytes, of which directory buckets know nothing.
@@ -156,18 +171,49 @@ class S3Store final : public Store {
 
 namespace s3 {
 
+namespace {
+
+// What a bucket was made from. Its credentials come from the environment, too.
+struct BucketKey {
+  std::string name;
+  Settings settings;
+  std::shared_ptr<HttpClient> client;
+  std::vector<std::string> variables;
+
+  [[nodiscard]] bool operator==(const BucketKey&) const = default;
+};
+
+std::vector<std::string> aws_variables() {
+  std::vector<std::string> found;
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    if (std::string_view(*variable).starts_with("AWS_")) found.emplace_back(*variable);
+  return found;
+}
+
+}  // namespace
+
 std::shared_ptr<Bucket> bucket_of(const Uri& url, std::shared_ptr<HttpClient> client) {
+  constexpr std::size_t kMostKept = 16;
+  static std::mutex mutex;
+  static std::list<std::pair<BucketKey, std::shared_ptr<Bucket>>> kept;
   Settings settings = settings_for(url);
-  std::string name = url.scheme + "://" + settings.bucket;
-  return std::make_shared<Bucket>(std::move(name), std::move(settings), std::move(client));
+  settings.prefix.clear();
+  BucketKey key{url.scheme + "://" + settings.bucket, std::move(settings), std::move(client),
+                aws_variables()};
+  const std::lock_guard lock(mutex);
+  for (const auto& [made_from, bucket] : kept)
+    if (made_from == key) return bucket;
+  auto bucket = std::make_shared<Bucket>(key.name, key.settings, key.client);
+  kept.emplace_front(std::move(key), bucket);
+  if (kept.size() > kMostKept) kept.pop_back();
+  return bucket;
 }
 
 }  // namespace s3
 
 std::shared_ptr<Store> s3_store(const Uri& url, std::shared_ptr<HttpClient> client) {
   auto bucket = s3::bucket_of(url, std::move(client));
-  const std::string prefix = bucket->prefix();
-  return std::make_shared<S3Store>(std::move(bucket), prefix);
+  return std::make_shared<S3Store>(std::move(bucket), s3::settings_for(url).prefix);
 }
 
 }  // namespace tessera

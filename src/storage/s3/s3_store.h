@@ -19,7 +19,8 @@ namespace tessera {
 [[nodiscard]] std::shared_ptr<Store> s3_store(const Uri& url, std::shared_ptr<HttpClient> client);
 
 namespace s3 {
-// The bucket that a URL names.
+// The bucket that a URL names. The same one as before while settings, client and the environment's
+// variables of AWS are the same: it knows its credentials, region and clock, and what was tried.
 [[nodiscard]] std::shared_ptr<Bucket> bucket_of(const Uri& url, std::shared_ptr<HttpClient> client);
 }  // namespace s3
 

@@ -331,8 +331,8 @@ TEST_F(S3Store, AWriteMayDemandAVersion) {
   EXPECT_EQ(bucket_->put(key("x"), view("2"), {.is_absent = true}, "b"), Written::refused);
   const auto first = bucket_->head(key("x"));
   EXPECT_EQ(first->attempt, "a");
-  EXPECT_EQ(bucket_->put(key("x"), view("3"), {.etag = first->etag}, "c"), Written::done);
-  EXPECT_EQ(bucket_->put(key("x"), view("4"), {.etag = first->etag}, "d"), Written::refused);
+  EXPECT_EQ(bucket_->put(key("x"), view("3"), {.version = first->version}, "c"), Written::done);
+  EXPECT_EQ(bucket_->put(key("x"), view("4"), {.version = first->version}, "d"), Written::refused);
   EXPECT_EQ(bucket_->head(key("x"))->attempt, "c");
 }
 

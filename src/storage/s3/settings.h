@@ -16,6 +16,8 @@ struct Settings {
   std::string prefix;          // of names in the bucket, without slashes at its ends
   bool is_path_style = false;  // https://host/bucket/key, not https://bucket.host/key
   bool is_google = false;      // preconditions are x-goog-if-generation-match
+
+  [[nodiscard]] bool operator==(const Settings&) const = default;
 };
 
 // For s3, r2, weka and gs, by the environment: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION,

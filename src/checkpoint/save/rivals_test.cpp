@@ -1,0 +1,69 @@
+// Two saves into one place of a store in which nobody can keep the other one out.
+#include <gtest/gtest.h>
+
+#include "checkpoint/test_support.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+
+Value numbered(int number) {
+  return Value::dict(
+      {{"n", number}, {"w", Value(counting({6}, chunk({6}, 0, 1), static_cast<float>(number)))}});
+}
+
+// The number of the checkpoint that is there; it is whole.
+std::int64_t number_in(const std::shared_ptr<Store>& store) {
+  Value tree = numbered(0);
+  load(tree, store);
+  return tree.at("n").as_int();
+}
+
+class Rivals : public testing::TestWithParam<const char*> {
+ protected:
+  // Saves `late`, during whose phase GetParam() a rival saves `early`.
+  ErrorCode race(bool overwrite) {
+    SaveOptions options;
+    options.overwrite = overwrite;
+    bool is_done = false;
+    SaveOptions disturbed = options;
+    disturbed.events = [&](const Event& event) {
+      if (event.phase != GetParam() || is_done) return;
+      is_done = true;
+      save(numbered(2), store_, options);
+    };
+    return code_of([&] { save(numbered(3), store_, disturbed); });
+  }
+
+  const std::shared_ptr<Store> store_ = memory_store();
+};
+
+TEST_P(Rivals, OfTwoFirstSavesOneIsThere_C01_O11) {
+  EXPECT_EQ(race(false), ErrorCode::already_exists);
+  EXPECT_EQ(number_in(store_), 2);
+}
+
+TEST_P(Rivals, WhoPlannedOnAReplacedCheckpointHasLost_C01_O11) {
+  save(numbered(1), store_);
+  EXPECT_EQ(race(true), ErrorCode::conflict);
+  EXPECT_EQ(number_in(store_), 2);
+}
+
+// The loser's files are not the winner's to remove before it has won, and go then.
+TEST_P(Rivals, NothingPilesUp) {
+  SaveOptions overwrite;
+  overwrite.overwrite = true;
+  save(numbered(1), store_);
+  save(numbered(2), store_, overwrite);
+  const std::size_t objects = store_->list().size();
+  (void)race(true);
+  for (int i = 0; i < 3; ++i) save(numbered(4 + i), store_, overwrite);
+  EXPECT_EQ(store_->list().size(), objects);
+  EXPECT_EQ(number_in(store_), 6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Phases, Rivals, testing::Values("plan", "write"));
+
+}  // namespace
+}  // namespace tessera
