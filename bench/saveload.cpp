@@ -22,9 +22,8 @@
 #include <vector>
 
 #include "base/parallel.h"
-#include "layout/placement.h"
 #include "measure.h"
-#include "tessera/checkpoint.h"
+#include "rank_state.h"
 
 namespace {
 
@@ -33,48 +32,9 @@ using tessera::bench::now;
 
 constexpr std::size_t kBlock = 1 << 20;
 
-struct Job {
-  std::int64_t bytes = 0;
-  int ranks = 2;
+struct Job : bench::StateSize {
   std::string directory;
-  std::int64_t tensor_bytes = 64 << 20;
   int rounds = 5;
-};
-
-// One rank's tree; its memory is touched.
-class RankState {
- public:
-  RankState(const Job& job, int rank) {
-    const std::int64_t columns =
-        std::clamp<std::int64_t>(job.tensor_bytes / 4 / job.ranks, 1, 1024);
-    const Shape shape{std::max<std::int64_t>(job.tensor_bytes / 4 / columns, 1), columns};
-    const Placement placement{.parts = job.ranks};
-    std::vector<Value::Pair> pairs;
-    for (std::int64_t i = 0; i < std::max<std::int64_t>(job.bytes / job.tensor_bytes, 1); ++i) {
-      Tensor tensor;
-      tensor.shape = shape;
-      tensor.sharded = true;
-      tensor.placement = placement;
-      for (Box& box : boxes_of_part(placement, shape, rank)) {
-        auto& memory = memory_.emplace_back(static_cast<std::size_t>(numel(box)), 1.0F + rank);
-        auto storage = std::make_shared<Storage>();
-        storage->data = reinterpret_cast<std::byte*>(memory.data());
-        storage->size = memory.size() * sizeof(float);
-        bytes_ += storage->size;
-        tensor.pieces.push_back({std::move(box), std::move(storage), 0, {}, -1});
-      }
-      pairs.emplace_back("tensor" + std::to_string(i), std::move(tensor));
-    }
-    tree_ = Value::dict(std::move(pairs));
-  }
-
-  [[nodiscard]] Value& tree() { return tree_; }
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
-
- private:
-  std::vector<std::vector<float>> memory_;
-  Value tree_;
-  std::size_t bytes_ = 0;
 };
 
 void require(bool well, const char* what) {
@@ -173,7 +133,7 @@ class Measured {
 
   [[nodiscard]] std::size_t bytes() const {
     std::size_t all = 0;
-    for (const RankState& state : states_) all += state.bytes();
+    for (const bench::RankState& state : states_) all += state.bytes();
     return all;
   }
   void of_each_rank(const std::function<void(std::size_t)>& work) const {
@@ -182,7 +142,7 @@ class Measured {
   [[nodiscard]] std::string raw_file(std::size_t rank) const {
     return raw_ + "/" + std::to_string(rank);
   }
-  [[nodiscard]] RankState& state(const Group& group) {
+  [[nodiscard]] bench::RankState& state(const Group& group) {
     return states_[static_cast<std::size_t>(group.rank())];
   }
   void clear() {
@@ -191,7 +151,7 @@ class Measured {
 
   const Job& job_;
   std::string checkpoint_, raw_;
-  std::vector<RankState> states_;
+  std::vector<bench::RankState> states_;
   std::vector<std::vector<char>> memory_;  // of the peer
   std::vector<double> save_, load_, raw_write_, raw_read_;
 };

@@ -82,6 +82,9 @@ void print_document(const ConvertReport& report, double seconds) {
   json["read_per_needed"] = amplification(report.io);
   json["bytes_unchecked"] = report.io.bytes_unchecked;
   json["bytes_written"] = report.io.bytes_written;
+  json["requests"] = report.io.requests;
+  json["retries"] = report.io.retries;
+  json["bytes_again"] = report.io.bytes_again;
   json["bytes_resumed"] = report.bytes_resumed;
   json["notes"] = report.notes;
   json["seconds"] = seconds;
@@ -92,6 +95,10 @@ void print_text(const ConvertReport& report, double seconds) {
   fmt::print("{}: {} tensors, {} read ({:.2f} times what was needed), {} written in {:.2f} s",
              printable(report.target), report.tensors, human_bytes(report.io.bytes_read),
              amplification(report.io), human_bytes(report.io.bytes_written), seconds);
+  if (report.io.requests > 0) fmt::print("; {} requests", report.io.requests);
+  if (report.io.retries > 0) {
+    fmt::print(", {} of them again with {}", report.io.retries, human_bytes(report.io.bytes_again));
+  }
   if (report.bytes_resumed > 0) {
     fmt::print("; {} kept from an interrupted run", human_bytes(report.bytes_resumed));
   }

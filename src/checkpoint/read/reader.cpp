@@ -90,8 +90,13 @@ void IoCounters::add(const IoReport& part) {
 }
 
 IoReport IoCounters::report() const {
+  const RemoteTraffic now = remote_traffic();
   const std::lock_guard lock(mutex_);
-  return total_;
+  IoReport report = total_;
+  report.requests = now.requests - before_.requests;
+  report.retries = now.retries - before_.retries;
+  report.bytes_again = now.bytes_again - before_.bytes_again;
+  return report;
 }
 
 void require_bounded(const Tensor& tensor, const std::string& name) {

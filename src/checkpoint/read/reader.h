@@ -10,6 +10,7 @@
 #include "checkpoint/read/gather.h"
 #include "checkpoint/read/storage_checks.h"
 #include "layout/plan.h"
+#include "storage/open_store.h"
 #include "tessera/checkpoint.h"
 #include "tessera/layout.h"
 #include "tessera/value.h"
@@ -22,6 +23,7 @@ struct IoCounters {
   [[nodiscard]] IoReport report() const;
 
  private:
+  const RemoteTraffic before_ = remote_traffic();
   mutable std::mutex mutex_;
   IoReport total_;  // guarded by mutex_
 };
