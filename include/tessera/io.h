@@ -20,6 +20,8 @@ struct ReadRange {
   MutableByteView out;
 };
 
+inline constexpr std::uint64_t kNearRequest = 4U << 10U;  // of memory and local disks
+
 // An immutable object of known size. All members may be called from several threads at once.
 class ByteSource {
  public:
@@ -37,6 +39,9 @@ class ByteSource {
   [[nodiscard]] virtual const std::string& name() const = 0;
   // Tells these bytes from others that had this name, or get it. Empty: the store cannot tell.
   [[nodiscard]] virtual std::string version() const { return {}; }
+  // How many bytes one request costs as much as. Gaps that are shorter are better read over, and
+  // reads of a hundred times as many use the store well.
+  [[nodiscard]] virtual std::uint64_t request_cost() const { return kNearRequest; }
   // Whether read_at compares what it gives with digests recorded for it. A difference is `corrupt`.
   [[nodiscard]] virtual bool checked() const { return false; }
 };

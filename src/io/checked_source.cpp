@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "base/digest.h"
 #include "io/range.h"
@@ -62,6 +66,10 @@ void CheckedSource::check(std::uint64_t block, ByteView bytes) const {
 
 void CheckedSource::read_at(std::uint64_t offset, MutableByteView out) const {
   require_range(*this, offset, out.size());
+  if (source_->request_cost() > kNearRequest) {
+    const ReadRange range{offset, out};
+    return read_far({&range, 1});
+  }
   if (offset < origin_) {
     const auto head =
         out.first(static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), origin_ - offset)));
@@ -98,7 +106,121 @@ bool CheckedSource::is_good(const ReadRange& range) const {
   return true;
 }
 
+// Where each request costs, all blocks of a read are asked for together.
+class CheckedSource::Batch {
+ public:
+  explicit Batch(const CheckedSource& source) : source_(source) {}
+
+  void add(std::uint64_t offset, MutableByteView out) {
+    if (offset < source_.origin_) {
+      const auto head = out.first(
+          static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), source_.origin_ - offset)));
+      want(offset, head);
+      out = out.subspan(head.size());
+      offset += head.size();
+    }
+    while (!out.empty()) {
+      const std::uint64_t block = (offset - source_.origin_) / kDigestBlock;
+      const std::uint64_t within = (offset - source_.origin_) % kDigestBlock;
+      const auto part = out.first(
+          static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), size_of(block) - within)));
+      part.size() == size_of(block) ? add_whole(block, part) : add_part(block, within, part);
+      out = out.subspan(part.size());
+      offset += part.size();
+    }
+    if (around_.size() > kMostAround) finish();
+  }
+
+  // Reads and compares what was added, and brings it into its place.
+  void finish() {
+    source_.source_->read_ranges(wanted_);
+    for (const auto& [block, bytes] : whole_) source_.check(block, bytes);
+    for (const auto& [block, bytes] : around_) source_.check(block, bytes);
+    for (const Part& part : parts_)
+      std::memcpy(part.out.data(), around_.at(part.block).data() + part.within, part.out.size());
+    keep_last();
+    wanted_.clear();
+    whole_.clear();
+    parts_.clear();
+    around_.clear();
+  }
+
+ private:
+  static constexpr std::size_t kMostAround = 16;  // blocks that are in memory for their parts
+  struct Part {
+    std::uint64_t block, within;
+    MutableByteView out;
+  };
+
+  [[nodiscard]] std::uint64_t begin_of(std::uint64_t block) const {
+    return source_.origin_ + block * kDigestBlock;
+  }
+  [[nodiscard]] std::uint64_t size_of(std::uint64_t block) const {
+    return std::min(kDigestBlock, source_.size() - begin_of(block));
+  }
+
+  void want(std::uint64_t offset, MutableByteView out) {
+    if (!wanted_.empty()) {
+      ReadRange& last = wanted_.back();
+      const bool goes_on = last.offset + last.out.size() == offset &&
+                           last.out.data() + last.out.size() == out.data();
+      if (goes_on) {
+        last.out = {last.out.data(), last.out.size() + out.size()};
+        return;
+      }
+    }
+    wanted_.push_back({offset, out});
+  }
+
+  void add_whole(std::uint64_t block, MutableByteView out) {
+    want(begin_of(block), out);
+    whole_.emplace_back(block, out);
+  }
+
+  void add_part(std::uint64_t block, std::uint64_t within, MutableByteView out) {
+    const LastBlock& last = last_block();
+    if (last.source == source_.id_ && last.block == block) {
+      std::memcpy(out.data(), last.bytes.data() + within, out.size());
+      return;
+    }
+    const auto found = around_.find(block);
+    if (found == around_.end() && source_.good_[block].load(std::memory_order_relaxed))
+      return want(begin_of(block) + within, out);
+    if (found == around_.end()) {
+      auto& bytes = around_[block];
+      bytes.resize(static_cast<std::size_t>(size_of(block)));
+      want(begin_of(block), bytes);
+    }
+    parts_.push_back({block, within, out});
+  }
+
+  // The next read may go on in it.
+  void keep_last() {
+    if (around_.empty()) return;
+    LastBlock& last = last_block();
+    auto highest = std::prev(around_.end());
+    last = {source_.id_, highest->first, std::move(highest->second)};
+  }
+
+  const CheckedSource& source_;
+  std::vector<ReadRange> wanted_;
+  std::vector<std::pair<std::uint64_t, ByteView>> whole_;
+  std::map<std::uint64_t, std::vector<std::byte>>
+      around_;  // whole blocks of which parts are wanted
+  std::vector<Part> parts_;
+};
+
+void CheckedSource::read_far(std::span<const ReadRange> ranges) const {
+  Batch batch(*this);
+  for (const ReadRange& range : ranges) {
+    require_range(*this, range.offset, range.out.size());
+    batch.add(range.offset, range.out);
+  }
+  batch.finish();
+}
+
 void CheckedSource::read_ranges(std::span<const ReadRange> ranges) const {
+  if (source_->request_cost() > kNearRequest) return read_far(ranges);
   std::vector<ReadRange> good;
   for (const ReadRange& range : ranges) {
     if (is_good(range)) {

@@ -30,9 +30,12 @@ class CheckedSource final : public ByteSource {
   void read_ranges(std::span<const ReadRange> ranges) const override;
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
   [[nodiscard]] std::string version() const override { return source_->version(); }
+  [[nodiscard]] std::uint64_t request_cost() const override { return source_->request_cost(); }
   [[nodiscard]] bool checked() const override { return true; }
 
  private:
+  class Batch;
+  void read_far(std::span<const ReadRange> ranges) const;
   void check(std::uint64_t block, ByteView bytes) const;
   [[nodiscard]] bool is_good(const ReadRange& range) const;
   void read_part(std::uint64_t block, std::uint64_t within, MutableByteView out) const;

@@ -21,6 +21,7 @@ class CountingSource final : public ByteSource {
   }
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
   [[nodiscard]] std::string version() const override { return source_->version(); }
+  [[nodiscard]] std::uint64_t request_cost() const override { return source_->request_cost(); }
   [[nodiscard]] bool checked() const override { return source_->checked(); }
 
   // What was asked for so far, failed reads included.

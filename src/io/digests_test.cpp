@@ -68,10 +68,35 @@ TEST(BlockDigests, WhatNobodyWroteIsZero) {
   EXPECT_EQ(blocks.finish(bytes.size()), digests_of(bytes));
 }
 
-class Checked : public testing::Test {
+// Bytes in memory, whose requests cost as much as a parameter says.
+class PricedSource final : public ByteSource {
+ public:
+  PricedSource(Bytes bytes, std::uint64_t cost)
+      : bytes_(memory_source(std::move(bytes), "file")), cost_(cost) {}
+  [[nodiscard]] std::uint64_t size() const override { return bytes_->size(); }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    ++requests;
+    bytes_->read_at(offset, out);
+  }
+  void read_ranges(std::span<const ReadRange> ranges) const override {
+    ++requests;
+    for (const ReadRange& range : ranges) bytes_->read_at(range.offset, range.out);
+  }
+  [[nodiscard]] const std::string& name() const override { return bytes_->name(); }
+  [[nodiscard]] std::uint64_t request_cost() const override { return cost_; }
+
+  mutable int requests = 0;
+
+ private:
+  std::shared_ptr<ByteSource> bytes_;
+  std::uint64_t cost_;
+};
+
+class Checked : public testing::TestWithParam<std::uint64_t> {
  protected:
   std::shared_ptr<CheckedSource> source(const Bytes& content) {
-    counting_ = std::make_shared<CountingSource>(memory_source(content, "file"));
+    priced_ = std::make_shared<PricedSource>(content, GetParam());
+    counting_ = std::make_shared<CountingSource>(priced_);
     return std::make_shared<CheckedSource>(counting_, digests_of(ByteView(bytes_).subspan(origin_)),
                                            origin_);
   }
@@ -85,10 +110,14 @@ class Checked : public testing::Test {
 
   Bytes bytes_ = random_bytes(2 * kDigestBlock + 777, 1);
   std::size_t origin_ = 0;
+  std::shared_ptr<PricedSource> priced_;
   std::shared_ptr<CountingSource> counting_;
 };
 
-TEST_F(Checked, GivesTheSameBytes) {
+INSTANTIATE_TEST_SUITE_P(Near, Checked, testing::Values(kNearRequest));
+INSTANTIATE_TEST_SUITE_P(Far, Checked, testing::Values(1U << 20U));
+
+TEST_P(Checked, GivesTheSameBytes) {
   std::mt19937 random(3);
   for (const std::size_t origin : {0, 5, 4096}) {
     origin_ = origin;
@@ -100,7 +129,7 @@ TEST_F(Checked, GivesTheSameBytes) {
   }
 }
 
-TEST_F(Checked, ReadingOnwardsReadsEachByteOnce) {
+TEST_P(Checked, ReadingOnwardsReadsEachByteOnce) {
   const auto checked = source(bytes_);
   for (std::size_t at = 0; at < bytes_.size(); at += 1000)
     expect_reads(*checked, at, std::min<std::size_t>(1000, bytes_.size() - at));
@@ -108,7 +137,7 @@ TEST_F(Checked, ReadingOnwardsReadsEachByteOnce) {
   EXPECT_EQ(counting_->calls(), 3U);
 }
 
-TEST_F(Checked, APartOfABlockThatWasGoodIsReadAlone) {
+TEST_P(Checked, APartOfABlockThatWasGoodIsReadAlone) {
   const auto checked = source(bytes_);
   expect_reads(*checked, 100, 1);
   expect_reads(*checked, kDigestBlock + 100, 1);
@@ -117,7 +146,7 @@ TEST_F(Checked, APartOfABlockThatWasGoodIsReadAlone) {
   EXPECT_EQ(counting_->bytes(), 2 * kDigestBlock + 10);
 }
 
-TEST_F(Checked, AnyChangedByteOfABlockRefusesAllOfIt) {
+TEST_P(Checked, AnyChangedByteOfABlockRefusesAllOfIt) {
   for (const std::size_t damage : {std::size_t{0}, std::size_t{kDigestBlock}, bytes_.size() - 1}) {
     Bytes changed = bytes_;
     changed[damage] ^= std::byte{1};
@@ -135,12 +164,50 @@ TEST_F(Checked, AnyChangedByteOfABlockRefusesAllOfIt) {
   }
 }
 
-TEST_F(Checked, OneAroundAnotherIsRefused) {
+TEST_P(Checked, SeveralRangesAreTheSameBytes) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 100; ++round) {
+    origin_ = random() % 2 * 4096;
+    const auto checked = source(bytes_);
+    std::vector<std::size_t> offsets;
+    for (std::size_t at = random() % 5000; at < bytes_.size() && offsets.size() < 100;
+         at += 1 + random() % 200'000)
+      offsets.push_back(at);
+    std::shuffle(offsets.begin(), offsets.end(), random);
+    std::vector<Bytes> outs;
+    for (const std::size_t at : offsets)
+      outs.emplace_back(random() % std::min<std::size_t>(bytes_.size() - at + 1, 300'000));
+    std::vector<ReadRange> ranges;
+    for (std::size_t i = 0; i < outs.size(); ++i) ranges.push_back({offsets[i], outs[i]});
+    checked->read_ranges(ranges);
+    for (std::size_t i = 0; i < outs.size(); ++i) {
+      EXPECT_TRUE(std::equal(outs[i].begin(), outs[i].end(),
+                             bytes_.begin() + static_cast<std::ptrdiff_t>(offsets[i])));
+    }
+  }
+}
+
+TEST(CheckedFarAway, AReadIsOneRequest) {
+  const Bytes bytes = random_bytes(2 * kDigestBlock + 777, 1);
+  const auto priced = std::make_shared<PricedSource>(bytes, 1U << 20U);
+  const CheckedSource far(priced, digests_of(bytes));
+  Bytes out(bytes.size() - 200);
+  far.read_at(100, out);  // from inside of a block into another one
+  EXPECT_EQ(priced->requests, 1);
+  EXPECT_TRUE(std::equal(out.begin(), out.end(), bytes.begin() + 100));
+  Bytes changed = bytes;
+  changed[kDigestBlock + 5] ^= std::byte{1};
+  const CheckedSource damaged(std::make_shared<PricedSource>(changed, 1U << 20U),
+                              digests_of(bytes));
+  EXPECT_EQ(error_of([&] { damaged.read_at(100, out); }).offset(), kDigestBlock);
+}
+
+TEST_P(Checked, OneAroundAnotherIsRefused) {
   const std::shared_ptr<const ByteSource> once = source(bytes_);
   EXPECT_EQ(code_of([&] { CheckedSource(once, digests_of(bytes_)); }), ErrorCode::invalid_argument);
 }
 
-TEST_F(Checked, ASizeThatTheDigestsDoNotFitIsRefused) {
+TEST_P(Checked, ASizeThatTheDigestsDoNotFitIsRefused) {
   Bytes shorter(bytes_.begin(), bytes_.begin() + 10);
   EXPECT_EQ(error_of([&] { (void)source(shorter); }).code(), ErrorCode::incomplete);
   Bytes longer = bytes_;

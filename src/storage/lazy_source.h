@@ -58,6 +58,7 @@ class LazySource final : public ByteSource {
   }
   [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] std::string version() const override { return current()->version(); }
+  [[nodiscard]] std::uint64_t request_cost() const override { return current()->request_cost(); }
   [[nodiscard]] bool checked() const override { return current()->checked(); }
 
  private:

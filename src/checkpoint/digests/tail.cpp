@@ -92,6 +92,7 @@ class TailedSource final : public ByteSource {
   [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
   [[nodiscard]] std::string version() const override { return source_->version(); }
+  [[nodiscard]] std::uint64_t request_cost() const override { return source_->request_cost(); }
   [[nodiscard]] bool checked() const override { return true; }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     require_range(*this, offset, out.size());

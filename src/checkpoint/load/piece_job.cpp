@@ -20,6 +20,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kDirectWindow = 4 << 20;  // bytes
+constexpr std::uint64_t kRequestsWorth = 64;    // bytes of a window for one that a request costs
 
 class PieceJob {
  public:
@@ -94,7 +95,7 @@ class PieceJob {
   void fill_dense() {
     const bool is_direct = want_.dtype == have_.dtype;
     const std::optional<std::int64_t> row = row_to_tell();
-    each_window(is_direct ? std::max(job_.window, kDirectWindow) : job_.window,
+    each_window(is_direct ? std::max(job_.window, direct_window()) : job_.window,
                 [&](std::int64_t begin, std::int64_t part) {
                   std::byte* place =
                       piece_.storage->data + first_ + static_cast<std::size_t>(begin) * element_;
@@ -104,6 +105,14 @@ class PieceJob {
                                 {place, static_cast<std::size_t>(part) * element_});
                   }
                 });
+  }
+
+  // Far away a window is a few requests that are under way together.
+  [[nodiscard]] std::size_t direct_window() const {
+    std::uint64_t cost = 0;
+    for (const Piece& piece : have_.pieces)
+      if (piece.storage->source) cost = std::max(cost, piece.storage->source->request_cost());
+    return std::max<std::size_t>(kDirectWindow, static_cast<std::size_t>(cost * kRequestsWorth));
   }
 
   // The number of the piece's first element in the tensor, if whoever listens can be told of it.

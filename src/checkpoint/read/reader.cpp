@@ -320,7 +320,8 @@ void TensorReader::read_device_group(Source& source, std::span<const Copy> group
 void TensorReader::read_run(Source& source, std::uint64_t from, MutableByteView out) {
   const Storage& storage = *source.piece.storage;
   // In steps that are still in the cache when the checksum goes over them.
-  const std::size_t step = source.follows() ? kFollowedBytes : out.size();
+  const bool is_near = storage.source->request_cost() <= kNearRequest;
+  const std::size_t step = source.follows() && is_near ? kFollowedBytes : out.size();
   while (!out.empty()) {
     const MutableByteView part = out.first(std::min(step, out.size()));
     storage.source->read_at(storage.offset + from, part);

@@ -45,6 +45,9 @@ class CachedSource final : public ByteSource {
   }
   [[nodiscard]] const std::string& name() const override { return file_->name(); }
   [[nodiscard]] std::string version() const override { return file_->version(); }
+  [[nodiscard]] std::uint64_t request_cost() const override {
+    return failed_ ? file_->request_cost() : copy_->request_cost();
+  }
   [[nodiscard]] bool checked() const override { return file_->checked(); }
 
  private:

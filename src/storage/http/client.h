@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "storage/http/scattered.h"
 #include "tessera/io.h"
 
 namespace tessera {
@@ -22,7 +23,7 @@ struct HttpRequest {
   std::vector<std::pair<std::string, std::string>> headers = {};
   std::vector<ByteView> body = {};  // sent one behind the other; lives until the answer is there
   // Where the body of a 200 or 206 goes, which has to fill it. Empty: into HttpResponse::body.
-  MutableByteView into = {};
+  Scattered into = {};
   // Of a body that goes into HttpResponse::body; a longer one is `limit`.
   std::size_t most_body = 16U << 20U;
   // Longer than HttpOptions::slow_for where the server works before it answers, as on a copy.

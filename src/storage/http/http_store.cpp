@@ -7,7 +7,7 @@
 
 #include "base/one_of.h"
 #include "base/parallel.h"
-#include "io/range.h"
+#include "storage/http/pieces.h"
 #include "storage/http/ranges.h"
 #include "storage/http/redirect.h"
 #include "storage/names.h"
@@ -74,9 +74,21 @@ class HttpSource final : public ByteSource {
     return version_.etag.empty() ? version_.last_modified : version_.etag;
   }
 
+  [[nodiscard]] std::uint64_t request_cost() const override { return kFarRequest; }
+
   void read_at(std::uint64_t offset, MutableByteView out) const override {
-    require_range(*this, offset, out.size());
-    if (out.empty()) return;  // no header can ask for no bytes
+    const ReadRange range{offset, out};
+    read_ranges({&range, 1});
+  }
+
+  void read_ranges(std::span<const ReadRange> ranges) const override {
+    const std::vector<RemotePiece> pieces = pieces_of(*this, ranges);
+    parallel_for(std::min(client_->most_in_flight(), kReadAtOnce), pieces.size(),
+                 [&](std::size_t i) { read_piece(pieces[i].offset, pieces[i].out); });
+  }
+
+ private:
+  void read_piece(std::uint64_t offset, const Scattered& out) const {
     const auto make = [&](const std::string& url) {
       HttpRequest request{.url = url, .into = out};
       request.headers.emplace_back("Range", range_text(offset, out.size()));
@@ -90,13 +102,6 @@ class HttpSource final : public ByteSource {
     require_same_range(response, offset, out.size());
   }
 
-  void read_ranges(std::span<const ReadRange> ranges) const override {
-    const int threads = std::min(client_->most_in_flight(), kMostThreads);
-    parallel_for(threads, ranges.size(),
-                 [&](std::size_t i) { read_at(ranges[i].offset, ranges[i].out); });
-  }
-
- private:
   void add_precondition(HttpRequest& request) const {
     if (version_.is_strong()) {
       request.headers.emplace_back("If-Match", version_.etag);

@@ -134,7 +134,7 @@ bool Reply::keep(ByteView bytes) {
       promised_ = received_;
       return false;
     }
-    std::memcpy(request_.into.data() + before, bytes.data(), bytes.size());
+    request_.into.write(before, bytes);
     return true;
   }
   const bool is_error = response_.status >= 300;

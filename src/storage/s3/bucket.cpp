@@ -89,7 +89,7 @@ std::optional<ObjectState> Bucket::head(const std::string& key) {
 }
 
 void Bucket::read(const std::string& key, const ObjectState& version, std::uint64_t offset,
-                  MutableByteView out) {
+                  const Scattered& out) {
   const Call call{
       .method = "GET",
       .key = key,

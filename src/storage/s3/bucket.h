@@ -64,7 +64,7 @@ class Bucket {
   // Fills `out`, which is not empty, from `offset` on, if the object is `version` still: else
   // `conflict`.
   void read(const std::string& key, const ObjectState& version, std::uint64_t offset,
-            MutableByteView out);
+            const Scattered& out);
   Written put(const std::string& key, ByteView body, const Condition& condition,
               const std::string& attempt);
   // Whether the server refuses to write `key`, at which there is an object, under conditions that

@@ -26,7 +26,7 @@ struct Call {
   Fields query = {};     // not encoded
   Fields headers = {};
   ByteView body = {};           // lives until the answer is there
-  MutableByteView into = {};    // as HttpRequest::into
+  Scattered into = {};          // as HttpRequest::into
   const char* permission = "";  // what credentials need for it: "s3:PutObject"
 };
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/parallel.h"
-#include "io/range.h"
+#include "storage/http/pieces.h"
 #include "storage/names.h"
 #include "storage/s3/preflight.h"
 #include "storage/s3/s3_sink.h"
@@ -21,10 +21,6 @@ namespace {
 
 using s3::Bucket;
 using s3::ObjectState;
-
-constexpr int kReadAtOnce = 16;
-// A longer range is read in pieces, by several connections: one does not fill a fast network.
-constexpr std::size_t kPiece = 16U << 20U;
 
 class S3Source final : public ByteSource {
  public:
@@ -40,20 +36,14 @@ class S3Source final : public ByteSource {
     read_ranges({&range, 1});
   }
   void read_ranges(std::span<const ReadRange> ranges) const override {
-    std::vector<ReadRange> pieces;
-    for (const ReadRange& range : ranges) {
-      require_range(*this, range.offset, range.out.size());
-      for (std::size_t done = 0; done < range.out.size(); done += kPiece) {
-        const std::size_t size = std::min(kPiece, range.out.size() - done);
-        pieces.push_back({range.offset + done, range.out.subspan(done, size)});
-      }
-    }
+    const std::vector<RemotePiece> pieces = pieces_of(*this, ranges);
     parallel_for(kReadAtOnce, pieces.size(), [&](std::size_t i) {
       bucket_->read(key_, version_, pieces[i].offset, pieces[i].out);
     });
   }
   [[nodiscard]] const std::string& name() const override { return path_; }
   [[nodiscard]] std::string version() const override { return version_.version; }
+  [[nodiscard]] std::uint64_t request_cost() const override { return kFarRequest; }
 
  private:
   const std::shared_ptr<Bucket> bucket_;
