@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/read/buffers.h"
 #include "checkpoint/read/npy.h"
 #include "checkpoint/read/reader.h"
 #include "cli/commands.h"
@@ -19,7 +20,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::int64_t kWindow = 1 << 20;     // bytes of a tensor in memory at once
+constexpr std::uint64_t kMemory = 64 << 20;   // bytes of a tensor in memory at once, at most
 constexpr std::size_t kMostValues = 1 << 20;  // of an object, as JSON
 
 struct Options {
@@ -110,7 +111,8 @@ void read_box(const Leaf& leaf, const Box& box, const std::function<void(ByteVie
   TensorReader reader(tensor, leaf.name);
   const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
   const std::int64_t count = numel(box.sizes);
-  const std::int64_t step = kWindow / element;
+  const Buffers buffers = buffers_for(kMemory, 1, request_cost_of(tensor));
+  const auto step = static_cast<std::int64_t>(buffers.window) / element;
   std::vector<std::byte> window(static_cast<std::size_t>(std::min(step, count) * element));
   for (std::int64_t begin = 0; begin < count; begin += step) {
     const std::int64_t part = std::min(step, count - begin);

@@ -79,6 +79,10 @@ std::vector<std::string> Store::list_directories(std::string_view prefix) const 
   return found;
 }
 
+std::shared_ptr<ByteSource> Store::open_listed(const ObjectInfo& object) const {
+  return open(object.name);
+}
+
 std::unique_ptr<ByteSink> Store::replace(std::string_view name, std::string_view expected,
                                          std::uint64_t size_hint) {
   return std::make_unique<ReplacingSink>(*this, name, expected,

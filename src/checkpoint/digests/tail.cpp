@@ -5,6 +5,7 @@
 #include <mutex>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "base/checked.h"
 #include "base/digest.h"
@@ -29,17 +30,39 @@ ByteView bytes_of(const Digests& digests) {
   throw Error(ErrorCode::corrupt, what).at_path(source.name()).at_offset(offset);
 }
 
+// Reads a file from its end: far away the last 64 KiB, which are the tail of most files, come by
+// one request.
+class FileEnd {
+ public:
+  explicit FileEnd(const ByteSource& source) : source_(source), begin_(source.size()) {
+    if (source.request_cost() <= kNearRequest) return;
+    last_.resize(static_cast<std::size_t>(std::min<std::uint64_t>(begin_, 64U << 10U)));
+    begin_ -= last_.size();
+    source.read_at(begin_, last_);
+  }
+
+  void read_at(std::uint64_t offset, MutableByteView out) const {
+    if (offset < begin_) return source_.read_at(offset, out);
+    std::memcpy(out.data(), last_.data() + (offset - begin_), out.size());
+  }
+
+ private:
+  const ByteSource& source_;
+  std::uint64_t begin_;  // of what is here
+  std::vector<std::byte> last_;
+};
+
 struct Footer {
   std::uint64_t end = 0;  // of the last item: where the tail begins
   std::uint64_t items = 0;
 };
 
 // Every number is compared with the file's size before it is used.
-Footer read_footer(const ByteSource& source) {
+Footer read_footer(const ByteSource& source, const FileEnd& file) {
   const std::uint64_t size = source.size();
   if (size < kFooter) refuse(source, 0, "the data file is too short for its tail");
   std::byte bytes[kFooter];
-  source.read_at(size - kFooter, bytes);
+  file.read_at(size - kFooter, bytes);
   const Footer footer{load_le<std::uint64_t>(bytes), load_le<std::uint64_t>(bytes + 8)};
   const bool is_known = std::memcmp(bytes + 32, kMagic, sizeof kMagic) == 0 &&
                         load_le<std::uint64_t>(bytes + 24) == kVersion &&
@@ -58,7 +81,8 @@ struct Tail {
 
 // Blocks and items are read in parts: what is kept is no more than the file's size allows.
 Tail read_tail(const ByteSource& source, const DataDigest& digest, bool keep_items) {
-  const Footer footer = read_footer(source);
+  const FileEnd file(source);
+  const Footer footer = read_footer(source, file);
   const std::uint64_t blocks = digest_blocks(footer.end);
   Tail tail{footer.end, {}, {}};
   RunningDigest running;
@@ -67,7 +91,7 @@ Tail read_tail(const ByteSource& source, const DataDigest& digest, bool keep_ite
   for (std::uint64_t at = footer.end; at < source.size(); at += window.size()) {
     const auto part = MutableByteView(window).first(
         static_cast<std::size_t>(std::min<std::uint64_t>(window.size(), source.size() - at)));
-    source.read_at(at, part);
+    file.read_at(at, part);
     running.add(part);
     for (std::size_t in = 0; in + kEntry <= part.size(); in += kEntry) {
       const std::uint64_t index = (at - footer.end + in) / kEntry;

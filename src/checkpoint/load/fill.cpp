@@ -10,6 +10,7 @@
 #include "base/parallel.h"
 #include "checkpoint/load/chunk_job.h"
 #include "checkpoint/load/piece_job.h"
+#include "checkpoint/read/buffers.h"
 #include "checkpoint/read/memory.h"
 #include "layout/boxes.h"
 #include "layout/strided.h"
@@ -164,8 +165,16 @@ struct Work {
   }
 };
 
+// Far away threads wait for answers most of the time.
+int threads_for(const FillJob& job) {
+  constexpr int kFarAway = 8;
+  if (job.fillings.empty()) return job.threads;
+  const bool is_far = request_cost_of(job.fillings[0].found.as_tensor()) > kNearRequest;
+  return is_far ? std::max(job.threads, kFarAway) : job.threads;
+}
+
 void carry_out(const FillJob& job, const Work& work) {
-  parallel_for(job.threads, work.pieces.size() + work.chunks.size(), [&](std::size_t i) {
+  parallel_for(threads_for(job), work.pieces.size() + work.chunks.size(), [&](std::size_t i) {
     if (i >= work.pieces.size()) return carry_out(job, work.chunks[i - work.pieces.size()]);
     const PieceOf& of = work.pieces[i];
     carry_out(job, of, job.fillings[of.filling], of.piece);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 
+#include "checkpoint/read/buffers.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/gather.h"
 #include "checkpoint/read/memory.h"
@@ -109,10 +110,8 @@ class PieceJob {
 
   // Far away a window is a few requests that are under way together.
   [[nodiscard]] std::size_t direct_window() const {
-    std::uint64_t cost = 0;
-    for (const Piece& piece : have_.pieces)
-      if (piece.storage->source) cost = std::max(cost, piece.storage->source->request_cost());
-    return std::max<std::size_t>(kDirectWindow, static_cast<std::size_t>(cost * kRequestsWorth));
+    const std::uint64_t worth = request_cost_of(have_) * kRequestsWorth;
+    return std::max(kDirectWindow, static_cast<std::size_t>(worth));
   }
 
   // The number of the piece's first element in the tensor, if whoever listens can be told of it.

@@ -46,7 +46,9 @@ IoReport Checkpoint::read_many(const std::vector<ReadRequest>& requests,
   const Owners owners = owners_of(fillings);
   const std::uint64_t workers =
       std::min<std::uint64_t>(static_cast<std::uint64_t>(options.threads), fillings.size());
-  const Buffers buffers = buffers_for(options.memory, workers);
+  const std::uint64_t cost =
+      fillings.empty() ? kNearRequest : request_cost_of(fillings[0].found.as_tensor());
+  const Buffers buffers = buffers_for(options.memory, workers, cost);
   IoCounters counters;
   Meter meter(options.progress, bytes_of(fillings), options.stop);
   // Half a window: elements that are converted are there twice.

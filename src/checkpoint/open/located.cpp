@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "checkpoint/open/kinds.h"
+#include "checkpoint/open/snapshot_store.h"
 #include "storage/names.h"
 #include "storage/open_store.h"
 #include "storage/sub_store.h"
@@ -48,11 +49,17 @@ Location located_directory(const Location& where) {
 
 Location located_source(const Location& where) {
   if (!names_store(where)) return located_directory(where);
-  if (!divided(where.path).second.empty()) {
-    Location object = object_at(where.path);
-    if (is_web(where.path) || object.store->exists(object.name)) return object;
-  }
-  return located_directory(where);
+  const auto [parent, name] = divided(where.path);
+  if (name.empty()) return snapshot_store(open_store(where.path), true);
+  const Location object(snapshot_store(open_store(parent), false), name);
+  if (is_web(where.path)) return object;
+  auto directory = snapshot_store(open_store(where.path), true);
+  const auto is_directory = [&] {
+    return !directory->list_level().empty() || !directory->list_directories().empty();
+  };
+  if (!kind_of_file_name(name) && is_directory()) return directory;
+  if (object.store->exists(name)) return object;
+  return directory;
 }
 
 Location located_target(const Location& where) {

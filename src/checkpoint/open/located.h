@@ -14,7 +14,9 @@ namespace tessera {
 // Each returns a path of this machine without its scheme, and what is a store already as it is.
 // What a URL of another scheme means depends on what is asked for:
 [[nodiscard]] Location located_directory(const Location& where);  // always a directory
-// An object if there is one of that name, else a directory.
+// A directory if there is something in it, else an object if there is one of that name; names with
+// the extension of a kind that is a file the other way round. As it is when it is first asked
+// (snapshot_store.h).
 [[nodiscard]] Location located_source(const Location& where);
 // An object if its extension is that of a kind that is a file, else a directory.
 [[nodiscard]] Location located_target(const Location& where);

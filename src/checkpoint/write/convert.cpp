@@ -253,7 +253,8 @@ ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
   IoCounters counters;
   StorageChecks checks;
   const Buffers buffers = buffers_for(
-      options.memory, std::min(static_cast<std::uint64_t>(options.threads), report.tensors));
+      options.memory, std::min(static_cast<std::uint64_t>(options.threads), report.tensors),
+      request_cost_of(leaves));
   ConvertJob job{.source = checkpoint,
                  .leaves = leaves,
                  .options = options,

@@ -100,6 +100,11 @@ class S3Store final : public Store {
     }
     return std::make_shared<S3Source>(bucket_, std::move(key), std::move(*state));
   }
+  [[nodiscard]] std::shared_ptr<ByteSource> open_listed(const ObjectInfo& object) const override {
+    if (object.version.empty()) return open(object.name);
+    ObjectState state{.size = object.size, .etag = object.version, .version = object.version};
+    return std::make_shared<S3Source>(bucket_, key_of(object.name), std::move(state));
+  }
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t size_hint) override {
     std::string key = key_of(name);
