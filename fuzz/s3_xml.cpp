@@ -16,6 +16,7 @@ void tessera::fuzz::parse(ByteView input) {
   };
   read(s3::parse_listing);
   read(s3::parse_uploads);
+  read(s3::parse_parts);
   read(s3::parse_upload_id);
   read(s3::parse_copied_etag);
   if (!is_good) throw Error(ErrorCode::corrupt, "no reader takes it");

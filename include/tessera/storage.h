@@ -22,6 +22,8 @@ struct ObjectInfo {
 enum class IfExists { fail, replace };
 class NewDirectory;  // new_directory.h
 class StoreHold;     // store_hold.h
+struct StoreCopy;    // store_copy.h
+enum class StoreCopied : std::uint8_t;
 
 // A store of your own overrides what has no body here. Objects in memory take some thirty lines.
 // Object names are relative, use '/', and never leave the root: every member refuses a name that is
@@ -56,6 +58,7 @@ class Store {
   [[nodiscard]] virtual std::unique_ptr<ByteSink> share(std::string_view name);
   [[nodiscard]] virtual std::unique_ptr<NewDirectory> new_directory(std::string_view name,
                                                                     IfExists if_exists);
+  virtual StoreCopied copy(const StoreCopy& what);  // by the store's own means, if it can
   virtual void remove(std::string_view name) = 0;  // no error if there is no such object
   // Tries what a save asks for, where rights are granted one by one: throws what it is refused. By
   // an object `probe`, gone afterwards. If commits do not keep rivals out, it is `unsupported`,

@@ -16,7 +16,13 @@ struct UploadOptions {
   // of the same files left that was interrupted does not count.
   bool overwrite = false;
   bool single_writer = false;  // as SaveOptions has it
-  int threads = 2;         // files that each rank copies at once, with a buffer of 4 MiB for each
+  int threads = 2;  // files that each rank copies at once, with a buffer of 8 MiB for each
+  // Files that the target has already are not copied again: they were read there and have the
+  // source's digests or, of files without, its bytes; or the store itself made them as copies of
+  // this version. If the target has this checkpoint's marker already, it is completed and checked
+  // under it, also without `overwrite`. A failure leaves what was copied, and no new marker, to the
+  // next upload with this option.
+  bool resume = false;
   bool read_back = false;  // reads each file again from the target: a difference is `corrupt`
   ProgressHook progress = {};
   std::stop_token stop = {};
@@ -27,6 +33,9 @@ struct UploadReport {
   std::uint64_t bytes = 0;
   std::uint64_t total_files = 0;  // of all ranks
   std::uint64_t total_bytes = 0;
+  std::uint64_t whole_files = 0;   // of `files`: with `resume`, the target had them already
+  std::uint64_t whole_bytes = 0;   // of them
+  std::uint64_t server_bytes = 0;  // of `bytes`: copied by the store itself, see store_copy.h
 };
 
 // Copies the checkpoint in the directory `from` to the directory `to`; each is a path, a store, or
@@ -35,8 +44,9 @@ struct UploadReport {
 // `.metadata` of a DCP checkpoint or `config.yaml` of an OLMo kind: else `incomplete`. The marker
 // is copied last, by rank 0, when all files are at the target with their sizes. With `overwrite`
 // the old marker is removed first. So whoever asks for the marker finds the old checkpoint, none,
-// or the new one. Files with digests are checked while they are read. The source must stay as it
-// is: a file of another size, or another `.metadata`, is `conflict`.
+// or the new one. Files with digests are checked while they are read. Inside
+// one object store the server copies data files; no bytes come here to be checked. The source must
+// stay as it is: a file of another size, or another `.metadata`, is `conflict`.
 //
 // A failure of any rank, or its request to stop, is one error on all of them; then no marker is
 // there, and what was copied is removed again. If ranks lose one another during the last step, they

@@ -10,6 +10,7 @@
 
 #include "tessera/new_directory.h"
 #include "tessera/storage.h"
+#include "tessera/store_copy.h"
 #include "tessera/store_hold.h"
 
 namespace tessera {
@@ -47,6 +48,7 @@ class ForwardingStore : public Store {
                                                             IfExists if_exists) override {
     return inner_->new_directory(name, if_exists);
   }
+  StoreCopied copy(const StoreCopy& what) override { return inner_->copy(what); }
   void remove(std::string_view name) override { inner_->remove(name); }
   void require_writable(std::string_view probe, bool is_only_writer) override {
     inner_->require_writable(probe, is_only_writer);

@@ -5,6 +5,7 @@
 
 #include "tessera/error.h"
 #include "tessera/new_directory.h"
+#include "tessera/store_copy.h"
 #include "tessera/store_hold.h"
 
 namespace tessera {
@@ -87,6 +88,10 @@ std::unique_ptr<ByteSink> Store::replace(std::string_view name, std::string_view
                                          std::uint64_t size_hint) {
   return std::make_unique<ReplacingSink>(*this, name, expected,
                                          create(name, IfExists::replace, size_hint));
+}
+
+StoreCopied Store::copy(const StoreCopy& /*what*/) {
+  return StoreCopied::cannot;
 }
 
 std::unique_ptr<ByteSink> Store::share(std::string_view name) {

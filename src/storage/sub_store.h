@@ -8,6 +8,7 @@
 
 #include "tessera/new_directory.h"
 #include "tessera/storage.h"
+#include "tessera/store_copy.h"
 #include "tessera/store_hold.h"
 
 namespace tessera {
@@ -50,6 +51,11 @@ class SubStore final : public Store {
   }
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
     return parent_.share(full(name));
+  }
+  StoreCopied copy(const StoreCopy& what) override {
+    StoreCopy below = what;
+    below.name = full(what.name);
+    return parent_.copy(below);
   }
   void remove(std::string_view name) override { parent_.remove(full(name)); }
   void require_writable(std::string_view probe, bool is_only_writer) override {

@@ -1,5 +1,7 @@
 #include "checkpoint/open/located.h"
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/open/kinds.h"
@@ -66,6 +68,16 @@ Location located_target(const Location& where) {
   if (names_store(where) && kind_of_file_name(divided(where.path).second))
     return object_at(where.path);
   return located_directory(where);
+}
+
+Location located_file(const Location& where) {
+  if (where.store) return where;
+  if (names_store(where)) return object_at(where.path);
+  const std::filesystem::path path = without_file_scheme(where.path);
+  std::error_code none;
+  if (path.filename().empty() || std::filesystem::is_directory(path, none))
+    return posix_store(path.string());
+  return {posix_store(path.parent_path().string()), path.filename().string()};
 }
 
 std::shared_ptr<Store> directory_store(const Location& where) {

@@ -20,6 +20,9 @@ namespace tessera {
 [[nodiscard]] Location located_source(const Location& where);
 // An object if its extension is that of a kind that is a file, else a directory.
 [[nodiscard]] Location located_target(const Location& where);
+// An object of whatever name. A directory, if the path or URL ends with a slash, is a whole bucket,
+// or is a directory of this machine: then Location::name is empty.
+[[nodiscard]] Location located_file(const Location& where);
 
 // A directory as a store: of a path, a URL, a store's root, or a directory in a store.
 [[nodiscard]] std::shared_ptr<Store> directory_store(const Location& where);

@@ -94,6 +94,10 @@ class CachedStore final : public ForwardingStore {
     written_ = true;
     return ForwardingStore::replace(name, expected, size_hint);
   }
+  StoreCopied copy(const StoreCopy& what) override {
+    written_ = true;
+    return ForwardingStore::copy(what);
+  }
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
     written_ = true;
     return ForwardingStore::share(name);

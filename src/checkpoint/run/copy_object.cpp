@@ -5,12 +5,13 @@
 #include <vector>
 
 #include "base/digest.h"
+#include "checkpoint/digests/guard.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::uint64_t kWindow = 4 << 20;  // bytes
+constexpr std::uint64_t kWindow = 8 << 20;  // bytes
 
 // Gives all bytes to `take`, one window after another, and returns their digest.
 std::uint64_t for_each_window(const ByteSource& source,
@@ -38,6 +39,22 @@ WrittenObject write_copy(const ByteSource& source, Store& to, const std::string&
     meter.add(bytes.size());
   });
   return written;
+}
+
+bool has_copy(const Store& to, const std::string& name, const ByteSource& source,
+              const std::optional<FileDigests>& digests, const Meter& meter) {
+  if (!to.exists(name)) return false;
+  std::shared_ptr<ByteSource> there = to.open(name);
+  if (there->size() != source.size()) return false;
+  const auto go_on = [&](std::uint64_t, ByteView) { require_going_on(meter.stop()); };
+  if (!digests) return for_each_window(*there, go_on) == for_each_window(source, go_on);
+  try {
+    (void)for_each_window(*guarded_source(std::move(there), *digests), go_on);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::corrupt || error.code() == ErrorCode::incomplete) return false;
+    throw;
+  }
+  return true;
 }
 
 void commit_copy(WrittenObject& written, Store& to, bool read_back) {

@@ -5,6 +5,7 @@
 
 #include "checkpoint/dcp/metadata_file.h"
 #include "format/olmo/config.h"
+#include "format/safetensors/index.h"
 
 namespace tessera {
 namespace {
@@ -22,7 +23,7 @@ constexpr std::array<std::string_view, 4> kFirstRead{"model.pt", "model.safetens
 int turn_of(std::string_view name) {
   if (const auto* at = std::ranges::find(kMarkers, name); at != kMarkers.end())
     return 2 + static_cast<int>(at - kMarkers.begin());
-  return std::ranges::find(kFirstRead, name) == kFirstRead.end() ? 0 : 1;
+  return is_read_first(name) ? 1 : 0;
 }
 
 }  // namespace
@@ -36,6 +37,11 @@ std::string marker_in(const Store& store) {
 
 bool is_marker(std::string_view name) {
   return std::ranges::find(kMarkers, name) != kMarkers.end();
+}
+
+bool is_read_first(std::string_view name) {
+  return std::ranges::find(kFirstRead, name) != kFirstRead.end() ||
+         name.ends_with(safetensors::kIndexSuffix);
 }
 
 void sort_markers_last(std::vector<ObjectInfo>& objects) {

@@ -16,6 +16,8 @@ namespace tessera {
 
 // Whether it says that a checkpoint is whole, or in `olmo_torch_new` that its DCP part is.
 [[nodiscard]] bool is_marker(std::string_view name);
+// Whether a reader begins with it where there is no marker: it comes after all data.
+[[nodiscard]] bool is_read_first(std::string_view name);
 // Sorts the objects of a checkpoint so that it may come in this order, and go in the opposite one:
 // markers last, and before them what a reader begins with. So at no moment a reader takes a part of
 // a checkpoint for all of it, and one who opens it without asking for a marker finds nothing to

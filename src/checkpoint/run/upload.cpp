@@ -1,7 +1,9 @@
 #include "tessera/upload.h"
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
+#include <span>
 #include <utility>
 
 #include "base/parallel.h"
@@ -12,12 +14,17 @@
 #include "checkpoint/run/upload_plan.h"
 #include "checkpoint/run/upload_source.h"
 #include "checkpoint/run/upload_target.h"
+#include "checkpoint/run/upload_unmarked.h"
 #include "checkpoint/save/probe.h"
 #include "comm/long_work.h"
 #include "tessera/error.h"
+#include "tessera/store_copy.h"
 
 namespace tessera {
 namespace {
+
+// Whether the source has a marker. Else it is of a kind that has none.
+enum class Marked : std::uint8_t { yes, no };
 
 // Whether both are one place, as far as that can be seen.
 bool is_same_place(const Location& a, const Location& b) {
@@ -31,8 +38,9 @@ bool is_same_place(const Location& a, const Location& b) {
 // One rank's part of an upload, step by step.
 class Upload {
  public:
-  Upload(const Location& from, const Location& to, const UploadOptions& options, Group& group)
-      : from_(from), to_(to), options_(options), group_(group) {}
+  Upload(const Location& from, const Location& to, const UploadOptions& options, Group& group,
+         Marked marked = Marked::yes)
+      : from_(from), to_(to), options_(options), group_(group), marked_(marked) {}
 
   UploadReport run() {
     plan();
@@ -65,7 +73,12 @@ class Upload {
     const auto conclude = [this](const Bytes& all) {
       plan_ = share_out(all, source_->look(), group_.size());
       target_.emplace(*store_, plan_);
-      target_->open(options_.overwrite);
+      has_same_markers_ = options_.resume && has_same_markers();
+      if (has_same_markers_) {
+        target_->open_same(options_.overwrite);
+      } else {
+        target_->open(options_.overwrite);
+      }
       // Of a store somebody else may write to another part.
       if (is_on_disk(to_)) store_->remove_unfinished();
       return encode_plan(plan_);
@@ -77,7 +90,21 @@ class Upload {
     }
   }
 
+  // Whether the target has this checkpoint's markers.
+  bool has_same_markers() {
+    const Meter silent({}, 0, options_.stop);
+    bool has_any = false;
+    for (const UploadFile& file : plan_) {
+      if (!is_marker(file.object.name)) continue;
+      has_any = true;
+      if (!has_copy(*store_, file.object.name, *source_->open(file), file.digests, silent))
+        return false;
+    }
+    return has_any;
+  }
+
   void require_marker() const {
+    if (marked_ == Marked::no) return;
     const auto store = directory_store(from_);
     if (!marker_in(*store).empty()) return;
     throw Error(ErrorCode::incomplete,
@@ -99,7 +126,7 @@ class Upload {
     } catch (...) {
       // Rank 0 commits only after a word of everybody, which this rank does not give any more.
       markers_.clear();
-      withdraw(*store_, plan_, group_.rank());
+      if (!options_.resume) withdraw(*store_, plan_, group_.rank());
       throw;
     }
   }
@@ -107,28 +134,79 @@ class Upload {
   void copy_mine(const std::stop_token& stop) {
     if (is_rank_zero()) target_->remove_stale();
     Meter meter(options_.progress, bytes_of(mine_), stop);
-    const auto first_marker = std::ranges::find_if(
-        mine_, [](const UploadFile& file) { return is_marker(file.object.name); });
-    parallel_for(options_.threads, static_cast<std::size_t>(first_marker - mine_.begin()),
-                 [&](std::size_t i) {
-                   WrittenObject written = write(mine_[i], IfExists::replace, meter);
-                   commit_copy(written, *store_, options_.read_back);
-                 });
+    const auto is_late = [](const UploadFile& file) {
+      return is_read_first(file.object.name) || is_marker(file.object.name);
+    };
+    const auto first_late = std::ranges::find_if(mine_, is_late);
+    const auto first_marker = std::find_if(first_late, mine_.end(), [](const UploadFile& file) {
+      return is_marker(file.object.name);
+    });
+    copy_files({mine_.begin(), first_late}, meter);
+    copy_files({first_late, first_marker}, meter);
     for (auto at = first_marker; at != mine_.end(); ++at) prepare_marker(*at, meter);
     store_->sync();
     meter.finish();
     require_going_on(stop);  // threads that were at their last bytes have not looked
   }
 
-  WrittenObject write(const UploadFile& file, IfExists if_exists, Meter& meter) {
-    return write_copy(*source_->open(file), *store_, file.object.name, if_exists, meter);
+  void copy_files(std::span<const UploadFile> files, Meter& meter) {
+    parallel_for(options_.threads, files.size(),
+                 [&](std::size_t i) { copy_file(files[i], meter); });
+  }
+
+  void copy_file(const UploadFile& file, Meter& meter) {
+    const auto source = source_->open(file);
+    if (is_copied_by_store(file, *source, meter)) return;
+    if (options_.resume && has_copy(*store_, file.object.name, *source, file.digests, meter)) {
+      count_whole(file);
+      meter.add(file.object.size);
+      return;
+    }
+    WrittenObject written = write_copy(*UploadSource::guarded(source, file), *store_,
+                                       file.object.name, if_data_exists(), meter);
+    commit_copy(written, *store_, options_.read_back);
+  }
+
+  bool is_copied_by_store(const UploadFile& file, const ByteSource& source, Meter& meter) {
+    const StoreCopied copied =
+        store_->copy({.from = source,
+                      .name = file.object.name,
+                      .if_exists = if_data_exists(),
+                      .copied = [&meter](std::uint64_t bytes) { meter.add(bytes); }});
+    if (copied == StoreCopied::cannot) return false;
+    if (copied == StoreCopied::was_there) {
+      count_whole(file);
+    } else {
+      server_bytes_ += file.object.size;
+    }
+    if (options_.read_back && !has_copy(*store_, file.object.name, source, file.digests, meter)) {
+      throw Error(ErrorCode::corrupt, "the target gives other bytes than the source")
+          .at_path(store_->name() + "/" + file.object.name);
+    }
+    return true;
+  }
+
+  void count_whole(const UploadFile& file) {
+    ++whole_files_;
+    whole_bytes_ += file.object.size;
+  }
+
+  // Data that is there without a marker is what an upload left, unless the kind has no marker.
+  [[nodiscard]] IfExists if_data_exists() const {
+    return marked_ == Marked::no && !options_.overwrite ? IfExists::fail : IfExists::replace;
   }
 
   // So that nothing is left to do at the end but to make it visible.
   void prepare_marker(const UploadFile& file, Meter& meter) {
     marker_ends_.push_back(source_->end_of(file.object));
+    if (has_same_markers_) {
+      count_whole(file);
+      meter.add(file.object.size);
+      return;
+    }
     const auto if_exists = options_.overwrite ? IfExists::replace : IfExists::fail;
-    markers_.push_back(write(file, if_exists, meter));
+    const auto source = UploadSource::guarded(source_->open(file), file);
+    markers_.push_back(write_copy(*source, *store_, file.object.name, if_exists, meter));
   }
 
   void commit() {
@@ -146,7 +224,7 @@ class Upload {
       (void)confer(group_, "completing an upload", {nothing, combine_nothing, publish});
     } catch (...) {
       markers_.clear();
-      if (is_rank_zero()) target_->withdraw();
+      if (is_rank_zero() && !options_.resume) target_->withdraw();
       throw;
     }
   }
@@ -163,18 +241,27 @@ class Upload {
   }
 
   [[nodiscard]] UploadReport report() const {
-    return {mine_.size(), bytes_of(mine_), plan_.size(), bytes_of(plan_)};
+    return {.files = mine_.size(),
+            .bytes = bytes_of(mine_),
+            .total_files = plan_.size(),
+            .total_bytes = bytes_of(plan_),
+            .whole_files = whole_files_,
+            .whole_bytes = whole_bytes_,
+            .server_bytes = server_bytes_};
   }
 
   const Location& from_;
   const Location& to_;
   const UploadOptions& options_;
   Group& group_;
+  const Marked marked_;
   std::optional<UploadSource> source_;
   std::shared_ptr<Store> store_;  // the target
   UploadPlan plan_;
-  UploadPlan mine_;                                  // what this rank copies, markers last
-  std::optional<UploadTarget> target_;               // rank 0
+  UploadPlan mine_;                     // what this rank copies, markers last
+  std::optional<UploadTarget> target_;  // rank 0
+  bool has_same_markers_ = false;       // rank 0: they are at the target already
+  std::atomic<std::uint64_t> whole_files_{0}, whole_bytes_{0}, server_bytes_{0};
   std::vector<WrittenObject> markers_;               // rank 0: written, and invisible until the end
   std::vector<std::vector<std::byte>> marker_ends_;  // rank 0: the sources' last bytes
 };
@@ -184,6 +271,11 @@ class Upload {
 UploadReport upload(const Location& from, const Location& to, const UploadOptions& options,
                     Group& group) {
   return Upload(from, to, options, group).run();
+}
+
+UploadReport upload_unmarked(const Location& from, const Location& to,
+                             const UploadOptions& options) {
+  return Upload(from, to, options, *solo_group(), Marked::no).run();
 }
 
 UploadReport upload(const Location& from, const Location& to, const UploadOptions& options) {

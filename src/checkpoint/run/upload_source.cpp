@@ -51,6 +51,11 @@ KnownFiles UploadSource::look() const {
 std::shared_ptr<ByteSource> UploadSource::open(const UploadFile& file) const {
   auto source = store_->open(file.object.name);
   require_size(*source, file.object);
+  return source;
+}
+
+std::shared_ptr<ByteSource> UploadSource::guarded(std::shared_ptr<ByteSource> source,
+                                                  const UploadFile& file) {
   return file.digests ? guarded_source(std::move(source), *file.digests) : source;
 }
 

@@ -20,9 +20,11 @@ class UploadSource {
   [[nodiscard]] const std::vector<ObjectInfo>& files() const noexcept { return files_; }
   // What the metadata says of them. One rank reads it for all.
   [[nodiscard]] KnownFiles look() const;
-  // What is read is compared with the digests that there are. Throws `conflict` if the file's size
-  // has changed.
+  // Throws `conflict` if the file's size has changed.
   [[nodiscard]] std::shared_ptr<ByteSource> open(const UploadFile& file) const;
+  // What is read is compared with the digests that there are.
+  [[nodiscard]] static std::shared_ptr<ByteSource> guarded(std::shared_ptr<ByteSource> source,
+                                                           const UploadFile& file);
   // The last bytes of a file as it is now. A save's id is among those of `.metadata`.
   [[nodiscard]] std::vector<std::byte> end_of(const ObjectInfo& file) const;
   [[nodiscard]] const std::string& name() const { return store_->name(); }

@@ -52,6 +52,17 @@ void UploadTarget::open(bool overwrite) {
     throw Error(ErrorCode::already_exists, "a checkpoint is there already: it has " + marker)
         .at_path(store_.name());
   }
+  std::vector<ObjectInfo> markers = look(overwrite);
+  sort_markers_last(markers);
+  for (auto at = markers.rbegin(); at != markers.rend(); ++at) store_.remove(at->name);
+  store_.sync();
+}
+
+void UploadTarget::open_same(bool overwrite) {
+  (void)look(overwrite);
+}
+
+std::vector<ObjectInfo> UploadTarget::look(bool overwrite) {
   const std::set<std::string> planned = names_of(plan_);
   std::vector<ObjectInfo> markers;
   for (const ObjectInfo& object : store_.list()) {
@@ -66,9 +77,7 @@ void UploadTarget::open(bool overwrite) {
                 "data of another checkpoint is there already: " + stale_.front())
         .at_path(store_.name());
   }
-  sort_markers_last(markers);
-  for (auto at = markers.rbegin(); at != markers.rend(); ++at) store_.remove(at->name);
-  store_.sync();
+  return markers;
 }
 
 void UploadTarget::remove_stale() {

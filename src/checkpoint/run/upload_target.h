@@ -17,6 +17,8 @@ class UploadTarget {
 
   // Looks at what is there, and removes the markers. Throws `already_exists` unless `overwrite`.
   void open(bool overwrite);
+  // Instead, if what is there has the markers of the plan: they stay.
+  void open_same(bool overwrite);
   // Removes what is of a checkpoint and not of the new one. After open().
   void remove_stale();
   // Throws `incomplete` unless all data of the plan is there with its size.
@@ -25,6 +27,9 @@ class UploadTarget {
   void withdraw() noexcept;
 
  private:
+  // Notes what is stale, and returns the markers. Throws `already_exists` unless `overwrite`.
+  [[nodiscard]] std::vector<ObjectInfo> look(bool overwrite);
+
   Store& store_;
   const UploadPlan& plan_;
   std::vector<std::string> stale_;

@@ -7,6 +7,7 @@
 #include "base/one_of.h"
 #include "storage/http/ranges.h"
 #include "storage/http/uri.h"
+#include "storage/s3/parts.h"
 #include "tessera/error.h"
 
 namespace tessera::s3 {
@@ -16,6 +17,13 @@ constexpr const char* kAttempt = "x-amz-meta-tessera-attempt";
 constexpr const char* kGoogleCondition = "x-goog-if-generation-match";
 constexpr const char* kGet = "s3:GetObject";
 constexpr const char* kPut = "s3:PutObject";
+
+// What mark() sends. Data has numbers below: a server that compares checksums wants those of the
+// parts which become the object without a gap from 1 on.
+constexpr int kMarkNumber = kMostParts + 1;
+constexpr std::string_view kMark =
+    "Tessera multipart upload: this part is a mark, and no data of it";
+constexpr std::string_view kMarkMd5 = "e275abe52bf70130c9669cbb3ca109e6";
 
 std::string base64(const std::array<unsigned char, 4>& bytes) {
   constexpr std::string_view kDigits =
@@ -153,13 +161,12 @@ void Bucket::remove(const std::string& key) {
 std::string Bucket::copied_etag(Call call, const CopiedObject& from) {
   call.method = "PUT";
   call.permission = "s3:PutObject, and s3:GetObject of what is copied";
-  call.headers += {{"x-amz-copy-source",
-                    "/" + endpoint_.settings().bucket + "/" + percent_encoded(from.key, true)},
+  call.headers += {{"x-amz-copy-source", "/" + from.bucket + "/" + percent_encoded(from.key, true)},
                    {"x-amz-copy-source-if-match", from.etag}};
   Answer answer = endpoint_.send(call);
   if (answer.response.status == 412) {
     throw Error(ErrorCode::conflict, "the object was replaced while it was copied")
-        .at_path(path_of(from.key));
+        .at_path(from.bucket + "/" + from.key);
   }
   return parse_copied_etag(endpoint_.require_good(call, std::move(answer)).response.text());
 }
@@ -177,6 +184,55 @@ Upload Bucket::create_upload(const std::string& key, const std::string& attempt,
             .permission = kPut};
   if (parts == PartsAre::sent) call.headers += {{"x-amz-checksum-algorithm", "CRC32"}};
   return {key, parse_upload_id(endpoint_.send_good(call).response.text())};
+}
+
+bool Bucket::is_beside(const Bucket& other) const {
+  const auto server_of = [](const Bucket& bucket) {
+    Settings settings = bucket.endpoint_.settings();
+    settings.bucket.clear();
+    return settings;
+  };
+  return this == &other || server_of(*this) == server_of(other);
+}
+
+void Bucket::mark(const Upload& upload, PartsAre parts) {
+  const ByteView body = std::as_bytes(std::span(kMark));
+  Call call{.method = "PUT",
+            .key = upload.key,
+            .query = of_part(upload, kMarkNumber),
+            .body = body,
+            .permission = kPut};
+  if (parts == PartsAre::sent) call.headers = {{"x-amz-checksum-crc32", checksum_of(body)}};
+  try {
+    (void)endpoint_.send_good(call);
+  } catch (const Error&) {  // who cleans up later has to know the upload by its key
+  }
+}
+
+bool is_mark(const ListedPart& part) {
+  if (part.number != kMarkNumber || part.size != kMark.size()) return false;
+  // Where the server encrypts, the ETag is no MD5.
+  return part.etag.find(kMarkMd5) != std::string::npos ||
+         part.crc32 == checksum_of(std::as_bytes(std::span(kMark)));
+}
+
+std::vector<ListedPart> Bucket::list_parts(const Upload& upload) {
+  Call call{.method = "GET", .key = upload.key, .permission = "s3:ListMultipartUploadParts"};
+  std::vector<ListedPart> found;
+  int behind = 0;
+  do {
+    call.query = {{"uploadId", upload.id}};
+    if (behind > 0) call.query.emplace_back("part-number-marker", std::to_string(behind));
+    Answer answer = endpoint_.send(call);
+    if (answer.response.status == 404) return {};
+    const PartListing page =
+        parse_parts(endpoint_.require_good(call, std::move(answer)).response.text());
+    if (page.next != 0 && page.next <= behind)
+      throw Error(ErrorCode::corrupt, "the server lists the same parts again").at_path(name());
+    found.insert(found.end(), page.parts.begin(), page.parts.end());
+    behind = page.next;
+  } while (behind > 0);
+  return found;
 }
 
 CompletedPart Bucket::upload_part(const Upload& upload, int number, ByteView body) {

@@ -44,10 +44,13 @@ struct Upload {
 // wants for either all or none.
 enum class PartsAre : std::uint8_t { sent, copied };
 
-// An object that the server copies, if it is of this version still: else `conflict`.
+// An object of a bucket of the same server, of which the server makes a copy if it is of this
+// version still: else `conflict`.
 struct CopiedObject {
-  std::string key, etag;
+  std::string bucket, key, etag;
 };
+
+[[nodiscard]] bool is_mark(const ListedPart& part);
 
 // All throw an Error that names URL, verb, status, request id and the server's code. Threads may
 // call members at once. An `attempt` is a header of the object that head() tells, so that who lost
@@ -72,6 +75,12 @@ class Bucket {
   [[nodiscard]] bool heeds_conditions(const std::string& key);
   // From now on no request has one. Rivals are then kept out by whoever decided that.
   void send_no_conditions() { sends_conditions_ = false; }
+  // Whether one request can be about objects of both: they have one server and credentials.
+  [[nodiscard]] bool is_beside(const Bucket& other) const;
+  [[nodiscard]] CopiedObject copied_object(const std::string& key,
+                                           const ObjectState& version) const {
+    return {endpoint_.settings().bucket, key, version.etag};
+  }
   // No error if there is none.
   void remove(const std::string& key);
   // Up to 5 GiB.
@@ -79,6 +88,12 @@ class Bucket {
 
   [[nodiscard]] Upload create_upload(const std::string& key, const std::string& attempt,
                                      PartsAre parts);
+  // Sends a small part of the highest number, which no complete() lists, so that the server drops
+  // it in the end. Until then is_mark() tells by it that the upload is this library's. No error if
+  // the server refuses it: the object does not need it.
+  void mark(const Upload& upload, PartsAre parts);
+  // None if there is no such upload.
+  [[nodiscard]] std::vector<ListedPart> list_parts(const Upload& upload);
   [[nodiscard]] CompletedPart upload_part(const Upload& upload, int number, ByteView body);
   // Its bytes [begin, end).
   [[nodiscard]] CompletedPart copy_part(const Upload& upload, int number, const CopiedObject& from,

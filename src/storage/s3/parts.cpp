@@ -40,7 +40,7 @@ Part PartPlan::part_at(std::uint64_t offset) const {
     first += count;
     if (first >= kMostParts) refuse(offset);
     size *= 2;
-    count = kStep;
+    count = std::min(kStep, kMostParts - first);
   }
   const std::uint64_t behind = (offset - begin) / size;
   begin += behind * size;

@@ -11,10 +11,10 @@
 namespace tessera::s3 {
 
 inline constexpr std::uint64_t kMiB = 1U << 20U;
-// What S3 sets: parts of 5 MiB to 5 GiB, 10,000 of them.
+// What S3 sets: parts of 5 MiB to 5 GiB, 10,000 of them, the last of which is Bucket::mark's.
 inline constexpr std::uint64_t kLargestPart = 5120 * kMiB;
 inline constexpr std::uint64_t kLargestObject = 5120 * 1024 * kMiB;
-inline constexpr int kMostParts = 10'000;
+inline constexpr int kMostParts = 9'999;
 inline constexpr std::uint64_t kSmallestPart = 8 * kMiB;  // of ours, but for the last
 
 struct Part {
@@ -27,7 +27,7 @@ struct Part {
 // is known, up to the 1,000th; behind it the size doubles every 1,000 parts.
 class PartPlan {
  public:
-  // `size_hint` 0: unknown; 10,000 parts then reach the largest object. Throws `limit` for more.
+  // `size_hint` 0: unknown; kMostParts then reach the largest object. Throws `limit` for more.
   explicit PartPlan(std::uint64_t size_hint);
   // The part that has the byte at `offset`. Throws `limit` where no part can reach.
   [[nodiscard]] Part part_at(std::uint64_t offset) const;

@@ -175,17 +175,22 @@ class S3Sink final : public ByteSink {
 
   void send(const std::vector<Outgoing>& ready) {
     if (ready.empty()) return;
-    const Upload& upload = begun();
-    parallel_for(kSentAtOnce, ready.size(), [&](std::size_t i) {
-      const CompletedPart part = bucket_->upload_part(upload, ready[i].number, ready[i].bytes);
+    bool is_new = false;
+    const Upload& upload = begun(is_new);
+    const std::size_t marks = is_new ? 1 : 0;  // the first of what is sent at once
+    parallel_for(kSentAtOnce, ready.size() + marks, [&](std::size_t i) {
+      if (i < marks) return bucket_->mark(upload, PartsAre::sent);
+      const Outgoing& out = ready[i - marks];
+      const CompletedPart part = bucket_->upload_part(upload, out.number, out.bytes);
       const std::lock_guard lock(mutex_);
-      sent_[ready[i].number] = part;
+      sent_[out.number] = part;
     });
   }
 
-  const Upload& begun() {
+  const Upload& begun(bool& is_new) {
     const std::lock_guard lock(beginning_);
-    if (!upload_) upload_ = bucket_->create_upload(key_, attempt_, PartsAre::sent);
+    is_new = !upload_;
+    if (is_new) upload_ = bucket_->create_upload(key_, attempt_, PartsAre::sent);
     return *upload_;
   }
 
@@ -213,7 +218,7 @@ class S3Sink final : public ByteSink {
     send(rest);
     std::vector<CompletedPart> parts;
     for (const auto& [number, part] : sent_) parts.push_back(part);
-    settle([&] { return bucket_->complete(begun(), parts, condition_); });
+    settle([&] { return bucket_->complete(*upload_, parts, condition_); });
   }
 
   [[nodiscard]] bool is_ours() const {

@@ -13,6 +13,7 @@
 #include "storage/names.h"
 #include "storage/s3/preflight.h"
 #include "storage/s3/s3_sink.h"
+#include "storage/s3/server_copy.h"
 #include "storage/s3/settings.h"
 #include "tessera/error.h"
 
@@ -44,6 +45,8 @@ class S3Source final : public ByteSource {
   [[nodiscard]] const std::string& name() const override { return path_; }
   [[nodiscard]] std::string version() const override { return version_.version; }
   [[nodiscard]] std::uint64_t request_cost() const override { return kFarRequest; }
+  [[nodiscard]] bool is_beside(const Bucket& bucket) const { return bucket_->is_beside(bucket); }
+  [[nodiscard]] s3::CopiedObject copied() const { return bucket_->copied_object(key_, version_); }
 
  private:
   const std::shared_ptr<Bucket> bucket_;
@@ -117,6 +120,15 @@ class S3Store final : public Store {
   [[nodiscard]] std::unique_ptr<ByteSink> replace(std::string_view name, std::string_view expected,
                                                   std::uint64_t size_hint) override {
     return s3_sink(bucket_, key_of(name), {.version = std::string(expected)}, size_hint);
+  }
+  StoreCopied copy(const StoreCopy& what) override {
+    const auto* from = dynamic_cast<const S3Source*>(&what.from);
+    if (from == nullptr || !from->is_beside(*bucket_)) return StoreCopied::cannot;
+    return s3::copy_by_server(*bucket_, {.from = from->copied(),
+                                         .size = from->size(),
+                                         .to = key_of(what.name),
+                                         .if_exists = what.if_exists,
+                                         .copied = what.copied});
   }
   void remove(std::string_view name) override { bucket_->remove(key_of(name)); }
   void require_writable(std::string_view probe, bool is_only_writer) override {

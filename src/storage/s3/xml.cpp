@@ -128,6 +128,12 @@ std::uint64_t number(const std::string& text) {
   return value;
 }
 
+int part_number(const std::string& text) {
+  const std::uint64_t value = number(text);
+  if (value < 1 || value > 10'000) refuse("'" + text.substr(0, 40) + "' is no number of a part");
+  return static_cast<int>(value);
+}
+
 bool is_truncated(const pugi::xml_node& root) {
   const std::string text = child(root, "IsTruncated").value_or("false");
   if (!is_one_of(text, "true", "false")) refuse("<IsTruncated> is neither true nor false");
@@ -186,6 +192,23 @@ UploadListing parse_uploads(std::string_view xml) {
   const auto key = child(root, "NextKeyMarker"), id = child(root, "NextUploadIdMarker");
   listing.next_key = key && !key->empty() ? name(*key) : last.key;
   listing.next_id = id && !id->empty() ? *id : last.id;
+  return listing;
+}
+
+PartListing parse_parts(std::string_view xml) {
+  const pugi::xml_document document = parse(xml, {"ListPartsResult", "ListPartsResponse"});
+  const pugi::xml_node root = document.document_element();
+  PartListing listing;
+  for (const pugi::xml_node& node : root.children("Part")) {
+    listing.parts.push_back({part_number(needed(node, "PartNumber")), number(needed(node, "Size")),
+                             child(node, "ETag").value_or(""),
+                             child(node, "ChecksumCRC32").value_or(""),
+                             child(node, "LastModified").value_or("")});
+  }
+  if (!is_truncated(root)) return listing;
+  if (listing.parts.empty()) refuse("a part of a list that is empty and not the last");
+  const std::string next = child(root, "NextPartNumberMarker").value_or("");
+  listing.next = next.empty() ? listing.parts.back().number : part_number(next);
   return listing;
 }
 

@@ -35,6 +35,20 @@ struct UploadListing {
 // that is its last upload.
 [[nodiscard]] UploadListing parse_uploads(std::string_view xml);
 
+struct ListedPart {
+  int number = 0;
+  std::uint64_t size = 0;
+  std::string etag;
+  std::string crc32;     // base64; empty: none
+  std::string modified;  // 2026-11-25T03:00:00.000Z; empty: unknown
+};
+struct PartListing {
+  std::vector<ListedPart> parts;
+  int next = 0;  // the next page begins behind this number; 0: this is the last
+};
+// Numbers are from 1 to 10,000: others are `corrupt`.
+[[nodiscard]] PartListing parse_parts(std::string_view xml);
+
 [[nodiscard]] std::string parse_upload_id(std::string_view xml);    // of CreateMultipartUpload
 [[nodiscard]] std::string parse_copied_etag(std::string_view xml);  // of CopyObject, UploadPartCopy
 

@@ -1,0 +1,214 @@
+#include "tessera/copy.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <ranges>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/parallel.h"
+#include "base/random_id.h"
+#include "checkpoint/digests/guard.h"
+#include "checkpoint/open/located.h"
+#include "checkpoint/open/open.h"
+#include "checkpoint/run/copy_object.h"
+#include "checkpoint/run/left_line.h"
+#include "checkpoint/run/marker.h"
+#include "checkpoint/run/upload_unmarked.h"
+#include "checkpoint/save/probe.h"
+#include "tessera/checkpoint.h"
+#include "tessera/error.h"
+#include "tessera/run_directory.h"
+#include "tessera/store_copy.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kWindow = 8 << 20;  // bytes
+
+bool is_same_file(const Location& a, const Location& b) {
+  const std::string first = a.store->name() + "/" + a.name, second = b.store->name() + "/" + b.name;
+  std::error_code unknown;
+  return first == second || std::filesystem::equivalent(first, second, unknown);
+}
+
+// A checkpoint that is one file, and its side file.
+class FileCopy {
+ public:
+  FileCopy(const Place& from, Location to, const CopyOptions& options)
+      : from_{from.store, from.object->name},
+        to_(std::move(to)),
+        options_(options),
+        meter_(options.progress, from.object->size, options.stop),
+        source_(guard_file(from.store, *from.object)->open(from.object->name)) {
+    if (to_.name.empty()) to_.name = from_.name;
+  }
+
+  CopyReport run() {
+    if (is_same_file(from_, to_)) {
+      throw Error(ErrorCode::invalid_argument, "a checkpoint cannot be copied onto itself")
+          .at_path(to_string(to_));
+    }
+    to_.store->require_writable(probe_name(random_attempt()), options_.single_writer);
+    copy_data();
+    copy_side_file();
+    meter_.finish();
+    return report_;
+  }
+
+ private:
+  // A side file at the target stays only beside the bytes that it is of.
+  void copy_data() {
+    count(source_->size());
+    const bool exists = to_.store->exists(to_.name);
+    if (exists && has_copy(*to_.store, to_.name, *source_, {}, meter_)) {
+      count_whole(source_->size());
+      return;
+    }
+    if (exists && !options_.overwrite) {
+      throw Error(ErrorCode::already_exists, "another file is there already")
+          .at_path(to_string(to_));
+    }
+    to_.store->remove(side_of(to_));
+    if (!is_copied_by_store()) write();
+    if (options_.read_back && !has_copy(*to_.store, to_.name, *source_, {}, meter_)) {
+      throw Error(ErrorCode::corrupt, "the target gives other bytes than were written")
+          .at_path(to_string(to_));
+    }
+  }
+
+  bool is_copied_by_store() {
+    const auto plain = from_.store->open(from_.name);
+    const auto copied =
+        to_.store->copy({.from = *plain,
+                         .name = to_.name,
+                         .if_exists = if_exists(),
+                         .copied = [this](std::uint64_t bytes) { meter_.add(bytes); }});
+    if (copied != StoreCopied::cannot) report_.server_bytes += plain->size();
+    return copied != StoreCopied::cannot;
+  }
+
+  void write() {
+    const std::uint64_t size = source_->size();
+    const auto sink = to_.store->create(to_.name, if_exists(), size);
+    parallel_for(options_.threads, (size + kWindow - 1) / kWindow, [&](std::size_t i) {
+      require_going_on(meter_.stop());
+      const std::uint64_t at = i * kWindow;
+      std::vector<std::byte> window(static_cast<std::size_t>(std::min(kWindow, size - at)));
+      source_->read_at(at, window);
+      sink->write_at(at, window);
+      meter_.add(window.size());
+    });
+    require_going_on(meter_.stop());
+    sink->commit();
+  }
+
+  void copy_side_file() {
+    if (!from_.store->exists(side_of(from_))) return;
+    const auto side = from_.store->open(side_of(from_));
+    count(side->size());
+    Meter silent({}, 0, options_.stop);
+    if (has_copy(*to_.store, side_of(to_), *side, {}, silent)) return count_whole(side->size());
+    auto written = write_copy(*side, *to_.store, side_of(to_), IfExists::replace, silent);
+    commit_copy(written, *to_.store, options_.read_back);
+  }
+
+  static std::string side_of(const Location& file) {
+    return file.name + std::string(kSideFileSuffix);
+  }
+  [[nodiscard]] IfExists if_exists() const {
+    return options_.overwrite ? IfExists::replace : IfExists::fail;
+  }
+  void count(std::uint64_t bytes) {
+    ++report_.files;
+    report_.bytes += bytes;
+  }
+  void count_whole(std::uint64_t bytes) {
+    ++report_.whole_files;
+    report_.whole_bytes += bytes;
+  }
+
+  const Location from_;
+  Location to_;
+  const CopyOptions& options_;
+  Meter meter_;
+  const std::shared_ptr<ByteSource> source_;  // checked by the digests that there are
+  CopyReport report_{.checkpoints = 1};
+};
+
+UploadOptions upload_options(const CopyOptions& options) {
+  return {.overwrite = options.overwrite,
+          .single_writer = options.single_writer,
+          .threads = options.threads,
+          .resume = true,
+          .read_back = options.read_back,
+          .progress = options.progress,
+          .stop = options.stop};
+}
+
+bool has_no_marker(CheckpointKind kind) {
+  return kind == CheckpointKind::safetensors || kind == CheckpointKind::rank_files;
+}
+
+UploadReport copied_directory(const Location& from, const Location& to,
+                              const CopyOptions& options) {
+  const bool is_unmarked =
+      marker_in(*directory_store(from)).empty() && has_no_marker(Checkpoint::open(from).kind);
+  return is_unmarked ? upload_unmarked(from, to, upload_options(options))
+                     : upload(from, to, upload_options(options));
+}
+
+CopyReport copy_directory(const Location& from, const Location& to, const CopyOptions& options) {
+  const UploadReport report = copied_directory(from, to, options);
+  return {.checkpoints = 1,
+          .files = report.files,
+          .bytes = report.bytes,
+          .whole_files = report.whole_files,
+          .whole_bytes = report.whole_bytes,
+          .server_bytes = report.server_bytes};
+}
+
+void add(CopyReport& all, const CopyReport& one) {
+  all.checkpoints += one.checkpoints;
+  all.files += one.files;
+  all.bytes += one.bytes;
+  all.whole_files += one.whole_files;
+  all.whole_bytes += one.whole_bytes;
+  all.server_bytes += one.server_bytes;
+}
+
+// Steps that the run has left are left in its copy, too.
+void copy_left(const Store& from, const Location& to) {
+  LeftLine left = read_left(from);
+  if (left.empty()) return;
+  const auto store = directory_store(to);
+  left.merge(read_left(*store));
+  write_left(*store, left);
+}
+
+CopyReport copy_run(const std::vector<RunCheckpoint>& checkpoints, const Store& from,
+                    const Location& to, const CopyOptions& options) {
+  CopyReport report;
+  copy_left(from, to);
+  for (const RunCheckpoint& checkpoint : std::views::reverse(checkpoints)) {
+    const std::string name = run_checkpoint_name(checkpoint.step, checkpoint.unsharded);
+    add(report, copy_directory(checkpoint.where, directory_in(to, name), options));
+  }
+  return report;
+}
+
+}  // namespace
+
+CopyReport copy(const Location& from, const Location& to, const CopyOptions& options) {
+  require_threads(options.threads);
+  require_going_on(options.stop);
+  const Place place = place_of(from);
+  if (place.object) return FileCopy(place, located_file(to), options).run();
+  const Location directory(place.store);
+  const std::vector<RunCheckpoint> run = run_checkpoints(directory);
+  return run.empty() ? copy_directory(directory, to, options)
+                     : copy_run(run, *place.store, to, options);
+}
+
+}  // namespace tessera

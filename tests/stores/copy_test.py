@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""tessera copy between disks, an S3 server and a web server on loopback.
+
+    copy_test.py TESSERA GOLDEN_DIRECTORY
+
+with_server.py starts the S3 server and runs this; its variables say where it is.
+"""
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import boto3
+from botocore.config import Config
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from made import write_safetensors  # noqa: E402
+
+import urls_test  # noqa: E402
+
+TESSERA = GOLDEN = None
+BUCKET = "tessera"
+MEBI = 1 << 20
+
+
+def client():
+    return boto3.client("s3", config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 5}))
+
+
+def files_of(directory):
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def objects_of(prefix, s3):
+    return {item["Key"].removeprefix(prefix + "/"): s3.get_object(Bucket=BUCKET, Key=item["Key"])["Body"].read()
+            for item in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix + "/").get("Contents", [])}
+
+
+class Copy(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        urls_test.TESSERA = TESSERA
+        cls.s3 = client()
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.work = pathlib.Path(cls.temporary.name)
+        cls.file = cls.work / "large.safetensors"
+        draw = random.Random(5)
+        write_safetensors(cls.file, {f"w{i}": ("U8", [6 * MEBI + i], draw.randbytes(6 * MEBI + i)) for i in range(6)})
+        cls.dcp = cls.work / "dcp"
+        cls.done("convert", cls.file, cls.dcp, "--to", "dcp", "--ranks", "3")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    @classmethod
+    def done(cls, *arguments):
+        run = urls_test.tessera(*arguments)
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    def copied(self, *arguments):
+        return json.loads(self.done("copy", *arguments, "--json"))
+
+    def fails(self, code, *arguments):
+        run = urls_test.tessera(*arguments)
+        self.assertEqual(run.returncode, 3, run.stdout)
+        self.assertIn(f"tessera: {code}:", run.stderr)
+
+    def is_sealed(self, where):
+        report = json.loads(self.done("verify", where, "--json"))
+        self.assertEqual((report["ok"], report["bytes_without_checksum"]), (True, 0))
+
+    def test_a_directory_goes_there_and_back_as_it_is_o08(self):
+        """checkpoint-rows O-08; fault-rows C08"""
+        url, back = f"s3://{BUCKET}/back/step 1", self.work / "back"
+        report = self.copied(self.dcp, url, "--read-back")
+        files = files_of(self.dcp)
+        self.assertEqual((report["files"], report["bytes"]), (len(files), sum(map(len, files.values()))))
+        self.assertEqual((report["whole_files"], report["server_bytes"]), (0, 0))
+        self.assertEqual(objects_of("back/step 1", self.s3), files)
+        self.copied(url, back)
+        self.assertEqual(files_of(back), files)
+        self.is_sealed(url)
+        self.is_sealed(back)
+        again = self.copied(self.dcp, url)
+        self.assertEqual((again["whole_files"], again["whole_bytes"]), (report["files"], report["bytes"]))
+
+    def test_inside_one_store_the_server_copies(self):
+        first, second = f"s3://{BUCKET}/inside/a", f"s3://{BUCKET}/inside/b"
+        self.copied(self.dcp, first)
+        report = self.copied(first, second, "--read-back")
+        data = sum(len(content) for name, content in files_of(self.dcp).items() if name != ".metadata")
+        self.assertEqual(report["server_bytes"], data)
+        self.assertEqual(objects_of("inside/b", self.s3), files_of(self.dcp))
+        again = self.copied(first, second)
+        self.assertEqual((again["whole_files"], again["server_bytes"]), (report["files"], 0))
+        # Another object of that name is no copy.
+        name = next(iter(sorted(objects_of("inside/b", self.s3))))
+        self.s3.put_object(Bucket=BUCKET, Key=f"inside/b/{name}", Body=objects_of("inside/b", self.s3)[name][:-1] + b"!")
+        self.assertEqual(self.copied(first, second)["whole_files"], report["files"] - 1)
+        self.assertEqual(objects_of("inside/b", self.s3), files_of(self.dcp))
+
+    def test_what_is_damaged_at_the_target_is_copied_again(self):
+        url = f"s3://{BUCKET}/damaged"
+        report = self.copied(self.dcp, url)
+        for name, content in files_of(self.dcp).items():
+            if not name.endswith(".distcp"):
+                continue
+            position = random.Random(name).randrange(len(content))
+            self.s3.put_object(Bucket=BUCKET, Key=f"damaged/{name}",
+                               Body=content[:position] + bytes([content[position] ^ 1]) + content[position + 1:])
+            self.assertEqual(self.copied(self.dcp, url)["whole_files"], report["files"] - 1)
+            self.assertEqual(objects_of("damaged", self.s3), files_of(self.dcp))
+
+    def test_another_checkpoint_stays_unless_it_is_overwritten_o08(self):
+        """checkpoint-rows O-08"""
+        url, other = f"s3://{BUCKET}/kept", self.work / "other"
+        self.done("convert", GOLDEN / "c2_hf_cons" / "model-00001-of-00002.safetensors", other, "--to", "dcp")
+        self.copied(other, url)
+        self.fails("already_exists", "copy", self.dcp, url)
+        self.assertEqual(objects_of("kept", self.s3), files_of(other))
+        self.copied(self.dcp, url, "--overwrite")
+        self.assertEqual(objects_of("kept", self.s3), files_of(self.dcp))
+        self.fails("already_exists", "copy", other, self.dcp)
+        self.assertEqual(urls_test.tessera("copy", url, url + "/").returncode, 2)
+
+    def test_c08_a_checkpoint_that_is_being_written_is_incomplete(self):
+        """fault-rows C08"""
+        live = self.work / "live"
+        live.mkdir()
+        for name, content in files_of(self.dcp).items():
+            if name != ".metadata":
+                (live / name).write_bytes(content)
+        self.fails("incomplete", "copy", live, f"s3://{BUCKET}/live")
+        self.copied(self.dcp, f"s3://{BUCKET}/live-there")
+        self.s3.delete_object(Bucket=BUCKET, Key="live-there/.metadata")
+        self.fails("incomplete", "copy", f"s3://{BUCKET}/live-there", self.work / "live-here")
+        self.assertEqual(objects_of("live", self.s3), {})
+        self.assertFalse((self.work / "live-here").exists())
+
+    def test_a_file_takes_its_side_file_along(self):
+        sealed = self.work / "sealed.safetensors"
+        sealed.write_bytes(self.file.read_bytes())
+        self.done("seal", sealed)
+        url = f"s3://{BUCKET}/files/"
+        self.assertEqual(self.copied(sealed, url)["files"], 2)
+        self.is_sealed(url + sealed.name)
+        self.assertEqual(self.copied(sealed, url)["whole_files"], 2)
+        report = self.copied(url + sealed.name, url + "twice.bin")
+        self.assertEqual(report["server_bytes"], sealed.stat().st_size)
+        self.copied(url + "twice.bin", self.work / "here.safetensors")
+        self.is_sealed(self.work / "here.safetensors")
+        # A file without digests replaces one that has some.
+        plain = GOLDEN / "c2_hf_cons" / "model-00001-of-00002.safetensors"
+        self.fails("already_exists", "copy", plain, url + sealed.name)
+        self.copied(plain, url + sealed.name, "--overwrite")
+        self.done("diff", url + sealed.name, plain)
+        with urls_test.web_server(plain.parent) as web:
+            self.copied(f"{web}/{plain.name}", self.work)
+        self.assertEqual((self.work / plain.name).read_bytes(), plain.read_bytes())
+
+    def test_directories_without_a_marker_and_runs(self):
+        split, url = self.work / "split", f"s3://{BUCKET}/split"
+        self.done("convert", self.file, split, "--to", "safetensors", "--max-shard-size", "8MB")
+        self.copied(split, url)
+        self.assertEqual(objects_of("split", self.s3), files_of(split))
+        self.assertEqual(self.copied(split, url)["whole_files"], len(files_of(split)))
+        run = self.work / "run"
+        for step in (9, 10):
+            self.copied(self.dcp, run / f"step{step}")
+        self.assertEqual(self.copied(run, f"s3://{BUCKET}/run")["checkpoints"], 2)
+        self.assertEqual(objects_of("run", self.s3), files_of(run))
+
+    def test_o26_kills_leave_no_marker_and_the_next_copy_goes_on(self):
+        """fault-rows O26, OQ-08"""
+        draw = random.Random(11)
+        files, kept = files_of(self.dcp), 0
+        for number in range(4):
+            prefix = f"killed/{number}"
+            for attempt in range(3):
+                process = subprocess.Popen([TESSERA, "copy", self.dcp, f"s3://{BUCKET}/{prefix}", "--threads", "1"],
+                                           stderr=subprocess.PIPE)
+                time.sleep(draw.uniform(0.02, 0.4))
+                # The second attempt is interrupted as a user does it.
+                process.send_signal(signal.SIGINT if attempt == 1 else signal.SIGKILL)
+                process.communicate()
+                there = objects_of(prefix, self.s3)
+                if process.returncode != 0:
+                    self.assertIn(process.returncode, (-signal.SIGINT, -signal.SIGKILL))
+                if ".metadata" in there:
+                    self.assertEqual(there, files)
+                else:
+                    self.assertLessEqual(there.items(), files.items())
+                kept += len(there)
+            self.copied(self.dcp, f"s3://{BUCKET}/{prefix}")
+            self.assertEqual(objects_of(prefix, self.s3), files)
+        print(f"kills: {kept} files found whole by the copies that followed", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    TESSERA, GOLDEN = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
