@@ -45,6 +45,7 @@ void add_verify(CLI::App& app, Common& common, Action& action);
 void add_diff(CLI::App& app, Common& common, Action& action);
 void add_seal(CLI::App& app, Common& common, Action& action);
 void add_copy(CLI::App& app, Common& common, Action& action);
+void add_gc(CLI::App& app, Common& common, Action& action);
 void add_convert(CLI::App& app, Common& common, Action& action);
 void add_unshard(CLI::App& app, Common& common, Action& action);
 void add_reshard(CLI::App& app, Common& common, Action& action);

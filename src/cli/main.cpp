@@ -33,6 +33,7 @@ Examples:
   tessera unshard step1000/ step1000-unsharded/  model.pt, optim.pt, train.pt, config.yaml
   tessera reshard step1000/ step1000-on-8/ --ranks 8
   tessera copy run/step1000 s3://bucket/step1000 byte for byte, the marker last
+  tessera gc run/                                what killed writers left
   tessera diff checkpoint/ model.safetensors     by name, bit for bit
   tessera ls s3://bucket/run/step1000            a URL wherever there is a path
 
@@ -90,6 +91,7 @@ int run(int argc, char** argv) {
   add_diff(app, common, action);
   add_convert(app, common, action);
   add_copy(app, common, action);
+  add_gc(app, common, action);
   add_unshard(app, common, action);
   add_reshard(app, common, action);
   add_completion(app, action);

@@ -204,6 +204,92 @@ class Copy(unittest.TestCase):
         print(f"kills: {kept} files found whole by the copies that followed", file=sys.stderr)
 
 
+class Gc(unittest.TestCase):
+    """tessera gc on a store. moto begins all uploads in the year 2010."""
+
+    @classmethod
+    def setUpClass(cls):
+        Copy.setUpClass()
+        cls.dcp, cls.work, cls.s3 = Copy.dcp, Copy.work, client()
+
+    @classmethod
+    def tearDownClass(cls):
+        Copy.tearDownClass()
+
+    def collect(self, *arguments):
+        return json.loads(Copy.done("gc", *arguments, "--json"))
+
+    def uploads(self, prefix):
+        return {upload["Key"] for upload in self.s3.list_multipart_uploads(Bucket=BUCKET, Prefix=prefix).get("Uploads", [])}
+
+    def foreign_upload(self, key):
+        """As another tool leaves it, with a part of the mark's number and size."""
+        upload = self.s3.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"]
+        for number, body in ((1, b"x" * MEBI), (10000, b"x" * 64)):
+            self.s3.upload_part(Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=number, Body=body)
+
+    def kill_copies(self, prefix, wanted):
+        """Until so many have left an upload."""
+        draw = random.Random(3)
+        left = 0
+        for number in range(60):
+            key = f"{prefix}/{number}.safetensors"
+            process = subprocess.Popen([TESSERA, "copy", Copy.file, f"s3://{BUCKET}/{key}", "--threads", "1"],
+                                       stderr=subprocess.DEVNULL)
+            time.sleep(draw.uniform(0.05, 0.3))
+            process.kill()
+            process.wait()
+            left += key in self.uploads(prefix)
+            if left == wanted:
+                return
+        self.fail(f"only {left} of 60 kills left an upload")
+
+    def test_o26_uploads_of_killed_writers_are_found_and_nobody_elses(self):
+        """fault-rows O26, C06"""
+        self.kill_copies("uploads", 3)
+        self.foreign_upload("uploads/foreign.bin")
+        self.foreign_upload("elsewhere/foreign.bin")
+        ours = self.uploads("uploads/") - {"uploads/foreign.bin"}
+        if os.environ["TESSERA_S3_SERVER"] != "moto":
+            young = self.collect(f"s3://{BUCKET}/uploads", "--uploads", "--delete")
+            self.assertEqual(young["leftovers"], [])
+        listed = self.collect(f"s3://{BUCKET}/uploads", "--uploads", "--older-than", "0s")
+        self.assertEqual({row["path"] for row in listed["leftovers"]}, {f"s3://{BUCKET}/{key}" for key in ours})
+        self.assertTrue(all(row["kind"] == "upload" and row["bytes"] > 0 and not row["removed"] for row in listed["leftovers"]))
+        self.assertEqual(self.uploads("uploads/"), ours | {"uploads/foreign.bin"})
+        removed = self.collect(f"s3://{BUCKET}", "--uploads", "--delete", "--older-than", "0s")
+        self.assertTrue(all(row["removed"] for row in removed["leftovers"]))
+        self.assertEqual(self.uploads("uploads/"), {"uploads/foreign.bin"})
+        self.assertEqual(self.uploads("elsewhere/"), {"elsewhere/foreign.bin"})
+        self.assertEqual(self.collect(f"s3://{BUCKET}", "--uploads", "--older-than", "0s")["leftovers"], [])
+
+    def test_data_of_attempts_that_nothing_names(self):
+        """fault-rows O26"""
+        Copy.done("copy", self.dcp, f"s3://{BUCKET}/left/step1")
+        self.s3.put_object(Bucket=BUCKET, Key="left/step1/__0_0_0123456789ab.distcp", Body=b"left")
+        self.s3.put_object(Bucket=BUCKET, Key="left/step2/__0_0_0123456789ab.distcp", Body=b"left")
+        self.s3.put_object(Bucket=BUCKET, Key="left/step2/notes.txt", Body=b"a user's")
+        self.assertEqual(self.collect(f"s3://{BUCKET}/left")["leftovers"], [])
+        rows = self.collect(f"s3://{BUCKET}/left", "--delete", "--older-than", "0s")["leftovers"]
+        self.assertEqual([row["path"] for row in rows],
+                         [f"s3://{BUCKET}/left/step{step}/__0_0_0123456789ab.distcp" for step in (1, 2)])
+        self.assertEqual(objects_of("left/step1", self.s3), files_of(self.dcp))
+        self.assertEqual(objects_of("left/step2", self.s3), {"notes.txt": b"a user's"})
+
+    def test_c06_a_killed_save_on_a_disk_and_usage(self):
+        """fault-rows C06"""
+        left = self.work / "killed" / "__0_0_0123456789ab.distcp"
+        left.parent.mkdir()
+        left.write_bytes(b"x" * 100)
+        self.assertEqual(self.collect(left.parent)["spared"], 1)
+        os.utime(left, (time.time() - 90000,) * 2)
+        self.assertEqual(self.collect(left.parent)["bytes"], 100)
+        self.assertIn("1 left by killed writers", Copy.done("gc", left.parent, "--delete"))
+        self.assertFalse(left.exists())
+        self.assertEqual(urls_test.tessera("gc", left.parent, "--uploads").returncode, 3)
+        self.assertEqual(urls_test.tessera("gc", left.parent, "--older-than", "12").returncode, 2)
+
+
 if __name__ == "__main__":
     TESSERA, GOLDEN = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
     unittest.main(argv=sys.argv[:1] + sys.argv[3:])

@@ -157,8 +157,9 @@ TEST_F(S3Answers, ACompletedUploadThatIsGoneIsComparedWithTheObject_O10) {
   const std::string gone = refusal("404 Not Found", "NoSuchUpload");
   const std::vector<std::byte> bytes(kSmallestPart + 1);
   for (const std::string& attempt : {kOurs, std::string("another")}) {
-    std::vector<std::string> answers = {created, kDone, kDone, "", gone, head_answer(attempt)};
-    if (attempt != kOurs) answers.push_back(gone);  // of the abort
+    std::vector<std::string> answers = {
+        created, kDone, kDone, kDone, "", gone, head_answer(attempt)};  // two parts and the mark
+    if (attempt != kOurs) answers.push_back(gone);                      // of the abort
     bucket(std::move(answers));
     auto sink = s3_sink(bucket_, "k", {.is_absent = true}, bytes.size());
     sink->write_at(0, bytes);
@@ -168,9 +169,30 @@ TEST_F(S3Answers, ACompletedUploadThatIsGoneIsComparedWithTheObject_O10) {
       EXPECT_EQ(code_of([&] { sink->commit(); }), ErrorCode::conflict);
     }
     sink.reset();
-    EXPECT_TRUE(has(3, "POST /b/k?uploadId=id "));
-    EXPECT_TRUE(has(5, "HEAD /b/k "));
+    EXPECT_TRUE(has(4, "POST /b/k?uploadId=id "));
+    EXPECT_TRUE(has(6, "HEAD /b/k "));
   }
+}
+
+TEST_F(S3Answers, AMarkThatIsRefusedDoesNotKeepTheObject_O26) {
+  bucket({refusal("400 Bad Request", "InvalidPart")});
+  bucket_->mark({"k", "id"}, PartsAre::sent);
+  EXPECT_TRUE(has(0, "PUT /b/k?partNumber=10000&uploadId=id "));
+}
+
+TEST_F(S3Answers, APageOfPartsThatComesAgainIsCorrupt_O26) {
+  const auto page = [](int part, int next) {
+    return answer("200 OK",
+                  "<ListPartsResult><IsTruncated>true</IsTruncated><NextPartNumberMarker>" +
+                      std::to_string(next) + "</NextPartNumberMarker><Part><PartNumber>" +
+                      std::to_string(part) + "</PartNumber><Size>1</Size></Part>" +
+                      "</ListPartsResult>");
+  };
+  bucket({page(1, 1), page(2, 1)});
+  EXPECT_EQ(code_of([&] { (void)bucket_->list_parts({"k", "id"}); }), ErrorCode::corrupt);
+  EXPECT_TRUE(has(1, "part-number-marker=1"));
+  bucket({refusal("404 Not Found", "NoSuchUpload")});
+  EXPECT_TRUE(bucket_->list_parts({"k", "id"}).empty());
 }
 
 TEST_F(S3Answers, ADirtyRangeIsNotTaken_O08) {

@@ -4,13 +4,17 @@
 
 #include <algorithm>
 #include <list>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/parallel.h"
+#include "storage/housekeeping.h"
 #include "storage/http/pieces.h"
 #include "storage/names.h"
+#include "storage/s3/answers.h"
 #include "storage/s3/preflight.h"
 #include "storage/s3/s3_sink.h"
 #include "storage/s3/server_copy.h"
@@ -64,7 +68,16 @@ bool is_name(std::string_view name) {
   }
 }
 
-class S3Store final : public Store {
+// Text of a server; none: it says nothing, or nothing that is a time.
+std::optional<Time> time_of(const std::string& text) {
+  try {
+    return s3::parse_time(text);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+class S3Store final : public Store, public Housekeeping {
  public:
   S3Store(std::shared_ptr<Bucket> bucket, const std::string& prefix)
       : bucket_(std::move(bucket)),
@@ -131,6 +144,28 @@ class S3Store final : public Store {
                                          .copied = what.copied});
   }
   void remove(std::string_view name) override { bucket_->remove(key_of(name)); }
+  [[nodiscard]] std::vector<UnfinishedUpload> uploads_begun_before(Time before) override {
+    const std::string own = root_.substr(0, root_.empty() ? 0 : root_.size() - 1);
+    std::vector<UnfinishedUpload> found;
+    for (const s3::ListedUpload& upload : bucket_->list_uploads(own)) {
+      const auto begun = time_of(upload.initiated);
+      const bool is_below = upload.key == own || upload.key.starts_with(root_);
+      if (is_below && begun && *begun < before) found.push_back(looked_at(upload, *begun));
+    }
+    return found;
+  }
+  void abort(const UnfinishedUpload& upload) override { bucket_->abort({upload.key, upload.id}); }
+  [[nodiscard]] std::map<std::string, Time> times_of_objects() override {
+    std::map<std::string, Time> times;
+    bucket_->list(root_, false, [&](const s3::Listing& page) {
+      for (const s3::ListedObject& object : page.objects) {
+        require_below(root_, object.key);
+        if (const auto time = time_of(object.modified))
+          times.emplace(object.key.substr(root_.size()), *time);
+      }
+    });
+    return times;
+  }
   void require_writable(std::string_view probe, bool is_only_writer) override {
     bucket_->once("write " + root_ + (is_only_writer ? " alone" : ""),
                   [&] { s3::require_writable(*bucket_, key_of(probe), is_only_writer); });
@@ -140,6 +175,17 @@ class S3Store final : public Store {
   [[nodiscard]] std::string key_of(std::string_view name) const {
     require_safe_name(name, name_);
     return root_ + std::string(name);
+  }
+
+  [[nodiscard]] UnfinishedUpload looked_at(const s3::ListedUpload& upload, Time begun) {
+    UnfinishedUpload seen{
+        .path = bucket_->path_of(upload.key), .key = upload.key, .id = upload.id, .last = begun};
+    for (const s3::ListedPart& part : bucket_->list_parts({upload.key, upload.id})) {
+      seen.is_ours = seen.is_ours || s3::is_mark(part);
+      seen.bytes += part.size;
+      seen.last = std::max(seen.last, time_of(part.modified).value_or(begun));
+    }
+    return seen;
   }
 
   // What keys in a directory begin with.

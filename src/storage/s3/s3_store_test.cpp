@@ -14,6 +14,7 @@
 #include "conformance/errors.h"
 #include "storage/s3/parts.h"
 #include "storage/s3/test_bucket.h"
+#include "tessera/store_copy.h"
 
 namespace tessera {
 namespace {
@@ -164,6 +165,58 @@ TEST_F(S3Store, OfSixConditionalUploadsOneWins) {
   GTEST_SKIP() << "SeaweedFS 4.48 and moto 5.2.5 compare the condition of a Complete before they"
                   " complete, not while: up to "
                << most << " of 6 won";
+}
+
+// An unlisted part is no part of the object: the other tests read back what has marks.
+TEST_F(S3Store, UploadsAreMarked_O26) {
+  const auto bytes = random_bytes(20 * kMega, 4);
+  const auto mark_of = [&](const s3::ListedUpload& listed) {
+    const auto parts = bucket_->list_parts({listed.key, listed.id});
+    return std::ranges::count_if(parts, s3::is_mark);
+  };
+  const auto sink = store_->create("ours", IfExists::replace, bytes.size());
+  sink->write_at(0, bytes);
+  auto listed = bucket_->list_uploads(key("ours"));
+  ASSERT_EQ(listed.size(), 1U);
+  EXPECT_EQ(mark_of(listed[0]), 1);
+  EXPECT_EQ(bucket_->list_parts({listed[0].key, listed[0].id}).size(), 3U);
+  sink->commit();
+  EXPECT_TRUE(read_back(*store_, "ours") == bytes);
+  EXPECT_TRUE(bucket_->list_parts({listed[0].key, listed[0].id}).empty());
+
+  // Another tool's, whose last part has the same number and size.
+  const auto other = bucket_->create_upload(key("theirs"), "-", s3::PartsAre::sent);
+  (void)bucket_->upload_part(other, 10'000, view(std::string(64, 'x')));
+  listed = bucket_->list_uploads(key("theirs"));
+  ASSERT_EQ(listed.size(), 1U);
+  EXPECT_EQ(mark_of(listed[0]), 0);
+  bucket_->abort(other);
+}
+
+TEST_F(S3Store, CopiesInsideTheStoreAreTheServers_O08) {
+  const auto bytes = random_bytes(12 * kMega, 6);
+  put(*store_, "from", bytes, IfExists::fail);
+  std::uint64_t copied = 0;
+  const auto copy = [&](const std::string& name, IfExists if_exists) {
+    const auto from = store_->open("from");
+    return store_->copy({*from, name, if_exists, [&](std::uint64_t count) { copied += count; }});
+  };
+  for (const IfExists if_exists : {IfExists::replace, IfExists::fail}) {
+    const std::string name = if_exists == IfExists::fail ? "parts" : "whole";
+    copied = 0;
+    EXPECT_EQ(copy(name, if_exists), StoreCopied::done);
+    EXPECT_EQ(copied, bytes.size());
+    EXPECT_TRUE(read_back(*store_, name) == bytes);
+    EXPECT_EQ(copy(name, if_exists), StoreCopied::was_there);
+  }
+  put(*store_, "from", random_bytes(12 * kMega, 7), IfExists::replace);
+  EXPECT_EQ(copy("whole", IfExists::replace), StoreCopied::done);
+  EXPECT_EQ(uploads(), 0U);
+  const auto local = memory_store();
+  put(*local, "x", bytes, IfExists::fail);
+  const auto source = local->open("x");
+  EXPECT_EQ(store_->copy({*source, "x", IfExists::replace, [](std::uint64_t) {}}),
+            StoreCopied::cannot);
 }
 
 TEST_F(S3Store, AnUploadThatIsNotCommittedIsAborted) {

@@ -169,7 +169,8 @@ Listing parse_listing(std::string_view xml) {
   Listing listing;
   for (const pugi::xml_node& node : root.children("Contents")) {
     listing.objects.push_back({name(needed(node, "Key")), number(needed(node, "Size")),
-                               child(node, "ETag").value_or("")});
+                               child(node, "ETag").value_or(""),
+                               child(node, "LastModified").value_or("")});
   }
   for (const pugi::xml_node& node : root.children("CommonPrefixes"))
     listing.prefixes.push_back(name(needed(node, "Prefix")));

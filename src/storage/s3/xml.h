@@ -12,7 +12,8 @@ namespace tessera::s3 {
 struct ListedObject {
   std::string key;
   std::uint64_t size = 0;
-  std::string etag;  // with its quotes
+  std::string etag;      // with its quotes
+  std::string modified;  // 2026-11-25T03:00:00.000Z; empty: unknown
 };
 struct Listing {
   std::vector<ListedObject> objects;

@@ -182,6 +182,7 @@ TEST(S3Xml, ListingsThatLieAreCorrupt) {
     EXPECT_THAT(error.message(), HasSubstr(why)) << name;
     EXPECT_LT(error.message().size(), 200U) << name;
     EXPECT_EQ(code_of([&xml = xml] { (void)parse_uploads(xml); }), ErrorCode::corrupt) << name;
+    EXPECT_EQ(code_of([&xml = xml] { (void)parse_parts(xml); }), ErrorCode::corrupt) << name;
     EXPECT_EQ(code_of([&xml = xml] { (void)parse_upload_id(xml); }), ErrorCode::corrupt) << name;
     EXPECT_EQ(code_of([&xml = xml] { (void)parse_copied_etag(xml); }), ErrorCode::corrupt) << name;
     EXPECT_EQ(parse_error(xml).code, std::string(name) == "an error" ? "SlowDown" : "") << name;
@@ -194,6 +195,50 @@ TEST(S3Xml, UploadsThatLieAreCorrupt) {
     const std::string xml =
         "<ListMultipartUploadsResult>" + std::string(content) + "</ListMultipartUploadsResult>";
     EXPECT_EQ(code_of([&] { (void)parse_uploads(xml); }), ErrorCode::corrupt) << content;
+  }
+}
+
+std::string parts_page(const std::string& content, const std::string& root = "ListPartsResult") {
+  return "<" + root + ">" + content + "</" + root + ">";
+}
+std::string part(const std::string& number, const std::string& more = "<Size>5</Size>") {
+  return "<Part><PartNumber>" + number + "</PartNumber>" + more + "</Part>";
+}
+
+TEST(S3Xml, Parts_O26) {
+  const std::string rest =
+      "<ETag>&#34;e&#34;</ETag><LastModified>2026-11-25T11:13:01Z</LastModified>"
+      "<ChecksumCRC32>AAAAAA==</ChecksumCRC32>";
+  // The second root is moto's.
+  for (const char* root : {"ListPartsResult", "ListPartsResponse"}) {
+    const PartListing all =
+        parse_parts(parts_page(part("1") + part("10000", "<Size>64</Size>" + rest), root));
+    ASSERT_EQ(all.parts.size(), 2U);
+    EXPECT_EQ(all.parts[0].size, 5U);
+    EXPECT_EQ(all.parts[1].number, 10'000);
+    EXPECT_EQ(all.parts[1].etag, "\"e\"");
+    EXPECT_EQ(all.parts[1].crc32, "AAAAAA==");
+    EXPECT_EQ(all.parts[1].modified, "2026-11-25T11:13:01Z");
+    EXPECT_EQ(all.next, 0);
+  }
+  const std::string truncated = "<IsTruncated>true</IsTruncated>";
+  EXPECT_EQ(parse_parts(parts_page(truncated + part("7"))).next, 7);
+  EXPECT_EQ(parse_parts(parts_page(truncated + part("7") +
+                                   "<NextPartNumberMarker>9</NextPartNumberMarker>"))
+                .next,
+            9);
+}
+
+TEST(S3Xml, PartsThatLieAreCorrupt_O26) {
+  for (const std::string& content :
+       {std::string("<IsTruncated>true</IsTruncated>"), part("0"), part("10001"), part("-1"),
+        part("99999999999999999999"), part("x"), part(""), part("1", ""),
+        part("1", "<Size>-1</Size>"), part("1", "<Size>1</Size><Size>1</Size>"),
+        part("1</PartNumber><PartNumber>2"),
+        "<IsTruncated>true</IsTruncated>" + part("1") +
+            "<NextPartNumberMarker>10001</NextPartNumberMarker>"}) {
+    EXPECT_EQ(code_of([&] { (void)parse_parts(parts_page(content)); }), ErrorCode::corrupt)
+        << content;
   }
 }
 

@@ -1,0 +1,58 @@
+// Finds what killed writers left, and removes it on request.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/location.h"
+
+namespace tessera {
+
+struct GcOptions {
+  bool remove = false;  // false: it is only listed
+  // Younger ones may be of a writer that lives, and are not touched.
+  std::chrono::seconds older_than = std::chrono::hours(24);
+};
+
+enum class LeftoverKind : std::uint8_t { file, directory, upload };
+
+struct Leftover {
+  LeftoverKind kind = LeftoverKind::file;
+  std::string path;  // or URL
+  std::uint64_t bytes = 0;
+  // Since anything of it was written; none: the store does not say.
+  std::optional<std::chrono::seconds> age = {};
+  bool removed = false;
+  std::string problem = {};  // why it could not be removed
+};
+
+struct GcReport {
+  std::vector<Leftover> leftovers;  // by path
+  std::uint64_t spared = 0;         // that are too young, or whose writer lives
+};
+
+// What killed saves, conversions and copies left in a directory and below it:
+//   - unfinished files, ".NAME.tmp-ATTEMPT", and directories, "NAME-tmp-ATTEMPT", also beside it;
+//   - in DCP directories data files and side files that `.metadata` does not name or, where there
+//   is
+//     none, whose names are of an attempt of ours; and probes.
+// What `.metadata` does not name counts from the time of that file on, because readers may still
+// have the one before. Work that waits for --resume stays. On a disk, what a living writer has
+// locked stays whatever its age; stores have no locks, so there the age alone protects a writer. A
+// store that tells no times has only what `older_than` 0 covers.
+//
+// What cannot be removed is told in Leftover::problem, and does not keep the rest; so is a
+// directory whose `.metadata` is damaged.
+GcReport gc(const Location& target, const GcOptions& options = {});
+
+// Unfinished uploads of the object or directory of an object store, which no listing shows and
+// which cost money: those of this library, by the mark that it puts into each, or by the names of
+// DCP data files. Another tool's are never touched. The age is that of the last part. An upload
+// that was killed between its begin and its mark, some milliseconds, has no data; it is known only
+// by a data file's name. Where there are no uploads it is `unsupported`.
+GcReport gc_uploads(const Location& target, const GcOptions& options = {});
+
+}  // namespace tessera

@@ -1,0 +1,169 @@
+// Copies: checkpoint-rows O-08, OQ-08; fault-rows C08, O26.
+#include "tessera/copy.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+
+#include "checkpoint/run/testing.h"
+#include "tessera/verify.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using ::testing::IsEmpty;
+using Contents = std::map<std::string, std::vector<std::byte>>;
+
+Contents contents_of(const Store& store) {
+  Contents contents;
+  for (const ObjectInfo& object : store.list())
+    contents[object.name] = read_all(*store.open(object.name), 1 << 26);
+  return contents;
+}
+
+bool is_marked(const Store& store) {
+  return store.exists(".metadata") || store.exists("config.yaml");
+}
+
+TEST(Copy, EveryKindArrivesAsItIsAndIsThenWhole_O08) {
+  for (const CheckpointKind kind : marked_kinds()) {
+    SCOPED_TRACE(to_string(kind));
+    const Contents wanted = contents_of(*posix_store(written(kind)));
+    const auto target = memory_store();
+    const CopyReport first = copy(written(kind), target, {.read_back = true});
+    EXPECT_EQ(contents_of(*target), wanted);
+    EXPECT_EQ(first.files, wanted.size());
+    EXPECT_EQ(first.whole_files, 0U);
+    const CopyReport again = copy(written(kind), target);
+    EXPECT_EQ(again.whole_files, wanted.size());
+    EXPECT_EQ(again.whole_bytes, first.bytes);
+    EXPECT_THAT(verify(target).findings, IsEmpty());
+  }
+}
+
+// As if the process was killed at each of its changes of the target.
+TEST(Copy, WhereverItDiesTheNextOneGoesOn_O26_OQ08) {
+  for (const CheckpointKind kind : {CheckpointKind::dcp, CheckpointKind::olmo_torch_new}) {
+    const Contents wanted = contents_of(*posix_store(written(kind)));
+    std::uint64_t calls = 0;
+    std::uint64_t went_on = 0;
+    bool has_died = true;
+    for (; has_died; ++calls) {
+      const auto target = memory_store();
+      const auto dying = std::make_shared<DyingStore>(target, calls);
+      has_died = false;
+      try {
+        (void)copy(written(kind), dying, {.threads = 1});
+      } catch (const Error&) {
+        has_died = true;
+      }
+      if (kind == CheckpointKind::dcp && is_marked(*target)) {
+        EXPECT_EQ(contents_of(*target), wanted) << calls;
+      }
+      const CopyReport report = copy(written(kind), target);
+      went_on += report.whole_files;
+      EXPECT_EQ(contents_of(*target), wanted) << calls;
+    }
+    EXPECT_GT(calls, wanted.size());
+    EXPECT_GT(went_on, wanted.size());
+  }
+}
+
+TEST(Copy, OneThatIsStoppedLeavesNoMarkerAndWhatIsWhole) {
+  const auto target = memory_store();
+  std::stop_source stop;
+  CopyOptions options{.threads = 1, .stop = stop.get_token()};
+  options.progress = [&](const Progress& progress) {
+    if (progress.done > 0) stop.request_stop();
+  };
+  const Error error = error_of([&] { (void)copy(written(CheckpointKind::dcp), target, options); });
+  EXPECT_EQ(error.code(), ErrorCode::cancelled);
+  EXPECT_FALSE(is_marked(*target));
+}
+
+TEST(Copy, ACheckpointThatIsBeingWrittenIsIncomplete_C08) {
+  for (const CheckpointKind kind : marked_kinds()) {
+    SCOPED_TRACE(to_string(kind));
+    const auto live = memory_store(), target = memory_store();
+    copy_objects(posix_store(written(kind)), *live);
+    live->remove(kind == CheckpointKind::dcp ? ".metadata" : "config.yaml");
+    EXPECT_EQ(code_of([&] { (void)copy(live, target); }), ErrorCode::incomplete);
+    EXPECT_THAT(target->list(), IsEmpty());
+  }
+}
+
+TEST(Copy, DamagedFilesOfTheTargetAreCopiedAgainAndOfTheSourceRefused) {
+  const auto source = memory_store();
+  copy_objects(posix_store(written(CheckpointKind::dcp)), *source);
+  const Contents wanted = contents_of(*source);
+  for (const auto& [name, content] : wanted) {
+    if (!name.ends_with(".distcp")) continue;
+    const auto target = memory_store();
+    (void)copy(source, target);
+    std::vector<std::byte> damaged = content;
+    damaged[damaged.size() / 2] ^= std::byte{1};
+    put(*target, name, damaged, IfExists::replace);
+    EXPECT_EQ(copy(source, target).whole_files, wanted.size() - 1);
+    EXPECT_EQ(contents_of(*target), wanted);
+
+    const auto bad = memory_store(), nothing = memory_store();
+    copy_objects(source, *bad);
+    put(*bad, name, damaged, IfExists::replace);
+    EXPECT_EQ(code_of([&] { (void)copy(bad, nothing); }), ErrorCode::corrupt);
+    EXPECT_FALSE(is_marked(*nothing));
+  }
+}
+
+TEST(Copy, AnotherCheckpointStaysUnlessItIsOverwritten_O08) {
+  const auto target = memory_store(), other = memory_store();
+  save_step(other, 1);
+  (void)copy(other, target);
+  const Contents before = contents_of(*target);
+  EXPECT_EQ(code_of([&] { (void)copy(written(CheckpointKind::dcp), target); }),
+            ErrorCode::already_exists);
+  EXPECT_EQ(contents_of(*target), before);
+  (void)copy(written(CheckpointKind::dcp), target, {.overwrite = true});
+  EXPECT_EQ(contents_of(*target), contents_of(*posix_store(written(CheckpointKind::dcp))));
+}
+
+TEST(Copy, AFileKeepsItsSealAndTakesNoOther) {
+  const std::string work = temporary_directory();
+  ConvertOptions options;
+  options.to = CheckpointKind::safetensors;
+  (void)convert(written(CheckpointKind::dcp), work + "/a.safetensors", options);
+  (void)seal(work + "/a.safetensors");
+  const auto store = memory_store();
+  EXPECT_EQ(copy(work + "/a.safetensors", {store, "x/b.safetensors"}).files, 2U);
+  EXPECT_TRUE(store->exists("x/b.safetensors.tessera.json"));
+  std::filesystem::create_directory(work + "/d");
+  (void)copy({store, "x/b.safetensors"}, work + "/d");
+  EXPECT_TRUE(seal(work + "/d/b.safetensors").was_sealed);
+  // Without digests and with other bytes.
+  const auto plain = memory_store();
+  save_step(plain, 3);
+  (void)convert(plain, work + "/plain.safetensors", options);
+  EXPECT_EQ(code_of([&] {
+              (void)copy(work + "/plain.safetensors", {store, "x/b.safetensors"});
+            }),
+            ErrorCode::already_exists);
+  (void)copy(work + "/plain.safetensors", {store, "x/b.safetensors"}, {.overwrite = true});
+  EXPECT_FALSE(store->exists("x/b.safetensors.tessera.json"));
+  EXPECT_EQ(code_of([&] { (void)copy(work + "/plain.safetensors", work + "/plain.safetensors"); }),
+            ErrorCode::invalid_argument);
+}
+
+TEST(Copy, ARunComesWithAllItsWholeCheckpoints) {
+  const auto run = memory_store(), target = memory_store();
+  for (const std::int64_t step : {3, 12}) save_step({run, run_checkpoint_name(step)}, 1);
+  put(*run, "step20/__0_0_0123456789ab.distcp", {}, IfExists::fail);  // a save that goes on
+  go_on_from(run, 3);
+  Contents wanted = contents_of(*run);
+  wanted.erase("step20/__0_0_0123456789ab.distcp");
+  EXPECT_EQ(copy(run, target).checkpoints, 2U);
+  EXPECT_EQ(contents_of(*target), wanted);
+  EXPECT_EQ(latest_checkpoint(target).found->step, 3);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,197 @@
+#include "tessera/gc.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/open/located.h"
+#include "checkpoint/run/disk_leftovers.h"
+#include "checkpoint/save/leftovers.h"
+#include "storage/housekeeping.h"
+#include "storage/sub_store.h"
+#include "tessera/error.h"
+#include "tessera/storage.h"
+#include "tessera/store_hold.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::seconds;
+using Ages = std::function<std::optional<seconds>(const std::string& object)>;
+
+Time now() {
+  return std::chrono::system_clock::now();
+}
+
+seconds age_of(Time written) {
+  return std::chrono::duration_cast<seconds>(now() - written);
+}
+
+class Collection {
+ public:
+  explicit Collection(const GcOptions& options) : options_(options) {
+    if (options.older_than < seconds(0))
+      throw Error(ErrorCode::invalid_argument, "an age below zero");
+  }
+
+  // Takes a leftover, or spares it. `remove` returns false if its writer lives, and throws why it
+  // cannot be removed.
+  void take(Leftover leftover, const std::function<bool()>& remove) {
+    if (!is_old(leftover)) return spare();
+    if (options_.remove) {
+      try {
+        if (!remove()) return spare();
+        leftover.removed = true;
+      } catch (const Error& error) {
+        leftover.problem = error.what();
+      }
+    }
+    report_.leftovers.push_back(std::move(leftover));
+  }
+  void spare() { ++report_.spared; }
+  void fail(const std::string& directory, const Error& error) {
+    report_.leftovers.push_back(
+        {.kind = LeftoverKind::directory, .path = directory, .problem = error.what()});
+  }
+
+  [[nodiscard]] bool removes() const { return options_.remove; }
+  [[nodiscard]] Time before() const { return now() - options_.older_than; }
+  [[nodiscard]] GcReport report() {
+    std::ranges::sort(report_.leftovers, {}, &Leftover::path);
+    return std::move(report_);
+  }
+
+ private:
+  [[nodiscard]] bool is_old(const Leftover& leftover) const {
+    if (!leftover.age) return options_.older_than == seconds(0);
+    return *leftover.age >= options_.older_than;
+  }
+
+  const GcOptions& options_;
+  GcReport report_;
+};
+
+// Of a DCP directory. What its `.metadata` does not name is as old as that at most.
+void collect_dcp(Store& store, const Ages& ages, Collection& collection) {
+  std::unique_ptr<StoreHold> hold;
+  if (collection.removes()) hold = store.hold();
+  const auto replaced = ages(std::string(kDcpMetadata));
+  std::map<std::string, std::uint64_t> sizes;
+  for (const ObjectInfo& object : store.list_level()) sizes.emplace(object.name, object.size);
+  for (const std::string& name : leftovers_in(store)) {
+    const auto size = sizes.find(name);
+    if (size == sizes.end()) continue;
+    auto age = ages(name);
+    if (age && replaced) age = std::min(*age, *replaced);
+    collection.take({.path = store.name() + "/" + name, .bytes = size->second, .age = age}, [&] {
+      store.remove(name);
+      return true;
+    });
+  }
+}
+
+// Nothing of a directory that a writer holds is touched. One that cannot be looked at, because its
+// `.metadata` is damaged, does not keep the rest.
+void collect_unless_held(Store& store, const Ages& ages, Collection& collection) {
+  try {
+    collect_dcp(store, ages, collection);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::conflict) return collection.spare();
+    collection.fail(store.name(), error);
+  }
+}
+
+bool may_be_dcp(const std::vector<ObjectInfo>& files) {
+  return std::ranges::any_of(files, [](const ObjectInfo& file) {
+    return file.name == kDcpMetadata || file.name.starts_with("__") ||
+           file.name.starts_with("tessera-");
+  });
+}
+
+void collect_disk(const std::string& directory, Collection& collection) {
+  DiskLeftovers leftovers = disk_leftovers(directory, now());
+  for (Leftover& leftover : leftovers.found) {
+    const std::string path = leftover.path;
+    if (!collection.removes() && is_locked(path)) {
+      collection.spare();
+      continue;
+    }
+    collection.take(std::move(leftover), [&] { return remove_unlocked(path); });
+  }
+  for (const std::string& path : leftovers.directories) {
+    const auto store = posix_store(path);
+    if (!may_be_dcp(store->list_level())) continue;
+    const auto ages = [&](const std::string& name) -> std::optional<seconds> {
+      const auto written = written_at(path + "/" + name);
+      return written ? std::optional(age_of(*written)) : std::nullopt;
+    };
+    collect_unless_held(*store, ages, collection);
+  }
+}
+
+void collect_store(const std::shared_ptr<Store>& store, Collection& collection) {
+  std::map<std::string, Time> times;
+  if (auto* keeper = dynamic_cast<Housekeeping*>(store.get())) times = keeper->times_of_objects();
+  std::map<std::string, std::vector<ObjectInfo>> by_directory;
+  for (const ObjectInfo& object : store->list()) {
+    const std::size_t slash = object.name.rfind('/');
+    const std::string directory = slash == std::string::npos ? "" : object.name.substr(0, slash);
+    by_directory[directory].push_back(
+        {object.name.substr(slash == std::string::npos ? 0 : slash + 1), object.size});
+  }
+  for (const auto& [directory, files] : by_directory) {
+    if (!may_be_dcp(files)) continue;
+    const std::string below = directory.empty() ? "" : directory + "/";
+    const auto ages = [&](const std::string& name) -> std::optional<seconds> {
+      const auto written = times.find(below + name);
+      return written == times.end() ? std::nullopt : std::optional(age_of(written->second));
+    };
+    const std::shared_ptr<Store> part =
+        directory.empty() ? store : std::make_shared<SubStore>(store, directory);
+    collect_unless_held(*part, ages, collection);
+  }
+}
+
+// By the name that this library alone gives, if it was killed before it could mark the upload.
+bool is_ours(const UnfinishedUpload& upload) {
+  return upload.is_ours || is_attempt_name(upload.key.substr(upload.key.rfind('/') + 1));
+}
+
+}  // namespace
+
+GcReport gc(const Location& target, const GcOptions& options) {
+  Collection collection(options);
+  if (is_on_disk(target)) {
+    collect_disk(located_directory(target).path, collection);
+  } else {
+    collect_store(directory_store(target), collection);
+  }
+  return collection.report();
+}
+
+GcReport gc_uploads(const Location& target, const GcOptions& options) {
+  Collection collection(options);
+  const auto store = directory_store(target);
+  auto* keeper = dynamic_cast<Housekeeping*>(store.get());
+  if (keeper == nullptr) {
+    throw Error(ErrorCode::unsupported, "only object stores have uploads: name s3://BUCKET/...")
+        .at_path(to_string(target));
+  }
+  for (const UnfinishedUpload& upload : keeper->uploads_begun_before(collection.before())) {
+    if (!is_ours(upload)) continue;
+    collection.take({.kind = LeftoverKind::upload,
+                     .path = upload.path,
+                     .bytes = upload.bytes,
+                     .age = age_of(upload.last)},
+                    [&] {
+                      keeper->abort(upload);
+                      return true;
+                    });
+  }
+  return collection.report();
+}
+
+}  // namespace tessera

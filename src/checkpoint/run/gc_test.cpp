@@ -1,0 +1,133 @@
+// What killed writers left: fault-rows C06, O25, O26.
+#include "tessera/gc.h"
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <filesystem>
+
+#include "checkpoint/run/testing.h"
+#include "tessera/new_directory.h"
+#include "tessera/store_hold.h"
+
+namespace tessera {
+namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+namespace fs = std::filesystem;
+
+void make_old(const std::string& path) {
+  fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(48));
+}
+
+std::vector<std::string> names_of(const GcReport& report, const std::string& below) {
+  std::vector<std::string> names;
+  for (const Leftover& leftover : report.leftovers)
+    names.push_back(leftover.path.substr(below.size() + 1));
+  return names;
+}
+
+// A run with one checkpoint, and with what kills leave; two days old.
+std::string littered() {
+  const std::string run = temporary_directory() + "/run";
+  save_step(run + "/step1", 1);
+  for (const char* left : {"/step1/__0_0_0123456789ab.distcp", "/step1/tessera-0123456789ab.probe",
+                           "/step1/.x.pt.tmp-0123456789ab", "/step2/__3_1_0123456789ab.distcp",
+                           "/step3-tmp-0123456789ab/model.pt"}) {
+    write_text(run + left, "left");
+  }
+  write_text(run + "/step2/__0_0.distcp", "of another writer");
+  write_text(run + "/notes-tmp-march/a.txt", "a user's");
+  for (const auto& entry : fs::recursive_directory_iterator(run)) make_old(entry.path().string());
+  return run;
+}
+
+TEST(Gc, FindsWhatKillsLeaveAndNothingElse_O26) {
+  const std::string run = littered();
+  const std::vector<std::string> wanted{
+      "step1/.x.pt.tmp-0123456789ab", "step1/__0_0_0123456789ab.distcp",
+      "step1/tessera-0123456789ab.probe", "step2/__3_1_0123456789ab.distcp",
+      "step3-tmp-0123456789ab"};
+  const GcReport listed = gc(run);
+  EXPECT_EQ(names_of(listed, run), wanted);
+  for (const Leftover& leftover : listed.leftovers) {
+    EXPECT_EQ(leftover.bytes, 4U);
+    EXPECT_GE(leftover.age->count(), 47 * 3600);
+    EXPECT_FALSE(leftover.removed);
+    EXPECT_TRUE(fs::exists(leftover.path));
+  }
+  EXPECT_THAT(gc(run, {.older_than = std::chrono::hours(72)}).leftovers, IsEmpty());
+  const GcReport removed = gc(run, {.remove = true});
+  EXPECT_EQ(names_of(removed, run), wanted);
+  for (const Leftover& leftover : removed.leftovers) {
+    EXPECT_TRUE(leftover.removed) << leftover.problem;
+    EXPECT_FALSE(fs::exists(leftover.path));
+  }
+  EXPECT_TRUE(fs::exists(run + "/step2/__0_0.distcp"));
+  EXPECT_TRUE(fs::exists(run + "/notes-tmp-march/a.txt"));
+  EXPECT_THAT(verify(run + "/step1").findings, IsEmpty());
+  EXPECT_THAT(gc(run).leftovers, IsEmpty());
+}
+
+TEST(Gc, WhatIsBesideADirectoryToBecomeItIsFound) {
+  const std::string run = littered();
+  EXPECT_THAT(names_of(gc(run + "/step3-tmp-0123456789ab/.."), run), testing::Contains(testing::_));
+  fs::create_directory(run + "/step3");
+  EXPECT_THAT(names_of(gc(run + "/step3"), run), ElementsAre("step3-tmp-0123456789ab"));
+}
+
+TEST(Gc, AWriterThatLivesKeepsItsFiles_C06) {
+  const std::string run = littered();
+  const auto store = posix_store(run);
+  const auto made = store->new_directory("step9", IfExists::fail);
+  write_text(run + "/" + made->working() + "/model.pt", "live");
+  const auto held = store->hold("step2");
+  const GcReport report = gc(run, {.remove = true, .older_than = std::chrono::seconds(0)});
+  EXPECT_TRUE(fs::exists(run + "/" + made->working() + "/model.pt"));
+  EXPECT_TRUE(fs::exists(run + "/step2/__3_1_0123456789ab.distcp"));
+  EXPECT_EQ(report.spared, 2U);
+  EXPECT_FALSE(fs::exists(run + "/step3-tmp-0123456789ab"));
+}
+
+TEST(Gc, WhatWasReplacedIsAsOldAsWhatReplacedIt) {
+  const std::string directory = temporary_directory();
+  save_step(directory, 1);
+  for (const ObjectInfo& object : posix_store(directory)->list())
+    make_old(directory + "/" + object.name);
+  Value tree = Value::dict();
+  tree.set_item("step", std::int64_t{2});
+  SaveOptions options;
+  options.overwrite = true;
+  (void)save(tree, directory, options);
+  EXPECT_THAT(gc(directory).leftovers, IsEmpty());
+  EXPECT_GT(gc(directory).spared, 0U);
+  make_old(directory + "/.metadata");
+  EXPECT_FALSE(gc(directory).leftovers.empty());
+}
+
+// Of a store that tells no times and refuses to remove.
+TEST(Gc, WhatCannotBeRemovedIsToldAndDoesNotKeepTheRest_O25) {
+  const auto store = memory_store();
+  save_step({store, "step1"}, 1);
+  for (const char* left : {"step1/__0_0_0123456789ab.distcp", "step2/__0_0_0123456789ab.distcp"})
+    put(*store, left, {}, IfExists::fail);
+  EXPECT_THAT(gc(store).leftovers, IsEmpty());
+  const GcOptions now{.remove = true, .older_than = std::chrono::seconds(0)};
+  const GcReport refused = gc(std::make_shared<DyingStore>(store, 0), now);
+  ASSERT_EQ(refused.leftovers.size(), 2U);
+  for (const Leftover& leftover : refused.leftovers) {
+    EXPECT_FALSE(leftover.removed);
+    EXPECT_NE(leftover.problem, "");
+  }
+  put(*store, "step3/.metadata", {}, IfExists::fail);  // damaged
+  const GcReport report = gc(store, now);
+  EXPECT_EQ(report.leftovers.size(), 3U);
+  EXPECT_EQ(std::ranges::count(report.leftovers, true, &Leftover::removed), 2);
+  EXPECT_EQ(code_of([&] { (void)gc_uploads(store); }), ErrorCode::unsupported);
+  EXPECT_EQ(code_of([] { (void)gc(temporary_directory() + "/none"); }), ErrorCode::not_found);
+}
+
+}  // namespace
+}  // namespace tessera
