@@ -30,9 +30,10 @@ struct CopyReport {
 };
 
 // Copies a checkpoint of any kind, a file or a directory, with its side file of digests, so that it
-// stays sealed; or all committed checkpoints of a run (run_directory.h), the oldest first. A file
-// goes to `to`, or under its own name into `to` if that is a directory or ends with a slash. Web
-// servers list nothing: from them come files.
+// stays sealed (in the side file of a file that gets another name, that is changed); or all
+// committed checkpoints of a run (run_directory.h), the oldest first. A file goes to `to`, or under
+// its own name into `to` if that is a directory or ends with a slash. Web servers list nothing:
+// from them come files.
 //
 // A directory is copied by upload()'s protocol (upload.h): data, then what a reader begins with,
 // then the marker. So a copy that is interrupted, killed or stopped has no marker, and the next one

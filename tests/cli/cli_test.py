@@ -430,6 +430,35 @@ class CommandLine(unittest.TestCase):
         (self.work / "text.pt").write_text("no pickle")
         self.assertEqual(tessera("scan", self.work / "text.pt").returncode, 3)
 
+    def test_copy_is_byte_for_byte_and_goes_on(self):
+        """fault-rows C08"""
+        tessera("seal", self.dcp)
+        files = lambda directory: {path.name: path.read_bytes() for path in directory.iterdir()}
+        target = self.work / "copies" / "a"
+        done = tessera("copy", self.dcp, target, "--json")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(files(target), files(self.dcp))
+        (target / "__1_0.distcp").unlink()
+        again = tessera("copy", self.dcp, target)
+        self.assertIn(f"{len(files(self.dcp)) - 1} were there already", again.stdout)
+        self.assertEqual(files(target), files(self.dcp))
+        (self.dcp / ".metadata").unlink()
+        self.refused("incomplete", "copy", self.dcp, self.work / "b")
+        self.assertFalse((self.work / "b").exists())
+        self.refused("not_found", "copy", self.work / "none", self.work / "b")
+
+    def test_gc_lists_and_removes_what_kills_left(self):
+        """fault-rows C06"""
+        left = self.dcp / "__0_7_0123456789ab.distcp"
+        left.write_bytes(b"left")
+        self.assertEqual(json.loads(tessera("gc", self.dcp, "--json").stdout)["leftovers"], [])
+        listed = json.loads(tessera("gc", self.dcp, "--json", "--older-than", "0s").stdout)["leftovers"]
+        self.assertEqual([(row["path"], row["bytes"], row["removed"]) for row in listed], [(str(left), 4, False)])
+        done = tessera("gc", self.dcp, "--delete", "--older-than", "0min")
+        self.assertEqual((done.returncode, done.stderr, left.exists()), (0, "", False))
+        self.assertEqual(tessera("verify", self.dcp).returncode, 0)
+        self.refused("unsupported", "gc", self.dcp, "--uploads")
+
     def test_completion_is_a_script_for_bash(self):
         script = tessera("completion").stdout
         ask = "\nCOMP_WORDS=(tessera {}); COMP_CWORD={}; _tessera; echo ${{COMPREPLY[@]}}"
@@ -437,6 +466,8 @@ class CommandLine(unittest.TestCase):
                                                 check=True).stdout.split()
         self.assertEqual(bash("s", 1), ["stat", "scan", "seal"])
         self.assertEqual(bash("convert --ov", 2), ["--overwrite"])
+        self.assertEqual(bash("gc --o", 2), ["--older-than"])
+        self.assertEqual(bash("copy --r", 2), ["--read-back"])
 
     @unittest.skipIf(SANITIZED, "sanitizers take memory of their own")
     def test_many_small_tensors(self):

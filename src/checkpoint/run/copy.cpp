@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <ranges>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -106,12 +107,24 @@ class FileCopy {
 
   void copy_side_file() {
     if (!from_.store->exists(side_of(from_))) return;
-    const auto side = from_.store->open(side_of(from_));
+    const auto side = side_source();
     count(side->size());
     Meter silent({}, 0, options_.stop);
     if (has_copy(*to_.store, side_of(to_), *side, {}, silent)) return count_whole(side->size());
     auto written = write_copy(*side, *to_.store, side_of(to_), IfExists::replace, silent);
     commit_copy(written, *to_.store, options_.read_back);
+  }
+
+  // It has the file's name in it.
+  [[nodiscard]] std::shared_ptr<ByteSource> side_source() const {
+    if (from_.name == to_.name) return from_.store->open(side_of(from_));
+    SideFile side = read_side_file(*from_.store, side_of(from_));
+    auto entry = side.files.extract(from_.name);
+    entry.key() = to_.name;
+    side.files.insert(std::move(entry));
+    const std::string text = encode_side_file(side);
+    const auto bytes = std::as_bytes(std::span(text));
+    return memory_source({bytes.begin(), bytes.end()}, side_of(from_));
   }
 
   static std::string side_of(const Location& file) {

@@ -73,7 +73,6 @@ TEST(Gc, FindsWhatKillsLeaveAndNothingElse_O26) {
 
 TEST(Gc, WhatIsBesideADirectoryToBecomeItIsFound) {
   const std::string run = littered();
-  EXPECT_THAT(names_of(gc(run + "/step3-tmp-0123456789ab/.."), run), testing::Contains(testing::_));
   fs::create_directory(run + "/step3");
   EXPECT_THAT(names_of(gc(run + "/step3"), run), ElementsAre("step3-tmp-0123456789ab"));
 }

@@ -74,6 +74,18 @@ TEST_P(RealServers, ListUploads) {
   EXPECT_EQ(all.next_id, "");
 }
 
+TEST_P(RealServers, ListParts_O26) {
+  const PartListing all = parse_parts(said("parts"));
+  ASSERT_EQ(all.parts.size(), 2U);
+  EXPECT_EQ(all.parts[0].number, 1);
+  EXPECT_EQ(all.parts[0].size, 1U);
+  EXPECT_EQ(all.parts[1].number, 10'000);
+  EXPECT_EQ(all.parts[1].etag, "\"ea82410c7a9991816b5eeeebe195e20a\"");
+  EXPECT_THAT(all.parts[1].modified, testing::MatchesRegex("20..-..-..T..:..:.*Z"));
+  EXPECT_EQ(all.next, 0);
+  EXPECT_EQ(parse_parts(said("parts_page")).next, 1);
+}
+
 TEST_P(RealServers, TellWhatTheyCopied) {
   for (const char* name : {"copied", "copied_part"})
     EXPECT_THAT(parse_copied_etag(said(name)), HasSubstr("fbade9e36a3f36d3d676c1b808451dd7"));

@@ -42,6 +42,9 @@ def record(server):
     upload = keep("upload", client.create_multipart_upload, Key="copy of it")["UploadId"]
     source = {"Bucket": BUCKET, "Key": "z"}
     keep("copied_part", client.upload_part_copy, Key="copy of it", UploadId=upload, PartNumber=1, CopySource=source)
+    client.upload_part(Bucket=BUCKET, Key="copy of it", UploadId=upload, PartNumber=10000, Body=b"mark")
+    keep("parts", client.list_parts, Key="copy of it", UploadId=upload)
+    keep("parts_page", client.list_parts, Key="copy of it", UploadId=upload, MaxParts=1)
     client.create_multipart_upload(Bucket=BUCKET, Key="copy of it")
     keep("uploads", client.list_multipart_uploads)
     keep("uploads_page", client.list_multipart_uploads, MaxUploads=1)
