@@ -43,7 +43,7 @@ class FileCopy {
         options_(options),
         meter_(options.progress, from.object->size, options.stop),
         source_(guard_file(from.store, *from.object)->open(from.object->name)) {
-    if (to_.name.empty()) to_.name = from_.name;
+    if (to_.name.empty()) to_.name = from_.name.substr(from_.name.rfind('/') + 1);
   }
 
   CopyReport run() {

@@ -129,9 +129,8 @@ TEST(Copy, AnotherCheckpointStaysUnlessItIsOverwritten_O08) {
 
 TEST(Copy, AFileKeepsItsSealAndTakesNoOther) {
   const std::string work = temporary_directory();
-  ConvertOptions options;
-  options.to = CheckpointKind::safetensors;
-  (void)convert(written(CheckpointKind::dcp), work + "/a.safetensors", options);
+  const std::string golden = std::string(TESSERA_TEST_DATA) + "/golden/c2_hf_cons/model-0000";
+  std::filesystem::copy_file(golden + "1-of-00002.safetensors", work + "/a.safetensors");
   (void)seal(work + "/a.safetensors");
   const auto store = memory_store();
   EXPECT_EQ(copy(work + "/a.safetensors", {store, "x/b.safetensors"}).files, 2U);
@@ -140,9 +139,7 @@ TEST(Copy, AFileKeepsItsSealAndTakesNoOther) {
   (void)copy({store, "x/b.safetensors"}, work + "/d");
   EXPECT_TRUE(seal(work + "/d/b.safetensors").was_sealed);
   // Without digests and with other bytes.
-  const auto plain = memory_store();
-  save_step(plain, 3);
-  (void)convert(plain, work + "/plain.safetensors", options);
+  std::filesystem::copy_file(golden + "2-of-00002.safetensors", work + "/plain.safetensors");
   EXPECT_EQ(code_of([&] {
               (void)copy(work + "/plain.safetensors", {store, "x/b.safetensors"});
             }),
@@ -155,7 +152,10 @@ TEST(Copy, AFileKeepsItsSealAndTakesNoOther) {
 
 TEST(Copy, ARunComesWithAllItsWholeCheckpoints) {
   const auto run = memory_store(), target = memory_store();
-  for (const std::int64_t step : {3, 12}) save_step({run, run_checkpoint_name(step)}, 1);
+  const auto saved = memory_store();
+  save_step(saved, 1);
+  for (const std::int64_t step : {3, 12})
+    copy_objects(saved, *run, run_checkpoint_name(step) + "/");
   put(*run, "step20/__0_0_0123456789ab.distcp", {}, IfExists::fail);  // a save that goes on
   go_on_from(run, 3);
   Contents wanted = contents_of(*run);

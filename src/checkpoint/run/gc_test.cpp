@@ -33,6 +33,8 @@ std::vector<std::string> names_of(const GcReport& report, const std::string& bel
 std::string littered() {
   const std::string run = temporary_directory() + "/run";
   save_step(run + "/step1", 1);
+  for (const char* made : {"/step2", "/step3-tmp-0123456789ab", "/notes-tmp-march"})
+    fs::create_directory(run + made);
   for (const char* left : {"/step1/__0_0_0123456789ab.distcp", "/step1/tessera-0123456789ab.probe",
                            "/step1/.x.pt.tmp-0123456789ab", "/step2/__3_1_0123456789ab.distcp",
                            "/step3-tmp-0123456789ab/model.pt"}) {
@@ -109,7 +111,9 @@ TEST(Gc, WhatWasReplacedIsAsOldAsWhatReplacedIt) {
 // Of a store that tells no times and refuses to remove.
 TEST(Gc, WhatCannotBeRemovedIsToldAndDoesNotKeepTheRest_O25) {
   const auto store = memory_store();
-  save_step({store, "step1"}, 1);
+  const auto saved = memory_store();
+  save_step(saved, 1);
+  copy_objects(saved, *store, "step1/");
   for (const char* left : {"step1/__0_0_0123456789ab.distcp", "step2/__0_0_0123456789ab.distcp"})
     put(*store, left, {}, IfExists::fail);
   EXPECT_THAT(gc(store).leftovers, IsEmpty());

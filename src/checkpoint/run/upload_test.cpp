@@ -199,11 +199,11 @@ TEST(Upload, TheMarkerGoesFirstAndComesLast_O19_O31_OQ08) {
 
 TEST(Upload, FilesAreCopiedInWindows) {
   const auto source = memory_store();
-  put(*source, "model.pt", std::vector<std::byte>(9 << 20), IfExists::fail);
+  put(*source, "model.pt", std::vector<std::byte>(17 << 20), IfExists::fail);
   put(*source, "config.yaml", {}, IfExists::fail);
   const auto target = std::make_shared<NotingStore>(memory_store());
   (void)upload(source, target);
-  EXPECT_EQ(target->largest_write, std::size_t{4} << 20);
+  EXPECT_EQ(target->largest_write, std::size_t{8} << 20);
   EXPECT_EQ(contents_of(*target), contents_of(*source));
 }
 
