@@ -14,8 +14,8 @@ struct CopyOptions {
   // same source left does not count, nor does a copy that is whole.
   bool overwrite = false;
   bool single_writer = false;  // as SaveOptions has it
-  // Files that are copied at once. Each takes 8 MiB, and twice as much on the way to S3; there a
-  // file above 40 GB takes 1/5000 of its size.
+  // Files, or windows of a single file, that are copied at once. Each takes 8 MiB; on the way to S3
+  // a file above 40 GB takes up to 1/5000 of its size besides.
   int threads = 4;
   bool read_back = false;  // reads each file again from the target: a difference is `corrupt`
   ProgressHook progress = {};

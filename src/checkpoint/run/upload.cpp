@@ -156,7 +156,8 @@ class Upload {
 
   void copy_file(const UploadFile& file, Meter& meter) {
     const auto source = source_->open(file);
-    if (is_copied_by_store(file, *source, meter)) return;
+    const bool has_to_stay = if_data_exists() == IfExists::fail && store_->exists(file.object.name);
+    if (!has_to_stay && is_copied_by_store(file, *source, meter)) return;
     if (options_.resume && has_copy(*store_, file.object.name, *source, file.digests, meter)) {
       count_whole(file);
       meter.add(file.object.size);
