@@ -59,7 +59,7 @@ class Store {
   [[nodiscard]] virtual std::unique_ptr<NewDirectory> new_directory(std::string_view name,
                                                                     IfExists if_exists);
   virtual StoreCopied copy(const StoreCopy& what);  // by the store's own means, if it can
-  virtual void remove(std::string_view name) = 0;  // no error if there is no such object
+  virtual void remove(std::string_view name) = 0;   // no error if there is no such object
   // Tries what a save asks for, where rights are granted one by one: throws what it is refused. By
   // an object `probe`, gone afterwards. If commits do not keep rivals out, it is `unsupported`,
   // unless `is_only_writer`.

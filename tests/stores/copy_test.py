@@ -203,7 +203,7 @@ class Copy(unittest.TestCase):
         for number in range(ROUNDS):
             prefix = f"killed/{number}"
             for attempt in range(3):
-                process = subprocess.Popen([TESSERA, "copy", self.dcp, f"s3://{BUCKET}/{prefix}", "--threads", "1"],
+                process = subprocess.Popen([TESSERA, "copy", self.dcp, f"s3://{BUCKET}/{prefix}", "--threads", "1", "--quiet"],
                                            stderr=subprocess.PIPE)
                 time.sleep(draw.uniform(0.02, 0.4))
                 # The second attempt is interrupted as a user does it.
@@ -254,7 +254,7 @@ class Gc(unittest.TestCase):
         left = 0
         for number in range(60):
             key = f"{prefix}/{number}.safetensors"
-            process = subprocess.Popen([TESSERA, "copy", Copy.file, f"s3://{BUCKET}/{key}", "--threads", "1"],
+            process = subprocess.Popen([TESSERA, "copy", Copy.file, f"s3://{BUCKET}/{key}", "--threads", "1", "--quiet"],
                                        stderr=subprocess.DEVNULL)
             time.sleep(draw.uniform(0.05, 0.3))
             process.kill()
