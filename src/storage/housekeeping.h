@@ -30,7 +30,7 @@ class Housekeeping {
 
   // Of the object that has the store's own name, and of those below, whoever began them, if they
   // were begun before that time. An upload of which the server does not say when it began is never
-  // among them. One that was killed between its begin and its first part has no mark.
+  // among them. One that was killed before its mark arrived has none.
   [[nodiscard]] virtual std::vector<UnfinishedUpload> uploads_begun_before(Time before) = 0;
   virtual void abort(const UnfinishedUpload& upload) = 0;  // no error if there is none
   // When each object was written, by the server's clock; those of which it does not say are absent.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <ranges>
 #include <span>
 #include <string>
 #include <utility>
@@ -204,9 +203,9 @@ CopyReport copy_run(const std::vector<RunCheckpoint>& checkpoints, const Store& 
                     const Location& to, const CopyOptions& options) {
   CopyReport report;
   copy_left(from, to);
-  for (const RunCheckpoint& checkpoint : std::views::reverse(checkpoints)) {
-    const std::string name = run_checkpoint_name(checkpoint.step, checkpoint.unsharded);
-    add(report, copy_directory(checkpoint.where, directory_in(to, name), options));
+  for (auto checkpoint = checkpoints.rbegin(); checkpoint != checkpoints.rend(); ++checkpoint) {
+    const std::string name = run_checkpoint_name(checkpoint->step, checkpoint->unsharded);
+    add(report, copy_directory(checkpoint->where, directory_in(to, name), options));
   }
   return report;
 }

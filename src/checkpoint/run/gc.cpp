@@ -124,8 +124,9 @@ void collect_disk(const std::string& directory, Collection& collection) {
   for (const std::string& path : leftovers.directories) {
     const auto store = posix_store(path);
     if (!may_be_dcp(store->list_level())) continue;
+    const std::string below = path + "/";
     const auto ages = [&](const std::string& name) -> std::optional<seconds> {
-      const auto written = written_at(path + "/" + name);
+      const auto written = written_at(below + name);
       return written ? std::optional(age_of(*written)) : std::nullopt;
     };
     collect_unless_held(*store, ages, collection);
