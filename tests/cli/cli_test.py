@@ -11,6 +11,7 @@ import math
 import os
 import pathlib
 import pickle
+import random
 import resource
 import shutil
 import signal
@@ -442,6 +443,14 @@ class CommandLine(unittest.TestCase):
         again = tessera("copy", self.dcp, target)
         self.assertIn(f"{len(files(self.dcp)) - 1} were there already", again.stdout)
         self.assertEqual(files(target), files(self.dcp))
+        draw = random.Random(8)  # whichever bit differs at the target, it is copied again
+        for name, content in sorted(files(self.dcp).items()):
+            for position in [len(content) - 1, *(draw.randrange(len(content)) for _ in range(4))]:
+                damaged = bytearray(content)
+                damaged[position] ^= 1 << draw.randrange(8)
+                (target / name).write_bytes(damaged)
+                self.assertEqual(tessera("copy", self.dcp, target, "--overwrite").returncode, 0)
+                self.assertEqual(files(target), files(self.dcp), (name, position))
         (self.dcp / ".metadata").unlink()
         self.refused("incomplete", "copy", self.dcp, self.work / "b")
         self.assertFalse((self.work / "b").exists())
