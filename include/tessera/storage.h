@@ -46,9 +46,7 @@ class Store {
   // IfExists::fail; commit checks again. `size_hint` (0: unknown) lets the store reserve room.
   [[nodiscard]] virtual std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                          std::uint64_t size_hint = 0) = 0;
-  // A new version of an object. Its commit is `conflict` if the object is not of the version
-  // `expected` (ByteSource::version) any more. Stores in which that is one step with the commit
-  // say so; this looks right before it.
+  // A new version of an object, whose commit is `conflict` if it is not `expected` any more.
   [[nodiscard]] virtual std::unique_ptr<ByteSink> replace(std::string_view name,
                                                           std::string_view expected,
                                                           std::uint64_t size_hint = 0);

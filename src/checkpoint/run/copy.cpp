@@ -215,7 +215,10 @@ CopyReport copy_run(const std::vector<RunCheckpoint>& checkpoints, const Store& 
 CopyReport copy(const Location& from, const Location& to, const CopyOptions& options) {
   require_threads(options.threads);
   require_going_on(options.stop);
-  const Place place = place_of(from);
+  Place place = place_of(from);
+  // A store's own sources, which it can copy by itself, not those of a snapshot.
+  if (!from.store && !is_on_disk(from))
+    place.store = place.object ? located_file(from).store : directory_store(from);
   if (place.object) return FileCopy(place, located_file(to), options).run();
   const Location directory(place.store);
   const std::vector<RunCheckpoint> run = run_checkpoints(directory);
