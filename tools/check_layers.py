@@ -20,7 +20,7 @@ ROOMS = {
     "format": ["pickle", "zip", "torch", "safetensors", "dcp", "sharded", "olmo"],
     "storage": ["memory", "posix", "http", "s3"],
     "comm": ["same_host"],
-    "checkpoint": ["digests", "read", "dcp", "tree", "open", "load", "save", "write", "together", "check", "run"],
+    "checkpoint": ["digests", "read", "dcp", "tree", "open", "load", "save", "write", "together", "check", "run", "staged"],
     "fsdp": ["plan", "unit", "step", "deferred", "wrap", "state", "testing"],
 }
 

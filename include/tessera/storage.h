@@ -50,12 +50,12 @@ class Store {
   [[nodiscard]] virtual std::unique_ptr<ByteSink> replace(std::string_view name,
                                                           std::string_view expected,
                                                           std::uint64_t size_hint = 0);
-  // An object that several writers fill, visible at once: each opens it, writes bytes of its own
-  // and commits, which makes them durable. Where a store has no such objects it is `unsupported`,
-  // as is a new directory, which keeps one with objects under its name as `if_exists` says.
+  // An object that several writers fill, visible at once: each opens it and commits bytes of its
+  // own. A directory that appears whole. Both are `unsupported` in a store that has neither.
   [[nodiscard]] virtual std::unique_ptr<ByteSink> share(std::string_view name);
   [[nodiscard]] virtual std::unique_ptr<NewDirectory> new_directory(std::string_view name,
                                                                     IfExists if_exists);
+  [[nodiscard]] virtual bool has_directories() const { return false; }  // it has both
   virtual StoreCopied copy(const StoreCopy& what);  // by the store's own means, if it can
   virtual void remove(std::string_view name) = 0;   // no error if there is no such object
   // Tries what a save asks for, where rights are granted one by one: throws what it is refused. By

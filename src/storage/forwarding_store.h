@@ -41,6 +41,7 @@ class ForwardingStore : public Store {
                                                   std::uint64_t size_hint) override {
     return inner_->replace(name, expected, size_hint);
   }
+  [[nodiscard]] bool has_directories() const override { return inner_->has_directories(); }
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
     return inner_->share(name);
   }

@@ -176,7 +176,7 @@ TEST(OwnStore, ServesSaveOpenReadLoadAndConvert) {
   how.to = CheckpointKind::safetensors;
   EXPECT_EQ(code_of([&] { convert(source, target, how); }), ErrorCode::invalid_argument);
   how.to = CheckpointKind::olmo_full;
-  EXPECT_EQ(code_of([&] { convert(source, target, how); }), ErrorCode::unsupported);
+  EXPECT_EQ(code_of([&] { convert(source, target, how); }), ErrorCode::already_exists);
   EXPECT_EQ(code_of([&] { (void)Checkpoint::open({target, "absent.pt"}); }), ErrorCode::not_found);
 }
 

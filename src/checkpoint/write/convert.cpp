@@ -12,6 +12,7 @@
 #include "checkpoint/read/dequantize.h"
 #include "checkpoint/read/select.h"
 #include "checkpoint/save/probe.h"
+#include "checkpoint/write/convert_in_place.h"
 #include "checkpoint/write/destination.h"
 #include "checkpoint/write/flat_leaves.h"
 #include "checkpoint/write/resume.h"
@@ -37,16 +38,6 @@ void require_convertible(DType dtype, bool allow_wrap) {
     throw Error(ErrorCode::invalid_argument,
                 "allow_wrap is needed: " + wanted + " holds few of the values of floating tensors");
   }
-}
-
-void require_sensible(const ConvertOptions& options) {
-  require_threads(options.threads);
-  if (options.ranks < 1 || options.ranks > kMostRanks) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        std::to_string(options.ranks) + " ranks, expected 1 to " + std::to_string(kMostRanks));
-  }
-  if (options.dtype) require_convertible(*options.dtype, options.allow_wrap);
 }
 
 // Whether the target gets the source's leaves as they are: there may be a million, and no copy.
@@ -222,17 +213,20 @@ void make_target(ConvertJob& job, Output& output, DigestingStore* digested) {
 
 }  // namespace
 
-ConvertReport convert(const Location& source, const Location& target,
-                      const ConvertOptions& options) {
+void require_convertible(const ConvertOptions& options) {
   require_going_on(options.stop);
-  require_sensible(options);
-  return convert(Checkpoint::open(source, options.open), target, options);
+  require_threads(options.threads);
+  if (options.ranks < 1 || options.ranks > kMostRanks) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        std::to_string(options.ranks) + " ranks, expected 1 to " + std::to_string(kMostRanks));
+  }
+  if (options.dtype) require_convertible(*options.dtype, options.allow_wrap);
 }
 
-ConvertReport convert(const Checkpoint& checkpoint, const Location& target,
-                      const ConvertOptions& options) {
-  require_going_on(options.stop);
-  require_sensible(options);
+ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& target,
+                               const ConvertOptions& options) {
+  require_convertible(options);
   if (checkpoint.mapped && options.resume)
     throw Error(ErrorCode::unsupported, "what map() gave cannot be resumed");
   const std::vector<Leaf> chosen = leaves_for(checkpoint, options);

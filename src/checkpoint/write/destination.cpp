@@ -34,11 +34,6 @@ Destination directory_destination(const std::string& path, CheckpointKind kind) 
   return {path, "", kind == CheckpointKind::dcp ? Publishing::marker : Publishing::directory};
 }
 
-// Whether the target is a set of safetensors.
-bool is_set(const ConvertOptions& options) {
-  return options.max_shard_size > 0 || !options.file_of.empty();
-}
-
 bool can_be_in_store(const ConvertOptions& options) {
   return !options.resume && !is_set(options) &&
          (is_one_file(options.to) || options.to == CheckpointKind::dcp);
@@ -88,6 +83,10 @@ void require_set_of_files(const std::string& path, CheckpointKind kind) {
 }
 
 }  // namespace
+
+bool is_set(const ConvertOptions& options) {
+  return options.max_shard_size > 0 || !options.file_of.empty();
+}
 
 Destination destination_of(const Location& given, const ConvertOptions& options) {
   const Location target = located_target(given);

@@ -26,6 +26,8 @@ struct Destination {
   std::shared_ptr<Store> store = nullptr;  // where it goes; null: the directory
 };
 
+// Whether the target is a set of safetensors.
+[[nodiscard]] bool is_set(const ConvertOptions& options);
 // The destination that `target` and the options name. Throws `invalid_argument` where they
 // contradict each other and `unsupported` for what cannot be written there.
 [[nodiscard]] Destination destination_of(const Location& target, const ConvertOptions& options);

@@ -208,6 +208,7 @@ class MemoryStore final : public Store {
     });
   }
 
+  [[nodiscard]] bool has_directories() const override { return true; }
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
     require_safe_name(name, name_);
     const std::lock_guard lock(objects_->mutex);

@@ -25,11 +25,18 @@ bool is_own(const Fd& fd) {
   return ::fstat(fd.get(), &status) == 0 && status.st_uid == ::geteuid();
 }
 
+bool try_lock(int fd, int kind) {
+  return uninterrupted([=] { return ::flock(fd, kind | LOCK_NB); }) == 0 || errno != EWOULDBLOCK;
+}
+
 }  // namespace
 
 bool try_lock(int fd) {
-  return uninterrupted([fd] { return ::flock(fd, LOCK_EX | LOCK_NB); }) == 0 ||
-         errno != EWOULDBLOCK;
+  return try_lock(fd, LOCK_EX);
+}
+
+bool try_shared_lock(int fd) {
+  return try_lock(fd, LOCK_SH);
 }
 
 Fd locked_directory(const std::string& path) {

@@ -12,6 +12,8 @@ namespace tessera {
 // Takes the lock of an open file or directory (flock) without waiting. False: another open file
 // has it. A file system without locks counts as free.
 [[nodiscard]] bool try_lock(int fd);
+// The same for a lock that several may have; nobody else has one of the other kind then.
+[[nodiscard]] bool try_shared_lock(int fd);
 
 // Opens the directory `path` and takes its lock; both end with the result. Throws `conflict` while
 // another process has it.

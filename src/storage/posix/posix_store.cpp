@@ -293,6 +293,7 @@ class PosixStore final : public Store {
     return std::make_unique<AtomicFile>(full(name), if_exists, size_hint);
   }
 
+  [[nodiscard]] bool has_directories() const override { return true; }
   [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
     return std::make_unique<SharedFile>(full(name));
   }

@@ -1,5 +1,5 @@
 // A tree becomes a directory that all ranks write, DCP or of an OLMo kind, or one file of one
-// process.
+// process. What a store takes only whole is saved on a disk first.
 
 #include <memory>
 #include <new>
@@ -12,6 +12,8 @@
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/save_dcp.h"
 #include "checkpoint/save/save_part.h"
+#include "checkpoint/staged/staging.h"
+#include "checkpoint/staged/to_store.h"
 #include "checkpoint/together/save_olmo.h"
 #include "checkpoint/together/state_sums.h"
 #include "checkpoint/write/destination.h"
@@ -117,9 +119,11 @@ SaveResult save_file(const Checkpoint& tree, const Location& where, CheckpointKi
   return result;
 }
 
-// What ranks say of the kind that they save.
+// What ranks say of what they save: the kind, and whether it is staged.
 Bytes same_kind(const Bytes& left, const Bytes& right) {
   if (left == right) return left;
+  if (left.at(0) == right.at(0))
+    throw Error(ErrorCode::mismatch, "some ranks save to a store, others to a directory");
   const auto name = [](const Bytes& bytes) {
     return std::string(to_string(static_cast<CheckpointKind>(bytes.at(0))));
   };
@@ -132,11 +136,23 @@ bool is_filled_together(CheckpointKind kind, const SaveOptions& options) {
   return is_olmo_kind(kind) || (kind == CheckpointKind::safetensors && options.safetensors);
 }
 
+UploadOptions upload_options(const SaveOptions& options) {
+  return {.overwrite = options.overwrite,
+          .single_writer = options.single_writer,
+          .threads = options.threads,
+          .progress = second_half(options.progress),
+          .stop = options.stop};
+}
+
+SaveResult save_staged(const Value& tree, const Location& where, const SaveOptions& options,
+                       Group& group, const JobLog& log);
+
 // Tells of each phase.
 SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOptions& options,
                           Group& group, const JobLog& log) {
   Location where = given;
   CheckpointKind kind{};
+  bool is_staged = false;
   std::unique_ptr<DcpSave> dcp;
   std::unique_ptr<OlmoKindSave> olmo;
   Checkpoint file;
@@ -147,6 +163,9 @@ SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOp
       require_fitting(where, kind, options);
       if (kind == CheckpointKind::dcp) {
         dcp = dcp_save(tree, root_of(where), group, options);
+      } else if (is_filled_together(kind, options) && needs_staging(where)) {
+        is_staged = true;
+        if (group.rank() == 0) require_target(where, upload_options(options));
       } else if (is_filled_together(kind, options)) {
         olmo = olmo_kind_save(tree, where, kind, options, group);
       } else {
@@ -154,7 +173,7 @@ SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOp
         require_plain(where, options);
         file = checkpoint_of(tree);
       }
-      return {static_cast<std::byte>(kind)};
+      return {static_cast<std::byte>(kind), static_cast<std::byte>(is_staged)};
     };
     const Bytes prepared =
         confer(group, "planning a checkpoint",
@@ -163,6 +182,11 @@ SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOp
     if (olmo) olmo->plan();
     return 0;
   });
+  if (is_staged) {
+    SaveOptions how = options;
+    how.kind = kind;
+    return save_staged(tree, given, how, group, log);
+  }
   SaveResult result;
   if (!dcp && !olmo) {
     log.phase("write", [&] {
@@ -175,6 +199,22 @@ SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOp
   log.phase("commit", [&] {
     result = dcp ? dcp->commit() : olmo->commit();
     return 0;
+  });
+  return result;
+}
+
+// `options` have the kind.
+SaveResult save_staged(const Value& tree, const Location& where, const SaveOptions& options,
+                       Group& group, const JobLog& log) {
+  const Staging staging(group);
+  const std::string place = staging.place_for(to_string(where));
+  SaveOptions on_disk = options;
+  on_disk.overwrite = false;
+  on_disk.progress = first_half(options.progress);
+  SaveResult result = save_in_phases(tree, place, on_disk, group, log);
+  log.phase("upload", [&] {
+    upload_staged(place, where, *options.kind, upload_options(options), group);
+    return result.bytes_written;
   });
   return result;
 }

@@ -1,0 +1,57 @@
+// A conversion into a place, or on a disk and from there into a store.
+
+#include "tessera/convert.h"
+
+#include "checkpoint/open/kinds.h"
+#include "checkpoint/open/located.h"
+#include "checkpoint/staged/staging.h"
+#include "checkpoint/staged/to_store.h"
+#include "checkpoint/write/convert_in_place.h"
+#include "checkpoint/write/destination.h"
+
+namespace tessera {
+namespace {
+
+bool is_staged(const Location& target, const ConvertOptions& options) {
+  const bool is_directory =
+      is_set(options) || (!is_one_file(options.to) && options.to != CheckpointKind::dcp);
+  return is_directory && !options.resume && needs_staging(target);
+}
+
+ConvertReport convert_staged(const Checkpoint& source, const Location& target,
+                             const ConvertOptions& options) {
+  const UploadOptions uploading{.overwrite = options.overwrite,
+                                .single_writer = options.single_writer,
+                                .threads = options.threads,
+                                .progress = second_half(options.progress),
+                                .stop = options.stop};
+  require_target(target, uploading);
+  const auto alone = solo_group();
+  const Staging staging(*alone);
+  const std::string place = staging.place_for(to_string(target));
+  ConvertOptions on_disk = options;
+  on_disk.overwrite = false;
+  on_disk.progress = first_half(options.progress);
+  ConvertReport report = convert_in_place(source, place, on_disk);
+  upload_staged(place, target, options.to, uploading, *alone);
+  report.target = to_string(target);
+  return report;
+}
+
+}  // namespace
+
+ConvertReport convert(const Location& source, const Location& target,
+                      const ConvertOptions& options) {
+  require_convertible(options);
+  return convert(Checkpoint::open(source, options.open), target, options);
+}
+
+ConvertReport convert(const Checkpoint& source, const Location& target,
+                      const ConvertOptions& options) {
+  require_convertible(options);
+  const Location located = located_target(target);
+  return is_staged(located, options) ? convert_staged(source, located, options)
+                                     : convert_in_place(source, target, options);
+}
+
+}  // namespace tessera

@@ -1,0 +1,86 @@
+#include "checkpoint/staged/staging.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/random_id.h"
+#include "comm/confer.h"
+#include "storage/posix/lock.h"
+#include "storage/posix/system.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kOperation = "making a directory to stage a checkpoint";
+constexpr const char* kStart = "tessera-staged-";
+
+std::string base_directory() {
+  const char* given = std::getenv("TMPDIR");
+  return given == nullptr || *given == '\0' ? "/tmp" : without_slashes(given);
+}
+
+bool is_own_directory(const Fd& fd) {
+  struct stat status {};
+  return ::fstat(fd.get(), &status) == 0 && status.st_uid == ::geteuid() &&
+         (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
+}
+
+bool is_same(const std::optional<FileId>& a, const std::optional<FileId>& b) {
+  return a && b && a->device == b->device && a->number == b->number;
+}
+
+// None: another process has removed it meanwhile, because nobody had its lock yet.
+Fd try_make(const std::string& path) {
+  if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST)
+    throw_errno(errno, "create directory", path);
+  Fd fd = opened(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!fd && errno == ENOENT) return {};
+  if (!fd) throw_errno(errno, "open directory", path);
+  if (!is_own_directory(fd))
+    throw Error(ErrorCode::unsafe, "a directory of another user's is there").at_path(path);
+  if (!try_shared_lock(fd.get()) || !is_same(id_of(fd.get()), id_of(path))) return {};
+  return fd;
+}
+
+Fd made(const std::string& path) {
+  constexpr int kTries = 100;
+  for (int i = 0; i < kTries; ++i) {
+    if (Fd fd = try_make(path)) return fd;
+  }
+  throw Error(ErrorCode::conflict, "others keep removing the directory").at_path(path);
+}
+
+}  // namespace
+
+Staging::Staging(Group& group) {
+  const auto draw = [](const Bytes&) {
+    const std::string path = base_directory() + "/" + kStart + random_attempt();
+    const auto bytes = std::as_bytes(std::span(path));
+    return Bytes(bytes.begin(), bytes.end());
+  };
+  const Bytes told = confer(group, kOperation, {[] { return Bytes(); }, combine_nothing, draw});
+  path_.assign(reinterpret_cast<const char*>(told.data()), told.size());
+  agree(group, kOperation, [this] {
+    const std::string base = directory_of(path_);
+    make_directories(base);
+    remove_abandoned_attempts(base, kStart, std::filesystem::file_type::directory);
+    lock_ = made(path_);
+  });
+}
+
+Staging::~Staging() {
+  lock_ = Fd();
+  remove_abandoned(path_);
+}
+
+std::string Staging::place_for(const std::string& target) const {
+  const std::string name = std::filesystem::path(without_slashes(target)).filename().string();
+  return path_ + "/" + (name.empty() ? "checkpoint" : name);
+}
+
+}  // namespace tessera

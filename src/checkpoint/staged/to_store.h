@@ -1,0 +1,29 @@
+// Checkpoints that a store takes only whole: files which several ranks fill, and directories which
+// have to appear at once. They are made on a disk, then uploaded, the marker last.
+#pragma once
+
+#include "tessera/comm.h"
+#include "tessera/storage.h"
+#include "tessera/upload.h"
+
+namespace tessera {
+
+enum class CheckpointKind : std::uint8_t;
+
+// Whether a target is in a store that has neither such files nor such directories.
+[[nodiscard]] bool needs_staging(const Location& target);
+
+// What an upload asks of the target that can be asked before anything is made for it: throws
+// `already_exists` for a checkpoint that must not be replaced, and what the store refuses
+// (Store::require_writable). By one process.
+void require_target(const Location& target, const UploadOptions& options);
+
+// Uploads the checkpoint of kind `kind` that ranks have made at `staged`. Collective.
+void upload_staged(const Location& staged, const Location& target, CheckpointKind kind,
+                   const UploadOptions& options, Group& group);
+
+// The progress of the first or the second of two halves of a job.
+[[nodiscard]] ProgressHook first_half(const ProgressHook& all);
+[[nodiscard]] ProgressHook second_half(const ProgressHook& all);
+
+}  // namespace tessera
