@@ -99,7 +99,12 @@ void Reply::begin(std::string_view status_line) {
 void Reply::add_header(std::string_view line) {
   const std::size_t colon = line.find(':');
   if (colon == std::string_view::npos) return;
-  response_.headers[lowered(trimmed(line.substr(0, colon)))] = trimmed(line.substr(colon + 1));
+  const std::string name = lowered(trimmed(line.substr(0, colon)));
+  const std::string_view value = trimmed(line.substr(colon + 1));
+  std::string& kept = response_.headers[name];
+  if (name == "content-length" && !kept.empty() && kept != value)
+    throw Error(ErrorCode::corrupt, "the answer has two lengths").at_path(path());
+  kept = value;
 }
 
 bool Reply::end_head() {

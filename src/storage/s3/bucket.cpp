@@ -1,5 +1,6 @@
 #include "storage/s3/bucket.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 
@@ -7,6 +8,7 @@
 #include "base/one_of.h"
 #include "storage/http/ranges.h"
 #include "storage/http/uri.h"
+#include "storage/s3/pages.h"
 #include "storage/s3/parts.h"
 #include "tessera/error.h"
 
@@ -54,6 +56,16 @@ Written written(const Endpoint& endpoint, const Call& call, Answer answer) {
   return Written::done;
 }
 
+// It goes back into headers of requests.
+void require_version(const std::string& etag, const std::string& path) {
+  constexpr std::size_t kLongest = 1024;  // bytes; of AWS at most 40
+  const auto is_of_header = [](char c) { return c >= 0x20 && c != 0x7f; };
+  if (etag.size() <= kLongest && std::ranges::all_of(etag, is_of_header)) return;
+  throw Error(ErrorCode::corrupt,
+              "the server tells an ETag of " + std::to_string(etag.size()) + " bytes that is none")
+      .at_path(path);
+}
+
 Fields& operator+=(Fields& fields, Fields more) {
   for (auto& field : more) fields.push_back(std::move(field));
   return fields;
@@ -77,6 +89,7 @@ std::optional<ObjectState> Bucket::head(const std::string& key) {
   if (answer.response.status == 404) return std::nullopt;
   const HttpResponse response = endpoint_.require_good(call, std::move(answer)).response;
   const std::string length = response.header("content-length");
+  require_version(response.header("etag"), path_of(key));
   ObjectState state{
       .size = 0,
       .etag = response.header("etag"),
@@ -286,14 +299,16 @@ void Bucket::list(const std::string& prefix, bool is_level,
                   const std::function<void(const Listing&)>& take) {
   Call call{.method = "GET", .permission = "s3:ListBucket"};
   std::string token;
+  Pages pages("objects", name());
   do {
     call.query = {{"list-type", "2"}, {"encoding-type", "url"}, {"prefix", prefix}};
     if (is_level) call.query.emplace_back("delimiter", "/");
     if (!token.empty()) call.query.emplace_back("continuation-token", token);
     const Listing page = parse_listing(endpoint_.send_good(call).response.text());
+    for (const ListedObject& object : page.objects)
+      require_version(object.etag, path_of(object.key));
     take(page);
-    if (!page.next.empty() && page.next == token)
-      throw Error(ErrorCode::corrupt, "the server lists the same page again").at_path(name());
+    if (!page.next.empty()) pages.turn(page.next, page.objects.size() + page.prefixes.size());
     token = page.next;
   } while (!token.empty());
 }
@@ -302,6 +317,7 @@ std::vector<ListedUpload> Bucket::list_uploads(const std::string& prefix) {
   Call call{.method = "GET", .permission = "s3:ListBucketMultipartUploads"};
   std::vector<ListedUpload> found;
   UploadListing page;
+  Pages pages("uploads", name());
   do {
     // Not encoded: SeaweedFS says that it encodes these keys, and does not.
     call.query = {{"uploads", ""}, {"prefix", prefix}};
@@ -310,8 +326,8 @@ std::vector<ListedUpload> Bucket::list_uploads(const std::string& prefix) {
       call.query.emplace_back("upload-id-marker", page.next_id);
     }
     UploadListing next = parse_uploads(endpoint_.send_good(call).response.text());
-    if (!next.next_key.empty() && next.next_key == page.next_key && next.next_id == page.next_id)
-      throw Error(ErrorCode::corrupt, "the server lists the same uploads again").at_path(name());
+    if (!next.next_key.empty())
+      pages.turn(next.next_key + '\0' + next.next_id, next.uploads.size());
     found.insert(found.end(), next.uploads.begin(), next.uploads.end());
     page = std::move(next);
   } while (!page.next_key.empty());

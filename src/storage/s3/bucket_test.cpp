@@ -197,7 +197,7 @@ TEST_F(S3Answers, APageOfPartsThatComesAgainIsCorrupt_O26) {
 
 TEST_F(S3Answers, ADirtyRangeIsNotTaken_O08) {
   std::vector<std::byte> out(5);
-  const ObjectState version{.size = 100, .etag = "\"e\"", .attempt = {}};
+  const ObjectState version{.size = 100, .etag = "\"e\"", .attempt = {}, .version = {}};
   const auto read = [&] { bucket_->read("k", version, 10, MutableByteView(out)); };
   bucket({answer("206 Partial Content", "hello", "Content-Range: bytes 11-15/100\r\n")});
   EXPECT_EQ(code_of(read), ErrorCode::corrupt);
