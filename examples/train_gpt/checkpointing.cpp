@@ -11,6 +11,7 @@
 #include "tessera/checkpointer.h"
 #include "tessera/group_checkpoint.h"
 #include "tessera/run_directory.h"
+#include "tessera/storage.h"
 #include "tessera/trainer_state.h"
 #include "tessera/training_state.h"
 
@@ -199,6 +200,13 @@ bool resume_state(Training& training, Progress& progress, const Options& options
 
 std::string checkpoint_path(const Options& options, std::int64_t step) {
   return tessera::run_checkpoint(options.save, step).where.path;
+}
+
+void require_place(const Options& options, tessera::Group& group) {
+  tessera::agree(group, "trying the place of the checkpoints", [&] {
+    if (group.rank() != 0) return;
+    tessera::open_store(options.save)->require_writable("train_gpt-probe", false);
+  });
 }
 
 Progress resume_training(Training& training, const Options& options, tessera::Group& group) {

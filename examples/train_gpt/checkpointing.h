@@ -21,6 +21,10 @@ struct Progress {
 // SAVE/step{N}
 [[nodiscard]] std::string checkpoint_path(const Options& options, std::int64_t step);
 
+// Tries whether --save can be written to, so that a training does not learn it at its first
+// checkpoint: of an object store the error names the right that is lacking. Collective.
+void require_place(const Options& options, tessera::Group& group);
+
 // Loads model and optimizer in place from the checkpoint that --resume means: a directory, or for
 // "latest" the newest one of --save that is whole (tessera/run_directory.h). Before the first
 // checkpoint the answer is no progress, so that one command line serves the first start and every

@@ -67,6 +67,7 @@ class Timeline {
 
 void train(const Options& options, const tessera::Mesh& mesh) {
   const Text text(options.data, options.seq, options.seed);
+  if (!options.save.empty()) require_place(options, mesh.checkpoint_group());
   Training training(options, mesh);
   Progress progress;
   if (!options.resume.empty()) {

@@ -46,7 +46,8 @@ void add_training_flags(CLI::App& app, Options& o) {
 }
 
 void add_output_flags(CLI::App& app, Options& o) {
-  app.add_option("--save", o.save, "Directory of the checkpoints step{N}");
+  app.add_option("--save", o.save,
+                 "Directory of the checkpoints step{N}: a path, or a URL as s3://bucket/run");
   app.add_option("--checkpointer", o.checkpointer,
                  "How they are laid out: as PyTorch's DCP, or as one of OLMo's checkpointers does")
       ->check(CLI::IsMember({"dcp", "full", "torch_new", "torch_legacy", "local"}).description(""))

@@ -4,106 +4,29 @@ OLMo's kinds are saved there as well, and restored by each rank from what its ho
 
     two_hosts_test.py SAVE_AND_LOAD TRAIN_GPT
 
-A host is a set of namespaces: its network, mounts, name and processes. They have no names outside, so nothing outlives
-the host's first process, and that ends with this one. A pair of veth devices joins the hosts.
-
-Exits with 77 and says why where hosts cannot be made: without root or iproute2, and in most containers.
+Exits with 77 and says why where hosts cannot be made (hosts.py): without root or iproute2, and in most containers.
 """
-import contextlib
-import csv
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
 
+from hosts import PATIENCE, SKIPPED, environment, losses, obstacle, two_hosts
+
 SAVE_AND_LOAD = TRAIN_GPT = None
-SKIPPED = 77
-LIFE = "120"  # seconds, of a host
-PATIENCE = 60  # seconds, with any other process
 RANKS_OF_HOST = 2
-NAMESPACES = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-
-
-def run(*command):
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
-
-
-class Host:
-    """Sees `disk` as `seen`."""
-
-    # The first process of the host. Its end, which is that of its input, ends all others.
-    BECOME = 'hostname "$1"; mount --bind "$2" "$3"; ip link set lo up; echo ready; read -r forever'
-
-    def __init__(self, number, disk, seen):
-        self.name, self.address = f"host-{number}", f"10.17.0.{number + 1}"
-        self.started = []
-        self.process = subprocess.Popen(
-            [*NAMESPACES, "timeout", LIFE, "sh", "-ec", self.BECOME, "sh", self.name, disk, seen],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if self.process.stdout.readline() != "ready\n":
-            self.end()
-            raise RuntimeError(f"{self.name} did not come up")
-
-    def inside(self, *command):
-        pid = self.process.pid
-        return ["nsenter", f"--target={pid}", "--net", "--mount", "--uts", f"--pid=/proc/{pid}/ns/pid_for_children",
-                *command]
-
-    def start(self, *command, env):
-        process = subprocess.Popen(self.inside(*command), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.started.append(process)
-        return process
-
-    def end(self):
-        self.process.stdin.close()
-        try:
-            self.process.wait(PATIENCE)
-        finally:
-            self.process.kill()
-            self.process.stdout.close()
-            for process in self.started:
-                process.communicate(timeout=PATIENCE)
-
-
-@contextlib.contextmanager
-def two_hosts(disks, seen):
-    with contextlib.ExitStack() as stack:
-        hosts = []
-        for number, disk in enumerate(disks):
-            hosts.append(Host(number, disk, seen))
-            stack.callback(hosts[-1].end)
-        ends = [str(host.process.pid) for host in hosts]
-        run("ip", "link", "add", "wire", "netns", ends[0], "type", "veth", "peer", "name", "wire", "netns", ends[1])
-        for host in hosts:
-            run(*host.inside("ip", "address", "add", host.address + "/24", "dev", "wire"))
-            run(*host.inside("ip", "link", "set", "wire", "up"))
-        yield hosts
-
-
-def environment(hosts, rank, ranks_of_host=RANKS_OF_HOST):
-    """What torchrun sets. Without TESSERA_SAME_HOST: the ranks have to find out that they share no memory."""
-    own = {name: value for name, value in os.environ.items() if name != "TESSERA_SAME_HOST"}
-    return {**own, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank % ranks_of_host),
-            "WORLD_SIZE": str(ranks_of_host * len(hosts)), "GLOO_SOCKET_IFNAME": "wire",
-            "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
 
 
 def save_on(hosts, *arguments, apart=()):
     """(exit code, output, errors) of each rank. Those that are `apart` take themselves for another host."""
     alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     ranks = [hosts[rank // RANKS_OF_HOST].start(*(alone if rank in apart else []), SAVE_AND_LOAD, *arguments,
-                                                env=environment(hosts, rank))
+                                                env=environment(hosts, rank, RANKS_OF_HOST))
              for rank in range(RANKS_OF_HOST * len(hosts))]
     said = [rank.communicate(timeout=PATIENCE) for rank in ranks]
     return [(rank.returncode, *texts) for rank, texts in zip(ranks, said)]
-
-
-def losses(path):
-    with open(path, encoding="ascii") as file:
-        return {int(row["step"]): row["loss"] for row in csv.DictReader(file)}
 
 
 class TwoHosts(unittest.TestCase):
@@ -202,18 +125,6 @@ class TwoHosts(unittest.TestCase):
             self.assertEqual(losses(self.work / f"{kind}.csv"), {step: expected[step] for step in range(5, 9)})
             # Retention has removed step 4 on both hosts.
             self.assertEqual(steps(), [["step8"], ["step8"]])
-
-
-def obstacle():
-    """Why this system has no hosts for us; None: it has."""
-    if os.geteuid() != 0:
-        return "needs root"
-    for tool in ("ip", "mount", "nsenter", "timeout", "unshare"):
-        if shutil.which(tool) is None:
-            return f"there is no command '{tool}'"
-    attempt = "hostname host && mount --bind /tmp /tmp && ip link add wire type veth peer name eriw"
-    tried = subprocess.run([*NAMESPACES, "sh", "-c", attempt], capture_output=True, text=True, timeout=PATIENCE)
-    return f"the system refuses namespaces: {tried.stderr.strip()}" if tried.returncode else None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a command beside an S3 server on loopback, which has an empty bucket, and returns the command's code.
 
-    with_server.py [--server seaweedfs|moto] -- COMMAND...
+    with_server.py [--server seaweedfs|moto] [--address A] -- COMMAND...
 
 The command finds the server by AWS's variables, and its name in TESSERA_S3_SERVER. Exits with 77 where the server is not
 installed. A Python test takes `Server`:
@@ -50,7 +50,7 @@ def distinct_ports(count):
     return list(ports)
 
 
-def seaweedfs(directory):
+def seaweedfs(directory, address):
     """The command that starts it, and its ports, that of S3 first. Every service has a port of its own, or two servers of one machine
     would meet."""
     identities = directory / "identities.json"
@@ -61,15 +61,15 @@ def seaweedfs(directory):
     ports = dict(zip(names, distinct_ports(len(names))))
     data = directory / "data"
     data.mkdir()
-    return [str(PROGRAMS / PROGRAM["seaweedfs"]), "-logtostderr", "server", "-s3", f"-s3.config={identities}", "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-dir={data}",
+    return [str(PROGRAMS / PROGRAM["seaweedfs"]), "-logtostderr", "server", "-s3", f"-s3.config={identities}", f"-ip={address}",
+            f"-ip.bind={address}", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-dir={data}",
             "-volume.max=100", "-master.volumeSizeLimitMB=1024", f"-filer.localSocket={directory}/filer.sock",
             f"-s3.localSocket={directory}/s3.sock", *(f"-{name}={port}" for name, port in ports.items())], list(ports.values())
 
 
-def moto(directory):
+def moto(directory, address):
     port = free_port()
-    return [str(PROGRAMS / PROGRAM["moto"]), "-H", "127.0.0.1", "-p", str(port)], [port]
+    return [str(PROGRAMS / PROGRAM["moto"]), "-H", address, "-p", str(port)], [port]
 
 
 SERVERS = {"seaweedfs": seaweedfs, "moto": moto}
@@ -95,14 +95,16 @@ def signed(method, host, path, body=b""):
 
 
 class Server:
-    def __init__(self, name="seaweedfs"):
-        self.name = name
+    """`address`: of another network than loopback only in a namespace of the test's own."""
+
+    def __init__(self, name="seaweedfs", address="127.0.0.1"):
+        self.name, self.address = name, address
 
     def __enter__(self):
         self.directory = tempfile.TemporaryDirectory(prefix="tessera-s3-")
         directory = pathlib.Path(self.directory.name)
-        command, self.ports = SERVERS[self.name](directory)
-        self.host = f"127.0.0.1:{self.ports[0]}"
+        command, self.ports = SERVERS[self.name](directory, self.address)
+        self.host = f"{self.address}:{self.ports[0]}"
         self.log = directory / "log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory,
@@ -149,6 +151,7 @@ class Server:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", choices=sorted(SERVERS), default="seaweedfs")
+    parser.add_argument("--address", default="127.0.0.1", help="where it listens")
     parser.add_argument("command", nargs="+", metavar="COMMAND")
     options = parser.parse_args()
     program = PROGRAMS / PROGRAM[options.server]
@@ -156,7 +159,7 @@ def main():
         print(f"skipped: there is no {program}", file=sys.stderr)
         return SKIPPED
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with Server(options.server) as server:
+    with Server(options.server, options.address) as server:
         return subprocess.run(options.command, env=server.environment(), preexec_fn=die_with_parent, check=False).returncode
 
 
