@@ -34,7 +34,25 @@ bool is_passing(int status) {
   return is_busy(status) || is_one_of(status, 408, 500, 502, 504);
 }
 
+// A number from 1 to a million. Unset, or empty: none.
+std::optional<int> number_in(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  int number = 0;
+  const char* end = text + std::string_view(text).size();
+  const auto parsed = std::from_chars(text, end, number);
+  if (parsed.ec == std::errc() && parsed.ptr == end && number >= 1 && number <= 1'000'000)
+    return number;
+  throw Error(ErrorCode::invalid_argument,
+              std::string(variable) + " is '" + text + "', expected a number from 1 on");
+}
+
 HttpOptions with_environment(HttpOptions options) {
+  if (const auto requests = number_in("TESSERA_HTTP_REQUESTS")) options.most_in_flight = *requests;
+  if (const auto stall = number_in("TESSERA_HTTP_STALL"))
+    options.slow_for = std::chrono::seconds(*stall);
+  if (const auto deadline = number_in("TESSERA_HTTP_DEADLINE"))
+    options.operation_within = std::chrono::seconds(*deadline);
   const char* allow = std::getenv("TESSERA_ALLOW_HTTP");
   if (allow != nullptr && std::string_view(allow) == "1") options.allow_http = true;
   const char* ca_file = std::getenv("TESSERA_CA_FILE");

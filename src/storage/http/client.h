@@ -42,12 +42,15 @@ struct HttpResponse {
   [[nodiscard]] std::string text() const;  // the body
 };
 
+// A variable, if it is set, comes before the option that it stands beside.
 struct HttpOptions {
-  int most_in_flight = 16;  // halved on 503 and 429, grows again
+  int most_in_flight = 16;  // TESSERA_HTTP_REQUESTS; halved on 503 and 429, grows again
   std::chrono::milliseconds connect_within{10'000};
-  std::chrono::seconds slow_for{30};           // below `least_rate` for so long: again
-  std::uint64_t least_rate = 1024;             // bytes a second
-  std::chrono::seconds operation_within{600};  // of all attempts together
+  // Below `least_rate` for so long: again. TESSERA_HTTP_STALL, in seconds.
+  std::chrono::seconds slow_for{30};
+  std::uint64_t least_rate = 1024;  // bytes a second
+  // Of all attempts together. TESSERA_HTTP_DEADLINE, in seconds.
+  std::chrono::seconds operation_within{600};
   std::chrono::milliseconds first_pause{100};  // doubles up to 20 s, with jitter
   int most_unanswered = 8;                     // attempts one behind the other where nobody listens
   // Plain http is for loopback alone, unless this or TESSERA_ALLOW_HTTP=1 says otherwise.

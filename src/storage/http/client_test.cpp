@@ -421,6 +421,24 @@ TEST(HttpClient, TheEnvironmentMayAllowPlainHttp) {
   EXPECT_EQ(code_of([&] { (void)client.send(always(get("http://0.0.0.0:1/"))); }), ErrorCode::io);
 }
 
+TEST(HttpClient, TheEnvironmentSetsLimits) {
+  ::setenv("TESSERA_HTTP_REQUESTS", "3", 1);
+  ::setenv("TESSERA_HTTP_STALL", "1", 1);
+  ::setenv("TESSERA_HTTP_DEADLINE", "2", 1);
+  HttpClient client;
+  EXPECT_EQ(client.most_in_flight(), 3);
+  LoopbackServer stalling([](int, const std::string&) { return Scripted{"", Then::stall}; });
+  EXPECT_EQ(code_of([&] { (void)client.send(always(get(stalling.url()))); }), ErrorCode::timeout);
+  for (const char* text : {"0", "-1", "x", "1s", "99999999999"}) {
+    ::setenv("TESSERA_HTTP_STALL", text, 1);
+    const Error error = error_of([] { HttpClient(); });
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_THAT(error.what(), HasSubstr("TESSERA_HTTP_STALL"));
+  }
+  for (const char* name : {"TESSERA_HTTP_REQUESTS", "TESSERA_HTTP_STALL", "TESSERA_HTTP_DEADLINE"})
+    ::unsetenv(name);
+}
+
 TEST(HttpClient, AProxyIsNotAskedForLoopback) {
   ::setenv("http_proxy", "http://127.0.0.1:1", 1);
   LoopbackServer server([](int, const std::string&) { return scripted(200); });
