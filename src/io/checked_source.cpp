@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/digest.h"
+#include "base/log.h"
 #include "io/range.h"
 #include "tessera/error.h"
 
@@ -54,12 +55,22 @@ CheckedSource::CheckedSource(std::shared_ptr<const ByteSource> source, Digests d
   }
 }
 
-void CheckedSource::check(std::uint64_t block, ByteView bytes) const {
+// Bytes may be damaged on their way, so they are asked for once more (fault-rows O07).
+void CheckedSource::check(std::uint64_t block, MutableByteView bytes) const {
+  const std::uint64_t begin = origin_ + block * kDigestBlock;
+  if (digest64(bytes) != digests_[block]) {
+    source_->read_at(begin, bytes);
+    if (digest64(bytes) == digests_[block]) {
+      log(LogLevel::warning, name() + ": the block at " + std::to_string(begin) +
+                                 " came with other bytes than were recorded, and right when it "
+                                 "was read again");
+    }
+  }
   if (digest64(bytes) != digests_[block]) {
     throw Error(ErrorCode::corrupt, "the block of " + std::to_string(bytes.size()) +
                                         " bytes here differs from its recorded digest")
         .at_path(name())
-        .at_offset(origin_ + block * kDigestBlock);
+        .at_offset(begin);
   }
   good_[block].store(true, std::memory_order_relaxed);
 }
@@ -135,7 +146,7 @@ class CheckedSource::Batch {
   void finish() {
     source_.source_->read_ranges(wanted_);
     for (const auto& [block, bytes] : whole_) source_.check(block, bytes);
-    for (const auto& [block, bytes] : around_) source_.check(block, bytes);
+    for (auto& [block, bytes] : around_) source_.check(block, bytes);
     for (const Part& part : parts_)
       std::memcpy(part.out.data(), around_.at(part.block).data() + part.within, part.out.size());
     keep_last();
@@ -183,10 +194,8 @@ class CheckedSource::Batch {
       std::memcpy(out.data(), last.bytes.data() + within, out.size());
       return;
     }
-    const auto found = around_.find(block);
-    if (found == around_.end() && source_.good_[block].load(std::memory_order_relaxed))
-      return want(begin_of(block) + within, out);
-    if (found == around_.end()) {
+    // Also of one that was good before: every answer may be damaged.
+    if (!around_.contains(block)) {
       auto& bytes = around_[block];
       bytes.resize(static_cast<std::size_t>(size_of(block)));
       want(begin_of(block), bytes);
@@ -204,7 +213,7 @@ class CheckedSource::Batch {
 
   const CheckedSource& source_;
   std::vector<ReadRange> wanted_;
-  std::vector<std::pair<std::uint64_t, ByteView>> whole_;
+  std::vector<std::pair<std::uint64_t, MutableByteView>> whole_;
   std::map<std::uint64_t, std::vector<std::byte>>
       around_;  // whole blocks of which parts are wanted
   std::vector<Part> parts_;

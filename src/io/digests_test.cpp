@@ -143,7 +143,40 @@ TEST_P(Checked, APartOfABlockThatWasGoodIsReadAlone) {
   expect_reads(*checked, kDigestBlock + 100, 1);
   EXPECT_EQ(counting_->bytes(), 2 * kDigestBlock);
   expect_reads(*checked, 200, 10);
-  EXPECT_EQ(counting_->bytes(), 2 * kDigestBlock + 10);
+  const bool is_far = GetParam() > kNearRequest;  // each answer may be damaged there
+  EXPECT_EQ(counting_->bytes(), 2 * kDigestBlock + (is_far ? kDigestBlock : 10));
+}
+
+// Gives other bytes the n-th time that it is read.
+class DamagedOnce final : public ByteSource {
+ public:
+  DamagedOnce(Bytes bytes, std::uint64_t cost, int at)
+      : bytes_(memory_source(std::move(bytes), "file")), cost_(cost), left_(at) {}
+  [[nodiscard]] std::uint64_t size() const override { return bytes_->size(); }
+  [[nodiscard]] const std::string& name() const override { return bytes_->name(); }
+  [[nodiscard]] std::uint64_t request_cost() const override { return cost_; }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    bytes_->read_at(offset, out);
+    if (left_-- == 0) out[out.size() / 2] ^= std::byte{1};
+  }
+
+ private:
+  std::shared_ptr<ByteSource> bytes_;
+  std::uint64_t cost_;
+  mutable int left_;
+};
+
+// Whichever answer it is, also of a block that was good before where it is far.
+TEST_P(Checked, BytesThatWereDamagedOnTheirWayAreReadAgain_O07) {
+  for (int at = 0; at < 6; ++at) {
+    const CheckedSource damaged(std::make_shared<DamagedOnce>(bytes_, GetParam(), at),
+                                digests_of(bytes_));
+    for (const std::size_t offset : {std::size_t{100}, std::size_t{kDigestBlock + 100}})
+      expect_reads(damaged, offset, 10);
+    if (GetParam() == kNearRequest) continue;
+    for (const std::size_t offset : {std::size_t{200}, std::size_t{kDigestBlock + 200}})
+      expect_reads(damaged, offset, kDigestBlock);
+  }
 }
 
 TEST_P(Checked, AnyChangedByteOfABlockRefusesAllOfIt) {
