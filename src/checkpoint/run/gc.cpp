@@ -10,6 +10,7 @@
 #include "checkpoint/open/located.h"
 #include "checkpoint/run/disk_leftovers.h"
 #include "checkpoint/save/leftovers.h"
+#include "checkpoint/save/probe.h"
 #include "storage/housekeeping.h"
 #include "storage/sub_store.h"
 #include "tessera/error.h"
@@ -156,9 +157,10 @@ void collect_store(const std::shared_ptr<Store>& store, Collection& collection) 
   }
 }
 
-// By the name that this library alone gives, if it was killed before it could mark the upload.
+// By a name that this library alone gives, if it was killed before it could mark the upload.
 bool is_ours(const UnfinishedUpload& upload) {
-  return upload.is_ours || is_attempt_name(upload.key.substr(upload.key.rfind('/') + 1));
+  const std::string name = upload.key.substr(upload.key.rfind('/') + 1);
+  return upload.is_ours || is_attempt_name(name) || is_probe_name(name);
 }
 
 }  // namespace

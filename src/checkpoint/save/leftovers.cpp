@@ -1,5 +1,6 @@
 #include "checkpoint/save/leftovers.h"
 
+#include <algorithm>
 #include <optional>
 #include <set>
 #include <string>
@@ -19,8 +20,11 @@ struct Present {
   std::string side_file;
 };
 
-Present present_in(const Store& store) {
-  if (!store.exists(kDcpMetadata)) return {};
+// A store may know nothing of an object that it has listed (fault-rows O17). Who believes it takes
+// all data of the checkpoint for leftovers.
+Present present_in(const Store& store, const std::vector<ObjectInfo>& objects) {
+  const auto is_metadata = [](const ObjectInfo& object) { return object.name == kDcpMetadata; };
+  if (std::ranges::none_of(objects, is_metadata) && !store.exists(kDcpMetadata)) return {};
   const dcp::Metadata metadata = read_dcp_metadata(store);
   return {named_files(metadata), side_file_name(save_id_of(store, metadata))};
 }
@@ -39,9 +43,11 @@ bool is_leftover(const std::string& name, const Present& present) {
 }  // namespace
 
 std::vector<std::string> leftovers_in(const Store& store) {
-  const Present present = present_in(store);
+  // First of all: what is listed later may be of a checkpoint that has replaced this one.
+  const std::vector<ObjectInfo> objects = store.list();
+  const Present present = present_in(store, objects);
   std::vector<std::string> leftovers;
-  for (const ObjectInfo& object : store.list()) {
+  for (const ObjectInfo& object : objects) {
     if (is_leftover(object.name, present)) leftovers.push_back(object.name);
   }
   return leftovers;

@@ -1,7 +1,9 @@
 // Two saves into one place of a store in which nobody can keep the other one out.
 #include <gtest/gtest.h>
 
+#include "checkpoint/save/leftovers.h"
 #include "checkpoint/test_support.h"
+#include "storage/forwarding_store.h"
 
 namespace tessera {
 namespace {
@@ -61,6 +63,21 @@ TEST_P(Rivals, NothingPilesUp) {
   for (int i = 0; i < 3; ++i) save(numbered(4 + i), store_, overwrite);
   EXPECT_EQ(store_->list().size(), objects);
   EXPECT_EQ(number_in(store_), 6);
+}
+
+// Lists `.metadata`, and says that there is none when it is asked for it.
+class Forgetful final : public ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+  [[nodiscard]] bool exists(std::string_view name) const override {
+    return name != ".metadata" && ForwardingStore::exists(name);
+  }
+};
+
+TEST(Leftovers, WhatIsListedIsThereWhateverElseAStoreSays_O17) {
+  const auto store = memory_store();
+  save(numbered(1), store);
+  EXPECT_TRUE(leftovers_in(Forgetful(store)).empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Phases, Rivals, testing::Values("plan", "write"));

@@ -196,7 +196,22 @@ Upload Bucket::create_upload(const std::string& key, const std::string& attempt,
             .headers = {{kAttempt, attempt}},
             .permission = kPut};
   if (parts == PartsAre::sent) call.headers += {{"x-amz-checksum-algorithm", "CRC32"}};
-  return {key, parse_upload_id(endpoint_.send_good(call).response.text())};
+  const HttpResponse response = endpoint_.send_good(call).response;
+  Upload upload{key, parse_upload_id(response.text())};
+  if (response.attempts > 1) mark_others(upload, parts);
+  return upload;
+}
+
+// Of a rival, who has sent nothing yet, a mark changes nothing but what `gc` may do one day.
+void Bucket::mark_others(const Upload& upload, PartsAre parts) {
+  try {
+    for (const ListedUpload& other : list_uploads(upload.key)) {
+      if (other.key != upload.key || other.id == upload.id) continue;
+      const Upload unknown{other.key, other.id};
+      if (list_parts(unknown).empty()) mark(unknown, parts);
+    }
+  } catch (const Error&) {  // the object does not need it
+  }
 }
 
 bool Bucket::is_beside(const Bucket& other) const {

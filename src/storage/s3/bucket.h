@@ -86,6 +86,8 @@ class Bucket {
   // Up to 5 GiB.
   void copy(const CopiedObject& from, const std::string& to, const std::string& attempt);
 
+  // If the request was sent again, the server may have begun another upload, too, of which nobody
+  // knows the id. Such ones of the key, without any part, get a mark, so that `gc` finds them.
   [[nodiscard]] Upload create_upload(const std::string& key, const std::string& attempt,
                                      PartsAre parts);
   // Sends a small part of the highest number, which no complete() lists, so that the server drops
@@ -119,6 +121,7 @@ class Bucket {
 
  private:
   [[nodiscard]] Fields fields_of(const Condition& condition) const;
+  void mark_others(const Upload& upload, PartsAre parts);
   [[nodiscard]] bool refuses(const std::string& key, const Condition& unmet);
   [[nodiscard]] std::string copied_etag(Call call, const CopiedObject& from);
 
