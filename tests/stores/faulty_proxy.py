@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """A proxy on loopback between a client and an S3 server, that does one fault at a given request.
 
     with FaultyProxy("127.0.0.1:8333") as proxy:
@@ -6,10 +7,18 @@
         proxy.requests, proxy.was_done
 
 FAULTS has them by name, each with the rows of docs/fault-rows.md that it is of.
+
+    faulty_proxy.py RATE SEED COMMAND...      answers 5xx to that part of all requests, done or not
+
+The server is that of AWS_ENDPOINT_URL. Returns the command's code.
 """
 import asyncio
 import dataclasses
 import email.utils
+import os
+import random
+import subprocess
+import sys
 import threading
 import time
 import typing
@@ -211,9 +220,13 @@ FAULTS = {
 }
 
 
+RANDOM = ["internal_error", "internal_error_when_done", "slow_down"]
+
+
 class FaultyProxy:
-    def __init__(self, upstream):
+    def __init__(self, upstream, rate=0.0, seed=1):
         self.upstream = upstream.rsplit(":", 1)
+        self.rate, self.draw = rate, random.Random(seed)
         self.disarm()
 
     def __enter__(self):
@@ -243,6 +256,9 @@ class FaultyProxy:
     def next_fault(self, request):
         number = self.requests
         self.requests += 1
+        if self.draw.random() < self.rate:
+            self.done += 1
+            return FAULTS[self.draw.choice(RANDOM)]
         fault = FAULTS.get(self.fault)
         if fault is None or not self.at <= number or self.done >= fault.times or not fault.fits(request):
             return None
@@ -270,3 +286,15 @@ class FaultyProxy:
         finally:
             to_server.close()
             to_client.close()
+
+
+def main():
+    rate, seed, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    with FaultyProxy(os.environ["AWS_ENDPOINT_URL"].removeprefix("http://"), rate, seed) as proxy:
+        code = subprocess.run(command, env={**os.environ, "AWS_ENDPOINT_URL": f"http://{proxy.host}"}, check=False).returncode
+        print(f"{proxy.done} of {proxy.requests} requests were answered with 500 or 503")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

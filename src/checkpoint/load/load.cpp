@@ -18,6 +18,7 @@
 #include "checkpoint/load/spoil.h"
 #include "checkpoint/load/tell.h"
 #include "checkpoint/load/untaken.h"
+#include "checkpoint/open/located.h"
 #include "checkpoint/tree/tree.h"
 #include "comm/confer.h"
 #include "comm/error_message.h"
@@ -182,6 +183,27 @@ LoadReport load_from(Value& tree, LoadSource& source, const LoadOptions& options
   return report;
 }
 
+// A store keeps no old versions for readers, so a checkpoint that is replaced while it is loaded is
+// `conflict`. The error is that of all ranks, who begin anew with what is there now (fault-rows
+// O24). Memory that the first try has filled is filled again, or spoiled by then.
+LoadReport load_what_is_there(Value& tree, const Location& where, const LoadOptions& options,
+                              Group& group, const JobLog& log) {
+  constexpr int kMostTries = 5;
+  for (int tries = 1;; ++tries) {
+    try {
+      std::optional<LoadSource> source;
+      log.phase("open", [&] {
+        source.emplace(open_for_load(where, options, group));
+        return 0;
+      });
+      return load_opened(tree, *source, options, group, log);
+    } catch (const Error& error) {
+      const bool is_replaced = error.code() == ErrorCode::conflict && !is_on_disk(where);
+      if (!is_replaced || tries == kMostTries) throw;
+    }
+  }
+}
+
 }  // namespace
 
 struct GroupCheckpoint::Opened {
@@ -239,12 +261,7 @@ LoadReport load(Value& tree, const Location& where, const LoadOptions& options, 
   const JobLog log(options.events, "load", group.rank(), to_string(where));
   LoadReport report;
   log.phase("all", [&] {
-    std::optional<LoadSource> source;
-    log.phase("open", [&] {
-      source.emplace(open_for_load(where, options, group));
-      return 0;
-    });
-    report = load_opened(tree, *source, options, group, log);
+    report = load_what_is_there(tree, where, options, group, log);
     return report.bytes_needed;
   });
   return report;
