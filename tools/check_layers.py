@@ -18,7 +18,7 @@ BAR = LAYERS.index("torch")  # from here on libtorch is allowed
 # The rooms of a folder: each includes itself, the rooms before it and what stands beside the rooms.
 ROOMS = {
     "format": ["pickle", "zip", "torch", "safetensors", "dcp", "sharded", "olmo"],
-    "storage": ["memory", "posix", "http", "s3"],
+    "storage": ["memory", "posix", "cache", "http", "s3"],
     "comm": ["same_host"],
     "checkpoint": ["digests", "read", "dcp", "tree", "open", "load", "save", "write", "together", "check", "run", "staged"],
     "fsdp": ["plan", "unit", "step", "deferred", "wrap", "state", "testing"],
@@ -34,7 +34,7 @@ HEADERS = {
     "dtype.h": "layout", "layout.h": "layout",
     "value.h": "value", "leaf.h": "value", "tensor_view.h": "value",
     "io.h": "io", "device_memory.h": "io",
-    "storage.h": "storage", "location.h": "storage", "new_directory.h": "storage", "store_copy.h": "storage", "store_hold.h": "storage",
+    "storage.h": "storage", "local_cache.h": "storage", "location.h": "storage", "new_directory.h": "storage", "store_copy.h": "storage", "store_hold.h": "storage",
     "comm.h": "comm",
     "cached_store.h": "checkpoint", "checkpoint.h": "checkpoint", "load_options.h": "checkpoint", "save_options.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint", "gc.h": "checkpoint",
     "group_checkpoint.h": "checkpoint", "optimizer_state.h": "checkpoint", "parameter_names.h": "checkpoint", "restore.h": "checkpoint", "run_directory.h": "checkpoint", "olmo_save.h": "checkpoint", "safetensors_set.h": "checkpoint", "save_part.h": "checkpoint", "state_digests.h": "checkpoint", "stateful.h": "checkpoint", "trainer_state.h": "checkpoint", "upload.h": "checkpoint", "verify.h": "checkpoint",

@@ -214,6 +214,7 @@ void add_cat(CLI::App& app, Common& common, Action& action) {
   command->add_option("name", options->name, "as ls prints it; [slices] may follow")->required();
   command->add_option("--npy", options->npy, "write a .npy file instead; it must not exist");
   add_common(*command, common);
+  add_local_cache(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return cat(*options, common); }; });
 }

@@ -10,6 +10,7 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/convert.h"
+#include "tessera/local_cache.h"
 
 namespace tessera::cli {
 
@@ -23,12 +24,15 @@ inline constexpr int kFailed = 3;  // could not: damaged input, I/O, unsupported
 struct Common {
   bool json = false;
   bool quiet = false;
+  LocalCache cache = {};  // without a directory there is none
 };
 
 // What the chosen command does; returns the exit code.
 using Action = std::function<int()>;
 
 void add_common(CLI::App& command, Common& common);
+// The options --local-cache and --cache-size of commands that read.
+void add_local_cache(CLI::App& command, Common& common);
 // Lets an option have one of these values; --help reads a|b|c.
 void one_of(CLI::Option* option, const std::vector<std::string>& values);
 // The option --only of commands that look at a part.

@@ -9,6 +9,16 @@ void add_common(CLI::App& command, Common& common) {
   command.add_flag("--quiet", common.quiet, "show no progress");
 }
 
+void add_local_cache(CLI::App& command, Common& common) {
+  command.add_option("--local-cache", common.cache.directory,
+                     "directory that keeps what is read of URLs, for the next time");
+  command
+      .add_option("--cache-size", common.cache.most_bytes,
+                  "what it may grow to, as 20GB; default: 50 GiB")
+      ->transform(CLI::AsSizeValue(true).description(""))
+      ->type_name("SIZE");
+}
+
 void one_of(CLI::Option* option, const std::vector<std::string>& values) {
   std::string names;
   for (const std::string& value : values) names += (names.empty() ? "" : "|") + value;

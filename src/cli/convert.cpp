@@ -211,6 +211,7 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
   add_olmo(*command, options->convert);
   add_work(*command, options->convert);
   add_common(*command, common);
+  add_local_cache(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return convert(*options, common); }; });
 }

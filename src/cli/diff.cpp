@@ -75,6 +75,7 @@ void add_diff(CLI::App& app, Common& common, Action& action) {
   command->add_option("a", options->a, "file or directory")->required();
   command->add_option("b", options->b, "file or directory")->required();
   add_common(*command, common);
+  add_local_cache(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return diff(*options, common); }; });
 }

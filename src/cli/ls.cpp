@@ -118,6 +118,7 @@ void add_ls(CLI::App& app, Common& common, Action& action) {
   command->add_option("checkpoint", options->path, "file or directory")->required();
   add_only(*command, options->only);
   add_common(*command, common);
+  add_local_cache(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return ls(*options, common); }; });
 }

@@ -101,6 +101,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return report_usage(app, error, asks_for_json(argc, argv));
   }
+  if (!common.cache.directory.empty()) use_local_cache(common.cache);
   return action();
 }
 

@@ -44,6 +44,7 @@ Examples:
   add_olmo(*command, options->convert);
   add_work(*command, options->convert);
   add_common(*command, common);
+  add_local_cache(*command, common);
   command->callback([=, &common, &action] {
     action = [=, &common] {
       return run_conversion(

@@ -74,6 +74,7 @@ void add_scan(CLI::App& app, Common& common, Action& action) {
   command->footer(kExamples);
   command->add_option("checkpoint", *path, "file or directory")->required();
   add_common(*command, common);
+  add_local_cache(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return scan(*path, common); }; });
 }

@@ -94,6 +94,7 @@ void add_stat(CLI::App& app, Common& common, Action& action) {
       "stat", "Prints kind, producer, world size, parameters, bytes, completeness");
   command->add_option("checkpoint", *path, "file or directory")->required();
   add_common(*command, common);
+  add_local_cache(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return stat(*path, common); }; });
 }

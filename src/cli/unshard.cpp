@@ -35,6 +35,7 @@ Examples:
                       "config.yaml to copy; default: the source's");
   add_work(*command, options->convert);
   add_common(*command, common);
+  add_local_cache(*command, common);
   command->callback([=, &common, &action] {
     action = [=, &common] {
       return run_conversion(

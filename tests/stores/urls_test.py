@@ -159,6 +159,24 @@ class Urls(unittest.TestCase):
         self.fails("io", "ls", url, AWS_PROFILE="fails", **names)
         self.fails("not_found", "ls", url, AWS_PROFILE="absent", **names)
 
+    def test_o06_o28_what_was_read_is_kept_beside(self):
+        """checkpoint-rows O-06, fault-rows O28"""
+        url, cache = f"{BUCKET}/kept", self.directory / "cache"
+        self.done("convert", self.file, url, "--to", "dcp", "--ranks", "2")
+        requests = []
+        for name in ("first", "second"):
+            told = json.loads(self.done("convert", url, self.directory / f"{name}.safetensors", "--local-cache", cache, "--json"))
+            requests.append(told["requests"])
+            self.same(self.directory / f"{name}.safetensors", self.file)
+        self.assertLess(requests[1], requests[0])
+        self.done("diff", url, self.file, "--local-cache", cache, "--cache-size", "1GB")
+        block = next(path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 1000)
+        block.write_bytes(block.read_bytes()[:-500] + bytes(500))
+        self.done("diff", url, self.file, "--local-cache", cache)
+        other = GOLDEN / "c2_hf_cons" / "model-00002-of-00002.safetensors"
+        self.done("convert", other, url, "--to", "dcp", "--ranks", "2", "--overwrite")
+        self.done("diff", url, other, "--local-cache", cache)
+
     def test_plain_http_stays_on_this_machine(self):
         """fault-rows O20"""
         self.fails("unsafe", "ls", f"{BUCKET}/x", AWS_ENDPOINT_URL="http://192.0.2.1:8333")

@@ -6,6 +6,7 @@
 
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/snapshot_store.h"
+#include "storage/cache/caching_store.h"
 #include "storage/names.h"
 #include "storage/open_store.h"
 #include "storage/sub_store.h"
@@ -52,10 +53,11 @@ Location located_directory(const Location& where) {
 Location located_source(const Location& where) {
   if (!names_store(where)) return located_directory(where);
   const auto [parent, name] = divided(where.path);
-  if (name.empty()) return snapshot_store(open_store(where.path), true);
-  const Location object(snapshot_store(open_store(parent), false), name);
+  const auto opened = [](const std::string& url) { return with_local_cache(open_store(url)); };
+  if (name.empty()) return snapshot_store(opened(where.path), true);
+  const Location object(snapshot_store(opened(parent), false), name);
   if (is_web(where.path)) return object;
-  auto directory = snapshot_store(open_store(where.path), true);
+  auto directory = snapshot_store(opened(where.path), true);
   const auto is_directory = [&] {
     return !directory->list_level().empty() || !directory->list_directories().empty();
   };
