@@ -107,7 +107,7 @@ class LoopbackServer {
   // The head and the body; empty: the client has gone.
   static std::string next_request(int socket, const std::stop_token& stop) {
     std::string text;
-    for (char window[4096]; !stop.stop_requested();) {
+    for (char window[1 << 16]; !stop.stop_requested();) {
       const std::size_t end = text.find("\r\n\r\n");
       if (end != std::string::npos) {
         const std::size_t mark = text.find("Content-Length: ");

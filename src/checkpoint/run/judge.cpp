@@ -139,10 +139,8 @@ using StepKey = std::pair<std::int64_t, bool>;  // step, unsharded
 // By this rank's run. The left one of two names for one step is what standing() says.
 std::map<StepKey, std::string> marked_directories(const Location& run) {
   std::map<StepKey, std::string> found;
-  for (const StepDirectory& one : standing(step_directories(run))) {
-    if (marker_in(*directory_store(directory_in(run, one.directory))).empty()) continue;
+  for (const StepDirectory& one : marked(run, standing(step_directories(run))))
     found.emplace(StepKey(one.step, one.unsharded), one.directory);
-  }
   return found;
 }
 
@@ -192,6 +190,8 @@ Judgement judge(const Location& where, const RunCheck& check, Group& group) {
 std::vector<SeenStep> seen_steps(const Location& run, Group& group) {
   std::map<StepKey, std::string> own;
   const auto contribute = [&] {
+    // A URL shows everybody the same.
+    if (group.rank() > 0 && !run.store && !is_on_disk(run)) return encode_steps({});
     try {
       own = marked_directories(run);
     } catch (const Error&) {

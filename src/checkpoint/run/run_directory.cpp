@@ -19,22 +19,6 @@ namespace {
 constexpr const char* kLeft = " is passed over: the run has gone on from an earlier step";
 constexpr const char* kDamaged = " is damaged and passed over: ";
 
-// A checkpoint of a run, and the name of its directory.
-struct Standing {
-  RunCheckpoint checkpoint;
-  std::string directory;
-};
-
-std::vector<Standing> marked_checkpoints(const Location& run) {
-  std::vector<Standing> found;
-  for (const StepDirectory& one : standing(step_directories(run))) {
-    Location where = directory_in(run, one.directory);
-    if (marker_in(*directory_store(where)).empty()) continue;
-    found.push_back({{one.step, one.unsharded, std::move(where)}, one.directory});
-  }
-  return found;
-}
-
 std::string and_more(const std::vector<std::string>& texts) {
   return texts.size() == 1 ? texts.front()
                            : texts.front() + " (and " + std::to_string(texts.size() - 1) + " more)";
@@ -55,7 +39,8 @@ std::string and_more(const std::vector<std::string>& texts) {
 
 std::vector<RunCheckpoint> run_checkpoints(const Location& run) {
   std::vector<RunCheckpoint> checkpoints;
-  for (Standing& one : marked_checkpoints(run)) checkpoints.push_back(std::move(one.checkpoint));
+  for (const StepDirectory& one : marked(run, standing(step_directories(run))))
+    checkpoints.push_back({one.step, one.unsharded, directory_in(run, one.directory)});
   return checkpoints;
 }
 
@@ -64,15 +49,17 @@ LatestCheckpoint latest_checkpoint(const Location& run, const RunCheck& check) {
   LatestCheckpoint latest;
   bool any_left = false;
   const LeftLine left = read_left(*directory_store(run));
-  for (Standing& one : marked_checkpoints(run)) {
+  for (const StepDirectory& one : standing(step_directories(run))) {
+    const Location where = directory_in(run, one.directory);
+    if (marker_in(*directory_store(where)).empty()) continue;
     if (is_left(left, run, one.directory)) {
       any_left = true;
       latest.warnings.push_back(one.directory + kLeft);
       continue;
     }
-    const std::optional<Error> fault = fault_of(one.checkpoint.where, check);
+    const std::optional<Error> fault = fault_of(where, check);
     if (!fault) {
-      latest.found = std::move(one.checkpoint);
+      latest.found = {one.step, one.unsharded, where};
       return latest;
     }
     latest.warnings.push_back(one.directory + kDamaged + fault->what());

@@ -78,6 +78,18 @@ TEST(RunDirectory, TheLatestIsTheNewestThatIsWhole_O10) {
   EXPECT_THAT(error.message(), HasSubstr("(and 1 more)"));
 }
 
+// OLMo asserts that there is one page of a thousand. Only the newest ones are looked into.
+TEST(RunDirectory, OfAHundredThousandStepsTheNewestIsFound_O18) {
+  const auto store = memory_store();
+  constexpr int kSteps = 100'000;
+  for (int step = 1; step < kSteps; ++step)
+    put(*store, "step" + std::to_string(step) + "/.metadata", {}, IfExists::fail);
+  save_step(run_checkpoint(store, kSteps).where, 1);
+  put(*store, "step100001/__0_0.distcp", {}, IfExists::fail);  // a save that goes on
+  EXPECT_EQ(latest_name(store), "step100000");
+  EXPECT_EQ(run_checkpoints(store).size(), static_cast<std::size_t>(kSteps));
+}
+
 TEST(RunDirectory, OfOneStepTheShardedOneIsLatest_O10) {
   for (const Location& run : empty_runs()) {
     save_step(run_checkpoint(run, 5, true).where, 1);

@@ -5,9 +5,11 @@
 #include <string_view>
 #include <tuple>
 
+#include "base/parallel.h"
 #include "base/random_id.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/step_name.h"
+#include "checkpoint/run/marker.h"
 #include "storage/names.h"
 #include "tessera/error.h"
 
@@ -65,6 +67,19 @@ std::vector<StepDirectory> standing(std::vector<StepDirectory> directories) {
     if (at->role == Role::current || next - at == 1) found.push_back(*at);
     at = next;
   }
+  return found;
+}
+
+std::vector<StepDirectory> marked(const Location& run, std::vector<StepDirectory> directories) {
+  constexpr int kAskedAtOnce = 16;
+  std::vector<char> has_marker(directories.size(), 0);
+  parallel_for(is_on_disk(run) ? 1 : kAskedAtOnce, directories.size(), [&](std::size_t i) {
+    const auto store = directory_store(directory_in(run, directories[i].directory));
+    has_marker[i] = marker_in(*store).empty() ? 0 : 1;
+  });
+  std::vector<StepDirectory> found;
+  for (std::size_t i = 0; i < directories.size(); ++i)
+    if (has_marker[i] != 0) found.push_back(std::move(directories[i]));
   return found;
 }
 

@@ -29,4 +29,8 @@ struct StepDirectory {
 // one was replaced, that one.
 [[nodiscard]] std::vector<StepDirectory> standing(std::vector<StepDirectory> directories);
 
+// Those that have their marker. In a store these are many small requests, made at once.
+[[nodiscard]] std::vector<StepDirectory> marked(const Location& run,
+                                                std::vector<StepDirectory> directories);
+
 }  // namespace tessera

@@ -30,7 +30,7 @@ class HostileServer : public testing::Test {
       return Scripted{script(number, request), Then::close};
     });
     ::setenv("AWS_ENDPOINT_URL", server_->url("").c_str(), 1);
-    HttpOptions options{.slow_for = 1s, .operation_within = 1s, .first_pause = 1ms};
+    HttpOptions options{.slow_for = deadline_, .operation_within = deadline_, .first_pause = 1ms};
     client_ = std::make_shared<HttpClient>(options);
     store_ = s3_store(parse_uri("s3://b/p"), client_);
     return *store_;
@@ -39,6 +39,7 @@ class HostileServer : public testing::Test {
     return store([answer](int, const std::string&) { return answer; });
   }
 
+  std::chrono::seconds deadline_{1};
   std::unique_ptr<LoopbackServer> server_;
   std::shared_ptr<HttpClient> client_;
   std::shared_ptr<Store> store_;
@@ -170,6 +171,27 @@ TEST_F(HostileServer, H11RedirectsOfABucket) {
     EXPECT_NE(error.code(), ErrorCode::not_found) << region;
     EXPECT_LE(server_->requests(), 2) << region;
   }
+}
+
+// What cannot be aborted either is for `gc`: its mark was sent, or its name tells whose it is.
+TEST_F(HostileServer, AFailedUploadTellsItsOwnError_O27) {
+  deadline_ = 60s;  // it takes a part of 8 MiB slowly
+  Store& denying = store([](int, const std::string& request) {
+    const auto denied = [](const std::string& code) {
+      return http_answer(403, "<Error><Code>" + code + "</Code></Error>");
+    };
+    if (request.find("?uploads") != std::string::npos) {
+      return http_answer(200,
+                         "<InitiateMultipartUploadResult><UploadId>7</UploadId>"
+                         "</InitiateMultipartUploadResult>");
+    }
+    return denied(request.starts_with("DELETE") ? "NoDelete" : "NoPart");
+  });
+  const std::vector<std::byte> part(9 << 20);
+  auto sink = denying.create("a", IfExists::replace, 20 << 20);
+  const Error error = error_of([&] { sink->write_at(0, part), sink->commit(); });
+  EXPECT_NE(std::string(error.what()).find("NoPart"), std::string::npos) << error.what();
+  sink.reset();  // nor does this throw
 }
 
 TEST_F(HostileServer, H13ErrorsThatAreNotText) {

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Certificates that nobody vouches for, of another host and out of date are refused (fault-rows O20).
+
+    tls_test.py TESSERA GOLDEN_FILE
+"""
+import contextlib
+import datetime
+import functools
+import ipaddress
+import os
+import pathlib
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from http.server import ThreadingHTTPServer
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+import urls_test
+
+TESSERA = GOLDEN = None
+DAY = datetime.timedelta(days=1)
+
+
+def write_certificate(directory, address, begins):
+    """Signed by itself; for two days."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    made = (x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+            .serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(begins + 2 * DAY)
+            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), True).sign(key, hashes.SHA256()))
+    path = directory / f"{address}-{begins:%d}.pem"
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
+                                       serialization.NoEncryption()) + made.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+@contextlib.contextmanager
+def https_server(directory, certificate):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(urls_test.Files, directory=str(directory)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.handle_error = lambda *_: None  # clients that leave
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"https://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Tls(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.work = pathlib.Path(temporary.name)
+
+    def ls(self, certificate, authority=None):
+        env = {**os.environ, **({"TESSERA_CA_FILE": str(authority)} if authority else {})}
+        with https_server(GOLDEN.parent, certificate) as url:
+            return subprocess.run([TESSERA, "ls", f"{url}/{GOLDEN.name}"], env=env, capture_output=True, text=True, check=False)
+
+    def test_o20_only_a_certificate_that_is_vouched_for_is_taken(self):
+        now = datetime.datetime.now(datetime.timezone.utc)
+        good = write_certificate(self.work, "127.0.0.1", now - DAY)
+        other_host = write_certificate(self.work, "127.0.0.9", now - DAY)
+        expired = write_certificate(self.work, "127.0.0.1", now - 5 * DAY)
+        taken = self.ls(good, good)
+        self.assertEqual(taken.returncode, 0, taken.stderr)
+        for certificate, authority in ((good, None), (good, other_host), (other_host, other_host), (expired, expired)):
+            refused = self.ls(certificate, authority)
+            self.assertEqual(refused.returncode, 3, refused.stdout)
+            self.assertRegex(refused.stderr, "^tessera: unsafe: .*certificate")
+
+    def test_o20_a_file_of_authorities_that_is_not_there_is_told(self):
+        good = write_certificate(self.work, "127.0.0.1", datetime.datetime.now(datetime.timezone.utc) - DAY)
+        refused = self.ls(good, self.work / "absent.pem")
+        self.assertEqual(refused.returncode, 3, refused.stdout)
+        self.assertIn("absent.pem", refused.stderr)
+
+
+if __name__ == "__main__":
+    TESSERA, GOLDEN = os.path.abspath(sys.argv[1]), pathlib.Path(sys.argv[2]).resolve()
+    unittest.main(argv=sys.argv[:1])
