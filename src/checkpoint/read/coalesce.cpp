@@ -49,10 +49,11 @@ std::int64_t longest_worth_reading(const Runs& runs) {
 
 }  // namespace
 
-std::vector<std::int64_t> gaps_to_close(std::span<const Copy> plan, std::size_t pieces,
-                                        std::size_t element) {
+std::vector<std::int64_t> gaps_to_close(std::span<const Copy> plan,
+                                        std::span<const std::int64_t> free, std::size_t element) {
   const auto bytes = static_cast<std::int64_t>(element);
-  std::vector<std::int64_t> closed(pieces, kFreeGapBytes / bytes);
+  std::vector<std::int64_t> closed(free.begin(), free.end());
+  for (std::int64_t& gap : closed) gap /= bytes;
   for (const auto& [piece, runs] : runs_by_piece(plan, bytes))
     closed[piece] = std::max(closed[piece], longest_worth_reading(runs) / bytes);
   return closed;

@@ -13,12 +13,18 @@ std::vector<Copy> runs_of(std::int64_t count, std::int64_t length, std::int64_t 
   return plan;
 }
 
-std::int64_t closed_bytes(const std::vector<Copy>& plan) {
-  return gaps_to_close(plan, 1, 4).at(0) * 4;
+std::int64_t closed_bytes(const std::vector<Copy>& plan, std::uint64_t cost = kNearRequest) {
+  return gaps_to_close(plan, std::vector{free_gap_of(cost)}, 4).at(0) * 4;
 }
 
 TEST(Coalesce, ColumnsOfAWideTensorAreReadExactly) {
   EXPECT_LT(closed_bytes(runs_of(1000, 2048, 2048)), 2048 * 4);
+}
+
+TEST(Coalesce, FarAwayWhatIsShorterThanARequestIsReadOver) {
+  EXPECT_GE(closed_bytes(runs_of(1000, 2048, 2048), 1U << 20U), 2048 * 4);
+  EXPECT_LT(closed_bytes(runs_of(1000, 2048, 1 << 18), 1U << 20U), 1 << 20);
+  EXPECT_EQ(free_gap_of(1), kFreeGapBytes);
 }
 
 TEST(Coalesce, ShortGapsAreReadOver) {
@@ -46,7 +52,7 @@ TEST(Coalesce, PiecesAreJudgedOneByOne) {
     copy.from = 2;
     plan.push_back(copy);
   }
-  const std::vector<std::int64_t> closed = gaps_to_close(plan, 3, 4);
+  const std::vector<std::int64_t> closed = gaps_to_close(plan, std::vector(3, kFreeGapBytes), 4);
   EXPECT_GE(closed[0], 16 << 10);
   EXPECT_LT(closed[2], 4096);
   EXPECT_EQ(closed[1] * 4, kFreeGapBytes);

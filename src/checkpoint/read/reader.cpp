@@ -79,6 +79,16 @@ std::span<const Copy> of_first_piece(std::span<const Copy> copies) {
   return {copies.begin(), other};
 }
 
+// For each piece.
+std::vector<std::int64_t> free_gaps(const Tensor& tensor) {
+  std::vector<std::int64_t> free;
+  for (const Piece& piece : tensor.pieces) {
+    const bool is_stored = piece.storage && piece.storage->source;
+    free.push_back(free_gap_of(is_stored ? piece.storage->source->request_cost() : kNearRequest));
+  }
+  return free;
+}
+
 }  // namespace
 
 void IoCounters::add(const IoReport& part) {
@@ -153,7 +163,7 @@ void TensorReader::prepare_plan(const Slice& target) {
   const Slice targets[] = {target};
   plan_ = plan_copies(tensor_.shape, slices_, targets);
   require_filled(tensor_.shape, targets, plan_);
-  gaps_ = gaps_to_close(plan_, slices_.size(), element_);
+  gaps_ = gaps_to_close(plan_, free_gaps(tensor_), element_);
   planned_ = target;
   taken_.assign(slices_.size(), 0);
   for (const Copy& copy : plan_) taken_[copy.from] += copy.count;
