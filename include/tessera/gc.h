@@ -50,9 +50,9 @@ GcReport gc(const Location& target, const GcOptions& options = {});
 
 // Unfinished uploads of the object or directory of an object store, which no listing shows and
 // which cost money: those of this library, by the mark that it puts into each, or by the names of
-// DCP data files and probes. Another tool's are never touched. The age is that of the last part. The mark
-// is sent beside the first parts. Of an upload that was killed before it arrived there is not more
-// than these, and only a data file is known by its name. Where there are no uploads it is
+// DCP data files and probes. Another tool's are never touched. The age is that of the last part.
+// The mark is sent beside the first parts. Of an upload that was killed before it arrived there is
+// not more than these, and only a data file is known by its name. Where there are no uploads it is
 // `unsupported`.
 GcReport gc_uploads(const Location& target, const GcOptions& options = {});
 

@@ -189,6 +189,20 @@ class Urls(unittest.TestCase):
             self.fails("unsupported", "convert", self.file, f"{url}/x.safetensors")
             self.fails("not_found", "ls", f"{url}/none.safetensors")
 
+    def test_directories_of_a_web_server(self):
+        """It lists nothing: `.metadata` or an index says which files there are."""
+        with web_server(self.directory) as url:
+            self.same(f"{url}/dcp", self.file)
+            self.same(f"{url}/dcp/", self.file)
+            self.done("verify", f"{url}/dcp")
+            self.done("convert", f"{url}/dcp", self.directory / "from-web.pt")
+            self.same(self.directory / "from-web.pt", self.file)
+            self.fails("not_found", "ls", f"{url}/none")
+        with web_server(GOLDEN) as url:
+            for name in ("c2_hf_cons", "c2_hf_cons/model.safetensors.index.json"):
+                self.same(f"{url}/{name}", GOLDEN / "c2_hf_cons")
+                self.done("verify", f"{url}/{name}")
+
     def test_file_urls_are_paths(self):
         self.same(f"file://{self.file}", self.file)
         target = self.directory / "by-url.safetensors"

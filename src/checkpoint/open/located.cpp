@@ -6,6 +6,8 @@
 
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/snapshot_store.h"
+#include "checkpoint/open/web_directory.h"
+#include "format/safetensors/index.h"
 #include "storage/cache/caching_store.h"
 #include "storage/names.h"
 #include "storage/open_store.h"
@@ -19,7 +21,6 @@ bool names_store(const Location& where) {
   return !where.store && is_remote(where.path);
 }
 
-// A web server lists nothing, so what it has are files, each by its name.
 bool is_web(const std::string& url) {
   return url.starts_with("http://") || url.starts_with("https://");
 }
@@ -38,6 +39,17 @@ Location object_at(const std::string& url) {
   return {open_store(parent), name};
 }
 
+// `parent` has the object `name`, unless `itself` is a directory.
+Location located_on_web(std::shared_ptr<Store> parent, const std::string& name,
+                        const std::shared_ptr<Store>& itself) {
+  if (name.ends_with(safetensors::kIndexSuffix))
+    return {web_set_directory(std::move(parent), name), name};
+  const bool is_file = !name.empty() && kind_of_file_name(name).has_value();
+  auto directory = is_file ? nullptr : web_directory(itself);
+  if (directory) return snapshot_store(std::move(directory), true);
+  return {snapshot_store(std::move(parent), false), name};
+}
+
 }  // namespace
 
 bool is_on_disk(const Location& where) {
@@ -54,9 +66,9 @@ Location located_source(const Location& where) {
   if (!names_store(where)) return located_directory(where);
   const auto [parent, name] = divided(where.path);
   const auto opened = [](const std::string& url) { return with_local_cache(open_store(url)); };
+  if (is_web(where.path)) return located_on_web(opened(parent), name, opened(where.path));
   if (name.empty()) return snapshot_store(opened(where.path), true);
   const Location object(snapshot_store(opened(parent), false), name);
-  if (is_web(where.path)) return object;
   auto directory = snapshot_store(opened(where.path), true);
   const auto is_directory = [&] {
     return !directory->list_level().empty() || !directory->list_directories().empty();

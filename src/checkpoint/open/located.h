@@ -16,7 +16,7 @@ namespace tessera {
 [[nodiscard]] Location located_directory(const Location& where);  // always a directory
 // A directory if there is something in it, else an object if there is one of that name; names with
 // the extension of a kind that is a file the other way round. As it is when it is first asked
-// (snapshot_store.h).
+// (snapshot_store.h). On a web server a directory is what has an index (web_directory.h).
 [[nodiscard]] Location located_source(const Location& where);
 // An object if its extension is that of a kind that is a file, else a directory.
 [[nodiscard]] Location located_target(const Location& where);
