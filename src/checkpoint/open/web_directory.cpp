@@ -25,8 +25,7 @@ class NamedStore final : public ForwardingStore {
   NamedStore(std::shared_ptr<Store> server, std::vector<std::string> names)
       : ForwardingStore(std::move(server)), names_(std::move(names)) {
     std::ranges::sort(names_);
-    const auto same = std::ranges::unique(names_);
-    names_.erase(same.begin(), same.end());
+    names_.erase(std::unique(names_.begin(), names_.end()), names_.end());
   }
 
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
@@ -37,10 +36,16 @@ class NamedStore final : public ForwardingStore {
     return found;
   }
   [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
-    return Store::list_level(prefix);
+    const std::size_t from = prefix.empty() ? 0 : prefix.size() + 1;
+    std::vector<ObjectInfo> found = list(prefix);
+    std::erase_if(found, [from](const ObjectInfo& object) {
+      return object.name.find('/', from) != std::string::npos;
+    });
+    return found;
   }
-  [[nodiscard]] std::vector<std::string> list_directories(std::string_view in) const override {
-    return Store::list_directories(in);
+  // Neither kind has any.
+  [[nodiscard]] std::vector<std::string> list_directories(std::string_view /*in*/) const override {
+    return {};
   }
 
  private:

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/io.h"
+
 namespace tessera {
 namespace {
 

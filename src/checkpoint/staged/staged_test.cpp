@@ -27,12 +27,12 @@ class Bucket final : public testing::ForwardingStore {
       : ForwardingStore(memory_store("bucket")), left_(fails_from) {}
 
   [[nodiscard]] bool has_directories() const override { return false; }
-  [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view name) override {
-    return Store::share(name);
+  [[nodiscard]] std::unique_ptr<ByteSink> share(std::string_view /*name*/) override {
+    throw Error(ErrorCode::unsupported, "no object of several writers");
   }
-  [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view name,
-                                                            IfExists if_exists) override {
-    return Store::new_directory(name, if_exists);
+  [[nodiscard]] std::unique_ptr<NewDirectory> new_directory(std::string_view /*name*/,
+                                                            IfExists /*if_exists*/) override {
+    throw Error(ErrorCode::unsupported, "no directory that appears whole");
   }
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
                                                  std::uint64_t hint) override {

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
+#include <span>
 
 #include "base/random_id.h"
 #include "comm/confer.h"
