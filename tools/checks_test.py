@@ -175,7 +175,7 @@ class HostileCases(unittest.TestCase):
     def test_a_full_list_passes(self):
         self.assertEqual(len(self.rows), 133)
         self.assertEqual(hostile("".join(self.rows)), [])
-        self.assertEqual(hostile("".join(self.rows[:-1]) + "| L06 | what | | not yet: there is none | |\n"), [])
+        self.assertEqual(hostile("".join(self.rows[:-1]) + "| H14 | what | | not yet: there is none | |\n"), [])
 
     def test_a_missing_or_double_case_fails(self):
         for i in (0, 50, 117):

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
+#include <list>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
@@ -26,6 +28,41 @@ struct LastBlock {
 LastBlock& last_block() {
   thread_local LastBlock last;
   return last;
+}
+
+// Blocks far away of which parts were read, of all sources: the next read often wants the rest.
+class RecentBlocks {
+ public:
+  using Bytes = std::shared_ptr<const std::vector<std::byte>>;
+
+  // Null: it is not there any more.
+  Bytes find(std::uint64_t source, std::uint64_t block) {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(
+        recent_, [&](const Recent& one) { return one.source == source && one.block == block; });
+    if (found == recent_.end()) return nullptr;
+    recent_.splice(recent_.begin(), recent_, found);
+    return found->bytes;
+  }
+  void keep(std::uint64_t source, std::uint64_t block, Bytes bytes) {
+    const std::lock_guard lock(mutex_);
+    recent_.push_front({source, block, std::move(bytes)});
+    if (recent_.size() > kMost) recent_.pop_back();
+  }
+
+ private:
+  static constexpr std::size_t kMost = 32;  // of 1 MiB
+  struct Recent {
+    std::uint64_t source, block;
+    Bytes bytes;
+  };
+  std::mutex mutex_;
+  std::list<Recent> recent_;  // guarded by mutex_; the last used one first
+};
+
+RecentBlocks& recent_blocks() {
+  static RecentBlocks blocks;
+  return blocks;
 }
 
 std::uint64_t fresh_id() {
@@ -64,9 +101,8 @@ void CheckedSource::check(std::uint64_t block, MutableByteView bytes) const {
       log(LogLevel::warning, name() + ": the block at " + std::to_string(begin) +
                                  " came with other bytes than were recorded, and right when it "
                                  "was read again");
+      return;
     }
-  }
-  if (digest64(bytes) != digests_[block]) {
     throw Error(ErrorCode::corrupt, "the block of " + std::to_string(bytes.size()) +
                                         " bytes here differs from its recorded digest")
         .at_path(name())
@@ -146,10 +182,10 @@ class CheckedSource::Batch {
   void finish() {
     source_.source_->read_ranges(wanted_);
     for (const auto& [block, bytes] : whole_) source_.check(block, bytes);
-    for (auto& [block, bytes] : around_) source_.check(block, bytes);
+    for (auto& [block, bytes] : around_) source_.check(block, *bytes);
     for (const Part& part : parts_)
-      std::memcpy(part.out.data(), around_.at(part.block).data() + part.within, part.out.size());
-    keep_last();
+      std::memcpy(part.out.data(), around_.at(part.block)->data() + part.within, part.out.size());
+    for (auto& [block, bytes] : around_) recent_blocks().keep(source_.id_, block, std::move(bytes));
     wanted_.clear();
     whole_.clear();
     parts_.clear();
@@ -189,33 +225,24 @@ class CheckedSource::Batch {
   }
 
   void add_part(std::uint64_t block, std::uint64_t within, MutableByteView out) {
-    const LastBlock& last = last_block();
-    if (last.source == source_.id_ && last.block == block) {
-      std::memcpy(out.data(), last.bytes.data() + within, out.size());
+    if (const auto recent = recent_blocks().find(source_.id_, block)) {
+      std::memcpy(out.data(), recent->data() + within, out.size());
       return;
     }
     // Also of one that was good before: every answer may be damaged.
     if (!around_.contains(block)) {
       auto& bytes = around_[block];
-      bytes.resize(static_cast<std::size_t>(size_of(block)));
-      want(begin_of(block), bytes);
+      bytes = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(size_of(block)));
+      want(begin_of(block), *bytes);
     }
     parts_.push_back({block, within, out});
-  }
-
-  // The next read may go on in it.
-  void keep_last() {
-    if (around_.empty()) return;
-    LastBlock& last = last_block();
-    auto highest = std::prev(around_.end());
-    last = {source_.id_, highest->first, std::move(highest->second)};
   }
 
   const CheckedSource& source_;
   std::vector<ReadRange> wanted_;
   std::vector<std::pair<std::uint64_t, MutableByteView>> whole_;
-  std::map<std::uint64_t, std::vector<std::byte>>
-      around_;  // whole blocks of which parts are wanted
+  // Whole blocks of which parts are wanted.
+  std::map<std::uint64_t, std::shared_ptr<std::vector<std::byte>>> around_;
   std::vector<Part> parts_;
 };
 

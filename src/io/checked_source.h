@@ -14,8 +14,8 @@ namespace tessera {
 // Reads are rounded out to blocks of 1 MiB and a block's digest is compared before its bytes are
 // given out: a difference is `corrupt` at the block's offset. What a thread needs of a block next
 // is kept, so reading onwards reads and digests each block once; near, a part of a block that was
-// found good before is read without its rest. What differs is read once more before it is
-// `corrupt`.
+// found good before is read without its rest. Far away the last 32 blocks of which parts were read
+// stay in memory, of all sources together. What differs is read once more before it is `corrupt`.
 //
 // Both would keep their blocks in one place of the thread, so one around another is
 // `invalid_argument`.
