@@ -13,6 +13,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 
 from timing import PEERS, ROOT, fresh, size_of, torchrun
 
@@ -168,23 +169,27 @@ class Measure:
 
     @contextlib.contextmanager
     def proxy(self, running, milliseconds):
-        process = subprocess.Popen([sys.executable, ROOT / "tests/stores/slow_proxy.py", running.host, str(milliseconds)],
-                                   stdout=subprocess.PIPE, text=True)
+        """Its address, and the file that has a line for each request."""
+        said = self.bench.work / f"proxy-{milliseconds}"
+        with said.open("w") as output:
+            process = subprocess.Popen([sys.executable, ROOT / "tests/stores/slow_proxy.py", running.host, str(milliseconds)],
+                                       stdout=output)
         try:
-            yield process.stdout.readline().strip(), process
+            while "\n" not in said.read_text():
+                time.sleep(0.02)
+            yield said.read_text().splitlines()[0], said
         finally:
             process.kill()
             process.wait()
 
     def requests(self):
         """Of `cat` of one tensor."""
-        with server() as (running, env), self.proxy(running, 0) as (host, process):
+        with server() as (running, env), self.proxy(running, 0) as (host, said):
             self.fill(env)
             url = f"s3://{BUCKET}/ours"
             subprocess.run([self.bench.command, "cat", url, "tensor1"], check=True, capture_output=True,
                            env={**env, "AWS_ENDPOINT_URL": f"http://{host}"})
-            process.kill()
-            lines = process.communicate()[0].splitlines()
+            lines = said.read_text().splitlines()[1:]
             data = [line for line in lines if ".distcp" in line]
             print(f"\ncat of one tensor of 64 MiB: {len(lines) - len(data)} requests beside {len(data)} for its ranges")
 
