@@ -81,7 +81,10 @@ std::vector<std::string> Store::list_directories(std::string_view prefix) const 
 }
 
 std::shared_ptr<ByteSource> Store::open_listed(const ObjectInfo& object) const {
-  return open(object.name);
+  auto source = open(object.name);
+  if (object.version.empty() || source->version() == object.version) return source;
+  throw Error(ErrorCode::conflict, "the object was replaced after it was listed")
+      .at_path(source->name());
 }
 
 std::unique_ptr<ByteSink> Store::replace(std::string_view name, std::string_view expected,

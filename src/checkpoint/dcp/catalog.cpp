@@ -144,6 +144,10 @@ std::uint64_t digest_of_end(const ByteSource& metadata) {
   return digest64(end);
 }
 
+bool is_metadata_of(const CatalogHead& head, const ByteSource& found) {
+  return found.size() == head.metadata.front().size && digest_of_end(found) == head.metadata_end;
+}
+
 CatalogWriter::CatalogWriter() {
   bytes_.number(std::uint64_t{0});  // where the head begins, when that is known
 }

@@ -52,6 +52,8 @@ struct CatalogHead {
 // Tells one `.metadata` from that of another save without reading all of it: its end has the
 // save's id.
 [[nodiscard]] std::uint64_t digest_of_end(const ByteSource& metadata);
+// Whether `found` is the first metadata file that the head tells of, and not another save's.
+[[nodiscard]] bool is_metadata_of(const CatalogHead& head, const ByteSource& found);
 
 // Collects the entries of a catalog, in their order.
 class CatalogWriter {

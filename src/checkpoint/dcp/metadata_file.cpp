@@ -8,11 +8,14 @@
 namespace tessera {
 
 dcp::Metadata read_dcp_metadata(const Store& store, std::string_view name) {
-  const auto source = store.open(name);
+  return read_dcp_metadata(*store.open(name));
+}
+
+dcp::Metadata read_dcp_metadata(const ByteSource& file) {
   try {
-    return dcp::decode(read_all(*source, kMetadataLimit));
+    return dcp::decode(read_all(file, kMetadataLimit));
   } catch (Error& error) {
-    throw error.at_path(source->name());
+    throw error.at_path(file.name());
   }
 }
 

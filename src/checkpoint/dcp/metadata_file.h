@@ -18,6 +18,7 @@ inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
 // `name`: that file, or `__{rank}.metadata` of a save without collectives.
 [[nodiscard]] dcp::Metadata read_dcp_metadata(const Store& store,
                                               std::string_view name = kDcpMetadata);
+[[nodiscard]] dcp::Metadata read_dcp_metadata(const ByteSource& file);
 
 // `__{rank}.metadata`.
 [[nodiscard]] bool is_rank_metadata(std::string_view name);

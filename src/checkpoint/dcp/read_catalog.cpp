@@ -70,24 +70,27 @@ dcp::Metadata merged_metadata(const Store& store, const std::vector<ObjectInfo>&
   }
 }
 
-std::vector<ObjectInfo> only_metadata_file(const Store& store) {
-  return {{std::string(kDcpMetadata), store.open(kDcpMetadata)->size()}};
-}
-
 // What a directory's metadata says, and the files that say it.
 struct FoundMetadata {
   std::vector<ObjectInfo> files;
+  std::uint64_t end = 0;  // digest_of_end() of the first of them
   dcp::Metadata metadata;
   bool merged = false;  // from files of ranks: there is no `.metadata`
 };
 
 // `.metadata` comes first where both are, as for PyTorch's reader.
 FoundMetadata find_metadata(const Store& store) {
-  if (store.exists(kDcpMetadata))
-    return {only_metadata_file(store), read_dcp_metadata(store), false};
+  if (store.exists(kDcpMetadata)) {
+    const auto file = store.open(kDcpMetadata);
+    return {{{std::string(kDcpMetadata), file->size()}},
+            digest_of_end(*file),
+            read_dcp_metadata(*file),
+            false};
+  }
   std::vector<ObjectInfo> files = rank_metadata_files(store);
   dcp::Metadata metadata = merged_metadata(store, files);
-  return {std::move(files), std::move(metadata), true};
+  const std::uint64_t end = digest_of_end(*store.open(files.front().name));
+  return {std::move(files), end, std::move(metadata), true};
 }
 
 // The numbers of a tensor's chunks, without those that give it nothing.
@@ -183,19 +186,23 @@ std::vector<CatalogFile> with_digests(const std::vector<ObjectInfo>& files,
   return found;
 }
 
-}  // namespace
-
-bool is_needless(std::span<const std::int64_t> sizes, const Shape& shape, bool first) {
-  return std::ranges::count(sizes, 0) > 0 && (numel(shape) > 0 || !first);
+// What looks like damage may be the work of saves that have replaced the checkpoint meanwhile
+// (fault-rows C04).
+void require_not_replaced(const Store& store, const CatalogHead& head) {
+  bool is_replaced = false;
+  try {
+    is_replaced = !is_metadata_of(head, *store.open(head.metadata.front().name));
+  } catch (const Error&) {
+    return;  // the first error says more
+  }
+  if (!is_replaced) return;
+  throw Error(ErrorCode::conflict, "the checkpoint was replaced while it was opened")
+      .at_path(store.name());
 }
 
-Bytes read_catalog(std::shared_ptr<Store> store) {
-  auto [metadata_files, metadata, merged] = find_metadata(*store);
-  CatalogHead head;
-  head.version = metadata.version;
-  head.save_id = metadata.save_id;
-  head.warnings = metadata.warnings;
-  head.metadata_end = digest_of_end(*store->open(metadata_files.front().name));
+// `head` has what the metadata files say; the rest is found here.
+Bytes catalog_of(const dcp::Metadata& metadata, bool merged, std::shared_ptr<Store> store,
+                 CatalogHead head) {
   if (!merged) {
     if (store->exists(rank_metadata(0)))
       head.warnings.emplace_back("__{rank}.metadata files are passed over for .metadata");
@@ -217,14 +224,35 @@ Bytes read_catalog(std::shared_ptr<Store> store) {
   const std::vector<ObjectInfo> used = files.used();
   if (merged) {
     // The replicas of higher ranks are not read: their files go on.
-    head.world_size = static_cast<int>(metadata_files.size());
+    head.world_size = static_cast<int>(head.metadata.size());
   } else {
     head.world_size = world_size_of(used);
     for (std::string& warning : files.warnings()) head.warnings.push_back(std::move(warning));
   }
-  head.metadata = std::move(metadata_files);
   const std::vector<CatalogFile> found = with_digests(used, head.digests);
   return catalog.finish(head, found);
+}
+
+}  // namespace
+
+bool is_needless(std::span<const std::int64_t> sizes, const Shape& shape, bool first) {
+  return std::ranges::count(sizes, 0) > 0 && (numel(shape) > 0 || !first);
+}
+
+Bytes read_catalog(const std::shared_ptr<Store>& store) {
+  FoundMetadata found = find_metadata(*store);
+  CatalogHead head;
+  head.version = found.metadata.version;
+  head.save_id = found.metadata.save_id;
+  head.warnings = found.metadata.warnings;
+  head.metadata = std::move(found.files);
+  head.metadata_end = found.end;
+  try {
+    return catalog_of(found.metadata, found.merged, store, head);
+  } catch (const Error&) {
+    require_not_replaced(*store, head);
+    throw;
+  }
 }
 
 }  // namespace tessera

@@ -97,11 +97,9 @@ void emplace_recorded(std::optional<LoadSource>& source, const Opener& opener, H
 void emplace_catalog(std::optional<LoadSource>& source, const Opener& opener, HostCopy told) {
   std::shared_ptr<Store> store = place_on(opener.rank, opener.where, opener.stop).store;
   if (opener.rank > 0) {
-    const CatalogHead head = Catalog(told.bytes().subspan(sizeof(Opening))).head();
-    const auto is_replaced = [store, metadata = head.metadata.front(), end = head.metadata_end] {
-      if (!store->exists(metadata.name)) return false;
-      const auto found = store->open(metadata.name);
-      return found->size() != metadata.size || digest_of_end(*found) != end;
+    const auto is_replaced = [store, head = Catalog(told.bytes().subspan(sizeof(Opening))).head()] {
+      const std::string& metadata = head.metadata.front().name;
+      return store->exists(metadata) && !is_metadata_of(head, *store->open(metadata));
     };
     store = patient_store(store, opener.stop, is_replaced);
   }

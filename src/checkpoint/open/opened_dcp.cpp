@@ -153,10 +153,8 @@ void OpenedDcp::give_all() {
 }
 
 void OpenedDcp::require_same_metadata() const {
-  const ObjectInfo& metadata = catalog_.head().metadata.front();
-  const auto source = store_->open(metadata.name);
-  if (source->size() == metadata.size && digest_of_end(*source) == catalog_.head().metadata_end)
-    return;
+  const auto source = store_->open(catalog_.head().metadata.front().name);
+  if (is_metadata_of(catalog_.head(), *source)) return;
   throw Error(ErrorCode::conflict, "it is not the file that rank 0 has opened")
       .at_path(source->name());
 }

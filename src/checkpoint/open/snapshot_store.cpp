@@ -1,5 +1,6 @@
 #include "checkpoint/open/snapshot_store.h"
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -57,7 +58,11 @@ class SnapshotStore final : public ForwardingStore {
 
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
     const std::lock_guard lock(mutex_);
-    return remembered(lists_of_all_, prefix, [&] { return ForwardingStore::list(prefix); });
+    return remembered(lists_of_all_, prefix, [&] {
+      std::vector<ObjectInfo> objects = ForwardingStore::list(prefix);
+      for (const ObjectInfo& object : objects) require_as_opened(object);
+      return objects;
+    });
   }
   [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
     const std::lock_guard lock(mutex_);
@@ -109,6 +114,15 @@ class SnapshotStore final : public ForwardingStore {
     const std::vector<ObjectInfo>& objects = level(directory_of(name));
     const auto found = std::ranges::lower_bound(objects, name, {}, &ObjectInfo::name);
     return found != objects.end() && found->name == name ? &*found : nullptr;
+  }
+
+  // What was opened and what is listed after that are of one save.
+  void require_as_opened(const ObjectInfo& object) const {
+    const auto found = opened_.find(object.name);
+    if (found == opened_.end() || !found->second || object.version.empty()) return;
+    if (found->second->version() == object.version) return;
+    throw Error(ErrorCode::conflict, "the object was replaced after it was opened")
+        .at_path(found->second->name());
   }
 
   // Null: there is none.

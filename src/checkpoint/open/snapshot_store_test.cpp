@@ -91,6 +91,23 @@ TEST_F(Snapshot, StaysAsItWas) {
   EXPECT_EQ(code_of([&] { (void)store->open("none"); }), ErrorCode::not_found);
 }
 
+// fault-rows C04: the names of one save are not looked for in a listing of the next.
+TEST_F(Snapshot, AnObjectThatWasReplacedBetweenTwoListingsIsAConflict) {
+  const TemporaryDirectory directory;
+  const auto disk = posix_store(directory.path());
+  const std::string texts[] = {"old", "new"};
+  for (const std::string& text : texts) {
+    const auto store = snapshot_store(disk, true);
+    put(*disk, "a", std::as_bytes(std::span(text)), IfExists::replace);
+    EXPECT_EQ(text_in(*store, "a"), text);
+    EXPECT_EQ(store->list("").size(), 1U);
+  }
+  const auto store = snapshot_store(disk, true);
+  EXPECT_EQ(text_in(*store, "a"), "new");
+  put(*disk, "a", std::as_bytes(std::span(texts[0])), IfExists::replace);
+  EXPECT_EQ(code_of([&] { (void)store->list(""); }), ErrorCode::conflict);
+}
+
 TEST_F(Snapshot, AfterAWriteAllIsAskedAnew) {
   const auto store = snapshot_store(asked_, true);
   EXPECT_EQ(text_in(*store, "a"), "one");

@@ -37,6 +37,16 @@ TEST(PosixStore, AUrlIsNoDirectory) {
     EXPECT_NO_THROW((void)posix_store(path)) << path;
 }
 
+TEST(PosixStore, WhatWasReplacedAfterItWasListedIsAConflict_C04) {
+  const TemporaryDirectory directory;
+  const auto store = posix_store(directory.path());
+  put(*store, "x", bytes_of("old"), IfExists::fail);
+  const ObjectInfo listed = store->list().at(0);
+  EXPECT_EQ(text_of(*store->open_listed(listed)), "old");
+  put(*store, "x", bytes_of("new"), IfExists::replace);
+  EXPECT_EQ(code_of([&] { (void)store->open_listed(listed); }), ErrorCode::conflict);
+}
+
 // D07: only a regular file is an object; a FIFO must not block either.
 TEST(PosixStore, OnlyRegularFilesAreObjects) {
   const TemporaryDirectory directory;

@@ -340,6 +340,14 @@ TEST_F(S3Store, RangesAreReadTogether) {
   }
 }
 
+TEST_F(S3Store, AnObjectThatWasReplacedAfterItWasListedIsAConflict_C04) {
+  put(*store_, "x", view("old"), IfExists::fail);
+  const ObjectInfo listed = store_->list().at(0);
+  EXPECT_EQ(read_all(*store_->open_listed(listed), 3).size(), 3U);
+  put(*store_, "x", view("new"), IfExists::replace);
+  EXPECT_EQ(code_of([&] { (void)read_all(*store_->open_listed(listed), 3); }), ErrorCode::conflict);
+}
+
 TEST_F(S3Store, AReplacedOrRemovedObjectIsAConflict_O24) {
   const std::string old(1000, 'o');
   put(*store_, "x", view(old), IfExists::fail);
