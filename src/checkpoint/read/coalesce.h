@@ -21,9 +21,8 @@ inline constexpr std::int64_t kSpanBytes = 1 << 20;
 
 // For each source piece the longest gap between two of its runs, in elements of `element` bytes,
 // that is read over when `plan` is carried out; `free` has the bytes that are always read over, for
-// each. Computed from the whole plan: a
-// few small holes in large runs are closed, regular large ones (columns of a wide tensor) stay
-// unread.
+// each. Computed from the whole plan: a few small holes in large runs are closed, and regular ones
+// that are larger than `free` (columns of a wide tensor) stay unread.
 [[nodiscard]] std::vector<std::int64_t> gaps_to_close(std::span<const Copy> plan,
                                                       std::span<const std::int64_t> free,
                                                       std::size_t element);

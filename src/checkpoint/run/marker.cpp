@@ -6,6 +6,7 @@
 #include "checkpoint/dcp/metadata_file.h"
 #include "format/olmo/config.h"
 #include "format/safetensors/index.h"
+#include "tessera/error.h"
 
 namespace tessera {
 namespace {
@@ -33,6 +34,13 @@ std::string marker_in(const Store& store) {
     if (store.exists(name)) return std::string(name);
   }
   return {};
+}
+
+void require_no_marker(const Store& store) {
+  const std::string marker = marker_in(store);
+  if (marker.empty()) return;
+  throw Error(ErrorCode::already_exists, "a checkpoint is there already: it has " + marker)
+      .at_path(store.name());
 }
 
 bool is_marker(std::string_view name) {

@@ -14,6 +14,9 @@ namespace tessera {
 // checkpoint, `config.yaml` of an OLMo kind. Empty: there is none.
 [[nodiscard]] std::string marker_in(const Store& store);
 
+// Throws `already_exists` if there is one.
+void require_no_marker(const Store& store);
+
 // Whether it says that a checkpoint is whole, or in `olmo_torch_new` that its DCP part is.
 [[nodiscard]] bool is_marker(std::string_view name);
 // Whether a reader begins with it where there is no marker: it comes after all data.

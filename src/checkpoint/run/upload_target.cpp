@@ -47,11 +47,7 @@ void withdraw_if(Store& store, const UploadPlan& plan, auto is_mine) noexcept {
 }  // namespace
 
 void UploadTarget::open(bool overwrite) {
-  const std::string marker = marker_in(store_);
-  if (!marker.empty() && !overwrite) {
-    throw Error(ErrorCode::already_exists, "a checkpoint is there already: it has " + marker)
-        .at_path(store_.name());
-  }
+  if (!overwrite) require_no_marker(store_);
   std::vector<ObjectInfo> markers = look(overwrite);
   sort_markers_last(markers);
   for (auto at = markers.rbegin(); at != markers.rend(); ++at) store_.remove(at->name);

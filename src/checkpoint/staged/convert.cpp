@@ -20,11 +20,7 @@ bool is_staged(const Location& target, const ConvertOptions& options) {
 
 ConvertReport convert_staged(const Checkpoint& source, const Location& target,
                              const ConvertOptions& options) {
-  const UploadOptions uploading{.overwrite = options.overwrite,
-                                .single_writer = options.single_writer,
-                                .threads = options.threads,
-                                .progress = second_half(options.progress),
-                                .stop = options.stop};
+  const UploadOptions uploading = options_to_upload(options);
   require_target(target, uploading);
   const auto alone = solo_group();
   const Staging staging(*alone);
@@ -51,7 +47,7 @@ ConvertReport convert(const Checkpoint& source, const Location& target,
   require_convertible(options);
   const Location located = located_target(target);
   return is_staged(located, options) ? convert_staged(source, located, options)
-                                     : convert_in_place(source, target, options);
+                                     : convert_in_place(source, located, options);
 }
 
 }  // namespace tessera

@@ -136,14 +136,6 @@ bool is_filled_together(CheckpointKind kind, const SaveOptions& options) {
   return is_olmo_kind(kind) || (kind == CheckpointKind::safetensors && options.safetensors);
 }
 
-UploadOptions upload_options(const SaveOptions& options) {
-  return {.overwrite = options.overwrite,
-          .single_writer = options.single_writer,
-          .threads = options.threads,
-          .progress = second_half(options.progress),
-          .stop = options.stop};
-}
-
 SaveResult save_staged(const Value& tree, const Location& where, const SaveOptions& options,
                        Group& group, const JobLog& log);
 
@@ -165,7 +157,7 @@ SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOp
         dcp = dcp_save(tree, root_of(where), group, options);
       } else if (is_filled_together(kind, options) && needs_staging(where)) {
         is_staged = true;
-        if (group.rank() == 0) require_target(where, upload_options(options));
+        if (group.rank() == 0) require_target(where, options_to_upload(options));
       } else if (is_filled_together(kind, options)) {
         olmo = olmo_kind_save(tree, where, kind, options, group);
       } else {
@@ -213,7 +205,7 @@ SaveResult save_staged(const Value& tree, const Location& where, const SaveOptio
   on_disk.progress = first_half(options.progress);
   SaveResult result = save_in_phases(tree, place, on_disk, group, log);
   log.phase("upload", [&] {
-    upload_staged(place, where, *options.kind, upload_options(options), group);
+    upload_staged(place, where, *options.kind, options_to_upload(options), group);
     return result.bytes_written;
   });
   return result;

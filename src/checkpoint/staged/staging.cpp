@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <optional>
 #include <span>
 
 #include "base/random_id.h"
@@ -32,10 +31,6 @@ bool is_own_directory(const Fd& fd) {
          (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
 }
 
-bool is_same(const std::optional<FileId>& a, const std::optional<FileId>& b) {
-  return a && b && a->device == b->device && a->number == b->number;
-}
-
 // None: another process has removed it meanwhile, because nobody had its lock yet.
 Fd try_make(const std::string& path) {
   if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST)
@@ -45,7 +40,7 @@ Fd try_make(const std::string& path) {
   if (!fd) throw_errno(errno, "open directory", path);
   if (!is_own_directory(fd))
     throw Error(ErrorCode::unsafe, "a directory of another user's is there").at_path(path);
-  if (!try_shared_lock(fd.get()) || !is_same(id_of(fd.get()), id_of(path))) return {};
+  if (!try_shared_lock(fd.get()) || !is_at(id_of(fd.get()), path)) return {};
   return fd;
 }
 

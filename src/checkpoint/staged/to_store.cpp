@@ -7,7 +7,6 @@
 #include "checkpoint/run/upload_unmarked.h"
 #include "checkpoint/save/probe.h"
 #include "comm/long_work.h"
-#include "tessera/error.h"
 
 namespace tessera {
 
@@ -17,11 +16,7 @@ bool needs_staging(const Location& target) {
 
 void require_target(const Location& target, const UploadOptions& options) {
   const auto store = directory_store(target);
-  const std::string marker = marker_in(*store);
-  if (!marker.empty() && !options.overwrite) {
-    throw Error(ErrorCode::already_exists, "a checkpoint is there already: it has " + marker)
-        .at_path(store->name());
-  }
+  if (!options.overwrite) require_no_marker(*store);
   store->require_writable(probe_name(random_attempt()), options.single_writer);
 }
 

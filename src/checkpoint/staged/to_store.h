@@ -26,4 +26,14 @@ void upload_staged(const Location& staged, const Location& target, CheckpointKin
 [[nodiscard]] ProgressHook first_half(const ProgressHook& all);
 [[nodiscard]] ProgressHook second_half(const ProgressHook& all);
 
+// What SaveOptions and ConvertOptions say of the upload that follows.
+template <typename Options>
+[[nodiscard]] UploadOptions options_to_upload(const Options& options) {
+  return {.overwrite = options.overwrite,
+          .single_writer = options.single_writer,
+          .threads = options.threads,
+          .progress = second_half(options.progress),
+          .stop = options.stop};
+}
+
 }  // namespace tessera

@@ -226,7 +226,6 @@ void require_convertible(const ConvertOptions& options) {
 
 ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& target,
                                const ConvertOptions& options) {
-  require_convertible(options);
   if (checkpoint.mapped && options.resume)
     throw Error(ErrorCode::unsupported, "what map() gave cannot be resumed");
   const std::vector<Leaf> chosen = leaves_for(checkpoint, options);

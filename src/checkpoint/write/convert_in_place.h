@@ -8,8 +8,8 @@ namespace tessera {
 // Throws `invalid_argument` or `unsupported` for options that no conversion can follow, and
 // `cancelled` if it is not to begin.
 void require_convertible(const ConvertOptions& options);
-// As convert() does. Throws `unsupported` for a directory, other than of DCP, in a store that has
-// no directories which appear at once.
+// As convert() does, for options that one can follow. Throws `unsupported` for a directory, other
+// than of DCP, in a store that has no directories which appear at once.
 ConvertReport convert_in_place(const Checkpoint& source, const Location& target,
                                const ConvertOptions& options);
 

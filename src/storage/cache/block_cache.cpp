@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <span>
@@ -41,12 +39,6 @@ std::vector<std::uint64_t> trailer_of(ByteView bytes) {
     trailer.push_back(digest64(bytes.subspan(at, std::min<std::size_t>(kUnit, bytes.size() - at))));
   trailer.push_back(kSeal ^ bytes.size());
   return trailer;
-}
-
-std::string hex(std::uint64_t number) {
-  std::array<char, 17> text{};
-  (void)std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(number));
-  return text.data();
 }
 
 bool read_whole(const Fd& fd, std::uint64_t offset, MutableByteView out) {
@@ -150,7 +142,7 @@ std::string BlockCache::key_of(const ByteSource& object) {
   const std::string text =
       object.name() + '\0' + object.version() + '\0' + std::to_string(object.size());
   const auto digest = [](const std::string& of) {
-    return hex(digest64(std::as_bytes(std::span(of))));
+    return digest_text(digest64(std::as_bytes(std::span(of))));
   };
   return digest(text) + digest("again" + text);
 }
