@@ -108,7 +108,7 @@ TYPED_TEST_P(StoreConformance, AnOpenSourceOutlivesAReplacement) {
   put(*this->store_, "x", bytes_of("old"), IfExists::fail);
   const auto source = this->store_->open("x");
   put(*this->store_, "x", bytes_of("newer"), IfExists::replace);
-  if constexpr (kIsBucket<TypeParam>()) {
+  if constexpr (is_bucket<TypeParam>()) {
     EXPECT_EQ(source->size(), 3U);
     EXPECT_EQ(code_of([&] { (void)text_of(*source); }), ErrorCode::conflict);
     EXPECT_EQ(text_of(*this->store_->open("x")), "newer");
@@ -147,7 +147,7 @@ TYPED_TEST_P(StoreConformance, AnObjectMayBeEmptyAndMayHaveGaps) {
 }
 
 TYPED_TEST_P(StoreConformance, SeveralWritersFillAnObjectTogether) {
-  if constexpr (kIsBucket<TypeParam>()) {
+  if constexpr (is_bucket<TypeParam>()) {
     EXPECT_EQ(code_of([&] { (void)this->store_->share("d/x"); }), ErrorCode::unsupported);
     return;
   }
@@ -164,7 +164,7 @@ TYPED_TEST_P(StoreConformance, SeveralWritersFillAnObjectTogether) {
 }
 
 TYPED_TEST_P(StoreConformance, ADirectoryAppearsWholeOrNotAtAll) {
-  if constexpr (kIsBucket<TypeParam>()) {
+  if constexpr (is_bucket<TypeParam>()) {
     for (const IfExists if_exists : {IfExists::fail, IfExists::replace}) {
       EXPECT_EQ(code_of([&] { (void)this->store_->new_directory("run/step4", if_exists); }),
                 ErrorCode::unsupported);
@@ -262,7 +262,7 @@ TYPED_TEST_P(StoreConformance, ADirectoryIsNoObject) {
   EXPECT_TRUE(this->store_->list("a/b").empty());
   this->store_->remove("a/b/c");
   EXPECT_TRUE(this->store_->exists("a/b"));
-  if constexpr (kIsBucket<TypeParam>()) {
+  if constexpr (is_bucket<TypeParam>()) {
     // IfExists::fail would ask more than servers that keep directories can tell: SeaweedFS counts
     // what lies below.
     put(*this->store_, "a", bytes_of("y"), IfExists::replace);

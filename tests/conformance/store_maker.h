@@ -33,7 +33,7 @@ inline std::string text_of(const ByteSource& source) {
 // directories: the suite asks for the other outcome there; and, to skip a test, a reason:
 //   std::string lacks(const std::string& test);  // empty: it is not skipped
 template <typename Maker>
-constexpr bool kIsBucket() {
+constexpr bool is_bucket() {
   if constexpr (requires { Maker::kIsBucket; }) {
     return Maker::kIsBucket;
   } else {
