@@ -6,6 +6,7 @@
 #include "base/stop.h"
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/digests/guard.h"
 #include "checkpoint/digests/side_file.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/read/meter.h"
@@ -97,6 +98,9 @@ SealReport seal(const std::string& path, const SealOptions& options) {
     report.side_file = checkpoint.store->name() + "/" + name;
   if (report.was_sealed) return report;
   side_file.producer = own_producer();
+  // A side file that lacks a file's digests may know the types of the tree, which nobody else does.
+  if (checkpoint.has_types && is_side_file_name(name) && checkpoint.store->exists(name))
+    side_file.types = read_side_file(*checkpoint.store, name).types;
   Meter meter(options.progress, report.bytes, options.stop);
   for (const ObjectInfo& file : checkpoint.files) {
     side_file.files[file.name] =

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "checkpoint/digests/guard.h"
 #include "checkpoint/digests/side_file.h"
 #include "checkpoint/test_support.h"
 
@@ -249,6 +250,27 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SealedDirectory,
                                          Directory{CheckpointKind::olmo_legacy, 0, "rank1.pt"},
                                          Directory{CheckpointKind::olmo_local, 0,
                                                    "model/rank0.pt"}));
+
+// One of its files holds a value alone.
+TEST(SealOwn, ASaveOfOursIsSealedAlready) {
+  const std::string path = temporary_directory() + "/c";
+  const std::vector<float> ones(12, 1.F);
+  const auto w = ConstTensorView::of(ones.data(), DType::float32, {3, 4}).tensor();
+  save(Value::dict({{"w", w}, {"step", Value::dict({{"a", 1}}, DictKind::ordered_dict)}, {5, 7}}),
+       path);
+  const std::string name = files_with(path, "tessera-").at(0);
+  const auto written = fs::last_write_time(name);
+  EXPECT_TRUE(seal(path).was_sealed);
+  EXPECT_EQ(fs::last_write_time(name), written);
+  const auto store = posix_store(path);
+  SideFile less = read_side_file(*store, fs::path(name).filename().string());
+  less.files.erase(fs::path(files_with(path, "__0_0").at(0)).filename().string());
+  write_text(name, encode_side_file(less));
+  EXPECT_FALSE(seal(path).was_sealed);
+  const Value tree = Checkpoint::open(path).load();
+  EXPECT_EQ(tree.at("step").dict_kind(), DictKind::ordered_dict);
+  EXPECT_NE(tree.find_key(Value(5)), nullptr);
+}
 
 class Seal : public testing::TestWithParam<const char*> {
  protected:

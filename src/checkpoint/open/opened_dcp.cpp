@@ -146,6 +146,8 @@ void OpenedDcp::give_pieces(std::size_t leaf, std::span<const Slice> wanted) {
 
 void OpenedDcp::give_all() {
   for (std::size_t leaf = 0; leaf < chunks_.size(); ++leaf) give_pieces(leaf);
+  // Also of those that hold values alone, which the catalog has read.
+  for (std::uint32_t file = 0; file < catalog_.files(); ++file) (void)source(file);
   std::vector<ObjectInfo> files;
   for (std::size_t i = 0; i < catalog_.files(); ++i) files.push_back(catalog_.file(i).info);
   std::ranges::sort(files, {}, &ObjectInfo::name);
