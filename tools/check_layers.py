@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The tree is the dependency order: a folder includes only folders above it, and so do the rooms of a folder.
 
-Reads every #include of src/, include/, examples/, bench/ and tests/. A public header belongs to the
+Reads every #include of src/, include/, python/, examples/, bench/ and tests/. A public header belongs to the
 layer that implements it (HEADERS). libtorch headers appear only below the bar (LIBTORCH_FOLDERS).
 Prints one line per violation; the exit code is then 1.
 """
@@ -36,7 +36,7 @@ HEADERS = {
     "io.h": "io", "device_memory.h": "io",
     "storage.h": "storage", "local_cache.h": "storage", "location.h": "storage", "new_directory.h": "storage", "store_copy.h": "storage", "store_hold.h": "storage",
     "comm.h": "comm",
-    "cached_store.h": "checkpoint", "checkpoint.h": "checkpoint", "load_options.h": "checkpoint", "save_options.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint", "gc.h": "checkpoint",
+    "cached_store.h": "checkpoint", "checkpoint.h": "checkpoint", "load_options.h": "checkpoint", "save_options.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint", "gc.h": "checkpoint", "kinds.h": "checkpoint", "scan.h": "checkpoint",
     "group_checkpoint.h": "checkpoint", "optimizer_state.h": "checkpoint", "parameter_names.h": "checkpoint", "restore.h": "checkpoint", "run_directory.h": "checkpoint", "olmo_save.h": "checkpoint", "safetensors_set.h": "checkpoint", "save_part.h": "checkpoint", "state_digests.h": "checkpoint", "stateful.h": "checkpoint", "trainer_state.h": "checkpoint", "upload.h": "checkpoint", "verify.h": "checkpoint",
     "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch",
     "grad_scaler.h": "optim", "optim.h": "optim", "optimizer_ref.h": "optim",
@@ -55,7 +55,7 @@ LIBTORCH_PREFIXES = ("torch/", "ATen/", "c10/", "caffe2/", "gloo/")
 LIBTORCH_FOLDERS = ("src/torch/", "src/optim/", "src/fsdp/", "src/optim_state/", "src/checkpointer/", "examples/", "bench/",
                     "tests/")
 # Programs that a user could have written: they see the public headers alone.
-PUBLIC_ONLY = ("examples/",)
+PUBLIC_ONLY = ("examples/", "python/")
 
 
 def layer_of(path):
@@ -117,7 +117,7 @@ def check_include(path, angled, included):
         return None
     target = target_of(included)
     if path.startswith(PUBLIC_ONLY) and not target.startswith("include/"):
-        return "examples see the public headers alone" if included.split("/")[0] in LAYERS else None
+        return f"{path.split('/')[0]} sees the public headers alone" if included.split("/")[0] in LAYERS else None
     if here is None:
         return None
     there = layer_of(target)

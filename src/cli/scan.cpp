@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/check/scan.h"
+#include "tessera/scan.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"

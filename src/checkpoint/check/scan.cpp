@@ -1,4 +1,4 @@
-#include "checkpoint/check/scan.h"
+#include "tessera/scan.h"
 
 #include <algorithm>
 #include <array>

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
+
+#include "tessera/error.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
@@ -22,6 +26,14 @@ const KindRow& row_of(CheckpointKind kind) noexcept {
 
 std::string_view to_string(CheckpointKind kind) noexcept {
   return row_of(kind).name;
+}
+
+CheckpointKind kind_named(std::string_view name) {
+  const auto* row = std::ranges::find(kKinds, name, &KindRow::name);
+  if (row != kKinds.end()) return row->kind;
+  std::string names;
+  for (const KindRow& kind : kKinds) names += (names.empty() ? "" : ", ") + std::string(kind.name);
+  throw Error(ErrorCode::invalid_argument, "there is no kind '" + printable(name) + "': " + names);
 }
 
 std::optional<CheckpointKind> kind_of_file_name(const std::filesystem::path& path) {

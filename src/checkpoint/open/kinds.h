@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "tessera/checkpoint.h"
+#include "tessera/kinds.h"
 
 namespace tessera {
 
@@ -42,8 +43,5 @@ inline constexpr std::array<KindRow, 8> kKinds = {{
 [[nodiscard]] inline bool is_olmo_kind(CheckpointKind kind) noexcept {
   return row_of(kind).is_olmo;
 }
-
-// The kind of a file, by its name's extension; none: the name is of no file.
-[[nodiscard]] std::optional<CheckpointKind> kind_of_file_name(const std::filesystem::path& path);
 
 }  // namespace tessera
