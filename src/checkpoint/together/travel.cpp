@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/stop.h"
+#include "base/wait.h"
 #include "comm/confer.h"
 #include "tessera/error.h"
 
@@ -109,7 +110,7 @@ void Outbox::put(const Addressee& to, std::uint64_t offset, ByteView bytes) {
 
 void Outbox::put_some(const Addressee& to, std::uint64_t offset, ByteView bytes) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return is_closed_ || pending_.size() < room_; });
+  wait_for_change(changed_, lock, [this] { return is_closed_ || pending_.size() < room_; });
   if (is_closed_) throw Error(ErrorCode::cancelled, "nobody takes what is to be sent");
   pending_.count(static_cast<std::uint64_t>(to.maker)).count(to.file).count(offset);
   pending_.block(bytes);
@@ -131,7 +132,7 @@ void Outbox::close() {
 
 Outbox::Batch Outbox::take() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return has_ended_ || pending_.size() >= room_; });
+  wait_for_change(changed_, lock, [this] { return has_ended_ || pending_.size() >= room_; });
   if (failure_) std::rethrow_exception(failure_);
   Batch batch{pending_.take(), has_ended_};
   pending_ = {};

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include "base/wait.h"
+
 namespace tessera {
 
 // The bound is halved when the server says that it is busy, down to 1, and grows by one when as
@@ -37,7 +39,7 @@ class Limiter {
  private:
   std::uint64_t enter() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return in_flight_ < bound_; });
+    wait_for_change(changed_, lock, [this] { return in_flight_ < bound_; });
     ++in_flight_;
     return round_;
   }

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/wait.h"
 #include "storage/s3/profile_files.h"
 #include "storage/s3/providers.h"
 #include "tessera/error.h"
@@ -35,7 +36,7 @@ class CredentialSource::Impl {
       // One asks; the others go on with what still holds, or wait for it.
       if (holds_until(now_()) && (is_asking_ || now_() < next_look_)) return found_;
       if (!is_asking_) return asked(lock);
-      answered_.wait(lock);
+      wait_for_change(answered_, lock);
     }
   }
 
