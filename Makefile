@@ -1,5 +1,5 @@
 # Only the commands that a person types. The work is in CMakePresets.json and tools/.
-.PHONY: help setup demo test build core bench lint format tidy fuzz asan tsan soak install clean
+.PHONY: help setup demo test build core bench lint format tidy fuzz asan tsan soak install wheel clean
 .DEFAULT_GOAL := help
 
 # A libtorch file can take over 2 GB to compile; the number of jobs follows cores and memory.
@@ -59,6 +59,10 @@ soak: build ## run the long counts: kills, delays, damages, round trips, trainin
 
 install: build ## install libraries, headers and the stripped command under PREFIX
 	@cmake --install $(BUILD) --prefix $(PREFIX) --strip
+
+wheel: setup ## build the wheel and the sdist of the Python package into dist/, and test it
+	@tools/wheel
+	@tools/wheel-test
 
 clean: ## remove what was built; the venv stays
 	rm -rf build demo

@@ -1,0 +1,229 @@
+#include "checkpoints.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "jobs.h"
+#include "reports.h"
+#include "tensors.h"
+#include "tessera/checkpoint.h"
+#include "tessera/error.h"
+#include "text.h"
+#include "values.h"
+
+namespace tessera::python {
+namespace {
+
+// Reads of fewer bytes than this are over before somebody could interrupt them.
+constexpr std::uint64_t kQuick = 1U << 20U;
+
+using Shared = std::shared_ptr<Opened>;
+
+Shared opened(nb::object path, std::uint64_t header_limit) {
+  const std::string where = path_of(path);
+  return run_job(nb::none(), [&](Job&) {
+    OpenOptions options;
+    options.header_limit = header_limit;
+    return std::make_shared<Opened>(Checkpoint::open(where, options));
+  });
+}
+
+std::vector<std::string> texts_of(nb::handle strings) {
+  std::vector<std::string> texts;
+  for (const nb::handle string : strings) texts.push_back(text_of(string));
+  return texts;
+}
+
+template <typename Texts>
+nb::list strings_of(const Texts& texts) {
+  nb::list strings;
+  for (const std::string& text : texts) strings.append(string_of(text));
+  return strings;
+}
+
+nb::list names(const Opened& self) {
+  nb::list names;
+  const auto checkpoint = self.checkpoint();
+  for (const Leaf& leaf : checkpoint->leaves) names.append(string_of(leaf.name));
+  return names;
+}
+
+nb::list matching(const Opened& self, nb::handle glob) {
+  return strings_of(self.checkpoint()->names(text_of(glob)));
+}
+
+bool has(const Opened& self, nb::handle name) {
+  return self.checkpoint()->find(text_of(name)) != nullptr;
+}
+
+// A value whose tensors are in memory: they have no names by which they could be read later.
+Value loaded(const Checkpoint& checkpoint, const std::string& name) {
+  const Checkpoint alone = checkpoint.map([&](Leaf leaf) -> std::optional<Leaf> {
+    if (leaf.name != name) return std::nullopt;
+    return Leaf{"value", {}, std::move(leaf.value)};
+  });
+  return run_job(nb::none(), [&](Job& job) {
+    LoadOptions options;
+    options.stop = job.stop();
+    return alone.load(options).at("value");
+  });
+}
+
+// None, or a tuple of the `_core.Tensor` or the value. `wrap` is for tensors inside of a value.
+nb::object leaf(const Opened& self, nb::handle given, nb::object wrap) {
+  const auto checkpoint = self.checkpoint();
+  const std::string name = text_of(given);
+  const Leaf* leaf = checkpoint->find(name);
+  if (leaf == nullptr) return nb::none();
+  if (leaf->value.is(Value::Kind::tensor))
+    return nb::make_tuple(nb::cast(TensorHandle(leaf->value)));
+  const Value value = holds_tensors(leaf->value) ? loaded(*checkpoint, name) : leaf->value;
+  return nb::make_tuple(object_of(value, std::move(wrap)));
+}
+
+Shared only(const Opened& self, nb::handle keys) {
+  return std::make_shared<Opened>(self.checkpoint()->only(texts_of(keys)));
+}
+
+// One request is (name, None or (offsets, sizes), address, dtype, shape, strides). Whoever calls
+// keeps the memory until the call returns.
+ReadRequest request_of(nb::handle given) {
+  const auto tuple = nb::cast<nb::tuple>(given);
+  auto* const address = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(tuple[2]));
+  ReadRequest request{text_of(tuple[0]),
+                      TensorView::of(address, dtype_from_torch(text_of(tuple[3])),
+                                     shape_of(tuple[4]), shape_of(tuple[5]))};
+  if (!tuple[1].is_none()) {
+    const auto box = nb::cast<nb::tuple>(tuple[1]);
+    request.slice = Box{shape_of(box[0]), shape_of(box[1])};
+  }
+  return request;
+}
+
+template <typename Work>
+auto without_lock(const Work& work) {
+  const nb::gil_scoped_release unlocked;
+  return work();
+}
+
+nb::dict read(const Opened& self, nb::handle requests, int threads, std::uint64_t memory,
+              bool allow_wrap, nb::object progress) {
+  const auto checkpoint = self.checkpoint();
+  std::vector<ReadRequest> all;
+  std::uint64_t bytes = 0;
+  for (const nb::handle request : requests) {
+    all.push_back(request_of(request));
+    bytes += byte_size(all.back().to.dtype(), all.back().to.shape());
+  }
+  ReadOptions options;
+  options.threads = threads;
+  options.memory = memory;
+  options.allow_wrap = allow_wrap;
+  const bool is_near = checkpoint->store == nullptr || checkpoint->store->has_directories();
+  if (bytes < kQuick && is_near && progress.is_none()) {
+    return dict_of(without_lock([&] { return checkpoint->read_many(all, options); }));
+  }
+  return dict_of(run_job(std::move(progress), [&](Job& job) {
+    options.progress = job.progress();
+    options.stop = job.stop();
+    return checkpoint->read_many(all, options);
+  }));
+}
+
+// The tree of a checkpoint with memory for its tensors, the floating ones of 16 bits and more as
+// `dtype`.
+Value tree_as(const Checkpoint& checkpoint, DType dtype) {
+  std::map<const void*, Value> made;  // by node
+  const auto fresh = [&](Leaf leaf) -> std::optional<Leaf> {
+    if (!leaf.value.is(Value::Kind::tensor)) return leaf;
+    const auto [found, is_new] = made.try_emplace(leaf.value.identity());
+    if (is_new) {
+      Tensor tensor = leaf.value.as_tensor();
+      if (info(tensor.dtype).floating && size_of(tensor.dtype) > 1) tensor.dtype = dtype;
+      auto storage = std::make_shared<Storage>();
+      storage->size = byte_size(tensor.dtype, tensor.shape);
+      storage->dtype = tensor.dtype;
+      const std::shared_ptr<std::byte[]> bytes(new std::byte[storage->size]);
+      storage->data = bytes.get();
+      storage->owner = bytes;
+      tensor.pieces = {
+          Piece{.slice = whole(tensor.shape), .storage = std::move(storage), .strides = {}}};
+      found->second = Value(std::move(tensor));
+    }
+    leaf.value = found->second;
+    return leaf;
+  };
+  return checkpoint.map(fresh).tree();
+}
+
+nb::object load(const Opened& self, nb::handle dtype, int threads, nb::object wrap,
+                nb::object progress) {
+  const auto checkpoint = self.checkpoint();
+  std::optional<DType> wanted;
+  if (!dtype.is_none()) wanted = dtype_from_torch(text_of(dtype));
+  const Value tree = run_job(std::move(progress), [&](Job& job) {
+    LoadOptions options;
+    options.threads = threads;
+    options.progress = job.progress();
+    options.stop = job.stop();
+    if (!wanted) return checkpoint->load(options);
+    Value cast = tree_as(*checkpoint, *wanted);
+    (void)tessera::load(cast, *checkpoint, options, *solo_group());
+    return cast;
+  });
+  return object_of(tree, std::move(wrap));
+}
+
+nb::list files(const Opened& self) {
+  nb::list files;
+  for (const ObjectInfo& file : self.checkpoint()->files)
+    files.append(nb::make_tuple(string_of_path(file.name), file.size));
+  return files;
+}
+
+nb::dict metadata(const Opened& self) {
+  nb::dict metadata;
+  for (const auto& [key, text] : self.checkpoint()->metadata)
+    metadata[string_of(key)] = string_of(text);
+  return metadata;
+}
+
+}  // namespace
+
+void bind_checkpoints(nb::module_& module) {
+  nb::class_<Opened>(module, "Checkpoint")
+      .def("close", &Opened::close)
+      .def_prop_ro("closed", &Opened::is_closed)
+      .def_prop_ro("kind",
+                   [](const Opened& self) { return string_of(to_string(self.checkpoint()->kind)); })
+      .def_prop_ro("path",
+                   [](const Opened& self) { return string_of_path(self.checkpoint()->path); })
+      .def_prop_ro("producer",
+                   [](const Opened& self) { return string_of(self.checkpoint()->producer); })
+      .def_prop_ro("save_id",
+                   [](const Opened& self) { return string_of(self.checkpoint()->save_id); })
+      .def_prop_ro("world_size", [](const Opened& self) { return self.checkpoint()->world_size; })
+      .def_prop_ro("has_types", [](const Opened& self) { return self.checkpoint()->has_types; })
+      .def_prop_ro("warnings",
+                   [](const Opened& self) { return strings_of(self.checkpoint()->warnings); })
+      .def_prop_ro("files", files)
+      .def_prop_ro("metadata", metadata)
+      .def("__len__", [](const Opened& self) { return self.checkpoint()->leaves.size(); })
+      .def("names", names)
+      .def("matching", matching)
+      .def("has", has)
+      .def("leaf", leaf)
+      .def("only", only)
+      .def("read", read, nb::arg("requests"), nb::arg("threads"), nb::arg("memory"),
+           nb::arg("allow_wrap"), nb::arg("progress").none())
+      .def("load", load, nb::arg("dtype").none(), nb::arg("threads"), nb::arg("wrap"),
+           nb::arg("progress").none());
+  module.def("open", opened);
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,16 @@
+// What python/tessera calls: its own private module, which checks nothing that Python can check.
+#include <nanobind/nanobind.h>
+
+#include "checkpoints.h"
+#include "errors.h"
+#include "operations.h"
+#include "saves.h"
+#include "tensors.h"
+
+NB_MODULE(_core, module) {
+  tessera::python::translate_errors();
+  tessera::python::bind_tensors(module);
+  tessera::python::bind_checkpoints(module);
+  tessera::python::bind_operations(module);
+  tessera::python::bind_saves(module);
+}

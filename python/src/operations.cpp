@@ -1,0 +1,167 @@
+#include "operations.h"
+
+#include "errors.h"
+#include "jobs.h"
+#include "options.h"
+#include "reports.h"
+#include "tensors.h"
+#include "tessera/convert.h"
+#include "tessera/error.h"
+#include "tessera/kinds.h"
+#include "tessera/scan.h"
+#include "tessera/verify.h"
+#include "text.h"
+
+namespace tessera::python {
+namespace {
+
+CheckpointKind target_kind(const std::string& name, const std::string& target) {
+  if (!name.empty()) return kind_named(name);
+  if (const auto kind = kind_of_file_name(target)) return *kind;
+  throw Error(ErrorCode::invalid_argument,
+              "the target's name does not say its kind: give `to`: dcp, torch, safetensors or "
+              "olmo-...")
+      .at_path(target);
+}
+
+ConvertOptions convert_options(const Options& given, const std::string& target) {
+  ConvertOptions options;
+  std::string to;
+  given.get("to", to);
+  options.to = target_kind(to, target);
+  given.get("ranks", options.ranks);
+  given.get("unit", options.olmo.unit);
+  given.get("orig_params", options.olmo.orig_params);
+  given.get("olmo_safetensors", options.olmo.safetensors);
+  given.get("model_only", options.olmo.model_only);
+  given.get("config", options.olmo.config);
+  given.get("overwrite", options.overwrite);
+  given.get("single_writer", options.single_writer);
+  given.get("resume", options.resume);
+  given.get("threads", options.threads);
+  given.get("memory", options.memory);
+  given.get("only", options.only);
+  given.get("rename", options.rename);
+  given.get("dtype", options.dtype);
+  given.get("allow_wrap", options.allow_wrap);
+  given.get("max_shard_size", options.max_shard_size);
+  given.get("dequantize", options.dequantize);
+  given.get("header_limit", options.open.header_limit);
+  return options;
+}
+
+nb::dict dict_of(const ConvertReport& report) {
+  nb::dict dict = python::dict_of(report.io);
+  nb::list notes;
+  for (const std::string& note : report.notes) notes.append(string_of(note));
+  dict["target"] = string_of_path(report.target);
+  dict["tensors"] = report.tensors;
+  dict["values_in_metadata"] = report.values_in_metadata;
+  dict["bytes_resumed"] = report.bytes_resumed;
+  dict["notes"] = notes;
+  return dict;
+}
+
+nb::dict convert(nb::handle source, nb::handle target, nb::dict given, nb::object progress) {
+  const std::string from = path_of(source);
+  const std::string to = path_of(target);
+  ConvertOptions options = convert_options(Options(std::move(given)), to);
+  return dict_of(run_job(std::move(progress), [&](Job& job) {
+    options.progress = job.progress();
+    options.stop = job.stop();
+    return tessera::convert(from, to, options);
+  }));
+}
+
+nb::dict convert_opened(const Opened& source, nb::handle target, nb::dict given,
+                        nb::object progress) {
+  const auto checkpoint = source.checkpoint();
+  const std::string to = path_of(target);
+  ConvertOptions options = convert_options(Options(std::move(given)), to);
+  return dict_of(run_job(std::move(progress), [&](Job& job) {
+    options.progress = job.progress();
+    options.stop = job.stop();
+    return tessera::convert(*checkpoint, to, options);
+  }));
+}
+
+nb::dict verify(nb::handle given, bool read_data, int threads, nb::object progress) {
+  const std::string path = path_of(given);
+  const VerifyReport report = run_job(std::move(progress), [&](Job& job) {
+    return tessera::verify(path, {.read_data = read_data,
+                                  .threads = threads,
+                                  .progress = job.progress(),
+                                  .stop = job.stop()});
+  });
+  nb::list findings;
+  for (const Finding& finding : report.findings)
+    findings.append(nb::make_tuple(string_of(to_string(finding.code)), string_of(finding.text)));
+  nb::dict dict;
+  dict["findings"] = findings;
+  dict["tensors"] = report.tensors;
+  dict["bytes"] = report.bytes;
+  dict["bytes_unchecked"] = report.bytes_unchecked;
+  return dict;
+}
+
+nb::list diff(const Opened& a, const Opened& b, nb::object progress) {
+  const auto left = a.checkpoint();
+  const auto right = b.checkpoint();
+  const std::vector<Difference> found = run_job(std::move(progress), [&](Job& job) {
+    const ProgressHook hook = job.progress();
+    return tessera::diff(*left, *right, [&](const Progress& now) {
+      if (job.stop().stop_requested()) throw Error(ErrorCode::cancelled, "the caller asked for it");
+      if (hook) hook(now);
+    });
+  });
+  nb::list differences;
+  for (const Difference& difference : found) {
+    differences.append(nb::make_tuple(string_of(to_string(difference.kind)),
+                                      string_of(difference.name), string_of(difference.text)));
+  }
+  return differences;
+}
+
+nb::dict scan(nb::handle given) {
+  const std::string path = path_of(given);
+  const ScanReport report = run_job(nb::none(), [&](Job&) { return tessera::scan(path); });
+  nb::list names, problems;
+  for (const ScannedName& name : report.names) {
+    names.append(nb::make_tuple(string_of(name.name), string_of(to_string(name.kind)), name.pickles,
+                                string_of_path(name.first)));
+  }
+  for (const std::string& problem : report.problems) problems.append(string_of(problem));
+  nb::dict dict;
+  dict["names"] = names;
+  dict["pickles"] = report.pickles;
+  dict["problems"] = problems;
+  return dict;
+}
+
+nb::dict seal(nb::handle given, int threads, nb::object progress) {
+  const std::string path = path_of(given);
+  const SealReport report = run_job(std::move(progress), [&](Job& job) {
+    return tessera::seal(path,
+                         {.threads = threads, .progress = job.progress(), .stop = job.stop()});
+  });
+  nb::dict dict;
+  dict["was_sealed"] = report.was_sealed;
+  dict["side_file"] =
+      report.side_file.empty() ? nb::object(nb::none()) : string_of_path(report.side_file);
+  dict["files"] = report.files;
+  dict["bytes"] = report.bytes;
+  return dict;
+}
+
+}  // namespace
+
+void bind_operations(nb::module_& module) {
+  module.def("convert", convert, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("convert_opened", convert_opened, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("verify", verify, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def("diff", diff, nb::arg(), nb::arg(), nb::arg().none());
+  module.def("scan", scan);
+  module.def("seal", seal, nb::arg(), nb::arg(), nb::arg().none());
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,55 @@
+// The options of a call, which Python gives as a dict of what is not the default.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/dtype.h"
+#include "text.h"
+
+namespace tessera::python {
+
+class Options {
+ public:
+  explicit Options(nb::dict given) : given_(std::move(given)) {}
+
+  void get(const char* name, bool& value) const {
+    if (const auto found = find(name)) value = nb::cast<bool>(*found);
+  }
+  void get(const char* name, int& value) const {
+    if (const auto found = find(name)) value = nb::cast<int>(*found);
+  }
+  void get(const char* name, std::uint64_t& value) const {
+    if (const auto found = find(name)) value = nb::cast<std::uint64_t>(*found);
+  }
+  void get(const char* name, std::string& value) const {
+    if (const auto found = find(name)) value = text_of(*found);
+  }
+  void get(const char* name, std::vector<std::string>& value) const {
+    const auto found = find(name);
+    if (!found) return;
+    for (const nb::handle text : *found) value.push_back(text_of(text));
+  }
+  void get(const char* name, std::optional<bool>& value) const {
+    if (const auto found = find(name)) value = nb::cast<bool>(*found);
+  }
+  void get(const char* name, std::optional<DType>& value) const {
+    if (const auto found = find(name)) value = dtype_from_torch(text_of(*found));
+  }
+
+ private:
+  // None: not given.
+  [[nodiscard]] std::optional<nb::object> find(const char* name) const {
+    if (!given_.contains(name)) return std::nullopt;
+    const nb::object found = given_[name];
+    return found.is_none() ? std::nullopt : std::optional(found);
+  }
+
+  nb::dict given_;
+};
+
+}  // namespace tessera::python

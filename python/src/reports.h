@@ -1,0 +1,12 @@
+// Reports of the library as dicts, whose keys are the fields of the dataclasses in Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "tessera/job.h"
+
+namespace tessera::python {
+
+[[nodiscard]] nanobind::dict dict_of(const IoReport& report);
+
+}  // namespace tessera::python

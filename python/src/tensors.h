@@ -1,0 +1,55 @@
+// A tensor of a checkpoint, or one in memory, as Python sees it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+
+#include "tessera/checkpoint.h"
+
+namespace tessera::python {
+
+namespace nb = nanobind;
+
+// An opened checkpoint, until it is closed. Tensors of it share it.
+class Opened {
+ public:
+  explicit Opened(Checkpoint checkpoint)
+      : checkpoint_(std::make_shared<const Checkpoint>(std::move(checkpoint))) {}
+
+  // Whoever works without the interpreter's lock keeps it open. Throws `invalid_argument` once it
+  // is closed.
+  [[nodiscard]] std::shared_ptr<const Checkpoint> checkpoint() const;
+  [[nodiscard]] bool is_closed() const { return checkpoint_ == nullptr; }
+  void close() { checkpoint_ = nullptr; }
+
+ private:
+  std::shared_ptr<const Checkpoint> checkpoint_;  // guarded by the interpreter's lock
+};
+
+class TensorHandle {
+ public:
+  explicit TensorHandle(Value tensor) : tensor_(std::move(tensor)) {}
+
+  [[nodiscard]] const Tensor& tensor() const { return tensor_.as_tensor(); }
+  // (offsets, sizes, rank, file, offset of its storage there) of each box; of each flat range begin
+  // and end come first.
+  [[nodiscard]] nb::list pieces() const;
+  // Of a tensor in memory: the bytes of its storage, as a memoryview that keeps them, and where
+  // they begin; the offset of the tensor's first element, in elements; its strides; whether its
+  // elements are the conjugates or the negatives of these.
+  [[nodiscard]] nb::tuple memory() const;
+
+ private:
+  Value tensor_;
+};
+
+[[nodiscard]] nb::tuple tuple_of(const Shape& shape);
+[[nodiscard]] Shape shape_of(nb::handle sequence);
+// By torch's name. Throws `unsupported`.
+[[nodiscard]] nb::object name_of(DType dtype);
+
+void bind_tensors(nb::module_& module);
+
+}  // namespace tessera::python

@@ -1,0 +1,23 @@
+// Strings of Python and ours. Names in checkpoints may have lone surrogates, which strict UTF-8
+// refuses.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+#include <string_view>
+
+namespace tessera::python {
+
+namespace nb = nanobind;
+
+// Throws Python's TypeError for what is no string.
+[[nodiscard]] std::string text_of(nb::handle string);
+[[nodiscard]] nb::object string_of(std::string_view text);
+// None where there is no text.
+[[nodiscard]] nb::object string_or_none(std::string_view text);
+// A path as the file system has it.
+[[nodiscard]] std::string path_of(nb::handle path);
+[[nodiscard]] nb::object string_of_path(std::string_view path);
+
+}  // namespace tessera::python

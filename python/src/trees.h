@@ -1,0 +1,28 @@
+// A tree of Python's objects as a Value.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <vector>
+
+#include "tessera/value.h"
+
+namespace tessera::python {
+
+namespace nb = nanobind;
+
+struct Tree {
+  Value value;
+  std::vector<nb::object> kept;  // have the memory of its tensors
+};
+// Plain data, dicts, lists, tuples and sets, `tessera.Opaque`, and what `describe` knows: it
+// returns None, or one of
+//   ("tensor", its storage's address and bytes, its offset in elements, dtype, shape, strides,
+//    requires_grad, parameter, who has the memory)
+//   ("value", another object), ("global", module, name)
+//   ("ordered_dict", a dict, `_metadata` or None), ("default_dict", a dict, the factory or None)
+// One object becomes one node. Throws `unsupported` with the key of
+// anything else, and `invalid_argument` for a tree that contains itself.
+[[nodiscard]] Tree tree_of(nb::handle tree, nb::object describe);
+
+}  // namespace tessera::python

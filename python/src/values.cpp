@@ -1,0 +1,178 @@
+#include "values.h"
+
+#include <algorithm>
+#include <functional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "text.h"
+
+namespace tessera::python {
+namespace {
+
+nb::object checked(PyObject* object) {
+  if (object == nullptr) throw nb::python_error();
+  return nb::steal(object);
+}
+
+class Converter {
+ public:
+  explicit Converter(nb::object wrap)
+      : wrap_(std::move(wrap)), classes_(nb::module_::import_("tessera._values")) {}
+
+  nb::object operator()(const Value& value) {
+    // Small things have no identity that anybody could see, and there may be millions.
+    if (!value.is_shared()) return made(value);
+    const auto found = made_.find(value.identity());
+    if (found != made_.end()) return found->second;
+    nb::object object = made(value);
+    made_.emplace(value.identity(), object);
+    return object;
+  }
+
+ private:
+  nb::object made(const Value& value) {
+    switch (value.kind()) {
+      case Value::Kind::none:
+        return nb::none();
+      case Value::Kind::boolean:
+        return nb::bool_(value.as_bool());
+      case Value::Kind::integer:
+        return integer(value.as_integer());
+      case Value::Kind::real:
+        return nb::float_(value.as_real());
+      case Value::Kind::complex:
+        return checked(PyComplex_FromDoubles(value.as_complex().real(), value.as_complex().imag()));
+      case Value::Kind::string:
+        return string_of(value.as_string());
+      case Value::Kind::bytes:
+        return nb::bytes(value.as_bytes().data(), value.as_bytes().size());
+      case Value::Kind::bytearray:
+        return nb::bytearray(value.as_bytes().data(), value.as_bytes().size());
+      case Value::Kind::list:
+        return list(value.items());
+      case Value::Kind::tuple:
+        return nb::tuple(list(value.items()));
+      case Value::Kind::set:
+        return checked(PySet_New(list(value.items()).ptr()));
+      case Value::Kind::frozenset:
+        return checked(PyFrozenSet_New(list(value.items()).ptr()));
+      case Value::Kind::dict:
+        return dict(value);
+      case Value::Kind::tensor:
+        return wrap_(nb::cast(TensorHandle(value)));
+      case Value::Kind::global:
+        return classes_.attr("Opaque")(
+            string_of(value.global_module() + "." + value.global_name()));
+      case Value::Kind::object:
+        return opaque(value.as_object());
+    }
+    return nb::none();
+  }
+
+  static nb::object integer(const Integer& integer) {
+    if (integer.big.empty()) return nb::int_(integer.small);
+    const nb::bytes bytes(integer.big.data(), integer.big.size());
+    return nb::borrow(reinterpret_cast<PyObject*>(&PyLong_Type))
+        .attr("from_bytes")(bytes, "little", nb::arg("signed") = true);
+  }
+
+  nb::list list(const Value::List& items) {
+    nb::list list;
+    for (const Value& item : items) list.append((*this)(item));
+    return list;
+  }
+
+  nb::list pairs(const std::vector<Value::Pair>& items) {
+    nb::list list;
+    for (const auto& [key, item] : items) {
+      nb::object name = (*this)(key);  // in this order, so that what is shared is found
+      list.append(nb::make_tuple(name, (*this)(item)));
+    }
+    return list;
+  }
+
+  nb::object dict(const Value& value) {
+    if (value.dict_kind() == DictKind::dict) {
+      nb::dict dict;
+      for (const auto& [key, item] : value.pairs()) {
+        const nb::object name = (*this)(key);
+        dict[name] = (*this)(item);
+      }
+      return dict;
+    }
+    const auto optional = [this](const Value* part) {
+      return part == nullptr ? nb::object(nb::none()) : (*this)(*part);
+    };
+    return classes_.attr("dict_of")(value.dict_kind() == DictKind::ordered_dict,
+                                    pairs(value.pairs()), optional(value.default_factory()),
+                                    optional(value.container_state()));
+  }
+
+  nb::object opaque(const Object& object) {
+    const auto optional = [this](const std::optional<Value>& part) {
+      return part ? (*this)(*part) : nb::object(nb::none());
+    };
+    const std::string name = object.name();
+    return classes_.attr("opaque_of")(name.empty() ? (*this)(object.callable) : string_of(name),
+                                      (*this)(object.arguments), optional(object.keywords),
+                                      optional(object.state), list(object.list_items),
+                                      pairs(object.dict_items));
+  }
+
+  nb::object wrap_;
+  nb::object classes_;
+  std::unordered_map<const void*, nb::object> made_;  // by node
+};
+
+// Goes down a value, once into each node that has several parents.
+class Search {
+ public:
+  bool operator()(const Value& value) {
+    if (value.is_shared() && !seen_.insert(value.identity()).second) return false;
+    switch (value.kind()) {
+      case Value::Kind::tensor:
+        return true;
+      case Value::Kind::list:
+      case Value::Kind::tuple:
+      case Value::Kind::set:
+      case Value::Kind::frozenset:
+        return any(value.items());
+      case Value::Kind::dict:
+        return any(value.pairs());
+      case Value::Kind::object:
+        return in(value.as_object());
+      default:
+        return false;
+    }
+  }
+
+ private:
+  bool any(const Value::List& items) { return std::ranges::any_of(items, std::ref(*this)); }
+  bool any(const std::vector<Value::Pair>& pairs) {
+    return std::ranges::any_of(pairs, [this](const Value::Pair& pair) {
+      return (*this)(pair.first) || (*this)(pair.second);
+    });
+  }
+  bool in(const Object& object) {
+    return (*this)(object.callable) || (*this)(object.arguments) ||
+           (object.keywords && (*this)(*object.keywords)) ||
+           (object.state && (*this)(*object.state)) || any(object.list_items) ||
+           any(object.dict_items);
+  }
+
+  std::unordered_set<const void*> seen_;
+};
+
+}  // namespace
+
+bool holds_tensors(const Value& value) {
+  return Search()(value);
+}
+
+nb::object object_of(const Value& value, nb::object wrap) {
+  return Converter(std::move(wrap))(value);
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,19 @@
+// Values of a checkpoint as objects of Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "tensors.h"
+#include "tessera/value.h"
+
+namespace tessera::python {
+
+// Plain data as Python's own objects, everything else as `tessera.Opaque`: no class is imported and
+// none is called. One node becomes one object. A tensor becomes what `wrap` makes of its
+// `_core.Tensor`.
+[[nodiscard]] nb::object object_of(const Value& value, nb::object wrap);
+
+// Whether a tensor is anywhere below it.
+[[nodiscard]] bool holds_tensors(const Value& value);
+
+}  // namespace tessera::python

@@ -1,0 +1,88 @@
+"""Tessera reads, converts and checks sharded checkpoints.
+
+    import tessera
+
+    with tessera.open("run/step400") as checkpoint:
+        rows = checkpoint["model.embed.weight"][10:20]
+"""
+
+from tessera._checkpoint import Checkpoint, open
+from tessera._errors import (
+    AlreadyExistsError,
+    CancelledError,
+    ConflictError,
+    CorruptError,
+    DeadlineError,
+    Error,
+    IncompleteError,
+    InvalidArgumentError,
+    IoError,
+    KeyNotFoundError,
+    LimitError,
+    MismatchError,
+    NotFoundError,
+    OutOfSpaceError,
+    PeerFailedError,
+    UnsafeError,
+    UnsupportedError,
+)
+from tessera._operations import convert, diff, load, save_file, scan, seal, verify
+from tessera._reports import (
+    ConvertReport,
+    Difference,
+    File,
+    Finding,
+    IoReport,
+    SaveReport,
+    ScannedName,
+    ScanReport,
+    SealReport,
+    VerifyReport,
+)
+from tessera._safe_open import TensorSlice, safe_open
+from tessera._tensor import Piece, Tensor
+from tessera._values import Opaque
+
+__all__ = [
+    "AlreadyExistsError",
+    "CancelledError",
+    "Checkpoint",
+    "ConflictError",
+    "ConvertReport",
+    "CorruptError",
+    "DeadlineError",
+    "Difference",
+    "Error",
+    "File",
+    "Finding",
+    "IncompleteError",
+    "InvalidArgumentError",
+    "IoError",
+    "IoReport",
+    "KeyNotFoundError",
+    "LimitError",
+    "MismatchError",
+    "NotFoundError",
+    "Opaque",
+    "OutOfSpaceError",
+    "PeerFailedError",
+    "Piece",
+    "SaveReport",
+    "ScanReport",
+    "ScannedName",
+    "SealReport",
+    "Tensor",
+    "TensorSlice",
+    "UnsafeError",
+    "UnsupportedError",
+    "VerifyReport",
+    "convert",
+    "diff",
+    "load",
+    "open",
+    "safe_open",
+    "save_file",
+    "scan",
+    "seal",
+    "verify",
+]

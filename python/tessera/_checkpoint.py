@@ -1,0 +1,145 @@
+"""An open checkpoint of any kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from tessera import _core
+from tessera._errors import KeyNotFoundError
+from tessera._memory import Loaded, framework_of, name_of_dtype
+from tessera._reports import File, IoReport
+from tessera._tensor import Tensor
+
+Path = str | os.PathLike[str]
+Progress = Callable[[int, int], object]
+
+
+def open(path: Path, *, header_limit: int = 100_000_000, threads: int = 2, memory: int = 64 << 20) -> Checkpoint:
+    """Opens a checkpoint of any kind: a file, a directory or a URL.
+
+    Reads its metadata and proves that the pieces of every tensor are there; no element is read.
+    `threads` and `memory` (bytes of buffers) bound each read. A longer header of a safetensors file
+    than `header_limit` bytes is refused.
+
+    >>> import tessera
+    >>> with tessera.open(example) as checkpoint:
+    ...     checkpoint.kind, list(checkpoint)
+    ('dcp', ['model.w', 'step'])
+    """
+    return Checkpoint(_core.open(os.fspath(path), header_limit), threads, memory)
+
+
+class Checkpoint(Mapping[str, Any]):
+    """An open checkpoint: a mapping from keys to tensors and values. `open` makes one.
+
+    Several threads may read from it at once.
+
+    >>> import tessera
+    >>> with tessera.open(example) as checkpoint:
+    ...     checkpoint["step"], checkpoint["model.w"].shape
+    (7, (3, 4))
+    """
+
+    def __init__(self, core: Any, threads: int, memory: int) -> None:
+        self._core = core
+        self._threads = threads
+        self._memory = memory
+
+    @property
+    def kind(self) -> str:
+        """What it is: "dcp", "torch", "safetensors", "olmo-full", ... as the command says."""
+        return str(self._core.kind)
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return str(self._core.path)
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of ranks whose files are there; None: not known."""
+        return self._core.world_size or None
+
+    @property
+    def files(self) -> list[File]:
+        """The files that belong to it."""
+        return [File(name, size) for name, size in self._core.files]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a careful reader should know."""
+        return list(self._core.warnings)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """`__metadata__` of safetensors files, without what is about the files themselves."""
+        return dict(self._core.metadata)
+
+    @property
+    def producer(self) -> str:
+        """What the files say about their origin; may be empty."""
+        return str(self._core.producer)
+
+    @property
+    def save_id(self) -> str:
+        """The name of the save that made a DCP checkpoint; empty elsewhere."""
+        return str(self._core.save_id)
+
+    def names(self, glob: str = "*") -> list[str]:
+        """The sorted names of the tensors that match ('*', '?', '[a-z]'; '*' matches dots, too)."""
+        return list(self._core.matching(glob))
+
+    def only(self, keys: Sequence[str]) -> Checkpoint:
+        """A part of it: keys, what keys begin with before a dot, or globs."""
+        return Checkpoint(self._core.only(_keys_of(keys)), self._threads, self._memory)
+
+    def load(self, *, framework: str = "numpy", dtype: Any = None, progress: Progress | None = None) -> Any:
+        """All of it as nested dicts and lists, with arrays of numpy or tensors of torch.
+
+        With `dtype` floating-point tensors of 16 bits and more are converted to that.
+        """
+        name = None if dtype is None else name_of_dtype(dtype)
+        return self._core.load(name, self._threads, Loaded(framework_of(framework)), progress)
+
+    def close(self) -> None:
+        """Lets its files go. Whoever reads from it afterwards gets an error."""
+        self._core.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getitem__(self, key: str) -> Any:
+        found = self._core.leaf(key, lambda core: Tensor(None, key, core)) if isinstance(key, str) else None
+        if found is None:
+            raise KeyNotFoundError(f"not_found: there is no key {key!r} [{self.path}]", self.path, str(key))
+        (value,) = found
+        return Tensor(self, key, value) if isinstance(value, _core.Tensor) else value
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and bool(self._core.has(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._core.names())
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    def __repr__(self) -> str:
+        if self._core.closed:
+            return "<tessera.Checkpoint, closed>"
+        return f"<tessera.Checkpoint {self.kind} {self.path!r}, {len(self)} keys>"
+
+    def _fill(self, requests: list[Any], progress: Progress | None = None, allow_wrap: bool = False) -> IoReport:
+        return IoReport(**self._core.read(requests, self._threads, self._memory, allow_wrap, progress))
+
+
+def _keys_of(keys: Sequence[str]) -> list[str]:
+    return [keys] if isinstance(keys, str) else list(keys)

@@ -1,0 +1,76 @@
+"""What `_core` has to know of objects that are saved."""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tessera import _memory
+from tessera._errors import UnsupportedError
+
+Description = tuple[Any, ...] | None
+
+
+def describe(thing: Any) -> Description:
+    """As `tree_of` of python/src/trees.h wants it; None for what is no data."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        if isinstance(thing, torch.Tensor):
+            return _of_tensor(thing, torch)
+        if isinstance(thing, torch.dtype):
+            return ("global", "torch", str(thing).removeprefix("torch."))
+        if isinstance(thing, torch.Size):
+            return ("value", tuple(thing))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(thing, (numpy.ndarray, numpy.generic)):
+        return ("value", thing.item()) if isinstance(thing, numpy.generic) else _of_array(thing)
+    if isinstance(thing, Mapping):
+        return _of_mapping(thing)
+    if hasattr(thing, "__dlpack__"):
+        return _of_array(_memory.from_dlpack(thing))
+    return None
+
+
+def _of_mapping(thing: Mapping[Any, Any]) -> Description:
+    if isinstance(thing, collections.OrderedDict):
+        return ("ordered_dict", dict(thing), getattr(thing, "_metadata", None))
+    if isinstance(thing, collections.defaultdict):
+        factory = thing.default_factory
+        name = factory.__name__ if isinstance(factory, type) and factory.__module__ == "builtins" else None
+        return ("default_dict", dict(thing), name)
+    return ("value", dict(thing))
+
+
+def _of_tensor(tensor: Any, torch: Any) -> Description:
+    plain = tensor.detach()
+    if plain.layout is not torch.strided or plain.is_quantized or plain.device.type == "meta":
+        raise UnsupportedError(f"unsupported: a {plain.layout} tensor of {plain.dtype} on {plain.device}")
+    if type(plain) not in (torch.Tensor, torch.nn.Parameter):
+        raise UnsupportedError(f"unsupported: a {type(plain).__name__}: give its local tensor")
+    plain = plain.cpu().resolve_conj().resolve_neg()
+    storage = plain.untyped_storage()
+    dtype = _memory.name_of_dtype(plain.dtype)
+    return (
+        "tensor",
+        storage.data_ptr(),
+        storage.nbytes(),
+        plain.storage_offset(),
+        dtype,
+        tuple(plain.shape),
+        plain.stride(),
+        bool(tensor.requires_grad),
+        isinstance(tensor, torch.nn.Parameter),
+        plain,
+    )
+
+
+def _of_array(array: Any) -> Description:
+    numpy = sys.modules["numpy"]
+    plain = numpy.ascontiguousarray(array).reshape(array.shape)
+    if not plain.dtype.isnative:
+        plain = plain.astype(plain.dtype.newbyteorder("="))
+    dtype = _memory.name_of_dtype(plain.dtype)
+    strides = tuple(stride // plain.dtype.itemsize for stride in plain.strides)
+    return ("tensor", plain.ctypes.data, plain.nbytes, 0, dtype, plain.shape, strides, False, False, plain)

@@ -1,0 +1,244 @@
+"""The exceptions of the library: one class, and a subclass for each code."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+
+class Error(Exception):
+    """What a file, a store, a peer or a caller made impossible.
+
+    Each code has a subclass, which is also the exception of Python's own that fits, so that
+    `except FileNotFoundError` or `except KeyError` work as they are.
+
+    >>> import tessera
+    >>> try:
+    ...     tessera.open("/no/such/checkpoint")
+    ... except tessera.Error as error:
+    ...     print(error.code, error.path)
+    not_found /no/such/checkpoint
+    """
+
+    #: One of the names in `tessera/error.h`: "not_found", "corrupt", ...
+    code: str = "io"
+
+    def __init__(
+        self,
+        text: str,
+        path: str | None = None,
+        key: str | None = None,
+        offset: int | None = None,
+        peers: dict[int, Error] | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.text = text
+        #: The file, directory or URL; None: it is about none.
+        self.path = path
+        #: The tensor or value.
+        self.key = key
+        #: In bytes, in the file.
+        self.offset = offset
+        #: The errors of the ranks that failed, where several raised it together.
+        self.peers = peers or {}
+        if isinstance(self, OSError):
+            self._tell_system_names()
+
+    def _tell_system_names(self) -> None:
+        for name, value in (("filename", self.path), ("strerror", self.text)):
+            setattr(self, name, value)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.text, self.path, self.key, self.offset, self.peers)
+
+
+class InvalidArgumentError(Error, ValueError):
+    """The caller asked for something that makes no sense.
+
+    >>> with tessera.open(example) as checkpoint:
+    ...     checkpoint["model.w"].read_into(numpy.zeros((2, 2)))
+    Traceback (most recent call last):
+    tessera._errors.InvalidArgumentError: invalid_argument: the memory is (2, 2), the slice is (3, 4)
+    """
+
+    code = "invalid_argument"
+
+
+class NotFoundError(Error, FileNotFoundError):
+    """There is no such file, directory or object, or no checkpoint in it.
+
+    >>> tessera.open("/no/such/checkpoint")
+    Traceback (most recent call last):
+    tessera._errors.NotFoundError: not_found: there is no such file or directory [/no/such/checkpoint]
+    """
+
+    code = "not_found"
+    errno = errno.ENOENT
+
+
+class KeyNotFoundError(Error, KeyError):
+    """The checkpoint has no such tensor or value.
+
+    >>> with tessera.open(example) as checkpoint:
+    ...     try:
+    ...         checkpoint["model.x"]
+    ...     except KeyError as error:
+    ...         print(error.key)
+    model.x
+    """
+
+    code = "not_found"
+
+
+class AlreadyExistsError(Error, FileExistsError):
+    """The target exists, and `overwrite` was not given.
+
+    >>> try:
+    ...     tessera.convert(example, existing)
+    ... except FileExistsError as error:
+    ...     print(error.code)
+    already_exists
+    """
+
+    code = "already_exists"
+    errno = errno.EEXIST
+
+
+class CorruptError(Error, ValueError):
+    """Bytes contradict the format, their checksum or each other.
+
+    >>> tessera.CorruptError.code, issubclass(tessera.CorruptError, ValueError)
+    ('corrupt', True)
+    """
+
+    code = "corrupt"
+
+
+class IncompleteError(Error, ValueError):
+    """A part of a whole is missing: a truncated file, a hole in a tensor.
+
+    >>> tessera.IncompleteError.code, issubclass(tessera.IncompleteError, ValueError)
+    ('incomplete', True)
+    """
+
+    code = "incomplete"
+
+
+class UnsupportedError(Error, ValueError):
+    """Well formed, but this version does not handle it.
+
+    >>> tessera.UnsupportedError.code, issubclass(tessera.UnsupportedError, ValueError)
+    ('unsupported', True)
+    """
+
+    code = "unsupported"
+
+
+class UnsafeError(Error, ValueError):
+    """It would run code or leave the checkpoint's directory.
+
+    >>> tessera.UnsafeError.code, issubclass(tessera.UnsafeError, ValueError)
+    ('unsafe', True)
+    """
+
+    code = "unsafe"
+
+
+class LimitError(Error, ValueError):
+    """A size or count exceeds a stated cap.
+
+    >>> tessera.LimitError.code, issubclass(tessera.LimitError, ValueError)
+    ('limit', True)
+    """
+
+    code = "limit"
+
+
+class ConflictError(Error, OSError):
+    """Two writers, a file that was replaced, or two pieces that disagree.
+
+    >>> tessera.ConflictError.code, issubclass(tessera.ConflictError, OSError)
+    ('conflict', True)
+    """
+
+    code = "conflict"
+    errno = errno.EBUSY
+
+
+class IoError(Error, OSError):
+    """The operating system or the store refused.
+
+    >>> tessera.IoError.code, issubclass(tessera.IoError, OSError)
+    ('io', True)
+    """
+
+    code = "io"
+    errno = errno.EIO
+
+
+class OutOfSpaceError(Error, OSError):
+    """The device or the quota has no room left.
+
+    >>> tessera.OutOfSpaceError.code, issubclass(tessera.OutOfSpaceError, OSError)
+    ('out_of_space', True)
+    """
+
+    code = "out_of_space"
+    errno = errno.ENOSPC
+
+
+class DeadlineError(Error, TimeoutError):
+    """A deadline passed.
+
+    >>> tessera.DeadlineError.code, issubclass(tessera.DeadlineError, TimeoutError)
+    ('timeout', True)
+    """
+
+    code = "timeout"
+    errno = errno.ETIMEDOUT
+
+
+class PeerFailedError(Error, RuntimeError):
+    """Other ranks failed: `peers` has what they raised.
+
+    >>> tessera.PeerFailedError.code, issubclass(tessera.PeerFailedError, RuntimeError)
+    ('peer_failed', True)
+    """
+
+    code = "peer_failed"
+
+
+class MismatchError(Error, ValueError):
+    """Shapes, dtypes, names or world sizes differ that should agree.
+
+    >>> tessera.MismatchError.code, issubclass(tessera.MismatchError, ValueError)
+    ('mismatch', True)
+    """
+
+    code = "mismatch"
+
+
+class CancelledError(Error, RuntimeError):
+    """The caller asked for the work to end before it was done.
+
+    >>> tessera.CancelledError.code, issubclass(tessera.CancelledError, RuntimeError)
+    ('cancelled', True)
+    """
+
+    code = "cancelled"
+
+
+_BY_CODE: dict[str, type[Error]] = {kind.code: kind for kind in Error.__subclasses__() if kind is not KeyNotFoundError}
+
+
+def error_of(
+    code: str, text: str, path: str | None, key: str | None, offset: int | None, peers: dict[int, Error]
+) -> Error:
+    """What `_core` raises."""
+    kind = _BY_CODE[code]
+    if kind is NotFoundError and key is not None:
+        kind = KeyNotFoundError
+    return kind(text, path, key, offset, peers)

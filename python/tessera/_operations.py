@@ -1,0 +1,186 @@
+"""What is done with whole checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tessera import _core
+from tessera._checkpoint import Checkpoint, Path, Progress, open
+from tessera._describe import describe
+from tessera._memory import name_of_dtype
+from tessera._reports import (
+    ConvertReport,
+    Difference,
+    Finding,
+    SaveReport,
+    ScannedName,
+    ScanReport,
+    SealReport,
+    VerifyReport,
+)
+
+
+def load(
+    path: Path,
+    *,
+    only: Sequence[str] = (),
+    framework: str = "numpy",
+    dtype: Any = None,
+    threads: int = 2,
+    progress: Progress | None = None,
+) -> Any:
+    """Reads a checkpoint of any kind whole, or what `only` chooses of it.
+
+    Tensors become arrays of numpy, or with `framework="torch"` tensors; floating-point ones of 16 bits and more are
+    converted to `dtype`. Values are plain objects of Python, and `Opaque` where they have another
+    class: nothing is imported, nothing is called. `progress(done, total)` hears of bytes.
+
+    >>> import tessera
+    >>> tessera.load(example, only=["step"])
+    {'step': 7}
+    """
+    with open(path, threads=threads) as checkpoint:
+        chosen = checkpoint.only(only) if only else checkpoint
+        return chosen.load(framework=framework, dtype=dtype, progress=progress)
+
+
+def save_file(
+    state: Any,
+    path: Path,
+    *,
+    kind: str | None = None,
+    overwrite: bool = True,
+    single_writer: bool = False,
+    threads: int = 2,
+    progress: Progress | None = None,
+) -> SaveReport:
+    """Saves a tree of tensors and values by this process: one file, or a DCP directory.
+
+    The name says the kind (`.safetensors`, `.pt`; else DCP), unless `kind` does. The target appears
+    whole or not at all, with digests.
+
+    >>> import numpy, tessera
+    >>> report = tessera.save_file({"w": numpy.zeros(3)}, directory + "/model.safetensors")
+    >>> report.files
+    1
+    """
+    options = {"kind": kind, "overwrite": overwrite, "single_writer": single_writer, "threads": threads}
+    return SaveReport(**_core.save(state, os.fspath(path), options, describe, progress))
+
+
+def convert(
+    source: Path | Checkpoint,
+    target: Path,
+    *,
+    to: str | None = None,
+    only: Sequence[str] = (),
+    rename: Sequence[str] = (),
+    dtype: Any = None,
+    dequantize: Any = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> ConvertReport:
+    """Streams a checkpoint of any kind into another, in bounded memory.
+
+    `to` is the kind, if the target's name does not say it. The other options are those of the
+    command: `ranks`, `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes),
+    `allow_wrap`, `single_writer`, `unit`, `orig_params`, `olmo_safetensors`, `model_only`, `config`,
+    `header_limit`.
+
+    >>> import tessera
+    >>> report = tessera.convert(example, directory + "/model.safetensors", only=["model"])
+    >>> report.tensors
+    1
+    """
+    _require_known(options)
+    options.update(
+        to=to,
+        only=[only] if isinstance(only, str) else list(only),
+        rename=[rename] if isinstance(rename, str) else list(rename),
+        dtype=None if dtype is None else name_of_dtype(dtype),
+        dequantize=None if dequantize is None else name_of_dtype(dequantize),
+    )
+    if isinstance(source, Checkpoint):
+        made = _core.convert_opened(source._core, os.fspath(target), options, progress)
+    else:
+        made = _core.convert(os.fspath(source), os.fspath(target), options, progress)
+    return ConvertReport(**made)
+
+
+_CONVERT_OPTIONS = frozenset(
+    (
+        "allow_wrap",
+        "config",
+        "header_limit",
+        "max_shard_size",
+        "memory",
+        "model_only",
+        "olmo_safetensors",
+        "orig_params",
+        "overwrite",
+        "ranks",
+        "resume",
+        "single_writer",
+        "threads",
+        "unit",
+    )
+)
+
+
+def _require_known(options: dict[str, Any]) -> None:
+    unknown = sorted(options.keys() - _CONVERT_OPTIONS)
+    if unknown:
+        raise TypeError(f"convert() has no option {unknown[0]!r}: {', '.join(sorted(_CONVERT_OPTIONS))}")
+
+
+def verify(
+    path: Path, *, read_data: bool = True, threads: int = 2, progress: Progress | None = None
+) -> VerifyReport:
+    """Checks structure, coverage, sizes and every checksum that there is.
+
+    A checkpoint that cannot be opened is a finding, not an exception.
+
+    >>> import tessera
+    >>> tessera.verify(example).findings
+    []
+    """
+    made = _core.verify(os.fspath(path), read_data, threads, progress)
+    made["findings"] = [Finding(code, text) for code, text in made["findings"]]
+    return VerifyReport(**made)
+
+
+def diff(a: Path | Checkpoint, b: Path | Checkpoint, *, progress: Progress | None = None) -> list[Difference]:
+    """Compares two checkpoints of any kinds by name, and tensors bit for bit. Empty: they are equal.
+
+    >>> import tessera
+    >>> tessera.diff(example, example)
+    []
+    """
+    left = a if isinstance(a, Checkpoint) else open(a)
+    right = b if isinstance(b, Checkpoint) else open(b)
+    found = _core.diff(left._core, right._core, progress)
+    return [Difference(kind, name, text) for kind, name, text in found]
+
+
+def scan(path: Path) -> ScanReport:
+    """Lists every class and function that the pickles name, without running anything.
+
+    >>> import tessera
+    >>> tessera.scan(example).dangerous
+    []
+    """
+    made = _core.scan(os.fspath(path))
+    made["names"] = [ScannedName(*name) for name in made["names"]]
+    return ScanReport(**made)
+
+
+def seal(path: Path, *, threads: int = 2, progress: Progress | None = None) -> SealReport:
+    """Adds digests to a checkpoint that somebody else wrote. From then on every read is checked.
+
+    >>> import tessera
+    >>> tessera.seal(example).was_sealed
+    True
+    """
+    return SealReport(**_core.seal(os.fspath(path), threads, progress))

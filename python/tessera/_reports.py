@@ -1,0 +1,164 @@
+"""What calls report, with the fields of the command's `--json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class IoReport:
+    """What a call has moved.
+
+    >>> with tessera.open(example) as checkpoint:
+    ...     checkpoint["model.w"].read_into(numpy.zeros((3, 4), "float32")).bytes_needed
+    48
+    """
+
+    #: Bytes of the elements that were asked for.
+    bytes_needed: int = 0
+    #: From the store, without metadata.
+    bytes_read: int = 0
+    #: Read, but covered by no checksum.
+    bytes_unchecked: int = 0
+    bytes_written: int = 0
+    #: To object stores and web servers, by this process while the call ran.
+    requests: int = 0
+    retries: int = 0
+    bytes_again: int = 0
+
+
+@dataclass(frozen=True)
+class File:
+    """An object that belongs to a checkpoint.
+
+    >>> with tessera.open(example) as checkpoint:
+    ...     [file.name for file in checkpoint.files][0]
+    '.metadata'
+    """
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class SaveReport(IoReport):
+    """What `save_file` has done.
+
+    >>> tessera.save_file({"step": 1}, directory + "/step.pt").files
+    1
+    """
+
+    files: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ConvertReport(IoReport):
+    """What `convert` has done.
+
+    >>> tessera.convert(example, directory + "/all.pt").tensors
+    1
+    """
+
+    #: What was written: the file, or the directory of a kind that is one.
+    target: str = ""
+    tensors: int = 0
+    #: Values that are no tensors and travel in the file's metadata.
+    values_in_metadata: int = 0
+    #: Of the target, made by an interrupted run and found right.
+    bytes_resumed: int = 0
+    #: What the caller should know.
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a checkpoint.
+
+    >>> tessera.verify("/no/such/checkpoint").findings[0].code
+    'not_found'
+    """
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What `verify` has found.
+
+    >>> tessera.verify(example).tensors
+    1
+    """
+
+    #: Empty: all is well.
+    findings: list[Finding]
+    tensors: int
+    #: Checked by a checksum.
+    bytes: int
+    #: The format has no checksum for these.
+    bytes_unchecked: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something in which two checkpoints differ.
+
+    >>> [(found.kind, found.name) for found in tessera.diff(example, existing)]
+    [('missing', 'model.w'), ('value', 'step')]
+    """
+
+    #: "missing" (only in the first), "extra" (only in the second), "shape", "dtype", "value", "type".
+    kind: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ScannedName:
+    """A class or function that pickles name.
+
+    >>> tessera.scan(example).names[0].kind
+    'known'
+    """
+
+    name: str
+    #: "known", "opaque", or "dangerous": in Python it could run code.
+    kind: str
+    pickles: int
+    first: str
+
+
+@dataclass(frozen=True)
+class ScanReport:
+    """What `scan` has found.
+
+    >>> tessera.scan(example).pickles
+    3
+    """
+
+    names: list[ScannedName]
+    pickles: int
+    #: What could not be scanned to its end.
+    problems: list[str]
+
+    @property
+    def dangerous(self) -> list[ScannedName]:
+        """The names that could run code."""
+        return [name for name in self.names if name.kind == "dangerous"]
+
+
+@dataclass(frozen=True)
+class SealReport:
+    """What `seal` has done.
+
+    >>> tessera.seal(example).files
+    3
+    """
+
+    #: All files had digests already.
+    was_sealed: bool
+    #: None: the digests are inside the file.
+    side_file: str | None
+    files: int
+    bytes: int

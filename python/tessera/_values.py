@@ -1,0 +1,47 @@
+"""What a checkpoint holds beside tensors and plain data: kept, never imported and never called."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Opaque:
+    """An object or class that a pickle names.
+
+    >>> Opaque("torch.float32").name
+    'torch.float32'
+    """
+
+    #: "module.name" of the class or function; of one that is computed, the Opaque that it is.
+    name: str | Opaque
+    #: What it would be called with. None: it is the class or function itself.
+    arguments: tuple[Any, ...] | None = None
+    #: What its `__setstate__` would get.
+    state: Any = None
+    keywords: dict[str, Any] = field(default_factory=dict)
+    list_items: tuple[Any, ...] = ()
+    dict_items: tuple[tuple[Any, Any], ...] = ()
+
+
+_FACTORIES = {f"builtins.{kind.__name__}": kind for kind in (bool, bytes, dict, float, int, list, set, str, tuple)}
+
+
+def opaque_of(
+    name: Any, arguments: Any, keywords: Any, state: Any, list_items: list[Any], dict_items: list[tuple[Any, Any]]
+) -> Opaque:
+    """What `_core` makes of an object node."""
+    return Opaque(name, arguments, state, keywords or {}, tuple(list_items), tuple(dict_items))
+
+
+def dict_of(ordered: bool, items: list[tuple[Any, Any]], factory: Any, state: Any) -> dict[Any, Any]:
+    """An OrderedDict or a defaultdict. A factory that is no type of Python's own is left out."""
+    if ordered:
+        made: collections.OrderedDict[Any, Any] = collections.OrderedDict(items)
+        if isinstance(state, dict) and "_metadata" in state:  # of a module's state dict
+            made._metadata = state["_metadata"]  # type: ignore[attr-defined]
+        return made
+    name = factory.name if isinstance(factory, Opaque) and factory.arguments is None else None
+    return collections.defaultdict(_FACTORIES.get(name) if isinstance(name, str) else None, items)

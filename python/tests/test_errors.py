@@ -1,0 +1,93 @@
+"""Bad input gets one exception with code, path and key, and nothing runs."""
+
+import errno
+import os
+import pickle
+
+import numpy
+import pytest
+
+import tessera
+
+
+def test_exceptions_are_those_of_python_too(example, tmp_path):
+    with pytest.raises(FileNotFoundError) as missing:
+        tessera.open(tmp_path / "none")
+    assert missing.value.filename == missing.value.path == str(tmp_path / "none")
+    assert missing.value.errno == errno.ENOENT and missing.value.strerror == str(missing.value)
+    with tessera.open(example) as checkpoint, pytest.raises(KeyError) as key:
+        checkpoint["model.x"]
+    assert key.value.key == "model.x" and key.value.code == "not_found" and "model.x" in str(key.value)
+    with pytest.raises(FileExistsError):
+        tessera.save_file({"a": 1}, example, overwrite=False)
+    with pytest.raises(TypeError, match="no option 'thread'"):
+        tessera.convert(example, tmp_path / "x.pt", thread=3)
+
+
+def test_errors_travel_between_processes(tmp_path):
+    with pytest.raises(tessera.Error) as raised:
+        tessera.open(tmp_path / "none")
+    copy = pickle.loads(pickle.dumps(raised.value))
+    assert type(copy) is tessera.NotFoundError and str(copy) == str(raised.value) and copy.path == raised.value.path
+
+
+def test_every_code_has_a_class():
+    codes = {kind.code for kind in tessera.Error.__subclasses__()}
+    assert len(codes) == 15 and all(getattr(tessera, kind.__name__) is kind for kind in tessera.Error.__subclasses__())
+
+
+def test_a_flipped_bit_is_found(example):
+    (data,) = [file for file in os.listdir(example) if file.startswith("__0_1")]
+    path = os.path.join(example, data)
+    content = bytearray(open(path, "rb").read())
+    content[content.index(numpy.float32(11).tobytes())] ^= 1
+    open(path, "wb").write(content)
+    with pytest.raises(tessera.CorruptError) as raised:
+        tessera.load(example)
+    assert raised.value.path == path
+    with tessera.open(example) as checkpoint, pytest.raises(tessera.CorruptError):
+        checkpoint["model.w"][:]
+    assert [found.code for found in tessera.verify(example).findings] == ["corrupt"]
+
+
+class Harmless:
+    def __init__(self, number):
+        self.number = number
+
+
+class Hostile:
+    def __reduce__(self):
+        return (os.system, ("touch " + self.path,))
+
+
+def test_pickles_run_nothing(tmp_path, torch):
+    hostile = Hostile()
+    hostile.path = str(tmp_path / "ran")
+    torch.save({"a": hostile, "w": torch.ones(2)}, tmp_path / "hostile.pt")
+    with pytest.raises(tessera.UnsafeError):
+        tessera.load(tmp_path / "hostile.pt")
+    assert [name.name for name in tessera.scan(tmp_path / "hostile.pt").dangerous] == ["posix.system"]
+    assert not (tmp_path / "ran").exists()
+    torch.save({"a": Harmless(3)}, tmp_path / "harmless.pt")
+    back = tessera.load(tmp_path / "harmless.pt")["a"]
+    assert isinstance(back, tessera.Opaque) and back.name == f"{__name__}.Harmless" and back.state == {"number": 3}
+
+
+def test_opaque_objects_are_written_back(tmp_path):
+    kept = tessera.Opaque("package.Class", (1, "two"), {"state": 3})
+    tessera.save_file({"kept": kept}, tmp_path / "kept.pt")
+    back = tessera.load(tmp_path / "kept.pt")["kept"]
+    assert (back.name, back.arguments, back.state) == ("package.Class", (1, "two"), {"state": 3})
+
+
+def test_trees_that_cannot_be_saved(tmp_path):
+    cycle = []
+    cycle.append(cycle)
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    cases = [(cycle, tessera.InvalidArgumentError), (deep, tessera.LimitError), ({"a": {1: object()}}, tessera.UnsupportedError)]
+    for tree, kind in cases:
+        with pytest.raises(kind):
+            tessera.save_file(tree, tmp_path / "x.pt")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,131 @@
+"""Long calls: Ctrl-C, progress, other threads, and processes that fork afterwards."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy
+import pytest
+
+import tessera
+
+
+@pytest.fixture
+def large(tmp_path):
+    path = tmp_path / "large.pt"
+    tessera.save_file({str(i): numpy.zeros(1 << 22, "float32") for i in range(8)}, path)
+    return path
+
+
+def calls(large, tmp_path):
+    return {
+        "load": lambda progress: tessera.load(large, progress=progress),
+        "convert": lambda progress: tessera.convert(large, tmp_path / "c.safetensors", progress=progress),
+        "save_file": lambda progress: tessera.save_file(
+            {"w": numpy.zeros(1 << 25, "float32")}, tmp_path / "s.pt", progress=progress
+        ),
+        "verify": lambda progress: tessera.verify(large, progress=progress),
+        "diff": lambda progress: tessera.diff(large, large, progress=progress),
+        "seal": lambda progress: tessera.seal(large, progress=progress),
+    }
+
+
+NAMES = ["load", "convert", "save_file", "verify", "diff", "seal"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_progress_is_told_and_what_it_raises_ends_the_work(name, large, tmp_path):
+    call = calls(large, tmp_path)[name]
+    heard = []
+    call(lambda done, total: heard.append((done, total)))
+    assert heard and heard[-1][0] == heard[-1][1] > 0
+
+    def refuse(done, total):
+        raise ZeroDivisionError
+
+    for left in tmp_path.iterdir():
+        if left != large:
+            left.unlink()
+    with pytest.raises(ZeroDivisionError):
+        call(refuse)
+    assert list(tmp_path.iterdir()) == [large]
+
+
+@pytest.mark.parametrize("name", ["load", "convert", "save_file", "verify"])
+def test_ctrl_c_ends_the_work_and_leaves_no_target(name, large, tmp_path):
+    def interrupt(done, total):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threads = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        calls(large, tmp_path)[name](interrupt)
+    assert list(tmp_path.iterdir()) == [large] and threading.active_count() == threads
+    assert len(os.listdir("/proc/self/task")) == len(set(os.listdir("/proc/self/task")))
+
+
+def test_other_threads_run_meanwhile(large):
+    ticks = []
+    done = threading.Event()
+
+    def tick():
+        while not done.is_set():
+            ticks.append(1)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    before = len(ticks)
+    tessera.verify(large)
+    counted = len(ticks) - before
+    done.set()
+    thread.join()
+    assert counted > 100
+
+
+def test_threads_read_one_checkpoint_at_once(large):
+    with tessera.open(large) as checkpoint:
+        wrong = []
+
+        def read(number):
+            for name in checkpoint:
+                if checkpoint[name][number : number + 1000].any():
+                    wrong.append(name)
+
+        threads = [threading.Thread(target=read, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+def _read_in_child(path, queue):
+    queue.put(tessera.load(path)["step"])
+
+
+def test_a_program_may_fork_afterwards(example):
+    tessera.load(example)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_read_in_child, args=(example, queue))
+    child.start()
+    assert queue.get(timeout=60) == 7
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_neither_torch_nor_numpy_is_imported():
+    code = """
+        import sys, tessera
+        assert "torch" not in sys.modules and "numpy" not in sys.modules, "imported"
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_the_end_of_the_program_is_quiet(example):
+    code = f"import tessera; c = tessera.open({example!r}); t = c['model.w']"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -1,0 +1,128 @@
+"""What torch saves we load, what we save torch loads: bit for bit."""
+
+import numpy
+import pytest
+
+import tessera
+
+torch = pytest.importorskip("torch")
+
+
+def dtypes():
+    return [getattr(torch, name) for name, *_ in tessera._core.DTYPES if hasattr(torch, name)]
+
+
+def tensor_of(dtype):
+    raw = torch.from_numpy(numpy.random.default_rng(0).integers(0, 255, 24 * 16, dtype="uint8"))
+    if dtype is torch.bool:
+        return (raw[:24] > 100).reshape(4, 6)
+    return raw[: 24 * torch.empty(0, dtype=dtype).element_size()].view(dtype).reshape(4, 6)
+
+
+def same_bits(a, b):
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", dtypes(), ids=str)
+def test_every_dtype_in_both_directions(dtype, tmp_path):
+    tensor = tensor_of(dtype)
+    torch.save({"w": tensor}, tmp_path / "torch.pt")
+    tessera.save_file({"w": tensor}, tmp_path / "ours.pt")
+    assert same_bits(torch.load(tmp_path / "ours.pt")["w"], tensor)
+    assert same_bits(tessera.load(tmp_path / "torch.pt", framework="torch")["w"], tensor)
+    with tessera.open(tmp_path / "torch.pt") as checkpoint:
+        assert same_bits(checkpoint["w"].torch(), tensor)
+        assert same_bits(checkpoint["w"].torch((slice(1, 3), slice(2, 5))), tensor[1:3, 2:5])
+
+
+def views():
+    base = torch.arange(24.0).reshape(4, 6)
+    numbers = torch.tensor([1 + 2j, 3 - 1j])
+    others = numbers.clone()
+    return {
+        "transposed": base.t(),
+        "columns": base[:, 1::2],
+        "expanded": torch.ones(1, 3).expand(5, 3),
+        "conjugate": numbers.conj(),
+        "negative": others.conj().imag,
+        "none": torch.empty(0, 3),
+        "one": torch.tensor(2.0),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "gradient": torch.ones(2, requires_grad=True),
+    }
+
+
+@pytest.mark.parametrize("name", views())
+@pytest.mark.parametrize("file", ["x.pt", "x.safetensors", "directory"])
+def test_views_are_saved_as_what_they_show(name, file, tmp_path):
+    view = views()[name]
+    tessera.save_file({"w": view}, tmp_path / file)
+    back = tessera.load(tmp_path / file, framework="torch")["w"]
+    assert torch.equal(back.detach(), view.detach()) and back.dtype == view.dtype
+    assert type(back) is type(view) and back.requires_grad == view.requires_grad
+
+
+def test_lazy_bits_of_a_file_of_torchs(tmp_path):
+    lazy = {name: view for name, view in views().items() if name in ("conjugate", "negative", "transposed")}
+    torch.save(lazy, tmp_path / "lazy.pt")
+    back = tessera.load(tmp_path / "lazy.pt", framework="torch")
+    arrays = tessera.load(tmp_path / "lazy.pt")
+    for name, view in lazy.items():
+        assert torch.equal(back[name], view)
+        assert (arrays[name] == view.resolve_conj().resolve_neg().numpy()).all()
+
+
+def test_tied_weights_stay_tied(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(3))
+    tessera.save_file({"a": weight, "b": weight, "part": weight.detach()[1:]}, tmp_path / "tied.pt")
+    theirs = torch.load(tmp_path / "tied.pt", weights_only=False)
+    ours = tessera.load(tmp_path / "tied.pt", framework="torch")
+    for back in (theirs, ours):
+        assert back["a"] is back["b"] and torch.equal(back["part"], weight[1:])
+    assert theirs["part"].data_ptr() == theirs["a"].data_ptr() + 4  # they share one storage in the file
+
+
+def test_state_dicts_of_modules_keep_their_metadata(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    torch.save(module.state_dict(), tmp_path / "module.pt")
+    back = tessera.load(tmp_path / "module.pt", framework="torch")
+    assert back._metadata == module.state_dict()._metadata
+    module.load_state_dict(back)
+    tessera.save_file(back, tmp_path / "again.pt")
+    assert torch.load(tmp_path / "again.pt")._metadata == module.state_dict()._metadata
+
+
+def test_dcp_directories_of_torchs(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    state = {"model": {"w": torch.arange(6.0).reshape(2, 3)}, "step": 3}
+    dcp.save(state, checkpoint_id=tmp_path / "torch")
+    back = tessera.load(tmp_path / "torch", framework="torch")
+    assert torch.equal(back["model"]["w"], state["model"]["w"]) and back["step"] == 3
+    tessera.save_file(state, tmp_path / "ours")
+    into = {"model": {"w": torch.zeros(2, 3)}, "step": 0}
+    dcp.load(into, checkpoint_id=tmp_path / "ours")
+    assert torch.equal(into["model"]["w"], state["model"]["w"]) and into["step"] == 3
+
+
+def test_what_has_no_plain_elements_is_refused_by_its_key(tmp_path):
+    sparse = torch.eye(3).to_sparse()
+    meta = torch.empty(3, device="meta")
+    for tensor in (sparse, meta, object()):
+        with pytest.raises(tessera.UnsupportedError):
+            tessera.save_file({"a": [{"b": tensor}]}, tmp_path / "x.pt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_of_torchs_is_filled(tmp_path):
+    tessera.save_file({"w": numpy.arange(12.0).reshape(3, 4)}, tmp_path / "w.pt")
+    with tessera.open(tmp_path / "w.pt") as checkpoint:
+        target = torch.zeros(4, 3, dtype=torch.float64).t()
+        checkpoint["w"].read_into(target)
+        assert torch.equal(target, torch.arange(12.0, dtype=torch.float64).reshape(3, 4))
+        with pytest.raises(tessera.Error):
+            checkpoint["w"].read_into(torch.zeros(1, dtype=torch.float64).expand(3, 4))
+        with pytest.raises(tessera.UnsupportedError):
+            checkpoint["w"].read_into(torch.zeros(3, 4, dtype=torch.complex128).conj())
