@@ -117,10 +117,7 @@ class Checkpoint(Mapping[str, Any]):
         self.close()
 
     def __getitem__(self, key: str) -> Any:
-        found = self._core.leaf(key, lambda core: Tensor(None, key, core)) if isinstance(key, str) else None
-        if found is None:
-            raise KeyNotFoundError(f"not_found: there is no key {key!r} [{self.path}]", self.path, str(key))
-        (value,) = found
+        value = self._value(key, lambda core: Tensor(None, key, core))
         return Tensor(self, key, value) if isinstance(value, _core.Tensor) else value
 
     def __contains__(self, key: object) -> bool:
@@ -136,6 +133,13 @@ class Checkpoint(Mapping[str, Any]):
         if self._core.closed:
             return "<tessera.Checkpoint, closed>"
         return f"<tessera.Checkpoint {self.kind} {self.path!r}, {len(self)} keys>"
+
+    def _value(self, key: object, wrap: Callable[[Any], Any]) -> Any:
+        """A `_core.Tensor`, which is not read, or a value, whose tensors are what `wrap` makes of theirs."""
+        found = self._core.leaf(key, wrap) if isinstance(key, str) else None
+        if found is None:
+            raise KeyNotFoundError(f"not_found: there is no key {key!r} [{self.path}]", self.path, str(key))
+        return found[0]
 
     def _fill(self, requests: list[Any], progress: Progress | None = None, allow_wrap: bool = False) -> IoReport:
         return IoReport(**self._core.read(requests, self._threads, self._memory, allow_wrap, progress))

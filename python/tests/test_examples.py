@@ -2,32 +2,38 @@
 
 import doctest
 import importlib
-import inspect
-import pkgutil
+import pathlib
 
 import numpy
 import pytest
 
 import tessera
 
-
-def documented():
-    return [getattr(tessera, name) for name in tessera.__all__]
+PACKAGE = pathlib.Path(tessera.__file__).parent
 
 
-@pytest.mark.parametrize("thing", documented(), ids=tessera.__all__)
-def test_a_public_name_has_an_example(thing):
+@pytest.mark.parametrize("name", tessera.__all__)
+def test_a_public_name_has_an_example(name):
+    thing = getattr(tessera, name)
     assert thing.__doc__ and ">>> " in thing.__doc__
-    signature_of = thing.__init__ if inspect.isclass(thing) else thing
-    assert signature_of is not None
+
+
+def test_public_names_for_torch_have_one(torch):
+    module = importlib.import_module("tessera.torch")
+    for name in module.__all__:
+        assert ">>> " in getattr(module, name).__doc__, name
 
 
 def modules():
-    return [module.name for module in pkgutil.iter_modules(tessera.__path__) if module.name not in ("_core", "tests")]
+    files = [file.relative_to(PACKAGE) for folder in ("", "torch") for file in (PACKAGE / folder).glob("_*.py")]
+    return sorted(".".join(file.with_suffix("").parts) for file in files if file.stem not in ("__init__", "__main__"))
 
 
 @pytest.mark.parametrize("name", modules())
-def test_examples_run(name, example, tmp_path):
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_examples_run(name, example, tmp_path, request):
+    if name.startswith("torch."):
+        request.getfixturevalue("torch")
     existing = str(tmp_path / "existing.pt")
     tessera.save_file({"step": 1}, existing)
     names = {"tessera": tessera, "numpy": numpy, "example": example, "existing": existing, "directory": str(tmp_path)}

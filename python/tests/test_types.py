@@ -32,6 +32,15 @@ def test_every_public_name_is_in_the_program():
     assert set(tessera.__all__) <= used
 
 
+def test_names_for_torch_are_typed(tmp_path, torch):
+    import tessera.torch
+
+    program = PROGRAM.with_name("typed_names_torch.py")
+    assert all(f"tessera.torch.{name}(" in program.read_text() for name in tessera.torch.__all__)
+    found, output = mypy(program, tmp_path)
+    assert found == [], output
+
+
 def test_the_program_is_accepted_and_a_wrong_one_is_not(tmp_path):
     found, output = mypy(PROGRAM, tmp_path)
     assert found == [], output

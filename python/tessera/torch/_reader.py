@@ -1,0 +1,168 @@
+"""The reader of `torch.distributed.checkpoint`, which reads with Tessera."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Iterable
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from tessera._checkpoint import Checkpoint, open
+from tessera._errors import Error, MismatchError
+from tessera._memory import Loaded, memory_of
+from tessera.torch import _data
+from tessera.torch._planner import LoadPlanner as OurPlanner
+
+
+class FileSystemReader(filesystem.FileSystemReader):
+    """torch's `FileSystemReader`, checked by digests, in parallel, straight into the target's memory.
+
+    Nothing that the checkpoint says is imported or run. The path may be a URL. `threads` read.
+
+    >>> import tessera.torch, torch
+    >>> state = {"model": {"w": torch.zeros(3, 4)}, "step": 0}
+    >>> torch.distributed.checkpoint.load(state, storage_reader=tessera.torch.FileSystemReader(example))
+    >>> state["model"]["w"][2, 3].item(), state["step"]
+    (11.0, 7)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], _extension_registry: Any = None, *, threads: int = 2) -> None:
+        super().__init__(path, _extension_registry)
+        self._given = path
+        self._threads = threads
+        self._is_torchs = _extension_registry is not None
+        self._opened: Checkpoint | None = None
+        #: What `read_metadata` raised: torch gives its text alone.
+        self.failure: Error | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        super().reset(checkpoint_id)
+        if checkpoint_id:
+            self._given = checkpoint_id
+        self._opened = None
+        self.failure = None
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        return self._given
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        rank = kwargs.get("rank")
+        if rank is not None and self.failure is not None:
+            raise self.failure  # torch looks for a rank's own metadata when there is none of all
+        try:
+            metadata = self._metadata(rank)
+        except Error as error:
+            self.failure = error
+            raise
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    def _metadata(self, rank: int | None) -> Metadata:
+        path = self._get_metadata_path(rank)
+        if rank is not None or self._is_torchs:
+            warnings.warn("stream extensions and loads without collectives are read by torch's own code", stacklevel=4)
+            self._is_torchs = True
+        else:
+            self._opened = open(self._given, threads=self._threads)
+            if self._opened.kind != "dcp":
+                kind = self._opened.kind
+                raise MismatchError(f"mismatch: a {kind} checkpoint, not dcp [{self._given}]", str(self._given))
+        with self.fs.create_stream(path, "rb") as file:
+            return _data.read_metadata(cast(BinaryIO, file), str(path))
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        if self._is_torchs:
+            return super().read_data(plan, planner)
+        if self._opened is None:
+            self._opened = open(self._given, threads=self._threads)
+        values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
+        # What is refused is refused before any memory is written.
+        read = [(item, self._value(item.storage_index)) for item in values]
+        self._read_tensors((item for item in plan.items if item.type != LoadItemType.BYTE_IO), planner)
+        for item, value in read:
+            if isinstance(planner, OurPlanner):
+                planner.load_value(item, value)
+            else:
+                planner.load_bytes(item, _saved(value))
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _value(self, index: MetadataIndex) -> Any:
+        assert self._opened is not None
+        value = self._opened._value(index.fqn, Loaded("torch"))
+        return _data.value_of(value, str(self._given), index.fqn)
+
+    def _read_tensors(self, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
+        assert self._opened is not None
+        requests: list[Any] = []
+        done: list[tuple[ReadItem, torch.Tensor, torch.Tensor | None]] = []
+        taken: set[int] = set()
+        for item in items:
+            target = planner.resolve_tensor(item).detach()
+            memory = self._direct(item, target, taken)
+            aside = None
+            if memory is None:
+                aside = torch.empty(tuple(item.lengths), dtype=self._dtype(item))
+                memory = memory_of(aside)
+            done.append((item, target, aside))
+            requests.append(
+                (
+                    item.storage_index.fqn,
+                    (self._offsets(item), tuple(item.lengths)),
+                    memory.address,
+                    memory.dtype,
+                    memory.shape,
+                    memory.strides,
+                )
+            )
+        self._opened._fill(requests)
+        for item, target, aside in done:
+            if aside is not None:
+                target.copy_(aside)
+            planner.commit_tensor(item, target)
+
+    def _direct(self, item: ReadItem, target: torch.Tensor, taken: set[int]) -> Any:
+        """The target's memory, if the elements can go there as they are. A second key of it (tied weights) cannot."""
+        if tuple(target.shape) != tuple(item.lengths):
+            raise MismatchError(
+                f"mismatch: {tuple(target.shape)} is to be filled with {tuple(item.lengths)} elements"
+                f" [{self._given}, key '{item.storage_index.fqn}']",
+                str(self._given),
+                item.storage_index.fqn,
+            )
+        is_plain = target.device.type == "cpu" and target.layout is torch.strided and type(target) is torch.Tensor
+        if not is_plain or target.is_conj() or target.is_neg() or target.dtype != self._dtype(item):
+            return None
+        if target.numel() > 0 and (target.data_ptr() in taken or 0 in target.stride()):
+            return None
+        taken.add(target.data_ptr())
+        return memory_of(target)
+
+    def _dtype(self, item: ReadItem) -> torch.dtype:
+        assert self._opened is not None
+        dtype = getattr(torch, self._opened[item.storage_index.fqn].dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def _offsets(self, item: ReadItem) -> tuple[int, ...]:
+        """Where the wanted elements begin in the whole tensor."""
+        begin = item.storage_index.offset or (0,) * len(item.lengths)
+        return tuple(chunk + inside for chunk, inside in zip(begin, item.storage_offsets))
+
+
+def _saved(value: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return file

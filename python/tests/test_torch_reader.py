@@ -1,0 +1,202 @@
+"""`tessera.torch`: torch's own loads with our reader, and ours, on one rank and several."""
+
+import os
+import pickle
+import warnings
+
+import numpy
+import pytest
+
+import tessera
+
+torch = pytest.importorskip("torch")
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+import tessera.torch  # noqa: E402
+
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+
+def state_of(fill):
+    base = torch.arange(24.0).reshape(4, 6)
+    state = {
+        "model": {"w": base, "half": base.to(torch.bfloat16), "none": torch.empty(0, 3), "one": torch.tensor(2.5)},
+        "optim": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": base + 1}}, "groups": [{"lr": 0.1, "params": [0]}]},
+        "step": 7,
+        "size": torch.Size([2, 3]),
+        "dtype": torch.float16,
+        "text": "ü",
+    }
+    if fill:
+        return state
+    empty = {"model": {name: torch.zeros_like(tensor) for name, tensor in state["model"].items()}}
+    empty["optim"] = {
+        "state": {0: {"step": torch.tensor(0.0), "exp_avg": torch.zeros(4, 6)}},
+        "groups": [{"lr": 0.0, "params": []}],
+    }
+    return {**empty, "step": 0, "size": None, "dtype": None, "text": ""}
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return type(a) is type(b) and a == b
+
+
+@pytest.fixture
+def saved(tmp_path):
+    dcp.save(state_of(True), checkpoint_id=tmp_path / "torch")
+    return tmp_path / "torch"
+
+
+def loads(path):
+    return {
+        "torch": lambda state: dcp.load(state, checkpoint_id=path),
+        "reader": lambda state: dcp.load(state, storage_reader=tessera.torch.FileSystemReader(path)),
+        "planner": lambda state: dcp.load(
+            state, storage_reader=tessera.torch.FileSystemReader(path), planner=tessera.torch.LoadPlanner()
+        ),
+        "load": lambda state: tessera.torch.load(state, checkpoint_id=path),
+    }
+
+
+@pytest.mark.parametrize("name", ["torch", "reader", "planner", "load"])
+def test_what_torch_saved_is_loaded(name, saved):
+    state = state_of(False)
+    weight = state["model"]["w"]
+    loads(saved)[name](state)
+    assert same(state, state_of(True)) and state["model"]["w"] is weight
+
+
+def test_what_we_saved_is_loaded(tmp_path):
+    state = {"w": torch.arange(6.0), "step": 3}
+    tessera.save_file(state, tmp_path / "ours")
+    into = {"w": torch.zeros(6), "step": 0}
+    tessera.torch.load(into, checkpoint_id=tmp_path / "ours")
+    assert same(into, state)
+
+
+def test_targets_of_other_dtypes_strides_and_ties(saved):
+    tied = torch.zeros(4, 6)
+    state = {"model": {"w": torch.zeros(6, 4, dtype=torch.float64).t()}, "optim": {"state": {0: {"exp_avg": tied}}}}
+    loads(saved)["reader"](state)
+    assert torch.equal(state["model"]["w"], state_of(True)["model"]["w"].double())
+    twice = {"model": {"w": tied}, "optim": {"state": {0: {"exp_avg": tied}}}}
+    loads(saved)["reader"](twice)
+    assert torch.equal(tied, state_of(True)["optim"]["state"][0]["exp_avg"]) or torch.equal(tied, torch.arange(24.0).reshape(4, 6))
+    parameter = torch.nn.Parameter(torch.zeros(4, 6))
+    loads(saved)["load"]({"model": {"w": parameter}})
+    assert torch.equal(parameter.detach(), state_of(True)["model"]["w"]) and parameter.requires_grad
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+def untouched(state):
+    return same(state, state_of(False))
+
+
+@pytest.mark.parametrize("name", ["reader", "planner", "load"])
+def test_a_hostile_metadata_runs_nothing(name, saved, tmp_path):
+    (saved / ".metadata").write_bytes(pickle.dumps(Hostile(str(tmp_path / "ran"))))
+    state = state_of(False)
+    with pytest.raises(BaseException) as raised:
+        loads(saved)[name](state)
+    assert "unsafe" in str(raised.value) and ".metadata" in str(raised.value)
+    assert not (tmp_path / "ran").exists() and untouched(state)
+    if name == "load":
+        assert isinstance(raised.value, tessera.UnsafeError) and raised.value.path.endswith(".metadata")
+
+
+class Settings:
+    def __init__(self):
+        self.lr = 0.1
+
+
+@pytest.mark.parametrize("name", ["reader", "planner", "load"])
+@pytest.mark.parametrize("kind", ["code", "class"])
+def test_a_hostile_value_runs_nothing(name, kind, tmp_path):
+    state = state_of(True)
+    state["step"] = Hostile(str(tmp_path / "ran")) if kind == "code" else Settings()
+    dcp.save(state, checkpoint_id=tmp_path / "hostile")
+    into = state_of(False)
+    with pytest.raises(BaseException) as raised:
+        loads(tmp_path / "hostile")[name](into)
+    assert "unsafe" in str(raised.value) and not (tmp_path / "ran").exists() and untouched(into)
+    if name == "load":
+        assert isinstance(raised.value, tessera.UnsafeError)
+
+
+def test_a_flipped_bit_is_found(tmp_path):
+    tessera.save_file({"w": torch.arange(6.0), "step": 3}, tmp_path / "ours")
+    (data,) = tmp_path.glob("ours/__0_1*")
+    content = bytearray(data.read_bytes())
+    content[content.index(numpy.float32(5).tobytes())] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(tessera.CorruptError) as raised:
+        tessera.torch.load({"w": torch.zeros(6), "step": 0}, checkpoint_id=tmp_path / "ours")
+    assert raised.value.path == str(data)
+
+
+def test_missing_keys_and_other_shapes_change_nothing(saved):
+    state = state_of(False)
+    state["model"]["more"] = torch.zeros(2)
+    with pytest.raises(BaseException, match="more"):
+        loads(saved)["load"](state)
+    state = state_of(False)
+    state["model"]["w"] = torch.zeros(3, 3)
+    with pytest.raises(BaseException, match="model.w"):
+        loads(saved)["load"](state)
+    assert not state["model"]["half"].any()
+    with pytest.raises(FileNotFoundError):
+        tessera.torch.load({}, checkpoint_id=saved / "none")
+    tessera.save_file({"w": torch.zeros(2)}, saved.parent / "w.safetensors")
+    with pytest.raises(tessera.MismatchError, match="safetensors"):
+        tessera.torch.load({"w": torch.zeros(2)}, checkpoint_id=saved.parent / "w.safetensors")
+
+
+def _rank(rank, ranks, path, saved_by, port, queue):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    whole = torch.arange(35.0).reshape(7, 5)
+    fill = distribute_tensor(whole, mesh, [Shard(0)])
+    if saved_by == ranks:
+        dcp.save({"w": fill, "step": 3}, checkpoint_id=path)
+    into = {"w": distribute_tensor(torch.zeros(7, 5), mesh, [Shard(1)]), "step": 0}
+    tessera.torch.load(into, checkpoint_id=path)
+    queue.put((rank, torch.equal(into["w"].full_tensor(), whole) and into["step"] == 3))
+    dist.destroy_process_group()
+
+
+def run_ranks(ranks, *arguments):
+    import socket
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [context.Process(target=_rank, args=(rank, ranks, *arguments, port, queue)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * ranks
+    return sorted(queue.get(timeout=10) for _ in processes)
+
+
+def test_sharded_tensors_on_other_numbers_of_ranks(tmp_path):
+    path = str(tmp_path / "sharded")
+    assert run_ranks(2, path, 2) == [(0, True), (1, True)]
+    assert run_ranks(3, path, 2) == [(0, True), (1, True), (2, True)]
