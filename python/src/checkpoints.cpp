@@ -22,6 +22,8 @@ namespace {
 // Reads of fewer bytes than this are over before somebody could interrupt them.
 constexpr std::uint64_t kQuick = 1U << 20U;
 
+constexpr std::uint64_t kLargestFile = std::uint64_t{4} << 30U;  // bytes of one that is read whole
+
 using Shared = std::shared_ptr<Opened>;
 
 Shared opened(nb::object path, std::uint64_t header_limit) {
@@ -186,6 +188,17 @@ nb::list files(const Opened& self) {
   return files;
 }
 
+// The bytes of one of its files.
+nb::bytes file(const Opened& self, nb::handle name) {
+  const auto checkpoint = self.checkpoint();
+  const std::string wanted = path_of(name);
+  if (std::ranges::find(checkpoint->files, wanted, &ObjectInfo::name) == checkpoint->files.end())
+    throw Error(ErrorCode::not_found, "no file of the checkpoint").at_path(wanted);
+  const std::vector<std::byte> bytes = run_job(
+      nb::none(), [&](Job&) { return read_all(*checkpoint->store->open(wanted), kLargestFile); });
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
 nb::dict metadata(const Opened& self) {
   nb::dict metadata;
   for (const auto& [key, text] : self.checkpoint()->metadata)
@@ -214,6 +227,7 @@ void bind_checkpoints(nb::module_& module) {
       .def_prop_ro("files", files)
       .def_prop_ro("metadata", metadata)
       .def("__len__", [](const Opened& self) { return self.checkpoint()->leaves.size(); })
+      .def("file", file)
       .def("names", names)
       .def("matching", matching)
       .def("has", has)

@@ -68,17 +68,18 @@ class FileSystemReader(filesystem.FileSystemReader):
         return metadata
 
     def _metadata(self, rank: int | None) -> Metadata:
-        path = self._get_metadata_path(rank)
         if rank is not None or self._is_torchs:
             warnings.warn("stream extensions and loads without collectives are read by torch's own code", stacklevel=4)
             self._is_torchs = True
-        else:
-            self._opened = open(self._given, threads=self._threads)
-            if self._opened.kind != "dcp":
-                kind = self._opened.kind
-                raise MismatchError(f"mismatch: a {kind} checkpoint, not dcp [{self._given}]", str(self._given))
-        with self.fs.create_stream(path, "rb") as file:
-            return _data.read_metadata(cast(BinaryIO, file), str(path))
+            path = self._get_metadata_path(rank)
+            with self.fs.create_stream(path, "rb") as file:
+                return _data.read_metadata(cast(BinaryIO, file), str(path))
+        self._opened = open(self._given, threads=self._threads)
+        if self._opened.kind != "dcp":
+            kind = self._opened.kind
+            raise MismatchError(f"mismatch: a {kind} checkpoint, not dcp [{self._given}]", str(self._given))
+        # Compared with its digest, and from whatever store the checkpoint is in.
+        return _data.read_metadata(io.BytesIO(self._opened._core.file(".metadata")), f"{self._opened.path}/.metadata")
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         if self._is_torchs:
