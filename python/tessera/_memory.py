@@ -159,6 +159,8 @@ def memory_of(target: Any) -> Memory:
 
 
 def _of_torch(tensor: Any, torch: Any) -> Memory:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise UnsupportedError(f"unsupported: memory of a {type(tensor).__name__}: give its local tensor")
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise UnsupportedError(f"unsupported: memory of a {tensor.layout} tensor on {tensor.device} cannot be filled")
     if tensor.is_conj() or tensor.is_neg():

@@ -124,5 +124,7 @@ def test_memory_of_torchs_is_filled(tmp_path):
         assert torch.equal(target, torch.arange(12.0, dtype=torch.float64).reshape(3, 4))
         with pytest.raises(tessera.Error):
             checkpoint["w"].read_into(torch.zeros(1, dtype=torch.float64).expand(3, 4))
-        with pytest.raises(tessera.UnsupportedError):
-            checkpoint["w"].read_into(torch.zeros(3, 4, dtype=torch.complex128).conj())
+        subclass = torch.zeros(3, 4).as_subclass(type("Other", (torch.Tensor,), {}))
+        for refused in (torch.zeros(3, 4, dtype=torch.complex128).conj(), subclass, torch.eye(3).to_sparse()):
+            with pytest.raises(tessera.UnsupportedError):
+                checkpoint["w"].read_into(refused)
