@@ -120,6 +120,9 @@ class Builder {
     Object object;
     object.callable = std::move(callable);
     object.arguments = at("arguments", arguments);
+    object.by_new = nb::cast<bool>(given.attr("by_new"));
+    const nb::object keywords = given.attr("keywords");
+    if (nb::len(keywords) > 0) object.keywords = at("keywords", keywords);
     const nb::object state = given.attr("state");
     if (!state.is_none()) object.state = at("state", state);
     object.list_items = items(given.attr("list_items"));

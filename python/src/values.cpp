@@ -118,7 +118,7 @@ class Converter {
     return classes_.attr("opaque_of")(name.empty() ? (*this)(object.callable) : string_of(name),
                                       (*this)(object.arguments), optional(object.keywords),
                                       optional(object.state), list(object.list_items),
-                                      pairs(object.dict_items));
+                                      pairs(object.dict_items), object.by_new);
   }
 
   nb::object wrap_;

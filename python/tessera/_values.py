@@ -24,16 +24,24 @@ class Opaque:
     keywords: dict[str, Any] = field(default_factory=dict)
     list_items: tuple[Any, ...] = ()
     dict_items: tuple[tuple[Any, Any], ...] = ()
+    #: It is made by `__new__` alone, as objects without a `__reduce__` of their own are.
+    by_new: bool = False
 
 
 _FACTORIES = {f"builtins.{kind.__name__}": kind for kind in (bool, bytes, dict, float, int, list, set, str, tuple)}
 
 
 def opaque_of(
-    name: Any, arguments: Any, keywords: Any, state: Any, list_items: list[Any], dict_items: list[tuple[Any, Any]]
+    name: Any,
+    arguments: Any,
+    keywords: Any,
+    state: Any,
+    list_items: list[Any],
+    dict_items: list[tuple[Any, Any]],
+    by_new: bool,
 ) -> Opaque:
     """What `_core` makes of an object node."""
-    return Opaque(name, arguments, state, keywords or {}, tuple(list_items), tuple(dict_items))
+    return Opaque(name, arguments, state, keywords or {}, tuple(list_items), tuple(dict_items), by_new)
 
 
 def dict_of(ordered: bool, items: list[tuple[Any, Any]], factory: Any, state: Any) -> dict[Any, Any]:

@@ -1,5 +1,6 @@
 """Bad input gets one exception with code, path and key, and nothing runs."""
 
+import datetime
 import errno
 import os
 import pickle
@@ -55,6 +56,14 @@ class Harmless:
         self.number = number
 
 
+class Items(list):
+    pass
+
+
+class Named(dict):
+    pass
+
+
 class Hostile:
     def __reduce__(self):
         return (os.system, ("touch " + self.path,))
@@ -71,6 +80,16 @@ def test_pickles_run_nothing(tmp_path, torch):
     torch.save({"a": Harmless(3)}, tmp_path / "harmless.pt")
     back = tessera.load(tmp_path / "harmless.pt")["a"]
     assert isinstance(back, tessera.Opaque) and back.name == f"{__name__}.Harmless" and back.state == {"number": 3}
+
+
+def test_objects_of_classes_come_through(tmp_path, torch):
+    kept = {"a": Harmless(3), "b": Items([1, 2]), "c": Named(x=1), "d": datetime.timedelta(3)}
+    kept["a"].again = kept["a"].items = [1]
+    torch.save(kept, tmp_path / "before.pt")
+    tessera.save_file(tessera.load(tmp_path / "before.pt"), tmp_path / "after.pt")
+    back = torch.load(tmp_path / "after.pt", weights_only=False)
+    assert vars(back["a"]) == vars(kept["a"]) and back["a"].again is back["a"].items
+    assert (back["b"], type(back["b"])) == (kept["b"], Items) and back["c"] == {"x": 1} and back["d"] == kept["d"]
 
 
 def test_opaque_objects_are_written_back(tmp_path):
