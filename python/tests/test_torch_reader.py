@@ -24,6 +24,7 @@ def state_of(fill):
         "step": 7,
         "size": torch.Size([2, 3]),
         "dtype": torch.float16,
+        "by_dtype": (1, {torch.float32: (torch.Size([1]), torch.device("cpu"))}),
         "text": "ü",
     }
     if fill:
@@ -33,7 +34,7 @@ def state_of(fill):
         "state": {0: {"step": torch.tensor(0.0), "exp_avg": torch.zeros(4, 6)}},
         "groups": [{"lr": 0.0, "params": []}],
     }
-    return {**empty, "step": 0, "size": None, "dtype": None, "text": ""}
+    return {**empty, "step": 0, "size": None, "dtype": None, "by_dtype": None, "text": ""}
 
 
 def same(a, b):
@@ -131,6 +132,22 @@ def test_a_hostile_value_runs_nothing(name, kind, tmp_path):
     assert "unsafe" in str(raised.value) and not (tmp_path / "ran").exists() and untouched(into)
     if name == "load":
         assert isinstance(raised.value, tessera.UnsafeError)
+
+
+def test_classes_that_are_allowed_are_made(tmp_path):
+    settings = Settings()
+    settings.parts = [Settings(), (1, 2)]
+    state = {"w": torch.ones(2), "settings": settings, "again": [settings, Settings]}
+    dcp.save(state, checkpoint_id=tmp_path / "classes")
+    into = {"w": torch.zeros(2), "settings": None, "again": None}
+    name = f"{__name__}.Settings"
+    with pytest.raises(tessera.UnsafeError, match=name) as raised:
+        tessera.torch.load(into, checkpoint_id=tmp_path / "classes")
+    assert raised.value.key in ("settings", "again") and not into["w"].any()
+    tessera.torch.load(into, checkpoint_id=tmp_path / "classes", allow={name})
+    made = into["settings"]
+    assert type(made) is Settings and made.lr == 0.1 and made.parts[0].lr == 0.1 and made.parts[1] == (1, 2)
+    assert into["again"][1] is Settings and into["again"][0].lr == 0.1
 
 
 def test_a_flipped_bit_is_found(tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import importlib
 import pathlib
 import pickle
+from collections.abc import Collection
 from typing import Any, BinaryIO
 
 import torch
@@ -76,30 +78,70 @@ def read_metadata(file: BinaryIO, path: str) -> dcp.Metadata:
 _PLAIN = {"torch.Size": torch.Size, "torch.device": torch.device, "pathlib.PosixPath": pathlib.PurePosixPath}
 
 
-def value_of(value: Any, path: str, key: str) -> Any:
-    """A value with what torch keeps in place of `Opaque`. Raises `unsafe` for any other class."""
-    if isinstance(value, Opaque):
-        return _object_of(value, path, key)
-    if isinstance(value, dict):
-        for name, item in list(value.items()):
-            value[name] = value_of(item, path, key)
+class Values:
+    """Values with what torch keeps in place of `Opaque`.
+
+    Classes and functions are imported and called if `allow` names them. Any other raises `unsafe`.
+    """
+
+    def __init__(self, path: str, allow: Collection[str] = ()) -> None:
+        self._path = path
+        self._allow = frozenset(allow)
+        self._made: dict[int, tuple[Any, Any]] = {}  # by the object that stood there
+
+    def __call__(self, value: Any, key: str) -> Any:
+        if isinstance(value, Opaque):
+            found = self._made.get(id(value))
+            if found is None:
+                found = self._made[id(value)] = (value, self._object_of(value, key))
+            return found[1]
+        if isinstance(value, dict):
+            items = [(self(name, key), self(item, key)) for name, item in value.items()]
+            value.clear()
+            value.update(items)
+        elif isinstance(value, list):
+            value[:] = [self(item, key) for item in value]
+        elif type(value) is tuple:
+            return tuple(self(item, key) for item in value)
+        elif isinstance(value, (set, frozenset)):
+            return type(value)(self(item, key) for item in value)
         return value
-    if isinstance(value, list):
-        value[:] = [value_of(item, path, key) for item in value]
-        return value
-    if type(value) is tuple:
-        return tuple(value_of(item, path, key) for item in value)
-    if isinstance(value, (set, frozenset)):
-        return type(value)(value_of(item, path, key) for item in value)
-    return value
+
+    def _object_of(self, value: Opaque, key: str) -> Any:
+        name = value.name if isinstance(value.name, str) else "a computed class"
+        if value.arguments is None:
+            found = getattr(torch, name.removeprefix("torch."), None) if name.startswith("torch.") else None
+            if isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+                return found
+        elif value.state is None and name in _PLAIN:
+            return _PLAIN[name](*value.arguments)
+        if name not in self._allow:
+            text = f"unsafe: the value needs {name}, which is code: allow={{{name!r}}} would run it"
+            raise UnsafeError(f"{text} [{self._path}, key '{key}']", self._path, key)
+        module, _, attribute = name.rpartition(".")
+        callable_ = getattr(importlib.import_module(module), attribute)
+        return callable_ if value.arguments is None else self._rebuilt(callable_, value, key)
+
+    def _rebuilt(self, callable_: Any, value: Opaque, key: str) -> Any:
+        """As pickle does it."""
+        arguments = self(value.arguments, key)
+        make = callable_.__new__ if value.by_new else callable_
+        made = make(*([callable_] if value.by_new else []), *arguments, **self(value.keywords, key))
+        for item in value.list_items:
+            made.append(self(item, key))
+        for name, item in value.dict_items:
+            made[self(name, key)] = self(item, key)
+        if value.state is not None:
+            _set_state(made, self(value.state, key))
+        return made
 
 
-def _object_of(value: Opaque, path: str, key: str) -> Any:
-    name = value.name if isinstance(value.name, str) else "a computed class"
-    if value.arguments is None and name.startswith("torch."):
-        found = getattr(torch, name.removeprefix("torch."), None)
-        if isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-            return found
-    if value.arguments is not None and value.state is None and name in _PLAIN:
-        return _PLAIN[name](*value.arguments)
-    raise UnsafeError(f"unsafe: the value needs {name}, which is code [{path}, key '{key}']", path, key)
+def _set_state(made: Any, state: Any) -> None:
+    if hasattr(made, "__setstate__"):
+        made.__setstate__(state)
+        return
+    slots = None
+    if isinstance(state, tuple) and len(state) == 2:
+        state, slots = state
+    for name, item in {**(state or {}), **(slots or {})}.items():
+        setattr(made, name, item)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 from torch.distributed.checkpoint import state_dict_loader
@@ -21,10 +22,11 @@ def load(
     planner: Any = None,
     process_group: Any = None,
     no_dist: bool = False,
+    allow: Collection[str] = (),
 ) -> None:
     """`dcp.load`: fills the tensors of `state_dict` in place and replaces its values.
 
-    The arguments are torch's. What fails raises a `tessera.Error`; where ranks fail, all of them do.
+    The arguments are torch's, and `allow` is `LoadPlanner`'s. What fails raises a `tessera.Error`; where ranks fail, all of them do.
 
     >>> import tessera.torch, torch
     >>> state = {"model": {"w": torch.zeros(3, 4)}, "step": 0}
@@ -41,7 +43,7 @@ def load(
             state_dict,
             checkpoint_id=checkpoint_id,
             storage_reader=storage_reader,
-            planner=planner or LoadPlanner(),
+            planner=planner or LoadPlanner(allow=allow),
             process_group=process_group,
             no_dist=no_dist,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch.distributed.checkpoint._traverse import set_element
 class LoadPlanner(DefaultLoadPlanner):
     """torch's planner, but for values: they are read as data and put where they belong.
 
+    A value that needs a class is refused (`unsafe`), unless `allow` names it.
+
     >>> import tessera.torch, torch
     >>> state = {"model": {"w": torch.zeros(3, 4)}, "step": 0}
     >>> reader = tessera.torch.FileSystemReader(example)
@@ -21,6 +24,11 @@ class LoadPlanner(DefaultLoadPlanner):
     >>> state["step"]
     7
     """
+
+    def __init__(self, *arguments: Any, allow: Collection[str] = (), **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        #: Names of classes and functions, "module.name", that values may need: they are imported and called.
+        self.allow = frozenset(allow)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """For readers that give bytes: torch's, which reads plain data alone here."""

@@ -88,7 +88,8 @@ class FileSystemReader(filesystem.FileSystemReader):
             self._opened = open(self._given, threads=self._threads)
         values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
         # What is refused is refused before any memory is written.
-        read = [(item, self._value(item.storage_index)) for item in values]
+        convert = _data.Values(str(self._given), getattr(planner, "allow", ()))
+        read = [(item, self._value(item.storage_index, convert)) for item in values]
         self._read_tensors((item for item in plan.items if item.type != LoadItemType.BYTE_IO), planner)
         for item, value in read:
             if isinstance(planner, OurPlanner):
@@ -99,10 +100,9 @@ class FileSystemReader(filesystem.FileSystemReader):
         future.set_result(None)
         return future
 
-    def _value(self, index: MetadataIndex) -> Any:
+    def _value(self, index: MetadataIndex, convert: _data.Values) -> Any:
         assert self._opened is not None
-        value = self._opened._value(index.fqn, Loaded("torch"))
-        return _data.value_of(value, str(self._given), index.fqn)
+        return convert(self._opened._value(index.fqn, Loaded("torch")), index.fqn)
 
     def _read_tensors(self, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
         assert self._opened is not None
