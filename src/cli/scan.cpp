@@ -6,10 +6,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "tessera/scan.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
+#include "tessera/scan.h"
 #include "value/render.h"
 
 namespace tessera::cli {
