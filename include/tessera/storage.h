@@ -40,7 +40,7 @@ class Store {
   [[nodiscard]] virtual bool exists(std::string_view name) const;  // whether `open` would find it
   // Throws `not_found` if there is no such object, and `unsafe` for a link that leaves the root.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open(std::string_view name) const = 0;
-  // What a listing has told: its version, or `conflict` here or when it is read. Saves asking again.
+  // What a listing has told: that version, or `conflict` here or at a read. Saves asking again.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open_listed(const ObjectInfo& object) const;
   // A new object, invisible until its commit. An existing one is `already_exists` with
   // IfExists::fail; commit checks again. `size_hint` (0: unknown) lets the store reserve room.
