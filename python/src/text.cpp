@@ -3,26 +3,24 @@
 namespace tessera::python {
 namespace {
 
-// `bytes`: a new reference, or null with Python's error set.
-std::string taken(PyObject* bytes) {
-  if (bytes == nullptr) throw nb::python_error();
-  const auto held = nb::steal<nb::bytes>(bytes);
-  return {held.c_str(), held.size()};
-}
-
-nb::object checked(PyObject* object) {
-  if (object == nullptr) throw nb::python_error();
-  return nb::steal(object);
+std::string taken(PyObject* returned) {
+  const auto bytes = nb::cast<nb::bytes>(owned(returned));
+  return {bytes.c_str(), bytes.size()};
 }
 
 }  // namespace
+
+nb::object owned(PyObject* returned) {
+  if (returned == nullptr) throw nb::python_error();
+  return nb::steal(returned);
+}
 
 std::string text_of(nb::handle string) {
   return taken(PyUnicode_AsEncodedString(string.ptr(), "utf-8", "surrogatepass"));
 }
 
 nb::object string_of(std::string_view text) {
-  return checked(
+  return owned(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass"));
 }
 
@@ -35,8 +33,7 @@ std::string path_of(nb::handle path) {
 }
 
 nb::object string_of_path(std::string_view path) {
-  return checked(
-      PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
+  return owned(PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
 }
 
 }  // namespace tessera::python

@@ -11,6 +11,9 @@ namespace tessera::python {
 
 namespace nb = nanobind;
 
+// What a function of Python's returned: a new reference, or null where it has raised.
+[[nodiscard]] nb::object owned(PyObject* returned);
+
 // Throws Python's TypeError for what is no string.
 [[nodiscard]] std::string text_of(nb::handle string);
 [[nodiscard]] nb::object string_of(std::string_view text);

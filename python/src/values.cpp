@@ -11,11 +11,6 @@
 namespace tessera::python {
 namespace {
 
-nb::object checked(PyObject* object) {
-  if (object == nullptr) throw nb::python_error();
-  return nb::steal(object);
-}
-
 class Converter {
  public:
   explicit Converter(nb::object wrap)
@@ -43,7 +38,7 @@ class Converter {
       case Value::Kind::real:
         return nb::float_(value.as_real());
       case Value::Kind::complex:
-        return checked(PyComplex_FromDoubles(value.as_complex().real(), value.as_complex().imag()));
+        return owned(PyComplex_FromDoubles(value.as_complex().real(), value.as_complex().imag()));
       case Value::Kind::string:
         return string_of(value.as_string());
       case Value::Kind::bytes:
@@ -55,9 +50,9 @@ class Converter {
       case Value::Kind::tuple:
         return nb::tuple(list(value.items()));
       case Value::Kind::set:
-        return checked(PySet_New(list(value.items()).ptr()));
+        return owned(PySet_New(list(value.items()).ptr()));
       case Value::Kind::frozenset:
-        return checked(PyFrozenSet_New(list(value.items()).ptr()));
+        return owned(PyFrozenSet_New(list(value.items()).ptr()));
       case Value::Kind::dict:
         return dict(value);
       case Value::Kind::tensor:
