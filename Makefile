@@ -65,4 +65,4 @@ wheel: setup ## build the wheel and the sdist of the Python package into dist/, 
 	@tools/wheel-test
 
 clean: ## remove what was built; the venv stays
-	rm -rf build demo
+	rm -rf build demo dist
