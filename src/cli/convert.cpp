@@ -51,9 +51,8 @@ struct Options {
 };
 
 CheckpointKind kind_of(const Options& options) {
-  const auto* named = std::ranges::find(kKinds, options.to, &KindRow::name);
-  if (named != kKinds.end()) return named->kind;
-  if (const auto kind = kind_of_file_name(options.target); kind && options.to.empty()) return *kind;
+  if (!options.to.empty()) return kind_named(options.to);
+  if (const auto kind = kind_of_file_name(options.target)) return *kind;
   throw Error(
       ErrorCode::invalid_argument,
       "the target's name does not say its kind: add --to dcp, torch, safetensors or olmo-...")
