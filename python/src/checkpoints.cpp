@@ -113,8 +113,7 @@ auto without_lock(const Work& work) {
   return work();
 }
 
-nb::dict read(const Opened& self, nb::handle requests, int threads, std::uint64_t memory,
-              bool allow_wrap, nb::object progress) {
+nb::dict read(const Opened& self, nb::handle requests, int threads, std::uint64_t memory) {
   const auto checkpoint = self.checkpoint();
   std::vector<ReadRequest> all;
   std::uint64_t bytes = 0;
@@ -125,13 +124,11 @@ nb::dict read(const Opened& self, nb::handle requests, int threads, std::uint64_
   ReadOptions options;
   options.threads = threads;
   options.memory = memory;
-  options.allow_wrap = allow_wrap;
   const bool is_near = checkpoint->store == nullptr || checkpoint->store->has_directories();
-  if (bytes < kQuick && is_near && progress.is_none()) {
+  if (bytes < kQuick && is_near) {
     return dict_of(without_lock([&] { return checkpoint->read_many(all, options); }));
   }
-  return dict_of(run_job(std::move(progress), [&](Job& job) {
-    options.progress = job.progress();
+  return dict_of(run_job(nb::none(), [&](Job& job) {
     options.stop = job.stop();
     return checkpoint->read_many(all, options);
   }));
@@ -233,8 +230,7 @@ void bind_checkpoints(nb::module_& module) {
       .def("has", has)
       .def("leaf", leaf)
       .def("only", only)
-      .def("read", read, nb::arg("requests"), nb::arg("threads"), nb::arg("memory"),
-           nb::arg("allow_wrap"), nb::arg("progress").none())
+      .def("read", read, nb::arg("requests"), nb::arg("threads"), nb::arg("memory"))
       .def("load", load, nb::arg("dtype").none(), nb::arg("threads"), nb::arg("wrap"),
            nb::arg("progress").none());
   module.def("open", opened);

@@ -83,8 +83,7 @@ void bind_tensors(nb::module_& module) {
       .def("memory", &TensorHandle::memory);
   nb::list dtypes;
   for (const DTypeInfo& row : dtype_table())
-    dtypes.append(
-        nb::make_tuple(name_of(row.dtype), row.size, row.floating, string_of(row.safetensors)));
+    dtypes.append(nb::make_tuple(name_of(row.dtype), row.size, string_of(row.safetensors)));
   module.attr("DTYPES") = nb::tuple(dtypes);
 }
 

@@ -94,7 +94,7 @@ class Checkpoint(Mapping[str, Any]):
 
     def only(self, keys: Sequence[str]) -> Checkpoint:
         """A part of it: keys, what keys begin with before a dot, or globs."""
-        return Checkpoint(self._core.only(_keys_of(keys)), self._threads, self._memory)
+        return Checkpoint(self._core.only(listed(keys)), self._threads, self._memory)
 
     def load(self, *, framework: str = "numpy", dtype: Any = None, progress: Progress | None = None) -> Any:
         """All of it as nested dicts and lists, with arrays of numpy or tensors of torch.
@@ -141,9 +141,10 @@ class Checkpoint(Mapping[str, Any]):
             raise KeyNotFoundError(f"not_found: there is no key {key!r} [{self.path}]", self.path, str(key))
         return found[0]
 
-    def _fill(self, requests: list[Any], progress: Progress | None = None, allow_wrap: bool = False) -> IoReport:
-        return IoReport(**self._core.read(requests, self._threads, self._memory, allow_wrap, progress))
+    def _fill(self, requests: list[Any]) -> IoReport:
+        return IoReport(**self._core.read(requests, self._threads, self._memory))
 
 
-def _keys_of(keys: Sequence[str]) -> list[str]:
-    return [keys] if isinstance(keys, str) else list(keys)
+def listed(texts: Sequence[str]) -> list[str]:
+    """A list of texts, of which one may be given alone."""
+    return [texts] if isinstance(texts, str) else list(texts)

@@ -12,10 +12,9 @@ from tessera import _core
 from tessera._errors import InvalidArgumentError, UnsupportedError
 
 #: Bytes of an element, by torch's name of the dtype.
-SIZES: dict[str, int] = {name: size for name, size, _, _ in _core.DTYPES}
-FLOATING: frozenset[str] = frozenset(name for name, _, floating, _ in _core.DTYPES if floating)
+SIZES: dict[str, int] = {name: size for name, size, _ in _core.DTYPES}
 #: safetensors' names, by torch's.
-SAFETENSORS: dict[str, str] = {name: short for name, _, _, short in _core.DTYPES}
+SAFETENSORS: dict[str, str] = {name: short for name, _, short in _core.DTYPES}
 _OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 _NOT_OF_NUMPY = ("complex32", "float4_e2m1fn_x2")
 
@@ -29,6 +28,10 @@ class Memory:
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
+
+    def request(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        """What `_core` reads: this box of a tensor, into this memory, which has to be kept until then."""
+        return (name, (offsets, sizes), self.address, self.dtype, self.shape, self.strides)
 
 
 def _imported(name: str, what_for: str) -> Any:

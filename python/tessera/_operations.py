@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera import _core
-from tessera._checkpoint import Checkpoint, Path, Progress, open
+from tessera._checkpoint import Checkpoint, Path, Progress, listed, open
 from tessera._describe import describe
 from tessera._memory import name_of_dtype
 from tessera._reports import (
@@ -97,8 +97,8 @@ def convert(
     _require_known(options)
     options.update(
         to=to,
-        only=[only] if isinstance(only, str) else list(only),
-        rename=[rename] if isinstance(rename, str) else list(rename),
+        only=listed(only),
+        rename=listed(rename),
         dtype=None if dtype is None else name_of_dtype(dtype),
         dequantize=None if dequantize is None else name_of_dtype(dequantize),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tessera import _memory
@@ -115,11 +115,11 @@ class Tensor:
             extent, stride = (1, 1) if part == 0 else next(given)
             shape.append(extent)
             strides.append(stride)
-        request = (self.name, (offsets, sizes), memory.address, memory.dtype, tuple(shape), tuple(strides))
         if self._checkpoint is None:
             _memory.fill(target, lambda framework: self._read(index, None, framework))
             return IoReport()
-        return self._checkpoint._fill([request])
+        whole = replace(memory, shape=tuple(shape), strides=tuple(strides))
+        return self._checkpoint._fill([whole.request(self.name, offsets, sizes)])
 
     def __getitem__(self, index: Any) -> Any:
         return self.numpy(index)
@@ -147,7 +147,7 @@ class Tensor:
             return _picked(_memory.as_dtype(box, wanted, framework), rest)
         target = _memory.empty(sizes, wanted, framework)
         memory = _memory.memory_of(target)
-        self._checkpoint._fill([(self.name, (offsets, sizes), memory.address, memory.dtype, sizes, memory.strides)])
+        self._checkpoint._fill([memory.request(self.name, offsets, sizes)])
         return _picked(target, rest)
 
 

@@ -117,16 +117,7 @@ class FileSystemReader(filesystem.FileSystemReader):
                 aside = torch.empty(tuple(item.lengths), dtype=self._dtype(item))
                 memory = memory_of(aside)
             done.append((item, target, aside))
-            requests.append(
-                (
-                    item.storage_index.fqn,
-                    (self._offsets(item), tuple(item.lengths)),
-                    memory.address,
-                    memory.dtype,
-                    memory.shape,
-                    memory.strides,
-                )
-            )
+            requests.append(memory.request(item.storage_index.fqn, self._offsets(item), tuple(item.lengths)))
         self._opened._fill(requests)
         for item, target, aside in done:
             if aside is not None:
