@@ -143,6 +143,7 @@ class Builder {
     }
     kept_.push_back(given);
     const std::string what = text_of(given[0]);
+    if (what == "unsupported") throw Error(ErrorCode::unsupported, text_of(given[1])).at_key(key());
     if (what == "value") return (*this)(given[1]);
     if (what == "global") return Value::global(text_of(given[1]), text_of(given[2]));
     if (what == "ordered_dict") {

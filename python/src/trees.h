@@ -19,7 +19,7 @@ struct Tree {
 // returns None, or one of
 //   ("tensor", its storage's address and bytes, its offset in elements, dtype, shape, strides,
 //    requires_grad, parameter, who has the memory)
-//   ("value", another object), ("global", module, name)
+//   ("value", another object), ("global", module, name), ("unsupported", why)
 //   ("ordered_dict", a dict, `_metadata` or None), ("default_dict", a dict, the factory or None)
 // One object becomes one node. Throws `unsupported` with the key of
 // anything else, and `invalid_argument` for a tree that contains itself.

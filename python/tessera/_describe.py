@@ -15,6 +15,13 @@ Description = tuple[Any, ...] | None
 
 def describe(thing: Any) -> Description:
     """As `tree_of` of python/src/trees.h wants it; None for what is no data."""
+    try:
+        return _described(thing)
+    except UnsupportedError as error:  # whose key `_core` knows
+        return ("unsupported", error.text.removeprefix("unsupported: "))
+
+
+def _described(thing: Any) -> Description:
     torch = sys.modules.get("torch")
     if torch is not None:
         if isinstance(thing, torch.Tensor):

@@ -111,8 +111,9 @@ def test_what_has_no_plain_elements_is_refused_by_its_key(tmp_path):
     sparse = torch.eye(3).to_sparse()
     meta = torch.empty(3, device="meta")
     for tensor in (sparse, meta, object()):
-        with pytest.raises(tessera.UnsupportedError):
+        with pytest.raises(tessera.UnsupportedError) as raised:
             tessera.save_file({"a": [{"b": tensor}]}, tmp_path / "x.pt")
+        assert raised.value.key == "a.0.b" and "'a.0.b'" in str(raised.value)
     assert list(tmp_path.iterdir()) == []
 
 
