@@ -2,6 +2,8 @@
 """Proves that the checks of this folder can fail, and that they pass what they should."""
 
 import pathlib
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -345,6 +347,21 @@ class Functions(unittest.TestCase):
         self.assertEqual(self.found("constexpr std::array kTable = {\n  Row{f(1), 2},\n};\n"), [])
         self.assertEqual(self.found("enum class E : std::uint8_t { a, b };\nstatic_assert(f(1));\n"), [])
         self.assertEqual(self.found('const char* s = "void f(int a) {";  // g(int x) {\n'), [])
+
+
+class CompilerCache(unittest.TestCase):
+    @unittest.skipUnless(shutil.which("ccache"), "ccache is not installed")
+    def test_a_comment_in_a_header_makes_its_precompiled_header_anew(self):
+        settings = pathlib.Path(__file__).resolve().parent / "compiler-cache"
+        compile_both = f"""set -e; . {settings}; export CCACHE_DIR=$PWD/cache; rm -f *.gch
+            ccache g++ -x c++-header pch.hxx -MD -MF pch.d -o pch.hxx.gch
+            ccache g++ -include pch.hxx -Winvalid-pch -MD -MF a.d -c a.cpp -o a.o"""
+        with make_tree({"pch.hxx": '#include "s.h"\n'}) as root:
+            for comment in ("one", "two, and longer"):
+                (pathlib.Path(root) / "s.h").write_text(f"#pragma once\n// {comment}\nstruct S {{}};\n")
+                (pathlib.Path(root) / "a.cpp").write_text(f'#include "s.h"\n// {comment}\nS s;\n')
+                ended = subprocess.run(["bash", "-c", compile_both], cwd=root, capture_output=True, text=True)
+                self.assertEqual((ended.returncode, ended.stderr), (0, ""))
 
 
 if __name__ == "__main__":
