@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include "checkpoints.h"
+#include "data_files.h"
 #include "errors.h"
 #include "operations.h"
 #include "saves.h"
@@ -13,4 +14,5 @@ NB_MODULE(_core, module) {
   tessera::python::bind_checkpoints(module);
   tessera::python::bind_operations(module);
   tessera::python::bind_saves(module);
+  tessera::python::bind_data_files(module);
 }

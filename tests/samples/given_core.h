@@ -4,10 +4,12 @@
 #include <iostream>
 
 #include "tessera/checkpoint.h"
+#include "tessera/data_files.h"
 #include "tessera/group_checkpoint.h"
 #include "tessera/optimizer_state.h"
 #include "tessera/restore.h"
 #include "tessera/stateful.h"
+#include "tessera/tensor_view.h"
 
 namespace given {
 using namespace tessera;  // NOLINT(google-build-using-namespace): samples are read inside of it

@@ -43,10 +43,6 @@ bool is_plain(unsigned char c) {
   return c == '-' || (c < 0x80 && std::isalnum(c) != 0);
 }
 
-bool fits_file_name(const std::string& id) {
-  return !id.empty() && id.size() <= kLongestSaveId && std::ranges::all_of(id, is_plain);
-}
-
 DcpGuard guard_by_side_file(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
                             const std::string& id, std::vector<std::string>& warnings) {
   const std::vector<ObjectInfo> objects = store->list();
@@ -84,6 +80,10 @@ void require_not_replaced(const Store& store, const std::string& id) {
 }
 
 }  // namespace
+
+bool fits_file_name(const std::string& id) {
+  return !id.empty() && id.size() <= kLongestSaveId && std::ranges::all_of(id, is_plain);
+}
 
 std::string save_id_of(const Store& store, const dcp::Metadata& metadata) {
   if (fits_file_name(metadata.save_id)) return metadata.save_id;

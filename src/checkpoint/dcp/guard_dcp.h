@@ -26,5 +26,6 @@ struct DcpGuard {
 // What the side file of a DCP directory is called by: the save's id, or where `.metadata` has none
 // that fits a file name, the digest of its bytes.
 [[nodiscard]] std::string save_id_of(const Store& store, const dcp::Metadata& metadata);
+[[nodiscard]] bool fits_file_name(const std::string& id);
 
 }  // namespace tessera

@@ -63,29 +63,36 @@ dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, const ElementWrite
   Tensor tensor;
   tensor.dtype = dtype;
   tensor.shape = shape;
-  return archive(Value(std::move(tensor)),
-                 [&](ByteSink& sink, std::uint64_t at, const auto&) { return elements(sink, at); });
+  return made(Value(std::move(tensor)),
+              [&](ByteSink& sink, std::uint64_t at, const auto&) { return elements(sink, at); });
 }
 
 dcp::Item ItemWriter::value(const Value& value) {
-  return archive(value,
-                 [&](ByteSink& sink, std::uint64_t at, const torch_file::Writer::Slot& slot) {
-                   const MutableByteView scratch = scratch_for(slot.size);
-                   if (slot.storage) return write_storage(sink, at, *slot.storage, scratch);
-                   const Tensor& tensor = *slot.tensor;
-                   TensorReader reader(tensor, "");
-                   const std::size_t element = size_of(tensor.dtype);
-                   return write_elements(
-                       sink, at, numel(tensor.shape), element,
-                       [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
-                         reader.read(whole(tensor.shape), begin, count, buffer.data());
-                         return ByteView(buffer).first(static_cast<std::size_t>(count) * element);
-                       },
-                       scratch);
-                 });
+  return made(value, [&](ByteSink& sink, std::uint64_t at, const torch_file::Writer::Slot& slot) {
+    const MutableByteView scratch = scratch_for(slot.size);
+    if (slot.storage) return write_storage(sink, at, *slot.storage, scratch);
+    const Tensor& tensor = *slot.tensor;
+    TensorReader reader(tensor, "");
+    const std::size_t element = size_of(tensor.dtype);
+    return write_elements(
+        sink, at, numel(tensor.shape), element,
+        [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
+          reader.read(whole(tensor.shape), begin, count, buffer.data());
+          return ByteView(buffer).first(static_cast<std::size_t>(count) * element);
+        },
+        scratch);
+  });
 }
 
-dcp::Item ItemWriter::archive(const Value& tree, const SlotWriter& write_slot) {
+dcp::Item ItemWriter::archive(ByteView bytes) {
+  archive_size_ = bytes.size();
+  dcp::Item item{path_, offset_, archive_size_, {}};
+  sink_.write_at(offset_, bytes);
+  offset_ += item.length;
+  return item;
+}
+
+dcp::Item ItemWriter::made(const Value& tree, const SlotWriter& write_slot) {
   torch_file::Writer archive(tree, "archive");
   archive_size_ = archive.size();
   if (zstd_) zstd_->begin(sink_, offset_, archive_size_);

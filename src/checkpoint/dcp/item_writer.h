@@ -38,6 +38,8 @@ class ItemWriter {
   dcp::Item tensor(DType dtype, const Shape& shape, const ElementWriter& elements);
   // A torch.save archive of a value. Tensors in it are copied window by window, wherever they are.
   dcp::Item value(const Value& value);
+  // An archive that somebody else has made. It is written as it is.
+  dcp::Item archive(ByteView bytes);
   [[nodiscard]] std::uint64_t written() const noexcept { return offset_; }
   // Bytes of the last item's archive, before it was compressed.
   [[nodiscard]] std::uint64_t archive_size() const noexcept { return archive_size_; }
@@ -46,7 +48,7 @@ class ItemWriter {
   // Writes the bytes of a slot of an archive at `at` of `sink`; returns their CRC-32.
   using SlotWriter = std::function<std::uint32_t(ByteSink& sink, std::uint64_t at,
                                                  const torch_file::Writer::Slot& slot)>;
-  dcp::Item archive(const Value& tree, const SlotWriter& write_slot);
+  dcp::Item made(const Value& tree, const SlotWriter& write_slot);
   // A window, or less for an item of fewer bytes.
   MutableByteView scratch_for(std::uint64_t bytes);
 

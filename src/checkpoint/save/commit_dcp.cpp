@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "checkpoint/dcp/metadata_file.h"
 #include "io/block_digests.h"
@@ -36,21 +37,24 @@ Replaced metadata_version(const Store& store) {
   return store.open(kDcpMetadata)->version();
 }
 
-CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, DigestsByName digests,
-                          std::string types, const Replaced& replaced,
-                          const std::function<void()>& last_look) {
+CommittedFiles commit_dcp(Store& store, const MetadataBytes& metadata, Commit commit) {
   // The side file comes first, and needs the digests of this: it is invisible until its commit.
-  DigestSink sink(new_metadata(store, replaced));
-  dcp::encode(metadata, [&](ByteView bytes) { sink.write_at(sink.size(), bytes); });
+  DigestSink sink(new_metadata(store, commit.replaced));
+  metadata([&](ByteView bytes) { sink.write_at(sink.size(), bytes); });
   const std::uint64_t size = sink.size();
-  digests[std::string(kDcpMetadata)] = {size, sink.digests(), 0};
-  const std::string& save_id = metadata.origin().save_id;
-  const std::string side_file =
-      encode_side_file({save_id, own_producer(), std::move(digests), std::move(types)});
-  put(store, side_file_name(save_id), bytes_of(side_file), IfExists::fail);
-  if (last_look) last_look();
+  commit.digests[std::string(kDcpMetadata)] = {size, sink.digests(), 0};
+  const std::string side_file = encode_side_file(
+      {commit.save_id, own_producer(), std::move(commit.digests), std::move(commit.types)});
+  put(store, side_file_name(commit.save_id), bytes_of(side_file), IfExists::fail);
+  if (commit.last_look) commit.last_look();
   sink.commit();
   return {2, size + side_file.size()};
+}
+
+CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, Commit commit) {
+  commit.save_id = metadata.origin().save_id;
+  const auto encoded = [&](const auto& write) { dcp::encode(metadata, write); };
+  return commit_dcp(store, encoded, std::move(commit));
 }
 
 }  // namespace tessera

@@ -27,13 +27,22 @@ struct CommittedFiles {
   std::uint64_t bytes = 0;
 };
 
-// Publishes the `.metadata` of a save whose data files are durable and have these digests. The
-// side file becomes durable first; `.metadata` is the commit. If what is there by then is not
-// `replaced`, another save was faster: `conflict`, or `already_exists` where there was none.
-// `types`: as encode_types has them.
-// `last_look` comes right before the commit, and may throw. Returns what it wrote.
-CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, DigestsByName digests,
-                          std::string types, const Replaced& replaced,
-                          const std::function<void()>& last_look = {});
+struct Commit {
+  std::string save_id;
+  DigestsByName digests;  // of the data files, which are durable
+  std::string types;      // as encode_types has them
+  // If what is there by then is not this, another save was faster: `conflict`, or `already_exists`
+  // where there was none.
+  Replaced replaced;
+  std::function<void()> last_look = {};  // right before the commit; may throw
+};
+// Gives the bytes of a `.metadata` in turn.
+using MetadataBytes = std::function<void(const std::function<void(ByteView)>& write)>;
+
+// Publishes the `.metadata` of a save. The side file becomes durable first; `.metadata` is the
+// commit. Returns what it wrote.
+CommittedFiles commit_dcp(Store& store, const MetadataBytes& metadata, Commit commit);
+// The `save_id` is that of `metadata`.
+CommittedFiles commit_dcp(Store& store, const dcp::MetadataSource& metadata, Commit commit);
 
 }  // namespace tessera

@@ -10,14 +10,13 @@
 #include "checkpoint/digests/tail.h"
 #include "checkpoint/read/meter.h"
 #include "checkpoint/save/save_plan.h"
+#include "tessera/data_files.h"
 #include "tessera/leaf.h"
 #include "tessera/storage.h"
 
 namespace tessera {
 
-// "__3_0_1a2b3c4d5e6f.distcp": `attempt` is of one save alone.
-[[nodiscard]] std::string data_file_name(int rank, int file, const std::string& attempt);
-// Of any rank.
+// A data_file_name() of any rank.
 [[nodiscard]] bool is_data_file_of(std::string_view name, const std::string& attempt);
 
 struct DataFile {

@@ -1,15 +1,12 @@
 #include "checkpoint/save/reports.h"
 
 #include <cstring>
-#include <optional>
 #include <span>
-#include <unordered_map>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/endian.h"
 #include "base/host.h"
-#include "base/look_again.h"
 #include "base/named.h"
 #include "checkpoint/save/data_file.h"
 #include "comm/message.h"
@@ -61,54 +58,6 @@ void for_each_file(const Reports& reports, const Visit& visit) {
 
 std::string ranks_place(const RankReport& rank) {
   return rank_on_host(rank.rank, rank.host);
-}
-
-std::unordered_map<std::string, std::uint64_t> sizes_in(const Store& store) {
-  std::unordered_map<std::string, std::uint64_t> sizes;
-  for (const ObjectInfo& object : store.list_level()) sizes.emplace(object.name, object.size);
-  return sizes;
-}
-
-// A data file that rank 0 looks for.
-struct Sought {
-  std::string name;
-  const RankReport& writer;
-  std::uint64_t size = 0;
-};
-
-void require_size(const Sought& file, std::uint64_t size, const Store& store) {
-  if (size == file.size) return;
-  throw Error(ErrorCode::corrupt, ranks_place(file.writer) + " wrote " + std::to_string(file.size) +
-                                      " bytes into " + file.name + ", here it has " +
-                                      std::to_string(size))
-      .at_path(store.name());
-}
-
-bool opens(const Store& store, const Sought& file) {
-  std::optional<std::uint64_t> size;
-  try {
-    size = store.open(file.name)->size();
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::not_found) throw;
-  }
-  if (size) require_size(file, *size, store);
-  return size.has_value();
-}
-
-// What is found is no longer `missing`.
-void look_for(const Store& store, std::vector<Sought>& missing, const Looking& looking) {
-  std::size_t found = 0;
-  const bool all_found = look_until_visible(looking.stop, [&] {
-    while (found < missing.size() && opens(store, missing[found])) ++found;
-    if (found == missing.size()) return true;
-    looking.require_writers();
-    return false;
-  });
-  if (all_found) return missing.clear();
-  std::vector<Sought> rest{missing[found]};
-  for (std::size_t i = found + 1; i < missing.size(); ++i)
-    if (!opens(store, missing[i])) rest.push_back(missing[i]);
-  missing.swap(rest);
 }
 
 }  // namespace
@@ -170,26 +119,12 @@ void require_planned(const Reports& reports, const SavePlan& plan, const std::st
 
 void require_in_store(const Reports& reports, const Store& store, const std::string& attempt,
                       const Looking& looking) {
-  const auto sizes = sizes_in(store);
-  std::vector<Sought> missing;
+  std::vector<Sought> sought;
   for_each_file(reports, [&](const RankReport& rank, const FileReport& file) {
-    const Sought sought{data_file_name(rank.rank, file.file, attempt), rank, file.digest.size};
-    const auto found = sizes.find(sought.name);
-    if (found == sizes.end()) {
-      missing.push_back(sought);
-    } else {
-      require_size(sought, found->second, store);
-    }
+    sought.push_back(
+        {data_file_name(rank.rank, file.file, attempt), ranks_place(rank), file.digest.size});
   });
-  look_for(store, missing, looking);
-  if (missing.empty()) return;
-  Named named;
-  for (const Sought& file : missing) named.add(file.name + " of " + ranks_place(file.writer));
-  throw Error(ErrorCode::incomplete,
-              "rank 0 on " + host_name() + " does not see " + std::to_string(named.count()) +
-                  " of the data files that were written (" + named.text() +
-                  "): do the ranks write into different directories, or to disks of their own?")
-      .at_path(store.name());
+  require_in_store(sought, store, looking);
 }
 
 DigestsByName digests_of(const Reports& reports, const std::string& attempt) {

@@ -2,13 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <stop_token>
 #include <string>
 #include <vector>
 
 #include "checkpoint/digests/side_file.h"
 #include "checkpoint/digests/tail.h"
+#include "checkpoint/save/data_in_store.h"
 #include "checkpoint/save/save_plan.h"
 #include "tessera/comm.h"
 #include "tessera/storage.h"
@@ -43,16 +42,7 @@ struct Reports {
 // size that is not the planned one, or of compressed files does not follow from the lengths of as
 // many items as planned.
 void require_planned(const Reports& reports, const SavePlan& plan, const std::string& attempt);
-// What ends rank 0's looking for files of others, each by a throw.
-struct Looking {
-  std::stop_token stop;
-  // A rank that fails takes its files away, and who deletes the directory takes all.
-  std::function<void()> require_writers;
-};
-// Throws `incomplete` for files that the store does not show here, with who wrote them where, and
-// `corrupt` for those of another size: ranks that write into different directories, or to disks of
-// their own, would get a checkpoint of which a part is missing. What is not listed is opened, and
-// looked for again for 90 seconds.
+// Each file that is reported (data_in_store.h).
 void require_in_store(const Reports& reports, const Store& store, const std::string& attempt,
                       const Looking& looking);
 

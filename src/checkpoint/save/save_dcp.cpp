@@ -455,11 +455,12 @@ class Saver final : public DcpSave {
     const std::size_t files = digests.size();
     const PlanSource source(*plan_, {"1.0.0", store_->name(), opening_.save_id, true},
                             opening_.attempt, are_compressed() ? ItemEnds(reports_) : ItemEnds());
+    const auto last_look = [this] {
+      group_.require_peers();
+      if (hold_) hold_->require_there();
+    };
     const CommittedFiles more =
-        commit_dcp(*store_, source, std::move(digests), types(), replaced_, [this] {
-          group_.require_peers();
-          if (hold_) hold_->require_there();
-        });
+        commit_dcp(*store_, source, {{}, std::move(digests), types(), replaced_, last_look});
     result.files = files + more.files;
     result.total_bytes += more.bytes;
   }

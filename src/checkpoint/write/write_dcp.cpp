@@ -160,7 +160,8 @@ void write_dcp(ConvertJob& job) {
     job.before_visible();
     save_id = random_uuid();
     const WrittenSource metadata(shares, written, names, {"1.0.0", job.final_name, save_id, true});
-    commit_dcp(job.store, metadata, std::move(digests), encode_types(job.leaves), replaced);
+    commit_dcp(job.store, metadata,
+               {{}, std::move(digests), encode_types(job.leaves), replaced, {}});
   } catch (...) {
     if (job.resumption == nullptr) remove_own(job.store, names, save_id);
     throw;

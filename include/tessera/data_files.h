@@ -1,0 +1,99 @@
+// Writing a DCP directory step by step, for whoever plans a save elsewhere, as
+// torch.distributed.checkpoint does. save() of checkpoint.h plans for itself.
+//
+// Ranks talk on their own. Rank 0 makes a DcpDirectory before anybody writes. Every rank fills its
+// files and sends the receipts to rank 0, which commits:
+//
+//   const float data[12] = {};
+//   DataFileWriter file("run/step400", data_file_name(group.rank(), 0, new_attempt()));
+//   const ItemExtent extent = file.tensor(ConstTensorView::of(data, DType::float32, {4, 3}).tensor());
+//   const DataFileReceipt receipt = file.finish();
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "tessera/io.h"
+#include "tessera/location.h"
+#include "tessera/value.h"
+
+namespace tessera {
+
+// A part of file names, drawn at random: names with it belong to one attempt at one save.
+[[nodiscard]] std::string new_attempt();
+// "__3_0_1a2b3c4d5e6f.distcp": the first file of rank 3.
+[[nodiscard]] std::string data_file_name(int rank, int file, const std::string& attempt);
+
+// Where an item lies in its data file, in bytes.
+struct ItemExtent {
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+};
+
+// What the commit has to know of a data file.
+struct DataFileReceipt {
+  std::string name;
+  std::uint64_t size = 0;  // bytes
+  std::uint64_t tail = 0;  // the digest that stands for the whole file
+  std::string writer;      // for errors, such as "rank 3 on host7"
+};
+
+// A data file of items one after another. It appears when it is finished; one that is destroyed
+// before leaves nothing. For one thread at a time.
+class DataFileWriter {
+ public:
+  // The directory is made if it is not there. Throws `already_exists` for a name that is taken.
+  DataFileWriter(const Location& where, const std::string& name);
+  DataFileWriter(DataFileWriter&&) noexcept;
+  DataFileWriter& operator=(DataFileWriter&&) noexcept;
+  ~DataFileWriter();
+
+  // The bytes that torch.save writes for the tensor's elements in row-major order, as one that
+  // needs no gradient. All of it has to be in memory: anything else is `unsupported`. Throws
+  // `cancelled` when `stop` is requested; the file is of no use then, as after any other error.
+  ItemExtent tensor(const Tensor& tensor, const std::stop_token& stop = {});
+  // The bytes that torch.save writes for a value.
+  ItemExtent value(const Value& value);
+  // An item that somebody else has made.
+  ItemExtent archive(ByteView bytes);
+  // Makes the file durable and lets it appear. Once, and nothing may be added after it.
+  [[nodiscard]] DataFileReceipt finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+struct DcpDirectoryOptions {
+  bool overwrite = true;       // false: a checkpoint that is there is `already_exists`
+  bool single_writer = false;  // as in SaveOptions
+};
+
+// The directory while a save goes on, for rank 0 alone. Nobody else saves there meanwhile
+// (`conflict`), where the store can tell.
+class DcpDirectory {
+ public:
+  // Removes what killed saves have left. The checkpoint that is there stays until the commit, and
+  // its files until the next save.
+  explicit DcpDirectory(const Location& where, const DcpDirectoryOptions& options = {});
+  DcpDirectory(DcpDirectory&&) noexcept;
+  DcpDirectory& operator=(DcpDirectory&&) noexcept;
+  ~DcpDirectory();
+
+  // Writes the side file with the digests of all files, and then `.metadata` in one rename.
+  // `metadata` is the pickle of torch's Metadata with this `save_id`: letters, digits and hyphens
+  // (else `invalid_argument`) that no other save has. Looks for every file first: one that is not
+  // there is `incomplete`, and one of another size `corrupt`, after up to 90 seconds. If it throws,
+  // nothing has become visible, and the files that `receipts` name are removed.
+  void commit(ByteView metadata, const std::string& save_id,
+              const std::vector<DataFileReceipt>& receipts, const std::stop_token& stop = {});
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,147 @@
+#include "data_files.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <variant>
+#include <vector>
+
+#include "jobs.h"
+#include "tensors.h"
+#include "tessera/data_files.h"
+#include "tessera/error.h"
+#include "tessera/tensor_view.h"
+#include "text.h"
+
+namespace tessera::python {
+namespace {
+
+// Items of fewer bytes than this are written before somebody could interrupt it.
+constexpr std::uint64_t kQuick = 1U << 20U;
+
+// An item to be: a tensor, or the bytes of an archive.
+using Content = std::variant<Tensor, ByteView>;
+
+ByteView view_of(nb::handle given) {
+  const auto bytes = nb::borrow<nb::bytes>(given);
+  return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
+}
+
+// (address, dtype, shape, strides), whose memory the caller keeps, or bytes.
+Content content_of(nb::handle given) {
+  if (!PyTuple_Check(given.ptr())) return view_of(given);
+  const auto tuple = nb::borrow<nb::tuple>(given);
+  const auto* const address = reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(tuple[0]));
+  return ConstTensorView::of(address, dtype_from_torch(text_of(tuple[1])), shape_of(tuple[2]),
+                             shape_of(tuple[3]))
+      .tensor();
+}
+
+std::uint64_t size_of_content(const Content& content) {
+  if (const auto* const bytes = std::get_if<ByteView>(&content)) return bytes->size();
+  const Tensor& tensor = std::get<Tensor>(content);
+  return byte_size(tensor.dtype, tensor.shape);
+}
+
+class File {
+ public:
+  File(nb::object directory, nb::object name)
+      : file_(DataFileWriter(path_of(directory), path_of(name))) {}
+
+  // Where each item lies: [(offset, length)].
+  nb::list write(nb::handle items) {
+    std::vector<Content> contents;
+    std::uint64_t bytes = 0;
+    for (const nb::handle item : items) {
+      contents.push_back(content_of(item));
+      bytes += size_of_content(contents.back());
+    }
+    std::vector<ItemExtent> places;
+    if (bytes < kQuick) {
+      const nb::gil_scoped_release unlocked;
+      places = write_all(contents, stop_.get_token());
+    } else {
+      places = run_job(nb::none(), [&](Job& job) {
+        const std::stop_callback ends(job.stop(), [this] { stop_.request_stop(); });
+        return write_all(contents, stop_.get_token());
+      });
+    }
+    nb::list list;
+    for (const ItemExtent& place : places) list.append(nb::make_tuple(place.offset, place.length));
+    return list;
+  }
+
+  nb::tuple finish() {
+    const DataFileReceipt receipt = run_job(nb::none(), [this](Job&) { return file_->finish(); });
+    return nb::make_tuple(string_of(receipt.name), receipt.size, receipt.tail,
+                          string_of(receipt.writer));
+  }
+
+  // Nothing is left of a file that was not finished.
+  void drop() { file_.reset(); }
+  void stop() { stop_.request_stop(); }
+
+ private:
+  std::vector<ItemExtent> write_all(const std::vector<Content>& contents,
+                                    const std::stop_token& stop) {
+    std::vector<ItemExtent> places;
+    for (const Content& content : contents) {
+      if (const auto* const bytes = std::get_if<ByteView>(&content))
+        places.push_back(file_->archive(*bytes));
+      else
+        places.push_back(file_->tensor(std::get<Tensor>(content), stop));
+    }
+    return places;
+  }
+
+  std::optional<DataFileWriter> file_;
+  std::stop_source stop_;
+};
+
+class Directory {
+ public:
+  Directory(nb::object path, bool overwrite, bool single_writer) {
+    const std::string where = path_of(path);
+    directory_ = run_job(nb::none(), [&](Job&) {
+      return std::make_unique<DcpDirectory>(where, DcpDirectoryOptions{overwrite, single_writer});
+    });
+  }
+
+  // Each receipt is what `File::finish` gave.
+  void commit(nb::handle metadata, nb::handle save_id, nb::handle receipts) {
+    const ByteView bytes = view_of(metadata);
+    std::vector<DataFileReceipt> files;
+    for (const nb::handle given : receipts) {
+      const auto receipt = nb::cast<nb::tuple>(given);
+      files.push_back({text_of(receipt[0]), nb::cast<std::uint64_t>(receipt[1]),
+                       nb::cast<std::uint64_t>(receipt[2]), text_of(receipt[3])});
+    }
+    const std::string id = text_of(save_id);
+    run_job(nb::none(), [&](Job& job) { directory_->commit(bytes, id, files, job.stop()); });
+  }
+
+  // Another save may begin.
+  void close() { directory_.reset(); }
+
+ private:
+  std::unique_ptr<DcpDirectory> directory_;
+};
+
+}  // namespace
+
+void bind_data_files(nb::module_& module) {
+  module.def("new_attempt", [] { return string_of(new_attempt()); });
+  nb::class_<File>(module, "DataFile")
+      .def(nb::init<nb::object, nb::object>())
+      .def("write", &File::write)
+      .def("finish", &File::finish)
+      .def("drop", &File::drop)
+      .def("stop", &File::stop);
+  nb::class_<Directory>(module, "DcpDirectory")
+      .def(nb::init<nb::object, bool, bool>())
+      .def("commit", &Directory::commit)
+      .def("close", &Directory::close);
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,154 @@
+#include "tessera/data_files.h"
+
+#include <optional>
+#include <utility>
+
+#include "base/host.h"
+#include "base/random_id.h"
+#include "base/stop.h"
+#include "checkpoint/dcp/guard_dcp.h"
+#include "checkpoint/dcp/item_writer.h"
+#include "checkpoint/digests/tail.h"
+#include "checkpoint/open/located.h"
+#include "checkpoint/read/reader.h"
+#include "checkpoint/save/commit_dcp.h"
+#include "checkpoint/save/data_file.h"
+#include "checkpoint/save/data_in_store.h"
+#include "checkpoint/save/elements.h"
+#include "checkpoint/save/leftovers.h"
+#include "checkpoint/save/planned_leaf.h"
+#include "checkpoint/save/probe.h"
+#include "tessera/error.h"
+#include "tessera/store_hold.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kWindow = 1 << 20;  // bytes: stays in the cache between checksum and write
+
+// All elements of the tensor, which one piece has.
+HeldChunk whole_chunk(const Tensor& tensor) {
+  std::vector<HeldChunk> chunks = held_chunks(tensor);
+  if (chunks.size() == 1 && chunks.front().box == whole(tensor.shape)) return chunks.front();
+  throw Error(ErrorCode::unsupported, "an item is made of a tensor that is held whole");
+}
+
+}  // namespace
+
+std::string new_attempt() {
+  return random_attempt();
+}
+
+struct DataFileWriter::State {
+  State(std::shared_ptr<Store> in, const std::string& file)
+      : store(std::move(in)),
+        name(file),
+        sink(store->create(file, IfExists::fail)),
+        writer(sink, file, kWindow) {}
+
+  ItemExtent end(const dcp::Item& item) {
+    sink.end_item(item.offset + item.length);
+    return {item.offset, item.length};
+  }
+
+  std::shared_ptr<Store> store;
+  std::string name;
+  TailedSink sink;
+  ItemWriter writer;
+};
+
+DataFileWriter::DataFileWriter(const Location& where, const std::string& name)
+    : state_(std::make_unique<State>(directory_store(where), name)) {}
+DataFileWriter::DataFileWriter(DataFileWriter&&) noexcept = default;
+DataFileWriter& DataFileWriter::operator=(DataFileWriter&&) noexcept = default;
+DataFileWriter::~DataFileWriter() = default;
+
+ItemExtent DataFileWriter::tensor(const Tensor& tensor, const std::stop_token& stop) {
+  const HeldChunk chunk = whole_chunk(tensor);
+  TensorReader reader(tensor, "");
+  const ElementSource elements = elements_of(tensor, chunk, reader);
+  return state_->end(
+      state_->writer.tensor(tensor.dtype, tensor.shape,
+                            [&](std::int64_t begin, std::int64_t count, MutableByteView scratch) {
+                              require_going_on(stop);
+                              return elements(begin, count, scratch);
+                            }));
+}
+
+ItemExtent DataFileWriter::value(const Value& value) {
+  return state_->end(state_->writer.value(value));
+}
+
+ItemExtent DataFileWriter::archive(ByteView bytes) {
+  return state_->end(state_->writer.archive(bytes));
+}
+
+DataFileReceipt DataFileWriter::finish() {
+  const DataDigest digest = state_->sink.finish();
+  state_->sink.commit();
+  return {state_->name, digest.size, digest.tail, "a writer on " + host_name()};
+}
+
+struct DcpDirectory::State {
+  State(std::shared_ptr<Store> in, const DcpDirectoryOptions& options)
+      : store(std::move(in)), hold(store->hold()) {
+    store->require_writable(probe_name(random_attempt()), options.single_writer);
+    if (!options.overwrite) require_no_checkpoint(*store, store->name());
+    replaced = metadata_version(*store);
+    leftovers.find(*store, hold != nullptr || options.single_writer);
+  }
+
+  void require_there() const {
+    if (hold) hold->require_there();
+  }
+
+  void publish(ByteView metadata, const std::string& save_id,
+               const std::vector<DataFileReceipt>& receipts, const std::stop_token& stop) {
+    Commit commit;
+    commit.save_id = save_id;
+    commit.replaced = replaced;
+    std::vector<Sought> sought;
+    for (const DataFileReceipt& file : receipts) {
+      sought.push_back({file.name, file.writer, file.size});
+      commit.digests.emplace(file.name, FileDigests{file.size, {}, 0, file.tail});
+    }
+    const auto there = [this] { require_there(); };
+    require_in_store(sought, *store, {stop, there});
+    require_going_on(stop);
+    commit.last_look = there;
+    commit_dcp(
+        *store, [&](const auto& write) { write(metadata); }, std::move(commit));
+  }
+
+  void withdraw(const std::string& save_id, const std::vector<DataFileReceipt>& receipts) noexcept {
+    for (const DataFileReceipt& file : receipts) remove_quietly(*store, file.name);
+    remove_quietly(*store, side_file_name(save_id));
+  }
+
+  std::shared_ptr<Store> store;
+  std::unique_ptr<StoreHold> hold;  // null: the store has none
+  Replaced replaced;
+  Leftovers leftovers;
+};
+
+DcpDirectory::DcpDirectory(const Location& where, const DcpDirectoryOptions& options)
+    : state_(std::make_unique<State>(directory_store(where), options)) {}
+DcpDirectory::DcpDirectory(DcpDirectory&&) noexcept = default;
+DcpDirectory& DcpDirectory::operator=(DcpDirectory&&) noexcept = default;
+DcpDirectory::~DcpDirectory() = default;
+
+void DcpDirectory::commit(ByteView metadata, const std::string& save_id,
+                          const std::vector<DataFileReceipt>& receipts,
+                          const std::stop_token& stop) {
+  if (!fits_file_name(save_id))
+    throw Error(ErrorCode::invalid_argument, "a save's id is a text that fits a file name");
+  try {
+    state_->publish(metadata, save_id, receipts, stop);
+  } catch (...) {
+    if (!is_visible(*state_->store, save_id)) state_->withdraw(save_id, receipts);
+    throw;
+  }
+  state_->leftovers.after_commit(*state_->store);
+}
+
+}  // namespace tessera
