@@ -10,5 +10,6 @@
 from tessera.torch._load import load
 from tessera.torch._planner import LoadPlanner
 from tessera.torch._reader import FileSystemReader
+from tessera.torch._writer import FileSystemWriter
 
-__all__ = ["FileSystemReader", "LoadPlanner", "load"]
+__all__ = ["FileSystemReader", "FileSystemWriter", "LoadPlanner", "load"]

@@ -8,6 +8,39 @@
 #include "value/storage_reader.h"
 
 namespace tessera {
+namespace {
+
+constexpr const char* kRoot = "archive";  // the root folder of items
+constexpr std::size_t kArchives = 256;    // that are kept
+
+// Bytes of an archive that is put together in memory: four writes of a few bytes cost more than
+// one and a copy.
+constexpr std::uint64_t kSmallArchive = 64 << 10;
+
+// The bytes of an archive in memory.
+class ArchiveInMemory final : public ByteSink {
+ public:
+  ArchiveInMemory(std::vector<std::byte>& bytes, std::uint64_t size) : bytes_(bytes) {
+    bytes_.resize(static_cast<std::size_t>(size));
+  }
+  void write_at(std::uint64_t offset, ByteView bytes) override {
+    std::ranges::copy(bytes, bytes_.begin() + static_cast<std::ptrdiff_t>(offset));
+  }
+  void commit() override {}
+  [[nodiscard]] const std::string& name() const override { return name_; }
+
+ private:
+  std::vector<std::byte>& bytes_;
+  std::string name_;
+};
+
+}  // namespace
+
+struct ItemWriter::Unfilled {
+  explicit Unfilled(Value of) : tree(std::move(of)), archive(tree, kRoot) {}
+  Value tree;
+  torch_file::Writer archive;
+};
 
 std::uint32_t write_elements(ByteSink& sink, std::uint64_t at, std::int64_t count,
                              std::size_t element, const ElementSource& elements,
@@ -46,6 +79,8 @@ ItemWriter::ItemWriter(ByteSink& sink, std::string path, std::size_t window,
   if (zstd_level) zstd_ = std::make_unique<ZstdSink>(*zstd_level, window);
 }
 
+ItemWriter::~ItemWriter() = default;
+
 MutableByteView ItemWriter::scratch_for(std::uint64_t bytes) {
   const auto needed = static_cast<std::size_t>(std::min<std::uint64_t>(window_, bytes));
   if (scratch_.size() < needed) scratch_.resize(needed);
@@ -60,28 +95,38 @@ dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, const ElementSourc
 }
 
 dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, const ElementWriter& elements) {
-  Tensor tensor;
-  tensor.dtype = dtype;
-  tensor.shape = shape;
-  return made(Value(std::move(tensor)),
+  return made(archive_of(dtype, shape),
               [&](ByteSink& sink, std::uint64_t at, const auto&) { return elements(sink, at); });
 }
 
+const torch_file::Writer& ItemWriter::archive_of(DType dtype, const Shape& shape) {
+  if (archives_.size() == kArchives) archives_.clear();
+  std::unique_ptr<Unfilled>& found = archives_[{dtype, shape}];
+  if (!found) {
+    Tensor tensor;
+    tensor.dtype = dtype;
+    tensor.shape = shape;
+    found = std::make_unique<Unfilled>(Value(std::move(tensor)));
+  }
+  return found->archive;
+}
+
 dcp::Item ItemWriter::value(const Value& value) {
-  return made(value, [&](ByteSink& sink, std::uint64_t at, const torch_file::Writer::Slot& slot) {
-    const MutableByteView scratch = scratch_for(slot.size);
-    if (slot.storage) return write_storage(sink, at, *slot.storage, scratch);
-    const Tensor& tensor = *slot.tensor;
-    TensorReader reader(tensor, "");
-    const std::size_t element = size_of(tensor.dtype);
-    return write_elements(
-        sink, at, numel(tensor.shape), element,
-        [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
-          reader.read(whole(tensor.shape), begin, count, buffer.data());
-          return ByteView(buffer).first(static_cast<std::size_t>(count) * element);
-        },
-        scratch);
-  });
+  return made(torch_file::Writer(value, kRoot),
+              [&](ByteSink& sink, std::uint64_t at, const torch_file::Writer::Slot& slot) {
+                const MutableByteView scratch = scratch_for(slot.size);
+                if (slot.storage) return write_storage(sink, at, *slot.storage, scratch);
+                const Tensor& tensor = *slot.tensor;
+                TensorReader reader(tensor, "");
+                const std::size_t element = size_of(tensor.dtype);
+                return write_elements(
+                    sink, at, numel(tensor.shape), element,
+                    [&](std::int64_t begin, std::int64_t count, MutableByteView buffer) {
+                      reader.read(whole(tensor.shape), begin, count, buffer.data());
+                      return ByteView(buffer).first(static_cast<std::size_t>(count) * element);
+                    },
+                    scratch);
+              });
 }
 
 dcp::Item ItemWriter::archive(ByteView bytes) {
@@ -92,17 +137,24 @@ dcp::Item ItemWriter::archive(ByteView bytes) {
   return item;
 }
 
-dcp::Item ItemWriter::made(const Value& tree, const SlotWriter& write_slot) {
-  torch_file::Writer archive(tree, "archive");
+dcp::Item ItemWriter::made(torch_file::Writer archive, const SlotWriter& write_slot) {
   archive_size_ = archive.size();
   if (zstd_) zstd_->begin(sink_, offset_, archive_size_);
   ByteSink& target = zstd_ ? *zstd_ : sink_;
   const std::uint64_t begin = zstd_ ? 0 : offset_;
-  for (const auto& segment : archive.fixed())
-    target.write_at(begin + segment.offset, segment.bytes);
-  archive.stream(
-      [&](const auto& slot) { return write_slot(target, begin + slot.offset, slot); },
-      [&](std::uint64_t offset, ByteView bytes) { target.write_at(begin + offset, bytes); });
+  const auto write_to = [&](ByteSink& sink, std::uint64_t at) {
+    for (const auto& segment : archive.fixed()) sink.write_at(at + segment.offset, segment.bytes);
+    archive.stream(
+        [&](const auto& slot) { return write_slot(sink, at + slot.offset, slot); },
+        [&](std::uint64_t offset, ByteView bytes) { sink.write_at(at + offset, bytes); });
+  };
+  if (archive_size_ <= kSmallArchive) {
+    ArchiveInMemory small(small_, archive_size_);
+    write_to(small, 0);
+    target.write_at(begin, small_);
+  } else {
+    write_to(target, begin);
+  }
   dcp::Item item{path_, offset_, archive_size_, {}};
   if (zstd_) {
     item.length = zstd_->end();

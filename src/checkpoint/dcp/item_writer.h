@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/dcp/zstd_sink.h"
@@ -31,6 +33,7 @@ class ItemWriter {
   // archive (checkpoint-rows P-23).
   ItemWriter(ByteSink& sink, std::string path, std::size_t window,
              std::optional<int> zstd_level = {});
+  ~ItemWriter();
 
   // A torch.save archive of one tensor of this dtype and shape. As in what PyTorch writes it needs
   // no gradient, which .metadata alone says: torch.load fails for a few dtypes where it does.
@@ -48,7 +51,9 @@ class ItemWriter {
   // Writes the bytes of a slot of an archive at `at` of `sink`; returns their CRC-32.
   using SlotWriter = std::function<std::uint32_t(ByteSink& sink, std::uint64_t at,
                                                  const torch_file::Writer::Slot& slot)>;
-  dcp::Item made(const Value& tree, const SlotWriter& write_slot);
+  dcp::Item made(torch_file::Writer archive, const SlotWriter& write_slot);
+  // Of a tensor. Models have few shapes and many tensors, so archives without elements are kept.
+  const torch_file::Writer& archive_of(DType dtype, const Shape& shape);
   // A window, or less for an item of fewer bytes.
   MutableByteView scratch_for(std::uint64_t bytes);
 
@@ -59,6 +64,9 @@ class ItemWriter {
   std::size_t window_;
   std::unique_ptr<ZstdSink> zstd_;  // null: items are written as they are
   std::vector<std::byte> scratch_;
+  struct Unfilled;
+  std::map<std::pair<DType, Shape>, std::unique_ptr<Unfilled>> archives_;
+  std::vector<std::byte> small_;  // a small archive, until it is written
 };
 
 // Writes the storages' bytes of one slot of an archive at `base`, window by window, and returns
