@@ -1,5 +1,9 @@
 """What the tests of `tessera.torch` share."""
 
+import os
+import socket
+import warnings
+
 import torch
 
 
@@ -30,3 +34,28 @@ def same(a, b):
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     return type(a) is type(b) and a == b
+
+
+def _rank(body, rank, ranks, port, arguments):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    body(rank, ranks, *arguments)
+    torch.distributed.destroy_process_group()
+
+
+def run_ranks(body, ranks, *arguments):
+    """Runs `body(rank, ranks, ...)` in as many processes."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    # What is forked has imported torch already.
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "tessera.torch"])
+    processes = [context.Process(target=_rank, args=(body, rank, ranks, port, arguments)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * ranks
