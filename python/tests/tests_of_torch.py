@@ -45,8 +45,8 @@ def _rank(body, rank, ranks, port, arguments):
     torch.distributed.destroy_process_group()
 
 
-def run_ranks(body, ranks, *arguments):
-    """Runs `body(rank, ranks, ...)` in as many processes."""
+def start_ranks(body, ranks, *arguments):
+    """Begins `body(rank, ranks, ...)` in as many processes."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
@@ -56,6 +56,12 @@ def run_ranks(body, ranks, *arguments):
     processes = [context.Process(target=_rank, args=(body, rank, ranks, port, arguments)) for rank in range(ranks)]
     for process in processes:
         process.start()
+    return processes
+
+
+def run_ranks(body, ranks, *arguments):
+    """The same, and waits for them."""
+    processes = start_ranks(body, ranks, *arguments)
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * ranks
