@@ -1,9 +1,14 @@
 #include "saves.h"
 
+#include <memory>
+#include <string>
+
+#include "groups.h"
 #include "jobs.h"
 #include "options.h"
 #include "reports.h"
 #include "tessera/checkpoint.h"
+#include "tessera/error.h"
 #include "tessera/kinds.h"
 #include "text.h"
 #include "trees.h"
@@ -11,7 +16,19 @@
 namespace tessera::python {
 namespace {
 
-nb::dict save(nb::handle tree, nb::handle target, nb::dict given, nb::object describe,
+IfDiffers if_differs(const Options& all, const char* name, IfDiffers otherwise) {
+  std::string text;
+  all.get(name, text);
+  if (text.empty()) return otherwise;
+  if (text == "refuse") return IfDiffers::refuse;
+  if (text == "warn") return IfDiffers::warn;
+  if (text == "keep") return IfDiffers::keep;
+  throw Error(ErrorCode::invalid_argument,
+              std::string(name) + " is 'refuse', 'warn' or 'keep', and not '" + text + "'");
+}
+
+// `tree` was made by make_tree(). Its memory stays as it is until the call returns.
+nb::dict save(const Tree& tree, nb::handle target, nb::dict given, nb::handle carrier,
               nb::object progress) {
   const std::string to = path_of(target);
   const Options all(std::move(given));
@@ -22,11 +39,14 @@ nb::dict save(nb::handle tree, nb::handle target, nb::dict given, nb::object des
   all.get("overwrite", options.overwrite);
   all.get("single_writer", options.single_writer);
   all.get("threads", options.threads);
-  const Tree held = tree_of(tree, std::move(describe));
+  all.get("one_file_an_item", options.one_file_an_item);
+  options.values = if_differs(all, "values", options.values);
+  options.copies = if_differs(all, "copies", options.copies);
+  const std::unique_ptr<Group> group = group_of(carrier);
   const SaveResult result = run_job(std::move(progress), [&](Job& job) {
     options.progress = job.progress();
     options.stop = job.stop();
-    return tessera::save(held.value, to, options);
+    return tessera::save(tree.value, to, options, *group);
   });
   nb::dict dict = dict_of(result);
   dict["files"] = result.files;
@@ -37,7 +57,9 @@ nb::dict save(nb::handle tree, nb::handle target, nb::dict given, nb::object des
 }  // namespace
 
 void bind_saves(nb::module_& module) {
-  module.def("save", save, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  nb::class_<Tree>(module, "Tree");
+  module.def("make_tree", tree_of);
+  module.def("save", save, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none());
 }
 
 }  // namespace tessera::python

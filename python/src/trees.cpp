@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tensors.h"
+#include "tessera/checkpoint.h"
 #include "tessera/dtype.h"
 #include "tessera/error.h"
 #include "tessera/leaf.h"
@@ -158,7 +159,48 @@ class Builder {
         dict.set_default_factory(Value::global("builtins", text_of(given[2])));
       return dict;
     }
-    return tensor(given);
+    if (what == "archive") return archived(nb::cast<nb::bytes>(given[1]));
+    return what == "sharded" ? sharded(given) : tensor(given);
+  }
+
+  // What torch.save made of an object that only its own class knows.
+  static Value archived(const nb::bytes& bytes) {
+    const auto store = memory_store();
+    put(*store, "value.pt", bytes_of(bytes.c_str(), bytes.size()), IfExists::fail);
+    return Checkpoint::open({store, "value.pt"}).load();
+  }
+
+  // Nobody writes to it; the objects in `kept_` have the memory until the call returns.
+  std::shared_ptr<Storage> storage_at(std::uintptr_t address, std::uint64_t size, DType dtype) {
+    std::shared_ptr<Storage>& storage = storages_[{address, dtype}];
+    if (!storage || address == 0) {
+      storage = std::make_shared<Storage>();
+      storage->data = reinterpret_cast<std::byte*>(address);
+      storage->size = size;
+      storage->dtype = dtype;
+      storage->owner = std::shared_ptr<void>(storage->data, [](void*) {});
+    }
+    return storage;
+  }
+
+  Value sharded(const nb::object& given) {
+    Tensor tensor;
+    tensor.dtype = dtype_from_torch(text_of(given[1]));
+    tensor.shape = shape_of(given[2]);
+    tensor.sharded = true;
+    tensor.requires_grad = nb::cast<bool>(given[4]);
+    for (const nb::handle part : given[3]) {
+      const auto storage = storage_at(nb::cast<std::uintptr_t>(part[0]),
+                                      nb::cast<std::uint64_t>(part[1]), tensor.dtype);
+      tensor.pieces.push_back({Box{shape_of(part[4]), shape_of(part[5])}, storage,
+                               nb::cast<std::int64_t>(part[2]), shape_of(part[3])});
+    }
+    const nb::object placement = given[5];
+    if (!placement.is_none()) {
+      tensor.placement = Placement{nb::cast<int>(placement[0]), nb::cast<int>(placement[1]),
+                                   nb::cast<int>(placement[2])};
+    }
+    return Value(std::move(tensor));
   }
 
   Value tensor(const nb::object& given) {
@@ -168,15 +210,7 @@ class Builder {
     tensor.shape = shape_of(given[5]);
     tensor.requires_grad = nb::cast<bool>(given[7]);
     tensor.parameter = nb::cast<bool>(given[8]);
-    std::shared_ptr<Storage>& storage = storages_[{address, tensor.dtype}];
-    if (!storage || address == 0) {
-      storage = std::make_shared<Storage>();
-      storage->data = reinterpret_cast<std::byte*>(address);
-      storage->size = nb::cast<std::uint64_t>(given[2]);
-      storage->dtype = tensor.dtype;
-      // Nobody writes to it; the objects in `kept_` have the memory until the call returns.
-      storage->owner = std::shared_ptr<void>(storage->data, [](void*) {});
-    }
+    const auto storage = storage_at(address, nb::cast<std::uint64_t>(given[2]), tensor.dtype);
     tensor.pieces.push_back(
         {whole(tensor.shape), storage, nb::cast<std::int64_t>(given[3]), shape_of(given[6])});
     return Value(std::move(tensor));

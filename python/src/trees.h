@@ -19,6 +19,10 @@ struct Tree {
 // returns None, or one of
 //   ("tensor", its storage's address and bytes, its offset in elements, dtype, shape, strides,
 //    requires_grad, parameter, who has the memory)
+//   ("sharded", dtype, shape, parts, requires_grad, placement, who has the memory), of which the
+//    parts are (address and bytes of a storage, offset in elements, strides, offsets, sizes) and
+//    the placement is None or (parts, stride, dim) as layout.h has it
+//   ("archive", the bytes of a torch.save)
 //   ("value", another object), ("global", module, name), ("unsupported", why)
 //   ("ordered_dict", a dict, `_metadata` or None), ("default_dict", a dict, the factory or None)
 // One object becomes one node. Throws `unsupported` with the key of

@@ -67,7 +67,7 @@ def save_file(
     1
     """
     options = {"kind": kind, "overwrite": overwrite, "single_writer": single_writer, "threads": threads}
-    return SaveReport(**_core.save(state, os.fspath(path), options, describe, progress))
+    return SaveReport(**_core.save(_core.make_tree(state, describe), os.fspath(path), options, None, progress))
 
 
 def convert(

@@ -6,53 +6,13 @@ torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 import tessera  # noqa: E402
 import tessera.torch  # noqa: E402
-from tests_of_torch import run_ranks, same  # noqa: E402
-
-
-def model_of(kind):
-    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3, bias=False))
-    if kind == "fsdp1":
-        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-    for layer in model:
-        fully_shard(layer)
-    return fully_shard(model)
-
-
-def trained(kind, steps):
-    """A model and its optimizer's state, as torch's helpers give it."""
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    model = model_of(kind)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        model(torch.arange(14.0).reshape(2, 7)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    # torch cannot load param_groups on a rank that holds nothing of a parameter.
-    return {"model": model_state, "optimizer": optimizer_state["state"], "step": steps}
-
-
-def whole(state):
-    """With every tensor gathered."""
-    if isinstance(state, dict):
-        return {key: whole(value) for key, value in state.items()}
-    if hasattr(state, "full_tensor"):
-        return state.full_tensor()
-    if hasattr(state, "local_shards"):
-        parts = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(parts, [(s.metadata.shard_offsets, s.tensor) for s in state.local_shards()])
-        parts = sorted((part for rank in parts for part in rank), key=lambda part: part[0])
-        return torch.cat([tensor for _, tensor in parts])
-    return state.clone() if isinstance(state, torch.Tensor) else state
+from tests_of_torch import run_ranks, same, trained, whole  # noqa: E402
 
 
 SAVES = {
     "torch": lambda state, path: dcp.save(state, checkpoint_id=path),
     "writer": lambda state, path: dcp.save(state, storage_writer=tessera.torch.FileSystemWriter(path)),
+    "ours": lambda state, path: tessera.torch.save(state, checkpoint_id=path),
 }
 LOADS = {
     "torch": lambda state, path: dcp.load(state, checkpoint_id=path),
@@ -76,11 +36,15 @@ def cleared(state):
     return state
 
 
+# What is loaded by "ours" has been saved for the road before.
+ROADS = (("torch", "reader"), ("torch", "ours"), ("writer", "torch"), ("writer", "ours"), ("ours", "torch"), ("ours", "ours"))
+
+
 def round_trips(rank, ranks, directory, earlier):
     for kind in ("fsdp1", "fsdp2"):
-        state = trained(kind, 2)
-        expected, into = whole(state), trained(kind, 1)
-        for saver, loader in (("torch", "reader"), ("torch", "ours"), ("writer", "torch"), ("writer", "ours")):
+        state, into = trained(kind, 2)[2], trained(kind, 1)[2]
+        expected = whole(state)
+        for saver, loader in ROADS:
             path = f"{directory}/{kind}-{ranks}-{saver}"
             if loader != "ours":
                 SAVES[saver](state, path)
@@ -88,7 +52,7 @@ def round_trips(rank, ranks, directory, earlier):
             LOADS[loader](cleared(into), path)
             assert same(whole(into), expected), (kind, saver, loader)
         if earlier:
-            LOADS["ours"](cleared(into), f"{directory}/{kind}-{earlier}-writer")
+            LOADS["ours"](cleared(into), f"{directory}/{kind}-{earlier}-ours")
             close(whole(into), expected)  # other numbers of ranks sum in other orders
 
 

@@ -36,6 +36,47 @@ def same(a, b):
     return type(a) is type(b) and a == b
 
 
+def model_of(kind):
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3, bias=False))
+    if kind == "fsdp1":
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    for layer in model:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def trained(kind, steps):
+    """A model, its optimizer and the state of both, as torch's helpers give it."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model = model_of(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.arange(14.0).reshape(2, 7)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    # torch cannot load param_groups on a rank that holds nothing of a parameter.
+    return model, optimizer, {"model": model_state, "optimizer": optimizer_state["state"]}
+
+
+def whole(state):
+    """With every tensor gathered."""
+    if isinstance(state, dict):
+        return {key: whole(value) for key, value in state.items()}
+    if hasattr(state, "full_tensor"):
+        return state.full_tensor()
+    if hasattr(state, "local_shards"):
+        parts = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(parts, [(s.metadata.shard_offsets, s.tensor) for s in state.local_shards()])
+        parts = sorted((part for rank in parts for part in rank), key=lambda part: part[0])
+        return torch.cat([tensor for _, tensor in parts])
+    return state.clone() if isinstance(state, torch.Tensor) else state
+
+
 def _rank(body, rank, ranks, port, arguments):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

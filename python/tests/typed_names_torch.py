@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import tessera.torch
 
@@ -11,3 +12,10 @@ def drop_in(state: dict[str, Any], path: str) -> None:
     reader = tessera.torch.FileSystemReader(path, threads=4)
     load(state, storage_reader=reader, planner=tessera.torch.LoadPlanner())
     tessera.torch.load(state, checkpoint_id=path)
+    writer = tessera.torch.FileSystemWriter(path, thread_count=2, single_writer=True)
+    with tessera.torch.install():
+        save(state, storage_writer=writer)
+    report = tessera.torch.save(state, checkpoint_id=path, values="refuse")
+    if isinstance(report, tessera.SaveReport):
+        print(report.files)
+    print(tessera.torch.async_save(state, checkpoint_id=path).result())

@@ -1,15 +1,18 @@
-"""`torch.distributed.checkpoint` with Tessera's reader: checked by digests, in parallel, and nothing is run.
+"""`torch.distributed.checkpoint` with Tessera: digests, commits in one step, and loads that run nothing.
 
-    import torch.distributed.checkpoint as dcp
     import tessera.torch
 
-    dcp.load(state, storage_reader=tessera.torch.FileSystemReader("run/step400"))
+    tessera.torch.save(state, checkpoint_id="run/step400")
     tessera.torch.load(state, checkpoint_id="run/step400")
+
+    tessera.torch.install()     # or: programs that call torch's own functions get it, too
 """
 
+from tessera.torch._install import install
 from tessera.torch._load import load
 from tessera.torch._planner import LoadPlanner
 from tessera.torch._reader import FileSystemReader
+from tessera.torch._save import async_save, save
 from tessera.torch._writer import FileSystemWriter
 
-__all__ = ["FileSystemReader", "FileSystemWriter", "LoadPlanner", "load"]
+__all__ = ["FileSystemReader", "FileSystemWriter", "LoadPlanner", "async_save", "install", "load", "save"]

@@ -16,8 +16,9 @@ from torch.futures import Future
 
 from tessera._checkpoint import Checkpoint, open
 from tessera._errors import Error, MismatchError
-from tessera._memory import Loaded, memory_of
+from tessera._memory import Loaded
 from tessera.torch import _data
+from tessera.torch._fill import Fill
 from tessera.torch._planner import LoadPlanner as OurPlanner
 
 
@@ -53,6 +54,18 @@ class FileSystemReader(filesystem.FileSystemReader):
     def checkpoint_id(self) -> str | os.PathLike[str]:
         return self._given
 
+    @property
+    def plans_here(self) -> bool:
+        """Whether `tessera.torch.load` may plan for it. Else torch does."""
+        return not self._is_torchs
+
+    def opened(self) -> Checkpoint:
+        """The checkpoint as it is now."""
+        opened = open(self._given, threads=self._threads)
+        if opened.kind != "dcp":
+            raise MismatchError(f"mismatch: a {opened.kind} checkpoint, not dcp [{self._given}]", str(self._given))
+        return opened
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         rank = kwargs.get("rank")
         if rank is not None and self.failure is not None:
@@ -74,10 +87,7 @@ class FileSystemReader(filesystem.FileSystemReader):
             path = self._get_metadata_path(rank)
             with self.fs.create_stream(path, "rb") as file:
                 return _data.read_metadata(cast(BinaryIO, file), str(path))
-        self._opened = open(self._given, threads=self._threads)
-        if self._opened.kind != "dcp":
-            kind = self._opened.kind
-            raise MismatchError(f"mismatch: a {kind} checkpoint, not dcp [{self._given}]", str(self._given))
+        self._opened = self.opened()
         # Compared with its digest, and from whatever store the checkpoint is in.
         return _data.read_metadata(io.BytesIO(self._opened._core.file(".metadata")), f"{self._opened.path}/.metadata")
 
@@ -85,7 +95,7 @@ class FileSystemReader(filesystem.FileSystemReader):
         if self._is_torchs:
             return super().read_data(plan, planner)
         if self._opened is None:
-            self._opened = open(self._given, threads=self._threads)
+            self._opened = self.opened()
         values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
         # What is refused is refused before any memory is written.
         convert = _data.Values(str(self._given), getattr(planner, "allow", ()))
@@ -106,26 +116,18 @@ class FileSystemReader(filesystem.FileSystemReader):
 
     def _read_tensors(self, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
         assert self._opened is not None
-        requests: list[Any] = []
-        done: list[tuple[ReadItem, torch.Tensor, torch.Tensor | None]] = []
-        taken: set[int] = set()
+        fill = Fill(self._opened)
+        done: list[tuple[ReadItem, torch.Tensor]] = []
         for item in items:
             target = planner.resolve_tensor(item).detach()
-            memory = self._direct(item, target, taken)
-            aside = None
-            if memory is None:
-                aside = torch.empty(tuple(item.lengths), dtype=self._dtype(item))
-                memory = memory_of(aside)
-            done.append((item, target, aside))
-            requests.append(memory.request(item.storage_index.fqn, self._offsets(item), tuple(item.lengths)))
-        self._opened._fill(requests)
-        for item, target, aside in done:
-            if aside is not None:
-                target.copy_(aside)
+            self._require_shape(item, target)
+            fill.add(item.storage_index.fqn, self._offsets(item), target)
+            done.append((item, target))
+        fill.run()
+        for item, target in done:
             planner.commit_tensor(item, target)
 
-    def _direct(self, item: ReadItem, target: torch.Tensor, taken: set[int]) -> Any:
-        """The target's memory, if the elements can go there as they are. A second key of it (tied weights) cannot."""
+    def _require_shape(self, item: ReadItem, target: torch.Tensor) -> None:
         if tuple(target.shape) != tuple(item.lengths):
             raise MismatchError(
                 f"mismatch: {tuple(target.shape)} is to be filled with {tuple(item.lengths)} elements"
@@ -133,19 +135,6 @@ class FileSystemReader(filesystem.FileSystemReader):
                 str(self._given),
                 item.storage_index.fqn,
             )
-        is_plain = target.device.type == "cpu" and target.layout is torch.strided and type(target) is torch.Tensor
-        if not is_plain or target.is_conj() or target.is_neg() or target.dtype != self._dtype(item):
-            return None
-        if target.numel() > 0 and (target.data_ptr() in taken or 0 in target.stride()):
-            return None
-        taken.add(target.data_ptr())
-        return memory_of(target)
-
-    def _dtype(self, item: ReadItem) -> torch.dtype:
-        assert self._opened is not None
-        dtype = getattr(torch, self._opened[item.storage_index.fqn].dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
 
     def _offsets(self, item: ReadItem) -> tuple[int, ...]:
         """Where the wanted elements begin in the whole tensor."""

@@ -116,6 +116,26 @@ class FileSystemWriter(filesystem.FileSystemWriter):
     def checkpoint_id(self) -> str | os.PathLike[str]:
         return self._given if "://" in self._given else self.path
 
+    @property
+    def directory(self) -> str:
+        """The path or URL as it was given."""
+        return self._given
+
+    @property
+    def plans_here(self) -> bool:
+        """Whether `tessera.torch.save` may plan for it. Else torch does."""
+        return not self._needs_torch
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was told, as `_core.save` takes it."""
+        return {
+            "overwrite": self.overwrite,
+            "single_writer": self._single_writer,
+            "threads": self.thread_count,
+            "one_file_an_item": not self.single_file_per_rank,
+        }
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return "://" in os.fspath(checkpoint_id) or super().validate_checkpoint_id(checkpoint_id)

@@ -10,6 +10,7 @@
 #include "checkpoint/digests/side_file.h"
 #include "checkpoint/save/data_file.h"
 #include "checkpoint/save/probe.h"
+#include "tessera/error.h"
 
 namespace tessera {
 namespace {
@@ -40,6 +41,19 @@ bool is_leftover(const std::string& name, const Present& present) {
   return present.named ? !present.named->contains(name) : is_attempt_name(name);
 }
 
+// Beside a checkpoint that this library cannot read nothing is known to be left over: a later torch
+// may have written it, with other dtypes. It may be replaced all the same.
+std::vector<std::string> known_leftovers(const Store& store) {
+  try {
+    return leftovers_in(store);
+  } catch (const Error& error) {
+    const ErrorCode code = error.code();
+    if (code != ErrorCode::unsupported && code != ErrorCode::unsafe && code != ErrorCode::corrupt)
+      throw;
+    return {};
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> leftovers_in(const Store& store) {
@@ -55,12 +69,12 @@ std::vector<std::string> leftovers_in(const Store& store) {
 
 void remove_leftovers(Store& store) {
   store.remove_unfinished();
-  for (const std::string& name : leftovers_in(store)) store.remove(name);
+  for (const std::string& name : known_leftovers(store)) store.remove(name);
 }
 
 void Leftovers::find(Store& store, bool is_alone) {
   if (is_alone) return remove_leftovers(store);
-  waiting_ = leftovers_in(store);
+  waiting_ = known_leftovers(store);
   // A rival puts its probe there before it looks which checkpoint is there.
   std::erase_if(waiting_, [](const std::string& name) { return is_probe_name(name); });
 }

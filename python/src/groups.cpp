@@ -1,0 +1,92 @@
+#include "groups.h"
+
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tessera/error.h"
+#include "text.h"
+
+namespace tessera::python {
+namespace {
+
+nb::bytes message_of(const Bytes& bytes) {
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+Bytes bytes_of(nb::handle message) {
+  const auto bytes = nb::borrow<nb::bytes>(message);
+  const auto* const begin = static_cast<const std::byte*>(bytes.data());
+  return {begin, begin + bytes.size()};
+}
+
+std::vector<Bytes> all_of(nb::handle messages) {
+  std::vector<Bytes> all;
+  for (const nb::handle message : messages) all.push_back(bytes_of(message));
+  return all;
+}
+
+class CarriedGroup final : public Group {
+ public:
+  explicit CarriedGroup(nb::object carrier)
+      : rank_(nb::cast<int>(carrier.attr("rank"))),
+        size_(nb::cast<int>(carrier.attr("size"))),
+        carrier_(std::move(carrier)) {}
+  ~CarriedGroup() override {
+    const nb::gil_scoped_acquire lock;
+    carrier_.reset();
+  }
+
+  [[nodiscard]] int rank() const noexcept override { return rank_; }
+  [[nodiscard]] int size() const noexcept override { return size_; }
+  void barrier() override { (void)all_gather({}); }
+
+  std::vector<Bytes> gather(const Bytes& mine, int root) override {
+    return asked([&] {
+      const nb::object all = carrier_.attr("gather")(message_of(mine), root);
+      return rank_ == root ? all_of(all) : std::vector<Bytes>();
+    });
+  }
+  std::vector<Bytes> all_gather(const Bytes& mine) override {
+    return asked([&] { return all_of(carrier_.attr("all_gather")(message_of(mine))); });
+  }
+  Bytes broadcast(const Bytes& message, int root) override {
+    return asked([&] { return bytes_of(carrier_.attr("broadcast")(message_of(message), root)); });
+  }
+  Bytes scatter(const std::vector<Bytes>& messages, int root) override {
+    return asked([&] {
+      nb::list all;
+      for (const Bytes& message : messages) all.append(message_of(message));
+      return bytes_of(carrier_.attr("scatter")(all, root));
+    });
+  }
+
+ private:
+  // A group that has failed once is of no use: its ranks are no longer at the same call.
+  template <typename Call>
+  std::invoke_result_t<Call> asked(const Call& call) {
+    if (!failure_.empty()) throw Error(ErrorCode::peer_failed, failure_);
+    const nb::gil_scoped_acquire lock;
+    try {
+      return call();
+    } catch (nb::python_error& error) {
+      failure_ = text_of(nb::str(error.value()));
+    }
+    throw Error(ErrorCode::peer_failed, failure_);
+  }
+
+  int rank_;
+  int size_;
+  nb::object carrier_;
+  std::string failure_;
+};
+
+}  // namespace
+
+std::unique_ptr<Group> group_of(nb::handle carrier) {
+  if (carrier.is_none()) return solo_group();
+  return std::make_unique<CarriedGroup>(nb::borrow(carrier));
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,18 @@
+// A group of ranks whose messages Python carries.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+
+#include "tessera/comm.h"
+
+namespace tessera::python {
+
+// `carrier` has `rank`, `size`, `gather(message, root)`, `all_gather(message)`,
+// `broadcast(message, root)` and `scatter(messages, root)`, for messages of bytes; None: this
+// process alone. What it raises is `peer_failed`. Members may be called without the interpreter's
+// lock, from any thread.
+[[nodiscard]] std::unique_ptr<Group> group_of(nanobind::handle carrier);
+
+}  // namespace tessera::python

@@ -1,0 +1,78 @@
+"""Fills tensors of torch with the elements of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tessera._checkpoint import Checkpoint
+from tessera._memory import Memory, memory_of, torch_dtype
+
+#: Bytes of tensors that are read elsewhere first, at once.
+_ASIDE = 256 << 20
+
+Place = tuple[str, tuple[int, ...]]  # a tensor's name, and where the wanted elements begin in it
+
+
+class Fill:
+    """Collects targets, and fills them. What is added does not change before `run`."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._direct: list[Any] = []
+        self._indirect: list[tuple[Place, torch.Tensor]] = []
+        self._taken: set[int] = set()
+        self._dtypes: dict[str, Any] = {}  # by our name
+
+    def add(self, name: str, offsets: tuple[int, ...], target: torch.Tensor) -> None:
+        """`target` gets as many elements as it has, from `offsets` of the tensor `name` on."""
+        memory = self._memory(name, target)
+        if memory is None:
+            self._indirect.append(((name, offsets), target))
+        else:
+            self._direct.append(memory.request(name, offsets, tuple(target.shape)))
+
+    def run(self) -> None:
+        """Reads straight into the targets' memory; for other dtypes, devices and layouts, aside first."""
+        if self._direct:
+            self._checkpoint._fill(self._direct)
+        batch: list[tuple[Place, torch.Tensor]] = []
+        size = 0
+        for place, target in self._indirect:
+            batch.append((place, target))
+            size += target.numel() * self._dtype(place[0]).itemsize
+            if size >= _ASIDE:
+                self._run_aside(batch)
+                batch, size = [], 0
+        if batch:
+            self._run_aside(batch)
+
+    def _run_aside(self, batch: list[tuple[Place, torch.Tensor]]) -> None:
+        asides = [torch.empty(tuple(target.shape), dtype=self._dtype(name)) for (name, _), target in batch]
+        self._checkpoint._fill(
+            [
+                memory_of(aside).request(name, offsets, tuple(aside.shape))
+                for aside, ((name, offsets), _) in zip(asides, batch)
+            ]
+        )
+        for aside, (_, target) in zip(asides, batch):
+            target.copy_(aside)
+
+    def _memory(self, name: str, target: torch.Tensor) -> Memory | None:
+        """The target's, if the elements can go there as they are. A second key of it (tied weights) cannot."""
+        is_plain = target.device.type == "cpu" and target.layout is torch.strided and type(target) is torch.Tensor
+        if not is_plain or target.is_conj() or target.is_neg() or target.dtype != self._dtype(name):
+            return None
+        address = target.data_ptr()
+        if target.numel() > 0 and (address in self._taken or 0 in target.stride()):
+            return None
+        self._taken.add(address)
+        return memory_of(target)
+
+    def _dtype(self, name: str) -> Any:
+        short = self._checkpoint[name].dtype
+        found = self._dtypes.get(short)
+        if found is None:
+            found = self._dtypes[short] = torch_dtype(short)
+        return found

@@ -1,0 +1,83 @@
+"""The ranks of a process group, as `_core` and the calls of this package use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tessera._errors import Error, PeerFailedError
+
+
+class Group:
+    """Carries messages by the collectives of a process group, from any one thread."""
+
+    def __init__(self, process_group: Any) -> None:
+        self._group = process_group
+        self.rank = dist.get_rank(process_group)
+        self.size = dist.get_world_size(process_group)
+        # Which device is current is known to each thread alone.
+        self._device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
+
+    def gather(self, message: Any, root: int) -> list[Any] | None:
+        self._choose_device()
+        all_messages: list[Any] | None = [None] * self.size if self.rank == root else None
+        dist.gather_object(message, all_messages, group=self._group, group_dst=root)
+        return all_messages
+
+    def all_gather(self, message: Any) -> list[Any]:
+        self._choose_device()
+        all_messages: list[Any] = [None] * self.size
+        dist.all_gather_object(all_messages, message, group=self._group)
+        return all_messages
+
+    def broadcast(self, message: Any, root: int) -> Any:
+        self._choose_device()
+        one = [message]
+        dist.broadcast_object_list(one, group=self._group, group_src=root)
+        return one[0]
+
+    def scatter(self, messages: list[Any], root: int) -> Any:
+        self._choose_device()
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, messages if self.rank == root else None, group=self._group, group_src=root)
+        return mine[0]
+
+    def _choose_device(self) -> None:
+        if self._device is not None:
+            torch.accelerator.set_device_index(self._device)
+
+
+def group_of(process_group: Any, no_dist: bool) -> Group | None:
+    """None: this process is alone."""
+    if no_dist or not dist.is_available() or not dist.is_initialized():
+        return None
+    return Group(process_group)
+
+
+def agree(group: Group | None, error: BaseException | None, answer: Any = None) -> list[Any]:
+    """The answers of all ranks. If some have an error instead, all raise the same."""
+    if group is None:
+        if error is not None:
+            raise error
+        return [answer]
+    told = group.all_gather((error if error is None or isinstance(error, Error) else PeerFailedError(repr(error)), answer))
+    failures = {rank: failure for rank, (failure, _) in enumerate(told) if failure is not None}
+    if error is not None and not isinstance(error, Exception):  # Ctrl-C
+        raise error
+    if failures:
+        raise error_of_ranks(failures) from error
+    return [answer for _, answer in told]
+
+
+def error_of_ranks(failures: Mapping[int, BaseException]) -> Error:
+    """What all ranks raise where these have failed: the error that they share, else `peer_failed`."""
+    peers = {rank: error for rank, error in failures.items() if isinstance(error, Error)}
+    first = peers[min(peers)] if peers else None
+    if first is not None and len(peers) == len(failures):
+        if all(type(error) is type(first) for error in peers.values()):
+            return type(first)(first.text, first.path, first.key, first.offset, peers if len(peers) > 1 else None)
+    text = "; ".join(f"rank {rank}: {error}" for rank, error in sorted(failures.items()))
+    return PeerFailedError(f"peer_failed: {text}", peers=peers)

@@ -1,0 +1,144 @@
+"""`torch.distributed.checkpoint.save` and `async_save` with Tessera's plan, writer and errors."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from tessera import _core
+from tessera._reports import SaveReport
+from tessera.torch import _tree
+from tessera.torch._group import agree, error_of_ranks, group_of
+from tessera.torch._writer import FileSystemWriter
+
+
+def _writer_of(checkpoint_id: str | os.PathLike[str] | None, storage_writer: Any) -> Any:
+    if storage_writer is None:
+        if checkpoint_id is None:
+            raise TypeError("a save needs a checkpoint_id or a storage_writer")
+        return FileSystemWriter(checkpoint_id, thread_count=2)
+    if checkpoint_id is not None:
+        storage_writer.reset(checkpoint_id)
+    return storage_writer
+
+
+def save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: Any = None,
+    planner: Any = None,
+    process_group: Any = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+    values: str = "warn",
+    copies: str = "warn",
+) -> SaveReport | Metadata:
+    """`dcp.save`: every rank saves what it holds, and the checkpoint appears in one step.
+
+    The arguments are torch's. `values` and `copies` say what is done where ranks hold other values,
+    or other elements of what should be the same: "warn", "refuse", or "keep" what each one has.
+    What fails raises a `tessera.Error`, on all ranks.
+
+    A planner, another writer than ours, tensors on a device and sparse ones are left to torch's own
+    planning, which returns torch's `Metadata`.
+
+    >>> import tessera.torch, torch
+    >>> report = tessera.torch.save({"w": torch.zeros(3)}, checkpoint_id=directory + "/step600", no_dist=True)
+    >>> tessera.verify(directory + "/step600").findings
+    []
+    """
+    writer = _writer_of(checkpoint_id, storage_writer)
+    is_ours = planner is None and use_collectives and type(writer) is FileSystemWriter and writer.plans_here
+    if is_ours:
+        report = _save_here(state_dict, writer, process_group, no_dist, {"values": values, "copies": copies})
+        if report is not None:
+            return report
+    try:
+        made: Metadata = state_dict_saver.save(
+            state_dict,
+            storage_writer=writer,
+            planner=planner,
+            process_group=process_group,
+            no_dist=no_dist,
+            use_collectives=use_collectives,
+        )
+        return made
+    except CheckpointException as failure:
+        raise error_of_ranks({rank: error for rank, (error, _) in failure.failures.items()}) from failure
+
+
+def _save_here(
+    state_dict: dict[str, Any], writer: FileSystemWriter, process_group: Any, no_dist: bool, policies: dict[str, str]
+) -> SaveReport | None:
+    """None: some rank leaves it to torch."""
+    group = group_of(process_group, no_dist)
+    tree = failure = None
+    try:
+        describe = _tree.describe_for_ranks(group.size if group else 1)
+        tree = _core.make_tree(_tree.states_of(state_dict), describe)
+    except _tree.LeftToTorch:
+        pass
+    except BaseException as error:
+        failure = error
+    if not all(agree(group, failure, tree is not None)):
+        return None
+    assert tree is not None
+    options = {**writer.options, **policies}
+    return SaveReport(**_core.save(tree, writer.directory, options, group, None))
+
+
+def async_save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: Any = None,
+    planner: Any = None,
+    process_group: Any = None,
+    async_checkpointer_type: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
+    async_stager: Any = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Any:
+    """`dcp.async_save`: copies the state, and saves it in the background. Returns a future.
+
+    The arguments are torch's. By a thread it is our `save`; with `async_stager` or by a process it is
+    torch's own, with our writer.
+
+    >>> import tessera.torch, torch
+    >>> future = tessera.torch.async_save({"w": torch.zeros(3)}, checkpoint_id=directory + "/step700", no_dist=True)
+    >>> future.result().total_bytes > 0
+    True
+    """
+    writer = _writer_of(checkpoint_id, storage_writer)
+    by_thread = async_checkpointer_type == AsyncCheckpointerType.THREAD and async_stager is None
+    if not by_thread or not isinstance(writer, FileSystemWriter):
+        return state_dict_saver.async_save(
+            state_dict,
+            storage_writer=writer,
+            planner=planner,
+            process_group=process_group,
+            async_checkpointer_type=async_checkpointer_type,
+            async_stager=async_stager,
+            no_dist=no_dist,
+            use_collectives=use_collectives,
+        )
+    staged = writer.stage(_tree.states_of(state_dict))
+    executor = ThreadPoolExecutor(1)
+    future: Future[Any] = executor.submit(
+        save,
+        staged,
+        storage_writer=writer,
+        planner=planner,
+        process_group=process_group,
+        no_dist=no_dist,
+        use_collectives=use_collectives,
+    )
+    executor.shutdown(wait=False)
+    return future

@@ -1,0 +1,112 @@
+"""`tessera.torch.install`: programs that make torch's classes get ours."""
+
+import os
+import sys
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+import tessera  # noqa: E402
+import tessera.torch  # noqa: E402
+from tests_of_torch import run_ranks, same, trained, whole  # noqa: E402
+
+THEIRS = (dcp.FileSystemReader, dcp.FileSystemWriter)
+
+
+def is_ours(path):
+    return any(name.startswith("tessera-") for name in os.listdir(path))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_classes_are_in_the_places_of_torchs_until_the_end(tmp_path, monkeypatch):
+    program = types.ModuleType("program")
+    program.Writer = dcp.FileSystemWriter
+    monkeypatch.setitem(sys.modules, "program", program)
+    with tessera.torch.install():
+        assert (dcp.FileSystemReader, dcp.FileSystemWriter) == (tessera.torch.FileSystemReader, tessera.torch.FileSystemWriter)
+        assert program.Writer is tessera.torch.FileSystemWriter and issubclass(program.Writer, THEIRS[1])
+        dcp.save({"w": torch.ones(3), "n": 1}, checkpoint_id=tmp_path / "a")
+        into = {"w": torch.zeros(3), "n": 0}
+        dcp.load(into, checkpoint_id=str(tmp_path / "a"))
+        assert is_ours(tmp_path / "a") and into["w"].all() and into["n"] == 1
+        with tessera.torch.install():
+            pass
+        assert dcp.FileSystemWriter is tessera.torch.FileSystemWriter
+    assert (dcp.FileSystemReader, dcp.FileSystemWriter) == THEIRS and program.Writer is THEIRS[1]
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "b")
+    assert not is_ours(tmp_path / "b")
+    installed = tessera.torch.install()
+    assert dcp.FileSystemReader is tessera.torch.FileSystemReader
+    installed.remove()
+    assert dcp.FileSystemReader is THEIRS[0]
+
+
+def accelerates(kind):
+    """accelerate's plugin, and what its functions use of an Accelerator."""
+    from accelerate import FullyShardedDataParallelPlugin, PartialState
+
+    PartialState(cpu=True)
+    ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=1 if kind == "fsdp1" else 2, state_dict_type="SHARDED_STATE_DICT")
+    if kind == "fsdp1":
+        from torch.distributed.fsdp import ShardedOptimStateDictConfig, ShardedStateDictConfig
+
+        plugin.state_dict_config = ShardedStateDictConfig(offload_to_cpu=False)
+        plugin.optim_state_dict_config = ShardedOptimStateDictConfig(offload_to_cpu=False)
+    accelerator = types.SimpleNamespace(
+        num_processes=ranks, process_index=rank, is_main_process=rank == 0, is_fsdp2=kind == "fsdp2",
+        wait_for_everyone=torch.distributed.barrier,
+    )
+    return plugin, accelerator
+
+
+def by_accelerate(rank, ranks, directory):
+    from accelerate.utils import fsdp_utils
+
+    for kind in ("fsdp1", "fsdp2"):
+        plugin, accelerator = accelerates(kind)
+        path = f"{directory}/accelerate-{kind}"
+        model, optimizer, expected = trained(kind, 2)
+        other, other_optimizer, _ = trained(kind, 1)
+        with tessera.torch.install():
+            fsdp_utils.save_fsdp_model(plugin, accelerator, model, path)
+            fsdp_utils.save_fsdp_optimizer(plugin, accelerator, optimizer, model, path)
+            assert is_ours(f"{path}/pytorch_model_fsdp_0") and is_ours(f"{path}/optimizer_0")
+            fsdp_utils.load_fsdp_model(plugin, accelerator, other, path)
+            fsdp_utils.load_fsdp_optimizer(plugin, accelerator, other_optimizer, other, path)
+        assert same(whole(state_of_training(other, other_optimizer)), whole(expected)), kind
+
+
+def by_lightning(rank, ranks, directory):
+    from lightning.fabric.strategies import FSDPStrategy
+
+    strategy = FSDPStrategy(state_dict_type="sharded")
+    path = f"{directory}/lightning"
+    model, optimizer, expected = trained("fsdp1", 2)
+    other, other_optimizer, _ = trained("fsdp1", 1)
+    with tessera.torch.install():
+        strategy.save_checkpoint(path, {"model": model, "optimizer": optimizer, "step": 2})
+        assert is_ours(path)
+        state = {"model": other, "optimizer": other_optimizer, "step": 0}
+        strategy.load_checkpoint(path, state)
+    assert state["step"] == 2
+    assert same(whole(state_of_training(other, other_optimizer)), whole(expected))
+
+
+def state_of_training(model, optimizer):
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state["state"]}
+
+
+def test_accelerate_saves_and_loads(tmp_path):
+    pytest.importorskip("accelerate")
+    run_ranks(by_accelerate, 2, str(tmp_path))
+
+
+def test_lightning_saves_and_loads(tmp_path):
+    pytest.importorskip("lightning.fabric")
+    run_ranks(by_lightning, 2, str(tmp_path))
