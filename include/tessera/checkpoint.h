@@ -41,6 +41,7 @@ enum class CheckpointKind : std::uint8_t {
 struct OpenOptions {
   // A longer safetensors header is `limit`. The default is the cap of the reference library.
   std::uint64_t header_limit = 100'000'000;  // bytes
+  std::stop_token stop = {};                 // asked at each look into the store
 };
 
 struct ReadOptions {
@@ -53,7 +54,6 @@ struct ReadOptions {
   std::stop_token stop = {};
 };
 
-// One read: what to read, and where to put it.
 struct ReadRequest {
   std::string name;                 // of a tensor
   TensorView to;                    // shaped like `slice`; a flat range is one dimension

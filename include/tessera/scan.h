@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,7 +33,7 @@ struct ScanReport {
 // directory: its `.metadata` (or those of the ranks) and each item that they name, and every file
 // with a suffix of a pickle; in a safetensors file the archives of its entry tessera.tree. Damage
 // is a problem in the report, not an exception: what comes before it is still listed. Throws
-// `not_found`.
-[[nodiscard]] ScanReport scan(const std::string& path);
+// `not_found`, and `cancelled` when `stop` is requested.
+[[nodiscard]] ScanReport scan(const std::string& path, const std::stop_token& stop = {});
 
 }  // namespace tessera

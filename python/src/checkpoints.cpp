@@ -28,9 +28,10 @@ using Shared = std::shared_ptr<Opened>;
 
 Shared opened(nb::object path, std::uint64_t header_limit) {
   const std::string where = path_of(path);
-  return run_job(nb::none(), [&](Job&) {
+  return run_job(nb::none(), [&](Job& job) {
     OpenOptions options;
     options.header_limit = header_limit;
+    options.stop = job.stop();
     return std::make_shared<Opened>(Checkpoint::open(where, options));
   });
 }

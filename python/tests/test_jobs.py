@@ -1,5 +1,8 @@
 """Long calls: Ctrl-C, progress, other threads, and processes that fork afterwards."""
 
+import functools
+import http.server
+import json
 import multiprocessing
 import os
 import signal
@@ -141,3 +144,39 @@ def test_the_end_of_the_program_is_quiet(example):
     code = f"import tessera; c = tessera.open({example!r}); t = c['model.w']"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+class Slow(http.server.SimpleHTTPRequestHandler):
+    """A web server that takes its time as soon as files are read."""
+
+    read = 0
+
+    def do_GET(self):
+        if "model-" in self.path:
+            Slow.read += 1
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)  # meanwhile the signal is handled
+        super().do_GET()
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.mark.parametrize("name", ["open", "scan"])
+def test_ctrl_c_ends_looking_around(name, tmp_path):
+    """A set of many files far away: each is a request."""
+    for i in range(30):
+        tessera.save_file({f"w{i}": numpy.zeros(2)}, tmp_path / f"model-{i}.safetensors")
+    index = {"metadata": {}, "weight_map": {f"w{i}": f"model-{i}.safetensors" for i in range(30)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Slow, directory=tmp_path))
+    threading.Thread(target=server.serve_forever).start()
+    Slow.read = 0
+    url = f"http://127.0.0.1:{server.server_port}/"
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            getattr(tessera, name)(url)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert 0 < Slow.read < 30

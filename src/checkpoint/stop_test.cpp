@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "checkpoint/test_support.h"
+#include "tessera/scan.h"
 
 namespace tessera {
 namespace {
@@ -167,6 +168,18 @@ TEST(Stop, EndsAConversionOfEveryKind) {
     again.resume = true;
     EXPECT_EQ(convert(root + "/c", root + target, again).tensors, 1U) << target;
   }
+}
+
+TEST(Stop, EndsAnOpenAndAScan) {
+  const std::string directory = temporary_directory() + "/c";
+  save(Value::dict({{"n", 1}}), directory);
+  std::stop_source source;
+  EXPECT_EQ(Checkpoint::open(directory, {.stop = source.get_token()}).leaves.size(), 1U);
+  EXPECT_TRUE(scan(directory, source.get_token()).problems.empty());
+  source.request_stop();
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(directory, {.stop = source.get_token()}); }),
+            ErrorCode::cancelled);
+  EXPECT_EQ(code_of([&] { (void)scan(directory, source.get_token()); }), ErrorCode::cancelled);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/one_of.h"
+#include "base/stop.h"
 #include "checkpoint/dcp/dcp_items.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/open/located.h"
@@ -19,6 +20,7 @@
 #include "format/torch/names.h"
 #include "format/zip/zip.h"
 #include "io/head.h"
+#include "storage/stopping_store.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -98,7 +100,8 @@ NameKind kind_of(const pickle::Mention& mention) {
 
 class Scan {
  public:
-  explicit Scan(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  Scan(std::shared_ptr<Store> store, std::stop_token stop)
+      : store_(stopping_store(std::move(store), stop)), stop_(std::move(stop)) {}
 
   // Any file, by its content; with `must` one that is no pickle is a problem.
   void file(const std::string& name, bool must) {
@@ -138,6 +141,7 @@ class Scan {
     try {
       call();
     } catch (Error& error) {
+      if (error.code() == ErrorCode::cancelled) throw;
       error.at_path(store_->name() + "/" + where);
       report_.problems.emplace_back(error.what());
     }
@@ -145,6 +149,7 @@ class Scan {
 
   void item(const dcp::Item& item, const std::string& key) {
     guarded(item.path, [&] {
+      require_going_on(stop_);
       auto& source = sources_[item.path];
       if (!source) source = store_->open(item.path);
       // A data file in the safetensors format: the length is one of raw elements.
@@ -201,6 +206,7 @@ class Scan {
   }
 
   std::shared_ptr<Store> store_;
+  std::stop_token stop_;
   std::map<std::string, std::shared_ptr<const ByteSource>> sources_;  // data files, by name
   std::map<std::string, ScannedName> names_;
   ScanReport report_;
@@ -218,14 +224,15 @@ bool may_be_pickle(const std::string& name) {
   return !name.ends_with(".distcp") && !name.ends_with(".json");
 }
 
-ScanReport scan_object(std::shared_ptr<Store> store, const std::string& name) {
-  Scan scan(std::move(store));
+ScanReport scan_object(std::shared_ptr<Store> store, const std::string& name,
+                       const std::stop_token& stop) {
+  Scan scan(std::move(store), stop);
   scan.file(name, true);
   return std::move(scan).report();
 }
 
-ScanReport scan_directory(const std::shared_ptr<Store>& store) {
-  Scan scan(store);
+ScanReport scan_directory(const std::shared_ptr<Store>& store, const std::stop_token& stop) {
+  Scan scan(store, stop);
   // As its readers do: where there is no `.metadata`, the ranks' own count.
   const bool merged = !store->exists(kDcpMetadata);
   for (const ObjectInfo& object : store->list()) {
@@ -243,18 +250,19 @@ std::string_view to_string(NameKind kind) noexcept {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
-ScanReport scan(const std::string& path) {
+ScanReport scan(const std::string& path, const std::stop_token& stop) {
   namespace fs = std::filesystem;
   const Location where = located_source(path);
-  if (where.store)
-    return where.name.empty() ? scan_directory(where.store) : scan_object(where.store, where.name);
+  if (where.store) {
+    return where.name.empty() ? scan_directory(where.store, stop)
+                              : scan_object(where.store, where.name, stop);
+  }
   const fs::path file = where.path;
   std::error_code error;
   if (!fs::exists(file, error))
     throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
-  return fs::is_directory(file, error)
-             ? scan_directory(posix_store(file.string()))
-             : scan_object(posix_store(file.parent_path().string()), file.filename().string());
+  if (fs::is_directory(file, error)) return scan_directory(posix_store(file.string()), stop);
+  return scan_object(posix_store(file.parent_path().string()), file.filename().string(), stop);
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "checkpoint/open/open.h"
+#include "storage/stopping_store.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "value/render.h"
@@ -25,7 +26,9 @@ bool matches(const std::string& name, const std::string& glob) {
 }  // namespace
 
 Checkpoint Checkpoint::open(const Location& where, const OpenOptions& options) {
-  Checkpoint checkpoint = open_checkpoint(place_of(where), options);
+  Place place = place_of(where);
+  place.store = stopping_store(std::move(place.store), options.stop);
+  Checkpoint checkpoint = open_checkpoint(place, options);
   checkpoint.index_names();
   return checkpoint;
 }
