@@ -22,7 +22,7 @@
 #include "tessera/detail/call.h"
 #include "tessera/detail/tensors_of.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 namespace detail {
 

@@ -5,7 +5,7 @@
 
 #include "tessera/storage.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // The directory `of`, some of whose files are read from the directory `cache`; each is a path, a
 // store, or with Location::name a directory in a store. What there is, the store says, and the

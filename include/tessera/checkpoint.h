@@ -22,7 +22,7 @@
 #include "tessera/tensor_view.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // The OLMo kinds are directories (docs/formats/olmo.md). All of them name their leaves alike:
 // "model.NAME", "optim.state.NAME.KEY", "optim.param_groups...", "train.KEY".

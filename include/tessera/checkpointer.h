@@ -27,7 +27,7 @@
 #include "tessera/optimizer_ref.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 enum class CheckpointerKind : std::uint8_t {
   full,          // model.pt, optim.pt, train.pt: whole tensors

@@ -9,7 +9,7 @@
 #include "tessera/optimizer_ref.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct StateSaveOptions {
   bool save_overwrite = false;  // false: what is there is `already_exists`

@@ -19,7 +19,7 @@
 
 #include "tessera/error.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 using Bytes = std::vector<std::byte>;
 

@@ -11,7 +11,7 @@
 
 #include "tessera/checkpoint.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // How an OLMo target is laid out.
 struct OlmoOptions {

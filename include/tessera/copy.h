@@ -7,7 +7,7 @@
 #include "tessera/job.h"
 #include "tessera/location.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct CopyOptions {
   // false: another checkpoint at the target is `already_exists`. What an interrupted copy of the

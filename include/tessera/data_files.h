@@ -6,7 +6,8 @@
 //
 //   const float data[12] = {};
 //   DataFileWriter file("run/step400", data_file_name(group.rank(), 0, new_attempt()));
-//   const ItemExtent extent = file.tensor(ConstTensorView::of(data, DType::float32, {4, 3}).tensor());
+//   const ConstTensorView view = ConstTensorView::of(data, DType::float32, {4, 3});
+//   const ItemExtent extent = file.tensor(view.tensor());
 //   const DataFileReceipt receipt = file.finish();
 #pragma once
 
@@ -20,7 +21,7 @@
 #include "tessera/location.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // A part of file names, drawn at random: names with it belong to one attempt at one save.
 [[nodiscard]] std::string new_attempt();

@@ -15,7 +15,7 @@
 #include "tessera/deferred_init.h"
 #include "tessera/fsdp.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct DistributedDataParallelOptions : ReplicateOptions {
   bool broadcast_buffers = true;

@@ -38,7 +38,7 @@
 
 #include "tessera/detail/call.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 namespace detail {
 

@@ -10,7 +10,7 @@
 
 #include "tessera/io.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Host memory that copies go to and come from. One thread uses it at a time.
 struct HostWindow {

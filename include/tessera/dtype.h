@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 enum class DType : std::uint8_t {
   float32,

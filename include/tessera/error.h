@@ -15,7 +15,7 @@
 #include <string>
 #include <string_view>
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 enum class ErrorCode : std::uint8_t {
   invalid_argument,  // the caller asked for something that makes no sense

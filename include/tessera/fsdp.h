@@ -65,7 +65,7 @@
 #include "tessera/parameter.h"
 #include "tessera/shard_options.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // A module as the functions below take it: a holder or a shared_ptr of its class, which has
 // forward. Callers pass either; they need not name this class.

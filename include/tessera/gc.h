@@ -9,7 +9,7 @@
 
 #include "tessera/location.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct GcOptions {
   bool remove = false;  // false: it is only listed

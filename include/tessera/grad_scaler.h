@@ -31,7 +31,7 @@
 #include "tessera/parameter.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct GradScalerOptions {
   // Kept as float32. The gradient of a float16 loss is the scale itself, and 65536 is infinite in

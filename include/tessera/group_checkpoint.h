@@ -17,7 +17,7 @@
 
 #include "tessera/checkpoint.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 class GroupCheckpoint {
  public:

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 using ByteView = std::span<const std::byte>;
 using MutableByteView = std::span<std::byte>;

@@ -8,7 +8,7 @@
 
 #include "tessera/error.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Progress of long work. Working threads call the hook about ten times a second, one call at a
 // time; the caller's own thread calls it when all is done. In a job of several ranks each rank

@@ -7,7 +7,7 @@
 
 #include "tessera/checkpoint.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // The inverse of to_string(CheckpointKind). Throws `invalid_argument` with the names that there
 // are.

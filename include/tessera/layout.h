@@ -11,7 +11,7 @@
 
 #include "tessera/dtype.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 using Shape = std::vector<std::int64_t>;  // sizes, outermost first; empty: a scalar of one element
 

@@ -10,7 +10,7 @@
 
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // A dict key that is not a string.
 struct DictKey {

@@ -11,7 +11,7 @@
 #include "tessera/job.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // What a load does about a key that the tree and the checkpoint do not have alike. All keys that
 // are refused are in one error, which counts them, names a hundred with what differs, and has the

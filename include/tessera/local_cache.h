@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct LocalCache {
   std::string directory;

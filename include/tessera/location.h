@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 class Store;  // storage.h
 

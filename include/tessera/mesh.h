@@ -17,7 +17,7 @@
 
 #include "tessera/comm.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct MeshOptions {
   // Where parameters live and compute runs. Unset: CUDA device LOCAL_RANK if libtorch has CUDA and

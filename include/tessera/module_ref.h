@@ -6,7 +6,7 @@
 
 #include <memory>
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Functions make it from their argument and do not keep it, because it does not own the module.
 class ModuleRef {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Made by Store::new_directory. Without commit it goes, with all that is in it.
 class NewDirectory {

@@ -17,7 +17,7 @@
 
 #include "tessera/dtype.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // The flat parameter of one module that FSDP1 wraps.
 struct FlatUnit {

@@ -12,7 +12,7 @@
 
 #include "tessera/parameter.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct AdamWOptions {
   double lr = 1e-3;

@@ -15,7 +15,7 @@
 
 #include "tessera/parameter.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Makes an optimizer for these tensors.
 using MakeOptimizer =

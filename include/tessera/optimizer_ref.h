@@ -35,7 +35,7 @@
 #include "tessera/optim.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Visits the fields of a state or of options, in PyTorch's order. Saving reads the fields; loading
 // replaces those that the loaded state has.

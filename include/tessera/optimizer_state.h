@@ -12,7 +12,7 @@
 
 #include "tessera/checkpoint.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Loads what the checkpoint has under `optimizer_key`, a key at the top of its tree, and returns it
 // as a tree {optimizer_key: ...}. Values are as they are in the checkpoint. Tensors have memory

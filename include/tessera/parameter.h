@@ -12,7 +12,7 @@
 #include "tessera/layout.h"
 #include "tessera/mesh.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 namespace detail {
 // The unit that a parameter belongs to.

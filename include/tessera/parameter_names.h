@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // A parameter that was renamed, or several that were made of one.
 struct NameRule {

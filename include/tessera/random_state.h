@@ -7,7 +7,7 @@
 
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // A dict with "torch", the state of libtorch's default generator on the CPU, and "cuda", that of
 // the current CUDA device: tensors of uint8 with the bytes that Python's torch.get_rng_state() and

@@ -16,7 +16,7 @@
 #include "tessera/error.h"
 #include "tessera/parameter_names.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Which of OLMo's kinds the directory holds, by the names of its files: a node that has its own
 // ranks' files alone knows it, too. None: another kind, or no checkpoint. Throws `not_found` where

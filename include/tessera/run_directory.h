@@ -21,7 +21,7 @@
 #include "tessera/comm.h"
 #include "tessera/storage.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct RunCheckpoint {
   std::int64_t step = 0;

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct SafetensorsSet {
   // By name, the number of a tensor's file, from 1 on. The largest number N is that of the files:

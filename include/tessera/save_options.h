@@ -13,7 +13,7 @@
 #include "tessera/olmo_save.h"
 #include "tessera/safetensors_set.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 enum class CheckpointKind : std::uint8_t;  // checkpoint.h
 struct Tensor;                             // value.h

@@ -3,7 +3,7 @@
 
 #include "tessera/checkpoint.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Saves what this rank holds as its part of a DCP checkpoint, without a word to other ranks, as
 // PyTorch does with use_collectives=False: data files and `__{rank}.metadata`, and no `.metadata`.

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 enum class NameKind : std::uint8_t {
   known,      // has a meaning here: becomes a value

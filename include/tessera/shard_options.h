@@ -12,7 +12,7 @@
 
 #include "tessera/mesh.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // PyTorch's MixedPrecisionPolicy. Shards, their gradients and checkpoints keep the parameters' own
 // dtype. Options that are not set change nothing.

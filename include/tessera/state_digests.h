@@ -13,7 +13,7 @@
 #include "tessera/storage.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // By name: the CRC-32 of a tensor's bytes in row-major order, which torch.save records of it, too.
 using StateDigests = std::map<std::string, std::uint32_t>;

@@ -27,7 +27,7 @@
 
 #include "tessera/checkpoint.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 class Stateful {
  public:

@@ -11,7 +11,7 @@
 #include "tessera/io.h"
 #include "tessera/location.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct ObjectInfo {
   std::string name;          // relative to the store's root, '/' between parts

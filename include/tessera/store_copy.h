@@ -7,7 +7,7 @@
 
 #include "tessera/storage.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct StoreCopy {
   // What open() of this store gave, or of one with the same server and credentials. If its object

@@ -1,7 +1,7 @@
 // A store whose directory one writer has for itself.
 #pragma once
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Made by Store::hold, and ends with the process that has it, however that ends. Nobody else holds
 // the store meanwhile; writers that do not ask are not kept out.

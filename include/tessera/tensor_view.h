@@ -9,7 +9,7 @@
 #include "tessera/layout.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // A tensor whose elements may be read. Its memory must outlive the view and everything made from
 // it.

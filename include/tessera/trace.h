@@ -16,7 +16,7 @@
 #include "tessera/mesh.h"
 #include "tessera/module_ref.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 namespace detail {
 class Unit;

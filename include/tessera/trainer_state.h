@@ -8,7 +8,7 @@
 
 #include "tessera/checkpoint.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct TrainerState {
   // A tree that owns its memory. None: no rank has saved one.

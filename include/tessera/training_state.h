@@ -22,7 +22,7 @@
 #include "tessera/optimizer_ref.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 class TrainingState {
  public:

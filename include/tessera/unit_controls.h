@@ -15,7 +15,7 @@
 
 #include "tessera/module_ref.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 namespace detail {
 class Unit;

@@ -9,7 +9,7 @@
 #include "tessera/job.h"
 #include "tessera/storage.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct UploadOptions {
   // false: a checkpoint at the target, or data of another one, is `already_exists`. What an upload

@@ -25,7 +25,7 @@
 #include "tessera/io.h"
 #include "tessera/layout.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 class Value;
 

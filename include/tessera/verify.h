@@ -10,7 +10,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 struct Finding {
   ErrorCode code;

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
 // The name nearest to `typed`: at most two letters inserted, left out, changed or swapped with
@@ -13,3 +14,4 @@ namespace tessera {
 [[nodiscard]] std::string nearest(std::string_view typed, const std::vector<std::string>& names);
 
 }  // namespace tessera
+#pragma GCC visibility pop

@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "tessera/error.h"
+#include "tessera/version.h"
 #include "value/render.h"
 
 namespace {
@@ -77,7 +78,7 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error, bool json) {
 int run(int argc, char** argv) {
   CLI::App app{"Inspects, checks, compares and converts checkpoints of PyTorch", "tessera"};
   app.footer(kExamples);
-  app.set_version_flag("--version", std::string("tessera ") + TESSERA_VERSION);
+  app.set_version_flag("--version", "tessera " + std::string(version()));
   app.require_subcommand(1);
   Common common;
   Action action;

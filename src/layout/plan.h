@@ -13,6 +13,7 @@
 
 #include "tessera/layout.h"
 
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
 // `count` elements at global position `global`, which are the slice's own elements from `local` on
@@ -70,3 +71,4 @@ void require_filled(const Shape& shape, std::span<const Slice> to, std::span<con
 void require_covered_once(const Shape& shape, std::span<const Slice> pieces);
 
 }  // namespace tessera
+#pragma GCC visibility pop

@@ -7,6 +7,7 @@
 
 #include "tessera/value.h"
 
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
 // "a list", "a string": for messages.
@@ -30,3 +31,4 @@ namespace tessera {
 [[nodiscard]] std::string key_text(const Value& key);
 
 }  // namespace tessera
+#pragma GCC visibility pop

@@ -15,7 +15,8 @@
 
 #include "tessera/detail/tensors_of.h"
 
-namespace tessera::detail {
+namespace [[gnu::visibility("default")]] tessera {
+namespace detail {
 
 class Unit;
 
@@ -135,4 +136,5 @@ decltype(auto) call_method(Method method, Impl& impl, Arguments&&... arguments) 
                    std::forward<Arguments>(arguments)...);
 }
 
-}  // namespace tessera::detail
+}  // namespace detail
+}  // namespace tessera

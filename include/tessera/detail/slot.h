@@ -14,7 +14,8 @@
 #include "tessera/detail/call.h"
 #include "tessera/shard_options.h"
 
-namespace tessera::detail {
+namespace [[gnu::visibility("default")]] tessera {
+namespace detail {
 
 // What a Sequential slot holds for a module that is a unit: torch's own holder, but its calls of
 // forward are seen.
@@ -97,4 +98,5 @@ struct UnitModule {
 // Makes one unit of the modules, without those that another one of them contains.
 void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec);
 
-}  // namespace tessera::detail
+}  // namespace detail
+}  // namespace tessera

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // `known`: whether all tensors inside a T are found. `any`: whether there may be some.
 template <typename T, typename = void>

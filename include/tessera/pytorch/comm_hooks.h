@@ -10,7 +10,7 @@
 
 #include "tessera/mesh.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Called on every rank in the same order, once per unit and backward, instead of FSDP's own
 // reduction and division. `gradient` is one-dimensional, and the hook may change it. If parameters

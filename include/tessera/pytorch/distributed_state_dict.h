@@ -35,7 +35,7 @@
 #include "tessera/optimizer_ref.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // PyTorch's StateDictOptions. `dsd_fqn_modifiers` is not among them: it names a method by which a
 // Python module says that its state dict has other names than the module, and C++ modules have no

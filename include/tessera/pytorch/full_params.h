@@ -19,7 +19,7 @@
 
 #include "tessera/module_ref.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // Arguments of PyTorch's summon_full_params.
 struct FullParamsOptions {

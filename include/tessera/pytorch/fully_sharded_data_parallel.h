@@ -30,7 +30,7 @@
 #include "tessera/pytorch/comm_hooks.h"
 #include "tessera/pytorch/full_params.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // What is sharded, and how long parameters stay gathered.
 enum class ShardingStrategy : std::uint8_t {

@@ -35,7 +35,7 @@
 #include "tessera/optimizer_ref.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // The parameters that an optimizer was made from. Deprecated, as in PyTorch: numbers of parameters
 // are found without it, and each use logs PyTorch's warning.

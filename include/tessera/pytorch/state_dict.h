@@ -17,7 +17,7 @@
 #include "tessera/module_ref.h"
 #include "tessera/value.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 namespace detail {
 class Unit;

@@ -14,7 +14,7 @@
 
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 
-namespace tessera {
+namespace [[gnu::visibility("default")]] tessera {
 
 // While it lives, wrap() on this thread makes units with these options. Throws `unsupported` while
 // another one lives.

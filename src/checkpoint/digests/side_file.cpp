@@ -7,6 +7,7 @@
 #include "base/digest.h"
 #include "checkpoint/digests/json_writer.h"
 #include "tessera/error.h"
+#include "tessera/version.h"
 
 namespace tessera {
 namespace {
@@ -92,7 +93,7 @@ void append_files(JsonWriter& json, const DigestsByName& files, bool with_tails)
 }  // namespace
 
 std::string own_producer() {
-  return "tessera " TESSERA_VERSION;
+  return "tessera " + std::string(version());
 }
 
 std::string side_file_name(const std::string& save_id) {

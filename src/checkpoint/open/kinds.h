@@ -9,6 +9,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/kinds.h"
 
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
 struct KindRow {
@@ -45,3 +46,4 @@ inline constexpr std::array<KindRow, 8> kKinds = {{
 }
 
 }  // namespace tessera
+#pragma GCC visibility pop

@@ -5,6 +5,7 @@
 
 #include "tessera/dtype.h"
 
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
 // Whether cast() knows the pair: floating point of 16 bits and more, integers up to 64 bits, bool.
@@ -19,3 +20,4 @@ namespace tessera {
 void cast(DType from, const std::byte* in, DType to, std::byte* out, std::int64_t count);
 
 }  // namespace tessera
+#pragma GCC visibility pop

@@ -9,6 +9,7 @@
 #include "tessera/layout.h"
 #include "tessera/storage.h"
 
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
 class NpyWriter {
@@ -27,3 +28,4 @@ class NpyWriter {
 };
 
 }  // namespace tessera
+#pragma GCC visibility pop

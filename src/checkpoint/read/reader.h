@@ -15,6 +15,7 @@
 #include "tessera/layout.h"
 #include "tessera/value.h"
 
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
 // Counters of one job, added to by several threads.
@@ -128,3 +129,4 @@ class TensorReader {
                                   const std::string& name);
 
 }  // namespace tessera
+#pragma GCC visibility pop

@@ -8,6 +8,7 @@
 #include "tessera/leaf.h"
 #include "tessera/value.h"
 
+#pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
 // The leaves that one of `only` selects; all when it is empty. "model" and "optim" select the
@@ -34,3 +35,4 @@ void rename(Leaf& leaf, std::string name);
 void convert_floating(std::vector<Leaf>& leaves, DType dtype);
 
 }  // namespace tessera
+#pragma GCC visibility pop

@@ -8,6 +8,7 @@
 #include "storage/http/loopback.h"
 #include "storage/http/reply.h"
 #include "storage/http/upload.h"
+#include "tessera/version.h"
 
 namespace tessera {
 namespace {
@@ -141,7 +142,7 @@ class Transfer::Handle {
     set(CURLOPT_URL, request.url.c_str());
     set(CURLOPT_PATH_AS_IS, 1L);  // as it was signed
     set(CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
-    set(CURLOPT_USERAGENT, "tessera/" TESSERA_VERSION);
+    set(CURLOPT_USERAGENT, "tessera/" TESSERA_VERSION_STRING);
     set(CURLOPT_FOLLOWLOCATION, 0L);
     if (request.method == "HEAD") {
       set(CURLOPT_NOBODY, 1L);
