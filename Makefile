@@ -1,5 +1,5 @@
 # Only the commands that a person types. The work is in CMakePresets.json and tools/.
-.PHONY: help setup demo test build core bench lint format tidy fuzz asan tsan soak install wheel clean
+.PHONY: help setup demo test build core bench lint format tidy fuzz asan tsan soak install wheel deb docs clean
 .DEFAULT_GOAL := help
 
 # A libtorch file can take over 2 GB to compile; the number of jobs follows cores and memory.
@@ -59,6 +59,12 @@ soak: build ## run the long counts: kills, delays, damages, round trips, trainin
 
 install: build ## install libraries, headers and the stripped command under PREFIX
 	@cmake --install $(BUILD) --prefix $(PREFIX) --strip
+
+deb: setup ## build Debian packages into dist/, and check them with lintian
+	@tools/deb $(JOBS)
+
+docs: ## build the pages of the C++ headers and of the Python package into build/docs
+	@tools/docs
 
 wheel: setup ## build the wheel and the sdist of the Python package into dist/, and test it
 	@tools/wheel
