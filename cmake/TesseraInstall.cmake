@@ -40,7 +40,8 @@ function(tessera_component component)
   target_link_libraries(${umbrella}_all INTERFACE ${ARGN})
   set_target_properties(${umbrella}_all PROPERTIES EXPORT_NAME ${component})
   install(TARGETS ${umbrella}_all ${ARGN} EXPORT Tessera${component}
-          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component})
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component}
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component})
   install(EXPORT Tessera${component} NAMESPACE Tessera:: FILE Tessera${component}Targets.cmake
           DESTINATION ${TESSERA_PACKAGE_DIR} COMPONENT ${component})
 endfunction()
@@ -57,7 +58,11 @@ foreach(_library IN LISTS _libraries)
   endif()
 endforeach()
 
-tessera_component(Core ${_core_libraries})
+if(BUILD_SHARED_LIBS)
+  tessera_component(Core tessera_shared tessera_options)
+else()
+  tessera_component(Core ${_core_libraries})
+endif()
 if(TESSERA_TORCH)
   tessera_rebind_libtorch()
   set_target_properties(tessera_libtorch PROPERTIES EXPORT_NAME libtorch)
@@ -85,6 +90,27 @@ configure_package_config_file(cmake/TesseraConfig.cmake.in ${PROJECT_BINARY_DIR}
                               INSTALL_DESTINATION ${TESSERA_PACKAGE_DIR})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
+
+# For pkg-config: the archives with what they need, or the one library.
+set(TESSERA_PC_LIBS -ltessera)
+set(TESSERA_PC_REQUIRES)
+if(NOT BUILD_SHARED_LIBS)
+  set(TESSERA_PC_LIBS ${_core_libraries})
+  list(REMOVE_ITEM TESSERA_PC_LIBS tessera_options)
+  list(REVERSE TESSERA_PC_LIBS)
+  list(TRANSFORM TESSERA_PC_LIBS PREPEND -l)
+  list(JOIN TESSERA_PC_LIBS " " TESSERA_PC_LIBS)
+  set(TESSERA_PC_LIBS "-Wl,--start-group ${TESSERA_PC_LIBS} -Wl,--end-group -pthread -ldl")
+  set(TESSERA_PC_REQUIRES "Requires: fmt libdeflate libxxhash libzstd yaml-cpp zlib")
+  if(TESSERA_REMOTE)
+    string(APPEND TESSERA_PC_REQUIRES " pugixml")
+  endif()
+endif()
+file(RELATIVE_PATH TESSERA_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+configure_file(cmake/tessera.pc.in ${PROJECT_BINARY_DIR}/tessera.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/tessera.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT Core)
+install(FILES LICENSE CHANGELOG.md SECURITY.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT Core)
+
 install(FILES ${PROJECT_BINARY_DIR}/TesseraConfig.cmake ${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake
               cmake/TesseraFindTorch.cmake
         DESTINATION ${TESSERA_PACKAGE_DIR} COMPONENT Core)
