@@ -1,7 +1,9 @@
 """`tessera.torch`: torch's own loads with our reader, and ours, on one rank and several."""
 
 import os
+import pathlib
 import pickle
+import sys
 import warnings
 
 import numpy
@@ -61,6 +63,18 @@ def test_targets_of_other_dtypes_strides_and_ties(saved):
     parameter = torch.nn.Parameter(torch.zeros(4, 6))
     loads(saved)["load"]({"model": {"w": parameter}})
     assert torch.equal(parameter.detach(), state_of(True)["model"]["w"]) and parameter.requires_grad
+
+
+def test_paths_as_python_3_13_pickles_them(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pathlib._local", pathlib)
+    monkeypatch.setattr(pathlib.PosixPath, "__module__", "pathlib._local")
+    dcp.save({"w": torch.ones(2), "where": pathlib.PosixPath("/a/b")}, checkpoint_id=tmp_path / "a")
+    monkeypatch.undo()
+    assert b"pathlib._local" in (tmp_path / "a" / ".metadata").read_bytes()
+    for name in ("reader", "planner", "load"):
+        into = {"w": torch.zeros(2), "where": None}
+        loads(tmp_path / "a")[name](into)
+        assert into["w"].all() and str(into["where"]) == "/a/b"
 
 
 class Hostile:

@@ -178,6 +178,12 @@ def test_overwrite_is_refused_where_it_is_not_wanted(tmp_path):
     assert load({"w": torch.zeros(3)}, tmp_path)["w"].all()
 
 
+def test_metadata_has_no_path_in_it(tmp_path):
+    """Python 3.13 pickles one as pathlib._local.PosixPath, which Pythons before it cannot import."""
+    save({"w": torch.ones(3)}, tmp_path)
+    assert b"pathlib" not in (tmp_path / ".metadata").read_bytes()
+
+
 def test_plans_that_torch_caches(tmp_path):
     planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
     writer = tessera.torch.FileSystemWriter(tmp_path / "0")

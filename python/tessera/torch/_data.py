@@ -23,6 +23,7 @@ _CLASSES: dict[str, Any] = {
     "collections.OrderedDict": collections.OrderedDict,
     "pathlib.Path": pathlib.Path,
     "pathlib.PosixPath": pathlib.PosixPath,
+    "pathlib._local.PosixPath": pathlib.PosixPath,  # as Python 3.13 calls it
     "torch.Size": torch.Size,
     "torch.device": torch.device,
     "torch.distributed.checkpoint.filesystem._StorageInfo": _StorageInfo,
@@ -90,7 +91,12 @@ def read_metadata(file: BinaryIO, path: str) -> dcp.Metadata:
     return metadata
 
 
-_PLAIN = {"torch.Size": torch.Size, "torch.device": torch.device, "pathlib.PosixPath": pathlib.PurePosixPath}
+_PLAIN = {
+    "torch.Size": torch.Size,
+    "torch.device": torch.device,
+    "pathlib.PosixPath": pathlib.PurePosixPath,
+    "pathlib._local.PosixPath": pathlib.PurePosixPath,
+}
 
 
 class Values:

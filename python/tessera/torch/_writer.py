@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.filesystem import SerializationFormat
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -135,6 +135,10 @@ class FileSystemWriter(filesystem.FileSystemWriter):
             "threads": self.thread_count,
             "one_file_an_item": not self.single_file_per_rank,
         }
+
+    def storage_meta(self) -> StorageMeta | None:
+        # A text, and not a path: how Python 3.13 pickles paths torch cannot read under older ones.
+        return StorageMeta(checkpoint_id=str(self.checkpoint_id), save_id=self.save_id)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
