@@ -1,5 +1,7 @@
 """What torch saves we load, what we save torch loads: bit for bit."""
 
+import warnings
+
 import numpy
 import pytest
 
@@ -129,3 +131,22 @@ def test_memory_of_torchs_is_filled(tmp_path):
         for refused in (torch.zeros(3, 4, dtype=torch.complex128).conj(), subclass, torch.eye(3).to_sparse()):
             with pytest.raises(tessera.UnsupportedError):
                 checkpoint["w"].read_into(refused)
+
+
+def test_other_versions_of_torch(torch, monkeypatch):
+    from tessera.torch import _version
+    from torch.distributed.checkpoint import filesystem
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _version.check()
+        for version in ("2.11.0", "2.13.1+cpu"):
+            monkeypatch.setattr(torch, "__version__", version)
+            _version.check()
+    for version in ("2.10.0", "2.14.0.dev20261101", "3.0"):
+        monkeypatch.setattr(torch, "__version__", version)
+        with pytest.warns(UserWarning, match=version):
+            _version.check()
+    monkeypatch.delattr(filesystem, "_split_by_size_and_type")
+    with pytest.raises(ImportError, match="filesystem._split_by_size_and_type"):
+        _version.check()

@@ -219,3 +219,19 @@ def of_ranks(rank, ranks, path):
 
 def test_ranks_that_differ(tmp_path):
     run_ranks(of_ranks, 2, str(tmp_path / "a"))
+
+
+def of_a_process(rank, ranks, path):
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    for step in range(2):
+        state = {"w": torch.full((4,), float(step)), "n": step}
+        writer = tessera.torch.FileSystemWriter(f"{path}/{step}")
+        dcp.async_save(state, storage_writer=writer, async_checkpointer_type=AsyncCheckpointerType.PROCESS).result()
+        into = {"w": torch.zeros(4), "n": -1}
+        tessera.torch.load(into, checkpoint_id=f"{path}/{step}")
+        assert same(into, state) and tessera.verify(f"{path}/{step}").bytes_unchecked == 0
+
+
+def test_a_save_by_a_process_in_the_background(tmp_path):
+    run_ranks(of_a_process, 1, str(tmp_path))

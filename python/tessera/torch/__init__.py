@@ -8,11 +8,15 @@
     tessera.torch.install()     # or: programs that call torch's own functions get it, too
 """
 
-from tessera.torch._install import install
-from tessera.torch._load import load
-from tessera.torch._planner import LoadPlanner
-from tessera.torch._reader import FileSystemReader
-from tessera.torch._save import async_save, save
-from tessera.torch._writer import FileSystemWriter
+from tessera.torch import _version
+
+_version.check()
+
+from tessera.torch._install import install  # noqa: E402
+from tessera.torch._load import load  # noqa: E402
+from tessera.torch._planner import LoadPlanner  # noqa: E402
+from tessera.torch._reader import FileSystemReader  # noqa: E402
+from tessera.torch._save import async_save, save  # noqa: E402
+from tessera.torch._writer import FileSystemWriter  # noqa: E402
 
 __all__ = ["FileSystemReader", "FileSystemWriter", "LoadPlanner", "async_save", "install", "load", "save"]

@@ -22,6 +22,10 @@ from tessera.torch._fill import Fill
 from tessera.torch._planner import LoadPlanner as OurPlanner
 
 
+class NoMetadata(BaseException):
+    """What `read_metadata` raised. torch 2.11 and 2.12 drop every `Exception` there, and the reason with it."""
+
+
 class FileSystemReader(filesystem.FileSystemReader):
     """torch's `FileSystemReader`, checked by digests, in parallel, straight into the target's memory.
 
@@ -69,7 +73,8 @@ class FileSystemReader(filesystem.FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         rank = kwargs.get("rank")
         if rank is not None and self.failure is not None:
-            raise self.failure  # torch looks for a rank's own metadata when there is none of all
+            # torch looks for a rank's own metadata when there is none of all.
+            raise NoMetadata(str(self.failure)) from self.failure
         try:
             metadata = self._metadata(rank)
         except Error as error:
