@@ -89,13 +89,14 @@ MutableByteView ItemWriter::scratch_for(std::uint64_t bytes) {
 
 dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, const ElementSource& elements) {
   const MutableByteView scratch = scratch_for(byte_size(dtype, shape));
-  return tensor(dtype, shape, [&](ByteSink& sink, std::uint64_t at) {
-    return write_elements(sink, at, numel(shape), size_of(dtype), elements, scratch);
-  });
+  return made(archive_of(dtype, shape), Way::gathered,
+              [&](ByteSink& sink, std::uint64_t at, const auto&) {
+                return write_elements(sink, at, numel(shape), size_of(dtype), elements, scratch);
+              });
 }
 
 dcp::Item ItemWriter::tensor(DType dtype, const Shape& shape, const ElementWriter& elements) {
-  return made(archive_of(dtype, shape),
+  return made(archive_of(dtype, shape), Way::straight,
               [&](ByteSink& sink, std::uint64_t at, const auto&) { return elements(sink, at); });
 }
 
@@ -112,7 +113,7 @@ const torch_file::Writer& ItemWriter::archive_of(DType dtype, const Shape& shape
 }
 
 dcp::Item ItemWriter::value(const Value& value) {
-  return made(torch_file::Writer(value, kRoot),
+  return made(torch_file::Writer(value, kRoot), Way::gathered,
               [&](ByteSink& sink, std::uint64_t at, const torch_file::Writer::Slot& slot) {
                 const MutableByteView scratch = scratch_for(slot.size);
                 if (slot.storage) return write_storage(sink, at, *slot.storage, scratch);
@@ -137,7 +138,7 @@ dcp::Item ItemWriter::archive(ByteView bytes) {
   return item;
 }
 
-dcp::Item ItemWriter::made(torch_file::Writer archive, const SlotWriter& write_slot) {
+dcp::Item ItemWriter::made(torch_file::Writer archive, Way way, const SlotWriter& write_slot) {
   archive_size_ = archive.size();
   if (zstd_) zstd_->begin(sink_, offset_, archive_size_);
   ByteSink& target = zstd_ ? *zstd_ : sink_;
@@ -148,7 +149,7 @@ dcp::Item ItemWriter::made(torch_file::Writer archive, const SlotWriter& write_s
         [&](const auto& slot) { return write_slot(sink, at + slot.offset, slot); },
         [&](std::uint64_t offset, ByteView bytes) { sink.write_at(at + offset, bytes); });
   };
-  if (archive_size_ <= kSmallArchive) {
+  if (way == Way::gathered && archive_size_ <= kSmallArchive) {
     ArchiveInMemory small(small_, archive_size_);
     write_to(small, 0);
     target.write_at(begin, small_);

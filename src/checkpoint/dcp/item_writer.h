@@ -23,8 +23,8 @@ namespace tessera {
 using ElementSource =
     std::function<ByteView(std::int64_t begin, std::int64_t count, MutableByteView scratch)>;
 
-// Writes the elements of the tensor that is being written at `at` of `sink`, and returns the CRC-32
-// of their bytes.
+// Writes the elements of the tensor that is being written at `at` of `sink`, which is the data file
+// or compresses into it, and returns the CRC-32 of their bytes.
 using ElementWriter = std::function<std::uint32_t(ByteSink& sink, std::uint64_t at)>;
 
 class ItemWriter {
@@ -51,7 +51,10 @@ class ItemWriter {
   // Writes the bytes of a slot of an archive at `at` of `sink`; returns their CRC-32.
   using SlotWriter = std::function<std::uint32_t(ByteSink& sink, std::uint64_t at,
                                                  const torch_file::Writer::Slot& slot)>;
-  dcp::Item made(torch_file::Writer archive, const SlotWriter& write_slot);
+  // Small archives are gathered in memory first, or go straight to the sink: to callers who tell
+  // others where in which file their elements are.
+  enum class Way : std::uint8_t { gathered, straight };
+  dcp::Item made(torch_file::Writer archive, Way way, const SlotWriter& write_slot);
   // Of a tensor. Models have few shapes and many tensors, so archives without elements are kept.
   const torch_file::Writer& archive_of(DType dtype, const Shape& shape);
   // A window, or less for an item of fewer bytes.
