@@ -18,6 +18,14 @@ import pytest
 import tessera
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Also where whoever started the tests ignores SIGINT, as a shell does for what runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def large(tmp_path):
     path = tmp_path / "large.pt"
