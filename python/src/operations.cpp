@@ -124,7 +124,8 @@ nb::list diff(const Opened& a, const Opened& b, nb::object progress) {
 
 nb::dict scan(nb::handle given) {
   const std::string path = path_of(given);
-  const ScanReport report = run_job(nb::none(), [&](Job& job) { return tessera::scan(path, job.stop()); });
+  const ScanReport report =
+      run_job(nb::none(), [&](Job& job) { return tessera::scan(path, job.stop()); });
   nb::list names, problems;
   for (const ScannedName& name : report.names) {
     names.append(nb::make_tuple(string_of(name.name), string_of(to_string(name.kind)), name.pickles,
