@@ -206,6 +206,13 @@ def of_ranks(rank, ranks, path):
     with pytest.raises(KeyError, match="absent"):
         tessera.torch.load(into, checkpoint_id=path)
     assert not into["w"].any()
+    class Broken(Counter):
+        def state_dict(self):
+            raise ValueError("no state")
+
+    for call in (tessera.torch.save, tessera.torch.load):
+        with pytest.raises(tessera.Error, match="no state"):
+            call({"w": torch.ones(4), "z": Broken(1) if rank == 1 else 1}, checkpoint_id=path)
     # Those that are left to torch on one rank are left to it on all.
     special = torch.quantize_per_tensor(torch.ones(4), 0.5, 0, torch.qint8) if rank == 1 else torch.ones(4)
     tessera.torch.save({f"w{rank}": special}, checkpoint_id=path)

@@ -20,7 +20,7 @@ from tessera.torch._fill import Fill
 from tessera.torch._group import agree, error_of_ranks, group_of
 from tessera.torch._planner import LoadPlanner
 from tessera.torch._reader import FileSystemReader
-from tessera.torch._tree import LeftToTorch, parts_of
+from tessera.torch._tree import LeftToTorch, parts_of, states_of
 
 _NAMED = 20  # keys that an error names, at most
 
@@ -78,13 +78,11 @@ def _load_here(
 ) -> bool:
     """False: some rank leaves it to torch."""
     group = group_of(process_group, no_dist)
-    # In one order on all ranks: a state may be gathered by collectives.
-    states = {}
-    for key in sorted(state_dict):
-        item = state_dict[key]
-        states[key] = item.state_dict() if isinstance(item, Stateful) else item
+    states: dict[str, Any] = {}
     filling = failure = None
     try:
+        # In one order on all ranks: a state may be gathered by collectives.
+        states = states_of({key: state_dict[key] for key in sorted(state_dict)})
         filling = _Filling(states, reader.opened(), allow)
     except LeftToTorch:
         pass
