@@ -14,12 +14,10 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteIt
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tessera import _core
-from tessera._memory import SIZES
+from tessera.torch._plain import dtype_name, is_plain, saved
 
 #: Items are handed to `_core` in groups of as many, or of as many bytes.
 _ITEMS, _BYTES = 512, 64 << 20
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True)
@@ -62,17 +60,13 @@ class Batch:
 
 def _content(tensor: torch.Tensor) -> tuple[Any, Any]:
     """What `_core` takes, and who has the memory."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    is_plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and name in SIZES
-    if not is_plain:
+    if not is_plain(tensor):
         # Sparse, quantized and others: an item like any other, made by torch.
-        file = io.BytesIO()
-        torch.save(tensor, file)
-        made = file.getvalue()
+        made = saved(tensor)
         return made, made
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return (tensor.data_ptr(), name, tensor.shape, tensor.stride()), tensor
+    return (tensor.data_ptr(), dtype_name(tensor), tensor.shape, tensor.stride()), tensor
 
 
 def _batches(items: Iterable[WriteItem], planner: SavePlanner, ahead: int) -> Iterator[Batch]:

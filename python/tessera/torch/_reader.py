@@ -19,6 +19,7 @@ from tessera._errors import Error, MismatchError
 from tessera._memory import Loaded
 from tessera.torch import _data
 from tessera.torch._fill import Fill
+from tessera.torch._plain import saved
 from tessera.torch._planner import LoadPlanner as OurPlanner
 
 
@@ -110,7 +111,7 @@ class FileSystemReader(filesystem.FileSystemReader):
             if isinstance(planner, OurPlanner):
                 planner.load_value(item, value)
             else:
-                planner.load_bytes(item, _saved(value))
+                planner.load_bytes(item, io.BytesIO(saved(value)))
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -145,10 +146,3 @@ class FileSystemReader(filesystem.FileSystemReader):
         """Where the wanted elements begin in the whole tensor."""
         begin = item.storage_index.offset or (0,) * len(item.lengths)
         return tuple(chunk + inside for chunk, inside in zip(begin, item.storage_offsets))
-
-
-def _saved(value: Any) -> io.BytesIO:
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,9 +13,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from tessera._describe import Description, describe
 from tessera._errors import UnsupportedError
-from tessera._memory import SIZES
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+from tessera.torch._plain import dtype_name, is_plain, saved
 
 
 class LeftToTorch(Exception):
@@ -46,12 +43,6 @@ def parts_of(tensor: Any) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
         yield (0,) * tensor.dim(), tensor
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements are in memory of this process, one by one."""
-    is_dense = tensor.layout is torch.strided and not tensor.is_quantized
-    return type(tensor) in _PLAIN and is_dense and tensor.device.type == "cpu"
-
-
 def describe_for_ranks(ranks: int) -> Callable[[Any], Description]:
     """`describe` for `_core.make_tree`, where so many ranks hold one tensor."""
 
@@ -62,7 +53,7 @@ def describe_for_ranks(ranks: int) -> Callable[[Any], Description]:
             raise LeftToTorch
         # What becomes plain data elsewhere keeps its class here, as torch keeps it.
         found = describe(thing) if isinstance(thing, (torch.Tensor, torch.dtype, Mapping)) else None
-        return ("archive", _saved(thing)) if found is None or found[0] == "unsupported" else found
+        return ("archive", saved(thing)) if found is None or found[0] == "unsupported" else found
 
     return described
 
@@ -72,7 +63,7 @@ def _sharded(tensor: Any, ranks: int) -> Description:
     kept = []
     for offsets, part in parts_of(tensor):
         part = part.detach()
-        if not is_plain(part) or str(part.dtype).removeprefix("torch.") not in SIZES:
+        if not is_plain(part):
             raise LeftToTorch
         part = part.resolve_conj().resolve_neg()
         storage = part.untyped_storage()
@@ -80,10 +71,9 @@ def _sharded(tensor: Any, ranks: int) -> Description:
         parts.append(
             (storage.data_ptr(), storage.nbytes(), part.storage_offset(), part.stride(), offsets, tuple(part.shape))
         )
-    dtype = str(tensor.dtype).removeprefix("torch.")
     shape = tuple(tensor.shape if isinstance(tensor, DTensor) else tensor.size())
     placement = _placement(tensor, ranks) if isinstance(tensor, DTensor) else None
-    return ("sharded", dtype, shape, parts, bool(tensor.requires_grad), placement, kept)
+    return ("sharded", dtype_name(tensor), shape, parts, bool(tensor.requires_grad), placement, kept)
 
 
 def _placement(tensor: DTensor, ranks: int) -> tuple[int, int, int] | None:
@@ -104,9 +94,3 @@ def _placement(tensor: DTensor, ranks: int) -> tuple[int, int, int] | None:
     for later in range(cut + 1, mesh.ndim):
         stride *= mesh.size(later)
     return (mesh.size(cut), stride, shard.dim)
-
-
-def _saved(thing: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(thing, file)
-    return file.getvalue()
