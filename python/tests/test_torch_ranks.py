@@ -6,34 +6,7 @@ torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 import tessera  # noqa: E402
 import tessera.torch  # noqa: E402
-from tests_of_torch import run_ranks, same, trained, whole  # noqa: E402
-
-
-SAVES = {
-    "torch": lambda state, path: dcp.save(state, checkpoint_id=path),
-    "writer": lambda state, path: dcp.save(state, storage_writer=tessera.torch.FileSystemWriter(path)),
-    "ours": lambda state, path: tessera.torch.save(state, checkpoint_id=path),
-}
-LOADS = {
-    "torch": lambda state, path: dcp.load(state, checkpoint_id=path),
-    "reader": lambda state, path: dcp.load(state, storage_reader=tessera.torch.FileSystemReader(path)),
-    "ours": lambda state, path: tessera.torch.load(state, checkpoint_id=path),
-}
-
-
-def cleared(state):
-    """Its tensors hold zeros, and its values nothing."""
-    for key, value in state.items():
-        if isinstance(value, dict):
-            cleared(value)
-        elif hasattr(value, "local_shards"):
-            for shard in value.local_shards():
-                shard.tensor.zero_()
-        elif isinstance(value, torch.Tensor):
-            value.zero_()
-        else:
-            state[key] = None
-    return state
+from tests_of_torch import LOADS, SAVES, cleared, run_ranks, same, trained, whole  # noqa: E402
 
 
 # What is loaded by "ours" has been saved for the road before.

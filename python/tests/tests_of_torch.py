@@ -5,6 +5,20 @@ import socket
 import warnings
 
 import torch
+import torch.distributed.checkpoint as dcp
+
+import tessera.torch
+
+SAVES = {
+    "torch": lambda state, path: dcp.save(state, checkpoint_id=path),
+    "writer": lambda state, path: dcp.save(state, storage_writer=tessera.torch.FileSystemWriter(path)),
+    "ours": lambda state, path: tessera.torch.save(state, checkpoint_id=path),
+}
+LOADS = {
+    "torch": lambda state, path: dcp.load(state, checkpoint_id=path),
+    "reader": lambda state, path: dcp.load(state, storage_reader=tessera.torch.FileSystemReader(path)),
+    "ours": lambda state, path: tessera.torch.load(state, checkpoint_id=path),
+}
 
 
 def state_of(fill):
@@ -72,9 +86,26 @@ def whole(state):
     if hasattr(state, "local_shards"):
         parts = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(parts, [(s.metadata.shard_offsets, s.tensor) for s in state.local_shards()])
-        parts = sorted((part for rank in parts for part in rank), key=lambda part: part[0])
-        return torch.cat([tensor for _, tensor in parts])
+        gathered = torch.zeros(state.size(), dtype=state.dtype)
+        for offsets, tensor in (part for rank in parts for part in rank):
+            gathered[tuple(slice(begin, begin + size) for begin, size in zip(offsets, tensor.size()))] = tensor
+        return gathered
     return state.clone() if isinstance(state, torch.Tensor) else state
+
+
+def cleared(state):
+    """Its tensors hold zeros, and its values nothing."""
+    for key, value in state.items():
+        if isinstance(value, dict):
+            cleared(value)
+        elif hasattr(value, "local_shards"):
+            for shard in value.local_shards():
+                shard.tensor.zero_()
+        elif isinstance(value, torch.Tensor):
+            value.zero_()
+        else:
+            state[key] = None
+    return state
 
 
 def _rank(body, rank, ranks, port, arguments):

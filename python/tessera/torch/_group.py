@@ -63,7 +63,13 @@ def agree(group: Group | None, error: BaseException | None, answer: Any = None) 
         if error is not None:
             raise error
         return [answer]
-    told = group.all_gather((error if error is None or isinstance(error, Error) else PeerFailedError(repr(error)), answer))
+    mine = error if error is None or isinstance(error, Error) else PeerFailedError(repr(error))
+    try:
+        told = group.all_gather((mine, answer))
+    except Exception as lost:  # torch's, for a rank that is gone
+        if error is not None and not isinstance(error, Exception):  # Ctrl-C
+            raise error from lost
+        raise PeerFailedError(f"peer_failed: {lost}") from error or lost
     failures = {rank: failure for rank, (failure, _) in enumerate(told) if failure is not None}
     if error is not None and not isinstance(error, Exception):  # Ctrl-C
         raise error
