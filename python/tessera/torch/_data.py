@@ -6,6 +6,7 @@ import collections
 import contextlib
 import gc
 import importlib
+import io
 import pathlib
 import pickle
 from collections.abc import Collection, Iterator
@@ -136,6 +137,10 @@ class Values:
                 return found
         elif value.state is None and name in _PLAIN:
             return _PLAIN[name](*value.arguments)
+        elif name == "_io.BytesIO" and _is_file_in_memory(value.state):
+            file = io.BytesIO(value.state[0])
+            file.seek(value.state[1])
+            return file
         if name not in self._allow:
             text = f"unsafe: the value needs {name}, which is code: allow={{{name!r}}} would run it"
             raise UnsafeError(f"{text} [{self._path}, key '{key}']", self._path, key)
@@ -155,6 +160,12 @@ class Values:
         if value.state is not None:
             _set_state(made, self(value.state, key))
         return made
+
+
+def _is_file_in_memory(state: Any) -> bool:
+    """Content, position and no attributes."""
+    is_of_three = type(state) is tuple and len(state) == 3
+    return is_of_three and type(state[0]) is bytes and type(state[1]) is int and 0 <= state[1] < 1 << 63 and state[2] is None
 
 
 def _set_state(made: Any, state: Any) -> None:
