@@ -43,6 +43,31 @@ def test_classes_are_in_the_places_of_torchs_until_the_end(tmp_path, monkeypatch
     assert dcp.FileSystemReader is THEIRS[0]
 
 
+def derived_classes(rank, ranks, path):
+    """Imported for the first time after the installation, they derive from ours, and know nothing of it."""
+    with tessera.torch.install():
+        from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+
+        state, into = {"w": torch.arange(4.0), "n": 1}, {"w": torch.zeros(4), "n": 0}
+        dcp.save(state, checkpoint_id="memory://somewhere/a")
+        dcp.load(into, checkpoint_id="memory://somewhere/a")
+        assert same(into, state)
+        for place in ("memory://somewhere/b", f"{path}/fsspec"):
+            into = {"w": torch.zeros(4), "n": 0}
+            dcp.save(state, storage_writer=FsspecWriter(place))
+            dcp.load(into, storage_reader=FsspecReader(place))
+            assert same(into, state)
+        into = {"w": torch.zeros(4)}
+        dcp.save({"w": torch.arange(4.0)}, storage_writer=HuggingFaceStorageWriter(f"{path}/hf"))
+        dcp.load(into, storage_reader=HuggingFaceStorageReader(f"{path}/hf"))
+        assert into["w"].tolist() == [0, 1, 2, 3]
+
+
+def test_classes_that_others_derive(tmp_path):
+    run_ranks(derived_classes, 1, str(tmp_path))
+
+
 def accelerates(kind):
     """accelerate's plugin, and what its functions use of an Accelerator."""
     from accelerate import FullyShardedDataParallelPlugin, PartialState

@@ -34,3 +34,18 @@ def test_the_drop_in_reads_from_a_store(torch):
     into = {"w": torch.zeros(6), "step": 0}
     tessera.torch.load(into, checkpoint_id=f"{URL}/torch")
     assert torch.equal(into["w"], state["w"]) and into["step"] == 3
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torchs_own_calls_reach_a_store(torch):
+    import torch.distributed.checkpoint as dcp
+
+    import tessera.torch
+
+    state = {"w": torch.arange(6.0), "step": 3}
+    with tessera.torch.install():
+        dcp.save(state, checkpoint_id=f"{URL}/dcp")
+        into = {"w": torch.zeros(6), "step": 0}
+        dcp.load(into, checkpoint_id=f"{URL}/dcp")
+    assert torch.equal(into["w"], state["w"]) and into["step"] == 3
+    assert tessera.verify(f"{URL}/dcp").findings == []

@@ -21,6 +21,7 @@ from tessera.torch import _data
 from tessera.torch._fill import Fill
 from tessera.torch._plain import saved
 from tessera.torch._planner import LoadPlanner as OurPlanner
+from tessera.torch._stores import READABLE, is_foreign, is_url_of
 
 
 class NoMetadata(BaseException):
@@ -43,7 +44,8 @@ class FileSystemReader(filesystem.FileSystemReader):
         super().__init__(path, _extension_registry)
         self._given = path
         self._threads = threads
-        self._is_torchs = _extension_registry is not None
+        self._needs_torch = _extension_registry is not None
+        self._is_torchs = False
         self._opened: Checkpoint | None = None
         #: What `read_metadata` raised: torch gives its text alone.
         self.failure: Error | None = None
@@ -55,6 +57,10 @@ class FileSystemReader(filesystem.FileSystemReader):
         self._opened = None
         self.failure = None
 
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return is_url_of(READABLE, checkpoint_id) or super().validate_checkpoint_id(checkpoint_id)
+
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
         return self._given
@@ -62,7 +68,7 @@ class FileSystemReader(filesystem.FileSystemReader):
     @property
     def plans_here(self) -> bool:
         """Whether `tessera.torch.load` may plan for it. Else torch does."""
-        return not self._is_torchs
+        return not self._needs_torch and not is_foreign(self)
 
     def opened(self) -> Checkpoint:
         """The checkpoint as it is now."""
@@ -87,9 +93,10 @@ class FileSystemReader(filesystem.FileSystemReader):
         return metadata
 
     def _metadata(self, rank: int | None) -> Metadata:
-        if rank is not None or self._is_torchs:
-            warnings.warn("stream extensions and loads without collectives are read by torch's own code", stacklevel=4)
-            self._is_torchs = True
+        self._is_torchs = rank is not None or not self.plans_here
+        if self._is_torchs:
+            if not is_foreign(self):
+                warnings.warn("stream extensions and loads without collectives are read by torch's own code", stacklevel=4)
             path = self._get_metadata_path(rank)
             with self.fs.create_stream(path, "rb") as file:
                 return _data.read_metadata(cast(BinaryIO, file), str(path))

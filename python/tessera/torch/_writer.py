@@ -22,6 +22,7 @@ from torch.futures import Future
 from tessera import _core
 from tessera._errors import ConflictError
 from tessera.torch._files import DataFile, Written
+from tessera.torch._stores import WRITABLE, is_foreign, is_url_of
 
 
 class _Attempt:
@@ -99,7 +100,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
         self._given = os.fspath(path)
         self._single_writer = single_writer
         self._needs_torch = bool(_extensions) or serialization_format != SerializationFormat.TORCH_SAVE
-        self._is_torchs = self._needs_torch
+        self._is_torchs = False
         self._attempt: _Attempt | None = None
         self._committed = ""  # the last save's id
 
@@ -124,7 +125,7 @@ class FileSystemWriter(filesystem.FileSystemWriter):
     @property
     def plans_here(self) -> bool:
         """Whether `tessera.torch.save` may plan for it. Else torch does."""
-        return not self._needs_torch
+        return not self._needs_torch and not is_foreign(self)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -142,13 +143,13 @@ class FileSystemWriter(filesystem.FileSystemWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return "://" in os.fspath(checkpoint_id) or super().validate_checkpoint_id(checkpoint_id)
+        return is_url_of(WRITABLE, checkpoint_id) or super().validate_checkpoint_id(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         self._close()
-        self._is_torchs = self._needs_torch or not self.use_collectives
-        if self._is_torchs:
+        self._is_torchs = not self.plans_here or not self.use_collectives
+        if self._is_torchs and not is_foreign(self):
             what = "stream extensions, safetensors and saves without collectives are written by torch's own code"
             warnings.warn(what, stacklevel=2)
 
