@@ -19,9 +19,6 @@
 namespace tessera::python {
 namespace {
 
-// Reads of fewer bytes than this are over before somebody could interrupt them.
-constexpr std::uint64_t kQuick = 1U << 20U;
-
 constexpr std::uint64_t kLargestFile = std::uint64_t{4} << 30U;  // bytes of one that is read whole
 
 using Shared = std::shared_ptr<Opened>;

@@ -17,9 +17,6 @@
 namespace tessera::python {
 namespace {
 
-// Items of fewer bytes than this are written before somebody could interrupt it.
-constexpr std::uint64_t kQuick = 1U << 20U;
-
 // An item to be: a tensor, or the bytes of an archive.
 using Content = std::variant<Tensor, ByteView>;
 

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <stop_token>
@@ -13,6 +14,9 @@
 namespace tessera::python {
 
 namespace nb = nanobind;
+
+// Fewer bytes than this are read or written before somebody could interrupt it: they need no job.
+constexpr std::uint64_t kQuick = 1U << 20U;
 
 // What a job hears while it runs.
 class Job {

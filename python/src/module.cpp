@@ -1,14 +1,18 @@
 // What python/tessera calls: its own private module, which checks nothing that Python can check.
 #include <nanobind/nanobind.h>
 
+#include <string>
+
 #include "checkpoints.h"
 #include "data_files.h"
 #include "errors.h"
 #include "operations.h"
 #include "saves.h"
 #include "tensors.h"
+#include "tessera/version.h"
 
 NB_MODULE(_core, module) {
+  module.attr("VERSION") = std::string(tessera::version()).c_str();
   tessera::python::translate_errors();
   tessera::python::bind_tensors(module);
   tessera::python::bind_checkpoints(module);

@@ -7,6 +7,7 @@
 """
 
 from tessera._checkpoint import Checkpoint, open
+from tessera._core import VERSION as __version__
 from tessera._errors import (
     AlreadyExistsError,
     CancelledError,

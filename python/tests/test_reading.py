@@ -3,6 +3,7 @@
 import collections
 import os
 import pathlib
+import re
 
 import numpy
 import pytest
@@ -10,6 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tessera
+
+
+def test_the_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", tessera.__version__)
 
 
 def test_a_checkpoint_is_a_mapping(example):

@@ -16,7 +16,8 @@ def read(path: str) -> tuple[int, ...]:
         report: tessera.IoReport = tensor.read_into(memoryview(b""))
         rows: Any = tensor[0:2]
         part: tessera.Checkpoint = checkpoint.only(["model"])
-    print(kind, sizes, pieces, report.bytes_read, rows, part, tensor.dtype)
+    version: str = tessera.__version__
+    print(version, kind, sizes, pieces, report.bytes_read, rows, part, tensor.dtype)
     return tensor.shape
 
 
