@@ -66,3 +66,21 @@ def one_rank_fails(rank, ranks, path):
 
 def test_a_rank_that_fails(tmp_path):
     run_ranks(one_rank_fails, 2, str(tmp_path / "a"))
+
+
+def many_ranks(rank, ranks, path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    value = torch.arange(33.0).reshape(11, 3)
+    mesh = init_device_mesh("cpu", (ranks,))
+    state = {"w": distribute_tensor(value, mesh, [Shard(0)]), f"own{rank}": torch.full((1000,), float(rank)), "same": value}
+    into = {"w": distribute_tensor(torch.zeros(11, 3), mesh, [Shard(1)]), f"own{rank}": torch.zeros(1000), "same": value * 0}
+    for saver, loader in (("writer", "torch"), ("writer", "reader"), ("ours", "ours"), ("ours", "torch")):
+        SAVES[saver](state, f"{path}-{saver}")
+        LOADS[loader](cleared(into), f"{path}-{saver}")
+        assert same(whole(into), whole(state)), (saver, loader)
+
+
+def test_eight_ranks(tmp_path):
+    run_ranks(many_ranks, 8, str(tmp_path / "a"))
