@@ -67,6 +67,9 @@ def rows_of_one(bench, python):
 
 def opens(bench, python):
     path = bench.work / "python-thousand"
+    # With compiled modules, as pip installs them.
+    bytecode = f"PYTHONPYCACHEPREFIX={bench.work / 'bytecode'}"
+    python = ["env", "-u", "PYTHONDONTWRITEBYTECODE", bytecode, *python[1:]]
     run([*python, "-c", THOUSAND, path])
     seconds = [float(run([*python, "-c", TIMED.format(IMPORT), path])[2].split()[1]) for _ in range(2 * bench.rounds + 1)]
     print(f"\nimport tessera and open of 1,000 tensors: {1000 * statistics.median(seconds):.0f} ms")
