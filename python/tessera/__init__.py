@@ -6,8 +6,8 @@
         rows = checkpoint["model.embed.weight"][10:20]
 """
 
+from tessera import _core
 from tessera._checkpoint import Checkpoint, open
-from tessera._core import VERSION as __version__
 from tessera._errors import (
     AlreadyExistsError,
     CancelledError,
@@ -43,6 +43,8 @@ from tessera._reports import (
 from tessera._safe_open import TensorSlice, safe_open
 from tessera._tensor import Piece, Tensor
 from tessera._values import Opaque
+
+__version__: str = _core.VERSION
 
 __all__ = [
     "AlreadyExistsError",
