@@ -1,5 +1,6 @@
 """`tessera.torch`: torch's own loads with our reader, and ours, on one rank and several."""
 
+import functools
 import os
 import pathlib
 import pickle
@@ -14,7 +15,7 @@ import tessera
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 import tessera.torch  # noqa: E402
-from tests_of_torch import run_ranks, same, state_of  # noqa: E402
+from tests_of_torch import LOADS, run_ranks, same, state_of  # noqa: E402
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
@@ -26,17 +27,13 @@ def saved(tmp_path):
 
 
 def loads(path):
-    return {
-        "torch": lambda state: dcp.load(state, checkpoint_id=path),
-        "reader": lambda state: dcp.load(state, storage_reader=tessera.torch.FileSystemReader(path)),
-        "planner": lambda state: dcp.load(
-            state, storage_reader=tessera.torch.FileSystemReader(path), planner=tessera.torch.LoadPlanner()
-        ),
-        "load": lambda state: tessera.torch.load(state, checkpoint_id=path),
-    }
+    def planner(state):
+        dcp.load(state, storage_reader=tessera.torch.FileSystemReader(path), planner=tessera.torch.LoadPlanner())
+
+    return {name: functools.partial(load, path=path) for name, load in LOADS.items()} | {"planner": planner}
 
 
-@pytest.mark.parametrize("name", ["torch", "reader", "planner", "load"])
+@pytest.mark.parametrize("name", ["torch", "reader", "planner", "ours"])
 def test_what_torch_saved_is_loaded(name, saved):
     state = state_of(False)
     weight = state["model"]["w"]
@@ -61,7 +58,7 @@ def test_targets_of_other_dtypes_strides_and_ties(saved):
     loads(saved)["reader"](twice)
     assert torch.equal(tied, state_of(True)["optim"]["state"][0]["exp_avg"]) or torch.equal(tied, torch.arange(24.0).reshape(4, 6))
     parameter = torch.nn.Parameter(torch.zeros(4, 6))
-    loads(saved)["load"]({"model": {"w": parameter}})
+    loads(saved)["ours"]({"model": {"w": parameter}})
     assert torch.equal(parameter.detach(), state_of(True)["model"]["w"]) and parameter.requires_grad
 
 
@@ -71,7 +68,7 @@ def test_paths_as_python_3_13_pickles_them(tmp_path, monkeypatch):
     dcp.save({"w": torch.ones(2), "where": pathlib.PosixPath("/a/b")}, checkpoint_id=tmp_path / "a")
     monkeypatch.undo()
     assert b"pathlib._local" in (tmp_path / "a" / ".metadata").read_bytes()
-    for name in ("reader", "planner", "load"):
+    for name in ("reader", "planner", "ours"):
         into = {"w": torch.zeros(2), "where": None}
         loads(tmp_path / "a")[name](into)
         assert into["w"].all() and str(into["where"]) == "/a/b"
@@ -89,7 +86,7 @@ def untouched(state):
     return same(state, state_of(False))
 
 
-@pytest.mark.parametrize("name", ["reader", "planner", "load"])
+@pytest.mark.parametrize("name", ["reader", "planner", "ours"])
 def test_a_hostile_metadata_runs_nothing(name, saved, tmp_path):
     (saved / ".metadata").write_bytes(pickle.dumps(Hostile(str(tmp_path / "ran"))))
     state = state_of(False)
@@ -97,7 +94,7 @@ def test_a_hostile_metadata_runs_nothing(name, saved, tmp_path):
         loads(saved)[name](state)
     assert "unsafe" in str(raised.value) and ".metadata" in str(raised.value)
     assert not (tmp_path / "ran").exists() and untouched(state)
-    if name == "load":
+    if name == "ours":
         assert isinstance(raised.value, tessera.UnsafeError) and raised.value.path.endswith(".metadata")
 
 
@@ -106,7 +103,7 @@ class Settings:
         self.lr = 0.1
 
 
-@pytest.mark.parametrize("name", ["reader", "planner", "load"])
+@pytest.mark.parametrize("name", ["reader", "planner", "ours"])
 @pytest.mark.parametrize("kind", ["code", "class"])
 def test_a_hostile_value_runs_nothing(name, kind, tmp_path):
     state = state_of(True)
@@ -116,7 +113,7 @@ def test_a_hostile_value_runs_nothing(name, kind, tmp_path):
     with pytest.raises(BaseException) as raised:
         loads(tmp_path / "hostile")[name](into)
     assert "unsafe" in str(raised.value) and not (tmp_path / "ran").exists() and untouched(into)
-    if name == "load":
+    if name == "ours":
         assert isinstance(raised.value, tessera.UnsafeError)
 
 
@@ -151,11 +148,11 @@ def test_missing_keys_and_other_shapes_change_nothing(saved):
     state = state_of(False)
     state["model"]["more"] = torch.zeros(2)
     with pytest.raises(BaseException, match="more"):
-        loads(saved)["load"](state)
+        loads(saved)["ours"](state)
     state = state_of(False)
     state["model"]["w"] = torch.zeros(3, 3)
     with pytest.raises(BaseException, match="model.w"):
-        loads(saved)["load"](state)
+        loads(saved)["ours"](state)
     assert not state["model"]["half"].any()
     with pytest.raises(FileNotFoundError):
         tessera.torch.load({}, checkpoint_id=saved / "none")
