@@ -80,17 +80,24 @@ def trained(kind, steps):
 def whole(state):
     """With every tensor gathered."""
     if isinstance(state, dict):
-        return {key: whole(value) for key, value in state.items()}
+        sharded = {key: value for key, value in state.items() if hasattr(value, "local_shards")}
+        gathered = _gathered(sharded) if sharded else {}
+        return {key: gathered[key] if key in gathered else whole(value) for key, value in state.items()}
     if hasattr(state, "full_tensor"):
         return state.full_tensor()
-    if hasattr(state, "local_shards"):
-        parts = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(parts, [(s.metadata.shard_offsets, s.tensor) for s in state.local_shards()])
-        gathered = torch.zeros(state.size(), dtype=state.dtype)
-        for offsets, tensor in (part for rank in parts for part in rank):
-            gathered[tuple(slice(begin, begin + size) for begin, size in zip(offsets, tensor.size()))] = tensor
-        return gathered
     return state.clone() if isinstance(state, torch.Tensor) else state
+
+
+def _gathered(sharded):
+    """ShardedTensors that every rank has by the same keys, in one call."""
+    ranks = [None] * torch.distributed.get_world_size()
+    mine = {key: [(s.metadata.shard_offsets, s.tensor) for s in value.local_shards()] for key, value in sharded.items()}
+    torch.distributed.all_gather_object(ranks, mine)
+    gathered = {key: torch.zeros(value.size(), dtype=value.dtype) for key, value in sharded.items()}
+    for key, shards in (item for rank in ranks for item in rank.items()):
+        for offsets, tensor in shards:
+            gathered[key][tuple(slice(begin, begin + size) for begin, size in zip(offsets, tensor.size()))] = tensor
+    return gathered
 
 
 def cleared(state):
@@ -122,9 +129,11 @@ def start_ranks(body, ranks, *arguments):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-    # What is forked has imported torch already.
+    # What is forked has imported all this already; the first DTensor imports torch._dynamo, which takes a second.
     context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "tessera.torch"])
+    context.set_forkserver_preload(
+        ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch._dynamo", "tessera.torch"]
+    )
     processes = [context.Process(target=_rank, args=(body, rank, ranks, port, arguments)) for rank in range(ranks)]
     for process in processes:
         process.start()
