@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import PRELOADED
 from programs import run
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -15,6 +16,7 @@ pytest.importorskip("olmo.checkpoint")
 import olmo_fsdp as peer  # noqa: E402
 from olmo.checkpoint import load_model_state  # noqa: E402
 
+PRELOADED.append(peer.__name__)
 peer.adapted()
 TESSERA = os.environ["TESSERA_COMMAND"]
 KINDS = {"full": "olmo-full", "torch_new": "olmo-torch-new", "torch_legacy": "olmo-legacy", "local": "olmo-local"}

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forked import Forked
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ports import free_port
 
@@ -35,10 +37,10 @@ class Result:
 
 
 def launch(command, ranks=1, timeout=120):
-    """Runs to the end on `ranks` ranks. A Python file runs in this interpreter; alone means without variables
+    """Runs to the end on `ranks` ranks. A Python file runs in processes of this interpreter; alone means without variables
     for a program, and as a group of one for a Python file."""
     is_python = Path(command[0]).suffix == ".py"
-    words = [str(word) for word in ([sys.executable] if is_python else []) + list(command)]
+    words = [str(word) for word in command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONDONTWRITEBYTECODE": "1"}
     processes = []
     port = free_port()
@@ -46,8 +48,11 @@ def launch(command, ranks=1, timeout=120):
         if ranks > 1 or is_python:
             environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
                             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        processes.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                          env=dict(environment)))
+        if is_python:
+            processes.append(Forked(words, dict(environment)))
+        else:
+            processes.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                              env=dict(environment)))
     return Result(processes, timeout)
 
 

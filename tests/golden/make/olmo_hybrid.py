@@ -27,4 +27,5 @@ def main():
             shutil.copytree(scratch / kind, out / kind, ignore=shutil.ignore_patterns("config.yaml", "train*"))
 
 
-main()
+if __name__ == "__main__":
+    main()
