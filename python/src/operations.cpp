@@ -147,8 +147,7 @@ nb::dict seal(nb::handle given, int threads, nb::object progress) {
   });
   nb::dict dict;
   dict["was_sealed"] = report.was_sealed;
-  dict["side_file"] =
-      report.side_file.empty() ? nb::object(nb::none()) : string_of_path(report.side_file);
+  dict["side_file"] = path_or_none(report.side_file);
   dict["files"] = report.files;
   dict["bytes"] = report.bytes;
   return dict;

@@ -20,8 +20,11 @@ std::string text_of(nb::handle string) {
 }
 
 nb::object string_of(std::string_view text) {
-  return owned(
-      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass"));
+  const auto size = static_cast<Py_ssize_t>(text.size());
+  if (PyObject* string = PyUnicode_DecodeUTF8(text.data(), size, "surrogatepass"))
+    return nb::steal(string);
+  PyErr_Clear();
+  return owned(PyUnicode_DecodeUTF8(text.data(), size, "surrogateescape"));
 }
 
 nb::object string_or_none(std::string_view text) {
@@ -29,7 +32,13 @@ nb::object string_or_none(std::string_view text) {
 }
 
 std::string path_of(nb::handle path) {
-  return taken(PyUnicode_EncodeFSDefault(path.ptr()));
+  PyObject* bytes = nullptr;
+  if (PyUnicode_FSConverter(path.ptr(), &bytes) == 0) throw nb::python_error();
+  return taken(bytes);
+}
+
+nb::object path_or_none(std::string_view path) {
+  return path.empty() ? nb::object(nb::none()) : string_of_path(path);
 }
 
 nb::object string_of_path(std::string_view path) {

@@ -16,11 +16,13 @@ namespace nb = nanobind;
 
 // Throws Python's TypeError for what is no string.
 [[nodiscard]] std::string text_of(nb::handle string);
+// Bytes that are no UTF-8, as in a message about a path, are lone surrogates, as in Python's paths.
 [[nodiscard]] nb::object string_of(std::string_view text);
 // None where there is no text.
 [[nodiscard]] nb::object string_or_none(std::string_view text);
-// A path as the file system has it.
+// A path as the file system has it. Throws Python's ValueError for one that has a byte of 0.
 [[nodiscard]] std::string path_of(nb::handle path);
 [[nodiscard]] nb::object string_of_path(std::string_view path);
+[[nodiscard]] nb::object path_or_none(std::string_view path);
 
 }  // namespace tessera::python

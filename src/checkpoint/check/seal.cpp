@@ -87,6 +87,7 @@ std::uint64_t bytes_of(const std::vector<ObjectInfo>& files) {
 
 SealReport seal(const std::string& path, const SealOptions& options) {
   const Checkpoint checkpoint = Checkpoint::open(path);
+  for (const ObjectInfo& file : checkpoint.files) require_side_file_can_name(file.name);
   require_undamaged(checkpoint, options);
   SealReport report;
   report.files = checkpoint.files.size();

@@ -308,6 +308,19 @@ INSTANTIATE_TEST_SUITE_P(PyTorch, Seal,
                                          "checkpoints/c2_lowest", "c2_hf_cons", "train.pt",
                                          "nocrc.pt", "dtypes.safetensors"));
 
+// JSON has no name for it: the side file would be of another file.
+TEST(Seal, AFileWhoseNameIsNotUtf8IsNotSealed) {
+  const std::string directory = temporary_directory() + "/d\x80";
+  fs::create_directory(directory);
+  const std::string path = directory + "/x\xff.pt";
+  fs::copy(std::string(TESSERA_TEST_DATA) + "/golden/kinds.pt", path);
+  EXPECT_EQ(code_of([&] { (void)seal(path); }), ErrorCode::unsupported);
+  EXPECT_EQ(files_with(directory, "").size(), 1U);
+  fs::rename(path, directory + "/x.pt");
+  (void)seal(directory + "/x.pt");
+  (void)Checkpoint::open(directory + "/x.pt");
+}
+
 TEST(Seal, DamageIsNotSealed) {
   const std::string directory = temporary_directory() + "/c";
   fs::copy(std::string(TESSERA_TEST_DATA) + "/golden/checkpoints/g4_ws2", directory,

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/digest.h"
+#include "base/utf8.h"
 #include "checkpoint/digests/json_writer.h"
 #include "tessera/error.h"
 #include "tessera/version.h"
@@ -134,10 +135,24 @@ Digests digests_of_text(std::string_view text) {
   return digests;
 }
 
+void require_side_file_can_name(const std::string& file) {
+  std::string_view rest = file;
+  while (!rest.empty()) {
+    const Rune rune = first_rune(rest);
+    if (rune.length == 0 || is_surrogate(rune.code)) {
+      throw Error(ErrorCode::unsupported,
+                  "a side file, which is JSON, cannot name a file whose name is not UTF-8")
+          .at_path(file);
+    }
+    rest.remove_prefix(rune.length);
+  }
+}
+
 std::string encode_side_file(const SideFile& side_file) {
+  for (const auto& file : side_file.files) require_side_file_can_name(file.first);
   const bool has_tails = std::ranges::any_of(
       side_file.files, [](const auto& file) { return file.second.tail.has_value(); });
-  JsonWriter json(BadText::replace);
+  JsonWriter json;
   json.begin('{');
   json.key("checksum");
   json.text(kZeros);

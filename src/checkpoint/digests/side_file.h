@@ -40,7 +40,9 @@ struct SideFile {
 inline constexpr std::string_view kDirectorySideFile = "tessera-digests.json";
 inline constexpr std::string_view kSideFileSuffix = ".tessera.json";
 
-[[nodiscard]] std::string encode_side_file(const SideFile& side_file);
+// Throws `unsupported` for a file whose name is not UTF-8: JSON has no other names.
+void require_side_file_can_name(const std::string& file);
+[[nodiscard]] std::string encode_side_file(const SideFile& side_file);  // throws the same
 // Throws `corrupt` for anything that encode_side_file did not write, a changed byte included, and
 // `unsupported` for a later version.
 [[nodiscard]] SideFile decode_side_file(std::string_view text);

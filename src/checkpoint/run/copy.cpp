@@ -51,8 +51,11 @@ class FileCopy {
           .at_path(to_string(to_));
     }
     to_.store->require_writable(probe_name(random_attempt()), options_.single_writer);
+    // There is no target where its side file cannot be.
+    const std::shared_ptr<ByteSource> side =
+        from_.store->exists(side_of(from_)) ? side_source() : nullptr;
     copy_data();
-    copy_side_file();
+    if (side) copy_side_file(*side);
     meter_.finish();
     return report_;
   }
@@ -104,13 +107,11 @@ class FileCopy {
     sink->commit();
   }
 
-  void copy_side_file() {
-    if (!from_.store->exists(side_of(from_))) return;
-    const auto side = side_source();
-    count(side->size());
+  void copy_side_file(const ByteSource& side) {
+    count(side.size());
     Meter silent({}, 0, options_.stop);
-    if (has_copy(*to_.store, side_of(to_), *side, {}, silent)) return count_whole(side->size());
-    auto written = write_copy(*side, *to_.store, side_of(to_), IfExists::replace, silent);
+    if (has_copy(*to_.store, side_of(to_), side, {}, silent)) return count_whole(side.size());
+    auto written = write_copy(side, *to_.store, side_of(to_), IfExists::replace, silent);
     commit_copy(written, *to_.store, options_.read_back);
   }
 

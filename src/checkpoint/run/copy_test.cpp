@@ -138,6 +138,12 @@ TEST(Copy, AFileKeepsItsSealAndTakesNoOther) {
   std::filesystem::create_directory(work + "/d");
   (void)copy({store, "x/b.safetensors"}, work + "/d");
   EXPECT_TRUE(seal(work + "/d/b.safetensors").was_sealed);
+  // A side file cannot have every name, and then there is no copy that lacks it.
+  EXPECT_EQ(code_of([&] {
+              (void)copy(work + "/a.safetensors", {store, "x/\xff.safetensors"});
+            }),
+            ErrorCode::unsupported);
+  EXPECT_FALSE(store->exists("x/\xff.safetensors"));
   // Without digests and with other bytes.
   std::filesystem::copy_file(golden + "2-of-00002.safetensors", work + "/plain.safetensors");
   EXPECT_EQ(code_of([&] {

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "base/checked.h"
+#include "base/utf8.h"
 #include "format/dcp/assemble.h"
 #include "format/dcp/dcp.h"
 #include "format/dcp/names.h"
@@ -338,6 +339,25 @@ class Encoder {
     out_.text(text);
   }
 
+  // The checkpoint's path as Python's os.fsdecode gives it: each byte that is no UTF-8 is a lone
+  // surrogate.
+  static std::string path_as_text(std::string_view path) {
+    std::string text;
+    while (!path.empty()) {
+      std::size_t length = first_rune(path).length;
+      if (length != 0) {
+        text += path.substr(0, length);
+      } else {
+        const auto byte = static_cast<unsigned char>(path[0]);
+        text += {'\xed', static_cast<char>(0xb0U | (byte >> 6U)),
+                 static_cast<char>(0x80U | (byte & 0x3fU))};
+        length = 1;
+      }
+      path.remove_prefix(length);
+    }
+    return text;
+  }
+
   void write_origin() {
     const Origin& origin = source_.origin();
     out_.text("storage_meta");
@@ -345,7 +365,7 @@ class Encoder {
       out_.op(Op::none);
     } else {
       begin_instance(Memo::storage_meta);
-      write_text_or_none("checkpoint_id", origin.checkpoint_id);
+      write_text_or_none("checkpoint_id", path_as_text(origin.checkpoint_id));
       write_text_or_none("save_id", origin.save_id);
       write_text_or_none("load_id", {});
       out_.text("modules");

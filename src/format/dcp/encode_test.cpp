@@ -215,6 +215,18 @@ class Drawn {
   std::mt19937 random_;
 };
 
+// As PyTorch writes a path that os.fsdecode gave it.
+TEST(DcpEncode, APathThatIsNotUtf8HasLoneSurrogates) {
+  Metadata metadata;
+  metadata.checkpoint_id = "/d\x80/\xc3\xbc/\xff\xc3";
+  const auto bytes = encode(metadata);
+  const std::string expected = "/d\xed\xb2\x80/\xc3\xbc/\xed\xb3\xbf\xed\xb3\x83";
+  EXPECT_EQ(decode_values(bytes).checkpoint_id, expected);
+  // It stays so in a checkpoint that is written again.
+  metadata.checkpoint_id = expected;
+  EXPECT_EQ(encode(metadata), bytes);
+}
+
 TEST(DcpEncode, GeneratedMetadataComesBack) {
   std::size_t chunks = 0;
   for (unsigned seed = 0; seed < 40; ++seed) {
