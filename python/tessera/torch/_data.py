@@ -19,6 +19,7 @@ from torch.serialization import _get_layout
 
 from tessera._errors import CorruptError, UnsafeError
 from tessera._values import Opaque
+from tessera.torch._arrays import array_of
 
 _CLASSES: dict[str, Any] = {
     "collections.OrderedDict": collections.OrderedDict,
@@ -95,20 +96,24 @@ def read_metadata(file: BinaryIO, path: str) -> dcp.Metadata:
 _PLAIN = {
     "torch.Size": torch.Size,
     "torch.device": torch.device,
-    "pathlib.PosixPath": pathlib.PurePosixPath,
-    "pathlib._local.PosixPath": pathlib.PurePosixPath,
+    "pathlib.PosixPath": pathlib.PosixPath,
+    "pathlib._local.PosixPath": pathlib.PosixPath,
 }
+
+# What each `install` allows all readers, by its id.
+installed: dict[int, frozenset[str]] = {}
 
 
 class Values:
     """Values with what torch keeps in place of `Opaque`.
 
-    Classes and functions are imported and called if `allow` names them. Any other raises `unsafe`.
+    Arrays and scalars of numpy are data, too. Classes and functions are imported and called if `allow` names them. Any
+    other raises `unsafe`.
     """
 
     def __init__(self, path: str, allow: Collection[str] = ()) -> None:
         self._path = path
-        self._allow = frozenset(allow)
+        self._allow = frozenset(allow).union(*installed.values())
         self._made: dict[int, tuple[Any, Any]] = {}  # by the object that stood there
 
     def __call__(self, value: Any, key: str) -> Any:
@@ -136,17 +141,27 @@ class Values:
             if isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
                 return found
         elif value.state is None and name in _PLAIN:
-            return _PLAIN[name](*value.arguments)
+            return self._plain(_PLAIN[name], value.arguments, key)
         elif name == "_io.BytesIO" and _is_file_in_memory(value.state):
             file = io.BytesIO(value.state[0])
             file.seek(value.state[1])
             return file
+        array = array_of(value)
+        if array is not None:
+            return array
         if name not in self._allow:
             text = f"unsafe: the value needs {name}, which is code: allow={{{name!r}}} would run it"
             raise UnsafeError(f"{text} [{self._path}, key '{key}']", self._path, key)
         module, _, attribute = name.rpartition(".")
         callable_ = getattr(importlib.import_module(module), attribute)
         return callable_ if value.arguments is None else self._rebuilt(callable_, value, key)
+
+    def _plain(self, kind: Any, arguments: Any, key: str) -> Any:
+        try:
+            return kind(*self(arguments, key))
+        except Exception as error:
+            text = f"corrupt: the value is no {kind.__name__}: {error} [{self._path}, key '{key}']"
+            raise CorruptError(text, self._path, key) from None
 
     def _rebuilt(self, callable_: Any, value: Opaque, key: str) -> Any:
         """As pickle does it."""

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteIt
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tessera import _core
+from tessera._errors import UnsupportedError
 from tessera.torch._plain import dtype_name, is_plain, saved
 
 #: Items are handed to `_core` in groups of as many, or of as many bytes.
@@ -42,6 +43,9 @@ class Batch:
             data = data.getvalue()
             self.bytes += len(data)
         else:
+            if data.is_meta:
+                raise UnsupportedError(f"unsupported: the tensor is on the device meta, without elements [key '{item.index.fqn}']",
+                                       key=item.index.fqn)
             data = data.detach()
             self.bytes += data.numel() * data.element_size()
             self.on_device = self.on_device or data.device.type != "cpu"

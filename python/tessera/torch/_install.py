@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from types import TracebackType
 from typing import Any
 
 from torch.distributed.checkpoint import filesystem
 
+from tessera.torch import _data
 from tessera.torch._reader import FileSystemReader
 from tessera.torch._writer import FileSystemWriter
 
@@ -19,7 +21,8 @@ class install:
 
     That is for programs that choose the classes themselves, and for `dcp.save(..., checkpoint_id=)`.
     The names are replaced in all modules that have them; a module that takes them later gets ours,
-    too. As a context manager it ends with the block.
+    too. `allow` is `LoadPlanner`'s, for programs that have another planner. As a context manager it
+    ends with the block.
 
     >>> import tessera.torch, torch, torch.distributed.checkpoint as dcp
     >>> with tessera.torch.install():
@@ -28,7 +31,8 @@ class install:
     []
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allow: Collection[str] = ()) -> None:
+        _data.installed[id(self)] = frozenset(allow)
         self._replaced: list[tuple[Any, str, type]] = []
         for module in list(sys.modules.values()):
             name = getattr(module, "__name__", "")
@@ -46,6 +50,7 @@ class install:
             if getattr(module, attribute, None) is _OURS[theirs]:
                 setattr(module, attribute, theirs)
         self._replaced.clear()
+        _data.installed.pop(id(self), None)
 
     def __enter__(self) -> install:
         return self

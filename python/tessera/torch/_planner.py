@@ -15,7 +15,8 @@ from torch.distributed.checkpoint._traverse import set_element
 class LoadPlanner(DefaultLoadPlanner):
     """torch's planner, but for values: they are read as data and put where they belong.
 
-    A value that needs a class is refused (`unsafe`), unless `allow` names it.
+    Arrays and scalars of numpy are data. A value that needs a class is refused (`unsafe`), unless
+    `allow` names it.
 
     >>> import tessera.torch, torch
     >>> state = {"model": {"w": torch.zeros(3, 4)}, "step": 0}
