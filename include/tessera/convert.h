@@ -43,8 +43,10 @@ struct ConvertOptions {
   bool resume = false;
   int threads = 2;
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
-  std::vector<std::string> only;     // "model", "optim", globs over names; empty: everything
-  std::vector<std::string> rename;   // rules "RE=>TO" over names; `conflict` if two become one
+  // "model", "optim", names, what names begin with before a dot, globs over names; empty:
+  // everything.
+  std::vector<std::string> only;
+  std::vector<std::string> rename;  // rules "RE=>TO" over names; `conflict` if two become one
   // Converts all floating tensors of 16 bits and more to this type, rounded to nearest, ties to
   // even. float8, float4 and complex types are `unsupported` here. Integer types cut off fractions
   // and wrap what does not fit; without `allow_wrap` they are `invalid_argument`

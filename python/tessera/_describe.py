@@ -75,6 +75,9 @@ def _of_tensor(tensor: Any, torch: Any) -> Description:
 
 def _of_array(array: Any) -> Description:
     numpy = sys.modules["numpy"]
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(array, masked.MaskedArray):
+        raise UnsupportedError("unsupported: a masked array, whose mask would be lost: give its data and its mask")
     plain = numpy.ascontiguousarray(array).reshape(array.shape)
     if not plain.dtype.isnative:
         plain = plain.astype(plain.dtype.newbyteorder("="))

@@ -106,7 +106,12 @@ def test_trees_that_cannot_be_saved(tmp_path):
     for _ in range(5000):
         deep = [deep]
     cases = [(cycle, tessera.InvalidArgumentError), (deep, tessera.LimitError), ({"a": {1: object()}}, tessera.UnsupportedError)]
+    # Dates, objects, and an array whose mask a checkpoint has no place for.
+    arrays = [numpy.array(["2020-01-01"], "M8[D]"), numpy.array([1, "a"], object), numpy.ma.array([1, 2], mask=[0, 1])]
+    cases += [({"a": array}, tessera.UnsupportedError) for array in arrays]
     for tree, kind in cases:
         with pytest.raises(kind):
             tessera.save_file(tree, tmp_path / "x.pt")
     assert list(tmp_path.iterdir()) == []
+    tessera.save_file(None, tmp_path / "x.pt")
+    assert tessera.load(tmp_path / "x.pt") is None

@@ -195,6 +195,16 @@ def test_a_part_is_loaded(example):
         tessera.load(example, dtype="float33")
 
 
+@pytest.mark.parametrize("only", [["encoder"], ["encoder.*"], ["encoder.w", "encoder.b"]])
+def test_a_part_is_loaded_and_converted_alike(only, tmp_path):
+    part = {"w": numpy.ones(2), "b": numpy.zeros(1)}
+    tessera.save_file({"encoder": part, "encoder2": part, "step": 7}, tmp_path / "a")
+    tessera.convert(tmp_path / "a", tmp_path / "b.safetensors", only=only)
+    assert sorted(tessera.open(tmp_path / "b.safetensors")) == ["encoder.b", "encoder.w"]
+    loaded = tessera.load(tmp_path / "a", only=only)
+    assert list(loaded) == ["encoder"] and sorted(loaded["encoder"]) == ["b", "w"]
+
+
 def test_a_hundred_thousand_tiny_items(tmp_path):
     count = 100_000
     tessera.save_file({str(i): i for i in range(count)}, tmp_path / "many.pt")

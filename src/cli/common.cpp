@@ -26,7 +26,9 @@ void one_of(CLI::Option* option, const std::vector<std::string>& values) {
 }
 
 void add_only(CLI::App& command, std::vector<std::string>& only) {
-  command.add_option("--only", only, "model, optim, or a glob over names; may be repeated");
+  command.add_option(
+      "--only", only,
+      "model, optim, a name or its beginning before a dot, or a glob; may be repeated");
 }
 
 void keep_only(Checkpoint& checkpoint, const std::vector<std::string>& only) {

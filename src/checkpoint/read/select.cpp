@@ -33,6 +33,8 @@ bool is_model_state(const Leaf& leaf, bool named) {
 bool selected(const Leaf& leaf, const std::string& what, bool named) {
   if (what == "model") return is_model_state(leaf, named);
   if (what == "optim") return is_optimizer_state(leaf);
+  const std::string_view name = leaf.name;
+  if (name.starts_with(what) && name.substr(what.size()).starts_with('.')) return true;
   return ::fnmatch(what.c_str(), leaf.name.c_str(), 0) == 0;
 }
 

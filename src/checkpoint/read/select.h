@@ -12,8 +12,9 @@
 namespace tessera {
 
 // The leaves that one of `only` selects; all when it is empty. "model" and "optim" select the
-// model's and the optimizer's state, anything else is a glob over names. Throws `not_found` when
-// nothing is selected.
+// model's and the optimizer's state, anything else is a name,
+// what names begin with before a dot, or a glob over names. Throws `not_found` when nothing is
+// selected.
 [[nodiscard]] std::vector<Leaf> select(const std::vector<Leaf>& leaves,
                                        const std::vector<std::string>& only);
 

@@ -32,6 +32,11 @@ TEST(Select, PartsOfATrainingState) {
   EXPECT_EQ(chosen({"model"}), std::vector<std::string>{"app.model.w"});
   EXPECT_EQ(chosen({"optim"}), std::vector<std::string>{"app.optim.state.w.exp_avg"});
   EXPECT_EQ(chosen({"model", "*.step"}), (std::vector<std::string>{"app.model.w", "app.step"}));
+  EXPECT_EQ(chosen({"app.optim"}), std::vector<std::string>{"app.optim.state.w.exp_avg"});
+  EXPECT_EQ(chosen({"app.step", "app.model.w"}).size(), 2U);
+  EXPECT_EQ(chosen({"app"}).size(), 3U);
+  for (const char* no_beginning : {"ap", "app.", "app.mod", ".app", ""})
+    EXPECT_EQ(code_of([&] { (void)chosen({no_beginning}); }), ErrorCode::not_found);
   EXPECT_EQ(code_of([&] { (void)chosen({"none*"}); }), ErrorCode::not_found);
   // A file that is a model.
   EXPECT_EQ(names(select({leaf({"h.0.w"}), leaf({"h.0.w.exp_avg"})}, {"model"})),
