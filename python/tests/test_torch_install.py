@@ -65,6 +65,8 @@ def derived_classes(rank, ranks, path):
 
 
 def test_classes_that_others_derive(tmp_path):
+    pytest.importorskip("fsspec")
+    pytest.importorskip("safetensors")
     run_ranks(derived_classes, 1, str(tmp_path))
 
 
