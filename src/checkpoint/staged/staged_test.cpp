@@ -2,7 +2,10 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <thread>
+#include <vector>
 
 #include "checkpoint/staged/staging.h"
 #include "checkpoint/together/testing.h"
@@ -228,6 +231,29 @@ TEST(Staged, WhatAKilledProcessLeftGoesAndWhatIsInUseStays) {
     EXPECT_TRUE(made.place_for("s3://b/x/").ends_with("/x"));
   }
   EXPECT_EQ(entries_of(staging.path()).size(), 2U);
+}
+
+// Who looks for what killed processes left locks a directory that nobody has locked yet, and may
+// have to wait for a processor.
+TEST(Staged, ManyAtOnceDoNotKeepEachOtherOut) {
+  const StagingPlace staging;
+  std::vector<std::thread> threads;
+  std::atomic<int> made = 0;
+  for (int i = 0; i < 16; ++i) {
+    threads.emplace_back([&] {
+      for (int turn = 0; turn < 40; ++turn) {
+        try {
+          const Staging one(*solo_group());
+          ++made;
+        } catch (const Error& error) {
+          ADD_FAILURE() << error.what();
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(made, 16 * 40);
+  EXPECT_TRUE(entries_of(staging.path()).empty());
 }
 
 }  // namespace

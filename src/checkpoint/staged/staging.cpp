@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <span>
+#include <thread>
 
 #include "base/random_id.h"
 #include "comm/confer.h"
@@ -31,7 +34,8 @@ bool is_own_directory(const Fd& fd) {
          (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
 }
 
-// None: another process has removed it meanwhile, because nobody had its lock yet.
+// None: another process looks whether it is abandoned, or has removed it, because nobody had its
+// lock yet.
 Fd try_make(const std::string& path) {
   if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST)
     throw_errno(errno, "create directory", path);
@@ -45,9 +49,12 @@ Fd try_make(const std::string& path) {
 }
 
 Fd made(const std::string& path) {
-  constexpr int kTries = 100;
+  constexpr int kTries = 1000;
+  constexpr std::chrono::milliseconds kLongestPause{10};  // they end after ten seconds
   for (int i = 0; i < kTries; ++i) {
     if (Fd fd = try_make(path)) return fd;
+    // The other may have to wait for a processor.
+    std::this_thread::sleep_for(std::min(std::chrono::milliseconds{i}, kLongestPause));
   }
   throw Error(ErrorCode::conflict, "others keep removing the directory").at_path(path);
 }
