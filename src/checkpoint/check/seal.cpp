@@ -87,14 +87,16 @@ std::uint64_t bytes_of(const std::vector<ObjectInfo>& files) {
 
 SealReport seal(const std::string& path, const SealOptions& options) {
   const Checkpoint checkpoint = Checkpoint::open(path);
-  for (const ObjectInfo& file : checkpoint.files) require_side_file_can_name(file.name);
-  require_undamaged(checkpoint, options);
   SealReport report;
+  report.was_sealed = is_checked(checkpoint);
+  if (!report.was_sealed) {
+    for (const ObjectInfo& file : checkpoint.files) require_side_file_can_name(file.name);
+  }
+  require_undamaged(checkpoint, options);
   report.files = checkpoint.files.size();
   report.bytes = bytes_of(checkpoint.files);
   SideFile side_file;
   const std::string name = side_file_of(checkpoint, path, side_file.save_id);
-  report.was_sealed = is_checked(checkpoint);
   if (!report.was_sealed || checkpoint.store->exists(name))
     report.side_file = checkpoint.store->name() + "/" + name;
   if (report.was_sealed) return report;
