@@ -100,8 +100,8 @@ _PLAIN = {
     "pathlib._local.PosixPath": pathlib.PosixPath,
 }
 
-# What each `install` allows all readers, by its id.
-installed: dict[int, frozenset[str]] = {}
+# What each `install` allows all readers. It keeps them alive: who has not kept one cannot remove it.
+installed: dict[object, frozenset[str]] = {}
 
 
 class Values:
@@ -157,8 +157,9 @@ class Values:
         return callable_ if value.arguments is None else self._rebuilt(callable_, value, key)
 
     def _plain(self, kind: Any, arguments: Any, key: str) -> Any:
+        made = self(arguments, key)
         try:
-            return kind(*self(arguments, key))
+            return kind(*made)
         except Exception as error:
             text = f"corrupt: the value is no {kind.__name__}: {error} [{self._path}, key '{key}']"
             raise CorruptError(text, self._path, key) from None

@@ -32,7 +32,7 @@ class install:
     """
 
     def __init__(self, allow: Collection[str] = ()) -> None:
-        _data.installed[id(self)] = frozenset(allow)
+        _data.installed[self] = frozenset(allow)
         self._replaced: list[tuple[Any, str, type]] = []
         for module in list(sys.modules.values()):
             name = getattr(module, "__name__", "")
@@ -50,7 +50,7 @@ class install:
             if getattr(module, attribute, None) is _OURS[theirs]:
                 setattr(module, attribute, theirs)
         self._replaced.clear()
-        _data.installed.pop(id(self), None)
+        _data.installed.pop(self, None)
 
     def __enter__(self) -> install:
         return self
