@@ -58,7 +58,7 @@ nb::dict save(const Tree& tree, nb::handle target, nb::dict given, nb::handle ca
 
 void bind_saves(nb::module_& module) {
   nb::class_<Tree>(module, "Tree");
-  module.def("make_tree", tree_of, nb::arg("state").none(), nb::arg("describe"));
+  module.def("make_tree", tree_of, nb::arg().none(), nb::arg());
   module.def("save", save, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none());
 }
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace tessera {
@@ -35,6 +36,26 @@ struct Rune {
   constexpr std::array<std::uint32_t, 5> kSmallest = {0, 0, 0x80, 0x800, 0x10000};
   if (code < kSmallest[length] || code > 0x10ffff) return {};
   return {length, code};
+}
+
+// The other way: a code point up to U+10FFFF, which may be a surrogate.
+inline void append_utf8(std::string& out, std::uint32_t code) {
+  const auto put = [&out](std::uint32_t byte) { out += static_cast<char>(byte); };
+  if (code < 0x80) {
+    put(code);
+  } else if (code < 0x800) {
+    put(0xc0U | (code >> 6U));
+    put(0x80U | (code & 0x3fU));
+  } else if (code < 0x10000) {
+    put(0xe0U | (code >> 12U));
+    put(0x80U | ((code >> 6U) & 0x3fU));
+    put(0x80U | (code & 0x3fU));
+  } else {
+    put(0xf0U | (code >> 18U));
+    put(0x80U | ((code >> 12U) & 0x3fU));
+    put(0x80U | ((code >> 6U) & 0x3fU));
+    put(0x80U | (code & 0x3fU));
+  }
 }
 
 }  // namespace tessera

@@ -8,7 +8,9 @@ namespace {
 TEST(Utf8, ShortestFormsOfEveryLength) {
   const auto same = [](std::string_view text, std::size_t length, std::uint32_t code) {
     const Rune rune = first_rune(text);
-    return rune.length == length && rune.code == code;
+    std::string back;
+    append_utf8(back, code);
+    return rune.length == length && rune.code == code && text.starts_with(back);
   };
   EXPECT_TRUE(same("a", 1, 'a'));
   EXPECT_TRUE(same(std::string_view("\0", 1), 1, 0));

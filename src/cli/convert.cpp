@@ -184,9 +184,7 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
                           "kind of the target; default: from its extension. Into a target without "
                           "one, torch and safetensors write model.pt and model.safetensors"),
       names_of_targets());
-  command->add_option(
-      "--only", options->convert.only,
-      "model, optim, a name or its beginning before a dot, or a glob; may be repeated");
+  add_only(*command, options->convert.only);
   command->add_option("--rename", options->convert.rename,
                       "RE=>TO: replace matches of RE in names by TO; may be repeated");
   one_of(command->add_option("--dtype", options->dtype,

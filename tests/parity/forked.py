@@ -10,6 +10,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from unittest import mock
 
 # What the server imports. Those that it cannot, it leaves to the programs.
 PRELOADED = ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch._dynamo"]
@@ -38,13 +39,8 @@ class Forked:
         arguments = (words, environment, [file.name for file in self._outputs])
         self._process = context.Process(target=_become, args=arguments)
         # Libraries look at this one while they are imported, by the server.
-        before = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"
-        self._process.start()
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
+            self._process.start()
 
     @property
     def returncode(self):

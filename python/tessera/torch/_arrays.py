@@ -11,6 +11,7 @@ from tessera._values import Opaque
 _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")  # before numpy 2, and since
 _ARRAYS = {f"{module}._reconstruct" for module in _MODULES}
 _SCALARS = {f"{module}.scalar" for module in _MODULES}
+_NAMES = _ARRAYS | _SCALARS | {"numpy.dtype"}
 # Booleans, numbers and texts: no objects, records or dates.
 _DTYPE = re.compile("[biufcSU][0-9]{1,9}")
 _BEFORE_SIZES = 5  # of a dtype's state: version, byte order, and what plain dtypes have None for
@@ -18,9 +19,7 @@ _BEFORE_SIZES = 5  # of a dtype's state: version, byte order, and what plain dty
 
 def array_of(value: Opaque) -> Any:
     """The array, scalar or dtype that `value` describes. None: it describes another thing, or numpy is not there."""
-    try:
-        import numpy  # noqa: F401
-    except ImportError:
+    if value.name not in _NAMES:
         return None
     try:
         if value.name in _ARRAYS:
@@ -29,7 +28,7 @@ def array_of(value: Opaque) -> Any:
             dtype, content = value.arguments or ()
             return _filled((), _dtype(dtype), content, False)[()]
         return _dtype(value)
-    except (OverflowError, TypeError, ValueError):
+    except (ImportError, OverflowError, TypeError, ValueError):
         return None
 
 
@@ -55,10 +54,8 @@ def _array(value: Opaque) -> Any:
 def _filled(shape: Any, dtype: Any, content: Any, is_fortran: Any) -> Any:
     import numpy
 
-    if not all(type(size) is int and size >= 0 for size in shape) or type(content) not in (bytes, str):
+    if not all(type(size) is int and size >= 0 for size in shape) or type(content) is not bytes:
         raise TypeError
-    if isinstance(content, str):
-        content = content.encode("latin-1")  # as pickle's older protocols write bytes
     if len(content) != math.prod(shape) * dtype.itemsize:
         raise ValueError
     # With memory of its own, which may be written.

@@ -348,9 +348,7 @@ class Encoder {
       if (length != 0) {
         text += path.substr(0, length);
       } else {
-        const auto byte = static_cast<unsigned char>(path[0]);
-        text += {'\xed', static_cast<char>(0xb0U | (byte >> 6U)),
-                 static_cast<char>(0x80U | (byte & 0x3fU))};
+        append_utf8(text, 0xdc00U + static_cast<unsigned char>(path[0]));
         length = 1;
       }
       path.remove_prefix(length);

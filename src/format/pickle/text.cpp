@@ -31,25 +31,6 @@ std::uint32_t code_point(std::string_view text, std::size_t count) {
   return code;
 }
 
-void append_utf8(std::string& out, std::uint32_t code) {
-  const auto put = [&out](std::uint32_t byte) { out += static_cast<char>(byte); };
-  if (code < 0x80) {
-    put(code);
-  } else if (code < 0x800) {
-    put(0xc0U | (code >> 6U));
-    put(0x80U | (code & 0x3fU));
-  } else if (code < 0x10000) {
-    put(0xe0U | (code >> 12U));
-    put(0x80U | ((code >> 6U) & 0x3fU));
-    put(0x80U | (code & 0x3fU));
-  } else {
-    put(0xf0U | (code >> 18U));
-    put(0x80U | ((code >> 12U) & 0x3fU));
-    put(0x80U | ((code >> 6U) & 0x3fU));
-    put(0x80U | (code & 0x3fU));
-  }
-}
-
 // What a literal of protocol 0 has between its quotes; blanks behind it do not count.
 std::string_view between_quotes(std::string_view literal) {
   literal = literal.substr(0, literal.find_last_not_of("\r ") + 1);
