@@ -77,7 +77,9 @@ class Switch(Host):
     def __init__(self, number, disk, seen):
         super().__init__(number, disk, seen)
         self.ports = 0
-        run(*self.inside("ip", "link", "add", "wire", "type", "bridge"))
+        # A bridge without an address of its own takes its ports' lowest, and so another one when a host comes or goes:
+        # the others would send to the old one for up to a minute.
+        run(*self.inside("ip", "link", "add", "wire", "address", f"02:00:00:00:00:{number:02x}", "type", "bridge"))
         self.connect(self)
 
     @staticmethod
