@@ -121,15 +121,24 @@ void AtomicFile::reserve(std::uint64_t size) {
   }
 }
 
-// Needs no memory once there is a file: without it nobody would remove that.
+// Another process that looks for what killed ones left has a file's lock, or has removed it, when
+// it comes before ours. Needs no memory once there is a file: without it nobody would remove that.
 void AtomicFile::open_named() {
-  std::string temporary = temporary_path(path_);
+  constexpr int kTries = 100;
   std::string path = path_;
-  Fd fd = opened(temporary, O_WRONLY | O_CREAT | O_EXCL);
-  if (!fd) throw_errno(errno, "create", path_);
-  temporary_ = std::move(temporary);
-  (void)try_lock(fd.get());
-  file_.emplace(std::move(fd), std::move(path));
+  for (int i = 0; i < kTries; ++i) {
+    std::string temporary = temporary_path(path_);
+    Fd fd = opened(temporary, O_WRONLY | O_CREAT | O_EXCL);
+    if (!fd) throw_errno(errno, "create", path_);
+    temporary_ = std::move(temporary);
+    if (try_lock(fd.get()) && is_at(id_of(fd.get()), temporary_)) {
+      file_.emplace(std::move(fd), std::move(path));
+      return;
+    }
+    ::unlink(temporary_.c_str());
+    temporary_.clear();
+  }
+  throw Error(ErrorCode::conflict, "others keep removing what is not written yet").at_path(path_);
 }
 
 AtomicFile::~AtomicFile() {

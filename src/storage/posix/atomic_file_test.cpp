@@ -6,9 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <fstream>
 #include <limits>
+#include <thread>
+#include <vector>
 
 #include "conformance/store_conformance.h"
 #include "conformance/temporary_directory.h"
@@ -103,6 +106,33 @@ TEST(AtomicFile, AKilledWriterLeavesNothingOrWhatTheNextOneRemoves) {
     files += entry.exists() ? 1 : 0;
   }
   EXPECT_EQ(files, 1U);
+}
+
+// Another process may look for what killed ones left between the making of a file and its lock.
+TEST(AtomicFile, NobodyRemovesAFileThatIsNotLockedYet) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/x";
+  std::atomic<int> writing = 4;
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int turn = 0; turn < 500; ++turn) {
+        EXPECT_NO_THROW({
+          AtomicFile file(path, IfExists::replace, 0, UntilCommit::temporary_name);
+          file.commit();
+        });
+      }
+      --writing;
+    });
+  }
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      while (writing > 0) remove_abandoned_temporaries(path);
+    });
+  }
+  threads.clear();
+  std::filesystem::remove(path);
+  EXPECT_TRUE(directory.empty());
 }
 
 TEST(AtomicFile, BothWaysToCommitReplaceOrRefuse) {
