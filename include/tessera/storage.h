@@ -58,15 +58,15 @@ class Store {
   [[nodiscard]] virtual bool has_directories() const { return false; }  // it has both
   virtual StoreCopied copy(const StoreCopy& what);  // by the store's own means, if it can
   virtual void remove(std::string_view name) = 0;   // no error if there is no such object
-  // Tries what a save asks for, where rights are granted one by one: throws what it is refused. By
-  // an object `probe`, gone afterwards. If commits do not keep rivals out, it is `unsupported`,
-  // unless `is_only_writer`.
+  // Where rights are granted one by one, tries by an object `probe` what a save asks for: throws
+  // what is refused, and `unsupported` if commits let rivals in, unless `is_only_writer`.
   virtual void require_writable(std::string_view probe, bool is_only_writer);
   virtual void remove_unfinished() {}  // of killed writers; only while nobody writes to the store
   virtual void sync() {}               // objects committed before it survive a crash after it
   // Keeps others that ask out of a directory: they get `conflict`. Null: the store cannot.
   [[nodiscard]] virtual std::unique_ptr<StoreHold> hold(std::string_view directory = {});
   [[nodiscard]] virtual std::optional<std::uint64_t> free_bytes() const;  // none: unknown
+  [[nodiscard]] virtual bool may_show_late() const { return true; }       // what others have made
 };
 
 // Objects in this process's memory: the reference implementation.

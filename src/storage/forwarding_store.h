@@ -62,6 +62,7 @@ class ForwardingStore : public Store {
   [[nodiscard]] std::optional<std::uint64_t> free_bytes() const override {
     return inner_->free_bytes();
   }
+  [[nodiscard]] bool may_show_late() const override { return inner_->may_show_late(); }
 
  protected:
   [[nodiscard]] Store& inner() const { return *inner_; }

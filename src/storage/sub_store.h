@@ -70,6 +70,7 @@ class SubStore final : public Store {
   [[nodiscard]] std::optional<std::uint64_t> free_bytes() const override {
     return parent_.free_bytes();
   }
+  [[nodiscard]] bool may_show_late() const override { return parent_.may_show_late(); }
 
  private:
   [[nodiscard]] std::string directory(std::string_view prefix) const {

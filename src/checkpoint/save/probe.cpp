@@ -65,12 +65,14 @@ bool shows_probe(const Store& store, const std::string& name) {
 }
 
 void ProbeLook::look(const std::shared_ptr<Store>& store, const std::string& name) {
-  sees_ = look_again([&] {
+  const bool is_worth_waiting = store->may_show_late();
+  const auto look_twice = [&] {
     if (shows_probe(*store, name)) return true;
     make_directory(*store, name);
     return shows_probe(*store, name);
-  });
-  if (sees_) return;
+  };
+  sees_ = is_worth_waiting ? look_again(look_twice) : shows_probe(*store, name);
+  if (sees_ || !is_worth_waiting) return;
   try {
     own_.emplace(store, probe_name(random_attempt()));
   } catch (const Error&) {

@@ -54,7 +54,7 @@ struct Unseeing {
 // sees that, both look at one place, and this rank sees late what is in it (fault-rows F24).
 class ProbeLook {
  public:
-  // Takes up to one and a half seconds.
+  // Takes up to one and a half seconds where the store may show late what others make.
   void look(const std::shared_ptr<Store>& store, const std::string& name);
   [[nodiscard]] bool sees() const { return sees_; }
   // Adds this rank if it does not.

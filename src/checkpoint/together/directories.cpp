@@ -167,12 +167,12 @@ bool Directories::enter_lowest_seen() {
 // does not wait for a lower one to appear: require_apart() looks again.
 void Directories::look_for_one() {
   const bool has_made = directory_ != nullptr;
-  if (!has_made) {
+  if (!has_made && parent_->may_show_late()) {
     (void)look_again([this] { return enter_lowest_seen(); });
     return;
   }
   (void)enter_lowest_seen();
-  if (publishes()) return;
+  if (!has_made || publishes()) return;
   drop_probe();
   directory_.reset();
 }

@@ -34,7 +34,8 @@ class Directories {
   void require_same_name() const;
   // Throws `out_of_space` where the store says that it has not as many bytes (fault-rows C14).
   void require_room(std::uint64_t bytes) const;
-  // Adds this rank if it does not see that; then it takes a second and a half to say so.
+  // Adds this rank if it does not see that. Where the store may show it late, it takes a second and
+  // a half to say so.
   void look_for_first(Unseeing& unseeing);
   // On rank 0: whether those ranks see late what is there.
   [[nodiscard]] bool is_first_seen_late(const Unseeing& unseeing) const;

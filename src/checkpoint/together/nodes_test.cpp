@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "checkpoint/together/testing.h"
-#include "checkpoint/together/travel.h"
+#include "conformance/forwarding_store.h"
 #include "format/torch/torch_file.h"
 #include "storage/sub_store.h"
 #include "tessera/group_checkpoint.h"
@@ -27,9 +27,11 @@ using Layout = std::vector<int>;
 const std::vector<Layout> kLayouts = {{0, 1}, {0, 1, 1}, {0, 0, 1, 1}};
 
 struct Nodes {
-  explicit Nodes(const Layout& layout) : node_of(layout) {
-    for (int node = 0; node <= layout.back(); ++node)
-      stores.push_back(memory_store("node-" + std::to_string(node)));
+  explicit Nodes(const Layout& layout, bool are_prompt = false) : node_of(layout) {
+    for (int node = 0; node <= layout.back(); ++node) {
+      const auto store = memory_store("node-" + std::to_string(node));
+      stores.push_back(std::make_shared<testing::ToldLateStore>(store, !are_prompt));
+    }
   }
   [[nodiscard]] int ranks() const { return static_cast<int>(node_of.size()); }
   [[nodiscard]] const std::shared_ptr<Store>& of(int rank) const {
@@ -64,7 +66,7 @@ void save_on(const Nodes& nodes, const Saving& saving, const SaveOptions& option
   });
 }
 
-// A rank takes a second and a half to say that it sees no probe, so these wait together.
+// Where stores are not prompt, a rank takes a second and a half to say that it sees no probe.
 template <typename Item, typename Work>
 void for_each_at_once(const std::vector<Item>& items, const Work& work) {
   std::vector<std::jthread> threads;
@@ -124,14 +126,17 @@ TEST(Nodes, HaveTheFilesThatASharedDirectoryHas) {
   struct Case {
     Layout layout;
     Saving saving;
+    bool are_prompt;
   };
   std::vector<Case> cases;
-  for (const Layout& layout : kLayouts)
-    for (const Saving& saving : kSavings) cases.push_back({layout, saving});
-  // Ranks of one host that see three disks: one after another makes a directory.
-  cases.push_back({{0, 1, 2}, {CheckpointKind::olmo_legacy, Cut::flat}});
+  for (const bool are_prompt : {false, true}) {
+    for (const Layout& layout : kLayouts)
+      for (const Saving& saving : kSavings) cases.push_back({layout, saving, are_prompt});
+    // Ranks of one host that see three disks: one after another makes a directory.
+    cases.push_back({{0, 1, 2}, {CheckpointKind::olmo_legacy, Cut::flat}, are_prompt});
+  }
   for_each_at_once(cases, [](const Case& one) {
-    const Nodes nodes(one.layout);
+    const Nodes nodes(one.layout, one.are_prompt);
     save_on(nodes, one.saving, options_of(one.saving));
     SCOPED_TRACE(std::string(to_string(one.saving.kind)) + " cut " +
                  std::to_string(static_cast<int>(one.saving.cut)) + " on " +
@@ -356,17 +361,22 @@ TEST(Nodes, OneDirectoryIsNotPublishedTwice_F24) {
 
 // On disks: looking for what is on another one leaves nothing, neither does a refused save.
 TEST(Nodes, NothingIsLeftOnTheirDisks) {
-  const std::vector<CheckpointKind> kinds = {CheckpointKind::olmo_full, CheckpointKind::olmo_legacy,
-                                             CheckpointKind::olmo_local,
-                                             CheckpointKind::olmo_torch_new};
+  std::vector<std::pair<CheckpointKind, bool>> cases;
+  for (const CheckpointKind kind : {CheckpointKind::olmo_full, CheckpointKind::olmo_legacy,
+                                    CheckpointKind::olmo_local, CheckpointKind::olmo_torch_new})
+    for (const bool shows_late : {false, true}) cases.emplace_back(kind, shows_late);
   const std::string root = temporary_directory();
-  for_each_at_once(kinds, [&](const CheckpointKind kind) {
-    const std::string disks[] = {root + "/" + std::string(to_string(kind)) + "-0",
-                                 root + "/" + std::string(to_string(kind)) + "-1"};
+  for_each_at_once(cases, [&](const auto& one) {
+    const CheckpointKind kind = one.first;
+    const bool shows_late = one.second;
+    const std::string name = std::string(to_string(kind)) + (shows_late ? "-late-" : "-");
+    const std::string disks[] = {root + "/" + name + "0", root + "/" + name + "1"};
     const auto save_there = [&] {
       run_ranks(3, [&](Group& group) {
-        save(state_of(Cut::flat, group.rank(), 3), disks[group.rank() / 2] + "/step4",
-             options_for(kind), group);
+        const auto disk = std::make_shared<testing::ToldLateStore>(
+            posix_store(disks[group.rank() / 2]), shows_late);
+        save(state_of(Cut::flat, group.rank(), 3), Location(disk, "step4"), options_for(kind),
+             group);
       });
     };
     const bool is_refused = kind == CheckpointKind::olmo_torch_new;
@@ -413,71 +423,6 @@ TEST(Nodes, LargeTensorsTravelInParts) {
   checkpoint.read("model.w", TensorView::of(values.data(), DType::int32, shape));
   for (std::size_t i = 0; i < values.size(); ++i)
     ASSERT_EQ(values[i], static_cast<std::int32_t>(i));
-}
-
-constexpr std::size_t kRoom = 4096;
-
-// No rank has more than its part of a round in memory, however much it has to send.
-TEST(Travel, AnOutboxHasItsRoomAndNoMore) {
-  Outbox outbox(kRoom);
-  const auto sink = outbox.sink({1, 7}, "a file");
-  std::jthread writer([&] {
-    const std::vector<std::byte> bytes(10 * kRoom, std::byte{5});
-    sink->write_at(0, bytes);
-    sink->write_at(bytes.size(), std::span(bytes).first(3));
-    outbox.end(nullptr);
-  });
-  std::uint64_t received = 0;
-  for (bool is_last = false; !is_last;) {
-    const Outbox::Batch batch = outbox.take();
-    EXPECT_LE(batch.bytes.size(), 2 * kRoom + 64);
-    is_last = batch.is_last;
-    for (MessageReader message(batch.bytes); !message.at_end();) {
-      EXPECT_EQ(message.count(), 1U);
-      EXPECT_EQ(message.count(), 7U);
-      EXPECT_EQ(message.count(), received);
-      received += message.block().size();
-    }
-  }
-  EXPECT_EQ(received, 10 * kRoom + 3);
-}
-
-// Ranks send to others until one of them fails, as sender or as receiver, or is asked to stop: the
-// others stop, too, and nobody waits for room.
-TEST(Travel, AFailureOfAnyRankEndsIt) {
-  enum class Fails { sender, receiver, stopped };
-  for (const Fails fails : {Fails::sender, Fails::receiver, Fails::stopped}) {
-    for (const bool to_rank_zero : {false, true}) {
-      std::stop_source stop;
-      std::atomic<std::uint64_t> received = 0;
-      const auto exchange = [&](Group& group) {
-        Travel how;
-        how.to_rank_zero = to_rank_zero;
-        if (group.rank() == 2) how.stop = stop.get_token();
-        how.send = [&](Outbox& outbox) {
-          const int to = to_rank_zero ? 0 : (group.rank() + 1) % 3;
-          const std::vector<std::byte> bytes(1 << 20);
-          for (std::uint64_t at = 0; at < 64; ++at) {
-            if (at == 20 && fails == Fails::sender && group.rank() == 1)
-              throw Error(ErrorCode::io, "cannot be read");
-            if (at == 20 && fails == Fails::stopped) stop.request_stop();
-            outbox.sink({to, 0}, "a file")->write_at(at << 20, bytes);
-          }
-        };
-        how.receive = [&](std::uint32_t, std::uint64_t, ByteView bytes) {
-          received += bytes.size();
-          if (received > (30U << 20) && fails == Fails::receiver && group.rank() == 0)
-            throw Error(ErrorCode::out_of_space, "cannot be written");
-        };
-        travel(group, how);
-      };
-      const ErrorCode expected = fails == Fails::sender     ? ErrorCode::io
-                                 : fails == Fails::receiver ? ErrorCode::out_of_space
-                                                            : ErrorCode::cancelled;
-      EXPECT_EQ(code_of([&] { run_ranks(3, exchange); }), expected);
-      EXPECT_LT(received, 3U * 64U << 20);
-    }
-  }
 }
 
 // What ranks on two nodes say of a save of which one node's store fails from some call on.

@@ -1,6 +1,7 @@
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -247,6 +248,15 @@ std::string plain_directory(std::string directory) {
   return directory;
 }
 
+// Those that one kernel alone writes to, so that all its processes see the same.
+bool is_of_one_host(std::uint64_t type) {
+  constexpr std::uint64_t kZfs = 0x2fc12fc1;  // not in magic.h
+  constexpr std::uint64_t kTypes[] = {
+      EXT4_SUPER_MAGIC,      XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, F2FS_SUPER_MAGIC, kZfs,
+      OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC,     RAMFS_MAGIC};
+  return std::ranges::find(kTypes, type) != std::end(kTypes);
+}
+
 class PosixStore final : public Store {
  public:
   explicit PosixStore(std::string directory) : directory_(std::move(directory)) {}
@@ -322,20 +332,31 @@ class PosixStore final : public Store {
     return std::make_unique<HeldDirectory>(directory_.empty() ? "/" : directory_);
   }
 
-  // Of the directory, or of the one above it in which it will be made. A file system that does not
-  // say how large it is does not say how much is free either.
+  // A file system that does not say how large it is does not say how much is free either.
   [[nodiscard]] std::optional<std::uint64_t> free_bytes() const override {
-    fs::path at = directory_.empty() ? "/" : directory_;
-    struct statvfs status {};
-    while (::statvfs(at.c_str(), &status) != 0) {
-      if (errno != ENOENT || at == at.parent_path()) return std::nullopt;
-      at = directory_of(at);
-    }
-    if (status.f_blocks == 0) return std::nullopt;
-    return std::uint64_t{status.f_bavail} * status.f_frsize;
+    const auto status = file_system();
+    if (!status || status->f_blocks == 0) return std::nullopt;
+    return std::uint64_t{status->f_bavail} * static_cast<std::uint64_t>(status->f_frsize);
+  }
+
+  [[nodiscard]] bool may_show_late() const override {
+    const auto status = file_system();
+    return !status || !is_of_one_host(static_cast<std::uint64_t>(status->f_type));
   }
 
  private:
+  // That of the directory, or of the one above it in which it will be made; none: it cannot be
+  // told.
+  [[nodiscard]] std::optional<struct statfs> file_system() const {
+    fs::path at = directory_.empty() ? "/" : directory_;
+    struct statfs status {};
+    while (::statfs(at.c_str(), &status) != 0) {
+      if (errno != ENOENT || at == at.parent_path()) return std::nullopt;
+      at = directory_of(at);
+    }
+    return status;
+  }
+
   static bool by_name(const ObjectInfo& a, const ObjectInfo& b) { return a.name < b.name; }
 
   void add_object(const DirectoryEntry& entry, std::vector<ObjectInfo>& found) const {

@@ -1,9 +1,12 @@
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <fstream>
 
 #include "conformance/store_conformance.h"
 #include "conformance/temporary_directory.h"
+#include "storage/forwarding_store.h"
 #include "storage/sub_store.h"
 #include "tessera/store_hold.h"
 
@@ -163,6 +166,17 @@ TEST(PosixStore, AHeldDirectoryIsMissedWhenItIsDeleted) {
   std::filesystem::remove_all(directory.path() + "/a");
   put(*parent, "a/b/x", bytes_of("made again"), IfExists::fail);
   EXPECT_EQ(code_of([&] { held->require_there(); }), ErrorCode::conflict);
+}
+
+TEST(PosixStore, SaysWhichFileSystemsNeverShowLate) {
+  EXPECT_TRUE(posix_store("/proc/self")->may_show_late());  // not on the list
+  struct statfs status {};
+  if (::statfs("/dev/shm", &status) != 0 || status.f_type != TMPFS_MAGIC)
+    GTEST_SKIP() << "/dev/shm is no tmpfs";
+  const auto store = posix_store("/dev/shm/tessera-is-not-there/yet");
+  EXPECT_FALSE(store->may_show_late());
+  EXPECT_FALSE(SubStore(store, "below").may_show_late());
+  EXPECT_FALSE(ForwardingStore(store).may_show_late());
 }
 
 }  // namespace
