@@ -43,8 +43,8 @@ struct ConvertOptions {
   bool resume = false;
   int threads = 2;
   std::uint64_t memory = 64u << 20;  // bytes for all buffers together
-  // "model", "optim", names, what names begin with before a dot, globs over names; empty:
-  // everything.
+  // "model", "optim", and keys as of Checkpoint::only; empty: everything. `not_found` for one that
+  // chooses nothing.
   std::vector<std::string> only;
   std::vector<std::string> rename;  // rules "RE=>TO" over names; `conflict` if two become one
   // Converts all floating tensors of 16 bits and more to this type, rounded to nearest, ties to

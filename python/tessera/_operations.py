@@ -84,10 +84,10 @@ def convert(
 ) -> ConvertReport:
     """Streams a checkpoint of any kind into another, in bounded memory.
 
-    `to` is the kind, if the target's name does not say it. The other options are those of the
-    command: `ranks`, `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes),
-    `allow_wrap`, `single_writer`, `unit`, `orig_params`, `olmo_safetensors`, `model_only`, `config`,
-    `header_limit`.
+    `to` is the kind, if the target's name does not say it. `only` takes what it takes in `load`, and
+    "model" and "optim" wherever they lie. The other options are those of the command: `ranks`,
+    `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes), `allow_wrap`,
+    `single_writer`, `unit`, `orig_params`, `olmo_safetensors`, `model_only`, `config`, `header_limit`.
 
     >>> import tessera
     >>> report = tessera.convert(example, directory + "/model.safetensors", only=["model"])

@@ -33,11 +33,7 @@ void add_only(CLI::App& command, std::vector<std::string>& only) {
 
 void keep_only(Checkpoint& checkpoint, const std::vector<std::string>& only) {
   if (only.empty()) return;
-  try {
-    checkpoint.leaves = select(checkpoint.leaves, only);
-  } catch (Error& error) {
-    throw error.at_path(checkpoint.path);
-  }
+  checkpoint.leaves = select(checkpoint.leaves, only, checkpoint.path);
   checkpoint.files.clear();  // those that tensors lie in are known by their pieces
 }
 

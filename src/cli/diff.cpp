@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/read/select.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
@@ -37,11 +38,27 @@ void print_lines(const std::vector<Difference>& differences) {
   }
 }
 
+// What one of them lacks is a difference. What both lack is a slip, which keep_only() tells.
+void keep_only_of_both(Checkpoint& a, Checkpoint& b, const std::vector<std::string>& only) {
+  if (only.empty()) return;
+  std::vector<std::string> of_a, of_b;
+  for (const std::string& key : only) {
+    const bool is_in_b = selects_any(b.leaves, key);
+    if (is_in_b) of_b.push_back(key);
+    if (!is_in_b || selects_any(a.leaves, key)) of_a.push_back(key);
+  }
+  const auto keep = [](Checkpoint& of, const std::vector<std::string>& keys) {
+    if (keys.empty()) of.leaves.clear();
+    keep_only(of, keys);
+  };
+  keep(a, of_a);
+  keep(b, of_b);
+}
+
 int diff(const Options& options, const Common& common) {
   Checkpoint a = Checkpoint::open(options.a);
   Checkpoint b = Checkpoint::open(options.b);
-  keep_only(a, options.only);
-  keep_only(b, options.only);
+  keep_only_of_both(a, b, options.only);
   std::vector<Difference> differences;
   {
     ProgressBar bar("diff", common);

@@ -198,8 +198,18 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(len(tessera("ls", self.dcp, "--only", "model", "--only", "*.step").stdout.splitlines()), 1 + 4 + 4)
         self.assertEqual(tessera("diff", self.dcp, self.dcp, "--only", "model").stdout, "equal: 4 leaves, bit for bit\n")
         self.refused("not_found", "ls", self.dcp, "--only", "none")
+        self.refused("not_found", "ls", self.dcp, "--only", "model", "--only", "none")  # was passed over
         rows = json.loads(tessera("verify", self.dcp, "--only", "model", "--json").stdout)
         self.assertEqual((rows["ok"], rows["tensors"], rows["bytes_checked"]), (True, 4, 408 * 4))
+        # What one of two lacks is a difference.
+        model = self.work / "only-model.pt"
+        self.assertEqual(tessera("convert", self.dcp, model, "--only", "model").returncode, 0)
+        for pair, kind in (((self.dcp, model), "missing"), ((model, self.dcp), "extra")):
+            for more in ([], ["--only", "model"]):
+                differ = tessera("diff", *pair, "--only", "optim", *more, "--json")
+                self.assertEqual(differ.returncode, 1, differ.stderr)
+                self.assertEqual([row["kind"] for row in json.loads(differ.stdout)], [kind] * 24)
+        self.refused("not_found", "diff", self.dcp, model, "--only", "model", "--only", "none")
 
     @unittest.skipIf(SANITIZED, "sanitizers take memory of their own")
     def test_convert_stays_below_its_memory(self):

@@ -1,13 +1,12 @@
 #include "checkpoint/read/select.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <map>
 #include <regex>
 #include <set>
 
 #include "checkpoint/read/cast.h"
+#include "checkpoint/read/choice.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -30,12 +29,12 @@ bool is_model_state(const Leaf& leaf, bool named) {
   return named ? has_step(leaf, names) : !is_optimizer_state(leaf);
 }
 
-bool selected(const Leaf& leaf, const std::string& what, bool named) {
-  if (what == "model") return is_model_state(leaf, named);
-  if (what == "optim") return is_optimizer_state(leaf);
-  const std::string_view name = leaf.name;
-  if (name.starts_with(what) && name.substr(what.size()).starts_with('.')) return true;
-  return ::fnmatch(what.c_str(), leaf.name.c_str(), 0) == 0;
+bool add(Choice& choice, const std::vector<Leaf>& leaves, const std::string& key) {
+  if (key == "optim") return choice.add_if(is_optimizer_state);
+  if (key != "model") return choice.add(key);
+  const bool is_named =
+      std::ranges::any_of(leaves, [](const Leaf& leaf) { return is_model_state(leaf, true); });
+  return choice.add_if([=](const Leaf& leaf) { return is_model_state(leaf, is_named); });
 }
 
 // How many steps of the path `name` begins with; they are taken off it.
@@ -160,16 +159,22 @@ bool is_optimizer_state(const Leaf& leaf) {
          leaf.name.ends_with(".exp_avg_sq");
 }
 
-std::vector<Leaf> select(const std::vector<Leaf>& leaves, const std::vector<std::string>& only) {
+bool selects_any(const std::vector<Leaf>& leaves, const std::string& key) {
+  Choice choice(leaves);
+  return add(choice, leaves, key);
+}
+
+std::vector<Leaf> select(const std::vector<Leaf>& leaves, const std::vector<std::string>& only,
+                         const std::string& path) {
   if (only.empty()) return leaves;
-  const bool named = std::any_of(leaves.begin(), leaves.end(),
-                                 [](const Leaf& leaf) { return is_model_state(leaf, true); });
+  Choice choice(leaves);
+  for (const std::string& key : only) {
+    if (!add(choice, leaves, key)) refuse_key(key, leaves, path);
+  }
   std::vector<Leaf> chosen;
-  std::copy_if(leaves.begin(), leaves.end(), std::back_inserter(chosen), [&](const Leaf& leaf) {
-    return std::any_of(only.begin(), only.end(),
-                       [&](const std::string& what) { return selected(leaf, what, named); });
-  });
-  if (chosen.empty()) throw Error(ErrorCode::not_found, "no tensor or value matches the selection");
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (choice.has(i)) chosen.push_back(leaves[i]);
+  }
   return chosen;
 }
 

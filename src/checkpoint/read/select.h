@@ -12,11 +12,12 @@
 namespace tessera {
 
 // The leaves that one of `only` selects; all when it is empty. "model" and "optim" select the
-// model's and the optimizer's state, anything else is a name,
-// what names begin with before a dot, or a glob over names. Throws `not_found` when nothing is
-// selected.
+// model's and the optimizer's state, anything else is a key as in Checkpoint::only. Throws
+// `not_found` for one that selects nothing; `path` is the checkpoint's.
 [[nodiscard]] std::vector<Leaf> select(const std::vector<Leaf>& leaves,
-                                       const std::vector<std::string>& only);
+                                       const std::vector<std::string>& only,
+                                       const std::string& path);
+[[nodiscard]] bool selects_any(const std::vector<Leaf>& leaves, const std::string& key);
 
 // Whether the leaf belongs to an optimizer's state: below a step of its path that says so, or
 // AdamW's by its own name.

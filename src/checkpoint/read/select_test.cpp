@@ -26,7 +26,7 @@ TEST(Select, PartsOfATrainingState) {
                                     leaf({"app", "optim", "state", "w", "exp_avg"}),
                                     leaf({"app", "step"})};
   const auto chosen = [&](const std::vector<std::string>& only) {
-    return names(select(leaves, only));
+    return names(select(leaves, only, "c"));
   };
   EXPECT_EQ(chosen({}).size(), 3U);
   EXPECT_EQ(chosen({"model"}), std::vector<std::string>{"app.model.w"});
@@ -38,8 +38,18 @@ TEST(Select, PartsOfATrainingState) {
   for (const char* no_beginning : {"ap", "app.", "app.mod", ".app", ""})
     EXPECT_EQ(code_of([&] { (void)chosen({no_beginning}); }), ErrorCode::not_found);
   EXPECT_EQ(code_of([&] { (void)chosen({"none*"}); }), ErrorCode::not_found);
+  // A slip in one of several was passed over.
+  try {
+    (void)chosen({"app.step", "app.modle"});
+    FAIL() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.key(), "app.modle");
+    EXPECT_STREQ(error.what(),
+                 "not_found: the checkpoint has no such key and none that begins with it, did you "
+                 "mean 'app.model'? [c, key 'app.modle']");
+  }
   // A file that is a model.
-  EXPECT_EQ(names(select({leaf({"h.0.w"}), leaf({"h.0.w.exp_avg"})}, {"model"})),
+  EXPECT_EQ(names(select({leaf({"h.0.w"}), leaf({"h.0.w.exp_avg"})}, {"model"}, "c")),
             std::vector<std::string>{"h.0.w"});
 }
 

@@ -49,7 +49,7 @@ bool takes_all(const ConvertOptions& options) {
 std::vector<Leaf> chosen_leaves(const Checkpoint& checkpoint, const ConvertOptions& options) {
   std::vector<Leaf> leaves =
       options.dequantize ? dequantized(checkpoint.leaves, *options.dequantize) : checkpoint.leaves;
-  leaves = select(leaves, options.only);
+  leaves = select(leaves, options.only, checkpoint.path);
   rename(leaves, options.rename);
   if (options.dtype) convert_floating(leaves, *options.dtype);
   return leaves;
