@@ -56,6 +56,13 @@ Written written(const Endpoint& endpoint, const Call& call, Answer answer) {
   return Written::done;
 }
 
+// Both have a slash at their end, or are empty.
+std::string directory_above(const std::string& directory) {
+  if (directory.empty()) return {};
+  const std::size_t slash = directory.rfind('/', directory.size() - 2);
+  return slash == std::string::npos ? std::string() : directory.substr(0, slash + 1);
+}
+
 // It goes back into headers of requests.
 void require_version(const std::string& etag, const std::string& path) {
   constexpr std::size_t kLongest = 1024;  // bytes; of AWS at most 40
@@ -303,11 +310,16 @@ void Bucket::abort(const Upload& upload) {
   if (answer.response.status != 404) (void)endpoint_.require_good(call, std::move(answer));
 }
 
-void Bucket::once(const std::string& name, const std::function<void()>& work) {
+void Bucket::once_around(const std::string& directory, const std::string& name,
+                         const std::function<void()>& work) {
   const std::lock_guard lock(once_);
-  if (done_.contains(name)) return;
+  for (std::string above = directory; !above.empty(); above = directory_above(above)) {
+    if (done_.contains({name, above})) return;
+  }
+  if (done_.contains({name, ""})) return;
   work();
-  done_.insert(name);
+  const std::string parent = directory_above(directory);
+  done_.emplace(name, parent.empty() ? directory : parent);
 }
 
 void Bucket::list(const std::string& prefix, bool is_level,

@@ -116,8 +116,10 @@ class Bucket {
   // Unfinished ones of keys that begin with `prefix`, of whoever began them.
   [[nodiscard]] std::vector<ListedUpload> list_uploads(const std::string& prefix);
 
-  // Calls `work` unless a call with this name has returned before.
-  void once(const std::string& name, const std::function<void()>& work);
+  // Calls `work` unless such a call of this name has returned before: for the directory (empty, or
+  // a slash at its end), for one beside it that is not at the top of the bucket, or for one above.
+  void once_around(const std::string& directory, const std::string& name,
+                   const std::function<void()>& work);
 
  private:
   [[nodiscard]] Fields fields_of(const Condition& condition) const;
@@ -128,7 +130,7 @@ class Bucket {
   Endpoint endpoint_;
   std::atomic<bool> sends_conditions_{true};
   std::mutex once_;
-  std::set<std::string> done_;  // guarded by once_
+  std::set<std::pair<std::string, std::string>> done_;  // names, directories; guarded by once_
 };
 
 }  // namespace tessera::s3

@@ -68,9 +68,9 @@ TEST_F(S3Preflight, NamesTheRightThatIsLacking_O30) {
        "s3:AbortMultipartUpload"},
       {{answer("200 OK"), kMet, kMet, answer("200 OK"), kList, kUpload, kGone, denied, denied},
        "s3:DeleteObject"}};
-  for (const auto& [answers, right] : cases) {
-    const Error error = error_of([&] { try_writing(answers); });
-    EXPECT_NE(std::string(error.what()).find(right), std::string::npos) << error.what();
+  for (const auto& one : cases) {
+    const Error error = error_of([&] { try_writing(one.first); });
+    EXPECT_NE(std::string(error.what()).find(one.second), std::string::npos) << error.what();
     (void)server_->requests();
   }
 }
@@ -94,6 +94,24 @@ TEST_F(S3Preflight, AServerThatIgnoresConditionsIsForOneWriter_O13_O14) {
     EXPECT_EQ(bucket_->put("k", {}, {.is_absent = true}, "mine"), Written::done);
     EXPECT_EQ(server_->requests().back().find("If-None-Match"), std::string::npos);
   }
+}
+
+// Each step of a run tried for itself: eight requests in turn before every save.
+TEST_F(S3Preflight, OneIsForADirectoryThoseBesideItAndThoseBelow) {
+  const Settings settings{.endpoint = "http://127.0.0.1:1", .region = "us-east-1", .bucket = "b"};
+  Bucket bucket("s3://b", settings, std::make_shared<HttpClient>());
+  const auto tries = [&](const std::string& directory, const std::string& name = "write") {
+    bool is_tried = false;
+    bucket.once_around(directory, name, [&] { is_tried = true; });
+    return is_tried;
+  };
+  EXPECT_THROW(bucket.once_around("a/run/step4/", "write", [] { throw 1; }), int);
+  EXPECT_TRUE(tries("a/run/step4/"));
+  for (const char* near : {"a/run/step4/", "a/run/step8/", "a/run/", "a/run/x/y/"})
+    EXPECT_FALSE(tries(near)) << near;
+  for (const char* far : {"a/running/x/", "a/", "b/", ""}) EXPECT_TRUE(tries(far)) << far;
+  EXPECT_FALSE(tries("d/"));  // below the bucket
+  EXPECT_TRUE(tries("a/run/step8/", "write alone"));
 }
 
 }  // namespace

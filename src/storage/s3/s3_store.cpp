@@ -167,8 +167,8 @@ class S3Store final : public Store, public Housekeeping {
     return times;
   }
   void require_writable(std::string_view probe, bool is_only_writer) override {
-    bucket_->once("write " + root_ + (is_only_writer ? " alone" : ""),
-                  [&] { s3::require_writable(*bucket_, key_of(probe), is_only_writer); });
+    bucket_->once_around(root_, is_only_writer ? "write alone" : "write",
+                         [&] { s3::require_writable(*bucket_, key_of(probe), is_only_writer); });
   }
 
  private:
