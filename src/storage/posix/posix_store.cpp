@@ -250,10 +250,10 @@ std::string plain_directory(std::string directory) {
 
 // Those that one kernel alone writes to, so that all its processes see the same.
 bool is_of_one_host(std::uint64_t type) {
-  constexpr std::uint64_t kZfs = 0x2fc12fc1;  // not in magic.h
-  constexpr std::uint64_t kTypes[] = {
-      EXT4_SUPER_MAGIC,      XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, F2FS_SUPER_MAGIC, kZfs,
-      OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC,     RAMFS_MAGIC};
+  constexpr std::uint64_t kXfs = 0x58465342, kZfs = 0x2fc12fc1;  // not in every magic.h
+  constexpr std::uint64_t kTypes[] = {EXT4_SUPER_MAGIC, kXfs,       BTRFS_SUPER_MAGIC,
+                                      F2FS_SUPER_MAGIC, kZfs,       OVERLAYFS_SUPER_MAGIC,
+                                      TMPFS_MAGIC,      RAMFS_MAGIC};
   return std::ranges::find(kTypes, type) != std::end(kTypes);
 }
 
