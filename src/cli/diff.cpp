@@ -1,6 +1,8 @@
 // tessera diff: two checkpoints of any kinds, by name.
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -38,27 +40,22 @@ void print_lines(const std::vector<Difference>& differences) {
   }
 }
 
-// What one of them lacks is a difference. What both lack is a slip, which keep_only() tells.
+// What one of them lacks is a difference. What both lack is a slip.
 void keep_only_of_both(Checkpoint& a, Checkpoint& b, const std::vector<std::string>& only) {
-  if (only.empty()) return;
-  std::vector<std::string> of_a, of_b;
-  for (const std::string& key : only) {
-    const bool is_in_b = selects_any(b.leaves, key);
-    if (is_in_b) of_b.push_back(key);
-    if (!is_in_b || selects_any(a.leaves, key)) of_a.push_back(key);
+  Selection of_a = select_what_is_there(a.leaves, only);
+  Selection of_b = select_what_is_there(b.leaves, only);
+  const std::set<std::string> lacking(of_b.unmatched.begin(), of_b.unmatched.end());
+  for (const std::string& key : of_a.unmatched) {
+    if (lacking.contains(key)) (void)select(a.leaves, {key}, a.path);  // throws
   }
-  const auto keep = [](Checkpoint& of, const std::vector<std::string>& keys) {
-    if (keys.empty()) of.leaves.clear();
-    keep_only(of, keys);
-  };
-  keep(a, of_a);
-  keep(b, of_b);
+  a.leaves = std::move(of_a.leaves);
+  b.leaves = std::move(of_b.leaves);
 }
 
 int diff(const Options& options, const Common& common) {
   Checkpoint a = Checkpoint::open(options.a);
   Checkpoint b = Checkpoint::open(options.b);
-  keep_only_of_both(a, b, options.only);
+  if (!options.only.empty()) keep_only_of_both(a, b, options.only);
   std::vector<Difference> differences;
   {
     ProgressBar bar("diff", common);

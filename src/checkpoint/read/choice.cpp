@@ -12,8 +12,11 @@
 
 namespace tessera {
 
-Choice::Choice(const std::vector<Leaf>& leaves)
-    : leaves_(leaves), by_name_(leaves.size()), chosen_(leaves.size(), false) {
+Choice::Choice(const std::vector<Leaf>& leaves) : leaves_(leaves), chosen_(leaves.size(), false) {}
+
+void Choice::sort_names() {
+  if (!by_name_.empty()) return;
+  by_name_.resize(leaves_.size());
   std::iota(by_name_.begin(), by_name_.end(), std::size_t{0});
   std::ranges::sort(by_name_, {}, [this](std::size_t at) { return name_at(at); });
 }
@@ -29,6 +32,7 @@ bool Choice::add_from(std::string_view first, const Fits& fits) {
 }
 
 bool Choice::add(const std::string& key) {
+  sort_names();
   const bool there = add_from(key, [&key](std::string_view name) { return name == key; });
   const std::string below = key + ".";
   const bool above =

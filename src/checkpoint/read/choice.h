@@ -31,12 +31,13 @@ class Choice {
 
  private:
   [[nodiscard]] std::string_view name_at(std::size_t at) const { return leaves_[at].name; }
+  void sort_names();
   template <typename Fits>
   bool add_from(std::string_view first, const Fits& fits);
   bool add_glob(const std::string& glob);
 
   const std::vector<Leaf>& leaves_;
-  std::vector<std::size_t> by_name_;
+  std::vector<std::size_t> by_name_;  // empty until it is needed
   std::vector<bool> chosen_;
 };
 

@@ -159,23 +159,25 @@ bool is_optimizer_state(const Leaf& leaf) {
          leaf.name.ends_with(".exp_avg_sq");
 }
 
-bool selects_any(const std::vector<Leaf>& leaves, const std::string& key) {
+Selection select_what_is_there(const std::vector<Leaf>& leaves,
+                               const std::vector<std::string>& only) {
+  if (only.empty()) return {leaves, {}};
+  Selection chosen;
   Choice choice(leaves);
-  return add(choice, leaves, key);
+  for (const std::string& key : only) {
+    if (!add(choice, leaves, key)) chosen.unmatched.push_back(key);
+  }
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (choice.has(i)) chosen.leaves.push_back(leaves[i]);
+  }
+  return chosen;
 }
 
 std::vector<Leaf> select(const std::vector<Leaf>& leaves, const std::vector<std::string>& only,
                          const std::string& path) {
-  if (only.empty()) return leaves;
-  Choice choice(leaves);
-  for (const std::string& key : only) {
-    if (!add(choice, leaves, key)) refuse_key(key, leaves, path);
-  }
-  std::vector<Leaf> chosen;
-  for (std::size_t i = 0; i < leaves.size(); ++i) {
-    if (choice.has(i)) chosen.push_back(leaves[i]);
-  }
-  return chosen;
+  Selection chosen = select_what_is_there(leaves, only);
+  if (!chosen.unmatched.empty()) refuse_key(chosen.unmatched.front(), leaves, path);
+  return std::move(chosen.leaves);
 }
 
 void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules) {

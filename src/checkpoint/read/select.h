@@ -17,7 +17,13 @@ namespace tessera {
 [[nodiscard]] std::vector<Leaf> select(const std::vector<Leaf>& leaves,
                                        const std::vector<std::string>& only,
                                        const std::string& path);
-[[nodiscard]] bool selects_any(const std::vector<Leaf>& leaves, const std::string& key);
+// The same, and the keys that select nothing instead of an error.
+struct Selection {
+  std::vector<Leaf> leaves;
+  std::vector<std::string> unmatched;
+};
+[[nodiscard]] Selection select_what_is_there(const std::vector<Leaf>& leaves,
+                                             const std::vector<std::string>& only);
 
 // Whether the leaf belongs to an optimizer's state: below a step of its path that says so, or
 // AdamW's by its own name.
