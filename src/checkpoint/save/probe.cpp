@@ -65,14 +65,13 @@ bool shows_probe(const Store& store, const std::string& name) {
 }
 
 void ProbeLook::look(const std::shared_ptr<Store>& store, const std::string& name) {
-  const bool is_worth_waiting = store->may_show_late();
-  const auto look_twice = [&] {
-    if (shows_probe(*store, name)) return true;
+  sees_ = shows_probe(*store, name);
+  if (sees_ || !store->may_show_late()) return;
+  sees_ = look_again([&] {
     make_directory(*store, name);
     return shows_probe(*store, name);
-  };
-  sees_ = is_worth_waiting ? look_again(look_twice) : shows_probe(*store, name);
-  if (sees_ || !is_worth_waiting) return;
+  });
+  if (sees_) return;
   try {
     own_.emplace(store, probe_name(random_attempt()));
   } catch (const Error&) {

@@ -166,13 +166,9 @@ bool Directories::enter_lowest_seen() {
 // Of several on one disk all ranks take that of the lowest rank; the others' go. Who has made one
 // does not wait for a lower one to appear: require_apart() looks again.
 void Directories::look_for_one() {
-  const bool has_made = directory_ != nullptr;
-  if (!has_made && parent_->may_show_late()) {
+  if (!enter_lowest_seen() && parent_->may_show_late())
     (void)look_again([this] { return enter_lowest_seen(); });
-    return;
-  }
-  (void)enter_lowest_seen();
-  if (!has_made || publishes()) return;
+  if (directory_ == nullptr || publishes()) return;
   drop_probe();
   directory_.reset();
 }

@@ -27,10 +27,10 @@ using Layout = std::vector<int>;
 const std::vector<Layout> kLayouts = {{0, 1}, {0, 1, 1}, {0, 0, 1, 1}};
 
 struct Nodes {
-  explicit Nodes(const Layout& layout, bool are_prompt = false) : node_of(layout) {
+  explicit Nodes(const Layout& layout, bool show_late = true) : node_of(layout) {
     for (int node = 0; node <= layout.back(); ++node) {
       const auto store = memory_store("node-" + std::to_string(node));
-      stores.push_back(std::make_shared<testing::ToldLateStore>(store, !are_prompt));
+      stores.push_back(std::make_shared<testing::ToldLateStore>(store, show_late));
     }
   }
   [[nodiscard]] int ranks() const { return static_cast<int>(node_of.size()); }
@@ -66,7 +66,7 @@ void save_on(const Nodes& nodes, const Saving& saving, const SaveOptions& option
   });
 }
 
-// Where stores are not prompt, a rank takes a second and a half to say that it sees no probe.
+// A rank may take a second and a half to say that it sees no probe, so these wait together.
 template <typename Item, typename Work>
 void for_each_at_once(const std::vector<Item>& items, const Work& work) {
   std::vector<std::jthread> threads;
@@ -126,17 +126,17 @@ TEST(Nodes, HaveTheFilesThatASharedDirectoryHas) {
   struct Case {
     Layout layout;
     Saving saving;
-    bool are_prompt;
+    bool show_late;
   };
   std::vector<Case> cases;
-  for (const bool are_prompt : {false, true}) {
+  for (const bool show_late : {false, true}) {
     for (const Layout& layout : kLayouts)
-      for (const Saving& saving : kSavings) cases.push_back({layout, saving, are_prompt});
+      for (const Saving& saving : kSavings) cases.push_back({layout, saving, show_late});
     // Ranks of one host that see three disks: one after another makes a directory.
-    cases.push_back({{0, 1, 2}, {CheckpointKind::olmo_legacy, Cut::flat}, are_prompt});
+    cases.push_back({{0, 1, 2}, {CheckpointKind::olmo_legacy, Cut::flat}, show_late});
   }
   for_each_at_once(cases, [](const Case& one) {
-    const Nodes nodes(one.layout, one.are_prompt);
+    const Nodes nodes(one.layout, one.show_late);
     save_on(nodes, one.saving, options_of(one.saving));
     SCOPED_TRACE(std::string(to_string(one.saving.kind)) + " cut " +
                  std::to_string(static_cast<int>(one.saving.cut)) + " on " +
@@ -327,7 +327,7 @@ class LateStore final : public testing::ForwardingStore {
   mutable std::atomic<int> refusals_;
 };
 
-// Saves in place of what is there by two ranks. Rank 1 looks twelve times for rank 0's probe, and
+// Saves in place of what is there by two ranks. Rank 1 looks seven times for rank 0's probe, and
 // again later; rank 0 looks once for rank 1's.
 void save_late(const Saving& saving, const std::shared_ptr<Store>& shared, int missed_by_first) {
   run_ranks(2, [&](Group& group) {

@@ -313,10 +313,10 @@ void Bucket::abort(const Upload& upload) {
 void Bucket::once_around(const std::string& directory, const std::string& name,
                          const std::function<void()>& work) {
   const std::lock_guard lock(once_);
-  for (std::string above = directory; !above.empty(); above = directory_above(above)) {
+  for (std::string above = directory;; above = directory_above(above)) {
     if (done_.contains({name, above})) return;
+    if (above.empty()) break;
   }
-  if (done_.contains({name, ""})) return;
   work();
   const std::string parent = directory_above(directory);
   done_.emplace(name, parent.empty() ? directory : parent);
