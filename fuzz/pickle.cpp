@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "format/pickle/pickle.h"
+#include "format/pickle/scan.h"
 #include "target.h"
 
 void tessera::fuzz::parse(ByteView input) {

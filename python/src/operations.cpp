@@ -122,14 +122,15 @@ nb::list diff(const Opened& a, const Opened& b, nb::object progress) {
   return differences;
 }
 
-nb::dict scan(nb::handle given) {
+nb::dict scan(nb::handle given, const std::vector<std::string>& allow) {
   const std::string path = path_of(given);
-  const ScanReport report =
-      run_job(nb::none(), [&](Job& job) { return tessera::scan(path, job.stop()); });
+  const ScanReport report = run_job(nb::none(), [&](Job& job) {
+    return tessera::scan(path, {.allow = allow, .stop = job.stop()});
+  });
   nb::list names, problems;
   for (const ScannedName& name : report.names) {
     names.append(nb::make_tuple(string_of(name.name), string_of(to_string(name.kind)), name.pickles,
-                                string_of_path(name.first)));
+                                string_of_path(name.first), string_of(name.how)));
   }
   for (const std::string& problem : report.problems) problems.append(string_of(problem));
   nb::dict dict;

@@ -119,14 +119,17 @@ class ScannedName:
     """A class or function that pickles name.
 
     >>> tessera.scan(example).names[0].kind
-    'known'
+    'vetted'
     """
 
     name: str
-    #: "known", "opaque", or "dangerous": in Python it could run code.
+    #: "vetted" (used like this it does nothing but build data), "allowed" (by the caller), "unknown" (nobody has looked
+    #: at it: it may run code) or "dangerous".
     kind: str
     pickles: int
     first: str
+    #: Why a name that is vetted otherwise is not here: how it is used.
+    how: str
 
 
 @dataclass(frozen=True)
@@ -139,13 +142,23 @@ class ScanReport:
 
     names: list[ScannedName]
     pickles: int
-    #: What could not be scanned to its end.
+    #: What could not be scanned to its end, and what Python may read and Tessera does not.
     problems: list[str]
 
     @property
     def dangerous(self) -> list[ScannedName]:
-        """The names that could run code."""
+        """The names that run code, open files or reach the system."""
         return [name for name in self.names if name.kind == "dangerous"]
+
+    @property
+    def unknown(self) -> list[ScannedName]:
+        """The names at which nobody has looked."""
+        return [name for name in self.names if name.kind == "unknown"]
+
+    @property
+    def clean(self) -> bool:
+        """Nothing unknown, nothing dangerous, and no problem."""
+        return not (self.dangerous or self.unknown or self.problems)
 
 
 @dataclass(frozen=True)

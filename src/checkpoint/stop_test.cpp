@@ -175,11 +175,12 @@ TEST(Stop, EndsAnOpenAndAScan) {
   save(Value::dict({{"n", 1}}), directory);
   std::stop_source source;
   EXPECT_EQ(Checkpoint::open(directory, {.stop = source.get_token()}).leaves.size(), 1U);
-  EXPECT_TRUE(scan(directory, source.get_token()).problems.empty());
+  EXPECT_TRUE(scan(directory, {.allow = {}, .stop = source.get_token()}).problems.empty());
   source.request_stop();
   EXPECT_EQ(code_of([&] { (void)Checkpoint::open(directory, {.stop = source.get_token()}); }),
             ErrorCode::cancelled);
-  EXPECT_EQ(code_of([&] { (void)scan(directory, source.get_token()); }), ErrorCode::cancelled);
+  EXPECT_EQ(code_of([&] { (void)scan(directory, {.allow = {}, .stop = source.get_token()}); }),
+            ErrorCode::cancelled);
 }
 
 }  // namespace

@@ -185,10 +185,10 @@ class Answers(unittest.TestCase):
             shutil.copy(GOLDEN / "dcp_forms" / f"{name}.metadata", directory / ".metadata")
             names = {row["name"]: row["kind"] for row in answer("scan", directory)["names"]}
             self.assertNotIn("dangerous", names.values(), name)
-            self.assertIn("known", [kind for found, kind in names.items() if found.endswith("TORCH_CHANNELS_LAST")])
+            self.assertIn("vetted", [kind for found, kind in names.items() if found.endswith("TORCH_CHANNELS_LAST")])
         for legacy in ("fsdp1_uop1_ws4_legacy", "fsdp1_uop0_ws2_legacy"):
-            self.assertIn(" 0 dangerous\n", tessera("scan", GOLDEN / "checkpoints" / legacy).stdout)
-        self.assertIn(" 0 dangerous\n", tessera("scan", GOLDEN / "sharded_forms/rank0.pt").stdout)
+            self.assertIn(" 0 dangerous, 0 unknown\n", tessera("scan", GOLDEN / "checkpoints" / legacy).stdout)
+        self.assertIn(" 0 dangerous, 0 unknown\n", tessera("scan", GOLDEN / "sharded_forms/rank0.pt").stdout)
         hostile = self.work / "hostile.pkl"
         for owner, name in (("torch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING", "__class__"),
                             ("torch.distributed.checkpoint.metadata\nMetadata", "TORCH_CHANNELS_LAST"),

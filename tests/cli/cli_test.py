@@ -419,8 +419,8 @@ class CommandLine(unittest.TestCase):
     def test_scan_says_what_pickles_mention(self):
         done = tessera("scan", self.dcp)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("opaque     pathlib.PosixPath  in 1 pickle, first .metadata", done.stdout)
-        self.assertIn("16 names in 41 pickles, 0 dangerous", done.stdout)  # .metadata, 40 items
+        self.assertIn("vetted     pathlib.PosixPath  in 1 pickle, first .metadata", done.stdout)
+        self.assertIn("16 names in 41 pickles, 0 dangerous, 0 unknown", done.stdout)  # .metadata, 40 items
         self.assertEqual(json.loads(tessera("scan", GOLDEN / "legacy.pt", "--json").stdout)["pickles"], 5)
         self.refused("not_found", "scan", self.work / "none")
 

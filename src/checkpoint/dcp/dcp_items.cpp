@@ -18,16 +18,6 @@ namespace {
 constexpr const char* kZstd = "stream.zstd/";    // and a version; all of major version 1 are alike
 constexpr std::uint64_t kValueCap = 1ULL << 30;  // bytes of a decompressed value
 
-// A chunk in the safetensors format has a length of its elements alone; a torch.save archive of
-// them is always longer.
-bool is_safetensors(const dcp::Entry& entry, std::size_t number) {
-  const dcp::ItemView item = entry.chunks.item(number);
-  std::uint64_t bytes = size_of(entry.dtype);
-  for (const std::int64_t size : entry.chunks.box_sizes(number))
-    bytes = checked_mul(bytes, static_cast<std::uint64_t>(size));
-  return item.transforms.empty() && item.length == bytes;
-}
-
 bool is_zstd(const std::string& transform) {
   const std::string prefix = std::string(kZstd) + "1";
   return transform == prefix || transform.starts_with(prefix + ".");
@@ -45,6 +35,14 @@ bool is_zstd(const std::string& transform) {
 }
 
 }  // namespace
+
+bool is_raw_chunk(const dcp::Entry& entry, std::size_t number) {
+  const dcp::ItemView item = entry.chunks.item(number);
+  std::uint64_t bytes = size_of(entry.dtype);
+  for (const std::int64_t size : entry.chunks.box_sizes(number))
+    bytes = checked_mul(bytes, static_cast<std::uint64_t>(size));
+  return item.transforms.empty() && item.length == bytes;
+}
 
 Encoding encoding_of(const dcp::ItemView& item) {
   if (item.transforms.empty()) return Encoding::torch_item;
@@ -166,7 +164,7 @@ const safetensors::Entry& DataFiles::entry_of(const Body& body, const dcp::Entry
 
 ItemRange DataFiles::chunk(const dcp::Entry& entry, std::size_t number) {
   const dcp::ItemView item = entry.chunks.item(number);
-  const bool plain = is_safetensors(entry, number);
+  const bool plain = is_raw_chunk(entry, number);
   File& holder = file(item, entry.name, !plain);
   if (!plain) return {holder.number, item.offset, item.length, encoding_of(item)};
   const Body& inside = body(item, holder.source);

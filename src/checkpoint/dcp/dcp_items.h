@@ -25,6 +25,10 @@ class OpenFiles;
 [[nodiscard]] Encoding encoding_of(const dcp::ItemView& item);
 [[nodiscard]] dcp::ItemView view_of(const dcp::Item& item);
 
+// Whether a chunk is in the safetensors format: its length is that of its elements alone, and a
+// torch.save archive of them is always longer.
+[[nodiscard]] bool is_raw_chunk(const dcp::Entry& entry, std::size_t number);
+
 // The data files that `.metadata` names, each opened at its first read. Entries must outlive it.
 class DataFiles {
  public:

@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/endian.h"
 #include "format/pickle/opcodes.h"
@@ -33,9 +34,7 @@ class Cursor {
 
   [[nodiscard]] ByteView take(std::uint64_t size) {
     if (size > left()) truncated(size);
-    if (size > frame_end_ - at_) {
-      throw Error(ErrorCode::corrupt, "an opcode crosses the end of its frame");
-    }
+    if (size > frame_end_ - at_) cross_frame();
     const ByteView taken = bytes_.subspan(at_, size);
     at_ += size;
     return taken;
@@ -48,7 +47,8 @@ class Cursor {
 
   // What lies ahead, without moving.
   [[nodiscard]] ByteView rest() const { return bytes_.subspan(at_); }
-  // Goes to `at`, inside the bytes and outside of every frame.
+  [[nodiscard]] std::byte byte_at(std::size_t at) const { return bytes_[at]; }
+  // Goes to `at`, inside the bytes and outside of every frame, or inside the one that it is in.
   void jump(std::size_t at) noexcept { at_ = at; }
   [[nodiscard]] bool in_frame() const noexcept { return frame_end_ != kNoFrame; }
 
@@ -94,6 +94,11 @@ class Cursor {
     if (form >= Argument::sized1) (void)take(value);
   }
 
+  // From now on what crosses the end of its frame is read all the same, as Python's machine in C
+  // does; take_crossing() tells of each.
+  void allow_crossing() noexcept { lenient_ = true; }
+  [[nodiscard]] bool take_crossing() noexcept { return std::exchange(crossed_, false); }
+
   void enter_frame(std::uint64_t size) {
     if (frame_end_ != kNoFrame) throw Error(ErrorCode::corrupt, "a frame begins inside a frame");
     if (size > left()) truncated(size);
@@ -108,7 +113,15 @@ class Cursor {
                                            " bytes left, expected " + std::to_string(size));
   }
 
+  void cross_frame() {
+    if (!lenient_) throw Error(ErrorCode::corrupt, "an opcode crosses the end of its frame");
+    crossed_ = true;
+    frame_end_ = kNoFrame;
+  }
+
   ByteView bytes_;
+  bool lenient_ = false;
+  bool crossed_ = false;
   std::size_t at_ = 0;
   std::size_t frame_end_ = kNoFrame;
 };

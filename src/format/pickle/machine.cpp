@@ -46,24 +46,28 @@ Machine::Machine(ByteView bytes, const ReadOptions& options)
       options_(options),
       cells_(1),
       recalled_(recalled_entries(bytes)),
-      skipping_(options.skip.has_value()) {}
+      skipping_(options.skip.has_value()) {
+  if (options.watch != nullptr) cursor_.allow_crossing();
+}
 
 Parsed Machine::run() {
   std::size_t at = 0;
   try {
     while (!stopped_) {
       at = cursor_.at();
-      step();
+      options_.watch == nullptr ? step() : watched_step();
     }
     require_one_value();
   } catch (Error& error) {
     error.at_offset(at);
-    throw;
+    if (!stopped_ || options_.watch == nullptr) throw;
+    options_.watch->refused(error);
   }
-  return {std::move(stack_.front().value), cursor_.at()};
+  return {stack_.empty() ? Value() : std::move(stack_.back().value), cursor_.at()};
 }
 
 void Machine::require_one_value() const {
+  if (stack_.empty()) corrupt("the pickle ends without a value");
   if (stack_.size() != 1 || !marks_.empty()) {
     corrupt("the pickle ends with " + std::to_string(stack_.size()) +
             " values on its stack, expected one");
@@ -79,6 +83,42 @@ void Machine::step() {
   const Step perform = kSteps[code];
   if (perform == nullptr) corrupt("byte " + std::to_string(code) + " is not an opcode");
   perform(*this, kOpcodes[code]);
+}
+
+void Machine::watched_step() {
+  const std::size_t at = cursor_.at();
+  const Height before{stack_.size(), marks_.size(), floor()};
+  try {
+    step();
+  } catch (Error& error) {
+    const bool ended = starved_ || is_one_of(error.code(), ErrorCode::incomplete, ErrorCode::limit);
+    if (ended || kSteps[std::to_integer<std::uint8_t>(cursor_.byte_at(at))] == nullptr) throw;
+    options_.watch->refused(error.at_offset(at));
+    go_past(at, before);
+  }
+  // What Python reads behind it depends on how it gets the bytes.
+  if (cursor_.take_crossing())
+    options_.watch->refused(
+        Error(ErrorCode::corrupt, "an opcode crosses the end of its frame").at_offset(at));
+}
+
+void Machine::go_past(std::size_t at, const Height& before) {
+  cursor_.jump(at + 1);
+  const Opcode& opcode = kOpcodes[std::to_integer<std::uint8_t>(cursor_.byte_at(at))];
+  cursor_.skip(opcode.argument);
+  std::size_t height = before.stack;
+  if (opcode.pops != kToMark) {
+    height -= opcode.pops;
+  } else {
+    marks_.resize(before.marks - 1);
+    height = before.floor;
+  }
+  stack_.resize(height + opcode.pushes);
+  std::fill_n(stack_.end() - opcode.pushes, opcode.pushes, Slot{});
+}
+
+void Machine::tell(Watch::Use use, const Value& what, const Value& arguments) const {
+  if (options_.watch != nullptr) options_.watch->use(use, what, arguments);
 }
 
 ByteView Machine::take_signed(const char* what) {
@@ -98,8 +138,9 @@ void Machine::push_long(ByteView number) {
 }
 
 void Machine::read_protocol() {
-  if (cursor_.at() != 1) corrupt("a protocol number in the middle of the pickle");
+  const bool first = cursor_.at() == 1;
   protocol_ = cursor_.number<std::uint8_t>();
+  if (!first) corrupt("a protocol number in the middle of the pickle");
   if (protocol_ > kNewestProtocol) {
     throw Error(ErrorCode::unsupported, "pickle protocol " + std::to_string(protocol_) +
                                             ", expected at most " +
@@ -136,18 +177,23 @@ void Machine::push_container(Value value) {
 
 void Machine::push_slot(Slot slot) {
   count_value();
+  if (slot.value.is(Kind::global)) tell(Watch::Use::named, slot.value);
   stack_.push_back(std::move(slot));
 }
 
-void Machine::require_above_mark(std::size_t count) const {
+void Machine::require_above_mark(std::size_t count) {
   if (stack_.size() < floor() + count) {
+    starved_ = true;
     corrupt("an opcode needs " + std::to_string(count) + " values, the stack has " +
             std::to_string(stack_.size() - floor()));
   }
 }
 
 Machine::Slot& Machine::slot_below(std::size_t first, const char* missing) {
-  if (first <= floor()) corrupt(missing);
+  if (first <= floor()) {
+    starved_ = true;
+    corrupt(missing);
+  }
   return stack_[first - 1];
 }
 
@@ -176,7 +222,10 @@ void Machine::open_mark() {
 }
 
 std::size_t Machine::pop_mark() {
-  if (marks_.empty()) corrupt("an opcode needs a mark, the stack has none");
+  if (marks_.empty()) {
+    starved_ = true;
+    corrupt("an opcode needs a mark, the stack has none");
+  }
   const std::size_t first = marks_.back();
   marks_.pop_back();
   return first;
@@ -244,6 +293,7 @@ void Machine::push_dict(std::size_t first) {
 void Machine::append_items(std::size_t first) {
   Slot& target = slot_below(first, "items without a list");
   const bool object = target.value.is(Kind::object);
+  if (!target.value.is(Kind::list)) tell(Watch::Use::given_items, target.value);
   if (!object && !target.value.is(Kind::list)) {
     corrupt("items are appended to " + std::string(describe(target.value.kind())));
   }
@@ -255,7 +305,10 @@ void Machine::append_items(std::size_t first) {
 
 void Machine::add_to_set(std::size_t first) {
   Slot& target = slot_below(first, "items without a set");
-  if (!target.value.is(Kind::set)) corrupt("items without a set");
+  if (!target.value.is(Kind::set)) {
+    tell(Watch::Use::given_items, target.value);
+    corrupt("items without a set");
+  }
   if (first == stack_.size()) return;
   require_changeable(target);
   move_items(first, target.cell, target.value.items());
@@ -263,6 +316,7 @@ void Machine::add_to_set(std::size_t first) {
 
 void Machine::set_items(std::size_t first) {
   Slot& target = slot_below(first, "pairs without a dict");
+  if (!target.value.is(Kind::dict)) tell(Watch::Use::given_items, target.value);
   if ((stack_.size() - first) % 2 != 0) corrupt("a key without a value");
   if (!is_one_of(target.value.kind(), Kind::dict, Kind::object)) {
     corrupt("pairs are set in " + std::string(describe(target.value.kind())));
@@ -316,7 +370,7 @@ bool Machine::is_first_put(std::uint64_t index) {
 
 // A pickler numbers a value once: a memo that is larger than all values is there to fill memory.
 void Machine::count_entry() {
-  if (++memo_size_ > values_) {
+  if (++memo_size_ > (options_.watch == nullptr ? values_ : options_.max_nodes)) {
     throw Error(ErrorCode::limit, "the pickle numbers " + std::to_string(memo_size_) +
                                       " values and makes " + std::to_string(values_));
   }
@@ -354,7 +408,7 @@ std::vector<bool> Machine::recalled_entries(ByteView bytes) {
       if (is_one_of(op, Op::binget, Op::long_binget)) {
         note(cursor.number(opcode.argument));
       } else if (op == Op::get) {
-        note(parse_index(cursor.line()));
+        note(index_of(cursor.line()));
       } else {
         cursor.skip(opcode.argument);
       }
@@ -366,8 +420,8 @@ std::vector<bool> Machine::recalled_entries(ByteView bytes) {
   return recalled;
 }
 
-std::uint64_t Machine::parse_index(std::string_view text) {
-  const Value index = parse_integer(text);
+std::uint64_t Machine::index_of(std::string_view text) {
+  const Value index = parse_index(text);
   if (!index.is(Kind::integer) || !index.as_integer().big.empty() || index.as_int() < 0) {
     corrupt("a memo index is not a number that counts");
   }

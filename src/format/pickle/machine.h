@@ -39,6 +39,16 @@ class Machine {
   using Step = void (*)(Machine& machine, const Opcode& opcode);
   static const std::array<Step, 256> kSteps;
   void step();  // the opcode at the cursor
+  // The same; what it refuses and Python might take is told to the watch, and it goes on behind it.
+  void watched_step();
+  struct Height {
+    std::size_t stack = 0;
+    std::size_t marks = 0;
+    std::size_t floor = 0;
+  };
+  // Behind the opcode at `at`, with what it leaves on a stack that had this height before.
+  void go_past(std::size_t at, const Height& before);
+  void tell(Watch::Use use, const Value& what, const Value& arguments = {}) const;
 
   // Arguments.
   [[nodiscard]] ByteView take_signed(const char* what);  // behind a length that may not be negative
@@ -57,7 +67,7 @@ class Machine {
   // Index of the first slot that an opcode takes; a mark that is taken too is gone.
   std::size_t first_of(const Opcode& opcode);
   void drop();
-  void require_above_mark(std::size_t count) const;
+  void require_above_mark(std::size_t count);
   void require_one_value() const;  // at the end
   // Height of the topmost mark.
   [[nodiscard]] std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
@@ -90,7 +100,7 @@ class Machine {
   }
   void recall(std::uint64_t index);
   [[nodiscard]] const Slot* memo_entry(std::uint64_t index) const;  // null: never put, or recalled
-  [[nodiscard]] static std::uint64_t parse_index(std::string_view text);
+  [[nodiscard]] static std::uint64_t index_of(std::string_view text);
 
   // Skipped lists (skip.cpp).
   struct Region {
@@ -106,6 +116,9 @@ class Machine {
   // Objects.
   void push_global();
   void push_stack_global();
+  void push_name(Value module, Value name);
+  void push_extension(std::uint64_t number);
+  void make_instance(bool class_follows);
   void reduce();
   void new_object(bool with_keywords);
   void build();
@@ -125,6 +138,7 @@ class Machine {
   int protocol_ = 0;
   std::uint64_t values_ = 0;
   bool stopped_ = false;
+  bool starved_ = false;  // an opcode needed what was not on the stack: Python ends there, too
   Slots stack_;
   std::vector<std::size_t> marks_;  // heights of the stack
   std::deque<Cell> cells_;          // does not move while it grows

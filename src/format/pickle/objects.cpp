@@ -150,8 +150,19 @@ void Machine::push_global() {
   std::string name(cursor_.line());
   require_utf8(module);
   require_utf8(name);
-  if (protocol_ < 3) from_python2(module, name);
-  push(Value::global(std::move(module), std::move(name)));
+  push_name(Value(std::move(module)), Value(std::move(name)));
+}
+
+void Machine::push_name(Value module, Value name) {
+  if (protocol_ < 3) {
+    std::string home = module.as_string();
+    std::string own = name.as_string();
+    from_python2(home, own);
+    push(Value::global(std::move(home), std::move(own)));
+  } else {
+    push(Value::global_of(std::move(module), std::move(name)));
+  }
+  tell(Watch::Use::named, top().value);
 }
 
 void Machine::push_stack_global() {
@@ -160,7 +171,35 @@ void Machine::push_stack_global() {
   if (!name.value.is(Kind::string) || !module.value.is(Kind::string)) {
     corrupt("a name is " + std::string(describe(name.value.kind())) + ", expected a string");
   }
-  push(Value::global_of(std::move(module.value), std::move(name.value)));
+  push_name(std::move(module.value), std::move(name.value));
+}
+
+// What a number stands for is known to the process that reads alone.
+void Machine::push_extension(std::uint64_t number) {
+  if (options_.watch == nullptr)
+    throw Error(ErrorCode::unsupported, "the pickle uses a private extension number");
+  push(Value::global("copyreg", "extension " + std::to_string(number)));
+  tell(Watch::Use::named, top().value);
+}
+
+// INST has the name of the class behind it and the arguments above the mark, OBJ both above it.
+void Machine::make_instance(bool class_follows) {
+  if (options_.watch == nullptr) {
+    throw Error(ErrorCode::unsafe,
+                "the pickle makes an instance as Python 2 did, by calling a class");
+  }
+  if (class_follows) {
+    push_global();
+    const Slot named = pop();
+    const std::size_t first = pop_mark();
+    stack_.insert(stack_.begin() + static_cast<std::ptrdiff_t>(first), named);
+    push_sequence(first + 1, Value::tuple);
+  } else {
+    const std::size_t first = pop_mark();
+    if (first == stack_.size()) corrupt("an instance without a class");
+    push_sequence(first + 1, Value::tuple);
+  }
+  reduce();
 }
 
 void Machine::load_persistent(const Slot& id) {
@@ -182,7 +221,8 @@ void Machine::load_persistent_text() {
 
 void Machine::require_callable(const Value& callable) const {
   if (callable.is(Kind::global)) {
-    if (is_dangerous(callable.global_module(), callable.global_name())) refuse(callable);
+    if (options_.watch == nullptr && is_dangerous(callable.global_module(), callable.global_name()))
+      refuse(callable);
   } else if (!callable.is(Kind::object)) {
     corrupt("the pickle calls " + std::string(describe(callable.kind())));
   }
@@ -192,6 +232,7 @@ void Machine::require_harmless_call(const Value& callable, const Value& argument
   if (!arguments.is(Kind::tuple)) {
     corrupt("arguments are " + std::string(describe(arguments.kind())) + ", expected a tuple");
   }
+  if (options_.watch != nullptr) return require_callable(callable);
   if (protocol_ < 2 && is_global(callable, "copyreg", "_reconstructor")) {
     throw Error(ErrorCode::unsupported,
                 "an object of pickle protocol 0 or 1; objects of protocols 2 to 5 are read");
@@ -203,6 +244,7 @@ void Machine::require_harmless_call(const Value& callable, const Value& argument
 void Machine::reduce() {
   Slot arguments = pop();
   Slot callable = pop();
+  tell(Watch::Use::called, callable.value, arguments.value);
   require_harmless_call(callable.value, arguments.value);
   Slot result;
   Value made;
@@ -224,6 +266,7 @@ void Machine::new_object(bool with_keywords) {
   if (with_keywords) keywords = pop();
   Slot arguments = pop();
   Slot callable = pop();
+  tell(Watch::Use::made, callable.value, arguments.value);
   require_callable(callable.value);
   if (!arguments.value.is(Kind::tuple) || (with_keywords && !keywords.value.is(Kind::dict))) {
     corrupt("arguments of a new object are not a tuple and a dict");
@@ -244,6 +287,7 @@ void Machine::new_object(bool with_keywords) {
 void Machine::build() {
   Slot state = pop();
   Slot& target = top();
+  tell(Watch::Use::given_state, target.value, state.value);
   if (target.value.is(Kind::object)) return build_object(target, std::move(state));
   if (!target.value.is(Kind::dict) || target.value.dict_kind() != DictKind::ordered_dict) {
     corrupt("a state is given to " + std::string(describe(target.value.kind())) +

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/error.h"
 #include "tessera/io.h"
 #include "tessera/value.h"
 
@@ -32,7 +33,29 @@ struct SkipRule {
   std::span<const std::string_view> classes;
 };
 
+// Told what a pickle would make Python do, while the machine reads it. With a watch nothing is
+// refused for what it would do. What is refused otherwise, Python may take: the watch is told, and
+// the machine goes on behind the opcode, with None for what it would have left. Only what ends
+// Python's reading too ends such a one (the end of the bytes, a byte that is no opcode, a stack
+// without what an opcode needs), and a limit.
+class Watch {
+ public:
+  enum class Use : std::uint8_t {
+    named,        // a global is imported; as a Value::global
+    called,       // REDUCE, INST, OBJ: what(*arguments)
+    made,         // NEWOBJ, NEWOBJ_EX: what.__new__(what, *arguments)
+    given_state,  // BUILD: the arguments are the state
+    given_items,  // APPEND, SETITEM and their kin, of what is no list, set or dict
+  };
+  virtual ~Watch() = default;
+  // `what`: a global, an object node (the result of a call) or any other value. `arguments`: as the
+  // pickle has them, perhaps no tuple; none for names and items.
+  virtual void use(Use use, const Value& what, const Value& arguments) = 0;
+  virtual void refused(const Error& error) = 0;
+};
+
 struct ReadOptions {
+  Watch* watch = nullptr;  // outlives the reading
   // Gives meaning to a persistent id (torch.save's storages). Unset: a persistent id is
   // `unsupported`.
   std::function<Value(const Value& id)> persistent_load;
@@ -69,22 +92,5 @@ struct WriteOptions {
 // What Python's own pickler writes for this tree: the same opcodes and memo use for a tree whose
 // identities are those of the Python objects.
 [[nodiscard]] std::vector<std::byte> write(const Value& value, const WriteOptions& options = {});
-
-// A global name; protocols below 3 give it as Python 3 does.
-struct Mention {
-  std::string module;
-  std::string name;
-};
-struct Mentions {
-  std::vector<Mention> names;  // each once, in order of first use
-  std::size_t consumed = 0;    // bytes up to and with the STOP opcode
-};
-// Adds every global name that the first pickle in `bytes` mentions, without building anything. When
-// it throws, `found` has the names before the place of the error: Python would have used them.
-// getattr(CLASS, 'NAME') of a known member (names.h) is the name CLASS.NAME; any other use of
-// getattr is the name getattr.
-void find_mentions(ByteView bytes, Mentions& found);
-// The same as "module.name".
-[[nodiscard]] std::vector<std::string> globals(ByteView bytes);
 
 }  // namespace tessera::pickle

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "format/pickle/pickle.h"
+#include "format/pickle/scan.h"
 #include "format/test_support.h"
 #include "value/render.h"
 

@@ -1,254 +1,207 @@
-// Lists the names in a pickle. Follows which strings are where on the stack and in the memo, so
-// that names put together through the memo are found too, and what getattr is called with.
-#include <array>
-#include <unordered_map>
-#include <unordered_set>
+#include "format/pickle/scan.h"
 
-#include "format/pickle/cursor.h"
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_map>
+
 #include "format/pickle/names.h"
-#include "format/pickle/opcodes.h"
 #include "format/pickle/pickle.h"
-#include "format/pickle/text.h"
+#include "format/pickle/vetted.h"
+#include "tessera/error.h"
+#include "value/match.h"
 
 namespace tessera::pickle {
 namespace {
 
-class Scanner {
+using Kind = Value::Kind;
+using Use = Watch::Use;
+
+constexpr std::size_t kProblems = 20;  // that are told of one pickle
+
+struct Name {
+  std::string module;
+  std::string name;
+};
+
+std::string_view text_of(Use use) {
+  constexpr std::array<std::string_view, 5> kTexts{
+      "mentioned", "called with what is more than data", "made as a class",
+      "its result is given a state", "its result is given items"};
+  return kTexts[static_cast<std::size_t>(use)];
+}
+
+// getattr(CLASS, 'NAME') of a known member, which is a class or a value like any other name.
+bool is_member(const Object& object) {
+  return is_global(object.callable, "builtins", "getattr") &&
+         is_vetted_use("builtins", "getattr", Use::called, object.arguments);
+}
+
+Name member_of(const Value& arguments) {
+  const Value& owner = arguments.items()[0];
+  return {owner.global_module(), owner.global_name() + "." + arguments.items()[1].as_string()};
+}
+
+// The bytes of an argument that is one, or of text that protocols below 3 write instead.
+std::vector<std::byte> bytes_in(const Value& argument) {
+  if (argument.is(Kind::bytes)) return {argument.as_bytes().begin(), argument.as_bytes().end()};
+  if (!argument.is(Kind::string)) return {};
+  const auto* text = reinterpret_cast<const std::byte*>(argument.as_string().data());
+  return {text, text + argument.as_string().size()};
+}
+
+class Collector : public Watch {
  public:
-  Scanner(ByteView bytes, Mentions& found) : cursor_(bytes), found_(found) {}
+  Collector(Found& found,
+            const std::function<bool(const std::string&, const std::string&)>& is_value)
+      : found_(found), is_value_(is_value) {}
 
-  void run() {
-    std::size_t at = 0;
-    try {
-      for (Op op = Op::mark; op != Op::stop;) {
-        at = cursor_.at();
-        op = static_cast<Op>(cursor_.opcode());
-        kSteps[static_cast<std::uint8_t>(op)](*this, opcode_of(op));
-      }
-    } catch (Error& error) {
-      mention_getattr();
-      error.at_offset(at);
-      throw;
-    }
-    mention_getattr();
-    found_.consumed = cursor_.at();
-  }
-
- private:
-  using Text = std::string_view;
-
-  // What is known of a value on the stack.
-  struct Item {
-    enum class Kind : std::uint8_t { other, text, global, getattr, pair } kind = Kind::other;
-    Text text;               // text: itself; pair, of a global and a text: the text
-    std::size_t global = 0;  // global and pair: the number in `globals_`
-  };
-  using Kind = Item::Kind;
-
-  using Step = void (*)(Scanner& scanner, const Opcode& opcode);
-  static const std::array<Step, 256> kSteps;
-
-  // What holds nothing of names: what it takes is gone, and what it makes is unknown.
-  void pass(const Opcode& opcode) {
-    cursor_.skip(opcode.argument);
-    take(opcode);
-    if (opcode.pushes != 0) push({});
-  }
-
-  void take(const Opcode& opcode) {
-    if (opcode.pops == kToMark) return pop_to_mark();
-    for (unsigned i = 0; i < opcode.pops; ++i) pop();
-  }
-
-  void read_global(const Opcode& opcode) {
-    const Text module = cursor_.line();
-    const Text name = cursor_.line();
-    take(opcode);
-    push_global(module, name);
-  }
-
-  void make_global() {
-    const Item name = pop();
-    const Item module = pop();
-    if (name.kind != Kind::text || module.kind != Kind::text) {
-      throw Error(ErrorCode::corrupt, "a name is not a string");
-    }
-    push_global(module.text, name.text);
-  }
-
-  void push_quoted() {
-    Text quoted = cursor_.line();
-    if (quoted.size() >= 2) quoted = quoted.substr(1, quoted.size() - 2);
-    push_text(quoted);
-  }
-
-  void drop() {
-    if (!marks_.empty() && marks_.back() == stack_.size()) {
-      marks_.pop_back();
-    } else {
-      pop();
+  void use(Use use, const Value& what, const Value& arguments) override {
+    found_.calls |= use != Use::named;
+    if (what.is(Kind::global)) {
+      use_of_name(use, {what.global_module(), what.global_name()}, arguments);
+    } else if (what.is(Kind::object)) {
+      use_of_object(use, what.as_object(), arguments);
     }
   }
 
-  void memoize(const Opcode& opcode) {
-    const Item item = top();
-    memo_[index(opcode)] = item;
+  void refused(const Error& error) override {
+    // The values form a cycle, or something else that Python has and a tree of values has not:
+    // what it uses is seen all the same.
+    if (error.code() != ErrorCode::unsupported) add_problem(error);
   }
 
-  void memoize_next() {
-    const Item item = top();
-    memo_[memo_.size()] = item;
-  }
-
-  std::uint64_t index(const Opcode& opcode) {
-    if (opcode.argument != Argument::line) return cursor_.number(opcode.argument);
-    const Value index = parse_integer(cursor_.line());
-    if (!index.is(Value::Kind::integer)) throw Error(ErrorCode::corrupt, "a memo index is a bool");
-    return static_cast<std::uint64_t>(index.as_int());
-  }
-
-  void push_text(Text text) { push({Kind::text, text, 0}); }
-
-  void push_global(Text module, Text name) {
-    Mention global{std::string(module), std::string(name)};
-    if (protocol_ < 3) from_python2(global.module, global.name);
-    if (global.module == "builtins" && global.name == "getattr")
-      return push({Kind::getattr, {}, 0});
-    mention(global);
-    globals_.push_back(std::move(global));
-    push({Kind::global, {}, globals_.size() - 1});
-  }
-
-  void mention(const Mention& global) {
-    if (known_.insert(global.module + "\n" + global.name).second) found_.names.push_back(global);
+  void add_problem(const Error& error) {
+    if (found_.problems.size() < kProblems) found_.problems.push_back(error);
   }
 
   // A getattr is harmless where a known member is what it gives. One that went anywhere else
   // counts.
-  void mention_getattr() {
-    if (getattrs_ > 0) mention({"builtins", "getattr"});
-    getattrs_ = 0;
+  void finish() {
+    if (getattrs_ > members_) note({"builtins", "getattr"}, Verdict::dangerous, {});
   }
 
-  void make_tuple(const Opcode& opcode) {
-    const std::size_t floor = marks_.empty() ? 0 : marks_.back();
-    const std::size_t count = opcode.pops == kToMark ? stack_.size() - floor : opcode.pops;
-    const Item made = count == 2 && stack_.size() >= 2 ? pair_on_top() : Item{};
-    take(opcode);
-    push(made);
+ private:
+  void use_of_name(Use use, const Name& name, const Value& arguments) {
+    if (name.module == "builtins" && name.name == "getattr") return use_of_getattr(use, arguments);
+    if (use == Use::named) return note(name, judged(name), {});
+    if (use == Use::given_state || use == Use::given_items)
+      return note(name, Verdict::dangerous, "its own attributes or items are set");
+    if (use == Use::called && arguments.is(Kind::tuple)) look_into(name, arguments);
+    // Anybody may call what nobody has looked at: it is told already.
+    if (!is_vetted(name.module, name.name) && !is_plain_value(name)) return;
+    if (!is_vetted_use(name.module, name.name, use, arguments))
+      note(name, concern(name), text_of(use));
   }
 
-  [[nodiscard]] Item pair_on_top() const {
-    const Item& owner = stack_[stack_.size() - 2];
-    const bool is_pair = owner.kind == Kind::global && stack_.back().kind == Kind::text;
-    return is_pair ? Item{Kind::pair, stack_.back().text, owner.global} : Item{};
-  }
-
-  void reduce() {
-    const Item arguments = pop();
-    const Item callable = pop();
-    if (callable.kind == Kind::getattr && arguments.kind == Kind::pair) {
-      const Mention& owner = globals_[arguments.global];
-      const std::string name(arguments.text);
-      if (is_known_member(owner.module, owner.name, name)) {
-        --getattrs_;
-        mention({owner.module, owner.name + "." + name});
-      }
+  void use_of_getattr(Use use, const Value& arguments) {
+    if (use == Use::named) {
+      ++getattrs_;
+    } else if (is_vetted_use("builtins", "getattr", use, arguments)) {
+      ++members_;
+      const Name member = member_of(arguments);
+      note(member, judged(member), {});
     }
-    push({});
   }
 
-  void push(Item item) {
-    if (item.kind == Kind::getattr) ++getattrs_;
-    stack_.push_back(item);
-  }
-
-  Item pop() {
-    const Item item = top();
-    stack_.pop_back();
-    return item;
-  }
-
-  [[nodiscard]] Item top() const {
-    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) {
-      throw Error(ErrorCode::corrupt, "an opcode finds the stack empty");
+  // What was made by a call, or, where that was a getattr, the member.
+  void use_of_object(Use use, const Object& object, const Value& arguments) {
+    if (is_member(object)) return use_of_name(use, member_of(object.arguments), arguments);
+    const Value* root = &object.callable;
+    while (root->is(Kind::object)) root = &root->as_object().callable;
+    if (!root->is(Kind::global)) return;
+    const Name name = made_by(object, *root);
+    const bool known = is_vetted(name.module, name.name);
+    if (use == Use::called || use == Use::made) {
+      note(name, concern(name), "its result is called");
+    } else if (known && !is_vetted_use(name.module, name.name, use, arguments)) {
+      note(name, concern(name), text_of(use));
     }
-    return stack_.back();
   }
 
-  void pop_to_mark() {
-    if (marks_.empty())
-      throw Error(ErrorCode::corrupt, "an opcode needs a mark, the stack has none");
-    stack_.resize(marks_.back());
-    marks_.pop_back();
+  // What an object is an instance of: what was called, or the class that it was told to make.
+  static Name made_by(const Object& object, const Value& root) {
+    const Value& callable = object.callable;
+    if (callable.is(Kind::object) && is_member(callable.as_object()))
+      return member_of(callable.as_object().arguments);
+    const bool told = is_global(callable, "copyreg", "_reconstructor") ||
+                      is_global(callable, "copyreg", "__newobj__");
+    if (!told || !is_vetted_use("copyreg", callable.global_name(), Use::called, object.arguments))
+      return {root.global_module(), root.global_name()};
+    const Value& made = object.arguments.items()[0];
+    return {made.global_module(), made.global_name()};
   }
 
-  Cursor cursor_;
-  int protocol_ = 0;
-  std::vector<Item> stack_;
-  std::vector<std::size_t> marks_;
-  std::unordered_map<std::uint64_t, Item> memo_;
-  std::vector<Mention> globals_;           // every use of a global but getattr
-  std::uint64_t getattrs_ = 0;             // pushed, and not called for a known member
-  std::unordered_set<std::string> known_;  // what found_ has: module, line end, name
-  Mentions& found_;
+  // Pickles among the arguments.
+  void look_into(const Name& name, const Value& arguments) {
+    const bool takes = takes_pickle(name.module, name.name);
+    if (!takes && is_vetted(name.module, name.name)) return;
+    for (const Value& argument : arguments.items()) {
+      std::vector<std::byte> bytes = bytes_in(argument);
+      const bool looks = bytes.size() > 1 && bytes[0] == std::byte{0x80};
+      if (bytes.empty() || !(takes || looks)) continue;
+      found_.nested.push_back(
+          {std::move(bytes), name.module + "." + name.name, name.module == "torch.storage", takes});
+    }
+  }
+
+  [[nodiscard]] bool is_plain_value(const Name& name) const {
+    return is_value_ && is_value_(name.module, name.name);
+  }
+
+  [[nodiscard]] Verdict judged(const Name& name) const {
+    if (is_vetted(name.module, name.name) || is_plain_value(name)) return Verdict::vetted;
+    return concern(name);
+  }
+
+  static Verdict concern(const Name& name) {
+    return is_dangerous(name.module, name.name) ? Verdict::dangerous : Verdict::unknown;
+  }
+
+  void note(const Name& name, Verdict verdict, std::string_view how) {
+    const std::string full = name.module + "." + name.name;
+    const auto [at, added] = rows_.try_emplace(full, found_.names.size());
+    if (added) found_.names.push_back({full, verdict, std::string(how)});
+    Finding& row = found_.names[at->second];
+    if (verdict > row.verdict) row = {full, verdict, std::string(how)};
+  }
+
+  Found& found_;
+  const std::function<bool(const std::string&, const std::string&)>& is_value_;
+  std::unordered_map<std::string, std::size_t> rows_;  // of found_.names
+  std::uint64_t getattrs_ = 0;                         // mentioned
+  std::uint64_t members_ = 0;                          // of them, what known members came from
 };
 
-// The opcodes with which names come about; the others only move the stack.
-constinit const std::array<Scanner::Step, 256> Scanner::kSteps = [] {
-  using S = Scanner;
-  using O = const Opcode;
-  const Step other = [](S& s, O& o) {
-    if (o.argument == Argument::not_an_opcode) throw Error(ErrorCode::corrupt, "an unknown opcode");
-    s.pass(o);
-  };
-  const Step text = [](S& s, O& o) { s.push_text(s.cursor_.text(o.argument)); };
-  const Step global = [](S& s, O& o) { s.read_global(o); };
-  const Step put = [](S& s, O& o) { s.memoize(o); };
-  const Step get = [](S& s, O& o) { s.push(s.memo_[s.index(o)]); };
-  const Step tuple = [](S& s, O& o) { s.make_tuple(o); };
-  return steps_by_byte<Step>(
-      other,
-      {
-          {Op::global, global},
-          {Op::inst, global},
-          {Op::stack_global, [](S& s, O&) { s.make_global(); }},
-          {Op::short_binunicode, text},
-          {Op::short_binstring, text},
-          {Op::binunicode, text},
-          {Op::binstring, text},
-          {Op::binunicode8, text},
-          {Op::unicode, [](S& s, O&) { s.push_text(s.cursor_.line()); }},
-          {Op::string, [](S& s, O&) { s.push_quoted(); }},
-          {Op::proto, [](S& s, O&) { s.protocol_ = s.cursor_.number<std::uint8_t>(); }},
-          {Op::frame, [](S& s, O& o) { s.cursor_.enter_frame(s.cursor_.number(o.argument)); }},
-          {Op::mark, [](S& s, O&) { s.marks_.push_back(s.stack_.size()); }},
-          {Op::pop, [](S& s, O&) { s.drop(); }},
-          {Op::dup, [](S& s, O&) { s.push(s.top()); }},
-          {Op::memoize, [](S& s, O&) { s.memoize_next(); }},
-          {Op::binput, put},
-          {Op::long_binput, put},
-          {Op::put, put},
-          {Op::binget, get},
-          {Op::long_binget, get},
-          {Op::get, get},
-          {Op::tuple, tuple},
-          {Op::tuple2, tuple},
-          {Op::reduce, [](S& s, O&) { s.reduce(); }},
-      });
-}();
+// What torch.load makes of a persistent id: a class whose source was kept is the class itself,
+// anything else a storage.
+Value load_persistent(const Value& id) {
+  const bool is_class = id.is(Kind::tuple) && id.size() > 1 && is_text(id.items()[0], "module");
+  return is_class ? id.items()[1] : Value();
+}
 
 }  // namespace
 
-void find_mentions(ByteView bytes, Mentions& found) {
-  Scanner(bytes, found).run();
+Found scan(ByteView bytes,
+           const std::function<bool(const std::string&, const std::string&)>& is_value) {
+  Found found;
+  Collector collector(found, is_value);
+  ReadOptions options;
+  options.watch = &collector;
+  options.persistent_load = load_persistent;
+  try {
+    found.consumed = read(bytes, options).consumed;
+  } catch (const Error& error) {
+    found.cut = error.code() == ErrorCode::incomplete;
+    collector.add_problem(error);
+  }
+  collector.finish();
+  return found;
 }
 
 std::vector<std::string> globals(ByteView bytes) {
   std::vector<std::string> names;
-  Mentions found;
-  find_mentions(bytes, found);
-  for (const Mention& mention : found.names) names.push_back(mention.module + "." + mention.name);
+  for (Finding& finding : scan(bytes).names) names.push_back(std::move(finding.name));
   return names;
 }
 

@@ -11,15 +11,6 @@ std::vector<std::byte> copy(ByteView bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
-[[noreturn]] void refuse_instance() {
-  throw Error(ErrorCode::unsafe,
-              "the pickle makes an instance as Python 2 did, by calling a class");
-}
-
-[[noreturn]] void refuse_extension() {
-  throw Error(ErrorCode::unsupported, "the pickle uses a private extension number");
-}
-
 [[noreturn]] void refuse_buffer() {
   throw Error(ErrorCode::unsupported, "the pickle's buffers are kept outside of it");
 }
@@ -42,8 +33,7 @@ constinit const std::array<Machine::Step, 256> Machine::kSteps = [] {
   const Step set_items = [](M& m, O& o) { m.set_items(m.first_of(o)); };
   const Step put = [](M& m, O& o) { m.memoize(m.cursor_.number(o.argument)); };
   const Step get = [](M& m, O& o) { m.recall(m.cursor_.number(o.argument)); };
-  const Step instance = [](M&, O&) { refuse_instance(); };
-  const Step extension = [](M&, O&) { refuse_extension(); };
+  const Step extension = [](M& m, O& o) { m.push_extension(m.cursor_.number(o.argument)); };
   const Step buffer = [](M&, O&) { refuse_buffer(); };
   return steps_by_byte<Step>(
       nullptr,
@@ -101,10 +91,10 @@ constinit const std::array<Machine::Step, 256> Machine::kSteps = [] {
           {Op::memoize, [](M& m, O&) { m.memoize_next(); }},
           {Op::binput, put},
           {Op::long_binput, put},
-          {Op::put, [](M& m, O&) { m.memoize(parse_index(m.cursor_.line())); }},
+          {Op::put, [](M& m, O&) { m.memoize(M::index_of(m.cursor_.line())); }},
           {Op::binget, get},
           {Op::long_binget, get},
-          {Op::get, [](M& m, O&) { m.recall(parse_index(m.cursor_.line())); }},
+          {Op::get, [](M& m, O&) { m.recall(M::index_of(m.cursor_.line())); }},
           {Op::proto, [](M& m, O&) { m.read_protocol(); }},
           {Op::frame, [](M& m, O& o) { m.cursor_.enter_frame(m.cursor_.number(o.argument)); }},
           {Op::stop, [](M& m, O&) { m.stopped_ = true; }},
@@ -117,8 +107,8 @@ constinit const std::array<Machine::Step, 256> Machine::kSteps = [] {
           {Op::build, [](M& m, O&) { m.build(); }},
           {Op::persid, [](M& m, O&) { m.load_persistent_text(); }},
           {Op::binpersid, [](M& m, O&) { m.load_persistent(m.pop()); }},
-          {Op::inst, instance},
-          {Op::obj, instance},
+          {Op::inst, [](M& m, O&) { m.make_instance(true); }},
+          {Op::obj, [](M& m, O&) { m.make_instance(false); }},
           {Op::ext1, extension},
           {Op::ext2, extension},
           {Op::ext4, extension},

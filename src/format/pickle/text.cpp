@@ -134,6 +134,23 @@ double parse_real(std::string_view text) {
   return real;
 }
 
+Value parse_index(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\n\v\f\r";
+  text = text.substr(0, text.find('\0'));
+  text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
+  text = text.substr(0, text.find_last_not_of(kBlanks) + 1);
+  std::string digits;
+  char last = '_';
+  for (const char c : text) {
+    if (c == '_' && last == '_')
+      throw Error(ErrorCode::corrupt, "a number is not written as Python writes it");
+    if (c != '_') digits += c;
+    last = is_one_of(c, '+', '-') ? '_' : c;
+  }
+  if (last == '_') throw Error(ErrorCode::corrupt, "a number ends without a digit");
+  return Value::integer(integer_from_decimal(digits));
+}
+
 Value parse_integer(std::string_view text) {
   if (text == "00") return Value(false);
   if (text == "01") return Value(true);

@@ -21,5 +21,6 @@ void require_utf8(std::string_view text);
 [[nodiscard]] std::string decode_raw_unicode(std::string_view escaped);  // \uXXXX in Latin-1
 [[nodiscard]] double parse_real(std::string_view text);
 [[nodiscard]] Value parse_integer(std::string_view text);  // "00" and "01" are bools
+[[nodiscard]] Value parse_index(std::string_view text);    // of the memo: as int() takes it
 
 }  // namespace tessera::pickle

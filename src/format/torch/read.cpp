@@ -81,6 +81,12 @@ void explain_other_archive(const ByteSource& source) {
   }
 }
 
+// With the slash; empty: none.
+std::string folder_of(const std::string& record) {
+  const std::size_t slash = record.find('/');
+  return slash == std::string::npos ? "" : record.substr(0, slash + 1);
+}
+
 // None: the file begins as a stream does.
 std::optional<zip::Archive> open_archive(const std::shared_ptr<const ByteSource>& source) {
   try {
@@ -158,7 +164,6 @@ class Reader {
   void require_version() const;
   [[nodiscard]] std::uint64_t parse_version(const std::string& version) const;
   void require_byte_order() const;
-  [[nodiscard]] std::string_view other_kind() const;
   [[nodiscard]] std::string text(std::string_view record) const;
   Value load_storage(const Value& id);
   void keep(LastItem& last, std::vector<std::byte> pickle, const Tensor& tensor) const;
@@ -202,8 +207,7 @@ void Reader::find_root() {
   if (archive_.entries().empty())
     fail(ErrorCode::corrupt, "a zip archive without entries, expected torch.save's");
   const std::string& first = archive_.entries().front().name;
-  const std::size_t slash = first.find('/');
-  root_ = slash == std::string::npos ? "" : first.substr(0, slash + 1);
+  root_ = folder_of(first);
   if (!is_folder(root_)) {
     fail(ErrorCode::corrupt, "zip entry '" + first + "' is not in a folder of torch.save");
   }
@@ -231,13 +235,6 @@ std::string Reader::text(std::string_view record) const {
   if (entry == nullptr) return {};
   const std::vector<std::byte> bytes = archive_.read(*entry, kTextCap);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-std::string_view Reader::other_kind() const {
-  for (const auto& [record, kind] : kOthers) {
-    if (archive_.find(root_ + std::string(record)) != nullptr) return kind;
-  }
-  return {};
 }
 
 void Reader::require_version() const {
@@ -268,7 +265,7 @@ void Reader::require_byte_order() const {
 }
 
 void Reader::check_records() const {
-  if (const std::string_view other = other_kind(); !other.empty())
+  if (const std::string_view other = other_kind(archive_); !other.empty())
     fail(ErrorCode::unsupported, std::string(other));
   if (archive_.find(root_ + "data.pkl") == nullptr) {
     fail(ErrorCode::corrupt, "a zip archive without data.pkl: not written by torch.save");
@@ -344,6 +341,20 @@ Tensor Reader::run_item() {
 }
 
 }  // namespace
+
+std::string_view other_kind(const zip::Archive& archive) {
+  if (archive.entries().empty()) return {};
+  const std::string root = folder_of(archive.entries().front().name);
+  for (const auto& [record, kind] : kOthers) {
+    if (archive.find(root + std::string(record)) != nullptr) return kind;
+  }
+  return {};
+}
+
+bool is_storage(std::string_view record) {
+  const std::size_t slash = record.find('/');
+  return slash != std::string_view::npos && record.substr(slash + 1).starts_with("data/");
+}
 
 Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options) {
   std::optional<zip::Archive> archive = open_archive(source);

@@ -22,6 +22,8 @@ constexpr std::int64_t kProtocol = 1001;          // of the stream; there was ne
 constexpr std::array<unsigned char, 10> kMagic = {0x6c, 0xfc, 0x9c, 0x46, 0xf9,
                                                   0x20, 0x6a, 0xa8, 0x50, 0x19};
 
+constexpr std::uint64_t kMagicReach = 64;  // bytes that hold its pickle by any protocol
+
 constexpr std::string_view kMagicText = "L119547037146038801333356L\n.";  // the same in digits
 
 [[noreturn]] void fail(ErrorCode code, std::string what) {
@@ -268,6 +270,16 @@ bool is_text_stream(const ByteSource& source) {
   source.read_at(0, start);
   return std::equal(start.begin(), start.end(), kMagicText.begin(),
                     [](std::byte a, char b) { return a == std::byte(b); });
+}
+
+bool has_magic(const ByteSource& source) {
+  std::vector<std::byte> start(std::min<std::uint64_t>(source.size(), kMagicReach));
+  source.read_at(0, start);
+  try {
+    return is_magic(pickle::read(start).value);
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 Value read_stream(std::shared_ptr<const ByteSource> source) {

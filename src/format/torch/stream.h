@@ -15,6 +15,10 @@ namespace tessera::torch_file {
 // streams are not read.
 [[nodiscard]] bool is_text_stream(const ByteSource& source);
 
+// Whether the first pickle is the format's number, however it is written: four more follow, and
+// then raw storages.
+[[nodiscard]] bool has_magic(const ByteSource& source);
+
 // The tree, as read() of torch_file.h gives it; storages have no checksum. The pickles are read in
 // growing windows, nothing of a storage is. Throws `corrupt` when the first pickle is not the
 // format's number, `unsupported` for another version or byte order and for what follows the last

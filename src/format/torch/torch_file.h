@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "format/zip/zip.h"
@@ -36,6 +37,12 @@ struct ReadOptions {
 //
 // Throws `unsupported` for tars of torch before 0.1.10, TorchScript and big-endian files.
 [[nodiscard]] Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options = {});
+
+// What an archive of PyTorch is that torch.save did not write ("a TorchScript archive"); empty: it
+// may be one of torch.save.
+[[nodiscard]] std::string_view other_kind(const zip::Archive& archive);
+// Whether a record of an archive is a storage: raw bytes, which nobody unpickles.
+[[nodiscard]] bool is_storage(std::string_view record);
 
 // The tensor of a DCP item (checkpoint-rows F-03b), an archive of one tensor that may be a slice of
 // a large file, in two reads where the item was written by torch.save. Throws `mismatch` when the
