@@ -16,6 +16,7 @@ import pathlib
 import pickle
 import pickletools
 import random
+import resource
 import struct
 import subprocess
 import sys
@@ -240,9 +241,12 @@ class Scanner:
         self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def __call__(self, batch):
-        self.process.stdin.write(b"".join(struct.pack("<I", len(data)) + data for data in batch) + bytes(4))
-        self.process.stdin.flush()
-        return [self.answer() for _ in batch]
+        try:
+            self.process.stdin.write(b"".join(struct.pack("<I", len(data)) + data for data in batch) + bytes(4))
+            self.process.stdin.flush()
+            return [self.answer() for _ in batch]
+        except BrokenPipeError:
+            raise SystemExit(f"names_of died: {self.process.wait()}") from None
 
     def answer(self):
         raw = self.process.stdout.read(4)
@@ -306,6 +310,8 @@ def main():
     options = parser.parse_args()
     for code in EXTENSIONS:
         copyreg.add_extension("mod", f"ext{code}", code)
+    # A huge number of the memo makes CPython's machine fill all memory there is.
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
     rng = random.Random(options.seed)
     drawer, scanner, sandbox = Drawer(rng, corpus_of(options.golden)), Scanner(options.names_of), Sandbox()
     began, counts = time.monotonic(), collections.Counter()

@@ -106,7 +106,7 @@ bool is_tar(const Head& head) {
   long said = 0;
   bool any = false;
   for (std::size_t i = kSum; i < kSum + kDigits; ++i) {
-    if (is_one_of(head[i], '\0', ' ')) continue;
+    if (head[i] == 0 || head[i] == ' ') continue;
     if (head[i] < '0' || head[i] > '7') return false;
     said = said * 8 + (head[i] - '0');
     any = true;

@@ -36,7 +36,7 @@ struct Row {
   ErrorCode code;
 };
 
-void PrintTo(const Row& row, std::ostream* out) {
+void PrintTo(const Row& row, std::ostream* out) {  // NOLINT: gtest's name
   *out << row.what;
 }
 
@@ -236,6 +236,7 @@ TEST(HostilePickle, NamesAreListedWithoutReading) {
 }
 
 TEST(HostilePickle, NothingAndHalfAPickleAreProblems) {
+  EXPECT_EQ(scan(bytes_of("i\xff\na\n.")).problems.size(), 1U);  // no mark, and a name that is none
   for (const char* text : {"", "\x80", "\x80\x04", "N", "ca\n"}) {
     const Found found = scan(bytes_of(text));
     EXPECT_TRUE(found.cut) << text;

@@ -188,17 +188,14 @@ void Machine::make_instance(bool class_follows) {
     throw Error(ErrorCode::unsafe,
                 "the pickle makes an instance as Python 2 did, by calling a class");
   }
+  const std::size_t first = pop_mark();
   if (class_follows) {
     push_global();
-    const Slot named = pop();
-    const std::size_t first = pop_mark();
-    stack_.insert(stack_.begin() + static_cast<std::ptrdiff_t>(first), named);
-    push_sequence(first + 1, Value::tuple);
-  } else {
-    const std::size_t first = pop_mark();
-    if (first == stack_.size()) corrupt("an instance without a class");
-    push_sequence(first + 1, Value::tuple);
+    std::rotate(stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end() - 1,
+                stack_.end());
   }
+  if (first == stack_.size()) corrupt("an instance without a class");
+  push_sequence(first + 1, Value::tuple);
   reduce();
 }
 
