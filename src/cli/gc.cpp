@@ -87,7 +87,7 @@ int gc(const Options& options, const Common& common) {
     print_text(report);
   }
   for (const Leftover& leftover : report.leftovers) {
-    if (!leftover.problem.empty()) fmt::print(stderr, "tessera: {}\n", printable(leftover.problem));
+    if (!leftover.problem.empty()) complain(leftover.problem);
   }
   const bool all = std::ranges::all_of(
       report.leftovers, [](const Leftover& leftover) { return leftover.problem.empty(); });

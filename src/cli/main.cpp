@@ -1,10 +1,15 @@
 // tessera: inspects, checks, compares and converts checkpoints.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <exception>
-#include <iostream>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
@@ -12,9 +17,9 @@
 #include "base/suggest.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
+#include "cli/output.h"
 #include "tessera/error.h"
 #include "tessera/version.h"
-#include "value/render.h"
 
 namespace {
 
@@ -44,7 +49,7 @@ Exit codes: 0 done; 1 the answer is no (verify, scan, diff); 2 wrong usage; 3 fa
 // A failure: a line for people, and with --json a document for programs. Returns the exit code.
 int report(const Error& error, bool json) {
   if (json) print_json(json_of(error));
-  fmt::print(stderr, "tessera: {}\n", printable(error.what()));
+  complain(error.what());
   return error.code() == ErrorCode::invalid_argument ? kUsage : kFailed;
 }
 
@@ -69,7 +74,10 @@ void require_command(const CLI::App& app, int argc, char** argv) {
 
 // What CLI11 says of a wrong command line, and for programs the same as a document.
 int report_usage(const CLI::App& app, const CLI::ParseError& error, bool json) {
-  const int code = app.exit(error);
+  std::ostringstream out, err;
+  const int code = app.exit(error, out, err);
+  fmt::print("{}", out.str());
+  std::fputs(err.str().c_str(), stderr);
   if (code == 0) return kDone;
   if (json) print_json(json_of(Error(ErrorCode::invalid_argument, error.what())));
   return kUsage;
@@ -106,9 +114,8 @@ int run(int argc, char** argv) {
   return action();
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+// Runs the command and reports what went wrong. Throws only where the answer cannot be printed.
+int answer(int argc, char** argv) {
   const bool json = asks_for_json(argc, argv);
   try {
     return run(argc, argv);
@@ -117,6 +124,40 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return report(Error(ErrorCode::limit, "out of memory"), json);
   } catch (const std::exception& error) {
+    if (std::ferror(stdout) != 0) throw;
     return report(Error(ErrorCode::io, error.what()), json);
   }
+}
+
+// A descriptor 0, 1 or 2 that the caller closed would be the next file that is opened, and what is
+// printed would go into it. It becomes one that cannot be used.
+void keep_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) < 0)
+      (void)!::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
+
+// Every answer leaves through here: one that did not arrive is a failure, whatever it said.
+int delivered(int argc, char** argv) {
+  int reason = 0;
+  try {
+    const int code = answer(argc, argv);
+    errno = 0;
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    reason = errno;
+  } catch (const std::system_error& error) {  // fmt's
+    reason = error.code().value();
+  }
+  const ErrorCode code = reason == ENOSPC ? ErrorCode::out_of_space : ErrorCode::io;
+  const std::string why = reason == 0 ? "" : ": " + std::generic_category().message(reason);
+  complain(Error(code, "the answer could not be written" + why).at_path("standard output").what());
+  return kFailed;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  keep_standard_descriptors();
+  return delivered(argc, argv);
 }

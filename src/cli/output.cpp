@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "value/render.h"
+
 namespace tessera::cli {
 namespace {
 
@@ -46,6 +48,10 @@ std::string human_bytes(std::uint64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
+void complain(const std::string& text) {
+  std::fputs(("tessera: " + printable(text) + "\n").c_str(), stderr);
+}
+
 ProgressBar::ProgressBar(std::string what, const Common& common)
     : what_(std::move(what)), quiet_(common.quiet), terminal_(::isatty(STDERR_FILENO) == 1) {}
 
@@ -63,11 +69,12 @@ void ProgressBar::show(const Progress& progress) {
   const double seconds = std::chrono::duration<double>(now - begin_).count();
   const std::string text = text_of(progress, seconds);
   if (terminal_) {
-    fmt::print(stderr, "\r\033[K{} [{}] {}", what_, drawn(share_of(progress)), text);
+    std::fputs(fmt::format("\r\033[K{} [{}] {}", what_, drawn(share_of(progress)), text).c_str(),
+               stderr);
     std::fflush(stderr);
     drawn_ = true;
   } else if (now - last_line_ > std::chrono::seconds(5)) {
-    fmt::print(stderr, "{}: {}\n", what_, text);
+    std::fputs((what_ + ": " + text + "\n").c_str(), stderr);
     last_line_ = now;
   }
 }

@@ -13,6 +13,10 @@ namespace tessera::cli {
 // "1.5 GiB"
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);
 
+// "tessera: TEXT" on standard error. Nobody has to be able to read it: what a command does and how
+// it ends are the same without.
+void complain(const std::string& text);
+
 // A bar with bytes, rate and time left on a terminal; a line every few seconds elsewhere; nothing
 // with
 // --quiet. Writes to standard error.

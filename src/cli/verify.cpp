@@ -48,8 +48,7 @@ void print_document(const VerifyReport& report) {
 }
 
 void print_lines(const VerifyReport& report) {
-  for (const Finding& finding : report.findings)
-    fmt::print(stderr, "tessera: {}\n", printable(finding.text));
+  for (const Finding& finding : report.findings) complain(finding.text);
   if (!report.findings.empty()) return;
   fmt::print("ok: {} tensors, {} checked", report.tensors, human_bytes(report.bytes));
   if (report.bytes_unchecked > 0) {

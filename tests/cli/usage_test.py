@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""What scripts and people rely on around the tessera command: its options, its streams, and whatever else lies beside a target.
+
+    usage_test.py TESSERA GOLDEN_DIRECTORY
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from made import write_safetensors
+
+TESSERA = GOLDEN = None
+
+
+def tessera(*arguments, **extra):
+    return subprocess.run([TESSERA, *map(str, arguments)], capture_output=True, text=True, check=False, **extra)
+
+
+class Usage(unittest.TestCase):
+    def setUp(self):
+        self.work = pathlib.Path(tempfile.mkdtemp(prefix="tessera-cli-"))
+        self.dcp = self.work / "dcp"
+        shutil.copytree(GOLDEN / "checkpoints/g4_ws2", self.dcp)
+
+    def tearDown(self):
+        shutil.rmtree(self.work)
+
+    def refused(self, code, *arguments, exit_code=3):
+        """The command fails with one line that begins with the error code."""
+        done = tessera(*arguments)
+        self.assertEqual(done.returncode, exit_code, done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertTrue(done.stderr.startswith(f"tessera: {code}: "), done.stderr)
+
+    def safetensors(self, name, tensors):
+        return write_safetensors(self.work / name, tensors)
+
+    def test_an_answer_that_cannot_be_written_is_a_failure(self):
+        sealed, other = self.work / "sealed", self.safetensors("one.safetensors", {"w": ("U8", [1], b"x")})
+        shutil.copytree(self.dcp, sealed)
+        verbs = [["ls", other], ["ls", self.dcp], ["stat", other], ["map", other], ["cat", other, "w"], ["verify", other], ["scan", other],
+                 ["diff", other, other], ["diff", other, self.dcp], ["gc", self.dcp], ["seal", sealed], ["copy", other, self.work / "copied"],
+                 ["convert", other, self.work / "made.pt"], ["unshard", self.dcp, self.work / "whole"],
+                 ["reshard", self.dcp, self.work / "on2", "--ranks", "2"]]
+        for verb in [[], ["--help"], ["--version"], ["completion"], *verbs, *([*verb, "--json"] for verb in verbs),
+                     ["ls", "--help"], ["ls", self.work / "none", "--json"], ["--frobnicate", "--json"]]:
+            for name in ("made.pt", "whole", "on2", "copied"):
+                path = self.work / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            for stdout, reason in (("/dev/full", "out_of_space: "), (None, "io: ")):
+                with open(stdout or "/dev/null", "w") as out:
+                    arguments = [TESSERA, *map(str, verb), *(["--overwrite"] if verb[:1] == ["convert"] or verb[:1] == ["unshard"] or
+                                                             verb[:1] == ["reshard"] else [])]
+                    done = subprocess.run(arguments if stdout else ["sh", "-c", 'exec "$@" >&-', "sh", *arguments], stdout=out,
+                                          stderr=subprocess.PIPE, text=True, check=False)
+                if not verb:  # prints its help on standard error
+                    self.assertEqual(done.returncode, 2)
+                    continue
+                self.assertEqual(done.returncode, 3, (verb, stdout, done.stderr))
+                line = done.stderr.splitlines()[-1]
+                self.assertTrue(line.startswith(f"tessera: {reason}") and "standard output" in line, (verb, done.stderr))
+                if verb[-1] != "--json" or verb[0] not in ("--frobnicate", "ls"):
+                    self.assertEqual(done.stderr.count("\n"), 1, (verb, done.stderr))
+
+    def test_nobody_has_to_read_standard_error(self):
+        for stderr in ("2>&-", "2>/dev/full"):
+            target = self.work / "closed.safetensors"
+            done = subprocess.run(["sh", "-c", f'exec "$@" {stderr}', "sh", TESSERA, "convert", self.dcp, target, "--overwrite"],
+                                  stdout=subprocess.PIPE, text=True, check=False)
+            self.assertEqual(done.returncode, 0, stderr)
+            self.assertEqual(tessera("verify", target).returncode, 0)
+            done = subprocess.run(["sh", "-c", f'exec "$@" {stderr}', "sh", TESSERA, "ls", self.work / "none"], check=False)
+            self.assertEqual(done.returncode, 3, stderr)
+
+
+if __name__ == "__main__":
+    TESSERA, GOLDEN = os.path.abspath(sys.argv[1]), pathlib.Path(sys.argv[2]).resolve()
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
