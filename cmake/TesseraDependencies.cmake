@@ -8,6 +8,7 @@ find_package(CLI11 REQUIRED)
 find_package(yaml-cpp 0.7 REQUIRED)
 pkg_check_modules(libdeflate REQUIRED IMPORTED_TARGET libdeflate)
 pkg_check_modules(libzstd REQUIRED IMPORTED_TARGET libzstd)
+pkg_check_modules(re2 REQUIRED IMPORTED_TARGET re2)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 # Of libcurl and libcrypto the headers: the libraries are loaded when a URL needs them.
 if(TESSERA_REMOTE)

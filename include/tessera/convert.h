@@ -15,9 +15,10 @@ namespace [[gnu::visibility("default")]] tessera {
 
 // How an OLMo target is laid out.
 struct OlmoOptions {
-  // olmo_local: a module whose whole path matches this regular expression (ECMAScript) has a flat
-  // parameter of its own; the root has what remains. Empty: the source's own units if it is of this
-  // kind, else one for each block, "(.*\.)?blocks\.[0-9]+".
+  // olmo_local: a module whose whole path matches this regular expression (of RE2: without looking
+  // ahead or behind, without back-references; its time is linear) has a flat parameter of its own;
+  // the root has what remains. Empty: the source's own units if it is of this kind, else one for
+  // each block, "(.*\.)?blocks\.[0-9]+".
   std::string unit;
   // olmo_local: FSDP's use_orig_params. Unset: as in the source, else true, as in OLMo.
   std::optional<bool> orig_params;
@@ -46,7 +47,11 @@ struct ConvertOptions {
   // "model", "optim", and keys as of Checkpoint::only; empty: everything. `not_found` for one that
   // chooses nothing.
   std::vector<std::string> only;
-  std::vector<std::string> rename;  // rules "RE=>TO" over names; `conflict` if two become one
+  // Rules "RE=>TO" over names, applied in order to every match. RE is one as OlmoOptions::unit; in
+  // TO `\1` and `$1` are its first group, `$&` and `\0` the whole match, `\\` and `$$` the
+  // character itself. A group that RE lacks is `invalid_argument`, two names that become one are
+  // `conflict`.
+  std::vector<std::string> rename;
   // Converts all floating tensors of 16 bits and more to this type, rounded to nearest, ties to
   // even. float8, float4 and complex types are `unsupported` here. Integer types cut off fractions
   // and wrap what does not fit; without `allow_wrap` they are `invalid_argument`

@@ -85,8 +85,9 @@ def convert(
     """Streams a checkpoint of any kind into another, in bounded memory.
 
     `to` is the kind, if the target's name does not say it. `only` takes what it takes in `load`, and
-    "model" and "optim" wherever they lie. The other options are those of the command: `ranks`,
-    `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes), `allow_wrap`,
+    "model" and "optim" wherever they lie. `rename` has rules `RE=>TO`: matches of RE, in RE2's syntax,
+    become TO, in which `\\1` and `$1` are its first group. The other options are those of the
+    command: `ranks`, `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes), `allow_wrap`,
     `single_writer`, `unit`, `orig_params`, `olmo_safetensors`, `model_only`, `config`, `header_limit`.
 
     >>> import tessera

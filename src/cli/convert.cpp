@@ -160,9 +160,10 @@ void add_work(CLI::App& command, ConvertOptions& options) {
 }
 
 void add_olmo(CLI::App& command, ConvertOptions& options) {
-  command.add_option("--unit", options.olmo.unit,
-                     "olmo-local: regular expression; each module whose path matches has a flat "
-                     "parameter of its own; default: as the source, else each blocks.N");
+  command.add_option(
+      "--unit", options.olmo.unit,
+      "olmo-local: regular expression (RE2's syntax); each module whose path matches has a flat "
+      "parameter of its own; default: as the source, else each blocks.N");
   command.add_flag_function(
       "--orig-params,!--no-orig-params",
       [&options](std::int64_t count) { options.olmo.orig_params = count > 0; },
@@ -186,7 +187,8 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
       names_of_targets());
   add_only(*command, options->convert.only);
   command->add_option("--rename", options->convert.rename,
-                      "RE=>TO: replace matches of RE in names by TO; may be repeated");
+                      "RE=>TO: replace matches of RE (RE2's syntax) in names by TO, in which \\1 "
+                      "and $1 are its first group; may be repeated");
   one_of(command->add_option("--dtype", options->dtype,
                              "element type of all floating tensors; float8 and smaller stay as "
                              "they are, see --dequantize"),

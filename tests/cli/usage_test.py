@@ -41,6 +41,24 @@ class Usage(unittest.TestCase):
     def safetensors(self, name, tensors):
         return write_safetensors(self.work / name, tensors)
 
+    def test_expressions_take_linear_time_and_say_what_they_lack(self):
+        source = self.safetensors("names.safetensors", {"a" * 300 + "!": ("U8", [1], b"x"), "net1.w": ("U8", [1], b"y")})
+        names = lambda path: sorted(row["name"] for row in json.loads(tessera("ls", path, "--json").stdout))
+        for number, (rule, renamed) in enumerate({
+                "(a+)+$=>b": "net1.w", r"^net(\d)=>\1.$1.$$.\\": r"1.1.$.\.w", "e(x)?t=>[$&$1]": "n[et]1.w"}.items()):
+            target = self.work / f"renamed{number}.safetensors"
+            done = tessera("convert", source, target, "--rename", rule, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(names(target), sorted(["a" * 300 + "!", renamed]))
+        for option, expression in (("--rename", "(?=a)=>x"), ("--rename", r"(a)\1=>x"), ("--rename", r"a=>\1"), ("--rename", "(a)=>$2"),
+                                   ("--rename", "(=>w"), ("--unit", "("), ("--unit", "a(?!b)")):
+            arguments = ["convert", self.dcp, self.work / "refused", "--to", "olmo-local", option, expression]
+            self.refused("invalid_argument", *arguments, exit_code=2)
+        self.assertIn("no looking ahead", tessera(*arguments).stderr)
+        self.assertFalse((self.work / "refused").exists())
+        self.assertEqual(tessera("convert", self.dcp, self.work / "units", "--to", "olmo-local", "--unit", "(a*)*net1",
+                                 timeout=60).returncode, 0)
+
     def test_an_answer_that_cannot_be_written_is_a_failure(self):
         sealed, other = self.work / "sealed", self.safetensors("one.safetensors", {"w": ("U8", [1], b"x")})
         shutil.copytree(self.dcp, sealed)

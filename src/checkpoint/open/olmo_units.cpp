@@ -1,8 +1,8 @@
 #include "checkpoint/open/olmo_units.h"
 
 #include <map>
-#include <regex>
 
+#include "base/expression.h"
 #include "checkpoint/open/olmo_state.h"
 #include "format/sharded/sharded.h"
 #include "format/torch/torch_file.h"
@@ -12,7 +12,8 @@ namespace tessera {
 namespace {
 
 constexpr const char* kFirstRank = "model/rank0.pt";
-constexpr std::size_t kLongestName = 1024;  // std::regex recurses with the length of what it reads
+// Bytes: each module around a name is matched, which may take the square of this.
+constexpr std::size_t kLongestName = 1024;
 
 // The paths of the modules around `name`, outermost first: "a", "a.b" for "a.b.weight".
 std::vector<std::string> modules_around(const std::string& name) {
@@ -21,14 +22,6 @@ std::vector<std::string> modules_around(const std::string& name) {
     paths.push_back(name.substr(0, dot));
   }
   return paths;
-}
-
-std::regex compiled(const std::string& unit) {
-  try {
-    return std::regex(unit, std::regex::ECMAScript | std::regex::optimize);
-  } catch (const std::regex_error&) {
-    throw Error(ErrorCode::invalid_argument, "not a regular expression of a unit: " + unit);
-  }
 }
 
 bool has_alignment(const Value& handle) {
@@ -79,7 +72,7 @@ void add_names(const Value& handle, FlatUnit& unit, std::set<std::string>& missi
 }  // namespace
 
 UnitPlan UnitPlan::by_expression(const std::vector<std::string>& names, const std::string& unit) {
-  const std::regex expression = compiled(unit);
+  const Expression expression(unit);
   UnitPlan plan;
   plan.units_.push_back({});
   std::map<std::string, std::size_t> index;  // path -> units_
@@ -87,7 +80,7 @@ UnitPlan UnitPlan::by_expression(const std::vector<std::string>& names, const st
     require_matchable(name);
     std::size_t owner = 0;
     for (const std::string& path : modules_around(name)) {
-      if (!std::regex_match(path, expression)) continue;
+      if (!expression.matches(path)) continue;
       const auto [found, added] = index.emplace(path, plan.units_.size());
       if (added) plan.units_.push_back({path, {}});
       plan.modules_.insert(path);

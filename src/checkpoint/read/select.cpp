@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <regex>
 #include <set>
 
+#include "base/expression.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/choice.h"
 #include "tessera/error.h"
@@ -13,8 +13,8 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kArrow = "=>";
-constexpr std::size_t kLongestName =
-    4096;  // bytes; the library's matcher recurses a byte at a time
+// Bytes: finding all matches may take the square of this.
+constexpr std::size_t kLongestName = 4096;
 
 bool has_step(const Leaf& leaf, const std::set<std::string_view>& names) {
   return std::any_of(leaf.path.begin(), leaf.path.end(), [&names](const PathPart& part) {
@@ -94,8 +94,8 @@ void rename(Leaf& leaf, std::string name) {
 namespace {
 
 struct Rule {
-  std::regex pattern;
-  std::string replacement;
+  Expression pattern;
+  Expression::Replacement replacement;
 };
 
 // The new names of a selection: each belongs to one leaf.
@@ -121,10 +121,11 @@ Rule rule_of(const std::string& text) {
   if (arrow == std::string::npos || arrow == 0)
     throw Error(ErrorCode::invalid_argument, "the rule '" + text + "' is not RE=>TO");
   try {
-    return {std::regex(text.substr(0, arrow)), text.substr(arrow + kArrow.size())};
-  } catch (const std::regex_error& error) {
-    throw Error(ErrorCode::invalid_argument,
-                "the rule '" + text + "' has no regular expression: " + error.what());
+    Expression pattern(text.substr(0, arrow));
+    Expression::Replacement to = pattern.replacement_of(text.substr(arrow + kArrow.size()));
+    return {std::move(pattern), std::move(to)};
+  } catch (const Error& error) {
+    throw Error(error.code(), "the rule '" + text + "': " + error.message());
   }
 }
 
@@ -139,12 +140,7 @@ std::string applied(const std::vector<Rule>& rules, std::string name) {
                   "names of more than " + std::to_string(kLongestName) + " bytes are not renamed")
           .at_key(name.substr(0, 100));
     }
-    try {
-      name = std::regex_replace(name, rule.pattern, rule.replacement);
-    } catch (const std::regex_error& error) {
-      throw Error(ErrorCode::limit, std::string("a rule is too much work: ") + error.what())
-          .at_key(name);
-    }
+    name = rule.pattern.replaced(name, rule.replacement);
   }
   return name;
 }
@@ -182,8 +178,8 @@ std::vector<Leaf> select(const std::vector<Leaf>& leaves, const std::vector<std:
 
 void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules) {
   if (rules.empty()) return;
-  std::vector<Rule> parsed(rules.size());
-  std::transform(rules.begin(), rules.end(), parsed.begin(), rule_of);
+  std::vector<Rule> parsed;
+  std::transform(rules.begin(), rules.end(), std::back_inserter(parsed), rule_of);
   NewNames names;
   for (Leaf& leaf : leaves) {
     std::string name = applied(parsed, leaf.name);

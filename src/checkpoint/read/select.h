@@ -30,9 +30,10 @@ struct Selection {
 [[nodiscard]] bool is_optimizer_state(const Leaf& leaf);
 
 // Applies each rule "RE=>TO" to every name, in order: all places that match the regular expression
-// (ECMAScript) become TO, in which $1 is the first group. Steps of a path that a name keeps at its
-// ends stay steps; what changed between them is one key. Throws `invalid_argument` for a rule that
-// is none, `conflict` when two leaves get one name or one loses its name.
+// (RE2's syntax, base/expression.h) become TO, in which `\1` and `$1` are the first group. Steps of
+// a path that a name keeps at its ends stay steps; what changed between them is one key. Throws
+// `invalid_argument` for a rule that is none, `conflict` when two leaves get one name or one loses
+// its name.
 void rename(std::vector<Leaf>& leaves, const std::vector<std::string>& rules);
 
 // Gives one leaf another name that is not empty; its path as above.
