@@ -184,4 +184,20 @@ void print_json(const nlohmann::ordered_json& json, int indent) {
   fmt::print("{}\n", json.dump(indent, ' ', true, Json::error_handler_t::replace));
 }
 
+void JsonRows::add(const nlohmann::ordered_json& row) {
+  fmt::print("{}", empty_ ? "[" : ",");
+  empty_ = false;
+  // A line break within a text is escaped: each that is there begins a line of the document.
+  const std::string text = row.dump(1, ' ', true, Json::error_handler_t::replace);
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    fmt::print("\n {}", std::string_view(text).substr(at, end - at));
+    at = end + 1;
+  }
+}
+
+void JsonRows::end() {
+  fmt::print("{}", empty_ ? "[]\n" : "\n]\n");
+}
+
 }  // namespace tessera::cli

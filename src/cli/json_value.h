@@ -30,4 +30,14 @@ namespace tessera::cli {
 // The document as --json prints it, on standard output; bytes that are no UTF-8 are replaced.
 void print_json(const nlohmann::ordered_json& json, int indent = 1);
 
+// An array, printed as print_json would, of which no more than one element is in memory.
+class JsonRows {
+ public:
+  void add(const nlohmann::ordered_json& row);
+  void end();  // behind the last one
+
+ private:
+  bool empty_ = true;
+};
+
 }  // namespace tessera::cli

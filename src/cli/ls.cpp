@@ -39,7 +39,8 @@ std::size_t file_count(const Tensor& tensor) {
   return files.size();
 }
 
-Row row_of(const Leaf& leaf) {
+// All but the last two, which need work.
+Row facts_of(const Leaf& leaf) {
   if (!leaf.value.is(Value::Kind::tensor)) {
     return {printable(leaf.name),
             std::string(describe(leaf.value.kind())),
@@ -53,53 +54,65 @@ Row row_of(const Leaf& leaf) {
           std::string(to_string(tensor.dtype)),
           to_string(tensor.shape),
           std::to_string(byte_size(tensor.dtype, tensor.shape)),
-          std::to_string(tensor.pieces.size()),
-          std::to_string(file_count(tensor))};
+          "",
+          ""};
 }
 
-void print_leaves(const std::vector<const Leaf*>& leaves) {
-  auto list = nlohmann::ordered_json::array();
-  for (const Leaf* leaf : leaves) {
+Row row_of(const Leaf& leaf) {
+  Row row = facts_of(leaf);
+  if (!leaf.value.is(Value::Kind::tensor)) return row;
+  const Tensor& tensor = leaf.value.as_tensor();
+  row.pieces = std::to_string(tensor.pieces.size());
+  row.files = std::to_string(file_count(tensor));
+  return row;
+}
+
+void print_leaves(const std::vector<Leaf>& leaves) {
+  JsonRows rows;
+  for (const Leaf& leaf : leaves) {
     nlohmann::ordered_json item;
-    item["name"] = leaf->name;
-    if (leaf->value.is(Value::Kind::tensor)) {
-      const Tensor& tensor = leaf->value.as_tensor();
+    item["name"] = leaf.name;
+    if (leaf.value.is(Value::Kind::tensor)) {
+      const Tensor& tensor = leaf.value.as_tensor();
       item["dtype"] = to_string(tensor.dtype);
       item["shape"] = tensor.shape;
       item["bytes"] = byte_size(tensor.dtype, tensor.shape);
       item["pieces"] = tensor.pieces.size();
       item["files"] = file_count(tensor);
     } else {
-      item["value"] = json_of(leaf->value, kMostValues);
+      item["value"] = json_of(leaf.value, kMostValues);
     }
-    list.push_back(std::move(item));
+    rows.add(item);
   }
-  print_json(list);
+  rows.end();
 }
 
-void print_table(const std::vector<const Leaf*>& leaves) {
-  std::vector<Row> rows = {{"name", "dtype", "shape", "bytes", "pieces", "files"}};
-  for (const Leaf* leaf : leaves) rows.push_back(row_of(*leaf));
+// Rows are made twice, for the columns' widths and to be printed, instead of kept: there may be
+// more of them than fit into memory.
+void print_table(const std::vector<Leaf>& leaves) {
+  const Row head{"name", "dtype", "shape", "bytes", "pieces", "files"};
   std::size_t name = 0, dtype = 0, shape = 0, bytes = 0;
-  for (const Row& row : rows) {
+  const auto widen = [&](const Row& row) {
     name = std::max(name, row.name.size());
     dtype = std::max(dtype, row.dtype.size());
     shape = std::max(shape, row.shape.size());
     bytes = std::max(bytes, row.bytes.size());
-  }
-  for (const Row& row : rows) {
+  };
+  const auto print = [&](const Row& row) {
     fmt::print("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:>6}  {:>5}\n", row.name, name, row.dtype, dtype,
                row.shape, shape, row.bytes, bytes, row.pieces, row.files);
-  }
+  };
+  widen(head);
+  for (const Leaf& leaf : leaves) widen(facts_of(leaf));
+  print(head);
+  for (const Leaf& leaf : leaves) print(row_of(leaf));
 }
 
 int ls(const Options& options, const Common& common) {
   // Lives as long as the process: to free a million pieces takes longer than to list them.
   static Checkpoint& checkpoint = *new Checkpoint(Checkpoint::open(options.path));
   keep_only(checkpoint, options.only);
-  std::vector<const Leaf*> leaves;
-  for (const Leaf& leaf : checkpoint.leaves) leaves.push_back(&leaf);
-  common.json ? print_leaves(leaves) : print_table(leaves);
+  common.json ? print_leaves(checkpoint.leaves) : print_table(checkpoint.leaves);
   return kDone;
 }
 

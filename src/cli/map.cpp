@@ -136,9 +136,9 @@ int map(const Options& options, const Common& common) {
   const Checkpoint checkpoint = Checkpoint::open(options.path);
   const std::vector<const Leaf*> leaves = tensors_of(checkpoint, options.name);
   if (common.json) {
-    auto list = nlohmann::ordered_json::array();
-    for (const Leaf* leaf : leaves) list.push_back(json_of(*leaf));
-    print_json(list);
+    JsonRows rows;
+    for (const Leaf* leaf : leaves) rows.add(json_of(*leaf));
+    rows.end();
     return kDone;
   }
   for (const Leaf* leaf : leaves) print_tensor(*leaf);

@@ -20,6 +20,7 @@ import zipfile
 from made import write_safetensors
 
 TESSERA = GOLDEN = None
+SANITIZED = bool(os.environ.get("TESSERA_SANITIZE"))
 
 
 def tessera(*arguments, **extra):
@@ -159,6 +160,77 @@ class Answers(unittest.TestCase):
                       '{"version": 1, "leaves": [{"path": [true], "value": 1}]}', '{"version": 1, "leaves": [{"path": [1.5], "value": 1}]}',
                       '{"version": 1, "leaves": {"a": {"path": ["v"], "value": 1}}}', '{"version": "1", "leaves": []}', "{"):
             self.refused("corrupt", "ls", self.safetensors("entry.safetensors", {}, {"tessera.tree": entry}))
+
+    # Values in many places ---------------------------------------------------------------------------
+
+    def peak(self, *arguments):
+        """Runs the command and returns what it did and the most memory it had, in MiB."""
+        script = ("import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL); "
+                  "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024); sys.exit(done.returncode)")
+        done = subprocess.run([sys.executable, "-c", script, TESSERA, *map(str, arguments)], capture_output=True, text=True, check=False)
+        return done, int(done.stdout)
+
+    def test_what_unfolds_to_far_more_than_the_file_is_refused_before_it_is_built(self):
+        doubled = deep = {"t": 1}
+        for _ in range(20):
+            doubled = {"l": doubled, "r": doubled}
+        wide = {f"v{i}": i for i in range(300)}
+        for _ in range(300):
+            wide = {"k" * 3000: wide}
+        lists = list(range(1000))
+        thousand = {f"a{i}": i for i in range(1000)}
+        bombs = {"doubled": pickle.dumps(doubled, 2), "keys": pickle.dumps({f"k{i}": thousand for i in range(10000)}, 2),
+                 "text": pickle.dumps({f"k{i}": text for text in ["x" * 10**7] for i in range(500)}, 2),
+                 "bytes": pickle.dumps({f"k{i}": text for text in [b"x" * 10**6] for i in range(500)}, 4),
+                 "lists": pickle.dumps([[lists] * 100] * 100, 2), "deep": pickle.dumps(wide, 2),
+                 "tuples": pickle.dumps((lambda t: [t := (t, t) for _ in range(24)][-1])((1,)), 2),
+                 # What a call makes of one value, again and again: sets of a list, bytes of a text.
+                 "sets": b"\x80\x02](" + b"N" * 10**5 + b"eq\x000c__builtin__\nset\nq\x010(" + b"h\x01h\0\x85R" * 2000 + b"t.",
+                 "encoded": b"\x80\x02X" + struct.pack("<I", 10**5) + b"x" * 10**5 + b"q\x000c_codecs\nencode\nq\x010X\6\0\0\0latin1q\x020(" +
+                 b"h\x01h\0h\x02\x86R" * 2000 + b"t."}
+        for name, pickled in bombs.items():
+            bomb = self.work / f"{name}.pt"
+            bomb.write_bytes(self.archive(pickled))
+            for verb in (["ls", bomb], ["ls", bomb, "--json"], ["stat", bomb], ["map", bomb], ["cat", bomb, "k1"],
+                         ["diff", bomb, bomb], ["convert", bomb, self.work / "o.safetensors"], ["convert", bomb, self.work / "o.pt"],
+                         ["convert", bomb, self.work / "o", "--to", "dcp"]):
+                done, peak = self.peak(*verb)
+                self.assertEqual(done.returncode, 3, (name, verb, done.stderr))
+                self.assertRegex(done.stderr, "^tessera: limit: .*(many places unfold to|calls copy)", (name, verb))
+                if not SANITIZED:
+                    self.assertLess(peak, 64 + len(pickled) // 2**20, (name, verb))
+        self.assertEqual([path.name for path in self.work.iterdir() if path.name.startswith("o")], [])
+
+    def test_honest_sharing_is_opened_and_stays_where_the_target_can_have_it(self):
+        small, text = {"a": 1, "b": (2, "x"), "c": [3.5]}, "t" * 100_000
+        source = self.torch_file({"many": {f"key{i}": small for i in range(100_000)}, "list": [small] * 1000,
+                                  "texts": {f"t{i}": text for i in range(100)}})
+        size = source.stat().st_size
+        self.assertEqual(answer("stat", source)["values"], 3 * 101_000 + 100)
+        self.assertEqual(answer("cat", source, "list.999.b")["value"], [2, "x"])
+        copied = self.work / "copied.pt"
+        done, peak = self.peak("convert", source, copied)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertLess(copied.stat().st_size, 2 * size)
+        self.assertEqual(tessera("diff", source, copied).returncode, 0)
+        with zipfile.ZipFile(copied) as archive:
+            made = pickle.loads(archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl"))))
+        self.assertEqual(made["many"]["key7"], small)
+        self.assertIs(made["many"]["key7"], made["list"][3])
+
+    def test_ls_and_map_print_row_by_row(self):
+        """The documents are those that a printer of whole documents makes, and no row waits for the others."""
+        tensors = {f"layer{i}.w": ("F32", [1], bytes(4)) for i in range(3)}
+        source = self.safetensors("three.safetensors", tensors)
+        for verb in ("ls", "map"):
+            text = tessera(verb, source, "--json").stdout
+            self.assertEqual(text, json.dumps(json.loads(text), indent=1) + "\n")
+        empty = self.safetensors("none.safetensors", {})
+        self.assertEqual(tessera("ls", empty, "--json").stdout, "[]\n")
+        many = self.torch_file({f"k{i}": "x" * 5000 for i in range(20_000)})
+        done, peak = self.peak("ls", many, "--json")
+        if not SANITIZED:
+            self.assertLess(peak, 64 + 3 * many.stat().st_size // 2**20)
 
     # Scan ------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "checkpoint/tree/value_json.h"
+#include "format/safetensors/safetensors.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
 #include "value/render.h"
@@ -364,6 +365,14 @@ JsonWriter begun_tree(int version) {
   return json;
 }
 
+// While it is made: many small items may stand for values that fill the memory as text.
+void require_fits_header(std::uint64_t bytes) {
+  if (bytes <= safetensors::kHeaderLimit) return;
+  throw Error(ErrorCode::limit, "the values that are no tensors have more than " +
+                                    std::to_string(safetensors::kHeaderLimit) +
+                                    " bytes in a safetensors header, which readers refuse");
+}
+
 void decode_type(const Json& item, Leaf& leaf) {
   if (item.contains("path")) leaf.path = decode_path(item.at("path"));
   if (leaf.value.is(Value::Kind::tensor)) decode_tensor(item, {}, leaf.value);
@@ -384,7 +393,10 @@ std::string encode_tree(const std::vector<Leaf>& leaves, std::uint64_t& values) 
   const TensorNames names = names_of_tensors(leaves);
   JsonWriter tree = begun_tree(version_of(leaves));
   JsonWriter inner;
-  for (const Leaf& leaf : leaves) append_leaf(is_in_tree(leaf) ? tree : inner, leaf, names);
+  for (const Leaf& leaf : leaves) {
+    append_leaf(is_in_tree(leaf) ? tree : inner, leaf, names);
+    require_fits_header(tree.json().size() + inner.json().size());
+  }
   tree.end(']');
   if (!inner.json().empty()) {
     tree.key("tensors");

@@ -52,6 +52,13 @@ TEST_P(Hostile, IsRefused) {
   }
 }
 
+// Of 100 KB; a thousand keys make 100 MB of it.
+std::string one_text_under_many_keys() {
+  std::string text = "\x80\x02X\xa0\x86\1\0"s + repeat("x", 100'000) + "q"s + '\0' + "0}(";
+  for (int i = 0; i < 1'000; ++i) text += "I" + std::to_string(i) + "\nh"s + '\0';
+  return text + "u.";
+}
+
 constexpr auto kUnsafe = ErrorCode::unsafe;
 constexpr auto kCorrupt = ErrorCode::corrupt;
 constexpr auto kLimit = ErrorCode::limit;
@@ -154,6 +161,19 @@ const Row kRows[] = {
      "ca\nb\n)\x81q\0}K\1h\0sb."s,
      kUnsupported},
     {"P23 shared doubling", "]" + repeat("2\x86", 60) + ".", kLimit},
+    {"P23 a million places", "]" + repeat("2\x86", 20) + ".", kLimit},
+    {"P23 one list in many places",
+     "\x80\x02](" + repeat("N", 2'000) + "eq"s + '\0' + "0](" + repeat("h\0"s, 2'000) + "e.",
+     kLimit},
+    {"P23 one text under many keys", one_text_under_many_keys(), kLimit},
+    {"P23 sets of one list",
+     "\x80\x02](" + repeat("N", 50'000) + "eq"s + '\0' + "0c__builtin__\nset\nq\1" + "0(" +
+         repeat("h\1h\0\x85R"s, 1'000) + "t.",
+     kLimit},
+    {"P23 bytes of one text",
+     "\x80\x02X\x50\xc3\0\0"s + repeat("x", 50'000) + "q"s + '\0' + "0c_codecs\nencode\nq\1" +
+         "0X\6\0\0\0latin1q\2"s + "0(" + repeat("h\1h\0h\2\x86R"s, 1'000) + "t.",
+     kLimit},
     {"P24 no stop", "\x80\x02N", kIncomplete},
     {"P24 empty", "", kIncomplete},
     {"P24 two left", "\x80\x02NN.", kCorrupt},

@@ -15,6 +15,19 @@ using Kind = Value::Kind;
 
 constexpr int kNewestProtocol = 5;
 
+// A value in many places is one object in Python, and here. Whatever names leaves, prints or writes
+// them one by one has it as often as it has places: a dict that holds the same dict twice, and so
+// on, is a million leaves in 2 KB. So that is counted here, before anybody does it. What a pickle
+// may unfold to is a multiple of what it says, far above anything that trainings share; the first
+// bytes are free.
+constexpr std::uint64_t kFreeUnfolding = 64 << 20;
+constexpr std::uint64_t kMostUnfolding = 16;
+constexpr std::uint64_t kFreeCopies = 1 << 18;
+constexpr std::uint64_t kMostCopies = 4;
+// Bytes that a step of a path adds to each leaf below: the step itself, and as text an index.
+constexpr std::uint64_t kOfStep = 48;
+constexpr std::uint64_t kOfIndex = 8;
+
 [[noreturn]] void corrupt(std::string what) {
   throw Error(ErrorCode::corrupt, std::move(what));
 }
@@ -28,6 +41,25 @@ constexpr int kNewestProtocol = 5;
 
 std::uint64_t saturating_add(std::uint64_t a, std::uint64_t b) {
   return a + b < a ? ~std::uint64_t{0} : a + b;
+}
+
+// Bytes of a value that holds no others, beside its node.
+std::uint64_t text_of(const Value& value) {
+  switch (value.kind()) {
+    case Kind::string:
+      return value.as_string().size();
+    case Kind::bytes:
+    case Kind::bytearray:
+      return value.as_bytes().size();
+    case Kind::integer:
+      return 3 * value.as_integer().big.size();  // digits
+    default:
+      return 0;
+  }
+}
+
+std::uint64_t bytes_of_step(const Value& key) {
+  return kOfStep + (key.is(Kind::string) ? key.as_string().size() : kOfIndex);
 }
 
 // Python's dicts take what has a hash; two kinds that have one are not kept here.
@@ -72,10 +104,16 @@ void Machine::require_one_value() const {
     corrupt("the pickle ends with " + std::to_string(stack_.size()) +
             " values on its stack, expected one");
   }
-  if (cells_[stack_.front().cell].walked > options_.max_nodes) {
-    throw Error(ErrorCode::limit, "the pickle unfolds to more than " +
-                                      std::to_string(options_.max_nodes) + " values");
-  }
+  require_folded(cells_[stack_.front().cell]);
+}
+
+void Machine::require_folded(const Cell& cell) const {
+  const std::uint64_t most =
+      kFreeUnfolding + kMostUnfolding * (kOfNode * values_ + texts_ + steps_);
+  if (cell.unfolded <= most) return;
+  throw Error(ErrorCode::limit,
+              "values that stand in many places unfold to " + std::to_string(cell.unfolded >> 20) +
+                  " MiB of values and names, expected at most " + std::to_string(most >> 20));
 }
 
 void Machine::step() {
@@ -159,15 +197,27 @@ void Machine::count_value() {
   }
 }
 
+void Machine::count_copy(const Value& arguments) {
+  for (const Value& argument : arguments.items()) {
+    copied_ +=
+        is_one_of(argument.kind(), Kind::list, Kind::tuple) ? argument.size() : text_of(argument);
+  }
+  const std::uint64_t most = kFreeCopies + kMostCopies * (values_ + texts_);
+  if (copied_ <= most) return;
+  throw Error(ErrorCode::limit, "calls copy " + std::to_string(copied_) +
+                                    " items and bytes, expected at most " + std::to_string(most));
+}
+
 std::uint32_t Machine::new_cell() {
   count_value();
   if (cells_.size() >= kUnset) throw Error(ErrorCode::limit, "more than 2^32 containers");
-  cells_.push_back({1, false, 1});
+  cells_.push_back({.depth = 1});
   return static_cast<std::uint32_t>(cells_.size() - 1);
 }
 
 void Machine::push(Value value) {
   count_value();
+  texts_ += text_of(value);
   stack_.push_back({std::move(value), 0});
 }
 
@@ -249,18 +299,28 @@ void Machine::drop() {
 void Machine::contain(std::uint32_t parent, const Slot& child) {
   Cell& outer = cells_[parent];
   if (child.cell == 0) {
-    ++outer.walked;
+    outer.unfolded = saturating_add(outer.unfolded, kOfNode + text_of(child.value));
     return;
   }
   Cell& inner = cells_[child.cell];
   if (child.cell == parent) refuse_cycle();
-  inner.contained = true;
-  outer.walked = saturating_add(outer.walked, inner.walked);
-  outer.depth = std::max(outer.depth, inner.depth + 1);
+  inner.contained = 1;
+  outer.unfolded = saturating_add(outer.unfolded, inner.unfolded);
+  outer.depth = std::max<std::uint32_t>(outer.depth, inner.depth + 1);
   if (outer.depth > options_.max_depth) {
     throw Error(ErrorCode::limit,
                 "containers nested deeper than " + std::to_string(options_.max_depth));
   }
+}
+
+void Machine::contain_at(std::uint32_t parent, const Slot& child, std::uint64_t step) {
+  contain(parent, child);
+  steps_ += step;
+  Cell& outer = cells_[parent];
+  const std::uint64_t leaves = child.cell == 0 ? 1 : cells_[child.cell].leaves;
+  constexpr std::uint64_t kMostLeaves = 0xffffffff;
+  outer.leaves = static_cast<std::uint32_t>(std::min(kMostLeaves, outer.leaves + leaves));
+  outer.unfolded = saturating_add(outer.unfolded, leaves * step);
 }
 
 // A container that is in another one may hold it: changing it could close a cycle. Python's pickler
@@ -273,13 +333,17 @@ void Machine::push_sequence(std::size_t first, Value (*make)(Value::List items))
   const std::uint32_t cell = new_cell();
   Value::List items;
   items.reserve(stack_.size() - first);
-  move_items(first, cell, items);
+  move_items(first, cell, items, make == &Value::list);
   stack_.push_back({make(std::move(items)), cell});
 }
 
-void Machine::move_items(std::size_t first, std::uint32_t cell, Value::List& items) {
+void Machine::move_items(std::size_t first, std::uint32_t cell, Value::List& items, bool list) {
   for (std::size_t i = first; i < stack_.size(); ++i) {
-    contain(cell, stack_[i]);
+    if (list) {
+      contain_at(cell, stack_[i], kOfStep + kOfIndex);
+    } else {
+      contain(cell, stack_[i]);
+    }
     items.push_back(std::move(stack_[i].value));
   }
   stack_.resize(first);
@@ -300,7 +364,7 @@ void Machine::append_items(std::size_t first) {
   if (first == stack_.size()) return;
   require_changeable(target);
   auto& items = object ? target.value.as_object().list_items : target.value.items();
-  move_items(first, target.cell, items);
+  move_items(first, target.cell, items, !object);
 }
 
 void Machine::add_to_set(std::size_t first) {
@@ -311,7 +375,7 @@ void Machine::add_to_set(std::size_t first) {
   }
   if (first == stack_.size()) return;
   require_changeable(target);
-  move_items(first, target.cell, target.value.items());
+  move_items(first, target.cell, target.value.items(), false);
 }
 
 void Machine::set_items(std::size_t first) {
@@ -331,12 +395,13 @@ void Machine::set_items(std::size_t first) {
 
 void Machine::set_item(Slot& target, Slot key, Slot value) {
   contain(target.cell, key);
-  contain(target.cell, value);
   if (target.value.is(Kind::object)) {
+    contain(target.cell, value);
     auto& items = target.value.as_object().dict_items;
     items.emplace_back(std::move(key.value), std::move(value.value));
     return;
   }
+  contain_at(target.cell, value, bytes_of_step(key.value));
   require_key(key.value);
   const std::size_t before = target.value.size();
   const Value kept = key.value;

@@ -25,15 +25,17 @@ class Machine {
   // What a container is known to be, beside its value. Index 0 stands for all values that hold
   // nothing.
   struct Cell {
-    std::uint32_t depth = 0;   // of containers, this one included
-    bool contained = false;    // in another container, or otherwise not to be changed any more
-    std::uint64_t walked = 1;  // nodes that a walk without a memo would visit
+    std::uint32_t depth : 31 = 0;      // of containers, this one included
+    std::uint32_t contained : 1 = 0;   // in another, or otherwise not to be changed any more
+    std::uint32_t leaves = 1;          // that flattening makes of it, where nothing is shared
+    std::uint64_t unfolded = kOfNode;  // bytes, about: of a walk without a memo, see require_folded
   };
   struct Slot {
     Value value;
     std::uint32_t cell = 0;
   };
   using Slots = std::vector<Slot>;
+  static constexpr std::uint64_t kOfNode = 100;  // bytes: a value, or a leaf without its name
 
   // What each opcode does (steps.cpp), by its byte; null: no opcode.
   using Step = void (*)(Machine& machine, const Opcode& opcode);
@@ -69,6 +71,7 @@ class Machine {
   void drop();
   void require_above_mark(std::size_t count);
   void require_one_value() const;  // at the end
+  void require_folded(const Cell& cell) const;
   // Height of the topmost mark.
   [[nodiscard]] std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
   // The slot below `first`; throws `corrupt`, saying `missing`, when a mark is there.
@@ -76,9 +79,11 @@ class Machine {
 
   // Containers.
   void contain(std::uint32_t parent, const Slot& child);
+  // The same for a dict or list, which flattening opens: each leaf below is named by this step too.
+  void contain_at(std::uint32_t parent, const Slot& child, std::uint64_t step);
   void require_changeable(const Slot& slot) const;
-  // All slots from `first` become `items` of the container of this cell.
-  void move_items(std::size_t first, std::uint32_t cell, Value::List& items);
+  // All slots from `first` become `items` of the container of this cell, which is a list or not.
+  void move_items(std::size_t first, std::uint32_t cell, Value::List& items, bool list);
   // Makes one of all slots from `first`.
   void push_sequence(std::size_t first, Value (*make)(Value::List items));
   void push_dict(std::size_t first);
@@ -131,12 +136,18 @@ class Machine {
   bool reduce_known(const Slot& callable, const Slot& arguments, Slot& result);
   Slot ordered_dict_of(const Slot& arguments);
   void count_value();
+  // Before a known call copies its argument: a shared one is copied for a few opcodes each time.
+  void count_copy(const Value& arguments);
   std::uint32_t new_cell();
 
   Cursor cursor_;
   const ReadOptions& options_;
   int protocol_ = 0;
   std::uint64_t values_ = 0;
+  // Bytes, each as often as the pickle has them.
+  std::uint64_t texts_ = 0;
+  std::uint64_t steps_ = 0;
+  std::uint64_t copied_ = 0;  // items and bytes that known calls copied
   bool stopped_ = false;
   bool starved_ = false;  // an opcode needed what was not on the stack: Python ends there, too
   Slots stack_;

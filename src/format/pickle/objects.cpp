@@ -306,6 +306,7 @@ void Machine::build_object(Slot& target, Slot state) {
 
 bool Machine::reduce_known(const Slot& callable, const Slot& arguments, Slot& result) {
   if (is_global(callable.value, "collections", "OrderedDict")) {
+    count_copy(arguments.value);
     result = ordered_dict_of(arguments);
     return true;
   }
@@ -313,6 +314,7 @@ bool Machine::reduce_known(const Slot& callable, const Slot& arguments, Slot& re
     return is_global(callable.value, call.module, call.name);
   });
   if (known == kKnownCalls.end()) return false;
+  count_copy(arguments.value);
   std::optional<Value> made = known->make(callable.value, arguments.value);
   if (!made) return false;
   result = {std::move(*made), new_cell()};

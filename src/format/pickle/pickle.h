@@ -77,7 +77,8 @@ struct Parsed {
 // The first pickle in `bytes`. Every length is checked against what is left before it is used.
 // Throws `incomplete` for a truncated stream, `corrupt` for anything a Python unpickler would
 // refuse, `unsafe` for a name on the list of execution-capable globals that is reduced,
-// `unsupported` for cycles. Errors carry the offset.
+// `unsupported` for cycles, `limit` for values in so many places that each place by itself would be
+// far more than the pickle (hostile case P23). Errors carry the offset.
 [[nodiscard]] Parsed read(ByteView bytes, const ReadOptions& options = {});
 
 struct WriteOptions {
