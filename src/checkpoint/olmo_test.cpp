@@ -33,7 +33,7 @@ ConvertOptions to(CheckpointKind kind, int ranks = 1) {
   ConvertOptions options;
   options.to = kind;
   options.ranks = ranks;
-  options.olmo.unit = "l[0-9]+";
+  if (kind == CheckpointKind::olmo_local) options.olmo.unit = "l[0-9]+";
   return options;
 }
 

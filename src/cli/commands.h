@@ -33,6 +33,8 @@ using Action = std::function<int()>;
 void add_common(CLI::App& command, Common& common);
 // The options --local-cache and --cache-size of commands that read.
 void add_local_cache(CLI::App& command, Common& common);
+// Bytes: the numbers of an option take units, as 64MiB or 20GB; 5K is 5000 where `decimal`.
+void as_size(CLI::Option* option, bool decimal);
 // Lets an option have one of these values; --help reads a|b|c.
 void one_of(CLI::Option* option, const std::vector<std::string>& values);
 // The option --only of commands that look at a part.

@@ -12,11 +12,26 @@ void add_common(CLI::App& command, Common& common) {
 void add_local_cache(CLI::App& command, Common& common) {
   command.add_option("--local-cache", common.cache.directory,
                      "directory that keeps what is read of URLs, for the next time");
-  command
-      .add_option("--cache-size", common.cache.most_bytes,
-                  "what it may grow to, as 20GB; default: 50 GiB")
-      ->transform(CLI::AsSizeValue(true).description(""))
-      ->type_name("SIZE");
+  as_size(command
+              .add_option("--cache-size", common.cache.most_bytes,
+                          "what it may grow to, as 20GB; default: 50 GiB")
+              ->needs("--local-cache"),
+          true);
+}
+
+// Checked as text first: what is read of "-1" is a number without a sign.
+void as_size(CLI::Option* option, bool decimal) {
+  const CLI::AsSizeValue size(decimal);
+  const auto bytes = [size](std::string& text) -> std::string {
+    const std::string given = text;
+    const bool is_number = !text.empty() && text.front() >= '0' && text.front() <= '9';
+    const std::string problem = is_number ? size(text) : "";
+    const bool is_positive = text.find_first_not_of("0123456789") == std::string::npos &&
+                             text.find_first_not_of('0') != std::string::npos;
+    if (!problem.empty() || (is_number && is_positive)) return problem;
+    return given + " is no size of at least one byte";
+  };
+  option->transform(CLI::Validator(bytes, "", "size"))->type_name("SIZE");
 }
 
 void one_of(CLI::Option* option, const std::vector<std::string>& values) {

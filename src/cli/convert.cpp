@@ -150,8 +150,9 @@ int run_conversion(const std::string& verb, const Conversion& convert, ConvertOp
 
 void add_work(CLI::App& command, ConvertOptions& options) {
   command.add_option("--threads", options.threads, "number of threads")->check(CLI::Range(1, 1024));
-  command.add_option("--memory", options.memory, "limit for all buffers together, e.g. 64MiB")
-      ->transform(CLI::AsSizeValue(false));
+  as_size(
+      command.add_option("--memory", options.memory, "limit for all buffers together, e.g. 64MiB"),
+      false);
   command.add_flag("--overwrite", options.overwrite, "replace an existing target, atomically");
   command.add_flag("--single-writer", options.single_writer,
                    "nobody else writes the target: needed on servers that keep no rivals out");
@@ -200,14 +201,13 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
       ->add_option("--ranks", options->convert.ranks,
                    "dcp and olmo kinds except olmo-full: number of ranks to write for")
       ->check(CLI::Range(1, 1 << 20));
-  command
-      ->add_option("--max-shard-size", options->convert.max_shard_size,
-                   "safetensors: write files of at most this size and an index, e.g. 5GB")
-      ->transform(CLI::AsSizeValue(true));
-  command
-      ->add_option("--header-limit", options->convert.open.header_limit,
-                   "read safetensors headers up to this size; default: 100MB")
-      ->transform(CLI::AsSizeValue(true));
+  as_size(
+      command->add_option("--max-shard-size", options->convert.max_shard_size,
+                          "safetensors: write files of at most this size and an index, e.g. 5GB"),
+      true);
+  as_size(command->add_option("--header-limit", options->convert.open.header_limit,
+                              "read safetensors headers up to this size; default: 100MB"),
+          true);
   add_olmo(*command, options->convert);
   add_work(*command, options->convert);
   add_common(*command, common);

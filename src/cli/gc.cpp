@@ -119,6 +119,7 @@ void add_gc(CLI::App& app, Common& common, Action& action) {
       ->transform(CLI::AsNumberWithUnit(
           std::map<std::string, std::int64_t>{{"s", 1}, {"min", 60}, {"h", 3600}, {"d", 24 * 3600}},
           CLI::AsNumberWithUnit::UNIT_REQUIRED))
+      ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("AGE");
   add_common(*command, common);
   command->callback(

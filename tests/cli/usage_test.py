@@ -96,6 +96,39 @@ class Usage(unittest.TestCase):
             done = subprocess.run(["sh", "-c", f'exec "$@" {stderr}', "sh", TESSERA, "ls", self.work / "none"], check=False)
             self.assertEqual(done.returncode, 3, stderr)
 
+    def test_options_without_an_effect_are_refused(self):
+        target = self.work / "out"
+        source = self.safetensors("a.safetensors", {"w": ("U8", [1], b"x")})
+        for values in (("--memory", "0"), ("--memory", "-1"), ("--memory", "0MiB"), ("--memory", "MiB"), ("--max-shard-size", "0"),
+                       ("--max-shard-size", "-1GB"), ("--header-limit", "0"), ("--header-limit", "-5"), ("--threads", "0"),
+                       ("--ranks", "0"), ("--ranks", "-1"), ("--cache-size", "1GB"),
+                       ("--local-cache", "c", "--cache-size", "-5"), ("--local-cache", "c", "--cache-size", "0")):
+            done = tessera("convert", self.dcp, target, "--to", "dcp", *values)
+            self.assertEqual(done.returncode, 2, (values, done.stderr))
+            self.assertIn(values[-2], done.stderr)
+        self.assertEqual(tessera("gc", self.dcp, "--older-than", "-5s").returncode, 2)
+        uses = {"dcp": {"--ranks"}, "torch": set(), "safetensors": {"--max-shard-size"}, "olmo-full": {"--config"},
+                "olmo-torch-new": {"--ranks", "--config"}, "olmo-legacy": {"--ranks", "--config"},
+                "olmo-local": {"--ranks", "--config", "--unit", "--orig-params", "--no-orig-params"}}
+        config = self.work / "config.yaml"
+        config.write_text("run_name: x\n")
+        options = {"--ranks": ["3"], "--unit": ["net1"], "--orig-params": [], "--no-orig-params": [], "--config": [config],
+                   "--max-shard-size": ["1KB"]}
+        for kind, used in uses.items():
+            for option, value in options.items():
+                done = tessera("convert", self.dcp, target, "--to", kind, option, *value)
+                self.assertEqual(done.returncode, 0 if option in used else 2, (kind, option, done.stderr))
+                if option not in used:
+                    named = option.replace("--no-", "--")
+                    self.assertIn(f"the option {named} has no effect on a target of kind {kind}", done.stderr)
+                self.assertEqual(target.exists(), option in used)
+                shutil.rmtree(target, ignore_errors=True)
+        self.refused("invalid_argument", "convert", self.dcp, target, "--to", "torch", "--unit", "(", exit_code=2)
+        self.refused("invalid_argument", "convert", self.dcp, self.work / "b.pt", "--header-limit", "1", exit_code=2)
+        self.refused("limit", "convert", source, self.work / "b.pt", "--header-limit", "1")
+        self.refused("invalid_argument", "reshard", self.dcp, target, "--ranks", "2", "--unit", "a", exit_code=2)
+        self.assertFalse(target.exists())
+
 
 if __name__ == "__main__":
     TESSERA, GOLDEN = os.path.abspath(sys.argv[1]), pathlib.Path(sys.argv[2]).resolve()

@@ -15,6 +15,7 @@ pytest.importorskip("olmo.checkpoint")
 import olmo_fsdp as peer  # noqa: E402
 from olmo_runs import KINDS, go_on, loaded, same, tessera, unsharded_by_olmo  # noqa: E402
 
+RANKS = {kind: [] if kind == "full" else ["--ranks", 2] for kind in KINDS}
 PAIRS = list(itertools.permutations(KINDS, 2))
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -95,7 +96,7 @@ def test_unsharded_files_need_no_trust(saved, kind, tmp_path):
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_converted_checkpoints_are_equal(saved, source, target, tmp_path):
-    tessera("convert", saved.directory / source, tmp_path / "out", "--to", KINDS[target], "--ranks", 2, "--quiet")
+    tessera("convert", saved.directory / source, tmp_path / "out", "--to", KINDS[target], *RANKS[target], "--quiet")
     tessera("unshard", tmp_path / "out", tmp_path / "whole", "--quiet")
     same(loaded(saved.directory / "full"), loaded(tmp_path / "whole"))
     assert tessera("verify", tmp_path / "out").startswith("ok: ")
@@ -107,7 +108,7 @@ def test_olmo_goes_on_from_converted_checkpoints(plain, tmp_path):
     sources = []
     for source, target in PAIRS:
         out = tmp_path / f"{source}-{target}"
-        tessera("convert", plain.directory / source, out, "--to", KINDS[target], "--ranks", 2, "--quiet")
+        tessera("convert", plain.directory / source, out, "--to", KINDS[target], *RANKS[target], "--quiet")
         sources.append((target, out))
         if target == "local":
             parts = ["model"] if source == "torch_new" else ["model", "optim"]

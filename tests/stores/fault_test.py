@@ -47,8 +47,8 @@ class Places:
             write_safetensors(work / f"{name}.safetensors", {
                 f"model.w{i}": ("F32", [97 + i, 33], draw.randbytes(4 * 33 * (97 + i))) for i in range(5)})
             for kind in ("dcp", "olmo-full"):
-                self.do("convert", work / f"{name}.safetensors", work / f"{name}-{kind}", "--to", kind, "--ranks", "2",
-                        *(["--config", self.config()] if kind == "olmo-full" else []))
+                self.do("convert", work / f"{name}.safetensors", work / f"{name}-{kind}", "--to", kind,
+                        *(["--config", self.config()] if kind == "olmo-full" else ["--ranks", "2"]))
         write_safetensors(work / "unsealed.safetensors", {
             f"model.w{i}": ("U8", [5 * MEBI + i], draw.randbytes(5 * MEBI + i)) for i in range(4)})
         self.do("convert", work / "unsealed.safetensors", work / "large.safetensors")  # with digests

@@ -5,6 +5,7 @@
 
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/digests/side_file.h"
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/test_support.h"
 
 namespace tessera {
@@ -219,7 +220,7 @@ class SealedDirectory : public testing::TestWithParam<Directory> {
     ConvertOptions options;
     options.to = GetParam().kind;
     options.max_shard_size = GetParam().max_shard_size;
-    options.ranks = 2;
+    options.ranks = row_of(options.to).is_split ? 2 : 1;
     const std::string target = temporary_directory() + "/target";
     convert(source, target, options);
     return target;

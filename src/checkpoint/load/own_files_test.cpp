@@ -381,8 +381,10 @@ TEST(OwnFilesOfAnyWorld, OddShapesTypesAndNaNsComeBack) {
       (void)convert(work + "/floats", where, options);
       expect_restored(where, saved);
     }
-    options.to = CheckpointKind::olmo_legacy;
-    (void)convert(work + "/integers", name + "legacy", options);
+    ConvertOptions legacy;
+    legacy.to = CheckpointKind::olmo_legacy;
+    legacy.ranks = saved;
+    (void)convert(work + "/integers", name + "legacy", legacy);
     expect_restored(name + "legacy", saved);
   }
 }

@@ -18,7 +18,20 @@ constexpr bool rows_are_in_order() {
 }
 static_assert(rows_are_in_order());
 
+[[noreturn]] void refuse_option(const std::string& name, const Checkpoint& opened) {
+  throw Error(ErrorCode::invalid_argument, "the option " + name +
+                                               " has no effect on a checkpoint of kind " +
+                                               std::string(to_string(opened.kind)))
+      .at_path(opened.path);
+}
+
 }  // namespace
+
+void require_used(const OpenOptions& options, const Checkpoint& opened) {
+  if (options.header_limit != OpenOptions{}.header_limit &&
+      opened.kind != CheckpointKind::safetensors)
+    refuse_option("--header-limit", opened);
+}
 
 const KindRow& row_of(CheckpointKind kind) noexcept {
   return kKinds[static_cast<std::size_t>(kind)];

@@ -36,6 +36,10 @@ inline constexpr std::array<KindRow, 8> kKinds = {{
     {CheckpointKind::rank_files, "rank-files", "", "", false, false, true, false},
 }};
 
+// Throws `invalid_argument` for an option that was given and that a checkpoint of this kind has no
+// use for.
+void require_used(const OpenOptions& options, const Checkpoint& opened);
+
 [[nodiscard]] const KindRow& row_of(CheckpointKind kind) noexcept;
 [[nodiscard]] inline bool is_one_file(CheckpointKind kind) noexcept {
   return !row_of(kind).file.empty();

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/test_support.h"
 #include "conformance/forwarding_store.h"
 #include "io/faulty.h"
@@ -50,8 +51,8 @@ inline std::string written(CheckpointKind kind) {
   write_text(directory + "/config.yaml", "run_name: test\n");
   ConvertOptions options;
   options.to = kind;
-  options.ranks = 2;
-  options.olmo.unit = "l[0-9]+";
+  options.ranks = row_of(kind).is_split ? 2 : 1;
+  if (kind == CheckpointKind::olmo_local) options.olmo.unit = "l[0-9]+";
   if (kind != CheckpointKind::dcp) options.olmo.config = directory + "/config.yaml";
   (void)convert(golden, directory + "/c", options);
   return made[kind] = directory + "/c";

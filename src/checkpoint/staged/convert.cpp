@@ -39,7 +39,9 @@ ConvertReport convert_staged(const Checkpoint& source, const Location& target,
 ConvertReport convert(const Location& source, const Location& target,
                       const ConvertOptions& options) {
   require_convertible(options);
-  return convert(Checkpoint::open(source, options.open), target, options);
+  const Checkpoint opened = Checkpoint::open(source, options.open);
+  require_used(options.open, opened);
+  return convert(opened, target, options);
 }
 
 ConvertReport convert(const Checkpoint& source, const Location& target,

@@ -1,12 +1,15 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <string_view>
 
 #include "base/one_of.h"
 #include "base/parallel.h"
 #include "base/random_id.h"
 #include "checkpoint/digests/digesting_store.h"
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/read/buffers.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/dequantize.h"
@@ -37,6 +40,42 @@ void require_convertible(DType dtype, bool allow_wrap) {
   if (can_wrap(DType::float32, dtype) && !allow_wrap) {
     throw Error(ErrorCode::invalid_argument,
                 "allow_wrap is needed: " + wanted + " holds few of the values of floating tensors");
+  }
+}
+
+// Options that only some kinds of targets use, as the command calls them. What is given and would
+// have no effect is refused: whoever gives it expects one.
+struct OptionRow {
+  std::string_view name;
+  bool (*is_given)(const ConvertOptions& options);
+  bool (*is_used)(const KindRow& target);
+};
+using O = const ConvertOptions&;
+using K = const KindRow&;
+constexpr std::array<OptionRow, 8> kOptions{{
+    {"--ranks", [](O o) { return o.ranks != 1; }, [](K k) { return k.is_split; }},
+    {"--unit", [](O o) { return !o.olmo.unit.empty(); },
+     [](K k) { return k.kind == CheckpointKind::olmo_local; }},
+    {"--orig-params", [](O o) { return o.olmo.orig_params.has_value(); },
+     [](K k) { return k.kind == CheckpointKind::olmo_local; }},
+    {"--config", [](O o) { return !o.olmo.config.empty(); }, [](K k) { return k.is_olmo; }},
+    {"--safetensors", [](O o) { return o.olmo.safetensors; },
+     [](K k) { return k.kind == CheckpointKind::olmo_full; }},
+    {"--model-only", [](O o) { return o.olmo.model_only; },
+     [](K k) { return k.kind == CheckpointKind::olmo_full; }},
+    {"--max-shard-size", [](O o) { return o.max_shard_size > 0; },
+     [](K k) { return k.kind == CheckpointKind::safetensors; }},
+    {"file_of", [](O o) { return !o.file_of.empty(); },
+     [](K k) { return k.kind == CheckpointKind::safetensors; }},
+}};
+
+void require_used(const ConvertOptions& options) {
+  const KindRow& target = row_of(options.to);
+  for (const OptionRow& option : kOptions) {
+    if (!option.is_given(options) || option.is_used(target)) continue;
+    throw Error(ErrorCode::invalid_argument, "the option " + std::string(option.name) +
+                                                 " has no effect on a target of kind " +
+                                                 std::string(target.name));
   }
 }
 
@@ -221,6 +260,9 @@ void require_convertible(const ConvertOptions& options) {
         ErrorCode::invalid_argument,
         std::to_string(options.ranks) + " ranks, expected 1 to " + std::to_string(kMostRanks));
   }
+  if (options.memory == 0)
+    throw Error(ErrorCode::invalid_argument, "a memory of 0 bytes, expected at least 1");
+  require_used(options);
   if (options.dtype) require_convertible(*options.dtype, options.allow_wrap);
 }
 
