@@ -87,9 +87,10 @@ struct ConvertReport {
 // Streams the checkpoint at `source` into `target` in bounded memory. Reads every byte of the
 // source and checks its checksum. `target` appears complete or not at all. If it does not appear,
 // nothing else is left either, not even directories that were made for it (docs/design/commit.md
-// says what a killed process may leave). Throws `invalid_argument` for an option that was given and
-// would have no effect on this kind of target or source, and `conflict` while another process
-// converts into the same DCP directory.
+// says what a killed process may leave). With `overwrite`, what lies in a directory that is
+// replaced and is no checkpoint's own stays there. Throws `invalid_argument` for an option that was
+// given and would have no effect on this kind of target or source, and `conflict` while another
+// process converts into the same DCP directory.
 //
 // A target in a store is a DCP checkpoint at the store's root, or an object of torch.save or
 // safetensors that the location names. Everything else is `unsupported` in a store, and so is

@@ -6,6 +6,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -95,6 +96,38 @@ class Usage(unittest.TestCase):
             self.assertEqual(tessera("verify", target).returncode, 0)
             done = subprocess.run(["sh", "-c", f'exec "$@" {stderr}', "sh", TESSERA, "ls", self.work / "none"], check=False)
             self.assertEqual(done.returncode, 3, stderr)
+
+    def test_what_is_not_the_checkpoints_own_stays(self):
+        """Whatever kind replaces whatever kind: notes, results, a tokenizer and other weights are as they were."""
+        foreign = {"config.json": "{}", "tokenizer.json": "tok", "notes.txt": "n", "eval/results/a.json": "[]", "eval/model.pt": "other",
+                   "adapter.safetensors": "a", "model/notes.md": "m", "train/log.txt": "l", "logs/.hidden": "h", "rankings.pt": "r"}
+        kinds = {"dcp": ["--ranks", "2"], "olmo-full": [], "olmo-torch-new": ["--ranks", "2"], "olmo-legacy": ["--ranks", "2"],
+                 "olmo-local": ["--ranks", "2"], "safetensors": ["--max-shard-size", "1KB"]}
+        drawn = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{12}")
+        files = lambda directory: {drawn.sub("ID", str(path.relative_to(directory))) for path in directory.rglob("*") if path.is_file()}
+        fresh = {}
+        for kind, options in kinds.items():
+            self.assertEqual(tessera("convert", self.dcp, self.work / f"a-{kind}", "--to", kind, *options).returncode, 0)
+            fresh[kind] = files(self.work / f"a-{kind}")
+        for old in kinds:
+            for new, options in kinds.items():
+                for resume in ([], ["--resume"]):
+                    if new == "dcp":  # has a marker, and appears file by file
+                        continue
+                    target = self.work / "target"
+                    shutil.copytree(self.work / f"a-{old}", target)
+                    for name, text in foreign.items():
+                        (target / name).parent.mkdir(parents=True, exist_ok=True)
+                        (target / name).write_text(text)
+                    done = tessera("convert", self.dcp, target, "--to", new, *options, "--overwrite", *resume)
+                    self.assertEqual(done.returncode, 0, (old, new, done.stderr))
+                    self.assertEqual(files(target), fresh[new] | foreign.keys(), (old, new, resume))
+                    for name, text in foreign.items():
+                        self.assertEqual((target / name).read_text(), text)
+                    self.assertEqual(tessera("diff", self.work / f"a-{new}", target).returncode, 0, (old, new))
+                    self.assertEqual(tessera("verify", target).returncode, 0, (old, new))
+                    shutil.rmtree(target)
+        self.assertEqual({path.name for path in self.work.iterdir()}, {"dcp", *(f"a-{kind}" for kind in kinds)})
 
     def test_options_without_an_effect_are_refused(self):
         target = self.work / "out"

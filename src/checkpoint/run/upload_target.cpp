@@ -1,31 +1,17 @@
 #include "checkpoint/run/upload_target.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
-#include <string_view>
 
 #include "base/look_again.h"
+#include "checkpoint/open/belonging.h"
 #include "checkpoint/run/marker.h"
 #include "checkpoint/save/data_file.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-constexpr std::array<std::string_view, 4> kFolders{"model/", "optim/", "train/",
-                                                   "model_and_optim/"};
-constexpr std::array<std::string_view, 6> kEnds{".pt",       ".safetensors", ".distcp",
-                                                ".metadata", ".index.json",  "metadata.yaml"};
-
-// Whether a checkpoint could have this object. Others are nobody's of ours and stay.
-bool is_of_checkpoint(std::string_view name) {
-  const auto begins = [name](std::string_view folder) { return name.starts_with(folder); };
-  const auto ends = [name](std::string_view end) { return name.ends_with(end); };
-  return is_marker(name) || name.starts_with("tessera-") || std::ranges::any_of(kFolders, begins) ||
-         std::ranges::any_of(kEnds, ends);
-}
 
 std::set<std::string> names_of(const UploadPlan& plan) {
   std::set<std::string> names;
@@ -60,11 +46,13 @@ void UploadTarget::open_same(bool overwrite) {
 
 std::vector<ObjectInfo> UploadTarget::look(bool overwrite) {
   const std::set<std::string> planned = names_of(plan_);
+  const std::vector<ObjectInfo> objects = store_.list();
+  const Belonging belongs(store_, objects);
   std::vector<ObjectInfo> markers;
-  for (const ObjectInfo& object : store_.list()) {
+  for (const ObjectInfo& object : objects) {
     if (is_marker(object.name)) {
       markers.push_back(object);
-    } else if (!planned.contains(object.name) && is_of_checkpoint(object.name)) {
+    } else if (!planned.contains(object.name) && belongs(object.name)) {
       stale_.push_back(object.name);
     }
   }

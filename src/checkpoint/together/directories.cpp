@@ -11,6 +11,7 @@
 #include "base/look_again.h"
 #include "base/random_id.h"
 #include "base/stop.h"
+#include "checkpoint/open/belonging.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/save/room.h"
 #include "checkpoint/write/destination.h"
@@ -247,7 +248,7 @@ void Directories::require_apart() const {
 
 void Directories::publish() {
   group_.require_peers();
-  directory_->commit();
+  directory_->commit(Belonging(SubStore(*parent_, name_)));
   is_published_ = true;
 }
 

@@ -186,9 +186,9 @@ class FailingDirectory final : public NewDirectory {
   FailingDirectory(std::unique_ptr<NewDirectory> inner, std::shared_ptr<Fault> fault)
       : inner_(std::move(inner)), fault_(std::move(fault)) {}
   [[nodiscard]] const std::string& working() const override { return inner_->working(); }
-  void commit() override {
+  void commit(const IsReplaced& is_replaced) override {
     fault_->pass(working(), 0);
-    inner_->commit();
+    inner_->commit(is_replaced);
   }
 
  private:

@@ -9,6 +9,7 @@
 #include "base/parallel.h"
 #include "base/random_id.h"
 #include "checkpoint/digests/digesting_store.h"
+#include "checkpoint/open/belonging.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/read/buffers.h"
 #include "checkpoint/read/cast.h"
@@ -191,7 +192,8 @@ struct Place {
 class Output {
  public:
   Output(const Checkpoint& source, const std::vector<Leaf>& leaves, const Destination& where,
-         const ConvertOptions& options) {
+         const ConvertOptions& options)
+      : directory_(where.directory) {
     if (options.resume) {
       resumption_.emplace(source, leaves, where, options);
       return;
@@ -212,7 +214,7 @@ class Output {
   [[nodiscard]] Resumption* resumption() { return resumption_ ? &*resumption_ : nullptr; }
 
   void publish() {
-    if (whole_) whole_->commit();
+    if (whole_) whole_->commit(Belonging(*posix_store(directory_)));
     if (resumption_) resumption_->publish();
   }
 
@@ -232,6 +234,7 @@ class Output {
   }
 
  private:
+  const std::string directory_;
   std::optional<ReplacedDirectory> whole_;
   std::optional<Resumption> resumption_;
   std::shared_ptr<Store> store_;

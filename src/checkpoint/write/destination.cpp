@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/one_of.h"
+#include "checkpoint/open/belonging.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "storage/posix/system.h"
@@ -68,11 +69,6 @@ Destination named_destination(const std::string& path, CheckpointKind kind, bool
           in_parts ? Publishing::directory : Publishing::file};
 }
 
-bool is_of_checkpoint(const std::string& file) {
-  return is_one_of(file, "config.yaml", "rank0.pt", "model.pt", "model/rank0.pt") ||
-         file.ends_with(".safetensors") || file.ends_with(".metadata");
-}
-
 void require_set_of_files(const std::string& path, CheckpointKind kind) {
   if (kind != CheckpointKind::safetensors ||
       kind_of_file_name(path) == CheckpointKind::safetensors) {
@@ -94,10 +90,6 @@ Destination destination_of(const Location& given, const ConvertOptions& options)
   const bool in_parts = is_set(options);
   if (in_parts) require_set_of_files(target.path, options.to);
   return named_destination(target.path, options.to, in_parts);
-}
-
-bool holds_checkpoint(const std::vector<ObjectInfo>& files) {
-  return std::ranges::any_of(files, is_of_checkpoint, &ObjectInfo::name);
 }
 
 // Only a checkpoint is replaced by a directory: whatever else has the name stays.

@@ -34,8 +34,6 @@ struct Destination {
 // Only a checkpoint is replaced by a directory: throws `already_exists` for a directory at `path`
 // that holds something else.
 void require_checkpoint(const std::string& path);
-// Whether files of these names are a checkpoint's.
-[[nodiscard]] bool holds_checkpoint(const std::vector<ObjectInfo>& files);
 // What the caller is told that was written: the file, or the directory of a kind that is one.
 [[nodiscard]] std::string written_path(const Destination& destination);
 

@@ -14,6 +14,7 @@
 #include "base/fd.h"
 #include "base/random_id.h"
 #include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/open/belonging.h"
 #include "checkpoint/save/commit_dcp.h"
 #include "checkpoint/save/leftovers.h"
 #include "checkpoint/write/fingerprint.h"
@@ -200,7 +201,11 @@ std::vector<std::string> Resumption::names_in(const std::string& directory) cons
   if (destination_.publishing == Publishing::file) return {destination_.file};
   if (destination_.publishing == Publishing::marker) return {std::string(kDcpMetadata)};
   std::vector<std::string> names;
-  for (const ObjectInfo& object : posix_store(directory)->list()) names.push_back(object.name);
+  const auto store = posix_store(directory);
+  const Belonging belongs(*store);
+  for (const ObjectInfo& object : store->list()) {
+    if (belongs(object.name)) names.push_back(object.name);
+  }
   return names;
 }
 
@@ -295,7 +300,7 @@ void Resumption::publish() {
       publish_marked();
       break;
     case Publishing::directory:
-      whole_->commit();
+      whole_->commit(Belonging(*posix_store(destination_.directory)));
       break;
   }
   work_.remove();

@@ -114,12 +114,17 @@ class NewMemoryDirectory final : public NewDirectory {
   }
 
   [[nodiscard]] const std::string& working() const override { return working_; }
-  void commit() override {
+  void commit(const IsReplaced& is_replaced) override {
     const std::lock_guard lock(objects_->mutex);
     require_room();
-    (void)take(name_);
+    Map old = take(name_);
     for (auto& [name, object] : take(working_))
       objects_->by_name[name_ + name.substr(working_.size())] = std::move(object);
+    if (!is_replaced) return;
+    for (auto& [name, object] : old) {
+      if (!is_replaced(std::string_view(name).substr(name_.size() + 1)))
+        objects_->by_name.emplace(name, std::move(object));
+    }
   }
 
  private:

@@ -198,7 +198,7 @@ class NewPosixDirectory final : public NewDirectory {
         working_(directory_.working().substr(root.size() + 1)) {}
 
   [[nodiscard]] const std::string& working() const override { return working_; }
-  void commit() override { directory_.commit(); }
+  void commit(const IsReplaced& is_replaced) override { directory_.commit(is_replaced); }
 
  private:
   ReplacedDirectory directory_;

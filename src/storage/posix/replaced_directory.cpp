@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <exception>
@@ -40,6 +41,45 @@ void rename_to(const std::string& from, const std::string& to, bool empty_too) {
   const int error = errno;
   if (error == ENOENT && is_at(moved, to)) return;
   throw_errno(error == ENOTEMPTY ? EEXIST : error, "rename into place", to);
+}
+
+// `to` has no such file yet. Whoever may not give it a second name may still read it.
+void keep_file(const std::string& from, const std::string& to) {
+  if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), 0) == 0 || errno == EEXIST) return;
+  const int reason = errno;
+  if (reason == ENOENT && !is_there(from)) return;  // somebody has just removed it
+  std::error_code error;
+  if (!fs::is_regular_file(fs::symlink_status(from, error)) || !fs::copy_file(from, to, error))
+    throw_errno(error ? error.value() : reason, "keep what is no part of the checkpoint", from);
+  sync_open(opened(to, O_RDONLY).get(), to);
+}
+
+// Whether there is anything below the directory that is not replaced; an empty one counts.
+bool has_others(const std::string& directory, const std::string& below,
+                const NewDirectory::IsReplaced& is_replaced) {
+  const std::vector<DirectoryEntry> entries = entries_of(directory);
+  return entries.empty() || std::ranges::any_of(entries, [&](const DirectoryEntry& entry) {
+           const std::string name = below + entry.name;
+           return entry.is_directory ? has_others(entry.path, name + "/", is_replaced)
+                                     : !is_replaced(name);
+         });
+}
+
+// Gives what is not replaced the same place below `to`, where that has nothing of that name.
+void keep_others(const std::string& from, const std::string& to, const std::string& below,
+                 const NewDirectory::IsReplaced& is_replaced) {
+  for (const DirectoryEntry& entry : entries_of(from)) {
+    const std::string name = below + entry.name;
+    const std::string there = to + "/" + entry.name;
+    if (!entry.is_directory) {
+      if (!is_replaced(name)) keep_file(entry.path, there);
+      continue;
+    }
+    if (!has_others(entry.path, name + "/", is_replaced)) continue;
+    const fs::perms mode = fs::status(entry.path).permissions();
+    if (fs::create_directory(there)) fs::permissions(there, mode);
+    keep_others(entry.path, there, name + "/", is_replaced);
+  }
 }
 
 void sync_tree(const std::string& directory) {
@@ -97,14 +137,16 @@ ReplacedDirectory::~ReplacedDirectory() {
   }
 }
 
-void ReplacedDirectory::commit() {
+void ReplacedDirectory::commit(const NewDirectory::IsReplaced& is_replaced) {
   if (working_.empty())
     throw Error(ErrorCode::invalid_argument, "already committed").at_path(path_);
   require_untouched();
+  const bool keeps = is_replaced && if_exists_ == IfExists::replace && is_there(path_);
+  if (keeps) keep_others(path_, working_, "", is_replaced);
   sync_tree(working_);
   if (is_there(path_)) {
     if (if_exists_ == IfExists::replace) {
-      exchange();
+      exchange(is_replaced);
       return;
     }
     rename_to(working_, path_, true);
@@ -122,7 +164,7 @@ void ReplacedDirectory::require_untouched() const {
       .at_path(working_);
 }
 
-void ReplacedDirectory::exchange() {
+void ReplacedDirectory::exchange(const NewDirectory::IsReplaced& is_replaced) {
   std::string old = working_;
   const auto moved = id_of(working_);
   if (::renameat2(AT_FDCWD, working_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) != 0) {
@@ -133,6 +175,10 @@ void ReplacedDirectory::exchange() {
   }
   working_.clear();
   sync_directory(directory_of(path_));
+  if (is_replaced) {  // what came since
+    keep_others(old, path_, "", is_replaced);
+    sync_tree(path_);
+  }
   remove_all(old);
 }
 

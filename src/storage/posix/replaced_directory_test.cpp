@@ -89,6 +89,45 @@ TEST(ReplacedDirectory, ReplacesTheWholeDirectory) {
   EXPECT_EQ(entries(directory.path()), 1U);
 }
 
+TEST(ReplacedDirectory, WhatIsNotReplacedIsThereBeforeAndAfter) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/step1";
+  for (const char* name : {"model/old", "old", "notes.txt", "eval/a/result", "model/notes", "same"})
+    write(path + "/" + name, name);
+  fs::create_symlink("notes.txt", path + "/link");
+  fs::create_directory(path + "/empty");
+  fs::permissions(path + "/eval", fs::perms(0750));
+  const auto is_replaced = [](std::string_view name) { return name.ends_with("old"); };
+  ReplacedDirectory target(path, IfExists::replace);
+  write(target.working() + "/new", "new");
+  write(target.working() + "/same", "new");
+  const auto inode = [&](const char* name) {
+    struct stat status {};
+    EXPECT_EQ(::lstat((path + "/" + name).c_str(), &status), 0) << name;
+    return status.st_ino;
+  };
+  const auto notes = inode("notes.txt");
+  target.commit(is_replaced);
+  for (const char* name : {"notes.txt", "eval/a/result", "model/notes"})
+    EXPECT_EQ(content(path + "/" + name), name);
+  EXPECT_EQ(inode("notes.txt"), notes);  // a writer that has it open goes on with the same file
+  EXPECT_EQ(fs::read_symlink(path + "/link"), "notes.txt");
+  EXPECT_TRUE(fs::is_directory(path + "/empty"));
+  EXPECT_EQ(fs::status(path + "/eval").permissions(), fs::perms(0750));
+  EXPECT_EQ(content(path + "/new") + content(path + "/same"), "newnew");
+  EXPECT_FALSE(fs::exists(path + "/old"));
+  EXPECT_FALSE(fs::exists(path + "/model/old"));
+  EXPECT_EQ(entries(directory.path()), 1U);
+}
+
+TEST(ReplacedDirectory, WithoutCommitWhatIsNotReplacedStays) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/step1";
+  write(path + "/notes", "mine");
+  { const ReplacedDirectory target(path, IfExists::replace); }
+  EXPECT_EQ(content(path + "/notes"), "mine");
+}
+
 TEST(ReplacedDirectory, WhatIsThereIsKept) {
   const TemporaryDirectory directory;
   const std::string path = directory.path() + "/step1";

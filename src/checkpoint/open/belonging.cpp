@@ -1,0 +1,120 @@
+#include "checkpoint/open/belonging.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/one_of.h"
+#include "checkpoint/digests/side_file.h"
+#include "checkpoint/open/open.h"
+#include "format/olmo/config.h"
+#include "format/safetensors/index.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+// What is left of the text without its ends; none: it has others.
+std::optional<std::string_view> between(std::string_view text, std::string_view start,
+                                        std::string_view end) {
+  if (text.size() < start.size() + end.size() || !text.starts_with(start) || !text.ends_with(end))
+    return std::nullopt;
+  text.remove_prefix(start.size());
+  text.remove_suffix(end.size());
+  return text;
+}
+
+bool is_number(std::optional<std::string_view> text) {
+  return text && !text->empty() && text->find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+bool is_rank_file(std::string_view file) {
+  return is_number(between(file, "rank", ".pt"));
+}
+
+// "model_world_size_2_rank_0.pt"
+bool is_file_of_world(std::string_view file) {
+  for (const std::string_view part : {"model", "optim", "extra_state"}) {
+    const auto numbers = between(file, std::string(part) + "_world_size_", ".pt");
+    const std::size_t at = numbers ? numbers->find("_rank_") : std::string_view::npos;
+    if (at != std::string_view::npos && is_number(numbers->substr(0, at))) return true;
+  }
+  return false;
+}
+
+bool is_side_file(std::string_view file) {
+  return file == kDirectorySideFile || is_side_file_name(file);
+}
+
+// Of a DCP directory, finished or not, or of one that ranks saved without collectives.
+bool is_dcp_file(std::string_view file) {
+  if (const auto unfinished = between(file, "", ".metadata.tmp"))
+    return unfinished->empty() || is_number(between(*unfinished, "__", ""));
+  return file == ".metadata" || is_number(between(file, "__", ".metadata")) ||
+         between(file, "__", ".distcp") || is_side_file(file);
+}
+
+// As huggingface and we call them where a directory has one model.
+constexpr std::string_view kUsualFile = "model.safetensors";
+constexpr std::string_view kUsualIndex = "model.safetensors.index.json";
+
+bool is_safetensors(std::string_view name) {
+  return name.ends_with(".safetensors") && name.find('/') == std::string_view::npos;
+}
+
+// Those that have the same names in every checkpoint.
+bool has_known_name(std::string_view name) {
+  const std::size_t slash = name.rfind('/');
+  if (slash == std::string_view::npos) {
+    return is_one_of(name, "config.yaml", olmo::kWorldFile, "model.pt", "optim.pt", "train.pt",
+                     "other.pt", kUsualFile, "optim.safetensors", kUsualIndex) ||
+           is_rank_file(name) || is_dcp_file(name) || is_file_of_world(name);
+  }
+  const std::string_view folder = name.substr(0, slash);
+  const std::string_view file = name.substr(slash + 1);
+  if (folder == olmo::kDcpFolder) return is_dcp_file(file);
+  return is_one_of(folder, "model", "optim", "train") && is_rank_file(file);
+}
+
+// The index that speaks for the directory, as its opener has it; empty: none.
+std::string index_among(const std::vector<ObjectInfo>& files) {
+  std::vector<std::string> found;
+  for (const ObjectInfo& file : files) {
+    if (file.name == kUsualIndex) return file.name;
+    if (file.name.ends_with(safetensors::kIndexSuffix)) found.push_back(file.name);
+  }
+  return found.size() == 1 ? found.front() : std::string();
+}
+
+}  // namespace
+
+Belonging::Belonging(const Store& store) : Belonging(store, deciding_files(store)) {}
+
+Belonging::Belonging(const Store& store, const std::vector<ObjectInfo>& files) {
+  const std::string index = index_among(files);
+  const auto decides = [](const ObjectInfo& file) {
+    return has_known_name(file.name) && !is_side_file(file.name);
+  };
+  all_safetensors_ = index.empty() && std::ranges::none_of(files, decides);
+  if (index.empty()) return;
+  in_index_.insert(index);
+  try {
+    for (const auto& [tensor, file] : read_safetensors_index(store, index).files)
+      in_index_.insert(file);
+  } catch (const Error&) {
+    return;  // of a damaged one nothing is known but its own name
+  }
+}
+
+bool Belonging::operator()(std::string_view name) const {
+  if (const auto sealed = between(name, "", kSideFileSuffix)) name = *sealed;
+  return has_known_name(name) || in_index_.contains(name) ||
+         (all_safetensors_ && is_safetensors(name));
+}
+
+bool holds_checkpoint(const std::vector<ObjectInfo>& files) {
+  return std::ranges::any_of(files, [](const ObjectInfo& file) {
+    return has_known_name(file.name) || is_safetensors(file.name);
+  });
+}
+
+}  // namespace tessera
