@@ -39,9 +39,9 @@ enum class CheckpointKind : std::uint8_t {
 [[nodiscard]] std::string_view to_string(CheckpointKind kind) noexcept;
 
 struct OpenOptions {
-  // A longer safetensors header is `limit`. The default is the cap of the reference library.
-  std::uint64_t header_limit = 100'000'000;  // bytes
+  std::uint64_t header_limit = 100'000'000;  // bytes of safetensors headers; longer is `limit`
   std::stop_token stop = {};                 // asked at each look into the store
+  bool part = false;  // one file of several ranks': its local tensors; else it is `incomplete`
 };
 
 struct ReadOptions {

@@ -47,6 +47,7 @@ ConvertOptions convert_options(const Options& given, const std::string& target) 
   given.get("max_shard_size", options.max_shard_size);
   given.get("dequantize", options.dequantize);
   given.get("header_limit", options.open.header_limit);
+  given.get("part", options.open.part);
   return options;
 }
 

@@ -17,19 +17,22 @@ Path = str | os.PathLike[str]
 Progress = Callable[[int, int], object]
 
 
-def open(path: Path, *, header_limit: int = 100_000_000, threads: int = 2, memory: int = 64 << 20) -> Checkpoint:
+def open(
+    path: Path, *, header_limit: int = 100_000_000, threads: int = 2, memory: int = 64 << 20, part: bool = False
+) -> Checkpoint:
     """Opens a checkpoint of any kind: a file, a directory or a URL.
 
     Reads its metadata and proves that the pieces of every tensor are there; no element is read.
     `threads` and `memory` (bytes of buffers) bound each read. A longer header of a safetensors file
-    than `header_limit` bytes is refused.
+    than `header_limit` bytes is refused. A file that one of several ranks saved of its part is
+    incomplete; with `part` it is opened for what it holds, the ranks' tensors as their local ones.
 
     >>> import tessera
     >>> with tessera.open(example) as checkpoint:
     ...     checkpoint.kind, list(checkpoint)
     ('dcp', ['model.w', 'step'])
     """
-    return Checkpoint(_core.open(os.fspath(path), header_limit), threads, memory)
+    return Checkpoint(_core.open(os.fspath(path), header_limit, part), threads, memory)
 
 
 class Checkpoint(Mapping[str, Any]):

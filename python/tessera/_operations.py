@@ -88,7 +88,8 @@ def convert(
     "model" and "optim" wherever they lie. `rename` has rules `RE=>TO`: matches of RE, in RE2's syntax,
     become TO, in which `\\1` and `$1` are its first group. The other options are those of the
     command: `ranks`, `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes), `allow_wrap`,
-    `single_writer`, `unit`, `orig_params`, `olmo_safetensors`, `model_only`, `config`, `header_limit`.
+    `single_writer`, `unit`, `orig_params`, `olmo_safetensors`, `model_only`, `config`, `header_limit`,
+    `part`.
 
     >>> import tessera
     >>> report = tessera.convert(example, directory + "/model.safetensors", only=["model"])
@@ -121,6 +122,7 @@ _CONVERT_OPTIONS = frozenset(
         "olmo_safetensors",
         "orig_params",
         "overwrite",
+        "part",
         "ranks",
         "resume",
         "single_writer",

@@ -27,6 +27,7 @@ struct Options {
   std::string path;
   std::string name;  // with or without [slices]
   std::string npy;   // a file to write instead of printing
+  OpenOptions open;
 };
 
 [[noreturn]] void refuse(const std::string& slices, const std::string& why) {
@@ -176,7 +177,7 @@ void cat_tensor(const Leaf& leaf, const Box& box, const Options& options, const 
 }
 
 int cat(const Options& options, const Common& common) {
-  const Checkpoint checkpoint = Checkpoint::open(options.path);
+  const Checkpoint checkpoint = opened(options.path, options.open);
   std::string slices;
   const Leaf& leaf = leaf_of(checkpoint, options.name, slices);
   if (leaf.value.is(Value::Kind::tensor)) {
@@ -213,6 +214,7 @@ void add_cat(CLI::App& app, Common& common, Action& action) {
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("name", options->name, "as ls prints it; [slices] may follow")->required();
   command->add_option("--npy", options->npy, "write a .npy file instead; it must not exist");
+  add_part(*command, options->open);
   add_common(*command, common);
   add_local_cache(*command, common);
   command->callback(

@@ -37,6 +37,10 @@ void add_local_cache(CLI::App& command, Common& common);
 void as_size(CLI::Option* option, bool decimal);
 // Lets an option have one of these values; --help reads a|b|c.
 void one_of(CLI::Option* option, const std::vector<std::string>& values);
+// The option --part of commands that open a file.
+void add_part(CLI::App& command, OpenOptions& open);
+// As Checkpoint::open; an option that this checkpoint has no use for is `invalid_argument`.
+[[nodiscard]] Checkpoint opened(const std::string& path, const OpenOptions& options);
 // The option --only of commands that look at a part.
 void add_only(CLI::App& command, std::vector<std::string>& only);
 // Leaves only what it selects in the checkpoint, and of the files only those that it lies in.

@@ -1,3 +1,4 @@
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/read/select.h"
 #include "cli/commands.h"
 #include "tessera/error.h"
@@ -38,6 +39,17 @@ void one_of(CLI::Option* option, const std::vector<std::string>& values) {
   std::string names;
   for (const std::string& value : values) names += (names.empty() ? "" : "|") + value;
   option->check(CLI::IsMember(values).description(""))->type_name(names);
+}
+
+void add_part(CLI::App& command, OpenOptions& open) {
+  command.add_flag("--part", open.part,
+                   "a file of one of several ranks: what it holds itself, as local tensors");
+}
+
+Checkpoint opened(const std::string& path, const OpenOptions& options) {
+  Checkpoint checkpoint = Checkpoint::open(path, options);
+  require_used(options, checkpoint);
+  return checkpoint;
 }
 
 void add_only(CLI::App& command, std::vector<std::string>& only) {

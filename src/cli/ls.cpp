@@ -23,6 +23,7 @@ constexpr std::size_t kMostValues = 1000;  // of an object, as JSON
 struct Options {
   std::string path;
   std::vector<std::string> only;
+  OpenOptions open;
 };
 
 struct Row {
@@ -110,7 +111,7 @@ void print_table(const std::vector<Leaf>& leaves) {
 
 int ls(const Options& options, const Common& common) {
   // Lives as long as the process: to free a million pieces takes longer than to list them.
-  static Checkpoint& checkpoint = *new Checkpoint(Checkpoint::open(options.path));
+  static Checkpoint& checkpoint = *new Checkpoint(opened(options.path, options.open));
   keep_only(checkpoint, options.only);
   common.json ? print_leaves(checkpoint.leaves) : print_table(checkpoint.leaves);
   return kDone;
@@ -130,6 +131,7 @@ void add_ls(CLI::App& app, Common& common, Action& action) {
   command->footer(kExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   add_only(*command, options->only);
+  add_part(*command, options->open);
   add_common(*command, common);
   add_local_cache(*command, common);
   command->callback(

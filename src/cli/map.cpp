@@ -24,6 +24,7 @@ constexpr int kWidth = 40;  // characters of a drawn tensor
 struct Options {
   std::string path;
   std::string name;
+  OpenOptions open;
 };
 
 std::string file_of(const Piece& piece) {
@@ -133,7 +134,7 @@ std::vector<const Leaf*> tensors_of(const Checkpoint& checkpoint, const std::str
 }
 
 int map(const Options& options, const Common& common) {
-  const Checkpoint checkpoint = Checkpoint::open(options.path);
+  const Checkpoint checkpoint = opened(options.path, options.open);
   const std::vector<const Leaf*> leaves = tensors_of(checkpoint, options.name);
   if (common.json) {
     JsonRows rows;
@@ -163,6 +164,7 @@ void add_map(CLI::App& app, Common& common, Action& action) {
   command->footer(kExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("name", options->name, "one tensor only");
+  add_part(*command, options->open);
   add_common(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return map(*options, common); }; });

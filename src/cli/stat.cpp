@@ -79,8 +79,13 @@ void print_lines(const Checkpoint& checkpoint, const Facts& facts) {
     fmt::print("warning     {}\n", printable(warning));
 }
 
-int stat(const std::string& path, const Common& common) {
-  const Checkpoint checkpoint = Checkpoint::open(path);
+struct Options {
+  std::string path;
+  OpenOptions open;
+};
+
+int stat(const Options& options, const Common& common) {
+  const Checkpoint checkpoint = opened(options.path, options.open);
   const Facts facts = facts_of(checkpoint);
   common.json ? print_document(checkpoint, facts) : print_lines(checkpoint, facts);
   return kDone;
@@ -89,14 +94,15 @@ int stat(const std::string& path, const Common& common) {
 }  // namespace
 
 void add_stat(CLI::App& app, Common& common, Action& action) {
-  const auto path = std::make_shared<std::string>();
+  const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
       "stat", "Prints kind, producer, world size, parameters, bytes, completeness");
-  command->add_option("checkpoint", *path, "file or directory")->required();
+  command->add_option("checkpoint", options->path, "file or directory")->required();
+  add_part(*command, options->open);
   add_common(*command, common);
   add_local_cache(*command, common);
   command->callback(
-      [=, &common, &action] { action = [=, &common] { return stat(*path, common); }; });
+      [=, &common, &action] { action = [=, &common] { return stat(*options, common); }; });
 }
 
 }  // namespace tessera::cli

@@ -19,6 +19,7 @@ struct Options {
   std::string path;
   std::vector<std::string> only;
   int threads = 2;
+  OpenOptions open;
 };
 
 // Nothing to verify is "could not", not "no".
@@ -28,8 +29,8 @@ bool is_absence(const VerifyReport& report) {
 
 VerifyReport verify_part(const Options& options, const ProgressHook& progress) {
   const VerifyOptions how{.threads = options.threads, .progress = progress};
-  if (options.only.empty()) return tessera::verify(options.path, how);
-  Checkpoint checkpoint = Checkpoint::open(options.path);
+  if (options.only.empty() && !options.open.part) return tessera::verify(options.path, how);
+  Checkpoint checkpoint = opened(options.path, options.open);
   keep_only(checkpoint, options.only);
   return tessera::verify(checkpoint, how);
 }
@@ -90,6 +91,7 @@ void add_verify(CLI::App& app, Common& common, Action& action) {
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("--threads", options->threads, "number of threads")
       ->check(CLI::Range(1, 1024));
+  add_part(*command, options->open);
   add_common(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return verify(*options, common); }; });

@@ -42,6 +42,46 @@ class Usage(unittest.TestCase):
     def safetensors(self, name, tensors):
         return write_safetensors(self.work / name, tensors)
 
+    def test_one_file_of_several_ranks_is_a_part(self):
+        for name, first in (("ranks_fsdp2_ws2", "model_world_size_2_rank_0.pt"), ("fsdp1_uop0_ws2_legacy", "rank0.pt")):
+            ranks, lone = GOLDEN / "checkpoints" / name, self.work / f"{name}.pt"
+            shutil.copy(ranks / first, lone)
+            for verb in (["ls", lone], ["stat", lone], ["map", lone], ["cat", lone, "scale"], ["diff", lone, lone],
+                         ["convert", lone, self.work / "o.pt"], ["convert", lone, self.work / "o.safetensors"]):
+                self.refused("incomplete", *verb)
+                self.assertIn("open the directory with all ranks' files", tessera(*verb).stderr)
+            self.refused("incomplete", "verify", lone, exit_code=1)
+            self.assertEqual(list(self.work.glob("o.*")), [])
+            # What it holds, as rank 0's pieces of the whole tensors.
+            self.assertEqual(tessera("verify", lone, "--part").returncode, 0)
+            self.assertEqual(tessera("stat", lone, "--part").returncode, 0)
+            made = self.work / f"{name}.safetensors"
+            done = tessera("convert", lone, made, "--part", "--json")
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            whole = {row["name"].removeprefix("model."): row for row in json.loads(tessera("map", ranks, "--json").stdout)}
+            parts = [row for row in json.loads(tessera("ls", lone, "--part", "--json").stdout) if "shape" in row]
+            self.assertEqual(sorted(row["name"] for row in parts),
+                             sorted(row["name"] for row in json.loads(tessera("ls", made, "--json").stdout) if "shape" in row))
+            compared = 0
+            for row in parts:
+                full = whole.get(row["name"].removeprefix("model."))
+                mine = [piece for piece in full["pieces"] if piece.get("rank") == 0 and "offsets" in piece] if full else []
+                if len(mine) != 1 or full["shape"] == row["shape"]:
+                    continue
+                (piece,) = mine
+                self.assertEqual(row["shape"], piece["sizes"])
+                slices = ",".join(f"{at}:{at + size}" for at, size in zip(piece["offsets"], piece["sizes"]))
+                expected = tessera("cat", ranks, f"{full['name']}[{slices}]")
+                self.assertEqual(expected.returncode, 0, expected.stderr)
+                for path, more in ((lone, ["--part"]), (made, [])):
+                    self.assertEqual(tessera("cat", path, row["name"], *more).stdout, expected.stdout)
+                compared += 1
+            self.assertGreater(compared, 2)
+            self.refused("invalid_argument", "ls", ranks, "--part", exit_code=2)
+            self.assertEqual(tessera("seal", lone).returncode, 0)  # of its bytes
+        self.refused("invalid_argument", "stat", made, "--part", exit_code=2)
+        self.assertEqual(tessera("ls", GOLDEN / "train.pt", "--part").stdout, tessera("ls", GOLDEN / "train.pt").stdout)
+
     def test_expressions_take_linear_time_and_say_what_they_lack(self):
         source = self.safetensors("names.safetensors", {"a" * 300 + "!": ("U8", [1], b"x"), "net1.w": ("U8", [1], b"y")})
         names = lambda path: sorted(row["name"] for row in json.loads(tessera("ls", path, "--json").stdout))

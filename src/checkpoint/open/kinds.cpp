@@ -31,6 +31,7 @@ void require_used(const OpenOptions& options, const Checkpoint& opened) {
   if (options.header_limit != OpenOptions{}.header_limit &&
       opened.kind != CheckpointKind::safetensors)
     refuse_option("--header-limit", opened);
+  if (options.part && opened.kind != CheckpointKind::torch_file) refuse_option("--part", opened);
 }
 
 const KindRow& row_of(CheckpointKind kind) noexcept {

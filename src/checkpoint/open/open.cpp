@@ -217,7 +217,7 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& objec
   if (object.name.ends_with(safetensors::kIndexSuffix))
     return open_safetensors_index(store, object.name, options);
   return kind_of_file(*store->open(object.name)) == CheckpointKind::torch_file
-             ? open_torch(store, object)
+             ? open_torch(store, object, options)
              : open_safetensors(store, {object}, options);
 }
 

@@ -32,7 +32,10 @@ void index_names(Checkpoint& checkpoint);
 [[nodiscard]] Checkpoint open_dcp(std::shared_ptr<Store> store);
 // Whether a place is a DCP directory with a `.metadata`.
 [[nodiscard]] bool is_dcp_directory(const Place& place);
-[[nodiscard]] Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file);
+[[nodiscard]] Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file,
+                                    const OpenOptions& options = {});
+// Throws `incomplete` for the tree of a file that one of several ranks saved of its part.
+void require_whole(const Value& tree, const std::string& path);
 // All of these files together.
 [[nodiscard]] Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
                                           const std::vector<ObjectInfo>& files,

@@ -1,16 +1,32 @@
 #include "checkpoint/open/open.h"
+#include "format/sharded/sharded.h"
 #include "format/torch/torch_file.h"
 #include "storage/lazy_source.h"
 #include "tessera/error.h"
 
 namespace tessera {
 
-Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file) {
+void require_whole(const Value& tree, const std::string& path) {
+  const std::optional<Shape> part = sharded::partly_held(tree);
+  if (!part) return;
+  throw Error(ErrorCode::incomplete, "one rank's part, of a tensor of " + to_string(*part) +
+                                         " for example: open the directory with all ranks' files, "
+                                         "or ask for this part alone (--part)")
+      .at_path(path);
+}
+
+Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file,
+                      const OpenOptions& options) {
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::torch_file;
   checkpoint.path = store->name() + "/" + file.name;
   checkpoint.files = {file};
   checkpoint.root = torch_file::read(std::make_shared<LazySource>(store, file));
+  if (options.part) {
+    sharded::keep_local(*checkpoint.root);
+  } else {
+    require_whole(*checkpoint.root, checkpoint.path);
+  }
   checkpoint.leaves = leaves_of(*checkpoint.root);
   checkpoint.has_types = true;
   checkpoint.store = std::move(store);

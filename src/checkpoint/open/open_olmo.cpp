@@ -132,6 +132,7 @@ Checkpoint open_olmo_full(std::shared_ptr<Store> store) {
   Value model = *read_olmo_part(store, files, "model", checkpoint.files);
   const bool alone = files.size() == 1 && find_entry(model, "model") != nullptr;
   if (alone) return open_torch(std::move(store), files.front());
+  require_whole(model, checkpoint.path + "/model.pt");
   OlmoState state = olmo_state_of(Value::dict({{"model", std::move(model)}}));
   if (auto optim = read_olmo_part(store, files, "optim", checkpoint.files)) {
     state.optim = named_optim(*optim);

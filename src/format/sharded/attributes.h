@@ -38,6 +38,14 @@ namespace tessera::sharded {
 // The number of ranks of its mesh, or of the mesh that its mesh is a part of, if that is known.
 [[nodiscard]] int ranks_of_dtensor(const Value& value);
 
+// What a rank holds of one, with its size: the local tensors as they are in the file.
+struct Local {
+  Shape whole;
+  Value::List tensors;
+};
+[[nodiscard]] Local local_of_sharded_tensor(const Value& value);
+[[nodiscard]] Local local_of_dtensor(const Value& value);
+
 // A leaf of what this rank holds, as the pieces of `whole` that `box` is; throws when the leaf is
 // not of this size and type.
 [[nodiscard]] Piece piece_of(const Value& local, const Tensor& whole, Box box, int rank);

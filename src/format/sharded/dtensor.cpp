@@ -279,6 +279,14 @@ const Value& spec_of(const Value& dtensor) {
   return attributes(attribute(state, "_spec"), "DTensorSpec");
 }
 
+// (class, dtype, size, stride, storage offset, layout, device, requires_grad)
+const Value::List& arguments_of(const Value& dtensor) {
+  const Value& made = dtensor.as_object().arguments.items()[2];
+  if (sequence(made, "a DTensor's arguments").size() < 8)
+    corrupt("a DTensor with arguments missing");
+  return made.items();
+}
+
 }  // namespace
 
 bool is_dtensor(const Value& value) {
@@ -298,12 +306,14 @@ int ranks_of_dtensor(const Value& value) {
   return static_cast<int>(count);
 }
 
+Local local_of_dtensor(const Value& value) {
+  const Value& state = attributes_of(value.as_object().arguments.items()[3]);
+  return {shape(arguments_of(value)[2], "a DTensor's size"), {attribute(state, "_local_tensor")}};
+}
+
 Tensor read_dtensor(const Value& value, const Rank& rank) {
-  const Value::List& arguments = value.as_object().arguments.items();
-  // (class, dtype, size, stride, storage offset, layout, device, requires_grad)
-  const Value::List& made = sequence(arguments[2], "a DTensor's arguments");
-  if (made.size() < 8) corrupt("a DTensor with arguments missing");
-  const Value& state = attributes_of(arguments[3]);
+  const Value::List& made = arguments_of(value);
+  const Value& state = attributes_of(value.as_object().arguments.items()[3]);
   const Value& spec = spec_of(value);
   Tensor tensor;
   tensor.dtype = dtype(made[1]);

@@ -45,6 +45,13 @@ class Rebuilder {
   std::optional<int> world_;
 };
 
+// The size of the first ShardedTensor or DTensor of which `tree`, one rank's file, holds a part and
+// not the whole; none: it holds all of each, or only what is not known here.
+[[nodiscard]] std::optional<Shape> partly_held(const Value& tree);
+// Replaces each by what the file holds of it: its local tensor, or a list of them. Nodes of `tree`
+// are changed in place; it may be replaced itself.
+void keep_local(Value& tree);
+
 // The number of ranks that the first ShardedTensor or DTensor below the dicts of `tree` says it is
 // of; none: no such tensor says one. A DTensor knows no more than the ranks of its mesh, which may
 // be some of all.

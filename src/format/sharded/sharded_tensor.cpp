@@ -80,6 +80,14 @@ Tensor read_sharded_tensor(const Value& value, const Rank& rank) {
   return tensor;
 }
 
+Local local_of_sharded_tensor(const Value& value) {
+  const Value::List& parts = state_of(value);
+  Local local{shape(attribute(attributes(parts[1], "ShardedTensorMetadata"), "size"), "size"), {}};
+  for (const Value& shard : sequence(parts[0], "local_shards"))
+    local.tensors.push_back(attribute(attributes(shard, "Shard"), "tensor"));
+  return local;
+}
+
 std::optional<int> world_of(const Value& tree) {
   if (is_sharded_tensor(tree)) {
     const Value& group = state_of(tree)[2];
