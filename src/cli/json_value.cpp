@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -185,15 +186,13 @@ void print_json(const nlohmann::ordered_json& json, int indent) {
 }
 
 void JsonRows::add(const nlohmann::ordered_json& row) {
-  fmt::print("{}", empty_ ? "[" : ",");
-  empty_ = false;
+  std::string lines = std::exchange(empty_, false) ? "[\n " : ",\n ";
   // A line break within a text is escaped: each that is there begins a line of the document.
-  const std::string text = row.dump(1, ' ', true, Json::error_handler_t::replace);
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    fmt::print("\n {}", std::string_view(text).substr(at, end - at));
-    at = end + 1;
+  for (const char letter : row.dump(1, ' ', true, Json::error_handler_t::replace)) {
+    lines += letter;
+    if (letter == '\n') lines += ' ';
   }
+  fmt::print("{}", lines);
 }
 
 void JsonRows::end() {

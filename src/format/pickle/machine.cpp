@@ -317,8 +317,8 @@ void Machine::contain_at(std::uint32_t parent, const Slot& child, std::uint64_t 
   contain(parent, child);
   steps_ += step;
   Cell& outer = cells_[parent];
-  const std::uint64_t leaves = child.cell == 0 ? 1 : cells_[child.cell].leaves;
   constexpr std::uint64_t kMostLeaves = 0xffffffff;
+  const std::uint64_t leaves = std::max<std::uint64_t>(1, cells_[child.cell].leaves);
   outer.leaves = static_cast<std::uint32_t>(std::min(kMostLeaves, outer.leaves + leaves));
   outer.unfolded = saturating_add(outer.unfolded, leaves * step);
 }

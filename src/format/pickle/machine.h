@@ -25,9 +25,9 @@ class Machine {
   // What a container is known to be, beside its value. Index 0 stands for all values that hold
   // nothing.
   struct Cell {
-    std::uint32_t depth : 31 = 0;      // of containers, this one included
-    std::uint32_t contained : 1 = 0;   // in another, or otherwise not to be changed any more
-    std::uint32_t leaves = 1;          // that flattening makes of it, where nothing is shared
+    std::uint32_t depth : 31 = 0;     // of containers, this one included
+    std::uint32_t contained : 1 = 0;  // in another, or otherwise not to be changed any more
+    std::uint32_t leaves = 0;  // that flattening makes of what is in it; it may be one itself
     std::uint64_t unfolded = kOfNode;  // bytes, about: of a walk without a memo, see require_folded
   };
   struct Slot {
