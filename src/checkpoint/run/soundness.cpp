@@ -34,8 +34,8 @@ void check_end(const ByteSource& source) {
   source.read_at(source.size() - 1, last);
 }
 
-void check_ends(const Location& where, const RunCheck& check) {
-  const Checkpoint checkpoint = Checkpoint::open(where);
+void check_ends(const Location& where, const RunCheck& check, bool part) {
+  const Checkpoint checkpoint = Checkpoint::open(where, {.part = part});
   std::vector<std::shared_ptr<const ByteSource>> sources;
   for (const auto& [name, source] : sources_of(checkpoint)) sources.push_back(source);
   parallel_for(check.threads, sources.size(), [&](std::size_t i) {
@@ -44,18 +44,21 @@ void check_ends(const Location& where, const RunCheck& check) {
   });
 }
 
-void check_all(const Location& where, const RunCheck& check) {
-  const VerifyReport report = verify(where, {.threads = check.threads, .stop = check.stop});
+void check_all(const Location& where, const RunCheck& check, bool part) {
+  const VerifyOptions how{.threads = check.threads, .stop = check.stop};
+  const VerifyReport report =
+      part ? verify(Checkpoint::open(where, {.part = true}), how) : verify(where, how);
   if (report.findings.empty()) return;
   const auto& [code, text] = report.findings.front();
   throw Error(code, text.substr(to_string(code).size() + std::string_view(": ").size()));
 }
 
-void check_by(const Location& where, const RunCheck& check) {
+// `part`: one rank's file, of which no more is looked at.
+void check_by(const Location& where, const RunCheck& check, bool part = false) {
   if (check.read_data) {
-    check_all(where, check);
+    check_all(where, check, part);
   } else {
-    check_ends(where, check);
+    check_ends(where, check, part);
   }
 }
 
@@ -70,7 +73,7 @@ void check_own(const Location& where, const RunCheck& check, const sharded::Rank
         .at_path(directory->name());
   }
   for (const std::string& name : names_of_own(own->kind, rank.rank)) {
-    if (own->store->exists(name)) check_by({own->store, name}, check);
+    if (own->store->exists(name)) check_by({own->store, name}, check, true);
   }
 }
 
