@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <set>
 #include <string>
@@ -255,11 +256,31 @@ std::string judge_next(const Case& one, std::size_t files) {
   return left.size() == files ? "" : " the next save leaves " + *left.rbegin() + " and others;";
 }
 
+// What is no checkpoint's lies beside the one that is replaced, and stays whatever happens.
+bool has_notes(const Case& one) {
+  return one.replaces && one.row->injection.action != testing::bring_rival;
+}
+
+std::string notes() {
+  return target + "/notes/mine.txt";
+}
+
+std::string judge_notes(const Case& one) {
+  if (!has_notes(one) || board->deleted) return "";
+  std::ifstream file(notes());
+  std::string text;
+  return std::getline(file, text) && text == "mine" ? "" : " the notes are gone;";
+}
+
 void prepare(const Case& one) {
   delete_all(parent);
   delete_all(rival);
   fs::create_directories(parent);
   if (one.replaces) save_alone(one.kind, 1, target);
+  if (has_notes(one)) {
+    fs::create_directories(fs::path(notes()).parent_path());
+    std::ofstream(notes()) << "mine\n";
+  }
   if (one.row->injection.action == testing::bring_rival) save_alone(one.kind, 9, rival);
   std::memset(static_cast<void*>(board), 0, sizeof *board);
 }
@@ -286,8 +307,9 @@ std::string carry_out(const Case& one, std::size_t files) {
     board->ended = true;
     return WTERMSIG(status) == SIGKILL && one.row->injection.action == testing::die;
   });
-  if (wrong.empty()) wrong = judge_words(one) + judge_files(one, before);
-  if (wrong.empty() && files > 0) wrong = judge_next(one, files);
+  if (wrong.empty()) wrong = judge_words(one) + judge_files(one, before) + judge_notes(one);
+  if (wrong.empty() && files > 0)
+    wrong = judge_next(one, files + (fs::exists(notes()) ? 1 : 0)) + judge_notes(one);
   return wrong;
 }
 
