@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/dcp/metadata_file.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
@@ -34,10 +35,7 @@ std::string file_of(const Piece& piece) {
 
 // Of the piece, or told by the name of its file, `__{rank}_...`; -1: not known.
 int rank_of(const Piece& piece) {
-  if (piece.rank >= 0) return piece.rank;
-  int rank = -1;
-  if (std::sscanf(file_of(piece).c_str(), "__%d_", &rank) == 1) return rank;
-  return -1;
+  return piece.rank >= 0 ? piece.rank : rank_of_data_file(file_of(piece)).value_or(-1);
 }
 
 std::string owner_of(const Piece& piece) {

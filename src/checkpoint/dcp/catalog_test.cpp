@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "checkpoint/dcp/metadata_file.h"
+#include "tessera/checkpoint.h"
+
 namespace tessera {
 namespace {
 
@@ -146,6 +149,39 @@ TEST(Catalog, TheHeadSaysWhatIsTrueOfAll) {
   EXPECT_EQ(catalog.file(0).info.size, 1U);
   EXPECT_EQ(catalog.file(1).info.name, "__1_0.distcp");
   EXPECT_FALSE(catalog.file(1).digests);
+}
+
+TEST(DataFileNames, SayWhoseTheyAre) {
+  EXPECT_EQ(rank_of_data_file("__0_0.distcp"), 0);
+  EXPECT_EQ(rank_of_data_file("__17_3_0a1b2c3d4e5f.distcp"), 17);
+  for (const char* name :
+       {"__2147483647_x.distcp", "__-1_0.distcp", "__+1_0.distcp", "__ 1_0.distcp", "__01_0.distcp",
+        "__1.distcp", "__x_0.distcp", "___0.distcp", "__", "", "_", "a__0_0.distcp",
+        "__99999999999999999999_0.distcp"})
+    EXPECT_EQ(rank_of_data_file(name), std::nullopt) << name;
+  EXPECT_TRUE(is_rank_metadata("__3.metadata"));
+  for (const char* name : {"__.metadata", "__x.metadata", "__03.metadata", "__3.metadata.tmp",
+                           "__a/.metadata", "__2147483648.metadata", ".metadata"})
+    EXPECT_FALSE(is_rank_metadata(name)) << name;
+}
+
+// A name that says nothing of a rank says nothing of their number either.
+TEST(DataFileNames, WorldSizesAreOfRanksThatMayBe) {
+  const auto store = memory_store();
+  save(Value::dict({{"n", 1}}), store);
+  std::string name;
+  for (const ObjectInfo& object : store->list()) {
+    if (is_attempt_name(object.name)) name = object.name;
+  }
+  for (const auto& [renamed, world] :
+       {std::pair("__2147483647_x.distcp", 0), {"__-7_0.distcp", 0}, {"__41_0.distcp", 42}}) {
+    const auto changed = memory_store();
+    put(*changed, renamed, read_all(*store->open(name), 1 << 20), IfExists::fail);
+    dcp::Metadata metadata = read_dcp_metadata(*store);
+    metadata.entries.at(0).item.path = renamed;
+    put(*changed, kDcpMetadata, dcp::encode(metadata), IfExists::fail);
+    EXPECT_EQ(Checkpoint::open(changed).world_size, world) << renamed;
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -20,8 +21,11 @@ inline constexpr std::uint64_t kMetadataLimit = std::uint64_t{4}
                                               std::string_view name = kDcpMetadata);
 [[nodiscard]] dcp::Metadata read_dcp_metadata(const ByteSource& file);
 
-// `__{rank}.metadata`.
+// `__{rank}.metadata`: how it is called, and whether a file is one.
+[[nodiscard]] std::string rank_metadata(int rank);
 [[nodiscard]] bool is_rank_metadata(std::string_view name);
+// Whose data file `__{rank}_...` is; none: the name does not say.
+[[nodiscard]] std::optional<int> rank_of_data_file(std::string_view name);
 
 // The data files that a `.metadata` names.
 [[nodiscard]] std::set<std::string> named_files(const dcp::Metadata& metadata);

@@ -1,7 +1,6 @@
 #include "checkpoint/dcp/read_catalog.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <utility>
 
@@ -17,37 +16,30 @@
 namespace tessera {
 namespace {
 
-// Of a file `__{rank}_{n}...`; -1 for other names.
-int rank_of(const ObjectInfo& file) {
-  int rank = -1;
-  return std::sscanf(file.name.c_str(), "__%d_", &rank) == 1 ? rank : -1;
-}
-
 // The number of ranks, from file names; 0 when the names say nothing.
 int world_size_of(const std::vector<ObjectInfo>& files) {
   int last = -1;
-  for (const ObjectInfo& file : files) last = std::max(last, rank_of(file));
+  for (const ObjectInfo& file : files)
+    last = std::max(last, rank_of_data_file(file.name).value_or(-1));
   return last + 1;
-}
-
-std::string rank_metadata(std::size_t rank) {
-  return "__" + std::to_string(rank) + std::string(kDcpMetadata);
 }
 
 std::map<std::string, ObjectInfo> rank_metadata_by_name(const Store& store) {
   std::map<std::string, ObjectInfo> found;
-  for (const ObjectInfo& object : store.list()) {
+  for (const ObjectInfo& object : store.list_level()) {
     if (is_rank_metadata(object.name)) found.emplace(object.name, object);
   }
   return found;
 }
 
 // The `__{rank}.metadata` of a save without collectives (checkpoint-rows P-04), in the order of
-// ranks.
+// ranks. Not one is there when the `.metadata` that made somebody look has gone.
 std::vector<ObjectInfo> rank_metadata_files(const Store& store) {
   std::vector<ObjectInfo> files;
   const std::map<std::string, ObjectInfo> found = rank_metadata_by_name(store);
-  for (std::size_t rank = 0; found.contains(rank_metadata(rank)); ++rank) {
+  if (found.empty())
+    throw Error(ErrorCode::not_found, "no .metadata is here").at_path(store.name());
+  for (int rank = 0; found.contains(rank_metadata(rank)); ++rank) {
     files.push_back(found.at(rank_metadata(rank)));
   }
   if (files.size() != found.size()) {

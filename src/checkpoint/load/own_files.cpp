@@ -91,20 +91,18 @@ std::vector<std::string> names_of_own(CheckpointKind kind, int rank) {
 // A part of what open_local and open_rank_files make of all.
 std::optional<Checkpoint> read_own_files(std::shared_ptr<Store> directory,
                                          const sharded::Rank& rank) {
-  if (directory->exists(kDcpMetadata)) return std::nullopt;
+  const bool is_local = directory->exists(own_file("model", rank.rank));
+  if (!is_local && !directory->exists(own_file("", rank.rank))) return std::nullopt;
   const RankStore from{directory};
   Checkpoint own;
   own.path = directory->name();
   own.world_size = rank.world;
-  std::optional<Value> tree;
-  if (directory->exists(own_file("model", rank.rank))) {
-    if (world_of_local(*directory) != rank.world) return std::nullopt;
-    own.kind = CheckpointKind::olmo_local;
-    tree = read_local_part(from, rank.rank);
-  } else if (directory->exists(own_file("", rank.rank))) {
-    own.kind = CheckpointKind::olmo_legacy;
-    tree = read_legacy_part(from, rank);
-  }
+  own.kind = is_local ? CheckpointKind::olmo_local : CheckpointKind::olmo_legacy;
+  // Beside the files of another kind these are not what is opened.
+  if (olmo_kind_of(*directory) != own.kind) return std::nullopt;
+  if (is_local && world_of_local(*directory) != rank.world) return std::nullopt;
+  std::optional<Value> tree =
+      is_local ? read_local_part(from, rank.rank) : read_legacy_part(from, rank);
   if (!tree) return std::nullopt;
   own.store = std::move(directory);
   own.root = *tree;

@@ -58,10 +58,10 @@ Bytes join(const Bytes& left, const Bytes& right) {
 }
 
 Ranks ranks_in(const Store& store, CheckpointKind kind) {
-  const std::string prefix = kind == CheckpointKind::olmo_local ? "model/rank" : "rank";
+  const std::string folder = kind == CheckpointKind::olmo_local ? "model" : "";
   Ranks ranks;
   for (const ObjectInfo& file : deciding_files(store)) {
-    if (const auto rank = rank_between(file.name, prefix, '.')) ranks.push_back(*rank);
+    if (const auto rank = rank_of_own(file.name, folder)) ranks.push_back(*rank);
   }
   std::ranges::sort(ranks);
   return ranks;

@@ -13,6 +13,7 @@
 #include "base/one_of.h"
 #include "base/parallel.h"
 #include "base/stop.h"
+#include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
@@ -48,7 +49,7 @@ class Found {
     const Place place = place_of(where);
     if (place.object) refuse_kind(to_string(where));
     store_ = guard_present(place.store);
-    const auto olmo = any_olmo_kind_of(deciding_files(*store_));
+    const auto olmo = olmo_kind_of(*store_);
     if (!olmo) refuse_kind(store_->name());
     kind_ = *olmo;
   }
@@ -80,13 +81,11 @@ class Found {
   [[nodiscard]] int world() const {
     if (kind_ == CheckpointKind::olmo_local) return world_of_local(*store_);
     if (kind_ == CheckpointKind::olmo_torch_new)
-      return std::max(ranks_in("model_and_optim", "model_and_optim/__", '_'),
-                      ranks_in("train", "train/rank", '.'));
+      return std::max(ranks_of_data_files("model_and_optim"), ranks_in("train"));
     if (has(0)) {
-      if (const auto said = sharded::world_of(file(0)))
-        return std::max(*said, ranks_in("", "rank", '.'));
+      if (const auto said = sharded::world_of(file(0))) return std::max(*said, ranks_in(""));
     }
-    return ranks_in("", "rank", '.');
+    return ranks_in("");
   }
 
   // A rank's own, whose tensors are in the file.
@@ -129,12 +128,15 @@ class Found {
     return read_rank_file({store_}, {name, store_->open(name)->size()});
   }
 
-  // One more than the largest rank between `prefix` and `end` in the names of a directory's files.
-  [[nodiscard]] int ranks_in(std::string_view directory, std::string_view prefix, char end) const {
+  // One more than the largest rank in the names of a directory's files.
+  [[nodiscard]] int ranks_in(const std::string& directory) const {
+    return ranks_of_own(store_->list_level(directory), directory);
+  }
+  [[nodiscard]] int ranks_of_data_files(const std::string& directory) const {
     int ranks = 0;
     for (const ObjectInfo& file : store_->list_level(directory)) {
-      if (const auto rank = rank_between(file.name, prefix, end))
-        ranks = std::max(ranks, *rank + 1);
+      const auto rank = rank_of_data_file(file.name.substr(directory.size() + 1));
+      ranks = std::max(ranks, rank.value_or(-1) + 1);
     }
     return ranks;
   }

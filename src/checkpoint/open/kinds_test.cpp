@@ -5,6 +5,8 @@
 
 #include "checkpoint/open/kinds.h"
 #include "conformance/errors.h"
+#include "tessera/checkpoint.h"
+#include "tessera/restore.h"
 
 namespace tessera {
 namespace {
@@ -22,6 +24,24 @@ TEST(Kinds, AFilesNameSaysItsKind) {
     EXPECT_EQ(kind_of_file_name(name), CheckpointKind::torch_file);
   for (const char* name : {"directory", "a.pt/b", "x.bin", ""})
     EXPECT_EQ(kind_of_file_name(name), std::nullopt) << name;
+}
+
+// What is no rank's file makes no directory a checkpoint, and a checkpoint no other one.
+TEST(Kinds, WhatIsNotReadIsNotSeen) {
+  for (const std::string prefix : {"rank", "model/rank", "model_world_size_2_rank_"}) {
+    for (const char* number : {"", "x", "00", "01", "-1", "+1", " 1", "1048576", "2147483648",
+                               "99999999999999999999", "0.pt.tmp", "0_"}) {
+      const auto store = memory_store();
+      const std::string name = prefix + number + ".pt";
+      put(*store, name, {}, IfExists::fail);
+      EXPECT_EQ(code_of([&] { (void)Checkpoint::open(store); }), ErrorCode::not_found) << name;
+      EXPECT_EQ(olmo_kind_at(store), std::nullopt) << name;
+    }
+  }
+  const auto store = memory_store();
+  put(*store, "__x.metadata", {}, IfExists::fail);
+  put(*store, "__0/.metadata", {}, IfExists::fail);
+  EXPECT_EQ(code_of([&] { (void)Checkpoint::open(store); }), ErrorCode::not_found);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <span>
 #include <system_error>
 
+#include "base/one_of.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/digests/state_file.h"
@@ -116,19 +117,40 @@ bool is_unfinished(const Store& store, const std::vector<ObjectInfo>& files) {
       .at_path(store.name());
 }
 
-// A kind of directory with files of every rank.
-struct RankKind {
+// A kind of directory, by the files that decide.
+struct DirectoryKind {
+  CheckpointKind kind;
   bool (*has_files)(const std::vector<ObjectInfo>& files);
-  Checkpoint (*open)(const std::shared_ptr<Store>& store);
+  Checkpoint (*open)(const std::shared_ptr<Store>& store, const std::vector<ObjectInfo>& files,
+                     const OpenOptions& options);
 };
 
-constexpr std::array<RankKind, 3> kRankKinds{{{has_local_files, open_local},
-                                              {has_rank_files, open_rank_files},
-                                              {has_world_size_files, open_world_size_files}}};
+// An opener that needs no options, or not the files either.
+template <auto open>
+constexpr auto kOpener = [](const std::shared_ptr<Store>& store,
+                            const std::vector<ObjectInfo>& files, const OpenOptions&) {
+  if constexpr (requires { open(store, files); }) {
+    return open(store, files);
+  } else {
+    return open(store);
+  }
+};
 
-Checkpoint open_olmo(CheckpointKind kind, std::shared_ptr<Store> store) {
-  return kind == CheckpointKind::olmo_torch_new ? open_olmo_torch_new(std::move(store))
-                                                : open_olmo_full(std::move(store));
+// The first that has files is the directory's. Of `rank{r}.pt` their content says whether they are
+// OLMo's.
+constexpr std::array<DirectoryKind, 7> kDirectoryKinds{
+    {{CheckpointKind::olmo_torch_new, has_torch_new_files, kOpener<open_olmo_torch_new>},
+     {CheckpointKind::olmo_full, has_full_files, kOpener<open_olmo_full>},
+     {CheckpointKind::dcp, has_rank_metadata, kOpener<open_dcp>},
+     {CheckpointKind::olmo_local, has_local_files, kOpener<open_local>},
+     {CheckpointKind::olmo_legacy, has_rank_files, kOpener<open_rank_files>},
+     {CheckpointKind::rank_files, has_world_size_files, kOpener<open_world_size_files>},
+     {CheckpointKind::safetensors, has_safetensors, open_safetensors_directory}}};
+
+const DirectoryKind* kind_of_directory(const std::vector<ObjectInfo>& files) {
+  const auto* const found = std::ranges::find_if(
+      kDirectoryKinds, [&files](const DirectoryKind& kind) { return kind.has_files(files); });
+  return found == kDirectoryKinds.end() ? nullptr : found;
 }
 
 // Who names a link means what it leads to, wherever that is.
@@ -146,14 +168,10 @@ std::vector<Slice> slices_of(const Tensor& tensor) {
 // Of a directory without a `.metadata` of its own.
 Checkpoint open_directory(std::shared_ptr<Store> store, const OpenOptions& options) {
   store = guard_directory(std::move(store));
-  std::vector<ObjectInfo> files = deciding_files(*store);
-  if (const auto olmo = olmo_kind_of(files)) return open_olmo(*olmo, std::move(store));
-  if (has_rank_metadata(files)) return open_dcp(std::move(store));
-  const auto* const of_ranks = std::ranges::find_if(
-      kRankKinds, [&files](const RankKind& kind) { return kind.has_files(files); });
-  if (of_ranks != kRankKinds.end()) return of_ranks->open(store);
-  if (has_safetensors(files)) return open_safetensors_directory(store, std::move(files), options);
-  refuse_directory(*store, files);
+  const std::vector<ObjectInfo> files = deciding_files(*store);
+  const DirectoryKind* const kind = kind_of_directory(files);
+  if (kind == nullptr) refuse_directory(*store, files);
+  return kind->open(store, files, options);
 }
 
 void require_same_save(const Store& store, std::uint64_t save) {
@@ -190,18 +208,20 @@ std::vector<ObjectInfo> deciding_files(const Store& store) {
   return files;
 }
 
-std::optional<CheckpointKind> any_olmo_kind_of(const std::vector<ObjectInfo>& files) {
-  if (const auto olmo = olmo_kind_of(files)) return olmo;
-  if (has_local_files(files)) return CheckpointKind::olmo_local;
-  if (has_rank_files(files)) return CheckpointKind::olmo_legacy;
-  return std::nullopt;
+std::optional<CheckpointKind> olmo_kind_of(const Store& store) {
+  if (store.exists(kDcpMetadata)) return std::nullopt;
+  const DirectoryKind* const found = kind_of_directory(deciding_files(store));
+  if (found == nullptr ||
+      !is_one_of(found->kind, CheckpointKind::olmo_torch_new, CheckpointKind::olmo_full,
+                 CheckpointKind::olmo_local, CheckpointKind::olmo_legacy)) {
+    return std::nullopt;
+  }
+  return found->kind;
 }
 
 std::optional<CheckpointKind> olmo_kind_at(const Location& where) {
   const Place place = place_of(where);
-  if (place.object || place.store->exists(kDcpMetadata)) return std::nullopt;
-  const std::vector<ObjectInfo> files = deciding_files(*place.store);
-  return has_rank_metadata(files) ? std::nullopt : any_olmo_kind_of(files);
+  return place.object ? std::nullopt : olmo_kind_of(*place.store);
 }
 
 Checkpoint open_checkpoint(const Place& place, const OpenOptions& options) {

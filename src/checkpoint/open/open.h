@@ -46,7 +46,7 @@ void require_whole(const Value& tree, const std::string& path);
                                                 const OpenOptions& options = {});
 // What a directory with these files holds: its index's set, its one file, or all of them.
 [[nodiscard]] Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
-                                                    std::vector<ObjectInfo> files,
+                                                    const std::vector<ObjectInfo>& decided,
                                                     const OpenOptions& options = {});
 [[nodiscard]] safetensors::Index read_safetensors_index(const Store& store,
                                                         const std::string& name);
@@ -57,11 +57,14 @@ void require_whole(const Value& tree, const std::string& path);
 // One level decides what a directory is, and that of the directories where the OLMo kinds have
 // files: below a directory that is no checkpoint there may be anything.
 [[nodiscard]] std::vector<ObjectInfo> deciding_files(const Store& store);
-// The OLMo kind that a directory with these files is (by their names), if any.
-[[nodiscard]] std::optional<CheckpointKind> olmo_kind_of(const std::vector<ObjectInfo>& files);
-// The same, and the kinds that have a file of each rank, of which some may be elsewhere.
-[[nodiscard]] std::optional<CheckpointKind> any_olmo_kind_of(const std::vector<ObjectInfo>& files);
-[[nodiscard]] Checkpoint open_olmo_full(std::shared_ptr<Store> store);
+// The OLMo kind that a directory is opened as, by the names of its files, if any. Of files of ranks
+// some may be elsewhere.
+[[nodiscard]] std::optional<CheckpointKind> olmo_kind_of(const Store& store);
+// `files`: those that decided.
+[[nodiscard]] bool has_full_files(const std::vector<ObjectInfo>& files);
+[[nodiscard]] Checkpoint open_olmo_full(std::shared_ptr<Store> store,
+                                        const std::vector<ObjectInfo>& files);
+[[nodiscard]] bool has_torch_new_files(const std::vector<ObjectInfo>& files);
 [[nodiscard]] Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store);
 // What `name`.safetensors or else `name`.pt holds (checkpoint-rows O-15), one of `files`, which is
 // added to `used`; none when neither is there.

@@ -17,6 +17,8 @@ namespace {
 using Kind = Value::Kind;
 using sharded::FlatHandle;
 
+constexpr const char* kModel = "model";  // the folder of the files that say what the others are of
+
 [[noreturn]] void corrupt(const std::string& what) {
   throw Error(ErrorCode::corrupt, what);
 }
@@ -284,7 +286,7 @@ Value RankState::optimizer(const Value& file) const {
 // The files of one kind, for all ranks or none.
 std::vector<ObjectInfo> files_of(const std::vector<ObjectInfo>& all, const char* part,
                                  std::size_t world, Checkpoint& checkpoint) {
-  auto files = rank_files(all, std::string(part) + "/rank", ".pt", checkpoint.path);
+  auto files = rank_files(all, own_prefix(part), checkpoint.path);
   if (files.empty()) {
     checkpoint.warnings.push_back("there are no " + std::string(part) + "/rank*.pt");
   } else if (files.size() != world) {
@@ -348,7 +350,7 @@ Checkpoint open_all(const std::shared_ptr<Store>& store, const std::vector<Objec
   checkpoint.kind = CheckpointKind::olmo_local;
   checkpoint.path = store->name();
   checkpoint.store = store;
-  const auto models = rank_files(all, "model/rank", ".pt", checkpoint.path);
+  const auto models = rank_files(all, own_prefix(kModel), checkpoint.path);
   const std::size_t world = models.size();
   checkpoint.files = models;
   const auto optims = files_of(all, "optim", world, checkpoint);
@@ -382,25 +384,19 @@ Checkpoint open_all(const std::shared_ptr<Store>& store, const std::vector<Objec
 }  // namespace
 
 bool has_local_files(const std::vector<ObjectInfo>& files) {
-  return std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
-    return file.name.starts_with("model/rank") && file.name.ends_with(".pt");
-  });
+  return has_own_files(files, kModel);
 }
 
 int world_of_local(const Store& store) {
   if (store.exists(olmo::kWorldFile)) return world_size_in(store);
-  int ranks = 0;
-  for (const ObjectInfo& file : store.list_level("model"))
-    ranks = std::max(ranks, rank_between(file.name, "model/rank", '.').value_or(-1) + 1);
-  return ranks;
+  return ranks_of_own(store.list_level(kModel), kModel);
 }
 
 Value read_local_part(const RankStore& from, int rank) {
   const auto info = [&](const std::string& name) {
     return ObjectInfo{name, from.store->open(name)->size()};
   };
-  const RankState state(read_with(from, info(own_file("model", rank)), sharded::flat_handles),
-                        rank);
+  const RankState state(read_with(from, info(own_file(kModel, rank)), sharded::flat_handles), rank);
   Value part = Value::dict({{"model", state.model()}});
   const std::string optim = own_file("optim", rank);
   if (from.store->exists(optim)) {
@@ -412,12 +408,15 @@ Value read_local_part(const RankStore& from, int rank) {
   return part;
 }
 
-Checkpoint open_local(const std::shared_ptr<Store>& store) {
-  const std::vector<ObjectInfo> all = store->list();
+Checkpoint open_local(const std::shared_ptr<Store>& store, const std::vector<ObjectInfo>& files) {
+  std::vector<ObjectInfo> all = files;
+  for (const char* part : {"optim", "train"}) {
+    for (ObjectInfo& file : store->list_level(part)) all.push_back(std::move(file));
+  }
   try {
     return open_all(store, all);
   } catch (const Error& error) {
-    rethrow_with_missing(error, all, "model/rank", world_of_local(*store));
+    rethrow_with_missing(error, all, own_prefix(kModel), world_of_local(*store));
   }
 }
 

@@ -64,11 +64,6 @@ void note_config(const Store& store, Checkpoint& checkpoint) {
 constexpr std::array<std::string_view, 5> kBesideModel{"optim.safetensors", "optim.pt", "train.pt",
                                                        "other.pt", "config.yaml"};
 
-bool is_olmo_full(const std::vector<ObjectInfo>& files) {
-  const auto has = [&files](std::string_view name) { return has_file(files, name); };
-  return has("model.pt") || (has("model.safetensors") && std::ranges::any_of(kBesideModel, has));
-}
-
 // OLMo would go on with rank 0's state where another rank's is missing.
 void require_trains_of_all(int ranks, const Checkpoint& checkpoint) {
   if (ranks >= checkpoint.world_size) return;
@@ -118,20 +113,22 @@ std::optional<Value> read_olmo_part(const std::shared_ptr<Store>& store,
   return torch_file::read(std::make_shared<LazySource>(store, *file));
 }
 
-std::optional<CheckpointKind> olmo_kind_of(const std::vector<ObjectInfo>& files) {
-  if (has_file(files, "model_and_optim/.metadata")) return CheckpointKind::olmo_torch_new;
-  if (is_olmo_full(files)) return CheckpointKind::olmo_full;
-  return std::nullopt;
+bool has_torch_new_files(const std::vector<ObjectInfo>& files) {
+  return has_file(files, "model_and_optim/.metadata");
 }
 
-Checkpoint open_olmo_full(std::shared_ptr<Store> store) {
-  const std::vector<ObjectInfo> files = store->list();
+bool has_full_files(const std::vector<ObjectInfo>& files) {
+  const auto has = [&files](std::string_view name) { return has_file(files, name); };
+  return has("model.pt") || (has("model.safetensors") && std::ranges::any_of(kBesideModel, has));
+}
+
+Checkpoint open_olmo_full(std::shared_ptr<Store> store, const std::vector<ObjectInfo>& files) {
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::olmo_full;
   checkpoint.path = store->name();
   Value model = *read_olmo_part(store, files, "model", checkpoint.files);
   const bool alone = files.size() == 1 && find_entry(model, "model") != nullptr;
-  if (alone) return open_torch(std::move(store), files.front());
+  if (alone && store->list().size() == 1) return open_torch(std::move(store), files.front());
   require_whole(model, checkpoint.path + "/model.pt");
   OlmoState state = olmo_state_of(Value::dict({{"model", std::move(model)}}));
   if (auto optim = read_olmo_part(store, files, "optim", checkpoint.files)) {
@@ -153,7 +150,7 @@ Checkpoint open_olmo_torch_new(std::shared_ptr<Store> store) {
   checkpoint.has_types = false;  // OLMo has its own for each part
   checkpoint.path = store->name();
   for (ObjectInfo& file : checkpoint.files) file.name = "model_and_optim/" + file.name;
-  const auto trains = rank_files(store->list("train"), "train/rank", ".pt", checkpoint.path);
+  const auto trains = rank_files(store->list_level("train"), own_prefix("train"), checkpoint.path);
   const int ranks = static_cast<int>(trains.size());
   if (ranks > 0) {
     require_trains_of_all(ranks, checkpoint);

@@ -1,10 +1,10 @@
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <map>
 #include <optional>
 #include <thread>
 
+#include "base/name_number.h"
 #include "base/one_of.h"
 #include "base/parallel.h"
 #include "checkpoint/open/open.h"
@@ -19,45 +19,28 @@ namespace {
 
 using Kind = Value::Kind;
 
-constexpr int kMaxRanks = 1 << 20;
 constexpr unsigned kMaxThreads = 8;
 constexpr int kNamed = 16;  // files that an error names
 constexpr std::string_view kWorldSize = "_world_size_";
+constexpr std::string_view kRank = "_rank_";
+constexpr std::string_view kSuffix = ".pt";
 // The parts that FSDP trainers write into files of their own.
 constexpr std::string_view kParts[] = {"model", "optim", "extra_state"};
 
-// A number as programs write it: no sign, no zeros in front.
-std::optional<int> number_of(std::string_view text) {
-  int number = 0;
-  (void)std::from_chars(text.data(), text.data() + text.size(), number);
-  // What is no such number, or not all of the text, makes another text.
-  const bool plain = number >= 0 && number < kMaxRanks && std::to_string(number) == text;
-  return plain ? std::optional(number) : std::nullopt;
-}
-
-// What stands between `prefix` and `suffix` in `name`; empty when it does not have both.
-std::string_view between(std::string_view prefix, std::string_view name, std::string_view suffix) {
-  if (name.size() <= prefix.size() + suffix.size() || !name.starts_with(prefix) ||
-      !name.ends_with(suffix)) {
-    return {};
-  }
-  name.remove_prefix(prefix.size());
-  name.remove_suffix(suffix.size());
-  return name;
-}
-
-// What stands between `prefix` and `suffix` in `name`, when it is a number.
-std::optional<int> rank_in(std::string_view name, std::string_view prefix,
-                           std::string_view suffix) {
-  return number_of(between(prefix, name, suffix));
+// "PART_world_size_N_rank_", which a rank and ".pt" follow.
+std::string world_size_prefix(std::string_view part, int world) {
+  return std::string(part) + std::string(kWorldSize) + std::to_string(world) + std::string(kRank);
 }
 
 // N of "model_world_size_N_rank_{r}.pt".
 std::optional<int> world_in(std::string_view name, std::string_view part) {
-  const std::string prefix = std::string(part) + std::string(kWorldSize);
-  const std::string_view numbers = between(prefix, name, ".pt");
-  const std::size_t rank = numbers.find("_rank_");
-  return rank == std::string_view::npos ? std::nullopt : number_of(numbers.substr(0, rank));
+  const std::size_t end = name.find(kRank);
+  if (end == std::string_view::npos) return std::nullopt;
+  const auto world =
+      number_between(std::string(part) + std::string(kWorldSize), name.substr(0, end), "");
+  if (!world || !number_between(world_size_prefix(part, *world), name, kSuffix))
+    return std::nullopt;
+  return world;
 }
 
 std::optional<int> world_of(const std::vector<ObjectInfo>& files, std::string_view part,
@@ -118,10 +101,10 @@ Checkpoint rank_checkpoint(std::shared_ptr<Store> store, CheckpointKind kind, in
 }
 
 std::map<int, ObjectInfo> files_by_rank(const std::vector<ObjectInfo>& files,
-                                        const std::string& prefix, const std::string& suffix) {
+                                        const std::string& prefix) {
   std::map<int, ObjectInfo> found;
   for (const ObjectInfo& file : files) {
-    if (const auto rank = rank_in(file.name, prefix, suffix)) found.emplace(*rank, file);
+    if (const auto rank = number_between(prefix, file.name, kSuffix)) found.emplace(*rank, file);
   }
   return found;
 }
@@ -132,8 +115,7 @@ std::optional<std::vector<ObjectInfo>> files_of_part(const std::vector<ObjectInf
                                                      const std::string& where) {
   const auto of_part = world_of(all, part, where);
   if (!of_part) return std::nullopt;
-  const std::string prefix = part + std::string(kWorldSize) + std::to_string(*of_part) + "_rank_";
-  auto files = rank_files(all, prefix, ".pt", where);
+  auto files = rank_files(all, world_size_prefix(part, *of_part), where);
   if (*of_part != world || std::ssize(files) != world) {
     throw Error(ErrorCode::incomplete, "there are " + std::to_string(files.size()) + " files of " +
                                            part + ", for " + std::to_string(world) + " ranks")
@@ -142,9 +124,9 @@ std::optional<std::vector<ObjectInfo>> files_of_part(const std::vector<ObjectInf
   return files;
 }
 
-Checkpoint open_rank_files(const std::shared_ptr<Store>& store,
-                           const std::vector<ObjectInfo>& all) {
-  const auto files = rank_files(all, "rank", ".pt", store->name());
+Checkpoint merged_rank_files(const std::shared_ptr<Store>& store,
+                             const std::vector<ObjectInfo>& all) {
+  const auto files = rank_files(all, own_prefix(""), store->name());
   const int world = static_cast<int>(files.size());
   Checkpoint checkpoint = rank_checkpoint(store, CheckpointKind::rank_files, world);
   checkpoint.files = files;
@@ -159,12 +141,12 @@ Checkpoint open_rank_files(const std::shared_ptr<Store>& store,
 }  // namespace
 
 std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files, const std::string& prefix,
-                                   const std::string& suffix, const std::string& where) {
+                                   const std::string& where) {
   std::vector<ObjectInfo> ordered;
-  for (auto& [rank, file] : files_by_rank(files, prefix, suffix)) {
+  for (auto& [rank, file] : files_by_rank(files, prefix)) {
     if (rank != static_cast<int>(ordered.size())) {
       std::string what = "there is " + file.name + ", but not " + prefix;
-      what += std::to_string(ordered.size()) + suffix;
+      what += std::to_string(ordered.size()).append(kSuffix);
       throw Error(ErrorCode::incomplete, std::move(what)).at_path(where);
     }
     ordered.push_back(std::move(file));
@@ -175,7 +157,7 @@ std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files, const s
 void rethrow_with_missing(const Error& error, const std::vector<ObjectInfo>& files,
                           const std::string& prefix, int world) {
   if (error.code() != ErrorCode::incomplete) throw Error(error);
-  const std::map<int, ObjectInfo> found = files_by_rank(files, prefix, ".pt");
+  const std::map<int, ObjectInfo> found = files_by_rank(files, prefix);
   std::string names;
   int missing = 0;
   for (int rank = 0; rank < world; ++rank) {
@@ -189,14 +171,29 @@ void rethrow_with_missing(const Error& error, const std::vector<ObjectInfo>& fil
       .at_path(error.path());
 }
 
-std::string own_file(const std::string& folder, int rank) {
-  return (folder.empty() ? "rank" : folder + "/rank") + std::to_string(rank) + ".pt";
+std::string own_prefix(const std::string& folder) {
+  return folder.empty() ? "rank" : folder + "/rank";
 }
 
-std::optional<int> rank_between(std::string_view name, std::string_view prefix, char end) {
-  const std::size_t at = name.find(end, std::min(prefix.size(), name.size()));
-  if (at == std::string_view::npos) return std::nullopt;
-  return rank_in(name, prefix, name.substr(at));
+std::string own_file(const std::string& folder, int rank) {
+  return own_prefix(folder) + std::to_string(rank).append(kSuffix);
+}
+
+std::optional<int> rank_of_own(std::string_view name, const std::string& folder) {
+  return number_between(own_prefix(folder), name, kSuffix);
+}
+
+bool has_own_files(const std::vector<ObjectInfo>& files, const std::string& folder) {
+  return std::ranges::any_of(files, [&folder](const ObjectInfo& file) {
+    return rank_of_own(file.name, folder).has_value();
+  });
+}
+
+int ranks_of_own(const std::vector<ObjectInfo>& files, const std::string& folder) {
+  int ranks = 0;
+  for (const ObjectInfo& file : files)
+    ranks = std::max(ranks, rank_of_own(file.name, folder).value_or(-1) + 1);
+  return ranks;
 }
 
 Value read_rank_file(const RankStore& from, const ObjectInfo& file, const Rebuild& rebuild) {
@@ -229,19 +226,17 @@ void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(in
 }
 
 bool has_rank_files(const std::vector<ObjectInfo>& files) {
-  return std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
-    return rank_in(file.name, "rank", ".pt").has_value();
-  });
+  return has_own_files(files, "");
 }
 
-Checkpoint open_rank_files(const std::shared_ptr<Store>& store) {
-  const std::vector<ObjectInfo> all = store->list();
+Checkpoint open_rank_files(const std::shared_ptr<Store>& store,
+                           const std::vector<ObjectInfo>& files) {
   try {
-    return open_rank_files(store, all);
+    return merged_rank_files(store, files);
   } catch (const Error& error) {
-    const std::map<int, ObjectInfo> found = files_by_rank(all, "rank", ".pt");
+    const std::map<int, ObjectInfo> found = files_by_rank(files, own_prefix(""));
     const Value tree = read_rank_file({store}, found.begin()->second);
-    rethrow_with_missing(error, all, "rank", sharded::world_of(tree).value_or(0));
+    rethrow_with_missing(error, files, own_prefix(""), sharded::world_of(tree).value_or(0));
   }
 }
 
@@ -269,8 +264,8 @@ bool has_world_size_files(const std::vector<ObjectInfo>& files) {
   });
 }
 
-Checkpoint open_world_size_files(const std::shared_ptr<Store>& store) {
-  const std::vector<ObjectInfo> all = store->list();
+Checkpoint open_world_size_files(const std::shared_ptr<Store>& store,
+                                 const std::vector<ObjectInfo>& all) {
   const int world = *world_of(all, kParts[0], store->name());
   Checkpoint checkpoint = rank_checkpoint(store, CheckpointKind::rank_files, world);
   std::map<std::string, std::vector<ObjectInfo>> parts;

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/checked.h"
+#include "base/name_number.h"
 #include "base/one_of.h"
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/dcp/sharding_info.h"
@@ -23,6 +24,8 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kSuffix = ".safetensors";
+constexpr std::string_view kOf = "-of-";
+constexpr std::string_view kRankShard = "shard-";
 constexpr std::string_view kUsualIndex = "model.safetensors.index.json";
 
 // One file of the set.
@@ -238,15 +241,16 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<Objec
 // NAME-00002-of-00005.safetensors: 2 and 5; zeros for other names. DCP's rank shards count in two
 // ways, and each file may be left out.
 std::pair<int, int> number_in_set(std::string_view name) {
-  int number = 0;
-  int count = 0;
-  int end = 0;
-  const std::size_t tail = std::string_view("00001-of-00001.safetensors").size();
-  if (name.size() <= tail || name.starts_with("shard-")) return {0, 0};
-  const std::string text(name.substr(name.size() - tail));
-  const int got = std::sscanf(text.c_str(), "%5d-of-%5d.safetensors%n", &number, &count, &end);
-  const bool whole = got == 2 && end == static_cast<int>(tail);
-  return whole ? std::pair(number, count) : std::pair(0, 0);
+  constexpr std::string_view kTail = "00001-of-00001.safetensors";
+  constexpr std::size_t kDigits = 5;
+  if (name.size() <= kTail.size() || name.starts_with(kRankShard)) return {0, 0};
+  name.remove_prefix(name.size() - kTail.size());
+  const std::string_view between = name.substr(kDigits, kOf.size());
+  const std::string_view rest = name.substr(kDigits + kOf.size());
+  if (between != kOf || rest.substr(kDigits) != kSuffix) return {0, 0};
+  const auto number = padded_number(name.substr(0, kDigits));
+  const auto count = padded_number(rest.substr(0, kDigits));
+  return number && count ? std::pair(*number, *count) : std::pair(0, 0);
 }
 
 // By the beginning of their names and how many they should be: the numbers of the files of a set.
@@ -256,7 +260,7 @@ NumbersOfSets numbers_of_sets(const std::vector<ObjectInfo>& files) {
   NumbersOfSets sets;
   for (const ObjectInfo& file : files) {
     const auto [number, count] = number_in_set(file.name);
-    if (count > 0) sets[{file.name.substr(0, file.name.rfind("-of-") - 5), count}].insert(number);
+    if (count > 0) sets[{file.name.substr(0, file.name.rfind(kOf) - 5), count}].insert(number);
   }
   return sets;
 }
@@ -275,8 +279,10 @@ void require_all_numbers(const std::vector<ObjectInfo>& files, const Store& stor
 int ranks_of(const std::vector<ObjectInfo>& files) {
   int ranks = 0;
   for (const ObjectInfo& file : files) {
-    int rank = 0;  // counted from 1
-    if (std::sscanf(file.name.c_str(), "shard-%5d-", &rank) == 1) ranks = std::max(ranks, rank);
+    if (!file.name.starts_with(kRankShard)) continue;
+    const std::string_view rest = std::string_view(file.name).substr(kRankShard.size());
+    const auto rank = padded_number(rest.substr(0, rest.find('-')));  // counted from 1
+    ranks = std::max(ranks, rank.value_or(0));
   }
   return ranks;
 }
@@ -319,7 +325,10 @@ Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& na
   std::vector<ObjectInfo> files;
   for (const auto& [file_name, file] : named) files.push_back(file);
   Checkpoint checkpoint = open_set(store, files, &index, options);
-  checkpoint.files.insert(checkpoint.files.begin(), by_file.at(name));
+  const auto own = by_file.find(name);
+  if (own == by_file.end())
+    throw Error(ErrorCode::not_found, "the index is not in its directory").at_path(store->name());
+  checkpoint.files.insert(checkpoint.files.begin(), own->second);
   warn_of_others(present, named, checkpoint.warnings);
   return checkpoint;
 }
@@ -388,7 +397,9 @@ Checkpoint open_safetensors_index(const std::shared_ptr<Store>& store, const std
 }
 
 Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
-                                      std::vector<ObjectInfo> files, const OpenOptions& options) {
+                                      const std::vector<ObjectInfo>& decided,
+                                      const OpenOptions& options) {
+  std::vector<ObjectInfo> files = decided;
   std::erase_if(files,
                 [](const ObjectInfo& file) { return file.name.find('/') != std::string::npos; });
   const std::string index = find_index(files, *store);

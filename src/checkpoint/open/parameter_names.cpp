@@ -1,24 +1,15 @@
 #include "tessera/parameter_names.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
+#include "base/name_number.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
-
-// A number of a block as names have it: no sign, no zeros in front.
-std::optional<std::int64_t> block_number(std::string_view text) {
-  constexpr std::int64_t kMost = 1 << 20;  // so that no product of two overflows
-  std::int64_t number = 0;
-  (void)std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool plain = number >= 0 && number < kMost && std::to_string(number) == text;
-  return plain ? std::optional(number) : std::nullopt;
-}
 
 // Takes the text before the next dot from the front of `rest`; none: there is no dot.
 std::optional<std::string_view> take_step(std::string_view& rest) {
@@ -30,7 +21,7 @@ std::optional<std::string_view> take_step(std::string_view& rest) {
 }
 
 struct GroupedBlock {
-  std::int64_t group = 0;
+  std::int64_t group = 0;  // both are plain numbers: their product does not overflow
   std::int64_t index = 0;
   std::string_view rest;
 };
@@ -42,8 +33,8 @@ std::optional<GroupedBlock> grouped_block(std::string_view name, const BlockRule
   const auto first = take_step(name);
   const auto second = take_step(name);
   if (!first || !second) return std::nullopt;
-  const auto group = block_number(*first);
-  const auto index = block_number(*second);
+  const auto group = plain_number(*first);
+  const auto index = plain_number(*second);
   if (!group || !index) return std::nullopt;
   return GroupedBlock{*group, *index, name};
 }

@@ -16,11 +16,10 @@
 
 namespace tessera {
 
-// The files named `prefix`, a rank, `suffix`, in the order of ranks. Throws `incomplete`, naming
-// the first file that is missing, when the ranks are not 0 to their number less one. Empty: none.
+// The files named `prefix`, a rank, ".pt", in the order of ranks. Throws `incomplete`, naming the
+// first file that is missing, when the ranks are not 0 to their number less one. Empty: none.
 [[nodiscard]] std::vector<ObjectInfo> rank_files(const std::vector<ObjectInfo>& files,
                                                  const std::string& prefix,
-                                                 const std::string& suffix,
                                                  const std::string& where);
 
 // Throws `error`, and where that is `incomplete` with the names of the files that are not there, of
@@ -28,12 +27,14 @@ namespace tessera {
 [[noreturn]] void rethrow_with_missing(const Error& error, const std::vector<ObjectInfo>& files,
                                        const std::string& prefix, int world);
 
-// The rank that stands between `prefix` and `end` in a file's name; what follows may be anything.
-[[nodiscard]] std::optional<int> rank_between(std::string_view name, std::string_view prefix,
-                                              char end);
-
-// "FOLDER/rank{r}.pt", or without a folder "rank{r}.pt".
+// "FOLDER/rank{r}.pt", or without a folder "rank{r}.pt", and what comes before its number.
 [[nodiscard]] std::string own_file(const std::string& folder, int rank);
+[[nodiscard]] std::string own_prefix(const std::string& folder);
+// Whose such file `name` is; none: no rank's. Whatever asks for ranks' files asks this.
+[[nodiscard]] std::optional<int> rank_of_own(std::string_view name, const std::string& folder);
+[[nodiscard]] bool has_own_files(const std::vector<ObjectInfo>& files, const std::string& folder);
+// One more than the largest rank among them; 0: there are none.
+[[nodiscard]] int ranks_of_own(const std::vector<ObjectInfo>& files, const std::string& folder);
 
 // Where the ranks' files are.
 struct RankStore {
@@ -48,20 +49,22 @@ using Rebuild = std::function<bool(const Value& callable, const Value& arguments
                                    const Rebuild& rebuild = {});
 
 // Merges what `tree_of` gives for every rank, several at a time, each dropped when its pieces are
-// taken; then the tree becomes the checkpoint's, and its coverage is proved.
+// taken; then the tree becomes the checkpoint's, and its coverage is proved. `world` is 1 at least.
 void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(int rank)>& tree_of);
 
 // rank{r}.pt: sharded state dicts, as OLMo's torch_legacy checkpointer writes them (checkpoint-rows
-// O-60).
+// O-60). An opener gets the files that decided (deciding_files), in which has_... found some.
 [[nodiscard]] bool has_rank_files(const std::vector<ObjectInfo>& files);
-[[nodiscard]] Checkpoint open_rank_files(const std::shared_ptr<Store>& store);
+[[nodiscard]] Checkpoint open_rank_files(const std::shared_ptr<Store>& store,
+                                         const std::vector<ObjectInfo>& files);
 // The "model" and "optim" that one rank's file has, whose sharded tensors have that rank's pieces
 // alone. None: the file has no model, or says that it is of other numbers of ranks or none.
 [[nodiscard]] std::optional<Value> read_legacy_part(const RankStore& from,
                                                     const sharded::Rank& rank);
 // {model,optim,extra_state}_world_size_{N}_rank_{r}.pt.
 [[nodiscard]] bool has_world_size_files(const std::vector<ObjectInfo>& files);
-[[nodiscard]] Checkpoint open_world_size_files(const std::shared_ptr<Store>& store);
+[[nodiscard]] Checkpoint open_world_size_files(const std::shared_ptr<Store>& store,
+                                               const std::vector<ObjectInfo>& files);
 // {model,optim,train}/rank{r}.pt: flat parameters (checkpoint-rows O-70).
 [[nodiscard]] bool has_local_files(const std::vector<ObjectInfo>& files);
 // The number of ranks by its `metadata.yaml`, or else one more than the largest of its files has.
@@ -69,6 +72,7 @@ void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(in
 // The "model" and "optim" that one rank's files have, whose tensors have that rank's pieces alone,
 // and under "layout" how its flat parameters are laid out.
 [[nodiscard]] Value read_local_part(const RankStore& from, int rank);
-[[nodiscard]] Checkpoint open_local(const std::shared_ptr<Store>& store);
+[[nodiscard]] Checkpoint open_local(const std::shared_ptr<Store>& store,
+                                    const std::vector<ObjectInfo>& files);
 
 }  // namespace tessera

@@ -277,6 +277,31 @@ TEST_F(RankFiles, OfMissingFilesSixteenAreNamed) {
   EXPECT_NE(text().find("model/rank17.pt and 22 more"), std::string::npos) << text();
 }
 
+// The listing that decides what a directory is goes through a link to the files.
+TEST_F(RankFiles, FoldersMayBeLinks) {
+  const std::string directory = copy_of("fsdp1_uop0_ws2_local");
+  for (const char* part : {"model", "optim"}) {
+    rename(part, std::string("of_") + part);
+    fs::create_directory_symlink(std::string("of_") + part, directory + "/" + part);
+  }
+  EXPECT_EQ(Checkpoint::open(directory).world_size, 2);
+  const std::string outside = temporary_directory() + "/model";
+  fs::rename(directory + "/of_model", outside);
+  EXPECT_EQ(code(), ErrorCode::not_found);
+  remove("model");
+  fs::create_directory_symlink(outside, directory + "/model");
+  EXPECT_EQ(code(), ErrorCode::unsafe);
+}
+
+// A copy that was interrupted is no rank's.
+TEST_F(RankFiles, UnfinishedFilesCountForNobody) {
+  const std::string directory = copy_of("fsdp1_uop0_ws2_local");
+  write_text(directory + "/model/rank7.pt.tmp", "");
+  EXPECT_EQ(Checkpoint::open(directory).world_size, 2);
+  remove("model/rank1.pt");
+  EXPECT_EQ(text().find("rank6"), std::string::npos) << text();
+}
+
 TEST_F(RankFiles, LocalWithoutOptimizerIsAModel) {
   const std::string directory = copy_of("fsdp1_uop0_ws2_local");
   fs::remove_all(directory + "/optim");

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "base/name_number.h"
 #include "base/parallel.h"
 #include "base/random_id.h"
 #include "base/stop.h"
@@ -29,7 +30,7 @@ class PartSaver {
         store_(store),
         rank_(rank),
         options_(options),
-        metadata_name_("__" + std::to_string(rank) + std::string(kDcpMetadata)) {}
+        metadata_name_(rank_metadata(rank)) {}
 
   void plan() {
     require_going_on(options_.stop);
@@ -96,9 +97,8 @@ class PartSaver {
     std::set<std::string> named;
     if (store_.exists(metadata_name_))
       named = named_files(read_dcp_metadata(store_, metadata_name_));
-    const std::string mine = "__" + std::to_string(rank_) + "_";
     for (const ObjectInfo& object : store_.list_level()) {
-      const bool is_mine = object.name.starts_with(mine) && is_attempt_name(object.name);
+      const bool is_mine = rank_of_data_file(object.name) == rank_ && is_attempt_name(object.name);
       if (is_mine && !named.contains(object.name)) store_.remove(object.name);
     }
   }
@@ -193,7 +193,7 @@ SaveResult dcp_save_part(const Value& tree, Store& store, int rank, const SaveOp
                          const JobLog& log) {
   std::optional<PartSaver> saver;
   log.phase("plan", [&] {
-    if (rank < 0)
+    if (rank < 0 || rank >= kNumberBound)
       throw Error(ErrorCode::invalid_argument, "there is no rank " + std::to_string(rank));
     saver.emplace(tree, store, rank, options);
     saver->plan();
