@@ -19,10 +19,10 @@ struct Buffers {
 };
 
 // What a request for a tensor's bytes costs as much as, in bytes. Opens the file of its first
-// piece.
+// piece that is in one.
 [[nodiscard]] inline std::uint64_t request_cost_of(const Tensor& tensor) {
   for (const Piece& piece : tensor.pieces)
-    if (piece.storage->source) return piece.storage->source->request_cost();
+    if (piece.storage && piece.storage->source) return piece.storage->source->request_cost();
   return kNearRequest;
 }
 [[nodiscard]] inline std::uint64_t request_cost_of(const std::vector<Leaf>& leaves) {
