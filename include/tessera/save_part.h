@@ -18,7 +18,8 @@ namespace [[gnu::visibility("default")]] tessera {
 // `options`: those of DCP saves, but for `replicas`, `writer`, `values`, `copies` and `same_keys`,
 // which have no meaning here. An earlier part of this rank is `already_exists` or, with
 // `overwrite`, replaced in one step. A directory with a `.metadata` is `already_exists` in any
-// case, because readers would prefer that. `rank` below 0 is `invalid_argument`.
+// case, because readers would prefer that. `rank` below 0, or 2^20 and more, is `invalid_argument`;
+// chunks of one tensor that overlap are `conflict`, as in save().
 SaveResult save_part(const Value& tree, const Location& where, int rank,
                      const SaveOptions& options = {});
 

@@ -1,4 +1,4 @@
-// Proof that pieces hold every element exactly once.
+// Proof that pieces hold every element exactly once, or at most once.
 //
 // All pieces become boxes; a flat range is at most 2 * dims - 1 of them. Along the first dimension
 // the edges of the boxes cut the tensor into slabs inside which the set of boxes does not change,
@@ -19,7 +19,7 @@ namespace {
 
 class Cover {
  public:
-  explicit Cover(const Shape& shape) : shape_(shape) {
+  Cover(const Shape& shape, bool has_holes) : shape_(shape), has_holes_(has_holes) {
     const Shape strides = contiguous_strides(shape);
     for (std::size_t d = 0; d < shape.size(); ++d) {
       if (shape[d] == 1) continue;
@@ -83,6 +83,7 @@ class Cover {
   // `d`.
   void check(std::size_t d, std::int64_t position, std::vector<std::size_t> here) const {
     if (here.empty()) {
+      if (has_holes_) return;
       throw Error(ErrorCode::incomplete, element_name(shape_, position) + " is in no piece");
     }
     if (d == sizes_.size()) {
@@ -134,6 +135,7 @@ class Cover {
   // Dimensions of size 1 separate nothing and are left out; at most 62 remain, which bounds
   // recursion.
   const Shape& shape_;
+  bool has_holes_;                   // that is no fault
   std::vector<std::size_t> axes_;    // the dimensions kept
   Shape sizes_;                      // their sizes
   Shape strides_;                    // and global strides
@@ -141,14 +143,22 @@ class Cover {
   std::vector<std::size_t> pieces_;  // which piece each box is of
 };
 
+void prove(const Shape& shape, std::span<const Slice> pieces, bool has_holes) {
+  for (const Slice& piece : pieces) require_inside(piece, shape);
+  if (numel(shape) == 0) return;
+  Cover cover(shape, has_holes);
+  for (std::size_t i = 0; i < pieces.size(); ++i) cover.add(pieces[i], i);
+  cover.prove();
+}
+
 }  // namespace
 
 void require_covered_once(const Shape& shape, std::span<const Slice> pieces) {
-  for (const Slice& piece : pieces) require_inside(piece, shape);
-  if (numel(shape) == 0) return;
-  Cover cover(shape);
-  for (std::size_t i = 0; i < pieces.size(); ++i) cover.add(pieces[i], i);
-  cover.prove();
+  prove(shape, pieces, false);
+}
+
+void require_apart(const Shape& shape, std::span<const Slice> pieces) {
+  if (pieces.size() > 1) prove(shape, pieces, true);
 }
 
 }  // namespace tessera

@@ -69,6 +69,8 @@ void require_filled(const Shape& shape, std::span<const Slice> to, std::span<con
 // Proof that `pieces` hold every element of a tensor of `shape` exactly once. Throws `incomplete`
 // for a hole and `conflict` for an overlap, naming the first element concerned.
 void require_covered_once(const Shape& shape, std::span<const Slice> pieces);
+// The same of a part of them: there may be holes.
+void require_apart(const Shape& shape, std::span<const Slice> pieces);
 
 }  // namespace tessera
 #pragma GCC visibility pop

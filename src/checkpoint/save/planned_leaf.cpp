@@ -4,6 +4,7 @@
 
 #include "checkpoint/dcp/leaf_message.h"
 #include "layout/placement.h"
+#include "layout/plan.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -70,6 +71,12 @@ std::vector<HeldChunk> held_chunks(const Tensor& tensor) {
     held.push_back({*box, p});
   }
   std::ranges::stable_sort(held, begins_before, &HeldChunk::box);
+  const auto twice = std::ranges::unique(held, {}, &HeldChunk::box);
+  held.erase(twice.begin(), twice.end());
+  std::vector<Slice> slices;
+  if (held.size() > 1)
+    for (const HeldChunk& chunk : held) slices.emplace_back(chunk.box);
+  require_apart(tensor.shape, slices);
   return held;
 }
 
