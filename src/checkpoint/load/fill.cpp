@@ -13,6 +13,7 @@
 #include "checkpoint/read/buffers.h"
 #include "checkpoint/read/memory.h"
 #include "layout/boxes.h"
+#include "layout/shared_memory.h"
 #include "layout/strided.h"
 #include "tessera/error.h"
 
@@ -36,7 +37,7 @@ struct Extent {
   const Piece* piece = nullptr;
   Place begin;
   Place end;
-  bool dense = true;  // all of these bytes are the piece's
+  BytePattern bytes;  // those of them that are the piece's
 
   [[nodiscard]] bool same_array(const Extent& other) const {
     return begin == other.begin && tensor->dtype == other.tensor->dtype &&
@@ -58,7 +59,8 @@ Extent extent_of(PieceOf of, const Tensor& tensor, const Piece& piece) {
   begin.address += static_cast<std::size_t>(piece.storage_offset) * element;
   Place end = begin;
   end.address += static_cast<std::size_t>(reach) * element;
-  return {of, &tensor, &piece, begin, end, reach == numel(sizes)};
+  return {of,    &tensor, &piece,
+          begin, end,     bytes_of_array(begin.address, element, sizes, strides_of(piece))};
 }
 
 std::vector<Extent> extents_of(const std::vector<Filling>& fillings) {
@@ -73,28 +75,33 @@ std::vector<Extent> extents_of(const std::vector<Filling>& fillings) {
   return extents;
 }
 
-// The dense pieces, by their begin, each of which has memory of its own.
+// Pieces by their begin, each of which has memory of its own.
 class ApartPieces {
  public:
   explicit ApartPieces(const std::vector<Filling>& fillings) : fillings_(fillings) {}
 
   void add(const Extent& extent) {
-    const bool same = furthest_ != nullptr && furthest_->end.device == extent.begin.device;
-    if (same && extent.begin < furthest_->end) {
-      throw Error(ErrorCode::invalid_argument, "the memory of '" + key_of(*furthest_) +
-                                                   "' and of '" + key_of(extent) + "' overlaps")
-          .at_key(key_of(extent));
+    std::erase_if(around_, [&extent](const Extent* other) {
+      return other->end.device != extent.begin.device || !(extent.begin < other->end);
+    });
+    for (const Extent* other : around_) {
+      if (share_memory(other->bytes, extent.bytes)) refuse(*other, extent);
     }
-    if (!same || furthest_->end < extent.end) furthest_ = &extent;
+    around_.push_back(&extent);
   }
 
  private:
+  [[noreturn]] void refuse(const Extent& one, const Extent& other) const {
+    throw Error(ErrorCode::invalid_argument,
+                "the memory of '" + key_of(one) + "' and of '" + key_of(other) + "' overlaps")
+        .at_key(key_of(other));
+  }
   [[nodiscard]] const std::string& key_of(const Extent& extent) const {
     return fillings_[extent.of.filling].key;
   }
 
   const std::vector<Filling>& fillings_;
-  const Extent* furthest_ = nullptr;  // who reaches furthest
+  std::vector<const Extent*> around_;  // those that end behind the begin of the last one
 };
 
 Owners each_its_own(const std::vector<Filling>& fillings) {
@@ -142,7 +149,7 @@ Owners owners_of(const std::vector<Filling>& fillings) {
       continue;
     }
     here.push_back(&extent);
-    if (extent.dense) apart.add(extent);
+    apart.add(extent);
   }
   return owners;
 }
