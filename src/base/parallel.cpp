@@ -5,6 +5,7 @@
 #include <exception>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -43,7 +44,11 @@ void parallel_for(int threads, std::size_t count, const std::function<void(std::
   const auto wanted =
       std::min<std::size_t>(threads > 1 ? static_cast<std::size_t>(threads) : 1, count);
   std::vector<std::jthread> workers;
-  for (std::size_t i = 1; i < wanted; ++i) workers.emplace_back(run);
+  try {
+    for (std::size_t i = 1; i < wanted; ++i) workers.emplace_back(run);
+  } catch (const std::system_error&) {
+    // The system gives no more threads: those that are there do all of the work.
+  }
   run();
   workers.clear();
   if (failure) std::rethrow_exception(failure);

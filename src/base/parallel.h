@@ -12,8 +12,9 @@ inline constexpr int kMostThreads = 1024;
 void require_threads(int threads);
 
 // Calls work(i) for every i in [0, count) on up to `threads` threads, the calling one among them,
-// and returns when all calls have. Indices are handed out in ascending order. After a call throws
-// no new index is handed out; the exception of the lowest index is rethrown.
+// and returns when all calls have. Where the system gives fewer threads, these do all of the work.
+// Indices are handed out in ascending order. After a call throws no new index is handed out; the
+// exception of the lowest index is rethrown.
 void parallel_for(int threads, std::size_t count, const std::function<void(std::size_t)>& work);
 
 }  // namespace tessera

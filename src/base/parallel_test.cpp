@@ -1,10 +1,12 @@
 #include "base/parallel.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -18,6 +20,20 @@ TEST(Parallel, EveryIndexOnce) {
     for (const auto& count : calls) EXPECT_EQ(count, 1);
   }
   parallel_for(4, 0, [](std::size_t) { FAIL(); });
+}
+
+// No room for the stack of a thread is what a system without more threads looks like.
+TEST(Parallel, WithoutThreadsTheCallerDoesTheWork) {
+  pthread_attr_t usual, huge;
+  ASSERT_EQ(::pthread_getattr_default_np(&usual), 0);
+  ASSERT_EQ(::pthread_getattr_default_np(&huge), 0);
+  ASSERT_EQ(::pthread_attr_setstacksize(&huge, std::size_t{1} << 60), 0);
+  ASSERT_EQ(::pthread_setattr_default_np(&huge), 0);
+  EXPECT_THROW(std::thread([] {}), std::system_error);
+  std::vector<int> calls(100);
+  EXPECT_NO_THROW(parallel_for(8, calls.size(), [&](std::size_t i) { ++calls[i]; }));
+  EXPECT_EQ(::pthread_setattr_default_np(&usual), 0);
+  EXPECT_EQ(calls, std::vector<int>(100, 1));
 }
 
 TEST(Parallel, TheLowestFailureIsRethrownAfterAllHaveEnded) {
