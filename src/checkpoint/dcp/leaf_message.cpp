@@ -1,6 +1,13 @@
 #include "checkpoint/dcp/leaf_message.h"
 
+#include "format/pickle/pickle.h"
+
 namespace tessera {
+namespace {
+
+enum class Step : std::uint8_t { text, index, key };  // as PathPart has them
+
+}  // namespace
 
 void write_shape(MessageWriter& message, const Shape& shape) {
   message.count(shape.size());
@@ -17,12 +24,12 @@ Shape read_shape(MessageReader& message) {
 void write_path(MessageWriter& message, const Path& path) {
   message.count(path.size());
   for (const PathPart& part : path) {
-    const auto* index = std::get_if<std::int64_t>(&part);
-    message.count(index != nullptr ? 1 : 0);
-    if (index != nullptr) {
-      message.number(*index);
+    if (const auto* index = std::get_if<std::int64_t>(&part)) {
+      message.number(Step::index).number(*index);
+    } else if (const auto* key = std::get_if<DictKey>(&part)) {
+      message.number(Step::key).text(key->text).block(pickle::write(key->key));
     } else {
-      message.text(step_text(part));
+      message.number(Step::text).text(std::get<std::string>(part));
     }
   }
 }
@@ -30,10 +37,17 @@ void write_path(MessageWriter& message, const Path& path) {
 Path read_path(MessageReader& message) {
   Path path;
   for (auto count = message.count(); count > 0; --count) {
-    if (message.count() == 1) {
+    const auto step = message.number<Step>();
+    if (step == Step::index) {
       path.emplace_back(message.number<std::int64_t>());
+      continue;
+    }
+    std::string text = message.text();
+    if (step == Step::key) {
+      Value key = pickle::read(message.block()).value;
+      path.emplace_back(DictKey{std::move(text), std::move(key)});
     } else {
-      path.emplace_back(message.text());
+      path.emplace_back(std::move(text));
     }
   }
   return path;

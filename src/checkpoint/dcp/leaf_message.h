@@ -9,7 +9,6 @@ namespace tessera {
 void write_shape(MessageWriter& message, const Shape& shape);
 [[nodiscard]] Shape read_shape(MessageReader& message);
 
-// Keys that are no strings travel as the text that names write for them.
 void write_path(MessageWriter& message, const Path& path);
 [[nodiscard]] Path read_path(MessageReader& message);
 

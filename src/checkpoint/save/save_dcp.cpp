@@ -19,7 +19,9 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "base/digest.h"
@@ -430,12 +432,18 @@ class Saver final : public DcpSave {
     }
   }
 
-  // Of all leaves, with the empty dicts where they stand in the tree.
+  // Of all leaves, with the empty dicts where they stand in the tree, and behind them what rank 0
+  // lacks, by its path.
   [[nodiscard]] std::string types() const {
-    if (empty_dicts_.empty()) return encode_types(leaves_);
+    const bool knows_more = plan_->leaves().size() > leaves_.size();
+    if (empty_dicts_.empty() && !knows_more) return encode_types(leaves_);
     std::vector<Leaf> all = leaves_;
     for (const auto& [at, leaf] : empty_dicts_)
       all.insert(all.begin() + std::min(std::ssize(all), static_cast<std::ptrdiff_t>(at)), leaf);
+    std::unordered_set<std::string_view> own;
+    for (const Leaf& leaf : leaves_) own.insert(leaf.name);
+    for (const PlannedLeaf& leaf : plan_->leaves())
+      if (!own.contains(leaf.name)) all.push_back({leaf.name, leaf.path, Value()});
     return encode_types(all);
   }
 

@@ -422,5 +422,23 @@ TEST(SaveRanks, EveryPlacementIsReadBack) {
   }
 }
 
+// What only another rank has keeps the type of its keys, too.
+TEST(SaveRanks, KeysOfOtherRanksKeepTheirTypes) {
+  const auto store = memory_store();
+  run_ranks(2, [&](Group& group) {
+    Value state = Value::dict();
+    for (const Value& key : {Value(std::int64_t{group.rank()}),
+                             Value::tuple({Value("a"), Value(std::int64_t{group.rank()})})})
+      state.set_item(key, Value(counting({2}, whole({2}), 1)));
+    save(Value::dict({{"state", state}, {"step", 1}}), store, {}, group);
+  });
+  const Value state = Checkpoint::open(store).load().at("state");
+  EXPECT_EQ(state.size(), 4U);
+  for (const std::int64_t rank : {0, 1}) {
+    EXPECT_NE(state.find_key(Value(rank)), nullptr) << rank;
+    EXPECT_NE(state.find_key(Value::tuple({Value("a"), Value(rank)})), nullptr) << rank;
+  }
+}
+
 }  // namespace
 }  // namespace tessera
