@@ -64,7 +64,8 @@ std::optional<Json> dict_of(const Value& value, std::size_t& left) {
     auto made = bounded(item, left);
     if (!made) return std::nullopt;
     if (named) {
-      json[key.as_string()] = std::move(*made);
+      // A key is in a dict once: it need not be looked for.
+      json.get_ref<Json::object_t&>().emplace_back(key.as_string(), std::move(*made));
       continue;
     }
     auto made_key = bounded(key, left);

@@ -7,6 +7,7 @@
 #include "checkpoint/digests/side_file.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/test_support.h"
+#include "checkpoint/tree/tree_json.h"
 
 namespace tessera {
 namespace {
@@ -71,6 +72,23 @@ TEST(SideFile, ThereAndBack) {
   EXPECT_EQ(back.producer, "someone");
   EXPECT_EQ(back.files.at("a").size, kDigestBlock + 1);
   EXPECT_EQ(back.files.at("a").blocks, side_file.files.at("a").blocks);
+}
+
+// Looking at all names for each of them would take longer than tests may.
+TEST(SideFile, MayNameVeryManyFiles) {
+  constexpr int kFiles = 300000;
+  SideFile side_file{"id", "someone", {}};
+  for (int i = 0; i < kFiles; ++i) side_file.files["f" + std::to_string(i)] = {3, {7}, 0};
+  side_file.types = R"({"version": 1, "leaves": [], "containers": []})";
+  const SideFile back = decode_side_file(encode_side_file(side_file));
+  EXPECT_EQ(back.files.size(), side_file.files.size());
+  EXPECT_EQ(back.files.at("f299999").size, 3U);
+  std::string members;
+  for (int i = 0; i < kFiles; ++i) members += ", \"m" + std::to_string(i) + "\": 0";
+  side_file.types.insert(side_file.types.size() - 1, members);
+  std::vector<Leaf> leaves;
+  add_types(side_file.types, leaves);
+  EXPECT_TRUE(leaves.empty());
 }
 
 TEST(SideFile, EveryChangedByteIsCorrupt) {

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 constexpr int kVersion = 1;
 constexpr int kTailsVersion = 2;  // of a side file whose data files have tails

@@ -248,11 +248,13 @@ std::string flat_name(const FlatHandle& handle) {
 std::optional<HandleOfId> RankState::handles_of(const Value& groups,
                                                 const IdsAndNames& names) const {
   if (names.empty()) return handles_in_order(groups);
+  std::map<std::string, std::size_t> by_name;
+  for (std::size_t i = 0; i < handles_.size(); ++i) by_name.emplace(flat_name(handles_[i]), i);
   HandleOfId found;
   for (const auto& [id, name] : names) {
-    const auto handle = std::ranges::find(handles_, name, flat_name);
-    if (handle == handles_.end()) return std::nullopt;
-    found.emplace(id, static_cast<std::size_t>(handle - handles_.begin()));
+    const auto handle = by_name.find(name);
+    if (handle == by_name.end()) return std::nullopt;
+    found.emplace(id, handle->second);
   }
   return found;
 }

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 // Tensors that lie beside the JSON. By node: their names.
 using TensorNames = std::unordered_map<const void*, std::string>;
