@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <mutex>
+#include <system_error>
 
 #include "base/parallel.h"
 #include "base/stop.h"
@@ -56,7 +57,8 @@ FileDigests digest_file(const ByteSource& source, int threads, Meter& meter) {
 
 bool is_directory(const std::string& path) {
   const Location where = located_source(path);
-  return where.store ? where.name.empty() : std::filesystem::is_directory(where.path);
+  std::error_code none;
+  return where.store ? where.name.empty() : std::filesystem::is_directory(where.path, none);
 }
 
 // The name of the side file that readers of this checkpoint look for.

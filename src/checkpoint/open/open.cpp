@@ -155,8 +155,10 @@ const DirectoryKind* kind_of_directory(const std::vector<ObjectInfo>& files) {
 
 // Who names a link means what it leads to, wherever that is.
 std::filesystem::path followed(const std::string& path) {
-  return std::filesystem::is_symlink(path) ? std::filesystem::canonical(path)
-                                           : std::filesystem::path(path);
+  std::error_code error;
+  if (!std::filesystem::is_symlink(path, error)) return path;
+  std::filesystem::path file = std::filesystem::canonical(path, error);
+  return error ? std::filesystem::path(path) : file;  // opening it will say what is wrong
 }
 
 std::vector<Slice> slices_of(const Tensor& tensor) {

@@ -236,7 +236,8 @@ void require_inside(const std::string& path, const std::string& directory) {
   std::error_code error;
   const fs::path file = fs::canonical(path, error);
   if (error) return;  // opening it will say what is wrong
-  const fs::path root = fs::canonical(directory.empty() ? "/" : directory);
+  const fs::path root = fs::canonical(directory.empty() ? "/" : directory, error);
+  if (error) throw Error(ErrorCode::not_found, "the directory is gone").at_path(directory);
   if (is_below(file, root) || is_in_hub_cache(file, root)) return;
   throw Error(ErrorCode::unsafe, "a link that leaves the directory").at_path(path);
 }
