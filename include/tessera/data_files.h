@@ -1,5 +1,6 @@
-// Writing a DCP directory step by step, for whoever plans a save elsewhere, as
-// torch.distributed.checkpoint does. save() of checkpoint.h plans for itself.
+// Writing a DCP directory step by step, and what its `.metadata` says, for whoever plans saves and
+// loads elsewhere, as torch.distributed.checkpoint does. save() and load() of checkpoint.h plan for
+// themselves.
 //
 // Ranks talk on their own. Rank 0 makes a DcpDirectory before anybody writes. Every rank fills its
 // files and sends the receipts to rank 0, which commits:
@@ -13,11 +14,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
 
+#include "tessera/dtype.h"
 #include "tessera/io.h"
+#include "tessera/layout.h"
+#include "tessera/leaf.h"
 #include "tessera/location.h"
 #include "tessera/value.h"
 
@@ -96,5 +101,37 @@ class DcpDirectory {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Where an item is.
+struct DcpItem {
+  std::string file;  // in the checkpoint's directory, which it does not leave
+  ItemExtent extent;
+  std::vector<std::string> transforms;  // torch's stream extensions, outermost first
+};
+
+// A tensor or a value.
+struct DcpEntry {
+  std::string name;
+  std::optional<Path> path;    // where it belongs in the tree, if the planner has kept that
+  std::optional<DType> dtype;  // none: a value
+  Shape shape;
+  bool requires_grad = false;
+  std::vector<Box> chunks;     // of a tensor
+  std::vector<DcpItem> items;  // of each chunk; of a value its only one
+};
+
+struct DcpMetadata {
+  std::string version;  // of torch's format; empty: not said
+  std::string checkpoint_id;
+  std::string save_id;
+  bool has_paths = true;  // false: the planner has kept nothing that is known
+  std::vector<DcpEntry> entries;
+};
+
+// What the bytes of a `.metadata` say. Only the classes of such a file are known, and none is
+// imported or called. Throws `corrupt`, `incomplete`, `unsafe`, `unsupported` or `limit` for
+// anything else. Whether the files are there, and whether chunks cover their tensors, is not looked
+// at.
+[[nodiscard]] DcpMetadata decode_dcp_metadata(ByteView metadata);
 
 }  // namespace tessera

@@ -14,6 +14,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "text.h"
+#include "trees.h"
 #include "values.h"
 
 namespace tessera::python {
@@ -202,6 +203,15 @@ nb::dict metadata(const Opened& self) {
   return metadata;
 }
 
+// The value of an item that torch's reader has read from the file `path`.
+nb::object archive_value(const nb::bytes& bytes, nb::handle path, nb::handle key, nb::object wrap) {
+  try {
+    return object_of(value_of_archive(bytes), std::move(wrap));
+  } catch (const Error& error) {
+    throw Error(error.code(), error.message()).at_path(path_of(path)).at_key(text_of(key));
+  }
+}
+
 }  // namespace
 
 void bind_checkpoints(nb::module_& module) {
@@ -233,6 +243,7 @@ void bind_checkpoints(nb::module_& module) {
       .def("load", load, nb::arg("dtype").none(), nb::arg("threads"), nb::arg("wrap"),
            nb::arg("progress").none());
   module.def("open", opened);
+  module.def("archive_value", archive_value);
 }
 
 }  // namespace tessera::python

@@ -125,10 +125,71 @@ class Directory {
   std::unique_ptr<DcpDirectory> directory_;
 };
 
+nb::object step_of(const PathPart& part) {
+  if (const auto* const index = std::get_if<std::int64_t>(&part)) return nb::int_(*index);
+  return string_of(step_text(part));
+}
+
+nb::object steps_of(const std::optional<Path>& path) {
+  if (!path) return nb::none();
+  nb::list steps;
+  for (const PathPart& part : *path) steps.append(step_of(part));
+  return nb::tuple(steps);
+}
+
+// (file, offset, length, transforms or None)
+nb::tuple described(const DcpItem& item) {
+  nb::object transforms = nb::none();
+  if (!item.transforms.empty()) {
+    nb::list texts;
+    for (const std::string& text : item.transforms) texts.append(string_of(text));
+    transforms = texts;
+  }
+  return nb::make_tuple(string_of_path(item.file), item.extent.offset, item.extent.length,
+                        transforms);
+}
+
+// (name, path or None, None, [item]) of a value; a tensor has (dtype, shape, requires_grad) instead
+// of None, and (offsets, sizes, item) for each chunk.
+nb::tuple described(const DcpEntry& entry) {
+  nb::list parts;
+  nb::object tensor = nb::none();
+  if (entry.dtype) {
+    tensor = nb::make_tuple(name_of(*entry.dtype), tuple_of(entry.shape), entry.requires_grad);
+    for (std::size_t i = 0; i < entry.chunks.size(); ++i) {
+      const Box& box = entry.chunks[i];
+      parts.append(
+          nb::make_tuple(tuple_of(box.offsets), tuple_of(box.sizes), described(entry.items[i])));
+    }
+  } else {
+    for (const DcpItem& item : entry.items) parts.append(described(item));
+  }
+  return nb::make_tuple(string_of(entry.name), steps_of(entry.path), tensor, parts);
+}
+
+// (version, checkpoint_id, save_id, whether there are paths, entries); an empty text is None.
+nb::tuple metadata_of(nb::handle bytes, nb::handle path) {
+  const ByteView view = view_of(bytes);
+  const std::string where = path_of(path);
+  const DcpMetadata metadata = run_job(nb::none(), [&](Job&) {
+    try {
+      return decode_dcp_metadata(view);
+    } catch (Error& error) {
+      error.at_path(where);
+      throw;
+    }
+  });
+  nb::list entries;
+  for (const DcpEntry& entry : metadata.entries) entries.append(described(entry));
+  return nb::make_tuple(string_or_none(metadata.version), string_or_none(metadata.checkpoint_id),
+                        string_or_none(metadata.save_id), metadata.has_paths, entries);
+}
+
 }  // namespace
 
 void bind_data_files(nb::module_& module) {
   module.def("new_attempt", [] { return string_of(new_attempt()); });
+  module.def("dcp_metadata", metadata_of);
   nb::class_<File>(module, "DataFile")
       .def(nb::init<nb::object, nb::object>())
       .def("write", &File::write)

@@ -145,6 +145,7 @@ class Builder {
     kept_.push_back(given);
     const std::string what = text_of(given[0]);
     if (what == "unsupported") throw Error(ErrorCode::unsupported, text_of(given[1])).at_key(key());
+    if (what == "mismatch") throw Error(ErrorCode::mismatch, text_of(given[1])).at_key(key());
     if (what == "value") return (*this)(given[1]);
     if (what == "global") return Value::global(text_of(given[1]), text_of(given[2]));
     if (what == "ordered_dict") {
@@ -164,10 +165,13 @@ class Builder {
   }
 
   // What torch.save made of an object that only its own class knows.
-  static Value archived(const nb::bytes& bytes) {
-    const auto store = memory_store();
-    put(*store, "value.pt", bytes_of(bytes.c_str(), bytes.size()), IfExists::fail);
-    return Checkpoint::open({store, "value.pt"}).load();
+  [[nodiscard]] Value archived(const nb::bytes& bytes) const {
+    try {
+      return value_of_archive(bytes);
+    } catch (Error& error) {
+      error.at_key(key());
+      throw;
+    }
   }
 
   // Nobody writes to it; the objects in `kept_` have the memory until the call returns.
@@ -231,6 +235,12 @@ class Builder {
 };
 
 }  // namespace
+
+Value value_of_archive(const nb::bytes& bytes) {
+  const auto store = memory_store();
+  put(*store, "value.pt", bytes_of(bytes.c_str(), bytes.size()), IfExists::fail);
+  return Checkpoint::open({store, "value.pt"}).load();
+}
 
 Tree tree_of(nb::handle tree, nb::object describe) {
   Builder builder(std::move(describe));

@@ -23,10 +23,14 @@ struct Tree {
 //    parts are (address and bytes of a storage, offset in elements, strides, offsets, sizes) and
 //    the placement is None or (parts, stride, dim) as layout.h has it
 //   ("archive", the bytes of a torch.save)
-//   ("value", another object), ("global", module, name), ("unsupported", why)
+//   ("value", another object), ("global", module, name), ("unsupported" or "mismatch", why)
 //   ("ordered_dict", a dict, `_metadata` or None), ("default_dict", a dict, the factory or None)
 // One object becomes one node. Throws `unsupported` with the key of
 // anything else, and `invalid_argument` for a tree that contains itself.
 [[nodiscard]] Tree tree_of(nb::handle tree, nb::object describe);
+
+// What the bytes of a torch.save hold, with its tensors in memory: no class is imported and none is
+// called.
+[[nodiscard]] Value value_of_archive(const nb::bytes& bytes);
 
 }  // namespace tessera::python

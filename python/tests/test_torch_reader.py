@@ -74,6 +74,36 @@ def test_paths_as_python_3_13_pickles_them(tmp_path, monkeypatch):
         assert into["w"].all() and str(into["where"]) == "/a/b"
 
 
+def metadata_of_ranks(rank, ranks, path):
+    from torch.distributed.checkpoint._extension import StreamTransformExtension
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    class Plain(StreamTransformExtension):
+        registry_name = staticmethod(lambda: "stream.plain")
+        from_descriptor = staticmethod(lambda version: Plain())
+        get_descriptor = staticmethod(lambda: "stream.plain/1")
+        transform_to = staticmethod(lambda output: output)
+        transform_from = staticmethod(lambda source: source)
+
+    sharded = distribute_tensor(torch.arange(35.0).reshape(7, 5), init_device_mesh("cpu", (ranks,)), [Shard(0)])
+    state = state_of(True) | {"sharded": sharded, "grad": torch.ones(2, requires_grad=True)}
+    for name, extensions in (("plain", None), ("extended", [Plain()])):
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(f"{path}-{name}", _extensions=extensions))
+        theirs = dcp.FileSystemReader(f"{path}-{name}").read_metadata()
+        ours = tessera.torch._data.read_metadata(pathlib.Path(f"{path}-{name}/.metadata").read_bytes(), path)
+        for part in ("state_dict_metadata", "planner_data", "storage_data", "version"):
+            assert getattr(ours, part) == getattr(theirs, part), part
+        hints = [{(index.fqn, index.offset): index.index for index in of.storage_data if index.index} for of in (ours, theirs)]
+        assert hints[0] == hints[1]
+        assert ours.storage_meta.save_id == theirs.storage_meta.save_id
+        assert ours.storage_meta.checkpoint_id == str(theirs.storage_meta.checkpoint_id)
+
+
+def test_the_metadata_is_what_torch_would_read(tmp_path):
+    run_ranks(metadata_of_ranks, 2, str(tmp_path / "a"))
+
+
 class Hostile:
     def __init__(self, path):
         self.path = path

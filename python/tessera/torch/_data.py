@@ -1,70 +1,26 @@
-"""torch's dataclasses and values out of pickles, from an allow-list: nothing else is imported or called."""
+"""torch's dataclasses and values of what the core has decoded: nothing is imported or called but what is named here."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import enum
 import gc
 import importlib
 import io
 import pathlib
-import pickle
+import types
 from collections.abc import Collection, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.serialization import _get_layout
 
-from tessera._errors import CorruptError, UnsafeError
+from tessera import _core
+from tessera._errors import CorruptError, Error, UnsafeError
+from tessera._memory import Loaded, torch_dtype
 from tessera._values import Opaque
 from tessera.torch._arrays import array_of
-
-_CLASSES: dict[str, Any] = {
-    "collections.OrderedDict": collections.OrderedDict,
-    "pathlib.Path": pathlib.Path,
-    "pathlib.PosixPath": pathlib.PosixPath,
-    "pathlib._local.PosixPath": pathlib.PosixPath,  # as Python 3.13 calls it
-    "torch.Size": torch.Size,
-    "torch.device": torch.device,
-    "torch.distributed.checkpoint.filesystem._StorageInfo": _StorageInfo,
-    "torch.serialization._get_layout": _get_layout,
-}
-_CLASSES.update(
-    (f"torch.distributed.checkpoint.metadata.{name}", getattr(dcp, name))
-    for name in (
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    )
-)
-
-
-def _member(kind: Any, name: Any) -> Any:
-    """How pickle names the members of an enumeration."""
-    if kind is not dcp._MEM_FORMAT_ENCODING or name not in kind.__members__:
-        raise UnsafeError(f"unsafe: the metadata asks for {name!r} of {kind!r}")
-    return kind[name]
-
-
-_CLASSES["builtins.getattr"] = _member
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        found = _CLASSES.get(f"{module}.{name}")
-        if found is None and module == "torch":
-            found = getattr(torch, name, None)
-            found = found if isinstance(found, (torch.dtype, torch.layout, torch.memory_format)) else None
-        if found is None:
-            raise UnsafeError(f"unsafe: the metadata names {module}.{name}, which is no part of it")
-        return found
 
 
 @contextlib.contextmanager
@@ -79,18 +35,34 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def read_metadata(file: BinaryIO, path: str) -> dcp.Metadata:
-    """What a `.metadata` says. Raises `unsafe` or `corrupt` for anything else."""
-    try:
-        with _without_collector():
-            metadata = _Unpickler(file).load()
-    except UnsafeError as error:
-        raise UnsafeError(f"{error.text} [{path}]", path) from None
-    except Exception as error:
-        raise CorruptError(f"corrupt: {error} [{path}]", path) from error
-    if not isinstance(metadata, dcp.Metadata):
-        raise CorruptError(f"corrupt: the metadata is a {type(metadata).__name__} [{path}]", path)
-    return metadata
+def read_metadata(content: bytes, path: str) -> dcp.Metadata:
+    """What the bytes of a `.metadata` say, as torch's planners and readers take it. Raises what `_core` finds in them.
+
+    Layouts, memory formats and pinned memory, which torch calls deprecated, are the default ones.
+    """
+    with _without_collector():
+        version, checkpoint_id, save_id, has_paths, entries = _core.dcp_metadata(content, path)
+        storage: dict[dcp.MetadataIndex, _StorageInfo] = {}
+        state = {name: _entry(name, tensor, parts, storage) for name, _, tensor, parts in entries}
+        paths = {name: steps for name, steps, _, _ in entries if steps is not None}
+    meta = dcp.StorageMeta(checkpoint_id=checkpoint_id, save_id=save_id)
+    return dcp.Metadata(state, paths if has_paths else None, storage, meta, version)
+
+
+def _entry(name: str, tensor: Any, parts: list[Any], storage: dict[dcp.MetadataIndex, _StorageInfo]) -> Any:
+    """A tensor or value as torch has it, whose items are put into `storage`."""
+    if tensor is None:
+        (item,) = parts
+        storage[dcp.MetadataIndex(name)] = _StorageInfo(*item)
+        return dcp.BytesStorageMetadata()
+    dtype, shape, requires_grad = tensor
+    chunks = []
+    for number, (begin, sizes, item) in enumerate(parts):
+        offsets = torch.Size(begin)
+        chunks.append(dcp.ChunkStorageMetadata(offsets, torch.Size(sizes)))
+        storage[dcp.MetadataIndex(name, offsets, number)] = _StorageInfo(*item)
+    properties = dcp.TensorProperties(dtype=torch_dtype(dtype), requires_grad=requires_grad)
+    return dcp.TensorStorageMetadata(properties, torch.Size(shape), chunks)
 
 
 _PLAIN = {
@@ -99,6 +71,16 @@ _PLAIN = {
     "pathlib.PosixPath": pathlib.PosixPath,
     "pathlib._local.PosixPath": pathlib.PosixPath,
 }
+
+# torch's own, found without asking its `__getattr__`, which imports modules.
+_SETTINGS = {
+    f"torch.{name}": found
+    for name, found in vars(torch).items()
+    if isinstance(found, (torch.dtype, torch.layout, torch.memory_format))
+}
+
+# What is there before a file is read: none of it is given a state by one.
+_SHARED = (type, enum.Enum, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 # What each `install` allows all readers. It keeps them alive: who has not kept one cannot remove it.
 installed: dict[object, frozenset[str]] = {}
@@ -136,13 +118,11 @@ class Values:
 
     def _object_of(self, value: Opaque, key: str) -> Any:
         name = value.name if isinstance(value.name, str) else "a computed class"
-        if value.arguments is None:
-            found = getattr(torch, name.removeprefix("torch."), None) if name.startswith("torch.") else None
-            if isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-                return found
-        elif value.state is None and name in _PLAIN:
+        if value.arguments is None and name in _SETTINGS:
+            return _SETTINGS[name]
+        if value.arguments is not None and value.state is None and name in _PLAIN:
             return self._plain(_PLAIN[name], value.arguments, key)
-        elif name == "_io.BytesIO" and _is_file_in_memory(value.state):
+        if name == "_io.BytesIO" and _is_file_in_memory(value.state):
             file = io.BytesIO(value.state[0])
             file.seek(value.state[1])
             return file
@@ -153,8 +133,14 @@ class Values:
             text = f"unsafe: the value needs {name}, which is code: allow={{{name!r}}} would run it"
             raise UnsafeError(f"{text} [{self._path}, key '{key}']", self._path, key)
         module, _, attribute = name.rpartition(".")
-        callable_ = getattr(importlib.import_module(module), attribute)
-        return callable_ if value.arguments is None else self._rebuilt(callable_, value, key)
+        try:
+            callable_ = getattr(importlib.import_module(module), attribute)
+            return callable_ if value.arguments is None else self._rebuilt(callable_, value, key)
+        except Error:
+            raise
+        except Exception as error:
+            text = f"corrupt: the value is no {name}: {type(error).__name__}: {error} [{self._path}, key '{key}']"
+            raise CorruptError(text, self._path, key) from error
 
     def _plain(self, kind: Any, arguments: Any, key: str) -> Any:
         made = self(arguments, key)
@@ -165,10 +151,13 @@ class Values:
             raise CorruptError(text, self._path, key) from None
 
     def _rebuilt(self, callable_: Any, value: Opaque, key: str) -> Any:
-        """As pickle does it."""
+        """As pickle does it, but for what was there before: a class, a function or a member of an enumeration stays as it is."""
         arguments = self(value.arguments, key)
         make = callable_.__new__ if value.by_new else callable_
         made = make(*([callable_] if value.by_new else []), *arguments, **self(value.keywords, key))
+        if isinstance(made, _SHARED) and (value.list_items or value.dict_items or value.state is not None):
+            text = f"unsafe: the value would change {made!r}, which it has not made [{self._path}, key '{key}']"
+            raise UnsafeError(text, self._path, key)
         for item in value.list_items:
             made.append(self(item, key))
         for name, item in value.dict_items:
@@ -191,5 +180,12 @@ def _set_state(made: Any, state: Any) -> None:
     slots = None
     if isinstance(state, tuple) and len(state) == 2:
         state, slots = state
-    for name, item in {**(state or {}), **(slots or {})}.items():
+    if state:
+        vars(made).update(state)
+    for name, item in (slots or {}).items():
         setattr(made, name, item)
+
+
+def value_of_item(content: bytes, path: str, key: str, convert: Values) -> Any:
+    """The value whose item torch's reader has read from `path`."""
+    return convert(_core.archive_value(content, path, key, Loaded("torch")), key)

@@ -6,11 +6,11 @@ import io
 import os
 import warnings
 from collections.abc import Iterable
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
@@ -87,8 +87,7 @@ class FileSystemReader(filesystem.FileSystemReader):
         except Error as error:
             self.failure = error
             raise
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
+        assert metadata.storage_meta is not None
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
@@ -99,14 +98,14 @@ class FileSystemReader(filesystem.FileSystemReader):
                 warnings.warn("stream extensions and loads without collectives are read by torch's own code", stacklevel=4)
             path = self._get_metadata_path(rank)
             with self.fs.create_stream(path, "rb") as file:
-                return _data.read_metadata(cast(BinaryIO, file), str(path))
+                return _data.read_metadata(file.read(), str(path))
         self._opened = self.opened()
         # Compared with its digest, and from whatever store the checkpoint is in.
-        return _data.read_metadata(io.BytesIO(self._opened._core.file(".metadata")), f"{self._opened.path}/.metadata")
+        return _data.read_metadata(self._opened._core.file(".metadata"), f"{self._opened.path}/.metadata")
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         if self._is_torchs:
-            return super().read_data(plan, planner)
+            return super().read_data(plan, cast(LoadPlanner, _DataAlone(planner, self)))
         if self._opened is None:
             self._opened = self.opened()
         values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
@@ -115,10 +114,7 @@ class FileSystemReader(filesystem.FileSystemReader):
         read = [(item, self._value(item.storage_index, convert)) for item in values]
         self._read_tensors((item for item in plan.items if item.type != LoadItemType.BYTE_IO), planner)
         for item, value in read:
-            if isinstance(planner, OurPlanner):
-                planner.load_value(item, value)
-            else:
-                planner.load_bytes(item, io.BytesIO(saved(value)))
+            _give(planner, item, value)
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -153,3 +149,25 @@ class FileSystemReader(filesystem.FileSystemReader):
         """Where the wanted elements begin in the whole tensor."""
         begin = item.storage_index.offset or (0,) * len(item.lengths)
         return tuple(chunk + inside for chunk, inside in zip(begin, item.storage_offsets))
+
+
+def _give(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
+    if isinstance(planner, OurPlanner):
+        planner.load_value(item, value)
+    else:
+        planner.load_bytes(item, io.BytesIO(saved(value)))
+
+
+class _DataAlone:
+    """A planner as torch's own reader asks it. A value reaches it as data, whatever its bytes would make torch.load do."""
+
+    def __init__(self, planner: LoadPlanner, reader: FileSystemReader) -> None:
+        self._planner = planner
+        self._path = str(reader.path)
+        self._convert = _data.Values(self._path, getattr(planner, "allow", ()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._planner, name)
+
+    def load_bytes(self, item: ReadItem, value: io.BytesIO) -> None:
+        _give(self._planner, item, _data.value_of_item(value.getvalue(), self._path, item.storage_index.fqn, self._convert))

@@ -18,6 +18,7 @@
 #include "checkpoint/save/leftovers.h"
 #include "checkpoint/save/planned_leaf.h"
 #include "checkpoint/save/probe.h"
+#include "format/dcp/dcp.h"
 #include "tessera/error.h"
 #include "tessera/store_hold.h"
 
@@ -31,6 +32,28 @@ HeldChunk whole_chunk(const Tensor& tensor) {
   std::vector<HeldChunk> chunks = held_chunks(tensor);
   if (chunks.size() == 1 && chunks.front().box == whole(tensor.shape)) return chunks.front();
   throw Error(ErrorCode::unsupported, "an item is made of a tensor that is held whole");
+}
+
+DcpItem item_of(dcp::Item item) {
+  return {std::move(item.path), {item.offset, item.length}, std::move(item.transforms)};
+}
+
+DcpEntry entry_of(dcp::Entry entry) {
+  DcpEntry made{
+      std::move(entry.name), std::move(entry.path), {}, std::move(entry.shape), {}, {}, {}};
+  if (!entry.is_tensor) {
+    made.items.push_back(item_of(std::move(entry.item)));
+    return made;
+  }
+  made.dtype = entry.dtype;
+  made.requires_grad = entry.requires_grad;
+  made.chunks.reserve(entry.chunks.size());
+  made.items.reserve(entry.chunks.size());
+  for (dcp::Chunk chunk : entry.chunks) {
+    made.chunks.push_back(std::move(chunk.box));
+    made.items.push_back(item_of(std::move(chunk.item)));
+  }
+  return made;
 }
 
 }  // namespace
@@ -149,6 +172,18 @@ void DcpDirectory::commit(ByteView metadata, const std::string& save_id,
     throw;
   }
   state_->leftovers.after_commit(*state_->store);
+}
+
+DcpMetadata decode_dcp_metadata(ByteView metadata) {
+  dcp::Metadata decoded = dcp::decode(metadata);
+  DcpMetadata made{std::move(decoded.version),
+                   std::move(decoded.checkpoint_id),
+                   std::move(decoded.save_id),
+                   decoded.has_planner_data,
+                   {}};
+  made.entries.reserve(decoded.entries.size());
+  for (dcp::Entry& entry : decoded.entries) made.entries.push_back(entry_of(std::move(entry)));
+  return made;
 }
 
 }  // namespace tessera
