@@ -5,14 +5,42 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.planner_helpers import _init_state_dict
 
 from tessera._checkpoint import Checkpoint
+from tessera._errors import MismatchError
 from tessera._memory import Memory, memory_of, torch_dtype
 
 #: Bytes of tensors that are read elsewhere first, at once.
 _ASIDE = 256 << 20
 
 Place = tuple[str, tuple[int, ...]]  # a tensor's name, and where the wanted elements begin in it
+
+
+def materialized(target: Any) -> Any:
+    """A tensor on the meta device with memory where torch would make it: on the CPU or the group's device. Else the target."""
+    if not isinstance(target, torch.Tensor) or target.device.type != "meta":
+        return target
+    state = {"": target}
+    try:
+        if not (dist.is_available() and dist.is_initialized()):  # where torch has no answer
+            return torch.empty_like(target, device="cpu")
+        _init_state_dict(state)
+    except Exception as error:
+        raise MismatchError(f"mismatch: a {type(target).__name__} on the meta device: {error}") from error
+    return state[""]
+
+
+def require_fillable(part: torch.Tensor) -> None:
+    """Throws `mismatch` for what has no memory of its own for each of its elements."""
+    kind = type(part).__name__
+    if part.layout is not torch.strided:
+        raise MismatchError(f"mismatch: a {kind} of {part.layout}")
+    if part.device.type == "meta":
+        raise MismatchError(f"mismatch: a {kind} on the meta device")
+    if any(stride == 0 and size > 1 for stride, size in zip(part.stride(), part.shape)):
+        raise MismatchError(f"mismatch: an expanded {kind}, whose elements share memory")
 
 
 class Fill:
@@ -56,8 +84,13 @@ class Fill:
                 for aside, ((name, offsets), _) in zip(asides, batch)
             ]
         )
-        for aside, (_, target) in zip(asides, batch):
-            target.copy_(aside)
+        for aside, ((name, _), target) in zip(asides, batch):
+            try:
+                target.copy_(aside)
+            except Exception as error:
+                path = self._checkpoint.path
+                text = f"mismatch: a {type(target).__name__} cannot be filled: {error} [{path}, key '{name}']"
+                raise MismatchError(text, path, name) from error
 
     def _memory(self, name: str, target: torch.Tensor) -> Memory | None:
         """The target's, if the elements can go there as they are. A second key of it (tied weights) cannot."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tessera._errors import Error, PeerFailedError
 
@@ -58,12 +60,14 @@ def group_of(process_group: Any, no_dist: bool) -> Group | None:
 
 
 def agree(group: Group | None, error: BaseException | None, answer: Any = None) -> list[Any]:
-    """The answers of all ranks. If some have an error instead, all raise the same."""
+    """The answers of all ranks. If some have an error instead, all raise the same: a `tessera.Error`, whatever it was."""
     if group is None:
-        if error is not None:
+        if error is None:
+            return [answer]
+        if isinstance(error, Error) or not isinstance(error, Exception):
             raise error
-        return [answer]
-    mine = error if error is None or isinstance(error, Error) else PeerFailedError(repr(error))
+        raise error_of_ranks({0: error}) from error
+    mine = error if error is None or isinstance(error, Error) else error_of_ranks({group.rank: error})
     try:
         told = group.all_gather((mine, answer))
     except Exception as lost:  # torch's, for a rank that is gone
@@ -85,5 +89,23 @@ def error_of_ranks(failures: Mapping[int, BaseException]) -> Error:
     if first is not None and len(peers) == len(failures):
         if all(type(error) is type(first) for error in peers.values()):
             return type(first)(first.text, first.path, first.key, first.offset, peers if len(peers) > 1 else None)
-    text = "; ".join(f"rank {rank}: {error}" for rank, error in sorted(failures.items()))
+    text = "; ".join(f"rank {rank}: {_text_of(error)}" for rank, error in sorted(failures.items()))
     return PeerFailedError(f"peer_failed: {text}", peers=peers)
+
+
+def _text_of(error: BaseException) -> str:
+    return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def errors_of_torch(known: Callable[[], Error | None] = lambda: None) -> Iterator[None]:
+    """What torch's own planning raises inside, as a `tessera.Error`. `known`: one that torch has only the text of."""
+    try:
+        yield
+    except CheckpointException as failure:
+        raise known() or error_of_ranks({rank: error for rank, (error, _) in failure.failures.items()}) from failure
+    except Error:
+        raise
+    except Exception as failure:
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        raise known() or error_of_ranks({rank: failure}) from failure

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint import state_dict_loader
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.stateful import Stateful
 
 from tessera import _core
@@ -16,11 +16,11 @@ from tessera._checkpoint import Checkpoint
 from tessera._errors import Error, KeyNotFoundError, MismatchError
 from tessera._memory import Loaded
 from tessera.torch._data import Values
-from tessera.torch._fill import Fill
-from tessera.torch._group import agree, error_of_ranks, group_of
+from tessera.torch._fill import Fill, materialized, require_fillable
+from tessera.torch._group import agree, errors_of_torch, group_of
 from tessera.torch._planner import LoadPlanner
 from tessera.torch._reader import FileSystemReader
-from tessera.torch._tree import LeftToTorch, parts_of, states_of
+from tessera.torch._tree import Leaf, LeftToTorch, leaves, parts_of, speaks, states_of
 
 _NAMED = 20  # keys that an error names, at most
 
@@ -56,7 +56,7 @@ def load(
     if planner is None and type(storage_reader) is FileSystemReader and storage_reader.plans_here:
         if _load_here(state_dict, storage_reader, process_group, no_dist, allow):
             return
-    try:
+    with errors_of_torch(lambda: getattr(storage_reader, "failure", None)):
         state_dict_loader.load(
             state_dict,
             storage_reader=storage_reader,
@@ -64,9 +64,6 @@ def load(
             process_group=process_group,
             no_dist=no_dist,
         )
-    except CheckpointException as failure:
-        known: Error | None = getattr(storage_reader, "failure", None)
-        raise known or error_of_ranks({rank: error for rank, (error, _) in failure.failures.items()}) from failure
 
 
 def _load_here(
@@ -88,7 +85,9 @@ def _load_here(
         pass
     except BaseException as error:
         failure = error
-    if not all(agree(group, failure, filling is not None)):
+    takers = [key for key in states if isinstance(state_dict[key], Stateful)]
+    told = agree(group, failure, (filling is not None, bool(takers)))
+    if not all(fills for fills, _ in told):
         return False
     assert filling is not None
     try:
@@ -96,45 +95,16 @@ def _load_here(
     except BaseException as error:
         failure = error
     agree(group, failure)
-    for key in states:
-        item = state_dict[key]
-        if isinstance(item, Stateful):
-            item.load_state_dict(states[key])
-        else:
-            state_dict[key] = states[key]
+    for key in (key for key in states if key not in takers):
+        state_dict[key] = states[key]
+    if any(takes for _, takes in told):
+        try:
+            for key in takers:
+                state_dict[key].load_state_dict(states[key])
+        except BaseException as error:
+            failure = error
+        agree(group, failure)
     return True
-
-
-class _Leaf:
-    """What a state dict has at `path`: in `container`, by `key`."""
-
-    def __init__(self, path: tuple[str, ...], container: Any, key: Any) -> None:
-        self.name = ".".join(path)
-        self.path = path
-        self.container = container
-        self.key = key
-
-    @property
-    def value(self) -> Any:
-        return self.container[self.key]
-
-
-def _leaves(container: Any, path: tuple[str, ...] = ()) -> Iterator[_Leaf]:
-    """As torch flattens: dicts, and lists that hold tensors or dicts."""
-    items = container.items() if isinstance(container, Mapping) else enumerate(container)
-    for key, value in list(items):
-        deeper = (*path, str(key))
-        if isinstance(value, Mapping) or (isinstance(value, list) and _is_taken_apart(value)):
-            yield from _leaves(value, deeper)
-        else:
-            yield _Leaf(deeper, container, key)
-
-
-def _is_taken_apart(values: list[Any]) -> bool:
-    return any(
-        isinstance(value, (Mapping, torch.Tensor)) or (isinstance(value, list) and _is_taken_apart(value))
-        for value in values
-    )
 
 
 class _Filling:
@@ -143,11 +113,11 @@ class _Filling:
     def __init__(self, states: dict[str, Any], checkpoint: Checkpoint, allow: Collection[str]) -> None:
         self._checkpoint = checkpoint
         self._fill = Fill(checkpoint)
-        self._values: list[tuple[_Leaf, Any]] = []
+        self._values: list[tuple[Leaf, Any]] = []  # and tensors that are made here
         convert = Values(checkpoint.path, allow)
-        missing: list[_Leaf] = []
+        missing: list[Leaf] = []
         unlike: list[str] = []
-        for leaf in _leaves(states):
+        for leaf in leaves(states):
             if leaf.name not in checkpoint:
                 missing.append(leaf)
                 continue
@@ -163,17 +133,24 @@ class _Filling:
         for leaf, value in self._values:
             leaf.container[leaf.key] = value
 
-    def _add_tensor(self, leaf: _Leaf, found: Any) -> list[str]:
-        target = leaf.value
-        if not hasattr(target, "size"):
-            return [f"'{leaf.name}' is a tensor, and the target {type(target).__name__}"]
-        if tuple(target.size()) != found.shape:
-            return [f"'{leaf.name}' is {found.shape}, and the target {tuple(target.size())}"]
-        for offsets, part in parts_of(target):
-            self._fill.add(leaf.name, offsets, part.detach())
+    def _add_tensor(self, leaf: Leaf, found: Any) -> list[str]:
+        try:
+            target = leaf.value if speaks(leaf.value, "__create_chunk_list__") else materialized(leaf.value)
+            size = _size_of(target)
+            if size is not None and size != found.shape:
+                return [f"'{leaf.name}' is {found.shape}, and the target {size}"]
+            for offsets, part in parts_of(leaf.name, target):
+                require_fillable(part)
+                _require_inside(offsets, part, found)
+                self._fill.add(leaf.name, offsets, part.detach())
+        except Exception as error:  # of torch's and of the target's own code
+            why = error.text.partition(": ")[2] if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+            return [f"'{leaf.name}' is a tensor, and the target cannot be filled: {why}"]
+        if target is not leaf.value:
+            self._values.append((leaf, target))
         return []
 
-    def _require_all(self, missing: list[_Leaf], unlike: list[str]) -> None:
+    def _require_all(self, missing: list[Leaf], unlike: list[str]) -> None:
         where = self._checkpoint.path
         for leaf in missing:
             # torch before 2.4 saved what is in a list, or in a dict without tensors, as one value.
@@ -184,6 +161,21 @@ class _Filling:
             raise KeyNotFoundError(f"not_found: the checkpoint has no {names} [{where}]", where, missing[0].name)
         if unlike:
             raise MismatchError(f"mismatch: {_some(unlike)} [{where}]", where)
+
+
+def _size_of(target: Any) -> tuple[int, ...] | None:
+    """None: it has no word for that."""
+    if isinstance(target, torch.Tensor) and not isinstance(target, ShardedTensor) and target.is_nested:
+        raise MismatchError("mismatch: a nested tensor has no shape")
+    size = getattr(target, "size", None)
+    found = size() if callable(size) else None
+    return tuple(found) if isinstance(found, (tuple, list)) else None
+
+
+def _require_inside(offsets: tuple[int, ...], part: torch.Tensor, found: Any) -> None:
+    ends = [begin + size for begin, size in zip(offsets, part.shape)]
+    if len(ends) != len(found.shape) or any(end > size for end, size in zip(ends, found.shape)):
+        raise MismatchError(f"mismatch: a part of {tuple(part.shape)} at {offsets} is not inside of {found.shape}")
 
 
 def _some(texts: list[str]) -> str:

@@ -7,14 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from torch.distributed.checkpoint import state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from tessera import _core
 from tessera._reports import SaveReport
 from tessera.torch import _tree
-from tessera.torch._group import agree, error_of_ranks, group_of
+from tessera.torch._group import agree, errors_of_torch, group_of
 from tessera.torch._writer import FileSystemWriter
 
 
@@ -26,6 +26,10 @@ def _writer_of(checkpoint_id: str | os.PathLike[str] | None, storage_writer: Any
     if checkpoint_id is not None:
         storage_writer.reset(checkpoint_id)
     return storage_writer
+
+
+def _plans_here(writer: Any, planner: Any, use_collectives: bool) -> bool:
+    return planner is None and use_collectives and type(writer) is FileSystemWriter and writer.plans_here
 
 
 def save(
@@ -46,8 +50,8 @@ def save(
     or other elements of what should be the same: "warn", "refuse", or "keep" what each one has.
     What fails raises a `tessera.Error`, on all ranks.
 
-    A planner, another writer than ours, tensors on a device and sparse ones are left to torch's own
-    planning, which returns torch's `Metadata`.
+    A planner, another writer than ours, tensors on a device, sparse ones and those that bring torch's
+    protocol for shards are left to torch's own planning, which returns torch's `Metadata`.
 
     >>> import tessera.torch, torch
     >>> report = tessera.torch.save({"w": torch.zeros(3)}, checkpoint_id=directory + "/step600", no_dist=True)
@@ -55,12 +59,11 @@ def save(
     []
     """
     writer = _writer_of(checkpoint_id, storage_writer)
-    is_ours = planner is None and use_collectives and type(writer) is FileSystemWriter and writer.plans_here
-    if is_ours:
+    if _plans_here(writer, planner, use_collectives):
         report = _save_here(state_dict, writer, process_group, no_dist, {"values": values, "copies": copies})
         if report is not None:
             return report
-    try:
+    with errors_of_torch():
         made: Metadata = state_dict_saver.save(
             state_dict,
             storage_writer=writer,
@@ -69,9 +72,7 @@ def save(
             no_dist=no_dist,
             use_collectives=use_collectives,
         )
-        return made
-    except CheckpointException as failure:
-        raise error_of_ranks({rank: error for rank, (error, _) in failure.failures.items()}) from failure
+    return made
 
 
 def _save_here(
@@ -129,11 +130,17 @@ def async_save(
             no_dist=no_dist,
             use_collectives=use_collectives,
         )
-    staged = writer.stage(_tree.states_of(state_dict))
+    staged: Any = None
+    failure: Exception | None = None
+    try:
+        staged = _staged(_tree.states_of(state_dict), writer)
+    except Exception as error:
+        failure = error
     executor = ThreadPoolExecutor(1)
     future: Future[Any] = executor.submit(
-        save,
+        _save_staged,
         staged,
+        failure,
         storage_writer=writer,
         planner=planner,
         process_group=process_group,
@@ -142,3 +149,18 @@ def async_save(
     )
     executor.shutdown(wait=False)
     return future
+
+
+def _staged(states: dict[str, Any], writer: FileSystemWriter) -> Any:
+    """A copy. What plans itself keeps its attributes in torch's newer stager alone, which torch takes where no writer is given."""
+    if any(_tree.speaks(leaf.value, "__create_write_items__") for leaf in _tree.leaves(states)):
+        return DefaultStager(StagingOptions(False, False, False, False)).stage(states)
+    return writer.stage(states)
+
+
+def _save_staged(staged: Any, failure: Exception | None, *, process_group: Any, no_dist: bool, **arguments: Any) -> Any:
+    """What has failed on this rank already is told to the others, which save."""
+    if failure is not None:
+        is_told = _plans_here(arguments["storage_writer"], arguments["planner"], arguments["use_collectives"])
+        agree(group_of(process_group, no_dist) if is_told else None, failure)
+    return save(staged, process_group=process_group, no_dist=no_dist, **arguments)

@@ -7,17 +7,19 @@ from typing import Any
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.utils import find_tensor_shard
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from tessera._describe import Description, describe
-from tessera._errors import UnsupportedError
+from tessera._errors import MismatchError, UnsupportedError
 from tessera.torch._plain import dtype_name, is_plain, saved
 
 
 class LeftToTorch(Exception):
-    """The state holds tensors that torch's own planner has to resolve: on a device, sparse, quantized."""
+    """The state holds what torch's own planner has to resolve: tensors on a device, sparse, quantized; objects that plan themselves."""
 
 
 def states_of(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -25,43 +27,114 @@ def states_of(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {key: item.state_dict() if isinstance(item, Stateful) else item for key, item in state_dict.items()}
 
 
-def parts_of(tensor: Any) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
-    """Where each part that this rank holds begins in the whole tensor, and the part."""
-    if isinstance(tensor, DTensor):
-        if any(placement.is_partial() for placement in tensor.placements):
-            raise UnsupportedError("unsupported: a DTensor of partial sums: redistribute it first")
-        local = tensor.to_local()
-        sizes, offsets = compute_local_shape_and_global_offset(
-            tensor.shape, tensor.device_mesh, tensor.placements
-        )
-        if tuple(sizes) == tuple(local.shape) and (local.numel() > 0 or tensor.numel() == 0):
-            yield tuple(offsets), local
-    elif isinstance(tensor, ShardedTensor):
-        for shard in tensor.local_shards():
-            yield tuple(shard.metadata.shard_offsets), shard.tensor
-    else:
-        yield (0,) * tensor.dim(), tensor
+class Leaf:
+    """What a state dict has at `path`: in `container`, by `key`."""
+
+    def __init__(self, path: tuple[str, ...], container: Any, key: Any) -> None:
+        self.name = ".".join(path)
+        self.path = path
+        self.container = container
+        self.key = key
+
+    @property
+    def value(self) -> Any:
+        return self.container[self.key]
+
+
+def leaves(container: Any, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
+    """As torch flattens: dicts, and lists that hold tensors or dicts."""
+    items = container.items() if isinstance(container, Mapping) else enumerate(container)
+    for key, value in list(items):
+        deeper = (*path, str(key))
+        if isinstance(value, Mapping) or (isinstance(value, list) and _is_taken_apart(value)):
+            yield from leaves(value, deeper)
+        else:
+            yield Leaf(deeper, container, key)
+
+
+def _is_taken_apart(values: list[Any]) -> bool:
+    return any(
+        isinstance(value, (Mapping, torch.Tensor)) or (isinstance(value, list) and _is_taken_apart(value))
+        for value in values
+    )
+
+
+def speaks(thing: Any, question: str) -> bool:
+    """Whether it answers one of the questions of torch's protocol for sharded objects itself. A DTensor asks its local part."""
+    asked = thing._local_tensor if isinstance(thing, DTensor) else thing
+    return not isinstance(asked, type) and hasattr(asked, question)
+
+
+def parts_of(name: str, thing: Any) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    """Where each part that this rank holds begins in the whole tensor, and the part: as torch asks for them.
+
+    Raises `mismatch` for what has no such parts and for a part that is not what it is said to be, without the key.
+    """
+    if isinstance(thing, DTensor) and thing.device_mesh.get_coordinate() is None:
+        return  # other ranks hold it
+    for number, chunk in enumerate(_chunks_of(thing)):
+        offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
+        part = find_tensor_shard(thing, MetadataIndex(name, chunk.offsets, number))
+        if tuple(part.shape) == sizes:
+            if part.numel() > 0 or _is_empty(thing):
+                yield offsets, part
+        elif part.numel() > 0 or 0 not in sizes:  # one without elements may have any shape
+            raise MismatchError(
+                f"mismatch: a part of a {type(thing).__name__} is {tuple(part.shape)}, and {sizes} belong at {offsets}"
+            )
+
+
+def _chunks_of(thing: Any) -> list[ChunkStorageMetadata]:
+    if isinstance(thing, DTensor) and any(placement.is_partial() for placement in thing.placements):
+        raise UnsupportedError("unsupported: a DTensor of partial sums: redistribute it first")
+    if not isinstance(thing, torch.Tensor) and not speaks(thing, "__create_chunk_list__"):
+        raise MismatchError(f"mismatch: a {type(thing).__name__} has no elements of a tensor")
+    return list(_create_chunk_list(thing))
+
+
+def _is_empty(thing: Any) -> bool:
+    return isinstance(thing, torch.Tensor) and 0 in thing.size()
 
 
 def describe_for_ranks(ranks: int) -> Callable[[Any], Description]:
     """`describe` for `_core.make_tree`, where so many ranks hold one tensor."""
 
     def described(thing: Any) -> Description:
-        if isinstance(thing, (DTensor, ShardedTensor)):
-            return _sharded(thing, ranks)
-        if isinstance(thing, torch.Tensor) and not is_plain(thing):
+        if isinstance(thing, Mapping):
+            return describe(thing)
+        if speaks(thing, "__create_write_items__"):
             raise LeftToTorch
-        # What becomes plain data elsewhere keeps its class here, as torch keeps it.
-        found = describe(thing) if isinstance(thing, (torch.Tensor, torch.dtype, Mapping)) else None
-        return ("archive", saved(thing)) if found is None or found[0] == "unsupported" else found
+        try:
+            return _described(thing, ranks)
+        except (MismatchError, UnsupportedError) as error:  # whose key `_core` knows
+            return (error.code, error.text.removeprefix(f"{error.code}: "))
 
     return described
+
+
+def _described(thing: Any, ranks: int) -> Description:
+    if isinstance(thing, (DTensor, ShardedTensor)):
+        return _sharded(thing, ranks)
+    if isinstance(thing, torch.Tensor) and thing.is_nested:
+        raise UnsupportedError("unsupported: a nested tensor")
+    if isinstance(thing, torch.Tensor) and not is_plain(thing):
+        raise LeftToTorch
+    # What becomes plain data elsewhere keeps its class here, as torch keeps it.
+    found = describe(thing) if isinstance(thing, (torch.Tensor, torch.dtype)) else None
+    return found if found is not None and found[0] != "unsupported" else ("archive", _pickled(thing))
+
+
+def _pickled(thing: Any) -> bytes:
+    try:
+        return saved(thing)
+    except Exception as error:
+        raise UnsupportedError(f"unsupported: torch.save cannot pickle a {type(thing).__name__}: {error}") from error
 
 
 def _sharded(tensor: Any, ranks: int) -> Description:
     parts = []
     kept = []
-    for offsets, part in parts_of(tensor):
+    for offsets, part in parts_of("", tensor):
         part = part.detach()
         if not is_plain(part):
             raise LeftToTorch
