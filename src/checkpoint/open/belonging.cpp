@@ -4,8 +4,10 @@
 #include <optional>
 
 #include "base/one_of.h"
+#include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/side_file.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/open/rank_files.h"
 #include "format/olmo/config.h"
 #include "format/safetensors/index.h"
 #include "tessera/error.h"
@@ -23,34 +25,15 @@ std::optional<std::string_view> between(std::string_view text, std::string_view 
   return text;
 }
 
-bool is_number(std::optional<std::string_view> text) {
-  return text && !text->empty() && text->find_first_not_of("0123456789") == std::string_view::npos;
-}
-
-bool is_rank_file(std::string_view file) {
-  return is_number(between(file, "rank", ".pt"));
-}
-
-// "model_world_size_2_rank_0.pt"
-bool is_file_of_world(std::string_view file) {
-  for (const std::string_view part : {"model", "optim", "extra_state"}) {
-    const auto numbers = between(file, std::string(part) + "_world_size_", ".pt");
-    const std::size_t at = numbers ? numbers->find("_rank_") : std::string_view::npos;
-    if (at != std::string_view::npos && is_number(numbers->substr(0, at))) return true;
-  }
-  return false;
-}
-
 bool is_side_file(std::string_view file) {
   return file == kDirectorySideFile || is_side_file_name(file);
 }
 
 // Of a DCP directory, finished or not, or of one that ranks saved without collectives.
 bool is_dcp_file(std::string_view file) {
-  if (const auto unfinished = between(file, "", ".metadata.tmp"))
-    return unfinished->empty() || is_number(between(*unfinished, "__", ""));
-  return file == ".metadata" || is_number(between(file, "__", ".metadata")) ||
-         between(file, "__", ".distcp") || is_side_file(file);
+  const std::string_view metadata = between(file, "", ".tmp").value_or(file);
+  return metadata == kDcpMetadata || is_rank_metadata(metadata) || between(file, "__", ".distcp") ||
+         is_side_file(file);
 }
 
 // As huggingface and we call them where a directory has one model.
@@ -67,12 +50,13 @@ bool has_known_name(std::string_view name) {
   if (slash == std::string_view::npos) {
     return is_one_of(name, "config.yaml", olmo::kWorldFile, "model.pt", "optim.pt", "train.pt",
                      "other.pt", kUsualFile, "optim.safetensors", kUsualIndex) ||
-           is_rank_file(name) || is_dcp_file(name) || is_file_of_world(name);
+           rank_of_own(name, "") || is_dcp_file(name) || is_world_size_file(name);
   }
   const std::string_view folder = name.substr(0, slash);
   const std::string_view file = name.substr(slash + 1);
   if (folder == olmo::kDcpFolder) return is_dcp_file(file);
-  return is_one_of(folder, "model", "optim", "train") && is_rank_file(file);
+  return is_one_of(folder, "model", "optim", "train") &&
+         rank_of_own(name, std::string(folder)).has_value();
 }
 
 // The index that speaks for the directory, as its opener has it; empty: none.

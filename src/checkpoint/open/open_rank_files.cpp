@@ -258,6 +258,11 @@ std::optional<Value> read_legacy_part(const RankStore& from, const sharded::Rank
   return part;
 }
 
+bool is_world_size_file(std::string_view name) {
+  return std::ranges::any_of(
+      kParts, [name](std::string_view part) { return world_in(name, part).has_value(); });
+}
+
 bool has_world_size_files(const std::vector<ObjectInfo>& files) {
   return std::any_of(files.begin(), files.end(), [](const ObjectInfo& file) {
     return world_in(file.name, kParts[0]).has_value();

@@ -62,6 +62,7 @@ void merge_ranks(Checkpoint& checkpoint, int world, const std::function<Value(in
 [[nodiscard]] std::optional<Value> read_legacy_part(const RankStore& from,
                                                     const sharded::Rank& rank);
 // {model,optim,extra_state}_world_size_{N}_rank_{r}.pt.
+[[nodiscard]] bool is_world_size_file(std::string_view name);
 [[nodiscard]] bool has_world_size_files(const std::vector<ObjectInfo>& files);
 [[nodiscard]] Checkpoint open_world_size_files(const std::shared_ptr<Store>& store,
                                                const std::vector<ObjectInfo>& files);
