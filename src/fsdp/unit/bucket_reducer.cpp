@@ -175,8 +175,7 @@ void BucketReducer::take_back_in_place(Bucket& bucket) {
   std::exchange(bucket.sum, nullptr)->finish();
   const auto trailer = std::exchange(bucket.trailer, {});
   const auto gradients = std::exchange(bucket.gradients, {});
-  const auto present =
-      Trailer::read(trailer, bucket.params.size(), reduced_of(bucket), options_.ranks);
+  const auto present = Trailer::read(trailer, bucket.params.size(), reduced_of(bucket));
   for (std::size_t k = 0; k < gradients.size(); ++k) {
     const auto& full = params_[bucket.params[k]].full;
     if (present[k] && !full.grad().defined()) full.mutable_grad() = gradients[k];
@@ -190,7 +189,7 @@ void BucketReducer::take_back(Bucket& bucket) {
   auto gradients = values.narrow(0, 0, bucket.elements);
   std::vector<bool> present(bucket.params.size(), true);
   if (!comm_hook()) {
-    present = Trailer::read(values, bucket.params.size(), reduced_of(bucket), options_.ranks);
+    present = Trailer::read(values, bucket.params.size(), reduced_of(bucket));
     call_hook(gradients);
     if (scale_.after != 1) gradients.div_(scale_.after);
   }

@@ -15,15 +15,13 @@
 namespace tessera::detail {
 namespace {
 
-// Up to here all types that gradients travel in count exactly.
-constexpr int kExactRanks = 256;
-
-// Of ranks that all gave `number`, bit by bit. Who has a 0 sees any 1 of the others.
-bool all_gave(std::uint32_t number, const double* sums, int ranks) {
-  const double least = ranks <= kExactRanks ? ranks - 0.5 : ranks * 0.98;
+// Of what all ranks gave, bit by bit, how many have it set and how many have not: nobody may have
+// said the opposite. Sums of nothing but zeros are 0 and no others are, in every type and order,
+// where those of ones soon stay what they are: 256 + 1 is 256 in bfloat16.
+bool all_gave(std::uint32_t number, const double* sums) {
   for (int bit = 0; bit < Trailer::kBits; ++bit) {
     const bool is_set = ((number >> bit) & 1U) != 0;
-    if (is_set ? sums[bit] < least : sums[bit] != 0) return false;
+    if (sums[2 * bit + (is_set ? 1 : 0)] != 0) return false;
   }
   return true;
 }
@@ -34,7 +32,7 @@ bool all_gave(std::uint32_t number, const double* sums, int ranks) {
 }
 
 // `sums`: of the bits of these numbers, one after the other.
-void require_same_reduced(const Reduced& what, const double* sums, int ranks) {
+void require_same_reduced(const Reduced& what, const double* sums) {
   struct Same {
     std::uint32_t number;
     const char* otherwise;
@@ -53,8 +51,8 @@ void require_same_reduced(const Reduced& what, const double* sums, int ranks) {
            "same ones on every rank"},
   };
   for (const auto& [number, otherwise] : all) {
-    if (!all_gave(number, sums, ranks)) throw_mismatch(otherwise);
-    sums += Trailer::kBits;
+    if (!all_gave(number, sums)) throw_mismatch(otherwise);
+    sums += 2 * Trailer::kBits;
   }
 }
 
@@ -92,18 +90,22 @@ at::Tensor Trailer::make(const std::vector<at::Tensor>& gradients, const Reduced
   auto* number = numbers.mutable_data_ptr<float>();
   for (const auto& gradient : gradients) *number++ = gradient.defined() ? 1.0F : 0.0F;
   for (const auto value : {what.id, what.pass, what.trained}) {
-    for (int bit = 0; bit < kBits; ++bit) *number++ = ((value >> bit) & 1U) != 0 ? 1.0F : 0.0F;
+    for (int bit = 0; bit < kBits; ++bit) {
+      const bool is_set = ((value >> bit) & 1U) != 0;
+      *number++ = is_set ? 1.0F : 0.0F;
+      *number++ = is_set ? 0.0F : 1.0F;
+    }
   }
   return numbers.to(options);
 }
 
-std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters, const Reduced& what,
-                                int ranks) {
+std::vector<bool> Trailer::read(const at::Tensor& sum, std::size_t parameters,
+                                const Reduced& what) {
   const auto count = size(parameters);
   const auto trailer =
       sum.narrow(0, sum.numel() - count, count).to(at::kCPU, at::kDouble).contiguous();
   const auto* numbers = trailer.const_data_ptr<double>();
-  require_same_reduced(what, numbers + parameters, ranks);
+  require_same_reduced(what, numbers + parameters);
   std::vector<bool> present;
   for (std::size_t i = 0; i < parameters; ++i) present.push_back(numbers[i] != 0);
   return present;

@@ -5,7 +5,8 @@
 //   parameter that no rank has one for keeps the gradient it had: none, as in torch.
 // - After those travels the unit's number, that of the pass and which of its parameters require a
 //   gradient, bit by bit: ranks that reduce different units or passes at the same time, or froze
-//   different parameters, get `mismatch`, not numbers. Sums of few bits are exact in every type.
+//   different parameters, get `mismatch`, not numbers. Of each bit travels who has it and who has
+//   not, and what nobody says must be 0: that is exact in every type, for any number of ranks.
 // - Sums are divided by the number of ranks, by a part before the sum where it could overflow.
 #pragma once
 
@@ -107,17 +108,17 @@ struct Reduced {
 // The numbers that travel behind the gradients of some parameters, and what their sums say.
 class Trailer {
  public:
-  static constexpr int kBits = 16;  // of each number
+  static constexpr int kBits = 16;  // of each number, and two elements for each
   // `gradients`: of the parameters of one message; undefined where this rank has none.
   [[nodiscard]] static std::int64_t size(std::size_t parameters) {
-    return static_cast<std::int64_t>(parameters) + 3 * kBits;
+    return static_cast<std::int64_t>(parameters) + 3 * 2 * kBits;
   }
   [[nodiscard]] static at::Tensor make(const std::vector<at::Tensor>& gradients,
                                        const Reduced& what, const at::TensorOptions& options);
   // Of the summed slice: which parameters some rank had a gradient for. Throws `mismatch` when
-  // the `ranks` reduced different things.
+  // the ranks reduced different things. Sums of sums say the same.
   [[nodiscard]] static std::vector<bool> read(const at::Tensor& sum, std::size_t parameters,
-                                              const Reduced& what, int ranks);
+                                              const Reduced& what);
 };
 
 }  // namespace tessera::detail

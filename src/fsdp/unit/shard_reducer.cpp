@@ -183,7 +183,6 @@ void ShardReducer::finish() {
   }
   advance();
   under_way_ = false;
-  ++waiting_count_;
   if (options_.replicas != nullptr && !over_replicas_) {
     waiting_ = std::exchange(sum_, {});
     waiting_for_ = reduced_;
@@ -195,8 +194,7 @@ void ShardReducer::finish() {
 }
 
 void ShardReducer::finish_sum(const at::Tensor& sum) {
-  const auto present = Trailer::read(sum, travelling_.size(), reduced_,
-                                     options_.ranks * std::exchange(waiting_count_, 0));
+  const auto present = Trailer::read(sum, travelling_.size(), reduced_);
   auto reduced = sum.narrow(0, 0, slices_->shard_elements);
   if (averages_) return give(reduced, present);
   call_hook(reduced);
@@ -264,7 +262,6 @@ void ShardReducer::forget() {
   over_replicas_.reset();
   sum_ = at::Tensor();
   waiting_ = at::Tensor();
-  waiting_count_ = 0;
   for (auto& kept : kept_) kept = at::Tensor();
 }
 

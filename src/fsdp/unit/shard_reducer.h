@@ -14,7 +14,6 @@
 namespace tessera::detail {
 
 struct ShardReducerOptions {
-  int ranks = 1;                           // that contribute: sharding times replicas
   int shard_world = 1;                     // ranks that share the parameters
   Transport* replicas = nullptr;           // null: one copy only
   at::ScalarType dtype = at::kFloat;       // gradients travel in
@@ -68,7 +67,6 @@ class ShardReducer final : public GradReducer {
   // Sums over the ranks that share the parameters which have not been summed over the copies yet.
   at::Tensor waiting_;
   Reduced waiting_for_;  // what they are
-  int waiting_count_ = 0;
   std::unique_ptr<PendingSum> over_replicas_;
 };
 

@@ -282,7 +282,6 @@ void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
   reducer_ = std::make_unique<ShardReducer>(
       params_, *store_,
       ShardReducerOptions{
-          .ranks = ranks,
           .shard_world = spec.shard->size(),
           .replicas = has_copies(spec) ? state_of(*spec.replicate)->transport.get() : nullptr,
           .dtype = dtype,
