@@ -38,7 +38,7 @@ struct AdamWState {
 };
 
 // PyTorch's AdamW (decoupled weight decay, no amsgrad), in one pass over contiguous runs of a
-// shard.
+// shard. What lies at other strides, or has gradients of another dtype, is updated through copies.
 class AdamW {
  public:
   // Takes all parameters as one group. Those that require no gradient are left out. A parameter
@@ -49,7 +49,7 @@ class AdamW {
   AdamW(AdamW&&) noexcept;
   AdamW& operator=(AdamW&&) noexcept;
 
-  // Updates every parameter that has a gradient. Local.
+  // Updates each parameter that has a gradient. Local. Sparse ones and expanded parameters throw.
   void step();
   // Forgets the gradients.
   void zero_grad();

@@ -32,9 +32,10 @@ struct ShardedParameter {
   bool flat = false;         // FSDP1: `local` is one-dimensional and counts elements, not rows
   int dim = 0;               // the dimension that is sharded; "rows" are slices of it
   std::int64_t offset = 0;   // first row (flat: element) held here; without any, the row count
-  torch::Tensor local;       // the rows held here, contiguous; a leaf. Its grad() holds the same
-                             // rows of the gradient averaged over the ranks. It refuses norms, dot
-                             // products and cat, which would cover only these rows
+  torch::Tensor local;       // the rows held here, contiguous where sharded; a leaf. Its grad()
+                             // holds the same rows of the gradient averaged over the ranks, at the
+                             // strides that autograd gives one. It refuses norms, dot products and
+                             // cat, which would cover only these rows
   bool sharded = false;      // false: fully_shard did not take it, and `local` is all of it
   std::optional<Mesh> mesh;  // set when sharded
   Placement placement = {};  // of `shape`: what each rank of the mesh holds

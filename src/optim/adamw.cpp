@@ -1,4 +1,6 @@
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/torch.h>
 
 #include <memory>
@@ -17,11 +19,41 @@ struct Batch {
   std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps;
 };
 
-// Elements of one parameter and of what belongs to it, as flat memory.
+// One parameter and what belongs to it.
 struct Item {
   at::Tensor parameter, gradient;
   const AdamWState* state = nullptr;
 };
+
+// The kernel takes all four as flat memory: element i of one belongs to element i of the others
+// only where they lie alike, and without gaps.
+bool lies_flat(const Item& item) {
+  const auto& parameter = item.parameter;
+  if (!parameter.is_non_overlapping_and_dense()) return false;
+  for (const auto* other : {&item.gradient, &item.state->exp_avg, &item.state->exp_avg_sq}) {
+    if (!torch::autograd::utils::obeys_layout_contract(*other, parameter)) return false;
+  }
+  return item.state->exp_avg.scalar_type() == parameter.scalar_type();
+}
+
+void require_updatable(const ShardedParameter& parameter, const AdamWState& state) {
+  const auto& gradient = parameter.local.grad();
+  if (!gradient.defined()) return;
+  if (gradient.layout() != at::kStrided)
+    throw Error(ErrorCode::unsupported, "AdamW does not take sparse gradients")
+        .at_key(parameter.name());
+  if (at::has_internal_overlap(parameter.local) == at::MemOverlap::Yes)
+    throw Error(ErrorCode::invalid_argument,
+                "elements of a parameter share memory (it was expanded): AdamW cannot update them")
+        .at_key(parameter.name());
+  for (const auto* other : {&gradient, &state.exp_avg, &state.exp_avg_sq}) {
+    if (!other->defined() || other->sizes() == parameter.local.sizes()) continue;
+    throw Error(ErrorCode::mismatch,
+                "a gradient or state of AdamW has another shape than its parameter, which has " +
+                    to_string(parameter.local.sizes().vec()))
+        .at_key(parameter.name());
+  }
+}
 
 bool follows(const at::Tensor& next, const at::Tensor& before) {
   return next.is_contiguous() && before.is_contiguous() && next.is_alias_of(before) &&
@@ -42,19 +74,12 @@ at::Tensor flat(const at::Tensor& first, std::int64_t count) {
 
 void append_run(const std::vector<Item>& items, std::size_t begin, std::size_t end, Batch& batch) {
   const auto& first = items[begin];
-  if (end == begin + 1 && !first.gradient.is_contiguous()) {
-    batch.parameters.push_back(first.parameter.detach());
-    batch.gradients.push_back(first.gradient);
-    batch.exp_avgs.push_back(first.state->exp_avg);
-    batch.exp_avg_sqs.push_back(first.state->exp_avg_sq);
-  } else {
-    std::int64_t count = 0;
-    for (auto i = begin; i < end; ++i) count += items[i].parameter.numel();
-    batch.parameters.push_back(flat(first.parameter, count));
-    batch.gradients.push_back(flat(first.gradient, count));
-    batch.exp_avgs.push_back(flat(first.state->exp_avg, count));
-    batch.exp_avg_sqs.push_back(flat(first.state->exp_avg_sq, count));
-  }
+  std::int64_t count = 0;
+  for (auto i = begin; i < end; ++i) count += items[i].parameter.numel();
+  batch.parameters.push_back(flat(first.parameter, count));
+  batch.gradients.push_back(flat(first.gradient, count));
+  batch.exp_avgs.push_back(flat(first.state->exp_avg, count));
+  batch.exp_avg_sqs.push_back(flat(first.state->exp_avg_sq, count));
   // On another device the kernel wants its counts there.
   batch.steps.push_back(first.state->step.to(first.parameter.device()));
 }
@@ -73,6 +98,25 @@ void copy_unless_same(at::Tensor& into, const at::Tensor& from) {
   if (!is_same) into.copy_(from);
 }
 
+// Whatever lies in another way is updated as flat copies.
+void update_copies(const Item& item, const AdamWOptions& options) {
+  const auto& parameter = item.parameter;
+  const auto plain = [&](const at::Tensor& tensor) {
+    return tensor.detach().to(parameter.scalar_type()).contiguous();
+  };
+  Batch batch{{plain(parameter)},
+              {plain(item.gradient)},
+              {plain(item.state->exp_avg)},
+              {plain(item.state->exp_avg_sq)},
+              {item.state->step.to(parameter.device())}};
+  run_kernel(batch, options);
+  auto values = parameter.detach(), exp_avg = item.state->exp_avg,
+       exp_avg_sq = item.state->exp_avg_sq;
+  copy_unless_same(values, batch.parameters.front());
+  copy_unless_same(exp_avg, batch.exp_avgs.front());
+  copy_unless_same(exp_avg_sq, batch.exp_avg_sqs.front());
+}
+
 }  // namespace
 
 struct AdamW::Impl {
@@ -82,8 +126,9 @@ struct AdamW::Impl {
     std::vector<AdamWState> states;
   };
   std::vector<Group> groups;
-  // One array for the states of all parameters that share a storage, at the same places: what is
-  // one run of parameters is one run of states.
+  // One array for the states of all parameters of a shard, at the same places: what is one run of
+  // parameters is one run of states. Parameters of the user's own may overlap, or lie in a storage
+  // much larger than they are, so each has states of its own.
   struct Twin {
     at::Tensor exp_avg, exp_avg_sq;
   };
@@ -91,7 +136,9 @@ struct AdamW::Impl {
 
   void require_new(const ShardedParameter& parameter) const;
   void add_group(ParameterGroup group);
+  void make_in_twin(const at::Tensor& local, AdamWState& state);
   void make_state(const ShardedParameter& parameter, AdamWState& state);
+  static void require_updatable_all(const Group& group);
   std::vector<Item> take_items(Group& group);
   void step(Group& group);
   void refresh() const;
@@ -132,9 +179,8 @@ void AdamW::Impl::add_group(ParameterGroup group) {
   groups.push_back(std::move(added));
 }
 
-void AdamW::Impl::make_state(const ShardedParameter& parameter, AdamWState& state) {
-  if (state.defined()) return;
-  const auto& local = parameter.local;
+// Where the parameter lies in its shard, there in the twin.
+void AdamW::Impl::make_in_twin(const at::Tensor& local, AdamWState& state) {
   const auto& storage = local.storage();
   auto& twin = twins[storage.unsafeGetStorageImpl()];
   if (!twin.exp_avg.defined()) {
@@ -148,7 +194,22 @@ void AdamW::Impl::make_state(const ShardedParameter& parameter, AdamWState& stat
   // What was forgotten is still there.
   state.exp_avg.zero_();
   state.exp_avg_sq.zero_();
+}
+
+void AdamW::Impl::make_state(const ShardedParameter& parameter, AdamWState& state) {
+  if (state.defined()) return;
+  if (parameter.sharded) {
+    make_in_twin(parameter.local, state);
+  } else {
+    state.exp_avg = at::zeros_like(parameter.local);
+    state.exp_avg_sq = at::zeros_like(parameter.local);
+  }
   state.step = torch::zeros({}, torch::kFloat32);
+}
+
+void AdamW::Impl::require_updatable_all(const Group& group) {
+  for (std::size_t i = 0; i < group.parameters.size(); ++i)
+    require_updatable(group.parameters[i], group.states[i]);
 }
 
 // What a step updates; its number of steps is counted already.
@@ -171,8 +232,12 @@ void AdamW::Impl::step(Group& group) {
   Batch batch;
   for (std::size_t begin = 0; begin < items.size();) {
     auto end = begin + 1;
-    while (end < items.size() && joins(items[end], items[end - 1])) ++end;
-    append_run(items, begin, end, batch);
+    if (!lies_flat(items[begin])) {
+      update_copies(items[begin], group.options);
+    } else {
+      while (end < items.size() && joins(items[end], items[end - 1])) ++end;
+      append_run(items, begin, end, batch);
+    }
     begin = end;
   }
   run_kernel(batch, group.options);
@@ -201,6 +266,7 @@ AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 void AdamW::step() {
   torch::NoGradGuard no_grad;
   impl_->refresh();
+  for (const auto& group : impl_->groups) Impl::require_updatable_all(group);
   for (auto& group : impl_->groups) impl_->step(group);
 }
 

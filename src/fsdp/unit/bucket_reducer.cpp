@@ -1,5 +1,6 @@
 #include "fsdp/unit/bucket_reducer.h"
 
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/torch.h>
 
 #include <utility>
@@ -24,6 +25,15 @@ at::Tensor reducible_gradient(const at::Tensor& full) {
   if (!gradient.defined()) return at::zeros(full.sizes(), full.options().requires_grad(false));
   require_reducible(gradient);
   return gradient;
+}
+
+// As autograd would leave it: whatever takes parameters and gradients as flat memory finds them
+// alike. Detached: optimizers detach gradients in place, which views do not allow.
+void give(const at::Tensor& full, const at::Tensor& gradient) {
+  using torch::autograd::utils::clone_obey_contract;
+  using torch::autograd::utils::obeys_layout_contract;
+  full.mutable_grad() = obeys_layout_contract(gradient, full) ? gradient.detach()
+                                                              : clone_obey_contract(gradient, full);
 }
 
 }  // namespace
@@ -178,7 +188,7 @@ void BucketReducer::take_back_in_place(Bucket& bucket) {
   const auto present = Trailer::read(trailer, bucket.params.size(), reduced_of(bucket));
   for (std::size_t k = 0; k < gradients.size(); ++k) {
     const auto& full = params_[bucket.params[k]].full;
-    if (present[k] && !full.grad().defined()) full.mutable_grad() = gradients[k];
+    if (present[k] && !full.grad().defined()) give(full, gradients[k]);
   }
 }
 
@@ -197,8 +207,7 @@ void BucketReducer::take_back(Bucket& bucket) {
   for (std::size_t k = 0; k < bucket.params.size(); ++k) {
     const auto& full = params_[bucket.params[k]].full;
     const auto mine = gradients.narrow(0, std::exchange(at, at + full.numel()), full.numel());
-    // Detached: optimizers detach gradients in place, which views do not allow.
-    if (present[k]) full.mutable_grad() = mine.view(full.sizes()).to(full.scalar_type()).detach();
+    if (present[k]) give(full, mine.view(full.sizes()).to(full.scalar_type()));
   }
 }
 
