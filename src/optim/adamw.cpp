@@ -117,6 +117,18 @@ void update_copies(const Item& item, const AdamWOptions& options) {
   copy_unless_same(exp_avg_sq, batch.exp_avg_sqs.front());
 }
 
+// Now or, as most are, with `batch`.
+void update_run(const std::vector<Item>& items, std::size_t begin, std::size_t end,
+                const AdamWOptions& options, Batch& batch) {
+  const auto type = items[begin].parameter.scalar_type();
+  if (items[begin].gradient.scalar_type() == type) return append_run(items, begin, end, batch);
+  // Low precision was to save memory: one run at a time has its gradients in the parameters' type.
+  Batch alone;
+  append_run(items, begin, end, alone);
+  alone.gradients.front() = alone.gradients.front().to(type);
+  run_kernel(alone, options);
+}
+
 }  // namespace
 
 struct AdamW::Impl {
@@ -236,7 +248,7 @@ void AdamW::Impl::step(Group& group) {
       update_copies(items[begin], group.options);
     } else {
       while (end < items.size() && joins(items[end], items[end - 1])) ++end;
-      append_run(items, begin, end, batch);
+      update_run(items, begin, end, group.options, batch);
     }
     begin = end;
   }

@@ -214,6 +214,46 @@ TEST(MixedPrecision, GradientsThatStayLowAreRoundedOnce_O4) {
   });
 }
 
+// As torch::optim::AdamW does with the same gradients in the parameters' own type.
+TEST(MixedPrecision, AdamWTakesGradientsThatStayLow_O4) {
+  const MixedPrecision low{.param_dtype = torch::kBFloat16, .keep_low_precision_grads = true};
+  for (const bool whole : {false, true}) {
+    run_mesh(2, [&](Mesh& mesh) {
+      auto probe = make_probe();
+      if (whole) {
+        FullyShardedDataParallel<Probe>(probe, mesh,
+                                        {.sharding_strategy = ShardingStrategy::no_shard,
+                                         .mixed_precision = low,
+                                         .use_orig_params = true});
+      } else {
+        fully_shard(probe, mesh, {.mixed_precision = low});
+      }
+      const auto parameters = sharded_parameters(probe);
+      std::vector<torch::Tensor> expected;
+      for (const auto& parameter : parameters)
+        expected.push_back(parameter.local.detach().clone().requires_grad_());
+      AdamW optimizer(parameters, {.lr = 1e-2, .weight_decay = 0.1});
+      torch::optim::AdamW same(expected, torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        probe(half_input_of(mesh.rank() + step), torch::tensor({1, 0})).square().sum().backward();
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          const auto& gradient = parameters[i].local.grad();
+          ASSERT_EQ(gradient.scalar_type(), at::kBFloat16);
+          expected[i].mutable_grad() = gradient.to(torch::kFloat);
+        }
+        optimizer.step();
+        same.step();
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          EXPECT_TRUE(torch::allclose(parameters[i].local.detach(), expected[i].detach(), 1e-5))
+              << parameters[i].name() << " in step " << step;
+          EXPECT_EQ(parameters[i].local.grad().scalar_type(), at::kBFloat16);
+        }
+      }
+    });
+  }
+}
+
 TEST(Options, UnitsStayGatheredBetweenMicroBatches_F27) {
   run_mesh(2, [](Mesh& mesh) {
     auto net = testing::make_net({});
