@@ -58,11 +58,13 @@ class C10dChannel final : public Channel {
   }
 
   at::Tensor finish_reduce() override {
-    communicate("reduction of gradients", [&] { reduce_->wait(); });
-    reduce_.reset();
-    contributed_.reset();
-    if (averaged_ > 0) sum_.narrow(0, 0, averaged_).div_(group_->getSize());
-    return std::exchange(sum_, {});
+    const auto contributed = std::exchange(contributed_, {});
+    auto sum = std::exchange(sum_, {});
+    const auto reduce = std::exchange(reduce_, {});
+    if (!reduce) return {};  // it has failed before
+    communicate("reduction of gradients", [&] { reduce->wait(); });
+    if (averaged_ > 0) sum.narrow(0, 0, averaged_).div_(group_->getSize());
+    return sum;
   }
 
  private:

@@ -130,11 +130,11 @@ void SameHostChannel::start_gather(Take take) {
 }
 
 void SameHostChannel::start_reduce(const SliceSum& sum, Fill fill) {
+  what_ = sum;
   if (!summable(sum.dtype)) return plain_->start_reduce(sum, std::move(fill));
   const auto& exchange = calls_.exchange();
   const auto slices = same_host::shared_slots(
       exchange, static_cast<std::size_t>(sum.elements) * c10::elementSize(sum.dtype));
-  what_ = sum;
   sum_ = std::make_shared<at::Tensor>();
   Call call{.name = Channel::name_of("reduction", sum.elements, sum.dtype, sum.what),
             .rounds = slices.rounds()};
@@ -163,10 +163,12 @@ void SameHostChannel::start_reduce(const SliceSum& sum, Fill fill) {
 }
 
 at::Tensor SameHostChannel::finish_reduce() {
-  if (!reduce_) return plain_->finish_reduce();
-  communicate("reduction of gradients", [&] { reduce_->wait(); });
-  reduce_.reset();
-  auto sum = std::move(*std::exchange(sum_, {}));
+  if (!summable(what_.dtype)) return plain_->finish_reduce();
+  const auto reduce = std::exchange(reduce_, {});
+  const auto place = std::exchange(sum_, {});
+  if (!reduce) return {};  // it has failed before
+  communicate("reduction of gradients", [&] { reduce->wait(); });
+  auto sum = std::move(*place);
   divide_rest(what_, calls_.exchange().size(), sum);
   return sum;
 }

@@ -26,7 +26,9 @@ struct SliceSum {
   std::string what = {};              // they are, for who reads that the ranks differ
 };
 
-// The traffic of one unit. At most one gather and one reduction are under way at a time.
+// The traffic of one unit. At most one gather and one reduction are under way at a time. Of one
+// whose start or finish has thrown there is nothing left: to finish it once more does nothing, and
+// gives no sum.
 class Channel {
  public:
   // Called between the start and the end of a gather, until every element of every rank's flat

@@ -95,9 +95,9 @@ bool ShardReducer::start() {
   // Sums that wait are of several passes; the first one's number stands for them.
   const auto pass = waiting_.defined() ? waiting_for_.pass : plan_.pass;
   reduced_ = {.id = plan_.id, .pass = pass, .trained = digest_of_trained(params_)};
-  under_way_ = true;
   if (comm_hook()) {
     reduce_by_hook(std::move(gradients));
+    under_way_ = true;
     return true;
   }
   averages_ = may_average();
@@ -108,6 +108,7 @@ bool ShardReducer::start() {
                                  .what = "gradients of " + std::to_string(travelling_.size()) +
                                          " of " + std::to_string(params_.size()) + " parameters"},
                                 fill_of(std::move(gradients)));
+  under_way_ = true;
   return true;
 }
 
