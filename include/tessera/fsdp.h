@@ -172,7 +172,7 @@ class [[nodiscard]] NoSync {
   std::vector<std::pair<std::weak_ptr<detail::Unit>, bool>> before_;
 };
 
-// Resets the model after an exception in forward or backward that every rank has thrown: waits for
+// Resets the model after an exception that left its forward or backward on every rank: waits for
 // what is under way, forgets gradients and graphs, and frees the gathered parameters. Then the
 // model can be used again. Every rank calls it, on the root, at any time.
 //

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <cstddef>
 #include <exception>
 #include <memory>
 #include <string>
@@ -26,8 +27,8 @@ class Unit;
 // Throws an Error: the tensors of a forward's result must be found to prepare the backward.
 [[noreturn]] void throw_unknown_result(const Unit& unit, const std::type_info& result);
 
-// One call of one unit's module: enter, forward, leave. If an exception ends it, it marks the model
-// as needing a reset.
+// One call of one unit's module: enter, forward, leave. An exception that ends it ends what the
+// unit had under way; where it ends the outermost call, the model needs a reset.
 class Call {
  public:
   explicit Call(std::shared_ptr<Unit> unit);
@@ -45,6 +46,7 @@ class Call {
 
  private:
   std::shared_ptr<Unit> unit_;
+  std::size_t depth_ = 0;  // calls around it
   bool left_ = false;
 };
 

@@ -18,10 +18,11 @@ void throw_unknown_result(const Unit& unit, const std::type_info& result) {
 
 Call::Call(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
   if (!entry_of(*unit_).root) Root::make(*unit_);
+  depth_ = entry_of(*unit_).root->depth();
 }
 
 Call::~Call() {
-  if (!left_) entry_of(*unit_).root->fail();
+  if (!left_) entry_of(*unit_).root->fail(depth_);
 }
 
 void Call::enter(const std::vector<at::Tensor*>& inputs) {

@@ -68,5 +68,143 @@ TEST(Abandon, AReductionThatNeverBegan) {
   }
 }
 
+// Exceptions inside of a forward ------------------------------------------------------------------
+
+struct FragileImpl : nn::Module {
+  nn::Linear linear{nullptr};
+  bool fails = false;
+  FragileImpl() { linear = register_module("linear", nn::Linear(4, 4)); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    auto y = torch::tanh(linear(x));
+    if (fails) throw std::domain_error("not a number");
+    return y;
+  }
+};
+TESSERA_MODULE(Fragile);
+
+// Does without the part that fails, or leaves that to the one around it.
+struct ForgivingImpl : nn::Module {
+  nn::Linear before{nullptr};
+  Fragile part{nullptr};
+  bool forgives = true;
+  ForgivingImpl() {
+    before = register_module("before", nn::Linear(4, 4));
+    part = register_module("part", Fragile());
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto y = before(x);
+    if (!forgives) return part(y) + y;
+    try {
+      return part(y) + y;
+    } catch (const std::domain_error&) {
+      return y;
+    }
+  }
+};
+TESSERA_MODULE(Forgiving);
+
+struct OutermostImpl : nn::Module {
+  Forgiving inner{nullptr};
+  nn::Linear last{nullptr};
+  OutermostImpl() {
+    inner = register_module("inner", Forgiving());
+    last = register_module("last", nn::Linear(4, 2));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    try {
+      return last(inner(x));
+    } catch (const std::domain_error&) {
+      return last(x * 0.5);
+    }
+  }
+};
+TESSERA_MODULE(Outermost);
+
+torch::Tensor fragile_input(int step, int rank) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(100 + 10 * step + rank);
+  return torch::randn({3, 4}, generator);
+}
+
+void train_with_failures(Outermost& net, torch::optim::Optimizer& optimizer, bool forgives,
+                         const std::vector<int>& ranks) {
+  net->inner->forgives = forgives;
+  for (int step = 0; step < 5; ++step) {
+    net->inner->part->fails = step % 2 == 1;
+    optimizer.zero_grad();
+    for (const int rank : ranks) {
+      (net(fragile_input(step, rank)).square().sum() / static_cast<double>(ranks.size()))
+          .backward();
+    }
+    optimizer.step();
+    net->inner->part->fails = true;
+    const torch::NoGradGuard evaluates;
+    EXPECT_NO_THROW(net(fragile_input(step, 0)));
+  }
+}
+
+enum class FragileKind { fully_shard, kept, replicate, flat };
+
+void wrap_fragile(Outermost& net, const Mesh& mesh, FragileKind kind) {
+  const auto each = [&](const auto& apply) {
+    apply(net->inner->part);
+    apply(net->inner);
+    apply(net);
+  };
+  switch (kind) {
+    case FragileKind::fully_shard:
+      return each([&](auto& module) { fully_shard(module, mesh); });
+    case FragileKind::kept:
+      return each(
+          [&](auto& module) { fully_shard(module, mesh, {.reshard_after_forward = false}); });
+    case FragileKind::replicate:
+      return each([&](auto& module) { replicate(module, mesh); });
+    case FragileKind::flat:
+      FullyShardedDataParallel<Outermost>(
+          net, mesh,
+          {.auto_wrap_policy = module_wrap_policy<ForgivingImpl, FragileImpl>(),
+           .use_orig_params = true});
+  }
+}
+
+class Caught : public ::testing::TestWithParam<std::tuple<FragileKind, bool>> {};
+
+TEST_P(Caught, GoesOnAsOneProcessDoes) {
+  const auto [kind, forgives] = GetParam();
+  auto plain = with_values(Outermost(), 5);
+  torch::optim::SGD expected(plain->parameters(), 0.05);
+  train_with_failures(plain, expected, forgives, {0, 1});
+  run_mesh(2, [&, kind = kind, forgives = forgives](Mesh& mesh) {
+    auto net = with_values(Outermost(), 5);
+    wrap_fragile(net, mesh, kind);
+    torch::optim::SGD optimizer(local_tensors(sharded_parameters(net)), 0.05);
+    train_with_failures(net, optimizer, forgives, {mesh.rank()});
+    const auto full = full_state_dict(net);
+    for (const auto& parameter : plain->named_parameters()) {
+      EXPECT_TRUE(torch::allclose(full[parameter.key()], parameter.value().detach(), 1e-5, 1e-6))
+          << parameter.key();
+    }
+    for (const auto& unit : unit_reports(net)) EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;
+    // What nobody catches still needs a reset.
+    EXPECT_ANY_THROW(net(torch::ones({1, 5})));
+    EXPECT_THAT(error_of([&] { static_cast<void>(net(fragile_input(0, 0))); }),
+                HasSubstr("abandon_step"));
+    abandon_step(net);
+    EXPECT_NO_THROW(net(fragile_input(0, 0)).sum().backward());
+  });
+}
+
+std::string caught_name(const ::testing::TestParamInfo<Caught::ParamType>& given) {
+  constexpr const char* kNames[] = {"FullyShard", "Kept", "Replicate", "Flat"};
+  const auto [kind, forgives] = given.param;
+  return kNames[static_cast<int>(kind)] + std::string(forgives ? "Inside" : "Outside");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Caught,
+    ::testing::Combine(::testing::Values(FragileKind::fully_shard, FragileKind::kept,
+                                         FragileKind::replicate, FragileKind::flat),
+                       ::testing::Bool()),
+    caught_name);
+
 }  // namespace
 }  // namespace tessera

@@ -282,6 +282,7 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   unit.note(TraceStep::enter_forward);
   if (torch::GradMode::is_enabled()) {
     ++entry_of(unit).backwards_due;
+    stack_.back().is_due = true;
     attach_to_inputs(unit, inputs);
   }
 }
@@ -388,12 +389,18 @@ void Root::leave(Unit& unit, const std::vector<at::Tensor*>& results) {
   unit.note(TraceStep::leave_forward);
   stack_.pop_back();
   const Range range(unit, kRangePostForward);
-  unit.hide_own_type();
-  const bool is_last = unit.module_count() == 1 || --entry_of(unit).modules_to_run == 0;
-  if (is_last && frees_after_forward(unit)) free_after_forward(unit);
+  end_call_of(unit);
   if (torch::GradMode::is_enabled()) attach_to_results(unit, results);
   cast_results(unit, results);
   if (stack_.empty()) end_pass();
+}
+
+// One that failed may not have come to where it counts.
+void Root::end_call_of(Unit& unit) {
+  unit.hide_own_type();
+  auto& to_run = entry_of(unit).modules_to_run;
+  const bool is_last = to_run == 0 || --to_run == 0;
+  if (is_last && frees_after_forward(unit)) free_after_forward(unit);
 }
 
 // With a backward to come a larger part may stay.
@@ -437,7 +444,21 @@ void Root::watch_result(Unit& unit, const at::Tensor& result) {
   });
 }
 
-void Root::fail() noexcept {
+void Root::close_to(std::size_t depth) {
+  while (stack_.size() > depth) {
+    auto& unit = *stack_.back().unit;
+    if (stack_.back().is_due) --entry_of(unit).backwards_due;
+    unit.note(TraceStep::leave_forward);
+    stack_.pop_back();
+    end_call_of(unit);
+  }
+}
+
+void Root::fail(std::size_t depth) noexcept {
+  try {
+    if (depth > 0) return close_to(depth);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): then the whole step has failed
+  }
   stack_.clear();
   pass_.reset();
   entered_.clear();

@@ -36,8 +36,11 @@ class Root : public std::enable_shared_from_this<Root> {
   // Forward -------------------------------------------------------------------------------------
   void enter(Unit& unit, const std::vector<at::Tensor*>& inputs);
   void leave(Unit& unit, const std::vector<at::Tensor*>& results);
-  // The call of `unit` was left by an exception.
-  void fail() noexcept;
+  // How many calls are under way.
+  [[nodiscard]] std::size_t depth() const noexcept { return stack_.size(); }
+  // The calls above `depth` were left by an exception. Whoever called them may catch it and go on;
+  // when nobody is left, the step has failed.
+  void fail(std::size_t depth) noexcept;
   // Neither in a forward nor in a backward.
   [[nodiscard]] bool is_quiet() const noexcept { return stack_.empty() && !in_backward_; }
   // Nor has it anything under way, and no exception ended what it did last.
@@ -58,6 +61,7 @@ class Root : public std::enable_shared_from_this<Root> {
   struct Call {
     Unit* unit;
     std::unique_ptr<Range> range;  // of the profiler, around the module's forward
+    bool is_due = false;           // counted in the unit's backwards_due
   };
 
   void take(std::vector<std::shared_ptr<Unit>> units);
@@ -76,6 +80,8 @@ class Root : public std::enable_shared_from_this<Root> {
   void prefetch_before(const Unit& unit);
   static void prefetch_backward(const Unit& unit, const RangeName& name);
   void attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs);
+  void end_call_of(Unit& unit);
+  void close_to(std::size_t depth);
   static void free_after_forward(Unit& unit);
   void attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results);
   void watch_result(Unit& unit, const at::Tensor& result);
