@@ -4,8 +4,9 @@
 //   for (auto& block : blocks) x = activation_checkpoint(block, x);
 //
 // The part is computed again with the same inputs, the same state of the random generators and the
-// same autocast as the first time. It must then do the same. What it changes elsewhere is changed
-// twice (running statistics of BatchNorm, for one). It works with sharded modules: their units are
+// same autocast as the first time. It must then do the same; a result of another number of tensors
+// or of other shapes is `mismatch`. What it changes elsewhere is changed twice (running statistics
+// of BatchNorm, for one). It works with sharded modules: their units are
 // gathered for the second forward too.
 #pragma once
 

@@ -6,6 +6,8 @@
 #include <torch/torch.h>
 
 #include <mutex>
+#include <string>
+#include <utility>
 
 #include "tessera/error.h"
 #include "torch/compat.h"
@@ -79,13 +81,38 @@ bool has_edge(const at::Tensor& output) {
   return output.defined() && output.is_floating_point();
 }
 
+// What the first computation gave, which the second has to give again: autograd has sized the
+// gradients by it.
+struct Form {
+  bool has_edge = false;
+  std::vector<std::int64_t> sizes;
+  bool operator==(const Form&) const = default;
+
+  static std::vector<Form> of(const std::vector<at::Tensor>& outputs) {
+    std::vector<Form> forms;
+    for (const auto& output : outputs) {
+      auto& form = forms.emplace_back();
+      form.has_edge = tessera::detail::has_edge(output);
+      if (output.defined()) form.sizes = output.sizes().vec();
+    }
+    return forms;
+  }
+};
+
+std::string text_of(const std::vector<Form>& forms) {
+  std::string text = std::to_string(forms.size()) + " tensors:";
+  for (const auto& form : forms) text += " " + to_string(form.sizes);
+  return text;
+}
+
 // Computes again and sends the gradients through what was computed.
 class Checkpoint : public torch::autograd::Node {
  public:
-  Checkpoint(Recompute compute, const std::vector<at::Tensor>& inputs, Surroundings surroundings,
-             torch::autograd::edge_list&& edges)
+  Checkpoint(Recompute compute, const std::vector<at::Tensor>& inputs, std::vector<Form> forms,
+             Surroundings surroundings, torch::autograd::edge_list&& edges)
       : Node(std::move(edges)),
         compute_(std::move(compute)),
+        forms_(std::move(forms)),
         surroundings_(std::move(surroundings)) {
     for (const auto& input : inputs) {
       saved_.emplace_back(input, /*is_output=*/false);
@@ -126,7 +153,13 @@ class Checkpoint : public torch::autograd::Node {
   std::vector<at::Tensor> compute_again(const std::vector<at::Tensor>& inputs) const {
     const at::AutoGradMode enabled(true);
     const SurroundingsGuard guard(surroundings_);
-    return compute_(inputs);
+    auto outputs = compute_(inputs);
+    const auto forms = Form::of(outputs);
+    if (forms == forms_) return outputs;
+    throw Error(ErrorCode::mismatch, "a checkpointed part gave " + text_of(forms_) +
+                                         ", and computed again for its "
+                                         "backward it gave " +
+                                         text_of(forms) + ": it must do the same both times");
   }
 
   static void backward_through(const std::vector<at::Tensor>& outputs,
@@ -144,6 +177,7 @@ class Checkpoint : public torch::autograd::Node {
   }
 
   Recompute compute_;
+  std::vector<Form> forms_;  // of what it gave
   std::vector<torch::autograd::SavedVariable> saved_;
   std::vector<bool> requires_grad_;
   Surroundings surroundings_;
@@ -176,8 +210,8 @@ std::vector<at::Tensor> run_checkpointed(Recompute compute, std::vector<at::Tens
     outputs = compute(inputs);
   }
   // Also without inputs that want gradients: the parameters of what was computed may want them.
-  const auto node =
-      compat::make_node<Checkpoint>(std::move(compute), inputs, surroundings, edges_to(inputs));
+  const auto node = compat::make_node<Checkpoint>(std::move(compute), inputs, Form::of(outputs),
+                                                  surroundings, edges_to(inputs));
   for (auto& output : outputs) {
     if (output.defined()) output = output.detach();
     if (has_edge(output)) torch::autograd::create_gradient_edge(output, node);

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "fsdp/testing/test_model.h"
 #include "tessera/activation_checkpoint.h"
@@ -125,6 +127,32 @@ TEST(Checkpoint, TakesFunctionsAndTuplesAndInputsWithoutGradients) {
   const torch::NoGradGuard evaluate;
   EXPECT_FALSE(
       std::get<0>(activation_checkpoint(compute, torch::ones({1, 3}), 2.0)).requires_grad());
+}
+
+TEST(Checkpoint, RefusesAPartThatGivesSomethingElseTheSecondTime) {
+  const auto text_of = [](const std::vector<torch::Tensor>& first,
+                          const std::vector<torch::Tensor>& second) {
+    int calls = 0;
+    const auto part = [&](const torch::Tensor& x) {
+      std::vector<torch::Tensor> results;
+      for (const auto& shape : calls++ == 0 ? first : second)
+        results.push_back((x.sum() * torch::ones_like(shape)).to(shape.scalar_type()));
+      return results;
+    };
+    auto x = torch::ones({3}).requires_grad_();
+    const auto results = activation_checkpoint(part, x);
+    auto text = testing::error_of([&] { results[0].sum().backward(); });
+    EXPECT_EQ(calls, 2);
+    return text;
+  };
+  const auto one = torch::ones({3}), other = torch::ones({4, 2}),
+             number = torch::ones({3}, torch::kLong);
+  const std::vector<torch::Tensor> many(40, one);
+  const std::string must = "it must do the same both times";
+  EXPECT_EQ(text_of({one, other, number}, {one, other, number}), "no Error");
+  EXPECT_NE(text_of({one}, many).find("gave 1 tensors: [3]"), std::string::npos);
+  for (const auto& second : {many, {}, {one, other, number}, {other, other}, {number, other}})
+    EXPECT_NE(text_of({one, other}, second).find(must), std::string::npos) << second.size();
 }
 
 TEST(Checkpoint, GathersShardedUnitsAgain) {
