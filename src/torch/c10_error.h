@@ -1,6 +1,7 @@
 // The one place where exceptions of libtorch's communication become Error.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <string_view>
 #include <utility>
@@ -23,13 +24,13 @@ decltype(auto) communicate(std::string_view operation, Work&& work) {
   }
 }
 
-// work(), which ends what is under way and nobody wants: of a failure whoever needs the transport
-// next is told.
+// work(), which ends what is under way and nobody wants: of a failure, be it of memory, whoever
+// needs the transport next is told.
 template <typename Work>
 void finish_unwanted(Work&& work) {
   try {
     std::forward<Work>(work)();
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
   }
 }
 

@@ -118,7 +118,9 @@ class SoloChannel final : public Channel {
   const at::Tensor& shard() const override { return shard_; }
   // Whoever takes it casts and copies.
   void start_gather(Take take) override { take_ = std::move(take); }
-  void finish_gather() override { std::exchange(take_, {})(0, 0, shard_); }
+  void finish_gather() override {
+    if (const auto take = std::exchange(take_, {})) take(0, 0, shard_);
+  }
   at::Tensor exchange(const at::Tensor& mine) override { return mine.clone(); }
   void start_reduce(const SliceSum& sum, Fill fill) override {
     sum_ = torch::empty({sum.elements}, travelling_.dtype(sum.dtype));

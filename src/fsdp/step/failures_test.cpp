@@ -68,6 +68,42 @@ TEST(Abandon, AReductionThatNeverBegan) {
   }
 }
 
+// Memory runs out where what was gathered is taken, for one.
+TEST(Abandon, AGatherThatFailedHasNothingLeft) {
+  const auto options = torch::dtype(torch::kFloat);
+  const auto channel = make_solo_transport()->open(4, options, options);
+  channel->start_gather([](int, std::int64_t, const auto&) { throw std::bad_alloc(); });
+  EXPECT_THROW(channel->finish_gather(), std::bad_alloc);
+  EXPECT_NO_THROW(channel->finish_gather());
+}
+
+class FailingWork final : public c10d::Work {
+ public:
+  bool wait(std::chrono::milliseconds) override { throw std::runtime_error("no network"); }
+};
+
+TEST(Abandon, AGatherOfTheUsersOwnThatFailed_F29) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto linear = with_values(nn::Linear(4, 4), 3);
+    fully_shard(linear, mesh);
+    bool fails_at_once = false, fails_late = false;
+    set_custom_all_gather(linear, [&](torch::Tensor& output, torch::Tensor& input) {
+      if (fails_at_once) throw std::runtime_error("no network");
+      if (fails_late) return c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<FailingWork>());
+      return compat::all_gather(*mesh.process_group(), output, input);
+    });
+    for (auto* fails : {&fails_at_once, &fails_late}) {
+      const auto loss = [&] { return call_module(linear, torch::ones({2, 4})).sum(); };
+      *fails = true;
+      EXPECT_THAT(error_of([&] { static_cast<void>(loss()); }), HasSubstr("no network"));
+      EXPECT_NO_THROW(abandon_step(linear));
+      *fails = false;
+      EXPECT_NO_THROW(loss().backward());
+      EXPECT_TRUE(sharded_parameters(linear)[0].local.grad().defined());
+    }
+  });
+}
+
 // Exceptions inside of a forward ------------------------------------------------------------------
 
 struct FragileImpl : nn::Module {

@@ -27,18 +27,19 @@ class CustomChannel final : public Channel {
   void start_gather(Take take) override {
     if (!all_gather_) return inner_->start_gather(std::move(take));
     const torch::NoGradGuard no_grad;
-    take_ = std::move(take);
     input_ = shard().to(travelling_, /*non_blocking=*/false, /*copy=*/true);
     output_ = at::empty({ranks_ * input_.numel()}, travelling_);
     gather_ = communicate("custom all-gather", [&] { return all_gather_(output_, input_); });
+    take_ = std::move(take);
   }
 
   void finish_gather() override {
     if (!all_gather_) return inner_->finish_gather();
     const auto take = std::exchange(take_, {});
-    wait(gather_, "custom all-gather");
     const auto count = std::exchange(input_, {}).numel();
     const auto all = std::exchange(output_, {});
+    if (!take) return;  // it has failed before
+    wait(gather_, "custom all-gather");
     for (int rank = 0; rank < ranks_; ++rank) take(rank, 0, all.narrow(0, rank * count, count));
   }
 
