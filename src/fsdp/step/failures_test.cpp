@@ -242,5 +242,137 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Bool()),
     caught_name);
 
+// Modules that are refused ------------------------------------------------------------------------
+
+struct OddImpl : nn::Module {
+  nn::Sequential layers{nullptr};
+  torch::Tensor odd;
+  explicit OddImpl(torch::Tensor parameter) {
+    layers = register_module("layers", nn::Sequential(nn::Linear(4, 6), nn::Linear(6, 4)));
+    odd = register_parameter("odd", std::move(parameter), /*requires_grad=*/false);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return layers->forward(x); }
+};
+TESSERA_MODULE(Odd);
+
+struct NamedLinearImpl : nn::LinearImpl {
+  using nn::LinearImpl::LinearImpl;
+};
+TESSERA_MODULE(NamedLinear);
+
+// What a module was before somebody tried.
+struct Photo {
+  explicit Photo(const nn::Module& module) {
+    for (const auto& entry : module.named_parameters()) {
+      const auto& tensor = entry.value();
+      tensors[entry.key()] = tensor;
+      memory[entry.key()] = tensor.const_data_ptr();
+      values[entry.key()] = tensor.detach().clone();
+    }
+  }
+  void expect_unchanged(const nn::Module& module) const {
+    const auto now = module.named_parameters();
+    ASSERT_EQ(now.size(), tensors.size());
+    for (const auto& entry : now) {
+      const auto& name = entry.key();
+      EXPECT_TRUE(entry.value().is_same(tensors.at(name))) << name;
+      EXPECT_EQ(entry.value().const_data_ptr(), memory.at(name)) << name;
+      EXPECT_TRUE(torch::equal(entry.value(), values.at(name))) << name;
+      EXPECT_EQ(entry.value().scalar_type(), values.at(name).scalar_type()) << name;
+    }
+    for (const auto& below : module.modules())
+      EXPECT_EQ(detail::find_unit(below.get()), nullptr) << below->name();
+  }
+  std::map<std::string, torch::Tensor> tensors, values;
+  std::map<std::string, const void*> memory;
+};
+
+struct Refused {
+  const char* name;
+  torch::Tensor odd;
+  std::function<void(Odd& module, const Mesh& mesh)> wrap;
+  const char* text;
+};
+
+std::vector<Refused> refused() {
+  const auto floats = torch::ones({6, 3});
+  const auto placed_at = [](int dim) {
+    return [dim](Odd& module, const Mesh& mesh) {
+      fully_shard(module, mesh, {.shard_placement = [dim](const torch::Tensor& parameter) {
+                    return parameter.size(-1) == 3 ? std::optional(dim) : std::nullopt;
+                  }});
+    };
+  };
+  const auto plain = [](Odd& module, const Mesh& mesh) { fully_shard(module, mesh); };
+  const auto flat = [](bool original, bool sync) {
+    return [original, sync](Odd& module, const Mesh& mesh) {
+      if (mesh.rank() == 1) {
+        const torch::NoGradGuard no_grad;
+        module->layers[0]->as<nn::Linear>()->weight.add_(1);
+      }
+      const Photo before(*module);
+      try {
+        FullyShardedDataParallel<Odd>(module, mesh,
+                                      {.sync_module_states = sync, .use_orig_params = original});
+      } catch (const Error&) {
+        before.expect_unchanged(*module);
+        throw;
+      }
+    };
+  };
+  return {
+      {"Ranks", floats,
+       [](Odd& module, const Mesh& mesh) {
+         fully_shard(module, mesh, {.reshard_after_forward_ranks = 3});
+       },
+       "should be a factor of 2"},
+      {"Dimension", floats, placed_at(2), "shard_placement gave dimension 2"},
+      {"Uneven", floats, placed_at(1), "uneven sharding on dim 1"},
+      {"Scalar", torch::ones({}), plain, "scalar parameters"},
+      {"Dtypes", floats.to(torch::kDouble), plain, "uniform dtype"},
+      {"DtypesWhole", floats.to(torch::kDouble),
+       [](Odd& module, const Mesh& mesh) { replicate(module, mesh); }, "one dtype"},
+      {"Frozen", floats, flat(false, true), "uniform `requires_grad`"},
+      {"DtypesFlat", floats.to(torch::kDouble), flat(true, true), "uniform dtype"},
+      {"OneRankAlone", floats,
+       [](Odd& module, const Mesh& mesh) {
+         fully_shard(module, mesh,
+                     {.shard_placement = [&](const torch::Tensor&) { return 7 * mesh.rank(); }});
+       },
+       ""},
+  };
+}
+
+TEST(Refused, ModulesStayWhatTheyWere) {
+  for (const auto& one : refused()) {
+    SCOPED_TRACE(one.name);
+    run_mesh(2, [&](Mesh& mesh) {
+      auto module = with_values(Odd(one.odd.clone()), 4);
+      const Photo before(*module);
+      const auto text = error_of([&] { one.wrap(module, mesh); });
+      EXPECT_THAT(text, HasSubstr(one.text)) << one.name;
+      EXPECT_NE(text, "no Error") << one.name;
+      const bool is_compared = std::string(one.name).find("Flat") == std::string::npos &&
+                               std::string(one.name) != "Frozen";
+      if (is_compared) before.expect_unchanged(*module);
+      // Without what was wrong it is a module as any other.
+      module = with_values(Odd(torch::ones({6, 3})), 4);
+      EXPECT_NO_THROW(fully_shard(module, mesh)) << one.name;
+    });
+  }
+}
+
+TEST(Refused, ASlotOfAnotherType) {
+  run_mesh(2, [](Mesh& mesh) {
+    const auto inner = std::make_shared<NamedLinearImpl>(4, 4);
+    // A Sequential holds it as what it derives from.
+    nn::Sequential all(std::static_pointer_cast<nn::LinearImpl>(inner));
+    NamedLinear named(inner);
+    fully_shard(named, mesh);
+    EXPECT_THAT(error_of([&] { fully_shard(all, mesh); }), HasSubstr("as another type"));
+    EXPECT_EQ(detail::find_unit(all.get()), nullptr);
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -32,6 +32,9 @@ ParamStore::ParamStore(UnitLayout layout, const ParamStoreOptions& options,
       layout_.shard_elements, own.device(options.shard_device).pinned_memory(pins), travelling);
   gathered_ = at::empty({layout_.gathered_elements}, travelling);
   fill_shard(parameters);
+}
+
+void ParamStore::take_over(const std::vector<at::Tensor>& parameters) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     replace_data(parameters[i], full(i));
     parameters[i].mutable_grad() = at::Tensor();

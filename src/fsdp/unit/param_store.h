@@ -38,10 +38,12 @@ using ChannelWrapper = std::function<std::unique_ptr<Channel>(
 
 class ParamStore {
  public:
-  // Takes over `parameters`, whole and of the same shapes on every rank, which become views of the
-  // gathered array. Collective.
+  // Shards of `parameters`, whole and of the same shapes on every rank. Collective.
   ParamStore(UnitLayout layout, const ParamStoreOptions& options,
              const std::vector<at::Tensor>& parameters);
+
+  // Makes them views of the gathered array, without memory.
+  void take_over(const std::vector<at::Tensor>& parameters);
 
   [[nodiscard]] const UnitLayout& layout() const noexcept { return layout_; }
   [[nodiscard]] int rank() const noexcept { return rank_; }

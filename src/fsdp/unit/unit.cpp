@@ -27,15 +27,10 @@ c10::StorageImpl& storage_of(const at::Tensor& tensor) {
   return *tensor.storage().unsafeGetStorageImpl();
 }
 
-bool has_dense_data(const at::Tensor& parameter, torch::Device device) {
-  return parameter.layout() == at::kStrided && (device.is_meta() || !parameter.is_meta());
-}
-
-void require_uniform(const std::vector<at::Tensor>& parameters, torch::Device device) {
+void require_uniform(const std::vector<at::Tensor>& parameters) {
   for (const auto& parameter : parameters) {
-    if (!has_dense_data(parameter, device)) {
+    if (parameter.layout() != at::kStrided)
       throw Error(ErrorCode::unsupported, "fully_shard takes dense parameters with data only");
-    }
     if (parameter.scalar_type() != parameters.front().scalar_type()) {
       throw Error(ErrorCode::invalid_argument,
                   std::string("Must flatten tensors with uniform dtype but got ") +
@@ -110,6 +105,7 @@ void require_flattenable(const std::vector<at::Tensor>& parameters, Geometry geo
 
 // Into parts of `ranks`, each of which has all parameters.
 void require_divisible(int world, int ranks, Geometry geometry) {
+  if (ranks == 0) return;
   if (ranks >= 1 && world % ranks == 0 && geometry == Geometry::rows) return;
   throw Error(ErrorCode::invalid_argument, "reshard_after_forward=" + std::to_string(ranks) +
                                                " should be a factor of " + std::to_string(world) +
@@ -137,6 +133,22 @@ Mesh alive(const std::weak_ptr<MeshState>& weak) {
 
 }  // namespace
 
+void require_data(const std::vector<at::Tensor>& parameters, torch::Device device) {
+  for (const auto& parameter : parameters) {
+    if (parameter.is_meta() && !device.is_meta())
+      throw Error(ErrorCode::unsupported, "fully_shard takes dense parameters with data only");
+  }
+}
+
+void require_takeable(const std::vector<at::Tensor>& parameters, const UnitSpec& spec) {
+  if (parameters.empty()) return;
+  require_uniform(parameters);
+  if (!spec.shard) return;
+  require_flattenable(parameters, spec.geometry);
+  static_cast<void>(dims_of(parameters, spec.options, spec.shard->size()));
+  require_divisible(spec.shard->size(), spec.options.reshard_after_forward_ranks, spec.geometry);
+}
+
 Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
            const std::vector<at::Tensor>& parameters)
     : mesh_(state_of(spec.shard.value_or(spec.mesh))),
@@ -153,8 +165,6 @@ Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
       pool_(std::make_shared<StoragePool>()) {
   take_modules(std::move(modules), spec.ignored_modules);
   if (parameters.empty()) return;
-  require_uniform(parameters, device_);
-  if (is_sharded_) require_flattenable(parameters, geometry_);
   const torch::NoGradGuard no_grad;
   const auto own_type = parameters.front().scalar_type();
   for (const auto& parameter : parameters) element_count_ += parameter.numel();
@@ -213,8 +223,9 @@ void Unit::make_store(const UnitSpec& spec, const std::vector<at::Tensor>& param
           .shard_device = options_.offload_to_cpu ? torch::Device(at::kCPU) : spec.mesh.device(),
           .compute = compute},
       parameters);
+  open_parking(spec, shapes);
+  store_->take_over(parameters);
   changes_ = ShardChanges(store_.get());
-  make_parking(spec, shapes);
   auto locals = make_locals(parameters);
   for (std::size_t i = 0; i < parameters.size(); ++i)
     params_.push_back({parameters[i], std::move(locals[i]), {}});
@@ -233,12 +244,10 @@ std::vector<at::Tensor> Unit::make_locals(const std::vector<at::Tensor>& paramet
   return locals;
 }
 
-void Unit::make_parking(const UnitSpec& spec, const std::vector<Shape>& shapes) {
+void Unit::open_parking(const UnitSpec& spec, const std::vector<Shape>& shapes) {
   const int ranks = options_.reshard_after_forward_ranks;
   const int world = spec.shard->size();
-  if (ranks == 0) return;
-  require_divisible(world, ranks, geometry_);
-  if (ranks == world) return;
+  if (ranks == 0 || ranks == world) return;
   if (ranks == 1) {
     log(LogLevel::warning, "reshard_after_forward=1 keeps all parameters, as false does");
     options_.reshard_after_forward = false;

@@ -33,9 +33,16 @@ namespace tessera::detail {
 
 class BucketReducer;
 
+// Throws for what cannot be a unit of `spec`, before anything of it is touched. Parameters may
+// still be without data.
+void require_takeable(const std::vector<at::Tensor>& parameters, const UnitSpec& spec);
+// Then they may not.
+void require_data(const std::vector<at::Tensor>& parameters, torch::Device device);
+
 class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
  public:
-  // Takes over `parameters` of `modules` (whole, the same shapes on every rank). Collective.
+  // Takes over `parameters` of `modules` (whole, the same shapes on every rank; require_takeable).
+  // Nothing is taken when it throws. Collective.
   Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
        const std::vector<at::Tensor>& parameters);
 
@@ -177,7 +184,7 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   [[nodiscard]] std::vector<at::Tensor> make_locals(
       const std::vector<at::Tensor>& parameters) const;
   void drop_gathered();
-  void make_parking(const UnitSpec& spec, const std::vector<Shape>& shapes);
+  void open_parking(const UnitSpec& spec, const std::vector<Shape>& shapes);
   void make_reducer(const UnitSpec& spec, at::ScalarType parameter_type);
   [[nodiscard]] std::unique_ptr<BucketReducer> make_buckets(const UnitSpec& spec,
                                                             at::ScalarType dtype, double divisor);

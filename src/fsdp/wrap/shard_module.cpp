@@ -37,18 +37,46 @@ struct ContentAccess {
 template struct ContentAccess<&torch::nn::AnyModule::content_>;
 
 // A Sequential calls what its slots hold: slots whose module is a unit get a holder that is seen.
-void replace_slots(torch::nn::SequentialImpl& sequential) {
+struct Slot {
+  torch::nn::AnyModule* place;
+  std::unique_ptr<torch::nn::AnyModulePlaceholder> holder;
+};
+
+// For a module of a unit that is there, or of the one that is about to be made of `modules`; null
+// where none can hold it.
+std::unique_ptr<torch::nn::AnyModulePlaceholder> holder_for(
+    const torch::nn::Module* module, const std::vector<UnitModule>& modules) {
+  for (const auto& [known, slot_maker] : modules) {
+    if (known.get() == module) return slot_maker ? slot_maker() : nullptr;
+  }
+  const auto unit = find_unit(module);
+  return unit ? unit->make_slot(module) : nullptr;
+}
+
+void find_slots(torch::nn::SequentialImpl& sequential, const std::vector<UnitModule>& modules,
+                std::vector<Slot>& found) {
   for (auto slot = sequential.begin(); slot != sequential.end(); ++slot) {
-    const auto unit = find_unit(slot->ptr().get());
-    auto holder = unit ? unit->make_slot(slot->ptr().get()) : nullptr;
+    auto holder = holder_for(slot->ptr().get(), modules);
     if (!holder) continue;
     if (holder->type_info != slot->type_info()) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a Sequential holds a unit's module as another type than it was sharded as")
-          .at_key(unit->name());
+      throw Error(ErrorCode::invalid_argument, "a Sequential holds a unit's module (" +
+                                                   slot->ptr()->name() +
+                                                   ") as another type than it was sharded as");
     }
-    (*slot).*content_of(ContentTag()) = std::move(holder);
+    found.push_back({&*slot, std::move(holder)});
   }
+}
+
+// Of all modules of a unit to be and below.
+std::vector<Slot> slots_below(const std::vector<UnitModule>& modules) {
+  std::vector<Slot> found;
+  for (const auto& [module, slot_maker] : modules) {
+    for (const auto& below : module->modules(true)) {
+      if (auto* sequential = below->as<torch::nn::SequentialImpl>())
+        find_slots(*sequential, modules, found);
+    }
+  }
+  return found;
 }
 
 // `unit` is of a module around `module`.
@@ -217,7 +245,7 @@ void require_same(const std::vector<Bytes>& descriptions) {
   for (std::size_t r = 0; r < descriptions.size(); ++r) {
     if (to_text(descriptions[r]) == kFailed) {
       throw Error(ErrorCode::peer_failed,
-                  "rank " + std::to_string(r) + " could not give a unit's parameters their data");
+                  "rank " + std::to_string(r) + " could not make a unit of its module");
     }
     if (descriptions[r] == descriptions[0]) continue;
     throw Error(ErrorCode::mismatch,
@@ -258,15 +286,6 @@ void require_shardable(const std::vector<UnitModule>& modules) {
   for (const auto& [module, slot_maker] : modules) require_callable_units(*module);
 }
 
-// Of all modules of the unit and below, now that it is made.
-void replace_slots_below(const Unit& unit) {
-  for (const auto& module : unit.modules()) {
-    for (const auto& below : module->modules(true)) {
-      if (auto* sequential = below->as<torch::nn::SequentialImpl>()) replace_slots(*sequential);
-    }
-  }
-}
-
 std::uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   std::uint64_t bytes = 0;
   for (const auto& tensor : tensors) bytes += tensor.nbytes();
@@ -280,9 +299,19 @@ void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
   drop_contained(modules);
   require_shardable(modules);
   const Ignored ignored(modules, spec);
-  auto failure = failure_of([&] { fill_unit(modules, spec, ignored); });
-  auto found = parameters_of(modules, ignored, spec.shard.has_value());
-  if (!failure) failure = failure_of([&] { place_unit(found, spec); });
+  const auto find = [&] { return parameters_of(modules, ignored, spec.shard.has_value()); };
+  std::vector<Slot> slots;
+  Found found;
+  // All that can be wrong is found out before anything is touched, and by all ranks together.
+  const auto failure = failure_of([&] {
+    slots = slots_below(modules);
+    require_takeable(find().tensors, spec);
+    fill_unit(modules, spec, ignored);
+    found = find();
+    require_data(found.tensors, spec.mesh.device());
+    require_takeable(found.tensors, spec);
+    place_unit(found, spec);
+  });
   require_same_on_all_ranks(found, failure, spec.mesh);
   if (spec.sync_states) sync_unit(found, spec.mesh);
   const auto whole_bytes = bytes_of(found.tensors);
@@ -292,7 +321,7 @@ void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
   unit->watch();
   register_unit(unit, spec.mesh);
   if (spec.shard) note_freed(whole_bytes);
-  replace_slots_below(*unit);
+  for (auto& [place, holder] : slots) place->*content_of(ContentTag()) = std::move(holder);
 }
 
 }  // namespace tessera::detail
