@@ -482,6 +482,7 @@ void Root::abandon_step() {
     entry.is_kept = false;
     entry.backwards_due = 0;
   }
+  leaves_gradients_ = false;
   in_backward_ = false;
   failed_ = false;
   passes_ = backwards_ = 0;

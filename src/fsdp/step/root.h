@@ -102,6 +102,8 @@ class Root : public std::enable_shared_from_this<Root> {
   void begin_backward();
   void finish_backward();
   void reduce_or_keep(Unit& unit);
+  void reduce_left();
+  [[nodiscard]] std::vector<std::shared_ptr<Unit>> units_with_left_gradients();
   void reduce(Unit& unit);
   void finish_oldest_reduction();
 
@@ -117,6 +119,7 @@ class Root : public std::enable_shared_from_this<Root> {
   std::uint32_t passes_ = 0;                       // of those in training, since the last reset
   std::uint32_t backwards_ = 0;                    // likewise
   std::uint32_t resets_ = 0;
+  bool leaves_gradients_ = false;  // backwards did since the last that reduced those of all units
   bool in_backward_ = false;
   bool failed_ = false;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/whereabouts.h"
 #include "fsdp/step/root.h"
 #include "tessera/error.h"
 
@@ -106,6 +107,52 @@ void Root::finish_oldest_reduction() {
   if (unit->grad_state() == GradState::reducing) unit->finish_reduce();
 }
 
+// Of those that this backward did not use. All ranks get the same ones: where parameters are whole
+// a forward does not talk, and each rank may have used others.
+std::vector<std::shared_ptr<Unit>> Root::units_with_left_gradients() {
+  const auto all = units();
+  const auto is_left = [](const auto& unit) {
+    const auto& entry = entry_of(*unit);
+    return entry.sync_gradients && unit->grad_state() == GradState::idle &&
+           unit->has_left_gradients(entry.sync_replicas);
+  };
+  auto flags = at::zeros({static_cast<std::int64_t>(all.size())}, at::kDouble);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (is_left(all[i])) flags[static_cast<std::int64_t>(i)] = 1;
+  }
+  const auto whole =
+      std::ranges::find_if(all, [](const auto& unit) { return !unit->is_sharded(); });
+  if (whole != all.end()) {
+    while (!reducing_.empty()) finish_oldest_reduction();
+    const Purpose purpose("comparing which units have gradients of earlier backwards");
+    flags = flags.to((*whole)->device());
+    (*whole)->all_ranks().all_reduce_sum(flags);
+    flags = flags.cpu();
+  }
+  std::vector<std::shared_ptr<Unit>> left;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (flags[static_cast<std::int64_t>(i)].item<double>() > 0) left.push_back(all[i]);
+  }
+  return left;
+}
+
+// What backwards without synchronisation left belongs to the step that this one ends, also where
+// this one did not use the unit.
+void Root::reduce_left() {
+  const auto all = units();
+  const auto syncs = [](const auto& unit) { return entry_of(*unit).sync_gradients; };
+  const auto syncs_all = [](const auto& unit) {
+    return entry_of(*unit).sync_gradients && entry_of(*unit).sync_replicas;
+  };
+  if (leaves_gradients_ && all.size() > 1 && std::ranges::any_of(all, syncs)) {
+    for (const auto& unit : units_with_left_gradients()) {
+      unit->enter_backward({.pass = pass_number(), .replicas = entry_of(*unit).sync_replicas});
+      reduce(*unit);
+    }
+  }
+  leaves_gradients_ = !std::ranges::all_of(all, syncs_all);
+}
+
 void Root::finish_backward() {
   tell("the end of the backward");
   for (const auto& unit : units()) {
@@ -118,6 +165,7 @@ void Root::finish_backward() {
     entry.is_kept = !frees_after_backward(*unit);
     if (!entry.is_kept) unit->free();
   }
+  reduce_left();
   in_backward_ = false;
   if (is_last_backward) {
     while (!reducing_.empty()) finish_oldest_reduction();

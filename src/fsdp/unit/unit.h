@@ -165,6 +165,11 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   void finish_reduce();
   // Leaves the gradients whole on this rank, for a later reduction.
   void keep_gradients();
+  // Earlier backwards left some that no reduction has taken along, or, of one `over_copies`, that
+  // were not summed over the copies.
+  [[nodiscard]] bool has_left_gradients(bool over_copies) const noexcept {
+    return has_kept_ || (over_copies && has_waiting_);
+  }
   void forget_gradients();
   // While nobody collects gradients, full.grad() is a stand-in wherever local.grad() is there, so
   // that module->zero_grad() works and an optimizer on the wrong tensors fails loudly.
@@ -219,6 +224,9 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   std::vector<UnitParam> params_;
   UnitBuffers buffers_;
   bool has_comm_hook_ = false;
+  bool has_kept_ = false;                 // gradients on this rank
+  bool has_waiting_ = false;              // sums over the ranks that share the parameters alone
+  bool over_copies_ = true;               // the reduction of the backward that began last
   std::unique_ptr<ParamStore> store_;     // null: parameters stay where they are, or there are none
   ShardChanges changes_{nullptr};         // of the store, when there is one
   std::unique_ptr<GradReducer> reducer_;  // null: no parameters

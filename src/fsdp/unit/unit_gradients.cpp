@@ -95,6 +95,7 @@ void Unit::enter_backward(BackwardPlan plan) {
   grad_state_ = next(grad_state_, GradStep::enter_backward);
   if (!reducer_) return;
   plan.id = number_;
+  over_copies_ = plan.replicas;
   reducer_->begin(plan);
 }
 
@@ -118,6 +119,8 @@ void Unit::start_reduce() {
   note(TraceStep::start_reduce);
   grad_state_ = next(grad_state_, GradStep::start_reduce);
   if (reducer_ && reducer_->start()) ++reductions;
+  has_kept_ = false;
+  has_waiting_ = is_hybrid_ && !over_copies_;
 }
 
 void Unit::advance_reduce() {
@@ -139,10 +142,12 @@ void Unit::finish_reduce() {
 void Unit::keep_gradients() {
   grad_state_ = next(grad_state_, GradStep::keep);
   if (reducer_) reducer_->keep();
+  has_kept_ = reducer_ != nullptr;
 }
 
 void Unit::forget_gradients() {
   if (reducer_) reducer_->forget();
+  has_kept_ = has_waiting_ = false;
   grad_state_ = next(grad_state_, GradStep::forget);
   for (auto& param : params_) {
     param.full.mutable_grad() = at::Tensor();
