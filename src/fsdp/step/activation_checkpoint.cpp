@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -30,6 +31,13 @@ class Surroundings {
   }
 
   [[nodiscard]] at::Device device() const { return device_; }
+  // Autocast keeps what it cast of a weight, with the weight's history, for whoever uses the weight
+  // next. Neither of the two forwards may hand that on: the first has no history, and that of the
+  // second is used up by its backward, after which the weight may change.
+  void forget_casts() const {
+    const auto is_on = [](const auto& kind) { return kind.first; };
+    if (std::ranges::any_of(autocast_, is_on)) at::autocast::clear_cache();
+  }
 
   void restore() const {
     const auto all = generators();
@@ -65,15 +73,20 @@ class Surroundings {
 // Within its life others' surroundings hold.
 class SurroundingsGuard {
  public:
-  explicit SurroundingsGuard(const Surroundings& others) : own_(others.device()) {
-    others.restore();
+  explicit SurroundingsGuard(const Surroundings& others) : own_(others.device()), others_(others) {
+    others_.restore();
+    others_.forget_casts();
   }
-  ~SurroundingsGuard() { own_.restore(); }
+  ~SurroundingsGuard() {
+    others_.forget_casts();
+    own_.restore();
+  }
   SurroundingsGuard(const SurroundingsGuard&) = delete;
   SurroundingsGuard& operator=(const SurroundingsGuard&) = delete;
 
  private:
   Surroundings own_;
+  const Surroundings& others_;
 };
 
 // Gradients come for it: autograd leads from it to the node of its checkpoint.
@@ -208,6 +221,7 @@ std::vector<at::Tensor> run_checkpointed(Recompute compute, std::vector<at::Tens
   {
     const torch::NoGradGuard no_grad;
     outputs = compute(inputs);
+    surroundings.forget_casts();
   }
   // Also without inputs that want gradients: the parameters of what was computed may want them.
   const auto node = compat::make_node<Checkpoint>(std::move(compute), inputs, Form::of(outputs),

@@ -114,6 +114,84 @@ TEST(Checkpoint, ComputesAgainUnderTheSameAutocast) {
     EXPECT_TRUE(torch::equal(plain->parameters()[i].grad(), model->parameters()[i].grad()));
 }
 
+// As Python's `with torch.autocast("cpu", torch.bfloat16)`.
+class Autocast {
+ public:
+  Autocast() {
+    at::autocast::increment_nesting();
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+  }
+  ~Autocast() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+};
+
+std::vector<double> losses_under_autocast(CheckpointedStack& model, bool backward_inside) {
+  torch::optim::SGD optimizer(local_tensors(sharded_parameters(model)), 0.5);
+  std::vector<double> losses;
+  for (int step = 0; step < 4; ++step) {
+    torch::Tensor loss;
+    {
+      const Autocast on;
+      loss = model(stack_input(step)).to(torch::kFloat).square().mean();
+      if (backward_inside) loss.backward();
+    }
+    if (!backward_inside) loss.backward();
+    losses.push_back(loss.item<double>());
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return losses;
+}
+
+// The weights of the second forward are not those of the next step.
+TEST(Checkpoint, UnderAutocastKeepsNoCastsOfTheSecondForward) {
+  for (const bool inside : {false, true}) {
+    auto plain = make_stack(false), model = make_stack(true);
+    const auto expected = losses_under_autocast(plain, inside);
+    EXPECT_EQ(losses_under_autocast(model, inside), expected);
+    run_mesh(2, [&](Mesh& mesh) {
+      auto sharded = make_stack(true);
+      for (auto& part : sharded->parts) fully_shard(part, mesh);
+      fully_shard(sharded, mesh);
+      // Both ranks compute the same.
+      EXPECT_EQ(losses_under_autocast(sharded, inside), expected);
+    });
+  }
+}
+
+// A cast that the first forward made has no history.
+TEST(Checkpoint, UnderAutocastGivesAWeightInsideAndOutsideBothGradients) {
+  const auto gradient = [](bool checkpointed, bool outside_first) {
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
+    auto weight = torch::randn({6, 6}, generator).requires_grad_();
+    const auto part = [weight](const torch::Tensor& x) {
+      return torch::tanh(torch::linear(torch::linear(x, weight), weight));
+    };
+    torch::Tensor loss;
+    {
+      const Autocast on;
+      auto x = stack_input(0);
+      if (outside_first) x = torch::linear(x, weight);
+      x = checkpointed ? activation_checkpoint(part, x) : part(x);
+      loss = torch::linear(x * 0.5, weight).to(torch::kFloat).square().mean();
+      if (outside_first) loss.backward();
+    }
+    if (!outside_first) loss.backward();
+    return weight.grad();
+  };
+  for (const bool outside_first : {false, true}) {
+    const auto expected = gradient(false, outside_first);
+    const auto error = (gradient(true, outside_first) - expected).abs().max().item<double>();
+    // Of sums in bfloat16; without a part of the gradient it is ten times as much.
+    EXPECT_LT(error, 0.02 * expected.abs().max().item<double>());
+  }
+}
+
 TEST(Checkpoint, TakesFunctionsAndTuplesAndInputsWithoutGradients) {
   nn::Linear linear(3, 2);
   const auto compute = [&](const torch::Tensor& x, double scale) {
