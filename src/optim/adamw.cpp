@@ -149,6 +149,7 @@ struct AdamW::Impl {
   void require_new(const ShardedParameter& parameter) const;
   void add_group(ParameterGroup group);
   void make_in_twin(const at::Tensor& local, AdamWState& state);
+  void make_room(const ShardedParameter& parameter, AdamWState& state);
   void make_state(const ShardedParameter& parameter, AdamWState& state);
   static void require_updatable_all(const Group& group);
   std::vector<Item> take_items(Group& group);
@@ -203,20 +204,25 @@ void AdamW::Impl::make_in_twin(const at::Tensor& local, AdamWState& state) {
   const auto strides = local.strides();
   state.exp_avg = twin.exp_avg.as_strided(local.sizes(), strides, local.storage_offset());
   state.exp_avg_sq = twin.exp_avg_sq.as_strided(local.sizes(), strides, local.storage_offset());
-  // What was forgotten is still there.
-  state.exp_avg.zero_();
-  state.exp_avg_sq.zero_();
 }
 
-void AdamW::Impl::make_state(const ShardedParameter& parameter, AdamWState& state) {
+// Room for a state; in a twin is still what was forgotten.
+void AdamW::Impl::make_room(const ShardedParameter& parameter, AdamWState& state) {
   if (state.defined()) return;
   if (parameter.sharded) {
     make_in_twin(parameter.local, state);
   } else {
-    state.exp_avg = at::zeros_like(parameter.local);
-    state.exp_avg_sq = at::zeros_like(parameter.local);
+    state.exp_avg = at::empty_like(parameter.local);
+    state.exp_avg_sq = at::empty_like(parameter.local);
   }
   state.step = torch::zeros({}, torch::kFloat32);
+}
+
+void AdamW::Impl::make_state(const ShardedParameter& parameter, AdamWState& state) {
+  if (state.defined()) return;
+  make_room(parameter, state);
+  state.exp_avg.zero_();
+  state.exp_avg_sq.zero_();
 }
 
 void AdamW::Impl::require_updatable_all(const Group& group) {
@@ -319,7 +325,8 @@ void AdamW::set_state(std::size_t group, std::size_t index, const AdamWState& st
     throw Error(ErrorCode::mismatch, "a state of AdamW has another shape than its parameter")
         .at_key(parameter.name());
   }
-  impl_->make_state(parameter, own);
+  // What is given may be views of the room, of a state that was forgotten.
+  impl_->make_room(parameter, own);
   own.step.copy_(state.step);
   copy_unless_same(own.exp_avg, state.exp_avg);
   copy_unless_same(own.exp_avg_sq, state.exp_avg_sq);

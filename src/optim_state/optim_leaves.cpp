@@ -116,6 +116,11 @@ Value form_of(const Value& stored, const ShardedParameter& parameter) {
   });
 }
 
+// In memory of its own: an optimizer may put another state where this one is.
+Value copy_of(const Value& state) {
+  return map_tensors(state, [](const Tensor& leaf) { return leaf_of(memory_of(leaf).clone()); });
+}
+
 Value zeros_of(const Value& form) {
   return map_tensors(form, [](const Tensor& leaf) {
     return leaf_of(at::zeros(leaf.shape, scalar_type_of(leaf.dtype)));
@@ -267,6 +272,7 @@ void OptimLeaves::prepare_state(Held& held, const Value* stored) {
   const auto form = stored == nullptr ? Value() : form_of(*stored, parameter);
   auto before = access.state(parameter.local);
   if (has_form_of(before, form)) return;
+  before = copy_of(before);
   access.set_state(parameter.local, zeros_of(form), /*keep=*/true);
   held.before = std::move(before);
   held.is_new = true;

@@ -17,6 +17,7 @@
 #include "optim_state/testing.h"
 #include "tessera/convert.h"
 #include "tessera/error.h"
+#include "torch/tensor.h"
 #include "torch/testing.h"
 
 namespace tessera {
@@ -440,6 +441,49 @@ TEST(TrainingState, AFailedLoadLeavesTheOptimizerAlone) {
     EXPECT_EQ(code_of([&] { load(state, path, *alone); }), ErrorCode::not_found);
     testing::expect_same(optimizer_state_dict(trainer.optimizer()), before);
     EXPECT_EQ(state.values.at("epoch").as_int(), 0);
+  }
+}
+
+// All numbers of an optimizer's state, as they are now.
+std::vector<torch::Tensor> numbers_of(Trainer& trainer) {
+  std::vector<torch::Tensor> numbers;
+  auto optimizer = trainer.optimizer();
+  for (const auto& parameter : local_tensors(sharded_parameters(trainer.net()))) {
+    if (parameter.numel() == 0) continue;
+    const auto state = optimizer.access().state(parameter);
+    for (const auto* key : {"step", "exp_avg", "exp_avg_sq"})
+      numbers.push_back(tensor_of(state.at(key).as_tensor()).clone());
+  }
+  return numbers;
+}
+
+// Where the checkpoint has no state of a parameter, a load forgets what there is.
+TEST(TrainingState, AFailedLoadLeavesTheMomentsOfAdamW) {
+  for (const auto way : {Way::replicated, Way::rows, Way::flat}) {
+    for (const bool is_trained : {false, true}) {
+      const TemporaryDirectory directory;
+      const auto path = directory.path() + "/saved";
+      run_mesh(2, [&](Mesh& mesh) {
+        auto& group = mesh.checkpoint_group();
+        {
+          auto saved = trainer_on(make_net({}), way, mesh, Kind::own);
+          if (is_trained) saved.train(0, 1);
+          save(saved.state(), path, group);
+        }
+        auto trainer = trainer_on(make_net({}), way, mesh, Kind::own);
+        trainer.train(0, 2);
+        const auto before = numbers_of(trainer);
+        for (int attempt = 0; attempt < 2; ++attempt) {
+          auto state = trainer.state();
+          state.values.set_item("epoch", 0);  // which the checkpoint lacks
+          EXPECT_EQ(code_of([&] { load(state, path, group); }), ErrorCode::not_found);
+          const auto after = numbers_of(trainer);
+          ASSERT_EQ(after.size(), before.size());
+          for (std::size_t i = 0; i < before.size(); ++i)
+            EXPECT_TRUE(torch::equal(after[i], before[i])) << name_of(way) << " " << i;
+        }
+      });
+    }
   }
 }
 
