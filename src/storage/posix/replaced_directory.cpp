@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/one_of.h"
 #include "base/random_id.h"
 #include "storage/names.h"
 #include "storage/posix/lock.h"
@@ -43,15 +44,30 @@ void rename_to(const std::string& from, const std::string& to, bool empty_too) {
   throw_errno(error == ENOTEMPTY ? EEXIST : error, "rename into place", to);
 }
 
-// `to` has no such file yet. Whoever may not give it a second name may still read it.
+constexpr const char* kKeep = "keep what is no part of the checkpoint";
+
+// Where `to` has no such file yet. What cannot have a second name is copied, if it can be read.
 void keep_file(const std::string& from, const std::string& to) {
-  if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), 0) == 0 || errno == EEXIST) return;
+  if (is_there(to) || ::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), 0) == 0) return;
   const int reason = errno;
-  if (reason == ENOENT && !is_there(from)) return;  // somebody has just removed it
+  // It was made and says that it was not (fault-rows F20), or somebody has just removed the file.
+  if (is_there(to) || (reason == ENOENT && !is_there(from))) return;
   std::error_code error;
-  if (!fs::is_regular_file(fs::symlink_status(from, error)) || !fs::copy_file(from, to, error))
-    throw_errno(error ? error.value() : reason, "keep what is no part of the checkpoint", from);
+  const bool may_copy = is_one_of(reason, EPERM, EXDEV, EMLINK, EOPNOTSUPP, ENOSYS) &&
+                        fs::is_regular_file(fs::symlink_status(from, error));
+  if (!may_copy) throw_errno(reason, kKeep, from);
+  if (!fs::copy_file(from, to, error)) throw_errno(error.value(), kKeep, from);
   sync_open(opened(to, O_RDONLY).get(), to);
+}
+
+void keep_directory(const std::string& from, const std::string& to) {
+  if (::mkdir(to.c_str(), 0777) == 0) {
+    std::error_code error;  // where the mode cannot be told it is the usual one
+    const fs::perms mode = fs::status(from, error).permissions();
+    if (!error) fs::permissions(to, mode, error);
+  } else if (errno != EEXIST) {
+    throw_errno(errno, kKeep, from);
+  }
 }
 
 // Whether there is anything below the directory that is not replaced; an empty one counts.
@@ -76,8 +92,7 @@ void keep_others(const std::string& from, const std::string& to, const std::stri
       continue;
     }
     if (!has_others(entry.path, name + "/", is_replaced)) continue;
-    const fs::perms mode = fs::status(entry.path).permissions();
-    if (fs::create_directory(there)) fs::permissions(there, mode);
+    keep_directory(entry.path, there);
     keep_others(entry.path, there, name + "/", is_replaced);
   }
 }
