@@ -26,14 +26,15 @@ BATCH = 500
 MOST = 4000  # bytes of a pickle
 
 TEXTS = ["a", "os", "system", "builtins", "getattr", "torch", "Size", "latin1", "numpy", "__class__", "TORCH_CHANNELS_LAST",
-         "collections", "OrderedDict", "eval", "copyreg", "_reconstructor", "x" * 300, "\u00e9", "1", "posix", ""]
+         "collections", "OrderedDict", "eval", "copyreg", "_reconstructor", "x" * 300, "\u00e9", "1", "posix", "", "append", "extend", "__setstate__", "as_subclass", "module", "storage"]
 NAMES = [("collections", "OrderedDict"), ("collections", "defaultdict"), ("builtins", "set"), ("builtins", "list"),
          ("__builtin__", "object"), ("__builtin__", "getattr"), ("copy_reg", "_reconstructor"), ("posix", "system"),
          ("os", "system"), ("_codecs", "encode"), ("builtins", "getattr"), ("builtins", "type"), ("argparse", "Namespace"),
          ("types", "SimpleNamespace"), ("datetime", "date"), ("functools", "partial"), ("fractions", "Fraction"),
          ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"), ("mine", "Class"), ("pathlib", "PurePosixPath"),
          ("collections", "Counter"), ("collections", "deque"), ("builtins", "bytearray"), ("array", "array"),
-         ("uuid", "UUID"), ("copyreg", "__newobj__"), ("builtins", "int"), ("decimal", "Decimal")]
+         ("uuid", "UUID"), ("copyreg", "__newobj__"), ("builtins", "int"), ("decimal", "Decimal"), ("collections", "UserDict"),
+         ("collections", "UserList"), ("torch.storage", "_load_from_bytes"), ("torch._utils", "_rebuild_parameter")]
 EXTENSIONS = (5, 300, 70000)  # registered: of mod.ext
 
 

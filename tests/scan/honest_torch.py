@@ -42,9 +42,10 @@ def values():
         yield f"training {number}", {"model": model.state_dict(), "optimizer": optimizer.state_dict(),
                                      "scheduler": scheduler.state_dict(), "epoch": number, "best": 0.5, "when": str(datetime.date.today())}
     for number, make in enumerate(MODELS):
-        yield f"module {number}", make()
         yield f"parameters {number}", list(make().parameters())
-    yield "optimizer", trained(MODELS[0](), torch.optim.AdamW)
+    for number, shape in enumerate([(), (0,), (1,), (2, 3, 4), (1, 0, 2), (5, 1, 1, 1)]):
+        whole = torch.arange(24.0).reshape(2, 3, 4)
+        yield f"shape {number}", {"x": torch.ones(shape), "shared": whole, "view": whole[:, 1:], "turned": whole.permute(2, 0, 1)}
     yield "random states", {"torch": torch.get_rng_state(), "numpy": numpy.random.get_state(), "python": random.getstate()}
     yield "numpy", {"a": numpy.arange(6).reshape(2, 3), "b": numpy.float32(1.5), "c": numpy.array(["a", "b"]),
                     "d": numpy.dtype("int64"), "e": numpy.array([1, "x", None], dtype=object)}

@@ -60,9 +60,7 @@ class Hostile(unittest.TestCase):
                     code, report, _ = scan(place)
                     self.assertIn(code, (1, 3))
                     self.assertFalse(report["clean"])
-                    self.assertTrue(report["problems"] or named(report, "dangerous"))
-                    if shape.loads:  # what Python reads is read to its end
-                        self.assertTrue(named(report, "unknown", "dangerous") or report["problems"])
+                    self.assertTrue(report["problems"] or named(report, "unknown", "dangerous"))
                 file.unlink()
 
     def falls_for(self, data):
@@ -75,7 +73,7 @@ class Hostile(unittest.TestCase):
 
     def test_what_python_runs_is_named(self):
         for title, shape in shapes.hidden_in("posix", "mkdir", "x"):
-            if shape.loads != "pickle":
+            if shape.loads != "pickle" or title.startswith("a limit"):
                 continue
             with self.subTest(title):
                 file = self.work / shape.name
@@ -95,6 +93,43 @@ class Hostile(unittest.TestCase):
         code, report, _ = scan(place)
         self.assertEqual(code, 1)
         self.assertIn("posix.system", named(report, "dangerous"))
+
+    def test_checkpoints_in_a_checkpoint_are_read(self):
+        evil = b"\x80\x02" + shapes.call("posix", "system", "id") + b"."
+        for rank_file in (False, True):  # torch falls back to the ranks' own metadata where .metadata is none
+            place = self.work / f"run{rank_file}"
+            shutil.copytree(GOLDEN / "checkpoints" / "c1", place / "step")
+            if rank_file:
+                shutil.copy(place / "step" / ".metadata", place / "step" / "__0.metadata")
+            self.assertEqual(scan(place)[0], 0)
+            file = sorted((place / "step").glob("*.distcp"))[0]
+            file.write_bytes(evil + file.read_bytes()[len(evil):])
+            self.assertIn("posix.system", named(scan(place)[1], "dangerous"))
+
+    def test_links_to_directories_are_told(self):
+        (self.work / "real").mkdir()
+        (self.work / "run").mkdir()
+        (self.work / "run" / "link").symlink_to(self.work / "real")
+        self.assertEqual(scan(self.work / "run")[0], 3)
+        (self.work / "real" / "a.pt").write_bytes(shapes.torch_file(pickle.dumps({}, 2)))
+        (self.work / "b.pt").symlink_to(self.work / "real" / "a.pt")
+        self.assertEqual(scan(self.work / "b.pt")[0], 0)
+
+    def test_bombs_are_scanned_once(self):
+        level = b"\x80\x02N."
+        for _ in range(7):
+            call = b"h\0h\1\x85R0"
+            level = b"\x80\x03ctorch.storage\n_load_from_bytes\nq\x000B" + len(level).to_bytes(4, "little") + level + b"q\x010" + (
+                call * 8) + b"N."
+        file = self.work / "bomb.pkl"
+        file.write_bytes(level)
+        self.assertIn(scan(file)[0], (1, 3))
+
+    def test_text_is_no_pickle(self):
+        for text in ('{"meta":{"a": 1}}', "cat\ndog\nmouse\n", "In the beginning\nwas a word", "I am here\nand there\n", "# a\nb: c\n"):
+            (self.work / "run").mkdir(exist_ok=True)
+            (self.work / "run" / "notes").write_text(text)
+            self.assertEqual(scan(self.work / "run")[0], 0, text)
 
     def test_extensions_are_names(self):
         for opcodes in (b"\x82\x05", b"\x83\x05\0", b"\x84\x05\0\0\0"):
@@ -125,7 +160,7 @@ class Allowed(unittest.TestCase):
             done = subprocess.run([TESSERA, "scan", str(file), "--sarif"], capture_output=True, text=True, check=False)
             (run,) = json.loads(done.stdout)["runs"]
             self.assertEqual([(row["ruleId"], row["level"]) for row in run["results"]],
-                             [("dangerous", "error"), ("unknown", "warning"), ("problem", "warning")])
+                             [("dangerous", "error"), ("unknown", "warning"), ("problem", "warning"), ("problem", "warning")])
             self.assertEqual(run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"], "a.pkl")
 
     def test_what_is_dangerous_cannot_be_allowed(self):

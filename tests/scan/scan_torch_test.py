@@ -18,8 +18,8 @@ import shapes
 TESSERA = None
 
 
-def scan(path):
-    return subprocess.run([TESSERA, "scan", str(path)], capture_output=True, text=True, check=False)
+def scan(path, *options):
+    return subprocess.run([TESSERA, "scan", str(path), *options], capture_output=True, text=True, check=False)
 
 
 class Torch(unittest.TestCase):
@@ -32,6 +32,15 @@ class Torch(unittest.TestCase):
                     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                     count += 1
             self.assertGreaterEqual(count, 300)
+
+    def test_whole_modules_run_their_classes(self):
+        """Their classes look at their own attributes for what to call: whoever trusts them says so."""
+        with tempfile.TemporaryDirectory() as place:
+            for number, value in enumerate([torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.optim.SGD([torch.ones(2)], 0.1)]):
+                path = pathlib.Path(place) / f"{number}.pt"
+                torch.save(value, path)
+                self.assertEqual(scan(path).returncode, 1)
+                self.assertEqual(scan(path, "--allow", "torch.nn.modules.*", "--allow", "torch.optim.*").returncode, 0)
 
     def test_what_torch_runs_is_never_clean(self):
         with tempfile.TemporaryDirectory() as place:

@@ -158,6 +158,34 @@ def of_calls(run, module, name, argument):
         + b"b.")
 
 
+def of_attributes(run, module, name, argument):
+    """By what CPython and vetted functions call: attributes of what they get. The sink takes a file of torch."""
+    inner = torch_file(b"\x80\x02" + run + b".")
+    sink = b"ctorch.storage\n_load_from_bytes\n"
+    payload = b"B" + struct.pack("<I", len(inner)) + inner
+    module_of = b"ctorch.nn.modules.linear\nIdentity\n)\x81}(" + text("_modules") + b"}" + text("_parameters") + b"}" + text(
+        "_buffers") + b"}"
+    yield "a state that takes states", Shape(
+        b"\x80\x03cargparse\nNamespace\n)\x81}" + text("__setstate__") + sink + b"sb" + payload + b"b.", "torch")
+    yield "the same by slots", Shape(
+        b"\x80\x03cargparse\nNamespace\n)\x81N}" + text("__setstate__") + sink + b"s\x86b" + payload + b"b.", "torch")
+    yield "an attribute that appends", Shape(
+        b"\x80\x03ccollections\nCounter\n)\x81}" + text("append") + sink + b"sb" + payload + b"a.", "torch")
+    yield "the same of an OrderedDict", Shape(
+        b"\x80\x03ccollections\nOrderedDict\n)R}" + text("append") + sink + b"sb" + payload + b"a.", "torch")
+    yield "a module that makes a class", Shape(
+        b"\x80\x03ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n" + payload
+        + b"(" + module_of + text("as_subclass") + sink + b"ubNN\x89t}tR.", "torch")
+    yield "a state in a list that changes", Shape(  # what is in a container changes behind its back
+        b"\x80\x03cargparse\nNamespace\n)\x81}q\1h\1\x850" + text("__setstate__") + sink + b"sb" + payload + b"b.", "torch")
+    yield "flags of a dtype", Shape(
+        b"\x80\x03cnumpy\ndtype\n" + text("V8") + b"\x89\x88\x87R(K\3" + text("|") + b"N" + text("a") + b"\x85}" + text("a")
+        + b"cnumpy\ndtype\n" + text("O8") + b"\x89\x88\x87RK\0\x86sK\x08K\1K\x01tb.", None)
+    yield "getattr by an id", Shape(
+        b"\x80\x02(" + text("module") + b"cbuiltins\ngetattr\n" + text("") + text("") + b"tQ.", None)
+    yield "an id of bytes", Shape(b"\x80\x03(C\6modulectorch\nTensor\n" + text("") + text("") + b"tQ.", None)
+
+
 def of_files(run, module, name, argument):
     """By the file around it."""
     inner = b"\x80\x02" + run + b"."
@@ -194,6 +222,23 @@ def of_files(run, module, name, argument):
     yield "an archive with a comment", Shape(torch_file(inner)[:-2] + b"\2\0hi", None)
     yield "tar", Shape(tar(inner, False), None)
     yield "tar without magic", Shape(tar(inner, True), None)
+    made = bytearray(tar(inner, True))
+    for title, digits in (("of bytes", b"\x80\0\0\0" + struct.pack(">I", int(made[148:154], 8))),
+                          ("in front of a NUL", made[148:154] + b"\0" + b"9"), ("of Python", b"0o" + made[149:154] + b"\0")):
+        made[148:156] = digits
+        yield f"a tar whose sum is {title}", Shape(bytes(made), None)
+    yield "a zip record of a tar", Shape(b"PK\6\6" + tar(inner, True)[4:], None)
+    yield "a limit in a file without a name", Shape(b"(" * 3000 + run + b".", "pickle", "weights")
+    yield "PKL", Shape(
+        archive([("archive/Data.PKL", inner), ("archive/version", b"3\n"), ("archive/byteorder", b"little")]), "torch")
+    yield "an array among the storages", Shape(archive([("x/data/a.npy", npy(inner))]), None, "a.npz")
+    yield "an entry with a NUL", Shape(
+        archive([("a.npyX/data/0", npy(inner))]).replace(b"a.npyX", b"a.npy\0"), None, "a.npz")
+    yield "objects by another word", Shape(npy(inner).replace(b"'|O', ", b"'O8', "), None, "a.npy")
+    yield "a second array", Shape(
+        b"\x93NUMPY\x01\x00" + struct.pack("<H", 118)
+        + b"{'descr': '|u1', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n" + b"x" + npy(inner), None, "a.npy")
+    yield "a sixth pickle", Shape(MAGIC + PROTOCOL + SYSTEM + tail + tail + inner, None)
     yield "gzip", Shape(gzip.compress(inner), None, "model.pkl.gz")
     yield "7z", Shape(b"7z\xbc\xaf\x27\x1c" + bytes(26), None, "model.7z")
     yield "an array of objects", Shape(npy(inner), None, "a.npy")
@@ -205,6 +250,6 @@ def of_files(run, module, name, argument):
 
 def hidden_in(module, name, argument):
     run = call(module, name, argument)
-    for group in (of_opcodes, of_calls, of_files):
+    for group in (of_opcodes, of_calls, of_attributes, of_files):
         for title, shape in group(run, module, name, argument):
             yield title, shape

@@ -8,9 +8,13 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
+#include <utility>
 
+#include "base/checked.h"
 #include "base/endian.h"
+#include "base/expression.h"
 #include "base/one_of.h"
 #include "base/stop.h"
 #include "checkpoint/dcp/dcp_items.h"
@@ -98,19 +102,31 @@ const Magic* foreign_kind(const Head& head) {
   return found == kForeign.end() ? nullptr : found;
 }
 
-// A first header of a tar archive, of any age: its checksum, in octal digits at 148, is right.
-// Python's reader asks for nothing else.
+// The number in a field of a tar header, in any form that Python's reader takes; -1: none.
+long number_of_tar(std::string_view field) {
+  long number = 0;
+  if (is_one_of(field[0], '\x80', '\xff')) {
+    for (const char c : field.substr(field.size() - 4)) number = number << 8 | (c & 0xff);
+    return number;
+  }
+  field = field.substr(0, field.find('\0'));
+  std::string digits;
+  for (const char c : field)
+    if (!is_one_of(c, ' ', '\t', '\n', '\v', '\f', '\r', '_', '+')) digits += c;
+  std::string_view text = digits;
+  if (text.starts_with("0o") || text.starts_with("0O")) text.remove_prefix(2);
+  for (const char c : text) {
+    if (c < '0' || c > '7') return -1;
+    number = number * 8 + (c - '0');
+  }
+  return number;
+}
+
+// A first header of a tar archive, of any age: its checksum is right. Python's reader asks for
+// nothing else.
 bool is_tar(const Head& head) {
   constexpr std::size_t kSum = 148;
   constexpr std::size_t kDigits = 8;
-  long said = 0;
-  bool any = false;
-  for (std::size_t i = kSum; i < kSum + kDigits; ++i) {
-    if (head[i] == 0 || head[i] == ' ') continue;
-    if (head[i] < '0' || head[i] > '7') return false;
-    said = said * 8 + (head[i] - '0');
-    any = true;
-  }
   long sum = 0;
   long with_signs = 0;
   for (std::size_t i = 0; i < head.size(); ++i) {
@@ -118,22 +134,37 @@ bool is_tar(const Head& head) {
     sum += own ? ' ' : head[i];
     with_signs += own ? ' ' : static_cast<signed char>(head[i]);
   }
-  return any && is_one_of(said, sum, with_signs);
+  const auto* field = reinterpret_cast<const char*>(head.data()) + kSum;
+  return is_one_of(number_of_tar({field, kDigits}), sum, with_signs);
 }
 
-// Where the pickle of numpy's array of objects begins; 0: there is none. Throws `corrupt` for a
-// header that numpy would not read either.
-std::uint64_t pickle_in_npy(const ByteSource& source, const Head& head) {
-  const bool wide = head[6] >= 2;
-  const std::uint64_t size =
-      wide ? load_le<std::uint32_t>(std::as_bytes(std::span(head)).data() + 8)
-           : load_le<std::uint16_t>(std::as_bytes(std::span(head)).data() + 8);
-  const std::uint64_t begin = wide ? 12 : 10;
-  if (size > source.size() - std::min(begin, source.size()) || size > (1U << 20))
-    throw Error(ErrorCode::corrupt, "the header of a .npy file leaves it");
-  std::string header(size, '\0');
-  source.read_at(begin, std::as_writable_bytes(std::span(header)));
-  return header.find('O') == std::string::npos ? 0 : begin + size;
+// The number that begins there; at most 18 digits are looked at.
+std::uint64_t number_at(std::string_view text, std::size_t from) {
+  std::uint64_t number = 0;
+  for (std::size_t i = from; i < std::min(text.size(), from + 18); ++i) {
+    if (text[i] < '0' || text[i] > '9') break;
+    number = number * 10 + static_cast<std::uint64_t>(text[i] - '0');
+  }
+  return number;
+}
+
+// Bytes of the elements that the header of a .npy file says, where it has the form that numpy
+// writes for elements without fields and without objects; none: another form.
+std::optional<std::uint64_t> plain_array_size(const std::string& header) {
+  static const Expression plain(
+      R"(\{'descr': '[<>|=][biufcSUVmM]\d{1,9}(\[\w+\])?', 'fortran_order': (True|False), )"
+      R"('shape': \([\d, ]*\), \}\s*)");
+  if (!plain.matches(header)) return std::nullopt;
+  const std::size_t code = header.find("'descr': '") + 11;
+  std::uint64_t size = number_at(header, code + 1) * (header[code] == 'U' ? 4 : 1);
+  const std::size_t end = header.rfind(')');
+  for (std::size_t at = header.find('(') + 1; at < end;) {
+    at = std::min(header.find_first_of("0123456789", at), end);
+    if (at == end) break;
+    size = checked_mul(size, number_at(header, at));
+    at = header.find_first_not_of("0123456789", at);
+  }
+  return size;
 }
 
 std::vector<std::byte> bytes_of(const ByteSource& source, std::uint64_t at, std::uint64_t size) {
@@ -142,12 +173,21 @@ std::vector<std::byte> bytes_of(const ByteSource& source, std::uint64_t at, std:
   return bytes;
 }
 
+std::string lower(std::string_view name) {
+  std::string text(name);
+  std::ranges::transform(text, text.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return text;
+}
+
+// Readers of archives compare names without case.
 Said said_by(std::string_view name) {
   constexpr std::array<std::string_view, 11> kSuffixes = {
       ".pt",       ".pth", ".bin",    ".ckpt", ".pkl", ".pickle",
       ".metadata", ".th",  ".joblib", ".dill", ".pt2"};
   const bool pickle = std::ranges::any_of(
-      kSuffixes, [name](std::string_view suffix) { return name.ends_with(suffix); });
+      kSuffixes, [text = lower(name)](std::string_view suffix) { return text.ends_with(suffix); });
   return pickle ? Said::pickle : Said::nothing;
 }
 
@@ -201,14 +241,15 @@ class Scan {
     guarded(name, [&] { any(store_->open(name), name, said, 0); });
   }
 
-  // Every item that a `.metadata` of a DCP directory names.
+  // Every item that a `.metadata` names, in the directory where it lies.
   void items(const std::string& name) {
     guarded(name, [&] {
       const dcp::Metadata metadata = dcp::decode(read_all(*store_->open(name), kMetadataLimit));
+      const std::string folder = name.substr(0, name.rfind('/') + 1);
       for (const dcp::Entry& entry : metadata.entries) {
-        if (!entry.is_tensor) item(entry.item, entry.name, Said::pickle);
+        if (!entry.is_tensor) item(folder, entry.item, entry.name, Said::pickle);
         for (std::size_t i = 0; i < entry.chunks.size(); ++i)
-          item(entry.chunks[i].item, entry.name,
+          item(folder, entry.chunks[i].item, entry.name,
                is_raw_chunk(entry, i) ? Said::elements : Said::pickle);
       }
     });
@@ -236,14 +277,15 @@ class Scan {
     report_.problems.emplace_back(error.at_path(store_->name() + "/" + where).what());
   }
 
-  void item(const dcp::Item& item, const std::string& key, Said said) {
-    guarded(item.path, [&] {
-      auto& source = sources_[item.path];
-      if (!source) source = store_->open(item.path);
+  void item(const std::string& folder, const dcp::Item& item, const std::string& key, Said said) {
+    const std::string path = folder + item.path;
+    guarded(path, [&] {
+      auto& source = sources_[path];
+      if (!source) source = store_->open(path);
       Source bytes = slice_source(source, item.offset, item.length);
       if (encoding_of(view_of(item)) == Encoding::torch_item_zstd)
         bytes = zstd_source(std::move(bytes), kPickleLimit);
-      any(bytes, item.path + ":" + key, said, 0);
+      any(bytes, path + ":" + key, said, 0);
     });
   }
 
@@ -252,21 +294,37 @@ class Scan {
     if (depth > kMaxNesting) throw Error(ErrorCode::limit, "pickles in pickles in pickles");
     const Head head = head_of<512>(*source);
     if (said == Said::elements) return elements(source, where, head, depth);
-    if (begins(head, 0, "PK")) return archive(source, where, depth);
     if (is_tar(head)) throw Error(ErrorCode::unsupported, "a tar archive is not looked into");
+    if (begins(head, 0, "PK")) return archive(source, where, depth);
     if (const Magic* foreign = foreign_kind(head))
       throw Error(ErrorCode::unsupported, std::string(foreign->what) + " is not looked into");
-    if (begins(head, 0, "\x93NUMPY")) {
-      const std::uint64_t at = pickle_in_npy(*source, head);
-      if (at != 0)
-        pickles(slice_source(source, at, source->size() - at), where, Said::pickle, depth);
-      return;
-    }
+    if (begins(head, 0, "\x93NUMPY")) return array(source, where, head, depth);
     const bool like_safetensors = head[8] == '{' && source->size() > 8;  // a length and a brace
     std::optional<Error> refusal;
     if (like_safetensors) refusal = refusal_of_safetensors(*source, where, depth);
     const bool pickle = pickles(source, where, like_safetensors ? Said::nothing : said, depth);
-    if (refusal && !pickle) problem(*refusal, where);
+    const bool named = said == Said::pickle || where.ends_with(".safetensors");
+    if (refusal && !pickle && named) problem(*refusal, where);
+  }
+
+  // Of numpy. Objects are a pickle behind the header.
+  void array(const Source& source, const std::string& where, const Head& head, int depth) {
+    const std::uint64_t begin = head[6] >= 2 ? 12 : 10;
+    const auto bytes = std::as_bytes(std::span(head));
+    const std::uint64_t size =
+        head[6] >= 2 ? load_le<std::uint32_t>(&bytes[8]) : load_le<std::uint16_t>(&bytes[8]);
+    if (source->size() < begin || size > std::min<std::uint64_t>(source->size() - begin, 1 << 20))
+      throw Error(ErrorCode::corrupt, "the header of an array of numpy leaves the file");
+    const std::vector<std::byte> raw = bytes_of(*source, begin, size);
+    const auto plain = plain_array_size({reinterpret_cast<const char*>(raw.data()), raw.size()});
+    const std::uint64_t data = begin + size;
+    if (!plain) {
+      pickles(slice_source(source, data, source->size() - data), where, Said::pickle, depth);
+    } else if (*plain != source->size() - data) {
+      throw Error(ErrorCode::unsupported, "the elements of an array of numpy take " +
+                                              std::to_string(*plain) + " bytes, the file has " +
+                                              std::to_string(source->size() - data));
+    }
   }
 
   // What a reader that knows only torch.save would take for one.
@@ -306,10 +364,12 @@ class Scan {
     }
     for (const zip::Entry& entry : archive.entries()) {
       const std::string inside = where + ":" + entry.name;
-      if (entry.name.ends_with(".pkl")) {
+      if (lower(entry.name).ends_with(".pkl")) {
         (void)archive.read(entry, kPickleLimit);  // its CRC-32
-      } else if (torch_file::is_storage(entry.name) && said_by(entry.name) == Said::nothing) {
-        continue;
+      } else if (torch_file::is_storage(entry.name) && said_by(entry.name) == Said::nothing &&
+                 !begins(head_of<512>(*slice_source(source, entry.data_offset, entry.size)), 0,
+                         "\x93NUMPY")) {
+        continue;  // numpy takes any name
       }
       guarded(inside, [&] {
         any(slice_source(source, entry.data_offset, entry.size), inside, said_by(entry.name),
@@ -321,26 +381,50 @@ class Scan {
   // One pickle, several of them, or torch's stream. What nobody says is a pickle counts as one
   // where it does something before it ends.
   bool pickles(const Source& source, const std::string& where, Said said, int depth) {
+    if (said != Said::elements && torch_file::has_magic(*source)) {
+      stream(source, where, depth);
+      return true;
+    }
     std::uint64_t at = 0;
-    const int most = torch_file::has_magic(*source) ? kStreamPickles : -1;
-    for (int i = 0; i != most && (at < source->size() || i == 0); ++i) {
+    for (bool first = true; first || at < source->size(); first = false) {
       require_going_on(stop_);
       const pickle::Found found = next(*source, at);
-      if (!is_pickle(*source, at, found, said)) {
+      if (!is_pickle(*source, at, found, first ? said : Said::nothing)) {
         if (at != 0) tell_rest(source->size() - at, at, where);
         return at != 0;
       }
       take(found, where, depth);
       if (found.consumed == 0) return true;
       at += found.consumed;
-      said = std::min(said, Said::nothing);
     }
     return true;
   }
 
+  // Of torch: five pickles, and behind them the storages that these list and nothing else. Its
+  // reader says so.
+  void stream(const Source& source, const std::string& where, int depth) {
+    std::uint64_t at = 0;
+    for (int i = 0; i < kStreamPickles && (i == 0 || at < source->size()); ++i) {
+      const pickle::Found found = next(*source, at);
+      take(found, where, depth);
+      if (found.consumed == 0) return;
+      at += found.consumed;
+    }
+    try {
+      (void)torch_file::read_stream(source);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsafe) throw;  // its name is told
+    }
+  }
+
+  // Text that only names something is none: words become imports. What is dangerous counts.
   static bool is_pickle(const ByteSource& source, std::uint64_t at, const pickle::Found& found,
                         Said said) {
-    return said == Said::pickle || found.calls || (found.consumed > 0 && !found.names.empty()) ||
+    const bool dangerous = std::ranges::any_of(found.names, [](const pickle::Finding& name) {
+      return name.verdict == pickle::Verdict::dangerous;
+    });
+    return said == Said::pickle || found.calls || dangerous || found.limited ||
+           (found.consumed > 0 && !found.names.empty()) ||
            (said == Said::nothing && starts_with_protocol(source, at));
   }
 
@@ -372,6 +456,8 @@ class Scan {
     for (const pickle::Finding& name : found.names) names_.add(name, where);
     for (const Error& error : found.problems) problem(error, where);
     for (const pickle::Nested& nested : found.nested) {
+      const auto* begin = reinterpret_cast<const char*>(nested.bytes.data());
+      if (!nested_.emplace(nested.taker, std::string(begin, nested.bytes.size())).second) continue;
       const std::string inside = where + ":" + nested.taker;
       guarded(inside, [&] {
         const Source bytes = memory_source(nested.bytes, inside);
@@ -383,7 +469,8 @@ class Scan {
 
   std::shared_ptr<Store> store_;
   std::stop_token stop_;
-  std::map<std::string, Source> sources_;  // data files, by name
+  std::map<std::string, Source> sources_;                 // data files, by name
+  std::set<std::pair<std::string, std::string>> nested_;  // what was taken, and by what
   Names names_;
   ScanReport report_;
 };
@@ -395,17 +482,32 @@ ScanReport scan_object(std::shared_ptr<Store> store, const std::string& name,
   return std::move(scan).report();
 }
 
+// `.metadata`, or what a rank has written: torch falls back to these.
+bool is_metadata(std::string_view name) {
+  name.remove_prefix(name.rfind('/') + 1);
+  return name == kDcpMetadata || is_rank_metadata(name);
+}
+
 ScanReport scan_directory(const std::shared_ptr<Store>& store, const ScanOptions& options) {
   Scan scan(store, options);
-  // As its readers do: where there is no `.metadata`, the ranks' own count.
-  const bool merged = store->exists(kDcpMetadata);
   for (const ObjectInfo& object : store->list()) {
     // Pickles in data files are what `.metadata` names.
     if (!object.name.ends_with(".distcp")) scan.file(object.name, said_by(object.name));
-    if (merged ? object.name == kDcpMetadata : is_rank_metadata(object.name))
-      scan.items(object.name);
+    if (is_metadata(object.name)) scan.items(object.name);
   }
   return std::move(scan).report();
+}
+
+// Links to directories are not followed when a directory is listed.
+void tell_links(const std::filesystem::path& directory, ScanReport& report) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  for (fs::recursive_directory_iterator at(directory, error), end; !error && at != end;
+       at.increment(error)) {
+    if (at->is_symlink(error) && at->is_directory(error))
+      report.problems.push_back("unsupported: a link to a directory is not followed [" +
+                                at->path().string() + "]");
+  }
 }
 
 }  // namespace
@@ -428,11 +530,16 @@ ScanReport scan(const std::string& path, const ScanOptions& options) {
     return where.name.empty() ? scan_directory(where.store, options)
                               : scan_object(where.store, where.name, options);
   }
-  const fs::path file = where.path;
+  fs::path file = where.path;
   std::error_code error;
   if (!fs::exists(file, error))
     throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
-  if (fs::is_directory(file, error)) return scan_directory(posix_store(file.string()), options);
+  if (fs::is_directory(file, error)) {
+    ScanReport report = scan_directory(posix_store(file.string()), options);
+    tell_links(file, report);
+    return report;
+  }
+  if (fs::is_symlink(file, error)) file = fs::canonical(file);
   return scan_object(posix_store(file.parent_path().string()), file.filename().string(), options);
 }
 

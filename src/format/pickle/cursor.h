@@ -48,6 +48,12 @@ class Cursor {
   // What lies ahead, without moving.
   [[nodiscard]] ByteView rest() const { return bytes_.subspan(at_); }
   [[nodiscard]] std::byte byte_at(std::size_t at) const { return bytes_[at]; }
+  // The text from `at` up to its newline, or up to the end.
+  [[nodiscard]] std::string_view line_at(std::size_t at) const {
+    const std::string_view rest(reinterpret_cast<const char*>(bytes_.data()) + at,
+                                bytes_.size() - at);
+    return rest.substr(0, rest.find('\n'));
+  }
   // Goes to `at`, inside the bytes and outside of every frame, or inside the one that it is in.
   void jump(std::size_t at) noexcept { at_ = at; }
   [[nodiscard]] bool in_frame() const noexcept { return frame_end_ != kNoFrame; }

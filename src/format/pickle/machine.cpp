@@ -1,6 +1,7 @@
 #include "format/pickle/machine.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "base/one_of.h"
@@ -60,6 +61,17 @@ std::uint64_t text_of(const Value& value) {
 
 std::uint64_t bytes_of_step(const Value& key) {
   return kOfStep + (key.is(Kind::string) ? key.as_string().size() : kOfIndex);
+}
+
+// Whether Python may take the text of a number that is not read here: 0x1f, 1_000.
+bool may_be_number(std::string_view text) {
+  const auto is_part = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || is_one_of(c, '_', '+', '-', '.');
+  };
+  while (text.ends_with(' ')) text.remove_suffix(1);
+  while (text.starts_with(' ')) text.remove_prefix(1);
+  return text.find_first_of("0123456789") != std::string_view::npos &&
+         std::ranges::all_of(text, is_part);
 }
 
 // Python's dicts take what has a hash; two kinds that have one are not kept here.
@@ -129,8 +141,13 @@ void Machine::watched_step() {
   try {
     step();
   } catch (Error& error) {
-    const bool ended = starved_ || is_one_of(error.code(), ErrorCode::incomplete, ErrorCode::limit);
-    if (ended || kSteps[std::to_integer<std::uint8_t>(cursor_.byte_at(at))] == nullptr) throw;
+    if (is_one_of(error.code(), ErrorCode::incomplete, ErrorCode::limit)) throw;
+    const Op op{std::to_integer<std::uint8_t>(cursor_.byte_at(at))};
+    const bool python_ends = is_one_of(op, Op::get, Op::binget, Op::long_binget, Op::put) ||
+                             (is_one_of(op, Op::int_text, Op::long_text, Op::real_text) &&
+                              !may_be_number(cursor_.line_at(at + 1))) ||
+                             op == Op::string || kSteps[static_cast<std::uint8_t>(op)] == nullptr;
+    if (ended_ || python_ends) throw;
     options_.watch->refused(error.at_offset(at));
     go_past(at, before);
   }
@@ -155,8 +172,23 @@ void Machine::go_past(std::size_t at, const Height& before) {
   std::fill_n(stack_.end() - opcode.pushes, opcode.pushes, Slot{});
 }
 
-void Machine::tell(Watch::Use use, const Value& what, const Value& arguments) const {
-  if (options_.watch != nullptr) options_.watch->use(use, what, arguments);
+void Machine::tell(Watch::Use use, const Value& what, const Slot& arguments) const {
+  if (options_.watch != nullptr)
+    options_.watch->use(use, what, arguments.value, holds_callable(arguments));
+}
+
+bool Machine::holds_callable(const Slot& slot) const {
+  if (options_.watch == nullptr) return false;
+  if (slot.cell != 0) return cells_[slot.cell].callables != 0;
+  return slot.value.is(Kind::global) && options_.watch->is_callable(slot.value);
+}
+
+void Machine::tell_items(const Value& target, std::size_t first) const {
+  if (options_.watch == nullptr) return;
+  const bool callables =
+      std::any_of(stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end(),
+                  [this](const Slot& s) { return holds_callable(s); });
+  options_.watch->use(Watch::Use::given_items, target, {}, callables);
 }
 
 ByteView Machine::take_signed(const char* what) {
@@ -227,13 +259,13 @@ void Machine::push_container(Value value) {
 
 void Machine::push_slot(Slot slot) {
   count_value();
-  if (slot.value.is(Kind::global)) tell(Watch::Use::named, slot.value);
+  if (slot.value.is(Kind::global)) tell(Watch::Use::named, slot.value, {});
   stack_.push_back(std::move(slot));
 }
 
 void Machine::require_above_mark(std::size_t count) {
   if (stack_.size() < floor() + count) {
-    starved_ = true;
+    ended_ = true;
     corrupt("an opcode needs " + std::to_string(count) + " values, the stack has " +
             std::to_string(stack_.size() - floor()));
   }
@@ -241,7 +273,7 @@ void Machine::require_above_mark(std::size_t count) {
 
 Machine::Slot& Machine::slot_below(std::size_t first, const char* missing) {
   if (first <= floor()) {
-    starved_ = true;
+    ended_ = true;
     corrupt(missing);
   }
   return stack_[first - 1];
@@ -273,7 +305,7 @@ void Machine::open_mark() {
 
 std::size_t Machine::pop_mark() {
   if (marks_.empty()) {
-    starved_ = true;
+    ended_ = true;
     corrupt("an opcode needs a mark, the stack has none");
   }
   const std::size_t first = marks_.back();
@@ -298,6 +330,7 @@ void Machine::drop() {
 
 void Machine::contain(std::uint32_t parent, const Slot& child) {
   Cell& outer = cells_[parent];
+  if (holds_callable(child)) outer.callables = 1;
   if (child.cell == 0) {
     outer.unfolded = saturating_add(outer.unfolded, kOfNode + text_of(child.value));
     return;
@@ -357,7 +390,7 @@ void Machine::push_dict(std::size_t first) {
 void Machine::append_items(std::size_t first) {
   Slot& target = slot_below(first, "items without a list");
   const bool object = target.value.is(Kind::object);
-  if (!target.value.is(Kind::list)) tell(Watch::Use::given_items, target.value);
+  if (!target.value.is(Kind::list)) tell_items(target.value, first);
   if (!object && !target.value.is(Kind::list)) {
     corrupt("items are appended to " + std::string(describe(target.value.kind())));
   }
@@ -365,12 +398,13 @@ void Machine::append_items(std::size_t first) {
   require_changeable(target);
   auto& items = object ? target.value.as_object().list_items : target.value.items();
   move_items(first, target.cell, items, !object);
+  if (object) cells_[target.cell].callables = 0;
 }
 
 void Machine::add_to_set(std::size_t first) {
   Slot& target = slot_below(first, "items without a set");
   if (!target.value.is(Kind::set)) {
-    tell(Watch::Use::given_items, target.value);
+    tell_items(target.value, first);
     corrupt("items without a set");
   }
   if (first == stack_.size()) return;
@@ -380,7 +414,7 @@ void Machine::add_to_set(std::size_t first) {
 
 void Machine::set_items(std::size_t first) {
   Slot& target = slot_below(first, "pairs without a dict");
-  if (!target.value.is(Kind::dict)) tell(Watch::Use::given_items, target.value);
+  if (!target.value.is(Kind::dict)) tell_items(target.value, first);
   if ((stack_.size() - first) % 2 != 0) corrupt("a key without a value");
   if (!is_one_of(target.value.kind(), Kind::dict, Kind::object)) {
     corrupt("pairs are set in " + std::string(describe(target.value.kind())));
@@ -397,6 +431,7 @@ void Machine::set_item(Slot& target, Slot key, Slot value) {
   contain(target.cell, key);
   if (target.value.is(Kind::object)) {
     contain(target.cell, value);
+    cells_[target.cell].callables = 0;
     auto& items = target.value.as_object().dict_items;
     items.emplace_back(std::move(key.value), std::move(value.value));
     return;
@@ -465,6 +500,7 @@ std::vector<bool> Machine::recalled_entries(ByteView bytes) {
     recalled[index] = true;
   };
   Cursor cursor(bytes);
+  cursor.allow_crossing();  // who refuses that does so later
   try {
     for (Op op = Op::mark; op != Op::stop;) {
       op = static_cast<Op>(cursor.opcode());

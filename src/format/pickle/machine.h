@@ -25,8 +25,9 @@ class Machine {
   // What a container is known to be, beside its value. Index 0 stands for all values that hold
   // nothing.
   struct Cell {
-    std::uint32_t depth : 31 = 0;     // of containers, this one included
+    std::uint32_t depth : 30 = 0;     // of containers, this one included
     std::uint32_t contained : 1 = 0;  // in another, or otherwise not to be changed any more
+    std::uint32_t callables : 1 = 0;  // with a watch: a function or class lies somewhere in it
     std::uint32_t leaves = 0;  // that flattening makes of what is in it; it may be one itself
     std::uint64_t unfolded = kOfNode;  // bytes, about: of a walk without a memo, see require_folded
   };
@@ -50,7 +51,12 @@ class Machine {
   };
   // Behind the opcode at `at`, with what it leaves on a stack that had this height before.
   void go_past(std::size_t at, const Height& before);
-  void tell(Watch::Use use, const Value& what, const Value& arguments = {}) const;
+  void tell(Watch::Use use, const Value& what, const Slot& arguments) const;
+  // Whether it is a function or class, or a plain container that holds one. What a call gave is
+  // neither: the watch has judged the call.
+  [[nodiscard]] bool holds_callable(const Slot& slot) const;
+  // Tells of items, from `first` on, for a target that is no container of Python's own.
+  void tell_items(const Value& target, std::size_t first) const;
 
   // Arguments.
   [[nodiscard]] ByteView take_signed(const char* what);  // behind a length that may not be negative
@@ -149,7 +155,7 @@ class Machine {
   std::uint64_t steps_ = 0;
   std::uint64_t copied_ = 0;  // items and bytes that known calls copied
   bool stopped_ = false;
-  bool starved_ = false;  // an opcode needed what was not on the stack: Python ends there, too
+  bool ended_ = false;  // an opcode was refused for what ends Python's reading too
   Slots stack_;
   std::vector<std::size_t> marks_;  // heights of the stack
   std::deque<Cell> cells_;          // does not move while it grows

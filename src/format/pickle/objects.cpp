@@ -8,6 +8,7 @@
 #include "format/pickle/machine.h"
 #include "format/pickle/names.h"
 #include "format/pickle/text.h"
+#include "format/pickle/vetted.h"
 #include "value/match.h"
 #include "value/render.h"
 
@@ -68,9 +69,7 @@ std::optional<Value> make_default_dict(const Value&, const Value& arguments) {
 
 std::optional<Value> make_encoded(const Value& callable, const Value& arguments) {
   const auto& given = arguments.items();
-  if (given.size() != 2 || !given[0].is(Kind::string) ||
-      !(is_text(given[1], "latin1") || is_text(given[1], "latin-1")))
-    refuse_arguments(callable, arguments);
+  if (!is_latin1_text(arguments)) refuse_arguments(callable, arguments);
   return Value::bytes(latin1_to_bytes(given[0].as_string()));
 }
 
@@ -162,14 +161,15 @@ void Machine::push_name(Value module, Value name) {
   } else {
     push(Value::global_of(std::move(module), std::move(name)));
   }
-  tell(Watch::Use::named, top().value);
+  tell(Watch::Use::named, top().value, {});
 }
 
 void Machine::push_stack_global() {
   Slot name = pop();
   Slot module = pop();
-  if (!name.value.is(Kind::string) || !module.value.is(Kind::string)) {
-    corrupt("a name is " + std::string(describe(name.value.kind())) + ", expected a string");
+  for (const Slot* part : {&module, &name}) {
+    if (!part->value.is(Kind::string))
+      corrupt("a name is " + std::string(describe(part->value.kind())) + ", expected a string");
   }
   push_name(std::move(module.value), std::move(name.value));
 }
@@ -179,7 +179,7 @@ void Machine::push_extension(std::uint64_t number) {
   if (options_.watch == nullptr)
     throw Error(ErrorCode::unsupported, "the pickle uses a private extension number");
   push(Value::global("copyreg", "extension " + std::to_string(number)));
-  tell(Watch::Use::named, top().value);
+  tell(Watch::Use::named, top().value, {});
 }
 
 // INST has the name of the class behind it and the arguments above the mark, OBJ both above it.
@@ -206,6 +206,7 @@ void Machine::load_persistent(const Slot& id) {
   Value loaded = options_.persistent_load(id.value);
   const std::uint32_t cell = new_cell();
   contain(cell, id);
+  cells_[cell].callables = 0;
   cells_[cell].contained = true;  // the caller may hand out one node many times
   stack_.push_back({std::move(loaded), cell});
 }
@@ -241,7 +242,7 @@ void Machine::require_harmless_call(const Value& callable, const Value& argument
 void Machine::reduce() {
   Slot arguments = pop();
   Slot callable = pop();
-  tell(Watch::Use::called, callable.value, arguments.value);
+  tell(Watch::Use::called, callable.value, arguments);
   require_harmless_call(callable.value, arguments.value);
   Slot result;
   Value made;
@@ -255,6 +256,7 @@ void Machine::reduce() {
     result.value = Value::object(
         {.callable = std::move(callable.value), .arguments = std::move(arguments.value)});
   }
+  cells_[result.cell].callables = 0;
   stack_.push_back(std::move(result));
 }
 
@@ -263,7 +265,9 @@ void Machine::new_object(bool with_keywords) {
   if (with_keywords) keywords = pop();
   Slot arguments = pop();
   Slot callable = pop();
-  tell(Watch::Use::made, callable.value, arguments.value);
+  tell(Watch::Use::made, callable.value, arguments);
+  if (with_keywords && holds_callable(keywords))
+    tell(Watch::Use::given_state, callable.value, keywords);
   require_callable(callable.value);
   if (!arguments.value.is(Kind::tuple) || (with_keywords && !keywords.value.is(Kind::dict))) {
     corrupt("arguments of a new object are not a tuple and a dict");
@@ -278,13 +282,14 @@ void Machine::new_object(bool with_keywords) {
     contain(cell, keywords);
     object.keywords = std::move(keywords.value);
   }
+  cells_[cell].callables = 0;
   stack_.push_back({Value::object(std::move(object)), cell});
 }
 
 void Machine::build() {
   Slot state = pop();
   Slot& target = top();
-  tell(Watch::Use::given_state, target.value, state.value);
+  tell(Watch::Use::given_state, target.value, state);
   if (target.value.is(Kind::object)) return build_object(target, std::move(state));
   if (!target.value.is(Kind::dict) || target.value.dict_kind() != DictKind::ordered_dict) {
     corrupt("a state is given to " + std::string(describe(target.value.kind())) +
@@ -301,6 +306,7 @@ void Machine::build_object(Slot& target, Slot state) {
   Object& object = target.value.as_object();
   if (object.state) throw Error(ErrorCode::unsupported, "an object is given two states");
   contain(target.cell, state);
+  cells_[target.cell].callables = 0;
   object.state = std::move(state.value);
 }
 

@@ -49,8 +49,11 @@ class Watch {
   };
   virtual ~Watch() = default;
   // `what`: a global, an object node (the result of a call) or any other value. `arguments`: as the
-  // pickle has them, perhaps no tuple; none for names and items.
-  virtual void use(Use use, const Value& what, const Value& arguments) = 0;
+  // pickle has them, perhaps no tuple; none for names and items. `callables`: whether a function or
+  // class stands among them, at any depth of plain containers.
+  virtual void use(Use use, const Value& what, const Value& arguments, bool callables) = 0;
+  // Whether a global is a function or class, and not a value such as a dtype.
+  [[nodiscard]] virtual bool is_callable(const Value& global) const = 0;
   virtual void refused(const Error& error) = 0;
 };
 

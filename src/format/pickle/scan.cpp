@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <set>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "format/pickle/names.h"
 #include "format/pickle/pickle.h"
@@ -26,15 +29,15 @@ struct Name {
 
 std::string_view text_of(Use use) {
   constexpr std::array<std::string_view, 5> kTexts{
-      "mentioned", "called with what is more than data", "made as a class",
-      "its result is given a state", "its result is given items"};
+      "mentioned", "called with more than data", "made with more than data",
+      "its state is more than data", "given more than data"};
   return kTexts[static_cast<std::size_t>(use)];
 }
 
 // getattr(CLASS, 'NAME') of a known member, which is a class or a value like any other name.
 bool is_member(const Object& object) {
   return is_global(object.callable, "builtins", "getattr") &&
-         is_vetted_use("builtins", "getattr", Use::called, object.arguments);
+         is_vetted_use("builtins", "getattr", Use::called, object.arguments, true);
 }
 
 Name member_of(const Value& arguments) {
@@ -43,11 +46,10 @@ Name member_of(const Value& arguments) {
 }
 
 // The bytes of an argument that is one, or of text that protocols below 3 write instead.
-std::vector<std::byte> bytes_in(const Value& argument) {
-  if (argument.is(Kind::bytes)) return {argument.as_bytes().begin(), argument.as_bytes().end()};
-  if (!argument.is(Kind::string)) return {};
-  const auto* text = reinterpret_cast<const std::byte*>(argument.as_string().data());
-  return {text, text + argument.as_string().size()};
+std::string_view bytes_in(const Value& argument) {
+  if (argument.is(Kind::string)) return argument.as_string();
+  if (!argument.is(Kind::bytes)) return {};
+  return {reinterpret_cast<const char*>(argument.as_bytes().data()), argument.as_bytes().size()};
 }
 
 class Collector : public Watch {
@@ -56,19 +58,33 @@ class Collector : public Watch {
             const std::function<bool(const std::string&, const std::string&)>& is_value)
       : found_(found), is_value_(is_value) {}
 
-  void use(Use use, const Value& what, const Value& arguments) override {
+  void use(Use use, const Value& what, const Value& arguments, bool callables) override {
     found_.calls |= use != Use::named;
     if (what.is(Kind::global)) {
-      use_of_name(use, {what.global_module(), what.global_name()}, arguments);
+      use_of_name(use, {what.global_module(), what.global_name()}, arguments, callables);
     } else if (what.is(Kind::object)) {
-      use_of_object(use, what.as_object(), arguments);
+      use_of_object(use, what.as_object(), arguments, callables);
+    } else if (what.is(Kind::dict) && callables) {
+      note({"collections", "OrderedDict"}, Verdict::unknown, text_of(use));
     }
   }
 
-  void refused(const Error& error) override {
-    // The values form a cycle, or something else that Python has and a tree of values has not:
-    // what it uses is seen all the same.
-    if (error.code() != ErrorCode::unsupported) add_problem(error);
+  [[nodiscard]] bool is_callable(const Value& global) const override {
+    const Name name{global.global_module(), global.global_name()};
+    return !is_vetted_value(name.module, name.name) && !is_plain_value(name);
+  }
+
+  void refused(const Error& error) override { add_problem(error); }
+
+  // What torch.load makes of a persistent id: a storage. Whoever else reads the pickle makes of it
+  // what they like, and torch looks for the source of a class that came with its own.
+  Value load_persistent(const Value& id) {
+    const bool storage = id.is(Kind::tuple) && id.size() >= 5 &&
+                         is_text(id.items()[0], "storage") && id.items()[1].is(Kind::global) &&
+                         !is_callable(id.items()[1]);
+    if (!storage)
+      add_problem(Error(ErrorCode::unsupported, "a persistent id that is no storage of torch"));
+    return {};
   }
 
   void add_problem(const Error& error) {
@@ -82,7 +98,7 @@ class Collector : public Watch {
   }
 
  private:
-  void use_of_name(Use use, const Name& name, const Value& arguments) {
+  void use_of_name(Use use, const Name& name, const Value& arguments, bool callables) {
     if (name.module == "builtins" && name.name == "getattr") return use_of_getattr(use, arguments);
     if (use == Use::named) return note(name, judged(name), {});
     if (use == Use::given_state || use == Use::given_items)
@@ -90,14 +106,14 @@ class Collector : public Watch {
     if (use == Use::called && arguments.is(Kind::tuple)) look_into(name, arguments);
     // Anybody may call what nobody has looked at: it is told already.
     if (!is_vetted(name.module, name.name) && !is_plain_value(name)) return;
-    if (!is_vetted_use(name.module, name.name, use, arguments))
+    if (!is_vetted_use(name.module, name.name, use, arguments, callables))
       note(name, concern(name), text_of(use));
   }
 
   void use_of_getattr(Use use, const Value& arguments) {
     if (use == Use::named) {
       ++getattrs_;
-    } else if (is_vetted_use("builtins", "getattr", use, arguments)) {
+    } else if (is_vetted_use("builtins", "getattr", use, arguments, true)) {
       ++members_;
       const Name member = member_of(arguments);
       note(member, judged(member), {});
@@ -105,8 +121,9 @@ class Collector : public Watch {
   }
 
   // What was made by a call, or, where that was a getattr, the member.
-  void use_of_object(Use use, const Object& object, const Value& arguments) {
-    if (is_member(object)) return use_of_name(use, member_of(object.arguments), arguments);
+  void use_of_object(Use use, const Object& object, const Value& arguments, bool callables) {
+    if (is_member(object))
+      return use_of_name(use, member_of(object.arguments), arguments, callables);
     const Value* root = &object.callable;
     while (root->is(Kind::object)) root = &root->as_object().callable;
     if (!root->is(Kind::global)) return;
@@ -114,7 +131,8 @@ class Collector : public Watch {
     const bool known = is_vetted(name.module, name.name);
     if (use == Use::called || use == Use::made) {
       note(name, concern(name), "its result is called");
-    } else if (known && !is_vetted_use(name.module, name.name, use, arguments)) {
+    } else if (known && !is_vetted_use(name.module, name.name, use, arguments, callables,
+                                       object.arguments)) {
       note(name, concern(name), text_of(use));
     }
   }
@@ -126,7 +144,8 @@ class Collector : public Watch {
       return member_of(callable.as_object().arguments);
     const bool told = is_global(callable, "copyreg", "_reconstructor") ||
                       is_global(callable, "copyreg", "__newobj__");
-    if (!told || !is_vetted_use("copyreg", callable.global_name(), Use::called, object.arguments))
+    if (!told ||
+        !is_vetted_use("copyreg", callable.global_name(), Use::called, object.arguments, true))
       return {root.global_module(), root.global_name()};
     const Value& made = object.arguments.items()[0];
     return {made.global_module(), made.global_name()};
@@ -136,12 +155,15 @@ class Collector : public Watch {
   void look_into(const Name& name, const Value& arguments) {
     const bool takes = takes_pickle(name.module, name.name);
     if (!takes && is_vetted(name.module, name.name)) return;
+    const std::string taker = name.module + "." + name.name;
     for (const Value& argument : arguments.items()) {
-      std::vector<std::byte> bytes = bytes_in(argument);
-      const bool looks = bytes.size() > 1 && bytes[0] == std::byte{0x80};
-      if (bytes.empty() || !(takes || looks)) continue;
+      const std::string_view bytes = bytes_in(argument);
+      const bool looks = bytes.size() > 1 && bytes[0] == '\x80';
+      if (bytes.empty() || !(takes || looks) || nested_.contains({taker, bytes})) continue;
+      nested_.emplace(taker, bytes_in(kept_.emplace_back(argument)));
+      const auto* begin = reinterpret_cast<const std::byte*>(bytes.data());
       found_.nested.push_back(
-          {std::move(bytes), name.module + "." + name.name, name.module == "torch.storage", takes});
+          {{begin, begin + bytes.size()}, taker, name.module == "torch.storage", takes});
     }
   }
 
@@ -169,16 +191,12 @@ class Collector : public Watch {
   Found& found_;
   const std::function<bool(const std::string&, const std::string&)>& is_value_;
   std::unordered_map<std::string, std::size_t> rows_;  // of found_.names
-  std::uint64_t getattrs_ = 0;                         // mentioned
-  std::uint64_t members_ = 0;                          // of them, what known members came from
+  // Of found_.nested: the same bytes may be handed over again and again.
+  std::set<std::pair<std::string, std::string_view>> nested_;
+  std::deque<Value> kept_;      // whose bytes nested_ looks at
+  std::uint64_t getattrs_ = 0;  // mentioned
+  std::uint64_t members_ = 0;   // of them, what known members came from
 };
-
-// What torch.load makes of a persistent id: a class whose source was kept is the class itself,
-// anything else a storage.
-Value load_persistent(const Value& id) {
-  const bool is_class = id.is(Kind::tuple) && id.size() > 1 && is_text(id.items()[0], "module");
-  return is_class ? id.items()[1] : Value();
-}
 
 }  // namespace
 
@@ -188,11 +206,12 @@ Found scan(ByteView bytes,
   Collector collector(found, is_value);
   ReadOptions options;
   options.watch = &collector;
-  options.persistent_load = load_persistent;
+  options.persistent_load = [&collector](const Value& id) { return collector.load_persistent(id); };
   try {
     found.consumed = read(bytes, options).consumed;
   } catch (const Error& error) {
     found.cut = error.code() == ErrorCode::incomplete;
+    found.limited = error.code() == ErrorCode::limit;
     collector.add_problem(error);
   }
   collector.finish();

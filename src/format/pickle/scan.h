@@ -36,6 +36,7 @@ struct Found {
   std::vector<Error> problems;
   std::size_t consumed = 0;  // bytes up to and with the STOP opcode; 0: there was none
   bool cut = false;          // there was none because the bytes end
+  bool limited = false;      // there was none because of a limit
   bool calls = false;        // something was called, made or changed
 };
 

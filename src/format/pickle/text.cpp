@@ -118,8 +118,11 @@ std::string decode_raw_unicode(std::string_view escaped) {
       append_utf8(text, code_point(escaped.substr(2), digits));
       escaped.remove_prefix(2 + digits);
     } else {
-      append_utf8(text, static_cast<unsigned char>(escaped.front()));
-      escaped.remove_prefix(1);
+      // A backslash takes what follows it along: of two, the second one begins no escape.
+      const std::size_t count = escaped.front() == '\\' && escaped.size() > 1 ? 2 : 1;
+      for (const char c : escaped.substr(0, count))
+        append_utf8(text, static_cast<unsigned char>(c));
+      escaped.remove_prefix(count);
     }
   }
   return text;

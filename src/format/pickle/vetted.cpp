@@ -1,8 +1,9 @@
-// Each row was read in the sources of its project: what importing the module, calling, creating,
+// Each row was read in the sources of its project: what importing the module, calling, making,
 // BUILD (`__setstate__`, or attributes of the new object) and filling with items do with arguments
-// that are data. A class whose state may hold functions (hooks of modules and optimizers) counts
-// where these can only be other vetted names. What gives back an argument as it is may be called
-// and nothing more: its result could be a class, whose attributes a BUILD would set.
+// that are data. CPython and these functions call attributes of what they get (`append`,
+// `as_subclass`, `__setstate__` of an instance), so no function or class may stand in data: an
+// attribute that is none cannot run anything. Whole modules, optimizers and schedulers of torch are
+// left out for the same reason: their classes look at their own attributes for what to call.
 #include "format/pickle/vetted.h"
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace {
 using Kind = Value::Kind;
 
 // Letters of the ways in which a name may be used beside being mentioned: c called, m made by
-// __new__, s given a state, i given items.
+// __new__, s given a state, i given items. v: a value, which may stand anywhere.
 struct Row {
   std::string_view module;
   std::string_view uses;
@@ -31,7 +32,7 @@ constexpr auto kRows = std::to_array<Row>({
     {"builtins", "c",
      "bool bytearray bytes complex dict float frozenset getattr int list range set slice str tuple "
      "type"},
-    {"builtins", "", "Ellipsis NotImplemented"},
+    {"builtins", "v", "Ellipsis NotImplemented"},
     {"builtins", "m", "object"},
     {"argparse", "cms", "Namespace"},
     {"array", "c", "_array_reconstructor array"},
@@ -65,23 +66,24 @@ constexpr auto kRows = std::to_array<Row>({
     // torch: tensors and what stands in their state.
     {"torch", "cm", "Size"},
     {"torch", "c", "device"},
-    {"torch", "",
-     "Tensor channels_last channels_last_3d contiguous_format per_channel_affine "
+    {"torch", "", "Tensor"},
+    {"torch", "v",
+     "channels_last channels_last_3d contiguous_format per_channel_affine "
      "per_channel_symmetric per_tensor_affine per_tensor_symmetric preserve_format qint32 qint8 "
      "quint2x4 quint4x2 quint8 sparse_bsc sparse_bsr sparse_coo sparse_csc sparse_csr strided"},
     {"torch._tensor", "c", "_rebuild_from_type_v2"},
-    {"torch._utils", "cs",
-     "_rebuild_device_tensor_from_cpu_tensor _rebuild_device_tensor_from_numpy "
-     "_rebuild_meta_tensor_no_storage _rebuild_nested_tensor _rebuild_parameter "
+    {"torch._utils", "c",
+     "_rebuild_device_tensor_from_numpy _rebuild_meta_tensor_no_storage _rebuild_nested_tensor "
+     "_rebuild_parameter "
      "_rebuild_parameter_with_state _rebuild_qtensor _rebuild_sparse_tensor _rebuild_tensor "
-     "_rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_wrapper_subclass _rebuild_xla_tensor"},
+     "_rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_wrapper_subclass"},
     {"torch.jit._pickle", "c",
      "build_boollist build_doublelist build_intlist build_tensor_from_id build_tensorlist "
      "restore_type_tag"},
     {"torch.nn.parameter", "", "Buffer Parameter"},
     {"torch.serialization", "c", "_get_layout"},
     {"torch.storage", "c", "_load_from_bytes"},
-    {"torch.torch_version", "cms", "TorchVersion"},
+    {"torch.torch_version", "cm", "TorchVersion"},
 
     // torch.distributed.
     {"torch.distributed._mesh_layout", "ms", "_FlatLayout _MeshLayout"},
@@ -90,7 +92,7 @@ constexpr auto kRows = std::to_array<Row>({
      "ShardedTensor ShardedTensor.ProcessGroupState"},
     {"torch.distributed._shard.sharded_tensor.metadata", "cms",
      "MEM_FORMAT_ENCODING ShardedTensorMetadata TensorProperties"},
-    {"torch.distributed._shard.sharded_tensor.metadata", "",
+    {"torch.distributed._shard.sharded_tensor.metadata", "v",
      "MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT "
      "MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT"},
     {"torch.distributed._shard.sharded_tensor.shard", "ms", "Shard"},
@@ -101,7 +103,7 @@ constexpr auto kRows = std::to_array<Row>({
     {"torch.distributed.checkpoint.metadata", "cms",
      "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta "
      "TensorProperties TensorStorageMetadata _MEM_FORMAT_ENCODING"},
-    {"torch.distributed.checkpoint.metadata", "",
+    {"torch.distributed.checkpoint.metadata", "v",
      "TORCH_CHANNELS_LAST TORCH_CONTIGUOUS_FORMAT TORCH_PRESERVE_FORMAT "
      "_MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT "
      "_MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT"},
@@ -118,60 +120,6 @@ constexpr auto kRows = std::to_array<Row>({
     {"torch.distributed._tensor.placement_types", "cms",
      "DTensorSpec Replicate Shard TensorMeta _Partial"},
     {"torch.distributed.tensor.placement_types", "cms", "Partial Replicate Shard _StridedShard"},
-
-    // Whole modules, optimizers and schedulers: attributes of a new object.
-    {"torch.nn.modules.activation", "ms",
-     "CELU ELU GELU GLU Hardshrink Hardsigmoid Hardswish Hardtanh LeakyReLU LogSigmoid LogSoftmax "
-     "Mish MultiheadAttention PReLU RReLU ReLU ReLU6 SELU SiLU Sigmoid Softmax Softmax2d Softmin "
-     "Softplus Softshrink Softsign Tanh Tanhshrink Threshold"},
-    {"torch.nn.modules.batchnorm", "ms", "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm"},
-    {"torch.nn.modules.container", "ms",
-     "ModuleDict ModuleList ParameterDict ParameterList Sequential"},
-    {"torch.nn.modules.conv", "ms",
-     "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d"},
-    {"torch.nn.modules.distance", "ms", "CosineSimilarity PairwiseDistance"},
-    {"torch.nn.modules.dropout", "ms",
-     "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d FeatureAlphaDropout"},
-    {"torch.nn.modules.flatten", "ms", "Flatten Unflatten"},
-    {"torch.nn.modules.fold", "ms", "Fold Unfold"},
-    {"torch.nn.modules.instancenorm", "ms", "InstanceNorm1d InstanceNorm2d InstanceNorm3d"},
-    {"torch.nn.modules.linear", "ms", "Bilinear Identity Linear NonDynamicallyQuantizableLinear"},
-    {"torch.nn.modules.loss", "ms",
-     "BCELoss BCEWithLogitsLoss CTCLoss CosineEmbeddingLoss CrossEntropyLoss GaussianNLLLoss "
-     "HingeEmbeddingLoss HuberLoss KLDivLoss L1Loss MSELoss MarginRankingLoss MultiLabelMarginLoss "
-     "MultiLabelSoftMarginLoss MultiMarginLoss NLLLoss PoissonNLLLoss SmoothL1Loss SoftMarginLoss "
-     "TripletMarginLoss"},
-    {"torch.nn.modules.module", "ms", "Module"},
-    {"torch.nn.modules.normalization", "ms",
-     "CrossMapLRN2d GroupNorm LayerNorm LocalResponseNorm RMSNorm"},
-    {"torch.nn.modules.padding", "ms",
-     "ConstantPad1d ConstantPad2d ConstantPad3d ReflectionPad1d ReflectionPad2d ReflectionPad3d "
-     "ReplicationPad1d ReplicationPad2d ReplicationPad3d ZeroPad1d ZeroPad2d ZeroPad3d"},
-    {"torch.nn.modules.pixelshuffle", "ms", "PixelShuffle PixelUnshuffle"},
-    {"torch.nn.modules.pooling", "ms",
-     "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d "
-     "AdaptiveMaxPool3d AvgPool1d AvgPool2d AvgPool3d LPPool1d LPPool2d MaxPool1d MaxPool2d "
-     "MaxPool3d MaxUnpool1d MaxUnpool2d MaxUnpool3d"},
-    {"torch.nn.modules.rnn", "ms", "GRU GRUCell LSTM LSTMCell RNN RNNCell"},
-    {"torch.nn.modules.sparse", "ms", "Embedding EmbeddingBag"},
-    {"torch.nn.modules.transformer", "ms",
-     "Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder "
-     "TransformerEncoderLayer"},
-    {"torch.nn.modules.upsampling", "ms", "Upsample UpsamplingBilinear2d UpsamplingNearest2d"},
-    {"torch.nn.functional", "", "gelu leaky_relu relu silu tanh"},
-    {"torch._C._nn", "", "gelu silu"},
-    {"torch.optim.adadelta", "ms", "Adadelta"},
-    {"torch.optim.adagrad", "ms", "Adagrad"},
-    {"torch.optim.adam", "ms", "Adam"},
-    {"torch.optim.adamax", "ms", "Adamax"},
-    {"torch.optim.adamw", "ms", "AdamW"},
-    {"torch.optim.lr_scheduler", "ms",
-     "ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts ExponentialLR LinearLR MultiStepLR "
-     "PolynomialLR ReduceLROnPlateau SequentialLR StepLR"},
-    {"torch.optim.nadam", "ms", "NAdam"},
-    {"torch.optim.radam", "ms", "RAdam"},
-    {"torch.optim.rmsprop", "ms", "RMSprop"},
-    {"torch.optim.sgd", "ms", "SGD"},
 
     // What trainers leave in their checkpoints.
     {"accelerate.state", "ms", "PartialState"},
@@ -204,36 +152,124 @@ const Row* find(std::string_view module, std::string_view name) {
   return row == kRows.end() ? nullptr : row;
 }
 
-bool is_latin1_text(const Value& arguments) {
-  return arguments.size() == 2 && arguments.items()[0].is(Kind::string) &&
-         (is_text(arguments.items()[1], "latin1") || is_text(arguments.items()[1], "latin-1"));
+const Row* find(const Value& value) {
+  return value.is(Kind::global) ? find(value.global_module(), value.global_name()) : nullptr;
+}
+
+// A function or class, which could be called.
+bool is_callable(const Value& value) {
+  const Row* row = find(value);
+  return row != nullptr && row->uses != "v";
+}
+
+// Whether one stands somewhere in these values. What a call gave is none: the call was judged.
+// Larger ones than what is looked into count as if.
+bool holds_callable(const Value& value, int& left) {
+  if (--left < 0) return true;
+  if (is_one_of(value.kind(), Kind::list, Kind::tuple, Kind::set))
+    return std::ranges::any_of(value.items(),
+                               [&left](const Value& item) { return holds_callable(item, left); });
+  if (!value.is(Kind::dict)) return is_callable(value);
+  return std::ranges::any_of(value.pairs(), [&left](const auto& pair) {
+    return holds_callable(pair.first, left) || holds_callable(pair.second, left);
+  });
+}
+
+// Arguments from `first` on.
+bool are_data(const Value& arguments, std::size_t first) {
+  int left = 10'000;
+  const auto& given = arguments.items();
+  return std::none_of(given.begin() + static_cast<std::ptrdiff_t>(std::min(first, given.size())),
+                      given.end(), [&left](const Value& v) { return holds_callable(v, left); });
 }
 
 // A class that may be made: data about which nothing is known but its name.
 bool is_made_class(const Value& value) {
-  if (!value.is(Kind::global)) return false;
-  const Row* row = find(value.global_module(), value.global_name());
+  const Row* row = find(value);
   return row != nullptr && row->uses.find('m') != std::string_view::npos;
 }
 
 bool is_rebuilder(const Value& value) {
   return value.is(Kind::global) && value.global_module() == "torch._utils" &&
-         find("torch._utils", value.global_name()) != nullptr;
+         find(value) != nullptr;
+}
+
+bool is_tensor_class(const Value& value) {
+  return is_global(value, "torch", "Tensor") ||
+         is_global(value, "torch.nn.parameter", "Parameter") ||
+         is_global(value, "torch.nn.parameter", "Buffer") ||
+         is_global(value, "torch.distributed.tensor", "DTensor") ||
+         is_global(value, "torch.distributed._tensor.api", "DTensor") ||
+         is_global(value, "torch.distributed._shard.sharded_tensor.api", "ShardedTensor");
 }
 
 // A default factory is called later, with nothing.
 bool is_factory(const Value& value) {
+  constexpr std::array<std::string_view, 7> kClasses{"bool", "dict", "float", "int",
+                                                     "list", "set",  "str"};
   if (value.is(Kind::none)) return true;
-  if (!value.is(Kind::global)) return false;
-  const Row* row = find(value.global_module(), value.global_name());
-  return row != nullptr && row->uses.starts_with('c');
+  return value.is(Kind::global) && value.global_module() == "builtins" &&
+         std::ranges::find(kClasses, value.global_name()) != kClasses.end();
 }
 
 // cls.__new__(cls, base's state): base is object, or the built-in class from which cls derives.
-bool are_of_reconstructor(const Value::List& given) {
+bool are_of_reconstructor(const Value& arguments) {
+  const auto& given = arguments.items();
   return given.size() == 3 && is_made_class(given[0]) && given[1].is(Kind::global) &&
          given[1].global_module() == "builtins" &&
-         is_one_of(given[1].global_name(), "object", "dict", "list", "set", "tuple", "int", "str");
+         is_one_of(given[1].global_name(), "object", "dict", "list", "set", "tuple", "int",
+                   "str") &&
+         are_data(arguments, 2);
+}
+
+// Attributes: names that are not Python's own.
+bool are_attributes(const Value& state) {
+  if (state.is(Kind::none)) return true;
+  if (!state.is(Kind::dict)) return false;
+  return std::ranges::all_of(state.pairs(), [](const auto& pair) {
+    return pair.first.is(Kind::string) && !pair.first.as_string().starts_with("__");
+  });
+}
+
+// What BUILD gets: attributes, or those and the ones of slots; anything else is an argument of the
+// class's own `__setstate__`.
+bool is_state(const Value& state) {
+  if (state.is(Kind::dict)) return are_attributes(state);
+  if (!state.is(Kind::tuple) || state.size() != 2) return true;
+  return std::ranges::all_of(state.items(), are_attributes);
+}
+
+bool is_rebuilt_by_type(const Value& arguments) {
+  const auto& given = arguments.items();
+  if (given.size() != 4 || !is_rebuilder(given[0]) || !is_tensor_class(given[1]) ||
+      !given[2].is(Kind::tuple) || !is_state(given[3]) || !are_data(arguments, 3))
+    return false;
+  const bool wrapped = given[0].global_name() == "_rebuild_wrapper_subclass";
+  if (wrapped && (given[2].size() == 0 || !is_tensor_class(given[2].items()[0]))) return false;
+  return are_data(given[2], wrapped ? 1 : 0);
+}
+
+// 'f4', '<U5', 'O8': without fields, and its code.
+std::string_view code_of_dtype(const Value& arguments) {
+  if (arguments.size() == 0 || !arguments.items()[0].is(Kind::string)) return {};
+  std::string_view text = arguments.items()[0].as_string();
+  if (!text.empty() && is_one_of(text[0], '<', '>', '|', '=')) text.remove_prefix(1);
+  constexpr std::string_view kCodes = "?biufcmMSUVO";
+  const bool plain = !text.empty() && kCodes.find(text[0]) != std::string_view::npos &&
+                     text.find_first_not_of("0123456789", 1) == std::string_view::npos;
+  return plain ? text.substr(0, 1) : std::string_view();
+}
+
+// The state of a dtype says what its elements are once more. Flags of another kind make numpy take
+// raw bytes for objects.
+bool is_state_of_dtype(const Value& made_with, const Value& state) {
+  const std::string_view code = code_of_dtype(made_with);
+  if (code.empty() || !state.is(Kind::tuple) || !is_one_of(state.size(), 8U, 9U)) return false;
+  const auto& given = state.items();
+  for (const std::size_t part : {2, 3, 4})
+    if (!given[part].is(Kind::none)) return false;
+  const std::int64_t flags = code == "O" ? 63 : code == "U" ? 8 : 0;
+  return given[7] == Value(flags);
 }
 
 // The functions whose arguments decide.
@@ -243,9 +279,24 @@ struct Decided {
   bool (*is_data)(const Value& arguments);
 };
 
+bool is_array(const Value& arguments) {
+  return arguments.size() > 0 && is_global(arguments.items()[0], "numpy", "ndarray") &&
+         are_data(arguments, 1);
+}
+
 constexpr auto kDecided = std::to_array<Decided>({
     {"_codecs", "encode", is_latin1_text},
-    {"builtins", "type", [](const Value& given) { return given.size() == 1; }},
+    {"array", "_array_reconstructor",
+     [](const Value& given) {
+       return given.size() > 0 && is_global(given.items()[0], "array", "array") &&
+              are_data(given, 1);
+     }},
+    {"builtins", "type",
+     [](const Value& given) {
+       return given.size() == 1 &&
+              (given.items()[0].is(Kind::none) || find(given.items()[0]) != nullptr) &&
+              are_data(given, 0);
+     }},
     {"builtins", "getattr",
      [](const Value& given) {
        if (given.size() != 2) return false;
@@ -255,15 +306,29 @@ constexpr auto kDecided = std::to_array<Decided>({
               is_known_member(owner.global_module(), owner.global_name(), name.as_string());
      }},
     {"collections", "defaultdict",
-     [](const Value& given) { return given.size() == 0 || is_factory(given.items()[0]); }},
-    {"copyreg", "_reconstructor",
-     [](const Value& given) { return are_of_reconstructor(given.items()); }},
+     [](const Value& given) {
+       return given.size() == 0 || (is_factory(given.items()[0]) && are_data(given, 1));
+     }},
+    {"copyreg", "_reconstructor", are_of_reconstructor},
     {"copyreg", "__newobj__",
-     [](const Value& given) { return given.size() > 0 && is_made_class(given.items()[0]); }},
+     [](const Value& given) {
+       return given.size() > 0 && is_made_class(given.items()[0]) && are_data(given, 1);
+     }},
+    {"numpy", "dtype",
+     [](const Value& given) { return !code_of_dtype(given).empty() && are_data(given, 0); }},
+    {"numpy.core.multiarray", "_reconstruct", is_array},
+    {"numpy._core.multiarray", "_reconstruct", is_array},
     {"torch.storage", "_load_from_bytes",
      [](const Value& given) { return given.size() == 1 && given.items()[0].is(Kind::bytes); }},
-    {"torch._tensor", "_rebuild_from_type_v2",
-     [](const Value& given) { return given.size() == 4 && is_rebuilder(given.items()[0]); }},
+    {"torch._tensor", "_rebuild_from_type_v2", is_rebuilt_by_type},
+    {"torch._utils", "_rebuild_parameter_with_state",
+     [](const Value& given) {
+       return given.size() == 4 && is_state(given.items()[3]) && are_data(given, 0);
+     }},
+    {"torch._utils", "_rebuild_wrapper_subclass",
+     [](const Value& given) {
+       return given.size() > 0 && is_tensor_class(given.items()[0]) && are_data(given, 1);
+     }},
 });
 
 char letter_of(Watch::Use use) {
@@ -277,18 +342,32 @@ bool is_vetted(std::string_view module, std::string_view name) {
   return find(module, name) != nullptr;
 }
 
+bool is_vetted_value(std::string_view module, std::string_view name) {
+  const Row* row = find(module, name);
+  return row != nullptr && row->uses == "v";
+}
+
+bool is_latin1_text(const Value& arguments) {
+  return arguments.size() == 2 && arguments.items()[0].is(Kind::string) &&
+         (is_text(arguments.items()[1], "latin1") || is_text(arguments.items()[1], "latin-1"));
+}
+
 bool is_vetted_use(std::string_view module, std::string_view name, Watch::Use use,
-                   const Value& arguments) {
+                   const Value& arguments, bool callables, const Value& made_with) {
   const Row* row = find(module, name);
   if (row == nullptr) return false;
   if (use == Watch::Use::named) return true;
   if (row->uses.find(letter_of(use)) == std::string_view::npos) return false;
-  if (!is_one_of(use, Watch::Use::called, Watch::Use::made)) return true;
+  if (use == Watch::Use::given_items) return !callables;
+  if (use == Watch::Use::given_state) {
+    const bool dtype = module == "numpy" && name == "dtype";
+    return !callables && (dtype ? is_state_of_dtype(made_with, arguments) : is_state(arguments));
+  }
   if (!arguments.is(Kind::tuple)) return false;
   const auto* decided = std::ranges::find_if(kDecided, [&](const Decided& function) {
     return function.module == module && function.name == name;
   });
-  return decided == kDecided.end() || decided->is_data(arguments);
+  return decided == kDecided.end() ? !callables : decided->is_data(arguments);
 }
 
 bool takes_pickle(std::string_view module, std::string_view name) {

@@ -324,6 +324,9 @@ void Archive::Loader::widen(End& end, const std::byte* locator, std::uint64_t lo
       load_le<std::uint64_t>(record + 4) != locator_offset - offset - 12) {
     fail(ErrorCode::corrupt, "no zip64 end record where the locator says", offset);
   }
+  // Some readers take what lies right before the locator for the record, and not what it names.
+  if (locator_offset - offset != kEnd64Size)
+    fail(ErrorCode::unsupported, "a zip64 end record with data of its own", offset);
   const End old = end;
   end.offset = offset;
   end.count = load_le<std::uint64_t>(record + 32);
@@ -384,6 +387,8 @@ std::uint64_t Archive::Loader::central(std::span<const std::byte> bytes, std::ui
          base);
   }
   record.entry.name = text(at + kCentralHeaderSize, name);
+  if (record.entry.name.find('\0') != std::string::npos)
+    fail(ErrorCode::corrupt, "a zip entry whose name has a NUL, where readers cut it", base);
   if (!is_plain(record.flags, method) || disk != 0) {
     fail(ErrorCode::unsupported,
          "zip entry '" + record.entry.name + "' with method " + std::to_string(method) +
