@@ -3,15 +3,23 @@
 //   sample COUNT FIRST SEED_FILE...
 //
 // tries inputs FIRST to FIRST + COUNT - 1. Input i is a seed changed by rules that only i
-// determines, so a finding is repeated by its number alone.
+// determines, so a finding is repeated by its number alone. They are tried in a process of its own,
+// so a crash has a number, too.
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <iterator>
+#include <new>
 #include <random>
 #include <string>
 #include <vector>
@@ -88,22 +96,21 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
-}  // namespace
+constexpr unsigned kSeconds = 120;  // an input that takes longer has no end
 
-int main(int argc, char** argv) {
-  if (argc < 4) return 2;
-  const std::uint64_t count = std::strtoull(argv[1], nullptr, 10);
-  const std::uint64_t first = std::strtoull(argv[2], nullptr, 10);
-  std::vector<Bytes> seeds;
-  std::transform(argv + 3, argv + argc, std::back_inserter(seeds), read_file);
+// Tries the inputs, of which `at` is always the present one; the exit code of the process.
+int try_all(std::uint64_t count, std::uint64_t first, const std::vector<Bytes>& seeds,
+            std::atomic<std::uint64_t>& at) {
   std::uint64_t refused = 0;
-  for (std::uint64_t i = first; i < first + count; ++i) {
+  for (at = first; at < first + count; ++at) {
+    ::alarm(kSeconds);
     try {
-      tessera::fuzz::parse(Mutator(i).change(seeds));
+      tessera::fuzz::parse(Mutator(at).change(seeds));
     } catch (const tessera::Error&) {
       ++refused;
     } catch (const std::exception& finding) {
-      std::fprintf(stderr, "input %llu: %s\n", static_cast<unsigned long long>(i), finding.what());
+      std::fprintf(stderr, "input %llu: %s\n", static_cast<unsigned long long>(at.load()),
+                   finding.what());
       return 1;
     }
   }
@@ -112,4 +119,30 @@ int main(int argc, char** argv) {
   // Nothing but refusals, or nothing refused: then the seeds or the rules are not what they should
   // be.
   return refused > 0 && refused < count ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 4) return 2;
+  const std::uint64_t count = std::strtoull(argv[1], nullptr, 10);
+  const std::uint64_t first = std::strtoull(argv[2], nullptr, 10);
+  std::vector<Bytes> seeds;
+  std::transform(argv + 3, argv + argc, std::back_inserter(seeds), read_file);
+  void* const shared = ::mmap(nullptr, sizeof(std::atomic<std::uint64_t>), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return 2;
+  auto& at = *new (shared) std::atomic<std::uint64_t>(first);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const int code = try_all(count, first, seeds, at);
+    std::exit(code);  // NOLINT(concurrency-mt-unsafe): its threads have ended
+  }
+  int status = 0;
+  if (child < 0 || ::waitpid(child, &status, 0) != child) return 2;
+  if (WIFEXITED(status)) return WEXITSTATUS(status);
+  std::fprintf(stderr, "input %llu: ended by signal %d%s\n",
+               static_cast<unsigned long long>(at.load()), WTERMSIG(status),
+               WTERMSIG(status) == SIGALRM ? ": it had no end" : "");
+  return 1;
 }

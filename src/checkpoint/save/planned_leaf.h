@@ -29,9 +29,9 @@ struct HeldChunk {
   std::size_t piece = 0;  // index of the tensor's piece
 };
 // In row-major order of where they begin, each once, without empty ones. A tensor without elements
-// is held whole by whoever has the leaf; there is no piece to be read. Throws `unsupported` for flat
-// ranges, `corrupt` for a piece that reaches outside of its tensor and `conflict` where two overlap:
-// for every way to save.
+// is held whole by whoever has the leaf; there is no piece to be read. Throws `unsupported` for
+// flat ranges, `corrupt` for a piece that reaches outside of its tensor and `conflict` where two
+// overlap: for every way to save.
 [[nodiscard]] std::vector<HeldChunk> held_chunks(const Tensor& tensor);
 
 // The leaf as rank `rank` of `ranks` sees it. A tensor has a placement if its own, or that of a
