@@ -128,7 +128,7 @@ TEST_F(RankFiles, AListIsNoDict) {
 // L02: no file can be of none of zero ranks.
 TEST(WorldSizeFiles, OfZeroRanksAreRefused) {
   const auto store = memory_store();
-  put(*store, "model_world_size_0_rank_x.pt", {}, IfExists::fail);
+  put(*store, "model_world_size_0_rank_0.pt", {}, IfExists::fail);
   EXPECT_EQ(code_of([&] { (void)Checkpoint::open(store); }), ErrorCode::corrupt);
 }
 

@@ -205,7 +205,7 @@ std::vector<Leaf> made_leaves(unsigned seed) {
 }
 
 void expect_text_of_library(const std::string& text) {
-  EXPECT_EQ(text, Json::parse(text).dump(-1, ' ', true));
+  EXPECT_EQ(text, nlohmann::ordered_json::parse(text).dump(-1, ' ', true));
 }
 
 TEST(TreeJson, ValuesAreWrittenAsByTheLibrary) {
