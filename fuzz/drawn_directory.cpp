@@ -314,7 +314,8 @@ Entries drawn_directory(ByteView input, const std::vector<Files>& checkpoints) {
 
 void write_entries(const std::string& directory, const Entries& entries) {
   for (const auto& [name, entry] : entries) {
-    const std::string path = directory + "/" + name;
+    std::string path = directory;
+    path.append("/").append(name);
     if (name.find('/') != std::string::npos) fs::create_directories(fs::path(path).parent_path());
     make(path, entry);
   }

@@ -71,8 +71,8 @@ std::vector<HeldChunk> held_chunks(const Tensor& tensor) {
     held.push_back({*box, p});
   }
   std::ranges::stable_sort(held, begins_before, &HeldChunk::box);
-  const auto twice = std::ranges::unique(held, {}, &HeldChunk::box);
-  held.erase(twice.begin(), twice.end());
+  const auto same = [](const HeldChunk& a, const HeldChunk& b) { return a.box == b.box; };
+  held.erase(std::unique(held.begin(), held.end(), same), held.end());
   std::vector<Slice> slices;
   if (held.size() > 1)
     for (const HeldChunk& chunk : held) slices.emplace_back(chunk.box);
