@@ -14,7 +14,6 @@
 
 #include "measure.h"
 #include "rank_state.h"
-#include "storage/open_store.h"
 
 namespace {
 
@@ -45,14 +44,16 @@ int run(const std::string& what, const std::string& url, const bench::StateSize&
         const std::lock_guard lock(mutex);
         all.bytes_read += own.bytes_read;
         all.bytes_needed += own.bytes_needed;
+        all.requests += own.requests;
+        all.retries += own.retries;
       },
       std::chrono::minutes(10));
   const double seconds = bench::now() - begin;
   std::printf(
       "{\"seconds\": %.4f, \"cpu_s\": %.4f, \"requests\": %llu, \"retries\": %llu, "
       "\"read_per_needed\": %.4f, \"peak_mib\": %ld}\n",
-      seconds, cpu_seconds() - cpu, static_cast<unsigned long long>(remote_traffic().requests),
-      static_cast<unsigned long long>(remote_traffic().retries),
+      seconds, cpu_seconds() - cpu, static_cast<unsigned long long>(all.requests),
+      static_cast<unsigned long long>(all.retries),
       all.bytes_needed == 0
           ? 0.0
           : static_cast<double>(all.bytes_read) / static_cast<double>(all.bytes_needed),

@@ -47,7 +47,7 @@ struct IoReport {
   std::uint64_t bytes_read = 0;       // from the store, without metadata
   std::uint64_t bytes_unchecked = 0;  // read, but covered by no checksum
   std::uint64_t bytes_written = 0;
-  // What this process sent to object stores and web servers while the job ran.
+  // What the job sent to object stores and web servers.
   std::uint64_t requests = 0;
   std::uint64_t retries = 0;      // attempts beyond the first of a request
   std::uint64_t bytes_again = 0;  // that attempts moved in vain, both ways

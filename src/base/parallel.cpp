@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/traffic.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -45,7 +46,13 @@ void parallel_for(int threads, std::size_t count, const std::function<void(std::
       std::min<std::size_t>(threads > 1 ? static_cast<std::size_t>(threads) : 1, count);
   std::vector<std::jthread> workers;
   try {
-    for (std::size_t i = 1; i < wanted; ++i) workers.emplace_back(run);
+    TrafficCount* const count_of_caller = TrafficCount::innermost();
+    for (std::size_t i = 1; i < wanted; ++i) {
+      workers.emplace_back([&run, count_of_caller] {
+        const TrafficCount::Joined joined(count_of_caller);
+        run();
+      });
+    }
   } catch (const std::system_error&) {
     // The system gives no more threads: those that are there do all of the work.
   }

@@ -87,8 +87,7 @@ int scan(const std::string& path, const ScanOptions& options, bool sarif, const 
   } else {
     print_names(report);
   }
-  for (const std::string& problem : report.problems)
-    fmt::print(stderr, "tessera: {}\n", printable(problem));
+  for (const std::string& problem : report.problems) complain(problem);
   if (count(report, NameKind::dangerous) + count(report, NameKind::unknown) > 0) return kNo;
   return report.clean() ? kDone : kFailed;
 }

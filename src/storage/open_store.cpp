@@ -55,21 +55,12 @@ std::shared_ptr<HttpClient> shared_client() {
 std::shared_ptr<Store> open_remote(const Scheme& scheme, const std::string& url) {
   return scheme.open(parse_uri(url), shared_client());
 }
-
-RemoteTraffic traffic() {
-  const HttpCounts counts = shared_client()->counts();
-  return {counts.requests, counts.retries, counts.bytes_again};
-}
 #else
 constexpr std::array<Scheme, 6> kSchemes{
     {{"s3", {}}, {"r2", {}}, {"weka", {}}, {"gs", {}}, {"http", {}}, {"https", {}}}};
 
 std::shared_ptr<Store> open_remote(const Scheme& /*scheme*/, const std::string& url) {
   refuse(url, "object stores are not built in: configure with -DTESSERA_REMOTE=ON");
-}
-
-RemoteTraffic traffic() {
-  return {};
 }
 #endif
 
@@ -84,10 +75,6 @@ std::string known_schemes() {
 bool is_remote(const std::string& path) {
   const std::string_view scheme = scheme_of(path);
   return !scheme.empty() && scheme != kFile;
-}
-
-RemoteTraffic remote_traffic() {
-  return traffic();
 }
 
 std::string without_file_scheme(const std::string& path) {

@@ -14,10 +14,4 @@ namespace tessera {
 // Of file://, the path; anything else as it is. Throws `invalid_argument` for file://HOST/.
 [[nodiscard]] std::string without_file_scheme(const std::string& path);
 
-// What this process has sent by the stores of URLs so far.
-struct RemoteTraffic {
-  std::uint64_t requests = 0, retries = 0, bytes_again = 0;  // as IoReport has them
-};
-[[nodiscard]] RemoteTraffic remote_traffic();
-
 }  // namespace tessera

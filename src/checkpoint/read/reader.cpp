@@ -100,12 +100,12 @@ void IoCounters::add(const IoReport& part) {
 }
 
 IoReport IoCounters::report() const {
-  const RemoteTraffic now = remote_traffic();
+  const Traffic traffic = traffic_.total();
   const std::lock_guard lock(mutex_);
   IoReport report = total_;
-  report.requests = now.requests - before_.requests;
-  report.retries = now.retries - before_.retries;
-  report.bytes_again = now.bytes_again - before_.bytes_again;
+  report.requests = traffic.requests;
+  report.retries = traffic.retries;
+  report.bytes_again = traffic.bytes_again;
   return report;
 }
 

@@ -7,10 +7,10 @@
 #include <mutex>
 #include <vector>
 
+#include "base/traffic.h"
 #include "checkpoint/read/gather.h"
 #include "checkpoint/read/storage_checks.h"
 #include "layout/plan.h"
-#include "storage/open_store.h"
 #include "tessera/checkpoint.h"
 #include "tessera/layout.h"
 #include "tessera/value.h"
@@ -18,13 +18,13 @@
 #pragma GCC visibility push(default)  // the command links it, see cmake/TesseraShared.cmake
 namespace tessera {
 
-// Counters of one job, added to by several threads.
+// Counters of one job, added to by several threads. Made by the thread that does the job.
 struct IoCounters {
   void add(const IoReport& part);
   [[nodiscard]] IoReport report() const;
 
  private:
-  const RemoteTraffic before_ = remote_traffic();
+  TrafficCount traffic_;
   mutable std::mutex mutex_;
   IoReport total_;  // guarded by mutex_
 };

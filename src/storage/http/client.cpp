@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/one_of.h"
+#include "base/traffic.h"
 #include "storage/http/limiter.h"
 #include "storage/http/loopback.h"
 #include "storage/http/pause.h"
@@ -188,7 +189,10 @@ class HttpClient::Impl {
     if (operation.attempts > 1) ++counters_.retries;
     counters_.bytes_sent += attempt.sent;
     counters_.bytes_received += attempt.received;
-    if (!is_done) counters_.bytes_again += attempt.sent + attempt.received;
+    const std::uint64_t again = is_done ? 0 : attempt.sent + attempt.received;
+    counters_.bytes_again += again;
+    TrafficCount::add(
+        {.requests = 1, .retries = operation.attempts > 1 ? 1U : 0U, .bytes_again = again});
   }
 
   [[nodiscard]] bool is_hopeless(const Attempt& attempt, Operation& operation) const {
