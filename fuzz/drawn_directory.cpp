@@ -272,6 +272,16 @@ void make(const std::string& path, const Entry& entry) {
   }
 }
 
+// Whether a file, link or pipe has the name of a folder of `name`: nothing can lie in it.
+bool is_below_no_directory(const Entries& entries, const std::string& name) {
+  for (std::size_t slash = name.find('/'); slash != std::string::npos;
+       slash = name.find('/', slash + 1)) {
+    const auto above = entries.find(name.substr(0, slash));
+    if (above != entries.end() && above->second.kind != EntryKind::directory) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::vector<Files> checkpoints_of_all_kinds(const std::string& golden, const std::string& scratch) {
@@ -309,7 +319,12 @@ std::vector<Files> checkpoints_of_all_kinds(const std::string& golden, const std
 }
 
 Entries drawn_directory(ByteView input, const std::vector<Files>& checkpoints) {
-  return Draw(input, checkpoints).directory();
+  Entries entries = Draw(input, checkpoints).directory();
+  // A later change may have made something else of a folder.
+  std::erase_if(entries, [all = entries](const auto& entry) {
+    return is_below_no_directory(all, entry.first);
+  });
+  return entries;
 }
 
 void write_entries(const std::string& directory, const Entries& entries) {

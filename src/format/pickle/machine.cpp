@@ -68,8 +68,10 @@ bool may_be_number(std::string_view text) {
   const auto is_part = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || is_one_of(c, '_', '+', '-', '.');
   };
-  while (text.ends_with(' ')) text.remove_suffix(1);
-  while (text.starts_with(' ')) text.remove_prefix(1);
+  constexpr std::string_view kBlanks = " \t\v\f\r";
+  text = text.substr(0, text.find('\0'));
+  text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
+  text = text.substr(0, text.find_last_not_of(kBlanks) + 1);
   return text.find_first_of("0123456789") != std::string_view::npos &&
          std::ranges::all_of(text, is_part);
 }
