@@ -1,5 +1,8 @@
 #include "operations.h"
 
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
 #include "errors.h"
 #include "jobs.h"
 #include "options.h"
