@@ -255,6 +255,15 @@ TEST(HostilePickle, NamesAreListedWithoutReading) {
   EXPECT_EQ(globals(bytes_of("(Vid\nios\nsystem\n.")), std::vector<std::string>{"os.system"});
 }
 
+TEST(HostilePickle, NamesBehindOddNumbersAreTold) {
+  for (const std::string number : {"I0x1f\n"s, "I1_0\n"s, "I0\v\n"s, "I\0\n"s, "L0b1\n"s})
+    EXPECT_EQ(globals(bytes_of(number + "0cos\nsystem\n.")), std::vector<std::string>{"os.system"})
+        << number;
+  // Python ends there.
+  for (const char* number : {"Ia b\n", "Ino\n", "g7\n", "Sx\n"})
+    EXPECT_TRUE(globals(bytes_of(number + "0cos\nsystem\n."s)).empty()) << number;
+}
+
 TEST(HostilePickle, NothingAndHalfAPickleAreProblems) {
   EXPECT_EQ(scan(bytes_of("i\xff\na\n.")).problems.size(), 1U);  // no mark, and a name that is none
   for (const char* text : {"", "\x80", "\x80\x04", "N", "ca\n"}) {

@@ -63,13 +63,14 @@ std::uint64_t bytes_of_step(const Value& key) {
   return kOfStep + (key.is(Kind::string) ? key.as_string().size() : kOfIndex);
 }
 
-// Whether Python may take the text of a number that is not read here: 0x1f, 1_000.
+// Whether Python may take the text of a number that is not read here: 0x1f, 1_000, a blank behind.
 bool may_be_number(std::string_view text) {
   const auto is_part = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || is_one_of(c, '_', '+', '-', '.');
   };
   constexpr std::string_view kBlanks = " \t\v\f\r";
   text = text.substr(0, text.find('\0'));
+  if (text.empty()) return true;  // to C, a 0
   text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
   text = text.substr(0, text.find_last_not_of(kBlanks) + 1);
   return text.find_first_of("0123456789") != std::string_view::npos &&
