@@ -366,7 +366,7 @@ class Scan {
       const std::string inside = where + ":" + entry.name;
       if (lower(entry.name).ends_with(".pkl")) {
         (void)archive.read(entry, kPickleLimit);  // its CRC-32
-      } else if (torch_file::is_storage(entry.name) && said_by(entry.name) == Said::nothing &&
+      } else if (torch_file::is_raw(entry.name) && said_by(entry.name) == Said::nothing &&
                  !begins(head_of<512>(*slice_source(source, entry.data_offset, entry.size)), 0,
                          "\x93NUMPY")) {
         continue;  // numpy takes any name

@@ -351,9 +351,13 @@ std::string_view other_kind(const zip::Archive& archive) {
   return {};
 }
 
-bool is_storage(std::string_view record) {
+bool is_raw(std::string_view record) {
   const std::size_t slash = record.find('/');
-  return slash != std::string_view::npos && record.substr(slash + 1).starts_with("data/");
+  if (slash == std::string_view::npos) return false;
+  record.remove_prefix(slash + 1);
+  return record.starts_with("data/") ||
+         is_one_of(record, "version", "byteorder", ".format_version", ".storage_alignment",
+                   ".data/version", ".data/serialization_id");
 }
 
 Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options) {

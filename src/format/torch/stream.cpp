@@ -275,6 +275,12 @@ bool is_text_stream(const ByteSource& source) {
 bool has_magic(const ByteSource& source) {
   std::vector<std::byte> start(std::min<std::uint64_t>(source.size(), kMagicReach));
   source.read_at(0, start);
+  const auto same = [](std::byte a, unsigned char b) { return a == std::byte{b}; };
+  const auto digits = kMagicText.substr(1, 24);
+  // Nearly all pickles are none: that is seen without reading them.
+  if (std::search(start.begin(), start.end(), kMagic.begin(), kMagic.end(), same) == start.end() &&
+      std::search(start.begin(), start.end(), digits.begin(), digits.end(), same) == start.end())
+    return false;
   try {
     return is_magic(pickle::read(start).value);
   } catch (const Error&) {

@@ -41,8 +41,9 @@ struct ReadOptions {
 // What an archive of PyTorch is that torch.save did not write ("a TorchScript archive"); empty: it
 // may be one of torch.save.
 [[nodiscard]] std::string_view other_kind(const zip::Archive& archive);
-// Whether a record of an archive is a storage: raw bytes, which nobody unpickles.
-[[nodiscard]] bool is_storage(std::string_view record);
+// Whether a record of an archive is a storage, or a line of text of torch's own: nobody unpickles
+// these.
+[[nodiscard]] bool is_raw(std::string_view record);
 
 // The tensor of a DCP item (checkpoint-rows F-03b), an archive of one tensor that may be a slice of
 // a large file, in two reads where the item was written by torch.save. Throws `mismatch` when the
