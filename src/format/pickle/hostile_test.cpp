@@ -256,7 +256,7 @@ TEST(HostilePickle, NamesAreListedWithoutReading) {
 }
 
 TEST(HostilePickle, NamesBehindOddNumbersAreTold) {
-  for (const std::string number : {"I0x1f\n"s, "I1_0\n"s, "I0\v\n"s, "I\0\n"s, "L0b1\n"s})
+  for (const std::string& number : {"I0x1f\n"s, "I1_0\n"s, "I0\v\n"s, "I\0\n"s, "L0b1\n"s})
     EXPECT_EQ(globals(bytes_of(number + "0cos\nsystem\n.")), std::vector<std::string>{"os.system"})
         << number;
   // Python ends there.
