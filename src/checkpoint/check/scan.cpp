@@ -42,6 +42,8 @@ constexpr int kStreamPickles = 5;  // of torch's stream before 1.6; raw storages
 constexpr int kMaxNesting = 8;     // of pickles and archives in each other
 constexpr std::size_t kMaxProblems = 1000;
 
+constexpr std::string_view kNumpy = "\x93NUMPY";
+
 using Source = std::shared_ptr<const ByteSource>;
 
 // What bytes are said to be.
@@ -72,33 +74,31 @@ bool is_torch_type(const std::string& module, const std::string& name) {
 using Head = std::array<unsigned char, 512>;
 
 struct Magic {
-  std::size_t at;
   std::string_view bytes;
   const char* what;
 };
 
 // What Python's readers of pickles look into and this one does not.
 constexpr auto kForeign = std::to_array<Magic>({
-    {0, "7z\xbc\xaf\x27\x1c", "a 7z archive"},
-    {0, "Rar!", "a RAR archive"},
-    {0, "\x1f\x8b", "a file compressed by gzip"},
-    {0, "BZh", "a file compressed by bzip2"},
-    {0,
-     std::string_view("\xfd"
+    {"7z\xbc\xaf\x27\x1c", "a 7z archive"},
+    {"Rar!", "a RAR archive"},
+    {"\x1f\x8b", "a file compressed by gzip"},
+    {"BZh", "a file compressed by bzip2"},
+    {std::string_view("\xfd"
                       "7zXZ\0",
                       6),
      "a file compressed by xz"},
-    {0, "\x28\xb5\x2f\xfd", "a file compressed by zstd"},
-    {0, "\x04\x22\x4d\x18", "a file compressed by lz4"},
+    {"\x28\xb5\x2f\xfd", "a file compressed by zstd"},
+    {"\x04\x22\x4d\x18", "a file compressed by lz4"},
 });
 
-bool begins(const Head& head, std::size_t at, std::string_view bytes) {
-  return std::memcmp(head.data() + at, bytes.data(), bytes.size()) == 0;
+bool begins(std::span<const unsigned char> head, std::string_view bytes) {
+  return std::memcmp(head.data(), bytes.data(), bytes.size()) == 0;
 }
 
 const Magic* foreign_kind(const Head& head) {
   const auto* found = std::ranges::find_if(
-      kForeign, [&head](const Magic& magic) { return begins(head, magic.at, magic.bytes); });
+      kForeign, [&head](const Magic& magic) { return begins(head, magic.bytes); });
   return found == kForeign.end() ? nullptr : found;
 }
 
@@ -295,10 +295,10 @@ class Scan {
     const Head head = head_of<512>(*source);
     if (said == Said::elements) return elements(source, where, head, depth);
     if (is_tar(head)) throw Error(ErrorCode::unsupported, "a tar archive is not looked into");
-    if (begins(head, 0, "PK")) return archive(source, where, depth);
+    if (begins(head, "PK")) return archive(source, where, depth);
     if (const Magic* foreign = foreign_kind(head))
       throw Error(ErrorCode::unsupported, std::string(foreign->what) + " is not looked into");
-    if (begins(head, 0, "\x93NUMPY")) return array(source, where, head, depth);
+    if (begins(head, kNumpy)) return array(source, where, head, depth);
     const bool like_safetensors = head[8] == '{' && source->size() > 8;  // a length and a brace
     std::optional<Error> refusal;
     if (like_safetensors) refusal = refusal_of_safetensors(*source, where, depth);
@@ -329,7 +329,7 @@ class Scan {
 
   // What a reader that knows only torch.save would take for one.
   void elements(const Source& source, const std::string& where, const Head& head, int depth) {
-    if (begins(head, 0, "PK") && succeeds([&source] { (void)zip::Archive(source); }))
+    if (begins(head, "PK") && succeeds([&source] { (void)zip::Archive(source); }))
       return archive(source, where, depth);
     (void)pickles(source, where, Said::elements, depth);
   }
@@ -364,17 +364,14 @@ class Scan {
     }
     for (const zip::Entry& entry : archive.entries()) {
       const std::string inside = where + ":" + entry.name;
+      Source bytes = slice_source(source, entry.data_offset, entry.size);
       if (lower(entry.name).ends_with(".pkl")) {
-        (void)archive.read(entry, kPickleLimit);  // its CRC-32
+        bytes = memory_source(archive.read(entry, kPickleLimit), inside);  // by its CRC-32
       } else if (torch_file::is_raw(entry.name) && said_by(entry.name) == Said::nothing &&
-                 !begins(head_of<512>(*slice_source(source, entry.data_offset, entry.size)), 0,
-                         "\x93NUMPY")) {
+                 !begins(head_of<kNumpy.size()>(*bytes), kNumpy)) {
         continue;  // numpy takes any name
       }
-      guarded(inside, [&] {
-        any(slice_source(source, entry.data_offset, entry.size), inside, said_by(entry.name),
-            depth + 1);
-      });
+      guarded(inside, [&] { any(bytes, inside, said_by(entry.name), depth + 1); });
     }
   }
 
