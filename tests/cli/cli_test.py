@@ -18,19 +18,14 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 import unittest.mock
 import zipfile
 
-from made import write_safetensors
+from made import Case, tessera, write_safetensors
 
 TESSERA = GOLDEN = None
 SANITIZED = bool(os.environ.get("TESSERA_SANITIZE"))
-
-
-def tessera(*arguments, **extra):
-    return subprocess.run([TESSERA, *map(str, arguments)], capture_output=True, text=True, check=False, **extra)
 
 
 def write_strided(path, shape, strides, elements):
@@ -69,23 +64,7 @@ def write_strided(path, shape, strides, elements):
         archive.writestr("a/version", "3\n")
 
 
-class CommandLine(unittest.TestCase):
-    def setUp(self):
-        self.work = pathlib.Path(tempfile.mkdtemp(prefix="tessera-cli-"))
-        self.dcp = self.work / "dcp"
-        shutil.copytree(GOLDEN / "checkpoints/g4_ws2", self.dcp)
-
-    def tearDown(self):
-        shutil.rmtree(self.work)
-
-    def refused(self, code, *arguments, exit_code=3):
-        """The command fails with one line that begins with the error code."""
-        done = tessera(*arguments)
-        self.assertEqual(done.returncode, exit_code, done.stderr)
-        self.assertEqual(done.stdout, "")
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        self.assertTrue(done.stderr.startswith(f"tessera: {code}: "), done.stderr)
-
+class CommandLine(Case):
     def test_ls_prints_a_line_a_leaf(self):
         lines = tessera("ls", self.dcp).stdout.splitlines()
         self.assertEqual(len(lines), 1 + 28)
@@ -514,4 +493,5 @@ class CommandLine(unittest.TestCase):
 
 if __name__ == "__main__":
     TESSERA, GOLDEN = os.path.abspath(sys.argv[1]), pathlib.Path(sys.argv[2]).resolve()
+    Case.command, Case.golden = TESSERA, GOLDEN
     unittest.main(argv=sys.argv[:1])

@@ -10,35 +10,14 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from made import write_safetensors
+from made import Case, tessera, write_safetensors
 
 TESSERA = GOLDEN = None
 
 
-def tessera(*arguments, **extra):
-    return subprocess.run([TESSERA, *map(str, arguments)], capture_output=True, text=True, check=False, **extra)
-
-
-class Usage(unittest.TestCase):
-    def setUp(self):
-        self.work = pathlib.Path(tempfile.mkdtemp(prefix="tessera-cli-"))
-        self.dcp = self.work / "dcp"
-        shutil.copytree(GOLDEN / "checkpoints/g4_ws2", self.dcp)
-
-    def tearDown(self):
-        shutil.rmtree(self.work)
-
-    def refused(self, code, *arguments, exit_code=3):
-        """The command fails with one line that begins with the error code."""
-        done = tessera(*arguments)
-        self.assertEqual(done.returncode, exit_code, done.stderr)
-        self.assertEqual(done.stdout, "")
-        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
-        self.assertTrue(done.stderr.startswith(f"tessera: {code}: "), done.stderr)
-
+class Usage(Case):
     def safetensors(self, name, tensors):
         return write_safetensors(self.work / name, tensors)
 
@@ -205,4 +184,5 @@ class Usage(unittest.TestCase):
 
 if __name__ == "__main__":
     TESSERA, GOLDEN = os.path.abspath(sys.argv[1]), pathlib.Path(sys.argv[2]).resolve()
+    Case.command, Case.golden = TESSERA, GOLDEN
     unittest.main(argv=sys.argv[:1] + sys.argv[3:])
