@@ -43,6 +43,19 @@ bool is_plain(unsigned char c) {
   return c == '-' || (c < 0x80 && std::isalnum(c) != 0);
 }
 
+// Conversions used to write a file for each rank without data. No reader needs one.
+void keep_named(DigestsByName& digests, const dcp::Metadata& metadata) {
+  const std::set<std::string> named = named_files(metadata);
+  std::erase_if(digests, [&](const auto& file) {
+    return file.first != kDcpMetadata && !named.contains(file.first);
+  });
+}
+
+void add_named(const Store& store, const std::string& metadata, std::set<std::string>& own) {
+  own.insert(metadata);
+  own.merge(named_files(read_dcp_metadata(store, metadata)));
+}
+
 DcpGuard guard_by_side_file(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
                             const std::string& id, std::vector<std::string>& warnings) {
   const std::vector<ObjectInfo> objects = store->list();
@@ -58,6 +71,7 @@ DcpGuard guard_by_side_file(std::shared_ptr<Store> store, const dcp::Metadata& m
     throw Error(ErrorCode::corrupt, "the side file says that it is of another save")
         .at_path(store->name() + "/" + wanted);
   }
+  keep_named(side_file.files, metadata);
   require_sizes(side_file.files, objects, *store);
   const auto digests = std::make_shared<DigestsByName>(std::move(side_file.files));
   DcpGuard guard{guarded_store(std::move(store), digests), digests, std::move(side_file.types)};
@@ -88,6 +102,29 @@ bool fits_file_name(const std::string& id) {
 std::string save_id_of(const Store& store, const dcp::Metadata& metadata) {
   if (fits_file_name(metadata.save_id)) return metadata.save_id;
   return digest_text(digest64(read_all(*store.open(kDcpMetadata), kMetadataLimit)));
+}
+
+// A store may know nothing of an object that it has listed (fault-rows O17). Who believes it takes
+// all data of the checkpoint for leftovers.
+std::set<std::string> own_files(const Store& store, const std::vector<ObjectInfo>& objects) {
+  std::set<std::string> own;
+  const auto is_there = [&](std::string_view name) {
+    return std::ranges::find(objects, name, &ObjectInfo::name) != objects.end();
+  };
+  if (is_there(kDcpMetadata) || store.exists(kDcpMetadata)) {
+    const dcp::Metadata metadata = read_dcp_metadata(store);
+    own = named_files(metadata);
+    own.insert(std::string(kDcpMetadata));
+    const std::string side_file = side_file_name(save_id_of(store, metadata));
+    if (is_there(side_file)) {
+      own.insert(side_file);
+      for (const auto& [name, digests] : read_side_file(store, side_file).files) own.insert(name);
+    }
+  }
+  for (const ObjectInfo& object : objects) {
+    if (is_rank_metadata(object.name)) add_named(store, object.name, own);
+  }
+  return own;
 }
 
 DcpGuard guard_dcp(const std::shared_ptr<Store>& store, const dcp::Metadata& metadata,

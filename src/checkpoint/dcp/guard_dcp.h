@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,5 +28,12 @@ struct DcpGuard {
 // that fits a file name, the digest of its bytes.
 [[nodiscard]] std::string save_id_of(const Store& store, const dcp::Metadata& metadata);
 [[nodiscard]] bool fits_file_name(const std::string& id);
+
+// Which of a DCP directory's `objects` belong to the checkpoint that is there, by name: `.metadata`
+// or the `__{rank}.metadata` of ranks, the data files that these name, the side file, and what that
+// names. Saves, conversions, copies and gc ask this alone. Empty: no checkpoint is there. Throws
+// what reading these files throws.
+[[nodiscard]] std::set<std::string> own_files(const Store& store,
+                                              const std::vector<ObjectInfo>& objects);
 
 }  // namespace tessera

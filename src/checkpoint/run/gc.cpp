@@ -6,13 +6,16 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/run/disk_leftovers.h"
 #include "checkpoint/save/leftovers.h"
 #include "checkpoint/save/probe.h"
+#include "storage/forwarding_store.h"
 #include "storage/housekeeping.h"
 #include "storage/sub_store.h"
+#include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/storage.h"
 #include "tessera/store_hold.h"
@@ -75,33 +78,77 @@ class Collection {
   GcReport report_;
 };
 
+// A DCP directory as it will be without its leftovers.
+class WithoutLeftovers final : public ForwardingStore {
+ public:
+  WithoutLeftovers(std::shared_ptr<Store> store, const std::vector<std::string>& leftovers)
+      : ForwardingStore(std::move(store)), hidden_(leftovers.begin(), leftovers.end()) {}
+
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
+    return without_hidden(ForwardingStore::list(prefix));
+  }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    return without_hidden(ForwardingStore::list_level(prefix));
+  }
+  [[nodiscard]] bool exists(std::string_view name) const override {
+    return !hidden_.contains(name) && ForwardingStore::exists(name);
+  }
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    if (hidden_.contains(name)) {
+      throw Error(ErrorCode::not_found, "the checkpoint needs what looks left over")
+          .at_path(this->name() + "/" + std::string(name));
+    }
+    return ForwardingStore::open(name);
+  }
+
+ private:
+  [[nodiscard]] std::vector<ObjectInfo> without_hidden(std::vector<ObjectInfo> objects) const {
+    std::erase_if(objects,
+                  [this](const ObjectInfo& object) { return hidden_.contains(object.name); });
+    return objects;
+  }
+
+  std::set<std::string, std::less<>> hidden_;
+};
+
+// The names of what may go. The checkpoint that is there, if one is, has to open without them: what
+// cannot be opened is no place to remove anything from.
+std::vector<std::string> proven_leftovers(const std::shared_ptr<Store>& store) {
+  std::vector<std::string> leftovers = leftovers_in(*store);
+  const std::shared_ptr<Store> left = std::make_shared<WithoutLeftovers>(store, leftovers);
+  const bool is_checkpoint = !own_files(*left, left->list_level()).empty();
+  if (is_checkpoint && !leftovers.empty()) (void)Checkpoint::open(Location(left));
+  return leftovers;
+}
+
 // Of a DCP directory. What its `.metadata` does not name is as old as that at most.
-void collect_dcp(Store& store, const Ages& ages, Collection& collection) {
+void collect_dcp(const std::shared_ptr<Store>& store, const Ages& ages, Collection& collection) {
   std::unique_ptr<StoreHold> hold;
-  if (collection.removes()) hold = store.hold();
+  if (collection.removes()) hold = store->hold();
   const auto replaced = ages(std::string(kDcpMetadata));
   std::map<std::string, std::uint64_t> sizes;
-  for (const ObjectInfo& object : store.list_level()) sizes.emplace(object.name, object.size);
-  for (const std::string& name : leftovers_in(store)) {
+  for (const ObjectInfo& object : store->list_level()) sizes.emplace(object.name, object.size);
+  for (const std::string& name : proven_leftovers(store)) {
     const auto size = sizes.find(name);
     if (size == sizes.end()) continue;
     auto age = ages(name);
     if (age && replaced) age = std::min(*age, *replaced);
-    collection.take({.path = store.name() + "/" + name, .bytes = size->second, .age = age}, [&] {
-      store.remove(name);
+    collection.take({.path = store->name() + "/" + name, .bytes = size->second, .age = age}, [&] {
+      store->remove(name);
       return true;
     });
   }
 }
 
-// Nothing of a directory that a writer holds is touched. One that cannot be looked at, because its
-// `.metadata` is damaged, does not keep the rest.
-void collect_unless_held(Store& store, const Ages& ages, Collection& collection) {
+// Nothing of a directory that a writer holds is touched. One with a damaged checkpoint does not
+// keep the rest.
+void collect_unless_held(const std::shared_ptr<Store>& store, const Ages& ages,
+                         Collection& collection) {
   try {
     collect_dcp(store, ages, collection);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::conflict) return collection.spare();
-    collection.fail(store.name(), error);
+    collection.fail(store->name(), error);
   }
 }
 
@@ -130,7 +177,7 @@ void collect_disk(const std::string& directory, Collection& collection) {
       const auto written = written_at(below + name);
       return written ? std::optional(age_of(*written)) : std::nullopt;
     };
-    collect_unless_held(*store, ages, collection);
+    collect_unless_held(store, ages, collection);
   }
 }
 
@@ -153,7 +200,7 @@ void collect_store(const std::shared_ptr<Store>& store, Collection& collection) 
     };
     const std::shared_ptr<Store> part =
         directory.empty() ? store : std::make_shared<SubStore>(store, directory);
-    collect_unless_held(*part, ages, collection);
+    collect_unless_held(part, ages, collection);
   }
 }
 

@@ -5,9 +5,16 @@
 
 #include <chrono>
 #include <filesystem>
+#include <span>
 
+#include "checkpoint/dcp/guard_dcp.h"
+#include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/digests/guard.h"
+#include "checkpoint/digests/tail.h"
 #include "checkpoint/run/testing.h"
+#include "tessera/copy.h"
 #include "tessera/new_directory.h"
+#include "tessera/save_part.h"
 #include "tessera/store_hold.h"
 
 namespace tessera {
@@ -106,6 +113,77 @@ TEST(Gc, WhatWasReplacedIsAsOldAsWhatReplacedIt) {
   EXPECT_GT(gc(directory).spared, 0U);
   make_old(directory + "/.metadata");
   EXPECT_FALSE(gc(directory).leftovers.empty());
+}
+
+const GcOptions kAtOnce{.remove = true, .older_than = std::chrono::seconds(0)};
+
+std::vector<std::string> objects_in(const std::string& directory) {
+  std::vector<std::string> names;
+  for (const ObjectInfo& object : posix_store(directory)->list()) names.push_back(object.name);
+  return names;
+}
+
+TEST(Gc, RanksWithoutDataLeaveNoFileThatCouldBeTakenForALeftover) {
+  const std::string root = temporary_directory();
+  save_step(root + "/one", 1, 2);
+  ConvertOptions options;
+  options.to = CheckpointKind::dcp;
+  options.ranks = 40;
+  (void)convert(root + "/one", root + "/c", options);
+  EXPECT_THAT(objects_in(root + "/c"), ::testing::SizeIs(4));  // rows of two ranks
+  EXPECT_THAT(names_of(gc(root + "/c", kAtOnce), root + "/c"), IsEmpty());
+  EXPECT_THAT(verify(root + "/c").findings, IsEmpty());
+}
+
+// As conversions wrote them for ranks without data: with a tail alone, and in the digests alone.
+std::string with_empty_data_file(const std::string& directory) {
+  const auto store = posix_store(directory);
+  const std::string name = "__39_0_0123456789ab.distcp";
+  TailedSink sink(store->create(name, IfExists::fail));
+  const DataDigest digest = sink.finish();
+  sink.commit();
+  const std::string side_file_of = side_file_name(save_id_of(*store, read_dcp_metadata(*store)));
+  SideFile side_file = read_side_file(*store, side_file_of);
+  side_file.files[name] = {digest.size, {}, 0, digest.tail};
+  const std::string text = encode_side_file(side_file);
+  put(*store, side_file_of, std::as_bytes(std::span(text)), IfExists::replace);
+  return name;
+}
+
+TEST(Gc, AFileThatOnlyTheDigestsNameBelongsToTheCheckpointAndDoesNotStopAReader) {
+  const std::string directory = temporary_directory() + "/c";
+  save_step(directory, 1);
+  const std::string empty = with_empty_data_file(directory);
+  const std::vector<std::string> before = objects_in(directory);
+  EXPECT_THAT(names_of(gc(directory, kAtOnce), directory), IsEmpty());
+  EXPECT_EQ(objects_in(directory), before);
+  EXPECT_THAT(verify(directory).findings, IsEmpty());
+  (void)copy(directory, directory + "-copy");
+  EXPECT_EQ(objects_in(directory + "-copy"), before);
+  posix_store(directory)->remove(empty);  // as earlier versions did
+  EXPECT_THAT(verify(directory).findings, IsEmpty());
+  (void)copy(directory, directory + "-again");
+  EXPECT_THAT(verify(directory + "-again").findings, IsEmpty());
+}
+
+TEST(Gc, PartsOfASaveWithoutCollectivesBelongToTheirCheckpoint_P04) {
+  const std::string directory = temporary_directory() + "/parts";
+  const auto saved = [&] {
+    for (int rank = 0; rank < 2; ++rank) {
+      Value tree = Value::dict();
+      tree.set_item("weight", Value(counting({4, 8}, chunk({4, 8}, rank, 2), 0)));
+      save_part(tree, directory, rank, {.overwrite = true});
+    }
+  };
+  saved();
+  const std::vector<std::string> before = objects_in(directory);
+  EXPECT_THAT(names_of(gc(directory, kAtOnce), directory), IsEmpty());
+  EXPECT_EQ(objects_in(directory), before);
+  EXPECT_THAT(verify(directory).findings, IsEmpty());
+  saved();  // the files before these are still there
+  EXPECT_THAT(gc(directory, kAtOnce).leftovers, ::testing::SizeIs(2));
+  EXPECT_THAT(objects_in(directory), ::testing::SizeIs(before.size()));
+  EXPECT_THAT(verify(directory).findings, IsEmpty());
 }
 
 // Of a store that tells no times and refuses to remove.

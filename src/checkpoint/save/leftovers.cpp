@@ -1,7 +1,6 @@
 #include "checkpoint/save/leftovers.h"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <string>
 
@@ -15,30 +14,16 @@
 namespace tessera {
 namespace {
 
-// The files of the checkpoint that is there.
-struct Present {
-  std::optional<std::set<std::string>> named;  // none: there is no `.metadata`
-  std::string side_file;
-};
-
-// A store may know nothing of an object that it has listed (fault-rows O17). Who believes it takes
-// all data of the checkpoint for leftovers.
-Present present_in(const Store& store, const std::vector<ObjectInfo>& objects) {
-  const auto is_metadata = [](const ObjectInfo& object) { return object.name == kDcpMetadata; };
-  if (std::ranges::none_of(objects, is_metadata) && !store.exists(kDcpMetadata)) return {};
-  const dcp::Metadata metadata = read_dcp_metadata(store);
-  return {named_files(metadata), side_file_name(save_id_of(store, metadata))};
-}
-
 bool is_data_file_name(const std::string& name) {
   return name.starts_with("__") && name.ends_with(".distcp");
 }
 
-bool is_leftover(const std::string& name, const Present& present) {
+// `own`: the files of the checkpoint that is there; empty: none is.
+bool is_leftover(const std::string& name, const std::set<std::string>& own) {
   if (is_probe_name(name)) return true;
-  if (is_side_file_name(name)) return name != present.side_file;
-  if (!is_data_file_name(name)) return false;
-  return present.named ? !present.named->contains(name) : is_attempt_name(name);
+  if (own.contains(name)) return false;
+  if (is_side_file_name(name)) return true;
+  return is_data_file_name(name) && (!own.empty() || is_attempt_name(name));
 }
 
 // Beside a checkpoint that this library cannot read nothing is known to be left over: a later torch
@@ -59,10 +44,10 @@ std::vector<std::string> known_leftovers(const Store& store) {
 std::vector<std::string> leftovers_in(const Store& store) {
   // First of all: what is listed later may be of a checkpoint that has replaced this one.
   const std::vector<ObjectInfo> objects = store.list();
-  const Present present = present_in(store, objects);
+  const std::set<std::string> own = own_files(store, objects);
   std::vector<std::string> leftovers;
   for (const ObjectInfo& object : objects) {
-    if (is_leftover(object.name, present)) leftovers.push_back(object.name);
+    if (is_leftover(object.name, own)) leftovers.push_back(object.name);
   }
   return leftovers;
 }

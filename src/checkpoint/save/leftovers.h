@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// Probes, and data files and side files that do not belong to the present `.metadata`. Without a
-// `.metadata` only those with names of ours: they belong to nobody, or to a save that goes on.
+// Probes, and data files and side files that are not the present checkpoint's own_files(). Without
+// a checkpoint only those with names of ours: they belong to nobody, or to a save that goes on.
 [[nodiscard]] std::vector<std::string> leftovers_in(const Store& store);
 
 // Removes these and unfinished files. Only while nobody writes.

@@ -13,6 +13,7 @@
 #include "base/digest.h"
 #include "base/fd.h"
 #include "base/random_id.h"
+#include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/open/belonging.h"
 #include "checkpoint/save/commit_dcp.h"
@@ -187,10 +188,10 @@ bool Resumption::is_of_attempt(const std::string& name) const {
 void Resumption::bring_back() {
   if (!journal_.goes_on()) return;
   const auto there = posix_store(destination_.directory);
-  std::set<std::string> named;
-  if (there->exists(kDcpMetadata)) named = named_files(read_dcp_metadata(*there));
-  for (const ObjectInfo& object : there->list()) {
-    if (!is_of_attempt(object.name) || named.contains(object.name)) continue;
+  const std::vector<ObjectInfo> objects = there->list();
+  const std::set<std::string> own = own_files(*there, objects);
+  for (const ObjectInfo& object : objects) {
+    if (!is_of_attempt(object.name) || own.contains(object.name)) continue;
     make_directories(work_.content());
     move_into_place(destination_.directory + "/" + object.name, work_.content() + "/" + object.name,
                     IfExists::replace);

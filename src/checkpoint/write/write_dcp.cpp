@@ -81,10 +81,11 @@ WrittenItems write_files(const ConvertJob& job, const Shares& shares,
   std::mutex mutex;  // guards digests
   parallel_for(job.threads, names.size(), [&](std::size_t file) {
     const std::string& name = names[file];
-    TailedSink sink(job.store.create(name, IfExists::fail));
-    ItemWriter writer(sink, name, job.window);
     const Share share = share_of(file, names.size(), shares.ranks());
     const std::vector<std::size_t>& leaves = shares.of(share.rank);
+    if (share.first >= leaves.size()) return;  // `.metadata` would not name it
+    TailedSink sink(job.store.create(name, IfExists::fail));
+    ItemWriter writer(sink, name, job.window);
     for (std::size_t i = share.first; i < leaves.size(); i += share.step) {
       const Leaf& leaf = shares.leaves()[leaves[i]];
       const bool is_tensor = leaf.value.is(Value::Kind::tensor);
