@@ -176,7 +176,7 @@ Opening open(const Job& job, const std::string& path) {
   const Bytes catalog = read_catalog(store);
   const double opened = now();
   const std::size_t before = heap_bytes();
-  OpenedDcp rank(catalog, store);
+  OpenedDcp rank(catalog, store, false);
   const std::vector<Slice> mine = {Box{{(job.ranks - 1) * kRows, 0}, {kRows, kColumns}}};
   for (std::size_t leaf = 0; leaf < rank.checkpoint().leaves.size(); ++leaf)
     rank.give_pieces(leaf, mine);

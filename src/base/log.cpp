@@ -4,11 +4,13 @@
 #include <mutex>
 #include <utility>
 
+#include "base/fork.h"
+
 namespace tessera {
 namespace {
 
 struct Hook {
-  std::mutex mutex;
+  ShortMutex mutex;
   std::shared_ptr<const LogHook> current;  // guarded by mutex; null: nobody listens
 };
 

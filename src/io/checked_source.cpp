@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/digest.h"
+#include "base/fork.h"
 #include "base/log.h"
 #include "io/range.h"
 #include "tessera/error.h"
@@ -56,7 +57,7 @@ class RecentBlocks {
     std::uint64_t source, block;
     Bytes bytes;
   };
-  std::mutex mutex_;
+  ShortMutex mutex_;
   std::list<Recent> recent_;  // guarded by mutex_; the last used one first
 };
 

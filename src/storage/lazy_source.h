@@ -7,7 +7,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "base/fork.h"
 #include "tessera/error.h"
 #include "tessera/storage.h"
 
@@ -28,10 +31,12 @@ class OpenFiles {
   void gone(const LazySource& source);
 
   const std::size_t capacity_;
-  std::mutex mutex_;                    // taken before a source's
+  ShortMutex mutex_;                    // taken before a source's
   std::list<const LazySource*> order_;  // guarded by mutex_
 };
 
+// Whenever it is opened it is what the listing told, or `conflict`: another file may have its name
+// by then.
 class LazySource final : public ByteSource {
  public:
   // Without `files` it stays open once it is.
@@ -63,43 +68,54 @@ class LazySource final : public ByteSource {
 
  private:
   friend class OpenFiles;
+  using Source = std::shared_ptr<ByteSource>;
 
-  std::shared_ptr<ByteSource> current() const {
-    std::shared_ptr<ByteSource> source;
+  Source current() const {
+    if (Source source = known()) return source;
+    Source source;
     {
-      const std::lock_guard lock(mutex_);
-      if (source_) return source_;
-      source = store_->open(object_.name);
-      if (source->size() != object_.size) {
-        throw Error(ErrorCode::conflict, "the file has " + std::to_string(source->size()) +
-                                             " bytes, it had " + std::to_string(object_.size) +
-                                             " when the checkpoint was opened")
-            .at_path(name_);
-      }
+      const std::lock_guard lock(opening_);  // one asks for it, the others wait
+      if ((source = known())) return source;
+      source = opened();
+      const std::lock_guard moment(mutex_);
       source_ = source;
     }
     if (files_) files_->opened(*this);
     return source;
   }
-  // Reads under way keep it open until they are done.
-  void close() const {
+  [[nodiscard]] Source known() const {
     const std::lock_guard lock(mutex_);
-    source_.reset();
+    return source_;
+  }
+  [[nodiscard]] Source opened() const {
+    Source source = store_->open_listed(object_);
+    if (source->size() == object_.size) return source;
+    throw Error(ErrorCode::conflict, "the file has " + std::to_string(source->size()) +
+                                         " bytes, it had " + std::to_string(object_.size) +
+                                         " when the checkpoint was opened")
+        .at_path(name_);
+  }
+  // What was open; reads under way keep it open until they are done.
+  [[nodiscard]] Source close() const {
+    const std::lock_guard lock(mutex_);
+    return std::move(source_);
   }
 
   std::shared_ptr<const Store> store_;
   ObjectInfo object_;
   std::string name_;
   std::shared_ptr<OpenFiles> files_;  // null: no bound
-  mutable std::mutex mutex_;
-  mutable std::shared_ptr<ByteSource> source_;  // guarded by mutex_; null: closed
+  mutable SlowMutex opening_;
+  mutable ShortMutex mutex_;
+  mutable Source source_;  // guarded by mutex_; null: closed
 };
 
 inline void OpenFiles::opened(const LazySource& source) {
+  std::vector<LazySource::Source> closed;  // they end behind the lock
   const std::lock_guard lock(mutex_);
   order_.push_back(&source);
   while (order_.size() > capacity_) {
-    order_.front()->close();
+    closed.push_back(order_.front()->close());
     order_.pop_front();
   }
 }

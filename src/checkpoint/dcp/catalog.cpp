@@ -75,7 +75,8 @@ void write_data_files(MessageWriter& message, const std::vector<CatalogFile>& fi
   std::vector<std::uint64_t> begins;
   for (const CatalogFile& file : files) {
     begins.push_back(records.size());
-    records.text(file.info.name).count(file.info.size).count(file.digests ? 1 : 0);
+    records.text(file.info.name).count(file.info.size).text(file.info.version);
+    records.count(file.digests ? 1 : 0);
     if (file.digests) write_digests(records, *file.digests);
   }
   message.count(files.size());
@@ -281,6 +282,7 @@ CatalogFile Catalog::file(std::size_t number) const {
   CatalogFile file;
   file.info.name = message.text();
   file.info.size = message.count();
+  file.info.version = message.text();
   if (message.count() == 1) file.digests = read_digests(message);
   return file;
 }

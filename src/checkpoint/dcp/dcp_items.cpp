@@ -60,7 +60,11 @@ dcp::ItemView view_of(const dcp::Item& item) {
 
 DataFiles::DataFiles(std::shared_ptr<Store> store)
     : store_(std::move(store)), open_(std::make_shared<OpenFiles>()) {
-  for (ObjectInfo& object : store_->list()) files_[object.name].size = object.size;
+  for (ObjectInfo& object : store_->list()) {
+    File& file = files_[object.name];
+    file.size = object.size;
+    file.version = std::move(object.version);
+  }
   last_ = files_.end();
 }
 
@@ -104,7 +108,8 @@ DataFiles::File& DataFiles::file(const dcp::ItemView& item, const std::string& k
   ++file.items;
   if (apart) file.extents.push_back({item.offset, end, &key});
   if (!file.source) {
-    file.source = std::make_shared<LazySource>(store_, ObjectInfo{found->first, file.size}, open_);
+    file.source = std::make_shared<LazySource>(
+        store_, ObjectInfo{found->first, file.size, file.version}, open_);
     file.number = narrow<std::uint32_t>(numbered_.size());
     numbered_.push_back(&file);
   }
@@ -189,7 +194,7 @@ Value read_value(std::shared_ptr<const ByteSource> file, const ItemRange& place)
 std::vector<ObjectInfo> DataFiles::used() const {
   std::vector<ObjectInfo> files(numbered_.size());
   for (const auto& [name, file] : files_) {
-    if (file.source) files[file.number] = {name, file.size};
+    if (file.source) files[file.number] = {name, file.size, file.version};
   }
   return files;
 }

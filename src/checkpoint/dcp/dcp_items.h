@@ -69,6 +69,7 @@ class DataFiles {
   };
   struct File {
     std::uint64_t size = 0;
+    std::string version;      // as listed
     std::uint64_t end = 0;    // of the last item
     std::uint64_t items = 0;  // that were asked for or passed over
     std::uint32_t number = 0;

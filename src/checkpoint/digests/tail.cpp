@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/digest.h"
 #include "base/endian.h"
+#include "base/fork.h"
 #include "io/checked_source.h"
 #include "io/range.h"
 #include "tessera/error.h"
@@ -146,6 +147,7 @@ class TailedSource final : public ByteSource {
     const std::lock_guard lock(mutex_);
     if (!items_) {
       Tail tail = read_tail(*source_, digest_, false);
+      const NoFork moment;
       items_.emplace(slice_source(source_, 0, tail.end), std::move(tail.blocks));
     }
     return *items_;
@@ -153,7 +155,7 @@ class TailedSource final : public ByteSource {
 
   std::shared_ptr<const ByteSource> source_;
   DataDigest digest_;
-  mutable std::mutex mutex_;
+  mutable SlowMutex mutex_;
   mutable std::optional<CheckedSource> items_;  // guarded by mutex_; once it is there it stays
 };
 

@@ -110,8 +110,8 @@ void emplace_catalog(std::optional<LoadSource>& source, const Opener& opener, Ho
 
 LoadSource::LoadSource(HostCopy catalog, std::shared_ptr<Store> store)
     : catalog_(std::move(catalog)),
-      parts_(
-          std::make_unique<OpenedDcp>(catalog_.bytes().subspan(sizeof(Opening)), std::move(store))),
+      parts_(std::make_unique<OpenedDcp>(catalog_.bytes().subspan(sizeof(Opening)),
+                                         std::move(store), false)),
       wanted_(parts_->checkpoint().leaves.size(), Wanted::nothing) {}
 
 LoadSource::LoadSource(HostCopy record, std::unique_ptr<Checkpoint> own)

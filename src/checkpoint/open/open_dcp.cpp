@@ -11,7 +11,7 @@ bool is_dcp_directory(const Place& place) {
 
 Checkpoint open_dcp(std::shared_ptr<Store> store) {
   const Bytes catalog = read_catalog(store);
-  OpenedDcp opened(catalog, std::move(store));
+  OpenedDcp opened(catalog, std::move(store), true);
   opened.give_all();
   return std::move(opened.checkpoint());
 }

@@ -48,10 +48,11 @@ void require_there(const LazySource& source) {
 
 }  // namespace
 
-OpenedDcp::OpenedDcp(ByteView catalog, std::shared_ptr<Store> store)
+OpenedDcp::OpenedDcp(ByteView catalog, std::shared_ptr<Store> store, bool listed_here)
     : catalog_(catalog),
       digests_(std::make_shared<DigestsByName>(catalog_.head().digests)),
       store_(guarded_store(std::move(store), digests_)),
+      listed_here_(listed_here),
       sources_(catalog_.files()) {
   const CatalogHead& head = catalog_.head();
   checkpoint_.kind = head.kind;
@@ -104,6 +105,7 @@ std::shared_ptr<LazySource>& OpenedDcp::source(std::uint32_t file) {
   if (!source) {
     CatalogFile found = catalog_.file(file);
     if (found.digests) digests_->emplace(found.info.name, std::move(*found.digests));
+    if (!listed_here_) found.info.version.clear();
     source = std::make_shared<LazySource>(store_, std::move(found.info), open_);
   }
   return source;

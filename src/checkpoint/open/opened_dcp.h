@@ -19,8 +19,9 @@ namespace tessera {
 class OpenedDcp {
  public:
   // `catalog` must outlive it, `store` is that of this rank. Nothing of the store is read, but
-  // items of values that hold tensors.
-  OpenedDcp(ByteView catalog, std::shared_ptr<Store> store);
+  // items of values that hold tensors. `listed_here`: this store told the versions of the catalog's
+  // files; another rank's may show others of the same files.
+  OpenedDcp(ByteView catalog, std::shared_ptr<Store> store, bool listed_here);
 
   [[nodiscard]] Checkpoint& checkpoint() noexcept { return checkpoint_; }
 
@@ -52,6 +53,7 @@ class OpenedDcp {
   std::shared_ptr<DigestsByName> digests_;  // of the files that were asked for
   std::shared_ptr<Store> store_;            // guarded by them
   std::shared_ptr<OpenFiles> open_ = std::make_shared<OpenFiles>();
+  bool listed_here_;
   std::vector<std::shared_ptr<LazySource>> sources_;  // by file; null: nobody asked for it
   Checkpoint checkpoint_;
   std::vector<std::size_t> chunks_;  // by leaf, for chunks_at(); 0: no tensor

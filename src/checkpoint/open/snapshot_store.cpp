@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "checkpoint/digests/state_file.h"
 #include "io/range.h"
 #include "storage/forwarding_store.h"
@@ -33,13 +34,17 @@ class SmallSource final : public ByteSource {
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     require_range(*this, offset, out.size());
     const std::lock_guard lock(mutex_);
-    if (!bytes_) bytes_ = read_all(*source_, kSmall);
+    if (!bytes_) {
+      std::vector<std::byte> bytes = read_all(*source_, kSmall);
+      const NoFork moment;
+      bytes_ = std::move(bytes);
+    }
     if (!out.empty()) std::memcpy(out.data(), bytes_->data() + offset, out.size());
   }
 
  private:
   const std::shared_ptr<ByteSource> source_;
-  mutable std::mutex mutex_;
+  mutable SlowMutex mutex_;
   mutable std::optional<std::vector<std::byte>> bytes_;  // guarded by mutex_; null: not read yet
 };
 
@@ -103,7 +108,9 @@ class SnapshotStore final : public ForwardingStore {
   static const T& remembered(ByName<T>& by_name, std::string_view name, const Ask& ask) {
     const auto found = by_name.find(name);
     if (found != by_name.end()) return found->second;
-    return by_name.emplace(name, ask()).first->second;
+    T answer = ask();
+    const NoFork moment;
+    return by_name.emplace(name, std::move(answer)).first->second;
   }
 
   const std::vector<ObjectInfo>& level(std::string_view prefix) const {
@@ -150,13 +157,14 @@ class SnapshotStore final : public ForwardingStore {
 
   void forget() {
     const std::lock_guard lock(mutex_);
+    const NoFork moment;
     lists_of_all_.clear();
     levels_.clear();
     opened_.clear();
   }
 
   const bool lists_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable SlowMutex mutex_;  // guards what follows
   mutable ByName<std::vector<ObjectInfo>> lists_of_all_, levels_;
   mutable ByName<std::shared_ptr<ByteSource>> opened_;  // null: there is none
 };

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "base/parallel.h"
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/metadata_file.h"
@@ -56,19 +57,21 @@ class NamedStore final : public ForwardingStore {
     std::vector<ObjectInfo> asked(names_.size());
     parallel_for(kAskedAtOnce, names_.size(), [&](std::size_t i) {
       try {
-        asked[i] = {names_[i], inner().open(names_[i])->size()};
+        const auto source = inner().open(names_[i]);
+        asked[i] = {names_[i], source->size(), source->version()};
       } catch (const Error& error) {
         if (error.code() != ErrorCode::not_found) throw;
       }
     });
-    for (ObjectInfo& object : asked)
-      if (!object.name.empty()) objects_.push_back(std::move(object));
+    std::erase_if(asked, [](const ObjectInfo& object) { return object.name.empty(); });
+    const NoFork moment;
+    objects_ = std::move(asked);
     is_known_ = true;
     return objects_;
   }
 
   std::vector<std::string> names_;
-  mutable std::mutex mutex_;
+  mutable SlowMutex mutex_;
   mutable bool is_known_ = false;            // guarded by mutex_
   mutable std::vector<ObjectInfo> objects_;  // guarded by mutex_
 };

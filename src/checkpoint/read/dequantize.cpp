@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/fork.h"
 #include "checkpoint/read/cast.h"
 #include "checkpoint/read/reader.h"
 #include "checkpoint/read/small_float.h"
@@ -48,11 +49,12 @@ class Computed : public ByteSource {
   Computed(const Leaf& quantized, const Leaf& scales, std::int64_t count, DType to)
       : quantized_(quantized.value),
         scales_(scales.value),
-        elements_(quantized_.as_tensor(), quantized.name),
-        scale_elements_(scales_.as_tensor(), scales.name),
+        scales_name_(scales.name),
         count_(count),
         to_(to),
-        name_(quantized.name) {}
+        name_(quantized.name) {
+    (void)readers();  // refuses what cannot be read
+  }
 
   [[nodiscard]] std::uint64_t size() const override {
     return checked_mul<std::uint64_t>(static_cast<std::uint64_t>(count_), size_of(to_));
@@ -63,7 +65,8 @@ class Computed : public ByteSource {
     const auto element = static_cast<std::uint64_t>(size_of(to_));
     if (offset > size() || out.size() > size() - offset)
       throw Error(ErrorCode::incomplete, "elements behind the last one").at_path(name_);
-    const std::lock_guard lock(mutex_);
+    Readers& readers = this->readers();
+    const std::lock_guard lock(readers.mutex);
     std::vector<float> values;
     std::vector<std::byte> raw;
     while (!out.empty()) {
@@ -82,7 +85,7 @@ class Computed : public ByteSource {
       out = out.subspan(part);
       offset += part;
     }
-    if (offset == size()) compare_checksums();
+    if (offset == size()) readers.compare_checksums();
   }
 
  protected:
@@ -92,32 +95,44 @@ class Computed : public ByteSource {
   // Row-major ranges of the two tensors.
   std::vector<std::byte> elements(std::int64_t begin, std::int64_t count) const {
     std::vector<std::byte> bytes(static_cast<std::size_t>(count));
-    elements_.read(whole(quantized_.as_tensor().shape), begin, count, bytes.data());
+    readers().elements.read(whole(quantized_.as_tensor().shape), begin, count, bytes.data());
     return bytes;
   }
   std::vector<float> scales(std::int64_t begin, std::int64_t count) const {
     const Tensor& tensor = scales_.as_tensor();
     std::vector<std::byte> bytes(static_cast<std::size_t>(count) * size_of(tensor.dtype));
-    scale_elements_.read(whole(tensor.shape), begin, count, bytes.data());
+    readers().scales.read(whole(tensor.shape), begin, count, bytes.data());
     return scale_values(tensor.dtype, bytes);
   }
 
  private:
-  void compare_checksums() const {
-    elements_.hand_over(checks_);
-    scale_elements_.hand_over(checks_);
-    checks_.read_rest(1);
+  struct Readers {
+    Readers(const Value& quantized, const std::string& name, const Value& by,
+            const std::string& by_name)
+        : elements(quantized.as_tensor(), name), scales(by.as_tensor(), by_name) {}
+
+    void compare_checksums() {
+      elements.hand_over(checks);
+      scales.hand_over(checks);
+      checks.read_rest(1);
+    }
+
+    std::mutex mutex;  // guards what follows
+    TensorReader elements, scales;
+    StorageChecks checks;  // of both tensors
+  };
+  [[nodiscard]] Readers& readers() const {
+    return readers_.get(
+        [this] { return std::make_unique<Readers>(quantized_, name_, scales_, scales_name_); });
   }
 
   Value quantized_;
   Value scales_;
-  mutable std::mutex mutex_;  // guards the readers
-  mutable TensorReader elements_;
-  mutable TensorReader scale_elements_;
+  std::string scales_name_;
   std::int64_t count_;
   DType to_;
   std::string name_;
-  mutable StorageChecks checks_;  // of both tensors
+  PerProcess<Readers> readers_;
 };
 
 // Scales that have been read: of neighbouring blocks in one row of blocks.

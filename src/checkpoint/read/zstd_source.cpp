@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork.h"
 #include "checkpoint/read/zstd_stream.h"
 #include "io/range.h"
 #include "tessera/error.h"
@@ -31,47 +32,61 @@ struct Kept {
 class ZstdSource final : public ByteSource {
  public:
   ZstdSource(std::shared_ptr<const ByteSource> frames, std::uint64_t cap)
-      : stream_(std::move(frames), cap) {
-    keep_ends();
-    size_ = stream_.position();
+      : frames_(std::move(frames)), cap_(cap) {
+    ZstdStream& stream = current().stream;
+    keep_ends(stream);
+    size_ = stream.position();
   }
 
   [[nodiscard]] std::uint64_t size() const override { return size_; }
-  [[nodiscard]] const std::string& name() const override { return stream_.frames().name(); }
+  [[nodiscard]] const std::string& name() const override { return frames_->name(); }
 
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     require_range(*this, offset, out.size());
     if (head_.give(offset, out) || tail_.give(offset, out)) return;
-    const std::lock_guard lock(mutex_);
-    stream_.go_to(offset);
-    if (stream_.position() != offset || stream_.read(out) < out.size())
+    Current& now = current();
+    const std::lock_guard lock(now.mutex);
+    now.stream.go_to(offset);
+    if (now.stream.position() != offset || now.stream.read(out) < out.size())
       throw Error(ErrorCode::incomplete, "zstd frames have changed").at_path(name());
   }
 
  private:
+  struct Current {
+    Current(std::shared_ptr<const ByteSource> frames, std::uint64_t cap)
+        : stream(std::move(frames), cap) {}
+    std::mutex mutex;
+    ZstdStream stream;  // guarded by mutex once the source is made
+  };
+  // In a child from the first byte on: its parent's may have been in the middle of a frame.
+  [[nodiscard]] Current& current() const {
+    return current_.get([this] { return std::make_unique<Current>(frames_, cap_); });
+  }
+
   // Frames of a stream do not say how long they are: one pass counts. Archives have what describes
   // them at their ends: these are kept, so that no further pass is needed for that.
-  void keep_ends() {
+  void keep_ends(ZstdStream& stream) {
     head_.bytes.resize(kKept);
-    head_.bytes.resize(stream_.read(head_.bytes));
+    head_.bytes.resize(stream.read(head_.bytes));
     if (head_.bytes.size() < kKept) return;
     std::vector<std::byte>& last = tail_.bytes;
     last.resize(2 * kKept);
     std::size_t have = 0;
-    while (const std::size_t got = stream_.read(MutableByteView(last).subspan(have, kKept))) {
+    while (const std::size_t got = stream.read(MutableByteView(last).subspan(have, kKept))) {
       have += got;
       if (have < last.size()) continue;
       std::memcpy(last.data(), last.data() + kKept, kKept);
       have = kKept;
     }
     last.resize(have);
-    tail_.offset = stream_.position() - have;
+    tail_.offset = stream.position() - have;
   }
 
   std::uint64_t size_ = 0;  // of the content
   Kept head_, tail_;
-  mutable std::mutex mutex_;
-  mutable ZstdStream stream_;  // guarded by mutex_ once the constructor is done
+  std::shared_ptr<const ByteSource> frames_;
+  std::uint64_t cap_;
+  PerProcess<Current> current_;
 };
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "checkpoint/run/disk_leftovers.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -11,7 +10,6 @@
 
 #include "base/random_id.h"
 #include "storage/posix/atomic_file.h"
-#include "storage/posix/lock.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 
@@ -85,12 +83,6 @@ class Search {
   DiskLeftovers result_;
 };
 
-Fd opened_or_absent(const std::string& path) {
-  Fd fd = opened(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (!fd && errno != ENOENT) throw_errno(errno, "open", path);
-  return fd;
-}
-
 }  // namespace
 
 DiskLeftovers disk_leftovers(const std::string& directory, Time now) {
@@ -108,18 +100,6 @@ std::optional<Time> written_at(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
   return std::chrono::system_clock::from_time_t(status.st_mtim.tv_sec);
-}
-
-bool is_locked(const std::string& path) {
-  const Fd fd = opened_or_absent(path);
-  return fd && !try_lock(fd.get());
-}
-
-bool remove_unlocked(const std::string& path) {
-  const Fd fd = opened_or_absent(path);
-  if (fd && !try_lock(fd.get())) return false;
-  remove_all(path);
-  return true;
 }
 
 }  // namespace tessera

@@ -20,9 +20,5 @@ struct DiskLeftovers {
 
 // When the file was written; none: it is not there.
 [[nodiscard]] std::optional<Time> written_at(const std::string& path);
-// Removes it with all that is in it, unless a writer has its lock: then false. Throws `io`.
-[[nodiscard]] bool remove_unlocked(const std::string& path);
-// Whether a writer has its lock.
-[[nodiscard]] bool is_locked(const std::string& path);
 
 }  // namespace tessera

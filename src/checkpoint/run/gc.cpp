@@ -14,6 +14,7 @@
 #include "checkpoint/save/probe.h"
 #include "storage/forwarding_store.h"
 #include "storage/housekeeping.h"
+#include "storage/posix/lock.h"
 #include "storage/sub_store.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
@@ -61,6 +62,11 @@ class Collection {
         {.kind = LeftoverKind::directory, .path = directory, .problem = error.what()});
   }
 
+  // Where nobody can tell whether a writer lives, the age alone protects it, and has to be one.
+  [[nodiscard]] bool may_take(Locked locked) const {
+    return locked == Locked::yes ||
+           (locked == Locked::unknown && options_.older_than >= std::chrono::hours(1));
+  }
   [[nodiscard]] bool removes() const { return options_.remove; }
   [[nodiscard]] Time before() const { return now() - options_.older_than; }
   [[nodiscard]] GcReport report() {
@@ -163,11 +169,12 @@ void collect_disk(const std::string& directory, Collection& collection) {
   DiskLeftovers leftovers = disk_leftovers(directory, now());
   for (Leftover& leftover : leftovers.found) {
     const std::string path = leftover.path;
-    if (!collection.removes() && is_locked(path)) {
+    if (!collection.removes() && !collection.may_take(is_free(path))) {
       collection.spare();
       continue;
     }
-    collection.take(std::move(leftover), [&] { return remove_unlocked(path); });
+    collection.take(std::move(leftover),
+                    [&] { return remove_free(path, collection.may_take(Locked::unknown)); });
   }
   for (const std::string& path : leftovers.directories) {
     const auto store = posix_store(path);

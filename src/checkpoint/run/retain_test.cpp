@@ -135,7 +135,7 @@ TEST(Retain, WhatKillsLeftGoesUnlessItsWriterLives_C06) {
     fs::create_directories(run + "/" + left);
     write_text(run + "/" + left + "/__0_0.distcp", "half");
   }
-  const Fd writer = locked_directory(run + "/step3-tmp-0123456789ab");
+  const LockedFd writer = locked_directory(run + "/step3-tmp-0123456789ab");
   const RetentionReport report = retain(run, run_checkpoint(run, 6), {.sharded = 3});
   EXPECT_THAT(report.removed,
               UnorderedElementsAre("step1", "step2-tmp-0123456789ab", "step6.old-0123456789ab"));

@@ -51,7 +51,7 @@ Probe::Probe(std::shared_ptr<Store> store, std::string name)
 }
 
 Probe::~Probe() {
-  remove_quietly(*store_, name_);
+  if (made_here_) remove_quietly(*store_, name_);
 }
 
 bool shows_probe(const Store& store, const std::string& name) {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/fork.h"
 #include "comm/message.h"
 #include "tessera/comm.h"
 #include "tessera/storage.h"
@@ -32,6 +33,7 @@ class Probe {
 
  private:
   std::shared_ptr<Store> store_;
+  MadeHere made_here_;
   std::string name_;
 };
 

@@ -220,7 +220,7 @@ TEST(Staged, WhatAKilledProcessLeftGoesAndWhatIsInUseStays) {
     std::filesystem::create_directory(directory);
   write_text(left + "/model.pt", "half of it");
   const Fd in_use = opened(used, O_RDONLY | O_DIRECTORY);
-  ASSERT_TRUE(try_shared_lock(in_use.get()));
+  ASSERT_EQ(try_lock(in_use.get(), LockKind::shared), Locked::yes);
   {
     const Staging made(*solo_group());
     EXPECT_FALSE(std::filesystem::exists(left));

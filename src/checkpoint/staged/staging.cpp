@@ -36,7 +36,7 @@ bool is_own_directory(const Fd& fd) {
 
 // None: another process looks whether it is abandoned, or has removed it, because nobody had its
 // lock yet.
-Fd try_make(const std::string& path) {
+LockedFd try_make(const std::string& path) {
   if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST)
     throw_errno(errno, "create directory", path);
   Fd fd = opened(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
@@ -44,15 +44,16 @@ Fd try_make(const std::string& path) {
   if (!fd) throw_errno(errno, "open directory", path);
   if (!is_own_directory(fd))
     throw Error(ErrorCode::unsafe, "a directory of another user's is there").at_path(path);
-  if (!try_shared_lock(fd.get()) || !is_at(id_of(fd.get()), path)) return {};
-  return fd;
+  if (try_lock(fd.get(), LockKind::shared) == Locked::no || !is_at(id_of(fd.get()), path))
+    return {};
+  return LockedFd(std::move(fd));
 }
 
-Fd made(const std::string& path) {
+LockedFd made(const std::string& path) {
   constexpr int kTries = 1000;
   constexpr std::chrono::milliseconds kLongestPause{10};  // they end after ten seconds
   for (int i = 0; i < kTries; ++i) {
-    if (Fd fd = try_make(path)) return fd;
+    if (LockedFd fd = try_make(path)) return fd;
     // The other may have to wait for a processor.
     std::this_thread::sleep_for(std::min(std::chrono::milliseconds{i}, kLongestPause));
   }
@@ -78,8 +79,9 @@ Staging::Staging(Group& group) {
 }
 
 Staging::~Staging() {
-  lock_ = Fd();
-  remove_abandoned(path_);
+  if (!made_here_) return;
+  lock_ = LockedFd();
+  remove_abandoned(path_, Hosts::this_one);
 }
 
 std::string Staging::place_for(const std::string& target) const {

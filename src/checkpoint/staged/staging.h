@@ -3,7 +3,8 @@
 
 #include <string>
 
-#include "base/fd.h"
+#include "base/fork.h"
+#include "storage/posix/lock.h"
 #include "tessera/comm.h"
 
 namespace tessera {
@@ -24,7 +25,8 @@ class Staging {
 
  private:
   std::string path_;
-  Fd lock_;
+  LockedFd lock_;
+  MadeHere made_here_;
 };
 
 }  // namespace tessera

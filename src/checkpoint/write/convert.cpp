@@ -165,7 +165,7 @@ ConvertReport finished_report(const std::vector<Leaf>& leaves, const Destination
 
 // Where the target comes into being.
 struct Place {
-  Fd lock;  // one conversion at a time into a directory that is not replaced whole
+  LockedFd lock;  // one conversion at a time into a directory that is not replaced whole
   NewDirectories made;
 
   explicit Place(const Destination& where) : made(where.store ? "." : where.directory) {

@@ -195,7 +195,7 @@ void BlockCache::make_room() {
   const std::string path = directory_ + "/.lock";
   const Fd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (!lock) throw_errno(errno, "open", path);
-  if (!try_lock(lock.get())) return;
+  if (try_lock(lock.get()) != Locked::yes) return;
   std::vector<Kept> kept = kept_in(directory_);
   std::uint64_t bytes = 0;
   for (const Kept& block : kept) bytes += block.bytes;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "io/range.h"
 #include "storage/forwarding_store.h"
 #include "storage/posix/system.h"
@@ -123,7 +124,7 @@ class CachingStore final : public ForwardingStore {
 };
 
 struct Used {
-  std::mutex mutex;
+  ShortMutex mutex;
   std::shared_ptr<BlockCache> cache;  // guarded by mutex; null: none
 };
 

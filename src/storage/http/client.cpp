@@ -140,8 +140,8 @@ struct Operation {
 
 class HttpClient::Impl {
  public:
-  explicit Impl(HttpOptions options)
-      : options_(with_environment(std::move(options))), limiter_(options_.most_in_flight) {}
+  explicit Impl(const HttpOptions& options)
+      : options_(options), limiter_(options_.most_in_flight) {}
 
   HttpResponse send(const Prepare& prepare,
                     const std::function<bool(const HttpResponse&)>& is_again) {
@@ -164,7 +164,6 @@ class HttpClient::Impl {
     return {counters_.requests, counters_.retries, counters_.bytes_sent, counters_.bytes_received,
             counters_.bytes_again};
   }
-  [[nodiscard]] int most_in_flight() const { return options_.most_in_flight; }
 
  private:
   Attempt attempt_once(const HttpRequest& request, Operation& operation) {
@@ -227,19 +226,23 @@ class HttpClient::Impl {
   Counters counters_;
 };
 
-HttpClient::HttpClient(HttpOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+HttpClient::HttpClient(HttpOptions options) : options_(with_environment(std::move(options))) {}
 HttpClient::~HttpClient() = default;
+
+HttpClient::Impl& HttpClient::impl() const {
+  return impl_.get([this] { return std::make_unique<Impl>(options_); });
+}
 
 HttpResponse HttpClient::send(const Prepare& prepare,
                               const std::function<bool(const HttpResponse&)>& is_again) {
-  return impl_->send(prepare, is_again);
+  return impl().send(prepare, is_again);
 }
 
 HttpCounts HttpClient::counts() const {
-  return impl_->counts();
+  return impl().counts();
 }
 int HttpClient::most_in_flight() const {
-  return impl_->most_in_flight();
+  return options_.most_in_flight;
 }
 
 }  // namespace tessera

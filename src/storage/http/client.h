@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "storage/http/scattered.h"
 #include "tessera/io.h"
 
@@ -65,7 +66,8 @@ struct HttpCounts {
   std::uint64_t bytes_again = 0;  // of attempts that did not succeed, both ways
 };
 
-// Threads may send at once; each waits for its answer.
+// Threads may send at once; each waits for its answer. A child of fork() has connections, limit and
+// counts of its own.
 class HttpClient {
  public:
   // Makes the request of the n-th attempt, from 1 on: signatures and tokens age.
@@ -95,7 +97,10 @@ class HttpClient {
 
  private:
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  [[nodiscard]] Impl& impl() const;
+
+  const HttpOptions options_;
+  PerProcess<Impl> impl_;
 };
 
 // "METHOD URL: status, request id, what the server says", with no query and no header: what an

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "base/fork.h"
 #include "storage/http/shared_library.h"
 #include "tessera/error.h"
 
@@ -37,8 +38,9 @@ CurlLibrary load() {
 }  // namespace
 
 const CurlLibrary& curl_library() {
-  static const CurlLibrary library = load();
-  return library;
+  static auto& library =
+      *new PerProcess<CurlLibrary>();  // never destroyed: threads may outlive main()
+  return library.get([] { return std::make_unique<CurlLibrary>(load()); });
 }
 
 }  // namespace tessera

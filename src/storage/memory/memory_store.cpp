@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/fork.h"
 #include "base/random_id.h"
 #include "io/range.h"
 #include "storage/names.h"
@@ -18,7 +19,7 @@ namespace {
 // The objects, shared by the store and its sinks. An object never changes: a replacement is another
 // source, and who has the old one open keeps it.
 struct Objects {
-  std::mutex mutex;
+  ShortMutex mutex;
   std::map<std::string, std::shared_ptr<ByteSource>, std::less<>> by_name;  // guarded by mutex
   std::uint64_t written = 0;  // objects so far; guarded by mutex
 };
@@ -67,7 +68,7 @@ class GrowingObject final : public ByteSource {
 
  private:
   const std::string path_;
-  mutable std::mutex mutex_;
+  mutable ShortMutex mutex_;
   std::vector<std::byte> bytes_;  // guarded by mutex_
 };
 

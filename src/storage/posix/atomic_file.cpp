@@ -131,7 +131,7 @@ void AtomicFile::open_named() {
     Fd fd = opened(temporary, O_WRONLY | O_CREAT | O_EXCL);
     if (!fd) throw_errno(errno, "create", path_);
     temporary_ = std::move(temporary);
-    if (try_lock(fd.get()) && is_at(id_of(fd.get()), temporary_)) {
+    if (try_lock(fd.get()) != Locked::no && is_at(id_of(fd.get()), temporary_)) {
       file_.emplace(std::move(fd), std::move(path));
       return;
     }
@@ -142,7 +142,7 @@ void AtomicFile::open_named() {
 }
 
 AtomicFile::~AtomicFile() {
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (!temporary_.empty() && made_here_) ::unlink(temporary_.c_str());
 }
 
 void AtomicFile::write_at(std::uint64_t offset, ByteView bytes) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/fork.h"
 #include "storage/posix/file_writer.h"
 #include "tessera/storage.h"
 
@@ -38,6 +39,7 @@ class AtomicFile final : public ByteSink {
 
   const std::string path_;  // the name it gets
   const IfExists if_exists_;
+  MadeHere made_here_;
   std::string temporary_;  // the name it has until commit; empty: none, nothing to remove
   std::optional<FileWriter> file_;
 };

@@ -1,12 +1,16 @@
 #include "storage/posix/lock.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <mutex>
 #include <vector>
 
 #include "base/random_id.h"
@@ -16,41 +20,132 @@
 namespace tessera {
 namespace {
 
+// The descriptors of all locks of this process. A child closes its copies at once: it would keep
+// the locks of a parent that is killed.
+struct Held {
+  ShortMutex mutex;
+  std::vector<int> descriptors;  // guarded by mutex
+};
+
+Held& held() {
+  static Held& held = *new Held();  // never destroyed: threads may outlive main()
+  return held;
+}
+
+void close_in_child() noexcept {
+  for (const int fd : held().descriptors) ::close(fd);
+  held().descriptors.clear();
+}
+
+void note_held(int fd) {
+  static const int registered = ::pthread_atfork(nullptr, nullptr, close_in_child);
+  if (registered != 0) throw_errno(registered, "prepare for children", "a lock");
+  const std::lock_guard lock(held().mutex);
+  held().descriptors.push_back(fd);
+}
+
+void forget_held(int fd) noexcept {
+  const std::lock_guard lock(held().mutex);
+  std::erase(held().descriptors, fd);
+}
+
 bool is_attempt_of(std::string_view name, std::string_view start) {
   return name.starts_with(start) && is_attempt(name.substr(start.size()));
 }
 
-bool is_own(const Fd& fd) {
+struct stat status_of(const Fd& fd) {
   struct stat status {};
-  return ::fstat(fd.get(), &status) == 0 && status.st_uid == ::geteuid();
+  (void)::fstat(fd.get(), &status);
+  return status;
 }
 
-bool try_lock(int fd, int kind) {
-  return uninterrupted([=] { return ::flock(fd, kind | LOCK_NB); }) == 0 || errno != EWOULDBLOCK;
+bool is_own(const Fd& fd) {
+  return status_of(fd).st_uid == ::geteuid();
+}
+
+// The kernel keeps the lock of a directory to itself, whatever file system it is on.
+bool reaches_all(const Fd& fd) {
+  struct statfs system {};
+  return !S_ISDIR(status_of(fd).st_mode) ||
+         (::fstatfs(fd.get(), &system) == 0 && is_of_one_host(system));
+}
+
+// For writing, if it is a file: NFS gives no other lock. None: errno says why.
+Fd opened_to_lock(const std::string& path) {
+  Fd fd = opened(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
+  if (!fd && errno == EISDIR) fd = opened(path, O_RDONLY | O_NOFOLLOW | O_DIRECTORY);
+  return fd;
+}
+
+Fd opened_or_absent(const std::string& path) {
+  Fd fd = opened_to_lock(path);
+  if (!fd && errno != ENOENT) throw_errno(errno, "open", path);
+  return fd;
+}
+
+Locked lock_of(const Fd& fd) {
+  const Locked locked = try_lock(fd.get());
+  return locked == Locked::yes && !reaches_all(fd) ? Locked::unknown : locked;
 }
 
 }  // namespace
 
-bool try_lock(int fd) {
-  return try_lock(fd, LOCK_EX);
+Locked try_lock(int fd, LockKind kind) {
+  const int operation = (kind == LockKind::alone ? LOCK_EX : LOCK_SH) | LOCK_NB;
+  if (uninterrupted([=] { return ::flock(fd, operation); }) == 0) return Locked::yes;
+  return errno == EWOULDBLOCK ? Locked::no : Locked::unknown;
 }
 
-bool try_shared_lock(int fd) {
-  return try_lock(fd, LOCK_SH);
+LockedFd::LockedFd(Fd locked) : fd_(std::move(locked)) {
+  note_held(fd_.get());
 }
 
-Fd locked_directory(const std::string& path) {
+LockedFd& LockedFd::operator=(LockedFd&& other) noexcept {
+  unlock();
+  fd_ = std::move(other.fd_);
+  made_here_ = other.made_here_;
+  return *this;
+}
+
+// By name, not by closing alone: a child that was forked before the lock was noted has a copy.
+void LockedFd::unlock() noexcept {
+  if (!fd_) return;
+  if (!made_here_) {
+    fd_.release();  // closed long ago, and the number may be another file's
+    return;
+  }
+  forget_held(fd_.get());
+  (void)::flock(fd_.get(), LOCK_UN);
+  fd_ = Fd();
+}
+
+LockedFd locked_directory(const std::string& path) {
   Fd fd = opened(path, O_RDONLY | O_DIRECTORY);
   if (!fd) throw_errno(errno, "open directory", path);
-  if (!try_lock(fd.get())) {
+  if (try_lock(fd.get()) == Locked::no) {
     throw Error(ErrorCode::conflict, "another process writes into the directory").at_path(path);
   }
-  return fd;
+  return LockedFd(std::move(fd));
 }
 
-void remove_abandoned(const std::string& path) {
-  const Fd fd = opened(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-  if (!fd || !is_own(fd) || !try_lock(fd.get())) return;
+Locked is_free(const std::string& path) {
+  const Fd fd = opened_or_absent(path);
+  return fd ? lock_of(fd) : Locked::yes;
+}
+
+bool remove_free(const std::string& path, bool unknown_too) {
+  const Fd fd = opened_or_absent(path);
+  const Locked locked = fd ? lock_of(fd) : Locked::yes;
+  if (locked == Locked::no || (locked == Locked::unknown && !unknown_too)) return false;
+  remove_all(path);
+  return true;
+}
+
+void remove_abandoned(const std::string& path, Hosts hosts) {
+  const Fd fd = opened_to_lock(path);
+  if (!fd || !is_own(fd)) return;
+  const Locked locked = hosts == Hosts::all ? lock_of(fd) : try_lock(fd.get());
+  if (locked != Locked::yes) return;
   try {
     remove_all(path);
   } catch (const Error&) {

@@ -20,6 +20,7 @@ NewDirectories::NewDirectories(const std::string& path) {
 }
 
 NewDirectories::~NewDirectories() {
+  if (!made_here_) return;
   for (const std::string& directory : missing_) ::rmdir(directory.c_str());
 }
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "base/fork.h"
+
 namespace tessera {
 
 class NewDirectories {
@@ -17,6 +19,7 @@ class NewDirectories {
   void keep() noexcept { missing_.clear(); }
 
  private:
+  MadeHere made_here_;
   std::vector<std::string> missing_;  // innermost first
 };
 

@@ -40,12 +40,12 @@ TEST(NewDirectories, WhatWasNotThereGoesUnlessSomethingIsInIt) {
 TEST(LockedDirectory, ASecondOneIsAConflict) {
   const TemporaryDirectory directory;
   {
-    const Fd lock = locked_directory(directory.path());
+    const LockedFd lock = locked_directory(directory.path());
     EXPECT_EQ(code_of([&] { (void)locked_directory(directory.path()); }), ErrorCode::conflict);
     remove_abandoned(directory.path());
     EXPECT_TRUE(fs::exists(directory.path()));
   }
-  const Fd again = locked_directory(directory.path());
+  const LockedFd again = locked_directory(directory.path());
   EXPECT_EQ(code_of([&] { (void)locked_directory(directory.path() + "/none"); }),
             ErrorCode::not_found);
 }

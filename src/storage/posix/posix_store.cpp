@@ -37,6 +37,11 @@ std::string version_of(const struct stat& status) {
          std::to_string(status.st_mtim.tv_sec) + "." + std::to_string(status.st_mtim.tv_nsec);
 }
 
+// The size and the time of it.
+std::string_view without_number(std::string_view version) {
+  return version.substr(std::min(version.find('-'), version.size()));
+}
+
 class FileSource final : public ByteSource {
  public:
   explicit FileSource(std::string path) : path_(std::move(path)) {
@@ -187,7 +192,7 @@ class HeldDirectory final : public StoreHold {
 
   const std::string path_;
   NewDirectories made_;
-  Fd lock_;
+  LockedFd lock_;
 };
 
 class NewPosixDirectory final : public NewDirectory {
@@ -242,20 +247,19 @@ void require_inside(const std::string& path, const std::string& directory) {
   throw Error(ErrorCode::unsafe, "a link that leaves the directory").at_path(path);
 }
 
-// Without slashes at the end; the root directory becomes empty, so that "/" and a name follow it.
+// From the root on, since files are opened when the process may be in another directory. Without
+// slashes at the end; the root directory becomes empty, so that "/" and a name follow it.
 std::string plain_directory(std::string directory) {
-  if (directory.empty()) return ".";
+  while (directory.starts_with("./")) directory.erase(0, directory.find_first_not_of('/', 1));
+  if (directory == ".") directory.clear();
+  if (!directory.starts_with('/')) {
+    std::error_code error;
+    const std::string here = fs::current_path(error).string();
+    if (error) throw_errno(error.value(), "find the working directory", directory);
+    directory = directory.empty() ? here : (here == "/" ? "" : here) + "/" + directory;
+  }
   while (directory.ends_with('/')) directory.pop_back();
   return directory;
-}
-
-// Those that one kernel alone writes to, so that all its processes see the same.
-bool is_of_one_host(std::uint64_t type) {
-  constexpr std::uint64_t kXfs = 0x58465342, kZfs = 0x2fc12fc1;  // not in every magic.h
-  constexpr std::uint64_t kTypes[] = {EXT4_SUPER_MAGIC, kXfs,       BTRFS_SUPER_MAGIC,
-                                      F2FS_SUPER_MAGIC, kZfs,       OVERLAYFS_SUPER_MAGIC,
-                                      TMPFS_MAGIC,      RAMFS_MAGIC};
-  return std::ranges::find(kTypes, type) != std::end(kTypes);
 }
 
 class PosixStore final : public Store {
@@ -297,6 +301,18 @@ class PosixStore final : public Store {
     const std::string path = full(name);
     require_inside(path, directory_);
     return std::make_shared<FileSource>(path);
+  }
+
+  // A file system in user space may number a file anew when the kernel has forgotten it.
+  [[nodiscard]] std::shared_ptr<ByteSource> open_listed(const ObjectInfo& object) const override {
+    auto source = open(object.name);
+    if (object.version.empty() || source->version() == object.version) return source;
+    const auto status = file_system();
+    if (status && status->f_type == FUSE_SUPER_MAGIC &&
+        without_number(source->version()) == without_number(object.version))
+      return source;
+    throw Error(ErrorCode::conflict, "the file was replaced after it was listed")
+        .at_path(source->name());
   }
 
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
@@ -342,7 +358,7 @@ class PosixStore final : public Store {
 
   [[nodiscard]] bool may_show_late() const override {
     const auto status = file_system();
-    return !status || !is_of_one_host(static_cast<std::uint64_t>(status->f_type));
+    return !status || !is_of_one_host(*status);
   }
 
  private:

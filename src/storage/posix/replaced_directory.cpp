@@ -123,7 +123,7 @@ void ReplacedDirectory::make_sibling() {
   working_ = working;
   Fd fd = opened(working, O_RDONLY | O_DIRECTORY);
   if (!fd && errno != ENOENT) throw_errno(errno, "open directory", working);
-  if (fd && try_lock(fd.get()) && is_there(working)) lock_ = std::move(fd);
+  if (fd && try_lock(fd.get()) != Locked::no && is_there(working)) lock_ = LockedFd(std::move(fd));
 }
 
 ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists,
@@ -144,7 +144,7 @@ void ReplacedDirectory::require_room() const {
 }
 
 ReplacedDirectory::~ReplacedDirectory() {
-  if (!is_ours_ || working_.empty()) return;
+  if (!is_ours_ || working_.empty() || !made_here_) return;
   try {
     remove_all(working_);
   } catch (const std::exception&) {

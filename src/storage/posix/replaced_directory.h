@@ -7,7 +7,8 @@
 
 #include <string>
 
-#include "base/fd.h"
+#include "base/fork.h"
+#include "storage/posix/lock.h"
 #include "tessera/new_directory.h"
 #include "tessera/storage.h"
 
@@ -46,7 +47,8 @@ class ReplacedDirectory {
   IfExists if_exists_;
   std::string working_;   // empty after commit
   bool is_ours_ = false;  // `working_` was made here
-  Fd lock_;               // of the sibling, while we live
+  LockedFd lock_;         // of the sibling, while we live
+  MadeHere made_here_;
 };
 
 // Moves `old_path` out of the way and `new_path` to its name, on file systems that cannot exchange

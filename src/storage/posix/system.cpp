@@ -2,10 +2,12 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
@@ -68,6 +70,14 @@ void throw_errno(int error_number, const std::string& operation, const std::stri
       code_of(error_number),
       operation + ": " + std::generic_category().message(error_number) + limit_of(error_number))
       .at_path(path);
+}
+
+bool is_of_one_host(const struct statfs& system) noexcept {
+  constexpr std::uint64_t kXfs = 0x58465342, kZfs = 0x2fc12fc1;  // not in every magic.h
+  constexpr std::uint64_t kTypes[] = {EXT4_SUPER_MAGIC, kXfs,       BTRFS_SUPER_MAGIC,
+                                      F2FS_SUPER_MAGIC, kZfs,       OVERLAYFS_SUPER_MAGIC,
+                                      TMPFS_MAGIC,      RAMFS_MAGIC};
+  return std::ranges::find(kTypes, static_cast<std::uint64_t>(system.f_type)) != std::end(kTypes);
 }
 
 ssize_t transferred(const std::function<ssize_t()>& call) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <sys/vfs.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -37,6 +38,9 @@ template <typename Call>
 [[nodiscard]] Fd opened(const std::string& path, int flags);
 // Makes an open file or directory durable. A failure must not be tried again.
 void sync_open(int fd, const std::string& path);
+
+// Whether one kernel alone writes to the file system, so that all its processes see the same.
+[[nodiscard]] bool is_of_one_host(const struct statfs& system) noexcept;
 
 // Which file or directory it is, whatever it is called.
 struct FileId {

@@ -1,7 +1,6 @@
 #include "storage/posix/work_directory.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -59,8 +58,9 @@ Fd open_journal(const std::string& path) {
 }
 
 void lock_alone(const Fd& journal, const std::string& directory) {
-  if (::flock(journal.get(), LOCK_EX | LOCK_NB) == 0) return;
-  if (errno != EWOULDBLOCK) throw_errno(errno, "lock", directory + "/journal");
+  const Locked locked = try_lock(journal.get());
+  if (locked == Locked::yes) return;
+  if (locked == Locked::unknown) throw_errno(errno, "lock", directory + "/journal");
   throw Error(ErrorCode::conflict, "another process works on the same target").at_path(directory);
 }
 
@@ -72,7 +72,7 @@ bool is_named(const struct stat& open, const std::string& path) {
 }
 
 // The locked journal; none when the process that had it until now has removed it.
-Fd lock_journal(const std::string& directory) {
+LockedFd lock_journal(const std::string& directory) {
   const std::string path = directory + "/journal";
   Fd fd = open_journal(path);
   if (!fd) return {};
@@ -82,7 +82,7 @@ Fd lock_journal(const std::string& directory) {
   if (!S_ISREG(open.st_mode)) {
     throw Error(ErrorCode::unsafe, "the journal is not a regular file").at_path(path);
   }
-  return is_named(open, path) ? std::move(fd) : Fd();
+  return is_named(open, path) ? LockedFd(std::move(fd)) : LockedFd();
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "base/fd.h"
+#include "storage/posix/lock.h"
 
 namespace tessera {
 
@@ -33,7 +33,7 @@ class WorkDirectory {
  private:
   const std::string path_;
   const std::string content_;
-  Fd journal_;  // holds the lock
+  LockedFd journal_;
 };
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "base/crc32.h"
+#include "base/fork.h"
 #include "base/one_of.h"
 #include "storage/http/ranges.h"
 #include "storage/http/uri.h"
@@ -319,6 +320,7 @@ void Bucket::once_around(const std::string& directory, const std::string& name,
   }
   work();
   const std::string parent = directory_above(directory);
+  const NoFork moment;
   done_.emplace(name, parent.empty() ? directory : parent);
 }
 

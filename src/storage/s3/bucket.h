@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork.h"
 #include "storage/s3/endpoint.h"
 
 namespace tessera::s3 {
@@ -129,7 +130,7 @@ class Bucket {
 
   Endpoint endpoint_;
   std::atomic<bool> sends_conditions_{true};
-  std::mutex once_;
+  SlowMutex once_;
   std::set<std::pair<std::string, std::string>> done_;  // names, directories; guarded by once_
 };
 

@@ -83,22 +83,25 @@ class CredentialSource::Impl {
 CredentialSource::CredentialSource(std::string profile, std::shared_ptr<HttpClient> client) {
   if (profile.empty()) profile = variable("AWS_PROFILE");
   if (is_anonymous(profile)) return;
-  impl_ = std::make_unique<Impl>(
-      [profile = std::move(profile), client = std::move(client)] {
-        return find_credentials(profile, *client);
-      },
-      [] { return system_clock::now(); });
+  find_ = [profile = std::move(profile), client = std::move(client)] {
+    return find_credentials(profile, *client);
+  };
+  now_ = [] { return system_clock::now(); };
 }
 CredentialSource::CredentialSource(Find find, Now now)
-    : impl_(std::make_unique<Impl>(std::move(find), std::move(now))) {}
+    : find_(std::move(find)), now_(std::move(now)) {}
 CredentialSource::~CredentialSource() = default;
 
+CredentialSource::Impl& CredentialSource::impl() const {
+  return impl_.get([this] { return std::make_unique<Impl>(find_, now_); });
+}
+
 std::optional<Credentials> CredentialSource::get() {
-  return impl_ ? impl_->get() : std::nullopt;
+  return find_ ? impl().get() : std::nullopt;
 }
 
 void CredentialSource::drop() {
-  if (impl_) impl_->drop();
+  if (find_) impl().drop();
 }
 
 }  // namespace tessera::s3

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "base/fork.h"
 #include "storage/http/client.h"
 
 namespace tessera::s3 {
@@ -43,7 +44,11 @@ class CredentialSource {
 
  private:
   class Impl;
-  std::unique_ptr<Impl> impl_;  // null: requests go unsigned
+  [[nodiscard]] Impl& impl() const;
+
+  Find find_;  // empty: requests go unsigned
+  Now now_;
+  PerProcess<Impl> impl_;
 };
 
 // A setting of a profile in ~/.aws/config and ~/.aws/credentials (or AWS_CONFIG_FILE and

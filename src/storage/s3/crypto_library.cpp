@@ -3,6 +3,7 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 
+#include "base/fork.h"
 #include "storage/http/shared_library.h"
 #include "tessera/error.h"
 
@@ -16,15 +17,16 @@ struct Crypto {
 };
 
 const Crypto& crypto() {
-  static const Crypto functions = [] {
+  static auto& functions =
+      *new PerProcess<Crypto>();  // never destroyed: threads may outlive main()
+  return functions.get([] {
     const SharedLibrary library("libcrypto.so.3");
-    Crypto found;
-    library.find("EVP_sha256", found.sha256);
-    library.find("EVP_Digest", found.digest);
-    library.find("HMAC", found.hmac);
+    auto found = std::make_unique<Crypto>();
+    library.find("EVP_sha256", found->sha256);
+    library.find("EVP_Digest", found->digest);
+    library.find("HMAC", found->hmac);
     return found;
-  }();
-  return functions;
+  });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "storage/http/client.h"
 #include "storage/s3/credentials.h"
 #include "storage/s3/settings.h"
@@ -71,7 +72,7 @@ class Endpoint {
   const std::shared_ptr<HttpClient> client_;
   CredentialSource credentials_;
   std::atomic<std::chrono::seconds::rep> clock_offset_{0};  // server's clock less ours
-  mutable std::mutex mutex_;
+  mutable ShortMutex mutex_;
   std::string region_;  // guarded by mutex_
 };
 

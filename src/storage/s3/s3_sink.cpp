@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "base/fork.h"
 #include "base/parallel.h"
 #include "base/random_id.h"
 #include "storage/s3/parts.h"
@@ -46,7 +47,7 @@ class S3Sink final : public ByteSink {
         reaches_behind_first_(size_hint > first_.end) {}
 
   ~S3Sink() override {
-    if (!upload_ || is_done_) return;
+    if (!upload_ || is_done_ || !made_here_) return;
     try {
       bucket_->abort(*upload_);
     } catch (...) {  // found later among the unfinished uploads
@@ -253,6 +254,7 @@ class S3Sink final : public ByteSink {
   const std::string key_;
   const std::string path_;
   const std::string attempt_;
+  const MadeHere made_here_;
   const Condition condition_;
   const PartPlan plan_;
   const Part first_;

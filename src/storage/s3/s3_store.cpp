@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "base/parallel.h"
 #include "storage/housekeeping.h"
 #include "storage/http/pieces.h"
@@ -247,7 +248,7 @@ std::vector<std::string> aws_variables() {
 
 std::shared_ptr<Bucket> bucket_of(const Uri& url, std::shared_ptr<HttpClient> client) {
   constexpr std::size_t kMostKept = 16;
-  static std::mutex mutex;
+  static ShortMutex mutex;
   static std::list<std::pair<BucketKey, std::shared_ptr<Bucket>>> kept;
   Settings settings = settings_for(url);
   settings.prefix.clear();
