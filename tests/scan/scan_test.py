@@ -8,6 +8,7 @@ import json
 import pathlib
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,17 @@ class Hostile(unittest.TestCase):
         subprocess.run([sys.executable, "-c", code], input=data, check=False, capture_output=True)
         self.assertTrue(ran.is_dir(), "Python does not run it: the case proves nothing")
         ran.rmdir()
+
+    def test_a_line_that_crosses_its_frame_may_be_a_number_to_python(self):
+        """From a stream, as torch gives it one, it reads the end of the line alone."""
+        ran, file = self.work / "ran", self.work / "model.pkl"
+        file.write_bytes(b"\x80\x04\x95" + struct.pack("<Q", 4) + b"L](]5\n0" + shapes.call("posix", "mkdir", str(ran)) + b".")
+        code = "import io, pickle, sys\ntry: pickle.load(io.BytesIO(open(sys.argv[1], 'rb').read()))\nexcept Exception: pass"
+        subprocess.run([sys.executable, "-c", code, file], check=False)
+        self.assertTrue(ran.is_dir(), "Python does not run it: the case proves nothing")
+        code, report, _ = scan(file)
+        self.assertEqual(code, 1)
+        self.assertIn("posix.mkdir", named(report, "dangerous"))
 
     def test_what_python_runs_is_named(self):
         for title, shape in shapes.hidden_in("posix", "mkdir", "x"):

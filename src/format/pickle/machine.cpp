@@ -150,14 +150,20 @@ void Machine::watched_step() {
                              (is_one_of(op, Op::int_text, Op::long_text, Op::real_text) &&
                               !may_be_number(cursor_.line_at(at + 1))) ||
                              op == Op::string || kSteps[static_cast<std::uint8_t>(op)] == nullptr;
-    if (ended_ || python_ends) throw;
+    // Of a line that crosses its frame Python may have the end alone, and that may be right.
+    if (ended_ || (python_ends && !tell_crossing(at))) throw;
     options_.watch->refused(error.at_offset(at));
     go_past(at, before);
   }
-  // What Python reads behind it depends on how it gets the bytes.
-  if (cursor_.take_crossing())
-    options_.watch->refused(
-        Error(ErrorCode::corrupt, "an opcode crosses the end of its frame").at_offset(at));
+  (void)tell_crossing(at);
+}
+
+// What Python reads behind an opcode that crosses its frame depends on how it gets the bytes.
+bool Machine::tell_crossing(std::size_t at) {
+  if (!cursor_.take_crossing()) return false;
+  options_.watch->refused(
+      Error(ErrorCode::corrupt, "an opcode crosses the end of its frame").at_offset(at));
+  return true;
 }
 
 void Machine::go_past(std::size_t at, const Height& before) {

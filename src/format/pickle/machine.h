@@ -44,6 +44,7 @@ class Machine {
   void step();  // the opcode at the cursor
   // The same; what it refuses and Python might take is told to the watch, and it goes on behind it.
   void watched_step();
+  bool tell_crossing(std::size_t at);  // false: the opcode does not
   struct Height {
     std::size_t stack = 0;
     std::size_t marks = 0;
