@@ -13,7 +13,8 @@ struct CopyOptions {
   // false: another checkpoint at the target is `already_exists`. What an interrupted copy of the
   // same source left does not count, nor does a copy that is whole.
   bool overwrite = false;
-  bool single_writer = false;  // as SaveOptions has it
+  bool single_writer = false;     // as SaveOptions has it
+  bool allow_incomplete = false;  // copies also a directory that no reader would take as whole
   // Files, or windows of a single file, that are copied at once. Each takes 8 MiB; on the way to S3
   // a file above 40 GB takes up to 1/5000 of its size besides.
   int threads = 4;
@@ -40,7 +41,8 @@ struct CopyReport {
 // goes on with whole files. A file is whole at the target if it was read there and has the source's
 // digests or, where there are none, the same bytes; or if the store has it as a copy that it made
 // itself of this version of the source. A source that is still being written has no marker and is
-// `incomplete`; one that is replaced meanwhile is `conflict`.
+// `incomplete`, as is one whose files are not all there; one that is replaced meanwhile is
+// `conflict`.
 //
 // All that is read is compared with the digests that there are. Inside one object store (the same
 // server and credentials) the server copies data files of directories, and files; these bytes are

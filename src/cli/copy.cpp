@@ -97,6 +97,8 @@ void add_copy(CLI::App& app, Common& common, Action& action) {
   command->add_flag("--overwrite", options->copy.overwrite, "replace another checkpoint");
   command->add_flag("--single-writer", options->copy.single_writer,
                     "nobody else writes the target: needed on servers that keep no rivals out");
+  command->add_flag("--allow-incomplete", options->copy.allow_incomplete,
+                    "copy also a checkpoint whose files are not all there");
   command->add_flag("--read-back", options->copy.read_back,
                     "read each file again from the target and compare");
   command->add_option("--threads", options->copy.threads, "files that are copied at once")

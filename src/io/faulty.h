@@ -55,6 +55,7 @@ class FaultySource final : public ByteSource {
     source_->read_at(offset, out);
   }
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
+  [[nodiscard]] std::string version() const override { return source_->version(); }
   [[nodiscard]] bool checked() const override { return source_->checked(); }
 
  private:

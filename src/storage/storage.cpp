@@ -82,7 +82,9 @@ std::vector<std::string> Store::list_directories(std::string_view prefix) const 
 
 std::shared_ptr<ByteSource> Store::open_listed(const ObjectInfo& object) const {
   auto source = open(object.name);
-  if (object.version.empty() || source->version() == object.version) return source;
+  if (object.version.empty()) return source;
+  const std::string version = source->version();
+  if (version.empty() || version == object.version) return source;  // empty: it cannot tell
   throw Error(ErrorCode::conflict, "the object was replaced after it was listed")
       .at_path(source->name());
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/one_of.h"
 #include "base/parallel.h"
 #include "base/random_id.h"
 #include "checkpoint/digests/guard.h"
@@ -164,10 +165,20 @@ bool has_no_marker(CheckpointKind kind) {
   return kind == CheckpointKind::safetensors || kind == CheckpointKind::rank_files;
 }
 
+// Copies are of bytes, so a checkpoint that this library cannot read is copied all the same.
+void require_whole(const Location& from) {
+  try {
+    (void)Checkpoint::open(from);
+  } catch (const Error& error) {
+    if (!is_one_of(error.code(), ErrorCode::unsupported, ErrorCode::unsafe)) throw;
+  }
+}
+
 UploadReport copied_directory(const Location& from, const Location& to,
                               const CopyOptions& options) {
-  const bool is_unmarked =
-      marker_in(*directory_store(from)).empty() && has_no_marker(Checkpoint::open(from).kind);
+  const bool is_marked = !marker_in(*directory_store(from)).empty();
+  if (is_marked && !options.allow_incomplete) require_whole(from);
+  const bool is_unmarked = !is_marked && has_no_marker(Checkpoint::open(from).kind);
   return is_unmarked ? upload_unmarked(from, to, upload_options(options))
                      : upload(from, to, upload_options(options));
 }

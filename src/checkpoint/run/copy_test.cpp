@@ -2,7 +2,9 @@
 #include "tessera/copy.h"
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
+#include <array>
 #include <filesystem>
 
 #include "checkpoint/run/testing.h"
@@ -112,6 +114,35 @@ TEST(Copy, DamagedFilesOfTheTargetAreCopiedAgainAndOfTheSourceRefused) {
     put(*bad, name, damaged, IfExists::replace);
     EXPECT_EQ(code_of([&] { (void)copy(bad, nothing); }), ErrorCode::corrupt);
     EXPECT_FALSE(is_marked(*nothing));
+  }
+}
+
+// PyTorch's, which has no digests that would tell.
+TEST(Copy, ADcpCheckpointThatLacksAFileOrItsEndIsIncomplete) {
+  namespace fs = std::filesystem;
+  const std::string golden =
+      std::string(TESSERA_TEST_DATA) + "/golden/fsdp1_uop1_ws2/model_and_optim";
+  const auto damages = std::to_array<void (*)(const std::string&)>({
+      [](const std::string& file) { fs::remove(file); },
+      [](const std::string& file) { fs::resize_file(file, fs::file_size(file) - 1); },
+      [](const std::string& file) {
+        fs::remove(file);
+        fs::create_symlink("nowhere", file);
+      },
+      [](const std::string& file) {
+        fs::remove(file);
+        ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+      },
+  });
+  for (std::size_t i = 0; i < damages.size(); ++i) {
+    SCOPED_TRACE(i);
+    const std::string damaged = copy_of(golden);
+    damages[i](damaged + "/__1_0.distcp");
+    const auto target = memory_store();
+    EXPECT_THROW((void)copy(damaged, target, {.read_back = true}), Error);
+    EXPECT_THAT(target->list(), IsEmpty());
+    (void)copy(damaged, target, {.allow_incomplete = true});
+    EXPECT_TRUE(is_marked(*target));
   }
 }
 
