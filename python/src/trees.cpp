@@ -1,5 +1,6 @@
 #include "trees.h"
 
+#include <algorithm>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
@@ -174,16 +175,19 @@ class Builder {
     }
   }
 
-  // Nobody writes to it; the objects in `kept_` have the memory until the call returns.
+  // Nobody writes to it; the objects in `kept_` have the memory until the call returns. What begins
+  // at one address is one storage, as long as the longest of its views, whichever came first. No
+  // bytes are nobody's.
   std::shared_ptr<Storage> storage_at(std::uintptr_t address, std::uint64_t size, DType dtype) {
-    std::shared_ptr<Storage>& storage = storages_[{address, dtype}];
-    if (!storage || address == 0) {
+    std::shared_ptr<Storage> none;
+    std::shared_ptr<Storage>& storage = size == 0 ? none : storages_[{address, dtype}];
+    if (!storage) {
       storage = std::make_shared<Storage>();
       storage->data = reinterpret_cast<std::byte*>(address);
-      storage->size = size;
       storage->dtype = dtype;
       storage->owner = std::shared_ptr<void>(storage->data, [](void*) {});
     }
+    storage->size = std::max(storage->size, size);
     return storage;
   }
 
