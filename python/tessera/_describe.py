@@ -32,12 +32,23 @@ def _described(thing: Any) -> Description:
             return ("value", tuple(thing))
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(thing, (numpy.ndarray, numpy.generic)):
-        return ("value", thing.item()) if isinstance(thing, numpy.generic) else _of_array(thing)
+        return _of_scalar(thing) if isinstance(thing, numpy.generic) else _of_array(thing)
     if isinstance(thing, Mapping):
         return _of_mapping(thing)
     if hasattr(thing, "__dlpack__"):
         return _of_array(_memory.from_dlpack(thing))
     return None
+
+
+_PLAIN = (bool, bytes, complex, float, int, str)
+
+
+def _of_scalar(scalar: Any) -> Description:
+    value = scalar.item()
+    # A date or a time may become a number, whose unit nobody knows, and another type may become a scalar again.
+    if type(value) not in _PLAIN or scalar.dtype.kind in "mM":
+        raise UnsupportedError(f"unsupported: a scalar of numpy of dtype {scalar.dtype}: Python has no number or text like it")
+    return ("value", value)
 
 
 def _of_mapping(thing: Mapping[Any, Any]) -> Description:

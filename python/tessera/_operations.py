@@ -59,7 +59,8 @@ def save_file(
     """Saves a tree of tensors and values by this process: one file, or a DCP directory.
 
     The name says the kind (`.safetensors`, `.pt`; else DCP), unless `kind` does. The target appears
-    whole or not at all, with digests. Scalars of numpy become numbers of Python.
+    whole or not at all, with digests. Scalars of numpy become numbers and texts of Python; dates,
+    times and long doubles, which Python has no number for, are `unsupported`.
 
     >>> import numpy, tessera
     >>> report = tessera.save_file({"w": numpy.zeros(3)}, directory + "/model.safetensors")

@@ -60,3 +60,41 @@ def test_tensors_over_views_of_one_array(target, tmp_path, torch):
     if target == "x.pt":
         back = torch.load(tmp_path / target)
         assert all(torch.equal(back[key], state[key]) for key in state)
+
+
+PLAIN = [
+    (numpy.float16(1.5), 1.5), (numpy.float64(0.1), 0.1), (numpy.uint64(2**64 - 1), 2**64 - 1), (numpy.bool_(True), True),
+    (numpy.complex64(1 + 2j), 1 + 2j), (numpy.str_("é"), "é"), (numpy.bytes_(b"a"), b"a"), (numpy.void(b"ab"), b"ab"),
+]  # fmt: skip
+
+
+def test_scalars_become_what_python_has(tmp_path):
+    state = {str(number): scalar for number, (scalar, _) in enumerate(PLAIN)}
+    tessera.save_file(state, tmp_path / "x.pt")
+    for number, (_, plain) in enumerate(PLAIN):
+        found = tessera.load(tmp_path / "x.pt")[str(number)]
+        assert found == plain and type(found) is type(plain)
+
+
+# Their item() is such a scalar again, has lost the names of fields, or is an object of a class.
+OTHERS = [numpy.longdouble(1.5), numpy.clongdouble(1.5), numpy.zeros(1, [("a", "i4")])[0], numpy.datetime64("2020-01-01")]
+# Their item() is a number without its unit, or None.
+OTHERS += [numpy.datetime64(1, "ns"), numpy.timedelta64(5, "Y"), numpy.timedelta64(5, "ns"), numpy.timedelta64(5, "s")]
+OTHERS += [numpy.datetime64("NaT"), numpy.datetime64("NaT", "ns"), numpy.timedelta64("NaT", "D")]
+
+
+@pytest.mark.parametrize("scalar", OTHERS, ids=lambda scalar: f"{scalar.dtype}-{scalar}")
+def test_scalars_that_python_has_nothing_for(scalar, tmp_path):
+    for tree in ({"a": {"x": scalar}}, {"a": {scalar: 1}} if scalar.dtype.kind != "V" else {"a": [scalar]}):
+        with pytest.raises(tessera.UnsupportedError, match="numpy") as refused:
+            tessera.save_file(tree, tmp_path / "x.pt")
+        assert refused.value.key.startswith("a.") and str(scalar.dtype) in str(refused.value)
+    array = numpy.array([scalar, scalar])
+    with pytest.raises(tessera.UnsupportedError):
+        tessera.save_file({"x": array}, tmp_path / "x.pt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_depth_ends_where_no_path_grows():
+    with pytest.raises(tessera.LimitError, match="too deep"):
+        tessera._core.make_tree({"a": object()}, lambda thing: ("value", object()))
