@@ -43,8 +43,11 @@ std::uint64_t size_of_content(const Content& content) {
 
 class File {
  public:
-  File(nb::object directory, nb::object name)
-      : file_(DataFileWriter(path_of(directory), path_of(name))) {}
+  File(nb::object directory, nb::object name) {
+    const std::string where = path_of(directory);
+    const std::string as = path_of(name);
+    file_.emplace(run_job(nb::none(), [&](Job&) { return DataFileWriter(where, as); }));
+  }
 
   // Where each item lies: [(offset, length)].
   nb::list write(nb::handle items) {

@@ -5,6 +5,8 @@
 #include <semaphore>
 #include <thread>
 
+#include "tessera/environment.h"
+
 namespace tessera::python {
 namespace {
 
@@ -29,6 +31,7 @@ ProgressHook Job::progress() {
 void Job::run(const std::function<void()>& work) {
   std::exception_ptr failure;
   std::binary_semaphore done(0);
+  copy_environment();  // by whom it is changed has the interpreter's lock, too
   {
     const nb::gil_scoped_release unlocked;
     std::thread worker([&] {

@@ -196,3 +196,70 @@ def test_ctrl_c_ends_looking_around(name, tmp_path):
         server.shutdown()
         server.server_close()
     assert 0 < Slow.read < 30
+
+
+class Empty(http.server.BaseHTTPRequestHandler):
+    """A store that has nothing."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        body = b"<Error><Code>NoSuchKey</Code></Error>"
+        if self.command == "GET" and "list-type" in self.path:
+            body = b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>"
+            self.send_response(200)
+        else:
+            self.send_response(404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *arguments):
+        pass
+
+
+OPENS_WHILE_VARIABLES_COME_AND_GO = """
+    import os, sys, threading, tessera
+
+    wrong = []
+
+    def look():
+        for _ in range(25):
+            try:
+                tessera.open("s3://bucket/run/missing.safetensors")
+                wrong.append("opened")
+            except FileNotFoundError:
+                pass
+            except tessera.Error as error:
+                wrong.append(str(error))
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    number = 0
+    while any(thread.is_alive() for thread in threads):
+        names = [f"A_VARIABLE_{number + i}" for i in range(300)]
+        number += len(names)
+        for name in names:
+            os.environ[name] = "x" * 50
+        for name in names:
+            del os.environ[name]
+    assert wrong == [] and number > 300, (wrong[:3], number)
+"""
+
+
+def test_threads_open_urls_while_the_environment_changes():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Empty)
+    threading.Thread(target=server.serve_forever).start()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment.update(AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.server_port}", AWS_REGION="here")
+    environment.update(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret")
+    try:
+        code = textwrap.dedent(OPENS_WHILE_VARIABLES_COME_AND_GO)
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <span>
 #include <thread>
 
+#include "base/environment.h"
 #include "base/random_id.h"
 #include "comm/confer.h"
 #include "storage/posix/lock.h"
@@ -24,8 +24,8 @@ constexpr const char* kOperation = "making a directory to stage a checkpoint";
 constexpr const char* kStart = "tessera-staged-";
 
 std::string base_directory() {
-  const char* given = std::getenv("TMPDIR");
-  return given == nullptr || *given == '\0' ? "/tmp" : without_slashes(given);
+  const std::string given = environment_variable("TMPDIR").value_or(std::string());
+  return given.empty() ? "/tmp" : without_slashes(given);
 }
 
 bool is_own_directory(const Fd& fd) {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
-#include <cstdlib>
 #include <mutex>
 #include <optional>
 #include <thread>
 
+#include "base/environment.h"
 #include "base/one_of.h"
 #include "base/traffic.h"
 #include "storage/http/limiter.h"
@@ -37,11 +37,11 @@ bool is_passing(int status) {
 
 // A number from 1 to a million. Unset, or empty: none.
 std::optional<int> number_in(const char* variable) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr || *text == '\0') return std::nullopt;
+  const std::string text = environment_variable(variable).value_or(std::string());
+  if (text.empty()) return std::nullopt;
   int number = 0;
-  const char* end = text + std::string_view(text).size();
-  const auto parsed = std::from_chars(text, end, number);
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, number);
   if (parsed.ec == std::errc() && parsed.ptr == end && number >= 1 && number <= 1'000'000)
     return number;
   throw Error(ErrorCode::invalid_argument,
@@ -54,10 +54,9 @@ HttpOptions with_environment(HttpOptions options) {
     options.slow_for = std::chrono::seconds(*stall);
   if (const auto deadline = number_in("TESSERA_HTTP_DEADLINE"))
     options.operation_within = std::chrono::seconds(*deadline);
-  const char* allow = std::getenv("TESSERA_ALLOW_HTTP");
-  if (allow != nullptr && std::string_view(allow) == "1") options.allow_http = true;
-  const char* ca_file = std::getenv("TESSERA_CA_FILE");
-  if (options.ca_file.empty() && ca_file != nullptr) options.ca_file = ca_file;
+  if (environment_variable("TESSERA_ALLOW_HTTP") == "1") options.allow_http = true;
+  if (options.ca_file.empty())
+    options.ca_file = environment_variable("TESSERA_CA_FILE").value_or(std::string());
   if (options.most_in_flight < 1)
     throw Error(ErrorCode::invalid_argument, "at least one request has to be in flight");
   return options;

@@ -447,6 +447,34 @@ TEST(HttpClient, AProxyIsNotAskedForLoopback) {
   ::unsetenv("http_proxy");
 }
 
+TEST(HttpClient, TheProxiesOfTheEnvironmentAreAsked) {
+  LoopbackServer proxy([](int, const std::string&) { return scripted(200, "by the proxy"); });
+  HttpOptions options = quick();
+  options.connect_within = 50ms;
+  options.operation_within = 1s;
+  options.allow_http = true;
+  HttpClient client(options);
+  const auto is_asked = [&](const char* name, const std::string& without = {}) {
+    ::setenv(name, proxy.url().c_str(), 1);
+    ::setenv("no_proxy", without.c_str(), 1);
+    std::string answer;
+    try {
+      answer = client.send(always(get("http://192.0.2.1/a"))).text();
+    } catch (const Error&) {  // nobody has that address
+    }
+    ::unsetenv(name);
+    ::unsetenv("no_proxy");
+    return answer == "by the proxy";
+  };
+  for (const char* name : {"http_proxy", "all_proxy", "ALL_PROXY"}) EXPECT_TRUE(is_asked(name));
+  EXPECT_THAT(proxy.request(1), testing::StartsWith("GET http://192.0.2.1/a HTTP/1.1\r\n"));
+  EXPECT_FALSE(is_asked("HTTP_PROXY"));  // which callers of programs by CGI may set
+  EXPECT_FALSE(is_asked("https_proxy"));
+  EXPECT_FALSE(is_asked("http_proxy", "192.0.2.1"));
+  EXPECT_FALSE(is_asked("http_proxy", "*"));
+  EXPECT_TRUE(is_asked("http_proxy", "example.com"));
+}
+
 TEST(HttpClient, RefusesRequestsThatAreNone) {
   HttpClient client(quick());
   const auto code = [&](HttpRequest request) {

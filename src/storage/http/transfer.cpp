@@ -1,8 +1,10 @@
 #include "storage/http/transfer.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <new>
 
+#include "base/environment.h"
 #include "base/one_of.h"
 #include "storage/http/curl_library.h"
 #include "storage/http/loopback.h"
@@ -48,6 +50,25 @@ int begin(void* exchange, char* /*ip*/, char* /*own_ip*/, int /*port*/, int /*ow
   auto& state = *static_cast<Exchange*>(exchange);
   state.is_begun_again = std::exchange(state.is_begun, true);
   return state.is_begun_again ? CURL_PREREQFUNC_ABORT : CURL_PREREQFUNC_OK;
+}
+
+// The first that is set and not empty; else empty.
+std::string first_of(std::initializer_list<std::string_view> names) {
+  const auto all = variables();
+  for (const std::string_view name : names) {
+    std::string value = variable_of(*all, name).value_or(std::string());
+    if (!value.empty()) return value;
+  }
+  return {};
+}
+
+// As libcurl chooses one, which would ask getenv() while a request begins. It leaves out
+// HTTP_PROXY, which whoever calls a program by CGI can set.
+std::string proxy_of(const std::string& url) {
+  if (url.starts_with("https")) {
+    return first_of({"https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"});
+  }
+  return first_of({"http_proxy", "all_proxy", "ALL_PROXY"});
 }
 
 void require_no_line_break(const std::string& text) {
@@ -176,8 +197,10 @@ class Transfer::Handle {
     set(CURLOPT_SSLVERSION, static_cast<long>(CURL_SSLVERSION_TLSv1_2));
     if (!options.ca_file.empty()) set(CURLOPT_CAINFO, options.ca_file.c_str());
     set(CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);  // a proxy's answer is not the server's
-    // A proxy's loopback is another machine.
-    if (!options.allow_proxy || is_loopback_url(request.url)) set(CURLOPT_PROXY, "");
+    // A proxy's loopback is another machine. What is set here, libcurl does not look for.
+    const bool is_direct = !options.allow_proxy || is_loopback_url(request.url);
+    set(CURLOPT_PROXY, is_direct ? "" : proxy_of(request.url).c_str());
+    set(CURLOPT_NOPROXY, first_of({"no_proxy", "NO_PROXY"}).c_str());
   }
 
   void set_patience(const HttpRequest& request, const HttpOptions& options, milliseconds whole) {

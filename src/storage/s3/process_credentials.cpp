@@ -6,18 +6,18 @@
 
 #include <array>
 #include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
 
+#include "base/environment.h"
 #include "base/fd.h"
 #include "base/one_of.h"
 #include "storage/posix/system.h"
 #include "storage/s3/answers.h"
 #include "storage/s3/providers.h"
 #include "tessera/error.h"
-
-extern char** environ;
 
 namespace tessera::s3 {
 namespace {
@@ -68,6 +68,30 @@ int left_until(Clock::time_point deadline) {
   return static_cast<int>(std::max<milliseconds::rep>(left, 0));
 }
 
+// Where execvp() would find the program: it, and posix_spawnp(), would ask getenv() for PATH in the
+// child, which has this process's memory.
+std::string program_at(const std::string& word, const Variables& environment) {
+  const std::string path = variable_of(environment, "PATH").value_or("/bin:/usr/bin");
+  for (std::size_t begin = 0; word.find('/') == std::string::npos && begin <= path.size();) {
+    const std::size_t end = std::min(path.find(':', begin), path.size());
+    const std::string directory = end == begin ? "." : path.substr(begin, end - begin);
+    const std::string program = directory + "/" + word;
+    std::error_code unknown;
+    if (::access(program.c_str(), X_OK) == 0 && std::filesystem::is_regular_file(program, unknown))
+      return program;
+    begin = end + 1;
+  }
+  return word;
+}
+
+// As exec() wants them.
+std::vector<char*> pointers_of(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
 // A process that does not outlive this object.
 class Child {
  public:
@@ -85,11 +109,10 @@ class Child {
     // Signals that this thread keeps back are not the child's matter.
     ::posix_spawnattr_setsigmask(&attributes, &none);
     ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    const int failed =
-        ::posix_spawnp(&id_, arguments[0], &files, &attributes, arguments.data(), environ);
+    Variables environment = *variables();
+    const std::string program = program_at(words.front(), environment);
+    const int failed = ::posix_spawn(&id_, program.c_str(), &files, &attributes,
+                                     pointers_of(words).data(), pointers_of(environment).data());
     ::posix_spawnattr_destroy(&attributes);
     ::posix_spawn_file_actions_destroy(&files);
     if (failed != 0) refuse_credentials(from, "it cannot be started");

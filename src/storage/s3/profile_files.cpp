@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string_view>
 
+#include "base/environment.h"
 #include "storage/posix/system.h"
 #include "storage/s3/credentials.h"
 #include "tessera/error.h"
@@ -65,8 +65,7 @@ std::optional<std::string> profile_of(const std::string& line, SectionsAre secti
 }  // namespace
 
 std::string variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? std::string() : std::string(value);
+  return environment_variable(name).value_or(std::string());
 }
 
 std::string read_small_file(const std::string& path) {

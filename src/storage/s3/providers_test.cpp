@@ -127,6 +127,17 @@ TEST_F(Providers, WordsOfAProcessAreThoseOfAShell) {
   EXPECT_EQ(code_of([] { (void)of_process("  "); }), ErrorCode::invalid_argument);
 }
 
+TEST_F(Providers, AProcessIsLookedForInThePath) {
+  const std::string path = script("echo '" + json(R"(, "SessionToken": "'"$MARK"'")") + "'");
+  const std::size_t slash = path.rfind('/');
+  const std::string before = ::getenv("PATH");
+  environment_.set("MARK", "is passed on");
+  ::setenv("PATH", (":/no/such:" + before + ":" + path.substr(0, slash)).c_str(), 1);
+  EXPECT_EQ(of_process(path.substr(slash + 1)).token, "is passed on");
+  ::setenv("PATH", before.c_str(), 1);
+  EXPECT_EQ(code_of([&] { (void)of_process(path.substr(slash + 1)); }), ErrorCode::io);
+}
+
 TEST_F(Providers, ProcessesThatFailSayNothing) {
   const std::string secret = kSecret;
   const auto why = [&](const std::string& text, std::chrono::milliseconds within = 10s) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/environment.h"
 #include "base/fork.h"
 #include "base/parallel.h"
 #include "storage/housekeeping.h"
@@ -239,8 +240,8 @@ struct BucketKey {
 
 std::vector<std::string> aws_variables() {
   std::vector<std::string> found;
-  for (char** variable = environ; *variable != nullptr; ++variable)
-    if (std::string_view(*variable).starts_with("AWS_")) found.emplace_back(*variable);
+  for (const std::string& variable : *variables())
+    if (variable.starts_with("AWS_")) found.push_back(variable);
   return found;
 }
 
