@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "ending.h"
 #include "jobs.h"
 #include "reports.h"
 #include "tensors.h"
@@ -105,12 +106,6 @@ ReadRequest request_of(nb::handle given) {
     request.slice = Box{shape_of(box[0]), shape_of(box[1])};
   }
   return request;
-}
-
-template <typename Work>
-auto without_lock(const Work& work) {
-  const nb::gil_scoped_release unlocked;
-  return work();
 }
 
 nb::dict read(const Opened& self, nb::handle requests, int threads, std::uint64_t memory) {

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "ending.h"
 #include "jobs.h"
 #include "tensors.h"
 #include "tessera/data_files.h"
@@ -59,8 +60,7 @@ class File {
     }
     std::vector<ItemExtent> places;
     if (bytes < kQuick) {
-      const nb::gil_scoped_release unlocked;
-      places = write_all(contents, stop_.get_token());
+      places = without_lock([&] { return write_all(contents, stop_.get_token()); });
     } else {
       places = run_job(nb::none(), [&](Job& job) {
         const std::stop_callback ends(job.stop(), [this] { stop_.request_stop(); });

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "ending.h"
 #include "tessera/error.h"
 #include "text.h"
 
@@ -33,11 +34,6 @@ class CarriedGroup final : public Group {
       : rank_(nb::cast<int>(carrier.attr("rank"))),
         size_(nb::cast<int>(carrier.attr("size"))),
         carrier_(std::move(carrier)) {}
-  ~CarriedGroup() override {
-    const nb::gil_scoped_acquire lock;
-    carrier_.reset();
-  }
-
   [[nodiscard]] int rank() const noexcept override { return rank_; }
   [[nodiscard]] int size() const noexcept override { return size_; }
   void barrier() override { (void)all_gather({}); }
@@ -67,13 +63,14 @@ class CarriedGroup final : public Group {
   template <typename Call>
   std::invoke_result_t<Call> asked(const Call& call) {
     if (!failure_.empty()) throw Error(ErrorCode::peer_failed, failure_);
-    const nb::gil_scoped_acquire lock;
-    try {
-      return call();
-    } catch (nb::python_error& error) {
-      failure_ = text_of(nb::str(error.value()));
-    }
-    throw Error(ErrorCode::peer_failed, failure_);
+    return with_lock([&]() -> std::invoke_result_t<Call> {
+      try {
+        return call();
+      } catch (nb::python_error& error) {
+        failure_ = text_of(nb::str(error.value()));
+      }
+      throw Error(ErrorCode::peer_failed, failure_);
+    });
   }
 
   int rank_;

@@ -17,14 +17,14 @@ constexpr std::chrono::milliseconds kLook{50};  // for signals
 ProgressHook Job::progress() {
   if (progress_.is_none()) return {};
   return [this](const Progress& now) {
-    const nb::gil_scoped_acquire lock;
-    if (raised_) return;
-    try {
-      progress_(now.done, now.total);
-    } catch (nb::python_error& error) {
-      raised_.emplace(std::move(error));
-      source_.request_stop();
-    }
+    with_lock([&] {
+      if (raised_) return;
+      // Nothing in this call has to be undone if the interpreter ends in it.
+      static_assert(sizeof(unsigned long long) == sizeof now.done);
+      PyObject* const heard = PyObject_CallFunction(progress_.ptr(), "KK", now.done, now.total);
+      if (heard == nullptr) note_error();
+      Py_XDECREF(heard);
+    });
   };
 }
 
@@ -33,18 +33,21 @@ void Job::run(const std::function<void()>& work) {
   std::binary_semaphore done(0);
   copy_environment();  // by whom it is changed has the interpreter's lock, too
   {
-    const nb::gil_scoped_release unlocked;
+    std::optional<AtWork> at_work(std::in_place);
+    Unlocked unlocked;
     std::thread worker([&] {
       try {
         work();
       } catch (...) {
         failure = std::current_exception();
       }
+      at_work.reset();
       done.release();
     });
     while (!done.try_acquire_for(kLook)) {
-      const nb::gil_scoped_acquire lock;
-      if (PyErr_CheckSignals() != 0) note_error();
+      unlocked.interrupted_by([&] {
+        if (PyErr_CheckSignals() != 0) note_error();
+      });
     }
     worker.join();
   }

@@ -9,6 +9,7 @@
 #include <stop_token>
 #include <type_traits>
 
+#include "ending.h"
 #include "tessera/job.h"
 
 namespace tessera::python {
@@ -22,7 +23,8 @@ constexpr std::uint64_t kQuick = 1U << 20U;
 class Job {
  public:
   // `progress`: called with (done, total) in bytes, or None.
-  explicit Job(nb::object progress) : progress_(std::move(progress)) {}
+  explicit Job(nb::object progress)
+      : progress_(std::move(progress)), at_end_(ending(), [this] { source_.request_stop(); }) {}
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
   ~Job() = default;
@@ -32,7 +34,8 @@ class Job {
 
   // Runs `work` on a thread of its own and waits for it; signals are handled meanwhile. Throws what
   // `work` throws. A signal handler or progress function that raises has ended the work then, and
-  // what it raised is thrown.
+  // what it raised is thrown. The end of the interpreter ends the work, too; the thread that has
+  // called this sleeps then.
   void run(const std::function<void()>& work);
 
  private:
@@ -40,6 +43,7 @@ class Job {
 
   nb::object progress_;
   std::stop_source source_;
+  std::stop_callback<std::function<void()>> at_end_;
   std::optional<nb::python_error> raised_;  // the first one; guarded by the interpreter's lock
 };
 

@@ -5,6 +5,7 @@
 
 #include "checkpoints.h"
 #include "data_files.h"
+#include "ending.h"
 #include "errors.h"
 #include "operations.h"
 #include "saves.h"
@@ -14,6 +15,7 @@
 NB_MODULE(_core, module) {
   module.attr("VERSION") = std::string(tessera::version()).c_str();
   tessera::python::translate_errors();
+  tessera::python::bind_ending(module);
   tessera::python::bind_tensors(module);
   tessera::python::bind_checkpoints(module);
   tessera::python::bind_operations(module);

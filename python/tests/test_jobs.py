@@ -263,3 +263,55 @@ def test_threads_open_urls_while_the_environment_changes():
     finally:
         server.shutdown()
         server.server_close()
+
+
+AT_THE_END = """
+    import os, socket, sys, threading, time
+    import numpy, tessera
+
+    large, directory = sys.argv[1:3]
+    begun = threading.Event()
+
+    def heard(done, total):
+        begun.set()
+        [i for i in range(200)]
+
+    def load():
+        while True:
+            tessera.load(large, progress=heard)
+
+    def save():
+        state = {"w": numpy.zeros(1 << 22, "float32")}
+        for i in range(1 << 30):
+            tessera.save_file(state, f"{directory}/{threading.get_ident()}-{i % 3}", progress=heard)
+
+    def slices():
+        with tessera.open(large) as checkpoint:
+            while True:
+                for size in (1 << 10, 1 << 21):
+                    checkpoint["1"][:size]
+                begun.set()
+
+    def opens():
+        while True:
+            tessera.open(large).close()
+            begun.set()
+
+    def silence():
+        server = socket.create_server(("127.0.0.1", 0))
+        threading.Timer(0.2, begun.set).start()
+        tessera.open(f"http://127.0.0.1:{server.getsockname()[1]}/model.safetensors")
+
+    for _ in range(2):
+        threading.Thread(target=globals()[sys.argv[3]], daemon=True).start()
+    assert begun.wait(60)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("name", ["load", "save", "slices", "opens", "silence"])
+def test_the_program_ends_while_daemon_threads_are_inside(name, large, tmp_path):
+    for _ in range(1 if name == "silence" else 4):
+        command = [sys.executable, "-c", textwrap.dedent(AT_THE_END), large, tmp_path, name]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert (ended.returncode, ended.stderr) == (7, "")
