@@ -1,6 +1,10 @@
 """`tessera.torch.install`: programs that make torch's classes get ours."""
 
+import contextlib
+import copy
 import os
+import pickle
+import subprocess
 import sys
 import types
 
@@ -137,3 +141,107 @@ def test_accelerate_saves_and_loads(tmp_path):
 def test_lightning_saves_and_loads(tmp_path):
     pytest.importorskip("lightning.fabric")
     run_ranks(by_lightning, 2, str(tmp_path))
+
+
+def test_the_last_of_several_ends_it(tmp_path):
+    first, second = tessera.torch.install(), tessera.torch.install(allow={"one.Class"})
+    first.remove()
+    first.remove()
+    assert (dcp.FileSystemReader, dcp.FileSystemWriter) == (tessera.torch.FileSystemReader, tessera.torch.FileSystemWriter)
+    third = tessera.torch.install()
+    second.remove()
+    assert dcp.FileSystemWriter is tessera.torch.FileSystemWriter
+    third.remove()
+    assert (dcp.FileSystemReader, dcp.FileSystemWriter) == THEIRS
+
+
+class Strange(types.ModuleType):
+    """Refuses what is asked of it and what it is told."""
+
+    @property
+    def __name__(self):
+        raise RuntimeError("not yet")
+
+    def __setattr__(self, name, value):
+        raise TypeError("read-only")
+
+
+class WithoutHash(type):
+    def __eq__(self, other):
+        raise RuntimeError("not comparable")
+
+
+class Lazy:
+    """As Django's settings: an object that is made as soon as somebody asks for its class."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("not configured")
+
+
+class Slots:
+    __slots__ = ("__name__",)
+
+
+def test_modules_of_any_kind(monkeypatch):
+    strange = Strange("strange")
+    strange.__dict__.update(
+        Before=WithoutHash("Before", (), {}), settings=Lazy(), Writer=THEIRS[1], After=WithoutHash("After", (), {})
+    )
+    number = Slots()
+    number.__name__ = 5
+    numbered = types.SimpleNamespace(__name__=5, Reader=THEIRS[0])
+    for name, module in {"strange": strange, "number": number, "numbered": numbered, "none": None, 5: strange}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with tessera.torch.install():
+        assert strange.Writer is tessera.torch.FileSystemWriter and numbered.Reader is tessera.torch.FileSystemReader
+        assert dcp.FileSystemReader is tessera.torch.FileSystemReader
+    assert strange.Writer is THEIRS[1] and numbered.Reader is THEIRS[0] and dcp.FileSystemReader is THEIRS[0]
+
+
+def test_an_installation_that_fails_leaves_nothing(monkeypatch):
+    from tessera.torch import _data, _install
+
+    monkeypatch.setattr(_install, "_with_writer", None)  # the last step
+    with pytest.raises(TypeError):
+        tessera.torch.install()
+    assert (dcp.FileSystemReader, dcp.FileSystemWriter) == THEIRS and not _data.installed
+    assert THEIRS[1].__qualname__ == "FileSystemWriter" and THEIRS[1].__module__ == dcp.filesystem.__name__
+
+
+def test_objects_from_before_are_pickled_and_copied(tmp_path):
+    objects = [kind(tmp_path / "a") for kind in THEIRS]
+    with tessera.torch.install():
+        meanwhile = [pickle.dumps(thing) for thing in [*objects, *THEIRS]]
+        again = [pickle.loads(content) for content in meanwhile]
+        assert [type(thing) for thing in again[:2]] == list(THEIRS) and tuple(again[2:]) == THEIRS
+        assert type(copy.deepcopy(objects[1])) is THEIRS[1]
+        ours = pickle.dumps(dcp.FileSystemWriter(tmp_path / "b"))
+    for content in meanwhile[:2]:
+        assert pickle.loads(content).path == tmp_path / "a"
+    assert type(pickle.loads(ours)) is tessera.torch.FileSystemWriter
+    # In a process that has installed nothing.
+    code = "import pickle, sys; thing = pickle.load(sys.stdin.buffer); print(type(thing).__module__, thing.path)"
+    told = subprocess.run([sys.executable, "-c", code], input=meanwhile[1], capture_output=True, check=True)
+    assert told.stdout.split() == [dcp.filesystem.__name__.encode(), bytes(tmp_path / "a")]
+
+
+def by_a_process(rank, ranks, path):
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    state = {"w": torch.arange(4.0), "n": 1}
+    for number, is_installed in enumerate([True, False, True]):
+        with tessera.torch.install() if is_installed else contextlib.nullcontext():
+            future = dcp.async_save(
+                state, checkpoint_id=f"{path}/{number}", async_checkpointer_type=AsyncCheckpointerType.PROCESS
+            )
+            future.result()
+        assert is_ours(f"{path}/{number}") == is_installed
+        into = {"w": torch.zeros(4), "n": 0}
+        dcp.load(into, checkpoint_id=f"{path}/{number}")
+        assert same(into, state)
+        assert not is_installed or tessera.verify(f"{path}/{number}").bytes_unchecked == 0
+
+
+def test_a_save_by_a_process_in_the_background(tmp_path):
+    run_ranks(by_a_process, 1, str(tmp_path))

@@ -6,7 +6,14 @@ import re
 import warnings
 
 import torch
-from torch.distributed.checkpoint import default_planner, filesystem, planner_helpers, utils
+from torch.distributed.checkpoint import (
+    _async_process_executor,
+    _storage_utils,
+    default_planner,
+    filesystem,
+    planner_helpers,
+    utils,
+)
 
 #: Tested; the newest and the oldest.
 OLDEST, NEWEST = (2, 11), (2, 13)
@@ -24,6 +31,9 @@ _HOOKS = {
         "write_data",
     ),
     default_planner.DefaultLoadPlanner: ("load_bytes", "resolve_tensor", "commit_tensor"),
+    _async_process_executor: ("_AsyncCheckpointProcess",),
+    _async_process_executor._AsyncCheckpointProcess: ("save",),
+    _storage_utils: ("_storage_setup",),
     planner_helpers: ("_create_chunk_list", "_init_state_dict"),
     utils: ("find_tensor_shard",),
     filesystem: ("CURRENT_DCP_VERSION", "SerializationFormat", "_StorageInfo", "_split_by_size_and_type"),
