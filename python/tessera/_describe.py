@@ -62,6 +62,17 @@ def _of_mapping(thing: Mapping[Any, Any]) -> Description:
 
 
 def _of_tensor(tensor: Any, torch: Any) -> Description:
+    _memory.require_initialized(tensor, torch)
+    try:
+        return _of_elements(tensor, torch)
+    except (MemoryError, UnsupportedError):
+        raise
+    except Exception as error:  # torch's: nested tensors, those of its transforms, without storage
+        why = str(error).partition("\n")[0]
+        raise UnsupportedError(f"unsupported: a {type(tensor).__name__} whose elements torch does not give: {why}") from error
+
+
+def _of_elements(tensor: Any, torch: Any) -> Description:
     plain = tensor.detach()
     if plain.layout is not torch.strided or plain.is_quantized or plain.device.type == "meta":
         raise UnsupportedError(f"unsupported: a {plain.layout} tensor of {plain.dtype} on {plain.device}")

@@ -139,11 +139,33 @@ def framework_of(name: str) -> str:
 
 
 def name_of_dtype(dtype: Any) -> str:
-    """Our name of a dtype of torch's or numpy's, or of a name of one."""
+    """Our name of a dtype of torch's or numpy's, of a class of numbers (`float`, `numpy.float32`), or of a name of one."""
     name = str(getattr(dtype, "name", None) or dtype).removeprefix("torch.")
+    if name not in SIZES or not getattr(dtype, "isnative", True):
+        name = _name_of_numpys(dtype) or str(dtype)
     if name not in SIZES:
         raise UnsupportedError(f"unsupported: there is no dtype {name!r}; the names are torch's: {', '.join(SIZES)}")
     return name
+
+
+_OF_PYTHON = {bool: "bool", complex: "complex128", float: "float64", int: "int64"}  # as torch and numpy take them
+
+
+def _name_of_numpys(dtype: Any) -> str | None:
+    """What numpy calls what it takes for a dtype; classes of numbers have a name without it."""
+    if isinstance(dtype, type) and dtype in _OF_PYTHON:
+        return _OF_PYTHON[dtype]
+    try:
+        made = importlib.import_module("numpy").dtype(dtype)
+    except Exception:  # it takes it for none, or is not there
+        return None
+    return str(made.name) if made.isnative else None
+
+
+def require_initialized(tensor: Any, torch: Any) -> None:
+    """Throws `unsupported` for what a lazy module has before it ran once."""
+    if torch.nn.parameter.is_lazy(tensor):
+        raise UnsupportedError(f"unsupported: a {type(tensor).__name__}, which has no shape before its module has run once")
 
 
 def memory_of(target: Any) -> Memory:

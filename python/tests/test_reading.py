@@ -140,6 +140,25 @@ def test_elements_are_converted_and_the_rest_is_refused(cube):
         cube.read_into(numpy.zeros((4, 4, 4), "int8"))
 
 
+DTYPES = [float, "f8", "float64", "float", "<f8", numpy.float64, numpy.dtype("f8"), numpy.double]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=repr)
+def test_a_dtype_is_whatever_numpy_takes_for_one(dtype, example, tmp_path):
+    assert tessera.load(example, dtype=dtype)["model"]["w"].dtype == numpy.float64
+    with tessera.open(example) as checkpoint:
+        assert checkpoint["model.w"].numpy(dtype=dtype).dtype == numpy.float64
+    tessera.convert(example, tmp_path / "x.safetensors", only=["model"], dtype=dtype)
+    with tessera.open(tmp_path / "x.safetensors") as checkpoint:
+        assert checkpoint["model.w"].dtype == "float64"
+
+
+@pytest.mark.parametrize("dtype", ["float31", ",", object, dict, type(None), str, 3, ">f8", numpy.dtype(">f8"), "M8[ns]"], ids=repr)
+def test_what_is_no_dtype(dtype, example):
+    with pytest.raises(tessera.UnsupportedError, match="there is no dtype"):
+        tessera.load(example, dtype=dtype)
+
+
 def test_arrays_of_zero_elements_and_dimensions(tmp_path):
     path = tmp_path / "odd.safetensors"
     state = {"none": numpy.zeros((0, 3), "float16"), "one": numpy.array(2.5), "long": numpy.zeros((1,) * 10)}

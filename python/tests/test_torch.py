@@ -119,6 +119,32 @@ def test_what_has_no_plain_elements_is_refused_by_its_key(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_tensors_that_have_no_elements_to_give(tmp_path):
+    module = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d())
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    tensors = [*module.state_dict(keep_vars=True).values(), nested, torch._efficientzerotensor((3,))]
+    tensors = [tensor for tensor in tensors if tensor is not module[1].num_batches_tracked]
+
+    def require_refused(tensor):
+        for save in (tessera.save_file, tessera.torch.save):
+            with pytest.raises(tessera.UnsupportedError) as raised:
+                save({"a": {"b": tensor}}, **{"path" if save is tessera.save_file else "checkpoint_id": tmp_path / "x"})
+            assert raised.value.key == "a.b"
+        return tensor
+
+    for tensor in tensors:
+        require_refused(tensor)
+    torch.vmap(require_refused)(torch.ones(2, 3))
+    assert len(tensors) > 4 and list(tmp_path.iterdir()) == []
+    with tessera.open(tessera_file(tmp_path)) as checkpoint, pytest.raises(tessera.UnsupportedError):
+        checkpoint["w"].read_into(module[0].weight)
+
+
+def tessera_file(tmp_path):
+    tessera.save_file({"w": numpy.zeros(3)}, tmp_path / "w.pt")
+    return tmp_path / "w.pt"
+
+
 def test_memory_of_torchs_is_filled(tmp_path):
     tessera.save_file({"w": numpy.arange(12.0).reshape(3, 4)}, tmp_path / "w.pt")
     with tessera.open(tmp_path / "w.pt") as checkpoint:

@@ -224,6 +224,30 @@ def of_ranks(rank, ranks, path):
     assert tessera.verify(path).findings == []
 
 
+def of_some_ranks(rank, ranks, path):
+    some = torch.distributed.new_group([0])
+    state = {"w": torch.ones(4)}
+    own = {"planner": dcp.DefaultSavePlanner()}
+    calls = [
+        lambda: tessera.torch.save(state, checkpoint_id=path, process_group=some),
+        lambda: tessera.torch.save(state, checkpoint_id=path, process_group=some, **own),
+        lambda: tessera.torch.async_save(state, checkpoint_id=path, process_group=some).result(),
+        lambda: tessera.torch.load(state, checkpoint_id=path, process_group=some),
+    ]
+    for call in calls:
+        if rank == 0:
+            call()
+        else:
+            with pytest.raises(tessera.InvalidArgumentError, match="rank 1 is not in `process_group`"):
+                call()
+    torch.distributed.barrier()
+    assert tessera.verify(path).findings == []
+
+
+def test_ranks_outside_of_the_group(tmp_path):
+    run_ranks(of_some_ranks, 2, str(tmp_path))
+
+
 def test_ranks_that_differ(tmp_path):
     run_ranks(of_ranks, 2, str(tmp_path / "a"))
 

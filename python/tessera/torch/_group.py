@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from tessera._errors import Error, PeerFailedError
+from tessera._errors import Error, InvalidArgumentError, PeerFailedError
 
 
 class Group:
@@ -53,9 +53,13 @@ class Group:
 
 
 def group_of(process_group: Any, no_dist: bool) -> Group | None:
-    """None: this process is alone."""
+    """None: this process is alone. Throws `invalid_argument` for a group that it is not in."""
     if no_dist or not dist.is_available() or not dist.is_initialized():
         return None
+    if dist.get_rank(process_group) < 0:
+        raise InvalidArgumentError(
+            f"invalid_argument: rank {dist.get_rank()} is not in `process_group`, whose ranks alone take part"
+        )
     return Group(process_group)
 
 

@@ -17,7 +17,7 @@ from tessera._errors import Error, KeyNotFoundError, MismatchError
 from tessera._memory import Loaded
 from tessera.torch._data import Values
 from tessera.torch._fill import Fill, materialized, require_fillable
-from tessera.torch._group import agree, errors_of_torch, group_of
+from tessera.torch._group import Group, agree, errors_of_torch, group_of
 from tessera.torch._planner import LoadPlanner
 from tessera.torch._reader import FileSystemReader
 from tessera.torch._tree import Leaf, LeftToTorch, leaves, parts_of, speaks, states_of
@@ -47,6 +47,7 @@ def load(
     >>> state["step"]
     7
     """
+    group = group_of(process_group, no_dist)
     if storage_reader is None:
         if checkpoint_id is None:
             raise TypeError("load() needs a checkpoint_id or a storage_reader")
@@ -54,7 +55,7 @@ def load(
     elif checkpoint_id is not None:
         storage_reader.reset(checkpoint_id)
     if planner is None and type(storage_reader) is FileSystemReader and storage_reader.plans_here:
-        if _load_here(state_dict, storage_reader, process_group, no_dist, allow):
+        if _load_here(state_dict, storage_reader, group, allow):
             return
     with errors_of_torch(lambda: getattr(storage_reader, "failure", None)):
         state_dict_loader.load(
@@ -69,12 +70,10 @@ def load(
 def _load_here(
     state_dict: dict[str, Any],
     reader: FileSystemReader,
-    process_group: Any,
-    no_dist: bool,
+    group: Group | None,
     allow: Collection[str],
 ) -> bool:
     """False: some rank leaves it to torch."""
-    group = group_of(process_group, no_dist)
     states: dict[str, Any] = {}
     filling = failure = None
     try:

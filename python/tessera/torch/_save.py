@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from tessera import _core
 from tessera._reports import SaveReport
 from tessera.torch import _tree
-from tessera.torch._group import agree, errors_of_torch, group_of
+from tessera.torch._group import Group, agree, errors_of_torch, group_of
 from tessera.torch._writer import FileSystemWriter
 
 
@@ -58,9 +58,10 @@ def save(
     >>> tessera.verify(directory + "/step600").findings
     []
     """
+    group = group_of(process_group, no_dist)
     writer = _writer_of(checkpoint_id, storage_writer)
     if _plans_here(writer, planner, use_collectives):
-        report = _save_here(state_dict, writer, process_group, no_dist, {"values": values, "copies": copies})
+        report = _save_here(state_dict, writer, group, {"values": values, "copies": copies})
         if report is not None:
             return report
     with errors_of_torch():
@@ -76,10 +77,9 @@ def save(
 
 
 def _save_here(
-    state_dict: dict[str, Any], writer: FileSystemWriter, process_group: Any, no_dist: bool, policies: dict[str, str]
+    state_dict: dict[str, Any], writer: FileSystemWriter, group: Group | None, policies: dict[str, str]
 ) -> SaveReport | None:
     """None: some rank leaves it to torch."""
-    group = group_of(process_group, no_dist)
     tree = failure = None
     try:
         describe = _tree.describe_for_ranks(group.size if group else 1)
@@ -117,6 +117,7 @@ def async_save(
     >>> future.result().total_bytes > 0
     True
     """
+    group_of(process_group, no_dist)  # refuses a rank that is in none
     writer = _writer_of(checkpoint_id, storage_writer)
     by_thread = async_checkpointer_type == AsyncCheckpointerType.THREAD and async_stager is None
     if not by_thread or not isinstance(writer, FileSystemWriter):

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from tessera._describe import Description, describe
 from tessera._errors import MismatchError, UnsupportedError
+from tessera._memory import require_initialized
 from tessera.torch._plain import dtype_name, is_plain, saved
 
 
@@ -115,6 +116,8 @@ def describe_for_ranks(ranks: int) -> Callable[[Any], Description]:
 def _described(thing: Any, ranks: int) -> Description:
     if isinstance(thing, (DTensor, ShardedTensor)):
         return _sharded(thing, ranks)
+    if isinstance(thing, torch.Tensor):
+        require_initialized(thing, torch)
     if isinstance(thing, torch.Tensor) and thing.is_nested:
         raise UnsupportedError("unsupported: a nested tensor")
     if isinstance(thing, torch.Tensor) and not is_plain(thing):
