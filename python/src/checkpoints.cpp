@@ -26,7 +26,7 @@ constexpr std::uint64_t kLargestFile = std::uint64_t{4} << 30U;  // bytes of one
 using Shared = std::shared_ptr<Opened>;
 
 Shared opened(nb::object path, std::uint64_t header_limit, bool part) {
-  const std::string where = path_of(path);
+  const std::string where = place_of(path);
   return run_job(nb::none(), [&](Job& job) {
     OpenOptions options;
     options.header_limit = header_limit;

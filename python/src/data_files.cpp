@@ -45,7 +45,7 @@ std::uint64_t size_of_content(const Content& content) {
 class File {
  public:
   File(nb::object directory, nb::object name) {
-    const std::string where = path_of(directory);
+    const std::string where = place_of(directory);
     const std::string as = path_of(name);
     file_.emplace(run_job(nb::none(), [&](Job&) { return DataFileWriter(where, as); }));
   }
@@ -102,7 +102,7 @@ class File {
 class Directory {
  public:
   Directory(nb::object path, bool overwrite, bool single_writer) {
-    const std::string where = path_of(path);
+    const std::string where = place_of(path);
     directory_ = run_job(nb::none(), [&](Job&) {
       return std::make_unique<DcpDirectory>(where, DcpDirectoryOptions{overwrite, single_writer});
     });

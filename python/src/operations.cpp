@@ -67,8 +67,8 @@ nb::dict dict_of(const ConvertReport& report) {
 }
 
 nb::dict convert(nb::handle source, nb::handle target, nb::dict given, nb::object progress) {
-  const std::string from = path_of(source);
-  const std::string to = path_of(target);
+  const std::string from = place_of(source);
+  const std::string to = place_of(target);
   ConvertOptions options = convert_options(Options(std::move(given)), to);
   return dict_of(run_job(std::move(progress), [&](Job& job) {
     options.progress = job.progress();
@@ -80,7 +80,7 @@ nb::dict convert(nb::handle source, nb::handle target, nb::dict given, nb::objec
 nb::dict convert_opened(const Opened& source, nb::handle target, nb::dict given,
                         nb::object progress) {
   const auto checkpoint = source.checkpoint();
-  const std::string to = path_of(target);
+  const std::string to = place_of(target);
   ConvertOptions options = convert_options(Options(std::move(given)), to);
   return dict_of(run_job(std::move(progress), [&](Job& job) {
     options.progress = job.progress();
@@ -90,7 +90,7 @@ nb::dict convert_opened(const Opened& source, nb::handle target, nb::dict given,
 }
 
 nb::dict verify(nb::handle given, bool read_data, int threads, nb::object progress) {
-  const std::string path = path_of(given);
+  const std::string path = place_of(given);
   const VerifyReport report = run_job(std::move(progress), [&](Job& job) {
     return tessera::verify(path, {.read_data = read_data,
                                   .threads = threads,
@@ -127,7 +127,7 @@ nb::list diff(const Opened& a, const Opened& b, nb::object progress) {
 }
 
 nb::dict scan(nb::handle given, const std::vector<std::string>& allow) {
-  const std::string path = path_of(given);
+  const std::string path = place_of(given);
   const ScanReport report = run_job(nb::none(), [&](Job& job) {
     return tessera::scan(path, {.allow = allow, .stop = job.stop()});
   });
@@ -145,7 +145,7 @@ nb::dict scan(nb::handle given, const std::vector<std::string>& allow) {
 }
 
 nb::dict seal(nb::handle given, int threads, nb::object progress) {
-  const std::string path = path_of(given);
+  const std::string path = place_of(given);
   const SealReport report = run_job(std::move(progress), [&](Job& job) {
     return tessera::seal(path,
                          {.threads = threads, .progress = job.progress(), .stop = job.stop()});

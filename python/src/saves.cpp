@@ -30,7 +30,7 @@ IfDiffers if_differs(const Options& all, const char* name, IfDiffers otherwise) 
 // `tree` was made by make_tree(). Its memory stays as it is until the call returns.
 nb::dict save(const Tree& tree, nb::handle target, nb::dict given, nb::handle carrier,
               nb::object progress) {
-  const std::string to = path_of(target);
+  const std::string to = place_of(target);
   const Options all(std::move(given));
   SaveOptions options;
   std::string kind;

@@ -1,5 +1,7 @@
 #include "text.h"
 
+#include "tessera/prepare_store.h"
+
 namespace tessera::python {
 namespace {
 
@@ -35,6 +37,12 @@ std::string path_of(nb::handle path) {
   PyObject* bytes = nullptr;
   if (PyUnicode_FSConverter(path.ptr(), &bytes) == 0) throw nb::python_error();
   return taken(bytes);
+}
+
+std::string place_of(nb::handle path) {
+  std::string place = path_of(path);
+  prepare_store(place);
+  return place;
 }
 
 nb::object path_or_none(std::string_view path) {

@@ -22,6 +22,9 @@ namespace nb = nanobind;
 [[nodiscard]] nb::object string_or_none(std::string_view text);
 // A path as the file system has it. Throws Python's ValueError for one that has a byte of 0.
 [[nodiscard]] std::string path_of(nb::handle path);
+// The same for a place that is about to be opened: what a URL needs is loaded with the
+// interpreter's lock, since libraries that begin read the environment.
+[[nodiscard]] std::string place_of(nb::handle path);
 [[nodiscard]] nb::object string_of_path(std::string_view path);
 [[nodiscard]] nb::object path_or_none(std::string_view path);
 

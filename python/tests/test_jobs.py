@@ -5,6 +5,7 @@ import http.server
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -251,18 +252,59 @@ OPENS_WHILE_VARIABLES_COME_AND_GO = """
 """
 
 
-def test_threads_open_urls_while_the_environment_changes():
+@pytest.fixture
+def of_an_empty_store():
+    """The environment in which s3:// URLs mean it."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Empty)
     threading.Thread(target=server.serve_forever).start()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment.update(AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.server_port}", AWS_REGION="here")
     environment.update(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret")
-    try:
-        code = textwrap.dedent(OPENS_WHILE_VARIABLES_COME_AND_GO)
-        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-    finally:
-        server.shutdown()
-        server.server_close()
+    yield environment
+    server.shutdown()
+    server.server_close()
+
+
+def test_threads_open_urls_while_the_environment_changes(of_an_empty_store):
+    code = textwrap.dedent(OPENS_WHILE_VARIABLES_COME_AND_GO)
+    subprocess.run([sys.executable, "-c", code], check=True, env=of_an_empty_store)
+
+
+# Tells which variables other threads ask the system for than the one that has the interpreter's lock.
+ASKED = """
+    #define _GNU_SOURCE
+    #include <dlfcn.h>
+    #include <stdio.h>
+    #include <unistd.h>
+
+    static char *asked(const char *function, const char *name) {
+      if (gettid() != getpid()) dprintf(STDERR_FILENO, "%s %s\\n", function, name);
+      return ((char *(*)(const char *))dlsym(RTLD_NEXT, function))(name);
+    }
+    char *getenv(const char *name) { return asked("getenv", name); }
+    char *secure_getenv(const char *name) { return asked("secure_getenv", name); }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None or "LD_PRELOAD" in os.environ, reason="needs a compiler, and to be preloaded alone")
+def test_no_job_asks_the_system_for_a_variable(of_an_empty_store, tmp_path):
+    (tmp_path / "asked.c").write_text(textwrap.dedent(ASKED))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "asked.so", tmp_path / "asked.c", "-ldl"], check=True)
+    code = """
+        import sys, tessera
+        for url in ("s3://bucket/run/missing.safetensors", "s3://bucket/run"):
+            for call in (tessera.open, tessera.scan, lambda url: tessera.save_file({"n": 1}, url, overwrite=False)):
+                try:
+                    call(url)
+                except tessera.Error:
+                    pass
+        tessera.save_file({"n": 1}, sys.argv[1])
+        tessera.convert(sys.argv[1], sys.argv[1] + ".safetensors")
+    """
+    environment = {**of_an_empty_store, "LD_PRELOAD": str(tmp_path / "asked.so")}
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "saved.pt")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
 
 
 AT_THE_END = """

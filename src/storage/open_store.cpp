@@ -5,10 +5,13 @@
 
 #include "storage/names.h"
 #include "tessera/error.h"
+#include "tessera/prepare_store.h"
 #ifdef TESSERA_REMOTE
 #include "storage/http/client.h"
+#include "storage/http/curl_library.h"
 #include "storage/http/http_store.h"
 #include "storage/http/uri.h"
+#include "storage/s3/crypto_library.h"
 #include "storage/s3/s3_store.h"
 #endif
 
@@ -55,7 +58,14 @@ std::shared_ptr<HttpClient> shared_client() {
 std::shared_ptr<Store> open_remote(const Scheme& scheme, const std::string& url) {
   return scheme.open(parse_uri(url), shared_client());
 }
+
+void prepare_remote(const Scheme& scheme) {
+  (void)curl_library();
+  if (scheme.open == open_s3) (void)s3::sha256({});
+}
 #else
+void prepare_remote(const Scheme& /*scheme*/) {}
+
 constexpr std::array<Scheme, 6> kSchemes{
     {{"s3", {}}, {"r2", {}}, {"weka", {}}, {"gs", {}}, {"http", {}}, {"https", {}}}};
 
@@ -101,6 +111,12 @@ std::shared_ptr<Store> open_store(const std::string& path_or_url) {
   }
   refuse(path_or_url,
          "no store is known for " + std::string(name) + "://; those that are: " + known_schemes());
+}
+
+void prepare_store(const std::string& path_or_url) {
+  const std::string_view name = scheme_of(path_or_url);
+  for (const Scheme& scheme : kSchemes)
+    if (scheme.name == name) prepare_remote(scheme);
 }
 
 }  // namespace tessera

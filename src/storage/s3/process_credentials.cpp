@@ -74,8 +74,8 @@ std::string program_at(const std::string& word, const Variables& environment) {
   const std::string path = variable_of(environment, "PATH").value_or("/bin:/usr/bin");
   for (std::size_t begin = 0; word.find('/') == std::string::npos && begin <= path.size();) {
     const std::size_t end = std::min(path.find(':', begin), path.size());
-    const std::string directory = end == begin ? "." : path.substr(begin, end - begin);
-    const std::string program = directory + "/" + word;
+    std::string program = end == begin ? "." : path.substr(begin, end - begin);
+    program.append("/").append(word);
     std::error_code unknown;
     if (::access(program.c_str(), X_OK) == 0 && std::filesystem::is_regular_file(program, unknown))
       return program;
