@@ -16,7 +16,7 @@
 namespace tessera::python {
 namespace {
 
-constexpr std::size_t kDeepest = 1000;  // objects in one another, as Python's own limit
+constexpr std::size_t kDeepest = 1000;  // objects around another, as Python's own limit
 
 std::vector<std::byte> bytes_of(const char* data, std::size_t size) {
   const auto* const begin = reinterpret_cast<const std::byte*>(data);
@@ -40,7 +40,7 @@ class Builder {
     if (found != made_.end()) return found->second;
     if (!open_.insert(object.ptr()).second)
       throw Error(ErrorCode::invalid_argument, "the tree contains itself").at_key(key());
-    if (open_.size() > kDeepest)
+    if (open_.size() - 1 > kDeepest)
       throw Error(ErrorCode::limit, "the tree is too deep").at_key(key());
     Value value = made(object);
     open_.erase(object.ptr());

@@ -1,9 +1,6 @@
 """Trees as they are handed over: views of one memory in any order, scalars of numpy, and what a checkpoint has no place for."""
 
 import itertools
-import subprocess
-import sys
-import textwrap
 
 import numpy
 import pytest
@@ -98,3 +95,9 @@ def test_scalars_that_python_has_nothing_for(scalar, tmp_path):
 def test_depth_ends_where_no_path_grows():
     with pytest.raises(tessera.LimitError, match="too deep"):
         tessera._core.make_tree({"a": object()}, lambda thing: ("value", object()))
+    deepest = "leaf"
+    for _ in range(1000):
+        deepest = [deepest]
+    tessera._core.make_tree(deepest, lambda thing: None)
+    with pytest.raises(tessera.LimitError, match="too deep"):
+        tessera._core.make_tree([deepest], lambda thing: None)
