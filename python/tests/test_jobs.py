@@ -357,3 +357,30 @@ def test_the_program_ends_while_daemon_threads_are_inside(name, large, tmp_path)
         command = [sys.executable, "-c", textwrap.dedent(AT_THE_END), large, tmp_path, name]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert (ended.returncode, ended.stderr) == (7, "")
+
+
+WAITED_FOR = """
+    import atexit, sys, threading
+
+    done = threading.Event()
+    atexit.register(lambda: done.wait(60))  # before the import, so that it is called last
+
+    import numpy, tessera
+
+    begun = threading.Event()
+
+    def save():
+        begun.set()
+        tessera.save_file({"w": numpy.ones(1 << 24, "float32")}, sys.argv[1])
+        done.set()
+
+    threading.Thread(target=save, daemon=True).start()
+    assert begun.wait(60)
+"""
+
+
+def test_a_daemon_that_the_program_waits_for_at_its_end_saves(tmp_path):
+    path = tmp_path / "saved.pt"
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(WAITED_FOR), path], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert tessera.load(path)["w"].all() and tessera.verify(path).findings == []
