@@ -39,6 +39,10 @@ class ByteSource {
   [[nodiscard]] virtual const std::string& name() const = 0;
   // Tells these bytes from others that had this name, or get it. Empty: the store cannot tell.
   [[nodiscard]] virtual std::string version() const { return {}; }
+  // Tells these bytes from all others that any process, at any time, finds anywhere: what a cache
+  // may know them by. It holds the whole address, and so may hold secrets: never show it. Empty:
+  // the store cannot promise that much.
+  [[nodiscard]] virtual std::string identity() const { return {}; }
   // How many bytes one request costs as much as. Gaps that are shorter are better read over, and
   // reads of a hundred times as many use the store well.
   [[nodiscard]] virtual std::uint64_t request_cost() const { return kNearRequest; }

@@ -10,6 +10,7 @@
 #include "base/crc32.h"
 #include "base/digest.h"
 #include "base/endian.h"
+#include "base/sha256.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -119,6 +120,18 @@ TEST(Digest, TextThereAndBack) {
        {"", "2d06800538d394c", "2D06800538d394c2", "-d06800538d394c2", "2d06800538d394c21"}) {
     EXPECT_THROW((void)digest_of_text(bad), Error) << bad;
   }
+}
+
+// Around the lengths at which another block begins; the digits are those of Python's hashlib.
+TEST(Sha256, IsThatOfOthers) {
+  const auto of = [](std::size_t count) { return sha256_text(std::string(count, 'a')); };
+  EXPECT_EQ(of(0), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(sha256_text("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(of(55), "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318");
+  EXPECT_EQ(of(56), "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a");
+  EXPECT_EQ(of(64), "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb");
+  EXPECT_EQ(of(119), "31eba51c313a5c08226adf18d4a359cfdfd8d2e816b13f4af952f7ea6584dcfb");
+  EXPECT_EQ(of(1000), "41edece42d63e8d9bf515a9ba6932e1c20cbc9f5a5d134645adb5db1b9737ea3");
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ class CachingSource final : public ByteSource {
   [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
   [[nodiscard]] std::string version() const override { return source_->version(); }
+  [[nodiscard]] std::string identity() const override { return source_->identity(); }
   [[nodiscard]] std::uint64_t request_cost() const override { return source_->request_cost(); }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     const ReadRange range{offset, out};
@@ -116,7 +117,7 @@ class CachingStore final : public ForwardingStore {
 
  private:
   [[nodiscard]] std::shared_ptr<ByteSource> cached(std::shared_ptr<ByteSource> source) const {
-    if (source->version().empty()) return source;
+    if (source->identity().empty()) return source;
     return std::make_shared<CachingSource>(std::move(source), cache_);
   }
 
@@ -151,7 +152,7 @@ void use_local_cache(std::optional<LocalCache> cache) {
     if (cache->directory.empty())
       throw Error(ErrorCode::invalid_argument, "a local cache needs a directory");
     require_local(cache->directory);
-    made = std::make_shared<BlockCache>(without_slashes(cache->directory), cache->most_bytes);
+    made = std::make_shared<BlockCache>(cache->directory, cache->most_bytes);
   }
   const std::lock_guard lock(used().mutex);
   used().cache = std::move(made);

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Objects without a version are not kept. Writes go to the store.
+// Objects without an identity are not kept. Writes go to the store.
 [[nodiscard]] std::shared_ptr<Store> caching_store(std::shared_ptr<Store> store,
                                                    std::shared_ptr<BlockCache> cache);
 // The same with what use_local_cache() has said; `store` itself if that is nothing.

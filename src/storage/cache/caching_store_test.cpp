@@ -27,16 +27,7 @@ using Bytes = std::vector<std::byte>;
 
 constexpr std::uint64_t kMebi = 1U << 20U;
 
-struct MemoryBehindACache {
-  std::shared_ptr<Store> make() {
-    return caching_store(memory_store(),
-                         std::make_shared<BlockCache>(directory.path(), 100 * kMebi));
-  }
-  TemporaryDirectory directory;
-};
-INSTANTIATE_TYPED_TEST_SUITE_P(CachedMemory, StoreConformance, MemoryBehindACache);
-
-// Counts what is read of the store behind the cache.
+// Counts what is read of the store behind the cache, whose versions no other process meets.
 class CountedSource final : public ByteSource {
  public:
   CountedSource(std::shared_ptr<ByteSource> source, std::atomic<std::uint64_t>& bytes)
@@ -44,6 +35,7 @@ class CountedSource final : public ByteSource {
   [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
   [[nodiscard]] const std::string& name() const override { return source_->name(); }
   [[nodiscard]] std::string version() const override { return source_->version(); }
+  [[nodiscard]] std::string identity() const override { return name() + '\0' + version(); }
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     bytes_ += out.size();
     source_->read_at(offset, out);
@@ -62,6 +54,15 @@ class CountedStore final : public ForwardingStore {
   }
   mutable std::atomic<std::uint64_t> bytes{0};
 };
+
+struct MemoryBehindACache {
+  std::shared_ptr<Store> make() {
+    return caching_store(std::make_shared<CountedStore>(memory_store()),
+                         std::make_shared<BlockCache>(directory.path(), 100 * kMebi));
+  }
+  TemporaryDirectory directory;
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(CachedMemory, StoreConformance, MemoryBehindACache);
 
 class Caching : public ::testing::Test {
  protected:
@@ -86,7 +87,7 @@ class Caching : public ::testing::Test {
   [[nodiscard]] std::vector<fs::path> blocks() const {
     std::vector<fs::path> found;
     for (const auto& entry : fs::recursive_directory_iterator(directory_.path()))
-      if (entry.is_regular_file() && !entry.path().filename().string().starts_with("."))
+      if (entry.is_regular_file() && entry.path().parent_path().filename().string().size() == 64)
         found.push_back(entry.path());
     return found;
   }
@@ -217,6 +218,52 @@ TEST_F(Caching, AKillWhileItIsFilledLeavesNothingThatIsTaken) {
     expect_whole(*cached());
     expect_whole(*cached());
   }
+}
+
+TEST_F(Caching, WithoutAnIdentityNothingIsKept) {
+  auto plain = memory_store();
+  put(*plain, "a", bytes_, IfExists::fail);
+  const auto store =
+      caching_store(plain, std::make_shared<BlockCache>(directory_.path(), 100 * kMebi));
+  expect_whole(*store);
+  EXPECT_TRUE(directory_.empty());
+}
+
+// Whoever mixes files up does not make one block another.
+TEST_F(Caching, ABlockIsTakenInItsPlaceAlone) {
+  const auto copy = [](const fs::path& from, const fs::path& to) {
+    fs::copy_file(from, to, fs::copy_options::overwrite_existing);
+  };
+  expect_whole(*cached());
+  const fs::path old = blocks().front().parent_path();
+  copy(old / "0", old / "1");
+  expect_whole(*cached());
+  put_object(bytes_.size(), 2);
+  for (const char* name : {"0", "1", "2"}) {
+    expect_whole(*cached());
+    for (const fs::path& block : blocks())
+      if (block.parent_path() != old && block.filename() == name) copy(old / name, block);
+  }
+  expect_whole(*cached());
+}
+
+// Half a block, from a crash: it is written anew under its name, and not removed to make room.
+TEST_F(Caching, WhatLacksItsSealIsReplacedAndNotRemoved) {
+  expect_whole(*cached());
+  for (const fs::path& block : blocks()) fs::resize_file(block, 5);
+  expect_whole(*cached());
+  const std::uint64_t before = store_->bytes;
+  EXPECT_EQ(before, 2 * bytes_.size());
+  expect_whole(*cached());
+  EXPECT_EQ(store_->bytes, before);
+  const std::vector<fs::path> cut = blocks();
+  for (const fs::path& block : cut) fs::resize_file(block, 4 * kMebi);
+  for (unsigned seed = 2; seed < 5; ++seed) {
+    put_object(4 * kMebi, seed);
+    expect_whole(*cached(5 * kMebi));
+  }
+  for (const fs::path& block : cut) EXPECT_TRUE(fs::exists(block)) << block;
+  EXPECT_EQ(blocks().size(), cut.size() + 1);
 }
 
 TEST_F(Caching, IsUsedFromNowOn) {

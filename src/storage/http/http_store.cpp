@@ -74,6 +74,11 @@ class HttpSource final : public ByteSource {
     return version_.etag.empty() ? version_.last_modified : version_.etag;
   }
 
+  // A time does not tell two versions of one second apart, a weak ETag not two of one meaning.
+  [[nodiscard]] std::string identity() const override {
+    return version_.is_strong() ? url_ + '\0' + version_.etag : std::string();
+  }
+
   [[nodiscard]] std::uint64_t request_cost() const override { return kFarRequest; }
 
   void read_at(std::uint64_t offset, MutableByteView out) const override {

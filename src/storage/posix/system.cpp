@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/one_of.h"
+#include "base/random_id.h"
 #include "storage/names.h"
 #include "tessera/error.h"
 
@@ -114,6 +115,15 @@ std::optional<FileId> id_of(int fd) {
 bool is_at(const std::optional<FileId>& file, const std::string& path) {
   const std::optional<FileId> there = id_of(path);
   return file && there && file->device == there->device && file->number == there->number;
+}
+
+uid_t owner_of_ours(const std::string& directory) {
+  const std::string probe = directory + "/probe-" + random_attempt();
+  if (::mkdir(probe.c_str(), 0700) != 0) return ::geteuid();
+  struct stat status {};
+  const bool known = ::lstat(probe.c_str(), &status) == 0;
+  ::rmdir(probe.c_str());
+  return known ? status.st_uid : ::geteuid();
 }
 
 bool lacks_flag(int error_number) {

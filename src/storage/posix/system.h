@@ -54,6 +54,10 @@ struct FileId {
 // second one.
 [[nodiscard]] bool is_at(const std::optional<FileId>& file, const std::string& path);
 
+// Who the file system says that what we make in `directory` belongs to: not always who we are,
+// where it is remote.
+[[nodiscard]] uid_t owner_of_ours(const std::string& directory);
+
 // The directory that `path` is in, "." where it names none.
 [[nodiscard]] std::string directory_of(const std::filesystem::path& path);
 [[nodiscard]] std::string without_slashes(std::string path);  // at its end

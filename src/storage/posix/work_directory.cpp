@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "base/random_id.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
 
@@ -16,16 +15,6 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Who the file system says that our files belong to: not always who we are, where it is remote.
-uid_t owner_of_ours(const std::string& directory) {
-  const std::string probe = directory + "/probe-" + random_attempt();
-  if (::mkdir(probe.c_str(), 0700) != 0) return ::geteuid();
-  struct stat status {};
-  const bool known = ::lstat(probe.c_str(), &status) == 0;
-  ::rmdir(probe.c_str());
-  return known ? status.st_uid : ::geteuid();
-}
 
 void require_ours(const std::string& path, const struct stat& status) {
   if (!S_ISDIR(status.st_mode)) {

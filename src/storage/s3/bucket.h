@@ -63,6 +63,7 @@ class Bucket {
 
   [[nodiscard]] std::string path_of(const std::string& key) const { return endpoint_.path_of(key); }
   [[nodiscard]] const std::string& name() const { return endpoint_.name(); }
+  [[nodiscard]] const std::string& endpoint() const { return endpoint_.settings().endpoint; }
 
   [[nodiscard]] std::optional<ObjectState> head(const std::string& key);
   // Fills `out`, which is not empty, from `offset` on, if the object is `version` still: else

@@ -50,6 +50,10 @@ class S3Source final : public ByteSource {
   }
   [[nodiscard]] const std::string& name() const override { return path_; }
   [[nodiscard]] std::string version() const override { return version_.version; }
+  [[nodiscard]] std::string identity() const override {
+    if (version_.etag.starts_with("W/")) return {};
+    return bucket_->endpoint() + '\0' + path_ + '\0' + version_.etag + '\0' + version_.version;
+  }
   [[nodiscard]] std::uint64_t request_cost() const override { return kFarRequest; }
   [[nodiscard]] bool is_beside(const Bucket& bucket) const { return bucket_->is_beside(bucket); }
   [[nodiscard]] s3::CopiedObject copied() const { return bucket_->copied_object(key_, version_); }
