@@ -178,7 +178,9 @@ class HeldDirectory final : public StoreHold {
   }
 
   void require_there() const override {
-    if (is_at(id_of(lock_.get()), path_)) return;
+    // Whoever wants may reach it by a link.
+    const auto there = id_behind(path_);
+    if (there && there == id_of(lock_.get())) return;
     throw Error(ErrorCode::conflict, "the directory was deleted while files were written into it")
         .at_path(path_);
   }

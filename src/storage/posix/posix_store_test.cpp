@@ -168,6 +168,30 @@ TEST(PosixStore, AHeldDirectoryIsMissedWhenItIsDeleted) {
   EXPECT_EQ(code_of([&] { held->require_there(); }), ErrorCode::conflict);
 }
 
+// F26, of a directory that is reached by links: whoever wants may move them, too.
+TEST(PosixStore, AHeldDirectoryMayBeReachedByALink) {
+  const TemporaryDirectory directory;
+  const std::string root = directory.path();
+  ASSERT_EQ(::mkdir((root + "/real").c_str(), 0700), 0);
+  ASSERT_EQ(::symlink("real", (root + "/link").c_str()), 0);
+  ASSERT_EQ(::symlink("link", (root + "/further").c_str()), 0);
+  for (const std::string name : {"link", "further"}) {
+    const auto store = posix_store(root + "/" + name);
+    auto held = store->hold();
+    held->require_there();
+    EXPECT_EQ(code_of([&] { (void)posix_store(root + "/real")->hold(); }), ErrorCode::conflict);
+    put(*store, "x", bytes_of("x"), IfExists::replace);
+    std::filesystem::rename(root + "/real", root + "/away");
+    EXPECT_EQ(code_of([&] { held->require_there(); }), ErrorCode::conflict);
+    ASSERT_EQ(::mkdir((root + "/real").c_str(), 0700), 0);
+    EXPECT_EQ(code_of([&] { held->require_there(); }), ErrorCode::conflict);
+    std::filesystem::remove(root + "/real");
+    std::filesystem::rename(root + "/away", root + "/real");
+    held->require_there();
+    EXPECT_TRUE(std::filesystem::is_symlink(root + "/" + name));
+  }
+}
+
 TEST(PosixStore, SaysWhichFileSystemsNeverShowLate) {
   EXPECT_TRUE(posix_store("/proc/self")->may_show_late());  // not on the list
   struct statfs status {};

@@ -106,6 +106,12 @@ std::optional<FileId> id_of(const std::string& path) {
   return id_in(status);
 }
 
+std::optional<FileId> id_behind(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return {};
+  return id_in(status);
+}
+
 std::optional<FileId> id_of(int fd) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return {};
@@ -113,8 +119,7 @@ std::optional<FileId> id_of(int fd) {
 }
 
 bool is_at(const std::optional<FileId>& file, const std::string& path) {
-  const std::optional<FileId> there = id_of(path);
-  return file && there && file->device == there->device && file->number == there->number;
+  return file && file == id_of(path);
 }
 
 uid_t owner_of_ours(const std::string& directory) {

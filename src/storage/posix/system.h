@@ -45,9 +45,11 @@ void sync_open(int fd, const std::string& path);
 // Which file or directory it is, whatever it is called.
 struct FileId {
   std::uint64_t device = 0, number = 0;
+  [[nodiscard]] bool operator==(const FileId&) const = default;
 };
-// None if there is none.
+// None if there is none. That of a link is its own, or that of what it leads to.
 [[nodiscard]] std::optional<FileId> id_of(const std::string& path);
+[[nodiscard]] std::optional<FileId> id_behind(const std::string& path);
 [[nodiscard]] std::optional<FileId> id_of(int fd);
 // Whether that file has the name `path`: then a call that was to give it is done, whatever it said.
 // A network file system sends a call again whose answer it has lost, and reports the answer to the
