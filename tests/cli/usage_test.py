@@ -148,6 +148,33 @@ class Usage(Case):
                     shutil.rmtree(target)
         self.assertEqual({path.name for path in self.work.iterdir()}, {"dcp", *(f"a-{kind}" for kind in kinds)})
 
+    def test_a_file_that_is_replaced_keeps_its_mode_and_its_links(self):
+        for kind in ("safetensors", "pt"):
+            for verb in (["convert", self.dcp], ["convert", self.dcp, "--resume"], ["copy", self.work / f"source.{kind}"]):
+                with self.subTest(kind=kind, verb=verb):
+                    place = self.work / f"place-{kind}-{verb[0]}-{len(verb)}"
+                    place.mkdir()
+                    source, target, link = self.work / f"source.{kind}", place / f"real.{kind}", self.work / f"link.{kind}"
+                    self.assertEqual(tessera("convert", self.dcp, source, "--overwrite").returncode, 0)
+                    target.write_bytes(b"old")
+                    target.chmod(0o600)
+                    link.unlink(missing_ok=True)
+                    link.symlink_to(f"{place.name}/real.{kind}")
+                    for name in (target, link):
+                        done = tessera(*verb[:2], name, *verb[2:], "--overwrite")
+                        self.assertEqual(done.returncode, 0, done.stderr)
+                        self.assertEqual(target.stat().st_mode & 0o7777, 0o600)
+                        self.assertTrue(link.is_symlink())
+                        self.assertEqual(tessera("diff", self.dcp, target).returncode, 0)
+                    self.assertEqual([path.name for path in place.iterdir()], [target.name])
+                    if verb[0] == "convert":  # a copy that is there is done
+                        self.refused("already_exists", *verb[:2], link, *verb[2:])
+                    target.unlink()
+                    done = tessera(*verb[:2], link, *verb[2:])  # where it leads there is nothing yet
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    self.assertTrue(link.is_symlink())
+                    self.assertEqual(tessera("diff", self.dcp, target).returncode, 0)
+
     def test_options_without_an_effect_are_refused(self):
         target = self.work / "out"
         source = self.safetensors("a.safetensors", {"w": ("U8", [1], b"x")})

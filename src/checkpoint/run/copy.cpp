@@ -18,6 +18,8 @@
 #include "checkpoint/run/marker.h"
 #include "checkpoint/run/upload_unmarked.h"
 #include "checkpoint/save/probe.h"
+#include "storage/open_store.h"
+#include "storage/posix/system.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/run_directory.h"
@@ -222,6 +224,11 @@ CopyReport copy_run(const std::vector<RunCheckpoint>& checkpoints, const Store& 
   return report;
 }
 
+// The file that is to be there. A link stays, and leads to it.
+Location file_at(const Location& to) {
+  return located_file(is_on_disk(to) ? Location(end_of_links(without_file_scheme(to.path))) : to);
+}
+
 }  // namespace
 
 CopyReport copy(const Location& from, const Location& to, const CopyOptions& options) {
@@ -231,7 +238,7 @@ CopyReport copy(const Location& from, const Location& to, const CopyOptions& opt
   // A store's own sources, which it can copy by itself, not those of a snapshot.
   if (!from.store && !is_on_disk(from))
     place.store = place.object ? located_file(from).store : directory_store(from);
-  if (place.object) return FileCopy(place, located_file(to), options).run();
+  if (place.object) return FileCopy(place, file_at(to), options).run();
   const Location directory(place.store);
   const std::vector<RunCheckpoint> run = run_checkpoints(directory);
   return run.empty() ? copy_directory(directory, to, options)

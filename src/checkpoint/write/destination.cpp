@@ -17,13 +17,14 @@ namespace {
   throw Error(ErrorCode::invalid_argument, what).at_path(path);
 }
 
-// The target of a kind that is a file, named by its path.
+// The target of a kind that is a file, named by its path. A link stays, and leads to the new file.
 Destination file_destination(const std::filesystem::path& path, CheckpointKind kind) {
   if (kind_of_file_name(path) != kind) {
     refuse_target(path, "the target's extension is " + path.extension().string() +
                             ", the kind is " + std::string(to_string(kind)));
   }
-  return {directory_of(path), path.filename().string(), Publishing::file};
+  const std::filesystem::path file = end_of_links(path.string());
+  return {directory_of(file), file.filename().string(), Publishing::file};
 }
 
 // The target of a kind that is a directory.

@@ -5,6 +5,8 @@
 //   3. write; write-back starts early, so that step 4 is short;
 //   4. fsync the file, once: after a failed fsync the kernel may have dropped the pages and a
 //   second one would succeed without them, so a failure ends the attempt;
+//      What it replaces gives it its mode, from the beginning: who may not read the old file shall
+//      not read the new one;
 //   5. give it its name: linkat, or a rename with RENAME_NOREPLACE, when the name must be free; a
 //   plain rename when what has it is replaced;
 //   6. fsync the directory.
@@ -87,6 +89,7 @@ void link_into_place(const std::string& temporary, const std::string& path) {
 
 void move_into_place(const std::string& temporary, const std::string& path, IfExists if_exists) {
   const unsigned flags = if_exists == IfExists::fail ? RENAME_NOREPLACE : 0U;
+  if (if_exists == IfExists::replace) take_access_of(path, temporary);
   const auto file = id_of(temporary);
   if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), flags) != 0) {
     const int error = errno;
@@ -105,7 +108,10 @@ AtomicFile::AtomicFile(std::string path, IfExists if_exists, std::uint64_t size_
   make_directories(directory);
   require_room(path_, if_exists);
   if (until_commit == UntilCommit::unnamed_if_possible) {
-    if (Fd fd = open_unnamed(directory)) file_.emplace(std::move(fd), path_);
+    if (Fd fd = open_unnamed(directory)) {
+      if (if_exists_ == IfExists::replace) take_access_of(path_, link_of(fd.get()));
+      file_.emplace(std::move(fd), path_);
+    }
   }
   if (!file_) open_named();
   reserve(size_hint);
@@ -132,6 +138,7 @@ void AtomicFile::open_named() {
     if (!fd) throw_errno(errno, "create", path_);
     temporary_ = std::move(temporary);
     if (try_lock(fd.get()) != Locked::no && is_at(id_of(fd.get()), temporary_)) {
+      if (if_exists_ == IfExists::replace) take_access_of(path_, temporary_);
       file_.emplace(std::move(fd), std::move(path));
       return;
     }

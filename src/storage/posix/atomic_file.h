@@ -52,7 +52,8 @@ void remove_abandoned_temporaries(const std::string& path);
 [[nodiscard]] bool is_temporary_name(std::string_view file_name);
 
 // Gives the durable file `temporary` the name `path` in one step, and makes the name durable. With
-// IfExists::fail a name that is taken is `already_exists`, with IfExists::replace what has it goes.
+// IfExists::fail a name that is taken is `already_exists`, with IfExists::replace what has it goes,
+// and leaves its mode, owner and group to the new file.
 void move_into_place(const std::string& temporary, const std::string& path, IfExists if_exists);
 
 // Gives the file `temporary` the name `path`, which must be free, on file systems whose rename

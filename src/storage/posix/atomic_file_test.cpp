@@ -193,6 +193,62 @@ TEST(AtomicFile, AFailedWriteLeavesNothing) {
   EXPECT_TRUE(directory.empty());
 }
 
+struct stat status_of(const std::string& path) {
+  struct stat status {};
+  EXPECT_EQ(::stat(path.c_str(), &status), 0) << path;
+  return status;
+}
+
+// Who may not read the old file shall not read the new one, also while it is written.
+TEST(AtomicFile, WhatIsReplacedGivesItsModeAndOwner) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/x";
+  const bool is_root = ::geteuid() == 0;
+  for (const auto until : {UntilCommit::unnamed_if_possible, UntilCommit::temporary_name}) {
+    for (const mode_t mode : {0600U, 0640U, 0664U, 0444U, 0755U}) {
+      put(*posix_store(directory.path()), "x", bytes_of("old"), IfExists::replace);
+      ASSERT_EQ(::chmod(path.c_str(), mode), 0);
+      const uid_t user = is_root ? 12345 : ::geteuid();
+      const gid_t group = is_root ? 54321 : ::getegid();
+      ASSERT_EQ(::chown(path.c_str(), user, group), 0);
+      AtomicFile file(path, IfExists::replace, 0, until);
+      file.write_at(0, bytes_of("new"));
+      if (until == UntilCommit::temporary_name) {
+        for (const DirectoryEntry& entry : entries_of(directory.path()))
+          EXPECT_EQ(status_of(entry.path).st_mode & 07777U, mode) << entry.path;
+      }
+      file.commit();
+      EXPECT_EQ(content(path), "new");
+      EXPECT_EQ(status_of(path).st_mode & 07777U, mode);
+      EXPECT_EQ(status_of(path).st_uid, user);
+      EXPECT_EQ(status_of(path).st_gid, group);
+    }
+  }
+}
+
+// Of links in a directory: what they lead to is not ours.
+TEST(AtomicFile, ALinkInADirectoryIsReplacedItself) {
+  const TemporaryDirectory directory;
+  std::ofstream(directory.path() + "/theirs") << "theirs";
+  ASSERT_EQ(::symlink("theirs", (directory.path() + "/x").c_str()), 0);
+  put(*posix_store(directory.path()), "x", bytes_of("new"), IfExists::replace);
+  EXPECT_EQ(content(directory.path() + "/theirs"), "theirs");
+  EXPECT_EQ(content(directory.path() + "/x"), "new");
+}
+
+TEST(AtomicFile, LinksAreFollowedToWhereTheyLead) {
+  const TemporaryDirectory directory;
+  const std::string root = directory.path();
+  EXPECT_EQ(end_of_links(root + "/x"), root + "/x");
+  ASSERT_EQ(::symlink("b/to", (root + "/a").c_str()), 0);
+  ASSERT_EQ(::mkdir((root + "/b").c_str(), 0700), 0);
+  EXPECT_EQ(end_of_links(root + "/a"), root + "/b/to");
+  ASSERT_EQ(::symlink((root + "/there").c_str(), (root + "/b/to").c_str()), 0);
+  EXPECT_EQ(end_of_links(root + "/a"), root + "/there");
+  ASSERT_EQ(::symlink("a", (root + "/there").c_str()), 0);
+  EXPECT_EQ(code_of([&] { (void)end_of_links(root + "/a"); }), ErrorCode::io);
+}
+
 // A file system of 64 KiB, where this process may mount one.
 class SmallDisk {
  public:

@@ -62,9 +62,7 @@ void keep_file(const std::string& from, const std::string& to) {
 
 void keep_directory(const std::string& from, const std::string& to) {
   if (::mkdir(to.c_str(), 0777) == 0) {
-    std::error_code error;  // where the mode cannot be told it is the usual one
-    const fs::perms mode = fs::status(from, error).permissions();
-    if (!error) fs::permissions(to, mode, error);
+    take_access_of(from, to);
   } else if (errno != EEXIST) {
     throw_errno(errno, kKeep, from);
   }
@@ -113,6 +111,7 @@ ReplacedDirectory::ReplacedDirectory(const std::string& path, IfExists if_exists
                             fs::path(path_).filename().string() + std::string(kWorkMark),
                             fs::file_type::directory);
   while (!lock_) make_sibling();
+  take_access_of(path_, working_);
   is_ours_ = true;
 }
 
@@ -158,6 +157,7 @@ void ReplacedDirectory::commit(const NewDirectory::IsReplaced& is_replaced) {
   require_untouched();
   const bool keeps = is_replaced && if_exists_ == IfExists::replace && is_there(path_);
   if (keeps) keep_others(path_, working_, "", is_replaced);
+  take_access_of(path_, working_);
   sync_tree(working_);
   if (is_there(path_)) {
     if (if_exists_ == IfExists::replace) {

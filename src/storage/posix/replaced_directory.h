@@ -29,12 +29,12 @@ class ReplacedDirectory {
 
   // The sibling: write here.
   [[nodiscard]] const std::string& working() const noexcept { return working_; }
-  // Makes all directories below durable (files must be, as those of a posix store are), gives the
-  // sibling the name in one step, and removes what had it before, but for what is not replaced
-  // (NewDirectory::IsReplaced): that gets a second name in the sibling before that step, so that a
-  // crash at any moment leaves it in one of both; where it cannot have two, it is copied. At most
-  // once. A failure before that step leaves the old directory; one after it is reported, with the
-  // new one in place.
+  // Gives the sibling the mode of what has the name, makes all directories below durable (files
+  // must be, as those of a posix store are), gives the sibling the name in one step, and removes
+  // what had it before, but for what is not replaced (NewDirectory::IsReplaced): that gets a second
+  // name in the sibling before that step, so that a crash at any moment leaves it in one of both;
+  // where it cannot have two, it is copied. At most once. A failure before that step leaves the old
+  // directory; one after it is reported, with the new one in place.
   void commit(const NewDirectory::IsReplaced& is_replaced = {});
 
  private:

@@ -203,5 +203,23 @@ TEST(ReplacedDirectory, NothingIsFoundWhereEntriesCannotBeRead) {
   std::filesystem::permissions(directory.path(), std::filesystem::perms::owner_all);
 }
 
+TEST(ReplacedDirectory, WhatIsReplacedGivesItsMode) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/x";
+  const auto mode_of = [](const std::string& of) { return fs::status(of).permissions(); };
+  for (const auto mode :
+       {fs::perms::owner_all, fs::perms(0750), fs::perms(02775), fs::perms(0555)}) {
+    fs::create_directories(path);
+    std::ofstream(path + "/old") << "old";
+    fs::permissions(path, mode);
+    ReplacedDirectory replaced(path, IfExists::replace);
+    EXPECT_EQ(mode_of(replaced.working()), mode | fs::perms::owner_all);
+    std::ofstream(replaced.working() + "/new") << "new";
+    replaced.commit();
+    EXPECT_EQ(mode_of(path), mode | fs::perms::owner_all);
+    EXPECT_TRUE(fs::exists(path + "/new"));
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -131,6 +131,32 @@ uid_t owner_of_ours(const std::string& directory) {
   return known ? status.st_uid : ::geteuid();
 }
 
+void take_access_of(const std::string& old, const std::string& path) {
+  struct stat was {};
+  struct stat is {};
+  if (::lstat(old.c_str(), &was) != 0 || ::stat(path.c_str(), &is) != 0) return;
+  if ((was.st_mode & S_IFMT) != (is.st_mode & S_IFMT)) return;
+  if ((was.st_uid != is.st_uid || was.st_gid != is.st_gid) &&
+      ::chown(path.c_str(), was.st_uid, was.st_gid) != 0)
+    (void)!::chown(path.c_str(), static_cast<uid_t>(-1), was.st_gid);
+  mode_t mode = S_ISDIR(was.st_mode) ? (was.st_mode & 07777U) | S_IRWXU : was.st_mode & 0777U;
+  const bool has_group = ::stat(path.c_str(), &is) == 0 && is.st_gid == was.st_gid;
+  if (!has_group) mode &= ~mode_t{S_IRWXG} | (mode & S_IRWXO) << 3U;
+  if ((is.st_mode & 07777U) != mode) (void)::chmod(path.c_str(), mode);
+}
+
+std::string end_of_links(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as many as Linux follows
+  std::filesystem::path at = path;
+  for (int i = 0; i < kMostLinks; ++i) {
+    std::error_code error;
+    const std::filesystem::path next = std::filesystem::read_symlink(at, error);
+    if (error) return at.string();
+    at = at.parent_path() / next;  // `next` alone if it is absolute
+  }
+  throw_errno(ELOOP, "follow the link", path);
+}
+
 bool lacks_flag(int error_number) {
   return is_one_of(error_number, EINVAL, ENOSYS);
 }

@@ -60,6 +60,15 @@ struct FileId {
 // where it is remote.
 [[nodiscard]] uid_t owner_of_ours(const std::string& directory);
 
+// Gives a file or directory that is to replace `old` the mode of that, and its owner and group as
+// far as we may; a group that it does not get has no more rights than others, and the owner of a
+// directory keeps all. Nothing where there is no `old`, something else, or a file system that knows
+// no modes.
+void take_access_of(const std::string& old, const std::string& path);
+// Where the link `path` leads, there or not; `path` itself if it is none. Throws `io` for links in
+// a circle.
+[[nodiscard]] std::string end_of_links(const std::string& path);
+
 // The directory that `path` is in, "." where it names none.
 [[nodiscard]] std::string directory_of(const std::filesystem::path& path);
 [[nodiscard]] std::string without_slashes(std::string path);  // at its end

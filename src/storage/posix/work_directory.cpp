@@ -27,7 +27,7 @@ void require_ours(const std::string& path, const struct stat& status) {
 
 void make_own_directory(const std::string& path) {
   make_directories(fs::path(path).parent_path().string());
-  if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) {
+  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     throw_errno(errno, "make directory", path);
   }
   struct stat status {};
