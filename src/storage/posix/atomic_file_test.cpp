@@ -1,5 +1,6 @@
 #include "storage/posix/atomic_file.h"
 
+#include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -247,6 +248,16 @@ TEST(AtomicFile, LinksAreFollowedToWhereTheyLead) {
   EXPECT_EQ(end_of_links(root + "/a"), root + "/there");
   ASSERT_EQ(::symlink("a", (root + "/there").c_str()), 0);
   EXPECT_EQ(code_of([&] { (void)end_of_links(root + "/a"); }), ErrorCode::io);
+}
+
+// Directories of /proc cannot be synced, as those of vboxsf and 9p.
+TEST(AtomicFile, DirectoriesThatCannotBeSyncedAreNoError_F23) {
+  const Fd directory = opened("/proc", O_RDONLY | O_DIRECTORY);
+  ASSERT_TRUE(directory);
+  ASSERT_EQ(::fsync(directory.get()), -1);
+  ASSERT_EQ(errno, EINVAL);
+  EXPECT_NO_THROW(sync_directory("/proc"));
+  EXPECT_EQ(code_of([] { sync_directory("/proc/none"); }), ErrorCode::not_found);
 }
 
 // A file system of 64 KiB, where this process may mount one.

@@ -218,7 +218,9 @@ void remove_all(const std::string& path) {
 void sync_directory(const std::string& directory) {
   const Fd fd = opened(directory, O_RDONLY | O_DIRECTORY);
   if (!fd) throw_errno(errno, "open directory", directory);
-  sync_open(fd.get(), directory);
+  if (uninterrupted([&fd] { return ::fsync(fd.get()); }) == 0) return;
+  // The file system cannot (vboxsf, 9p): then its names are as durable as it makes them by itself.
+  if (!lacks_flag(errno)) throw_errno(errno, "fsync", directory);
 }
 
 void make_directories(const std::string& directory) {

@@ -36,7 +36,7 @@ template <typename Call>
 
 // None if it fails: `errno` says why.
 [[nodiscard]] Fd opened(const std::string& path, int flags);
-// Makes an open file or directory durable. A failure must not be tried again.
+// Makes an open file durable. A failure must not be tried again.
 void sync_open(int fd, const std::string& path);
 
 // Whether one kernel alone writes to the file system, so that all its processes see the same.
@@ -92,7 +92,7 @@ struct DirectoryEntry {
 // Removes a directory with all that is in it, or a file. Absent is no error.
 void remove_all(const std::string& path);
 
-// Makes the entries of `directory` durable.
+// Makes the entries of `directory` durable, where the file system can do that for directories.
 void sync_directory(const std::string& directory);
 
 // Creates `directory` and its missing parents; each new one is durable in its own parent.
