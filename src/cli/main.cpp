@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <sstream>
@@ -18,6 +19,7 @@
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
+#include "storage/posix/system.h"
 #include "tessera/error.h"
 #include "tessera/version.h"
 
@@ -149,7 +151,7 @@ int delivered(int argc, char** argv) {
   } catch (const std::system_error& error) {  // fmt's
     reason = error.code().value();
   }
-  const ErrorCode code = reason == ENOSPC ? ErrorCode::out_of_space : ErrorCode::io;
+  const ErrorCode code = error_code_of(reason);
   const std::string why = reason == 0 ? "" : ": " + std::generic_category().message(reason);
   complain(Error(code, "the answer could not be written" + why).at_path("standard output").what());
   return kFailed;
@@ -159,5 +161,6 @@ int delivered(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   keep_standard_descriptors();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow (ulimit -f) fails with EFBIG then
   return delivered(argc, argv);
 }

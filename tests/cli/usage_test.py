@@ -175,6 +175,24 @@ class Usage(Case):
                     self.assertTrue(link.is_symlink())
                     self.assertEqual(tessera("diff", self.dcp, target).returncode, 0)
 
+    def test_a_file_that_may_not_grow_is_told_as_a_full_disk(self):
+        big = self.safetensors("big.safetensors", {"w": ("U8", [3_000_000], bytes(3_000_000))})
+        before = sorted(self.work.iterdir())
+        for target in (["o.safetensors"], ["o.pt"], ["o", "--to", "dcp"], ["o", "--to", "olmo-full"], ["o", "--to", "safetensors",
+                       "--max-shard-size", "2MB"]):
+            done = subprocess.run(["bash", "-c", 'ulimit -f 1000; exec "$@"', "bash", TESSERA, "convert", big, self.work / target[0], *target[1:]],
+                                  capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 3, (target, done))
+            self.assertIn("tessera: out_of_space: ", done.stderr)
+            self.assertIn("the limit is 1024000 bytes of a file (ulimit -f)", done.stderr)
+            self.assertEqual(sorted(self.work.iterdir()), before, target)
+        wide = self.safetensors("wide.safetensors", {f"a-name-of-some-length-{i}": ("U8", [0], b"") for i in range(2000)})
+        with open(self.work / "answer", "w") as answer:
+            done = subprocess.run(["bash", "-c", 'ulimit -f 10; exec "$@"', "bash", TESSERA, "ls", wide], stdout=answer,
+                                  stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (3, 1), done.stderr)
+        self.assertTrue(done.stderr.startswith("tessera: out_of_space: "), done.stderr)
+
     def test_options_without_an_effect_are_refused(self):
         target = self.work / "out"
         source = self.safetensors("a.safetensors", {"w": ("U8", [1], b"x")})

@@ -182,14 +182,17 @@ TEST(AtomicFile, LargeWritesArrive) {
   EXPECT_TRUE(content(file.name()) == expected);
 }
 
-// F08: EFBIG is an error, and nothing is left behind.
+// F08: EFBIG is an error as a full disk is, and nothing is left behind.
 TEST(AtomicFile, AFailedWriteLeavesNothing) {
   const TemporaryDirectory directory;
   const FileSizeLimit limit(1000);
   {
     AtomicFile file(directory.path() + "/x", IfExists::fail, 0);
     file.write_at(0, bytes_of(std::string(900, 'x')));
-    EXPECT_EQ(code_of([&] { file.write_at(900, bytes_of(std::string(900, 'x'))); }), ErrorCode::io);
+    const Error error = error_of([&] { file.write_at(900, bytes_of(std::string(900, 'x'))); });
+    EXPECT_EQ(error.code(), ErrorCode::out_of_space);
+    EXPECT_NE(std::string(error.what()).find("1000 bytes of a file (ulimit -f)"), std::string::npos)
+        << error.what();
   }
   EXPECT_TRUE(directory.empty());
 }

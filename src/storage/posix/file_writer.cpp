@@ -41,7 +41,7 @@ void FileWriter::reserve(std::uint64_t size) {
     return ::fallocate(fd_.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size));
   };
   if (uninterrupted(allocate) == 0) return;
-  if (errno == ENOSPC || errno == EDQUOT) {
+  if (error_code_of(errno) == ErrorCode::out_of_space) {
     throw_errno(errno, "reserve " + std::to_string(size) + " bytes", path_);
   }
 }

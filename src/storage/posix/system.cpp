@@ -25,13 +25,6 @@
 namespace tessera {
 namespace {
 
-ErrorCode code_of(int error_number) {
-  if (is_one_of(error_number, ENOENT, ENOTDIR)) return ErrorCode::not_found;
-  if (error_number == EEXIST) return ErrorCode::already_exists;
-  if (is_one_of(error_number, ENOSPC, EDQUOT)) return ErrorCode::out_of_space;
-  return ErrorCode::io;
-}
-
 // Whether the directory is there. Throws for something else under its name.
 bool is_there(const std::string& directory) {
   struct stat status {};
@@ -45,8 +38,12 @@ bool is_there(const std::string& directory) {
 std::string limit_of(int error_number) {
   if (error_number == ENFILE) return "; the limit is the system's, fs.file-max";
   rlimit limit{};
-  if (error_number != EMFILE || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
-  return "; the limit is " + std::to_string(limit.rlim_cur) + " open files (ulimit -n)";
+  if (error_number == EMFILE && ::getrlimit(RLIMIT_NOFILE, &limit) == 0)
+    return "; the limit is " + std::to_string(limit.rlim_cur) + " open files (ulimit -n)";
+  const bool is_limited = error_number == EFBIG && ::getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
+                          limit.rlim_cur != RLIM_INFINITY;
+  if (!is_limited) return {};
+  return "; the limit is " + std::to_string(limit.rlim_cur) + " bytes of a file (ulimit -f)";
 }
 
 std::optional<FileId> id_in(const struct stat& status) {
@@ -66,9 +63,16 @@ void set_type(DirectoryEntry& entry, unsigned char type) {
 
 }  // namespace
 
+ErrorCode error_code_of(int error_number) {
+  if (is_one_of(error_number, ENOENT, ENOTDIR)) return ErrorCode::not_found;
+  if (error_number == EEXIST) return ErrorCode::already_exists;
+  if (is_one_of(error_number, ENOSPC, EDQUOT, EFBIG)) return ErrorCode::out_of_space;
+  return ErrorCode::io;
+}
+
 void throw_errno(int error_number, const std::string& operation, const std::string& path) {
   throw Error(
-      code_of(error_number),
+      error_code_of(error_number),
       operation + ": " + std::generic_category().message(error_number) + limit_of(error_number))
       .at_path(path);
 }

@@ -13,10 +13,14 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "tessera/error.h"
 
 namespace tessera {
 
-// Throws not_found, already_exists, out_of_space or io, with the system's own words.
+// What a failed call means: not_found, already_exists, out_of_space (also for a file that may not
+// become as large) or io.
+[[nodiscard]] ErrorCode error_code_of(int error_number);
+// Throws that, with the system's own words.
 [[noreturn]] void throw_errno(int error_number, const std::string& operation,
                               const std::string& path);
 
