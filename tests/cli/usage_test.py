@@ -148,6 +148,64 @@ class Usage(Case):
                     shutil.rmtree(target)
         self.assertEqual({path.name for path in self.work.iterdir()}, {"dcp", *(f"a-{kind}" for kind in kinds)})
 
+    @unittest.skipIf(os.geteuid() != 0, "only root becomes another user")
+    def test_what_is_closed_and_not_the_checkpoints_is_in_nobodys_way(self):
+        """The root of a volume, as a user has it: with a lost+found that is root's."""
+        user = 65534
+        os.chmod(self.work, 0o755)
+        program = shutil.copy(TESSERA, self.work / "tessera")
+        volume = self.work / "volume"
+
+        def as_user(*arguments):
+            return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False, cwd="/", user=user,
+                                  group=user, extra_groups=[])
+
+        for name, options in (("", ["--to", "dcp", "--ranks", "2"]), ("m.safetensors", []), ("m.pt", []),
+                              ("", ["--to", "dcp", "--ranks", "3", "--resume"])):
+            volume.mkdir()
+            os.chown(volume, user, user)
+            (volume / "lost+found").mkdir(mode=0o700)
+            target = volume / name
+            for overwrite in ([], ["--overwrite"]):
+                done = as_user("convert", self.dcp, target, *options, *overwrite)
+                self.assertEqual((done.returncode, done.stderr), (0, ""), (name, options))
+                # m.pt makes no checkpoint of its directory.
+                for path in [volume] * (name != "m.pt") + [target] * bool(name):
+                    for verb in (["ls", path], ["verify", path], ["diff", self.dcp, path]):
+                        done = as_user(*verb)
+                        self.assertEqual(done.returncode, 0, (name, verb, done.stderr))
+                if name == "":
+                    self.assertEqual(as_user("seal", volume).returncode, 0)
+                    self.assertEqual(as_user("verify", volume).returncode, 0)
+            shutil.rmtree(volume)
+        # A set, by its directory and by its index; a file of torch.save that is alone in its directory, and not.
+        shutil.copytree(GOLDEN / "c2_hf_cons", self.work / "set")
+        for name in ("alone", "beside"):
+            (self.work / name).mkdir()
+            self.assertEqual(tessera("convert", self.dcp, self.work / name / "model.pt", "--rename", "^app=>model").returncode, 0)
+        (self.work / "beside/notes").mkdir()
+        (self.work / "beside/notes/a.txt").write_text("a")
+        for path in ("set", "set/model.safetensors.index.json", "alone", "beside"):
+            before = tessera("ls", self.work / path)
+            closed = self.work / path.split("/")[0] / "lost+found"
+            closed.mkdir(mode=0o700)
+            after = as_user("ls", self.work / path)
+            self.assertEqual((after.returncode, after.stdout, after.stderr), (before.returncode, before.stdout, before.stderr), path)
+            closed.rmdir()
+
+    @unittest.skipIf(os.geteuid() != 0, "only root becomes another user")
+    def test_what_is_closed_and_the_checkpoints_is_an_error(self):
+        os.chmod(self.work, 0o755)
+        program = shutil.copy(TESSERA, self.work / "tessera")
+        for kind, closed in (("olmo-local", "optim"), ("olmo-local", "model"), ("olmo-torch-new", "model_and_optim")):
+            target = self.work / f"{kind}-{closed}"
+            self.assertEqual(tessera("convert", self.dcp, target, "--to", kind).returncode, 0)
+            os.chmod(target / closed, 0)
+            done = subprocess.run([program, "ls", target], capture_output=True, text=True, check=False, user=65534, group=65534,
+                                  extra_groups=[])
+            self.assertEqual(done.returncode, 3, (kind, closed))
+            self.assertIn("Permission denied", done.stderr)
+
     def test_a_file_that_is_replaced_keeps_its_mode_and_its_links(self):
         for kind in ("safetensors", "pt"):
             for verb in (["convert", self.dcp], ["convert", self.dcp, "--resume"], ["copy", self.work / f"source.{kind}"]):

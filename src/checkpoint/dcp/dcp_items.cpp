@@ -59,14 +59,10 @@ dcp::ItemView view_of(const dcp::Item& item) {
 }
 
 DataFiles::DataFiles(std::shared_ptr<Store> store)
-    : store_(std::move(store)), open_(std::make_shared<OpenFiles>()) {
-  for (ObjectInfo& object : store_->list()) {
-    File& file = files_[object.name];
-    file.size = object.size;
-    file.version = std::move(object.version);
-  }
-  last_ = files_.end();
-}
+    : store_(std::move(store)),
+      open_(std::make_shared<OpenFiles>()),
+      near_(*store_),
+      last_(files_.end()) {}
 
 void DataFiles::refuse_item(const std::string& what, const dcp::ItemView& item,
                             const std::string& key) const {
@@ -91,6 +87,12 @@ DataFiles::Files::iterator DataFiles::find(std::string_view path) {
     if (last_->first == path) return last_;
   }
   last_ = files_.find(path);
+  if (last_ != files_.end()) return last_;
+  if (const ObjectInfo* object = near_.find(path)) {
+    last_ = files_.try_emplace(object->name).first;
+    last_->second.size = object->size;
+    last_->second.version = object->version;
+  }
   return last_;
 }
 

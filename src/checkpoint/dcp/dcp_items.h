@@ -14,6 +14,7 @@
 #include "checkpoint/dcp/catalog.h"
 #include "format/dcp/dcp.h"
 #include "format/safetensors/safetensors.h"
+#include "storage/near_objects.h"
 #include "tessera/storage.h"
 #include "tessera/value.h"
 
@@ -92,7 +93,8 @@ class DataFiles {
 
   std::shared_ptr<Store> store_;
   std::shared_ptr<OpenFiles> open_;
-  Files files_;           // all of the store
+  NearObjects near_;
+  Files files_;           // that .metadata names, as far as somebody has asked for them
   Files::iterator last_;  // that was found last, or the end
   std::vector<File*> numbered_;
   std::map<std::pair<std::string, std::uint64_t>, Body> bodies_;

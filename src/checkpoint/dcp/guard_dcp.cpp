@@ -58,11 +58,11 @@ void add_named(const Store& store, const std::string& metadata, std::set<std::st
 
 DcpGuard guard_by_side_file(std::shared_ptr<Store> store, const dcp::Metadata& metadata,
                             const std::string& id, std::vector<std::string>& warnings) {
-  const std::vector<ObjectInfo> objects = store->list();
+  NearObjects objects(*store);
   const std::string wanted = side_file_name(id);
-  if (std::ranges::find(objects, wanted, &ObjectInfo::name) == objects.end()) {
-    for (const ObjectInfo& object : objects) {
-      if (is_side_file_name(object.name)) judge_other(*store, object.name, metadata, warnings);
+  if (objects.find(wanted) == nullptr) {
+    for (const auto& [name, object] : objects.listed()) {
+      if (is_side_file_name(name)) judge_other(*store, name, metadata, warnings);
     }
     return {std::move(store), std::make_shared<DigestsByName>()};
   }

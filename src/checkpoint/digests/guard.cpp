@@ -1,7 +1,5 @@
 #include "checkpoint/digests/guard.h"
 
-#include <map>
-
 #include "checkpoint/digests/tail.h"
 #include "io/checked_source.h"
 #include "storage/forwarding_store.h"
@@ -29,10 +27,15 @@ class GuardedStore final : public ForwardingStore {
   std::shared_ptr<const DigestsByName> digests_;
 };
 
-std::map<std::string_view, std::uint64_t> size_by_name(const std::vector<ObjectInfo>& objects) {
-  std::map<std::string_view, std::uint64_t> sizes;
-  for (const ObjectInfo& object : objects) sizes.emplace(object.name, object.size);
-  return sizes;
+// `found`: the file in the store; null: it is missing.
+void require_size(const std::string& name, const FileDigests& file, const ObjectInfo* found,
+                  const Store& store) {
+  const std::uint64_t size = found == nullptr ? 0 : found->size;
+  if (found != nullptr && size == file.size) return;
+  throw Error(size < file.size ? ErrorCode::incomplete : ErrorCode::corrupt,
+              "the file has " + std::to_string(size) + " bytes, its digests were made of " +
+                  std::to_string(file.size))
+      .at_path(store.name() + "/" + name);
 }
 
 }  // namespace
@@ -58,24 +61,15 @@ std::shared_ptr<Store> guarded_store(std::shared_ptr<Store> store,
   return std::make_shared<GuardedStore>(std::move(store), std::move(digests));
 }
 
-void require_sizes(const DigestsByName& digests, const std::vector<ObjectInfo>& objects,
-                   const Store& store) {
-  const auto sizes = size_by_name(objects);
-  for (const auto& [name, file] : digests) {
-    const auto found = sizes.find(name);
-    const std::uint64_t size = found == sizes.end() ? 0 : found->second;
-    if (found != sizes.end() && size == file.size) continue;
-    throw Error(size < file.size ? ErrorCode::incomplete : ErrorCode::corrupt,
-                "the file has " + std::to_string(size) + " bytes, its digests were made of " +
-                    std::to_string(file.size))
-        .at_path(store.name() + "/" + name);
-  }
+void require_sizes(const DigestsByName& digests, NearObjects& objects, const Store& store) {
+  for (const auto& [name, file] : digests) require_size(name, file, objects.find(name), store);
 }
 
 std::shared_ptr<Store> guard_directory(std::shared_ptr<Store> store) {
   if (!store->exists(kDirectorySideFile)) return store;
   DigestsByName digests = read_side_file(*store, kDirectorySideFile).files;
-  require_sizes(digests, store->list(), *store);
+  NearObjects objects(*store);
+  require_sizes(digests, objects, *store);
   return guarded_store(std::move(store), std::make_shared<DigestsByName>(std::move(digests)));
 }
 
@@ -93,7 +87,7 @@ std::shared_ptr<Store> guard_file(std::shared_ptr<Store> store, const ObjectInfo
     throw Error(ErrorCode::corrupt, "the side file is of another file")
         .at_path(store->name() + "/" + side_file);
   }
-  require_sizes(digests, {file}, *store);
+  require_size(file.name, digests.at(file.name), &file, *store);
   return guarded_store(std::move(store), std::make_shared<DigestsByName>(std::move(digests)));
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/digests/side_file.h"
+#include "storage/near_objects.h"
 #include "tessera/storage.h"
 
 namespace tessera {
@@ -19,10 +20,9 @@ namespace tessera {
 // recorded is refused at its first read.
 [[nodiscard]] std::shared_ptr<Store> guarded_store(std::shared_ptr<Store> store,
                                                    std::shared_ptr<const DigestsByName> digests);
-// Throws `incomplete` for a file of `digests` that is missing in `objects` (what the store holds)
-// or shorter than recorded, and `corrupt` for one that is longer.
-void require_sizes(const DigestsByName& digests, const std::vector<ObjectInfo>& objects,
-                   const Store& store);
+// Throws `incomplete` for a file of `digests` that is missing in `objects`, those of `store`, or
+// shorter than recorded, and `corrupt` for one that is longer.
+void require_sizes(const DigestsByName& digests, NearObjects& objects, const Store& store);
 
 // The side file `name` of `store`. Throws `corrupt` when it is damaged.
 [[nodiscard]] SideFile read_side_file(const Store& store, std::string_view name);

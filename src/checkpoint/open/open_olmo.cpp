@@ -113,6 +113,19 @@ std::optional<Value> read_olmo_part(const std::shared_ptr<Store>& store,
   return torch_file::read(std::make_shared<LazySource>(store, *file));
 }
 
+// Beside the one file at its root. What is closed to us is not the checkpoint's.
+bool has_no_other(const Store& store) {
+  if (!store.has_directories()) return store.list().size() == 1;
+  return store.list_level().size() == 1 &&
+         std::ranges::none_of(store.list_directories(), [&store](const std::string& directory) {
+           try {
+             return !store.list(directory).empty();
+           } catch (const Error&) {
+             return false;
+           }
+         });
+}
+
 bool has_torch_new_files(const std::vector<ObjectInfo>& files) {
   return has_file(files, "model_and_optim/.metadata");
 }
@@ -128,7 +141,7 @@ Checkpoint open_olmo_full(std::shared_ptr<Store> store, const std::vector<Object
   checkpoint.path = store->name();
   Value model = *read_olmo_part(store, files, "model", checkpoint.files);
   const bool alone = files.size() == 1 && find_entry(model, "model") != nullptr;
-  if (alone && store->list().size() == 1) return open_torch(std::move(store), files.front());
+  if (alone && has_no_other(*store)) return open_torch(std::move(store), files.front());
   require_whole(model, checkpoint.path + "/model.pt");
   OlmoState state = olmo_state_of(Value::dict({{"model", std::move(model)}}));
   if (auto optim = read_olmo_part(store, files, "optim", checkpoint.files)) {

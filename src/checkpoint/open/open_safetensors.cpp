@@ -16,6 +16,7 @@
 #include "format/safetensors/index.h"
 #include "format/safetensors/safetensors.h"
 #include "storage/lazy_source.h"
+#include "storage/near_objects.h"
 #include "tessera/error.h"
 #include "value/inner_tensors.h"
 #include "value/render.h"
@@ -289,18 +290,18 @@ int ranks_of(const std::vector<ObjectInfo>& files) {
 
 using FileByName = std::map<std::string, ObjectInfo>;
 
-// The files that the index names; `present` are those of the store.
-FileByName files_in(const safetensors::Index& index, const FileByName& present,
-                    const Store& store) {
+// The files that the index names.
+FileByName files_in(const safetensors::Index& index, const Store& store) {
   FileByName named;
+  NearObjects objects(store);
   for (const auto& [tensor, name] : index.files) {
-    const auto file = present.find(name);
-    if (file == present.end()) {
+    const ObjectInfo* file = objects.find(name);
+    if (file == nullptr) {
       throw Error(ErrorCode::incomplete, "a file that the index names is missing")
           .at_path(store.name() + "/" + name)
           .at_key(tensor);
     }
-    named.insert(*file);
+    named.emplace(name, *file);
   }
   return named;
 }
@@ -316,19 +317,18 @@ void warn_of_others(const std::vector<ObjectInfo>& present, const FileByName& na
   }
 }
 
+// `present`: what is beside it.
 Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& name,
                       const std::vector<ObjectInfo>& present, const OpenOptions& options) {
   const safetensors::Index index = read_safetensors_index(*store, name);
-  FileByName by_file;
-  for (const ObjectInfo& file : present) by_file.emplace(file.name, file);
-  const FileByName named = files_in(index, by_file, *store);
+  const FileByName named = files_in(index, *store);
   std::vector<ObjectInfo> files;
   for (const auto& [file_name, file] : named) files.push_back(file);
   Checkpoint checkpoint = open_set(store, files, &index, options);
-  const auto own = by_file.find(name);
-  if (own == by_file.end())
+  const auto own = std::ranges::find(present, name, &ObjectInfo::name);
+  if (own == present.end())
     throw Error(ErrorCode::not_found, "the index is not in its directory").at_path(store->name());
-  checkpoint.files.insert(checkpoint.files.begin(), own->second);
+  checkpoint.files.insert(checkpoint.files.begin(), *own);
   warn_of_others(present, named, checkpoint.warnings);
   return checkpoint;
 }
@@ -393,7 +393,7 @@ Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
 
 Checkpoint open_safetensors_index(const std::shared_ptr<Store>& store, const std::string& index,
                                   const OpenOptions& options) {
-  return open_index(store, index, store->list(), options);
+  return open_index(store, index, store->list_level(), options);
 }
 
 Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,

@@ -43,7 +43,7 @@ std::vector<std::string> known_leftovers(const Store& store) {
 
 std::vector<std::string> leftovers_in(const Store& store) {
   // First of all: what is listed later may be of a checkpoint that has replaced this one.
-  const std::vector<ObjectInfo> objects = store.list();
+  const std::vector<ObjectInfo> objects = store.list_level();
   const std::set<std::string> own = own_files(store, objects);
   std::vector<std::string> leftovers;
   for (const ObjectInfo& object : objects) {

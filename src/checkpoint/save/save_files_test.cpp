@@ -14,6 +14,7 @@
 #include "checkpoint/save/file_plan.h"
 #include "checkpoint/save/testing.h"
 #include "checkpoint/test_support.h"
+#include "conformance/unprivileged.h"
 #include "tessera/save_part.h"
 
 namespace tessera {
@@ -218,6 +219,30 @@ TEST(SaveFiles, ValuesComeFirstInAFileThenTensors) {
   EXPECT_EQ(loaded.at("lr").as_real(), 0.5);
   EXPECT_EQ(floats(loaded.at("m").as_tensor()), floats(copy_of_all({9}, 1)));
   EXPECT_EQ(floats(loaded.at("told1").as_tensor()), floats(counting(shape, whole(shape), 2)));
+}
+
+// The root of a volume has a directory that only root reads; and whoever likes names it by a link.
+TEST(SaveFiles, WhatIsNotTheCheckpointsIsNotLookedInto) {
+  const TemporaryDirectory temporary;
+  const std::string directory = temporary.path() + "/volume", link = temporary.path() + "/link";
+  std::filesystem::create_directory(directory);
+  std::filesystem::create_directory_symlink("volume", link);
+  std::filesystem::permissions(temporary.path(), std::filesystem::perms(0755));
+  Unprivileged::give(directory);
+  const ClosedDirectory closed(directory + "/lost+found");
+  const Unprivileged unprivileged;
+  SaveOptions options;
+  options.overwrite = true;
+  for (const std::string& path : {directory, link, directory}) {
+    run_ranks(kRanks, [&](Group& group) {
+      save(tree_of(group.rank(), false), path, options, group);
+      Value tree = tree_of(group.rank(), false);
+      load(tree, path, group);
+    });
+    expect_whole(Checkpoint::open(path).load(), false);
+    EXPECT_TRUE(verify(path).findings.empty());
+    EXPECT_TRUE(std::filesystem::is_symlink(link));
+  }
 }
 
 TEST(FilePlan, FilesThatNobodyPlannedHaveNoSize) {

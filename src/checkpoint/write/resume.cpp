@@ -188,7 +188,7 @@ bool Resumption::is_of_attempt(const std::string& name) const {
 void Resumption::bring_back() {
   if (!journal_.goes_on()) return;
   const auto there = posix_store(destination_.directory);
-  const std::vector<ObjectInfo> objects = there->list();
+  const std::vector<ObjectInfo> objects = there->list_level();
   const std::set<std::string> own = own_files(*there, objects);
   for (const ObjectInfo& object : objects) {
     if (!is_of_attempt(object.name) || own.contains(object.name)) continue;

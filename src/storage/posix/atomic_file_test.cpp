@@ -242,7 +242,7 @@ TEST(AtomicFile, ALinkInADirectoryIsReplacedItself) {
 
 TEST(AtomicFile, LinksAreFollowedToWhereTheyLead) {
   const TemporaryDirectory directory;
-  const std::string root = directory.path();
+  const std::string& root = directory.path();
   EXPECT_EQ(end_of_links(root + "/x"), root + "/x");
   ASSERT_EQ(::symlink("b/to", (root + "/a").c_str()), 0);
   ASSERT_EQ(::mkdir((root + "/b").c_str(), 0700), 0);

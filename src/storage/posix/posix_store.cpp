@@ -213,10 +213,12 @@ class NewPosixDirectory final : public NewDirectory {
 };
 
 // Calls `visit` for every regular file below `directory`; links to directories are not followed.
+// `entries_in` says whether a directory that may not be read is an error.
 template <typename Visit>
-void for_each_file(const std::string& directory, Visit visit) {
-  for (const DirectoryEntry& entry : entries_of(directory)) {
-    if (entry.is_directory) for_each_file(entry.path, visit);
+void for_each_file(const std::string& directory, Visit visit,
+                   std::vector<DirectoryEntry> (*entries_in)(const std::string&) = entries_of) {
+  for (const DirectoryEntry& entry : entries_in(directory)) {
+    if (entry.is_directory) for_each_file(entry.path, visit, entries_in);
     if (entry.is_regular_file) visit(entry);
   }
 }
@@ -337,9 +339,10 @@ class PosixStore final : public Store {
 
   void remove_unfinished() override {
     std::vector<std::string> found;
-    for_each_file(directory_ + "/", [&](const DirectoryEntry& entry) {
+    const auto add_unfinished = [&](const DirectoryEntry& entry) {
       if (is_temporary_name(entry.name)) found.push_back(entry.path);
-    });
+    };
+    for_each_file(directory_ + "/", add_unfinished, readable_entries_of);
     for (const std::string& path : found) remove_abandoned(path);
   }
 

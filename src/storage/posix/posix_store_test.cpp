@@ -6,7 +6,9 @@
 
 #include "conformance/store_conformance.h"
 #include "conformance/temporary_directory.h"
+#include "conformance/unprivileged.h"
 #include "storage/forwarding_store.h"
+#include "storage/near_objects.h"
 #include "storage/sub_store.h"
 #include "tessera/store_hold.h"
 
@@ -171,12 +173,12 @@ TEST(PosixStore, AHeldDirectoryIsMissedWhenItIsDeleted) {
 // F26, of a directory that is reached by links: whoever wants may move them, too.
 TEST(PosixStore, AHeldDirectoryMayBeReachedByALink) {
   const TemporaryDirectory directory;
-  const std::string root = directory.path();
+  const std::string& root = directory.path();
   ASSERT_EQ(::mkdir((root + "/real").c_str(), 0700), 0);
   ASSERT_EQ(::symlink("real", (root + "/link").c_str()), 0);
   ASSERT_EQ(::symlink("link", (root + "/further").c_str()), 0);
-  for (const std::string name : {"link", "further"}) {
-    const auto store = posix_store(root + "/" + name);
+  for (const std::string& link : {root + "/link", root + "/further"}) {
+    const auto store = posix_store(link);
     auto held = store->hold();
     held->require_there();
     EXPECT_EQ(code_of([&] { (void)posix_store(root + "/real")->hold(); }), ErrorCode::conflict);
@@ -188,8 +190,63 @@ TEST(PosixStore, AHeldDirectoryMayBeReachedByALink) {
     std::filesystem::remove(root + "/real");
     std::filesystem::rename(root + "/away", root + "/real");
     held->require_there();
-    EXPECT_TRUE(std::filesystem::is_symlink(root + "/" + name));
+    EXPECT_TRUE(std::filesystem::is_symlink(link));
   }
+}
+
+// Counts, of a directory and of all.
+class ListingStore final : public ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+  [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
+    ++lists;
+    return ForwardingStore::list(prefix);
+  }
+  [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
+    levels.emplace_back(prefix);
+    return inner().list_level(prefix);
+  }
+  mutable int lists = 0;
+  mutable std::vector<std::string> levels;
+};
+
+TEST(NearObjects, AreLookedForInTheirOwnDirectoriesAlone) {
+  const TemporaryDirectory directory;
+  const ListingStore store(posix_store(directory.path()));
+  for (const char* name : {"x", "a/y", "a/b/z", "lost/found"})
+    put(*posix_store(directory.path()), name, bytes_of(name), IfExists::fail);
+  NearObjects objects(store);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(objects.find("x")->size, 1U);
+    EXPECT_EQ(objects.find("a/b/z")->name, "a/b/z");
+    for (const char* name : {"", "a", "none", "a/none", "none/x", "x/y", "a/b"})
+      EXPECT_EQ(objects.find(name), nullptr) << name;
+  }
+  EXPECT_EQ(store.levels, (std::vector<std::string>{"", "a/b", "a", "none", "x"}));
+  EXPECT_EQ(code_of([&] { (void)objects.find("../x"); }), ErrorCode::unsafe);
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(objects.find("d" + std::to_string(i) + "/x"), nullptr);
+  EXPECT_LT(store.levels.size(), 70U);
+  EXPECT_EQ(store.lists, 1);
+  EXPECT_EQ(objects.find("a/y")->size, 3U);
+}
+
+TEST(PosixStore, WhatIsClosedIsInTheWayOfListingsAlone) {
+  const TemporaryDirectory directory;
+  const std::string& root = directory.path();
+  const auto store = posix_store(root);
+  put(*store, "x", bytes_of("x"), IfExists::fail);
+  put(*store, "closed/y", bytes_of("y"), IfExists::fail);
+  write_file(root + "/.x.tmp-0123456789ab");
+  Unprivileged::give(root);
+  Unprivileged::give(root + "/.x.tmp-0123456789ab");
+  const ClosedDirectory closed(root + "/closed");
+  const Unprivileged unprivileged;
+  EXPECT_EQ(code_of([&] { (void)store->list(); }), ErrorCode::io);
+  NearObjects objects(*store);
+  EXPECT_NE(objects.find("x"), nullptr);
+  EXPECT_EQ(code_of([&] { (void)objects.find("closed/y"); }), ErrorCode::io);
+  store->remove_unfinished();
+  EXPECT_FALSE(std::filesystem::exists(root + "/.x.tmp-0123456789ab"));
 }
 
 TEST(PosixStore, SaysWhichFileSystemsNeverShowLate) {
