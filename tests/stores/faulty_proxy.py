@@ -9,10 +9,12 @@
 FAULTS has them by name, each with the rows of docs/fault-rows.md that it is of.
 
     faulty_proxy.py RATE SEED COMMAND...      answers 5xx to that part of all requests, done or not
+    faulty_proxy.py strange RATE SEED COMMAND...     gives these what is no answer: cut, empty, foreign or late
 
-The server is that of AWS_ENDPOINT_URL. Returns the command's code.
+The server is that of AWS_ENDPOINT_URL; the command finds it as weka:// without the proxy. Returns the command's code.
 """
 import asyncio
+import collections
 import dataclasses
 import email.utils
 import os
@@ -76,6 +78,7 @@ class Exchange:
     server: asyncio.StreamReader
     to_server: asyncio.StreamWriter
     to_client: asyncio.StreamWriter
+    earlier: typing.Callable = lambda: b""  # a good answer to another request
 
     async def ask(self):
         """The server's answer: its head and body, as they came."""
@@ -100,6 +103,62 @@ class Exchange:
         if self.request.first[0] == "HEAD":
             data = data[:data.index(b"\r\n\r\n") + 4]
         self.to_client.write(data)
+
+
+def with_body(status, body, headers=""):
+    """An answer that says what it has."""
+    return (f"HTTP/1.1 {status} Text\r\nContent-Length: {len(body)}\r\n{headers}\r\n").encode() + body
+
+
+PAGE = b"<!DOCTYPE html><html><body>The network asks you to sign in.</body></html>"
+OF_A_PAGE = "Content-Type: text/html\r\n"
+
+
+def strange(status, body=b"", headers="", is_done=False):
+    """A good status, and no answer of S3. `is_done`: the server has done what it was asked for."""
+    async def fault(exchange):
+        method = exchange.request.first[0]
+        # What is empty is S3's own answer to a DELETE, and with an ETag to a HEAD of an empty object.
+        if is_done or (method == "DELETE" and not body):
+            await exchange.ask()
+        is_empty_object = method == "HEAD" and not body
+        exchange.tell(with_body(status, body, "" if is_empty_object else headers))
+    return fault
+
+
+def cut_whole(is_done):
+    """What came of an answer, as if it were all of it."""
+    async def fault(exchange):
+        status, body = "200", b"   <Error><Code>InternalErr"
+        if is_done:
+            head, told = await exchange.ask()
+            status, body = head.first[1], told[:len(told) // 2]
+        exchange.tell(with_body(status, body))
+    return fault
+
+
+def answer_to_another(is_done):
+    """A good one that the server gave to an earlier request, of which the proxy keeps the last of each kind."""
+    async def fault(exchange):
+        if is_done or exchange.request.first[0] == "DELETE":
+            await exchange.ask()
+        kept = exchange.earlier()
+        exchange.tell(kept if kept else with_body("200", b""))
+    return fault
+
+
+async def late(exchange):
+    """The client has given up by then."""
+    head, body = await exchange.ask()
+    await asyncio.sleep(LATE)
+    exchange.tell(head.head + body)
+
+
+async def twice(exchange):
+    """What comes behind the answer is not that to the next request."""
+    head, body = await exchange.ask()
+    exchange.tell(head.head + body)
+    exchange.tell(exchange.earlier() or b"HTTP/1.1 200 Text\r\nContent-Length: 0\r\n\r\n")
 
 
 async def dropped(_):
@@ -217,16 +276,32 @@ FAULTS = {
     "replaced": Fault("O24", refused(412, "PreconditionFailed"), is_range),
     "not_removed": Fault("O25 O27", refused(403, "AccessDenied"), lambda r: r.first[0] == "DELETE"),
     "denied": Fault("O30", refused(403, "AccessDenied")),
+    "page_of_a_proxy": Fault("O09", strange("200", PAGE, OF_A_PAGE), times=3),
+    "page_of_a_proxy_when_done": Fault("O09", strange("200", PAGE, OF_A_PAGE, True), times=3),
+    "empty_answer": Fault("O09", strange("200"), times=3),
+    "cut_answer": Fault("O09", cut_whole(False), times=3),
+    "cut_answer_when_done": Fault("O09", cut_whole(True), times=3),
 }
 
 
 RANDOM = ["internal_error", "internal_error_when_done", "slow_down"]
+# What is no answer, to a request that was done and to one that was not.
+LATE = 3  # seconds
+STRANGE = {
+    "cut": [cut_whole(False), cut_whole(True)],
+    "empty": [strange("200"), strange("204"), strange("200", is_done=True), strange("200", headers='ETag: "e"\r\n')],
+    "foreign": [strange("200", PAGE, OF_A_PAGE), strange("200", PAGE, OF_A_PAGE, True), strange("202", b'{"ok": true}'),
+                strange("200", PAGE, OF_A_PAGE + 'ETag: "page"\r\n'), answer_to_another(False), answer_to_another(True)],
+    "late": [late, twice],
+}
+LATE_OF_ALL = 0.04  # each takes as long as the client has patience
 
 
 class FaultyProxy:
-    def __init__(self, upstream, rate=0.0, seed=1):
+    def __init__(self, upstream, rate=0.0, seed=1, is_strange=False):
         self.upstream = upstream.rsplit(":", 1)
-        self.rate, self.draw = rate, random.Random(seed)
+        self.rate, self.draw, self.is_strange = rate, random.Random(seed), is_strange
+        self.kept, self.counts = {}, collections.Counter()
         self.disarm()
 
     def __enter__(self):
@@ -239,8 +314,15 @@ class FaultyProxy:
         return self
 
     def __exit__(self, *failure):
+        asyncio.run_coroutine_threadsafe(self.end(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
+
+    async def end(self):
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
     def arm(self, fault, at):
         """From the request with that number on, from 0. Before the client starts."""
@@ -258,7 +340,7 @@ class FaultyProxy:
         self.requests += 1
         if self.draw.random() < self.rate:
             self.done += 1
-            return FAULTS[self.draw.choice(RANDOM)]
+            return self.drawn_strange(request) if self.is_strange else FAULTS[self.draw.choice(RANDOM)]
         fault = FAULTS.get(self.fault)
         if fault is None or not self.at <= number or self.done >= fault.times or not fault.fits(request):
             return None
@@ -268,15 +350,39 @@ class FaultyProxy:
         self.seen += f" {request.first[0]} {request.first[1]}"
         return fault
 
+    def drawn_strange(self, request):
+        kind = "late" if self.draw.random() < LATE_OF_ALL else self.draw.choice(["cut", "empty", "foreign"])
+        self.counts[f"{kind} {request.first[0]}"] += 1
+        return Fault("O09", self.draw.choice(STRANGE[kind]))
+
+    def keep(self, request, head, body):
+        """Not of the same object: an older answer about that is what a slow server says, and no proxy's."""
+        is_empty_object = request.first[0] == "HEAD" and head.length() == 0
+        if head.first[1] not in ("200", "204", "206") or is_empty_object:
+            return
+        path = request.first[1].partition("?")[0]
+        kind = f"{request.first[0]} {'uploads' in request.first[1]} {'partNumber' in request.first[1]}"
+        if not head.is_chunked():
+            self.kept[kind] = (path, head.head + body)
+
+    def earlier_than(self, request):
+        """To a HEAD that to one: any other without a body would be what S3 says of an empty object, and one with a length to no
+        HEAD has the client wait for a body."""
+        path = request.first[1].partition("?")[0]
+        found = [answer for kind, (of, answer) in self.kept.items()
+                 if of != path and (request.first[0] == "HEAD") == kind.startswith("HEAD")]
+        return self.draw.choice(found) if found else b""
+
     async def serve(self, client, to_client):
         server, to_server = await asyncio.open_connection(*self.upstream, limit=LIMIT)
         try:
             while request := await read_head(client):
                 body = await client.readexactly(request.length())
                 fault = self.next_fault(request)
-                exchange = Exchange(request, body, server, to_server, to_client)
+                exchange = Exchange(request, body, server, to_server, to_client, lambda: self.earlier_than(request))
                 if fault is None:
                     head, data = await exchange.ask()
+                    self.keep(request, head, data)
                     to_client.write(head.head + data)
                 else:
                     await fault.do(exchange)
@@ -289,10 +395,18 @@ class FaultyProxy:
 
 
 def main():
-    rate, seed, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    with FaultyProxy(os.environ["AWS_ENDPOINT_URL"].removeprefix("http://"), rate, seed) as proxy:
-        code = subprocess.run(command, env={**os.environ, "AWS_ENDPOINT_URL": f"http://{proxy.host}"}, check=False).returncode
-        print(f"{proxy.done} of {proxy.requests} requests were answered with 500 or 503")
+    is_strange = sys.argv[1] == "strange"
+    rate, seed, *command = sys.argv[2:] if is_strange else sys.argv[1:]
+    upstream = os.environ["AWS_ENDPOINT_URL"]
+    with FaultyProxy(upstream.removeprefix("http://"), float(rate), int(seed), is_strange) as proxy:
+        environment = {**os.environ, "AWS_ENDPOINT_URL": f"http://{proxy.host}", "WEKA_ENDPOINT_URL": upstream}
+        if is_strange:
+            environment.update(TESSERA_HTTP_STALL="1", TESSERA_HTTP_DEADLINE="10")
+        code = subprocess.run(command, env=environment, check=False).returncode
+        what = "with what is no answer" if is_strange else "with 500 or 503"
+        print(f"{proxy.done} of {proxy.requests} requests were answered {what}")
+        if is_strange:
+            print(", ".join(f"{kind} {count}" for kind, count in sorted(proxy.counts.items())))
     return code
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <exception>
 
 #include "base/crc32.h"
 #include "base/fork.h"
@@ -17,6 +18,7 @@ namespace tessera::s3 {
 namespace {
 
 constexpr const char* kAttempt = "x-amz-meta-tessera-attempt";
+constexpr const char* kCopiedVersion = "x-amz-copy-source-if-match";
 constexpr const char* kGoogleCondition = "x-goog-if-generation-match";
 constexpr const char* kGet = "s3:GetObject";
 constexpr const char* kPut = "s3:PutObject";
@@ -49,12 +51,29 @@ Fields of_part(const Upload& upload, int number) {
   return {{"partNumber", std::to_string(number)}, {"uploadId", upload.id}};
 }
 
-Written written(const Endpoint& endpoint, const Call& call, Answer answer) {
+// A proxy may give the answer to another request: one without a key, and without the checksum or
+// version of these bytes, looks like this one's.
+bool is_about(const Call& call, const HttpResponse& response) {
+  if (!call.brings) return !response.header(kChecksum).empty();
+  if (call.brings == Document::completed) return true;
+  const auto has_version = [etag = parse_copied_etag(response.text())](const auto& field) {
+    return field.first == kCopiedVersion && field.second == etag;
+  };
+  return std::ranges::any_of(call.headers, has_version);
+}
+
+// What the answer to a write says.
+Written told_by(const Call& call, const Answer& answer) {
   const bool is_absent = answer.response.status == 404 && answer.error.code == "NoSuchKey";
   if (answer.response.status == 412 || is_absent) return Written::refused;
   if (answer.error.code == "NoSuchUpload") return Written::gone;
-  (void)endpoint.require_good(call, std::move(answer));
-  return Written::done;
+  const bool is_done = answer.is_good() && is_about(call, answer.response);
+  return is_done ? Written::done : Written::unsure;
+}
+
+// Then nothing was done.
+bool is_first_and_refused(const HttpResponse& response) {
+  return response.attempts == 1 && response.status >= 400 && response.status < 500;
 }
 
 // Both have a slash at their end, or are empty.
@@ -77,6 +96,20 @@ void require_version(const std::string& etag, const std::string& path) {
 Fields& operator+=(Fields& fields, Fields more) {
   for (auto& field : more) fields.push_back(std::move(field));
   return fields;
+}
+
+Call call_of_copy(const std::string& key, const CopiedObject& from) {
+  const std::string source = "/" + from.bucket + "/" + percent_encoded(from.key, true);
+  return {.method = "PUT",
+          .key = key,
+          .headers = {{"x-amz-copy-source", source}, {kCopiedVersion, from.etag}},
+          .permission = "s3:PutObject, and s3:GetObject of what is copied",
+          .brings = Document::copied};
+}
+
+[[noreturn]] void refuse_replaced(const CopiedObject& from) {
+  throw Error(ErrorCode::conflict, "the object was replaced while it was copied")
+      .at_path(from.bucket + "/" + from.key);
 }
 
 }  // namespace
@@ -135,7 +168,9 @@ void Bucket::read(const std::string& key, const ObjectState& version, std::uint6
         .at_offset(offset);
   }
   const HttpResponse response = endpoint_.require_good(call, std::move(answer)).response;
-  if (response.status == 200 && offset == 0 && out.size() == version.size) return;
+  // Nothing but its version tells a whole object from a page of that length.
+  const bool is_whole_object = response.status == 200 && !etag.empty();
+  if (is_whole_object && offset == 0 && out.size() == version.size) return;
   const std::string told = response.header("content-range");
   if (response.status == 206 && is_range_of(told, offset, out.size(), version.size)) return;
   throw Error(ErrorCode::corrupt,
@@ -150,11 +185,53 @@ Written Bucket::put(const std::string& key, ByteView body, const Condition& cond
                     const std::string& attempt) {
   Call call{.method = "PUT",
             .key = key,
-            .headers = {{"x-amz-checksum-crc32", checksum_of(body)}, {kAttempt, attempt}},
+            .headers = {{kChecksum, checksum_of(body)}, {kAttempt, attempt}},
             .body = body,
             .permission = kPut};
   call.headers += fields_of(condition);
-  return written(endpoint_, call, endpoint_.send(call));
+  return settled(call, {key, attempt, body.size()});
+}
+
+bool Bucket::holds(const Made& made) {
+  const auto state = head(made.key);
+  if (!state || state->attempt != made.attempt) return false;
+  if (state->size == made.size) return true;
+  throw Error(ErrorCode::corrupt, "the server made an object of " + std::to_string(state->size) +
+                                      " bytes, " + std::to_string(made.size) + " were written")
+      .at_path(path_of(made.key));
+}
+
+// When a failure is on its way that says more than that nothing is known.
+bool Bucket::is_known_to_hold(const Made& made) {
+  try {
+    return holds(made);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::corrupt) throw;
+    return false;
+  }
+}
+
+Written Bucket::settled(const Call& call, const Made& made) {
+  std::optional<Answer> answer;
+  std::exception_ptr failure;  // no answer came
+  try {
+    answer = endpoint_.send(call);
+  } catch (const Error&) {
+    failure = std::current_exception();
+  }
+  const Written told = answer ? told_by(call, *answer) : Written::unsure;
+  if (told == Written::done) return told;
+  const bool is_error = told == Written::unsure && answer && !answer->is_good();
+  if (is_error && is_first_and_refused(answer->response))
+    (void)endpoint_.require_good(call, std::move(*answer));
+  if (failure || is_error ? is_known_to_hold(made) : holds(made)) return Written::done;
+  if (failure) std::rethrow_exception(failure);
+  if (told != Written::unsure) return told;
+  (void)endpoint_.require_good(call, std::move(*answer));
+  throw Error(ErrorCode::corrupt,
+              "the server said that the object was written, and it is not there: a proxy may have"
+              " given the answer to another request")
+      .at_path(path_of(made.key));
 }
 
 bool Bucket::heeds_conditions(const std::string& key) {
@@ -179,22 +256,10 @@ void Bucket::remove(const std::string& key) {
   if (answer.response.status != 404) (void)endpoint_.require_good(call, std::move(answer));
 }
 
-std::string Bucket::copied_etag(Call call, const CopiedObject& from) {
-  call.method = "PUT";
-  call.permission = "s3:PutObject, and s3:GetObject of what is copied";
-  call.headers += {{"x-amz-copy-source", "/" + from.bucket + "/" + percent_encoded(from.key, true)},
-                   {"x-amz-copy-source-if-match", from.etag}};
-  Answer answer = endpoint_.send(call);
-  if (answer.response.status == 412) {
-    throw Error(ErrorCode::conflict, "the object was replaced while it was copied")
-        .at_path(from.bucket + "/" + from.key);
-  }
-  return parse_copied_etag(endpoint_.require_good(call, std::move(answer)).response.text());
-}
-
-void Bucket::copy(const CopiedObject& from, const std::string& to, const std::string& attempt) {
-  const Fields fields = {{"x-amz-metadata-directive", "REPLACE"}, {kAttempt, attempt}};
-  (void)copied_etag({.method = {}, .key = to, .headers = fields}, from);
+void Bucket::copy(const CopiedObject& from, const Made& made) {
+  Call call = call_of_copy(made.key, from);
+  call.headers += {{"x-amz-metadata-directive", "REPLACE"}, {kAttempt, made.attempt}};
+  if (settled(call, made) != Written::done) refuse_replaced(from);
 }
 
 Upload Bucket::create_upload(const std::string& key, const std::string& attempt, PartsAre parts) {
@@ -202,7 +267,8 @@ Upload Bucket::create_upload(const std::string& key, const std::string& attempt,
             .key = key,
             .query = {{"uploads", ""}},
             .headers = {{kAttempt, attempt}},
-            .permission = kPut};
+            .permission = kPut,
+            .brings = Document::upload};
   if (parts == PartsAre::sent) call.headers += {{"x-amz-checksum-algorithm", "CRC32"}};
   const HttpResponse response = endpoint_.send_good(call).response;
   Upload upload{key, parse_upload_id(response.text())};
@@ -238,7 +304,7 @@ void Bucket::mark(const Upload& upload, PartsAre parts) {
             .query = of_part(upload, kMarkNumber),
             .body = body,
             .permission = kPut};
-  if (parts == PartsAre::sent) call.headers = {{"x-amz-checksum-crc32", checksum_of(body)}};
+  if (parts == PartsAre::sent) call.headers = {{kChecksum, checksum_of(body)}};
   try {
     (void)endpoint_.send_good(call);
   } catch (const Error&) {  // who cleans up later has to know the upload by its key
@@ -253,7 +319,10 @@ bool is_mark(const ListedPart& part) {
 }
 
 std::vector<ListedPart> Bucket::list_parts(const Upload& upload) {
-  Call call{.method = "GET", .key = upload.key, .permission = "s3:ListMultipartUploadParts"};
+  Call call{.method = "GET",
+            .key = upload.key,
+            .permission = "s3:ListMultipartUploadParts",
+            .brings = Document::parts};
   std::vector<ListedPart> found;
   int behind = 0;
   do {
@@ -276,7 +345,7 @@ CompletedPart Bucket::upload_part(const Upload& upload, int number, ByteView bod
   const Call call{.method = "PUT",
                   .key = upload.key,
                   .query = of_part(upload, number),
-                  .headers = {{"x-amz-checksum-crc32", part.crc32}},
+                  .headers = {{kChecksum, part.crc32}},
                   .body = body,
                   .permission = kPut};
   part.etag = endpoint_.send_good(call).response.header("etag");
@@ -285,21 +354,26 @@ CompletedPart Bucket::upload_part(const Upload& upload, int number, ByteView bod
 
 CompletedPart Bucket::copy_part(const Upload& upload, int number, const CopiedObject& from,
                                 std::uint64_t begin, std::uint64_t end) {
-  const Fields fields = {{"x-amz-copy-source-range", range_text(begin, end - begin)}};
-  Call call{.method = {}, .key = upload.key, .query = of_part(upload, number), .headers = fields};
-  return {.number = number, .etag = copied_etag(std::move(call), from), .crc32 = {}};
+  Call call = call_of_copy(upload.key, from);
+  call.query = of_part(upload, number);
+  call.headers += {{"x-amz-copy-source-range", range_text(begin, end - begin)}};
+  Answer answer = endpoint_.send(call);
+  if (answer.response.status == 412) refuse_replaced(from);
+  const HttpResponse response = endpoint_.require_good(call, std::move(answer)).response;
+  return {.number = number, .etag = parse_copied_etag(response.text()), .crc32 = {}};
 }
 
 Written Bucket::complete(const Upload& upload, const std::vector<CompletedPart>& parts,
-                         const Condition& condition) {
+                         const Condition& condition, const Made& made) {
   const std::string body = complete_request(parts);
   const Call call{.method = "POST",
                   .key = upload.key,
                   .query = {{"uploadId", upload.id}},
                   .headers = fields_of(condition),
                   .body = std::as_bytes(std::span(body)),
-                  .permission = kPut};
-  return written(endpoint_, call, endpoint_.send(call));
+                  .permission = kPut,
+                  .brings = Document::completed};
+  return settled(call, made);
 }
 
 void Bucket::abort(const Upload& upload) {
@@ -326,7 +400,7 @@ void Bucket::once_around(const std::string& directory, const std::string& name,
 
 void Bucket::list(const std::string& prefix, bool is_level,
                   const std::function<void(const Listing&)>& take) {
-  Call call{.method = "GET", .permission = "s3:ListBucket"};
+  Call call{.method = "GET", .permission = "s3:ListBucket", .brings = Document::listing};
   std::string token;
   Pages pages("objects", name());
   do {
@@ -343,7 +417,8 @@ void Bucket::list(const std::string& prefix, bool is_level,
 }
 
 std::vector<ListedUpload> Bucket::list_uploads(const std::string& prefix) {
-  Call call{.method = "GET", .permission = "s3:ListBucketMultipartUploads"};
+  Call call{
+      .method = "GET", .permission = "s3:ListBucketMultipartUploads", .brings = Document::uploads};
   std::vector<ListedUpload> found;
   UploadListing page;
   Pages pages("uploads", name());

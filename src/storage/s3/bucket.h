@@ -35,10 +35,17 @@ enum class Written : std::uint8_t {
             // Of an object of some version that is no more there, servers say also that it is
             // absent
   gone,     // of an upload: there is none. It was completed already, or aborted
+  unsure,   // the answer does not say. put(), copy() and complete() never return it
 };
 
 struct Upload {
   std::string key, id;
+};
+
+// What a write makes, by which it is known again.
+struct Made {
+  std::string key, attempt;
+  std::uint64_t size = 0;
 };
 
 // Where the parts of an upload come from. Parts that are sent have checksums, which the server
@@ -70,6 +77,9 @@ class Bucket {
   // `conflict`.
   void read(const std::string& key, const ObjectState& version, std::uint64_t offset,
             const Scattered& out);
+  // put(), copy() and complete() ask for the object itself where the answer does not say that it
+  // was written: what was lost on the way is done if it is there, with this attempt and size. Of
+  // another size, or absent although a good answer came, it is `corrupt`.
   Written put(const std::string& key, ByteView body, const Condition& condition,
               const std::string& attempt);
   // Whether the server refuses to write `key`, at which there is an object, under conditions that
@@ -86,7 +96,7 @@ class Bucket {
   // No error if there is none.
   void remove(const std::string& key);
   // Up to 5 GiB.
-  void copy(const CopiedObject& from, const std::string& to, const std::string& attempt);
+  void copy(const CopiedObject& from, const Made& made);
 
   // If the request was sent again, the server may have begun another upload, too, of which nobody
   // knows the id. Such ones of the key, without any part, get a mark, so that `gc` finds them.
@@ -102,9 +112,9 @@ class Bucket {
   // Its bytes [begin, end).
   [[nodiscard]] CompletedPart copy_part(const Upload& upload, int number, const CopiedObject& from,
                                         std::uint64_t begin, std::uint64_t end);
-  // `parts` by number. Nothing is visible before it.
+  // `parts` by number, which become `made`. Nothing is visible before it.
   Written complete(const Upload& upload, const std::vector<CompletedPart>& parts,
-                   const Condition& condition);
+                   const Condition& condition, const Made& made);
   void abort(const Upload& upload);  // no error if there is none
 
   // Calls `take` for each page of keys that begin with `prefix`, in the server's order. With
@@ -126,8 +136,11 @@ class Bucket {
  private:
   [[nodiscard]] Fields fields_of(const Condition& condition) const;
   void mark_others(const Upload& upload, PartsAre parts);
+  [[nodiscard]] bool holds(const Made& made);
+  [[nodiscard]] bool is_known_to_hold(const Made& made);
+  // The write that `call` is, and what became of it.
+  [[nodiscard]] Written settled(const Call& call, const Made& made);
   [[nodiscard]] bool refuses(const std::string& key, const Condition& unmet);
-  [[nodiscard]] std::string copied_etag(Call call, const CopiedObject& from);
 
   Endpoint endpoint_;
   std::atomic<bool> sends_conditions_{true};

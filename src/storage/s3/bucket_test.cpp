@@ -27,14 +27,20 @@ std::string refusal(const std::string& status, const std::string& code,
   return answer(status, error_body(code), headers);
 }
 // Of a HEAD: a length without a body.
-std::string head_answer(const std::string& attempt) {
-  return "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\nETag: \"e\"\r\n"
-         "x-amz-meta-tessera-attempt: " +
-         attempt + "\r\n\r\n";
+std::string head_answer(const std::string& attempt, std::size_t size = 5) {
+  return "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: " + std::to_string(size) +
+         "\r\nETag: \"e\"\r\nx-amz-meta-tessera-attempt: " + attempt + "\r\n\r\n";
 }
-const std::string kDone = answer("200 OK", "", "ETag: \"e\"\r\n");
+std::string refusal_of_head(const std::string& status) {
+  return "HTTP/1.1 " + status + "\r\nConnection: close\r\n\r\n";
+}
+const std::string kDone =
+    answer("200 OK", "", "ETag: \"e\"\r\nx-amz-checksum-crc32: NhCmhg==\r\n");  // of "hello"
+const std::string kPartDone = answer("200 OK", "", "ETag: \"e\"\r\n");
+const std::string kCompleted =
+    answer("200 OK", "<CompleteMultipartUploadResult><Key>k</Key></CompleteMultipartUploadResult>");
 const std::string kOurs(ScriptedServer::kAttempt);
-const std::string kMissing = "HTTP/1.1 404 Not Found\r\nConnection: close\r\n\r\n";
+const std::string kMissing = refusal_of_head("404 Not Found");
 
 class S3Answers : public testing::Test {
  protected:
@@ -100,8 +106,10 @@ TEST_F(S3Answers, AnotherRegionIsTriedOnce_O16) {
   EXPECT_TRUE(has(1, "/eu-west-1/s3/"));
   EXPECT_TRUE(has(2, "/eu-west-1/s3/"));
 
-  bucket({elsewhere, refusal("301 Moved Permanently", "PermanentRedirect",
-                             "x-amz-bucket-region: eu-west-2\r\n")});
+  bucket(
+      {elsewhere,
+       refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-2\r\n"),
+       kMissing});
   EXPECT_EQ(code_of([&] { (void)put_hello(); }), ErrorCode::io);
 }
 
@@ -109,7 +117,7 @@ TEST_F(S3Answers, ABodyThatIsDamagedThreeTimesIsCorrupt_O23) {
   const std::string bad = refusal("400 Bad Request", "BadDigest");
   bucket({bad, bad, kDone});
   EXPECT_EQ(put_hello(), Written::done);
-  bucket({bad, bad, bad});
+  bucket({bad, bad, bad, kMissing});
   const Error error = error_of([&] { (void)put_hello(); });
   EXPECT_EQ(error.code(), ErrorCode::corrupt);
   EXPECT_NE(error.message().find("memory of this host or the network"), std::string::npos);
@@ -130,10 +138,101 @@ TEST_F(S3Answers, ADenialNamesTheVerbThatIsLacking_O30) {
 TEST_F(S3Answers, AnErrorInsideOfA200IsOne_O09) {
   const std::vector<CompletedPart> parts = {{.number = 1, .etag = "\"e\"", .crc32 = {}}};
   const std::string again = answer("200 OK", error_body("InternalError"));
-  bucket({again, again, kDone});
-  EXPECT_EQ(bucket_->complete({"k", "id"}, parts, {}), Written::done);
-  bucket({answer("200 OK", error_body("InvalidPart"))});
-  EXPECT_EQ(code_of([&] { (void)bucket_->complete({"k", "id"}, parts, {}); }), ErrorCode::io);
+  const auto complete = [&] { return bucket_->complete({"k", "id"}, parts, {}, {"k", "a", 5}); };
+  bucket({again, again, kCompleted});
+  EXPECT_EQ(complete(), Written::done);
+  bucket({answer("200 OK", error_body("InvalidPart")), kMissing});
+  EXPECT_EQ(code_of([&] { (void)complete(); }), ErrorCode::io);
+}
+
+// What a proxy gives, what was cut, and what is about another request, each of a good status.
+TEST_F(S3Answers, AnAnswerThatIsNoneIsNoSuccess_O09) {
+  const std::vector<CompletedPart> parts = {{.number = 1, .etag = "\"e\"", .crc32 = {}}};
+  const auto complete = [&] { return bucket_->complete({"k", "id"}, parts, {}, {"k", "a", 5}); };
+  for (const std::string& strange :
+       {answer("200 OK", ""), answer("204 No Content", ""), answer("200 OK", "<html>wait</html>"),
+        answer("200 OK", "   <Error><Code>InternalErr"), answer("200 OK", "<CompleteMultipartUplo"),
+        answer("200 OK", "<CompleteMultipartUploadResult><Key>k</Key>"),
+        answer("200 OK",
+               "<CompleteMultipartUploadResult><Key>l</Key></CompleteMultipartUploadResult>"),
+        answer("200 OK", "<CompleteMultipartUploadResults></CompleteMultipartUploadResults>")}) {
+    bucket({strange, kCompleted});
+    EXPECT_EQ(complete(), Written::done) << strange;
+    bucket({strange, strange, strange, head_answer("a")});
+    EXPECT_EQ(complete(), Written::done) << strange;
+    bucket({strange, strange, strange, head_answer("another")});
+    const Error error = error_of([&] { (void)complete(); });
+    EXPECT_EQ(error.code(), ErrorCode::corrupt) << strange;
+    EXPECT_NE(error.message().find("no answer of S3"), std::string::npos) << error.message();
+    bucket({strange, strange, strange, head_answer("a", 4)});
+    EXPECT_EQ(code_of([&] { (void)complete(); }), ErrorCode::corrupt) << strange;
+  }
+}
+
+TEST_F(S3Answers, ABodyIsWrittenWhereTheServerSaysItOrHasIt_O09) {
+  const std::string html = answer("200 OK", "<html></html>", "ETag: \"e\"\r\n");
+  const std::string of_others =
+      answer("200 OK", "", "ETag: \"e\"\r\nx-amz-checksum-crc32: AAAAAA==\r\n");
+  const std::string empty = answer("200 OK", "");
+  for (const std::string& strange : {html, of_others, empty}) {
+    bucket({strange, kDone});
+    EXPECT_EQ(put_hello(), Written::done) << strange;
+    bucket({strange, strange, strange, head_answer("mine")});
+    EXPECT_EQ(put_hello(), Written::done) << strange;
+    bucket({strange, strange, strange, kMissing});
+    EXPECT_EQ(code_of([&] { (void)put_hello(); }), ErrorCode::corrupt) << strange;
+  }
+  // No checksum comes back: the answer may be that to another PUT.
+  bucket({kPartDone, head_answer("mine")});
+  EXPECT_EQ(put_hello(), Written::done);
+  for (const std::string& found : {kMissing, head_answer("another"), head_answer("mine", 4)}) {
+    bucket({kPartDone, found});
+    EXPECT_EQ(code_of([&] { (void)put_hello(); }), ErrorCode::corrupt) << found;
+  }
+}
+
+TEST_F(S3Answers, ACopyIsThereWhereItsAnswerIsNone_O09) {
+  const CopiedObject from{.bucket = "b", .key = "f", .etag = "\"e\""};
+  const auto copy = [&] { bucket_->copy(from, {"k", "a", 5}); };
+  const std::string html = answer("200 OK", "<html></html>");
+  const std::string copied =
+      answer("200 OK", "<CopyObjectResult><ETag>\"e\"</ETag></CopyObjectResult>");
+  const std::string another =
+      answer("200 OK", "<CopyObjectResult><ETag>\"f\"</ETag></CopyObjectResult>");
+  bucket({html, copied});
+  copy();
+  bucket({html, html, html, head_answer("a")});
+  copy();
+  bucket({html, html, html, kMissing});
+  EXPECT_EQ(code_of(copy), ErrorCode::corrupt);
+  bucket({another, head_answer("a")});  // an encrypted copy has another ETag than the object
+  copy();
+  bucket({another, kMissing});
+  EXPECT_EQ(code_of(copy), ErrorCode::corrupt);
+}
+
+TEST_F(S3Answers, OtherRequestsTakeNoPageOfAProxy_O09) {
+  const std::string html = answer("200 OK", "<html></html>");
+  bucket({html, answer("200 OK", "<ListBucketResult></ListBucketResult>")});
+  bucket_->list("", false, [](const Listing&) {});
+  bucket({html, html, html});
+  EXPECT_EQ(code_of([&] { bucket_->list("", false, [](const Listing&) {}); }), ErrorCode::corrupt);
+  bucket({html, answer("204 No Content", "")});
+  bucket_->remove("k");
+  bucket({html, html, html});
+  EXPECT_EQ(code_of([&] { bucket_->remove("k"); }), ErrorCode::corrupt);
+  const std::string of_another =
+      answer("200 OK",
+             "<InitiateMultipartUploadResult><Key>l</Key><UploadId>1</UploadId>"
+             "</InitiateMultipartUploadResult>");
+  bucket({of_another, of_another, of_another});
+  EXPECT_EQ(code_of([&] { (void)bucket_->create_upload("k", "a", PartsAre::sent); }),
+            ErrorCode::corrupt);
+  std::vector<std::byte> out(5);
+  const ObjectState version{.size = 5, .etag = "\"e\"", .attempt = {}, .version = {}};
+  bucket({answer("200 OK", "hello")});
+  EXPECT_EQ(code_of([&] { bucket_->read("k", version, 0, MutableByteView(out)); }),
+            ErrorCode::corrupt);
 }
 
 TEST_F(S3Answers, AConflictIsTriedAgain_O12) {
@@ -157,9 +256,10 @@ TEST_F(S3Answers, ACompletedUploadThatIsGoneIsComparedWithTheObject_O10) {
   const std::string gone = refusal("404 Not Found", "NoSuchUpload");
   const std::vector<std::byte> bytes(kSmallestPart + 1);
   for (const std::string& attempt : {kOurs, std::string("another")}) {
-    std::vector<std::string> answers = {
-        created, kDone, kDone, kDone, "", gone, head_answer(attempt)};  // two parts and the mark
-    if (attempt != kOurs) answers.push_back(gone);                      // of the abort
+    std::vector<std::string> answers = {created,   kPartDone, kPartDone,
+                                        kPartDone,  // two parts and the mark
+                                        "",        gone,      head_answer(attempt, bytes.size())};
+    if (attempt != kOurs) answers.push_back(gone);  // of the abort
     bucket(std::move(answers));
     auto sink = s3_sink(bucket_, "k", {.is_absent = true}, bytes.size());
     sink->write_at(0, bytes);

@@ -1,5 +1,6 @@
 #include "storage/s3/endpoint.h"
 
+#include <algorithm>
 #include <ctime>
 #include <iomanip>
 #include <optional>
@@ -19,6 +20,7 @@ constexpr std::size_t kMostHashed = 64U << 10U;
 // How often answers are asked to change that say why they are bad. The client pauses between.
 constexpr int kMostRepairs = 8;
 constexpr int kMostDigests = 3;
+constexpr int kMostStrange = 3;
 
 std::string query_of(const Fields& fields) {
   std::string text;
@@ -57,7 +59,46 @@ bool is_passing(std::string_view code) {
                    "ConditionalRequestConflict", "OperationAborted");
 }
 
+bool is_good_status(int status) {
+  return status >= 200 && status < 300;
+}
+
+// A proxy may give the answer to another request. Servers write keys as they are, or encoded.
+bool is_about(const std::string& key, const std::string& xml, Document document) {
+  try {
+    const std::string told = parse_key(xml, document);
+    return told.empty() || is_one_of(told, key, percent_encoded(key, true)) ||
+           percent_decoded(told) == key;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool is_document(const Call& call, const std::string& xml) {
+  if (!is_whole(xml, *call.brings)) return false;
+  const bool has_key = is_one_of(*call.brings, Document::upload, Document::completed);
+  return !has_key || is_about(call.key, xml, *call.brings);
+}
+
+std::string field(const Fields& fields, std::string_view name) {
+  const auto found = std::ranges::find(fields, name, &Fields::value_type::first);
+  return found == fields.end() ? std::string() : found->second;
+}
+
+// Bytes of an object are compared with what was asked for by whoever reads them.
+bool is_strange(const Call& call, const HttpResponse& response) {
+  if (!is_good_status(response.status)) return false;
+  if (call.brings) return !is_document(call, response.text());
+  if (is_one_of(call.method, "GET", "HEAD")) return false;
+  const bool has_text = response.text().find_first_not_of(" \t\r\n") != std::string::npos;
+  if (call.method != "PUT") return has_text;
+  const std::string told = response.header(kChecksum), sent = field(call.headers, kChecksum);
+  const bool is_of_other_bytes = !told.empty() && !sent.empty() && told != sent;
+  return has_text || response.header("etag").empty() || is_of_other_bytes;
+}
+
 ErrorCode code_for(int status, std::string_view code) {
+  if (is_good_status(status) && code.empty()) return ErrorCode::corrupt;
   if (is_one_of(status, 409, 412) || code == "NoSuchUpload") return ErrorCode::conflict;
   if (status == 404) return ErrorCode::not_found;
   if (code == "BadDigest") return ErrorCode::corrupt;
@@ -72,7 +113,7 @@ ErrorCode code_for(int status, std::string_view code) {
 
 // What has been done about the answers of one call.
 struct Endpoint::Repairs {
-  int others = 0, digests = 0;
+  int others = 0, digests = 0, strange = 0;
   bool token = false, clock = false, region = false;
   std::string asked_in = {};  // the region of the last attempt
 };
@@ -136,7 +177,8 @@ bool Endpoint::has_new_region(const HttpResponse& response, const ServerError& e
 }
 
 bool Endpoint::is_again(const Call& call, const HttpResponse& response, Repairs& repairs) {
-  if (response.status < 300 && call.method == "GET") return false;
+  const bool is_no_answer = is_strange(call, response);
+  if (is_good_status(response.status) && !is_no_answer) return false;
   const ServerError error = parse_error(response.text());
   if (error.code == "BadDigest") return ++repairs.digests < kMostDigests;
   if (is_about_token(error.code) && !std::exchange(repairs.token, true)) {
@@ -147,6 +189,7 @@ bool Endpoint::is_again(const Call& call, const HttpResponse& response, Repairs&
     return has_new_clock(response);
   if (has_new_region(response, error, repairs.asked_in))
     return !std::exchange(repairs.region, true);
+  if (is_no_answer && error.code.empty()) return ++repairs.strange < kMostStrange;
   return is_passing(error.code) && ++repairs.others < kMostRepairs;
 }
 
@@ -160,7 +203,8 @@ Answer Endpoint::send(const Call& call) {
     return is_again(call, response, repairs);
   };
   Answer answer{client_->send(prepare, again), {}};
-  if (answer.response.status >= 300 || call.method != "GET")
+  answer.is_strange = is_strange(call, answer.response);
+  if (answer.is_strange || !is_good_status(answer.response.status))
     answer.error = parse_error(answer.response.text());
   return answer;
 }
@@ -173,6 +217,10 @@ Answer Endpoint::require_good(const Call& call, Answer answer) const {
     text += "; the credentials need " + std::string(call.permission);
     // Who may not list is told 403 where there is nothing.
     if (call.method == "HEAD") text += ", and s3:ListBucket to be told that an object is absent";
+  }
+  if (answer.is_strange && answer.error.code.empty()) {
+    text += "; its body of " + std::to_string(answer.response.body.size()) +
+            " bytes is no answer of S3 to that: a proxy gave it, or it was cut";
   }
   if (answer.error.code == "BadDigest") {
     text += "; " + std::to_string(kMostDigests) +

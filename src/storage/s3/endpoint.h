@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,22 +21,29 @@ namespace tessera::s3 {
 
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
+// Of a body that is sent. Servers that compare it with what came say so by the same header.
+inline constexpr const char* kChecksum = "x-amz-checksum-crc32";
+
 // A request of S3, before it has a URL and a signature.
 struct Call {
   std::string method;
   std::string key = {};  // empty: the bucket itself
   Fields query = {};     // not encoded
   Fields headers = {};
-  ByteView body = {};           // lives until the answer is there
-  Scattered into = {};          // as HttpRequest::into
-  const char* permission = "";  // what credentials need for it: "s3:PutObject"
+  ByteView body = {};                   // lives until the answer is there
+  Scattered into = {};                  // as HttpRequest::into
+  const char* permission = "";          // what credentials need for it: "s3:PutObject"
+  std::optional<Document> brings = {};  // none: a good answer has no body, or is an object
 };
 
 struct Answer {
   HttpResponse response;
   ServerError error;  // code empty: none, or the answer has no body
+  // Of a good status, but not what a server of S3 says to this call: a page of a proxy, or cut.
+  // What became of the call is not known.
+  bool is_strange = false;
   [[nodiscard]] bool is_good() const {
-    return response.status >= 200 && response.status < 300 && error.code.empty();
+    return response.status >= 200 && response.status < 300 && error.code.empty() && !is_strange;
   }
 };
 
@@ -46,9 +54,10 @@ class Endpoint {
   Endpoint(std::string name, Settings settings, std::shared_ptr<HttpClient> client);
 
   // Returns any answer that another attempt would not change; throws what HttpClient does. A 200
-  // whose body is an error has that in `error`.
+  // whose body is an error has that in `error`. A strange answer is asked for again, twice.
   Answer send(const Call& call);
-  // Throws the Error that tells of an answer which is not good; good ones it returns.
+  // Throws the Error that tells of an answer which is not good (`corrupt` of a strange one); good
+  // ones it returns.
   Answer require_good(const Call& call, Answer answer) const;
   Answer send_good(const Call& call) { return require_good(call, send(call)); }
 

@@ -15,8 +15,8 @@ namespace {
 
 std::string answer(const std::string& status, const std::string& body = {}) {
   return "HTTP/1.1 " + status +
-         "\r\nConnection: close\r\nETag: \"e\"\r\nContent-Length: " + std::to_string(body.size()) +
-         "\r\n\r\n" + body;
+         "\r\nConnection: close\r\nETag: \"e\"\r\nx-amz-checksum-crc32: AAAAAA==\r\n" +
+         "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 std::string refusal(const std::string& status, const std::string& code) {
   return answer(status, "<Error><Code>" + code + "</Code><Message>so it is</Message></Error>");

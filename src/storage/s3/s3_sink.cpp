@@ -199,7 +199,7 @@ class S3Sink final : public ByteSink {
     const auto found = pending_.find(first_.number);
     const ByteView bytes =
         found == pending_.end() ? ByteView() : found->second.buffer->filled(size_);
-    settle([&] { return bucket_->put(key_, bytes, condition_, attempt_); });
+    end_with(bucket_->put(key_, bytes, condition_, attempt_));
   }
 
   void complete() {
@@ -219,29 +219,11 @@ class S3Sink final : public ByteSink {
     send(rest);
     std::vector<CompletedPart> parts;
     for (const auto& [number, part] : sent_) parts.push_back(part);
-    settle([&] { return bucket_->complete(*upload_, parts, condition_); });
+    end_with(bucket_->complete(*upload_, parts, condition_, {key_, attempt_, size_}));
   }
 
-  [[nodiscard]] bool is_ours() const {
-    const auto state = bucket_->head(key_);
-    return state && state->attempt == attempt_;
-  }
-  [[nodiscard]] bool is_known_as_ours() const {
-    try {
-      return is_ours();
-    } catch (const Error&) {
-      return false;
-    }
-  }
-
-  void settle(const std::function<Written()>& write) {
-    Written outcome = Written::done;
-    try {
-      outcome = write();
-    } catch (const Error&) {
-      if (!is_known_as_ours()) throw;
-    }
-    is_done_ = outcome == Written::done || is_ours();
+  void end_with(Written outcome) {
+    is_done_ = outcome == Written::done;
     if (is_done_) return;
     if (outcome == Written::gone)
       throw Error(ErrorCode::conflict, "somebody aborted the upload of this object");

@@ -368,7 +368,7 @@ TEST_F(S3Store, TheServerCopiesObjects) {
   put(*store_, "from", bytes, IfExists::fail);
   const auto state = bucket_->head(key("from"));
   const s3::CopiedObject from = bucket_->copied_object(key("from"), *state);
-  bucket_->copy(from, key("whole"), "one");
+  bucket_->copy(from, {key("whole"), "one", bytes.size()});
   EXPECT_TRUE(read_back(*store_, "whole") == bytes);
   EXPECT_EQ(bucket_->head(key("whole"))->attempt, "one");
 
@@ -376,12 +376,13 @@ TEST_F(S3Store, TheServerCopiesObjects) {
   const std::vector<s3::CompletedPart> parts = {
       bucket_->copy_part(upload, 1, from, 0, 6 * kMega),
       bucket_->copy_part(upload, 2, from, 6 * kMega, bytes.size())};
-  EXPECT_EQ(bucket_->complete(upload, parts, {.is_absent = true}), s3::Written::done);
+  const s3::Made made{key("parts"), "two", bytes.size()};
+  EXPECT_EQ(bucket_->complete(upload, parts, {.is_absent = true}, made), s3::Written::done);
   EXPECT_TRUE(read_back(*store_, "parts") == bytes);
 
   if (is_moto()) GTEST_SKIP() << "moto copies whatever the version";
   EXPECT_EQ(code_of([&] {
-              bucket_->copy({from.bucket, from.key, "\"0\""}, key("y"), "-");
+              bucket_->copy({from.bucket, from.key, "\"0\""}, {key("y"), "-", bytes.size()});
             }),
             ErrorCode::conflict);
 }

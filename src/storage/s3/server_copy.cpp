@@ -31,6 +31,7 @@ class PartsCopy {
   PartsCopy(Bucket& bucket, const ServerCopy& copy, const std::string& attempt)
       : bucket_(bucket),
         copy_(copy),
+        made_{copy.to, attempt, copy.size},
         upload_(bucket.create_upload(copy.to, attempt, PartsAre::copied)) {
     bucket.mark(upload_, PartsAre::copied);
   }
@@ -54,8 +55,8 @@ class PartsCopy {
       parts[i] = bucket_.copy_part(upload_, static_cast<int>(i) + 1, copy_.from, begin, end);
       copy_.copied(end - begin);
     });
-    const Written written =
-        bucket_.complete(upload_, parts, {.is_absent = copy_.if_exists == IfExists::fail});
+    const Condition condition{.is_absent = copy_.if_exists == IfExists::fail};
+    const Written written = bucket_.complete(upload_, parts, condition, made_);
     is_done_ = written == Written::done;
     return written;
   }
@@ -63,6 +64,7 @@ class PartsCopy {
  private:
   Bucket& bucket_;
   const ServerCopy& copy_;
+  const Made made_;
   const Upload upload_;
   bool is_done_ = false;
 };
@@ -79,12 +81,12 @@ StoreCopied copy_by_server(Bucket& bucket, const ServerCopy& copy) {
   }
   copy.copied(0);
   if (!is_conditional && copy.size <= kPart) {
-    bucket.copy(copy.from, copy.to, attempt);
+    bucket.copy(copy.from, {copy.to, attempt, copy.size});
     copy.copied(copy.size);
     return StoreCopied::done;
   }
   const Written written = PartsCopy(bucket, copy, attempt).complete();
-  if (written == Written::done || is_there(bucket, copy, attempt)) return StoreCopied::done;
+  if (written == Written::done) return StoreCopied::done;
   if (written == Written::gone) {
     throw Error(ErrorCode::conflict, "somebody aborted the upload of this object")
         .at_path(bucket.path_of(copy.to));

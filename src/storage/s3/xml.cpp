@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <initializer_list>
 #include <optional>
 #include <pugixml.hpp>
+#include <span>
 
 #include "base/one_of.h"
 #include "storage/http/uri.h"
@@ -15,6 +15,64 @@ namespace {
 
 constexpr std::size_t kMostBytes = 16U << 20U;
 constexpr int kMostDepth = 32;
+
+using Roots = std::span<const std::string_view>;
+constexpr std::string_view kErrorRoot[] = {"Error"};
+
+// Servers differ about the names of two.
+Roots roots_of(Document document) {
+  static constexpr std::string_view kListing[] = {"ListBucketResult"};
+  static constexpr std::string_view kUploads[] = {"ListMultipartUploadsResult"};
+  static constexpr std::string_view kParts[] = {"ListPartsResult", "ListPartsResponse"};
+  static constexpr std::string_view kUpload[] = {"InitiateMultipartUploadResult"};
+  static constexpr std::string_view kCopied[] = {"CopyObjectResult", "CopyPartResult"};
+  static constexpr std::string_view kCompleted[] = {"CompleteMultipartUploadResult"};
+  switch (document) {
+    case Document::listing:
+      return kListing;
+    case Document::uploads:
+      return kUploads;
+    case Document::parts:
+      return kParts;
+    case Document::upload:
+      return kUpload;
+    case Document::copied:
+      return kCopied;
+    case Document::completed:
+      break;
+  }
+  return kCompleted;
+}
+
+constexpr std::string_view kBlanks = " \t\r\n";
+
+// Takes blanks, the declaration and comments away from the begin.
+std::string_view without_prolog(std::string_view xml) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";
+  if (xml.starts_with(kMark)) xml.remove_prefix(kMark.size());
+  while (true) {
+    xml.remove_prefix(std::min(xml.find_first_not_of(kBlanks), xml.size()));
+    const std::string_view end = xml.starts_with("<?")     ? "?>"
+                                 : xml.starts_with("<!--") ? "-->"
+                                                           : "";
+    const std::size_t at = end.empty() ? std::string_view::npos : xml.find(end);
+    if (at == std::string_view::npos) return xml;
+    xml.remove_prefix(at + end.size());
+  }
+}
+
+// `xml` has no blanks at its ends.
+bool is_element(std::string_view xml, std::string_view name) {
+  if (!xml.starts_with('<') || !xml.substr(1).starts_with(name) || !xml.ends_with('>'))
+    return false;
+  const std::string_view rest = xml.substr(1 + name.size());
+  if ((kBlanks.find(rest[0]) == std::string_view::npos && !is_one_of(rest[0], '/', '>')))
+    return false;
+  if (rest.find('>') == rest.size() - 1) return rest.ends_with("/>");
+  xml.remove_suffix(1);
+  const std::size_t last = xml.find_last_not_of(kBlanks);
+  return xml.substr(0, last + 1).ends_with("</" + std::string(name));
+}
 
 [[noreturn]] void refuse(const std::string& why) {
   throw Error(ErrorCode::corrupt, "the server's XML: " + why);
@@ -49,7 +107,7 @@ void require_shallow(pugi::xml_document& document) {
 }
 
 // Nothing that a document type could declare is looked at: one that has a type is refused.
-pugi::xml_document parse(std::string_view xml, std::initializer_list<std::string_view> roots) {
+pugi::xml_document parse(std::string_view xml, Roots roots) {
   if (xml.size() > kMostBytes)
     throw Error(ErrorCode::limit, "the server's XML: it is longer than 16 MiB");
   if (xml.find('\0') != std::string_view::npos) refuse("it has a NUL byte");
@@ -63,7 +121,7 @@ pugi::xml_document parse(std::string_view xml, std::initializer_list<std::string
     refuse("it has more than an element");
   const std::string_view name = root.name();
   if (std::ranges::find(roots, name) == roots.end()) {
-    refuse("<" + std::string(name.substr(0, 100)) + "> instead of <" + std::string(*roots.begin()) +
+    refuse("<" + std::string(name.substr(0, 100)) + "> instead of <" + std::string(roots.front()) +
            ">");
   }
   require_shallow(document);
@@ -162,8 +220,20 @@ std::string escaped(const std::string& text) {
 
 }  // namespace
 
+bool is_whole(std::string_view xml, Document document) {
+  xml = without_prolog(xml);
+  xml = xml.substr(0, xml.find_last_not_of(kBlanks) + 1);
+  return std::ranges::any_of(roots_of(document),
+                             [xml](std::string_view root) { return is_element(xml, root); });
+}
+
+std::string parse_key(std::string_view xml, Document document) {
+  const pugi::xml_document parsed = parse(xml, roots_of(document));
+  return child(parsed.document_element(), "Key").value_or("");
+}
+
 Listing parse_listing(std::string_view xml) {
-  const pugi::xml_document document = parse(xml, {"ListBucketResult"});
+  const pugi::xml_document document = parse(xml, roots_of(Document::listing));
   const pugi::xml_node root = document.document_element();
   const Names name(root);
   Listing listing;
@@ -179,7 +249,7 @@ Listing parse_listing(std::string_view xml) {
 }
 
 UploadListing parse_uploads(std::string_view xml) {
-  const pugi::xml_document document = parse(xml, {"ListMultipartUploadsResult"});
+  const pugi::xml_document document = parse(xml, roots_of(Document::uploads));
   const pugi::xml_node root = document.document_element();
   const Names name(root);
   UploadListing listing;
@@ -197,7 +267,7 @@ UploadListing parse_uploads(std::string_view xml) {
 }
 
 PartListing parse_parts(std::string_view xml) {
-  const pugi::xml_document document = parse(xml, {"ListPartsResult", "ListPartsResponse"});
+  const pugi::xml_document document = parse(xml, roots_of(Document::parts));
   const pugi::xml_node root = document.document_element();
   PartListing listing;
   for (const pugi::xml_node& node : root.children("Part")) {
@@ -214,18 +284,18 @@ PartListing parse_parts(std::string_view xml) {
 }
 
 std::string parse_upload_id(std::string_view xml) {
-  const pugi::xml_document document = parse(xml, {"InitiateMultipartUploadResult"});
+  const pugi::xml_document document = parse(xml, roots_of(Document::upload));
   return needed(document.document_element(), "UploadId");
 }
 
 std::string parse_copied_etag(std::string_view xml) {
-  const pugi::xml_document document = parse(xml, {"CopyObjectResult", "CopyPartResult"});
+  const pugi::xml_document document = parse(xml, roots_of(Document::copied));
   return needed(document.document_element(), "ETag");
 }
 
 ServerError parse_error(std::string_view xml) noexcept {
   try {
-    const pugi::xml_document document = parse(xml, {"Error"});
+    const pugi::xml_document document = parse(xml, kErrorRoot);
     const pugi::xml_node root = document.document_element();
     return {child(root, "Code").value_or(""), child(root, "Message").value_or(""),
             child(root, "Region").value_or(""), child(root, "RequestId").value_or("")};

@@ -9,6 +9,13 @@
 
 namespace tessera::s3 {
 
+// What a good answer is, by its root element.
+enum class Document : std::uint8_t { listing, uploads, parts, upload, copied, completed };
+// Whether `xml` begins and ends as such a document: a page of a proxy and one that was cut do not.
+[[nodiscard]] bool is_whole(std::string_view xml, Document document);
+// The object that an `upload` or `completed` is about; empty: it does not say. Throws `corrupt`.
+[[nodiscard]] std::string parse_key(std::string_view xml, Document document);
+
 struct ListedObject {
   std::string key;
   std::uint64_t size = 0;
