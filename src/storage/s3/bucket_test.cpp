@@ -96,6 +96,35 @@ TEST_F(S3Answers, ASkewedClockIsSetByTheServer_O15) {
   EXPECT_TRUE(has(1, "20431125T0"));
 }
 
+// The answer to a HEAD has no body that says why it is refused: a GET is asked, and then again.
+TEST_F(S3Answers, WhatAHeadIsRefusedForIsMendedToo_O15) {
+  const std::string skewed = "Date: Wed, 25 Nov 2043 03:00:00 GMT\r\n";
+  const std::string byte = answer("206 Partial Content", "h", "Content-Range: bytes 0-0/5\r\n");
+  bucket({refusal_of_head("403 Forbidden"),
+          refusal("403 Forbidden", "RequestTimeTooSkewed", skewed), byte, head_answer("a")});
+  EXPECT_EQ(bucket_->head("k")->attempt, "a");
+  EXPECT_TRUE(has(1, "GET /b/k "));
+  EXPECT_FALSE(has(1, "20431125T0"));
+  EXPECT_TRUE(has(2, "20431125T0"));
+  EXPECT_TRUE(has(3, "HEAD /b/k "));
+  EXPECT_TRUE(has(3, "20431125T0"));
+
+  bucket({refusal_of_head("400 Bad Request"), refusal("400 Bad Request", "ExpiredToken"), byte,
+          head_answer("a")});
+  EXPECT_EQ(bucket_->head("k")->attempt, "a");
+  bucket({refusal_of_head("403 Forbidden"),
+          refusal("403 Forbidden", "RequestTimeTooSkewed", skewed),
+          refusal("416 Range Not Satisfiable", "InvalidRange"), head_answer("a", 0)});
+  EXPECT_EQ(bucket_->head("k")->size, 0U);
+}
+
+TEST_F(S3Answers, AHeadThatIsRefusedTellsWhy_O30) {
+  bucket({refusal_of_head("403 Forbidden"), refusal("403 Forbidden", "InvalidAccessKeyId")});
+  const std::string text = error_of([&] { (void)bucket_->head("k"); }).what();
+  for (const char* told : {"HEAD ", "403", "InvalidAccessKeyId: so it is", "s3:ListBucket"})
+    EXPECT_NE(text.find(told), std::string::npos) << told << " in " << text;
+}
+
 TEST_F(S3Answers, AnotherRegionIsTriedOnce_O16) {
   const std::string elsewhere =
       refusal("301 Moved Permanently", "PermanentRedirect", "x-amz-bucket-region: eu-west-1\r\n");

@@ -193,7 +193,20 @@ bool Endpoint::is_again(const Call& call, const HttpResponse& response, Repairs&
   return is_passing(error.code) && ++repairs.others < kMostRepairs;
 }
 
+// An answer to HEAD has no body, in which a server says why it refuses. A GET's has one, by which
+// token and clock are mended.
 Answer Endpoint::send(const Call& call) {
+  const auto is_refused = [](const Answer& answer) {
+    return is_one_of(answer.response.status, 400, 401, 403);
+  };
+  Answer answer = send_by_itself(call);
+  if (call.method != "HEAD" || !is_refused(answer)) return answer;
+  const Call first_byte{.method = "GET", .key = call.key, .headers = {{"Range", "bytes=0-0"}}};
+  Answer reason = send_by_itself(first_byte);
+  return is_refused(reason) ? reason : send_by_itself(call);
+}
+
+Answer Endpoint::send_by_itself(const Call& call) {
   Repairs repairs;
   const auto prepare = [&](int) {
     repairs.asked_in = region();

@@ -54,7 +54,8 @@ class Endpoint {
   Endpoint(std::string name, Settings settings, std::shared_ptr<HttpClient> client);
 
   // Returns any answer that another attempt would not change; throws what HttpClient does. A 200
-  // whose body is an error has that in `error`. A strange answer is asked for again, twice.
+  // whose body is an error has that in `error`. A strange answer is asked for again, twice. Of a
+  // HEAD that is refused it returns what a GET is told.
   Answer send(const Call& call);
   // Throws the Error that tells of an answer which is not good (`corrupt` of a strange one); good
   // ones it returns.
@@ -68,6 +69,7 @@ class Endpoint {
 
  private:
   struct Repairs;
+  [[nodiscard]] Answer send_by_itself(const Call& call);
   [[nodiscard]] HttpRequest made(const Call& call, const std::string& region) const;
   [[nodiscard]] HttpRequest signed_request(const Call& call, const std::string& region);
   [[nodiscard]] bool is_again(const Call& call, const HttpResponse& response, Repairs& repairs);
