@@ -13,7 +13,7 @@ namespace tessera {
 // listing: list(), create() and remove() are `unsupported`, open() and exists() work. An object
 // that was replaced since it was opened is `conflict`, as far as the server tells: by ETag, or by
 // Last-Modified where it has no strong one, and by its size. A server that answers with other bytes
-// than those asked for is `corrupt`. Redirects are followed once, and never from https to http.
+// than those asked for is `corrupt`. Five redirects are followed, and never one from https to http.
 [[nodiscard]] std::shared_ptr<Store> http_store(const Uri& directory,
                                                 std::shared_ptr<HttpClient> client);
 

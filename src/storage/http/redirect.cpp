@@ -1,5 +1,8 @@
 #include "storage/http/redirect.h"
 
+#include <string>
+#include <utility>
+
 #include "base/one_of.h"
 #include "storage/http/loopback.h"
 #include "storage/http/uri.h"
@@ -50,14 +53,19 @@ std::optional<std::string> redirect_of(const std::string& url, const HttpRespons
 
 HttpResponse send_following(HttpClient& client, const std::string& url,
                             const std::function<HttpRequest(const std::string& url)>& make) {
-  HttpResponse response = client.send([&](int) { return make(url); });
-  const auto target = redirect_of(url, response);
-  if (!target) return response;
-  response = client.send([&](int) { return make(*target); });
-  if (!is_redirect(response.status)) return response;
-  throw Error(ErrorCode::io, "the server sends the request on a second time, from " +
-                                 std::string(without_query(*target)))
-      .at_path(std::string(without_query(url)));
+  std::string asked = url;
+  for (int redirects = 0;; ++redirects) {
+    HttpResponse response = client.send([&](int) { return make(asked); });
+    auto target = redirect_of(asked, response);
+    if (!target) return response;
+    if (redirects == kMostRedirects) {
+      throw Error(ErrorCode::io, "the server sends the request on more than " +
+                                     std::to_string(kMostRedirects) + " times, at last from " +
+                                     std::string(without_query(asked)))
+          .at_path(std::string(without_query(url)));
+    }
+    asked = *std::move(target);
+  }
 }
 
 }  // namespace tessera

@@ -16,8 +16,11 @@ namespace tessera {
 [[nodiscard]] std::optional<std::string> redirect_of(const std::string& url,
                                                      const HttpResponse& response);
 
-// Sends what `make` makes of `url`, and of the URL that the server sends it on to, once. Throws
-// `io` for a second redirect, else what HttpClient::send() throws.
+// A new name, its place, and what serves that: so many redirects are followed.
+inline constexpr int kMostRedirects = 5;
+
+// Sends what `make` makes of `url`, and of each URL that a server sends it on to. Throws `io` for
+// more than kMostRedirects of them, else what redirect_of() and HttpClient::send() throw.
 [[nodiscard]] HttpResponse send_following(
     HttpClient& client, const std::string& url,
     const std::function<HttpRequest(const std::string& url)>& make);
