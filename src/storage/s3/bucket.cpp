@@ -130,12 +130,13 @@ std::optional<ObjectState> Bucket::head(const std::string& key) {
   if (answer.response.status == 404) return std::nullopt;
   const HttpResponse response = endpoint_.require_good(call, std::move(answer)).response;
   const std::string length = response.header("content-length");
-  require_version(response.header("etag"), path_of(key));
-  ObjectState state{
-      .size = 0,
-      .etag = response.header("etag"),
-      .attempt = response.header(kAttempt),
-      .version = response.header(endpoint_.settings().is_google ? "x-goog-generation" : "etag")};
+  const std::string etag = quoted_etag(response.header("etag"));
+  require_version(etag, path_of(key));
+  const bool is_google = endpoint_.settings().is_google;
+  ObjectState state{.size = 0,
+                    .etag = etag,
+                    .attempt = response.header(kAttempt),
+                    .version = is_google ? response.header("x-goog-generation") : etag};
   const char* end = length.data() + length.size();
   const auto parsed = std::from_chars(length.data(), end, state.size);
   if (length.empty() || parsed.ec != std::errc() || parsed.ptr != end) {
@@ -160,7 +161,7 @@ void Bucket::read(const std::string& key, const ObjectState& version, std::uint6
       .permission = kGet};
   Answer answer = endpoint_.send(call);
   // A server may know no If-Match, and give what is there now.
-  const std::string etag = answer.response.header("etag");
+  const std::string etag = quoted_etag(answer.response.header("etag"));
   const bool is_other = answer.is_good() && !etag.empty() && etag != version.etag;
   if (is_other || is_one_of(answer.response.status, 404, 412, 416)) {
     throw Error(ErrorCode::conflict, "the object was replaced or removed while it was open")

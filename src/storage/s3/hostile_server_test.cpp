@@ -128,6 +128,25 @@ TEST_F(HostileServer, H09KeysThatNobodyAskedFor) {
             ErrorCode::corrupt);
 }
 
+// Some servers leave the quotes of an ETag out of listings, or everywhere.
+TEST_F(HostileServer, AnETagWithoutQuotesIsOneWithThem) {
+  for (const std::string& told : {std::string("e"), std::string("\"e\"")}) {
+    Store& of = store([told](int, const std::string& request) {
+      if (request.starts_with("HEAD"))
+        return head_of("Content-Length: 5\r\nETag: " + told + "\r\n");
+      if (request.find("list-type") != std::string::npos) return listing(object("p/a", "e"));
+      const bool matches = request.find("If-Match: \"e\"\r\n") != std::string::npos;
+      if (!matches) return http_answer(412, "");
+      return http_answer(206, "ell", "Content-Range: bytes 1-3/5\r\nETag: " + told + "\r\n");
+    });
+    std::vector<std::byte> out(3);
+    of.open_listed(of.list().at(0))->read_at(1, out);
+    EXPECT_EQ(static_cast<char>(out[2]), 'l');
+    of.open("a")->read_at(1, out);
+    EXPECT_EQ(of.open("a")->version(), of.open_listed(of.list().at(0))->version());
+  }
+}
+
 // Of a range, an object of five bytes at which `answer` comes.
 TEST_F(HostileServer, H06RangesOfAnotherObject) {
   const auto read = [&](const std::string& answer) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <pugixml.hpp>
 #include <span>
+#include <utility>
 
 #include "base/one_of.h"
 #include "storage/http/uri.h"
@@ -232,6 +233,11 @@ std::string parse_key(std::string_view xml, Document document) {
   return child(parsed.document_element(), "Key").value_or("");
 }
 
+std::string quoted_etag(std::string etag) {
+  if (etag.empty() || etag.ends_with('"')) return etag;
+  return '"' + std::move(etag) + '"';
+}
+
 Listing parse_listing(std::string_view xml) {
   const pugi::xml_document document = parse(xml, roots_of(Document::listing));
   const pugi::xml_node root = document.document_element();
@@ -239,7 +245,7 @@ Listing parse_listing(std::string_view xml) {
   Listing listing;
   for (const pugi::xml_node& node : root.children("Contents")) {
     listing.objects.push_back({name(needed(node, "Key")), number(needed(node, "Size")),
-                               child(node, "ETag").value_or(""),
+                               quoted_etag(child(node, "ETag").value_or("")),
                                child(node, "LastModified").value_or("")});
   }
   for (const pugi::xml_node& node : root.children("CommonPrefixes"))

@@ -16,6 +16,9 @@ enum class Document : std::uint8_t { listing, uploads, parts, upload, copied, co
 // The object that an `upload` or `completed` is about; empty: it does not say. Throws `corrupt`.
 [[nodiscard]] std::string parse_key(std::string_view xml, Document document);
 
+// An ETag as requests have it: in quotes, which some servers leave out. "" stays that.
+[[nodiscard]] std::string quoted_etag(std::string etag);
+
 struct ListedObject {
   std::string key;
   std::uint64_t size = 0;
