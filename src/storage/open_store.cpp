@@ -1,7 +1,9 @@
 #include "storage/open_store.h"
 
 #include <array>
+#include <cstdint>
 #include <string_view>
+#include <utility>
 
 #include "storage/names.h"
 #include "tessera/error.h"
@@ -20,34 +22,70 @@ namespace {
 
 constexpr std::string_view kFile = "file";
 
+enum class Which : std::uint8_t { itself, above };
+
 [[noreturn]] void refuse(const std::string& url, const std::string& why) {
-  throw Error(ErrorCode::unsupported, why).at_path(url);
+  throw Error(ErrorCode::unsupported, why).at_path(url.substr(0, url.find('?')));  // no signature
 }
 
 #ifdef TESSERA_REMOTE
-using Open = std::shared_ptr<Store> (*)(const Uri& url, std::shared_ptr<HttpClient> client);
-#else
-using Open = std::nullptr_t;
-#endif
-
+using Client = std::shared_ptr<HttpClient>;
 struct Scheme {
   std::string_view name;
-  Open open;
+  std::shared_ptr<Store> (*open)(const std::string& url, Client client);
+  std::shared_ptr<Store> (*open_above)(const std::string& url, Client client);
 };
 
-#ifdef TESSERA_REMOTE
-std::shared_ptr<Store> open_s3(const Uri& url, std::shared_ptr<HttpClient> client) {
-  return s3_store(url, std::move(client));
+// `path` without its last part, which is `last`.
+struct Divided {
+  std::string above, last;
+};
+Divided divided(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return {path, ""};
+  return {path.substr(0, slash), path.substr(slash + 1)};
 }
-std::shared_ptr<Store> open_http(const Uri& url, std::shared_ptr<HttpClient> client) {
-  return http_store(url, std::move(client));
+
+bool is_web(std::string_view scheme) {
+  return scheme == "http" || scheme == "https";
 }
-constexpr std::array<Scheme, 6> kSchemes{{{"s3", open_s3},
-                                          {"r2", open_s3},
-                                          {"weka", open_s3},
-                                          {"gs", open_s3},
-                                          {"http", open_http},
-                                          {"https", open_http}}};
+
+Uri parsed(const std::string& url) {
+  return is_web(scheme_of(url)) ? parse_uri(url) : parse_bucket_uri(url);
+}
+
+// What is no percent-encoding is a name as it is.
+std::string decoded(const std::string& last) {
+  try {
+    return percent_decoded(last);
+  } catch (const Error&) {
+    return last;
+  }
+}
+
+std::shared_ptr<Store> open_bucket(const std::string& url, Client client) {
+  return s3_store(parsed(url), std::move(client));
+}
+std::shared_ptr<Store> open_in_bucket(const std::string& url, Client client) {
+  Uri above = parsed(url);
+  above.path = divided(above.path).above;
+  return s3_store(above, std::move(client));
+}
+std::shared_ptr<Store> open_web(const std::string& url, Client client) {
+  return http_store(parsed(url), std::move(client));
+}
+std::shared_ptr<Store> open_on_web(const std::string& url, Client client) {
+  Uri above = parsed(url);
+  const Divided path = divided(above.path);
+  above.path = path.above;
+  return http_store(above, std::move(client), {decoded(path.last), path.last});
+}
+constexpr std::array<Scheme, 6> kSchemes{{{"s3", open_bucket, open_in_bucket},
+                                          {"r2", open_bucket, open_in_bucket},
+                                          {"weka", open_bucket, open_in_bucket},
+                                          {"gs", open_bucket, open_in_bucket},
+                                          {"http", open_web, open_on_web},
+                                          {"https", open_web, open_on_web}}};
 
 // All stores of a process share its connections and its limit of requests.
 std::shared_ptr<HttpClient> shared_client() {
@@ -55,8 +93,8 @@ std::shared_ptr<HttpClient> shared_client() {
   return client;
 }
 
-std::shared_ptr<Store> open_remote(const Scheme& scheme, const std::string& url) {
-  return scheme.open(parse_uri(url), shared_client());
+std::shared_ptr<Store> open_remote(const Scheme& scheme, const std::string& url, Which which) {
+  return (which == Which::itself ? scheme.open : scheme.open_above)(url, shared_client());
 }
 
 void prepare_remote(const Scheme& scheme) {
@@ -64,12 +102,15 @@ void prepare_remote(const Scheme& scheme) {
   if (scheme.open == open_s3) (void)s3::sha256({});
 }
 #else
+struct Scheme {
+  std::string_view name;
+};
+constexpr std::array<Scheme, 6> kSchemes{{{"s3"}, {"r2"}, {"weka"}, {"gs"}, {"http"}, {"https"}}};
+
 void prepare_remote(const Scheme& /*scheme*/) {}
 
-constexpr std::array<Scheme, 6> kSchemes{
-    {{"s3", {}}, {"r2", {}}, {"weka", {}}, {"gs", {}}, {"http", {}}, {"https", {}}}};
-
-std::shared_ptr<Store> open_remote(const Scheme& /*scheme*/, const std::string& url) {
+std::shared_ptr<Store> open_remote(const Scheme& /*scheme*/, const std::string& url,
+                                   Which /*which*/) {
   refuse(url, "object stores are not built in: configure with -DTESSERA_REMOTE=ON");
 }
 #endif
@@ -78,6 +119,19 @@ std::string known_schemes() {
   std::string names(kFile);
   for (const Scheme& scheme : kSchemes) names += ", " + std::string(scheme.name);
   return names;
+}
+
+std::shared_ptr<Store> open_by_scheme(const std::string& url, Which which) {
+  const std::string_view name = scheme_of(url);
+  for (const Scheme& scheme : kSchemes)
+    if (scheme.name == name) return open_remote(scheme, url, which);
+  if (name == "az" || name == "abfs" || name == "abfss") {
+    refuse(url,
+           "Azure has no interface of S3: copy the checkpoint to a disk with azcopy or rclone, or "
+           "mount it with blobfuse2");
+  }
+  refuse(url,
+         "no store is known for " + std::string(name) + "://; those that are: " + known_schemes());
 }
 
 }  // namespace
@@ -101,16 +155,20 @@ std::string without_file_scheme(const std::string& path) {
 
 std::shared_ptr<Store> open_store(const std::string& path_or_url) {
   if (!is_remote(path_or_url)) return posix_store(without_file_scheme(path_or_url));
-  const std::string_view name = scheme_of(path_or_url);
-  for (const Scheme& scheme : kSchemes)
-    if (scheme.name == name) return open_remote(scheme, path_or_url);
-  if (name == "az" || name == "abfs" || name == "abfss") {
-    refuse(path_or_url,
-           "Azure has no interface of S3: copy the checkpoint to a disk with azcopy or rclone, or "
-           "mount it with blobfuse2");
-  }
-  refuse(path_or_url,
-         "no store is known for " + std::string(name) + "://; those that are: " + known_schemes());
+  return open_by_scheme(path_or_url, Which::itself);
+}
+
+std::string last_name(const std::string& url) {
+#ifdef TESSERA_REMOTE
+  const std::string last = divided(parsed(url).path).last;
+  return is_web(scheme_of(url)) ? decoded(last) : last;
+#else
+  return url.substr(url.rfind('/') + 1);
+#endif
+}
+
+std::shared_ptr<Store> open_above(const std::string& url) {
+  return open_by_scheme(url, Which::above);
 }
 
 void prepare_store(const std::string& path_or_url) {

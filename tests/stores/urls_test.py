@@ -11,11 +11,16 @@ import http.server
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import unittest
+import urllib.parse
+import urllib.request
+
+from with_server import signed
 
 TESSERA = GOLDEN = None
 BUCKET = "s3://tessera"
@@ -47,10 +52,21 @@ class Files(http.server.SimpleHTTPRequestHandler):
         return None
 
 
+class SignedFiles(Files):
+    """Gives what is asked for by one address, whose signature covers all of it; anything else is 403."""
+    address = None
+
+    def do_GET(self):
+        return super().do_GET() if self.path == self.address else self.send_error(403)
+
+    def do_HEAD(self):
+        return self.send_error(403)  # it is signed for GET
+
+
 @contextlib.contextmanager
-def web_server(directory):
+def web_server(directory, handler=Files):
     """Its URL."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=str(directory)))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(directory)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -188,6 +204,55 @@ class Urls(unittest.TestCase):
             self.done("verify", f"{url}/{self.file.name}")
             self.fails("unsupported", "convert", self.file, f"{url}/x.safetensors")
             self.fails("not_found", "ls", f"{url}/none.safetensors")
+
+    def test_addresses_of_the_web_are_asked_for_as_they_are_written(self):
+        directory = self.directory / "written"
+        directory.mkdir()
+        for name in ("a b.safetensors", "a+b(1).safetensors", "a?b#c.safetensors", "100%.safetensors"):
+            shutil.copy(self.file, directory / name)
+        with web_server(directory) as url:
+            for written in ("a%20b.safetensors", "a+b(1).safetensors", "a%2Bb%281%29.safetensors", "a%3Fb%23c.safetensors",
+                            "a%20b.safetensors?download=true", "a%20b.safetensors?path=/x/y.pt&x=a%2Fb", "100%.safetensors"):
+                self.same(f"{url}/{written}", self.file)
+                self.done("verify", f"{url}/{written}")
+            self.done("copy", f"{url}/a%20b.safetensors?download=true", self.directory / "copied.safetensors")
+        with web_server(self.directory) as url:
+            self.same(f"{url}/dcp?token=5ecret", self.file)
+
+    def test_signed_addresses_work_and_their_signature_is_in_no_error(self):
+        """fault-rows O30"""
+        shutil.copy(self.file, self.directory / "a+b (1).safetensors")
+        (self.directory / "damaged.safetensors").write_bytes(self.file.read_bytes()[:-7])
+        signature = "?X-Amz-Signature=5ecret&X-Amz-Expires=60"
+        for written in ("/a+b%20(1).safetensors", "/a%2Bb%20%281%29.safetensors", "/damaged.safetensors"):
+            with web_server(self.directory, type("Handler", (SignedFiles,), {"address": written + signature})) as url:
+                if "damaged" not in written:
+                    self.same(f"{url}{written}{signature}", self.file)
+                errors = [self.fails("io", "ls", f"{url}{written}?X-Amz-Signature=5ecret2")]
+                if "damaged" in written:
+                    for command in ("ls", "verify"):
+                        run = tessera(command, f"{url}{written}{signature}")
+                        self.assertNotEqual(run.returncode, 0)
+                        errors.append(run.stdout + run.stderr)
+                    errors.append(tessera("convert", f"{url}{written}{signature}", self.directory / "none.pt").stderr)
+                    errors.append(tessera("copy", f"{url}{written}{signature}", self.directory / "none.pt", "--json").stdout)
+                for error in errors:
+                    self.assertNotIn("5ecret", error)
+        self.assertNotIn("5ecret", self.fails("unsupported", "ls", "az://account/x?sig=5ecret"))
+        self.assertNotIn("5ecret", self.fails("unsupported", "convert", self.file, "http://127.0.0.1:1/x.pt?sig=5ecret",
+                                                  "--to", "torch"))
+
+    def test_keys_of_a_bucket_are_as_they_are_written(self):
+        for name in ("a#b", "a?b", "a%23b", "a%20b", "a b", "?", "#"):
+            for key in (f"{name}/model.safetensors", f"keys/model {name}.safetensors"):
+                url = f"{BUCKET}/{key}"
+                self.done("copy", self.file, url)
+                with urllib.request.urlopen(signed("GET", os.environ["AWS_ENDPOINT_URL"].removeprefix("http://"),
+                                                   "/tessera/" + urllib.parse.quote(key))) as answer:
+                    self.assertEqual(answer.read(), self.file.read_bytes(), key)
+                self.same(url, self.file)
+            self.done("convert", self.file, f"{BUCKET}/{name}/step", "--to", "dcp")
+            self.same(f"{BUCKET}/{name}/step", self.file)
 
     def test_directories_of_a_web_server(self):
         """It lists nothing: `.metadata` or an index says which files there are."""

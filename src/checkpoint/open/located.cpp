@@ -25,18 +25,8 @@ bool is_web(const std::string& url) {
   return url.starts_with("http://") || url.starts_with("https://");
 }
 
-// s3://bucket/a/b: the store of s3://bucket/a, and "b", which is empty where the URL ends with a
-// slash or names a whole bucket.
-std::pair<std::string, std::string> divided(std::string url) {
-  const std::size_t host = url.find("://") + 3;
-  const std::size_t slash = url.rfind('/');
-  if (slash < host) return {std::move(url), ""};
-  return {url.substr(0, slash), url.substr(slash + 1)};
-}
-
 Location object_at(const std::string& url) {
-  const auto [parent, name] = divided(url);
-  return {open_store(parent), name};
+  return {open_above(url), last_name(url)};
 }
 
 // `parent` has the object `name`, unless `itself` is a directory.
@@ -64,12 +54,13 @@ Location located_directory(const Location& where) {
 
 Location located_source(const Location& where) {
   if (!names_store(where)) return located_directory(where);
-  const auto [parent, name] = divided(where.path);
-  const auto opened = [](const std::string& url) { return with_local_cache(open_store(url)); };
-  if (is_web(where.path)) return located_on_web(opened(parent), name, opened(where.path));
-  if (name.empty()) return snapshot_store(opened(where.path), true);
-  const Location object(snapshot_store(opened(parent), false), name);
-  auto directory = snapshot_store(opened(where.path), true);
+  const std::string name = last_name(where.path);
+  auto itself = with_local_cache(open_store(where.path));
+  const auto above = [&] { return with_local_cache(open_above(where.path)); };
+  if (is_web(where.path)) return located_on_web(above(), name, itself);
+  if (name.empty()) return snapshot_store(std::move(itself), true);
+  const Location object(snapshot_store(above(), false), name);
+  auto directory = snapshot_store(std::move(itself), true);
   const auto is_directory = [&] {
     return !directory->list_level().empty() || !directory->list_directories().empty();
   };
@@ -79,8 +70,7 @@ Location located_source(const Location& where) {
 }
 
 Location located_target(const Location& where) {
-  if (names_store(where) && kind_of_file_name(divided(where.path).second))
-    return object_at(where.path);
+  if (names_store(where) && kind_of_file_name(last_name(where.path))) return object_at(where.path);
   return located_directory(where);
 }
 

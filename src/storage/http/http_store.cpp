@@ -52,10 +52,13 @@ std::string span_text(std::uint64_t offset, std::uint64_t size) {
   return range_text(offset, size).substr(std::string_view("bytes=").size());
 }
 
+[[noreturn]] void refuse_as(ErrorCode code, const HttpRequest& request,
+                            const HttpResponse& response) {
+  throw Error(code, describe(request, response)).at_path(std::string(without_query(request.url)));
+}
 [[noreturn]] void refuse(const HttpRequest& request, const HttpResponse& response) {
   const bool is_absent = is_one_of(response.status, 404, 410);
-  throw Error(is_absent ? ErrorCode::not_found : ErrorCode::io, describe(request, response))
-      .at_path(std::string(without_query(request.url)));
+  refuse_as(is_absent ? ErrorCode::not_found : ErrorCode::io, request, response);
 }
 
 class HttpSource final : public ByteSource {
@@ -156,8 +159,8 @@ class HttpSource final : public ByteSource {
 
 class HttpStore final : public Store {
  public:
-  HttpStore(Uri directory, std::shared_ptr<HttpClient> client)
-      : directory_(std::move(directory)), client_(std::move(client)) {
+  HttpStore(Uri directory, std::shared_ptr<HttpClient> client, SpelledName spelled)
+      : directory_(std::move(directory)), client_(std::move(client)), spelled_(std::move(spelled)) {
     while (directory_.path.ends_with('/')) directory_.path.pop_back();
     name_ = without_query(to_string(directory_));
   }
@@ -174,10 +177,11 @@ class HttpStore final : public Store {
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
     require_safe_name(name, name_);
     Uri object = directory_;
-    object.path += "/" + percent_encoded(name, true);
+    object.path +=
+        "/" + (name == spelled_.name ? spelled_.as_written : percent_encoded(name, true));
     const std::string url = to_string(object);
     if (auto source = open_by_head(url)) return source;
-    return open_by_range(url);
+    return open_by_range(url, is_beside_signed(name));
   }
 
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists /*if_exists*/,
@@ -187,6 +191,11 @@ class HttpStore final : public Store {
   void remove(std::string_view name) override { refuse_writing(name); }
 
  private:
+  // A signature in a query is for one address: what it does not open is not there for us.
+  [[nodiscard]] bool is_beside_signed(std::string_view name) const {
+    return !directory_.query.empty() && !spelled_.name.empty() && name != spelled_.name;
+  }
+
   [[noreturn]] void refuse_writing(std::string_view name) const {
     require_safe_name(name, name_);
     throw Error(ErrorCode::unsupported, "objects behind http are read only")
@@ -212,7 +221,8 @@ class HttpStore final : public Store {
   }
 
   // The size of all stands behind the range of the first byte.
-  [[nodiscard]] std::shared_ptr<ByteSource> open_by_range(const std::string& url) const {
+  [[nodiscard]] std::shared_ptr<ByteSource> open_by_range(const std::string& url,
+                                                          bool is_beside_signed) const {
     const auto make = [](const std::string& target) {
       return HttpRequest{.url = target, .headers = {{"Range", "bytes=0-0"}}, .most_body = 1};
     };
@@ -221,6 +231,8 @@ class HttpStore final : public Store {
       const auto size = content_range(response).size;
       const bool is_empty = response.status == 416 && size == 0;  // it has no first byte
       if ((response.status == 206 && size) || is_empty) return opened(url, *size, response);
+      if (is_beside_signed && is_one_of(response.status, 400, 401, 403))
+        refuse_as(ErrorCode::not_found, make(url), response);
       if (response.status >= 300) refuse(make(url), response);
       if (response.status == 200) return opened(url, response.body.size(), response);
     } catch (const Error& error) {
@@ -233,12 +245,14 @@ class HttpStore final : public Store {
   Uri directory_;
   std::string name_;
   const std::shared_ptr<HttpClient> client_;
+  const SpelledName spelled_;
 };
 
 }  // namespace
 
-std::shared_ptr<Store> http_store(const Uri& directory, std::shared_ptr<HttpClient> client) {
-  return std::make_shared<HttpStore>(directory, std::move(client));
+std::shared_ptr<Store> http_store(const Uri& directory, std::shared_ptr<HttpClient> client,
+                                  SpelledName spelled) {
+  return std::make_shared<HttpStore>(directory, std::move(client), std::move(spelled));
 }
 
 }  // namespace tessera

@@ -135,6 +135,17 @@ TEST(HttpStore, AQueryStaysWithTheNameAndOutOfErrors) {
   EXPECT_EQ(target(server.request(2)), "/d/x?sig=5ecret");
 }
 
+// A signature may cover the spelling.
+TEST(HttpStore, ANameIsAskedForAsItWasWritten) {
+  LoopbackServer server([](int, const std::string&) { return scripted(404, "no"); });
+  const auto store =
+      http_store(parse_uri(server.url("/d?sig=1")), quick_client(), {"a+b c", "a+b%20c"});
+  EXPECT_FALSE(store->exists("a+b c"));
+  EXPECT_FALSE(store->exists("a+b"));
+  EXPECT_EQ(target(server.request(1)), "/d/a+b%20c?sig=1");
+  EXPECT_EQ(target(server.request(2)), "/d/a%2Bb?sig=1");
+}
+
 TEST(HttpStore, ServersWithoutHeadTellTheSizeByARange) {
   Served served({.has_head = false});
   EXPECT_EQ(read(*served.store->open("a b"), 8, 2), "89");

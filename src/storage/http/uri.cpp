@@ -96,6 +96,15 @@ void take_authority(std::string_view authority, Uri& uri) {
   uri.port = parse_port(authority.substr(end + 1));
 }
 
+// Sets the scheme. Returns what stands behind "://".
+std::string_view take_scheme(std::string_view text, Uri& uri) {
+  const std::size_t scheme = length_of_scheme(text);
+  if (scheme == 0) refuse("it does not begin with SCHEME://");
+  if (std::ranges::any_of(text, is_control)) refuse("it has a control character");
+  uri.scheme = lowered(text.substr(0, scheme));
+  return text.substr(scheme + 3);
+}
+
 }  // namespace
 
 bool is_url(std::string_view text) {
@@ -103,12 +112,8 @@ bool is_url(std::string_view text) {
 }
 
 Uri parse_uri(std::string_view text) {
-  const std::size_t scheme = length_of_scheme(text);
-  if (scheme == 0) refuse("it does not begin with SCHEME://");
-  if (std::ranges::any_of(text, is_control)) refuse("it has a control character");
   Uri uri;
-  uri.scheme = lowered(text.substr(0, scheme));
-  std::string_view rest = text.substr(scheme + 3);
+  std::string_view rest = take_scheme(text, uri);
   if (rest.find('#') != std::string_view::npos)
     refuse("it has a fragment (write %23 for a # in a name)");
   const std::size_t end = std::min(rest.find_first_of("/?"), rest.size());
@@ -117,6 +122,15 @@ Uri parse_uri(std::string_view text) {
   const std::size_t mark = std::min(rest.find('?'), rest.size());
   uri.path = rest.substr(0, mark);
   if (mark < rest.size()) uri.query = rest.substr(mark + 1);
+  return uri;
+}
+
+Uri parse_bucket_uri(std::string_view text) {
+  Uri uri;
+  const std::string_view rest = take_scheme(text, uri);
+  const std::size_t end = std::min(rest.find('/'), rest.size());
+  take_authority(rest.substr(0, end), uri);
+  uri.path = rest.substr(end);
   return uri;
 }
 

@@ -21,6 +21,8 @@ struct Uri {
 [[nodiscard]] bool is_url(std::string_view text);
 // Throws `invalid_argument` that names what is wrong, without repeating a password.
 [[nodiscard]] Uri parse_uri(std::string_view text);
+// SCHEME://BUCKET/KEY, as it is: '?', '#' and '%' are characters of the key, which is Uri::path.
+[[nodiscard]] Uri parse_bucket_uri(std::string_view text);
 [[nodiscard]] std::string to_string(const Uri& uri);
 // "host:port", or "host" where the port is that of http or https.
 [[nodiscard]] std::string authority_of(const Uri& uri);

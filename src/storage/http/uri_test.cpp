@@ -32,6 +32,16 @@ TEST(Uri, WhatIsLeftOutIsEmpty) {
   EXPECT_EQ(parse_uri("http://[::1]").port, 0);
 }
 
+TEST(Uri, KeysOfABucketAreAsTheyAre) {
+  const Uri uri = parse_bucket_uri("s3://bucket/a?b#c%23/d");
+  EXPECT_EQ(uri.host, "bucket");
+  EXPECT_EQ(uri.path, "/a?b#c%23/d");
+  EXPECT_EQ(uri.query, "");
+  EXPECT_EQ(parse_bucket_uri("s3://bucket").path, "");
+  for (const char* text : {"s3://bucket?versions", "s3://bucket#x", "s3:///key", "s3://b/a\nb"})
+    EXPECT_EQ(code_of([&] { (void)parse_bucket_uri(text); }), ErrorCode::invalid_argument) << text;
+}
+
 TEST(Uri, AuthorityLeavesUsualPortsOut) {
   EXPECT_EQ(authority_of(parse_uri("http://h:80/")), "h");
   EXPECT_EQ(authority_of(parse_uri("https://h:443/")), "h");

@@ -32,7 +32,7 @@ class HostileServer : public testing::Test {
     ::setenv("AWS_ENDPOINT_URL", server_->url("").c_str(), 1);
     HttpOptions options{.slow_for = deadline_, .operation_within = deadline_, .first_pause = 1ms};
     client_ = std::make_shared<HttpClient>(options);
-    store_ = s3_store(parse_uri("s3://b/p"), client_);
+    store_ = s3_store(parse_bucket_uri("s3://b/p"), client_);
     return *store_;
   }
   Store& always(const std::string& answer) {

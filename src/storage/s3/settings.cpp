@@ -121,8 +121,7 @@ Settings settings_for(const Uri& url) {
   Settings settings;
   settings.bucket = url.host;
   require_bucket(settings.bucket);
-  if (url.port != 0 || !url.query.empty())
-    refuse(url.scheme + ":// URL: it has a port or a query, and names a bucket and a key");
+  if (url.port != 0) refuse(url.scheme + ":// URL: it has a port, and names a bucket and a key");
   settings.prefix = prefix_of(url);
   if (is_one_of(url.scheme, "r2", "weka")) {
     const bool is_r2 = url.scheme == "r2";

@@ -20,7 +20,7 @@ struct Settings {
   [[nodiscard]] bool operator==(const Settings&) const = default;
 };
 
-// For s3, r2, weka and gs, by the environment: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION,
+// For s3, r2, weka and gs (parse_bucket_uri), by the environment: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION,
 // AWS_DEFAULT_REGION, S3_PROFILE, AWS_PROFILE and the profile's `region` and `endpoint_url`;
 // R2_PROFILE and R2_ENDPOINT_URL; WEKA_PROFILE and WEKA_ENDPOINT_URL; GS_PROFILE. Named endpoints
 // are spoken to in path style unless TESSERA_S3_STYLE=host. Throws `invalid_argument` where a

@@ -13,7 +13,7 @@ namespace tessera {
 
 // Where nobody else writes.
 inline Uri fresh_url() {
-  return parse_uri("s3://tessera/" + random_attempt() + "/deep");
+  return parse_bucket_uri("s3://tessera/" + random_attempt() + "/deep");
 }
 
 inline std::shared_ptr<HttpClient> test_client() {
