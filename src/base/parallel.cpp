@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/stop.h"
 #include "base/traffic.h"
 #include "tessera/error.h"
 
@@ -47,9 +48,11 @@ void parallel_for(int threads, std::size_t count, const std::function<void(std::
   std::vector<std::jthread> workers;
   try {
     TrafficCount* const count_of_caller = TrafficCount::innermost();
+    const HeedStop* const stop_of_caller = HeedStop::innermost();
     for (std::size_t i = 1; i < wanted; ++i) {
-      workers.emplace_back([&run, count_of_caller] {
+      workers.emplace_back([&run, count_of_caller, stop_of_caller] {
         const TrafficCount::Joined joined(count_of_caller);
+        const HeedStop::Joined heeding(stop_of_caller);
         run();
       });
     }

@@ -13,4 +13,49 @@ inline void require_going_on(const std::stop_token& stop) {
     throw Error(ErrorCode::cancelled, "the caller asked for the work to end");
 }
 
+// While it lives, requests over a network that this thread sends heed `stop`, to whom nobody hands
+// it on. So do those of threads that work for this one (parallel_for). Those of one thread end in
+// the opposite order of their beginnings; outer ones are heeded, too.
+class HeedStop {
+ public:
+  explicit HeedStop(std::stop_token stop) noexcept;
+  ~HeedStop();
+  HeedStop(const HeedStop&) = delete;
+  HeedStop& operator=(const HeedStop&) = delete;
+
+  [[nodiscard]] static bool is_requested() noexcept;
+
+  // Lets this thread work for another one, whose innermost it is; null: it has none.
+  class Joined {
+   public:
+    explicit Joined(const HeedStop* innermost) noexcept;
+    ~Joined();
+    Joined(const Joined&) = delete;
+    Joined& operator=(const Joined&) = delete;
+
+   private:
+    const HeedStop* const before_;
+  };
+  [[nodiscard]] static const HeedStop* innermost() noexcept;
+
+ private:
+  const std::stop_token stop_;
+  const HeedStop* const outer_;
+};
+
+// While it lives, what this thread sends commits, finds out what became of a commit, or cleans up:
+// a stop does not cut it. It ends soon then, since nothing is tried twice.
+class Settling {
+ public:
+  Settling() noexcept;
+  ~Settling();
+  Settling(const Settling&) = delete;
+  Settling& operator=(const Settling&) = delete;
+
+  [[nodiscard]] static bool is_under_way() noexcept;
+
+ private:
+  const bool before_;
+};
+
 }  // namespace tessera

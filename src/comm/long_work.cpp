@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/stop.h"
 #include "comm/error_message.h"
 #include "comm/whereabouts.h"
 
@@ -25,6 +26,7 @@ class Running {
  public:
   Running(const std::stop_token& stop, const std::function<void(const std::stop_token&)>& work)
       : forward_(stop, [this] { source_.request_stop(); }), thread_([this, &work] {
+          const HeedStop heeding(source_.get_token());
           auto failure = failure_of([&] { work(source_.get_token()); });
           const std::lock_guard lock(mutex_);
           failure_ = std::move(failure);
@@ -97,6 +99,7 @@ void work_interruptibly(Group& group, const std::stop_token& stop,
   const auto request = [&either] { either.request_stop(); };
   const std::stop_callback by_caller(stop, request);
   const std::stop_callback by_peer(group.interrupted(), request);
+  const HeedStop heeding(either.get_token());
   const std::optional<Error> failure = failure_of([&] { work(either.get_token()); });
   if (!failure) return;
   const bool by_peer_alone = group.interrupted().stop_requested() && !stop.stop_requested();

@@ -99,7 +99,7 @@ std::shared_ptr<Store> open_remote(const Scheme& scheme, const std::string& url,
 
 void prepare_remote(const Scheme& scheme) {
   (void)curl_library();
-  if (scheme.open == open_s3) (void)s3::sha256({});
+  if (scheme.open == open_bucket) (void)s3::sha256({});
 }
 #else
 struct Scheme {

@@ -17,8 +17,8 @@
 
 namespace tessera {
 
-// What happens behind the bytes of an answer.
-enum class Then { keep, close, reset, stall };
+// What happens behind the bytes of an answer. `trickle`: six blanks come, one every half a second.
+enum class Then { keep, close, reset, stall, trickle };
 
 struct Scripted {
   std::string bytes;
@@ -134,7 +134,11 @@ class LoopbackServer {
       }();
       const Scripted answer = script_(number, text);
       (void)::send(socket, answer.bytes.data(), answer.bytes.size(), MSG_NOSIGNAL);
-      if (answer.then == Then::keep) continue;
+      for (int blanks = 0; answer.then == Then::trickle && blanks < 6; ++blanks) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        (void)::send(socket, " ", 1, MSG_NOSIGNAL);
+      }
+      if (answer.then == Then::keep || answer.then == Then::trickle) continue;
       while (answer.then == Then::stall && !stop.stop_requested())
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
       if (answer.then == Then::reset) reset(socket);

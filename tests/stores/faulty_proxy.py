@@ -192,6 +192,20 @@ async def one_byte_a_second(exchange):
         await asyncio.sleep(1)
 
 
+async def works(exchange):
+    """For longer than the client has patience with others, with a blank now and then, as AWS does."""
+    exchange.to_client.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(5):
+        exchange.to_client.write(b"1\r\n \r\n")
+        await exchange.to_client.drain()
+        await asyncio.sleep(1)
+    head, body = await exchange.ask()
+    if head.is_chunked():
+        exchange.to_client.write(body)
+    else:
+        exchange.to_client.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+
+
 def refused(status, code="", headers=lambda: ""):
     async def fault(exchange):
         exchange.tell(answer(status, code, headers()))
@@ -271,6 +285,7 @@ FAULTS = {
     "expired_token": Fault("O15", refused(400, "ExpiredToken"), lambda r: r.first[0] != "HEAD"),
     "another_region": Fault("O16", refused(301, "PermanentRedirect", elsewhere)),
     "absent": Fault("O17", refused(404, "NoSuchKey"), lambda r: r.first[0] in ("GET", "HEAD")),
+    "works": Fault("O19", works, is_complete, times=2, waits=True),
     "one_byte_a_second": Fault("O19", one_byte_a_second, waits=True),
     "bad_digest": Fault("O23", refused(400, "BadDigest"), lambda r: is_write(r) and r.length() > 0),
     "replaced": Fault("O24", refused(412, "PreconditionFailed"), is_range),
@@ -317,6 +332,7 @@ class FaultyProxy:
         asyncio.run_coroutine_threadsafe(self.end(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
+        self.loop.close()
 
     async def end(self):
         serving = asyncio.all_tasks() - {asyncio.current_task()}
@@ -326,7 +342,7 @@ class FaultyProxy:
 
     def arm(self, fault, at):
         """From the request with that number on, from 0. Before the client starts."""
-        self.requests, self.fault, self.at, self.done, self.seen = 0, fault, at, 0, ""
+        self.requests, self.fault, self.at, self.done, self.seen, self.completes = 0, fault, at, 0, "", 0
 
     def disarm(self):
         self.arm(None, -1)
@@ -338,6 +354,7 @@ class FaultyProxy:
     def next_fault(self, request):
         number = self.requests
         self.requests += 1
+        self.completes += is_complete(request)
         if self.draw.random() < self.rate:
             self.done += 1
             return self.drawn_strange(request) if self.is_strange else FAULTS[self.draw.choice(RANDOM)]

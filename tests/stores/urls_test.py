@@ -11,7 +11,10 @@ import http.server
 import json
 import os
 import pathlib
+import random
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +23,10 @@ import unittest
 import urllib.parse
 import urllib.request
 
-from with_server import signed
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from faulty_proxy import FaultyProxy  # noqa: E402
+from made import write_safetensors  # noqa: E402
+from with_server import signed  # noqa: E402
 
 TESSERA = GOLDEN = None
 BUCKET = "s3://tessera"
@@ -61,6 +67,11 @@ class SignedFiles(Files):
 
     def do_HEAD(self):
         return self.send_error(403)  # it is signed for GET
+
+
+def heed_interrupts():
+    """Also where whoever started the tests ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -253,6 +264,31 @@ class Urls(unittest.TestCase):
                 self.same(url, self.file)
             self.done("convert", self.file, f"{BUCKET}/{name}/step", "--to", "dcp")
             self.same(f"{BUCKET}/{name}/step", self.file)
+
+    def test_ctrl_c_ends_a_command_whose_server_says_nothing(self):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.safetensors"
+            for command in (["copy", url, self.directory / "silent.safetensors"], ["convert", url, self.directory / "silent.pt"],
+                            ["convert", "s3://b/silent.safetensors", self.directory / "silent.pt"]):
+                process = subprocess.Popen([TESSERA, *command], stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
+                                           env={**os.environ, "AWS_ENDPOINT_URL": url.rsplit("/", 1)[0]})
+                connection, _ = silent.accept()
+                with connection:
+                    connection.recv(1)
+                    process.send_signal(signal.SIGINT)
+                    _, error = process.communicate(timeout=60)  # an operation has 600 s
+                self.assertEqual((process.returncode, error), (-signal.SIGINT, ""))
+
+    def test_a_server_may_work_for_long_before_it_has_put_parts_together(self):
+        """fault-rows O19"""
+        large = self.directory / "large.safetensors"
+        write_safetensors(large, {"w": ("U8", [9 << 20], random.Random(1).randbytes(9 << 20))})
+        with FaultyProxy(os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")) as proxy:
+            proxy.arm("works", 0)
+            self.done("copy", large, f"{BUCKET}/works.safetensors", AWS_ENDPOINT_URL=f"http://{proxy.host}", TESSERA_HTTP_STALL="2")
+            self.assertTrue(proxy.was_done)
+            self.assertEqual(proxy.completes, 1)
+        self.same(f"{BUCKET}/works.safetensors", large)
 
     def test_directories_of_a_web_server(self):
         """It lists nothing: `.metadata` or an index says which files there are."""

@@ -522,6 +522,7 @@ bool ScanReport::clean() const {
 
 ScanReport scan(const std::string& path, const ScanOptions& options) {
   namespace fs = std::filesystem;
+  const HeedStop heeding(options.stop);
   const Location where = located_source(path);
   if (where.store) {
     return where.name.empty() ? scan_directory(where.store, options)

@@ -197,6 +197,7 @@ void add_work(const SavedState& saved, const std::stop_token& stop, std::vector<
 VerifyReport verify_with(const SavedState& saved, const Checkpoint& checkpoint,
                          const VerifyOptions& options) {
   require_going_on(options.stop);
+  const HeedStop heeding(options.stop);
   require_threads(options.threads);
   VerifyReport report;
   report.findings = faults_of_indices(checkpoint);

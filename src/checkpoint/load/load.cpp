@@ -173,6 +173,7 @@ LoadReport load_opened(Value& tree, LoadSource& source, const LoadOptions& optio
 }
 
 LoadReport load_from(Value& tree, LoadSource& source, const LoadOptions& options, Group& group) {
+  const HeedStop heeding(options.stop);
   const Purpose purpose("loading a checkpoint");
   const JobLog log(options.events, "load", group.rank(), source.checkpoint().path);
   LoadReport report;
@@ -218,6 +219,7 @@ GroupCheckpoint::~GroupCheckpoint() = default;
 
 GroupCheckpoint GroupCheckpoint::open(const Location& where, const LoadOptions& options,
                                       Group& group) {
+  const HeedStop heeding(options.stop);
   const Purpose purpose("opening a checkpoint");
   return GroupCheckpoint(
       std::unique_ptr<Opened>(new Opened{open_for_load(where, options, group), group}));
@@ -225,6 +227,7 @@ GroupCheckpoint GroupCheckpoint::open(const Location& where, const LoadOptions& 
 
 GroupCheckpoint GroupCheckpoint::open(const Location& where, const Value& model,
                                       const LoadOptions& options, Group& group) {
+  const HeedStop heeding(options.stop);
   const Purpose purpose("opening a checkpoint");
   return GroupCheckpoint(
       std::unique_ptr<Opened>(new Opened{open_own_or_all(where, model, options, group), group}));
@@ -257,6 +260,7 @@ LoadReport GroupCheckpoint::load(Value& tree, const LoadOptions& options) {
 }
 
 LoadReport load(Value& tree, const Location& where, const LoadOptions& options, Group& group) {
+  const HeedStop heeding(options.stop);
   const Purpose purpose("loading a checkpoint");
   const JobLog log(options.events, "load", group.rank(), to_string(where));
   LoadReport report;
@@ -282,6 +286,7 @@ LoadReport load(Value& tree, const Location& where, Group& group) {
 }
 
 Value Checkpoint::load(const LoadOptions& options) const {
+  const HeedStop heeding(options.stop);
   const JobLog log(options.events, "load", 0, path);
   Value tree;
   log.phase("all", [&] {

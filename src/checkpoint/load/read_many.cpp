@@ -38,6 +38,7 @@ Filling filling_of(const Checkpoint& checkpoint, const ReadRequest& request,
 IoReport Checkpoint::read_many(const std::vector<ReadRequest>& requests,
                                const ReadOptions& options) const {
   require_going_on(options.stop);
+  const HeedStop heeding(options.stop);
   require_threads(options.threads);
   std::vector<Filling> fillings;
   fillings.reserve(requests.size());

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "checkpoint/open/open.h"
+#include "base/stop.h"
 #include "storage/stopping_store.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
@@ -26,6 +27,7 @@ bool matches(const std::string& name, const std::string& glob) {
 }  // namespace
 
 Checkpoint Checkpoint::open(const Location& where, const OpenOptions& options) {
+  const HeedStop heeding(options.stop);
   Place place = place_of(where);
   place.store = stopping_store(std::move(place.store), options.stop);
   Checkpoint checkpoint = open_checkpoint(place, options);

@@ -10,6 +10,7 @@
 #include "base/one_of.h"
 #include "base/parallel.h"
 #include "base/random_id.h"
+#include "base/stop.h"
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
@@ -234,6 +235,7 @@ Location file_at(const Location& to) {
 CopyReport copy(const Location& from, const Location& to, const CopyOptions& options) {
   require_threads(options.threads);
   require_going_on(options.stop);
+  const HeedStop heeding(options.stop);
   Place place = place_of(from);
   // A store's own sources, which it can copy by itself, not those of a snapshot.
   if (!from.store && !is_on_disk(from))

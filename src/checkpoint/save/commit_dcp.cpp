@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "base/stop.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "io/block_digests.h"
 #include "tessera/error.h"
@@ -29,6 +30,7 @@ void require_no_checkpoint(const Store& store, const std::string& path) {
 }
 
 bool is_visible(const Store& store, const std::string& save_id) {
+  const Settling settling;
   return store.exists(kDcpMetadata) && read_dcp_metadata(store).save_id == save_id;
 }
 

@@ -87,6 +87,7 @@ DataFileWriter& DataFileWriter::operator=(DataFileWriter&&) noexcept = default;
 DataFileWriter::~DataFileWriter() = default;
 
 ItemExtent DataFileWriter::tensor(const Tensor& tensor, const std::stop_token& stop) {
+  const HeedStop heeding(stop);
   const HeldChunk chunk = whole_chunk(tensor);
   TensorReader reader(tensor, "");
   const ElementSource elements = elements_of(tensor, chunk, reader);
@@ -166,6 +167,7 @@ void DcpDirectory::commit(ByteView metadata, const std::string& save_id,
   if (!fits_file_name(save_id))
     throw Error(ErrorCode::invalid_argument, "a save's id is a text that fits a file name");
   try {
+    const HeedStop heeding(stop);
     state_->publish(metadata, save_id, receipts, stop);
   } catch (...) {
     if (!is_visible(*state_->store, save_id)) state_->withdraw(save_id, receipts);

@@ -2,6 +2,7 @@
 
 #include "tessera/convert.h"
 
+#include "base/stop.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/staged/staging.h"
@@ -39,6 +40,7 @@ ConvertReport convert_staged(const Checkpoint& source, const Location& target,
 ConvertReport convert(const Location& source, const Location& target,
                       const ConvertOptions& options) {
   require_convertible(options);
+  const HeedStop heeding(options.stop);
   const Checkpoint opened = Checkpoint::open(source, options.open);
   require_used(options.open, opened);
   return convert(opened, target, options);
@@ -47,6 +49,7 @@ ConvertReport convert(const Location& source, const Location& target,
 ConvertReport convert(const Checkpoint& source, const Location& target,
                       const ConvertOptions& options) {
   require_convertible(options);
+  const HeedStop heeding(options.stop);
   const Location located = located_target(target);
   return is_staged(located, options) ? convert_staged(source, located, options)
                                      : convert_in_place(source, located, options);

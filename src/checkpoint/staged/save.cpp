@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/job_log.h"
+#include "base/stop.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
@@ -215,6 +216,7 @@ SaveResult save_staged(const Value& tree, const Location& where, const SaveOptio
 
 SaveResult save(const Value& tree, const Location& where, const SaveOptions& options,
                 Group& group) {
+  const HeedStop heeding(options.stop);
   const Purpose purpose("saving a checkpoint");
   const JobLog log(options.events, "save", group.rank(), to_string(where));
   SaveResult result;
@@ -239,6 +241,7 @@ SaveResult save(const Value& tree, const Location& where, Group& group) {
 
 SaveResult save_part(const Value& tree, const Location& where, int rank,
                      const SaveOptions& options) {
+  const HeedStop heeding(options.stop);
   const Purpose purpose("saving a part of a checkpoint");
   const JobLog log(options.events, "save", rank, to_string(where));
   SaveResult result;

@@ -9,6 +9,7 @@
 
 #include "base/environment.h"
 #include "base/one_of.h"
+#include "base/stop.h"
 #include "base/traffic.h"
 #include "storage/http/limiter.h"
 #include "storage/http/loopback.h"
@@ -22,6 +23,10 @@ namespace {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
+
+// Of a request that settles something after a stop.
+constexpr milliseconds kSettledWithin{5'000};
+constexpr milliseconds kLookForStop{50};
 
 // A body of the wrong length so often is the server's opinion, no accident.
 constexpr int kMostMisfits = 3;
@@ -60,6 +65,11 @@ HttpOptions with_environment(HttpOptions options) {
   if (options.most_in_flight < 1)
     throw Error(ErrorCode::invalid_argument, "at least one request has to be in flight");
   return options;
+}
+
+void require_no_stop() {
+  if (HeedStop::is_requested() && !Settling::is_under_way())
+    throw Error(ErrorCode::cancelled, "the caller asked for the work to end");
 }
 
 void require_sendable(const HttpRequest& request, bool allow_http) {
@@ -149,6 +159,7 @@ class HttpClient::Impl {
       // Outside of the limiter: it may send requests of its own, for credentials.
       const HttpRequest request = prepare(++operation.attempts);
       require_sendable(request, options_.allow_http);
+      require_no_stop();
       Attempt attempt = attempt_once(request, operation);
       attempt.response.attempts = operation.attempts;
       const bool is_done = attempt.failure.empty() && !is_passing(attempt.response.status) &&
@@ -169,8 +180,9 @@ class HttpClient::Impl {
     Limiter::Place place(limiter_);
     if (!operation.until) operation.until = Clock::now() + options_.operation_within;
     auto transfer = transfers_.take();
-    Attempt attempt =
-        transfer->attempt(request, options_, std::max(operation.left(), milliseconds(1)));
+    const milliseconds within =
+        HeedStop::is_requested() ? std::min(operation.left(), kSettledWithin) : operation.left();
+    Attempt attempt = transfer->attempt(request, options_, std::max(within, milliseconds(1)));
     // Whatever failed, a new handle has no part of it: libcurl 7.88 keeps buffers of a host that
     // did not resolve, and refuses options then.
     if (attempt.failure.empty()) transfers_.give_back(std::move(transfer));
@@ -206,8 +218,12 @@ class HttpClient::Impl {
     if (attempt.is_stale) return operation.left() > milliseconds(0);
     const milliseconds pause = std::max(operation.backoff.next(), asked_pause(attempt.response));
     if (pause >= operation.left()) return false;
-    std::this_thread::sleep_for(pause);
-    return true;
+    const auto end = Clock::now() + pause;
+    for (auto now = Clock::now(); now < end; now = Clock::now()) {
+      if (HeedStop::is_requested()) break;
+      std::this_thread::sleep_for(std::min<Clock::duration>(end - now, kLookForStop));
+    }
+    return !(Settling::is_under_way() && HeedStop::is_requested());
   }
 
   static HttpResponse answer_of(const HttpRequest& request, Attempt attempt) {
@@ -242,6 +258,9 @@ HttpCounts HttpClient::counts() const {
 }
 int HttpClient::most_in_flight() const {
   return options_.most_in_flight;
+}
+milliseconds HttpClient::operation_within() const {
+  return options_.operation_within;
 }
 
 }  // namespace tessera

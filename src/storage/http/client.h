@@ -27,8 +27,9 @@ struct HttpRequest {
   Scattered into = {};
   // Of a body that goes into HttpResponse::body; a longer one is `limit`.
   std::size_t most_body = 16U << 20U;
-  // Longer than HttpOptions::slow_for where the server works before it answers, as on a copy.
-  std::chrono::seconds slow_for{0};
+  // Where the server works before it answers, as on a copy: so long it may send nothing, if that is
+  // longer than HttpOptions::slow_for. Any byte shows that it lives, whatever their rate.
+  std::chrono::seconds works_for{0};
 };
 
 struct HttpResponse {
@@ -88,12 +89,15 @@ class HttpClient {
   // that nobody vouches for; `limit` for a body above `most_body`; `corrupt` for more than 200
   // headers or 64 KiB of them, and for an encoded body for `into`. After three such answers:
   // `corrupt` for a body that does not fill `into`. Of a body that tells of an error 64 KiB are
-  // kept.
+  // kept. Once a stop is requested that the thread heeds (base/stop.h): `cancelled`, within about a
+  // second. While it settles what it has begun, an attempt under way goes on, one that begins has
+  // five seconds, and none follows.
   HttpResponse send(const Prepare& prepare,
                     const std::function<bool(const HttpResponse&)>& is_again = {});
 
   [[nodiscard]] HttpCounts counts() const;
   [[nodiscard]] int most_in_flight() const;  // as in the options
+  [[nodiscard]] std::chrono::milliseconds operation_within() const;
 
  private:
   class Impl;

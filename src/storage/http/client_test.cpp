@@ -8,6 +8,8 @@
 #include <numeric>
 #include <thread>
 
+#include "base/parallel.h"
+#include "base/stop.h"
 #include "conformance/errors.h"
 #include "conformance/loopback_server.h"
 #include "storage/http/limiter.h"
@@ -206,6 +208,71 @@ TEST(HttpClient, CallersMayAskForAnotherAttempt) {
   EXPECT_EQ(client.counts().bytes_again, 1U);
 }
 
+// A server that works sends a blank now and then; one byte a second is no rate for anything else.
+TEST(HttpClient, BlanksShowThatAServerWorks) {
+  LoopbackServer server([](int, const std::string&) {
+    return Scripted{"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n", Then::trickle};
+  });
+  HttpClient client(quick());
+  const HttpRequest work{.method = "POST", .url = server.url(), .works_for = 2s};
+  EXPECT_EQ(client.send(always(work)).text(), "      ");
+  EXPECT_EQ(client.counts().requests, 1U);
+
+  HttpOptions options = quick();
+  options.operation_within = 5s;
+  HttpClient impatient(options);
+  EXPECT_EQ(code_of([&] { (void)impatient.send(always(get(server.url()))); }), ErrorCode::timeout);
+}
+
+TEST(HttpClient, AServerThatWorksIsNotSilentForEver) {
+  LoopbackServer server([](int number, const std::string&) {
+    return number == 1 ? Scripted{"", Then::stall} : scripted(200);
+  });
+  HttpClient client(quick());
+  const HttpRequest work{.method = "POST", .url = server.url(), .works_for = 2s};
+  EXPECT_EQ(client.send(always(work)).attempts, 2);
+}
+
+// Whoever waits for an answer, for its body or for the next attempt.
+TEST(HttpClient, AStopEndsRequests) {
+  const std::string head = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab";
+  for (const Scripted& silent : {Scripted{"", Then::stall}, Scripted{head, Then::stall},
+                                 scripted(503, "", "Retry-After: 20\r\n")}) {
+    std::stop_source source;
+    LoopbackServer server([&](int, const std::string&) {
+      source.request_stop();
+      return silent;
+    });
+    HttpOptions options = quick();
+    options.slow_for = options.operation_within = 600s;
+    HttpClient client(options);
+    const HeedStop heeding(source.get_token());
+    std::vector<ErrorCode> codes(3);
+    parallel_for(3, codes.size(), [&](std::size_t i) {
+      codes[i] = code_of([&] { (void)client.send(always(get(server.url()))); });
+    });
+    EXPECT_THAT(codes, testing::Each(ErrorCode::cancelled)) << silent.bytes;
+    const int sent = server.requests();
+    EXPECT_EQ(code_of([&] { (void)client.send(always(get(server.url()))); }), ErrorCode::cancelled);
+    EXPECT_EQ(server.requests(), sent);
+  }
+}
+
+// A commit whose answer is on its way is not cut, and what is left to do then is tried once.
+TEST(HttpClient, AStopLeavesWhatSettlesAttempts) {
+  std::stop_source source;
+  LoopbackServer server([&](int number, const std::string&) {
+    source.request_stop();
+    return number == 2 ? scripted(503) : scripted(200, "done");
+  });
+  HttpClient client(quick());
+  const HeedStop heeding(source.get_token());
+  const Settling settling;
+  EXPECT_EQ(client.send(always(get(server.url()))).text(), "done");
+  EXPECT_EQ(client.send(always(get(server.url()))).status, 503);
+  EXPECT_EQ(server.requests(), 2);
+}
+
 TEST(HttpClient, TheLastAnswerIsReturnedWhenTimeIsOver) {
   LoopbackServer server([](int, const std::string&) { return scripted(503, "busy"); });
   HttpOptions options = quick();
@@ -253,7 +320,7 @@ TEST(HttpClient, ServersThatWorkMayHaveLonger) {
     return scripted(200);
   });
   HttpClient client(quick());  // which waits for 1 s
-  EXPECT_EQ(client.send(always({.url = server.url(), .slow_for = 10s})).attempts, 1);
+  EXPECT_EQ(client.send(always({.url = server.url(), .works_for = 10s})).attempts, 1);
 }
 
 TEST(HttpClient, RefusedConnectionsEndInIo) {

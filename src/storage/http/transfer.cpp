@@ -1,11 +1,14 @@
 #include "storage/http/transfer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <initializer_list>
 #include <new>
+#include <utility>
 
 #include "base/environment.h"
 #include "base/one_of.h"
+#include "base/stop.h"
 #include "storage/http/curl_library.h"
 #include "storage/http/loopback.h"
 #include "storage/http/reply.h"
@@ -20,12 +23,19 @@ using std::chrono::milliseconds;
 // A quarter of what one request usually moves, and 16 handles stay below 8 MiB.
 constexpr long kBufferBytes = 256L << 10U;
 
+using Clock = std::chrono::steady_clock;
+
 // What libcurl's callbacks work on.
 struct Exchange {
   Upload upload;
   Reply reply;
+  milliseconds silent_for{0};  // at most; 0: libcurl looks at the rate
   bool is_begun = false;
   bool is_begun_again = false;
+  bool is_cut = false;     // somebody asked for an end
+  bool is_silent = false;  // nothing has moved for too long
+  curl_off_t moved = 0;
+  Clock::time_point moved_at = Clock::now();
 };
 
 std::size_t give_body(char* to, std::size_t size, std::size_t count, void* exchange) {
@@ -69,6 +79,17 @@ std::string proxy_of(const std::string& url) {
     return first_of({"https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"});
   }
   return first_of({"http_proxy", "all_proxy", "ALL_PROXY"});
+}
+
+// About once a second, and whenever something moves.
+int look(void* of, curl_off_t /*all*/, curl_off_t received, curl_off_t /*all*/, curl_off_t sent) {
+  auto& exchange = *static_cast<Exchange*>(of);
+  const curl_off_t moved = received + sent;
+  if (moved != std::exchange(exchange.moved, moved)) exchange.moved_at = Clock::now();
+  exchange.is_cut = HeedStop::is_requested() && !Settling::is_under_way();
+  exchange.is_silent = exchange.silent_for > milliseconds(0) &&
+                       Clock::now() - exchange.moved_at > exchange.silent_for;
+  return exchange.is_cut || exchange.is_silent ? 1 : 0;
 }
 
 void require_no_line_break(const std::string& text) {
@@ -142,7 +163,7 @@ class Transfer::Handle {
     set_method(request, exchange.upload);
     set_callbacks(exchange);
     set_safety(request, options);
-    set_patience(request, options, whole);
+    set_patience(request, options, whole, exchange);
     error_[0] = '\0';
     set(CURLOPT_ERRORBUFFER, error_);
     const CURLcode code = curl_.easy_perform(easy_);
@@ -203,18 +224,27 @@ class Transfer::Handle {
     set(CURLOPT_NOPROXY, first_of({"no_proxy", "NO_PROXY"}).c_str());
   }
 
-  void set_patience(const HttpRequest& request, const HttpOptions& options, milliseconds whole) {
+  void set_patience(const HttpRequest& request, const HttpOptions& options, milliseconds whole,
+                    Exchange& exchange) {
     const milliseconds connect = std::clamp(options.connect_within, milliseconds(1), whole);
     set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(connect.count()));
     set(CURLOPT_TIMEOUT_MS, static_cast<long>(whole.count()));
-    const auto slow_for = std::max(options.slow_for, request.slow_for);
-    set(CURLOPT_LOW_SPEED_LIMIT, static_cast<long>(options.least_rate));
-    set(CURLOPT_LOW_SPEED_TIME, rounded_up_to_seconds(slow_for));
+    if (request.works_for > std::chrono::seconds(0)) {
+      exchange.silent_for = std::max(options.slow_for, request.works_for);
+    } else {
+      set(CURLOPT_LOW_SPEED_LIMIT, static_cast<long>(options.least_rate));
+      set(CURLOPT_LOW_SPEED_TIME, rounded_up_to_seconds(options.slow_for));
+    }
+    set(CURLOPT_NOPROGRESS, 0L);
+    set(CURLOPT_XFERINFOFUNCTION, &look);
+    set(CURLOPT_XFERINFODATA, &exchange);
     set(CURLOPT_TCP_KEEPALIVE, 1L);
   }
 
   Attempt attempt_of(CURLcode code, Exchange& exchange) const {
     if (code == CURLE_OUT_OF_MEMORY) throw std::bad_alloc();
+    if (code == CURLE_ABORTED_BY_CALLBACK && exchange.is_cut)
+      throw Error(ErrorCode::cancelled, "the caller asked for the work to end");
     Reply& reply = exchange.reply;
     reply.require_acceptable();
     Attempt attempt;
@@ -225,6 +255,10 @@ class Transfer::Handle {
     if (code == CURLE_OK || code == CURLE_WRITE_ERROR) {
       attempt.failure = reply.misfit();
       attempt.code = ErrorCode::corrupt;
+    } else if (code == CURLE_ABORTED_BY_CALLBACK && exchange.is_silent) {
+      attempt.failure = "the server sent nothing for " +
+                        std::to_string(rounded_up_to_seconds(exchange.silent_for)) + " s";
+      attempt.code = ErrorCode::timeout;
     } else if (exchange.is_begun_again || code == CURLE_SEND_FAIL_REWIND) {
       attempt.failure = "the connection was closed before the answer";
       attempt.is_stale = true;

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <exception>
+#include <thread>
 
 #include "base/crc32.h"
 #include "base/fork.h"
 #include "base/one_of.h"
+#include "base/stop.h"
 #include "storage/http/ranges.h"
 #include "storage/http/uri.h"
 #include "storage/s3/pages.h"
@@ -104,7 +107,8 @@ Call call_of_copy(const std::string& key, const CopiedObject& from) {
           .key = key,
           .headers = {{"x-amz-copy-source", source}, {kCopiedVersion, from.etag}},
           .permission = "s3:PutObject, and s3:GetObject of what is copied",
-          .brings = Document::copied};
+          .brings = Document::copied,
+          .is_work = true};
 }
 
 [[noreturn]] void refuse_replaced(const CopiedObject& from) {
@@ -193,13 +197,31 @@ Written Bucket::put(const std::string& key, ByteView body, const Condition& cond
   return settled(call, {key, attempt, body.size()});
 }
 
-bool Bucket::holds(const Made& made) {
-  const auto state = head(made.key);
-  if (!state || state->attempt != made.attempt) return false;
-  if (state->size == made.size) return true;
-  throw Error(ErrorCode::corrupt, "the server made an object of " + std::to_string(state->size) +
+bool Bucket::is_it(const ObjectState& state, const Made& made) const {
+  if (state.attempt != made.attempt) return false;
+  if (state.size == made.size) return true;
+  throw Error(ErrorCode::corrupt, "the server made an object of " + std::to_string(state.size) +
                                       " bytes, " + std::to_string(made.size) + " were written")
       .at_path(path_of(made.key));
+}
+
+bool Bucket::holds(const Made& made) {
+  const auto state = head(made.key);
+  return state && is_it(*state, made);
+}
+
+// An earlier attempt at it, whose answer was lost, may still be at work.
+bool Bucket::appears(const Made& made) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kLongestPause{5'000};
+  const auto end = Clock::now() + endpoint_.patience();
+  for (std::chrono::milliseconds pause{50};; pause = std::min(pause * 2, kLongestPause)) {
+    const auto state = head(made.key);
+    if (state && is_it(*state, made)) return true;
+    if ((state && made.is_new) || HeedStop::is_requested() || Clock::now() + pause > end)
+      return false;
+    std::this_thread::sleep_for(pause);
+  }
 }
 
 // When a failure is on its way that says more than that nothing is known.
@@ -213,6 +235,7 @@ bool Bucket::is_known_to_hold(const Made& made) {
 }
 
 Written Bucket::settled(const Call& call, const Made& made) {
+  const Settling settling;
   std::optional<Answer> answer;
   std::exception_ptr failure;  // no answer came
   try {
@@ -227,6 +250,7 @@ Written Bucket::settled(const Call& call, const Made& made) {
     (void)endpoint_.require_good(call, std::move(*answer));
   if (failure || is_error ? is_known_to_hold(made) : holds(made)) return Written::done;
   if (failure) std::rethrow_exception(failure);
+  if (told == Written::gone && answer->response.attempts > 1 && appears(made)) return Written::done;
   if (told != Written::unsure) return told;
   (void)endpoint_.require_good(call, std::move(*answer));
   throw Error(ErrorCode::corrupt,
@@ -252,6 +276,7 @@ bool Bucket::refuses(const std::string& key, const Condition& unmet) {
 }
 
 void Bucket::remove(const std::string& key) {
+  const Settling settling;
   const Call call{.method = "DELETE", .key = key, .permission = "s3:DeleteObject"};
   Answer answer = endpoint_.send(call);
   if (answer.response.status != 404) (void)endpoint_.require_good(call, std::move(answer));
@@ -373,11 +398,13 @@ Written Bucket::complete(const Upload& upload, const std::vector<CompletedPart>&
                   .headers = fields_of(condition),
                   .body = std::as_bytes(std::span(body)),
                   .permission = kPut,
-                  .brings = Document::completed};
+                  .brings = Document::completed,
+                  .is_work = true};
   return settled(call, made);
 }
 
 void Bucket::abort(const Upload& upload) {
+  const Settling settling;
   const Call call{.method = "DELETE",
                   .key = upload.key,
                   .query = {{"uploadId", upload.id}},

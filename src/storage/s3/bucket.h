@@ -46,6 +46,7 @@ struct Upload {
 struct Made {
   std::string key, attempt;
   std::uint64_t size = 0;
+  bool is_new = false;  // with another object at the key it cannot be made any more
 };
 
 // Where the parts of an upload come from. Parts that are sent have checksums, which the server
@@ -112,7 +113,9 @@ class Bucket {
   // Its bytes [begin, end).
   [[nodiscard]] CompletedPart copy_part(const Upload& upload, int number, const CopiedObject& from,
                                         std::uint64_t begin, std::uint64_t end);
-  // `parts` by number, which become `made`. Nothing is visible before it.
+  // `parts` by number, which become `made`. Nothing is visible before it. `gone` after an attempt
+  // whose answer was lost may be that one's doing: the server may work on it for minutes, so long
+  // the object is looked for.
   Written complete(const Upload& upload, const std::vector<CompletedPart>& parts,
                    const Condition& condition, const Made& made);
   void abort(const Upload& upload);  // no error if there is none
@@ -136,7 +139,9 @@ class Bucket {
  private:
   [[nodiscard]] Fields fields_of(const Condition& condition) const;
   void mark_others(const Upload& upload, PartsAre parts);
+  [[nodiscard]] bool is_it(const ObjectState& state, const Made& made) const;
   [[nodiscard]] bool holds(const Made& made);
+  [[nodiscard]] bool appears(const Made& made);
   [[nodiscard]] bool is_known_to_hold(const Made& made);
   // The write that `call` is, and what became of it.
   [[nodiscard]] Written settled(const Call& call, const Made& made);

@@ -288,7 +288,7 @@ TEST_F(S3Answers, ACompletedUploadThatIsGoneIsComparedWithTheObject_O10) {
     std::vector<std::string> answers = {created,   kPartDone, kPartDone,
                                         kPartDone,  // two parts and the mark
                                         "",        gone,      head_answer(attempt, bytes.size())};
-    if (attempt != kOurs) answers.push_back(gone);  // of the abort
+    if (attempt != kOurs) answers.push_back(head_answer(attempt, bytes.size()));
     bucket(std::move(answers));
     auto sink = s3_sink(bucket_, "k", {.is_absent = true}, bytes.size());
     sink->write_at(0, bytes);
@@ -301,6 +301,24 @@ TEST_F(S3Answers, ACompletedUploadThatIsGoneIsComparedWithTheObject_O10) {
     EXPECT_TRUE(has(4, "POST /b/k?uploadId=id "));
     EXPECT_TRUE(has(6, "HEAD /b/k "));
   }
+}
+
+// The answer to the first attempt is lost while the server works on it: a second one is told that
+// there is no such upload, and the object comes later.
+TEST_F(S3Answers, AnUploadThatIsWorkedOnIsWaitedFor_O10) {
+  const std::vector<CompletedPart> parts = {{.number = 1, .etag = "\"e\"", .crc32 = {}}};
+  const std::string gone = refusal("404 Not Found", "NoSuchUpload");
+  const auto complete = [&](bool is_new) {
+    return bucket_->complete({"k", "id"}, parts, {}, {"k", "a", 5, is_new});
+  };
+  bucket({"", gone, kMissing, kMissing, kMissing, head_answer("a")});
+  EXPECT_EQ(complete(true), Written::done);
+  bucket({"", gone, head_answer("old"), head_answer("old"), head_answer("old"), head_answer("a")});
+  EXPECT_EQ(complete(false), Written::done);
+  bucket({"", gone, head_answer("rival"), head_answer("rival")});
+  EXPECT_EQ(complete(true), Written::gone);
+  bucket({gone, kMissing});  // no attempt was lost
+  EXPECT_EQ(complete(false), Written::gone);
 }
 
 TEST_F(S3Answers, AMarkThatIsRefusedDoesNotKeepTheObject_O26) {

@@ -21,6 +21,8 @@ constexpr std::size_t kMostHashed = 64U << 10U;
 constexpr int kMostRepairs = 8;
 constexpr int kMostDigests = 3;
 constexpr int kMostStrange = 3;
+// AWS says that a Complete may take several minutes, with a blank now and then. Others send none.
+constexpr std::chrono::minutes kServerWorks{5};
 
 std::string query_of(const Fields& fields) {
   std::string text;
@@ -143,6 +145,7 @@ HttpRequest Endpoint::made(const Call& call, const std::string& region) const {
   request.headers = call.headers;
   if (!call.body.empty()) request.body = {call.body};
   request.into = call.into;
+  if (call.is_work) request.works_for = kServerWorks;
   return request;
 }
 

@@ -34,6 +34,8 @@ struct Call {
   Scattered into = {};                  // as HttpRequest::into
   const char* permission = "";          // what credentials need for it: "s3:PutObject"
   std::optional<Document> brings = {};  // none: a good answer has no body, or is an object
+  // The server works before it answers, for minutes maybe: it copies, or puts parts together.
+  bool is_work = false;
 };
 
 struct Answer {
@@ -64,6 +66,8 @@ class Endpoint {
 
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] const Settings& settings() const { return settings_; }
+  // How long one request is tried for.
+  [[nodiscard]] std::chrono::milliseconds patience() const { return client_->operation_within(); }
   // How an Error names an object.
   [[nodiscard]] std::string path_of(const std::string& key) const { return name_ + "/" + key; }
 

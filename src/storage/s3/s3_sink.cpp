@@ -47,7 +47,7 @@ class S3Sink final : public ByteSink {
         reaches_behind_first_(size_hint > first_.end) {}
 
   ~S3Sink() override {
-    if (!upload_ || is_done_ || !made_here_) return;
+    if (!upload_ || is_done_ || is_gone_ || !made_here_) return;
     try {
       bucket_->abort(*upload_);
     } catch (...) {  // found later among the unfinished uploads
@@ -219,14 +219,15 @@ class S3Sink final : public ByteSink {
     send(rest);
     std::vector<CompletedPart> parts;
     for (const auto& [number, part] : sent_) parts.push_back(part);
-    end_with(bucket_->complete(*upload_, parts, condition_, {key_, attempt_, size_}));
+    end_with(bucket_->complete(*upload_, parts, condition_,
+                               {key_, attempt_, size_, condition_.is_absent}));
   }
 
   void end_with(Written outcome) {
     is_done_ = outcome == Written::done;
     if (is_done_) return;
-    if (outcome == Written::gone)
-      throw Error(ErrorCode::conflict, "somebody aborted the upload of this object");
+    is_gone_ = outcome == Written::gone;
+    if (is_gone_) throw Error(ErrorCode::conflict, "somebody aborted the upload of this object");
     if (!condition_.version.empty())
       throw Error(ErrorCode::conflict, "another writer has replaced or removed the object");
     throw Error(ErrorCode::already_exists, "the object is there already");
@@ -241,6 +242,7 @@ class S3Sink final : public ByteSink {
   const PartPlan plan_;
   const Part first_;
   bool is_done_ = false;  // the object is visible
+  bool is_gone_ = false;  // there is no upload that could be aborted
 
   std::mutex beginning_;          // held while the upload is created; before mutex_
   std::optional<Upload> upload_;  // guarded by beginning_

@@ -31,12 +31,12 @@ class PartsCopy {
   PartsCopy(Bucket& bucket, const ServerCopy& copy, const std::string& attempt)
       : bucket_(bucket),
         copy_(copy),
-        made_{copy.to, attempt, copy.size},
+        made_{copy.to, attempt, copy.size, copy.if_exists == IfExists::fail},
         upload_(bucket.create_upload(copy.to, attempt, PartsAre::copied)) {
     bucket.mark(upload_, PartsAre::copied);
   }
   ~PartsCopy() {
-    if (is_done_) return;
+    if (is_over_) return;
     try {
       bucket_.abort(upload_);
     } catch (...) {  // found later among the unfinished uploads
@@ -55,9 +55,9 @@ class PartsCopy {
       parts[i] = bucket_.copy_part(upload_, static_cast<int>(i) + 1, copy_.from, begin, end);
       copy_.copied(end - begin);
     });
-    const Condition condition{.is_absent = copy_.if_exists == IfExists::fail};
+    const Condition condition{.is_absent = made_.is_new};
     const Written written = bucket_.complete(upload_, parts, condition, made_);
-    is_done_ = written == Written::done;
+    is_over_ = written == Written::done || written == Written::gone;
     return written;
   }
 
@@ -66,7 +66,7 @@ class PartsCopy {
   const ServerCopy& copy_;
   const Made made_;
   const Upload upload_;
-  bool is_done_ = false;
+  bool is_over_ = false;  // nothing is left to abort
 };
 
 }  // namespace
