@@ -28,7 +28,7 @@ enum class ErrorCode : std::uint8_t {
   limit,             // a size or count exceeds a stated cap
   conflict,          // two writers, or two pieces that disagree
   io,                // the operating system or the store refused
-  out_of_space,      // the device or the quota has no room left
+  out_of_space,      // device, quota or the limit of a file's size (ulimit -f) leave no room
   timeout,           // a deadline passed
   peer_failed,       // other ranks failed; see Error::peers()
   mismatch,          // shapes, dtypes, names or world sizes differ that should agree

@@ -1,10 +1,11 @@
 #include "base/environment.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <mutex>
 #include <utility>
+
+#include "base/fork.h"
 
 namespace tessera {
 namespace {
@@ -12,16 +13,12 @@ namespace {
 // Is there until the process ends, and after the destructors of static objects: threads may work
 // on.
 struct Latest {
-  std::mutex mutex;
-  std::shared_ptr<const Variables> copy;  // null: none was made
+  ShortMutex mutex;
+  std::shared_ptr<const Variables> copy;  // null: none was made; guarded by mutex
 };
 
 Latest& latest() {
   static auto& made = *new Latest;
-  // No other thread holds it when a child is forked, which would wait for that one forever.
-  static const int guarded = ::pthread_atfork(
-      [] { made.mutex.lock(); }, [] { made.mutex.unlock(); }, [] { made.mutex.unlock(); });
-  (void)guarded;  // without memory for it, a child may have to wait
   return made;
 }
 
