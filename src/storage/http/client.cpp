@@ -60,8 +60,10 @@ HttpOptions with_environment(HttpOptions options) {
   if (const auto deadline = number_in("TESSERA_HTTP_DEADLINE"))
     options.operation_within = std::chrono::seconds(*deadline);
   if (environment_variable("TESSERA_ALLOW_HTTP") == "1") options.allow_http = true;
-  if (options.ca_file.empty())
-    options.ca_file = environment_variable("TESSERA_CA_FILE").value_or(std::string());
+  for (const char* const name : {"TESSERA_CA_FILE", "AWS_CA_BUNDLE"}) {
+    if (options.ca_file.empty())
+      options.ca_file = environment_variable(name).value_or(std::string());
+  }
   if (options.most_in_flight < 1)
     throw Error(ErrorCode::invalid_argument, "at least one request has to be in flight");
   return options;

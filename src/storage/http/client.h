@@ -58,7 +58,7 @@ struct HttpOptions {
   // Plain http is for loopback alone, unless this or TESSERA_ALLOW_HTTP=1 says otherwise.
   bool allow_http = false;
   bool allow_proxy = true;   // of the environment; loopback is never asked by one
-  std::string ca_file = {};  // empty: the system's, or TESSERA_CA_FILE
+  std::string ca_file = {};  // empty: TESSERA_CA_FILE, AWS_CA_BUNDLE, the system's
 };
 
 struct HttpCounts {

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "base/environment.h"
 #include "storage/posix/system.h"
@@ -58,11 +59,19 @@ std::optional<std::string> profile_of(const std::string& line, SectionsAre secti
   const std::string section = trimmed(line.substr(1, end - 1));
   if (sections == SectionsAre::names || section == "default") return unquoted(section);
   const std::size_t blank = section.find_first_of(kBlanks);
-  if (section.substr(0, blank) != "profile" || blank == std::string::npos) return std::nullopt;
-  return unquoted(trimmed(section.substr(blank)));
+  if (blank == std::string::npos) return std::nullopt;
+  const std::string kind = section.substr(0, blank);
+  std::string name = unquoted(trimmed(section.substr(blank)));
+  if (kind == "services") return services_section(name);
+  return kind == "profile" ? std::optional(std::move(name)) : std::nullopt;
 }
 
 }  // namespace
+
+// No profile can have that name.
+std::string services_section(const std::string& name) {
+  return "services\n" + name;
+}
 
 std::string variable(const char* name) {
   return environment_variable(name).value_or(std::string());
@@ -90,23 +99,33 @@ std::map<std::string, Profile> parse_profiles(const std::string& text, SectionsA
   std::map<std::string, Profile> profiles;
   Profile* current = nullptr;
   std::size_t indent = std::string::npos;  // of the setting above; npos: a section begins
+  std::string above;                       // a setting of services whose own ones follow
+  bool are_services = false;
   constexpr std::string_view kMark = "\xEF\xBB\xBF";  // of UTF-8, which some editors write
   std::istringstream lines(text.substr(text.starts_with(kMark) ? kMark.size() : 0));
   for (std::string line; std::getline(lines, line);) {
     const std::string plain = trimmed(line);
     if (plain.empty() || plain[0] == '#' || plain[0] == ';') continue;
     const std::size_t indented = line.find_first_not_of(kBlanks);
-    if (indented > indent) continue;
+    const std::size_t equals = plain.find('=');
+    if (indented > indent) {
+      if (are_services && equals != std::string::npos && !above.empty())
+        (*current)[above + "." + lowered(trimmed(plain.substr(0, equals)))] =
+            trimmed(plain.substr(equals + 1));
+      continue;
+    }
     if (plain[0] == '[') {
       const auto name = profile_of(plain, sections);
       current = name ? &profiles[*name] : nullptr;
+      are_services = name && name->starts_with(services_section(""));
+      above.clear();
       indent = std::string::npos;
       continue;
     }
     indent = indented;
-    const std::size_t equals = plain.find('=');
     if (current == nullptr || equals == std::string::npos) continue;
-    (*current)[lowered(trimmed(plain.substr(0, equals)))] = trimmed(plain.substr(equals + 1));
+    above = lowered(trimmed(plain.substr(0, equals)));
+    (*current)[above] = trimmed(plain.substr(equals + 1));
   }
   return profiles;
 }

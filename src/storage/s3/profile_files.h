@@ -14,9 +14,11 @@ enum class SectionsAre { of_config, names };
 
 // "[name]" and "name = value" lines, as Python's configparser and so AWS's own tools read them: a
 // line that is indented deeper than the setting above belongs to that one, and is left out, as are
-// comments and sections of other kinds ("[services x]"). Names of settings are in lower case.
+// comments and sections of other kinds. Of "[services x]" it is kept, as "s3.endpoint_url" of a
+// profile services_section("x"). Names of settings are in lower case.
 [[nodiscard]] std::map<std::string, Profile> parse_profiles(const std::string& text,
                                                             SectionsAre sections);
+[[nodiscard]] std::string services_section(const std::string& name);
 // Of ~/.aws/config and ~/.aws/credentials together, where the second has precedence; none: neither
 // has it. A file that is not there has no profiles; one that cannot be read is `io`.
 [[nodiscard]] std::optional<Profile> read_profile(const std::string& name);

@@ -42,11 +42,15 @@ TEST(ProfileFiles, CommentsAndLineEnds) {
 }
 
 TEST(ProfileFiles, NestedSettingsAreNoneOfTheProfile) {
-  EXPECT_THAT(config("[default]\ns3 =\n  addressing_style = path\n\n  region = nested\n"
-                     "region = eu-west-1\n[services mine]\ns3 =\n  endpoint_url = no\n"
-                     "region = no\n"),
-              ElementsAre(Pair("default",
-                               UnorderedElementsAre(Pair("s3", ""), Pair("region", "eu-west-1")))));
+  EXPECT_THAT(
+      config("[default]\ns3 =\n  addressing_style = path\n\n  region = nested\n"
+             "region = eu-west-1\n[services mine]\ns3 =\n  endpoint_url = no\n"
+             "region = no\n"),
+      UnorderedElementsAre(
+          Pair("default", UnorderedElementsAre(Pair("s3", ""), Pair("region", "eu-west-1"))),
+          Pair(services_section("mine"),
+               UnorderedElementsAre(Pair("s3", ""), Pair("s3.endpoint_url", "no"),
+                                    Pair("region", "no")))));
 }
 
 // As configparser does: deeper than the setting above, not merely indented.

@@ -82,6 +82,18 @@ std::string needed_endpoint(const char* name, const std::string& scheme) {
   return endpoint_of(value, name);
 }
 
+// Of "[services NAME]", which a profile names.
+Variable endpoint_of_services(const std::string& name) {
+  if (name.empty()) return {};
+  return {"endpoint_url of s3 in the services '" + name + "'",
+          profile_setting(services_section(name), "s3.endpoint_url").value_or("")};
+}
+
+// What would name another server, or who vouches for it, is not passed over: it is refused.
+void require_no_other_server(const Variable& given, const std::string& instead) {
+  if (!given.value.empty()) refuse(given.name + " is not heeded here: " + instead);
+}
+
 void settle_s3(Settings& settings) {
   settings.profile = first_of({"S3_PROFILE", "AWS_PROFILE"}).value;
   const std::string profile = settings.profile.empty() ? "default" : settings.profile;
@@ -95,7 +107,14 @@ void settle_s3(Settings& settings) {
   if (!is_region(region.value)) refuse(region.name + " is no name of a region");
   settings.region = region.value;
   Variable endpoint = first_of({"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"});
+  if (endpoint.value.empty()) endpoint = endpoint_of_services(of_profile("services").value);
   if (endpoint.value.empty()) endpoint = of_profile("endpoint_url");
+  if (first_of({"TESSERA_CA_FILE", "AWS_CA_BUNDLE"}).value.empty())
+    require_no_other_server(of_profile("ca_bundle"), "name the file by AWS_CA_BUNDLE");
+  for (const char* const name : {"AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT"}) {
+    const bool is_set = is_one_of(variable(name), "true", "TRUE", "True") && endpoint.value.empty();
+    require_no_other_server({name, is_set ? "true" : ""}, "name the server by AWS_ENDPOINT_URL_S3");
+  }
   if (!endpoint.value.empty()) {
     settings.endpoint = endpoint_of(endpoint.value, endpoint.name);
     settings.is_path_style = true;

@@ -59,13 +59,36 @@ TEST_F(S3Settings, NamedEndpointsHaveTheBucketInThePath) {
   environment_.write_config(
       "[default]\nendpoint_url = https://profile.example/base/\nservices = mine\n"
       "[services mine]\ns3 =\n  endpoint_url = https://services.example\n");
-  EXPECT_EQ(of("s3://b/x").endpoint, "https://profile.example/base");
+  EXPECT_EQ(of("s3://b/x").endpoint, "https://services.example");
   environment_.set("AWS_ENDPOINT_URL", "http://127.0.0.1:9000/");
   EXPECT_EQ(of("s3://b/x").endpoint, "http://127.0.0.1:9000");
   environment_.set("AWS_ENDPOINT_URL_S3", "https://minio.example");
   EXPECT_EQ(of("s3://b/x").endpoint, "https://minio.example");
   EXPECT_TRUE(of("s3://b/x").is_path_style);
   EXPECT_EQ(of("s3://b/x").region, "us-east-1");
+}
+
+TEST_F(S3Settings, WhatWouldNameAnotherServerIsHeededOrRefused) {
+  environment_.write_config(
+      "[default]\nservices = mine\n[services mine]\ndynamodb =\n  endpoint_url = "
+      "https://d.example\n"
+      "s3 =\n  max_attempts = 2\n  endpoint_url = https://s.example\n[profile x]\nregion = r\n");
+  EXPECT_EQ(of("s3://b/x").endpoint, "https://s.example");
+  environment_.set("AWS_ENDPOINT_URL", "https://variable.example");
+  EXPECT_EQ(of("s3://b/x").endpoint, "https://variable.example");
+  environment_.unset("AWS_ENDPOINT_URL");
+  environment_.write_config("[default]\nservices = none\n");
+  EXPECT_EQ(of("s3://b/x").endpoint, "https://s3.us-east-1.amazonaws.com");
+  environment_.write_config("[default]\nca_bundle = /x.pem\n");
+  EXPECT_THAT(refusal_of("s3://b/x"), HasSubstr("AWS_CA_BUNDLE"));
+  environment_.set("AWS_CA_BUNDLE", "/x.pem");
+  EXPECT_EQ(of("s3://b/x").bucket, "b");
+  for (const char* name : {"AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT"}) {
+    environment_.set(name, "true");
+    EXPECT_THAT(refusal_of("s3://b/x"), HasSubstr(name));
+    environment_.set(name, "false");
+    EXPECT_EQ(of("s3://b/x").bucket, "b");
+  }
 }
 
 TEST_F(S3Settings, EndpointsThatAreNoneNameTheirVariable) {
