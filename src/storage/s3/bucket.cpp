@@ -139,7 +139,7 @@ std::optional<ObjectState> Bucket::head(const std::string& key) {
   const bool is_google = endpoint_.settings().is_google;
   ObjectState state{.size = 0,
                     .etag = etag,
-                    .attempt = response.header(kAttempt),
+                    .attempt = endpoint_.told(response, kAttempt),
                     .version = is_google ? response.header("x-goog-generation") : etag};
   const char* end = length.data() + length.size();
   const auto parsed = std::from_chars(length.data(), end, state.size);
@@ -259,20 +259,24 @@ Written Bucket::settled(const Call& call, const Made& made) {
       .at_path(path_of(made.key));
 }
 
-bool Bucket::heeds_conditions(const std::string& key) {
+std::optional<std::string> Bucket::unheeded_condition(const std::string& key) {
   // Google's generation 0 is that of no object.
   const std::string no_version = endpoint_.settings().is_google ? "0" : "\"0\"";
-  return refuses(key, {.is_absent = true}) && refuses(key, {.version = no_version});
+  if (auto answer = answer_of_ignorant(key, {.is_absent = true})) return answer;
+  return answer_of_ignorant(key, {.version = no_version});
 }
 
-bool Bucket::refuses(const std::string& key, const Condition& unmet) {
+std::optional<std::string> Bucket::answer_of_ignorant(const std::string& key,
+                                                      const Condition& unmet) {
   const Call call{.method = "PUT", .key = key, .headers = fields_of(unmet), .permission = kPut};
   Answer answer = endpoint_.send(call);
-  if (is_one_of(answer.response.status, 404, 409, 412)) return true;
+  if (is_one_of(answer.response.status, 404, 409, 412)) return std::nullopt;
   // 304 and 200 are of servers that misunderstand or ignore it; 400 and 501 of those that tell so.
-  if (answer.is_good() || is_one_of(answer.response.status, 304, 400, 501)) return false;
-  (void)endpoint_.require_good(call, std::move(answer));
-  return false;
+  // Google knows conditions: its 400 is about something else.
+  const bool is_told = answer.response.status == 400 && !endpoint_.settings().is_google;
+  if (!answer.is_good() && !is_told && !is_one_of(answer.response.status, 304, 501))
+    (void)endpoint_.require_good(call, std::move(answer));
+  return endpoint_.describe_answer(call, answer);
 }
 
 void Bucket::remove(const std::string& key) {

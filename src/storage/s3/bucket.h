@@ -83,9 +83,9 @@ class Bucket {
   // another size, or absent although a good answer came, it is `corrupt`.
   Written put(const std::string& key, ByteView body, const Condition& condition,
               const std::string& attempt);
-  // Whether the server refuses to write `key`, at which there is an object, under conditions that
-  // do not hold. Some servers ignore them, or know none.
-  [[nodiscard]] bool heeds_conditions(const std::string& key);
+  // What a server says that does not refuse to write `key`, at which there is an object, under
+  // conditions that do not hold: some ignore them, or know none. None: it heeds them.
+  [[nodiscard]] std::optional<std::string> unheeded_condition(const std::string& key);
   // From now on no request has one. Rivals are then kept out by whoever decided that.
   void send_no_conditions() { sends_conditions_ = false; }
   // Whether one request can be about objects of both: they have one server and credentials.
@@ -145,7 +145,8 @@ class Bucket {
   [[nodiscard]] bool is_known_to_hold(const Made& made);
   // The write that `call` is, and what became of it.
   [[nodiscard]] Written settled(const Call& call, const Made& made);
-  [[nodiscard]] bool refuses(const std::string& key, const Condition& unmet);
+  [[nodiscard]] std::optional<std::string> answer_of_ignorant(const std::string& key,
+                                                              const Condition& unmet);
 
   Endpoint endpoint_;
   std::atomic<bool> sends_conditions_{true};

@@ -132,6 +132,28 @@ std::string Endpoint::region() const {
   return region_;
 }
 
+Dialect Endpoint::dialect() const {
+  return settings_.is_google ? Dialect::google : Dialect::aws;
+}
+
+std::string Endpoint::told(const HttpResponse& response, std::string_view name) const {
+  if (!name.starts_with(kVendor)) return response.header(std::string(name));
+  return response.header(vendor_header(dialect(), name.substr(kVendor.size())));
+}
+
+// Google knows no CRC-32: there the signature has the digest of every body.
+Fields Endpoint::headers_of(const Call& call) const {
+  if (!settings_.is_google) return call.headers;
+  Fields headers;
+  for (const auto& [name, value] : call.headers) {
+    if (name.starts_with("x-amz-checksum-")) continue;
+    const bool is_vendors = name.starts_with(kVendor);
+    headers.emplace_back(
+        is_vendors ? vendor_header(Dialect::google, name.substr(kVendor.size())) : name, value);
+  }
+  return headers;
+}
+
 HttpRequest Endpoint::made(const Call& call, const std::string& region) const {
   std::string base = endpoint_in(settings_, region);
   if (settings_.is_path_style) {
@@ -142,7 +164,7 @@ HttpRequest Endpoint::made(const Call& call, const std::string& region) const {
   HttpRequest request;
   request.method = call.method;
   request.url = base + "/" + percent_encoded(call.key, true) + query_of(call.query);
-  request.headers = call.headers;
+  request.headers = headers_of(call);
   if (!call.body.empty()) request.body = {call.body};
   request.into = call.into;
   if (call.is_work) request.works_for = kServerWorks;
@@ -154,8 +176,12 @@ HttpRequest Endpoint::signed_request(const Call& call, const std::string& region
   const auto credentials = credentials_.get();
   if (!credentials) return request;
   const auto now = std::chrono::system_clock::now() + std::chrono::seconds(clock_offset_.load());
-  const bool is_hashed = call.body.size() <= kMostHashed;
-  sign(request, *credentials, {.region = region, .now = now},
+  const bool is_hashed = settings_.is_google || call.body.size() <= kMostHashed;
+  sign(request, *credentials,
+       {.region = region,
+        .service = dialect() == Dialect::google ? "storage" : "s3",
+        .now = now,
+        .dialect = dialect()},
        is_hashed ? sha256_hex(call.body) : std::string(kUnsignedPayload));
   return request;
 }
@@ -228,7 +254,7 @@ Answer Endpoint::send_by_itself(const Call& call) {
 Answer Endpoint::require_good(const Call& call, Answer answer) const {
   if (answer.is_good()) return answer;
   const int status = answer.response.status;
-  std::string text = describe(made(call, region()), answer.response);
+  std::string text = describe_answer(call, answer);
   if (status == 403) {
     text += "; the credentials need " + std::string(call.permission);
     // Who may not list is told 403 where there is nothing.

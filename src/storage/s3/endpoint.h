@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "storage/http/client.h"
 #include "storage/s3/credentials.h"
 #include "storage/s3/settings.h"
+#include "storage/s3/sigv4.h"
 #include "storage/s3/xml.h"
 
 namespace tessera::s3 {
@@ -23,6 +25,8 @@ using Fields = std::vector<std::pair<std::string, std::string>>;
 
 // Of a body that is sent. Servers that compare it with what came say so by the same header.
 inline constexpr const char* kChecksum = "x-amz-checksum-crc32";
+// What begins so in a Call is Google's own there: it refuses a request with both kinds.
+inline constexpr std::string_view kVendor = "x-amz-";
 
 // A request of S3, before it has a URL and a signature.
 struct Call {
@@ -62,10 +66,16 @@ class Endpoint {
   // Throws the Error that tells of an answer which is not good (`corrupt` of a strange one); good
   // ones it returns.
   Answer require_good(const Call& call, Answer answer) const;
+  // What an Error tells of it.
+  [[nodiscard]] std::string describe_answer(const Call& call, const Answer& answer) const {
+    return describe(made(call, region()), answer.response);
+  }
   Answer send_good(const Call& call) { return require_good(call, send(call)); }
 
   [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] const Settings& settings() const { return settings_; }
+  // A header of an answer, by the name that it has in a Call.
+  [[nodiscard]] std::string told(const HttpResponse& response, std::string_view name) const;
   // How long one request is tried for.
   [[nodiscard]] std::chrono::milliseconds patience() const { return client_->operation_within(); }
   // How an Error names an object.
@@ -74,6 +84,8 @@ class Endpoint {
  private:
   struct Repairs;
   [[nodiscard]] Answer send_by_itself(const Call& call);
+  [[nodiscard]] Dialect dialect() const;
+  [[nodiscard]] Fields headers_of(const Call& call) const;
   [[nodiscard]] HttpRequest made(const Call& call, const std::string& region) const;
   [[nodiscard]] HttpRequest signed_request(const Call& call, const std::string& region);
   [[nodiscard]] bool is_again(const Call& call, const HttpResponse& response, Repairs& repairs);

@@ -35,13 +35,15 @@ class ProbeObject {
 };
 
 void require_conditions(Bucket& bucket, const std::string& key, bool is_only_writer) {
-  if (bucket.heeds_conditions(key)) return;
+  const auto answer = bucket.unheeded_condition(key);
+  if (!answer) return;
   if (is_only_writer) return bucket.send_no_conditions();
-  throw Error(ErrorCode::unsupported,
-              "this server does not heed conditional writes (If-None-Match, If-Match): two savers "
-              "could both be told that they have won. If nobody else writes here, say so: "
-              "--single-writer, or single_writer of the options")
-      .at_path(bucket.name());
+  const std::string why =
+      "this server does not heed conditional writes (If-None-Match, If-Match): two savers could "
+      "both "
+      "be told that they have won. If nobody else writes here, say so: --single-writer, or "
+      "single_writer of the options. It says: ";
+  throw Error(ErrorCode::unsupported, why + *answer).at_path(bucket.name());
 }
 
 }  // namespace

@@ -8,13 +8,24 @@
 #include <span>
 #include <vector>
 
+#include "base/one_of.h"
 #include "storage/http/uri.h"
 #include "storage/s3/crypto_library.h"
 
 namespace tessera::s3 {
 namespace {
 
-constexpr const char* kAlgorithm = "AWS4-HMAC-SHA256";
+struct Words {
+  const char* algorithm;
+  const char* key;  // before the secret
+  const char* end;  // of the scope
+};
+constexpr Words kAws{"AWS4-HMAC-SHA256", "AWS4", "aws4_request"};
+constexpr Words kGoogle{"GOOG4-HMAC-SHA256", "GOOG4", "goog4_request"};
+
+const Words& words_of(Dialect dialect) {
+  return dialect == Dialect::google ? kGoogle : kAws;
+}
 
 ByteView bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
@@ -89,16 +100,20 @@ CanonicalHeaders canonical_headers(const HttpRequest& request) {
 
 std::string signature_of(const Credentials& credentials, const SigningScope& scope,
                          const std::string& date, const std::string& to_sign) {
-  const std::string secret = "AWS4" + credentials.secret;
+  const Words& words = words_of(scope.dialect);
+  const std::string secret = words.key + credentials.secret;
   Sha256 key = hmac_sha256(bytes_of(secret), date);
-  for (const std::string_view part :
-       {std::string_view(scope.region), std::string_view(scope.service),
-        std::string_view("aws4_request")})
+  for (const std::string_view part : {std::string_view(scope.region),
+                                      std::string_view(scope.service), std::string_view(words.end)})
     key = hmac_sha256(key, part);
   return hex(hmac_sha256(key, to_sign));
 }
 
 }  // namespace
+
+std::string vendor_header(Dialect dialect, std::string_view name) {
+  return (dialect == Dialect::google ? "x-goog-" : "x-amz-") + std::string(name);
+}
 
 std::string sha256_hex(ByteView bytes) {
   return hex(sha256(bytes));
@@ -107,23 +122,26 @@ std::string sha256_hex(ByteView bytes) {
 void sign(HttpRequest& request, const Credentials& credentials, const SigningScope& scope,
           std::string_view payload_hash) {
   const Uri url = parse_uri(request.url);
+  const Words& words = words_of(scope.dialect);
   const std::string time = timestamp_of(scope.now), date = time.substr(0, 8);
   request.headers.emplace_back("host", authority_of(url));
-  request.headers.emplace_back("x-amz-date", time);
+  const auto header = [&](const char* name) { return vendor_header(scope.dialect, name); };
+  request.headers.emplace_back(header("date"), time);
   // Other services take the hash as signed without being told it.
-  if (scope.service == "s3") request.headers.emplace_back("x-amz-content-sha256", payload_hash);
+  if (is_one_of(scope.service, "s3", "storage"))
+    request.headers.emplace_back(header("content-sha256"), payload_hash);
   if (!credentials.token.empty())
-    request.headers.emplace_back("x-amz-security-token", credentials.token);
+    request.headers.emplace_back(header("security-token"), credentials.token);
   const CanonicalHeaders headers = canonical_headers(request);
   const std::string canonical = request.method + "\n" + (url.path.empty() ? "/" : url.path) + "\n" +
                                 canonical_query(url.query) + "\n" + headers.lines + "\n" +
                                 headers.names + "\n" + std::string(payload_hash);
-  const std::string place = date + "/" + scope.region + "/" + scope.service + "/aws4_request";
-  const std::string to_sign =
-      std::string(kAlgorithm) + "\n" + time + "\n" + place + "\n" + sha256_hex(bytes_of(canonical));
+  const std::string place = date + "/" + scope.region + "/" + scope.service + "/" + words.end;
+  const std::string to_sign = std::string(words.algorithm) + "\n" + time + "\n" + place + "\n" +
+                              sha256_hex(bytes_of(canonical));
   request.headers.emplace_back(
-      "authorization", std::string(kAlgorithm) + " Credential=" + credentials.key_id + "/" + place +
-                           ",SignedHeaders=" + headers.names +
+      "authorization", std::string(words.algorithm) + " Credential=" + credentials.key_id + "/" +
+                           place + ",SignedHeaders=" + headers.names +
                            ",Signature=" + signature_of(credentials, scope, date, to_sign));
 }
 

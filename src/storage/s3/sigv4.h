@@ -1,7 +1,8 @@
-// AWS Signature Version 4, of headers.
+// AWS Signature Version 4, of headers, and GOOG4-HMAC-SHA256, which is that with other names.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -12,13 +13,20 @@ namespace tessera::s3 {
 
 inline constexpr std::string_view kUnsignedPayload = "UNSIGNED-PAYLOAD";
 
+// Google has names of its own for the same rules, and refuses a request that has both kinds.
+enum class Dialect : std::uint8_t { aws, google };
+
 struct SigningScope {
   std::string region;
   std::string service = "s3";
   std::chrono::system_clock::time_point now;
+  Dialect dialect = Dialect::aws;
 };
 
-// Adds host, x-amz-date, x-amz-security-token and authorization, and for s3 x-amz-content-sha256,
+// "x-amz-date", "x-goog-date".
+[[nodiscard]] std::string vendor_header(Dialect dialect, std::string_view name);
+
+// Adds host, authorization and the vendor's headers date and security-token, for s3 content-sha256,
 // to the headers of `request`, whose URL is percent-encoded once as by percent_encoded(). Its query
 // may have any order; all headers are signed. `payload_hash`: of the body in hexadecimal digits, or
 // kUnsignedPayload.

@@ -35,6 +35,18 @@ TEST(SigV4, AnObjectsRange) {
             "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41");
 }
 
+// Google's rules are AWS's with other words; the signature was made by Python's hmac.
+TEST(SigV4, GooglesWords) {
+  HttpRequest request{.url = "https://storage.googleapis.com/bucket/test.txt",
+                      .headers = {{"Range", "bytes=0-9"}}};
+  SigningScope scope = example_scope();
+  scope.region = "auto";
+  scope.service = "storage";
+  scope.dialect = Dialect::google;
+  EXPECT_EQ(signature_of(request, kEmpty, kExample, scope),
+            "f2d5a44b13bcc3af2c8abc76de45d6fb3af0136a26298af2565e97958b0e61a0");
+}
+
 TEST(SigV4, AnObjectThatIsPut) {
   HttpRequest request{.method = "PUT",
                       .url = "https://examplebucket.s3.amazonaws.com/test%24file.text",
