@@ -217,20 +217,10 @@ TEST(HttpClient, BlanksShowThatAServerWorks) {
   const HttpRequest work{.method = "POST", .url = server.url(), .works_for = 2s};
   EXPECT_EQ(client.send(always(work)).text(), "      ");
   EXPECT_EQ(client.counts().requests, 1U);
-
   HttpOptions options = quick();
   options.operation_within = 5s;
   HttpClient impatient(options);
   EXPECT_EQ(code_of([&] { (void)impatient.send(always(get(server.url()))); }), ErrorCode::timeout);
-}
-
-TEST(HttpClient, AServerThatWorksIsNotSilentForEver) {
-  LoopbackServer server([](int number, const std::string&) {
-    return number == 1 ? Scripted{"", Then::stall} : scripted(200);
-  });
-  HttpClient client(quick());
-  const HttpRequest work{.method = "POST", .url = server.url(), .works_for = 2s};
-  EXPECT_EQ(client.send(always(work)).attempts, 2);
 }
 
 // Whoever waits for an answer, for its body or for the next attempt.

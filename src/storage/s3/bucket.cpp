@@ -211,7 +211,8 @@ bool Bucket::holds(const Made& made) {
 }
 
 // An earlier attempt at it, whose answer was lost, may still be at work.
-bool Bucket::appears(const Made& made) {
+bool Bucket::appears(const Made& made, int attempts) {
+  if (attempts == 1) return false;
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kLongestPause{5'000};
   const auto end = Clock::now() + endpoint_.patience();
@@ -250,7 +251,7 @@ Written Bucket::settled(const Call& call, const Made& made) {
     (void)endpoint_.require_good(call, std::move(*answer));
   if (failure || is_error ? is_known_to_hold(made) : holds(made)) return Written::done;
   if (failure) std::rethrow_exception(failure);
-  if (told == Written::gone && answer->response.attempts > 1 && appears(made)) return Written::done;
+  if (told == Written::gone && appears(made, answer->response.attempts)) return Written::done;
   if (told != Written::unsure) return told;
   (void)endpoint_.require_good(call, std::move(*answer));
   throw Error(ErrorCode::corrupt,

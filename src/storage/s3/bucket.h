@@ -141,7 +141,7 @@ class Bucket {
   void mark_others(const Upload& upload, PartsAre parts);
   [[nodiscard]] bool is_it(const ObjectState& state, const Made& made) const;
   [[nodiscard]] bool holds(const Made& made);
-  [[nodiscard]] bool appears(const Made& made);
+  [[nodiscard]] bool appears(const Made& made, int attempts);
   [[nodiscard]] bool is_known_to_hold(const Made& made);
   // The write that `call` is, and what became of it.
   [[nodiscard]] Written settled(const Call& call, const Made& made);
