@@ -35,11 +35,11 @@ struct Event {
 using EventHook = std::function<void(const Event&)>;
 
 // `stop` in the options of a job ends it, from any thread. The job throws `cancelled` within a
-// second or two. Reads of a store are cut; a request that makes something visible is waited for, and
-// what is left to clean up is tried for some seconds. On several ranks one rank's
-// token is enough: all of them throw. Then nothing has become visible; memory that a read was
-// filling has undefined content, and a load leaves what any failure of it leaves. After the step
-// that makes the result visible, a request to stop has no effect.
+// second or two. Reads of a store are cut; a request that makes something visible is waited for,
+// and what is left to clean up is tried for some seconds. On several ranks one rank's token is
+// enough: all of them throw. Then nothing has become visible; memory that a read was filling has
+// undefined content, and a load leaves what any failure of it leaves. After the step that makes the
+// result visible, a request to stop has no effect.
 
 // Every `threads` must be from 1 to 1024; any other number is `invalid_argument`.
 
