@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <random>
 #include <span>
 
 #include "checkpoint/dcp/guard_dcp.h"
@@ -184,6 +185,99 @@ TEST(Gc, PartsOfASaveWithoutCollectivesBelongToTheirCheckpoint_P04) {
   EXPECT_THAT(gc(directory, kAtOnce).leftovers, ::testing::SizeIs(2));
   EXPECT_THAT(objects_in(directory), ::testing::SizeIs(before.size()));
   EXPECT_THAT(verify(directory).findings, IsEmpty());
+}
+
+// Draws checkpoints and what killed writers leave in them.
+class Drawn {
+ public:
+  explicit Drawn(std::uint32_t seed) : random_(seed) {}
+
+  // Of any kind that is a directory; returns where it is.
+  std::string checkpoint() {
+    const std::string root = temporary_directory(), made = root + "/made", where = root + "/c";
+    const std::size_t turns = 1 + below(3);
+    const std::size_t kind = below(5);
+    for (std::size_t turn = 0; turn < turns; ++turn) {
+      if (kind == 0) return copy_of(written(marked_kinds()[below(marked_kinds().size())]));
+      if (kind == 1) {
+        (void)save(tree(0, 1), where,
+                   {.overwrite = true, .threads = 1 + static_cast<int>(below(3))});
+      } else if (kind == 2) {
+        save_parts(where);
+      } else {
+        (void)save(tree(0, 1), made, {.overwrite = true});
+        ConvertOptions options;
+        options.to = kind == 3 ? CheckpointKind::dcp : CheckpointKind::safetensors;
+        options.ranks = kind == 3 ? 1 + static_cast<int>(below(40)) : 1;
+        options.max_shard_size = kind == 3 ? 0 : 200;
+        options.overwrite = true;
+        (void)convert(made, where, options);
+      }
+    }
+    return where;
+  }
+
+  // Names that only killed writers leave.
+  void litter(const std::string& directory) {
+    for (const char* name : {"__0_0_0123456789ab.distcp", "__77_3_ba9876543210.distcp",
+                             "tessera-0123456789ab.probe", ".model.pt.tmp-0123456789ab"}) {
+      if (below(2) == 0) write_text(directory + "/" + name, "left");
+    }
+  }
+
+ private:
+  std::size_t below(std::size_t limit) { return random_() % limit; }
+
+  // Some tensors are empty, and some have fewer rows than there are ranks.
+  Value tree(int rank, int ranks) {
+    Value tree = Value::dict();
+    tree.set_item("step", std::int64_t{3});
+    std::mt19937 shapes(shape_seed_);
+    for (std::size_t i = shapes() % 4; i > 0; --i) {
+      const Shape shape{static_cast<std::int64_t>(shapes() % 6),
+                        1 + static_cast<std::int64_t>(shapes() % 9)};
+      Tensor tensor = counting(shape, chunk(shape, rank, ranks), 0);
+      tensor.sharded = ranks > 1;
+      tree.set_item("t" + std::to_string(i), Value(std::move(tensor)));
+    }
+    return tree;
+  }
+
+  void save_parts(const std::string& where) {
+    const int ranks = 1 + static_cast<int>(below(8));
+    shape_seed_ = random_();
+    for (int rank = 0; rank < std::max(ranks, most_parts_); ++rank)
+      save_part(tree(rank, std::max(ranks, most_parts_)), where, rank, {.overwrite = true});
+    most_parts_ = std::max(ranks, most_parts_);
+  }
+
+  std::mt19937 random_;
+  std::uint32_t shape_seed_ = random_();
+  int most_parts_ = 0;
+};
+
+std::vector<std::string> findings_of(const std::string& directory) {
+  std::vector<std::string> told;
+  const VerifyReport report = verify(directory);
+  for (const Finding& finding : report.findings) told.push_back(finding.text);
+  told.push_back(std::to_string(report.tensors) + " tensors, " + std::to_string(report.bytes) +
+                 " bytes");
+  return told;
+}
+
+TEST(Gc, LeavesDrawnCheckpointsAsTheyAre) {
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    Drawn drawn(seed);
+    const std::string directory = drawn.checkpoint();
+    const std::vector<std::string> before = findings_of(directory);
+    EXPECT_THAT(before, ::testing::SizeIs(1));
+    drawn.litter(directory);
+    for (const Leftover& leftover : gc(directory, kAtOnce).leftovers)
+      EXPECT_TRUE(leftover.removed) << leftover.problem;
+    EXPECT_EQ(findings_of(directory), before);
+    fs::remove_all(directory);
+  }
 }
 
 // Of a store that tells no times and refuses to remove.
