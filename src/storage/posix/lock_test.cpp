@@ -192,22 +192,24 @@ TEST_F(Locks, AChildEndsNoLockAndRemovesNothingOfItsParents) {
 // Of two processes between this one and its grandchild the one with the lock is gone.
 TEST_F(Locks, ALockEndsWithItsProcessWhateverChildrenThatHas) {
   const std::string path = directory_.path();
-  int ends[2];
+  int ends[2], said[2];
   ASSERT_EQ(::pipe(ends), 0);
+  ASSERT_EQ(::pipe(said), 0);
   const pid_t writer = ::fork();
   if (writer == 0) {
     const LockedFd lock = locked_directory(path);
+    char byte = 0;
     if (::fork() == 0) {
       ::close(ends[1]);
-      char byte = 0;
+      (void)!::write(said[1], &byte, 1);
       ::_exit(static_cast<int>(::read(ends[0], &byte, 1)));
     }
+    (void)!::read(said[0], &byte, 1);  // the grandchild runs
     ::_exit(0);
   }
   ASSERT_EQ(::waitpid(writer, nullptr, 0), writer);
   EXPECT_NO_THROW((void)locked_directory(path));
-  ::close(ends[0]);
-  ::close(ends[1]);
+  for (const int end : {ends[0], ends[1], said[0], said[1]}) ::close(end);
 }
 
 }  // namespace
