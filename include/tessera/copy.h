@@ -42,7 +42,7 @@ struct CopyReport {
 // digests or, where there are none, the same bytes; or if the store has it as a copy that it made
 // itself of this version of the source. A source that is still being written has no marker and is
 // `incomplete`, as is one whose files are not all there; one that is replaced meanwhile is
-// `conflict`.
+// `conflict`. Of a run the others are copied before the first error of a damaged one is thrown.
 //
 // All that is read is compared with the digests that there are. Inside one object store (the same
 // server and credentials) the server copies data files of directories, and files; these bytes are

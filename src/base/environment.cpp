@@ -17,10 +17,7 @@ struct Latest {
   std::shared_ptr<const Variables> copy;  // null: none was made; guarded by mutex
 };
 
-Latest& latest() {
-  static auto& made = *new Latest;
-  return made;
-}
+Latest& latest = *new Latest;
 
 std::shared_ptr<const Variables> copied() {
   auto copy = std::make_shared<Variables>();
@@ -33,14 +30,14 @@ std::shared_ptr<const Variables> copied() {
 
 void copy_environment() {
   std::shared_ptr<const Variables> copy = copied();
-  const std::lock_guard lock(latest().mutex);
-  latest().copy.swap(copy);
+  const std::lock_guard lock(latest.mutex);
+  latest.copy.swap(copy);
 }
 
 std::shared_ptr<const Variables> variables() {
   {
-    const std::lock_guard lock(latest().mutex);
-    if (latest().copy) return latest().copy;
+    const std::lock_guard lock(latest.mutex);
+    if (latest.copy) return latest.copy;
   }
   return copied();
 }

@@ -1,6 +1,7 @@
 // Work that its caller may end early.
 #pragma once
 
+#include <chrono>
 #include <stop_token>
 
 #include "tessera/error.h"
@@ -47,6 +48,9 @@ class HeedStop {
 // a stop does not cut it. It ends soon then, since nothing is tried twice.
 class Settling {
  public:
+  // How long one request may go on after the stop.
+  static constexpr std::chrono::milliseconds kWithin{5'000};
+
   Settling() noexcept;
   ~Settling();
   Settling(const Settling&) = delete;

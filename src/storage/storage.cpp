@@ -120,6 +120,9 @@ std::optional<std::uint64_t> Store::free_bytes() const {
 }
 
 std::string to_string(const Location& where) {
+  // A web address may be signed, and what this returns is shown.
+  if (!where.store && where.path.starts_with("http"))
+    return where.path.substr(0, where.path.find('?'));
   if (!where.store) return where.path;
   return where.name.empty() ? where.store->name() : where.store->name() + "/" + where.name;
 }

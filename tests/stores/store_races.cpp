@@ -3,6 +3,9 @@
 //   store_races loads URL COUNT    loads, and as many openings, while a saver replaces what is
 //                                  there: none is of two checkpoints, and one of a hundred at
 //                                  most is refused
+//   store_races stops URL COUNT    conversions and saves that are stopped anywhere: they leave
+//   nothing,
+//                                  or a whole checkpoint
 //   store_races saves URL COUNT    saves one behind the other, each read back
 // Prints a line for each that goes wrong and a summary; exits with 1 when one did, of saves when
 // more than one of a thousand failed. Savers are threads with memory of their own.
@@ -10,11 +13,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tessera/checkpoint.h"
+#include "tessera/convert.h"
 #include "tessera/error.h"
 #include "tessera/storage.h"
 #include "tessera/tensor_view.h"
@@ -153,6 +158,37 @@ void save_in_turn(const std::string& url, int rounds) {
   std::printf("%d of %d saves failed\n", failed, rounds);
 }
 
+// As a set of files, staged on the disk, and as DCP. Every tensor is in several files.
+void stop_anywhere(const std::string& url, int rounds) {
+  const Numbered numbered(7);
+  const std::string from = url + "/from";
+  if (const std::string lost = lost_with(from, 7, true); !lost.empty()) return complain(-1, lost);
+  int stopped = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const std::string to = url + "/to" + std::to_string(round);
+    std::stop_source source;
+    const auto stop_at = [&](const Progress& progress) {
+      if (progress.done * static_cast<std::uint64_t>(rounds) >=
+          progress.total * static_cast<std::uint64_t>(round))
+        source.request_stop();
+    };
+    ConvertOptions options;
+    options.to = round % 2 == 0 ? CheckpointKind::safetensors : CheckpointKind::dcp;
+    options.max_shard_size = round % 2 == 0 ? 5000 : 0;
+    options.progress = stop_at;
+    options.stop = source.get_token();
+    try {
+      (void)convert(from, to, options);
+      (void)Checkpoint::open(to).load();
+    } catch (const Error& error) {
+      ++stopped;
+      if (error.code() != ErrorCode::cancelled) complain(round, error.what());
+      for (const ObjectInfo& left : open_store(to)->list()) complain(round, "left: " + left.name);
+    }
+  }
+  if (stopped == 0) complain(rounds, "nothing was stopped");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -164,6 +200,8 @@ int main(int argc, char** argv) {
       for (int round = 0; round < count; ++round) race(url, round);
     } else if (what == "loads") {
       load_while_replaced(url, count);
+    } else if (what == "stops") {
+      stop_anywhere(url, count);
     } else {
       save_in_turn(url, count);
     }

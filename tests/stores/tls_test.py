@@ -64,8 +64,8 @@ class Tls(unittest.TestCase):
         self.addCleanup(temporary.cleanup)
         self.work = pathlib.Path(temporary.name)
 
-    def ls(self, certificate, authority=None):
-        env = {**os.environ, **({"TESSERA_CA_FILE": str(authority)} if authority else {})}
+    def ls(self, certificate, authority=None, variable="TESSERA_CA_FILE"):
+        env = {**os.environ, **({variable: str(authority)} if authority else {})}
         with https_server(GOLDEN.parent, certificate) as url:
             return subprocess.run([TESSERA, "ls", f"{url}/{GOLDEN.name}"], env=env, capture_output=True, text=True, check=False)
 
@@ -80,6 +80,13 @@ class Tls(unittest.TestCase):
             refused = self.ls(certificate, authority)
             self.assertEqual(refused.returncode, 3, refused.stdout)
             self.assertRegex(refused.stderr, "^tessera: unsafe: .*certificate")
+
+    def test_o20_what_vouches_for_buckets_does_not_for_other_addresses(self):
+        """Nor does it keep these from being read."""
+        good = write_certificate(self.work, "127.0.0.1", datetime.datetime.now(datetime.timezone.utc) - DAY)
+        refused = self.ls(good, good, "AWS_CA_BUNDLE")
+        self.assertEqual(refused.returncode, 3, refused.stdout)
+        self.assertRegex(refused.stderr, "^tessera: unsafe: .*certificate")
 
     def test_o20_a_file_of_authorities_that_is_not_there_is_told(self):
         good = write_certificate(self.work, "127.0.0.1", datetime.datetime.now(datetime.timezone.utc) - DAY)

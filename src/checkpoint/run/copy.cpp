@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -217,11 +218,18 @@ void copy_left(const Store& from, const Location& to) {
 CopyReport copy_run(const std::vector<RunCheckpoint>& checkpoints, const Store& from,
                     const Location& to, const CopyOptions& options) {
   CopyReport report;
+  std::optional<Error> first;  // one that is damaged does not keep the others
   copy_left(from, to);
   for (auto checkpoint = checkpoints.rbegin(); checkpoint != checkpoints.rend(); ++checkpoint) {
     const std::string name = run_checkpoint_name(checkpoint->step, checkpoint->unsharded);
-    add(report, copy_directory(checkpoint->where, directory_in(to, name), options));
+    try {
+      add(report, copy_directory(checkpoint->where, directory_in(to, name), options));
+    } catch (const Error& error) {
+      if (!is_one_of(error.code(), ErrorCode::incomplete, ErrorCode::corrupt)) throw;
+      if (!first) first = error;
+    }
   }
+  if (first) throw Error(*first);
   return report;
 }
 

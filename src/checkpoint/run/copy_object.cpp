@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/digest.h"
+#include "base/stop.h"
 #include "checkpoint/digests/guard.h"
 #include "tessera/error.h"
 
@@ -59,7 +60,11 @@ bool has_copy(const Store& to, const std::string& name, const ByteSource& source
 
 void commit_copy(WrittenObject& written, Store& to, bool read_back) {
   written.sink->commit();
-  const auto there = to.open(written.name);
+  std::shared_ptr<ByteSource> there;
+  {
+    const Settling settling;  // a stop has no effect once a checkpoint is there
+    there = to.open(written.name);
+  }
   if (there->size() != written.size) {
     throw Error(ErrorCode::incomplete, "the target has " + std::to_string(there->size()) + " of " +
                                            std::to_string(written.size) + " bytes")

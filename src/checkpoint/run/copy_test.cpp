@@ -158,6 +158,29 @@ TEST(Copy, AnotherCheckpointStaysUnlessItIsOverwritten_O08) {
   EXPECT_EQ(contents_of(*target), contents_of(*posix_store(written(CheckpointKind::dcp))));
 }
 
+TEST(Copy, ADamagedPartBesideAWholeCheckpointIsInNobodysWay) {
+  const std::string directory = temporary_directory() + "/c";
+  save_step(directory, 1);
+  for (const std::string& damaged :
+       {std::string(), text_of(directory + "/.metadata").substr(0, 99)}) {
+    write_text(directory + "/__0.metadata", damaged);
+    (void)copy(directory, memory_store());
+    (void)save(Checkpoint::open(directory).load(), directory, {.overwrite = true});
+    EXPECT_THAT(verify(directory).findings, IsEmpty());
+  }
+}
+
+TEST(Copy, ADamagedCheckpointOfARunDoesNotKeepTheOthers) {
+  const auto run = memory_store(), target = memory_store(), saved = memory_store();
+  save_step(saved, 1);
+  for (const std::int64_t step : {3, 12, 20})
+    copy_objects(saved, *run, run_checkpoint_name(step) + "/");
+  for (const ObjectInfo& object : run->list("step3"))
+    if (object.name.ends_with(".distcp")) run->remove(object.name);
+  EXPECT_EQ(code_of([&] { (void)copy(run, target); }), ErrorCode::incomplete);
+  EXPECT_EQ(run_checkpoints(target).size(), 2U);
+}
+
 TEST(Copy, AFileKeepsItsSealAndTakesNoOther) {
   const std::string work = temporary_directory();
   const std::string golden = std::string(TESSERA_TEST_DATA) + "/golden/c2_hf_cons/model-0000";

@@ -165,11 +165,21 @@ bool may_be_dcp(const std::vector<ObjectInfo>& files) {
   });
 }
 
+// What cannot be asked is listed with the reason.
+bool may_list(Leftover& leftover, const Collection& collection) {
+  try {
+    return collection.may_take(is_free(leftover.path));
+  } catch (const Error& error) {
+    leftover.problem = error.what();
+    return true;
+  }
+}
+
 void collect_disk(const std::string& directory, Collection& collection) {
   DiskLeftovers leftovers = disk_leftovers(directory, now());
   for (Leftover& leftover : leftovers.found) {
     const std::string path = leftover.path;
-    if (!collection.removes() && !collection.may_take(is_free(path))) {
+    if (!collection.removes() && !may_list(leftover, collection)) {
       collection.spare();
       continue;
     }

@@ -20,7 +20,7 @@ void add_dcp(const std::shared_ptr<Store>& store, const std::string& prefix, Kno
   std::vector<std::string> warnings;  // who opened the checkpoint has heard of them
   const DcpGuard guard = guard_dcp(store, read_dcp_metadata(*store), warnings);
   for (const auto& [name, digests] : *guard.digests) known.digests[prefix + name] = digests;
-  for (const std::string& name : leftovers_in(*store)) known.leftovers.insert(prefix + name);
+  for (const std::string& name : known_leftovers(*store)) known.leftovers.insert(prefix + name);
 }
 
 void require_size(const ByteSource& source, const ObjectInfo& file) {

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/look_again.h"
+#include "base/stop.h"
 #include "checkpoint/open/belonging.h"
 #include "checkpoint/run/marker.h"
 #include "checkpoint/save/data_file.h"
@@ -20,6 +21,7 @@ std::set<std::string> names_of(const UploadPlan& plan) {
 }
 
 void withdraw_if(Store& store, const UploadPlan& plan, auto is_mine) noexcept {
+  const Settling settling;  // also of an upload that was stopped
   try {
     if (!marker_in(store).empty()) return;
   } catch (const Error&) {

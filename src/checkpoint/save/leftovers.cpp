@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "base/one_of.h"
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/side_file.h"
@@ -26,19 +27,6 @@ bool is_leftover(const std::string& name, const std::set<std::string>& own) {
   return is_data_file_name(name) && (!own.empty() || is_attempt_name(name));
 }
 
-// Beside a checkpoint that this library cannot read nothing is known to be left over: a later torch
-// may have written it, with other dtypes. It may be replaced all the same.
-std::vector<std::string> known_leftovers(const Store& store) {
-  try {
-    return leftovers_in(store);
-  } catch (const Error& error) {
-    const ErrorCode code = error.code();
-    if (code != ErrorCode::unsupported && code != ErrorCode::unsafe && code != ErrorCode::corrupt)
-      throw;
-    return {};
-  }
-}
-
 }  // namespace
 
 std::vector<std::string> leftovers_in(const Store& store) {
@@ -50,6 +38,19 @@ std::vector<std::string> leftovers_in(const Store& store) {
     if (is_leftover(object.name, own)) leftovers.push_back(object.name);
   }
   return leftovers;
+}
+
+// Beside a checkpoint that this library cannot read nothing is known to be left over: a later torch
+// may have written it, with other dtypes. It may be replaced all the same.
+std::vector<std::string> known_leftovers(const Store& store) {
+  try {
+    return leftovers_in(store);
+  } catch (const Error& error) {
+    if (!is_one_of(error.code(), ErrorCode::unsupported, ErrorCode::unsafe, ErrorCode::corrupt,
+                   ErrorCode::incomplete))
+      throw;
+    return {};
+  }
 }
 
 void remove_leftovers(Store& store) {

@@ -12,6 +12,9 @@ namespace tessera {
 // a checkpoint only those with names of ours: they belong to nobody, or to a save that goes on.
 [[nodiscard]] std::vector<std::string> leftovers_in(const Store& store);
 
+// The same; none where the checkpoint that is there cannot be read or is damaged.
+[[nodiscard]] std::vector<std::string> known_leftovers(const Store& store);
+
 // Removes these and unfinished files. Only while nobody writes.
 void remove_leftovers(Store& store);
 

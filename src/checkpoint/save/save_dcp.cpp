@@ -420,6 +420,7 @@ class Saver final : public DcpSave {
   // Of a save that ended before its commit. Rank 0 removes the files of all ranks, because it may
   // have made the directory, which can only go when it is empty.
   void remove_written() {
+    const Settling settling;  // also of a save that was stopped
     for (const FileReport& file : report_.files)
       remove_quietly(*store_, data_file_name(group_.rank(), file.file, opening_.attempt));
     if (!leads()) return;

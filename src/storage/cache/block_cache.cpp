@@ -133,7 +133,9 @@ void BlockCache::give_up(const std::exception& error) noexcept {
 void BlockCache::write(const Place& place, ByteView bytes) {
   directory_.make();
   const std::string of_key = directory_of_key(place.key);
-  make_directories(of_key);
+  // Whatever the umask is: what others may write into is not ours.
+  if (::mkdir(of_key.c_str(), S_IRWXU) != 0 && errno != EEXIST)
+    throw_errno(errno, "make directory", of_key);
   const BlockName name{place.key, std::to_string(place.block)};
   const std::string path = of_key + "/" + name.block;
   if (!directory_.owns_directory(of_key) || BlockFile(path, name, directory_).is_others()) return;
@@ -156,9 +158,10 @@ void BlockCache::write(const Place& place, ByteView bytes) {
 // Another process may do the same: one of them is enough.
 void BlockCache::make_room() {
   const std::string path = directory_.path() + "/.lock";
-  const Fd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
-  if (!lock) throw_errno(errno, "open", path);
-  if (try_lock(lock.get()) != Locked::yes) return;
+  Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
+  if (!fd) throw_errno(errno, "open", path);
+  if (try_lock(fd.get()) != Locked::yes) return;
+  const LockedFd lock(std::move(fd));
   std::vector<Kept> kept = kept_in(directory_);
   std::uint64_t bytes = 0;
   for (const Kept& block : kept) bytes += block.bytes;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -105,6 +106,16 @@ TEST_F(Caching, WhatWasReadOnceIsReadNoMore) {
   expect_reads(*cached()->open("a"), 5 * kMebi - 3, 1000);
   EXPECT_EQ(store_->bytes, bytes_.size());
   EXPECT_EQ(blocks().size(), 3U);
+}
+
+// Of users whose group is their own that is the usual one.
+TEST_F(Caching, AUmaskThatLetsTheGroupWriteDoesNotMatter) {
+  const mode_t before = ::umask(002);
+  expect_whole(*cached());
+  ::umask(before);
+  EXPECT_EQ(blocks().size(), 3U);
+  expect_whole(*cached());
+  EXPECT_EQ(store_->bytes, bytes_.size());
 }
 
 TEST_F(Caching, AnyRangesAreTheSameBytes) {

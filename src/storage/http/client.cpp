@@ -24,8 +24,6 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// Of a request that settles something after a stop.
-constexpr milliseconds kSettledWithin{5'000};
 constexpr milliseconds kLookForStop{50};
 
 // A body of the wrong length so often is the server's opinion, no accident.
@@ -60,10 +58,8 @@ HttpOptions with_environment(HttpOptions options) {
   if (const auto deadline = number_in("TESSERA_HTTP_DEADLINE"))
     options.operation_within = std::chrono::seconds(*deadline);
   if (environment_variable("TESSERA_ALLOW_HTTP") == "1") options.allow_http = true;
-  for (const char* const name : {"TESSERA_CA_FILE", "AWS_CA_BUNDLE"}) {
-    if (options.ca_file.empty())
-      options.ca_file = environment_variable(name).value_or(std::string());
-  }
+  if (options.ca_file.empty())
+    options.ca_file = environment_variable("TESSERA_CA_FILE").value_or(std::string());
   if (options.most_in_flight < 1)
     throw Error(ErrorCode::invalid_argument, "at least one request has to be in flight");
   return options;
@@ -183,7 +179,7 @@ class HttpClient::Impl {
     if (!operation.until) operation.until = Clock::now() + options_.operation_within;
     auto transfer = transfers_.take();
     const milliseconds within =
-        HeedStop::is_requested() ? std::min(operation.left(), kSettledWithin) : operation.left();
+        HeedStop::is_requested() ? std::min(operation.left(), Settling::kWithin) : operation.left();
     Attempt attempt = transfer->attempt(request, options_, std::max(within, milliseconds(1)));
     // Whatever failed, a new handle has no part of it: libcurl 7.88 keeps buffers of a host that
     // did not resolve, and refuses options then.

@@ -22,6 +22,7 @@ struct HttpRequest {
   std::string method = "GET";
   std::string url;  // as it goes over the wire: percent-encoded
   std::vector<std::pair<std::string, std::string>> headers = {};
+  std::string ca_file = {};         // of who vouches for the server, if the options name none
   std::vector<ByteView> body = {};  // sent one behind the other; lives until the answer is there
   // Where the body of a 200 or 206 goes, which has to fill it. Empty: into HttpResponse::body.
   Scattered into = {};
@@ -58,7 +59,7 @@ struct HttpOptions {
   // Plain http is for loopback alone, unless this or TESSERA_ALLOW_HTTP=1 says otherwise.
   bool allow_http = false;
   bool allow_proxy = true;   // of the environment; loopback is never asked by one
-  std::string ca_file = {};  // empty: TESSERA_CA_FILE, AWS_CA_BUNDLE, the system's
+  std::string ca_file = {};  // empty: TESSERA_CA_FILE, the request's, the system's
 };
 
 struct HttpCounts {

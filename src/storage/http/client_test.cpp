@@ -263,6 +263,22 @@ TEST(HttpClient, AStopLeavesWhatSettlesAttempts) {
   EXPECT_EQ(server.requests(), 2);
 }
 
+// Nobody waits half a minute for what a silent server does.
+TEST(HttpClient, WhatSettlesBesideASilentServerEndsSoonAfterAStop) {
+  std::stop_source source;
+  LoopbackServer server([&](int, const std::string&) {
+    source.request_stop();
+    return Scripted{"", Then::stall};
+  });
+  HttpOptions options = quick();
+  options.slow_for = options.operation_within = 600s;
+  HttpClient client(options);
+  const HeedStop heeding(source.get_token());
+  const Settling settling;
+  EXPECT_EQ(code_of([&] { (void)client.send(always(get(server.url()))); }), ErrorCode::cancelled);
+  EXPECT_EQ(server.requests(), 1);
+}
+
 TEST(HttpClient, TheLastAnswerIsReturnedWhenTimeIsOver) {
   LoopbackServer server([](int, const std::string&) { return scripted(503, "busy"); });
   HttpOptions options = quick();

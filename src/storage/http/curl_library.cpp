@@ -1,5 +1,6 @@
 #include "storage/http/curl_library.h"
 
+#include <mutex>
 #include <string>
 
 #include "base/fork.h"
@@ -39,7 +40,9 @@ CurlLibrary load() {
 
 const CurlLibrary& curl_library() {
   static auto& library =
-      *new PerProcess<CurlLibrary>();  // never destroyed: threads may outlive main()
+      *new PerProcess<CurlLibrary>();       // never destroyed: threads may outlive main()
+  static auto& loading = *new SlowMutex();  // libcurl starts in one thread
+  const std::lock_guard lock(loading);
   return library.get([] { return std::make_unique<CurlLibrary>(load()); });
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <initializer_list>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "base/environment.h"
@@ -32,10 +33,11 @@ struct Exchange {
   milliseconds silent_for{0};  // at most; 0: libcurl looks at the rate
   bool is_begun = false;
   bool is_begun_again = false;
-  bool is_cut = false;     // somebody asked for an end
+  bool is_cut = false;     // somebody asked for an end, and that has lasted long enough
   bool is_silent = false;  // nothing has moved for too long
   curl_off_t moved = 0;
   Clock::time_point moved_at = Clock::now();
+  std::optional<Clock::time_point> stopped_at = {};  // when somebody's wish for an end was seen
 };
 
 std::size_t give_body(char* to, std::size_t size, std::size_t count, void* exchange) {
@@ -86,7 +88,9 @@ int look(void* of, curl_off_t /*all*/, curl_off_t received, curl_off_t /*all*/, 
   auto& exchange = *static_cast<Exchange*>(of);
   const curl_off_t moved = received + sent;
   if (moved != std::exchange(exchange.moved, moved)) exchange.moved_at = Clock::now();
-  exchange.is_cut = HeedStop::is_requested() && !Settling::is_under_way();
+  if (HeedStop::is_requested() && !exchange.stopped_at) exchange.stopped_at = Clock::now();
+  const auto patience = Settling::is_under_way() ? Settling::kWithin : milliseconds(0);
+  exchange.is_cut = exchange.stopped_at && Clock::now() - *exchange.stopped_at >= patience;
   exchange.is_silent = exchange.silent_for > milliseconds(0) &&
                        Clock::now() - exchange.moved_at > exchange.silent_for;
   return exchange.is_cut || exchange.is_silent ? 1 : 0;
@@ -216,7 +220,8 @@ class Transfer::Handle {
     set(CURLOPT_SSL_VERIFYPEER, 1L);
     set(CURLOPT_SSL_VERIFYHOST, 2L);
     set(CURLOPT_SSLVERSION, static_cast<long>(CURL_SSLVERSION_TLSv1_2));
-    if (!options.ca_file.empty()) set(CURLOPT_CAINFO, options.ca_file.c_str());
+    const std::string& ca_file = options.ca_file.empty() ? request.ca_file : options.ca_file;
+    if (!ca_file.empty()) set(CURLOPT_CAINFO, ca_file.c_str());
     set(CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);  // a proxy's answer is not the server's
     // A proxy's loopback is another machine. What is set here, libcurl does not look for.
     const bool is_direct = !options.allow_proxy || is_loopback_url(request.url);

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/one_of.h"
 #include "base/random_id.h"
 #include "storage/posix/system.h"
 #include "tessera/error.h"
@@ -27,26 +28,24 @@ struct Held {
   std::vector<int> descriptors;  // guarded by mutex
 };
 
-Held& held() {
-  static Held& held = *new Held();  // never destroyed: threads may outlive main()
-  return held;
-}
+// Never destroyed, since threads may outlive main(); made before there are any.
+Held& held = *new Held();
 
 void close_in_child() noexcept {
-  for (const int fd : held().descriptors) ::close(fd);
-  held().descriptors.clear();
+  for (const int fd : held.descriptors) ::close(fd);
+  held.descriptors.clear();
 }
 
+[[maybe_unused]] const int registered = ::pthread_atfork(nullptr, nullptr, close_in_child);
+
 void note_held(int fd) {
-  static const int registered = ::pthread_atfork(nullptr, nullptr, close_in_child);
-  if (registered != 0) throw_errno(registered, "prepare for children", "a lock");
-  const std::lock_guard lock(held().mutex);
-  held().descriptors.push_back(fd);
+  const std::lock_guard lock(held.mutex);
+  held.descriptors.push_back(fd);
 }
 
 void forget_held(int fd) noexcept {
-  const std::lock_guard lock(held().mutex);
-  std::erase(held().descriptors, fd);
+  const std::lock_guard lock(held.mutex);
+  std::erase(held.descriptors, fd);
 }
 
 bool is_attempt_of(std::string_view name, std::string_view start) {
@@ -59,8 +58,9 @@ struct stat status_of(const Fd& fd) {
   return status;
 }
 
+// What root writes in the place of somebody's is that one's from the beginning.
 bool is_own(const Fd& fd) {
-  return status_of(fd).st_uid == ::geteuid();
+  return ::geteuid() == 0 || status_of(fd).st_uid == ::geteuid();
 }
 
 // The kernel keeps the lock of a directory to itself, whatever file system it is on.
@@ -70,10 +70,11 @@ bool reaches_all(const Fd& fd) {
          (::fstatfs(fd.get(), &system) == 0 && is_of_one_host(system));
 }
 
-// For writing, if it is a file: NFS gives no other lock. None: errno says why.
+// For writing, if that may be: NFS gives no other lock of a file. None: errno says why.
 Fd opened_to_lock(const std::string& path) {
   Fd fd = opened(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
-  if (!fd && errno == EISDIR) fd = opened(path, O_RDONLY | O_NOFOLLOW | O_DIRECTORY);
+  if (!fd && is_one_of(errno, EISDIR, EACCES, EPERM, EROFS))
+    fd = opened(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   return fd;
 }
 

@@ -22,6 +22,7 @@
 
 #include "conformance/errors.h"
 #include "conformance/temporary_directory.h"
+#include "conformance/unprivileged.h"
 #include "storage/posix/atomic_file.h"
 #include "storage/posix/replaced_directory.h"
 #include "tessera/error.h"
@@ -63,6 +64,7 @@ extern "C" int statfs(const char* path, struct statfs* system) {
 extern "C" int fstatfs(int fd, struct statfs* system) {
   const int result = static_cast<int>(::syscall(SYS_fstatfs, fd, system));
   if (file_system == FileSystem::nfs) system->f_type = NFS_SUPER_MAGIC;
+  if (file_system == FileSystem::fuse) system->f_type = FUSE_SUPER_MAGIC;
   return result;
 }
 
@@ -103,6 +105,23 @@ TEST_F(Locks, AnUnfinishedFileGoesOnlyWhenItsWriterIsSurelyGone) {
   }
 }
 
+// An unfinished file has the mode of what it is to replace.
+TEST_F(Locks, WhatMayNotBeWrittenIsAskedForAllTheSame) {
+  const std::string left = in(".x.pt.tmp-0123456789ab");
+  ASSERT_TRUE(Fd(::open(left.c_str(), O_WRONLY | O_CREAT, 0400)));
+  Unprivileged::give(left);
+  Unprivileged::give(directory_.path());
+  {
+    const Unprivileged unprivileged;
+    EXPECT_EQ(is_free(left), Locked::yes);
+    file_system = FileSystem::nfs;
+    EXPECT_EQ(is_free(left), Locked::unknown);
+    file_system = FileSystem::local;
+  }
+  remove_abandoned(left);  // root's, too
+  EXPECT_FALSE(fs::exists(left));
+}
+
 TEST_F(Locks, ADirectoryThatAnotherHostMayWriteIntoStays) {
   for (const FileSystem kind : {FileSystem::local, FileSystem::nfs, FileSystem::without_locks}) {
     file_system = kind;
@@ -124,12 +143,19 @@ TEST_F(Locks, ADirectoryThatAnotherHostMayWriteIntoStays) {
 TEST_F(Locks, AFileInUserSpaceIsKnownByItsSizeAndTime) {
   const auto store = posix_store(directory_.path());
   put(*store, "x", std::vector<std::byte>(5), IfExists::fail);
+  const auto write_again = [&] {  // with the same size and time, and another number
+    const auto time = fs::last_write_time(in("x"));
+    put(*store, "x", std::vector<std::byte>(5), IfExists::replace);
+    fs::last_write_time(in("x"), time);
+  };
   ObjectInfo listed = store->list().front();
-  listed.version = "1" + listed.version;
+  write_again();
   EXPECT_EQ(code_of([&] { (void)store->open_listed(listed); }), ErrorCode::conflict);
   file_system = FileSystem::fuse;
+  listed = store->list().front();
+  write_again();
   EXPECT_EQ(store->open_listed(listed)->size(), 5U);
-  listed.version += "1";
+  put(*store, "x", std::vector<std::byte>(6), IfExists::replace);
   EXPECT_EQ(code_of([&] { (void)store->open_listed(listed); }), ErrorCode::conflict);
 }
 

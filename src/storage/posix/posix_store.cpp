@@ -31,15 +31,17 @@ bool is_same(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-// A file that replaces another one has an inode of its own, while both are there.
-std::string version_of(const struct stat& status) {
-  return std::to_string(status.st_ino) + "-" + std::to_string(status.st_size) + "-" +
-         std::to_string(status.st_mtim.tv_sec) + "." + std::to_string(status.st_mtim.tv_nsec);
+// Whether a file has the same inode number whenever it is asked for: file systems in user space and
+// those without inodes may give it another one when the kernel has forgotten it.
+bool keeps_numbers(const struct statfs& system) {
+  return is_of_one_host(system) || static_cast<std::uint64_t>(system.f_type) == NFS_SUPER_MAGIC;
 }
 
-// The size and the time of it.
-std::string_view without_number(std::string_view version) {
-  return version.substr(std::min(version.find('-'), version.size()));
+// A file that replaces another one has an inode of its own, while both are there.
+std::string version_of(const struct stat& status, bool has_number) {
+  return (has_number ? std::to_string(status.st_ino) : std::string("0")) + "-" +
+         std::to_string(status.st_size) + "-" + std::to_string(status.st_mtim.tv_sec) + "." +
+         std::to_string(status.st_mtim.tv_nsec);
 }
 
 class FileSource final : public ByteSource {
@@ -54,7 +56,8 @@ class FileSource final : public ByteSource {
     size_ = static_cast<std::uint64_t>(status.st_size);
     changed_ = status.st_mtim;
     number_ = status.st_ino;
-    version_ = version_of(status);
+    struct statfs system {};
+    version_ = version_of(status, ::fstatfs(fd_.get(), &system) == 0 && keeps_numbers(system));
   }
 
   [[nodiscard]] std::uint64_t size() const override { return size_; }
@@ -273,14 +276,18 @@ class PosixStore final : public Store {
 
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
     std::vector<ObjectInfo> found;
-    for_each_file(start_of(prefix), [&](const DirectoryEntry& entry) { add_object(entry, found); });
+    const bool numbers = has_numbers();
+    for_each_file(start_of(prefix),
+                  [&](const DirectoryEntry& entry) { add_object(entry, numbers, found); });
     std::sort(found.begin(), found.end(), by_name);
     return found;
   }
 
   [[nodiscard]] std::vector<ObjectInfo> list_level(std::string_view prefix) const override {
     std::vector<ObjectInfo> found;
-    for (const DirectoryEntry& entry : entries_of(start_of(prefix))) add_object(entry, found);
+    const bool numbers = has_numbers();
+    for (const DirectoryEntry& entry : entries_of(start_of(prefix)))
+      add_object(entry, numbers, found);
     std::sort(found.begin(), found.end(), by_name);
     return found;
   }
@@ -305,18 +312,6 @@ class PosixStore final : public Store {
     const std::string path = full(name);
     require_inside(path, directory_);
     return std::make_shared<FileSource>(path);
-  }
-
-  // A file system in user space may number a file anew when the kernel has forgotten it.
-  [[nodiscard]] std::shared_ptr<ByteSource> open_listed(const ObjectInfo& object) const override {
-    auto source = open(object.name);
-    if (object.version.empty() || source->version() == object.version) return source;
-    const auto status = file_system();
-    if (status && status->f_type == FUSE_SUPER_MAGIC &&
-        without_number(source->version()) == without_number(object.version))
-      return source;
-    throw Error(ErrorCode::conflict, "the file was replaced after it was listed")
-        .at_path(source->name());
   }
 
   [[nodiscard]] std::unique_ptr<ByteSink> create(std::string_view name, IfExists if_exists,
@@ -381,13 +376,19 @@ class PosixStore final : public Store {
 
   static bool by_name(const ObjectInfo& a, const ObjectInfo& b) { return a.name < b.name; }
 
-  void add_object(const DirectoryEntry& entry, std::vector<ObjectInfo>& found) const {
+  [[nodiscard]] bool has_numbers() const {
+    const auto system = file_system();
+    return system && keeps_numbers(*system);
+  }
+
+  void add_object(const DirectoryEntry& entry, bool has_numbers,
+                  std::vector<ObjectInfo>& found) const {
     if (!entry.is_regular_file || is_temporary_name(entry.name)) return;
     struct stat status {};
     // A file that vanished between the listing and the stat is not there.
     if (::stat(entry.path.c_str(), &status) != 0) return;
     found.push_back({entry.path.substr(directory_.size() + 1),
-                     static_cast<std::uint64_t>(status.st_size), version_of(status)});
+                     static_cast<std::uint64_t>(status.st_size), version_of(status, has_numbers)});
   }
 
   // Where a listing of what begins with `prefix` begins.

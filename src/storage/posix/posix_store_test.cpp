@@ -249,6 +249,11 @@ TEST(PosixStore, WhatIsClosedIsInTheWayOfListingsAlone) {
   EXPECT_FALSE(std::filesystem::exists(root + "/.x.tmp-0123456789ab"));
 }
 
+TEST(Location, ASignedAddressIsShownWithoutItsSignature) {
+  EXPECT_EQ(to_string(Location("https://h/x.pt?X-Amz-Signature=1")), "https://h/x.pt");
+  EXPECT_EQ(to_string(Location("what?.pt")), "what?.pt");
+}
+
 TEST(PosixStore, SaysWhichFileSystemsNeverShowLate) {
   EXPECT_TRUE(posix_store("/proc/self")->may_show_late());  // not on the list
   struct statfs status {};

@@ -167,6 +167,7 @@ HttpRequest Endpoint::made(const Call& call, const std::string& region) const {
   request.headers = headers_of(call);
   if (!call.body.empty()) request.body = {call.body};
   request.into = call.into;
+  request.ca_file = settings_.ca_file;
   if (call.is_work) request.works_for = kServerWorks;
   return request;
 }

@@ -142,6 +142,7 @@ Settings settings_for(const Uri& url) {
   require_bucket(settings.bucket);
   if (url.port != 0) refuse(url.scheme + ":// URL: it has a port, and names a bucket and a key");
   settings.prefix = prefix_of(url);
+  settings.ca_file = variable("AWS_CA_BUNDLE");
   if (is_one_of(url.scheme, "r2", "weka")) {
     const bool is_r2 = url.scheme == "r2";
     settings.endpoint =

@@ -16,6 +16,7 @@ struct Settings {
   std::string prefix;          // of names in the bucket, without slashes at its ends
   bool is_path_style = false;  // https://host/bucket/key, not https://bucket.host/key
   bool is_google = false;      // preconditions are x-goog-if-generation-match
+  std::string ca_file = {};    // AWS_CA_BUNDLE
 
   [[nodiscard]] bool operator==(const Settings&) const = default;
 };

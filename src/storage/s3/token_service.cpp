@@ -67,6 +67,7 @@ Credentials ask(const Fields& fields, const Role& role, const Credentials* own,
     HttpRequest request{.method = "POST",
                         .url = service_url(role),
                         .headers = {{"content-type", "application/x-www-form-urlencoded"}},
+                        .ca_file = variable("AWS_CA_BUNDLE"),
                         .body = {body},
                         .most_body = kMostAnswer};
     if (own != nullptr) {
