@@ -23,10 +23,10 @@ struct Settings {
 
 // For s3, r2, weka and gs (parse_bucket_uri), by the environment: AWS_ENDPOINT_URL_S3,
 // AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION, S3_PROFILE, AWS_PROFILE and the profile's
-// `region` and `endpoint_url`; R2_PROFILE and R2_ENDPOINT_URL; WEKA_PROFILE and WEKA_ENDPOINT_URL;
-// GS_PROFILE. Named endpoints are spoken to in path style unless TESSERA_S3_STYLE=host. Throws
-// `invalid_argument` where a needed variable is missing or has no use, the bucket's name cannot be
-// one, or a part of the key is empty,
+// `services`, `region` and `endpoint_url`; AWS_CA_BUNDLE; R2_PROFILE and R2_ENDPOINT_URL;
+// WEKA_PROFILE and WEKA_ENDPOINT_URL; GS_PROFILE. Named endpoints are spoken to in path style
+// unless TESSERA_S3_STYLE=host. Throws `invalid_argument` where a needed variable is missing or has
+// no use, the bucket's name cannot be one, or a part of the key is empty,
 // "." or "..", which servers and proxies take for other keys.
 [[nodiscard]] Settings settings_for(const Uri& url);
 
