@@ -42,7 +42,7 @@ void in_child() noexcept {
   gate().is_shut = false;
 }
 
-[[maybe_unused]] const int registered = ::pthread_atfork(before_fork, in_parent, in_child);
+[[maybe_unused]] const int kRegistered = ::pthread_atfork(before_fork, in_parent, in_child);
 
 }  // namespace
 

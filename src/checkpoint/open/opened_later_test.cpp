@@ -36,7 +36,7 @@ void save_as_torch(const std::string& directory, float first) {
   for (dcp::Entry& entry : metadata.entries) {
     dcp::Chunk chunk = *entry.chunks.begin();
     const std::string name = "__0_" + std::to_string(number++) + ".distcp";
-    fs::rename(made + "/" + chunk.item.path, directory + "/" + name);
+    fs::rename(fs::path(made) / chunk.item.path, fs::path(directory) / name);
     chunk.item.path = name;
     entry.chunks = {};
     entry.chunks.push_back(chunk);

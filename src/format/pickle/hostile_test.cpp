@@ -242,6 +242,8 @@ TEST(HostilePickle, OddFormsAreKept) {
   const std::string odd = "a\0\x1b[31mb"s;
   EXPECT_EQ(parse("\x80\x02X\x08\0\0\0"s + odd + ".").as_string(), odd);
   EXPECT_EQ(render(Value(odd)), "'a\\x00\\x1b[31mb'");
+  // Escapes that Python reads and does not write.
+  EXPECT_EQ(parse(R"(S'a\,8\x41\101\8\0\\b')"s + "\n.").as_string(), "a\\,8AA\\8\0\\b"s);
   const std::string long_key(1 << 20, 'k');
   const Value long_dict = parse("\x80\x02}X\0\0\x10\0"s + long_key + "Ns.");
   EXPECT_NE(long_dict.find(long_key), nullptr);

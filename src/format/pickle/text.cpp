@@ -40,22 +40,36 @@ std::string_view between_quotes(std::string_view literal) {
   return literal.substr(1, literal.size() - 2);
 }
 
-// Takes an escape, whose backslash comes first, off the text and gives what it stands for.
+// Takes up to three octal digits off the text, of which a byte is left.
+char take_octal(std::string_view& text) {
+  unsigned number = 0;
+  for (int i = 0; i < 3 && !text.empty() && text[0] >= '0' && text[0] <= '7'; ++i) {
+    number = number * 8 + static_cast<unsigned>(text[0] - '0');
+    text.remove_prefix(1);
+  }
+  return static_cast<char>(number & 0xffU);
+}
+
+// Takes an escape, whose backslash comes first, off the text and gives what it stands for: of one
+// that Python does not know the backslash itself.
 char take_escape(std::string_view& text) {
   constexpr std::string_view kLetters = "\\'\"abfnrtv";
   constexpr std::string_view kMeanings = "\\'\"\a\b\f\n\r\t\v";
-  const char letter = text.size() > 1 ? text[1] : '\0';
+  if (text.size() == 1) throw Error(ErrorCode::corrupt, "a string ends within an escape");
+  const char letter = text[1];
+  if (letter >= '0' && letter <= '7') {
+    text.remove_prefix(1);
+    return take_octal(text);
+  }
   if (letter == 'x') {
     const auto code = static_cast<char>(hex(text.substr(2), 2));
     text.remove_prefix(4);
     return code;
   }
   const std::size_t known = kLetters.find(letter);
-  if (known == std::string_view::npos) {
-    throw Error(ErrorCode::corrupt, "a string has an escape that Python does not write");
-  }
-  text.remove_prefix(2);
-  return kMeanings[known];
+  const bool is_known = known != std::string_view::npos;
+  text.remove_prefix(is_known ? 2 : 1);
+  return is_known ? kMeanings[known] : '\\';
 }
 
 }  // namespace

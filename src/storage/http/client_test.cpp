@@ -22,7 +22,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
-using std::chrono::steady_clock;
 using testing::HasSubstr;
 using testing::Not;
 

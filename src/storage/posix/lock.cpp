@@ -36,7 +36,7 @@ void close_in_child() noexcept {
   held.descriptors.clear();
 }
 
-[[maybe_unused]] const int registered = ::pthread_atfork(nullptr, nullptr, close_in_child);
+[[maybe_unused]] const int kRegistered = ::pthread_atfork(nullptr, nullptr, close_in_child);
 
 void note_held(int fd) {
   const std::lock_guard lock(held.mutex);

@@ -276,7 +276,7 @@ std::optional<std::string> Bucket::answer_of_ignorant(const std::string& key,
   // Google knows conditions: its 400 is about something else.
   const bool is_told = answer.response.status == 400 && !endpoint_.settings().is_google;
   if (!answer.is_good() && !is_told && !is_one_of(answer.response.status, 304, 501))
-    (void)endpoint_.require_good(call, std::move(answer));
+    (void)endpoint_.require_good(call, answer);  // throws
   return endpoint_.describe_answer(call, answer);
 }
 

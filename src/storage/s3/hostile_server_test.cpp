@@ -14,7 +14,6 @@ namespace tessera {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::HasSubstr;
 
 class HostileServer : public testing::Test {
  protected:
