@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -161,6 +162,22 @@ def test_the_end_of_the_program_is_quiet(example):
     code = f"import tessera; c = tessera.open({example!r}); t = c['model.w']"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_ctrl_c_ends_an_open_beside_a_server_that_is_silent():
+    """A request may take ten minutes; nobody has to wait for that."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = f"""
+            import os, signal, threading, tessera
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                tessera.open("http://127.0.0.1:{server.getsockname()[1]}/x.safetensors")
+            except KeyboardInterrupt:
+                print("interrupted")
+        """
+        ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "interrupted\n", "")
 
 
 class Slow(http.server.SimpleHTTPRequestHandler):
