@@ -66,8 +66,8 @@ bool succeeds(Call call) {
 // A dtype or a storage class.
 bool is_torch_type(const std::string& module, const std::string& name) {
   return is_one_of(module, "torch", "torch.storage") &&
-         (succeeds([&name] { (void)torch_file::storage_class(name); }) ||
-          succeeds([&name] { (void)dtype_from_torch(name); }));
+         (torch_file::is_storage_class(name) ||
+          std::ranges::find(dtype_table(), name, &DTypeInfo::torch) != dtype_table().end());
 }
 
 // What a file is, by its first bytes.

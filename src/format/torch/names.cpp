@@ -38,6 +38,13 @@ StorageClass storage_class(std::string_view name) {
   return {dtype_from_storage(name), {}};
 }
 
+bool is_storage_class(std::string_view name) noexcept {
+  const auto is_known = [name](const auto& known) { return known.first == name; };
+  return !name.empty() &&
+         (std::ranges::any_of(kWithoutDType, is_known) ||
+          std::ranges::find(dtype_table(), name, &DTypeInfo::storage) != dtype_table().end());
+}
+
 std::string_view class_name(DType dtype) {
   const std::string_view own = info(dtype).storage;
   return own.empty() ? kUntyped : own;

@@ -22,6 +22,7 @@ struct StorageClass {
 };
 // Throws `unsupported` for a class that torch does not have.
 [[nodiscard]] StorageClass storage_class(std::string_view name);
+[[nodiscard]] bool is_storage_class(std::string_view name) noexcept;  // that it has
 
 // The class that a tensor of `dtype` is saved with.
 [[nodiscard]] std::string_view class_name(DType dtype);
