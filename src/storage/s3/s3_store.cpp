@@ -243,8 +243,9 @@ struct BucketKey {
 };
 
 std::vector<std::string> aws_variables() {
+  const auto all = variables();  // a loop over a temporary would outlive it
   std::vector<std::string> found;
-  for (const std::string& variable : *variables())
+  for (const std::string& variable : *all)
     if (variable.starts_with("AWS_")) found.push_back(variable);
   return found;
 }
