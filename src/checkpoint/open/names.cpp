@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "checkpoint/open/open.h"
 #include "base/stop.h"
+#include "checkpoint/open/open.h"
 #include "storage/stopping_store.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
