@@ -17,9 +17,10 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 import urllib.parse
+
+from urls_test import served
 
 TESSERA = None
 TIME = "Tue, 14 Nov 2023 22:13:20 GMT"
@@ -79,15 +80,8 @@ class Site:
                     site.bytes_sent += len(sent)
                     self.wfile.write(sent)
 
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
+        with served(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as place:
+            yield f"http://{place}"
 
 
 ONE, TWO = safetensors_of(1), safetensors_of(2)

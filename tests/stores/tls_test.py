@@ -13,7 +13,6 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 from http.server import ThreadingHTTPServer
 
@@ -48,14 +47,8 @@ def https_server(directory, certificate):
     context.load_cert_chain(certificate)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     server.handle_error = lambda *_: None  # clients that leave
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"https://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with urls_test.served(server) as place:
+        yield f"https://{place}"
 
 
 class Tls(unittest.TestCase):

@@ -75,17 +75,24 @@ def heed_interrupts():
 
 
 @contextlib.contextmanager
-def web_server(directory, handler=Files):
-    """Its URL."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(directory)))
+def served(server):
+    """Answers in a thread of its own; gives the host and the port."""
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextlib.contextmanager
+def web_server(directory, handler=Files):
+    """Its URL."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(directory)))
+    with served(server) as place:
+        yield f"http://{place}"
 
 
 class Urls(unittest.TestCase):
