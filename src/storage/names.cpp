@@ -46,4 +46,8 @@ std::string_view scheme_of(std::string_view path) {
   return path.substr(0, end);
 }
 
+bool is_web(std::string_view path) {
+  return is_one_of(scheme_of(path), "http", "https");
+}
+
 }  // namespace tessera

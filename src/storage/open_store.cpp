@@ -46,12 +46,8 @@ Divided divided(const std::string& path) {
   return {path.substr(0, slash), path.substr(slash + 1)};
 }
 
-bool is_web(std::string_view scheme) {
-  return scheme == "http" || scheme == "https";
-}
-
 Uri parsed(const std::string& url) {
-  return is_web(scheme_of(url)) ? parse_uri(url) : parse_bucket_uri(url);
+  return is_web(url) ? parse_uri(url) : parse_bucket_uri(url);
 }
 
 // What is no percent-encoding is a name as it is.
@@ -161,7 +157,7 @@ std::shared_ptr<Store> open_store(const std::string& path_or_url) {
 std::string last_name(const std::string& url) {
 #ifdef TESSERA_REMOTE
   const std::string last = divided(parsed(url).path).last;
-  return is_web(scheme_of(url)) ? decoded(last) : last;
+  return is_web(url) ? decoded(last) : last;
 #else
   return url.substr(url.rfind('/') + 1);
 #endif

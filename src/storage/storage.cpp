@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "storage/names.h"
 #include "tessera/error.h"
 #include "tessera/new_directory.h"
 #include "tessera/store_copy.h"
@@ -121,8 +122,7 @@ std::optional<std::uint64_t> Store::free_bytes() const {
 
 std::string to_string(const Location& where) {
   // A web address may be signed, and what this returns is shown.
-  if (!where.store && where.path.starts_with("http"))
-    return where.path.substr(0, where.path.find('?'));
+  if (!where.store && is_web(where.path)) return where.path.substr(0, where.path.find('?'));
   if (!where.store) return where.path;
   return where.name.empty() ? where.store->name() : where.store->name() + "/" + where.name;
 }

@@ -21,10 +21,6 @@ bool names_store(const Location& where) {
   return !where.store && is_remote(where.path);
 }
 
-bool is_web(const std::string& url) {
-  return url.starts_with("http://") || url.starts_with("https://");
-}
-
 Location object_at(const std::string& url) {
   return {open_above(url), last_name(url)};
 }

@@ -252,6 +252,7 @@ TEST(PosixStore, WhatIsClosedIsInTheWayOfListingsAlone) {
 TEST(Location, ASignedAddressIsShownWithoutItsSignature) {
   EXPECT_EQ(to_string(Location("https://h/x.pt?X-Amz-Signature=1")), "https://h/x.pt");
   EXPECT_EQ(to_string(Location("what?.pt")), "what?.pt");
+  EXPECT_EQ(to_string(Location("https/what?.pt")), "https/what?.pt");
 }
 
 TEST(PosixStore, SaysWhichFileSystemsNeverShowLate) {
