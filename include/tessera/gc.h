@@ -36,10 +36,10 @@ struct GcReport {
 
 // What killed saves, conversions and copies left in a directory and below it:
 //   - unfinished files, ".NAME.tmp-ATTEMPT", and directories, "NAME-tmp-ATTEMPT", also beside it;
-//   - in DCP directories data files and side files that neither `.metadata`, `__{rank}.metadata`
-//   nor
-//     the digests name or, where none of these is there, whose names are of an attempt of ours; and
-//     probes. The checkpoint has to open without them, or nothing of the directory is touched.
+//   - in DCP directories data files and side files that neither `.metadata`, nor the metadata of
+//     ranks, nor the digests name or, where none of these is there, whose names are of an attempt
+//     of ours; and probes. The checkpoint has to open without them, or nothing of the directory is
+//     touched.
 // What `.metadata` does not name counts from the time of that file on, because readers may still
 // have the one before. Work that waits for --resume stays. On a disk, what a living writer has
 // locked stays whatever its age. Stores have no locks, so there the age alone protects a writer,

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "tessera/storage.h"
 
@@ -20,6 +21,10 @@ class NearObjects {
 
   // `store` outlives it. Its root is listed at once.
   explicit NearObjects(const Store& store) : store_(store) { look_into(""); }
+  // `root`: what a listing of it has told already.
+  NearObjects(const Store& store, const std::vector<ObjectInfo>& root) : store_(store), seen_{""} {
+    for (const ObjectInfo& object : root) objects_.emplace(object.name, object);
+  }
 
   // What was listed until now: at first what is at the root.
   [[nodiscard]] const ByName& listed() const { return objects_; }

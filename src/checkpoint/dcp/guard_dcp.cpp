@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -43,11 +44,16 @@ bool is_plain(unsigned char c) {
   return c == '-' || (c < 0x80 && std::isalnum(c) != 0);
 }
 
-// Conversions used to write a file for each rank without data. No reader needs one.
-void keep_named(DigestsByName& digests, const dcp::Metadata& metadata) {
-  const std::set<std::string> named = named_files(metadata);
+// Conversions used to write a file for each rank without data. No reader needs one: it may be
+// missing. A large `.metadata` has millions of names, so they are gathered where one is.
+void forget_needless(DigestsByName& digests, NearObjects& objects, const dcp::Metadata& metadata) {
+  std::optional<std::set<std::string>> named;
   std::erase_if(digests, [&](const auto& file) {
-    return file.first != kDcpMetadata && !named.contains(file.first);
+    const ObjectInfo* const there = objects.find(file.first);
+    if (file.first == kDcpMetadata || (there != nullptr && there->size == file.second.size))
+      return false;
+    if (!named) named = named_files(metadata);
+    return !named->contains(file.first);
   });
 }
 
@@ -71,7 +77,7 @@ DcpGuard guard_by_side_file(std::shared_ptr<Store> store, const dcp::Metadata& m
     throw Error(ErrorCode::corrupt, "the side file says that it is of another save")
         .at_path(store->name() + "/" + wanted);
   }
-  keep_named(side_file.files, metadata);
+  forget_needless(side_file.files, objects, metadata);
   require_sizes(side_file.files, objects, *store);
   const auto digests = std::make_shared<DigestsByName>(std::move(side_file.files));
   DcpGuard guard{guarded_store(std::move(store), digests), digests, std::move(side_file.types)};

@@ -290,10 +290,11 @@ int ranks_of(const std::vector<ObjectInfo>& files) {
 
 using FileByName = std::map<std::string, ObjectInfo>;
 
-// The files that the index names.
-FileByName files_in(const safetensors::Index& index, const Store& store) {
+// The files that the index names; `present`: what is beside it.
+FileByName files_in(const safetensors::Index& index, const std::vector<ObjectInfo>& present,
+                    const Store& store) {
   FileByName named;
-  NearObjects objects(store);
+  NearObjects objects(store, present);
   for (const auto& [tensor, name] : index.files) {
     const ObjectInfo* file = objects.find(name);
     if (file == nullptr) {
@@ -321,7 +322,7 @@ void warn_of_others(const std::vector<ObjectInfo>& present, const FileByName& na
 Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& name,
                       const std::vector<ObjectInfo>& present, const OpenOptions& options) {
   const safetensors::Index index = read_safetensors_index(*store, name);
-  const FileByName named = files_in(index, *store);
+  const FileByName named = files_in(index, present, *store);
   std::vector<ObjectInfo> files;
   for (const auto& [file_name, file] : named) files.push_back(file);
   Checkpoint checkpoint = open_set(store, files, &index, options);

@@ -121,9 +121,9 @@ class WithoutLeftovers final : public ForwardingStore {
 // cannot be opened is no place to remove anything from.
 std::vector<std::string> proven_leftovers(const std::shared_ptr<Store>& store) {
   std::vector<std::string> leftovers = leftovers_in(*store);
+  if (leftovers.empty()) return leftovers;
   const std::shared_ptr<Store> left = std::make_shared<WithoutLeftovers>(store, leftovers);
-  const bool is_checkpoint = !own_files(*left, left->list_level()).empty();
-  if (is_checkpoint && !leftovers.empty()) (void)Checkpoint::open(Location(left));
+  if (!own_files(*left, left->list_level()).empty()) (void)Checkpoint::open(Location(left));
   return leftovers;
 }
 
