@@ -55,8 +55,8 @@ class Answers(unittest.TestCase):
             out.writestr("archive/version", "3\n")
         return file.getvalue()
 
-    def torch_file(self, value):
-        path = self.work / "value.pt"
+    def torch_file(self, value, name="value.pt"):
+        path = self.work / name
         path.write_bytes(self.archive(pickle.dumps(value, 2)))
         return path
 
@@ -200,6 +200,20 @@ class Answers(unittest.TestCase):
                 if not SANITIZED:
                     self.assertLess(peak, 64 + len(pickled) // 2**20, (name, verb))
         self.assertEqual([path.name for path in self.work.iterdir() if path.name.startswith("o")], [])
+
+    def test_values_that_no_header_takes_are_refused_before_they_are_text(self):
+        """As much as may be shared, and too much for the metadata of a safetensors file: it is hexadecimal there."""
+        number = (1 << 8 * 10**6) - 1
+        for name, values in {"shared": [number] * 55, "small": [(1 << 8000) - i for i in range(60_000)], "one": (1 << 8 * 55 * 10**6) - 1,
+                             "keyed": {i: {"n": number} for i in range(55)}}.items():
+            source = self.torch_file({"v": values}, f"{name}.pt")
+            read = self.peak("ls", source)[1]
+            done, peak = self.peak("convert", source, self.work / "o.safetensors")
+            self.assertEqual(done.returncode, 3, (name, done.stderr))
+            self.assertRegex(done.stderr, "^tessera: limit: .*in a safetensors header", name)
+            if not SANITIZED:
+                self.assertLess(peak, read + 32, name)
+        self.assertFalse((self.work / "o.safetensors").exists())
 
     def test_honest_sharing_is_opened_and_stays_where_the_target_can_have_it(self):
         small, text = {"a": 1, "b": (2, "x"), "c": [3.5]}, "t" * 100_000

@@ -365,12 +365,19 @@ JsonWriter begun_tree(int version) {
   return json;
 }
 
-// While it is made: many small items may stand for values that fill the memory as text.
+// Before and while it is made: few or many small items may stand for values that fill the memory as
+// text.
 void require_fits_header(std::uint64_t bytes) {
   if (bytes <= safetensors::kHeaderLimit) return;
   throw Error(ErrorCode::limit, "the values that are no tensors have more than " +
                                     std::to_string(safetensors::kHeaderLimit) +
                                     " bytes in a safetensors header, which readers refuse");
+}
+
+void require_fits_header(const std::vector<Leaf>& leaves) {
+  std::uint64_t bytes = 0;
+  for (const Leaf& leaf : leaves) bytes += fewest_bytes(leaf.value);
+  require_fits_header(bytes);
 }
 
 void decode_type(const Json& item, Leaf& leaf) {
@@ -390,6 +397,7 @@ void decode_types(const Json& items, std::vector<Leaf>& leaves) {
 }  // namespace
 
 std::string encode_tree(const std::vector<Leaf>& leaves, std::uint64_t& values) {
+  require_fits_header(leaves);
   const TensorNames names = names_of_tensors(leaves);
   JsonWriter tree = begun_tree(version_of(leaves));
   JsonWriter inner;

@@ -90,6 +90,12 @@ bool append_scalar(JsonWriter& json, const Value& value) {
   }
 }
 
+// Another dict goes into an archive.
+bool is_plain_dict(const Value& value) {
+  return value.is(Value::Kind::dict) && value.dict_kind() == DictKind::dict &&
+         value.container_state() == nullptr;
+}
+
 class Encoder {
  public:
   Encoder(JsonWriter& json, const TensorNames& names) : json_(json), names_(names) {}
@@ -116,11 +122,6 @@ class Encoder {
   }
 
  private:
-  static bool is_plain_dict(const Value& value) {
-    return value.is(Value::Kind::dict) && value.dict_kind() == DictKind::dict &&
-           value.container_state() == nullptr;
-  }
-
   // Of a tensor that lies beside the JSON; null: any other value.
   [[nodiscard]] const std::string* name_of(const Value& value) const {
     const auto name = names_.find(value.identity());
@@ -355,6 +356,29 @@ PathPart decode_step(const Json& step) {
 }
 
 }  // namespace
+
+std::uint64_t fewest_bytes(const Value& value) {
+  using Kind = Value::Kind;
+  std::uint64_t bytes = 1;
+  switch (value.kind()) {
+    case Kind::string:
+      return value.as_string().size();
+    case Kind::bytes:
+      return 2 * value.as_bytes().size();
+    case Kind::integer:
+      return std::max<std::uint64_t>(1, 2 * value.as_integer().big.size());
+    case Kind::list:
+    case Kind::tuple:
+      for (const Value& item : value.items()) bytes += fewest_bytes(item);
+      return bytes;
+    case Kind::dict:
+      if (!is_plain_dict(value)) return bytes;
+      for (const auto& [key, item] : value.pairs()) bytes += fewest_bytes(key) + fewest_bytes(item);
+      return bytes;
+    default:
+      return bytes;
+  }
+}
 
 void append_value(JsonWriter& json, const Value& value, const TensorNames& names) {
   Encoder(json, names).encode(value);

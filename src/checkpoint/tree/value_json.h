@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -25,6 +26,10 @@ using TensorsByName = std::unordered_map<std::string, Value>;
 
 // A tensor in `names` becomes a reference to it, any other one is copied whole, into memory.
 void append_value(JsonWriter& json, const Value& value, const TensorNames& names = {});
+
+// A number of bytes below which append_value does not stay, without tensors and what stands in
+// archives: known before the first of them is written.
+[[nodiscard]] std::uint64_t fewest_bytes(const Value& value);
 
 // The inverse. Throws `corrupt` for JSON that append_value does not write and for a reference that
 // `tensors` lacks.
