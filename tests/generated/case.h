@@ -26,6 +26,12 @@ enum class BlockKind : std::uint8_t {
   tied,             // shares its weight with an earlier linear one
   nested,           // two blocks inside
   empty,            // no parameters
+  // From here on in pairs of features alone.
+  complex_result,      // two parts, the first of which gives complex numbers
+  complex_parameters,  // of complex numbers
+  conjugates,          // used by their conjugates and parts, so that gradients come as views
+  strided,             // parameters that are no contiguous memory
+  thrower,             // two parts, between which it may throw
 };
 enum class Frozen : std::uint8_t { no, all, first };  // first: its first parameter
 
@@ -33,6 +39,7 @@ struct Block {
   BlockKind kind = BlockKind::linear;
   bool twice = false;       // a forward calls it twice
   bool checkpoint = false;  // computed again in backward
+  bool hook = false;        // on its result, which halves the gradient
   Frozen frozen = Frozen::no;
   int source = -1;  // tied: the linear block
 };
@@ -77,10 +84,26 @@ enum class Action : std::uint8_t {
   change,            // all parameters, within FullParams
   look,              // at the whole parameters
   fail_and_abandon,  // every rank throws, then abandon_step()
+  fail_and_go_on,    // the same in backward, and the next step just begins
+  leave_unsynced,    // a micro-batch whose gradients are kept for a later step
+  set_data,          // parameters get other memory, with other values
+  failed_load,       // of what is not there, or not whole
 };
 enum class Accumulate : std::uint8_t { synced, no_sync, flag };
 enum class Zero : std::uint8_t { model, optimizer, to_zero, none };
 enum class Form : std::uint8_t { whole, checkpoint, sharded_checkpoint };
+enum class Fault : std::uint8_t {
+  before_call,  // of a block
+  in_backward,
+  inside,             // of a block's forward
+  other_recomputing,  // an activation checkpoint gives another shape the second time
+};
+// What is made of the gradient of the batch before the step itself.
+enum class Extra : std::uint8_t {
+  nothing,
+  adversarial,  // the batch is moved along it
+  penalty,      // its size is added to the loss
+};
 
 struct Step {
   Action action = Action::train;
@@ -90,8 +113,11 @@ struct Step {
   double clip = 0;  // 0: not
   double norm = 2;
   int block = 0;
-  bool in_backward = false;  // fail_and_abandon
+  Fault fault = Fault::before_call;  // fail_and_abandon
   Form form = Form::whole;
+  Extra extra = Extra::nothing;
+  bool by_micro = false;  // each micro-batch leaves out another block
+  bool caught = false;    // the root catches what `block` throws inside, and goes on without it
 };
 
 struct Phase {
@@ -120,11 +146,40 @@ enum class Odd : std::uint8_t {
   leaves,
 };
 
+// Each is right by itself; what is wrong lies where two of them meet.
+enum class Feature : std::uint8_t {
+  autocast,
+  checkpoint_around_all,
+  nested_checkpoints,
+  checkpoint_of_complex,
+  blocks_by_micro,  // within NoSync
+  adversarial,
+  gradient_penalty,
+  complex_parameters,
+  conjugates,
+  strided,
+  set_data,
+  zero_by_optimizer,  // of gradients that NoSync keeps
+  zero_by_module,
+  frozen_and_thawed,
+  divide_factor,
+  hooks,
+  caught_in_forward,
+  caught_in_backward,
+  changed_recomputing,
+  failed_load,
+};
+inline constexpr int kFeatures = 20;
+
 struct Case {
   std::uint64_t seed = 0;
   int width = 6;
   Precision precision = Precision::fp32;
   bool rough = false;  // compared up to what many steps make of a rounding
+  bool gloo = false;   // else ranks talk through memory that they share
+  bool autocast = false;
+  bool checkpoint_all = false;  // one activation checkpoint around all blocks
+  std::vector<Feature> features;
   OptimizerKind optimizer = OptimizerKind::sgd;
   std::vector<Block> blocks;
   std::vector<Phase> phases;
@@ -136,6 +191,11 @@ struct Case {
 
 // The same for the same seed. Every third one has a rank that differs.
 [[nodiscard]] Case draw(std::uint64_t seed);
+// With two features, the next pair of them for the next seed, and the next style once all pairs are
+// through; no rank differs.
+[[nodiscard]] Case draw_pair(std::uint64_t seed);
+// Takes out of a case what the headers forbid.
+void settle(Case& drawn);
 // A few readable lines.
 [[nodiscard]] std::string describe(const Case& drawn);
 // The same with one thing less, in the order in which they are worth trying.
@@ -150,6 +210,7 @@ struct Case {
 [[nodiscard]] inline bool is_low(Precision precision) {
   return precision == Precision::bf16 || precision == Precision::bf16_reduce;
 }
+[[nodiscard]] bool has_complex(const Block& block);  // among its parameters
 // The block is one of two that share a weight, which can be in one unit only.
 [[nodiscard]] bool shares_weight(const Case& drawn, int block);
 

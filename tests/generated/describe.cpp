@@ -21,7 +21,12 @@ constexpr const char* kBlocks[] = {"linear",
                                    "own",
                                    "tied",
                                    "nested",
-                                   "empty"};
+                                   "empty",
+                                   "complex result",
+                                   "complex parameters",
+                                   "conjugates",
+                                   "strided",
+                                   "thrower"};
 constexpr const char* kPrecisions[] = {"fp32", "fp64", "bf16", "bf16, gradients too"};
 constexpr const char* kOptimizers[] = {"SGD",     "Adam",   "AdamW", "tessera::AdamW",
                                        "Adagrad", "RMSprop"};
@@ -39,10 +44,36 @@ constexpr const char* kActions[] = {"train",
                                     "load",
                                     "change",
                                     "look",
-                                    "all throw, reset"};
+                                    "all throw, reset",
+                                    "all throw in backward, again",
+                                    "leave unsynced",
+                                    "set_data",
+                                    "failed load"};
 constexpr const char* kAccumulate[] = {"", " no_sync", " sync flag"};
 constexpr const char* kZero[] = {"", " zero by optimizer", " zero in place", " no zero_grad"};
 constexpr const char* kForms[] = {" whole", " checkpoint", " sharded checkpoint"};
+constexpr const char* kFaults[] = {" forward", " backward", " inside", " other recomputing"};
+constexpr const char* kExtras[] = {"", " adversarial", " penalty"};
+constexpr const char* kFeatureNames[] = {"autocast",
+                                         "a checkpoint around all",
+                                         "nested checkpoints",
+                                         "a checkpoint of complex numbers",
+                                         "blocks by micro-batch",
+                                         "adversarial",
+                                         "gradient penalty",
+                                         "complex parameters",
+                                         "conjugates",
+                                         "strided parameters",
+                                         "set_data",
+                                         "zero_grad by the optimizer",
+                                         "zero_grad by the module",
+                                         "frozen and thawed",
+                                         "a divide factor",
+                                         "hooks",
+                                         "caught in forward",
+                                         "caught in backward",
+                                         "changed recomputing",
+                                         "a failed load"};
 constexpr const char* kOdd[] = {"nothing",
                                 "skips the call of",
                                 "calls later",
@@ -71,6 +102,7 @@ void describe_block(std::ostream& out, const Block& block) {
   if (block.kind == BlockKind::tied) out << " to block" << block.source;
   if (block.twice) out << " twice";
   if (block.checkpoint) out << " checkpointed";
+  if (block.hook) out << " hooked";
   if (block.frozen == Frozen::all) out << " frozen";
   if (block.frozen == Frozen::first) out << " half frozen";
 }
@@ -105,7 +137,9 @@ void describe_step(std::ostream& out, const Step& step) {
     case Action::train_unsharded:
     case Action::no_step:
       if (step.micros > 1) out << " x" << step.micros << text(kAccumulate, step.accumulate);
-      out << text(kZero, step.zero);
+      out << text(kZero, step.zero) << text(kExtras, step.extra);
+      if (step.by_micro) out << " blocks by micro";
+      if (step.caught) out << " caught";
       if (step.clip > 0 && step.action != Action::no_step)
         out << " clip " << step.clip << " norm " << step.norm;
       break;
@@ -116,8 +150,11 @@ void describe_step(std::ostream& out, const Step& step) {
     case Action::thaw:
       out << " block" << step.block;
       break;
+    case Action::fail_and_go_on:
+      out << " of block" << step.block;
+      break;
     case Action::fail_and_abandon:
-      out << (step.in_backward ? " backward" : " forward") << " of block" << step.block;
+      out << text(kFaults, step.fault) << " of block" << step.block;
       break;
     case Action::save:
       out << text(kForms, step.form);
@@ -132,7 +169,15 @@ void describe_step(std::ostream& out, const Step& step) {
 std::string describe(const Case& drawn) {
   std::ostringstream out;
   out << "seed " << drawn.seed << ": " << text(kPrecisions, drawn.precision) << ", "
-      << text(kOptimizers, drawn.optimizer) << ", width " << drawn.width << "\n  blocks:";
+      << text(kOptimizers, drawn.optimizer) << ", width " << drawn.width;
+  if (drawn.gloo) out << ", Gloo";
+  if (drawn.autocast) out << ", autocast";
+  if (drawn.checkpoint_all) out << ", a checkpoint around all";
+  if (!drawn.features.empty()) {
+    out << " [" << text(kFeatureNames, drawn.features.front()) << " + "
+        << text(kFeatureNames, drawn.features.back()) << "]";
+  }
+  out << "\n  blocks:";
   for (std::size_t i = 0; i < drawn.blocks.size(); ++i) {
     out << (i == 0 ? " " : ", ");
     describe_block(out, drawn.blocks[i]);

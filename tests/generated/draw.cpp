@@ -74,7 +74,7 @@ Step draw_step(Dice& dice, int blocks) {
   if (dice.chance(40)) step.clip = dice.chance(50) ? 0.05 : 100;
   step.norm = dice.pick_of({2.0, 2.0, 1.0, 3.0, 1e300});
   step.block = dice.pick(blocks);
-  step.in_backward = dice.chance(50);
+  step.fault = dice.chance(50) ? Fault::in_backward : Fault::before_call;
   step.form = dice.pick_of({Form::whole, Form::checkpoint, Form::sharded_checkpoint});
   return step;
 }
@@ -109,13 +109,28 @@ void settle_layout(const Case& drawn, Layout& layout) {
   if (layout.hybrid != Hybrid::no) layout.whole_units = false;
   if (layout.style != Style::rows) {
     layout.keep_after_backward = layout.keep_part = layout.last_dimension = false;
-    layout.divide_factor = 0;
+    if (layout.style != Style::replicate) layout.divide_factor = 0;
+  }
+  for (int i = 0; i < static_cast<int>(drawn.blocks.size()); ++i) {
+    if (has_complex(drawn.blocks[i])) layout.units[i] = true;  // a flat parameter has one type
   }
   // There has to be a factor of the ranks that share, and nothing else is asked for.
   if (layout.keep_after_forward || sharing_ranks(layout) != 4) layout.keep_part = false;
   for (int i = 0; i < static_cast<int>(drawn.blocks.size()); ++i) {
     if (shares_weight(drawn, i)) layout.units[i] = false;
   }
+}
+
+bool has_two_forwards(const Case& drawn) {
+  return std::ranges::any_of(drawn.phases, [](const Phase& phase) {
+    return std::ranges::any_of(
+        phase.steps, [](const Step& step) { return step.action == Action::train_twice_forward; });
+  });
+}
+
+bool has_buckets(const Case& drawn) {
+  return std::ranges::any_of(
+      drawn.phases, [&](const Phase& phase) { return stays_whole(phase.layout, drawn.precision); });
 }
 
 // A flat parameter is frozen as a whole or not at all.
@@ -134,14 +149,8 @@ void settle_block(const Case& drawn, int index, Block& block) {
   if (!can_be_frozen(drawn, index) || block.kind == BlockKind::empty) block.frozen = Frozen::no;
   if (block.frozen == Frozen::first && any_style(Style::flat)) block.frozen = Frozen::all;
   // Buckets leave while backward goes on: a gradient must not come twice.
-  const bool has_two_forwards = std::ranges::any_of(drawn.phases, [](const Phase& phase) {
-    return std::ranges::any_of(
-        phase.steps, [](const Step& step) { return step.action == Action::train_twice_forward; });
-  });
-  const bool comes_twice = block.twice || has_two_forwards || shares_weight(drawn, index);
-  const bool has_buckets = std::ranges::any_of(
-      drawn.phases, [&](const Phase& phase) { return stays_whole(phase.layout, drawn.precision); });
-  if (comes_twice && has_buckets) block.checkpoint = false;
+  const bool comes_twice = block.twice || has_two_forwards(drawn) || shares_weight(drawn, index);
+  if (comes_twice && has_buckets(drawn)) block.checkpoint = false;
 }
 
 void settle_steps(const Case& drawn, std::vector<Step>& steps) {
@@ -157,139 +166,23 @@ void settle_steps(const Case& drawn, std::vector<Step>& steps) {
     // one that was thawed later.
     if (froze) step.zero = Zero::model;
   }
+  // What is kept is reduced by the step after it, or dropped there.
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const bool is_followed = i + 1 < steps.size() && steps[i + 1].action == Action::train &&
+                             steps[i + 1].zero != Zero::to_zero;
+    if (steps[i].action == Action::leave_unsynced && !is_followed)
+      steps[i].action = Action::evaluate;
+  }
 }
 
-void settle(Case& drawn) {
-  for (auto& phase : drawn.phases) {
-    const bool is_whole =
-        phase.layout.style == Style::replicate || phase.layout.style == Style::ddp;
-    if (is_whole && is_low(drawn.precision)) drawn.precision = Precision::fp32;
+// What libtorch can do with complex numbers and with autocast.
+void settle_types(Case& drawn) {
+  if (std::ranges::any_of(drawn.blocks, has_complex)) {
+    drawn.precision = Precision::fp32;
+    drawn.optimizer = OptimizerKind::sgd;
   }
-  for (auto& block : drawn.blocks) {
-    const bool has_source =
-        block.source >= 0 && drawn.blocks[block.source].kind == BlockKind::linear;
-    if (block.kind == BlockKind::tied && !has_source) block = {.kind = BlockKind::linear};
-  }
-  for (auto& phase : drawn.phases) settle_layout(drawn, phase.layout);
-  for (std::size_t i = 0; i < drawn.blocks.size(); ++i)
-    settle_block(drawn, static_cast<int>(i), drawn.blocks[i]);
-  for (auto& phase : drawn.phases) settle_steps(drawn, phase.steps);
-  // Where every rank has all gradients, their norm needs no other rank.
-  if (drawn.odd == Odd::clips_alone && sharing_ranks(drawn.phases.front().layout) == 1)
-    drawn.odd = Odd::skips_backward;
+  if (drawn.autocast) drawn.precision = Precision::fp32;
 }
-
-// Making smaller ----------------------------------------------------------------------------------
-
-class Smaller {
- public:
-  explicit Smaller(const Case& drawn) : drawn_(drawn) {}
-
-  std::vector<Case> all() {
-    drop_parts();
-    for (std::size_t p = 0; p < drawn_.phases.size(); ++p) simplify_phase(p);
-    for (std::size_t b = 0; b < drawn_.blocks.size(); ++b) simplify_block(b);
-    offer([](Case& c) { c.precision = Precision::fp32; });
-    offer([](Case& c) { c.optimizer = OptimizerKind::sgd; });
-    offer([](Case& c) { c.width = 4; });
-    return std::move(found_);
-  }
-
- private:
-  template <typename Change>
-  void offer(Change&& change) {
-    auto next = drawn_;
-    change(next);
-    settle(next);
-    if (describe(next) != describe(drawn_)) found_.push_back(std::move(next));
-  }
-
-  void drop_parts() {
-    if (drawn_.phases.size() > 1) {
-      offer([](Case& c) { c.phases.pop_back(); });
-      offer([](Case& c) { c.phases.erase(c.phases.begin()); });
-    }
-    for (std::size_t b = 0; b < drawn_.blocks.size() && drawn_.blocks.size() > 1; ++b)
-      drop_block(b);
-    for (std::size_t p = 0; p < drawn_.phases.size(); ++p) {
-      for (std::size_t s = 0; s < drawn_.phases[p].steps.size(); ++s) drop_step(p, s);
-    }
-  }
-
-  void drop_block(std::size_t index) {
-    const auto gone = static_cast<int>(index);
-    if (drawn_.odd != Odd::nothing && drawn_.odd_block == gone) return;
-    const auto moved = [gone](int& place) {
-      if (place == gone) place = 0;
-      if (place > gone) --place;
-    };
-    offer([&](Case& c) {
-      c.blocks.erase(c.blocks.begin() + gone);
-      for (auto& block : c.blocks) {
-        if (block.source == gone) block = {.kind = BlockKind::linear};
-        if (block.source > gone) --block.source;
-      }
-      for (auto& phase : c.phases) {
-        phase.layout.units.erase(phase.layout.units.begin() + gone);
-        for (auto& step : phase.steps) moved(step.block);
-      }
-      moved(c.odd_block);
-    });
-  }
-
-  void drop_step(std::size_t phase, std::size_t step) {
-    const bool has_odd = drawn_.odd != Odd::nothing && phase == 0;
-    if (has_odd && drawn_.odd_step == static_cast<int>(step)) return;
-    offer([&](Case& c) {
-      auto& steps = c.phases[phase].steps;
-      steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(step));
-      if (has_odd && c.odd_step > static_cast<int>(step)) --c.odd_step;
-    });
-  }
-
-  void simplify_phase(std::size_t index) {
-    const auto layout = [&](auto change) {
-      offer([&](Case& c) { change(c.phases[index].layout); });
-    };
-    if (drawn_.phases[index].layout.world > 2 && drawn_.odd_rank < 2)
-      layout([](Layout& l) { l.world = 2; });
-    layout([](Layout& l) { l.hybrid = Hybrid::no; });
-    layout([](Layout& l) { l.whole_units = false; });
-    layout([](Layout& l) { l.inner = 0; });
-    layout([](Layout& l) { l.keep_after_forward = false; });
-    layout([](Layout& l) { l.keep_after_backward = false; });
-    layout([](Layout& l) { l.keep_part = false; });
-    layout([](Layout& l) { l.last_dimension = false; });
-    layout([](Layout& l) { l.offload = false; });
-    layout([](Layout& l) { l.divide_factor = 0; });
-    layout([](Layout& l) { l.bucket_bytes = 0; });
-    layout([](Layout& l) { l.backward_prefetch = 0; });
-    layout([](Layout& l) { l.forward_prefetch = false; });
-    for (std::size_t b = 0; b < drawn_.blocks.size(); ++b)
-      layout([b](Layout& l) { l.units[b] = false; });
-    for (std::size_t s = 0; s < drawn_.phases[index].steps.size(); ++s) {
-      const auto step = [&](auto change) {
-        offer([&](Case& c) { change(c.phases[index].steps[s]); });
-      };
-      step([](Step& one) { one.micros = 1; });
-      step([](Step& one) { one.clip = 0; });
-      step([](Step& one) { one.zero = Zero::model; });
-      step([](Step& one) { one.accumulate = Accumulate::synced; });
-      step([](Step& one) { one.form = Form::whole; });
-    }
-  }
-
-  void simplify_block(std::size_t index) {
-    const auto block = [&](auto change) { offer([&](Case& c) { change(c.blocks[index]); }); };
-    block([](Block& b) { b.twice = false; });
-    block([](Block& b) { b.checkpoint = false; });
-    block([](Block& b) { b.frozen = Frozen::no; });
-    block([](Block& b) { b.kind = BlockKind::linear; });
-  }
-
-  const Case& drawn_;
-  std::vector<Case> found_;
-};
 
 }  // namespace
 
@@ -313,6 +206,34 @@ bool shares_weight(const Case& drawn, int block) {
   });
 }
 
+bool has_complex(const Block& block) {
+  return block.kind == BlockKind::complex_parameters || block.kind == BlockKind::conjugates;
+}
+
+void settle(Case& drawn) {
+  settle_types(drawn);
+  for (auto& phase : drawn.phases) {
+    const bool is_whole =
+        phase.layout.style == Style::replicate || phase.layout.style == Style::ddp;
+    if (is_whole && is_low(drawn.precision)) drawn.precision = Precision::fp32;
+  }
+  for (auto& block : drawn.blocks) {
+    const bool has_source =
+        block.source >= 0 && drawn.blocks[block.source].kind == BlockKind::linear;
+    if (block.kind == BlockKind::tied && !has_source) block = {.kind = BlockKind::linear};
+  }
+  for (auto& phase : drawn.phases) settle_layout(drawn, phase.layout);
+  for (std::size_t i = 0; i < drawn.blocks.size(); ++i)
+    settle_block(drawn, static_cast<int>(i), drawn.blocks[i]);
+  const bool any_twice =
+      has_two_forwards(drawn) || std::ranges::any_of(drawn.blocks, &Block::twice);
+  if (any_twice && has_buckets(drawn)) drawn.checkpoint_all = false;
+  for (auto& phase : drawn.phases) settle_steps(drawn, phase.steps);
+  // Where every rank has all gradients, their norm needs no other rank.
+  if (drawn.odd == Odd::clips_alone && sharing_ranks(drawn.phases.front().layout) == 1)
+    drawn.odd = Odd::skips_backward;
+}
+
 Case draw(std::uint64_t seed) {
   Dice dice(seed);
   Case drawn;
@@ -332,10 +253,6 @@ Case draw(std::uint64_t seed) {
   if (seed % 3 == 0) draw_odd(dice, drawn);
   settle(drawn);
   return drawn;
-}
-
-std::vector<Case> smaller(const Case& drawn) {
-  return Smaller(drawn).all();
 }
 
 }  // namespace tessera::generated

@@ -1,6 +1,7 @@
 // Trainings drawn from seeds: sharded ones equal those of one process, and a rank that differs from
 // the others ends in an error on all of them.
-//   generated_training COUNT FIRST_SEED [SECONDS]
+//   generated_training [pairs] COUNT FIRST_SEED [SECONDS]
+// With `pairs`, every case has two of the features that people combine, and no rank differs.
 // Each case runs in a process of its own, so that a crash or a hang is one failure among others.
 // Prints each failure with its seed and the smallest case that still fails, and a summary; exits
 // with 1 when a case failed. With SECONDS no case is begun after that time, and the last line says
@@ -14,12 +15,15 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "generated/run.h"
+#include "tessera/log.h"
 
 namespace {
 
@@ -119,19 +123,25 @@ void report(const Case& drawn, std::string failure) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const bool pairs = argc > 1 && std::strcmp(argv[1], "pairs") == 0;
+  if (pairs) {
+    ++argv;
+    --argc;
+  }
   if (argc != 3 && argc != 4) {
-    std::fprintf(stderr, "usage: generated_training COUNT FIRST_SEED [SECONDS]\n");
+    std::fprintf(stderr, "usage: generated_training [pairs] COUNT FIRST_SEED [SECONDS]\n");
     return 2;
   }
   const auto count = std::strtoull(argv[1], nullptr, 10);
   const auto first = std::strtoull(argv[2], nullptr, 10);
   const auto end = Clock::now() + std::chrono::seconds(argc == 4 ? std::atoi(argv[3]) : 1'000'000);
+  tessera::set_log([](tessera::LogLevel, std::string_view) {});  // what is drawn is odd on purpose
   std::uint64_t seed = first;
   int alike = 0, wrong = 0;
   std::map<std::string, int> notes;  // how cases ended in which one rank differs
   double longest = 0;
   for (; seed < first + count && Clock::now() < end; ++seed) {
-    const auto drawn = tessera::generated::draw(seed);
+    const auto drawn = pairs ? tessera::generated::draw_pair(seed) : tessera::generated::draw(seed);
     const auto begin = Clock::now();
     const auto verdict = carry_out(drawn);
     longest = std::max(longest, std::chrono::duration<double>(Clock::now() - begin).count());

@@ -31,10 +31,11 @@ bool names_cause(const std::string& text) {
 
 // Refused for what PyTorch's flat parameters cannot hold either: a state of some of the parameters
 // in one, said in its words, or different numbers of steps, said by the loading of checkpoints.
+// Gradients of gradients need parameters that are sharded by then.
 bool is_refused(const Outcome& outcome) {
   const auto has = [&](const char* part) { return outcome.text.find(part) != std::string::npos; };
   return has("comprising a single flat parameter must have") ||
-         (has("one memory for two keys") && has(".step'"));
+         has("used while they are sharded") || (has("one memory for two keys") && has(".step'"));
 }
 
 double largest_loss(const std::vector<PhaseResult>& phases) {

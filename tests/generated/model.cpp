@@ -1,6 +1,7 @@
 #include "generated/model.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -226,8 +227,9 @@ BlockPointer make_block(const Block& drawn, int width, const std::vector<BlockPo
       return std::make_shared<NestedBlock>(width);
     case BlockKind::empty:
       return std::make_shared<EmptyBlock>();
+    default:
+      return make_feature_block(drawn.kind, width);
   }
-  throw std::logic_error("no such block");
 }
 
 void fill(const Named& named, std::uint64_t seed) {
@@ -235,7 +237,9 @@ void fill(const Named& named, std::uint64_t seed) {
   const bool is_gain = named.tensor.dim() == 1 && named.name.ends_with("weight");
   const auto rows = static_cast<double>(named.tensor.dim() > 1 ? named.tensor.size(-1) : 4);
   const double bound = 1 / std::sqrt(rows);
-  const auto values = torch::rand(named.tensor.sizes(), generator, torch::kDouble);
+  auto values = torch::rand(named.tensor.sizes(), generator, torch::kDouble);
+  if (named.tensor.is_complex())
+    values = torch::complex(values, torch::rand(named.tensor.sizes(), generator, torch::kDouble));
   named.tensor.copy_((values * 2 - 1) * bound + (is_gain ? 1 : 0));
 }
 
@@ -251,7 +255,8 @@ void freeze(const RootImpl& root, const Case& drawn) {
 
 }  // namespace
 
-RootImpl::RootImpl(const Case& drawn, int width) : drawn_(drawn.blocks) {
+RootImpl::RootImpl(const Case& drawn, int width)
+    : drawn_(drawn.blocks), checkpoint_all_(drawn.checkpoint_all) {
   in_ = register_module("in", torch::nn::Linear(width, width));
   for (const auto& block : drawn_) {
     blocks_.push_back(make_block(block, width, blocks_));
@@ -260,23 +265,36 @@ RootImpl::RootImpl(const Case& drawn, int width) : drawn_(drawn.blocks) {
   out_ = register_module("out", torch::nn::Linear(width, kOutputs));
 }
 
+Tensor RootImpl::once(int block, const Tensor& x, const Route& route) {
+  if (route.changes == block) {
+    const auto first = std::make_shared<bool>(true);
+    const auto call = [this, block, first](const Tensor& input, const Route& way) {
+      const auto y = call_module(blocks_[block], input, way);
+      return std::exchange(*first, false) ? y : torch::cat({y, y});
+    };
+    return activation_checkpoint(call, x, route);
+  }
+  const bool checkpoint = drawn_[block].checkpoint && !route.plain;
+  return checkpoint ? activation_checkpoint(blocks_[block], x, route)
+                    : call_module(blocks_[block], x, route);
+}
+
 Tensor RootImpl::run(int block, const Tensor& x, const Route& route) {
   if (route.throw_forward == block) throw std::runtime_error("bad batch");
-  const auto once = [&](const Tensor& input) {
-    return drawn_[block].checkpoint ? activation_checkpoint(blocks_[block], input, route)
-                                    : call_module(blocks_[block], input, route);
-  };
-  auto y = once(x);
-  if (drawn_[block].twice) y = once(y);
-  if (route.again == block) y = once(y);
+  auto y = once(block, x, route);
+  if (drawn_[block].twice) y = once(block, y, route);
+  if (route.again == block) y = once(block, y, route);
   if (route.throw_backward == block && y.requires_grad()) {
-    y.register_hook([](const Tensor&) { throw std::runtime_error("bad batch"); });
+    y.register_hook([once = route.throw_once](const Tensor&) {
+      if (!once || std::exchange(*once, false)) throw std::runtime_error("bad batch");
+    });
   }
+  if (drawn_[block].hook && y.requires_grad())
+    y.register_hook([](const Tensor& gradient) { return gradient / 2; });
   return y;
 }
 
-Tensor RootImpl::forward(Tensor x, const Route& route) {
-  x = call_module(in_, x);
+Tensor RootImpl::all(Tensor x, const Route& route) {
   const auto count = static_cast<int>(blocks_.size());
   std::vector<int> order;
   for (int i = 0; i < count; ++i) {
@@ -286,7 +304,20 @@ Tensor RootImpl::forward(Tensor x, const Route& route) {
     const auto first = std::min(route.swap, count - 2);
     std::swap(order[first], order[first + 1]);
   }
-  for (const int i : order) x = run(i, x, route);
+  for (const int i : order) {
+    try {
+      x = run(i, x, route);
+    } catch (const std::runtime_error& error) {
+      if (!route.catches || std::string(error.what()) != "bad batch") throw;
+    }
+  }
+  return x;
+}
+
+Tensor RootImpl::forward(Tensor x, const Route& route) {
+  x = call_module(in_, x);
+  const auto blocks = [this](const Tensor& input, const Route& way) { return all(input, way); };
+  x = checkpoint_all_ && !route.plain ? activation_checkpoint(blocks, x, route) : all(x, route);
   return call_module(out_, x);
 }
 
@@ -322,8 +353,29 @@ Batch batch_of(const Case& drawn, int step, int micro, int rank, int rows) {
           torch::randn({rows, kPositions, kOutputs}, generator, torch::kDouble).to(type)};
 }
 
-Tensor loss_of(const Tensor& output, const Tensor& target) {
-  return (output.to(target.scalar_type()) - target).square().mean();
+Tensor loss_of(const std::function<Tensor(const Tensor&)>& call, const Batch& batch, Extra extra) {
+  const auto loss = [&](const Tensor& input) {
+    return (call(input).to(batch.target.scalar_type()) - batch.target).square().mean();
+  };
+  if (extra == Extra::nothing) return loss(batch.input);
+  const auto input = batch.input.detach().clone().requires_grad_(true);
+  const auto first = loss(input);
+  const bool keeps = extra == Extra::penalty;
+  const auto gradient = torch::autograd::grad({first}, {input}, {}, keeps, keeps).at(0);
+  if (keeps) return first + gradient.square().sum();
+  return loss((input + 5 * gradient).detach());
+}
+
+Autocast::Autocast(bool on) : on_(on) {
+  if (!on_) return;
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::increment_nesting();
+}
+
+Autocast::~Autocast() {
+  if (!on_) return;
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
 }
 
 }  // namespace tessera::generated

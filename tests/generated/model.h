@@ -4,6 +4,7 @@
 
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -26,6 +27,11 @@ struct Route {
   int again = -1;  // this one once more
   int throw_forward = -1;
   int throw_backward = -1;
+  int changes = -1;  // an activation checkpoint around it gives something else again
+  std::shared_ptr<bool> throw_once;  // throw_backward does so while it is true, and makes it false
+  bool throw_inside = false;         // of blocks that can
+  bool catches = false;              // the root goes on without the block that threw
+  bool plain = false;  // no activation checkpoints: in the process that others are judged by
 };
 
 class BlockImpl : public torch::nn::Module {
@@ -34,6 +40,8 @@ class BlockImpl : public torch::nn::Module {
   virtual torch::Tensor forward(const torch::Tensor& x, const Route& route) = 0;
 };
 using BlockPointer = std::shared_ptr<BlockImpl>;
+// Of the kinds that only pairs of features have.
+[[nodiscard]] BlockPointer make_feature_block(BlockKind kind, int width);
 
 class RootImpl : public torch::nn::Module {
  public:
@@ -44,8 +52,11 @@ class RootImpl : public torch::nn::Module {
 
  private:
   torch::Tensor run(int block, const torch::Tensor& x, const Route& route);
+  torch::Tensor once(int block, const torch::Tensor& x, const Route& route);
+  torch::Tensor all(torch::Tensor x, const Route& route);
 
   std::vector<Block> drawn_;
+  bool checkpoint_all_;
   torch::nn::Linear in_{nullptr}, out_{nullptr};
   std::vector<BlockPointer> blocks_;
 };
@@ -67,7 +78,22 @@ struct Batch {
   torch::Tensor input, target;
 };
 [[nodiscard]] Batch batch_of(const Case& drawn, int step, int micro, int rank, int rows);
-[[nodiscard]] torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& target);
+// Of the output that `call` makes of the input, or of what the step makes of its gradient.
+[[nodiscard]] torch::Tensor loss_of(
+    const std::function<torch::Tensor(const torch::Tensor& input)>& call, const Batch& batch,
+    Extra extra = Extra::nothing);
+
+// Autocast on a CPU while it lives, if `on`.
+class Autocast {
+ public:
+  explicit Autocast(bool on);
+  ~Autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  bool on_;
+};
 
 // Sharding ---------------------------------------------------------------------------------------
 

@@ -101,23 +101,55 @@ class Plain {
       case Action::fail_and_abandon:
         zero(Zero::model);
         break;
+      case Action::fail_and_go_on:
+        train({.action = Action::no_step}, result);
+        break;
+      case Action::leave_unsynced:
+        leave_unsynced(result);
+        break;
+      case Action::set_data:
+        for (auto& named : parameters_) named.tensor.set_data(named.tensor.detach() * 0.9);
+        break;
+      case Action::failed_load:
+        break;
     }
     for (const auto& entry : root_->named_parameters())
       result.parameters[entry.key()] = entry.value().detach().clone();
     return result;
   }
 
+  void leave_unsynced(StepResult& result) {
+    std::vector<Tensor> before;
+    for (const auto& named : parameters_)
+      before.push_back(std::exchange(named.tensor.mutable_grad(), {}));
+    kept_.resize(parameters_.size());
+    for (int rank = 0; rank < layout().world; ++rank) {
+      const auto loss = loss_of_rank(rank, 0);
+      loss.backward();
+      result.losses.push_back(loss.item<double>());
+      take_gradients(kept_);
+    }
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      parameters_[i].tensor.mutable_grad() = before[i];
+  }
+
   void train(const Step& step, StepResult& result) {
     zero(step.zero);
-    std::vector<Tensor> before, sums(parameters_.size());
+    // FSDP2 keeps unreduced gradients where no zero_grad finds them; with the others these are the
+    // parameters' own.
+    const bool drops = step.zero == Zero::model || step.zero == Zero::optimizer;
+    if (drops && layout().style != Style::rows) kept_.clear();
+    std::vector<Tensor> before, sums = std::exchange(kept_, {});
+    sums.resize(parameters_.size());
     for (const auto& named : parameters_)
       before.push_back(std::exchange(named.tensor.mutable_grad(), {}));
     const int world = layout().world;
     for (int rank = 0; rank < world; ++rank) {
       double total = 0;
       for (int micro = 0; micro < step.micros; ++micro) {
-        auto loss = loss_of_rank(rank, micro);
-        if (step.action == Action::train_twice_forward) loss = loss + loss_of_rank(rank, micro + 5);
+        auto loss = loss_of_rank(rank, micro, step);
+        if (step.action == Action::train_twice_forward)
+          loss = loss + loss_of_rank(rank, micro + 5, step);
         loss.backward();
         total += loss.item<double>();
       }
@@ -165,13 +197,17 @@ class Plain {
     }
   }
 
-  Tensor loss_of_rank(int rank, int micro) {
+  Tensor loss_of_rank(int rank, int micro, const Step& step = {}) {
     const auto batch = batch_of(drawn_, batch_number(phase_, step_), micro, rank,
                                 rows_of(drawn_, phase_, step_, rank));
-    const auto route = route_of(drawn_, phase_, step_, rank);
-    if (!low_) return loss_of(root_->forward(batch.input, route), batch.target);
-    copy_to_low();
-    return loss_of(low_->forward(batch.input.to(torch::kBFloat16), route), batch.target);
+    auto route = route_of(drawn_, phase_, step_, rank, micro);
+    route.plain = true;
+    if (low_) copy_to_low();
+    const auto call = [&](const Tensor& input) {
+      return low_ ? low_->forward(input.to(torch::kBFloat16), route) : root_->forward(input, route);
+    };
+    const Autocast autocast(drawn_.autocast);
+    return loss_of(call, batch, step.extra);
   }
 
   void copy_to_low() {
@@ -228,6 +264,7 @@ class Plain {
   Root root_{nullptr}, low_{nullptr};
   std::vector<Named> parameters_;
   std::vector<Tensor> trained_;                           // what the optimizer has
+  std::vector<Tensor> kept_;                              // sums that no step has reduced yet
   std::unordered_map<std::string, std::string> unit_of_;  // empty: gradients are each one's own
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::optional<Saved> saved_;
@@ -239,8 +276,11 @@ Odd odd_of(const Case& drawn, int phase, int step, int rank) {
   return phase == 0 && step == drawn.odd_step && rank == drawn.odd_rank ? drawn.odd : Odd::nothing;
 }
 
-Route route_of(const Case& drawn, int phase, int step, int rank) {
+Route route_of(const Case& drawn, int phase, int step, int rank, int micro) {
   Route route{.step = step, .rank = rank};
+  const auto& how = drawn.phases[phase].steps[step];
+  if (how.by_micro) route.skip = (step + micro) % static_cast<int>(drawn.blocks.size());
+  route.throw_inside = route.catches = how.caught;
   const auto odd = odd_of(drawn, phase, step, rank);
   if (odd == Odd::skips_call) route.skip = drawn.odd_block;
   if (odd == Odd::swaps_calls) route.swap = drawn.odd_block;

@@ -29,7 +29,7 @@ using PhaseResult = std::vector<StepResult>;
 
 // What the rank that differs does in this step; nothing in other steps and on other ranks.
 [[nodiscard]] Odd odd_of(const Case& drawn, int phase, int step, int rank);
-[[nodiscard]] Route route_of(const Case& drawn, int phase, int step, int rank);
+[[nodiscard]] Route route_of(const Case& drawn, int phase, int step, int rank, int micro);
 [[nodiscard]] int rows_of(const Case& drawn, int phase, int step, int rank);
 // Which batch it is.
 [[nodiscard]] inline int batch_number(int phase, int step) {

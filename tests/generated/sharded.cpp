@@ -178,7 +178,18 @@ class Rank {
       case Action::look:
         return look();
       case Action::fail_and_abandon:
-        return fail_and_abandon(step);
+        fail(step);
+        return abandon_step(root_);
+      case Action::fail_and_go_on:
+        return fail_and_go_on(step);
+      case Action::leave_unsynced:
+        return leave_unsynced();
+      case Action::set_data:
+        for (auto& parameter : parameters_)
+          parameter.local.set_data(parameter.local.detach() * 0.9);
+        return;
+      case Action::failed_load:
+        return fail_to_load();
     }
   }
 
@@ -194,8 +205,8 @@ class Rank {
       std::optional<NoSync> no_sync;
       if (quiet && step.accumulate != Accumulate::flag) no_sync.emplace(root_);
       if (step.accumulate == Accumulate::flag) set_requires_gradient_sync(root_, !quiet);
-      auto sum = loss(micro);
-      if (step.action == Action::train_twice_forward) sum = sum + loss(micro + 5);
+      auto sum = loss(micro, step.extra);
+      if (step.action == Action::train_twice_forward) sum = sum + loss(micro + 5, step.extra);
       total += sum.item<double>();
       if (odd == Odd::skips_backward) return;
       sum.backward();
@@ -206,16 +217,24 @@ class Rank {
     trainer_->step();
   }
 
-  Tensor loss(int micro) {
-    auto route = route_of(drawn_, phase_, step_, mesh_.rank());
+  Tensor loss(int micro, Extra extra = Extra::nothing) {
+    auto route = route_of(drawn_, phase_, step_, mesh_.rank(), micro);
     if (odd_now() == Odd::throws_in_forward) route.throw_forward = drawn_.odd_block;
     if (odd_now() == Odd::throws_in_backward) route.throw_backward = drawn_.odd_block;
-    return loss(micro, route);
+    return loss(micro, route, extra);
   }
-  Tensor loss(int micro, const Route& route) {
+  Tensor loss(int micro, const Route& route, Extra extra) {
     const auto batch = batch_of(drawn_, batch_number(phase_, step_), micro, mesh_.rank(),
                                 rows_of(drawn_, phase_, step_, mesh_.rank()));
-    return loss_of(root_(batch.input, route), batch.target);
+    const Autocast autocast(drawn_.autocast);
+    return loss_of([&](const Tensor& input) { return root_(input, route); }, batch, extra);
+  }
+
+  void leave_unsynced() {
+    const NoSync no_sync(root_);
+    const auto sum = loss(0);
+    sum.backward();
+    compare_loss(sum.item<double>());
   }
 
   double evaluate() {
@@ -250,14 +269,74 @@ class Rank {
     }
   }
 
-  void fail_and_abandon(const Step& step) {
+  // Every rank alike.
+  void fail(const Step& step) {
     Route route{.step = step_, .rank = mesh_.rank()};
-    (step.in_backward ? route.throw_backward : route.throw_forward) = step.block;
+    if (step.fault == Fault::in_backward) {
+      route.throw_backward = step.block;
+    } else if (step.fault == Fault::other_recomputing) {
+      route.changes = step.block;
+    } else {
+      route.throw_forward = step.block;
+    }
     try {
-      loss(0, route).backward();
+      loss(0, route, Extra::nothing).backward();
     } catch (const std::exception&) {
     }
-    abandon_step(root_);
+  }
+
+  // The backward that failed is made again, or refused until the step is abandoned.
+  void fail_and_go_on(const Step& step) {
+    root_->zero_grad();
+    const auto once = std::make_shared<bool>(true);
+    const Route route{
+        .step = step_, .rank = mesh_.rank(), .throw_backward = step.block, .throw_once = once};
+    auto sum = loss(0, route, Extra::nothing);
+    try {
+      sum.backward({}, true);
+    } catch (const std::exception&) {
+    }
+    root_->zero_grad();
+    try {
+      sum.backward();
+    } catch (const Error&) {
+      abandon_step(root_);
+      root_->zero_grad();
+      sum = loss(0);
+      sum.backward();
+    }
+    compare_loss(sum.item<double>());
+  }
+
+  void fail_to_load() {
+    auto whole = full_state_dict(root_);
+    FullState less;
+    for (const auto& entry : whole) {
+      if (entry.key() != whole.back().key()) less.insert(entry.key(), entry.value());
+    }
+    require_failure([&] { load_full_state_dict(root_, less); });
+    auto& group = mesh_.checkpoint_group();
+    const auto load_training = [&](const std::string& path) {
+      TrainingState state(root_, trainer_->ref());
+      tessera::load(state, path, group);
+    };
+    require_failure([&] { load_training(directory_ + "/nothing"); });
+    const auto path = directory_ + "/less" + std::to_string(phase_) + "." + std::to_string(step_);
+    {
+      const StateDictTypeScope scope(root_, {.type = StateDictType::sharded});
+      tessera::save(Value::dict({{"model", state_dict(root_)}}), path, group);
+    }
+    require_failure([&] { load_training(path); });
+  }
+
+  template <typename Load>
+  void require_failure(Load&& load) {
+    try {
+      load();
+    } catch (const Error&) {
+      return;
+    }
+    throw Differs(where() + "a load of less than all succeeded");
   }
 
   // Saving ---------------------------------------------------------------------------------------
@@ -321,6 +400,7 @@ class Rank {
   double tolerance() const {
     if (drawn_.precision == Precision::fp64) return 1e-10;
     if (is_low(drawn_.precision)) return 5e-2;
+    if (drawn_.autocast) return 3e-3;
     return drawn_.rough ? 1e-3 : 1e-6;
   }
   std::string where() const {
@@ -425,7 +505,7 @@ std::vector<Outcome> run_sharded(const Case& drawn, const std::vector<PhaseResul
             if (mesh.rank() == 0) next = rank.saved();
           });
         },
-        deadline);
+        deadline, !drawn.gloo);
     saved = std::move(next);
     const bool all_finished = std::ranges::all_of(
         outcomes, [](const Outcome& outcome) { return outcome.kind == Outcome::Kind::finished; });

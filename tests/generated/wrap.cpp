@@ -6,6 +6,7 @@
 #include "generated/model.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/unit_controls.h"
 
 namespace tessera::generated {
 namespace {
@@ -102,6 +103,7 @@ void replicate_units(Root& root, const Layout& layout, const Mesh& mesh, const U
   for (auto unit = units.rbegin(); unit != units.rend(); ++unit)
     with_type(unit->second, [&](const auto& typed) { replicate(typed, mesh, options); });
   replicate(root, mesh, options);
+  if (layout.divide_factor > 0) set_gradient_divide_factor(root, layout.divide_factor);
 }
 
 void shard_flat(Root& root, const Case& drawn, const Layout& layout, const Mesh& mesh,
