@@ -120,3 +120,47 @@ def test_float8_blocks_are_pytorch_s_own(dtype, tmp_path):
     dcp.load(theirs, storage_reader=reader, no_dist=True)
     assert same(ours["l.weight"], theirs["l.weight"])
     assert "l.weight_scale_inv" not in ours and ours["e"].shape == (2, 3, 128)
+
+
+def trained(kind):
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.5}]
+    optimizer = kind(groups)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, lambda groups: torch.optim.Adam(groups, lr=torch.tensor(0.1))])
+@pytest.mark.parametrize("through", [[], ["--to", "safetensors"], ["--to", "dcp"]])
+def test_state_by_number_comes_back_with_its_numbers(kind, through, tmp_path):
+    """DCP has no keys but strings, and an optimizer passes over the state of "0" without a word."""
+    model, optimizer = trained(kind)
+    tree = {"model": model.state_dict(), "state": {"0": torch.ones(2), "optim": optimizer.state_dict()}}
+    dcp.save(dict(tree), checkpoint_id=tmp_path / "dcp", no_dist=True)
+    source = tmp_path / "dcp"
+    if through:
+        convert(source, tmp_path / "between", *through)
+        source = tmp_path / "between"
+    done = subprocess.run([TESSERA, "convert", source, tmp_path / "a.pt", "--json"], check=True, capture_output=True, text=True)
+    notes = ["the keys of state.optim.state are numbers again, as its param_groups have them"]
+    assert json.loads(done.stdout)["notes"] == ([] if through else notes)  # the first of two has said it
+    loaded = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert list(loaded["state"]) == ["0", "optim"] and set(loaded["state"]["optim"]["state"]) == {0, 1, 2, 3}
+    fresh = kind([{"params": model[0].parameters()}, {"params": model[1].parameters()}])
+    fresh.load_state_dict(loaded["state"]["optim"])
+    assert same(fresh.state_dict(), optimizer.state_dict())
+
+
+def test_keys_that_are_no_numbers_of_parameters_stay_as_they_are(tmp_path):
+    groups = [{"params": [0, 1]}]
+    trees = {"other": {"state": {"0": {"s": torch.ones(1)}, "7": {"s": torch.ones(1)}}, "param_groups": groups},
+             "named": {"state": {"0": {"s": torch.ones(1)}}, "param_groups": [{"params": ["0", "1"]}]},
+             "alone": {"state": {"0": {"s": torch.ones(1)}}}}
+    dcp.save(dict(trees), checkpoint_id=tmp_path / "dcp", no_dist=True)
+    convert(tmp_path / "dcp", tmp_path / "a.pt")
+    loaded = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert [list(loaded[name]["state"]) for name in trees] == [["0", "7"], ["0"], ["0"]]

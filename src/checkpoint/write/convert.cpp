@@ -19,6 +19,7 @@
 #include "checkpoint/write/convert_in_place.h"
 #include "checkpoint/write/destination.h"
 #include "checkpoint/write/flat_leaves.h"
+#include "checkpoint/write/numbered_state.h"
 #include "checkpoint/write/resume.h"
 #include "checkpoint/write/targets.h"
 #include "storage/posix/atomic_file.h"
@@ -80,15 +81,27 @@ void require_used(const ConvertOptions& options) {
   }
 }
 
+// Whether the source has lost which keys were numbers. OLMo's kinds have names for parameters.
+bool may_number(const Checkpoint& checkpoint, const ConvertOptions& options) {
+  return !checkpoint.has_types && !row_of(options.to).is_olmo;
+}
+
 // Whether the target gets the source's leaves as they are: there may be a million, and no copy.
-bool takes_all(const ConvertOptions& options) {
-  return options.to == CheckpointKind::torch_file && options.only.empty() && keeps_leaves(options);
+bool takes_all(const Checkpoint& checkpoint, const ConvertOptions& options) {
+  return options.to == CheckpointKind::torch_file && options.only.empty() &&
+         keeps_leaves(options) &&
+         !(may_number(checkpoint, options) && has_numbered_state(checkpoint.leaves));
 }
 
 // The leaves that the options choose, under their new names and with their new types.
-std::vector<Leaf> chosen_leaves(const Checkpoint& checkpoint, const ConvertOptions& options) {
+std::vector<Leaf> chosen_leaves(const Checkpoint& checkpoint, const ConvertOptions& options,
+                                std::vector<std::string>& notes) {
   std::vector<Leaf> leaves =
       options.dequantize ? dequantized(checkpoint.leaves, *options.dequantize) : checkpoint.leaves;
+  if (may_number(checkpoint, options)) {
+    for (const std::string& state : number_state(leaves))
+      notes.push_back("the keys of " + state + " are numbers again, as its param_groups have them");
+  }
   leaves = select(leaves, options.only, checkpoint.path);
   rename(leaves, options.rename);
   if (options.dtype) convert_floating(leaves, *options.dtype);
@@ -101,11 +114,11 @@ void require_bounded_tensors(const std::vector<Leaf>& leaves) {
   }
 }
 
-// What the target gets of the source; nothing where it takes all.
-std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions& options) {
-  if (takes_all(options)) return {};
+// What the target gets of the source, if not all.
+std::vector<Leaf> leaves_for(const Checkpoint& checkpoint, const ConvertOptions& options,
+                             std::vector<std::string>& notes) {
   try {
-    std::vector<Leaf> leaves = chosen_leaves(checkpoint, options);
+    std::vector<Leaf> leaves = chosen_leaves(checkpoint, options, notes);
     if (options.to == CheckpointKind::torch_file) return leaves;
     // A torch.save file keeps views as they are; whatever it writes anew goes through a reader.
     require_flat_names(leaves);
@@ -273,8 +286,11 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
                                const ConvertOptions& options) {
   if (checkpoint.mapped && options.resume)
     throw Error(ErrorCode::unsupported, "what map() gave cannot be resumed");
-  const std::vector<Leaf> chosen = leaves_for(checkpoint, options);
-  const std::vector<Leaf>& leaves = takes_all(options) ? checkpoint.leaves : chosen;
+  std::vector<std::string> notes;
+  const bool is_all = takes_all(checkpoint, options);
+  const std::vector<Leaf> chosen =
+      is_all ? std::vector<Leaf>() : leaves_for(checkpoint, options, notes);
+  const std::vector<Leaf>& leaves = is_all ? checkpoint.leaves : chosen;
   const Destination where = destination_of(target, options);
   const bool as_directory = where.publishing == Publishing::directory;
   if (as_directory && options.overwrite) require_checkpoint(where.directory);
@@ -287,6 +303,7 @@ ConvertReport convert_in_place(const Checkpoint& checkpoint, const Location& tar
   }
   DigestingStore digested(output.files());
   ConvertReport report = report_of(leaves, where);
+  report.notes = std::move(notes);
   Meter meter(options.progress, tensor_bytes(leaves), options.stop);
   IoCounters counters;
   StorageChecks checks;

@@ -1,0 +1,19 @@
+// Optimizer state by number, as optimizer.state_dict() has it, that came through a file of names.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/leaf.h"
+
+namespace tessera {
+
+// What PyTorch writes as DCP has no keys but strings, and Optimizer.load_state_dict passes over
+// state under "0" without a word. Where a dict has `param_groups` whose `params` are numbers, and
+// every key of its `state` is one of them, written out, the keys become numbers. Returns the names
+// of these dicts of state; the leaves' own names stay.
+std::vector<std::string> number_state(std::vector<Leaf>& leaves);
+// Whether number_state would change any: there may be a million leaves, and it needs a copy.
+[[nodiscard]] bool has_numbered_state(const std::vector<Leaf>& leaves);
+
+}  // namespace tessera
