@@ -30,7 +30,7 @@ NOBODY_INCLUDES = {"cli"}
 
 # The layer of each public header, or folder of them.
 HEADERS = {
-    "environment.h": "base", "error.h": "base", "job.h": "base", "version.h": "base",
+    "environment.h": "base", "error.h": "base", "job.h": "base", "log.h": "base", "version.h": "base",
     "dtype.h": "layout", "layout.h": "layout",
     "value.h": "value", "leaf.h": "value", "tensor_view.h": "value",
     "io.h": "io", "device_memory.h": "io",

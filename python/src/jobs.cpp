@@ -1,18 +1,54 @@
 #include "jobs.h"
 
+#include <atomic>
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <semaphore>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 #include "tessera/environment.h"
+#include "tessera/log.h"
 
 namespace tessera::python {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{50};  // for signals
 
+// What was heard and not said yet, the last first. Any thread hears, with or without the
+// interpreter's lock, and a fork may come at any moment: so there is no mutex.
+struct Heard {
+  std::string text;
+  Heard* before;
+};
+std::atomic<Heard*> heard{nullptr};
+
+void hear(LogLevel level, std::string_view message) {
+  if (level != LogLevel::warning) return;
+  auto* const last = new Heard{std::string(message), heard.load()};
+  while (!heard.compare_exchange_weak(last->before, last)) {
+  }
+}
+
+// In the order in which they were heard. Returns false when one of them has raised.
+bool say_heard() {
+  std::vector<std::unique_ptr<Heard>> all;
+  for (Heard* at = heard.exchange(nullptr); at != nullptr; at = all.back()->before)
+    all.emplace_back(at);
+  bool fine = true;
+  for (auto one = all.rbegin(); one != all.rend() && fine; ++one)
+    fine = PyErr_WarnEx(PyExc_UserWarning, (*one)->text.c_str(), 2) == 0;
+  return fine;
+}
+
 }  // namespace
+
+void hear_warnings() {
+  set_log(hear);
+}
 
 ProgressHook Job::progress() {
   if (progress_.is_none()) return {};
@@ -52,7 +88,10 @@ void Job::run(const std::function<void()>& work) {
     worker.join();
   }
   if (raised_) throw std::move(*raised_);
+  const bool fine = say_heard();
+  if (failure && !fine) PyErr_Clear();
   if (failure) std::rethrow_exception(failure);
+  if (!fine) throw nb::python_error();
 }
 
 void Job::note_error() noexcept {

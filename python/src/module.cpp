@@ -7,6 +7,7 @@
 #include "data_files.h"
 #include "ending.h"
 #include "errors.h"
+#include "jobs.h"
 #include "operations.h"
 #include "saves.h"
 #include "tensors.h"
@@ -16,6 +17,7 @@ NB_MODULE(_core, module) {
   module.attr("VERSION") = std::string(tessera::version()).c_str();
   tessera::python::translate_errors();
   tessera::python::bind_ending(module);
+  tessera::python::hear_warnings();
   tessera::python::bind_tensors(module);
   tessera::python::bind_checkpoints(module);
   tessera::python::bind_operations(module);

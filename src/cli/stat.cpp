@@ -75,8 +75,6 @@ void print_lines(const Checkpoint& checkpoint, const Facts& facts) {
   fmt::print("files       {} ({})\n", checkpoint.files.size(), human_bytes(facts.file_bytes));
   fmt::print("optimizer   {}\n", facts.optimizer ? "yes" : "no");
   fmt::print("complete    yes: every tensor is covered once, every file is there\n");
-  for (const std::string& warning : checkpoint.warnings)
-    fmt::print("warning     {}\n", printable(warning));
 }
 
 struct Options {

@@ -85,8 +85,8 @@ class TorchAccess final : public OptimizerAccess {
     detail::DictToFields fields(options, {}, false);
     format_->options(fields, optimizer_.param_groups().at(index).options());
     for (const auto& name : fields.left_over()) {
-      log(LogLevel::warning, "optimizer " + format_->name + " has no option '" + name +
-                                 "': what was loaded for it is not kept");
+      log_of_all(LogLevel::warning, "optimizer " + format_->name + " has no option '" + name +
+                                        "': what was loaded for it is not kept");
     }
   }
 

@@ -73,8 +73,9 @@ States states_in(const Value& given, const Parameters& parameters, const Optimiz
   for (const auto& [key, value] : given.pairs()) {
     const auto found = parameters.find(state_key(key));
     if (found == parameters.end()) {
-      log(LogLevel::warning, "state of " + state_key(key) +
-                                 " belongs to no parameter of the optimizer: it is not loaded");
+      log_of_all(LogLevel::warning,
+                 "state of " + state_key(key) +
+                     " belongs to no parameter of the optimizer: it is not loaded");
       continue;
     }
     try {

@@ -427,8 +427,8 @@ std::vector<Value::Pair> keyed_states(const OptimModel& model, const Keys& keys,
     if (states[i].is(Value::Kind::none)) continue;
     const auto key = keys.by_param.find(&model.params()[i]);
     if (key == keys.by_param.end()) {
-      log(LogLevel::warning, "the state of parameter '" + model.params()[i].own_name +
-                                 "' is of no parameter of the optimizer: it is left out");
+      log_of_all(LogLevel::warning, "the state of parameter '" + model.params()[i].own_name +
+                                        "' is of no parameter of the optimizer: it is left out");
       continue;
     }
     keyed.emplace_back(key->second, states[i]);

@@ -82,7 +82,8 @@ const ModelParam* require_known(const OptimModel& model, const at::Tensor& tenso
 }
 
 std::vector<OptimKey> keys_of_input(const OptimModel& model, const OptimInput& optim_input) {
-  log(LogLevel::warning,
+  log_of_all(
+      LogLevel::warning,
       "The `optim_input` argument is deprecated and will be removed after PyTorch 1.13. You may "
       "remove it from your code without changing its functionality.");
   std::vector<OptimKey> keys;

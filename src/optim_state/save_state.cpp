@@ -293,9 +293,10 @@ void add_user_state(const Value& state, const std::vector<OptimKey>& keys, Value
   for (const auto& [key, param] : keys) known.insert(state_key(key));
   for (const auto& [key, value] : state.pairs()) {
     if (known.contains(state_key(key))) continue;
-    log(LogLevel::warning, "Found a optim state, " + state_key(key) +
-                               ", that FSDP cannot process. FSDP will directly copy everything to "
-                               "the returned state_dict.");
+    log_of_all(LogLevel::warning,
+               "Found a optim state, " + state_key(key) +
+                   ", that FSDP cannot process. FSDP will directly copy everything to "
+                   "the returned state_dict.");
     into.set_item(key, deep_copy(value));
   }
 }

@@ -91,6 +91,7 @@ void emplace_recorded(std::optional<LoadSource>& source, const Opener& opener, H
   if (opener.rank > 0)
     *own = replayed(opener.where, place, {message.rest(), opener.stop, is_replaced});
   source.emplace(std::move(told), std::move(own));
+  if (opener.rank == 0) say_warnings(source->stored());
   if (mark != 0) source->watch(place.store, mark);
 }
 
@@ -104,6 +105,7 @@ void emplace_catalog(std::optional<LoadSource>& source, const Opener& opener, Ho
     store = patient_store(store, opener.stop, is_replaced);
   }
   source.emplace(std::move(told), std::move(store));
+  if (opener.rank == 0) say_warnings(source->stored());
 }
 
 }  // namespace

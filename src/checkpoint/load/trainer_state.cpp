@@ -230,21 +230,24 @@ class Teller {
   std::optional<Value> own_;  // of rank 0 alone
 };
 
-void warn(TrainerState& result, std::string text) {
-  log(LogLevel::warning, text);
+using Say = void (*)(LogLevel level, std::string_view message);
+
+void warn(TrainerState& result, Say say, std::string text) {
+  say(LogLevel::warning, text);
   result.warnings.push_back(std::move(text));
 }
 
 void warn_of_other_ranks(TrainerState& result, int world, const Group& group) {
-  warn(result, "the checkpoint is of " + std::to_string(world) + " ranks, here are " +
-                   std::to_string(group.size()) +
-                   ": every rank gets the trainer's state of rank 0, without its random numbers");
+  warn(result, log_of_all,
+       "the checkpoint is of " + std::to_string(world) + " ranks, here are " +
+           std::to_string(group.size()) +
+           ": every rank gets the trainer's state of rank 0, without its random numbers");
 }
 
 // Of whole checkpoints; `state` is what this rank takes.
 void warn_of_one_state(TrainerState& result, const Group& group) {
   if (group.rank() == 0) return;
-  warn(result,
+  warn(result, log,
        "an olmo-full checkpoint has the random numbers of rank 0 alone: this rank gets none");
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/log.h"
 #include "base/stop.h"
 #include "checkpoint/open/open.h"
 #include "storage/stopping_store.h"
@@ -32,7 +33,13 @@ Checkpoint Checkpoint::open(const Location& where, const OpenOptions& options) {
   place.store = stopping_store(std::move(place.store), options.stop);
   Checkpoint checkpoint = open_checkpoint(place, options);
   checkpoint.index_names();
+  say_warnings(checkpoint);
   return checkpoint;
+}
+
+void say_warnings(const Checkpoint& checkpoint) {
+  for (const std::string& warning : checkpoint.warnings)
+    log(LogLevel::warning, printable(checkpoint.path) + ": " + printable(warning));
 }
 
 void index_names(Checkpoint& checkpoint) {

@@ -26,6 +26,9 @@ struct Place {
 [[nodiscard]] Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& object,
                                          const OpenOptions& options);
 
+// Says them to whoever listens (tessera/log.h), each with the checkpoint's path.
+void say_warnings(const Checkpoint& checkpoint);
+
 // Lets find() look up names of one that did not come from Checkpoint::open.
 void index_names(Checkpoint& checkpoint);
 

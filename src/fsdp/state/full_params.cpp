@@ -109,7 +109,8 @@ void require_possible(const FullParamsOptions& options) {
 
 void warn_of_copies(const FullParamsOptions& options) {
   if (!options.offload_to_cpu || options.rank0_only) return;
-  log(LogLevel::warning,
+  log_of_all(
+      LogLevel::warning,
       "offload_to_cpu=True and rank0_only=False copies all parameters to the CPU once for every "
       "rank of a host; rank0_only=True copies them once");
 }

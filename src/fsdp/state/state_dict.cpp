@@ -38,8 +38,8 @@ StateDictType kind_of(ModuleRef module, const StateDictOptions& options) {
   const bool any =
       std::ranges::any_of(units, [](const auto& named) { return named.second->is_sharded(); });
   if (any || units.empty()) return options.type;
-  log(LogLevel::warning,
-      "When using `NO_SHARD` for `ShardingStrategy`, full_state_dict will be returned.");
+  log_of_all(LogLevel::warning,
+             "When using `NO_SHARD` for `ShardingStrategy`, full_state_dict will be returned.");
   return StateDictType::full;
 }
 

@@ -83,7 +83,8 @@ void require_homogeneous(const std::vector<std::shared_ptr<Unit>>& units) {
 void warn_of_view(Unit& unit) {
   if (!unit.is_sharded() || unit.geometry() != Geometry::rows) return;
   if (std::exchange(entry_of(unit).has_warned_of_views, true)) return;
-  log(LogLevel::warning,
+  log_of_all(
+      LogLevel::warning,
       "FSDP2-wrapped module ('" + unit.name() +
           "') returned a view tensor. An in-place op on this view (e.g., `x += y`) will silently "
           "drop the pre-backward hook and skip the all-gather, which can cause backward to fail or "

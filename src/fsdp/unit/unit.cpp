@@ -249,7 +249,7 @@ void Unit::open_parking(const UnitSpec& spec, const std::vector<Shape>& shapes) 
   const int world = spec.shard->size();
   if (ranks == 0 || ranks == world) return;
   if (ranks == 1) {
-    log(LogLevel::warning, "reshard_after_forward=1 keeps all parameters, as false does");
+    log_of_all(LogLevel::warning, "reshard_after_forward=1 keeps all parameters, as false does");
     options_.reshard_after_forward = false;
     return;
   }

@@ -57,7 +57,8 @@ void warn_of_forgotten(const torch::nn::Module& module) {
   const auto names = forgotten_below(module);
   if (names.empty()) return;
   first.has_warned_of_forgotten = true;
-  log(LogLevel::warning,
+  log_of_all(
+      LogLevel::warning,
       as_subject(names) +
           " in no unit: nobody averages the gradients over the ranks, every rank trains values of "
           "its own, and a checkpoint gets those of one. Call fully_shard on the outermost module "

@@ -159,8 +159,8 @@ NoSync::~NoSync() {
     const auto unit = weak.lock();
     if (!unit) continue;
     if (entry_of(*unit).sync_gradients) {
-      log(LogLevel::warning,
-          "gradient synchronisation of unit '" + unit->name() + "' was switched on within no_sync");
+      log_of_all(LogLevel::warning, "gradient synchronisation of unit '" + unit->name() +
+                                        "' was switched on within no_sync");
     }
     entry_of(*unit).sync_gradients = sync;
   }

@@ -55,7 +55,7 @@ void choose_ranks(const HybridMesh& mesh, const FullyShardedOptions& options,
     return;
   }
   if (strategy != ShardingStrategy::no_shard && mesh.all.size() == 1)
-    log(LogLevel::warning, "FSDP is switching to use `NO_SHARD` since the world size is 1.");
+    log_of_all(LogLevel::warning, "FSDP is switching to use `NO_SHARD` since the world size is 1.");
   if (computes_elsewhere(options)) {
     const auto one = mesh.all.split(1);
     spec.shard = one.shard;
@@ -232,7 +232,8 @@ class Wrapper {
           ErrorCode::invalid_argument,
           both + "FSDP does not support wrapping such modules when use_orig_params=False. " + rest);
     }
-    log(LogLevel::warning,
+    log_of_all(
+        LogLevel::warning,
         both +
             "We do not recommend wrapping such modules since the gradient memory usage will be "
             "higher than expected (" +
@@ -262,13 +263,15 @@ HybridMesh mesh_for(const HybridMesh& mesh, bool is_hybrid, const FullyShardedOp
 
 void warn_about(const torch::nn::Module& module, const FullyShardedOptions& options) {
   if (has_no_forward(module)) {
-    log(LogLevel::warning,
+    log_of_all(
+        LogLevel::warning,
         "FSDP will not all-gather parameters for containers that do not implement forward: " +
             module.name());
   }
   for (const auto& ignored : options.ignored_modules) {
     if (ignored.get() != &module) continue;
-    log(LogLevel::warning,
+    log_of_all(
+        LogLevel::warning,
         "Trying to ignore the top-level module passed into the FSDP constructor itself will result "
         "in all parameters being ignored and is not well-supported: " +
             module.name());
