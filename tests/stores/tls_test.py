@@ -40,9 +40,28 @@ def write_certificate(directory, address, begins):
     return path
 
 
+class SentOn(urls_test.Files):
+    """Sends every request on but those for digests."""
+    place = None
+
+    def do_GET(self):
+        if self.path.endswith(".tessera.json"):
+            return self.send_error(404)
+        self.send_response(307)
+        self.send_header("Location", self.place)
+        self.send_header("Content-Length", "0")
+        return self.end_headers()
+
+    do_HEAD = do_GET
+
+
+def sent_on_to(url):
+    return type("Handler", (SentOn,), {"place": url})
+
+
 @contextlib.contextmanager
-def https_server(directory, certificate):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(urls_test.Files, directory=str(directory)))
+def https_server(directory, certificate, handler=urls_test.Files):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(directory)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -80,6 +99,26 @@ class Tls(unittest.TestCase):
         refused = self.ls(good, good, "AWS_CA_BUNDLE")
         self.assertEqual(refused.returncode, 3, refused.stdout)
         self.assertRegex(refused.stderr, "^tessera: unsafe: .*certificate")
+        for authority, said in ((good, "not_found"), (None, "unsafe: .*certificate")):
+            with https_server(self.work, good) as url:
+                env = {**os.environ, "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret",
+                       **({"AWS_CA_BUNDLE": str(authority)} if authority else {})}
+                run = subprocess.run([TESSERA, "ls", "s3://b/x.safetensors"], env=env, capture_output=True, text=True, check=False)
+            self.assertRegex(run.stderr, f"^tessera: {said}")
+
+    def test_o20_no_redirect_leads_from_https_to_http_wherever_it_stands(self):
+        """The first of two leads to https, where nobody sees that the second leads back."""
+        good = write_certificate(self.work, "127.0.0.1", datetime.datetime.now(datetime.timezone.utc) - DAY)
+        with urls_test.web_server(GOLDEN.parent) as plain:
+            for end, code in ((f"{plain}/{GOLDEN.name}", 3), (None, 0)):
+                with https_server(GOLDEN.parent, good) as real:
+                    with https_server(self.work, good, sent_on_to(end or f"{real}/{GOLDEN.name}")) as middle:
+                        with urls_test.web_server(self.work, sent_on_to(f"{middle}/y")) as front:
+                            run = subprocess.run([TESSERA, "ls", f"{front}/x.safetensors"], capture_output=True, text=True,
+                                                 env={**os.environ, "TESSERA_CA_FILE": str(good)}, check=False)
+                self.assertEqual(run.returncode, code, run.stderr)
+                if end:
+                    self.assertRegex(run.stderr, "^tessera: unsafe: .*plain http")
 
     def test_o20_a_file_of_authorities_that_is_not_there_is_told(self):
         good = write_certificate(self.work, "127.0.0.1", datetime.datetime.now(datetime.timezone.utc) - DAY)

@@ -288,10 +288,15 @@ TEST(Redirect, NeverLeadsDownwards) {
 TEST(HttpStore, RedirectsAreFollowed) {
   Served served;
   const std::string real = served.server.url("/dir/a%20b");
-  // A new name, its place there, and so on: /x leads to /xx, ... and /xxxxx to the object.
-  LoopbackServer front([&](int, const std::string& request) {
+  // /x leads to /xx of this server, that to another one, and that by names alone to the object.
+  LoopbackServer further([&](int, const std::string& request) {
     const std::string asked = target(request);
-    return scripted(307, {}, "Location: " + (asked == "/xxxxx" ? real : asked + "x") + "\r\n");
+    const std::string next = asked == "/deep/xxxxx" ? real : asked.substr(6) + "x";
+    return scripted(307, {}, "Location: " + next + "\r\n");
+  });
+  LoopbackServer front([&](int, const std::string& request) {
+    const bool is_first = target(request) == "/x";
+    return scripted(301, {}, "Location: " + (is_first ? "/xx" : further.url("/deep/xxx")) + "\r\n");
   });
   const auto source = http_store(parse_uri(front.url()), quick_client())->open("x");
   EXPECT_EQ(read(*source, 3, 2), "34");

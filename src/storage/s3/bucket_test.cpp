@@ -6,10 +6,13 @@
 #include <cstdlib>
 #include <span>
 
+#include "base/parallel.h"
 #include "conformance/errors.h"
+#include "conformance/loopback_server.h"
 #include "storage/s3/parts.h"
 #include "storage/s3/s3_sink.h"
 #include "storage/s3/scripted_server.h"
+#include "storage/s3/server_copy.h"
 
 namespace tessera::s3 {
 namespace {
@@ -289,6 +292,7 @@ TEST_F(S3Answers, ACompletedUploadThatIsGoneIsComparedWithTheObject_O10) {
                                         kPartDone,  // two parts and the mark
                                         "",        gone,      head_answer(attempt, bytes.size())};
     if (attempt != kOurs) answers.push_back(head_answer(attempt, bytes.size()));
+    answers.push_back(kMissing);
     bucket(std::move(answers));
     auto sink = s3_sink(bucket_, "k", {.is_absent = true}, bytes.size());
     sink->write_at(0, bytes);
@@ -298,8 +302,10 @@ TEST_F(S3Answers, ACompletedUploadThatIsGoneIsComparedWithTheObject_O10) {
       EXPECT_EQ(code_of([&] { sink->commit(); }), ErrorCode::conflict);
     }
     sink.reset();
+    EXPECT_FALSE(bucket_->head("l"));  // what comes next: nothing is aborted, that is there no more
     EXPECT_TRUE(has(4, "POST /b/k?uploadId=id "));
     EXPECT_TRUE(has(6, "HEAD /b/k "));
+    EXPECT_EQ(server_->requests().back().substr(0, 10), "HEAD /b/l ");
   }
 }
 
@@ -319,6 +325,60 @@ TEST_F(S3Answers, AnUploadThatIsWorkedOnIsWaitedFor_O10) {
   EXPECT_EQ(complete(true), Written::gone);
   bucket({gone, kMissing});  // no attempt was lost
   EXPECT_EQ(complete(false), Written::gone);
+}
+
+// A copy by the server whose upload somebody has aborted: there is nothing to abort.
+TEST_F(S3Answers, ACopyInPartsThatIsGoneIsNotAborted_O10) {
+  bucket({kMissing,
+          answer("200 OK",
+                 "<InitiateMultipartUploadResult><UploadId>id</UploadId>"
+                 "</InitiateMultipartUploadResult>"),
+          kPartDone, answer("200 OK", "<CopyPartResult><ETag>\"e\"</ETag></CopyPartResult>"),
+          refusal("404 Not Found", "NoSuchUpload"), kMissing, kMissing});
+  const ServerCopy copy{.from = {.bucket = "b", .key = "f", .etag = "\"e\""},
+                        .size = kSmallestPart + 1,
+                        .to = "k",
+                        .if_exists = IfExists::fail,
+                        .copied = [](std::uint64_t) {}};
+  EXPECT_EQ(code_of([&] { (void)copy_by_server(*bucket_, copy); }), ErrorCode::conflict);
+  EXPECT_FALSE(bucket_->head("l"));
+  EXPECT_EQ(server_->requests().back().substr(0, 10), "HEAD /b/l ");
+}
+
+// Longer than any other answer may take to begin.
+TEST_F(S3Answers, AServerMayWorkForLong_O19) {
+  LoopbackServer slow([](int, const std::string& request) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+    if (request.starts_with("POST")) return Scripted{kCompleted, Then::close};
+    const std::string copied = request.find("partNumber") == std::string::npos ? "Object" : "Part";
+    return Scripted{
+        answer("200 OK", "<Copy" + copied + "Result><ETag>\"e\"</ETag></Copy" + copied + "Result>"),
+        Then::close};
+  });
+  HttpOptions options;
+  options.slow_for = std::chrono::seconds(1);
+  options.operation_within = std::chrono::seconds(20);
+  const Settings settings{.endpoint = slow.url(""),
+                          .region = "us-east-1",
+                          .profile = {},
+                          .bucket = "b",
+                          .prefix = {},
+                          .is_path_style = true};
+  Bucket bucket("s3://b", settings, std::make_shared<HttpClient>(options));
+  const CopiedObject from{.bucket = "b", .key = "f", .etag = "\"e\""};
+  const std::vector<CompletedPart> parts = {{.number = 1, .etag = "\"e\"", .crc32 = {}}};
+  const std::vector<std::function<void()>> works = {
+      [&] {
+        bucket.copy(from, {"k", "a", 5});
+      },
+      [&] {
+        (void)bucket.copy_part({"k", "id"}, 1, from, 0, 5);
+      },
+      [&] {
+        EXPECT_EQ(bucket.complete({"k", "id"}, parts, {}, {"k", "a", 5}), Written::done);
+      }};
+  parallel_for(3, works.size(), [&](std::size_t i) { works[i](); });
+  EXPECT_EQ(slow.requests(), 3);
 }
 
 TEST_F(S3Answers, AMarkThatIsRefusedDoesNotKeepTheObject_O26) {

@@ -82,7 +82,7 @@ TEST_F(S3Settings, WhatWouldNameAnotherServerIsHeededOrRefused) {
   environment_.write_config("[default]\nca_bundle = /x.pem\n");
   EXPECT_THAT(refusal_of("s3://b/x"), HasSubstr("AWS_CA_BUNDLE"));
   environment_.set("AWS_CA_BUNDLE", "/x.pem");
-  EXPECT_EQ(of("s3://b/x").bucket, "b");
+  EXPECT_EQ(of("s3://b/x").ca_file, "/x.pem");
   for (const char* name : {"AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT"}) {
     environment_.set(name, "true");
     EXPECT_THAT(refusal_of("s3://b/x"), HasSubstr(name));
