@@ -1,10 +1,13 @@
 #include "storage/posix/atomic_file.h"
 
 #include <fcntl.h>
+#include <linux/posix_acl.h>
+#include <linux/posix_acl_xattr.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -16,6 +19,7 @@
 
 #include "conformance/store_conformance.h"
 #include "conformance/temporary_directory.h"
+#include "conformance/unprivileged.h"
 #include "storage/posix/system.h"
 
 namespace tessera {
@@ -226,6 +230,103 @@ TEST(AtomicFile, WhatIsReplacedGivesItsModeAndOwner) {
       EXPECT_EQ(status_of(path).st_mode & 07777U, mode);
       EXPECT_EQ(status_of(path).st_uid, user);
       EXPECT_EQ(status_of(path).st_gid, group);
+    }
+  }
+}
+
+struct AclEntry {
+  unsigned tag, rights, id = 0xffffffffU;
+};
+
+// False: the file system has no ACLs.
+bool set_acl(const std::string& path, const char* name, const std::vector<AclEntry>& entries) {
+  std::vector<posix_acl_xattr_entry> raw;
+  for (const auto& [tag, rights, id] : entries)
+    raw.push_back({htole16(static_cast<std::uint16_t>(tag)),
+                   htole16(static_cast<std::uint16_t>(rights)), htole32(id)});
+  const posix_acl_xattr_header header{htole32(POSIX_ACL_XATTR_VERSION)};
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
+  bytes.append(reinterpret_cast<const char*>(raw.data()), raw.size() * sizeof raw[0]);
+  return ::setxattr(path.c_str(), name, bytes.data(), bytes.size(), 0) == 0;
+}
+
+constexpr const char* kAccessAcl = "system.posix_acl_access";
+constexpr const char* kDefaultAcl = "system.posix_acl_default";
+
+std::string acl_of(const std::string& path, const char* name) {
+  std::string bytes(4096, '\0');
+  const ssize_t size = ::getxattr(path.c_str(), name, bytes.data(), bytes.size());
+  bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  return bytes;
+}
+
+// The group of the mode is the ACL's mask: a user whom it names may write, the group not even read.
+TEST(AtomicFile, WhatIsReplacedGivesItsAcl) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/x";
+  const std::vector<AclEntry> named = {
+      {ACL_USER_OBJ, 6}, {ACL_USER, 6, 12345}, {ACL_GROUP_OBJ, 0}, {ACL_MASK, 6}, {ACL_OTHER, 0}};
+  for (const auto until : {UntilCommit::unnamed_if_possible, UntilCommit::temporary_name}) {
+    std::ofstream(path) << "old";
+    if (!set_acl(path, kAccessAcl, named)) GTEST_SKIP() << "the file system has no ACLs";
+    const std::string acl = acl_of(path, kAccessAcl);
+    ASSERT_EQ(status_of(path).st_mode & 0777U, 0660U);
+    AtomicFile file(path, IfExists::replace, 0, until);
+    file.commit();
+    EXPECT_EQ(acl_of(path, kAccessAcl), acl);
+    EXPECT_EQ(status_of(path).st_mode & 0777U, 0660U);
+  }
+}
+
+// Nor does it get what the directory gives to new files.
+TEST(AtomicFile, WhatIsReplacedGivesThatItHasNoAcl) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/x";
+  std::ofstream(path) << "old";
+  ASSERT_EQ(::chmod(path.c_str(), 0660), 0);
+  const std::vector<AclEntry> named = {
+      {ACL_USER_OBJ, 7}, {ACL_USER, 7, 12345}, {ACL_GROUP_OBJ, 5}, {ACL_MASK, 7}, {ACL_OTHER, 5}};
+  if (!set_acl(directory.path(), kDefaultAcl, named)) GTEST_SKIP() << "no ACLs here";
+  for (const auto until : {UntilCommit::unnamed_if_possible, UntilCommit::temporary_name}) {
+    AtomicFile file(path, IfExists::replace, 0, until);
+    file.commit();
+    EXPECT_EQ(acl_of(path, kAccessAcl), "");
+    EXPECT_EQ(status_of(path).st_mode & 0777U, 0660U);
+  }
+}
+
+// Who saves is not in the old file's group.
+TEST(AtomicFile, AGroupThatIsNotTakenHasTheRightsOfOthers) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root becomes somebody else";
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/x";
+  Unprivileged::give(directory.path());
+  for (const bool has_acl : {false, true}) {
+    std::ofstream(path) << "old";
+    ASSERT_EQ(::chmod(path.c_str(), 0664), 0);
+    if (has_acl && !set_acl(path, kAccessAcl,
+                            {{ACL_USER_OBJ, 6},
+                             {ACL_USER, 6, 777},
+                             {ACL_GROUP_OBJ, 6},
+                             {ACL_MASK, 6},
+                             {ACL_OTHER, 4}}))
+      GTEST_SKIP() << "no ACLs here";
+    ASSERT_EQ(::chown(path.c_str(), 54321, 54321), 0);
+    {
+      const gid_t before = ::getegid();
+      ASSERT_EQ(::setegid(Unprivileged::kUser), 0);
+      const Unprivileged unprivileged;
+      AtomicFile file(path, IfExists::replace, 0);
+      file.commit();
+      ASSERT_EQ(::seteuid(0), 0);
+      ASSERT_EQ(::setegid(before), 0);
+    }
+    EXPECT_NE(status_of(path).st_gid, 54321U);
+    EXPECT_EQ(status_of(path).st_mode & 0777U, has_acl ? 0664U : 0644U);
+    if (has_acl) {
+      const std::string acl = acl_of(path, kAccessAcl);
+      ASSERT_GT(acl.size(), 4U + 2 * 8);
+      EXPECT_EQ(acl[4 + 2 * 8 + 2], 4);  // of the third entry, the group
     }
   }
 }

@@ -3,13 +3,17 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <linux/posix_acl.h>
+#include <linux/posix_acl_xattr.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string_view>
@@ -59,6 +63,74 @@ void set_type(DirectoryEntry& entry, unsigned char type) {
   entry.is_regular_file = type == DT_REG;
   if (type == DT_LNK)
     entry.is_regular_file = ::stat(entry.path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+}
+
+// A POSIX ACL, as an extended attribute has it: a header and entries, their numbers little-endian.
+class Acl {
+ public:
+  // Empty: there is none, or the file system has none.
+  Acl(const std::string& path, const char* name) : bytes_(XATTR_SIZE_MAX, '\0') {
+    const ssize_t size = ::getxattr(path.c_str(), name, bytes_.data(), bytes_.size());
+    bytes_.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  }
+  [[nodiscard]] bool empty() const { return bytes_.empty(); }
+  // Of ACL_GROUP_OBJ and its like: three bits.
+  [[nodiscard]] unsigned rights_of(unsigned tag) const {
+    posix_acl_xattr_entry entry{};
+    (void)find(tag, entry);
+    return le16toh(entry.e_perm);
+  }
+  void limit(unsigned tag, unsigned rights) {
+    posix_acl_xattr_entry entry{};
+    const std::size_t at = find(tag, entry);
+    if (at == bytes_.size()) return;
+    entry.e_perm = htole16(static_cast<std::uint16_t>(le16toh(entry.e_perm) & rights));
+    std::memcpy(&bytes_[at], &entry, sizeof entry);
+  }
+  [[nodiscard]] bool give(const std::string& path, const char* name) const {
+    return ::setxattr(path.c_str(), name, bytes_.data(), bytes_.size(), 0) == 0;
+  }
+
+ private:
+  // Where the entry is; the end: nowhere.
+  std::size_t find(unsigned tag, posix_acl_xattr_entry& entry) const {
+    std::size_t at = sizeof(posix_acl_xattr_header);
+    for (; at + sizeof entry <= bytes_.size(); at += sizeof entry) {
+      std::memcpy(&entry, &bytes_[at], sizeof entry);
+      if (le16toh(entry.e_tag) == tag) return at;
+    }
+    entry = {};
+    return bytes_.size();
+  }
+
+  std::string bytes_;
+};
+
+constexpr const char* kAccess = "system.posix_acl_access";
+constexpr const char* kDefault = "system.posix_acl_default";  // of what is made in a directory
+
+// `mode` of `old`, changed to what `path` is to have: with an ACL the bits of the group are those
+// of the mask, and say nothing of the group itself.
+mode_t take_acl_of(const std::string& old, const std::string& path, mode_t mode, bool has_group) {
+  Acl acl(old, kAccess);
+  if (acl.empty()) {
+    (void)::removexattr(path.c_str(), kAccess);  // from the directory
+  } else {
+    const mode_t group = acl.rights_of(ACL_GROUP_OBJ) << 3U;
+    if (!has_group) acl.limit(ACL_GROUP_OBJ, mode & S_IRWXO);
+    if (acl.give(path, kAccess)) return mode;
+    mode &= ~mode_t{S_IRWXG} | group;
+  }
+  return has_group ? mode : mode & (~mode_t{S_IRWXG} | (mode & S_IRWXO) << 3U);
+}
+
+void take_default_acl_of(const std::string& old, const std::string& path) {
+  const Acl acl(old, kDefault);
+  if (acl.empty()) {
+    (void)::removexattr(path.c_str(), kDefault);
+  } else {
+    (void)acl.give(path, kDefault);
+  }
 }
 
 }  // namespace
@@ -143,10 +215,13 @@ void take_access_of(const std::string& old, const std::string& path) {
   if ((was.st_uid != is.st_uid || was.st_gid != is.st_gid) &&
       ::chown(path.c_str(), was.st_uid, was.st_gid) != 0)
     (void)!::chown(path.c_str(), static_cast<uid_t>(-1), was.st_gid);
-  mode_t mode = S_ISDIR(was.st_mode) ? (was.st_mode & 07777U) | S_IRWXU : was.st_mode & 0777U;
+  const bool is_directory = S_ISDIR(was.st_mode);
+  mode_t mode = is_directory ? (was.st_mode & 07777U) | S_IRWXU : was.st_mode & 0777U;
   const bool has_group = ::stat(path.c_str(), &is) == 0 && is.st_gid == was.st_gid;
-  if (!has_group) mode &= ~mode_t{S_IRWXG} | (mode & S_IRWXO) << 3U;
-  if ((is.st_mode & 07777U) != mode) (void)::chmod(path.c_str(), mode);
+  mode = take_acl_of(old, path, mode, has_group);
+  if (is_directory) take_default_acl_of(old, path);
+  if (::stat(path.c_str(), &is) == 0 && (is.st_mode & 07777U) != mode)
+    (void)::chmod(path.c_str(), mode);
 }
 
 std::string end_of_links(const std::string& path) {

@@ -64,10 +64,11 @@ struct FileId {
 // where it is remote.
 [[nodiscard]] uid_t owner_of_ours(const std::string& directory);
 
-// Gives a file or directory that is to replace `old` the mode of that, and its owner and group as
-// far as we may; a group that it does not get has no more rights than others, and the owner of a
-// directory keeps all. Nothing where there is no `old`, something else, or a file system that knows
-// no modes.
+// Gives a file or directory that is to replace `old` the mode of that, its POSIX ACL or that it has
+// none, and its owner and group as far as we may; a group that it does not get has no more rights
+// than others, and the owner of a directory keeps all. Where the ACL cannot be given, users and
+// groups that it names have the rights of others. Nothing where there is no `old`, something else,
+// or a file system that knows no modes.
 void take_access_of(const std::string& old, const std::string& path);
 // Where the link `path` leads, there or not; `path` itself if it is none. Throws `io` for links in
 // a circle.
