@@ -30,7 +30,7 @@ struct ScanReport {
   std::vector<ScannedName> names;  // the most dangerous ones first, then by name
   std::uint64_t pickles = 0;
   // What could not be scanned to its end, and what Python may read and Tessera does not: damage,
-  // archives of other kinds, compressed files.
+  // archives of other kinds, compressed files, directories that are links or may not be read.
   std::vector<std::string> problems;
 
   // Nothing unknown, nothing dangerous, and no problem.

@@ -32,7 +32,7 @@ class Store {
  public:
   virtual ~Store() = default;
   [[nodiscard]] virtual const std::string& name() const = 0;  // for errors: the directory or URL
-  // Every object below the directory `prefix` (or empty), sorted by name; none if it is absent.
+  // The objects below `prefix`, by name; none if it is absent. What we may not read is passed over.
   [[nodiscard]] virtual std::vector<ObjectInfo> list(std::string_view prefix = {}) const = 0;
   // The objects, and the directories, directly in one; both sorted, on a disk also empty ones.
   [[nodiscard]] virtual std::vector<ObjectInfo> list_level(std::string_view prefix = {}) const;

@@ -1,5 +1,6 @@
 // Hostile checkpoints, each in a directory and in memory: what a row says holds on every path by
 // which bytes are read (docs/hostile-cases.md).
+#include <gmock/gmock.h>
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -7,9 +8,12 @@
 
 #include "base/endian.h"
 #include "checkpoint/test_support.h"
+#include "conformance/temporary_directory.h"
+#include "conformance/unprivileged.h"
 #include "format/dcp/dcp.h"
 #include "format/dcp/testing.h"
 #include "format/torch/torch_file.h"
+#include "tessera/scan.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -17,6 +21,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace testing_support;  // NOLINT(google-build-using-namespace)
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 const std::string kGolden = std::string(TESSERA_TEST_DATA) + "/golden/";
 
@@ -421,6 +428,24 @@ TEST(HostilePath, L05TheLinkToTheLatest) {
   // A save that was killed: data, and a commit that never came.
   fs::rename(run + "/step9/.metadata", run + "/step9/.metadata.tmp");
   EXPECT_EQ(open_code(run + "/latest"), ErrorCode::incomplete);
+}
+
+// A closed directory neither stops a scan nor is it passed over in silence.
+TEST(HostilePath, AScanTellsWhatIsClosed) {
+  const TemporaryDirectory temporary;
+  const std::string& root = temporary.path();
+  fs::permissions(root, fs::perms(0755));
+  fs::copy(kGolden + "checkpoints/c1", root + "/step");
+  fs::create_directory_symlink("step", root + "/link");
+  const ClosedDirectory closed(root + "/lost+found");
+  const Unprivileged unprivileged;
+  const ScanReport report = scan(root);
+  EXPECT_GT(report.pickles, 0U);
+  EXPECT_FALSE(report.clean());
+  EXPECT_THAT(
+      report.problems,
+      UnorderedElementsAre(HasSubstr("a link to a directory is not followed [" + root + "/link"),
+                           AllOf(HasSubstr("Permission denied"), HasSubstr(root + "/lost+found"))));
 }
 
 // P14: a view of stride 0 costs nothing to describe and for ever to write.

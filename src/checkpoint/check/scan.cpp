@@ -30,6 +30,7 @@
 #include "format/torch/torch_file.h"
 #include "format/zip/zip.h"
 #include "io/head.h"
+#include "storage/posix/system.h"
 #include "storage/stopping_store.h"
 #include "tessera/error.h"
 
@@ -495,15 +496,20 @@ ScanReport scan_directory(const std::shared_ptr<Store>& store, const ScanOptions
   return std::move(scan).report();
 }
 
-// Links to directories are not followed when a directory is listed.
-void tell_links(const std::filesystem::path& directory, ScanReport& report) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  for (fs::recursive_directory_iterator at(directory, error), end; !error && at != end;
-       at.increment(error)) {
-    if (at->is_symlink(error) && at->is_directory(error))
-      report.problems.push_back("unsupported: a link to a directory is not followed [" +
-                                at->path().string() + "]");
+// What is not looked into when a directory is listed: links to directories, and what is closed.
+void tell_unseen(const std::string& directory, ScanReport& report) {
+  try {
+    for (const DirectoryEntry& entry : entries_of(directory)) {
+      std::error_code none;
+      if (entry.is_directory) {
+        tell_unseen(entry.path, report);
+      } else if (!entry.is_regular_file && std::filesystem::is_directory(entry.path, none)) {
+        report.problems.push_back("unsupported: a link to a directory is not followed [" +
+                                  entry.path + "]");
+      }
+    }
+  } catch (const Error& error) {
+    report.problems.emplace_back(error.what());
   }
 }
 
@@ -534,10 +540,10 @@ ScanReport scan(const std::string& path, const ScanOptions& options) {
     throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
   if (fs::is_directory(file, error)) {
     ScanReport report = scan_directory(posix_store(file.string()), options);
-    tell_links(file, report);
+    tell_unseen(file.string(), report);
     return report;
   }
-  if (fs::is_symlink(file, error)) file = fs::canonical(file);
+  file = end_of_links(file.string());
   return scan_object(posix_store(file.parent_path().string()), file.filename().string(), options);
 }
 

@@ -1,6 +1,7 @@
 #include "checkpoint/open/belonging.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "base/one_of.h"
@@ -44,6 +45,8 @@ bool is_safetensors(std::string_view name) {
   return name.ends_with(".safetensors") && name.find('/') == std::string_view::npos;
 }
 
+constexpr std::array<std::string_view, 3> kRankFolders{"model", "optim", "train"};
+
 // Those that have the same names in every checkpoint.
 bool has_known_name(std::string_view name) {
   const std::size_t slash = name.rfind('/');
@@ -55,7 +58,7 @@ bool has_known_name(std::string_view name) {
   const std::string_view folder = name.substr(0, slash);
   const std::string_view file = name.substr(slash + 1);
   if (folder == olmo::kDcpFolder) return is_dcp_file(file);
-  return is_one_of(folder, "model", "optim", "train") &&
+  return std::ranges::find(kRankFolders, folder) != kRankFolders.end() &&
          rank_of_own(name, std::string(folder)).has_value();
 }
 
@@ -93,6 +96,11 @@ bool Belonging::operator()(std::string_view name) const {
   if (const auto sealed = between(name, "", kSideFileSuffix)) name = *sealed;
   return has_known_name(name) || in_index_.contains(name) ||
          (all_safetensors_ && is_safetensors(name));
+}
+
+void require_own_open(const Store& store) {
+  (void)store.list_level(olmo::kDcpFolder);
+  for (const std::string_view folder : kRankFolders) (void)store.list_level(folder);
 }
 
 bool holds_checkpoint(const std::vector<ObjectInfo>& files) {

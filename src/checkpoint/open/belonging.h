@@ -29,6 +29,10 @@ class Belonging {
   std::set<std::string, std::less<>> in_index_;  // and the index itself
 };
 
+// Throws `io` if a directory in which a checkpoint's files may be is closed to us: Store::list
+// passes over what is.
+void require_own_open(const Store& store);
+
 // Whether one of these files, by its name, is a checkpoint's.
 [[nodiscard]] bool holds_checkpoint(const std::vector<ObjectInfo>& files);
 

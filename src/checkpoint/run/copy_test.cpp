@@ -7,7 +7,12 @@
 #include <array>
 #include <filesystem>
 
+#include "checkpoint/run/marker.h"
 #include "checkpoint/run/testing.h"
+#include "conformance/temporary_directory.h"
+#include "conformance/unprivileged.h"
+#include "format/dcp/dcp.h"
+#include "tessera/upload.h"
 #include "tessera/verify.h"
 
 namespace tessera {
@@ -144,6 +149,62 @@ TEST(Copy, ADcpCheckpointThatLacksAFileOrItsEndIsIncomplete) {
     (void)copy(damaged, target, {.allow_incomplete = true});
     EXPECT_TRUE(is_marked(*target));
   }
+}
+
+// At the root of a volume there is a directory that root alone may read.
+TEST(Copy, WhatIsClosedAndNotTheCheckpointsIsPassedOver) {
+  const TemporaryDirectory temporary;
+  std::filesystem::permissions(temporary.path(), std::filesystem::perms(0755));
+  const std::string directory = temporary.path() + "/volume", other = temporary.path() + "/other";
+  for (const std::string& of : {directory, other}) {
+    std::filesystem::create_directory(of);
+    Unprivileged::give(of);
+  }
+  const ClosedDirectory closed(directory + "/lost+found"), closed_too(other + "/lost+found");
+  const Unprivileged unprivileged;
+  save_step(directory, 1);
+  const auto target = memory_store();
+  EXPECT_EQ(copy(directory, target).files, 3U);
+  EXPECT_EQ(contents_of(*target), contents_of(*posix_store(directory)));
+  (void)upload(directory, memory_store());
+  EXPECT_EQ(copy(directory, other).files, 3U);
+  EXPECT_THAT(verify(other).findings, IsEmpty());
+}
+
+// Where its own files are, a closed directory hides a part of it.
+TEST(Copy, WhatIsClosedAndTheCheckpointsIsAnError) {
+  const TemporaryDirectory temporary;
+  const std::string& root = temporary.path();
+  std::filesystem::permissions(root, std::filesystem::perms(0755));
+  copy_objects(posix_store(written(CheckpointKind::olmo_local)), *posix_store(root + "/local"));
+  ASSERT_FALSE(posix_store(root + "/local")->list("model").empty());
+  for (const char* name : {"/config.yaml", "/shards/x"}) {
+    std::filesystem::create_directories(root + "/dcp/shards");
+    write_text(root + "/dcp" + name, "x");
+  }
+  write_text(root + "/dcp/.metadata", [] {
+    dcp::Metadata metadata;
+    metadata.entries.resize(1);
+    dcp::Entry& entry = metadata.entries[0];
+    entry.name = "n";
+    entry.item = {"shards/x", 0, 1, {}};
+    const std::vector<std::byte> bytes = dcp::encode(metadata);
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }());
+  std::filesystem::permissions(root + "/local/model", std::filesystem::perms::none);
+  std::filesystem::permissions(root + "/dcp/shards", std::filesystem::perms::none);
+  {
+    const Unprivileged unprivileged;
+    for (const char* of : {"/local", "/dcp"}) {
+      EXPECT_EQ(code_of([&] { (void)copy(root + of, memory_store()); }), ErrorCode::io) << of;
+      EXPECT_EQ(code_of([&] { (void)upload(root + of, memory_store()); }), ErrorCode::io) << of;
+    }
+    const auto local = posix_store(root + "/local");
+    EXPECT_EQ(code_of([&] { remove_markers_first(*local); }), ErrorCode::io);
+    EXPECT_TRUE(is_marked(*local));
+  }
+  for (const char* of : {"/local/model", "/dcp/shards"})
+    std::filesystem::permissions(root + of, std::filesystem::perms::owner_all);
 }
 
 TEST(Copy, AnotherCheckpointStaysUnlessItIsOverwritten_O08) {

@@ -54,13 +54,14 @@ class Search {
  public:
   explicit Search(Time now) : now_(now) {}
 
-  void look_in(const std::string& directory) {
+  void look_in(const std::string& directory, const std::vector<DirectoryEntry>& entries) {
     result_.directories.push_back(directory);
-    for (const DirectoryEntry& entry : entries_of(directory)) {
+    for (const DirectoryEntry& entry : entries) {
       if (entry.is_directory && is_working_name(entry.name)) {
         result_.found.push_back(leftover_at(entry.path, LeftoverKind::directory, now_));
       } else if (entry.is_directory) {
-        look_in(entry.path);
+        // What is closed to us we have not written.
+        if (const auto below = entries_if_open(entry.path)) look_in(entry.path, *below);
       } else if (is_temporary_name(entry.name)) {
         result_.found.push_back(leftover_at(entry.path, LeftoverKind::file, now_));
       }
@@ -91,7 +92,7 @@ DiskLeftovers disk_leftovers(const std::string& directory, Time now) {
     throw Error(ErrorCode::not_found, "there is no such directory").at_path(directory);
   }
   Search search(now);
-  search.look_in(directory);
+  search.look_in(directory, entries_of(directory));
   search.look_beside(directory);
   return search.take();
 }

@@ -13,6 +13,8 @@
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/digests/tail.h"
 #include "checkpoint/run/testing.h"
+#include "conformance/temporary_directory.h"
+#include "conformance/unprivileged.h"
 #include "tessera/copy.h"
 #include "tessera/new_directory.h"
 #include "tessera/save_part.h"
@@ -278,6 +280,24 @@ TEST(Gc, LeavesDrawnCheckpointsAsTheyAre) {
     EXPECT_EQ(findings_of(directory), before);
     fs::remove_all(directory);
   }
+}
+
+// What is closed to us we have not written.
+TEST(Gc, ClosedDirectoriesDoNotKeepTheRest) {
+  const TemporaryDirectory temporary;
+  fs::permissions(temporary.path(), fs::perms(0755));
+  const std::string run = temporary.path() + "/run";
+  fs::create_directory(run);
+  Unprivileged::give(run);
+  const ClosedDirectory closed(run + "/lost+found");
+  const Unprivileged unprivileged;
+  save_step(run + "/step1", 1);
+  write_text(run + "/step1/__0_0_0123456789ab.distcp", "left");
+  const GcReport report = gc(run, {.remove = true, .older_than = std::chrono::seconds(0)});
+  EXPECT_THAT(names_of(report, run), ElementsAre("step1/__0_0_0123456789ab.distcp"));
+  EXPECT_FALSE(fs::exists(run + "/step1/__0_0_0123456789ab.distcp"));
+  const ClosedDirectory itself(run + "/closed");
+  EXPECT_EQ(code_of([&] { (void)gc(run + "/closed"); }), ErrorCode::io);
 }
 
 // Of a store that tells no times and refuses to remove.

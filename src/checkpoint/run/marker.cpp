@@ -4,6 +4,7 @@
 #include <array>
 
 #include "checkpoint/dcp/metadata_file.h"
+#include "checkpoint/open/belonging.h"
 #include "format/olmo/config.h"
 #include "format/safetensors/index.h"
 #include "tessera/error.h"
@@ -58,6 +59,7 @@ void sort_markers_last(std::vector<ObjectInfo>& objects) {
 }
 
 void remove_markers_first(Store& store, const std::function<void()>& unmarked) {
+  require_own_open(store);
   std::vector<ObjectInfo> objects = store.list();
   sort_markers_last(objects);
   bool told = false;

@@ -5,8 +5,10 @@
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/guard.h"
+#include "checkpoint/open/belonging.h"
 #include "checkpoint/save/leftovers.h"
 #include "format/olmo/config.h"
+#include "storage/near_objects.h"
 #include "storage/sub_store.h"
 #include "tessera/error.h"
 
@@ -18,7 +20,10 @@ constexpr std::uint64_t kEnd = 4096;  // bytes
 // Adds what a DCP directory says of its files, whose names have `prefix` before them.
 void add_dcp(const std::shared_ptr<Store>& store, const std::string& prefix, KnownFiles& known) {
   std::vector<std::string> warnings;  // who opened the checkpoint has heard of them
-  const DcpGuard guard = guard_dcp(store, read_dcp_metadata(*store), warnings);
+  const dcp::Metadata metadata = read_dcp_metadata(*store);
+  const DcpGuard guard = guard_dcp(store, metadata, warnings);
+  NearObjects objects(*store);
+  for (const std::string& name : named_files(metadata)) (void)objects.find(name);  // or its error
   for (const auto& [name, digests] : *guard.digests) known.digests[prefix + name] = digests;
   for (const std::string& name : known_leftovers(*store)) known.leftovers.insert(prefix + name);
 }
@@ -34,6 +39,7 @@ void require_size(const ByteSource& source, const ObjectInfo& file) {
 }  // namespace
 
 KnownFiles UploadSource::look() const {
+  require_own_open(*store_);
   KnownFiles known;
   if (store_->exists(kDcpMetadata)) {
     add_dcp(store_, "", known);

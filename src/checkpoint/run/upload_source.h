@@ -18,7 +18,8 @@ class UploadSource {
 
   // Sorted by name; with what killed saves and replaced checkpoints left.
   [[nodiscard]] const std::vector<ObjectInfo>& files() const noexcept { return files_; }
-  // What the metadata says of them. One rank reads it for all.
+  // What the metadata says of them. One rank reads it for all. Throws `io` if a directory is closed
+  // to it in which the checkpoint's files may be.
   [[nodiscard]] KnownFiles look() const;
   // Throws `conflict` if the file's size has changed.
   [[nodiscard]] std::shared_ptr<ByteSource> open(const UploadFile& file) const;

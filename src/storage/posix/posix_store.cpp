@@ -215,13 +215,14 @@ class NewPosixDirectory final : public NewDirectory {
   std::string working_;
 };
 
-// Calls `visit` for every regular file below `directory`; links to directories are not followed.
-// `entries_in` says whether a directory that may not be read is an error.
+// Calls `visit` for every regular file among `entries` and below; links to directories are not
+// followed, and directories that are closed to us passed over.
 template <typename Visit>
-void for_each_file(const std::string& directory, Visit visit,
-                   std::vector<DirectoryEntry> (*entries_in)(const std::string&) = entries_of) {
-  for (const DirectoryEntry& entry : entries_in(directory)) {
-    if (entry.is_directory) for_each_file(entry.path, visit, entries_in);
+void for_each_file(const std::vector<DirectoryEntry>& entries, Visit visit) {
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.is_directory) {
+      if (const auto below = entries_if_open(entry.path)) for_each_file(*below, visit);
+    }
     if (entry.is_regular_file) visit(entry);
   }
 }
@@ -277,7 +278,7 @@ class PosixStore final : public Store {
   [[nodiscard]] std::vector<ObjectInfo> list(std::string_view prefix) const override {
     std::vector<ObjectInfo> found;
     const bool numbers = has_numbers();
-    for_each_file(start_of(prefix),
+    for_each_file(entries_of(start_of(prefix)),
                   [&](const DirectoryEntry& entry) { add_object(entry, numbers, found); });
     std::sort(found.begin(), found.end(), by_name);
     return found;
@@ -334,10 +335,9 @@ class PosixStore final : public Store {
 
   void remove_unfinished() override {
     std::vector<std::string> found;
-    const auto add_unfinished = [&](const DirectoryEntry& entry) {
+    for_each_file(readable_entries_of(directory_ + "/"), [&](const DirectoryEntry& entry) {
       if (is_temporary_name(entry.name)) found.push_back(entry.path);
-    };
-    for_each_file(directory_ + "/", add_unfinished, readable_entries_of);
+    });
     for (const std::string& path : found) remove_abandoned(path);
   }
 

@@ -258,10 +258,11 @@ void require_local(const std::string& path) {
       .at_path(path);
 }
 
-std::vector<DirectoryEntry> entries_of(const std::string& directory) {
+std::optional<std::vector<DirectoryEntry>> entries_if_open(const std::string& directory) {
   const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(directory.c_str()), ::closedir);
   if (!stream) {
-    if (is_one_of(errno, ENOENT, ENOTDIR)) return {};
+    if (errno == EACCES) return std::nullopt;
+    if (is_one_of(errno, ENOENT, ENOTDIR)) return std::vector<DirectoryEntry>();
     throw_errno(errno, "list", directory);
   }
   std::vector<DirectoryEntry> entries;
@@ -277,6 +278,12 @@ std::vector<DirectoryEntry> entries_of(const std::string& directory) {
   }
   if (errno != 0) throw_errno(errno, "list", directory);
   return entries;
+}
+
+std::vector<DirectoryEntry> entries_of(const std::string& directory) {
+  auto entries = entries_if_open(directory);
+  if (!entries) throw_errno(EACCES, "list", directory);
+  return *std::move(entries);
 }
 
 std::vector<DirectoryEntry> readable_entries_of(const std::string& directory) {

@@ -89,8 +89,11 @@ struct DirectoryEntry {
   bool is_directory = false;     // a link to one is none
   bool is_regular_file = false;  // or a link to one
 };
-// None if there is no such directory. (Iterators of the standard library end the process where
-// memory is short.)
+// Empty if there is no such directory; none if we may not read it. (Iterators of the standard
+// library end the process where memory is short.)
+[[nodiscard]] std::optional<std::vector<DirectoryEntry>> entries_if_open(
+    const std::string& directory);
+// The same, and an error if we may not read it.
 [[nodiscard]] std::vector<DirectoryEntry> entries_of(const std::string& directory);
 // The same, and none where they cannot be read.
 [[nodiscard]] std::vector<DirectoryEntry> readable_entries_of(const std::string& directory);
