@@ -210,6 +210,12 @@ std::vector<ObjectInfo> deciding_files(const Store& store) {
   return files;
 }
 
+bool has_known_kind(const Store& store) {
+  if (store.exists(kDcpMetadata)) return true;
+  const std::vector<ObjectInfo> files = deciding_files(store);
+  return kind_of_directory(files) != nullptr || is_unfinished(store, files);
+}
+
 std::optional<CheckpointKind> olmo_kind_of(const Store& store) {
   if (store.exists(kDcpMetadata)) return std::nullopt;
   const DirectoryKind* const found = kind_of_directory(deciding_files(store));

@@ -26,6 +26,10 @@ struct Place {
 [[nodiscard]] Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& object,
                                          const OpenOptions& options);
 
+// Whether open_checkpoint() of a store's root finds a kind by the names of files, if only one that
+// is not whole.
+[[nodiscard]] bool has_known_kind(const Store& store);
+
 // Says them to whoever listens (tessera/log.h), each with the checkpoint's path.
 void say_warnings(const Checkpoint& checkpoint);
 

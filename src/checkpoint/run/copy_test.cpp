@@ -6,6 +6,7 @@
 
 #include <array>
 #include <filesystem>
+#include <span>
 
 #include "checkpoint/run/marker.h"
 #include "checkpoint/run/testing.h"
@@ -149,6 +150,21 @@ TEST(Copy, ADcpCheckpointThatLacksAFileOrItsEndIsIncomplete) {
     (void)copy(damaged, target, {.allow_incomplete = true});
     EXPECT_TRUE(is_marked(*target));
   }
+}
+
+// Copies are of bytes: a config of an OLMo that is not known here is one, too.
+TEST(Copy, AConfigOfNoKnownKindComesWithWhatLiesThere) {
+  const auto source = memory_store(), target = memory_store();
+  for (const char* name : {"config.yaml", "weights.npz", "state/rank0"})
+    put(*source, name, std::as_bytes(std::span(std::string_view("x: 1"))), IfExists::fail);
+  EXPECT_EQ(copy(source, target).files, 3U);
+  EXPECT_EQ(contents_of(*target), contents_of(*source));
+  // One that is known, and not whole.
+  const auto damaged = memory_store(), nothing = memory_store();
+  copy_objects(posix_store(written(CheckpointKind::olmo_legacy)), *damaged);
+  damaged->remove("rank1.pt");
+  EXPECT_EQ(code_of([&] { (void)copy(damaged, nothing); }), ErrorCode::incomplete);
+  EXPECT_THAT(nothing->list(), IsEmpty());
 }
 
 // At the root of a volume there is a directory that root alone may read.
