@@ -48,9 +48,14 @@ struct UploadReport {
 // one object store the server copies data files; no bytes come here to be checked. The source must
 // stay as it is: a file of another size, or another `.metadata`, is `conflict`.
 //
+// A directory of the source that may not be read is passed over where the checkpoint has no files
+// in it; else that is `io`.
+//
 // A failure of any rank, or its request to stop, is one error on all of them; then no marker is
-// there, and what was copied is removed again. If ranks lose one another during the last step, they
-// cannot know whether the marker came to be, and leave everything. Collective.
+// there, and what was copied is removed again. A stop has no effect once the marker is on its way;
+// where the target is silent then, that is `timeout`, and the checkpoint may be there. If ranks
+// lose one another during the last step, they cannot know whether the marker came to be, and leave
+// everything. Collective.
 UploadReport upload(const Location& from, const Location& to, const UploadOptions& options,
                     Group& group);
 // The same by one process.

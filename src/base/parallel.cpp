@@ -9,11 +9,14 @@
 #include <thread>
 #include <vector>
 
-#include "base/stop.h"
-#include "base/traffic.h"
 #include "tessera/error.h"
 
 namespace tessera {
+
+ThreadJob& thread_job() noexcept {
+  static thread_local ThreadJob job;
+  return job;
+}
 
 void require_threads(int threads) {
   if (threads >= 1 && threads <= kMostThreads) return;
@@ -47,12 +50,10 @@ void parallel_for(int threads, std::size_t count, const std::function<void(std::
       std::min<std::size_t>(threads > 1 ? static_cast<std::size_t>(threads) : 1, count);
   std::vector<std::jthread> workers;
   try {
-    TrafficCount* const count_of_caller = TrafficCount::innermost();
-    const HeedStop* const stop_of_caller = HeedStop::innermost();
+    const ThreadJob job = thread_job();
     for (std::size_t i = 1; i < wanted; ++i) {
-      workers.emplace_back([&run, count_of_caller, stop_of_caller] {
-        const TrafficCount::Joined joined(count_of_caller);
-        const HeedStop::Joined heeding(stop_of_caller);
+      workers.emplace_back([&run, job] {
+        thread_job() = job;
         run();
       });
     }

@@ -6,6 +6,17 @@
 
 namespace tessera {
 
+class HeedStop;
+class TrafficCount;
+
+// What the work of a thread belongs to. Threads of parallel_for have that of its caller.
+struct ThreadJob {
+  const HeedStop* stop = nullptr;   // the innermost; null: none
+  TrafficCount* traffic = nullptr;  // likewise
+  bool is_settling = false;
+};
+[[nodiscard]] ThreadJob& thread_job() noexcept;
+
 // The most threads that one call takes.
 inline constexpr int kMostThreads = 1024;
 // Throws `invalid_argument` for a number that a caller cannot mean: below 1 or above kMostThreads.

@@ -4,11 +4,15 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "base/stop.h"
+#include "base/traffic.h"
 
 namespace tessera {
 namespace {
@@ -65,6 +69,28 @@ TEST(Parallel, NothingIsHandedOutAfterAFailure) {
                             }),
                std::runtime_error);
   EXPECT_EQ(calls, 4);
+}
+
+// What a job counts and heeds holds for whoever works for it.
+TEST(ParallelFor, ThreadsBelongToTheJobOfTheCaller) {
+  std::stop_source source;
+  const HeedStop heeding(source.get_token());
+  source.request_stop();
+  const TrafficCount count;
+  for (const bool settles : {true, false}) {
+    std::optional<Settling> settling;
+    if (settles) settling.emplace();
+    std::atomic<int> same{0};
+    parallel_for(4, 100, [&](std::size_t) {
+      TrafficCount::add({.requests = 1});
+      if (HeedStop::is_requested() && Settling::is_under_way() == settles) ++same;
+    });
+    EXPECT_EQ(same, 100);
+  }
+  EXPECT_EQ(count.total().requests, 200U);
+  bool is_heeded = true;
+  std::jthread([&] { is_heeded = HeedStop::is_requested(); }).join();
+  EXPECT_FALSE(is_heeded);
 }
 
 }  // namespace

@@ -2,46 +2,31 @@
 
 #include <utility>
 
+#include "base/parallel.h"
+
 namespace tessera {
-namespace {
-
-thread_local const HeedStop* current = nullptr;
-thread_local bool is_settling = false;
-
-}  // namespace
 
 HeedStop::HeedStop(std::stop_token stop) noexcept
-    : stop_(std::move(stop)), outer_(std::exchange(current, this)) {}
+    : stop_(std::move(stop)), outer_(std::exchange(thread_job().stop, this)) {}
 
 HeedStop::~HeedStop() {
-  current = outer_;
+  thread_job().stop = outer_;
 }
 
 bool HeedStop::is_requested() noexcept {
-  for (const HeedStop* one = current; one != nullptr; one = one->outer_)
+  for (const HeedStop* one = thread_job().stop; one != nullptr; one = one->outer_)
     if (one->stop_.stop_requested()) return true;
   return false;
 }
 
-HeedStop::Joined::Joined(const HeedStop* innermost) noexcept
-    : before_(std::exchange(current, innermost)) {}
-
-HeedStop::Joined::~Joined() {
-  current = before_;
-}
-
-const HeedStop* HeedStop::innermost() noexcept {
-  return current;
-}
-
-Settling::Settling() noexcept : before_(std::exchange(is_settling, true)) {}
+Settling::Settling() noexcept : before_(std::exchange(thread_job().is_settling, true)) {}
 
 Settling::~Settling() {
-  is_settling = before_;
+  thread_job().is_settling = before_;
 }
 
 bool Settling::is_under_way() noexcept {
-  return is_settling;
+  return thread_job().is_settling;
 }
 
 }  // namespace tessera

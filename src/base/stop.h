@@ -26,26 +26,14 @@ class HeedStop {
 
   [[nodiscard]] static bool is_requested() noexcept;
 
-  // Lets this thread work for another one, whose innermost it is; null: it has none.
-  class Joined {
-   public:
-    explicit Joined(const HeedStop* innermost) noexcept;
-    ~Joined();
-    Joined(const Joined&) = delete;
-    Joined& operator=(const Joined&) = delete;
-
-   private:
-    const HeedStop* const before_;
-  };
-  [[nodiscard]] static const HeedStop* innermost() noexcept;
-
  private:
   const std::stop_token stop_;
   const HeedStop* const outer_;
 };
 
-// While it lives, what this thread sends commits, finds out what became of a commit, or cleans up:
-// a stop does not cut it. It ends soon then, since nothing is tried twice.
+// While it lives, what this thread sends commits, finds out what became of a commit, or cleans up,
+// as does what threads send that work for it: a stop does not cut it. It ends soon then, since
+// nothing is tried twice.
 class Settling {
  public:
   // How long one request may go on after the stop.

@@ -2,17 +2,14 @@
 
 #include <utility>
 
+#include "base/parallel.h"
+
 namespace tessera {
-namespace {
 
-thread_local TrafficCount* current = nullptr;
-
-}  // namespace
-
-TrafficCount::TrafficCount() noexcept : outer_(std::exchange(current, this)) {}
+TrafficCount::TrafficCount() noexcept : outer_(std::exchange(thread_job().traffic, this)) {}
 
 TrafficCount::~TrafficCount() {
-  current = outer_;
+  thread_job().traffic = outer_;
 }
 
 Traffic TrafficCount::total() const noexcept {
@@ -20,22 +17,11 @@ Traffic TrafficCount::total() const noexcept {
 }
 
 void TrafficCount::add(const Traffic& traffic) noexcept {
-  for (TrafficCount* count = current; count != nullptr; count = count->outer_) {
+  for (TrafficCount* count = thread_job().traffic; count != nullptr; count = count->outer_) {
     count->requests_ += traffic.requests;
     count->retries_ += traffic.retries;
     count->bytes_again_ += traffic.bytes_again;
   }
-}
-
-TrafficCount::Joined::Joined(TrafficCount* count) noexcept
-    : before_(std::exchange(current, count)) {}
-
-TrafficCount::Joined::~Joined() {
-  current = before_;
-}
-
-TrafficCount* TrafficCount::innermost() noexcept {
-  return current;
 }
 
 }  // namespace tessera

@@ -25,19 +25,6 @@ class TrafficCount {
   // To all counts under way on this thread.
   static void add(const Traffic& traffic) noexcept;
 
-  // Lets this thread work for another one, whose innermost count it is; null: it has none.
-  class Joined {
-   public:
-    explicit Joined(TrafficCount* count) noexcept;
-    ~Joined();
-    Joined(const Joined&) = delete;
-    Joined& operator=(const Joined&) = delete;
-
-   private:
-    TrafficCount* const before_;
-  };
-  [[nodiscard]] static TrafficCount* innermost() noexcept;
-
  private:
   std::atomic<std::uint64_t> requests_{0}, retries_{0}, bytes_again_{0};
   TrafficCount* const outer_;

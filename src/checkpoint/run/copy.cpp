@@ -117,6 +117,7 @@ class FileCopy {
     Meter silent({}, 0, options_.stop);
     if (has_copy(*to_.store, side_of(to_), side, {}, silent)) return count_whole(side.size());
     auto written = write_copy(side, *to_.store, side_of(to_), IfExists::replace, silent);
+    const Settling settling;  // with it the copy is there
     commit_copy(written, *to_.store, options_.read_back);
   }
 

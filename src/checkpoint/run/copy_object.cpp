@@ -60,11 +60,7 @@ bool has_copy(const Store& to, const std::string& name, const ByteSource& source
 
 void commit_copy(WrittenObject& written, Store& to, bool read_back) {
   written.sink->commit();
-  std::shared_ptr<ByteSource> there;
-  {
-    const Settling settling;  // a stop has no effect once a checkpoint is there
-    there = to.open(written.name);
-  }
+  const auto there = to.open(written.name);
   if (there->size() != written.size) {
     throw Error(ErrorCode::incomplete, "the target has " + std::to_string(there->size()) + " of " +
                                            std::to_string(written.size) + " bytes")

@@ -8,6 +8,9 @@
 #include <filesystem>
 #include <span>
 
+#include "base/one_of.h"
+#include "base/parallel.h"
+#include "base/stop.h"
 #include "checkpoint/run/marker.h"
 #include "checkpoint/run/testing.h"
 #include "conformance/temporary_directory.h"
@@ -221,6 +224,64 @@ TEST(Copy, WhatIsClosedAndTheCheckpointsIsAnError) {
   }
   for (const char* of : {"/local/model", "/dcp/shards"})
     std::filesystem::permissions(root + of, std::filesystem::perms::owner_all);
+}
+
+// Reads as from a server: a stop ends it, unless it settles what became of a commit.
+class StoppedSource final : public ByteSource {
+ public:
+  StoppedSource(std::shared_ptr<ByteSource> source, std::stop_source& stop, bool answers)
+      : source_(std::move(source)), stop_(stop), answers_(answers) {}
+  [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
+  [[nodiscard]] const std::string& name() const override { return source_->name(); }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    stop_.request_stop();
+    parallel_for(2, 2, [&](std::size_t) {
+      if (HeedStop::is_requested() && !(answers_ && Settling::is_under_way()))
+        throw Error(ErrorCode::cancelled, "the caller asked for the work to end");
+    });
+    source_->read_at(offset, out);
+  }
+
+ private:
+  const std::shared_ptr<ByteSource> source_;
+  std::stop_source& stop_;
+  const bool answers_;
+};
+
+class StoppedStore final : public testing::ForwardingStore {
+ public:
+  StoppedStore(std::shared_ptr<Store> inner, std::stop_source& stop, bool answers)
+      : ForwardingStore(std::move(inner)), stop_(stop), answers_(answers) {}
+  [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
+    auto source = ForwardingStore::open(name);
+    if (!is_one_of(name, ".metadata", "config.yaml")) return source;
+    return std::make_shared<StoppedSource>(std::move(source), stop_, answers_);
+  }
+
+ private:
+  std::stop_source& stop_;
+  const bool answers_;
+};
+
+// What is told then is what is there.
+TEST(Copy, AStopWhileAMarkerIsReadAgainIsNoCancelledCopy) {
+  for (const CheckpointKind kind : {CheckpointKind::dcp, CheckpointKind::olmo_torch_new}) {
+    for (const bool answers : {true, false}) {
+      const auto target = memory_store();
+      std::stop_source stop;
+      const auto stopped = std::make_shared<StoppedStore>(target, stop, answers);
+      const auto copy_there = [&] {
+        (void)copy(written(kind), stopped, {.read_back = true, .stop = stop.get_token()});
+      };
+      if (answers) {
+        copy_there();
+        EXPECT_EQ(contents_of(*target), contents_of(*posix_store(written(kind))));
+      } else {
+        EXPECT_EQ(code_of(copy_there), ErrorCode::timeout);
+      }
+      EXPECT_TRUE(stop.stop_requested());
+    }
+  }
 }
 
 TEST(Copy, AnotherCheckpointStaysUnlessItIsOverwritten_O08) {

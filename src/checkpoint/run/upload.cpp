@@ -8,6 +8,7 @@
 
 #include "base/parallel.h"
 #include "base/random_id.h"
+#include "base/stop.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/run/copy_object.h"
 #include "checkpoint/run/marker.h"
@@ -215,10 +216,7 @@ class Upload {
     const auto publish = [this](const Bytes&) {
       require_same_source();
       group_.require_peers();
-      for (WrittenObject& marker : markers_) {
-        commit_copy(marker, *store_, options_.read_back);
-        store_->sync();
-      }
+      make_visible();
       return Bytes();
     };
     try {
@@ -227,6 +225,24 @@ class Upload {
       markers_.clear();
       if (is_rank_zero() && !options_.resume) target_->withdraw();
       throw;
+    }
+  }
+
+  // A stop has no effect once a checkpoint is there. Where the store is silent beside one, nobody
+  // knows whether it is: that is not `cancelled`, which leaves none.
+  void make_visible() {
+    const Settling settling;
+    try {
+      for (WrittenObject& marker : markers_) {
+        commit_copy(marker, *store_, options_.read_back);
+        store_->sync();
+      }
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::cancelled) throw;
+      throw Error(ErrorCode::timeout,
+                  "the target has not answered soon enough after the stop: the checkpoint is"
+                  " there if its marker is")
+          .at_path(store_->name());
     }
   }
 
