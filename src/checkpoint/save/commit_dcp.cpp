@@ -24,9 +24,20 @@ std::unique_ptr<ByteSink> new_metadata(Store& store, const Replaced& replaced) {
 
 }  // namespace
 
-void require_no_checkpoint(const Store& store, const std::string& path) {
+void require_no_metadata(const Store& store, const std::string& path) {
   if (store.exists(kDcpMetadata))
     throw Error(ErrorCode::already_exists, "a checkpoint is there already").at_path(path);
+}
+
+void require_no_checkpoint(const Store& store, const std::string& path) {
+  require_no_metadata(store, path);
+  for (const ObjectInfo& object : store.list_level()) {
+    if (is_rank_metadata(object.name)) {
+      throw Error(ErrorCode::already_exists,
+                  "a part of a checkpoint, which a rank saved, is there already: " + object.name)
+          .at_path(path);
+    }
+  }
 }
 
 bool is_visible(const Store& store, const std::string& save_id) {

@@ -12,7 +12,10 @@
 
 namespace tessera {
 
-// Throws `already_exists` at `path` when the store holds a checkpoint.
+// Throws `already_exists` at `path` when the store holds a checkpoint that was saved together.
+void require_no_metadata(const Store& store, const std::string& path);
+// The same, and when it holds parts that ranks saved each for itself (save_part.h): readers would
+// take the new one for them.
 void require_no_checkpoint(const Store& store, const std::string& path);
 // Whether the checkpoint in the store is that of this save.
 [[nodiscard]] bool is_visible(const Store& store, const std::string& save_id);

@@ -85,7 +85,7 @@ class PartSaver {
   }
 
   void require_room() const {
-    require_no_checkpoint(store_, store_.name());
+    require_no_metadata(store_, store_.name());
     if (!options_.overwrite && store_.exists(metadata_name_)) {
       throw Error(ErrorCode::already_exists, "this rank's part of a checkpoint is there already")
           .at_path(store_.name() + "/" + metadata_name_);

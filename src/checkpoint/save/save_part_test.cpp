@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "checkpoint/test_support.h"
+#include "tessera/data_files.h"
 
 namespace tessera {
 namespace {
@@ -70,6 +71,26 @@ TEST(SavePart, AnEarlierPartIsKeptUnlessOverwritten) {
   }
   // Parts that were replaced stay until the save after the next one.
   EXPECT_EQ(names_in(directory).size(), 2 * before.size() - 3);
+  const Value loaded = Checkpoint::open(directory).load();
+  EXPECT_EQ(floats(loaded.at("w").as_tensor()), floats(counting({7, 2}, whole({7, 2}), 5)));
+}
+
+// Readers would take the new one for the parts.
+TEST(SavePart, PartsAreNotReplacedByASaveOfAllRanksUnlessOverwritten) {
+  const std::string directory = temporary_directory() + "/c";
+  for (const int rank : {0, 1, 2}) save_part(tree_of(rank), directory, rank);
+  const auto before = names_in(directory);
+  const Error error = error_of([&] {
+    run_ranks(3, [&](Group& group) { save(tree_of(group.rank(), 5), directory, {}, group); });
+  });
+  EXPECT_EQ(error.code(), ErrorCode::already_exists);
+  EXPECT_NE(std::string(error.what()).find("__0.metadata"), std::string::npos) << error.what();
+  EXPECT_EQ(code_of([&] { (void)DcpDirectory(directory, {.overwrite = false}); }),
+            ErrorCode::already_exists);
+  EXPECT_EQ(names_in(directory), before);
+  SaveOptions options;
+  options.overwrite = true;
+  run_ranks(3, [&](Group& group) { save(tree_of(group.rank(), 5), directory, options, group); });
   const Value loaded = Checkpoint::open(directory).load();
   EXPECT_EQ(floats(loaded.at("w").as_tensor()), floats(counting({7, 2}, whole({7, 2}), 5)));
 }
