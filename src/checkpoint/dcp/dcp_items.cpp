@@ -90,8 +90,7 @@ DataFiles::Files::iterator DataFiles::find(std::string_view path) {
   if (last_ != files_.end()) return last_;
   if (const ObjectInfo* object = near_.find(path)) {
     last_ = files_.try_emplace(object->name).first;
-    last_->second.size = object->size;
-    last_->second.version = object->version;
+    last_->second.object = object;
   }
   return last_;
 }
@@ -101,17 +100,16 @@ DataFiles::File& DataFiles::file(const dcp::ItemView& item, const std::string& k
   if (found == files_.end()) refuse_missing(item, key);
   File& file = found->second;
   const std::uint64_t end = checked_add(item.offset, item.length);
-  if (end > file.size) {
-    refuse_item("the data file has " + std::to_string(file.size) + " bytes, an item reaches to " +
-                    std::to_string(end),
+  if (end > file.object->size) {
+    refuse_item("the data file has " + std::to_string(file.object->size) +
+                    " bytes, an item reaches to " + std::to_string(end),
                 item, key);
   }
   file.end = std::max(file.end, end);
   ++file.items;
   if (apart) file.extents.push_back({item.offset, end, &key});
   if (!file.source) {
-    file.source = std::make_shared<LazySource>(
-        store_, ObjectInfo{found->first, file.size, file.version}, open_);
+    file.source = std::make_shared<LazySource>(store_, *file.object, open_);
     file.number = narrow<std::uint32_t>(numbered_.size());
     numbered_.push_back(&file);
   }
@@ -196,7 +194,7 @@ Value read_value(std::shared_ptr<const ByteSource> file, const ItemRange& place)
 std::vector<ObjectInfo> DataFiles::used() const {
   std::vector<ObjectInfo> files(numbered_.size());
   for (const auto& [name, file] : files_) {
-    if (file.source) files[file.number] = {name, file.size, file.version};
+    if (file.source) files[file.number] = *file.object;
   }
   return files;
 }
@@ -204,9 +202,10 @@ std::vector<ObjectInfo> DataFiles::used() const {
 std::vector<std::string> DataFiles::warnings() const {
   std::vector<std::string> warnings;
   for (const auto& [name, file] : files_) {
-    if (!file.source || file.end >= file.size) continue;
-    if (is_attempt_name(name) && file.size - file.end == tail_size(file.end, file.items)) continue;
-    warnings.push_back(printable(name) + " has " + std::to_string(file.size - file.end) +
+    if (!file.source || file.end >= file.object->size) continue;
+    const std::uint64_t behind = file.object->size - file.end;
+    if (is_attempt_name(name) && behind == tail_size(file.end, file.items)) continue;
+    warnings.push_back(printable(name) + " has " + std::to_string(behind) +
                        " bytes after its last item");
   }
   return warnings;

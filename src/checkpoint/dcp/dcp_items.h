@@ -69,10 +69,9 @@ class DataFiles {
     const std::string* key = nullptr;  // the entry's name
   };
   struct File {
-    std::uint64_t size = 0;
-    std::string version;      // as listed
-    std::uint64_t end = 0;    // of the last item
-    std::uint64_t items = 0;  // that were asked for or passed over
+    const ObjectInfo* object = nullptr;  // in near_, as listed
+    std::uint64_t end = 0;               // of the last item
+    std::uint64_t items = 0;             // that were asked for or passed over
     std::uint32_t number = 0;
     std::vector<Extent> extents;
     std::shared_ptr<const ByteSource> source;  // null: nobody asked for it

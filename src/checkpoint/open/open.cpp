@@ -153,14 +153,6 @@ const DirectoryKind* kind_of_directory(const std::vector<ObjectInfo>& files) {
   return found == kDirectoryKinds.end() ? nullptr : found;
 }
 
-// Who names a link means what it leads to, wherever that is.
-std::filesystem::path followed(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::is_symlink(path, error)) return path;
-  std::filesystem::path file = std::filesystem::canonical(path, error);
-  return error ? std::filesystem::path(path) : file;  // opening it will say what is wrong
-}
-
 std::vector<Slice> slices_of(const Tensor& tensor) {
   std::vector<Slice> slices;
   for (const Piece& piece : tensor.pieces) slices.push_back(piece.slice);
@@ -194,7 +186,8 @@ Place place_of(const Location& given) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return replaced_place(path);
   if (S_ISDIR(status.st_mode)) return {posix_store(path)};
-  const std::filesystem::path file = followed(path);
+  // Who names a link means what it leads to, wherever that is.
+  const std::filesystem::path file = end_of_links(path);
   Place place{posix_store(file.parent_path().string()),
               ObjectInfo{file.filename().string(), static_cast<std::uint64_t>(status.st_size)}};
   // Of an index all of the directory is meant.

@@ -53,13 +53,6 @@ void lock_alone(const Fd& journal, const std::string& directory) {
   throw Error(ErrorCode::conflict, "another process works on the same target").at_path(directory);
 }
 
-// Whether an open file still has its name.
-bool is_named(const struct stat& open, const std::string& path) {
-  struct stat named {};
-  return ::lstat(path.c_str(), &named) == 0 && named.st_ino == open.st_ino &&
-         named.st_dev == open.st_dev;
-}
-
 // The locked journal; none when the process that had it until now has removed it.
 LockedFd lock_journal(const std::string& directory) {
   const std::string path = directory + "/journal";
@@ -71,7 +64,7 @@ LockedFd lock_journal(const std::string& directory) {
   if (!S_ISREG(open.st_mode)) {
     throw Error(ErrorCode::unsafe, "the journal is not a regular file").at_path(path);
   }
-  return is_named(open, path) ? LockedFd(std::move(fd)) : LockedFd();
+  return is_at(id_of(fd.get()), path) ? LockedFd(std::move(fd)) : LockedFd();
 }
 
 }  // namespace
