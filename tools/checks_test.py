@@ -165,6 +165,14 @@ class Budgets(unittest.TestCase):
             self.assertEqual(budgets({"src/base/a.h": text + "\n"}), [], text)
         self.assertEqual(budgets({"include/tessera/a.h": "// FSDP1 (UTF-8, bf16) is specified.\n"}), [])
 
+    def test_objects_that_are_made_at_their_first_use(self):
+        for text in ("  static Used used;\n", "  static const auto a = b();\n", "  static std::list<A> kept{1};\n"):
+            self.assertEqual(len(budgets({"src/io/a.cpp": text})), 1, text)
+            self.assertEqual(budgets({"src/io/a_test.cpp": text, "src/cli/a.cpp": text}), [], text)
+            self.assertEqual(budgets({"src/io/a.cpp": "  const NoFork moment;\n" + text}), [], text)
+        for text in ("  static bool is(int a = 1) {\n", "  static constexpr int k = 1;\n", "  static std::atomic<int> n{0};\n"):
+            self.assertEqual(budgets({"src/io/a.cpp": text}), [], text)
+
     def test_machine_paths(self):
         for folder in ("home", "root", "work"):
             self.assertEqual(len(budgets({"a.md": f"see /{folder}/me/x\n"})), 1, folder)

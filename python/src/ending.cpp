@@ -19,10 +19,7 @@ constexpr std::chrono::milliseconds kLook{1};
 std::atomic<bool> is_over = false;
 std::atomic<int> at_work = 0;
 
-std::stop_source& source() {
-  static auto& source = *new std::stop_source;  // for threads that go on to the very end
-  return source;
-}
+std::stop_source& source = *new std::stop_source;  // for threads that go on to the very end
 
 [[noreturn]] void sleep_forever() noexcept {
   while (true) ::pause();
@@ -32,7 +29,7 @@ std::stop_source& source() {
 // in memory, as is the interpreter.
 void at_end(void* /*nothing*/) noexcept {
   is_over = true;
-  source().request_stop();
+  source.request_stop();
   const auto until = std::chrono::steady_clock::now() + kPatience;
   while (at_work > 0 && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(kLook);
@@ -41,7 +38,7 @@ void at_end(void* /*nothing*/) noexcept {
 }  // namespace
 
 std::stop_token ending() {
-  return source().get_token();
+  return source.get_token();
 }
 
 AtWork::AtWork() noexcept {

@@ -37,9 +37,7 @@ __attribute__((target("avx512f,vpclmulqdq"))) inline __m512i moved(__m512i row, 
 }  // namespace
 
 bool can_fold_crc32() noexcept {
-  static const bool can =
-      __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("vpclmulqdq") != 0;
-  return can;
+  return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("vpclmulqdq") != 0;
 }
 
 __attribute__((target("avx512f,vpclmulqdq"))) std::size_t fold_crc32(

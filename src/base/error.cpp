@@ -14,6 +14,8 @@ constexpr std::array<std::string_view, 15> kNames = {
     "out_of_space",     "timeout",   "peer_failed",    "mismatch", "cancelled",
 };
 
+const std::map<int, Error> kNoPeers;
+
 // One cause often fails every rank alike: it is said once, with all its ranks.
 std::string causes_of(const std::map<int, Error>& failures) {
   std::vector<std::pair<std::string, std::string>> causes;  // text, ranks
@@ -72,8 +74,7 @@ Error& Error::while_doing(std::string operation) {
 }
 
 const std::map<int, Error>& Error::peers() const noexcept {
-  static const std::map<int, Error> none;
-  return peers_ ? *peers_ : none;
+  return peers_ ? *peers_ : kNoPeers;
 }
 
 Error Error::from_peers(std::map<int, Error> failures, int ranks, std::size_t unnamed) {

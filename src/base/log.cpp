@@ -18,14 +18,11 @@ constexpr std::size_t kMostTexts = 10'000;
 
 struct Hook {
   ShortMutex mutex;
-  std::shared_ptr<const LogHook> current;     // null: the default
-  std::unordered_set<std::string> said = {};  // by the default
+  std::shared_ptr<const LogHook> current;                 // guarded by mutex; null: the default
+  std::unique_ptr<std::unordered_set<std::string>> said;  // by the default; guarded by mutex
 };
 
-Hook& the_hook() {
-  static Hook hook;
-  return hook;
-}
+constinit Hook hook;
 
 bool is_first_rank() {
   const auto rank = environment_variable("RANK");
@@ -34,9 +31,9 @@ bool is_first_rank() {
 
 // Not said before.
 bool is_new(std::string_view message) {
-  const std::lock_guard lock(the_hook().mutex);
-  auto& said = the_hook().said;
-  return said.size() < kMostTexts && said.emplace(message).second;
+  const std::lock_guard lock(hook.mutex);
+  if (!hook.said) hook.said = std::make_unique<std::unordered_set<std::string>>();
+  return hook.said->size() < kMostTexts && hook.said->emplace(message).second;
 }
 
 // One write, so that lines of several ranks stay whole.
@@ -46,22 +43,22 @@ void write(std::string_view message) {
 }
 
 void say(LogLevel level, std::string_view message, bool is_of_all) {
-  std::shared_ptr<const LogHook> hook;
+  std::shared_ptr<const LogHook> listener;
   {
-    const std::lock_guard lock(the_hook().mutex);
-    hook = the_hook().current;
+    const std::lock_guard lock(hook.mutex);
+    listener = hook.current;
   }
-  if (hook) return (*hook)(level, message);
+  if (listener) return (*listener)(level, message);
   if (level != LogLevel::warning || (is_of_all && !is_first_rank())) return;
   if (is_new(message)) write(message);
 }
 
 }  // namespace
 
-void set_log(LogHook hook) {
-  auto next = hook ? std::make_shared<const LogHook>(std::move(hook)) : nullptr;
-  const std::lock_guard lock(the_hook().mutex);
-  the_hook().current = std::move(next);
+void set_log(LogHook given) {
+  auto next = given ? std::make_shared<const LogHook>(std::move(given)) : nullptr;
+  const std::lock_guard lock(hook.mutex);
+  hook.current = std::move(next);
 }
 
 void log(LogLevel level, std::string_view message) {

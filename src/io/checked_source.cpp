@@ -61,10 +61,7 @@ class RecentBlocks {
   std::list<Recent> recent_;  // guarded by mutex_; the last used one first
 };
 
-RecentBlocks& recent_blocks() {
-  static RecentBlocks blocks;
-  return blocks;
-}
+RecentBlocks recent_blocks;
 
 std::uint64_t fresh_id() {
   static std::atomic<std::uint64_t> next{1};
@@ -186,7 +183,7 @@ class CheckedSource::Batch {
     for (auto& [block, bytes] : around_) source_.check(block, *bytes);
     for (const Part& part : parts_)
       std::memcpy(part.out.data(), around_.at(part.block)->data() + part.within, part.out.size());
-    for (auto& [block, bytes] : around_) recent_blocks().keep(source_.id_, block, std::move(bytes));
+    for (auto& [block, bytes] : around_) recent_blocks.keep(source_.id_, block, std::move(bytes));
     wanted_.clear();
     whole_.clear();
     parts_.clear();
@@ -226,7 +223,7 @@ class CheckedSource::Batch {
   }
 
   void add_part(std::uint64_t block, std::uint64_t within, MutableByteView out) {
-    if (const auto recent = recent_blocks().find(source_.id_, block)) {
+    if (const auto recent = recent_blocks.find(source_.id_, block)) {
       std::memcpy(out.data(), recent->data() + within, out.size());
       return;
     }

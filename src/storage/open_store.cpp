@@ -9,6 +9,7 @@
 #include "tessera/error.h"
 #include "tessera/prepare_store.h"
 #ifdef TESSERA_REMOTE
+#include "base/fork.h"
 #include "storage/http/client.h"
 #include "storage/http/curl_library.h"
 #include "storage/http/http_store.h"
@@ -85,6 +86,7 @@ constexpr std::array<Scheme, 6> kSchemes{{{"s3", open_bucket, open_in_bucket},
 
 // All stores of a process share its connections and its limit of requests.
 std::shared_ptr<HttpClient> shared_client() {
+  const NoFork moment;  // a child that finds it half made would wait for it for ever
   static const auto client = std::make_shared<HttpClient>();
   return client;
 }

@@ -98,7 +98,7 @@ TensorView TensorView::part(const Box& box) const {
 }
 
 Tensor TensorView::tensor() const {
-  static std::byte nothing{};
+  static constinit std::byte nothing{};
   auto storage = std::make_shared<Storage>();
   storage->data = data() != nullptr ? data() : &nothing;  // an empty tensor's own memory
   return tensor_of(*this, std::move(storage));

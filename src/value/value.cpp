@@ -33,7 +33,7 @@ Value::Value() = default;
 Value::Value(std::shared_ptr<Node> node) : node_(std::move(node)) {}
 
 Value Value::of_bool(bool value) {
-  // As in Python there is one True and one False.
+  // As in Python there is one True and one False. Made while the library is loaded, see below.
   static const std::array<std::shared_ptr<Node>, 2> both = {std::make_shared<Node::OfBool>(false),
                                                             std::make_shared<Node::OfBool>(true)};
   return Value(both[value ? 1 : 0]);
@@ -41,6 +41,7 @@ Value Value::of_bool(bool value) {
 
 Value Value::of_int(std::int64_t value) {
   constexpr std::int64_t kShared = 257;  // small integers are one node each, as in Python
+  // Made while the library is loaded, too.
   static const auto small = [] {
     std::array<std::shared_ptr<Node>, kShared> nodes;
     for (std::int64_t i = 0; i < kShared; ++i) {
@@ -51,6 +52,10 @@ Value Value::of_int(std::int64_t value) {
   if (value >= 0 && value < kShared) return Value(small[static_cast<std::size_t>(value)]);
   return Value(std::make_shared<Node::OfInteger>(Integer{value, {}}));
 }
+
+// At their first use it would be too late: a child of a process that forks just then would wait for
+// them for ever.
+[[maybe_unused]] const auto kMadeEarly = std::array{Value(true), Value(0)};
 
 Value Value::of_large(std::uint64_t value) {
   std::vector<std::byte> bytes;  // and a last one without a sign

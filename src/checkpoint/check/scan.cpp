@@ -151,10 +151,10 @@ std::uint64_t number_at(std::string_view text, std::size_t from) {
 
 // Bytes of the elements that the header of a .npy file says, where it has the form that numpy
 // writes for elements without fields and without objects; none: another form.
-std::optional<std::uint64_t> plain_array_size(const std::string& header) {
-  static const Expression plain(
-      R"(\{'descr': '[<>|=][biufcSUVmM]\d{1,9}(\[\w+\])?', 'fortran_order': (True|False), )"
-      R"('shape': \([\d, ]*\), \}\s*)");
+constexpr const char* kPlainArray =
+    R"(\{'descr': '[<>|=][biufcSUVmM]\d{1,9}(\[\w+\])?', 'fortran_order': (True|False), )"
+    R"('shape': \([\d, ]*\), \}\s*)";
+std::optional<std::uint64_t> plain_array_size(const Expression& plain, const std::string& header) {
   if (!plain.matches(header)) return std::nullopt;
   const std::size_t code = header.find("'descr': '") + 11;
   std::uint64_t size = number_at(header, code + 1) * (header[code] == 'U' ? 4 : 1);
@@ -317,7 +317,8 @@ class Scan {
     if (source->size() < begin || size > std::min<std::uint64_t>(source->size() - begin, 1 << 20))
       throw Error(ErrorCode::corrupt, "the header of an array of numpy leaves the file");
     const std::vector<std::byte> raw = bytes_of(*source, begin, size);
-    const auto plain = plain_array_size({reinterpret_cast<const char*>(raw.data()), raw.size()});
+    const auto plain =
+        plain_array_size(plain_array_, {reinterpret_cast<const char*>(raw.data()), raw.size()});
     const std::uint64_t data = begin + size;
     if (!plain) {
       pickles(slice_source(source, data, source->size() - data), where, Said::pickle, depth);
@@ -469,6 +470,7 @@ class Scan {
   std::stop_token stop_;
   std::map<std::string, Source> sources_;                 // data files, by name
   std::set<std::pair<std::string, std::string>> nested_;  // what was taken, and by what
+  const Expression plain_array_{kPlainArray};
   Names names_;
   ScanReport report_;
 };

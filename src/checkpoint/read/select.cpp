@@ -1,8 +1,10 @@
 #include "checkpoint/read/select.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
-#include <set>
+#include <span>
+#include <string_view>
 
 #include "base/expression.h"
 #include "checkpoint/read/cast.h"
@@ -16,16 +18,16 @@ constexpr std::string_view kArrow = "=>";
 // Bytes: finding all matches may take the square of this.
 constexpr std::size_t kLongestName = 4096;
 
-bool has_step(const Leaf& leaf, const std::set<std::string_view>& names) {
+bool has_step(const Leaf& leaf, std::span<const std::string_view> names) {
   return std::any_of(leaf.path.begin(), leaf.path.end(), [&names](const PathPart& part) {
     const auto* key = std::get_if<std::string>(&part);
-    return key != nullptr && names.contains(*key);
+    return key != nullptr && std::ranges::find(names, *key) != names.end();
   });
 }
 
 // Trees name their model's part; a file without such a part is a model but for its optimizer's.
 bool is_model_state(const Leaf& leaf, bool named) {
-  static const std::set<std::string_view> names = {"model", "state_dict", "model_state_dict"};
+  constexpr std::array<std::string_view, 3> names{"model", "state_dict", "model_state_dict"};
   return named ? has_step(leaf, names) : !is_optimizer_state(leaf);
 }
 
@@ -148,8 +150,8 @@ std::string applied(const std::vector<Rule>& rules, std::string name) {
 }  // namespace
 
 bool is_optimizer_state(const Leaf& leaf) {
-  static const std::set<std::string_view> names = {"optim", "optimizer", "optim_state_dict",
-                                                   "optimizer_state_dict"};
+  constexpr std::array<std::string_view, 4> names{"optim", "optimizer", "optim_state_dict",
+                                                  "optimizer_state_dict"};
   return has_step(leaf, names) || leaf.name.starts_with("optim") ||
          leaf.name.find(".optim") != std::string::npos || leaf.name.ends_with(".exp_avg") ||
          leaf.name.ends_with(".exp_avg_sq");

@@ -129,10 +129,7 @@ struct Used {
   std::shared_ptr<BlockCache> cache;  // guarded by mutex; null: none
 };
 
-Used& used() {
-  static Used used;
-  return used;
-}
+constinit Used used;
 
 }  // namespace
 
@@ -142,8 +139,8 @@ std::shared_ptr<Store> caching_store(std::shared_ptr<Store> store,
 }
 
 std::shared_ptr<Store> with_local_cache(std::shared_ptr<Store> store) {
-  const std::lock_guard lock(used().mutex);
-  return used().cache ? caching_store(std::move(store), used().cache) : store;
+  const std::lock_guard lock(used.mutex);
+  return used.cache ? caching_store(std::move(store), used.cache) : store;
 }
 
 void use_local_cache(std::optional<LocalCache> cache) {
@@ -154,8 +151,8 @@ void use_local_cache(std::optional<LocalCache> cache) {
     require_local(cache->directory);
     made = std::make_shared<BlockCache>(cache->directory, cache->most_bytes);
   }
-  const std::lock_guard lock(used().mutex);
-  used().cache = std::move(made);
+  const std::lock_guard lock(used.mutex);
+  used.cache = std::move(made);
 }
 
 }  // namespace tessera

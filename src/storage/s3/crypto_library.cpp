@@ -16,9 +16,9 @@ struct Crypto {
   decltype(&::HMAC) hmac = nullptr;
 };
 
+PerProcess<Crypto>& functions = *new PerProcess<Crypto>;  // threads may outlive main()
+
 const Crypto& crypto() {
-  static auto& functions =
-      *new PerProcess<Crypto>();  // never destroyed: threads may outlive main()
   return functions.get([] {
     const SharedLibrary library("libcrypto.so.3");
     auto found = std::make_unique<Crypto>();

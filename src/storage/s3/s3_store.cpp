@@ -242,6 +242,9 @@ struct BucketKey {
   [[nodiscard]] bool operator==(const BucketKey&) const = default;
 };
 
+ShortMutex kept_mutex;
+std::list<std::pair<BucketKey, std::shared_ptr<Bucket>>> kept;  // guarded by kept_mutex
+
 std::vector<std::string> aws_variables() {
   const auto all = variables();  // a loop over a temporary would outlive it
   std::vector<std::string> found;
@@ -254,13 +257,11 @@ std::vector<std::string> aws_variables() {
 
 std::shared_ptr<Bucket> bucket_of(const Uri& url, std::shared_ptr<HttpClient> client) {
   constexpr std::size_t kMostKept = 16;
-  static ShortMutex mutex;
-  static std::list<std::pair<BucketKey, std::shared_ptr<Bucket>>> kept;
   Settings settings = settings_for(url);
   settings.prefix.clear();
   BucketKey key{url.scheme + "://" + settings.bucket, std::move(settings), std::move(client),
                 aws_variables()};
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(kept_mutex);
   for (const auto& [made_from, bucket] : kept)
     if (made_from == key) return bucket;
   auto bucket = std::make_shared<Bucket>(key.name, key.settings, key.client);
