@@ -127,6 +127,23 @@ class Hostile(unittest.TestCase):
         (self.work / "b.pt").symlink_to(self.work / "real" / "a.pt")
         self.assertEqual(scan(self.work / "b.pt")[0], 0)
 
+    def test_large_pickles_are_read_to_their_end(self):
+        """One behind another, whole and cut, below and above what is read at once."""
+        file = self.work / "large.pkl"
+        evil = shapes.call("posix", "system", "id") + b"."
+        for size in (3, 15 << 10, 300 << 10, 5 << 20):
+            large = b"\x80\x02" + b"K\x010" * (size // 3)
+            for before in (b"", large + b"N."):
+                file.write_bytes(before + large + evil)
+                code, report, _ = scan(file)
+                self.assertEqual((code, report["pickles"]), (1, 2 if before else 1))
+                self.assertEqual(report["problems"], [])
+                self.assertIn("posix.system", named(report, "dangerous"))
+                file.write_bytes(before + large + b"N")
+                self.assertEqual(scan(file)[0], 3)
+        file.write_bytes(b"\x80\x02" + b"K\x010" * (5 << 20) + b"\xff" + b"K\x010" * (5 << 20))  # no opcode
+        self.assertEqual(scan(file)[0], 3)
+
     def test_bombs_are_scanned_once(self):
         level = b"\x80\x02N."
         for _ in range(7):

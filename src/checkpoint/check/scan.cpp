@@ -54,16 +54,6 @@ enum class Said : std::uint8_t {
   pickle,    // anything else is a problem
 };
 
-template <typename Call>
-bool succeeds(Call call) {
-  try {
-    call();
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
 // A dtype or a storage class.
 bool is_torch_type(const std::string& module, const std::string& name) {
   return is_one_of(module, "torch", "torch.storage") &&
@@ -128,6 +118,9 @@ long number_of_tar(std::string_view field) {
 bool is_tar(const Head& head) {
   constexpr std::size_t kSum = 148;
   constexpr std::size_t kDigits = 8;
+  const auto* field = reinterpret_cast<const char*>(head.data()) + kSum;
+  const long told = number_of_tar({field, kDigits});
+  if (told < 0) return false;
   long sum = 0;
   long with_signs = 0;
   for (std::size_t i = 0; i < head.size(); ++i) {
@@ -135,8 +128,7 @@ bool is_tar(const Head& head) {
     sum += own ? ' ' : head[i];
     with_signs += own ? ' ' : static_cast<signed char>(head[i]);
   }
-  const auto* field = reinterpret_cast<const char*>(head.data()) + kSum;
-  return is_one_of(number_of_tar({field, kDigits}), sum, with_signs);
+  return is_one_of(told, sum, with_signs);
 }
 
 // The number that begins there; at most 18 digits are looked at.
@@ -296,7 +288,7 @@ class Scan {
     const Head head = head_of<512>(*source);
     if (said == Said::elements) return elements(source, where, head, depth);
     if (is_tar(head)) throw Error(ErrorCode::unsupported, "a tar archive is not looked into");
-    if (begins(head, "PK")) return archive(source, where, depth);
+    if (begins(head, "PK")) return archive(zip::Archive(source), source, where, depth);
     if (const Magic* foreign = foreign_kind(head))
       throw Error(ErrorCode::unsupported, std::string(foreign->what) + " is not looked into");
     if (begins(head, kNumpy)) return array(source, where, head, depth);
@@ -331,9 +323,19 @@ class Scan {
 
   // What a reader that knows only torch.save would take for one.
   void elements(const Source& source, const std::string& where, const Head& head, int depth) {
-    if (begins(head, "PK") && succeeds([&source] { (void)zip::Archive(source); }))
-      return archive(source, where, depth);
+    if (const auto opened = begins(head, "PK") ? archive_of(source) : std::nullopt)
+      return archive(*opened, source, where, depth);
     (void)pickles(source, where, Said::elements, depth);
+  }
+
+  // None: it is no archive.
+  static std::optional<zip::Archive> archive_of(const Source& source) {
+    try {
+      return zip::Archive(source);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::cancelled) throw;
+      return std::nullopt;
+    }
   }
 
   // JSON and raw tensors, and in our own entry of the JSON archives of torch.save. A pickle may
@@ -356,8 +358,8 @@ class Scan {
   }
 
   // Storages are raw; anything else may be a pickle of its own.
-  void archive(const Source& source, const std::string& where, int depth) {
-    const zip::Archive archive(source);
+  void archive(const zip::Archive& archive, const Source& source, const std::string& where,
+               int depth) {
     const std::string_view other = torch_file::other_kind(archive);
     if (!other.empty()) {
       problem(Error(ErrorCode::unsupported,
@@ -365,15 +367,16 @@ class Scan {
               where);
     }
     for (const zip::Entry& entry : archive.entries()) {
-      const std::string inside = where + ":" + entry.name;
+      const Said said = said_by(entry.name);
       Source bytes = slice_source(source, entry.data_offset, entry.size);
-      if (lower(entry.name).ends_with(".pkl")) {
-        bytes = memory_source(archive.read(entry, kPickleLimit), inside);  // by its CRC-32
-      } else if (torch_file::is_raw(entry.name) && said_by(entry.name) == Said::nothing &&
-                 !begins(head_of<kNumpy.size()>(*bytes), kNumpy)) {
+      if (said == Said::nothing && torch_file::is_raw(entry.name) &&
+          !begins(head_of<kNumpy.size()>(*bytes), kNumpy)) {
         continue;  // numpy takes any name
       }
-      guarded(inside, [&] { any(bytes, inside, said_by(entry.name), depth + 1); });
+      const std::string inside = where + ":" + entry.name;
+      if (lower(entry.name).ends_with(".pkl"))
+        bytes = memory_source(archive.read(entry, kPickleLimit), inside);  // by its CRC-32
+      guarded(inside, [&] { any(bytes, inside, said, depth + 1); });
     }
   }
 
@@ -444,9 +447,13 @@ class Scan {
     const std::uint64_t left = source.size() - at;
     for (std::uint64_t window = kFirstWindow;; window *= 16) {
       const std::uint64_t size = std::min({window, left, kPickleLimit});
-      pickle::Found found = pickle::scan(bytes_of(source, at, size), is_torch_type);
+      const bool is_last = size == left || size == kPickleLimit;
+      const std::vector<std::byte> bytes = bytes_of(source, at, size);
+      // The first window says what it is, and the others cost little until it is whole.
+      if (window > kFirstWindow && !is_last && pickle::is_cut(bytes)) continue;
+      pickle::Found found = pickle::scan(bytes, is_torch_type);
       if (!found.cut || size == left) return found;
-      if (size == kPickleLimit) throw Error(ErrorCode::limit, "a pickle of more than 4 GiB");
+      if (is_last) throw Error(ErrorCode::limit, "a pickle of more than 4 GiB");
     }
   }
 

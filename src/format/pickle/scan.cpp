@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <map>
 #include <set>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
+#include "format/pickle/cursor.h"
 #include "format/pickle/names.h"
 #include "format/pickle/pickle.h"
 #include "format/pickle/vetted.h"
@@ -23,8 +25,8 @@ using Use = Watch::Use;
 constexpr std::size_t kProblems = 20;  // that are told of one pickle
 
 struct Name {
-  std::string module;
-  std::string name;
+  std::string_view module;
+  std::string_view name;
 };
 
 std::string_view text_of(Use use) {
@@ -34,15 +36,23 @@ std::string_view text_of(Use use) {
   return kTexts[static_cast<std::size_t>(use)];
 }
 
+std::string text_of(const Name& name) {
+  std::string text;
+  text.reserve(name.module.size() + 1 + name.name.size());
+  return text.append(name.module).append(".").append(name.name);
+}
+
 // getattr(CLASS, 'NAME') of a known member, which is a class or a value like any other name.
 bool is_member(const Object& object) {
   return is_global(object.callable, "builtins", "getattr") &&
          is_vetted_use("builtins", "getattr", Use::called, object.arguments, true);
 }
 
-Name member_of(const Value& arguments) {
+// Its name; `kept` gets the text.
+Name member_of(const Value& arguments, std::string& kept) {
   const Value& owner = arguments.items()[0];
-  return {owner.global_module(), owner.global_name() + "." + arguments.items()[1].as_string()};
+  kept = owner.global_name() + "." + arguments.items()[1].as_string();
+  return {owner.global_module(), kept};
 }
 
 // The bytes of an argument that is one, or of text that protocols below 3 write instead.
@@ -61,6 +71,7 @@ class Collector : public Watch {
   void use(Use use, const Value& what, const Value& arguments, bool callables) override {
     found_.calls |= use != Use::named;
     if (what.is(Kind::global)) {
+      if (use == Use::named && is_told(what)) return;
       use_of_name(use, {what.global_module(), what.global_name()}, arguments, callables);
     } else if (what.is(Kind::object)) {
       use_of_object(use, what.as_object(), arguments, callables);
@@ -70,8 +81,8 @@ class Collector : public Watch {
   }
 
   [[nodiscard]] bool is_callable(const Value& global) const override {
-    const Name name{global.global_module(), global.global_name()};
-    return !is_vetted_value(name.module, name.name) && !is_plain_value(name);
+    const Known* known = known_of(global);
+    return known == nullptr ? is_callable_name(global) : known->callable;
   }
 
   void refused(const Error& error) override { add_problem(error); }
@@ -98,6 +109,37 @@ class Collector : public Watch {
   }
 
  private:
+  // A name by the places of its two texts: a pickle takes what stands for it out of its memo again
+  // and again.
+  using Place = std::pair<const std::string*, const std::string*>;
+  struct Known {
+    Value kept;  // so that nothing else comes to these places
+    bool callable = false;
+    bool told = false;  // that it is mentioned
+  };
+  static constexpr std::size_t kMostKnown = 256;  // one pickle may make millions of objects
+
+  // Null: as many are known as may be.
+  Known* known_of(const Value& global) const {
+    const Place place{&global.global_module(), &global.global_name()};
+    const auto found = known_.find(place);
+    if (found != known_.end()) return &found->second;
+    if (known_.size() == kMostKnown) return nullptr;
+    return &known_.emplace(place, Known{global, is_callable_name(global)}).first->second;
+  }
+
+  // Whether the same was told of this object. Mentions of getattr are counted.
+  [[nodiscard]] bool is_told(const Value& global) const {
+    if (is_global(global, "builtins", "getattr")) return false;
+    Known* known = known_of(global);
+    return known != nullptr && std::exchange(known->told, true);
+  }
+
+  [[nodiscard]] bool is_callable_name(const Value& global) const {
+    const Name name{global.global_module(), global.global_name()};
+    return !is_vetted_value(name.module, name.name) && !is_plain_value(name);
+  }
+
   void use_of_name(Use use, const Name& name, const Value& arguments, bool callables) {
     if (name.module == "builtins" && name.name == "getattr") return use_of_getattr(use, arguments);
     if (use == Use::named) return note(name, judged(name), {});
@@ -115,19 +157,21 @@ class Collector : public Watch {
       ++getattrs_;
     } else if (is_vetted_use("builtins", "getattr", use, arguments, true)) {
       ++members_;
-      const Name member = member_of(arguments);
+      std::string kept;
+      const Name member = member_of(arguments, kept);
       note(member, judged(member), {});
     }
   }
 
   // What was made by a call, or, where that was a getattr, the member.
   void use_of_object(Use use, const Object& object, const Value& arguments, bool callables) {
+    std::string kept;
     if (is_member(object))
-      return use_of_name(use, member_of(object.arguments), arguments, callables);
+      return use_of_name(use, member_of(object.arguments, kept), arguments, callables);
     const Value* root = &object.callable;
     while (root->is(Kind::object)) root = &root->as_object().callable;
     if (!root->is(Kind::global)) return;
-    const Name name = made_by(object, *root);
+    const Name name = made_by(object, *root, kept);
     const bool known = is_vetted(name.module, name.name);
     if (use == Use::called || use == Use::made) {
       note(name, concern(name), "its result is called");
@@ -138,10 +182,10 @@ class Collector : public Watch {
   }
 
   // What an object is an instance of: what was called, or the class that it was told to make.
-  static Name made_by(const Object& object, const Value& root) {
+  static Name made_by(const Object& object, const Value& root, std::string& kept) {
     const Value& callable = object.callable;
     if (callable.is(Kind::object) && is_member(callable.as_object()))
-      return member_of(callable.as_object().arguments);
+      return member_of(callable.as_object().arguments, kept);
     const bool told = is_global(callable, "copyreg", "_reconstructor") ||
                       is_global(callable, "copyreg", "__newobj__");
     if (!told ||
@@ -155,7 +199,7 @@ class Collector : public Watch {
   void look_into(const Name& name, const Value& arguments) {
     const bool takes = takes_pickle(name.module, name.name);
     if (!takes && is_vetted(name.module, name.name)) return;
-    const std::string taker = name.module + "." + name.name;
+    const std::string taker = text_of(name);
     for (const Value& argument : arguments.items()) {
       const std::string_view bytes = bytes_in(argument);
       const bool looks = bytes.size() > 1 && bytes[0] == '\x80';
@@ -168,7 +212,7 @@ class Collector : public Watch {
   }
 
   [[nodiscard]] bool is_plain_value(const Name& name) const {
-    return is_value_ && is_value_(name.module, name.name);
+    return is_value_ && is_value_(std::string(name.module), std::string(name.name));
   }
 
   [[nodiscard]] Verdict judged(const Name& name) const {
@@ -181,7 +225,7 @@ class Collector : public Watch {
   }
 
   void note(const Name& name, Verdict verdict, std::string_view how) {
-    const std::string full = name.module + "." + name.name;
+    const std::string full = text_of(name);
     const auto [at, added] = rows_.try_emplace(full, found_.names.size());
     if (added) found_.names.push_back({full, verdict, std::string(how)});
     Finding& row = found_.names[at->second];
@@ -193,6 +237,7 @@ class Collector : public Watch {
   std::unordered_map<std::string, std::size_t> rows_;  // of found_.names
   // Of found_.nested: the same bytes may be handed over again and again.
   std::set<std::pair<std::string, std::string_view>> nested_;
+  mutable std::map<Place, Known> known_;
   std::deque<Value> kept_;      // whose bytes nested_ looks at
   std::uint64_t getattrs_ = 0;  // mentioned
   std::uint64_t members_ = 0;   // of them, what known members came from
@@ -216,6 +261,21 @@ Found scan(ByteView bytes,
   }
   collector.finish();
   return found;
+}
+
+bool is_cut(ByteView bytes) {
+  Cursor cursor(bytes);
+  cursor.allow_crossing();
+  try {
+    for (Op op{cursor.opcode()}; op != Op::stop; op = Op{cursor.opcode()}) {
+      const Argument form = opcode_of(op).argument;
+      if (form == Argument::not_an_opcode) return false;
+      cursor.skip(form);
+    }
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
 }
 
 std::vector<std::string> globals(ByteView bytes) {

@@ -48,6 +48,10 @@ struct Found {
     ByteView bytes,
     const std::function<bool(const std::string& module, const std::string& name)>& is_value = {});
 
+// Whether the bytes end before the first pickle in them does, by the lengths of its opcodes alone:
+// where it does, scan() says so, or refuses the pickle before.
+[[nodiscard]] bool is_cut(ByteView bytes);
+
 // The names alone.
 [[nodiscard]] std::vector<std::string> globals(ByteView bytes);
 

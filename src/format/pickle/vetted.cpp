@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 
 #include "base/one_of.h"
 #include "format/pickle/names.h"
@@ -134,22 +135,61 @@ constexpr auto kRows = std::to_array<Row>({
     {"transformers.training_args", "ms", "TrainingArguments"},
 });
 
-bool has_name(std::string_view names, std::string_view name) {
-  for (std::size_t at = names.find(name); at != std::string_view::npos;
-       at = names.find(name, at + 1)) {
-    const std::size_t end = at + name.size();
-    if ((at == 0 || names[at - 1] == ' ') && (end == names.size() || names[end] == ' '))
-      return true;
-  }
-  return false;
+struct Named {
+  std::uint8_t row = 0;
+  std::string_view name;
+};
+
+constexpr std::size_t kBuckets = 256;
+constexpr std::size_t bucket_of(std::string_view module, std::string_view name) {
+  return (module.size() * 37 + name.size()) % kBuckets;
 }
 
-const Row* find(std::string_view module, std::string_view name) {
-  if (name.empty() || name.find(' ') != std::string_view::npos) return nullptr;
-  const auto* row = std::ranges::find_if(kRows, [&](const Row& known) {
-    return known.module == module && has_name(known.names, name);
+// Calls `visit` for each name, in the order of the rows.
+template <typename Visit>
+constexpr void for_each_name(Visit visit) {
+  for (std::size_t row = 0; row < kRows.size(); ++row) {
+    for (std::string_view rest = kRows[row].names; !rest.empty();) {
+      const std::size_t end = std::min(rest.find(' '), rest.size());
+      visit(Named{static_cast<std::uint8_t>(row), rest.substr(0, end)});
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+  }
+}
+constexpr std::size_t kNames = [] {
+  std::size_t names = 0;
+  for_each_name([&names](const Named&) { ++names; });
+  return names;
+}();
+
+// The names by the lengths of module and name: a pickle asks for each name that it uses, and few
+// have the same.
+struct Table {
+  std::array<Named, kNames> names;
+  std::array<std::uint16_t, kBuckets + 1> begins{};  // in `names`, of each bucket
+};
+constexpr Table kTable = [] {
+  Table table;
+  std::array<std::uint16_t, kBuckets> ends{};
+  for_each_name([&](const Named& one) { ++ends[bucket_of(kRows[one.row].module, one.name)]; });
+  for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+    table.begins[bucket + 1] = static_cast<std::uint16_t>(table.begins[bucket] + ends[bucket]);
+    ends[bucket] = table.begins[bucket];
+  }
+  for_each_name([&](const Named& one) {
+    table.names[ends[bucket_of(kRows[one.row].module, one.name)]++] = one;
   });
-  return row == kRows.end() ? nullptr : row;
+  return table;
+}();
+static_assert(kRows.size() < 256);
+
+const Row* find(std::string_view module, std::string_view name) {
+  const std::size_t bucket = bucket_of(module, name);
+  for (std::size_t i = kTable.begins[bucket]; i < kTable.begins[bucket + 1]; ++i) {
+    const Named& one = kTable.names[i];
+    if (one.name == name && kRows[one.row].module == module) return &kRows[one.row];
+  }
+  return nullptr;
 }
 
 const Row* find(const Value& value) {
