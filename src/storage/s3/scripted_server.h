@@ -38,8 +38,9 @@ class ScriptedServer {
   ScriptedServer& operator=(const ScriptedServer&) = delete;
 
   [[nodiscard]] const std::string& url() const { return url_; }
-  // What came, heads and bodies; once all answers were given.
+  // What came, heads and bodies. Nothing is answered any more, also where answers are left.
   [[nodiscard]] const std::vector<std::string>& requests() {
+    (void)::shutdown(listener_.get(), SHUT_RDWR);
     if (thread_.joinable()) thread_.join();
     return requests_;
   }
