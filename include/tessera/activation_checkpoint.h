@@ -8,6 +8,11 @@
 // or of other shapes is `mismatch`. What it changes elsewhere is changed twice (running statistics
 // of BatchNorm, for one). It works with sharded modules: their units are
 // gathered for the second forward too.
+//
+// Its backward is one of its own, which adds to the grad() of all parameters that the part uses.
+// torch::autograd::grad, backward with `inputs` and backward with create_graph would get something
+// else than they ask for, so they are `unsupported` where they go through the part (as in PyTorch
+// with use_reentrant=True).
 #pragma once
 
 #include <torch/types.h>

@@ -1,6 +1,7 @@
 #include "tessera/activation_checkpoint.h"
 
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/torch.h>
@@ -91,7 +92,23 @@ class SurroundingsGuard {
 
 // Gradients come for it: autograd leads from it to the node of its checkpoint.
 bool has_edge(const at::Tensor& output) {
-  return output.defined() && output.is_floating_point();
+  return output.defined() && (output.is_floating_point() || output.is_complex());
+}
+
+// What is computed again is a graph of its own, and its backward one of its own: it adds to the
+// grad() of every parameter, whatever was asked for, and has no history itself.
+void require_plain_backward() {
+  if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+    throw Error(ErrorCode::unsupported,
+                "torch::autograd::grad, or backward with `inputs`, went through a checkpointed "
+                "part, whose backward adds to the grad() of all of its parameters: call backward() "
+                "without `inputs`, or do without the checkpoint there");
+  }
+  if (torch::GradMode::is_enabled()) {
+    throw Error(ErrorCode::unsupported,
+                "a backward with create_graph went through a checkpointed part, whose gradients "
+                "have no history: do without the checkpoint there");
+  }
 }
 
 // What the first computation gave, which the second has to give again: autograd has sized the
@@ -138,6 +155,7 @@ class Checkpoint : public torch::autograd::Node {
       throw Error(ErrorCode::invalid_argument,
                   "a checkpointed part was run backward a second time; retain_graph=true keeps it");
     }
+    require_plain_backward();
     const auto inputs = unpacked_inputs();
     backward_through(compute_again(inputs), gradients);
     torch::autograd::variable_list into;

@@ -1,5 +1,6 @@
 // Activation checkpointing: the same numbers, less memory, with and without sharding.
 #include <ATen/autocast_mode.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -18,6 +19,7 @@ namespace tessera {
 namespace {
 
 namespace nn = torch::nn;
+using ::testing::HasSubstr;
 using testing::run_mesh;
 using testing::with_values;
 
@@ -231,6 +233,48 @@ TEST(Checkpoint, RefusesAPartThatGivesSomethingElseTheSecondTime) {
   EXPECT_NE(text_of({one}, many).find("gave 1 tensors: [3]"), std::string::npos);
   for (const auto& second : {many, {}, {one, other, number}, {other, other}, {number, other}})
     EXPECT_NE(text_of({one, other}, second).find(must), std::string::npos) << second.size();
+}
+
+// PyTorch refuses the first two with use_reentrant=True.
+TEST(Checkpoint, RefusesWhatItsOwnBackwardWouldGetWrong) {
+  auto model = make_stack(true);
+  auto x = stack_input(0).requires_grad_();
+  const auto loss = [&] { return model(x).square().sum(); };
+  const auto text_of = [&](const auto& work) { return testing::error_of(work); };
+  const std::string inputs = "backward with `inputs`", graph = "create_graph";
+  EXPECT_THAT(text_of([&] { torch::autograd::grad({loss()}, {x}); }), HasSubstr(inputs));
+  EXPECT_THAT(text_of([&] { loss().backward({}, std::nullopt, false, {{x}}); }), HasSubstr(inputs));
+  EXPECT_THAT(text_of([&] { torch::autograd::grad({loss()}, {x}, {}, true, true); }),
+              HasSubstr(inputs));
+  EXPECT_THAT(text_of([&] { loss().backward({}, true, true); }), HasSubstr(graph));
+  for (const auto& parameter : model->parameters()) EXPECT_FALSE(parameter.grad().defined());
+  // What does not go through the part is nobody's business.
+  auto y = model(x);
+  const auto of_y = torch::autograd::grad({y.square().sum()}, {y});
+  EXPECT_TRUE(torch::equal(of_y[0], 2 * y));
+  loss().backward();
+  EXPECT_TRUE(x.grad().defined());
+}
+
+TEST(Checkpoint, ComplexResultsHaveGradients) {
+  nn::Linear linear(6, 6);
+  const auto part = [&](const torch::Tensor& x, const torch::Tensor& turn) {
+    const auto spectrum = torch::fft_rfft(linear->forward(x));
+    return std::make_tuple(spectrum * turn, spectrum.conj(), torch::arange(2));
+  };
+  std::vector<std::vector<torch::Tensor>> gradients;
+  for (const bool is_checkpointed : {false, true}) {
+    linear->zero_grad();
+    auto x = stack_input(0).requires_grad_();
+    auto turn = torch::polar(torch::ones({4}), torch::arange(4).to(torch::kFloat)).requires_grad_();
+    const auto [y, z, places] =
+        is_checkpointed ? activation_checkpoint(part, x, turn) : part(x, turn);
+    EXPECT_TRUE(y.requires_grad());
+    (torch::real(y * z * z).sum() + torch::imag(y).square().sum()).backward();
+    gradients.push_back({x.grad(), turn.grad(), linear->weight.grad().clone()});
+  }
+  for (std::size_t i = 0; i < gradients[0].size(); ++i)
+    EXPECT_TRUE(torch::equal(gradients[0][i], gradients[1][i])) << i;
 }
 
 TEST(Checkpoint, GathersShardedUnitsAgain) {
