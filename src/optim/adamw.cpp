@@ -142,12 +142,15 @@ struct AdamW::Impl {
   // parameters is one run of states. Parameters of the user's own may overlap, or lie in a storage
   // much larger than they are, so each has states of its own.
   struct Twin {
+    // While somebody points there no other storage is made at its address.
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     at::Tensor exp_avg, exp_avg_sq;
   };
   std::unordered_map<const c10::StorageImpl*, Twin> twins;
 
   void require_new(const ShardedParameter& parameter) const;
   void add_group(ParameterGroup group);
+  [[nodiscard]] const Twin& twin_of(const at::Tensor& local);
   void make_in_twin(const at::Tensor& local, AdamWState& state);
   void make_room(const ShardedParameter& parameter, AdamWState& state);
   void make_state(const ShardedParameter& parameter, AdamWState& state);
@@ -192,15 +195,21 @@ void AdamW::Impl::add_group(ParameterGroup group) {
   groups.push_back(std::move(added));
 }
 
+const AdamW::Impl::Twin& AdamW::Impl::twin_of(const at::Tensor& local) {
+  const auto& storage = local.storage();
+  const auto* key = storage.unsafeGetStorageImpl();
+  if (const auto known = twins.find(key); known != twins.end()) return known->second;
+  std::erase_if(twins, [](const auto& entry) { return entry.second.storage.expired(); });
+  const auto count = static_cast<std::int64_t>(storage.nbytes() / local.element_size());
+  const auto options = local.options().requires_grad(false);
+  Twin twin{storage.getWeakStorageImpl(), torch::zeros({count}, options),
+            torch::zeros({count}, options)};
+  return twins.emplace(key, std::move(twin)).first->second;
+}
+
 // Where the parameter lies in its shard, there in the twin.
 void AdamW::Impl::make_in_twin(const at::Tensor& local, AdamWState& state) {
-  const auto& storage = local.storage();
-  auto& twin = twins[storage.unsafeGetStorageImpl()];
-  if (!twin.exp_avg.defined()) {
-    const auto count = static_cast<std::int64_t>(storage.nbytes() / local.element_size());
-    const auto options = local.options().requires_grad(false);
-    twin = {torch::zeros({count}, options), torch::zeros({count}, options)};
-  }
+  const auto& twin = twin_of(local);
   const auto strides = local.strides();
   state.exp_avg = twin.exp_avg.as_strided(local.sizes(), strides, local.storage_offset());
   state.exp_avg_sq = twin.exp_avg_sq.as_strided(local.sizes(), strides, local.storage_offset());
