@@ -42,7 +42,7 @@ struct AdamWState {
 class AdamW {
  public:
   // Takes all parameters as one group. Those that require no gradient are left out. A parameter
-  // that appears twice is `invalid_argument`.
+  // that appears twice is `invalid_argument`, and so are options that libtorch refuses.
   explicit AdamW(std::vector<ShardedParameter> parameters, const AdamWOptions& options = {});
   explicit AdamW(std::vector<ParameterGroup> groups);
   ~AdamW();

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -127,6 +128,20 @@ void update_run(const std::vector<Item>& items, std::size_t begin, std::size_t e
   append_run(items, begin, end, alone);
   alone.gradients.front() = alone.gradients.front().to(type);
   run_kernel(alone, options);
+}
+
+// In the words of libtorch's AdamW. What is no number is out of range as well.
+void require_in_range(const AdamWOptions& options) {
+  const auto require = [](bool is_in_range, const char* what, double given) {
+    if (is_in_range) return;
+    throw Error(ErrorCode::invalid_argument,
+                std::string("Invalid ") + what + ": " + std::to_string(given));
+  };
+  require(options.lr >= 0, "learning rate", options.lr);
+  require(options.eps >= 0, "epsilon value", options.eps);
+  require(options.beta1 >= 0 && options.beta1 < 1, "beta parameter at index 0", options.beta1);
+  require(options.beta2 >= 0 && options.beta2 < 1, "beta parameter at index 1", options.beta2);
+  require(options.weight_decay >= 0, "weight_decay value", options.weight_decay);
 }
 
 }  // namespace
@@ -275,6 +290,7 @@ AdamW::AdamW(std::vector<ShardedParameter> parameters, const AdamWOptions& optio
 
 AdamW::AdamW(std::vector<ParameterGroup> groups) : impl_(std::make_unique<Impl>()) {
   for (auto& group : groups) {
+    require_in_range(group.options);
     std::unordered_set<const c10::TensorImpl*> seen;
     for (const auto& parameter : group.parameters) {
       if (!seen.insert(parameter.local.unsafeGetTensorImpl()).second) {
@@ -293,7 +309,10 @@ AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 void AdamW::step() {
   torch::NoGradGuard no_grad;
   impl_->refresh();
-  for (const auto& group : impl_->groups) Impl::require_updatable_all(group);
+  for (const auto& group : impl_->groups) {
+    require_in_range(group.options);
+    Impl::require_updatable_all(group);
+  }
   for (auto& group : impl_->groups) impl_->step(group);
 }
 
@@ -316,6 +335,7 @@ const std::vector<ShardedParameter>& AdamW::parameters(std::size_t group) const 
   return impl_->groups.at(group).parameters;
 }
 void AdamW::set_lr(double lr) {
+  require_in_range({.lr = lr});
   for (auto& group : impl_->groups) group.options.lr = lr;
 }
 const AdamWState& AdamW::state(std::size_t group, std::size_t index) const {

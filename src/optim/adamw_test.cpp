@@ -48,5 +48,49 @@ TEST(AdamW, StatesOfShardsThatGotOtherMemoryAreTheirOwn) {
   }
 }
 
+// Options -----------------------------------------------------------------------------------------
+
+TEST(AdamW, RefusesOptionsThatLibtorchRefuses) {
+  const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
+  const std::vector<std::pair<AdamWOptions, std::string>> all{
+      {{.lr = -1}, "Invalid learning rate: -1"},
+      {{.lr = nan}, "Invalid learning rate: nan"},
+      {{.beta1 = 1}, "Invalid beta parameter at index 0: 1"},
+      {{.beta1 = -0.1}, "Invalid beta parameter at index 0: -0.1"},
+      {{.beta2 = 1.5}, "Invalid beta parameter at index 1: 1.5"},
+      {{.beta2 = nan}, "Invalid beta parameter at index 1: nan"},
+      {{.eps = -1}, "Invalid epsilon value: -1"},
+      {{.weight_decay = -3}, "Invalid weight_decay value: -3"},
+  };
+  const auto torchs = [](const AdamWOptions& options) {
+    return torch::optim::AdamWOptions(options.lr)
+        .betas({options.beta1, options.beta2})
+        .eps(options.eps)
+        .weight_decay(options.weight_decay);
+  };
+  auto local = torch::ones({3}).requires_grad_();
+  const auto parameter = adamw_parameter("p", local, false);
+  for (const auto& [options, text] : all) {
+    EXPECT_ANY_THROW(torch::optim::AdamW({local}, torchs(options))) << text;
+    EXPECT_THAT(error_of([&] { AdamW({parameter}, options); }).message(), HasSubstr(text));
+    // Changed later, before anything is updated.
+    AdamW optimizer({parameter});
+    local.mutable_grad() = torch::ones({3});
+    optimizer.options() = options;
+    EXPECT_THAT(error_of([&] { optimizer.step(); }).message(), HasSubstr(text));
+    EXPECT_TRUE(torch::equal(local, torch::ones({3})));
+    EXPECT_FALSE(optimizer.state(0, 0).defined());
+  }
+  AdamW optimizer({parameter});
+  EXPECT_THAT(error_of([&] { optimizer.set_lr(-1); }).message(),
+              HasSubstr("Invalid learning rate: -1"));
+  EXPECT_EQ(optimizer.options().lr, AdamWOptions().lr);
+  for (const AdamWOptions& options : {AdamWOptions{.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 0},
+                                      AdamWOptions{.lr = inf, .weight_decay = 0}}) {
+    EXPECT_NO_THROW(torch::optim::AdamW({local}, torchs(options)));
+    EXPECT_NO_THROW(AdamW({parameter}, options));
+  }
+}
+
 }  // namespace
 }  // namespace tessera
