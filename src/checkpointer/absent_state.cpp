@@ -35,7 +35,7 @@ bool is_absent(const ShardedParameter& parameter) {
 }
 
 Bytes bytes_of(const Tensor& scalar) {
-  const auto tensor = tensor_of(scalar).contiguous();
+  const auto tensor = plain(tensor_of(scalar)).contiguous();
   const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
   return {data, data + tensor.nbytes()};
 }

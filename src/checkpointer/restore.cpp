@@ -59,7 +59,7 @@ constexpr std::array kGenerators{"torch", "cuda"};  // whose states are derived
 
 Bytes bytes_of(const Value* state) {
   if (state == nullptr || !state->is(Value::Kind::tensor)) return {};
-  const auto bytes = tensor_of(state->as_tensor()).contiguous();
+  const auto bytes = plain(tensor_of(state->as_tensor())).contiguous();
   const auto* data = static_cast<const std::byte*>(bytes.const_data_ptr());
   return {data, data + bytes.nbytes()};
 }

@@ -11,7 +11,7 @@ namespace {
 
 Value value_of(const Value& tensor, bool is_pickled) {
   if (!is_pickled) return tensor;
-  const auto bytes = tensor_of(tensor.as_tensor()).contiguous();
+  const auto bytes = plain(tensor_of(tensor.as_tensor())).contiguous();
   return olmo::decode_value(
       {static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()});
 }

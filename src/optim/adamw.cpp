@@ -11,6 +11,7 @@
 
 #include "tessera/error.h"
 #include "tessera/optim.h"
+#include "torch/tensor.h"
 
 namespace tessera {
 namespace {
@@ -27,12 +28,13 @@ struct Item {
 };
 
 // The kernel takes all four as flat memory: element i of one belongs to element i of the others
-// only where they lie alike, and without gaps.
+// only where they lie alike, without gaps, and are what their memory holds.
 bool lies_flat(const Item& item) {
   const auto& parameter = item.parameter;
-  if (!parameter.is_non_overlapping_and_dense()) return false;
+  if (!parameter.is_non_overlapping_and_dense() || !is_plain(parameter)) return false;
   for (const auto* other : {&item.gradient, &item.state->exp_avg, &item.state->exp_avg_sq}) {
-    if (!torch::autograd::utils::obeys_layout_contract(*other, parameter)) return false;
+    if (!torch::autograd::utils::obeys_layout_contract(*other, parameter) || !is_plain(*other))
+      return false;
   }
   return item.state->exp_avg.scalar_type() == parameter.scalar_type();
 }
@@ -57,7 +59,8 @@ void require_updatable(const ShardedParameter& parameter, const AdamWState& stat
 }
 
 bool follows(const at::Tensor& next, const at::Tensor& before) {
-  return next.is_contiguous() && before.is_contiguous() && next.is_alias_of(before) &&
+  return next.is_contiguous() && before.is_contiguous() && is_plain(next) &&
+         next.is_alias_of(before) &&
          next.storage_offset() == before.storage_offset() + before.numel();
 }
 
@@ -95,20 +98,21 @@ void run_kernel(Batch& batch, const AdamWOptions& o) {
 // A load fills the state where it is; what stands for it afterwards is a view of the same memory.
 void copy_unless_same(at::Tensor& into, const at::Tensor& from) {
   const bool is_same = into.const_data_ptr() == from.const_data_ptr() &&
-                       into.scalar_type() == from.scalar_type() && into.strides() == from.strides();
+                       into.scalar_type() == from.scalar_type() &&
+                       into.strides() == from.strides() && is_plain(into) && is_plain(from);
   if (!is_same) into.copy_(from);
 }
 
 // Whatever lies in another way is updated as flat copies.
 void update_copies(const Item& item, const AdamWOptions& options) {
   const auto& parameter = item.parameter;
-  const auto plain = [&](const at::Tensor& tensor) {
-    return tensor.detach().to(parameter.scalar_type()).contiguous();
+  const auto flat_copy = [&](const at::Tensor& tensor) {
+    return plain(tensor.detach().to(parameter.scalar_type())).contiguous();
   };
-  Batch batch{{plain(parameter)},
-              {plain(item.gradient)},
-              {plain(item.state->exp_avg)},
-              {plain(item.state->exp_avg_sq)},
+  Batch batch{{flat_copy(parameter)},
+              {flat_copy(item.gradient)},
+              {flat_copy(item.state->exp_avg)},
+              {flat_copy(item.state->exp_avg_sq)},
               {item.state->step.to(parameter.device())}};
   run_kernel(batch, options);
   auto values = parameter.detach(), exp_avg = item.state->exp_avg,

@@ -48,6 +48,53 @@ TEST(AdamW, StatesOfShardsThatGotOtherMemoryAreTheirOwn) {
   }
 }
 
+// Memory that is not the values -------------------------------------------------------------------
+
+// Neighbours, which are one run for the kernel, and one alone; conjugates and negatives are bits
+// that tensors have beside their memory.
+TEST(AdamW, TakesNegativesForWhatTheyAre) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
+  const auto values = torch::randn({3, 4}, generator);
+  const auto gradients = torch::randn({3, 4}, generator);
+  for (const bool sharded : {false, true}) {
+    for (int negated = 0; negated < 8; ++negated) {
+      const auto shard = values.clone(), all = gradients.clone();
+      std::vector<ShardedParameter> parameters;
+      std::vector<torch::Tensor> expected;
+      for (int i = 0; i < 3; ++i) {
+        parameters.push_back(
+            adamw_parameter("p" + std::to_string(i), shard[i].detach().requires_grad_(), sharded));
+        expected.push_back(values[i].clone().requires_grad_());
+        const bool is_negated = (negated >> i & 1) != 0;
+        parameters[i].local.mutable_grad() = is_negated ? at::_neg_view(all[i]) : all[i];
+        expected[i].mutable_grad() = is_negated ? -gradients[i] : gradients[i].clone();
+      }
+      AdamW optimizer(parameters, {.lr = 0.1});
+      torch::optim::AdamW peer(expected, torch::optim::AdamWOptions(0.1));
+      for (int step = 0; step < 2; ++step) {
+        optimizer.step();
+        peer.step();
+      }
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_TRUE(torch::allclose(parameters[i].local, expected[i], 1e-5, 1e-6))
+            << i << " of " << negated;
+      }
+    }
+  }
+}
+
+TEST(AdamW, UpdatesAParameterThatIsItsMemorysNegative) {
+  const auto memory = torch::ones({3});
+  auto parameter = at::_neg_view(memory).requires_grad_();
+  auto expected = torch::full({3}, -1.0).requires_grad_();
+  AdamW optimizer({adamw_parameter("p", parameter, false)}, {.lr = 0.1});
+  torch::optim::AdamW peer({expected}, torch::optim::AdamWOptions(0.1));
+  for (const auto* one : {&parameter, &expected}) one->mutable_grad() = torch::ones({3});
+  optimizer.step();
+  peer.step();
+  EXPECT_TRUE(torch::allclose(parameter, expected, 1e-5, 1e-6));
+}
+
 // Options -----------------------------------------------------------------------------------------
 
 TEST(AdamW, RefusesOptionsThatLibtorchRefuses) {

@@ -96,10 +96,7 @@ Value on_host(const Tensor& tensor) {
   auto copy = tensor;
   for (auto& piece : copy.pieces) {
     if (!piece.storage || !piece.storage->device) continue;
-    const auto here = leaf_of(tensor_of_piece(tensor, piece).contiguous().cpu()).pieces.front();
-    piece.storage = here.storage;
-    piece.storage_offset = here.storage_offset;
-    piece.strides = {};
+    piece = piece_in(piece, tensor_of_piece(tensor, piece).contiguous().cpu());
   }
   return copy;
 }

@@ -179,7 +179,8 @@ void Output::add_own_chunks(const Unit& unit, const std::string& name, DType dty
 // Undefined: there are none.
 at::Tensor own_elements(const TableRow& row, const std::string& name) {
   const auto* value = own_value(row, name);
-  return value == nullptr ? at::Tensor() : tensor_of(value->as_tensor()).contiguous().view({-1});
+  if (value == nullptr) return {};
+  return plain(tensor_of(value->as_tensor())).contiguous().view({-1});
 }
 
 // A shard of zeros but for what the rows have.

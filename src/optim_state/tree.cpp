@@ -17,10 +17,7 @@ Value copy_of_tensor(const Tensor& tensor) {
   auto copy = tensor;
   for (auto& piece : copy.pieces) {
     if (!piece.storage) continue;
-    const auto cloned = leaf_of(tensor_of_piece(tensor, piece).clone(at::MemoryFormat::Contiguous));
-    piece.storage = cloned.pieces.front().storage;
-    piece.storage_offset = 0;
-    piece.strides = {};
+    piece = piece_in(piece, tensor_of_piece(tensor, piece).clone(at::MemoryFormat::Contiguous));
   }
   return copy;
 }

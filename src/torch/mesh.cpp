@@ -19,6 +19,7 @@
 #include "torch/mesh_state.h"
 #include "torch/pairwise_transport.h"
 #include "torch/same_host_transport.h"
+#include "torch/tensor.h"
 #include "torch/torch_group.h"
 
 namespace tessera {
@@ -178,13 +179,14 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::process_group() const noexce
 
 void Mesh::all_reduce_sum(torch::Tensor& values) const {
   if (!state_->process_group) return;
-  std::vector<at::Tensor> tensors{values};
+  std::vector<at::Tensor> tensors{plain(values)};
   communicate("all-reduce", [&] {
     require_same_call(state_->names.get(), "all-reduce by sum of " +
                                                std::to_string(values.numel()) + " " +
                                                c10::toString(values.scalar_type()));
     state_->process_group->allreduce(tensors)->wait();
   });
+  if (!tensors.front().is_same(values)) values.copy_(tensors.front());
 }
 
 double Mesh::all_reduce_max(double value) const {

@@ -49,6 +49,12 @@ bool has_device_memory(const at::Tensor& tensor) {
   return tensor.is_cuda() || tensor.is_privateuseone();
 }
 
+// The same memory, read as the piece's bits say.
+at::Tensor with_bits_of(const Piece& piece, at::Tensor tensor) {
+  if (piece.conj && tensor.is_complex()) tensor = at::_conj(tensor);
+  return piece.neg ? at::_neg_view(tensor) : tensor;
+}
+
 Piece piece_of(const at::Tensor& tensor, Box box) {
   const bool on_device = has_device_memory(tensor);
   if ((!tensor.is_cpu() && !on_device) || tensor.layout() != at::kStrided) {
@@ -122,6 +128,14 @@ Tensor flat_leaf_of(const at::Tensor& elements, const Shape& shape, std::int64_t
   return leaf;
 }
 
+bool is_plain(const at::Tensor& tensor) {
+  return !tensor.is_conj() && !tensor.is_neg();
+}
+
+at::Tensor plain(const at::Tensor& tensor) {
+  return tensor.resolve_conj().resolve_neg();
+}
+
 at::Tensor tensor_of(const Tensor& leaf) {
   if (numel(leaf.shape) == 0) return at::empty(leaf.shape, scalar_type_of(leaf.dtype));
   if (!is_one_piece_in_memory(leaf))
@@ -130,13 +144,14 @@ at::Tensor tensor_of(const Tensor& leaf) {
   const auto size = static_cast<std::int64_t>(size_of(leaf.dtype));
   const auto strides = piece.strides.empty() ? contiguous_strides(leaf.shape) : piece.strides;
   if (piece.storage->device) {
-    return tensor_over(piece.storage->device,
-                       static_cast<std::uint64_t>(piece.storage_offset * size), leaf.shape, strides,
-                       scalar_type_of(leaf.dtype));
+    return with_bits_of(piece, tensor_over(piece.storage->device,
+                                           static_cast<std::uint64_t>(piece.storage_offset * size),
+                                           leaf.shape, strides, scalar_type_of(leaf.dtype)));
   }
-  return torch::from_blob(
-      piece.storage->data + piece.storage_offset * size, leaf.shape, strides,
-      [storage = piece.storage](void*) {}, at::TensorOptions(scalar_type_of(leaf.dtype)));
+  return with_bits_of(piece, torch::from_blob(
+                                 piece.storage->data + piece.storage_offset * size, leaf.shape,
+                                 strides, [storage = piece.storage](void*) {},
+                                 at::TensorOptions(scalar_type_of(leaf.dtype))));
 }
 
 }  // namespace tessera

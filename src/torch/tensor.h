@@ -25,6 +25,12 @@ namespace tessera {
 [[nodiscard]] Tensor flat_leaf_of(const at::Tensor& elements, const Shape& shape,
                                   std::int64_t begin);
 
+// That a tensor is the conjugate or the negative of what its memory holds is a bit beside it.
+[[nodiscard]] bool is_plain(const at::Tensor& tensor);  // without such a bit
+// `tensor`, or where it has such a bit a copy without. Bytes of a tensor that a user or autograd
+// made are handed on from here alone.
+[[nodiscard]] at::Tensor plain(const at::Tensor& tensor);
+
 // A tensor over the memory of a leaf that one piece in memory covers; it keeps the memory alive.
 // Throws `unsupported` for leaves that are elsewhere or in parts.
 [[nodiscard]] at::Tensor tensor_of(const Tensor& leaf);

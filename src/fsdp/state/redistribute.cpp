@@ -1,5 +1,7 @@
 #include "fsdp/state/redistribute.h"
 
+#include <utility>
+
 #include "fsdp/unit/quiet_copy.h"
 #include "layout/boxes.h"
 #include "layout/plan.h"
@@ -35,6 +37,13 @@ Tensor chunk_leaf(const at::Tensor& tensor, const Shape& shape, const Box& box) 
   return leaf;
 }
 
+Piece piece_in(const Piece& piece, const at::Tensor& elements) {
+  auto here = std::move(leaf_of(elements).pieces.front());
+  here.slice = piece.slice;
+  here.rank = piece.rank;
+  return here;
+}
+
 at::Tensor tensor_of_piece(const Tensor& tensor, const Piece& piece) {
   Tensor part;
   part.dtype = tensor.dtype;
@@ -42,7 +51,9 @@ at::Tensor tensor_of_piece(const Tensor& tensor, const Piece& piece) {
   part.pieces = {{.slice = whole(part.shape),
                   .storage = piece.storage,
                   .storage_offset = piece.storage_offset,
-                  .strides = piece.strides}};
+                  .strides = piece.strides,
+                  .conj = piece.conj,
+                  .neg = piece.neg}};
   return tensor_of(part);
 }
 

@@ -33,5 +33,7 @@ void redistribute(const Shape& shape, const at::Tensor& from_array, std::span<co
 [[nodiscard]] Tensor chunk_leaf(const at::Tensor& tensor, const Shape& shape, const Box& box);
 // The piece, a box in memory, as a tensor over that memory.
 [[nodiscard]] at::Tensor tensor_of_piece(const Tensor& tensor, const Piece& piece);
+// `piece`, but in the memory of `elements`.
+[[nodiscard]] Piece piece_in(const Piece& piece, const at::Tensor& elements);
 
 }  // namespace tessera::detail

@@ -14,6 +14,7 @@
 #include "torch/c10_error.h"
 #include "torch/call_names.h"
 #include "torch/mesh_state.h"
+#include "torch/tensor.h"
 
 namespace tessera::detail {
 namespace {
@@ -51,11 +52,18 @@ void broadcast_from_first(std::vector<at::Tensor> tensors, const Mesh& mesh,
   require_data(tensors);
   if (!mesh.process_group() || tensors.empty()) return;
   const torch::NoGradGuard no_grad;
-  for (auto& tensor : tensors) tensor = tensor.detach();
+  std::vector<at::Tensor> sent;
+  for (auto& tensor : tensors) {
+    tensor = tensor.detach();
+    sent.push_back(plain(tensor));
+  }
   communicate("broadcast of a module's state", [&] {
     require_same_call(state_of(mesh)->names.get(), "broadcast of " + name_of_all(tensors));
-    c10d::broadcast_coalesced(mesh.process_group(), tensors, message_bytes, 0);
+    c10d::broadcast_coalesced(mesh.process_group(), sent, message_bytes, 0);
   });
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!sent[i].is_same(tensors[i])) tensors[i].copy_(sent[i]);
+  }
 }
 
 }  // namespace tessera::detail

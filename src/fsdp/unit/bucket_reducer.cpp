@@ -9,6 +9,7 @@
 #include "fsdp/unit/quiet_copy.h"
 #include "tessera/error.h"
 #include "torch/c10_error.h"
+#include "torch/tensor.h"
 
 namespace tessera::detail {
 namespace {
@@ -16,7 +17,8 @@ namespace {
 // Nobody else sees its memory, so that it may be summed where it is: gradients of two parameters
 // can be views of one array. Autograd itself holds one that is just arriving once more.
 bool is_alone(const at::Tensor& gradient, bool arriving) {
-  return gradient.is_contiguous() && gradient.storage().use_count() <= (arriving ? 2U : 1U);
+  return gradient.is_contiguous() && is_plain(gradient) &&
+         gradient.storage().use_count() <= (arriving ? 2U : 1U);
 }
 
 // Where there is none, zeros.

@@ -8,13 +8,16 @@
 #include <cstdint>
 #include <cstring>
 
+#include "torch/tensor.h"
+
 namespace tessera::detail {
 
-// Casts where the dtypes differ.
+// Casts where the dtypes differ, and takes conjugates and negatives for what they are.
 inline void copy_quietly(const at::Tensor& to, std::int64_t to_offset, const at::Tensor& from,
                          std::int64_t from_offset, std::int64_t count) {
   if (count == 0) return;
-  if (to.is_cpu() && to.scalar_type() == from.scalar_type()) {
+  const bool same_bytes = to.scalar_type() == from.scalar_type() && is_plain(to) && is_plain(from);
+  if (to.is_cpu() && same_bytes) {
     const auto size = to.element_size();
     std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + to_offset * size,
                 static_cast<const char*>(from.const_data_ptr()) + from_offset * size, count * size);
