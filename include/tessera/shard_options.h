@@ -15,7 +15,8 @@
 namespace [[gnu::visibility("default")]] tessera {
 
 // PyTorch's MixedPrecisionPolicy. Shards, their gradients and checkpoints keep the parameters' own
-// dtype. Options that are not set change nothing.
+// dtype. Options that are not set change nothing. They take floating-point types; integer and
+// complex parameters, and gradients of complex ones, stay in their own type.
 struct MixedPrecision {
   // The dtype in which parameters are gathered and compute.
   std::optional<torch::Dtype> param_dtype = {};
@@ -65,7 +66,7 @@ struct ShardOptions {
   bool offload_to_cpu = false;
   // Parameters that stay as they are: they are not sharded, and their gradients are not reduced.
   std::vector<torch::Tensor> ignored_parameters = {};
-  // Gradients are divided by this instead of by the number of ranks.
+  // Gradients are divided by this instead of by the number of ranks; a positive number.
   std::optional<double> gradient_divide_factor = {};
   // Fills the unit's modules that are on the meta device, as `materialize` of
   // tessera/deferred_init.h says. Unset: they are filled from what deferred_init recorded.

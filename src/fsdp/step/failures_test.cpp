@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
 #include <future>
 #include <map>
@@ -334,6 +335,26 @@ std::vector<Refused> refused() {
        [](Odd& module, const Mesh& mesh) { replicate(module, mesh); }, "one dtype"},
       {"Frozen", floats, flat(false, true), "uniform `requires_grad`"},
       {"DtypesFlat", floats.to(torch::kDouble), flat(true, true), "uniform dtype"},
+      {"DividedByNothing", floats,
+       [](Odd& module, const Mesh& mesh) {
+         fully_shard(module, mesh, {.gradient_divide_factor = 0.0});
+       },
+       "a gradient divide factor is a positive number, got 0"},
+      {"DividedByNoNumber", floats,
+       [](Odd& module, const Mesh& mesh) {
+         fully_shard(module, mesh, {.gradient_divide_factor = std::nan("")});
+       },
+       "a gradient divide factor is a positive number, got nan"},
+      {"ComplexPrecision", floats,
+       [](Odd& module, const Mesh& mesh) {
+         fully_shard(module, mesh, {.mixed_precision = {.reduce_dtype = torch::kComplexFloat}});
+       },
+       "mixed precision in ComplexFloat"},
+      {"IntegerPrecision", floats,
+       [](Odd& module, const Mesh& mesh) {
+         fully_shard(module, mesh, {.mixed_precision = {.param_dtype = torch::kInt}});
+       },
+       "mixed precision in Int"},
       {"OneRankAlone", floats,
        [](Odd& module, const Mesh& mesh) {
          fully_shard(module, mesh,

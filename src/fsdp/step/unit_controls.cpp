@@ -1,6 +1,5 @@
 #include "tessera/unit_controls.h"
 
-#include <cmath>
 #include <string>
 #include <utility>
 
@@ -78,10 +77,7 @@ void set_modules_to_backward_prefetch(ModuleRef module, const std::vector<Module
 }
 
 void set_gradient_divide_factor(ModuleRef module, double factor, bool recurse) {
-  if (!(factor > 0) || !std::isfinite(factor)) {
-    throw Error(ErrorCode::invalid_argument,
-                "a gradient divide factor is a positive number, got " + std::to_string(factor));
-  }
+  detail::require_divide_factor(factor);
   for (const auto& unit : units_of(module, recurse, "set_gradient_divide_factor"))
     unit->set_divide_factor(factor);
 }

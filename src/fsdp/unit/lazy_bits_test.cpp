@@ -115,6 +115,12 @@ TEST(LazyBits, GradientsAreWhatTheyAre) {
   }
 }
 
+// The imaginary parts would be lost; PyTorch loses them, with a warning.
+TEST(LazyBits, ComplexGradientsAreReducedInTheirOwnType) {
+  for (const auto kind : {BitsKind::fully_shard, BitsKind::hybrid})
+    expect_gradients(kind, at::kComplexDouble, false, at::kFloat);
+}
+
 struct HeldImpl : nn::Module {
   torch::Tensor w, b;
   HeldImpl(const torch::Tensor& parameter, const torch::Tensor& buffer) {

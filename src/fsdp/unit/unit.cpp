@@ -4,6 +4,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
+#include <string>
 #include <utility>
 
 #include "base/log.h"
@@ -120,9 +122,27 @@ std::string type_of(const torch::nn::Module& module) {
   return c10::demangle(typeid(module).name());
 }
 
-// Integer parameters are never cast (fsdp-rows MP10).
+// Integer parameters are never cast (fsdp-rows MP10), nor complex ones.
 at::ScalarType compute_type(at::ScalarType own, const MixedPrecision& precision) {
   return c10::isFloatingType(own) ? precision.param_dtype.value_or(own) : own;
+}
+
+at::ScalarType reduce_type(at::ScalarType own, const MixedPrecision& precision) {
+  const auto computed = compute_type(own, precision);
+  return c10::isFloatingType(own) ? precision.reduce_dtype.value_or(computed) : computed;
+}
+
+void require_floating(const MixedPrecision& precision) {
+  for (const auto& [name, dtype] : {std::pair("param_dtype", precision.param_dtype),
+                                    {"reduce_dtype", precision.reduce_dtype},
+                                    {"output_dtype", precision.output_dtype},
+                                    {"buffer_dtype", precision.buffer_dtype}}) {
+    if (!dtype || c10::isFloatingType(*dtype)) continue;
+    throw Error(ErrorCode::invalid_argument, std::string("mixed precision in ") +
+                                                 c10::toString(*dtype) +
+                                                 ": expected a floating-point type")
+        .at_key(name);
+  }
 }
 
 Mesh alive(const std::weak_ptr<MeshState>& weak) {
@@ -140,7 +160,15 @@ void require_data(const std::vector<at::Tensor>& parameters, torch::Device devic
   }
 }
 
+void require_divide_factor(double factor) {
+  if (factor > 0 && std::isfinite(factor)) return;
+  throw Error(ErrorCode::invalid_argument,
+              "a gradient divide factor is a positive number, got " + std::to_string(factor));
+}
+
 void require_takeable(const std::vector<at::Tensor>& parameters, const UnitSpec& spec) {
+  if (const auto& factor = spec.options.gradient_divide_factor) require_divide_factor(*factor);
+  require_floating(spec.options.mixed_precision);
   if (parameters.empty()) return;
   require_uniform(parameters);
   if (!spec.shard) return;
@@ -279,8 +307,7 @@ Placement Unit::placement_of(std::size_t index) const {
 
 void Unit::make_reducer(const UnitSpec& spec, at::ScalarType parameter_type) {
   const int ranks = spec.mesh.size();
-  const auto dtype = options_.mixed_precision.reduce_dtype.value_or(
-      compute_type(parameter_type, options_.mixed_precision));
+  const auto dtype = reduce_type(parameter_type, options_.mixed_precision);
   const double divisor = options_.gradient_divide_factor.value_or(ranks);
   if (!store_) {
     auto buckets = make_buckets(spec, dtype, divisor);

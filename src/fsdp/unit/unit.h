@@ -33,6 +33,8 @@ namespace tessera::detail {
 
 class BucketReducer;
 
+// Throws unless gradients can be divided by it.
+void require_divide_factor(double factor);
 // Throws for what cannot be a unit of `spec`, before anything of it is touched. Parameters may
 // still be without data.
 void require_takeable(const std::vector<at::Tensor>& parameters, const UnitSpec& spec);
