@@ -160,7 +160,7 @@ void set_requires_gradient_sync(ModuleRef module, bool sync, bool recurse = true
 
 // While it lives, gradient sync is off for the units at and below `module`. Afterwards each unit
 // has its former setting, also after an exception. This is PyTorch's no_sync(). Throws
-// `invalid_argument` in a forward or backward.
+// `invalid_argument` in a forward or backward. tessera/unit_controls.h says what zero_grad keeps.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(ModuleRef module);

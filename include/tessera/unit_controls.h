@@ -4,6 +4,15 @@
 // With `recurse` they act on every unit at and below `module`, otherwise only on its own unit. All
 // throw `invalid_argument` if there is no unit to act on. Every rank must call them alike, between
 // passes. All of them are local, except start_unshard and UnshardHandle::wait.
+//
+// Gradients that a backward without sync keeps on a rank (NoSync and set_requires_gradient_sync of
+// tessera/fsdp.h) stay until the next backward with sync. What takes them away is as in PyTorch:
+// - fully_shard: they are nowhere in sight. zero_grad of the module or of an optimizer takes away
+//   what was averaged alone. A parameter that is frozen meanwhile gets them with the next sync.
+// - FullyShardedDataParallel: zero_grad, of either, takes them away too. So that there is something
+//   to take away, `local.grad()` is zeros where it would be missing. Freezing takes them away too.
+// - replicate, DistributedDataParallel: they are in grad(), and zero_grad takes them away.
+// FullParams changes none of them; abandon_step forgets all.
 #pragma once
 
 #include <torch/types.h>

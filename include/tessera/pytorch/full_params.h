@@ -27,7 +27,7 @@ struct FullParamsOptions {
   bool writeback = true;    // keep changes: each rank keeps those of what it holds
   bool rank0_only = false;  // other ranks' parameters stay without data; needs writeback = false
   bool offload_to_cpu = false;
-  bool with_grads = false;  // gradients too; a parameter without one on any rank has none
+  bool with_grads = false;  // averaged gradients too; a parameter without one on any rank has none
 };
 
 // While it lives, the parameters of the units at and below `module` have all their data. What

@@ -40,6 +40,9 @@ class BucketReducer final : public GradReducer {
   void finish() override;
   void keep() override {}
   void forget() override;
+  // They are in grad(), where whoever zeroes it takes them away.
+  [[nodiscard]] bool keeps(std::size_t) const override { return false; }
+  void drop_kept(std::size_t) override {}
 
  private:
   struct Bucket {

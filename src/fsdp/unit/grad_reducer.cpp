@@ -58,13 +58,19 @@ void require_same_reduced(const Reduced& what, const double* sums) {
 
 }  // namespace
 
-std::uint32_t digest_of_trained(const std::vector<UnitParam>& params) {
+std::uint32_t digest_of_trained(const std::vector<bool>& trained) {
   std::uint32_t digest = 2166136261U;  // FNV-1a
-  for (const auto& param : params) {
-    digest ^= param.full.requires_grad() ? 1U : 2U;
+  for (const bool one : trained) {
+    digest ^= one ? 1U : 2U;
     digest *= 16777619U;
   }
   return digest ^ digest >> Trailer::kBits;
+}
+
+std::uint32_t digest_of_trained(const std::vector<UnitParam>& params) {
+  std::vector<bool> trained;
+  for (const auto& param : params) trained.push_back(param.full.requires_grad());
+  return digest_of_trained(trained);
 }
 
 GradScale GradScale::make(double divisor, at::ScalarType reduced_in) {

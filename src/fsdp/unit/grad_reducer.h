@@ -29,11 +29,16 @@ struct UnitParam {
   at::Tensor
       dead_grad;  // stands for a gradient that is in local.grad(): no bytes, throws on access
   bool mirrored = false;  // full.grad() is dead_grad
-  bool trains = false;    // requires a gradient, as `full` and `local` last agreed
-  bool watched = false;   // Unit::watch has seen it
+  // Zeros that are local.grad() in the place of what is kept (Unit::show_kept).
+  at::Tensor stand_in = {};
+  // Of local.grad(), when it stood for what is kept.
+  std::optional<std::uint32_t> shown_version = {};
+  bool trains = false;   // requires a gradient, as `full` and `local` last agreed
+  bool watched = false;  // Unit::watch has seen it
 };
 
 // Which of the parameters require a gradient: equal where it is the same ones.
+[[nodiscard]] std::uint32_t digest_of_trained(const std::vector<bool>& trained);
 [[nodiscard]] std::uint32_t digest_of_trained(const std::vector<UnitParam>& params);
 
 // What gradients are divided by, before and after they are summed (fsdp-rows GD1 to GD4, 9.4).
@@ -82,6 +87,9 @@ class GradReducer {
   virtual void finish() = 0;
   // The gradients stay on this rank, for a later start.
   virtual void keep() = 0;
+  // Of parameter `param` outside of its grad(), where nobody sees them.
+  [[nodiscard]] virtual bool keeps(std::size_t param) const = 0;
+  virtual void drop_kept(std::size_t param) = 0;
   // Waits for what is under way and forgets all gradients of this rank.
   virtual void forget() = 0;
 

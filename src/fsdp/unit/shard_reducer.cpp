@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -35,7 +36,19 @@ ShardReducer::ShardReducer(std::vector<UnitParam>& params, ParamStore& store,
       store_(store),
       options_(options),
       scale_(GradScale::make(options.divisor, options.dtype)),
-      kept_(params.size()) {}
+      kept_(params.size()),
+      owed_(params.size()) {}
+
+// Where autograd can add to it, it does.
+void ShardReducer::begin(const BackwardPlan& plan) {
+  plan_ = plan;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    auto& gradient = params_[i].full.mutable_grad();
+    if (gradient.defined() || !kept_[i].defined()) continue;
+    if (kept_[i].scalar_type() == params_[i].full.scalar_type())
+      gradient = std::exchange(kept_[i], {});
+  }
+}
 
 // This rank's gradient, flat, with what earlier backwards left; undefined when there is none.
 at::Tensor ShardReducer::gradient_of(std::size_t param) {
@@ -66,16 +79,28 @@ UnitLayout ShardReducer::slices_of_travelling() const {
   return rows_layout(shapes, options_.shard_world, 1, dims);
 }
 
+// [parameter] It has gradients for this reduction. What is kept of one that was frozen since
+// belongs to it too, but FSDP1 takes that away.
+std::vector<bool> ShardReducer::travels() const {
+  std::vector<bool> all;
+  for (std::size_t i = 0; i < params_.size(); ++i)
+    all.push_back(params_[i].full.requires_grad() ||
+                  (options_.geometry == Geometry::rows && owed_[i]));
+  return all;
+}
+
 // This rank's gradients of the parameters that travel, which it finds; undefined where there is
 // none.
 std::vector<at::Tensor> ShardReducer::take_gradients() {
+  const auto has_gradient = travels();
   std::vector<std::size_t> travelling;
   std::vector<at::Tensor> gradients;
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    const bool is_frozen = !params_[i].full.requires_grad();
-    if (is_frozen && options_.geometry == Geometry::rows) continue;
+    auto gradient = gradient_of(i);
+    owed_[i] = false;
+    if (!has_gradient[i] && options_.geometry == Geometry::rows) continue;
     travelling.push_back(i);
-    gradients.push_back(is_frozen ? at::Tensor() : gradient_of(i));
+    gradients.push_back(has_gradient[i] ? std::move(gradient) : at::Tensor());
   }
   choose_slices(std::move(travelling));
   return gradients;
@@ -88,13 +113,12 @@ bool ShardReducer::may_average() const {
 }
 
 bool ShardReducer::start() {
-  const bool is_trained = std::ranges::any_of(
-      params_, [](const UnitParam& param) { return param.full.requires_grad(); });
-  if (!is_trained) return false;
+  const auto trained = travels();
   auto gradients = take_gradients();
+  if (std::ranges::none_of(trained, std::identity())) return false;
   // Sums that wait are of several passes; the first one's number stands for them.
   const auto pass = waiting_.defined() ? waiting_for_.pass : plan_.pass;
-  reduced_ = {.id = plan_.id, .pass = pass, .trained = digest_of_trained(params_)};
+  reduced_ = {.id = plan_.id, .pass = pass, .trained = digest_of_trained(trained)};
   if (comm_hook()) {
     reduce_by_hook(std::move(gradients));
     under_way_ = true;
@@ -242,14 +266,15 @@ void ShardReducer::give_each(const at::Tensor& gradients, const std::vector<bool
 void ShardReducer::keep() {
   const torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    const auto& gradient = params_[i].full.grad();
-    if (!gradient.defined() || gradient.scalar_type() == options_.dtype) continue;
+    owed_[i] = owed_[i] || params_[i].full.requires_grad();
+    const auto gradient = std::exchange(params_[i].full.mutable_grad(), {});
+    if (!gradient.defined()) continue;
+    require_reducible(gradient);
     if (kept_[i].defined()) {
       kept_[i].add_(gradient);
     } else {
       kept_[i] = gradient.to(options_.dtype);
     }
-    params_[i].full.mutable_grad() = at::Tensor();
   }
 }
 
@@ -264,6 +289,7 @@ void ShardReducer::forget() {
   sum_ = at::Tensor();
   waiting_ = at::Tensor();
   for (auto& kept : kept_) kept = at::Tensor();
+  owed_.assign(params_.size(), false);
 }
 
 }  // namespace tessera::detail

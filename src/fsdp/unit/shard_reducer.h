@@ -29,17 +29,20 @@ class ShardReducer final : public GradReducer {
                const ShardReducerOptions& options);
 
   void set_divisor(double divisor) override { scale_ = GradScale::make(divisor, options_.dtype); }
-  void begin(const BackwardPlan& plan) override { plan_ = plan; }
+  void begin(const BackwardPlan& plan) override;
   bool arrived(std::size_t) override { return true; }
   bool start() override;
   void advance() override;
   void finish() override;
   void keep() override;
   void forget() override;
+  [[nodiscard]] bool keeps(std::size_t param) const override { return kept_[param].defined(); }
+  void drop_kept(std::size_t param) override { kept_[param] = at::Tensor(); }
 
  private:
   [[nodiscard]] at::Tensor gradient_of(std::size_t param);
   void add_waiting();
+  [[nodiscard]] std::vector<bool> travels() const;
   [[nodiscard]] std::vector<at::Tensor> take_gradients();
   void choose_slices(std::vector<std::size_t> travelling);
   [[nodiscard]] UnitLayout slices_of_travelling() const;
@@ -59,6 +62,9 @@ class ShardReducer final : public GradReducer {
   // Of those: where they lie in a slice. A reduction keeps the one that it began with.
   std::shared_ptr<const UnitLayout> slices_;
   std::vector<at::Tensor> kept_;  // [parameter] not yet reduced, in the dtype of reductions
+  // [parameter] it required a gradient in a backward whose gradients are not yet reduced; the same
+  // on every rank.
+  std::vector<bool> owed_;
   BackwardPlan plan_;
   Reduced reduced_;  // by the last reduction
   bool under_way_ = false;

@@ -174,7 +174,9 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   }
   void forget_gradients();
   // While nobody collects gradients, full.grad() is a stand-in wherever local.grad() is there, so
-  // that module->zero_grad() works and an optimizer on the wrong tensors fails loudly.
+  // that module->zero_grad() works and an optimizer on the wrong tensors fails loudly. FSDP1's
+  // units forget with local.grad() what they keep for a later reduction, so while they keep
+  // something it is there too.
   void show_gradients();
   void hide_gradients();  // and forget those whose stand-in was taken away
 
@@ -196,6 +198,8 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   [[nodiscard]] std::unique_ptr<BucketReducer> make_buckets(const UnitSpec& spec,
                                                             at::ScalarType dtype, double divisor);
   void make_dead_gradients();
+  void show_kept(std::size_t param);
+  void drop_taken_away();
   void require_collecting() const;
   void adopt_local(std::size_t param);
   void adopt_full(std::size_t param);

@@ -152,13 +152,17 @@ void Unit::forget_gradients() {
   for (auto& param : params_) {
     param.full.mutable_grad() = at::Tensor();
     param.local.mutable_grad() = at::Tensor();
+    param.stand_in = at::Tensor();
+    param.shown_version.reset();
     param.mirrored = false;
   }
 }
 
 void Unit::show_gradients() {
   if (!store_) return;
-  for (auto& param : params_) {
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    show_kept(i);
+    auto& param = params_[i];
     if (!param.local.grad().defined() || param.full.grad().defined()) continue;
     param.full.mutable_grad() = param.dead_grad;
     param.mirrored = true;
@@ -166,10 +170,39 @@ void Unit::show_gradients() {
 }
 
 void Unit::hide_gradients() {
+  drop_taken_away();
   for (auto& param : params_) {
+    if (const auto stand_in = std::exchange(param.stand_in, {});
+        stand_in.defined() && param.local.grad().defined() &&
+        param.local.grad().is_alias_of(stand_in))
+      param.local.mutable_grad() = at::Tensor();
     if (!std::exchange(param.mirrored, false)) continue;
     if (!param.full.grad().defined()) param.local.mutable_grad() = at::Tensor();
     param.full.mutable_grad() = at::Tensor();
+  }
+}
+
+// In PyTorch's FSDP1 what no_sync keeps is in the gradients that the optimizer and the module see,
+// and zero_grad takes it away; FSDP2 has it where neither looks.
+void Unit::show_kept(std::size_t index) {
+  auto& param = params_[index];
+  if (geometry_ == Geometry::rows || !reducer_->keeps(index)) return;
+  auto& gradient = param.local.mutable_grad();
+  if (!gradient.defined()) gradient = param.stand_in = at::zeros_like(param.local.detach());
+  param.shown_version = static_cast<std::uint32_t>(gradient._version());
+}
+
+// Also in place: then it has changed and is zero.
+void Unit::drop_taken_away() {
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto& param = params_[i];
+    const auto version = std::exchange(params_[i].shown_version, {});
+    if (!version) continue;
+    const auto& gradient = param.local.grad();
+    const bool is_kept = gradient.defined() && param.full.grad().defined() &&
+                         (static_cast<std::uint32_t>(gradient._version()) == *version ||
+                          gradient.any().item<bool>());
+    if (!is_kept) reducer_->drop_kept(i);
   }
 }
 

@@ -1,0 +1,254 @@
+// What NoSync keeps on each rank: FullParams leaves it alone, and zero_grad treats it as PyTorch
+// does: FSDP1 and DDP forget it, FSDP2 does not.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/testing/test_values.h"
+#include "tessera/ddp.h"
+#include "tessera/fsdp.h"
+#include "tessera/optim.h"
+#include "tessera/pytorch/full_params.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/unit_controls.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+namespace nn = torch::nn;
+using testing::run_mesh;
+using testing::with_values;
+
+struct PairImpl : nn::Module {
+  nn::Linear a{nullptr}, b{nullptr};
+  PairImpl() {
+    a = register_module("a", nn::Linear(4, 4));
+    b = register_module("b", nn::Linear(4, 2));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return b(torch::tanh(a(x))); }
+};
+TESSERA_MODULE(Pair);
+
+Pair make_pair_of_layers() {
+  auto pair = with_values(Pair(), 6);
+  pair->to(torch::kDouble);
+  return pair;
+}
+
+torch::Tensor pair_input(int micro, int rank) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(10 * micro + rank);
+  return torch::randn({3, 4}, generator, torch::kDouble);
+}
+
+torch::Tensor pair_loss(Pair& pair, int micro, int rank) {
+  return pair(pair_input(micro, rank)).square().sum();
+}
+
+// Of each parameter, the sum over `ranks` in these micro-batches.
+std::vector<torch::Tensor> sums_of(const std::vector<int>& micros, int ranks) {
+  auto pair = make_pair_of_layers();
+  for (const int micro : micros) {
+    for (int rank = 0; rank < ranks; ++rank) pair_loss(pair, micro, rank).backward();
+  }
+  std::vector<torch::Tensor> sums;
+  for (const auto& parameter : pair->parameters())
+    sums.push_back(parameter.grad().defined() ? parameter.grad()
+                                              : torch::zeros_like(parameter.detach()));
+  return sums;
+}
+
+enum class KeptKind {
+  fully_shard,
+  other_type,
+  kept_whole,
+  hybrid,
+  original,
+  original_other_type,
+  flat,
+  flat_other_type,
+  no_shard,
+  replicate
+};
+
+std::ostream& operator<<(std::ostream& out, KeptKind kind) {
+  return out << "kind " << static_cast<int>(kind);
+}
+
+bool is_fsdp2(KeptKind kind) {
+  return kind <= KeptKind::hybrid;
+}
+
+void wrap_pair(Pair& pair, const Mesh& mesh, KeptKind kind) {
+  const MixedPrecision other{.reduce_dtype = torch::kFloat};
+  const auto fsdp1 = [&](bool original, const MixedPrecision& precision,
+                         ShardingStrategy strategy = ShardingStrategy::full_shard) {
+    FullyShardedDataParallel<Pair>(
+        pair, mesh,
+        {.sharding_strategy = strategy, .mixed_precision = precision, .use_orig_params = original});
+  };
+  switch (kind) {
+    case KeptKind::fully_shard:
+      return fully_shard(pair, mesh);
+    case KeptKind::other_type:
+      return fully_shard(pair, mesh, {.mixed_precision = other});
+    case KeptKind::kept_whole:
+      return fully_shard(pair, mesh,
+                         {.reshard_after_forward = false, .reshard_after_backward = false});
+    case KeptKind::hybrid:
+      return fully_shard(pair, mesh.split(1));
+    case KeptKind::original:
+      return fsdp1(true, {});
+    case KeptKind::original_other_type:
+      return fsdp1(true, other);
+    case KeptKind::flat:
+      return fsdp1(false, {});
+    case KeptKind::flat_other_type:
+      return fsdp1(false, other);
+    case KeptKind::no_shard:
+      return fsdp1(true, {}, ShardingStrategy::no_shard);
+    case KeptKind::replicate:
+      return replicate(pair, mesh);
+  }
+}
+
+void pair_backward(Pair& pair, int micro, const Mesh& mesh, bool sync) {
+  std::optional<NoSync> quiet;
+  if (!sync) quiet.emplace(pair);
+  pair_loss(pair, micro, mesh.rank()).backward();
+}
+
+// `whole`: of each parameter of a Pair.
+void expect_gradients_of(Pair& pair, const std::vector<torch::Tensor>& whole,
+                         const std::string& what, double tolerance = 1e-5) {
+  std::vector<torch::Tensor> all;
+  for (const auto& one : whole) all.push_back(one.reshape({-1}));
+  for (const auto& parameter : sharded_parameters(pair)) {
+    const auto& local = parameter.local;
+    torch::Tensor expected;
+    if (!parameter.members.empty()) {
+      // Behind the last parameter is what fills the flat one up.
+      const auto flat = torch::constant_pad_nd(torch::cat(all), {0, 64});
+      expected = flat.narrow(0, parameter.offset, local.numel());
+    } else {
+      std::size_t index = 0;
+      for (const auto& entry : pair->named_parameters()) {
+        if (entry.key() == parameter.name()) break;
+        ++index;
+      }
+      expected = parameter.flat ? all[index].narrow(0, parameter.offset, local.numel())
+                                : whole[index].narrow(0, parameter.offset, local.size(0));
+    }
+    const auto gradient =
+        local.grad().defined() ? local.grad().clone() : torch::zeros_like(local.detach());
+    EXPECT_TRUE(torch::allclose(gradient, expected, tolerance, tolerance))
+        << what << ", " << parameter.name() << gradient << expected;
+  }
+}
+
+std::vector<torch::Tensor> scaled(std::vector<torch::Tensor> tensors, double factor) {
+  for (auto& tensor : tensors) tensor = tensor * factor;
+  return tensors;
+}
+
+// Kept --------------------------------------------------------------------------------------------
+
+constexpr std::array kKeptKinds{KeptKind::fully_shard, KeptKind::other_type,
+                                KeptKind::kept_whole,  KeptKind::hybrid,
+                                KeptKind::original,    KeptKind::original_other_type,
+                                KeptKind::flat,        KeptKind::flat_other_type,
+                                KeptKind::no_shard,    KeptKind::replicate};
+
+class Kept : public ::testing::TestWithParam<KeptKind> {};
+
+TEST_P(Kept, IsForgottenByZeroGradWhereItIsInPyTorch_NS3) {
+  const auto kind = GetParam();
+  run_mesh(2, [&](Mesh& mesh) {
+    auto pair = make_pair_of_layers();
+    wrap_pair(pair, mesh, kind);
+    torch::optim::SGD optimizer(local_tensors(sharded_parameters(pair)), 0.1);
+    AdamW adamw(sharded_parameters(pair));
+    const std::vector<std::pair<const char*, std::function<void()>>> zeros{
+        {"by nobody", [] {}},
+        {"by the module", [&] { pair->zero_grad(); }},
+        {"by an optimizer", [&] { optimizer.zero_grad(); }},
+        {"by an optimizer, in place", [&] { optimizer.zero_grad(/*set_to_none=*/false); }},
+        {"by AdamW", [&] { adamw.zero_grad(); }},
+    };
+    for (const bool is_first : {true, false}) {
+      for (const auto& [by, zero] : zeros) {
+        abandon_step(pair);
+        if (!is_first) pair_backward(pair, 0, mesh, true);
+        pair_backward(pair, 1, mesh, false);
+        pair_backward(pair, 2, mesh, false);
+        zero();
+        pair_backward(pair, 3, mesh, false);
+        pair_backward(pair, 4, mesh, true);
+        std::vector<int> expected{3, 4};
+        if (is_fsdp2(kind) || by == zeros[0].first) expected = {1, 2, 3, 4};
+        if (!is_first && by == zeros[0].first) expected.push_back(0);
+        expect_gradients_of(pair, scaled(sums_of(expected, 2), 0.5), by);
+      }
+    }
+  });
+}
+
+// It comes with the step that it belongs to, and not when the parameter is thawed.
+TEST_P(Kept, OfAFrozenParameterDoesNotComeBack) {
+  const auto kind = GetParam();
+  if (kind == KeptKind::flat || kind == KeptKind::flat_other_type) return;  // frozen as a whole
+  run_mesh(2, [&](Mesh& mesh) {
+    auto pair = make_pair_of_layers();
+    wrap_pair(pair, mesh, kind);
+    const auto average = [](const std::vector<int>& micros) {
+      return scaled(sums_of(micros, 2), 0.5);
+    };
+    pair_backward(pair, 0, mesh, false);
+    pair->a->weight.set_requires_grad(false);
+    pair_backward(pair, 1, mesh, true);
+    // As FSDP2 and a single process; FSDP1's backward takes it away.
+    auto expected = average({0, 1});
+    const bool is_fsdp1 = kind == KeptKind::original || kind == KeptKind::original_other_type;
+    expected[0] = is_fsdp1 ? torch::zeros_like(expected[0]) : average({0})[0];
+    expect_gradients_of(pair, expected, "frozen");
+    for (const auto& parameter : sharded_parameters(pair))
+      parameter.local.mutable_grad() = torch::Tensor();
+    pair->a->weight.set_requires_grad(true);
+    pair_backward(pair, 2, mesh, true);
+    expect_gradients_of(pair, average({2}), "thawed");
+  });
+}
+
+TEST_P(Kept, IsLeftAloneByFullParams) {
+  const auto kind = GetParam();
+  run_mesh(2, [&](Mesh& mesh) {
+    auto pair = make_pair_of_layers();
+    wrap_pair(pair, mesh, kind);
+    pair_backward(pair, 0, mesh, true);
+    for (const bool with_grads : {false, true}) {
+      pair_backward(pair, 1, mesh, false);
+      const FullParams whole(pair, {.with_grads = with_grads});
+    }
+    pair_backward(pair, 2, mesh, true);
+    expect_gradients_of(pair, scaled(sums_of({0, 1, 1, 2}, 2), 0.5), "full");
+  });
+}
+
+std::string kept_name(const ::testing::TestParamInfo<KeptKind>& given) {
+  constexpr const char* kNames[] = {"FullyShard", "OtherType",         "KeptWhole", "Hybrid",
+                                    "Original",   "OriginalOtherType", "Flat",      "FlatOtherType",
+                                    "NoShard",    "Replicate"};
+  return kNames[static_cast<int>(given.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Kept, ::testing::ValuesIn(kKeptKinds), kept_name);
+
+}  // namespace
+}  // namespace tessera
