@@ -49,7 +49,8 @@ void set_modules_to_forward_prefetch(ModuleRef module, const std::vector<ModuleR
 void set_modules_to_backward_prefetch(ModuleRef module, const std::vector<ModuleRef>& next);
 
 // Gradients are divided by `factor` instead of by the number of ranks, from the next backward on.
-// Throws `invalid_argument` unless it is a positive number.
+// What was averaged before is not divided again: it is added. Throws `invalid_argument` unless it
+// is a positive number.
 void set_gradient_divide_factor(ModuleRef module, double factor, bool recurse = true);
 
 // Called with the sum of this rank's part of the unit's gradients, before the division. The sum is

@@ -45,7 +45,8 @@ BucketReducer::BucketReducer(std::vector<UnitParam>& params, const BucketReducer
       options_(options),
       scale_(GradScale::make(options.divisor, options.dtype)),
       bucket_of_(params.size()),
-      has_arrived_(params.size()) {
+      has_arrived_(params.size()),
+      past_(params.size()) {
   for (std::size_t i = params.size(); i-- > 0;) {
     if (needs_bucket()) buckets_.emplace_back();
     buckets_.back().params.push_back(i);
@@ -72,10 +73,36 @@ void BucketReducer::begin(const BackwardPlan& plan) {
   for (auto& bucket : buckets_) {
     bucket.missing = 0;
     for (const auto param : bucket.params) {
+      set_aside(param);
       has_arrived_[param] = false;
       if (params_[param].full.requires_grad()) ++bucket.missing;
     }
   }
+}
+
+// The average of averages is what they are, so they may be reduced with what is new, as
+// DistributedDataParallel does it. With another divisor or a hook they would become something else.
+bool BucketReducer::may_average_again() const {
+  return !comm_hook() && !has_hook() && scale_.before * scale_.after == options_.ranks;
+}
+
+// What earlier backwards have averaged, where it is not reduced again. Whoever took away or zeroed
+// what was kept since meant all of it.
+void BucketReducer::set_aside(std::size_t param) {
+  auto& gradient = params_[param].full.mutable_grad();
+  auto& past = past_[param];
+  if (!gradient.defined()) past.has_kept = false;
+  if (!past.has_kept || gradient._version() != past.version) past.average = at::Tensor();
+  if (!past.has_kept && !may_average_again()) past.average = std::exchange(gradient, {});
+}
+
+void BucketReducer::put_back(std::size_t param) {
+  auto average = std::exchange(past_[param].average, {});
+  past_[param].has_kept = false;
+  if (!average.defined()) return;
+  auto& gradient = params_[param].full.mutable_grad();
+  if (gradient.defined()) average.add_(gradient);
+  gradient = std::move(average);
 }
 
 bool BucketReducer::arrived(std::size_t param) {
@@ -103,8 +130,7 @@ Reduced BucketReducer::reduced_of(const Bucket& bucket) const {
 
 // Nobody wants to see the sum, which is exact in the gradients' own memory.
 bool BucketReducer::may_sum_in_place() const {
-  return is_one_of(options_.dtype, at::kFloat, at::kDouble) && !comm_hook() && !has_hook() &&
-         scale_.after == options_.ranks;
+  return is_one_of(options_.dtype, at::kFloat, at::kDouble) && may_average_again();
 }
 
 // Without an array for the bucket, where the transport can.
@@ -130,7 +156,7 @@ void BucketReducer::launch(std::size_t index) {
   const torch::NoGradGuard no_grad;
   auto& bucket = buckets_[index];
   ++launched_;
-  if (options_.ranks == 1 && !comm_hook()) return;
+  if (options_.ranks == 1 && may_average_again()) return;
   if (launch_in_place(bucket)) return;
   const auto trailer = comm_hook() ? 0 : Trailer::size(bucket.params.size());
   bucket.values = torch::empty({bucket.elements + trailer},
@@ -181,6 +207,21 @@ void BucketReducer::finish() {
     if (!bucket.gradients.empty()) take_back_in_place(bucket);
     if (bucket.values.defined()) take_back(bucket);
   }
+  for (std::size_t i = 0; i < params_.size(); ++i) put_back(i);
+}
+
+// What was averaged before stays aside, unless there is nothing to keep.
+void BucketReducer::keep() {
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    auto& gradient = params_[i].full.mutable_grad();
+    auto& past = past_[i];
+    past.has_kept = gradient.defined();
+    if (past.has_kept) {
+      past.version = static_cast<std::uint32_t>(gradient._version());
+    } else {
+      gradient = std::exchange(past.average, {});
+    }
+  }
 }
 
 void BucketReducer::take_back_in_place(Bucket& bucket) {
@@ -218,6 +259,7 @@ void BucketReducer::forget() {
   if (std::exchange(begun_, false) && sync_ && early_)
     finish_unwanted([&] { static_cast<void>(start()); });
   for (auto& bucket : buckets_) forget(bucket);
+  past_.assign(params_.size(), {});
 }
 
 void BucketReducer::forget(Bucket& bucket) {

@@ -38,7 +38,7 @@ class BucketReducer final : public GradReducer {
   bool start() override;
   void advance() override {}
   void finish() override;
-  void keep() override {}
+  void keep() override;
   void forget() override;
   // They are in grad(), where whoever zeroes it takes them away.
   [[nodiscard]] bool keeps(std::size_t) const override { return false; }
@@ -55,6 +55,15 @@ class BucketReducer final : public GradReducer {
     at::Tensor trailer;
     std::unique_ptr<PendingSum> sum;
   };
+  // What is in a parameter's grad() besides gradients of the backward under way.
+  struct Past {
+    at::Tensor average;         // set aside: of earlier backwards, which is not reduced again
+    bool has_kept = false;      // grad() has what no reduction has taken along
+    std::uint32_t version = 0;  // of grad(), when that was kept
+  };
+  [[nodiscard]] bool may_average_again() const;
+  void set_aside(std::size_t param);
+  void put_back(std::size_t param);
   [[nodiscard]] bool needs_bucket() const;
   void launch_complete();
   void launch(std::size_t bucket);
@@ -73,6 +82,7 @@ class BucketReducer final : public GradReducer {
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> bucket_of_;   // [parameter]
   std::vector<bool> has_arrived_;        // [parameter] in this backward
+  std::vector<Past> past_;               // [parameter]
   std::optional<std::size_t> arriving_;  // parameter, while `arrived` runs
   std::size_t launched_ = 0;             // buckets, in this backward
   std::uint32_t id_ = 0;                 // of the unit

@@ -1,5 +1,6 @@
-// What NoSync keeps on each rank: FullParams leaves it alone, and zero_grad treats it as PyTorch
-// does: FSDP1 and DDP forget it, FSDP2 does not.
+// What one backward leaves for another: averages that are not averaged again, and gradients that
+// NoSync keeps on each rank, which FullParams leaves alone and zero_grad treats as PyTorch does:
+// FSDP1 and DDP forget them, FSDP2 does not.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -156,6 +157,86 @@ void expect_gradients_of(Pair& pair, const std::vector<torch::Tensor>& whole,
 std::vector<torch::Tensor> scaled(std::vector<torch::Tensor> tensors, double factor) {
   for (auto& tensor : tensors) tensor = tensor * factor;
   return tensors;
+}
+
+// Averages ----------------------------------------------------------------------------------------
+
+struct Reducing {
+  const char* name;
+  std::function<void(Pair&)> set;
+  double factor;  // of the sum over the ranks
+};
+
+void expect_averaged_once(KeptKind kind, int ranks, const Reducing& how) {
+  run_mesh(ranks, [&](Mesh& mesh) {
+    auto pair = make_pair_of_layers();
+    wrap_pair(pair, mesh, kind);
+    how.set(pair);
+    const auto expect = [&](const std::vector<int>& micros, const char* when) {
+      expect_gradients_of(pair, scaled(sums_of(micros, ranks), how.factor),
+                          std::string(how.name) + " " + when);
+    };
+    pair_backward(pair, 0, mesh, true);
+    expect({0}, "once");
+    const auto first = sharded_parameters(pair)[0].local.grad();
+    pair_backward(pair, 1, mesh, true);
+    expect({0, 1}, "twice");
+    // As torch adds: whoever holds a gradient sees it grow.
+    EXPECT_TRUE(first.is_alias_of(sharded_parameters(pair)[0].local.grad()));
+    pair_backward(pair, 2, mesh, false);
+    pair_backward(pair, 3, mesh, false);
+    pair_backward(pair, 4, mesh, true);
+    expect({0, 1, 2, 3, 4}, "with some that waited");
+    torch::optim::SGD optimizer(local_tensors(sharded_parameters(pair)), 0.1);
+    for (const bool to_none : {true, false}) {
+      optimizer.zero_grad();
+      pair_backward(pair, 0, mesh, true);
+      pair_backward(pair, 1, mesh, false);
+      optimizer.zero_grad(to_none);
+      pair_backward(pair, 2, mesh, true);
+      if (is_fsdp2(kind)) {
+        expect({1, 2}, "zeroed in between");
+      } else {
+        expect({2}, "zeroed in between");
+      }
+    }
+    abandon_step(pair);
+    pair_backward(pair, 3, mesh, true);
+    expect({3}, "after a reset");
+  });
+}
+
+TEST(Averages, AreNotReducedAgain_F32) {
+  for (const int ranks : {1, 2}) {
+    const std::vector<Reducing> all{
+        {"by default", [](Pair&) {}, 1.0 / ranks},
+        {"divided by 1", [](Pair& pair) { set_gradient_divide_factor(pair, 1); }, 1},
+        {"divided by 5", [](Pair& pair) { set_gradient_divide_factor(pair, 5); }, 0.2},
+        {"with a hook",
+         [](Pair& pair) { set_all_reduce_hook(pair, [](torch::Tensor& sum) { sum.mul_(3); }); },
+         3.0 / ranks},
+    };
+    for (const auto& how : all) {
+      for (const auto kind : {KeptKind::replicate, KeptKind::fully_shard, KeptKind::no_shard,
+                              KeptKind::original, KeptKind::flat})
+        expect_averaged_once(kind, ranks, how);
+    }
+  }
+}
+
+// A hook of the whole reduction that does not average.
+TEST(Averages, OfACommHookAreNotReducedAgain) {
+  run_mesh(2, [](Mesh& mesh) {
+    FullyShardedDataParallel<Pair> model(
+        make_pair_of_layers(), mesh,
+        {.sharding_strategy = ShardingStrategy::no_shard, .use_orig_params = true});
+    model.register_comm_hook([mesh](torch::Tensor& gradient, torch::Tensor&) {
+      mesh.all_reduce_sum(gradient);
+      gradient.mul_(7);
+    });
+    for (const int micro : {0, 1}) pair_backward(model.module(), micro, mesh, true);
+    expect_gradients_of(model.module(), scaled(sums_of({0, 1}, 2), 7), "comm hook");
+  });
 }
 
 // Kept --------------------------------------------------------------------------------------------
