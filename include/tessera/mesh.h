@@ -83,7 +83,7 @@ class Mesh {
   void all_reduce_sum(torch::Tensor& values) const;
   // The same for one number.
   [[nodiscard]] double all_reduce_sum(double value) const;
-  // The largest of the ranks' numbers.
+  // The largest of the ranks' numbers; NaN when one of them is.
   [[nodiscard]] double all_reduce_max(double value) const;
 
   // Arranges the ranks in two dimensions. Rank r shards with the `shard_size` ranks that have the

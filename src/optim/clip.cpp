@@ -1,8 +1,10 @@
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cmath>
+#include <map>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/whereabouts.h"
 #include "tessera/error.h"
@@ -13,14 +15,29 @@ namespace tessera {
 
 namespace {
 
-// Of |g|^p over all elements; for the largest magnitude p is infinity and the sum a maximum.
-double power_sum(const std::vector<at::Tensor>& gradients, double p) {
-  if (gradients.empty()) return 0;
-  // In float32 at least: sums in bfloat16 would be too rough (fsdp-rows CG2).
+// Of |g|^p; for the largest magnitude p is infinity and the sum a maximum. NaN where one is.
+double joined(double a, double b, double p) {
+  if (!std::isinf(p)) return a + b;
+  return std::isnan(a) || a > b ? a : b;
+}
+
+// Of all elements of gradients of one type. In float32 at least: sums in bfloat16 would be too
+// rough (fsdp-rows CG2).
+double power_sum_of_one_type(const std::vector<at::Tensor>& gradients, double p) {
   const auto type = at::promote_types(gradients.front().scalar_type(), at::kFloat);
   const auto norms =
       at::stack(at::_foreach_norm(gradients, p, type)).to(torch::kCPU, torch::kFloat64);
   return std::isinf(p) ? norms.max().item<double>() : norms.pow(p).sum().item<double>();
+}
+
+// Which gradients a rank holds says nothing about the type of the sum, which travels as a double.
+double power_sum(const std::vector<at::Tensor>& gradients, double p) {
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_type;
+  for (const auto& gradient : gradients) by_type[gradient.scalar_type()].push_back(gradient);
+  double sum = 0;
+  for (const auto& [type, of_type] : by_type)
+    sum = joined(sum, power_sum_of_one_type(of_type, p), p);
+  return sum;
 }
 
 struct Gradients {
@@ -54,7 +71,7 @@ double norm_of(const Gradients& gradients, double norm_type) {
   const double wholes = power_sum(gradients.wholes, norm_type);
   const auto& mesh = gradients.mesh;
   if (std::isinf(norm_type)) {
-    const double largest = std::max(shards, wholes);
+    const double largest = joined(shards, wholes, norm_type);
     return mesh ? mesh->all_reduce_max(largest) : largest;
   }
   const double sum = mesh ? mesh->all_reduce_sum(shards) : shards;

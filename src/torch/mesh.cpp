@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -191,14 +192,19 @@ void Mesh::all_reduce_sum(torch::Tensor& values) const {
 
 double Mesh::all_reduce_max(double value) const {
   if (!state_->process_group) return value;
-  std::vector<at::Tensor> tensors{torch::tensor({value}, torch::kFloat64).to(state_->device)};
+  // Backends differ in what is larger, a number or none.
+  const bool is_none = std::isnan(value);
+  std::vector<at::Tensor> tensors{
+      torch::tensor({is_none ? 0.0 : value, is_none ? 1.0 : 0.0}, torch::kFloat64)
+          .to(state_->device)};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MAX;
   communicate("all-reduce", [&] {
     require_same_call(state_->names.get(), "all-reduce by maximum of a number");
     state_->process_group->allreduce(tensors, options)->wait();
   });
-  return tensors.front().item<double>();
+  const auto largest = tensors.front().cpu();
+  return largest[1].item<double>() > 0 ? std::nan("") : largest[0].item<double>();
 }
 
 double Mesh::all_reduce_sum(double value) const {
