@@ -92,11 +92,6 @@ void warn_of_view(Unit& unit) {
           "`.clone()` the output before any in-place op.");
 }
 
-// What is gathered of it. `is_old`: what is remembered has changed.
-bool is_outdated(const Unit& unit, bool is_old) {
-  return unit.changes().is_stale() || (is_old && unit.changes().is_remembered());
-}
-
 bool inside_backward() {
   return torch::autograd::get_current_graph_task_id() >= 0;
 }
@@ -188,14 +183,13 @@ void Root::begin_pass() {
   pass_ = std::make_shared<Pass>();
   entered_.clear();
   if (inside_backward()) return;
-  const bool is_old = has_kept_changed();
-  for (const auto& unit : units()) {
-    auto& entry = entry_of(*unit);
-    entry.modules_to_run = 0;
+  const auto all = units();
+  for (const auto& unit : all) {
+    entry_of(*unit).modules_to_run = 0;
     unit->follow_requires_grad();
     unit->adopt_replaced();
-    if (!entry.stays_gathered() || is_outdated(*unit, is_old)) unit->free();
   }
+  free_outdated(all);
   if (torch::GradMode::is_enabled()) {
     ++steps_;
     if (is_training()) ++passes_;
@@ -229,17 +223,39 @@ void Root::end_pass_of(Unit& unit) const {
   if (!torch::GradMode::is_enabled() && !entry_of(unit).pinned) unit.free();
 }
 
-// Of what stays gathered after a backward. A rank whose part is as it was gathers with the others.
-bool Root::has_kept_changed() const {
+// No rank can tell by itself what is out of date: what changed may be held by another one. One
+// whose part is as it was gathers with the others.
+void Root::free_outdated(const std::vector<std::shared_ptr<Unit>>& all) {
   std::vector<std::shared_ptr<Unit>> kept;
-  for (const auto& unit : units()) {
-    if (entry_of(*unit).stays_gathered() && unit->changes().is_remembered()) kept.push_back(unit);
+  std::vector<bool> changed;
+  for (const auto& unit : all) {
+    if (!entry_of(*unit).stays_gathered()) {
+      unit->free();
+    } else if (unit->has_shards() && unit->param_state() != ParamState::sharded) {
+      kept.push_back(unit);
+      changed.push_back(unit->changes().has_changed());
+    }
   }
-  if (kept.empty()) return false;
-  const bool here =
-      std::ranges::any_of(kept, [](const auto& unit) { return unit->changes().has_changed(); });
+  if (kept.empty()) return;
   const Purpose purpose("comparing what stays gathered");
-  return kept.front()->all_ranks().all_reduce_max(here ? 1.0 : 0.0) > 0;
+  changed = on_any_rank(changed, *kept.front());
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    if (changed[i]) kept[i]->free();
+  }
+}
+
+std::vector<bool> Root::on_any_rank(const std::vector<bool>& here, const Unit& unit) {
+  auto flags = at::zeros({static_cast<std::int64_t>(here.size())}, at::kDouble);
+  for (std::size_t i = 0; i < here.size(); ++i) {
+    if (here[i]) flags[static_cast<std::int64_t>(i)] = 1;
+  }
+  flags = flags.to(unit.device());
+  unit.all_ranks().all_reduce_sum(flags);
+  flags = flags.cpu();
+  std::vector<bool> anywhere;
+  for (std::size_t i = 0; i < here.size(); ++i)
+    anywhere.push_back(flags[static_cast<std::int64_t>(i)].item<double>() > 0);
+  return anywhere;
 }
 
 bool Root::is_training() const {

@@ -116,22 +116,18 @@ std::vector<std::shared_ptr<Unit>> Root::units_with_left_gradients() {
     return entry.sync_gradients && unit->grad_state() == GradState::idle &&
            unit->has_left_gradients(entry.sync_replicas);
   };
-  auto flags = at::zeros({static_cast<std::int64_t>(all.size())}, at::kDouble);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (is_left(all[i])) flags[static_cast<std::int64_t>(i)] = 1;
-  }
+  std::vector<bool> is_one;
+  for (const auto& unit : all) is_one.push_back(is_left(unit));
   const auto whole =
       std::ranges::find_if(all, [](const auto& unit) { return !unit->is_sharded(); });
   if (whole != all.end()) {
     while (!reducing_.empty()) finish_oldest_reduction();
     const Purpose purpose("comparing which units have gradients of earlier backwards");
-    flags = flags.to((*whole)->device());
-    (*whole)->all_ranks().all_reduce_sum(flags);
-    flags = flags.cpu();
+    is_one = on_any_rank(is_one, **whole);
   }
   std::vector<std::shared_ptr<Unit>> left;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (flags[static_cast<std::int64_t>(i)].item<double>() > 0) left.push_back(all[i]);
+    if (is_one[i]) left.push_back(all[i]);
   }
   return left;
 }
