@@ -92,6 +92,16 @@ void warn_of_view(Unit& unit) {
           "`.clone()` the output before any in-place op.");
 }
 
+// The hook of a pass would stay on it for good.
+bool is_parameter(const Unit& unit, const at::Tensor& result) {
+  if (!result.is_leaf()) return false;
+  if (find_owner(result).unit) return true;
+  return std::ranges::any_of(unit.modules(), [&](const auto& module) {
+    return std::ranges::any_of(module->parameters(),
+                               [&](const at::Tensor& own) { return own.is_same(result); });
+  });
+}
+
 bool inside_backward() {
   return torch::autograd::get_current_graph_task_id() >= 0;
 }
@@ -442,6 +452,7 @@ void Root::attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results
     if (!wants_gradient(*result)) continue;
     attached = true;
     if (result->is_view()) warn_of_view(unit);
+    if (is_parameter(unit, *result)) *result = result->view_as(*result);
     watch_result(unit, *result);
   }
   if (attached) {
