@@ -91,7 +91,8 @@ class UnshardHandle {
  private:
   std::vector<std::weak_ptr<detail::Unit>> units_;
 };
-// Does unshard() of tessera/fsdp.h in the background. Collective.
+// Does unshard() of tessera/fsdp.h in the background. The parameters are those of now: an optimizer
+// may step before the wait. Collective.
 [[nodiscard]] UnshardHandle start_unshard(ModuleRef module);
 
 }  // namespace tessera

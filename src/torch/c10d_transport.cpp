@@ -19,9 +19,9 @@ class C10dChannel final : public Channel {
   const at::Tensor& shard() const override { return shard_; }
 
   // Buffers live from start to finish only: a unit at rest costs its shard.
-  void start_gather(Take take) override {
+  void start_gather(Take take, bool may_change) override {
     take_ = std::move(take);
-    sent_ = shard_.to(travelling_, /*non_blocking=*/shard_.is_pinned());
+    sent_ = shard_.to(travelling_, /*non_blocking=*/shard_.is_pinned() && !may_change, may_change);
     gathered_ = torch::empty({group_->getSize() * shard_.numel()}, sent_.options());
     gather_ = communicate("gather of parameters",
                           [&] { return compat::all_gather(*group_, gathered_, sent_); });
@@ -117,9 +117,13 @@ class SoloChannel final : public Channel {
       : shard_(torch::zeros({elements}, shard)), travelling_(travelling) {}
   const at::Tensor& shard() const override { return shard_; }
   // Whoever takes it casts and copies.
-  void start_gather(Take take) override { take_ = std::move(take); }
+  void start_gather(Take take, bool may_change) override {
+    take_ = std::move(take);
+    sent_ = may_change ? shard_.clone() : shard_;
+  }
   void finish_gather() override {
-    if (const auto take = std::exchange(take_, {})) take(0, 0, shard_);
+    const auto sent = std::exchange(sent_, {});
+    if (const auto take = std::exchange(take_, {})) take(0, 0, sent);
   }
   at::Tensor exchange(const at::Tensor& mine) override { return mine.clone(); }
   void start_reduce(const SliceSum& sum, Fill fill) override {
@@ -132,7 +136,8 @@ class SoloChannel final : public Channel {
   at::Tensor shard_;
   at::TensorOptions travelling_;
   at::Tensor sum_;
-  Take take_;  // while a gather is under way
+  Take take_;        // while a gather is under way
+  at::Tensor sent_;  // likewise
 };
 
 class SoloSum final : public PendingSum {

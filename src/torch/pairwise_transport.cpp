@@ -114,9 +114,9 @@ class PairwiseChannel final : public Channel {
   }
 
   // Buffers live from start to finish only: a unit at rest costs its shard.
-  void start_gather(Take take) override {
+  void start_gather(Take take, bool may_change) override {
     take_ = std::move(take);
-    sent_ = shard().to(travelling_);
+    sent_ = shard().to(travelling_, /*non_blocking=*/false, may_change);
     communicate("gather of parameters", [&] {
       gather_.start(name_of("gather", sent_.numel(), sent_.scalar_type()), Kind::gather,
                     std::vector<at::Tensor>(group_->getSize(), sent_));

@@ -60,7 +60,7 @@ class SameHostChannel final : public Channel {
   const at::Tensor& shard() const override { return plain_->shard(); }
   at::Tensor exchange(const at::Tensor& mine) override;
 
-  void start_gather(Take take) override;
+  void start_gather(Take take, bool may_change) override;
   void finish_gather() override {
     const auto gather = std::exchange(gather_, {});
     const auto taker = std::exchange(taker_, {});
@@ -99,8 +99,8 @@ at::Tensor SameHostChannel::exchange(const at::Tensor& mine) {
   return all;
 }
 
-void SameHostChannel::start_gather(Take take) {
-  const auto sent = shard().to(travelling_);
+void SameHostChannel::start_gather(Take take, bool may_change) {
+  const auto sent = shard().to(travelling_, /*non_blocking=*/false, may_change);
   const auto& exchange = calls_.exchange();
   const auto slices = same_host::whole_slots(exchange, sent.nbytes());
   taker_ = std::make_shared<Take>(std::move(take));

@@ -51,11 +51,12 @@ class Channel {
   // to read a name from the device would cost more than the gather.)
   virtual void set_label(std::string label) { label_ = std::move(label); }
 
-  // This rank's flat shard, one-dimensional, zeros at first. Parameters live in it. It may not
-  // change between the start and the finish of a gather.
+  // This rank's flat shard, one-dimensional, zeros at first. Parameters live in it.
   [[nodiscard]] virtual const at::Tensor& shard() const = 0;
 
-  virtual void start_gather(Take take) = 0;
+  // What travels is what the shard holds now. Unless it `may_change` before the finish it is not
+  // copied: then it may not.
+  virtual void start_gather(Take take, bool may_change) = 0;
   virtual void finish_gather() = 0;
 
   // What every rank gives, one after the other; of the same shape (one dimension) and dtype on all.

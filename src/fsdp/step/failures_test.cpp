@@ -73,7 +73,7 @@ TEST(Abandon, AReductionThatNeverBegan) {
 TEST(Abandon, AGatherThatFailedHasNothingLeft) {
   const auto options = torch::dtype(torch::kFloat);
   const auto channel = make_solo_transport()->open(4, options, options);
-  channel->start_gather([](int, std::int64_t, const auto&) { throw std::bad_alloc(); });
+  channel->start_gather([](int, std::int64_t, const auto&) { throw std::bad_alloc(); }, false);
   EXPECT_THROW(channel->finish_gather(), std::bad_alloc);
   EXPECT_NO_THROW(channel->finish_gather());
 }

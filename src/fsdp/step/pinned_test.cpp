@@ -5,14 +5,17 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "fsdp/testing/test_values.h"
 #include "tessera/fsdp.h"
+#include "tessera/optim.h"
 #include "tessera/pytorch/full_params.h"
 #include "tessera/trace.h"
+#include "tessera/unit_controls.h"
 #include "torch/testing.h"
 
 namespace tessera {
@@ -92,6 +95,60 @@ TEST_P(Pinned, WhatNobodyChangedStays) {
     for (int i = 0; i < 3; ++i) static_cast<void>(loss_of(row));
     EXPECT_EQ(unit_reports(row)[0].gathers, gathers);
   });
+}
+
+struct WideImpl : nn::Module {
+  nn::Linear a{nullptr}, b{nullptr};
+  WideImpl() {
+    a = register_module("a", nn::Linear(300, 300));
+    b = register_module("b", nn::Linear(300, 300));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return b(call_module(a, x)).square().mean(); }
+};
+TESSERA_MODULE(Wide);
+
+std::map<std::string, torch::Tensor> values_of(const nn::Module& module) {
+  std::map<std::string, torch::Tensor> values;
+  for (const auto& entry : module.named_parameters())
+    values[entry.key()] = entry.value().detach().clone();
+  return values;
+}
+
+// PyTorch's all-gather copies the shards before it returns: an optimizer may go on.
+template <typename Step>
+void expect_values_from_before(const Mesh& mesh, const ShardOptions& options, const Step& step) {
+  auto wide = with_values(Wide(), 5);
+  const auto before = values_of(*wide);
+  fully_shard(wide->a, mesh, options);
+  fully_shard(wide, mesh, options);
+  const auto x = torch::ones({2, 300});
+  wide(x).backward();
+  auto handle = start_unshard(wide);
+  step(sharded_parameters(wide));
+  handle.wait();
+  for (const auto& [name, value] : values_of(*wide)) {
+    EXPECT_TRUE(torch::equal(value, before.at(name).to(value.scalar_type())))
+        << name << ", rank " << mesh.rank();
+  }
+  reshard(wide);
+  const torch::NoGradGuard no_grad;
+  const double loss = wide(x).item<double>();
+  EXPECT_EQ(mesh.all_reduce_max(loss), -mesh.all_reduce_max(-loss));
+}
+
+TEST_P(Pinned, AnOptimizerMayStepWhileAGatherIsUnderWay) {
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+    run(3, [&](Mesh& mesh) {
+      const ShardOptions options{.mixed_precision = {.param_dtype = dtype}};
+      expect_values_from_before(mesh, options, [](const auto& parameters) {
+        torch::optim::SGD(local_tensors(parameters), 0.5).step();
+      });
+      expect_values_from_before(mesh, options, [](const auto& parameters) {
+        AdamW optimizer(parameters, {.lr = 0.5});
+        optimizer.step();
+      });
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, Pinned, ::testing::Bool(),

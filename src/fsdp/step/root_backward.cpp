@@ -159,7 +159,8 @@ void Root::finish_backward() {
     }
     entry.backwards_due = 0;
     entry.is_kept = !frees_after_backward(*unit);
-    if (!entry.is_kept) unit->free();
+    // Prefetched for nothing: the shard may change before anybody asks again.
+    if (!entry.is_kept || unit->param_state() == ParamState::gathering) unit->free();
   }
   reduce_left();
   in_backward_ = false;

@@ -123,7 +123,7 @@ UnshardHandle start_unshard(ModuleRef module) {
   std::vector<std::weak_ptr<Unit>> units;
   for (const auto& unit : units_of(module, true, "start_unshard")) {
     unit->free();  // what is gathered may be older than the shards
-    unit->start_gather();
+    unit->start_gather(/*may_change=*/true);
     entry_of(*unit).pinned = true;
     units.push_back(unit);
   }

@@ -41,13 +41,15 @@ class CountingChannel final : public Channel {
       : inner_(std::move(inner)), counts_(counts) {}
   const at::Tensor& shard() const override { return inner_->shard(); }
   void set_label(std::string label) override { inner_->set_label(std::move(label)); }
-  void start_gather(Take take) override {
+  void start_gather(Take take, bool may_change) override {
     ++counts_.gathers;
-    inner_->start_gather([&counts = counts_, take = std::move(take)](int rank, std::int64_t begin,
-                                                                     const auto& part) {
-      if (rank == 0 && begin == 0) counts.gathered_in.push_back(part.scalar_type());
-      take(rank, begin, part);
-    });
+    inner_->start_gather(
+        [&counts = counts_, take = std::move(take)](int rank, std::int64_t begin,
+                                                    const auto& part) {
+          if (rank == 0 && begin == 0) counts.gathered_in.push_back(part.scalar_type());
+          take(rank, begin, part);
+        },
+        may_change);
   }
   void finish_gather() override { inner_->finish_gather(); }
   at::Tensor exchange(const at::Tensor& mine) override {

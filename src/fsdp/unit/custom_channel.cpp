@@ -24,8 +24,8 @@ class CustomChannel final : public Channel {
   void set_label(std::string label) override { inner_->set_label(std::move(label)); }
   at::Tensor exchange(const at::Tensor& mine) override { return inner_->exchange(mine); }
 
-  void start_gather(Take take) override {
-    if (!all_gather_) return inner_->start_gather(std::move(take));
+  void start_gather(Take take, bool may_change) override {
+    if (!all_gather_) return inner_->start_gather(std::move(take), may_change);
     const torch::NoGradGuard no_grad;
     input_ = shard().to(travelling_, /*non_blocking=*/false, /*copy=*/true);
     output_ = at::empty({ranks_ * input_.numel()}, travelling_);

@@ -84,14 +84,15 @@ Channel& ParamStore::source() const {
   return is_parked_ ? *parking_->channel : *channel_;
 }
 
-void ParamStore::start_gather(std::shared_ptr<StoragePool> pool) {
+void ParamStore::start_gather(std::shared_ptr<StoragePool> pool, bool may_change) {
   const auto& from = is_parked_ ? parking_->layout : layout_;
   source().start_gather(
       [this, &from, pool = std::move(pool)](int rank, std::int64_t begin, const at::Tensor& part) {
         // Taken when the first part is here: until then a prefetched unit costs its buffers only.
         if (!filling_.defined()) filling_ = pool->make_like(gathered_);
         take(from, rank, begin, part);
-      });
+      },
+      may_change);
 }
 
 void ParamStore::take(const UnitLayout& from, int rank, std::int64_t begin,

@@ -63,8 +63,9 @@ class ParamStore {
   [[nodiscard]] bool has_parking() const noexcept { return parking_.has_value(); }
 
   // Gathers come from the shards, or from where the parameters were parked. The parameters are
-  // there after finish_gather; the memory for them may be taken earlier.
-  void start_gather(std::shared_ptr<StoragePool> pool);
+  // there after finish_gather; the memory for them may be taken earlier. `may_change`: the shard,
+  // before then; what is gathered is what it holds now.
+  void start_gather(std::shared_ptr<StoragePool> pool, bool may_change);
   void finish_gather();
   void drop_gather(StoragePool& pool);
   void free(StoragePool& pool);

@@ -387,7 +387,7 @@ void Unit::note(TraceStep step) const {
   trace->push_back({step, name_, bytes, std::chrono::steady_clock::now()});
 }
 
-void Unit::start_gather() {
+void Unit::start_gather(bool may_change) {
   if (!is_away()) return;
   if (param_state_ == ParamState::shown) {
     throw Error(ErrorCode::invalid_argument,
@@ -395,7 +395,7 @@ void Unit::start_gather() {
   }
   if (store_) {
     note(TraceStep::start_gather);
-    store_->start_gather(pool_);
+    store_->start_gather(pool_, may_change);
     changes_.note_gather();
     ++gathers;
   }

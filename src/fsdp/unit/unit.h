@@ -110,9 +110,11 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   [[nodiscard]] bool is_away() const noexcept {
     return param_state_ != ParamState::gathering && param_state_ != ParamState::full;
   }
-  void start_gather();  // nothing unless it is away
-  void gather();        // until full, whatever the state
-  void free();          // until sharded; nothing while it is shown
+  // Nothing unless it is away. `may_change`: others than the schedule run before the gather ends,
+  // and may change the shard.
+  void start_gather(bool may_change = false);
+  void gather();  // until full, whatever the state
+  void free();    // until sharded; nothing while it is shown
   // The same after forward: where the options say so a larger part stays here, and the next gather
   // takes fewer ranks, until free().
   void park();
