@@ -27,8 +27,8 @@ bool has_step(const Leaf& leaf, std::span<const std::string_view> names) {
 
 // Trees name their model's part; a file without such a part is a model but for its optimizer's.
 bool is_model_state(const Leaf& leaf, bool named) {
-  constexpr std::array<std::string_view, 3> names{"model", "state_dict", "model_state_dict"};
-  return named ? has_step(leaf, names) : !is_optimizer_state(leaf);
+  constexpr std::array<std::string_view, 3> kNames{"model", "state_dict", "model_state_dict"};
+  return named ? has_step(leaf, kNames) : !is_optimizer_state(leaf);
 }
 
 bool add(Choice& choice, const std::vector<Leaf>& leaves, const std::string& key) {
@@ -150,9 +150,9 @@ std::string applied(const std::vector<Rule>& rules, std::string name) {
 }  // namespace
 
 bool is_optimizer_state(const Leaf& leaf) {
-  constexpr std::array<std::string_view, 4> names{"optim", "optimizer", "optim_state_dict",
-                                                  "optimizer_state_dict"};
-  return has_step(leaf, names) || leaf.name.starts_with("optim") ||
+  constexpr std::array<std::string_view, 4> kNames{"optim", "optimizer", "optim_state_dict",
+                                                   "optimizer_state_dict"};
+  return has_step(leaf, kNames) || leaf.name.starts_with("optim") ||
          leaf.name.find(".optim") != std::string::npos || leaf.name.ends_with(".exp_avg") ||
          leaf.name.ends_with(".exp_avg_sq");
 }
