@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "fsdp/testing/test_values.h"
+#include "tessera/activation_checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "tessera/pytorch/full_params.h"
@@ -103,6 +104,48 @@ TEST(Abandon, AGatherOfTheUsersOwnThatFailed_F29) {
       EXPECT_TRUE(sharded_parameters(linear)[0].local.grad().defined());
     }
   });
+}
+
+// Hands on what it gets; its backward fails.
+struct FailsBackward : torch::autograd::Function<FailsBackward> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    throw std::runtime_error("no gradient");
+  }
+};
+
+// Of graphs that were made before: a forward has been refused all along.
+TEST(Abandon, AnotherBackwardAfterOneThatThrew) {
+  for (const bool is_whole : {false, true}) {
+    for (const bool is_nested : {false, true}) {
+      run_mesh(2, [&](Mesh& mesh) {
+        auto linear = with_values(nn::Linear(4, 4), 3);
+        if (is_whole) {
+          replicate(linear, mesh);
+        } else {
+          fully_shard(linear, mesh);
+        }
+        const auto x = [] { return torch::ones({2, 4}).requires_grad_(); };
+        const auto fails = [&](const torch::Tensor& at) {
+          return call_module(linear, FailsBackward::apply(at));
+        };
+        auto failing = is_nested ? activation_checkpoint(fails, x()) : fails(x());
+        auto other = call_module(linear, x());
+        auto again = activation_checkpoint(
+            [&](const torch::Tensor& at) { return call_module(linear, at); }, x());
+        EXPECT_ANY_THROW(failing.sum().backward());
+        for (auto* next : {&other, &again}) {
+          EXPECT_THAT(error_of([&] { next->sum().backward(); }), HasSubstr("abandon_step"));
+        }
+        abandon_step(linear);
+        call_module(linear, x()).sum().backward();
+        EXPECT_TRUE(sharded_parameters(linear)[1].local.grad().defined());
+      });
+    }
+  }
 }
 
 // Exceptions inside of a forward ------------------------------------------------------------------

@@ -181,7 +181,8 @@ std::vector<std::shared_ptr<Unit>> Root::units() const {
 }
 
 void Root::check_usable() const {
-  if (!failed_ && (!in_backward_ || inside_backward())) return;
+  const bool is_over = in_backward_ && (has_lost_backward() || !inside_backward());
+  if (!failed_ && !is_over) return;
   throw Error(ErrorCode::invalid_argument,
               "an earlier forward or backward of this model ended with an exception; call "
               "tessera::abandon_step(model) on every rank to use it again");

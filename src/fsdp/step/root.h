@@ -102,6 +102,8 @@ class Root : public std::enable_shared_from_this<Root> {
 
   void before_backward(Unit& unit, const Pass& pass, std::size_t index, std::uint32_t version);
   void after_backward(Unit& unit);
+  // Of a backward that ended with an exception.
+  [[nodiscard]] bool has_lost_backward() const { return in_backward_ && backward_.expired(); }
   void begin_backward();
   void finish_backward();
   void reduce_or_keep(Unit& unit);
@@ -124,6 +126,8 @@ class Root : public std::enable_shared_from_this<Root> {
   std::uint32_t resets_ = 0;
   bool leaves_gradients_ = false;  // backwards did since the last that reduced those of all units
   bool in_backward_ = false;
+  // Of the backward under way, while it lives: nobody tells when an exception has ended it.
+  std::weak_ptr<const char> backward_;
   bool failed_ = false;
 };
 

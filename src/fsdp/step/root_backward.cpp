@@ -27,16 +27,19 @@ void require_unchanged(const Unit& unit, std::uint32_t version) {
 }  // namespace
 
 void Root::begin_backward() {
+  if (failed_ || has_lost_backward()) check_usable();
   if (in_backward_) return;
-  if (failed_) check_usable();
   for (const auto& unit : units()) {
     unit->require_accumulated();
     unit->follow_requires_grad();
     unit->hide_gradients();
   }
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+  // The engine drops the callback, and with it what lives as long, when the backward is over.
+  const auto alive = std::make_shared<const char>();
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this(), alive] {
     if (const auto self = weak.lock()) self->finish_backward();
   });
+  backward_ = alive;
   in_backward_ = true;
   ++backwards_;
 }
