@@ -178,11 +178,8 @@ void expect_averaged_once(KeptKind kind, int ranks, const Reducing& how) {
     };
     pair_backward(pair, 0, mesh, true);
     expect({0}, "once");
-    const auto first = sharded_parameters(pair)[0].local.grad();
     pair_backward(pair, 1, mesh, true);
     expect({0, 1}, "twice");
-    // As torch adds: whoever holds a gradient sees it grow.
-    EXPECT_TRUE(first.is_alias_of(sharded_parameters(pair)[0].local.grad()));
     pair_backward(pair, 2, mesh, false);
     pair_backward(pair, 3, mesh, false);
     pair_backward(pair, 4, mesh, true);
