@@ -31,6 +31,7 @@ class DistributedDataParallel {
     materialize(module_, mesh_.device());
     sync_module_states(module_, mesh_);
     replicate(module_, mesh_, options);
+    units_ = detail::UnitsOf(*module_);
   }
 
   template <typename... Arguments>
@@ -47,6 +48,7 @@ class DistributedDataParallel {
   [[nodiscard]] NoSync no_sync() const { return NoSync(module_); }
 
  private:
+  detail::UnitsOf units_;  // goes after the module
   Holder module_;
   Mesh mesh_;
   bool broadcast_buffers_;

@@ -189,11 +189,11 @@ void abandon_step(ModuleRef module);
 void unshard(ModuleRef module);
 void reshard(ModuleRef module);
 
-// A holder whose calls are seen. All else is torch's.
+// A holder whose calls are seen, and the last of which ends its module's units. Else it is torch's.
 template <typename Impl>
-class ModuleHolder : public torch::nn::ModuleHolder<Impl> {
+class ModuleHolder : public detail::holders::OwningHolder<Impl> {
  public:
-  using torch::nn::ModuleHolder<Impl>::ModuleHolder;
+  using detail::holders::OwningHolder<Impl>::OwningHolder;
   template <typename... Arguments>
   auto operator()(Arguments&&... arguments)
       -> torch::detail::return_type_of_forward_t<Impl, Arguments...> {

@@ -1,9 +1,9 @@
 // Mesh: the ranks that train together, their device, and how they talk.
 //
-// A Mesh is a small handle; copies share one state. It owns the process group and the units that
-// fully_shard makes on it, so it must outlive training with them. The connections close when the
-// last copy goes. Each rank uses one thread: threads do not share a Mesh. A mesh of several ranks
-// makes this process ignore SIGPIPE, unless the program handles it.
+// A Mesh is a small handle; copies share the process group, whose connections close when the last
+// handle and the last module that was sharded over it are gone. Each rank uses one thread: threads
+// do not share a Mesh. A mesh of several ranks makes this process ignore SIGPIPE, unless the
+// program handles it.
 #pragma once
 
 #include <torch/types.h>
@@ -102,7 +102,7 @@ class Mesh {
   std::shared_ptr<detail::MeshState> state_;
 };
 
-// Made by Mesh::split. `all` owns the other two, so it must outlive training with them.
+// Made by Mesh::split. `all` owns the other two.
 struct HybridMesh {
   Mesh all;
   Mesh shard;      // the ranks that together hold one copy of the parameters

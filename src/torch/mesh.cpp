@@ -5,10 +5,12 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/launcher.h"
 #include "tessera/error.h"
@@ -77,9 +79,28 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(const LaunchedRank& launc
       std::string("tessera/attempt/") + (restarts != nullptr ? restarts : "0"), tcp);
 }
 
+// For the handles of a program, to tell them from the units that keep the same state: with the last
+// handle those units go that nobody else would find dead.
+std::shared_ptr<detail::MeshState> make_state() {
+  auto state = std::make_shared<detail::MeshState>();
+  auto* const plain = state.get();
+  return {plain, [state = std::move(state)](detail::MeshState*) mutable {
+            const auto last = std::move(state);
+            detail::forget_dead_units(*last);
+          }};
+}
+
 }  // namespace
 
-Mesh::Mesh(const MeshOptions& options) : state_(std::make_shared<detail::MeshState>()) {
+void detail::forget_dead_units(MeshState& state) {
+  const auto dead =
+      std::ranges::stable_partition(state.units, [](const auto& unit) { return !unit->is_dead(); });
+  // Destroyed when the list is whole again.
+  const std::vector<std::shared_ptr<MeshUnit>> dropped(dead.begin(), dead.end());
+  state.units.erase(dead.begin(), dead.end());
+}
+
+Mesh::Mesh(const MeshOptions& options) : state_(make_state()) {
   settle_vector_math();
   state_->local_rank = local_rank_of();
   state_->device = device_of(options, 0, state_->local_rank);
@@ -90,7 +111,7 @@ Mesh::Mesh(const MeshOptions& options) : state_(std::make_shared<detail::MeshSta
 
 Mesh::Mesh(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
            const MeshOptions& options)
-    : state_(std::make_shared<detail::MeshState>()) {
+    : state_(make_state()) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw Error(ErrorCode::invalid_argument,
                 "rank " + std::to_string(rank) + " of " + std::to_string(size) + " ranks");

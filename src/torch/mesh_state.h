@@ -13,15 +13,21 @@
 
 namespace tessera::detail {
 
-struct MeshState {
+// What lives on a mesh until its module dies: a unit of fully_shard.
+class MeshUnit {
+ public:
+  virtual ~MeshUnit() = default;
+  [[nodiscard]] virtual bool is_dead() const = 0;
+};
+
+struct MeshState : std::enable_shared_from_this<MeshState> {
   int rank = 0;
   int size = 1;
   int local_rank = 0;
   torch::Device device = torch::kCPU;
   MeshOptions options;                    // for the meshes that are split off
   c10::intrusive_ptr<c10d::Store> store;  // null: one rank alone
-  // Destroyed from the bottom up: units, then what was split off for them, then transport, then
-  // the connections.
+  // Destroyed from the bottom up: what was split off, then transport, then the connections.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;  // null: one rank alone
   std::shared_ptr<CallNames> names;  // null: what is called is compared elsewhere, or not at all
   std::unique_ptr<Group> group;
@@ -29,10 +35,14 @@ struct MeshState {
   int checkpoint_groups = 0;                // attempts to make it, the same on all ranks
   std::unique_ptr<Transport> transport;
   std::map<int, std::pair<std::shared_ptr<MeshState>, std::shared_ptr<MeshState>>>
-      splits;                                // by shard size: shard, replicate
-  std::vector<std::shared_ptr<void>> units;  // of fully_shard, owned here
-  std::uint32_t units_made = 0;              // ever, the same on all ranks
+      splits;  // by shard size: shard, replicate
+  // Owned here. A unit keeps its meshes in turn, until forget_dead_units finds it dead.
+  std::vector<std::shared_ptr<MeshUnit>> units;
+  std::uint32_t units_made = 0;  // ever, the same on all ranks
 };
+
+// Lets go of units whose modules have died.
+void forget_dead_units(MeshState& state);
 
 // What of a Mesh is the runtime's alone.
 struct MeshAccess {

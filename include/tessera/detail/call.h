@@ -24,6 +24,24 @@ class Unit;
 // The unit that fully_shard made of `module`; null when there is none.
 [[nodiscard]] std::shared_ptr<Unit> find_unit(const torch::nn::Module* module);
 
+// The units at and below a module. When this goes after the module, what they held goes with it:
+// nobody else is told of a module's death. Units of modules that others held than a TESSERA_MODULE
+// holder or a wrapper go with the next pass over their mesh, the next fully_shard, or the last
+// handle of the mesh; if that has gone before, they stay.
+class UnitsOf {
+ public:
+  UnitsOf() = default;
+  explicit UnitsOf(const torch::nn::Module& module);
+  UnitsOf(const UnitsOf&) = default;
+  UnitsOf(UnitsOf&&) = default;
+  UnitsOf& operator=(const UnitsOf&) = default;
+  UnitsOf& operator=(UnitsOf&&) = default;
+  ~UnitsOf();
+
+ private:
+  std::vector<std::weak_ptr<Unit>> units_;
+};
+
 // Throws an Error: the tensors of a forward's result must be found to prepare the backward.
 [[noreturn]] void throw_unknown_result(const Unit& unit, const std::type_info& result);
 
@@ -49,6 +67,30 @@ class Call {
   std::size_t depth_ = 0;  // calls around it
   bool left_ = false;
 };
+
+// The base of tessera::ModuleHolder. In a namespace of its own: calls of functions with a holder
+// look for them where its bases are.
+namespace holders {
+template <typename Impl>
+class OwningHolder : public torch::nn::ModuleHolder<Impl> {
+ public:
+  using torch::nn::ModuleHolder<Impl>::ModuleHolder;
+  OwningHolder() = default;
+  OwningHolder(const OwningHolder&) = default;
+  OwningHolder(OwningHolder&&) noexcept = default;
+  OwningHolder& operator=(const OwningHolder& other) { return *this = OwningHolder(other); }
+  OwningHolder& operator=(OwningHolder&& other) noexcept {
+    OwningHolder old(std::move(other));
+    std::swap(this->impl_, old.impl_);
+    return *this;
+  }
+  ~OwningHolder() {
+    if (this->impl_.use_count() != 1) return;
+    const UnitsOf units(*this->impl_);
+    this->impl_.reset();
+  }
+};
+}  // namespace holders
 
 // The module behind a holder, a shared_ptr or a reference.
 template <typename Module>

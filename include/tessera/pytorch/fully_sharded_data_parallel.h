@@ -206,8 +206,10 @@ class FullyShardedDataParallel {
       : module_(std::move(module)) {
     detail::wrap_module(module_.ptr(), mesh, is_hybrid, options,
                         detail::make_slot_maker(module_.ptr()));
+    units_ = detail::UnitsOf(*module_);
   }
 
+  detail::UnitsOf units_;  // goes after the module
   Holder module_;
 };
 

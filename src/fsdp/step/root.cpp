@@ -195,6 +195,7 @@ void Root::begin_pass() {
   entered_.clear();
   if (inside_backward()) return;
   const auto all = units();
+  forget_dead_units(*state_of(all.front()->all_ranks()));
   for (const auto& unit : all) {
     entry_of(*unit).modules_to_run = 0;
     unit->follow_requires_grad();

@@ -18,7 +18,7 @@ namespace {
 // Units keep hooks and the mesh keeps units, so a hook may not keep the mesh.
 class WeakMesh {
  public:
-  explicit WeakMesh(const Mesh& mesh) : state_(detail::state_of(mesh)) {}
+  explicit WeakMesh(const Mesh& mesh) : state_(detail::state_of(mesh)->weak_from_this()) {}
   [[nodiscard]] Mesh get() const {
     auto state = state_.lock();
     if (!state)

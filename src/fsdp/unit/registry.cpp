@@ -31,7 +31,7 @@ Tables& tables() {
 
 bool is_gone(const std::weak_ptr<Unit>& weak) {
   const auto unit = weak.lock();
-  return !unit || unit->modules().empty();
+  return !unit || unit->is_dead();
 }
 
 }  // namespace
@@ -78,21 +78,28 @@ std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units_below(
   return units;
 }
 
+UnitsOf::UnitsOf(const torch::nn::Module& module) {
+  for (const auto& [name, unit] : units_below(module)) units_.push_back(unit);
+}
+
+UnitsOf::~UnitsOf() {
+  for (const auto& weak : units_) {
+    const auto unit = weak.lock();
+    if (!unit || !unit->is_dead()) continue;
+    const auto mesh = unit->all_ranks();
+    forget_dead_units(*state_of(mesh));
+  }
+}
+
 void refresh_units(const torch::nn::Module& module) {
   for (const auto& [name, unit] : units_below(module)) unit->refresh();
 }
 
 void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh) {
+  forget_dead_units(*state_of(mesh));
+  state_of(mesh)->units.push_back(unit);
   auto& all = tables();
-  std::vector<std::shared_ptr<void>> dropped;  // destroyed after the lock is gone
   const std::unique_lock lock(all.mutex);
-  auto& owned = state_of(mesh)->units;
-  const auto dead = std::stable_partition(owned.begin(), owned.end(), [](const auto& entry) {
-    return !std::static_pointer_cast<Unit>(entry)->modules().empty();
-  });
-  dropped.assign(dead, owned.end());
-  owned.erase(dead, owned.end());
-  owned.push_back(unit);
   std::erase_if(all.modules, [](const auto& entry) { return is_gone(entry.second); });
   std::erase_if(all.parameters, [](const auto& entry) { return is_gone(entry.second.unit); });
   for (const auto& module : unit->modules()) all.modules[module.get()] = unit;

@@ -1,7 +1,7 @@
 // Which module is which unit, and which parameter is whose: modules have no place to keep it in.
 //
-// Entries do not keep anything alive: units belong to their mesh. Lookups may come from several
-// threads.
+// Entries do not keep anything alive: units belong to their mesh until their modules die. Lookups
+// may come from several threads.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -38,7 +38,7 @@ struct ParamOwner {
 // What users put in the place of their parameters is what they have (Unit::refresh).
 void refresh_units(const torch::nn::Module& module);
 
-// Enters `unit`, and forgets units whose module or mesh is gone.
+// Enters `unit`, and forgets units whose modules have died.
 void register_unit(const std::shared_ptr<Unit>& unit, const Mesh& mesh);
 
 }  // namespace tessera::detail

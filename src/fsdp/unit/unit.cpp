@@ -15,7 +15,6 @@
 #include "tessera/error.h"
 #include "torch/compat.h"
 #include "torch/device.h"
-#include "torch/mesh_state.h"
 
 namespace tessera::detail {
 namespace {
@@ -145,12 +144,6 @@ void require_floating(const MixedPrecision& precision) {
   }
 }
 
-Mesh alive(const std::weak_ptr<MeshState>& weak) {
-  auto state = weak.lock();
-  if (!state) throw Error(ErrorCode::invalid_argument, "the mesh of a sharded module is gone");
-  return mesh_of(std::move(state));
-}
-
 }  // namespace
 
 void require_data(const std::vector<at::Tensor>& parameters, torch::Device device) {
@@ -179,8 +172,9 @@ void require_takeable(const std::vector<at::Tensor>& parameters, const UnitSpec&
 
 Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
            const std::vector<at::Tensor>& parameters)
-    : mesh_(state_of(spec.shard.value_or(spec.mesh))),
-      all_ranks_(state_of(spec.mesh)),
+    : mesh_(state_of(spec.shard.value_or(spec.mesh))->shared_from_this()),
+      all_ranks_(state_of(spec.mesh)->shared_from_this()),
+      copies_(state_of(spec.replicate.value_or(spec.mesh))->shared_from_this()),
       device_(spec.mesh.device()),
       number_(state_of(spec.mesh)->units_made++),
       is_sharded_(spec.shard.has_value()),
@@ -218,6 +212,11 @@ std::vector<std::shared_ptr<torch::nn::Module>> Unit::modules() const {
     if (auto module = member.module.lock()) alive.push_back(std::move(module));
   }
   return alive;
+}
+
+bool Unit::is_dead() const {
+  return std::ranges::all_of(modules_,
+                             [](const Member& member) { return member.module.expired(); });
 }
 
 bool Unit::has_module(const torch::nn::Module* module) const {
@@ -371,14 +370,6 @@ void Unit::set_name(std::string name) {
       "tessera: a gradient was read from the module's own parameters in " + unit +
           ". Gradients of a sharded module are in sharded_parameters(model); make "
           "optimizers from those");
-}
-
-Mesh Unit::mesh() const {
-  return alive(mesh_);
-}
-
-Mesh Unit::all_ranks() const {
-  return alive(all_ranks_);
 }
 
 void Unit::note(TraceStep step) const {

@@ -28,6 +28,7 @@
 #include "tessera/pytorch/state_dict.h"
 #include "tessera/shard_options.h"
 #include "tessera/trace.h"
+#include "torch/mesh_state.h"
 
 namespace tessera::detail {
 
@@ -41,7 +42,7 @@ void require_takeable(const std::vector<at::Tensor>& parameters, const UnitSpec&
 // Then they may not.
 void require_data(const std::vector<at::Tensor>& parameters, torch::Device device);
 
-class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
+class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_from_this<Unit> {
  public:
   // Takes over `parameters` of `modules` (whole, the same shapes on every rank; require_takeable).
   // Nothing is taken when it throws. Collective.
@@ -58,6 +59,7 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
     return modules_.front().module.lock();
   }
   [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> modules() const;  // that are alive
+  [[nodiscard]] bool is_dead() const override;                                    // none is
   [[nodiscard]] std::size_t module_count() const noexcept { return modules_.size(); }
   [[nodiscard]] bool has_module(const torch::nn::Module* module) const;
   // A holder for the slot of a Sequential; null when none can hold the module.
@@ -72,10 +74,10 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   [[nodiscard]] std::string param_name(std::size_t index) const;
   void set_name(std::string name);  // of the module below the root
   [[nodiscard]] torch::Device device() const noexcept { return device_; }  // that it computes on
-  // The ranks that share the parameters; the unit itself does not keep its meshes alive.
-  [[nodiscard]] Mesh mesh() const;
+  // The ranks that share the parameters.
+  [[nodiscard]] Mesh mesh() const { return mesh_of(mesh_); }
   // All that train together: with copies more than those.
-  [[nodiscard]] Mesh all_ranks() const;
+  [[nodiscard]] Mesh all_ranks() const { return mesh_of(all_ranks_); }
   [[nodiscard]] bool is_sharded() const noexcept { return is_sharded_; }
   // Nor is it without parameters.
   [[nodiscard]] bool has_shards() const noexcept { return store_ != nullptr; }
@@ -216,7 +218,7 @@ class Unit : public ParameterHome, public std::enable_shared_from_this<Unit> {
   std::unique_ptr<UnitSchedule> schedule_;
   std::vector<Member> modules_;
   std::unordered_set<const torch::nn::Module*> ignored_modules_;
-  std::weak_ptr<MeshState> mesh_, all_ranks_;
+  std::shared_ptr<MeshState> mesh_, all_ranks_, copies_;  // what is below has their transports
   torch::Device device_;
   std::uint32_t number_;  // of the units that were made over its mesh; the same on every rank
   bool is_sharded_;
