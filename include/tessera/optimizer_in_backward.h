@@ -22,7 +22,8 @@ using MakeOptimizer =
     std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor> parameters)>;
 
 // Gives each parameter that requires a gradient an optimizer of its own, which the parameter owns.
-// It steps whenever the gradient is complete: averaged over the ranks if the parameter is sharded,
+// Its groups then hold another tensor over the parameter's memory, so that both die together. It
+// steps whenever the gradient is complete: averaged over the ranks if the parameter is sharded,
 // accumulated if it is in no unit. If micro-batches accumulate without synchronisation, it steps
 // after the one that synchronises. Gradients cannot be clipped. Throws `invalid_argument` for flat
 // parameters (use_orig_params = false), and `unsupported` for parameters of replicate and NO_SHARD

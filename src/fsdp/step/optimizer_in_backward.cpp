@@ -10,19 +10,43 @@
 namespace tessera {
 namespace {
 
-// Runs when a gradient is in the parameter's grad().
+// Gives `optimizer` another tensor to work on in the place of `old`.
+void replace_parameter(torch::optim::Optimizer& optimizer, const at::Tensor& old,
+                       const at::Tensor& fresh) {
+  for (auto& group : optimizer.param_groups()) {
+    for (auto& parameter : group.params()) {
+      if (parameter.is_same(old)) parameter = fresh;
+    }
+  }
+  auto& states = optimizer.state();
+  const auto known = states.find(old.unsafeGetTensorImpl());
+  if (known == states.end()) return;
+  auto state = std::move(known->second);
+  states.erase(known);
+  states[fresh.unsafeGetTensorImpl()] = std::move(state);
+}
+
+// Runs when a gradient is in the parameter's grad(). The parameter owns the hook and the hook the
+// optimizer; so that they die together the optimizer works on another tensor over the parameter's
+// memory.
 class Step : public torch::autograd::PostAccumulateGradHook {
  public:
-  explicit Step(std::unique_ptr<torch::optim::Optimizer> optimizer)
-      : optimizer_(std::move(optimizer)) {}
-  void operator()(const torch::autograd::Variable&) override {
+  Step(const at::Tensor& parameter, std::unique_ptr<torch::optim::Optimizer> optimizer)
+      : optimizer_(std::move(optimizer)), same_(parameter.detach().requires_grad_()) {
+    replace_parameter(*optimizer_, parameter, same_);
+  }
+  void operator()(const torch::autograd::Variable& parameter) override {
     const torch::NoGradGuard no_grad;
+    same_.set_data(parameter.detach());
+    same_.mutable_grad() = parameter.grad();
     optimizer_->step();
     optimizer_->zero_grad();
+    parameter.mutable_grad() = at::Tensor();
   }
 
  private:
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  at::Tensor same_;
 };
 
 void require_possible(const ShardedParameter& parameter) {
@@ -48,7 +72,8 @@ void apply_optimizer_in_backward(const std::vector<ShardedParameter>& parameters
   for (const auto& parameter : parameters) {
     if (!parameter.local.requires_grad()) continue;
     require_possible(parameter);
-    steps.emplace_back(parameter.local, std::make_unique<Step>(make({parameter.local})));
+    steps.emplace_back(parameter.local,
+                       std::make_unique<Step>(parameter.local, make({parameter.local})));
   }
   for (auto& [local, step] : steps)
     torch::autograd::impl::set_post_acc_grad_hooks(local, std::move(step));

@@ -13,6 +13,7 @@
 
 #include "fsdp/testing/test_training.h"
 #include "tessera/ddp.h"
+#include "tessera/optimizer_in_backward.h"
 #include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "torch/testing.h"
@@ -31,6 +32,7 @@ using testing::run_mesh;
 using Store = c10::intrusive_ptr<c10d::Store>;
 using WeakGroup = c10::weak_intrusive_ptr<c10d::ProcessGroup>;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl>;
 
 // The same ranks once more, as a mesh of the test's own.
 Mesh another_mesh(const Store& store, const Mesh& like) {
@@ -207,6 +209,30 @@ TEST(DeadModel, APartThatIsKeptGoesOn) {
     loss.backward();
     for (const auto& parameter : sharded_parameters(block))
       EXPECT_TRUE(parameter.local.grad().defined()) << parameter.name();
+  });
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_adam(std::vector<torch::Tensor> parameters) {
+  return std::make_unique<torch::optim::Adam>(std::move(parameters), 0.1);
+}
+
+// Parameter, hook and optimizer know each other.
+TEST(DeadModel, TakesItsOptimizersInBackwardAlong) {
+  run_mesh(2, [](Mesh& mesh) {
+    std::vector<WeakTensor> tensors;
+    std::vector<WeakStorage> shards;
+    for (const bool sharded : {true, false}) {
+      auto net = make_net({.blocks = 1});
+      if (sharded) shard(net, mesh);
+      apply_optimizer_in_backward(sharded_parameters(net), make_adam);
+      loss_of(net, batch_of(0, 0, mesh)).backward();
+      for (const auto& parameter : sharded_parameters(net)) {
+        tensors.emplace_back(parameter.local.getIntrusivePtr());
+        shards.push_back(storage_of(parameter.local));
+      }
+    }
+    for (const auto& tensor : tensors) EXPECT_TRUE(tensor.expired());
+    expect_gone(shards, "optimizers in backward");
   });
 }
 
