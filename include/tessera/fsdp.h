@@ -108,9 +108,9 @@ void fully_shard(const std::vector<UnitMember>& modules, const HybridMesh& mesh,
 
 // Leaves the parameters whole and in place on every rank, and averages their gradients: data
 // parallel training (PyTorch's `replicate`; FSDP's NO_SHARD). Any optimizer on module->parameters()
-// works. Calls must be seen, as above. A parameter that no rank used keeps the gradient it had. If
-// the module is the only unit of its model, gradients travel in buckets while backward goes on.
-// Ranks must have the same values, see sync_module_states. Collective.
+// works, and any mixture of dtypes. Calls must be seen, as above. A parameter that no rank used
+// keeps its gradient. If the module is the only unit of its model, gradients travel in buckets
+// while backward goes on. Ranks must have the same values, see sync_module_states. Collective.
 //
 // A forward does not communicate, so one rank may evaluate alone, in eval() or without gradients.
 // In training each rank must call the model as often as the others. If a rank leaves out a

@@ -374,8 +374,6 @@ std::vector<Refused> refused() {
       {"Uneven", floats, placed_at(1), "uneven sharding on dim 1"},
       {"Scalar", torch::ones({}), plain, "scalar parameters"},
       {"Dtypes", floats.to(torch::kDouble), plain, "uniform dtype"},
-      {"DtypesWhole", floats.to(torch::kDouble),
-       [](Odd& module, const Mesh& mesh) { replicate(module, mesh); }, "one dtype"},
       {"Frozen", floats, flat(false, true), "uniform `requires_grad`"},
       {"DtypesFlat", floats.to(torch::kDouble), flat(true, true), "uniform dtype"},
       {"DividedByNothing", floats,

@@ -200,6 +200,7 @@ void Root::begin_pass() {
     entry_of(*unit).modules_to_run = 0;
     unit->follow_requires_grad();
     unit->adopt_replaced();
+    if (torch::GradMode::is_enabled()) unit->note_trained();
   }
   free_outdated(all);
   if (torch::GradMode::is_enabled()) {

@@ -75,7 +75,7 @@ void BucketReducer::begin(const BackwardPlan& plan) {
     for (const auto param : bucket.params) {
       set_aside(param);
       has_arrived_[param] = false;
-      if (params_[param].full.requires_grad()) ++bucket.missing;
+      if (params_[param].full.requires_grad() || params_[param].in_graph) ++bucket.missing;
     }
   }
 }

@@ -48,7 +48,7 @@ class BucketReducer final : public GradReducer {
   struct Bucket {
     std::vector<std::size_t> params;
     std::int64_t elements = 0;
-    std::size_t missing = 0;  // of those that require a gradient, in this backward
+    std::size_t missing = 0;  // of those that may get a gradient, in this backward
     // While under way: gradients and trailer in one array, or where they are.
     at::Tensor values;
     std::vector<at::Tensor> gradients;

@@ -35,6 +35,8 @@ struct UnitParam {
   std::optional<std::uint32_t> shown_version = {};
   bool trains = false;   // requires a gradient, as `full` and `local` last agreed
   bool watched = false;  // Unit::watch has seen it
+  // The last pass with gradients may bring it one, though it is frozen since.
+  bool in_graph = false;
 };
 
 // Which of the parameters require a gradient: equal where it is the same ones.

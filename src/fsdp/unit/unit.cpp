@@ -28,10 +28,15 @@ c10::StorageImpl& storage_of(const at::Tensor& tensor) {
   return *tensor.storage().unsafeGetStorageImpl();
 }
 
-void require_uniform(const std::vector<at::Tensor>& parameters) {
+void require_dense(const std::vector<at::Tensor>& parameters) {
   for (const auto& parameter : parameters) {
     if (parameter.layout() != at::kStrided)
       throw Error(ErrorCode::unsupported, "fully_shard takes dense parameters with data only");
+  }
+}
+
+void require_uniform(const std::vector<at::Tensor>& parameters) {
+  for (const auto& parameter : parameters) {
     if (parameter.scalar_type() != parameters.front().scalar_type()) {
       throw Error(ErrorCode::invalid_argument,
                   std::string("Must flatten tensors with uniform dtype but got ") +
@@ -121,6 +126,17 @@ std::string type_of(const torch::nn::Module& module) {
   return c10::demangle(typeid(module).name());
 }
 
+// What gradients of all of them fit into; where they stay whole there may be several types.
+at::ScalarType common_type(const std::vector<at::Tensor>& parameters) {
+  std::optional<at::ScalarType> type;
+  for (const auto& parameter : parameters) {
+    const auto own = parameter.scalar_type();
+    if (!at::isFloatingType(own) && !at::isComplexType(own)) continue;  // never trained
+    type = type ? at::promote_types(*type, own) : own;
+  }
+  return type.value_or(parameters.front().scalar_type());
+}
+
 // Integer parameters are never cast (fsdp-rows MP10), nor complex ones.
 at::ScalarType compute_type(at::ScalarType own, const MixedPrecision& precision) {
   return c10::isFloatingType(own) ? precision.param_dtype.value_or(own) : own;
@@ -163,8 +179,9 @@ void require_takeable(const std::vector<at::Tensor>& parameters, const UnitSpec&
   if (const auto& factor = spec.options.gradient_divide_factor) require_divide_factor(*factor);
   require_floating(spec.options.mixed_precision);
   if (parameters.empty()) return;
-  require_uniform(parameters);
+  require_dense(parameters);
   if (!spec.shard) return;
+  require_uniform(parameters);
   require_flattenable(parameters, spec.geometry);
   static_cast<void>(dims_of(parameters, spec.options, spec.shard->size()));
   require_divisible(spec.shard->size(), spec.options.reshard_after_forward_ranks, spec.geometry);
@@ -188,7 +205,7 @@ Unit::Unit(std::vector<UnitModule> modules, const UnitSpec& spec,
   take_modules(std::move(modules), spec.ignored_modules);
   if (parameters.empty()) return;
   const torch::NoGradGuard no_grad;
-  const auto own_type = parameters.front().scalar_type();
+  const auto own_type = common_type(parameters);
   for (const auto& parameter : parameters) element_count_ += parameter.numel();
   make_store(spec, parameters);
   make_reducer(spec, own_type);

@@ -128,6 +128,8 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   void refresh() override;
   // Parameters are frozen and thawed through the module or through `local`: the other follows.
   void follow_requires_grad();
+  // A pass with gradients begins.
+  void note_trained();
   // Takes over what a user put in the place of tensors (fsdp-rows UO7), each rank its own part.
   // Throws for other shapes and for another device (fsdp-rows X29).
   void adopt_replaced();

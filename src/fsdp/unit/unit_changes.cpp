@@ -43,6 +43,10 @@ void Unit::follow_requires_grad() {
   }
 }
 
+void Unit::note_trained() {
+  for (auto& param : params_) param.in_graph = param.full.requires_grad();
+}
+
 bool Unit::is_replaced() const {
   if (!store_ || param_state_ == ParamState::shown) return false;
   return std::ranges::any_of(params_, [&](const UnitParam& param) {

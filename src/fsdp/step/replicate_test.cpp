@@ -1,0 +1,170 @@
+// replicate with modules that a flat array could not take, and what is frozen in the middle of a
+// step: as DistributedDataParallel has them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/testing/test_values.h"
+#include "tessera/fsdp.h"
+#include "tessera/optim.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+namespace nn = torch::nn;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::run_mesh;
+using testing::with_values;
+
+// Layers in single, double and half precision, and a frozen table of numbers.
+struct MixedTypesImpl : nn::Module {
+  nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+  torch::Tensor table;
+  MixedTypesImpl() {
+    first = register_module("first", nn::Linear(4, 6));
+    second = register_module("second", nn::Linear(6, 6));
+    third = register_module("third", nn::Linear(6, 2));
+    table = register_parameter("table", torch::arange(4, torch::kLong), false);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    auto y = first(x).to(torch::kDouble);
+    y = second(y).to(torch::kBFloat16);
+    return third(y).to(torch::kFloat).square().mean() + 0 * table.sum();
+  }
+};
+TESSERA_MODULE(MixedTypes);
+
+MixedTypes mixed_types() {
+  auto net = with_values(MixedTypes(), 11);
+  net->second->to(torch::kDouble);
+  net->third->to(torch::kBFloat16);
+  return net;
+}
+
+torch::Tensor input_of(int rank) {
+  return torch::linspace(-1, 1, 12).view({3, 4}) * (rank + 1);
+}
+
+// The mean of what single processes get for the ranks' batches.
+template <typename Model>
+std::map<std::string, torch::Tensor> mean_gradients(Model net, int ranks) {
+  std::map<std::string, torch::Tensor> gradients;
+  for (int rank = 0; rank < ranks; ++rank) {
+    net->zero_grad();
+    net(input_of(rank)).backward();
+    for (const auto& entry : net->named_parameters()) {
+      if (!entry.value().grad().defined()) continue;
+      auto& mean = gradients[entry.key()];
+      const auto part = entry.value().grad().to(torch::kDouble) / ranks;
+      mean = mean.defined() ? mean + part : part;
+    }
+  }
+  return gradients;
+}
+
+template <typename Model>
+void expect_gradients(const Model& net, const std::map<std::string, torch::Tensor>& expected) {
+  for (const auto& entry : net->named_parameters()) {
+    const auto found = expected.find(entry.key());
+    ASSERT_EQ(entry.value().grad().defined(), found != expected.end()) << entry.key();
+    if (found == expected.end()) continue;
+    EXPECT_EQ(entry.value().grad().scalar_type(), entry.value().scalar_type()) << entry.key();
+    const bool is_short = entry.value().scalar_type() == torch::kBFloat16;
+    EXPECT_TRUE(torch::allclose(entry.value().grad().to(torch::kDouble), found->second,
+                                is_short ? 2e-2 : 1e-4, 1e-6))
+        << entry.key();
+  }
+}
+
+TEST(Replicate, TakesParametersOfSeveralTypes) {
+  for (const int ranks : {1, 2, 3}) {
+    for (const std::int64_t bucket_bytes : {64, 1 << 20}) {
+      run_mesh(ranks, [&](Mesh& mesh) {
+        auto net = mixed_types();
+        replicate(net, mesh, {.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes});
+        for (int pass = 0; pass < 2; ++pass) {
+          net->zero_grad();
+          net(input_of(mesh.rank())).backward();
+          expect_gradients(net, mean_gradients(mixed_types(), ranks));
+        }
+      });
+    }
+  }
+}
+
+TEST(Replicate, ItsUnitsMayBeOfDifferentTypes) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = mixed_types();
+    replicate(net, mesh);
+    net(input_of(mesh.rank())).backward();
+    const double norm = clip_grad_norm(sharded_parameters(net), 1e9);
+    EXPECT_EQ(mesh.all_reduce_max(norm), norm);
+  });
+}
+
+struct ThreeImpl : nn::Module {
+  std::vector<nn::Linear> layers;
+  ThreeImpl() {
+    for (int i = 0; i < 3; ++i)
+      layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(4, 4)));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (auto& layer : layers) x = layer(x);
+    return x.square().mean();
+  }
+};
+TESSERA_MODULE(Three);
+
+// As in one process. (PyTorch's DistributedDataParallel gives it what its bucket held.)
+TEST(Replicate, AParameterThatIsFrozenBeforeTheBackwardGetsNoGradient) {
+  for (const std::size_t frozen : {0U, 1U, 2U}) {
+    const auto freeze = [&](Three& net) { net->layers[frozen]->weight.set_requires_grad(false); };
+    const auto thaw = [&](Three& net) { net->layers[frozen]->weight.set_requires_grad(true); };
+    for (const std::int64_t bucket_bytes : {1, 1 << 20}) {
+      run_mesh(2, [&](Mesh& mesh) {
+        auto net = with_values(Three(), 4);
+        replicate(net, mesh, {.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes});
+        for (int pass = 0; pass < 3; ++pass) {
+          net->zero_grad();
+          thaw(net);
+          auto loss = net(input_of(mesh.rank()));
+          if (pass == 1) freeze(net);
+          loss.backward();
+          auto expected = mean_gradients(with_values(Three(), 4), 2);
+          if (pass == 1) expected.erase("layer" + std::to_string(frozen) + ".weight");
+          expect_gradients(net, expected);
+        }
+      });
+    }
+  }
+}
+
+// What is frozen for good is waited for by nobody.
+TEST(Replicate, AParameterThatIsFrozenBeforeTheForwardGetsNone) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = with_values(Three(), 4), alone = with_values(Three(), 4);
+    replicate(net, mesh);
+    for (int pass = 0; pass < 2; ++pass) {
+      net->zero_grad();
+      alone->zero_grad();
+      if (pass == 1) {
+        net->layers[1]->weight.set_requires_grad(false);
+        alone->layers[1]->weight.set_requires_grad(false);
+      }
+      net(input_of(mesh.rank())).backward();
+      expect_gradients(net, mean_gradients(alone, 2));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera
