@@ -47,8 +47,8 @@ Holder wrap(Holder module, const std::function<void(FullyShardedOptions&)>& over
 }
 
 // How many ranks of `mesh` each host has: LOCAL_WORLD_SIZE, as torchrun sets it, else by counting.
-// Throws `invalid_argument` if hosts have different numbers of ranks, or if the ranks of a host are
-// not neighbours. Collective.
+// Throws `invalid_argument` if hosts have different numbers of ranks, also as the variable says, or
+// if the ranks of a host are not neighbours. Collective.
 [[nodiscard]] int ranks_of_host(const Mesh& mesh);
 
 }  // namespace tessera

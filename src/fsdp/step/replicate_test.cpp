@@ -4,16 +4,21 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "conformance/forwarding_group.h"
 #include "fsdp/testing/test_values.h"
 #include "tessera/fsdp.h"
 #include "tessera/optim.h"
+#include "tessera/pytorch/wrap_scope.h"
+#include "torch/mesh_state.h"
 #include "torch/testing.h"
 
 namespace tessera {
@@ -164,6 +169,57 @@ TEST(Replicate, AParameterThatIsFrozenBeforeTheForwardGetsNone) {
       expect_gradients(net, mean_gradients(alone, 2));
     }
   });
+}
+
+// Ranks of hosts ----------------------------------------------------------------------------------
+
+// Tells when this rank has said what it knows.
+class TellingGroup final : public testing::ForwardingGroup {
+ public:
+  TellingGroup(std::unique_ptr<Group> inner, std::promise<void>& said)
+      : ForwardingGroup(*inner), owned_(std::move(inner)), said_(said) {}
+  std::vector<Bytes> all_gather(const Bytes& mine) override {
+    said_.set_value();
+    return ForwardingGroup::all_gather(mine);
+  }
+
+ private:
+  std::unique_ptr<Group> owned_;
+  std::promise<void>& said_;
+};
+
+// A launcher tells each rank about its own host, and hosts may have different numbers of ranks.
+TEST(RanksOfHost, ThatWereToldDifferentNumbersAreAnErrorOfAll) {
+  std::promise<void> said;
+  auto first_has_said = said.get_future();
+  run_mesh(2, [&](Mesh& mesh) {
+    if (mesh.rank() == 0) {
+      auto& group = detail::state_of(mesh)->group;
+      group = std::make_unique<TellingGroup>(std::move(group), said);
+      setenv("LOCAL_WORLD_SIZE", "1", 1);
+    } else {
+      ASSERT_EQ(first_has_said.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+      setenv("LOCAL_WORLD_SIZE", "2", 1);
+    }
+    EXPECT_THAT(error_of([&] { static_cast<void>(ranks_of_host(mesh)); }),
+                HasSubstr("rank 0 has LOCAL_WORLD_SIZE=1, rank 1 has LOCAL_WORLD_SIZE=2"));
+  });
+  unsetenv("LOCAL_WORLD_SIZE");
+}
+
+// A rank whose module is a unit already tells the others, which are about to make one.
+TEST(Sharding, OneRankThatCannotIsAnErrorOfAll) {
+  run_mesh(
+      2,
+      [](Mesh& mesh) {
+        Three net;
+        fully_shard(net->layers[0], mesh);
+        auto other = Three();
+        const auto text = error_of(
+            [&] { fully_shard(mesh.rank() == 0 ? net->layers[0] : other->layers[0], mesh); });
+        EXPECT_THAT(text, HasSubstr(mesh.rank() == 0 ? "already" : "rank 0 could not make a unit"));
+      },
+      std::chrono::seconds(10));
 }
 
 }  // namespace

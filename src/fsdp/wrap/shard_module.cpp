@@ -297,13 +297,13 @@ std::uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
 void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
   if (modules.empty()) throw Error(ErrorCode::invalid_argument, "fully_shard of no modules");
   drop_contained(modules);
-  require_shardable(modules);
   const Ignored ignored(modules, spec);
   const auto find = [&] { return parameters_of(modules, ignored, spec.shard.has_value()); };
   std::vector<Slot> slots;
   Found found;
   // All that can be wrong is found out before anything is touched, and by all ranks together.
   const auto failure = failure_of([&] {
+    require_shardable(modules);
     slots = slots_below(modules);
     require_takeable(find().tensors, spec);
     fill_unit(modules, spec, ignored);

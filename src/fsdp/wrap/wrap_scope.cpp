@@ -47,6 +47,20 @@ int counted_ranks(const std::vector<Bytes>& hosts) {
               "pass the HybridMesh of Mesh::split");
 }
 
+// What a rank says to the others: what its launcher told it, or where it is.
+constexpr std::string_view kTold = "LOCAL_WORLD_SIZE=";
+constexpr std::string_view kUntold = "no LOCAL_WORLD_SIZE on ";
+
+// A launcher tells each rank of its own host alone.
+void require_told_alike(const std::vector<Bytes>& all) {
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "rank 0 has " + to_text(all[0]) + ", rank " + std::to_string(rank) + " has " +
+                    to_text(all[rank]) + ": pass the HybridMesh of Mesh::split");
+  }
+}
+
 int ranks_in(std::string_view text, const Mesh& mesh) {
   const auto* const last = text.data() + text.size();
   int ranks = 0;
@@ -89,8 +103,14 @@ void detail::wrap_in_scope(const std::shared_ptr<torch::nn::Module>& module, Slo
 }
 
 int ranks_of_host(const Mesh& mesh) {
-  if (const char* text = std::getenv("LOCAL_WORLD_SIZE")) return ranks_in(text, mesh);
-  return counted_ranks(mesh.group().all_gather(to_bytes(host_name())));
+  const char* text = std::getenv("LOCAL_WORLD_SIZE");
+  const auto all = mesh.group().all_gather(
+      to_bytes(text != nullptr ? std::string(kTold) + text : std::string(kUntold) + host_name()));
+  const bool nobody =
+      std::ranges::none_of(all, [](const auto& one) { return to_text(one).starts_with(kTold); });
+  if (nobody) return counted_ranks(all);
+  require_told_alike(all);
+  return ranks_in(text, mesh);
 }
 
 }  // namespace tessera
