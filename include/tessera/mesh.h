@@ -57,8 +57,8 @@ class Mesh {
   // WORLD_SIZE, LOCAL_RANK), Open MPI's mpirun (OMPI_COMM_WORLD_RANK, ...), launchers that speak
   // PMI (PMI_RANK, PMI_SIZE), or srun (SLURM_PROCID, ... of a job step). If none of them says
   // anything, the mesh is one rank alone. Several ranks meet at MASTER_ADDR and MASTER_PORT, which
-  // only torchrun sets by itself. Throws `invalid_argument` naming a variable that is missing or
-  // wrong, `timeout` if the peers do not come, and `io` if the port is taken. Collective.
+  // only torchrun sets by itself. May be called again. Throws `invalid_argument` naming a wrong or
+  // missing variable, `timeout` if peers do not come, `io` if the port is taken. Collective.
   [[nodiscard]] static Mesh from_environment(const MeshOptions& options = {});
 
   [[nodiscard]] int rank() const noexcept;

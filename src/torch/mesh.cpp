@@ -8,10 +8,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
+#include <list>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/fork.h"
 #include "comm/launcher.h"
 #include "tessera/error.h"
 #include "torch/backends.h"
@@ -52,12 +56,31 @@ void require_meeting_place(const LaunchedRank& launched) {
   }
 }
 
+// The store that a launcher's variables lead to. Meshes that a process makes one after the other
+// meet there under names of their own: what those before have left is not for them.
+struct MeetingPlace {
+  std::string address;  // of the store, and this rank
+  c10::intrusive_ptr<c10d::TCPStore> store;
+  int meshes = 0;
+};
+
+// Never closed: a rank that is done with its mesh may serve another one's next.
+MeetingPlace& meeting_place(const std::string& address,
+                            const std::function<c10::intrusive_ptr<c10d::TCPStore>()>& open) {
+  static std::mutex mutex;
+  static auto& places = *new std::list<MeetingPlace>;
+  const std::lock_guard lock(mutex);
+  const auto known = std::ranges::find(places, address, &MeetingPlace::address);
+  if (known != places.end()) return *known;
+  return places.emplace_back(MeetingPlace{address, open()});
+}
+
 // Under torchrun the agent serves the store; otherwise rank 0 does.
 c10::intrusive_ptr<c10d::Store> store_from_environment(const LaunchedRank& launched,
                                                        const MeshOptions& options) {
   const int rank = launched.rank, size = launched.size;
   require_meeting_place(launched);
-  const char* host = std::getenv("MASTER_ADDR");
+  const std::string host = std::getenv("MASTER_ADDR");
   const char* agent_text = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   const bool agent = agent_text != nullptr && std::string_view(agent_text) == "True";
   c10d::TCPStoreOptions store;
@@ -69,14 +92,21 @@ c10::intrusive_ptr<c10d::Store> store_from_environment(const LaunchedRank& launc
   store.waitWorkers = !agent;
   store.timeout = options.deadline;
   survive_broken_pipes();
-  const auto tcp = communicate("meeting the other ranks", [&] {
-    return c10::make_intrusive<c10d::TCPStore>(std::string(host), store);
-  });
-  if (!agent) return tcp;
-  // The agent's store outlives a restart of the ranks: what the dead ones left is not for us.
+  // A child of fork() has none of its parent's connections.
+  auto& place = meeting_place(
+      host + ":" + std::to_string(store.port) + " " + std::to_string(rank) + "/" +
+          std::to_string(size) + " " + std::to_string(process_number()),
+      [&] {
+        return communicate("meeting the other ranks",
+                           [&] { return c10::make_intrusive<c10d::TCPStore>(host, store); });
+      });
+  place.store->setTimeout(options.deadline);
+  // The agent's store outlives a restart of the ranks as well.
   const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  return c10::make_intrusive<c10d::PrefixStore>(
-      std::string("tessera/attempt/") + (restarts != nullptr ? restarts : "0"), tcp);
+  return c10::make_intrusive<c10d::PrefixStore>(std::string("tessera/attempt/") +
+                                                    (restarts != nullptr ? restarts : "0") + "/" +
+                                                    std::to_string(place.meshes++),
+                                                place.store);
 }
 
 // For the handles of a program, to tell them from the units that keep the same state: with the last

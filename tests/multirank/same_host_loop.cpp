@@ -1,22 +1,30 @@
 // One rank that adds up with the others for ever, or until one of them is gone.
 //   RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29512 same_host_loop
 // Prints the backend's name, then "going" when the first sum is right; exits with 3 and the error
-// on stderr.
+// on stderr. With a number it makes so many meshes, one after the other, and adds up over each; then
+// it ends.
 #include <torch/torch.h>
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
 
 #include "tessera/error.h"
 #include "tessera/mesh.h"
 
 namespace {
 
-void add_up() {
+tessera::Mesh make_mesh() {
   tessera::MeshOptions options;
   options.deadline = std::chrono::seconds(60);
   options.device = torch::kCPU;
-  const auto mesh = tessera::Mesh::from_environment(options);
+  return tessera::Mesh::from_environment(options);
+}
+
+void add_up() {
+  const auto mesh = make_mesh();
   std::printf("%s\n", mesh.process_group()->getDefaultBackend()->getBackendName().c_str());
   auto values = torch::empty({100000});
   for (int i = 0;; ++i) {
@@ -34,11 +42,31 @@ void add_up() {
   }
 }
 
+void require(bool holds, const std::string& what) {
+  if (!holds) throw tessera::Error(tessera::ErrorCode::corrupt, what);
+}
+
+void make_several(int count) {
+  std::optional<tessera::Mesh> before;  // at times, while the next one is made
+  for (int i = 0; i < count; ++i) {
+    std::optional<tessera::Mesh> mesh(make_mesh());
+    const int size = mesh->size();
+    require(mesh->all_reduce_sum(mesh->rank() + i) == size * (i + (size - 1) / 2.0), "the sum");
+    if (before) require(before->all_reduce_sum(2.0) == 2 * size, "the sum of another mesh");
+    before = i % 2 == 0 ? mesh : std::nullopt;
+  }
+  std::printf("made %d\n", count);
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   try {
     torch::set_num_threads(1);
+    if (argc > 1) {
+      make_several(std::atoi(argv[1]));
+      return 0;
+    }
     add_up();
     return 0;
   } catch (const std::exception& e) {

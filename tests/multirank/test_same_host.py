@@ -18,11 +18,11 @@ from ports import free_port
 NAME = "tessera-same-host"
 
 
-def start(*same_host):
+def start(*same_host, arguments=()):
     """A rank for each value of TESSERA_SAME_HOST."""
     port = str(free_port())
     return [subprocess.Popen(
-        [os.environ["TESSERA_SAME_HOST_LOOP"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [os.environ["TESSERA_SAME_HOST_LOOP"], *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(len(same_host)),
              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TESSERA_SAME_HOST": choice})
         for rank, choice in enumerate(same_host)]
@@ -115,3 +115,31 @@ def test_ranks_that_torchrun_restarts_meet_again():
     finally:
         run.kill()
         run.communicate()
+
+
+MESHES = 10
+
+
+@pytest.mark.parametrize("same_host", ["1", "0"])
+def test_a_process_makes_several_meshes_under_torchrun(same_host):
+    """The agent's store keeps what meshes before have left there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node=2", f"--master-port={free_port()}",
+         os.environ["TESSERA_SAME_HOST_LOOP"], str(MESHES)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=150,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_SAME_HOST": same_host})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"made {MESHES}") == 2
+
+
+@pytest.mark.parametrize("same_host", ["1", "0"])
+def test_a_process_makes_several_meshes_that_meet_at_rank_0(same_host):
+    """Rank 0 serves the next mesh's store while others may still be busy with the one before."""
+    ranks = start(same_host, same_host, same_host, arguments=[str(MESHES)])
+    try:
+        for rank in ranks:
+            out, err = rank.communicate(timeout=150)
+            assert rank.returncode == 0, err
+            assert f"made {MESHES}" in out
+    finally:
+        end(ranks)
