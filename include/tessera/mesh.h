@@ -2,8 +2,8 @@
 //
 // A Mesh is a small handle; copies share the process group, whose connections close when the last
 // handle and the last module that was sharded over it are gone. Each rank uses one thread: threads
-// do not share a Mesh. A mesh of several ranks makes this process ignore SIGPIPE, unless the
-// program handles it.
+// do not share a Mesh. Nor do children of fork(), where it throws `invalid_argument`. A mesh of
+// several ranks makes this process ignore SIGPIPE, unless the program handles it.
 #pragma once
 
 #include <torch/types.h>

@@ -54,6 +54,7 @@ void CallNames::start_before(const std::string& name, std::function<void()> begi
 }
 
 void CallNames::begin_held() {
+  require_own_connections(made_);
   if (const auto held = std::exchange(held_, {})) held();
   if (broken_) throw *broken_;
 }

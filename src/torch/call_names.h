@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -52,6 +53,7 @@ class CallNames {
   [[noreturn]] void fail(Error error);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  MadeHere made_;
   std::function<void()> held_;  // compares the last names and begins; empty: nothing waits for them
   std::optional<Error> broken_;
 };

@@ -122,6 +122,20 @@ std::shared_ptr<detail::MeshState> make_state() {
 
 }  // namespace
 
+detail::MeshState::~MeshState() {
+  if (made) return;
+  const auto leave = [](auto&& member) {
+    using Member = std::remove_cvref_t<decltype(member)>;
+    static_cast<void>(new Member(std::forward<decltype(member)>(member)));
+  };
+  leave(std::move(store));
+  leave(std::move(process_group));
+  leave(std::move(names));
+  leave(std::move(group));
+  leave(std::move(checkpoint_group));
+  leave(std::move(transport));
+}
+
 void detail::forget_dead_units(MeshState& state) {
   const auto dead =
       std::ranges::stable_partition(state.units, [](const auto& unit) { return !unit->is_dead(); });
@@ -175,6 +189,7 @@ Mesh Mesh::from_environment(const MeshOptions& options) {
 
 HybridMesh Mesh::split(int shard_size) const {
   auto& state = *state_;
+  if (state.size > 1) require_own_connections(state.made);
   if (shard_size < 1 || state.size % shard_size != 0) {
     throw Error(ErrorCode::invalid_argument, "shards over " + std::to_string(shard_size) +
                                                  " ranks, expected a factor of " +
@@ -210,11 +225,13 @@ torch::Device Mesh::device() const noexcept {
   return state_->device;
 }
 Group& Mesh::group() const {
+  if (state_->size > 1) require_own_connections(state_->made);
   return *state_->group;
 }
 Group& Mesh::checkpoint_group() const {
   auto& state = *state_;
   if (state.size == 1) return *state.group;
+  require_own_connections(state.made);
   if (state.checkpoint_group) return *state.checkpoint_group;
   const auto place = "tessera/checkpoint/" + std::to_string(state.checkpoint_groups++);
   const auto deadline = state.options.deadline;
@@ -231,6 +248,7 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::process_group() const noexce
 
 void Mesh::all_reduce_sum(torch::Tensor& values) const {
   if (!state_->process_group) return;
+  require_own_connections(state_->made);
   std::vector<at::Tensor> tensors{plain(values)};
   communicate("all-reduce", [&] {
     require_same_call(state_->names.get(), "all-reduce by sum of " +
@@ -243,6 +261,7 @@ void Mesh::all_reduce_sum(torch::Tensor& values) const {
 
 double Mesh::all_reduce_max(double value) const {
   if (!state_->process_group) return value;
+  require_own_connections(state_->made);
   // Backends differ in what is larger, a number or none.
   const bool is_none = std::isnan(value);
   std::vector<at::Tensor> tensors{

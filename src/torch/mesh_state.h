@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "tessera/mesh.h"
 #include "torch/call_names.h"
 #include "torch/transport.h"
@@ -21,6 +22,13 @@ class MeshUnit {
 };
 
 struct MeshState : std::enable_shared_from_this<MeshState> {
+  MeshState() = default;
+  // In a child of fork() it touches nothing: peers, memory and threads are the parent's.
+  ~MeshState();
+  MeshState(const MeshState&) = delete;
+  MeshState& operator=(const MeshState&) = delete;
+
+  MadeHere made;
   int rank = 0;
   int size = 1;
   int local_rank = 0;

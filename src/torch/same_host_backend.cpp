@@ -10,10 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "base/log.h"
 #include "comm/same_host/collectives.h"
 #include "comm/same_host/meeting.h"
 #include "tessera/error.h"
+#include "torch/c10_error.h"
 #include "torch/delegating_backend.h"
 #include "torch/same_host_work.h"
 #include "torch/tensor.h"
@@ -257,6 +259,7 @@ class SameHostBackend final : public DelegatingBackend, public SameHostCalls {
 
   // `used`: what the call reads and writes.
   WorkPtr start(Call call, Tensors used, SameHostWork::Options options) {
+    require_own_connections(made_);
     call.owner = std::make_shared<const Tensors>(std::move(used));
     if (options.deadline == c10d::kUnsetTimeout) options.deadline = deadline_;
     const auto number = exchange_->start(std::move(call));
@@ -265,6 +268,7 @@ class SameHostBackend final : public DelegatingBackend, public SameHostCalls {
 
   const std::shared_ptr<Exchange> exchange_;  // works hold it too
   milliseconds deadline_;
+  MadeHere made_;
 };
 
 class StoreBoard final : public same_host::Board {

@@ -1,9 +1,12 @@
 // One rank that adds up with the others for ever, or until one of them is gone.
 //   RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29512 same_host_loop
 // Prints the backend's name, then "going" when the first sum is right; exits with 3 and the error
-// on stderr. With a number it makes so many meshes, one after the other, and adds up over each; then
-// it ends.
+// on stderr. With a number it makes so many meshes, one after the other, forks while it has one,
+// and adds up once over each; then it ends.
 #include <torch/torch.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -46,12 +49,36 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw tessera::Error(tessera::ErrorCode::corrupt, what);
 }
 
+// What a child of fork() may do with its parent's mesh: nothing, not even end it.
+int use_in_child(std::optional<tessera::Mesh>& mesh) {
+  ::alarm(30);
+  int refused = 0;
+  for (int i = 0; i < 2; ++i) {
+    try {
+      static_cast<void>(i == 0 ? mesh->all_reduce_sum(1.0) : mesh->group().rank());
+    } catch (const tessera::Error& error) {
+      if (error.code() == tessera::ErrorCode::invalid_argument) ++refused;
+    }
+  }
+  mesh.reset();
+  return refused == 2 ? 0 : 1;
+}
+
+void fork_with(std::optional<tessera::Mesh>& mesh) {
+  const auto child = ::fork();
+  if (child == 0) ::_exit(use_in_child(mesh));
+  int status = -1;
+  require(::waitpid(child, &status, 0) == child && status == 0, "the child took part");
+}
+
 void make_several(int count) {
   std::optional<tessera::Mesh> before;  // at times, while the next one is made
   for (int i = 0; i < count; ++i) {
     std::optional<tessera::Mesh> mesh(make_mesh());
     const int size = mesh->size();
     require(mesh->all_reduce_sum(mesh->rank() + i) == size * (i + (size - 1) / 2.0), "the sum");
+    if (i % 3 == 1) fork_with(mesh);
+    require(mesh->all_reduce_sum(1.0) == size, "the sum after a fork");
     if (before) require(before->all_reduce_sum(2.0) == 2 * size, "the sum of another mesh");
     before = i % 2 == 0 ? mesh : std::nullopt;
   }
