@@ -27,8 +27,8 @@ struct MixedPrecision {
   std::optional<torch::Dtype> output_dtype = {};
   // Floating-point inputs are cast to param_dtype.
   bool cast_forward_inputs = true;
-  // The first forward casts floating-point buffers to this, and they stay so. full_state_dict has
-  // them in their own dtype.
+  // The first forward casts floating-point buffers to this, and they stay so. full_state_dict and
+  // saves have them in their own dtype.
   std::optional<torch::Dtype> buffer_dtype = {};
   // True: averaged gradients stay in param_dtype.
   bool keep_low_precision_grads = false;

@@ -80,7 +80,7 @@ Value olmo_optimizer(ModuleRef model, const OptimizerRef& optim, const OlmoGroup
 }
 
 Value olmo_model(ModuleRef model, const std::vector<std::string>& names) {
-  auto state = model_state(model);
+  auto state = model_state_to_save(model);
   if (names.empty()) return state;
   const std::set<std::string> wanted(names.begin(), names.end());
   auto pairs = state.pairs();

@@ -23,7 +23,7 @@ struct OlmoGroups {
 [[nodiscard]] Value olmo_optimizer(ModuleRef model, const OptimizerRef& optim,
                                    const OlmoGroups& groups);
 
-// model_state(), of which only these names; empty: all.
+// model_state_to_save(), of which only these names; empty: all.
 [[nodiscard]] Value olmo_model(ModuleRef model, const std::vector<std::string>& names = {});
 
 }  // namespace tessera::detail

@@ -148,7 +148,7 @@ SaveResult save(const TrainingState& state, const Location& where, const SaveOpt
     auto leaves = leaves_of_optimizer(state);
     std::optional<Value> optim;
     if (leaves) optim = with_other_options(leaves->tree(), state.other_options);
-    tree = tree_of(state, model_state(state.model()), std::move(optim));
+    tree = tree_of(state, model_state_to_save(state.model()), std::move(optim));
   });
   return save(tree, where, options, group);
 }

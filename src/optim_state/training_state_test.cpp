@@ -487,6 +487,35 @@ TEST(TrainingState, AFailedLoadLeavesTheMomentsOfAdamW) {
   }
 }
 
+// PyTorch's FSDP saves buffers so, and full_state_dict gives them so.
+TEST(TrainingState, SavesBuffersInTheirOwnType) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/c";
+  const MixedPrecision precision{.param_dtype = torch::kBFloat16, .buffer_dtype = torch::kBFloat16};
+  const auto forward = [](torch::nn::BatchNorm1d& norm, int rank) {
+    const torch::NoGradGuard no_grad;
+    call_module(norm, torch::arange(12, torch::kFloat).view({4, 3}) * (rank + 1));
+  };
+  run_mesh(2, [&](Mesh& mesh) {
+    torch::nn::BatchNorm1d norm(3), loaded(3);
+    fully_shard(norm, mesh, {.mixed_precision = precision});
+    fully_shard(loaded, mesh, {.mixed_precision = precision});
+    forward(norm, 0);
+    forward(loaded, 1);
+    ASSERT_EQ(norm->running_mean.scalar_type(), torch::kBFloat16);
+    save(TrainingState(norm), path, mesh.checkpoint_group());
+    const auto contents = Checkpoint::open(path);
+    const auto* mean = contents.find("model.running_mean");
+    ASSERT_NE(mean, nullptr);
+    EXPECT_EQ(mean->value.as_tensor().dtype, DType::float32);
+    TrainingState state(loaded);
+    load(state, path, mesh.checkpoint_group());
+    EXPECT_EQ(loaded->running_mean.scalar_type(), torch::kBFloat16);
+    EXPECT_TRUE(torch::equal(loaded->running_mean, norm->running_mean));
+    EXPECT_TRUE(torch::equal(loaded->running_var, norm->running_var));
+  });
+}
+
 // Every rank computes what all others hold of a model and its optimizer: nobody tells it.
 TEST(TrainingState, OfShardedModelsNeedsNoProposals_P15) {
   for (const auto way : {Way::replicated, Way::rows, Way::flat}) {

@@ -32,19 +32,7 @@ at::Tensor copied(const at::Tensor& tensor, bool to_cpu) {
   return to_cpu && !whole.is_cpu() ? whole.to(at::kCPU) : whole.clone();
 }
 
-using TypesOfTensors = std::unordered_map<const c10::TensorImpl*, at::ScalarType>;
-
-// Of those that mixed precision has cast: what they were.
-TypesOfTensors types_of_buffers(const torch::nn::Module& module) {
-  TypesOfTensors types;
-  for (const auto& [name, unit] : detail::units_below(module)) {
-    for (const auto& [buffer, type] : unit->buffers().cast())
-      types.emplace(buffer.unsafeGetTensorImpl(), type);
-  }
-  return types;
-}
-
-at::Tensor own_copy(const at::Tensor& tensor, const TypesOfTensors& types, bool to_cpu) {
+at::Tensor own_copy(const at::Tensor& tensor, const detail::TypesOfBuffers& types, bool to_cpu) {
   auto own = copied(tensor, to_cpu);
   const auto type = types.find(tensor.unsafeGetTensorImpl());
   return type == types.end() ? own : own.to(type->second);
@@ -211,7 +199,7 @@ FullParams::~FullParams() = default;
 FullState full_state_dict(ModuleRef module, const FullStateOptions& options) {
   const torch::NoGradGuard no_grad;
   auto copies = gathered_copies(module.get(), options);
-  const auto own_types = types_of_buffers(module.get());
+  const auto own_types = detail::types_of_buffers(module.get());
   FullState state;
   bool is_dropped = false;
   for (const auto& [name, tensor] : state_entries(module.get())) {

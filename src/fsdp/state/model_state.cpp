@@ -16,12 +16,30 @@
 namespace tessera {
 namespace {
 
-Tensor leaf_at(const std::string& name, const at::Tensor& tensor) {
+Tensor leaf_at(const std::string& name, const at::Tensor& tensor,
+               const detail::TypesOfBuffers& types) {
+  const auto type = types.find(tensor.unsafeGetTensorImpl());
   try {
+    if (type != types.end()) return leaf_of(tensor.detach().to(type->second));
     return detail::own_leaf(tensor);
   } catch (Error& error) {
     throw error.at_key(name);
   }
+}
+
+// Buffers of `types` are copies in those.
+Value state_with(ModuleRef module, const detail::TypesOfBuffers& types) {
+  detail::refresh_units(module.get());
+  detail::warn_of_forgotten(module.get());
+  std::unordered_map<const c10::TensorImpl*, Value> leaves;
+  std::vector<Value::Pair> pairs;
+  for (const auto& [name, tensor] : detail::state_entries(module.get())) {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    auto known = leaves.find(impl);
+    if (known == leaves.end()) known = leaves.emplace(impl, leaf_at(name, tensor, types)).first;
+    pairs.emplace_back(name, known->second);
+  }
+  return Value::dict(std::move(pairs), DictKind::ordered_dict);
 }
 
 }  // namespace
@@ -41,18 +59,21 @@ Tensor detail::own_leaf(const at::Tensor& tensor) {
   return leaf;
 }
 
-Value model_state(ModuleRef module) {
-  detail::refresh_units(module.get());
-  detail::warn_of_forgotten(module.get());
-  std::unordered_map<const c10::TensorImpl*, Value> leaves;
-  std::vector<Value::Pair> pairs;
-  for (const auto& [name, tensor] : detail::state_entries(module.get())) {
-    const auto* impl = tensor.unsafeGetTensorImpl();
-    auto known = leaves.find(impl);
-    if (known == leaves.end()) known = leaves.emplace(impl, leaf_at(name, tensor)).first;
-    pairs.emplace_back(name, known->second);
+detail::TypesOfBuffers detail::types_of_buffers(const torch::nn::Module& module) {
+  TypesOfBuffers types;
+  for (const auto& [name, unit] : units_below(module)) {
+    for (const auto& [buffer, type] : unit->buffers().cast())
+      types.emplace(buffer.unsafeGetTensorImpl(), type);
   }
-  return Value::dict(std::move(pairs), DictKind::ordered_dict);
+  return types;
+}
+
+Value model_state(ModuleRef module) {
+  return state_with(module, {});
+}
+
+Value model_state_to_save(ModuleRef module) {
+  return state_with(module, detail::types_of_buffers(module.get()));
 }
 
 }  // namespace tessera

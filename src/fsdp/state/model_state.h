@@ -13,5 +13,8 @@ namespace tessera {
 // forward and its backward: taking it is what tells a unit that stays gathered that its shard may
 // change. Throws `unsupported` for tensors that are not on the CPU.
 [[nodiscard]] Value model_state(ModuleRef module);
+// The same for a save. A buffer that mixed precision has cast is there as a copy in its own dtype,
+// as full_state_dict has it.
+[[nodiscard]] Value model_state_to_save(ModuleRef module);
 
 }  // namespace tessera

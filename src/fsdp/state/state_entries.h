@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tessera/value.h"
@@ -34,6 +35,10 @@ inline std::vector<StateEntry> state_entries(const torch::nn::Module& module) {
   append_state_entries(module, "", entries);
   return entries;
 }
+
+// Of buffers that mixed precision has cast: the types that they had.
+using TypesOfBuffers = std::unordered_map<const c10::TensorImpl*, at::ScalarType>;
+[[nodiscard]] TypesOfBuffers types_of_buffers(const torch::nn::Module& module);
 
 // What this rank holds of a parameter or buffer, as a leaf over its own memory. Whoever gets the
 // leaf of a sharded parameter may write to the shard, so its unit takes it for changed.
