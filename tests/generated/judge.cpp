@@ -31,11 +31,13 @@ bool names_cause(const std::string& text) {
 
 // Refused for what PyTorch's flat parameters cannot hold either: a state of some of the parameters
 // in one, said in its words, or different numbers of steps, said by the loading of checkpoints.
-// Gradients of gradients need parameters that are sharded by then.
+// Gradients of gradients need parameters that are sharded by then, and an activation checkpoint has
+// none, nor those of inputs alone.
 bool is_refused(const Outcome& outcome) {
   const auto has = [&](const char* part) { return outcome.text.find(part) != std::string::npos; };
   return has("comprising a single flat parameter must have") ||
-         has("used while they are sharded") || (has("one memory for two keys") && has(".step'"));
+         has("used while they are sharded") || has("went through a checkpointed part") ||
+         (has("one memory for two keys") && has(".step'"));
 }
 
 double largest_loss(const std::vector<PhaseResult>& phases) {
