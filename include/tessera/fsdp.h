@@ -185,7 +185,9 @@ class [[nodiscard]] NoSync {
 void abandon_step(ModuleRef module);
 
 // Gathers the parameters as they are now and keeps them, so that they can be read through the
-// module and forwards need not gather. `reshard` frees them; changes to them are lost. Collective.
+// module and forwards need not gather. A forward compares over all ranks whether a shard has changed
+// since, and gathers it anew then; so every rank makes it, an evaluation too. `reshard` frees them;
+// changes to them are lost. Collective.
 void unshard(ModuleRef module);
 void reshard(ModuleRef module);
 

@@ -10,7 +10,8 @@
 // - fully_shard: they are nowhere in sight. zero_grad of the module or of an optimizer takes away
 //   what was averaged alone. A parameter that is frozen meanwhile gets them with the next sync.
 // - FullyShardedDataParallel: zero_grad, of either, takes them away too. So that there is something
-//   to take away, `local.grad()` is zeros where it would be missing. Freezing takes them away too.
+//   to take away, `local.grad()` is zeros where it would be missing; whatever is done to these
+//   zeros takes away what they stand for. Freezing takes them away with the next sync.
 // - replicate, DistributedDataParallel: they are in grad(), and zero_grad takes them away.
 // FullParams changes none of them; abandon_step forgets all.
 #pragma once
@@ -49,8 +50,9 @@ void set_modules_to_forward_prefetch(ModuleRef module, const std::vector<ModuleR
 void set_modules_to_backward_prefetch(ModuleRef module, const std::vector<ModuleRef>& next);
 
 // Gradients are divided by `factor` instead of by the number of ranks, from the next backward on.
-// What was averaged before is not divided again: it is added. Throws `invalid_argument` unless it
-// is a positive number.
+// What was averaged before is not divided again: it is added. Set it while no gradients of a
+// backward without sync are kept beside an average. Throws `invalid_argument` unless it is a
+// positive number.
 void set_gradient_divide_factor(ModuleRef module, double factor, bool recurse = true);
 
 // Called with the sum of this rank's part of the unit's gradients, before the division. The sum is

@@ -175,8 +175,9 @@ struct Case {
   std::uint64_t seed = 0;
   int width = 6;
   Precision precision = Precision::fp32;
-  bool rough = false;  // compared up to what many steps make of a rounding
-  bool gloo = false;   // else ranks talk through memory that they share
+  bool rough = false;   // compared up to what many steps make of a rounding
+  bool nudged = false;  // all first values are larger by some last digits
+  bool gloo = false;    // else ranks talk through memory that they share
   bool autocast = false;
   bool checkpoint_all = false;  // one activation checkpoint around all blocks
   std::vector<Feature> features;

@@ -30,7 +30,7 @@ struct ComplexResultBlock : BlockImpl {
   explicit ComplexResultBlock(int width) { spectrum = register_module("spectrum", Fourier(width)); }
   Tensor forward(const Tensor& x, const Route& route) override {
     const auto z = route.plain ? call_module(spectrum, x) : activation_checkpoint(spectrum, x);
-    return x + torch::fft::irfft(z * z.conj(), x.size(-1)).to(x.scalar_type());
+    return x + torch::tanh(torch::fft::irfft(z * z.conj(), x.size(-1))).to(x.scalar_type());
   }
 };
 

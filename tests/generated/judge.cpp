@@ -32,11 +32,12 @@ bool names_cause(const std::string& text) {
 // Refused for what PyTorch's flat parameters cannot hold either: a state of some of the parameters
 // in one, said in its words, or different numbers of steps, said by the loading of checkpoints.
 // Gradients of gradients need parameters that are sharded by then, and an activation checkpoint has
-// none, nor those of inputs alone.
+// none, nor those of inputs alone. Complex numbers are no flat parameter (the words are PyTorch's).
 bool is_refused(const Outcome& outcome) {
   const auto has = [&](const char* part) { return outcome.text.find(part) != std::string::npos; };
   return has("comprising a single flat parameter must have") ||
-         has("used while they are sharded") || has("went through a checkpointed part") ||
+         has("Cannot flatten integer dtype tensors") || has("used while they are sharded") ||
+         has("went through a checkpointed part") ||
          (has("one memory for two keys") && has(".step'"));
 }
 
@@ -85,6 +86,39 @@ Verdict judge_odd(const Case& drawn, const std::vector<Outcome>& outcomes) {
   return {{}, "error"};
 }
 
+// How far the losses and parameters of two runs are apart, relative to the largest value, at
+// least 1.
+double distance(const std::vector<PhaseResult>& a, const std::vector<PhaseResult>& b) {
+  double farthest = 0;
+  const auto add = [&](double difference, double largest) {
+    // What is no number any more is as far as can be.
+    const auto apart = difference / std::max(1.0, largest);
+    farthest = apart <= farthest ? farthest : std::isnan(apart) ? 1e300 : apart;
+  };
+  for (std::size_t p = 0; p < a.size(); ++p) {
+    for (std::size_t s = 0; s < a[p].size(); ++s) {
+      const auto &one = a[p][s], &other = b[p][s];
+      for (std::size_t i = 0; i < one.losses.size(); ++i)
+        add(std::abs(one.losses[i] - other.losses[i]), std::abs(one.losses[i]));
+      for (const auto& [name, values] : one.parameters) {
+        if (values.numel() == 0) continue;
+        add((values - other.parameters.at(name)).abs().max().item<double>(),
+            values.abs().max().item<double>());
+      }
+    }
+  }
+  return farthest;
+}
+
+// Whether one process, too, makes much of a last digit: of what has no other precision to be
+// compared in.
+bool is_unstable(const Case& drawn) {
+  constexpr double kMuch = 1e-3;
+  auto nudged = drawn;
+  nudged.nudged = true;
+  return distance(run_plain(drawn), run_plain(nudged)) > kMuch;
+}
+
 // Whether more digits make a difference go away: norms can make much of a last one, and trainings
 // whose losses explode anything of one of bf16.
 template <typename Run>
@@ -93,6 +127,7 @@ bool is_rounding(const Case& drawn, const Run& run) {
   const auto holds = [&](const Case& other, const char* name) {
     return judge_alike(run(other, name)).failure.empty();
   };
+  if (drawn.autocast || std::ranges::any_of(drawn.blocks, has_complex)) return is_unstable(drawn);
   auto rough = drawn, exact = drawn;
   if (is_low(drawn.precision)) {
     exact.precision = Precision::fp32;

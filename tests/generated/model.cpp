@@ -326,7 +326,10 @@ Root make_root(const Case& drawn, int width) {
   const torch::NoGradGuard no_grad;
   if (drawn.precision == Precision::fp64) root->to(torch::kDouble);
   std::uint64_t number = drawn.seed * 1000;
-  for (const auto& named : own_parameters(*root)) fill(named, ++number);
+  for (const auto& named : own_parameters(*root)) {
+    fill(named, ++number);
+    if (drawn.nudged) named.tensor.mul_(1 + 1e-6);
+  }
   freeze(*root, drawn);
   return root;
 }

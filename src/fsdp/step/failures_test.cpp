@@ -273,6 +273,44 @@ TEST_P(Caught, GoesOnAsOneProcessDoes) {
   });
 }
 
+// The same where an activation checkpoint is around what catches: the second time, too, it goes on
+// without what threw.
+struct RecomputingImpl : nn::Module {
+  nn::Linear first{nullptr}, last{nullptr};
+  Forgiving inner{nullptr};
+  RecomputingImpl() {
+    first = register_module("first", nn::Linear(4, 4));
+    inner = register_module("inner", Forgiving());
+    last = register_module("last", nn::Linear(4, 2));
+    inner->part->fails = true;
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto part = [inner = inner](const torch::Tensor& y) mutable { return inner(y); };
+    return last(activation_checkpoint(part, first(x)));
+  }
+};
+TESSERA_MODULE(Recomputing);
+
+TEST(CaughtInACheckpoint, GoesOnAsOneProcessDoes) {
+  const auto train = [](Recomputing& net, const std::vector<int>& ranks) {
+    for (int step = 0; step < 2; ++step) {
+      for (const int rank : ranks) net(fragile_input(step, rank)).square().sum().backward();
+    }
+  };
+  auto plain = with_values(Recomputing(), 5);
+  train(plain, {0, 1});
+  run_mesh(2, [&](Mesh& mesh) {
+    auto net = with_values(Recomputing(), 5);
+    fully_shard(net->inner->part, mesh);
+    fully_shard(net, mesh);
+    EXPECT_NO_THROW(train(net, {mesh.rank()}));
+    const auto parameters = sharded_parameters(net);
+    const auto expected = plain->first->weight.grad().chunk(2)[mesh.rank()] / 2;
+    EXPECT_TRUE(torch::allclose(parameters.front().local.grad(), expected));
+    EXPECT_EQ(parameters.front().name(), "first.weight");
+  });
+}
+
 std::string caught_name(const ::testing::TestParamInfo<Caught::ParamType>& given) {
   constexpr const char* kNames[] = {"FullyShard", "Kept", "Replicate", "Flat"};
   const auto [kind, forgives] = given.param;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -149,6 +150,57 @@ TEST_P(Pinned, AnOptimizerMayStepWhileAGatherIsUnderWay) {
       });
     });
   }
+}
+
+// torch::optim::SGD writes through data(), which leaves no version behind.
+TEST_P(Pinned, AStepThatLeavesNoVersionIsSeen) {
+  for (const bool starts : {false, true}) {
+    run(2, [starts](Mesh& mesh) {
+      auto alone = with_values(Row(), 3), row = with_values(Row(), 3);
+      fully_shard(row, mesh);
+      torch::optim::SGD mine(local_tensors(sharded_parameters(row)), 0.1);
+      torch::optim::SGD other(alone->parameters(), 0.1);
+      row(ones()).backward();
+      alone(ones()).backward();
+      std::optional<UnshardHandle> handle;
+      if (starts) handle = start_unshard(row);
+      if (!starts) unshard(row);
+      mine.step();
+      other.step();
+      if (handle) handle->wait();
+      expect_everywhere(mesh, loss_of(row), loss_of(alone), starts ? "start_unshard" : "unshard");
+    });
+  }
+}
+
+// A unit over pairs of ranks and one over all of them: each compares among its own.
+struct RowsImpl : nn::Module {
+  Row pair{nullptr}, all{nullptr};
+  RowsImpl() {
+    pair = register_module("pair", Row());
+    all = register_module("all", Row());
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return pair(x) + all(x); }
+};
+TESSERA_MODULE(Rows);
+
+TEST_P(Pinned, UnitsOfSeveralMeshesAskTheirOwnRanks) {
+  run(4, [](Mesh& mesh) {
+    auto alone = with_values(Rows(), 3), rows = with_values(Rows(), 3);
+    fully_shard(rows->pair, mesh.split(2).shard);
+    fully_shard(rows->all, mesh);
+    fully_shard(rows, mesh);
+    const torch::NoGradGuard no_grad;
+    (void)rows(ones());
+    unshard(rows->pair);
+    unshard(rows->all);
+    alone->all->linear->bias.add_(1);
+    // Rank 0 has the only row.
+    for (auto& parameter : sharded_parameters(rows->all)) {
+      if (mesh.rank() == 0 && parameter.name() == "linear.bias") parameter.local.add_(1);
+    }
+    expect_everywhere(mesh, rows(ones()).item<double>(), alone(ones()).item<double>(), "pairs");
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, Pinned, ::testing::Bool(),

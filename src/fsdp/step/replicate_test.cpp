@@ -222,5 +222,20 @@ TEST(Sharding, OneRankThatCannotIsAnErrorOfAll) {
       std::chrono::seconds(10));
 }
 
+// Two forwards, between which a parameter is frozen, and one backward over both.
+TEST(ReplicateFrozen, BetweenTwoForwards) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = with_values(nn::Linear(4, 2), 3);
+    replicate(net, mesh);
+    const auto first = call_module(net, input_of(mesh.rank())).sum();
+    net->bias.set_requires_grad(false);
+    const auto second = call_module(net, input_of(mesh.rank() + 2)).sum();
+    EXPECT_NO_THROW((first + second).backward());
+    auto expected = torch::zeros({2, 4});
+    for (int rank = 0; rank < 4; ++rank) expected += input_of(rank).sum(0) / 2;
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), expected, 1e-5, 1e-5));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

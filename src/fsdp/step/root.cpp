@@ -249,11 +249,23 @@ void Root::free_outdated(const std::vector<std::shared_ptr<Unit>>& all) {
       changed.push_back(unit->changes().has_changed());
     }
   }
-  if (kept.empty()) return;
   const Purpose purpose("comparing what stays gathered");
-  changed = on_any_rank(changed, *kept.front());
-  for (std::size_t i = 0; i < kept.size(); ++i) {
-    if (changed[i]) kept[i]->free();
+  // Units of one model may be sharded over several meshes: each asks its own ranks.
+  while (!kept.empty()) {
+    const auto* const mesh = state_of(kept.front()->all_ranks()).get();
+    std::vector<std::shared_ptr<Unit>> others, mine;
+    std::vector<bool> others_changed, mine_changed;
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      const bool is_mine = state_of(kept[i]->all_ranks()).get() == mesh;
+      (is_mine ? mine : others).push_back(kept[i]);
+      (is_mine ? mine_changed : others_changed).push_back(changed[i]);
+    }
+    const auto anywhere = on_any_rank(mine_changed, *mine.front());
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      if (anywhere[i]) mine[i]->free();
+    }
+    kept = std::move(others);
+    changed = std::move(others_changed);
   }
 }
 
@@ -488,6 +500,11 @@ void Root::close_to(std::size_t depth) {
 void Root::fail(std::size_t depth) noexcept {
   try {
     if (depth > 0) return close_to(depth);
+    // What an activation checkpoint computes again may catch it; if not, the backward ends with it.
+    if (in_backward_ && inside_backward()) {
+      close_to(0);
+      return end_pass();
+    }
   } catch (...) {  // NOLINT(bugprone-empty-catch): then the whole step has failed
   }
   stack_.clear();

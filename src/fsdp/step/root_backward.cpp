@@ -29,8 +29,9 @@ void require_unchanged(const Unit& unit, std::uint32_t version) {
 void Root::begin_backward() {
   if (failed_ || has_lost_backward()) check_usable();
   if (in_backward_) return;
-  for (const auto& unit : units()) {
-    unit->require_accumulated();
+  const auto all = units();
+  for (const auto& unit : all) unit->require_accumulated();  // before anything is changed
+  for (const auto& unit : all) {
     unit->follow_requires_grad();
     unit->hide_gradients();
   }

@@ -115,7 +115,10 @@ UnshardHandle::UnshardHandle(std::vector<std::weak_ptr<Unit>> units) : units_(st
 
 void UnshardHandle::wait() {
   for (const auto& weak : std::exchange(units_, {})) {
-    if (const auto unit = weak.lock()) unit->gather();
+    const auto unit = weak.lock();
+    if (!unit) continue;
+    unit->require_own_mesh();
+    unit->gather();
   }
 }
 
@@ -124,6 +127,7 @@ UnshardHandle start_unshard(ModuleRef module) {
   for (const auto& unit : units_of(module, true, "start_unshard")) {
     unit->free();  // what is gathered may be older than the shards
     unit->start_gather(/*may_change=*/true);
+    unit->changes().remember();
     entry_of(*unit).pinned = true;
     units.push_back(unit);
   }

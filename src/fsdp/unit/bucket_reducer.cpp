@@ -75,7 +75,8 @@ void BucketReducer::begin(const BackwardPlan& plan) {
     for (const auto param : bucket.params) {
       set_aside(param);
       has_arrived_[param] = false;
-      if (params_[param].full.requires_grad() || params_[param].in_graph) ++bucket.missing;
+      const bool was_trained = std::exchange(params_[param].in_graph, false);
+      if (params_[param].full.requires_grad() || was_trained) ++bucket.missing;
     }
   }
 }
@@ -87,12 +88,18 @@ bool BucketReducer::may_average_again() const {
 }
 
 // What earlier backwards have averaged, where it is not reduced again. Whoever took away or zeroed
-// what was kept since meant all of it.
+// what was kept since meant all of it; what else was done to it, nobody knows for the average.
 void BucketReducer::set_aside(std::size_t param) {
   auto& gradient = params_[param].full.mutable_grad();
   auto& past = past_[param];
   if (!gradient.defined()) past.has_kept = false;
-  if (!past.has_kept || gradient._version() != past.version) past.average = at::Tensor();
+  const bool is_changed = past.has_kept && gradient._version() != past.version;
+  if (is_changed && past.average.defined() && gradient.count_nonzero().item<std::int64_t>() > 0) {
+    throw Error(ErrorCode::unsupported,
+                "a gradient was changed between a backward without sync and one with it, where "
+                "averages are set aside for a divide factor or a hook: change it after the latter");
+  }
+  if (!past.has_kept || is_changed) past.average = at::Tensor();
   if (!past.has_kept && !may_average_again()) past.average = std::exchange(gradient, {});
 }
 

@@ -328,5 +328,52 @@ std::string kept_name(const ::testing::TestParamInfo<KeptKind>& given) {
 
 INSTANTIATE_TEST_SUITE_P(All, Kept, ::testing::ValuesIn(kKeptKinds), kept_name);
 
+// What is kept stands for what is set aside, too: half of it is half of nobody knows what.
+TEST(Averages, WhatIsKeptBesideThemMayBeZeroedAndNotChanged) {
+  run_mesh(2, [](Mesh& mesh) {
+    for (const bool zeroes : {true, false}) {
+      auto pair = make_pair_of_layers();
+      replicate(pair, mesh);
+      set_gradient_divide_factor(pair, 1);
+      pair_backward(pair, 0, mesh, true);
+      pair_backward(pair, 1, mesh, false);
+      for (auto& parameter : pair->parameters()) parameter.mutable_grad().mul_(zeroes ? 0 : 0.5);
+      const auto text = testing::error_of([&] { pair_backward(pair, 2, mesh, true); });
+      EXPECT_EQ(text.find("was changed between") != std::string::npos, !zeroes) << text;
+    }
+  });
+}
+
+struct TwoUnitsImpl : nn::Module {
+  nn::Linear a{nullptr}, b{nullptr};
+  TwoUnitsImpl() {
+    a = register_module("a", nn::Linear(4, 4));
+    b = register_module("b", nn::Linear(4, 2));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return call_module(b, torch::tanh(call_module(a, x)));
+  }
+};
+TESSERA_MODULE(TwoUnits);
+
+// A refused torch::autograd::grad leaves all gradients where zero_grad finds them.
+TEST(RefusedGrad, ChangesNothing) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = with_values(TwoUnits(), 3);
+    fully_shard(net->a, mesh);
+    fully_shard(net->b, mesh);
+    fully_shard(net, mesh);
+    const auto loss = [&] { return net(torch::ones({2, 4}) * (mesh.rank() + 1)).square().sum(); };
+    loss().backward();
+    const auto parameters = sharded_parameters(net);
+    const auto before = parameters.front().local.grad().clone();
+    EXPECT_ANY_THROW(static_cast<void>(torch::autograd::grad({loss()}, {net->b->weight})));
+    net->zero_grad();
+    for (const auto& parameter : parameters) EXPECT_FALSE(parameter.local.grad().defined());
+    loss().backward();
+    EXPECT_TRUE(torch::allclose(parameters.front().local.grad(), before));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -78,6 +78,8 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   [[nodiscard]] Mesh mesh() const { return mesh_of(mesh_); }
   // All that train together: with copies more than those.
   [[nodiscard]] Mesh all_ranks() const { return mesh_of(all_ranks_); }
+  // Throws in a child of fork(), whose parent has the mesh and all that is under way in it.
+  void require_own_mesh() const { static_cast<void>(all_ranks().group()); }
   [[nodiscard]] bool is_sharded() const noexcept { return is_sharded_; }
   // Nor is it without parameters.
   [[nodiscard]] bool has_shards() const noexcept { return store_ != nullptr; }

@@ -44,7 +44,7 @@ void Unit::follow_requires_grad() {
 }
 
 void Unit::note_trained() {
-  for (auto& param : params_) param.in_graph = param.full.requires_grad();
+  for (auto& param : params_) param.in_graph = param.in_graph || param.full.requires_grad();
 }
 
 bool Unit::is_replaced() const {

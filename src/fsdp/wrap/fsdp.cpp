@@ -188,6 +188,7 @@ void sync_buffers(ModuleRef module, const Mesh& mesh) {
 
 void abandon_step(ModuleRef module) {
   for (const auto& [name, unit] : units_below(module.get())) {
+    unit->require_own_mesh();
     if (entry_of(*unit).root) entry_of(*unit).root->abandon_step();
   }
 }
@@ -196,12 +197,14 @@ void unshard(ModuleRef module) {
   for (const auto& [name, unit] : units_below(module.get())) {
     unit->free();  // what is gathered may be older than the shards
     unit->gather();
+    unit->changes().remember();
     entry_of(*unit).pinned = true;
   }
 }
 
 void reshard(ModuleRef module) {
   for (const auto& [name, unit] : units_below(module.get())) {
+    unit->require_own_mesh();
     entry_of(*unit).pinned = false;
     unit->free();
   }
