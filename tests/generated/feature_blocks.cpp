@@ -79,7 +79,7 @@ struct StridedBlock : BlockImpl {
     const auto narrow = torch::matmul(wide.narrow(-1, 0, x.size(-1)), sliced);
     const auto image = x.transpose(1, 2).unsqueeze(2);
     const auto moved = torch::conv2d(image, kernel, {}, 1, torch::IntArrayRef({0, 1}));
-    return x + narrow + moved.squeeze(2).transpose(1, 2);
+    return x + torch::tanh(narrow) + torch::tanh(moved.squeeze(2).transpose(1, 2));
   }
 };
 
