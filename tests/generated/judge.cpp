@@ -114,10 +114,10 @@ double distance(const std::vector<PhaseResult>& a, const std::vector<PhaseResult
 // Whether one process, too, makes much of a last digit: of what has no other precision to be
 // compared in.
 bool is_unstable(const Case& drawn) {
-  constexpr double kMuch = 1e-3;
+  const double much = is_low(drawn.precision) ? 2e-2 : 1e-3;
   auto nudged = drawn;
   nudged.nudged = true;
-  return distance(run_plain(drawn), run_plain(nudged)) > kMuch;
+  return distance(run_plain(drawn), run_plain(nudged)) > much;
 }
 
 // Whether more digits make a difference go away: norms can make much of a last one, and trainings
@@ -132,7 +132,8 @@ bool is_rounding(const Case& drawn, const Run& run) {
   auto rough = drawn, exact = drawn;
   if (is_low(drawn.precision)) {
     exact.precision = Precision::fp32;
-    return largest_loss(run_plain(drawn)) > kExploded && holds(exact, "exact");
+    return largest_loss(run_plain(drawn)) > kExploded &&
+           (holds(exact, "exact") || is_unstable(drawn));
   }
   rough.rough = true;
   exact.precision = Precision::fp64;
