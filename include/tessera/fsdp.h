@@ -184,10 +184,8 @@ class [[nodiscard]] NoSync {
 // then all ranks throw.
 void abandon_step(ModuleRef module);
 
-// Gathers the parameters as they are now and keeps them, so that they can be read through the
-// module and forwards need not gather. A forward compares over all ranks whether a shard has changed
-// since, and gathers it anew then; so every rank makes it, an evaluation too. `reshard` frees them;
-// changes to them are lost. Collective.
+// Gathers the parameters as they are now and keeps them, to be read through the module. Forwards
+// gather anew what a rank has changed, so all ranks make them. `reshard` frees them. Collective.
 void unshard(ModuleRef module);
 void reshard(ModuleRef module);
 

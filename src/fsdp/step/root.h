@@ -119,10 +119,11 @@ class Root : public std::enable_shared_from_this<Root> {
   std::vector<std::weak_ptr<Unit>> entered_;       // units in the order this forward entered them
   std::vector<std::weak_ptr<Unit>> last_entered_;  // and the one before: what to prefetch
   ForwardOrder order_;                             // of the first training pass
-  std::deque<std::shared_ptr<Unit>> reducing_;     // oldest first
-  std::int64_t steps_ = 0;                         // passes with gradients
-  std::uint32_t passes_ = 0;                       // of those in training, since the last reset
-  std::uint32_t backwards_ = 0;                    // likewise
+  // Oldest first. Not owned: units own the root, and the mesh whose connections end with them.
+  std::deque<std::weak_ptr<Unit>> reducing_;
+  std::int64_t steps_ = 0;       // passes with gradients
+  std::uint32_t passes_ = 0;     // of those in training, since the last reset
+  std::uint32_t backwards_ = 0;  // likewise
   std::uint32_t resets_ = 0;
   bool leaves_gradients_ = false;  // backwards did since the last that reduced those of all units
   bool in_backward_ = false;

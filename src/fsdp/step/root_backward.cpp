@@ -92,9 +92,11 @@ void Root::reduce_or_keep(Unit& unit) {
 
 void Root::reduce(Unit& unit) {
   while (reducing_.size() >= reduction_limit()) finish_oldest_reduction();
-  for (const auto& before : reducing_) before->advance_reduce();
+  for (const auto& weak : reducing_) {
+    if (const auto before = weak.lock()) before->advance_reduce();
+  }
   unit.start_reduce();
-  reducing_.push_back(unit.shared_from_this());
+  reducing_.push_back(unit.weak_from_this());
 }
 
 std::size_t Root::reduction_limit() const {
@@ -105,8 +107,9 @@ std::size_t Root::reduction_limit() const {
 }
 
 void Root::finish_oldest_reduction() {
-  const auto unit = std::move(reducing_.front());
+  const auto unit = reducing_.front().lock();
   reducing_.pop_front();
+  if (!unit) return;
   // A second backward of a unit within one pass finishes the first reduction itself.
   if (unit->grad_state() == GradState::reducing) unit->finish_reduce();
 }
