@@ -249,38 +249,35 @@ void Root::free_outdated(const std::vector<std::shared_ptr<Unit>>& all) {
       changed.push_back(unit->changes().has_changed());
     }
   }
+  if (kept.empty()) return;
   const Purpose purpose("comparing what stays gathered");
-  // Units of one model may be sharded over several meshes: each asks its own ranks.
-  while (!kept.empty()) {
-    const auto* const mesh = state_of(kept.front()->all_ranks()).get();
-    std::vector<std::shared_ptr<Unit>> others, mine;
-    std::vector<bool> others_changed, mine_changed;
-    for (std::size_t i = 0; i < kept.size(); ++i) {
-      const bool is_mine = state_of(kept[i]->all_ranks()).get() == mesh;
-      (is_mine ? mine : others).push_back(kept[i]);
-      (is_mine ? mine_changed : others_changed).push_back(changed[i]);
-    }
-    const auto anywhere = on_any_rank(mine_changed, *mine.front());
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      if (anywhere[i]) mine[i]->free();
-    }
-    kept = std::move(others);
-    changed = std::move(others_changed);
+  changed = on_any_rank(kept, std::move(changed));
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    if (changed[i]) kept[i]->free();
   }
 }
 
-std::vector<bool> Root::on_any_rank(const std::vector<bool>& here, const Unit& unit) {
-  auto flags = at::zeros({static_cast<std::int64_t>(here.size())}, at::kDouble);
-  for (std::size_t i = 0; i < here.size(); ++i) {
-    if (here[i]) flags[static_cast<std::int64_t>(i)] = 1;
+std::vector<bool> Root::on_any_rank(const std::vector<std::shared_ptr<Unit>>& units,
+                                    std::vector<bool> here) {
+  std::vector<bool> is_known(units.size());
+  for (std::size_t first = 0; first < units.size(); ++first) {
+    if (is_known[first]) continue;
+    const Mesh ranks = units[first]->all_ranks();
+    std::vector<std::size_t> together;
+    for (std::size_t i = first; i < units.size(); ++i) {
+      if (state_of(units[i]->all_ranks()).get() == state_of(ranks).get()) together.push_back(i);
+    }
+    std::vector<double> mine;
+    for (const auto i : together) mine.push_back(here[i] ? 1 : 0);
+    auto flags = torch::tensor(mine, at::kDouble).to(units[first]->device());
+    ranks.all_reduce_sum(flags);
+    flags = flags.cpu();
+    for (std::size_t i = 0; i < together.size(); ++i) {
+      here[together[i]] = flags[static_cast<std::int64_t>(i)].item<double>() > 0;
+      is_known[together[i]] = true;
+    }
   }
-  flags = flags.to(unit.device());
-  unit.all_ranks().all_reduce_sum(flags);
-  flags = flags.cpu();
-  std::vector<bool> anywhere;
-  for (std::size_t i = 0; i < here.size(); ++i)
-    anywhere.push_back(flags[static_cast<std::int64_t>(i)].item<double>() > 0);
-  return anywhere;
+  return here;
 }
 
 bool Root::is_training() const {

@@ -89,9 +89,10 @@ class Root : public std::enable_shared_from_this<Root> {
   [[nodiscard]] static bool frees_after_backward(const Unit& unit);
   [[nodiscard]] bool is_outermost(const Unit& unit) const;
   static void free_outdated(const std::vector<std::shared_ptr<Unit>>& all);
-  // Which of these hold on a rank of those that train `unit` together. Collective.
-  [[nodiscard]] static std::vector<bool> on_any_rank(const std::vector<bool>& here,
-                                                     const Unit& unit);
+  // For which of `units` it holds on any rank of those that train them, which may be others for
+  // each. Collective.
+  [[nodiscard]] static std::vector<bool> on_any_rank(
+      const std::vector<std::shared_ptr<Unit>>& units, std::vector<bool> here);
   [[nodiscard]] bool is_training() const;  // the model; one rank may evaluate alone
   void prepare_inputs(const Unit& unit, const std::vector<at::Tensor*>& inputs) const;
   [[nodiscard]] bool casts_inputs(const Unit& unit) const;

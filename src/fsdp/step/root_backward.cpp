@@ -125,12 +125,10 @@ std::vector<std::shared_ptr<Unit>> Root::units_with_left_gradients() {
   };
   std::vector<bool> is_one;
   for (const auto& unit : all) is_one.push_back(is_left(unit));
-  const auto whole =
-      std::ranges::find_if(all, [](const auto& unit) { return !unit->is_sharded(); });
-  if (whole != all.end()) {
+  if (std::ranges::any_of(all, [](const auto& unit) { return !unit->is_sharded(); })) {
     while (!reducing_.empty()) finish_oldest_reduction();
     const Purpose purpose("comparing which units have gradients of earlier backwards");
-    is_one = on_any_rank(is_one, **whole);
+    is_one = on_any_rank(all, std::move(is_one));
   }
   std::vector<std::shared_ptr<Unit>> left;
   for (std::size_t i = 0; i < all.size(); ++i) {
