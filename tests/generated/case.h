@@ -95,7 +95,6 @@ enum class Form : std::uint8_t { whole, checkpoint, sharded_checkpoint };
 enum class Fault : std::uint8_t {
   before_call,  // of a block
   in_backward,
-  inside,             // of a block's forward
   other_recomputing,  // an activation checkpoint gives another shape the second time
 };
 // What is made of the gradient of the batch before the step itself.

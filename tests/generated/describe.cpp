@@ -52,7 +52,7 @@ constexpr const char* kActions[] = {"train",
 constexpr const char* kAccumulate[] = {"", " no_sync", " sync flag"};
 constexpr const char* kZero[] = {"", " zero by optimizer", " zero in place", " no zero_grad"};
 constexpr const char* kForms[] = {" whole", " checkpoint", " sharded checkpoint"};
-constexpr const char* kFaults[] = {" forward", " backward", " inside", " other recomputing"};
+constexpr const char* kFaults[] = {" forward", " backward", " other recomputing"};
 constexpr const char* kExtras[] = {"", " adversarial", " penalty"};
 constexpr const char* kFeatureNames[] = {"autocast",
                                          "a checkpoint around all",
