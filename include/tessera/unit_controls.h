@@ -10,8 +10,9 @@
 // - fully_shard: they are nowhere in sight. zero_grad of the module or of an optimizer takes away
 //   what was averaged alone. A parameter that is frozen meanwhile gets them with the next sync.
 // - FullyShardedDataParallel: zero_grad, of either, takes them away too. So that there is something
-//   to take away, `local.grad()` is zeros where it would be missing; whatever is done to these
-//   zeros takes away what they stand for. Freezing takes them away with the next sync.
+//   to take away, `local.grad()` is zeros where it would be missing. Whatever else changes it (a
+//   clip, a scale) would change it without them, so the next backward throws `unsupported`.
+//   Freezing takes them away with the next sync.
 // - replicate, DistributedDataParallel: they are in grad(), and zero_grad takes them away.
 // FullParams changes none of them; abandon_step forgets all.
 #pragma once
@@ -49,16 +50,16 @@ void set_reshard_after_backward(ModuleRef module, bool reshard, bool recurse = t
 void set_modules_to_forward_prefetch(ModuleRef module, const std::vector<ModuleRef>& next);
 void set_modules_to_backward_prefetch(ModuleRef module, const std::vector<ModuleRef>& next);
 
-// Gradients are divided by `factor` instead of by the number of ranks, from the next backward on.
-// What was averaged before is not divided again: it is added. Set it while no gradients of a
-// backward without sync are kept beside an average. Throws `invalid_argument` unless it is a
-// positive number.
+// Gradients are divided by `factor` instead of by the number of ranks, from the next reduction on.
+// What was averaged before is not divided again: it is added. Throws `invalid_argument` unless it
+// is a positive number, and where replicate has an average and gradients that NoSync keeps in one
+// grad(): zero_grad and the end of the step part them.
 void set_gradient_divide_factor(ModuleRef module, double factor, bool recurse = true);
 
 // Called with the sum of this rank's part of the unit's gradients, before the division. The sum is
 // one-dimensional, in the dtype of reductions. The call comes after the reduction; on a HybridMesh
 // after the one over the copies. The hook may change the sum in place, with collectives of its own.
-// Empty: no hook.
+// Empty: no hook. Set it where a divide factor may be set.
 using AllReduceHook = std::function<void(torch::Tensor& sum)>;
 void set_all_reduce_hook(ModuleRef module, AllReduceHook hook, bool recurse = true);
 

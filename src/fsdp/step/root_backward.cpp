@@ -30,7 +30,10 @@ void Root::begin_backward() {
   if (failed_ || has_lost_backward()) check_usable();
   if (in_backward_) return;
   const auto all = units();
-  for (const auto& unit : all) unit->require_accumulated();  // before anything is changed
+  for (const auto& unit : all) {  // before anything is changed
+    unit->require_accumulated();
+    unit->require_kept_untouched();
+  }
   for (const auto& unit : all) {
     unit->follow_requires_grad();
     unit->hide_gradients();

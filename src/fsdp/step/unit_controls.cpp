@@ -36,6 +36,18 @@ std::vector<std::shared_ptr<Unit>> units_of(ModuleRef module, bool recurse,
   return units;
 }
 
+// Of all of them, or of none.
+template <typename Change>
+void change_rules(const std::vector<std::shared_ptr<Unit>>& units, const Change& change) {
+  std::vector<detail::AverageRules> changed;
+  for (const auto& unit : units) {
+    changed.push_back(unit->rules());
+    change(changed.back());
+    unit->require_may_set(changed.back());
+  }
+  for (std::size_t i = 0; i < units.size(); ++i) units[i]->set_rules(std::move(changed[i]));
+}
+
 std::vector<std::weak_ptr<Unit>> prefetched(const std::vector<ModuleRef>& modules,
                                             const std::string& what) {
   std::vector<std::weak_ptr<Unit>> units;
@@ -78,13 +90,13 @@ void set_modules_to_backward_prefetch(ModuleRef module, const std::vector<Module
 
 void set_gradient_divide_factor(ModuleRef module, double factor, bool recurse) {
   detail::require_divide_factor(factor);
-  for (const auto& unit : units_of(module, recurse, "set_gradient_divide_factor"))
-    unit->set_divide_factor(factor);
+  change_rules(units_of(module, recurse, "set_gradient_divide_factor"),
+               [factor](detail::AverageRules& rules) { rules.divisor = factor; });
 }
 
 void set_all_reduce_hook(ModuleRef module, AllReduceHook hook, bool recurse) {
-  for (const auto& unit : units_of(module, recurse, "set_all_reduce_hook"))
-    unit->set_reduce_hook(hook);
+  change_rules(units_of(module, recurse, "set_all_reduce_hook"),
+               [&hook](detail::AverageRules& rules) { rules.hook = hook; });
 }
 
 void set_unshard_in_backward(ModuleRef module, bool unshard) {

@@ -29,6 +29,10 @@ at::Tensor reducible_gradient(const at::Tensor& full) {
   return gradient;
 }
 
+bool has_values(const at::Tensor& gradient) {
+  return gradient.count_nonzero().item<std::int64_t>() > 0;
+}
+
 // As autograd would leave it: whatever takes parameters and gradients as flat memory finds them
 // alike. Detached: optimizers detach gradients in place, which views do not allow.
 void give(const at::Tensor& full, const at::Tensor& gradient) {
@@ -41,9 +45,9 @@ void give(const at::Tensor& full, const at::Tensor& gradient) {
 }  // namespace
 
 BucketReducer::BucketReducer(std::vector<UnitParam>& params, const BucketReducerOptions& options)
-    : params_(params),
+    : GradReducer(options.divisor, options.dtype),
+      params_(params),
       options_(options),
-      scale_(GradScale::make(options.divisor, options.dtype)),
       bucket_of_(params.size()),
       has_arrived_(params.size()),
       past_(params.size()) {
@@ -64,6 +68,7 @@ bool BucketReducer::needs_bucket() const {
 }
 
 void BucketReducer::begin(const BackwardPlan& plan) {
+  adopt_rules();
   id_ = plan.id;
   pass_ = plan.pass;
   trained_ = digest_of_trained(params_);
@@ -84,7 +89,19 @@ void BucketReducer::begin(const BackwardPlan& plan) {
 // The average of averages is what they are, so they may be reduced with what is new, as
 // DistributedDataParallel does it. With another divisor or a hook they would become something else.
 bool BucketReducer::may_average_again() const {
-  return !comm_hook() && !has_hook() && scale_.before * scale_.after == options_.ranks;
+  return !comm_hook() && !has_hook() && scale().before * scale().after == options_.ranks;
+}
+
+bool BucketReducer::may_set(const AverageRules& rules) const {
+  return (!rules.hook && rules.divisor == options_.ranks) || !mixes_averages();
+}
+
+bool BucketReducer::mixes_averages() const {
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto& gradient = params_[i].full.grad();
+    if (past_[i].is_mixed && gradient.defined() && has_values(gradient)) return true;
+  }
+  return false;
 }
 
 // What earlier backwards have averaged, where it is not reduced again. Whoever took away or zeroed
@@ -94,18 +111,22 @@ void BucketReducer::set_aside(std::size_t param) {
   auto& past = past_[param];
   if (!gradient.defined()) past.has_kept = false;
   const bool is_changed = past.has_kept && gradient._version() != past.version;
-  if (is_changed && past.average.defined() && gradient.count_nonzero().item<std::int64_t>() > 0) {
+  const bool is_zero = is_changed && !has_values(gradient);
+  if (is_changed && !is_zero && past.average.defined()) {
     throw Error(ErrorCode::unsupported,
                 "a gradient was changed between a backward without sync and one with it, where "
                 "averages are set aside for a divide factor or a hook: change it after the latter");
   }
   if (!past.has_kept || is_changed) past.average = at::Tensor();
-  if (!past.has_kept && !may_average_again()) past.average = std::exchange(gradient, {});
+  if (is_zero) past.is_mixed = false;
+  if (past.has_kept) return;
+  past.is_mixed = gradient.defined() && may_average_again();
+  if (!may_average_again()) past.average = std::exchange(gradient, {});
 }
 
 void BucketReducer::put_back(std::size_t param) {
   auto average = std::exchange(past_[param].average, {});
-  past_[param].has_kept = false;
+  past_[param].has_kept = past_[param].is_mixed = false;
   if (!average.defined()) return;
   auto& gradient = params_[param].full.mutable_grad();
   if (gradient.defined()) average.add_(gradient);
@@ -196,7 +217,7 @@ std::vector<at::Tensor> BucketReducer::fill_values(Bucket& bucket) {
 }
 
 void BucketReducer::sum_values(Bucket& bucket, const std::vector<at::Tensor>& gradients) {
-  if (scale_.before != 1) bucket.values.narrow(0, 0, bucket.elements).div_(scale_.before);
+  if (scale().before != 1) bucket.values.narrow(0, 0, bucket.elements).div_(scale().before);
   const auto trailer = Trailer::make(gradients, reduced_of(bucket), bucket.values.options());
   copy_quietly(bucket.values, bucket.elements, trailer, 0, trailer.numel());
   bucket.sum = options_.transport->start_sum(bucket.values);
@@ -251,7 +272,7 @@ void BucketReducer::take_back(Bucket& bucket) {
   if (!comm_hook()) {
     present = Trailer::read(values, bucket.params.size(), reduced_of(bucket));
     call_hook(gradients);
-    if (scale_.after != 1) gradients.div_(scale_.after);
+    if (scale().after != 1) gradients.div_(scale().after);
   }
   std::int64_t at = 0;
   for (std::size_t k = 0; k < bucket.params.size(); ++k) {

@@ -32,7 +32,8 @@ class BucketReducer final : public GradReducer {
   // differ would send the buckets of two units in different orders.
   void allow_early(bool early) { early_ = early; }
 
-  void set_divisor(double divisor) override { scale_ = GradScale::make(divisor, options_.dtype); }
+  // No others, where they would divide averages again.
+  [[nodiscard]] bool may_set(const AverageRules& rules) const override;
   void begin(const BackwardPlan& plan) override;
   bool arrived(std::size_t param) override;
   bool start() override;
@@ -59,9 +60,11 @@ class BucketReducer final : public GradReducer {
   struct Past {
     at::Tensor average;         // set aside: of earlier backwards, which is not reduced again
     bool has_kept = false;      // grad() has what no reduction has taken along
+    bool is_mixed = false;      // and an average with it
     std::uint32_t version = 0;  // of grad(), when that was kept
   };
   [[nodiscard]] bool may_average_again() const;
+  [[nodiscard]] bool mixes_averages() const;
   void set_aside(std::size_t param);
   void put_back(std::size_t param);
   [[nodiscard]] bool needs_bucket() const;
@@ -78,7 +81,6 @@ class BucketReducer final : public GradReducer {
 
   std::vector<UnitParam>& params_;
   BucketReducerOptions options_;
-  GradScale scale_;
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> bucket_of_;   // [parameter]
   std::vector<bool> has_arrived_;        // [parameter] in this backward

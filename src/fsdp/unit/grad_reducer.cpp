@@ -80,6 +80,16 @@ GradScale GradScale::make(double divisor, at::ScalarType reduced_in) {
   return {before, divisor / before};
 }
 
+GradReducer::GradReducer(double divisor, at::ScalarType dtype)
+    : dtype_(dtype), wanted_{.divisor = divisor} {
+  adopt_rules();
+}
+
+void GradReducer::adopt_rules() {
+  scale_ = GradScale::make(wanted_.divisor, dtype_);
+  hook_ = wanted_.hook;
+}
+
 void require_reducible(const at::Tensor& gradient) {
   if (gradient.layout() != at::kStrided)
     throw Error(ErrorCode::unsupported, "sparse gradients are not reduced");

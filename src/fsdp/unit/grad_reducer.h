@@ -29,7 +29,7 @@ struct UnitParam {
   at::Tensor
       dead_grad;  // stands for a gradient that is in local.grad(): no bytes, throws on access
   bool mirrored = false;  // full.grad() is dead_grad
-  // Zeros that are local.grad() in the place of what is kept (Unit::show_kept).
+  // Negative zeros that are local.grad() in the place of what is kept (Unit::show_kept).
   at::Tensor stand_in = {};
   // Of local.grad(), when it stood for what is kept.
   std::optional<std::uint32_t> shown_version = {};
@@ -54,6 +54,12 @@ struct GradScale {
 // Called with a sum before it is divided, which it may change in place.
 using ReduceHook = std::function<void(at::Tensor& sum)>;
 
+// How sums become averages, as the user last said.
+struct AverageRules {
+  double divisor = 1;
+  ReduceHook hook = {};
+};
+
 // Throws when a gradient is of a kind that is not reduced.
 void require_reducible(const at::Tensor& gradient);
 
@@ -68,13 +74,16 @@ struct BackwardPlan {
 class GradReducer {
  public:
   virtual ~GradReducer() = default;
-  GradReducer() = default;
+  // Gradients travel in `dtype`.
+  GradReducer(double divisor, at::ScalarType dtype);
   GradReducer(const GradReducer&) = delete;
   GradReducer& operator=(const GradReducer&) = delete;
 
-  // From the next reduction on.
-  virtual void set_divisor(double divisor) = 0;
-  void set_hook(ReduceHook hook) { hook_ = std::move(hook); }
+  // From the next reduction on: one that is under way ends by the rules that it began with.
+  [[nodiscard]] const AverageRules& rules() const noexcept { return wanted_; }
+  void set_rules(AverageRules rules) { wanted_ = std::move(rules); }
+  // What lies in grad() can be reduced by them.
+  [[nodiscard]] virtual bool may_set(const AverageRules& rules) const = 0;
   void set_comm_hook(CommHook hook) { comm_hook_ = std::move(hook); }
 
   virtual void begin(const BackwardPlan& plan) = 0;
@@ -96,6 +105,9 @@ class GradReducer {
   virtual void forget() = 0;
 
  protected:
+  // A reduction begins.
+  void adopt_rules();
+  [[nodiscard]] const GradScale& scale() const noexcept { return scale_; }
   [[nodiscard]] bool has_hook() const noexcept { return static_cast<bool>(hook_); }
   void call_hook(at::Tensor& sum) const {
     if (hook_) hook_(sum);
@@ -104,6 +116,10 @@ class GradReducer {
   [[nodiscard]] const CommHook& comm_hook() const noexcept { return comm_hook_; }
 
  private:
+  at::ScalarType dtype_;
+  AverageRules wanted_;
+  // Of the reduction that began last.
+  GradScale scale_;
   ReduceHook hook_;
   CommHook comm_hook_;
 };

@@ -344,6 +344,101 @@ TEST(Averages, WhatIsKeptBesideThemMayBeZeroedAndNotChanged) {
   });
 }
 
+// Both are in grad(), where a new rule would be applied to both.
+TEST(Averages, RulesStayWhileTheyStandBesideWhatIsKept) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto pair = make_pair_of_layers();
+    replicate(pair, mesh);
+    pair_backward(pair, 0, mesh, true);
+    pair_backward(pair, 1, mesh, false);
+    const auto double_it = [](torch::Tensor& sum) { sum.mul_(2); };
+    const auto factor = testing::error_of([&] { set_gradient_divide_factor(pair, 1); });
+    const auto hook = testing::error_of([&] { set_all_reduce_hook(pair, double_it); });
+    EXPECT_NE(factor.find("stand together in grad()"), std::string::npos) << factor;
+    EXPECT_NE(hook.find("stand together in grad()"), std::string::npos) << hook;
+    set_gradient_divide_factor(pair, 2);  // as it was
+    set_all_reduce_hook(pair, {});
+    pair_backward(pair, 2, mesh, true);
+    expect_gradients_of(pair, scaled(sums_of({0, 1, 2}, 2), 0.5), "refused");
+    for (const bool to_none : {true, false}) {
+      set_gradient_divide_factor(pair, 2);
+      pair_backward(pair, 0, mesh, true);
+      pair_backward(pair, 1, mesh, false);
+      for (auto& parameter : pair->parameters()) {
+        if (to_none) parameter.mutable_grad() = torch::Tensor();
+        if (!to_none) parameter.mutable_grad().zero_();
+      }
+      set_gradient_divide_factor(pair, 1);
+      pair_backward(pair, 3, mesh, true);
+      expect_gradients_of(pair, sums_of({3}, 2), "zeroed");
+      pair->zero_grad();
+    }
+  });
+}
+
+TEST_P(Kept, IsReducedByTheRulesOfItsOwnReduction) {
+  run_mesh(2, [&](Mesh& mesh) {
+    auto pair = make_pair_of_layers();
+    wrap_pair(pair, mesh, GetParam());
+    set_gradient_divide_factor(pair, 5);
+    set_all_reduce_hook(pair, [](torch::Tensor& sum) { sum.mul_(3); });
+    set_is_last_backward(pair, false);
+    pair_backward(pair, 0, mesh, true);
+    set_gradient_divide_factor(pair, 1);
+    set_all_reduce_hook(pair, {});
+    set_is_last_backward(pair, true);
+    pair_backward(pair, 1, mesh, true);
+    auto expected = scaled(sums_of({0}, 2), 0.6);
+    const auto later = sums_of({1}, 2);
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += later[i];
+    expect_gradients_of(pair, expected, "a factor that changed meanwhile");
+  });
+}
+
+// Sums that wait for the copies were divided by a part of the factor that was set then.
+TEST(KeptSums, ThatWaitAreDividedByTheFactorOfTheirAverage) {
+  run_mesh(4, [](Mesh& mesh) {
+    auto pair = make_pair_of_layers();
+    fully_shard(pair, mesh.split(2), {.mixed_precision = {.reduce_dtype = torch::kHalf}});
+    set_gradient_divide_factor(pair, 16);
+    set_requires_all_reduce(pair, false);
+    pair_backward(pair, 0, mesh, true);
+    set_gradient_divide_factor(pair, 2);
+    set_requires_all_reduce(pair, true);
+    pair_backward(pair, 1, mesh, true);
+    expect_gradients_of(pair, scaled(sums_of({0, 1}, 4), 0.5), "half precision", 2e-2);
+  });
+}
+
+// PyTorch's FSDP1 changes what it keeps, too. Here that is elsewhere.
+TEST_P(Kept, MayNotBeScaledWhereItIsNotInGrad) {
+  const auto kind = GetParam();
+  if (is_fsdp2(kind)) return;
+  run_mesh(2, [&](Mesh& mesh) {
+    auto pair = make_pair_of_layers();
+    wrap_pair(pair, mesh, kind);
+    const bool is_there = kind == KeptKind::no_shard || kind == KeptKind::replicate;
+    for (const bool is_first : {true, false}) {
+      abandon_step(pair);
+      if (!is_first) pair_backward(pair, 0, mesh, true);
+      pair_backward(pair, 1, mesh, false);
+      for (auto& parameter : sharded_parameters(pair)) parameter.local.mutable_grad().mul_(0.5);
+      const auto text = testing::error_of([&] { pair_backward(pair, 2, mesh, true); });
+      EXPECT_EQ(text.find("was changed between") == std::string::npos, is_there) << text;
+      if (!is_there) continue;
+      // An average is half of itself as well; what is kept is halved on each rank.
+      auto expected = scaled(sums_of(is_first ? std::vector{1} : std::vector{0, 1}, 2), 0.25);
+      const auto later = scaled(sums_of({2}, 2), 0.5);
+      for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += later[i];
+      expect_gradients_of(pair, expected, "scaled");
+    }
+    // Nothing was lost by the refusal but that backward.
+    abandon_step(pair);
+    pair_backward(pair, 3, mesh, true);
+    expect_gradients_of(pair, scaled(sums_of({3}, 2), 0.5), "after it");
+  });
+}
+
 struct TwoUnitsImpl : nn::Module {
   nn::Linear a{nullptr}, b{nullptr};
   TwoUnitsImpl() {

@@ -32,10 +32,10 @@ void accumulate(const at::Tensor& local, const at::Tensor& mine, bool is_part) {
 
 ShardReducer::ShardReducer(std::vector<UnitParam>& params, ParamStore& store,
                            const ShardReducerOptions& options)
-    : params_(params),
+    : GradReducer(options.divisor, options.dtype),
+      params_(params),
       store_(store),
       options_(options),
-      scale_(GradScale::make(options.divisor, options.dtype)),
       kept_(params.size()),
       owed_(params.size()) {}
 
@@ -109,10 +109,11 @@ std::vector<at::Tensor> ShardReducer::take_gradients() {
 // Whoever wants the sum before it is divided, or divided by something else, does it at the end.
 bool ShardReducer::may_average() const {
   return !has_hook() && options_.replicas == nullptr && options_.kept_dtype == options_.dtype &&
-         scale_.after == options_.shard_world;
+         scale().after == options_.shard_world;
 }
 
 bool ShardReducer::start() {
+  adopt_rules();
   const auto trained = travels();
   auto gradients = take_gradients();
   if (std::ranges::none_of(trained, std::identity())) return false;
@@ -156,7 +157,7 @@ Channel::Fill ShardReducer::fill_of(std::vector<at::Tensor> gradients) const {
   const auto trailer =
       Trailer::make(gradients, reduced_, at::TensorOptions(store_.device()).dtype(options_.dtype));
   // A hook divides by itself.
-  const double divisor = comm_hook() ? 1 : scale_.before;
+  const double divisor = comm_hook() ? 1 : scale().before;
   return [slices = slices_, gradients = std::move(gradients), trailer, divisor](
              int rank, std::int64_t begin, const at::Tensor& part) {
     const torch::NoGradGuard no_grad;
@@ -195,6 +196,8 @@ void ShardReducer::add_waiting() {
                 "parameters were frozen or thawed between backwards whose gradients have not been "
                 "summed over the copies yet");
   }
+  // Another divisor may have been set since.
+  if (waiting_divided_by_ != scale().before) waiting_.mul_(waiting_divided_by_ / scale().before);
   sum_.add_(std::exchange(waiting_, {}));
 }
 
@@ -211,6 +214,7 @@ void ShardReducer::finish() {
   if (options_.replicas != nullptr && !over_replicas_) {
     waiting_ = std::exchange(sum_, {});
     waiting_for_ = reduced_;
+    waiting_divided_by_ = scale().before;
     return;
   }
   if (over_replicas_) over_replicas_->finish();
@@ -226,7 +230,7 @@ void ShardReducer::finish_sum(const at::Tensor& sum) {
   // Divided in the wider of the two types: one rounding, as in PyTorch, where what is kept is
   // narrower than what was summed.
   auto average = reduced.to(at::promote_types(options_.dtype, options_.kept_dtype));
-  if (scale_.after != 1) average.div_(scale_.after);
+  if (scale().after != 1) average.div_(scale().after);
   give(average, present);
 }
 

@@ -28,7 +28,8 @@ class ShardReducer final : public GradReducer {
   ShardReducer(std::vector<UnitParam>& params, ParamStore& store,
                const ShardReducerOptions& options);
 
-  void set_divisor(double divisor) override { scale_ = GradScale::make(divisor, options_.dtype); }
+  // Averages are elsewhere.
+  [[nodiscard]] bool may_set(const AverageRules&) const override { return true; }
   void begin(const BackwardPlan& plan) override;
   bool arrived(std::size_t) override { return true; }
   bool start() override;
@@ -57,7 +58,6 @@ class ShardReducer final : public GradReducer {
   std::vector<UnitParam>& params_;
   ParamStore& store_;
   ShardReducerOptions options_;
-  GradScale scale_;
   std::vector<std::size_t> travelling_;  // parameters whose gradients travel
   // Of those: where they lie in a slice. A reduction keeps the one that it began with.
   std::shared_ptr<const UnitLayout> slices_;
@@ -72,7 +72,8 @@ class ShardReducer final : public GradReducer {
   at::Tensor sum_;
   // Sums over the ranks that share the parameters which have not been summed over the copies yet.
   at::Tensor waiting_;
-  Reduced waiting_for_;  // what they are
+  Reduced waiting_for_;            // what they are
+  double waiting_divided_by_ = 1;  // before they were summed
   std::unique_ptr<PendingSum> over_replicas_;
 };
 

@@ -162,10 +162,14 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   void allow_early_reduction(bool allowed);
   // Nothing when collecting already. The unit puts its own number in `plan.id`.
   void enter_backward(BackwardPlan plan);
-  // Throws `unsupported` when the backward that begins captures a parameter's gradient.
+  // Throws `unsupported` when the backward that begins captures a parameter's gradient, or when
+  // what stood for kept gradients was changed otherwise than by zeroing it.
   void require_accumulated() const;
-  void set_divide_factor(double factor);
-  void set_reduce_hook(ReduceHook hook);
+  void require_kept_untouched() const;
+  // Throws `invalid_argument` where gradients that stand together in grad() forbid it.
+  void require_may_set(const AverageRules& rules) const;
+  void set_rules(AverageRules rules);
+  [[nodiscard]] AverageRules rules() const { return reducer_ ? reducer_->rules() : AverageRules(); }
   // Before the first forward; once.
   void set_comm_hook(CommHook hook);
   // Sends the gradients of `full` off to be averaged.
@@ -207,6 +211,9 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
                                                             at::ScalarType dtype, double divisor);
   void make_dead_gradients();
   void show_kept(std::size_t param);
+  enum class Shown : std::uint8_t { kept, taken_away, changed };
+  // What has become of that; only where something was shown.
+  [[nodiscard]] Shown shown(std::size_t param) const;
   void drop_taken_away();
   void require_collecting() const;
   void adopt_local(std::size_t param);

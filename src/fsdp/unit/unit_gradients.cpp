@@ -99,13 +99,17 @@ void Unit::enter_backward(BackwardPlan plan) {
   reducer_->begin(plan);
 }
 
-void Unit::set_divide_factor(double factor) {
-  options_.gradient_divide_factor = factor;
-  if (reducer_) reducer_->set_divisor(factor);
+void Unit::require_may_set(const AverageRules& rules) const {
+  if (!reducer_ || reducer_->may_set(rules)) return;
+  throw Error(ErrorCode::invalid_argument,
+              "a divide factor or hook is set while averages and gradients that NoSync keeps stand "
+              "together in grad(): both would be reduced by it; set it before the step's first "
+              "backward, or after zero_grad")
+      .at_key(name_);
 }
 
-void Unit::set_reduce_hook(ReduceHook hook) {
-  if (reducer_) reducer_->set_hook(std::move(hook));
+void Unit::set_rules(AverageRules rules) {
+  if (reducer_) reducer_->set_rules(std::move(rules));
 }
 
 void Unit::set_comm_hook(CommHook hook) {
@@ -183,26 +187,41 @@ void Unit::hide_gradients() {
 }
 
 // In PyTorch's FSDP1 what no_sync keeps is in the gradients that the optimizer and the module see,
-// and zero_grad takes it away; FSDP2 has it where neither looks.
+// and zero_grad takes it away; FSDP2 has it where neither looks. Zeros that somebody writes are
+// positive, and products of negative ones are not.
 void Unit::show_kept(std::size_t index) {
   auto& param = params_[index];
   if (geometry_ == Geometry::rows || !reducer_->keeps(index)) return;
   auto& gradient = param.local.mutable_grad();
-  if (!gradient.defined()) gradient = param.stand_in = at::zeros_like(param.local.detach());
+  if (!gradient.defined()) gradient = param.stand_in = at::full_like(param.local.detach(), -0.0);
   param.shown_version = static_cast<std::uint32_t>(gradient._version());
 }
 
-// Also in place: then it has changed and is zero.
+Unit::Shown Unit::shown(std::size_t index) const {
+  const auto& param = params_[index];
+  const auto& gradient = param.local.grad();
+  if (!gradient.defined() || !param.full.grad().defined()) return Shown::taken_away;
+  if (static_cast<std::uint32_t>(gradient._version()) == *param.shown_version) return Shown::kept;
+  // Also where this rank holds nothing and cannot tell: those that do throw.
+  const bool is_zeroed = !gradient.any().item<bool>() && !gradient.signbit().any().item<bool>();
+  return is_zeroed ? Shown::taken_away : Shown::changed;
+}
+
+void Unit::require_kept_untouched() const {
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    if (!params_[i].shown_version || shown(i) != Shown::changed) continue;
+    throw Error(ErrorCode::unsupported,
+                "a gradient was changed between a backward without sync and one with it, while "
+                "what NoSync keeps is not in it: change it after the latter")
+        .at_key(param_name(i));
+  }
+}
+
 void Unit::drop_taken_away() {
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    const auto& param = params_[i];
-    const auto version = std::exchange(params_[i].shown_version, {});
-    if (!version) continue;
-    const auto& gradient = param.local.grad();
-    const bool is_kept = gradient.defined() && param.full.grad().defined() &&
-                         (static_cast<std::uint32_t>(gradient._version()) == *version ||
-                          gradient.any().item<bool>());
-    if (!is_kept) reducer_->drop_kept(i);
+    if (!params_[i].shown_version) continue;
+    if (shown(i) == Shown::taken_away) reducer_->drop_kept(i);
+    params_[i].shown_version.reset();
   }
 }
 
