@@ -152,6 +152,48 @@ TEST_P(Pinned, AnOptimizerMayStepWhileAGatherIsUnderWay) {
   }
 }
 
+// Calls `b` where it is asked to.
+struct SkippingImpl : nn::Module {
+  nn::Linear a{nullptr}, b{nullptr};
+  SkippingImpl() {
+    a = register_module("a", nn::Linear(300, 300));
+    b = register_module("b", nn::Linear(300, 300));
+  }
+  torch::Tensor forward(const torch::Tensor& x, bool with_b) {
+    const auto y = call_module(a, x);
+    return (with_b ? call_module(b, y) : y).square().mean();
+  }
+};
+TESSERA_MODULE(Skipping);
+
+// Whatever the model does between the start and the wait.
+TEST_P(Pinned, AGatherUnderWayKeepsTheValuesOfItsMoment) {
+  for (const bool trains : {false, true}) {
+    run(2, [trains](Mesh& mesh) {
+      auto net = with_values(Skipping(), 5);
+      const auto before = values_of(*net->b);
+      for (auto part : {net->a, net->b}) fully_shard(part, mesh);
+      fully_shard(net, mesh);
+      const auto x = torch::ones({2, 300});
+      const auto loss = net(x, false);
+      auto handle = start_unshard(net->b);
+      if (trains) {
+        loss.backward();
+      } else {
+        const torch::NoGradGuard no_grad;
+        static_cast<void>(net(x, false));
+      }
+      {
+        const torch::NoGradGuard no_grad;
+        for (auto& parameter : sharded_parameters(net->b)) parameter.local.mul_(2);
+      }
+      handle.wait();
+      for (const auto& [name, value] : values_of(*net->b))
+        EXPECT_TRUE(torch::equal(value, before.at(name))) << name << ", rank " << mesh.rank();
+    });
+  }
+}
+
 // torch::optim::SGD writes through data(), which leaves no version behind.
 TEST_P(Pinned, AStepThatLeavesNoVersionIsSeen) {
   for (const bool starts : {false, true}) {

@@ -229,7 +229,7 @@ void Root::end_pass() {
 
 void Root::end_pass_of(Unit& unit) const {
   // Prefetched for nothing: the shard may change before anybody asks again.
-  if (unit.param_state() == ParamState::gathering) unit.free();
+  if (unit.param_state() == ParamState::gathering && !entry_of(unit).pinned) unit.free();
   // Only some of its modules were called.
   if (std::exchange(entry_of(unit).modules_to_run, 0) > 0 && frees_after_forward(unit)) unit.park();
   // No backward will come and free it.

@@ -168,7 +168,8 @@ void Root::finish_backward() {
     entry.backwards_due = 0;
     entry.is_kept = !frees_after_backward(*unit);
     // Prefetched for nothing: the shard may change before anybody asks again.
-    if (!entry.is_kept || unit->param_state() == ParamState::gathering) unit->free();
+    const bool is_for_nothing = unit->param_state() == ParamState::gathering && !entry.pinned;
+    if (!entry.is_kept || is_for_nothing) unit->free();
   }
   reduce_left();
   in_backward_ = false;
