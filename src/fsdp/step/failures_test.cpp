@@ -434,6 +434,23 @@ std::vector<Refused> refused() {
          fully_shard(module, mesh, {.mixed_precision = {.param_dtype = torch::kInt}});
        },
        "mixed precision in Int"},
+      // After its layers were found to be units.
+      {"UnderAPolicy", torch::ones({}),
+       [](Odd& module, const Mesh& mesh) {
+         FullyShardedDataParallel<Odd>(module, mesh, {.auto_wrap_policy = always_wrap_policy()});
+       },
+       "scalar parameters"},
+      {"UnderAPolicyOfOneRank", floats,
+       [](Odd& module, const Mesh& mesh) {
+         const auto choose = [rank = mesh.rank()](const nn::Module& below) {
+           if (rank == 1 && below.parameters(false).size() > 1)
+             throw Error(ErrorCode::invalid_argument, "a policy of rank 1");
+           return true;
+         };
+         FullyShardedDataParallel<Odd>(module, mesh,
+                                       {.auto_wrap_policy = lambda_auto_wrap_policy(choose)});
+       },
+       "rank 1"},
       {"OneRankAlone", floats,
        [](Odd& module, const Mesh& mesh) {
          fully_shard(module, mesh,

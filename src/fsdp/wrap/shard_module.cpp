@@ -18,6 +18,7 @@
 #include "fsdp/unit/broadcast.h"
 #include "fsdp/unit/registry.h"
 #include "fsdp/wrap/past_holders.h"
+#include "fsdp/wrap/shard_in_turn.h"
 #include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "torch/device.h"
@@ -87,6 +88,13 @@ bool is_around(const Unit& unit, const torch::nn::Module& module) {
   });
 }
 
+[[noreturn]] void throw_shared(const std::string& parameter) {
+  throw Error(ErrorCode::invalid_argument,
+              "Parameter '" + parameter +
+                  "' is shared with a parameter already managed by another FSDP group; shard the "
+                  "modules that share it as one unit");
+}
+
 // Why a parameter of `module` that `unit` has can be in no other unit.
 [[noreturn]] void throw_taken(const std::string& parameter, const Unit& unit,
                               const torch::nn::Module& module) {
@@ -96,11 +104,14 @@ bool is_around(const Unit& unit, const torch::nn::Module& module) {
                     unit.module()->name() + "), whose unit has parameter '" + parameter +
                     "' already: the order is inside out, first the blocks, then the model");
   }
-  throw Error(ErrorCode::invalid_argument,
-              "Parameter '" + parameter +
-                  "' is shared with a parameter already managed by another FSDP group; shard the "
-                  "modules that share it as one unit");
+  throw_shared(parameter);
 }
+
+// What the units take that are made before one.
+struct Planned {
+  std::unordered_set<const torch::nn::Module*> modules;  // nobody descends into them
+  std::unordered_set<const void*> tensors;
+};
 
 struct Found {
   std::vector<std::string> names;
@@ -113,7 +124,7 @@ struct Ignored {
   std::unordered_set<const void*> modules;
   std::unordered_set<const void*> tensors;
 
-  Ignored(const std::vector<UnitModule>& given, const UnitSpec& spec) {
+  void take(const std::vector<UnitModule>& given, const UnitSpec& spec) {
     take(spec.ignored_modules, spec.options);
     for (const auto& [module, slot_maker] : given) {
       for (const auto& [name, unit] : units_below(*module))
@@ -133,8 +144,8 @@ struct Ignored {
 // descended into: a parameter found outside them that one of them holds is shared between units.
 class Collector {
  public:
-  Collector(const Ignored& ignored, bool is_sharded)
-      : seen_(ignored.modules), is_sharded_(is_sharded) {
+  Collector(const Ignored& ignored, bool is_sharded, const Planned& planned)
+      : seen_(ignored.modules), is_sharded_(is_sharded), planned_(planned) {
     seen_.insert(ignored.tensors.begin(), ignored.tensors.end());
   }
 
@@ -145,7 +156,9 @@ class Collector {
       if (is_new(buffer)) found_.buffers.push_back(buffer);
     }
     for (const auto& child : module.named_children()) {
-      if (!find_unit(child.value().get())) collect(*child.value(), prefix + child.key() + ".");
+      const auto* below = child.value().get();
+      if (!find_unit(below) && !planned_.modules.contains(below))
+        collect(*below, prefix + child.key() + ".");
     }
   }
 
@@ -162,6 +175,7 @@ class Collector {
       if (!is_new(tensor)) continue;
       const auto name = prefix + entry.key();
       if (const auto owner = find_owner(tensor).unit) throw_taken(name, *owner, module);
+      if (planned_.tensors.contains(tensor.unsafeGetTensorImpl())) throw_shared(name);
       require_dimensions(name, tensor);
       found_.names.push_back(name);
       found_.tensors.push_back(tensor);
@@ -177,12 +191,13 @@ class Collector {
 
   std::unordered_set<const void*> seen_;  // what was met before, and what is to be passed over
   bool is_sharded_;
+  const Planned& planned_;
   Found found_;
 };
 
-Found parameters_of(const std::vector<UnitModule>& modules, const Ignored& ignored,
-                    bool is_sharded) {
-  Collector collector(ignored, is_sharded);
+Found parameters_of(const std::vector<UnitModule>& modules, const Ignored& ignored, bool is_sharded,
+                    const Planned& planned = {}) {
+  Collector collector(ignored, is_sharded, planned);
   int place = 0;
   for (const auto& [module, slot_maker] : modules)
     collector.collect(*module, modules.size() == 1 ? "" : std::to_string(place++) + ".");
@@ -257,11 +272,10 @@ void require_same(const std::vector<Bytes>& descriptions) {
 
 // Ranks that built different modules would exchange rows of different things. Throws `failure` of
 // this rank on after the others have heard of it: they would wait.
-void require_same_on_all_ranks(const Found& found, const std::exception_ptr& failure,
+void require_same_on_all_ranks(const std::string& description, const std::exception_ptr& failure,
                                const Mesh& mesh) {
   const Purpose purpose("sharding a module");
-  const auto text = failure ? std::string(kFailed) : described(found);
-  const auto all = mesh.group().all_gather(to_bytes(text));
+  const auto all = mesh.group().all_gather(to_bytes(failure ? std::string(kFailed) : description));
   if (failure) std::rethrow_exception(failure);
   require_same(all);
 }
@@ -292,12 +306,44 @@ std::uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
+// Throws for what cannot be made when the units before are; what becomes units, in words.
+std::string require_shardable_in_turn(const std::vector<UnitPlan>& plans) {
+  Planned planned;
+  Ignored ignored;
+  std::vector<UnitModule> all;
+  std::string descriptions;
+  for (const auto& [modules, spec] : plans) {
+    require_shardable(modules);
+    ignored.take(modules, spec);
+    const auto found = parameters_of(modules, ignored, spec.shard.has_value(), planned);
+    require_takeable(found.tensors, spec);
+    descriptions += described(found) + "\n";
+    for (const auto& [module, slot_maker] : modules) planned.modules.insert(module.get());
+    for (const auto& tensor : found.tensors) planned.tensors.insert(tensor.unsafeGetTensorImpl());
+    all.insert(all.end(), modules.begin(), modules.end());
+  }
+  static_cast<void>(slots_below(all));
+  return descriptions;
+}
+
 }  // namespace
+
+void shard_in_turn(const Mesh& mesh, const std::function<std::vector<UnitPlan>()>& plan) {
+  std::vector<UnitPlan> plans;
+  std::string descriptions;
+  const auto failure = failure_of([&] {
+    plans = plan();
+    if (plans.size() > 1) descriptions = require_shardable_in_turn(plans);
+  });
+  if (failure || plans.size() > 1) require_same_on_all_ranks(descriptions, failure, mesh);
+  for (auto& [modules, spec] : plans) shard_modules(std::move(modules), spec);
+}
 
 void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
   if (modules.empty()) throw Error(ErrorCode::invalid_argument, "fully_shard of no modules");
   drop_contained(modules);
-  const Ignored ignored(modules, spec);
+  Ignored ignored;
+  ignored.take(modules, spec);
   const auto find = [&] { return parameters_of(modules, ignored, spec.shard.has_value()); };
   std::vector<Slot> slots;
   Found found;
@@ -312,7 +358,7 @@ void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
     require_takeable(found.tensors, spec);
     place_unit(found, spec);
   });
-  require_same_on_all_ranks(found, failure, spec.mesh);
+  require_same_on_all_ranks(described(found), failure, spec.mesh);
   if (spec.sync_states) sync_unit(found, spec.mesh);
   const auto whole_bytes = bytes_of(found.tensors);
   auto unit = std::make_shared<Unit>(std::move(modules), spec, found.tensors);

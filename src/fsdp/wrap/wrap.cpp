@@ -10,6 +10,7 @@
 #include "base/one_of.h"
 #include "fsdp/unit/registry.h"
 #include "fsdp/wrap/past_holders.h"
+#include "fsdp/wrap/shard_in_turn.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/pytorch/wrap_scope.h"
@@ -101,7 +102,7 @@ void require_ignorable(const torch::nn::Module* module) {
     throw Error(ErrorCode::invalid_argument, "`ignored_modules` should not include FSDP modules");
 }
 
-// The ways between modules and units, one wrapping.
+// Which modules become units, of one wrapping: inner ones first.
 class Wrapper {
  public:
   Wrapper(HybridMesh mesh, bool is_hybrid, FullyShardedOptions options)
@@ -114,7 +115,7 @@ class Wrapper {
       ignored_parameters_.insert(parameter.unsafeGetTensorImpl());
   }
 
-  // Makes units below `module`; how many elements they have.
+  // Chooses units below `module`; how many elements they have.
   std::int64_t wrap_children(const torch::nn::Module& module, const std::string& name = "") {
     if (detail::calls_past_holders(module)) return leave_whole(module, name);
     std::int64_t wrapped = 0;
@@ -127,7 +128,13 @@ class Wrapper {
     shard(module, options_, std::move(slot_maker));
   }
 
+  std::vector<detail::UnitPlan> take() { return std::move(plans_); }
+
  private:
+  [[nodiscard]] bool is_unit(const torch::nn::Module& module) const {
+    return detail::find_unit(&module) || chosen_.contains(&module);
+  }
+
   // Of nested units neither modules nor parameters are ignored (fsdp-rows IG2).
   void ignore(const torch::nn::Module& module) {
     ignored_modules_.insert(&module);
@@ -145,7 +152,8 @@ class Wrapper {
     const HybridMesh all{mesh_.all, mesh_.all, mesh_.all};
     auto spec = spec_of(hybrid ? mesh_ : all, options);
     spec.ignored_modules = ignored_modules_;
-    detail::shard_modules({{module, std::move(slot_maker)}}, spec);
+    chosen_.insert(module.get());
+    plans_.push_back({{{module, std::move(slot_maker)}}, std::move(spec)});
   }
 
   // The rule of PyTorch's _recursive_wrap (fsdp-rows WP1).
@@ -162,7 +170,7 @@ class Wrapper {
   }
 
   [[nodiscard]] bool becomes_unit(const torch::nn::Module& module, std::int64_t unwrapped) const {
-    return !detail::find_unit(&module) && !has_no_forward(module) &&
+    return !is_unit(module) && !has_no_forward(module) &&
            options_.auto_wrap_policy.decide(module, /*recurse=*/false, unwrapped);
   }
 
@@ -200,7 +208,7 @@ class Wrapper {
   }
 
   [[nodiscard]] bool is_taken(const torch::nn::Module& module) const {
-    return !detail::find_unit(&module) && !ignored_modules_.contains(&module);
+    return !is_unit(module) && !ignored_modules_.contains(&module);
   }
 
   void sort(const torch::nn::Module& module, const std::string& prefix, Names& trained,
@@ -245,6 +253,8 @@ class Wrapper {
   HybridMesh mesh_;
   bool is_hybrid_;
   FullyShardedOptions options_;
+  std::vector<detail::UnitPlan> plans_;
+  std::unordered_set<const torch::nn::Module*> chosen_;
   std::unordered_set<const torch::nn::Module*> ignored_modules_;
   std::unordered_set<const c10::TensorImpl*> ignored_parameters_;
 };
@@ -370,9 +380,12 @@ void wrap_module(const std::shared_ptr<torch::nn::Module>& module, const HybridM
   if (options.auto_wrap_policy.decide) require_no_units(*module);
   warn_about(*module, options);
   const auto where = mesh_for(mesh, is_hybrid, options);
-  Wrapper wrapper(where, is_hybrid_strategy(options.sharding_strategy), options);
-  if (options.auto_wrap_policy.decide) wrapper.wrap_children(*module);
-  wrapper.wrap_root(module, std::move(slot_maker));
+  shard_in_turn(where.all, [&] {
+    Wrapper wrapper(where, is_hybrid_strategy(options.sharding_strategy), options);
+    if (options.auto_wrap_policy.decide) wrapper.wrap_children(*module);
+    wrapper.wrap_root(module, std::move(slot_maker));
+    return wrapper.take();
+  });
 }
 
 }  // namespace detail
