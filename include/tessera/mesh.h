@@ -75,7 +75,7 @@ class Mesh {
   // first asked for, which is collective; throws `timeout` or `peer_failed` if a rank does not
   // come.
   [[nodiscard]] Group& checkpoint_group() const;
-  // Null for one rank alone.
+  // Null for one rank alone. Not for children of fork(): a call of Gloo's waits there for ever.
   [[nodiscard]] const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const noexcept;
 
   // Adds up `values` over all ranks, in place. Every rank gives the same shape and dtype. Throws

@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "tessera/error.h"
+
 namespace tessera {
 namespace {
 
@@ -48,6 +50,13 @@ void in_child() noexcept {
 
 std::uint64_t process_number() noexcept {
   return gate().number.load(std::memory_order_relaxed);
+}
+
+void require_own_connections(const MadeHere& made) {
+  if (made) return;
+  throw Error(ErrorCode::invalid_argument,
+              "this process was forked after its mesh was made, and the mesh is its parent's: make "
+              "a mesh in the child");
 }
 
 void NoFork::enter() noexcept {

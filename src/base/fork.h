@@ -24,6 +24,9 @@ class MadeHere {
   std::uint64_t number_ = process_number();
 };
 
+// Throws `invalid_argument` in a child of the process that connected the ranks of a mesh.
+void require_own_connections(const MadeHere& made);
+
 // While one lives no other thread forks, so that no child finds half of what is done meanwhile. For
 // moments: what is done must not wait for a file, a server, another thread or Python's lock, nor
 // call hooks. May be nested.

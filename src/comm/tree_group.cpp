@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/endian.h"
+#include "base/fork.h"
 #include "comm/error_message.h"
 #include "comm/tree.h"
 #include "comm/whereabouts.h"
@@ -115,7 +116,10 @@ class TreeGroup final : public Group {
   void interrupt() override { links_.interrupt(); }
   [[nodiscard]] std::stop_token interrupted() override { return links_.interrupted(); }
   void make_progress(std::uint64_t bytes) override { links_.make_progress(bytes); }
-  void require_peers() override { links_.require_neighbours(); }
+  void require_peers() override {
+    require_own_connections(made_);
+    links_.require_neighbours();
+  }
 
  private:
   static std::string named(int root) { return "root " + std::to_string(root); }
@@ -138,6 +142,7 @@ class TreeGroup final : public Group {
 
   const int rank_;
   const int size_;
+  const MadeHere made_;
   std::atomic<bool> called_ = false;  // some thread is in a collective
   TreeLinks links_;
 };
@@ -152,6 +157,7 @@ void TreeGroup::require_rank(int root) const {
 template <typename Work>
 auto TreeGroup::collective(const std::string& name, const Work& work)
     -> decltype(work(std::declval<std::string>())) {
+  require_own_connections(made_);
   if (called_.exchange(true)) {
     throw Error(ErrorCode::conflict,
                 "two threads call one group at once: one of them calls " + with_purpose(name));

@@ -52,11 +52,4 @@ void throw_communication_error(std::string_view operation) {
   }
 }
 
-void require_own_connections(const MadeHere& made) {
-  if (made) return;
-  throw Error(ErrorCode::invalid_argument,
-              "this process was forked after its mesh was made, and the mesh is its parent's: make "
-              "a mesh in the child");
-}
-
 }  // namespace tessera

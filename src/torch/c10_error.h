@@ -6,7 +6,6 @@
 #include <string_view>
 #include <utility>
 
-#include "base/fork.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -24,10 +23,6 @@ decltype(auto) communicate(std::string_view operation, Work&& work) {
     throw_communication_error(operation);
   }
 }
-
-// Throws `invalid_argument` in a child of the process that made the connections: they are its
-// parent's.
-void require_own_connections(const MadeHere& made);
 
 // work(), which ends what is under way and nobody wants: of a failure, be it of memory, whoever
 // needs the transport next is told.

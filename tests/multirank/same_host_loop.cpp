@@ -11,8 +11,10 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/error.h"
 #include "tessera/mesh.h"
@@ -49,24 +51,31 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw tessera::Error(tessera::ErrorCode::corrupt, what);
 }
 
-// What a child of fork() may do with its parent's mesh: nothing, not even end it.
-int use_in_child(std::optional<tessera::Mesh>& mesh) {
+// What a child of fork() may do with its parent's mesh: nothing, not even end it. Nor with groups
+// that were taken from it before.
+int use_in_child(std::optional<tessera::Mesh>& mesh, tessera::Group& group, tessera::Group& saves) {
   ::alarm(30);
-  int refused = 0;
-  for (int i = 0; i < 2; ++i) {
+  const std::vector<std::function<void()>> uses{
+      [&] { static_cast<void>(mesh->all_reduce_sum(1.0)); },
+      [&] { static_cast<void>(mesh->group().rank()); }, [&] { group.barrier(); },
+      [&] { saves.barrier(); }, [&] { saves.require_peers(); }};
+  std::size_t refused = 0;
+  for (const auto& use : uses) {
     try {
-      static_cast<void>(i == 0 ? mesh->all_reduce_sum(1.0) : mesh->group().rank());
+      use();
     } catch (const tessera::Error& error) {
       if (error.code() == tessera::ErrorCode::invalid_argument) ++refused;
     }
   }
   mesh.reset();
-  return refused == 2 ? 0 : 1;
+  return refused == uses.size() ? 0 : 1;
 }
 
 void fork_with(std::optional<tessera::Mesh>& mesh) {
+  auto& group = mesh->group();
+  auto& saves = mesh->checkpoint_group();
   const auto child = ::fork();
-  if (child == 0) ::_exit(use_in_child(mesh));
+  if (child == 0) ::_exit(use_in_child(mesh, group, saves));
   int status = -1;
   require(::waitpid(child, &status, 0) == child && status == 0, "the child took part");
 }
