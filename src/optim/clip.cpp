@@ -10,6 +10,7 @@
 #include "tessera/error.h"
 #include "tessera/optim.h"
 #include "torch/rank_local.h"
+#include "torch/tensor.h"
 
 namespace tessera {
 
@@ -61,6 +62,7 @@ Gradients gradients_of(const std::vector<ShardedParameter>& parameters) {
     const auto& gradient = parameter.local.grad();
     // Of no elements libtorch knows no largest one.
     if (!gradient.defined() || gradient.numel() == 0) continue;
+    make_plain(gradient);
     (parameter.sharded ? found.shards : found.wholes).push_back(gradient);
   }
   return found;

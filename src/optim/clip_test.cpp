@@ -121,6 +121,21 @@ TEST_P(ClipGradNorm, TakesGradientsOfSeveralTypes) {
   }
 }
 
+// That a gradient is the conjugate or the negative of its memory is a bit beside it.
+TEST(ClipLazyBits, TakesConjugatedAndNegatedGradients) {
+  for (const bool is_complex : {true, false}) {
+    const auto type = is_complex ? torch::kComplexDouble : torch::kDouble;
+    const auto plain = parameter_of("plain", gradient(0, 0, type));
+    const auto lazy = parameter_of("lazy", gradient(0, 0, type));
+    auto& lazy_grad = lazy.local.mutable_grad();
+    lazy_grad = is_complex ? lazy_grad.conj() : at::_neg_view(lazy_grad);
+    const auto expected = (is_complex ? plain.local.grad().conj() : -plain.local.grad()).clone();
+    const double norm = clip_grad_norm({plain}, 0.5);
+    EXPECT_EQ(clip_grad_norm({lazy}, 0.5), norm);
+    EXPECT_TRUE(torch::allclose(lazy.local.grad(), expected * (0.5 / (norm + 1e-6))));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, ClipGradNorm, ::testing::Bool(),
                          [](const auto& kind) { return kind.param ? "SharedMemory" : "Gloo"; });
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tessera/error.h"
+#include "torch/tensor.h"
 
 namespace tessera {
 namespace {
@@ -29,7 +30,11 @@ double checked_scale(double scale) {
 // The elements of the parameter's gradient, undefined when it has none.
 at::Tensor values_of_gradient(const at::Tensor& parameter) {
   auto& gradient = parameter.mutable_grad();
-  if (!gradient.defined() || !gradient.is_sparse()) return gradient;
+  if (!gradient.defined()) return gradient;
+  if (!gradient.is_sparse()) {
+    make_plain(gradient);
+    return gradient;
+  }
   // Entries of one place may overflow float16 as a sum: they are added before the check.
   if (gradient.scalar_type() == at::kHalf) {
     gradient = gradient.to(at::kFloat).coalesce().to(at::kHalf);

@@ -82,6 +82,8 @@ TEST(GradScaler, DividesGradientsOfEveryKindInPlace_6_20) {
       const auto matrix = torch::ones({4, 6}).requires_grad_();
       matrix.mutable_grad() = torch::full({6, 4}, 40.0).t();  // not contiguous
       locals.push_back(matrix);
+      locals.push_back(make_local(5));
+      locals.back().mutable_grad() = at::_neg_view(torch::full({5}, -40.0));  // of a negative bit
       std::vector<torch::Tensor> gradients;
       for (const auto& local : locals) gradients.push_back(local.grad());
 

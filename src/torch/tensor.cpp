@@ -132,6 +132,10 @@ bool is_plain(const at::Tensor& tensor) {
   return !tensor.is_conj() && !tensor.is_neg();
 }
 
+void make_plain(const at::Tensor& tensor) {
+  if (!is_plain(tensor)) tensor.set_data(plain(tensor));
+}
+
 at::Tensor plain(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg();
 }

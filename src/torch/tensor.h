@@ -30,6 +30,8 @@ namespace tessera {
 // `tensor`, or where it has such a bit a copy without. Bytes of a tensor that a user or autograd
 // made are handed on from here alone.
 [[nodiscard]] at::Tensor plain(const at::Tensor& tensor);
+// Gives `tensor` memory that holds what it is: kernels for lists change no others in place.
+void make_plain(const at::Tensor& tensor);
 
 // A tensor over the memory of a leaf that one piece in memory covers; it keeps the memory alive.
 // Throws `unsupported` for leaves that are elsewhere or in parts.
