@@ -28,28 +28,27 @@ class DistributedDataParallel {
   DistributedDataParallel(Holder module, const Mesh& mesh,
                           const DistributedDataParallelOptions& options = {})
       : module_(std::move(module)), mesh_(mesh), broadcast_buffers_(options.broadcast_buffers) {
-    materialize(module_, mesh_.device());
-    sync_module_states(module_, mesh_);
-    replicate(module_, mesh_, options);
-    units_ = detail::UnitsOf(*module_);
+    materialize(this->module(), mesh_.device());
+    sync_module_states(this->module(), mesh_);
+    replicate(this->module(), mesh_, options);
+    module_.take_units();
   }
 
   template <typename... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) {
-    if (broadcast_buffers_ && module_->is_training()) sync_buffers(module_, mesh_);
-    return call_module(module_, std::forward<Arguments>(arguments)...);
+    if (broadcast_buffers_ && module()->is_training()) sync_buffers(module(), mesh_);
+    return call_module(module(), std::forward<Arguments>(arguments)...);
   }
 
-  [[nodiscard]] Holder& module() noexcept { return module_; }
-  auto* operator->() { return module_.get(); }
-  auto* operator->() const { return module_.get(); }
+  [[nodiscard]] Holder& module() noexcept { return module_.holder(); }
+  auto* operator->() { return module_.holder().get(); }
+  auto* operator->() const { return module_.holder().get(); }
 
   // While the returned object lives, backward accumulates gradients on this rank.
-  [[nodiscard]] NoSync no_sync() const { return NoSync(module_); }
+  [[nodiscard]] NoSync no_sync() const { return NoSync(module_.holder()); }
 
  private:
-  detail::UnitsOf units_;  // goes after the module
-  Holder module_;
+  detail::WrappedModule<Holder> module_;
   Mesh mesh_;
   bool broadcast_buffers_;
 };

@@ -42,6 +42,31 @@ class UnitsOf {
   std::vector<std::weak_ptr<Unit>> units_;
 };
 
+// A wrapper's module, behind a holder, and its units, which go after it.
+template <typename Holder>
+class WrappedModule {
+ public:
+  explicit WrappedModule(Holder module) : module_(std::move(module)) {}
+  WrappedModule(const WrappedModule&) = default;
+  WrappedModule(WrappedModule&&) = default;
+  // What was there before goes as in the destructor.
+  WrappedModule& operator=(WrappedModule other) noexcept {
+    std::swap(units_, other.units_);
+    std::swap(module_, other.module_);
+    return *this;
+  }
+  ~WrappedModule() = default;
+
+  // Once they are made.
+  void take_units() { units_ = UnitsOf(*module_); }
+  [[nodiscard]] Holder& holder() noexcept { return module_; }
+  [[nodiscard]] const Holder& holder() const noexcept { return module_; }
+
+ private:
+  UnitsOf units_;
+  Holder module_;
+};
+
 // Throws an Error: the tensors of a forward's result must be found to prepare the backward.
 [[noreturn]] void throw_unknown_result(const Unit& unit, const std::type_info& result);
 

@@ -155,18 +155,18 @@ class FullyShardedDataParallel {
 
   template <typename... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) {
-    return call_module(module_, std::forward<Arguments>(arguments)...);
+    return call_module(module(), std::forward<Arguments>(arguments)...);
   }
 
-  [[nodiscard]] Holder& module() noexcept { return module_; }
-  [[nodiscard]] const Holder& module() const noexcept { return module_; }
-  auto* operator->() { return module_.get(); }
-  auto* operator->() const { return module_.get(); }
+  [[nodiscard]] Holder& module() noexcept { return module_.holder(); }
+  [[nodiscard]] const Holder& module() const noexcept { return module_.holder(); }
+  auto* operator->() { return module().get(); }
+  auto* operator->() const { return module().get(); }
 
   // What an optimizer takes: a flat parameter per unit, or with use_orig_params a flat part of
   // every parameter.
   [[nodiscard]] std::vector<ShardedParameter> parameters() const {
-    return sharded_parameters(module_);
+    return sharded_parameters(module());
   }
   // The parameters whose gradient is there.
   [[nodiscard]] std::vector<ShardedParameter> params_with_grad() const {
@@ -175,42 +175,41 @@ class FullyShardedDataParallel {
     return with;
   }
   // True if no unit's module contains this one.
-  [[nodiscard]] bool is_root() const { return detail::is_root(*module_); }
+  [[nodiscard]] bool is_root() const { return detail::is_root(*module()); }
   // While the returned object lives, backward accumulates gradients on this rank. Throws
   // `invalid_argument` on a module inside another one, and in a forward or backward.
   [[nodiscard]] NoSync no_sync() const {
-    detail::require_root(*module_, "`no_sync()` on inner FSDP instances is not supported");
-    return NoSync(module_);
+    detail::require_root(*module(), "`no_sync()` on inner FSDP instances is not supported");
+    return NoSync(module());
   }
   // See clip_grad_norm of tessera/optim.h. Throws as no_sync does. Collective.
   double clip_grad_norm_(double max_norm, double norm_type = 2.0) const {
-    detail::require_root(*module_,
+    detail::require_root(*module(),
                          "clip_grad_norm should only be called on the root (parent) instance");
     return clip_grad_norm(parameters(), max_norm, norm_type);
   }
   // Calls `initialize` with the module and every module below it, while all parameters are whole.
   // Each rank keeps its own part of the changes. Collective.
   void apply(const std::function<void(torch::nn::Module&)>& initialize) {
-    const FullParams whole(module_);
+    const FullParams whole(module());
     const torch::NoGradGuard no_grad;
-    module_->apply(initialize);
+    module()->apply(initialize);
   }
   // Sets another way to average gradients, see tessera/pytorch/comm_hooks.h. Throws
   // `invalid_argument` on a module inside another one, for a hybrid strategy, for an empty hook,
   // and if there is a hook already.
-  void register_comm_hook(const CommHook& hook) { detail::register_comm_hook(*module_, hook); }
+  void register_comm_hook(const CommHook& hook) { detail::register_comm_hook(*module(), hook); }
 
  private:
   FullyShardedDataParallel(Holder module, const HybridMesh& mesh, bool is_hybrid,
                            const FullyShardedOptions& options)
       : module_(std::move(module)) {
-    detail::wrap_module(module_.ptr(), mesh, is_hybrid, options,
-                        detail::make_slot_maker(module_.ptr()));
-    units_ = detail::UnitsOf(*module_);
+    const auto inner = this->module().ptr();
+    detail::wrap_module(inner, mesh, is_hybrid, options, detail::make_slot_maker(inner));
+    module_.take_units();
   }
 
-  detail::UnitsOf units_;  // goes after the module
-  Holder module_;
+  detail::WrappedModule<Holder> module_;
 };
 
 }  // namespace tessera

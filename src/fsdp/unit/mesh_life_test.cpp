@@ -184,6 +184,31 @@ TEST(DeadModel, LeavesNoShardsBehind) {
   });
 }
 
+// Assigning goes as destroying does.
+TEST(DeadModel, BehindAWrapperLeavesNothingWhenAnotherTakesItsPlace) {
+  run_mesh(2, [](Mesh& mesh) {
+    std::vector<WeakStorage> shards;
+    std::vector<WeakTensor> tensors;
+    FullyShardedDataParallel<nn::Linear> sharded(nn::Linear(5, 4), mesh);
+    DistributedDataParallel<nn::Linear> whole(nn::Linear(5, 4), mesh);
+    shards = shards_of(sharded.module());
+    for (const auto& parameter : whole->parameters())
+      tensors.emplace_back(parameter.getIntrusivePtr());
+    const auto x = torch::ones({2, 5});
+    (sharded(x).sum() + whole(x).sum()).backward();
+    sharded = FullyShardedDataParallel<nn::Linear>(nn::Linear(5, 4), mesh);
+    whole = DistributedDataParallel<nn::Linear>(nn::Linear(5, 4), mesh);
+    expect_gone(shards, "FullyShardedDataParallel");
+    for (const auto& tensor : tensors) EXPECT_TRUE(tensor.expired());
+    (sharded(x).sum() + whole(x).sum()).backward();
+    EXPECT_TRUE(whole->weight.grad().defined());
+    const auto copy = sharded;
+    shards = shards_of(sharded.module());
+    sharded = FullyShardedDataParallel<nn::Linear>(nn::Linear(5, 4), mesh);
+    for (const auto& shard : shards) EXPECT_FALSE(shard.expired()) << "another one has it";
+  });
+}
+
 TEST(DeadModel, WithoutAHolderLeavesThemToTheNextPassOverItsMesh) {
   run_mesh(2, [](Mesh& mesh) {
     auto net = make_net({.blocks = 1});
