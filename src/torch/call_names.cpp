@@ -86,6 +86,24 @@ void CallNames::compare(Pending pending) {
     if (compared_part(theirs) == compared_part(mine)) continue;
     fail(different_calls(group_->getRank(), mine, static_cast<int>(peer), theirs));
   }
+  end_left();
+}
+
+void CallNames::let_end(UnderWay messages) {
+  left_.push_back(std::move(messages));
+}
+
+void CallNames::end_left() {
+  for (const auto& messages : std::exchange(left_, {})) {
+    wait_for_all(messages.name);
+    for (const auto& work : messages.works) {
+      try {
+        communicate("ending what nobody waits for", [&] { work->wait(); });
+      } catch (const Error& error) {
+        fail(error);
+      }
+    }
+  }
 }
 
 std::shared_ptr<CallNames> make_call_names(c10::intrusive_ptr<c10d::ProcessGroup> group) {

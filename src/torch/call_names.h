@@ -31,6 +31,13 @@ class CallNames {
     std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> works_;  // with which rank
   };
 
+  // Messages on their way, and the memory that they come from and go to.
+  struct UnderWay {
+    std::vector<at::Tensor> memory;
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    Pending name;
+  };
+
   explicit CallNames(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
 
   // Of what has to be equal on all ranks, the first kComparedBytes; whereabouts travel along
@@ -47,13 +54,19 @@ class CallNames {
   // `peer_failed` naming a rank that does not come. From then on every start throws the same:
   // messages that nobody took are still under way and would match later ones.
   void compare(Pending pending);
+  // Of an operation whose user has gone before its end. Gloo would not send them any more, and
+  // another operation's would match in their place. They stay until a later operation has ended,
+  // which is behind them on the wire.
+  void let_end(UnderWay messages);
 
  private:
+  void end_left();
   void wait_for_all(const Pending& pending);
   [[noreturn]] void fail(Error error);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   MadeHere made_;
+  std::vector<UnderWay> left_;
   std::function<void()> held_;  // compares the last names and begins; empty: nothing waits for them
   std::optional<Error> broken_;
 };

@@ -32,6 +32,13 @@ constexpr std::int64_t kLargestMessagesOfSum = 4 << 20;
 class Messages {
  public:
   Messages(c10d::ProcessGroup& group, CallNames& names) : group_(group), names_(names) {}
+  ~Messages() {
+    if (works_.empty()) return;
+    outgoing_.insert(outgoing_.end(), incoming_.begin(), incoming_.end());
+    names_.let_end({std::move(outgoing_), std::move(works_), std::move(name_)});
+  }
+  Messages(const Messages&) = delete;
+  Messages& operator=(const Messages&) = delete;
 
   // `outgoing`: a slice for each rank, all of one length and type. `incoming`: where those of the
   // others go; empty: into new memory.

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "tessera/optimizer_in_backward.h"
 #include "tessera/pytorch/full_params.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/unit_controls.h"
 #include "torch/testing.h"
 
 namespace tessera {
@@ -235,6 +237,31 @@ TEST(DeadModel, APartThatIsKeptGoesOn) {
     for (const auto& parameter : sharded_parameters(block))
       EXPECT_TRUE(parameter.local.grad().defined()) << parameter.name();
   });
+}
+
+// All ranks drop it at the same place of their programs; whoever comes next finds the mesh usable.
+void expect_next_model_trains(const Mesh& mesh, bool gathers) {
+  for (const bool sharded : {true, false}) {
+    auto net = make_net({.blocks = 2});
+    if (sharded) shard(net, mesh);
+    if (!sharded) replicate(net, mesh);
+    set_is_last_backward(net, false);
+    loss_of(net, batch_of(0, 0, mesh)).backward();
+    if (gathers && sharded) static_cast<void>(start_unshard(net));
+    net = make_net({.blocks = 1});
+    shard(net, mesh);
+    expect_stepped_together(net, net, mesh);
+  }
+}
+
+TEST(DeadModel, LeavesAMeshThatIsUsedOn) {
+  for (const bool same_host : {true, false}) {
+    for (const bool gathers : {true, false}) {
+      run_mesh(
+          2, [&](Mesh& mesh) { expect_next_model_trains(mesh, gathers); }, std::chrono::seconds(10),
+          same_host);
+    }
+  }
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_adam(std::vector<torch::Tensor> parameters) {
