@@ -145,6 +145,33 @@ TEST(ResultThatIsAParameter, TrainsUnderFsdp1) {
   }
 }
 
+// A tensor that trains and that no module knows.
+struct UnknownLeafImpl : nn::Module {
+  nn::Linear out{nullptr};
+  torch::Tensor leaf = torch::ones({4}).set_requires_grad(true);
+  UnknownLeafImpl() { out = register_module("out", nn::Linear(4, 4)); }
+  std::tuple<torch::Tensor, torch::Tensor> forward(const torch::Tensor& x) {
+    return {out(x), leaf};
+  }
+};
+TESSERA_MODULE(UnknownLeaf);
+
+TEST(ResultThatIsALeaf, GetsNoHookOfAPass) {
+  run_mesh(2, [](Mesh& mesh) {
+    for (const bool sharded : {true, false}) {
+      auto net = with_values(UnknownLeaf(), 3);
+      if (sharded) fully_shard(net, mesh);
+      if (!sharded) replicate(net, mesh);
+      for (int step = 0; step < kPasses; ++step) {
+        const auto [out, leaf] = net(torch::ones({2, 4}));
+        (out.square().sum() + leaf.sum()).backward();
+        EXPECT_EQ(hooks_of(net->leaf), 0U) << step;
+        EXPECT_EQ(net->leaf.grad().sum().item<float>(), 4.F * (step + 1)) << step;
+      }
+    }
+  });
+}
+
 // Whose parameter it is does not matter: what lasts longer than the pass gets no hook of a pass.
 TEST(ResultThatIsAParameter, MayBeIgnored) {
   run_mesh(2, [](Mesh& mesh) {

@@ -1,0 +1,46 @@
+// UnitInputs: what tells that a unit's backward is over, while its forward runs.
+//
+// A node of autograd sits between the unit's inputs and what came before. Autograd runs it when the
+// gradients of all inputs are there: after everything of the unit's own backward, whose nodes are
+// younger.
+#pragma once
+
+#include <torch/csrc/autograd/edge.h>
+#include <torch/types.h>
+
+#include <functional>
+#include <vector>
+
+#include "torch/compat.h"
+
+namespace tessera::detail {
+
+class UnitInputs {
+ public:
+  UnitInputs() = default;
+  // `run` is called after the backward; never, where no input wants a gradient. `lends`: the node
+  // becomes the history of the caller's own tensors for as long as this lives, so that forward may
+  // change them in place. Else, and for leaves, forward gets views, which autograd lets nobody
+  // change.
+  UnitInputs(const std::vector<at::Tensor*>& inputs, bool lends, std::function<void()> run);
+  ~UnitInputs();
+  UnitInputs(UnitInputs&&) = default;
+  UnitInputs& operator=(UnitInputs&&) = default;
+  UnitInputs(const UnitInputs&) = delete;
+  UnitInputs& operator=(const UnitInputs&) = delete;
+
+  // It is one of those that were lent, and nobody has changed it.
+  [[nodiscard]] bool has_unchanged(const at::Tensor& tensor) const;
+
+ private:
+  struct Lent {
+    at::Tensor tensor;
+    torch::autograd::Edge before;
+  };
+  [[nodiscard]] bool is_behind(const at::Tensor& tensor) const;
+
+  compat::NodePtr node_;
+  std::vector<Lent> lent_;
+};
+
+}  // namespace tessera::detail
