@@ -1,5 +1,6 @@
 #include "fsdp/step/root.h"
 
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/torch.h>
@@ -158,6 +159,9 @@ void Root::begin_pass() {
   pass_ = std::make_shared<Pass>();
   entered_.clear();
   if (inside_backward()) return;
+  // Casts that autocast has kept of an earlier pass are of older values, and their nodes are older
+  // than those that tell when a backward is over.
+  at::autocast::clear_cache();
   const auto all = units();
   forget_dead_units(*state_of(all.front()->all_ranks()));
   for (const auto& unit : all) {
