@@ -34,6 +34,10 @@ struct FullParamsOptions {
 // unshard() gathered is freed afterwards. Parameters that stay in place (`replicate`) always have
 // their data, and changes to them always last. Throws `invalid_argument` in a forward or backward,
 // while another one lives, and for `writeback` with `rank0_only`. Collective.
+//
+// What reads the model meanwhile (saves, state dicts, AdamW::step) has the changes. What changes
+// this rank's shards meanwhile (loads, optimizers, `local`) lasts; the whole tensors show it after
+// load_full_state_dict alone, and an element that was changed in both ways is the whole tensor's.
 class [[nodiscard]] FullParams {
  public:
   explicit FullParams(ModuleRef module, const FullParamsOptions& options = {});

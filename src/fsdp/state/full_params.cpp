@@ -118,16 +118,13 @@ class FullParams::Shown {
     if (wanted && options_.offload_to_cpu) whole_ = whole_.to(at::kCPU);
     if (!wanted) whole_ = at::Tensor();
     entry_of(*unit_).pinned = false;
-    unit_->show(whole_);
+    unit_->show(whole_, options_.writeback);
     if (wanted && gradients_.defined()) show_gradients();
   }
 
   ~Shown() {
     const torch::NoGradGuard no_grad;
-    if (options_.writeback && whole_.defined()) {
-      unit_->whole().keep_own(whole_, unit_->shard());
-      if (gradients_.defined()) write_back_gradients();
-    }
+    keep_changes();
     if (gradients_.defined()) hide_gradients();
     unit_->hide();
   }
@@ -135,6 +132,17 @@ class FullParams::Shown {
   Shown& operator=(const Shown&) = delete;
 
  private:
+  // What a destructor cannot throw is said.
+  void keep_changes() {
+    if (!options_.writeback || !whole_.defined()) return;
+    try {
+      unit_->keep_shown();
+    } catch (const Error& error) {
+      log(LogLevel::warning, std::string("changes of whole parameters are lost: ") + error.what());
+    }
+    if (gradients_.defined()) write_back_gradients();
+  }
+
   [[nodiscard]] bool is_wanted() const { return !options_.rank0_only || unit_->mesh().rank() == 0; }
 
   void show_gradients() {
@@ -246,6 +254,7 @@ void detail::set_entry(const at::Tensor& tensor, const at::Tensor& given) {
     return;
   }
   owner.unit->whole().take_own(owner.index, given, owner.unit->shard());
+  if (owner.unit->shows()) tensor.detach().copy_(given);
 }
 
 }  // namespace tessera

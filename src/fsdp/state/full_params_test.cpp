@@ -96,6 +96,64 @@ TEST(FullParams, ShowsTheModulesValuesAndKeepsChangesOfOwnParts_T8_SF7) {
   }
 }
 
+// What happens to the shards inside of the scope lasts, and what reads them has the scope's
+// changes: as in PyTorch's summon_full_params.
+TEST(FullParams, AndShardsTellEachOtherWhatChanged) {
+  for (const auto kind : kSummonKinds) {
+    run_mesh(2, [&](Mesh& mesh) {
+      const torch::NoGradGuard no_grad;
+      auto net = sharded(mesh, kind);
+      const bool is_in_place = kind == SummonKind::replicated;
+      auto expected = full_state_dict(net);
+      const auto names = expected.keys();
+      const auto expect_now = [&](const char* when) {
+        const auto now = full_state_dict(net);
+        for (const auto& name : names) {
+          EXPECT_TRUE(torch::allclose(now[name], expected[name], 1e-6, 1e-6, /*equal_nan=*/true))
+              << name << " " << when << ", kind " << static_cast<int>(kind);
+        }
+      };
+      {
+        const FullParams whole(net);
+        net->head->weight.mul_(2);
+        expected["head.weight"].mul_(2);
+        expect_now("changed inside");
+        net->head->weight[0][0] = std::nan("");
+        expected["head.weight"][0][0] = std::nan("");
+        expect_now("no number");
+        for (auto& parameter : sharded_parameters(net)) parameter.local.sub_(1);
+        for (const auto& name : names) expected[name].sub_(1);
+        expect_now("a step inside");
+        // The whole tensor has not seen the step, and its value counts.
+        net->blocks[0]->up->bias.fill_(3);
+        expected["block0.up.bias"].fill_(3);
+        expect_now("changed after it");
+      }
+      expect_now("after the scope");
+      {
+        const FullParams whole(net);
+        auto other = make_net({});
+        for (auto& parameter : other->parameters()) parameter.mul_(0.25);
+        const auto state = full_state_dict(other);
+        load_full_state_dict(net, state);
+        expected = full_state_dict(other);
+        EXPECT_TRUE(torch::equal(net->head->weight, expected["head.weight"]));
+        expect_now("loaded inside");
+        net->head->weight.set_data(torch::full_like(net->head->weight, 5));
+        expected["head.weight"].fill_(5);
+      }
+      expect_now("loaded and replaced inside");
+      {
+        const FullParams whole(net, {.writeback = false});
+        if (!is_in_place) net->head->weight.mul_(2);
+        for (auto& parameter : sharded_parameters(net)) parameter.local.sub_(1);
+        for (const auto& name : names) expected[name].sub_(1);
+      }
+      expect_now("without writeback");
+    });
+  }
+}
+
 TEST(FullParams, OfRankZeroOnlyLeaveOthersWithoutData_SF5) {
   run_mesh(2, [](Mesh& mesh) {
     auto plain = make_net({});

@@ -455,18 +455,22 @@ void Unit::wrap_channel(const ChannelWrapper& wrap) {
   store_->wrap_channel(wrap);
 }
 
-void Unit::show(const at::Tensor& array) {
+void Unit::show(const at::Tensor& array, bool keeps) {
   if (param_state_ == ParamState::shown)
     throw Error(ErrorCode::invalid_argument, "its parameters are shown whole already")
         .at_key(name_);
   free();
   param_state_ = next(param_state_, ParamStep::show);
-  if (!array.defined()) return;
+  shows_ = array.defined();
+  if (!shows_) return;
   for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(whole().view(array, i));
+  if (keeps) kept_ = shard().clone();
 }
 
 void Unit::hide() {
   param_state_ = next(param_state_, ParamStep::hide);
+  shows_ = false;
+  kept_ = at::Tensor();
   for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(store_->full(i));
 }
 

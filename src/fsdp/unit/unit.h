@@ -144,9 +144,14 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   [[nodiscard]] const at::Tensor& shard() const { return store_->shard(); }
   [[nodiscard]] WholeParameters whole() const { return WholeParameters(*store_); }
   // The module's tensors are views of `array`, which whole().gather() gave; undefined: they stay
-  // without data. Until hide().
-  void show(const at::Tensor& array);
+  // without data. Until hide(). `keeps`: what changes in them is this rank's shard, too.
+  void show(const at::Tensor& array, bool keeps = false);
   void hide();
+  [[nodiscard]] bool shows() const noexcept { return shows_; }  // an array
+  // Writes what was changed in the module's tensors into the shard; nothing unless they are shown
+  // and kept. Elements that nobody changed there are the shard's, which loads and optimizers
+  // change. Throws for tensors that were replaced by ones of another shape.
+  void keep_shown();
   // It is in evaluation and computes in its own dtype then (fsdp-rows MP3): shown whole from the
   // beginning of its forward to its end.
   [[nodiscard]] bool computes_in_own_type() const;
@@ -219,6 +224,7 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   void adopt_local(std::size_t param);
   void adopt_full(std::size_t param);
   void require_device(const at::Tensor& tensor, const at::Tensor& home, std::size_t param) const;
+  void require_shape(const at::Tensor& tensor, const at::Tensor& home, std::size_t param) const;
   // `tensor` can be taken over in the place of `home`.
   void require_home(const at::Tensor& tensor, const at::Tensor& home, std::size_t param) const;
 
@@ -236,6 +242,8 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   bool is_hybrid_;
   bool casts_root_inputs_;
   bool is_shown_in_own_type_ = false;
+  bool shows_ = false;
+  at::Tensor kept_;  // this rank's part of what is shown and kept, when it was last the shard's
   Geometry geometry_;
   ShardOptions options_;
   std::string type_;

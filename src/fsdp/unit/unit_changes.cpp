@@ -8,6 +8,19 @@
 #include "torch/device.h"
 
 namespace tessera::detail {
+namespace {
+
+// NaN is what it was, and a negative zero is another than a positive one.
+at::Tensor differing_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_complex()) return differing_bits(at::view_as_real(a), at::view_as_real(b)).any(-1);
+  const auto type = a.element_size() == 1   ? at::kByte
+                    : a.element_size() == 2 ? at::kShort
+                    : a.element_size() == 4 ? at::kInt
+                                            : at::kLong;
+  return a.view(type).ne(b.view(type));
+}
+
+}  // namespace
 
 void Unit::refresh() {
   if (!schedule_->is_quiet()) return;
@@ -54,7 +67,22 @@ bool Unit::is_replaced() const {
   });
 }
 
+void Unit::keep_shown() {
+  if (!kept_.defined()) return;
+  const torch::NoGradGuard no_grad;
+  auto mine = kept_.clone();
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto& full = params_[i].full;
+    require_shape(full, store_->full(i), i);
+    whole().take_own(i, full.detach(), mine);
+  }
+  const auto changed = differing_bits(mine, kept_);
+  if (changed.any().item<bool>()) shard().copy_(at::where(changed, mine, shard()));
+  kept_ = std::move(mine);
+}
+
 void Unit::adopt_replaced() {
+  keep_shown();
   if (!is_replaced()) return;
   const torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < params_.size(); ++i) {
@@ -81,6 +109,11 @@ void Unit::adopt_full(std::size_t param) {
 
 void Unit::require_home(const at::Tensor& tensor, const at::Tensor& home, std::size_t index) const {
   require_device(tensor, home, index);
+  require_shape(tensor, home, index);
+}
+
+void Unit::require_shape(const at::Tensor& tensor, const at::Tensor& home,
+                         std::size_t index) const {
   if (tensor.sizes() != home.sizes()) {
     throw Error(ErrorCode::invalid_argument,
                 "Cannot writeback when the parameter shape changes: expects " +
