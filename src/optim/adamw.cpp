@@ -206,7 +206,6 @@ void AdamW::Impl::require_new(const ShardedParameter& parameter) const {
 void AdamW::Impl::add_group(ParameterGroup group) {
   Group added{{}, group.options, {}};
   for (auto& parameter : group.parameters) {
-    if (!parameter.local.requires_grad()) continue;
     require_new(parameter);
     added.parameters.push_back(std::move(parameter));
   }
@@ -368,7 +367,8 @@ void AdamW::make_state() {
   torch::NoGradGuard no_grad;
   for (auto& group : impl_->groups) {
     for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-      impl_->make_state(group.parameters[i], group.states[i]);
+      if (group.parameters[i].local.requires_grad())
+        impl_->make_state(group.parameters[i], group.states[i]);
     }
   }
 }

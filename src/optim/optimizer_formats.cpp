@@ -2,11 +2,14 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
 #include <sstream>
 #include <utility>
 
+#include "base/log.h"
 #include "optim/fields.h"
 #include "tessera/error.h"
 #include "torch/tensor.h"
@@ -258,6 +261,39 @@ const OptimizerFormat* detail::find_format(std::type_index type) {
   const std::lock_guard lock(all.mutex);
   const auto found = all.formats.find(type);
   return found == all.formats.end() ? nullptr : &found->second;
+}
+
+namespace {
+
+// By an option that no other one has.
+std::string optimizer_with(const Value& group) {
+  for (const auto& [option, name] : {std::pair("nesterov", "SGD"),
+                                     {"alpha", "RMSprop"},
+                                     {"lr_decay", "Adagrad"},
+                                     {"history_size", "LBFGS"},
+                                     {"amsgrad", "Adam"}}) {
+    if (group.find(option) != nullptr) return name;
+  }
+  return "";
+}
+
+}  // namespace
+
+void detail::require_options_of(const std::string& name, const Value& group) {
+  const auto known = [](const std::string& one) { return one == "AdamW" ? "Adam" : one; };
+  constexpr std::array kKnown{"SGD", "RMSprop", "Adagrad", "LBFGS", "Adam"};
+  const auto saved = optimizer_with(group);
+  if (saved.empty() || saved == known(name)) return;
+  if (std::ranges::find(kKnown, known(name)) == kKnown.end()) return;
+  throw Error(ErrorCode::mismatch, "the checkpoint has the state of " + saved +
+                                       ", and the optimizer is " + name +
+                                       ": make the one that was saved, or load the model alone")
+      .at_key("param_groups");
+}
+
+void detail::warn_of_option(const std::string& optimizer, const std::string& option) {
+  log_of_all(LogLevel::warning, "optimizer " + optimizer + " has no option '" + option +
+                                    "': what was loaded for it is not kept");
 }
 
 void detail::require_complete(const OptimizerFormat& format, OptimizerParamState& state) {

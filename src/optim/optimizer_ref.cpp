@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 
-#include "base/log.h"
 #include "optim/adamw_group.h"
 #include "optim/fields.h"
 #include "optim/optimizer_formats.h"
@@ -76,6 +75,7 @@ class TorchAccess final : public OptimizerAccess {
   }
 
   void check_group(std::size_t index, const Value& options) const override {
+    detail::require_options_of(format_->name, options);
     const auto scratch = optimizer_.param_groups().at(index).options().clone();
     detail::DictToFields fields(options, {}, false);
     format_->options(fields, *scratch);
@@ -84,10 +84,7 @@ class TorchAccess final : public OptimizerAccess {
   void set_group(std::size_t index, const Value& options) override {
     detail::DictToFields fields(options, {}, false);
     format_->options(fields, optimizer_.param_groups().at(index).options());
-    for (const auto& name : fields.left_over()) {
-      log_of_all(LogLevel::warning, "optimizer " + format_->name + " has no option '" + name +
-                                        "': what was loaded for it is not kept");
-    }
+    for (const auto& name : fields.left_over()) detail::warn_of_option(format_->name, name);
   }
 
   Value state(const at::Tensor& parameter) const override {
@@ -165,7 +162,9 @@ class AdamWAccess final : public OptimizerAccess {
     (void)detail::group_options(options);
   }
   void set_group(std::size_t index, const Value& options) override {
-    optimizer_.options(index) = detail::group_options(options);
+    const auto group = detail::group_options(options);
+    optimizer_.options(index) = group.options;
+    for (const auto& name : group.unknown) detail::warn_of_option("AdamW", name);
   }
 
   Value state(const at::Tensor& parameter) const override {

@@ -278,6 +278,82 @@ TEST(TrainingState, KeepsGroupsAndFrozenParameters) {
   });
 }
 
+// Two steps with a frozen embedding, then two in the second of which it trains.
+template <typename Optimizer>
+std::vector<double> thaw(Net& net, Optimizer& optimizer, int first, int end) {
+  std::vector<double> losses;
+  for (int step = first; step < end; ++step) {
+    for (auto& parameter : net->embed->parameters()) parameter.set_requires_grad(step >= 3);
+    net->zero_grad();
+    optimizer.zero_grad();
+    auto loss = loss_of(net, testing::batch(step, 0, 1));
+    loss.backward();
+    optimizer.step();
+    losses.push_back(loss.template item<double>());
+  }
+  return losses;
+}
+
+// As torch.optim: a frozen parameter is in its group, has no state, and trains when it is thawed.
+TEST(TrainingState, OfAdamWHasFrozenParametersInTheirGroups) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(2, [&](Mesh& mesh) {
+    auto alone = make_net({}), net = make_net({}), other = filled_net();
+    for (auto* one : {&alone, &net, &other}) (*one)->embed->weight.set_requires_grad(false);
+    torch::optim::AdamW expected(alone->parameters(), torch::optim::AdamWOptions(0.01));
+    shard(net, Way::rows, mesh);
+    shard(other, Way::rows, mesh);
+    AdamW optimizer(sharded_parameters(net), {.lr = 0.01, .weight_decay = 0.01});
+    AdamW fresh(sharded_parameters(other), {.lr = 0.5});
+    EXPECT_EQ(optimizer.parameters(0).size(), alone->parameters().size());
+    expect_losses(thaw(net, optimizer, 0, 2), thaw(alone, expected, 0, 2));
+    EXPECT_FALSE(optimizer.state(0, 0).defined());
+    save(TrainingState(net, optimizer), path, mesh.checkpoint_group());
+    const auto after = thaw(alone, expected, 2, 6);
+    expect_losses(thaw(net, optimizer, 2, 6), after);
+    TrainingState state(other, fresh);
+    load(state, path, mesh.checkpoint_group());
+    expect_losses(thaw(other, fresh, 2, 6), after);
+  });
+}
+
+// Adam's decay goes through its moments: AdamW would go on with other numbers.
+TEST(TrainingState, OfOneOptimizerIsNoStateOfAnother) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/";
+  const auto alone = solo_group();
+  auto net = make_net({});
+  const auto parameters = net->parameters();
+  torch::optim::Adam adam(parameters, torch::optim::AdamOptions(0.01).weight_decay(0.1));
+  torch::optim::SGD sgd(parameters, torch::optim::SGDOptions(0.01).momentum(0.9));
+  torch::optim::RMSprop rmsprop(parameters, 0.01);
+  AdamW adamw(sharded_parameters(net));
+  loss_of(net, testing::batch(0, 0, 1)).backward();
+  for (torch::optim::Optimizer* one :
+       {static_cast<torch::optim::Optimizer*>(&adam), static_cast<torch::optim::Optimizer*>(&sgd),
+        static_cast<torch::optim::Optimizer*>(&rmsprop)})
+    one->step();
+  adamw.step();
+  const std::vector<std::pair<std::string, OptimizerRef>> all{
+      {"Adam", adam}, {"SGD", sgd}, {"RMSprop", rmsprop}, {"AdamW", adamw}};
+  for (const auto& [name, optimizer] : all)
+    save(TrainingState(net, optimizer), path + name, *alone);
+  for (const auto& [saved, unused] : all) {
+    for (const auto& [name, optimizer] : all) {
+      const auto before = adamw.state(0, 0).exp_avg.clone();
+      TrainingState state(net, optimizer);
+      const auto text = testing::error_of([&] { load(state, path + saved, *alone); });
+      EXPECT_EQ(text == "no Error", saved == name) << saved << " into " << name << ": " << text;
+      const bool is_decay = saved.starts_with("Adam") && name.starts_with("Adam");
+      const auto* reason = is_decay ? "decoupled_weight_decay" : "make the one that was saved";
+      EXPECT_EQ(text.find(reason) != std::string::npos, saved != name)
+          << saved << " into " << name << ": " << text;
+      EXPECT_TRUE(torch::equal(adamw.state(0, 0).exp_avg, before)) << saved << " into " << name;
+    }
+  }
+}
+
 TEST(TrainingState, OfAModelAloneLoadsFromACheckpointWithMore) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/saved";
