@@ -3,6 +3,8 @@
 //   trainer.set_item("rng", random_state());
 //   ...
 //   set_random_state(trainer.at("rng"));
+//
+// Every rank has its own: in a TrainingState it belongs into `rank_values`.
 #pragma once
 
 #include "tessera/value.h"

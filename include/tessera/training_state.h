@@ -32,10 +32,16 @@ class TrainingState {
   TrainingState(ModuleRef model, OptimizerRef optimizer)
       : model_(model), optimizer_(std::move(optimizer)) {}
 
-  // A dict of what else belongs to the training: counters, a seed, a configuration. A load replaces
+  // A dict of what else belongs to the training: counters, a seed, a configuration. The same on
+  // every rank: a save throws `mismatch` for numbers and whole tensors that differ. A load replaces
   // the values of its keys, and throws `not_found` for a key that the checkpoint lacks. The keys
-  // "model" and "optim" are taken.
+  // "model", "optim" and "rank_values" are taken.
   Value values = Value::dict();
+  // The same of what each rank has for itself: random_state(), its place in the data. The
+  // checkpoint has it under "rank_values" and the rank's number. Rank r gets what rank r has saved.
+  // Where more ranks load than have saved, those behind keep what they have; where fewer do, the
+  // others' values are left. Both are warned of.
+  Value rank_values = Value::dict();
   // Under which the checkpoint holds everything: "app" for {"app": {"model": ...}}. Empty: nothing.
   std::string key;
   // By group: what the last load found that the optimizer does not know. Saves write it again.

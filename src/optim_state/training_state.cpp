@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/digest.h"
+#include "base/log.h"
 #include "checkpoint/open/kinds.h"
+#include "comm/text.h"
+#include "comm/whereabouts.h"
 #include "fsdp/state/model_state.h"
 #include "optim_state/optim_leaves.h"
 #include "optim_state/tree.h"
@@ -11,6 +15,7 @@
 #include "tessera/group_checkpoint.h"
 #include "tessera/restore.h"
 #include "tessera/trainer_state.h"
+#include "torch/tensor.h"
 
 namespace tessera {
 namespace {
@@ -20,6 +25,7 @@ using detail::OptimLeaves;
 constexpr const char* kModel = "model";
 constexpr const char* kOptim = "optim";
 constexpr const char* kGroups = "param_groups";
+constexpr const char* kRanks = "rank_values";
 constexpr const char* kTrain = "train";  // of OLMo's kinds
 
 std::optional<OptimLeaves> leaves_of_optimizer(const TrainingState& state) {
@@ -35,22 +41,73 @@ Path place_of_optim(const TrainingState& state) {
 }
 
 void require_free(const Value& key) {
-  for (const auto* taken : {kModel, kOptim}) {
+  for (const auto* taken : {kModel, kOptim, kRanks}) {
     if (key == Value(taken))
       throw Error(ErrorCode::invalid_argument, "this key of the values is the state's own")
           .at_key(taken);
   }
 }
 
-// Everything. `optim`: of the optimizer, if there is one.
-Value tree_of(const TrainingState& state, const Value& model, std::optional<Value> optim) {
+// Everything. `optim`: of the optimizer, if there is one; `ranks`: what belongs to single ones.
+Value tree_of(const TrainingState& state, const Value& model, std::optional<Value> optim,
+              std::optional<Value> ranks) {
   auto tree = Value::dict({{kModel, model}});
   if (optim) tree.set_item(kOptim, std::move(*optim));
+  if (ranks) tree.set_item(kRanks, std::move(*ranks));
   for (const auto& [key, value] : state.values.pairs()) {
     require_free(key);
     tree.set_item(key, value);
   }
   return state.key.empty() ? tree : Value::dict({{state.key, std::move(tree)}});
+}
+
+bool has_values(const Value& dict) {
+  return !dict.pairs().empty();
+}
+
+// A line for each tensor that this rank has whole: of such the first rank's is saved.
+void describe_tensors(const Value& value, const std::string& path, std::string& text) {
+  const auto below = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
+  if (value.is(Value::Kind::tensor)) {
+    const auto& leaf = value.as_tensor();
+    if (!is_whole_in_memory(leaf)) return;
+    const auto tensor = tensor_of(leaf).contiguous();
+    const auto digest =
+        digest64({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
+    text += path + " " + std::to_string(digest) + "\n";
+  } else if (value.is(Value::Kind::dict)) {
+    for (const auto& [key, item] : value.pairs())
+      describe_tensors(item, below(key.is(Value::Kind::string) ? key.as_string() : "?"), text);
+  } else if (value.is(Value::Kind::list) || value.is(Value::Kind::tuple)) {
+    std::size_t place = 0;
+    for (const auto& item : value.items())
+      describe_tensors(item, below(std::to_string(place++)), text);
+  }
+}
+
+// The path in the first line that differs.
+std::string first_difference(const std::string& a, const std::string& b) {
+  const auto at = std::ranges::mismatch(a, b).in1 - a.begin();
+  const auto begin = a.rfind('\n', at) == std::string::npos ? 0 : a.rfind('\n', at) + 1;
+  return a.substr(begin, a.find(' ', begin) - begin);
+}
+
+// `mine`: describe_tensors of this rank's values. Collective.
+void require_same_tensors(const std::string& mine, Group& group) {
+  const Purpose purpose("comparing tensors among the values");
+  const auto all = group.all_gather(to_bytes(mine));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw Error(ErrorCode::mismatch,
+                "ranks 0 and " + std::to_string(rank) +
+                    " have different tensors in TrainingState::values, of which one is saved for "
+                    "all: what each rank has for itself belongs into rank_values")
+        .at_key(first_difference(to_text(all[0]), to_text(all[rank])));
+  }
+}
+
+std::string key_of(int rank) {
+  return std::to_string(rank);
 }
 
 // What an optimizer does not know of its groups goes back where it was.
@@ -80,7 +137,8 @@ Value loaded_values(const Value& values, const Value& loaded) {
 // What one load is made of.
 class TrainingLoad {
  public:
-  TrainingLoad(TrainingState& state, const LoadOptions& options) : state_(state) {
+  TrainingLoad(TrainingState& state, const LoadOptions& options, const Group& group)
+      : state_(state), rank_(group.rank()), ranks_(group.size()) {
     require_own_names(state, options);
     optim_ = leaves_of_optimizer(state);
     model_ = model_state(state.model());
@@ -102,7 +160,7 @@ class TrainingLoad {
       optim_->prepare(stored);
       optim = optim_->tree_like(stored);
     }
-    tree_ = tree_of(state_, model_, std::move(optim));
+    tree_ = tree_of(state_, model_, std::move(optim), stored_of_rank(contents));
     if (trainer_) tree_.erase(kTrain);
   }
   // The value "train" is this, and not of the tree.
@@ -119,13 +177,34 @@ class TrainingLoad {
     if (optim_) state_.other_options = optim_->finish(loaded.at(kOptim));
     if (trainer_) loaded.set_item(kTrain, *trainer_);
     state_.values = loaded_values(state_.values, loaded);
+    if (const auto* ranks = loaded.find(kRanks))
+      state_.rank_values = loaded_values(state_.rank_values, ranks->at(key_of(rank_)));
   }
   void undo() {
     if (optim_) optim_->undo();
   }
 
  private:
+  // What this rank loads of its own; nothing where the checkpoint has no such rank.
+  [[nodiscard]] std::optional<Value> stored_of_rank(const Checkpoint& contents) const {
+    if (!has_values(state_.rank_values)) return std::nullopt;
+    Path place;
+    if (!state_.key.empty()) place.emplace_back(state_.key);
+    place.emplace_back(kRanks);
+    const auto stored = detail::stored_part(contents, place);
+    const auto saved = static_cast<int>(stored.pairs().size());
+    if (saved != ranks_) {
+      log_of_all(LogLevel::warning, "values of " + std::to_string(saved) + " ranks are loaded by " +
+                                        std::to_string(ranks_) +
+                                        (saved < ranks_ ? ": those behind keep what they have"
+                                                        : ": those of the others are left"));
+    }
+    if (saved > 0 && rank_ >= saved) return std::nullopt;
+    return Value::dict({{key_of(rank_), state_.rank_values}});
+  }
+
   TrainingState& state_;
+  int rank_, ranks_;
   std::optional<OptimLeaves> optim_;
   Value model_, tree_;
   std::optional<Value> trainer_;
@@ -144,12 +223,18 @@ GroupCheckpoint opened(const TrainingState& state, const TrainingLoad& job, cons
 SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options,
                 Group& group) {
   Value tree;
+  std::string tensors;
   agree(group, "taking a training state", [&] {
+    describe_tensors(state.values, "", tensors);
     auto leaves = leaves_of_optimizer(state);
     std::optional<Value> optim;
     if (leaves) optim = with_other_options(leaves->tree(), state.other_options);
-    tree = tree_of(state, model_state_to_save(state.model()), std::move(optim));
+    std::optional<Value> own;
+    if (has_values(state.rank_values))
+      own = Value::dict({{key_of(group.rank()), state.rank_values}});
+    tree = tree_of(state, model_state_to_save(state.model()), std::move(optim), std::move(own));
   });
+  if (group.size() > 1) require_same_tensors(tensors, group);
   return save(tree, where, options, group);
 }
 
@@ -160,7 +245,7 @@ SaveResult save(const TrainingState& state, const Location& where, Group& group)
 LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options,
                 Group& group) {
   std::optional<TrainingLoad> job;
-  agree(group, "preparing to load a training state", [&] { job.emplace(state, options); });
+  agree(group, "preparing to load a training state", [&] { job.emplace(state, options, group); });
   auto checkpoint = opened(state, *job, where, options, group);
   if (is_olmo_kind(checkpoint.contents().kind) && state.key.empty() && !options.rename) {
     const auto live = job->names();

@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 #include <atomic>
+#include <filesystem>
 
 #include <string>
 #include <tuple>
@@ -394,6 +395,57 @@ TEST(TrainingState, LoadsFromFilesOfOtherKinds) {
 }
 
 // C04: each rank opened it for itself, and nobody compared.
+// What each rank has for itself: as many ranks get their own back, others by a stated rule.
+TEST(TrainingState, HasValuesOfEachRank) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(3, [&](Mesh& mesh) {
+    auto trainer = trainer_on(make_net({}), Way::rows, mesh, Kind::own);
+    auto state = trainer.state();
+    state.values.set_item("step", 7);
+    state.rank_values.set_item("place", 10 * mesh.rank());
+    state.rank_values.set_item("rng", leaf_of(torch::full({5}, mesh.rank(), torch::kByte)));
+    save(state, path, mesh.checkpoint_group());
+  });
+  for (const int world : {3, 2, 4, 1}) {
+    run_mesh(world, [&](Mesh& mesh) {
+      auto trainer = trainer_on(filled_net(), Way::rows, mesh, Kind::own);
+      auto state = trainer.state();
+      state.values.set_item("step", 0);
+      state.rank_values.set_item("place", -1);
+      state.rank_values.set_item("rng", leaf_of(torch::full({5}, 99, torch::kByte)));
+      load(state, path, mesh.checkpoint_group());
+      EXPECT_EQ(state.values.at("step").as_int(), 7);
+      const bool was_there = mesh.rank() < 3;
+      EXPECT_EQ(state.rank_values.at("place").as_int(), was_there ? 10 * mesh.rank() : -1);
+      const auto rng = tensor_of(state.rank_values.at("rng").as_tensor());
+      EXPECT_TRUE(torch::all(rng == (was_there ? mesh.rank() : 99)).item<bool>()) << world;
+    });
+  }
+}
+
+TEST(TrainingState, RefusesTensorsOfWhichOneWouldStandForAll) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(2, [&](Mesh& mesh) {
+    auto trainer = trainer_on(make_net({}), Way::rows, mesh, Kind::own);
+    auto state = trainer.state();
+    state.values.set_item("same", leaf_of(torch::ones({3})));
+    auto rng = Value::dict();
+    rng.set_item("torch", leaf_of(torch::full({5}, mesh.rank(), torch::kByte)));
+    state.values.set_item("rng", rng);
+    const auto text = testing::error_of([&] { save(state, path, mesh.checkpoint_group()); });
+    EXPECT_NE(text.find("rank_values"), std::string::npos) << text;
+    EXPECT_NE(text.find("rng.torch"), std::string::npos) << text;
+    EXPECT_FALSE(std::filesystem::exists(path));
+    // Parts of one tensor are each rank's own.
+    state.values.erase("rng");
+    state.values.set_item("parts",
+                          sharded_leaf_of(torch::full({2}, mesh.rank()), {4}, 2 * mesh.rank()));
+    EXPECT_NO_THROW(save(state, path, mesh.checkpoint_group()));
+  });
+}
+
 TEST(TrainingState, IsLoadedFromOneSaveByAllRanks) {
   const TemporaryDirectory directory;
   for (const std::string name : {"/0", "/1"})

@@ -38,12 +38,6 @@ constexpr std::array kTypes{
     std::pair{DType::float4_e2m1fn_x2, at::kFloat4_e2m1fn_x2},
 };
 
-bool is_one_piece_in_memory(const Tensor& leaf) {
-  if (leaf.pieces.size() != 1) return false;
-  const auto& piece = leaf.pieces.front();
-  return piece.storage && is_in_memory(*piece.storage) && numel(piece.slice) == numel(leaf.shape);
-}
-
 // Of a backend outside of libtorch, c10 has what copies and streams need.
 bool has_device_memory(const at::Tensor& tensor) {
   return tensor.is_cuda() || tensor.is_privateuseone();
@@ -128,6 +122,12 @@ Tensor flat_leaf_of(const at::Tensor& elements, const Shape& shape, std::int64_t
   return leaf;
 }
 
+bool is_whole_in_memory(const Tensor& leaf) {
+  if (leaf.pieces.size() != 1) return false;
+  const auto& piece = leaf.pieces.front();
+  return piece.storage && is_in_memory(*piece.storage) && numel(piece.slice) == numel(leaf.shape);
+}
+
 bool is_plain(const at::Tensor& tensor) {
   return !tensor.is_conj() && !tensor.is_neg();
 }
@@ -142,7 +142,7 @@ at::Tensor plain(const at::Tensor& tensor) {
 
 at::Tensor tensor_of(const Tensor& leaf) {
   if (numel(leaf.shape) == 0) return at::empty(leaf.shape, scalar_type_of(leaf.dtype));
-  if (!is_one_piece_in_memory(leaf))
+  if (!is_whole_in_memory(leaf))
     throw Error(ErrorCode::unsupported, "a tensor that is not one piece in memory");
   const auto& piece = leaf.pieces.front();
   const auto size = static_cast<std::int64_t>(size_of(leaf.dtype));

@@ -33,8 +33,10 @@ namespace tessera {
 // Gives `tensor` memory that holds what it is: kernels for lists change no others in place.
 void make_plain(const at::Tensor& tensor);
 
-// A tensor over the memory of a leaf that one piece in memory covers; it keeps the memory alive.
-// Throws `unsupported` for leaves that are elsewhere or in parts.
+// One piece in memory covers the leaf.
+[[nodiscard]] bool is_whole_in_memory(const Tensor& leaf);
+// A tensor over the memory of such a leaf; it keeps the memory alive. Throws `unsupported` for
+// leaves that are elsewhere or in parts.
 [[nodiscard]] at::Tensor tensor_of(const Tensor& leaf);
 
 }  // namespace tessera
