@@ -92,6 +92,10 @@ struct ConvertReport {
 // given and would have no effect on this kind of target or source, and `conflict` while another
 // process converts into the same DCP directory.
 //
+// A target of kind torch_file or safetensors is the file that it names, or, where that is a
+// directory or ends with a slash, model.pt or model.safetensors in it. A link stays, and leads to
+// what is made.
+//
 // A target in a store is a DCP checkpoint at the store's root, or an object of torch.save or
 // safetensors that the location names. Everything else is `unsupported` in a store, and so is
 // `resume`: it needs directories that can be renamed.

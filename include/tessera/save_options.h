@@ -43,8 +43,9 @@ enum class Compression : std::uint8_t {
 };
 
 struct SaveOptions {
-  // Any but rank_files. Unset: the extension of the path or object decides (.pt, .pth,
-  // .safetensors); any other means dcp.
+  // Any but rank_files. Unset: the extension of the path or object decides (.pt, .pth, .bin, .ckpt,
+  // .safetensors); any other, and the name of a directory that is there, means dcp. In a directory
+  // a file of kind torch_file or safetensors is model.pt or model.safetensors.
   std::optional<CheckpointKind> kind = {};
   bool overwrite = false;  // false: an existing checkpoint is `already_exists`
   // Nobody else saves to this place. Needed where a store cannot keep rivals out, see

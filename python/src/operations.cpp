@@ -20,7 +20,7 @@ namespace {
 
 CheckpointKind target_kind(const std::string& name, const std::string& target) {
   if (!name.empty()) return kind_named(name);
-  if (const auto kind = kind_of_file_name(target)) return *kind;
+  if (const auto kind = kind_of_target(target)) return *kind;
   throw Error(ErrorCode::invalid_argument,
               "the target's name does not say its kind: give `to`: dcp, torch, safetensors or "
               "olmo-...")

@@ -39,6 +39,7 @@ Examples:
   tessera convert checkpoint/ model.safetensors --only model --dtype bf16 --rename '^model\.=>'
   tessera convert model.pt checkpoint/ --to dcp --threads 8 --memory 256MiB
   tessera convert run/step100 copy.pt --only 'model.layers.[0-3].*' --json
+  tessera convert hf/pytorch_model.bin.index.json weights --to safetensors
   until tessera convert checkpoint/ model.safetensors --resume; do sleep 60; done)";
 
 struct Options {
@@ -52,7 +53,7 @@ struct Options {
 
 CheckpointKind kind_of(const Options& options) {
   if (!options.to.empty()) return kind_named(options.to);
-  if (const auto kind = kind_of_file_name(options.target)) return *kind;
+  if (const auto kind = kind_of_target(options.target)) return *kind;
   throw Error(
       ErrorCode::invalid_argument,
       "the target's name does not say its kind: add --to dcp, torch, safetensors or olmo-...")
@@ -179,12 +180,15 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
       app.add_subcommand("convert", "Streams a checkpoint into another kind, in bounded memory");
   command->footer(kExamples);
   command->add_option("source", options->source, "file or directory")->required();
-  command->add_option("target", options->target, "file (.safetensors, .pt) or directory")
+  command
+      ->add_option("target", options->target,
+                   "file (.safetensors, .pt, .pth, .bin, .ckpt) or directory")
       ->required();
   one_of(
       command->add_option("--to", options->to,
-                          "kind of the target; default: from its extension. Into a target without "
-                          "one, torch and safetensors write model.pt and model.safetensors"),
+                          "kind of the target; default: from its extension. In a directory that is "
+                          "there, or TARGET/, torch and safetensors write model.pt and "
+                          "model.safetensors"),
       names_of_targets());
   add_only(*command, options->convert.only);
   command->add_option("--rename", options->convert.rename,

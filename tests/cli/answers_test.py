@@ -304,10 +304,10 @@ class Answers(unittest.TestCase):
     def test_convert_names_the_file_that_it_writes(self):
         source = self.safetensors("a.safetensors", {"w": ("U8", [1], b"x")})
         for kind, extension in (("torch", ".pt"), ("safetensors", ".safetensors")):
-            written = self.work / "out" / f"model{extension}"
-            done = tessera("convert", source, self.work / "out", "--to", kind)
-            self.assertTrue(done.stdout.startswith(f"{written}: 1 tensors"), done.stdout)
-            self.assertTrue(written.is_file())
+            for target, written in ((self.work / kind, self.work / kind), (f"{self.work}/out/", self.work / "out" / f"model{extension}")):
+                done = tessera("convert", source, target, "--to", kind)
+                self.assertTrue(done.stdout.startswith(f"{written}: 1 tensors"), done.stdout)
+                self.assertTrue(written.is_file())
         self.assertEqual(answer("convert", source, self.work / "b.pt")["target"], str(self.work / "b.pt"))
         self.assertEqual(answer("convert", source, self.work / "d", "--to", "dcp")["target"], str(self.work / "d"))
 

@@ -233,6 +233,64 @@ class Usage(Case):
                     self.assertTrue(link.is_symlink())
                     self.assertEqual(tessera("diff", self.dcp, target).returncode, 0)
 
+    def test_a_target_that_is_a_file_is_the_one_that_was_named(self):
+        def made(file, *arguments):
+            done = tessera("convert", self.dcp, *arguments, "--json")
+            self.assertEqual((done.returncode, done.stderr), (0, ""), arguments)
+            self.assertEqual(os.path.realpath(json.loads(done.stdout)["target"]), os.path.realpath(file), arguments)
+            self.assertTrue(file.is_file() and not file.is_symlink(), arguments)
+            self.assertEqual(tessera("diff", self.dcp, file).returncode, 0, arguments)
+
+        for kind, inside in (("torch", "model.pt"), ("safetensors", "model.safetensors")):
+            for resume in ([], ["--resume"]):
+                to = ["--to", kind, *resume]
+                with self.subTest(to=to):
+                    place = self.work / f"place-{kind}-{len(resume)}"
+                    place.mkdir()
+                    made(place / "weights", place / "weights", *to)
+                    self.refused("already_exists", "convert", self.dcp, place / "weights", *to)
+                    made(place / "weights", place / "weights", *to, "--overwrite")
+                    self.assertEqual([path.name for path in place.iterdir()], ["weights"])
+                    # A directory that is there, whatever it is called, or a name that can only be one's.
+                    for name in ("there", "there.pt", "there.ckpt"):
+                        (place / name).mkdir()
+                        made(place / name / inside, place / name, *to)
+                    made(place / "new/sub" / inside, f"{place}/new/sub/", *to)
+                    made(place / "dots" / inside, f"{place}/dots/.", *to)
+                    # Links stay.
+                    (place / "other").mkdir()
+                    for link, leads_to in (("link", "weights"), ("nowhere", "fresh"), ("folder", "other"), ("other/" + inside, "../far")):
+                        (place / link).symlink_to(leads_to)
+                    made(place / "weights", place / "link", *to, "--overwrite")
+                    made(place / "fresh", place / "nowhere", *to)
+                    made(place / "far", place / "folder", *to)
+                    self.assertTrue(all((place / link).is_symlink() for link in ("link", "nowhere", "folder", "other/" + inside)))
+        for name in ("a.bin", "a.ckpt", "a.pth"):
+            made(self.work / name, self.work / name)
+            self.assertTrue((self.work / name).read_bytes().startswith(b"PK"), name)
+            self.refused("invalid_argument", "convert", self.dcp, self.work / f"b{name}", "--to", "safetensors", exit_code=2)
+            self.refused("invalid_argument", "convert", self.dcp, self.work / f"b{name}", "--to", "dcp", exit_code=2)
+        # What a directory is called does not say what is to be in it.
+        (self.work / "run.ckpt").mkdir()
+        self.refused("invalid_argument", "convert", self.dcp, self.work / "run.ckpt", exit_code=2)
+        made_dcp = tessera("convert", self.dcp, self.work / "run.ckpt", "--to", "dcp")
+        self.assertEqual(made_dcp.returncode, 0, made_dcp.stderr)
+
+    def test_a_directory_that_is_named_by_a_link_is_made_where_it_leads(self):
+        for kind, options in (("dcp", []), ("olmo-full", []), ("olmo-legacy", ["--ranks", "2"]), ("safetensors", ["--max-shard-size", "1KB"])):
+            for resume in ([], ["--resume"]):
+                with self.subTest(kind=kind, resume=resume):
+                    place = self.work / f"{kind}-{len(resume)}"
+                    place.mkdir()
+                    link = place / "link"
+                    link.symlink_to("real")
+                    for overwrite in ([], ["--overwrite"]):  # where it leads there is nothing at first
+                        done = tessera("convert", self.dcp, link, "--to", kind, *options, *resume, *overwrite)
+                        self.assertEqual((done.returncode, done.stderr), (0, ""))
+                        self.assertEqual(tessera("verify", place / "real").returncode, 0)
+                    self.assertEqual(sorted(path.name for path in place.iterdir()), ["link", "real"])
+                    self.assertEqual(os.readlink(link), "real")
+
     def test_a_file_that_may_not_grow_is_told_as_a_full_disk(self):
         big = self.safetensors("big.safetensors", {"w": ("U8", [3_000_000], bytes(3_000_000))})
         before = sorted(self.work.iterdir())

@@ -86,6 +86,58 @@ def test_shards_of_ranks_become_a_set_that_everybody_reads(tmp_path):
     assert same(again, expected)
 
 
+def shard_as_huggingface(state, directory, most):
+    """What `save_pretrained(safe_serialization=False)` of transformers wrote: tensors that share a storage go into one file and
+    count once, a file that would become larger is followed by the next one."""
+    shards, sizes, block_of, total = [{}], [0], {}, 0
+    for name, tensor in state.items():
+        storage = tensor.untyped_storage().data_ptr()
+        if storage in block_of:
+            shards[block_of[storage]][name] = tensor
+            continue
+        size = tensor.numel() * tensor.itemsize
+        if sizes[-1] and sizes[-1] + size > most:
+            shards.append({})
+            sizes.append(0)
+        block_of[storage] = len(shards) - 1
+        shards[-1][name] = tensor
+        sizes[-1] += size
+        total += size
+    weight_map = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"pytorch_model-{number:05}-of-{len(shards):05}.bin"
+        torch.save(shard, directory / file)
+        weight_map.update(dict.fromkeys(shard, file))
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def test_a_set_of_torch_files_is_what_pytorch_loads(tmp_path):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Embedding(30, 8), torch.nn.Linear(8, 8).bfloat16(), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 30))
+    model[3].weight = model[0].weight
+    state = model.state_dict()
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    shard_as_huggingface(state, hub, 200)
+    files = sorted(hub.glob("*.bin"))
+    assert len(files) > 2
+    loaded = {name: tensor for file in files for name, tensor in torch.load(file, weights_only=True).items()}
+    assert same(loaded, dict(state))
+    for place in (hub, hub / "pytorch_model.bin.index.json"):
+        done = subprocess.run([TESSERA, "verify", place, "--json"], check=True, capture_output=True, text=True)
+        assert json.loads(done.stdout)["findings"] == [] and done.stderr == ""
+        for target in ("a.bin", "b.ckpt", "c.pt"):
+            convert(place, tmp_path / target, "--overwrite")
+            assert same(torch.load(tmp_path / target, weights_only=True), loaded), target
+    convert(hub, tmp_path / "weights", "--to", "torch")
+    again = torch.load(tmp_path / "weights", weights_only=True)
+    assert same(again, loaded) and again["0.weight"].untyped_storage().data_ptr() == again["3.weight"].untyped_storage().data_ptr()
+    model.load_state_dict(again)
+    convert(hub, tmp_path / "tensors", "--to", "safetensors")
+    assert same(safetensors.torch.load_file(tmp_path / "tensors"), loaded)
+
+
 @pytest.mark.parametrize("numbers", [[1, 3, 3, 5, 1], [1, 1, 1, 1, 1]])
 def test_ranks_save_the_set_that_pytorch_saves(numbers, tmp_path):
     """P-26: the same files with the same tensors for one map, from three ranks that hold rows. PyTorch and safetensors read

@@ -152,6 +152,19 @@ class Urls(unittest.TestCase):
             self.done("convert", *arguments, "--overwrite")
         self.same(url, dcp)
 
+    def test_a_file_is_the_object_that_was_named(self):
+        for kind, inside in (("torch", "model.pt"), ("safetensors", "model.safetensors")):
+            place = f"{BUCKET}/named {kind}"
+            self.done("convert", self.file, f"{place}/weights", "--to", kind)
+            self.same(f"{place}/weights", self.file)
+            self.fails("already_exists", "convert", self.file, f"{place}/weights", "--to", kind)
+            for directory in (f"{place}/new/", place):  # by its slash, and by what lies in it
+                self.done("convert", self.file, directory, "--to", kind)
+                self.same(f"{directory.rstrip('/')}/{inside}", self.file)
+        for name in ("a.bin", "a.ckpt"):
+            self.done("convert", self.file, f"{BUCKET}/named/{name}")
+            self.same(f"{BUCKET}/named/{name}", self.file)
+
     def test_an_absent_checkpoint_is_not_found(self):
         for url in (f"{BUCKET}/none", f"{BUCKET}/none.safetensors", "s3://no-such-bucket/x"):
             error = self.fails("not_found", "ls", url)
@@ -303,6 +316,14 @@ class Urls(unittest.TestCase):
             self.same(f"{url}/dcp", self.file)
             self.same(f"{url}/dcp/", self.file)
             self.done("verify", f"{url}/dcp")
+            (self.directory / "run.ckpt").symlink_to("dcp")
+            self.same(f"{url}/run.ckpt/", self.file)
+            self.done("convert", self.file, self.directory / "set/pytorch_model-00001-of-00001.bin")
+            names = [row["name"] for row in json.loads(self.done("ls", self.file, "--json"))]
+            index = {"weight_map": dict.fromkeys(names, "pytorch_model-00001-of-00001.bin")}
+            (self.directory / "set/pytorch_model.bin.index.json").write_text(json.dumps(index))
+            for name in ("set", "set/pytorch_model.bin.index.json"):
+                self.same(f"{url}/{name}", self.file)
             self.done("convert", f"{url}/dcp", self.directory / "from-web.pt")
             self.same(self.directory / "from-web.pt", self.file)
             self.fails("not_found", "ls", f"{url}/none")

@@ -8,6 +8,7 @@
 #include "checkpoint/check/replicas.h"
 #include "checkpoint/check/saved_state.h"
 #include "checkpoint/check/sources.h"
+#include "checkpoint/open/indexed_set.h"
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/open.h"
@@ -115,12 +116,12 @@ std::vector<Leaf> inner_tensors_of(const Checkpoint& checkpoint) {
   return tensors;
 }
 
-// Indices of safetensors whose total is not that of their tensors.
+// Indices of sets whose total is not that of their tensors.
 std::vector<Finding> faults_of_indices(const Checkpoint& checkpoint) {
   std::vector<Finding> faults;
   for (const ObjectInfo& file : checkpoint.files) {
-    if (!file.name.ends_with(safetensors::kIndexSuffix)) continue;
-    const safetensors::Index index = read_safetensors_index(*checkpoint.store, file.name);
+    if (!safetensors::is_index(file.name)) continue;
+    const safetensors::Index index = read_set_index(*checkpoint.store, file.name);
     if (auto fault = index_total_fault(index, checkpoint.leaves))
       faults.push_back({ErrorCode::corrupt, std::move(*fault)});
   }

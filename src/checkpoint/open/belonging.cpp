@@ -7,10 +7,10 @@
 #include "base/one_of.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/side_file.h"
+#include "checkpoint/open/indexed_set.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/open/rank_files.h"
 #include "format/olmo/config.h"
-#include "format/safetensors/index.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -37,10 +37,6 @@ bool is_dcp_file(std::string_view file) {
          is_side_file(file);
 }
 
-// As huggingface and we call them where a directory has one model.
-constexpr std::string_view kUsualFile = "model.safetensors";
-constexpr std::string_view kUsualIndex = "model.safetensors.index.json";
-
 bool is_safetensors(std::string_view name) {
   return name.ends_with(".safetensors") && name.find('/') == std::string_view::npos;
 }
@@ -52,7 +48,8 @@ bool has_known_name(std::string_view name) {
   const std::size_t slash = name.rfind('/');
   if (slash == std::string_view::npos) {
     return is_one_of(name, "config.yaml", olmo::kWorldFile, "model.pt", "optim.pt", "train.pt",
-                     "other.pt", kUsualFile, "optim.safetensors", kUsualIndex) ||
+                     "other.pt", "optim.safetensors", kSafetensorsSet.usual,
+                     kSafetensorsSet.usual_index, kTorchSet.usual, kTorchSet.usual_index) ||
            rank_of_own(name, "") || is_dcp_file(name) || is_world_size_file(name);
   }
   const std::string_view folder = name.substr(0, slash);
@@ -62,14 +59,16 @@ bool has_known_name(std::string_view name) {
          rank_of_own(name, std::string(folder)).has_value();
 }
 
-// The index that speaks for the directory, as its opener has it; empty: none.
-std::string index_among(const std::vector<ObjectInfo>& files) {
-  std::vector<std::string> found;
-  for (const ObjectInfo& file : files) {
-    if (file.name == kUsualIndex) return file.name;
-    if (file.name.ends_with(safetensors::kIndexSuffix)) found.push_back(file.name);
+// The index that speaks for the directory, as its opener has it; empty: none, or too many.
+std::string index_among(const std::vector<ObjectInfo>& files, const Store& store) {
+  const bool is_torch = std::ranges::none_of(files, [](const ObjectInfo& file) {
+    return is_safetensors(file.name) || file.name.ends_with(kSafetensorsSet.index_suffix);
+  });
+  try {
+    return find_index(files, is_torch ? kTorchSet : kSafetensorsSet, store);
+  } catch (const Error&) {
+    return "";
   }
-  return found.size() == 1 ? found.front() : std::string();
 }
 
 }  // namespace
@@ -77,7 +76,7 @@ std::string index_among(const std::vector<ObjectInfo>& files) {
 Belonging::Belonging(const Store& store) : Belonging(store, deciding_files(store)) {}
 
 Belonging::Belonging(const Store& store, const std::vector<ObjectInfo>& files) {
-  const std::string index = index_among(files);
+  const std::string index = index_among(files, store);
   const auto decides = [](const ObjectInfo& file) {
     return has_known_name(file.name) && !is_side_file(file.name);
   };
@@ -85,8 +84,7 @@ Belonging::Belonging(const Store& store, const std::vector<ObjectInfo>& files) {
   if (index.empty()) return;
   in_index_.insert(index);
   try {
-    for (const auto& [tensor, file] : read_safetensors_index(store, index).files)
-      in_index_.insert(file);
+    for (const auto& [tensor, file] : read_set_index(store, index).files) in_index_.insert(file);
   } catch (const Error&) {
     return;  // of a damaged one nothing is known but its own name
   }
@@ -105,7 +103,8 @@ void require_own_open(const Store& store) {
 
 bool holds_checkpoint(const std::vector<ObjectInfo>& files) {
   return std::ranges::any_of(files, [](const ObjectInfo& file) {
-    return has_known_name(file.name) || is_safetensors(file.name);
+    return has_known_name(file.name) || is_safetensors(file.name) ||
+           file.name.ends_with(kTorchSet.index_suffix);
   });
 }
 

@@ -52,7 +52,9 @@ TEST(Belonging, FilesOfEveryKindHaveKnownNames) {
                            "extra_state_world_size_16_rank_3.pt",
                            "model.safetensors",
                            "optim.safetensors",
-                           "model.safetensors.index.json"})
+                           "model.safetensors.index.json",
+                           "pytorch_model.bin",
+                           "pytorch_model.bin.index.json"})
     EXPECT_EQ(own({{name, "{}"}}), Names{name});
 }
 
@@ -78,6 +80,15 @@ TEST(Belonging, OfASetItsIndexSpeaks) {
                  {"model.safetensors.index.json", "{"},
                  {"model.fp16.safetensors.index.json", kIndex}}),
             Names{"model.safetensors.index.json"});
+  const char* const torch = R"({"weight_map": {"a": "a-1.bin", "b": "a-2.bin"}})";
+  EXPECT_EQ(own({{"a-1.bin", ""}, {"a-2.bin", ""}, {"c.bin", ""}, {"a.bin.index.json", torch}}),
+            (Names{"a-1.bin", "a-2.bin", "a.bin.index.json"}));
+  // As the opener has it, that of safetensors comes first.
+  EXPECT_EQ(own({{"a-1.bin", ""},
+                 {"part-a.safetensors", ""},
+                 {"model.safetensors.index.json", kIndex},
+                 {"a.bin.index.json", torch}}),
+            (Names{"model.safetensors.index.json", "part-a.safetensors"}));
 }
 
 TEST(Belonging, WithoutAnIndexAllOfThemAreTheCheckpoint) {

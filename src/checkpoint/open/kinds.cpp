@@ -51,9 +51,10 @@ CheckpointKind kind_named(std::string_view name) {
 }
 
 std::optional<CheckpointKind> kind_of_file_name(const std::filesystem::path& path) {
-  if (path.extension() == ".pth") return CheckpointKind::torch_file;
-  const auto* row = std::ranges::find_if(kKinds, [&path](const KindRow& kind) {
-    return !kind.extension.empty() && path.extension() == kind.extension;
+  const std::string extension = path.extension().string();
+  if (extension.empty()) return std::nullopt;
+  const auto* row = std::ranges::find_if(kKinds, [&extension](const KindRow& kind) {
+    return std::ranges::find(kind.extensions, extension) != kind.extensions.end();
   });
   return row == kKinds.end() ? std::nullopt : std::optional(row->kind);
 }

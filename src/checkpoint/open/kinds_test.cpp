@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/open/kinds.h"
-#include "conformance/errors.h"
+#include "checkpoint/test_support.h"
 #include "tessera/checkpoint.h"
 #include "tessera/restore.h"
 
 namespace tessera {
 namespace {
+
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
 
 TEST(Kinds, ANameLeadsBackToItsKind) {
   for (const KindRow& row : kKinds) EXPECT_EQ(kind_named(to_string(row.kind)), row.kind);
@@ -20,10 +22,20 @@ TEST(Kinds, ANameLeadsBackToItsKind) {
 
 TEST(Kinds, AFilesNameSaysItsKind) {
   EXPECT_EQ(kind_of_file_name("a/b.safetensors"), CheckpointKind::safetensors);
-  for (const char* name : {"model.pt", "s3://bucket/model.pth"})
+  for (const char* name : {"model.pt", "s3://bucket/model.pth", "pytorch_model.bin", "x.ckpt"})
     EXPECT_EQ(kind_of_file_name(name), CheckpointKind::torch_file);
-  for (const char* name : {"directory", "a.pt/b", "x.bin", ""})
+  for (const char* name : {"directory", "a.pt/b", "x.npz", "x.", ".bin", ""})
     EXPECT_EQ(kind_of_file_name(name), std::nullopt) << name;
+}
+
+TEST(Kinds, ADirectorysNameIsNoFiles) {
+  const std::string there = temporary_directory() + "/run.ckpt";
+  EXPECT_EQ(kind_of_target(there), CheckpointKind::torch_file);
+  EXPECT_EQ(kind_of_target(there + "/"), std::nullopt);
+  std::filesystem::create_directory(there);
+  EXPECT_EQ(kind_of_target(there), std::nullopt);
+  EXPECT_EQ(kind_of_target("file://" + there), std::nullopt);
+  EXPECT_EQ(kind_of_target({memory_store(), "run.ckpt"}), CheckpointKind::torch_file);
 }
 
 // What is no rank's file makes no directory a checkpoint, and a checkpoint no other one.

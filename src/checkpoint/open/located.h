@@ -1,8 +1,10 @@
 // Locations that are URLs, as stores.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "tessera/storage.h"
 
@@ -18,13 +20,18 @@ namespace tessera {
 // the extension of a kind that is a file the other way round. As it is when it is first asked
 // (snapshot_store.h). On a web server a directory is what has an index (web_directory.h).
 [[nodiscard]] Location located_source(const Location& where);
-// An object if its extension is that of a kind that is a file, else a directory.
-[[nodiscard]] Location located_target(const Location& where);
+// An object if its extension is that of a kind that is a file. Of any other name a directory, or,
+// where `file` is what the target is called in a directory, an object: that one in a directory in
+// which there is something or whose URL ends with a slash, else the one that was named.
+[[nodiscard]] Location located_target(const Location& where, std::string_view file = {});
 // An object of whatever name. A directory, if the path or URL ends with a slash, is a whole bucket,
 // or is a directory of this machine: then Location::name is empty.
 [[nodiscard]] Location located_file(const Location& where);
 
 // A directory as a store: of a path, a URL, a store's root, or a directory in a store.
 [[nodiscard]] std::shared_ptr<Store> directory_store(const Location& where);
+
+// Whether a path of this machine means a directory: one that is there, or by the slash at its end.
+[[nodiscard]] bool names_directory(const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -15,8 +15,10 @@
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/digests/state_file.h"
 #include "checkpoint/open/beside_link.h"
+#include "checkpoint/open/kinds.h"
 #include "checkpoint/open/located.h"
 #include "checkpoint/open/rank_files.h"
+#include "format/safetensors/index.h"
 #include "format/torch/stream.h"
 #include "io/head.h"
 #include "layout/plan.h"
@@ -44,10 +46,6 @@ bool is_stream(const Head& head, const ByteSource& source) {
   return head[0] == 0x80 || torch_file::is_text_stream(source);
 }
 
-bool has_name_of_torch(const ByteSource& source) {
-  return source.name().ends_with(".pt") || source.name().ends_with(".pth");
-}
-
 // By content, not by name: a little-endian length and a brace is safetensors, a zip or a pickle is
 // torch.save's. The brace comes first: a length may begin with the bytes of "PK", while a zip has
 // its first method there, and no method has that number.
@@ -57,8 +55,10 @@ CheckpointKind kind_of_file(const ByteSource& source) {
   const Head head = head_of<10>(source);
   if (head[8] == '{') return CheckpointKind::safetensors;
   if (is_zip(head)) return CheckpointKind::torch_file;
-  if (source.name().ends_with(".safetensors")) return CheckpointKind::safetensors;
-  if (is_stream(head, source) || has_name_of_torch(source)) return CheckpointKind::torch_file;
+  const auto named = kind_of_file_name(source.name());
+  if (named == CheckpointKind::safetensors) return CheckpointKind::safetensors;
+  if (is_stream(head, source) || named == CheckpointKind::torch_file)
+    return CheckpointKind::torch_file;
   throw Error(ErrorCode::corrupt, "neither a zip of torch.save nor a safetensors file")
       .at_path(source.name());
 }
@@ -113,7 +113,8 @@ bool is_unfinished(const Store& store, const std::vector<ObjectInfo>& files) {
         .at_path(store.name());
   }
   throw Error(ErrorCode::not_found,
-              "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt")
+              "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt, no "
+              "pytorch_model.bin")
       .at_path(store.name());
 }
 
@@ -138,14 +139,15 @@ constexpr auto kOpener = [](const std::shared_ptr<Store>& store,
 
 // The first that has files is the directory's. Of `rank{r}.pt` their content says whether they are
 // OLMo's.
-constexpr std::array<DirectoryKind, 7> kDirectoryKinds{
+constexpr std::array<DirectoryKind, 8> kDirectoryKinds{
     {{CheckpointKind::olmo_torch_new, has_torch_new_files, kOpener<open_olmo_torch_new>},
      {CheckpointKind::olmo_full, has_full_files, kOpener<open_olmo_full>},
      {CheckpointKind::dcp, has_rank_metadata, kOpener<open_dcp>},
      {CheckpointKind::olmo_local, has_local_files, kOpener<open_local>},
      {CheckpointKind::olmo_legacy, has_rank_files, kOpener<open_rank_files>},
      {CheckpointKind::rank_files, has_world_size_files, kOpener<open_world_size_files>},
-     {CheckpointKind::safetensors, has_safetensors, open_safetensors_directory}}};
+     {CheckpointKind::safetensors, has_safetensors, open_safetensors_directory},
+     {CheckpointKind::torch_file, has_torch_set, open_torch_directory}}};
 
 const DirectoryKind* kind_of_directory(const std::vector<ObjectInfo>& files) {
   const auto* const found = std::ranges::find_if(
@@ -191,7 +193,7 @@ Place place_of(const Location& given) {
   Place place{posix_store(file.parent_path().string()),
               ObjectInfo{file.filename().string(), static_cast<std::uint64_t>(status.st_size)}};
   // Of an index all of the directory is meant.
-  if (!place.object->name.ends_with(safetensors::kIndexSuffix)) place.path = path;
+  if (!safetensors::is_index(place.object->name)) place.path = path;
   return place;
 }
 
@@ -237,6 +239,7 @@ Checkpoint open_checkpoint(std::shared_ptr<Store> store, const ObjectInfo& objec
   store = guard_file(std::move(store), object);
   if (object.name.ends_with(safetensors::kIndexSuffix))
     return open_safetensors_index(store, object.name, options);
+  if (safetensors::is_index(object.name)) return open_torch_index(store, object.name, options);
   return kind_of_file(*store->open(object.name)) == CheckpointKind::torch_file
              ? open_torch(store, object, options)
              : open_safetensors(store, {object}, options);

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "format/safetensors/index.h"
 #include "tessera/checkpoint.h"
 
 namespace tessera {
@@ -43,6 +42,9 @@ void index_names(Checkpoint& checkpoint);
                                     const OpenOptions& options = {});
 // Throws `incomplete` for the tree of a file that one of several ranks saved of its part.
 void require_whole(const Value& tree, const std::string& path);
+// What a file of torch.save holds, all of it or, with OpenOptions::part, what its rank has.
+[[nodiscard]] Value read_torch_tree(std::shared_ptr<const ByteSource> file, const std::string& path,
+                                    const OpenOptions& options);
 // All of these files together.
 [[nodiscard]] Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
                                           const std::vector<ObjectInfo>& files,
@@ -55,11 +57,14 @@ void require_whole(const Value& tree, const std::string& path);
 [[nodiscard]] Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
                                                     const std::vector<ObjectInfo>& decided,
                                                     const OpenOptions& options = {});
-[[nodiscard]] safetensors::Index read_safetensors_index(const Store& store,
-                                                        const std::string& name);
-// What is wrong with the index's total_size; none: nothing, or it has none.
-[[nodiscard]] std::optional<std::string> index_total_fault(const safetensors::Index& index,
-                                                           const std::vector<Leaf>& leaves);
+// The same for a set of files of torch.save. What is there twice is `corrupt`.
+[[nodiscard]] Checkpoint open_torch_index(const std::shared_ptr<Store>& store,
+                                          const std::string& index,
+                                          const OpenOptions& options = {});
+[[nodiscard]] bool has_torch_set(const std::vector<ObjectInfo>& files);
+[[nodiscard]] Checkpoint open_torch_directory(const std::shared_ptr<Store>& store,
+                                              const std::vector<ObjectInfo>& decided,
+                                              const OpenOptions& options = {});
 
 // One level decides what a directory is, and that of the directories where the OLMo kinds have
 // files: below a directory that is no checkpoint there may be anything.

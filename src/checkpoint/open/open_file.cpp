@@ -15,18 +15,25 @@ void require_whole(const Value& tree, const std::string& path) {
       .at_path(path);
 }
 
+Value read_torch_tree(std::shared_ptr<const ByteSource> file, const std::string& path,
+                      const OpenOptions& options) {
+  Value tree = torch_file::read(std::move(file));
+  if (options.part) {
+    sharded::keep_local(tree);
+  } else {
+    require_whole(tree, path);
+  }
+  return tree;
+}
+
 Checkpoint open_torch(std::shared_ptr<Store> store, const ObjectInfo& file,
                       const OpenOptions& options) {
   Checkpoint checkpoint;
   checkpoint.kind = CheckpointKind::torch_file;
   checkpoint.path = store->name() + "/" + file.name;
   checkpoint.files = {file};
-  checkpoint.root = torch_file::read(std::make_shared<LazySource>(store, file));
-  if (options.part) {
-    sharded::keep_local(*checkpoint.root);
-  } else {
-    require_whole(*checkpoint.root, checkpoint.path);
-  }
+  checkpoint.root =
+      read_torch_tree(std::make_shared<LazySource>(store, file), checkpoint.path, options);
   checkpoint.leaves = leaves_of(*checkpoint.root);
   checkpoint.has_types = true;
   checkpoint.store = std::move(store);

@@ -11,14 +11,13 @@
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/dcp/sharding_info.h"
 #include "checkpoint/digests/safetensors_digests.h"
+#include "checkpoint/open/indexed_set.h"
 #include "checkpoint/open/open.h"
 #include "checkpoint/tree/tree_json.h"
 #include "format/safetensors/index.h"
 #include "format/safetensors/safetensors.h"
 #include "storage/lazy_source.h"
-#include "storage/near_objects.h"
 #include "tessera/error.h"
-#include "value/inner_tensors.h"
 #include "value/render.h"
 
 namespace tessera {
@@ -27,7 +26,6 @@ namespace {
 constexpr std::string_view kSuffix = ".safetensors";
 constexpr std::string_view kOf = "-of-";
 constexpr std::string_view kRankShard = "shard-";
-constexpr std::string_view kUsualIndex = "model.safetensors.index.json";
 
 // One file of the set.
 struct SetFile {
@@ -143,43 +141,14 @@ bool is_about_files(const std::string& key) {
   return is_one_of(key, kTreeKey, kShardingKey, "DCP_VERSION") || is_digest_key(key);
 }
 
-using Holders = std::map<std::string_view, std::string_view>;  // tensor -> the store's file
-
-Holders holders_of(const std::vector<Leaf>& leaves) {
+// A tensor in shards has several.
+Holders holders_of(const std::vector<Found>& all) {
   Holders holders;
-  for (const Leaf& leaf : leaves) {
-    if (!leaf.value.is(Value::Kind::tensor)) continue;
-    const auto& pieces = leaf.value.as_tensor().pieces;
-    if (!pieces.empty()) holders.emplace(leaf.name, pieces[0].storage->source->name());
+  for (const Found& found : all) {
+    const auto& in = found.whole.empty() ? found.shards : found.whole;
+    holders.emplace(found.name, in.front().first->info.name);
   }
   return holders;
-}
-
-// Takes away the tensors that the index names. Throws for one that is not in its file.
-void strike_out(const safetensors::Index& index, Holders& holders, const Checkpoint& checkpoint) {
-  for (const auto& [name, file] : index.files) {
-    const auto holder = holders.find(name);
-    if (holder != holders.end() && holder->second.ends_with("/" + file)) {
-      holders.erase(holder);
-      continue;
-    }
-    throw Error(ErrorCode::incomplete, "the index says that the tensor is in this file")
-        .at_path(checkpoint.path + "/" + file)
-        .at_key(name);
-  }
-}
-
-// What the files hold under their names, before any of it finds its place in a tree.
-void check_against(const safetensors::Index& index, Checkpoint& checkpoint) {
-  Holders holders = holders_of(checkpoint.leaves);
-  strike_out(index, holders, checkpoint);
-  for (const auto& [name, file] : holders) {
-    checkpoint.warnings.push_back("the index does not name a tensor that the files have: " +
-                                  printable(std::string(name)));
-  }
-  if (const auto wrong = index_total_fault(index, checkpoint.leaves)) {
-    checkpoint.warnings.push_back(*wrong);
-  }
 }
 
 void add_metadata(const SetFile& file, Checkpoint& checkpoint) {
@@ -231,7 +200,7 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<Objec
     checkpoint.warnings.emplace_back(
         "some tensors are there whole and in shards of ranks: the whole ones are read");
   }
-  if (index != nullptr) check_against(*index, checkpoint);
+  if (index != nullptr) check_against(*index, holders_of(all), checkpoint);
   for (const SetFile& file : set) add_metadata(file, checkpoint);
   warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);
   checkpoint.store = store;
@@ -288,104 +257,19 @@ int ranks_of(const std::vector<ObjectInfo>& files) {
   return ranks;
 }
 
-using FileByName = std::map<std::string, ObjectInfo>;
-
-// The files that the index names; `present`: what is beside it.
-FileByName files_in(const safetensors::Index& index, const std::vector<ObjectInfo>& present,
-                    const Store& store) {
-  FileByName named;
-  NearObjects objects(store, present);
-  for (const auto& [tensor, name] : index.files) {
-    const ObjectInfo* file = objects.find(name);
-    if (file == nullptr) {
-      throw Error(ErrorCode::incomplete, "a file that the index names is missing")
-          .at_path(store.name() + "/" + name)
-          .at_key(tensor);
-    }
-    named.emplace(name, *file);
-  }
-  return named;
-}
-
-void warn_of_others(const std::vector<ObjectInfo>& present, const FileByName& named,
-                    std::vector<std::string>& warnings) {
-  const auto passed_over = std::ranges::count_if(present, [&named](const ObjectInfo& file) {
-    return file.name.ends_with(kSuffix) && !named.contains(file.name);
-  });
-  if (passed_over > 0) {
-    warnings.push_back(std::to_string(passed_over) +
-                       " safetensors files are not in the index and passed over");
-  }
-}
-
 // `present`: what is beside it.
 Checkpoint open_index(const std::shared_ptr<Store>& store, const std::string& name,
                       const std::vector<ObjectInfo>& present, const OpenOptions& options) {
-  const safetensors::Index index = read_safetensors_index(*store, name);
+  const safetensors::Index index = read_set_index(*store, name);
   const FileByName named = files_in(index, present, *store);
   std::vector<ObjectInfo> files;
   for (const auto& [file_name, file] : named) files.push_back(file);
   Checkpoint checkpoint = open_set(store, files, &index, options);
-  const auto own = std::ranges::find(present, name, &ObjectInfo::name);
-  if (own == present.end())
-    throw Error(ErrorCode::not_found, "the index is not in its directory").at_path(store->name());
-  checkpoint.files.insert(checkpoint.files.begin(), *own);
-  warn_of_others(present, named, checkpoint.warnings);
+  add_index(name, present, named, kSafetensorsSet, checkpoint);
   return checkpoint;
 }
 
-std::vector<std::string> indices_among(const std::vector<ObjectInfo>& files) {
-  std::vector<std::string> found;
-  for (const ObjectInfo& file : files) {
-    if (file.name.ends_with(safetensors::kIndexSuffix)) found.push_back(file.name);
-  }
-  return found;
-}
-
-// The index that speaks for the directory; empty: none.
-std::string find_index(const std::vector<ObjectInfo>& files, const Store& store) {
-  const std::vector<std::string> found = indices_among(files);
-  if (found.empty()) return "";
-  if (std::ranges::find(found, kUsualIndex) != found.end()) return std::string(kUsualIndex);
-  if (found.size() == 1) return found.front();
-  throw Error(ErrorCode::conflict, "several indices: open the one that you mean")
-      .at_path(store.name());
-}
-
-// Tensors inside of values are in the files under names of their own.
-bool is_in_files(const Leaf& leaf, const safetensors::Index& index) {
-  return !leaf.value.is(Value::Kind::tensor) || index.files.contains(leaf.name);
-}
-
-// Of the tensors that the index is about.
-std::uint64_t bytes_in(const safetensors::Index& index, std::vector<Leaf> leaves) {
-  std::erase_if(leaves, [&index](const Leaf& leaf) { return !is_in_files(leaf, index); });
-  std::uint64_t bytes = 0;
-  for (const auto& [name, value] : all_tensors(leaves)) {
-    const Tensor& tensor = value.as_tensor();
-    bytes += byte_size(tensor.dtype, tensor.shape);
-  }
-  return bytes;
-}
-
 }  // namespace
-
-safetensors::Index read_safetensors_index(const Store& store, const std::string& name) {
-  const auto source = store.open(name);
-  try {
-    return safetensors::read_index(read_all(*source, safetensors::kIndexLimit));
-  } catch (Error& error) {
-    throw error.at_path(source->name());
-  }
-}
-
-std::optional<std::string> index_total_fault(const safetensors::Index& index,
-                                             const std::vector<Leaf>& leaves) {
-  const std::uint64_t bytes = bytes_in(index, leaves);
-  if (!index.total_size || *index.total_size == bytes) return std::nullopt;
-  return "the index says that the tensors have " + std::to_string(*index.total_size) +
-         " bytes, they have " + std::to_string(bytes);
-}
 
 Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
                             const std::vector<ObjectInfo>& files, const OpenOptions& options) {
@@ -403,9 +287,8 @@ Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
   std::vector<ObjectInfo> files = decided;
   std::erase_if(files,
                 [](const ObjectInfo& file) { return file.name.find('/') != std::string::npos; });
-  const std::string index = find_index(files, *store);
-  const std::string single = index.substr(
-      0, index.size() - std::min(index.size(), std::string_view(".index.json").size()));
+  const std::string index = find_index(files, kSafetensorsSet, *store);
+  const std::string single = single_of(index);
   const auto lone = std::find_if(files.begin(), files.end(), [&](const ObjectInfo& file) {
     return !index.empty() && file.name == single;
   });

@@ -10,6 +10,7 @@
 #include "checkpoint/dcp/guard_dcp.h"
 #include "checkpoint/dcp/metadata_file.h"
 #include "checkpoint/digests/side_file.h"
+#include "checkpoint/open/indexed_set.h"
 #include "format/safetensors/index.h"
 #include "storage/forwarding_store.h"
 #include "tessera/error.h"
@@ -18,7 +19,6 @@ namespace tessera {
 namespace {
 
 constexpr int kAskedAtOnce = 16;
-constexpr const char* kSetIndex = "model.safetensors.index.json";
 
 // Lists files of known names.
 class NamedStore final : public ForwardingStore {
@@ -95,7 +95,10 @@ std::shared_ptr<Store> web_set_directory(std::shared_ptr<Store> server, const st
 
 std::shared_ptr<Store> web_directory(const std::shared_ptr<Store>& server) {
   if (server->exists(kDcpMetadata)) return web_dcp_directory(server);
-  if (server->exists(kSetIndex)) return web_set_directory(server, kSetIndex);
+  for (const SetNames& set : {kSafetensorsSet, kTorchSet}) {
+    const std::string index(set.usual_index);
+    if (server->exists(index)) return web_set_directory(server, index);
+  }
   return nullptr;
 }
 

@@ -167,7 +167,8 @@ UploadOptions upload_options(const CopyOptions& options) {
 }
 
 bool has_no_marker(CheckpointKind kind) {
-  return kind == CheckpointKind::safetensors || kind == CheckpointKind::rank_files;
+  return is_one_of(kind, CheckpointKind::safetensors, CheckpointKind::torch_file,
+                   CheckpointKind::rank_files);
 }
 
 // Copies are of bytes, so a checkpoint that this library cannot read is copied all the same, also

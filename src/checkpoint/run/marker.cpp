@@ -49,8 +49,7 @@ bool is_marker(std::string_view name) {
 }
 
 bool is_read_first(std::string_view name) {
-  return std::ranges::find(kFirstRead, name) != kFirstRead.end() ||
-         name.ends_with(safetensors::kIndexSuffix);
+  return std::ranges::find(kFirstRead, name) != kFirstRead.end() || safetensors::is_index(name);
 }
 
 void sort_markers_last(std::vector<ObjectInfo>& objects) {

@@ -14,9 +14,8 @@ namespace tessera {
 namespace {
 
 bool is_staged(const Location& target, const ConvertOptions& options) {
-  const bool is_directory =
-      is_set(options) || (!is_one_file(options.to) && options.to != CheckpointKind::dcp);
-  return is_directory && !options.resume && needs_staging(target);
+  const bool appears_whole = single_file(options).empty() && options.to != CheckpointKind::dcp;
+  return appears_whole && !options.resume && needs_staging(target);
 }
 
 ConvertReport convert_staged(const Checkpoint& source, const Location& target,
@@ -50,7 +49,7 @@ ConvertReport convert(const Checkpoint& source, const Location& target,
                       const ConvertOptions& options) {
   require_convertible(options);
   const HeedStop heeding(options.stop);
-  const Location located = located_target(target);
+  const Location located = located_target(target, single_file(options));
   return is_staged(located, options) ? convert_staged(source, located, options)
                                      : convert_in_place(source, located, options);
 }

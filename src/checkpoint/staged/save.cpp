@@ -62,13 +62,13 @@ CheckpointKind kind_to_save(const Location& where, const SaveOptions& options) {
     throw Error(ErrorCode::unsupported,
                 "checkpoints of this kind are read, not written: " + std::string(row.name));
   }
-  return kind_of_file_name(where.store ? where.name : where.path).value_or(CheckpointKind::dcp);
+  return kind_of_target(where).value_or(CheckpointKind::dcp);
 }
 
 // A set of safetensors is a directory, and nothing else is such a set.
 void require_fitting(const Location& where, CheckpointKind kind, const SaveOptions& options) {
   if (!options.safetensors) return;
-  const bool names_file = kind_of_file_name(where.store ? where.name : where.path).has_value();
+  const bool names_file = kind_of_target(where).has_value();
   if (kind == CheckpointKind::safetensors && !names_file) return;
   throw Error(ErrorCode::invalid_argument,
               "SaveOptions::safetensors makes a directory of kind safetensors, and this is " +
@@ -151,9 +151,9 @@ SaveResult save_in_phases(const Value& tree, const Location& given, const SaveOp
   Checkpoint file;
   log.phase("plan", [&] {
     const auto begin = [&]() -> Bytes {
-      where = located_target(given);
-      kind = kind_to_save(where, options);
-      require_fitting(where, kind, options);
+      kind = kind_to_save(given, options);
+      require_fitting(given, kind, options);
+      where = located_target(given, options.safetensors ? "" : row_of(kind).file);
       if (kind == CheckpointKind::dcp) {
         dcp = dcp_save(tree, root_of(where), group, options);
       } else if (is_filled_together(kind, options) && needs_staging(where)) {

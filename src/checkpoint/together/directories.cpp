@@ -46,7 +46,7 @@ Directories::Directories(const Location& given, bool overwrite, Group& group)
     parent_ = where.store;
     name_ = where.name;
   } else {
-    const std::string path = without_slashes(where.path);
+    const std::string path = end_of_links(without_slashes(where.path));
     parent_ = posix_store(directory_of(path));
     name_ = std::filesystem::path(path).filename().string();
   }

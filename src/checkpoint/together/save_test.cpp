@@ -56,9 +56,18 @@ TEST(SaveFile, EveryKindGivesTheTreeBack) {
     save(const_tree(), root + name, {.overwrite = true});
     save(const_tree(), root + "/told" + name[1], {.kind = kind, .overwrite = true});
   }
-  save(const_tree(), root + "/weights.bin", {.kind = CheckpointKind::safetensors});
-  expect_saved(Checkpoint::open(root + "/weights.bin/model.safetensors"),
-               CheckpointKind::safetensors);
+  for (const char* name : {"/weights.bin", "/weights.ckpt"}) {
+    save(const_tree(), root + name);
+    expect_saved(Checkpoint::open(root + name), CheckpointKind::torch_file);
+  }
+  save(const_tree(), root + "/weights", {.kind = CheckpointKind::safetensors});
+  expect_saved(Checkpoint::open(root + "/weights"), CheckpointKind::safetensors);
+  save(const_tree(), root + "/folder/", {.kind = CheckpointKind::safetensors});
+  expect_saved(Checkpoint::open(root + "/folder/model.safetensors"), CheckpointKind::safetensors);
+  // A directory's name is no file's: a run that saved directories with such names goes on so.
+  std::filesystem::create_directory(root + "/step.ckpt");
+  save(const_tree(), root + "/step.ckpt");
+  expect_saved(Checkpoint::open(root + "/step.ckpt"), CheckpointKind::dcp);
 }
 
 TEST(SaveFile, OneTreeIsFilledFromEveryKind) {

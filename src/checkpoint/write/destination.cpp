@@ -17,23 +17,29 @@ namespace {
   throw Error(ErrorCode::invalid_argument, what).at_path(path);
 }
 
-// The target of a kind that is a file, named by its path. A link stays, and leads to the new file.
+// The target of a kind that is a file: the one that was named, or one in the directory that was.
 Destination file_destination(const std::filesystem::path& path, CheckpointKind kind) {
-  if (kind_of_file_name(path) != kind) {
+  const bool is_inside = names_directory(path);
+  if (!is_inside && kind_of_file_name(path).value_or(kind) != kind) {
     refuse_target(path, "the target's extension is " + path.extension().string() +
                             ", the kind is " + std::string(to_string(kind)));
   }
-  const std::filesystem::path file = end_of_links(path.string());
+  const std::filesystem::path file =
+      end_of_links((is_inside ? path / row_of(kind).file : path).string());
   return {directory_of(file), file.filename().string(), Publishing::file};
 }
 
-// The target of a kind that is a directory.
-Destination directory_destination(const std::string& path, CheckpointKind kind) {
-  if (kind_of_file_name(path)) {
+// The target of a kind that is a directory. `file`: what it has, where that is one.
+Destination directory_destination(const std::string& path, CheckpointKind kind,
+                                  std::string_view file) {
+  if (kind_of_target(path)) {
     refuse_target(path, "a checkpoint of kind " + std::string(to_string(kind)) +
+                            (file.empty() ? "" : " in several files") +
                             " is a directory, the target names a file");
   }
-  return {path, "", kind == CheckpointKind::dcp ? Publishing::marker : Publishing::directory};
+  const bool is_marked = kind == CheckpointKind::dcp;
+  return {end_of_links(without_slashes(path)), std::string(file),
+          is_marked ? Publishing::marker : Publishing::directory};
 }
 
 bool can_be_in_store(const ConvertOptions& options) {
@@ -58,25 +64,15 @@ Destination destination_in(const Location& where, const ConvertOptions& options)
   return {where.store->name(), where.name, publishing, where.store};
 }
 
-// `in_parts`: safetensors of several files.
+// Whatever has the name: a link stays, and leads to what is made. `in_parts`: safetensors of
+// several files.
 Destination named_destination(const std::string& path, CheckpointKind kind, bool in_parts) {
   if (!row_of(kind).is_written) {
     throw Error(ErrorCode::unsupported,
                 "checkpoints of this kind are read, not written: " + std::string(to_string(kind)));
   }
-  if (!is_one_file(kind)) return directory_destination(path, kind);
-  if (kind_of_file_name(path)) return file_destination(path, kind);
-  return {path, std::string(row_of(kind).file),
-          in_parts ? Publishing::directory : Publishing::file};
-}
-
-void require_set_of_files(const std::string& path, CheckpointKind kind) {
-  if (kind != CheckpointKind::safetensors ||
-      kind_of_file_name(path) == CheckpointKind::safetensors) {
-    refuse_target(path,
-                  "a size for each file, or a map of files, makes a set of safetensors, whose "
-                  "target is a directory");
-  }
+  if (is_one_file(kind) && !in_parts) return file_destination(path, kind);
+  return directory_destination(path, kind, row_of(kind).file);
 }
 
 }  // namespace
@@ -85,12 +81,14 @@ bool is_set(const ConvertOptions& options) {
   return options.max_shard_size > 0 || !options.file_of.empty();
 }
 
+std::string_view single_file(const ConvertOptions& options) {
+  return is_set(options) ? std::string_view() : row_of(options.to).file;
+}
+
 Destination destination_of(const Location& given, const ConvertOptions& options) {
-  const Location target = located_target(given);
+  const Location target = located_target(given, single_file(options));
   if (target.store) return destination_in(target, options);
-  const bool in_parts = is_set(options);
-  if (in_parts) require_set_of_files(target.path, options.to);
-  return named_destination(target.path, options.to, in_parts);
+  return named_destination(target.path, options.to, is_set(options));
 }
 
 // Only a checkpoint is replaced by a directory: whatever else has the name stays.

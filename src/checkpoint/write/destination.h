@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/convert.h"
@@ -28,6 +29,8 @@ struct Destination {
 
 // Whether the target is a set of safetensors.
 [[nodiscard]] bool is_set(const ConvertOptions& options);
+// What the target is called in a directory, if it is one file; empty: it is a directory.
+[[nodiscard]] std::string_view single_file(const ConvertOptions& options);
 // The destination that `target` and the options name. Throws `invalid_argument` where they
 // contradict each other and `unsupported` for what cannot be written there.
 [[nodiscard]] Destination destination_of(const Location& target, const ConvertOptions& options);

@@ -1,0 +1,136 @@
+#include "checkpoint/open/indexed_set.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "base/one_of.h"
+#include "storage/near_objects.h"
+#include "tessera/error.h"
+#include "value/inner_tensors.h"
+#include "value/render.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kIndexEnd = ".index.json";
+
+// Takes away the tensors that the index names.
+void strike_out(const safetensors::Index& index, Holders& holders, const Checkpoint& checkpoint) {
+  for (const auto& [name, file] : index.files) {
+    const auto holder = holders.find(name);
+    if (holder != holders.end() && holder->second == file) {
+      holders.erase(holder);
+      continue;
+    }
+    throw Error(ErrorCode::incomplete, "the index says that the tensor is in this file")
+        .at_path(checkpoint.path + "/" + file)
+        .at_key(name);
+  }
+}
+
+// Tensors inside of values are in the files under names of their own.
+bool is_in_files(const Leaf& leaf, const safetensors::Index& index) {
+  return !leaf.value.is(Value::Kind::tensor) || index.files.contains(leaf.name);
+}
+
+// Bytes of the tensors that an index is about: each by itself, and of what they are views of.
+struct Totals {
+  std::uint64_t tensors = 0, storages = 0;
+};
+
+Totals totals_of(const safetensors::Index& index, std::vector<Leaf> leaves) {
+  std::erase_if(leaves, [&index](const Leaf& leaf) { return !is_in_files(leaf, index); });
+  Totals totals;
+  std::unordered_set<const Storage*> seen;
+  for (const auto& [name, value] : all_tensors(leaves)) {
+    const Tensor& tensor = value.as_tensor();
+    totals.tensors += byte_size(tensor.dtype, tensor.shape);
+    for (const Piece& piece : tensor.pieces) {
+      if (piece.storage && seen.insert(piece.storage.get()).second)
+        totals.storages += piece.storage->size;
+    }
+  }
+  return totals;
+}
+
+}  // namespace
+
+std::string find_index(const std::vector<ObjectInfo>& files, const SetNames& names,
+                       const Store& store) {
+  std::vector<std::string> found;
+  for (const ObjectInfo& file : files) {
+    if (file.name == names.usual_index) return file.name;
+    if (file.name.ends_with(names.index_suffix)) found.push_back(file.name);
+  }
+  if (found.size() < 2) return found.empty() ? "" : found.front();
+  throw Error(ErrorCode::conflict, "several indices: open the one that you mean")
+      .at_path(store.name());
+}
+
+std::string single_of(const std::string& index) {
+  return index.substr(0, index.size() - std::min(index.size(), kIndexEnd.size()));
+}
+
+safetensors::Index read_set_index(const Store& store, const std::string& name) {
+  const auto source = store.open(name);
+  try {
+    return safetensors::read_index(read_all(*source, safetensors::kIndexLimit));
+  } catch (Error& error) {
+    throw error.at_path(source->name());
+  }
+}
+
+FileByName files_in(const safetensors::Index& index, const std::vector<ObjectInfo>& present,
+                    const Store& store) {
+  FileByName named;
+  NearObjects objects(store, present);
+  for (const auto& [tensor, name] : index.files) {
+    const ObjectInfo* file = objects.find(name);
+    if (file == nullptr) {
+      throw Error(ErrorCode::incomplete, "a file that the index names is missing")
+          .at_path(store.name() + "/" + name)
+          .at_key(tensor);
+    }
+    named.emplace(name, *file);
+  }
+  return named;
+}
+
+void check_against(const safetensors::Index& index, Holders holders, Checkpoint& checkpoint) {
+  strike_out(index, holders, checkpoint);
+  for (const auto& [name, file] : holders) {
+    checkpoint.warnings.push_back("the index does not name a tensor that the files have: " +
+                                  printable(name));
+  }
+  if (const auto wrong = index_total_fault(index, checkpoint.leaves)) {
+    checkpoint.warnings.push_back(*wrong);
+  }
+}
+
+void add_index(const std::string& name, const std::vector<ObjectInfo>& present,
+               const FileByName& named, const SetNames& names, Checkpoint& checkpoint) {
+  const auto own = std::ranges::find(present, name, &ObjectInfo::name);
+  if (own == present.end()) {
+    throw Error(ErrorCode::not_found, "the index is not in its directory").at_path(checkpoint.path);
+  }
+  checkpoint.files.insert(checkpoint.files.begin(), *own);
+  const auto passed_over = std::ranges::count_if(present, [&](const ObjectInfo& file) {
+    return file.name.ends_with(names.suffix) && !named.contains(file.name);
+  });
+  if (passed_over == 0) return;
+  checkpoint.warnings.push_back(std::to_string(passed_over) + " " +
+                                std::string(names.suffix.substr(1)) +
+                                " files are not in the index and passed over");
+}
+
+// PyTorch's files keep what is shared once, and huggingface counts it once.
+std::optional<std::string> index_total_fault(const safetensors::Index& index,
+                                             const std::vector<Leaf>& leaves) {
+  if (!index.total_size) return std::nullopt;
+  const Totals totals = totals_of(index, leaves);
+  if (is_one_of(*index.total_size, totals.tensors, totals.storages)) return std::nullopt;
+  return "the index says that the tensors have " + std::to_string(*index.total_size) +
+         " bytes, they have " + std::to_string(totals.tensors);
+}
+
+}  // namespace tessera

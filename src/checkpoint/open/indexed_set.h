@@ -1,0 +1,51 @@
+// Sets of files with an index as huggingface writes it (docs/formats/safetensors.md): which files
+// they are, and whether these have what the index says.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "format/safetensors/index.h"
+#include "tessera/checkpoint.h"
+
+namespace tessera {
+
+// What files and indices of a format are called.
+struct SetNames {
+  std::string_view suffix;        // of files
+  std::string_view index_suffix;  // of indices
+  std::string_view usual;         // the file that is a model alone
+  std::string_view usual_index;   // the index that counts where there are several
+};
+inline constexpr SetNames kSafetensorsSet{".safetensors", safetensors::kIndexSuffix,
+                                          "model.safetensors", "model.safetensors.index.json"};
+inline constexpr SetNames kTorchSet{".bin", safetensors::kTorchIndexSuffix, "pytorch_model.bin",
+                                    "pytorch_model.bin.index.json"};
+
+using FileByName = std::map<std::string, ObjectInfo>;
+using Holders = std::map<std::string, std::string>;  // tensor -> the file that has it
+
+// The index that speaks for the directory; empty: none. Throws `conflict` for several.
+[[nodiscard]] std::string find_index(const std::vector<ObjectInfo>& files, const SetNames& names,
+                                     const Store& store);
+// The file that an index is about if it is alone: its name without the end.
+[[nodiscard]] std::string single_of(const std::string& index);
+[[nodiscard]] safetensors::Index read_set_index(const Store& store, const std::string& name);
+// The files that the index names; `present`: what is beside it.
+[[nodiscard]] FileByName files_in(const safetensors::Index& index,
+                                  const std::vector<ObjectInfo>& present, const Store& store);
+
+// What the files hold under their names, before any of it finds its place in a tree. Throws
+// `incomplete` for a tensor that is not where the index has it, and adds the warnings.
+void check_against(const safetensors::Index& index, Holders holders, Checkpoint& checkpoint);
+// Puts the index among the checkpoint's files, and tells of files that it does not name.
+void add_index(const std::string& name, const std::vector<ObjectInfo>& present,
+               const FileByName& named, const SetNames& names, Checkpoint& checkpoint);
+// What is wrong with the index's total_size; none: nothing, or it has none.
+[[nodiscard]] std::optional<std::string> index_total_fault(const safetensors::Index& index,
+                                                           const std::vector<Leaf>& leaves);
+
+}  // namespace tessera

@@ -1,0 +1,123 @@
+// Sets of files of torch.save with an index: what the index says, and what is wrong with damaged
+// ones.
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/test_support.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace testing_support;  // NOLINT(google-build-using-namespace)
+
+const char* const kIndex = "/pytorch_model.bin.index.json";
+const char* const kFirst = "/pytorch_model-00001-of-00002.bin";
+const char* const kSecond = "/pytorch_model-00002-of-00002.bin";
+
+Value tensor(float first) {
+  return Value(counting({2, 3}, whole({2, 3}), first));
+}
+
+void write_index(const std::string& path, const std::string& total,
+                 const std::vector<std::pair<std::string, std::string>>& files) {
+  std::string text = R"({"metadata": {"total_size": )" + total + R"(}, "weight_map": {)";
+  for (const auto& [name, file] : files)
+    text += (text.ends_with('{') ? "\"" : ", \"") + name + R"(": ")" + file.substr(1) + "\"";
+  std::ofstream(path) << text + "}}";
+}
+
+// Three tensors of 24 bytes in two files.
+std::string made() {
+  const std::string directory = temporary_directory();
+  save(Value::dict({{"a.weight", tensor(0)}, {"b", tensor(10)}}), directory + kFirst);
+  save(Value::dict({{"c", tensor(20)}, {"version", 4}}), directory + kSecond);
+  write_index(directory + kIndex, "72", {{"a.weight", kFirst}, {"b", kFirst}, {"c", kSecond}});
+  return directory;
+}
+
+ErrorCode open_code(const std::string& path) {
+  return code_of([&] { (void)Checkpoint::open(path); });
+}
+
+TEST(TorchSet, FollowsTheIndex) {
+  const std::string directory = made();
+  for (const std::string& path : {directory, directory + kIndex}) {
+    const Checkpoint checkpoint = Checkpoint::open(path);
+    EXPECT_EQ(checkpoint.kind, CheckpointKind::torch_file);
+    EXPECT_EQ(checkpoint.leaves.size(), 4U);
+    EXPECT_EQ(checkpoint.files.size(), 3U);
+    EXPECT_EQ(checkpoint.warnings, std::vector<std::string>{});
+    const Value tree = checkpoint.load();
+    EXPECT_EQ(floats(tree.at("c").as_tensor()), (std::vector<float>{20, 21, 22, 23, 24, 25}));
+    EXPECT_EQ(tree.at("version").as_int(), 4);
+    EXPECT_TRUE(verify(path).findings.empty());
+  }
+  for (const auto& [name, kind] : {std::pair("/a.bin", CheckpointKind::torch_file),
+                                   std::pair("/a", CheckpointKind::safetensors)}) {
+    ConvertOptions options;
+    options.to = kind;
+    const std::string target = temporary_directory() + name;
+    convert(directory, target, options);
+    EXPECT_TRUE(diff(Checkpoint::open(directory), Checkpoint::open(target)).empty());
+  }
+}
+
+TEST(TorchSet, FilesThatContradictTheIndex) {
+  const std::string missing = made();
+  fs::remove(missing + kSecond);
+  EXPECT_EQ(open_code(missing), ErrorCode::incomplete);
+  const std::string absent = made();
+  write_index(absent + kIndex, "96",
+              {{"a.weight", kFirst}, {"b", kFirst}, {"c", kSecond}, {"d", kSecond}});
+  EXPECT_EQ(open_code(absent), ErrorCode::incomplete);
+  const std::string elsewhere = made();
+  write_index(elsewhere + kIndex, "72", {{"a.weight", kFirst}, {"b", kSecond}, {"c", kSecond}});
+  EXPECT_EQ(open_code(elsewhere), ErrorCode::incomplete);
+  const std::string twice = made();
+  save(Value::dict({{"c", tensor(20)}, {"b", tensor(0)}}), twice + kSecond, {.overwrite = true});
+  EXPECT_EQ(open_code(twice), ErrorCode::corrupt);
+  const std::string leaves = made();
+  write_index(leaves + kIndex, "72", {{"a.weight", "/../x.bin"}});
+  EXPECT_EQ(open_code(leaves), ErrorCode::unsafe);
+  const std::string list = made();
+  save(Value::list({tensor(0)}), list + kSecond, {.overwrite = true});
+  EXPECT_EQ(open_code(list), ErrorCode::mismatch);
+  const std::string more = made();
+  write_index(more + kIndex, "48", {{"b", kFirst}, {"c", kSecond}});
+  EXPECT_EQ(Checkpoint::open(more).warnings.size(), 1U);
+  write_index(more + kIndex, "72", {{"b", kFirst}, {"c", kSecond}});
+  EXPECT_EQ(Checkpoint::open(more).warnings.size(), 2U);  // and the sizes do not add up
+  EXPECT_EQ(verify(more).findings.size(), 1U);
+}
+
+TEST(TorchSet, OneFileComesBeforeTheIndex) {
+  const std::string directory = made();
+  save(Value::dict({{"d", tensor(0)}}), directory + "/pytorch_model.bin");
+  const Checkpoint both = Checkpoint::open(directory);
+  EXPECT_EQ(both.leaves.size(), 1U);
+  EXPECT_EQ(both.warnings.size(), 1U);
+  for (const char* file : {kIndex, kFirst, kSecond}) fs::remove(directory + file);
+  EXPECT_EQ(Checkpoint::open(directory).leaves.size(), 1U);
+  EXPECT_EQ(Checkpoint::open(directory).warnings, std::vector<std::string>{});
+}
+
+// As huggingface's loaders have it.
+TEST(TorchSet, SafetensorsComeFirst) {
+  const std::string directory = made();
+  save(Value::dict({{"d", tensor(0)}}), directory + "/model.safetensors");
+  EXPECT_EQ(Checkpoint::open(directory).kind, CheckpointKind::safetensors);
+  EXPECT_EQ(Checkpoint::open(directory + kIndex).kind, CheckpointKind::torch_file);
+}
+
+TEST(TorchSet, SeveralIndices) {
+  const std::string directory = made();
+  fs::rename(directory + kIndex, directory + "/a.bin.index.json");
+  EXPECT_EQ(Checkpoint::open(directory).leaves.size(), 4U);
+  fs::copy_file(directory + "/a.bin.index.json", directory + "/b.bin.index.json");
+  EXPECT_EQ(open_code(directory), ErrorCode::conflict);
+  EXPECT_EQ(Checkpoint::open(directory + "/b.bin.index.json").leaves.size(), 4U);
+}
+
+}  // namespace
+}  // namespace tessera
