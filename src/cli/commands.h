@@ -51,6 +51,9 @@ void add_cat(CLI::App& app, Common& common, Action& action);
 void add_map(CLI::App& app, Common& common, Action& action);
 void add_scan(CLI::App& app, Common& common, Action& action);
 void add_completion(CLI::App& app, Action& action);
+void add_help(CLI::App& app, Action& action);
+// The command that was typed. Throws `invalid_argument` where there is none, with one that is near.
+[[nodiscard]] const CLI::App& command_named(const CLI::App& app, const std::string& typed);
 void add_verify(CLI::App& app, Common& common, Action& action);
 void add_diff(CLI::App& app, Common& common, Action& action);
 void add_seal(CLI::App& app, Common& common, Action& action);

@@ -11,11 +11,9 @@
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <vector>
 
 #include <fmt/format.h>
 
-#include "base/suggest.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
@@ -62,16 +60,7 @@ bool asks_for_json(int argc, char** argv) {
 
 // Throws when the first word is no command.
 void require_command(const CLI::App& app, int argc, char** argv) {
-  if (argc < 2 || argv[1][0] == '-') return;
-  const std::string typed = argv[1];
-  const std::vector<const CLI::App*> commands = app.get_subcommands(nullptr);
-  std::vector<std::string> names(commands.size());
-  std::ranges::transform(commands, names.begin(), &CLI::App::get_name);
-  if (std::find(names.begin(), names.end(), typed) != names.end()) return;
-  const std::string meant = nearest(typed, names);
-  throw Error(ErrorCode::invalid_argument, "unknown command '" + typed + "', " +
-                                               (meant.empty() ? "tessera --help lists all commands"
-                                                              : "did you mean " + meant + "?"));
+  if (argc >= 2 && argv[1][0] != '-') (void)command_named(app, argv[1]);
 }
 
 // What CLI11 says of a wrong command line, and for programs the same as a document.
@@ -106,6 +95,7 @@ int run(int argc, char** argv) {
   add_unshard(app, common, action);
   add_reshard(app, common, action);
   add_completion(app, action);
+  add_help(app, action);
   require_command(app, argc, argv);
   try {
     app.parse(argc, argv);

@@ -321,6 +321,18 @@ class Answers(unittest.TestCase):
             self.assertIn(command, commands)
             self.assertNotIn("->", tessera(command, "--help").stdout.split("Examples:")[0].replace("=>", ""))
 
+    def test_help_of_a_command_by_either_name(self):
+        self.assertEqual(tessera("help").stdout, tessera("--help").stdout)
+        listed = tessera("--help").stdout.split("Subcommands:\n")[1].split("\n\n")[0]
+        commands = [line.split()[0] for line in listed.splitlines()]
+        self.assertTrue({"convert", "ls", "completion", "help"} <= set(commands), commands)
+        for command in commands:
+            shown = tessera("help", command)
+            self.assertEqual((shown.returncode, shown.stdout), (0, tessera(command, "--help").stdout), command)
+        self.assertIn("unknown command 'convrt', did you mean convert?",
+                      self.refused("invalid_argument", "help", "convrt", exit_code=2))
+        self.assertEqual(tessera("help", "ls", "x").returncode, 2)
+
     def test_completion_for_zsh_and_fish(self):
         zsh, fish = tessera("completion", "zsh").stdout, tessera("completion", "fish").stdout
         self.assertTrue(zsh.startswith("#compdef tessera\n"))
