@@ -102,7 +102,7 @@ TEST(SaveSet, FilesAreThoseOfAConversion_P26) {
     how.to = CheckpointKind::safetensors;
     how.max_shard_size = set.max_size;
     how.file_of = set.file_of;
-    const std::string converted = temporary_directory() + "/converted";
+    const std::string converted = temporary_directory() + "/converted/";  // also of one file
     convert(whole, converted, how);
     for (const int ranks : {1, 3}) {
       const std::string saved = temporary_directory() + "/saved";

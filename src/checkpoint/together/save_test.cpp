@@ -54,7 +54,8 @@ TEST(SaveFile, EveryKindGivesTheTreeBack) {
     EXPECT_EQ(code_of([&, at = root + name] { save(const_tree(), at); }),
               ErrorCode::already_exists);
     save(const_tree(), root + name, {.overwrite = true});
-    save(const_tree(), root + "/told" + name[1], {.kind = kind, .overwrite = true});
+    save(const_tree(), root + "/told-" + std::string(to_string(kind)), {.kind = kind});
+    expect_saved(Checkpoint::open(root + "/told-" + std::string(to_string(kind))), kind);
   }
   for (const char* name : {"/weights.bin", "/weights.ckpt"}) {
     save(const_tree(), root + name);
