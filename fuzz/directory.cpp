@@ -79,9 +79,9 @@ bool is_olmo_of_ranks(CheckpointKind kind) {
 void require_kind(std::optional<CheckpointKind> told, const Checkpoint& opened) {
   const std::string kind(to_string(opened.kind));
   if (!told) {
-    const bool is_other = opened.kind == CheckpointKind::dcp ||
-                          opened.kind == CheckpointKind::safetensors ||
-                          opened.kind == CheckpointKind::rank_files;
+    const bool is_other =
+        opened.kind == CheckpointKind::dcp || opened.kind == CheckpointKind::safetensors ||
+        opened.kind == CheckpointKind::torch_file || opened.kind == CheckpointKind::rank_files;
     return require(is_other, "none of OLMo's kinds is opened as " + kind);
   }
   if (*told == CheckpointKind::olmo_legacy)

@@ -53,6 +53,9 @@ constexpr std::string_view kNames[] = {".metadata",
                                        ".safetensors.index.json",
                                        "model-$-of-$.safetensors",
                                        "shard-$-model-$-of-$.safetensors",
+                                       "pytorch_model.bin",
+                                       "pytorch_model.bin.index.json",
+                                       "x.bin.index.json",
                                        "model_world_size_#_rank_#.pt",
                                        "optim_world_size_#_rank_#.pt",
                                        "extra_state_world_size_#_rank_#.pt",
@@ -91,6 +94,8 @@ constexpr std::string_view kTexts[] = {
     "{\"metadata\": {\"total_size\": -1}, \"weight_map\": {}}",
     "{\"weight_map\": {\"a\": \"../a\", \"b\": \"model.safetensors\"}}",
     "{\"weight_map\": {\"a\": \"model.safetensors.index.json\"}}",
+    "{\"metadata\": {\"total_size\": 8}, \"weight_map\": {\"a\": \"model.pt\", \"b\": "
+    "\"rank0.pt\"}}",
     "\x80\x02}q\x00.",
     "not a checkpoint"};
 
