@@ -113,7 +113,10 @@ class FullParams::Shown {
     const torch::NoGradGuard no_grad;
     unit_->adopt_replaced();
     whole_ = unit_->whole().gather();
-    if (options_.with_grads) gather_gradients();
+    if (options_.with_grads) {
+      unit_->require_kept_untouched();
+      gather_gradients();
+    }
     const bool wanted = is_wanted();
     if (wanted && options_.offload_to_cpu) whole_ = whole_.to(at::kCPU);
     if (!wanted) whole_ = at::Tensor();

@@ -172,6 +172,30 @@ TEST(ResultThatIsALeaf, GetsNoHookOfAPass) {
   });
 }
 
+// Where a model is cut into stages, the next one's backward begins at such a leaf.
+struct StageImpl : nn::Module {
+  nn::Linear out{nullptr};
+  StageImpl() { out = register_module("out", nn::Linear(4, 4)); }
+  torch::Tensor forward(const torch::Tensor& x) { return out(x).detach().requires_grad_(); }
+};
+TESSERA_MODULE(Stage);
+
+TEST(ResultThatIsALeaf, OfTheCallersOwnHasItsGradient) {
+  run_mesh(2, [](Mesh& mesh) {
+    for (const bool sharded : {true, false}) {
+      auto net = with_values(Stage(), 3);
+      if (sharded) fully_shard(net, mesh);
+      if (!sharded) replicate(net, mesh);
+      for (int step = 0; step < kPasses; ++step) {
+        const auto out = net(torch::ones({2, 4}));
+        (out * 2).sum().backward();
+        ASSERT_TRUE(out.grad().defined()) << step;
+        EXPECT_EQ(out.grad().sum().item<float>(), 16.F);
+      }
+    }
+  });
+}
+
 // Whose parameter it is does not matter: what lasts longer than the pass gets no hook of a pass.
 TEST(ResultThatIsAParameter, MayBeIgnored) {
   run_mesh(2, [](Mesh& mesh) {

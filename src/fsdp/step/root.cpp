@@ -15,9 +15,35 @@
 #include "comm/whereabouts.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
+#include "torch/compat.h"
 
 namespace tessera::detail {
 namespace {
+
+// Sits between a unit's inputs and what came before. Autograd runs it when the gradients of all
+// inputs are there: after everything of the unit's own backward, whose nodes are younger.
+class AfterBackward : public torch::autograd::Node {
+ public:
+  AfterBackward(torch::autograd::edge_list&& edges, std::function<void()> run)
+      : Node(std::move(edges)), run_(std::move(run)) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    run_();
+    return std::move(gradients);
+  }
+
+ private:
+  std::function<void()> run_;
+};
+
+at::Tensor view_behind(const compat::NodePtr& node, const at::Tensor& tensor) {
+  at::Tensor view;
+  {
+    const torch::NoGradGuard no_grad;
+    view = tensor.view_as(tensor);
+  }
+  torch::autograd::create_gradient_edge(view, node);
+  return view;
+}
 
 // Only floating-point tensors are ever cast (fsdp-rows MP10).
 void cast_floating(const std::vector<at::Tensor*>& tensors, at::ScalarType dtype) {
@@ -65,6 +91,12 @@ void warn_of_view(Unit& unit) {
           "drop the pre-backward hook and skip the all-gather, which can cause backward to fail or "
           "produce wrong gradients. Use out-of-place ops (`out = out + y`, not `out += y`) or "
           "`.clone()` the output before any in-place op.");
+}
+
+// A parameter, or another leaf that somebody keeps: the hook of a pass would stay on it for good.
+// One that forward has just made is its caller's, who looks for its gradient.
+bool lives_on(const at::Tensor& result) {
+  return result.is_leaf() && result.use_count() > 1;
 }
 
 bool inside_backward() {
@@ -275,7 +307,7 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
     const Range range(unit, kRangeRootPreForward);
     begin_pass();
   }
-  stack_.push_back({.unit = &unit, .range = std::make_unique<Range>(unit, kRangeForward)});
+  stack_.push_back({&unit, std::make_unique<Range>(unit, kRangeForward)});
   tell(name_of_forward(), &unit);
   const Range range(unit, kRangePreForward);
   prepare_inputs(unit, inputs);
@@ -290,7 +322,7 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   if (torch::GradMode::is_enabled()) {
     ++entry_of(unit).backwards_due;
     stack_.back().is_due = true;
-    stack_.back().inputs = inputs_of(unit, inputs);
+    attach_to_inputs(unit, inputs);
   }
 }
 
@@ -374,23 +406,30 @@ void Root::prefetch_before(const Unit& unit) {
   }
 }
 
-// FSDP2 lets nobody change a unit's inputs in place; FSDP1 and DDP put nothing before them.
-UnitInputs Root::inputs_of(Unit& unit, const std::vector<at::Tensor*>& inputs) {
-  const bool lends = !unit.is_sharded() || unit.geometry() != Geometry::rows;
-  return {inputs, lends, [root = weak_from_this(), weak = unit.weak_from_this()] {
-            const auto self = root.lock();
-            const auto alive = weak.lock();
-            if (self && alive) self->after_backward(*alive);
-          }};
+void Root::attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs) {
+  std::vector<at::Tensor*> wanted;
+  torch::autograd::edge_list edges;
+  for (auto* input : inputs) {
+    if (!wants_gradient(*input)) continue;
+    wanted.push_back(input);
+    edges.push_back(torch::autograd::impl::gradient_edge(*input));
+  }
+  if (wanted.empty()) return;
+  auto node = compat::make_node<AfterBackward>(
+      std::move(edges), [root = weak_from_this(), weak = unit.weak_from_this()] {
+        const auto self = root.lock();
+        const auto alive = weak.lock();
+        if (self && alive) self->after_backward(*alive);
+      });
+  for (auto* input : wanted) *input = view_behind(node, *input);
 }
 
 void Root::leave(Unit& unit, const std::vector<at::Tensor*>& results) {
   unit.note(TraceStep::leave_forward);
-  const auto inputs = std::move(stack_.back().inputs);
   stack_.pop_back();
   const Range range(unit, kRangePostForward);
   end_call_of(unit);
-  if (torch::GradMode::is_enabled()) attach_to_results(unit, inputs, results);
+  if (torch::GradMode::is_enabled()) attach_to_results(unit, results);
   cast_results(unit, results);
   if (stack_.empty()) end_pass();
 }
@@ -419,16 +458,13 @@ void Root::cast_results(const Unit& unit, const std::vector<at::Tensor*>& result
     cast_floating(results, *dtype);
 }
 
-void Root::attach_to_results(Unit& unit, const UnitInputs& inputs,
-                             const std::vector<at::Tensor*>& results) {
+void Root::attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results) {
   bool attached = false;
   for (auto* result : results) {
     if (!wants_gradient(*result)) continue;
     attached = true;
     if (result->is_view()) warn_of_view(unit);
-    // A parameter, or another leaf that lives on: the hook of a pass would stay on it for good.
-    const bool lives_on = result->is_leaf() || inputs.has_unchanged(*result);
-    if (lives_on) *result = result->view_as(*result);
+    if (lives_on(*result)) *result = result->view_as(*result);
     watch_result(unit, *result);
   }
   if (attached) {

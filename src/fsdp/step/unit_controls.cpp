@@ -1,5 +1,6 @@
 #include "tessera/unit_controls.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -34,6 +35,12 @@ std::vector<std::shared_ptr<Unit>> units_of(ModuleRef module, bool recurse,
   for (auto& [name, unit] : detail::units_below(module.get())) units.push_back(std::move(unit));
   if (units.empty()) unit_of(module, what);
   return units;
+}
+
+// One object however often it is handed on: what a hook keeps in itself lasts.
+AllReduceHook kept(const AllReduceHook& hook) {
+  if (!hook) return {};
+  return [one = std::make_shared<AllReduceHook>(hook)](torch::Tensor& sum) { (*one)(sum); };
 }
 
 // Of all of them, or of none.
@@ -96,7 +103,7 @@ void set_gradient_divide_factor(ModuleRef module, double factor, bool recurse) {
 
 void set_all_reduce_hook(ModuleRef module, AllReduceHook hook, bool recurse) {
   change_rules(units_of(module, recurse, "set_all_reduce_hook"),
-               [&hook](detail::AverageRules& rules) { rules.hook = hook; });
+               [&hook](detail::AverageRules& rules) { rules.hook = kept(hook); });
 }
 
 void set_unshard_in_backward(ModuleRef module, bool unshard) {

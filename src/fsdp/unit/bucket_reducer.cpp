@@ -120,7 +120,7 @@ void BucketReducer::set_aside(std::size_t param) {
   if (!past.has_kept || is_changed) past.average = at::Tensor();
   if (is_zero) past.is_mixed = false;
   if (past.has_kept) return;
-  past.is_mixed = gradient.defined() && may_average_again();
+  past.is_mixed = !sync_ && gradient.defined() && may_average_again();
   if (!may_average_again()) past.average = std::exchange(gradient, {});
 }
 

@@ -395,6 +395,37 @@ TEST_P(Kept, IsReducedByTheRulesOfItsOwnReduction) {
   });
 }
 
+// One that counts goes on counting; one that is set while two backwards are under way is no
+// mixture.
+TEST(Averages, AHookKeepsWhatIsInIt) {
+  run_mesh(2, [](Mesh& mesh) {
+    for (const bool sharded : {true, false}) {
+      auto pair = make_pair_of_layers();
+      if (sharded) fully_shard(pair, mesh);
+      if (!sharded) replicate(pair, mesh);
+      set_all_reduce_hook(pair, [n = 0](torch::Tensor& sum) mutable { sum.mul_(++n); });
+      for (const int micro : {0, 1, 2}) pair_backward(pair, micro, mesh, true);
+      auto expected = scaled(sums_of({0}, 2), 0.5);
+      for (const int micro : {1, 2}) {
+        const auto more = scaled(sums_of({micro}, 2), 0.5 * (micro + 1));
+        for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += more[i];
+      }
+      expect_gradients_of(pair, expected, "a hook that counts");
+    }
+    auto pair = make_pair_of_layers();
+    replicate(pair, mesh);
+    set_is_last_backward(pair, false);
+    for (const int micro : {0, 1}) pair_backward(pair, micro, mesh, true);
+    EXPECT_NO_THROW(set_gradient_divide_factor(pair, 1));
+    set_is_last_backward(pair, true);
+    pair_backward(pair, 2, mesh, true);
+    auto expected = scaled(sums_of({0, 1}, 2), 0.5);
+    const auto later = sums_of({2}, 2);
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += later[i];
+    expect_gradients_of(pair, expected, "under way");
+  });
+}
+
 // Sums that wait for the copies were divided by a part of the factor that was set then.
 TEST(KeptSums, ThatWaitAreDividedByTheFactorOfTheirAverage) {
   run_mesh(4, [](Mesh& mesh) {
