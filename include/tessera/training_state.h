@@ -9,9 +9,8 @@
 //   step = state.values.at("step").as_int();
 //
 // The number of ranks, the way of sharding and the kind of checkpoint may change between the two. A
-// DCP checkpoint of the state is what torch.distributed.checkpoint.state_dict.get_state_dict gives
-// in Python, with the values beside "model" and "optim". Save and load between steps, not between
-// a forward and its backward.
+// DCP checkpoint is what Python's state_dict.get_state_dict gives, with the values beside "model"
+// and "optim". Save and load between steps, not between a forward and its backward.
 #pragma once
 
 #include <optional>
@@ -32,20 +31,15 @@ class TrainingState {
   TrainingState(ModuleRef model, OptimizerRef optimizer)
       : model_(model), optimizer_(std::move(optimizer)) {}
 
-  // A dict of what else belongs to the training: counters, a seed, a configuration. The same on
-  // every rank: a save throws `mismatch` for numbers and whole tensors that differ. A load replaces
-  // the values of its keys, and throws `not_found` for a key that the checkpoint lacks. The keys
-  // "model", "optim" and "rank_values" are taken.
+  // What else belongs to the training, a dict: counters, a configuration. Numbers and whole tensors
+  // that ranks have differently are `mismatch`. A load replaces the values of its keys, and throws
+  // `not_found` for one that is not there. "model", "optim" and "rank_values" are taken.
   Value values = Value::dict();
-  // The same of what each rank has for itself: random_state(), its place in the data. The
-  // checkpoint has it under "rank_values" and the rank's number. Rank r gets what rank r has saved.
-  // Where more ranks load than have saved, those behind keep what they have; where fewer do, the
-  // others' values are left. Both are warned of.
+  // The same of each rank's own (random_state(), its place in the data), by its number. More ranks
+  // than have saved keep what they have; fewer leave those of the others. Both are warned of.
   Value rank_values = Value::dict();
-  // Under which the checkpoint holds everything: "app" for {"app": {"model": ...}}. Empty: nothing.
-  std::string key;
-  // By group: what the last load found that the optimizer does not know. Saves write it again.
-  Value::List other_options;
+  std::string key;            // under which the checkpoint holds everything; empty: under none
+  Value::List other_options;  // by group: what the optimizer did not know in a load; saved again
 
   [[nodiscard]] ModuleRef model() const noexcept { return model_; }
   [[nodiscard]] const std::optional<OptimizerRef>& optimizer() const noexcept { return optimizer_; }

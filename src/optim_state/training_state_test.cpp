@@ -6,7 +6,6 @@
 
 #include <torch/torch.h>
 #include <atomic>
-#include <filesystem>
 
 #include <string>
 #include <tuple>
@@ -319,42 +318,6 @@ TEST(TrainingState, OfAdamWHasFrozenParametersInTheirGroups) {
   });
 }
 
-// Adam's decay goes through its moments: AdamW would go on with other numbers.
-TEST(TrainingState, OfOneOptimizerIsNoStateOfAnother) {
-  const TemporaryDirectory directory;
-  const auto path = directory.path() + "/";
-  const auto alone = solo_group();
-  auto net = make_net({});
-  const auto parameters = net->parameters();
-  torch::optim::Adam adam(parameters, torch::optim::AdamOptions(0.01).weight_decay(0.1));
-  torch::optim::SGD sgd(parameters, torch::optim::SGDOptions(0.01).momentum(0.9));
-  torch::optim::RMSprop rmsprop(parameters, 0.01);
-  AdamW adamw(sharded_parameters(net));
-  loss_of(net, testing::batch(0, 0, 1)).backward();
-  for (torch::optim::Optimizer* one :
-       {static_cast<torch::optim::Optimizer*>(&adam), static_cast<torch::optim::Optimizer*>(&sgd),
-        static_cast<torch::optim::Optimizer*>(&rmsprop)})
-    one->step();
-  adamw.step();
-  const std::vector<std::pair<std::string, OptimizerRef>> all{
-      {"Adam", adam}, {"SGD", sgd}, {"RMSprop", rmsprop}, {"AdamW", adamw}};
-  for (const auto& [name, optimizer] : all)
-    save(TrainingState(net, optimizer), path + name, *alone);
-  for (const auto& [saved, unused] : all) {
-    for (const auto& [name, optimizer] : all) {
-      const auto before = adamw.state(0, 0).exp_avg.clone();
-      TrainingState state(net, optimizer);
-      const auto text = testing::error_of([&] { load(state, path + saved, *alone); });
-      EXPECT_EQ(text == "no Error", saved == name) << saved << " into " << name << ": " << text;
-      const bool is_decay = saved.starts_with("Adam") && name.starts_with("Adam");
-      const auto* reason = is_decay ? "decoupled_weight_decay" : "make the one that was saved";
-      EXPECT_EQ(text.find(reason) != std::string::npos, saved != name)
-          << saved << " into " << name << ": " << text;
-      EXPECT_TRUE(torch::equal(adamw.state(0, 0).exp_avg, before)) << saved << " into " << name;
-    }
-  }
-}
-
 TEST(TrainingState, OfAModelAloneLoadsFromACheckpointWithMore) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/saved";
@@ -395,57 +358,6 @@ TEST(TrainingState, LoadsFromFilesOfOtherKinds) {
 }
 
 // C04: each rank opened it for itself, and nobody compared.
-// What each rank has for itself: as many ranks get their own back, others by a stated rule.
-TEST(TrainingState, HasValuesOfEachRank) {
-  const TemporaryDirectory directory;
-  const auto path = directory.path() + "/saved";
-  run_mesh(3, [&](Mesh& mesh) {
-    auto trainer = trainer_on(make_net({}), Way::rows, mesh, Kind::own);
-    auto state = trainer.state();
-    state.values.set_item("step", 7);
-    state.rank_values.set_item("place", 10 * mesh.rank());
-    state.rank_values.set_item("rng", leaf_of(torch::full({5}, mesh.rank(), torch::kByte)));
-    save(state, path, mesh.checkpoint_group());
-  });
-  for (const int world : {3, 2, 4, 1}) {
-    run_mesh(world, [&](Mesh& mesh) {
-      auto trainer = trainer_on(filled_net(), Way::rows, mesh, Kind::own);
-      auto state = trainer.state();
-      state.values.set_item("step", 0);
-      state.rank_values.set_item("place", -1);
-      state.rank_values.set_item("rng", leaf_of(torch::full({5}, 99, torch::kByte)));
-      load(state, path, mesh.checkpoint_group());
-      EXPECT_EQ(state.values.at("step").as_int(), 7);
-      const bool was_there = mesh.rank() < 3;
-      EXPECT_EQ(state.rank_values.at("place").as_int(), was_there ? 10 * mesh.rank() : -1);
-      const auto rng = tensor_of(state.rank_values.at("rng").as_tensor());
-      EXPECT_TRUE(torch::all(rng == (was_there ? mesh.rank() : 99)).item<bool>()) << world;
-    });
-  }
-}
-
-TEST(TrainingState, RefusesTensorsOfWhichOneWouldStandForAll) {
-  const TemporaryDirectory directory;
-  const auto path = directory.path() + "/saved";
-  run_mesh(2, [&](Mesh& mesh) {
-    auto trainer = trainer_on(make_net({}), Way::rows, mesh, Kind::own);
-    auto state = trainer.state();
-    state.values.set_item("same", leaf_of(torch::ones({3})));
-    auto rng = Value::dict();
-    rng.set_item("torch", leaf_of(torch::full({5}, mesh.rank(), torch::kByte)));
-    state.values.set_item("rng", rng);
-    const auto text = testing::error_of([&] { save(state, path, mesh.checkpoint_group()); });
-    EXPECT_NE(text.find("rank_values"), std::string::npos) << text;
-    EXPECT_NE(text.find("rng.torch"), std::string::npos) << text;
-    EXPECT_FALSE(std::filesystem::exists(path));
-    // Parts of one tensor are each rank's own.
-    state.values.erase("rng");
-    state.values.set_item("parts",
-                          sharded_leaf_of(torch::full({2}, mesh.rank()), {4}, 2 * mesh.rank()));
-    EXPECT_NO_THROW(save(state, path, mesh.checkpoint_group()));
-  });
-}
-
 TEST(TrainingState, IsLoadedFromOneSaveByAllRanks) {
   const TemporaryDirectory directory;
   for (const std::string name : {"/0", "/1"})

@@ -376,6 +376,16 @@ struct Refused {
   const char* text;
 };
 
+void wrap_by_a_policy_that_throws_on_rank_1(Odd& module, const Mesh& mesh) {
+  const auto choose = [rank = mesh.rank()](const nn::Module& below) {
+    if (rank == 1 && below.parameters(false).size() > 1)
+      throw Error(ErrorCode::invalid_argument, "a policy of rank 1");
+    return true;
+  };
+  FullyShardedDataParallel<Odd>(module, mesh,
+                                {.auto_wrap_policy = lambda_auto_wrap_policy(choose)});
+}
+
 std::vector<Refused> refused() {
   const auto floats = torch::ones({6, 3});
   const auto placed_at = [](int dim) {
@@ -440,17 +450,7 @@ std::vector<Refused> refused() {
          FullyShardedDataParallel<Odd>(module, mesh, {.auto_wrap_policy = always_wrap_policy()});
        },
        "scalar parameters"},
-      {"UnderAPolicyOfOneRank", floats,
-       [](Odd& module, const Mesh& mesh) {
-         const auto choose = [rank = mesh.rank()](const nn::Module& below) {
-           if (rank == 1 && below.parameters(false).size() > 1)
-             throw Error(ErrorCode::invalid_argument, "a policy of rank 1");
-           return true;
-         };
-         FullyShardedDataParallel<Odd>(module, mesh,
-                                       {.auto_wrap_policy = lambda_auto_wrap_policy(choose)});
-       },
-       "rank 1"},
+      {"UnderAPolicyOfOneRank", floats, wrap_by_a_policy_that_throws_on_rank_1, "rank 1"},
       {"OneRankAlone", floats,
        [](Odd& module, const Mesh& mesh) {
          fully_shard(module, mesh,
