@@ -94,8 +94,7 @@ constexpr std::string_view kTexts[] = {
     "{\"metadata\": {\"total_size\": -1}, \"weight_map\": {}}",
     "{\"weight_map\": {\"a\": \"../a\", \"b\": \"model.safetensors\"}}",
     "{\"weight_map\": {\"a\": \"model.safetensors.index.json\"}}",
-    "{\"metadata\": {\"total_size\": 8}, \"weight_map\": {\"a\": \"model.pt\", \"b\": "
-    "\"rank0.pt\"}}",
+    R"({"metadata": {"total_size": 8}, "weight_map": {"a": "model.pt", "b": "rank0.pt"}})",
     "\x80\x02}q\x00.",
     "not a checkpoint"};
 
