@@ -61,11 +61,8 @@ bool has_known_name(std::string_view name) {
 
 // The index that speaks for the directory, as its opener has it; empty: none, or too many.
 std::string index_among(const std::vector<ObjectInfo>& files, const Store& store) {
-  const bool is_torch = std::ranges::none_of(files, [](const ObjectInfo& file) {
-    return is_safetensors(file.name) || file.name.ends_with(kSafetensorsSet.index_suffix);
-  });
   try {
-    return find_index(files, is_torch ? kTorchSet : kSafetensorsSet, store);
+    return find_index(files, has_safetensors(files) ? kSafetensorsSet : kTorchSet, store);
   } catch (const Error&) {
     return "";
   }

@@ -31,10 +31,6 @@
 namespace tessera {
 namespace {
 
-bool has_suffix(const ObjectInfo& file, std::string_view suffix) {
-  return file.name.ends_with(suffix);
-}
-
 using Head = std::array<unsigned char, 10>;
 
 bool is_zip(const Head& head) {
@@ -85,20 +81,13 @@ Place replaced_place(const std::string& path) {
 }
 
 bool any_ends_with(const std::vector<ObjectInfo>& files, std::string_view suffix) {
-  return std::ranges::any_of(files,
-                             [suffix](const ObjectInfo& file) { return has_suffix(file, suffix); });
+  return std::ranges::any_of(
+      files, [suffix](const ObjectInfo& file) { return file.name.ends_with(suffix); });
 }
 
 // A save without collectives, of which nothing is merged yet.
 bool has_rank_metadata(const std::vector<ObjectInfo>& files) {
   return std::ranges::any_of(files, is_rank_metadata, &ObjectInfo::name);
-}
-
-bool has_safetensors(const std::vector<ObjectInfo>& files) {
-  return std::ranges::any_of(files, [](const ObjectInfo& file) {
-    return file.name.find('/') == std::string::npos &&
-           (has_suffix(file, ".safetensors") || has_suffix(file, safetensors::kIndexSuffix));
-  });
 }
 
 // The last one: an interrupted conversion that is to be resumed (docs/design/resume.md).

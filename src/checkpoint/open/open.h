@@ -53,6 +53,7 @@ void require_whole(const Value& tree, const std::string& path);
 [[nodiscard]] Checkpoint open_safetensors_index(const std::shared_ptr<Store>& store,
                                                 const std::string& index,
                                                 const OpenOptions& options = {});
+[[nodiscard]] bool has_safetensors(const std::vector<ObjectInfo>& files);
 // What a directory with these files holds: its index's set, its one file, or all of them.
 [[nodiscard]] Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
                                                     const std::vector<ObjectInfo>& decided,

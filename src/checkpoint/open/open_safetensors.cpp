@@ -281,6 +281,13 @@ Checkpoint open_safetensors_index(const std::shared_ptr<Store>& store, const std
   return open_index(store, index, store->list_level(), options);
 }
 
+bool has_safetensors(const std::vector<ObjectInfo>& files) {
+  return std::ranges::any_of(files, [](const ObjectInfo& file) {
+    return file.name.find('/') == std::string::npos &&
+           (file.name.ends_with(kSuffix) || file.name.ends_with(kSafetensorsSet.index_suffix));
+  });
+}
+
 Checkpoint open_safetensors_directory(const std::shared_ptr<Store>& store,
                                       const std::vector<ObjectInfo>& decided,
                                       const OpenOptions& options) {

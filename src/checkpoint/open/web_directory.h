@@ -9,8 +9,7 @@
 
 namespace tessera {
 
-// Lists the files that `.metadata` names, or the index `index` of a set, as far as
-// they are there.
+// Lists the files that `.metadata` names, or the index `index` of a set, as far as they are there.
 [[nodiscard]] std::shared_ptr<Store> web_dcp_directory(std::shared_ptr<Store> server);
 [[nodiscard]] std::shared_ptr<Store> web_set_directory(std::shared_ptr<Store> server,
                                                        const std::string& index);
