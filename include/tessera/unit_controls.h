@@ -11,8 +11,8 @@
 //   what was averaged alone. A parameter that is frozen meanwhile gets them with the next sync.
 // - FullyShardedDataParallel: zero_grad, of either, takes them away too. So that there is something
 //   to take away, `local.grad()` is zeros where it would be missing. Whatever else changes it (a
-//   clip, a scale) would change it without them, so the next backward throws `unsupported`.
-//   Freezing takes them away with the next sync.
+//   clip, a scale) would change it without them: the next backward throws `unsupported`, unless all
+//   was zeroed in place before, which cannot be told. Freezing takes them away with the next sync.
 // - replicate, DistributedDataParallel: they are in grad(), and zero_grad takes them away.
 // FullParams changes none of them; abandon_step forgets all.
 #pragma once

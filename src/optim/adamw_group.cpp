@@ -8,40 +8,13 @@
 
 namespace tessera::detail {
 
-namespace {
-
-// In the order of torch.optim.AdamW, which has options that AdamW here does not.
-void visit(StateFields& fields, AdamWOptions& options) {
-  fields.number("lr", options.lr);
-  fields.value(
-      "betas",
-      [&] {
-        return Value::tuple({options.beta1, options.beta2});
-      },
-      [&](const Value& given) {
-        const auto& betas = given.items();
-        if (betas.size() != 2)
-          throw Error(ErrorCode::corrupt, "betas are not a pair").at_key("param_groups");
-        options.beta1 = number_of(betas[0]);
-        options.beta2 = number_of(betas[1]);
-      });
-  fields.number("eps", options.eps);
-  fields.number("weight_decay", options.weight_decay);
-  fields.fixed("amsgrad", false, true);
-  fields.fixed("maximize", false, true);
-  fields.fixed("foreach", Value(), false);
-  fields.fixed("capturable", false, false);
-  fields.fixed("differentiable", false, false);
-  fields.fixed("fused", Value(), false);
-  // Adam's decay goes through the gradient and its moments.
-  fields.fixed("decoupled_weight_decay", true, true);
-}
-
-}  // namespace
-
-Value group_value(AdamWOptions options) {
+Value group_value(const AdamWOptions& options) {
+  auto of = torch::optim::AdamWOptions(options.lr)
+                .betas({options.beta1, options.beta2})
+                .eps(options.eps)
+                .weight_decay(options.weight_decay);
   FieldsToDict fields;
-  visit(fields, options);
+  visit_adamw(fields, of);
   return fields.take();
 }
 
@@ -52,11 +25,20 @@ AdamWGroup group_options(const Value& group) {
       throw Error(ErrorCode::mismatch, "the checkpoint's optimizer lacks this option of AdamW")
           .at_key(std::string("param_groups.") + name);
   }
-  AdamWGroup made;
+  torch::optim::AdamWOptions of;
   DictToFields fields(group, {}, false);
-  visit(fields, made.options);
-  made.unknown = fields.left_over();
-  return made;
+  visit_adamw(fields, of);
+  if (of.amsgrad()) {
+    throw Error(ErrorCode::unsupported, "the state's optimizer uses an option that this one lacks")
+        .at_key("amsgrad");
+  }
+  const auto [beta1, beta2] = of.betas();
+  return {{.lr = of.lr(),
+           .beta1 = beta1,
+           .beta2 = beta2,
+           .eps = of.eps(),
+           .weight_decay = of.weight_decay()},
+          fields.left_over()};
 }
 
 }  // namespace tessera::detail

@@ -10,7 +10,7 @@
 namespace tessera::detail {
 
 // With PyTorch's keys in its order, without "params".
-[[nodiscard]] Value group_value(AdamWOptions options);
+[[nodiscard]] Value group_value(const AdamWOptions& options);
 
 struct AdamWGroup {
   AdamWOptions options;

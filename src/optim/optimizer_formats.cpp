@@ -51,7 +51,8 @@ void betas(StateFields& fields, const std::function<std::tuple<double, double>&(
       },
       [&](const Value& given) {
         const auto& pair = given.items();
-        if (pair.size() != 2) throw Error(ErrorCode::corrupt, "betas are not a pair");
+        if (pair.size() != 2)
+          throw Error(ErrorCode::corrupt, "betas are not a pair").at_key("param_groups");
         of() = {detail::number_of(pair[0]), detail::number_of(pair[1])};
       });
 }
@@ -212,10 +213,7 @@ std::map<std::type_index, OptimizerFormat> own_formats() {
                                     }));
   formats.emplace(typeid(torch::optim::AdamW),
                   format<AdamWParamState, torch::optim::AdamWOptions>(
-                      "AdamW", adam_state<AdamWParamState>,
-                      +[](StateFields& fields, torch::optim::AdamWOptions& of) {
-                        adam_options(fields, of, true);
-                      }));
+                      "AdamW", adam_state<AdamWParamState>, detail::visit_adamw));
   formats.emplace(typeid(SGD), format<SGDParamState, SGDOptions>(
                                    "SGD",
                                    +[](StateFields& fields, SGDParamState& state) {
@@ -263,30 +261,27 @@ const OptimizerFormat* detail::find_format(std::type_index type) {
   return found == all.formats.end() ? nullptr : &found->second;
 }
 
-namespace {
-
-// By an option that no other one has.
-std::string optimizer_with(const Value& group) {
-  for (const auto& [option, name] : {std::pair("nesterov", "SGD"),
-                                     {"alpha", "RMSprop"},
-                                     {"lr_decay", "Adagrad"},
-                                     {"history_size", "LBFGS"},
-                                     {"amsgrad", "Adam"}}) {
-    if (group.find(option) != nullptr) return name;
-  }
-  return "";
+void detail::visit_adamw(StateFields& fields, torch::optim::AdamWOptions& options) {
+  adam_options(fields, options, true);
 }
 
-}  // namespace
-
 void detail::require_options_of(const std::string& name, const Value& group) {
-  const auto known = [](const std::string& one) { return one == "AdamW" ? "Adam" : one; };
-  constexpr std::array kKnown{"SGD", "RMSprop", "Adagrad", "LBFGS", "Adam"};
-  const auto saved = optimizer_with(group);
-  if (saved.empty() || saved == known(name)) return;
-  if (std::ranges::find(kKnown, known(name)) == kKnown.end()) return;
-  throw Error(ErrorCode::mismatch, "the checkpoint has the state of " + saved +
-                                       ", and the optimizer is " + name +
+  struct Own {
+    std::string_view optimizer, option;  // which no other one has
+  };
+  constexpr std::array<Own, 5> kAll{{{"SGD", "nesterov"},
+                                     {"RMSprop", "alpha"},
+                                     {"Adagrad", "lr_decay"},
+                                     {"LBFGS", "history_size"},
+                                     {"Adam", "amsgrad"}}};
+  const std::string_view own = name == "AdamW" ? "Adam" : std::string_view(name);
+  const auto saved =
+      std::ranges::find_if(kAll, [&](const Own& one) { return group.find(one.option) != nullptr; });
+  const bool is_known = std::ranges::find(kAll, own, &Own::optimizer) != kAll.end();
+  if (!is_known || saved == kAll.end() || saved->optimizer == own) return;
+  throw Error(ErrorCode::mismatch, "the checkpoint has the state of " +
+                                       std::string(saved->optimizer) + ", and the optimizer is " +
+                                       name +
                                        ": make the one that was saved, or load the model alone")
       .at_key("param_groups");
 }

@@ -1,6 +1,8 @@
 // Which formats of torch::optim's optimizers are known.
 #pragma once
 
+#include <torch/optim/adamw.h>
+
 #include <string>
 #include <typeindex>
 
@@ -10,6 +12,9 @@ namespace tessera::detail {
 
 // Null: not registered. What it gives stays where it is.
 [[nodiscard]] const OptimizerFormat* find_format(std::type_index type);
+
+// Lists the options of libtorch's AdamW under PyTorch's names, in its order.
+void visit_adamw(StateFields& fields, torch::optim::AdamWOptions& options);
 
 // Throws `mismatch` when `group` has the options of another one of torch's optimizers than `name`.
 void require_options_of(const std::string& name, const Value& group);

@@ -66,23 +66,17 @@ bool has_values(const Value& dict) {
 }
 
 // A line for each tensor that this rank has whole: of such the first rank's is saved.
-void describe_tensors(const Value& value, const std::string& path, std::string& text) {
-  const auto below = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
-  if (value.is(Value::Kind::tensor)) {
-    const auto& leaf = value.as_tensor();
-    if (!is_whole_in_memory(leaf)) return;
-    const auto tensor = tensor_of(leaf).contiguous();
+std::string described_tensors(const Value& values) {
+  std::string text;
+  for (const auto& leaf : leaves_of(values)) {
+    if (!leaf.value.is(Value::Kind::tensor) || !is_whole_in_memory(leaf.value.as_tensor()))
+      continue;
+    const auto tensor = tensor_of(leaf.value.as_tensor()).contiguous();
     const auto digest =
         digest64({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
-    text += path + " " + std::to_string(digest) + "\n";
-  } else if (value.is(Value::Kind::dict)) {
-    for (const auto& [key, item] : value.pairs())
-      describe_tensors(item, below(key.is(Value::Kind::string) ? key.as_string() : "?"), text);
-  } else if (value.is(Value::Kind::list) || value.is(Value::Kind::tuple)) {
-    std::size_t place = 0;
-    for (const auto& item : value.items())
-      describe_tensors(item, below(std::to_string(place++)), text);
+    text += leaf.name + " " + std::to_string(digest) + "\n";
   }
+  return text;
 }
 
 // The path in the first line that differs.
@@ -92,7 +86,7 @@ std::string first_difference(const std::string& a, const std::string& b) {
   return a.substr(begin, a.find(' ', begin) - begin);
 }
 
-// `mine`: describe_tensors of this rank's values. Collective.
+// `mine`: described_tensors of this rank's values. Collective.
 void require_same_tensors(const std::string& mine, Group& group) {
   const Purpose purpose("comparing tensors among the values");
   const auto all = group.all_gather(to_bytes(mine));
@@ -225,7 +219,7 @@ SaveResult save(const TrainingState& state, const Location& where, const SaveOpt
   Value tree;
   std::string tensors;
   agree(group, "taking a training state", [&] {
-    describe_tensors(state.values, "", tensors);
+    if (group.size() > 1) tensors = described_tensors(state.values);
     auto leaves = leaves_of_optimizer(state);
     std::optional<Value> optim;
     if (leaves) optim = with_other_options(leaves->tree(), state.other_options);

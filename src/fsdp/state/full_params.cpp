@@ -112,16 +112,15 @@ class FullParams::Shown {
       : unit_(std::move(unit)), options_(options) {
     const torch::NoGradGuard no_grad;
     unit_->adopt_replaced();
-    whole_ = unit_->whole().gather();
+    auto whole = unit_->whole().gather();
     if (options_.with_grads) {
       unit_->require_kept_untouched();
       gather_gradients();
     }
     const bool wanted = is_wanted();
-    if (wanted && options_.offload_to_cpu) whole_ = whole_.to(at::kCPU);
-    if (!wanted) whole_ = at::Tensor();
+    if (wanted && options_.offload_to_cpu) whole = whole.to(at::kCPU);
     entry_of(*unit_).pinned = false;
-    unit_->show(whole_, options_.writeback);
+    unit_->show(wanted ? whole : at::Tensor(), options_.writeback);
     if (wanted && gradients_.defined()) show_gradients();
   }
 
@@ -137,7 +136,7 @@ class FullParams::Shown {
  private:
   // What a destructor cannot throw is said.
   void keep_changes() {
-    if (!options_.writeback || !whole_.defined()) return;
+    if (!options_.writeback) return;
     try {
       unit_->keep_shown();
     } catch (const Error& error) {
@@ -190,7 +189,6 @@ class FullParams::Shown {
 
   std::shared_ptr<Unit> unit_;
   FullParamsOptions options_;
-  at::Tensor whole_;  // undefined: this rank shows nothing
   at::Tensor gradients_;
   std::vector<bool> has_gradient_;
 };

@@ -156,18 +156,26 @@ struct UnknownLeafImpl : nn::Module {
 };
 TESSERA_MODULE(UnknownLeaf);
 
-TEST(ResultThatIsALeaf, GetsNoHookOfAPass) {
-  run_mesh(2, [](Mesh& mesh) {
+// In both ways, one after the other.
+template <typename Model, typename Body>
+void run_sharded_and_whole(const Body& body) {
+  run_mesh(2, [&](Mesh& mesh) {
     for (const bool sharded : {true, false}) {
-      auto net = with_values(UnknownLeaf(), 3);
+      auto net = with_values(Model(), 3);
       if (sharded) fully_shard(net, mesh);
       if (!sharded) replicate(net, mesh);
-      for (int step = 0; step < kPasses; ++step) {
-        const auto [out, leaf] = net(torch::ones({2, 4}));
-        (out.square().sum() + leaf.sum()).backward();
-        EXPECT_EQ(hooks_of(net->leaf), 0U) << step;
-        EXPECT_EQ(net->leaf.grad().sum().item<float>(), 4.F * (step + 1)) << step;
-      }
+      body(net);
+    }
+  });
+}
+
+TEST(ResultThatIsALeaf, GetsNoHookOfAPass) {
+  run_sharded_and_whole<UnknownLeaf>([](UnknownLeaf& net) {
+    for (int step = 0; step < kPasses; ++step) {
+      const auto [out, leaf] = net(torch::ones({2, 4}));
+      (out.square().sum() + leaf.sum()).backward();
+      EXPECT_EQ(hooks_of(net->leaf), 0U) << step;
+      EXPECT_EQ(net->leaf.grad().sum().item<float>(), 4.F * (step + 1)) << step;
     }
   });
 }
@@ -181,17 +189,12 @@ struct StageImpl : nn::Module {
 TESSERA_MODULE(Stage);
 
 TEST(ResultThatIsALeaf, OfTheCallersOwnHasItsGradient) {
-  run_mesh(2, [](Mesh& mesh) {
-    for (const bool sharded : {true, false}) {
-      auto net = with_values(Stage(), 3);
-      if (sharded) fully_shard(net, mesh);
-      if (!sharded) replicate(net, mesh);
-      for (int step = 0; step < kPasses; ++step) {
-        const auto out = net(torch::ones({2, 4}));
-        (out * 2).sum().backward();
-        ASSERT_TRUE(out.grad().defined()) << step;
-        EXPECT_EQ(out.grad().sum().item<float>(), 16.F);
-      }
+  run_sharded_and_whole<Stage>([](Stage& net) {
+    for (int step = 0; step < kPasses; ++step) {
+      const auto out = net(torch::ones({2, 4}));
+      (out * 2).sum().backward();
+      ASSERT_TRUE(out.grad().defined()) << step;
+      EXPECT_EQ(out.grad().sum().item<float>(), 16.F);
     }
   });
 }

@@ -37,12 +37,6 @@ std::vector<std::shared_ptr<Unit>> units_of(ModuleRef module, bool recurse,
   return units;
 }
 
-// One object however often it is handed on: what a hook keeps in itself lasts.
-AllReduceHook kept(const AllReduceHook& hook) {
-  if (!hook) return {};
-  return [one = std::make_shared<AllReduceHook>(hook)](torch::Tensor& sum) { (*one)(sum); };
-}
-
 // Of all of them, or of none.
 template <typename Change>
 void change_rules(const std::vector<std::shared_ptr<Unit>>& units, const Change& change) {
@@ -103,7 +97,9 @@ void set_gradient_divide_factor(ModuleRef module, double factor, bool recurse) {
 
 void set_all_reduce_hook(ModuleRef module, AllReduceHook hook, bool recurse) {
   change_rules(units_of(module, recurse, "set_all_reduce_hook"),
-               [&hook](detail::AverageRules& rules) { rules.hook = kept(hook); });
+               [&hook](detail::AverageRules& rules) {
+                 rules.hook = hook ? std::make_shared<const AllReduceHook>(hook) : nullptr;
+               });
 }
 
 void set_unshard_in_backward(ModuleRef module, bool unshard) {

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -57,7 +58,8 @@ using ReduceHook = std::function<void(at::Tensor& sum)>;
 // How sums become averages, as the user last said.
 struct AverageRules {
   double divisor = 1;
-  ReduceHook hook = {};
+  // Null: none. One object, so that what a hook keeps in itself lasts.
+  std::shared_ptr<const ReduceHook> hook = {};
 };
 
 // Throws when a gradient is of a kind that is not reduced.
@@ -108,9 +110,9 @@ class GradReducer {
   // A reduction begins.
   void adopt_rules();
   [[nodiscard]] const GradScale& scale() const noexcept { return scale_; }
-  [[nodiscard]] bool has_hook() const noexcept { return static_cast<bool>(hook_); }
+  [[nodiscard]] bool has_hook() const noexcept { return hook_ != nullptr; }
   void call_hook(at::Tensor& sum) const {
-    if (hook_) hook_(sum);
+    if (hook_) (*hook_)(sum);
   }
   // Does the whole of a reduction, when there is one.
   [[nodiscard]] const CommHook& comm_hook() const noexcept { return comm_hook_; }
@@ -120,7 +122,7 @@ class GradReducer {
   AverageRules wanted_;
   // Of the reduction that began last.
   GradScale scale_;
-  ReduceHook hook_;
+  std::shared_ptr<const ReduceHook> hook_;
   CommHook comm_hook_;
 };
 

@@ -461,17 +461,19 @@ void Unit::show(const at::Tensor& array, bool keeps) {
         .at_key(name_);
   free();
   param_state_ = next(param_state_, ParamStep::show);
-  shows_ = array.defined();
-  if (!shows_) return;
+  if (!array.defined()) return;
   for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(whole().view(array, i));
   if (keeps) kept_ = shard().clone();
 }
 
 void Unit::hide() {
   param_state_ = next(param_state_, ParamStep::hide);
-  shows_ = false;
   kept_ = at::Tensor();
   for (std::size_t i = 0; i < params_.size(); ++i) params_[i].full.set_data(store_->full(i));
+}
+
+bool Unit::shows() const {
+  return param_state_ == ParamState::shown && !store_->owns(params_.front().full);
 }
 
 bool Unit::computes_in_own_type() const {

@@ -147,7 +147,7 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   // without data. Until hide(). `keeps`: what changes in them is this rank's shard, too.
   void show(const at::Tensor& array, bool keeps = false);
   void hide();
-  [[nodiscard]] bool shows() const noexcept { return shows_; }  // an array
+  [[nodiscard]] bool shows() const;  // an array
   // Writes what was changed in the module's tensors into the shard; nothing unless they are shown
   // and kept. Elements that nobody changed there are the shard's, which loads and optimizers
   // change. Throws for tensors that were replaced by ones of another shape.
@@ -167,9 +167,9 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   void allow_early_reduction(bool allowed);
   // Nothing when collecting already. The unit puts its own number in `plan.id`.
   void enter_backward(BackwardPlan plan);
-  // Throws `unsupported` when the backward that begins captures a parameter's gradient, or when
-  // what stood for kept gradients was changed otherwise than by zeroing it.
+  // Throws `unsupported` when the backward that begins captures a parameter's gradient.
   void require_accumulated() const;
+  // The same when what stands for kept gradients was changed otherwise than by zeroing it.
   void require_kept_untouched() const;
   // Throws `invalid_argument` where gradients that stand together in grad() forbid it.
   void require_may_set(const AverageRules& rules) const;
@@ -242,7 +242,6 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   bool is_hybrid_;
   bool casts_root_inputs_;
   bool is_shown_in_own_type_ = false;
-  bool shows_ = false;
   at::Tensor kept_;  // this rank's part of what is shown and kept, when it was last the shard's
   Geometry geometry_;
   ShardOptions options_;
