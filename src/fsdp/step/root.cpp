@@ -15,35 +15,9 @@
 #include "comm/whereabouts.h"
 #include "fsdp/unit/registry.h"
 #include "tessera/error.h"
-#include "torch/compat.h"
 
 namespace tessera::detail {
 namespace {
-
-// Sits between a unit's inputs and what came before. Autograd runs it when the gradients of all
-// inputs are there: after everything of the unit's own backward, whose nodes are younger.
-class AfterBackward : public torch::autograd::Node {
- public:
-  AfterBackward(torch::autograd::edge_list&& edges, std::function<void()> run)
-      : Node(std::move(edges)), run_(std::move(run)) {}
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    run_();
-    return std::move(gradients);
-  }
-
- private:
-  std::function<void()> run_;
-};
-
-at::Tensor view_behind(const compat::NodePtr& node, const at::Tensor& tensor) {
-  at::Tensor view;
-  {
-    const torch::NoGradGuard no_grad;
-    view = tensor.view_as(tensor);
-  }
-  torch::autograd::create_gradient_edge(view, node);
-  return view;
-}
 
 // Only floating-point tensors are ever cast (fsdp-rows MP10).
 void cast_floating(const std::vector<at::Tensor*>& tensors, at::ScalarType dtype) {
@@ -307,7 +281,7 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
     const Range range(unit, kRangeRootPreForward);
     begin_pass();
   }
-  stack_.push_back({&unit, std::make_unique<Range>(unit, kRangeForward)});
+  stack_.push_back({.unit = &unit, .range = std::make_unique<Range>(unit, kRangeForward)});
   tell(name_of_forward(), &unit);
   const Range range(unit, kRangePreForward);
   prepare_inputs(unit, inputs);
@@ -322,7 +296,7 @@ void Root::enter(Unit& unit, const std::vector<at::Tensor*>& inputs) {
   if (torch::GradMode::is_enabled()) {
     ++entry_of(unit).backwards_due;
     stack_.back().is_due = true;
-    attach_to_inputs(unit, inputs);
+    stack_.back().inputs = inputs_of(unit, inputs);
   }
 }
 
@@ -406,30 +380,23 @@ void Root::prefetch_before(const Unit& unit) {
   }
 }
 
-void Root::attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs) {
-  std::vector<at::Tensor*> wanted;
-  torch::autograd::edge_list edges;
-  for (auto* input : inputs) {
-    if (!wants_gradient(*input)) continue;
-    wanted.push_back(input);
-    edges.push_back(torch::autograd::impl::gradient_edge(*input));
-  }
-  if (wanted.empty()) return;
-  auto node = compat::make_node<AfterBackward>(
-      std::move(edges), [root = weak_from_this(), weak = unit.weak_from_this()] {
-        const auto self = root.lock();
-        const auto alive = weak.lock();
-        if (self && alive) self->after_backward(*alive);
-      });
-  for (auto* input : wanted) *input = view_behind(node, *input);
+// FSDP2 lets nobody change a unit's inputs in place; FSDP1 and DDP put nothing before them.
+UnitInputs Root::inputs_of(Unit& unit, const std::vector<at::Tensor*>& inputs) {
+  const bool lends = !unit.is_sharded() || unit.geometry() != Geometry::rows;
+  return {inputs, lends, [root = weak_from_this(), weak = unit.weak_from_this()] {
+            const auto self = root.lock();
+            const auto alive = weak.lock();
+            if (self && alive) self->after_backward(*alive);
+          }};
 }
 
 void Root::leave(Unit& unit, const std::vector<at::Tensor*>& results) {
   unit.note(TraceStep::leave_forward);
+  const auto inputs = std::move(stack_.back().inputs);
   stack_.pop_back();
   const Range range(unit, kRangePostForward);
   end_call_of(unit);
-  if (torch::GradMode::is_enabled()) attach_to_results(unit, results);
+  if (torch::GradMode::is_enabled()) attach_to_results(unit, inputs, results);
   cast_results(unit, results);
   if (stack_.empty()) end_pass();
 }
@@ -458,16 +425,23 @@ void Root::cast_results(const Unit& unit, const std::vector<at::Tensor*>& result
     cast_floating(results, *dtype);
 }
 
-void Root::attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results) {
-  bool attached = false;
+void Root::attach_to_results(Unit& unit, const UnitInputs& inputs,
+                             const std::vector<at::Tensor*>& results) {
+  std::vector<at::Tensor> watched = inputs.changed();
   for (auto* result : results) {
     if (!wants_gradient(*result)) continue;
-    attached = true;
     if (result->is_view()) warn_of_view(unit);
-    if (lives_on(*result)) *result = result->view_as(*result);
-    watch_result(unit, *result);
+    if (lives_on(*result) || inputs.has_unchanged(*result)) *result = result->view_as(*result);
+    if (std::ranges::none_of(watched, [&](const auto& one) { return one.is_same(*result); }))
+      watched.push_back(*result);
   }
-  if (attached) {
+  await_backward(unit, watched);
+}
+
+// It begins where the gradient of one of these is there.
+void Root::await_backward(Unit& unit, const std::vector<at::Tensor>& watched) {
+  for (const auto& tensor : watched) watch_result(unit, tensor);
+  if (!watched.empty()) {
     pass_->order.push_back(unit.weak_from_this());
   } else {
     --entry_of(unit).backwards_due;
@@ -486,10 +460,11 @@ void Root::watch_result(Unit& unit, const at::Tensor& result) {
 
 void Root::close_to(std::size_t depth) {
   while (stack_.size() > depth) {
-    auto& unit = *stack_.back().unit;
-    if (stack_.back().is_due) --entry_of(unit).backwards_due;
-    unit.note(TraceStep::leave_forward);
+    const auto call = std::move(stack_.back());
     stack_.pop_back();
+    auto& unit = *call.unit;
+    unit.note(TraceStep::leave_forward);
+    if (call.is_due) await_backward(unit, call.inputs.changed());
     end_call_of(unit);
   }
 }

@@ -16,6 +16,7 @@
 #include "fsdp/step/forward_order.h"
 #include "fsdp/step/profiler_range.h"
 #include "fsdp/step/schedule_entry.h"
+#include "fsdp/step/unit_inputs.h"
 #include "fsdp/unit/unit.h"
 
 namespace tessera::detail {
@@ -62,6 +63,7 @@ class Root : public std::enable_shared_from_this<Root> {
     Unit* unit;
     std::unique_ptr<Range> range;  // of the profiler, around the module's forward
     bool is_due = false;           // counted in the unit's backwards_due
+    UnitInputs inputs = {};
   };
 
   void take(std::vector<std::shared_ptr<Unit>> units);
@@ -79,11 +81,13 @@ class Root : public std::enable_shared_from_this<Root> {
   void prefetch_forward(const Unit& unit);
   void prefetch_before(const Unit& unit);
   static void prefetch_backward(const Unit& unit, const RangeName& name);
-  void attach_to_inputs(Unit& unit, const std::vector<at::Tensor*>& inputs);
+  [[nodiscard]] UnitInputs inputs_of(Unit& unit, const std::vector<at::Tensor*>& inputs);
   void end_call_of(Unit& unit);
   void close_to(std::size_t depth);
   static void free_after_forward(Unit& unit);
-  void attach_to_results(Unit& unit, const std::vector<at::Tensor*>& results);
+  void attach_to_results(Unit& unit, const UnitInputs& inputs,
+                         const std::vector<at::Tensor*>& results);
+  void await_backward(Unit& unit, const std::vector<at::Tensor>& watched);
   void watch_result(Unit& unit, const at::Tensor& result);
   [[nodiscard]] bool frees_after_forward(const Unit& unit) const;
   [[nodiscard]] static bool frees_after_backward(const Unit& unit);
