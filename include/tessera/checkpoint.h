@@ -65,8 +65,8 @@ struct ReadRequest {
 struct Checkpoint {
   // Detects the kind of a file, a directory or a store and reads its metadata once. Proves that the
   // pieces of every tensor cover it exactly once, and that every file they name exists and is long
-  // enough. Throws `not_found` (no such path, or a directory without a checkpoint in it), `corrupt`
-  // or `incomplete`. docs/hostile-cases.md lists every case.
+  // enough. Throws `not_found` (no such path, or a directory without a checkpoint in it: see
+  // Error::is_no_checkpoint()), `corrupt` or `incomplete`. docs/hostile-cases.md lists every case.
   [[nodiscard]] static Checkpoint open(const Location& where, const OpenOptions& options = {});
 
   // Sorted names of the tensors that match the glob ('*', '?', '[a-z]'). '*' matches dots, too.
@@ -180,7 +180,7 @@ SaveResult save(const Value& tree, const Location& where, Group& group);
 //
 // Before any memory is written it throws one error for all keys that differ and that the options
 // refuse (load_options.h has its codes), or
-//   `not_found`         there is no checkpoint
+//   `not_found`         there is no checkpoint: Error::is_no_checkpoint() tells it from a key's
 //   `invalid_argument`  the tree contains itself; a piece reaches outside its tensor or storage
 //                       (with both numbers), or has several elements at one place; two keys have
 //                       memory that overlaps.

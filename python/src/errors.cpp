@@ -25,7 +25,8 @@ nb::object exception_of(const Error& error) {
   if (error.offset()) offset = nb::int_(*error.offset());
   return nb::module_::import_("tessera._errors")
       .attr("error_of")(string_of(to_string(error.code())), string_of(error.what()),
-                        path_or_none(error.path()), string_or_none(error.key()), offset, peers);
+                        path_or_none(error.path()), string_or_none(error.key()), offset, peers,
+                        error.is_no_checkpoint());
 }
 
 void translate_errors() {

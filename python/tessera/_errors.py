@@ -68,15 +68,28 @@ class InvalidArgumentError(Error, ValueError):
 
 
 class NotFoundError(Error, FileNotFoundError):
-    """There is no such file, directory or object, or no checkpoint in it.
+    """There is no such file, directory or object.
 
-    >>> tessera.open("/no/such/checkpoint")
-    Traceback (most recent call last):
-    tessera._errors.NotFoundError: not_found: there is no such file or directory [/no/such/checkpoint]
+    >>> tessera.NotFoundError.code, issubclass(tessera.NotFoundError, FileNotFoundError)
+    ('not_found', True)
     """
 
     code = "not_found"
     errno = errno.ENOENT
+
+
+class NoCheckpointError(NotFoundError):
+    """There is no checkpoint at the place that was opened: nothing at all, or a directory with no file of one.
+
+    The one error after which a program may begin afresh: a layer or an optimizer that a checkpoint
+    lacks, damage, a directory with a part of a checkpoint, and ranks of which some see it raise others.
+
+    >>> try:
+    ...     tessera.open("/no/such/checkpoint")
+    ... except tessera.NoCheckpointError:
+    ...     print("a new run")
+    a new run
+    """
 
 
 class KeyNotFoundError(Error, KeyError):
@@ -235,10 +248,16 @@ _BY_CODE: dict[str, type[Error]] = {kind.code: kind for kind in Error.__subclass
 
 
 def error_of(
-    code: str, text: str, path: str | None, key: str | None, offset: int | None, peers: dict[int, Error]
+    code: str,
+    text: str,
+    path: str | None,
+    key: str | None,
+    offset: int | None,
+    peers: dict[int, Error],
+    is_no_checkpoint: bool,
 ) -> Error:
     """What `_core` raises."""
-    kind = _BY_CODE[code]
+    kind = NoCheckpointError if is_no_checkpoint else _BY_CODE[code]
     if kind is NotFoundError and key is not None:
         kind = KeyNotFoundError
     return kind(text, path, key, offset, peers)

@@ -27,11 +27,28 @@ def test_exceptions_are_those_of_python_too(example, tmp_path):
         tessera.convert(example, tmp_path / "x.pt", thread=3)
 
 
+def test_only_a_place_without_a_checkpoint_says_so(example, tmp_path):
+    for place in (tmp_path / "none", tmp_path / "none.pt"):
+        with pytest.raises(tessera.NoCheckpointError):
+            tessera.open(place)
+    with tessera.open(example) as checkpoint:
+        with pytest.raises(tessera.Error) as missing:
+            checkpoint["optim"]
+        assert missing.value.code == "not_found" and not isinstance(missing.value, tessera.NoCheckpointError)
+    (tmp_path / "left").mkdir()
+    with pytest.raises(tessera.NoCheckpointError):
+        tessera.load(tmp_path / "left")
+    (tmp_path / "left" / "weights.bin").touch()
+    with pytest.raises(tessera.NotFoundError) as part:
+        tessera.load(tmp_path / "left")
+    assert type(part.value) is tessera.NotFoundError
+
+
 def test_errors_travel_between_processes(tmp_path):
     with pytest.raises(tessera.Error) as raised:
         tessera.open(tmp_path / "none")
     copy = pickle.loads(pickle.dumps(raised.value))
-    assert type(copy) is tessera.NotFoundError and str(copy) == str(raised.value) and copy.path == raised.value.path
+    assert type(copy) is tessera.NoCheckpointError and str(copy) == str(raised.value) and copy.path == raised.value.path
 
 
 def test_what_the_library_warns_of_is_a_warning_of_the_call(tmp_path):

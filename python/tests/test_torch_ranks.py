@@ -68,6 +68,25 @@ def test_a_rank_that_fails(tmp_path):
     run_ranks(one_rank_fails, 2, str(tmp_path / "a"))
 
 
+def no_checkpoint(rank, ranks, path):
+    """Ranks that look into directories of which one has a checkpoint."""
+    state = {"w": torch.ones(3)}
+    places = {"here": f"{path}/here", "none": f"{path}/none", "mixed": f"{path}/{'here' if rank == 0 else 'none'}"}
+    SAVES["ours"](state, places["here"])
+    planned_by_torch = lambda state, path: tessera.torch.load(state, checkpoint_id=path, planner=dcp.DefaultLoadPlanner())
+    for load in (LOADS["ours"], planned_by_torch):
+        with pytest.raises(tessera.NoCheckpointError):
+            load({"w": torch.zeros(3)}, places["none"])
+        for place, tree in (("here", {"w": torch.zeros(3), "optim": torch.zeros(1)}), ("mixed", {"w": torch.zeros(3)})):
+            with pytest.raises(BaseException) as raised:
+                load(tree, places[place])
+            assert not isinstance(raised.value, tessera.NoCheckpointError), (place, raised.value)
+
+
+def test_no_checkpoint_is_what_no_rank_sees(tmp_path):
+    run_ranks(no_checkpoint, 2, str(tmp_path))
+
+
 def many_ranks(rank, ranks, path):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor

@@ -54,6 +54,7 @@ ERRORS: list[type[tessera.Error]] = [
     tessera.KeyNotFoundError,
     tessera.LimitError,
     tessera.MismatchError,
+    tessera.NoCheckpointError,
     tessera.NotFoundError,
     tessera.OutOfSpaceError,
     tessera.PeerFailedError,

@@ -73,6 +73,11 @@ Error& Error::while_doing(std::string operation) {
   return *this;
 }
 
+Error& Error::as_no_checkpoint() {
+  is_no_checkpoint_ = true;
+  return *this;
+}
+
 const std::map<int, Error>& Error::peers() const noexcept {
   return peers_ ? *peers_ : kNoPeers;
 }
@@ -94,6 +99,8 @@ Error Error::from_peers(std::map<int, Error> failures, int ranks, std::size_t un
     if (all([&](const Error& e) { return e.key() == first.key(); })) error.key_ = first.key();
     if (all([&](const Error& e) { return e.offset() == first.offset(); }))
       error.offset_ = first.offset();
+    error.is_no_checkpoint_ = unnamed == 0 && failures.contains(0) &&
+                              all([](const Error& e) { return e.is_no_checkpoint(); });
     error.told_ = error.where();
   }
   error.peers_ = std::make_shared<const std::map<int, Error>>(std::move(failures));

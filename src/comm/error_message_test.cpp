@@ -15,6 +15,9 @@ TEST(ErrorMessage, KeepsWhatTheErrorKnows) {
   EXPECT_EQ(got.key(), "w");
   EXPECT_EQ(got.offset(), 0U);
   EXPECT_FALSE(decode_error(encode_error(Error(ErrorCode::io, ""))).offset());
+  EXPECT_FALSE(got.is_no_checkpoint());
+  const Error none = Error(ErrorCode::not_found, "none").as_no_checkpoint();
+  EXPECT_TRUE(decode_error(encode_error(none)).is_no_checkpoint());
 }
 
 TEST(ErrorMessage, KeepsThePeers) {

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from tessera._errors import Error, InvalidArgumentError, PeerFailedError
+from tessera._errors import Error, InvalidArgumentError, NoCheckpointError, NotFoundError, PeerFailedError
 
 
 class Group:
@@ -82,19 +82,31 @@ def agree(group: Group | None, error: BaseException | None, answer: Any = None) 
     if error is not None and not isinstance(error, Exception):  # Ctrl-C
         raise error
     if failures:
-        raise error_of_ranks(failures) from error
+        raise error_of_ranks(failures, group.size) from error
     return [answer for _, answer in told]
 
 
-def error_of_ranks(failures: Mapping[int, BaseException]) -> Error:
-    """What all ranks raise where these have failed: the error that they share, else `peer_failed`."""
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def error_of_ranks(failures: Mapping[int, BaseException], ranks: int = 1) -> Error:
+    """What all `ranks` raise where these have failed: the error that they share, else `peer_failed`."""
     peers = {rank: error for rank, error in failures.items() if isinstance(error, Error)}
     first = peers[min(peers)] if peers else None
     if first is not None and len(peers) == len(failures):
         if all(type(error) is type(first) for error in peers.values()):
-            return type(first)(first.text, first.path, first.key, first.offset, peers if len(peers) > 1 else None)
+            shared = type(first)(first.text, first.path, first.key, first.offset, peers if len(peers) > 1 else None)
+            return _seen_by(shared, len(peers), ranks)
     text = "; ".join(f"rank {rank}: {_text_of(error)}" for rank, error in sorted(failures.items()))
     return PeerFailedError(f"peer_failed: {text}", peers=peers)
+
+
+def _seen_by(error: Error, failed: int, ranks: int) -> Error:
+    """That there is no checkpoint is true where no rank sees one; else it is one that some do not find."""
+    if not isinstance(error, NoCheckpointError) or failed == ranks:
+        return error
+    return NotFoundError(error.text, error.path, error.key, error.offset, error.peers)
 
 
 def _text_of(error: BaseException) -> str:
@@ -107,7 +119,11 @@ def errors_of_torch(known: Callable[[], Error | None] = lambda: None) -> Iterato
     try:
         yield
     except CheckpointException as failure:
-        raise known() or error_of_ranks({rank: error for rank, (error, _) in failure.failures.items()}) from failure
+        failures = {rank: error for rank, (error, _) in failure.failures.items()}
+        error = known()
+        if error is not None:
+            raise _seen_by(error, len(failures), _ranks()) from failure
+        raise error_of_ranks(failures, _ranks()) from failure
     except Error:
         raise
     except Exception as failure:

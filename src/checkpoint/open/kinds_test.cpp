@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "checkpoint/open/kinds.h"
 #include "checkpoint/test_support.h"
 #include "tessera/checkpoint.h"
@@ -54,6 +56,72 @@ TEST(Kinds, WhatIsNotReadIsNotSeen) {
   put(*store, "__x.metadata", {}, IfExists::fail);
   put(*store, "__0/.metadata", {}, IfExists::fail);
   EXPECT_EQ(code_of([&] { (void)Checkpoint::open(store); }), ErrorCode::not_found);
+}
+
+// Whether a program that asks for the checkpoint there may begin afresh.
+bool may_begin(const Location& where) {
+  const Error error = error_of([&] { (void)Checkpoint::open(where); });
+  EXPECT_EQ(error.code(), ErrorCode::not_found);
+  return error.is_no_checkpoint();
+}
+
+TEST(NoCheckpoint, IsSaidOfAPlaceWithNothingOfOne) {
+  const TemporaryDirectory directory;
+  const std::string& path = directory.path();
+  for (const Location& where : {Location(path + "/none"), Location(path), Location(memory_store()),
+                                Location(memory_store(), "a.pt")})
+    EXPECT_TRUE(may_begin(where)) << to_string(where);
+  put(*posix_store(path), "log.txt", {}, IfExists::fail);
+  put(*posix_store(path), "step100/log.txt", {}, IfExists::fail);
+  EXPECT_TRUE(may_begin(path));
+}
+
+// What is there may be all that is left of a good run.
+TEST(NoCheckpoint, IsNotSaidOfAPlaceWithAPartOfOne) {
+  const TemporaryDirectory directory;
+  const std::string& path = directory.path();
+  std::filesystem::create_symlink("step100", path + "/latest");
+  EXPECT_FALSE(may_begin(path + "/latest"));
+  for (const char* name : {"weights.bin", "model/last.ckpt", "model_and_optim/x.pt", "a.pth"}) {
+    const auto store = memory_store();
+    put(*store, name, {}, IfExists::fail);
+    EXPECT_FALSE(may_begin(store)) << name;
+  }
+  const auto unfinished = memory_store();
+  put(*unfinished, "__0_0.distcp", {}, IfExists::fail);
+  const Error error = error_of([&] { (void)Checkpoint::open(unfinished); });
+  EXPECT_EQ(error.code(), ErrorCode::incomplete);
+  EXPECT_FALSE(error.is_no_checkpoint());
+}
+
+TEST(NoCheckpoint, IsNotSaidWhereSomethingIsMissingInOne) {
+  const auto store = memory_store();
+  const auto other = memory_store();
+  run_ranks(2, [&](Group& group) {
+    save(Value::dict({{"step", 1}}), store, group);
+    for (const char* key : {"optim", "layer"}) {
+      Value tree = Value::dict({{key, Value::dict({{"lr", 0.1}})}});
+      const Error error = error_of([&] { load(tree, store, group); });
+      EXPECT_FALSE(error.is_no_checkpoint()) << error.what();
+    }
+    Value tree = Value::dict({{"step", 1}});
+    const Error error = error_of([&] { load(tree, other, group); });
+    EXPECT_EQ(error.code(), ErrorCode::not_found);
+    EXPECT_TRUE(error.is_no_checkpoint()) << error.what();
+  });
+  const Checkpoint checkpoint = Checkpoint::open(store);
+  EXPECT_FALSE(error_of([&] { (void)checkpoint.tensor("w"); }).is_no_checkpoint());
+}
+
+// Another rank than the first may look into another directory.
+TEST(NoCheckpoint, IsWhatRankZeroSays) {
+  const Error none = Error(ErrorCode::not_found, "none").as_no_checkpoint();
+  const Error lacks = Error(ErrorCode::not_found, "lacks");
+  EXPECT_TRUE(Error::from_peers({{0, none}}, 4).is_no_checkpoint());
+  EXPECT_TRUE(Error::from_peers({{0, none}, {1, none}}, 2).is_no_checkpoint());
+  EXPECT_FALSE(Error::from_peers({{1, none}}, 4).is_no_checkpoint());
+  EXPECT_FALSE(Error::from_peers({{0, none}, {1, lacks}}, 2).is_no_checkpoint());
+  EXPECT_FALSE(Error::from_peers({{0, none}}, 2, 1).is_no_checkpoint());
 }
 
 }  // namespace

@@ -77,7 +77,19 @@ Place replaced_place(const std::string& path) {
   const std::string replaced = replaced_directory_of(path);
   if (!replaced.empty()) return {posix_store(replaced)};
   if (std::error_code none; std::filesystem::is_symlink(path, none)) refuse_link(path);
-  throw Error(ErrorCode::not_found, "there is no such file or directory").at_path(path);
+  throw Error(ErrorCode::not_found, "there is no such file or directory")
+      .at_path(path)
+      .as_no_checkpoint();
+}
+
+// Of the object that the location names.
+std::uint64_t size_of_named(const Location& where) {
+  try {
+    return where.store->open(where.name)->size();
+  } catch (Error& error) {
+    if (error.code() == ErrorCode::not_found) error.as_no_checkpoint();
+    throw;
+  }
 }
 
 bool any_ends_with(const std::vector<ObjectInfo>& files, std::string_view suffix) {
@@ -96,15 +108,24 @@ bool is_unfinished(const Store& store, const std::vector<ObjectInfo>& files) {
          store.exists(".resume/journal");
 }
 
+// Files of models and checkpoints: with one of them here something is lost or has another form, and
+// nobody may take the place for an empty one.
+bool has_a_part(const std::vector<ObjectInfo>& files) {
+  constexpr std::string_view kParts[] = {".pt", ".pth", ".bin", ".ckpt", ".safetensors"};
+  return std::ranges::any_of(
+      kParts, [&files](std::string_view suffix) { return any_ends_with(files, suffix); });
+}
+
 [[noreturn]] void refuse_directory(const Store& store, const std::vector<ObjectInfo>& files) {
   if (is_unfinished(store, files)) {
     throw Error(ErrorCode::incomplete, "data files without a .metadata: the save never finished")
         .at_path(store.name());
   }
-  throw Error(ErrorCode::not_found,
+  Error error(ErrorCode::not_found,
               "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt, no "
-              "pytorch_model.bin")
-      .at_path(store.name());
+              "pytorch_model.bin");
+  if (!has_a_part(files)) error.as_no_checkpoint();
+  throw error.at_path(store.name());
 }
 
 // A kind of directory, by the files that decide.
@@ -171,7 +192,7 @@ Place place_of(const Location& given) {
   const Location where = located_source(given);
   if (where.store) {
     if (where.name.empty()) return {where.store};
-    return {where.store, ObjectInfo{where.name, where.store->open(where.name)->size()}};
+    return {where.store, ObjectInfo{where.name, size_of_named(where)}};
   }
   const std::string& path = where.path;
   struct stat status {};
