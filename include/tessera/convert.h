@@ -65,6 +65,10 @@ struct ConvertOptions {
   // The same, by a map from names to numbers of files (tessera/safetensors_set.h); `max_shard_size`
   // is 0 then.
   std::map<std::string, int> file_of = {};
+  // Safetensors: a tensor that the source has under several names (tied weights) is written under
+  // each of them. Else it is written under the first by name, and the metadata notes the others, as
+  // safetensors.torch.save_model does (docs/formats/safetensors.md).
+  bool keep_duplicates = false;
   // Writes quantized weights (docs/formats/safetensors.md) as this floating type, without their
   // scales. `only` and `rename` see the resulting names. Unset: quantized weights are copied as
   // they are.

@@ -89,6 +89,8 @@ struct SaveOptions {
   // process. The tree is then of tensors alone, each whole on every rank or with a placement.
   // Options of DCP saves are `unsupported`. It appears whole, also in a store that can do so.
   std::optional<SafetensorsSet> safetensors = {};
+  // One file of safetensors: as ConvertOptions has it. For any other kind it is `invalid_argument`.
+  bool keep_duplicates = false;
   ProgressHook progress = {};
   EventHook events = {};  // phases: "plan", "write", for directories "commit"; "all"
   std::stop_token stop = {};

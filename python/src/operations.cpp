@@ -48,6 +48,7 @@ ConvertOptions convert_options(const Options& given, const std::string& target) 
   given.get("dtype", options.dtype);
   given.get("allow_wrap", options.allow_wrap);
   given.get("max_shard_size", options.max_shard_size);
+  given.get("keep_duplicates", options.keep_duplicates);
   given.get("dequantize", options.dequantize);
   given.get("header_limit", options.open.header_limit);
   given.get("part", options.open.part);

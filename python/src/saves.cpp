@@ -40,6 +40,7 @@ nb::dict save(const Tree& tree, nb::handle target, nb::dict given, nb::handle ca
   all.get("single_writer", options.single_writer);
   all.get("threads", options.threads);
   all.get("one_file_an_item", options.one_file_an_item);
+  all.get("keep_duplicates", options.keep_duplicates);
   options.values = if_differs(all, "values", options.values);
   options.copies = if_differs(all, "copies", options.copies);
   const std::unique_ptr<Group> group = group_of(carrier);

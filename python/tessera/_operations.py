@@ -53,6 +53,7 @@ def save_file(
     kind: str | None = None,
     overwrite: bool = True,
     single_writer: bool = False,
+    keep_duplicates: bool = False,
     threads: int = 2,
     progress: Progress | None = None,
 ) -> SaveReport:
@@ -60,14 +61,22 @@ def save_file(
 
     The name says the kind (`.safetensors`, `.pt`; else DCP), unless `kind` does. The target appears
     whole or not at all, with digests. Scalars of numpy become numbers and texts of Python; dates,
-    times and long doubles, which Python has no number for, are `unsupported`.
+    times and long doubles, which Python has no number for, are `unsupported`. A safetensors file has
+    a tensor of several names (tied weights) once, and notes the others as safetensors'
+    `save_model` does; with `keep_duplicates` it has it under each name.
 
     >>> import numpy, tessera
     >>> report = tessera.save_file({"w": numpy.zeros(3)}, directory + "/model.safetensors")
     >>> report.files
     1
     """
-    options = {"kind": kind, "overwrite": overwrite, "single_writer": single_writer, "threads": threads}
+    options = {
+        "kind": kind,
+        "overwrite": overwrite,
+        "single_writer": single_writer,
+        "keep_duplicates": keep_duplicates,
+        "threads": threads,
+    }
     return SaveReport(**_core.save(_core.make_tree(state, describe), os.fspath(path), options, None, progress))
 
 
@@ -88,9 +97,9 @@ def convert(
     `to` is the kind, if the target's name does not say it. `only` takes what it takes in `load`, and
     "model" and "optim" wherever they lie. `rename` has rules `RE=>TO`: matches of RE, in RE2's syntax,
     become TO, in which `\\1` and `$1` are its first group. The other options are those of the
-    command: `ranks`, `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes), `allow_wrap`,
-    `single_writer`, `unit`, `orig_params`, `olmo_safetensors`, `model_only`, `config`, `header_limit`,
-    `part`.
+    command: `ranks`, `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes),
+    `keep_duplicates`, `allow_wrap`, `single_writer`, `unit`, `orig_params`, `olmo_safetensors`,
+    `model_only`, `config`, `header_limit`, `part`.
 
     >>> import tessera
     >>> report = tessera.convert(example, directory + "/model.safetensors", only=["model"])
@@ -117,6 +126,7 @@ _CONVERT_OPTIONS = frozenset(
         "allow_wrap",
         "config",
         "header_limit",
+        "keep_duplicates",
         "max_shard_size",
         "memory",
         "model_only",

@@ -73,6 +73,69 @@ def test_scalars_become_what_python_has(tmp_path):
         assert found == plain and type(found) is type(plain)
 
 
+def tied_model(torch):
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb = torch.nn.Embedding(70, 50)
+            self.norm = torch.nn.LayerNorm(50)
+            self.head = torch.nn.Linear(50, 70, bias=False)
+            self.head.weight = self.emb.weight
+
+    return Tied()
+
+
+def tied(torch, state):
+    names = {"emb.weight", "head.weight"} & set(state)
+    return len(names) == 2 and len({state[name].untyped_storage().data_ptr() for name in names}) == 1
+
+
+def test_tied_tensors_as_safetensors_has_them(tmp_path, torch):
+    theirs_of = pytest.importorskip("safetensors.torch")
+    model, path = tied_model(torch), lambda name: str(tmp_path / name)
+    state = model.state_dict()
+    torch.save(state, path("a.pt"))
+    theirs_of.save_model(model, path("theirs.safetensors"))
+    report = tessera.convert(path("a.pt"), path("ours.safetensors"))
+    assert report.notes == ["head.weight is emb.weight: tied tensors are written once (--keep-duplicates)"]
+    tessera.save_file(state, path("saved.safetensors"))
+    tessera.convert(path("theirs.safetensors"), path("again.safetensors"))
+    for name in ("theirs", "ours", "saved", "again"):
+        file = path(f"{name}.safetensors")
+        assert sorted(theirs_of.load_file(file)) == ["emb.weight", "norm.bias", "norm.weight"], name
+        with theirs_of.safe_open(file, "pt") as opened:
+            assert opened.metadata()["head.weight"] == "emb.weight", name
+        fresh = tied_model(torch)
+        assert theirs_of.load_model(fresh, file) == (set(), []) and fresh.head.weight is fresh.emb.weight
+        assert all(torch.equal(value, state[key]) for key, value in fresh.state_dict().items())
+        # Back, and what has no ties.
+        assert tessera.diff(path("a.pt"), file) == [], name
+        tessera.convert(file, path(f"{name}.pt"))
+        back = torch.load(path(f"{name}.pt"))
+        assert tied(torch, back) and torch.equal(back["head.weight"], state["head.weight"]), name
+        tessera.convert(file, path(f"{name}-dcp"), to="dcp")
+        assert all(found.kind == "type" for found in tessera.diff(path("a.pt"), path(f"{name}-dcp"))), name
+        loaded = tessera.load(file, framework="torch")
+        assert torch.equal(loaded["head.weight"], state["head.weight"])
+        assert tessera.verify(file).findings == [], name
+
+
+def test_both_of_tied_tensors_for_who_needs_them(tmp_path, torch):
+    theirs_of = pytest.importorskip("safetensors.torch")
+    state, path = tied_model(torch).state_dict(), lambda name: str(tmp_path / name)
+    torch.save(state, path("a.pt"))
+    assert tessera.convert(path("a.pt"), path("ours.safetensors"), keep_duplicates=True).notes == []
+    tessera.save_file(state, path("saved.safetensors"), keep_duplicates=True)
+    for name in ("ours", "saved"):
+        found = theirs_of.load_file(path(f"{name}.safetensors"))
+        assert found.keys() == state.keys() and all(torch.equal(found[key], state[key]) for key in state)
+    for refused in ("b.pt", "b"):
+        with pytest.raises(tessera.InvalidArgumentError):
+            tessera.save_file(state, path(refused), keep_duplicates=True)
+    with pytest.raises(tessera.InvalidArgumentError):
+        tessera.convert(path("a.pt"), path("b.pt"), keep_duplicates=True)
+
+
 # Their item() is such a scalar again, has lost the names of fields, or is an object of a class.
 OTHERS = [numpy.longdouble(1.5), numpy.clongdouble(1.5), numpy.zeros(1, [("a", "i4")])[0], numpy.datetime64("2020-01-01")]
 # Their item() is a number without its unit, or None.

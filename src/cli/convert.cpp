@@ -209,6 +209,9 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
       command->add_option("--max-shard-size", options->convert.max_shard_size,
                           "safetensors: write files of at most this size and an index, e.g. 5GB"),
       true);
+  command->add_flag("--keep-duplicates", options->convert.keep_duplicates,
+                    "safetensors: write a tensor that has several names (tied weights) under each "
+                    "of them; else once, and the metadata notes the other names");
   as_size(command->add_option("--header-limit", options->convert.open.header_limit,
                               "read safetensors headers up to this size; default: 100MB"),
           true);

@@ -7,12 +7,12 @@
 
 #include "base/checked.h"
 #include "base/name_number.h"
-#include "base/one_of.h"
 #include "checkpoint/dcp/read_catalog.h"
 #include "checkpoint/dcp/sharding_info.h"
 #include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/open/indexed_set.h"
 #include "checkpoint/open/open.h"
+#include "checkpoint/tree/ties.h"
 #include "checkpoint/tree/tree_json.h"
 #include "format/safetensors/index.h"
 #include "format/safetensors/safetensors.h"
@@ -136,11 +136,6 @@ Leaf leaf_of(const Found& found, bool indexed) {
   return {found.name, Path{found.name}, Value(std::move(tensor))};
 }
 
-// Which metadata is about the files rather than about their content.
-bool is_about_files(const std::string& key) {
-  return is_one_of(key, kTreeKey, kShardingKey, "DCP_VERSION") || is_digest_key(key);
-}
-
 // A tensor in shards has several.
 Holders holders_of(const std::vector<Found>& all) {
   Holders holders;
@@ -201,6 +196,7 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<Objec
         "some tensors are there whole and in shards of ranks: the whole ones are read");
   }
   if (index != nullptr) check_against(*index, holders_of(all), checkpoint);
+  for (const SetFile& file : set) add_noted(file.header.metadata, checkpoint.leaves);
   for (const SetFile& file : set) add_metadata(file, checkpoint);
   warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);
   checkpoint.store = store;

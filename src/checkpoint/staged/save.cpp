@@ -67,6 +67,11 @@ CheckpointKind kind_to_save(const Location& where, const SaveOptions& options) {
 
 // A set of safetensors is a directory, and nothing else is such a set.
 void require_fitting(const Location& where, CheckpointKind kind, const SaveOptions& options) {
+  if (options.keep_duplicates && (kind != CheckpointKind::safetensors || options.safetensors)) {
+    throw Error(ErrorCode::invalid_argument,
+                "SaveOptions::keep_duplicates is for one file of kind safetensors")
+        .at_path(to_string(where));
+  }
   if (!options.safetensors) return;
   const bool names_file = kind_of_target(where).has_value();
   if (kind == CheckpointKind::safetensors && !names_file) return;
@@ -110,6 +115,7 @@ SaveResult save_file(const Checkpoint& tree, const Location& where, CheckpointKi
   ConvertOptions how;
   how.to = kind;
   how.overwrite = options.overwrite;
+  how.keep_duplicates = options.keep_duplicates;
   how.threads = options.threads;
   how.progress = options.progress;
   how.stop = options.stop;

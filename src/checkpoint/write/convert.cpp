@@ -54,7 +54,7 @@ struct OptionRow {
 };
 using O = const ConvertOptions&;
 using K = const KindRow&;
-constexpr std::array<OptionRow, 8> kOptions{{
+constexpr std::array<OptionRow, 9> kOptions{{
     {"--ranks", [](O o) { return o.ranks != 1; }, [](K k) { return k.is_split; }},
     {"--unit", [](O o) { return !o.olmo.unit.empty(); },
      [](K k) { return k.kind == CheckpointKind::olmo_local; }},
@@ -66,6 +66,8 @@ constexpr std::array<OptionRow, 8> kOptions{{
     {"--model-only", [](O o) { return o.olmo.model_only; },
      [](K k) { return k.kind == CheckpointKind::olmo_full; }},
     {"--max-shard-size", [](O o) { return o.max_shard_size > 0; },
+     [](K k) { return k.kind == CheckpointKind::safetensors; }},
+    {"--keep-duplicates", [](O o) { return o.keep_duplicates; },
      [](K k) { return k.kind == CheckpointKind::safetensors; }},
     {"file_of", [](O o) { return !o.file_of.empty(); },
      [](K k) { return k.kind == CheckpointKind::safetensors; }},

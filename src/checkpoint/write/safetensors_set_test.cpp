@@ -1,7 +1,9 @@
 // Sets of safetensors files: what an index and shards say, and what is wrong with damaged ones
 // (F-07, reliability J01 to J08).
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/test_support.h"
@@ -268,6 +270,125 @@ TEST(SafetensorsSet, TheHeaderLimitIsTheCallers) {
   options.header_limit = 64;
   EXPECT_EQ(code_of([&] { (void)Checkpoint::open(kGolden + "c2_hf_cons", options); }),
             ErrorCode::limit);
+}
+
+// Tied tensors ------------------------------------------------------------------------------------
+
+// "a", "m.b" and "z" are one tensor, "y" is another one with the same elements, "x" a part of it.
+Value tied_tree() {
+  const Tensor shared = counting({6, 2}, whole({6, 2}), 1);
+  Tensor rows = counting({3, 2}, whole({3, 2}), 1);
+  rows.pieces[0].storage = shared.pieces[0].storage;
+  Value tree = Value::dict({{"z", Value(Tensor(shared))},
+                            {"y", counting({6, 2}, whole({6, 2}), 1)},
+                            {"x", std::move(rows)},
+                            {"a", Value(Tensor(shared))},
+                            {"m", Value::dict({{"b", Value(Tensor(shared))}})}});
+  return tree;
+}
+
+std::vector<std::string> stored_names(const std::string& path) {
+  const auto store = posix_store(fs::path(path).parent_path().string());
+  std::vector<std::string> names;
+  for (const auto& entry :
+       safetensors::read_header(*store->open(fs::path(path).filename().string())).entries)
+    names.push_back(entry.name);
+  std::ranges::sort(names);
+  return names;
+}
+
+std::string tied_file() {
+  const std::string path = temporary_directory() + "/tied.safetensors";
+  save(tied_tree(), path);
+  return path;
+}
+
+using Names = std::vector<std::string>;
+using Notes = std::map<std::string, std::string>;
+
+Notes notes_in(const std::string& path) {
+  Notes notes = Checkpoint::open(path).metadata;
+  notes.erase("format");
+  return notes;
+}
+
+TEST(Tied, TensorsAreWrittenOnceUnderTheFirstOfTheirNames) {
+  const std::string path = tied_file();
+  EXPECT_EQ(stored_names(path), (Names{"a", "x", "y"}));
+  EXPECT_EQ(notes_in(path), (Notes{{"m.b", "a"}, {"z", "a"}}));
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  EXPECT_EQ(checkpoint.names(), (Names{"a", "m.b", "x", "y", "z"}));
+  const Value tree = checkpoint.load();
+  const std::vector<float> expected = floats(tree.at("y").as_tensor());
+  EXPECT_EQ(floats(tree.at("m").at("b").as_tensor()), expected);
+  EXPECT_EQ(floats(tree.at("z").as_tensor()), expected);
+}
+
+TEST(Tied, TensorsFollowTheirNames) {
+  const std::string path = tied_file();
+  const std::string target = temporary_directory() + "/t.safetensors";
+  const auto converted = [&](ConvertOptions how) {
+    how.overwrite = true;
+    convert(path, target, how);
+    return stored_names(target);
+  };
+  EXPECT_EQ(converted({}), (Names{"a", "x", "y"}));
+  EXPECT_EQ(notes_in(target), (Notes{{"m.b", "a"}, {"z", "a"}}));
+  ConvertOptions part;
+  part.only = {"z", "m"};
+  EXPECT_EQ(converted(part), Names{"m.b"});
+  EXPECT_EQ(notes_in(target), (Notes{{"z", "m.b"}}));
+  ConvertOptions named;
+  named.rename = {"^a$=>zz"};
+  named.dtype = DType::float16;
+  EXPECT_EQ(converted(named), (Names{"m.b", "x", "y"}));
+  EXPECT_EQ(notes_in(target), (Notes{{"z", "m.b"}, {"zz", "m.b"}}));
+  ConvertOptions all;
+  all.keep_duplicates = true;
+  EXPECT_EQ(converted(all), (Names{"a", "m.b", "x", "y", "z"}));
+  EXPECT_EQ(notes_in(target), Notes());
+}
+
+TEST(Tied, TensorsComeBackAsOne) {
+  const std::string target = temporary_directory() + "/t.pt";
+  ConvertOptions how;
+  how.to = CheckpointKind::torch_file;
+  convert(tied_file(), target, how);
+  const Value tree = Checkpoint::open(target).tree();
+  const auto storage_of = [&](const Value& value) { return value.as_tensor().pieces[0].storage; };
+  EXPECT_EQ(storage_of(tree.at("z")), storage_of(tree.at("a")));
+  EXPECT_EQ(storage_of(tree.at("m").at("b")), storage_of(tree.at("a")));
+  EXPECT_NE(storage_of(tree.at("y")), storage_of(tree.at("a")));
+  EXPECT_TRUE(diff(Checkpoint::open(target), Checkpoint::open(tied_file())).empty());
+}
+
+TEST(Tied, TensorsInASetAreNotedBesideTheirElements) {
+  const std::string target = temporary_directory() + "/set";
+  ConvertOptions how;
+  how.max_shard_size = 100;  // "a" and "x" have 48 and 24 bytes, "y" 48
+  convert(tied_file(), target, how);
+  const Checkpoint checkpoint = Checkpoint::open(target);
+  EXPECT_TRUE(checkpoint.warnings.empty());
+  EXPECT_EQ(checkpoint.names(), (Names{"a", "m.b", "x", "y", "z"}));
+  EXPECT_TRUE(verify(target).findings.empty());
+  EXPECT_TRUE(diff(checkpoint, Checkpoint::open(tied_file())).empty());
+}
+
+// A file that notes what it has, what is not there, and what the metadata has a meaning for.
+TEST(Tied, NotesThatMeanSomethingElse) {
+  Tensor shared = counting({2}, whole({2}), 1);
+  Checkpoint source;
+  source.kind = CheckpointKind::safetensors;
+  source.path = "memory";
+  source.metadata = {{"z", "a note"}, {"y", "a"}, {"none", "absent"}};
+  for (const char* name : {"a", "z", "format"})
+    source.leaves.push_back({name, Path{name}, Value(Tensor(shared))});
+  source.leaves.push_back({"y", Path{"y"}, Value(counting({2}, whole({2}), 5))});
+  const std::string target = temporary_directory() + "/t.safetensors";
+  convert(source, target, {});
+  EXPECT_EQ(stored_names(target), (Names{"a", "format", "y", "z"}));
+  EXPECT_EQ(notes_in(target), source.metadata);
+  EXPECT_EQ(Checkpoint::open(target).names(), (Names{"a", "format", "y", "z"}));
 }
 
 }  // namespace

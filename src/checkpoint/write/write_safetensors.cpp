@@ -1,16 +1,21 @@
 // One safetensors file, or a set with an index. Of a file every tensor is written at its place by
 // whichever thread is free, and then the header, which holds their digests.
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <set>
 #include <span>
+#include <string_view>
 
 #include "base/parallel.h"
 #include "checkpoint/digests/safetensors_digests.h"
+#include "checkpoint/tree/ties.h"
 #include "checkpoint/tree/tree_json.h"
 #include "checkpoint/write/safetensors_files.h"
 #include "checkpoint/write/targets.h"
 #include "format/safetensors/safetensors.h"
 #include "tessera/error.h"
+#include "value/render.h"
 
 namespace tessera {
 namespace {
@@ -28,16 +33,82 @@ bool is_flat(const ConvertJob& job) {
          std::ranges::all_of(job.leaves, is_only_its_name);
 }
 
+// What of the leaves is written once, and noted.
+struct Ties {
+  std::vector<Leaf> written;                 // all others, if there are any notes
+  std::map<std::string, std::string> notes;  // of those left out: the name of what it is
+};
+
+bool are_tied(const Leaf* one, const Leaf* other) {
+  if (one == nullptr || other == nullptr) return false;
+  const std::vector<std::size_t> kept = ties_of({*one, *other});
+  return kept[0] == kept[1];
+}
+
+// The source's own, without its notes of tied tensors: the target's have the target's names.
+std::map<std::string, std::string> kept_metadata(const Checkpoint& source) {
+  std::map<std::string, std::string> metadata = source.metadata;
+  std::erase_if(metadata, [&source](const auto& entry) {
+    return are_tied(source.find(entry.first), source.find(entry.second));
+  });
+  return metadata;
+}
+
+Ties ties_in(const ConvertJob& job, const std::map<std::string, std::string>& metadata) {
+  Ties ties;
+  if (job.options.keep_duplicates) return ties;
+  const std::vector<std::size_t> kept = ties_of(job.leaves);
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    const std::string& name = job.leaves[i].name;
+    // Where the metadata says something else under this name it is written twice.
+    if (kept[i] != i && can_be_noted(name) && !metadata.contains(name))
+      ties.notes[name] = job.leaves[kept[i]].name;
+  }
+  if (ties.notes.empty()) return ties;
+  std::ranges::copy_if(job.leaves, std::back_inserter(ties.written),
+                       [&ties](const Leaf& leaf) { return !ties.notes.contains(leaf.name); });
+  return ties;
+}
+
+void note(const Ties& ties, SafetensorsFile& file) {
+  if (ties.notes.empty()) return;
+  std::set<std::string_view> names;
+  for (const safetensors::Entry& entry : file.header.entries) names.insert(entry.name);
+  for (const auto& [name, kept] : ties.notes) {
+    if (names.contains(kept)) file.header.metadata.emplace(name, kept);
+  }
+}
+
+// They count as done.
+void report_ties(const ConvertJob& job, const Ties& ties) {
+  if (ties.notes.empty()) return;
+  for (const Leaf& leaf : job.leaves) {
+    if (!ties.notes.contains(leaf.name)) continue;
+    const Tensor& tensor = leaf.value.as_tensor();
+    job.meter.add(byte_size(tensor.dtype, tensor.shape));
+  }
+  const auto& [name, kept] = *ties.notes.begin();
+  std::string text = printable(name, 200) + " is " + printable(kept, 200);
+  if (ties.notes.size() > 1)
+    text += ", and " + std::to_string(ties.notes.size() - 1) + " more have a second name";
+  job.report.notes.push_back(text + ": tied tensors are written once (--keep-duplicates)");
+}
+
 std::vector<SafetensorsFile> plan_files(const ConvertJob& job) {
+  const std::map<std::string, std::string> metadata = kept_metadata(job.source);
+  const Ties ties = ties_in(job, metadata);
   const SafetensorsSet set{job.options.file_of, job.options.max_shard_size};
-  std::vector<SafetensorsFile> files = safetensors_files(job.leaves, set, job.name);
+  std::vector<SafetensorsFile> files =
+      safetensors_files(ties.notes.empty() ? job.leaves : ties.written, set, job.name);
   for (SafetensorsFile& file : files) {
-    file.header.metadata = job.source.metadata;
+    file.header.metadata = metadata;
     file.header.metadata.emplace("format", "pt");
+    note(ties, file);
   }
   if (!files.empty() && !is_flat(job)) {
     files[0].header.metadata[kTreeKey] = encode_tree(job.leaves, job.report.values_in_metadata);
   }
+  report_ties(job, ties);
   return files;
 }
 

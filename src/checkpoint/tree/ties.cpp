@@ -1,0 +1,87 @@
+#include "checkpoint/tree/ties.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+
+#include "base/one_of.h"
+#include "checkpoint/dcp/sharding_info.h"
+#include "checkpoint/digests/safetensors_digests.h"
+#include "checkpoint/read/memory.h"
+#include "checkpoint/tree/tree_json.h"
+#include "layout/boxes.h"
+
+namespace tessera {
+namespace {
+
+// Where the elements of a tensor in one piece are, and what they are taken for: memory; source,
+// offset, size and encoding of the bytes in it; first element, strides, shape; types; lazy bits.
+using SamePlace = std::tuple<const void*, const void*, std::uint64_t, std::uint64_t, Encoding,
+                             std::int64_t, Shape, Shape, DType, std::optional<DType>, bool, bool>;
+
+std::optional<SamePlace> place_of(const Value& value) {
+  if (!value.is(Value::Kind::tensor)) return std::nullopt;
+  const Tensor& tensor = value.as_tensor();
+  if (tensor.bare_storage || tensor.pieces.size() != 1 || numel(tensor.shape) == 0)
+    return std::nullopt;
+  const Piece& piece = tensor.pieces[0];
+  if (!piece.storage || piece.slice != Slice(whole(tensor.shape))) return std::nullopt;
+  const Storage& storage = *piece.storage;
+  const void* const memory = storage.device ? static_cast<const void*>(&storage) : storage.data;
+  return SamePlace{memory,           storage.source.get(), storage.offset,    storage.size,
+                   storage.encoding, piece.storage_offset, strides_of(piece), tensor.shape,
+                   tensor.dtype,     tensor.stored,        piece.conj,        piece.neg};
+}
+
+// What a note makes of the tensor that it names.
+Value tied_to(const Tensor& tensor) {
+  Tensor tied = tensor;
+  tied.parameter = tied.requires_grad = false;
+  tied.attributes = nullptr;
+  return Value(std::move(tied));
+}
+
+}  // namespace
+
+bool is_about_files(const std::string& key) {
+  return is_one_of(key, kTreeKey, kShardingKey, "DCP_VERSION") || is_digest_key(key);
+}
+
+bool can_be_noted(const std::string& name) {
+  return !is_about_files(name) && name != "format";
+}
+
+std::vector<std::size_t> ties_of(const std::vector<Leaf>& leaves) {
+  std::vector<std::size_t> kept(leaves.size());
+  std::map<SamePlace, std::vector<std::size_t>> at;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    kept[i] = i;
+    if (auto place = place_of(leaves[i].value)) at[std::move(*place)].push_back(i);
+  }
+  for (const auto& [place, tied] : at) {
+    const std::size_t first = *std::ranges::min_element(
+        tied, {}, [&leaves](std::size_t i) -> const std::string& { return leaves[i].name; });
+    for (const std::size_t i : tied) kept[i] = first;
+  }
+  return kept;
+}
+
+void add_noted(const std::map<std::string, std::string>& metadata, std::vector<Leaf>& leaves) {
+  if (std::ranges::none_of(metadata, [](const auto& note) { return can_be_noted(note.first); }))
+    return;
+  std::unordered_map<std::string_view, std::size_t> by_name;
+  for (std::size_t i = 0; i < leaves.size(); ++i) by_name.emplace(leaves[i].name, i);
+  std::vector<Leaf> noted;
+  for (const auto& [name, kept] : metadata) {
+    const auto found = by_name.find(kept);
+    if (found == by_name.end() || by_name.contains(name) || !can_be_noted(name)) continue;
+    noted.push_back({name, Path{name}, tied_to(leaves[found->second].value.as_tensor())});
+  }
+  std::ranges::move(noted, std::back_inserter(leaves));
+}
+
+}  // namespace tessera
