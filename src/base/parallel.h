@@ -7,12 +7,14 @@
 namespace tessera {
 
 class HeedStop;
+class RecentBlocks;
 class TrafficCount;
 
 // What the work of a thread belongs to. Threads of parallel_for have that of its caller.
 struct ThreadJob {
   const HeedStop* stop = nullptr;   // the innermost; null: none
   TrafficCount* traffic = nullptr;  // likewise
+  RecentBlocks* blocks = nullptr;   // likewise
   bool is_settling = false;
 };
 [[nodiscard]] ThreadJob& thread_job() noexcept;

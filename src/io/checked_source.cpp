@@ -2,17 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
-#include <list>
 #include <map>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "base/digest.h"
-#include "base/fork.h"
 #include "base/log.h"
+#include "base/recent_blocks.h"
 #include "io/range.h"
 #include "tessera/error.h"
 
@@ -31,37 +30,8 @@ LastBlock& last_block() {
   return last;
 }
 
-// Blocks far away of which parts were read, of all sources: the next read often wants the rest.
-class RecentBlocks {
- public:
-  using Bytes = std::shared_ptr<const std::vector<std::byte>>;
-
-  // Null: it is not there any more.
-  Bytes find(std::uint64_t source, std::uint64_t block) {
-    const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find_if(
-        recent_, [&](const Recent& one) { return one.source == source && one.block == block; });
-    if (found == recent_.end()) return nullptr;
-    recent_.splice(recent_.begin(), recent_, found);
-    return found->bytes;
-  }
-  void keep(std::uint64_t source, std::uint64_t block, Bytes bytes) {
-    const std::lock_guard lock(mutex_);
-    recent_.push_front({source, block, std::move(bytes)});
-    if (recent_.size() > kMost) recent_.pop_back();
-  }
-
- private:
-  static constexpr std::size_t kMost = 32;  // of 1 MiB
-  struct Recent {
-    std::uint64_t source, block;
-    Bytes bytes;
-  };
-  ShortMutex mutex_;
-  std::list<Recent> recent_;  // guarded by mutex_; the last used one first
-};
-
-RecentBlocks recent_blocks;
+// Far away, of all sources: the next read often wants the rest of a block.
+RecentBlocks recent_blocks(32);  // of 1 MiB
 
 std::uint64_t fresh_id() {
   static std::atomic<std::uint64_t> next{1};
@@ -92,7 +62,7 @@ CheckedSource::CheckedSource(std::shared_ptr<const ByteSource> source, Digests d
 
 // Bytes may be damaged on their way, so they are asked for once more (fault-rows O07).
 void CheckedSource::check(std::uint64_t block, MutableByteView bytes) const {
-  const std::uint64_t begin = origin_ + block * kDigestBlock;
+  const std::uint64_t begin = begin_of(block);
   if (digest64(bytes) != digests_[block]) {
     source_->read_at(begin, bytes);
     if (digest64(bytes) == digests_[block]) {
@@ -125,13 +95,11 @@ void CheckedSource::read_at(std::uint64_t offset, MutableByteView out) const {
   while (!out.empty()) {
     const std::uint64_t block = (offset - origin_) / kDigestBlock;
     const std::uint64_t within = (offset - origin_) % kDigestBlock;
-    const std::uint64_t block_size =
-        std::min(kDigestBlock, size() - origin_ - block * kDigestBlock);
+    const std::uint64_t block_size = size_of(block);
     const auto part = out.first(
         static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), block_size - within)));
     if (part.size() == block_size) {
-      source_->read_at(offset, part);
-      check(block, part);
+      read_whole(block, part);
     } else {
       read_part(block, within, part);
     }
@@ -167,9 +135,10 @@ class CheckedSource::Batch {
     while (!out.empty()) {
       const std::uint64_t block = (offset - source_.origin_) / kDigestBlock;
       const std::uint64_t within = (offset - source_.origin_) % kDigestBlock;
-      const auto part = out.first(
-          static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), size_of(block) - within)));
-      part.size() == size_of(block) ? add_whole(block, part) : add_part(block, within, part);
+      const auto part = out.first(static_cast<std::size_t>(
+          std::min<std::uint64_t>(out.size(), source_.size_of(block) - within)));
+      part.size() == source_.size_of(block) ? add_whole(block, part)
+                                            : add_part(block, within, part);
       out = out.subspan(part.size());
       offset += part.size();
     }
@@ -180,14 +149,19 @@ class CheckedSource::Batch {
   void finish() {
     source_.source_->read_ranges(wanted_);
     for (const auto& [block, bytes] : whole_) source_.check(block, bytes);
-    for (auto& [block, bytes] : around_) source_.check(block, *bytes);
-    for (const Part& part : parts_)
-      std::memcpy(part.out.data(), around_.at(part.block)->data() + part.within, part.out.size());
-    for (auto& [block, bytes] : around_) recent_blocks.keep(source_.id_, block, std::move(bytes));
+    for (auto& [block, around] : around_) source_.check(block, *around.bytes);
+    for (const Part& part : parts_) copy(part, *around_.at(part.block).bytes);
+    for (auto& [block, around] : around_) around.claim.keep(std::move(around.bytes));
     wanted_.clear();
     whole_.clear();
     parts_.clear();
     around_.clear();
+    // Nobody waits for this thread any more, so it may wait for others.
+    for (const Part& part : coming_) {
+      copy(part, *recent_blocks.get(source_.key(part.block),
+                                    [&] { return source_.read_block(part.block, recent_blocks); }));
+    }
+    coming_.clear();
   }
 
  private:
@@ -197,11 +171,14 @@ class CheckedSource::Batch {
     MutableByteView out;
   };
 
-  [[nodiscard]] std::uint64_t begin_of(std::uint64_t block) const {
-    return source_.origin_ + block * kDigestBlock;
-  }
-  [[nodiscard]] std::uint64_t size_of(std::uint64_t block) const {
-    return std::min(kDigestBlock, source_.size() - begin_of(block));
+  // A whole block, of which parts are wanted.
+  struct Around {
+    RecentBlocks::Claim claim;
+    std::shared_ptr<std::vector<std::byte>> bytes;
+  };
+
+  static void copy(const Part& part, const std::vector<std::byte>& block) {
+    std::memcpy(part.out.data(), block.data() + part.within, part.out.size());
   }
 
   void want(std::uint64_t offset, MutableByteView out) {
@@ -218,30 +195,40 @@ class CheckedSource::Batch {
   }
 
   void add_whole(std::uint64_t block, MutableByteView out) {
-    want(begin_of(block), out);
+    const auto [bytes, is_coming] = recent_blocks.find(source_.key(block));
+    if (bytes) return copy({block, 0, out}, *bytes);
+    if (is_coming) {
+      (around_.contains(block) ? parts_ : coming_).push_back({block, 0, out});
+      return;
+    }
+    want(source_.begin_of(block), out);
     whole_.emplace_back(block, out);
   }
 
   void add_part(std::uint64_t block, std::uint64_t within, MutableByteView out) {
-    if (const auto recent = recent_blocks.find(source_.id_, block)) {
-      std::memcpy(out.data(), recent->data() + within, out.size());
-      return;
-    }
+    const Part part{block, within, out};
     // Also of one that was good before: every answer may be damaged.
     if (!around_.contains(block)) {
-      auto& bytes = around_[block];
-      bytes = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(size_of(block)));
-      want(begin_of(block), *bytes);
+      std::optional<RecentBlocks::Claim> claim;
+      const auto [bytes, is_coming] = recent_blocks.find(source_.key(block), claim);
+      if (bytes) return copy(part, *bytes);
+      if (is_coming) {
+        coming_.push_back(part);
+        return;
+      }
+      auto room = recent_blocks.room(static_cast<std::size_t>(source_.size_of(block)));
+      want(source_.begin_of(block), *room);
+      around_.emplace(block, Around{std::move(*claim), std::move(room)});
     }
-    parts_.push_back({block, within, out});
+    parts_.push_back(part);
   }
 
   const CheckedSource& source_;
   std::vector<ReadRange> wanted_;
   std::vector<std::pair<std::uint64_t, MutableByteView>> whole_;
-  // Whole blocks of which parts are wanted.
-  std::map<std::uint64_t, std::shared_ptr<std::vector<std::byte>>> around_;
-  std::vector<Part> parts_;
+  std::map<std::uint64_t, Around> around_;
+  std::vector<Part> parts_;   // of these blocks
+  std::vector<Part> coming_;  // of blocks that other threads read
 };
 
 void CheckedSource::read_far(std::span<const ReadRange> ranges) const {
@@ -266,18 +253,43 @@ void CheckedSource::read_ranges(std::span<const ReadRange> ranges) const {
   source_->read_ranges(good);
 }
 
+RecentBlocks::Bytes CheckedSource::read_block(std::uint64_t block, RecentBlocks& blocks) const {
+  auto bytes = blocks.room(static_cast<std::size_t>(size_of(block)));
+  source_->read_at(begin_of(block), *bytes);
+  check(block, *bytes);
+  return bytes;
+}
+
+// Straight into its place, unless a part of it was wanted a moment ago: the end of an archive is.
+void CheckedSource::read_whole(std::uint64_t block, MutableByteView out) const {
+  RecentBlocks* const blocks = SharedBlocks::here();
+  if (blocks != nullptr) {
+    if (const auto bytes = blocks->wait_for(key(block))) {
+      std::memcpy(out.data(), bytes->data(), out.size());
+      return blocks->took(key(block), true, true);
+    }
+  }
+  source_->read_at(begin_of(block), out);
+  check(block, out);
+}
+
 void CheckedSource::read_part(std::uint64_t block, std::uint64_t within,
                               MutableByteView out) const {
-  const std::uint64_t begin = origin_ + block * kDigestBlock;
+  if (RecentBlocks* const blocks = SharedBlocks::here()) {
+    auto bytes = blocks->wait_for(key(block));
+    if (!bytes && good_[block].load(std::memory_order_relaxed))
+      return source_->read_at(begin_of(block) + within, out);
+    if (!bytes) bytes = blocks->get(key(block), [&] { return read_block(block, *blocks); });
+    std::memcpy(out.data(), bytes->data() + within, out.size());
+    return blocks->took(key(block), within == 0, within + out.size() == bytes->size());
+  }
   LastBlock& last = last_block();
   if (last.source != id_ || last.block != block) {
-    if (good_[block].load(std::memory_order_relaxed)) {
-      source_->read_at(begin + within, out);
-      return;
-    }
+    if (good_[block].load(std::memory_order_relaxed))
+      return source_->read_at(begin_of(block) + within, out);
     last.source = 0;  // until the bytes are found good
-    last.bytes.resize(static_cast<std::size_t>(std::min(kDigestBlock, size() - begin)));
-    source_->read_at(begin, last.bytes);
+    last.bytes.resize(static_cast<std::size_t>(size_of(block)));
+    source_->read_at(begin_of(block), last.bytes);
     check(block, last.bytes);
     last.source = id_;
     last.block = block;

@@ -1,11 +1,13 @@
 // A source that compares what it reads with recorded digests.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "base/recent_blocks.h"
 #include "io/block_digests.h"
 #include "tessera/io.h"
 
@@ -14,8 +16,9 @@ namespace tessera {
 // Reads are rounded out to blocks of 1 MiB and a block's digest is compared before its bytes are
 // given out: a difference is `corrupt` at the block's offset. What a thread needs of a block next
 // is kept, so reading onwards reads and digests each block once; near, a part of a block that was
-// found good before is read without its rest. Far away the last 32 blocks of which parts were read
-// stay in memory, of all sources together. What differs is read once more before it is `corrupt`.
+// found good before is read without its rest. Threads of one job that want parts of one block read
+// it once (SharedBlocks). Far away the last 32 blocks of which parts were read stay in memory, of
+// all sources together. What differs is read once more before it is `corrupt`.
 //
 // Both would keep their blocks in one place of the thread, so one around another is
 // `invalid_argument`.
@@ -39,7 +42,17 @@ class CheckedSource final : public ByteSource {
   void read_far(std::span<const ReadRange> ranges) const;
   void check(std::uint64_t block, MutableByteView bytes) const;
   [[nodiscard]] bool is_good(const ReadRange& range) const;
+  void read_whole(std::uint64_t block, MutableByteView out) const;
   void read_part(std::uint64_t block, std::uint64_t within, MutableByteView out) const;
+  // A whole block that was found good, in memory that `blocks` gives.
+  [[nodiscard]] RecentBlocks::Bytes read_block(std::uint64_t block, RecentBlocks& blocks) const;
+  [[nodiscard]] RecentBlocks::Key key(std::uint64_t block) const { return {id_, block}; }
+  [[nodiscard]] std::uint64_t begin_of(std::uint64_t block) const {
+    return origin_ + block * kDigestBlock;
+  }
+  [[nodiscard]] std::uint64_t size_of(std::uint64_t block) const {
+    return std::min(kDigestBlock, size() - begin_of(block));
+  }
 
   std::shared_ptr<const ByteSource> source_;
   Digests digests_;

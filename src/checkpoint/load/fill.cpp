@@ -6,13 +6,17 @@
 #include <map>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "base/parallel.h"
+#include "base/recent_blocks.h"
 #include "checkpoint/load/chunk_job.h"
 #include "checkpoint/load/piece_job.h"
 #include "checkpoint/read/buffers.h"
 #include "checkpoint/read/memory.h"
+#include "io/block_digests.h"
 #include "layout/boxes.h"
+#include "layout/plan.h"
 #include "layout/shared_memory.h"
 #include "layout/strided.h"
 #include "tessera/error.h"
@@ -172,6 +176,53 @@ struct Work {
   }
 };
 
+// Where a file has the first element of what is wanted; no name: it is in memory.
+using FilePlace = std::pair<std::string_view, std::uint64_t>;  // name, offset
+
+FilePlace file_place_of(const Piece& held, std::int64_t local, std::size_t element) {
+  if (!held.storage || !held.storage->source) return {};
+  const auto elements = static_cast<std::uint64_t>(held.storage_offset + local);
+  return {held.storage->source->name(), held.storage->offset + elements * element};
+}
+
+FilePlace file_place_of(const Tensor& have, const Slice& wanted) {
+  const std::size_t element = size_of(have.stored.value_or(have.dtype));
+  const std::int64_t first = RunSequence(wanted, have.shape)[0].global;
+  for (const Piece& held : have.pieces) {
+    if (numel(held.slice) == 0) continue;
+    const RunSequence runs(held.slice, have.shape);
+    const std::int64_t index = runs.first_ending_after(first);
+    if (index == runs.size() || runs[index].global > first) continue;
+    return file_place_of(held, runs[index].local + first - runs[index].global, element);
+  }
+  return {};
+}
+
+// Gives `work` the order in which files have it: then blocks of digests that two of it share are
+// wanted at about the same time.
+template <typename One, typename PlaceOfOne>
+void sort_by_place(std::vector<One>& work, const PlaceOfOne& place_of_one) {
+  std::vector<std::pair<FilePlace, One>> placed;
+  placed.reserve(work.size());
+  for (One& one : work) {
+    const FilePlace place = place_of_one(one);
+    placed.emplace_back(place, std::move(one));
+  }
+  std::ranges::stable_sort(placed, {}, [](const auto& one) { return one.first; });
+  std::ranges::transform(placed, work.begin(), [](auto& one) { return std::move(one.second); });
+}
+
+void sort_by_place(const std::vector<Filling>& fillings, Work& work) {
+  sort_by_place(work.pieces, [&](const PieceOf& of) {
+    const Filling& filling = fillings[of.filling];
+    return file_place_of(filling.found.as_tensor(),
+                         filling.wanted.as_tensor().pieces[of.piece].slice);
+  });
+  sort_by_place(work.chunks, [&](const ChunkJob& chunk) {
+    return file_place_of(fillings[chunk.filling].found.as_tensor().pieces[chunk.chunk], 0, 1);
+  });
+}
+
 // Far away threads wait for answers most of the time.
 int threads_for(const FillJob& job) {
   constexpr int kFarAway = 8;
@@ -180,8 +231,19 @@ int threads_for(const FillJob& job) {
   return is_far ? std::max(job.threads, kFarAway) : job.threads;
 }
 
-void carry_out(const FillJob& job, const Work& work) {
-  parallel_for(threads_for(job), work.pieces.size() + work.chunks.size(), [&](std::size_t i) {
+// How many blocks of digests a job keeps, at most. Each thread is at both ends of a piece; and one
+// that has to wait for a processor finds the block that it shares with the piece behind it, which
+// another thread has read meanwhile, and a few more.
+std::size_t blocks_for(const FillJob& job, int threads) {
+  const std::uint64_t most = 2 * static_cast<std::uint64_t>(threads) + 12;
+  return static_cast<std::size_t>(std::clamp<std::uint64_t>(job.shared / kDigestBlock, 2, most));
+}
+
+void carry_out(const FillJob& job, Work& work) {
+  sort_by_place(job.fillings, work);
+  const int threads = threads_for(job);
+  const SharedBlocks sharing(blocks_for(job, threads));
+  parallel_for(threads, work.pieces.size() + work.chunks.size(), [&](std::size_t i) {
     if (i >= work.pieces.size()) return carry_out(job, work.chunks[i - work.pieces.size()]);
     const PieceOf& of = work.pieces[i];
     carry_out(job, of, job.fillings[of.filling], of.piece);

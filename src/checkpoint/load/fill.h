@@ -53,6 +53,7 @@ struct FillJob {
   std::size_t window = 1 << 20;  // bytes of elements that are read, converted or scattered at once
   std::size_t tile = TensorReader::kTileBytes;  // bytes of elements put into order
   FilledHook filled = {};
+  std::uint64_t shared = 64 << 20;  // bytes of blocks of digests that pieces share
 };
 void fill_all(const FillJob& job);
 

@@ -53,8 +53,10 @@ IoReport Checkpoint::read_many(const std::vector<ReadRequest>& requests,
   IoCounters counters;
   Meter meter(options.progress, bytes_of(fillings), options.stop);
   // Half a window: elements that are converted are there twice.
-  fill_all({fillings, owners, options.threads, nullptr, counters, meter, buffers.window / 2,
-            buffers.tile});
+  FillJob job{fillings, owners, options.threads,    nullptr,
+              counters, meter,  buffers.window / 2, buffers.tile};
+  job.shared = options.memory / 4;
+  fill_all(job);
   meter.finish();
   return counters.report();
 }

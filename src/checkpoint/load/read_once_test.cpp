@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <variant>
@@ -16,13 +17,32 @@ namespace {
 
 using namespace testing_support;
 
+// A file of a store where a request costs as much as so many bytes.
+class PricedSource final : public ByteSource {
+ public:
+  PricedSource(std::shared_ptr<const ByteSource> source, std::uint64_t cost)
+      : source_(std::move(source)), cost_(cost) {}
+  [[nodiscard]] std::uint64_t size() const override { return source_->size(); }
+  void read_at(std::uint64_t offset, MutableByteView out) const override {
+    source_->read_at(offset, out);
+  }
+  [[nodiscard]] const std::string& name() const override { return source_->name(); }
+  [[nodiscard]] std::uint64_t request_cost() const override { return cost_; }
+
+ private:
+  std::shared_ptr<const ByteSource> source_;
+  std::uint64_t cost_;
+};
+
 // Counts what is read of data files.
 class DataCountingStore final : public testing::ForwardingStore {
  public:
-  using ForwardingStore::ForwardingStore;
+  explicit DataCountingStore(std::shared_ptr<Store> store, std::uint64_t cost = kNearRequest)
+      : ForwardingStore(std::move(store)), cost_(cost) {}
   [[nodiscard]] std::shared_ptr<ByteSource> open(std::string_view name) const override {
     auto source = inner().open(name);
     if (!name.ends_with(".distcp")) return source;
+    if (cost_ != kNearRequest) source = std::make_shared<PricedSource>(std::move(source), cost_);
     const std::lock_guard lock(mutex_);
     counted_.push_back(std::make_shared<CountingSource>(std::move(source)));
     return counted_.back();
@@ -34,6 +54,7 @@ class DataCountingStore final : public testing::ForwardingStore {
   }
 
  private:
+  const std::uint64_t cost_;
   mutable std::mutex mutex_;
   mutable std::vector<std::shared_ptr<CountingSource>> counted_;  // guarded by mutex_
 };
@@ -135,6 +156,86 @@ TEST(ReadOnce, CompressedChunksByEachOfNRanks_OQ01) {
     expect_loaded(wanted);
   });
   EXPECT_LE(counting->bytes(), 3 * bytes_of_data(*store) * 5 / 4);
+}
+
+constexpr int kTensors = 12;
+const Shape kFourMiB{1024, 1024};  // in four parts: 1 MiB each
+
+std::string name_of(int i) {
+  return "w" + std::to_string(i);
+}
+
+// What a rank of so many holds of the tensors; those of a tree that saves have their elements.
+Value rows_of_all(int rank, int ranks, bool is_saved) {
+  Value tree = Value::dict();
+  for (int i = 0; i < kTensors; ++i) {
+    const Box rows = chunk(kFourMiB, rank, ranks);
+    // A load asks in another order than that of the files.
+    const int number = is_saved ? i : (i * 7 + 3) % kTensors;
+    tree.set_item(name_of(number), counting(kFourMiB, rows, static_cast<float>(number), is_saved));
+  }
+  return tree;
+}
+
+void expect_filled(const Value& tree, int rank, int ranks) {
+  for (int i = 0; i < kTensors; ++i) {
+    const Tensor expected = counting(kFourMiB, chunk(kFourMiB, rank, ranks), static_cast<float>(i));
+    EXPECT_TRUE(floats(tree.at(name_of(i)).as_tensor()) == floats(expected)) << i;
+  }
+}
+
+constexpr double kOver = 1.05;  // what is read, beside what is loaded
+constexpr std::uint64_t kLoaded = kTensors * (4U << 20U);
+
+// Loaded by `load`, which gets the store and the tree of a rank.
+using Load = std::function<void(Value&, const std::shared_ptr<Store>&, int threads, Group&)>;
+
+// Pieces that lie one behind the other in a file have a block of digests in common, which is read
+// once, whichever threads have them.
+void expect_blocks_read_once(int ranks, std::uint64_t cost, const Load& load_tree) {
+  const auto store = memory_store();
+  run_ranks(ranks, [&](Group& group) {
+    (void)save(rows_of_all(group.rank(), ranks, true), store, group);
+  });
+  for (const int threads : {1, 2, 7}) {
+    SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << threads << " threads, " << cost);
+    const auto counting = std::make_shared<DataCountingStore>(store, cost);
+    run_ranks(ranks, [&](Group& group) {
+      Value tree = rows_of_all(group.rank(), ranks, false);
+      load_tree(tree, counting, threads, group);
+      expect_filled(tree, group.rank(), ranks);
+    });
+    EXPECT_LE(static_cast<double>(counting->bytes()), kOver * static_cast<double>(kLoaded));
+  }
+}
+
+void expect_blocks_read_once(const Load& load_tree) {
+  for (const int ranks : {1, 4}) expect_blocks_read_once(ranks, kNearRequest, load_tree);
+  // Blocks of files far away are kept for the process: by one for each rank.
+  expect_blocks_read_once(1, 1U << 20U, load_tree);
+}
+
+TEST(ReadOnce, DigestBlocksThatPiecesShareByALoad) {
+  expect_blocks_read_once(
+      [](Value& tree, const std::shared_ptr<Store>& store, int threads, Group& group) {
+        (void)load(tree, store, {.threads = threads}, group);
+      });
+}
+
+TEST(ReadOnce, DigestBlocksThatPiecesShareByReadMany) {
+  expect_blocks_read_once(
+      [](Value& tree, const std::shared_ptr<Store>& store, int threads, Group& group) {
+        const Checkpoint checkpoint = Checkpoint::open(store);
+        std::vector<ReadRequest> requests;
+        for (int i = 0; i < kTensors; ++i) {
+          const std::string name = name_of((i * 5 + group.rank()) % kTensors);
+          const Piece& piece = tree.at(name).as_tensor().pieces[0];
+          const auto to =
+              TensorView::of(piece.storage->data, DType::float32, std::get<Box>(piece.slice).sizes);
+          requests.push_back({name, to, piece.slice});
+        }
+        (void)checkpoint.read_many(requests, {.threads = threads});
+      });
 }
 
 }  // namespace
