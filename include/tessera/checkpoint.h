@@ -42,6 +42,7 @@ struct OpenOptions {
   std::uint64_t header_limit = 100'000'000;  // bytes of safetensors headers; longer is `limit`
   std::stop_token stop = {};                 // asked at each look into the store
   bool part = false;  // one file of several ranks': its local tensors; else it is `incomplete`
+  bool raw = false;   // torch.save: whole modules as pickled, else as what state_dict() gives
 };
 
 struct ReadOptions {
@@ -128,8 +129,7 @@ struct Checkpoint {
   // files and all that Tessera wrote. Elsewhere dicts are plain and keys are strings.
   bool has_types = false;
   std::vector<std::string> warnings;  // what a careful reader should know (a stale side file, ...)
-  // `__metadata__` of safetensors files, without what is about the files themselves. Where several
-  // files differ, the first one counts.
+  // `__metadata__` of safetensors files, but what is about files; where they differ, of the first.
   std::map<std::string, std::string> metadata;
   bool mapped = false;           // made by map()
   std::shared_ptr<Store> store;  // where `files` are; null: the checkpoint is in memory

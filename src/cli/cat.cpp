@@ -214,7 +214,7 @@ void add_cat(CLI::App& app, Common& common, Action& action) {
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("name", options->name, "as ls prints it; [slices] may follow")->required();
   command->add_option("--npy", options->npy, "write a .npy file instead; it must not exist");
-  add_part(*command, options->open);
+  add_open(*command, options->open);
   add_common(*command, common);
   add_local_cache(*command, common);
   command->callback(

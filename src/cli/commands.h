@@ -37,8 +37,8 @@ void add_local_cache(CLI::App& command, Common& common);
 void as_size(CLI::Option* option, bool decimal);
 // Lets an option have one of these values; --help reads a|b|c.
 void one_of(CLI::Option* option, const std::vector<std::string>& values);
-// The option --part of commands that open a file.
-void add_part(CLI::App& command, OpenOptions& open);
+// The options --part and --raw of commands that open a file.
+void add_open(CLI::App& command, OpenOptions& open);
 // As Checkpoint::open; an option that this checkpoint has no use for is `invalid_argument`.
 [[nodiscard]] Checkpoint opened(const std::string& path, const OpenOptions& options);
 // The option --only of commands that look at a part.

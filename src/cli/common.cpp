@@ -41,9 +41,11 @@ void one_of(CLI::Option* option, const std::vector<std::string>& values) {
   option->check(CLI::IsMember(values).description(""))->type_name(names);
 }
 
-void add_part(CLI::App& command, OpenOptions& open) {
+void add_open(CLI::App& command, OpenOptions& open) {
   command.add_flag("--part", open.part,
                    "a file of one of several ranks: what it holds itself, as local tensors");
+  command.add_flag("--raw", open.raw,
+                   "torch.save: whole modules as they were pickled; default: their state dicts");
 }
 
 Checkpoint opened(const std::string& path, const OpenOptions& options) {

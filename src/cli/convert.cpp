@@ -215,7 +215,7 @@ void add_convert(CLI::App& app, Common& common, Action& action) {
   as_size(command->add_option("--header-limit", options->convert.open.header_limit,
                               "read safetensors headers up to this size; default: 100MB"),
           true);
-  add_part(*command, options->convert.open);
+  add_open(*command, options->convert.open);
   add_olmo(*command, options->convert);
   add_work(*command, options->convert);
   add_common(*command, common);

@@ -131,7 +131,7 @@ void add_ls(CLI::App& app, Common& common, Action& action) {
   command->footer(kExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   add_only(*command, options->only);
-  add_part(*command, options->open);
+  add_open(*command, options->open);
   add_common(*command, common);
   add_local_cache(*command, common);
   command->callback(

@@ -162,7 +162,7 @@ void add_map(CLI::App& app, Common& common, Action& action) {
   command->footer(kExamples);
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("name", options->name, "one tensor only");
-  add_part(*command, options->open);
+  add_open(*command, options->open);
   add_common(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return map(*options, common); }; });

@@ -96,7 +96,7 @@ void add_stat(CLI::App& app, Common& common, Action& action) {
   CLI::App* command = app.add_subcommand(
       "stat", "Prints kind, producer, world size, parameters, bytes, completeness");
   command->add_option("checkpoint", options->path, "file or directory")->required();
-  add_part(*command, options->open);
+  add_open(*command, options->open);
   add_common(*command, common);
   add_local_cache(*command, common);
   command->callback(

@@ -29,7 +29,8 @@ bool is_absence(const VerifyReport& report) {
 
 VerifyReport verify_part(const Options& options, const ProgressHook& progress) {
   const VerifyOptions how{.threads = options.threads, .progress = progress};
-  if (options.only.empty() && !options.open.part) return tessera::verify(options.path, how);
+  const bool is_plain = !options.open.part && !options.open.raw;
+  if (options.only.empty() && is_plain) return tessera::verify(options.path, how);
   Checkpoint checkpoint = opened(options.path, options.open);
   keep_only(checkpoint, options.only);
   return tessera::verify(checkpoint, how);
@@ -91,7 +92,7 @@ void add_verify(CLI::App& app, Common& common, Action& action) {
   command->add_option("checkpoint", options->path, "file or directory")->required();
   command->add_option("--threads", options->threads, "number of threads")
       ->check(CLI::Range(1, 1024));
-  add_part(*command, options->open);
+  add_open(*command, options->open);
   add_common(*command, common);
   command->callback(
       [=, &common, &action] { action = [=, &common] { return verify(*options, common); }; });

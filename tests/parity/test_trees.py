@@ -227,10 +227,12 @@ def test_tensors_inside_of_values_stay_tensors(kind, tmp_path):
         assert set(safetensors.torch.load_file(tmp_path / kind)) == {"t.0", "t.1.0", "p.arguments.0"}
 
 
-def test_a_whole_module_becomes_a_file_of_its_tensors(tmp_path):
+def test_a_whole_module_as_it_was_pickled_becomes_a_file_of_its_tensors(tmp_path):
     model, _ = trained()
     torch.save(model, tmp_path / "x.pt")
-    back = torch.load(there_and_back(tmp_path / "x.pt", "a.safetensors"), weights_only=False)
+    convert(tmp_path / "x.pt", tmp_path / "a.safetensors", "--raw")
+    convert(tmp_path / "a.safetensors", tmp_path / "back.pt")
+    back = torch.load(tmp_path / "back.pt", weights_only=False)
     assert torch.equal(back(torch.ones(1, 3)), model(torch.ones(1, 3)))
     assert all(type(p) is torch.nn.Parameter and p.requires_grad for p in back.parameters())
     found = safetensors.torch.load_file(tmp_path / "a.safetensors")

@@ -88,7 +88,7 @@ std::uint64_t bytes_of(const std::vector<ObjectInfo>& files) {
 }  // namespace
 
 SealReport seal(const std::string& path, const SealOptions& options) {
-  const Checkpoint checkpoint = Checkpoint::open(path, {.part = true});  // of bytes
+  const Checkpoint checkpoint = Checkpoint::open(path, {.part = true, .raw = true});  // of bytes
   SealReport report;
   report.was_sealed = is_checked(checkpoint);
   if (!report.was_sealed) {

@@ -236,7 +236,8 @@ VerifyReport verify(const Location& where, const VerifyOptions& options) {
   require_threads(options.threads);
   (void)directory_store(where);  // a URL of no store is a mistake, no finding
   try {
-    const Checkpoint checkpoint = Checkpoint::open(where);
+    // What belongs to no state dict is checked, too.
+    const Checkpoint checkpoint = Checkpoint::open(where, {.raw = true});
     const bool is_state = options.read_data && is_olmo_kind(checkpoint.kind);
     return verify_with(is_state ? saved_state_of(checkpoint) : SavedState(), checkpoint, options);
   } catch (const Error& error) {

@@ -31,7 +31,9 @@ void require_used(const OpenOptions& options, const Checkpoint& opened) {
   if (options.header_limit != OpenOptions{}.header_limit &&
       opened.kind != CheckpointKind::safetensors)
     refuse_option("--header-limit", opened);
-  if (options.part && opened.kind != CheckpointKind::torch_file) refuse_option("--part", opened);
+  if (opened.kind == CheckpointKind::torch_file) return;
+  if (options.part) refuse_option("--part", opened);
+  if (options.raw) refuse_option("--raw", opened);
 }
 
 const KindRow& row_of(CheckpointKind kind) noexcept {

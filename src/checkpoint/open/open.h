@@ -42,9 +42,10 @@ void index_names(Checkpoint& checkpoint);
                                     const OpenOptions& options = {});
 // Throws `incomplete` for the tree of a file that one of several ranks saved of its part.
 void require_whole(const Value& tree, const std::string& path);
-// What a file of torch.save holds, all of it or, with OpenOptions::part, what its rank has.
+// What a file of torch.save holds as the options ask for it: all of it or what its rank has,
+// modules as their state dicts or as they are. Adds to `warnings` what was done with modules.
 [[nodiscard]] Value read_torch_tree(std::shared_ptr<const ByteSource> file, const std::string& path,
-                                    const OpenOptions& options);
+                                    const OpenOptions& options, std::vector<std::string>& warnings);
 // All of these files together.
 [[nodiscard]] Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
                                           const std::vector<ObjectInfo>& files,

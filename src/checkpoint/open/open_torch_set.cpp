@@ -51,7 +51,8 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::string& name
   const auto open = std::make_shared<OpenFiles>();
   for (const auto& [file_name, file] : named) {
     const std::string path = store->name() + "/" + file_name;
-    add_pairs(read_torch_tree(std::make_shared<LazySource>(store, file, open), path, options),
+    add_pairs(read_torch_tree(std::make_shared<LazySource>(store, file, open), path, options,
+                              checkpoint.warnings),
               file_name, path, pairs, holders);
     checkpoint.files.push_back(file);
   }

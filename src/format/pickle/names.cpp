@@ -180,6 +180,17 @@ constexpr auto kNames = std::to_array<Name>({
     {"pandas.io.pickle", "read_pickle"},
 });
 
+constexpr auto kOfCompiler = std::to_array<Name>({
+    {"torch._dynamo.eval_frame", "OptimizedModule"},
+    {"torch._dynamo.eval_frame", "OptimizeContext"},
+    {"torch._dynamo.convert_frame", "CatchErrorsWrapper"},
+    {"torch._dynamo.convert_frame", "ConvertFrame"},
+    {"torch._dynamo.convert_frame", "ConvertFrameAssert"},
+    {"torch._dynamo.convert_frame", "ConvertFrameBox"},
+    {"torch._dynamo.hooks", "Hooks"},
+    {"torch._dynamo.repro.after_dynamo", "WrapBackendDebug"},
+});
+
 struct Member {
   Name owner;
   std::string_view name;
@@ -273,6 +284,12 @@ bool is_dangerous(std::string_view module, std::string_view name) {
   const std::string_view first = name.substr(0, name.find('.'));
   return std::any_of(kNames.begin(), kNames.end(), [module, first](const Name& row) {
     return row.module == module && row.name == first;
+  });
+}
+
+bool is_of_compiler(std::string_view module, std::string_view name) {
+  return std::any_of(kOfCompiler.begin(), kOfCompiler.end(), [module, name](const Name& row) {
+    return row.module == module && row.name == name;
   });
 }
 

@@ -42,6 +42,16 @@ bool is_nested_class(const Value& callable, const Value& arguments) {
          is_harmless_class(arguments.items()[0]);
 }
 
+// The settings of torch.compile hold a method of its backend, as getattr(backend, "name").
+bool is_backends_method(const Value& arguments) {
+  if (arguments.size() != 2) return false;
+  const Value& backend = arguments.items()[0];
+  const Value& name = arguments.items()[1];
+  return backend.is(Kind::object) &&
+         is_global(backend.as_object().callable, "torch", "_TorchCompileInductorWrapper") &&
+         name.is(Kind::string) && !is_dangerous_attribute(name.as_string());
+}
+
 [[noreturn]] void refuse(const Value& callable) {
   throw Error(ErrorCode::unsafe,
               "the pickle calls " + name_of(callable) + ", which could run code");
@@ -219,7 +229,9 @@ void Machine::load_persistent_text() {
 
 void Machine::require_callable(const Value& callable) const {
   if (callable.is(Kind::global)) {
-    if (options_.watch == nullptr && is_dangerous(callable.global_module(), callable.global_name()))
+    const std::string& module = callable.global_module();
+    const std::string& name = callable.global_name();
+    if (options_.watch == nullptr && is_dangerous(module, name) && !is_of_compiler(module, name))
       refuse(callable);
   } else if (!callable.is(Kind::object)) {
     corrupt("the pickle calls " + std::string(describe(callable.kind())));
@@ -236,7 +248,7 @@ void Machine::require_harmless_call(const Value& callable, const Value& argument
                 "an object of pickle protocol 0 or 1; objects of protocols 2 to 5 are read");
   }
   if (!is_global(callable, "builtins", "getattr")) return require_callable(callable);
-  if (!is_nested_class(callable, arguments)) refuse(callable);
+  if (!is_nested_class(callable, arguments) && !is_backends_method(arguments)) refuse(callable);
 }
 
 void Machine::reduce() {
