@@ -25,12 +25,13 @@ constexpr std::uint64_t kLargestFile = std::uint64_t{4} << 30U;  // bytes of one
 
 using Shared = std::shared_ptr<Opened>;
 
-Shared opened(nb::object path, std::uint64_t header_limit, bool part) {
+Shared opened(nb::object path, std::uint64_t header_limit, bool part, bool raw) {
   const std::string where = place_of(path);
   return run_job(nb::none(), [&](Job& job) {
     OpenOptions options;
     options.header_limit = header_limit;
     options.part = part;
+    options.raw = raw;
     options.stop = job.stop();
     return std::make_shared<Opened>(Checkpoint::open(where, options));
   });

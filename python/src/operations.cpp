@@ -52,6 +52,7 @@ ConvertOptions convert_options(const Options& given, const std::string& target) 
   given.get("dequantize", options.dequantize);
   given.get("header_limit", options.open.header_limit);
   given.get("part", options.open.part);
+  given.get("raw", options.open.raw);
   return options;
 }
 

@@ -18,7 +18,13 @@ Progress = Callable[[int, int], object]
 
 
 def open(
-    path: Path, *, header_limit: int = 100_000_000, threads: int = 2, memory: int = 64 << 20, part: bool = False
+    path: Path,
+    *,
+    header_limit: int = 100_000_000,
+    threads: int = 2,
+    memory: int = 64 << 20,
+    part: bool = False,
+    raw: bool = False,
 ) -> Checkpoint:
     """Opens a checkpoint of any kind: a file, a directory or a URL.
 
@@ -26,13 +32,15 @@ def open(
     `threads` and `memory` (bytes of buffers) bound each read. A longer header of a safetensors file
     than `header_limit` bytes is refused. A file that one of several ranks saved of its part is
     incomplete; with `part` it is opened for what it holds, the ranks' tensors as their local ones.
+    A whole module that torch.save pickled is what its state_dict() would be, with a warning that says
+    so; with `raw` it is the object that it was pickled as.
 
     >>> import tessera
     >>> with tessera.open(example) as checkpoint:
     ...     checkpoint.kind, list(checkpoint)
     ('dcp', ['model.w', 'step'])
     """
-    return Checkpoint(_core.open(os.fspath(path), header_limit, part), threads, memory)
+    return Checkpoint(_core.open(os.fspath(path), header_limit, part, raw), threads, memory)
 
 
 class Checkpoint(Mapping[str, Any]):

@@ -99,7 +99,7 @@ def convert(
     become TO, in which `\\1` and `$1` are its first group. The other options are those of the
     command: `ranks`, `overwrite`, `resume`, `threads`, `memory` (bytes), `max_shard_size` (bytes),
     `keep_duplicates`, `allow_wrap`, `single_writer`, `unit`, `orig_params`, `olmo_safetensors`,
-    `model_only`, `config`, `header_limit`, `part`.
+    `model_only`, `config`, `header_limit`, `part`, `raw`.
 
     >>> import tessera
     >>> report = tessera.convert(example, directory + "/model.safetensors", only=["model"])
@@ -135,6 +135,7 @@ _CONVERT_OPTIONS = frozenset(
         "overwrite",
         "part",
         "ranks",
+        "raw",
         "resume",
         "single_writer",
         "threads",

@@ -36,6 +36,20 @@ def test_paths_are_of_any_kind(example):
         tessera.open(5)
 
 
+def test_a_whole_module_is_its_state_dict(tmp_path):
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    torch.save(model, tmp_path / "whole.pt")
+    with pytest.warns(UserWarning, match="the file is a whole module, torch.nn.modules.container.Sequential"):
+        checkpoint = tessera.open(tmp_path / "whole.pt")
+    assert list(checkpoint) == list(model.state_dict())
+    assert numpy.array_equal(checkpoint["1.running_var"].numpy(), numpy.ones(3, numpy.float32))
+    with tessera.open(tmp_path / "whole.pt", raw=True) as raw:
+        assert len(raw) == 1 and raw.warnings == []
+    tessera.convert(tmp_path / "whole.pt", tmp_path / "again" / "whole.pt", raw=True)
+    assert (tmp_path / "again" / "whole.pt").read_bytes() == (tmp_path / "whole.pt").read_bytes()
+
+
 def test_a_closed_checkpoint_says_so(example):
     checkpoint = tessera.open(example)
     weight = checkpoint["model.w"]
