@@ -130,8 +130,8 @@ auto& impl_of(Module& module) {
   }
 }
 
-// Arguments with tensors inside are passed as copies, which may be replaced. All others are passed
-// as they came.
+// Arguments with tensors inside are passed as copies, in which tensors may be replaced, and what
+// forward takes by reference to change it is copied back. All others are passed as they came.
 template <typename Argument>
 using Carried =
     std::conditional_t<TensorsOf<std::decay_t<Argument>>::any, std::decay_t<Argument>, Argument&&>;
@@ -145,6 +145,27 @@ decltype(auto) hand_over(Carried<Argument>& value) {
   }
 }
 
+template <std::size_t Probed, typename Forward, typename Indices, typename... Arguments>
+struct TakesConst;
+template <std::size_t Probed, typename Forward, std::size_t... I, typename... Arguments>
+struct TakesConst<Probed, Forward, std::index_sequence<I...>, Arguments...>
+    : std::is_invocable<
+          Forward, std::conditional_t<I == Probed, const std::decay_t<Arguments>&, Arguments>...> {
+};
+
+// Whether forward takes argument I by a reference through which it may change what has tensors.
+template <typename Forward, std::size_t I, typename... Arguments>
+constexpr bool may_change() {
+  using Argument = std::tuple_element_t<I, std::tuple<Arguments&&...>>;
+  if constexpr (!std::is_lvalue_reference_v<Argument> ||
+                std::is_const_v<std::remove_reference_t<Argument>> ||
+                !TensorsOf<std::decay_t<Argument>>::any) {
+    return false;
+  } else {
+    return !TakesConst<I, Forward, std::index_sequence_for<Arguments...>, Arguments&&...>::value;
+  }
+}
+
 template <typename Value>
 void collect_tensors(Value& value, std::vector<at::Tensor*>& into) {
   using Trait = TensorsOf<std::decay_t<Value>>;
@@ -153,12 +174,44 @@ void collect_tensors(Value& value, std::vector<at::Tensor*>& into) {
   }
 }
 
-// `forward` is what is called between the unit's steps.
+// Tensors of a forward's arguments, and what it gets in their place.
+class HandedIn {
+ public:
+  explicit HandedIn(const std::vector<at::Tensor*>& tensors) {
+    for (const auto* tensor : tensors) given_.push_back(*tensor);
+  }
+  // After they were replaced.
+  void note(const std::vector<at::Tensor*>& tensors) {
+    for (const auto* tensor : tensors) handed_.push_back(*tensor);
+  }
+  // What forward left in `value` as it got it is again what its caller gave, all else is a result.
+  template <typename Value>
+  void sort_out(Value& value, std::vector<at::Tensor*>& results) const {
+    std::vector<at::Tensor*> found;
+    collect_tensors(value, found);
+    for (auto* tensor : found) {
+      std::size_t i = 0;
+      while (i < handed_.size() && !handed_[i].is_same(*tensor)) ++i;
+      if (i < handed_.size()) {
+        *tensor = given_[i];
+      } else {
+        results.push_back(tensor);
+      }
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> given_, handed_;
+};
+
+// `forward` is what is called between the unit's steps. What it takes by reference is changed when
+// it returns; not, if it throws.
 template <typename Forward, typename... Arguments, std::size_t... I>
 auto call_unit(std::shared_ptr<Unit> unit, Forward&& forward, std::index_sequence<I...>,
                Arguments&&... arguments)
     -> decltype(forward(std::forward<Arguments>(arguments)...)) {
   using Result = decltype(forward(std::forward<Arguments>(arguments)...));
+  constexpr bool kChanges = (may_change<Forward, I, Arguments...>() || ...);
   if constexpr (!TensorsOf<std::decay_t<Result>>::known)
     throw_unknown_result(*unit, typeid(Result));
   Call scope(std::move(unit));
@@ -166,15 +219,29 @@ auto call_unit(std::shared_ptr<Unit> unit, Forward&& forward, std::index_sequenc
     std::tuple<Carried<Arguments>...> carried(std::forward<Arguments>(arguments)...);
     std::vector<at::Tensor*> tensors;
     (collect_tensors(std::get<I>(carried), tensors), ...);
+    HandedIn handed(kChanges ? tensors : std::vector<at::Tensor*>());
     scope.enter(tensors);
+    if constexpr (kChanges) handed.note(tensors);
+    const auto leave = [&](auto&... result) {
+      tensors.clear();
+      (collect_tensors(result, tensors), ...);
+      const auto sort_out = [&]<std::size_t Index>(auto& value) {
+        if constexpr (may_change<Forward, Index, Arguments...>()) handed.sort_out(value, tensors);
+      };
+      (sort_out.template operator()<I>(std::get<I>(carried)), ...);
+      scope.leave(tensors);
+      const auto give_back = [&]<std::size_t Index>(auto& argument) {
+        if constexpr (may_change<Forward, Index, Arguments...>())
+          argument = std::move(std::get<Index>(carried));
+      };
+      (give_back.template operator()<I>(arguments), ...);
+    };
     if constexpr (std::is_void_v<Result>) {
       forward(hand_over<Arguments>(std::get<I>(carried))...);
-      scope.leave({});
+      leave();
     } else {
       Result result = forward(hand_over<Arguments>(std::get<I>(carried))...);
-      tensors.clear();
-      collect_tensors(result, tensors);
-      scope.leave(tensors);
+      leave(result);
       return result;
     }
   } catch (...) {
@@ -187,7 +254,8 @@ auto call_module(Impl& impl, Arguments&&... arguments)
     -> decltype(impl.forward(std::forward<Arguments>(arguments)...)) {
   auto unit = find_unit(&impl);
   if (!unit) return impl.forward(std::forward<Arguments>(arguments)...);
-  const auto forward = [&](auto&&... passed) -> decltype(auto) {
+  const auto forward =
+      [&](auto&&... passed) -> decltype(impl.forward(std::forward<decltype(passed)>(passed)...)) {
     return impl.forward(std::forward<decltype(passed)>(passed)...);
   };
   return call_unit(std::move(unit), forward, std::index_sequence_for<Arguments...>(),
@@ -196,7 +264,8 @@ auto call_module(Impl& impl, Arguments&&... arguments)
 
 template <typename Method, typename Impl, typename... Arguments>
 decltype(auto) call_method(Method method, Impl& impl, Arguments&&... arguments) {
-  const auto forward = [&](auto&&... passed) -> decltype(auto) {
+  const auto forward =
+      [&](auto&&... passed) -> decltype((impl.*method)(std::forward<decltype(passed)>(passed)...)) {
     return (impl.*method)(std::forward<decltype(passed)>(passed)...);
   };
   auto unit = find_unit(&impl);

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -68,10 +69,19 @@ SlotMaker slot_maker_for(std::weak_ptr<Impl> module, Result (Class::*)(Arguments
   };
 }
 
-// Null for a module that no Sequential can hold, because its forward is overloaded or a template.
+// Whether a Sequential can call it: it hands values over, and keeps what comes back.
+template <typename Class, typename Result, typename... Arguments>
+constexpr bool fits_slot(Result (Class::*)(Arguments...)) {
+  return std::is_copy_constructible_v<std::decay_t<Result>> &&
+         ((std::is_copy_constructible_v<std::decay_t<Arguments>> &&
+           std::is_convertible_v<std::decay_t<Arguments>&&, Arguments>)&&...);
+}
+
+// Null for a module that no Sequential can hold: its forward is overloaded or a template, returns
+// nothing, or takes a reference to change what it is given.
 template <typename Impl>
 SlotMaker make_slot_maker(const std::shared_ptr<Impl>& module) {
-  if constexpr (requires { slot_maker_for<Impl>(std::weak_ptr<Impl>(module), &Impl::forward); }) {
+  if constexpr (requires { requires fits_slot(&Impl::forward); }) {
     return slot_maker_for<Impl>(std::weak_ptr<Impl>(module), &Impl::forward);
   } else {
     return nullptr;

@@ -1,0 +1,152 @@
+// Forwards that return nothing or change what they take by reference: a cache of keys, an output
+// of the caller's. Numbers are those of one process, for every kind of unit.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "fsdp/testing/test_values.h"
+#include "tessera/fsdp.h"
+#include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+namespace nn = torch::nn;
+using testing::run_mesh;
+using testing::with_values;
+using Tensors = std::vector<torch::Tensor>;
+
+// Its results are in `cache` alone: the first tensor is replaced, one is added.
+struct WriterImpl : nn::Module {
+  nn::Linear linear{nullptr};
+  WriterImpl() { linear = register_module("linear", nn::Linear(4, 4)); }
+  void forward(const torch::Tensor& x, Tensors& cache) {
+    cache.push_back(linear(x + cache.at(1)));
+    cache.at(0) = cache.at(0) * linear->bias;
+  }
+};
+TESSERA_MODULE(Writer);
+
+struct AssignerImpl : nn::Module {
+  nn::Linear linear{nullptr};
+  AssignerImpl() { linear = register_module("linear", nn::Linear(4, 4)); }
+  torch::Tensor forward(torch::Tensor& x, const Tensors& cache) {
+    x = linear(x);
+    return x + cache.back();
+  }
+};
+TESSERA_MODULE(Assigner);
+
+struct CachingNetImpl : nn::Module {
+  Writer writer;
+  Assigner assigner;
+  nn::Linear in{nullptr};
+  CachingNetImpl() {
+    in = register_module("in", nn::Linear(4, 4));
+    register_module("writer", writer.ptr());
+    register_module("assigner", assigner.ptr());
+  }
+  torch::Tensor forward(const torch::Tensor& input, Tensors& cache) {
+    auto x = in(input);
+    cache = {x.sin(), x.cos()};
+    const auto untouched = cache.at(1);
+    writer(x, cache);
+    EXPECT_EQ(cache.size(), 3U);
+    EXPECT_TRUE(cache.at(1).is_same(untouched));
+    const auto before = x;
+    const auto y = assigner(x, cache);
+    EXPECT_FALSE(x.is_same(before));
+    return (y + x + cache.at(0)).square().mean();
+  }
+};
+TESSERA_MODULE(CachingNet);
+
+enum class Kind { rows, flat, original, replicate };
+
+void wrap_caching(CachingNet& net, const Mesh& mesh, Kind kind) {
+  if (kind == Kind::rows || kind == Kind::replicate) {
+    const auto wrap = [&](auto& module) {
+      if (kind == Kind::rows) fully_shard(module, mesh);
+      if (kind == Kind::replicate) replicate(module, mesh);
+    };
+    wrap(net->writer);
+    wrap(net->assigner);
+    return wrap(net);
+  }
+  const FullyShardedDataParallel<CachingNet> wrapped(
+      net, mesh,
+      {.auto_wrap_policy = module_wrap_policy<WriterImpl, AssignerImpl>(),
+       .use_orig_params = kind == Kind::original});
+}
+
+std::vector<double> train_caching(CachingNet& net, int first_rank, int ranks) {
+  torch::optim::SGD optimizer(local_tensors(sharded_parameters(net)), 0.05);
+  std::vector<double> losses;
+  for (int step = 0; step < 3; ++step) {
+    for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
+      auto generator = at::make_generator<at::CPUGeneratorImpl>(70 + rank);
+      Tensors cache;
+      const auto loss = net(torch::randn({3, 4}, generator), cache);
+      const auto all = loss + cache.at(2).cos().mean();  // a result of the root's, too
+      (all / ranks).backward();
+      losses.push_back(all.item<double>());
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return losses;
+}
+
+class ReferenceArguments : public ::testing::TestWithParam<Kind> {};
+
+TEST_P(ReferenceArguments, AreChangedAndTrainAsInOneProcess) {
+  run_mesh(2, [&](Mesh& mesh) {
+    auto alone = with_values(CachingNet(), 5), net = with_values(CachingNet(), 5);
+    wrap_caching(net, mesh, GetParam());
+    const auto all = train_caching(alone, 0, 2);
+    const auto mine = train_caching(net, mesh.rank(), 1);
+    for (int step = 0; step < 3; ++step)
+      EXPECT_NEAR(mine[step], all[2 * step + mesh.rank()], 1e-5) << step;
+  });
+}
+
+std::string kind_name(const ::testing::TestParamInfo<Kind>& given) {
+  constexpr const char* kNames[] = {"Rows", "Flat", "Original", "Replicate"};
+  return kNames[static_cast<int>(given.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, ReferenceArguments,
+                         ::testing::Values(Kind::rows, Kind::flat, Kind::original, Kind::replicate),
+                         kind_name);
+
+// What forward takes as a copy is its own.
+struct CopierImpl : nn::Module {
+  nn::Linear linear{nullptr};
+  CopierImpl() { linear = register_module("linear", nn::Linear(4, 4)); }
+  torch::Tensor forward(torch::Tensor x, Tensors cache) {
+    x = linear(x) + cache.back();
+    cache.clear();
+    return x;
+  }
+};
+TESSERA_MODULE(Copier);
+
+TEST(CopiedArguments, AreLeftAlone) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = with_values(Copier(), 5);
+    fully_shard(net, mesh);
+    auto x = torch::ones({2, 4}).set_requires_grad(true);
+    Tensors cache = {x * 2};
+    const auto before = x;
+    net(x, cache).sum().backward();
+    EXPECT_TRUE(x.is_same(before));
+    EXPECT_EQ(cache.size(), 1U);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
