@@ -172,6 +172,7 @@ void Root::begin_pass() {
   forget_dead_units(*state_of(all.front()->all_ranks()));
   for (const auto& unit : all) {
     entry_of(*unit).modules_to_run = 0;
+    unit->note_graph_of_backward(false);
     unit->follow_requires_grad();
     unit->adopt_replaced();
     if (torch::GradMode::is_enabled()) unit->note_trained();

@@ -54,6 +54,8 @@ void Root::before_backward(Unit& unit, const Pass& pass, std::size_t index, std:
   tell("the backward", &unit);
   begin_backward();
   require_unchanged(unit, version);
+  // Autograd has gradients on where it records a backward.
+  if (torch::GradMode::is_enabled()) unit.note_graph_of_backward(true);
   if (entry.unshard_in_backward) unit.gather();
   if (!frees_after_backward(unit)) unit.changes().remember();
   unit.enter_backward(

@@ -378,10 +378,15 @@ void Unit::set_name(std::string name) {
       "tessera: parameters of " + unit +
       " were used while they are sharded: a call went past fully_shard. Call the module "
       "through a TESSERA_MODULE holder or tessera::call_module(module, ...), not "
-      "module->forward(...); one that an AnyModule or a module of libtorch's own calls "
+      "module->forward(...), and the model first: what no unit inside holds is gathered by the "
+      "model's own call; one that an AnyModule or a module of libtorch's own calls "
       "cannot be a unit, the module around it can; give optimizers sharded_parameters(model), not "
       "model->parameters()";
-  if (param_state_ != ParamState::full) store_->forbid_access(bypass_text_);
+  graph_text_ = "gradients of gradients (create_graph, as of a gradient penalty) went through " +
+                unit +
+                ", whose parameters are sharded again by then. They are right where the model is "
+                "one unit, and with replicate";
+  if (param_state_ != ParamState::full) forbid_access();
   compat::forbid_access(
       storage_of(dead_),
       "tessera: a gradient was read from the module's own parameters in " + unit +
@@ -429,6 +434,10 @@ void Unit::free() {
   param_state_ = next(param_state_, ParamStep::free);
 }
 
+void Unit::forbid_access() {
+  store_->forbid_access(has_graph_of_backward_ ? "tessera: " + graph_text_ : bypass_text_);
+}
+
 // What is there, on its way or parked.
 void Unit::drop_gathered() {
   if (param_state_ == ParamState::gathering) {
@@ -436,7 +445,7 @@ void Unit::drop_gathered() {
     note(TraceStep::finish_gather);
   } else if (param_state_ == ParamState::full) {
     store_->free(*pool_);
-    store_->forbid_access(bypass_text_);
+    forbid_access();
   }
   store_->unpark();
   if (!is_away()) note(TraceStep::free);
@@ -445,7 +454,7 @@ void Unit::drop_gathered() {
 void Unit::park() {
   if (!store_ || !store_->has_parking() || param_state_ != ParamState::full) return free();
   store_->park(*pool_);
-  store_->forbid_access(bypass_text_);
+  forbid_access();
   note(TraceStep::free);
   param_state_ = next(param_state_, ParamStep::park);
 }

@@ -165,6 +165,8 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   void watch(std::size_t param);  // nothing when it is frozen or watched already
   // Its gradients may leave while its backward goes on: it is the only unit of its root.
   void allow_early_reduction(bool allowed);
+  // Whether a backward of this pass went through it with create_graph.
+  void note_graph_of_backward(bool has_graph) noexcept { has_graph_of_backward_ = has_graph; }
   // Nothing when collecting already. The unit puts its own number in `plan.id`.
   void enter_backward(BackwardPlan plan);
   // Throws `unsupported` when the backward that begins captures a parameter's gradient.
@@ -210,6 +212,7 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   [[nodiscard]] std::vector<at::Tensor> make_locals(
       const std::vector<at::Tensor>& parameters) const;
   void drop_gathered();
+  void forbid_access();
   void open_parking(const UnitSpec& spec, const std::vector<Shape>& shapes);
   void make_reducer(const UnitSpec& spec, at::ScalarType parameter_type);
   [[nodiscard]] std::unique_ptr<BucketReducer> make_buckets(const UnitSpec& spec,
@@ -247,7 +250,9 @@ class Unit : public ParameterHome, public MeshUnit, public std::enable_shared_fr
   ShardOptions options_;
   std::string type_;
   std::string name_;
-  std::string bypass_text_;  // said when parameters are used while they are not there
+  // What is said when parameters are used while they are not there.
+  std::string bypass_text_, graph_text_;
+  bool has_graph_of_backward_ = false;
   std::int64_t element_count_ = 0;
   std::vector<UnitParam> params_;
   UnitBuffers buffers_;

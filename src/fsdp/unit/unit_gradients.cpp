@@ -65,6 +65,7 @@ void Unit::watch(std::size_t param) {
 
 void Unit::require_collecting() const {
   if (grad_state_ == GradState::collecting) return;
+  if (has_graph_of_backward_) throw Error(ErrorCode::unsupported, graph_text_);
   throw Error(ErrorCode::invalid_argument,
               "a gradient reached unit '" + name_ + "' (" + type_ +
                   ") outside its backward: its forward was called past fully_shard, or the loss "

@@ -1,0 +1,96 @@
+// Gradients of gradients, as a gradient penalty has them: right where parameters stay gathered, and
+// told by their name elsewhere.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "fsdp/testing/test_values.h"
+#include "tessera/fsdp.h"
+#include "tessera/unit_controls.h"
+#include "torch/testing.h"
+
+namespace tessera {
+namespace {
+
+namespace nn = torch::nn;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::run_mesh;
+using testing::with_values;
+
+struct PenalizedBlockImpl : nn::Module {
+  nn::Linear linear{nullptr};
+  PenalizedBlockImpl() { linear = register_module("linear", nn::Linear(4, 4)); }
+  torch::Tensor forward(const torch::Tensor& x) { return linear(x).tanh(); }
+};
+TESSERA_MODULE(PenalizedBlock);
+
+struct PenalizedImpl : nn::Module {
+  PenalizedBlock first, second;
+  nn::Linear out{nullptr};
+  PenalizedImpl() {
+    register_module("first", first.ptr());
+    register_module("second", second.ptr());
+    out = register_module("out", nn::Linear(4, 1));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return out(second(first(x))); }
+};
+TESSERA_MODULE(Penalized);
+
+torch::Tensor penalized_loss(Penalized& net, int rank) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(80 + rank);
+  const auto x = torch::randn({3, 4}, generator).set_requires_grad(true);
+  const auto y = net(x);
+  const auto gradient = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
+  return y.mean() + (gradient.square().sum(1).sqrt() - 1).square().mean();
+}
+
+std::vector<double> train_penalized(Penalized& net, int first_rank, int ranks) {
+  torch::optim::SGD optimizer(local_tensors(sharded_parameters(net)), 0.1);
+  std::vector<double> losses;
+  for (int step = 0; step < 3; ++step) {
+    for (int rank = first_rank; rank < first_rank + ranks; ++rank) {
+      const auto loss = penalized_loss(net, rank);
+      (loss / ranks).backward();
+      losses.push_back(loss.item<double>());
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return losses;
+}
+
+TEST(DoubleBackward, IsRightInAModelOfOneUnitAndWithReplicate) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto alone = with_values(Penalized(), 5);
+    const auto all = train_penalized(alone, 0, 2);
+    for (const std::string kind : {"one unit", "replicate", "replicated units"}) {
+      auto net = with_values(Penalized(), 5);
+      if (kind == "replicated units") replicate(net->first, mesh);
+      if (kind == "one unit") fully_shard(net, mesh);
+      if (kind != "one unit") replicate(net, mesh);
+      const auto mine = train_penalized(net, mesh.rank(), 1);
+      for (int step = 0; step < 3; ++step)
+        EXPECT_NEAR(mine[step], all[2 * step + mesh.rank()], 1e-5) << kind << ", step " << step;
+    }
+  });
+}
+
+TEST(DoubleBackward, IsNamedWhereParametersAreFreed) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto net = with_values(Penalized(), 5);
+    fully_shard(net->first, mesh);
+    fully_shard(net->second, mesh);
+    fully_shard(net, mesh);
+    EXPECT_THAT(error_of([&] { penalized_loss(net, mesh.rank()).backward(); }),
+                HasSubstr("gradients of gradients"));
+    abandon_step(net);
+    EXPECT_NO_THROW(net(torch::ones({2, 4})).sum().backward());
+  });
+}
+
+}  // namespace
+}  // namespace tessera
