@@ -1,6 +1,8 @@
 #include "checkpoint/load/differences.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <string_view>
 #include <utility>
 
 #include "value/render.h"
@@ -64,8 +66,37 @@ std::string text_of(const std::vector<Sort>& sorts) {
   return text;
 }
 
-std::string sought_text(const std::string& key, const std::string& sought) {
-  return key == sought ? "" : "sought as '" + printable(sought, kLongestKey) + "'";
+std::string_view last_step(std::string_view key) {
+  return key.substr(key.rfind('.') + 1);
+}
+
+// Of `keys` the one with the longest end in common with `key`, of its whole last step at least;
+// empty: none.
+std::string_view nearest(std::string_view key, const std::vector<std::string>& keys) {
+  std::string_view found;
+  std::ptrdiff_t longest = 0;
+  for (const std::string& other : keys) {
+    if (last_step(other) != last_step(key)) continue;
+    const auto end = std::ranges::mismatch(key.rbegin(), key.rend(), other.rbegin(), other.rend());
+    const std::ptrdiff_t shared = end.in1 - key.rbegin();
+    if (shared > longest) {
+      longest = shared;
+      found = other;
+    }
+  }
+  return found;
+}
+
+// What else is known of a missing key.
+std::string sought_text(const std::string& key, const std::string& sought,
+                        const std::vector<std::string>& left) {
+  const auto quoted = [](std::string_view text) {
+    return "'" + printable(text, kLongestKey) + "'";
+  };
+  std::string text = key == sought ? "" : "sought as " + quoted(sought);
+  if (const std::string_view near = nearest(sought, left); !near.empty())
+    text += (text.empty() ? "it has " : ", it has ") + quoted(near);
+  return text;
 }
 
 }  // namespace
@@ -85,9 +116,11 @@ std::optional<Error> Differences::refusal(const LoadOptions& options) const {
                      " key is not in the checkpoint",
                      " keys are not in the checkpoint",
                      {}});
+    const std::vector<std::string> none;
+    const auto& others = missing_.size() <= kMostNamed ? left_ : none;  // each with each
     for (const Missing& missing : missing_) {
       sorts.back().differences.push_back(
-          {missing.key, ErrorCode::not_found, sought_text(missing.key, missing.sought)});
+          {missing.key, ErrorCode::not_found, sought_text(missing.key, missing.sought, others)});
     }
   }
   if (options.unfit == OnDifference::refuse) {

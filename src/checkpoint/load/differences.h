@@ -17,6 +17,9 @@ class Differences {
   // `why` is what a load of this key alone would throw.
   void add_unfit(std::string key, const Error& why);
   void set_extra(std::vector<std::string> keys) { extra_ = std::move(keys); }
+  // Keys that this tree leaves: one that ends as a missing one does is named beside it.
+  void set_left(std::vector<std::string> keys) { left_ = std::move(keys); }
+  [[nodiscard]] bool has_missing() const noexcept { return !missing_.empty(); }
 
   // The error that names all differences that `options` refuses, and what differs in each; none
   // when there are none. After the first hundred they are counted and not named. The code is the
@@ -39,7 +42,7 @@ class Differences {
 
   std::vector<Missing> missing_;
   std::vector<Unfit> unfit_;
-  std::vector<std::string> extra_;
+  std::vector<std::string> extra_, left_;
 };
 
 }  // namespace tessera

@@ -62,9 +62,12 @@ std::vector<std::string> names_at(const Checkpoint& checkpoint,
 }
 
 // Throws for differences that the options refuse, or finds out whose memory is whose.
-void settle(LoadPlan& plan, const std::string& path, const LoadOptions& options) {
+void settle(LoadPlan& plan, const Checkpoint& checkpoint, const LoadOptions& options) {
+  const bool refuses = options.missing == OnDifference::refuse;
+  if (refuses && plan.differences.has_missing())
+    plan.differences.set_left(names_at(checkpoint, plan.untaken));
   if (std::optional<Error> refusal = plan.differences.refusal(options))
-    throw refusal->at_path(path);
+    throw refusal->at_path(checkpoint.path);
   plan.owners = owners_of(plan.fillings);
 }
 
@@ -81,14 +84,14 @@ LoadPlan agreed_plan(const Value& tree, LoadSource& source, const LoadOptions& o
     plan = plan_load(tree, source, options);
     source.require_files(options.threads);
     // With extra keys in the list it is told when these are known.
-    if (!refuses_extra) settle(plan, checkpoint.path, options);
+    if (!refuses_extra) settle(plan, checkpoint, options);
     return untaken_message(checkpoint.leaves, plan.untaken, refuses_extra);
   };
   const Bytes all =
       confer(group, kOperation, {contribute, combine_untaken, [](Bytes common) { return common; }});
   plan.untaken = untaken_by_all(all, std::move(plan.untaken));
   plan.differences.set_extra(names_at(checkpoint, plan.untaken));
-  if (any_refuses(all)) agree(group, kOperation, [&] { settle(plan, checkpoint.path, options); });
+  if (any_refuses(all)) agree(group, kOperation, [&] { settle(plan, checkpoint, options); });
   return plan;
 }
 

@@ -113,6 +113,21 @@ TEST(LoadDifferences, OneAloneIsSaidInItsOwnWords) {
   EXPECT_TRUE(load(whole_tree, directory, options).extra.empty());
 }
 
+// 47, 4.6: what another name of the same is stands beside it.
+TEST(LoadDifferences, AKeyThatEndsAlikeIsNamedBesideTheMissingOne) {
+  const std::string directory = temporary_directory() + "/c";
+  save(Value::dict({{"lm_head.weight", 1}, {"tail.weight", 2}, {"bias", 3}}), directory);
+  const auto message = [&](Value tree) {
+    return error_of([&] { load(tree, directory); }).message();
+  };
+  EXPECT_EQ(message(Value::dict({{"head.weight", 0}})),
+            "the checkpoint has no such key (it has 'lm_head.weight')");
+  EXPECT_EQ(message(Value::dict({{"head.scale", 0}})), "the checkpoint has no such key");
+  EXPECT_EQ(message(Value::dict({{"head.weight", 0}, {"lm_head.weight", 0}, {"z.bias", 0}})),
+            "2 keys are not in the checkpoint: 'head.weight' (it has 'tail.weight'), 'z.bias' (it "
+            "has 'bias')");
+}
+
 TEST(LoadDifferences, AHundredAreNamedAndAllAreCounted) {
   const std::string directory = temporary_directory() + "/c";
   save(Value::dict({{"w", floats_of({2})}}), directory);
