@@ -1,8 +1,8 @@
 // Trains a byte-level GPT on a text, alone or sharded over ranks, and survives being killed.
 //
 //   train_gpt --data bible.txt --steps 300 --save run --save-every 50
-//   torchrun --no-python --nproc-per-node 2 --max-restarts 3 \
-//     train_gpt --data bible.txt --save run --save-every 50 --resume latest
+//   torchrun --no-python --nproc-per-node 2 --max-restarts 3
+//       train_gpt --data bible.txt --save run --save-every 50 --resume latest
 #include <torch/torch.h>
 
 #ifdef __GLIBC__
