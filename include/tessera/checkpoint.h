@@ -174,9 +174,9 @@ SaveResult save(const Value& tree, const Location& where, Group& group);
 
 // Loading -----------------------------------------------------------------------------------------
 // Loads from a checkpoint of any kind into `tree`. Tensor leaves are filled in place, in their
-// pieces' memory, on a device too. Other leaves are replaced by the checkpoint's values, whose
-// tensors get fresh memory that the tree owns. Collective over `group`: each rank asks for its own
-// pieces, and any layout can be loaded from any other.
+// pieces' memory, on a device too. Other leaves are replaced by the checkpoint's values, a none by
+// all that lies below its key; their tensors get fresh memory that the tree owns. Collective over
+// `group`: each rank asks for its own pieces, and any layout can be loaded from any other.
 //
 // Before any memory is written it throws one error for all keys that differ and that the options
 // refuse (load_options.h has its codes), or

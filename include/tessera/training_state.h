@@ -32,11 +32,11 @@ class TrainingState {
       : model_(model), optimizer_(std::move(optimizer)) {}
 
   // What else belongs to the training, a dict: counters, a configuration. Numbers and whole tensors
-  // that ranks have differently are `mismatch`. A load replaces the values of its keys, and throws
-  // `not_found` for one that is not there. "model", "optim" and "rank_values" are taken.
+  // that ranks have differently are `mismatch`. A load replaces its keys' values, {} and none by
+  // all that is there; `not_found`: nothing is. "model", "optim" and "rank_values" are taken.
   Value values = Value::dict();
-  // The same of each rank's own (random_state(), its place in the data), by its number. More ranks
-  // than have saved keep what they have; fewer leave those of the others. Both are warned of.
+  // The same of each rank's own (random_state(), its place in the data), by its number. Ranks
+  // beyond those that saved keep what they have; fewer leave the others'. Both are warned of.
   Value rank_values = Value::dict();
   std::string key;            // under which the checkpoint holds everything; empty: under none
   Value::List other_options;  // by group: what the optimizer did not know in a load; saved again

@@ -6,6 +6,7 @@
 #include "base/digest.h"
 #include "base/log.h"
 #include "checkpoint/open/kinds.h"
+#include "checkpoint/tree/tree.h"
 #include "comm/text.h"
 #include "comm/whereabouts.h"
 #include "fsdp/state/model_state.h"
@@ -33,10 +34,10 @@ std::optional<OptimLeaves> leaves_of_optimizer(const TrainingState& state) {
   return OptimLeaves(state.model(), *state.optimizer());
 }
 
-Path place_of_optim(const TrainingState& state) {
+Path place_of(const TrainingState& state, const std::string& key) {
   Path place;
   if (!state.key.empty()) place.emplace_back(state.key);
-  place.emplace_back(kOptim);
+  place.emplace_back(key);
   return place;
 }
 
@@ -128,6 +129,25 @@ Value loaded_values(const Value& values, const Value& loaded) {
   return Value::dict(std::move(pairs));
 }
 
+// Empty dicts of `value`, which lies at `place`, become what takes all that the checkpoint has
+// there.
+Value asking(const Value& value, const Path& place, const Checkpoint& contents) {
+  if (!value.is(Value::Kind::dict)) return value;
+  if (!has_values(value)) {
+    const bool is_there = std::ranges::any_of(
+        contents.leaves, [&](const Leaf& leaf) { return part_below(leaf, place).has_value(); });
+    return is_there ? Value() : value;
+  }
+  auto asked = Value::dict({}, value.dict_kind());
+  for (const auto& [key, child] : value.pairs()) {
+    auto inside = place;
+    const bool has_step = key.is(Value::Kind::string);
+    if (has_step) inside.emplace_back(key.as_string());
+    asked.set_item(key, has_step ? asking(child, inside, contents) : child);
+  }
+  return asked;
+}
+
 // What one load is made of.
 class TrainingLoad {
  public:
@@ -150,11 +170,16 @@ class TrainingLoad {
   void prepare(const Checkpoint& contents) {
     std::optional<Value> optim;
     if (optim_) {
-      const auto stored = detail::stored_part(contents, place_of_optim(state_));
+      const auto stored = detail::stored_part(contents, place_of(state_, kOptim));
       optim_->prepare(stored);
       optim = optim_->tree_like(stored);
     }
     tree_ = tree_of(state_, model_, std::move(optim), stored_of_rank(contents));
+    Value inner = state_.key.empty() ? tree_ : tree_.at(state_.key);
+    for (const auto& [key, value] : state_.values.pairs()) {
+      if (key.is(Value::Kind::string))
+        inner.set_item(key, asking(value, place_of(state_, key.as_string()), contents));
+    }
     if (trainer_) tree_.erase(kTrain);
   }
   // The value "train" is this, and not of the tree.
@@ -182,9 +207,7 @@ class TrainingLoad {
   // What this rank loads of its own; nothing where the checkpoint has no such rank.
   [[nodiscard]] std::optional<Value> stored_of_rank(const Checkpoint& contents) const {
     if (!has_values(state_.rank_values)) return std::nullopt;
-    Path place;
-    if (!state_.key.empty()) place.emplace_back(state_.key);
-    place.emplace_back(kRanks);
+    auto place = place_of(state_, kRanks);
     const auto stored = detail::stored_part(contents, place);
     const auto saved = static_cast<int>(stored.pairs().size());
     if (saved != ranks_) {
@@ -194,7 +217,8 @@ class TrainingLoad {
                                                         : ": those of the others are left"));
     }
     if (saved > 0 && rank_ >= saved) return std::nullopt;
-    return Value::dict({{key_of(rank_), state_.rank_values}});
+    place.emplace_back(key_of(rank_));
+    return Value::dict({{key_of(rank_), asking(state_.rank_values, place, contents)}});
   }
 
   TrainingState& state_;

@@ -94,6 +94,52 @@ TEST(TrainingState, HasValuesOfEachRank) {
   }
 }
 
+// An empty dict and a none stand for all that lies at their place, on every rank.
+TEST(TrainingState, TakesWholeSubtreesInThePlaceOfNothing) {
+  const TemporaryDirectory directory;
+  const auto filled = [](int rank) {
+    auto inner = Value::dict({{"depth", 3}, {"table", leaf_of(torch::full({5}, rank + 2))}});
+    return Value::dict({{"lr", 0.5}, {"inner", inner}, {"list", Value::list({inner, 4})}});
+  };
+  const auto is_filled = [&](const Value& got, int rank) {
+    const auto table = tensor_of(got.at("inner").at("table").as_tensor());
+    return got == filled(rank) && torch::all(table == rank + 2).item<bool>();
+  };
+  for (const std::string key : {"", "all"}) {
+    const auto path = directory.path() + "/saved" + key;
+    run_mesh(2, [&](Mesh& mesh) {
+      auto net = make_net({});
+      shard(net, Way::rows, mesh);
+      AdamW optimizer(sharded_parameters(net));
+      TrainingState state(net, optimizer);
+      state.key = key;
+      state.values = Value::dict({{"a", filled(0)},
+                                  {"b", filled(0)},
+                                  {"c", Value::dict({{"d", filled(0)}})},
+                                  {"nothing", Value::dict()},
+                                  {"none", Value()}});
+      state.rank_values = Value::dict({{"own", filled(mesh.rank())}});
+      save(state, path, mesh.checkpoint_group());
+      state.values = Value::dict({{"a", Value()},
+                                  {"b", Value::dict()},
+                                  {"c", Value::dict({{"d", Value::dict()}})},
+                                  {"nothing", Value::dict()},
+                                  {"none", Value()}});
+      state.rank_values = Value::dict({{"own", Value::dict()}});
+      load(state, path, mesh.checkpoint_group());
+      for (const Value& got :
+           {state.values.at("a"), state.values.at("b"), state.values.at("c").at("d")})
+        EXPECT_TRUE(is_filled(got, 0)) << key;
+      EXPECT_EQ(state.values.at("nothing"), Value::dict());
+      EXPECT_TRUE(state.values.at("none").is(Value::Kind::none));
+      EXPECT_TRUE(is_filled(state.rank_values.at("own"), mesh.rank()));
+      state.values = Value::dict({{"absent", Value()}});
+      EXPECT_EQ(testing::error_of([&] { load(state, path, mesh.checkpoint_group()); }).substr(0, 9),
+                "not_found");
+    });
+  }
+}
+
 TEST(TrainingState, RefusesTensorsOfWhichOneWouldStandForAll) {
   const TemporaryDirectory directory;
   const auto path = directory.path() + "/saved";

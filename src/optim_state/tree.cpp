@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/one_of.h"
+#include "checkpoint/tree/tree.h"
 #include "fsdp/state/redistribute.h"
 #include "torch/tensor.h"
 
@@ -65,13 +66,11 @@ KeyOrder order_of(const Value& key) {
 Value stored_part(const Checkpoint& checkpoint, const Path& path) {
   std::vector<Leaf> below;
   for (const auto& leaf : checkpoint.leaves) {
-    if (leaf.path.size() <= path.size() || !std::equal(path.begin(), path.end(), leaf.path.begin()))
-      continue;
-    auto& part = below.emplace_back(leaf);
-    part.path.erase(part.path.begin(),
-                    part.path.begin() + static_cast<std::ptrdiff_t>(path.size()));
-    part.name = dotted(part.path);
-    part.containers = nullptr;
+    auto part = part_below(leaf, path);
+    if (!part) continue;
+    part->name = dotted(part->path);
+    part->containers = nullptr;
+    below.push_back(*std::move(part));
   }
   return unflatten(below);
 }

@@ -9,6 +9,7 @@
 #include "checkpoint/load/own_files.h"
 #include "checkpoint/read/castable.h"
 #include "checkpoint/read/memory.h"
+#include "checkpoint/tree/tree.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -79,7 +80,7 @@ class Planner {
     const std::string key = sought(wanted.name, options_);
     const Leaf* const found = checkpoint_.find(key);
     if (found == nullptr) {
-      if (is_elsewhere(wanted)) return;
+      if (is_elsewhere(wanted) || add_below(wanted)) return;
       plan_.differences.add_missing(wanted.name, key);
       return;
     }
@@ -114,6 +115,23 @@ class Planner {
   [[nodiscard]] bool is_elsewhere(const Leaf& wanted) const {
     return source_.is_own() && wanted.value.is(Value::Kind::tensor) &&
            wants_nothing(wanted.value.as_tensor());
+  }
+
+  // A none takes whatever there is: all that lies below its key, too. False: nothing does.
+  bool add_below(const Leaf& wanted) {
+    if (!wanted.value.is(Value::Kind::none) || options_.rename) return false;
+    std::vector<Leaf> below;
+    for (std::size_t i = 0; i < checkpoint_.leaves.size(); ++i) {
+      std::optional<Leaf> part = part_below(checkpoint_.leaves[i], wanted.path);
+      if (!part) continue;
+      taken_[i] = true;
+      source_.want(i);
+      part->value = fresh_.of(part->value);
+      below.push_back(*std::move(part));
+    }
+    if (below.empty()) return false;
+    plan_.values.emplace_back(wanted.path, unflatten(below));
+    return true;
   }
 
   LoadSource& source_;

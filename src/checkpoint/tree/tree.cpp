@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -35,6 +36,20 @@ Value shared_tree(const Checkpoint& checkpoint) {
   } catch (Error& error) {
     throw error.at_path(checkpoint.path);
   }
+}
+
+std::optional<Leaf> part_below(const Leaf& leaf, const Path& path) {
+  if (leaf.path.size() <= path.size() ||
+      !std::ranges::equal(path, std::span(leaf.path).first(path.size())))
+    return std::nullopt;
+  const auto steps = static_cast<std::ptrdiff_t>(path.size());
+  Leaf part = leaf;
+  part.path.erase(part.path.begin(), part.path.begin() + steps);
+  if (leaf.containers) {
+    part.containers = std::make_shared<const Containers>(leaf.containers->begin() + steps,
+                                                         leaf.containers->end());
+  }
+  return part;
 }
 
 Value Checkpoint::tree() const {
