@@ -41,7 +41,7 @@ struct AdamWState {
 // shard. What lies at other strides, or has gradients of another dtype, is updated through copies.
 class AdamW {
  public:
-  // Takes all parameters as one group. Those that require no gradient are left out. A parameter
+  // Takes all parameters as one group; frozen ones are updated once they are thawed. A parameter
   // that appears twice is `invalid_argument`, and so are options that libtorch refuses.
   explicit AdamW(std::vector<ShardedParameter> parameters, const AdamWOptions& options = {});
   explicit AdamW(std::vector<ParameterGroup> groups);

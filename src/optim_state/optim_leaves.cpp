@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -15,6 +16,7 @@
 namespace tessera::detail {
 namespace {
 
+constexpr const char* kParamGroups = "param_groups";
 constexpr const char* kParams = "params";
 constexpr const char* kParamNames = "param_names";  // OLMo's
 
@@ -168,6 +170,13 @@ const Value& part_named(const Value& tree, const char* key) {
       .at_key(key);
 }
 
+// The groups of a stored optimizer; none where there is none and may be none.
+Value::List groups_in(const Value& stored, OnDifference missing) {
+  const bool may_lack = missing == OnDifference::report && stored.is(Value::Kind::dict);
+  if (may_lack && stored.find(kParamGroups) == nullptr) return {};
+  return part_named(stored, kParamGroups).items();
+}
+
 using ParametersByTensor = std::unordered_map<const c10::TensorImpl*, const ShardedParameter*>;
 
 const ShardedParameter& require_parameter(const ParametersByTensor& known,
@@ -227,17 +236,15 @@ Value OptimLeaves::tree() {
     group.set_item(kParams, Value::list(Value::List(names.begin(), names.end())));
     groups.push_back(std::move(group));
   }
-  return Value::dict(
-      {{"state", std::move(state)}, {"param_groups", Value::list(std::move(groups))}});
+  return Value::dict({{"state", std::move(state)}, {kParamGroups, Value::list(std::move(groups))}});
 }
 
-void OptimLeaves::require_same_groups(const Value& stored) const {
-  const auto& groups = part_named(stored, "param_groups").items();
+void OptimLeaves::require_same_groups(const Value::List& groups) const {
   if (groups.size() != groups_.size()) {
     throw Error(ErrorCode::mismatch, "the checkpoint's optimizer has " +
                                          std::to_string(groups.size()) + " groups, this one " +
                                          std::to_string(groups_.size()))
-        .at_key("param_groups");
+        .at_key(kParamGroups);
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto listed = listed_names(groups[g]);
@@ -249,15 +256,34 @@ void OptimLeaves::require_same_groups(const Value& stored) const {
                                          std::to_string(listed.size()) +
                                          ") than in the optimizer (" + std::to_string(ours.size()) +
                                          ")")
-        .at_key("param_groups." + std::to_string(g) + ".params");
+        .at_key(std::string(kParamGroups) + "." + std::to_string(g) + "." + kParams);
   }
 }
 
-void OptimLeaves::prepare(const Value& stored) {
-  require_same_groups(stored);
+// Parameters of this optimizer that are in none of the stored groups.
+std::vector<std::string> OptimLeaves::unlisted(const Value::List& stored) const {
+  std::set<std::string> listed;
+  for (const auto& group : stored) {
+    for (auto& name : listed_names(group)) listed.insert(std::move(name));
+  }
+  std::vector<std::string> names;
+  for (const auto& group : groups_)
+    std::ranges::copy_if(names_of(group), std::back_inserter(names),
+                         [&](const std::string& name) { return !listed.contains(name); });
+  return names;
+}
+
+void OptimLeaves::prepare(const Value& stored, OnDifference missing) {
+  const auto stored_groups = groups_in(stored, missing);
+  missing_.clear();
+  if (missing == OnDifference::report) {
+    missing_ = unlisted(stored_groups);
+  } else {
+    require_same_groups(stored_groups);
+  }
   auto& access = optimizer_.access();
-  for (std::size_t g = 0; g < groups_.size(); ++g)
-    access.check_group(g, part_named(stored, "param_groups").items()[g]);
+  for (std::size_t g = 0; g < std::min(groups_.size(), stored_groups.size()); ++g)
+    access.check_group(g, stored_groups[g]);
   // A dict without entries is no part of a checkpoint.
   const auto* states = stored.find("state");
   for (auto& group : groups_) {
@@ -280,10 +306,10 @@ void OptimLeaves::prepare_state(Held& held, const Value* stored) {
 
 Value OptimLeaves::tree_like(const Value& stored) {
   auto made = tree();
-  auto& groups = made.at("param_groups").items();
-  const auto& others = part_named(stored, "param_groups").items();
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    for (const auto& [key, value] : others.at(g).pairs()) {
+  auto& groups = made.at(kParamGroups).items();
+  const auto others = groups_in(stored, OnDifference::report);
+  for (std::size_t g = 0; g < std::min(groups.size(), others.size()); ++g) {
+    for (const auto& [key, value] : others[g].pairs()) {
       const bool is_known = groups[g].find_key(key) != nullptr || key == Value(kParamNames);
       if (!is_known) groups[g].set_item(key, unknown_like(value));
     }
@@ -294,7 +320,7 @@ Value OptimLeaves::tree_like(const Value& stored) {
 Value::List OptimLeaves::finish(const Value& loaded) {
   auto& access = optimizer_.access();
   Value::List others;
-  const auto& groups = loaded.at("param_groups").items();
+  const auto& groups = loaded.at(kParamGroups).items();
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (const auto& held : groups_[g]) {
       if (held.state.is(Value::Kind::none)) continue;

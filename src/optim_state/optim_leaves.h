@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/load_options.h"
 #include "tessera/module_ref.h"
 #include "tessera/optimizer_ref.h"
 #include "tessera/parameter.h"
@@ -28,8 +29,11 @@ class OptimLeaves {
   // what it lacks; state that has its form already stays where it is. Throws `not_found` for a tree
   // without an optimizer's parts, `mismatch` when the groups hold other parameters, and `mismatch`
   // or `unsupported` for state or options that the optimizer cannot have; undo() then takes back
-  // what was changed before.
-  void prepare(const Value& stored);
+  // what was changed before. OnDifference::report: groups and parameters that are not in the
+  // checkpoint begin afresh instead.
+  void prepare(const Value& stored, OnDifference missing = OnDifference::refuse);
+  // Of the last prepare(): the parameters that began afresh, by name.
+  [[nodiscard]] std::vector<std::string> missing() const { return missing_; }
   // After prepare(): tree(), and of the groups also what `stored` has and the optimizer does not
   // know.
   [[nodiscard]] Value tree_like(const Value& stored);
@@ -49,12 +53,14 @@ class OptimLeaves {
     Value before = {};
   };
   [[nodiscard]] static std::vector<std::string> names_of(const std::vector<Held>& group);
-  void require_same_groups(const Value& stored) const;
+  void require_same_groups(const Value::List& stored) const;
+  [[nodiscard]] std::vector<std::string> unlisted(const Value::List& stored) const;
   void prepare_state(Held& held, const Value* stored);
 
   OptimizerRef optimizer_;
   std::vector<ShardedParameter> parameters_;  // of the model
   std::vector<std::vector<Held>> groups_;     // of the optimizer
+  std::vector<std::string> missing_;
 };
 
 }  // namespace tessera::detail

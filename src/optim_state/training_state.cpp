@@ -152,7 +152,7 @@ Value asking(const Value& value, const Path& place, const Checkpoint& contents) 
 class TrainingLoad {
  public:
   TrainingLoad(TrainingState& state, const LoadOptions& options, const Group& group)
-      : state_(state), rank_(group.rank()), ranks_(group.size()) {
+      : state_(state), missing_(options.missing), rank_(group.rank()), ranks_(group.size()) {
     require_own_names(state, options);
     optim_ = leaves_of_optimizer(state);
     model_ = model_state(state.model());
@@ -171,7 +171,7 @@ class TrainingLoad {
     std::optional<Value> optim;
     if (optim_) {
       const auto stored = detail::stored_part(contents, place_of(state_, kOptim));
-      optim_->prepare(stored);
+      optim_->prepare(stored, missing_);
       optim = optim_->tree_like(stored);
     }
     tree_ = tree_of(state_, model_, std::move(optim), stored_of_rank(contents));
@@ -202,6 +202,18 @@ class TrainingLoad {
   void undo() {
     if (optim_) optim_->undo();
   }
+  // What the optimizer began afresh stands beside the keys that were not there.
+  void report(LoadReport& report) const {
+    if (!optim_) return;
+    auto place = place_of(state_, kOptim);
+    place.emplace_back("state");
+    for (const auto& name : optim_->missing()) {
+      auto of_parameter = place;
+      of_parameter.emplace_back(name);
+      report.missing.push_back(dotted(of_parameter));
+    }
+    std::ranges::sort(report.missing);
+  }
 
  private:
   // What this rank loads of its own; nothing where the checkpoint has no such rank.
@@ -222,6 +234,7 @@ class TrainingLoad {
   }
 
   TrainingState& state_;
+  OnDifference missing_;
   int rank_, ranks_;
   std::optional<OptimLeaves> optim_;
   Value model_, tree_;
@@ -281,6 +294,7 @@ LoadReport load(TrainingState& state, const Location& where, const LoadOptions& 
     throw;
   }
   job->finish();
+  job->report(report);
   return report;
 }
 

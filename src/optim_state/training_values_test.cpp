@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <utility>
@@ -138,6 +139,74 @@ TEST(TrainingState, TakesWholeSubtreesInThePlaceOfNothing) {
                 "not_found");
     });
   }
+}
+
+// A model that grows a head, with a group of its own.
+struct GrowingImpl : torch::nn::Module {
+  torch::nn::Linear body{nullptr}, head{nullptr};
+  explicit GrowingImpl(bool has_head) {
+    body = register_module("body", torch::nn::Linear(4, 4));
+    if (has_head) head = register_module("head", torch::nn::Linear(4, 2));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto y = body(x).tanh();
+    return head ? head(y) : y;
+  }
+};
+TESSERA_MODULE(Growing);
+
+std::vector<ParameterGroup> groups_of(Growing& net, double lr) {
+  std::vector<ParameterGroup> groups(net->head ? 2 : 1, {{}, {.lr = lr}});
+  for (const auto& parameter : sharded_parameters(net)) {
+    const bool is_of_head = parameter.name().starts_with("head");
+    groups[is_of_head ? 1 : 0].parameters.push_back(parameter);
+  }
+  return groups;
+}
+
+int steps_of(const AdamW& optimizer, std::size_t group) {
+  const auto& state = optimizer.state(group, 0);
+  return state.defined() ? state.step.item<int>() : 0;
+}
+
+// 47, 4.3: what a checkpoint lacks begins afresh where the caller has said so, and is reported.
+TEST(TrainingState, BeginsNewLayersAndGroupsAfresh) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(2, [&](Mesh& mesh) {
+    const auto train = [](Growing& net, AdamW& optimizer) {
+      net(torch::ones({2, 4})).square().sum().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    Growing before(false), grown(true);
+    fully_shard(before, mesh);
+    fully_shard(grown, mesh);
+    AdamW one(groups_of(before, 0.25)), two(groups_of(grown, 0.5));
+    train(before, one);
+    save(TrainingState(before, one), path, mesh.checkpoint_group());
+    TrainingState state(grown, two);
+    EXPECT_NE(testing::error_of([&] {
+                load(state, path, mesh.checkpoint_group());
+              }).find("the checkpoint's optimizer has 1 groups, this one 2"),
+              std::string::npos);
+    for (const bool has_trained : {false, true}) {
+      if (has_trained) train(grown, two);
+      const auto report =
+          load(state, path, {.missing = OnDifference::report}, mesh.checkpoint_group());
+      for (const std::string name : {"model.head.weight", "optim.state.head.weight",
+                                     "optim.state.head.bias", "optim.param_groups.1.lr"})
+        EXPECT_TRUE(std::ranges::binary_search(report.missing, name)) << name;
+      EXPECT_EQ(two.options(0).lr, 0.25);
+      EXPECT_EQ(two.options(1).lr, 0.5);
+      EXPECT_TRUE(torch::equal(two.state(0, 0).exp_avg, one.state(0, 0).exp_avg));
+      EXPECT_EQ(steps_of(two, 0), 1);
+      EXPECT_EQ(steps_of(two, 1), 0);
+    }
+    train(grown, two);
+    EXPECT_EQ(steps_of(two, 0), 2);
+    EXPECT_EQ(steps_of(two, 1), 1);
+  });
 }
 
 TEST(TrainingState, RefusesTensorsOfWhichOneWouldStandForAll) {
