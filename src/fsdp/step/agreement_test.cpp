@@ -106,8 +106,10 @@ TEST(Frozen, DifferentlyIsAnErrorWhenAUnitIsMade) {
   run_mesh(2, [](Mesh& mesh) {
     auto net = make_net({});
     if (mesh.rank() == 1) net->blocks[0]->up->bias.requires_grad_(false);
-    EXPECT_THAT(error_of([&] { fully_shard(net->blocks[0], mesh); }),
-                HasSubstr("names, shapes, dtypes or in what is frozen"));
+    const auto text = error_of([&] { fully_shard(net->blocks[0], mesh); });
+    EXPECT_THAT(text, HasSubstr("names, shapes, dtypes or in what is frozen"));
+    EXPECT_THAT(text, HasSubstr("BlockImpl"));  // 47, 4.6
+    EXPECT_THAT(text, HasSubstr("it has 'up.bias Float[13] frozen', rank 0 'up.bias Float[13]'"));
   });
 }
 

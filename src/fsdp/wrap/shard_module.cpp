@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -245,15 +246,33 @@ void sync_unit(const Found& found, const Mesh& mesh) {
 
 constexpr std::string_view kFailed = "failed";
 
-// What has to be the same on all ranks.
-std::string described(const Found& found) {
-  std::string text;
+constexpr std::string_view kUnitOf = "the unit of ";
+
+// What has to be the same on all ranks, a line each.
+std::string described(const Found& found, const std::vector<UnitModule>& modules) {
+  std::string text(kUnitOf);
+  for (const auto& [module, slot_maker] : modules) text += module->name() + " ";
+  text.back() = '\n';
   for (std::size_t i = 0; i < found.tensors.size(); ++i) {
     text += found.names[i] + " " + c10::toString(found.tensors[i].scalar_type()) +
             to_string(found.tensors[i].sizes().vec());
     text += found.tensors[i].requires_grad() ? "\n" : " frozen\n";
   }
   return text;
+}
+
+// Where the descriptions of rank 0 and another one part.
+std::string difference(const std::string& of_first, const std::string& of_other) {
+  std::istringstream first(of_first), other(of_other);
+  const auto next = [](std::istringstream& lines) {
+    std::string line;
+    return std::getline(lines, line) ? line : "nothing more";
+  };
+  std::string unit = "units", ours, theirs;
+  while ((ours = next(first)) == (theirs = next(other))) {
+    if (ours.starts_with(kUnitOf)) unit = ours;
+  }
+  return "in " + unit + " it has '" + theirs + "', rank 0 '" + ours + "'";
 }
 
 void require_same(const std::vector<Bytes>& descriptions) {
@@ -266,7 +285,8 @@ void require_same(const std::vector<Bytes>& descriptions) {
     throw Error(ErrorCode::mismatch,
                 "rank " + std::to_string(r) +
                     " shards other parameters than rank 0: the modules differ in "
-                    "names, shapes, dtypes or in what is frozen");
+                    "names, shapes, dtypes or in what is frozen; " +
+                    difference(to_text(descriptions[0]), to_text(descriptions[r])));
   }
 }
 
@@ -317,7 +337,7 @@ std::string require_shardable_in_turn(const std::vector<UnitPlan>& plans) {
     ignored.take(modules, spec);
     const auto found = parameters_of(modules, ignored, spec.shard.has_value(), planned);
     require_takeable(found.tensors, spec);
-    descriptions += described(found) + "\n";
+    descriptions += described(found, modules);
     for (const auto& [module, slot_maker] : modules) planned.modules.insert(module.get());
     for (const auto& tensor : found.tensors) planned.tensors.insert(tensor.unsafeGetTensorImpl());
     all.insert(all.end(), modules.begin(), modules.end());
@@ -358,7 +378,7 @@ void shard_modules(std::vector<UnitModule> modules, const UnitSpec& spec) {
     require_takeable(found.tensors, spec);
     place_unit(found, spec);
   });
-  require_same_on_all_ranks(described(found), failure, spec.mesh);
+  require_same_on_all_ranks(failure ? "" : described(found, modules), failure, spec.mesh);
   if (spec.sync_states) sync_unit(found, spec.mesh);
   const auto whole_bytes = bytes_of(found.tensors);
   auto unit = std::make_shared<Unit>(std::move(modules), spec, found.tensors);
