@@ -50,8 +50,7 @@ void rename_all(std::vector<Leaf>& leaves,
 
 }  // namespace
 
-std::vector<Leaf> leaves_to_save(const Value& tree, const SaveOptions& options) {
-  std::vector<Leaf> leaves = flatten(tree);
+std::vector<Leaf> leaves_to_save(std::vector<Leaf> leaves, const SaveOptions& options) {
   if (options.name) rename_all(leaves, options.name);
   for (Leaf& leaf : leaves) {
     if (options.dtype && leaf.value.is(Value::Kind::tensor))

@@ -13,11 +13,12 @@
 
 namespace tessera {
 
-// The leaves of `tree` under their names and with their dtypes; elements are converted when they
-// are read. Throws what flatten() throws, `conflict` for a name that is empty or that two leaves
-// get, and for a dtype `unsupported` if there is no conversion to it and `invalid_argument` if one
-// makes other numbers of what does not fit.
-[[nodiscard]] std::vector<Leaf> leaves_to_save(const Value& tree, const SaveOptions& options);
+// The leaves of a tree under their names and with their dtypes; elements are converted when they
+// are read. Throws `conflict` for a name that is empty or that two leaves get, and for a dtype
+// `unsupported` if there is no conversion to it and `invalid_argument` if one makes other numbers
+// of what does not fit.
+[[nodiscard]] std::vector<Leaf> leaves_to_save(std::vector<Leaf> leaves,
+                                               const SaveOptions& options);
 
 // A number that is another one if `writer` chooses otherwise for a placed part that several ranks
 // hold; 0 if it has nothing to choose. Throws what the walk throws.

@@ -76,7 +76,7 @@ EmptyDicts empty_dicts_of(const Value& tree) {
 class Saver final : public DcpSave {
  public:
   Saver(const Value& tree, std::shared_ptr<Store> store, Group& group, const SaveOptions& options)
-      : leaves_(leaves_to_save(tree, options)),
+      : leaves_(leaves_to_save(flatten(tree), options)),
         empty_dicts_(group.rank() == 0 ? empty_dicts_of(tree) : EmptyDicts()),
         store_(std::move(store)),
         group_(group),

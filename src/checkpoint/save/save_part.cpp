@@ -26,7 +26,7 @@ namespace {
 class PartSaver {
  public:
   PartSaver(const Value& tree, Store& store, int rank, const SaveOptions& options)
-      : leaves_(leaves_to_save(tree, options)),
+      : leaves_(leaves_to_save(flatten(tree), options)),
         store_(store),
         rank_(rank),
         options_(options),

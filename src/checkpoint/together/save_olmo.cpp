@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/parallel.h"
 #include "checkpoint/open/kinds.h"
+#include "checkpoint/save/hooks.h"
 #include "checkpoint/save/opening.h"
 #include "checkpoint/save/save_dcp.h"
 #include "checkpoint/together/directories.h"
@@ -56,14 +57,17 @@ void require_own_kind(const std::string& config, CheckpointKind kind) {
               "config.yaml says sharded_checkpointer: " + *named + ", this is " + std::string(own));
 }
 
-void require_plain(const SaveOptions& options) {
+void require_plain(const SaveOptions& options, bool is_set) {
   require_threads(options.threads);
-  const bool plain = !options.name && !options.dtype && !options.writer &&
-                     options.compression == Compression::none &&
+  if (!is_set && (options.name || options.dtype)) {
+    throw Error(ErrorCode::unsupported,
+                "names and types are of saves as DCP and as sets of safetensors alone");
+  }
+  const bool plain = !options.writer && options.compression == Compression::none &&
                      options.copies != IfDiffers::keep && options.values == IfDiffers::refuse;
   if (plain) return;
   throw Error(ErrorCode::unsupported,
-              "names, types, writers, compression and kept copies are of DCP saves alone");
+              "writers, compression and kept copies are of DCP saves alone");
 }
 
 // Who writes into rank 0's directory: all ranks; all, and some see late what is in it; some alone.
@@ -74,8 +78,8 @@ bool is_set(CheckpointKind kind) {
 }
 
 // Throws for what is no tensor.
-std::vector<Leaf> tensors_in(const Value& tree) {
-  std::vector<Leaf> leaves = leaves_of(tree);
+std::vector<Leaf> tensors_in(const Value& tree, const SaveOptions& options) {
+  std::vector<Leaf> leaves = leaves_to_save(leaves_of(tree), options);
   for (const Leaf& leaf : leaves) {
     if (leaf.value.is(Value::Kind::tensor)) continue;
     throw Error(ErrorCode::unsupported, "ranks save sets of safetensors of tensors alone")
@@ -132,10 +136,10 @@ class Saver final : public OlmoKindSave {
         directories_(where, options.overwrite, group),
         config_(config_text(options.olmo, kind)),
         state_(is_set(kind) ? OlmoState{tree, {}, {}} : olmo_state_of(tree)),
-        sources_(is_set(kind) ? SourceTensors(tensors_in(tree)) : SourceTensors(state_)),
+        sources_(is_set(kind) ? SourceTensors(tensors_in(tree, options)) : SourceTensors(state_)),
         tensors_(sources_.all(), group.rank(), group.size()),
         files_({state_, sources_, tensors_, kind, options, group.rank(), group.size()}) {
-    require_plain(options);
+    require_plain(options, is_set(kind));
     require_own_kind(config_, kind);
   }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <span>
 
 #include "checkpoint/test_support.h"
 #include "layout/placement.h"
@@ -114,6 +115,37 @@ TEST(SaveSet, FilesAreThoseOfAConversion_P26) {
       EXPECT_TRUE(diff(Checkpoint::open(saved), Checkpoint::open(whole)).empty());
     }
   }
+}
+
+// 47, 3.2: what a hub wants comes out of one save.
+TEST(SaveSet, HasTheNamesAndTypesThatItsFunctionsGive_P26) {
+  const std::string whole = temporary_directory() + "/whole.pt";
+  save(set_of(0, 1), whole);
+  ConvertOptions how;
+  how.to = CheckpointKind::safetensors;
+  how.max_shard_size = 600;
+  how.rename = {"^=>model."};
+  how.dtype = DType::bfloat16;
+  const std::string converted = temporary_directory() + "/converted/";
+  convert(whole, converted, how);
+  SaveOptions options = set_options({.file_of = {}, .max_size = 600});
+  options.name = [](const std::string& key) { return "model." + key; };
+  options.dtype = [](const std::string&, const Tensor&) { return DType::bfloat16; };
+  for (const int ranks : {1, 3}) {
+    const std::string saved = temporary_directory() + "/saved";
+    save_set(ranks, saved, options);
+    auto expected = set_files(*posix_store(converted));
+    expected.erase("tessera-digests.json");
+    EXPECT_TRUE(set_files(*posix_store(saved)) == expected) << ranks;
+    EXPECT_TRUE(verify(saved).findings.empty());
+  }
+  options.name = [](const std::string&) { return std::string("one"); };
+  EXPECT_EQ(code_of([&] { save_set(3, temporary_directory() + "/none", options); }),
+            ErrorCode::conflict);
+  options.name = {};
+  options.writer = [](const std::string&, std::span<const int> holders) { return holders[0]; };
+  EXPECT_EQ(code_of([&] { save_set(3, temporary_directory() + "/none", options); }),
+            ErrorCode::unsupported);
 }
 
 TEST(SaveSet, NamesFollowTheLargestNumber_P26) {
