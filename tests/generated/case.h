@@ -2,6 +2,7 @@
 // does differently. Plain values: they are described, made smaller and compared without libtorch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ enum class BlockKind : std::uint8_t {
   conjugates,          // used by their conjugates and parts, so that gradients come as views
   strided,             // parameters that are no contiguous memory
   thrower,             // two parts, between which it may throw
+  in_place,            // a part of it changes what it is given
 };
 enum class Frozen : std::uint8_t { no, all, first };  // first: its first parameter
 
@@ -88,6 +90,8 @@ enum class Action : std::uint8_t {
   leave_unsynced,    // a micro-batch whose gradients are kept for a later step
   set_data,          // parameters get other memory, with other values
   failed_load,       // of what is not there, or not whole
+  save_inside,       // of changed parameters, within FullParams
+  load_inside,       // over changed parameters, within FullParams
 };
 enum class Accumulate : std::uint8_t { synced, no_sync, flag };
 enum class Zero : std::uint8_t { model, optimizer, to_zero, none };
@@ -167,8 +171,12 @@ enum class Feature : std::uint8_t {
   caught_in_backward,
   changed_recomputing,
   failed_load,
+  in_place_inputs,
+  inside_full_params,
+  values_of_ranks,
+  second_model,  // trained between forward and backward of the first
 };
-inline constexpr int kFeatures = 20;
+inline constexpr int kFeatures = 24;
 
 struct Case {
   std::uint64_t seed = 0;
@@ -211,6 +219,9 @@ void settle(Case& drawn);
   return precision == Precision::bf16 || precision == Precision::bf16_reduce;
 }
 [[nodiscard]] bool has_complex(const Block& block);  // among its parameters
+[[nodiscard]] inline bool has(const Case& drawn, Feature feature) {
+  return std::ranges::find(drawn.features, feature) != drawn.features.end();
+}
 // The block is one of two that share a weight, which can be in one unit only.
 [[nodiscard]] bool shares_weight(const Case& drawn, int block);
 

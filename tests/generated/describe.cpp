@@ -26,7 +26,8 @@ constexpr const char* kBlocks[] = {"linear",
                                    "complex parameters",
                                    "conjugates",
                                    "strided",
-                                   "thrower"};
+                                   "thrower",
+                                   "in place"};
 constexpr const char* kPrecisions[] = {"fp32", "fp64", "bf16", "bf16, gradients too"};
 constexpr const char* kOptimizers[] = {"SGD",     "Adam",   "AdamW", "tessera::AdamW",
                                        "Adagrad", "RMSprop"};
@@ -48,7 +49,9 @@ constexpr const char* kActions[] = {"train",
                                     "all throw in backward, again",
                                     "leave unsynced",
                                     "set_data",
-                                    "failed load"};
+                                    "failed load",
+                                    "save in FullParams",
+                                    "load in FullParams"};
 constexpr const char* kAccumulate[] = {"", " no_sync", " sync flag"};
 constexpr const char* kZero[] = {"", " zero by optimizer", " zero in place", " no zero_grad"};
 constexpr const char* kForms[] = {" whole", " checkpoint", " sharded checkpoint"};
@@ -73,7 +76,11 @@ constexpr const char* kFeatureNames[] = {"autocast",
                                          "caught in forward",
                                          "caught in backward",
                                          "changed recomputing",
-                                         "a failed load"};
+                                         "a failed load",
+                                         "inputs changed in place",
+                                         "loads and saves in FullParams",
+                                         "values of ranks",
+                                         "a second model"};
 constexpr const char* kOdd[] = {"nothing",
                                 "skips the call of",
                                 "calls later",

@@ -114,6 +114,7 @@ void settle_layout(const Case& drawn, Layout& layout) {
   for (int i = 0; i < static_cast<int>(drawn.blocks.size()); ++i) {
     if (has_complex(drawn.blocks[i])) layout.units[i] = true;  // a flat parameter has one type
   }
+  if (layout.style == Style::rows && has(drawn, Feature::in_place_inputs)) layout.inner = 0;
   // There has to be a factor of the ranks that share, and nothing else is asked for.
   if (layout.keep_after_forward || sharing_ranks(layout) != 4) layout.keep_part = false;
   for (int i = 0; i < static_cast<int>(drawn.blocks.size()); ++i) {

@@ -96,6 +96,34 @@ struct ThrowingBlock : BlockImpl {
   }
 };
 
+// FSDP2 lets no unit do this.
+class ChangerImpl : public nn::Module {
+ public:
+  explicit ChangerImpl(int width) {
+    scale_ = register_parameter("scale", torch::ones({width}));
+    mix_ = register_module("mix", nn::Linear(width, width));
+  }
+  Tensor forward(Tensor x) {
+    x.mul_(scale_).add_(scale_.square());
+    return torch::tanh(call_module(mix_, x));
+  }
+
+ private:
+  Tensor scale_;
+  nn::Linear mix_{nullptr};
+};
+TESSERA_MODULE(Changer);
+
+struct InPlaceBlock : BlockImpl {
+  Changer changer{nullptr};
+  explicit InPlaceBlock(int width) { changer = register_module("changer", Changer(width)); }
+  Tensor forward(const Tensor& x, const Route&) override {
+    const auto mine = x * 0.5;
+    const auto changed = call_module(changer, mine);
+    return x + changed + torch::sin(mine);
+  }
+};
+
 }  // namespace
 
 BlockPointer make_feature_block(BlockKind kind, int width) {
@@ -110,6 +138,8 @@ BlockPointer make_feature_block(BlockKind kind, int width) {
       return std::make_shared<StridedBlock>(width);
     case BlockKind::thrower:
       return std::make_shared<ThrowingBlock>(width);
+    case BlockKind::in_place:
+      return std::make_shared<InPlaceBlock>(width);
     default:
       throw std::logic_error("no such block");
   }

@@ -37,7 +37,7 @@ bool is_refused(const Outcome& outcome) {
   const auto has = [&](const char* part) { return outcome.text.find(part) != std::string::npos; };
   return has("comprising a single flat parameter must have") ||
          has("Cannot flatten integer dtype tensors") || has("used while they are sharded") ||
-         has("went through a checkpointed part") ||
+         has("gradients of gradients (create_graph") || has("went through a checkpointed part") ||
          (has("are not in the checkpoint: 'optim.state.") && has("planning a load")) ||
          (has("one memory for two keys") && has(".step'"));
 }

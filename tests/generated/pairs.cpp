@@ -75,10 +75,23 @@ class Adding {
                         .fault = Fault::other_recomputing}});
       case Feature::failed_load:
         return insert({{.action = Action::failed_load}});
+      case Feature::in_place_inputs:
+        return add_block(BlockKind::in_place);
+      case Feature::inside_full_params:
+        return insert({{.action = Action::save_inside, .form = any_form()},
+                       {},
+                       {.action = Action::load_inside},
+                       {}});
+      case Feature::values_of_ranks:
+        return insert(
+            {{.action = Action::save, .form = Form::checkpoint}, {}, {.action = Action::load}, {}});
+      case Feature::second_model:
+        return;
     }
   }
 
  private:
+  Form any_form() { return number_++ % 2 == 0 ? Form::whole : Form::checkpoint; }
   int any_block() { return static_cast<int>(number_++ % drawn_.blocks.size()); }
 
   template <typename Change>

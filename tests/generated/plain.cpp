@@ -91,11 +91,9 @@ class Plain {
       case Action::load:
         load();
         break;
-      case Action::change: {
-        const torch::NoGradGuard no_grad;
-        for (auto& named : parameters_) named.tensor.mul_(0.9);
+      case Action::change:
+        change();
         break;
-      }
       case Action::look:
         break;
       case Action::fail_and_abandon:
@@ -112,10 +110,23 @@ class Plain {
         break;
       case Action::failed_load:
         break;
+      case Action::save_inside:
+        change();
+        save();
+        break;
+      case Action::load_inside:
+        change();
+        load();
+        break;
     }
     for (const auto& entry : root_->named_parameters())
       result.parameters[entry.key()] = entry.value().detach().clone();
     return result;
+  }
+
+  void change() {
+    const torch::NoGradGuard no_grad;
+    for (auto& named : parameters_) named.tensor.mul_(0.9);
   }
 
   void leave_unsynced(StepResult& result) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "generated/run.h"
+#include "generated/second_model.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/full_params.h"
@@ -41,6 +42,7 @@ struct Saved {
   std::optional<Whole> whole;
   std::string path;            // of a checkpoint
   bool has_optimizer = false;  // whether the optimizer had any state
+  int place = 0, world = 0;    // of the values of ranks
 };
 
 class Trainer {
@@ -86,6 +88,7 @@ class Rank {
     shard(root_, drawn, layout(), mesh, is_odd(Odd::other_units) ? drawn.odd_block : -1);
     parameters_ = sharded_parameters(root_);
     trainer_.emplace(drawn.optimizer, parameters_);
+    if (has(drawn, Feature::second_model)) second_.emplace(layout(), mesh);
   }
 
   void load_from(const std::optional<Saved>& saved) {
@@ -174,7 +177,11 @@ class Rank {
       case Action::load:
         return load();
       case Action::change:
-        return change();
+        return change([] {});
+      case Action::save_inside:
+        return change([&] { save(step); });
+      case Action::load_inside:
+        return change([&] { load(); });
       case Action::look:
         return look();
       case Action::fail_and_abandon:
@@ -209,6 +216,8 @@ class Rank {
       if (step.action == Action::train_twice_forward) sum = sum + loss(micro + 5, step.extra);
       total += sum.item<double>();
       if (odd == Odd::skips_backward) return;
+      if (second_ && !second_->train(10 * step_ + micro))
+        throw Differs(where() + "the second model differs");
       sum.backward();
     }
     compare_loss(total);
@@ -254,10 +263,13 @@ class Rank {
     }
   }
 
-  void change() {
+  // All parameters, and does `then` while they are whole.
+  template <typename Then>
+  void change(Then&& then) {
     const FullParams whole(root_);
     const torch::NoGradGuard no_grad;
     for (auto& named : own_parameters(*root_)) named.tensor.mul_(0.9);
+    then();
   }
 
   void look() {
@@ -355,10 +367,19 @@ class Rank {
       if (step.form == Form::sharded_checkpoint) {
         tessera::save(sharded_tree(saved), saved.path, mesh_.checkpoint_group());
       } else {
-        tessera::save(TrainingState(root_, trainer_->ref()), saved.path, mesh_.checkpoint_group());
+        saved.place = 10 * step_;
+        saved.world = mesh_.size();
+        TrainingState state(root_, trainer_->ref());
+        if (has_own_values()) state.rank_values = own_values(saved.place);
+        tessera::save(state, saved.path, mesh_.checkpoint_group());
       }
     }
     saved_ = saved;
+  }
+
+  bool has_own_values() const { return has(drawn_, Feature::values_of_ranks); }
+  Value own_values(int place) const {
+    return Value::dict({{"place", place}, {"of", place < 0 ? -1 : mesh_.rank()}});
   }
 
   // A dict without entries is no part of a checkpoint.
@@ -377,7 +398,11 @@ class Rank {
     }
     if (saved_->form != Form::sharded_checkpoint) {
       TrainingState state(root_, trainer_->ref());
+      if (has_own_values()) state.rank_values = own_values(-1);
       tessera::load(state, saved_->path, mesh_.checkpoint_group());
+      const int place = mesh_.rank() < saved_->world ? saved_->place : -1;
+      if (has_own_values() && state.rank_values != own_values(place))
+        throw Differs(where() + "a rank has other values of its own");
       return;
     }
     const StateDictTypeScope scope(root_, {.type = StateDictType::sharded});
@@ -470,6 +495,7 @@ class Rank {
   std::vector<ShardedParameter> parameters_;
   std::optional<Trainer> trainer_;
   std::optional<Saved> saved_;
+  std::optional<SecondModel> second_;
 };
 
 Outcome outcome_of(const std::function<void()>& work) {
