@@ -6,9 +6,17 @@
 #include <utility>
 
 #include "base/parallel.h"
+#include "base/stop.h"
+#include "tessera/error.h"
 
 namespace tessera {
 namespace {
+
+constexpr auto kPatience = std::chrono::milliseconds(50);  // until a stop is looked for
+
+[[noreturn]] void throw_cancelled() {
+  throw Error(ErrorCode::cancelled, "the caller asked for the work to end");
+}
 
 bool is_ready(const std::shared_future<RecentBlocks::Bytes>& bytes) {
   return bytes.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
@@ -28,6 +36,12 @@ RecentBlocks::Claim::~Claim() {
   if (blocks_ == nullptr) return;
   blocks_->forget(key_);
   promise_.set_value(nullptr);
+}
+
+void RecentBlocks::Claim::fail(std::exception_ptr failure) {
+  if (blocks_ == nullptr) return;
+  std::exchange(blocks_, nullptr)->forget(key_);
+  promise_.set_exception(std::move(failure));
 }
 
 void RecentBlocks::Claim::keep(Bytes bytes) {
@@ -76,7 +90,16 @@ std::shared_future<RecentBlocks::Bytes> RecentBlocks::future_of(Key key) {
 
 RecentBlocks::Bytes RecentBlocks::wait_for(Key key) {
   const std::shared_future<Bytes> bytes = future_of(key);
-  return bytes.valid() ? bytes.get() : nullptr;
+  if (!bytes.valid()) return nullptr;
+  while (bytes.wait_for(kPatience) != std::future_status::ready) {
+    if (HeedStop::is_requested()) throw_cancelled();
+  }
+  try {
+    return bytes.get();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::cancelled || HeedStop::is_requested()) throw;
+    return nullptr;
+  }
 }
 
 RecentBlocks::Bytes RecentBlocks::get(Key key, const std::function<Bytes()>& read) {
@@ -84,7 +107,13 @@ RecentBlocks::Bytes RecentBlocks::get(Key key, const std::function<Bytes()>& rea
     std::optional<Claim> claim;
     Known known = find(key, claim);
     if (claim) {
-      Bytes bytes = read();
+      Bytes bytes;
+      try {
+        bytes = read();
+      } catch (...) {
+        claim->fail(std::current_exception());
+        throw;
+      }
       claim->keep(bytes);
       return bytes;
     }
@@ -101,9 +130,9 @@ std::shared_ptr<std::vector<std::byte>> RecentBlocks::room(std::size_t size) {
   if (!memory) memory = std::make_unique<std::vector<std::byte>>();
   memory->resize(size);
   return {memory.release(), [spare = spare_](std::vector<std::byte>* gone) {
-            std::unique_ptr<std::vector<std::byte>> memory(gone);
+            std::unique_ptr<std::vector<std::byte>> freed(gone);
             const std::lock_guard lock(spare->mutex);
-            spare->memory.swap(memory);
+            spare->memory.swap(freed);
           }};
 }
 

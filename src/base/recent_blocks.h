@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <future>
 #include <list>
@@ -34,6 +35,8 @@ class RecentBlocks {
     Claim& operator=(Claim&&) = delete;
 
     void keep(Bytes bytes);
+    // Those who wait fail alike, instead of one after the other.
+    void fail(std::exception_ptr failure);
 
    private:
     RecentBlocks* blocks_;  // null: nothing is left to do
@@ -52,9 +55,11 @@ class RecentBlocks {
   [[nodiscard]] Known find(Key key);
   // The same; `claim` is made if nothing is known: then the caller has to read.
   [[nodiscard]] Known find(Key key, std::optional<Claim>& claim);
-  // The block if it is there or coming, else null. Waits.
+  // The block if it is there or coming, else null. Waits, and then throws what its reader has
+  // thrown, unless that was a stop of the reader's own; `cancelled` if this thread has one
+  // (HeedStop).
   [[nodiscard]] Bytes wait_for(Key key);
-  // The block, which `read` brings if no other thread does. Waits.
+  // The block, which `read` brings if no other thread does. Waits likewise.
   [[nodiscard]] Bytes get(Key key, const std::function<Bytes()>& read);
   // Somebody has taken a part of the block, its beginning or its end among them: it is not kept
   // when both were taken.

@@ -8,9 +8,12 @@
 #include <chrono>
 #include <optional>
 #include <stdexcept>
+#include <stop_token>
 #include <thread>
+#include <vector>
 
 #include "base/parallel.h"
+#include "base/stop.h"
 
 namespace tessera {
 namespace {
@@ -116,6 +119,48 @@ TEST(SharedBlocks, AreThoseOfTheInnermostJobAndOfItsThreads) {
     parallel_for(3, 10, [&](std::size_t) { EXPECT_EQ(SharedBlocks::here(), inner_blocks); });
   }
   EXPECT_EQ(SharedBlocks::here(), outer_blocks);
+}
+
+// A store that hangs until its retries end is waited for once.
+TEST(RecentBlocks, WhoWaitsFailsWithTheReader) {
+  RecentBlocks blocks(4);
+  std::atomic<int> reads = 0, failures = 0;
+  const auto fail_slowly = [&]() -> RecentBlocks::Bytes {
+    ++reads;
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    throw Error(ErrorCode::io, "lost");
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 6; ++i) {
+    threads.emplace_back([&] {
+      try {
+        (void)blocks.get({1, 1}, fail_slowly);
+      } catch (const Error&) {
+        ++failures;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures, 6);
+  EXPECT_LE(reads, 2);  // of a thread that came late
+  EXPECT_NE(blocks.get({1, 1}, [] { return std::make_shared<std::vector<std::byte>>(1); }),
+            nullptr);
+}
+
+TEST(RecentBlocks, AStopEndsTheWaitAndNoOtherJob) {
+  RecentBlocks blocks(4);
+  std::optional<RecentBlocks::Claim> claim;
+  (void)blocks.find({1, 1}, claim);
+  std::stop_source stop;
+  stop.request_stop();
+  std::thread([&] {
+    const HeedStop heeding(stop.get_token());
+    EXPECT_THROW((void)blocks.wait_for({1, 1}), Error);
+  }).join();
+  std::thread other([&] { EXPECT_EQ(blocks.wait_for({1, 1}), nullptr); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  claim->fail(std::make_exception_ptr(Error(ErrorCode::cancelled, "the reader's own")));
+  other.join();
 }
 
 }  // namespace

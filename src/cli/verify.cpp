@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/open/kinds.h"
+#include "checkpoint/open/open.h"
 #include "cli/commands.h"
 #include "cli/json_value.h"
 #include "cli/output.h"
@@ -31,7 +33,8 @@ VerifyReport verify_part(const Options& options, const ProgressHook& progress) {
   const VerifyOptions how{.threads = options.threads, .progress = progress};
   const bool is_plain = !options.open.part && !options.open.raw;
   if (options.only.empty() && is_plain) return tessera::verify(options.path, how);
-  Checkpoint checkpoint = opened(options.path, options.open);
+  Checkpoint checkpoint = open_as_pickled(options.path, options.open);
+  require_used(options.open, checkpoint);
   keep_only(checkpoint, options.only);
   return tessera::verify(checkpoint, how);
 }

@@ -147,7 +147,7 @@ class CheckedSource::Batch {
 
   // Reads and compares what was added, and brings it into its place.
   void finish() {
-    source_.source_->read_ranges(wanted_);
+    read_wanted();
     for (const auto& [block, bytes] : whole_) source_.check(block, bytes);
     for (auto& [block, around] : around_) source_.check(block, *around.bytes);
     for (const Part& part : parts_) copy(part, *around_.at(part.block).bytes);
@@ -176,6 +176,15 @@ class CheckedSource::Batch {
     RecentBlocks::Claim claim;
     std::shared_ptr<std::vector<std::byte>> bytes;
   };
+
+  void read_wanted() {
+    try {
+      source_.source_->read_ranges(wanted_);
+    } catch (...) {
+      for (auto& [block, around] : around_) around.claim.fail(std::current_exception());
+      throw;
+    }
+  }
 
   static void copy(const Part& part, const std::vector<std::byte>& block) {
     std::memcpy(part.out.data(), block.data() + part.within, part.out.size());

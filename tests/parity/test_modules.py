@@ -99,6 +99,11 @@ def run(*arguments):
     return done
 
 
+def require_unsafe(*arguments):
+    done = subprocess.run([TESSERA, *map(str, arguments)], check=False, capture_output=True, text=True)
+    assert done.returncode != 0 and "unsafe: the pickle calls " in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_becomes_its_state_dict(name, stream, tmp_path):
@@ -111,7 +116,7 @@ def test_a_module_becomes_its_state_dict(name, stream, tmp_path):
     made = run("convert", tmp_path / "whole.pt", tmp_path / "state.pt")
     for done in (listed, made):
         assert done.stderr.count("tessera: warning: ") == 1 and "the file is a whole module, " in done.stderr
-        assert "its names are those of its state_dict(); --raw shows it as it was pickled" in done.stderr
+        assert "its names are those that torch.nn.Module's state_dict() gives; --raw shows it as it was pickled" in done.stderr
     read = torch.load(tmp_path / "state.pt", weights_only=True)
     same(read, state)
     assert module.load_state_dict(read, strict=True) is not None
@@ -122,11 +127,54 @@ def test_a_module_becomes_its_state_dict(name, stream, tmp_path):
     same({key: tensors[key] for key in state}, state)
     assert run("verify", tmp_path / "whole.pt").returncode == 0
     # The tree as it was pickled: PyTorch's file comes out as it went in.
+    if "compiled" in name:  # what torch.compile leaves beside the module would run where it is unpickled
+        require_unsafe("ls", tmp_path / "whole.pt", "--raw")
+        return
     if not stream:
         raw = run("convert", tmp_path / "whole.pt", tmp_path / "raw/whole.pt", "--raw")
         assert raw.stderr == ""
         assert (tmp_path / "raw/whole.pt").read_bytes() == (tmp_path / "whole.pt").read_bytes()
     assert len(json.loads(run("ls", tmp_path / "whole.pt", "--raw", "--json").stdout)) == 1
+
+
+def hostile(name):
+    """Pickles that name what torch.compile leaves beside its modules, and run `exec` or a shell by it; None: a call of a call."""
+    def text(value):
+        return b"X" + len(value).to_bytes(4, "little") + value
+
+    def of(module, kind):
+        return b"c" + module + b"\n" + kind + b"\n"
+
+    run_, code = of(b"__builtin__", b"exec"), text(b"raise SystemExit('ran')")
+    if name == "partial":
+        return of(b"functools", b"partial") + run_ + code + b"\x86R)R"
+    if name == "debug":
+        return of(b"torch._dynamo.repro.after_dynamo", b"WrapBackendDebug") + run_ + text(b"n") + b"\x86R" + code + b"}\x86R"
+    if name == "getattr":
+        wrapper = of(b"torch", b"_TorchCompileInductorWrapper") + b")\x81}" + text(b"fn") + run_ + b"sb"
+        return of(b"__builtin__", b"getattr") + wrapper + text(b"fn") + b"\x86R" + code + b"\x85R"
+    parts = b"".join(text(key) + b"}" for key in (b"_parameters", b"_buffers", b"_modules"))
+    module = of(b"torch.nn.modules.linear", b"Identity") + b")\x81}(" + parts + text(b"__call__") + code + b"ub"
+    compiled = of(b"torch._dynamo.eval_frame", b"OptimizedModule") + module + of(b"posix", b"system") + b"\x86R"
+    return compiled if name == "module" else b"]" + compiled + b"a" + hostile("debug") + b"\x86"
+
+
+@pytest.mark.parametrize("name", ["partial", "debug", "getattr", "beside", "module"])
+def test_what_could_run_is_neither_read_nor_written(name, tmp_path):
+    writer = torch._C.PyTorchFileWriter(str(tmp_path / "hostile.pt"))
+    pickled = b"\x80\x02}" + b"X\x01\x00\x00\x00x" + hostile(name) + b"s."
+    writer.write_record("data.pkl", pickled, len(pickled))
+    writer.write_record("byteorder", b"little", 6)
+    writer.write_end_of_file()
+    for more in ([], ["--raw"]):
+        if name == "module" and not more:  # it is replaced, with all that hangs on it
+            run("convert", tmp_path / "hostile.pt", tmp_path / "clean.pt")
+            assert torch.load(tmp_path / "clean.pt", weights_only=True) == {"x": {}}
+            continue
+        require_unsafe("ls", tmp_path / "hostile.pt", *more)
+        for target in ("out.pt", "out"):
+            require_unsafe("convert", tmp_path / "hostile.pt", tmp_path / target, *more)
+            assert not (tmp_path / target).exists()
 
 
 def test_modules_inside_of_a_tree(tmp_path):

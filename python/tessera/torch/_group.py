@@ -86,10 +86,6 @@ def agree(group: Group | None, error: BaseException | None, answer: Any = None) 
     return [answer for _, answer in told]
 
 
-def _ranks() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
 def error_of_ranks(failures: Mapping[int, BaseException], ranks: int = 1) -> Error:
     """What all `ranks` raise where these have failed: the error that they share, else `peer_failed`."""
     peers = {rank: error for rank, error in failures.items() if isinstance(error, Error)}
@@ -114,16 +110,17 @@ def _text_of(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def errors_of_torch(known: Callable[[], Error | None] = lambda: None) -> Iterator[None]:
-    """What torch's own planning raises inside, as a `tessera.Error`. `known`: one that torch has only the text of."""
+def errors_of_torch(group: Group | None, known: Callable[[], Error | None] = lambda: None) -> Iterator[None]:
+    """What torch's own planning on `group` raises inside, as a `tessera.Error`. `known`: one that torch has only the text of."""
+    ranks = group.size if group else 1
     try:
         yield
     except CheckpointException as failure:
         failures = {rank: error for rank, (error, _) in failure.failures.items()}
         error = known()
         if error is not None:
-            raise _seen_by(error, len(failures), _ranks()) from failure
-        raise error_of_ranks(failures, _ranks()) from failure
+            raise _seen_by(error, len(failures), ranks) from failure
+        raise error_of_ranks(failures, ranks) from failure
     except Error:
         raise
     except Exception as failure:

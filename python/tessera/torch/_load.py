@@ -57,7 +57,7 @@ def load(
     if planner is None and type(storage_reader) is FileSystemReader and storage_reader.plans_here:
         if _load_here(state_dict, storage_reader, group, allow):
             return
-    with errors_of_torch(lambda: getattr(storage_reader, "failure", None)):
+    with errors_of_torch(group, lambda: getattr(storage_reader, "failure", None)):
         state_dict_loader.load(
             state_dict,
             storage_reader=storage_reader,

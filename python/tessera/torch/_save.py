@@ -64,7 +64,7 @@ def save(
         report = _save_here(state_dict, writer, group, {"values": values, "copies": copies})
         if report is not None:
             return report
-    with errors_of_torch():
+    with errors_of_torch(group):
         made: Metadata = state_dict_saver.save(
             state_dict,
             storage_writer=writer,

@@ -10,6 +10,7 @@
 #include "checkpoint/digests/guard.h"
 #include "checkpoint/digests/side_file.h"
 #include "checkpoint/open/located.h"
+#include "checkpoint/open/open.h"
 #include "checkpoint/read/meter.h"
 #include "tessera/error.h"
 #include "tessera/verify.h"
@@ -88,7 +89,7 @@ std::uint64_t bytes_of(const std::vector<ObjectInfo>& files) {
 }  // namespace
 
 SealReport seal(const std::string& path, const SealOptions& options) {
-  const Checkpoint checkpoint = Checkpoint::open(path, {.part = true, .raw = true});  // of bytes
+  const Checkpoint checkpoint = open_as_pickled(path, {.part = true});  // of bytes
   SealReport report;
   report.was_sealed = is_checked(checkpoint);
   if (!report.was_sealed) {

@@ -237,7 +237,7 @@ VerifyReport verify(const Location& where, const VerifyOptions& options) {
   (void)directory_store(where);  // a URL of no store is a mistake, no finding
   try {
     // What belongs to no state dict is checked, too.
-    const Checkpoint checkpoint = Checkpoint::open(where, {.raw = true});
+    const Checkpoint checkpoint = open_as_pickled(where, {});
     const bool is_state = options.read_data && is_olmo_kind(checkpoint.kind);
     return verify_with(is_state ? saved_state_of(checkpoint) : SavedState(), checkpoint, options);
   } catch (const Error& error) {

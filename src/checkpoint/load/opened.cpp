@@ -274,12 +274,21 @@ LoadSource open_own_or_all(const Location& where, const Value& model, const Load
   const auto conclude = [&](const Bytes& all) {
     Holding holding = holding_of(all);
     if (holding == Holding::files && (!own->can_be_told() || own->sees_all_files()))
-      holding = Holding::nothing;
+      holding = Holding::some_rank;
     return MessageWriter().number(holding).take();
   };
   const Holding all =
       holding_of(confer(group, kOperation, {contribute, combine_shared_values, conclude}));
   if (all == Holding::nothing) return open_for_load(where, options, group);
+  if (all == Holding::some_rank) {
+    try {
+      return open_for_load(where, options, group);
+    } catch (const Error& error) {
+      if (!error.is_no_checkpoint()) throw;
+      throw Error(error.code(), error.message() + "; another rank has files of one")
+          .at_path(error.path());
+    }
+  }
   std::optional<LoadSource> source;
   agree(group, kOperation, [&] {
     auto contents = std::make_unique<Checkpoint>(contents_of(own->checkpoint));

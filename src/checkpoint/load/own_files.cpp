@@ -172,8 +172,9 @@ Bytes shared_values(const std::optional<OwnFiles>& files) {
 }
 
 Bytes combine_shared_values(const Bytes& left, const Bytes& right) {
-  const Holding both = std::min(holding_of(left), holding_of(right));
-  if (both == Holding::nothing) return MessageWriter().number(both).take();
+  const auto [both, either] = std::minmax({holding_of(left), holding_of(right)});
+  if (both < Holding::files)
+    return MessageWriter().number(std::min(either, Holding::some_rank)).take();
   std::map<std::string, std::uint64_t> digests;
   for (const Bytes* side : {&left, &right}) {
     MessageReader message(*side);

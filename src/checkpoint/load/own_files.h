@@ -49,7 +49,7 @@ struct OwnFiles {
 // differ: the files are not of one save. Associative.
 [[nodiscard]] Bytes combine_shared_values(const Bytes& left, const Bytes& right);
 // What all ranks of a message have: not even files, files, or all the pieces that they want.
-enum class Holding : std::uint8_t { nothing, files, pieces };
+enum class Holding : std::uint8_t { nothing, some_rank, files, pieces };
 [[nodiscard]] Holding holding_of(const Bytes& message);
 
 // Throws `incomplete` unless `found` holds every element that this rank wants.

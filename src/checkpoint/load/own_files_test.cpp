@@ -190,6 +190,19 @@ void change_file(const std::string& directory, const std::string& name,
 }
 
 // The side file tells of files that lie on other nodes.
+// Whoever begins afresh would leave behind what another node has.
+TEST_P(OwnFiles, AnEmptyDiskOfRankZeroIsNoEmptyPlace) {
+  const std::string all = whole_directory(GetParam());
+  const std::string nothing = temporary_directory();
+  run_ranks(GetParam().ranks, [&](Group& group) {
+    const std::string mine =
+        group.rank() == 0 ? nothing : directory_of_rank(all, GetParam(), group.rank());
+    const Error error =
+        error_of([&] { (void)GroupCheckpoint::open(mine, Value::dict(), {}, group); });
+    EXPECT_FALSE(error.is_no_checkpoint()) << error.what();
+  });
+}
+
 TEST_P(OwnFiles, ANodeThatHasNoOtherFilesComparesDigests) {
   const Case& row = GetParam();
   const std::string all = whole_directory(row);

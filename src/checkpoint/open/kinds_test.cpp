@@ -72,8 +72,9 @@ TEST(NoCheckpoint, IsSaidOfAPlaceWithNothingOfOne) {
                                 Location(memory_store(), "a.pt")})
     EXPECT_TRUE(may_begin(where)) << to_string(where);
   put(*posix_store(path), "log.txt", {}, IfExists::fail);
-  put(*posix_store(path), "step100/log.txt", {}, IfExists::fail);
   EXPECT_TRUE(may_begin(path));
+  for (const char* name : {"/none/x.pt", "/none/", "/none//step"})
+    EXPECT_TRUE(may_begin(path + name)) << name;
 }
 
 // What is there may be all that is left of a good run.
@@ -81,8 +82,17 @@ TEST(NoCheckpoint, IsNotSaidOfAPlaceWithAPartOfOne) {
   const TemporaryDirectory directory;
   const std::string& path = directory.path();
   std::filesystem::create_symlink("step100", path + "/latest");
-  EXPECT_FALSE(may_begin(path + "/latest"));
-  for (const char* name : {"weights.bin", "model/last.ckpt", "model_and_optim/x.pt", "a.pth"}) {
+  put(*posix_store(path), "log.txt", {}, IfExists::fail);
+  for (const char* name : {"", "/latest", "/latest/", "/latest/model", "/log.txt/"})
+    EXPECT_FALSE(may_begin(path + name)) << name;
+  EXPECT_FALSE(may_begin(Location(posix_store(path), "latest")));
+  std::filesystem::remove(path + "/latest");
+  EXPECT_TRUE(may_begin(path));
+  std::filesystem::create_directory(path + "/.metadata");
+  EXPECT_FALSE(may_begin(path));
+  for (const char* name : {"weights.bin", "model/last.ckpt", "model_and_optim/x.pt", "a.pth",
+                           "step100/x.distcp", "unet/model.safetensors", "optimizer.pth.tar",
+                           "model.safetensors.part", "weights.gguf", "state.pkl", "model.PT"}) {
     const auto store = memory_store();
     put(*store, name, {}, IfExists::fail);
     EXPECT_FALSE(may_begin(store)) << name;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <system_error>
@@ -70,6 +71,18 @@ CheckpointKind kind_of_file(const ByteSource& source) {
       .at_path(path);
 }
 
+// Whether no step of an absolute or relative path is a link or a file: then nothing was there.
+bool was_never_there(std::filesystem::path path) {
+  for (; !path.empty() && path != path.root_path(); path = path.parent_path()) {
+    if (!path.has_filename()) continue;  // a slash at the end
+    std::error_code failure;
+    const auto type = std::filesystem::symlink_status(path, failure).type();
+    if (type == std::filesystem::file_type::directory) return true;
+    if (type != std::filesystem::file_type::not_found) return false;
+  }
+  return true;
+}
+
 // Of a path at which there is nothing: a crash while an OLMo directory was replaced may have left
 // the old one under another name.
 Place replaced_place(const std::string& path) {
@@ -77,9 +90,17 @@ Place replaced_place(const std::string& path) {
   const std::string replaced = replaced_directory_of(path);
   if (!replaced.empty()) return {posix_store(replaced)};
   if (std::error_code none; std::filesystem::is_symlink(path, none)) refuse_link(path);
-  throw Error(ErrorCode::not_found, "there is no such file or directory")
-      .at_path(path)
-      .as_no_checkpoint();
+  Error error(ErrorCode::not_found, "there is no such file or directory");
+  if (was_never_there(path)) error.as_no_checkpoint();
+  throw error.at_path(path);
+}
+
+// Whether an object that cannot be found is in no listing either: one whose store cannot be reached
+// throws here, too.
+bool is_unlisted(const Location& where) {
+  const Store& store = *where.store;
+  if (is_on_disk(Location(store.name()))) return was_never_there(store.name() + "/" + where.name);
+  return store.list(where.name).empty();
 }
 
 // Of the object that the location names.
@@ -87,7 +108,7 @@ std::uint64_t size_of_named(const Location& where) {
   try {
     return where.store->open(where.name)->size();
   } catch (Error& error) {
-    if (error.code() == ErrorCode::not_found) error.as_no_checkpoint();
+    if (error.code() == ErrorCode::not_found && is_unlisted(where)) error.as_no_checkpoint();
     throw;
   }
 }
@@ -108,12 +129,23 @@ bool is_unfinished(const Store& store, const std::vector<ObjectInfo>& files) {
          store.exists(".resume/journal");
 }
 
-// Files of models and checkpoints: with one of them here something is lost or has another form, and
-// nobody may take the place for an empty one.
-bool has_a_part(const std::vector<ObjectInfo>& files) {
-  constexpr std::string_view kParts[] = {".pt", ".pth", ".bin", ".ckpt", ".safetensors"};
-  return std::ranges::any_of(
-      kParts, [&files](std::string_view suffix) { return any_ends_with(files, suffix); });
+// What a run leaves that no checkpoint is made of.
+bool is_of_no_checkpoint(std::string_view name) {
+  constexpr std::string_view kEnds[] = {".log", ".txt", ".md",   ".csv",  ".jsonl", ".json",
+                                        ".yml", ".py",  ".yaml", ".toml", ".sh",    ".lock"};
+  return name.find("tfevents") != std::string_view::npos ||
+         std::ranges::any_of(kEnds, [name](std::string_view end) { return name.ends_with(end); });
+}
+
+// Whether somebody may take the directory for one in which nothing was saved. Directories, links
+// and files of other names may be a checkpoint's, in a form that is not read or not whole.
+bool may_begin_in(const Store& store) {
+  if (!store.list_directories().empty()) return false;
+  const std::vector<ObjectInfo> files = store.list_level();
+  if (!std::ranges::all_of(files, is_of_no_checkpoint, &ObjectInfo::name)) return false;
+  if (!is_on_disk(Location(store.name()))) return true;
+  const auto entries = std::filesystem::directory_iterator(store.name());
+  return static_cast<std::size_t>(std::distance(begin(entries), end(entries))) == files.size();
 }
 
 [[noreturn]] void refuse_directory(const Store& store, const std::vector<ObjectInfo>& files) {
@@ -124,7 +156,7 @@ bool has_a_part(const std::vector<ObjectInfo>& files) {
   Error error(ErrorCode::not_found,
               "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt, no "
               "pytorch_model.bin");
-  if (!has_a_part(files)) error.as_no_checkpoint();
+  if (may_begin_in(store)) error.as_no_checkpoint();
   throw error.at_path(store.name());
 }
 

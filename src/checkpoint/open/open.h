@@ -44,8 +44,12 @@ void index_names(Checkpoint& checkpoint);
 void require_whole(const Value& tree, const std::string& path);
 // What a file of torch.save holds as the options ask for it: all of it or what its rank has,
 // modules as their state dicts or as they are. Adds to `warnings` what was done with modules.
-[[nodiscard]] Value read_torch_tree(std::shared_ptr<const ByteSource> file, const std::string& path,
-                                    const OpenOptions& options, std::vector<std::string>& warnings);
+[[nodiscard]] Value read_torch_tree(const std::shared_ptr<const ByteSource>& file,
+                                    const std::string& path, const OpenOptions& options,
+                                    std::vector<std::string>& warnings);
+// With modules as they were pickled, whose every tensor belongs to the files; as Checkpoint::open
+// has them where that is `unsafe`.
+[[nodiscard]] Checkpoint open_as_pickled(const Location& where, OpenOptions options);
 // All of these files together.
 [[nodiscard]] Checkpoint open_safetensors(const std::shared_ptr<Store>& store,
                                           const std::vector<ObjectInfo>& files,

@@ -1,6 +1,7 @@
 // One safetensors file, or a set: with an index as huggingface writes it, shards of ranks as
 // PyTorch writes them, or simply all files of a directory (docs/formats/safetensors.md).
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -136,6 +137,13 @@ Leaf leaf_of(const Found& found, bool indexed) {
   return {found.name, Path{found.name}, Value(std::move(tensor))};
 }
 
+void add_noted(const std::vector<SetFile>& set, std::vector<Leaf>& leaves) {
+  Notes notes(leaves);
+  for (const SetFile& file : set) notes.add(file.header.metadata);
+  std::vector<Leaf> noted = notes.take();
+  std::ranges::move(noted, std::back_inserter(leaves));
+}
+
 // A tensor in shards has several.
 Holders holders_of(const std::vector<Found>& all) {
   Holders holders;
@@ -196,7 +204,7 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<Objec
         "some tensors are there whole and in shards of ranks: the whole ones are read");
   }
   if (index != nullptr) check_against(*index, holders_of(all), checkpoint);
-  for (const SetFile& file : set) add_noted(file.header.metadata, checkpoint.leaves);
+  add_noted(set, checkpoint.leaves);
   for (const SetFile& file : set) add_metadata(file, checkpoint);
   warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);
   checkpoint.store = store;

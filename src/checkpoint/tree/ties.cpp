@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <optional>
-#include <string_view>
 #include <tuple>
-#include <unordered_map>
 
 #include "base/one_of.h"
 #include "checkpoint/dcp/sharding_info.h"
@@ -37,6 +34,10 @@ std::optional<SamePlace> place_of(const Value& value) {
                    tensor.dtype,     tensor.stored,        piece.conj,        piece.neg};
 }
 
+std::string_view last_step(std::string_view name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
 // What a note makes of the tensor that it names.
 Value tied_to(const Tensor& tensor) {
   Tensor tied = tensor;
@@ -48,11 +49,15 @@ Value tied_to(const Tensor& tensor) {
 }  // namespace
 
 bool is_about_files(const std::string& key) {
-  return is_one_of(key, kTreeKey, kShardingKey, "DCP_VERSION") || is_digest_key(key);
+  return is_one_of(key, kTreeKey, kShardingKey, kTiesKey, "DCP_VERSION") || is_digest_key(key);
 }
 
 bool can_be_noted(const std::string& name) {
-  return !is_about_files(name) && name != "format";
+  return !is_about_files(name) && !is_one_of(name, "format", "__metadata__");
+}
+
+bool is_note(const std::string& name, const std::string& kept, bool is_ours) {
+  return can_be_noted(name) && (is_ours || last_step(name) == last_step(kept));
 }
 
 std::vector<std::size_t> ties_of(const std::vector<Leaf>& leaves) {
@@ -70,18 +75,28 @@ std::vector<std::size_t> ties_of(const std::vector<Leaf>& leaves) {
   return kept;
 }
 
-void add_noted(const std::map<std::string, std::string>& metadata, std::vector<Leaf>& leaves) {
-  if (std::ranges::none_of(metadata, [](const auto& note) { return can_be_noted(note.first); }))
-    return;
-  std::unordered_map<std::string_view, std::size_t> by_name;
-  for (std::size_t i = 0; i < leaves.size(); ++i) by_name.emplace(leaves[i].name, i);
-  std::vector<Leaf> noted;
+Notes::Notes(const std::vector<Leaf>& leaves) : leaves_(leaves) {
+  for (std::size_t i = 0; i < leaves.size(); ++i) by_name_.emplace(leaves[i].name, i);
+}
+
+void Notes::add(const std::map<std::string, std::string>& metadata) {
+  const bool is_ours = metadata.contains(kTiesKey);
   for (const auto& [name, kept] : metadata) {
-    const auto found = by_name.find(kept);
-    if (found == by_name.end() || by_name.contains(name) || !can_be_noted(name)) continue;
-    noted.push_back({name, Path{name}, tied_to(leaves[found->second].value.as_tensor())});
+    if (!is_note(name, kept, is_ours) || by_name_.contains(name)) continue;
+    const auto found = by_name_.find(kept);
+    if (found == by_name_.end()) continue;
+    // One value for all notes of a tensor: it may have many pieces.
+    Value& tied = tied_[found->second];
+    if (tied.is(Value::Kind::none)) tied = tied_to(leaves_[found->second].value.as_tensor());
+    noted_.emplace(name, Leaf{name, Path{name}, tied});
   }
-  std::ranges::move(noted, std::back_inserter(leaves));
+}
+
+std::vector<Leaf> Notes::take() {
+  std::vector<Leaf> leaves;
+  for (auto& [name, leaf] : noted_) leaves.push_back(std::move(leaf));
+  noted_.clear();
+  return leaves;
 }
 
 }  // namespace tessera

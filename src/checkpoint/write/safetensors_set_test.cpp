@@ -7,6 +7,7 @@
 
 #include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/test_support.h"
+#include "checkpoint/tree/ties.h"
 #include "format/safetensors/safetensors.h"
 
 namespace tessera {
@@ -372,6 +373,45 @@ TEST(Tied, TensorsInASetAreNotedBesideTheirElements) {
   EXPECT_EQ(checkpoint.names(), (Names{"a", "m.b", "x", "y", "z"}));
   EXPECT_TRUE(verify(target).findings.empty());
   EXPECT_TRUE(diff(checkpoint, Checkpoint::open(tied_file())).empty());
+}
+
+// What a file says of itself may be the name of a tensor; of another one's it would be a note.
+TEST(Tied, MetadataIsNoNoteByChance) {
+  const auto file_of = [](std::map<std::string, std::string> metadata, Names names) {
+    Checkpoint source;
+    source.kind = CheckpointKind::safetensors;
+    source.path = "memory";
+    source.metadata = std::move(metadata);
+    float first = 0;
+    for (const std::string& name : names)
+      source.leaves.push_back({name, Path{name}, Value(counting({2}, whole({2}), first += 10))});
+    const std::string target = temporary_directory() + "/t.safetensors";
+    convert(source, target, {});
+    return target;
+  };
+  const std::string chance = file_of({{"license", "a"}, {"x.y", "y"}}, {"a", "x.y", "y"});
+  EXPECT_EQ(Checkpoint::open(chance).names(), (Names{"a", "x.y", "y"}));
+  ConvertOptions part;
+  part.only = {"a", "y"};
+  const std::string target = temporary_directory() + "/part.safetensors";
+  const ConvertReport report = convert(chance, target, part);
+  EXPECT_EQ(Checkpoint::open(target).names(), (Names{"a", "y"}));
+  EXPECT_EQ(notes_in(target), (Notes{{"license", "a"}}));
+  ASSERT_EQ(report.notes.size(), 1U);
+  EXPECT_NE(report.notes[0].find("'x.y' is left out"), std::string::npos) << report.notes[0];
+}
+
+// A small set with many notes of one tensor in many shards is no bomb.
+TEST(Tied, NotesShareWhatTheyAreTiedTo) {
+  std::vector<Leaf> leaves = {{"w", Path{"w"}, Value(counting({2}, whole({2}), 1))}};
+  std::map<std::string, std::string> metadata = {{"tessera.ties", "1"}};
+  for (int i = 0; i < 1000; ++i) metadata.emplace("n" + std::to_string(i), "w");
+  tessera::Notes notes(leaves);
+  for (int file = 0; file < 3; ++file) notes.add(metadata);
+  const std::vector<Leaf> noted = notes.take();
+  ASSERT_EQ(noted.size(), 1000U);
+  EXPECT_EQ(noted.front().value.identity(), noted.back().value.identity());
+  EXPECT_NE(noted.front().value.identity(), leaves[0].value.identity());
 }
 
 // A file that notes what it has, what is not there, and what the metadata has a meaning for.

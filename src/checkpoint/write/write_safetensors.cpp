@@ -75,7 +75,28 @@ void note(const Ties& ties, SafetensorsFile& file) {
   std::set<std::string_view> names;
   for (const safetensors::Entry& entry : file.header.entries) names.insert(entry.name);
   for (const auto& [name, kept] : ties.notes) {
-    if (names.contains(kept)) file.header.metadata.emplace(name, kept);
+    if (!names.contains(kept)) continue;
+    file.header.metadata.emplace(name, kept);
+    file.header.metadata.emplace(kTiesKey, "1");
+  }
+}
+
+// What the source says under a name that no tensor of the target has would be a note, if it happens
+// to be the name of one that the target has.
+void drop_false_notes(const ConvertJob& job, bool has_notes,
+                      std::map<std::string, std::string>& metadata) {
+  std::set<std::string_view> names;
+  for (const Leaf& leaf : job.leaves) names.insert(leaf.name);
+  for (auto entry = metadata.begin(); entry != metadata.end();) {
+    const auto& [key, value] = *entry;
+    const bool is_false =
+        is_note(key, value, has_notes) && !names.contains(key) && names.contains(value);
+    if (is_false) {
+      job.report.notes.push_back("the metadata '" + printable(key, 200) + "' is left out: '" +
+                                 printable(value, 200) +
+                                 "' is the name of a tensor, and it would be taken for tied to it");
+    }
+    entry = is_false ? metadata.erase(entry) : std::next(entry);
   }
 }
 
@@ -95,8 +116,9 @@ void report_ties(const ConvertJob& job, const Ties& ties) {
 }
 
 std::vector<SafetensorsFile> plan_files(const ConvertJob& job) {
-  const std::map<std::string, std::string> metadata = kept_metadata(job.source);
+  std::map<std::string, std::string> metadata = kept_metadata(job.source);
   const Ties ties = ties_in(job, metadata);
+  drop_false_notes(job, !ties.notes.empty(), metadata);
   const SafetensorsSet set{job.options.file_of, job.options.max_shard_size};
   std::vector<SafetensorsFile> files =
       safetensors_files(ties.notes.empty() ? job.leaves : ties.written, set, job.name);

@@ -10,8 +10,7 @@ namespace tessera::pickle {
 // attributes ("f.__globals__") count when one step could.
 [[nodiscard]] bool is_dangerous(std::string_view module, std::string_view name);
 // Of those, the classes of settings that torch.compile leaves beside a module that is pickled
-// whole. A reader, which makes nothing of them, may keep them; to whoever unpickles they are as
-// dangerous.
+// whole. They are read where the module is replaced, and they go with it.
 [[nodiscard]] bool is_of_compiler(std::string_view module, std::string_view name);
 // Whether an attribute of this name may lead out of the object that has it.
 [[nodiscard]] bool is_dangerous_attribute(std::string_view name);

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <unordered_set>
+#include <vector>
 
 #include "base/one_of.h"
 #include "format/pickle/machine.h"
 #include "format/pickle/names.h"
 #include "format/pickle/text.h"
 #include "format/pickle/vetted.h"
+#include "value/children.h"
 #include "value/match.h"
 #include "value/render.h"
 
@@ -55,6 +58,46 @@ bool is_backends_method(const Value& arguments) {
 [[noreturn]] void refuse(const Value& callable) {
   throw Error(ErrorCode::unsafe,
               "the pickle calls " + name_of(callable) + ", which could run code");
+}
+
+// The first value in a tree for which `is_sought` holds; null: none.
+template <typename IsSought>
+const Value* find_in(const Value& tree, IsSought is_sought) {
+  std::unordered_set<const void*> seen;
+  std::vector<const Value*> left = {&tree};
+  while (!left.empty()) {
+    const Value* const value = left.back();
+    left.pop_back();
+    if (is_sought(*value)) return value;
+    if (!holds_others(*value) || !seen.insert(value->identity()).second) continue;
+    for_each_child(*value, [&](const Value& child, const auto&) { left.push_back(&child); });
+  }
+  return nullptr;
+}
+
+bool is_dangerous_global(const Value& value) {
+  return value.is(Kind::global) && is_dangerous(value.global_module(), value.global_name());
+}
+
+// functools.partial(exec, code)() is a call of exec. What is called is small: the search is made
+// anew for each call, since the object may have changed.
+void require_harmless_callable(const Value& callable) {
+  if (is_nested_class(callable.as_object().callable, callable.as_object().arguments)) return;
+  int left = 1000;
+  const Value* found = find_in(
+      callable, [&left](const Value& value) { return is_dangerous_global(value) || --left == 0; });
+  if (found == nullptr) return;
+  if (found->is(Kind::global)) refuse(*found);
+  throw Error(ErrorCode::unsafe, "the pickle calls an object that holds more than 1000 values");
+}
+
+// A call that read() refuses, unless it keeps what torch.compile leaves.
+bool could_run(const Value& value) {
+  if (!value.is(Kind::object)) return false;
+  const Object& object = value.as_object();
+  if (is_global(object.callable, "builtins", "getattr"))
+    return !is_nested_class(object.callable, object.arguments);
+  return is_dangerous_global(object.callable);
 }
 
 [[noreturn]] void refuse_arguments(const Value& callable, const Value& arguments) {
@@ -231,10 +274,12 @@ void Machine::require_callable(const Value& callable) const {
   if (callable.is(Kind::global)) {
     const std::string& module = callable.global_module();
     const std::string& name = callable.global_name();
-    if (options_.watch == nullptr && is_dangerous(module, name) && !is_of_compiler(module, name))
-      refuse(callable);
+    const bool is_kept = options_.keeps_compiler && is_of_compiler(module, name);
+    if (options_.watch == nullptr && !is_kept && is_dangerous(module, name)) refuse(callable);
   } else if (!callable.is(Kind::object)) {
     corrupt("the pickle calls " + std::string(describe(callable.kind())));
+  } else if (options_.watch == nullptr) {
+    require_harmless_callable(callable);
   }
 }
 
@@ -248,7 +293,12 @@ void Machine::require_harmless_call(const Value& callable, const Value& argument
                 "an object of pickle protocol 0 or 1; objects of protocols 2 to 5 are read");
   }
   if (!is_global(callable, "builtins", "getattr")) return require_callable(callable);
-  if (!is_nested_class(callable, arguments) && !is_backends_method(arguments)) refuse(callable);
+  const bool is_kept = options_.keeps_compiler && is_backends_method(arguments);
+  if (!is_nested_class(callable, arguments) && !is_kept) refuse(callable);
+}
+
+void require_harmless(const Value& tree) {
+  if (const Value* found = find_in(tree, could_run)) refuse(found->as_object().callable);
 }
 
 void Machine::reduce() {

@@ -65,6 +65,9 @@ struct ReadOptions {
   // Gives meaning to `callable(*arguments)` before the built-in table is asked; returns false to
   // decline. torch.save's tensor rebuilders are handled here by format/torch.
   std::function<bool(const Value& callable, const Value& arguments, Value& result)> reduce;
+  // Keeps the settings that torch.compile leaves beside a module (is_of_compiler in names.h), which
+  // are `unsafe` else. For trees that go through require_harmless() before anybody has them.
+  bool keeps_compiler = false;
   std::optional<SkipRule> skip;          // unset: everything is read
   std::uint32_t max_depth = 1000;        // nesting of containers; deeper is `limit`
   std::uint64_t max_nodes = 50'000'000;  // values made by one pickle; more is `limit`
@@ -83,6 +86,10 @@ struct Parsed {
 // `unsupported` for cycles, `limit` for values in so many places that each place by itself would be
 // far more than the pickle (hostile case P23). Errors carry the offset.
 [[nodiscard]] Parsed read(ByteView bytes, const ReadOptions& options = {});
+
+// Throws `unsafe` for a tree with a call in it that read() refuses: a pickle that is written of it
+// would run what it names.
+void require_harmless(const Value& tree);
 
 struct WriteOptions {
   int protocol = 2;  // 2 as torch.save, 4 as DCP's .metadata

@@ -214,7 +214,10 @@ class Replacement {
     const std::string text = (way_.empty() ? "the file" : printable(place, 200)) +
                              " is a whole module, " + class_of(module) + ": ";
     if (!is_known) return text + "left as it was pickled, because " + state.why();
-    return text + "its names are those of its state_dict(); --raw shows it as it was pickled" +
+    return text +
+           "its names are those that torch.nn.Module's state_dict() gives; --raw shows it as it "
+           "was "
+           "pickled" +
            (state.has_hooks() ? "; hooks that may change its state_dict() did not run" : "");
   }
 

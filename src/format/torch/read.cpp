@@ -193,6 +193,7 @@ bool stands_for(const Value& leaf, const StorageClass& kept) {
 
 pickle::ReadOptions Reader::options() {
   pickle::ReadOptions options;
+  options.keeps_compiler = wanted_.keeps_compiler;
   if (wanted_.skip_shard_lists) options.skip = pickle::SkipRule{kShardLists, kShardClasses};
   options.persistent_load = [this](const Value& id) { return load_storage(id); };
   options.reduce = [this](const Value& callable, const Value& arguments, Value& result) {

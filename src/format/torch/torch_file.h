@@ -19,6 +19,7 @@ struct ReadOptions {
   // The lists of all ranks' shards in ShardedTensors (checkpoint-rows F-04) are read as empty ones
   // where they hold nothing unusual: each rank's file repeats them, and they are most of it.
   bool skip_shard_lists = false;
+  bool keeps_compiler = false;  // as pickle::ReadOptions
   // Asked for what `callable(*arguments)` makes where it is no tensor of torch's own; returns false
   // to keep the call. What it replaces needs no memory while the rest is read.
   std::function<bool(const Value& callable, const Value& arguments, Value& result)> rebuild = {};
