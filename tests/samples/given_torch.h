@@ -18,6 +18,7 @@
 #include "tessera/optim.h"
 #include "tessera/optimizer_in_backward.h"
 #include "tessera/optimizer_ref.h"
+#include "tessera/param_groups.h"
 #include "tessera/pytorch/comm_hooks.h"
 #include "tessera/pytorch/distributed_state_dict.h"
 #include "tessera/pytorch/full_params.h"
