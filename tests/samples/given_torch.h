@@ -15,6 +15,7 @@
 #include "tessera/deferred_init.h"
 #include "tessera/fsdp.h"
 #include "tessera/grad_scaler.h"
+#include "tessera/lr_scheduler.h"
 #include "tessera/optim.h"
 #include "tessera/optimizer_in_backward.h"
 #include "tessera/optimizer_ref.h"
