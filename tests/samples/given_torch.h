@@ -11,6 +11,7 @@
 #include "samples/given_core.h"
 #include "tessera/activation_checkpoint.h"
 #include "tessera/checkpointer.h"
+#include "tessera/collectives.h"
 #include "tessera/ddp.h"
 #include "tessera/deferred_init.h"
 #include "tessera/fsdp.h"
