@@ -17,6 +17,7 @@
 #include "tessera/fsdp.h"
 #include "tessera/grad_scaler.h"
 #include "tessera/lr_scheduler.h"
+#include "tessera/norms.h"
 #include "tessera/optim.h"
 #include "tessera/optimizer_in_backward.h"
 #include "tessera/optimizer_ref.h"

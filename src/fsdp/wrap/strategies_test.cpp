@@ -10,6 +10,7 @@
 #include "tessera/activation_checkpoint.h"
 #include "tessera/ddp.h"
 #include "tessera/error.h"
+#include "tessera/norms.h"
 #include "tessera/optim.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/trace.h"
@@ -100,6 +101,10 @@ TEST_P(Strategies, EqualSingleProcessOnAllRanksData_T1_T5) {
       const auto& local = parameter.local.detach();
       if (parameter.sharded) mine = mine.narrow(0, parameter.offset, local.size(0));
       EXPECT_TRUE(torch::allclose(local, mine, 1e-5, 1e-6)) << parameter.name();
+    }
+    for (const auto& [name, norm] : norms_by_name(parameters, NormOf::parameters)) {
+      const auto whole = expected.parameters.at(name).norm().item<double>();
+      EXPECT_NEAR(norm, whole, 2e-5 * whole + 1e-6) << name;
     }
     for (const auto& unit : unit_reports(net)) {
       EXPECT_EQ(unit.gathered_bytes, 0u) << unit.name;

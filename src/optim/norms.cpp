@@ -1,0 +1,147 @@
+#include "tessera/norms.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "comm/whereabouts.h"
+#include "optim/norm_parts.h"
+#include "tessera/collectives.h"
+#include "tessera/error.h"
+#include "torch/rank_local.h"
+#include "torch/tensor.h"
+
+namespace tessera {
+namespace {
+
+using detail::NormParts;
+
+// float64 on the CPU, for each tensor the sum of |x|^p, or where p is infinity the largest
+// magnitude; 0 of one that is undefined. In float32 at least: sums in bfloat16 would be too rough
+// (fsdp-rows CG2).
+at::Tensor powers_of(const std::vector<at::Tensor>& tensors, double p) {
+  std::map<at::ScalarType, std::vector<std::int64_t>> by_type;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].defined())
+      by_type[tensors[i].scalar_type()].push_back(static_cast<std::int64_t>(i));
+  }
+  auto powers = torch::zeros({static_cast<std::int64_t>(tensors.size())}, torch::kFloat64);
+  for (const auto& [type, places] : by_type) {
+    std::vector<at::Tensor> of_type;
+    for (const auto place : places) of_type.push_back(tensors[static_cast<std::size_t>(place)]);
+    const auto wide = at::promote_types(type, at::kFloat);
+    const auto norms =
+        at::stack(at::_foreach_norm(of_type, p, wide)).to(torch::kCPU, torch::kFloat64);
+    powers.index_copy_(0, torch::tensor(places, torch::kInt64),
+                       std::isinf(p) ? norms : norms.pow(p));
+  }
+  return powers;
+}
+
+// NaN where one is.
+double joined(const at::Tensor& powers, double p) {
+  if (powers.numel() == 0) return 0;
+  return (std::isinf(p) ? powers.max() : powers.sum()).item<double>();
+}
+double joined(double a, double b, double p) {
+  if (!std::isinf(p)) return a + b;
+  return std::isnan(a) || a > b ? a : b;
+}
+
+// Of powers that all ranks have together.
+at::Tensor roots(const at::Tensor& powers, double p) {
+  return std::isinf(p) ? powers : powers.pow(1 / p);
+}
+
+at::Tensor mask_of(const std::vector<bool>& flags) {
+  auto mask = torch::zeros({static_cast<std::int64_t>(flags.size())}, torch::kBool);
+  for (std::size_t i = 0; i < flags.size(); ++i) mask.mutable_data_ptr<bool>()[i] = flags[i];
+  return mask;
+}
+
+// What the ranks have of each sharded parameter, together.
+at::Tensor over_ranks(const at::Tensor& powers, const Mesh& mesh, double p) {
+  if (!std::isinf(p)) {
+    auto sums = powers.to(mesh.device(), powers.scalar_type(), /*non_blocking=*/false,
+                          /*copy=*/true);
+    mesh.all_reduce_sum(sums);
+    return sums.cpu();
+  }
+  return at::stack(all_gather(powers, mesh)).amax(0);
+}
+
+void require_one_mesh(const ShardedParameter& parameter, const std::optional<Mesh>& mesh) {
+  if (!mesh || *mesh == *parameter.mesh) return;
+  throw Error(ErrorCode::unsupported, "parameters of two meshes in one norm")
+      .at_key(parameter.name());
+}
+
+}  // namespace
+
+NormParts detail::norm_parts(const std::vector<ShardedParameter>& parameters, NormOf of) {
+  NormParts parts;
+  for (const auto& parameter : parameters) {
+    if (parameter.sharded) {
+      require_one_mesh(parameter, parts.mesh);
+      parts.mesh = parameter.mesh;
+    }
+    const auto& tensor = of == NormOf::gradients ? parameter.local.grad() : parameter.local;
+    parts.sharded.push_back(parameter.sharded);
+    auto& part = parts.tensors.emplace_back();
+    // Of no elements libtorch knows no largest one.
+    if (!tensor.defined() || tensor.numel() == 0) continue;
+    part = plain(tensor.detach());
+  }
+  return parts;
+}
+
+void detail::require_norm_type(double norm_type) {
+  if (norm_type > 0) return;
+  throw Error(ErrorCode::invalid_argument,
+              "a norm of type " + std::to_string(norm_type) + ", expected one above 0");
+}
+
+double detail::total_norm(const NormParts& parts, double norm_type) {
+  std::vector<at::Tensor> shards, wholes;
+  for (std::size_t i = 0; i < parts.tensors.size(); ++i)
+    (parts.sharded[i] ? shards : wholes).push_back(parts.tensors[i]);
+  const double of_shards = joined(powers_of(shards, norm_type), norm_type);
+  const double of_wholes = joined(powers_of(wholes, norm_type), norm_type);
+  const auto& mesh = parts.mesh;
+  if (std::isinf(norm_type)) {
+    const double largest = joined(of_shards, of_wholes, norm_type);
+    return mesh ? mesh->all_reduce_max(largest) : largest;
+  }
+  const double sum = mesh ? mesh->all_reduce_sum(of_shards) : of_shards;
+  return std::pow(sum + of_wholes, 1 / norm_type);
+}
+
+double get_total_norm(const std::vector<ShardedParameter>& parameters, NormOf of,
+                      double norm_type) {
+  detail::require_norm_type(norm_type);
+  const torch::NoGradGuard no_grad;
+  const TakesParts takes_parts;
+  const Purpose purpose(detail::purpose_of(of));
+  return detail::total_norm(detail::norm_parts(parameters, of), norm_type);
+}
+
+std::vector<std::pair<std::string, double>> norms_by_name(
+    const std::vector<ShardedParameter>& parameters, NormOf of, double norm_type) {
+  detail::require_norm_type(norm_type);
+  const torch::NoGradGuard no_grad;
+  const TakesParts takes_parts;
+  const Purpose purpose(std::string(detail::purpose_of(of)) + " by name");
+  const auto parts = detail::norm_parts(parameters, of);
+  auto powers = powers_of(parts.tensors, norm_type);
+  if (parts.mesh)
+    powers = at::where(mask_of(parts.sharded), over_ranks(powers, *parts.mesh, norm_type), powers);
+  const auto norms = roots(powers, norm_type);
+  std::vector<std::pair<std::string, double>> named;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    named.emplace_back(parameters[i].name(), norms[static_cast<std::int64_t>(i)].item<double>());
+  return named;
+}
+
+}  // namespace tessera
