@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "fsdp/testing/test_training.h"
 #include "optim_state/testing.h"
 #include "tessera/error.h"
+#include "tessera/lr_scheduler.h"
 #include "tessera/training_state.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
@@ -207,6 +209,71 @@ TEST(TrainingState, BeginsNewLayersAndGroupsAfresh) {
     EXPECT_EQ(steps_of(two, 0), 2);
     EXPECT_EQ(steps_of(two, 1), 1);
   });
+}
+
+// Two groups, the rates of which a warm-up and a cosine set, and a rate that falls on a plateau.
+struct ScheduledTraining {
+  explicit ScheduledTraining(const Mesh& mesh, double lr = 0.1) {
+    shard(net, Way::rows, mesh);
+    auto all = sharded_parameters(net);
+    const auto half = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
+    optimizer.emplace(std::vector<ParameterGroup>{{{all.begin(), half}, {.lr = lr}},
+                                                  {{half, all.end()}, {.lr = lr / 4}}});
+    scheduler.emplace(*optimizer, SequentialLR{{LinearLR{.start_factor = 0.25, .total_iters = 3},
+                                                CosineAnnealingLR{.t_max = 6}},
+                                               {3}});
+    state.emplace(net, *optimizer);
+  }
+  // The rates of each step.
+  std::vector<double> steps(int count) {
+    std::vector<double> rates;
+    for (int step = 0; step < count; ++step) {
+      for (const double rate : scheduler->get_last_lr()) rates.push_back(rate);
+      optimizer->zero_grad();
+      loss_of(net, testing::batch(step, 0, 1)).backward();
+      optimizer->step();
+      scheduler->step();
+    }
+    return rates;
+  }
+
+  testing::Net net = make_net({});
+  std::optional<AdamW> optimizer;
+  std::optional<LRScheduler> scheduler;
+  std::optional<TrainingState> state;
+};
+
+TEST(TrainingState, TakesTheSchedulerAlong) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  std::vector<double> expected;
+  run_mesh(2, [&](Mesh& mesh) {
+    ScheduledTraining training(mesh);
+    static_cast<void>(training.steps(5));
+    ReduceLROnPlateau plateau(*training.optimizer, {.patience = 3});
+    plateau.step(0.5);
+    training.state->values["lr_scheduler"] = training.scheduler->state_dict();
+    training.state->values["plateau"] = plateau.state_dict();
+    save(*training.state, path, mesh.checkpoint_group());
+    const auto rates = training.steps(3);
+    if (mesh.rank() == 0) expected = rates;
+  });
+  for (const int ranks : {1, 2, 3}) {
+    run_mesh(ranks, [&](Mesh& mesh) {
+      ScheduledTraining training(mesh, 0.7);
+      ReduceLROnPlateau plateau(*training.optimizer);
+      training.state->values["lr_scheduler"] = training.scheduler->state_dict();
+      training.state->values["plateau"] = plateau.state_dict();
+      load(*training.state, path, mesh.checkpoint_group());
+      training.scheduler->load_state_dict(training.state->values["lr_scheduler"]);
+      plateau.load_state_dict(training.state->values["plateau"]);
+      EXPECT_EQ(training.scheduler->last_epoch(), 5);
+      EXPECT_EQ(training.scheduler->base_lrs(), (std::vector{0.1, 0.025}));
+      EXPECT_EQ(training.steps(3), expected) << ranks;
+      EXPECT_EQ(plateau.state_dict().at("best").as_real(), 0.5);
+      EXPECT_EQ(plateau.state_dict().at("patience").as_int(), 3);
+    });
+  }
 }
 
 TEST(TrainingState, RefusesTensorsOfWhichOneWouldStandForAll) {
