@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "fsdp/testing/test_training.h"
+#include "tessera/collectives.h"
 #include "tessera/optim.h"
 #include "torch/testing.h"
 
@@ -75,6 +76,34 @@ TEST_P(Training, EqualsSingleProcessOnAllRanksData_T1) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Training,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Bool()));
+
+// As a contrastive loss does it: every rank computes the loss of all ranks' rows. Its collectives
+// go between those of the units.
+TEST(FullyShard, TakesALossOfWhatAllRanksGathered) {
+  for (const bool same_host : {true, false}) {
+    for (const int world : {1, 2, 3}) {
+      const auto expected = expected_of(world, 3, {});
+      const auto body = [&](Mesh& mesh) {
+        auto net = make_net({});
+        shard(net, mesh);
+        AdamW optimizer(sharded_parameters(net), {.lr = 1e-2});
+        for (int step = 0; step < 3; ++step) {
+          optimizer.zero_grad();
+          const auto tokens = batch_of(step, 0, mesh);
+          const auto logits = net(tokens.narrow(1, 0, 4)).to(torch::kFloat);
+          auto loss = torch::cross_entropy_loss(
+              torch::cat(all_gather(logits, mesh)).reshape({-1, testing::kVocabulary}),
+              torch::cat(all_gather(tokens, mesh)).narrow(1, 1, 4).reshape({-1}));
+          loss.backward();
+          optimizer.step();
+          ASSERT_NEAR(loss.item<double>(), expected.losses[step], 1e-6 * expected.losses[step])
+              << "step " << step << " of " << world;
+        }
+      };
+      run_mesh(world, body, std::chrono::seconds(30), same_host);
+    }
+  }
+}
 
 TEST(FullyShard, GathersTwiceAndFreesAfterForward_T4_T6) {
   run_mesh(2, [](Mesh& mesh) {
