@@ -91,7 +91,12 @@ nb::object leaf(const Opened& self, nb::handle given, nb::object wrap) {
 }
 
 Shared only(const Opened& self, nb::handle keys) {
-  return std::make_shared<Opened>(self.checkpoint()->only(texts_of(keys)));
+  return std::make_shared<Opened>(self.checkpoint()->only(texts_of(keys)), self);
+}
+
+Shared share(const Opened& self) {
+  (void)self.checkpoint();  // it is open
+  return std::make_shared<Opened>(self);
 }
 
 // One request is (name, None or (offsets, sizes), address, dtype, shape, strides). Whoever calls
@@ -174,6 +179,39 @@ nb::object load(const Opened& self, nb::handle dtype, int threads, nb::object wr
   return object_of(tree, std::move(wrap));
 }
 
+// What tells this save from another one in its place: its own name, where the kind has one, or else
+// the files with their sizes and versions. A file that is open is known as it was when it was
+// opened.
+std::map<std::string, std::string> marks_of(const Checkpoint& checkpoint) {
+  if (!checkpoint.save_id.empty()) return {{"save", checkpoint.save_id}};
+  std::map<std::string, std::string> marks;
+  const ByteSource* last = nullptr;  // tensors of one file come one after another
+  for (const Leaf& leaf : checkpoint.leaves) {
+    if (!leaf.value.is(Value::Kind::tensor)) continue;
+    for (const Piece& piece : leaf.value.as_tensor().pieces) {
+      const ByteSource* const source = piece.storage ? piece.storage->source.get() : nullptr;
+      if (source == nullptr || source == last) continue;
+      last = source;
+      marks.try_emplace(source->name(), source->version());
+    }
+  }
+  for (const ObjectInfo& file : checkpoint.files) {
+    const std::string version = marks.empty() ? checkpoint.store->open(file.name)->version() : "";
+    marks[file.name] = std::to_string(file.size) + " " + file.version + version;
+  }
+  return marks;
+}
+
+// Of all of the checkpoint, whichever part this is.
+nb::list identity(const Opened& self) {
+  const auto whole = self.whole();
+  const auto marks = run_job(nb::none(), [&](Job&) { return marks_of(*whole); });
+  nb::list pairs;
+  for (const auto& [name, mark] : marks)
+    pairs.append(nb::make_tuple(string_of_path(name), string_of(mark)));
+  return pairs;
+}
+
 nb::list files(const Opened& self) {
   nb::list files;
   for (const ObjectInfo& file : self.checkpoint()->files)
@@ -214,6 +252,8 @@ void bind_checkpoints(nb::module_& module) {
   nb::class_<Opened>(module, "Checkpoint")
       .def("close", &Opened::close)
       .def_prop_ro("closed", &Opened::is_closed)
+      .def("share", share)
+      .def("identity", identity)
       .def_prop_ro("kind",
                    [](const Opened& self) { return string_of(to_string(self.checkpoint()->kind)); })
       .def_prop_ro("path",

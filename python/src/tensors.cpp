@@ -27,8 +27,8 @@ nb::tuple described(const Piece& piece) {
 
 }  // namespace
 
-std::shared_ptr<const Checkpoint> Opened::checkpoint() const {
-  if (checkpoint_) return checkpoint_;
+Opened::Shared Opened::open(const Shared& one) {
+  if (one) return one;
   throw Error(ErrorCode::invalid_argument, "the checkpoint is closed");
 }
 

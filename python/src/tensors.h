@@ -12,20 +12,30 @@ namespace tessera::python {
 
 namespace nb = nanobind;
 
-// An opened checkpoint, until it is closed. Tensors of it share it.
+// An opened checkpoint, or a part of one, until it is closed. Tensors of it share it. A copy shares
+// what is open, and is closed for itself.
 class Opened {
  public:
   explicit Opened(Checkpoint checkpoint)
-      : checkpoint_(std::make_shared<const Checkpoint>(std::move(checkpoint))) {}
+      : checkpoint_(std::make_shared<const Checkpoint>(std::move(checkpoint))),
+        whole_(checkpoint_) {}
+  Opened(Checkpoint part, const Opened& of)
+      : checkpoint_(std::make_shared<const Checkpoint>(std::move(part))), whole_(of.whole_) {}
 
   // Whoever works without the interpreter's lock keeps it open. Throws `invalid_argument` once it
   // is closed.
-  [[nodiscard]] std::shared_ptr<const Checkpoint> checkpoint() const;
+  [[nodiscard]] std::shared_ptr<const Checkpoint> checkpoint() const { return open(checkpoint_); }
+  // That of which this is a part.
+  [[nodiscard]] std::shared_ptr<const Checkpoint> whole() const { return open(whole_); }
   [[nodiscard]] bool is_closed() const { return checkpoint_ == nullptr; }
-  void close() { checkpoint_ = nullptr; }
+  void close() { checkpoint_ = whole_ = nullptr; }
 
  private:
-  std::shared_ptr<const Checkpoint> checkpoint_;  // guarded by the interpreter's lock
+  using Shared = std::shared_ptr<const Checkpoint>;
+  static Shared open(const Shared& one);
+
+  Shared checkpoint_;  // both guarded by the interpreter's lock
+  Shared whole_;
 };
 
 class TensorHandle {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 from tessera import _core
-from tessera._errors import KeyNotFoundError
+from tessera._errors import ConflictError, KeyNotFoundError
 from tessera._memory import Loaded, framework_of, name_of_dtype
 from tessera._reports import File, IoReport
 from tessera._tensor import Tensor
@@ -40,13 +41,42 @@ def open(
     ...     checkpoint.kind, list(checkpoint)
     ('dcp', ['model.w', 'step'])
     """
-    return Checkpoint(_core.open(os.fspath(path), header_limit, part, raw), threads, memory)
+    core = _core.open(os.fspath(path), header_limit, part, raw)
+    return Checkpoint(core, _Place(_absolute(os.fsdecode(path)), header_limit, part, raw), threads, memory)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What opens the same checkpoint again, wherever the working directory is by then."""
+
+    path: str
+    header_limit: int
+    part: bool
+    raw: bool
+    only: tuple[tuple[str, ...], ...] = ()  # what was chosen of it, and then of that
+
+    def opened(self, identity: list[tuple[str, str]]) -> Any:
+        """Raises `conflict` for another save than the one of which `_core` has told this identity."""
+        core = _core.open(self.path, self.header_limit, self.part, self.raw)
+        if core.identity() != identity:
+            text = f"conflict: another save is there than the one that was open when it was pickled [{self.path}]"
+            raise ConflictError(text, self.path)
+        for keys in self.only:
+            core = core.only(list(keys))
+        return core
+
+
+def _absolute(path: str) -> str:
+    """Without a look at links, so that ".." means what it means to the system. URLs are whole as they are."""
+    return path if "://" in path or os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
 class Checkpoint(Mapping[str, Any]):
     """An open checkpoint: a mapping from keys to tensors and values. `open` makes one.
 
-    Several threads may read from it at once.
+    Several threads may read from it at once. Its pickle has no element: whoever unpickles it, such as
+    a worker of a DataLoader, opens the place anew, and gets a `ConflictError` if another save is there
+    by then. A copy shares what is open, and is closed for itself.
 
     >>> import tessera
     >>> with tessera.open(example) as checkpoint:
@@ -54,8 +84,9 @@ class Checkpoint(Mapping[str, Any]):
     (7, (3, 4))
     """
 
-    def __init__(self, core: Any, threads: int, memory: int) -> None:
+    def __init__(self, core: Any, place: _Place, threads: int, memory: int) -> None:
         self._core = core
+        self._place = place
         self._threads = threads
         self._memory = memory
 
@@ -105,7 +136,9 @@ class Checkpoint(Mapping[str, Any]):
 
     def only(self, keys: Sequence[str]) -> Checkpoint:
         """A part of it: keys, what keys begin with before a dot, or globs."""
-        return Checkpoint(self._core.only(listed(keys)), self._threads, self._memory)
+        chosen = listed(keys)
+        place = replace(self._place, only=(*self._place.only, tuple(chosen)))
+        return Checkpoint(self._core.only(chosen), place, self._threads, self._memory)
 
     def load(self, *, framework: str = "numpy", dtype: Any = None, progress: Progress | None = None) -> Any:
         """All of it as nested dicts and lists, with arrays of numpy or tensors of torch.
@@ -126,6 +159,15 @@ class Checkpoint(Mapping[str, Any]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened_again, (self._place, self._core.identity(), self._threads, self._memory)
+
+    def __copy__(self) -> Checkpoint:
+        return Checkpoint(self._core.share(), self._place, self._threads, self._memory)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Checkpoint:
+        return self.__copy__()  # what is open never changes
 
     def __getitem__(self, key: str) -> Any:
         value = self._value(key, lambda core: Tensor(None, key, core))
@@ -154,6 +196,10 @@ class Checkpoint(Mapping[str, Any]):
 
     def _fill(self, requests: list[Any]) -> IoReport:
         return IoReport(**self._core.read(requests, self._threads, self._memory))
+
+
+def _opened_again(place: _Place, identity: list[tuple[str, str]], threads: int, memory: int) -> Checkpoint:
+    return Checkpoint(place.opened(identity), place, threads, memory)
 
 
 def listed(texts: Sequence[str]) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tessera import _memory
-from tessera._errors import InvalidArgumentError
+from tessera._errors import InvalidArgumentError, UnsupportedError
 from tessera._reports import IoReport
 from tessera._slices import box_of
 
@@ -120,6 +121,17 @@ class Tensor:
             return IoReport()
         whole = replace(memory, shape=tuple(shape), strides=tuple(strides))
         return self._checkpoint._fill([whole.request(self.name, offsets, sizes)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._checkpoint is None:
+            raise UnsupportedError(f"unsupported: a tensor inside of a value is not pickled: read it first [key '{self.name}']")
+        return operator.getitem, (self._checkpoint, self.name)
+
+    def __copy__(self) -> Tensor:
+        return self  # it never changes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self
 
     def __getitem__(self, index: Any) -> Any:
         return self.numpy(index)
