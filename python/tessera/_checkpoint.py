@@ -140,8 +140,8 @@ class Checkpoint(Mapping[str, Any]):
         place = replace(self._place, only=(*self._place.only, tuple(chosen)))
         return Checkpoint(self._core.only(chosen), place, self._threads, self._memory)
 
-    def load(self, *, framework: str = "numpy", dtype: Any = None, progress: Progress | None = None) -> Any:
-        """All of it as nested dicts and lists, with arrays of numpy or tensors of torch.
+    def load(self, *, framework: str | None = None, dtype: Any = None, progress: Progress | None = None) -> Any:
+        """All of it as nested dicts and lists, with tensors of torch or arrays of numpy, as `tessera.load` chooses them.
 
         With `dtype` floating-point tensors of 16 bits and more are converted to that.
         """

@@ -17,6 +17,7 @@ SIZES: dict[str, int] = {name: size for name, size, _ in _core.DTYPES}
 SAFETENSORS: dict[str, str] = {name: short for name, _, short in _core.DTYPES}
 _OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 _NOT_OF_NUMPY = ("complex32", "float4_e2m1fn_x2")
+_BY_TORCH = "read tensors of torch, by framework='torch' or .torch()"
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,10 @@ def numpy_dtype(dtype: str) -> Any:
             return numpy.dtype(getattr(importlib.import_module("ml_dtypes"), dtype))
         except ImportError as error:
             raise UnsupportedError(
-                f"unsupported: numpy has no {dtype} without the package ml_dtypes; .torch() reads it"
+                f"unsupported: numpy has no {dtype} without the package ml_dtypes: install that, or {_BY_TORCH}"
             ) from error
     if dtype in _NOT_OF_NUMPY:
-        raise UnsupportedError(f"unsupported: numpy has no {dtype}; .torch() reads it")
+        raise UnsupportedError(f"unsupported: numpy has no {dtype}: {_BY_TORCH}")
     return numpy.dtype(dtype)
 
 
@@ -130,8 +131,10 @@ def _with_gradient(tensor: Any, core: Any) -> Any:
     return tensor.requires_grad_() if core.requires_grad else tensor
 
 
-def framework_of(name: str) -> str:
-    """ "torch" or "numpy"; safetensors' own names count, too."""
+def framework_of(name: str | None) -> str:
+    """ "torch" or "numpy"; safetensors' own names count, too. None: torch where the program has imported it."""
+    if name is None:
+        return "numpy" if sys.modules.get("torch") is None else "torch"
     for framework, names in (("torch", ("torch", "pt", "pytorch")), ("numpy", ("numpy", "np"))):
         if name in names:
             return framework

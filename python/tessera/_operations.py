@@ -26,15 +26,16 @@ def load(
     path: Path,
     *,
     only: Sequence[str] = (),
-    framework: str = "numpy",
+    framework: str | None = None,
     dtype: Any = None,
     threads: int = 2,
     progress: Progress | None = None,
 ) -> Any:
     """Reads a checkpoint of any kind whole, or what `only` chooses of it.
 
-    Tensors become arrays of numpy, or with `framework="torch"` tensors; floating-point ones of 16 bits and more are
-    converted to `dtype`. Values are plain objects of Python, and `Opaque` where they have another
+    `framework` is "torch" or "numpy". Without it the program says: where it has imported torch already, tensors become
+    torch's, and elsewhere arrays of numpy. numpy has no bfloat16 and no 8-bit floats without the package ml_dtypes.
+    Floating-point tensors of 16 bits and more are converted to `dtype`. Values are plain objects of Python, and `Opaque` where they have another
     class: nothing is imported, nothing is called. `progress(done, total)` hears of bytes.
 
     >>> import tessera

@@ -30,4 +30,4 @@ def test_memory_does_not_grow(example):
     rounds(example, count)
     # Less than 4 KiB a round, the least that could leak if nothing is freed; of 100,000 less than 100 bytes.
     assert resident() - before < 8 << 20
-    numpy.testing.assert_array_equal(tessera.load(example)["model"]["w"][0], [0, 1, 2, 3])
+    numpy.testing.assert_array_equal(tessera.load(example, framework="numpy")["model"]["w"][0], [0, 1, 2, 3])

@@ -159,7 +159,7 @@ DTYPES = [float, "f8", "float64", "float", "<f8", numpy.float64, numpy.dtype("f8
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=repr)
 def test_a_dtype_is_whatever_numpy_takes_for_one(dtype, example, tmp_path):
-    assert tessera.load(example, dtype=dtype)["model"]["w"].dtype == numpy.float64
+    assert tessera.load(example, framework="numpy", dtype=dtype)["model"]["w"].dtype == numpy.float64
     with tessera.open(example) as checkpoint:
         assert checkpoint["model.w"].numpy(dtype=dtype).dtype == numpy.float64
     tessera.convert(example, tmp_path / "x.safetensors", only=["model"], dtype=dtype)
@@ -202,7 +202,7 @@ def test_what_is_shared_is_shared(tmp_path):
     inner = [1, 2]
     array = numpy.arange(3.0)
     tessera.save_file({"a": inner, "b": [inner, inner], "x": array, "y": array}, tmp_path / "shared.pt")
-    back = tessera.load(tmp_path / "shared.pt")
+    back = tessera.load(tmp_path / "shared.pt", framework="numpy")
     assert back["a"] is back["b"][0] and back["b"][0] is back["b"][1]
     back["x"][0] = 5
     assert back["y"][0] == 5
@@ -220,7 +220,7 @@ def test_tensors_in_tuples_are_read_with_their_value(tmp_path):
 
 def test_a_part_is_loaded(example):
     assert tessera.load(example, only=["step"]) == {"step": 7}
-    loaded = tessera.load(example, dtype="float64")
+    loaded = tessera.load(example, framework="numpy", dtype="float64")
     assert loaded["model"]["w"].dtype == numpy.float64 and loaded["model"]["w"][2, 3] == 11
     with pytest.raises(tessera.KeyNotFoundError):
         tessera.load(example, only=["modle"])
