@@ -11,7 +11,9 @@ import tessera.torch
 def drop_in(state: dict[str, Any], path: str) -> None:
     reader = tessera.torch.FileSystemReader(path, threads=4)
     load(state, storage_reader=reader, planner=tessera.torch.LoadPlanner())
-    tessera.torch.load(state, checkpoint_id=path)
+    keys = tessera.torch.load(state, checkpoint_id=path, strict=False)
+    missing: list[str] = keys.missing_keys
+    print(missing, keys == tessera.torch.IncompatibleKeys([], []))
     writer = tessera.torch.FileSystemWriter(path, thread_count=2, single_writer=True)
     with tessera.torch.install():
         save(state, storage_writer=writer)

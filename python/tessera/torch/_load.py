@@ -18,6 +18,7 @@ from tessera._memory import Loaded
 from tessera.torch._data import Values
 from tessera.torch._fill import Fill, materialized, require_fillable
 from tessera.torch._group import Group, agree, errors_of_torch, group_of
+from tessera.torch._keys import IncompatibleKeys, Keys, of_checkpoint, of_planner
 from tessera.torch._planner import LoadPlanner
 from tessera.torch._reader import FileSystemReader
 from tessera.torch._tree import Leaf, LeftToTorch, leaves, parts_of, speaks, states_of
@@ -34,19 +35,26 @@ def load(
     process_group: Any = None,
     no_dist: bool = False,
     allow: Collection[str] = (),
-) -> None:
+    strict: bool = True,
+) -> IncompatibleKeys:
     """`dcp.load`: fills the tensors of `state_dict` in place and replaces its values.
 
     The arguments are torch's, and `allow` is `LoadPlanner`'s. Keys that are missing and tensors of
     other shapes are found before anything is changed. What fails raises a `tessera.Error`, on all
-    ranks.
+    ranks. With `strict=False` keys that the checkpoint lacks stay as they are. Returned are the keys
+    that are missing, and those of the checkpoint that no rank's state has, which are no error: the
+    same on all ranks. A `planner` decides itself whether keys may be missing (`allow_partial_load`);
+    one that is not derived from torch's `DefaultLoadPlanner` tells no keys.
 
     >>> import tessera.torch, torch
     >>> state = {"model": {"w": torch.zeros(3, 4)}, "step": 0}
     >>> tessera.torch.load(state, checkpoint_id=example)
+    <All keys matched successfully>
     >>> state["step"]
     7
     """
+    if planner is not None and not strict:
+        raise TypeError("load() takes strict=False without a planner: give that one allow_partial_load=True")
     group = group_of(process_group, no_dist)
     if storage_reader is None:
         if checkpoint_id is None:
@@ -55,16 +63,19 @@ def load(
     elif checkpoint_id is not None:
         storage_reader.reset(checkpoint_id)
     if planner is None and type(storage_reader) is FileSystemReader and storage_reader.plans_here:
-        if _load_here(state_dict, storage_reader, group, allow):
-            return
+        keys = _load_here(state_dict, storage_reader, group, allow, strict)
+        if keys is not None:
+            return keys.of_all(group)
+    planner = planner or LoadPlanner(allow=allow, allow_partial_load=not strict)
     with errors_of_torch(group, lambda: getattr(storage_reader, "failure", None)):
         state_dict_loader.load(
             state_dict,
             storage_reader=storage_reader,
-            planner=planner or LoadPlanner(allow=allow),
+            planner=planner,
             process_group=process_group,
             no_dist=no_dist,
         )
+    return of_planner(planner).of_all(group)
 
 
 def _load_here(
@@ -72,14 +83,15 @@ def _load_here(
     reader: FileSystemReader,
     group: Group | None,
     allow: Collection[str],
-) -> bool:
-    """False: some rank leaves it to torch."""
+    strict: bool,
+) -> Keys | None:
+    """None: some rank leaves it to torch."""
     states: dict[str, Any] = {}
     filling = failure = None
     try:
         # In one order on all ranks: a state may be gathered by collectives.
         states = states_of({key: state_dict[key] for key in sorted(state_dict)})
-        filling = _Filling(states, reader.opened(), allow)
+        filling = _Filling(states, reader.opened(), allow, strict)
     except LeftToTorch:
         pass
     except BaseException as error:
@@ -87,7 +99,7 @@ def _load_here(
     takers = [key for key in states if isinstance(state_dict[key], Stateful)]
     told = agree(group, failure, (filling is not None, bool(takers)))
     if not all(fills for fills, _ in told):
-        return False
+        return None
     assert filling is not None
     try:
         filling.run()
@@ -103,20 +115,21 @@ def _load_here(
         except BaseException as error:
             failure = error
         agree(group, failure)
-    return True
+    return filling.keys
 
 
 class _Filling:
     """A state dict that is about to be filled. Raises for what does not fit before anything changes."""
 
-    def __init__(self, states: dict[str, Any], checkpoint: Checkpoint, allow: Collection[str]) -> None:
+    def __init__(self, states: dict[str, Any], checkpoint: Checkpoint, allow: Collection[str], strict: bool) -> None:
         self._checkpoint = checkpoint
         self._fill = Fill(checkpoint)
         self._values: list[tuple[Leaf, Any]] = []  # and tensors that are made here
         convert = Values(checkpoint.path, allow)
         missing: list[Leaf] = []
         unlike: list[str] = []
-        for leaf in leaves(states):
+        wanted = list(leaves(states))
+        for leaf in wanted:
             if leaf.name not in checkpoint:
                 missing.append(leaf)
                 continue
@@ -125,7 +138,8 @@ class _Filling:
                 unlike += self._add_tensor(leaf, found)
             else:
                 self._values.append((leaf, convert(found, leaf.name)))
-        self._require_all(missing, unlike)
+        self._require_all(missing, unlike, strict)
+        self.keys = of_checkpoint((leaf.name for leaf in wanted), checkpoint)
 
     def run(self) -> None:
         self._fill.run()
@@ -149,13 +163,13 @@ class _Filling:
             self._values.append((leaf, target))
         return []
 
-    def _require_all(self, missing: list[Leaf], unlike: list[str]) -> None:
+    def _require_all(self, missing: list[Leaf], unlike: list[str], strict: bool) -> None:
         where = self._checkpoint.path
         for leaf in missing:
             # torch before 2.4 saved what is in a list, or in a dict without tensors, as one value.
             if any(".".join(leaf.path[:end]) in self._checkpoint for end in range(1, len(leaf.path))):
                 raise LeftToTorch
-        if missing:
+        if missing and strict:
             names = _some([repr(leaf.name) for leaf in missing])
             raise KeyNotFoundError(f"not_found: the checkpoint has no {names} [{where}]", where, missing[0].name)
         if unlike:
