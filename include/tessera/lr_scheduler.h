@@ -1,9 +1,8 @@
 // Learning rates that change while a training goes on: PyTorch's torch.optim.lr_scheduler.
 //
-//   LRScheduler scheduler(optimizer, SequentialLR{{LinearLR{.start_factor = 0.01, .total_iters =
-//   50},
-//                                                  CosineAnnealingLR{.t_max = 950}},
-//                                                 {50}});
+//   const LinearLR warm_up{.start_factor = 0.01, .total_iters = 50};
+//   const CosineAnnealingLR decay{.t_max = 950};
+//   LRScheduler scheduler(optimizer, SequentialLR{{warm_up, decay}, {50}});
 //   TrainingState state(model, optimizer);
 //   state.values["lr_scheduler"] = scheduler.state_dict();
 //   load(state, "run/latest", mesh.checkpoint_group());  // to go on where a training has ended

@@ -14,6 +14,7 @@
 #include "tessera/collectives.h"
 #include "tessera/ddp.h"
 #include "tessera/deferred_init.h"
+#include "tessera/distributed_sampler.h"
 #include "tessera/fsdp.h"
 #include "tessera/grad_scaler.h"
 #include "tessera/lr_scheduler.h"
