@@ -4,6 +4,7 @@ import collections
 import os
 import pathlib
 import re
+import time
 
 import numpy
 import pytest
@@ -243,6 +244,20 @@ def test_a_hundred_thousand_tiny_items(tmp_path):
     tessera.save_file({str(i): i for i in range(count)}, tmp_path / "many.pt")
     with tessera.open(tmp_path / "many.pt") as checkpoint:
         assert len(checkpoint) == count and checkpoint["99999"] == 99999
+
+
+def test_a_tree_in_a_header_takes_time_in_proportion(tmp_path):
+    def seconds(count):
+        path = tmp_path / f"{count}.safetensors"
+        tessera.save_file({"w": numpy.zeros(1), "pairs": [(i, i) for i in range(count)]}, path)
+        took = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            tessera.open(path).close()
+            took.append(time.perf_counter() - begin)
+        return min(took)
+
+    assert seconds(128_000) < 24 * seconds(16_000)  # 8 times as many
 
 
 def test_types_that_numpy_lacks(tmp_path, torch):

@@ -199,16 +199,19 @@ void decode_tensor(const Json& item, const TensorsByName& tensors, Value& value)
 
 class TreeReader {
  public:
-  TreeReader(const Json& tree, std::vector<Leaf>& tensors) : tree_(tree), tensors_(tensors) {
-    for (const Leaf& leaf : tensors) by_name_.emplace(leaf.name, leaf.value);
+  TreeReader(const Json& tree, std::vector<Leaf>& tensors)
+      : tree_(tree), tensors_(tensors), is_placed_(tensors.size()), is_inner_(tensors.size()) {
+    at_.reserve(tensors.size());
+    for (std::size_t i = 0; i < tensors.size(); ++i) at_.emplace(tensors[i].name, i);
   }
 
   std::vector<Leaf> run() {
     if (tree_.contains("tensors")) decode_inner(tree_.at("tensors"));
-    if (!tree_.at("leaves").is_array())
-      throw Error(ErrorCode::corrupt, "the tree's leaves are no list");
+    const Json& items = tree_.at("leaves");
+    if (!items.is_array()) throw Error(ErrorCode::corrupt, "the tree's leaves are no list");
     std::vector<Leaf> ordered;
-    for (const Json& item : tree_.at("leaves")) add(item, ordered);
+    ordered.reserve(items.size());
+    for (const Json& item : items) add(item, ordered);
     add_others(ordered);
     return ordered;
   }
@@ -216,40 +219,55 @@ class TreeReader {
  private:
   void decode_inner(const Json& items) {
     for (const Json& item : items) {
-      const auto name = item.at("name").get<std::string>();
-      inner_.insert(name);
-      if (const auto found = by_name_.find(name); found != by_name_.end())
-        decode_tensor(item, by_name_, found->second);
+      const auto found = at_.find(item.at("name").get_ref<const std::string&>());
+      if (found == at_.end()) continue;
+      is_inner_[found->second] = true;
+      decode(item, tensors_[found->second].value);
     }
   }
 
   // Tensors that somebody added to the file keep their place after the tree's own.
   void add_others(std::vector<Leaf>& ordered) {
-    for (Leaf& leaf : tensors_) {
-      if (!placed_.contains(leaf.name) && !inner_.contains(leaf.name))
-        ordered.push_back(std::move(leaf));
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (!is_placed_[i] && !is_inner_[i]) ordered.push_back(std::move(tensors_[i]));
     }
   }
 
   void add(const Json& item, std::vector<Leaf>& ordered) {
     Path path = decode_path(item.at("path"));
-    std::string name = item.value("name", dotted(path));
+    std::string name = item.contains("name") ? item.at("name").get<std::string>() : dotted(path);
     if (item.contains("value")) {
-      Value value = decode_value(item.at("value"), by_name_);
+      Value value = decode_value(item.at("value"), by_name());
       ordered.push_back({std::move(name), std::move(path), std::move(value)});
       return;
     }
-    const auto tensor = by_name_.find(name);
-    if (tensor == by_name_.end() || !placed_.insert(name).second) return;  // in another file
-    decode_tensor(item, by_name_, tensor->second);
-    ordered.push_back({std::move(name), std::move(path), tensor->second});
+    const auto found = at_.find(name);
+    if (found == at_.end() || is_placed_[found->second]) return;  // in another file
+    is_placed_[found->second] = true;
+    Value& tensor = tensors_[found->second].value;
+    decode(item, tensor);
+    ordered.push_back({std::move(name), std::move(path), tensor});
+  }
+
+  void decode(const Json& item, Value& tensor) {
+    decode_tensor(item, item.contains("attributes") ? by_name() : none_, tensor);
+  }
+
+  // Made for the first value or attribute, which few trees have.
+  const TensorsByName& by_name() {
+    if (by_name_.empty()) {
+      for (const Leaf& leaf : tensors_) by_name_.emplace(leaf.name, leaf.value);
+    }
+    return by_name_;
   }
 
   const Json& tree_;
   std::vector<Leaf>& tensors_;
+  std::unordered_map<std::string_view, std::size_t> at_;  // by name
+  std::vector<bool> is_placed_;                           // in the tree
+  std::vector<bool> is_inner_;                            // inside of a value
   TensorsByName by_name_;
-  std::unordered_set<std::string> placed_;  // tensors with a place in the tree
-  std::unordered_set<std::string> inner_;   // and those inside of values
+  const TensorsByName none_;
 };
 
 Leaf decode_empty_dict(const Json& item) {
@@ -278,12 +296,28 @@ void require_known_version(const Json& json, const std::string& what) {
     throw Error(ErrorCode::unsupported, what + " has version " + std::to_string(version));
 }
 
+// Of brackets in JSON; in another text some number.
+int deepest(std::string_view text) {
+  int depth = 0;
+  int deepest = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') in_string = !in_string;
+    if (!in_string) {
+      depth += static_cast<int>(c == '[' || c == '{') - static_cast<int>(c == ']' || c == '}');
+      deepest = std::max(deepest, depth);
+    } else if (c == '\\') {
+      ++i;
+    }
+  }
+  return deepest;
+}
+
 Json parsed(const std::string& text, const std::string& what) {
-  const auto shallow = [&what](int depth, Json::parse_event_t, Json&) {
-    if (depth <= kMaxDepth) return true;
-    throw Error(ErrorCode::limit, what + " is nested too deep");
-  };
-  Json json = Json::parse(text, shallow);
+  // Counted first: with a callback the parser looks through all leaves at the end of each.
+  if (deepest(text) > kMaxDepth) throw Error(ErrorCode::limit, what + " is nested too deep");
+  Json json = Json::parse(text);
   require_known_version(json, what);
   return json;
 }

@@ -261,6 +261,33 @@ TEST(TreeJson, MembersStandInTheirOrder) {
   EXPECT_EQ(encode_types({}), R"({"version":1,"leaves":[],"containers":[]})");
 }
 
+// Lists within lists, as the entry of a safetensors file may have them.
+std::string nested(std::size_t depth) {
+  return R"({"version":1,"leaves":[{"path":["x"],"value":)" + std::string(depth, '[') +
+         std::string(depth, ']') + "}]}";
+}
+
+TEST(TreeJson, WhatIsNestedTooDeepIsRefused) {
+  const auto read = [](const std::string& text) {
+    std::vector<Leaf> leaves;
+    (void)add_from_metadata({{kTreeKey, text}}, leaves);
+    return leaves.size();
+  };
+  EXPECT_EQ(read(nested(3)), 1U);
+  EXPECT_EQ(code_of([&] { (void)read(nested(5000)); }), ErrorCode::limit);
+  // Before it is known to be malformed.
+  EXPECT_EQ(code_of([&] { (void)read(nested(5000).substr(0, 5000)); }), ErrorCode::limit);
+}
+
+TEST(TreeJson, BracketsInTextsAreNoDepth) {
+  const std::string text = std::string(5000, '[') + R"("\"{)" + std::string(5000, '{');
+  const Value tree = Value::dict({{text, Value(text)}, {"after", Value::list({1, 2})}});
+  std::uint64_t values = 0;
+  std::vector<Leaf> back;
+  EXPECT_TRUE(add_from_metadata({{kTreeKey, encode_tree(leaves_of(tree), values)}}, back));
+  EXPECT_EQ(unflatten(back), tree);
+}
+
 TEST(TreeJson, TextThatIsNotUtf8IsRefused) {
   const std::vector<Leaf> leaves = leaves_of(Value::dict({{"m", Value::dict({{"\xff", 1}})}}));
   std::uint64_t values = 0;
