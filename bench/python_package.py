@@ -27,6 +27,18 @@ BYTES = (
     "print('bytes read for one needed:', report.bytes_read / report.bytes_needed)"
 )
 
+# Three times in a process: the first ones only warm up.
+SAFE_OPEN = (
+    "import numpy, {who}\nfor _ in range(3):\n    begin = time.perf_counter()\n"
+    "    with {who}.safe_open(sys.argv[1], framework='np') as file:\n        assert len(file.keys()) == 50000"
+)
+WRITE_OPENED = (
+    "import numpy, safetensors.numpy, sys, tessera\n"
+    "state = {f'model.layers.{i // 10}.block.{i % 10}.weight': numpy.full((4, 4), i, 'float32') for i in range(50000)}\n"
+    "safetensors.numpy.save_file(state, sys.argv[1] + '/safetensors')\n"
+    "tessera.save_file(state, sys.argv[1] + '/tessera', kind='safetensors')"
+)
+
 
 def measure(bench):
     env = {"PYTHONPATH": str(bench.build / "python"), "OMP_NUM_THREADS": "1"}
@@ -38,6 +50,7 @@ def measure(bench):
             jobs(bench, python, small, what, title, 2)
     rows_of_one(bench, python)
     opens(bench, python)
+    safe_opens(bench, python)
     converts(bench, python)
     background(bench, python, small)
     for wheel in (ROOT / "dist").glob("*.whl"):
@@ -73,6 +86,19 @@ def opens(bench, python):
     run([*python, "-c", THOUSAND, path])
     seconds = [float(run([*python, "-c", TIMED.format(IMPORT), path])[2].split()[1]) for _ in range(2 * bench.rounds + 1)]
     print(f"\nimport tessera and open of 1,000 tensors: {1000 * statistics.median(seconds):.0f} ms")
+
+
+def safe_opens(bench, python):
+    folder = bench.work / "python-opened"
+    folder.mkdir(exist_ok=True)
+    run([*python, "-c", WRITE_OPENED, folder])
+    for writer in ("safetensors", "tessera"):
+        commands = {
+            who: ([*python, "-c", TIMED.format(SAFE_OPEN.format(who=who)), folder / writer], None, None)
+            for who in ("safetensors", "tessera")
+        }
+        title = f"safe_open, keys() and close of 50,000 tensors that {writer} wrote, seconds"
+        rate(title, alternate(commands, bench.rounds), "safetensors")
 
 
 def converts(bench, python):

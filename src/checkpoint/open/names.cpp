@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/log.h"
+#include "base/sort_runs.h"
 #include "base/stop.h"
 #include "checkpoint/open/open.h"
 #include "storage/stopping_store.h"
@@ -49,7 +50,7 @@ void index_names(Checkpoint& checkpoint) {
 void Checkpoint::index_names() {
   by_name_.resize(leaves.size());
   std::iota(by_name_.begin(), by_name_.end(), std::uint32_t{0});
-  std::sort(by_name_.begin(), by_name_.end(),
+  sort_runs(by_name_,
             [this](std::uint32_t a, std::uint32_t b) { return leaves[a].name < leaves[b].name; });
 }
 
@@ -64,10 +65,15 @@ const Leaf* Checkpoint::find(std::string_view name) const {
 
 std::vector<std::string> Checkpoint::names(const std::string& glob) const {
   std::vector<std::string> found;
-  for (const Leaf& leaf : leaves) {
+  const auto add = [&](const Leaf& leaf) {
     if (leaf.value.is(Value::Kind::tensor) && matches(leaf.name, glob)) found.push_back(leaf.name);
+  };
+  if (by_name_.size() == leaves.size()) {
+    for (const std::uint32_t i : by_name_) add(leaves[i]);
+  } else {
+    std::ranges::for_each(leaves, add);
+    std::sort(found.begin(), found.end());
   }
-  std::sort(found.begin(), found.end());
   return found;
 }
 

@@ -71,12 +71,16 @@ std::vector<Found> by_name(const std::vector<SetFile>& set) {
   return all;
 }
 
-Piece piece_of(const SetFile& file, const safetensors::Entry& entry, Shape offsets) {
-  auto storage = std::make_shared<Storage>();
-  storage->source = file.source;
-  storage->offset = file.header.data_offset + entry.begin;
-  storage->size = entry.end - entry.begin;
-  storage->dtype = entry.dtype;
+Storage storage_of(const SetFile& file, const safetensors::Entry& entry) {
+  Storage storage;
+  storage.source = file.source;
+  storage.offset = file.header.data_offset + entry.begin;
+  storage.size = entry.end - entry.begin;
+  storage.dtype = entry.dtype;
+  return storage;
+}
+
+Piece piece_of(const safetensors::Entry& entry, std::shared_ptr<Storage> storage, Shape offsets) {
   return Piece{Box{std::move(offsets), entry.shape}, std::move(storage), 0, {}, -1};
 }
 
@@ -110,7 +114,8 @@ Tensor sharded_tensor(const Found& found) {
   }
   for (const auto& [file, entry] : found.shards) {
     if (is_needless(entry->shape, tensor.shape, tensor.pieces.empty())) continue;
-    tensor.pieces.push_back(piece_of(*file, *entry, file->offsets.at(entry->name)));
+    tensor.pieces.push_back(piece_of(*entry, std::make_shared<Storage>(storage_of(*file, *entry)),
+                                     file->offsets.at(entry->name)));
   }
   return tensor;
 }
@@ -123,18 +128,26 @@ void require_once(const Found& found, bool indexed) {
                   found.whole[1].first->info.name);
 }
 
+Tensor whole_tensor(const safetensors::Entry& entry, std::shared_ptr<Storage> storage) {
+  Tensor tensor;
+  tensor.dtype = entry.dtype;
+  tensor.shape = entry.shape;
+  tensor.pieces.push_back(piece_of(entry, std::move(storage), Shape(entry.shape.size(), 0)));
+  return tensor;
+}
+
+Leaf named_leaf(std::string name, Tensor tensor) {
+  Path path;
+  path.emplace_back(name);
+  return {std::move(name), std::move(path), Value(std::move(tensor))};
+}
+
 Leaf leaf_of(const Found& found, bool indexed) {
   require_once(found, indexed);
-  Tensor tensor;
-  if (found.whole.empty()) {
-    tensor = sharded_tensor(found);
-  } else {
-    const auto& [file, entry] = found.whole.front();
-    tensor.dtype = entry->dtype;
-    tensor.shape = entry->shape;
-    tensor.pieces.push_back(piece_of(*file, *entry, Shape(entry->shape.size(), 0)));
-  }
-  return {found.name, Path{found.name}, Value(std::move(tensor))};
+  if (found.whole.empty()) return named_leaf(found.name, sharded_tensor(found));
+  const auto& [file, entry] = found.whole.front();
+  auto storage = std::make_shared<Storage>(storage_of(*file, *entry));
+  return named_leaf(found.name, whole_tensor(*entry, std::move(storage)));
 }
 
 void add_noted(const std::vector<SetFile>& set, std::vector<Leaf>& leaves) {
@@ -185,8 +198,34 @@ void add_leaves(const std::vector<Found>& all, bool indexed, Checkpoint& checkpo
   }
 }
 
+// Of a file that is all there is, without shards. Its header has no name twice, so nothing has to
+// be looked up; names move to their leaves. Storages are made at once: allocations are most of the
+// time.
+void add_own_leaves(SetFile& file, Checkpoint& checkpoint) {
+  std::vector<safetensors::Entry>& entries = file.header.entries;
+  const auto storages = std::make_shared<std::vector<Storage>>();
+  storages->reserve(entries.size());  // so that each stays where it is
+  checkpoint.leaves.reserve(entries.size());
+  for (safetensors::Entry& entry : entries) {
+    Storage& storage = storages->emplace_back(storage_of(file, entry));
+    Tensor tensor = whole_tensor(entry, std::shared_ptr<Storage>(storages, &storage));
+    checkpoint.leaves.push_back(named_leaf(std::move(entry.name), std::move(tensor)));
+  }
+}
+
 bool is_whole_and_sharded(const Found& found) {
   return !found.whole.empty() && !found.shards.empty();
+}
+
+void add_leaves_of_set(const std::vector<SetFile>& set, const safetensors::Index* index,
+                       Checkpoint& checkpoint) {
+  const std::vector<Found> all = by_name(set);
+  add_leaves(all, index != nullptr, checkpoint);
+  if (std::ranges::any_of(all, is_whole_and_sharded)) {
+    checkpoint.warnings.emplace_back(
+        "some tensors are there whole and in shards of ranks: the whole ones are read");
+  }
+  if (index != nullptr) check_against(*index, holders_of(all), checkpoint);
 }
 
 // `index` null: the files are all there is to it.
@@ -196,14 +235,12 @@ Checkpoint open_set(const std::shared_ptr<Store>& store, const std::vector<Objec
   checkpoint.kind = CheckpointKind::safetensors;
   checkpoint.path = store->name();
   checkpoint.files = files;
-  const std::vector<SetFile> set = read_set(store, files, options);
-  const std::vector<Found> all = by_name(set);
-  add_leaves(all, index != nullptr, checkpoint);
-  if (std::ranges::any_of(all, is_whole_and_sharded)) {
-    checkpoint.warnings.emplace_back(
-        "some tensors are there whole and in shards of ranks: the whole ones are read");
+  std::vector<SetFile> set = read_set(store, files, options);
+  if (set.size() == 1 && index == nullptr && set[0].offsets.empty()) {
+    add_own_leaves(set[0], checkpoint);
+  } else {
+    add_leaves_of_set(set, index, checkpoint);
   }
-  if (index != nullptr) check_against(*index, holders_of(all), checkpoint);
   add_noted(set, checkpoint.leaves);
   for (const SetFile& file : set) add_metadata(file, checkpoint);
   warn_of_holes(fill_holes(checkpoint.leaves), checkpoint.warnings);

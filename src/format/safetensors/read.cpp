@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/endian.h"
 #include "base/one_of.h"
+#include "base/sort_runs.h"
 #include "format/safetensors/json_reader.h"
 #include "format/safetensors/safetensors.h"
 #include "tessera/error.h"
@@ -245,7 +246,7 @@ void check_names(const Header& header, const ByteSource& source) {
   std::vector<std::uint32_t> order(header.entries.size());
   std::iota(order.begin(), order.end(), 0U);
   const auto name = [&](std::uint32_t i) -> const std::string& { return header.entries[i].name; };
-  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return name(a) < name(b); });
+  sort_runs(order, [&](auto a, auto b) { return name(a) < name(b); });
   for (std::size_t i = 1; i < order.size(); ++i) {
     if (name(order[i - 1]) == name(order[i])) {
       throw Error(ErrorCode::corrupt, "safetensors header: the name appears twice")
@@ -280,8 +281,9 @@ void check_place(const Entry& entry, std::uint64_t done, std::uint64_t size,
 
 // Sorts by place and proves that the tensors tile `size` bytes.
 void check_layout(Header& header, std::uint64_t size, const ByteSource& source) {
-  std::ranges::stable_sort(header.entries, {},
-                           [](const Entry& entry) { return std::pair(entry.begin, entry.end); });
+  const auto place = [](const Entry& entry) { return std::pair(entry.begin, entry.end); };
+  if (!std::ranges::is_sorted(header.entries, {}, place))
+    std::ranges::stable_sort(header.entries, {}, place);
   std::uint64_t done = 0;
   for (const Entry& entry : header.entries) {
     check_place(entry, done, size, source);
