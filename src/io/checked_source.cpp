@@ -251,9 +251,11 @@ void CheckedSource::read_far(std::span<const ReadRange> ranges) const {
 
 void CheckedSource::read_ranges(std::span<const ReadRange> ranges) const {
   if (source_->request_cost() > kNearRequest) return read_far(ranges);
+  // What was found good may be in memory that the threads of a job share.
+  const bool shares = SharedBlocks::here() != nullptr;
   std::vector<ReadRange> good;
   for (const ReadRange& range : ranges) {
-    if (is_good(range)) {
+    if (!shares && is_good(range)) {
       good.push_back(range);
     } else {
       read_at(range.offset, range.out);

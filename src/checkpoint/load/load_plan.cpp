@@ -53,7 +53,13 @@ std::set<std::string_view> names_of(const std::vector<Leaf>& leaves) {
 std::vector<Leaf> leaves_for(const Value& tree, const Checkpoint& checkpoint,
                              const LoadOptions& options) {
   const std::set<std::string_view> names = names_of(checkpoint.leaves);
-  const auto there = [&](const Leaf& leaf) { return names.contains(sought(leaf.name, options)); };
+  const auto there = [&](const Leaf& leaf) {
+    const std::string key = sought(leaf.name, options);
+    if (names.contains(key)) return true;
+    if (!leaf.value.is(Value::Kind::none)) return false;
+    const auto below = names.lower_bound(key + ".");  // all of which it takes
+    return below != names.end() && below->starts_with(key + ".");
+  };
   std::vector<Leaf> current = flatten(tree);
   if (std::ranges::all_of(current, there)) return current;
   const std::set<std::string_view> known = names_of(current);

@@ -193,10 +193,11 @@ void change_file(const std::string& directory, const std::string& name,
 // Whoever begins afresh would leave behind what another node has.
 TEST_P(OwnFiles, AnEmptyDiskOfRankZeroIsNoEmptyPlace) {
   const std::string all = whole_directory(GetParam());
-  const std::string nothing = temporary_directory();
+  std::vector<std::string> disks = {temporary_directory()};
+  for (int rank = 1; rank < GetParam().ranks; ++rank)
+    disks.push_back(directory_of_rank(all, GetParam(), rank));
   run_ranks(GetParam().ranks, [&](Group& group) {
-    const std::string mine =
-        group.rank() == 0 ? nothing : directory_of_rank(all, GetParam(), group.rank());
+    const std::string& mine = disks[static_cast<std::size_t>(group.rank())];
     const Error error =
         error_of([&] { (void)GroupCheckpoint::open(mine, Value::dict(), {}, group); });
     EXPECT_FALSE(error.is_no_checkpoint()) << error.what();

@@ -95,11 +95,16 @@ Place replaced_place(const std::string& path) {
   throw error.at_path(path);
 }
 
+// Stores of files have absolute names, others URLs or none.
+bool is_directory_of_disk(const Store& store) {
+  return store.name().starts_with('/');
+}
+
 // Whether an object that cannot be found is in no listing either: one whose store cannot be reached
 // throws here, too.
 bool is_unlisted(const Location& where) {
   const Store& store = *where.store;
-  if (is_on_disk(Location(store.name()))) return was_never_there(store.name() + "/" + where.name);
+  if (is_directory_of_disk(store)) return was_never_there(store.name() + "/" + where.name);
   return store.list(where.name).empty();
 }
 
@@ -143,7 +148,7 @@ bool may_begin_in(const Store& store) {
   if (!store.list_directories().empty()) return false;
   const std::vector<ObjectInfo> files = store.list_level();
   if (!std::ranges::all_of(files, is_of_no_checkpoint, &ObjectInfo::name)) return false;
-  if (!is_on_disk(Location(store.name()))) return true;
+  if (!is_directory_of_disk(store)) return true;
   const auto entries = std::filesystem::directory_iterator(store.name());
   return static_cast<std::size_t>(std::distance(begin(entries), end(entries))) == files.size();
 }

@@ -8,6 +8,7 @@
 #include "base/digest.h"
 #include "checkpoint/digests/safetensors_digests.h"
 #include "checkpoint/open/rank_files.h"
+#include "checkpoint/save/hooks.h"
 #include "checkpoint/together/share.h"
 #include "checkpoint/together/shared_safetensors.h"
 #include "checkpoint/tree/tree_json.h"
@@ -67,7 +68,7 @@ OlmoFiles::OlmoFiles(const Of& of) : of_(of) {
 
 // As a conversion of the whole tree writes them.
 void OlmoFiles::plan_set() {
-  const std::vector<Leaf> leaves = leaves_of(of_.state.model);
+  const std::vector<Leaf> leaves = leaves_to_save(leaves_of(of_.state.model), of_.options);
   set_ = safetensors_files(leaves, *of_.options.safetensors, kSetFile);
   for (SafetensorsFile& file : set_) {
     file.header.metadata.emplace("format", "pt");

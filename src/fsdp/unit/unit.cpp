@@ -382,10 +382,11 @@ void Unit::set_name(std::string name) {
       "model's own call; one that an AnyModule or a module of libtorch's own calls "
       "cannot be a unit, the module around it can; give optimizers sharded_parameters(model), not "
       "model->parameters()";
-  graph_text_ = "gradients of gradients (create_graph, as of a gradient penalty) went through " +
-                unit +
-                ", whose parameters are sharded again by then. They are right where the model is "
-                "one unit, and with replicate";
+  graph_text_ =
+      "gradients of gradients (create_graph, as of a gradient penalty) went through " + unit +
+      ", whose parameters are sharded again by then. They are right where parameters stay "
+      "gathered (reshard_after_forward and reshard_after_backward false), and with "
+      "replicate";
   if (param_state_ != ParamState::full) forbid_access();
   compat::forbid_access(
       storage_of(dead_),
