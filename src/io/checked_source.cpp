@@ -30,6 +30,8 @@ LastBlock& last_block() {
   return last;
 }
 
+constexpr std::size_t kEndOfArchive = 64 << 10;
+
 // Far away, of all sources: the next read often wants the rest of a block.
 RecentBlocks recent_blocks(32);  // of 1 MiB
 
@@ -292,6 +294,8 @@ void CheckedSource::read_part(std::uint64_t block, std::uint64_t within,
       return source_->read_at(begin_of(block) + within, out);
     if (!bytes) bytes = blocks->get(key(block), [&] { return read_block(block, *blocks); });
     std::memcpy(out.data(), bytes->data() + within, out.size());
+    // The ends of an archive are read before its elements, and are no reason to let a block go.
+    if (out.size() <= kEndOfArchive) return;
     return blocks->took(key(block), within == 0, within + out.size() == bytes->size());
   }
   LastBlock& last = last_block();
