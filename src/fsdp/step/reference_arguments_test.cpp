@@ -65,13 +65,13 @@ struct CachingNetImpl : nn::Module {
 };
 TESSERA_MODULE(CachingNet);
 
-enum class Kind { rows, flat, original, replicate };
+enum class CachingKind { rows, flat, original, replicate };
 
-void wrap_caching(CachingNet& net, const Mesh& mesh, Kind kind) {
-  if (kind == Kind::rows || kind == Kind::replicate) {
+void wrap_caching(CachingNet& net, const Mesh& mesh, CachingKind kind) {
+  if (kind == CachingKind::rows || kind == CachingKind::replicate) {
     const auto wrap = [&](auto& module) {
-      if (kind == Kind::rows) fully_shard(module, mesh);
-      if (kind == Kind::replicate) replicate(module, mesh);
+      if (kind == CachingKind::rows) fully_shard(module, mesh);
+      if (kind == CachingKind::replicate) replicate(module, mesh);
     };
     wrap(net->writer);
     wrap(net->assigner);
@@ -80,7 +80,7 @@ void wrap_caching(CachingNet& net, const Mesh& mesh, Kind kind) {
   const FullyShardedDataParallel<CachingNet> wrapped(
       net, mesh,
       {.auto_wrap_policy = module_wrap_policy<WriterImpl, AssignerImpl>(),
-       .use_orig_params = kind == Kind::original});
+       .use_orig_params = kind == CachingKind::original});
 }
 
 std::vector<double> train_caching(CachingNet& net, int first_rank, int ranks) {
@@ -101,7 +101,7 @@ std::vector<double> train_caching(CachingNet& net, int first_rank, int ranks) {
   return losses;
 }
 
-class ReferenceArguments : public ::testing::TestWithParam<Kind> {};
+class ReferenceArguments : public ::testing::TestWithParam<CachingKind> {};
 
 TEST_P(ReferenceArguments, AreChangedAndTrainAsInOneProcess) {
   run_mesh(2, [&](Mesh& mesh) {
@@ -114,14 +114,15 @@ TEST_P(ReferenceArguments, AreChangedAndTrainAsInOneProcess) {
   });
 }
 
-std::string kind_name(const ::testing::TestParamInfo<Kind>& given) {
+std::string caching_kind_name(const ::testing::TestParamInfo<CachingKind>& given) {
   constexpr const char* kNames[] = {"Rows", "Flat", "Original", "Replicate"};
   return kNames[static_cast<int>(given.param)];
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, ReferenceArguments,
-                         ::testing::Values(Kind::rows, Kind::flat, Kind::original, Kind::replicate),
-                         kind_name);
+                         ::testing::Values(CachingKind::rows, CachingKind::flat,
+                                           CachingKind::original, CachingKind::replicate),
+                         caching_kind_name);
 
 // What forward takes as a copy is its own.
 struct CopierImpl : nn::Module {
