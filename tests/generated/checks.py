@@ -25,8 +25,8 @@ import worlds
 # Targets of `convert`, and what they are written to.
 TARGETS = {
     "torch": ("b.pt", []),
-    "safetensors": ("b.safetensors", []),
-    "safetensors-set": ("set", ["--to", "safetensors", "--max-shard-size", "64"]),
+    "safetensors": ("b.safetensors", ["--keep-duplicates"]),
+    "safetensors-set": ("set", ["--to", "safetensors", "--max-shard-size", "64", "--keep-duplicates"]),
     "dcp": ("dcp", ["--to", "dcp"]),
     "dcp-3": ("dcp3", ["--to", "dcp", "--ranks", "3"]),
 }

@@ -43,8 +43,9 @@ TARGETS = {
     "dcp": ["--to", "dcp"],
     "dcp-3": ["--to", "dcp", "--ranks", "3"],
     "torch": ["--to", "torch"],
-    "safetensors": ["--to", "safetensors"],
-    "safetensors-set": ["--to", "safetensors", "--max-shard-size", "100"],
+    # The readers below look for every name.
+    "safetensors": ["--to", "safetensors", "--keep-duplicates"],
+    "safetensors-set": ["--to", "safetensors", "--max-shard-size", "100", "--keep-duplicates"],
     "olmo-full": ["--to", "olmo-full"],
     "olmo-full-safetensors": ["--safetensors"],
     "olmo-torch-new": ["--to", "olmo-torch-new", "--ranks", "2"],

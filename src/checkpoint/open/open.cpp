@@ -149,7 +149,9 @@ bool may_begin_in(const Store& store) {
   const std::vector<ObjectInfo> files = store.list_level();
   if (!std::ranges::all_of(files, is_of_no_checkpoint, &ObjectInfo::name)) return false;
   if (!is_directory_of_disk(store)) return true;
-  const auto entries = std::filesystem::directory_iterator(store.name());
+  std::error_code failure;
+  const auto entries = std::filesystem::directory_iterator(store.name(), failure);
+  if (failure) return was_never_there(store.name());
   return static_cast<std::size_t>(std::distance(begin(entries), end(entries))) == files.size();
 }
 

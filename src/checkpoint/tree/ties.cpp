@@ -20,10 +20,12 @@ namespace {
 using SamePlace = std::tuple<const void*, const void*, std::uint64_t, std::uint64_t, Encoding,
                              std::int64_t, Shape, Shape, DType, std::optional<DType>, bool, bool>;
 
+// One element is never tied: nothing is gained, and numbers that an optimizer counts by itself for
+// each parameter, as its steps, must not become one object.
 std::optional<SamePlace> place_of(const Value& value) {
   if (!value.is(Value::Kind::tensor)) return std::nullopt;
   const Tensor& tensor = value.as_tensor();
-  if (tensor.bare_storage || tensor.pieces.size() != 1 || numel(tensor.shape) == 0)
+  if (tensor.bare_storage || tensor.pieces.size() != 1 || numel(tensor.shape) <= 1)
     return std::nullopt;
   const Piece& piece = tensor.pieces[0];
   if (!piece.storage || piece.slice != Slice(whole(tensor.shape))) return std::nullopt;

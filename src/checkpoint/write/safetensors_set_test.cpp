@@ -363,6 +363,21 @@ TEST(Tied, TensorsComeBackAsOne) {
   EXPECT_TRUE(diff(Checkpoint::open(target), Checkpoint::open(tied_file())).empty());
 }
 
+// An optimizer adds to each parameter's own.
+TEST(Tied, StepsAreNot) {
+  const Tensor step = counting({}, whole({}), 3);
+  const std::string path = temporary_directory() + "/steps.safetensors";
+  save(Value::dict({{"a.step", Value(Tensor(step))}, {"b.step", Value(Tensor(step))}}), path);
+  EXPECT_EQ(stored_names(path), (Names{"a.step", "b.step"}));
+  const std::string target = temporary_directory() + "/steps.pt";
+  ConvertOptions how;
+  how.to = CheckpointKind::torch_file;
+  convert(path, target, how);
+  const Value tree = Checkpoint::open(target).tree();
+  EXPECT_NE(tree.at("a").at("step").as_tensor().pieces[0].storage,
+            tree.at("b").at("step").as_tensor().pieces[0].storage);
+}
+
 TEST(Tied, TensorsInASetAreNotedBesideTheirElements) {
   const std::string target = temporary_directory() + "/set";
   ConvertOptions how;
