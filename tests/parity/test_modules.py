@@ -122,7 +122,7 @@ def test_a_module_becomes_its_state_dict(name, stream, tmp_path):
     assert module.load_state_dict(read, strict=True) is not None
     if "emb.weight" in read:  # what is tied stays so
         assert read["emb.weight"].untyped_storage().data_ptr() == read["head.weight"].untyped_storage().data_ptr()
-    run("convert", tmp_path / "whole.pt", tmp_path / "state.safetensors")
+    run("convert", tmp_path / "whole.pt", tmp_path / "state.safetensors", "--keep-duplicates")
     tensors = safetensors.torch.load_file(tmp_path / "state.safetensors")
     same({key: tensors[key] for key in state}, state)
     assert run("verify", tmp_path / "whole.pt").returncode == 0
@@ -172,8 +172,8 @@ def test_what_could_run_is_neither_read_nor_written(name, tmp_path):
             assert torch.load(tmp_path / "clean.pt", weights_only=True) == {"x": {}}
             continue
         require_unsafe("ls", tmp_path / "hostile.pt", *more)
-        for target in ("out.pt", "out"):
-            require_unsafe("convert", tmp_path / "hostile.pt", tmp_path / target, *more)
+        for target, kind in (("out.pt", "torch"), ("out", "dcp")):
+            require_unsafe("convert", tmp_path / "hostile.pt", tmp_path / target, "--to", kind, *more)
             assert not (tmp_path / target).exists()
 
 

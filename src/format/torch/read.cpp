@@ -363,7 +363,7 @@ bool is_raw(std::string_view record) {
 
 Value read(std::shared_ptr<const ByteSource> source, const ReadOptions& options) {
   std::optional<zip::Archive> archive = open_archive(source);
-  if (!archive) return read_stream(std::move(source));
+  if (!archive) return read_stream(std::move(source), options.keeps_compiler);
   return Reader(std::move(*archive), options).run();
 }
 

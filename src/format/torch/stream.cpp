@@ -74,7 +74,8 @@ void require_little_endian(const Value& machine) {
 
 class StreamReader {
  public:
-  explicit StreamReader(std::shared_ptr<const ByteSource> source) : source_(std::move(source)) {}
+  StreamReader(std::shared_ptr<const ByteSource> source, bool keeps_compiler)
+      : source_(std::move(source)), keeps_compiler_(keeps_compiler) {}
 
   Value run() {
     try {
@@ -111,6 +112,7 @@ class StreamReader {
     storages_.clear();  // of a window that was too short
     views_.clear();
     pickle::ReadOptions options;
+    options.keeps_compiler = keeps_compiler_;
     options.reduce = rebuild_any;
     options.persistent_load = [this](const Value& id) { return load(id); };
     return options;
@@ -126,6 +128,7 @@ class StreamReader {
   void place_views();
 
   std::shared_ptr<const ByteSource> source_;
+  bool keeps_compiler_;
   std::uint64_t at_ = 0;                             // of the next pickle or storage
   std::unordered_map<std::string, Value> storages_;  // bare leaves, by key
   struct View {
@@ -288,8 +291,8 @@ bool has_magic(const ByteSource& source) {
   }
 }
 
-Value read_stream(std::shared_ptr<const ByteSource> source) {
-  return StreamReader(std::move(source)).run();
+Value read_stream(std::shared_ptr<const ByteSource> source, bool keeps_compiler) {
+  return StreamReader(std::move(source), keeps_compiler).run();
 }
 
 }  // namespace tessera::torch_file

@@ -23,6 +23,7 @@ namespace tessera::torch_file {
 // growing windows, nothing of a storage is. Throws `corrupt` when the first pickle is not the
 // format's number, `unsupported` for another version or byte order and for what follows the last
 // storage.
-[[nodiscard]] Value read_stream(std::shared_ptr<const ByteSource> source);
+[[nodiscard]] Value read_stream(std::shared_ptr<const ByteSource> source,
+                                bool keeps_compiler = false);  // as pickle::ReadOptions
 
 }  // namespace tessera::torch_file
