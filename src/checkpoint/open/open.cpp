@@ -95,17 +95,27 @@ Place replaced_place(const std::string& path) {
   throw error.at_path(path);
 }
 
+// Whether a store says so: one that fails does not.
+template <typename Ask>
+bool is_so(const Ask& ask) {
+  try {
+    return ask();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 // Stores of files have absolute names, others URLs or none.
 bool is_directory_of_disk(const Store& store) {
   return store.name().starts_with('/');
 }
 
-// Whether an object that cannot be found is in no listing either: one whose store cannot be reached
-// throws here, too.
+// Whether an object that cannot be found is in no listing either. A store that lists nothing, or
+// that cannot be reached, does not say so.
 bool is_unlisted(const Location& where) {
   const Store& store = *where.store;
   if (is_directory_of_disk(store)) return was_never_there(store.name() + "/" + where.name);
-  return store.list(where.name).empty();
+  return is_so([&] { return store.list(where.name).empty(); });
 }
 
 // Of the object that the location names.
@@ -163,7 +173,7 @@ bool may_begin_in(const Store& store) {
   Error error(ErrorCode::not_found,
               "no checkpoint in this directory: no .metadata, no *.safetensors, no rank*.pt, no "
               "pytorch_model.bin");
-  if (may_begin_in(store)) error.as_no_checkpoint();
+  if (is_so([&] { return may_begin_in(store); })) error.as_no_checkpoint();
   throw error.at_path(store.name());
 }
 
