@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
+#include <map>
 #include <unordered_map>
 #include <utility>
 
@@ -170,6 +170,11 @@ const Value& part_named(const Value& tree, const char* key) {
       .at_key(key);
 }
 
+Error other_group(std::size_t group, const std::string& why) {
+  return Error(ErrorCode::mismatch, why)
+      .at_key(std::string(kParamGroups) + "." + std::to_string(group) + "." + kParams);
+}
+
 // The groups of a stored optimizer; none where there is none and may be none.
 Value::List groups_in(const Value& stored, OnDifference missing) {
   const bool may_lack = missing == OnDifference::report && stored.is(Value::Kind::dict);
@@ -260,16 +265,30 @@ void OptimLeaves::require_same_groups(const Value::List& groups) const {
   }
 }
 
-// Parameters of this optimizer that are in none of the stored groups.
+// Parameters of this optimizer that are in none of the stored groups. Options go by the number of a
+// group: new groups stand behind those of the checkpoint, and nothing else changes its group.
 std::vector<std::string> OptimLeaves::unlisted(const Value::List& stored) const {
-  std::set<std::string> listed;
-  for (const auto& group : stored) {
-    for (auto& name : listed_names(group)) listed.insert(std::move(name));
+  std::map<std::string, std::size_t> group_of;
+  for (std::size_t g = 0; g < stored.size(); ++g) {
+    for (auto& name : listed_names(stored[g])) group_of.emplace(std::move(name), g);
   }
   std::vector<std::string> names;
-  for (const auto& group : groups_)
-    std::ranges::copy_if(names_of(group), std::back_inserter(names),
-                         [&](const std::string& name) { return !listed.contains(name); });
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    bool knows_any = false;
+    for (auto& name : names_of(groups_[g])) {
+      const auto found = group_of.find(name);
+      if (found == group_of.end()) {
+        names.push_back(std::move(name));
+        continue;
+      }
+      knows_any = true;
+      if (found->second != g)
+        throw other_group(
+            g, name + " is in group " + std::to_string(found->second) + " of the checkpoint");
+    }
+    if (!knows_any && g < stored.size() && !listed_names(stored[g]).empty())
+      throw other_group(g, "the checkpoint's group of this number holds none of its parameters");
+  }
   return names;
 }
 
@@ -326,6 +345,10 @@ Value::List OptimLeaves::finish(const Value& loaded) {
       if (held.state.is(Value::Kind::none)) continue;
       const auto& state = loaded.at("state").at(held.key);
       access.set_state(held.parameter->local, with_loaded_values(held.state, state), /*keep=*/true);
+    }
+    if (g >= groups.size()) {  // the list was taken as it was stored, without new groups
+      others.push_back(Value::dict());
+      continue;
     }
     const auto own = access.group(g);
     access.set_group(g, entries(groups[g], own, true));

@@ -152,7 +152,11 @@ Value asking(const Value& value, const Path& place, const Checkpoint& contents) 
 class TrainingLoad {
  public:
   TrainingLoad(TrainingState& state, const LoadOptions& options, const Group& group)
-      : state_(state), missing_(options.missing), rank_(group.rank()), ranks_(group.size()) {
+      : state_(state),
+        missing_(options.missing),
+        renames_(options.rename != nullptr),
+        rank_(group.rank()),
+        ranks_(group.size()) {
     require_own_names(state, options);
     optim_ = leaves_of_optimizer(state);
     model_ = model_state(state.model());
@@ -177,7 +181,7 @@ class TrainingLoad {
     tree_ = tree_of(state_, model_, std::move(optim), stored_of_rank(contents));
     Value inner = state_.key.empty() ? tree_ : tree_.at(state_.key);
     for (const auto& [key, value] : state_.values.pairs()) {
-      if (key.is(Value::Kind::string))
+      if (key.is(Value::Kind::string) && !renames_)
         inner.set_item(key, asking(value, place_of(state_, key.as_string()), contents));
     }
     if (trainer_) tree_.erase(kTrain);
@@ -235,6 +239,7 @@ class TrainingLoad {
 
   TrainingState& state_;
   OnDifference missing_;
+  bool renames_;  // then a none takes nothing
   int rank_, ranks_;
   std::optional<OptimLeaves> optim_;
   Value model_, tree_;

@@ -208,6 +208,16 @@ TEST(TrainingState, BeginsNewLayersAndGroupsAfresh) {
     train(grown, two);
     EXPECT_EQ(steps_of(two, 0), 2);
     EXPECT_EQ(steps_of(two, 1), 1);
+    // Options go by the numbers of groups: another order would swap the rates without a word.
+    auto turned = groups_of(grown, 0.5);
+    std::swap(turned[0], turned[1]);
+    AdamW three(std::move(turned));
+    TrainingState other(grown, three);
+    EXPECT_EQ(testing::error_of([&] {
+                load(other, path, {.missing = OnDifference::report}, mesh.checkpoint_group());
+              }).substr(0, 8),
+              "mismatch");
+    EXPECT_EQ(three.options(0).lr, 0.5);
   });
 }
 

@@ -130,39 +130,54 @@ auto& impl_of(Module& module) {
   }
 }
 
-// Arguments with tensors inside are passed as copies, in which tensors may be replaced, and what
-// forward takes by reference to change it is copied back. All others are passed as they came.
-template <typename Argument>
-using Carried =
-    std::conditional_t<TensorsOf<std::decay_t<Argument>>::any, std::decay_t<Argument>, Argument&&>;
+// The parameters of a member function; none are known of one that is overloaded or a template.
+template <typename Function>
+struct ParametersOf {
+  using type = std::tuple<>;
+};
+template <typename Class, typename Result, typename... Parameters>
+struct ParametersOf<Result (Class::*)(Parameters...)> {
+  using type = std::tuple<Parameters...>;
+};
+template <typename Class, typename Result, typename... Parameters>
+struct ParametersOf<Result (Class::*)(Parameters...) const> {
+  using type = std::tuple<Parameters...>;
+};
+template <typename Impl>
+struct ParametersOfForward {
+  using type = std::tuple<>;
+};
+template <typename Impl>
+requires requires {
+  &Impl::forward;
+}
+struct ParametersOfForward<Impl> : ParametersOf<decltype(&Impl::forward)> {};
 
-template <typename Argument>
-decltype(auto) hand_over(Carried<Argument>& value) {
-  if constexpr (TensorsOf<std::decay_t<Argument>>::any && std::is_lvalue_reference_v<Argument>) {
-    return static_cast<std::decay_t<Argument>&>(value);
+// Whether parameter I is a reference through which forward may change what has tensors inside.
+template <typename Parameters, std::size_t I>
+constexpr bool may_change() {
+  if constexpr (I < std::tuple_size_v<Parameters>) {
+    using Parameter = std::tuple_element_t<I, Parameters>;
+    return std::is_lvalue_reference_v<Parameter> &&
+           !std::is_const_v<std::remove_reference_t<Parameter>> &&
+           TensorsOf<std::decay_t<Parameter>>::any;
   } else {
-    return static_cast<std::remove_reference_t<Argument>&&>(value);
+    return false;
   }
 }
 
-template <std::size_t Probed, typename Forward, typename Indices, typename... Arguments>
-struct TakesConst;
-template <std::size_t Probed, typename Forward, std::size_t... I, typename... Arguments>
-struct TakesConst<Probed, Forward, std::index_sequence<I...>, Arguments...>
-    : std::is_invocable<
-          Forward, std::conditional_t<I == Probed, const std::decay_t<Arguments>&, Arguments>...> {
-};
+// Arguments with tensors inside are passed as copies, in which tensors may be replaced. What
+// forward may change is its caller's own, and so is everything else.
+template <typename Argument, bool kIsChanged>
+using Carried = std::conditional_t<TensorsOf<std::decay_t<Argument>>::any && !kIsChanged,
+                                   std::decay_t<Argument>, Argument&&>;
 
-// Whether forward takes argument I by a reference through which it may change what has tensors.
-template <typename Forward, std::size_t I, typename... Arguments>
-constexpr bool may_change() {
-  using Argument = std::tuple_element_t<I, std::tuple<Arguments&&...>>;
-  if constexpr (!std::is_lvalue_reference_v<Argument> ||
-                std::is_const_v<std::remove_reference_t<Argument>> ||
-                !TensorsOf<std::decay_t<Argument>>::any) {
-    return false;
+template <typename Argument, bool kIsChanged>
+decltype(auto) hand_over(Carried<Argument, kIsChanged>& value) {
+  if constexpr (TensorsOf<std::decay_t<Argument>>::any && std::is_lvalue_reference_v<Argument>) {
+    return static_cast<std::conditional_t<kIsChanged, Argument, std::decay_t<Argument>&>>(value);
   } else {
-    return !TakesConst<I, Forward, std::index_sequence_for<Arguments...>, Arguments&&...>::value;
+    return static_cast<std::remove_reference_t<Argument>&&>(value);
   }
 }
 
@@ -174,74 +189,91 @@ void collect_tensors(Value& value, std::vector<at::Tensor*>& into) {
   }
 }
 
-// Tensors of a forward's arguments, and what it gets in their place.
+// The caller's own arguments that forward may change: what it gets in the place of tensors in them
+// is there while it runs alone.
+template <typename... Changed>
 class HandedIn {
  public:
-  explicit HandedIn(const std::vector<at::Tensor*>& tensors) {
-    for (const auto* tensor : tensors) given_.push_back(*tensor);
+  explicit HandedIn(Changed&... arguments) : arguments_(arguments...) {
+    for_each([&](at::Tensor& tensor) { given_.push_back(tensor); });
   }
-  // After they were replaced.
-  void note(const std::vector<at::Tensor*>& tensors) {
-    for (const auto* tensor : tensors) handed_.push_back(*tensor);
+  // Where forward throws, what it has changed stays.
+  ~HandedIn() { give_back(); }
+  HandedIn(const HandedIn&) = delete;
+  HandedIn& operator=(const HandedIn&) = delete;
+
+  // After tensors were replaced.
+  void note() {
+    for_each([&](at::Tensor& tensor) { handed_.push_back(tensor); });
   }
-  // What forward left in `value` as it got it is again what its caller gave, all else is a result.
-  template <typename Value>
-  void sort_out(Value& value, std::vector<at::Tensor*>& results) const {
-    std::vector<at::Tensor*> found;
-    collect_tensors(value, found);
-    for (auto* tensor : found) {
+  // What forward left as it got it is again what its caller gave. All else are results.
+  std::vector<at::Tensor*> give_back() {
+    std::vector<at::Tensor*> results;
+    for_each([&](at::Tensor& tensor) {
       std::size_t i = 0;
-      while (i < handed_.size() && !handed_[i].is_same(*tensor)) ++i;
+      while (i < handed_.size() && !handed_[i].is_same(tensor)) ++i;
       if (i < handed_.size()) {
-        *tensor = given_[i];
+        tensor = given_[i];
       } else {
-        results.push_back(tensor);
+        results.push_back(&tensor);
       }
-    }
+    });
+    handed_.clear();
+    return results;
   }
 
  private:
+  template <typename Visit>
+  void for_each(const Visit& visit) {
+    std::vector<at::Tensor*> found;
+    std::apply([&](auto&... arguments) { (collect_tensors(arguments, found), ...); }, arguments_);
+    for (auto* tensor : found) visit(*tensor);
+  }
+
+  std::tuple<Changed&...> arguments_;
   std::vector<at::Tensor> given_, handed_;
 };
 
-// `forward` is what is called between the unit's steps. What it takes by reference is changed when
-// it returns; not, if it throws.
-template <typename Forward, typename... Arguments, std::size_t... I>
-auto call_unit(std::shared_ptr<Unit> unit, Forward&& forward, std::index_sequence<I...>,
+// Those of `arguments` that forward may change.
+template <typename Parameters, std::size_t... I, typename... Arguments>
+auto changed_of(std::index_sequence<I...>, Arguments&... arguments) {
+  const auto if_changed = []<std::size_t Index>(auto& argument) {
+    if constexpr (may_change<Parameters, Index>()) {
+      return std::tie(argument);
+    } else {
+      return std::tuple<>();
+    }
+  };
+  return std::tuple_cat(if_changed.template operator()<I>(arguments)...);
+}
+
+// `forward` is what is called between the unit's steps; it has these parameters, as far as known.
+template <typename Parameters, typename Forward, typename... Arguments, std::size_t... I>
+auto call_unit(std::shared_ptr<Unit> unit, Forward&& forward, std::index_sequence<I...> all,
                Arguments&&... arguments)
     -> decltype(forward(std::forward<Arguments>(arguments)...)) {
   using Result = decltype(forward(std::forward<Arguments>(arguments)...));
-  constexpr bool kChanges = (may_change<Forward, I, Arguments...>() || ...);
   if constexpr (!TensorsOf<std::decay_t<Result>>::known)
     throw_unknown_result(*unit, typeid(Result));
   Call scope(std::move(unit));
   try {
-    std::tuple<Carried<Arguments>...> carried(std::forward<Arguments>(arguments)...);
+    auto handed = std::apply([](auto&... changed) { return HandedIn(changed...); },
+                             changed_of<Parameters>(all, arguments...));
+    std::tuple<Carried<Arguments, may_change<Parameters, I>()>...> carried(
+        std::forward<Arguments>(arguments)...);
     std::vector<at::Tensor*> tensors;
     (collect_tensors(std::get<I>(carried), tensors), ...);
-    HandedIn handed(kChanges ? tensors : std::vector<at::Tensor*>());
     scope.enter(tensors);
-    if constexpr (kChanges) handed.note(tensors);
-    const auto leave = [&](auto&... result) {
-      tensors.clear();
-      (collect_tensors(result, tensors), ...);
-      const auto sort_out = [&]<std::size_t Index>(auto& value) {
-        if constexpr (may_change<Forward, Index, Arguments...>()) handed.sort_out(value, tensors);
-      };
-      (sort_out.template operator()<I>(std::get<I>(carried)), ...);
-      scope.leave(tensors);
-      const auto give_back = [&]<std::size_t Index>(auto& argument) {
-        if constexpr (may_change<Forward, Index, Arguments...>())
-          argument = std::move(std::get<Index>(carried));
-      };
-      (give_back.template operator()<I>(arguments), ...);
-    };
+    handed.note();
     if constexpr (std::is_void_v<Result>) {
-      forward(hand_over<Arguments>(std::get<I>(carried))...);
-      leave();
+      forward(hand_over<Arguments, may_change<Parameters, I>()>(std::get<I>(carried))...);
+      scope.leave(handed.give_back());
     } else {
-      Result result = forward(hand_over<Arguments>(std::get<I>(carried))...);
-      leave(result);
+      Result result =
+          forward(hand_over<Arguments, may_change<Parameters, I>()>(std::get<I>(carried))...);
+      tensors = handed.give_back();
+      collect_tensors(result, tensors);
+      scope.leave(tensors);
       return result;
     }
   } catch (...) {
@@ -254,24 +286,24 @@ auto call_module(Impl& impl, Arguments&&... arguments)
     -> decltype(impl.forward(std::forward<Arguments>(arguments)...)) {
   auto unit = find_unit(&impl);
   if (!unit) return impl.forward(std::forward<Arguments>(arguments)...);
-  const auto forward =
-      [&](auto&&... passed) -> decltype(impl.forward(std::forward<decltype(passed)>(passed)...)) {
+  const auto forward = [&](auto&&... passed) -> decltype(auto) {
     return impl.forward(std::forward<decltype(passed)>(passed)...);
   };
-  return call_unit(std::move(unit), forward, std::index_sequence_for<Arguments...>(),
-                   std::forward<Arguments>(arguments)...);
+  return call_unit<typename ParametersOfForward<std::remove_const_t<Impl>>::type>(
+      std::move(unit), forward, std::index_sequence_for<Arguments...>(),
+      std::forward<Arguments>(arguments)...);
 }
 
 template <typename Method, typename Impl, typename... Arguments>
 decltype(auto) call_method(Method method, Impl& impl, Arguments&&... arguments) {
-  const auto forward =
-      [&](auto&&... passed) -> decltype((impl.*method)(std::forward<decltype(passed)>(passed)...)) {
+  const auto forward = [&](auto&&... passed) -> decltype(auto) {
     return (impl.*method)(std::forward<decltype(passed)>(passed)...);
   };
   auto unit = find_unit(&impl);
   if (!unit) return forward(std::forward<Arguments>(arguments)...);
-  return call_unit(std::move(unit), forward, std::index_sequence_for<Arguments...>(),
-                   std::forward<Arguments>(arguments)...);
+  return call_unit<typename ParametersOf<Method>::type>(std::move(unit), forward,
+                                                        std::index_sequence_for<Arguments...>(),
+                                                        std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace detail

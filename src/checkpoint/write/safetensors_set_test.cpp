@@ -374,8 +374,8 @@ TEST(Tied, StepsAreNot) {
   how.to = CheckpointKind::torch_file;
   convert(path, target, how);
   const Value tree = Checkpoint::open(target).tree();
-  EXPECT_NE(tree.at("a").at("step").as_tensor().pieces[0].storage,
-            tree.at("b").at("step").as_tensor().pieces[0].storage);
+  EXPECT_NE(tree.at("a.step").as_tensor().pieces[0].storage,
+            tree.at("b.step").as_tensor().pieces[0].storage);
 }
 
 TEST(Tied, TensorsInASetAreNotedBesideTheirElements) {

@@ -3,13 +3,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "fsdp/testing/test_values.h"
 #include "tessera/fsdp.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/unit_controls.h"
 #include "torch/testing.h"
 
 namespace tessera {
@@ -146,6 +147,54 @@ TEST(CopiedArguments, AreLeftAlone) {
     net(x, cache).sum().backward();
     EXPECT_TRUE(x.is_same(before));
     EXPECT_EQ(cache.size(), 1U);
+  });
+}
+
+// It is the caller's own object that forward changes: what leads into it stays good, also where two
+// arguments are one object, and what a throw has left undone is undone.
+struct ChangerOfTwoImpl : nn::Module {
+  nn::Linear linear{nullptr};
+  ChangerOfTwoImpl() { linear = register_module("linear", nn::Linear(4, 4)); }
+  torch::Tensor forward(torch::Tensor& a, torch::Tensor& b) {
+    a = linear(a);
+    return b * 2;
+  }
+};
+TESSERA_MODULE(ChangerOfTwo);
+
+struct SlotChangerImpl : nn::Module {
+  nn::Linear linear{nullptr};
+  bool throws = false;
+  SlotChangerImpl() { linear = register_module("linear", nn::Linear(4, 4)); }
+  void forward(const torch::Tensor& x, Tensors& cache) {
+    if (throws) throw std::runtime_error("bad batch");
+    cache[1] = linear(x);
+  }
+};
+TESSERA_MODULE(SlotChanger);
+
+TEST(OwnArguments, OfTheCallerAreChanged) {
+  run_mesh(2, [](Mesh& mesh) {
+    auto two = with_values(ChangerOfTwo(), 5), alone = with_values(ChangerOfTwo(), 5);
+    fully_shard(two, mesh);
+    auto h = torch::ones({2, 4}).set_requires_grad(true) * 2, g = h.clone();
+    EXPECT_TRUE(torch::allclose(two(h, h), alone(g, g)));
+    EXPECT_TRUE(torch::allclose(h, g));
+
+    auto slots = with_values(SlotChanger(), 5);
+    fully_shard(slots, mesh);
+    const auto x = torch::ones({2, 4}).set_requires_grad(true) * 3;
+    Tensors cache = {x.sin(), x.cos()};
+    torch::Tensor& slot = cache[1];
+    const Tensors before = cache;
+    slots->throws = true;
+    EXPECT_THROW(slots(x, cache), std::runtime_error);
+    EXPECT_TRUE(cache[0].is_same(before[0]) && cache[1].is_same(before[1]));
+    abandon_step(slots);
+    slots->throws = false;
+    slots(x, cache);
+    EXPECT_TRUE(cache[0].is_same(before[0]) && !slot.is_same(before[1]));
+    slot.sum().backward();
   });
 }
 
