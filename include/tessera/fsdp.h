@@ -25,12 +25,12 @@
 // when its module is called, freed when the call returns, and gathered again for its backward. Then
 // its gradients are averaged over the ranks, and each rank gets the part that it holds.
 //
-// Gradients of gradients (autograd::grad with create_graph) work in a model that is one unit, else
-// they are an error, as backward(create_graph) is. Names of modules and parameters may not change
-// after fully_shard. All ranks must call the same units in the same order and freeze the same
-// parameters: the first training pass compares both. Each gather and reduction compares its unit,
-// and each reduction also the number of training passes since the last abandon_step. Ranks that
-// differ throw `mismatch`, and no rank computes with another unit's or step's numbers.
+// Gradients of gradients (autograd::grad with create_graph) work where parameters stay gathered,
+// else they are an error, as backward(create_graph) is. Names of modules and parameters may not
+// change after fully_shard. All ranks must call the same units in the same order and freeze the
+// same parameters: the first training pass compares both. Each gather and reduction compares its
+// unit, and each reduction also the number of training passes since the last abandon_step. Ranks
+// that differ throw `mismatch`, and no rank computes with another unit's or step's numbers.
 //
 // Apply it to the outermost module too: each rank trains by itself what no unit holds. A warning in
 // the log names such parameters when sharded_parameters is called or a training state is saved.

@@ -64,10 +64,11 @@ struct SaveOptions {
   // Of DCP saves by several ranks, rank 0's count; others have nothing to compare.
   IfDiffers values = IfDiffers::refuse;  // leaves that are no tensors
   IfDiffers copies = IfDiffers::warn;    // tensors and their parts that several ranks hold
-  // What a DCP save makes of its leaves. The functions are called several times for a key, and have
-  // to answer the same each time, on all ranks alike. If ranks answer differently, `name` and
-  // `dtype` make other leaves of their trees, as if these were different trees; of `writer` rank
-  // 0's answers count. Empty: as the tree is, and as `replicas` says.
+  // What a DCP save makes of its leaves, and with `name` and `dtype` a set of safetensors, too. The
+  // functions are called several times for a key, and have to answer the same each time, on all
+  // ranks alike. If ranks answer differently, `name` and `dtype` make other leaves of their trees,
+  // as if these were different trees; of `writer` rank 0's answers count. Empty: as the tree is,
+  // and as `replicas` says.
   //
   // The name that a leaf is saved under. Steps of its place in the dicts stay steps where the name
   // keeps them at its ends, and what is new between them is one key. A name that is empty or that
@@ -87,7 +88,7 @@ struct SaveOptions {
   OlmoSave olmo = {};
   // Kind safetensors: a directory of such files that all ranks fill, instead of one file of one
   // process. The tree is then of tensors alone, each whole on every rank or with a placement.
-  // Options of DCP saves are `unsupported`. It appears whole, also in a store that can do so.
+  // Other options of DCP saves are `unsupported`. It appears whole, if a store can do so, too.
   std::optional<SafetensorsSet> safetensors = {};
   // One file of safetensors: as ConvertOptions has it. For any other kind it is `invalid_argument`.
   bool keep_duplicates = false;

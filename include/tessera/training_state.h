@@ -57,13 +57,13 @@ SaveResult save(const TrainingState& state, const Location& where, const SaveOpt
                 Group& group);
 SaveResult save(const TrainingState& state, const Location& where, Group& group);
 
-// Loads into the memory of the model and the optimizer, with load() of tessera/checkpoint.h. The
-// optimizer's options become those of the checkpoint. Its state is found by the names of
-// parameters, and groups must hold the same. Of OLMo's kinds, unless there is a `key`, names and
-// groups are found as tessera/restore.h says, a rank opens its own files alone if they hold what it
-// needs, and the value "train" is its own trainer state. Throws what load() and these throw,
-// `mismatch` for other groups, `unsupported` for LoadOptions::rename beside an optimizer, before
-// anything is changed. A failure after that leaves no values in either, as load(). Collective.
+// Loads into the memory of model and optimizer. The optimizer's options become those of the
+// checkpoint, its state is found by the names of parameters. Groups must hold the same; where
+// missing ones are reported, new groups may stand behind. Of OLMo's kinds, unless there is a `key`,
+// names and groups are found as tessera/restore.h says, a rank opens its own files alone if they
+// hold what it needs, and the value "train" is its own trainer state. Throws what these and load()
+// throw, `mismatch` for other groups, `unsupported` for LoadOptions::rename beside an optimizer,
+// before anything is changed. A failure after that leaves no values in either. Collective.
 LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options,
                 Group& group);
 LoadReport load(TrainingState& state, const Location& where, Group& group);
