@@ -392,7 +392,7 @@ TEST(Tied, TensorsInASetAreNotedBesideTheirElements) {
 
 // What a file says of itself may be the name of a tensor; of another one's it would be a note.
 TEST(Tied, MetadataIsNoNoteByChance) {
-  const auto file_of = [](std::map<std::string, std::string> metadata, Names names) {
+  const auto file_of = [](std::map<std::string, std::string> metadata, const Names& names) {
     Checkpoint source;
     source.kind = CheckpointKind::safetensors;
     source.path = "memory";
