@@ -77,14 +77,17 @@ std::vector<std::size_t> ties_of(const std::vector<Leaf>& leaves) {
   return kept;
 }
 
-Notes::Notes(const std::vector<Leaf>& leaves) : leaves_(leaves) {
-  for (std::size_t i = 0; i < leaves.size(); ++i) by_name_.emplace(leaves[i].name, i);
+void Notes::index_names() {
+  if (!by_name_.empty()) return;
+  for (std::size_t i = 0; i < leaves_.size(); ++i) by_name_.emplace(leaves_[i].name, i);
 }
 
 void Notes::add(const std::map<std::string, std::string>& metadata) {
   const bool is_ours = metadata.contains(kTiesKey);
   for (const auto& [name, kept] : metadata) {
-    if (!is_note(name, kept, is_ours) || by_name_.contains(name)) continue;
+    if (!is_note(name, kept, is_ours)) continue;
+    index_names();
+    if (by_name_.contains(name)) continue;
     const auto found = by_name_.find(kept);
     if (found == by_name_.end()) continue;
     // One value for all notes of a tensor: it may have many pieces.

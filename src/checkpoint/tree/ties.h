@@ -34,14 +34,16 @@ inline constexpr const char* kTiesKey = "tessera.ties";
 class Notes {
  public:
   // `leaves`, all of them tensors, are those of all files, and stay as they are while this lives.
-  explicit Notes(const std::vector<Leaf>& leaves);
+  explicit Notes(const std::vector<Leaf>& leaves) : leaves_(leaves) {}
   // Of one file. A note counts where the leaves have its second name alone.
   void add(const std::map<std::string, std::string>& metadata);
   [[nodiscard]] std::vector<Leaf> take();
 
  private:
+  void index_names();
+
   const std::vector<Leaf>& leaves_;
-  std::unordered_map<std::string_view, std::size_t> by_name_;
+  std::unordered_map<std::string_view, std::size_t> by_name_;  // made for the first note
   std::unordered_map<std::size_t, Value> tied_;
   std::map<std::string, Leaf> noted_;
 };
