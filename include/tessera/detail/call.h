@@ -154,67 +154,55 @@ void collect_tensors(Value& value, std::vector<at::Tensor*>& into) {
   }
 }
 
-// The caller's own arguments that forward may change: what it gets in the place of tensors in them
-// is there while it runs alone.
-template <typename... Changed>
+template <bool kIsWanted, typename Value>
+void collect_tensors_if(Value& value, std::vector<at::Tensor*>& into) {
+  if constexpr (kIsWanted) collect_tensors(value, into);
+}
+
+// Tensors in the caller's own arguments, which forward may change: what it gets in their place is
+// there while it runs alone. `Collect` finds them, as they are now.
+template <typename Collect>
 class HandedIn {
  public:
-  explicit HandedIn(Changed&... arguments) : arguments_(arguments...) {
-    for_each([&](at::Tensor& tensor) { given_.push_back(tensor); });
+  explicit HandedIn(Collect collect) : collect_(std::move(collect)) {
+    for (const auto* tensor : collect_()) given_.push_back(*tensor);
   }
   // Where forward throws, what it has changed stays.
-  ~HandedIn() { give_back(); }
+  ~HandedIn() {
+    if (!given_.empty()) give_back();
+  }
   HandedIn(const HandedIn&) = delete;
   HandedIn& operator=(const HandedIn&) = delete;
 
-  // After tensors were replaced.
+  // After tensors were replaced. If that fails halfway each is still in its place.
   void note() {
-    for_each([&](at::Tensor& tensor) { handed_.push_back(tensor); });
+    for (const auto* tensor : collect_()) handed_.push_back(*tensor);
   }
   // What forward left as it got it is again what its caller gave. All else are results.
   std::vector<at::Tensor*> give_back() {
+    const auto given = std::exchange(given_, {});
+    const auto found = collect_();
     std::vector<at::Tensor*> results;
-    for_each([&](at::Tensor& tensor) {
-      std::size_t i = 0;
-      while (i < handed_.size() && !handed_[i].is_same(tensor)) ++i;
-      if (i < handed_.size()) {
-        tensor = given_[i];
+    for (std::size_t at = 0; at < found.size(); ++at) {
+      std::size_t i = handed_.empty() ? at : 0;
+      while (i < handed_.size() && !handed_[i].is_same(*found[at])) ++i;
+      if (i < given.size()) {
+        *found[at] = given[i];
       } else {
-        results.push_back(&tensor);
+        results.push_back(found[at]);
       }
-    });
-    handed_.clear();
+    }
     return results;
   }
 
  private:
-  template <typename Visit>
-  void for_each(const Visit& visit) {
-    std::vector<at::Tensor*> found;
-    std::apply([&](auto&... arguments) { (collect_tensors(arguments, found), ...); }, arguments_);
-    for (auto* tensor : found) visit(*tensor);
-  }
-
-  std::tuple<Changed&...> arguments_;
+  Collect collect_;
   std::vector<at::Tensor> given_, handed_;
 };
 
-// Those of `arguments` that forward may change.
-template <typename Parameters, std::size_t... I, typename... Arguments>
-auto changed_of(std::index_sequence<I...>, Arguments&... arguments) {
-  const auto if_changed = []<std::size_t Index>(auto& argument) {
-    if constexpr (may_change<Parameters, Index>()) {
-      return std::tie(argument);
-    } else {
-      return std::tuple<>();
-    }
-  };
-  return std::tuple_cat(if_changed.template operator()<I>(arguments)...);
-}
-
 // `forward` is what is called between the unit's steps; it has these parameters, as far as known.
 template <typename Parameters, typename Forward, typename... Arguments, std::size_t... I>
-auto call_unit(std::shared_ptr<Unit> unit, Forward&& forward, std::index_sequence<I...> all,
+auto call_unit(std::shared_ptr<Unit> unit, Forward&& forward, std::index_sequence<I...>,
                Arguments&&... arguments)
     -> decltype(forward(std::forward<Arguments>(arguments)...)) {
   using Result = decltype(forward(std::forward<Arguments>(arguments)...));
@@ -222,10 +210,13 @@ auto call_unit(std::shared_ptr<Unit> unit, Forward&& forward, std::index_sequenc
     throw_unknown_result(*unit, typeid(Result));
   Call scope(std::move(unit));
   try {
-    auto handed = std::apply([](auto&... changed) { return HandedIn(changed...); },
-                             changed_of<Parameters>(all, arguments...));
     std::tuple<Carried<Arguments, may_change<Parameters, I>()>...> carried(
         std::forward<Arguments>(arguments)...);
+    HandedIn handed([&carried] {
+      std::vector<at::Tensor*> changed;
+      (collect_tensors_if<may_change<Parameters, I>()>(std::get<I>(carried), changed), ...);
+      return changed;
+    });
     std::vector<at::Tensor*> tensors;
     (collect_tensors(std::get<I>(carried), tensors), ...);
     scope.enter(tensors);

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "fsdp/testing/test_values.h"
+#include "tessera/error.h"
 #include "tessera/fsdp.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/unit_controls.h"
@@ -196,6 +198,22 @@ TEST(OwnArguments, OfTheCallerAreChanged) {
     EXPECT_TRUE(cache[0].is_same(before[0]) && !slot.is_same(before[1]));
     slot.sum().backward();
   });
+}
+
+// What a unit casts is its caller's again where another rank leaves before it is gathered.
+TEST(OwnArguments, ComeBackWhereAUnitIsNotGathered) {
+  run_mesh(
+      2,
+      [](Mesh& mesh) {
+        auto slots = with_values(SlotChanger(), 5);
+        fully_shard(slots, mesh, {.mixed_precision = {.param_dtype = torch::kBFloat16}});
+        if (mesh.rank() == 1) return;
+        Tensors cache = {torch::ones({2, 4}), torch::ones({2, 4})};
+        const Tensors before = cache;
+        EXPECT_THROW(slots(torch::ones({2, 4}), cache), Error);
+        EXPECT_TRUE(cache[0].is_same(before[0]) && cache[1].is_same(before[1]));
+      },
+      std::chrono::seconds(3));
 }
 
 }  // namespace
