@@ -152,11 +152,7 @@ Value asking(const Value& value, const Path& place, const Checkpoint& contents) 
 class TrainingLoad {
  public:
   TrainingLoad(TrainingState& state, const LoadOptions& options, const Group& group)
-      : state_(state),
-        missing_(options.missing),
-        renames_(options.rename != nullptr),
-        rank_(group.rank()),
-        ranks_(group.size()) {
+      : state_(state), options_(options), rank_(group.rank()), ranks_(group.size()) {
     require_own_names(state, options);
     optim_ = leaves_of_optimizer(state);
     model_ = model_state(state.model());
@@ -175,13 +171,14 @@ class TrainingLoad {
     std::optional<Value> optim;
     if (optim_) {
       const auto stored = detail::stored_part(contents, place_of(state_, kOptim));
-      optim_->prepare(stored, missing_);
+      optim_->prepare(stored, options_.missing);
       optim = optim_->tree_like(stored);
     }
     tree_ = tree_of(state_, model_, std::move(optim), stored_of_rank(contents));
     Value inner = state_.key.empty() ? tree_ : tree_.at(state_.key);
     for (const auto& [key, value] : state_.values.pairs()) {
-      if (key.is(Value::Kind::string) && !renames_)
+      // Under other names a none takes nothing.
+      if (key.is(Value::Kind::string) && !options_.rename)
         inner.set_item(key, asking(value, place_of(state_, key.as_string()), contents));
     }
     if (trainer_) tree_.erase(kTrain);
@@ -238,8 +235,7 @@ class TrainingLoad {
   }
 
   TrainingState& state_;
-  OnDifference missing_;
-  bool renames_;  // then a none takes nothing
+  const LoadOptions& options_;
   int rank_, ranks_;
   std::optional<OptimLeaves> optim_;
   Value model_, tree_;

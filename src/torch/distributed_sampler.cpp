@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,7 +54,7 @@ void DistributedSampler::make_order() {
     const auto drawn = torch::randperm(number(size_), generator, torch::kLong);
     std::ranges::copy(std::span(drawn.const_data_ptr<std::int64_t>(), size_), order_.begin());
   } else {
-    std::ranges::generate(order_, [next = std::size_t{0}]() mutable { return next++; });
+    std::iota(order_.begin(), order_.end(), std::size_t{0});
   }
   const auto first =
       std::vector<std::size_t>(order_.begin(), order_.begin() + number(std::min(size_, replicas_)));
