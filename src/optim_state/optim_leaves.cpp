@@ -100,15 +100,23 @@ void add_entries(const ShardedParameter& parameter, const Value& state, Value& i
   }
 }
 
-// Of a flat parameter, the first in it.
-std::string first_name_of(const ShardedParameter& parameter) {
-  return parameter.members.empty() ? parameter.name() : parameter.members[0].name;
+// A parameter under which a checkpoint may have state.
+struct Named {
+  const std::string& name;
+  const Shape& shape;
+};
+
+// The parameter itself, or those in a flat one.
+std::vector<Named> named_in(const ShardedParameter& parameter) {
+  if (parameter.members.empty()) return {{parameter.name(), parameter.shape}};
+  std::vector<Named> all;
+  for (const auto& member : parameter.members) all.push_back({member.name, member.shape});
+  return all;
 }
 
 // The state that a checkpoint stores for a parameter, its tensors in the shapes that this rank has
-// and without elements; of a flat one, for the first in it.
-Value form_of(const Value& stored, const ShardedParameter& parameter) {
-  const auto& shape = parameter.members.empty() ? parameter.shape : parameter.members[0].shape;
+// and without elements. `shape`: that of the parameter that it is stored for.
+Value form_of(const Value& stored, const Shape& shape, const ShardedParameter& parameter) {
   return map_tensors(stored, [&](const Tensor& leaf) {
     Tensor form;
     form.dtype = leaf.dtype;
@@ -213,7 +221,7 @@ OptimLeaves::OptimLeaves(ModuleRef model, OptimizerRef optimizer)
     auto& held = groups_.emplace_back();
     for (const auto& tensor : group) {
       const auto& parameter = require_parameter(known, tensor);
-      held.push_back({.parameter = &parameter, .key = first_name_of(parameter)});
+      held.push_back({.parameter = &parameter, .key = named_in(parameter).front().name});
     }
   }
 }
@@ -222,8 +230,7 @@ OptimLeaves::OptimLeaves(ModuleRef model, OptimizerRef optimizer)
 std::vector<std::string> OptimLeaves::names_of(const std::vector<Held>& group) {
   std::vector<std::string> names;
   for (const auto& held : group) {
-    if (held.parameter->members.empty()) names.push_back(held.parameter->name());
-    for (const auto& member : held.parameter->members) names.push_back(member.name);
+    for (const auto& one : named_in(*held.parameter)) names.push_back(one.name);
   }
   return names;
 }
@@ -304,19 +311,27 @@ void OptimLeaves::prepare(const Value& stored, OnDifference missing) {
   for (std::size_t g = 0; g < std::min(groups_.size(), stored_groups.size()); ++g)
     access.check_group(g, stored_groups[g]);
   // A dict without entries is no part of a checkpoint.
-  const auto* states = stored.find("state");
+  const auto* found = stored.find("state");
+  const auto states = found == nullptr ? Value::dict() : *found;
   for (auto& group : groups_) {
-    for (auto& held : group)
-      prepare_state(held, states == nullptr ? nullptr : states->find(held.key));
+    for (auto& held : group) prepare_state(held, states);
   }
 }
 
-void OptimLeaves::prepare_state(Held& held, const Value* stored) {
+void OptimLeaves::prepare_state(Held& held, const Value& states) {
   auto& access = optimizer_.access();
   const auto& parameter = *held.parameter;
-  const auto form = stored == nullptr ? Value() : form_of(*stored, parameter);
+  // Those in a flat one may be new: they begin with zeros.
+  const auto is_stored = [&](const Named& one) { return states.find(one.name) != nullptr; };
+  const auto all = named_in(parameter);
+  const auto found = std::ranges::find_if(all, is_stored);
+  const auto& [name, shape] = found == all.end() ? all.front() : *found;
+  held.key = name;
+  const auto* stored = states.find(name);
+  const auto form = stored == nullptr ? Value() : form_of(*stored, shape, parameter);
   auto before = access.state(parameter.local);
-  if (has_form_of(before, form)) return;
+  const bool has_new = stored != nullptr && !std::ranges::all_of(all, is_stored);
+  if (!has_new && has_form_of(before, form)) return;
   before = copy_of(before);
   access.set_state(parameter.local, zeros_of(form), /*keep=*/true);
   held.before = std::move(before);

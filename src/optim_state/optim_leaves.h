@@ -47,7 +47,7 @@ class OptimLeaves {
   // A parameter of the optimizer, and its state in the optimizer's own shapes.
   struct Held {
     const ShardedParameter* parameter;
-    std::string key;      // its own name or, of a flat parameter, that of the first in it
+    std::string key;      // its own name or, of a flat parameter, that of one in it
     Value state = {};     // as OptimizerAccess::state gave it for the tree; `none`: it has none
     bool is_new = false;  // prepare() replaced `before`
     Value before = {};
@@ -55,7 +55,7 @@ class OptimLeaves {
   [[nodiscard]] static std::vector<std::string> names_of(const std::vector<Held>& group);
   void require_same_groups(const Value::List& stored) const;
   [[nodiscard]] std::vector<std::string> unlisted(const Value::List& stored) const;
-  void prepare_state(Held& held, const Value* stored);
+  void prepare_state(Held& held, const Value& states);
 
   OptimizerRef optimizer_;
   std::vector<ShardedParameter> parameters_;  // of the model
