@@ -5,6 +5,7 @@
 //     return std::make_unique<torch::optim::AdamW>(std::move(parameters), options);
 //   });
 //   loss_of(model).backward();   // and the parameters are changed
+//   TrainingState state(model, optimizer_in_backward(sharded_parameters(model)));
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/optimizer_ref.h"
 #include "tessera/parameter.h"
 
 namespace [[gnu::visibility("default")]] tessera {
@@ -30,5 +32,11 @@ using MakeOptimizer =
 // and for those that have a post-accumulate hook; then nothing was changed. Local.
 void apply_optimizer_in_backward(const std::vector<ShardedParameter>& parameters,
                                  const MakeOptimizer& make);
+
+// These optimizers as one, for functions on optimizer state. Parameters whose optimizers are of one
+// type and have the same options are one group, so that what is saved loads into an ordinary
+// optimizer too, and the reverse. Parameters without an optimizer in backward are left out. Throws
+// `invalid_argument` if none has one, `unsupported` for a type that OptimizerRef does not know.
+[[nodiscard]] OptimizerRef optimizer_in_backward(const std::vector<ShardedParameter>& parameters);
 
 }  // namespace tessera

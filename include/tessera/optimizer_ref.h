@@ -122,6 +122,10 @@ class OptimizerRef {
   OptimizerRef(torch::optim::Optimizer& optimizer);       // NOLINT(*-explicit-*)
   OptimizerRef(AdamW& optimizer);                         // NOLINT(*-explicit-*)
   OptimizerRef(std::shared_ptr<OptimizerAccess> access);  // NOLINT(*-explicit-*)
+  // Several optimizers of one model as one, whose groups follow one another: what PyTorch's
+  // get_optimizer_state_dict makes of a list of optimizers. Throws `invalid_argument` if two have
+  // one parameter.
+  [[nodiscard]] static OptimizerRef several(const std::vector<OptimizerRef>& optimizers);
 
   using Names = std::unordered_map<const c10::TensorImpl*, std::string>;
   // The same optimizer, but its state has these names of its parameters as keys instead of numbers.

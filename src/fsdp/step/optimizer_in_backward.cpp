@@ -3,6 +3,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <typeindex>
+#include <unordered_map>
 #include <utility>
 
 #include "tessera/error.h"
@@ -44,6 +47,10 @@ class Step : public torch::autograd::PostAccumulateGradHook {
     parameter.mutable_grad() = at::Tensor();
   }
 
+  [[nodiscard]] torch::optim::Optimizer& optimizer() const noexcept { return *optimizer_; }
+  // What it works on.
+  [[nodiscard]] const at::Tensor& tensor() const noexcept { return same_; }
+
  private:
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   at::Tensor same_;
@@ -64,7 +71,108 @@ void require_possible(const ShardedParameter& parameter) {
   }
 }
 
+// Null: it has no optimizer in backward.
+const Step* step_of(const at::Tensor& parameter) {
+  return dynamic_cast<const Step*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+}
+
+std::size_t group_with(torch::optim::Optimizer& optimizer, const at::Tensor& tensor) {
+  const auto& groups = optimizer.param_groups();
+  const auto has_it = [&](const torch::optim::OptimizerParamGroup& group) {
+    return std::ranges::any_of(group.params(),
+                               [&](const auto& one) { return one.is_same(tensor); });
+  };
+  return static_cast<std::size_t>(std::ranges::find_if(groups, has_it) - groups.begin());
+}
+
+// Optimizers in backward as one.
+class InBackward final : public OptimizerAccess {
+ public:
+  // Of a parameter, which keeps its optimizer.
+  struct One {
+    at::Tensor parameter, inside;  // the optimizer's own tensor
+    OptimizerRef optimizer;
+    std::size_t group;  // of the optimizer's
+
+    [[nodiscard]] OptimizerAccess& access() const { return optimizer.access(); }
+    [[nodiscard]] Value options() const { return access().group(group); }
+  };
+
+  explicit InBackward(const std::vector<ShardedParameter>& parameters) {
+    for (const auto& parameter : parameters) {
+      const auto* step = step_of(parameter.local);
+      if (step == nullptr) continue;
+      add({parameter.local, step->tensor(), step->optimizer(),
+           group_with(step->optimizer(), step->tensor())},
+          typeid(step->optimizer()));
+    }
+    if (groups_.empty()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "none of these parameters has an optimizer in backward");
+    }
+  }
+
+  std::vector<std::vector<at::Tensor>> parameters() const override {
+    std::vector<std::vector<at::Tensor>> all;
+    for (const auto& group : groups_) {
+      auto& tensors = all.emplace_back();
+      for (const auto& one : group) tensors.push_back(one.parameter);
+    }
+    return all;
+  }
+  Value group(std::size_t index) const override { return groups_.at(index).front().options(); }
+  void check_group(std::size_t index, const Value& options) const override {
+    const auto& one = groups_.at(index).front();
+    one.access().check_group(one.group, options);
+  }
+  void set_group(std::size_t index, const Value& options) override {
+    for (const auto& one : groups_.at(index)) one.access().set_group(one.group, options);
+  }
+  Value state(const at::Tensor& parameter) const override {
+    const auto& one = of(parameter);
+    return one.access().state(one.inside);
+  }
+  void check_state(const at::Tensor& parameter, const Value& state) const override {
+    const auto& one = of(parameter);
+    one.access().check_state(one.inside, state);
+  }
+  void set_state(const at::Tensor& parameter, const Value& state, bool keep) override {
+    const auto& one = of(parameter);
+    one.access().set_state(one.inside, state, keep);
+  }
+  Value first_state(const at::Tensor& parameter) const override {
+    const auto& one = of(parameter);
+    return one.access().first_state(one.inside);
+  }
+
+ private:
+  void add(One one, std::type_index type) {
+    auto options = one.options();
+    std::size_t g = 0;
+    while (g < groups_.size() && (types_[g] != type || !(groups_[g].front().options() == options)))
+      ++g;
+    if (g == groups_.size()) {
+      groups_.emplace_back();
+      types_.push_back(type);
+    }
+    places_.emplace(one.parameter.unsafeGetTensorImpl(), std::pair{g, groups_[g].size()});
+    groups_[g].push_back(std::move(one));
+  }
+  [[nodiscard]] const One& of(const at::Tensor& parameter) const {
+    const auto [group, index] = places_.at(parameter.unsafeGetTensorImpl());
+    return groups_[group][index];
+  }
+
+  std::vector<std::vector<One>> groups_;
+  std::vector<std::type_index> types_;  // of their optimizers
+  std::unordered_map<const c10::TensorImpl*, std::pair<std::size_t, std::size_t>> places_;
+};
+
 }  // namespace
+
+OptimizerRef optimizer_in_backward(const std::vector<ShardedParameter>& parameters) {
+  return OptimizerRef(std::make_shared<InBackward>(parameters));
+}
 
 void apply_optimizer_in_backward(const std::vector<ShardedParameter>& parameters,
                                  const MakeOptimizer& make) {
