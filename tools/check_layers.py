@@ -43,7 +43,7 @@ HEADERS = {
     "activation_checkpoint.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp", "fsdp.h": "fsdp",
     "optimizer_in_backward.h": "fsdp", "shard_options.h": "fsdp", "trace.h": "fsdp",
     "unit_controls.h": "fsdp", "detail": "fsdp",
-    "training_state.h": "optim_state", "tessera.h": "optim_state",
+    "snapshot.h": "optim_state", "training_state.h": "optim_state", "tessera.h": "optim_state",
     "pytorch/comm_hooks.h": "fsdp", "pytorch/full_params.h": "fsdp",
     "pytorch/fully_sharded_data_parallel.h": "fsdp", "pytorch/state_dict.h": "fsdp",
     "pytorch/wrap_scope.h": "fsdp", "pytorch/optim_state_dict.h": "optim_state",

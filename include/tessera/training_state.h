@@ -1,16 +1,14 @@
-// TrainingState: a model, its optimizer and the program's own values, saved in one call and loaded
-// in one call.
+// TrainingState: a model, its optimizer and the program's own values, saved and loaded in one call.
 //
 //   TrainingState state(model, optimizer);
 //   state.values.set_item("step", step);
-//   save(state, "run/step100", mesh.checkpoint_group());
+//   save(state, "run/step100");
 //   ...
-//   load(state, "run/step100", mesh.checkpoint_group());  // nothing else has to be called
+//   load(state, "run/step100");  // nothing else has to be called
 //   step = state.values.at("step").as_int();
 //
-// The number of ranks, the way of sharding and the kind of checkpoint may change between the two. A
-// DCP checkpoint is what Python's state_dict.get_state_dict gives, with the values beside "model"
-// and "optim". Save and load between steps, not between a forward and its backward.
+// Ranks, sharding and kind may change between the two. A DCP checkpoint is what Python's
+// get_state_dict gives, the values beside "model" and "optim". Save and load between whole steps.
 #pragma once
 
 #include <optional>
@@ -25,8 +23,7 @@ namespace [[gnu::visibility("default")]] tessera {
 
 class TrainingState {
  public:
-  // The first form is for inference, or for a new optimizer. Model and optimizer must outlive this
-  // object. The optimizer is of any type that OptimizerRef knows; its parameters are the model's.
+  // Without an optimizer: for inference, or for a new one. Both must outlive this object.
   explicit TrainingState(ModuleRef model) : model_(model) {}
   TrainingState(ModuleRef model, OptimizerRef optimizer)
       : model_(model), optimizer_(std::move(optimizer)) {}
@@ -40,6 +37,7 @@ class TrainingState {
   Value rank_values = Value::dict();
   std::string key;            // under which the checkpoint holds everything; empty: under none
   Value::List other_options;  // by group: what the optimizer did not know in a load; saved again
+  std::vector<TrainingState> others;  // of further models, each under its own `key` below this one
 
   [[nodiscard]] ModuleRef model() const noexcept { return model_; }
   [[nodiscard]] const std::optional<OptimizerRef>& optimizer() const noexcept { return optimizer_; }
@@ -49,23 +47,25 @@ class TrainingState {
   std::optional<OptimizerRef> optimizer_;
 };
 
-// Saves the state as a tree, with save() of tessera/checkpoint.h. Nothing is copied or gathered:
-// every rank writes its parts. A parameter without a step so far has no optimizer state to save.
-// Throws `invalid_argument` if the optimizer has a parameter that is not the model's, and
-// `unsupported` for tensors on other devices than the CPU and CUDA's. Collective.
+// Saves the state as a tree, with save() of tessera/checkpoint.h: every rank writes its parts. A
+// parameter without a step has no optimizer state. Without a group the ranks are those that a model
+// is sharded over, or this process alone. Throws `invalid_argument` if the optimizer has parameters
+// that are not the model's or two things have one key, `unsupported` for tensors on other devices
+// than the CPU and CUDA's. Collective.
 SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options,
                 Group& group);
+SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options = {});
 SaveResult save(const TrainingState& state, const Location& where, Group& group);
 
-// Loads into the memory of model and optimizer. The optimizer's options become those of the
-// checkpoint, its state is found by the names of parameters. Groups must hold the same; where
-// missing ones are reported, new groups may stand behind. Of OLMo's kinds, unless there is a `key`,
-// names and groups are found as tessera/restore.h says, a rank opens its own files alone if they
-// hold what it needs, and the value "train" is its own trainer state. Throws what these and load()
-// throw, `mismatch` for other groups, `unsupported` for LoadOptions::rename beside an optimizer,
-// before anything is changed. A failure after that leaves no values in either. Collective.
+// Loads into the memory of model and optimizer, whose options become the checkpoint's; state is
+// found by the names of parameters. Groups must hold the same; where missing ones are reported, new
+// groups may stand behind. Of OLMo's kinds, without a `key` or others, names and groups are found
+// as tessera/restore.h says, and the value "train" is a rank's own trainer state. Throws what these
+// and load() throw, `mismatch` for other groups, `unsupported` for LoadOptions::rename beside an
+// optimizer, before anything is changed. A later failure leaves no values in either. Collective.
 LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options,
                 Group& group);
+LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options = {});
 LoadReport load(TrainingState& state, const Location& where, Group& group);
 
 }  // namespace tessera

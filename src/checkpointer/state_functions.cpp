@@ -8,6 +8,7 @@
 #include "checkpointer/places.h"
 #include "checkpointer/safetensors_tree.h"
 #include "format/olmo/config.h"
+#include "optim_state/tree.h"
 #include "tessera/cached_store.h"
 #include "tessera/checkpointer_functions.h"
 #include "tessera/error.h"
@@ -50,16 +51,6 @@ std::optional<Value> find_tree(const Location& dir, const std::string& name) {
     if (error.code() == ErrorCode::not_found) return std::nullopt;
     throw;
   }
-}
-
-// A tree in memory as what a load takes from.
-Checkpoint checkpoint_of(const Value& tree) {
-  Checkpoint checkpoint;
-  checkpoint.kind = CheckpointKind::torch_file;
-  checkpoint.path = "memory";
-  checkpoint.root = tree;
-  checkpoint.leaves = leaves_of(tree);
-  return checkpoint;
 }
 
 void fill(GroupCheckpoint& opened, LoadTree& tree, Group& group) {
@@ -109,7 +100,7 @@ void load_fsdp_model_and_optim_state(const Location& checkpoint, ModuleRef model
 void load_fsdp_optim_state(ModuleRef model, OptimizerRef optim, const Value& optim_state) {
   LoadTree tree(model, optim);
   const auto stored =
-      as_training_state(checkpoint_of(Value::dict({{"optim", optim_state}})), tree.names());
+      as_training_state(detail::checkpoint_of(Value::dict({{"optim", optim_state}})), tree.names());
   try {
     tree.prepare_optimizer(stored);
     load(tree.tree(), stored, LoadOptions{}, *solo_group());

@@ -1,81 +1,39 @@
 #include "tessera/training_state.h"
 
 #include <algorithm>
-#include <utility>
+#include <string>
+#include <vector>
 
 #include "base/digest.h"
-#include "base/log.h"
 #include "checkpoint/open/kinds.h"
-#include "checkpoint/tree/tree.h"
 #include "comm/text.h"
 #include "comm/whereabouts.h"
-#include "fsdp/state/model_state.h"
-#include "optim_state/optim_leaves.h"
-#include "optim_state/tree.h"
+#include "fsdp/unit/registry.h"
+#include "optim_state/training_load.h"
 #include "tessera/error.h"
 #include "tessera/group_checkpoint.h"
-#include "tessera/restore.h"
-#include "tessera/trainer_state.h"
 #include "torch/tensor.h"
 
 namespace tessera {
 namespace {
 
-using detail::OptimLeaves;
+using detail::TrainingLoad;
 
-constexpr const char* kModel = "model";
-constexpr const char* kOptim = "optim";
-constexpr const char* kGroups = "param_groups";
-constexpr const char* kRanks = "rank_values";
 constexpr const char* kTrain = "train";  // of OLMo's kinds
 
-std::optional<OptimLeaves> leaves_of_optimizer(const TrainingState& state) {
-  if (!state.optimizer()) return std::nullopt;
-  return OptimLeaves(state.model(), *state.optimizer());
-}
-
-Path place_of(const TrainingState& state, const std::string& key) {
-  Path place;
-  if (!state.key.empty()) place.emplace_back(state.key);
-  place.emplace_back(key);
-  return place;
-}
-
-void require_free(const Value& key) {
-  for (const auto* taken : {kModel, kOptim, kRanks}) {
-    if (key == Value(taken))
-      throw Error(ErrorCode::invalid_argument, "this key of the values is the state's own")
-          .at_key(taken);
-  }
-}
-
-// Everything. `optim`: of the optimizer, if there is one; `ranks`: what belongs to single ones.
-Value tree_of(const TrainingState& state, const Value& model, std::optional<Value> optim,
-              std::optional<Value> ranks) {
-  auto tree = Value::dict({{kModel, model}});
-  if (optim) tree.set_item(kOptim, std::move(*optim));
-  if (ranks) tree.set_item(kRanks, std::move(*ranks));
-  for (const auto& [key, value] : state.values.pairs()) {
-    require_free(key);
-    tree.set_item(key, value);
-  }
-  return state.key.empty() ? tree : Value::dict({{state.key, std::move(tree)}});
-}
-
-bool has_values(const Value& dict) {
-  return !dict.pairs().empty();
-}
-
 // A line for each tensor that this rank has whole: of such the first rank's is saved.
-std::string described_tensors(const Value& values) {
+std::string described_tensors(const TrainingState& state) {
   std::string text;
-  for (const auto& leaf : leaves_of(values)) {
-    if (!leaf.value.is(Value::Kind::tensor) || !is_whole_in_memory(leaf.value.as_tensor()))
-      continue;
-    const auto tensor = tensor_of(leaf.value.as_tensor()).contiguous();
-    const auto digest =
-        digest64({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
-    text += leaf.name + " " + std::to_string(digest) + "\n";
+  for (const auto& [one, place] : detail::placed(state)) {
+    for (const auto& leaf : leaves_of(one.values)) {
+      if (!leaf.value.is(Value::Kind::tensor) || !is_whole_in_memory(leaf.value.as_tensor()))
+        continue;
+      const auto tensor = tensor_of(leaf.value.as_tensor()).contiguous();
+      const auto digest =
+          digest64({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
+      const auto above = dotted(place);
+      text += above + (above.empty() ? "" : ".") + leaf.name + " " + std::to_string(digest) + "\n";
+    }
   }
   return text;
 }
@@ -101,153 +59,29 @@ void require_same_tensors(const std::string& mine, Group& group) {
   }
 }
 
-std::string key_of(int rank) {
-  return std::to_string(rank);
-}
-
-// What an optimizer does not know of its groups goes back where it was.
-Value with_other_options(Value optim, const Value::List& others) {
-  auto& groups = optim.at(kGroups).items();
-  for (std::size_t g = 0; g < std::min(groups.size(), others.size()); ++g) {
-    for (const auto& [key, value] : others[g].pairs()) {
-      if (groups[g].find_key(key) == nullptr) groups[g].set_item(key, value);
-    }
-  }
-  return optim;
-}
-
-// What an optimizer gets ready for is found by the checkpoint's own names.
-void require_own_names(const TrainingState& state, const LoadOptions& options) {
-  if (!options.rename || !state.optimizer()) return;
-  throw Error(ErrorCode::unsupported, "other names for the keys of a state with an optimizer");
-}
-
-// What a load has put in the place of `values`.
-Value loaded_values(const Value& values, const Value& loaded) {
-  std::vector<Value::Pair> pairs;
-  for (const auto& [key, value] : values.pairs()) pairs.emplace_back(key, *loaded.find_key(key));
-  return Value::dict(std::move(pairs));
-}
-
-// Empty dicts of `value`, which lies at `place`, become what takes all that the checkpoint has
-// there.
-Value asking(const Value& value, const Path& place, const Checkpoint& contents) {
-  if (!value.is(Value::Kind::dict)) return value;
-  if (!has_values(value)) {
-    const bool is_there = std::ranges::any_of(
-        contents.leaves, [&](const Leaf& leaf) { return part_below(leaf, place).has_value(); });
-    return is_there ? Value() : value;
-  }
-  auto asked = Value::dict({}, value.dict_kind());
-  for (const auto& [key, child] : value.pairs()) {
-    auto inside = place;
-    const bool has_step = key.is(Value::Kind::string);
-    if (has_step) inside.emplace_back(key.as_string());
-    asked.set_item(key, has_step ? asking(child, inside, contents) : child);
-  }
-  return asked;
-}
-
-// What one load is made of.
-class TrainingLoad {
- public:
-  TrainingLoad(TrainingState& state, const LoadOptions& options, const Group& group)
-      : state_(state), options_(options), rank_(group.rank()), ranks_(group.size()) {
-    require_own_names(state, options);
-    optim_ = leaves_of_optimizer(state);
-    model_ = model_state(state.model());
-  }
-
-  [[nodiscard]] const Value& model() const { return model_; }
-  [[nodiscard]] LiveNames names() {
-    LiveNames live;
-    for (const auto& pair : model_.pairs()) live.names.push_back(pair.first.as_string());
-    if (optim_) live.groups = optim_->tree().at(kGroups);
-    return live;
-  }
-
-  // Makes room in the optimizer, and the tree to load into.
-  void prepare(const Checkpoint& contents) {
-    std::optional<Value> optim;
-    if (optim_) {
-      const auto stored = detail::stored_part(contents, place_of(state_, kOptim));
-      optim_->prepare(stored, options_.missing);
-      optim = optim_->tree_like(stored);
-    }
-    tree_ = tree_of(state_, model_, std::move(optim), stored_of_rank(contents));
-    Value inner = state_.key.empty() ? tree_ : tree_.at(state_.key);
-    for (const auto& [key, value] : state_.values.pairs()) {
-      // Under other names a none takes nothing.
-      if (key.is(Value::Kind::string) && !options_.rename)
-        inner.set_item(key, asking(value, place_of(state_, key.as_string()), contents));
-    }
-    if (trainer_) tree_.erase(kTrain);
-  }
-  // The value "train" is this, and not of the tree.
-  void take_trainer_state(const TrainerState& found) {
-    if (!found.state) {
-      throw Error(ErrorCode::not_found, "the checkpoint has no trainer's state").at_key(kTrain);
-    }
-    trainer_ = found.state;
-  }
-  [[nodiscard]] Value& tree() { return tree_; }
-
-  void finish() {
-    Value loaded = state_.key.empty() ? tree_ : tree_.at(state_.key);
-    if (optim_) state_.other_options = optim_->finish(loaded.at(kOptim));
-    if (trainer_) loaded.set_item(kTrain, *trainer_);
-    state_.values = loaded_values(state_.values, loaded);
-    if (const auto* ranks = loaded.find(kRanks))
-      state_.rank_values = loaded_values(state_.rank_values, ranks->at(key_of(rank_)));
-  }
-  void undo() {
-    if (optim_) optim_->undo();
-  }
-  // What the optimizer began afresh stands beside the keys that were not there.
-  void report(LoadReport& report) const {
-    if (!optim_) return;
-    auto place = place_of(state_, kOptim);
-    place.emplace_back("state");
-    for (const auto& name : optim_->missing()) {
-      auto of_parameter = place;
-      of_parameter.emplace_back(name);
-      report.missing.push_back(dotted(of_parameter));
-    }
-    std::ranges::sort(report.missing);
-  }
-
- private:
-  // What this rank loads of its own; nothing where the checkpoint has no such rank.
-  [[nodiscard]] std::optional<Value> stored_of_rank(const Checkpoint& contents) const {
-    if (!has_values(state_.rank_values)) return std::nullopt;
-    auto place = place_of(state_, kRanks);
-    const auto stored = detail::stored_part(contents, place);
-    const auto saved = static_cast<int>(stored.pairs().size());
-    if (saved != ranks_) {
-      log_of_all(LogLevel::warning, "values of " + std::to_string(saved) + " ranks are loaded by " +
-                                        std::to_string(ranks_) +
-                                        (saved < ranks_ ? ": those behind keep what they have"
-                                                        : ": those of the others are left"));
-    }
-    if (saved > 0 && rank_ >= saved) return std::nullopt;
-    place.emplace_back(key_of(rank_));
-    return Value::dict({{key_of(rank_), asking(state_.rank_values, place, contents)}});
-  }
-
-  TrainingState& state_;
-  const LoadOptions& options_;
-  int rank_, ranks_;
-  std::optional<OptimLeaves> optim_;
-  Value model_, tree_;
-  std::optional<Value> trainer_;
-};
-
 // Ranks that have saved just these parts themselves open their own files alone. Names that the
-// caller gives, and a state below a key, are taken as they are.
-GroupCheckpoint opened(const TrainingState& state, const TrainingLoad& job, const Location& where,
+// caller gives, and states below keys, are taken as they are.
+GroupCheckpoint opened(const TrainingLoad& root, bool is_plain, const Location& where,
                        const LoadOptions& options, Group& group) {
-  if (!state.key.empty() || options.rename) return GroupCheckpoint::open(where, options, group);
-  return GroupCheckpoint::open(where, job.model(), options, group);
+  if (!is_plain) return GroupCheckpoint::open(where, options, group);
+  return GroupCheckpoint::open(where, root.model(), options, group);
+}
+
+// The ranks that `state` is sharded over; null: it is not.
+Group* group_of(const TrainingState& state) {
+  for (const auto& [one, place] : detail::placed(state)) {
+    const auto units = detail::units_below(one.model().get());
+    if (!units.empty()) return &units.front().second->all_ranks().checkpoint_group();
+  }
+  return nullptr;
+}
+
+// Calls `fn` with those ranks, or with this process alone.
+template <typename Fn>
+auto with_group_of(const TrainingState& state, Fn fn) {
+  if (auto* group = group_of(state)) return fn(*group);
+  const auto alone = solo_group();
+  return fn(*alone);
 }
 
 }  // namespace
@@ -257,17 +91,15 @@ SaveResult save(const TrainingState& state, const Location& where, const SaveOpt
   Value tree;
   std::string tensors;
   agree(group, "taking a training state", [&] {
-    if (group.size() > 1) tensors = described_tensors(state.values);
-    auto leaves = leaves_of_optimizer(state);
-    std::optional<Value> optim;
-    if (leaves) optim = with_other_options(leaves->tree(), state.other_options);
-    std::optional<Value> own;
-    if (has_values(state.rank_values))
-      own = Value::dict({{key_of(group.rank()), state.rank_values}});
-    tree = tree_of(state, model_state_to_save(state.model()), std::move(optim), std::move(own));
+    if (group.size() > 1) tensors = described_tensors(state);
+    tree = detail::tree_to_save(state, group.rank());
   });
   if (group.size() > 1) require_same_tensors(tensors, group);
   return save(tree, where, options, group);
+}
+
+SaveResult save(const TrainingState& state, const Location& where, const SaveOptions& options) {
+  return with_group_of(state, [&](Group& group) { return save(state, where, options, group); });
 }
 
 SaveResult save(const TrainingState& state, const Location& where, Group& group) {
@@ -276,27 +108,24 @@ SaveResult save(const TrainingState& state, const Location& where, Group& group)
 
 LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options,
                 Group& group) {
-  std::optional<TrainingLoad> job;
-  agree(group, "preparing to load a training state", [&] { job.emplace(state, options, group); });
-  auto checkpoint = opened(state, *job, where, options, group);
-  if (is_olmo_kind(checkpoint.contents().kind) && state.key.empty() && !options.rename) {
-    const auto live = job->names();
+  std::vector<TrainingLoad> loads;
+  agree(group, "preparing to load a training state",
+        [&] { loads = detail::loads_of(state, options, group.rank(), group.size()); });
+  auto& root = loads.front();
+  const bool is_plain = root.place().empty() && loads.size() == 1 && !options.rename;
+  auto checkpoint = opened(root, is_plain, where, options, group);
+  if (is_plain && is_olmo_kind(checkpoint.contents().kind)) {
+    const auto live = root.names();
     checkpoint.arrange([&](const Checkpoint& stored) { return as_training_state(stored, live); });
     if (state.values.find(kTrain) != nullptr)
-      job->take_trainer_state(trainer_state(where, options, group));
+      root.take_trainer_state(trainer_state(where, options, group));
   }
-  LoadReport report;
-  try {
-    agree(group, "preparing to load a training state",
-          [&] { job->prepare(checkpoint.contents()); });
-    report = checkpoint.load(job->tree(), options);
-  } catch (...) {
-    job->undo();
-    throw;
-  }
-  job->finish();
-  job->report(report);
-  return report;
+  return detail::load_all(loads, checkpoint.contents(), group,
+                          [&](Value& tree) { return checkpoint.load(tree, options); });
+}
+
+LoadReport load(TrainingState& state, const Location& where, const LoadOptions& options) {
+  return with_group_of(state, [&](Group& group) { return load(state, where, options, group); });
 }
 
 LoadReport load(TrainingState& state, const Location& where, Group& group) {

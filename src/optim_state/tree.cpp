@@ -14,13 +14,14 @@
 namespace tessera::detail {
 namespace {
 
-Value copy_of_tensor(const Tensor& tensor) {
-  auto copy = tensor;
-  for (auto& piece : copy.pieces) {
-    if (!piece.storage) continue;
-    piece = piece_in(piece, tensor_of_piece(tensor, piece).clone(at::MemoryFormat::Contiguous));
+// `copy` makes a contiguous tensor of its own of one.
+Value copy_of_tensor(const Tensor& tensor,
+                     const std::function<at::Tensor(const at::Tensor&)>& copy) {
+  auto made = tensor;
+  for (auto& piece : made.pieces) {
+    if (piece.storage) piece = piece_in(piece, copy(tensor_of_piece(tensor, piece)));
   }
-  return copy;
+  return made;
 }
 
 }  // namespace
@@ -43,7 +44,28 @@ Value map_tensors(const Value& tree, const std::function<Value(const Tensor&)>& 
 }
 
 Value deep_copy(const Value& tree) {
-  return map_tensors(tree, copy_of_tensor);
+  return map_tensors(tree, [](const Tensor& leaf) {
+    return copy_of_tensor(
+        leaf, [](const at::Tensor& piece) { return piece.clone(at::MemoryFormat::Contiguous); });
+  });
+}
+
+Value host_copy(const Value& tree) {
+  return map_tensors(tree, [](const Tensor& leaf) {
+    return copy_of_tensor(leaf, [](const at::Tensor& piece) {
+      return piece.to(at::kCPU, piece.scalar_type(), /*non_blocking=*/false, /*copy=*/true,
+                      at::MemoryFormat::Contiguous);
+    });
+  });
+}
+
+Checkpoint checkpoint_of(const Value& tree) {
+  Checkpoint checkpoint;
+  checkpoint.kind = CheckpointKind::torch_file;
+  checkpoint.path = "memory";
+  checkpoint.root = tree;
+  checkpoint.leaves = leaves_of(tree);
+  return checkpoint;
 }
 
 Value with_params(const Value& groups,

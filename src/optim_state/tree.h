@@ -23,6 +23,11 @@ namespace tessera::detail {
 // A tree that shares nothing with this one: containers are new, tensors have memory of their own
 // (optimizer-rows ).
 [[nodiscard]] Value deep_copy(const Value& tree);
+// The same with all tensors in the host's memory.
+[[nodiscard]] Value host_copy(const Value& tree);
+
+// A tree in memory as what a load takes from.
+[[nodiscard]] Checkpoint checkpoint_of(const Value& tree);
 
 // Copies of an optimizer's groups whose "params" are what `params_of` gives for those they had.
 [[nodiscard]] Value with_params(const Value& groups,

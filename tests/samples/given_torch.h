@@ -31,6 +31,7 @@
 #include "tessera/pytorch/state_dict.h"
 #include "tessera/pytorch/wrap_scope.h"
 #include "tessera/random_state.h"
+#include "tessera/snapshot.h"
 #include "tessera/trace.h"
 #include "tessera/training_state.h"
 

@@ -1,0 +1,47 @@
+// The tree that a TrainingState is in a checkpoint: which part stands where.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "tessera/leaf.h"
+#include "tessera/training_state.h"
+
+namespace tessera::detail {
+
+constexpr const char* kModel = "model";
+constexpr const char* kOptim = "optim";
+constexpr const char* kRankValues = "rank_values";
+
+// A state, and the path of the dict that holds it.
+template <typename State>
+struct Placed {
+  State& state;
+  Path place;
+};
+
+// The state, and after it the others below it. Throws `invalid_argument` for one of those without a
+// key.
+[[nodiscard]] std::vector<Placed<const TrainingState>> placed(const TrainingState& state);
+[[nodiscard]] std::vector<Placed<TrainingState>> placed(TrainingState& state);
+
+[[nodiscard]] Path below(Path place, const std::string& key);
+
+// The dict of one state. `optim`: of the optimizer, if there is one; `ranks`: what belongs to
+// single ones. Throws `invalid_argument` for values under a key of the state's own.
+[[nodiscard]] Value tree_of(const TrainingState& state, const Value& model,
+                            std::optional<Value> optim, std::optional<Value> ranks);
+
+// Puts `part` at `place` in `tree`, a dict that has what leads there. Throws `invalid_argument` if
+// something is there.
+void put(Value& tree, const Path& place, Value part);
+// What is there.
+[[nodiscard]] Value& at(Value& tree, const Path& place);
+
+// The key of a rank's own values.
+[[nodiscard]] std::string key_of(int rank);
+
+// The whole tree of what this rank saves of `state` and the others.
+[[nodiscard]] Value tree_to_save(const TrainingState& state, int rank);
+
+}  // namespace tessera::detail
