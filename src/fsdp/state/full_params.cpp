@@ -2,9 +2,11 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "fsdp/state/state_entries.h"
@@ -41,18 +43,42 @@ at::Tensor own_copy(const at::Tensor& tensor, const detail::TypesOfBuffers& type
 // What a sharded parameter's unit gave of it, by the module's tensor.
 using Copies = std::unordered_map<const c10::TensorImpl*, at::Tensor>;
 
-// Of the parameters that this rank is to have.
+// Memory for the parameters that this rank is to have.
+Copies room_for_copies(const std::vector<Unit*>& units, const FullStateOptions& options) {
+  Copies room;
+  for (const auto* unit : units) {
+    if (options.rank0_only && unit->mesh().rank() != 0) continue;
+    auto like = unit->shard().options().requires_grad(false);
+    if (options.offload_to_cpu) like = like.device(at::kCPU);
+    for (const auto& param : unit->params())
+      room.emplace(param.full.unsafeGetTensorImpl(), at::empty(param.full.sizes(), like));
+  }
+  return room;
+}
+
+// An array that takes the largest of those that are like the first.
+at::Tensor memory_for_each(const std::vector<Unit*>& units) {
+  std::int64_t largest = 0;
+  for (const auto* unit : units) largest = std::max(largest, unit->layout().gathered_elements);
+  return units.empty() ? at::Tensor() : at::empty({largest}, units.front()->shard().options());
+}
+
+// All memory is there before a unit is gathered, and units are gathered into one array: copies
+// among arrays that come and go would leave holes, which malloc keeps.
 Copies gathered_copies(const torch::nn::Module& module, const FullStateOptions& options) {
-  Copies copies;
+  std::vector<Unit*> units;
   for (const auto& [name, unit] : detail::units_below(module)) {
     require_quiet(*unit);
-    if (!unit->has_shards()) continue;
-    unit->adopt_replaced();
-    const auto whole = unit->whole().gather();
-    if (options.rank0_only && unit->mesh().rank() != 0) continue;
+    if (unit->has_shards()) units.push_back(unit.get());
+  }
+  for (auto* unit : units) unit->adopt_replaced();
+  auto copies = room_for_copies(units, options);
+  const auto memory = memory_for_each(units);
+  for (auto* unit : units) {
+    const auto whole = unit->whole().gather(memory);
     for (std::size_t i = 0; i < unit->params().size(); ++i) {
-      copies.emplace(unit->params()[i].full.unsafeGetTensorImpl(),
-                     copied(unit->whole().view(whole, i), options.offload_to_cpu));
+      const auto copy = copies.find(unit->params()[i].full.unsafeGetTensorImpl());
+      if (copy != copies.end()) copy->second.copy_(unit->whole().view(whole, i));
     }
   }
   return copies;
@@ -173,7 +199,7 @@ class FullParams::Shown {
     flags = unit_->whole().sum(flags);
     has_gradient_.resize(count);
     for (std::int64_t i = 0; i < count; ++i) has_gradient_[i] = flags[i].item<float>() > 0;
-    gradients_ = unit_->whole().gather(mine);
+    gradients_ = unit_->whole().gather_of(mine);
   }
 
   void write_back_gradients() {

@@ -10,10 +10,17 @@ at::Tensor WholeParameters::exchange(const at::Tensor& mine) const {
   return store_.channel().exchange(mine);
 }
 
-at::Tensor WholeParameters::gather(const at::Tensor& mine) const {
+at::Tensor WholeParameters::gather(const at::Tensor& memory) const {
+  return gather_of(store_.shard(), memory);
+}
+
+at::Tensor WholeParameters::gather_of(const at::Tensor& mine, const at::Tensor& memory) const {
   const auto all = exchange(mine);
   const auto& layout = store_.layout();
-  auto whole = at::empty({layout.gathered_elements}, mine.options());
+  const auto count = layout.gathered_elements;
+  const bool fits =
+      memory.defined() && memory.numel() >= count && memory.options().type_equal(mine.options());
+  auto whole = fits ? memory.narrow(0, 0, count) : at::empty({count}, mine.options());
   for (std::size_t rank = 0; rank < layout.runs.size(); ++rank) {
     const auto base = static_cast<std::int64_t>(rank) * layout.shard_elements;
     for (const auto& run : layout.runs[rank]) {

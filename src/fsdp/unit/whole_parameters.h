@@ -19,9 +19,10 @@ class WholeParameters {
   [[nodiscard]] at::Tensor exchange(const at::Tensor& mine) const;
   // All parameters out of what every rank gives, laid out as its shard: one-dimensional.
   // Collective.
-  [[nodiscard]] at::Tensor gather(const at::Tensor& mine) const;
-  // The same out of the shards themselves.
-  [[nodiscard]] at::Tensor gather() const { return gather(store_.shard()); }
+  [[nodiscard]] at::Tensor gather_of(const at::Tensor& mine, const at::Tensor& memory = {}) const;
+  // The same out of the shards themselves. In `memory` of one dimension where it is of their type
+  // and large enough.
+  [[nodiscard]] at::Tensor gather(const at::Tensor& memory = {}) const;
   // Parameter `param` in what gather() gave.
   [[nodiscard]] at::Tensor view(const at::Tensor& whole, std::size_t param) const;
   // The sums over the ranks of what each gives. Collective.
