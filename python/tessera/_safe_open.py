@@ -37,8 +37,21 @@ class safe_open:
         self._checkpoint.close()
 
     def keys(self) -> list[str]:
-        """The sorted names of the tensors."""
-        return self._checkpoint.names()
+        """The sorted names of the tensors; of a safetensors file those that its header has.
+
+        Other names of a tensor (tied weights), which `__metadata__` notes, are not among them, as in safetensors:
+        `load_model` takes each name that a file lists for a tensor of its own. `get_tensor` knows them.
+        """
+        noted = self._checkpoint.metadata
+        return [name for name in self._checkpoint.names() if not self._is_noted(name, noted)]
+
+    def _is_noted(self, name: str, noted: dict[str, str]) -> bool:
+        """Metadata may happen to have a tensor's own name: no two tensors of a file are at one place."""
+        kept = noted.get(name)
+        if kept is None or kept == name or kept not in self._checkpoint:
+            return False
+        tensor, other = self._checkpoint[name], self._checkpoint[kept]
+        return isinstance(other, Tensor) and 0 not in tensor.shape and tensor.pieces == other.pieces
 
     def offset_keys(self) -> list[str]:
         """The names of the tensors in the order of the file."""

@@ -34,6 +34,35 @@ def test_it_answers_like_the_original(file):
                 assert (mine[..., 1] == other[..., 1]).all()
 
 
+def test_names_that_are_only_noted_are_not_listed(tmp_path, torch):
+    """`load_model` refuses a file that lists both names of tied weights."""
+    from safetensors.torch import load_file, load_model, save_file, save_model
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb = torch.nn.Embedding(4, 3)
+            self.head = torch.nn.Linear(3, 4, bias=False)
+            self.head.weight = self.emb.weight
+
+    model, path = Tied(), tmp_path / "theirs.safetensors"
+    save_model(model, path)
+    tessera.save_file(model.state_dict(), tmp_path / "ours.safetensors")
+    for one in (path, tmp_path / "ours.safetensors"):
+        with safetensors.safe_open(one, framework="pt") as theirs, tessera.safe_open(one, framework="pt") as ours:
+            assert ours.keys() == theirs.keys() == ["emb.weight"]
+            assert ours.offset_keys() == theirs.offset_keys()
+            assert torch.equal(ours.get_tensor("head.weight"), model.head.weight)
+            save_file({name: ours.get_tensor(name) for name in ours.keys()}, tmp_path / "again.safetensors")
+        assert load_model(Tied(), tmp_path / "again.safetensors") == (set(), [])
+        assert sorted(tessera.load(one)) == sorted(tessera.open(one)) == ["emb.weight", "head.weight"]
+    # A tensor's own name in the metadata, and a note of one that the file has.
+    tensors = {"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(0), "d": torch.ones(0)}
+    save_file(tensors, path, metadata={"a": "b", "b": "b", "c": "d", "x": "a", "y": "text"})
+    with safetensors.safe_open(path, framework="pt") as theirs, tessera.safe_open(path, framework="pt") as ours:
+        assert ours.keys() == theirs.keys() == sorted(load_file(path))
+
+
 def test_torch_gets_tensors(file, torch):
     with safetensors.safe_open(file, framework="pt") as theirs, tessera.safe_open(file, framework="pt") as ours:
         for name in theirs.keys():
