@@ -88,11 +88,21 @@ void append_run(const std::vector<Item>& items, std::size_t begin, std::size_t e
   batch.steps.push_back(first.state->step.to(first.parameter.device()));
 }
 
-void run_kernel(Batch& batch, const AdamWOptions& o) {
+// The kernel knows no complex numbers. Each of them is two numbers with moments of their own, as in
+// Python.
+std::vector<at::Tensor> as_real(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> real;
+  real.reserve(tensors.size());
+  for (const auto& tensor : tensors)
+    real.push_back(tensor.is_complex() ? at::view_as_real(tensor) : tensor);
+  return real;
+}
+
+void run_kernel(const Batch& batch, const AdamWOptions& o) {
   if (batch.parameters.empty()) return;
-  at::_fused_adamw_(batch.parameters, batch.gradients, batch.exp_avgs, batch.exp_avg_sqs, {},
-                    batch.steps, o.lr, o.beta1, o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false,
-                    /*maximize=*/false);
+  at::_fused_adamw_(as_real(batch.parameters), as_real(batch.gradients), as_real(batch.exp_avgs),
+                    as_real(batch.exp_avg_sqs), {}, batch.steps, o.lr, o.beta1, o.beta2,
+                    o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
 }
 
 // A load fills the state where it is; what stands for it afterwards is a view of the same memory.

@@ -29,6 +29,11 @@ torch::Tensor values(int step, at::IntArrayRef shape) {
   return torch::tensor(made).reshape(shape);
 }
 
+torch::Tensor values_like(int step, const torch::Tensor& like) {
+  if (!like.is_complex()) return values(step, like.sizes());
+  return torch::complex(values(step, like.sizes()), values(step + 20, like.sizes()));
+}
+
 struct Training {
   std::vector<torch::Tensor> params;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
@@ -206,27 +211,31 @@ TEST(OptimizerStateErrors, SayWhatIsNotKept) {
   EXPECT_THAT(said, HasSubstr("'initial_lr'"));
 }
 
-TEST(OptimizerStateOwn, OfAdamWHereIsThatOfPython) {
-  const auto params = make("AdamW").params;
+// tessera::AdamW beside Python's; `sharded`: its states lie in one array for each shard.
+void expect_pythons(const std::string& kind, const std::vector<torch::Tensor>& params,
+                    bool sharded) {
   std::vector<ParameterGroup> groups;
   for (const auto& p : params) {
     ShardedParameter parameter;
     parameter.names = {"p"};
     parameter.shape = p.sizes().vec();
     parameter.local = p;
+    parameter.sharded = sharded;
     groups.push_back({{parameter}, {.lr = 0.02, .weight_decay = groups.empty() ? 0.1 : 0.25}});
   }
   AdamW optimizer(groups);
   const auto steps = [&](int first, int count) {
     for (int step = first; step < first + count; ++step) {
-      for (const auto& p : params) p.mutable_grad() = values(step, p.sizes()) + 0.1 * p.detach();
+      for (const auto& p : params) p.mutable_grad() = values_like(step, p) + 0.1 * p.detach();
       optimizer.step();
     }
   };
   EXPECT_EQ(optimizer_state_dict(optimizer).at("state").size(), 0U);
   steps(1, 3);
-  const auto expected = golden("AdamW");
+  const auto expected = golden(kind);
   expect_near(optimizer_state_dict(optimizer), expected.at("state"), "state");
+  for (std::size_t i = 0; i < params.size(); ++i)
+    expect_near(leaf_of(params[i].detach()), expected.at("params").items()[i], "params");
   steps(9, 1);
   for (std::size_t i = 0; i < params.size(); ++i) {
     const torch::NoGradGuard no_grad;
@@ -236,6 +245,22 @@ TEST(OptimizerStateOwn, OfAdamWHereIsThatOfPython) {
   steps(4, 2);
   for (std::size_t i = 0; i < params.size(); ++i)
     expect_near(leaf_of(params[i].detach()), expected.at("later").items()[i], "later");
+}
+
+TEST(OptimizerStateOwn, OfAdamWHereIsThatOfPython) {
+  for (const bool sharded : {false, true}) expect_pythons("AdamW", make("AdamW").params, sharded);
+}
+
+// 47, 4.6: as Python counts a complex number, as two.
+TEST(OptimizerStateOwn, OfComplexParametersIsThatOfPython) {
+  const auto complex = torch::zeros({3, 2}, torch::kComplexFloat);
+  const auto of = [](const torch::Tensor& tensor) { return tensor.requires_grad_(); };
+  for (const bool sharded : {false, true}) {
+    expect_pythons("AdamW complex", {of(values_like(0, complex)), of(values(0, {4}))}, sharded);
+    // Turned: updated through copies.
+    expect_pythons("AdamW complex",
+                   {of(values_like(0, complex).t().contiguous().t()), of(values(0, {4}))}, false);
+  }
 }
 
 // An optimizer of one's own, with a field that its description may forget.

@@ -1,7 +1,8 @@
 """State dicts of torch.optim's optimizers, and the steps that led to them: tests/golden/optimizers.pt.
 
 Two parameters of two groups take three steps with gradients of this file; the state dict and the parameters
-follow, then two steps more, to see that a loaded state goes on alike.
+follow, then two steps more, to see that a loaded state goes on alike. Where the name says so the first
+parameter is complex.
 """
 
 import copy
@@ -15,6 +16,7 @@ SHAPES = [(3, 2), (4,)]
 OPTIMIZERS = {
     "Adam": dict(lr=0.02, betas=(0.8, 0.95), amsgrad=True),
     "AdamW": dict(lr=0.02, weight_decay=0.1),
+    "AdamW complex": dict(lr=0.02, weight_decay=0.1),
     "SGD": dict(lr=0.1, momentum=0.9, nesterov=True),
     "SGD without momentum": dict(lr=0.1),
     "Adagrad": dict(lr=0.1, lr_decay=0.01, initial_accumulator_value=0.5),
@@ -23,22 +25,26 @@ OPTIMIZERS = {
 }
 
 
-def values(step, shape):
-    count = math.prod(shape)
-    return torch.tensor([math.sin(1.0 + 10 * step + i) for i in range(count)], dtype=torch.float32).reshape(shape)
+def values(step, like):
+    if like.is_complex():
+        return torch.complex(values(step, like.real), values(step + 20, like.imag))
+    count = math.prod(like.shape)
+    return torch.tensor([math.sin(1.0 + 10 * step + i) for i in range(count)], dtype=torch.float32).reshape(like.shape)
 
 
 def steps(optimizer, params, first, count):
     for step in range(first, first + count):
         def closure(step=step):
             for p in params:
-                p.grad = values(step, p.shape) + 0.1 * p.detach()
+                p.grad = values(step, p) + 0.1 * p.detach()
             return torch.tensor(1.0)
         optimizer.step(closure)
 
 
 def run(kind, options):
-    params = [torch.nn.Parameter(values(0, shape)) for shape in SHAPES]
+    types = [torch.complex64 if kind.endswith("complex") else torch.float32, torch.float32]
+    shapes = [torch.empty(shape, dtype=dtype) for shape, dtype in zip(SHAPES, types)]
+    params = [torch.nn.Parameter(values(0, shape)) for shape in shapes]
     groups = [{"params": params}] if kind == "LBFGS" else [
         {"params": [params[0]]}, {"params": [params[1]], "weight_decay": 0.25}]
     optimizer = getattr(torch.optim, kind.split()[0])(groups, **options)
