@@ -48,7 +48,9 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   // How many of them are left.
   [[nodiscard]] std::size_t left() const;
 
-  // Begins an epoch, which has an order of its own.
+  // Begins an epoch, which has an order of its own. As PyTorch's loops call it in every epoch, also
+  // in the one that a restart goes on with, it changes nothing from load_state_dict() of that epoch
+  // on until samples are asked for. Later the same number begins the same epoch anew.
   void set_epoch(std::uint64_t epoch);
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
   // Begins the epoch anew, of another number of samples if `size` is given. A loader calls it when
@@ -73,7 +75,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   std::uint64_t epoch_ = 0;
   std::size_t begin_ = 0;           // samples of the epoch that other ranks took before
   std::size_t taken_ = 0;           // of this rank, since then
-  bool is_loaded_ = false;          // and nothing was asked for since
+  bool is_loaded_ = false;          // and nothing was begun or asked for since
   std::vector<std::size_t> order_;  // of all ranks, from begin_ on, filled up or cut
 };
 

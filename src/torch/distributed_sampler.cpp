@@ -81,6 +81,7 @@ std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t bat
 }
 
 void DistributedSampler::set_epoch(std::uint64_t epoch) {
+  if (is_loaded_ && epoch == epoch_) return;
   epoch_ = epoch;
   is_loaded_ = false;
   reset();

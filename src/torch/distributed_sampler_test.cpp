@@ -95,6 +95,60 @@ TEST(DistributedSampler, GoesOnWithWhatIsLeft) {
   }
 }
 
+// `for epoch in range(start, n): sampler.set_epoch(epoch)`, which Python's programs write.
+TEST(DistributedSampler, SettingTheEpochThatWasLoadedGoesOnWithIt) {
+  constexpr std::uint64_t kEpochs = 4;
+  const auto epochs_of = [](DistributedSampler& sampler, bool resets) {
+    Samples all;
+    for (auto epoch = sampler.epoch(); epoch < kEpochs; ++epoch) {
+      sampler.set_epoch(epoch);
+      if (resets) sampler.reset();  // as a loader does first
+      const Samples some = rest_of(sampler, 2);
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
+  };
+  for (const bool resets : {false, true}) {
+    for (const std::size_t taken : {0U, 2U, 5U}) {  // of five
+      DistributedSampler whole(10, 2, 1), first(10, 2, 1), second(10, 2, 1);
+      for (auto* sampler : {&whole, &first}) {
+        sampler->set_epoch(2);
+        EXPECT_EQ(sampler->next(taken).value_or(Samples()).size(), taken);
+      }
+      second.load_state_dict(first.state_dict());
+      EXPECT_EQ(second.left(), 5 - taken);
+      Samples expected = rest_of(whole);
+      whole.set_epoch(3);
+      const Samples last = rest_of(whole);
+      expected.insert(expected.end(), last.begin(), last.end());
+      EXPECT_EQ(epochs_of(second, resets), expected) << taken;
+    }
+  }
+}
+
+TEST(DistributedSampler, AnEpochIsBegunAnewByItsNumber) {
+  DistributedSampler sampler(10, 2, 1), other(10, 2, 1);
+  const Samples whole = rest_of(sampler);
+  sampler.set_epoch(0);
+  EXPECT_EQ(rest_of(sampler), whole);  // a whole one is repeated
+  sampler.set_epoch(0);
+  sampler.next(2);
+  other.load_state_dict(sampler.state_dict());
+  sampler.set_epoch(0);
+  EXPECT_EQ(rest_of(sampler), whole);  // and so is a part
+  other.set_epoch(0);
+  EXPECT_EQ(other.left(), 3U);
+  other.next(1);
+  other.set_epoch(0);
+  EXPECT_EQ(rest_of(other), whole);
+  // Another epoch than the one that was loaded.
+  other.load_state_dict(sampler.state_dict());
+  other.set_epoch(1);
+  EXPECT_EQ(other.left(), 5U);
+  other.set_epoch(0);
+  EXPECT_EQ(rest_of(other), whole);
+}
+
 TEST(DistributedSampler, RefusesTheStateOfAnother) {
   DistributedSampler sampler(10, 2, 0, {.seed = 1});
   const Value state = sampler.state_dict();
