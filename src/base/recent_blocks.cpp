@@ -14,10 +14,6 @@ namespace {
 
 constexpr auto kPatience = std::chrono::milliseconds(50);  // until a stop is looked for
 
-[[noreturn]] void throw_cancelled() {
-  throw Error(ErrorCode::cancelled, "the caller asked for the work to end");
-}
-
 bool is_ready(const std::shared_future<RecentBlocks::Bytes>& bytes) {
   return bytes.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }

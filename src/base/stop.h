@@ -8,10 +8,13 @@
 
 namespace tessera {
 
+[[noreturn]] inline void throw_cancelled() {
+  throw Error(ErrorCode::cancelled, "the caller asked for the work to end");
+}
+
 // Throws `cancelled` once the caller has asked for an end.
 inline void require_going_on(const std::stop_token& stop) {
-  if (stop.stop_requested())
-    throw Error(ErrorCode::cancelled, "the caller asked for the work to end");
+  if (stop.stop_requested()) throw_cancelled();
 }
 
 // While it lives, requests over a network that this thread sends heed `stop`, to whom nobody hands

@@ -236,8 +236,7 @@ class StoppedSource final : public ByteSource {
   void read_at(std::uint64_t offset, MutableByteView out) const override {
     stop_.request_stop();
     parallel_for(2, 2, [&](std::size_t) {
-      if (HeedStop::is_requested() && !(answers_ && Settling::is_under_way()))
-        throw Error(ErrorCode::cancelled, "the caller asked for the work to end");
+      if (HeedStop::is_requested() && !(answers_ && Settling::is_under_way())) throw_cancelled();
     });
     source_->read_at(offset, out);
   }

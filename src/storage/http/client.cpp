@@ -66,8 +66,7 @@ HttpOptions with_environment(HttpOptions options) {
 }
 
 void require_no_stop() {
-  if (HeedStop::is_requested() && !Settling::is_under_way())
-    throw Error(ErrorCode::cancelled, "the caller asked for the work to end");
+  if (HeedStop::is_requested() && !Settling::is_under_way()) throw_cancelled();
 }
 
 void require_sendable(const HttpRequest& request, bool allow_http) {

@@ -248,8 +248,7 @@ class Transfer::Handle {
 
   Attempt attempt_of(CURLcode code, Exchange& exchange) const {
     if (code == CURLE_OUT_OF_MEMORY) throw std::bad_alloc();
-    if (code == CURLE_ABORTED_BY_CALLBACK && exchange.is_cut)
-      throw Error(ErrorCode::cancelled, "the caller asked for the work to end");
+    if (code == CURLE_ABORTED_BY_CALLBACK && exchange.is_cut) throw_cancelled();
     Reply& reply = exchange.reply;
     reply.require_acceptable();
     Attempt attempt;
