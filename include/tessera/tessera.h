@@ -10,6 +10,7 @@
 #include "tessera/error.h"
 #include "tessera/storage.h"
 #include "tessera/value.h"
+#include "tessera/version.h"
 
 #ifdef TESSERA_WITH_TORCH
 #include "tessera/fsdp.h"

@@ -11,6 +11,7 @@
 #include "tessera/error.h"
 #include "torch/c10_error.h"
 #include "torch/compat.h"
+#include "torch/defined.h"
 #include "torch/mesh_state.h"
 #include "torch/tensor.h"
 
@@ -23,8 +24,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 void require_dense(const char* operation, const torch::Tensor& tensor) {
-  if (!tensor.defined())
-    throw Error(ErrorCode::invalid_argument, "an undefined tensor").while_doing(operation);
+  require_defined(operation, tensor);
   if (tensor.layout() != at::kStrided)
     throw Error(ErrorCode::unsupported, "a tensor that is not dense").while_doing(operation);
 }

@@ -182,6 +182,8 @@ TEST_P(Collectives, WhatCannotTravelIsRefusedOnTheSpot) {
       EXPECT_EQ(code_of([&] { static_cast<void>(all_gather(sparse, mesh)); }),
                 ErrorCode::unsupported);
       EXPECT_EQ(code_of([&] { broadcast({}, 0, mesh); }), ErrorCode::invalid_argument);
+      torch::Tensor nothing;
+      EXPECT_EQ(code_of([&] { mesh.all_reduce_sum(nothing); }), ErrorCode::invalid_argument);
       EXPECT_EQ(code_of([&] { broadcast(sparse, 0, mesh); }), ErrorCode::unsupported);
       for (const int nobody : {-1, ranks}) {
         EXPECT_EQ(code_of([&] { broadcast(torch::ones({2}), nobody, mesh); }),

@@ -21,6 +21,7 @@
 #include "torch/backends.h"
 #include "torch/c10_error.h"
 #include "torch/c10d_transport.h"
+#include "torch/defined.h"
 #include "torch/device.h"
 #include "torch/gloo_wire.h"
 #include "torch/mesh_state.h"
@@ -247,6 +248,7 @@ const c10::intrusive_ptr<c10d::ProcessGroup>& Mesh::process_group() const noexce
 }
 
 void Mesh::all_reduce_sum(torch::Tensor& values) const {
+  require_defined("all-reduce", values);
   if (!state_->process_group) return;
   require_own_connections(state_->made);
   std::vector<at::Tensor> tensors{plain(values)};

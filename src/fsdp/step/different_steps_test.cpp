@@ -235,7 +235,7 @@ TEST_P(DifferentStepsOfCopies, OneRankResetsAlone) {
     if (mesh.rank() == 0) abandon_step(net);
     loss_of(net, batch_of(1, 0, mesh)).backward();
   });
-  for (const auto& text : found) EXPECT_THAT(text, HasSubstr("called reset alone"));
+  for (const auto& text : found) EXPECT_THAT(text, HasSubstr("called abandon_step alone"));
 }
 
 // Nothing is gathered, so one rank may evaluate or fail alone, as long as all train together.

@@ -45,7 +45,7 @@ void require_same_reduced(const Reduced& what, const double* sums) {
       Same{what.pass,
            "the ranks reduced gradients of different passes of the model: one of them left out a "
            "backward or a step (a `continue` where the loss is NaN), called the model with "
-           "gradients more often than the others, or called reset alone"},
+           "gradients more often than the others, or called abandon_step alone"},
       Same{what.trained,
            "the ranks require gradients of different parameters of this unit: freeze and thaw the "
            "same ones on every rank"},
