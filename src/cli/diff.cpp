@@ -21,7 +21,14 @@ struct Options {
   std::string a;
   std::string b;
   std::vector<std::string> only;
+  OpenOptions open;
 };
+
+// Of modules that torch.save pickled whole, with all that is in them, their state dicts alone are
+// read, with a warning for each.
+bool leaves_out_modules(const Checkpoint& checkpoint, const OpenOptions& how) {
+  return checkpoint.kind == CheckpointKind::torch_file && !how.raw && !checkpoint.warnings.empty();
+}
 
 void print_document(const std::vector<Difference>& differences) {
   auto list = nlohmann::ordered_json::array();
@@ -53,8 +60,8 @@ void keep_only_of_both(Checkpoint& a, Checkpoint& b, const std::vector<std::stri
 }
 
 int diff(const Options& options, const Common& common) {
-  Checkpoint a = Checkpoint::open(options.a);
-  Checkpoint b = Checkpoint::open(options.b);
+  Checkpoint a = opened(options.a, options.open);
+  Checkpoint b = opened(options.b, options.open);
   if (!options.only.empty()) keep_only_of_both(a, b, options.only);
   std::vector<Difference> differences;
   {
@@ -64,7 +71,10 @@ int diff(const Options& options, const Common& common) {
   if (common.json) {
     print_document(differences);
   } else if (differences.empty()) {
-    fmt::print("equal: {} leaves, bit for bit\n", a.leaves.size());
+    const bool is_part = leaves_out_modules(a, options.open) && leaves_out_modules(b, options.open);
+    fmt::print(
+        "equal: {} leaves, bit for bit{}\n", a.leaves.size(),
+        is_part ? "; of whole modules their state dicts alone, --raw compares the rest" : "");
   } else {
     print_lines(differences);
   }
@@ -86,6 +96,7 @@ void add_diff(CLI::App& app, Common& common, Action& action) {
       "diff", "Compares two checkpoints by name: missing, extra, shape, dtype, values");
   command->footer(kExamples);
   add_only(*command, options->only);
+  add_open(*command, options->open);
   command->add_option("a", options->a, "file or directory")->required();
   command->add_option("b", options->b, "file or directory")->required();
   add_common(*command, common);

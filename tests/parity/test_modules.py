@@ -137,6 +137,24 @@ def test_a_module_becomes_its_state_dict(name, stream, tmp_path):
     assert len(json.loads(run("ls", tmp_path / "whole.pt", "--raw", "--json").stdout)) == 1
 
 
+def test_diff_says_that_it_compares_state_dicts(tmp_path):
+    torch.manual_seed(6)
+    module = Net()
+    torch.save(module, tmp_path / "a.pt")
+    torch.save(module.state_dict(), tmp_path / "state.pt")
+    module.cache += 1  # no part of a state
+    torch.save(module, tmp_path / "b.pt")
+    paths = tmp_path / "a.pt", tmp_path / "b.pt"
+    leaves = len(module.state_dict())
+    text = f"equal: {leaves} leaves, bit for bit"
+    assert run("diff", *paths).stdout == f"{text}; of whole modules their state dicts alone, --raw compares the rest\n"
+    assert json.loads(run("diff", *paths, "--json").stdout) == []
+    raw = subprocess.run([TESSERA, "diff", *paths, "--raw"], check=False, capture_output=True, text=True)
+    assert raw.returncode == 1 and "7 of 7 elements differ" in raw.stdout, raw.stdout + raw.stderr
+    assert run("diff", paths[0], paths[0], "--raw").stdout == "equal: 1 leaves, bit for bit\n"
+    assert run("diff", tmp_path / "state.pt", tmp_path / "state.pt").stdout == text + "\n"
+
+
 def hostile(name):
     """Pickles that name what torch.compile leaves beside its modules, and run `exec` or a shell by it; None: a call of a call."""
     def text(value):
