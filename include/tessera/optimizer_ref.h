@@ -16,13 +16,19 @@
 //       },
 //       [](StateFields& fields, MyOptions& options) { fields.number("lr", options.lr()); });
 //
+// torch::save of an optimizer writes what this rank has, without a word. Of parameters that are
+// sharded that is a part, of use to the same rank of as many ranks alone: save a TrainingState
+// (training_state.h). Of tessera::AdamW it does not compile.
+//
 // One list serves saving and loading. It is compared with what the types write in their own
 // `serialize`, once when it is registered and again when the first state is saved. So a field that
 // the list lacks is an error, and is never lost.
 #pragma once
 
 #include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -144,6 +150,21 @@ class OptimizerRef {
   std::shared_ptr<OptimizerAccess> access_;
   std::shared_ptr<const Names> names_;
 };
+
+// What torch::save and torch::load would call.
+template <std::same_as<AdamW> Optimizer>
+void operator<<(torch::serialize::OutputArchive& /*archive*/, const Optimizer& /*optimizer*/) {
+  static_assert(!std::same_as<Optimizer, AdamW>,
+                "torch::save would write this rank's part of an AdamW: save a "
+                "tessera::TrainingState (tessera/training_state.h), or what "
+                "tessera::optimizer_state_dict(optimizer) gives");
+}
+template <std::same_as<AdamW> Optimizer>
+void operator>>(torch::serialize::InputArchive& /*archive*/, Optimizer& /*optimizer*/) {
+  static_assert(!std::same_as<Optimizer, AdamW>,
+                "torch::load cannot fill an AdamW: load a tessera::TrainingState "
+                "(tessera/training_state.h), or call tessera::load_optimizer_state_dict");
+}
 
 // Returns {"state": {key: {name: value}}, "param_groups": [{..., "params": [key, ...]}]}, which is
 // PyTorch's own form. Parameters without state are not in "state". Tensors are views of the
