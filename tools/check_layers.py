@@ -38,7 +38,7 @@ HEADERS = {
     "comm.h": "comm",
     "cached_store.h": "checkpoint", "checkpoint.h": "checkpoint", "load_options.h": "checkpoint", "save_options.h": "checkpoint", "convert.h": "checkpoint", "copy.h": "checkpoint", "data_files.h": "checkpoint", "gc.h": "checkpoint", "kinds.h": "checkpoint", "scan.h": "checkpoint",
     "group_checkpoint.h": "checkpoint", "optimizer_state.h": "checkpoint", "parameter_names.h": "checkpoint", "restore.h": "checkpoint", "run_directory.h": "checkpoint", "olmo_save.h": "checkpoint", "safetensors_set.h": "checkpoint", "save_part.h": "checkpoint", "state_digests.h": "checkpoint", "stateful.h": "checkpoint", "trainer_state.h": "checkpoint", "upload.h": "checkpoint", "verify.h": "checkpoint",
-    "collectives.h": "torch", "distributed_sampler.h": "torch", "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch",
+    "collectives.h": "torch", "distributed_sampler.h": "torch", "mesh.h": "torch", "module_ref.h": "torch", "parameter.h": "torch", "tensor_value.h": "torch",
     "grad_scaler.h": "optim", "lr_scheduler.h": "optim", "norms.h": "optim", "optim.h": "optim", "optimizer_ref.h": "optim", "param_groups.h": "optim",
     "activation_checkpoint.h": "fsdp", "ddp.h": "fsdp", "deferred_init.h": "fsdp", "fsdp.h": "fsdp",
     "optimizer_in_backward.h": "fsdp", "shard_options.h": "fsdp", "trace.h": "fsdp",

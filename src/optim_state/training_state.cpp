@@ -28,7 +28,7 @@ std::string described_tensors(const TrainingState& state) {
     for (const auto& leaf : leaves_of(one.values)) {
       if (!leaf.value.is(Value::Kind::tensor) || !is_whole_in_memory(leaf.value.as_tensor()))
         continue;
-      const auto tensor = tensor_of(leaf.value.as_tensor()).contiguous();
+      const auto tensor = plain(tensor_of(leaf.value.as_tensor())).cpu().contiguous();
       const auto digest =
           digest64({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
       const auto above = dotted(place);

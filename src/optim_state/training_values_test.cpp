@@ -15,6 +15,7 @@
 #include "optim_state/testing.h"
 #include "tessera/error.h"
 #include "tessera/lr_scheduler.h"
+#include "tessera/tensor_value.h"
 #include "tessera/training_state.h"
 #include "torch/tensor.h"
 #include "torch/testing.h"
@@ -141,6 +142,40 @@ TEST(TrainingState, TakesWholeSubtreesInThePlaceOfNothing) {
                 "not_found");
     });
   }
+}
+
+// A tensor of the program's is filled where it is, and nothing is put in its place.
+TEST(TrainingState, FillsTheTensorsAmongItsValues) {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() + "/saved";
+  run_mesh(2, [&](Mesh& mesh) {
+    auto net = make_net({});
+    shard(net, Way::rows, mesh);
+    TrainingState state(net);
+    const auto ema = torch::full({3, 2}, 5.0), own = torch::full({2}, mesh.rank() + 1.0);
+    state.values.set_item("ema", to_value(ema.t()));
+    state.rank_values.set_item("own", to_value(own));
+    save(state, path, mesh.checkpoint_group());
+    ema.zero_();
+    own.zero_();
+    load(state, path, mesh.checkpoint_group());
+    EXPECT_TRUE(torch::equal(ema, torch::full({3, 2}, 5.0)));
+    EXPECT_TRUE(torch::equal(own, torch::full({2}, mesh.rank() + 1.0)));
+    EXPECT_EQ(to_tensor(state.values.at("ema")).const_data_ptr(), ema.const_data_ptr());
+    // Another dtype is cast to, another shape is refused.
+    const auto exact = torch::zeros({2, 3}, at::kDouble);
+    state.values.set_item("ema", to_value(exact));
+    load(state, path, mesh.checkpoint_group());
+    EXPECT_TRUE(torch::equal(exact, torch::full({2, 3}, 5.0, at::kDouble)));
+    state.values.set_item("ema", to_value(torch::zeros({2, 4})));
+    EXPECT_EQ(testing::error_of([&] { load(state, path, mesh.checkpoint_group()); }).substr(0, 8),
+              "mismatch");
+    // In the place of nothing the tensor has memory of its own.
+    state.values.set_item("ema", Value());
+    load(state, path, mesh.checkpoint_group());
+    EXPECT_TRUE(torch::equal(to_tensor(state.values.at("ema")), ema.t()));
+    EXPECT_NE(to_tensor(state.values.at("ema")).const_data_ptr(), ema.const_data_ptr());
+  });
 }
 
 // A model that grows a head, with a group of its own.
@@ -302,8 +337,14 @@ TEST(TrainingState, RefusesTensorsOfWhichOneWouldStandForAll) {
     EXPECT_NE(text.find("rank_values"), std::string::npos) << text;
     EXPECT_NE(text.find("rng.torch"), std::string::npos) << text;
     EXPECT_FALSE(std::filesystem::exists(path));
-    // Parts of one tensor are each rank's own.
     state.values.erase("rng");
+    // One memory that is another tensor on each rank, as bits beside it say.
+    const auto memory = torch::complex(torch::ones({3}), torch::ones({3}));
+    state.values.set_item("bits", to_value(mesh.rank() == 0 ? memory : memory.conj()));
+    EXPECT_NE(testing::error_of([&] { save(state, path, mesh.checkpoint_group()); }).find("bits"),
+              std::string::npos);
+    state.values.erase("bits");
+    // Parts of one tensor are each rank's own.
     state.values.set_item("parts",
                           sharded_leaf_of(torch::full({2}, mesh.rank()), {4}, 2 * mesh.rank()));
     EXPECT_NO_THROW(save(state, path, mesh.checkpoint_group()));
