@@ -12,7 +12,8 @@
 // sees one flat parameter per unit, with it a flat part of each parameter. All else is
 // fully_shard's engine, and its rules on which calls are seen apply: units that a policy chooses
 // must be called through TESSERA_MODULE holders or tessera::call_module, or lie in a Sequential if
-// the policy knows their type. Modules are not replaced, so names stay what they are.
+// the policy knows their type or they are layers of libtorch. Modules are not replaced, so names
+// stay what they are.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -65,7 +66,10 @@ struct WrapPolicy {
 
 // Whatever the policy, a module that one of libtorch's own modules calls by itself (the layers of a
 // Transformer) becomes no unit. Policies by size and `always` pass over it; policies that name it
-// are refused.
+// are refused. Policies by size and `always` also pass over a module of the program's own in a slot
+// of a Sequential, but not over what is inside of it. Which calls a class makes by itself they
+// cannot know: where it calls a layer `fc(x)` by libtorch's holder, let the policy leave that out,
+// or make it `call_module(fc, x)`.
 [[nodiscard]] WrapPolicy always_wrap_policy();
 // Modules of at least `min_num_params` elements. The policy does not look into modules that
 // `force_leaf` names, and modules that `exclude` names become no units. Empty: `force_leaf` names

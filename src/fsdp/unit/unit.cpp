@@ -382,6 +382,8 @@ void Unit::set_name(std::string name) {
       "model's own call; one that an AnyModule or a module of libtorch's own calls "
       "cannot be a unit, the module around it can; give optimizers sharded_parameters(model), not "
       "model->parameters()";
+  if (geometry_ != Geometry::rows)
+    bypass_text_ += "; what an auto_wrap_policy chose and nobody calls so is for it to leave out";
   graph_text_ =
       "gradients of gradients (create_graph, as of a gradient penalty) went through " + unit +
       ", whose parameters are sharded again by then. They are right where parameters stay "

@@ -11,6 +11,7 @@
 #include "fsdp/unit/registry.h"
 #include "fsdp/wrap/past_holders.h"
 #include "fsdp/wrap/shard_in_turn.h"
+#include "fsdp/wrap/slots_of_libtorch.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
 #include "tessera/pytorch/wrap_scope.h"
@@ -118,9 +119,10 @@ class Wrapper {
   // Chooses units below `module`; how many elements they have.
   std::int64_t wrap_children(const torch::nn::Module& module, const std::string& name = "") {
     if (detail::calls_past_holders(module)) return leave_whole(module, name);
+    const bool has_slots = module.as<torch::nn::SequentialImpl>() != nullptr;
     std::int64_t wrapped = 0;
     for (const auto& child : module.named_children())
-      wrapped += wrap_below(child.value(), child.key());
+      wrapped += wrap_below(child.value(), child.key(), has_slots);
     return wrapped;
   }
 
@@ -157,16 +159,32 @@ class Wrapper {
   }
 
   // The rule of PyTorch's _recursive_wrap (fsdp-rows WP1).
-  std::int64_t wrap_below(const std::shared_ptr<torch::nn::Module>& module,
-                          const std::string& name) {
+  std::int64_t wrap_below(const std::shared_ptr<torch::nn::Module>& module, const std::string& name,
+                          bool is_in_slot) {
     if (ignored_modules_.contains(module.get())) return 0;
     const auto& policy = options_.auto_wrap_policy;
     const auto all = count_of(*module);
     if (!policy.decide(*module, /*recurse=*/true, all)) return 0;
     const auto wrapped = wrap_children(*module, name);
     if (!becomes_unit(*module, all - wrapped)) return wrapped;
-    shard_by_policy(module, name);
+    auto slot_maker = slot_maker_of(module);
+    if (is_in_slot && !slot_maker && all > wrapped && !is_named(*module)) return wrapped;
+    shard_by_policy(module, name, std::move(slot_maker));
     return all;
+  }
+
+  // The policy names the module, and does not go by sizes alone, which nothing has here. What a
+  // policy by size chooses and nobody could call as a unit is none.
+  [[nodiscard]] bool is_named(const torch::nn::Module& module) const {
+    return options_.auto_wrap_policy.decide(module, /*recurse=*/false, kNoSize);
+  }
+
+  // A Sequential calls what its slots hold. Calls of modules whose types nobody knows are not seen.
+  [[nodiscard]] detail::SlotMaker slot_maker_of(
+      const std::shared_ptr<torch::nn::Module>& module) const {
+    const auto& policy = options_.auto_wrap_policy;
+    auto maker = policy.slot_maker ? policy.slot_maker(module) : nullptr;
+    return maker ? maker : detail::slot_maker_of_libtorch(module);
   }
 
   [[nodiscard]] bool becomes_unit(const torch::nn::Module& module, std::int64_t unwrapped) const {
@@ -174,20 +192,19 @@ class Wrapper {
            options_.auto_wrap_policy.decide(module, /*recurse=*/false, unwrapped);
   }
 
-  void shard_by_policy(const std::shared_ptr<torch::nn::Module>& module, const std::string& name) {
+  void shard_by_policy(const std::shared_ptr<torch::nn::Module>& module, const std::string& name,
+                       detail::SlotMaker slot_maker) {
     const auto& policy = options_.auto_wrap_policy;
     auto options = options_;
     if (policy.adjust) policy.adjust(*module, options);
     require_alike(*module, name, options);
-    shard(module, options, policy.slot_maker ? policy.slot_maker(module) : nullptr);
+    shard(module, options, std::move(slot_maker));
   }
 
-  // What libtorch calls by itself is no unit. Throws when the policy names it, and does not go by
-  // sizes alone, which nothing has here.
+  // What libtorch calls by itself is no unit. Throws when the policy names it.
   std::int64_t leave_whole(const torch::nn::Module& module, const std::string& name) const {
-    detail::refuse_below_callers(module, name, [&](const torch::nn::Module& below) {
-      return options_.auto_wrap_policy.decide(below, /*recurse=*/false, kNoSize);
-    });
+    detail::refuse_below_callers(module, name,
+                                 [&](const torch::nn::Module& below) { return is_named(below); });
     return 0;
   }
 

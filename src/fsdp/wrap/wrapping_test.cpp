@@ -9,6 +9,7 @@
 #include "fsdp/testing/test_training.h"
 #include "tessera/error.h"
 #include "tessera/pytorch/fully_sharded_data_parallel.h"
+#include "tessera/trace.h"
 #include "torch/testing.h"
 
 namespace tessera {
@@ -139,6 +140,83 @@ TEST(Wrapping, PoliciesBySizePassOverWhatATransformerCalls) {
       for (const auto& parameter : reader.parameters())
         EXPECT_TRUE(parameter.local.grad().defined()) << parameter.name();
     }
+  });
+}
+
+// A class that no policy by size has heard of.
+struct ScaleImpl : nn::Module {
+  torch::Tensor by;
+  nn::Linear inner{nullptr};
+  ScaleImpl() {
+    by = register_parameter("by", torch::ones({6}));
+    inner = register_module("inner", nn::Linear(6, 6));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return call_module(inner, x) * by; }
+};
+TESSERA_MODULE(Scale);
+
+// Of a subclass nobody knows the type either.
+struct OwnLinearImpl : nn::LinearImpl {
+  using nn::LinearImpl::LinearImpl;
+};
+TORCH_MODULE(OwnLinear);
+
+struct SlotsImpl : nn::Module {
+  nn::Sequential body;
+  SlotsImpl() {
+    body = register_module(
+        "body", nn::Sequential(nn::Conv1d(nn::Conv1dOptions(2, 4, 3)), nn::BatchNorm1d(4),
+                               nn::Tanh(), nn::Flatten(), nn::Linear(12, 6), Scale(),
+                               nn::LayerNorm(nn::LayerNormOptions({6})), OwnLinear(6, 2)));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return call_module(body, x); }
+};
+TESSERA_MODULE(Slots);
+
+TEST(Wrapping, PoliciesBySizeTakeOfASequentialWhatItCallsAsUnits) {
+  const auto input = torch::arange(40.0).sin().reshape({4, 2, 5});
+  auto alone = testing::with_values(Slots(), 3);
+  alone(input).square().mean().backward();
+  run_mesh(2, [&](Mesh& mesh) {
+    for (const auto& policy : {size_based_auto_wrap_policy(1), always_wrap_policy()}) {
+      FullyShardedDataParallel<Slots> net(testing::with_values(Slots(), 3), mesh,
+                                          {.auto_wrap_policy = policy, .use_orig_params = true});
+      std::vector<std::string> units;
+      for (const auto& unit : unit_reports(*net.module())) {
+        if (unit.parameters > 0) units.push_back(unit.name);
+      }
+      // body.7 and the numbers of body.5 are of the unit around them.
+      EXPECT_THAT(units, ::testing::ElementsAre("body", "body.0", "body.1", "body.4",
+                                                "body.5.inner", "body.6"));
+      net(input).square().mean().backward();
+      const auto named = alone->named_parameters();
+      for (const auto& parameter : net.parameters()) {
+        if (parameter.local.numel() == 0) continue;
+        const auto expected = named[parameter.name()].grad().reshape({-1}).narrow(
+            0, parameter.offset, parameter.local.numel());
+        EXPECT_TRUE(
+            torch::allclose(parameter.local.grad().clone().reshape({-1}), expected, 1e-5, 1e-6))
+            << parameter.name();
+      }
+    }
+  });
+}
+
+// libtorch's own holder calls its module past everybody.
+struct PlainImpl : nn::Module {
+  nn::Linear fc{nullptr};
+  PlainImpl() { fc = register_module("fc", nn::Linear(8, 3)); }
+  torch::Tensor forward(const torch::Tensor& x) { return fc(x); }
+};
+TESSERA_MODULE(Plain);
+
+TEST(Wrapping, AUnitOfAPolicyThatIsCalledPastItNamesThePolicy) {
+  run_mesh(2, [](Mesh& mesh) {
+    FullyShardedDataParallel<Plain> net(Plain(), mesh, {.auto_wrap_policy = always_wrap_policy()});
+    EXPECT_THAT(error_of([&] {
+                  net(torch::ones({2, 8}));
+                }),
+                ::testing::AllOf(HasSubstr("'fc'"), HasSubstr("auto_wrap_policy")));
   });
 }
 
