@@ -34,8 +34,8 @@ struct ShardedParameter {
   std::int64_t offset = 0;   // first row (flat: element) held here; without any, the row count
   torch::Tensor local;       // the rows held here, contiguous where sharded; a leaf. Its grad()
                              // holds the same rows of the gradient averaged over the ranks, at the
-                             // strides that autograd gives one. It refuses norms, dot products and
-                             // cat, which would cover only these rows
+                             // strides that autograd gives one. The gradient refuses norms, dot
+                             // products and cat, which would cover only these rows
   bool sharded = false;      // false: fully_shard did not take it, and `local` is all of it
   std::optional<Mesh> mesh;  // set when sharded
   Placement placement = {};  // of `shape`: what each rank of the mesh holds
